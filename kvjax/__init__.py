@@ -1,0 +1,36 @@
+"""Embedding tables for JAX and Flax that need only a dimension: any 64-bit id, no vocabulary."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from kvjax import _initializers as initializers
+from kvjax._export import Exported as Exported
+from kvjax._export import Prune as Prune
+from kvjax._gradients import grad as grad
+from kvjax._gradients import value_and_grad as value_and_grad
+from kvjax._keys import Keys as Keys
+from kvjax._keys import hash_keys as hash_keys
+from kvjax._keys import keys as keys
+from kvjax._sparse import SparseRows as SparseRows
+from kvjax._sparse import merge as merge
+from kvjax._table import Table as Table
+from kvjax._table import drop_table as drop_table
+from kvjax._table import get_table as get_table
+from kvjax._table import tables as tables
+from kvjax.ffi import backends as backends
+
+if TYPE_CHECKING:
+    from kvjax import flax as flax
+    from kvjax import optax as optax
+    from kvjax import orbax as orbax
+
+__version__ = "0.1.0"
+
+initializers = initializers  # public under this name; the module itself is private like all others
+
+
+def __getattr__(name: str) -> Any:
+    # The adapters load when they are first used: whoever needs no checkpoints does not wait for Orbax.
+    if name in ("flax", "optax", "orbax"):
+        return importlib.import_module(f"kvjax.{name}")
+    raise AttributeError(f"module 'kvjax' has no attribute {name!r}")

@@ -1,0 +1,212 @@
+"""``jax.value_and_grad`` for trees that hold tables.
+
+The loss is traced for its shapes first, to learn its lookups. Then it is differentiated with respect to a zero "tap"
+added to each looked-up row. The keys come home inside the cotangent of the tap, as exact 16-bit digits, and so
+does a count of how often the lookup was used: nothing has to leave a trace by another way, so remat, nested jit
+and cond work.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kvjax import _ops
+from kvjax._keys import Keys
+from kvjax._sparse import SparseRows
+from kvjax._table import Table, is_table
+
+
+@jax.custom_vjp
+def _attach(rows, tap, words, used):
+    return rows
+
+
+def _attach_fwd(rows, tap, words, used):
+    return rows, (words, used)
+
+
+def _attach_bwd(residuals, cotangent):
+    words, used = residuals
+    digits = jnp.concatenate([words & jnp.uint32(0xFFFF), words >> jnp.uint32(16)], -1)
+    return None, (cotangent.astype(jnp.float32), digits.astype(jnp.float32), used), None, None
+
+
+_attach.defvjp(_attach_fwd, _attach_bwd)
+
+
+def _words(digits: jax.Array) -> jax.Array:
+    low, high = jnp.split(digits.astype(jnp.uint32), 2, -1)
+    return low | (high << jnp.uint32(16))
+
+
+class _Tape:
+    """The lookups of one table in one trace of the loss; it rides in the static part of the `Table`."""
+
+    def __init__(self, name: str, dim: int, taps: Sequence[Any] | None):
+        self.name, self.dim, self.taps = name, dim, taps
+        self.shapes: list[tuple[int, ...]] = []
+
+    def attach(self, rows: jax.Array, keys: Keys, used: jax.Array) -> jax.Array:
+        index = len(self.shapes)
+        self.shapes.append(keys.shape)
+        if self.taps is None:
+            return rows
+        if index >= len(self.taps) or self.taps[index][0].shape[:-1] != keys.shape:
+            raise ValueError(
+                f"kvjax: table {self.name!r}, value_and_grad: want a loss that makes the same lookups whenever it "
+                f"is traced, got another lookup of keys {keys.shape}; the loss must not depend on outside state"
+            )
+        return _attach(rows, self.taps[index], keys.words, used)
+
+    def zero_taps(self) -> list[Any]:
+        return [
+            (jnp.zeros((*s, self.dim)), jnp.zeros((*s, 4)), jnp.zeros(()))
+            for s in self.shapes
+        ]  # fmt: skip
+
+
+def value_and_grad(
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
+    """Like ``jax.value_and_grad``, for arguments whose trees hold tables.
+
+    Where a `Table` stood, the gradient holds a `SparseRows` with one row per key that the loss looked up. The
+    function is traced twice. It must use each lookup at most once: a lookup inside a ``scan`` or ``vmap`` of the
+    loss is an error when the gradient is computed; do the lookup before, and pass the rows in.
+
+    Args:
+      fun: returns a ``()`` float, or with has_aux a pair (float, any pytree).
+      argnums: which positional arguments to differentiate.
+      has_aux: see `fun`.
+
+    Returns:
+      A function with the arguments of `fun` that returns ``(value, gradients)``, as ``jax.value_and_grad``'s does.
+
+    Raises:
+      ValueError: a table stands twice in the tree, or the calls are nested.
+
+    Example:
+      >>> import kvjax, jax.numpy as jnp, numpy as np
+      >>> table = kvjax.get_table("doc_grad", dim=2, initializer=1.0)
+      >>> def loss(params):
+      ...     return jnp.sum(params["w"] * params["table"].lookup(np.array([3, 5])))
+      >>> value, grads = kvjax.value_and_grad(loss)({"w": jnp.float32(2.0), "table": table})
+      >>> float(value), float(grads["w"]), grads["table"]
+      (8.0, 4.0, SparseRows(keys=(2,), rows=(2, 2), merged=False))
+      >>> kvjax.drop_table("doc_grad")
+    """
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    @functools.wraps(fun)
+    def wrapped(*args, **kwargs):
+        leaves, treedef = jax.tree.flatten(tuple(args[i] for i in numbers), is_leaf=is_table)
+        is_dense = [not is_table(leaf) for leaf in leaves]
+        dense = [leaf for leaf, d in zip(leaves, is_dense, strict=True) if d]
+        tables = _distinct(leaf for leaf, d in zip(leaves, is_dense, strict=True) if not d)
+
+        def call(dense, tapes):
+            d, t = iter(dense), iter(tapes)
+            chosen = jax.tree.unflatten(treedef, [next(d) if x else next(t) for x in is_dense])
+            full = list(args)
+            for i, tree in zip(numbers, chosen, strict=True):
+                full[i] = tree
+            return fun(*full, **kwargs)
+
+        probes = [_Tape(t.name, t.dim, None) for t in tables]
+        jax.eval_shape(lambda d: call(d, _record(tables, probes)), dense)
+
+        def tapped(dense, taps):
+            tapes = [_Tape(t.name, t.dim, tap) for t, tap in zip(tables, taps, strict=True)]
+            out = call(dense, _record(tables, tapes))
+            return out if has_aux else (out, None)
+
+        (value, aux), (dense_grads, taps) = jax.value_and_grad(tapped, argnums=(0, 1), has_aux=True)(
+            dense, [probe.zero_taps() for probe in probes]
+        )
+        waits = [x for x in jax.tree.leaves((value, aux)) if hasattr(x, "dtype")]
+        table_grads = [_gradient(t, tap, waits) for t, tap in zip(tables, taps, strict=True)]
+        d, t = iter(dense_grads), iter(table_grads)
+        grads = jax.tree.unflatten(treedef, [next(d) if x else next(t) for x in is_dense])
+        result = (value, aux) if has_aux else value
+        return result, grads[0] if isinstance(argnums, int) else grads
+
+    return wrapped
+
+
+def grad(
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., Any]:
+    """Like ``jax.grad``, for arguments whose trees hold tables; see `value_and_grad`.
+
+    Args:
+      fun: returns a ``()`` float, or with has_aux a pair (float, any pytree).
+      argnums: which positional arguments to differentiate.
+      has_aux: see `fun`.
+
+    Returns:
+      A function with the arguments of `fun` that returns the gradients, or with has_aux ``(gradients, aux)``.
+    """
+    function = value_and_grad(fun, argnums, has_aux)
+
+    @functools.wraps(fun)
+    def wrapped(*args, **kwargs):
+        result, grads = function(*args, **kwargs)
+        return (grads, result[1]) if has_aux else grads
+
+    return wrapped
+
+
+def _distinct(leaves: Any) -> list[Table]:
+    tables = list(leaves)
+    for i, table in enumerate(tables):
+        if any(other.name == table.name for other in tables[:i]):
+            raise ValueError(
+                f"kvjax: table {table.name!r}, value_and_grad: want each table once in the tree, got it twice; "
+                "share the module that holds it, so that its lookups become one gradient"
+            )
+        if table.tape is not None:
+            raise ValueError(
+                f"kvjax: table {table.name!r}, value_and_grad: want one value_and_grad over a table, got one inside "
+                "another; take the rows out with lookup and differentiate the inner loss with jax.grad"
+            )
+    return tables
+
+
+def _record(tables: Sequence[Table], tapes: Sequence[_Tape]) -> list[Table]:
+    return [
+        Table(table.version, table.spec, tape if table.spec.trainable else None)
+        for table, tape in zip(tables, tapes, strict=True)
+    ]
+
+
+def _gradient(table: Table, taps: Sequence[Any], waits: Sequence[jax.Array]) -> SparseRows:
+    """What the taps of one table brought home, behind everything the loss has computed.
+
+    A write made of this gradient comes after every lookup: those of the backward pass are behind `used`, those of
+    the forward pass behind the value and the auxiliary output.
+    """
+    used = jnp.stack([use for _, _, use in taps]) if taps else jnp.zeros(0, jnp.float32)
+    seal = _ops.seal(table.spec, used, waits)
+    if not taps:
+        empty = SparseRows(np.zeros(0, np.int64), jnp.zeros((0, table.dim), jnp.float32))
+        return empty.replace(seal=seal)
+    keys = [_words(digits) for _, digits, _ in taps]
+    rows = [row for row, _, _ in taps]
+    # A lookup in the branch of a cond that was not taken brings zeros home: padding.
+    counts = [jnp.broadcast_to((use > 0).astype(jnp.int32), row.shape[:-1]) for row, _, use in taps]
+    if len(taps) > 1:
+        keys = [k.reshape(-1, 2) for k in keys]
+        rows = [r.reshape(-1, table.dim) for r in rows]
+        counts = [c.reshape(-1) for c in counts]
+    grads = SparseRows(*(_joined(x) for x in ([Keys(k) for k in keys], rows, counts)))
+    return grads.replace(seal=seal)
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *parts)

@@ -1,0 +1,238 @@
+"""Any optax transform, applied to each touched row by itself, at the speed of a loop over cache-sized chunks.
+
+The transform is vmapped over rows, so the result for a row does not depend on what else is in the batch. The
+leaves of its state are of two kinds: slots, which belong to a row and are kept in the table beside it, and
+globals (schedule counts, hyperparameters), which are kept in the optimizer's state.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from kvjax import _ops
+from kvjax._sparse import SparseRows, merge
+from kvjax._spec import fail
+
+if TYPE_CHECKING:
+    from kvjax._table import Table
+
+# Rows and slots of one chunk together: what stays in a core's second-level cache between reading the rows,
+# computing, and writing them back. benchmarks/NOTES.md has the figures.
+_CHUNK_BYTES = 1 << 18
+
+
+@dataclasses.dataclass(frozen=True)
+class Rowwise:
+    """An optax transform that runs per row; made by `kvjax.optax.rowwise`.
+
+    Attributes:
+      tx: the transform.
+      count: which scalars of its state are kept per row: "auto", "row" or "global".
+    """
+
+    tx: optax.GradientTransformation
+    count: str = "auto"
+
+    def init(self, dim: int) -> tuple[Any, ...]:
+        """The globals of a new table.
+
+        Args:
+          dim: width of the rows.
+
+        Returns:
+          Arrays, to be handed to `Table.apply` as ``state``.
+        """
+        leaves = jax.tree.leaves(self.tx.init(jnp.zeros(dim, jnp.float32)))
+        return tuple(
+            jnp.asarray(x) for x, slot in zip(leaves, _layout(self, dim).is_slot, strict=True) if not slot
+        )
+
+
+def as_rowwise(tx: Any) -> Rowwise:
+    return tx if isinstance(tx, Rowwise) else Rowwise(tx)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layout:
+    """How the leaves of a transform's state are split; `names` and `types` are of the slots alone."""
+
+    treedef: Any
+    is_slot: tuple[bool, ...]
+    names: tuple[str, ...]
+    types: tuple[jax.ShapeDtypeStruct, ...]
+
+    @property
+    def text(self) -> str:
+        """The layout as the C++ side reads it: name|type|bytes;..."""
+        return ";".join(
+            f"{name}|{t.dtype}[{','.join(map(str, t.shape))}]|{t.dtype.itemsize * int(np.prod(t.shape))}"
+            for name, t in zip(self.names, self.types, strict=True)
+        )
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(t.dtype.itemsize * int(np.prod(t.shape)) for t in self.types)
+
+    @property
+    def axes(self) -> Any:
+        """vmap axes of the state: 0 for slots, None for globals."""
+        return jax.tree.unflatten(self.treedef, [0 if slot else None for slot in self.is_slot])
+
+    def join(self, slots: Any, globals_: Any) -> Any:
+        s, g = iter(slots), iter(globals_)
+        return jax.tree.unflatten(self.treedef, [next(s) if slot else next(g) for slot in self.is_slot])
+
+    def split(self, state: Any) -> tuple[list[Any], list[Any]]:
+        leaves = jax.tree.leaves(state)
+        slots = [x for x, slot in zip(leaves, self.is_slot, strict=True) if slot]
+        return slots, [x for x, slot in zip(leaves, self.is_slot, strict=True) if not slot]
+
+
+@functools.lru_cache(maxsize=256)
+def _layout(rowwise: Rowwise, dim: int) -> _Layout:
+    tx = optax.with_extra_args_support(rowwise.tx)
+    row = jax.ShapeDtypeStruct((dim,), jnp.float32)
+    wider = jax.ShapeDtypeStruct((dim + 3,), jnp.float32)
+    flat, treedef = jax.tree_util.tree_flatten_with_path(jax.eval_shape(tx.init, row))
+    leaves = [x for _, x in flat]
+    widths = zip(leaves, jax.tree.leaves(jax.eval_shape(tx.init, wider)), strict=True)
+    grows = [a.shape != b.shape for a, b in widths]
+    # A scalar beside row-shaped moments corrects their bias, so it counts the steps of that row.
+    moments = {path[:-1] for (path, _), g in zip(flat, grows, strict=True) if g}
+    per_row = {"auto": lambda path: path[:-1] in moments, "row": lambda _: True, "global": lambda _: False}
+    if rowwise.count not in per_row:
+        raise ValueError(f"rowwise wants count 'auto', 'row' or 'global', got {rowwise.count!r}")
+    is_slot = [g or x.ndim > 0 or per_row[rowwise.count](p) for (p, x), g in zip(flat, grows, strict=True)]
+    for i, (path, leaf) in enumerate(flat):
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise ValueError(
+                f"rowwise wants a transform without random keys in its state, got "
+                f"{jax.tree_util.keystr(path)}: every row would draw the same noise"
+            )
+        is_slot[i] = is_slot[i] or _depends_on_row(tx, row, leaves, treedef, is_slot, i)
+    slots = [i for i, slot in enumerate(is_slot) if slot]
+    names = _short_names([flat[i][0] for i in slots])
+    types = tuple(jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype) for i in slots)
+    return _Layout(treedef, tuple(is_slot), names, types)
+
+
+def _depends_on_row(tx, row, leaves, treedef, is_slot, index) -> bool:
+    """Whether the update computes this leaf from data of the row; then it cannot be shared by all rows."""
+    axes = jax.tree.unflatten(treedef, [0 if slot else None for slot in is_slot])
+
+    def batched(x, slot):
+        return jax.ShapeDtypeStruct((2, *x.shape) if slot else x.shape, x.dtype)
+
+    state = jax.tree.unflatten(treedef, [batched(x, s) for x, s in zip(leaves, is_slot, strict=True)])
+    rows = batched(row, True)
+
+    def leaf_of(grad, state, value):
+        return jax.tree.leaves(tx.update(grad, state, value)[1])[index]
+
+    try:
+        jax.eval_shape(jax.vmap(leaf_of, in_axes=(0, axes, 0), out_axes=None), rows, state, rows)
+    except ValueError:
+        return True
+    return False
+
+
+def _short_names(paths: list[Any]) -> tuple[str, ...]:
+    """The shortest unambiguous ends of the paths: "mu", or "0.mu" and "1.mu" if there are two."""
+    parts = [[str(getattr(p, "name", getattr(p, "key", getattr(p, "idx", p)))) for p in path] for path in paths]
+
+    def end(i, k):
+        return ".".join(parts[i][-k:]) or "state"
+
+    names = []
+    for i in range(len(parts)):
+        for k in range(1, max(len(parts[i]), 1) + 1):
+            if all(end(i, k) != end(j, k) for j in range(len(parts)) if j != i):
+                break
+        names.append(end(i, k).replace("|", "_").replace(";", "_"))
+    return tuple(names)
+
+
+def apply(
+    table: Table, tx: Any, grads: SparseRows, state: Any, step: Any, extra: dict[str, Any]
+) -> tuple[jax.Array, Any]:
+    """The training write; see `Table.apply`. Returns the next version and the next globals."""
+    rowwise = as_rowwise(tx)
+    spec = table.spec
+    if grads.rows.shape[-1] != spec.dim:
+        raise fail(
+            ValueError, spec.name, "apply", f"gradient rows (..., {spec.dim})", f"{grads.rows.shape}",
+            "these gradients belong to another table",
+        )  # fmt: skip
+    layout = _layout(rowwise, spec.dim)
+    state = tuple(state)
+    if len(state) != layout.is_slot.count(False):
+        raise fail(
+            ValueError, spec.name, "apply", f"a state of {layout.is_slot.count(False)} arrays",
+            f"{len(state)}", "start from kvjax.optax.rowwise(tx).init(dim) and keep what apply returns",
+        )  # fmt: skip
+    merged = merge(grads)
+    version, row_ids, active = _ops.begin_apply(
+        spec, table.version, merged, _step_words(step), layout.text
+    )
+    bytes_per_row = 4 * spec.dim + layout.row_bytes
+    chunk = max(1, min(row_ids.shape[0], max(64, _CHUNK_BYTES // bytes_per_row)))
+
+    def body(carry):
+        start, version, _ = carry
+        values, chunk_grads, fresh, *slots = _ops.gather(
+            spec, version, chunk, row_ids, merged.rows, start, active, layout.text, layout.types
+        )
+        values, slots, globals_ = _update(rowwise, layout, chunk_grads, values, fresh, slots, state, extra)
+        version = _ops.scatter(spec, version, row_ids, start, active, values, layout.text, slots)
+        globals_ = tuple(new.astype(old.dtype) for new, old in zip(globals_, state, strict=True))
+        return start + jnp.int32(chunk), version, globals_
+
+    # The first chunk runs even if no row is touched: the globals count the step all the same.
+    _, version, state = jax.lax.while_loop(
+        lambda carry: carry[0] < jnp.maximum(active, 1), body, (jnp.int32(0), version, state)
+    )
+    return version, state
+
+
+def _update(rowwise, layout, grads, values, fresh, slots, globals_, extra):
+    """One chunk: gradients and values ``(chunk, dim)`` to new values and slots, in float32."""
+    tx = optax.with_extra_args_support(rowwise.tx)
+    rows = values.astype(jnp.float32)
+    initial, _ = layout.split(jax.vmap(tx.init)(rows))
+    slots = [
+        jnp.where(fresh.reshape(-1, *[1] * (old.ndim - 1)), first.astype(old.dtype), old)
+        for first, old in zip(initial, slots, strict=True)
+    ]
+
+    def update(grad, state, row):
+        updates, state = tx.update(grad, state, row, **extra)
+        return optax.apply_updates(row, updates), state
+
+    rows, state = jax.vmap(update, in_axes=(0, layout.axes, 0), out_axes=(0, layout.axes))(
+        grads, layout.join(slots, globals_), rows
+    )
+    new_slots, new_globals = layout.split(state)
+    new_slots = [new.astype(old.dtype) for new, old in zip(new_slots, slots, strict=True)]
+    return rows.astype(values.dtype), new_slots, new_globals
+
+
+def _step_words(step: Any) -> jax.Array:
+    """The step as the words ``(2,)`` of an int64; -1 stands for "the one after the table's last"."""
+    if step is None:
+        step = -1
+    if isinstance(step, (int, np.integer)):
+        return jnp.asarray(np.array([step], np.int64).view(np.uint32))
+    step = jnp.asarray(step).reshape(())
+    if not jnp.issubdtype(step.dtype, jnp.integer):
+        raise TypeError(f"apply wants an integer step, got {step.dtype}")
+    if step.dtype.itemsize == 8:
+        return jax.lax.bitcast_convert_type(step, jnp.uint32)
+    low = step.astype(jnp.int32)
+    return jax.lax.bitcast_convert_type(jnp.stack([low, low >> 31]), jnp.uint32)

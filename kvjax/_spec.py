@@ -1,0 +1,41 @@
+"""What a table is: the static part of a `Table`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from kvjax._initializers import Initializer
+
+KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
+ROW_DTYPES = ("float32", "bfloat16")
+
+
+@dataclasses.dataclass(frozen=True)
+class TableSpec:
+    """The arguments of `kvjax.get_table`, resolved. Two tables of one name must agree in all of them."""
+
+    name: str
+    dim: int
+    key_dtype: str
+    dtype: str
+    initializer: Initializer
+    seed: int
+    trainable: bool
+    checkpoint: bool
+
+    @property
+    def row_dtype(self) -> Any:
+        return jnp.dtype(self.dtype)
+
+    def differences(self, other: TableSpec) -> str:
+        """ "dim 8 (not 16), seed 1 (not 2)": what this spec has and `other` has not."""
+        mine, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
+        return ", ".join(f"{k} {mine[k]!r} (not {theirs[k]!r})" for k in mine if mine[k] != theirs[k])
+
+
+def fail(kind: type[Exception], table: str, op: str, want: str, got: str, mend: str) -> Exception:
+    """An error in the form that the C++ side uses too."""
+    return kind(f"kvjax: table {table!r}, {op}: want {want}, got {got}; {mend}")

@@ -1,0 +1,505 @@
+"""`Table`: the immutable handle of a table of rows, and the tables of this process by name."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kvjax import _export, _ops, _rowwise
+from kvjax._initializers import resolve
+from kvjax._keys import Keys, as_keys
+from kvjax._sparse import SparseRows
+from kvjax._spec import KEY_DTYPES, ROW_DTYPES, TableSpec, fail
+from kvjax.ffi import host
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Table:
+    """A table of rows under 64-bit keys: an immutable value that names the live table in the process.
+
+    A table is made by `kvjax.get_table`. It is a pytree with one leaf, the version: reads leave it alone, every
+    write returns the next handle, and a handle that is not the latest is refused. So a table can stand in
+    ``params``, pass through ``jit``, ``scan`` and donation, and be told apart from a copy that something else made.
+
+    All methods take keys of any shape ``(...)``, also empty: `Keys`, NumPy integers (exact) or JAX integers.
+
+    Attributes:
+      version: ``()`` uint32.
+      spec: name, dim, dtype and the other arguments of `kvjax.get_table`.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_table", dim=2)
+      >>> table = table.upsert(np.array([2**40, -1]), [[1.0, 2.0], [3.0, 4.0]])
+      >>> table.lookup(np.array([-1, 5, 2**40]))
+      Array([[3., 4.],
+             [0., 0.],
+             [1., 2.]], dtype=float32)
+      >>> table.remove(np.array([-1])).shape
+      (1, 2)
+      >>> kvjax.drop_table("doc_table")
+    """
+
+    __slots__ = ("spec", "tape", "version")
+
+    def __init__(self, version: Any, spec: TableSpec, tape: Any = None):
+        self.version = version
+        self.spec = spec
+        self.tape = tape  # kvjax.value_and_grad's record of the lookups, None everywhere else
+
+    def tree_flatten_with_keys(self):
+        return [(jax.tree_util.GetAttrKey("version"), self.version)], (self.spec, self.tape)
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls(children[0], *aux)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def dim(self) -> int:
+        return self.spec.dim
+
+    def _next(self, version: jax.Array) -> Table:
+        return Table(version, self.spec)
+
+    # ---- reads ---------------------------------------------------------------------------------------------
+
+    def lookup(self, keys: Any, *, missing: Any = "init", return_found: bool = False) -> Any:
+        """Reads rows; changes nothing.
+
+        Args:
+          keys: ``(...)``.
+          missing: what a key without a row reads as: "init" (its initial row), "zeros", or a row ``(dim,)``.
+          return_found: whether to return too which keys have a row.
+
+        Returns:
+          Rows ``(..., dim)`` of the table's dtype, or ``(rows, found)`` with found ``(...)`` bool.
+
+        Raises:
+          TypeError: the keys are not integers.
+          jax.errors.JaxRuntimeError: the handle is stale, or 64-bit keys were cut to 32 bits.
+        """
+        keys = as_keys(keys)
+        rows, found, used = _ops.lookup(self.spec, self._checked(), keys)
+        if self.tape is not None:
+            rows = self.tape.attach(rows, keys, used)
+        if not (isinstance(missing, str) and missing == "init"):
+            rows = jnp.where(found[..., None], rows, self._missing_row(missing))
+        return (rows, found) if return_found else rows
+
+    def _missing_row(self, missing: Any) -> jax.Array:
+        if isinstance(missing, str):
+            if missing != "zeros":
+                raise fail(
+                    ValueError, self.name, "lookup", "missing='init', 'zeros' or a row", repr(missing), "choose one"
+                )
+            return jnp.zeros((), self.spec.row_dtype)
+        row = jnp.asarray(missing, self.spec.row_dtype)
+        if row.shape != (self.dim,):
+            raise fail(
+                ValueError, self.name, "lookup", f"a missing row ({self.dim},)", str(row.shape), "give one row"
+            )
+        return row
+
+    def contains(self, keys: Any) -> jax.Array:
+        """Whether keys have a row.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          ``(...)`` bool.
+        """
+        return _ops.inspect(self.spec, self._checked(), as_keys(keys))[0]
+
+    def frequency(self, keys: Any) -> jax.Array:
+        """How often keys have occurred in training; 0 without a row.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          ``(...)`` int64, or int32 (at most 2**31 - 1) while ``jax_enable_x64`` is off; exports are always int64.
+        """
+        return _integers(_ops.inspect(self.spec, self._checked(), as_keys(keys))[1])
+
+    def version_of(self, keys: Any) -> jax.Array:
+        """The step that last wrote the rows of keys; -1 without a row.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          ``(...)`` int64, or int32 (at most 2**31 - 1) while ``jax_enable_x64`` is off; exports are always int64.
+        """
+        return _integers(_ops.inspect(self.spec, self._checked(), as_keys(keys))[2])
+
+    # ---- writes --------------------------------------------------------------------------------------------
+
+    def lookup_or_insert(self, keys: Any) -> tuple[jax.Array, Table]:
+        """Reads rows and gives every key without one its initial row, now.
+
+        Training needs no such call: `apply` inserts what it updates.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          Rows ``(..., dim)`` and the next handle.
+        """
+        keys = as_keys(keys)
+        table = self._next(_ops.insert(self.spec, self._checked(), keys))
+        return table.lookup(keys), table
+
+    def upsert(self, keys: Any, values: Any) -> Table:
+        """Inserts or overwrites rows; of equal keys the last one wins. Slots and frequency stay as they are.
+
+        Args:
+          keys: ``(...)``.
+          values: ``(..., dim)`` of a floating type.
+
+        Returns:
+          The next handle.
+
+        Raises:
+          ValueError, TypeError: shape or dtype of the values do not fit.
+        """
+        keys = as_keys(keys)
+        values = jnp.asarray(values)
+        if values.shape != (*keys.shape, self.dim):
+            raise fail(
+                ValueError, self.name, "upsert", f"values {(*keys.shape, self.dim)}", f"{values.shape}",
+                "give one row per key",
+            )  # fmt: skip
+        if not jnp.issubdtype(values.dtype, jnp.floating) and not jnp.issubdtype(values.dtype, jnp.integer):
+            raise fail(TypeError, self.name, "upsert", "real values", f"{values.dtype}", "convert them first")
+        return self._next(_ops.upsert(self.spec, self._checked(), keys, values.astype(self.spec.row_dtype)))
+
+    def apply(
+        self, tx: Any, grads: SparseRows, state: Any = (), step: Any = None, **extra_args: Any
+    ) -> tuple[Table, Any]:
+        """The training write: inserts the keys of the gradients and updates their rows.
+
+        Rows of equal keys are merged first. The transform then sees each row by itself and keeps its slots in the
+        table; rows that are not in the batch are not touched. Frequency grows by the occurrences of a key, and the
+        version becomes the step.
+
+        Args:
+          tx: optax transform, or `kvjax.optax.rowwise(tx)`.
+          grads: `SparseRows` of this table.
+          state: what the transform keeps for all rows together: ``kvjax.optax.rowwise(tx).init(dim)`` at first,
+            then what the last call returned. Transforms without schedules have none, ``()``.
+          step: integer or ``()`` integer array; by default one more than the table's last step.
+          **extra_args: handed to the transform's update.
+
+        Returns:
+          The next handle and the next state.
+
+        Raises:
+          ValueError: shapes or state do not fit.
+          jax.errors.JaxRuntimeError: the handle is stale, the table holds slots of another optimizer, or the
+            gradients went through arithmetic.
+
+        Example:
+          >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+          >>> table = kvjax.get_table("doc_apply", dim=2, initializer=1.0)
+          >>> grads = kvjax.SparseRows(np.array([7, 7]), jnp.ones((2, 2)))
+          >>> table, state = table.apply(optax.sgd(0.25), grads)
+          >>> table.lookup(7).tolist(), int(table.frequency(7)), int(table.version_of(7))
+          ([0.5, 0.5], 2, 1)
+          >>> kvjax.drop_table("doc_apply")
+        """
+        self._checked()
+        version, state = _rowwise.apply(self, tx, grads, state, step, extra_args)
+        return self._next(version), state
+
+    def remove(self, keys: Any) -> Table:
+        """Removes rows with their slots, frequency and version; keys without a row are passed over.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          The next handle.
+        """
+        return self._next(_ops.remove(self.spec, self._checked(), as_keys(keys)))
+
+    def clear(self) -> Table:
+        """Removes every row and returns the next handle."""
+        return self._next(_ops.clear(self.spec, self._checked(), slots_only=False))
+
+    def clear_slots(self) -> Table:
+        """Forgets the optimizer's state of every row, so that another optimizer can take over.
+
+        Returns:
+          The next handle.
+        """
+        return self._next(_ops.clear(self.spec, self._checked(), slots_only=True))
+
+    # ---- handles -------------------------------------------------------------------------------------------
+
+    def after(self, x: Any) -> Table:
+        """The same handle, usable only once `x` exists: orders a later write behind a read.
+
+        Args:
+          x: pytree of arrays that earlier reads gave.
+        """
+        leaves = [leaf for leaf in jax.tree.leaves(x) if hasattr(leaf, "dtype")]
+        return Table(_ops.after(self.spec, self._checked(), leaves), self.spec, self.tape)
+
+    def refresh(self) -> Table:
+        """The live handle of this table, for instance after a failed step. Not inside ``jit``."""
+        return Table(_live_version(self.name), self.spec)
+
+    def _checked(self) -> jax.Array:
+        """The version operand, if it still looks like one."""
+        version = self.version
+        if getattr(version, "dtype", None) != jnp.uint32 or getattr(version, "shape", None) != ():
+            got = f"{getattr(version, 'shape', '')} {getattr(version, 'dtype', type(version).__name__)}"
+            raise fail(
+                TypeError, self.name, "call", "a handle whose version is () uint32", got,
+                "something did arithmetic on the tree that holds it; table.refresh() gives the live handle",
+            )  # fmt: skip
+        return version
+
+    # ---- the whole table, on the host ----------------------------------------------------------------------
+
+    def _settle(self, op: str) -> None:
+        """Waits until this handle's version exists and checks that it is the live one."""
+        if isinstance(self.version, jax.core.Tracer):
+            raise fail(
+                TypeError, self.name, op, "a call outside jit", "one inside",
+                "sizes and exports are host values: take them between steps",
+            )  # fmt: skip
+        mine, live = int(self._checked()), host.version(self.name)
+        if mine != live:
+            raise fail(
+                RuntimeError, self.name, op, f"the live handle (version {live})", f"a stale one (version {mine})",
+                "use the Table that the last write returned, or table.refresh()",
+            )  # fmt: skip
+
+    def size(self) -> int:
+        """The number of rows, once all writes up to this handle are done."""
+        self._settle("size")
+        return host.size(self.name)
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def __bool__(self) -> bool:
+        return True  # an empty table is a table
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(size, dim)``."""
+        return self.size(), self.dim
+
+    def export(
+        self, prune: _export.PruneLike | None = None, dry_run: bool = False, slots: bool = False
+    ) -> Any:
+        """Copies the table out as NumPy arrays, sorted by (bucket, key). The table itself is not changed.
+
+        Args:
+          prune: `kvjax.Prune`, or a function from the export to ``(n,)`` bool, true for rows to keep.
+          dry_run: only count.
+          slots: whether to export the optimizer's slots too.
+
+        Returns:
+          `Exported` with ``.keys (n,)`` int64, ``.values (n, dim)``, ``.freqs (n,)`` int64, ``.versions (n,)`` int64
+          and ``.slots``; with dry_run the tuple (rows kept, rows in the table).
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_export", dim=1).upsert(np.arange(3), np.ones((3, 1)))
+          >>> table.export().values.shape, table.export(kvjax.Prune(min_frequency=1), dry_run=True)
+          ((3, 1), (0, 3))
+          >>> kvjax.drop_table("doc_export")
+        """
+        self._settle("export")
+        rows, _, _ = self.snapshot(slots)
+        if prune is not None:
+            rows = rows.take(prune.mask(rows) if isinstance(prune, _export.Prune) else np.asarray(prune(rows), bool))
+        return (len(rows), rows.total) if dry_run else rows
+
+    def snapshot(self, slots: bool = True) -> tuple[_export.Exported, np.ndarray, dict[str, str]]:
+        """What a checkpoint stores.
+
+        Args:
+          slots: whether to include the optimizer's slots.
+
+        Returns:
+          The export, the first row of each bucket ``(buckets + 1,)`` int64, and the slots' types by name.
+        """
+        self._settle("export")
+        raw = host.export_table(self.name, slots)
+        return _export.from_host(raw, self.dim, self.spec.row_dtype, self.spec.key_dtype)
+
+    def load(self, rows: _export.Exported, slot_types: dict[str, str] | None = None) -> Table:
+        """Replaces the contents of the table; it is unchanged if this fails.
+
+        Args:
+          rows: arrays as `export` gives them, in any order, keys distinct.
+          slot_types: dtype and shape of each slot in ``rows.slots`` ("float32[64]"), as `snapshot` gives them;
+            by default those of the arrays.
+
+        Returns:
+          The next handle.
+
+        Raises:
+          ValueError: the arrays do not fit the table or each other, or a key occurs twice.
+        """
+        self._settle("load")
+        n = len(rows.keys)
+        if np.shape(rows.values) != (n, self.dim) or rows.values.dtype != self.spec.row_dtype:
+            raise fail(
+                ValueError, self.name, "load", f"values ({n}, {self.dim}) {self.spec.dtype}",
+                f"{np.shape(rows.values)} {rows.values.dtype}", "load into a table of that dim and dtype",
+            )  # fmt: skip
+        types = slot_types or {
+            name: f"{a.dtype}[{','.join(map(str, a.shape[1:]))}]" for name, a in rows.slots.items()
+        }
+        version = host.load_table(
+            self.name, int(self.version),
+            np.ascontiguousarray(rows.keys).view(np.int64),
+            _bytes(rows.values), np.asarray(rows.freqs, np.int64), np.asarray(rows.versions, np.int64),
+            _bytes(np.asarray(rows.has_slots, bool)), int(rows.last_step),
+            [(name, types[name], _bytes(array)) for name, array in rows.slots.items()],
+        )  # fmt: skip
+        return self._next(jnp.uint32(version))
+
+    def __repr__(self) -> str:
+        version = "traced" if isinstance(self.version, jax.core.Tracer) else self.version
+        return f"Table({self.name!r}, dim={self.dim}, dtype={self.spec.dtype}, version={version})"
+
+
+def is_table(x: Any) -> bool:
+    return isinstance(x, Table)
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _integers(words: jax.Array) -> jax.Array:
+    """``(..., 2)`` words of int64 as integers of the widest type that JAX has now."""
+    if jax.config.jax_enable_x64:
+        return jax.lax.bitcast_convert_type(words, jnp.int64)
+    low, high = (jax.lax.bitcast_convert_type(words[..., i], jnp.int32) for i in (0, 1))
+    return jnp.where(high == low >> 31, low, jnp.int32(2**31 - 1))
+
+
+# ---- the tables of this process --------------------------------------------------------------------------------
+
+_specs: dict[str, TableSpec] = {}
+_lock = threading.RLock()
+
+
+def _live_version(name: str) -> jax.Array:
+    return jnp.uint32(host.version(name))
+
+
+def get_table(
+    name: str,
+    *,
+    dim: int | None = None,
+    key_dtype: str = "int64",
+    dtype: Any = "float32",
+    initializer: Any = 0.0,
+    seed: int | None = None,
+    trainable: bool = True,
+    checkpoint: bool = True,
+) -> Table:
+    """Gets the table of this name, or creates it. With the name alone it only gets.
+
+    Args:
+      name: unique in the process; compiled programs and checkpoints find the table by it.
+      dim: width of a row, at least 1.
+      key_dtype: "int64", "uint64", "int32" or "uint32": how exported keys are typed (signed or unsigned, always
+        64 bits). Every table takes any 64-bit key.
+      dtype: of the rows, "float32" or "bfloat16". Gradients and slots are float32.
+      initializer: a number or one of `kvjax.initializers`.
+      seed: 64-bit integer for the initial rows; by default a hash of the name.
+      trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it.
+      checkpoint: whether `kvjax.orbax.split` hands it out to be saved.
+
+    Returns:
+      The live handle.
+
+    Raises:
+      ValueError: a table of this name exists with other arguments, or an argument is out of range.
+      KeyError: only the name was given and there is no such table.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.get_table("doc_get", dim=4, initializer=kvjax.initializers.normal(0.1))
+      Table('doc_get', dim=4, dtype=float32, version=0)
+      >>> kvjax.get_table("doc_get").dim
+      4
+      >>> kvjax.drop_table("doc_get")
+    """
+    with _lock:
+        if dim is None:
+            if name not in _specs:
+                raise KeyError(
+                    f"kvjax: table {name!r}, get_table: want a table of this name, got none; "
+                    "give dim= to create it"
+                )
+            return Table(_live_version(name), _specs[name])
+        spec = _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint)
+        known = _specs.get(name)
+        if known is None:
+            init = spec.initializer
+            host.create(name, dim, spec.dtype, init.kind, init.a, init.b, spec.seed)
+            _specs[name] = spec
+        elif known != spec:
+            raise fail(
+                ValueError, name, "get_table", "the arguments it was made with", spec.differences(known),
+                "give the same arguments, another name, or kvjax.drop_table(name) first",
+            )  # fmt: skip
+        return Table(_live_version(name), _specs[name])
+
+
+def _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint) -> TableSpec:
+    def want(ok: bool, what: str, got: Any) -> None:
+        if not ok:
+            raise fail(ValueError, name, "get_table", what, repr(got), "see kvjax.get_table")
+
+    want(isinstance(name, str) and name != "", "a name", name)
+    want(isinstance(dim, (int, np.integer)) and dim >= 1, "an integer dim >= 1", dim)
+    key_dtype, dtype = jnp.dtype(key_dtype).name, jnp.dtype(dtype).name
+    want(key_dtype in KEY_DTYPES, f"key_dtype in {KEY_DTYPES}", key_dtype)
+    want(dtype in ROW_DTYPES, f"dtype in {ROW_DTYPES}", dtype)
+    seed = int(host.hash_strings([name.encode()], 0)[0]) if seed is None else int(seed)
+    return TableSpec(
+        name, int(dim), key_dtype, dtype, resolve(initializer), seed % 2**64, bool(trainable), bool(checkpoint)
+    )
+
+
+def tables() -> dict[str, Table]:
+    """The live handles of all tables of this process, by name."""
+    with _lock:
+        return {name: Table(_live_version(name), spec) for name, spec in _specs.items()}
+
+
+def drop_table(name: str) -> None:
+    """Forgets a table and gives its memory back. Its handles stay stale, even if the name is used again.
+
+    Args:
+      name: of a table of this process.
+
+    Raises:
+      KeyError: there is no table of this name.
+    """
+    with _lock:
+        host.drop(name)
+        _specs.pop(name, None)
+
+
+__all__ = ["Keys", "Table", "drop_table", "get_table", "is_table", "tables"]

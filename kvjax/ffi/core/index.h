@@ -1,0 +1,128 @@
+// The key index: any 64-bit key -> row id.
+//
+// Linear probing over 16-byte entries, four to a cache line. An empty entry is marked by its row id, so
+// no key value is reserved. Removal shifts the entries behind it back (Knuth, TAOCP 3, 6.4 R): there are
+// no tombstones, and a table that churns for ever probes as short as a new one. Growth copies the
+// 16 bytes of each entry and never a row.
+#pragma once
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/hash.h"
+
+namespace kvjax {
+
+/// Row id of a key that has no row.
+inline constexpr uint32_t kNoRow = 0xFFFFFFFFu;
+
+class KeyIndex {
+ public:
+  [[nodiscard]] size_t size() const { return size_; }
+  [[nodiscard]] size_t capacity() const { return entries_.size(); }
+  [[nodiscard]] size_t bytes() const { return entries_.size() * sizeof(Entry); }
+
+  /// Row id of `key`, or kNoRow.
+  [[nodiscard]] uint32_t Find(uint64_t key) const {
+    if (entries_.empty()) return kNoRow;
+    for (size_t i = Home(key);; i = Next(i)) {
+      const Entry& entry = entries_[i];
+      if (entry.row == kNoRow || entry.key == key) return entry.row;
+    }
+  }
+
+  /// rows[i] = Find(keys[i]), with the cache lines of a group of keys fetched before any is read.
+  void Find(const uint64_t* keys, size_t n, uint32_t* rows) const {
+    constexpr size_t kGroup = 32;
+    for (size_t i = 0; i < n; i += kGroup) {
+      const size_t end = std::min(n, i + kGroup);
+      for (size_t j = i; j < end; ++j) Prefetch(keys[j]);
+      for (size_t j = i; j < end; ++j) rows[j] = Find(keys[j]);
+    }
+  }
+
+  void Prefetch(uint64_t key) const {
+    if (!entries_.empty()) __builtin_prefetch(&entries_[Home(key)]);
+  }
+
+  /// Makes room for `n` keys in all. Throws std::bad_alloc and then has changed nothing.
+  void Reserve(size_t n) {
+    size_t capacity = std::max<size_t>(entries_.size(), kSmallest);
+    while (n > MaxSize(capacity)) capacity *= 2;
+    if (capacity == entries_.size()) return;
+    std::vector<Entry> old(capacity, Entry{});
+    old.swap(entries_);
+    shift_ = 64 - std::countr_zero(capacity);
+    for (const Entry& entry : old) {
+      if (entry.row != kNoRow) Place(entry);
+    }
+  }
+
+  /// Adds a key that is not in the index. Room must have been reserved.
+  void Insert(uint64_t key, uint32_t row) noexcept {
+    Place(Entry{key, row});
+    ++size_;
+  }
+
+  /// Removes `key`; returns the row id it had, or kNoRow.
+  uint32_t Erase(uint64_t key) noexcept {
+    if (entries_.empty()) return kNoRow;
+    size_t hole = Home(key);
+    while (entries_[hole].row != kNoRow && entries_[hole].key != key) hole = Next(hole);
+    const uint32_t row = entries_[hole].row;
+    if (row == kNoRow) return kNoRow;
+    // An entry may fill the hole if the hole lies on its way from home to where it stands.
+    const size_t mask = entries_.size() - 1;
+    for (size_t i = Next(hole); entries_[i].row != kNoRow; i = Next(i)) {
+      if (((i - Home(entries_[i].key)) & mask) >= ((i - hole) & mask)) {
+        entries_[hole] = entries_[i];
+        hole = i;
+      }
+    }
+    entries_[hole] = Entry{};
+    --size_;
+    return row;
+  }
+
+  /// Calls f(key, row) for every key, in no particular order.
+  template <class F>
+  void ForEach(F f) const {
+    for (const Entry& entry : entries_) {
+      if (entry.row != kNoRow) f(entry.key, entry.row);
+    }
+  }
+
+  /// Forgets every key and gives the memory back.
+  void Clear() noexcept {
+    std::vector<Entry>().swap(entries_);
+    size_ = 0;
+  }
+
+ private:
+  struct Entry {
+    uint64_t key = 0;
+    uint32_t row = kNoRow;
+  };
+  static_assert(sizeof(Entry) == 16);
+  static constexpr size_t kSmallest = 16;
+
+  // At 5/8 full a hit costs 1.8 probes and a miss 4.1 on average: mostly one cache line.
+  static constexpr size_t MaxSize(size_t capacity) { return capacity / 8 * 5; }
+  [[nodiscard]] size_t Home(uint64_t key) const { return Mix(key) >> shift_; }
+  [[nodiscard]] size_t Next(size_t i) const { return (i + 1) & (entries_.size() - 1); }
+
+  void Place(const Entry& entry) noexcept {
+    size_t i = Home(entry.key);
+    while (entries_[i].row != kNoRow) i = Next(i);
+    entries_[i] = entry;
+  }
+
+  std::vector<Entry> entries_;
+  size_t size_ = 0;
+  int shift_ = 63;
+};
+
+}  // namespace kvjax

@@ -1,0 +1,62 @@
+// Initial rows: what a key reads as before it has been trained.
+#pragma once
+#include <cstdint>
+#include <string>
+
+#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/random.h"
+
+namespace kvjax {
+
+/// One of four generators. `a` and `b` are: constant (value, unused), uniform [a, b), normal (mean a,
+/// deviation b), truncated normal (mean a, b times a standard normal cut at +-2, as in jax.nn.initializers).
+struct Initializer {
+  enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal };
+  Kind kind = Kind::kConstant;
+  double a = 0.0;
+  double b = 0.0;
+  uint64_t seed = 0;
+
+  static Kind ParseKind(const std::string& text) {
+    if (text == "constant") return Kind::kConstant;
+    if (text == "uniform") return Kind::kUniform;
+    if (text == "normal") return Kind::kNormal;
+    if (text == "truncated_normal") return Kind::kTruncatedNormal;
+    throw MakeError(ErrorCode::kInvalidArgument, "", "initializer",
+                    "constant, uniform, normal or truncated_normal", text, "see kvjax.initializers");
+  }
+
+  /// Element of one column, given its 32 random bits.
+  [[nodiscard]] float Element(uint32_t word) const {
+    switch (kind) {
+      case Kind::kConstant:
+        return static_cast<float>(a);
+      case Kind::kUniform:
+        return static_cast<float>(a + (b - a) * OpenUnit(word));
+      case Kind::kNormal:
+        return static_cast<float>(a + b * InverseNormal(OpenUnit(word)));
+      case Kind::kTruncatedNormal: {
+        constexpr double kLow = 0.022750131948179195, kWidth = 0.95449973610364159;  // P(z < -2), P(|z| < 2)
+        return static_cast<float>(a + b * InverseNormal(kLow + kWidth * OpenUnit(word)));
+      }
+    }
+    return 0.0f;
+  }
+
+  /// Calls store(column, value) for columns 0..dim-1 of the key's initial row.
+  template <class Store>
+  void Generate(uint64_t key, int64_t dim, Store store) const {
+    if (kind == Kind::kConstant) {
+      for (int64_t column = 0; column < dim; ++column) store(column, static_cast<float>(a));
+      return;
+    }
+    for (int64_t column = 0; column < dim; column += 4) {
+      const auto words = Philox({static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32),
+                                 static_cast<uint32_t>(column / 4), 0},
+                                seed);
+      for (int64_t i = 0; i < 4 && column + i < dim; ++i) store(column + i, Element(words[i]));
+    }
+  }
+};
+
+}  // namespace kvjax

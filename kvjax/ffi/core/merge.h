@@ -1,0 +1,73 @@
+// Sums the gradient rows of equal keys.
+#pragma once
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "kvjax/ffi/core/hash.h"
+
+namespace kvjax {
+
+/// Distinct keys numbered in the order of their first occurrence, by a small hash set that lives as
+/// long as one batch.
+class KeyNumbering {
+ public:
+  explicit KeyNumbering(size_t max_keys)
+      : cells_(std::bit_ceil(std::max<size_t>(2 * max_keys, 2)), kFree),
+        shift_(64 - std::countr_zero(cells_.size())) {
+    keys_.reserve(max_keys);
+  }
+
+  /// Number of `key`, which becomes the next free one if the key is new.
+  uint32_t Add(uint64_t key) {
+    for (size_t i = Mix(key) >> shift_;; i = (i + 1) & (cells_.size() - 1)) {
+      if (cells_[i] == kFree) {
+        cells_[i] = static_cast<uint32_t>(keys_.size());
+        keys_.push_back(key);
+        return cells_[i];
+      }
+      if (keys_[cells_[i]] == key) return cells_[i];
+    }
+  }
+  [[nodiscard]] const std::vector<uint64_t>& keys() const { return keys_; }
+
+ private:
+  static constexpr uint32_t kFree = 0xFFFFFFFFu;
+  std::vector<uint32_t> cells_;
+  int shift_;
+  std::vector<uint64_t> keys_;
+};
+
+/// Merges n rows of `dim` floats into one row per distinct key, in order of first occurrence; the rows of
+/// a key are added in the order in which they stand, so the result is reproducible to the bit.
+/// counts[i] is how often keys[i] occurred, 0 marks padding, which is skipped. The outputs have room for n
+/// rows; what is behind the returned number of distinct keys is set to zero.
+inline size_t MergeRows(const uint64_t* keys, const float* rows, const int32_t* counts, size_t n, size_t dim,
+                        uint64_t* out_keys, float* out_rows, int32_t* out_counts) {
+  KeyNumbering numbering(n);
+  for (size_t i = 0; i < n; ++i) {
+    if (counts[i] <= 0) continue;
+    const size_t known = numbering.keys().size();
+    const size_t u = numbering.Add(keys[i]);
+    const float* source = rows + i * dim;
+    float* target = out_rows + u * dim;
+    if (u == known) {
+      std::memcpy(target, source, dim * sizeof(float));
+      out_counts[u] = counts[i];
+    } else {
+      for (size_t d = 0; d < dim; ++d) target[d] += source[d];
+      out_counts[u] += counts[i];
+    }
+  }
+  const size_t distinct = numbering.keys().size();
+  std::copy(numbering.keys().begin(), numbering.keys().end(), out_keys);
+  std::fill(out_keys + distinct, out_keys + n, uint64_t{0});
+  std::fill(out_counts + distinct, out_counts + n, int32_t{0});
+  std::fill(out_rows + distinct * dim, out_rows + n * dim, 0.0f);
+  return distinct;
+}
+
+}  // namespace kvjax

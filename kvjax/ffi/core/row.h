@@ -1,0 +1,86 @@
+// What a row is made of: the value in the table's row type, a header, and the optimizer's slots.
+#pragma once
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kvjax/ffi/core/error.h"
+
+namespace kvjax {
+
+enum class RowType { kFloat32, kBFloat16 };
+
+inline size_t ItemSize(RowType type) { return type == RowType::kFloat32 ? 4 : 2; }
+
+inline RowType ParseRowType(const std::string& text) {
+  if (text == "float32") return RowType::kFloat32;
+  if (text == "bfloat16") return RowType::kBFloat16;
+  throw MakeError(ErrorCode::kInvalidArgument, "", "get_table", "dtype float32 or bfloat16", text,
+                  "choose one of these");
+}
+
+/// Rounds to the nearest bfloat16, ties to even.
+inline uint16_t ToBFloat16(float value) {
+  const auto bits = std::bit_cast<uint32_t>(value);
+  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);  // NaN stays NaN
+  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
+}
+inline float FromBFloat16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+
+inline void StoreElement(RowType type, std::byte* row, int64_t column, float value) {
+  if (type == RowType::kFloat32) {
+    std::memcpy(row + column * 4, &value, 4);
+  } else {
+    const uint16_t half = ToBFloat16(value);
+    std::memcpy(row + column * 2, &half, 2);
+  }
+}
+
+/// What the table knows of a row beside its value. `frequency` counts the occurrences of the key in
+/// training, `version` is the step that last wrote the row, `has_slots` is 0 until an optimizer has.
+struct RowHeader {
+  uint64_t frequency : 63;
+  uint64_t has_slots : 1;
+  int64_t version;
+};
+static_assert(sizeof(RowHeader) == 16);
+
+/// One optimizer slot: `bytes` per row at `offset` of the slot record. `type` is its dtype and shape as
+/// Python writes them ("float32[64]"); the core compares and stores that text and never reads it.
+struct Slot {
+  std::string name;
+  std::string type;
+  size_t bytes;
+  size_t offset;
+
+  bool operator==(const Slot&) const = default;
+};
+
+/// All slots of a table, in the order in which the optimizer passes them.
+class SlotLayout {
+ public:
+  void Add(std::string name, std::string type, size_t bytes) {
+    slots_.push_back({std::move(name), std::move(type), bytes, stride_});
+    stride_ += (bytes + 3) / 4 * 4;
+  }
+  [[nodiscard]] const std::vector<Slot>& slots() const { return slots_; }
+  [[nodiscard]] size_t stride() const { return stride_; }
+  [[nodiscard]] bool empty() const { return slots_.empty(); }
+  bool operator==(const SlotLayout&) const = default;
+
+  /// "mu float32[64], nu float32[64]"
+  [[nodiscard]] std::string ToString() const {
+    std::string text;
+    for (const Slot& slot : slots_) text += (text.empty() ? "" : ", ") + slot.name + " " + slot.type;
+    return text.empty() ? "no slots" : text;
+  }
+
+ private:
+  std::vector<Slot> slots_;
+  size_t stride_ = 0;
+};
+
+}  // namespace kvjax

@@ -1,0 +1,416 @@
+// The table on the CPU: key index, rows, and the version that orders its calls.
+//
+// Every call brings the version of the handle it was made through. A write accepts only the current version
+// and makes the next one, a read accepts only the current version: so a call through a stale handle is an
+// error and never a race, whatever order XLA runs things in. Readers share the lock, a writer has it alone.
+//
+// Writes give the strong guarantee: all that can fail (checks, memory) comes before the first change.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/index.h"
+#include "kvjax/ffi/core/initial.h"
+#include "kvjax/ffi/core/merge.h"
+#include "kvjax/ffi/core/parallel.h"
+#include "kvjax/ffi/core/row.h"
+#include "kvjax/ffi/core/slab.h"
+
+namespace kvjax {
+
+struct TableSpec {
+  std::string name;
+  int64_t dim = 0;
+  RowType type = RowType::kFloat32;
+  Initializer initializer;
+};
+
+/// n keys as a call brings them. `narrow` says that JAX held them in 32 bits while 64-bit integers were
+/// switched off, so that ids of 64 bits would have been cut.
+struct KeySpan {
+  const uint64_t* data;
+  size_t n;
+  bool narrow = false;
+};
+
+class Table {
+ public:
+  Table(TableSpec spec, std::shared_ptr<SlabAllocator> allocator, uint32_t first_version)
+      : spec_(std::move(spec)),
+        allocator_(std::move(allocator)),
+        values_(allocator_, (static_cast<size_t>(spec_.dim) * ItemSize(spec_.type) + 3) / 4 * 4),
+        headers_(allocator_, sizeof(RowHeader)),
+        slots_(allocator_, 0),
+        version_(first_version) {}
+
+  [[nodiscard]] const TableSpec& spec() const { return spec_; }
+  [[nodiscard]] uint32_t version() const { return version_.load(); }
+  [[nodiscard]] size_t row_bytes() const { return static_cast<size_t>(spec_.dim) * ItemSize(spec_.type); }
+
+  // ---- reads -------------------------------------------------------------------------------------------
+
+  /// out: (n, dim) of the row type; a key without a row reads as its initial row. found: (n,).
+  void Lookup(const ParallelFor& parallel, uint32_t version, KeySpan keys, std::byte* out, bool* found) const {
+    const auto lock = Read(version, "lookup", keys);
+    const size_t bytes = row_bytes();
+    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+      constexpr size_t kGroup = 32;
+      uint32_t rows[kGroup];
+      for (size_t i = begin; i < end; i += kGroup) {
+        const size_t m = std::min(kGroup, end - i);
+        index_.Find(keys.data + i, m, rows);
+        for (size_t j = 0; j < m; ++j) {
+          if (rows[j] != kNoRow) values_.Prefetch(rows[j]);
+        }
+        for (size_t j = 0; j < m; ++j) {
+          found[i + j] = rows[j] != kNoRow;
+          std::byte* target = out + (i + j) * bytes;
+          if (found[i + j]) {
+            std::memcpy(target, values_.At(rows[j]), bytes);
+          } else {
+            StoreInitial(keys.data[i + j], target);
+          }
+        }
+      }
+    });
+  }
+
+  /// What is known of each key beside its row: found (n,), frequency (n,) or 0, version (n,) or -1.
+  void Inspect(const ParallelFor& parallel, uint32_t version, KeySpan keys, bool* found, int64_t* frequency,
+               int64_t* row_version) const {
+    const auto lock = Read(version, "inspect", keys);
+    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        const uint32_t row = index_.Find(keys.data[i]);
+        found[i] = row != kNoRow;
+        frequency[i] = found[i] ? static_cast<int64_t>(Header(row).frequency) : 0;
+        row_version[i] = found[i] ? Header(row).version : -1;
+      }
+    });
+  }
+
+  // ---- writes: each returns the next version -----------------------------------------------------------
+
+  /// Gives every key without a row its initial row.
+  uint32_t Insert(const ParallelFor& parallel, uint32_t version, KeySpan keys) {
+    const auto lock = Write(version, "lookup_or_insert", keys);
+    FindOrInsert(parallel, keys);
+    return NextVersion();
+  }
+
+  /// Overwrites or inserts; values: (n, dim) of the row type; of equal keys the last one wins.
+  uint32_t Upsert(const ParallelFor& parallel, uint32_t version, KeySpan keys, const std::byte* values) {
+    const auto lock = Write(version, "upsert", keys);
+    const std::vector<uint32_t> rows = FindOrInsert(parallel, keys);
+    for (size_t i = 0; i < keys.n; ++i) {
+      std::memcpy(values_.At(rows[i]), values + i * row_bytes(), row_bytes());
+      Header(rows[i]).version = last_step_;
+    }
+    return NextVersion();
+  }
+
+  /// Removes rows with all that belongs to them; keys without a row are passed over.
+  uint32_t Remove(uint32_t version, KeySpan keys) {
+    const auto lock = Write(version, "remove", keys);
+    free_rows_.reserve(free_rows_.size() + std::min(keys.n, index_.size()));
+    for (size_t i = 0; i < keys.n; ++i) {
+      if (const uint32_t row = index_.Erase(keys.data[i]); row != kNoRow) free_rows_.push_back(row);
+    }
+    return NextVersion();
+  }
+
+  /// Removes every row and gives the memory back.
+  uint32_t Clear(uint32_t version) {
+    const auto lock = Write(version, "clear", {});
+    Become(Table(spec_, allocator_, 0));
+    return NextVersion();
+  }
+
+  /// Forgets the optimizer's slots of every row, so that another optimizer can take over.
+  uint32_t ClearSlots(uint32_t version) {
+    const auto lock = Write(version, "clear_slots", {});
+    slots_ = Plane(allocator_, 0);
+    layout_ = {};
+    index_.ForEach([&](uint64_t, uint32_t row) { Header(row).has_slots = 0; });
+    return NextVersion();
+  }
+
+  // ---- the training write: BeginApply, then Gather and Scatter for each chunk of rows ---------------------
+  //
+  // BeginApply makes every row that the step needs and all memory it takes, and moves the version on; until the
+  // last Scatter nobody else can hold that version, because it is handed on only with the result of the step.
+
+  /// keys are distinct; counts: (n,) occurrences, zeros at the end are padding. Writes the row ids of the
+  /// first `active` keys and counts the step in. A negative `step` stands for the one after the last.
+  uint32_t BeginApply(const ParallelFor& parallel, uint32_t version, KeySpan keys, const int32_t* counts,
+                      int64_t step, const SlotLayout& layout, uint32_t* row_ids, int32_t* active) {
+    keys.n = static_cast<size_t>(std::find(counts, counts + keys.n, 0) - counts);
+    const auto lock = Write(version, "apply", keys);
+    AttachSlots(layout);
+    const std::vector<uint32_t> rows = FindOrInsert(parallel, keys);
+    step = step < 0 ? last_step_ + 1 : step;
+    for (size_t i = 0; i < keys.n; ++i) {
+      RowHeader& header = Header(rows[i]);
+      header.frequency += static_cast<uint64_t>(counts[i]);
+      header.version = step;
+    }
+    last_step_ = std::max(last_step_, step);
+    std::copy(rows.begin(), rows.end(), row_ids);
+    *active = static_cast<int32_t>(keys.n);
+    return NextVersion();
+  }
+
+  /// Copies n rows out: values (n, dim), fresh (n,) true where no optimizer has written slots yet, and one
+  /// array per slot.
+  void Gather(uint32_t version, const uint32_t* row_ids, size_t n, std::byte* values, bool* fresh,
+              const std::vector<std::byte*>& slots) const {
+    const auto lock = Read(version, "apply", {});
+    CheckRows(row_ids, n);
+    for (size_t i = 0; i < n; ++i) {
+      PrefetchAhead(row_ids, i, n);
+      const uint32_t row = row_ids[i];
+      std::memcpy(values + i * row_bytes(), values_.At(row), row_bytes());
+      fresh[i] = Header(row).has_slots == 0;
+      for (size_t s = 0; s < slots.size(); ++s) {
+        const Slot& slot = layout_.slots()[s];
+        std::memcpy(slots[s] + i * slot.bytes, slots_.At(row) + slot.offset, slot.bytes);
+      }
+    }
+  }
+
+  /// Writes back what Gather copied out.
+  void Scatter(uint32_t version, const uint32_t* row_ids, size_t n, const std::byte* values,
+               const std::vector<const std::byte*>& slots) {
+    const auto lock = Write(version, "apply", {});
+    CheckRows(row_ids, n);
+    for (size_t i = 0; i < n; ++i) {
+      PrefetchAhead(row_ids, i, n);
+      const uint32_t row = row_ids[i];
+      std::memcpy(values_.At(row), values + i * row_bytes(), row_bytes());
+      Header(row).has_slots = 1;
+      for (size_t s = 0; s < slots.size(); ++s) {
+        const Slot& slot = layout_.slots()[s];
+        std::memcpy(slots_.At(row) + slot.offset, slots[s] + i * slot.bytes, slot.bytes);
+      }
+    }
+  }
+
+  // ---- whole tables, from the host ---------------------------------------------------------------------
+
+  /// Calls f(size, layout, last_step, for_each) under the reader's lock, where for_each(g) calls
+  /// g(key, header, value, slots) for every row. snapshot.h is built on this.
+  template <class F>
+  void Visit(F f) const {
+    const std::shared_lock lock(mutex_);
+    f(index_.size(), layout_, last_step_, [&](auto g) {
+      index_.ForEach([&](uint64_t key, uint32_t row) {
+        g(key, Header(row), values_.At(row), layout_.empty() ? nullptr : slots_.At(row));
+      });
+    });
+  }
+
+  /// Replaces the contents by n rows; row(i) gives {key, header, value, slot record or nullptr}. The table is
+  /// unchanged if this throws.
+  template <class Row>
+  uint32_t Replace(uint32_t version, size_t n, const SlotLayout& layout, int64_t last_step, Row row) {
+    Table next(spec_, allocator_, 0);
+    next.AttachSlots(layout);
+    next.index_.Reserve(n);
+    next.ReserveRows(n);
+    for (size_t i = 0; i < n; ++i) {
+      const auto [key, header, value, slots] = row(i);
+      if (next.index_.Find(key) != kNoRow) {
+        throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "load", "distinct keys",
+                        "key " + std::to_string(static_cast<int64_t>(key)) + " twice",
+                        "remove the duplicates first");
+      }
+      const uint32_t id = next.TakeRow();
+      next.index_.Insert(key, id);
+      next.NoteWidth(key);
+      next.Header(id) = header;
+      std::memcpy(next.values_.At(id), value, row_bytes());
+      if (slots != nullptr) std::memcpy(next.slots_.At(id), slots, layout.stride());
+    }
+    next.last_step_ = last_step;
+    const auto lock = Write(version, "load", {});
+    Become(std::move(next));
+    return NextVersion();
+  }
+
+  [[nodiscard]] size_t size() const {
+    const std::shared_lock lock(mutex_);
+    return index_.size();
+  }
+
+ private:
+  static constexpr size_t kGrain = 2048;  // keys: below this, waking a second thread costs more than it saves
+
+  // ---- versions ----------------------------------------------------------------------------------------
+
+  [[nodiscard]] std::shared_lock<std::shared_mutex> Read(uint32_t version, std::string_view op,
+                                                         KeySpan keys) const {
+    std::shared_lock lock(mutex_);
+    Check(version, op, keys);
+    return lock;
+  }
+  [[nodiscard]] std::unique_lock<std::shared_mutex> Write(uint32_t version, std::string_view op, KeySpan keys) {
+    std::unique_lock lock(mutex_);
+    Check(version, op, keys);
+    return lock;
+  }
+  void Check(uint32_t version, std::string_view op, KeySpan keys) const {
+    if (version != version_.load()) {
+      throw MakeError(
+          ErrorCode::kFailedPrecondition, spec_.name, op,
+          "the live handle (version " + std::to_string(version_.load()) + ")",
+          "a stale one (version " + std::to_string(version) + ")",
+          "use the Table that the last write returned, or table.refresh(); a read that must come before a "
+          "write is ordered by table.after(x)");
+    }
+    if (keys.narrow && wide_) {
+      throw MakeError(ErrorCode::kInvalidArgument, spec_.name, op, "64-bit keys, as this table holds them",
+                      "int32 keys made while jax_enable_x64 is off, where JAX cuts 64-bit integers to 32",
+                      "pass kvjax.keys(numpy_ids), which is exact; for ids that really have 32 bits, "
+                      "kvjax.keys(array) says so");
+    }
+  }
+  uint32_t NextVersion() { return version_ += 1; }
+
+  // ---- rows --------------------------------------------------------------------------------------------
+
+  [[nodiscard]] RowHeader& Header(uint32_t row) const {
+    return *std::launder(reinterpret_cast<RowHeader*>(headers_.At(row)));
+  }
+  void StoreInitial(uint64_t key, std::byte* row) const {
+    spec_.initializer.Generate(
+        key, spec_.dim, [&](int64_t column, float value) { StoreElement(spec_.type, row, column, value); });
+  }
+
+  /// Row ids of all keys; those without a row get one with their initial value.
+  std::vector<uint32_t> FindOrInsert(const ParallelFor& parallel, KeySpan keys) {
+    std::vector<uint32_t> rows(keys.n);
+    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+      index_.Find(keys.data + begin, end - begin, rows.data() + begin);
+    });
+    const auto missing = static_cast<size_t>(std::count(rows.begin(), rows.end(), kNoRow));
+    if (missing == 0) return rows;
+    KeyNumbering fresh(missing);
+    std::vector<uint32_t> number(missing);
+    for (size_t i = 0, m = 0; i < keys.n; ++i) {
+      if (rows[i] == kNoRow) number[m++] = fresh.Add(keys.data[i]);
+    }
+    std::vector<uint32_t> ids(fresh.keys().size());
+    index_.Reserve(index_.size() + ids.size());
+    ReserveRows(ids.size());
+    // From here on nothing can fail.
+    for (size_t f = 0; f < ids.size(); ++f) {
+      ids[f] = TakeRow();
+      index_.Insert(fresh.keys()[f], ids[f]);
+      NoteWidth(fresh.keys()[f]);
+    }
+    parallel(ids.size(), 64, [&](size_t begin, size_t end) {
+      for (size_t f = begin; f < end; ++f) {
+        Header(ids[f]) = {.frequency = 0, .has_slots = 0, .version = last_step_};
+        StoreInitial(fresh.keys()[f], values_.At(ids[f]));
+      }
+    });
+    for (size_t i = 0, m = 0; i < keys.n; ++i) {
+      if (rows[i] == kNoRow) rows[i] = ids[number[m++]];
+    }
+    return rows;
+  }
+
+  /// Makes room for `n` more rows.
+  void ReserveRows(size_t n) {
+    const size_t rows = next_row_ + (n > free_rows_.size() ? n - free_rows_.size() : 0);
+    if (rows >= kNoRow) {
+      throw MakeError(ErrorCode::kResourceExhausted, spec_.name, "insert", "fewer than 2^32 - 1 rows",
+                      std::to_string(rows), "spread the table over several shards");
+    }
+    values_.Reserve(rows);
+    headers_.Reserve(rows);
+    slots_.Reserve(rows);
+  }
+  uint32_t TakeRow() noexcept {
+    if (free_rows_.empty()) return next_row_++;
+    const uint32_t row = free_rows_.back();
+    free_rows_.pop_back();
+    return row;
+  }
+
+  void NoteWidth(uint64_t key) {
+    const auto k = static_cast<int64_t>(key);
+    if (k < INT32_MIN || k > static_cast<int64_t>(UINT32_MAX)) wide_ = true;
+  }
+
+  void AttachSlots(const SlotLayout& layout) {
+    if (layout == layout_ || layout.empty()) return;
+    if (!layout_.empty()) {
+      throw MakeError(ErrorCode::kFailedPrecondition, spec_.name, "apply",
+                      "the optimizer whose slots the table holds (" + layout_.ToString() + ")",
+                      "one with " + layout.ToString(),
+                      "table.clear_slots() forgets the old optimizer's state");
+    }
+    Plane slots(allocator_, layout.stride());
+    slots.Reserve(next_row_);
+    SlotLayout copy = layout;
+    slots_ = std::move(slots);
+    layout_ = std::move(copy);
+  }
+
+  void CheckRows(const uint32_t* row_ids, size_t n) const {
+    for (size_t i = 0; i < n; ++i) {
+      if (row_ids[i] >= next_row_) {
+        throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "apply", "row ids made by BeginApply",
+                        std::to_string(row_ids[i]), "this is a defect of kvjax: please report it");
+      }
+    }
+  }
+
+  void PrefetchAhead(const uint32_t* row_ids, size_t i, size_t n) const {
+    constexpr size_t kAhead = 8;
+    if (i + kAhead >= n) return;
+    values_.Prefetch(row_ids[i + kAhead]);
+    if (!layout_.empty()) slots_.Prefetch(row_ids[i + kAhead]);
+  }
+
+  /// Takes over the contents of `other`; name and version stay.
+  void Become(Table&& other) noexcept {
+    index_ = std::move(other.index_);
+    values_ = std::move(other.values_);
+    headers_ = std::move(other.headers_);
+    slots_ = std::move(other.slots_);
+    layout_ = std::move(other.layout_);
+    free_rows_ = std::move(other.free_rows_);
+    next_row_ = other.next_row_;
+    last_step_ = other.last_step_;
+    wide_ = other.wide_;
+  }
+
+  TableSpec spec_;
+  std::shared_ptr<SlabAllocator> allocator_;
+  mutable std::shared_mutex mutex_;
+  KeyIndex index_;
+  Plane values_;
+  Plane headers_;
+  Plane slots_;
+  SlotLayout layout_;
+  std::vector<uint32_t> free_rows_;
+  uint32_t next_row_ = 0;
+  int64_t last_step_ = 0;
+  bool wide_ = false;
+  std::atomic<uint32_t> version_;  // written under the lock; read without it by version()
+};
+
+}  // namespace kvjax

@@ -1,0 +1,76 @@
+// Checks what XLA hands over and turns it into what the core takes. Element types and shapes are checked
+// here and nowhere below: the core is given pointers it can trust.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/table.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace kvjax {
+
+namespace ffi = xla::ffi;
+
+/// A check of one operand: an op on a table wants `what` to have `count` elements of `type`.
+inline void Expect(bool ok, std::string_view table, std::string_view op, std::string_view want,
+                   const ffi::AnyBuffer& got) {
+  if (ok) return;
+  std::string text = "element type " + std::to_string(static_cast<int>(got.element_type())) + ", shape (";
+  for (const int64_t d : got.dimensions()) text += std::to_string(d) + ",";
+  throw MakeError(ErrorCode::kInvalidArgument, table, op, want, text + ")",
+                  "call kvjax's Python functions, which prepare the operands");
+}
+
+inline bool Holds(const ffi::AnyBuffer& buffer, ffi::DataType type, size_t count) {
+  return buffer.element_type() == type && buffer.element_count() == count;
+}
+
+/// Keys arrive as pairs of 32-bit words, low word first, whatever jax_enable_x64 says: (..., 2) uint32.
+inline KeySpan Keys(std::string_view table, std::string_view op, const ffi::AnyBuffer& keys, bool narrow) {
+  const auto dims = keys.dimensions();
+  Expect(keys.element_type() == ffi::U32 && dims.size() > 0 && dims.back() == 2, table, op,
+         "keys (..., 2) uint32", keys);
+  return {static_cast<const uint64_t*>(keys.untyped_data()), keys.element_count() / 2, narrow};
+}
+
+inline void ExpectRows(const TableSpec& spec, std::string_view op, const ffi::AnyBuffer& rows, size_t n) {
+  const auto type = spec.type == RowType::kFloat32 ? ffi::F32 : ffi::BF16;
+  Expect(Holds(rows, type, n * static_cast<size_t>(spec.dim)), spec.name, op,
+         "rows (" + std::to_string(n) + ", " + std::to_string(spec.dim) + ") of the table's dtype", rows);
+}
+
+/// The version operand; vmap may have given it leading axes.
+inline const uint32_t* Version(std::string_view table, std::string_view op, const ffi::AnyBuffer& version) {
+  Expect(version.element_type() == ffi::U32 && version.element_count() >= 1, table, op, "a version () uint32",
+         version);
+  return static_cast<const uint32_t*>(version.untyped_data());
+}
+
+/// "mu|float32[64]|256;nu|float32[64]|256" as kvjax._rowwise writes it: name, type, bytes per row.
+inline SlotLayout ParseLayout(std::string_view text) {
+  SlotLayout layout;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find(';'), text.size());
+    const std::string_view item = text.substr(0, end);
+    const size_t a = item.find('|'), b = item.find('|', a + 1);
+    layout.Add(std::string(item.substr(0, a)), std::string(item.substr(a + 1, b - a - 1)),
+               static_cast<size_t>(std::stoull(std::string(item.substr(b + 1)))));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return layout;
+}
+
+template <class T>
+T* Data(ffi::Result<ffi::AnyBuffer>& result) {
+  return static_cast<T*>(result->untyped_data());
+}
+template <class T>
+const T* Data(const ffi::AnyBuffer& argument) {
+  return static_cast<const T*>(argument.untyped_data());
+}
+
+}  // namespace kvjax

@@ -1,0 +1,173 @@
+// Handlers of a training step: merge, then begin, gather and scatter; and the two ops that order calls.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "kvjax/ffi/handlers/backend.h"
+#include "kvjax/ffi/handlers/decode.h"
+#include "kvjax/ffi/handlers/errors.h"
+#include "kvjax/ffi/handlers/registry.h"
+#include "kvjax/ffi/handlers/tables.h"
+
+namespace kvjax {
+
+/// Written into every gradient that kvjax makes. Any arithmetic on the whole gradient tree changes it, and
+/// with it the keys; so a gradient whose seal is not this number is refused.
+inline constexpr uint32_t kSeal = 0x6B766A78u;  // "kvjx"
+
+/// keys: (n, 2) uint32; rows: (n, dim) float32; counts: (n,) int32; seals: (s,) uint32. The results have the
+/// shapes of the first three operands: distinct keys in order of first occurrence, then padding.
+template <Backend B>
+ffi::Error Merge(typename B::Exec exec, ffi::AnyBuffer keys, ffi::AnyBuffer rows, ffi::AnyBuffer counts,
+                 ffi::AnyBuffer seals, Result out_keys, Result out_rows, Result out_counts) {
+  return Guard("", "merge", [&] {
+    const KeySpan k = Keys("", "merge", keys, false);
+    const size_t dim = k.n == 0 ? 0 : rows.element_count() / k.n;
+    for (const ffi::AnyBuffer& r : {rows, *out_rows}) {
+      Expect(Holds(r, ffi::F32, k.n * dim), "", "merge", "rows (n, dim) float32", r);
+    }
+    for (const ffi::AnyBuffer& c : {counts, *out_counts}) {
+      Expect(Holds(c, ffi::S32, k.n), "", "merge", "counts (n,) int32", c);
+    }
+    Expect(Holds(*out_keys, ffi::U32, 2 * k.n), "", "merge", "keys (n, 2) uint32", *out_keys);
+    Expect(seals.element_type() == ffi::U32, "", "merge", "seals () uint32", seals);
+    B::Merge(exec, k, Data<float>(rows), Data<int32_t>(counts), Data<uint32_t>(seals), seals.element_count(),
+             dim, Data<uint64_t>(out_keys), Data<float>(out_rows), Data<int32_t>(out_counts));
+  });
+}
+template <Backend B>
+auto BindMerge() {
+  return ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>();
+}
+
+/// keys, counts, seal: as merged; step: (2,) uint32, the words of int64; slots: the layout the optimizer wants.
+/// row_ids: (n,) uint32, of which the first `active` () int32 are meant.
+template <Backend B>
+ffi::Error BeginApply(typename B::Exec exec, std::string_view name, std::string_view slots,
+                      ffi::AnyBuffer version, ffi::AnyBuffer keys, ffi::AnyBuffer counts, ffi::AnyBuffer seal,
+                      ffi::AnyBuffer step, Result next, Result row_ids, Result active) {
+  return Guard(name, "apply", [&] {
+    const auto table = Registry<typename B::Table>::Get().Find(name, "apply");
+    const KeySpan k = Keys(name, "apply", keys, false);
+    Expect(Holds(counts, ffi::S32, k.n), name, "apply", "counts (n,) int32", counts);
+    Expect(Holds(seal, ffi::U32, 1), name, "apply", "seal () uint32", seal);
+    Expect(Holds(step, ffi::U32, 2), name, "apply", "step (2,) uint32", step);
+    Expect(Holds(*row_ids, ffi::U32, k.n), name, "apply", "row ids (n,) uint32", *row_ids);
+    B::BeginApply(exec, *table, Version(name, "apply", version), k, Data<int32_t>(counts),
+                  Data<uint32_t>(seal), Data<int64_t>(step), ParseLayout(slots), Data<uint32_t>(next), Data<uint32_t>(row_ids),
+                  Data<int32_t>(active));
+  });
+}
+template <Backend B>
+auto BindBeginApply() {
+  return ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<std::string_view>("table")
+      .template Attr<std::string_view>("slots").template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>();
+}
+
+inline void ExpectSlots(std::string_view name, const SlotLayout& layout, size_t chunk,
+                        const std::vector<ffi::AnyBuffer>& slots) {
+  for (size_t s = 0; s < std::max(slots.size(), layout.slots().size()); ++s) {
+    const bool ok = slots.size() == layout.slots().size() &&
+                    slots[s].size_bytes() == chunk * layout.slots()[s].bytes;
+    if (!ok) {
+      throw MakeError(ErrorCode::kInvalidArgument, name, "apply", "slots " + layout.ToString(),
+                      std::to_string(slots.size()) + " arrays of other sizes",
+                      "call kvjax's Python functions, which prepare the operands");
+    }
+  }
+}
+
+/// Rows [start, start + chunk) of the step, cut at `active`: values (chunk, dim), grads (chunk, dim) float32
+/// copied from the merged rows, fresh (chunk,) bool, and one array per slot.
+template <Backend B>
+ffi::Error Gather(typename B::Exec exec, std::string_view name, std::string_view layout,
+                  ffi::AnyBuffer version, ffi::AnyBuffer row_ids, ffi::AnyBuffer rows, ffi::AnyBuffer start,
+                  ffi::AnyBuffer active, Result values, Result grads, Result fresh,
+                  ffi::RemainingRets slots) {
+  return Guard(name, "apply", [&] {
+    const auto table = Registry<typename B::Table>::Get().Find(name, "apply");
+    const size_t chunk = fresh->element_count();
+    const auto dim = static_cast<size_t>(table->spec().dim);
+    ExpectRows(table->spec(), "apply", *values, chunk);
+    Expect(Holds(*grads, ffi::F32, chunk * dim), name, "apply", "grads (chunk, dim) float32", *grads);
+    Expect(Holds(rows, ffi::F32, row_ids.element_count() * dim), name, "apply", "rows (n, dim) float32", rows);
+    std::vector<std::byte*> data;
+    std::vector<ffi::AnyBuffer> buffers;
+    for (size_t s = 0; s < slots.size(); ++s) {
+      buffers.push_back(**slots.get<ffi::AnyBuffer>(s));
+      data.push_back(static_cast<std::byte*>(buffers.back().untyped_data()));
+    }
+    ExpectSlots(name, ParseLayout(layout), chunk, buffers);
+    B::Gather(exec, *table, Version(name, "apply", version), Data<uint32_t>(row_ids), Data<int32_t>(start),
+              Data<int32_t>(active), chunk, Data<float>(rows), Data<std::byte>(values), Data<float>(grads),
+              Data<bool>(fresh), data);
+  });
+}
+template <Backend B>
+auto BindGather() {
+  return ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<std::string_view>("table")
+      .template Attr<std::string_view>("slots").template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>()
+      .RemainingRets();
+}
+
+/// Writes the chunk back; out: the version, for the next call to depend on.
+template <Backend B>
+ffi::Error Scatter(typename B::Exec exec, std::string_view name, std::string_view layout,
+                   ffi::AnyBuffer version, ffi::AnyBuffer row_ids, ffi::AnyBuffer start,
+                   ffi::AnyBuffer active, ffi::AnyBuffer values, ffi::RemainingArgs slots, Result out) {
+  return Guard(name, "apply", [&] {
+    const auto table = Registry<typename B::Table>::Get().Find(name, "apply");
+    const size_t chunk = values.element_count() / static_cast<size_t>(table->spec().dim);
+    ExpectRows(table->spec(), "apply", values, chunk);
+    std::vector<const std::byte*> data;
+    std::vector<ffi::AnyBuffer> buffers;
+    for (size_t s = 0; s < slots.size(); ++s) {
+      buffers.push_back(*slots.get<ffi::AnyBuffer>(s));
+      data.push_back(static_cast<const std::byte*>(buffers.back().untyped_data()));
+    }
+    ExpectSlots(name, ParseLayout(layout), chunk, buffers);
+    B::Scatter(exec, *table, Version(name, "apply", version), Data<uint32_t>(row_ids), Data<int32_t>(start),
+               Data<int32_t>(active), chunk, Data<std::byte>(values), data, Data<uint32_t>(out));
+  });
+}
+template <Backend B>
+auto BindScatter() {
+  return ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<std::string_view>("table")
+      .template Attr<std::string_view>("slots").template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
+      .RemainingArgs().template Ret<ffi::AnyBuffer>();
+}
+
+/// used: (lookups,) float32, how often the loss used each lookup; what follows is only waited for.
+/// seal: () uint32, kSeal.
+template <Backend B>
+ffi::Error Seal(typename B::Exec exec, std::string_view name, ffi::AnyBuffer used, ffi::RemainingArgs,
+                Result seal) {
+  return Guard(name, "value_and_grad", [&] {
+    Expect(used.element_type() == ffi::F32, name, "value_and_grad", "uses (lookups,) float32", used);
+    B::Seal(exec, Data<float>(used), used.element_count(), Data<uint32_t>(seal));
+  });
+}
+/// version: () uint32, handed through once all that follows it exists.
+template <Backend B>
+ffi::Error After(typename B::Exec exec, std::string_view name, ffi::AnyBuffer version, ffi::RemainingArgs,
+                 Result out) {
+  return Guard(name, "after",
+               [&] { B::Copy(exec, Version(name, "after", version), Data<uint32_t>(out)); });
+}
+template <Backend B>
+auto BindOrder() {
+  return ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<std::string_view>("table")
+      .template Arg<ffi::AnyBuffer>().RemainingArgs().template Ret<ffi::AnyBuffer>();
+}
+
+}  // namespace kvjax

@@ -1,0 +1,61 @@
+"""Transforms that must see dense and sparse gradients together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import optax
+
+from kvjax._sparse import is_sparse, merge
+from kvjax._table import is_table
+
+
+def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
+    """Runs a transform over dense gradients and the merged rows of tables as if all were dense arrays.
+
+    For transforms like ``optax.clip_by_global_norm``, chained before `partition`. The rows of equal keys are summed
+    first, so a norm is what a dense table would give. Transforms that keep state per element do not fit, because rows
+    differ from step to step: put those into `partition`.
+
+    Args:
+      tx: a transform of gradients without state per element.
+
+    Returns:
+      An optax transform.
+
+    Raises:
+      ValueError: the transform keeps arrays per element.
+
+    Example:
+      >>> import kvjax, optax
+      >>> tx = optax.chain(
+      ...     kvjax.optax.joint(optax.clip_by_global_norm(1.0)),
+      ...     kvjax.optax.partition(dense=optax.adam(1e-3), tables=optax.adagrad(0.1)),
+      ... )
+    """
+    tx = optax.with_extra_args_support(tx)
+
+    def init(params):
+        without = jax.tree.map(lambda x: None if is_table(x) else x, params, is_leaf=is_table)
+        state = tx.init(without)
+        if any(getattr(leaf, "ndim", 0) > 0 for leaf in jax.tree.leaves(state)):
+            raise ValueError(
+                "kvjax.optax.joint wants a transform without state per element (clipping, scaling), got one with "
+                "arrays in its state; rows differ from step to step, so put it into kvjax.optax.partition"
+            )
+        return state
+
+    def update(grads, state, params=None, **extra):
+        merged = jax.tree.map(lambda g: merge(g) if is_sparse(g) else g, grads, is_leaf=is_sparse)
+        rows = jax.tree.map(lambda g: g.rows if is_sparse(g) else g, merged, is_leaf=is_sparse)
+        if params is not None:
+            params = jax.tree.map(lambda p: None if is_table(p) else p, params, is_leaf=is_table)
+        new_rows, state = tx.update(rows, state, params, **extra)
+
+        def put_back(grad: Any, new: Any) -> Any:
+            return grad.replace(rows=new) if is_sparse(grad) else new
+
+        return jax.tree.map(put_back, merged, new_rows, is_leaf=is_sparse), state
+
+    return optax.GradientTransformationExtraArgs(init, update)

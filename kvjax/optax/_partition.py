@@ -1,0 +1,138 @@
+"""One optax transform for parameters of which some are tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from kvjax import _rowwise
+from kvjax._sparse import is_sparse
+from kvjax._table import Table, is_table
+
+TableTx = Any  # an optax transform, a Rowwise, a mapping from table names to them, or a function of the name
+
+
+class PartitionState(NamedTuple):
+    """State of `partition`.
+
+    Attributes:
+      count: ``()`` int32, updates so far; the next one is the step that rows are stamped with.
+      dense: state of the dense transform.
+      tables: by table name, what its transform keeps for all rows together. What it keeps per row is in the table.
+    """
+
+    count: jax.Array
+    dense: Any
+    tables: dict[str, Any]
+
+
+def partition(
+    dense: optax.GradientTransformation, tables: TableTx
+) -> optax.GradientTransformationExtraArgs:
+    """Updates dense parameters by one transform and the rows of tables by another.
+
+    ``update`` writes the rows and returns, as the "update" of a `Table`, the difference of versions; so
+    ``optax.apply_updates``, Flax's ``TrainState`` and ``nnx.Optimizer`` work as they are. Because it writes, use each
+    result: an update that is computed and thrown away leaves stale handles behind, which the next call reports.
+
+    Args:
+      dense: transform of everything that is not a table.
+      tables: transform of the rows, run row-wise (see `rowwise`); or a mapping from table names, or a function of
+        the name, to transforms.
+
+    Returns:
+      An optax transform. Extra arguments of ``update`` go to both.
+
+    Raises:
+      ValueError: a table has no transform, or the gradients do not fit the parameters.
+      TypeError: the gradient of a table is not `SparseRows`.
+
+    Example:
+      >>> import jax.numpy as jnp, kvjax, numpy as np, optax
+      >>> params = {"w": jnp.ones(2), "t": kvjax.get_table("doc_partition", dim=2)}
+      >>> tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(0.5))
+      >>> state = tx.init(params)
+      >>> grads = kvjax.grad(lambda p: jnp.sum(p["t"].lookup(np.array([7])) * p["w"]))(params)
+      >>> updates, state = tx.update(grads, state, params)
+      >>> params = optax.apply_updates(params, updates)
+      >>> params["t"].lookup(7).tolist()
+      [-0.5, -0.5]
+      >>> kvjax.drop_table("doc_partition")
+    """
+    dense = optax.with_extra_args_support(dense)
+    choose = _chooser(tables)
+
+    def init(params):
+        leaves, _ = jax.tree.flatten(params, is_leaf=is_table)
+        found = [leaf for leaf in leaves if is_table(leaf) and leaf.spec.trainable]
+        return PartitionState(
+            count=jnp.zeros((), jnp.int32),
+            dense=dense.init(_without(params)),
+            tables={t.name: choose(t.name).init(t.dim) for t in found},
+        )
+
+    def update(grads, state, params=None, **extra):
+        if params is None:
+            raise ValueError("kvjax.optax.partition wants update(grads, state, params), got no params")
+        dense_updates, dense_state = dense.update(_without(grads), state.dense, _without(params), **extra)
+        step = state.count + 1
+        globals_ = dict(state.tables)
+
+        def write(table, grad):
+            if not is_table(table):
+                return None
+            if not is_sparse(grad):
+                raise TypeError(
+                    f"kvjax: table {table.name!r}, partition: want SparseRows as its gradient, got "
+                    f"{type(grad).__name__}; differentiate with kvjax.value_and_grad instead of jax.value_and_grad"
+                )
+            if not table.spec.trainable:
+                return Table(jnp.zeros((), jnp.uint32), table.spec)
+            new, globals_[table.name] = table.apply(
+                choose(table.name), grad, globals_[table.name], step, **extra
+            )
+            return Table(new.version - table.version, table.spec)
+
+        _check_same_tree(params, grads)
+        table_updates = jax.tree.map(write, params, grads, is_leaf=_is_either)
+        updates = jax.tree.map(
+            lambda d, t: t if is_table(t) else d, dense_updates, table_updates,
+            is_leaf=lambda x: x is None or is_table(x),
+        )  # fmt: skip
+        return updates, PartitionState(step, dense_state, globals_)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _is_either(x: Any) -> bool:
+    return is_table(x) or is_sparse(x)
+
+
+def _without(tree: Any) -> Any:
+    """The tree with None for tables and their gradients, which dense transforms pass over."""
+    return jax.tree.map(lambda x: None if _is_either(x) else x, tree, is_leaf=_is_either)
+
+
+def _check_same_tree(params: Any, grads: Any) -> None:
+    want, got = (jax.tree.structure(tree, is_leaf=_is_either) for tree in (params, grads))
+    if want != got:
+        raise ValueError(f"kvjax.optax.partition wants gradients in the tree of the parameters, {want}, got {got}")
+
+
+def _chooser(tables: TableTx) -> Callable[[str], _rowwise.Rowwise]:
+    def choose(name: str) -> _rowwise.Rowwise:
+        if isinstance(tables, Mapping):
+            if name not in tables:
+                raise ValueError(
+                    f"kvjax: table {name!r}, partition: want a transform for every table, got "
+                    f"tables={sorted(tables)}; add one for it, or make the table with trainable=False"
+                )
+            return _rowwise.as_rowwise(tables[name])
+        is_tx = isinstance(tables, (_rowwise.Rowwise, optax.GradientTransformation))
+        return _rowwise.as_rowwise(tables if is_tx else tables(name))
+
+    return choose
