@@ -11,12 +11,12 @@ from kvjax._gradients import value_and_grad as value_and_grad
 from kvjax._keys import Keys as Keys
 from kvjax._keys import hash_keys as hash_keys
 from kvjax._keys import keys as keys
+from kvjax._registry import drop_table as drop_table
+from kvjax._registry import get_table as get_table
+from kvjax._registry import tables as tables
 from kvjax._sparse import SparseRows as SparseRows
 from kvjax._sparse import merge as merge
 from kvjax._table import Table as Table
-from kvjax._table import drop_table as drop_table
-from kvjax._table import get_table as get_table
-from kvjax._table import tables as tables
 from kvjax.ffi import backends as backends
 
 if TYPE_CHECKING:

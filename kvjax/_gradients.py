@@ -65,10 +65,10 @@ class _Tape:
         return _attach(rows, self.taps[index], keys.words, used)
 
     def zero_taps(self) -> list[Any]:
-        return [
-            (jnp.zeros((*s, self.dim)), jnp.zeros((*s, 4)), jnp.zeros(()))
-            for s in self.shapes
-        ]  # fmt: skip
+        def zeros(*shape: int) -> jax.Array:
+            return jnp.zeros(shape, jnp.float32)
+
+        return [(zeros(*s, self.dim), zeros(*s, 4), zeros()) for s in self.shapes]
 
 
 def value_and_grad(
@@ -139,9 +139,7 @@ def value_and_grad(
     return wrapped
 
 
-def grad(
-    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Callable[..., Any]:
+def grad(fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
     """Like ``jax.grad``, for arguments whose trees hold tables; see `value_and_grad`.
 
     Args:

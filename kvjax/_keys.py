@@ -134,9 +134,7 @@ def _words_of_numpy(ids: Any) -> np.ndarray:
 
 def _from_jax(ids: jax.Array) -> Keys:
     if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise TypeError(
-            f"keys want integers, got {ids.dtype}: hash other values with kvjax.hash_keys on the host"
-        )
+        raise TypeError(f"keys want integers, got {ids.dtype}: hash other values with kvjax.hash_keys on the host")
     if ids.dtype.itemsize == 8:
         return Keys(jax.lax.bitcast_convert_type(ids, jnp.uint32))
     if jnp.issubdtype(ids.dtype, jnp.unsignedinteger):
@@ -144,7 +142,12 @@ def _from_jax(ids: jax.Array) -> Keys:
         return Keys(jnp.stack([low, jnp.zeros_like(low)], -1))
     low = ids.astype(jnp.int32)
     words = jax.lax.bitcast_convert_type(jnp.stack([low, low >> 31], -1), jnp.uint32)
-    return Keys(words, narrow=ids.dtype == jnp.int32 and not jax.config.jax_enable_x64)
+    return Keys(words, narrow=ids.dtype == jnp.int32 and not x64_enabled())
+
+
+def x64_enabled() -> bool:
+    """Whether JAX has 64-bit integers now."""
+    return jnp.result_type(int).itemsize == 8
 
 
 def hash_keys(items: Any, salt: int = 0) -> np.ndarray:

@@ -56,21 +56,15 @@ def inspect(spec: TableSpec, version: jax.Array, keys: Keys) -> tuple[jax.Array,
 
 
 def insert(spec: TableSpec, version: jax.Array, keys: Keys) -> jax.Array:
-    return _write(
-        "kvjax_insert", _VERSION, version, keys.words, table=spec.name, narrow=_flag(keys.narrow)
-    )
+    return _write("kvjax_insert", _VERSION, version, keys.words, table=spec.name, narrow=_flag(keys.narrow))
 
 
 def remove(spec: TableSpec, version: jax.Array, keys: Keys) -> jax.Array:
-    return _write(
-        "kvjax_remove", _VERSION, version, keys.words, table=spec.name, narrow=_flag(keys.narrow)
-    )
+    return _write("kvjax_remove", _VERSION, version, keys.words, table=spec.name, narrow=_flag(keys.narrow))
 
 
 def upsert(spec: TableSpec, version: jax.Array, keys: Keys, values: jax.Array) -> jax.Array:
-    return _write(
-        "kvjax_upsert", _VERSION, version, keys.words, values, table=spec.name, narrow=_flag(keys.narrow)
-    )
+    return _write("kvjax_upsert", _VERSION, version, keys.words, values, table=spec.name, narrow=_flag(keys.narrow))
 
 
 def clear(spec: TableSpec, version: jax.Array, slots_only: bool) -> jax.Array:
@@ -85,9 +79,7 @@ def seal(spec: TableSpec, used: jax.Array, values: Sequence[jax.Array]) -> jax.A
     return _read("kvjax_seal", _VERSION, used, *values, table=spec.name)
 
 
-def merge(
-    keys: Keys, rows: jax.Array, counts: jax.Array, seals: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def merge(keys: Keys, rows: jax.Array, counts: jax.Array, seals: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Key words ``(n, 2)``, rows ``(n, dim)`` float32 and counts ``(n,)`` int32, distinct keys first."""
     results = (
         _array(keys.words.shape, jnp.uint32),

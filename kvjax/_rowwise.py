@@ -50,9 +50,7 @@ class Rowwise:
           Arrays, to be handed to `Table.apply` as ``state``.
         """
         leaves = jax.tree.leaves(self.tx.init(jnp.zeros(dim, jnp.float32)))
-        return tuple(
-            jnp.asarray(x) for x, slot in zip(leaves, _layout(self, dim).is_slot, strict=True) if not slot
-        )
+        return tuple(jnp.asarray(x) for x, slot in zip(leaves, _layout(self, dim).is_slot, strict=True) if not slot)
 
 
 def as_rowwise(tx: Any) -> Rowwise:
@@ -111,7 +109,7 @@ def _layout(rowwise: Rowwise, dim: int) -> _Layout:
         raise ValueError(f"rowwise wants count 'auto', 'row' or 'global', got {rowwise.count!r}")
     is_slot = [g or x.ndim > 0 or per_row[rowwise.count](p) for (p, x), g in zip(flat, grows, strict=True)]
     for i, (path, leaf) in enumerate(flat):
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise ValueError(
                 f"rowwise wants a transform without random keys in its state, got "
                 f"{jax.tree_util.keystr(path)}: every row would draw the same noise"
@@ -147,16 +145,15 @@ def _short_names(paths: list[Any]) -> tuple[str, ...]:
     """The shortest unambiguous ends of the paths: "mu", or "0.mu" and "1.mu" if there are two."""
     parts = [[str(getattr(p, "name", getattr(p, "key", getattr(p, "idx", p)))) for p in path] for path in paths]
 
-    def end(i, k):
+    def end(i: int, k: int) -> str:
         return ".".join(parts[i][-k:]) or "state"
 
-    names = []
-    for i in range(len(parts)):
-        for k in range(1, max(len(parts[i]), 1) + 1):
-            if all(end(i, k) != end(j, k) for j in range(len(parts)) if j != i):
-                break
-        names.append(end(i, k).replace("|", "_").replace(";", "_"))
-    return tuple(names)
+    def short(i: int) -> str:
+        lengths = range(1, max(len(parts[i]), 1) + 1)
+        alone = (end(i, k) for k in lengths if all(end(i, k) != end(j, k) for j in range(len(parts)) if j != i))
+        return next(alone, end(i, len(parts[i]))).replace("|", "_").replace(";", "_")
+
+    return tuple(short(i) for i in range(len(parts)))
 
 
 def apply(
@@ -178,9 +175,7 @@ def apply(
             f"{len(state)}", "start from kvjax.optax.rowwise(tx).init(dim) and keep what apply returns",
         )  # fmt: skip
     merged = merge(grads)
-    version, row_ids, active = _ops.begin_apply(
-        spec, table.version, merged, _step_words(step), layout.text
-    )
+    version, row_ids, active = _ops.begin_apply(spec, table.version, merged, _step_words(step), layout.text)
     bytes_per_row = 4 * spec.dim + layout.row_bytes
     chunk = max(1, min(row_ids.shape[0], max(64, _CHUNK_BYTES // bytes_per_row)))
 
@@ -201,17 +196,17 @@ def apply(
     return version, state
 
 
-def _update(rowwise, layout, grads, values, fresh, slots, globals_, extra):
+def _update(rowwise: Rowwise, layout: _Layout, grads, values, fresh, stored, globals_, extra) -> Any:
     """One chunk: gradients and values ``(chunk, dim)`` to new values and slots, in float32."""
     tx = optax.with_extra_args_support(rowwise.tx)
     rows = values.astype(jnp.float32)
     initial, _ = layout.split(jax.vmap(tx.init)(rows))
     slots = [
         jnp.where(fresh.reshape(-1, *[1] * (old.ndim - 1)), first.astype(old.dtype), old)
-        for first, old in zip(initial, slots, strict=True)
+        for first, old in zip(initial, stored, strict=True)
     ]
 
-    def update(grad, state, row):
+    def update(grad, state, row) -> Any:
         updates, state = tx.update(grad, state, row, **extra)
         return optax.apply_updates(row, updates), state
 

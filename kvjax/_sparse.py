@@ -100,7 +100,7 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: Any = 1.0) -> SparseR
 
     Raises:
       ValueError: the rows differ in width, or there are none.
-      jax.errors.JaxRuntimeError: the gradients went through arithmetic (see `SparseRows.seal`).
+      ValueError, jax.errors.JaxRuntimeError: the gradients went through arithmetic (see `SparseRows.seal`).
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np
@@ -125,9 +125,7 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: Any = 1.0) -> SparseR
             jnp.concatenate([p.counts.reshape(-1) for p in parts]),
             jnp.concatenate([p.seal.reshape(-1) for p in parts]),
         )
-        merged = parts[0].replace(
-            keys=Keys(words), rows=rows, counts=counts, seal=jnp.uint32(_SEAL), merged=True
-        )
+        merged = parts[0].replace(keys=Keys(words), rows=rows, counts=counts, seal=jnp.uint32(_SEAL), merged=True)
     if isinstance(scale, (int, float)) and scale == 1:
         return merged
     return merged.replace(rows=merged.rows * jnp.asarray(scale, jnp.float32))

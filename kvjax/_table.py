@@ -1,19 +1,18 @@
-"""`Table`: the immutable handle of a table of rows, and the tables of this process by name."""
+"""`Table`: the immutable handle of a table of rows."""
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from kvjax import _export, _ops, _rowwise
-from kvjax._initializers import resolve
-from kvjax._keys import Keys, as_keys
+from kvjax._keys import as_keys, x64_enabled
 from kvjax._sparse import SparseRows
-from kvjax._spec import KEY_DTYPES, ROW_DTYPES, TableSpec, fail
+from kvjax._spec import TableSpec, fail
 from kvjax.ffi import host
 
 
@@ -84,7 +83,7 @@ class Table:
 
         Raises:
           TypeError: the keys are not integers.
-          jax.errors.JaxRuntimeError: the handle is stale, or 64-bit keys were cut to 32 bits.
+          ValueError, jax.errors.JaxRuntimeError: the handle is stale, or 64-bit keys were cut to 32 bits.
         """
         keys = as_keys(keys)
         rows, found, used = _ops.lookup(self.spec, self._checked(), keys)
@@ -98,13 +97,23 @@ class Table:
         if isinstance(missing, str):
             if missing != "zeros":
                 raise fail(
-                    ValueError, self.name, "lookup", "missing='init', 'zeros' or a row", repr(missing), "choose one"
+                    ValueError,
+                    self.name,
+                    "lookup",
+                    "missing='init', 'zeros' or a row",
+                    repr(missing),
+                    "choose one",
                 )
             return jnp.zeros((), self.spec.row_dtype)
         row = jnp.asarray(missing, self.spec.row_dtype)
         if row.shape != (self.dim,):
             raise fail(
-                ValueError, self.name, "lookup", f"a missing row ({self.dim},)", str(row.shape), "give one row"
+                ValueError,
+                self.name,
+                "lookup",
+                f"a missing row ({self.dim},)",
+                str(row.shape),
+                "give one row",
             )
         return row
 
@@ -204,8 +213,8 @@ class Table:
 
         Raises:
           ValueError: shapes or state do not fit.
-          jax.errors.JaxRuntimeError: the handle is stale, the table holds slots of another optimizer, or the
-            gradients went through arithmetic.
+          ValueError, jax.errors.JaxRuntimeError: the handle is stale, the table holds slots of another
+            optimizer, or the gradients went through arithmetic.
 
         Example:
           >>> import kvjax, optax, jax.numpy as jnp, numpy as np
@@ -256,7 +265,7 @@ class Table:
 
     def refresh(self) -> Table:
         """The live handle of this table, for instance after a failed step. Not inside ``jit``."""
-        return Table(_live_version(self.name), self.spec)
+        return live(self.spec)
 
     def _checked(self) -> jax.Array:
         """The version operand, if it still looks like one."""
@@ -273,7 +282,7 @@ class Table:
 
     def _settle(self, op: str) -> None:
         """Waits until this handle's version exists and checks that it is the live one."""
-        if isinstance(self.version, jax.core.Tracer):
+        if isinstance(self.version, Tracer):
             raise fail(
                 TypeError, self.name, op, "a call outside jit", "one inside",
                 "sizes and exports are host values: take them between steps",
@@ -301,9 +310,7 @@ class Table:
         """``(size, dim)``."""
         return self.size(), self.dim
 
-    def export(
-        self, prune: _export.PruneLike | None = None, dry_run: bool = False, slots: bool = False
-    ) -> Any:
+    def export(self, prune: _export.PruneLike | None = None, dry_run: bool = False, slots: bool = False) -> Any:
         """Copies the table out as NumPy arrays, sorted by (bucket, key). The table itself is not changed.
 
         Args:
@@ -362,9 +369,7 @@ class Table:
                 ValueError, self.name, "load", f"values ({n}, {self.dim}) {self.spec.dtype}",
                 f"{np.shape(rows.values)} {rows.values.dtype}", "load into a table of that dim and dtype",
             )  # fmt: skip
-        types = slot_types or {
-            name: f"{a.dtype}[{','.join(map(str, a.shape[1:]))}]" for name, a in rows.slots.items()
-        }
+        types = slot_types or {name: f"{a.dtype}[{','.join(map(str, a.shape[1:]))}]" for name, a in rows.slots.items()}
         version = host.load_table(
             self.name, int(self.version),
             np.ascontiguousarray(rows.keys).view(np.int64),
@@ -375,7 +380,7 @@ class Table:
         return self._next(jnp.uint32(version))
 
     def __repr__(self) -> str:
-        version = "traced" if isinstance(self.version, jax.core.Tracer) else self.version
+        version = "traced" if isinstance(self.version, Tracer) else self.version
         return f"Table({self.name!r}, dim={self.dim}, dtype={self.spec.dtype}, version={version})"
 
 
@@ -389,117 +394,12 @@ def _bytes(array: np.ndarray) -> np.ndarray:
 
 def _integers(words: jax.Array) -> jax.Array:
     """``(..., 2)`` words of int64 as integers of the widest type that JAX has now."""
-    if jax.config.jax_enable_x64:
+    if x64_enabled():
         return jax.lax.bitcast_convert_type(words, jnp.int64)
     low, high = (jax.lax.bitcast_convert_type(words[..., i], jnp.int32) for i in (0, 1))
     return jnp.where(high == low >> 31, low, jnp.int32(2**31 - 1))
 
 
-# ---- the tables of this process --------------------------------------------------------------------------------
-
-_specs: dict[str, TableSpec] = {}
-_lock = threading.RLock()
-
-
-def _live_version(name: str) -> jax.Array:
-    return jnp.uint32(host.version(name))
-
-
-def get_table(
-    name: str,
-    *,
-    dim: int | None = None,
-    key_dtype: str = "int64",
-    dtype: Any = "float32",
-    initializer: Any = 0.0,
-    seed: int | None = None,
-    trainable: bool = True,
-    checkpoint: bool = True,
-) -> Table:
-    """Gets the table of this name, or creates it. With the name alone it only gets.
-
-    Args:
-      name: unique in the process; compiled programs and checkpoints find the table by it.
-      dim: width of a row, at least 1.
-      key_dtype: "int64", "uint64", "int32" or "uint32": how exported keys are typed (signed or unsigned, always
-        64 bits). Every table takes any 64-bit key.
-      dtype: of the rows, "float32" or "bfloat16". Gradients and slots are float32.
-      initializer: a number or one of `kvjax.initializers`.
-      seed: 64-bit integer for the initial rows; by default a hash of the name.
-      trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it.
-      checkpoint: whether `kvjax.orbax.split` hands it out to be saved.
-
-    Returns:
-      The live handle.
-
-    Raises:
-      ValueError: a table of this name exists with other arguments, or an argument is out of range.
-      KeyError: only the name was given and there is no such table.
-
-    Example:
-      >>> import kvjax
-      >>> kvjax.get_table("doc_get", dim=4, initializer=kvjax.initializers.normal(0.1))
-      Table('doc_get', dim=4, dtype=float32, version=0)
-      >>> kvjax.get_table("doc_get").dim
-      4
-      >>> kvjax.drop_table("doc_get")
-    """
-    with _lock:
-        if dim is None:
-            if name not in _specs:
-                raise KeyError(
-                    f"kvjax: table {name!r}, get_table: want a table of this name, got none; "
-                    "give dim= to create it"
-                )
-            return Table(_live_version(name), _specs[name])
-        spec = _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint)
-        known = _specs.get(name)
-        if known is None:
-            init = spec.initializer
-            host.create(name, dim, spec.dtype, init.kind, init.a, init.b, spec.seed)
-            _specs[name] = spec
-        elif known != spec:
-            raise fail(
-                ValueError, name, "get_table", "the arguments it was made with", spec.differences(known),
-                "give the same arguments, another name, or kvjax.drop_table(name) first",
-            )  # fmt: skip
-        return Table(_live_version(name), _specs[name])
-
-
-def _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint) -> TableSpec:
-    def want(ok: bool, what: str, got: Any) -> None:
-        if not ok:
-            raise fail(ValueError, name, "get_table", what, repr(got), "see kvjax.get_table")
-
-    want(isinstance(name, str) and name != "", "a name", name)
-    want(isinstance(dim, (int, np.integer)) and dim >= 1, "an integer dim >= 1", dim)
-    key_dtype, dtype = jnp.dtype(key_dtype).name, jnp.dtype(dtype).name
-    want(key_dtype in KEY_DTYPES, f"key_dtype in {KEY_DTYPES}", key_dtype)
-    want(dtype in ROW_DTYPES, f"dtype in {ROW_DTYPES}", dtype)
-    seed = int(host.hash_strings([name.encode()], 0)[0]) if seed is None else int(seed)
-    return TableSpec(
-        name, int(dim), key_dtype, dtype, resolve(initializer), seed % 2**64, bool(trainable), bool(checkpoint)
-    )
-
-
-def tables() -> dict[str, Table]:
-    """The live handles of all tables of this process, by name."""
-    with _lock:
-        return {name: Table(_live_version(name), spec) for name, spec in _specs.items()}
-
-
-def drop_table(name: str) -> None:
-    """Forgets a table and gives its memory back. Its handles stay stale, even if the name is used again.
-
-    Args:
-      name: of a table of this process.
-
-    Raises:
-      KeyError: there is no table of this name.
-    """
-    with _lock:
-        host.drop(name)
-        _specs.pop(name, None)
-
-
-__all__ = ["Keys", "Table", "drop_table", "get_table", "is_table", "tables"]
+def live(spec: TableSpec) -> Table:
+    """The live handle of the table that `spec` names."""
+    return Table(jnp.uint32(host.version(spec.name)), spec)

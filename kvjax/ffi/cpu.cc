@@ -29,8 +29,8 @@ struct Cpu {
   static ParallelFor On(Exec& pool) {
     return [&pool](size_t n, size_t grain, const auto& body) { RunOnPool(pool, n, grain, body); };
   }
-  static void Lookup(Exec& pool, Table& t, const uint32_t* version, KeySpan keys, std::byte* rows, bool* found,
-                     float* used, size_t num_used) {
+  static void Lookup(Exec& pool, Table& t, const uint32_t* version, KeySpan keys, std::byte* rows,
+                     bool* found, float* used, size_t num_used) {
     t.Lookup(On(pool), *version, keys, rows, found);
     std::fill_n(used, num_used, 1.0f);
   }
@@ -53,8 +53,8 @@ struct Cpu {
     *next = t.ClearSlots(*version);
   }
   static void BeginApply(Exec& pool, Table& t, const uint32_t* version, KeySpan keys, const int32_t* counts,
-                         const uint32_t* seal, const int64_t* step, const SlotLayout& layout, uint32_t* next, uint32_t* row_ids,
-                         int32_t* active) {
+                         const uint32_t* seal, const int64_t* step, const SlotLayout& layout, uint32_t* next,
+                         uint32_t* row_ids, int32_t* active) {
     CheckSeals(t.spec().name, "apply", seal, 1);
     int64_t s;
     std::memcpy(&s, step, sizeof(s));
@@ -81,12 +81,12 @@ struct Cpu {
   static void Seal(Exec&, const float* used, size_t lookups, uint32_t* seal) {
     for (size_t i = 0; i < lookups; ++i) {
       if (used[i] == 0.0f || used[i] == 1.0f) continue;
-      throw MakeError(ErrorCode::kInvalidArgument, "", "value_and_grad",
-                      "a loss that uses each lookup at most once",
-                      "lookup " + std::to_string(i + 1) + " of " + std::to_string(lookups) + " used " +
-                          std::to_string(static_cast<int64_t>(used[i])) + " times",
-                      "a lookup inside a scan, vmap or twice-called jit of the loss: look the rows up before it "
-                      "and pass them in");
+      throw MakeError(
+          ErrorCode::kInvalidArgument, "", "value_and_grad", "a loss that uses each lookup at most once",
+          "lookup " + std::to_string(i + 1) + " of " + std::to_string(lookups) + " used " +
+              std::to_string(static_cast<int64_t>(used[i])) + " times",
+          "a lookup inside a scan, vmap or twice-called jit of the loss: look the rows up before it "
+          "and pass them in");
     }
     *seal = kSeal;
   }
@@ -245,8 +245,8 @@ nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashIntegers(HostArray<int64_t> ite
   std::vector<int64_t> out(items.shape(0));
   // Mix is a bijection that fixes 0; adding the mixed salt first gives each salt a bijection of its own.
   for (size_t i = 0; i < out.size(); ++i) {
-    out[i] = static_cast<int64_t>(Mix(static_cast<uint64_t>(items.data()[i]) + Mix(salt) +
-                                      0x9E3779B97F4A7C15ull));
+    out[i] =
+        static_cast<int64_t>(Mix(static_cast<uint64_t>(items.data()[i]) + Mix(salt) + 0x9E3779B97F4A7C15ull));
   }
   return ToNumpy(std::move(out));
 }

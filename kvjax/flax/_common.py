@@ -7,10 +7,13 @@ from typing import Any
 import jax
 
 from kvjax import _initializers
-from kvjax._table import Table, get_table
+from kvjax._registry import get_table
+from kvjax._table import Table
 
 
-def resolve_table(table: str | Table, features: int | None, param_dtype: Any, initializer: Any, **options: Any) -> Table:
+def resolve_table(
+    table: str | Table, features: int | None, param_dtype: Any, initializer: Any, **options: Any
+) -> Table:
     """The table of a layer: the one that was given, or the one of that name, made if need be.
 
     The default initial rows are those of ``flax.linen.Embed``: normal with variance 1 / features.

@@ -46,8 +46,8 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
             )
         return state
 
-    def update(grads, state, params=None, **extra):
-        merged = jax.tree.map(lambda g: merge(g) if is_sparse(g) else g, grads, is_leaf=is_sparse)
+    def update(updates, state, params=None, **extra):
+        merged = jax.tree.map(lambda g: merge(g) if is_sparse(g) else g, updates, is_leaf=is_sparse)
         rows = jax.tree.map(lambda g: g.rows if is_sparse(g) else g, merged, is_leaf=is_sparse)
         if params is not None:
             params = jax.tree.map(lambda p: None if is_table(p) else p, params, is_leaf=is_table)

@@ -25,14 +25,12 @@ class PartitionState(NamedTuple):
       tables: by table name, what its transform keeps for all rows together. What it keeps per row is in the table.
     """
 
-    count: jax.Array
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]  (the name every optax state gives it)
     dense: Any
     tables: dict[str, Any]
 
 
-def partition(
-    dense: optax.GradientTransformation, tables: TableTx
-) -> optax.GradientTransformationExtraArgs:
+def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.GradientTransformationExtraArgs:
     """Updates dense parameters by one transform and the rows of tables by another.
 
     ``update`` writes the rows and returns, as the "update" of a `Table`, the difference of versions; so
@@ -75,10 +73,10 @@ def partition(
             tables={t.name: choose(t.name).init(t.dim) for t in found},
         )
 
-    def update(grads, state, params=None, **extra):
+    def update(updates, state, params=None, **extra):
         if params is None:
             raise ValueError("kvjax.optax.partition wants update(grads, state, params), got no params")
-        dense_updates, dense_state = dense.update(_without(grads), state.dense, _without(params), **extra)
+        dense_updates, dense_state = dense.update(_without(updates), state.dense, _without(params), **extra)
         step = state.count + 1
         globals_ = dict(state.tables)
 
@@ -92,18 +90,16 @@ def partition(
                 )
             if not table.spec.trainable:
                 return Table(jnp.zeros((), jnp.uint32), table.spec)
-            new, globals_[table.name] = table.apply(
-                choose(table.name), grad, globals_[table.name], step, **extra
-            )
+            new, globals_[table.name] = table.apply(choose(table.name), grad, globals_[table.name], step, **extra)
             return Table(new.version - table.version, table.spec)
 
-        _check_same_tree(params, grads)
-        table_updates = jax.tree.map(write, params, grads, is_leaf=_is_either)
-        updates = jax.tree.map(
+        _check_same_tree(params, updates)
+        table_updates = jax.tree.map(write, params, updates, is_leaf=_is_either)
+        new_updates = jax.tree.map(
             lambda d, t: t if is_table(t) else d, dense_updates, table_updates,
             is_leaf=lambda x: x is None or is_table(x),
         )  # fmt: skip
-        return updates, PartitionState(step, dense_state, globals_)
+        return new_updates, PartitionState(step, dense_state, globals_)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import orbax.checkpoint as ocp
+from orbax.checkpoint import future
 
+from kvjax._registry import get_table
 from kvjax._spec import fail
-from kvjax._table import Table, get_table
+from kvjax._table import Table
 from kvjax.orbax import _layout
 
 
@@ -30,12 +32,12 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
         async def commit() -> None:
             await asyncio.gather(*(_layout.write(Path(directory), s) for s in stored))
 
-        return [ocp.future.CommitFutureAwaitingContractedSignals(commit(), name="kvjax_tables")]
+        return [future.CommitFutureAwaitingContractedSignals(commit(), name="kvjax_tables")]
 
     def save(self, directory: Any, args: TableSave) -> None:
         async def run() -> None:
-            for future in await self.async_save(directory, args):
-                future.result()
+            for pending in await self.async_save(directory, args):
+                pending.result()
 
         asyncio.run(run())
 
@@ -47,9 +49,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
         # All are read and checked before the first is changed.
         stored = {name: _layout.read(directory, name) for name in wanted}
         targets = {name: _target(name, table, stored[name].meta) for name, table in wanted.items()}
-        return {
-            name: table.load(stored[name].rows(), stored[name].meta["slots"]) for name, table in targets.items()
-        }
+        return {name: table.load(stored[name].rows(), stored[name].meta["slots"]) for name, table in targets.items()}
 
     def metadata(self, directory: Any) -> dict[str, Any]:
         """What each table of a checkpoint is, by name, as ``kvjax.json`` says it."""
@@ -118,7 +118,8 @@ class TableSave(ocp.args.CheckpointArgs):
 class TableRestore(ocp.args.CheckpointArgs):
     """Restores tables; gives a dict of live handles by name.
 
-    The contents of the tables are replaced, slots, frequencies and versions with them. A handle given here may be stale.
+    The contents of the tables are replaced, slots, frequencies and versions with them. A handle given here may be
+    stale.
 
     Attributes:
       tables: tables to load into, by their names in the checkpoint; None instead of a table makes it as it was saved.

@@ -61,7 +61,8 @@ class Table {
   // ---- reads -------------------------------------------------------------------------------------------
 
   /// out: (n, dim) of the row type; a key without a row reads as its initial row. found: (n,).
-  void Lookup(const ParallelFor& parallel, uint32_t version, KeySpan keys, std::byte* out, bool* found) const {
+  void Lookup(const ParallelFor& parallel, uint32_t version, KeySpan keys, std::byte* out,
+              bool* found) const {
     const auto lock = Read(version, "lookup", keys);
     const size_t bytes = row_bytes();
     parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
@@ -148,8 +149,9 @@ class Table {
 
   // ---- the training write: BeginApply, then Gather and Scatter for each chunk of rows ---------------------
   //
-  // BeginApply makes every row that the step needs and all memory it takes, and moves the version on; until the
-  // last Scatter nobody else can hold that version, because it is handed on only with the result of the step.
+  // BeginApply makes every row that the step needs and all memory it takes, and moves the version on; until
+  // the last Scatter nobody else can hold that version, because it is handed on only with the result of the
+  // step.
 
   /// keys are distinct; counts: (n,) occurrences, zeros at the end are padding. Writes the row ids of the
   /// first `active` keys and counts the step in. A negative `step` stands for the one after the last.
@@ -264,7 +266,8 @@ class Table {
     Check(version, op, keys);
     return lock;
   }
-  [[nodiscard]] std::unique_lock<std::shared_mutex> Write(uint32_t version, std::string_view op, KeySpan keys) {
+  [[nodiscard]] std::unique_lock<std::shared_mutex> Write(uint32_t version, std::string_view op,
+                                                          KeySpan keys) {
     std::unique_lock lock(mutex_);
     Check(version, op, keys);
     return lock;

@@ -10,9 +10,9 @@
 
 namespace kvjax {
 
-/// Cuts [0, n) into chunks that the caller and the pool's threads take one by one. The caller returns when the
-/// last chunk is done; a task that the pool starts later finds none left and touches nothing of the caller's.
-/// So a busy pool costs speed and can never block the call.
+/// Cuts [0, n) into chunks that the caller and the pool's threads take one by one. The caller returns when
+/// the last chunk is done; a task that the pool starts later finds none left and touches nothing of the
+/// caller's. So a busy pool costs speed and can never block the call.
 inline void RunOnPool(xla::ffi::ThreadPool& pool, size_t n, size_t grain,
                       const std::function<void(size_t, size_t)>& body) {
   const auto threads = static_cast<size_t>(std::max<int64_t>(pool.num_threads(), 1));
@@ -27,7 +27,7 @@ inline void RunOnPool(xla::ffi::ThreadPool& pool, size_t n, size_t grain,
     std::atomic<size_t> next{0}, done{0};
     void Work() {
       for (size_t c; (c = next.fetch_add(1)) < chunks;) {
-        (*body)(n * c / chunks, n * (c + 1) / chunks);
+        (*body)(n* c / chunks, n * (c + 1) / chunks);
         if (done.fetch_add(1) + 1 == chunks) done.notify_one();
       }
     }

@@ -13,8 +13,8 @@ namespace kvjax {
 
 using Result = ffi::Result<ffi::AnyBuffer>;
 
-/// rows: (n, dim); found: (n,) bool; used: () float32 (vmap may give it leading axes), always 1: a value that exists only once the rows have
-/// been read, by which a later write can be made to wait for this call.
+/// rows: (n, dim); found: (n,) bool; used: () float32 (vmap may give it leading axes), always 1: a value that
+/// exists only once the rows have been read, by which a later write can be made to wait for this call.
 template <Backend B>
 ffi::Error Lookup(typename B::Exec exec, std::string_view name, bool narrow, ffi::AnyBuffer version,
                   ffi::AnyBuffer keys, Result rows, Result found, Result used) {
@@ -23,17 +23,23 @@ ffi::Error Lookup(typename B::Exec exec, std::string_view name, bool narrow, ffi
     const KeySpan k = Keys(name, "lookup", keys, narrow);
     ExpectRows(table->spec(), "lookup", *rows, k.n);
     Expect(Holds(*found, ffi::PRED, k.n), name, "lookup", "found (n,) bool", *found);
-    Expect(used->element_type() == ffi::F32 && used->element_count() >= 1, name, "lookup",
-           "used () float32", *used);
+    Expect(used->element_type() == ffi::F32 && used->element_count() >= 1, name, "lookup", "used () float32",
+           *used);
     B::Lookup(exec, *table, Version(name, "lookup", version), k, Data<std::byte>(rows), Data<bool>(found),
               Data<float>(used), used->element_count());
   });
 }
 template <Backend B>
 auto BindLookup() {
-  return ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<std::string_view>("table")
-      .template Attr<bool>("narrow").template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>();
+  return ffi::Ffi::Bind()
+      .template Ctx<typename B::Ctx>()
+      .template Attr<std::string_view>("table")
+      .template Attr<bool>("narrow")
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>();
 }
 
 /// found: (n,) bool; frequency and row_version: (n, 2) uint32, the words of int64.
@@ -77,8 +83,12 @@ ffi::Error Remove(typename B::Exec exec, std::string_view name, bool narrow, ffi
 }
 template <Backend B>
 auto BindKeys() {
-  return ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<std::string_view>("table")
-      .template Attr<bool>("narrow").template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
+  return ffi::Ffi::Bind()
+      .template Ctx<typename B::Ctx>()
+      .template Attr<std::string_view>("table")
+      .template Attr<bool>("narrow")
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
       .template Ret<ffi::AnyBuffer>();
 }
 
@@ -96,9 +106,14 @@ ffi::Error Upsert(typename B::Exec exec, std::string_view name, bool narrow, ffi
 }
 template <Backend B>
 auto BindUpsert() {
-  return ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<std::string_view>("table")
-      .template Attr<bool>("narrow").template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>();
+  return ffi::Ffi::Bind()
+      .template Ctx<typename B::Ctx>()
+      .template Attr<std::string_view>("table")
+      .template Attr<bool>("narrow")
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>();
 }
 
 template <Backend B>
@@ -113,8 +128,12 @@ ffi::Error Clear(typename B::Exec exec, std::string_view name, bool slots_only, 
 }
 template <Backend B>
 auto BindClear() {
-  return ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<std::string_view>("table")
-      .template Attr<bool>("slots_only").template Arg<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>();
+  return ffi::Ffi::Bind()
+      .template Ctx<typename B::Ctx>()
+      .template Attr<std::string_view>("table")
+      .template Attr<bool>("slots_only")
+      .template Arg<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>();
 }
 
 }  // namespace kvjax

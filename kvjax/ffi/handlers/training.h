@@ -40,13 +40,19 @@ ffi::Error Merge(typename B::Exec exec, ffi::AnyBuffer keys, ffi::AnyBuffer rows
 }
 template <Backend B>
 auto BindMerge() {
-  return ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>();
+  return ffi::Ffi::Bind()
+      .template Ctx<typename B::Ctx>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>();
 }
 
-/// keys, counts, seal: as merged; step: (2,) uint32, the words of int64; slots: the layout the optimizer wants.
-/// row_ids: (n,) uint32, of which the first `active` () int32 are meant.
+/// keys, counts, seal: as merged; step: (2,) uint32, the words of int64; slots: the layout the optimizer
+/// wants. row_ids: (n,) uint32, of which the first `active` () int32 are meant.
 template <Backend B>
 ffi::Error BeginApply(typename B::Exec exec, std::string_view name, std::string_view slots,
                       ffi::AnyBuffer version, ffi::AnyBuffer keys, ffi::AnyBuffer counts, ffi::AnyBuffer seal,
@@ -59,23 +65,31 @@ ffi::Error BeginApply(typename B::Exec exec, std::string_view name, std::string_
     Expect(Holds(step, ffi::U32, 2), name, "apply", "step (2,) uint32", step);
     Expect(Holds(*row_ids, ffi::U32, k.n), name, "apply", "row ids (n,) uint32", *row_ids);
     B::BeginApply(exec, *table, Version(name, "apply", version), k, Data<int32_t>(counts),
-                  Data<uint32_t>(seal), Data<int64_t>(step), ParseLayout(slots), Data<uint32_t>(next), Data<uint32_t>(row_ids),
-                  Data<int32_t>(active));
+                  Data<uint32_t>(seal), Data<int64_t>(step), ParseLayout(slots), Data<uint32_t>(next),
+                  Data<uint32_t>(row_ids), Data<int32_t>(active));
   });
 }
 template <Backend B>
 auto BindBeginApply() {
-  return ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<std::string_view>("table")
-      .template Attr<std::string_view>("slots").template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>();
+  return ffi::Ffi::Bind()
+      .template Ctx<typename B::Ctx>()
+      .template Attr<std::string_view>("table")
+      .template Attr<std::string_view>("slots")
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>();
 }
 
 inline void ExpectSlots(std::string_view name, const SlotLayout& layout, size_t chunk,
                         const std::vector<ffi::AnyBuffer>& slots) {
   for (size_t s = 0; s < std::max(slots.size(), layout.slots().size()); ++s) {
-    const bool ok = slots.size() == layout.slots().size() &&
-                    slots[s].size_bytes() == chunk * layout.slots()[s].bytes;
+    const bool ok =
+        slots.size() == layout.slots().size() && slots[s].size_bytes() == chunk * layout.slots()[s].bytes;
     if (!ok) {
       throw MakeError(ErrorCode::kInvalidArgument, name, "apply", "slots " + layout.ToString(),
                       std::to_string(slots.size()) + " arrays of other sizes",
@@ -97,7 +111,8 @@ ffi::Error Gather(typename B::Exec exec, std::string_view name, std::string_view
     const auto dim = static_cast<size_t>(table->spec().dim);
     ExpectRows(table->spec(), "apply", *values, chunk);
     Expect(Holds(*grads, ffi::F32, chunk * dim), name, "apply", "grads (chunk, dim) float32", *grads);
-    Expect(Holds(rows, ffi::F32, row_ids.element_count() * dim), name, "apply", "rows (n, dim) float32", rows);
+    Expect(Holds(rows, ffi::F32, row_ids.element_count() * dim), name, "apply", "rows (n, dim) float32",
+           rows);
     std::vector<std::byte*> data;
     std::vector<ffi::AnyBuffer> buffers;
     for (size_t s = 0; s < slots.size(); ++s) {
@@ -112,10 +127,18 @@ ffi::Error Gather(typename B::Exec exec, std::string_view name, std::string_view
 }
 template <Backend B>
 auto BindGather() {
-  return ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<std::string_view>("table")
-      .template Attr<std::string_view>("slots").template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>().template Ret<ffi::AnyBuffer>()
+  return ffi::Ffi::Bind()
+      .template Ctx<typename B::Ctx>()
+      .template Attr<std::string_view>("table")
+      .template Attr<std::string_view>("slots")
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>()
       .RemainingRets();
 }
 
@@ -141,10 +164,17 @@ ffi::Error Scatter(typename B::Exec exec, std::string_view name, std::string_vie
 }
 template <Backend B>
 auto BindScatter() {
-  return ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<std::string_view>("table")
-      .template Attr<std::string_view>("slots").template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>().template Arg<ffi::AnyBuffer>()
-      .RemainingArgs().template Ret<ffi::AnyBuffer>();
+  return ffi::Ffi::Bind()
+      .template Ctx<typename B::Ctx>()
+      .template Attr<std::string_view>("table")
+      .template Attr<std::string_view>("slots")
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .RemainingArgs()
+      .template Ret<ffi::AnyBuffer>();
 }
 
 /// used: (lookups,) float32, how often the loss used each lookup; what follows is only waited for.
@@ -161,13 +191,16 @@ ffi::Error Seal(typename B::Exec exec, std::string_view name, ffi::AnyBuffer use
 template <Backend B>
 ffi::Error After(typename B::Exec exec, std::string_view name, ffi::AnyBuffer version, ffi::RemainingArgs,
                  Result out) {
-  return Guard(name, "after",
-               [&] { B::Copy(exec, Version(name, "after", version), Data<uint32_t>(out)); });
+  return Guard(name, "after", [&] { B::Copy(exec, Version(name, "after", version), Data<uint32_t>(out)); });
 }
 template <Backend B>
 auto BindOrder() {
-  return ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<std::string_view>("table")
-      .template Arg<ffi::AnyBuffer>().RemainingArgs().template Ret<ffi::AnyBuffer>();
+  return ffi::Ffi::Bind()
+      .template Ctx<typename B::Ctx>()
+      .template Attr<std::string_view>("table")
+      .template Arg<ffi::AnyBuffer>()
+      .RemainingArgs()
+      .template Ret<ffi::AnyBuffer>();
 }
 
 }  // namespace kvjax

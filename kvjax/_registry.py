@@ -1,0 +1,120 @@
+"""The tables of this process by name."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from kvjax._initializers import resolve
+from kvjax._spec import KEY_DTYPES, ROW_DTYPES, TableSpec, fail
+from kvjax._table import Table, live
+from kvjax.ffi import host
+
+_specs: dict[str, TableSpec] = {}
+_lock = threading.RLock()
+
+
+def get_table(
+    name: str,
+    *,
+    dim: int | None = None,
+    key_dtype: str = "int64",
+    dtype: Any = "float32",
+    initializer: Any = 0.0,
+    seed: int | None = None,
+    trainable: bool = True,
+    checkpoint: bool = True,
+) -> Table:
+    """Gets the table of this name, or creates it. With the name alone it only gets.
+
+    Args:
+      name: unique in the process; compiled programs and checkpoints find the table by it.
+      dim: width of a row, at least 1.
+      key_dtype: "int64", "uint64", "int32" or "uint32": how exported keys are typed (signed or unsigned, always
+        64 bits). Every table takes any 64-bit key.
+      dtype: of the rows, "float32" or "bfloat16". Gradients and slots are float32.
+      initializer: a number or one of `kvjax.initializers`.
+      seed: 64-bit integer for the initial rows; by default a hash of the name.
+      trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it.
+      checkpoint: whether `kvjax.orbax.split` hands it out to be saved.
+
+    Returns:
+      The live handle.
+
+    Raises:
+      ValueError: a table of this name exists with other arguments, or an argument is out of range.
+      KeyError: only the name was given and there is no such table.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.get_table("doc_get", dim=4, initializer=kvjax.initializers.normal(0.1))
+      Table('doc_get', dim=4, dtype=float32, version=0)
+      >>> kvjax.get_table("doc_get").dim
+      4
+      >>> kvjax.drop_table("doc_get")
+    """
+    with _lock:
+        if dim is None:
+            if name not in _specs:
+                raise KeyError(
+                    f"kvjax: table {name!r}, get_table: want a table of this name, got none; give dim= to create it"
+                )
+            return live(_specs[name])
+        spec = _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint)
+        known = _specs.get(name)
+        if known is None:
+            init = spec.initializer
+            host.create(name, dim, spec.dtype, init.kind, init.a, init.b, spec.seed)
+            _specs[name] = spec
+        elif known != spec:
+            raise fail(
+                ValueError, name, "get_table", "the arguments it was made with", spec.differences(known),
+                "give the same arguments, another name, or kvjax.drop_table(name) first",
+            )  # fmt: skip
+        return live(_specs[name])
+
+
+def _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint) -> TableSpec:
+    def want(ok: Any, what: str, got: Any) -> None:
+        if not ok:
+            raise fail(ValueError, name, "get_table", what, repr(got), "see kvjax.get_table")
+
+    want(isinstance(name, str) and name != "", "a name", name)
+    want(isinstance(dim, (int, np.integer)) and dim >= 1, "an integer dim >= 1", dim)
+    key_dtype, dtype = jnp.dtype(key_dtype).name, jnp.dtype(dtype).name
+    want(key_dtype in KEY_DTYPES, f"key_dtype in {KEY_DTYPES}", key_dtype)
+    want(dtype in ROW_DTYPES, f"dtype in {ROW_DTYPES}", dtype)
+    seed = int(host.hash_strings([name.encode()], 0)[0]) if seed is None else int(seed)
+    return TableSpec(
+        name,
+        int(dim),
+        key_dtype,
+        dtype,
+        resolve(initializer),
+        seed % 2**64,
+        bool(trainable),
+        bool(checkpoint),
+    )
+
+
+def tables() -> dict[str, Table]:
+    """The live handles of all tables of this process, by name."""
+    with _lock:
+        return {name: live(spec) for name, spec in _specs.items()}
+
+
+def drop_table(name: str) -> None:
+    """Forgets a table and gives its memory back. Its handles stay stale, even if the name is used again.
+
+    Args:
+      name: of a table of this process.
+
+    Raises:
+      KeyError: there is no table of this name.
+    """
+    with _lock:
+        host.drop(name)
+        _specs.pop(name, None)

@@ -1,0 +1,109 @@
+"""The Linen and NNX layers."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import kvjax
+
+KEYS = kvjax.keys(np.array([[2**40, -1], [7, 2**40]]))
+
+
+class LinenNet(nn.Module):
+    wrap: object = None
+
+    @nn.compact
+    def __call__(self, keys):
+        embed = kvjax.flax.Embed if self.wrap is None else self.wrap(kvjax.flax.Embed)
+        return nn.Dense(1)(jnp.tanh(embed("t", 4)(keys)))
+
+
+@pytest.mark.parametrize("wrap", [None, nn.remat, nn.jit], ids=["plain", "remat", "jit"])
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+def test_linen_lifted_transforms(wrap, jit):
+    net = LinenNet(wrap)
+    params = (jax.jit(net.init) if jit else net.init)(jax.random.key(0), KEYS)["params"]
+    (path,) = [k for k in params if "Embed" in k]
+    assert isinstance(params[path]["table"], kvjax.Table)
+    function = kvjax.value_and_grad(lambda p: jnp.sum(net.apply({"params": p}, KEYS) ** 2))
+    value, grads = (jax.jit(function) if jit else function)(params)
+    rows = params[path]["table"].lookup(KEYS)
+
+    def dense(rows):
+        return jnp.sum((jnp.tanh(rows) @ params["Dense_0"]["kernel"] + params["Dense_0"]["bias"]) ** 2)
+
+    with jax.numpy_rank_promotion("allow"):
+        want, want_rows = jax.value_and_grad(dense)(rows)
+    np.testing.assert_allclose(value, want, rtol=1e-5)
+    np.testing.assert_allclose(grads[path]["table"].rows, want_rows, rtol=1e-4, atol=1e-6)
+
+
+def test_init_touches_no_rows_and_evaluation_changes_nothing():
+    net = LinenNet()
+    variables = net.init(jax.random.key(0), KEYS)
+    net.apply(variables, KEYS)
+    assert len(variables["params"]["Embed_0"]["table"]) == 0
+    assert jax.eval_shape(net.init, jax.random.key(0), KEYS)["params"]["Embed_0"]["table"].dim == 4
+
+
+def test_default_initial_rows_are_those_of_embed():
+    table = kvjax.flax.Embed("t", 64).init(jax.random.key(0), KEYS)["params"]["table"]
+    rows = table.lookup(np.arange(2000))
+    assert abs(float(rows.std()) - 64**-0.5) < 2e-3 and abs(float(rows.mean())) < 2e-3
+
+
+def test_a_table_or_a_name(make):
+    table = make(4, initializer=2.0)
+    for given in (table, table.name):
+        module = kvjax.flax.Embed(given)
+        assert module.apply(module.init(jax.random.key(0), KEYS), KEYS).shape == (2, 2, 4)
+        assert kvjax.flax.nnx.Embed(given)(KEYS).shape == (2, 2, 4)
+    with pytest.raises(ValueError, match="features=4"):
+        kvjax.flax.nnx.Embed(table, 8)
+    assert kvjax.flax.nnx.Embed(table, dtype=jnp.bfloat16)(KEYS).dtype == jnp.bfloat16
+
+
+class NnxNet(nnx.Module):
+    def __init__(self, rngs):
+        self.embed = kvjax.flax.nnx.Embed("t", 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.out = nnx.Linear(4, 1, rngs=rngs)
+
+    def __call__(self, keys):
+        return self.out(self.norm(jnp.tanh(self.embed(keys))))
+
+
+def test_nnx_training_loop():
+    """A stock nnx.Optimizer and nnx.jit; batch statistics move, rows are trained."""
+    model = NnxNet(nnx.Rngs(0))
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        tx = kvjax.optax.partition(dense=optax.adam(0.02), tables=optax.adagrad(0.3))
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+        y = jnp.array([[[1.0], [0.0]], [[-1.0], [1.0]]])
+
+        @nnx.jit
+        def step(model, optimizer, keys, y):
+            loss, grads = kvjax.flax.nnx.value_and_grad(lambda m: jnp.mean((m(keys) - y) ** 2))(model)
+            optimizer.update(model, grads)
+            return loss
+
+        losses = [float(step(model, optimizer, KEYS, y)) for _ in range(60)]
+    table = model.embed.table.get_value()
+    assert losses[-1] < 0.05 * losses[0]
+    assert len(table) == 3 and int(table.frequency(np.int64(2**40))) == 120
+    assert float(jnp.abs(model.norm.mean.get_value()).sum()) > 0
+
+
+def test_nnx_gradients_are_those_of_linen(make):
+    table = make(4, initializer=kvjax.initializers.normal(1.0))
+    embed = kvjax.flax.nnx.Embed(table)
+    (value, aux), grads = kvjax.flax.nnx.value_and_grad(lambda m: (jnp.sum(m(KEYS) ** 2), m(KEYS)), has_aux=True)(embed)
+    np.testing.assert_allclose(grads["table"].get_value().rows.sum(), 2 * aux.sum(), rtol=1e-5)
+    only, _ = kvjax.flax.nnx.grad(lambda m: (jnp.sum(m(KEYS) ** 2), 0), has_aux=True)(embed)
+    assert only["table"].get_value().rows.shape == (2, 2, 4)
+    np.testing.assert_allclose(only["table"].get_value().rows, 2 * aux, rtol=1e-5)
+    assert value.shape == ()

@@ -1,0 +1,249 @@
+"""kvjax.value_and_grad gives what jax.value_and_grad gives for a dense table, through every transformation."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+
+# JAX raises what a handler reports as one or the other, depending on whether the call ran at once.
+REFUSED = (ValueError, jax.errors.JaxRuntimeError)
+
+VOCABULARY, DIM, BATCH = 20, 4, 6
+IDS = np.array([3, 17, 3, 0, 9, 17])
+MORE = np.array([[0, 3], [11, 11], [5, 3]])
+
+
+@pytest.fixture
+def dense():
+    return jax.random.normal(jax.random.key(1), (VOCABULARY, DIM))
+
+
+@pytest.fixture
+def table(make, dense):
+    """The same rows under keys that need 64 bits."""
+    return make(DIM).upsert(wide(np.arange(VOCABULARY)), dense)
+
+
+def wide(ids):
+    return kvjax.keys(np.asarray(ids, np.int64) * 2**40 - 7)
+
+
+def to_dense(grad):
+    """A SparseRows as the dense gradient it stands for."""
+    merged = kvjax.merge(grad)
+    active = np.asarray(merged.counts) > 0
+    ids = (np.asarray(merged.keys)[active] + 7) // 2**40
+    out = np.zeros((VOCABULARY, DIM), np.float32)
+    out[ids] = np.asarray(merged.rows)[active]
+    return out
+
+
+def head(w, rows):
+    return jnp.sum(jnp.tanh(rows @ w) ** 2)
+
+
+W = jax.random.normal(jax.random.key(2), (DIM, 3))
+
+
+def plain(read, w):
+    return head(w, read(IDS))
+
+
+def remat(read, w):
+    return jax.checkpoint(lambda w: head(w, read(IDS)))(w)
+
+
+def nested_jit(read, w):
+    return jax.jit(lambda w: head(w, read(IDS)))(w)
+
+
+def remat_of_jit(read, w):
+    return jax.checkpoint(jax.jit(lambda w: head(w, read(IDS))))(w)
+
+
+def several(read, w):
+    return head(w, read(IDS)) + 2 * head(w, read(MORE)) + head(w, read(np.array(4)))
+
+
+def cond_taken(read, w):
+    return jax.lax.cond(w[0, 0] < 1e9, lambda: head(w, read(IDS)), lambda: jnp.float32(0))
+
+
+def cond_not_taken(read, w):
+    return jax.lax.cond(w[0, 0] > 1e9, lambda: head(w, read(IDS)), lambda: jnp.float32(0)) + head(w, read(MORE))
+
+
+def linear(read, w):
+    return jnp.sum(read(IDS) * 2.0) + jnp.sum(w)
+
+
+def unused(read, w):
+    read(IDS)
+    return jnp.sum(w)
+
+
+LOSSES = [
+    plain, remat, nested_jit, remat_of_jit, several, cond_taken, cond_not_taken, linear, unused,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("loss", LOSSES)
+def test_equals_dense(loss, jit, table, dense, x64):
+    def sparse_loss(params):
+        return loss(lambda ids: params["t"].lookup(wide(ids)), params["w"])
+
+    def dense_loss(params):
+        return loss(lambda ids: params["t"][ids], params["w"])
+
+    function = kvjax.value_and_grad(sparse_loss)
+    value, grads = (jax.jit(function) if jit else function)({"t": table, "w": W})
+    want, want_grads = jax.value_and_grad(dense_loss)({"t": dense, "w": W})
+    np.testing.assert_allclose(value, want, rtol=1e-6)
+    np.testing.assert_allclose(grads["w"], want_grads["w"], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(to_dense(grads["t"]), want_grads["t"], rtol=1e-5, atol=1e-6)
+
+
+def test_leading_axes_are_those_of_the_lookup(table):
+    grads = kvjax.grad(lambda t: jnp.sum(t.lookup(wide(MORE))))(table)
+    assert grads.keys.shape == MORE.shape and grads.rows.shape == (*MORE.shape, DIM)
+
+
+def test_empty_batch(table):
+    grads = kvjax.grad(lambda t: jnp.sum(t.lookup(wide(np.zeros((0, 2))))))(table)
+    assert grads.rows.shape == (0, 2, DIM) and kvjax.merge(grads).rows.shape == (0, DIM)
+
+
+def test_aux_argnums_and_several_tables(table, make):
+    other = make(2, initializer=1.0)
+
+    def loss(scale, tables, w):
+        a, b = tables["a"].lookup(wide(IDS)), tables["b"].lookup(wide(IDS))
+        return scale * jnp.sum(a) + jnp.sum(b * w), {"rows": a}
+
+    (value, aux), (_, grads) = kvjax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(
+        2.0, {"a": table, "b": other}, jnp.float32(3.0)
+    )
+    assert aux["rows"].shape == (BATCH, DIM) and value.shape == ()
+    np.testing.assert_allclose(grads["a"].rows, np.full((BATCH, DIM), 2.0))
+    np.testing.assert_allclose(grads["b"].rows, np.full((BATCH, 2), 3.0))
+
+
+def test_bfloat16_compute_sums_in_float32(make):
+    """512 gradients of 0.01: summed as bfloat16 they would stop at 4.0."""
+    table = make(1)
+    keys = kvjax.keys(np.zeros(512, np.int64))
+    grads = kvjax.grad(lambda t: jnp.sum(t.lookup(keys).astype(jnp.bfloat16) * jnp.bfloat16(0.01)))(table)
+    np.testing.assert_allclose(kvjax.merge(grads).rows[0], 512 * float(jnp.bfloat16(0.01)), rtol=1e-6)
+
+
+def test_microbatches_by_scan(table, dense):
+    """Gradients stacked by scan and merged are the gradient of the whole batch."""
+    ids, y = np.stack([IDS, IDS[::-1], IDS + 1]), jnp.arange(3.0)
+
+    def loss(t, ids, y):
+        return y * head(W, t.lookup(ids))
+
+    @jax.jit
+    def microbatches(table, ids, y):
+        def body(total, batch):
+            value, grads = kvjax.value_and_grad(loss)(table, *batch)
+            return total + value, grads
+
+        total, grads = jax.lax.scan(body, 0.0, (ids, y))
+        return total, kvjax.merge(grads, scale=1 / 3)
+
+    _, grads = microbatches(table, wide(ids), y)
+    want = jax.grad(lambda t: sum(y[i] * head(W, t[ids[i]]) for i in range(3)) / 3)(dense)
+    np.testing.assert_allclose(to_dense(grads), want, rtol=1e-5, atol=1e-6)
+
+
+def scanned(t):
+    return jax.lax.scan(lambda c, x: (c + x * jnp.sum(t.lookup(IDS)), None), 0.0, jnp.ones(5))[0]
+
+
+def vmapped(t):
+    return jax.vmap(lambda ids: jnp.sum(t.lookup(ids)))(wide(MORE)).sum()
+
+
+def jitted_twice(t):
+    inner = jax.jit(lambda t, ids: jnp.sum(t.lookup(ids)))
+    return inner(t, wide(IDS)) + inner(t, wide(IDS + 1))
+
+
+@pytest.mark.parametrize("loss", [scanned, vmapped, jitted_twice])
+@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+def test_lookup_used_several_times_is_refused(loss, jit, table):
+    function = kvjax.value_and_grad(loss)
+    with pytest.raises(REFUSED, match=r"lookup 1 of .* times.*look the rows up before"):
+        jax.block_until_ready((jax.jit(function) if jit else function)(table))
+
+
+def test_lookups_outside_a_loss_may_be_vmapped_and_scanned(table, dense):
+    np.testing.assert_allclose(jax.vmap(lambda k: table.lookup(k))(wide(MORE)), dense[MORE])
+    _, rows = jax.lax.scan(lambda c, k: (c, table.lookup(k)), 0, wide(MORE))
+    np.testing.assert_allclose(rows, dense[MORE])
+
+
+def double(grads):
+    return jax.tree.map(lambda a, b: a + b, grads, grads)
+
+
+def halve(grads):
+    return jax.tree.map(lambda a: a * jnp.asarray(0.5, a.dtype) if a.dtype == jnp.float32 else a // 2, grads)
+
+
+@pytest.mark.parametrize("arithmetic", [double, halve])
+def test_arithmetic_on_the_gradient_tree_is_refused(arithmetic, table):
+    grads = arithmetic(kvjax.grad(lambda t: jnp.sum(t.lookup(wide(IDS))))(table))
+    with pytest.raises(REFUSED, match=r"went through arithmetic.*joint"):
+        jax.block_until_ready(kvjax.merge(grads))
+
+
+def test_table_twice_and_nesting_are_refused(table):
+    with pytest.raises(ValueError, match="got it twice"):
+        kvjax.grad(lambda ts: jnp.sum(ts[0].lookup(IDS)))([table, table])
+    with pytest.raises(ValueError, match="inside another"):
+        kvjax.grad(lambda t: jnp.sum(kvjax.grad(lambda t: jnp.sum(t.lookup(IDS)))(t).rows))(table)
+
+
+def test_plain_jax_grad_says_no(table):
+    with pytest.raises(TypeError, match="uint32"):
+        jax.grad(lambda t: jnp.sum(t.lookup(wide(IDS))))(table)
+
+
+def test_untrainable_table_has_an_empty_gradient(make):
+    table = make(initializer=1.0, trainable=False)
+    grads = kvjax.grad(lambda t: jnp.sum(t.lookup(IDS)))(table)
+    assert grads.rows.shape == (0, 4)
+
+
+def test_write_waits_for_every_lookup(table):
+    """The gradient of a linear loss does not depend on the rows; still the write comes after the read."""
+
+    @jax.jit
+    def step(table):
+        (value, aux), grads = kvjax.value_and_grad(
+            lambda t: (jnp.sum(t.lookup(wide(IDS))), t.lookup(wide(MORE))), has_aux=True
+        )(table)
+        return table.apply(optax.sgd(0.1), grads)[0], value, aux
+
+    for _ in range(20):
+        before = table.lookup(wide(MORE))
+        table, _, aux = step(table)
+        np.testing.assert_array_equal(aux, before)
+
+
+def test_after_orders_a_read_before_a_write(table):
+    @jax.jit
+    def step(table):
+        rows = table.lookup(wide(IDS))
+        return table.after(rows).upsert(wide(IDS), jnp.zeros((BATCH, DIM))), rows
+
+    for _ in range(20):
+        new, rows = step(table)
+        assert np.asarray(rows).shape == (BATCH, DIM)
+        table = new.upsert(wide(IDS), jnp.ones((BATCH, DIM)))
