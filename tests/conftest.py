@@ -35,3 +35,10 @@ def x64(request):
     """Runs the test with 64-bit JAX integers off and on."""
     with jax.enable_x64(request.param):
         yield request.param
+
+
+@pytest.fixture
+def promotion():
+    """JAX's own promotion rules: Optax's adam does not run under strict ones, with dense parameters neither."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield

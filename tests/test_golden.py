@@ -5,7 +5,6 @@ If a test here fails, the format has changed: old checkpoints would be read wron
 
 from __future__ import annotations
 
-import itertools
 import json
 import pathlib
 import statistics
@@ -20,44 +19,11 @@ import kvjax
 
 FROZEN = json.loads((pathlib.Path(__file__).parent / "golden" / "frozen.json").read_text())
 
-AWKWARD = np.array(
-    [
-        0,
-        1,
-        -1,
-        -2,
-        -3,
-        2**31 - 1,
-        2**31,
-        -(2**31),
-        -(2**31) - 1,
-        2**32 - 1,
-        2**32,
-        2**40 + 7,
-        -(2**63),
-        2**63 - 1,
-    ],
-    np.int64,
-)
-FIXED = np.concatenate([AWKWARD, np.arange(2, 52, dtype=np.int64) ** 11])
+AWKWARD = [
+    0, 1, -1, -2, -3, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**32 - 1, 2**32, 2**40 + 7, -(2**63), 2**63 - 1,
+]  # fmt: skip
+FIXED = np.concatenate([np.array(AWKWARD, np.int64), np.arange(2, 52, dtype=np.int64) ** 11])
 """64 keys of all magnitudes."""
-
-
-_counter = itertools.count()
-
-
-@pytest.fixture
-def new_table():
-    """Makes tables under names of their own and drops them afterwards."""
-    names = []
-
-    def make(dim=1, **options):
-        names.append(f"golden_{next(_counter)}")
-        return kvjax.get_table(names[-1], dim=dim, **options)
-
-    yield make
-    for name in names:
-        kvjax.drop_table(name)
 
 
 # ---- hashes ------------------------------------------------------------------------------------------------
@@ -92,8 +58,8 @@ def test_hashed_bytes_are_xxh64(salt):
 # ---- the order of checkpoints ------------------------------------------------------------------------------
 
 
-def test_bucket_of_fixed_keys(new_table):
-    rows, offsets, _ = new_table().upsert(FIXED, np.zeros((64, 1), np.float32)).snapshot()
+def test_bucket_of_fixed_keys(make):
+    rows, offsets, _ = make(1).upsert(FIXED, np.zeros((64, 1), np.float32)).snapshot()
     assert offsets.shape == (BUCKETS + 1,) and offsets.dtype == np.int64
     assert (offsets[0], offsets[-1]) == (0, 64)
     bucket = np.repeat(np.arange(BUCKETS), np.diff(offsets))
@@ -102,9 +68,9 @@ def test_bucket_of_fixed_keys(new_table):
 
 
 @pytest.mark.parametrize("key_dtype", ["int64", "uint64"])
-def test_rows_are_sorted_by_bucket_and_signed_key(new_table, key_dtype):
+def test_rows_are_sorted_by_bucket_and_signed_key(make, key_dtype):
     keys = mix(np.arange(3000, dtype=np.uint64)).view(np.int64)
-    table = new_table(key_dtype=key_dtype).upsert(keys, np.zeros((3000, 1), np.float32))
+    table = make(1, key_dtype=key_dtype).upsert(keys, np.zeros((3000, 1), np.float32))
     order = np.lexsort((keys, bucket_of(keys)))
     assert len(np.unique(bucket_of(keys))) < 2980  # or the second criterion would not be tried
     np.testing.assert_array_equal(table.export().keys.view(np.int64), keys[order])
@@ -122,12 +88,12 @@ INITIALIZERS = [
 
 @pytest.mark.parametrize("dim", [1, 3, 8, 65])
 @pytest.mark.parametrize("initializer", INITIALIZERS, ids=lambda i: i.kind)
-def test_initial_rows_have_the_reference_bits(new_table, initializer, dim):
+def test_initial_rows_have_the_reference_bits(make, initializer, dim):
     seed = {1: 0, 3: 7, 8: 2**63 + 12345, 65: 2**64 - 1}[dim]
     expected = initial_rows(initializer, FIXED, dim, seed)
-    table = new_table(dim, initializer=initializer, seed=seed)
+    table = make(dim, initializer=initializer, seed=seed)
     np.testing.assert_array_equal(np.asarray(table.lookup(FIXED)).view(np.uint32), expected.view(np.uint32))
-    half = new_table(dim, initializer=initializer, seed=seed, dtype="bfloat16")
+    half = make(dim, initializer=initializer, seed=seed, dtype="bfloat16")
     rounded = expected.astype(jnp.bfloat16)
     np.testing.assert_array_equal(np.asarray(half.lookup(FIXED)).view(np.uint16), rounded.view(np.uint16))
 
@@ -142,22 +108,22 @@ def test_the_reference_itself():
     np.testing.assert_allclose(inverse_normal(p), expected, rtol=2e-7)
 
 
-def test_frozen_rows(new_table):
+def test_frozen_rows(make):
     keys = np.array([0, -1, 2**40 + 7], np.int64)
     for initializer in INITIALIZERS[1:]:
-        rows = np.asarray(new_table(4, initializer=initializer, seed=42).lookup(keys))
+        rows = np.asarray(make(4, initializer=initializer, seed=42).lookup(keys))
         bits = [[f"{int(word):08x}" for word in row] for row in rows.view(np.uint32)]
         assert bits == FROZEN["rows"][initializer.kind]
 
 
-def test_default_seed_is_the_hash_of_the_name(new_table):
-    table = new_table(8, initializer=kvjax.initializers.normal(1.0))
+def test_default_seed_is_the_hash_of_the_name(make):
+    table = make(8, initializer=kvjax.initializers.normal(1.0))
     seed = xxhash.xxh64_intdigest(table.name.encode())
     np.testing.assert_array_equal(table.lookup(FIXED), initial_rows(table.spec.initializer, FIXED, 8, seed))
 
 
-def test_reading_inserting_and_removing_change_no_initial_row(new_table):
-    table = new_table(3, initializer=kvjax.initializers.uniform(), seed=9)
+def test_reading_inserting_and_removing_change_no_initial_row(make):
+    table = make(3, initializer=kvjax.initializers.uniform(), seed=9)
     first = np.asarray(table.lookup(FIXED))
     inserted, table = table.lookup_or_insert(FIXED)
     np.testing.assert_array_equal(inserted, first)
@@ -170,9 +136,9 @@ def test_reading_inserting_and_removing_change_no_initial_row(new_table):
     (kvjax.initializers.normal(0.5, mean=2.0), 2.0, 0.5),
     (kvjax.initializers.truncated_normal(0.5, mean=2.0), 2.0, 0.5 * 0.8796256610342398),
 ], ids=lambda x: getattr(x, "kind", ""))  # fmt: skip
-def test_moments(new_table, initializer, mean, deviation):
+def test_moments(make, initializer, mean, deviation):
     n, dim = 20_000, 8
-    rows = np.asarray(new_table(dim, initializer=initializer, seed=1).lookup(np.arange(n))).astype(np.float64)
+    rows = np.asarray(make(dim, initializer=initializer, seed=1).lookup(np.arange(n))).astype(np.float64)
     error = deviation / (n * dim) ** 0.5
     assert abs(rows.mean() - mean) < 5 * error
     assert abs(rows.std() - deviation) < 5 * error

@@ -14,13 +14,7 @@ import kvjax
 
 VOCABULARY, DIM, BATCH = 16, 8, 16
 
-
-@pytest.fixture(autouse=True)
-def _promotion():
-    """Optax's adam does not run under strict promotion, with dense parameters neither."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
-
+pytestmark = pytest.mark.usefixtures("promotion")
 
 OPTIMIZERS = {
     "sgd": lambda: optax.sgd(0.1),

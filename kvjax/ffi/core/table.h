@@ -115,6 +115,7 @@ class Table {
     const auto lock = Write(version, "upsert", keys);
     const std::vector<uint32_t> rows = FindOrInsert(parallel, keys);
     for (size_t i = 0; i < keys.n; ++i) {
+      PrefetchAhead(rows.data(), i, keys.n);
       std::memcpy(values_.At(rows[i]), values + i * row_bytes(), row_bytes());
       Header(rows[i]).version = last_step_;
     }
@@ -163,6 +164,7 @@ class Table {
     const std::vector<uint32_t> rows = FindOrInsert(parallel, keys);
     step = step < 0 ? last_step_ + 1 : step;
     for (size_t i = 0; i < keys.n; ++i) {
+      if (i + kAhead < keys.n) headers_.Prefetch(rows[i + kAhead]);
       RowHeader& header = Header(rows[i]);
       header.frequency += static_cast<uint64_t>(counts[i]);
       header.version = step;
@@ -257,6 +259,8 @@ class Table {
 
  private:
   static constexpr size_t kGrain = 2048;  // keys: below this, waking a second thread costs more than it saves
+
+  static constexpr size_t kAhead = 16;  // rows: how far ahead their cache lines are fetched
 
   // ---- versions ----------------------------------------------------------------------------------------
 
@@ -382,9 +386,9 @@ class Table {
   }
 
   void PrefetchAhead(const uint32_t* row_ids, size_t i, size_t n) const {
-    constexpr size_t kAhead = 8;
     if (i + kAhead >= n) return;
     values_.Prefetch(row_ids[i + kAhead]);
+    headers_.Prefetch(row_ids[i + kAhead]);
     if (!layout_.empty()) slots_.Prefetch(row_ids[i + kAhead]);
   }
 

@@ -1,0 +1,21 @@
+"""The README's code runs and prints what it says."""
+
+import re
+from pathlib import Path
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def test_code_blocks(tmp_path, capsys, promotion):
+    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
+    assert len(blocks) == 2
+    namespace = {"folder": tmp_path}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), namespace)
+    assert capsys.readouterr().out.strip() == re.search(r"print\(.*# (.*)", README).group(1)
+    assert int(namespace["state"].step) == 50
+
+
+def test_links():
+    for link in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (Path(__file__).parents[1] / link).exists(), link
