@@ -134,6 +134,7 @@ def _depends_on_row(tx, row, leaves, treedef, is_slot, index) -> bool:
     def leaf_of(grad, state, value):
         return jax.tree.leaves(tx.update(grad, state, value)[1])[index]
 
+    jax.eval_shape(leaf_of, row, jax.tree.unflatten(treedef, leaves), row)  # its own errors are not for the except
     try:
         jax.eval_shape(jax.vmap(leaf_of, in_axes=(0, axes, 0), out_axes=None), rows, state, rows)
     except ValueError:

@@ -7,10 +7,13 @@ import pytest
 
 import kvjax
 
-jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_numpy_dtype_promotion", "strict")
-
 _numbers = itertools.count()
+
+
+@pytest.fixture(autouse=True)
+def _strict():
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +41,7 @@ def x64(request):
 
 
 @pytest.fixture
-def promotion():
+def promotion(_strict):
     """JAX's own promotion rules: Optax's adam does not run under strict ones, with dense parameters neither."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield

@@ -50,11 +50,11 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
       TypeError: the gradient of a table is not `SparseRows`.
 
     Example:
-      >>> import jax.numpy as jnp, kvjax, numpy as np, optax
+      >>> import jax.numpy as jnp, kvjax, optax
       >>> params = {"w": jnp.ones(2), "t": kvjax.get_table("doc_partition", dim=2)}
       >>> tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(0.5))
       >>> state = tx.init(params)
-      >>> grads = kvjax.grad(lambda p: jnp.sum(p["t"].lookup(np.array([7])) * p["w"]))(params)
+      >>> grads = kvjax.grad(lambda p: jnp.sum(p["t"].lookup(7) * p["w"]))(params)
       >>> updates, state = tx.update(grads, state, params)
       >>> params = optax.apply_updates(params, updates)
       >>> params["t"].lookup(7).tolist()

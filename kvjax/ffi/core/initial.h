@@ -8,7 +8,7 @@
 
 namespace kvjax {
 
-/// One of four generators. `a` and `b` are: constant (value, unused), uniform [a, b), normal (mean a,
+/// One of four generators. `a` and `b` are: constant (value, unused), uniform [a, b], normal (mean a,
 /// deviation b), truncated normal (mean a, b times a standard normal cut at +-2, as in jax.nn.initializers).
 struct Initializer {
   enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal };

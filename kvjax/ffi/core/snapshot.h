@@ -64,9 +64,10 @@ inline Snapshot Export(const Table& table, bool with_slots) {
       out.frequencies[i] = static_cast<int64_t>(ref.header.frequency);
       out.versions[i] = ref.header.version;
       out.has_slots[i] = static_cast<std::byte>(ref.header.has_slots);
+      if (ref.header.has_slots == 0) continue;  // what an earlier key left there stays behind
       for (size_t s = 0; s < out.slots.size(); ++s) {
         const Slot& slot = out.layout.slots()[s];
-        std::memcpy(out.slots[s].data() + i * slot.bytes, ref.slots + slot.offset, slot.bytes);
+        std::copy_n(ref.slots + slot.offset, slot.bytes, out.slots[s].data() + i * slot.bytes);
       }
     }
   });
@@ -92,7 +93,7 @@ inline uint32_t Load(Table& table, uint32_t version, const SnapshotView& in) {
   return table.Replace(version, in.n, in.layout, in.last_step, [&](size_t i) {
     for (size_t s = 0; s < in.slots.size(); ++s) {
       const Slot& slot = in.layout.slots()[s];
-      std::memcpy(record.data() + slot.offset, in.slots[s] + i * slot.bytes, slot.bytes);
+      std::copy_n(in.slots[s] + i * slot.bytes, slot.bytes, record.data() + slot.offset);
     }
     const RowHeader header{.frequency = static_cast<uint64_t>(in.frequencies[i]),
                            .has_slots = !in.layout.empty() && in.has_slots[i] != std::byte{0},

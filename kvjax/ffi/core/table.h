@@ -125,7 +125,8 @@ class Table {
   /// Removes rows with all that belongs to them; keys without a row are passed over.
   uint32_t Remove(uint32_t version, KeySpan keys) {
     const auto lock = Write(version, "remove", keys);
-    free_rows_.reserve(free_rows_.size() + std::min(keys.n, index_.size()));
+    const size_t free = free_rows_.size() + std::min(keys.n, index_.size());
+    if (free > free_rows_.capacity()) free_rows_.reserve(std::max(free, 2 * free_rows_.capacity()));
     for (size_t i = 0; i < keys.n; ++i) {
       if (const uint32_t row = index_.Erase(keys.data[i]); row != kNoRow) free_rows_.push_back(row);
     }
@@ -142,8 +143,7 @@ class Table {
   /// Forgets the optimizer's slots of every row, so that another optimizer can take over.
   uint32_t ClearSlots(uint32_t version) {
     const auto lock = Write(version, "clear_slots", {});
-    slots_ = Plane(allocator_, 0);
-    layout_ = {};
+    DetachSlots();
     index_.ForEach([&](uint64_t, uint32_t row) { Header(row).has_slots = 0; });
     return NextVersion();
   }
@@ -160,8 +160,15 @@ class Table {
                       int64_t step, const SlotLayout& layout, uint32_t* row_ids, int32_t* active) {
     keys.n = static_cast<size_t>(std::find(counts, counts + keys.n, 0) - counts);
     const auto lock = Write(version, "apply", keys);
+    const bool had_slots = !layout_.empty();
     AttachSlots(layout);
-    const std::vector<uint32_t> rows = FindOrInsert(parallel, keys);
+    std::vector<uint32_t> rows;
+    try {
+      rows = FindOrInsert(parallel, keys);
+    } catch (...) {
+      if (!had_slots) DetachSlots();
+      throw;
+    }
     step = step < 0 ? last_step_ + 1 : step;
     for (size_t i = 0; i < keys.n; ++i) {
       if (i + kAhead < keys.n) headers_.Prefetch(rows[i + kAhead]);
@@ -202,7 +209,7 @@ class Table {
       PrefetchAhead(row_ids, i, n);
       const uint32_t row = row_ids[i];
       std::memcpy(values_.At(row), values + i * row_bytes(), row_bytes());
-      Header(row).has_slots = 1;
+      if (!slots.empty()) Header(row).has_slots = 1;  // an optimizer without slots leaves them unwritten
       for (size_t s = 0; s < slots.size(); ++s) {
         const Slot& slot = layout_.slots()[s];
         std::memcpy(slots_.At(row) + slot.offset, slots[s] + i * slot.bytes, slot.bytes);
@@ -320,18 +327,19 @@ class Table {
     std::vector<uint32_t> ids(fresh.keys().size());
     index_.Reserve(index_.size() + ids.size());
     ReserveRows(ids.size());
-    // From here on nothing can fail.
-    for (size_t f = 0; f < ids.size(); ++f) {
-      ids[f] = TakeRow();
-      index_.Insert(fresh.keys()[f], ids[f]);
-      NoteWidth(fresh.keys()[f]);
-    }
+    // Rows are filled while they are still free, because `parallel` may fail: it allocates.
     parallel(ids.size(), 64, [&](size_t begin, size_t end) {
       for (size_t f = begin; f < end; ++f) {
+        ids[f] = FreeRow(f);
         Header(ids[f]) = {.frequency = 0, .has_slots = 0, .version = last_step_};
         StoreInitial(fresh.keys()[f], values_.At(ids[f]));
       }
     });
+    // From here on nothing can fail.
+    for (size_t f = 0; f < ids.size(); ++f) {
+      index_.Insert(fresh.keys()[f], TakeRow());
+      NoteWidth(fresh.keys()[f]);
+    }
     for (size_t i = 0, m = 0; i < keys.n; ++i) {
       if (rows[i] == kNoRow) rows[i] = ids[number[m++]];
     }
@@ -348,6 +356,11 @@ class Table {
     values_.Reserve(rows);
     headers_.Reserve(rows);
     slots_.Reserve(rows);
+  }
+  /// What the (i + 1)-th TakeRow from now on returns.
+  [[nodiscard]] uint32_t FreeRow(size_t i) const {
+    const size_t n = free_rows_.size();
+    return i < n ? free_rows_[n - 1 - i] : next_row_ + static_cast<uint32_t>(i - n);
   }
   uint32_t TakeRow() noexcept {
     if (free_rows_.empty()) return next_row_++;
@@ -369,11 +382,16 @@ class Table {
                       "one with " + layout.ToString(),
                       "table.clear_slots() forgets the old optimizer's state");
     }
-    Plane slots(allocator_, layout.stride());
+    Plane slots(allocator_, std::max<size_t>(layout.stride(), 4));  // slots may have no elements
     slots.Reserve(next_row_);
     SlotLayout copy = layout;
     slots_ = std::move(slots);
     layout_ = std::move(copy);
+  }
+
+  void DetachSlots() noexcept {
+    slots_ = Plane(allocator_, 0);
+    layout_ = {};
   }
 
   void CheckRows(const uint32_t* row_ids, size_t n) const {

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <new>
 
 #include "xla/ffi/api/ffi.h"
 
@@ -36,7 +37,11 @@ inline void RunOnPool(xla::ffi::ThreadPool& pool, size_t n, size_t grain,
   job->body = &body;
   job->n = n;
   job->chunks = chunks;
-  for (size_t t = 1; t < std::min(threads, chunks); ++t) pool.Schedule([job] { job->Work(); });
+  try {
+    for (size_t t = 1; t < std::min(threads, chunks); ++t) pool.Schedule([job] { job->Work(); });
+  } catch (const std::bad_alloc&) {
+    // Fewer helpers: the caller does the rest.
+  }
   job->Work();
   for (size_t done; (done = job->done.load()) < chunks;) job->done.wait(done);
 }

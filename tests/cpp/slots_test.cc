@@ -1,0 +1,198 @@
+// What belongs to a row beside its value, and whole-table copies of it all.
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvjax/ffi/core/snapshot.h"
+#include "tests/cpp/check.h"
+#include "tests/cpp/data.h"
+
+namespace {
+
+using data::Floats;
+using data::Keys;
+using data::Live;
+using kvjax::Snapshot;
+
+kvjax::SlotLayout Adam(size_t dim) {
+  kvjax::SlotLayout layout;
+  layout.Add("mu", "float32[" + std::to_string(dim) + "]", 4 * dim);
+  layout.Add("flag", "bool", 1);  // not a multiple of 4: the next slot is aligned all the same
+  layout.Add("nu", "float32", 4);
+  return layout;
+}
+
+struct Chunk {
+  Floats values, mu, nu;
+  std::vector<uint8_t> flag, fresh;
+};
+
+Chunk Gather(const Live& table, const std::vector<uint32_t>& ids) {
+  const size_t n = ids.size(), dim = static_cast<size_t>(table.spec().dim);
+  Chunk c{Floats(n * dim), Floats(n * dim), Floats(n), std::vector<uint8_t>(n), {}};
+  const auto fresh = std::make_unique<bool[]>(n);
+  const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
+  table.Gather(table.version(), ids.data(), n, bytes(c.values), fresh.get(),
+               {bytes(c.mu), bytes(c.flag), bytes(c.nu)});
+  c.fresh.assign(fresh.get(), fresh.get() + n);
+  return c;
+}
+
+void Scatter(Live& table, const std::vector<uint32_t>& ids, const Chunk& c) {
+  const auto bytes = [](const auto& v) { return reinterpret_cast<const std::byte*>(v.data()); };
+  table.Scatter(table.version(), ids.data(), ids.size(), bytes(c.values),
+                {bytes(c.mu), bytes(c.flag), bytes(c.nu)});
+}
+
+/// One step of Adam-like training: every slot and value becomes a number that tells key, column and step.
+void Train(Live& table, const Keys& keys, float mark) {
+  const size_t dim = static_cast<size_t>(table.spec().dim);
+  const auto ids = table.Begin(keys, std::vector<int32_t>(keys.size(), 1), Adam(dim));
+  Chunk c = Gather(table, ids);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    for (size_t d = 0; d < dim; ++d)
+      c.values[i * dim + d] = c.mu[i * dim + d] = mark + static_cast<float>(i * dim + d);
+    c.nu[i] = -mark - static_cast<float>(i);
+    c.flag[i] = 1;
+  }
+  Scatter(table, ids, c);
+}
+
+/// One step of an optimizer without slots.
+void TrainSgd(Live& table, const Keys& keys) {
+  const auto ids = table.Begin(keys, std::vector<int32_t>(keys.size(), 1));
+  const Floats values(keys.size() * static_cast<size_t>(table.spec().dim), 0.5f);
+  table.Scatter(table.version(), ids.data(), ids.size(), data::Bytes(values), {});
+}
+
+TEST(SlotsComeBackAsTheyWereWritten) {
+  Live table(5);
+  CHECK_EQ(Adam(5).stride(), 28u);
+  Train(table, {1, 2, 3}, 100);
+  const Chunk c = Gather(table, table.Begin({3, 9, 1}, {1, 1, 1}, Adam(5)));
+  CHECK(c.fresh == std::vector<uint8_t>({0, 1, 0}));
+  CHECK(c.flag == std::vector<uint8_t>({1, 0, 1}));
+  CHECK(c.nu == Floats({-102, 0, -100}));
+  CHECK(Floats(c.mu.begin(), c.mu.begin() + 5) == Floats({110, 111, 112, 113, 114}));
+}
+
+TEST(ReusedRowsHaveFreshSlots) {
+  Live table(2);
+  Train(table, {1, 2}, 100);
+  table.Drop({1});
+  CHECK_EQ(Gather(table, table.Begin({50}, {1}, Adam(2))).fresh[0], 1);
+}
+
+TEST(AnUnlikeLayoutIsRefused) {
+  Live table(2);
+  Train(table, {1, 2}, 100);
+  const Snapshot before = kvjax::Export(table, true);
+  kvjax::SlotLayout other;
+  other.Add("accumulator", "float32[2]", 8);
+  CHECK_THROWS(kFailedPrecondition, table.Begin({3}, {1}, other));
+  CHECK(data::Same(before, kvjax::Export(table, true)));
+  TrainSgd(table, {1});  // an optimizer without slots leaves them alone
+  CHECK_EQ(Gather(table, table.Begin({1}, {1}, Adam(2))).nu[0], -100.0f);
+  table.ClearSlots(table.version());
+  CHECK(kvjax::Export(table, true).layout.empty());
+  table.Begin({3}, {1}, other);
+  CHECK(kvjax::Export(table, true).layout == other);
+}
+
+TEST(RowsOfAnOptimizerWithoutSlotsStayFresh) {
+  Live table(2);
+  TrainSgd(table, {1});
+  CHECK_EQ(Gather(table, table.Begin({1}, {1}, Adam(2))).fresh[0], 1);  // before any slots
+  Train(table, {2}, 100);
+  table.Drop({2});
+  TrainSgd(table, {3});  // takes the row that key 2 had
+  CHECK_EQ(Gather(table, table.Begin({3}, {1}, Adam(2))).fresh[0], 1);
+}
+
+TEST(SlotsWithoutElementsAreHarmless) {
+  Live table(2);
+  kvjax::SlotLayout layout;
+  layout.Add("empty", "float32[0]", 0);
+  const auto ids = table.Begin({1}, {1}, layout);
+  Floats values(2);
+  std::byte slot;
+  bool fresh;
+  table.Gather(table.version(), ids.data(), 1, reinterpret_cast<std::byte*>(values.data()), &fresh, {&slot});
+  table.Scatter(table.version(), ids.data(), 1, data::Bytes(values), {&slot});
+  const Snapshot s = kvjax::Export(table, true);
+  CHECK_EQ(s.slots.size(), 1u);
+  kvjax::Load(table, table.version(), data::View(s));
+  CHECK(data::Same(s, kvjax::Export(table, true)));
+}
+
+TEST(ExportIsSortedAndComplete) {
+  Live table(2);
+  Keys keys = data::kAwkward;
+  data::Stream stream(3);
+  while (keys.size() < 3000) keys.push_back(stream.Next());  // some 60 of them share a bucket
+  table.Add(keys);
+  const Snapshot s = kvjax::Export(table, false);
+  CHECK_EQ(s.keys.size(), table.size());
+  CHECK_EQ(s.offsets.size(), kvjax::kNumBuckets + 1u);
+  for (size_t i = 0; i + 1 < s.keys.size(); ++i) {
+    const auto a = kvjax::BucketOf(static_cast<uint64_t>(s.keys[i]));
+    const auto b = kvjax::BucketOf(static_cast<uint64_t>(s.keys[i + 1]));
+    CHECK(a < b || (a == b && s.keys[i] < s.keys[i + 1]));
+  }
+  for (size_t i = 0; i < s.keys.size(); ++i) {
+    const auto bucket = kvjax::BucketOf(static_cast<uint64_t>(s.keys[i]));
+    CHECK(s.offsets[bucket] <= static_cast<int64_t>(i) && static_cast<int64_t>(i) < s.offsets[bucket + 1]);
+    const Floats row = table.Rows({static_cast<uint64_t>(s.keys[i])});
+    CHECK_EQ(std::memcmp(s.values.data() + i * 8, row.data(), 8), 0);
+  }
+}
+
+TEST(LoadRestoresWhatExportGave) {
+  Live table(3);
+  Train(table, data::kAwkward, 100);
+  Train(table, {5, 6}, 200);
+  table.Drop({5, 0});
+  table.Add({77});
+  table.Put({6, 78}, {1, 2, 3, 4, 5, 6});
+  TrainSgd(table, {79, 6});
+  for (const bool slots : {true, false}) {
+    const Snapshot s = kvjax::Export(table, slots);
+    Live other(3);
+    Train(other, {1, 2, 999}, 500);  // Load replaces all of it
+    kvjax::Load(other, other.version(), data::View(s));
+    Snapshot back = kvjax::Export(other, slots);
+    if (!slots) back.has_slots = s.has_slots;  // without slots all rows are fresh
+    CHECK(data::Same(s, back));
+    other.Begin({1}, {1});
+    CHECK_EQ(kvjax::Export(other, false).last_step, s.last_step + 1);
+    Live empty(3);
+    kvjax::Load(table, table.version(), data::View(kvjax::Export(empty, true)));
+    CHECK_EQ(table.size(), 0u);
+    kvjax::Load(table, table.version(), data::View(s));
+  }
+}
+
+TEST(EqualTablesGiveEqualBytesWhateverTheirPast) {
+  Live one(2), two(2);
+  Train(two, {8, 9}, 300);
+  two.Drop({8, 9});  // their slots must not come back with the rows' next keys
+  one.Begin({}, {}, Adam(2), 1);
+  for (Live* table : {&one, &two}) {
+    table->Add({1, 2, 3});
+    Train(*table, {2}, 500);
+  }
+  CHECK(data::Same(kvjax::Export(one, true), kvjax::Export(two, true)));
+}
+
+TEST(LoadRefusesAKeyTwiceAndChangesNothing) {
+  Live table(2);
+  Train(table, {1, 2}, 100);
+  const Snapshot before = kvjax::Export(table, true);
+  Snapshot twice = before;
+  twice.keys[1] = twice.keys[0];
+  CHECK_THROWS(kInvalidArgument, kvjax::Load(table, table.version(), data::View(twice)));
+  CHECK(data::Same(before, kvjax::Export(table, true)));
+}
+
+}  // namespace
