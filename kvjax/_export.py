@@ -116,6 +116,19 @@ class Prune:
         return f"Prune({', '.join(given)})"
 
 
+PruneLike = Prune | Callable[[Exported], np.ndarray]
+
+
+def keep_mask(prune: PruneLike, rows: Exported) -> np.ndarray:
+    """Which rows `prune` keeps: ``(n,)`` bool."""
+    if isinstance(prune, Prune):
+        return prune.mask(rows)
+    mask = np.asarray(prune(rows))
+    if mask.dtype != bool or mask.shape != (len(rows),):
+        raise ValueError(f"prune wants a function that gives ({len(rows)},) bool, got {mask.shape} {mask.dtype}")
+    return mask
+
+
 def slot_type(text: str) -> tuple[np.dtype, tuple[int, ...]]:
     """ "float32[64]" -> (dtype float32, (64,))."""
     dtype, _, shape = text.rstrip("]").partition("[")
@@ -141,6 +154,3 @@ def from_host(raw: dict[str, Any], dim: int, row_dtype: Any, key_dtype: str) -> 
         total=n,
     )
     return rows, raw["offsets"], types
-
-
-PruneLike = Prune | Callable[[Exported], np.ndarray]

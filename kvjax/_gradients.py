@@ -77,8 +77,8 @@ def value_and_grad(
     """Like ``jax.value_and_grad``, for arguments whose trees hold tables.
 
     Where a `Table` stood, the gradient holds a `SparseRows` with one row per key that the loss looked up. The
-    function is traced twice. It must use each lookup at most once: a lookup inside a ``scan`` or ``vmap`` of the
-    loss is an error when the gradient is computed; do the lookup before, and pass the rows in.
+    function is traced twice, also outside ``jit``. It must use each lookup at most once: a lookup inside a ``scan`` or
+    ``vmap`` of the loss is an error when the gradient is computed; do the lookup before, and pass the rows in.
 
     Args:
       fun: returns a ``()`` float, or with has_aux a pair (float, any pytree).
@@ -105,6 +105,11 @@ def value_and_grad(
 
     @functools.wraps(fun)
     def wrapped(*args, **kwargs):
+        if not all(-len(args) <= i < len(args) for i in numbers):
+            raise TypeError(
+                f"kvjax.value_and_grad wants the arguments {numbers} that it differentiates by position, got "
+                f"{len(args)} positional arguments"
+            )
         leaves, treedef = jax.tree.flatten(tuple(args[i] for i in numbers), is_leaf=is_table)
         is_dense = [not is_table(leaf) for leaf in leaves]
         dense = [leaf for leaf, d in zip(leaves, is_dense, strict=True) if d]
@@ -123,13 +128,20 @@ def value_and_grad(
 
         def tapped(dense, taps):
             tapes = [_Tape(t.name, t.dim, tap) for t, tap in zip(tables, taps, strict=True)]
-            out = call(dense, _record(tables, tapes))
-            return out if has_aux else (out, None)
+            try:
+                out = call(dense, _record(tables, tapes))
+            finally:
+                for tape in tapes:
+                    tape.taps = []  # JAX's caches keep the tapes; the tracers need not stay with them
+            value, aux = out if has_aux else (out, None)
+            # A table that the loss hands out is a handle like any other.
+            aux = jax.tree.map(lambda x: Table(x.version, x.spec) if is_table(x) else x, aux, is_leaf=is_table)
+            return value, aux
 
         (value, aux), (dense_grads, taps) = jax.value_and_grad(tapped, argnums=(0, 1), has_aux=True)(
             dense, [probe.zero_taps() for probe in probes]
         )
-        waits = [x for x in jax.tree.leaves((value, aux)) if hasattr(x, "dtype")]
+        waits = [x for x in jax.tree.leaves((value, aux, dense_grads)) if hasattr(x, "dtype")]
         table_grads = [_gradient(t, tap, waits) for t, tap in zip(tables, taps, strict=True)]
         d, t = iter(dense_grads), iter(table_grads)
         grads = jax.tree.unflatten(treedef, [next(d) if x else next(t) for x in is_dense])
@@ -186,8 +198,8 @@ def _record(tables: Sequence[Table], tapes: Sequence[_Tape]) -> list[Table]:
 def _gradient(table: Table, taps: Sequence[Any], waits: Sequence[jax.Array]) -> SparseRows:
     """What the taps of one table brought home, behind everything the loss has computed.
 
-    A write made of this gradient comes after every lookup: those of the backward pass are behind `used`, those of
-    the forward pass behind the value and the auxiliary output.
+    A write made of this gradient comes after every read: those of the backward pass are behind `used` and the dense
+    gradients, those of the forward pass behind the value and the auxiliary output.
     """
     used = jnp.stack([use for _, _, use in taps]) if taps else jnp.zeros(0, jnp.float32)
     seal = _ops.seal(table.spec, used, waits)

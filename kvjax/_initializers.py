@@ -70,13 +70,16 @@ def resolve(initializer: Any) -> Initializer:
 
     Raises:
       TypeError: it is none of these.
+      ValueError: its numbers are not finite.
     """
-    if initializer in (zeros, ones):
+    if initializer is zeros or initializer is ones:
         initializer = initializer()
-    if isinstance(initializer, Initializer):
-        return initializer
     if isinstance(initializer, (int, float, np.integer, np.floating)):
-        return constant(float(initializer))
+        initializer = constant(float(initializer))
+    if isinstance(initializer, Initializer):
+        if not (np.isfinite(initializer.a) and np.isfinite(initializer.b)):
+            raise ValueError(f"initializer wants finite numbers, got {initializer}")
+        return initializer
     raise TypeError(
         f"initializer wants a number or one of kvjax.initializers (constant, uniform, normal, truncated_normal, "
         f"zeros, ones), got {initializer!r}: rows are made per key, so a function of (rng, shape) does not fit"

@@ -105,44 +105,49 @@ def keys(ids: Any) -> Keys:
     return Keys(as_keys(ids).words)
 
 
-def as_keys(ids: Any) -> Keys:
-    """What every table operation does with its ``keys`` argument: `keys`, but remembering the width."""
+def as_keys(ids: Any, where: str = "keys") -> Keys:
+    """What every table operation does with its ``keys`` argument: `keys`, but remembering the width.
+
+    `where` names the table and the operation in errors.
+    """
     if isinstance(ids, Keys):
         if ids.words.dtype != jnp.uint32 or ids.words.shape[-1:] != (2,):
             raise TypeError(
-                f"Keys want words (..., 2) uint32, got {ids.words.shape} {ids.words.dtype}: arithmetic was "
-                "done on the words; compute on the ids before kvjax.keys(ids)"
+                f"kvjax: {where}: want Keys of words (..., 2) uint32, got {ids.words.shape} {ids.words.dtype}: "
+                "arithmetic was done on the words; compute on the ids before kvjax.keys(ids)"
             )
         return ids
     if isinstance(ids, jax.Array):
-        return _from_jax(ids)
-    return Keys(jnp.asarray(_words_of_numpy(ids)))
+        return _from_jax(ids, where)
+    return Keys(jnp.asarray(_words_of_numpy(ids, where)))
 
 
-def _words_of_numpy(ids: Any) -> np.ndarray:
+def _words_of_numpy(ids: Any, where: str) -> np.ndarray:
     array = np.asarray(ids)
     if array.size == 0 and not isinstance(ids, np.ndarray):
         array = array.astype(np.int64)  # an empty list has no type of its own
     if array.dtype.kind not in "iu":
         raise TypeError(
-            f"keys want integers of at most 64 bits, got {array.dtype}: hash strings and other values with "
+            f"kvjax: {where}: want integers of at most 64 bits, got {array.dtype}; hash strings and other values with "
             "kvjax.hash_keys"
         )
     wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64, order="C")
     return wide[..., None].view(np.uint32)
 
 
-def _from_jax(ids: jax.Array) -> Keys:
+def _from_jax(ids: jax.Array, where: str) -> Keys:
     if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise TypeError(f"keys want integers, got {ids.dtype}: hash other values with kvjax.hash_keys on the host")
+        raise TypeError(
+            f"kvjax: {where}: want integers, got {ids.dtype}; hash other values with kvjax.hash_keys on the host"
+        )
     if ids.dtype.itemsize == 8:
         return Keys(jax.lax.bitcast_convert_type(ids, jnp.uint32))
+    narrow = ids.dtype.itemsize == 4 and not x64_enabled()
     if jnp.issubdtype(ids.dtype, jnp.unsignedinteger):
         low = ids.astype(jnp.uint32)
-        return Keys(jnp.stack([low, jnp.zeros_like(low)], -1))
+        return Keys(jnp.stack([low, jnp.zeros_like(low)], -1), narrow)
     low = ids.astype(jnp.int32)
-    words = jax.lax.bitcast_convert_type(jnp.stack([low, low >> 31], -1), jnp.uint32)
-    return Keys(words, narrow=ids.dtype == jnp.int32 and not x64_enabled())
+    return Keys(jax.lax.bitcast_convert_type(jnp.stack([low, low >> 31], -1), jnp.uint32), narrow)
 
 
 def x64_enabled() -> bool:
@@ -180,6 +185,8 @@ def hash_keys(items: Any, salt: int = 0) -> np.ndarray:
     array = np.asarray(items)
     if array.dtype.kind in "US" and not isinstance(items, np.ndarray):
         array = np.array(items, dtype=object)  # NumPy's own string types cut trailing zero bytes
+    if array.dtype == object and all(isinstance(item, int) for item in array.flat):
+        array = np.array(array.tolist())  # integers that NumPy was told to keep as objects
     flat = array.reshape(-1)
     if array.size == 0 or array.dtype.kind == "i":
         hashed = host.hash_integers(flat.astype(np.int64), salt)

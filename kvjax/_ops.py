@@ -1,7 +1,8 @@
 """One function per FFI target: shapes of the results, and nothing else.
 
-Reads have no side effect, so that JAX may repeat, merge or drop them; writes are kept even if their result
-is not used. Neither is ordered by that: what orders calls is the version operand.
+Reads have no side effect, so that JAX may repeat, merge or drop them; writes are kept even if their result is not
+used. Neither is ordered by that: what orders calls is the version operand. Under vmap a lookup takes its extra axes as
+they are; ops on a whole batch run once per example.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def _array(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 
-def _read(target: str, results: Any, *operands: Any, **attributes: Any) -> Any:
-    return jax.ffi.ffi_call(target, results, vmap_method="expand_dims")(*operands, **attributes)
+def _read(target: str, results: Any, *operands: Any, vmap: str = "sequential", **attributes: Any) -> Any:
+    return jax.ffi.ffi_call(target, results, vmap_method=vmap)(*operands, **attributes)
 
 
 def _write(target: str, results: Any, *operands: Any, **attributes: Any) -> Any:
@@ -45,14 +46,16 @@ def lookup(spec: TableSpec, version: jax.Array, keys: Keys) -> tuple[jax.Array, 
         _array(keys.shape, jnp.bool_),
         _array((), jnp.float32),
     )
-    return _read("kvjax_lookup", results, version, keys.words, table=spec.name, narrow=_flag(keys.narrow))
+    attributes = {"table": spec.name, "narrow": _flag(keys.narrow)}
+    return _read("kvjax_lookup", results, version, keys.words, vmap="expand_dims", **attributes)
 
 
-def inspect(spec: TableSpec, version: jax.Array, keys: Keys) -> tuple[jax.Array, jax.Array, jax.Array]:
+def inspect(spec: TableSpec, op: str, version: jax.Array, keys: Keys) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Found ``(...)`` bool, frequency and version ``(..., 2)`` uint32, the words of int64."""
     words = _array((*keys.shape, 2), jnp.uint32)
     results = (_array(keys.shape, jnp.bool_), words, words)
-    return _read("kvjax_inspect", results, version, keys.words, table=spec.name, narrow=_flag(keys.narrow))
+    attributes = {"table": spec.name, "op": op, "narrow": _flag(keys.narrow)}
+    return _read("kvjax_inspect", results, version, keys.words, vmap="expand_dims", **attributes)
 
 
 def insert(spec: TableSpec, version: jax.Array, keys: Keys) -> jax.Array:
@@ -95,7 +98,8 @@ def begin_apply(
     """The next version, row ids ``(n,)`` uint32, and how many of them are meant."""
     results = (_VERSION, _array(grads.counts.shape, jnp.uint32), _array((), jnp.int32))
     operands = (version, grads.keys.words, grads.counts, grads.seal, step)
-    return _write("kvjax_begin_apply", results, *operands, table=spec.name, slots=slots)
+    attributes = {"table": spec.name, "slots": slots, "narrow": _flag(grads.keys.narrow)}
+    return _write("kvjax_begin_apply", results, *operands, **attributes)
 
 
 def gather(

@@ -56,6 +56,11 @@ def get_table(
       4
       >>> kvjax.drop_table("doc_get")
     """
+    others = (key_dtype, dtype, seed, trainable, checkpoint) != ("int64", "float32", None, True, True)
+    if dim is None and (others or not (isinstance(initializer, float) and initializer == 0.0)):
+        raise fail(
+            ValueError, name, "get_table", "dim= beside the other arguments", "none", "give all or only the name"
+        )
     with _lock:
         if dim is None:
             if name not in _specs:
@@ -82,8 +87,12 @@ def _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoi
         if not ok:
             raise fail(ValueError, name, "get_table", what, repr(got), "see kvjax.get_table")
 
+    def integer(x: Any) -> bool:
+        return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+
     want(isinstance(name, str) and name != "", "a name", name)
-    want(isinstance(dim, (int, np.integer)) and dim >= 1, "an integer dim >= 1", dim)
+    want(integer(dim) and 1 <= dim <= host.MAX_DIM, f"an integer dim in 1..{host.MAX_DIM}", dim)
+    want(seed is None or integer(seed), "an integer seed", seed)
     key_dtype, dtype = jnp.dtype(key_dtype).name, jnp.dtype(dtype).name
     want(key_dtype in KEY_DTYPES, f"key_dtype in {KEY_DTYPES}", key_dtype)
     want(dtype in ROW_DTYPES, f"dtype in {ROW_DTYPES}", dtype)

@@ -17,6 +17,7 @@ import numpy as np
 import optax
 
 from kvjax import _ops
+from kvjax._keys import as_keys
 from kvjax._sparse import SparseRows, merge
 from kvjax._spec import fail
 
@@ -39,6 +40,12 @@ class Rowwise:
 
     tx: optax.GradientTransformation
     count: str = "auto"
+
+    def __post_init__(self):
+        if not (callable(getattr(self.tx, "init", None)) and callable(getattr(self.tx, "update", None))):
+            raise TypeError(f"rowwise wants an optax transform, got {self.tx!r}")
+        if self.count not in ("auto", "row", "global"):
+            raise ValueError(f"rowwise wants count 'auto', 'row' or 'global', got {self.count!r}")
 
     def init(self, dim: int) -> tuple[Any, ...]:
         """The globals of a new table.
@@ -105,41 +112,45 @@ def _layout(rowwise: Rowwise, dim: int) -> _Layout:
     # A scalar beside row-shaped moments corrects their bias, so it counts the steps of that row.
     moments = {path[:-1] for (path, _), g in zip(flat, grows, strict=True) if g}
     per_row = {"auto": lambda path: path[:-1] in moments, "row": lambda _: True, "global": lambda _: False}
-    if rowwise.count not in per_row:
-        raise ValueError(f"rowwise wants count 'auto', 'row' or 'global', got {rowwise.count!r}")
     is_slot = [g or x.ndim > 0 or per_row[rowwise.count](p) for (p, x), g in zip(flat, grows, strict=True)]
-    for i, (path, leaf) in enumerate(flat):
+    for path, leaf in flat:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise ValueError(
                 f"rowwise wants a transform without random keys in its state, got "
                 f"{jax.tree_util.keystr(path)}: every row would draw the same noise"
             )
-        is_slot[i] = is_slot[i] or _depends_on_row(tx, row, leaves, treedef, is_slot, i)
+    _promote(tx, row, leaves, treedef, is_slot)
     slots = [i for i, slot in enumerate(is_slot) if slot]
     names = _short_names([flat[i][0] for i in slots])
     types = tuple(jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype) for i in slots)
     return _Layout(treedef, tuple(is_slot), names, types)
 
 
-def _depends_on_row(tx, row, leaves, treedef, is_slot, index) -> bool:
-    """Whether the update computes this leaf from data of the row; then it cannot be shared by all rows."""
-    axes = jax.tree.unflatten(treedef, [0 if slot else None for slot in is_slot])
+def _promote(tx, row, leaves, treedef, is_slot) -> None:
+    """Makes slots of the scalars that the update computes from data of the row: they cannot be shared by all rows."""
+
+    def updated(grad, state, value):
+        return tuple(jax.tree.leaves(tx.update(grad, state, value)[1]))
 
     def batched(x, slot):
         return jax.ShapeDtypeStruct((2, *x.shape) if slot else x.shape, x.dtype)
 
-    state = jax.tree.unflatten(treedef, [batched(x, s) for x, s in zip(leaves, is_slot, strict=True)])
-    rows = batched(row, True)
-
-    def leaf_of(grad, state, value):
-        return jax.tree.leaves(tx.update(grad, state, value)[1])[index]
-
-    jax.eval_shape(leaf_of, row, jax.tree.unflatten(treedef, leaves), row)  # its own errors are not for the except
     try:
-        jax.eval_shape(jax.vmap(leaf_of, in_axes=(0, axes, 0), out_axes=None), rows, state, rows)
-    except ValueError:
-        return True
-    return False
+        jax.eval_shape(updated, row, jax.tree.unflatten(treedef, leaves), row)
+    except TypeError:
+        return  # it wants extra arguments, which only `apply` has; its scalars are taken to be shared
+    changed = True
+    while changed:  # a scalar may depend on another that has just become a slot
+        changed = False
+        axes = jax.tree.unflatten(treedef, [0 if slot else None for slot in is_slot])
+        state = jax.tree.unflatten(treedef, [batched(x, s) for x, s in zip(leaves, is_slot, strict=True)])
+        rows = batched(row, True)
+        for i in [i for i, slot in enumerate(is_slot) if not slot]:
+            out_axes = tuple(None if j == i else 0 for j in range(len(leaves)))
+            try:
+                jax.eval_shape(jax.vmap(updated, in_axes=(0, axes, 0), out_axes=out_axes), rows, state, rows)
+            except ValueError:
+                is_slot[i] = changed = True
 
 
 def _short_names(paths: list[Any]) -> tuple[str, ...]:
@@ -157,24 +168,33 @@ def _short_names(paths: list[Any]) -> tuple[str, ...]:
     return tuple(short(i) for i in range(len(parts)))
 
 
-def apply(
-    table: Table, tx: Any, grads: SparseRows, state: Any, step: Any, extra: dict[str, Any]
-) -> tuple[jax.Array, Any]:
-    """The training write; see `Table.apply`. Returns the next version and the next globals."""
-    rowwise = as_rowwise(tx)
-    spec = table.spec
+def check(table: Table, tx: Any, grads: Any, state: Any) -> None:
+    """Raises what `apply` would, before anything is written."""
+    spec, shared = table.spec, _layout(as_rowwise(tx), table.dim).is_slot.count(False)
+    if not isinstance(grads, SparseRows):
+        raise fail(
+            TypeError, spec.name, "apply", "SparseRows", type(grads).__name__,
+            "differentiate with kvjax.value_and_grad instead of jax.value_and_grad",
+        )  # fmt: skip
     if grads.rows.shape[-1] != spec.dim:
         raise fail(
             ValueError, spec.name, "apply", f"gradient rows (..., {spec.dim})", f"{grads.rows.shape}",
             "these gradients belong to another table",
         )  # fmt: skip
-    layout = _layout(rowwise, spec.dim)
-    state = tuple(state)
-    if len(state) != layout.is_slot.count(False):
+    if len(tuple(state)) != shared:
         raise fail(
-            ValueError, spec.name, "apply", f"a state of {layout.is_slot.count(False)} arrays",
-            f"{len(state)}", "start from kvjax.optax.rowwise(tx).init(dim) and keep what apply returns",
+            ValueError, spec.name, "apply", f"a state of {shared} arrays", f"{len(tuple(state))}",
+            "start from kvjax.optax.rowwise(tx).init(dim) and keep what apply returns",
         )  # fmt: skip
+
+
+def apply(
+    table: Table, tx: Any, grads: SparseRows, state: Any, step: Any, extra: dict[str, Any]
+) -> tuple[jax.Array, Any]:
+    """The training write; see `Table.apply`. Returns the next version and the next globals."""
+    rowwise, spec = as_rowwise(tx), table.spec
+    check(table, rowwise, grads, state)
+    layout, state = _layout(rowwise, spec.dim), tuple(state)
     merged = merge(grads)
     version, row_ids, active = _ops.begin_apply(spec, table.version, merged, _step_words(step), layout.text)
     bytes_per_row = 4 * spec.dim + layout.row_bytes
@@ -222,13 +242,12 @@ def _update(rowwise: Rowwise, layout: _Layout, grads, values, fresh, stored, glo
 def _step_words(step: Any) -> jax.Array:
     """The step as the words ``(2,)`` of an int64; -1 stands for "the one after the table's last"."""
     if step is None:
-        step = -1
-    if isinstance(step, (int, np.integer)):
+        return jnp.asarray(np.array([-1], np.int64).view(np.uint32))
+    if isinstance(step, (int, np.integer)) and not isinstance(step, bool):
+        if not 0 <= step < 2**63:
+            raise ValueError(f"apply wants a step of 0 or more, got {step}")
         return jnp.asarray(np.array([step], np.int64).view(np.uint32))
-    step = jnp.asarray(step).reshape(())
-    if not jnp.issubdtype(step.dtype, jnp.integer):
-        raise TypeError(f"apply wants an integer step, got {step.dtype}")
-    if step.dtype.itemsize == 8:
-        return jax.lax.bitcast_convert_type(step, jnp.uint32)
-    low = step.astype(jnp.int32)
-    return jax.lax.bitcast_convert_type(jnp.stack([low, low >> 31]), jnp.uint32)
+    step = jnp.asarray(step)
+    if not jnp.issubdtype(step.dtype, jnp.integer) or step.shape != ():
+        raise TypeError(f"apply wants an integer step (), got {step.shape} {step.dtype}")
+    return as_keys(step).words

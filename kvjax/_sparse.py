@@ -23,7 +23,7 @@ class SparseRows:
       keys: `Keys` of shape ``(...)``; keys may repeat unless the gradient is merged.
       rows: ``(..., dim)`` float32.
       counts: ``(...)`` int32, how often each key occurred; 0 marks padding, whose row is ignored.
-      seal: uint32, a constant that any arithmetic on the whole tree destroys. Arithmetic would destroy the keys
+      seal: uint32, constants that any arithmetic on the whole tree destroys. Arithmetic would destroy the keys
         too, so `merge` refuses a gradient with a broken seal instead of training wrong rows.
       merged: whether the keys are distinct and the padding stands at the end, as `merge` leaves them.
 
@@ -44,7 +44,7 @@ class SparseRows:
     def __init__(self, keys: Any, rows: Any, counts: Any = None):
         self.keys = as_keys(keys)
         self.rows = jnp.asarray(rows)
-        self.counts = jnp.ones(self.keys.shape, jnp.int32) if counts is None else jnp.asarray(counts)
+        self.counts = jnp.ones(self.keys.shape, jnp.int32) if counts is None else jnp.asarray(counts, jnp.int32)
         if self.rows.shape[:-1] != self.keys.shape or self.counts.shape != self.keys.shape:
             raise ValueError(
                 f"SparseRows wants keys (...), rows (..., dim) and counts (...), got keys {self.keys.shape}, "
@@ -67,10 +67,13 @@ class SparseRows:
     def replace(self, **fields: Any) -> SparseRows:
         """A copy with some attributes exchanged; their shapes are not checked.
 
+        Other keys or counts are not merged any more, unless `merged` is given too.
+
         Args:
           **fields: attributes by name.
         """
-        new = self.tree_unflatten(self.merged, (self.keys, self.rows, self.counts, self.seal))
+        merged = self.merged and not fields.keys() & {"keys", "counts"}
+        new = self.tree_unflatten(merged, (self.keys, self.rows, self.counts, self.seal))
         for name, value in fields.items():
             setattr(new, name, value)
         return new
@@ -119,13 +122,16 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: Any = 1.0) -> SparseR
         merged = parts[0]
     else:
         _check_dtypes(parts)
+        narrow = any(p.keys.narrow for p in parts)
+        # The seals stay with the result: what they wait for, a write made of it waits for, even if n is 0.
+        seals = jnp.concatenate([p.seal.reshape(-1) for p in parts])
         words, rows, counts = _ops.merge(
             Keys(jnp.concatenate([p.keys.words.reshape(-1, 2) for p in parts])),
             jnp.concatenate([p.rows.reshape(-1, dim).astype(jnp.float32) for p in parts]),
             jnp.concatenate([p.counts.reshape(-1) for p in parts]),
-            jnp.concatenate([p.seal.reshape(-1) for p in parts]),
+            seals,
         )
-        merged = parts[0].replace(keys=Keys(words), rows=rows, counts=counts, seal=jnp.uint32(_SEAL), merged=True)
+        merged = parts[0].replace(keys=Keys(words, narrow), rows=rows, counts=counts, seal=seals, merged=True)
     if isinstance(scale, (int, float)) and scale == 1:
         return merged
     return merged.replace(rows=merged.rows * jnp.asarray(scale, jnp.float32))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from kvjax import _export, _ops, _rowwise
-from kvjax._keys import as_keys, x64_enabled
+from kvjax._keys import Keys, as_keys, x64_enabled
 from kvjax._sparse import SparseRows
 from kvjax._spec import TableSpec, fail
 from kvjax.ffi import host
@@ -85,8 +86,8 @@ class Table:
           TypeError: the keys are not integers.
           ValueError, jax.errors.JaxRuntimeError: the handle is stale, or 64-bit keys were cut to 32 bits.
         """
-        keys = as_keys(keys)
-        rows, found, used = _ops.lookup(self.spec, self._checked(), keys)
+        keys = self._keys(keys, "lookup")
+        rows, found, used = _ops.lookup(self.spec, self._read("lookup"), keys)
         if self.tape is not None:
             rows = self.tape.attach(rows, keys, used)
         if not (isinstance(missing, str) and missing == "init"):
@@ -126,7 +127,7 @@ class Table:
         Returns:
           ``(...)`` bool.
         """
-        return _ops.inspect(self.spec, self._checked(), as_keys(keys))[0]
+        return self._inspect("contains", keys)[0]
 
     def frequency(self, keys: Any) -> jax.Array:
         """How often keys have occurred in training; 0 without a row.
@@ -137,7 +138,7 @@ class Table:
         Returns:
           ``(...)`` int64, or int32 (at most 2**31 - 1) while ``jax_enable_x64`` is off; exports are always int64.
         """
-        return _integers(_ops.inspect(self.spec, self._checked(), as_keys(keys))[1])
+        return _integers(self._inspect("frequency", keys)[1])
 
     def version_of(self, keys: Any) -> jax.Array:
         """The step that last wrote the rows of keys; -1 without a row.
@@ -148,7 +149,7 @@ class Table:
         Returns:
           ``(...)`` int64, or int32 (at most 2**31 - 1) while ``jax_enable_x64`` is off; exports are always int64.
         """
-        return _integers(_ops.inspect(self.spec, self._checked(), as_keys(keys))[2])
+        return _integers(self._inspect("version_of", keys)[2])
 
     # ---- writes --------------------------------------------------------------------------------------------
 
@@ -163,8 +164,8 @@ class Table:
         Returns:
           Rows ``(..., dim)`` and the next handle.
         """
-        keys = as_keys(keys)
-        table = self._next(_ops.insert(self.spec, self._checked(), keys))
+        keys = self._keys(keys, "lookup_or_insert")
+        table = self._next(_ops.insert(self.spec, self._write("lookup_or_insert"), keys))
         return table.lookup(keys), table
 
     def upsert(self, keys: Any, values: Any) -> Table:
@@ -180,7 +181,7 @@ class Table:
         Raises:
           ValueError, TypeError: shape or dtype of the values do not fit.
         """
-        keys = as_keys(keys)
+        keys = self._keys(keys, "upsert")
         values = jnp.asarray(values)
         if values.shape != (*keys.shape, self.dim):
             raise fail(
@@ -189,7 +190,7 @@ class Table:
             )  # fmt: skip
         if not jnp.issubdtype(values.dtype, jnp.floating) and not jnp.issubdtype(values.dtype, jnp.integer):
             raise fail(TypeError, self.name, "upsert", "real values", f"{values.dtype}", "convert them first")
-        return self._next(_ops.upsert(self.spec, self._checked(), keys, values.astype(self.spec.row_dtype)))
+        return self._next(_ops.upsert(self.spec, self._write("upsert"), keys, values.astype(self.spec.row_dtype)))
 
     def apply(
         self, tx: Any, grads: SparseRows, state: Any = (), step: Any = None, **extra_args: Any
@@ -225,7 +226,7 @@ class Table:
           ([0.5, 0.5], 2, 1)
           >>> kvjax.drop_table("doc_apply")
         """
-        self._checked()
+        self._write("apply")
         version, state = _rowwise.apply(self, tx, grads, state, step, extra_args)
         return self._next(version), state
 
@@ -238,11 +239,11 @@ class Table:
         Returns:
           The next handle.
         """
-        return self._next(_ops.remove(self.spec, self._checked(), as_keys(keys)))
+        return self._next(_ops.remove(self.spec, self._write("remove"), self._keys(keys, "remove")))
 
     def clear(self) -> Table:
         """Removes every row and returns the next handle."""
-        return self._next(_ops.clear(self.spec, self._checked(), slots_only=False))
+        return self._next(_ops.clear(self.spec, self._write("clear"), slots_only=False))
 
     def clear_slots(self) -> Table:
         """Forgets the optimizer's state of every row, so that another optimizer can take over.
@@ -250,7 +251,7 @@ class Table:
         Returns:
           The next handle.
         """
-        return self._next(_ops.clear(self.spec, self._checked(), slots_only=True))
+        return self._next(_ops.clear(self.spec, self._write("clear_slots"), slots_only=True))
 
     # ---- handles -------------------------------------------------------------------------------------------
 
@@ -261,43 +262,56 @@ class Table:
           x: pytree of arrays that earlier reads gave.
         """
         leaves = [leaf for leaf in jax.tree.leaves(x) if hasattr(leaf, "dtype")]
-        return Table(_ops.after(self.spec, self._checked(), leaves), self.spec, self.tape)
+        return Table(_ops.after(self.spec, self._read("after"), leaves), self.spec, self.tape)
 
     def refresh(self) -> Table:
         """The live handle of this table, for instance after a failed step. Not inside ``jit``."""
+        self._outside_a_loss("refresh")
         return live(self.spec)
 
-    def _checked(self) -> jax.Array:
-        """The version operand, if it still looks like one."""
+    def _keys(self, keys: Any, op: str) -> Keys:
+        return as_keys(keys, f"table {self.name!r}, {op}")
+
+    def _inspect(self, op: str, keys: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return _ops.inspect(self.spec, op, self._read(op), self._keys(keys, op))
+
+    def _read(self, op: str) -> jax.Array:
+        """The version operand of a read, if it still looks like one."""
         version = self.version
         if getattr(version, "dtype", None) != jnp.uint32 or getattr(version, "shape", None) != ():
             got = f"{getattr(version, 'shape', '')} {getattr(version, 'dtype', type(version).__name__)}"
             raise fail(
-                TypeError, self.name, "call", "a handle whose version is () uint32", got,
+                TypeError, self.name, op, "a handle whose version is () uint32", got,
                 "something did arithmetic on the tree that holds it; table.refresh() gives the live handle",
             )  # fmt: skip
         return version
 
+    def _write(self, op: str) -> jax.Array:
+        """The version operand of a write."""
+        self._outside_a_loss(op)
+        return self._read(op)
+
+    def _outside_a_loss(self, op: str) -> None:
+        if self.tape is not None:
+            raise fail(
+                ValueError, self.name, op, "a loss that only reads its tables", f"a {op} inside it",
+                "its rows would have no gradient: do it before kvjax.value_and_grad, or after",
+            )  # fmt: skip
+
     # ---- the whole table, on the host ----------------------------------------------------------------------
 
-    def _settle(self, op: str) -> None:
-        """Waits until this handle's version exists and checks that it is the live one."""
+    def _settled(self, op: str) -> int:
+        """This handle's version, once the writes that lead to it are done."""
         if isinstance(self.version, Tracer):
             raise fail(
                 TypeError, self.name, op, "a call outside jit", "one inside",
                 "sizes and exports are host values: take them between steps",
             )  # fmt: skip
-        mine, live = int(self._checked()), host.version(self.name)
-        if mine != live:
-            raise fail(
-                RuntimeError, self.name, op, f"the live handle (version {live})", f"a stale one (version {mine})",
-                "use the Table that the last write returned, or table.refresh()",
-            )  # fmt: skip
+        return int(self._write(op))
 
     def size(self) -> int:
         """The number of rows, once all writes up to this handle are done."""
-        self._settle("size")
-        return host.size(self.name)
+        return host.size(self.name, self._settled("size"))
 
     def __len__(self) -> int:
         return self.size()
@@ -329,10 +343,9 @@ class Table:
           ((3, 1), (0, 3))
           >>> kvjax.drop_table("doc_export")
         """
-        self._settle("export")
         rows, _, _ = self.snapshot(slots)
         if prune is not None:
-            rows = rows.take(prune.mask(rows) if isinstance(prune, _export.Prune) else np.asarray(prune(rows), bool))
+            rows = rows.take(_export.keep_mask(prune, rows))
         return (len(rows), rows.total) if dry_run else rows
 
     def snapshot(self, slots: bool = True) -> tuple[_export.Exported, np.ndarray, dict[str, str]]:
@@ -344,8 +357,7 @@ class Table:
         Returns:
           The export, the first row of each bucket ``(buckets + 1,)`` int64, and the slots' types by name.
         """
-        self._settle("export")
-        raw = host.export_table(self.name, slots)
+        raw = host.export_table(self.name, self._settled("export"), slots)
         return _export.from_host(raw, self.dim, self.spec.row_dtype, self.spec.key_dtype)
 
     def load(self, rows: _export.Exported, slot_types: dict[str, str] | None = None) -> Table:
@@ -362,8 +374,13 @@ class Table:
         Raises:
           ValueError: the arrays do not fit the table or each other, or a key occurs twice.
         """
-        self._settle("load")
+        version = self._settled("load")
         n = len(rows.keys)
+        if np.asarray(rows.keys).dtype not in (np.int64, np.uint64):
+            raise fail(
+                TypeError, self.name, "load", "keys (n,) int64 or uint64", f"{np.asarray(rows.keys).dtype}",
+                "convert them first",
+            )  # fmt: skip
         if np.shape(rows.values) != (n, self.dim) or rows.values.dtype != self.spec.row_dtype:
             raise fail(
                 ValueError, self.name, "load", f"values ({n}, {self.dim}) {self.spec.dtype}",
@@ -371,7 +388,7 @@ class Table:
             )  # fmt: skip
         types = slot_types or {name: f"{a.dtype}[{','.join(map(str, a.shape[1:]))}]" for name, a in rows.slots.items()}
         version = host.load_table(
-            self.name, int(self.version),
+            self.name, version,
             np.ascontiguousarray(rows.keys).view(np.int64),
             _bytes(rows.values), np.asarray(rows.freqs, np.int64), np.asarray(rows.versions, np.int64),
             _bytes(np.asarray(rows.has_slots, bool)), int(rows.last_step),
@@ -381,6 +398,8 @@ class Table:
 
     def __repr__(self) -> str:
         version = "traced" if isinstance(self.version, Tracer) else self.version
+        if isinstance(version, jax.Array) and version.is_deleted():
+            version = "donated"
         return f"Table({self.name!r}, dim={self.dim}, dtype={self.spec.dtype}, version={version})"
 
 
@@ -401,5 +420,8 @@ def _integers(words: jax.Array) -> jax.Array:
 
 
 def live(spec: TableSpec) -> Table:
-    """The live handle of the table that `spec` names."""
+    """The live handle of the table that `spec` names, once the writes that have been started are done."""
+    # A write that failed says so where its result is used; here it is only waited for.
+    with contextlib.suppress(ValueError, jax.errors.JaxRuntimeError):
+        jax.effects_barrier()
     return Table(jnp.uint32(host.version(spec.name)), spec)

@@ -64,6 +64,8 @@ def test_a_table_or_a_name(make):
         assert kvjax.flax.nnx.Embed(given)(KEYS).shape == (2, 2, 4)
     with pytest.raises(ValueError, match="features=4"):
         kvjax.flax.nnx.Embed(table, 8)
+    with pytest.raises(ValueError, match="want initializer where the table is made"):
+        kvjax.flax.nnx.Embed(table, initializer=0.0)
     assert kvjax.flax.nnx.Embed(table, dtype=jnp.bfloat16)(KEYS).dtype == jnp.bfloat16
 
 

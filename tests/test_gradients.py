@@ -237,6 +237,74 @@ def test_write_waits_for_every_lookup(table):
         np.testing.assert_array_equal(aux, before)
 
 
+def test_write_waits_for_reads_that_only_dense_gradients_use(table):
+    """A read that remat repeats in the backward pass and whose rows are a constant of the loss."""
+
+    def loss(params):
+        def block(w):
+            rows = jax.lax.stop_gradient(params["t"].lookup(wide(MORE)))
+            return jnp.sum(jnp.sin(rows @ w) ** 2)
+
+        return jax.checkpoint(block)(params["w"]) + jnp.sum(params["t"].lookup(wide(IDS)))
+
+    @jax.jit
+    def step(params):
+        value, grads = kvjax.value_and_grad(loss)(params)
+        return {"t": params["t"].apply(optax.sgd(0.1), grads["t"])[0], "w": params["w"]}, value, grads["w"]
+
+    params = {"t": table, "w": W}
+    for _ in range(20):
+        params, value, _ = jax.block_until_ready(step(params))
+
+
+def test_empty_lookup_still_orders_the_write(table):
+    @jax.jit
+    def step(table):
+        def loss(t):
+            return jnp.sum(t.lookup(wide([]))) + jnp.sum(t.frequency(wide(IDS)).astype(jnp.float32))
+
+        value, grads = kvjax.value_and_grad(loss)(table)
+        return table.apply(optax.sgd(0.1), grads)[0], value
+
+    for _ in range(20):
+        table, _ = jax.block_until_ready(step(table))
+    assert len(table) == VOCABULARY
+
+
+def test_vmap_keeps_examples_apart(table, dense):
+    grads = jax.vmap(kvjax.grad(lambda t, ids: jnp.sum(t.lookup(ids))), in_axes=(None, 0))(table, wide(MORE))
+    each = jax.vmap(kvjax.merge)(grads)
+    assert each.counts.tolist() == [[1, 1], [2, 0], [1, 1]]
+    np.testing.assert_allclose(to_dense(grads), jax.grad(lambda t: jnp.sum(t[MORE]))(dense))
+    np.testing.assert_array_equal(jax.vmap(lambda x: table.after(x).version)(jnp.ones(4)), np.full(4, 1))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda t: t.lookup_or_insert(wide(IDS))[0],
+        lambda t: t.upsert(wide(IDS), jnp.ones((BATCH, DIM))).lookup(wide(IDS)),
+        lambda t: t.refresh().lookup(wide(IDS)),
+        lambda t: t.remove(wide(IDS)).lookup(wide(IDS)),
+    ],
+)
+def test_writes_inside_a_loss_are_refused(write, table):
+    with pytest.raises(ValueError, match="inside it; its rows would have no gradient"):
+        kvjax.grad(lambda t: jnp.sum(write(t)))(table)
+    assert int(table.refresh().version) == int(table.version)
+
+
+def test_a_table_handed_out_by_the_loss_is_an_ordinary_one(table):
+    with jax.checking_leaks():
+        (_, aux), _ = kvjax.value_and_grad(lambda t: (jax.jit(jnp.sum)(t.lookup(wide(IDS))), t), has_aux=True)(table)
+    assert aux.tape is None and aux.lookup(wide(IDS)).shape == (BATCH, DIM)
+
+
+def test_arguments_are_differentiated_by_position(table):
+    with pytest.raises(TypeError, match="by position"):
+        kvjax.grad(lambda t: jnp.sum(t.lookup(wide(IDS))))(t=table)
+
+
 def test_after_orders_a_read_before_a_write(table):
     @jax.jit
     def step(table):

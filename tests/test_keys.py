@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +50,7 @@ def test_jax_integers_at_their_own_width(dtype, x64):
     np.testing.assert_array_equal(np.asarray(kvjax.keys(jnp.asarray(ids))), ids.astype(np.int64))
 
 
-@pytest.mark.parametrize("bad", [np.array([1.5]), np.array([True]), ["a"], np.array([2**70], object)])
+@pytest.mark.parametrize("bad", [np.array([1.5]), np.array([True]), ["a"], np.array([2**70], object), np.array([None])])
 def test_other_types_are_refused(bad):
     with pytest.raises(TypeError, match="hash_keys"):
         kvjax.keys(bad)
@@ -70,8 +71,12 @@ def test_truncated_keys_are_refused_by_a_table_of_wide_ones(make):
     """With x64 off, JAX cuts 2**40 + 7 to 7 without a word: the table notices that it holds wider keys."""
     table = make().upsert(np.array([2**40 + 7]), np.ones((1, 4)))
     read = jax.jit(lambda table, ids: table.lookup(ids))
-    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"kvjax\.keys\(numpy_ids\)"):
-        jax.block_until_ready(read(table, np.array([2**40 + 7])))
+    train = jax.jit(lambda table, ids: table.apply(optax.sgd(0.1), kvjax.SparseRows(ids, jnp.ones((1, 4))))[0])
+    for use in (read, train):
+        for dtype in (np.int64, np.uint64):
+            with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"kvjax\.keys\(numpy_ids\)"):
+                jax.block_until_ready(use(table, np.array([2**40 + 7], dtype)))
+    assert len(table) == 1
     np.testing.assert_array_equal(read(table, kvjax.keys(np.array([2**40 + 7]))), np.ones((1, 4)))
     np.testing.assert_array_equal(read(table, kvjax.keys(jnp.array([7]))), np.zeros((1, 4)))
 
@@ -89,5 +94,6 @@ def test_hash_keys():
     hashed = np.concatenate([kvjax.hash_keys(ids, salt=s) for s in range(5)])
     assert hashed.dtype == np.int64 and len(np.unique(hashed)) == 5000
     assert kvjax.hash_keys([]).shape == (0,)
+    np.testing.assert_array_equal(kvjax.hash_keys(np.array([1, 2**60], object)), kvjax.hash_keys([1, 2**60]))
     with pytest.raises(TypeError, match="float"):
         kvjax.hash_keys([1.5])

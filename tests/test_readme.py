@@ -16,6 +16,10 @@ def test_code_blocks(tmp_path, capsys, promotion):
     assert int(namespace["state"].step) == 50
 
 
+def test_no_placeholder_is_left():
+    assert not re.search(r"^[A-Z_]{4,}$", README, re.M)
+
+
 def test_links():
     for link in re.findall(r"\]\(([^)#]+)\)", README):
         assert (Path(__file__).parents[1] / link).exists(), link

@@ -179,6 +179,13 @@ def test_arithmetic_on_a_handle_is_refused(make):
         jax.tree.map(lambda v: v.astype(jnp.float32), table).lookup(np.arange(2))
 
 
+def test_repr(make):
+    table = make()
+    assert repr(table) == f"Table('{table.name}', dim=4, dtype=float32, version=0)"
+    jax.block_until_ready(jax.jit(lambda t: t.clear(), donate_argnums=0)(table))
+    assert "donated" in repr(table)
+
+
 def test_host_calls_inside_jit_are_refused(make):
     with pytest.raises(TypeError, match="outside jit"):
         jax.jit(lambda t: t.size())(make())
@@ -200,6 +207,13 @@ def test_bad_arguments(make):
         table.apply(tx, kvjax.SparseRows(np.arange(2), jnp.ones((2, 4))))
     with pytest.raises(TypeError, match="integer step"):
         table.apply(optax.sgd(0.1), kvjax.SparseRows(np.arange(2), jnp.ones((2, 4))), step=1.5)
+    for step in (-7, 2**63):
+        with pytest.raises(ValueError, match="step of 0 or more"):
+            table.apply(optax.sgd(0.1), kvjax.SparseRows(np.arange(2), jnp.ones((2, 4))), step=step)
+    with pytest.raises(TypeError, match="want SparseRows, got dict"):
+        table.apply(optax.sgd(0.1), {})
+    with pytest.raises(ValueError, match=r"gives \(0,\) bool"):
+        table.export(lambda rows: np.arange(0))
     with pytest.raises(ValueError, match="SparseRows wants"):
         kvjax.SparseRows(np.arange(2), jnp.ones((3, 4)))
     with pytest.raises(ValueError, match="missing="):
@@ -212,8 +226,13 @@ def test_bad_arguments(make):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"dim": 0}, "dim >= 1"),
-        ({"dim": 2.5}, "dim >= 1"),
+        ({"dim": 0}, r"dim in 1\.\."),
+        ({"dim": 2.5}, r"dim in 1\.\."),
+        ({"dim": 2**62}, r"dim in 1\.\."),
+        ({"dim": True}, r"dim in 1\.\."),
+        ({"dim": 2, "seed": 1.5}, "integer seed"),
+        ({"dim": 2, "initializer": float("nan")}, "finite"),
+        ({"initializer": 9.0}, "dim= beside"),
         ({"dim": 2, "dtype": "int8"}, "dtype in"),
         ({"dim": 2, "key_dtype": "float32"}, "key_dtype in"),
     ],
@@ -224,9 +243,10 @@ def test_bad_specs(options, message):
     assert "bad" not in kvjax.tables()
 
 
-def test_unknown_initializer():
+@pytest.mark.parametrize("initializer", [jax.nn.initializers.normal(), np.array([1.0, 2.0]), "13"])
+def test_unknown_initializer(initializer):
     with pytest.raises(TypeError, match=r"kvjax\.initializers"):
-        kvjax.get_table("bad", dim=2, initializer=jax.nn.initializers.normal())
+        kvjax.get_table("bad", dim=2, initializer=initializer)
 
 
 def test_another_optimizer_needs_clear_slots(make):

@@ -1,6 +1,7 @@
 """Training with kvjax equals training with nn.Embed and the same optax transform."""
 
 import functools
+import logging
 
 import flax.linen as nn
 import jax
@@ -203,7 +204,7 @@ def test_microbatches_equal_the_whole_batch():
     np.testing.assert_array_equal(table.frequency(wide(np.arange(VOCABULARY))), counts)
 
 
-def test_compiles_once():
+def test_compiles_once(caplog):
     _, state = states(OPTIMIZERS["adam"])
     traces = []
 
@@ -212,9 +213,10 @@ def test_compiles_once():
         traces.append(1)
         return kv_step(state, ids, y)
 
-    for ids, y in batches("some"):
-        state, _ = step(state, wide(ids), y)
-    assert len(traces) == 1
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        for ids, y in batches("some"):
+            state, _ = step(state, wide(ids), y)
+    assert len(traces) == sum("Compiling jit(step)" in r.message for r in caplog.records) == 1
 
 
 def test_scan_over_steps_equals_single_steps(make):
@@ -282,3 +284,72 @@ def test_transforms_by_table_name(make):
     tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables={})
     with pytest.raises(ValueError, match="want a transform for every table"):
         tx.init(params)
+
+
+def test_a_merged_gradient_that_was_changed_is_refused_or_merged_again(make):
+    table = make(2)
+    merged = kvjax.merge(kvjax.SparseRows(np.array([1, 2, 3]), jnp.ones((3, 2))))
+    dropped = merged.replace(counts=jnp.array([1, 0, 1], jnp.int32))
+    assert sorted(table.apply(optax.sgd(1.0), dropped)[0].export().keys.tolist()) == [1, 3]
+    table = table.refresh().clear()
+    joined = jax.tree.map(lambda a: jnp.concatenate([jnp.atleast_1d(a)] * 2), merged)
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="distinct keys, then padding"):
+        jax.block_until_ready(table.apply(optax.sgd(1.0), joined)[0])
+    table = table.refresh()
+    assert len(table) == 0
+    table, _ = table.apply(optax.sgd(1.0), kvjax.merge([merged, merged]))
+    assert table.frequency(np.array([1, 2, 3])).tolist() == [2, 2, 2]
+
+
+def test_partition_checks_all_tables_before_it_writes_one(make):
+    params = {"a": make(2), "b": make(3)}
+    tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0))
+    state = tx.init(params)
+    good = kvjax.SparseRows(np.array([1]), jnp.ones((1, 2)))
+    for bad, kind in ((kvjax.SparseRows(np.array([1]), jnp.ones((1, 2))), ValueError), (jnp.ones(3), TypeError)):
+        with pytest.raises(kind, match=r"SparseRows|gradient rows"):
+            tx.update({"a": good, "b": bad}, state, params)
+    assert len(params["a"]) == 0 and int(params["a"].refresh().version) == 0
+
+
+def test_live_handles_wait_for_steps_in_flight():
+    _, state = states(OPTIMIZERS["adam"])
+    step = jax.jit(kv_step)
+    ids = kvjax.keys(np.arange(50_000))
+    for _ in range(5):
+        state, _ = step(state, ids, jnp.ones(50_000))
+        live = kvjax.get_table("t")
+        assert int(live.version) == int(state.params["Embed_0"]["table"].version)
+
+
+@pytest.mark.parametrize(
+    "tx, extra",
+    [
+        (optax.masked(optax.adam(0.1), True), {}),
+        (optax.inject_hyperparams(optax.adam)(learning_rate=0.1), {}),
+        (optax.chain(optax.clip(0.5), optax.adamw(0.1)), {}),
+        (optax.adafactor(0.1), {}),
+        (optax.apply_if_finite(optax.adan(0.1), 3), {}),
+        (optax.MultiSteps(optax.adam(0.1), 2), {}),
+        (optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau()), {"value": jnp.float32(1.0)}),
+    ],
+)
+def test_transforms_of_unusual_states_equal_one_row_at_a_time(tx, extra, make):
+    table, state = make(4, initializer=1.0), kvjax.optax.rowwise(tx).init(4)
+    row, want = jnp.ones(4), tx.init(jnp.ones(4))
+    full = optax.with_extra_args_support(tx)
+    for i in range(3):
+        grad = jnp.arange(4.0) - i
+        table, state = table.apply(tx, kvjax.SparseRows(np.array([7]), grad[None]), state, **extra)
+        updates, want = full.update(grad, want, row, **extra)
+        row = optax.apply_updates(row, updates)
+    np.testing.assert_allclose(table.lookup(7), row, rtol=1e-5, atol=1e-6)
+
+
+def test_rowwise_checks_its_arguments():
+    with pytest.raises(ValueError, match="count"):
+        kvjax.optax.rowwise(optax.sgd(0.1), count="bogus")
+    with pytest.raises(TypeError, match="optax transform"):
+        kvjax.optax.rowwise(0.1)
+    with pytest.raises(ValueError, match="random keys"):
+        kvjax.optax.rowwise(optax.add_noise(0.1, 0.5, jax.random.key(0))).init(3)

@@ -34,9 +34,9 @@ struct Cpu {
     t.Lookup(On(pool), *version, keys, rows, found);
     std::fill_n(used, num_used, 1.0f);
   }
-  static void Inspect(Exec& pool, Table& t, const uint32_t* version, KeySpan keys, bool* found,
-                      int64_t* frequency, int64_t* row_version) {
-    t.Inspect(On(pool), *version, keys, found, frequency, row_version);
+  static void Inspect(Exec& pool, Table& t, std::string_view op, const uint32_t* version, KeySpan keys,
+                      bool* found, int64_t* frequency, int64_t* row_version) {
+    t.Inspect(On(pool), op, *version, keys, found, frequency, row_version);
   }
   static void Insert(Exec& pool, Table& t, const uint32_t* version, KeySpan keys, uint32_t* next) {
     *next = t.Insert(On(pool), *version, keys);
@@ -53,24 +53,24 @@ struct Cpu {
     *next = t.ClearSlots(*version);
   }
   static void BeginApply(Exec& pool, Table& t, const uint32_t* version, KeySpan keys, const int32_t* counts,
-                         const uint32_t* seal, const int64_t* step, const SlotLayout& layout, uint32_t* next,
-                         uint32_t* row_ids, int32_t* active) {
-    CheckSeals(t.spec().name, "apply", seal, 1);
+                         const uint32_t* seals, size_t num_seals, const int64_t* step,
+                         const SlotLayout& layout, uint32_t* next, uint32_t* row_ids, int32_t* active) {
+    CheckSeals(t.spec().name, "apply", seals, num_seals);
     int64_t s;
     std::memcpy(&s, step, sizeof(s));
     *next = t.BeginApply(On(pool), *version, keys, counts, s, layout, row_ids, active);
   }
-  static void Gather(Exec&, Table& t, const uint32_t* version, const uint32_t* row_ids, const int32_t* start,
-                     const int32_t* active, size_t chunk, const float* rows, std::byte* values, float* grads,
-                     bool* fresh, const std::vector<std::byte*>& slots) {
-    const size_t n = ChunkRows(*start, *active, chunk), dim = static_cast<size_t>(t.spec().dim);
+  static void Gather(Exec&, Table& t, const uint32_t* version, const uint32_t* row_ids, size_t num_rows,
+                     const int32_t* start, const int32_t* active, size_t chunk, const float* rows,
+                     std::byte* values, float* grads, bool* fresh, const std::vector<std::byte*>& slots) {
+    const size_t n = ChunkRows(num_rows, *start, *active, chunk), dim = static_cast<size_t>(t.spec().dim);
     t.Gather(*version, row_ids + *start, n, values, fresh, slots);
     std::memcpy(grads, rows + static_cast<size_t>(*start) * dim, n * dim * sizeof(float));
   }
-  static void Scatter(Exec&, Table& t, const uint32_t* version, const uint32_t* row_ids, const int32_t* start,
-                      const int32_t* active, size_t chunk, const std::byte* values,
+  static void Scatter(Exec&, Table& t, const uint32_t* version, const uint32_t* row_ids, size_t num_rows,
+                      const int32_t* start, const int32_t* active, size_t chunk, const std::byte* values,
                       const std::vector<const std::byte*>& slots, uint32_t* out) {
-    t.Scatter(*version, row_ids + *start, ChunkRows(*start, *active, chunk), values, slots);
+    t.Scatter(*version, row_ids + *start, ChunkRows(num_rows, *start, *active, chunk), values, slots);
     *out = *version;
   }
   static void Merge(Exec&, KeySpan keys, const float* rows, const int32_t* counts, const uint32_t* seals,
@@ -78,11 +78,11 @@ struct Cpu {
     CheckSeals("", "merge", seals, num_seals);
     MergeRows(keys.data, rows, counts, keys.n, dim, out_keys, out_rows, out_counts);
   }
-  static void Seal(Exec&, const float* used, size_t lookups, uint32_t* seal) {
+  static void Seal(Exec&, std::string_view table, const float* used, size_t lookups, uint32_t* seal) {
     for (size_t i = 0; i < lookups; ++i) {
       if (used[i] == 0.0f || used[i] == 1.0f) continue;
       throw MakeError(
-          ErrorCode::kInvalidArgument, "", "value_and_grad", "a loss that uses each lookup at most once",
+          ErrorCode::kInvalidArgument, table, "value_and_grad", "a loss that uses each lookup at most once",
           "lookup " + std::to_string(i + 1) + " of " + std::to_string(lookups) + " used " +
               std::to_string(static_cast<int64_t>(used[i])) + " times",
           "a lookup inside a scan, vmap or twice-called jit of the loss: look the rows up before it "
@@ -100,7 +100,14 @@ struct Cpu {
                     "transforms over dense and sparse gradients together go into kvjax.optax.joint(tx); "
                     "microbatch gradients are concatenated (stacked by lax.scan), not added");
   }
-  static size_t ChunkRows(int32_t start, int32_t active, size_t chunk) {
+  /// How many rows of a step with `num_rows` the chunk at `start` has.
+  static size_t ChunkRows(size_t num_rows, int32_t start, int32_t active, size_t chunk) {
+    const auto rows = static_cast<int64_t>(std::min<size_t>(num_rows, INT32_MAX));
+    if (start < 0 || active < 0 || active > rows || start > rows) {
+      throw MakeError(ErrorCode::kInvalidArgument, "", "apply", "a chunk inside the step",
+                      "start " + std::to_string(start) + ", active " + std::to_string(active),
+                      "this is a defect of kvjax: please report it");
+    }
     return std::min(chunk, static_cast<size_t>(std::max(active - start, 0)));
   }
 };
@@ -139,11 +146,22 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> BytesToNumpy(std::vector<std::byte>
   return {owned->data(), {owned->size()}, owner};
 }
 
+/// Runs a whole-table call; running out of memory names the table and the operation, as inside XLA.
+template <class Body>
+auto HostCall(std::string_view name, std::string_view op, Body body) {
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    throw MakeError(ErrorCode::kResourceExhausted, name, op, "memory for the call", "none",
+                    "the table is as it was before: remove rows or give the process more memory");
+  }
+}
+
 void Create(const std::string& name, int64_t dim, const std::string& dtype, const std::string& kind, double a,
             double b, uint64_t seed) {
-  if (dim < 1) {
-    throw MakeError(ErrorCode::kInvalidArgument, name, "get_table", "dim >= 1", std::to_string(dim),
-                    "dim is the width of a row");
+  if (dim < 1 || dim > kMaxDim) {
+    throw MakeError(ErrorCode::kInvalidArgument, name, "get_table", "dim in 1.." + std::to_string(kMaxDim),
+                    std::to_string(dim), "dim is the width of a row");
   }
   TableSpec spec{name, dim, ParseRowType(dtype), {Initializer::ParseKind(kind), a, b, seed}};
   Tables().Create(name, [&](uint32_t first_version) {
@@ -151,13 +169,12 @@ void Create(const std::string& name, int64_t dim, const std::string& dtype, cons
   });
 }
 
-nb::dict ExportTable(const std::string& name, bool with_slots) {
+nb::dict ExportTable(const std::string& name, uint32_t version, bool with_slots) {
   const auto table = Tables().Find(name, "export");
-  Snapshot s;
-  {
+  Snapshot s = HostCall(name, "export", [&] {
     nb::gil_scoped_release release;
-    s = Export(*table, with_slots);
-  }
+    return Export(*table, version, with_slots);
+  });
   nb::dict out;
   out["keys"] = ToNumpy(std::move(s.keys));
   out["values"] = BytesToNumpy(std::move(s.values));
@@ -206,8 +223,10 @@ uint32_t LoadTable(const std::string& name, uint32_t version, HostArray<int64_t>
     view.slots.push_back(reinterpret_cast<const std::byte*>(bytes.data()));
   }
   if (view.n == 0) view.layout = {}, view.slots.clear();
-  nb::gil_scoped_release release;
-  return Load(*table, version, view);
+  return HostCall(name, "load", [&] {
+    nb::gil_scoped_release release;
+    return Load(*table, version, view);
+  });
 }
 
 template <class F>
@@ -267,6 +286,7 @@ NB_MODULE(_cpu, m) {
       PyErr_SetString(type, error.what());
     }
   });
+  m.attr("MAX_DIM") = kMaxDim;
   m.attr("SEAL") = kSeal;
   m.attr("NUM_BUCKETS") = kNumBuckets;
   m.def("handlers", &Handlers, "XLA FFI handlers by target name.");
@@ -274,8 +294,9 @@ NB_MODULE(_cpu, m) {
         nb::arg("b"), nb::arg("seed"));
   m.def("drop", [](const std::string& name) { Tables().Drop(name); });
   m.def("version", [](const std::string& name) { return Tables().Find(name, "version")->version(); });
-  m.def("size", [](const std::string& name) { return Tables().Find(name, "size")->size(); });
-  m.def("export_table", &ExportTable, nb::arg("name"), nb::arg("with_slots"));
+  m.def("size",
+        [](const std::string& name, uint32_t version) { return Tables().Find(name, "size")->Size(version); });
+  m.def("export_table", &ExportTable, nb::arg("name"), nb::arg("version"), nb::arg("with_slots"));
   m.def("load_table", &LoadTable, nb::arg("name"), nb::arg("version"), nb::arg("keys"), nb::arg("values"),
         nb::arg("freqs"), nb::arg("versions"), nb::arg("has_slots"), nb::arg("last_step"), nb::arg("slots"));
   m.def("hash_strings", &HashStrings, nb::arg("items"), nb::arg("salt"));

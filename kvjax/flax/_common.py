@@ -11,25 +11,28 @@ from kvjax._registry import get_table
 from kvjax._table import Table
 
 
-def resolve_table(
-    table: str | Table, features: int | None, param_dtype: Any, initializer: Any, **options: Any
-) -> Table:
+def resolve_table(table: str | Table, features: int | None, **options: Any) -> Table:
     """The table of a layer: the one that was given, or the one of that name, made if need be.
 
-    The default initial rows are those of ``flax.linen.Embed``: normal with variance 1 / features.
+    Of the `options` of `get_table`, those that are None are left to its defaults; but the default initial rows are
+    those of ``flax.linen.Embed``, normal with variance 1 / features.
     """
-    if isinstance(table, Table):
-        if features is not None and features != table.dim:
+    given = {name: value for name, value in options.items() if value is not None}
+    if isinstance(table, Table) or features is None:
+        name = table.name if isinstance(table, Table) else table
+        if given:
             raise ValueError(
-                f"kvjax: table {table.name!r}, Embed: want features={table.dim} (the table's dim), got {features}; "
+                f"kvjax: table {name!r}, Embed: want {', '.join(given)} where the table is made, got them for one that "
+                "exists; give them to kvjax.get_table, or give a name and features"
+            )
+        if isinstance(table, Table) and features not in (None, table.dim):
+            raise ValueError(
+                f"kvjax: table {name!r}, Embed: want features={table.dim} (the table's dim), got {features}; "
                 "leave features out"
             )
-        return table
-    if features is None:
-        return get_table(table)
-    if initializer is None:
-        initializer = _initializers.normal(features**-0.5)
-    return get_table(table, dim=features, dtype=param_dtype, initializer=initializer, **options)
+        return table if isinstance(table, Table) else get_table(table)
+    defaults: dict[str, Any] = {"initializer": _initializers.normal(features**-0.5)}
+    return get_table(table, dim=features, **defaults | given)
 
 
 def read(table: Table, keys: Any, dtype: Any) -> jax.Array:

@@ -21,7 +21,7 @@ class Embed(nn.Module):
       table: name of the table (created with the options below if there is none), or a `Table`.
       features: width of a row; may be left out if the table exists.
       dtype: compute dtype of the output; by default the table's.
-      param_dtype: dtype of the rows.
+      param_dtype: dtype of the rows, by default float32.
       initializer: see `kvjax.get_table`; by default normal with variance 1 / features.
       key_dtype: see `kvjax.get_table`.
       seed: see `kvjax.get_table`.
@@ -43,12 +43,12 @@ class Embed(nn.Module):
     table: str | Table
     features: int | None = None
     dtype: Any = None
-    param_dtype: Any = "float32"
+    param_dtype: Any = None
     initializer: Any = None
-    key_dtype: str = "int64"
+    key_dtype: str | None = None
     seed: int | None = None
-    trainable: bool = True
-    checkpoint: bool = True
+    trainable: bool | None = None
+    checkpoint: bool | None = None
 
     @nn.compact
     def __call__(self, keys: Any) -> jax.Array:
@@ -63,8 +63,8 @@ class Embed(nn.Module):
 
         def init(_) -> Table:
             return resolve_table(
-                self.table, self.features, self.param_dtype, self.initializer, key_dtype=self.key_dtype,
-                seed=self.seed, trainable=self.trainable, checkpoint=self.checkpoint,
+                self.table, self.features, dtype=self.param_dtype, initializer=self.initializer, seed=self.seed,
+                key_dtype=self.key_dtype, trainable=self.trainable, checkpoint=self.checkpoint,
             )  # fmt: skip
 
         return read(self.param("table", init), keys, self.dtype)

@@ -24,7 +24,7 @@ class Embed(nnx.Module):
       table: name of the table (created with the options below if there is none), or a `Table`.
       features: width of a row; may be left out if the table exists.
       dtype: compute dtype of the output; by default the table's.
-      param_dtype: dtype of the rows.
+      param_dtype: dtype of the rows, by default float32.
       initializer: see `kvjax.get_table`; by default normal with variance 1 / features.
       rngs: taken for likeness to ``nnx.Embed`` and not used: initial rows depend on the table's seed alone.
       **options: key_dtype, seed, trainable and checkpoint of `kvjax.get_table`.
@@ -43,12 +43,12 @@ class Embed(nnx.Module):
         features: int | None = None,
         *,
         dtype: Any = None,
-        param_dtype: Any = "float32",
+        param_dtype: Any = None,
         initializer: Any = None,
         rngs: nnx.Rngs | None = None,
         **options: Any,
     ):
-        self.table = nnx.Param(resolve_table(table, features, param_dtype, initializer, **options))
+        self.table = nnx.Param(resolve_table(table, features, dtype=param_dtype, initializer=initializer, **options))
         self.dtype = dtype
 
     def __call__(self, keys: Any) -> jax.Array:

@@ -16,7 +16,8 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
 
     For transforms like ``optax.clip_by_global_norm``, chained before `partition`. The rows of equal keys are summed
     first, so a norm is what a dense table would give. Transforms that keep state per element do not fit, because rows
-    differ from step to step: put those into `partition`.
+    differ from step to step: put those into `partition`,
+    and so those that read parameters (weight decay).
 
     Args:
       tx: a transform of gradients without state per element.

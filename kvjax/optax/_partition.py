@@ -34,8 +34,10 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
     """Updates dense parameters by one transform and the rows of tables by another.
 
     ``update`` writes the rows and returns, as the "update" of a `Table`, the difference of versions; so
-    ``optax.apply_updates``, Flax's ``TrainState`` and ``nnx.Optimizer`` work as they are. Because it writes, use each
-    result: an update that is computed and thrown away leaves stale handles behind, which the next call reports.
+    ``optax.apply_updates``, Flax's ``TrainState`` and ``nnx.Optimizer`` work as they are. Because it writes, it comes
+    last in a chain, and each result is used: an update that is changed or thrown away leaves stale handles behind,
+    which the next call reports. Wrappers that hold updates back (``optax.MultiSteps``, ``optax.apply_if_finite``) go
+    inside.
 
     Args:
       dense: transform of everything that is not a table.
@@ -76,6 +78,11 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
     def update(updates, state, params=None, **extra):
         if params is None:
             raise ValueError("kvjax.optax.partition wants update(grads, state, params), got no params")
+        _check_same_tree(params, updates)
+        pairs = zip(*(jax.tree.leaves(tree, is_leaf=_is_either) for tree in (params, updates)), strict=True)
+        for table, grad in pairs:  # all are checked before the first is written
+            if is_table(table) and table.spec.trainable:
+                _rowwise.check(table, choose(table.name), grad, state.tables[table.name])
         dense_updates, dense_state = dense.update(_without(updates), state.dense, _without(params), **extra)
         step = state.count + 1
         globals_ = dict(state.tables)
@@ -83,17 +90,11 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
         def write(table, grad):
             if not is_table(table):
                 return None
-            if not is_sparse(grad):
-                raise TypeError(
-                    f"kvjax: table {table.name!r}, partition: want SparseRows as its gradient, got "
-                    f"{type(grad).__name__}; differentiate with kvjax.value_and_grad instead of jax.value_and_grad"
-                )
             if not table.spec.trainable:
                 return Table(jnp.zeros((), jnp.uint32), table.spec)
             new, globals_[table.name] = table.apply(choose(table.name), grad, globals_[table.name], step, **extra)
             return Table(new.version - table.version, table.spec)
 
-        _check_same_tree(params, updates)
         table_updates = jax.tree.map(write, params, updates, is_leaf=_is_either)
         new_updates = jax.tree.map(
             lambda d, t: t if is_table(t) else d, dense_updates, table_updates,

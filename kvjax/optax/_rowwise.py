@@ -23,6 +23,10 @@ def rowwise(tx: optax.GradientTransformation, count: str = "auto") -> Rowwise:
     Returns:
       `Rowwise`, with ``.init(dim)`` for the state.
 
+    Raises:
+      TypeError: `tx` is not an optax transform.
+      ValueError: `count` is none of these.
+
     Example:
       >>> import kvjax, optax
       >>> kvjax.optax.rowwise(optax.adam(1e-3)).init(8)
@@ -30,4 +34,4 @@ def rowwise(tx: optax.GradientTransformation, count: str = "auto") -> Rowwise:
       >>> kvjax.optax.rowwise(optax.adam(1e-3), count="global").init(8)
       (Array(0, dtype=int32),)
     """
-    return tx if isinstance(tx, Rowwise) else Rowwise(tx, count)
+    return Rowwise(tx, count)

@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote
 import numpy as np
 import tensorstore as ts
 
-from kvjax._export import Exported, slot_type
+from kvjax._export import Exported, PruneLike, keep_mask, slot_type
 from kvjax._initializers import Initializer
 from kvjax._table import Table
 from kvjax.ffi import host
@@ -29,6 +29,8 @@ from kvjax.ffi import host
 FORMAT = "kvjax.table.v1"
 _SHARD = "shard-00000-of-00001"
 _CHUNK_BYTES = 1 << 22
+_FIELDS = ("format", "dim", "dtype", "key_dtype", "initializer", "seed", "trainable", "num_buckets", "num_shards",
+           "rows", "last_step", "slots")  # fmt: skip
 
 
 class CheckpointError(ValueError):
@@ -43,7 +45,7 @@ class Stored:
     arrays: dict[str, np.ndarray]
 
     def rows(self) -> Exported:
-        slots = {name: self.arrays[f"slot.{name}"] for name in self.meta["slots"]}
+        slots = {name: self.arrays[f"slot.{name}"] for name, _ in self.meta["slots"]}
         return Exported(
             **{name: self.arrays[name] for name in ("keys", "values", "freqs", "versions", "has_slots")},
             slots=slots,
@@ -52,11 +54,11 @@ class Stored:
         )
 
 
-def snapshot(table: Table, prune: Any = None) -> Stored:
+def snapshot(table: Table, prune: PruneLike | None = None) -> Stored:
     """Copies a table out of memory; training may go on while the copy is written."""
     rows, offsets, slot_types = table.snapshot()
     if prune is not None:
-        keep = np.asarray(prune.mask(rows) if hasattr(prune, "mask") else prune(rows), bool)
+        keep = keep_mask(prune, rows)
         offsets = np.concatenate([[0], np.cumsum(keep)])[offsets].astype(np.int64)
         rows = rows.take(keep)
     spec = table.spec
@@ -75,14 +77,14 @@ def snapshot(table: Table, prune: Any = None) -> Stored:
         "num_shards": 1,
         "rows": len(rows),
         "last_step": rows.last_step,
-        "slots": slot_types,
+        "slots": list(slot_types.items()),  # in the optimizer's order, which is part of what they are
     }
     return Stored(meta, arrays)
 
 
 async def write(directory: Path, stored: Stored) -> None:
     """Writes one table below `directory`."""
-    folder = directory / quote(stored.meta["name"], safe="")
+    folder = directory / _folder(stored.meta["name"])
     await asyncio.gather(
         *(_write_array(folder / _SHARD / quote(name, safe=""), a) for name, a in stored.arrays.items())
     )
@@ -95,7 +97,7 @@ def read(directory: Path, name: str) -> Stored:
     Raises:
       CheckpointError: it is not there, of another format, incomplete or damaged.
     """
-    folder = directory / quote(name, safe="")
+    folder = directory / _folder(name)
     meta = read_meta(directory, name)
     wanted = {
         "keys": ("uint64" if meta["key_dtype"].startswith("u") else "int64", ()),
@@ -104,7 +106,7 @@ def read(directory: Path, name: str) -> Stored:
         "versions": ("int64", ()),
         "has_slots": ("bool", ()),
     }
-    wanted |= {f"slot.{slot}": slot_type(text) for slot, text in meta["slots"].items()}
+    wanted |= {f"slot.{slot}": slot_type(text) for slot, text in meta["slots"]}
     try:
         stores = {a: ts.open(_spec(folder / _SHARD / quote(a, safe=""))).result() for a in wanted}
         for array, (dtype, shape) in wanted.items():
@@ -125,7 +127,7 @@ def read(directory: Path, name: str) -> Stored:
 
 
 def read_meta(directory: Path, name: str) -> dict[str, Any]:
-    path = directory / quote(name, safe="") / "kvjax.json"
+    path = directory / _folder(name) / "kvjax.json"
     if not path.exists():
         raise CheckpointError(
             f"kvjax: table {name!r}, restore: want one of the checkpoint's tables, got none of that name; "
@@ -133,6 +135,8 @@ def read_meta(directory: Path, name: str) -> dict[str, Any]:
         )
     try:
         meta = json.loads(path.read_text())
+        for field in _FIELDS:
+            meta[field]  # a KeyError names what is missing
         if meta["format"] != FORMAT or meta["num_buckets"] != host.NUM_BUCKETS or meta["num_shards"] != 1:
             raise ValueError(f"format {meta['format']!r} with {meta['num_shards']} shards")
     except (ValueError, KeyError, TypeError) as error:
@@ -141,6 +145,11 @@ def read_meta(directory: Path, name: str) -> dict[str, Any]:
             "a later kvjax may have written it"
         ) from error
     return meta
+
+
+def _folder(name: str) -> str:
+    """The folder of a table: its name, percent-encoded; "." and ".." too, which would be other folders."""
+    return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
 
 
 def names(directory: Path) -> list[str]:

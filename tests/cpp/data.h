@@ -46,7 +46,6 @@ inline const std::vector<uint64_t> kAwkward = {
     0x100000000ull,
     0xFFFFFFFF00000000ull,
     0xFFFFFFFF80000000ull,  // INT32_MIN
-    0xFFFFFFFFFFFFFFFDull,
     0xFFFFFFFF7FFFFFFFull,
 };
 

@@ -93,7 +93,7 @@ bool FailsAt(int fail_at, const Op& op, const Snapshot& after, bool filled, bool
   Live table(Spec(), std::make_shared<FailingSlabs>());
   Fill(table, filled);
   const uint32_t version = table.version();
-  const Snapshot before = kvjax::Export(table, true);
+  const Snapshot before = kvjax::Export(table, table.version(), true);
   bool failed = false;
   faults = {true, for_good, 0, fail_at};
   try {
@@ -104,11 +104,11 @@ bool FailsAt(int fail_at, const Op& op, const Snapshot& after, bool filled, bool
   faults.armed = false;
   if (failed) {
     CHECK_EQ(table.version(), version);
-    CHECK(data::Same(before, kvjax::Export(table, true)));
+    CHECK(data::Same(before, kvjax::Export(table, table.version(), true)));
     op(table);  // now there is memory
   }
   CHECK_EQ(table.version(), version + 1);
-  CHECK(data::Same(after, kvjax::Export(table, true)));
+  CHECK(data::Same(after, kvjax::Export(table, table.version(), true)));
   return failed;
 }
 
@@ -118,7 +118,7 @@ void CheckStrongGuarantee(const Op& op, int at_least) {
     Live twin(Spec());  // where nothing fails
     Fill(twin, filled);
     op(twin);
-    const Snapshot after = kvjax::Export(twin, true);
+    const Snapshot after = kvjax::Export(twin, twin.version(), true);
     for (const bool for_good : {false, true}) {
       int fail_at = 1;
       while (FailsAt(fail_at, op, after, filled, for_good)) ++fail_at;
@@ -183,7 +183,7 @@ TEST(Replace) {
   static const Snapshot snapshot = [] {
     Live source(Spec());
     source.Begin(Range(10, 44), std::vector<int32_t>(34, 1), Layout());
-    return kvjax::Export(source, true);
+    return kvjax::Export(source, source.version(), true);
   }();
   static const kvjax::SnapshotView view = data::View(snapshot);
   CheckStrongGuarantee([](Live& t) { kvjax::Load(t, t.version(), view); }, 15);

@@ -24,8 +24,8 @@ TEST(StaleVersionsAreRefusedEverywhere) {
     const auto* in = reinterpret_cast<const std::byte*>(row);
     auto* bytes = reinterpret_cast<std::byte*>(out);
     CHECK_THROWS(kFailedPrecondition, table.Lookup(kvjax::Serial, version, {&key, 1}, bytes, &found));
-    CHECK_THROWS(kFailedPrecondition,
-                 table.Inspect(kvjax::Serial, version, {&key, 1}, &found, &frequency, &row_version));
+    CHECK_THROWS(kFailedPrecondition, table.Inspect(kvjax::Serial, "inspect", version, {&key, 1}, &found,
+                                                    &frequency, &row_version));
     CHECK_THROWS(kFailedPrecondition, table.Insert(kvjax::Serial, version, {&key, 1}));
     CHECK_THROWS(kFailedPrecondition, table.Upsert(kvjax::Serial, version, {&key, 1}, in));
     CHECK_THROWS(kFailedPrecondition, table.Remove(version, {&key, 1}));
@@ -39,10 +39,10 @@ TEST(StaleVersionsAreRefusedEverywhere) {
   };
   table.Add({5});
   CHECK_EQ(table.version(), 0u);  // versions wrap around
-  const kvjax::Snapshot before = kvjax::Export(table, true);
+  const kvjax::Snapshot before = kvjax::Export(table, table.version(), true);
   call(0xFFFFFFFFu);
   call(1);
-  CHECK(data::Same(before, kvjax::Export(table, true)));
+  CHECK(data::Same(before, kvjax::Export(table, table.version(), true)));
   CHECK_EQ(table.version(), 0u);
 }
 

@@ -63,7 +63,8 @@ struct Reader {
   bool Headers(uint32_t version) const {
     const auto found = std::make_unique<bool[]>(keys.size());
     std::vector<int64_t> frequencies(keys.size()), versions(keys.size());
-    table.Inspect(kvjax::Serial, version, data::Span(keys), found.get(), frequencies.data(), versions.data());
+    table.Inspect(kvjax::Serial, "inspect", version, data::Span(keys), found.get(), frequencies.data(),
+                  versions.data());
     const auto same = [](const auto& v) {
       return std::all_of(v.begin(), v.end(), [&](int64_t x) { return x == v[0]; });
     };
@@ -115,11 +116,10 @@ TEST(ExportsBesideLoadsAndClears) {
   Keys keys;
   for (uint64_t key = 0; key < 40; ++key) keys.push_back(key);
   source.Put(keys, Floats(keys.size() * kDim, 3.0f));
-  const kvjax::Snapshot full = kvjax::Export(source, true);
-  const auto whole = [&](uint32_t) {
-    const kvjax::Snapshot s = kvjax::Export(table, true);  // reads whatever version is live
-    return table.size() <= keys.size() &&
-           (s.keys.empty() || (s.keys == full.keys && s.values == full.values));
+  const kvjax::Snapshot full = kvjax::Export(source, source.version(), true);
+  const auto whole = [&](uint32_t version) {
+    const kvjax::Snapshot s = kvjax::Export(table, version, true);
+    return (s.keys.empty() || (s.keys == full.keys && s.values == full.values));
   };
   ReadBeside(table, whole, [&] {
     for (int step = 0; step < 40; ++step) {
@@ -150,7 +150,8 @@ TEST(ParallelCallsTouchDisjointData) {
     const auto found = std::make_unique<bool[]>(keys.size());
     shared.Lookup(threads, shared.version(), data::Span(keys), rows.data(), found.get());
   }
-  CHECK(data::Same(kvjax::Export(alone, true), kvjax::Export(shared, true)));
+  CHECK(
+      data::Same(kvjax::Export(alone, alone.version(), true), kvjax::Export(shared, shared.version(), true)));
 }
 
 }  // namespace

@@ -87,17 +87,17 @@ TEST(ReusedRowsHaveFreshSlots) {
 TEST(AnUnlikeLayoutIsRefused) {
   Live table(2);
   Train(table, {1, 2}, 100);
-  const Snapshot before = kvjax::Export(table, true);
+  const Snapshot before = kvjax::Export(table, table.version(), true);
   kvjax::SlotLayout other;
   other.Add("accumulator", "float32[2]", 8);
   CHECK_THROWS(kFailedPrecondition, table.Begin({3}, {1}, other));
-  CHECK(data::Same(before, kvjax::Export(table, true)));
+  CHECK(data::Same(before, kvjax::Export(table, table.version(), true)));
   TrainSgd(table, {1});  // an optimizer without slots leaves them alone
   CHECK_EQ(Gather(table, table.Begin({1}, {1}, Adam(2))).nu[0], -100.0f);
   table.ClearSlots(table.version());
-  CHECK(kvjax::Export(table, true).layout.empty());
+  CHECK(kvjax::Export(table, table.version(), true).layout.empty());
   table.Begin({3}, {1}, other);
-  CHECK(kvjax::Export(table, true).layout == other);
+  CHECK(kvjax::Export(table, table.version(), true).layout == other);
 }
 
 TEST(RowsOfAnOptimizerWithoutSlotsStayFresh) {
@@ -120,10 +120,10 @@ TEST(SlotsWithoutElementsAreHarmless) {
   bool fresh;
   table.Gather(table.version(), ids.data(), 1, reinterpret_cast<std::byte*>(values.data()), &fresh, {&slot});
   table.Scatter(table.version(), ids.data(), 1, data::Bytes(values), {&slot});
-  const Snapshot s = kvjax::Export(table, true);
+  const Snapshot s = kvjax::Export(table, table.version(), true);
   CHECK_EQ(s.slots.size(), 1u);
   kvjax::Load(table, table.version(), data::View(s));
-  CHECK(data::Same(s, kvjax::Export(table, true)));
+  CHECK(data::Same(s, kvjax::Export(table, table.version(), true)));
 }
 
 TEST(ExportIsSortedAndComplete) {
@@ -132,8 +132,8 @@ TEST(ExportIsSortedAndComplete) {
   data::Stream stream(3);
   while (keys.size() < 3000) keys.push_back(stream.Next());  // some 60 of them share a bucket
   table.Add(keys);
-  const Snapshot s = kvjax::Export(table, false);
-  CHECK_EQ(s.keys.size(), table.size());
+  const Snapshot s = kvjax::Export(table, table.version(), false);
+  CHECK_EQ(s.keys.size(), table.Size(table.version()));
   CHECK_EQ(s.offsets.size(), kvjax::kNumBuckets + 1u);
   for (size_t i = 0; i + 1 < s.keys.size(); ++i) {
     const auto a = kvjax::BucketOf(static_cast<uint64_t>(s.keys[i]));
@@ -157,18 +157,18 @@ TEST(LoadRestoresWhatExportGave) {
   table.Put({6, 78}, {1, 2, 3, 4, 5, 6});
   TrainSgd(table, {79, 6});
   for (const bool slots : {true, false}) {
-    const Snapshot s = kvjax::Export(table, slots);
+    const Snapshot s = kvjax::Export(table, table.version(), slots);
     Live other(3);
     Train(other, {1, 2, 999}, 500);  // Load replaces all of it
     kvjax::Load(other, other.version(), data::View(s));
-    Snapshot back = kvjax::Export(other, slots);
+    Snapshot back = kvjax::Export(other, other.version(), slots);
     if (!slots) back.has_slots = s.has_slots;  // without slots all rows are fresh
     CHECK(data::Same(s, back));
     other.Begin({1}, {1});
-    CHECK_EQ(kvjax::Export(other, false).last_step, s.last_step + 1);
+    CHECK_EQ(kvjax::Export(other, other.version(), false).last_step, s.last_step + 1);
     Live empty(3);
-    kvjax::Load(table, table.version(), data::View(kvjax::Export(empty, true)));
-    CHECK_EQ(table.size(), 0u);
+    kvjax::Load(table, table.version(), data::View(kvjax::Export(empty, empty.version(), true)));
+    CHECK_EQ(table.Size(table.version()), 0u);
     kvjax::Load(table, table.version(), data::View(s));
   }
 }
@@ -182,17 +182,17 @@ TEST(EqualTablesGiveEqualBytesWhateverTheirPast) {
     table->Add({1, 2, 3});
     Train(*table, {2}, 500);
   }
-  CHECK(data::Same(kvjax::Export(one, true), kvjax::Export(two, true)));
+  CHECK(data::Same(kvjax::Export(one, one.version(), true), kvjax::Export(two, two.version(), true)));
 }
 
 TEST(LoadRefusesAKeyTwiceAndChangesNothing) {
   Live table(2);
   Train(table, {1, 2}, 100);
-  const Snapshot before = kvjax::Export(table, true);
+  const Snapshot before = kvjax::Export(table, table.version(), true);
   Snapshot twice = before;
   twice.keys[1] = twice.keys[0];
   CHECK_THROWS(kInvalidArgument, kvjax::Load(table, table.version(), data::View(twice)));
-  CHECK(data::Same(before, kvjax::Export(table, true)));
+  CHECK(data::Same(before, kvjax::Export(table, table.version(), true)));
 }
 
 }  // namespace

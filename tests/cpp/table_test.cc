@@ -34,13 +34,13 @@ using Reference = std::map<uint64_t, Entry>;
 
 /// Every read of every key must be what the reference says.
 void CheckSame(const Live& table, const Reference& reference, const Keys& keys) {
-  CHECK_EQ(table.size(), reference.size());
+  CHECK_EQ(table.Size(table.version()), reference.size());
   std::vector<uint8_t> found;
   const Floats rows = table.Rows(keys, &found);
   const auto inspected = std::make_unique<bool[]>(keys.size());
   std::vector<int64_t> frequencies(keys.size()), versions(keys.size());
-  table.Inspect(kvjax::Serial, table.version(), data::Span(keys), inspected.get(), frequencies.data(),
-                versions.data());
+  table.Inspect(kvjax::Serial, "inspect", table.version(), data::Span(keys), inspected.get(),
+                frequencies.data(), versions.data());
   for (size_t i = 0; i < keys.size(); ++i) {
     const auto entry = reference.find(keys[i]);
     const bool known = entry != reference.end();
@@ -144,7 +144,7 @@ TEST(StepsCountOnFromTheLast) {
   const auto version_of = [&](uint64_t key) {
     bool found = false;
     int64_t frequency = 0, version = 0;
-    table.Inspect(kvjax::Serial, table.version(), {&key, 1}, &found, &frequency, &version);
+    table.Inspect(kvjax::Serial, "inspect", table.version(), {&key, 1}, &found, &frequency, &version);
     return version;
   };
   table.Begin({1}, {1});

@@ -27,9 +27,9 @@ struct Snapshot {
 };
 
 /// Copies the table out. `with_slots` false leaves the optimizer's slots behind.
-inline Snapshot Export(const Table& table, bool with_slots) {
+inline Snapshot Export(const Table& table, uint32_t version, bool with_slots) {
   Snapshot out;
-  table.Visit([&](size_t n, const SlotLayout& layout, int64_t last_step, auto for_each) {
+  table.Visit(version, [&](size_t n, const SlotLayout& layout, int64_t last_step, auto for_each) {
     struct Ref {
       int64_t key;
       RowHeader header;

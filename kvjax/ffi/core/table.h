@@ -1,19 +1,13 @@
-// The table on the CPU: key index, rows, and the version that orders its calls.
+// The table on the CPU: key index and rows under one row id.
 //
-// Every call brings the version of the handle it was made through. A write accepts only the current version
-// and makes the next one, a read accepts only the current version: so a call through a stale handle is an
-// error and never a race, whatever order XLA runs things in. Readers share the lock, a writer has it alone.
-//
-// Writes give the strong guarantee: all that can fail (checks, memory) comes before the first change.
+// version.h says which calls are let in. Writes give the strong guarantee: all that can fail (checks, memory)
+// comes before the first change.
 #pragma once
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <mutex>
-#include <shared_mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -26,8 +20,12 @@
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/row.h"
 #include "kvjax/ffi/core/slab.h"
+#include "kvjax/ffi/core/version.h"
 
 namespace kvjax {
+
+/// Far beyond any use; it keeps sizes in bytes away from the ends of the integers.
+inline constexpr int64_t kMaxDim = int64_t{1} << 20;
 
 struct TableSpec {
   std::string name;
@@ -52,10 +50,10 @@ class Table {
         values_(allocator_, (static_cast<size_t>(spec_.dim) * ItemSize(spec_.type) + 3) / 4 * 4),
         headers_(allocator_, sizeof(RowHeader)),
         slots_(allocator_, 0),
-        version_(first_version) {}
+        gate_(first_version) {}
 
   [[nodiscard]] const TableSpec& spec() const { return spec_; }
-  [[nodiscard]] uint32_t version() const { return version_.load(); }
+  [[nodiscard]] uint32_t version() const { return gate_.version(); }
   [[nodiscard]] size_t row_bytes() const { return static_cast<size_t>(spec_.dim) * ItemSize(spec_.type); }
 
   // ---- reads -------------------------------------------------------------------------------------------
@@ -88,9 +86,9 @@ class Table {
   }
 
   /// What is known of each key beside its row: found (n,), frequency (n,) or 0, version (n,) or -1.
-  void Inspect(const ParallelFor& parallel, uint32_t version, KeySpan keys, bool* found, int64_t* frequency,
-               int64_t* row_version) const {
-    const auto lock = Read(version, "inspect", keys);
+  void Inspect(const ParallelFor& parallel, std::string_view op, uint32_t version, KeySpan keys, bool* found,
+               int64_t* frequency, int64_t* row_version) const {
+    const auto lock = Read(version, op, keys);
     parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
         const uint32_t row = index_.Find(keys.data[i]);
@@ -107,7 +105,7 @@ class Table {
   uint32_t Insert(const ParallelFor& parallel, uint32_t version, KeySpan keys) {
     const auto lock = Write(version, "lookup_or_insert", keys);
     FindOrInsert(parallel, keys);
-    return NextVersion();
+    return gate_.Next();
   }
 
   /// Overwrites or inserts; values: (n, dim) of the row type; of equal keys the last one wins.
@@ -119,7 +117,7 @@ class Table {
       std::memcpy(values_.At(rows[i]), values + i * row_bytes(), row_bytes());
       Header(rows[i]).version = last_step_;
     }
-    return NextVersion();
+    return gate_.Next();
   }
 
   /// Removes rows with all that belongs to them; keys without a row are passed over.
@@ -130,14 +128,14 @@ class Table {
     for (size_t i = 0; i < keys.n; ++i) {
       if (const uint32_t row = index_.Erase(keys.data[i]); row != kNoRow) free_rows_.push_back(row);
     }
-    return NextVersion();
+    return gate_.Next();
   }
 
   /// Removes every row and gives the memory back.
   uint32_t Clear(uint32_t version) {
     const auto lock = Write(version, "clear", {});
     Become(Table(spec_, allocator_, 0));
-    return NextVersion();
+    return gate_.Next();
   }
 
   /// Forgets the optimizer's slots of every row, so that another optimizer can take over.
@@ -145,7 +143,7 @@ class Table {
     const auto lock = Write(version, "clear_slots", {});
     DetachSlots();
     index_.ForEach([&](uint64_t, uint32_t row) { Header(row).has_slots = 0; });
-    return NextVersion();
+    return gate_.Next();
   }
 
   // ---- the training write: BeginApply, then Gather and Scatter for each chunk of rows ---------------------
@@ -154,12 +152,12 @@ class Table {
   // the last Scatter nobody else can hold that version, because it is handed on only with the result of the
   // step.
 
-  /// keys are distinct; counts: (n,) occurrences, zeros at the end are padding. Writes the row ids of the
-  /// first `active` keys and counts the step in. A negative `step` stands for the one after the last.
+  /// keys are distinct; counts: (n,) occurrences; zeros, all at the end, are padding. Writes the row ids of
+  /// the first `active` keys and counts the step in. A negative `step` stands for the one after the last.
   uint32_t BeginApply(const ParallelFor& parallel, uint32_t version, KeySpan keys, const int32_t* counts,
                       int64_t step, const SlotLayout& layout, uint32_t* row_ids, int32_t* active) {
-    keys.n = static_cast<size_t>(std::find(counts, counts + keys.n, 0) - counts);
     const auto lock = Write(version, "apply", keys);
+    keys.n = CheckMerged(keys, counts);
     const bool had_slots = !layout_.empty();
     AttachSlots(layout);
     std::vector<uint32_t> rows;
@@ -179,7 +177,7 @@ class Table {
     last_step_ = std::max(last_step_, step);
     std::copy(rows.begin(), rows.end(), row_ids);
     *active = static_cast<int32_t>(keys.n);
-    return NextVersion();
+    return gate_.Next();
   }
 
   /// Copies n rows out: values (n, dim), fresh (n,) true where no optimizer has written slots yet, and one
@@ -187,7 +185,7 @@ class Table {
   void Gather(uint32_t version, const uint32_t* row_ids, size_t n, std::byte* values, bool* fresh,
               const std::vector<std::byte*>& slots) const {
     const auto lock = Read(version, "apply", {});
-    CheckRows(row_ids, n);
+    CheckChunk(row_ids, n, slots.size());
     for (size_t i = 0; i < n; ++i) {
       PrefetchAhead(row_ids, i, n);
       const uint32_t row = row_ids[i];
@@ -204,7 +202,7 @@ class Table {
   void Scatter(uint32_t version, const uint32_t* row_ids, size_t n, const std::byte* values,
                const std::vector<const std::byte*>& slots) {
     const auto lock = Write(version, "apply", {});
-    CheckRows(row_ids, n);
+    CheckChunk(row_ids, n, slots.size());
     for (size_t i = 0; i < n; ++i) {
       PrefetchAhead(row_ids, i, n);
       const uint32_t row = row_ids[i];
@@ -219,11 +217,16 @@ class Table {
 
   // ---- whole tables, from the host ---------------------------------------------------------------------
 
+  [[nodiscard]] size_t Size(uint32_t version) const {
+    const auto lock = Read(version, "size", {});
+    return index_.size();
+  }
+
   /// Calls f(size, layout, last_step, for_each) under the reader's lock, where for_each(g) calls
   /// g(key, header, value, slots) for every row. snapshot.h is built on this.
   template <class F>
-  void Visit(F f) const {
-    const std::shared_lock lock(mutex_);
+  void Visit(uint32_t version, F f) const {
+    const auto lock = Read(version, "export", {});
     f(index_.size(), layout_, last_step_, [&](auto g) {
       index_.ForEach([&](uint64_t key, uint32_t row) {
         g(key, Header(row), values_.At(row), layout_.empty() ? nullptr : slots_.At(row));
@@ -256,12 +259,7 @@ class Table {
     next.last_step_ = last_step;
     const auto lock = Write(version, "load", {});
     Become(std::move(next));
-    return NextVersion();
-  }
-
-  [[nodiscard]] size_t size() const {
-    const std::shared_lock lock(mutex_);
-    return index_.size();
+    return gate_.Next();
   }
 
  private:
@@ -269,37 +267,49 @@ class Table {
 
   static constexpr size_t kAhead = 16;  // rows: how far ahead their cache lines are fetched
 
-  // ---- versions ----------------------------------------------------------------------------------------
+  // ---- checks ------------------------------------------------------------------------------------------
 
-  [[nodiscard]] std::shared_lock<std::shared_mutex> Read(uint32_t version, std::string_view op,
-                                                         KeySpan keys) const {
-    std::shared_lock lock(mutex_);
-    Check(version, op, keys);
+  [[nodiscard]] VersionGate::ReadLock Read(uint32_t version, std::string_view op, KeySpan keys) const {
+    auto lock = gate_.Read(spec_.name, op, version);
+    CheckWidth(op, keys);
     return lock;
   }
-  [[nodiscard]] std::unique_lock<std::shared_mutex> Write(uint32_t version, std::string_view op,
-                                                          KeySpan keys) {
-    std::unique_lock lock(mutex_);
-    Check(version, op, keys);
+  [[nodiscard]] VersionGate::WriteLock Write(uint32_t version, std::string_view op, KeySpan keys) {
+    auto lock = gate_.Write(spec_.name, op, version);
+    CheckWidth(op, keys);
     return lock;
   }
-  void Check(uint32_t version, std::string_view op, KeySpan keys) const {
-    if (version != version_.load()) {
-      throw MakeError(
-          ErrorCode::kFailedPrecondition, spec_.name, op,
-          "the live handle (version " + std::to_string(version_.load()) + ")",
-          "a stale one (version " + std::to_string(version) + ")",
-          "use the Table that the last write returned, or table.refresh(); a read that must come before a "
-          "write is ordered by table.after(x)");
-    }
-    if (keys.narrow && wide_) {
-      throw MakeError(ErrorCode::kInvalidArgument, spec_.name, op, "64-bit keys, as this table holds them",
-                      "int32 keys made while jax_enable_x64 is off, where JAX cuts 64-bit integers to 32",
-                      "pass kvjax.keys(numpy_ids), which is exact; for ids that really have 32 bits, "
-                      "kvjax.keys(array) says so");
-    }
+  void CheckWidth(std::string_view op, KeySpan keys) const {
+    if (!keys.narrow || !wide_) return;
+    throw MakeError(ErrorCode::kInvalidArgument, spec_.name, op, "64-bit keys, as this table holds them",
+                    "32-bit keys made while jax_enable_x64 is off, where JAX cuts 64-bit integers to 32",
+                    "pass kvjax.keys(numpy_ids), which is exact; for ids that really have 32 bits, "
+                    "kvjax.keys(array) says so");
   }
-  uint32_t NextVersion() { return version_ += 1; }
+
+  /// Number of keys before the padding. Refuses what merging cannot have made: with a key twice, or with
+  /// padding in between, an update would be lost.
+  [[nodiscard]] size_t CheckMerged(KeySpan keys, const int32_t* counts) const {
+    const int32_t* const end = counts + keys.n;
+    const int32_t* const padding = std::find_if(counts, end, [](int32_t count) { return count <= 0; });
+    const auto active = static_cast<size_t>(padding - counts);
+    KeyNumbering distinct(active);
+    for (size_t i = 0; i < active; ++i) distinct.Add(keys.data[i]);
+    if (distinct.keys().size() < active ||
+        std::any_of(padding, end, [](int32_t count) { return count != 0; })) {
+      throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "apply", "distinct keys, then padding",
+                      "a merged gradient that was changed or joined to another",
+                      "give the gradients to kvjax.merge together");
+    }
+    return active;
+  }
+
+  void CheckChunk(const uint32_t* row_ids, size_t n, size_t num_slots) const {
+    const bool rows = std::all_of(row_ids, row_ids + n, [&](uint32_t row) { return row < next_row_; });
+    if (rows && (num_slots == 0 || num_slots == layout_.slots().size())) return;
+    throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "apply", "rows and slots made by BeginApply",
+                    "others", "this is a defect of kvjax: please report it");
+  }
 
   // ---- rows --------------------------------------------------------------------------------------------
 
@@ -394,15 +404,6 @@ class Table {
     layout_ = {};
   }
 
-  void CheckRows(const uint32_t* row_ids, size_t n) const {
-    for (size_t i = 0; i < n; ++i) {
-      if (row_ids[i] >= next_row_) {
-        throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "apply", "row ids made by BeginApply",
-                        std::to_string(row_ids[i]), "this is a defect of kvjax: please report it");
-      }
-    }
-  }
-
   void PrefetchAhead(const uint32_t* row_ids, size_t i, size_t n) const {
     if (i + kAhead >= n) return;
     values_.Prefetch(row_ids[i + kAhead]);
@@ -425,7 +426,6 @@ class Table {
 
   TableSpec spec_;
   std::shared_ptr<SlabAllocator> allocator_;
-  mutable std::shared_mutex mutex_;
   KeyIndex index_;
   Plane values_;
   Plane headers_;
@@ -435,7 +435,7 @@ class Table {
   uint32_t next_row_ = 0;
   int64_t last_step_ = 0;
   bool wide_ = false;
-  std::atomic<uint32_t> version_;  // written under the lock; read without it by version()
+  VersionGate gate_;
 };
 
 }  // namespace kvjax

@@ -50,6 +50,12 @@ inline const uint32_t* Version(std::string_view table, std::string_view op, cons
   return static_cast<const uint32_t*>(version.untyped_data());
 }
 
+/// Where a call puts one word: () uint32, the version of the next handle or a seal.
+inline uint32_t* Word(std::string_view table, ffi::Result<ffi::AnyBuffer>& next) {
+  Expect(Holds(*next, ffi::U32, 1), table, "call", "one word () uint32", *next);
+  return static_cast<uint32_t*>(next->untyped_data());
+}
+
 /// "mu|float32[64]|256;nu|float32[64]|256" as kvjax._rowwise writes it: name, type, bytes per row.
 inline SlotLayout ParseLayout(std::string_view text) {
   SlotLayout layout;

@@ -46,7 +46,8 @@ class Registry {
     const std::shared_ptr<Table> table = Find(name, "drop_table");
     const std::lock_guard lock(mutex_);
     Entry& entry = entries_.find(name)->second;
-    entry.next_version = table->version() + 1;
+    // A gap, because a call that is already inside the old table may still move its version on.
+    entry.next_version = table->version() + (1u << 16);
     entry.table.reset();
   }
 

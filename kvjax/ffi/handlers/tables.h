@@ -44,22 +44,32 @@ auto BindLookup() {
 
 /// found: (n,) bool; frequency and row_version: (n, 2) uint32, the words of int64.
 template <Backend B>
-ffi::Error Inspect(typename B::Exec exec, std::string_view name, bool narrow, ffi::AnyBuffer version,
-                   ffi::AnyBuffer keys, Result found, Result frequency, Result row_version) {
-  return Guard(name, "inspect", [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "inspect");
-    const KeySpan k = Keys(name, "inspect", keys, narrow);
-    Expect(Holds(*found, ffi::PRED, k.n), name, "inspect", "found (n,) bool", *found);
+ffi::Error Inspect(typename B::Exec exec, std::string_view name, std::string_view op, bool narrow,
+                   ffi::AnyBuffer version, ffi::AnyBuffer keys, Result found, Result frequency,
+                   Result row_version) {
+  return Guard(name, op, [&] {
+    const auto table = Registry<typename B::Table>::Get().Find(name, op);
+    const KeySpan k = Keys(name, op, keys, narrow);
+    Expect(Holds(*found, ffi::PRED, k.n), name, op, "found (n,) bool", *found);
     for (const ffi::AnyBuffer& words : {*frequency, *row_version}) {
-      Expect(Holds(words, ffi::U32, 2 * k.n), name, "inspect", "words (n, 2) uint32", words);
+      Expect(Holds(words, ffi::U32, 2 * k.n), name, op, "words (n, 2) uint32", words);
     }
-    B::Inspect(exec, *table, Version(name, "inspect", version), k, Data<bool>(found),
-               Data<int64_t>(frequency), Data<int64_t>(row_version));
+    B::Inspect(exec, *table, op, Version(name, op, version), k, Data<bool>(found), Data<int64_t>(frequency),
+               Data<int64_t>(row_version));
   });
 }
 template <Backend B>
 auto BindInspect() {
-  return BindLookup<B>();
+  return ffi::Ffi::Bind()
+      .template Ctx<typename B::Ctx>()
+      .template Attr<std::string_view>("table")
+      .template Attr<std::string_view>("op")
+      .template Attr<bool>("narrow")
+      .template Arg<ffi::AnyBuffer>()
+      .template Arg<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>()
+      .template Ret<ffi::AnyBuffer>();
 }
 
 /// next: () uint32, the version of the next handle; so in all writes below.
@@ -69,7 +79,7 @@ ffi::Error Insert(typename B::Exec exec, std::string_view name, bool narrow, ffi
   return Guard(name, "lookup_or_insert", [&] {
     const auto table = Registry<typename B::Table>::Get().Find(name, "lookup_or_insert");
     B::Insert(exec, *table, Version(name, "lookup_or_insert", version),
-              Keys(name, "lookup_or_insert", keys, narrow), Data<uint32_t>(next));
+              Keys(name, "lookup_or_insert", keys, narrow), Word(name, next));
   });
 }
 template <Backend B>
@@ -78,7 +88,7 @@ ffi::Error Remove(typename B::Exec exec, std::string_view name, bool narrow, ffi
   return Guard(name, "remove", [&] {
     const auto table = Registry<typename B::Table>::Get().Find(name, "remove");
     B::Remove(exec, *table, Version(name, "remove", version), Keys(name, "remove", keys, narrow),
-              Data<uint32_t>(next));
+              Word(name, next));
   });
 }
 template <Backend B>
@@ -100,8 +110,7 @@ ffi::Error Upsert(typename B::Exec exec, std::string_view name, bool narrow, ffi
     const auto table = Registry<typename B::Table>::Get().Find(name, "upsert");
     const KeySpan k = Keys(name, "upsert", keys, narrow);
     ExpectRows(table->spec(), "upsert", values, k.n);
-    B::Upsert(exec, *table, Version(name, "upsert", version), k, Data<std::byte>(values),
-              Data<uint32_t>(next));
+    B::Upsert(exec, *table, Version(name, "upsert", version), k, Data<std::byte>(values), Word(name, next));
   });
 }
 template <Backend B>
@@ -119,11 +128,12 @@ auto BindUpsert() {
 template <Backend B>
 ffi::Error Clear(typename B::Exec exec, std::string_view name, bool slots_only, ffi::AnyBuffer version,
                  Result next) {
-  return Guard(name, "clear", [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "clear");
-    const uint32_t* current = Version(name, "clear", version);
-    slots_only ? B::ClearSlots(exec, *table, current, Data<uint32_t>(next))
-               : B::Clear(exec, *table, current, Data<uint32_t>(next));
+  const char* op = slots_only ? "clear_slots" : "clear";
+  return Guard(name, op, [&] {
+    const auto table = Registry<typename B::Table>::Get().Find(name, op);
+    const uint32_t* current = Version(name, op, version);
+    slots_only ? B::ClearSlots(exec, *table, current, Word(name, next))
+               : B::Clear(exec, *table, current, Word(name, next));
   });
 }
 template <Backend B>

@@ -51,22 +51,23 @@ auto BindMerge() {
       .template Ret<ffi::AnyBuffer>();
 }
 
-/// keys, counts, seal: as merged; step: (2,) uint32, the words of int64; slots: the layout the optimizer
+/// keys, counts, seals: as merged; step: (2,) uint32, the words of int64; slots: the layout the optimizer
 /// wants. row_ids: (n,) uint32, of which the first `active` () int32 are meant.
 template <Backend B>
-ffi::Error BeginApply(typename B::Exec exec, std::string_view name, std::string_view slots,
-                      ffi::AnyBuffer version, ffi::AnyBuffer keys, ffi::AnyBuffer counts, ffi::AnyBuffer seal,
-                      ffi::AnyBuffer step, Result next, Result row_ids, Result active) {
+ffi::Error BeginApply(typename B::Exec exec, std::string_view name, std::string_view slots, bool narrow,
+                      ffi::AnyBuffer version, ffi::AnyBuffer keys, ffi::AnyBuffer counts,
+                      ffi::AnyBuffer seals, ffi::AnyBuffer step, Result next, Result row_ids, Result active) {
   return Guard(name, "apply", [&] {
     const auto table = Registry<typename B::Table>::Get().Find(name, "apply");
-    const KeySpan k = Keys(name, "apply", keys, false);
+    const KeySpan k = Keys(name, "apply", keys, narrow);
     Expect(Holds(counts, ffi::S32, k.n), name, "apply", "counts (n,) int32", counts);
-    Expect(Holds(seal, ffi::U32, 1), name, "apply", "seal () uint32", seal);
+    Expect(seals.element_type() == ffi::U32, name, "apply", "seals (s,) uint32", seals);
     Expect(Holds(step, ffi::U32, 2), name, "apply", "step (2,) uint32", step);
     Expect(Holds(*row_ids, ffi::U32, k.n), name, "apply", "row ids (n,) uint32", *row_ids);
+    Expect(Holds(*active, ffi::S32, 1), name, "apply", "active () int32", *active);
     B::BeginApply(exec, *table, Version(name, "apply", version), k, Data<int32_t>(counts),
-                  Data<uint32_t>(seal), Data<int64_t>(step), ParseLayout(slots), Data<uint32_t>(next),
-                  Data<uint32_t>(row_ids), Data<int32_t>(active));
+                  Data<uint32_t>(seals), seals.element_count(), Data<int64_t>(step), ParseLayout(slots),
+                  Data<uint32_t>(next), Data<uint32_t>(row_ids), Data<int32_t>(active));
   });
 }
 template <Backend B>
@@ -75,6 +76,7 @@ auto BindBeginApply() {
       .template Ctx<typename B::Ctx>()
       .template Attr<std::string_view>("table")
       .template Attr<std::string_view>("slots")
+      .template Attr<bool>("narrow")
       .template Arg<ffi::AnyBuffer>()
       .template Arg<ffi::AnyBuffer>()
       .template Arg<ffi::AnyBuffer>()
@@ -83,6 +85,14 @@ auto BindBeginApply() {
       .template Ret<ffi::AnyBuffer>()
       .template Ret<ffi::AnyBuffer>()
       .template Ret<ffi::AnyBuffer>();
+}
+
+/// The rows of the step that a chunk is about: [start, start + chunk), cut at `active`.
+inline void ExpectRange(std::string_view name, const ffi::AnyBuffer& row_ids, const ffi::AnyBuffer& start,
+                        const ffi::AnyBuffer& active) {
+  Expect(row_ids.element_type() == ffi::U32, name, "apply", "row ids (n,) uint32", row_ids);
+  Expect(Holds(start, ffi::S32, 1), name, "apply", "start () int32", start);
+  Expect(Holds(active, ffi::S32, 1), name, "apply", "active () int32", active);
 }
 
 inline void ExpectSlots(std::string_view name, const SlotLayout& layout, size_t chunk,
@@ -108,6 +118,8 @@ ffi::Error Gather(typename B::Exec exec, std::string_view name, std::string_view
   return Guard(name, "apply", [&] {
     const auto table = Registry<typename B::Table>::Get().Find(name, "apply");
     const size_t chunk = fresh->element_count();
+    ExpectRange(name, row_ids, start, active);
+    Expect(Holds(*fresh, ffi::PRED, chunk), name, "apply", "fresh (chunk,) bool", *fresh);
     const auto dim = static_cast<size_t>(table->spec().dim);
     ExpectRows(table->spec(), "apply", *values, chunk);
     Expect(Holds(*grads, ffi::F32, chunk * dim), name, "apply", "grads (chunk, dim) float32", *grads);
@@ -120,9 +132,9 @@ ffi::Error Gather(typename B::Exec exec, std::string_view name, std::string_view
       data.push_back(static_cast<std::byte*>(buffers.back().untyped_data()));
     }
     ExpectSlots(name, ParseLayout(layout), chunk, buffers);
-    B::Gather(exec, *table, Version(name, "apply", version), Data<uint32_t>(row_ids), Data<int32_t>(start),
-              Data<int32_t>(active), chunk, Data<float>(rows), Data<std::byte>(values), Data<float>(grads),
-              Data<bool>(fresh), data);
+    B::Gather(exec, *table, Version(name, "apply", version), Data<uint32_t>(row_ids), row_ids.element_count(),
+              Data<int32_t>(start), Data<int32_t>(active), chunk, Data<float>(rows), Data<std::byte>(values),
+              Data<float>(grads), Data<bool>(fresh), data);
   });
 }
 template <Backend B>
@@ -150,6 +162,7 @@ ffi::Error Scatter(typename B::Exec exec, std::string_view name, std::string_vie
   return Guard(name, "apply", [&] {
     const auto table = Registry<typename B::Table>::Get().Find(name, "apply");
     const size_t chunk = values.element_count() / static_cast<size_t>(table->spec().dim);
+    ExpectRange(name, row_ids, start, active);
     ExpectRows(table->spec(), "apply", values, chunk);
     std::vector<const std::byte*> data;
     std::vector<ffi::AnyBuffer> buffers;
@@ -158,8 +171,9 @@ ffi::Error Scatter(typename B::Exec exec, std::string_view name, std::string_vie
       data.push_back(static_cast<const std::byte*>(buffers.back().untyped_data()));
     }
     ExpectSlots(name, ParseLayout(layout), chunk, buffers);
-    B::Scatter(exec, *table, Version(name, "apply", version), Data<uint32_t>(row_ids), Data<int32_t>(start),
-               Data<int32_t>(active), chunk, Data<std::byte>(values), data, Data<uint32_t>(out));
+    B::Scatter(exec, *table, Version(name, "apply", version), Data<uint32_t>(row_ids),
+               row_ids.element_count(), Data<int32_t>(start), Data<int32_t>(active), chunk,
+               Data<std::byte>(values), data, Word(name, out));
   });
 }
 template <Backend B>
@@ -184,14 +198,14 @@ ffi::Error Seal(typename B::Exec exec, std::string_view name, ffi::AnyBuffer use
                 Result seal) {
   return Guard(name, "value_and_grad", [&] {
     Expect(used.element_type() == ffi::F32, name, "value_and_grad", "uses (lookups,) float32", used);
-    B::Seal(exec, Data<float>(used), used.element_count(), Data<uint32_t>(seal));
+    B::Seal(exec, name, Data<float>(used), used.element_count(), Word(name, seal));
   });
 }
 /// version: () uint32, handed through once all that follows it exists.
 template <Backend B>
 ffi::Error After(typename B::Exec exec, std::string_view name, ffi::AnyBuffer version, ffi::RemainingArgs,
                  Result out) {
-  return Guard(name, "after", [&] { B::Copy(exec, Version(name, "after", version), Data<uint32_t>(out)); });
+  return Guard(name, "after", [&] { B::Copy(exec, Version(name, "after", version), Word(name, out)); });
 }
 template <Backend B>
 auto BindOrder() {

@@ -1,0 +1,56 @@
+// Who may call a table when: the version that orders its calls, and the lock behind it.
+//
+// Every call brings the version of the handle it was made through, and only the current one is let in. A
+// write makes the next one. So a call through a stale handle is an error and never a race, whatever order XLA
+// runs things in. Readers share the lock, a writer has it alone.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <string_view>
+
+#include "kvjax/ffi/core/error.h"
+
+namespace kvjax {
+
+class VersionGate {
+ public:
+  using ReadLock = std::shared_lock<std::shared_mutex>;
+  using WriteLock = std::unique_lock<std::shared_mutex>;
+
+  explicit VersionGate(uint32_t first) : version_(first) {}
+
+  [[nodiscard]] uint32_t version() const { return version_.load(); }
+
+  /// Both throw if `version` is not the current one.
+  [[nodiscard]] ReadLock Read(std::string_view table, std::string_view op, uint32_t version) const {
+    ReadLock lock(mutex_);
+    Check(table, op, version);
+    return lock;
+  }
+  [[nodiscard]] WriteLock Write(std::string_view table, std::string_view op, uint32_t version) {
+    WriteLock lock(mutex_);
+    Check(table, op, version);
+    return lock;
+  }
+
+  /// Makes the next version current; only a writer may.
+  uint32_t Next() { return version_ += 1; }
+
+ private:
+  void Check(std::string_view table, std::string_view op, uint32_t version) const {
+    if (version == version_.load()) return;
+    throw MakeError(ErrorCode::kFailedPrecondition, table, op,
+                    "the live handle (version " + std::to_string(version_.load()) + ")",
+                    "a stale one (version " + std::to_string(version) + ")",
+                    "use the Table that the last write returned, as an argument of the jitted function, or "
+                    "table.refresh(); a read that must come before a write is ordered by table.after(x)");
+  }
+
+  mutable std::shared_mutex mutex_;
+  std::atomic<uint32_t> version_;  // written under the lock; version() reads it without
+};
+
+}  // namespace kvjax
