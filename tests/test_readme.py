@@ -8,7 +8,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 
 def test_code_blocks(tmp_path, capsys, promotion):
     blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     namespace = {"folder": tmp_path}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), namespace)
