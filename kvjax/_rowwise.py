@@ -24,9 +24,9 @@ from kvjax._spec import fail
 if TYPE_CHECKING:
     from kvjax._table import Table
 
-# Rows and slots of one chunk together: what stays in a core's second-level cache between reading the rows,
-# computing, and writing them back. benchmarks/NOTES.md has the figures.
-_CHUNK_BYTES = 1 << 18
+# Rows and slots of one chunk together: little enough to stay in the caches between reading the rows, computing and
+# writing them back, and enough for threads to share. benchmarks/NOTES.md has the figures.
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)

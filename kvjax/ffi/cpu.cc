@@ -60,17 +60,18 @@ struct Cpu {
     std::memcpy(&s, step, sizeof(s));
     *next = t.BeginApply(On(pool), *version, keys, counts, s, layout, row_ids, active);
   }
-  static void Gather(Exec&, Table& t, const uint32_t* version, const uint32_t* row_ids, size_t num_rows,
+  static void Gather(Exec& pool, Table& t, const uint32_t* version, const uint32_t* row_ids, size_t num_rows,
                      const int32_t* start, const int32_t* active, size_t chunk, const float* rows,
                      std::byte* values, float* grads, bool* fresh, const std::vector<std::byte*>& slots) {
     const size_t n = ChunkRows(num_rows, *start, *active, chunk), dim = static_cast<size_t>(t.spec().dim);
-    t.Gather(*version, row_ids + *start, n, values, fresh, slots);
+    t.Gather(On(pool), *version, row_ids + *start, n, values, fresh, slots);
     std::memcpy(grads, rows + static_cast<size_t>(*start) * dim, n * dim * sizeof(float));
   }
-  static void Scatter(Exec&, Table& t, const uint32_t* version, const uint32_t* row_ids, size_t num_rows,
+  static void Scatter(Exec& pool, Table& t, const uint32_t* version, const uint32_t* row_ids, size_t num_rows,
                       const int32_t* start, const int32_t* active, size_t chunk, const std::byte* values,
                       const std::vector<const std::byte*>& slots, uint32_t* out) {
-    t.Scatter(*version, row_ids + *start, ChunkRows(num_rows, *start, *active, chunk), values, slots);
+    t.Scatter(On(pool), *version, row_ids + *start, ChunkRows(num_rows, *start, *active, chunk), values,
+              slots);
     *out = *version;
   }
   static void Merge(Exec&, KeySpan keys, const float* rows, const int32_t* counts, const uint32_t* seals,

@@ -33,8 +33,8 @@ TEST(StaleVersionsAreRefusedEverywhere) {
     CHECK_THROWS(kFailedPrecondition, table.ClearSlots(version));
     CHECK_THROWS(kFailedPrecondition,
                  table.BeginApply(kvjax::Serial, version, {&key, 1}, &count, 1, {}, &id, &active));
-    CHECK_THROWS(kFailedPrecondition, table.Gather(version, &id, 1, bytes, &found, {}));
-    CHECK_THROWS(kFailedPrecondition, table.Scatter(version, &id, 1, in, {}));
+    CHECK_THROWS(kFailedPrecondition, table.Gather(kvjax::Serial, version, &id, 1, bytes, &found, {}));
+    CHECK_THROWS(kFailedPrecondition, table.Scatter(kvjax::Serial, version, &id, 1, in, {}));
     CHECK_THROWS(kFailedPrecondition, kvjax::Load(table, version, {}));
   };
   table.Add({5});
@@ -64,10 +64,10 @@ TEST(ForeignRowIdsAreRefused) {
   for (uint32_t id : {2u, kvjax::kNoRow}) {
     float row[kDim] = {};
     bool fresh;
-    CHECK_THROWS(kInvalidArgument,
-                 table.Gather(table.version(), &id, 1, reinterpret_cast<std::byte*>(row), &fresh, {}));
-    CHECK_THROWS(kInvalidArgument,
-                 table.Scatter(table.version(), &id, 1, reinterpret_cast<const std::byte*>(row), {}));
+    CHECK_THROWS(kInvalidArgument, table.Gather(kvjax::Serial, table.version(), &id, 1,
+                                                reinterpret_cast<std::byte*>(row), &fresh, {}));
+    CHECK_THROWS(kInvalidArgument, table.Scatter(kvjax::Serial, table.version(), &id, 1,
+                                                 reinterpret_cast<const std::byte*>(row), {}));
   }
 }
 

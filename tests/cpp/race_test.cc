@@ -104,9 +104,11 @@ TEST(InspectionsBesideTraining) {
         const auto fresh = std::make_unique<bool[]>(keys.size());
         for (int step = 1; step <= 300; ++step) {
           const auto ids = table.Begin(keys, counts, layout);
-          table.Gather(table.version(), ids.data(), ids.size(), reinterpret_cast<std::byte*>(values.data()),
-                       fresh.get(), {reinterpret_cast<std::byte*>(slot.data())});
-          table.Scatter(table.version(), ids.data(), ids.size(), data::Bytes(values), {data::Bytes(slot)});
+          table.Gather(kvjax::Serial, table.version(), ids.data(), ids.size(),
+                       reinterpret_cast<std::byte*>(values.data()), fresh.get(),
+                       {reinterpret_cast<std::byte*>(slot.data())});
+          table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), data::Bytes(values),
+                        {data::Bytes(slot)});
         }
       });
 }

@@ -33,7 +33,7 @@ Chunk Gather(const Live& table, const std::vector<uint32_t>& ids) {
   Chunk c{Floats(n * dim), Floats(n * dim), Floats(n), std::vector<uint8_t>(n), {}};
   const auto fresh = std::make_unique<bool[]>(n);
   const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
-  table.Gather(table.version(), ids.data(), n, bytes(c.values), fresh.get(),
+  table.Gather(kvjax::Serial, table.version(), ids.data(), n, bytes(c.values), fresh.get(),
                {bytes(c.mu), bytes(c.flag), bytes(c.nu)});
   c.fresh.assign(fresh.get(), fresh.get() + n);
   return c;
@@ -41,7 +41,7 @@ Chunk Gather(const Live& table, const std::vector<uint32_t>& ids) {
 
 void Scatter(Live& table, const std::vector<uint32_t>& ids, const Chunk& c) {
   const auto bytes = [](const auto& v) { return reinterpret_cast<const std::byte*>(v.data()); };
-  table.Scatter(table.version(), ids.data(), ids.size(), bytes(c.values),
+  table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), bytes(c.values),
                 {bytes(c.mu), bytes(c.flag), bytes(c.nu)});
 }
 
@@ -63,7 +63,7 @@ void Train(Live& table, const Keys& keys, float mark) {
 void TrainSgd(Live& table, const Keys& keys) {
   const auto ids = table.Begin(keys, std::vector<int32_t>(keys.size(), 1));
   const Floats values(keys.size() * static_cast<size_t>(table.spec().dim), 0.5f);
-  table.Scatter(table.version(), ids.data(), ids.size(), data::Bytes(values), {});
+  table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), data::Bytes(values), {});
 }
 
 TEST(SlotsComeBackAsTheyWereWritten) {
@@ -118,8 +118,9 @@ TEST(SlotsWithoutElementsAreHarmless) {
   Floats values(2);
   std::byte slot;
   bool fresh;
-  table.Gather(table.version(), ids.data(), 1, reinterpret_cast<std::byte*>(values.data()), &fresh, {&slot});
-  table.Scatter(table.version(), ids.data(), 1, data::Bytes(values), {&slot});
+  table.Gather(kvjax::Serial, table.version(), ids.data(), 1, reinterpret_cast<std::byte*>(values.data()),
+               &fresh, {&slot});
+  table.Scatter(kvjax::Serial, table.version(), ids.data(), 1, data::Bytes(values), {&slot});
   const Snapshot s = kvjax::Export(table, table.version(), true);
   CHECK_EQ(s.slots.size(), 1u);
   kvjax::Load(table, table.version(), data::View(s));

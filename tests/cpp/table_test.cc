@@ -77,8 +77,8 @@ void Train(Live& table, Reference& reference, const Batch& batch, data::Stream& 
   CHECK_EQ(ids.size(), keys.size());
   Floats values(keys.size() * kDim);
   const auto fresh = std::make_unique<bool[]>(keys.size());
-  table.Gather(table.version(), ids.data(), ids.size(), reinterpret_cast<std::byte*>(values.data()),
-               fresh.get(), {});
+  table.Gather(kvjax::Serial, table.version(), ids.data(), ids.size(),
+               reinterpret_cast<std::byte*>(values.data()), fresh.get(), {});
   for (size_t i = 0; i < keys.size(); ++i) {
     const auto [entry, inserted] = reference.try_emplace(keys[i], Entry{InitialRow(table.spec(), keys[i])});
     CHECK(std::equal(entry->second.row.begin(), entry->second.row.end(),
@@ -87,7 +87,7 @@ void Train(Live& table, Reference& reference, const Batch& batch, data::Stream& 
     entry->second.frequency += counts[i];
     entry->second.version = step;
   }
-  table.Scatter(table.version(), ids.data(), ids.size(), data::Bytes(batch.rows), {});
+  table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), data::Bytes(batch.rows), {});
 }
 
 TEST(RandomCallsMatchReference) {

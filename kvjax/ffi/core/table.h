@@ -182,37 +182,41 @@ class Table {
 
   /// Copies n rows out: values (n, dim), fresh (n,) true where no optimizer has written slots yet, and one
   /// array per slot.
-  void Gather(uint32_t version, const uint32_t* row_ids, size_t n, std::byte* values, bool* fresh,
-              const std::vector<std::byte*>& slots) const {
+  void Gather(const ParallelFor& parallel, uint32_t version, const uint32_t* row_ids, size_t n,
+              std::byte* values, bool* fresh, const std::vector<std::byte*>& slots) const {
     const auto lock = Read(version, "apply", {});
     CheckChunk(row_ids, n, slots.size());
-    for (size_t i = 0; i < n; ++i) {
-      PrefetchAhead(row_ids, i, n);
-      const uint32_t row = row_ids[i];
-      std::memcpy(values + i * row_bytes(), values_.At(row), row_bytes());
-      fresh[i] = Header(row).has_slots == 0;
-      for (size_t s = 0; s < slots.size(); ++s) {
-        const Slot& slot = layout_.slots()[s];
-        std::memcpy(slots[s] + i * slot.bytes, slots_.At(row) + slot.offset, slot.bytes);
+    parallel(n, kRowGrain, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        PrefetchAhead(row_ids, i, end);
+        const uint32_t row = row_ids[i];
+        std::memcpy(values + i * row_bytes(), values_.At(row), row_bytes());
+        fresh[i] = Header(row).has_slots == 0;
+        for (size_t s = 0; s < slots.size(); ++s) {
+          const Slot& slot = layout_.slots()[s];
+          std::memcpy(slots[s] + i * slot.bytes, slots_.At(row) + slot.offset, slot.bytes);
+        }
       }
-    }
+    });
   }
 
   /// Writes back what Gather copied out.
-  void Scatter(uint32_t version, const uint32_t* row_ids, size_t n, const std::byte* values,
-               const std::vector<const std::byte*>& slots) {
+  void Scatter(const ParallelFor& parallel, uint32_t version, const uint32_t* row_ids, size_t n,
+               const std::byte* values, const std::vector<const std::byte*>& slots) {
     const auto lock = Write(version, "apply", {});
     CheckChunk(row_ids, n, slots.size());
-    for (size_t i = 0; i < n; ++i) {
-      PrefetchAhead(row_ids, i, n);
-      const uint32_t row = row_ids[i];
-      std::memcpy(values_.At(row), values + i * row_bytes(), row_bytes());
-      if (!slots.empty()) Header(row).has_slots = 1;  // an optimizer without slots leaves them unwritten
-      for (size_t s = 0; s < slots.size(); ++s) {
-        const Slot& slot = layout_.slots()[s];
-        std::memcpy(slots_.At(row) + slot.offset, slots[s] + i * slot.bytes, slot.bytes);
+    parallel(n, kRowGrain, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        PrefetchAhead(row_ids, i, end);
+        const uint32_t row = row_ids[i];
+        std::memcpy(values_.At(row), values + i * row_bytes(), row_bytes());
+        if (!slots.empty()) Header(row).has_slots = 1;  // an optimizer without slots leaves them unwritten
+        for (size_t s = 0; s < slots.size(); ++s) {
+          const Slot& slot = layout_.slots()[s];
+          std::memcpy(slots_.At(row) + slot.offset, slots[s] + i * slot.bytes, slot.bytes);
+        }
       }
-    }
+    });
   }
 
   // ---- whole tables, from the host ---------------------------------------------------------------------
@@ -265,7 +269,8 @@ class Table {
  private:
   static constexpr size_t kGrain = 2048;  // keys: below this, waking a second thread costs more than it saves
 
-  static constexpr size_t kAhead = 16;  // rows: how far ahead their cache lines are fetched
+  static constexpr size_t kRowGrain = 256;  // rows: the same for copying them with their slots
+  static constexpr size_t kAhead = 16;      // rows: how far ahead their cache lines are fetched
 
   // ---- checks ------------------------------------------------------------------------------------------
 
