@@ -209,7 +209,8 @@ def resume(run: Run, manager: ocp.CheckpointManager) -> None:
     saved = manager.restore(manager.latest_step(), args=ocp.args.Composite(**items))
     run.history = saved["history"]
     run.state = kvjax.orbax.combine(saved["dense"], saved["tables"] if tables else {})
-    out.print(f"resumed at step {manager.latest_step()}")
+    finished = manager.latest_step() == run.steps
+    out.print(f"resumed at step {manager.latest_step()}" + (", the last: --fresh starts anew" if finished else ""))
 
 
 def evaluate(run: Run) -> dict[str, Any]:

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+__all__ = [
+    "Exported", "Keys", "Prune", "SparseRows", "Table", "backends", "drop_table", "flax", "get_table", "grad",
+    "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "tables", "value_and_grad",
+]  # fmt: skip
+
 initializers = initializers  # public under this name; the module itself is private like all others
 
 

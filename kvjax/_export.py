@@ -37,6 +37,12 @@ class Exported:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def __repr__(self) -> str:
+        rows = f"{len(self)} of {self.total}" if len(self) != self.total else f"{self.total}"
+        return (
+            f"Exported(rows={rows}, dim={self.values.shape[-1]}, last_step={self.last_step}, slots={list(self.slots)})"
+        )
+
     def take(self, keep: np.ndarray) -> Exported:
         """The rows where `keep` is true.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -52,8 +53,13 @@ class Keys:
     def __len__(self) -> int:
         return self.shape[0]
 
+    def __iter__(self) -> Iterator[Keys]:
+        return (self[i] for i in range(len(self)))
+
     def __getitem__(self, index) -> Keys:
         index = index if isinstance(index, tuple) else (index,)
+        if isinstance(index[0], int) and self.ndim > 0 and not -len(self) <= index[0] < len(self):
+            raise IndexError(f"index {index[0]} is out of bounds for {len(self)} keys")  # JAX would clamp it
         if sum(i is not None and i is not Ellipsis for i in index) > self.ndim:
             raise IndexError(f"keys of shape {self.shape} take at most {self.ndim} indices, got {index}")
         if any(i is Ellipsis for i in index):

@@ -265,9 +265,19 @@ class Table:
         return Table(_ops.after(self.spec, self._read("after"), leaves), self.spec, self.tape)
 
     def refresh(self) -> Table:
-        """The live handle of this table, for instance after a failed step. Not inside ``jit``."""
+        """The live handle of this table, for instance after a failed step. Not inside ``jit``.
+
+        Raises:
+          RuntimeError: this handle comes from another process, for instance from a checkpoint that was saved without
+            `kvjax.orbax.split`. The table of this process does not have its rows.
+        """
         self._outside_a_loss("refresh")
-        return live(self.spec)
+        table = live(self.spec)
+        with contextlib.suppress(ValueError, jax.errors.JaxRuntimeError):  # the version of a failed write
+            ahead = (int(self._read("refresh")) - int(table.version)) % 2**32
+            if 0 < ahead < 2**31:
+                host.size(self.name, int(self.version))  # raises what every call through this handle would
+        return table
 
     def _keys(self, keys: Any, op: str) -> Keys:
         return as_keys(keys, f"table {self.name!r}, {op}")

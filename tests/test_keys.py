@@ -30,6 +30,10 @@ def test_shapes():
     np.testing.assert_array_equal(np.asarray(keys[..., 0]), np.arange(24).reshape(2, 3, 4)[..., 0])
     assert kvjax.keys(5).shape == () and kvjax.keys([]).shape == (0,)
     assert kvjax.keys(np.zeros((0, 3), np.int64)).reshape(0, -1).shape[0] == 0
+    assert [np.asarray(k).item() for k in kvjax.keys(np.arange(3))] == [0, 1, 2]
+    for index in (2, -3, (5, 0)):
+        with pytest.raises(IndexError, match="out of bounds"):
+            keys[index]
     with pytest.raises(IndexError, match="at most 3"):
         keys[0, 0, 0, 0]
 

@@ -177,6 +177,24 @@ def test_train_state(tmp_path):
     assert float(got) == float(want) and int(state.step) == 6
 
 
+def test_a_handle_saved_without_its_rows_is_refused(make, tmp_path):
+    """Stock handlers save the version of a handle and nothing else: neither using it nor refresh may hide that."""
+    table = make(2).upsert(IDS, np.ones((5, 2)))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "c", {"t": table})
+        checkpointer.wait_until_finished()
+        name, spec = table.name, table.spec
+        kvjax.drop_table(name)
+        host_version = int(table.version)
+        fresh = kvjax.Table(jnp.uint32(0), spec)
+        restored = checkpointer.restore(tmp_path / "c", {"t": fresh})["t"]
+    assert int(restored.version) == host_version
+    ahead = kvjax.Table(kvjax.get_table(name, dim=2).version + jnp.uint32(host_version), spec)
+    for use in (lambda: ahead.lookup(IDS), ahead.size, ahead.refresh):
+        with pytest.raises((ValueError, RuntimeError), match=r"no write here has made.*TableSave"):
+            jax.block_until_ready(use())
+
+
 def test_split_leaves_out_what_is_not_to_be_saved(make):
     tree = {"a": make(2), "b": make(2, checkpoint=False)}
     dense, tables = kvjax.orbax.split(tree)

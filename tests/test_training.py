@@ -330,7 +330,7 @@ def test_live_handles_wait_for_steps_in_flight():
         (optax.chain(optax.clip(0.5), optax.adamw(0.1)), {}),
         (optax.adafactor(0.1), {}),
         (optax.apply_if_finite(optax.adan(0.1), 3), {}),
-        (optax.MultiSteps(optax.adam(0.1), 2), {}),
+        (optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(), {}),
         (optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau()), {"value": jnp.float32(1.0)}),
     ],
 )
@@ -353,3 +353,23 @@ def test_rowwise_checks_its_arguments():
         kvjax.optax.rowwise(0.1)
     with pytest.raises(ValueError, match="random keys"):
         kvjax.optax.rowwise(optax.add_noise(0.1, 0.5, jax.random.key(0))).init(3)
+
+
+def test_multi_steps_inside_partition(make):
+    """Each row waits for its own second touch."""
+    params = {"t": make(2, initializer=1.0)}
+    tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.MultiSteps(optax.sgd(0.5), 2))
+    state, seen = tx.init(params), []
+    for _ in range(2):
+        updates, state = tx.update({"t": kvjax.SparseRows(np.array([7]), jnp.ones((1, 2)))}, state, params)
+        params = optax.apply_updates(params, updates)
+        seen.append(float(params["t"].lookup(7)[0]))
+    assert seen == [1.0, 0.5]
+
+
+def test_global_norm_is_that_of_a_dense_table():
+    dense, state = states(OPTIMIZERS["sgd"])
+    ids, y = next(batches("all", steps=1))
+    want = jax.grad(lambda p: loss_fn(dense.apply_fn, p, jnp.asarray(ids), y))(dense.params)
+    got = kvjax.grad(lambda p: loss_fn(state.apply_fn, p, wide(ids), y))(state.params)
+    np.testing.assert_allclose(kvjax.optax.global_norm(got), optax.tree.norm(want), rtol=1e-5)

@@ -2,3 +2,5 @@
 
 from kvjax.flax import nnx as nnx
 from kvjax.flax._linen import Embed as Embed
+
+__all__ = ["Embed", "nnx"]

@@ -11,6 +11,30 @@ from kvjax._sparse import is_sparse, merge
 from kvjax._table import is_table
 
 
+def as_arrays(grads: Any) -> tuple[Any, Any]:
+    """The gradients with tables' merged, and the same tree with their rows ``(n, dim)`` in the place of them."""
+    merged = jax.tree.map(lambda g: merge(g) if is_sparse(g) else g, grads, is_leaf=is_sparse)
+    return merged, jax.tree.map(lambda g: g.rows if is_sparse(g) else g, merged, is_leaf=is_sparse)
+
+
+def global_norm(grads: Any) -> jax.Array:
+    """``optax.tree.norm`` of dense and sparse gradients together: what dense tables would give.
+
+    Args:
+      grads: as `kvjax.value_and_grad` gives them. (Optax's own would sum over keys and counts too.)
+
+    Returns:
+      ``()`` float32.
+
+    Example:
+      >>> import kvjax, jax.numpy as jnp, numpy as np
+      >>> grads = {"t": kvjax.SparseRows(np.array([7, 7]), jnp.ones((2, 2))), "w": jnp.ones(1)}
+      >>> float(kvjax.optax.global_norm(grads))
+      3.0
+    """
+    return optax.tree.norm(as_arrays(grads)[1])
+
+
 def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Runs a transform over dense gradients and the merged rows of tables as if all were dense arrays.
 
@@ -48,8 +72,7 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
         return state
 
     def update(updates, state, params=None, **extra):
-        merged = jax.tree.map(lambda g: merge(g) if is_sparse(g) else g, updates, is_leaf=is_sparse)
-        rows = jax.tree.map(lambda g: g.rows if is_sparse(g) else g, merged, is_leaf=is_sparse)
+        merged, rows = as_arrays(updates)
         if params is not None:
             params = jax.tree.map(lambda p: None if is_table(p) else p, params, is_leaf=is_table)
         new_rows, state = tx.update(rows, state, params, **extra)

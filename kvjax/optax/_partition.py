@@ -121,6 +121,8 @@ def _check_same_tree(params: Any, grads: Any) -> None:
 
 
 def _chooser(tables: TableTx) -> Callable[[str], _rowwise.Rowwise]:
+    is_function = callable(tables) and not hasattr(tables, "update")  # transforms are tuples; MultiSteps is an object
+
     def choose(name: str) -> _rowwise.Rowwise:
         if isinstance(tables, Mapping):
             if name not in tables:
@@ -129,7 +131,6 @@ def _chooser(tables: TableTx) -> Callable[[str], _rowwise.Rowwise]:
                     f"tables={sorted(tables)}; add one for it, or make the table with trainable=False"
                 )
             return _rowwise.as_rowwise(tables[name])
-        is_tx = isinstance(tables, (_rowwise.Rowwise, optax.GradientTransformation))
-        return _rowwise.as_rowwise(tables if is_tx else tables(name))
+        return _rowwise.as_rowwise(tables(name) if is_function else tables)
 
     return choose

@@ -5,3 +5,5 @@ from kvjax.orbax._handler import TableRestore as TableRestore
 from kvjax.orbax._handler import TableSave as TableSave
 from kvjax.orbax._split import combine as combine
 from kvjax.orbax._split import split as split
+
+__all__ = ["TableHandler", "TableRestore", "TableSave", "combine", "split"]

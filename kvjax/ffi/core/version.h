@@ -42,6 +42,14 @@ class VersionGate {
  private:
   void Check(std::string_view table, std::string_view op, uint32_t version) const {
     if (version == version_.load()) return;
+    if (static_cast<int32_t>(version - version_.load()) > 0) {
+      throw MakeError(
+          ErrorCode::kFailedPrecondition, table, op,
+          "a handle made in this process (live: version " + std::to_string(version_.load()) + ")",
+          "one that no write here has made (version " + std::to_string(version) + ")",
+          "rows are not part of a handle: save them with kvjax.orbax.split and TableSave, restore them "
+          "with TableRestore; and do no arithmetic on a tree that holds tables");
+    }
     throw MakeError(ErrorCode::kFailedPrecondition, table, op,
                     "the live handle (version " + std::to_string(version_.load()) + ")",
                     "a stale one (version " + std::to_string(version) + ")",
