@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvjax/ffi/core/error.h"
@@ -77,6 +78,24 @@ T* Data(ffi::Result<ffi::AnyBuffer>& result) {
 template <class T>
 const T* Data(const ffi::AnyBuffer& argument) {
   return static_cast<const T*>(argument.untyped_data());
+}
+
+/// Adds N > 0 operands, or results, of any type to a binding; the handlers check them.
+template <size_t N, class Binding>
+auto Args(Binding&& binding) {
+  if constexpr (N == 1) {
+    return std::move(binding).template Arg<ffi::AnyBuffer>();
+  } else {
+    return Args<N - 1>(std::move(binding).template Arg<ffi::AnyBuffer>());
+  }
+}
+template <size_t N, class Binding>
+auto Rets(Binding&& binding) {
+  if constexpr (N == 1) {
+    return std::move(binding).template Ret<ffi::AnyBuffer>();
+  } else {
+    return Rets<N - 1>(std::move(binding).template Ret<ffi::AnyBuffer>());
+  }
 }
 
 }  // namespace kvjax

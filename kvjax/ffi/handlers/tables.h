@@ -31,15 +31,10 @@ ffi::Error Lookup(typename B::Exec exec, std::string_view name, bool narrow, ffi
 }
 template <Backend B>
 auto BindLookup() {
-  return ffi::Ffi::Bind()
-      .template Ctx<typename B::Ctx>()
-      .template Attr<std::string_view>("table")
-      .template Attr<bool>("narrow")
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>();
+  return Rets<3>(Args<2>(ffi::Ffi::Bind()
+                             .template Ctx<typename B::Ctx>()
+                             .template Attr<std::string_view>("table")
+                             .template Attr<bool>("narrow")));
 }
 
 /// found: (n,) bool; frequency and row_version: (n, 2) uint32, the words of int64.
@@ -60,16 +55,11 @@ ffi::Error Inspect(typename B::Exec exec, std::string_view name, std::string_vie
 }
 template <Backend B>
 auto BindInspect() {
-  return ffi::Ffi::Bind()
-      .template Ctx<typename B::Ctx>()
-      .template Attr<std::string_view>("table")
-      .template Attr<std::string_view>("op")
-      .template Attr<bool>("narrow")
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>();
+  return Rets<3>(Args<2>(ffi::Ffi::Bind()
+                             .template Ctx<typename B::Ctx>()
+                             .template Attr<std::string_view>("table")
+                             .template Attr<std::string_view>("op")
+                             .template Attr<bool>("narrow")));
 }
 
 /// next: () uint32, the version of the next handle; so in all writes below.
@@ -93,13 +83,10 @@ ffi::Error Remove(typename B::Exec exec, std::string_view name, bool narrow, ffi
 }
 template <Backend B>
 auto BindKeys() {
-  return ffi::Ffi::Bind()
-      .template Ctx<typename B::Ctx>()
-      .template Attr<std::string_view>("table")
-      .template Attr<bool>("narrow")
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>();
+  return Rets<1>(Args<2>(ffi::Ffi::Bind()
+                             .template Ctx<typename B::Ctx>()
+                             .template Attr<std::string_view>("table")
+                             .template Attr<bool>("narrow")));
 }
 
 /// values: (n, dim) of the table's dtype.
@@ -115,14 +102,10 @@ ffi::Error Upsert(typename B::Exec exec, std::string_view name, bool narrow, ffi
 }
 template <Backend B>
 auto BindUpsert() {
-  return ffi::Ffi::Bind()
-      .template Ctx<typename B::Ctx>()
-      .template Attr<std::string_view>("table")
-      .template Attr<bool>("narrow")
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>();
+  return Rets<1>(Args<3>(ffi::Ffi::Bind()
+                             .template Ctx<typename B::Ctx>()
+                             .template Attr<std::string_view>("table")
+                             .template Attr<bool>("narrow")));
 }
 
 template <Backend B>
@@ -138,12 +121,10 @@ ffi::Error Clear(typename B::Exec exec, std::string_view name, bool slots_only, 
 }
 template <Backend B>
 auto BindClear() {
-  return ffi::Ffi::Bind()
-      .template Ctx<typename B::Ctx>()
-      .template Attr<std::string_view>("table")
-      .template Attr<bool>("slots_only")
-      .template Arg<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>();
+  return Rets<1>(Args<1>(ffi::Ffi::Bind()
+                             .template Ctx<typename B::Ctx>()
+                             .template Attr<std::string_view>("table")
+                             .template Attr<bool>("slots_only")));
 }
 
 }  // namespace kvjax

@@ -40,15 +40,7 @@ ffi::Error Merge(typename B::Exec exec, ffi::AnyBuffer keys, ffi::AnyBuffer rows
 }
 template <Backend B>
 auto BindMerge() {
-  return ffi::Ffi::Bind()
-      .template Ctx<typename B::Ctx>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>();
+  return Rets<3>(Args<4>(ffi::Ffi::Bind().template Ctx<typename B::Ctx>()));
 }
 
 /// keys, counts, seals: as merged; step: (2,) uint32, the words of int64; slots: the layout the optimizer
@@ -72,19 +64,11 @@ ffi::Error BeginApply(typename B::Exec exec, std::string_view name, std::string_
 }
 template <Backend B>
 auto BindBeginApply() {
-  return ffi::Ffi::Bind()
-      .template Ctx<typename B::Ctx>()
-      .template Attr<std::string_view>("table")
-      .template Attr<std::string_view>("slots")
-      .template Attr<bool>("narrow")
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>();
+  return Rets<3>(Args<5>(ffi::Ffi::Bind()
+                             .template Ctx<typename B::Ctx>()
+                             .template Attr<std::string_view>("table")
+                             .template Attr<std::string_view>("slots")
+                             .template Attr<bool>("narrow")));
 }
 
 /// The rows of the step that a chunk is about: [start, start + chunk), cut at `active`.
@@ -139,18 +123,10 @@ ffi::Error Gather(typename B::Exec exec, std::string_view name, std::string_view
 }
 template <Backend B>
 auto BindGather() {
-  return ffi::Ffi::Bind()
-      .template Ctx<typename B::Ctx>()
-      .template Attr<std::string_view>("table")
-      .template Attr<std::string_view>("slots")
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>()
-      .template Ret<ffi::AnyBuffer>()
+  return Rets<3>(Args<5>(ffi::Ffi::Bind()
+                             .template Ctx<typename B::Ctx>()
+                             .template Attr<std::string_view>("table")
+                             .template Attr<std::string_view>("slots")))
       .RemainingRets();
 }
 
@@ -178,17 +154,11 @@ ffi::Error Scatter(typename B::Exec exec, std::string_view name, std::string_vie
 }
 template <Backend B>
 auto BindScatter() {
-  return ffi::Ffi::Bind()
-      .template Ctx<typename B::Ctx>()
-      .template Attr<std::string_view>("table")
-      .template Attr<std::string_view>("slots")
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .template Arg<ffi::AnyBuffer>()
-      .RemainingArgs()
-      .template Ret<ffi::AnyBuffer>();
+  return Rets<1>(Args<5>(ffi::Ffi::Bind()
+                             .template Ctx<typename B::Ctx>()
+                             .template Attr<std::string_view>("table")
+                             .template Attr<std::string_view>("slots"))
+                     .RemainingArgs());
 }
 
 /// used: (lookups,) float32, how often the loss used each lookup; what follows is only waited for.
@@ -209,12 +179,9 @@ ffi::Error After(typename B::Exec exec, std::string_view name, ffi::AnyBuffer ve
 }
 template <Backend B>
 auto BindOrder() {
-  return ffi::Ffi::Bind()
-      .template Ctx<typename B::Ctx>()
-      .template Attr<std::string_view>("table")
-      .template Arg<ffi::AnyBuffer>()
-      .RemainingArgs()
-      .template Ret<ffi::AnyBuffer>();
+  return Rets<1>(
+      Args<1>(ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<std::string_view>("table"))
+          .RemainingArgs());
 }
 
 }  // namespace kvjax
