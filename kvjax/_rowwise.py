@@ -17,7 +17,7 @@ import numpy as np
 import optax
 
 from kvjax import _ops
-from kvjax._keys import as_keys
+from kvjax._keys import as_keys, x64_enabled
 from kvjax._sparse import SparseRows, merge
 from kvjax._spec import fail
 
@@ -100,8 +100,12 @@ class _Layout:
         return slots, [x for x, slot in zip(leaves, self.is_slot, strict=True) if not slot]
 
 
-@functools.lru_cache(maxsize=256)
 def _layout(rowwise: Rowwise, dim: int) -> _Layout:
+    return _layout_of(rowwise, dim, x64_enabled())  # on which the types of some states depend
+
+
+@functools.lru_cache(maxsize=256)
+def _layout_of(rowwise: Rowwise, dim: int, x64: bool) -> _Layout:
     tx = optax.with_extra_args_support(rowwise.tx)
     row = jax.ShapeDtypeStruct((dim,), jnp.float32)
     wider = jax.ShapeDtypeStruct((dim + 3,), jnp.float32)
