@@ -1,0 +1,88 @@
+"""One table by itself: calls on a million rows beside a dense gather, and growth from nothing.
+
+    python benchmarks/table.py              # lookup, merge and apply at dim 16 and 64
+    python benchmarks/table.py --grow       # 30 million rows of dim 4, with no hint of the size
+
+Milliseconds a call of 65,536 uniform keys, medians; all calls of a dim are taken in turns in one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from rich.console import Console
+from rich.table import Table
+
+import kvjax
+
+ROWS, BATCH, TURNS = 1_000_000, 65_536, 40
+
+
+def filled(dim: int, rows: int, batch: int) -> kvjax.Table:
+    table = kvjax.get_table(f"dim{dim}", dim=dim, initializer=kvjax.initializers.normal(1.0))
+    insert = jax.jit(lambda table, keys: table.lookup_or_insert(keys)[1], donate_argnums=0)
+    for start in range(0, rows, batch):
+        table = insert(table, kvjax.keys(kvjax.hash_keys(np.arange(start, start + batch))))
+    return jax.block_until_ready(table)
+
+
+def calls(dim: int) -> dict[str, Callable]:
+    """Each measured call, as a function of dense ids and keys."""
+    grads, dense = jnp.ones((BATCH, dim)), jnp.ones((ROWS, dim))
+    lookup = jax.jit(lambda table, keys: table.lookup(keys))
+    merge = jax.jit(lambda keys, grads: kvjax.merge(kvjax.SparseRows(keys, grads)).rows)
+    take = jax.jit(lambda dense, ids: dense[ids])
+    first = filled(dim, ROWS, BATCH)
+    out = {
+        "dense gather": lambda ids, keys: take(dense, ids),
+        "lookup": lambda ids, keys: lookup(kvjax.get_table(first.name), keys),
+        "merge": lambda ids, keys: merge(keys, grads),
+    }
+    for name, tx in (("apply, sgd", optax.sgd(0.1)), ("apply, adam", optax.adam(1e-3))):
+        step = jax.jit(lambda table, keys, tx=tx: table.apply(tx, kvjax.SparseRows(keys, grads))[0])
+        out[name] = lambda ids, keys, step=step: step(kvjax.get_table(first.name), keys)
+    return out
+
+
+def compare(dims: list[int]) -> None:
+    rng, report = np.random.default_rng(0), None
+    for dim in dims:
+        functions = calls(dim)
+        report = report or Table("dim", *functions, title="milliseconds a call")
+        seconds = {name: [] for name in functions}
+        for turn in range(TURNS):
+            ids = rng.integers(0, ROWS, BATCH)
+            operands = jnp.asarray(ids.astype(np.int32)), jax.block_until_ready(kvjax.keys(kvjax.hash_keys(ids)))
+            for name, call in functions.items():
+                began = time.perf_counter()
+                jax.block_until_ready(call(*operands))
+                if turn > 2:  # the first turns compile and make the slots
+                    seconds[name].append(time.perf_counter() - began)
+        report.add_row(str(dim), *(f"{np.median(s) * 1e3:.1f}" for s in seconds.values()))
+    Console().print(report)
+
+
+def grow() -> None:
+    began, rows = time.perf_counter(), 30_000_000 // 2**18 * 2**18
+    table = filled(4, rows, 2**18)
+    seconds, resident = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"{len(table):,} rows in {seconds:.1f} s, {rows / seconds / 1e6:.1f} M rows/s, {resident / rows:.0f} B a row")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--grow", action="store_true")
+    parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
+    args = parser.parse_args()
+    grow() if args.grow else compare(args.dims)
+
+
+if __name__ == "__main__":
+    main()
