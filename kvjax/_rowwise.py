@@ -17,9 +17,11 @@ import numpy as np
 import optax
 
 from kvjax import _ops
-from kvjax._keys import as_keys, x64_enabled
+from kvjax._initial_rows import initial_rows
+from kvjax._keys import x64_enabled
 from kvjax._sparse import SparseRows, merge
 from kvjax._spec import fail
+from kvjax._steps import step_words
 
 if TYPE_CHECKING:
     from kvjax._table import Table
@@ -200,23 +202,24 @@ def apply(
     check(table, rowwise, grads, state)
     layout, state = _layout(rowwise, spec.dim), tuple(state)
     merged = merge(grads)
-    version, row_ids, active = _ops.begin_apply(spec, table.version, merged, _step_words(step), layout.text)
+    initial = initial_rows(spec, table.version, merged.keys, merged.counts > 0)
+    begun = _ops.begin_apply(spec, table.version, merged, step_words(step), initial, layout.text)
     bytes_per_row = 4 * spec.dim + layout.row_bytes
-    chunk = max(1, min(row_ids.shape[0], max(64, _CHUNK_BYTES // bytes_per_row)))
+    chunk = max(1, min(begun.targets.shape[0], max(64, _CHUNK_BYTES // bytes_per_row)))
 
     def body(carry):
         start, version, _ = carry
         values, chunk_grads, fresh, *slots = _ops.gather(
-            spec, version, chunk, row_ids, merged.rows, start, active, layout.text, layout.types
+            spec, version, begun, merged.rows, start, chunk, layout.text, layout.types
         )
         values, slots, globals_ = _update(rowwise, layout, chunk_grads, values, fresh, slots, state, extra)
-        version = _ops.scatter(spec, version, row_ids, start, active, values, layout.text, slots)
+        version = _ops.scatter(spec, version, begun, start, values, layout.text, slots)
         globals_ = tuple(new.astype(old.dtype) for new, old in zip(globals_, state, strict=True))
         return start + jnp.int32(chunk), version, globals_
 
     # The first chunk runs even if no row is touched: the globals count the step all the same.
     _, version, state = jax.lax.while_loop(
-        lambda carry: carry[0] < jnp.maximum(active, 1), body, (jnp.int32(0), version, state)
+        lambda carry: carry[0] < jnp.maximum(begun.active, 1), body, (jnp.int32(0), begun.version, state)
     )
     return version, state
 
@@ -241,17 +244,3 @@ def _update(rowwise: Rowwise, layout: _Layout, grads, values, fresh, stored, glo
     new_slots, new_globals = layout.split(state)
     new_slots = [new.astype(old.dtype) for new, old in zip(new_slots, slots, strict=True)]
     return rows.astype(values.dtype), new_slots, new_globals
-
-
-def _step_words(step: Any) -> jax.Array:
-    """The step as the words ``(2,)`` of an int64; -1 stands for "the one after the table's last"."""
-    if step is None:
-        return jnp.asarray(np.array([-1], np.int64).view(np.uint32))
-    if isinstance(step, (int, np.integer)) and not isinstance(step, bool):
-        if not 0 <= step < 2**63:
-            raise ValueError(f"apply wants a step of 0 or more, got {step}")
-        return jnp.asarray(np.array([step], np.int64).view(np.uint32))
-    step = jnp.asarray(step)
-    if not jnp.issubdtype(step.dtype, jnp.integer) or step.shape != ():
-        raise TypeError(f"apply wants an integer step (), got {step.shape} {step.dtype}")
-    return as_keys(step).words

@@ -8,10 +8,11 @@
 
 namespace kvjax {
 
-/// One of four generators. `a` and `b` are: constant (value, unused), uniform [a, b], normal (mean a,
-/// deviation b), truncated normal (mean a, b times a standard normal cut at +-2, as in jax.nn.initializers).
+/// One of four generators, or rows that come with each call. `a` and `b` are: constant (value, unused),
+/// uniform [a, b], normal (mean a, deviation b), truncated normal (mean a, b times a standard normal cut at
+/// +-2, as in jax.nn.initializers).
 struct Initializer {
-  enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal };
+  enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal, kGiven };
   Kind kind = Kind::kConstant;
   double a = 0.0;
   double b = 0.0;
@@ -22,6 +23,7 @@ struct Initializer {
     if (text == "uniform") return Kind::kUniform;
     if (text == "normal") return Kind::kNormal;
     if (text == "truncated_normal") return Kind::kTruncatedNormal;
+    if (text == "given") return Kind::kGiven;
     throw MakeError(ErrorCode::kInvalidArgument, "", "initializer",
                     "constant, uniform, normal or truncated_normal", text, "see kvjax.initializers");
   }
@@ -30,6 +32,7 @@ struct Initializer {
   [[nodiscard]] float Element(uint32_t word) const {
     switch (kind) {
       case Kind::kConstant:
+      case Kind::kGiven:
         return static_cast<float>(a);
       case Kind::kUniform:
         return static_cast<float>(a + (b - a) * OpenUnit(word));
