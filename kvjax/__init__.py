@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from kvjax import _initializers as initializers
+from kvjax import _storage as storage
 from kvjax._export import Exported as Exported
 from kvjax._export import Prune as Prune
 from kvjax._gradients import grad as grad
@@ -28,10 +29,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Exported", "Keys", "Prune", "SparseRows", "Table", "backends", "drop_table", "flax", "get_table", "grad",
-    "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "tables", "value_and_grad",
+    "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "storage", "tables", "value_and_grad",
 ]  # fmt: skip
 
 initializers = initializers  # public under this name; the module itself is private like all others
+storage = storage
 
 
 def __getattr__(name: str) -> Any:

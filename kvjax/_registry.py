@@ -10,6 +10,7 @@ import numpy as np
 
 from kvjax._initializers import resolve
 from kvjax._spec import KEY_DTYPES, ROW_DTYPES, TableSpec, fail
+from kvjax._storage import Host, Storage
 from kvjax._table import Table, live
 from kvjax.ffi import host
 
@@ -27,6 +28,7 @@ def get_table(
     seed: int | None = None,
     trainable: bool = True,
     checkpoint: bool = True,
+    storage: Storage | None = None,
 ) -> Table:
     """Gets the table of this name, or creates it. With the name alone it only gets.
 
@@ -40,6 +42,8 @@ def get_table(
       seed: 64-bit integer for the initial rows; by default a hash of the name.
       trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it.
       checkpoint: whether `kvjax.orbax.split` hands it out to be saved.
+      storage: where rows live, one of `kvjax.storage`; by default where they are, and `kvjax.storage.Host` for a new
+        table. Checkpoints do not record it: a table may be restored into any storage.
 
     Returns:
       The live handle.
@@ -56,7 +60,7 @@ def get_table(
       4
       >>> kvjax.drop_table("doc_get")
     """
-    others = (key_dtype, dtype, seed, trainable, checkpoint) != ("int64", "float32", None, True, True)
+    others = (key_dtype, dtype, seed, trainable, checkpoint, storage) != ("int64", "float32", None, True, True, None)
     if dim is None and (others or not (isinstance(initializer, float) and initializer == 0.0)):
         raise fail(
             ValueError, name, "get_table", "dim= beside the other arguments", "none", "give all or only the name"
@@ -68,11 +72,13 @@ def get_table(
                     f"kvjax: table {name!r}, get_table: want a table of this name, got none; give dim= to create it"
                 )
             return live(_specs[name])
-        spec = _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint)
         known = _specs.get(name)
+        if storage is None:
+            storage = known.storage if known else Host()
+        spec = _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint, storage)
         if known is None:
             init = spec.initializer
-            host.create(name, dim, spec.dtype, init.kind, init.a, init.b, spec.seed)
+            host.create(name, dim, spec.dtype, init.kind, init.a, init.b, spec.seed, spec.storage.text)
             _specs[name] = spec
         elif known != spec:
             raise fail(
@@ -82,7 +88,7 @@ def get_table(
         return live(_specs[name])
 
 
-def _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint) -> TableSpec:
+def _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint, storage) -> TableSpec:
     def want(ok: Any, what: str, got: Any) -> None:
         if not ok:
             raise fail(ValueError, name, "get_table", what, repr(got), "see kvjax.get_table")
@@ -93,6 +99,7 @@ def _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoi
     want(isinstance(name, str) and name != "", "a name", name)
     want(integer(dim) and 1 <= dim <= host.MAX_DIM, f"an integer dim in 1..{host.MAX_DIM}", dim)
     want(seed is None or integer(seed), "an integer seed", seed)
+    want(isinstance(storage, Storage), "one of kvjax.storage (Host(), Mmap(path))", storage)
     key_dtype, dtype = jnp.dtype(key_dtype).name, jnp.dtype(dtype).name
     want(key_dtype in KEY_DTYPES, f"key_dtype in {KEY_DTYPES}", key_dtype)
     want(dtype in ROW_DTYPES, f"dtype in {ROW_DTYPES}", dtype)
@@ -106,6 +113,7 @@ def _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoi
         seed % 2**64,
         bool(trainable),
         bool(checkpoint),
+        storage,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from kvjax._initializers import Initializer
+from kvjax._storage import Storage
 
 KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
 ROW_DTYPES = ("float32", "bfloat16")
@@ -25,6 +26,7 @@ class TableSpec:
     seed: int
     trainable: bool
     checkpoint: bool
+    storage: Storage
 
     @property
     def row_dtype(self) -> Any:
@@ -32,7 +34,7 @@ class TableSpec:
 
     def differences(self, other: TableSpec) -> str:
         """ "dim 8 (not 16), seed 1 (not 2)": what this spec has and `other` has not."""
-        mine, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
+        mine, theirs = vars(self), vars(other)
         return ", ".join(f"{k} {mine[k]!r} (not {theirs[k]!r})" for k in mine if mine[k] != theirs[k])
 
 

@@ -11,6 +11,7 @@
 
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/snapshot.h"
+#include "kvjax/ffi/core/storage.h"
 #include "kvjax/ffi/core/table.h"
 #include "kvjax/ffi/handlers/pool.h"
 #include "kvjax/ffi/handlers/tables.h"
@@ -159,14 +160,14 @@ auto HostCall(std::string_view name, std::string_view op, Body body) {
 }
 
 void Create(const std::string& name, int64_t dim, const std::string& dtype, const std::string& kind, double a,
-            double b, uint64_t seed) {
+            double b, uint64_t seed, const std::string& storage) {
   if (dim < 1 || dim > kMaxDim) {
     throw MakeError(ErrorCode::kInvalidArgument, name, "get_table", "dim in 1.." + std::to_string(kMaxDim),
                     std::to_string(dim), "dim is the width of a row");
   }
   TableSpec spec{name, dim, ParseRowType(dtype), {Initializer::ParseKind(kind), a, b, seed}};
   Tables().Create(name, [&](uint32_t first_version) {
-    return std::make_shared<Table>(std::move(spec), std::make_shared<HostSlabs>(), first_version);
+    return std::make_shared<Table>(std::move(spec), MakeSlabs(storage, name), first_version);
   });
 }
 
@@ -292,7 +293,7 @@ NB_MODULE(_cpu, m) {
   m.attr("NUM_BUCKETS") = kNumBuckets;
   m.def("handlers", &Handlers, "XLA FFI handlers by target name.");
   m.def("create", &Create, nb::arg("name"), nb::arg("dim"), nb::arg("dtype"), nb::arg("kind"), nb::arg("a"),
-        nb::arg("b"), nb::arg("seed"));
+        nb::arg("b"), nb::arg("seed"), nb::arg("storage"));
   m.def("drop", [](const std::string& name) { Tables().Drop(name); });
   m.def("version", [](const std::string& name) { return Tables().Find(name, "version")->version(); });
   m.def("size",

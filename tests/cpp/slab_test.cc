@@ -115,6 +115,38 @@ TEST(ReserveTakesOnlyWhatItNeeds) {
   CHECK_EQ(slabs->live(), 9u);
 }
 
+TEST(ShrinkFreesWhatIsBeyond) {
+  const auto slabs = std::make_shared<CountingSlabs>();
+  Plane plane(slabs, 4096);  // 512 records to a slab
+  plane.Reserve(512 * 9);
+  plane.Shrink(SIZE_MAX);
+  CHECK_EQ(slabs->live(), 9u);
+  plane.Shrink(512 * 7 + 1);
+  CHECK_EQ(slabs->live(), 8u);
+  plane.Shrink(512 * 7);
+  CHECK_EQ(slabs->live(), 7u);
+  plane.Shrink(1);
+  CHECK_EQ(slabs->live(), 1u);
+  plane.Shrink(0);
+  CHECK_EQ(slabs->live(), 0u);
+  Plane nothing(slabs, 0);
+  nothing.Shrink(0);
+}
+
+TEST(HugePagesComeOnceATableIsLarge) {
+  constexpr size_t kSlab = size_t{1} << 21;
+  kvjax::HostSlabs slabs(4 * kSlab);
+  std::vector<std::byte*> live;
+  for (int i = 0; i < 12; ++i) live.push_back(slabs.Allocate(kSlab));
+  for (size_t i = 4; i < live.size(); ++i) {
+    CHECK_EQ(reinterpret_cast<uintptr_t>(live[i]) % kSlab, 0u);
+    CHECK(IsZero(live[i], kSlab));
+    std::memset(live[i], static_cast<int>(i), kSlab);
+  }
+  for (size_t i = 4; i < live.size(); ++i) CHECK(live[i][kSlab - 1] == static_cast<std::byte>(i));
+  for (std::byte* slab : live) slabs.Free(slab, kSlab);
+}
+
 TEST(MovesFreeEachSlabOnce) {
   const auto first = std::make_shared<CountingSlabs>(), second = std::make_shared<CountingSlabs>();
   {
