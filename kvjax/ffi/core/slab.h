@@ -54,17 +54,21 @@ class Plane {
   /// stride 0 is a plane that holds nothing.
   Plane(std::shared_ptr<SlabAllocator> allocator, size_t stride)
       : allocator_(std::move(allocator)), stride_(stride) {
-    if (stride_ > 0) shift_ = std::bit_width(std::max<size_t>(kSlabBytes / stride_, 1)) - 1;
+    if (stride_ == 0) return;
+    per_slab_ = std::max<size_t>(kSlabBytes / stride_, 1);
+    inverse_ = UINT64_MAX / per_slab_;
   }
   Plane(Plane&& other) noexcept
       : allocator_(std::move(other.allocator_)),
         stride_(other.stride_),
-        shift_(other.shift_),
+        per_slab_(other.per_slab_),
+        inverse_(other.inverse_),
         slabs_(std::exchange(other.slabs_, {})) {}
   Plane& operator=(Plane other) noexcept {
     std::swap(allocator_, other.allocator_);
     std::swap(stride_, other.stride_);
-    std::swap(shift_, other.shift_);
+    std::swap(per_slab_, other.per_slab_);
+    std::swap(inverse_, other.inverse_);
     std::swap(slabs_, other.slabs_);
     return *this;
   }
@@ -76,25 +80,33 @@ class Plane {
   [[nodiscard]] size_t stride() const { return stride_; }
   [[nodiscard]] size_t bytes() const { return slabs_.size() * slab_bytes(); }
 
-  /// Makes room for `rows` records in all. Throws what the allocator throws; slabs gained before that are
-  /// kept.
+  /// Makes room for `rows` records in all. What the allocator throws leaves everything as it was.
   void Reserve(size_t rows) {
     if (stride_ == 0) return;
-    while (slabs_.size() << shift_ < rows) {
-      slabs_.reserve(std::bit_ceil(slabs_.size() + 1));  // so that push_back below cannot throw
-      slabs_.push_back(allocator_->Allocate(slab_bytes()));
+    const size_t before = slabs_.size() * per_slab_;
+    try {
+      while (slabs_.size() * per_slab_ < rows) {
+        slabs_.reserve(std::bit_ceil(slabs_.size() + 1));  // so that push_back below cannot throw
+        slabs_.push_back(allocator_->Allocate(slab_bytes()));
+      }
+    } catch (...) {
+      Shrink(before);  // or the next call, small as it may be, would find no memory left
+      throw;
     }
   }
 
   /// Frees the slabs that hold nothing but records from `rows` on.
   void Shrink(size_t rows) noexcept {
     if (stride_ == 0) return;
-    const size_t keep = (rows >> shift_) + ((rows & ((size_t{1} << shift_) - 1)) != 0 ? 1 : 0);
+    const size_t keep = rows / per_slab_ + (rows % per_slab_ != 0 ? 1 : 0);
     for (; slabs_.size() > keep; slabs_.pop_back()) allocator_->Free(slabs_.back(), slab_bytes());
   }
 
   [[nodiscard]] std::byte* At(uint32_t row) const {
-    return slabs_[row >> shift_] + (row & ((size_t{1} << shift_) - 1)) * stride_;
+    // row / per_slab_ by multiplication, exact for all 32-bit numbers, so that slabs can be full: records to
+    // a slab are seldom a power of two.
+    const auto slab = static_cast<size_t>((static_cast<Wide>(inverse_) * (uint64_t{row} + 1)) >> 64);
+    return slabs_[slab] + (row - slab * per_slab_) * stride_;
   }
 
   void Prefetch(uint32_t row) const {
@@ -103,14 +115,14 @@ class Plane {
   }
 
  private:
+  using Wide = unsigned __int128;
   static constexpr size_t kSlabBytes = kHugePage;
-  [[nodiscard]] size_t slab_bytes() const {
-    return std::max(kSlabBytes, (stride_ << shift_) + (-(stride_ << shift_) & 4095));
-  }
+  [[nodiscard]] size_t slab_bytes() const { return std::max(kSlabBytes, stride_ + (-stride_ & 4095)); }
 
   std::shared_ptr<SlabAllocator> allocator_;
   size_t stride_;
-  int shift_ = 0;
+  size_t per_slab_ = 1;
+  uint64_t inverse_ = 0;
   std::vector<std::byte*> slabs_;
 };
 

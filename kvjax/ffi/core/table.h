@@ -368,9 +368,14 @@ class Table {
       throw MakeError(ErrorCode::kResourceExhausted, spec_.name, "insert", "fewer than 2^32 - 1 rows",
                       std::to_string(rows), "spread the table over several shards");
     }
-    values_.Reserve(rows);
-    headers_.Reserve(rows);
-    slots_.Reserve(rows);
+    try {
+      values_.Reserve(rows);
+      headers_.Reserve(rows);
+      slots_.Reserve(rows);
+    } catch (...) {
+      for (Plane* plane : {&values_, &headers_, &slots_}) plane->Shrink(next_row_);
+      throw;
+    }
   }
   /// What the (i + 1)-th TakeRow from now on returns.
   [[nodiscard]] uint32_t FreeRow(size_t i) const {
