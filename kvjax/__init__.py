@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from kvjax import _admit as admit
 from kvjax import _evict as evict
 from kvjax import _initializers as initializers
+from kvjax import _storage as storage
 from kvjax._export import Exported as Exported
 from kvjax._export import Prune as Prune
 from kvjax._gradients import grad as grad
@@ -32,12 +33,12 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Exported", "Keys", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "drop_table", "evict", "flax",
-    "get_table", "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "stats", "tables",
+    "get_table", "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "stats", "storage", "tables",
     "value_and_grad",
 ]  # fmt: skip
 
 # Public under these names; the modules themselves are private like all others.
-admit, evict, initializers = admit, evict, initializers
+admit, evict, initializers, storage = admit, evict, initializers, storage
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ from kvjax._admit import NUM_BUCKETS, Admission, MinCount, Sketch
 from kvjax._admit import options as admission_options
 from kvjax._evict import Every, Policy, call_score
 from kvjax._initializers import Initializer
+from kvjax._storage import Host, Storage
 
 KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
 ROW_DTYPES = ("float32", "bfloat16")
@@ -37,6 +38,7 @@ class TableSpec:
     admit: Admission | None = None
     evict: Policy | Every | None = None
     count: str = "occurrences"
+    storage: Storage = Host()  # noqa: RUF009  (frozen)
 
     @property
     def row_dtype(self) -> Any:
@@ -66,6 +68,7 @@ class TableSpec:
             "a": self.initializer.a,
             "b": self.initializer.b,
             "seed": self.seed,
+            "storage": self.storage.text,
             "capacity": self.capacity,
             "max_capacity": self.max_capacity or 0,
             "on_full": self.on_full,

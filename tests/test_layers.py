@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     ["kvjax.ffi"],
     ["kvjax._numbers"],
-    ["kvjax._keys", "kvjax._initializers", "kvjax._export"],
+    ["kvjax._keys", "kvjax._initializers", "kvjax._storage", "kvjax._export"],
     ["kvjax._admit", "kvjax._evict"],
     ["kvjax._spec"],
     ["kvjax._ops", "kvjax._steps"],
@@ -94,8 +94,8 @@ def test_python_knows_no_platform():
 def test_public_names():
     assert set(kvjax.__all__) == {
         "Exported", "Keys", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "drop_table", "evict",
-        "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "stats", "tables",
-        "value_and_grad",
+        "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "stats", "storage",
+        "tables", "value_and_grad",
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "nnx"}
     assert set(kvjax.optax.__all__) == {"PartitionState", "Rowwise", "global_norm", "joint", "partition", "rowwise"}
