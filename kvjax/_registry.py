@@ -35,7 +35,7 @@ def get_table(
       dim: width of a row, at least 1.
       key_dtype: "int64", "uint64", "int32" or "uint32": how exported keys are typed (signed or unsigned, always
         64 bits). Every table takes any 64-bit key.
-      dtype: of the rows, "float32" or "bfloat16". Gradients and slots are float32.
+      dtype: of the rows, "float32", "bfloat16" or "float16". Gradients and slots are float32.
       initializer: a number or one of `kvjax.initializers`.
       seed: 64-bit integer for the initial rows; by default a hash of the name.
       trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from kvjax._initializers import Initializer
 
 KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
-ROW_DTYPES = ("float32", "bfloat16")
+ROW_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,12 +3,10 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
 #include <numbers>
 #include <vector>
 
-#include "kvjax/ffi/core/row.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/data.h"
 
@@ -139,23 +137,6 @@ TEST(KindsHaveNames) {
   CHECK(Initializer::ParseKind("normal") == Kind::kNormal);
   CHECK(Initializer::ParseKind("truncated_normal") == Kind::kTruncatedNormal);
   CHECK_THROWS(kInvalidArgument, Initializer::ParseKind("Normal"));
-  CHECK(kvjax::ParseRowType("bfloat16") == kvjax::RowType::kBFloat16);
-  CHECK_THROWS(kInvalidArgument, kvjax::ParseRowType("float16"));
-}
-
-TEST(BFloat16RoundsToNearestEven) {
-  const auto round = [](uint32_t bits) { return kvjax::ToBFloat16(std::bit_cast<float>(bits)); };
-  CHECK_EQ(round(0x3F808000), 0x3F80);  // a tie goes to the even one
-  CHECK_EQ(round(0x3F818000), 0x3F82);
-  CHECK_EQ(round(0x3F808001), 0x3F81);
-  CHECK_EQ(round(0x3F807FFF), 0x3F80);
-  CHECK_EQ(round(0x7F7FFFFF), 0x7F80);  // the largest float becomes infinite
-  CHECK_EQ(round(0xFF800000), 0xFF80);
-  CHECK_EQ(round(0x7F800001), 0x7FC0);  // NaN stays NaN
-  CHECK_EQ(round(0x80000001), 0x8000);
-  for (uint32_t bits = 0; bits < 0x7F80; ++bits) {
-    CHECK_EQ(kvjax::ToBFloat16(kvjax::FromBFloat16(static_cast<uint16_t>(bits))), bits);
-  }
 }
 
 }  // namespace
