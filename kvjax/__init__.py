@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from kvjax import _constraints as constraints
 from kvjax import _initializers as initializers
 from kvjax._export import Exported as Exported
 from kvjax._export import Prune as Prune
@@ -27,11 +28,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Exported", "Keys", "Prune", "SparseRows", "Table", "backends", "drop_table", "flax", "get_table", "grad",
-    "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "tables", "value_and_grad",
+    "Exported", "Keys", "Prune", "SparseRows", "Table", "backends", "constraints", "drop_table", "flax", "get_table",
+    "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "tables", "value_and_grad",
 ]  # fmt: skip
 
-initializers = initializers  # public under this name; the module itself is private like all others
+constraints, initializers = constraints, initializers  # public under these names; the modules are private
 
 
 def __getattr__(name: str) -> Any:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from kvjax._initializers import resolve
+from kvjax._rounding import ROUNDINGS
 from kvjax._spec import KEY_DTYPES, ROW_DTYPES, TableSpec, fail
 from kvjax._table import Table, live
 from kvjax.ffi import host
@@ -27,6 +30,8 @@ def get_table(
     seed: int | None = None,
     trainable: bool = True,
     checkpoint: bool = True,
+    rounding: str = "nearest",
+    constraint: Callable[[Any], Any] | None = None,
 ) -> Table:
     """Gets the table of this name, or creates it. With the name alone it only gets.
 
@@ -40,6 +45,10 @@ def get_table(
       seed: 64-bit integer for the initial rows; by default a hash of the name.
       trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it.
       checkpoint: whether `kvjax.orbax.split` hands it out to be saved.
+      rounding: how training rounds rows to bfloat16 or float16: to the "nearest" value, or "stochastic", which keeps
+        updates that are smaller than the spacing of the type, in the mean.
+      constraint: function of a row ``(dim,)`` float32 that returns one, applied after each update and before
+        rounding; one of `kvjax.constraints`, or your own.
 
     Returns:
       The live handle.
@@ -56,7 +65,9 @@ def get_table(
       4
       >>> kvjax.drop_table("doc_get")
     """
-    others = (key_dtype, dtype, seed, trainable, checkpoint) != ("int64", "float32", None, True, True)
+    others = (key_dtype, dtype, seed, trainable, checkpoint, rounding, constraint) != (
+        "int64", "float32", None, True, True, "nearest", None,
+    )  # fmt: skip
     if dim is None and (others or not (isinstance(initializer, float) and initializer == 0.0)):
         raise fail(
             ValueError, name, "get_table", "dim= beside the other arguments", "none", "give all or only the name"
@@ -68,7 +79,7 @@ def get_table(
                     f"kvjax: table {name!r}, get_table: want a table of this name, got none; give dim= to create it"
                 )
             return live(_specs[name])
-        spec = _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint)
+        spec = _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint, rounding, constraint)
         known = _specs.get(name)
         if known is None:
             init = spec.initializer
@@ -82,7 +93,7 @@ def get_table(
         return live(_specs[name])
 
 
-def _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint) -> TableSpec:
+def _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint, rounding, constraint) -> TableSpec:
     def want(ok: Any, what: str, got: Any) -> None:
         if not ok:
             raise fail(ValueError, name, "get_table", what, repr(got), "see kvjax.get_table")
@@ -96,6 +107,11 @@ def _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoi
     key_dtype, dtype = jnp.dtype(key_dtype).name, jnp.dtype(dtype).name
     want(key_dtype in KEY_DTYPES, f"key_dtype in {KEY_DTYPES}", key_dtype)
     want(dtype in ROW_DTYPES, f"dtype in {ROW_DTYPES}", dtype)
+    want(rounding in ROUNDINGS, f"rounding in {ROUNDINGS}", rounding)
+    want(rounding == "nearest" or dtype != "float32", "rounding='nearest' for rows of float32", rounding)
+    if constraint is not None:
+        got, row = _shape_of(constraint, dim), f"float32[{dim}]"
+        want(got == row, f"constraint: a function {row} -> {row}", got)
     seed = int(host.hash_strings([name.encode()], 0)[0]) if seed is None else int(seed)
     return TableSpec(
         name,
@@ -106,7 +122,19 @@ def _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoi
         seed % 2**64,
         bool(trainable),
         bool(checkpoint),
+        rounding,
+        constraint,
     )
+
+
+def _shape_of(constraint: Any, dim: int) -> str:
+    """What a constraint makes of a row: "float32[8]", or the error it raises."""
+    row = jax.ShapeDtypeStruct((dim,), jnp.float32)
+    try:
+        out = jax.eval_shape(constraint, row)
+        return f"{out.dtype}[{','.join(map(str, out.shape))}]"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def tables() -> dict[str, Table]:

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from kvjax import _ops
+from kvjax import _ops, _rounding
 from kvjax._keys import as_keys, x64_enabled
 from kvjax._sparse import SparseRows, merge
-from kvjax._spec import fail
+from kvjax._spec import TableSpec, fail
 
 if TYPE_CHECKING:
     from kvjax._table import Table
@@ -200,7 +200,8 @@ def apply(
     check(table, rowwise, grads, state)
     layout, state = _layout(rowwise, spec.dim), tuple(state)
     merged = merge(grads)
-    version, row_ids, active = _ops.begin_apply(spec, table.version, merged, _step_words(step), layout.text)
+    step = _step_words(step)  # TODO(lead): begin_apply's step, which is never -1
+    version, row_ids, active = _ops.begin_apply(spec, table.version, merged, step, layout.text)
     bytes_per_row = 4 * spec.dim + layout.row_bytes
     chunk = max(1, min(row_ids.shape[0], max(64, _CHUNK_BYTES // bytes_per_row)))
 
@@ -209,7 +210,8 @@ def apply(
         values, chunk_grads, fresh, *slots = _ops.gather(
             spec, version, chunk, row_ids, merged.rows, start, active, layout.text, layout.types
         )
-        values, slots, globals_ = _update(rowwise, layout, chunk_grads, values, fresh, slots, state, extra)
+        rows, slots, globals_ = _update(rowwise, layout, chunk_grads, values, fresh, slots, state, extra)
+        values = _stored(spec, rows, merged.keys.words, start, step)
         version = _ops.scatter(spec, version, row_ids, start, active, values, layout.text, slots)
         globals_ = tuple(new.astype(old.dtype) for new, old in zip(globals_, state, strict=True))
         return start + jnp.int32(chunk), version, globals_
@@ -222,7 +224,7 @@ def apply(
 
 
 def _update(rowwise: Rowwise, layout: _Layout, grads, values, fresh, stored, globals_, extra) -> Any:
-    """One chunk: gradients and values ``(chunk, dim)`` to new values and slots, in float32."""
+    """One chunk: gradients and values ``(chunk, dim)`` to new values in float32, and slots."""
     tx = optax.with_extra_args_support(rowwise.tx)
     rows = values.astype(jnp.float32)
     initial, _ = layout.split(jax.vmap(tx.init)(rows))
@@ -240,7 +242,17 @@ def _update(rowwise: Rowwise, layout: _Layout, grads, values, fresh, stored, glo
     )
     new_slots, new_globals = layout.split(state)
     new_slots = [new.astype(old.dtype) for new, old in zip(new_slots, slots, strict=True)]
-    return rows.astype(values.dtype), new_slots, new_globals
+    return rows, new_slots, new_globals
+
+
+def _stored(spec: TableSpec, rows: jax.Array, words: jax.Array, start: jax.Array, step: jax.Array) -> jax.Array:
+    """The updated rows ``(chunk, dim)`` float32 of the keys from `start` on, as the table keeps them."""
+    if spec.constraint is not None:
+        rows = jax.vmap(spec.constraint)(rows)
+    if spec.rounding == "nearest":
+        return rows.astype(spec.row_dtype)
+    keys = jnp.take(words, start + jnp.arange(rows.shape[0], dtype=jnp.int32), axis=0, mode="clip")
+    return _rounding.stochastic(rows, spec.row_dtype, _rounding.random_bits(rows, keys, step, spec.seed))
 
 
 def _step_words(step: Any) -> jax.Array:

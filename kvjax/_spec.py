@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,6 +26,8 @@ class TableSpec:
     seed: int
     trainable: bool
     checkpoint: bool
+    rounding: str = "nearest"
+    constraint: Callable[[Any], Any] | None = None
 
     @property
     def row_dtype(self) -> Any:
@@ -32,8 +35,8 @@ class TableSpec:
 
     def differences(self, other: TableSpec) -> str:
         """ "dim 8 (not 16), seed 1 (not 2)": what this spec has and `other` has not."""
-        mine, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
-        return ", ".join(f"{k} {mine[k]!r} (not {theirs[k]!r})" for k in mine if mine[k] != theirs[k])
+        pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self))
+        return ", ".join(f"{name} {mine!r} (not {theirs!r})" for name, mine, theirs in pairs if mine != theirs)
 
 
 def fail(kind: type[Exception], table: str, op: str, want: str, got: str, mend: str) -> Exception:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 # A module may import from its own layer and those before it; adapters (the last) never from each other.
 LAYERS = [
     ["kvjax.ffi"],
-    ["kvjax._keys", "kvjax._initializers", "kvjax._export"],
+    ["kvjax._keys", "kvjax._initializers", "kvjax._export", "kvjax._rounding", "kvjax._constraints"],
     ["kvjax._spec"],
     ["kvjax._ops"],
     ["kvjax._sparse"],
@@ -87,8 +87,8 @@ def test_python_knows_no_platform():
 
 def test_public_names():
     assert set(kvjax.__all__) == {
-        "Exported", "Keys", "Prune", "SparseRows", "Table", "backends", "drop_table", "flax", "get_table", "grad",
-        "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "tables", "value_and_grad",
+        "Exported", "Keys", "Prune", "SparseRows", "Table", "backends", "constraints", "drop_table", "flax",
+        "get_table", "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "tables", "value_and_grad",
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "nnx"}
     assert set(kvjax.optax.__all__) == {"PartitionState", "Rowwise", "global_norm", "joint", "partition", "rowwise"}
