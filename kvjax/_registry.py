@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvjax._initializers import resolve
+from kvjax._initializers import native, resolve
 from kvjax._rounding import ROUNDINGS
 from kvjax._spec import KEY_DTYPES, ROW_DTYPES, TableSpec, fail
 from kvjax._table import Table, live
@@ -41,7 +41,9 @@ def get_table(
       key_dtype: "int64", "uint64", "int32" or "uint32": how exported keys are typed (signed or unsigned, always
         64 bits). Every table takes any 64-bit key.
       dtype: of the rows, "float32", "bfloat16" or "float16". Gradients and slots are float32.
-      initializer: a number or one of `kvjax.initializers`.
+      initializer: a number; an array, one row ``(dim,)`` or a pool of rows ``(p, dim)`` of which each key chooses one;
+        one of `kvjax.initializers`; or a function ``(rng, shape, dtype)``, such as any of ``jax.nn.initializers``,
+        called for each key by itself with shape ``(1, dim)``.
       seed: 64-bit integer for the initial rows; by default a hash of the name.
       trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it.
       checkpoint: whether `kvjax.orbax.split` hands it out to be saved.
@@ -55,6 +57,7 @@ def get_table(
 
     Raises:
       ValueError: a table of this name exists with other arguments, or an argument is out of range.
+      TypeError: the initializer is none of these, or its function wants or gives something else.
       KeyError: only the name was given and there is no such table.
 
     Example:
@@ -82,8 +85,8 @@ def get_table(
         spec = _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint, rounding, constraint)
         known = _specs.get(name)
         if known is None:
-            init = spec.initializer
-            host.create(name, dim, spec.dtype, init.kind, init.a, init.b, spec.seed)
+            kind, a, b, pool = native(spec.initializer)
+            host.create(name, dim, spec.dtype, kind, a, b, spec.seed, pool)
             _specs[name] = spec
         elif known != spec:
             raise fail(
@@ -112,13 +115,17 @@ def _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoi
     if constraint is not None:
         got, row = _shape_of(constraint, dim), f"float32[{dim}]"
         want(got == row, f"constraint: a function {row} -> {row}", got)
+    try:
+        initializer = resolve(initializer, int(dim))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"kvjax: table {name!r}, get_table: {error}") from error
     seed = int(host.hash_strings([name.encode()], 0)[0]) if seed is None else int(seed)
     return TableSpec(
         name,
         int(dim),
         key_dtype,
         dtype,
-        resolve(initializer),
+        initializer,
         seed % 2**64,
         bool(trainable),
         bool(checkpoint),

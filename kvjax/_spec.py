@@ -8,7 +8,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from kvjax._initializers import Initializer
+from kvjax._generated import Generated
+from kvjax._initializers import Initializer, Pool
 
 KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
 ROW_DTYPES = ("float32", "bfloat16", "float16")
@@ -22,7 +23,7 @@ class TableSpec:
     dim: int
     key_dtype: str
     dtype: str
-    initializer: Initializer
+    initializer: Initializer | Pool | Generated
     seed: int
     trainable: bool
     checkpoint: bool

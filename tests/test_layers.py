@@ -12,9 +12,17 @@ ROOT = Path(__file__).parents[1]
 # A module may import from its own layer and those before it; adapters (the last) never from each other.
 LAYERS = [
     ["kvjax.ffi"],
-    ["kvjax._keys", "kvjax._initializers", "kvjax._export", "kvjax._rounding", "kvjax._constraints"],
+    [
+        "kvjax._keys",
+        "kvjax._generated",
+        "kvjax._initializers",
+        "kvjax._export",
+        "kvjax._rounding",
+        "kvjax._constraints",
+    ],
     ["kvjax._spec"],
     ["kvjax._ops"],
+    ["kvjax._initial_rows"],
     ["kvjax._sparse"],
     ["kvjax._rowwise"],
     ["kvjax._table"],

@@ -159,12 +159,20 @@ auto HostCall(std::string_view name, std::string_view op, Body body) {
 }
 
 void Create(const std::string& name, int64_t dim, const std::string& dtype, const std::string& kind, double a,
-            double b, uint64_t seed) {
+            double b, uint64_t seed, HostArray<float> pool) {
   if (dim < 1 || dim > kMaxDim) {
     throw MakeError(ErrorCode::kInvalidArgument, name, "get_table", "dim in 1.." + std::to_string(kMaxDim),
                     std::to_string(dim), "dim is the width of a row");
   }
-  TableSpec spec{name, dim, ParseRowType(dtype), {Initializer::ParseKind(kind), a, b, seed}};
+  Initializer initializer{Initializer::ParseKind(kind), a, b, seed};
+  if (initializer.kind == Initializer::Kind::kPool) {
+    if (pool.shape(0) == 0 || pool.shape(0) % static_cast<size_t>(dim) != 0) {
+      throw MakeError(ErrorCode::kInvalidArgument, name, "get_table", "a pool of whole rows",
+                      std::to_string(pool.shape(0)) + " elements", "see kvjax.initializers.from_pool");
+    }
+    initializer.pool = std::make_shared<const std::vector<float>>(pool.data(), pool.data() + pool.shape(0));
+  }
+  TableSpec spec{name, dim, ParseRowType(dtype), std::move(initializer)};
   Tables().Create(name, [&](uint32_t first_version) {
     return std::make_shared<Table>(std::move(spec), std::make_shared<HostSlabs>(), first_version);
   });
@@ -292,7 +300,7 @@ NB_MODULE(_cpu, m) {
   m.attr("NUM_BUCKETS") = kNumBuckets;
   m.def("handlers", &Handlers, "XLA FFI handlers by target name.");
   m.def("create", &Create, nb::arg("name"), nb::arg("dim"), nb::arg("dtype"), nb::arg("kind"), nb::arg("a"),
-        nb::arg("b"), nb::arg("seed"));
+        nb::arg("b"), nb::arg("seed"), nb::arg("pool"));
   m.def("drop", [](const std::string& name) { Tables().Drop(name); });
   m.def("version", [](const std::string& name) { return Tables().Find(name, "version")->version(); });
   m.def("size",

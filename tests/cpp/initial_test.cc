@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <memory>
 #include <numbers>
 #include <vector>
 
@@ -131,11 +132,29 @@ TEST(MomentsAreRight) {
   CHECK(truncated.high < 3.0 + 1e-6 && truncated.high > 2.99);
 }
 
+TEST(KeysChooseARowOfThePool) {
+  const auto values = std::make_shared<const std::vector<float>>(std::vector<float>{0, 1, 10, 11, 20, 21});
+  Initializer pool{Kind::kPool, 0, 0, 3, values};
+  std::array<int, 3> chosen{};
+  for (uint64_t key = 0; key < 30'000; ++key) {
+    const data::Floats row = Row(pool, key, 2);
+    CHECK_EQ(row[0] + 1, row[1]);
+    CHECK_EQ(row[0], 10.0f * static_cast<float>(Initializer::PoolRow(key, 3)));
+    ++chosen[Initializer::PoolRow(key, 3)];
+  }
+  for (int count : chosen) CheckNear(count, 10'000, 5 * 82);  // the deviation of a binomial count is 82
+  CHECK_EQ(Initializer::PoolRow(0, 3), 0u);                   // Mix(0) is 0
+  for (uint64_t key : data::kAwkward) CHECK_EQ(Initializer::PoolRow(key, 1), 0u);
+  pool.seed = 4;
+  CHECK(Row(pool, 7, 6) == *values);
+}
+
 TEST(KindsHaveNames) {
   CHECK(Initializer::ParseKind("constant") == Kind::kConstant);
   CHECK(Initializer::ParseKind("uniform") == Kind::kUniform);
   CHECK(Initializer::ParseKind("normal") == Kind::kNormal);
   CHECK(Initializer::ParseKind("truncated_normal") == Kind::kTruncatedNormal);
+  CHECK(Initializer::ParseKind("pool") == Kind::kPool);
   CHECK_THROWS(kInvalidArgument, Initializer::ParseKind("Normal"));
 }
 
