@@ -14,22 +14,22 @@ from kvjax._keys import Keys
 from kvjax._spec import TableSpec
 
 
-def initial_rows(spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array | None = None) -> jax.Array:
+def initial_rows(spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array) -> jax.Array:
     """The operand `initial` of an op that may need rows for keys without one.
 
     Args:
       spec: of the table.
       version: ``()`` uint32.
       keys: ``(n,)``.
-      mask: ``(n,)`` bool, false for keys that the op passes over; by default all true.
+      mask: ``(n,)`` bool, false for keys that the op passes over.
 
     Returns:
       ``(m, dim)`` of the row type, m >= n: initial rows of the distinct keys without a row, in order of first
       occurrence; what follows them has no meaning. ``(0, dim)`` if C++ makes the rows itself.
     """
-    if not isinstance(spec.initializer, Generated):
+    if not spec.generated:
         return jnp.zeros((0, spec.dim), spec.row_dtype)
-    words, count = _ops.missing(spec, version, keys, jnp.ones(keys.shape, bool) if mask is None else mask)  # TODO(lead)
+    words, count = _ops.find_missing(spec, version, keys, mask)
     return generate(spec, words, count)
 
 

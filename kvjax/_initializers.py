@@ -216,7 +216,7 @@ def native(initializer: Initializer | Pool | Generated) -> tuple[str, float, flo
     if isinstance(initializer, Pool):
         return "pool", 0.0, 0.0, initializer.array().reshape(-1)
     if isinstance(initializer, Generated):
-        return "constant", 0.0, 0.0, np.zeros(0, np.float32)  # TODO(lead): its rows come with each call
+        return "given", 0.0, 0.0, np.zeros(0, np.float32)  # its rows come with each call
     return initializer.kind, initializer.a, initializer.b, np.zeros(0, np.float32)
 
 

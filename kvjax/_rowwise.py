@@ -211,7 +211,9 @@ def apply(
             spec, version, chunk, row_ids, merged.rows, start, active, layout.text, layout.types
         )
         rows, slots, globals_ = _update(rowwise, layout, chunk_grads, values, fresh, slots, state, extra)
-        values = _stored(spec, rows, merged.keys.words, start, step)
+        # TODO(lead): the second column of begun.targets instead of the range
+        gradients = start + jnp.arange(chunk, dtype=jnp.int32)
+        values = _stored(spec, rows, merged.keys.words, gradients, step)
         version = _ops.scatter(spec, version, row_ids, start, active, values, layout.text, slots)
         globals_ = tuple(new.astype(old.dtype) for new, old in zip(globals_, state, strict=True))
         return start + jnp.int32(chunk), version, globals_
@@ -245,13 +247,17 @@ def _update(rowwise: Rowwise, layout: _Layout, grads, values, fresh, stored, glo
     return rows, new_slots, new_globals
 
 
-def _stored(spec: TableSpec, rows: jax.Array, words: jax.Array, start: jax.Array, step: jax.Array) -> jax.Array:
-    """The updated rows ``(chunk, dim)`` float32 of the keys from `start` on, as the table keeps them."""
+def _stored(spec: TableSpec, rows: jax.Array, words: jax.Array, gradients: jax.Array, step: jax.Array) -> jax.Array:
+    """Updated rows ``(chunk, dim)`` float32 as the table keeps them: constrained, then rounded.
+
+    The key of a row is that of its gradient, by number ``(chunk,)`` in `words` ``(n, 2)``; a row without one counts as
+    that of key 0.
+    """
     if spec.constraint is not None:
         rows = jax.vmap(spec.constraint)(rows)
     if spec.rounding == "nearest":
         return rows.astype(spec.row_dtype)
-    keys = jnp.take(words, start + jnp.arange(rows.shape[0], dtype=jnp.int32), axis=0, mode="clip")
+    keys = jnp.take(words, gradients, axis=0, mode="fill", fill_value=0)
     return _rounding.stochastic(rows, spec.row_dtype, _rounding.random_bits(rows, keys, step, spec.seed))
 
 

@@ -34,6 +34,11 @@ class TableSpec:
     def row_dtype(self) -> Any:
         return jnp.dtype(self.dtype)
 
+    @property
+    def generated(self) -> bool:
+        """Whether initial rows come with each call, because only JAX can make them."""
+        return isinstance(self.initializer, Generated)
+
     def differences(self, other: TableSpec) -> str:
         """ "dim 8 (not 16), seed 1 (not 2)": what this spec has and `other` has not."""
         pairs = ((f.name, getattr(self, f.name), getattr(other, f.name)) for f in dataclasses.fields(self))

@@ -209,6 +209,14 @@ def test_generated_rows_are_the_same_under_any_flags_and_in_any_batch(make):
     assert (np.asarray(generate(other, words, jnp.int32(600)))[:600] != want).all()
 
 
+def test_generated_rows_are_frozen(make):
+    """As far as JAX's own arithmetic is: a checkpoint does not hold the rows of unseen keys."""
+    spec = make(3, initializer=JAX.uniform(1.0), seed=5).spec
+    words = np.array([[6, 7], [0, 2**31]], np.uint32)
+    want = [[0.9264909, 0.52346587, 0.65030801], [0.80056775, 0.84832692, 0.08644664]]
+    np.testing.assert_allclose(np.asarray(generate(spec, words, jnp.int32(2)))[:2], want, rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", ["normal", "glorot_uniform", "truncated_normal", "orthogonal"])
 def test_generated_rows_of_many_keys(name, make):
     """The moments are those of the function for (1, dim), not those of a matrix."""

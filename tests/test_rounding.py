@@ -96,6 +96,13 @@ def test_random_bits_are_uniform_and_depend_on_everything():
     np.testing.assert_array_equal(part, base[100:103])
 
 
+def test_random_bits_are_frozen():
+    """Or training after a restore would not go on as it would have."""
+    keys = np.arange(4, dtype=np.uint32).reshape(2, 2)
+    got = random_bits(jnp.ones((2, 2)), keys, keys[0], 5)
+    assert got.tolist() == [[539554379, 55916749], [3331675044, 2778812296]]
+
+
 def train(table, batches):
     """One step of sgd per batch, compiled once."""
     apply = jax.jit(lambda t, keys, grads, step: t.apply(optax.sgd(1.0), kvjax.SparseRows(keys, grads), step=step)[0])

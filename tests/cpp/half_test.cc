@@ -70,6 +70,18 @@ TEST(Float16RoundsToNearestEven) {
   }
 }
 
+TEST(ElementsAreLoadedAsTheyWereStored) {
+  for (RowType type : {RowType::kFloat32, RowType::kBFloat16, RowType::kFloat16}) {
+    std::byte row[12];
+    for (int64_t column : {0, 1, 2}) {
+      kvjax::StoreElement(type, row, column, 0.75f - 2.0f * static_cast<float>(column));
+    }
+    for (int64_t column : {0, 1, 2}) {
+      CHECK_EQ(kvjax::LoadElement(type, row, column), 0.75f - 2.0f * static_cast<float>(column));
+    }
+  }
+}
+
 TEST(RowTypesHaveNames) {
   CHECK(kvjax::ParseRowType("float32") == RowType::kFloat32);
   CHECK(kvjax::ParseRowType("bfloat16") == RowType::kBFloat16);

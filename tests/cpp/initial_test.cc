@@ -155,6 +155,7 @@ TEST(KindsHaveNames) {
   CHECK(Initializer::ParseKind("normal") == Kind::kNormal);
   CHECK(Initializer::ParseKind("truncated_normal") == Kind::kTruncatedNormal);
   CHECK(Initializer::ParseKind("pool") == Kind::kPool);
+  CHECK(Initializer::ParseKind("given") == Kind::kGiven);
   CHECK_THROWS(kInvalidArgument, Initializer::ParseKind("Normal"));
 }
 

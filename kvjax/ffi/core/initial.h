@@ -11,11 +11,12 @@
 
 namespace kvjax {
 
-/// One of five generators. `a` and `b` are: constant (value, unused), uniform [a, b], normal (mean a,
-/// deviation b), truncated normal (mean a, b times a standard normal cut at +-2, as in jax.nn.initializers).
-/// A pool holds rows of float32, one after the other, of which the key chooses one.
+/// One of five generators, or rows that come with each call. `a` and `b` are: constant (value, unused),
+/// uniform [a, b], normal (mean a, deviation b), truncated normal (mean a, b times a standard normal cut at
+/// +-2, as in jax.nn.initializers). A pool holds rows of float32, one after the other, of which the key
+/// chooses one.
 struct Initializer {
-  enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal, kPool };
+  enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal, kPool, kGiven };
   Kind kind = Kind::kConstant;
   double a = 0.0;
   double b = 0.0;
@@ -28,6 +29,7 @@ struct Initializer {
     if (text == "normal") return Kind::kNormal;
     if (text == "truncated_normal") return Kind::kTruncatedNormal;
     if (text == "pool") return Kind::kPool;
+    if (text == "given") return Kind::kGiven;
     throw MakeError(ErrorCode::kInvalidArgument, "", "initializer",
                     "constant, uniform, normal, truncated_normal or pool", text, "see kvjax.initializers");
   }
@@ -46,7 +48,8 @@ struct Initializer {
         return static_cast<float>(a + b * InverseNormal(kLow + kWidth * OpenUnit(word)));
       }
       case Kind::kPool:
-        break;  // its elements are not random
+      case Kind::kGiven:
+        break;  // their elements are not random
     }
     return 0.0f;
   }

@@ -32,6 +32,17 @@ inline void StoreElement(RowType type, std::byte* row, int64_t column, float val
   }
 }
 
+inline float LoadElement(RowType type, const std::byte* row, int64_t column) {
+  if (type == RowType::kFloat32) {
+    float value;
+    std::memcpy(&value, row + column * 4, 4);
+    return value;
+  }
+  uint16_t half;
+  std::memcpy(&half, row + column * 2, 2);
+  return type == RowType::kBFloat16 ? FromBFloat16(half) : FromFloat16(half);
+}
+
 /// What the table knows of a row beside its value. `frequency` counts the occurrences of the key in
 /// training, `version` is the step that last wrote the row, `has_slots` is 0 until an optimizer has.
 struct RowHeader {
