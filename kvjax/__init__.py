@@ -3,7 +3,9 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from kvjax import _admit as admit
 from kvjax import _constraints as constraints
+from kvjax import _evict as evict
 from kvjax import _initializers as initializers
 from kvjax._export import Exported as Exported
 from kvjax._export import Prune as Prune
@@ -14,9 +16,11 @@ from kvjax._keys import hash_keys as hash_keys
 from kvjax._keys import keys as keys
 from kvjax._registry import drop_table as drop_table
 from kvjax._registry import get_table as get_table
+from kvjax._registry import stats as stats
 from kvjax._registry import tables as tables
 from kvjax._sparse import SparseRows as SparseRows
 from kvjax._sparse import merge as merge
+from kvjax._stats import Stats as Stats
 from kvjax._table import Table as Table
 from kvjax.ffi import backends as backends
 
@@ -28,11 +32,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Exported", "Keys", "Prune", "SparseRows", "Table", "backends", "constraints", "drop_table", "flax", "get_table",
-    "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "tables", "value_and_grad",
+    "Exported", "Keys", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "constraints", "drop_table",
+    "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "stats",
+    "tables", "value_and_grad",
 ]  # fmt: skip
 
-constraints, initializers = constraints, initializers  # public under these names; the modules are private
+# Public under these names; the modules themselves are private like all others.
+admit, constraints, evict, initializers = admit, constraints, evict, initializers
 
 
 def __getattr__(name: str) -> Any:

@@ -21,6 +21,7 @@ class Exported:
       versions: ``(n,)`` int64, the step that last wrote the row.
       slots: optimizer slots by name, each ``(n, ...)``; empty unless asked for.
       has_slots: ``(n,)`` bool, false where no optimizer has written the row's slots yet.
+      pinned: ``(n,)`` bool, rows that are never evicted.
       last_step: the table's last step; ages are counted from it.
       total: rows in the table, before pruning.
     """
@@ -31,6 +32,7 @@ class Exported:
     versions: np.ndarray
     slots: dict[str, np.ndarray]
     has_slots: np.ndarray
+    pinned: np.ndarray
     last_step: int
     total: int
 
@@ -49,7 +51,7 @@ class Exported:
         Args:
           keep: ``(n,)`` bool.
         """
-        names = ("keys", "values", "freqs", "versions", "has_slots")
+        names = ("keys", "values", "freqs", "versions", "has_slots", "pinned")
         return dataclasses.replace(
             self,
             **{name: getattr(self, name)[keep] for name in names},
@@ -141,8 +143,29 @@ def slot_type(text: str) -> tuple[np.dtype, tuple[int, ...]]:
     return jnp.dtype(dtype), tuple(int(n) for n in shape.split(",") if n)
 
 
-def from_host(raw: dict[str, Any], dim: int, row_dtype: Any, key_dtype: str) -> tuple[Exported, np.ndarray, dict]:
-    """Gives the flat arrays of the C++ side their types and shapes: rows, bucket offsets, slot types."""
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint stores of a table.
+
+    Attributes:
+      rows: the export.
+      offsets: ``(buckets + 1,)`` int64, the first row of each virtual bucket.
+      slot_types: dtype and shape of each slot, "float32[64]", in the optimizer's order.
+      admission: counts of keys without a row: "pending_keys" ``(m,)`` and "pending_counts" ``(m,)`` int64, sorted by
+        (bucket, key), or "sketch" ``(buckets * cells,)`` uint16. Those that the table does not keep are empty.
+    """
+
+    rows: Exported
+    offsets: np.ndarray
+    slot_types: dict[str, str]
+    admission: dict[str, np.ndarray]
+
+
+ADMISSION_ARRAYS = {"pending_keys": "int64", "pending_counts": "int64", "sketch": "uint16"}
+
+
+def from_host(raw: dict[str, Any], dim: int, row_dtype: Any, key_dtype: str) -> Snapshot:
+    """Gives the flat arrays of the C++ side their types and shapes."""
     n = len(raw["keys"])
     slots, types = {}, {}
     for name, text, data in raw["slots"]:
@@ -156,7 +179,8 @@ def from_host(raw: dict[str, Any], dim: int, row_dtype: Any, key_dtype: str) -> 
         versions=raw["versions"],
         slots=slots,
         has_slots=raw["has_slots"].view(bool),
+        pinned=raw["pinned"].view(bool),
         last_step=raw["last_step"],
         total=n,
     )
-    return rows, raw["offsets"], types
+    return Snapshot(rows, raw["offsets"], types, {name: raw[name] for name in ADMISSION_ARRAYS if name in raw})

@@ -23,26 +23,32 @@ from kvjax._table import Table, is_table
 
 
 @jax.custom_vjp
-def _attach(rows, tap, words, used):
+def _attach(rows, tap, words, mask, used):
     return rows
 
 
-def _attach_fwd(rows, tap, words, used):
-    return rows, (words, used)
+def _attach_fwd(rows, tap, words, mask, used):
+    return rows, (words, mask, used)
 
 
 def _attach_bwd(residuals, cotangent):
-    words, used = residuals
+    words, mask, used = residuals
     digits = jnp.concatenate([words & jnp.uint32(0xFFFF), words >> jnp.uint32(16)], -1)
-    return None, (cotangent.astype(jnp.float32), digits.astype(jnp.float32), used), None, None
+    digits = jnp.concatenate([digits.astype(jnp.float32), mask[..., None].astype(jnp.float32)], -1)
+    return None, (cotangent.astype(jnp.float32), digits, used), None, None, None
 
 
 _attach.defvjp(_attach_fwd, _attach_bwd)
 
 
 def _words(digits: jax.Array) -> jax.Array:
-    low, high = jnp.split(digits.astype(jnp.uint32), 2, -1)
+    low, high = jnp.split(digits[..., :4].astype(jnp.uint32), 2, -1)
     return low | (high << jnp.uint32(16))
+
+
+def _counts(digits: jax.Array) -> jax.Array:
+    """1 for keys that were looked up; 0 for padding, also of a lookup in a branch of a cond that was not taken."""
+    return (digits[..., 4] > 0).astype(jnp.int32)
 
 
 class _Tape:
@@ -52,7 +58,7 @@ class _Tape:
         self.name, self.dim, self.taps = name, dim, taps
         self.shapes: list[tuple[int, ...]] = []
 
-    def attach(self, rows: jax.Array, keys: Keys, used: jax.Array) -> jax.Array:
+    def attach(self, rows: jax.Array, keys: Keys, mask: jax.Array, used: jax.Array) -> jax.Array:
         index = len(self.shapes)
         self.shapes.append(keys.shape)
         if self.taps is None:
@@ -62,13 +68,13 @@ class _Tape:
                 f"kvjax: table {self.name!r}, value_and_grad: want a loss that makes the same lookups whenever it "
                 f"is traced, got another lookup of keys {keys.shape}; the loss must not depend on outside state"
             )
-        return _attach(rows, self.taps[index], keys.words, used)
+        return _attach(rows, self.taps[index], keys.words, mask, used)
 
     def zero_taps(self) -> list[Any]:
         def zeros(*shape: int) -> jax.Array:
             return jnp.zeros(shape, jnp.float32)
 
-        return [(zeros(*s, self.dim), zeros(*s, 4), zeros()) for s in self.shapes]
+        return [(zeros(*s, self.dim), zeros(*s, 5), zeros()) for s in self.shapes]
 
 
 def value_and_grad(
@@ -208,8 +214,7 @@ def _gradient(table: Table, taps: Sequence[Any], waits: Sequence[jax.Array]) -> 
         return empty.replace(seal=seal)
     keys = [_words(digits) for _, digits, _ in taps]
     rows = [row for row, _, _ in taps]
-    # A lookup in the branch of a cond that was not taken brings zeros home: padding.
-    counts = [jnp.broadcast_to((use > 0).astype(jnp.int32), row.shape[:-1]) for row, _, use in taps]
+    counts = [_counts(digits) for _, digits, _ in taps]
     if len(taps) > 1:
         keys = [k.reshape(-1, 2) for k in keys]
         rows = [r.reshape(-1, table.dim) for r in rows]

@@ -7,6 +7,7 @@ they are; ops on a whole batch run once per example.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,15 +40,25 @@ def _flag(value: bool) -> np.bool_:
     return np.bool_(value)
 
 
-def lookup(spec: TableSpec, version: jax.Array, keys: Keys) -> tuple[jax.Array, jax.Array, jax.Array]:
+def lookup(
+    spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array, initial: jax.Array, initial_rows: bool
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Rows ``(..., dim)``, found ``(...)`` bool, and 1.0, which exists only once the rows have been read."""
     results = (
         _array((*keys.shape, spec.dim), spec.row_dtype),
         _array(keys.shape, jnp.bool_),
         _array((), jnp.float32),
     )
-    attributes = {"table": spec.name, "narrow": _flag(keys.narrow)}
-    return _read("kvjax_lookup", results, version, keys.words, vmap="expand_dims", **attributes)
+    attributes = {"table": spec.name, "narrow": _flag(keys.narrow), "initial_rows": _flag(initial_rows)}
+    # Rows that come with the call belong to its keys as a whole.
+    vmap = "sequential" if spec.generated else "broadcast_all"
+    return _read("kvjax_lookup", results, version, keys.words, mask, initial, vmap=vmap, **attributes)
+
+
+def find_missing(spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Words ``(n + 1, 2)`` of the distinct keys without a row, and how many of them are meant."""
+    results = (_array((keys.size + 1, 2), jnp.uint32), _array((), jnp.int32))
+    return _read("kvjax_find_missing", results, version, keys.words, mask, table=spec.name, narrow=_flag(keys.narrow))
 
 
 def inspect(spec: TableSpec, op: str, version: jax.Array, keys: Keys) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -58,16 +69,35 @@ def inspect(spec: TableSpec, op: str, version: jax.Array, keys: Keys) -> tuple[j
     return _read("kvjax_inspect", results, version, keys.words, vmap="expand_dims", **attributes)
 
 
-def insert(spec: TableSpec, version: jax.Array, keys: Keys) -> jax.Array:
-    return _write("kvjax_insert", _VERSION, version, keys.words, table=spec.name, narrow=_flag(keys.narrow))
+def read_slot(
+    spec: TableSpec, slot: str, version: jax.Array, keys: Keys, dtype: Any, shape: Sequence[int]
+) -> jax.Array:
+    result = _array((*keys.shape, *shape), dtype)
+    attributes = {"table": spec.name, "slot": slot, "narrow": _flag(keys.narrow)}
+    return _read("kvjax_read_slot", result, version, keys.words, vmap="expand_dims", **attributes)
 
 
-def remove(spec: TableSpec, version: jax.Array, keys: Keys) -> jax.Array:
-    return _write("kvjax_remove", _VERSION, version, keys.words, table=spec.name, narrow=_flag(keys.narrow))
+def write_keys(spec: TableSpec, op: str, version: jax.Array, keys: Keys, initial: jax.Array) -> jax.Array:
+    attributes = {"table": spec.name, "op": op, "narrow": _flag(keys.narrow)}
+    return _write("kvjax_write_keys", _VERSION, version, keys.words, initial, **attributes)
 
 
-def upsert(spec: TableSpec, version: jax.Array, keys: Keys, values: jax.Array) -> jax.Array:
-    return _write("kvjax_upsert", _VERSION, version, keys.words, values, table=spec.name, narrow=_flag(keys.narrow))
+def write_rows(
+    spec: TableSpec, op: str, version: jax.Array, keys: Keys, rows: jax.Array, initial: jax.Array
+) -> jax.Array:
+    attributes = {"table": spec.name, "op": op, "narrow": _flag(keys.narrow)}
+    return _write("kvjax_write_rows", _VERSION, version, keys.words, rows, initial, **attributes)
+
+
+def accum(
+    spec: TableSpec, version: jax.Array, keys: Keys, old: jax.Array, new: jax.Array, exists: jax.Array
+) -> jax.Array:
+    attributes = {"table": spec.name, "narrow": _flag(keys.narrow)}
+    return _write("kvjax_accum", _VERSION, version, keys.words, old, new, exists, **attributes)
+
+
+def evict(spec: TableSpec, version: jax.Array, policy: str, step: jax.Array) -> jax.Array:
+    return _write("kvjax_evict", _VERSION, version, step, table=spec.name, policy=policy)
 
 
 def clear(spec: TableSpec, version: jax.Array, slots_only: bool) -> jax.Array:
@@ -92,24 +122,48 @@ def merge(keys: Keys, rows: jax.Array, counts: jax.Array, seals: jax.Array) -> t
     return _read("kvjax_merge", results, keys.words, rows, counts, seals)
 
 
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """What `begin_apply` has prepared.
+
+    Attributes:
+      version: ``()`` uint32, the next version.
+      targets: ``(n, 2)`` uint32, for each row of the step its id and which gradient it gets.
+      active: ``()`` int32, how many of them are meant.
+      step: ``(2,)`` uint32, the words of the step that was counted.
+      pooled: ``(dim,)`` float32, the gradient of the row that unadmitted keys share.
+    """
+
+    version: jax.Array
+    targets: jax.Array
+    active: jax.Array
+    step: jax.Array
+    pooled: jax.Array
+
+
 def begin_apply(
-    spec: TableSpec, version: jax.Array, grads: SparseRows, step: jax.Array, slots: str
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The next version, row ids ``(n,)`` uint32, and how many of them are meant."""
-    results = (_VERSION, _array(grads.counts.shape, jnp.uint32), _array((), jnp.int32))
-    operands = (version, grads.keys.words, grads.counts, grads.seal, step)
+    spec: TableSpec, version: jax.Array, grads: SparseRows, step: jax.Array, initial: jax.Array, slots: str
+) -> Begun:
+    n = grads.counts.shape[0]
+    results = (
+        _VERSION,
+        _array((n, 2), jnp.uint32),
+        _array((), jnp.int32),
+        _array((2,), jnp.uint32),
+        _array((spec.dim,), jnp.float32),
+    )
+    operands = (version, grads.keys.words, grads.counts, grads.seal, grads.rows, step, initial)
     attributes = {"table": spec.name, "slots": slots, "narrow": _flag(grads.keys.narrow)}
-    return _write("kvjax_begin_apply", results, *operands, **attributes)
+    return Begun(*_write("kvjax_begin_apply", results, *operands, **attributes))
 
 
 def gather(
     spec: TableSpec,
     version: jax.Array,
-    chunk: int,
-    row_ids: jax.Array,
+    begun: Begun,
     rows: jax.Array,
     start: jax.Array,
-    active: jax.Array,
+    chunk: int,
     slots: str,
     slot_types: Sequence[jax.ShapeDtypeStruct],
 ) -> tuple[jax.Array, ...]:
@@ -120,20 +174,19 @@ def gather(
         _array((chunk,), jnp.bool_),
         *(_array((chunk, *slot.shape), slot.dtype) for slot in slot_types),
     )
-    operands = (version, row_ids, rows, start, active)
+    operands = (version, begun.targets, rows, begun.pooled, start, begun.active)
     return _write("kvjax_gather", results, *operands, table=spec.name, slots=slots)
 
 
 def scatter(
     spec: TableSpec,
     version: jax.Array,
-    row_ids: jax.Array,
+    begun: Begun,
     start: jax.Array,
-    active: jax.Array,
     values: jax.Array,
     slots: str,
     slot_arrays: Sequence[jax.Array],
 ) -> jax.Array:
     """Writes the chunk back and hands the version through."""
-    operands = (version, row_ids, start, active, values, *slot_arrays)
+    operands = (version, begun.targets, start, begun.active, values, *slot_arrays)
     return _write("kvjax_scatter", _VERSION, *operands, table=spec.name, slots=slots)

@@ -8,11 +8,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from kvjax._initializers import native, resolve
+from kvjax._admit import Admission
+from kvjax._evict import Every, Policy
+from kvjax._initializers import resolve
+from kvjax._numbers import is_integer
 from kvjax._rounding import ROUNDINGS
-from kvjax._spec import KEY_DTYPES, ROW_DTYPES, TableSpec, fail
+from kvjax._spec import COUNTS, KEY_DTYPES, ON_FULL, ROW_DTYPES, TableSpec, fail
+from kvjax._stats import Stats, stats_of
 from kvjax._table import Table, live
 from kvjax.ffi import host
 
@@ -24,12 +27,18 @@ def get_table(
     name: str,
     *,
     dim: int | None = None,
-    key_dtype: str = "int64",
+    key_dtype: Any = "int64",
     dtype: Any = "float32",
     initializer: Any = 0.0,
     seed: int | None = None,
     trainable: bool = True,
     checkpoint: bool = True,
+    capacity: int | None = None,
+    max_capacity: int | None = None,
+    on_full: str = "grow",
+    admit: Admission | None = None,
+    evict: Policy | Every | None = None,
+    count: str = "occurrences",
     rounding: str = "nearest",
     constraint: Callable[[Any], Any] | None = None,
 ) -> Table:
@@ -47,6 +56,13 @@ def get_table(
       seed: 64-bit integer for the initial rows; by default a hash of the name.
       trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it.
       checkpoint: whether `kvjax.orbax.split` hands it out to be saved.
+      capacity: rows to make room for at once; the table grows beyond.
+      max_capacity: rows that the table should not exceed; None for no limit.
+      on_full: what happens then: "grow" (`Stats.over_capacity` counts), "evict" (by `evict`, and if that makes too
+        little room, the rows that were written longest ago) or "error" (before anything changes).
+      admit: which new keys training gives a row, one of `kvjax.admit`; None for all.
+      evict: which rows go when the table is full, one of `kvjax.evict`; with ``.every(steps)`` also in between.
+      count: what the frequency of a key counts: its "occurrences" in training, or once per step ("batch").
       rounding: how training rounds rows to bfloat16 or float16: to the "nearest" value, or "stochastic", which keeps
         updates that are smaller than the spacing of the type, in the mean.
       constraint: function of a row ``(dim,)`` float32 that returns one, applied after each update and before
@@ -63,15 +79,13 @@ def get_table(
     Example:
       >>> import kvjax
       >>> kvjax.get_table("doc_get", dim=4, initializer=kvjax.initializers.normal(0.1))
-      Table('doc_get', dim=4, dtype=float32, version=0)
+      Table('doc_get', dim=4, dtype=float32, rows=0, version=0)
       >>> kvjax.get_table("doc_get").dim
       4
       >>> kvjax.drop_table("doc_get")
     """
-    others = (key_dtype, dtype, seed, trainable, checkpoint, rounding, constraint) != (
-        "int64", "float32", None, True, True, "nearest", None,
-    )  # fmt: skip
-    if dim is None and (others or not (isinstance(initializer, float) and initializer == 0.0)):
+    given = {key: value for key, value in locals().items() if key not in ("name", "dim")}
+    if dim is None and any(given[key] is not default for key, default in _DEFAULTS.items()):
         raise fail(
             ValueError, name, "get_table", "dim= beside the other arguments", "none", "give all or only the name"
         )
@@ -82,11 +96,10 @@ def get_table(
                     f"kvjax: table {name!r}, get_table: want a table of this name, got none; give dim= to create it"
                 )
             return live(_specs[name])
-        spec = _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint, rounding, constraint)
+        spec = _resolve(name, dim, **given)
         known = _specs.get(name)
         if known is None:
-            kind, a, b, pool = native(spec.initializer)
-            host.create(name, dim, spec.dtype, kind, a, b, spec.seed, pool)
+            host.create(name, spec.host_options())
             _specs[name] = spec
         elif known != spec:
             raise fail(
@@ -96,39 +109,65 @@ def get_table(
         return live(_specs[name])
 
 
-def _resolve(name, dim, key_dtype, dtype, initializer, seed, trainable, checkpoint, rounding, constraint) -> TableSpec:
+_DEFAULTS = get_table.__kwdefaults__ | {}
+del _DEFAULTS["dim"]
+
+
+def _resolve(name: str, dim: Any, *, key_dtype: Any, dtype: Any, seed: Any, **options: Any) -> TableSpec:
+    """The arguments of `get_table`, checked."""
+
     def want(ok: Any, what: str, got: Any) -> None:
         if not ok:
             raise fail(ValueError, name, "get_table", what, repr(got), "see kvjax.get_table")
 
-    def integer(x: Any) -> bool:
-        return isinstance(x, (int, np.integer)) and not isinstance(x, bool)
+    def rows(option: str) -> int | None:
+        n = options[option]
+        want(n is None or (is_integer(n) and 0 <= n < 2**32 - 1), f"{option} below 2**32 - 1 or None", n)
+        return None if n is None else int(n)
 
     want(isinstance(name, str) and name != "", "a name", name)
-    want(integer(dim) and 1 <= dim <= host.MAX_DIM, f"an integer dim in 1..{host.MAX_DIM}", dim)
-    want(seed is None or integer(seed), "an integer seed", seed)
+    want(is_integer(dim) and 1 <= dim <= host.MAX_DIM, f"an integer dim in 1..{host.MAX_DIM}", dim)
+    want(seed is None or is_integer(seed), "an integer seed", seed)
     key_dtype, dtype = jnp.dtype(key_dtype).name, jnp.dtype(dtype).name
     want(key_dtype in KEY_DTYPES, f"key_dtype in {KEY_DTYPES}", key_dtype)
     want(dtype in ROW_DTYPES, f"dtype in {ROW_DTYPES}", dtype)
+    on_full, admit, evict, count = (options[key] for key in ("on_full", "admit", "evict", "count"))
+    max_capacity = rows("max_capacity")
+    want(max_capacity != 0, "max_capacity of 1 or more, or None", max_capacity)
+    want(on_full in ON_FULL, f"on_full in {ON_FULL}", on_full)
+    want(on_full == "grow" or max_capacity, f"max_capacity beside on_full={on_full!r}", max_capacity)
+    want(admit is None or isinstance(admit, Admission), "an admission of kvjax.admit or None", admit)
+    want(evict is None or isinstance(evict, (Policy, Every)), "a policy of kvjax.evict or None", evict)
+    runs = evict is None or isinstance(evict, Every) or on_full == "evict"
+    want(runs, "evict=policy.every(steps), or on_full='evict': else it would never run", evict)
+    timed = isinstance(evict, Every) and on_full != "evict" and evict.policy.needs_number()
+    want(not timed, "a number of rows for what is evicted every so many steps", evict)
+    want(count in COUNTS, f"count in {COUNTS}", count)
+    rounding, constraint = options["rounding"], options["constraint"]
     want(rounding in ROUNDINGS, f"rounding in {ROUNDINGS}", rounding)
     want(rounding == "nearest" or dtype != "float32", "rounding='nearest' for rows of float32", rounding)
     if constraint is not None:
         got, row = _shape_of(constraint, dim), f"float32[{dim}]"
         want(got == row, f"constraint: a function {row} -> {row}", got)
     try:
-        initializer = resolve(initializer, int(dim))
+        initializer = resolve(options["initializer"], int(dim))
     except (TypeError, ValueError) as error:
         raise type(error)(f"kvjax: table {name!r}, get_table: {error}") from error
-    seed = int(host.hash_strings([name.encode()], 0)[0]) if seed is None else int(seed)
     return TableSpec(
         name,
         int(dim),
         key_dtype,
         dtype,
         initializer,
-        seed % 2**64,
-        bool(trainable),
-        bool(checkpoint),
+        (int(host.hash_strings([name.encode()], 0)[0]) if seed is None else int(seed)) % 2**64,
+        bool(options["trainable"]),
+        bool(options["checkpoint"]),
+        rows("capacity") or 0,
+        max_capacity,
+        on_full,
+        admit,
+        evict,
+        count,
         rounding,
         constraint,
     )
@@ -148,6 +187,12 @@ def tables() -> dict[str, Table]:
     """The live handles of all tables of this process, by name."""
     with _lock:
         return {name: live(spec) for name, spec in _specs.items()}
+
+
+def stats() -> dict[str, Stats]:
+    """`Table.stats` of all tables of this process, by name."""
+    with _lock:
+        return {name: stats_of(spec) for name, spec in _specs.items()}
 
 
 def drop_table(name: str) -> None:

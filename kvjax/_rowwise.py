@@ -17,9 +17,11 @@ import numpy as np
 import optax
 
 from kvjax import _ops, _rounding
-from kvjax._keys import as_keys, x64_enabled
+from kvjax._initial_rows import initial_rows
+from kvjax._keys import x64_enabled
 from kvjax._sparse import SparseRows, merge
 from kvjax._spec import TableSpec, fail
+from kvjax._steps import step_words
 
 if TYPE_CHECKING:
     from kvjax._table import Table
@@ -200,27 +202,25 @@ def apply(
     check(table, rowwise, grads, state)
     layout, state = _layout(rowwise, spec.dim), tuple(state)
     merged = merge(grads)
-    step = _step_words(step)  # TODO(lead): begin_apply's step, which is never -1
-    version, row_ids, active = _ops.begin_apply(spec, table.version, merged, step, layout.text)
+    initial = initial_rows(spec, table.version, merged.keys, merged.counts > 0)
+    begun = _ops.begin_apply(spec, table.version, merged, step_words(step), initial, layout.text)
     bytes_per_row = 4 * spec.dim + layout.row_bytes
-    chunk = max(1, min(row_ids.shape[0], max(64, _CHUNK_BYTES // bytes_per_row)))
+    chunk = max(1, min(begun.targets.shape[0], max(64, _CHUNK_BYTES // bytes_per_row)))
 
     def body(carry):
         start, version, _ = carry
         values, chunk_grads, fresh, *slots = _ops.gather(
-            spec, version, chunk, row_ids, merged.rows, start, active, layout.text, layout.types
+            spec, version, begun, merged.rows, start, chunk, layout.text, layout.types
         )
         rows, slots, globals_ = _update(rowwise, layout, chunk_grads, values, fresh, slots, state, extra)
-        # TODO(lead): the second column of begun.targets instead of the range
-        gradients = start + jnp.arange(chunk, dtype=jnp.int32)
-        values = _stored(spec, rows, merged.keys.words, gradients, step)
-        version = _ops.scatter(spec, version, row_ids, start, active, values, layout.text, slots)
+        values = _stored(spec, rows, merged.keys.words, begun, start)
+        version = _ops.scatter(spec, version, begun, start, values, layout.text, slots)
         globals_ = tuple(new.astype(old.dtype) for new, old in zip(globals_, state, strict=True))
         return start + jnp.int32(chunk), version, globals_
 
     # The first chunk runs even if no row is touched: the globals count the step all the same.
     _, version, state = jax.lax.while_loop(
-        lambda carry: carry[0] < jnp.maximum(active, 1), body, (jnp.int32(0), version, state)
+        lambda carry: carry[0] < jnp.maximum(begun.active, 1), body, (jnp.int32(0), begun.version, state)
     )
     return version, state
 
@@ -247,29 +247,17 @@ def _update(rowwise: Rowwise, layout: _Layout, grads, values, fresh, stored, glo
     return rows, new_slots, new_globals
 
 
-def _stored(spec: TableSpec, rows: jax.Array, words: jax.Array, gradients: jax.Array, step: jax.Array) -> jax.Array:
+def _stored(spec: TableSpec, rows: jax.Array, words: jax.Array, begun: _ops.Begun, start: jax.Array) -> jax.Array:
     """Updated rows ``(chunk, dim)`` float32 as the table keeps them: constrained, then rounded.
 
-    The key of a row is that of its gradient, by number ``(chunk,)`` in `words` ``(n, 2)``; a row without one counts as
-    that of key 0.
+    The key of a row is that of its gradient in `words` ``(n, 2)``; the row that unadmitted keys share has none, and
+    counts as that of key 0.
     """
     if spec.constraint is not None:
         rows = jax.vmap(spec.constraint)(rows)
     if spec.rounding == "nearest":
         return rows.astype(spec.row_dtype)
+    chunk = start + jnp.arange(rows.shape[0], dtype=jnp.int32)
+    gradients = jnp.take(begun.targets[:, 1], chunk, mode="clip")
     keys = jnp.take(words, gradients, axis=0, mode="fill", fill_value=0)
-    return _rounding.stochastic(rows, spec.row_dtype, _rounding.random_bits(rows, keys, step, spec.seed))
-
-
-def _step_words(step: Any) -> jax.Array:
-    """The step as the words ``(2,)`` of an int64; -1 stands for "the one after the table's last"."""
-    if step is None:
-        return jnp.asarray(np.array([-1], np.int64).view(np.uint32))
-    if isinstance(step, (int, np.integer)) and not isinstance(step, bool):
-        if not 0 <= step < 2**63:
-            raise ValueError(f"apply wants a step of 0 or more, got {step}")
-        return jnp.asarray(np.array([step], np.int64).view(np.uint32))
-    step = jnp.asarray(step)
-    if not jnp.issubdtype(step.dtype, jnp.integer) or step.shape != ():
-        raise TypeError(f"apply wants an integer step (), got {step.shape} {step.dtype}")
-    return as_keys(step).words
+    return _rounding.stochastic(rows, spec.row_dtype, _rounding.random_bits(rows, keys, begun.step, spec.seed))

@@ -59,7 +59,8 @@ def test_hashed_bytes_are_xxh64(salt):
 
 
 def test_bucket_of_fixed_keys(make):
-    rows, offsets, _ = make(1).upsert(FIXED, np.zeros((64, 1), np.float32)).snapshot()
+    copy = make(1).upsert(FIXED, np.zeros((64, 1), np.float32)).snapshot()
+    rows, offsets = copy.rows, copy.offsets
     assert offsets.shape == (BUCKETS + 1,) and offsets.dtype == np.int64
     assert (offsets[0], offsets[-1]) == (0, 64)
     bucket = np.repeat(np.arange(BUCKETS), np.diff(offsets))

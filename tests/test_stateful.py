@@ -90,9 +90,9 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule()
     def save_and_load(self):
-        rows, _, types = self.table.snapshot()
+        copy = self.table.snapshot()
         self.write(self.table.clear())
-        self.write(self.table.load(rows, types))
+        self.write(self.table.load(copy))
 
     @rule()
     def handle_is_dropped(self):

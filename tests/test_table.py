@@ -181,7 +181,7 @@ def test_arithmetic_on_a_handle_is_refused(make):
 
 def test_repr(make):
     table = make()
-    assert repr(table) == f"Table('{table.name}', dim=4, dtype=float32, version=0)"
+    assert repr(table) == f"Table('{table.name}', dim=4, dtype=float32, rows=0, version=0)"
     jax.block_until_ready(jax.jit(lambda t: t.clear(), donate_argnums=0)(table))
     assert "donated" in repr(table)
 

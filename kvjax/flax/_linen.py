@@ -34,7 +34,7 @@ class Embed(nn.Module):
       >>> keys = kvjax.keys(np.array([[2**40, -1]]))
       >>> variables = embed.init(jax.random.key(0), keys)
       >>> variables["params"]
-      {'table': Table('doc_linen', dim=4, dtype=float32, version=0)}
+      {'table': Table('doc_linen', dim=4, dtype=float32, rows=0, version=0)}
       >>> embed.apply(variables, keys).shape
       (1, 2, 4)
       >>> kvjax.drop_table("doc_linen")

@@ -49,9 +49,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
         # All are read and checked before the first is changed.
         stored = {name: _layout.read(directory, name) for name in wanted}
         targets = {name: _target(name, table, stored[name]) for name, table in wanted.items()}
-        return {
-            name: table.load(stored[name].rows(), dict(stored[name].meta["slots"])) for name, table in targets.items()
-        }
+        return {name: table.load(stored[name].snapshot()) for name, table in targets.items()}
 
     def metadata(self, directory: Any) -> dict[str, Any]:
         """What each table of a checkpoint is, by name, as ``kvjax.json`` says it."""

@@ -4,6 +4,7 @@
     <table>/initializer.pool/               the rows that keys without a row read as, if it is an array
     <table>/shard-00000-of-00001/keys/      zarr v3 arrays, zstd with checksums, rows sorted by (bucket, key):
         values/ freqs/ versions/ has_slots/ offsets/ slot.<name>/
+        pinned/ pending_keys/ pending_counts/ sketch/            only where there is something to keep
 
 ``offsets[b]`` is the first row of virtual bucket b, so whoever owns a range of buckets reads one slice. The names
 in the tree are percent-encoded. Everything goes below the directory that Orbax hands out; that a checkpoint is
@@ -22,7 +23,7 @@ from urllib.parse import quote, unquote
 import numpy as np
 import tensorstore as ts
 
-from kvjax._export import Exported, PruneLike, keep_mask, slot_type
+from kvjax._export import ADMISSION_ARRAYS, Exported, PruneLike, Snapshot, keep_mask, slot_type
 from kvjax._generated import Generated
 from kvjax._initializers import Initializer, Pool, describe, described
 from kvjax._table import Table
@@ -30,6 +31,7 @@ from kvjax.ffi import host
 
 FORMAT = "kvjax.table.v1"
 _SHARD = "shard-00000-of-00001"
+_ROWS = ("keys", "values", "freqs", "versions", "has_slots")
 _POOL = "initializer.pool"
 _CHUNK_BYTES = 1 << 22
 _FIELDS = ("format", "dim", "dtype", "key_dtype", "initializer", "seed", "trainable", "num_buckets", "num_shards",
@@ -47,26 +49,31 @@ class Stored:
     meta: dict[str, Any]
     arrays: dict[str, np.ndarray]
 
-    def rows(self) -> Exported:
+    def snapshot(self) -> Snapshot:
         slots = {name: self.arrays[f"slot.{name}"] for name, _ in self.meta["slots"]}
-        return Exported(
-            **{name: self.arrays[name] for name in ("keys", "values", "freqs", "versions", "has_slots")},
+        rows = Exported(
+            **{name: self.arrays[name] for name in _ROWS},
+            pinned=self.arrays.get("pinned", np.zeros(len(self.arrays["keys"]), bool)),
             slots=slots,
             last_step=self.meta["last_step"],
             total=len(self.arrays["keys"]),
         )
+        admission = {name: self.arrays[name] for name in ADMISSION_ARRAYS if name in self.arrays}
+        return Snapshot(rows, np.zeros(0, np.int64), dict(self.meta["slots"]), admission)
 
 
 def snapshot(table: Table, prune: PruneLike | None = None) -> Stored:
     """Copies a table out of memory; training may go on while the copy is written."""
-    rows, offsets, slot_types = table.snapshot()
+    copy = table.snapshot()
+    rows, offsets = copy.rows, copy.offsets
     if prune is not None:
         keep = keep_mask(prune, rows)
         offsets = np.concatenate([[0], np.cumsum(keep)])[offsets].astype(np.int64)
         rows = rows.take(keep)
     spec = table.spec
-    arrays = {name: getattr(rows, name) for name in ("keys", "values", "freqs", "versions", "has_slots")}
+    arrays = {name: getattr(rows, name) for name in _ROWS}
     arrays |= {f"slot.{name}": array for name, array in rows.slots.items()} | {"offsets": offsets}
+    extras = {name: array for name, array in (copy.admission | {"pinned": rows.pinned}).items() if array.any()}
     if isinstance(spec.initializer, Pool):
         arrays[_POOL] = spec.initializer.array()
     meta = {
@@ -83,9 +90,10 @@ def snapshot(table: Table, prune: PruneLike | None = None) -> Stored:
         "num_shards": 1,
         "rows": len(rows),
         "last_step": rows.last_step,
-        "slots": list(slot_types.items()),  # in the optimizer's order, which is part of what they are
+        "slots": list(copy.slot_types.items()),  # in the optimizer's order, which is part of what they are
+        "extras": {name: [array.dtype.name, array.shape] for name, array in extras.items()},
     }
-    return Stored(meta, arrays)
+    return Stored(meta, arrays | extras)
 
 
 async def write(directory: Path, stored: Stored) -> None:
@@ -112,6 +120,7 @@ def read(directory: Path, name: str) -> Stored:
     }
     per_row |= {f"slot.{slot}": slot_type(text) for slot, text in meta["slots"]}
     wanted = {array: (dtype, (meta["rows"], *shape)) for array, (dtype, shape) in per_row.items()}
+    wanted |= {array: (dtype, tuple(shape)) for array, (dtype, shape) in meta.get("extras", {}).items()}
     if meta["initializer"]["kind"] == "pool":
         wanted[_POOL] = ("float32", tuple(meta["initializer"]["shape"]))
     try:

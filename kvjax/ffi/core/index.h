@@ -52,19 +52,22 @@ class KeyIndex {
   void Reserve(size_t n) {
     size_t capacity = std::max<size_t>(entries_.size(), kSmallest);
     while (n > MaxSize(capacity)) capacity *= 2;
-    if (capacity == entries_.size()) return;
-    std::vector<Entry> old(capacity, Entry{});
-    old.swap(entries_);
-    shift_ = 64 - std::countr_zero(capacity);
-    for (const Entry& entry : old) {
-      if (entry.row != kNoRow) Place(entry);
-    }
+    if (capacity != entries_.size()) Rebuild(capacity);
   }
 
   /// Adds a key that is not in the index. Room must have been reserved.
   void Insert(uint64_t key, uint32_t row) noexcept {
     Place(Entry{key, row});
     ++size_;
+  }
+
+  /// Where the row id of `key` stands, or nullptr.
+  [[nodiscard]] uint32_t* Locate(uint64_t key) noexcept {
+    if (entries_.empty()) return nullptr;
+    for (size_t i = Home(key);; i = Next(i)) {
+      if (entries_[i].row == kNoRow) return nullptr;
+      if (entries_[i].key == key) return &entries_[i].row;
+    }
   }
 
   /// Removes `key`; returns the row id it had, or kNoRow.
@@ -95,6 +98,47 @@ class KeyIndex {
     }
   }
 
+  /// As ForEach, but f may change the row id.
+  template <class F>
+  void ForEachMutable(F f) noexcept {
+    for (Entry& entry : entries_) {
+      if (entry.row != kNoRow) f(entry.key, entry.row);
+    }
+  }
+
+  /// Gives back the memory that fewer than `n` keys do not need. Without memory to do so it stays as it is.
+  void Shrink(size_t n) noexcept {
+    size_t capacity = kSmallest;
+    while (std::max(n, size_) > MaxSize(capacity)) capacity *= 2;
+    if (capacity >= entries_.size()) return;
+    try {
+      Rebuild(capacity);
+    } catch (const std::bad_alloc&) {
+    }
+  }
+
+  /// How far keys lie from their home, sampled over the first places: 0 is the home itself.
+  struct Probes {
+    double mean = 0.0;
+    size_t longest = 0;
+  };
+  [[nodiscard]] Probes SampleProbes() const {
+    Probes probes;
+    size_t total = 0, keys = 0;
+    for (size_t i = 0; i < std::min<size_t>(entries_.size(), 4096); ++i) {
+      if (entries_[i].row == kNoRow) continue;
+      const size_t distance = (i - Home(entries_[i].key)) & (entries_.size() - 1);
+      total += distance;
+      probes.longest = std::max(probes.longest, distance);
+      ++keys;
+    }
+    if (keys > 0) probes.mean = static_cast<double>(total) / static_cast<double>(keys);
+    return probes;
+  }
+
+  /// How many keys fit before the index grows.
+  [[nodiscard]] size_t room() const { return MaxSize(entries_.size()); }
+
   /// Forgets every key and gives the memory back.
   void Clear() noexcept {
     std::vector<Entry>().swap(entries_);
@@ -113,6 +157,15 @@ class KeyIndex {
   static constexpr size_t MaxSize(size_t capacity) { return capacity / 8 * 5; }
   [[nodiscard]] size_t Home(uint64_t key) const { return Mix(key) >> shift_; }
   [[nodiscard]] size_t Next(size_t i) const { return (i + 1) & (entries_.size() - 1); }
+
+  void Rebuild(size_t capacity) {
+    std::vector<Entry> old(capacity, Entry{});
+    old.swap(entries_);
+    shift_ = 64 - std::countr_zero(capacity);
+    for (const Entry& entry : old) {
+      if (entry.row != kNoRow) Place(entry);
+    }
+  }
 
   void Place(const Entry& entry) noexcept {
     size_t i = Home(entry.key);

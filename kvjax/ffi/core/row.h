@@ -44,9 +44,11 @@ inline float LoadElement(RowType type, const std::byte* row, int64_t column) {
 }
 
 /// What the table knows of a row beside its value. `frequency` counts the occurrences of the key in
-/// training, `version` is the step that last wrote the row, `has_slots` is 0 until an optimizer has.
+/// training, `version` is the step that last wrote the row, `has_slots` is 0 until an optimizer has, and a
+/// pinned row is never evicted.
 struct RowHeader {
-  uint64_t frequency : 63;
+  uint64_t frequency : 62;
+  uint64_t pinned : 1;
   uint64_t has_slots : 1;
   int64_t version;
 };

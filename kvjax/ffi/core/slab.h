@@ -71,6 +71,14 @@ class Plane {
     }
   }
 
+  /// Frees the slabs behind those that the first `rows` records need.
+  void Shrink(size_t rows) noexcept {
+    while (!slabs_.empty() && (slabs_.size() - 1) << shift_ >= rows) {
+      allocator_->Free(slabs_.back(), slab_bytes());
+      slabs_.pop_back();
+    }
+  }
+
   [[nodiscard]] std::byte* At(uint32_t row) const {
     return slabs_[row >> shift_] + (row & ((size_t{1} << shift_) - 1)) * stride_;
   }

@@ -1,7 +1,7 @@
-// The table on the CPU: key index and rows under one row id.
+// The table on the CPU: what each operation means.
 //
-// version.h says which calls are let in. Writes give the strong guarantee: all that can fail (checks, memory)
-// comes before the first change.
+// version.h says which calls are let in, contents.h how rows come and go. Writes give the strong guarantee:
+// all that can fail (checks, memory, the user's sink) comes before the first change.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -13,76 +13,95 @@
 #include <utility>
 #include <vector>
 
+#include "kvjax/ffi/core/contents.h"
 #include "kvjax/ffi/core/error.h"
-#include "kvjax/ffi/core/index.h"
-#include "kvjax/ffi/core/initial.h"
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/row.h"
-#include "kvjax/ffi/core/slab.h"
+#include "kvjax/ffi/core/snapshot.h"
+#include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/core/version.h"
 
 namespace kvjax {
 
-/// Far beyond any use; it keeps sizes in bytes away from the ends of the integers.
-inline constexpr int64_t kMaxDim = int64_t{1} << 20;
-
-struct TableSpec {
-  std::string name;
-  int64_t dim = 0;
-  RowType type = RowType::kFloat32;
-  Initializer initializer;
-};
-
-/// n keys as a call brings them. `narrow` says that JAX held them in 32 bits while 64-bit integers were
-/// switched off, so that ids of 64 bits would have been cut.
-struct KeySpan {
-  const uint64_t* data;
-  size_t n;
-  bool narrow = false;
-};
+/// What a key without a row reads as: what the table says, or its initial row whatever the table says.
+enum class Missing { kTable, kInitial };
 
 class Table {
  public:
   Table(TableSpec spec, std::shared_ptr<SlabAllocator> allocator, uint32_t first_version)
-      : spec_(std::move(spec)),
-        allocator_(std::move(allocator)),
-        values_(allocator_, (static_cast<size_t>(spec_.dim) * ItemSize(spec_.type) + 3) / 4 * 4),
-        headers_(allocator_, sizeof(RowHeader)),
-        slots_(allocator_, 0),
-        gate_(first_version) {}
+      : spec_(std::move(spec)), in_(spec_, std::move(allocator)), gate_(first_version) {}
 
   [[nodiscard]] const TableSpec& spec() const { return spec_; }
   [[nodiscard]] uint32_t version() const { return gate_.version(); }
-  [[nodiscard]] size_t row_bytes() const { return static_cast<size_t>(spec_.dim) * ItemSize(spec_.type); }
+  [[nodiscard]] size_t row_bytes() const { return spec_.row_bytes(); }
 
   // ---- reads -------------------------------------------------------------------------------------------
 
-  /// out: (n, dim) of the row type; a key without a row reads as its initial row. found: (n,).
-  void Lookup(const ParallelFor& parallel, uint32_t version, KeySpan keys, std::byte* out,
-              bool* found) const {
+  /// out: (n, dim) of the row type; found: (n,). Where mask (n,) is false, the row is zeros and not found.
+  void Lookup(const ParallelFor& parallel, uint32_t version, KeySpan keys, const bool* mask,
+              InitialRows initial, Missing missing, std::byte* out, bool* found) const {
     const auto lock = Read(version, "lookup", keys);
     const size_t bytes = row_bytes();
+    const auto unadmitted = missing == Missing::kTable && spec_.admission.kind != AdmissionSpec::Kind::kEvery
+                                ? spec_.admission.unadmitted
+                                : AdmissionSpec::Unadmitted::kInitial;
+    const bool given = spec_.initializer.kind == Initializer::Kind::kGiven;
+    std::vector<std::byte> shared;
+    if (unadmitted == AdmissionSpec::Unadmitted::kShared) shared = SharedRow(parallel, keys, mask, initial);
+    const bool own = unadmitted == AdmissionSpec::Unadmitted::kInitial;
     parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
       constexpr size_t kGroup = 32;
       uint32_t rows[kGroup];
+      uint64_t hits = 0, misses = 0;
       for (size_t i = begin; i < end; i += kGroup) {
         const size_t m = std::min(kGroup, end - i);
-        index_.Find(keys.data + i, m, rows);
+        in_.store.index().Find(keys.data + i, m, rows);
         for (size_t j = 0; j < m; ++j) {
-          if (rows[j] != kNoRow) values_.Prefetch(rows[j]);
+          if (!mask[i + j]) rows[j] = kNoRow;
+          if (rows[j] != kNoRow) in_.store.PrefetchValue(rows[j]);
         }
         for (size_t j = 0; j < m; ++j) {
           found[i + j] = rows[j] != kNoRow;
           std::byte* target = out + (i + j) * bytes;
           if (found[i + j]) {
-            std::memcpy(target, values_.At(rows[j]), bytes);
-          } else {
-            StoreInitial(keys.data[i + j], target);
+            ++hits;
+            std::memcpy(target, in_.store.Value(rows[j]), bytes);
+            continue;
+          }
+          misses += mask[i + j];
+          if (!mask[i + j] || unadmitted == AdmissionSpec::Unadmitted::kZeros) {
+            std::memset(target, 0, bytes);
+          } else if (!own) {
+            std::memcpy(target, shared.data(), bytes);
+          } else if (!given) {
+            Contents::StoreInitial(spec_, "lookup", keys.data[i + j], 0, {}, target);
           }
         }
       }
+      in_.counters.hits += hits;
+      in_.counters.misses += misses;
     });
+    if (!given || !own) return;
+    KeyNumbering fresh(keys.n);
+    for (size_t i = 0; i < keys.n; ++i) {
+      if (found[i] || !mask[i]) continue;
+      Contents::StoreInitial(spec_, "lookup", keys.data[i], fresh.Add(keys.data[i]), initial,
+                             out + i * bytes);
+    }
+  }
+
+  /// The distinct keys without a row, in order of first occurrence, where mask (n,) is true; with a shared
+  /// row, its key last if it has none. out: room for n + 1 keys. Returns their number.
+  size_t FindMissing(const ParallelFor& parallel, uint32_t version, KeySpan keys, const bool* mask,
+                     uint64_t* out) const {
+    const auto lock = Read(version, "lookup", keys);
+    KeyNumbering fresh = MissingKeys(parallel, keys, mask);
+    if (Shares() && in_.store.index().Find(spec_.admission.shared_key) == kNoRow) {
+      fresh.Add(spec_.admission.shared_key);
+    }
+    std::copy(fresh.keys().begin(), fresh.keys().end(), out);
+    return fresh.keys().size();
   }
 
   /// What is known of each key beside its row: found (n,), frequency (n,) or 0, version (n,) or -1.
@@ -91,10 +110,34 @@ class Table {
     const auto lock = Read(version, op, keys);
     parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
-        const uint32_t row = index_.Find(keys.data[i]);
+        const uint32_t row = in_.store.index().Find(keys.data[i]);
         found[i] = row != kNoRow;
-        frequency[i] = found[i] ? static_cast<int64_t>(Header(row).frequency) : 0;
-        row_version[i] = found[i] ? Header(row).version : -1;
+        frequency[i] = found[i] ? static_cast<int64_t>(in_.store.Header(row).frequency) : 0;
+        row_version[i] = found[i] ? in_.store.Header(row).version : -1;
+      }
+    });
+  }
+
+  /// The optimizer's slot of that name: out (n, bytes of the slot), zeros where none has been written.
+  void ReadSlot(const ParallelFor& parallel, uint32_t version, std::string_view name, size_t bytes,
+                KeySpan keys, std::byte* out) const {
+    const auto lock = Read(version, "slot", keys);
+    const auto& slots = in_.store.layout().slots();
+    const auto slot = std::find_if(slots.begin(), slots.end(), [&](const Slot& s) { return s.name == name; });
+    if (slot == slots.end() || slot->bytes != bytes) {
+      throw MakeError(ErrorCode::kFailedPrecondition, spec_.name, "slot",
+                      "a slot " + std::string(name) + " of " + std::to_string(bytes) + " bytes",
+                      in_.store.layout().ToString(),
+                      "the optimizer has changed: call slot outside of what was compiled");
+    }
+    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        const uint32_t row = in_.store.index().Find(keys.data[i]);
+        if (row != kNoRow && in_.store.Header(row).has_slots != 0) {
+          std::memcpy(out + i * bytes, in_.store.Slots(row) + slot->offset, bytes);
+        } else {
+          std::memset(out + i * bytes, 0, bytes);
+        }
       }
     });
   }
@@ -102,20 +145,102 @@ class Table {
   // ---- writes: each returns the next version -----------------------------------------------------------
 
   /// Gives every key without a row its initial row.
-  uint32_t Insert(const ParallelFor& parallel, uint32_t version, KeySpan keys) {
+  uint32_t Insert(const ParallelFor& parallel, uint32_t version, KeySpan keys, InitialRows initial) {
     const auto lock = Write(version, "lookup_or_insert", keys);
-    FindOrInsert(parallel, keys);
+    in_.Commit(in_.Enter(parallel, spec_, "lookup_or_insert", keys, initial));
+    return gate_.Next();
+  }
+
+  /// Pinned rows are never evicted. Keys without a row get one to be pinned.
+  uint32_t Pin(const ParallelFor& parallel, uint32_t version, KeySpan keys, InitialRows initial) {
+    const auto lock = Write(version, "pin", keys);
+    Change change = in_.Enter(parallel, spec_, "pin", keys, initial);
+    in_.Commit(change);
+    for (const uint32_t row : std::move(change).Rows()) in_.store.Header(row).pinned = 1;
+    return gate_.Next();
+  }
+  uint32_t Unpin(uint32_t version, KeySpan keys) {
+    const auto lock = Write(version, "unpin", keys);
+    for (size_t i = 0; i < keys.n; ++i) {
+      const uint32_t row = in_.store.index().Find(keys.data[i]);
+      if (row != kNoRow) in_.store.Header(row).pinned = 0;
+    }
     return gate_.Next();
   }
 
   /// Overwrites or inserts; values: (n, dim) of the row type; of equal keys the last one wins.
   uint32_t Upsert(const ParallelFor& parallel, uint32_t version, KeySpan keys, const std::byte* values) {
     const auto lock = Write(version, "upsert", keys);
-    const std::vector<uint32_t> rows = FindOrInsert(parallel, keys);
-    for (size_t i = 0; i < keys.n; ++i) {
-      PrefetchAhead(rows.data(), i, keys.n);
-      std::memcpy(values_.At(rows[i]), values + i * row_bytes(), row_bytes());
-      Header(rows[i]).version = last_step_;
+    Change change = in_.Enter(parallel, spec_, "upsert", keys, {}, /*blank=*/true);
+    in_.Commit(change);
+    WriteValues(std::move(change).Rows(), values);
+    return gate_.Next();
+  }
+
+  /// Overwrites rows; keys without one are passed over.
+  uint32_t Assign(const ParallelFor& parallel, uint32_t version, KeySpan keys, const std::byte* values) {
+    const auto lock = Write(version, "assign", keys);
+    WriteValues(in_.Locate(parallel, keys).rows, values);
+    return gate_.Next();
+  }
+
+  /// Adds deltas (n, dim) float32 to rows; those of equal keys are summed first. A key without a row starts
+  /// from its initial one.
+  uint32_t Add(const ParallelFor& parallel, uint32_t version, KeySpan keys, const float* deltas,
+               InitialRows initial) {
+    const auto lock = Write(version, "add", keys);
+    const auto dim = static_cast<size_t>(spec_.dim);
+    const std::vector<int32_t> ones(keys.n, 1);
+    std::vector<uint64_t> distinct(keys.n);
+    std::vector<float> sums(keys.n * dim);
+    std::vector<int32_t> counts(keys.n);
+    const size_t n =
+        MergeRows(keys.data, deltas, ones.data(), keys.n, dim, distinct.data(), sums.data(), counts.data());
+    Change change = in_.Enter(parallel, spec_, "add", {distinct.data(), n}, initial);
+    in_.Commit(change);
+    const std::vector<uint32_t> rows = std::move(change).Rows();
+    for (size_t i = 0; i < n; ++i) {
+      if (i + kAhead < n) in_.store.Prefetch(rows[i + kAhead]);
+      AddTo(rows[i], [&](size_t d) { return sums[i * dim + d]; });
+    }
+    return gate_.Next();
+  }
+
+  /// TFRA's rule, one key after the other: where `exists` is false and the key has no row, the new value is
+  /// inserted; where it is true and the key has one, new - old is added; else nothing happens.
+  /// old_values, new_values: (n, dim) float32; exists: (n,).
+  uint32_t Accum(const ParallelFor& parallel, uint32_t version, KeySpan keys, const float* old_values,
+                 const float* new_values, const bool* exists) {
+    const auto lock = Write(version, "accum", keys);
+    const auto dim = static_cast<size_t>(spec_.dim);
+    Change change{.found = in_.Locate(parallel, keys), .ids = {}};
+    change.ids.assign(change.found.fresh.size(), kNoRow);
+    for (size_t i = 0, m = 0; i < keys.n; ++i) {
+      if (change.found.rows[i] != kNoRow) continue;
+      const uint32_t number = change.found.numbers[m++];
+      if (!exists[i]) change.ids[number] = 0;
+    }
+    in_.MakeRoom(parallel, spec_, "accum", change, in_.last_step, false);
+    in_.Prepare(parallel, spec_, "accum", change, {}, /*blank=*/true);
+    std::vector<bool> present(change.ids.size());
+    in_.Commit(change);
+    for (size_t i = 0, m = 0; i < keys.n; ++i) {
+      uint32_t row = change.found.rows[i];
+      bool had = row != kNoRow;
+      if (!had) {
+        const uint32_t number = change.found.numbers[m++];
+        row = change.ids[number];
+        had = present[number];
+        if (!exists[i]) present[number] = true;
+      }
+      if (had && exists[i]) {
+        AddTo(row, [&](size_t d) { return new_values[i * dim + d] - old_values[i * dim + d]; });
+      } else if (!had && !exists[i]) {
+        for (size_t d = 0; d < dim; ++d) {
+          StoreElement(spec_.type, in_.store.Value(row), static_cast<int64_t>(d), new_values[i * dim + d]);
+        }
+        in_.store.Header(row).version = in_.last_step;
+      }
     }
     return gate_.Next();
   }
@@ -123,26 +248,34 @@ class Table {
   /// Removes rows with all that belongs to them; keys without a row are passed over.
   uint32_t Remove(uint32_t version, KeySpan keys) {
     const auto lock = Write(version, "remove", keys);
-    const size_t free = free_rows_.size() + std::min(keys.n, index_.size());
-    if (free > free_rows_.capacity()) free_rows_.reserve(std::max(free, 2 * free_rows_.capacity()));
-    for (size_t i = 0; i < keys.n; ++i) {
-      if (const uint32_t row = index_.Erase(keys.data[i]); row != kNoRow) free_rows_.push_back(row);
-    }
+    in_.store.ReserveErase(std::min(keys.n, in_.store.size()));
+    for (size_t i = 0; i < keys.n; ++i) in_.counters.removed += in_.store.Erase(keys.data[i]);
+    in_.store.Compact();
     return gate_.Next();
   }
 
-  /// Removes every row and gives the memory back.
+  /// Removes what the policy chooses; a negative `step` stands for the table's last.
+  uint32_t Evict(const ParallelFor& parallel, uint32_t version, const Policy& policy, int64_t step) {
+    const auto lock = Write(version, "evict", {});
+    in_.Commit(in_.Evict(parallel, spec_, policy, step < 0 ? in_.last_step : step));
+    in_.store.Compact();
+    return gate_.Next();
+  }
+
+  /// Removes every row and what is known of keys without one, and gives the memory back.
   uint32_t Clear(uint32_t version) {
     const auto lock = Write(version, "clear", {});
-    Become(Table(spec_, allocator_, 0));
+    in_.counters.removed += in_.store.size();
+    in_.store = in_.store.Empty();
+    in_.admission.Clear();
+    in_.last_step = 0;
     return gate_.Next();
   }
 
   /// Forgets the optimizer's slots of every row, so that another optimizer can take over.
   uint32_t ClearSlots(uint32_t version) {
     const auto lock = Write(version, "clear_slots", {});
-    DetachSlots();
-    index_.ForEach([&](uint64_t, uint32_t row) { Header(row).has_slots = 0; });
+    in_.store.DetachSlots();
     return gate_.Next();
   }
 
@@ -152,127 +285,67 @@ class Table {
   // the last Scatter nobody else can hold that version, because it is handed on only with the result of the
   // step.
 
-  /// keys are distinct; counts: (n,) occurrences; zeros, all at the end, are padding. Writes the row ids of
-  /// the first `active` keys and counts the step in. A negative `step` stands for the one after the last.
+  /// One row of a step: the row and which gradient it gets; kPooled is the sum of the unadmitted keys'.
+  struct Target {
+    uint32_t row;
+    uint32_t gradient;
+  };
+  static constexpr uint32_t kPooled = 0xFFFFFFFFu;
+
+  /// What BeginApply tells: targets has room for n, of which the first `active` are meant; pooled: (dim,).
+  struct Begun {
+    Target* targets;
+    int32_t* active;
+    int64_t* step;
+    float* pooled;
+  };
+
+  /// keys are distinct; counts: (n,) occurrences; zeros, all at the end, are padding. rows: (n, dim)
+  /// gradients. A negative `step` stands for the one after the last.
   uint32_t BeginApply(const ParallelFor& parallel, uint32_t version, KeySpan keys, const int32_t* counts,
-                      int64_t step, const SlotLayout& layout, uint32_t* row_ids, int32_t* active) {
-    const auto lock = Write(version, "apply", keys);
-    keys.n = CheckMerged(keys, counts);
-    const bool had_slots = !layout_.empty();
-    AttachSlots(layout);
-    std::vector<uint32_t> rows;
-    try {
-      rows = FindOrInsert(parallel, keys);
-    } catch (...) {
-      if (!had_slots) DetachSlots();
-      throw;
-    }
-    step = step < 0 ? last_step_ + 1 : step;
-    for (size_t i = 0; i < keys.n; ++i) {
-      if (i + kAhead < keys.n) headers_.Prefetch(rows[i + kAhead]);
-      RowHeader& header = Header(rows[i]);
-      header.frequency += static_cast<uint64_t>(counts[i]);
-      header.version = step;
-    }
-    last_step_ = std::max(last_step_, step);
-    std::copy(rows.begin(), rows.end(), row_ids);
-    *active = static_cast<int32_t>(keys.n);
-    return gate_.Next();
-  }
+                      const float* rows, int64_t step, const SlotLayout& layout, InitialRows initial,
+                      Begun out);
 
   /// Copies n rows out: values (n, dim), fresh (n,) true where no optimizer has written slots yet, and one
   /// array per slot.
-  void Gather(const ParallelFor& parallel, uint32_t version, const uint32_t* row_ids, size_t n,
-              std::byte* values, bool* fresh, const std::vector<std::byte*>& slots) const {
-    const auto lock = Read(version, "apply", {});
-    CheckChunk(row_ids, n, slots.size());
-    parallel(n, kRowGrain, [&](size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) {
-        PrefetchAhead(row_ids, i, end);
-        const uint32_t row = row_ids[i];
-        std::memcpy(values + i * row_bytes(), values_.At(row), row_bytes());
-        fresh[i] = Header(row).has_slots == 0;
-        for (size_t s = 0; s < slots.size(); ++s) {
-          const Slot& slot = layout_.slots()[s];
-          std::memcpy(slots[s] + i * slot.bytes, slots_.At(row) + slot.offset, slot.bytes);
-        }
-      }
-    });
-  }
+  void Gather(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
+              std::byte* values, bool* fresh, const std::vector<std::byte*>& slots) const;
 
   /// Writes back what Gather copied out.
-  void Scatter(const ParallelFor& parallel, uint32_t version, const uint32_t* row_ids, size_t n,
-               const std::byte* values, const std::vector<const std::byte*>& slots) {
-    const auto lock = Write(version, "apply", {});
-    CheckChunk(row_ids, n, slots.size());
-    parallel(n, kRowGrain, [&](size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) {
-        PrefetchAhead(row_ids, i, end);
-        const uint32_t row = row_ids[i];
-        std::memcpy(values_.At(row), values + i * row_bytes(), row_bytes());
-        if (!slots.empty()) Header(row).has_slots = 1;  // an optimizer without slots leaves them unwritten
-        for (size_t s = 0; s < slots.size(); ++s) {
-          const Slot& slot = layout_.slots()[s];
-          std::memcpy(slots_.At(row) + slot.offset, slots[s] + i * slot.bytes, slot.bytes);
-        }
-      }
-    });
-  }
+  void Scatter(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
+               const std::byte* values, const std::vector<const std::byte*>& slots);
 
   // ---- whole tables, from the host ---------------------------------------------------------------------
 
   [[nodiscard]] size_t Size(uint32_t version) const {
     const auto lock = Read(version, "size", {});
-    return index_.size();
+    return in_.store.size();
   }
 
-  /// Calls f(size, layout, last_step, for_each) under the reader's lock, where for_each(g) calls
-  /// g(key, header, value, slots) for every row. snapshot.h is built on this.
+  /// All rows; `with_slots` false leaves the optimizer's slots behind.
+  [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots) const;
+  [[nodiscard]] AdmissionState ExportAdmission(uint32_t version) const;
+
+  /// Replaces the contents; the table is unchanged if this throws.
+  uint32_t Load(uint32_t version, const SnapshotView& rows, const AdmissionState& admission);
+
+  /// Makes room for `n` rows in all.
+  void Reserve(uint32_t version, size_t n);
+
+  void SetSink(Sink sink);
+  void SetScore(ScoreFunction score);
+
+  /// Calls f(contents) with nobody writing; for statistics.
   template <class F>
-  void Visit(uint32_t version, F f) const {
-    const auto lock = Read(version, "export", {});
-    f(index_.size(), layout_, last_step_, [&](auto g) {
-      index_.ForEach([&](uint64_t key, uint32_t row) {
-        g(key, Header(row), values_.At(row), layout_.empty() ? nullptr : slots_.At(row));
-      });
-    });
-  }
-
-  /// Replaces the contents by n rows; row(i) gives {key, header, value, slot record or nullptr}. The table is
-  /// unchanged if this throws.
-  template <class Row>
-  uint32_t Replace(uint32_t version, size_t n, const SlotLayout& layout, int64_t last_step, Row row) {
-    Table next(spec_, allocator_, 0);
-    next.AttachSlots(layout);
-    next.index_.Reserve(n);
-    next.ReserveRows(n);
-    for (size_t i = 0; i < n; ++i) {
-      const auto [key, header, value, slots] = row(i);
-      if (next.index_.Find(key) != kNoRow) {
-        throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "load", "distinct keys",
-                        "key " + std::to_string(static_cast<int64_t>(key)) + " twice",
-                        "remove the duplicates first");
-      }
-      const uint32_t id = next.TakeRow();
-      next.index_.Insert(key, id);
-      next.NoteWidth(key);
-      next.Header(id) = header;
-      std::memcpy(next.values_.At(id), value, row_bytes());
-      if (slots != nullptr) std::memcpy(next.slots_.At(id), slots, layout.stride());
-    }
-    next.last_step_ = last_step;
-    const auto lock = Write(version, "load", {});
-    Become(std::move(next));
-    return gate_.Next();
+  auto Observe(F f) const {
+    const auto lock = gate_.ReadAny(spec_.name, "stats");
+    return f(in_);
   }
 
  private:
   static constexpr size_t kGrain = 2048;  // keys: below this, waking a second thread costs more than it saves
-
   static constexpr size_t kRowGrain = 256;  // rows: the same for copying them with their slots
   static constexpr size_t kAhead = 16;      // rows: how far ahead their cache lines are fetched
-
-  // ---- checks ------------------------------------------------------------------------------------------
 
   [[nodiscard]] VersionGate::ReadLock Read(uint32_t version, std::string_view op, KeySpan keys) const {
     auto lock = gate_.Read(spec_.name, op, version);
@@ -285,162 +358,85 @@ class Table {
     return lock;
   }
   void CheckWidth(std::string_view op, KeySpan keys) const {
-    if (!keys.narrow || !wide_) return;
+    if (!keys.narrow || !in_.store.wide()) return;
     throw MakeError(ErrorCode::kInvalidArgument, spec_.name, op, "64-bit keys, as this table holds them",
                     "32-bit keys made while jax_enable_x64 is off, where JAX cuts 64-bit integers to 32",
                     "pass kvjax.keys(numpy_ids), which is exact; for ids that really have 32 bits, "
                     "kvjax.keys(array) says so");
   }
 
-  /// Number of keys before the padding. Refuses what merging cannot have made: with a key twice, or with
-  /// padding in between, an update would be lost.
-  [[nodiscard]] size_t CheckMerged(KeySpan keys, const int32_t* counts) const {
-    const int32_t* const end = counts + keys.n;
-    const int32_t* const padding = std::find_if(counts, end, [](int32_t count) { return count <= 0; });
-    const auto active = static_cast<size_t>(padding - counts);
-    KeyNumbering distinct(active);
-    for (size_t i = 0; i < active; ++i) distinct.Add(keys.data[i]);
-    if (distinct.keys().size() < active ||
-        std::any_of(padding, end, [](int32_t count) { return count != 0; })) {
-      throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "apply", "distinct keys, then padding",
-                      "a merged gradient that was changed or joined to another",
-                      "give the gradients to kvjax.merge together");
-    }
-    return active;
+  /// What an occurrence count adds to a frequency.
+  [[nodiscard]] uint32_t Occurrences(int32_t count) const {
+    return spec_.count_batches ? 1 : static_cast<uint32_t>(count);
+  }
+  void Count(uint32_t row, uint64_t occurrences, int64_t step) noexcept {
+    RowHeader& header = in_.store.Header(row);
+    header.frequency += occurrences;
+    header.version = step;
   }
 
-  void CheckChunk(const uint32_t* row_ids, size_t n, size_t num_slots) const {
-    const bool rows = std::all_of(row_ids, row_ids + n, [&](uint32_t row) { return row < next_row_; });
-    if (rows && (num_slots == 0 || num_slots == layout_.slots().size())) return;
-    throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "apply", "rows and slots made by BeginApply",
-                    "others", "this is a defect of kvjax: please report it");
-  }
+  [[nodiscard]] size_t CheckMerged(KeySpan keys, const int32_t* counts) const;
+  void CheckChunk(const Target* targets, size_t n, size_t num_slots) const;
 
-  // ---- rows --------------------------------------------------------------------------------------------
-
-  [[nodiscard]] RowHeader& Header(uint32_t row) const {
-    return *std::launder(reinterpret_cast<RowHeader*>(headers_.At(row)));
+  /// Whether keys that are not admitted share a row.
+  [[nodiscard]] bool Shares() const {
+    return spec_.admission.kind != AdmissionSpec::Kind::kEvery &&
+           spec_.admission.unadmitted == AdmissionSpec::Unadmitted::kShared;
   }
-  void StoreInitial(uint64_t key, std::byte* row) const {
-    spec_.initializer.Generate(
-        key, spec_.dim, [&](int64_t column, float value) { StoreElement(spec_.type, row, column, value); });
-  }
-
-  /// Row ids of all keys; those without a row get one with their initial value.
-  std::vector<uint32_t> FindOrInsert(const ParallelFor& parallel, KeySpan keys) {
+  /// The distinct keys without a row, in order of first occurrence, where mask (n,) is true.
+  [[nodiscard]] KeyNumbering MissingKeys(const ParallelFor& parallel, KeySpan keys, const bool* mask) const {
     std::vector<uint32_t> rows(keys.n);
     parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
-      index_.Find(keys.data + begin, end - begin, rows.data() + begin);
+      in_.store.index().Find(keys.data + begin, end - begin, rows.data() + begin);
     });
-    const auto missing = static_cast<size_t>(std::count(rows.begin(), rows.end(), kNoRow));
-    if (missing == 0) return rows;
-    KeyNumbering fresh(missing);
-    std::vector<uint32_t> number(missing);
-    for (size_t i = 0, m = 0; i < keys.n; ++i) {
-      if (rows[i] == kNoRow) number[m++] = fresh.Add(keys.data[i]);
+    KeyNumbering missing(keys.n + 1);
+    for (size_t i = 0; i < keys.n; ++i) {
+      if (mask[i] && rows[i] == kNoRow) missing.Add(keys.data[i]);
     }
-    std::vector<uint32_t> ids(fresh.keys().size());
-    index_.Reserve(index_.size() + ids.size());
-    ReserveRows(ids.size());
-    // Rows are filled while they are still free, because `parallel` may fail: it allocates.
-    parallel(ids.size(), 64, [&](size_t begin, size_t end) {
-      for (size_t f = begin; f < end; ++f) {
-        ids[f] = FreeRow(f);
-        Header(ids[f]) = {.frequency = 0, .has_slots = 0, .version = last_step_};
-        StoreInitial(fresh.keys()[f], values_.At(ids[f]));
-      }
-    });
-    // From here on nothing can fail.
-    for (size_t f = 0; f < ids.size(); ++f) {
-      index_.Insert(fresh.keys()[f], TakeRow());
-      NoteWidth(fresh.keys()[f]);
-    }
-    for (size_t i = 0, m = 0; i < keys.n; ++i) {
-      if (rows[i] == kNoRow) rows[i] = ids[number[m++]];
-    }
-    return rows;
+    return missing;
   }
 
-  /// Makes room for `n` more rows.
-  void ReserveRows(size_t n) {
-    const size_t rows = next_row_ + (n > free_rows_.size() ? n - free_rows_.size() : 0);
-    if (rows >= kNoRow) {
-      throw MakeError(ErrorCode::kResourceExhausted, spec_.name, "insert", "fewer than 2^32 - 1 rows",
-                      std::to_string(rows), "spread the table over several shards");
+  /// The row that unadmitted keys share; without one it is the initial row of its key, which comes after
+  /// those of the keys of the call.
+  [[nodiscard]] std::vector<std::byte> SharedRow(const ParallelFor& parallel, KeySpan keys, const bool* mask,
+                                                 InitialRows initial) const {
+    std::vector<std::byte> row(row_bytes());
+    const uint64_t key = spec_.admission.shared_key;
+    if (const uint32_t id = in_.store.index().Find(key); id != kNoRow) {
+      std::memcpy(row.data(), in_.store.Value(id), row.size());
+    } else if (spec_.initializer.kind != Initializer::Kind::kGiven) {
+      Contents::StoreInitial(spec_, "lookup", key, 0, {}, row.data());
+    } else {
+      const uint32_t number = MissingKeys(parallel, keys, mask).Add(key);
+      Contents::StoreInitial(spec_, "lookup", key, number, initial, row.data());
     }
-    values_.Reserve(rows);
-    headers_.Reserve(rows);
-    slots_.Reserve(rows);
-  }
-  /// What the (i + 1)-th TakeRow from now on returns.
-  [[nodiscard]] uint32_t FreeRow(size_t i) const {
-    const size_t n = free_rows_.size();
-    return i < n ? free_rows_[n - 1 - i] : next_row_ + static_cast<uint32_t>(i - n);
-  }
-  uint32_t TakeRow() noexcept {
-    if (free_rows_.empty()) return next_row_++;
-    const uint32_t row = free_rows_.back();
-    free_rows_.pop_back();
     return row;
   }
 
-  void NoteWidth(uint64_t key) {
-    const auto k = static_cast<int64_t>(key);
-    if (k < INT32_MIN || k > static_cast<int64_t>(UINT32_MAX)) wide_ = true;
-  }
-
-  void AttachSlots(const SlotLayout& layout) {
-    if (layout == layout_ || layout.empty()) return;
-    if (!layout_.empty()) {
-      throw MakeError(ErrorCode::kFailedPrecondition, spec_.name, "apply",
-                      "the optimizer whose slots the table holds (" + layout_.ToString() + ")",
-                      "one with " + layout.ToString(),
-                      "table.clear_slots() forgets the old optimizer's state");
+  /// Writes values (n, dim) of the row type; rows that are kNoRow are passed over.
+  void WriteValues(const std::vector<uint32_t>& rows, const std::byte* values) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (i + kAhead < rows.size() && rows[i + kAhead] != kNoRow) in_.store.Prefetch(rows[i + kAhead]);
+      if (rows[i] == kNoRow) continue;
+      std::memcpy(in_.store.Value(rows[i]), values + i * row_bytes(), row_bytes());
+      in_.store.Header(rows[i]).version = in_.last_step;
     }
-    Plane slots(allocator_, std::max<size_t>(layout.stride(), 4));  // slots may have no elements
-    slots.Reserve(next_row_);
-    SlotLayout copy = layout;
-    slots_ = std::move(slots);
-    layout_ = std::move(copy);
   }
-
-  void DetachSlots() noexcept {
-    slots_ = Plane(allocator_, 0);
-    layout_ = {};
-  }
-
-  void PrefetchAhead(const uint32_t* row_ids, size_t i, size_t n) const {
-    if (i + kAhead >= n) return;
-    values_.Prefetch(row_ids[i + kAhead]);
-    headers_.Prefetch(row_ids[i + kAhead]);
-    if (!layout_.empty()) slots_.Prefetch(row_ids[i + kAhead]);
-  }
-
-  /// Takes over the contents of `other`; name and version stay.
-  void Become(Table&& other) noexcept {
-    index_ = std::move(other.index_);
-    values_ = std::move(other.values_);
-    headers_ = std::move(other.headers_);
-    slots_ = std::move(other.slots_);
-    layout_ = std::move(other.layout_);
-    free_rows_ = std::move(other.free_rows_);
-    next_row_ = other.next_row_;
-    last_step_ = other.last_step_;
-    wide_ = other.wide_;
+  template <class Delta>
+  void AddTo(uint32_t row, Delta delta) {
+    std::byte* value = in_.store.Value(row);
+    for (int64_t d = 0; d < spec_.dim; ++d) {
+      StoreElement(spec_.type, value, d, LoadElement(spec_.type, value, d) + delta(static_cast<size_t>(d)));
+    }
+    in_.store.Header(row).version = in_.last_step;
   }
 
   TableSpec spec_;
-  std::shared_ptr<SlabAllocator> allocator_;
-  KeyIndex index_;
-  Plane values_;
-  Plane headers_;
-  Plane slots_;
-  SlotLayout layout_;
-  std::vector<uint32_t> free_rows_;
-  uint32_t next_row_ = 0;
-  int64_t last_step_ = 0;
-  bool wide_ = false;
+  Contents in_;
   VersionGate gate_;
 };
 
 }  // namespace kvjax
+
+#include "kvjax/ffi/core/apply.h"
+#include "kvjax/ffi/core/whole.h"

@@ -26,20 +26,51 @@ class VersionGate {
 
   /// Both throw if `version` is not the current one.
   [[nodiscard]] ReadLock Read(std::string_view table, std::string_view op, uint32_t version) const {
+    CheckInside(table, op);
     ReadLock lock(mutex_);
     Check(table, op, version);
     return lock;
   }
   [[nodiscard]] WriteLock Write(std::string_view table, std::string_view op, uint32_t version) {
+    CheckInside(table, op);
     WriteLock lock(mutex_);
     Check(table, op, version);
     return lock;
   }
 
+  /// For what may be done through any handle.
+  [[nodiscard]] ReadLock ReadAny(std::string_view table, std::string_view op) const {
+    CheckInside(table, op);
+    return ReadLock(mutex_);
+  }
+  [[nodiscard]] WriteLock WriteAny(std::string_view table, std::string_view op) {
+    CheckInside(table, op);
+    return WriteLock(mutex_);
+  }
+
+  /// While one of these lives a writer calls the user's code; calls that come back from there would wait for
+  /// the lock for ever, and are errors instead.
+  class CallingOut {
+   public:
+    explicit CallingOut(VersionGate& gate) : gate_(gate) { gate_.outside_ = true; }
+    ~CallingOut() { gate_.outside_ = false; }
+    CallingOut(const CallingOut&) = delete;
+    CallingOut& operator=(const CallingOut&) = delete;
+
+   private:
+    VersionGate& gate_;
+  };
+
   /// Makes the next version current; only a writer may.
   uint32_t Next() { return version_ += 1; }
 
  private:
+  void CheckInside(std::string_view table, std::string_view op) const {
+    if (!outside_.load()) return;
+    throw MakeError(ErrorCode::kFailedPrecondition, table, op, "a call after the eviction",
+                    "one from the sink or score function that it has called",
+                    "use the rows that the function is given");
+  }
   void Check(std::string_view table, std::string_view op, uint32_t version) const {
     if (version == version_.load()) return;
     if (static_cast<int32_t>(version - version_.load()) > 0) {
@@ -58,6 +89,7 @@ class VersionGate {
   }
 
   mutable std::shared_mutex mutex_;
+  std::atomic<bool> outside_ = false;
   std::atomic<uint32_t> version_;  // written under the lock; version() reads it without
 };
 

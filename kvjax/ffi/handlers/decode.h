@@ -55,6 +55,18 @@ inline void ExpectRows(const TableSpec& spec, std::string_view op, const ffi::An
          "rows (" + std::to_string(n) + ", " + std::to_string(spec.dim) + ") of the table's dtype", rows);
 }
 
+inline void ExpectFloats(const TableSpec& spec, std::string_view op, const ffi::AnyBuffer& rows, size_t n) {
+  Expect(Holds(rows, ffi::F32, n * static_cast<size_t>(spec.dim)), spec.name, op,
+         "rows (" + std::to_string(n) + ", " + std::to_string(spec.dim) + ") float32", rows);
+}
+
+/// Rows that the table cannot make itself: (m, dim) of the table's dtype.
+inline InitialRows Initial(const TableSpec& spec, std::string_view op, const ffi::AnyBuffer& rows) {
+  const size_t n = rows.element_count() / static_cast<size_t>(spec.dim);
+  ExpectRows(spec, op, rows, n);
+  return {static_cast<const std::byte*>(rows.untyped_data()), n};
+}
+
 /// The version operand; vmap may have given it leading axes.
 inline const uint32_t* Version(std::string_view table, std::string_view op, const ffi::AnyBuffer& version) {
   Expect(version.element_type() == ffi::U32 && version.element_count() >= 1, table, op, "a version () uint32",

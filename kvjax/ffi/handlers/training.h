@@ -43,28 +43,36 @@ auto BindMerge() {
   return Rets<3>(Args<4>(ffi::Ffi::Bind().template Ctx<typename B::Ctx>()));
 }
 
-/// keys, counts, seals: as merged; step: (2,) uint32, the words of int64; slots: the layout the optimizer
-/// wants. row_ids: (n,) uint32, of which the first `active` () int32 are meant.
+/// keys, counts, seals, rows: as merged; step: (2,) uint32, the words of int64; initial: (m, dim) rows for
+/// new keys; slots: the layout the optimizer wants. targets: (n, 2) uint32, row and gradient, of which the
+/// first `active` () int32 are meant; used_step: (2,) uint32; pooled: (dim,) float32, the gradient of the
+/// shared row.
 template <Backend B>
 ffi::Error BeginApply(typename B::Exec exec, std::string_view name, std::string_view slots, bool narrow,
                       ffi::AnyBuffer version, ffi::AnyBuffer keys, ffi::AnyBuffer counts,
-                      ffi::AnyBuffer seals, ffi::AnyBuffer step, Result next, Result row_ids, Result active) {
+                      ffi::AnyBuffer seals, ffi::AnyBuffer rows, ffi::AnyBuffer step, ffi::AnyBuffer initial,
+                      Result next, Result targets, Result active, Result used_step, Result pooled) {
   return Guard(name, "apply", [&] {
     const auto table = Registry<typename B::Table>::Get().Find(name, "apply");
     const KeySpan k = Keys(name, "apply", keys, narrow);
     Expect(Holds(counts, ffi::S32, k.n), name, "apply", "counts (n,) int32", counts);
     Expect(seals.element_type() == ffi::U32, name, "apply", "seals (s,) uint32", seals);
     Expect(Holds(step, ffi::U32, 2), name, "apply", "step (2,) uint32", step);
-    Expect(Holds(*row_ids, ffi::U32, k.n), name, "apply", "row ids (n,) uint32", *row_ids);
+    ExpectFloats(table->spec(), "apply", rows, k.n);
+    Expect(Holds(*targets, ffi::U32, 2 * k.n), name, "apply", "targets (n, 2) uint32", *targets);
+    Expect(Holds(*used_step, ffi::U32, 2), name, "apply", "step (2,) uint32", *used_step);
+    ExpectFloats(table->spec(), "apply", *pooled, 1);
     Expect(Holds(*active, ffi::S32, 1), name, "apply", "active () int32", *active);
     B::BeginApply(exec, *table, Version(name, "apply", version), k, Data<int32_t>(counts),
-                  Data<uint32_t>(seals), seals.element_count(), Data<int64_t>(step), ParseLayout(slots),
-                  Data<uint32_t>(next), Data<uint32_t>(row_ids), Data<int32_t>(active));
+                  Data<uint32_t>(seals), seals.element_count(), Data<float>(rows), Data<int64_t>(step),
+                  ParseLayout(slots), Initial(table->spec(), "apply", initial), Word(name, next),
+                  Data<uint32_t>(targets), Data<int32_t>(active), Data<int64_t>(used_step),
+                  Data<float>(pooled));
   });
 }
 template <Backend B>
 auto BindBeginApply() {
-  return Rets<3>(Args<5>(ffi::Ffi::Bind()
+  return Rets<5>(Args<7>(ffi::Ffi::Bind()
                              .template Ctx<typename B::Ctx>()
                              .template Attr<std::string_view>("table")
                              .template Attr<std::string_view>("slots")
@@ -72,9 +80,9 @@ auto BindBeginApply() {
 }
 
 /// The rows of the step that a chunk is about: [start, start + chunk), cut at `active`.
-inline void ExpectRange(std::string_view name, const ffi::AnyBuffer& row_ids, const ffi::AnyBuffer& start,
+inline void ExpectRange(std::string_view name, const ffi::AnyBuffer& targets, const ffi::AnyBuffer& start,
                         const ffi::AnyBuffer& active) {
-  Expect(row_ids.element_type() == ffi::U32, name, "apply", "row ids (n,) uint32", row_ids);
+  Expect(targets.element_type() == ffi::U32, name, "apply", "targets (n, 2) uint32", targets);
   Expect(Holds(start, ffi::S32, 1), name, "apply", "start () int32", start);
   Expect(Holds(active, ffi::S32, 1), name, "apply", "active () int32", active);
 }
@@ -93,22 +101,22 @@ inline void ExpectSlots(std::string_view name, const SlotLayout& layout, size_t 
 }
 
 /// Rows [start, start + chunk) of the step, cut at `active`: values (chunk, dim), grads (chunk, dim) float32
-/// copied from the merged rows, fresh (chunk,) bool, and one array per slot.
+/// copied from the merged rows or `pooled`, fresh (chunk,) bool, and one array per slot.
 template <Backend B>
 ffi::Error Gather(typename B::Exec exec, std::string_view name, std::string_view layout,
-                  ffi::AnyBuffer version, ffi::AnyBuffer row_ids, ffi::AnyBuffer rows, ffi::AnyBuffer start,
-                  ffi::AnyBuffer active, Result values, Result grads, Result fresh,
+                  ffi::AnyBuffer version, ffi::AnyBuffer targets, ffi::AnyBuffer rows, ffi::AnyBuffer pooled,
+                  ffi::AnyBuffer start, ffi::AnyBuffer active, Result values, Result grads, Result fresh,
                   ffi::RemainingRets slots) {
   return Guard(name, "apply", [&] {
     const auto table = Registry<typename B::Table>::Get().Find(name, "apply");
     const size_t chunk = fresh->element_count();
-    ExpectRange(name, row_ids, start, active);
+    ExpectRange(name, targets, start, active);
     Expect(Holds(*fresh, ffi::PRED, chunk), name, "apply", "fresh (chunk,) bool", *fresh);
     const auto dim = static_cast<size_t>(table->spec().dim);
     ExpectRows(table->spec(), "apply", *values, chunk);
     Expect(Holds(*grads, ffi::F32, chunk * dim), name, "apply", "grads (chunk, dim) float32", *grads);
-    Expect(Holds(rows, ffi::F32, row_ids.element_count() * dim), name, "apply", "rows (n, dim) float32",
-           rows);
+    ExpectFloats(table->spec(), "apply", rows, targets.element_count() / 2);
+    ExpectFloats(table->spec(), "apply", pooled, 1);
     std::vector<std::byte*> data;
     std::vector<ffi::AnyBuffer> buffers;
     for (size_t s = 0; s < slots.size(); ++s) {
@@ -116,14 +124,15 @@ ffi::Error Gather(typename B::Exec exec, std::string_view name, std::string_view
       data.push_back(static_cast<std::byte*>(buffers.back().untyped_data()));
     }
     ExpectSlots(name, ParseLayout(layout), chunk, buffers);
-    B::Gather(exec, *table, Version(name, "apply", version), Data<uint32_t>(row_ids), row_ids.element_count(),
-              Data<int32_t>(start), Data<int32_t>(active), chunk, Data<float>(rows), Data<std::byte>(values),
-              Data<float>(grads), Data<bool>(fresh), data);
+    B::Gather(exec, *table, Version(name, "apply", version), Data<uint32_t>(targets),
+              targets.element_count() / 2, Data<int32_t>(start), Data<int32_t>(active), chunk,
+              Data<float>(rows), Data<float>(pooled), Data<std::byte>(values), Data<float>(grads),
+              Data<bool>(fresh), data);
   });
 }
 template <Backend B>
 auto BindGather() {
-  return Rets<3>(Args<5>(ffi::Ffi::Bind()
+  return Rets<3>(Args<6>(ffi::Ffi::Bind()
                              .template Ctx<typename B::Ctx>()
                              .template Attr<std::string_view>("table")
                              .template Attr<std::string_view>("slots")))
@@ -133,12 +142,12 @@ auto BindGather() {
 /// Writes the chunk back; out: the version, for the next call to depend on.
 template <Backend B>
 ffi::Error Scatter(typename B::Exec exec, std::string_view name, std::string_view layout,
-                   ffi::AnyBuffer version, ffi::AnyBuffer row_ids, ffi::AnyBuffer start,
+                   ffi::AnyBuffer version, ffi::AnyBuffer targets, ffi::AnyBuffer start,
                    ffi::AnyBuffer active, ffi::AnyBuffer values, ffi::RemainingArgs slots, Result out) {
   return Guard(name, "apply", [&] {
     const auto table = Registry<typename B::Table>::Get().Find(name, "apply");
     const size_t chunk = values.element_count() / static_cast<size_t>(table->spec().dim);
-    ExpectRange(name, row_ids, start, active);
+    ExpectRange(name, targets, start, active);
     ExpectRows(table->spec(), "apply", values, chunk);
     std::vector<const std::byte*> data;
     std::vector<ffi::AnyBuffer> buffers;
@@ -147,8 +156,8 @@ ffi::Error Scatter(typename B::Exec exec, std::string_view name, std::string_vie
       data.push_back(static_cast<const std::byte*>(buffers.back().untyped_data()));
     }
     ExpectSlots(name, ParseLayout(layout), chunk, buffers);
-    B::Scatter(exec, *table, Version(name, "apply", version), Data<uint32_t>(row_ids),
-               row_ids.element_count(), Data<int32_t>(start), Data<int32_t>(active), chunk,
+    B::Scatter(exec, *table, Version(name, "apply", version), Data<uint32_t>(targets),
+               targets.element_count() / 2, Data<int32_t>(start), Data<int32_t>(active), chunk,
                Data<std::byte>(values), data, Word(name, out));
   });
 }

@@ -1,0 +1,109 @@
+"""The immutable handle of a table: its version, and the checks that every call through it makes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+from kvjax import _ops
+from kvjax._initial_rows import initial_rows
+from kvjax._keys import Keys, as_keys
+from kvjax._spec import TableSpec, fail
+from kvjax.ffi import host
+
+
+class Handle:
+    """What all methods of `kvjax.Table` stand on; its subclasses read, write and look at whole tables."""
+
+    __slots__ = ("spec", "tape", "version")
+
+    def __init__(self, version: Any, spec: TableSpec, tape: Any = None):
+        self.version = version
+        self.spec = spec
+        self.tape = tape  # kvjax.value_and_grad's record of the lookups, None everywhere else
+
+    def tree_flatten_with_keys(self):
+        return [(jax.tree_util.GetAttrKey("version"), self.version)], (self.spec, self.tape)
+
+    @classmethod
+    def tree_unflatten(cls, aux, children) -> Self:
+        return cls(children[0], *aux)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def dim(self) -> int:
+        return self.spec.dim
+
+    def _next(self, version: jax.Array) -> Self:
+        return type(self)(version, self.spec)
+
+    def after(self, x: Any) -> Self:
+        """The same handle, usable only once `x` exists: orders a later write behind a read.
+
+        Args:
+          x: pytree of arrays that earlier reads gave.
+        """
+        leaves = [leaf for leaf in jax.tree.leaves(x) if hasattr(leaf, "dtype")]
+        return type(self)(_ops.after(self.spec, self._read("after"), leaves), self.spec, self.tape)
+
+    def refresh(self) -> Self:
+        """The live handle of this table, for instance after a failed step. Not inside ``jit``.
+
+        Raises:
+          RuntimeError: this handle comes from another process, for instance from a checkpoint that was saved without
+            `kvjax.orbax.split`. The table of this process does not have its rows.
+        """
+        self._outside_a_loss("refresh")
+        live = type(self)(live_version(self.spec), self.spec)
+        with contextlib.suppress(ValueError, jax.errors.JaxRuntimeError):  # the version of a failed write
+            ahead = (int(self._read("refresh")) - int(live.version)) % 2**32
+            if 0 < ahead < 2**31:
+                host.size(self.name, int(self.version))  # raises what every call through this handle would
+        return live
+
+    # ---- checks --------------------------------------------------------------------------------------------
+
+    def _keys(self, keys: Any, op: str) -> Keys:
+        return as_keys(keys, f"table {self.name!r}, {op}")
+
+    def _initial(self, keys: Keys, mask: jax.Array | None = None) -> jax.Array:
+        """The operand for keys without a row."""
+        mask = jnp.ones(keys.shape, jnp.bool_) if mask is None else mask
+        return initial_rows(self.spec, self.version, keys, mask)
+
+    def _read(self, op: str) -> jax.Array:
+        """The version operand of a read, if it still looks like one."""
+        version = self.version
+        if getattr(version, "dtype", None) != jnp.uint32 or getattr(version, "shape", None) != ():
+            got = f"{getattr(version, 'shape', '')} {getattr(version, 'dtype', type(version).__name__)}"
+            raise fail(
+                TypeError, self.name, op, "a handle whose version is () uint32", got,
+                "something did arithmetic on the tree that holds it; table.refresh() gives the live handle",
+            )  # fmt: skip
+        return version
+
+    def _write(self, op: str) -> jax.Array:
+        """The version operand of a write."""
+        self._outside_a_loss(op)
+        return self._read(op)
+
+    def _outside_a_loss(self, op: str) -> None:
+        if self.tape is not None:
+            raise fail(
+                ValueError, self.name, op, "a loss that only reads its tables", f"a {op} inside it",
+                "its rows would have no gradient: do it before kvjax.value_and_grad, or after",
+            )  # fmt: skip
+
+
+def live_version(spec: TableSpec) -> jax.Array:
+    """The live version of the table that `spec` names, once the writes that have been started are done."""
+    # A write that failed says so where its result is used; here it is only waited for.
+    with contextlib.suppress(ValueError, jax.errors.JaxRuntimeError):
+        jax.effects_barrier()
+    return jnp.uint32(host.version(spec.name))

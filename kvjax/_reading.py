@@ -1,0 +1,173 @@
+"""Reads of a table's rows; they change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kvjax import _ops
+from kvjax._export import slot_type
+from kvjax._handle import Handle
+from kvjax._keys import Keys, as_keys, x64_enabled
+from kvjax._spec import fail
+from kvjax.ffi import host
+
+
+class Reading(Handle):
+    """The reads of `kvjax.Table`."""
+
+    __slots__ = ()
+
+    def lookup(
+        self, keys: Any, *, mask: Any = None, pad_id: int | None = None, missing: Any = None, return_found: bool = False
+    ) -> Any:
+        """Reads rows; changes nothing.
+
+        Args:
+          keys: ``(...)``.
+          mask: ``(...)`` bool, false for padding: those rows are zeros, have no gradient and count nowhere.
+          pad_id: a key that is padding wherever it stands.
+          missing: what a key without a row reads as: "init" (its initial row), "zeros", or a row ``(dim,)``. By
+            default its initial row, unless the table's ``admit=`` says otherwise.
+          return_found: whether to return too which keys have a row.
+
+        Returns:
+          Rows ``(..., dim)`` of the table's dtype, or ``(rows, found)`` with found ``(...)`` bool.
+
+        Raises:
+          TypeError: the keys are not integers, or the mask is not bool.
+          ValueError: the mask has another shape.
+          ValueError, jax.errors.JaxRuntimeError: the handle is stale, or 64-bit keys were cut to 32 bits.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_lookup", dim=1, initializer=0.5).upsert(np.array([7]), [[1.0]])
+          >>> table.lookup(np.array([7, 8, -1]), pad_id=-1)[:, 0].tolist()
+          [1.0, 0.5, 0.0]
+          >>> kvjax.drop_table("doc_lookup")
+        """
+        keys = self._keys(keys, "lookup")
+        mask = self._mask(keys, mask, pad_id)
+        as_initial = isinstance(missing, str) and missing == "init"
+        initial = self._initial(keys, mask)
+        rows, found, used = _ops.lookup(self.spec, self._read("lookup"), keys, mask, initial, as_initial)
+        if self.tape is not None:
+            rows = self.tape.attach(rows, keys, mask, used)
+        if missing is not None and not as_initial:
+            rows = jnp.where((found | ~mask)[..., None], rows, self._missing_row(missing))
+        return (rows, found) if return_found else rows
+
+    def _mask(self, keys: Keys, mask: Any, pad_id: int | None) -> jax.Array:
+        """Which keys are meant: ``(...)`` bool."""
+        if mask is None:
+            mask = jnp.ones(keys.shape, jnp.bool_)
+        else:
+            mask = jnp.asarray(mask)
+            if mask.dtype != jnp.bool_:
+                raise fail(TypeError, self.name, "lookup", "a bool mask", f"{mask.dtype}", "compare it first")
+            if mask.shape != keys.shape:
+                raise fail(ValueError, self.name, "lookup", f"a mask {keys.shape}", f"{mask.shape}", "give one per key")
+        if pad_id is None:
+            return mask
+        return mask & (keys.words != as_keys(pad_id).words).any(-1)
+
+    def _missing_row(self, missing: Any) -> jax.Array:
+        if isinstance(missing, str):
+            if missing != "zeros":
+                raise fail(
+                    ValueError,
+                    self.name,
+                    "lookup",
+                    "missing='init', 'zeros' or a row",
+                    repr(missing),
+                    "choose one",
+                )
+            return jnp.zeros((), self.spec.row_dtype)
+        row = jnp.asarray(missing).astype(self.spec.row_dtype)
+        if row.shape != (self.dim,):
+            raise fail(
+                ValueError,
+                self.name,
+                "lookup",
+                f"a missing row ({self.dim},)",
+                str(row.shape),
+                "give one row",
+            )
+        return row
+
+    def contains(self, keys: Any) -> jax.Array:
+        """Whether keys have a row.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          ``(...)`` bool.
+        """
+        return self._inspect("contains", keys)[0]
+
+    def frequency(self, keys: Any) -> jax.Array:
+        """How often keys have occurred in training; 0 without a row.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          ``(...)`` int64, or int32 (at most 2**31 - 1) while ``jax_enable_x64`` is off; exports are always int64.
+        """
+        return _integers(self._inspect("frequency", keys)[1])
+
+    def version_of(self, keys: Any) -> jax.Array:
+        """The step that last wrote the rows of keys; -1 without a row.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          ``(...)`` int64, or int32 (at most 2**31 - 1) while ``jax_enable_x64`` is off; exports are always int64.
+        """
+        return _integers(self._inspect("version_of", keys)[2])
+
+    def slot(self, name: str, keys: Any) -> jax.Array:
+        """What the optimizer keeps beside rows.
+
+        Args:
+          name: of a slot, as `export` and ``stats().slots`` name it: "sum_of_squares" for ``optax.adagrad``.
+          keys: ``(...)``.
+
+        Returns:
+          ``(..., *shape)`` of the slot's dtype; zeros where no optimizer has written it yet.
+
+        Raises:
+          KeyError: the table has no slot of this name now.
+
+        Example:
+          >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+          >>> table = kvjax.get_table("doc_slot", dim=2)
+          >>> table, _ = table.apply(optax.trace(0.9), kvjax.SparseRows(np.array([7]), jnp.ones((1, 2))))
+          >>> table.slot("trace", 7).tolist()
+          [1.0, 1.0]
+          >>> kvjax.drop_table("doc_slot")
+        """
+        version, keys = self._read("slot"), self._keys(keys, "slot")
+        types = dict(host.slots(self.name))
+        if name not in types:
+            raise fail(
+                KeyError, self.name, "slot", f"one of its slots {list(types)}", repr(name),
+                "slots appear with the first `apply` of an optimizer that has them",
+            )  # fmt: skip
+        dtype, shape = slot_type(types[name])
+        return _ops.read_slot(self.spec, name, version, keys, dtype, shape)
+
+    def _inspect(self, op: str, keys: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return _ops.inspect(self.spec, op, self._read(op), self._keys(keys, op))
+
+
+def _integers(words: jax.Array) -> jax.Array:
+    """``(..., 2)`` words of int64 as integers of the widest type that JAX has now."""
+    if x64_enabled():
+        return jax.lax.bitcast_convert_type(words, jnp.int64)
+    low, high = (jax.lax.bitcast_convert_type(words[..., i], jnp.int32) for i in (0, 1))
+    return jnp.where(high == low >> 31, low, jnp.int32(2**31 - 1))

@@ -1,0 +1,185 @@
+// Which keys training gives a row: those that have come often enough, or that a hash chooses.
+//
+// A batch is decided from the counts before it and only then counted, so neither the order of its keys nor
+// what else is in it changes a decision.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/hash.h"
+#include "kvjax/ffi/core/index.h"
+
+namespace kvjax {
+
+struct AdmissionSpec {
+  enum class Kind { kEvery, kMinCount, kSketch, kProbability };
+  /// What a key without a row reads as, and where its gradient goes: nowhere, or to the row of a shared key.
+  enum class Unadmitted { kInitial, kZeros, kShared };
+
+  Kind kind = Kind::kEvery;
+  Unadmitted unadmitted = Unadmitted::kInitial;
+  uint64_t shared_key = 0;
+  uint32_t threshold = 1;   // occurrences, of which the last one admits
+  uint32_t cells = 0;       // of a bucket of the sketch: 4 rows of a power of two
+  int64_t halve_every = 0;  // steps, 0 for never
+  double probability = 1.0;
+  uint64_t seed = 0;
+};
+
+/// What a checkpoint keeps of an admission: the counts of keys without a row, sorted by (bucket, key), or the
+/// cells of the sketch (kNumBuckets, cells).
+struct AdmissionState {
+  std::vector<int64_t> keys;
+  std::vector<int64_t> counts;
+  std::vector<uint16_t> cells;
+};
+
+class Admission {
+ public:
+  explicit Admission(const AdmissionSpec& spec) : spec_(spec) {
+    if (spec_.kind == AdmissionSpec::Kind::kSketch) cells_.resize(size_t{kNumBuckets} * spec_.cells);
+  }
+
+  [[nodiscard]] const AdmissionSpec& spec() const { return spec_; }
+  /// Keys without a row that are counted one by one.
+  [[nodiscard]] size_t tracked() const { return pending_.size(); }
+  [[nodiscard]] size_t bytes() const { return pending_.bytes() + cells_.size() * sizeof(uint16_t); }
+
+  /// For each of n distinct keys without a row: whether it gets one, and its occurrences, this batch's
+  /// included.
+  struct Decision {
+    std::vector<uint8_t> admitted;
+    std::vector<uint32_t> totals;
+    int halvings = 0;
+  };
+
+  /// counts: (n,) occurrences in this batch. Changes nothing but the room for what Commit does.
+  Decision Decide(const std::vector<uint64_t>& keys, const std::vector<uint32_t>& counts, int64_t last_step,
+                  int64_t step) {
+    Decision d{std::vector<uint8_t>(keys.size()), counts, Halvings(last_step, step)};
+    size_t waiting = 0;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      d.totals[i] = static_cast<uint32_t>(
+          std::min<uint64_t>(uint64_t{counts[i]} + Count(keys[i], d.halvings), kNoRow - 1));
+      d.admitted[i] = Admits(keys[i], d.totals[i]);
+      waiting += d.admitted[i] == 0;
+    }
+    if (spec_.kind == AdmissionSpec::Kind::kMinCount) pending_.Reserve(pending_.size() + waiting);
+    return d;
+  }
+
+  /// Counts the batch that was decided: the first keys of `keys`.
+  void Commit(const std::vector<uint64_t>& keys, const Decision& d) noexcept {
+    if (d.halvings > 0) {
+      for (uint16_t& cell : cells_) cell = static_cast<uint16_t>(cell >> d.halvings);
+    }
+    for (size_t i = 0; i < d.admitted.size(); ++i) {
+      switch (spec_.kind) {
+        case AdmissionSpec::Kind::kMinCount:
+          if (d.admitted[i]) {
+            pending_.Erase(keys[i]);
+          } else if (uint32_t* count = pending_.Locate(keys[i])) {
+            *count = d.totals[i];
+          } else {
+            pending_.Insert(keys[i], d.totals[i]);
+          }
+          break;
+        case AdmissionSpec::Kind::kSketch: {
+          // Conservative update: no cell rises above the estimate. Beyond the threshold nothing is decided.
+          const auto total = static_cast<uint16_t>(std::min(d.totals[i], spec_.threshold));
+          for (int row = 0; row < kRows; ++row) {
+            uint16_t& cell = cells_[Cell(keys[i], row)];
+            cell = std::max(cell, total);
+          }
+          break;
+        }
+        default:
+          break;
+      }
+    }
+  }
+
+  /// The key has a row now that no training step gave it.
+  void Forget(uint64_t key) noexcept { pending_.Erase(key); }
+
+  void Clear() noexcept {
+    pending_.Clear();
+    std::fill(cells_.begin(), cells_.end(), uint16_t{0});
+  }
+
+  [[nodiscard]] AdmissionState Save() const {
+    AdmissionState state;
+    std::vector<std::pair<int64_t, uint32_t>> counts;
+    counts.reserve(pending_.size());
+    pending_.ForEach(
+        [&](uint64_t key, uint32_t count) { counts.emplace_back(static_cast<int64_t>(key), count); });
+    std::sort(counts.begin(), counts.end(), [](const auto& x, const auto& y) {
+      return std::pair(BucketOf(static_cast<uint64_t>(x.first)), x.first) <
+             std::pair(BucketOf(static_cast<uint64_t>(y.first)), y.first);
+    });
+    for (const auto& [key, count] : counts) state.keys.push_back(key), state.counts.push_back(count);
+    state.cells = cells_;
+    return state;
+  }
+
+  /// An admission of the same kind with the counts of `state`; what the kind does not keep is left out.
+  [[nodiscard]] Admission With(const AdmissionState& state) const {
+    Admission next(spec_);
+    if (spec_.kind == AdmissionSpec::Kind::kMinCount) {
+      next.pending_.Reserve(state.keys.size());
+      for (size_t i = 0; i < state.keys.size(); ++i) {
+        const auto key = static_cast<uint64_t>(state.keys[i]);
+        const auto count = static_cast<uint32_t>(std::clamp<int64_t>(state.counts[i], 0, kNoRow - 1));
+        if (next.pending_.Locate(key) == nullptr) next.pending_.Insert(key, count);
+      }
+    }
+    if (state.cells.size() == cells_.size()) next.cells_ = state.cells;
+    return next;
+  }
+
+ private:
+  static constexpr int kRows = 4;
+
+  [[nodiscard]] int Halvings(int64_t last_step, int64_t step) const {
+    if (spec_.halve_every <= 0 || step <= last_step) return 0;
+    return static_cast<int>(std::min<int64_t>(step / spec_.halve_every - last_step / spec_.halve_every, 16));
+  }
+
+  /// Occurrences before this batch.
+  [[nodiscard]] uint32_t Count(uint64_t key, int halvings) const {
+    if (spec_.kind == AdmissionSpec::Kind::kMinCount) {
+      const uint32_t count = pending_.Find(key);
+      return count == kNoRow ? 0 : count;
+    }
+    if (spec_.kind != AdmissionSpec::Kind::kSketch) return 0;
+    uint16_t least = UINT16_MAX;
+    for (int row = 0; row < kRows; ++row) least = std::min(least, cells_[Cell(key, row)]);
+    return least >> halvings;
+  }
+
+  [[nodiscard]] bool Admits(uint64_t key, uint32_t total) const {
+    if (spec_.kind == AdmissionSpec::Kind::kEvery) return true;
+    if (spec_.unadmitted == AdmissionSpec::Unadmitted::kShared && key == spec_.shared_key) return true;
+    if (spec_.kind != AdmissionSpec::Kind::kProbability) return total >= spec_.threshold;
+    return static_cast<double>(Mix(key + Mix(spec_.seed ^ 0xAD317A11ull)) >> 11) * 0x1p-53 <
+           spec_.probability;
+  }
+
+  /// All cells of a key lie in its virtual bucket's part of the sketch, so the sketch can be cut into shards.
+  [[nodiscard]] size_t Cell(uint64_t key, int row) const {
+    const uint32_t width = spec_.cells / kRows;
+    const uint64_t hash = Mix(Mix(key) ^ 0x5EEDull) >> (16 * row);
+    return size_t{BucketOf(key)} * spec_.cells + static_cast<uint32_t>(row) * width + (hash & (width - 1));
+  }
+
+  AdmissionSpec spec_;
+  KeyIndex pending_;  // occurrences in the place of row ids
+  std::vector<uint16_t> cells_;
+};
+
+}  // namespace kvjax

@@ -1,0 +1,59 @@
+// What a table is made with, and what its calls bring.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "kvjax/ffi/core/admit.h"
+#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/initial.h"
+#include "kvjax/ffi/core/policy.h"
+#include "kvjax/ffi/core/row.h"
+
+namespace kvjax {
+
+/// Far beyond any use; it keeps sizes in bytes away from the ends of the integers.
+inline constexpr int64_t kMaxDim = int64_t{1} << 20;
+
+/// What happens when a key would be the one too many.
+enum class OnFull { kGrow, kEvict, kError };
+
+inline OnFull ParseOnFull(const std::string& text) {
+  if (text == "grow") return OnFull::kGrow;
+  if (text == "evict") return OnFull::kEvict;
+  if (text == "error") return OnFull::kError;
+  throw MakeError(ErrorCode::kInvalidArgument, "", "get_table", "on_full grow, evict or error", text,
+                  "choose one of these");
+}
+
+struct TableSpec {
+  std::string name;
+  int64_t dim = 0;
+  RowType type = RowType::kFloat32;
+  Initializer initializer = {};
+  AdmissionSpec admission = {};
+  size_t max_capacity = 0;  // rows, 0 for no limit
+  OnFull on_full = OnFull::kGrow;
+  Policy policy = {};          // who goes when it is full, or every so many steps
+  int64_t evict_every = 0;     // steps, 0 for never
+  bool count_batches = false;  // a key counts once a step, however often it occurs in it
+
+  [[nodiscard]] size_t row_bytes() const { return static_cast<size_t>(dim) * ItemSize(type); }
+};
+
+/// n keys as a call brings them. `narrow` says that JAX held them in 32 bits while 64-bit integers were
+/// switched off, so that ids of 64 bits would have been cut.
+struct KeySpan {
+  const uint64_t* data;
+  size_t n;
+  bool narrow = false;
+};
+
+/// Rows (n, dim) for the distinct keys of a call that have no row, in the order in which they first occur; no
+/// rows (nullptr) where the table makes them itself.
+struct InitialRows {
+  const std::byte* data = nullptr;
+  size_t n = 0;
+};
+
+}  // namespace kvjax

@@ -1,0 +1,164 @@
+// Rows under their keys: the index, and the planes of values, headers and slots that share one row id.
+//
+// A write does all that can fail first (Reserve..., and filling rows that are still free) and changes what
+// others see only with calls that cannot.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/index.h"
+#include "kvjax/ffi/core/row.h"
+#include "kvjax/ffi/core/slab.h"
+
+namespace kvjax {
+
+class RowStore {
+ public:
+  RowStore(std::shared_ptr<SlabAllocator> allocator, size_t row_bytes)
+      : allocator_(std::move(allocator)),
+        values_(allocator_, (row_bytes + 3) / 4 * 4),
+        headers_(allocator_, sizeof(RowHeader)),
+        slots_(allocator_, 0) {}
+  RowStore(RowStore&&) = default;
+  RowStore& operator=(RowStore&&) = default;
+
+  /// A store without rows that is made as this one was.
+  [[nodiscard]] RowStore Empty() const { return RowStore(allocator_, values_.stride()); }
+
+  [[nodiscard]] size_t size() const { return index_.size(); }
+  [[nodiscard]] const KeyIndex& index() const { return index_; }
+  [[nodiscard]] size_t value_bytes() const { return values_.bytes(); }
+  [[nodiscard]] size_t header_bytes() const { return headers_.bytes(); }
+  [[nodiscard]] size_t slot_bytes() const { return slots_.bytes(); }
+  /// Row ids in use are below this.
+  [[nodiscard]] uint32_t end_row() const { return next_row_; }
+  /// Whether it has ever held a key that 32 bits, signed or unsigned, cannot.
+  [[nodiscard]] bool wide() const { return wide_; }
+
+  // ---- one row -----------------------------------------------------------------------------------------
+
+  [[nodiscard]] RowHeader& Header(uint32_t row) const {
+    return *std::launder(reinterpret_cast<RowHeader*>(headers_.At(row)));
+  }
+  [[nodiscard]] std::byte* Value(uint32_t row) const { return values_.At(row); }
+  /// The record of all slots, or nullptr if there are none.
+  [[nodiscard]] std::byte* Slots(uint32_t row) const { return layout_.empty() ? nullptr : slots_.At(row); }
+
+  void PrefetchValue(uint32_t row) const { values_.Prefetch(row); }
+  void PrefetchHeader(uint32_t row) const { headers_.Prefetch(row); }
+  void Prefetch(uint32_t row) const {
+    values_.Prefetch(row);
+    headers_.Prefetch(row);
+    if (!layout_.empty()) slots_.Prefetch(row);
+  }
+
+  // ---- rows coming and going -----------------------------------------------------------------------------
+
+  /// Makes room for `n` more rows. Throws std::bad_alloc.
+  void Reserve(size_t n) {
+    index_.Reserve(index_.size() + n);
+    const size_t rows = next_row_ + (n > free_rows_.size() ? n - free_rows_.size() : 0);
+    values_.Reserve(rows);
+    headers_.Reserve(rows);
+    slots_.Reserve(rows);
+  }
+  /// As Reserve, for `n` rows in all; Compact leaves them that room.
+  void ReserveInAll(size_t n) {
+    if (n > size()) Reserve(n - size());
+    reserved_ = std::max(reserved_, n);
+  }
+  /// Makes room for `n` more rows to be erased. Throws std::bad_alloc.
+  void ReserveErase(size_t n) {
+    const size_t free = free_rows_.size() + n;
+    if (free > free_rows_.capacity()) free_rows_.reserve(std::max(free, 2 * free_rows_.capacity()));
+  }
+
+  /// The row id that the (i + 1)-th Insert from now on takes; if it has been reserved, it may be filled.
+  [[nodiscard]] uint32_t FreeRow(size_t i) const {
+    const size_t n = free_rows_.size();
+    return i < n ? free_rows_[n - 1 - i] : next_row_ + static_cast<uint32_t>(i - n);
+  }
+  /// Gives a key that has none a row, in the room that was reserved.
+  uint32_t Insert(uint64_t key) noexcept {
+    uint32_t row = next_row_;
+    if (free_rows_.empty()) {
+      ++next_row_;
+    } else {
+      row = free_rows_.back();
+      free_rows_.pop_back();
+    }
+    index_.Insert(key, row);
+    const auto k = static_cast<int64_t>(key);
+    if (k < INT32_MIN || k > static_cast<int64_t>(UINT32_MAX)) wide_ = true;
+    return row;
+  }
+  /// Takes the row of a key away, if it has one. Room must have been reserved.
+  bool Erase(uint64_t key) noexcept {
+    const uint32_t row = index_.Erase(key);
+    if (row != kNoRow) free_rows_.push_back(row);
+    return row != kNoRow;
+  }
+
+  /// Once fewer than half of the rows are left, moves them together and gives the rest of the memory back.
+  /// Returns whether row ids have changed.
+  bool Compact() noexcept {
+    constexpr size_t kWorthIt = 1024;  // rows: less than a page of headers is not
+    const size_t live = size(), keep = std::max(live, reserved_);
+    if (next_row_ < kWorthIt || 2 * keep > next_row_) return false;
+    auto gap = free_rows_.begin();
+    index_.ForEachMutable([&](uint64_t, uint32_t& row) {
+      if (row < live) return;
+      while (*gap >= live) ++gap;  // there is a gap below for every row above
+      std::memcpy(values_.At(*gap), values_.At(row), values_.stride());
+      std::memcpy(headers_.At(*gap), headers_.At(row), headers_.stride());
+      if (!layout_.empty()) std::memcpy(slots_.At(*gap), slots_.At(row), slots_.stride());
+      row = *gap++;
+    });
+    next_row_ = static_cast<uint32_t>(live);
+    std::vector<uint32_t>().swap(free_rows_);
+    values_.Shrink(keep);
+    headers_.Shrink(keep);
+    slots_.Shrink(keep);
+    index_.Shrink(keep);
+    return true;
+  }
+
+  // ---- slots -------------------------------------------------------------------------------------------
+
+  [[nodiscard]] const SlotLayout& layout() const { return layout_; }
+
+  /// Gives every row slots, where there were none. Throws std::bad_alloc.
+  void AttachSlots(const SlotLayout& layout) {
+    if (layout.empty()) return;
+    Plane slots(allocator_, std::max<size_t>(layout.stride(), 4));  // slots may have no elements
+    slots.Reserve(std::max<size_t>(next_row_, values_.bytes() > 0 ? reserved_ : 0));
+    SlotLayout copy = layout;
+    slots_ = std::move(slots);
+    layout_ = std::move(copy);
+  }
+  void DetachSlots() noexcept {
+    slots_ = Plane(allocator_, 0);
+    layout_ = {};
+    index_.ForEach([&](uint64_t, uint32_t row) { Header(row).has_slots = 0; });
+  }
+
+ private:
+  std::shared_ptr<SlabAllocator> allocator_;
+  KeyIndex index_;
+  Plane values_;
+  Plane headers_;
+  Plane slots_;
+  SlotLayout layout_;
+  std::vector<uint32_t> free_rows_;
+  uint32_t next_row_ = 0;
+  size_t reserved_ = 0;
+  bool wide_ = false;
+};
+
+}  // namespace kvjax

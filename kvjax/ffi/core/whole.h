@@ -1,0 +1,67 @@
+// Whole tables, from the host: copied out, replaced, observed.
+#pragma once
+#include "kvjax/ffi/core/table.h"
+
+namespace kvjax {
+
+inline Snapshot Table::Export(uint32_t version, bool with_slots) const {
+  const auto lock = Read(version, "export", {});
+  std::vector<KeyRow> rows;
+  rows.reserve(in_.store.size());
+  in_.store.index().ForEach([&](uint64_t key, uint32_t row) { rows.push_back({key, row}); });
+  std::vector<int64_t> offsets = SortByBucket(rows);
+  Snapshot out = CopyRows(in_.store, rows, row_bytes(), with_slots);
+  out.offsets = std::move(offsets);
+  out.last_step = in_.last_step;
+  return out;
+}
+
+inline AdmissionState Table::ExportAdmission(uint32_t version) const {
+  const auto lock = Read(version, "export", {});
+  return in_.admission.Save();
+}
+
+inline uint32_t Table::Load(uint32_t version, const SnapshotView& rows, const AdmissionState& admission) {
+  if (spec_.max_capacity > 0 && rows.n > spec_.max_capacity && spec_.on_full != OnFull::kGrow) {
+    throw MakeError(ErrorCode::kResourceExhausted, spec_.name, "load",
+                    "at most max_capacity=" + std::to_string(spec_.max_capacity) + " rows",
+                    std::to_string(rows.n), "give the table more capacity, or prune the rows first");
+  }
+  RowStore next = in_.store.Empty();
+  if (const size_t twice = FillStore(next, rows, row_bytes()); twice < rows.n) {
+    throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "load", "distinct keys",
+                    "key " + std::to_string(rows.keys[twice]) + " twice", "remove the duplicates first");
+  }
+  Admission next_admission = in_.admission.With(admission);
+  const auto lock = Write(version, "load", {});
+  in_.store = std::move(next);
+  in_.admission = std::move(next_admission);
+  in_.last_step = rows.last_step;
+  return gate_.Next();
+}
+
+inline void Table::Reserve(uint32_t version, size_t n) {
+  const auto lock = Write(version, "reserve", {});
+  in_.store.ReserveInAll(n);
+}
+
+inline void Table::SetSink(Sink sink) {
+  const auto lock = gate_.WriteAny(spec_.name, "on_evict");
+  in_.sink = nullptr;
+  if (!sink) return;
+  in_.sink = [this, sink = std::move(sink)](const Snapshot& rows, std::string_view reason) {
+    const VersionGate::CallingOut calling(gate_);
+    sink(rows, reason);
+  };
+}
+
+inline void Table::SetScore(ScoreFunction score) {
+  const auto lock = gate_.WriteAny(spec_.name, "get_table");
+  in_.score = [this, score = std::move(score)](std::string_view name, const Snapshot& rows,
+                                               std::vector<float>& out) {
+    const VersionGate::CallingOut calling(gate_);
+    score(name, rows, out);
+  };
+}
+
+}  // namespace kvjax
