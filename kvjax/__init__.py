@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from kvjax import _admit as admit
+from kvjax import _constraints as constraints
 from kvjax import _evict as evict
 from kvjax import _initializers as initializers
 from kvjax import _storage as storage
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Exported", "Keys", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "drop_table", "evict", "flax",
-    "get_table", "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "stats", "storage", "tables",
-    "value_and_grad",
+    "Exported", "Keys", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "constraints", "drop_table",
+    "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "stats",
+    "storage", "tables", "value_and_grad",
 ]  # fmt: skip
 
 # Public under these names; the modules themselves are private like all others.
-admit, evict, initializers, storage = admit, evict, initializers, storage
+admit, constraints, evict, initializers, storage = admit, constraints, evict, initializers, storage
 
 
 def __getattr__(name: str) -> Any:

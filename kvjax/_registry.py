@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
-
-import jax.numpy as jnp
 
 from kvjax._admit import Admission
 from kvjax._evict import Every, Policy
-from kvjax._initializers import resolve
-from kvjax._numbers import is_integer
-from kvjax._spec import COUNTS, KEY_DTYPES, ON_FULL, ROW_DTYPES, TableSpec, fail
+from kvjax._options import resolve_spec
+from kvjax._spec import TableSpec, fail
 from kvjax._stats import Stats, stats_of
 from kvjax._storage import Host, Storage
 from kvjax._table import Table, live
@@ -38,6 +36,8 @@ def get_table(
     evict: Policy | Every | None = None,
     count: str = "occurrences",
     storage: Storage | None = None,
+    rounding: str = "nearest",
+    constraint: Callable[[Any], Any] | None = None,
 ) -> Table:
     """Gets the table of this name, or creates it. With the name alone it only gets.
 
@@ -46,8 +46,10 @@ def get_table(
       dim: width of a row, at least 1.
       key_dtype: "int64", "uint64", "int32" or "uint32": how exported keys are typed (signed or unsigned, always
         64 bits). Every table takes any 64-bit key.
-      dtype: of the rows, "float32" or "bfloat16". Gradients and slots are float32.
-      initializer: a number or one of `kvjax.initializers`.
+      dtype: of the rows, "float32", "bfloat16" or "float16". Gradients and slots are float32.
+      initializer: a number; an array, one row ``(dim,)`` or a pool of rows ``(p, dim)`` of which each key chooses one;
+        one of `kvjax.initializers`; or a function ``(rng, shape, dtype)``, such as any of ``jax.nn.initializers``,
+        called for each key by itself with shape ``(1, dim)``.
       seed: 64-bit integer for the initial rows; by default a hash of the name.
       trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it.
       checkpoint: whether `kvjax.orbax.split` hands it out to be saved.
@@ -60,12 +62,17 @@ def get_table(
       count: what the frequency of a key counts: its "occurrences" in training, or once per step ("batch").
       storage: where rows live, one of `kvjax.storage`; by default where they are, and `kvjax.storage.Host` for a new
         table. Checkpoints do not record it: a table may be restored into any storage.
+      rounding: how training rounds rows to bfloat16 or float16: to the "nearest" value, or "stochastic", which keeps
+        updates that are smaller than the spacing of the type, in the mean.
+      constraint: function of a row ``(dim,)`` float32 that returns one, applied after each update and before
+        rounding; one of `kvjax.constraints`, or your own.
 
     Returns:
       The live handle.
 
     Raises:
       ValueError: a table of this name exists with other arguments, or an argument is out of range.
+      TypeError: the initializer is none of these, or its function wants or gives something else.
       KeyError: only the name was given and there is no such table.
 
     Example:
@@ -90,7 +97,7 @@ def get_table(
             return live(_specs[name])
         known = _specs.get(name)
         given["storage"] = storage or (known.storage if known else Host())
-        spec = _resolve(name, dim, **given)
+        spec = resolve_spec(name, dim, **given)
         if known is None:
             host.create(name, spec.host_options())
             _specs[name] = spec
@@ -104,56 +111,6 @@ def get_table(
 
 _DEFAULTS = get_table.__kwdefaults__ | {}
 del _DEFAULTS["dim"]
-
-
-def _resolve(name: str, dim: Any, *, key_dtype: Any, dtype: Any, seed: Any, **options: Any) -> TableSpec:
-    """The arguments of `get_table`, checked."""
-
-    def want(ok: Any, what: str, got: Any) -> None:
-        if not ok:
-            raise fail(ValueError, name, "get_table", what, repr(got), "see kvjax.get_table")
-
-    def rows(option: str) -> int | None:
-        n = options[option]
-        want(n is None or (is_integer(n) and 0 <= n < 2**32 - 1), f"{option} below 2**32 - 1 or None", n)
-        return None if n is None else int(n)
-
-    want(isinstance(name, str) and name != "", "a name", name)
-    want(is_integer(dim) and 1 <= dim <= host.MAX_DIM, f"an integer dim in 1..{host.MAX_DIM}", dim)
-    want(seed is None or is_integer(seed), "an integer seed", seed)
-    key_dtype, dtype = jnp.dtype(key_dtype).name, jnp.dtype(dtype).name
-    want(key_dtype in KEY_DTYPES, f"key_dtype in {KEY_DTYPES}", key_dtype)
-    want(dtype in ROW_DTYPES, f"dtype in {ROW_DTYPES}", dtype)
-    on_full, admit, evict, count = (options[key] for key in ("on_full", "admit", "evict", "count"))
-    max_capacity = rows("max_capacity")
-    want(max_capacity != 0, "max_capacity of 1 or more, or None", max_capacity)
-    want(on_full in ON_FULL, f"on_full in {ON_FULL}", on_full)
-    want(on_full == "grow" or max_capacity, f"max_capacity beside on_full={on_full!r}", max_capacity)
-    want(admit is None or isinstance(admit, Admission), "an admission of kvjax.admit or None", admit)
-    want(evict is None or isinstance(evict, (Policy, Every)), "a policy of kvjax.evict or None", evict)
-    runs = evict is None or isinstance(evict, Every) or on_full == "evict"
-    want(runs, "evict=policy.every(steps), or on_full='evict': else it would never run", evict)
-    timed = isinstance(evict, Every) and on_full != "evict" and evict.policy.needs_number()
-    want(not timed, "a number of rows for what is evicted every so many steps", evict)
-    want(count in COUNTS, f"count in {COUNTS}", count)
-    want(isinstance(options["storage"], Storage), "one of kvjax.storage (Host(), Mmap(path))", options["storage"])
-    return TableSpec(
-        name=name,
-        dim=int(dim),
-        key_dtype=key_dtype,
-        dtype=dtype,
-        initializer=resolve(options["initializer"]),
-        seed=(int(host.hash_strings([name.encode()], 0)[0]) if seed is None else int(seed)) % 2**64,
-        trainable=bool(options["trainable"]),
-        checkpoint=bool(options["checkpoint"]),
-        capacity=rows("capacity") or 0,
-        max_capacity=max_capacity,
-        on_full=on_full,
-        admit=admit,
-        evict=evict,
-        count=count,
-        storage=options["storage"],
-    )
 
 
 def tables() -> dict[str, Table]:

@@ -16,11 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from kvjax import _ops
+from kvjax import _ops, _rounding
 from kvjax._initial_rows import initial_rows
 from kvjax._keys import x64_enabled
 from kvjax._sparse import SparseRows, merge
-from kvjax._spec import fail
+from kvjax._spec import TableSpec, fail
 from kvjax._steps import step_words
 
 if TYPE_CHECKING:
@@ -212,7 +212,8 @@ def apply(
         values, chunk_grads, fresh, *slots = _ops.gather(
             spec, version, begun, merged.rows, start, chunk, layout.text, layout.types
         )
-        values, slots, globals_ = _update(rowwise, layout, chunk_grads, values, fresh, slots, state, extra)
+        rows, slots, globals_ = _update(rowwise, layout, chunk_grads, values, fresh, slots, state, extra)
+        values = _stored(spec, rows, merged.keys.words, begun, start)
         version = _ops.scatter(spec, version, begun, start, values, layout.text, slots)
         globals_ = tuple(new.astype(old.dtype) for new, old in zip(globals_, state, strict=True))
         return start + jnp.int32(chunk), version, globals_
@@ -225,7 +226,7 @@ def apply(
 
 
 def _update(rowwise: Rowwise, layout: _Layout, grads, values, fresh, stored, globals_, extra) -> Any:
-    """One chunk: gradients and values ``(chunk, dim)`` to new values and slots, in float32."""
+    """One chunk: gradients and values ``(chunk, dim)`` to new values in float32, and slots."""
     tx = optax.with_extra_args_support(rowwise.tx)
     rows = values.astype(jnp.float32)
     initial, _ = layout.split(jax.vmap(tx.init)(rows))
@@ -243,4 +244,20 @@ def _update(rowwise: Rowwise, layout: _Layout, grads, values, fresh, stored, glo
     )
     new_slots, new_globals = layout.split(state)
     new_slots = [new.astype(old.dtype) for new, old in zip(new_slots, slots, strict=True)]
-    return rows.astype(values.dtype), new_slots, new_globals
+    return rows, new_slots, new_globals
+
+
+def _stored(spec: TableSpec, rows: jax.Array, words: jax.Array, begun: _ops.Begun, start: jax.Array) -> jax.Array:
+    """Updated rows ``(chunk, dim)`` float32 as the table keeps them: constrained, then rounded.
+
+    The key of a row is that of its gradient in `words` ``(n, 2)``; the row that unadmitted keys share has none, and
+    counts as that of key 0.
+    """
+    if spec.constraint is not None:
+        rows = jax.vmap(spec.constraint)(rows)
+    if spec.rounding == "nearest":
+        return rows.astype(spec.row_dtype)
+    chunk = start + jnp.arange(rows.shape[0], dtype=jnp.int32)
+    gradients = jnp.take(begun.targets[:, 1], chunk, mode="clip")
+    keys = jnp.take(words, gradients, axis=0, mode="fill", fill_value=0)
+    return _rounding.stochastic(rows, spec.row_dtype, _rounding.random_bits(rows, keys, begun.step, spec.seed))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,11 +12,12 @@ import jax.numpy as jnp
 from kvjax._admit import NUM_BUCKETS, Admission, MinCount, Sketch
 from kvjax._admit import options as admission_options
 from kvjax._evict import Every, Policy, call_score
-from kvjax._initializers import Initializer
+from kvjax._generated import Generated
+from kvjax._initializers import Initializer, Pool, native
 from kvjax._storage import Host, Storage
 
 KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
-ROW_DTYPES = ("float32", "bfloat16")
+ROW_DTYPES = ("float32", "bfloat16", "float16")
 ON_FULL = ("grow", "evict", "error")
 COUNTS = ("occurrences", "batch")
 
@@ -28,7 +30,7 @@ class TableSpec:
     dim: int
     key_dtype: str
     dtype: str
-    initializer: Initializer
+    initializer: Initializer | Pool | Generated
     seed: int
     trainable: bool = True
     checkpoint: bool = True
@@ -39,6 +41,8 @@ class TableSpec:
     evict: Policy | Every | None = None
     count: str = "occurrences"
     storage: Storage = Host()  # noqa: RUF009  (frozen)
+    rounding: str = "nearest"
+    constraint: Callable[[Any], Any] | None = None
 
     @property
     def row_dtype(self) -> Any:
@@ -47,7 +51,7 @@ class TableSpec:
     @property
     def generated(self) -> bool:
         """Whether initial rows come with each call, because only JAX can make them."""
-        return False
+        return isinstance(self.initializer, Generated)
 
     @property
     def keeps_counts(self) -> bool:
@@ -60,13 +64,15 @@ class TableSpec:
 
     def host_options(self) -> dict[str, Any]:
         """What the C++ side is told."""
+        kind, a, b, pool = native(self.initializer)
         policy = self.evict.policy if isinstance(self.evict, Every) else self.evict
         return {
             "dim": self.dim,
             "dtype": self.dtype,
-            "kind": self.initializer.kind,
-            "a": self.initializer.a,
-            "b": self.initializer.b,
+            "kind": kind,
+            "a": a,
+            "b": b,
+            "pool": pool,
             "seed": self.seed,
             "storage": self.storage.text,
             "capacity": self.capacity,

@@ -94,9 +94,10 @@ def test_initial_rows_have_the_reference_bits(make, initializer, dim):
     expected = initial_rows(initializer, FIXED, dim, seed)
     table = make(dim, initializer=initializer, seed=seed)
     np.testing.assert_array_equal(np.asarray(table.lookup(FIXED)).view(np.uint32), expected.view(np.uint32))
-    half = make(dim, initializer=initializer, seed=seed, dtype="bfloat16")
-    rounded = expected.astype(jnp.bfloat16)
-    np.testing.assert_array_equal(np.asarray(half.lookup(FIXED)).view(np.uint16), rounded.view(np.uint16))
+    for dtype in (jnp.bfloat16, np.float16):
+        half = make(dim, initializer=initializer, seed=seed, dtype=dtype)
+        rounded = expected.astype(dtype)
+        np.testing.assert_array_equal(np.asarray(half.lookup(FIXED)).view(np.uint16), rounded.view(np.uint16))
 
 
 def test_the_reference_itself():

@@ -13,10 +13,18 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     ["kvjax.ffi"],
     ["kvjax._numbers"],
-    ["kvjax._keys", "kvjax._initializers", "kvjax._storage", "kvjax._export"],
+    [
+        "kvjax._keys",
+        "kvjax._generated",
+        "kvjax._initializers",
+        "kvjax._export",
+        "kvjax._rounding",
+        "kvjax._constraints",
+        "kvjax._storage",
+    ],
     ["kvjax._admit", "kvjax._evict"],
     ["kvjax._spec"],
-    ["kvjax._ops", "kvjax._steps"],
+    ["kvjax._ops", "kvjax._options", "kvjax._steps"],
     ["kvjax._initial_rows", "kvjax._stats"],
     ["kvjax._sparse"],
     ["kvjax._rowwise"],
@@ -93,9 +101,9 @@ def test_python_knows_no_platform():
 
 def test_public_names():
     assert set(kvjax.__all__) == {
-        "Exported", "Keys", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "drop_table", "evict",
-        "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "stats", "storage",
-        "tables", "value_and_grad",
+        "Exported", "Keys", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "constraints", "drop_table",
+        "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "stats",
+        "storage", "tables", "value_and_grad",
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "nnx"}
     assert set(kvjax.optax.__all__) == {"PartitionState", "Rowwise", "global_norm", "joint", "partition", "rowwise"}

@@ -50,7 +50,7 @@ def assert_equal(a, b):
         np.testing.assert_array_equal(a.slots[name], b.slots[name], err_msg=name)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_everything_comes_back(dtype, make, tmp_path, x64):
     table = trained(make(3, dtype=dtype)).upsert(np.array([5]), np.ones((1, 3)))  # row 5 has no slots
     want = table.export(slots=True)

@@ -243,12 +243,6 @@ def test_bad_specs(options, message):
     assert "bad" not in kvjax.tables()
 
 
-@pytest.mark.parametrize("initializer", [jax.nn.initializers.normal(), np.array([1.0, 2.0]), "13"])
-def test_unknown_initializer(initializer):
-    with pytest.raises(TypeError, match=r"kvjax\.initializers"):
-        kvjax.get_table("bad", dim=2, initializer=initializer)
-
-
 def test_another_optimizer_needs_clear_slots(make):
     table = make(2, initializer=1.0)
     grads = kvjax.SparseRows(np.array([7]), jnp.ones((1, 2)))

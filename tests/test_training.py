@@ -168,11 +168,12 @@ def test_bfloat16_compute_and_donation():
     np.testing.assert_allclose(rows_of(state), dense.params["Embed_0"]["embedding"], rtol=1e-2, atol=1e-4)
 
 
-def test_bfloat16_rows(make):
-    table = make(DIM, dtype="bfloat16", initializer=1.0)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_of_16_bits(dtype, make):
+    table = make(DIM, dtype=dtype, initializer=1.0)
     grads = kvjax.SparseRows(np.arange(4), jnp.full((4, DIM), 0.5))
     table, _ = table.apply(optax.adam(0.125), grads)
-    assert table.lookup(0).dtype == jnp.bfloat16
+    assert table.lookup(0).dtype == jnp.dtype(dtype)
     np.testing.assert_allclose(table.lookup(np.arange(4)).astype(jnp.float32), 0.875, atol=0.01)
     assert table.export(slots=True).slots["mu"].dtype == np.float32
 

@@ -73,6 +73,15 @@ inline void Create(const std::string& name, const nb::dict& o) {
   TableSpec spec{.name = name, .dim = dim, .type = ParseRowType(nb::cast<std::string>(o["dtype"]))};
   spec.initializer = {Initializer::ParseKind(nb::cast<std::string>(o["kind"])), nb::cast<double>(o["a"]),
                       nb::cast<double>(o["b"]), nb::cast<uint64_t>(o["seed"])};
+  if (spec.initializer.kind == Initializer::Kind::kPool) {
+    const auto pool = nb::cast<HostArray<float>>(o["pool"]);
+    if (pool.shape(0) == 0 || pool.shape(0) % static_cast<size_t>(dim) != 0) {
+      throw MakeError(ErrorCode::kInvalidArgument, name, "get_table", "a pool of whole rows",
+                      std::to_string(pool.shape(0)) + " elements", "see kvjax.initializers.from_pool");
+    }
+    spec.initializer.pool =
+        std::make_shared<const std::vector<float>>(pool.data(), pool.data() + pool.shape(0));
+  }
   if (!o["admit"].is_none()) spec.admission = ParseAdmission(nb::cast<nb::dict>(o["admit"]));
   spec.max_capacity = nb::cast<size_t>(o["max_capacity"]);
   spec.on_full = ParseOnFull(nb::cast<std::string>(o["on_full"]));

@@ -48,7 +48,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
             wanted = {name: None for name in _layout.names(directory)}
         # All are read and checked before the first is changed.
         stored = {name: _layout.read(directory, name) for name in wanted}
-        targets = {name: _target(name, table, stored[name].meta) for name, table in wanted.items()}
+        targets = {name: _target(name, table, stored[name]) for name, table in wanted.items()}
         return {name: table.load(stored[name].snapshot()) for name, table in targets.items()}
 
     def metadata(self, directory: Any) -> dict[str, Any]:
@@ -63,23 +63,25 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
         """The handler holds nothing."""
 
 
-def _target(name: str, table: Table | None, meta: dict[str, Any]) -> Table:
+def _target(name: str, table: Table | None, stored: _layout.Stored) -> Table:
     """The live table to load into: the given one if it fits what was stored, or a new one."""
+    meta, initializer = stored.meta, _layout.initializer(stored)
     if table is None:
         return get_table(
             name, dim=meta["dim"], key_dtype=meta["key_dtype"], dtype=meta["dtype"],
-            initializer=_layout.initializer(meta), seed=meta["seed"], trainable=meta["trainable"],
+            initializer=initializer, seed=meta["seed"], trainable=meta["trainable"],
+            rounding=meta.get("rounding", "nearest"),
         )  # fmt: skip
     spec = table.spec
-    for field, stored in (
+    for field, saved in (
         ("dim", meta["dim"]),
         ("dtype", meta["dtype"]),
         ("seed", meta["seed"]),
-        ("initializer", _layout.initializer(meta)),
+        ("initializer", initializer),
     ):
-        if getattr(spec, field) != stored:
+        if getattr(spec, field) != saved:
             raise fail(
-                ValueError, spec.name, "restore", f"a checkpoint with {field} {getattr(spec, field)!r}", f"{stored!r}",
+                ValueError, spec.name, "restore", f"a checkpoint with {field} {getattr(spec, field)!r}", f"{saved!r}",
                 "make the table as it was saved (another seed or initializer would change the rows of unseen keys)",
             )  # fmt: skip
     return table.refresh()

@@ -1,6 +1,7 @@
 """The layout of a table on disk, which anything that reads zarr can open.
 
     <table>/kvjax.json                      what the table is, and the type of each array
+    <table>/initializer.pool/               the rows that keys without a row read as, if it is an array
     <table>/shard-00000-of-00001/keys/      zarr v3 arrays, zstd with checksums, rows sorted by (bucket, key):
         values/ freqs/ versions/ has_slots/ offsets/ slot.<name>/
         pinned/ pending_keys/ pending_counts/ sketch/            only where there is something to keep
@@ -23,13 +24,15 @@ import numpy as np
 import tensorstore as ts
 
 from kvjax._export import ADMISSION_ARRAYS, Exported, PruneLike, Snapshot, keep_mask, slot_type
-from kvjax._initializers import Initializer
+from kvjax._generated import Generated
+from kvjax._initializers import Initializer, Pool, describe, described
 from kvjax._table import Table
 from kvjax.ffi import host
 
 FORMAT = "kvjax.table.v1"
 _SHARD = "shard-00000-of-00001"
 _ROWS = ("keys", "values", "freqs", "versions", "has_slots")
+_POOL = "initializer.pool"
 _CHUNK_BYTES = 1 << 22
 _FIELDS = ("format", "dim", "dtype", "key_dtype", "initializer", "seed", "trainable", "num_buckets", "num_shards",
            "rows", "last_step", "slots")  # fmt: skip
@@ -71,15 +74,18 @@ def snapshot(table: Table, prune: PruneLike | None = None) -> Stored:
     arrays = {name: getattr(rows, name) for name in _ROWS}
     arrays |= {f"slot.{name}": array for name, array in rows.slots.items()} | {"offsets": offsets}
     extras = {name: array for name, array in (copy.admission | {"pinned": rows.pinned}).items() if array.any()}
+    if isinstance(spec.initializer, Pool):
+        arrays[_POOL] = spec.initializer.array()
     meta = {
         "format": FORMAT,
         "name": spec.name,
         "dim": spec.dim,
         "dtype": spec.dtype,
         "key_dtype": spec.key_dtype,
-        "initializer": dataclasses.asdict(spec.initializer),
+        "initializer": describe(spec.initializer),
         "seed": spec.seed,
         "trainable": spec.trainable,
+        "rounding": spec.rounding,
         "num_buckets": host.NUM_BUCKETS,
         "num_shards": 1,
         "rows": len(rows),
@@ -93,9 +99,7 @@ def snapshot(table: Table, prune: PruneLike | None = None) -> Stored:
 async def write(directory: Path, stored: Stored) -> None:
     """Writes one table below `directory`."""
     folder = directory / _folder(stored.meta["name"])
-    await asyncio.gather(
-        *(_write_array(folder / _SHARD / quote(name, safe=""), a) for name, a in stored.arrays.items())
-    )
+    await asyncio.gather(*(_write_array(_path(folder, name), a) for name, a in stored.arrays.items()))
     (folder / "kvjax.json").write_text(json.dumps(stored.meta, indent=1, sort_keys=True))
 
 
@@ -107,18 +111,20 @@ def read(directory: Path, name: str) -> Stored:
     """
     folder = directory / _folder(name)
     meta = read_meta(directory, name)
-    wanted = {
+    per_row = {
         "keys": ("uint64" if meta["key_dtype"].startswith("u") else "int64", ()),
         "values": (meta["dtype"], (meta["dim"],)),
         "freqs": ("int64", ()),
         "versions": ("int64", ()),
         "has_slots": ("bool", ()),
     }
-    wanted |= {f"slot.{slot}": slot_type(text) for slot, text in meta["slots"]}
-    wanted = {array: (dtype, (meta["rows"], *shape)) for array, (dtype, shape) in wanted.items()}
+    per_row |= {f"slot.{slot}": slot_type(text) for slot, text in meta["slots"]}
+    wanted = {array: (dtype, (meta["rows"], *shape)) for array, (dtype, shape) in per_row.items()}
     wanted |= {array: (dtype, tuple(shape)) for array, (dtype, shape) in meta.get("extras", {}).items()}
+    if meta["initializer"]["kind"] == "pool":
+        wanted[_POOL] = ("float32", tuple(meta["initializer"]["shape"]))
     try:
-        stores = {a: ts.open(_spec(folder / _SHARD / quote(a, safe=""))).result() for a in wanted}
+        stores = {a: ts.open(_spec(_path(folder, a))).result() for a in wanted}
         for array, (dtype, shape) in wanted.items():
             store = stores[array]
             if store.dtype.name != str(dtype) or tuple(store.shape) != shape:
@@ -167,8 +173,13 @@ def names(directory: Path) -> list[str]:
     return sorted(unquote(p.parent.name) for p in directory.glob("*/kvjax.json"))
 
 
-def initializer(meta: dict[str, Any]) -> Initializer:
-    return Initializer(**meta["initializer"])
+def initializer(stored: Stored) -> Initializer | Pool | Generated:
+    return described(stored.meta["initializer"], stored.arrays.get(_POOL))
+
+
+def _path(folder: Path, array: str) -> Path:
+    """Where an array lies; what all shards share stands beside them."""
+    return folder / array if array == _POOL else folder / _SHARD / quote(array, safe="")
 
 
 def _spec(path: Path) -> dict[str, Any]:

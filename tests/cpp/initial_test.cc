@@ -3,12 +3,11 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cmath>
+#include <memory>
 #include <numbers>
 #include <vector>
 
-#include "kvjax/ffi/core/row.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/data.h"
 
@@ -133,29 +132,31 @@ TEST(MomentsAreRight) {
   CHECK(truncated.high < 3.0 + 1e-6 && truncated.high > 2.99);
 }
 
+TEST(KeysChooseARowOfThePool) {
+  const auto values = std::make_shared<const std::vector<float>>(std::vector<float>{0, 1, 10, 11, 20, 21});
+  Initializer pool{Kind::kPool, 0, 0, 3, values};
+  std::array<int, 3> chosen{};
+  for (uint64_t key = 0; key < 30'000; ++key) {
+    const data::Floats row = Row(pool, key, 2);
+    CHECK_EQ(row[0] + 1, row[1]);
+    CHECK_EQ(row[0], 10.0f * static_cast<float>(Initializer::PoolRow(key, 3)));
+    ++chosen[Initializer::PoolRow(key, 3)];
+  }
+  for (int count : chosen) CheckNear(count, 10'000, 5 * 82);  // the deviation of a binomial count is 82
+  CHECK_EQ(Initializer::PoolRow(0, 3), 0u);                   // Mix(0) is 0
+  for (uint64_t key : data::kAwkward) CHECK_EQ(Initializer::PoolRow(key, 1), 0u);
+  pool.seed = 4;
+  CHECK(Row(pool, 7, 6) == *values);
+}
+
 TEST(KindsHaveNames) {
   CHECK(Initializer::ParseKind("constant") == Kind::kConstant);
   CHECK(Initializer::ParseKind("uniform") == Kind::kUniform);
   CHECK(Initializer::ParseKind("normal") == Kind::kNormal);
   CHECK(Initializer::ParseKind("truncated_normal") == Kind::kTruncatedNormal);
+  CHECK(Initializer::ParseKind("pool") == Kind::kPool);
+  CHECK(Initializer::ParseKind("given") == Kind::kGiven);
   CHECK_THROWS(kInvalidArgument, Initializer::ParseKind("Normal"));
-  CHECK(kvjax::ParseRowType("bfloat16") == kvjax::RowType::kBFloat16);
-  CHECK_THROWS(kInvalidArgument, kvjax::ParseRowType("float16"));
-}
-
-TEST(BFloat16RoundsToNearestEven) {
-  const auto round = [](uint32_t bits) { return kvjax::ToBFloat16(std::bit_cast<float>(bits)); };
-  CHECK_EQ(round(0x3F808000), 0x3F80);  // a tie goes to the even one
-  CHECK_EQ(round(0x3F818000), 0x3F82);
-  CHECK_EQ(round(0x3F808001), 0x3F81);
-  CHECK_EQ(round(0x3F807FFF), 0x3F80);
-  CHECK_EQ(round(0x7F7FFFFF), 0x7F80);  // the largest float becomes infinite
-  CHECK_EQ(round(0xFF800000), 0xFF80);
-  CHECK_EQ(round(0x7F800001), 0x7FC0);  // NaN stays NaN
-  CHECK_EQ(round(0x80000001), 0x8000);
-  for (uint32_t bits = 0; bits < 0x7F80; ++bits) {
-    CHECK_EQ(kvjax::ToBFloat16(kvjax::FromBFloat16(static_cast<uint16_t>(bits))), bits);
-  }
 }
 
 }  // namespace

@@ -70,6 +70,11 @@ def inverse_normal(p: np.ndarray) -> np.ndarray:
     return np.where(np.abs(q) <= 0.425, middle, np.where(q < 0, -outside, outside))
 
 
+def pool_rows(pool: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Each key's row of a pool ``(p, dim)``: ``(n, dim)``."""
+    return pool[[int(h) * len(pool) >> 64 for h in mix(keys.view(np.uint64))]]
+
+
 def initial_rows(initializer, keys: np.ndarray, dim: int, seed: int) -> np.ndarray:
     """``(n, dim)`` float32."""
     words = keys.view(np.uint64)[:, None]

@@ -1,38 +1,43 @@
 // Initial rows: what a key reads as before it has been trained.
 #pragma once
 #include <cstdint>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/random.h"
 
 namespace kvjax {
 
-/// One of four generators, or rows that come with each call. `a` and `b` are: constant (value, unused),
+/// One of five generators, or rows that come with each call. `a` and `b` are: constant (value, unused),
 /// uniform [a, b], normal (mean a, deviation b), truncated normal (mean a, b times a standard normal cut at
-/// +-2, as in jax.nn.initializers).
+/// +-2, as in jax.nn.initializers). A pool holds rows of float32, one after the other, of which the key
+/// chooses one.
 struct Initializer {
-  enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal, kGiven };
+  enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal, kPool, kGiven };
   Kind kind = Kind::kConstant;
   double a = 0.0;
   double b = 0.0;
   uint64_t seed = 0;
+  std::shared_ptr<const std::vector<float>> pool = nullptr;
 
   static Kind ParseKind(const std::string& text) {
     if (text == "constant") return Kind::kConstant;
     if (text == "uniform") return Kind::kUniform;
     if (text == "normal") return Kind::kNormal;
     if (text == "truncated_normal") return Kind::kTruncatedNormal;
+    if (text == "pool") return Kind::kPool;
     if (text == "given") return Kind::kGiven;
     throw MakeError(ErrorCode::kInvalidArgument, "", "initializer",
-                    "constant, uniform, normal or truncated_normal", text, "see kvjax.initializers");
+                    "constant, uniform, normal, truncated_normal or pool", text, "see kvjax.initializers");
   }
 
   /// Element of one column, given its 32 random bits.
   [[nodiscard]] float Element(uint32_t word) const {
     switch (kind) {
       case Kind::kConstant:
-      case Kind::kGiven:
         return static_cast<float>(a);
       case Kind::kUniform:
         return static_cast<float>(a + (b - a) * OpenUnit(word));
@@ -42,8 +47,17 @@ struct Initializer {
         constexpr double kLow = 0.022750131948179195, kWidth = 0.95449973610364159;  // P(z < -2), P(|z| < 2)
         return static_cast<float>(a + b * InverseNormal(kLow + kWidth * OpenUnit(word)));
       }
+      case Kind::kPool:
+      case Kind::kGiven:
+        break;  // their elements are not random
     }
     return 0.0f;
+  }
+
+  /// Which of `rows` rows of a pool a key reads as: floor(Mix(key) / 2^64 * rows), as even as the hash.
+  /// Source: Lemire, "Fast random integer generation in an interval", ACM TOMACS 29 (2019).
+  static uint64_t PoolRow(uint64_t key, uint64_t rows) {
+    return static_cast<uint64_t>((static_cast<unsigned __int128>(Mix(key)) * rows) >> 64);
   }
 
   /// Calls store(column, value) for columns 0..dim-1 of the key's initial row.
@@ -51,6 +65,11 @@ struct Initializer {
   void Generate(uint64_t key, int64_t dim, Store store) const {
     if (kind == Kind::kConstant) {
       for (int64_t column = 0; column < dim; ++column) store(column, static_cast<float>(a));
+      return;
+    }
+    if (kind == Kind::kPool) {
+      const float* row = pool->data() + PoolRow(key, pool->size() / static_cast<size_t>(dim)) * dim;
+      for (int64_t column = 0; column < dim; ++column) store(column, row[column]);
       return;
     }
     for (int64_t column = 0; column < dim; column += 4) {

@@ -1,6 +1,5 @@
 // What a row is made of: the value in the table's row type, a header, and the optimizer's slots.
 #pragma once
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -8,34 +7,27 @@
 #include <vector>
 
 #include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/half.h"
 
 namespace kvjax {
 
-enum class RowType { kFloat32, kBFloat16 };
+enum class RowType { kFloat32, kBFloat16, kFloat16 };
 
 inline size_t ItemSize(RowType type) { return type == RowType::kFloat32 ? 4 : 2; }
 
 inline RowType ParseRowType(const std::string& text) {
   if (text == "float32") return RowType::kFloat32;
   if (text == "bfloat16") return RowType::kBFloat16;
-  throw MakeError(ErrorCode::kInvalidArgument, "", "get_table", "dtype float32 or bfloat16", text,
+  if (text == "float16") return RowType::kFloat16;
+  throw MakeError(ErrorCode::kInvalidArgument, "", "get_table", "dtype float32, bfloat16 or float16", text,
                   "choose one of these");
 }
-
-/// Rounds to the nearest bfloat16, ties to even.
-inline uint16_t ToBFloat16(float value) {
-  const auto bits = std::bit_cast<uint32_t>(value);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u)
-    return static_cast<uint16_t>((bits >> 16) | 0x40u);  // NaN stays NaN
-  return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
-}
-inline float FromBFloat16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
 inline void StoreElement(RowType type, std::byte* row, int64_t column, float value) {
   if (type == RowType::kFloat32) {
     std::memcpy(row + column * 4, &value, 4);
   } else {
-    const uint16_t half = ToBFloat16(value);
+    const uint16_t half = type == RowType::kBFloat16 ? ToBFloat16(value) : ToFloat16(value);
     std::memcpy(row + column * 2, &half, 2);
   }
 }
@@ -48,7 +40,7 @@ inline float LoadElement(RowType type, const std::byte* row, int64_t column) {
   }
   uint16_t half;
   std::memcpy(&half, row + column * 2, 2);
-  return FromBFloat16(half);
+  return type == RowType::kBFloat16 ? FromBFloat16(half) : FromFloat16(half);
 }
 
 /// What the table knows of a row beside its value. `frequency` counts the occurrences of the key in

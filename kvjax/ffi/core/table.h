@@ -48,7 +48,7 @@ class Table {
                                 : AdmissionSpec::Unadmitted::kInitial;
     const bool given = spec_.initializer.kind == Initializer::Kind::kGiven;
     std::vector<std::byte> shared;
-    if (unadmitted == AdmissionSpec::Unadmitted::kShared) shared = SharedRow(initial);
+    if (unadmitted == AdmissionSpec::Unadmitted::kShared) shared = SharedRow(parallel, keys, mask, initial);
     const bool own = unadmitted == AdmissionSpec::Unadmitted::kInitial;
     parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
       constexpr size_t kGroup = 32;
@@ -96,14 +96,7 @@ class Table {
   size_t FindMissing(const ParallelFor& parallel, uint32_t version, KeySpan keys, const bool* mask,
                      uint64_t* out) const {
     const auto lock = Read(version, "lookup", keys);
-    std::vector<uint32_t> rows(keys.n);
-    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
-      in_.store.index().Find(keys.data + begin, end - begin, rows.data() + begin);
-    });
-    KeyNumbering fresh(keys.n + 1);
-    for (size_t i = 0; i < keys.n; ++i) {
-      if (mask[i] && rows[i] == kNoRow) fresh.Add(keys.data[i]);
-    }
+    KeyNumbering fresh = MissingKeys(parallel, keys, mask);
     if (Shares() && in_.store.index().Find(spec_.admission.shared_key) == kNoRow) {
       fresh.Add(spec_.admission.shared_key);
     }
@@ -390,14 +383,32 @@ class Table {
     return spec_.admission.kind != AdmissionSpec::Kind::kEvery &&
            spec_.admission.unadmitted == AdmissionSpec::Unadmitted::kShared;
   }
-  /// The row that they share; without one it is the initial row of its key, the last of `initial`.
-  [[nodiscard]] std::vector<std::byte> SharedRow(InitialRows initial) const {
+  /// The distinct keys without a row, in order of first occurrence, where mask (n,) is true.
+  [[nodiscard]] KeyNumbering MissingKeys(const ParallelFor& parallel, KeySpan keys, const bool* mask) const {
+    std::vector<uint32_t> rows(keys.n);
+    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+      in_.store.index().Find(keys.data + begin, end - begin, rows.data() + begin);
+    });
+    KeyNumbering missing(keys.n + 1);
+    for (size_t i = 0; i < keys.n; ++i) {
+      if (mask[i] && rows[i] == kNoRow) missing.Add(keys.data[i]);
+    }
+    return missing;
+  }
+
+  /// The row that unadmitted keys share; without one it is the initial row of its key, which comes after
+  /// those of the keys of the call.
+  [[nodiscard]] std::vector<std::byte> SharedRow(const ParallelFor& parallel, KeySpan keys, const bool* mask,
+                                                 InitialRows initial) const {
     std::vector<std::byte> row(row_bytes());
     const uint64_t key = spec_.admission.shared_key;
     if (const uint32_t id = in_.store.index().Find(key); id != kNoRow) {
       std::memcpy(row.data(), in_.store.Value(id), row.size());
+    } else if (spec_.initializer.kind != Initializer::Kind::kGiven) {
+      Contents::StoreInitial(spec_, "lookup", key, 0, {}, row.data());
     } else {
-      Contents::StoreInitial(spec_, "lookup", key, initial.n - 1, initial, row.data());
+      const uint32_t number = MissingKeys(parallel, keys, mask).Add(key);
+      Contents::StoreInitial(spec_, "lookup", key, number, initial, row.data());
     }
     return row;
   }

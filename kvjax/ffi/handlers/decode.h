@@ -38,9 +38,20 @@ inline KeySpan Keys(std::string_view table, std::string_view op, const ffi::AnyB
   return {static_cast<const uint64_t*>(keys.untyped_data()), keys.element_count() / 2, narrow};
 }
 
+inline ffi::DataType DataTypeOf(RowType type) {
+  switch (type) {
+    case RowType::kFloat32:
+      return ffi::F32;
+    case RowType::kBFloat16:
+      return ffi::BF16;
+    case RowType::kFloat16:
+      return ffi::F16;
+  }
+  return ffi::DataType::INVALID;
+}
+
 inline void ExpectRows(const TableSpec& spec, std::string_view op, const ffi::AnyBuffer& rows, size_t n) {
-  const auto type = spec.type == RowType::kFloat32 ? ffi::F32 : ffi::BF16;
-  Expect(Holds(rows, type, n * static_cast<size_t>(spec.dim)), spec.name, op,
+  Expect(Holds(rows, DataTypeOf(spec.type), n * static_cast<size_t>(spec.dim)), spec.name, op,
          "rows (" + std::to_string(n) + ", " + std::to_string(spec.dim) + ") of the table's dtype", rows);
 }
 

@@ -1,0 +1,93 @@
+"""The arguments of `kvjax.get_table`, checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kvjax._admit import Admission
+from kvjax._evict import Every, Policy
+from kvjax._initializers import resolve
+from kvjax._numbers import is_integer
+from kvjax._rounding import ROUNDINGS
+from kvjax._spec import COUNTS, KEY_DTYPES, ON_FULL, ROW_DTYPES, TableSpec, fail
+from kvjax._storage import Storage
+from kvjax.ffi import host
+
+
+def resolve_spec(name: str, dim: Any, *, key_dtype: Any, dtype: Any, seed: Any, **options: Any) -> TableSpec:
+    """What `kvjax.get_table` is asked for.
+
+    Raises:
+      ValueError, TypeError: an argument is out of range.
+    """
+
+    def want(ok: Any, what: str, got: Any) -> None:
+        if not ok:
+            raise fail(ValueError, name, "get_table", what, repr(got), "see kvjax.get_table")
+
+    def rows(option: str) -> int | None:
+        n = options[option]
+        want(n is None or (is_integer(n) and 0 <= n < 2**32 - 1), f"{option} below 2**32 - 1 or None", n)
+        return None if n is None else int(n)
+
+    want(isinstance(name, str) and name != "", "a name", name)
+    want(is_integer(dim) and 1 <= dim <= host.MAX_DIM, f"an integer dim in 1..{host.MAX_DIM}", dim)
+    want(seed is None or is_integer(seed), "an integer seed", seed)
+    key_dtype, dtype = jnp.dtype(key_dtype).name, jnp.dtype(dtype).name
+    want(key_dtype in KEY_DTYPES, f"key_dtype in {KEY_DTYPES}", key_dtype)
+    want(dtype in ROW_DTYPES, f"dtype in {ROW_DTYPES}", dtype)
+    on_full, admit, evict, count = (options[key] for key in ("on_full", "admit", "evict", "count"))
+    max_capacity = rows("max_capacity")
+    want(max_capacity != 0, "max_capacity of 1 or more, or None", max_capacity)
+    want(on_full in ON_FULL, f"on_full in {ON_FULL}", on_full)
+    want(on_full == "grow" or max_capacity, f"max_capacity beside on_full={on_full!r}", max_capacity)
+    want(admit is None or isinstance(admit, Admission), "an admission of kvjax.admit or None", admit)
+    want(evict is None or isinstance(evict, (Policy, Every)), "a policy of kvjax.evict or None", evict)
+    runs = evict is None or isinstance(evict, Every) or on_full == "evict"
+    want(runs, "evict=policy.every(steps), or on_full='evict': else it would never run", evict)
+    timed = isinstance(evict, Every) and on_full != "evict" and evict.policy.needs_number()
+    want(not timed, "a number of rows for what is evicted every so many steps", evict)
+    want(count in COUNTS, f"count in {COUNTS}", count)
+    want(isinstance(options["storage"], Storage), "one of kvjax.storage (Host(), Mmap(path))", options["storage"])
+    rounding, constraint = options["rounding"], options["constraint"]
+    want(rounding in ROUNDINGS, f"rounding in {ROUNDINGS}", rounding)
+    want(rounding == "nearest" or dtype != "float32", "rounding='nearest' for rows of float32", rounding)
+    if constraint is not None:
+        got, row = _shape_of(constraint, dim), f"float32[{dim}]"
+        want(got == row, f"constraint: a function {row} -> {row}", got)
+    try:
+        initializer = resolve(options["initializer"], int(dim))
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"kvjax: table {name!r}, get_table: {error}") from error
+    return TableSpec(
+        name=name,
+        dim=int(dim),
+        key_dtype=key_dtype,
+        dtype=dtype,
+        initializer=initializer,
+        seed=(int(host.hash_strings([name.encode()], 0)[0]) if seed is None else int(seed)) % 2**64,
+        trainable=bool(options["trainable"]),
+        checkpoint=bool(options["checkpoint"]),
+        capacity=rows("capacity") or 0,
+        max_capacity=max_capacity,
+        on_full=on_full,
+        admit=admit,
+        evict=evict,
+        count=count,
+        storage=options["storage"],
+        rounding=rounding,
+        constraint=constraint,
+    )
+
+
+def _shape_of(constraint: Any, dim: int) -> str:
+    """What a constraint makes of a row: "float32[8]", or the error it raises."""
+    row = jax.ShapeDtypeStruct((dim,), jnp.float32)
+    try:
+        out = jax.eval_shape(constraint, row)
+        return f"{out.dtype}[{','.join(map(str, out.shape))}]"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
