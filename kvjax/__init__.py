@@ -7,6 +7,7 @@ from kvjax import _admit as admit
 from kvjax import _constraints as constraints
 from kvjax import _evict as evict
 from kvjax import _initializers as initializers
+from kvjax import _storage as storage
 from kvjax._export import Exported as Exported
 from kvjax._export import Prune as Prune
 from kvjax._gradients import grad as grad
@@ -34,11 +35,11 @@ __version__ = "0.1.0"
 __all__ = [
     "Exported", "Keys", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "constraints", "drop_table",
     "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "stats",
-    "tables", "value_and_grad",
+    "storage", "tables", "value_and_grad",
 ]  # fmt: skip
 
 # Public under these names; the modules themselves are private like all others.
-admit, constraints, evict, initializers = admit, constraints, evict, initializers
+admit, constraints, evict, initializers, storage = admit, constraints, evict, initializers, storage
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from kvjax._numbers import is_integer
 from kvjax._rounding import ROUNDINGS
 from kvjax._spec import COUNTS, KEY_DTYPES, ON_FULL, ROW_DTYPES, TableSpec, fail
 from kvjax._stats import Stats, stats_of
+from kvjax._storage import Host, Storage
 from kvjax._table import Table, live
 from kvjax.ffi import host
 
@@ -39,6 +40,7 @@ def get_table(
     admit: Admission | None = None,
     evict: Policy | Every | None = None,
     count: str = "occurrences",
+    storage: Storage | None = None,
     rounding: str = "nearest",
     constraint: Callable[[Any], Any] | None = None,
 ) -> Table:
@@ -63,6 +65,8 @@ def get_table(
       admit: which new keys training gives a row, one of `kvjax.admit`; None for all.
       evict: which rows go when the table is full, one of `kvjax.evict`; with ``.every(steps)`` also in between.
       count: what the frequency of a key counts: its "occurrences" in training, or once per step ("batch").
+      storage: where rows live, one of `kvjax.storage`; by default where they are, and `kvjax.storage.Host` for a new
+        table. Checkpoints do not record it: a table may be restored into any storage.
       rounding: how training rounds rows to bfloat16 or float16: to the "nearest" value, or "stochastic", which keeps
         updates that are smaller than the spacing of the type, in the mean.
       constraint: function of a row ``(dim,)`` float32 that returns one, applied after each update and before
@@ -96,8 +100,9 @@ def get_table(
                     f"kvjax: table {name!r}, get_table: want a table of this name, got none; give dim= to create it"
                 )
             return live(_specs[name])
-        spec = _resolve(name, dim, **given)
         known = _specs.get(name)
+        given["storage"] = storage or (known.storage if known else Host())
+        spec = _resolve(name, dim, **given)
         if known is None:
             host.create(name, spec.host_options())
             _specs[name] = spec
@@ -143,6 +148,7 @@ def _resolve(name: str, dim: Any, *, key_dtype: Any, dtype: Any, seed: Any, **op
     timed = isinstance(evict, Every) and on_full != "evict" and evict.policy.needs_number()
     want(not timed, "a number of rows for what is evicted every so many steps", evict)
     want(count in COUNTS, f"count in {COUNTS}", count)
+    want(isinstance(options["storage"], Storage), "one of kvjax.storage (Host(), Mmap(path))", options["storage"])
     rounding, constraint = options["rounding"], options["constraint"]
     want(rounding in ROUNDINGS, f"rounding in {ROUNDINGS}", rounding)
     want(rounding == "nearest" or dtype != "float32", "rounding='nearest' for rows of float32", rounding)
@@ -154,22 +160,23 @@ def _resolve(name: str, dim: Any, *, key_dtype: Any, dtype: Any, seed: Any, **op
     except (TypeError, ValueError) as error:
         raise type(error)(f"kvjax: table {name!r}, get_table: {error}") from error
     return TableSpec(
-        name,
-        int(dim),
-        key_dtype,
-        dtype,
-        initializer,
-        (int(host.hash_strings([name.encode()], 0)[0]) if seed is None else int(seed)) % 2**64,
-        bool(options["trainable"]),
-        bool(options["checkpoint"]),
-        rows("capacity") or 0,
-        max_capacity,
-        on_full,
-        admit,
-        evict,
-        count,
-        rounding,
-        constraint,
+        name=name,
+        dim=int(dim),
+        key_dtype=key_dtype,
+        dtype=dtype,
+        initializer=initializer,
+        seed=(int(host.hash_strings([name.encode()], 0)[0]) if seed is None else int(seed)) % 2**64,
+        trainable=bool(options["trainable"]),
+        checkpoint=bool(options["checkpoint"]),
+        capacity=rows("capacity") or 0,
+        max_capacity=max_capacity,
+        on_full=on_full,
+        admit=admit,
+        evict=evict,
+        count=count,
+        storage=options["storage"],
+        rounding=rounding,
+        constraint=constraint,
     )
 
 
@@ -177,6 +184,7 @@ def _shape_of(constraint: Any, dim: int) -> str:
     """What a constraint makes of a row: "float32[8]", or the error it raises."""
     row = jax.ShapeDtypeStruct((dim,), jnp.float32)
     try:
+        hash(constraint)  # it is part of what compiled programs are found by
         out = jax.eval_shape(constraint, row)
         return f"{out.dtype}[{','.join(map(str, out.shape))}]"
     except Exception as error:

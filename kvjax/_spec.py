@@ -14,6 +14,7 @@ from kvjax._admit import options as admission_options
 from kvjax._evict import Every, Policy, call_score
 from kvjax._generated import Generated
 from kvjax._initializers import Initializer, Pool, native
+from kvjax._storage import Host, Storage
 
 KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
 ROW_DTYPES = ("float32", "bfloat16", "float16")
@@ -39,6 +40,7 @@ class TableSpec:
     admit: Admission | None = None
     evict: Policy | Every | None = None
     count: str = "occurrences"
+    storage: Storage = Host()  # noqa: RUF009  (frozen)
     rounding: str = "nearest"
     constraint: Callable[[Any], Any] | None = None
 
@@ -72,6 +74,7 @@ class TableSpec:
             "b": b,
             "pool": pool,
             "seed": self.seed,
+            "storage": self.storage.text,
             "capacity": self.capacity,
             "max_capacity": self.max_capacity or 0,
             "on_full": self.on_full,

@@ -17,6 +17,7 @@ LAYERS = [
         "kvjax._keys",
         "kvjax._generated",
         "kvjax._initializers",
+        "kvjax._storage",
         "kvjax._export",
         "kvjax._rounding",
         "kvjax._constraints",
@@ -102,6 +103,7 @@ def test_public_names():
     assert set(kvjax.__all__) == {
         "Exported", "Keys", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "constraints", "drop_table",
         "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "stats",
+        "storage",
         "tables", "value_and_grad",
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "nnx"}

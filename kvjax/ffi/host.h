@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "kvjax/ffi/callbacks.h"
+#include "kvjax/ffi/core/storage.h"
 #include "kvjax/ffi/core/table.h"
 #include "kvjax/ffi/handlers/registry.h"
 #include "kvjax/ffi/handlers/training.h"
@@ -88,10 +89,11 @@ inline void Create(const std::string& name, const nb::dict& o) {
   spec.evict_every = nb::cast<int64_t>(o["evict_every"]);
   spec.count_batches = nb::cast<bool>(o["count_batches"]);
   const auto capacity = nb::cast<size_t>(o["capacity"]);
+  const auto storage = nb::cast<std::string>(o["storage"]);
   ScoreFunction score = MakeScore(nb::object(o["score"]));
   HostCall(name, "get_table", [&] {
     Tables().Create(name, [&](uint32_t first_version) {
-      auto table = std::make_shared<Table>(std::move(spec), std::make_shared<HostSlabs>(), first_version);
+      auto table = std::make_shared<Table>(std::move(spec), MakeSlabs(storage, name), first_version);
       table->Reserve(first_version, capacity);
       table->SetScore(std::move(score));
       return table;

@@ -27,6 +27,7 @@ class Embed(nn.Module):
       seed: see `kvjax.get_table`.
       trainable: see `kvjax.get_table`.
       checkpoint: see `kvjax.get_table`.
+      storage: see `kvjax.get_table`.
 
     Example:
       >>> import jax, kvjax, numpy as np
@@ -49,6 +50,7 @@ class Embed(nn.Module):
     seed: int | None = None
     trainable: bool | None = None
     checkpoint: bool | None = None
+    storage: Any = None
 
     @nn.compact
     def __call__(self, keys: Any) -> jax.Array:
@@ -64,7 +66,7 @@ class Embed(nn.Module):
         def init(_) -> Table:
             return resolve_table(
                 self.table, self.features, dtype=self.param_dtype, initializer=self.initializer, seed=self.seed,
-                key_dtype=self.key_dtype, trainable=self.trainable, checkpoint=self.checkpoint,
+                key_dtype=self.key_dtype, trainable=self.trainable, checkpoint=self.checkpoint, storage=self.storage,
             )  # fmt: skip
 
         return read(self.param("table", init), keys, self.dtype)

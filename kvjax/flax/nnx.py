@@ -27,7 +27,7 @@ class Embed(nnx.Module):
       param_dtype: dtype of the rows, by default float32.
       initializer: see `kvjax.get_table`; by default normal with variance 1 / features.
       rngs: taken for likeness to ``nnx.Embed`` and not used: initial rows depend on the table's seed alone.
-      **options: key_dtype, seed, trainable and checkpoint of `kvjax.get_table`.
+      **options: key_dtype, seed, trainable, checkpoint and storage of `kvjax.get_table`.
 
     Example:
       >>> import kvjax, numpy as np

@@ -87,8 +87,8 @@ void Fill(Live& table, bool filled) {
 using Op = std::function<void(Live&)>;
 
 /// Runs `op`, which leads to `after`, with its `fail_at`-th allocation failing; returns whether it had so
-/// many. Slabs gained before a failure are kept, so each run needs a table of its own: a second try allocates
-/// less.
+/// many. An index grown before a failure stays so, and each run needs a table of its own: a second try
+/// allocates less.
 bool FailsAt(int fail_at, const Op& op, const Snapshot& after, bool filled, bool for_good) {
   Live table(Spec(), std::make_shared<FailingSlabs>());
   Fill(table, filled);

@@ -81,7 +81,39 @@ TEST(RecordsAreZeroedDisjointAndNeverMove) {
     }
     CHECK_EQ(plane.bytes(), slabs->live_bytes());
     CHECK(plane.bytes() >= rows * stride);
-    if (stride <= 2 * kMega) CHECK(plane.bytes() < 3 * (rows * stride) + 4 * kMega);
+    if (stride <= kMega / 16) CHECK(plane.bytes() <= rows * stride * 33 / 32 + 2 * kMega);
+  }
+}
+
+/// Gives out addresses that nobody may touch.
+class NumberedSlabs final : public kvjax::SlabAllocator {
+ public:
+  std::byte* Allocate(size_t) override { return reinterpret_cast<std::byte*>(++count_ << 24); }
+  void Free(std::byte*, size_t) noexcept override {}
+
+ private:
+  uintptr_t count_ = 0;
+};
+
+TEST(EveryRowIdHasItsPlace) {
+  data::Stream random(1);
+  for (size_t stride :
+       {size_t{4}, size_t{12}, size_t{24}, size_t{516}, size_t{8196}, size_t{700'000}, size_t{1} << 21}) {
+    const size_t per_slab = (size_t{1} << 21) / stride;
+    const uint64_t rows = std::min<uint64_t>(0xFFFFFFFF, per_slab << 20);
+    Plane plane(std::make_shared<NumberedSlabs>(), stride);
+    plane.Reserve(rows);
+    const auto check = [&](uint64_t row) {
+      const uintptr_t want = ((row / per_slab + 1) << 24) + row % per_slab * stride;
+      CHECK_EQ(reinterpret_cast<uintptr_t>(plane.At(static_cast<uint32_t>(row))), want);
+    };
+    for (int i = 0; i < 20'000; ++i) {
+      check(random.Below(rows));
+      const uint64_t first = random.Below(rows) / per_slab * per_slab;  // of a slab
+      check(first);
+      if (first > 0) check(first - 1);
+    }
+    check(rows - 1);
   }
 }
 
@@ -113,6 +145,38 @@ TEST(ReserveTakesOnlyWhatItNeeds) {
   CHECK_EQ(slabs->live(), 2u);
   plane.Reserve(512 * 9);
   CHECK_EQ(slabs->live(), 9u);
+}
+
+TEST(ShrinkFreesWhatIsBeyond) {
+  const auto slabs = std::make_shared<CountingSlabs>();
+  Plane plane(slabs, 4096);  // 512 records to a slab
+  plane.Reserve(512 * 9);
+  plane.Shrink(SIZE_MAX);
+  CHECK_EQ(slabs->live(), 9u);
+  plane.Shrink(512 * 7 + 1);
+  CHECK_EQ(slabs->live(), 8u);
+  plane.Shrink(512 * 7);
+  CHECK_EQ(slabs->live(), 7u);
+  plane.Shrink(1);
+  CHECK_EQ(slabs->live(), 1u);
+  plane.Shrink(0);
+  CHECK_EQ(slabs->live(), 0u);
+  Plane nothing(slabs, 0);
+  nothing.Shrink(0);
+}
+
+TEST(HugePagesComeOnceATableIsLarge) {
+  constexpr size_t kSlab = size_t{1} << 21;
+  kvjax::HostSlabs slabs(4 * kSlab);
+  std::vector<std::byte*> live;
+  for (int i = 0; i < 12; ++i) live.push_back(slabs.Allocate(kSlab));
+  for (size_t i = 4; i < live.size(); ++i) {
+    CHECK_EQ(reinterpret_cast<uintptr_t>(live[i]) % kSlab, 0u);
+    CHECK(IsZero(live[i], kSlab));
+    std::memset(live[i], static_cast<int>(i), kSlab);
+  }
+  for (size_t i = 4; i < live.size(); ++i) CHECK(live[i][kSlab - 1] == static_cast<std::byte>(i));
+  for (std::byte* slab : live) slabs.Free(slab, kSlab);
 }
 
 TEST(MovesFreeEachSlabOnce) {
@@ -154,6 +218,7 @@ TEST(FailedReserveKeepsWhatThereWas) {
   CHECK(thrown);
   CHECK_EQ(plane.At(511), record);
   CHECK(*record == std::byte{9});
+  CHECK_EQ(slabs->live(), 1u);  // what the failed call gained is given back
   CHECK_EQ(plane.bytes(), slabs->live_bytes());
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/hash.h"
+#include "kvjax/ffi/core/pages.h"
 
 namespace kvjax {
 
@@ -141,7 +142,7 @@ class KeyIndex {
 
   /// Forgets every key and gives the memory back.
   void Clear() noexcept {
-    std::vector<Entry>().swap(entries_);
+    Entries().swap(entries_);
     size_ = 0;
   }
 
@@ -151,6 +152,7 @@ class KeyIndex {
     uint32_t row = kNoRow;
   };
   static_assert(sizeof(Entry) == 16);
+  using Entries = std::vector<Entry, PageAllocator<Entry>>;
   static constexpr size_t kSmallest = 16;
 
   // At 5/8 full a hit costs 1.8 probes and a miss 4.1 on average: mostly one cache line.
@@ -159,7 +161,7 @@ class KeyIndex {
   [[nodiscard]] size_t Next(size_t i) const { return (i + 1) & (entries_.size() - 1); }
 
   void Rebuild(size_t capacity) {
-    std::vector<Entry> old(capacity, Entry{});
+    Entries old(capacity, Entry{});
     old.swap(entries_);
     shift_ = 64 - std::countr_zero(capacity);
     for (const Entry& entry : old) {
@@ -173,7 +175,7 @@ class KeyIndex {
     entries_[i] = entry;
   }
 
-  std::vector<Entry> entries_;
+  Entries entries_;
   size_t size_ = 0;
   int shift_ = 63;
 };

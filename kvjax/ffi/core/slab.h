@@ -1,8 +1,7 @@
 // Rows live in slabs of fixed size that never move; a plane is a growing list of them.
 #pragma once
-#include <sys/mman.h>
-
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -11,27 +10,42 @@
 #include <utility>
 #include <vector>
 
+#include "kvjax/ffi/core/pages.h"
+
 namespace kvjax {
 
-/// Where slabs come from. A slab is zeroed when it is handed out.
+/// Where slabs come from. A slab is zeroed when it is handed out. Any thread may call at any time.
 class SlabAllocator {
  public:
   virtual ~SlabAllocator() = default;
-  /// Returns `bytes` zeroed bytes aligned to a page. Throws std::bad_alloc.
+  /// Returns `bytes` zeroed bytes aligned to a page, or throws std::bad_alloc or kvjax::Error.
   virtual std::byte* Allocate(size_t bytes) = 0;
+  /// Gives memory and disk back to the system, not to a pool.
   virtual void Free(std::byte* slab, size_t bytes) noexcept = 0;
 };
 
-/// Slabs in host memory. The system commits a page when it is first written, so a slab that is
-/// hardly used costs address space and little else.
+/// Slabs in host memory. The system commits a page when it is first written, so a slab that is hardly used
+/// costs address space and little else; a slab of one huge page is committed as a whole. So huge pages come
+/// only once `huge_from` bytes are out, where a table's last, partly used slabs no longer count.
 class HostSlabs final : public SlabAllocator {
  public:
+  static constexpr size_t kHugeFrom = size_t{32} << 20;
+
+  explicit HostSlabs(size_t huge_from = kHugeFrom) : huge_from_(huge_from) {}
+
   std::byte* Allocate(size_t bytes) override {
-    void* slab = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (slab == MAP_FAILED) throw std::bad_alloc();
-    return static_cast<std::byte*>(slab);
+    std::byte* const slab = MapPages(bytes, bytes_ >= huge_from_);
+    bytes_ += bytes;
+    return slab;
   }
-  void Free(std::byte* slab, size_t bytes) noexcept override { munmap(slab, bytes); }
+  void Free(std::byte* slab, size_t bytes) noexcept override {
+    UnmapPages(slab, bytes);
+    bytes_ -= bytes;
+  }
+
+ private:
+  size_t huge_from_;
+  std::atomic<size_t> bytes_ = 0;  // a table and the one that is to replace it share their allocator
 };
 
 /// Records of `stride` bytes under row ids 0, 1, 2, ... The address of a record never changes.
@@ -40,17 +54,21 @@ class Plane {
   /// stride 0 is a plane that holds nothing.
   Plane(std::shared_ptr<SlabAllocator> allocator, size_t stride)
       : allocator_(std::move(allocator)), stride_(stride) {
-    if (stride_ > 0) shift_ = std::bit_width(std::max<size_t>(kSlabBytes / stride_, 1)) - 1;
+    if (stride_ == 0) return;
+    per_slab_ = std::max<size_t>(kSlabBytes / stride_, 1);
+    inverse_ = UINT64_MAX / per_slab_;
   }
   Plane(Plane&& other) noexcept
       : allocator_(std::move(other.allocator_)),
         stride_(other.stride_),
-        shift_(other.shift_),
+        per_slab_(other.per_slab_),
+        inverse_(other.inverse_),
         slabs_(std::exchange(other.slabs_, {})) {}
   Plane& operator=(Plane other) noexcept {
     std::swap(allocator_, other.allocator_);
     std::swap(stride_, other.stride_);
-    std::swap(shift_, other.shift_);
+    std::swap(per_slab_, other.per_slab_);
+    std::swap(inverse_, other.inverse_);
     std::swap(slabs_, other.slabs_);
     return *this;
   }
@@ -62,25 +80,33 @@ class Plane {
   [[nodiscard]] size_t stride() const { return stride_; }
   [[nodiscard]] size_t bytes() const { return slabs_.size() * slab_bytes(); }
 
-  /// Makes room for `rows` records in all. Throws std::bad_alloc; slabs gained before that are kept.
+  /// Makes room for `rows` records in all. What the allocator throws leaves everything as it was.
   void Reserve(size_t rows) {
     if (stride_ == 0) return;
-    while (slabs_.size() << shift_ < rows) {
-      slabs_.reserve(std::bit_ceil(slabs_.size() + 1));  // so that push_back below cannot throw
-      slabs_.push_back(allocator_->Allocate(slab_bytes()));
+    const size_t before = slabs_.size() * per_slab_;
+    try {
+      while (slabs_.size() * per_slab_ < rows) {
+        slabs_.reserve(std::bit_ceil(slabs_.size() + 1));  // so that push_back below cannot throw
+        slabs_.push_back(allocator_->Allocate(slab_bytes()));
+      }
+    } catch (...) {
+      Shrink(before);  // or the next call, small as it may be, would find no memory left
+      throw;
     }
   }
 
-  /// Frees the slabs behind those that the first `rows` records need.
+  /// Frees the slabs that hold nothing but records from `rows` on.
   void Shrink(size_t rows) noexcept {
-    while (!slabs_.empty() && (slabs_.size() - 1) << shift_ >= rows) {
-      allocator_->Free(slabs_.back(), slab_bytes());
-      slabs_.pop_back();
-    }
+    if (stride_ == 0) return;
+    const size_t keep = rows / per_slab_ + (rows % per_slab_ != 0 ? 1 : 0);
+    for (; slabs_.size() > keep; slabs_.pop_back()) allocator_->Free(slabs_.back(), slab_bytes());
   }
 
   [[nodiscard]] std::byte* At(uint32_t row) const {
-    return slabs_[row >> shift_] + (row & ((size_t{1} << shift_) - 1)) * stride_;
+    // row / per_slab_ by multiplication, exact for all 32-bit numbers, so that slabs can be full: records to
+    // a slab are seldom a power of two.
+    const auto slab = static_cast<size_t>((static_cast<Wide>(inverse_) * (uint64_t{row} + 1)) >> 64);
+    return slabs_[slab] + (row - slab * per_slab_) * stride_;
   }
 
   void Prefetch(uint32_t row) const {
@@ -89,14 +115,14 @@ class Plane {
   }
 
  private:
-  static constexpr size_t kSlabBytes = size_t{1} << 21;  // one huge page
-  [[nodiscard]] size_t slab_bytes() const {
-    return std::max(kSlabBytes, (stride_ << shift_) + (-(stride_ << shift_) & 4095));
-  }
+  using Wide = unsigned __int128;
+  static constexpr size_t kSlabBytes = kHugePage;
+  [[nodiscard]] size_t slab_bytes() const { return std::max(kSlabBytes, stride_ + (-stride_ & 4095)); }
 
   std::shared_ptr<SlabAllocator> allocator_;
   size_t stride_;
-  int shift_ = 0;
+  size_t per_slab_ = 1;
+  uint64_t inverse_ = 0;
   std::vector<std::byte*> slabs_;
 };
 

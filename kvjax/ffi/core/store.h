@@ -64,9 +64,15 @@ class RowStore {
   void Reserve(size_t n) {
     index_.Reserve(index_.size() + n);
     const size_t rows = next_row_ + (n > free_rows_.size() ? n - free_rows_.size() : 0);
-    values_.Reserve(rows);
-    headers_.Reserve(rows);
-    slots_.Reserve(rows);
+    try {
+      values_.Reserve(rows);
+      headers_.Reserve(rows);
+      slots_.Reserve(rows);
+    } catch (...) {  // what was gained goes back, or the next call would find no memory left
+      for (Plane* plane : {&values_, &headers_, &slots_})
+        plane->Shrink(std::max<size_t>(next_row_, reserved_));
+      throw;
+    }
   }
   /// As Reserve, for `n` rows in all; Compact leaves them that room.
   void ReserveInAll(size_t n) {

@@ -1,0 +1,60 @@
+// Memory straight from the system, in huge pages where that is asked for.
+//
+// Rows and index entries are read at random, so what costs most in a large table is the walk through the page
+// tables. A huge page covers 2 MiB with one entry of the TLB, and zeroing it takes one fault instead of 512.
+#pragma once
+#include <sys/mman.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+namespace kvjax {
+
+inline constexpr size_t kHugePage = size_t{1} << 21;
+
+/// `bytes` zeroed bytes, with `huge` aligned to a huge page and asked to be made of them (the system may
+/// decline). Throws std::bad_alloc.
+inline std::byte* MapPages(size_t bytes, bool huge) {
+  const size_t spare = huge ? kHugePage : 0;
+  if (bytes > SIZE_MAX - spare) throw std::bad_alloc();
+  void* const map = mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (map == MAP_FAILED) throw std::bad_alloc();
+  auto* const start = static_cast<std::byte*>(map);
+  if (!huge) return start;
+  // Untouched address space costs nothing, so a failure to trim it is none.
+  const size_t before = -reinterpret_cast<uintptr_t>(start) & (kHugePage - 1);
+  if (before > 0) munmap(start, before);
+  munmap(start + before + bytes, spare - before);
+  madvise(start + before, bytes, MADV_HUGEPAGE);
+  return start + before;
+}
+
+inline void UnmapPages(std::byte* start, size_t bytes) noexcept {
+  // Cutting a hole may need one mapping more than the system allows; the memory can be given back all the
+  // same.
+  if (munmap(start, bytes) != 0) madvise(start, bytes, MADV_DONTNEED);
+}
+
+/// For containers that may grow large: from 2 huge pages on their memory is made of them.
+template <class T>
+struct PageAllocator {
+  using value_type = T;
+
+  T* allocate(size_t n) {
+    if (n > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
+    if (n * sizeof(T) < kFrom) return std::allocator<T>().allocate(n);
+    return reinterpret_cast<T*>(MapPages(n * sizeof(T), true));
+  }
+  void deallocate(T* items, size_t n) noexcept {
+    if (n * sizeof(T) < kFrom) return std::allocator<T>().deallocate(items, n);
+    UnmapPages(reinterpret_cast<std::byte*>(items), n * sizeof(T));
+  }
+  bool operator==(const PageAllocator&) const = default;
+
+ private:
+  static constexpr size_t kFrom = 2 * kHugePage;
+};
+
+}  // namespace kvjax

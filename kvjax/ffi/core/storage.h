@@ -1,0 +1,28 @@
+// Which slabs a table gets, by the text that Python's kvjax.storage gives for it.
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/mapped.h"
+#include "kvjax/ffi/core/slab.h"
+
+namespace kvjax {
+
+/// "host", "host:huge" (huge pages from the first slab on), "host:small" (never) or "mmap:<folder>".
+/// Throws kvjax::Error in the name of `table`.
+inline std::shared_ptr<SlabAllocator> MakeSlabs(std::string_view text, std::string_view table) {
+  constexpr std::string_view kMmap = "mmap:";
+  if (text == "host") return std::make_shared<HostSlabs>();
+  if (text == "host:huge") return std::make_shared<HostSlabs>(0);
+  if (text == "host:small") return std::make_shared<HostSlabs>(SIZE_MAX);
+  if (text.starts_with(kMmap)) {
+    return std::make_shared<MappedSlabs>(std::string(text.substr(kMmap.size())), std::string(table));
+  }
+  throw MakeError(ErrorCode::kInvalidArgument, table, "get_table", "one of kvjax.storage",
+                  "'" + std::string(text) + "'", "see kvjax.storage");
+}
+
+}  // namespace kvjax
