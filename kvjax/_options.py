@@ -87,6 +87,7 @@ def _shape_of(constraint: Any, dim: int) -> str:
     """What a constraint makes of a row: "float32[8]", or the error it raises."""
     row = jax.ShapeDtypeStruct((dim,), jnp.float32)
     try:
+        hash(constraint)  # it is part of what compiled programs are found by
         out = jax.eval_shape(constraint, row)
         return f"{out.dtype}[{','.join(map(str, out.shape))}]"
     except Exception as error:

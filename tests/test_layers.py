@@ -17,6 +17,7 @@ LAYERS = [
         "kvjax._keys",
         "kvjax._generated",
         "kvjax._initializers",
+        "kvjax._storage",
         "kvjax._export",
         "kvjax._rounding",
         "kvjax._constraints",

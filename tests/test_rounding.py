@@ -181,6 +181,13 @@ def test_equal_constraints_are_the_same_table(make):
         kvjax.get_table(table.name, dim=2, constraint=kvjax.constraints.max_norm(2.0))
 
 
+class Unhashable:
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __call__(self, row):
+        return row
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -190,6 +197,7 @@ def test_equal_constraints_are_the_same_table(make):
         ({"constraint": lambda row: row.astype(jnp.bfloat16)}, r"got 'bfloat16\[4\]'"),
         ({"constraint": lambda a, b: a}, "TypeError"),
         ({"constraint": 1.0}, "constraint"),
+        ({"constraint": Unhashable()}, "unhashable"),
     ],
 )
 def test_bad_options(options, message):
