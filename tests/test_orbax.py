@@ -86,6 +86,44 @@ def test_training_may_go_on_while_a_save_is_written(make, tmp_path):
     assert_equal(restore(tmp_path, 1, {"t": table})["t"].export(slots=True), want)
 
 
+def positive(row):
+    return jnp.maximum(row, 0)
+
+
+def test_a_table_is_made_as_it_was_saved(make, tmp_path):
+    evict, admit = kvjax.evict, kvjax.admit
+    table = make(
+        2, max_capacity=100, on_full="evict", admit=admit.Sketch(2, unadmitted=-1, halve_every=5), count="batch",
+        evict=(evict.MaxAge(3) | ~evict.MinNorm(0.5) & evict.LeastFrequent(2, half_life=4.0)).every(7),
+        constraint=kvjax.constraints.max_norm(2.0),
+    )  # fmt: skip
+    table = trained(table)
+    save(tmp_path, 1, {table.name: table})
+    want = table.snapshot()
+    kvjax.drop_table(table.name)
+    again = restore(tmp_path, 1)[table.name]
+    assert again.spec == table.spec
+    np.testing.assert_array_equal(again.snapshot().admission["sketch"], want.admission["sketch"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"constraint": positive},
+        {"max_capacity": 9, "on_full": "evict", "evict": kvjax.evict.LowestScore(None, lambda rows: rows.freqs)},
+    ],
+)
+def test_functions_are_not_restored_by_name(options, make, tmp_path):
+    table = trained(make(2, **options))
+    save(tmp_path, 1, {table.name: table})
+    size = len(table)
+    assert len(restore(tmp_path, 1, {table.name: table})[table.name]) == size
+    kvjax.drop_table(table.name)
+    with pytest.raises(ValueError, match="rules without functions"):
+        restore(tmp_path, 1)
+    assert table.name not in kvjax.tables()
+
+
 @pytest.mark.parametrize("name", ["a/b c%", ".", "..", "ä", "a.b"])
 def test_empty_tables_and_awkward_names(name, make, tmp_path):
     table = kvjax.get_table(name, dim=2)

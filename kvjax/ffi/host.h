@@ -95,7 +95,7 @@ inline void Create(const std::string& name, const nb::dict& o) {
     Tables().Create(name, [&](uint32_t first_version) {
       auto table = std::make_shared<Table>(std::move(spec), MakeSlabs(storage, name), first_version);
       table->Reserve(first_version, capacity);
-      table->SetScore(std::move(score));
+      table->SetScore(score);  // a copy: the last reference must not go under the registry's lock
       return table;
     });
   });
@@ -268,7 +268,9 @@ inline void BindHost(nb::module_& m) {
   m.def("create", &Create, nb::arg("name"), nb::arg("options"));
   m.def(
       "drop", [](const std::string& name) { Tables().Drop(name); }, nb::call_guard<nb::gil_scoped_release>());
-  m.def("version", [](const std::string& name) { return Tables().Find(name, "version")->version(); });
+  m.def(
+      "version", [](const std::string& name) { return Tables().Find(name, "version")->version(); },
+      nb::call_guard<nb::gil_scoped_release>());
   m.def("size", [](const std::string& name, uint32_t version) {
     const auto table = Tables().Find(name, "size");
     return HostCall(name, "size", [&] { return table->Size(version); });

@@ -14,7 +14,7 @@ from orbax.checkpoint import future
 from kvjax._registry import get_table
 from kvjax._spec import fail
 from kvjax._table import Table
-from kvjax.orbax import _layout
+from kvjax.orbax import _layout, _rules
 
 
 class TableHandler(ocp.handlers.AsyncCheckpointHandler):
@@ -67,10 +67,14 @@ def _target(name: str, table: Table | None, stored: _layout.Stored) -> Table:
     """The live table to load into: the given one if it fits what was stored, or a new one."""
     meta, initializer = stored.meta, _layout.initializer(stored)
     if table is None:
+        try:
+            options = {option: _rules.load(saved) for option, saved in meta.get("options", {}).items()}
+        except ValueError as error:
+            raise ValueError(f"kvjax: table {name!r}, restore: {error}") from error
         return get_table(
             name, dim=meta["dim"], key_dtype=meta["key_dtype"], dtype=meta["dtype"],
             initializer=initializer, seed=meta["seed"], trainable=meta["trainable"],
-            rounding=meta.get("rounding", "nearest"),
+            rounding=meta.get("rounding", "nearest"), **options,
         )  # fmt: skip
     spec = table.spec
     for field, saved in (

@@ -28,9 +28,12 @@ from kvjax._generated import Generated
 from kvjax._initializers import Initializer, Pool, describe, described
 from kvjax._table import Table
 from kvjax.ffi import host
+from kvjax.orbax import _rules
 
 FORMAT = "kvjax.table.v1"
 _SHARD = "shard-00000-of-00001"
+# Of what a table is made with, what a restore by name alone needs beside the fields above.
+OPTIONS = ("max_capacity", "on_full", "admit", "evict", "count", "constraint")
 _ROWS = ("keys", "values", "freqs", "versions", "has_slots")
 _POOL = "initializer.pool"
 _CHUNK_BYTES = 1 << 22
@@ -86,6 +89,7 @@ def snapshot(table: Table, prune: PruneLike | None = None) -> Stored:
         "seed": spec.seed,
         "trainable": spec.trainable,
         "rounding": spec.rounding,
+        "options": {name: _rules.dump(getattr(spec, name)) for name in OPTIONS},
         "num_buckets": host.NUM_BUCKETS,
         "num_shards": 1,
         "rows": len(rows),
