@@ -30,8 +30,8 @@ def load(saved: Any) -> Any:
         return saved
     if "function" in saved:
         raise ValueError(
-            f"want rules without functions of yours, got {saved['function']}, of which a checkpoint holds the name alone;"
-            " make the table with kvjax.get_table first and restore into it"
+            f"want rules without functions of yours, got {saved['function']}, of which a checkpoint has only the name; "
+            "make the table with kvjax.get_table first and restore into it"
         )
     kinds = [getattr(module, saved["rule"], None) for module in _MODULES]
     kind = next((k for k in kinds if dataclasses.is_dataclass(k)), None)
