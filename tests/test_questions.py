@@ -1,0 +1,166 @@
+"""Questions that systems answer differently: what is read where there is no row, what duplicates and full tables do,
+whether some keys are special, and whether a refused call leaves a trace."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+
+REFUSED = (ValueError, TypeError, MemoryError, jax.errors.JaxRuntimeError)
+
+
+def gradients(keys, dim=1, grad=1.0):
+    return kvjax.SparseRows(kvjax.keys(np.asarray(keys)), jnp.full((len(keys), dim), grad, jnp.float32))
+
+
+def contents(table):
+    """Everything that a write could change, by key."""
+    rows = table.export(slots=True)
+    columns = (rows.keys, rows.values, rows.freqs, rows.versions, rows.pinned, *rows.slots.values())
+    return {row[0]: row[1:] for row in zip(*(c.tolist() for c in columns), strict=True)}
+
+
+# ---- a key without a row ---------------------------------------------------------------------------------------------
+
+
+def test_reading_is_the_same_in_training_and_evaluation_and_inserts_nothing(make):
+    table = make(dim=3, initializer=kvjax.initializers.normal(1.0))
+    keys = kvjax.keys(np.array([5, -5, 2**62]))
+    read = table.lookup
+    want = read(keys)
+    reads = {
+        "jit": jax.jit(read)(keys),
+        "vmap": jax.vmap(read)(keys),
+        "scan": jax.lax.scan(lambda c, k: (c, read(k)), 0, keys)[1],
+        "remat": jax.checkpoint(read)(keys),
+        "other batch": read(np.array([1, 5, -5, 2**62]))[1:],
+    }
+    for name, rows in reads.items():
+        np.testing.assert_array_equal(rows, want, err_msg=name)
+    assert len(table) == 0 and int(table.version) == 0 and table.stats().inserted == 0
+    loss, _ = kvjax.value_and_grad(lambda t: jnp.sum(t.lookup(keys)))(table)
+    np.testing.assert_allclose(loss, want.sum(), rtol=1e-6)
+    assert len(table) == 0  # the gradient alone is no update
+    assert len(table.apply(optax.sgd(1.0), gradients([5, 6], 3))[0]) == 2
+
+
+# ---- duplicates in a batch -------------------------------------------------------------------------------------------
+
+TWICE = np.array([7, 8, 7])
+ROWS = np.array([[1.0], [2.0], [4.0]])
+
+
+@pytest.mark.parametrize(
+    ("write", "want"),
+    [
+        (lambda t: t.upsert(TWICE, ROWS), {7: 4, 8: 2}),
+        (lambda t: t.upsert(np.array([7]), [[9.0]]).assign(TWICE, ROWS), {7: 4}),
+        (lambda t: t.add(TWICE, ROWS), {7: 15, 8: 12}),
+        (lambda t: t.lookup_or_insert(TWICE)[1], {7: 10, 8: 10}),
+        (lambda t: t.accum(TWICE, ROWS, ROWS + 1, np.array([False, False, True])), {7: 3, 8: 3}),
+        (lambda t: t.pin(TWICE).restrict(0), {7: 10, 8: 10}),
+        (lambda t: t.upsert(np.arange(9), np.ones((9, 1))).remove(TWICE).remove(np.arange(7)), {}),
+        (lambda t: t.apply(optax.sgd(1.0), kvjax.SparseRows(TWICE, jnp.asarray(ROWS, jnp.float32)))[0], {7: 5, 8: 8}),
+    ],
+    ids=["upsert", "assign", "add", "lookup_or_insert", "accum", "pin", "remove", "apply"],
+)
+def test_duplicates(write, want, make):
+    table = write(make(dim=1, initializer=10.0))
+    assert {key: row[0][0] for key, row in contents(table).items()} == want
+
+
+@pytest.mark.parametrize(("count", "want"), [("occurrences", [3, 2]), ("batch", [2, 1])])
+def test_what_a_frequency_counts(count, want, make):
+    table = make(dim=1, count=count, admit=kvjax.admit.MinCount(min(want)))
+    for batch in ([1, 1, 2, 2], [1]):
+        table, _ = table.apply(optax.sgd(1.0), gradients(batch))
+    assert table.frequency(np.array([1, 2])).tolist() == want
+
+
+# ---- at capacity -----------------------------------------------------------------------------------------------------
+
+
+def test_what_a_full_table_does(make):
+    def filled(on_full):
+        table = make(dim=1, max_capacity=3, on_full=on_full)
+        for key in (1, 2, 3):
+            table, _ = table.apply(optax.sgd(1.0), gradients([key]))
+        return table
+
+    grown, _ = filled("grow").apply(optax.sgd(1.0), gradients([2, 4]))
+    assert set(contents(grown)) == {1, 2, 3, 4} and grown.stats().over_capacity == 1
+    evicted, _ = filled("evict").apply(optax.sgd(1.0), gradients([2, 4]))
+    assert contents(evicted) == {2: ([-2.0], 2, 4, False), 3: ([-1.0], 1, 3, False), 4: ([-1.0], 1, 4, False)}
+    assert evicted.stats().evicted == {"capacity": 1}
+    full = filled("error")
+    before = contents(full)
+    with pytest.raises(REFUSED, match=r"apply: want at most max_capacity=3 rows, got 4"):
+        jax.block_until_ready(full.apply(optax.sgd(1.0), gradients([2, 4]))[0].version)
+    assert contents(full.refresh()) == before
+    assert contents(full.refresh().apply(optax.sgd(1.0), gradients([2]))[0])[2] == ([-2.0], 2, 4, False)
+
+
+# ---- no key is special -----------------------------------------------------------------------------------------------
+
+# What others take for an empty place, a deleted one, padding or a mark: 0, -1, -2, the ends of the types, HKV's four.
+AWKWARD = np.array(
+    [0, 1, -1, -2, 2**31 - 1, 2**31, -(2**31), 2**32 - 1, 2**32, 2**63 - 1, 2**63 - 2, -(2**63), -(2**63) + 1, -3, -4]
+)
+
+
+def test_no_key_is_special(make, x64):
+    options = {"dim": 2, "initializer": 0.5, "admit": kvjax.admit.MinCount(2)}
+    table, n = make(**options), len(AWKWARD)
+    for _ in range(2):
+        table, _ = table.apply(optax.trace(1.0), gradients(AWKWARD, 2, grad=np.arange(1.0, n + 1)[:, None]))
+    want = 0.5 + np.repeat(np.arange(1.0, n + 1)[:, None], 2, 1)
+    np.testing.assert_array_equal(table.lookup(AWKWARD), want)
+    assert table.frequency(AWKWARD).tolist() == [2] * n and table.contains(AWKWARD).all()
+    np.testing.assert_array_equal(table.slot("trace", AWKWARD), want - 0.5)
+    bags = kvjax.lookup_bag(table, AWKWARD, lengths=np.ones(n, np.int32))
+    np.testing.assert_array_equal(bags, want)
+    copy = make(**options).load(table.snapshot())
+    assert contents(copy) == contents(table) and set(contents(copy)) == set(AWKWARD.tolist())
+    for i, key in enumerate(AWKWARD):
+        kept = table.pin(key).restrict(0)
+        assert contents(kept)[int(key)][0] == want[i].tolist() and len(kept) == 1
+        table = kept.unpin(key).load(copy.snapshot())
+    assert len(table.remove(AWKWARD)) == 0
+
+
+# ---- a call that is refused changes nothing --------------------------------------------------------------------------
+
+KEYS, GOOD, BAD = np.array([1, 2]), np.ones((2, 2)), np.ones((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda t: t.upsert(KEYS, BAD), r"upsert: want values \(2, 2\), got \(2, 3\)"),
+        (lambda t: t.assign(KEYS, GOOD[:1]), r"assign: want values \(2, 2\), got \(1, 2\)"),
+        (lambda t: t.add(KEYS, GOOD.astype(complex)), "add: want real values, got complex"),
+        (lambda t: t.accum(KEYS, GOOD, GOOD, np.array([1, 0])), r"accum: want exists \(2,\) bool"),
+        (lambda t: t.accum(KEYS, BAD, GOOD, np.array([True, True])), r"accum: want values \(2, 2\)"),
+        (lambda t: t.upsert(np.array([1.0, 2.0]), GOOD), "upsert: want integers"),
+        (lambda t: t.remove(np.array(["a"])), "hash_keys"),
+        (lambda t: t.apply(optax.sgd(1.0), gradients([1, 2], 3)), r"apply: want gradient rows \(..., 2\)"),
+        (lambda t: t.apply(optax.sgd(1.0), gradients([1], 2, jnp.nan), step=-2), "step"),
+        (lambda t: t.evict("oldest"), "evict: want a policy"),
+        (lambda t: t.evict(kvjax.evict.LeastRecent()), r"LeastRecent\(100\)"),
+        (lambda t: t.restrict(-1), "restrict: want a number of rows"),
+        (lambda t: t.restrict(1, by="age"), "restrict: want by in"),
+        (lambda t: t.slot("mu", KEYS), r"slot: want one of its slots \['trace'\], got 'mu'"),
+        (lambda t: t.on_evict("file"), "on_evict: want a function"),
+        (lambda t: t.reserve(-1), "reserve: want a number of rows"),
+        (lambda t: t.load(t.export().take(np.array([0, 0]))), "twice|distinct"),
+    ],
+)
+def test_a_refused_call_changes_nothing(call, message, make):
+    table, _ = make(dim=2).apply(optax.trace(0.5), gradients([1, 5], 2))
+    before = contents(table)
+    with pytest.raises((*REFUSED, KeyError), match=message):
+        call(table)
+    assert contents(table.refresh()) == before
