@@ -217,7 +217,7 @@ def test_tfra_dynamic_embedding_optimizer(promotion):
 
 # ---- SOK -------------------------------------------------------------------------------------------------------------
 # sok.DynamicVariable(dimension=3, initializer="13"), embedding_lookup / sparse_read, lookup_sparse(combiners),
-#   sok.OptimizerWrapper(SGD(1.0)).apply_gradients, sok.export, sok.assign, scatter_add, size
+#   sok.OptimizerWrapper(SGD(1.0)).apply_gradients, sok.export, sok.assign, scatter_update, scatter_add, size
 
 SOK_IDS = np.array([0, 1, 2**40])
 
@@ -229,9 +229,10 @@ def test_sok_dynamic_variable(make):
     assert table.size() == 0  # there, reading inserts; here it does not
     table = descend(lambda t: jnp.sum(t.lookup(keys)), table, optax.sgd(1.0))
     assert rows_of(table) == {0: 12, 1: 12, 2**40: 12} and table.size() == 3
-    table = table.assign(np.array([0, 7]), np.full((2, 3), 5.0))  # only what exists; `upsert` also inserts
-    table = table.add(np.array([1, 1, 9]), np.ones((3, 3)))  # what was missing starts from its initial row
-    assert rows_of(table) == {0: 5, 1: 14, 2**40: 12, 9: 14}
+    table = table.upsert(np.array([8]), np.full((1, 3), 3.0))  # sok.assign
+    table = table.assign(np.array([0, 7]), np.full((2, 3), 5.0))  # scatter_update: only what exists
+    table = table.add(np.array([1, 1, 9]), np.ones((3, 3)))  # scatter_add; what was missing starts from its initial row
+    assert rows_of(table) == {0: 5, 1: 14, 2**40: 12, 8: 3, 9: 14}
 
 
 def test_sok_lookup_sparse(make):
