@@ -281,6 +281,28 @@ def test_deeprec_filters(admit, make):
     np.testing.assert_allclose(rows.slots["sum_of_squares"][order, 0], [2.1, 1.1, 9.1], rtol=1e-6)
 
 
+def test_deeprec_two_variables_in_one_model():
+    """Each with a policy of its own, trained by one optimizer, and read back as the four arrays of a checkpoint."""
+    counter = kvjax.admit.MinCount(3)
+    oldest, smallest = kvjax.evict.MaxAge(0).every(4), kvjax.evict.MinNorm(1.2).every(4)
+    params = {
+        "a": kvjax.get_table("a", dim=2, initializer=1.0, admit=counter, evict=oldest),  # GlobalStepEvict
+        "b": kvjax.get_table("b", dim=2, initializer=1.0, admit=counter, evict=smallest),  # L2WeightEvict
+    }
+    tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=ADAGRAD)
+    state = tx.init(params)
+    for batch in BATCHES:
+        grads = kvjax.grad(lambda p, ids=batch: sum(jnp.sum(p[name].lookup(np.array(ids))) for name in "ab"))(params)
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    a, b = params["a"].export(), params["b"].export()
+    assert (a.keys.tolist(), a.freqs.tolist(), a.versions.tolist()) == ([5], [3], [4])
+    np.testing.assert_allclose(a.values, [[1 - 0.3 / 9.1**0.5] * 2], rtol=1e-6)
+    assert dict(zip(b.keys.tolist(), b.freqs.tolist(), strict=True)) == {2: 3, 5: 3}
+    assert b.versions[b.keys == 2] == 3
+    np.testing.assert_allclose(b.values[b.keys == 2], [[1 - 0.1 / 1.1**0.5] * 2], rtol=1e-6)
+
+
 def test_deeprec_filtered_keys_are_saved(make):
     """ "a-keys_filtered" and "-freqs_filtered": what has been counted is not lost in a restart."""
     options = {"dim": 1, "admit": kvjax.admit.MinCount(3)}
