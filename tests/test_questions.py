@@ -131,6 +131,48 @@ def test_no_key_is_special(make, x64):
     assert len(table.remove(AWKWARD)) == 0
 
 
+# ---- a restart -------------------------------------------------------------------------------------------------------
+
+
+def test_a_restart_changes_nothing(tmp_path, promotion):
+    """Training that is saved, forgotten and restored ends with the same bits as one that ran through, with all on."""
+    options = {
+        "dim": 4,
+        "dtype": "bfloat16",
+        "rounding": "stochastic",
+        "initializer": jax.nn.initializers.normal(1.0),
+        "constraint": kvjax.constraints.max_norm(2.0),
+        "admit": kvjax.admit.MinCount(2, unadmitted=-7),
+        "max_capacity": 60,
+        "on_full": "evict",
+        "evict": kvjax.evict.LeastFrequent(7, half_life=3.0).every(5),
+    }
+    batches = np.random.default_rng(0).zipf(1.3, (16, 40))
+
+    @jax.jit
+    def write(table, keys):
+        grads = kvjax.SparseRows(keys, table.lookup(keys).astype(jnp.float32) - 1)
+        return table.apply(optax.adam(0.1), grads)[0]
+
+    def run(table, steps):
+        for batch in batches[steps]:
+            table = write(table, kvjax.keys(batch))
+        return table
+
+    table = run(kvjax.get_table("restarted", **options).pin(10**6), slice(8))
+    handler, folder = kvjax.orbax.TableHandler(), tmp_path / "tables"
+    folder.mkdir()
+    handler.save(folder, kvjax.orbax.TableSave({"restarted": table}))
+    whole = run(table, slice(8, None))
+    assert sum(whole.stats().evicted.values()) > 10 and whole.stats().tracked > 10
+    want = contents(whole), whole.stats().tracked
+    kvjax.drop_table("restarted")
+    table = kvjax.get_table("restarted", **options)
+    table = handler.restore(folder, kvjax.orbax.TableRestore({"restarted": table}))["restarted"]
+    table = run(table, slice(8, None))
+    assert (contents(table), table.stats().tracked) == want and 10**6 in contents(table)
+
+
 # ---- a call that is refused changes nothing --------------------------------------------------------------------------
 
 KEYS, GOOD, BAD = np.array([1, 2]), np.ones((2, 2)), np.ones((2, 3))
