@@ -96,8 +96,8 @@ def accum(
     return _write("kvjax_accum", _VERSION, version, keys.words, old, new, exists, **attributes)
 
 
-def evict(spec: TableSpec, version: jax.Array, policy: str, step: jax.Array) -> jax.Array:
-    return _write("kvjax_evict", _VERSION, version, step, table=spec.name, policy=policy)
+def evict(spec: TableSpec, op: str, version: jax.Array, policy: str, step: jax.Array) -> jax.Array:
+    return _write("kvjax_evict", _VERSION, version, step, table=spec.name, op=op, policy=policy)
 
 
 def clear(spec: TableSpec, version: jax.Array, slots_only: bool) -> jax.Array:

@@ -63,9 +63,9 @@ struct Cpu : CpuBags {
                     const float* new_rows, const bool* exists, uint32_t* next) {
     *next = t.Accum(On(pool), *version, keys, old_rows, new_rows, exists);
   }
-  static void Evict(Exec& pool, Table& t, const uint32_t* version, const Policy& policy, const int64_t* step,
-                    uint32_t* next) {
-    *next = t.Evict(On(pool), *version, policy, Unaligned(step));
+  static void Evict(Exec& pool, Table& t, std::string_view op, const uint32_t* version, const Policy& policy,
+                    const int64_t* step, uint32_t* next) {
+    *next = t.Evict(On(pool), op, *version, policy, Unaligned(step));
   }
   static void Clear(Exec&, Table& t, const uint32_t* version, uint32_t* next) { *next = t.Clear(*version); }
   static void ClearSlots(Exec&, Table& t, const uint32_t* version, uint32_t* next) {
