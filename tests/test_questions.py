@@ -1,5 +1,5 @@
-"""Questions that systems answer differently: what is read where there is no row, what duplicates and full tables do,
-whether some keys are special, and whether a refused call leaves a trace."""
+"""Questions that systems answer differently: what is read where there is no row, what duplicates do, whether some
+keys are special, what a restart changes, and whether a refused call leaves a trace. Full tables: tests/test_evict.py."""
 
 import jax
 import jax.numpy as jnp
@@ -70,37 +70,6 @@ ROWS = np.array([[1.0], [2.0], [4.0]])
 def test_duplicates(write, want, make):
     table = write(make(dim=1, initializer=10.0))
     assert {key: row[0][0] for key, row in contents(table).items()} == want
-
-
-@pytest.mark.parametrize(("count", "want"), [("occurrences", [3, 2]), ("batch", [2, 1])])
-def test_what_a_frequency_counts(count, want, make):
-    table = make(dim=1, count=count, admit=kvjax.admit.MinCount(min(want)))
-    for batch in ([1, 1, 2, 2], [1]):
-        table, _ = table.apply(optax.sgd(1.0), gradients(batch))
-    assert table.frequency(np.array([1, 2])).tolist() == want
-
-
-# ---- at capacity -----------------------------------------------------------------------------------------------------
-
-
-def test_what_a_full_table_does(make):
-    def filled(on_full):
-        table = make(dim=1, max_capacity=3, on_full=on_full)
-        for key in (1, 2, 3):
-            table, _ = table.apply(optax.sgd(1.0), gradients([key]))
-        return table
-
-    grown, _ = filled("grow").apply(optax.sgd(1.0), gradients([2, 4]))
-    assert set(contents(grown)) == {1, 2, 3, 4} and grown.stats().over_capacity == 1
-    evicted, _ = filled("evict").apply(optax.sgd(1.0), gradients([2, 4]))
-    assert contents(evicted) == {2: ([-2.0], 2, 4, False), 3: ([-1.0], 1, 3, False), 4: ([-1.0], 1, 4, False)}
-    assert evicted.stats().evicted == {"capacity": 1}
-    full = filled("error")
-    before = contents(full)
-    with pytest.raises(REFUSED, match=r"apply: want at most max_capacity=3 rows, got 4"):
-        jax.block_until_ready(full.apply(optax.sgd(1.0), gradients([2, 4]))[0].version)
-    assert contents(full.refresh()) == before
-    assert contents(full.refresh().apply(optax.sgd(1.0), gradients([2]))[0])[2] == ([-2.0], 2, 4, False)
 
 
 # ---- no key is special -----------------------------------------------------------------------------------------------
@@ -175,26 +144,16 @@ def test_a_restart_changes_nothing(tmp_path, promotion):
 
 # ---- a call that is refused changes nothing --------------------------------------------------------------------------
 
-KEYS, GOOD, BAD = np.array([1, 2]), np.ones((2, 2)), np.ones((2, 3))
-
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda t: t.upsert(KEYS, BAD), r"upsert: want values \(2, 2\), got \(2, 3\)"),
-        (lambda t: t.assign(KEYS, GOOD[:1]), r"assign: want values \(2, 2\), got \(1, 2\)"),
-        (lambda t: t.add(KEYS, GOOD.astype(complex)), "add: want real values, got complex"),
-        (lambda t: t.accum(KEYS, GOOD, GOOD, np.array([1, 0])), r"accum: want exists \(2,\) bool"),
-        (lambda t: t.accum(KEYS, BAD, GOOD, np.array([True, True])), r"accum: want values \(2, 2\)"),
-        (lambda t: t.upsert(np.array([1.0, 2.0]), GOOD), "upsert: want integers"),
         (lambda t: t.remove(np.array(["a"])), "hash_keys"),
         (lambda t: t.apply(optax.sgd(1.0), gradients([1, 2], 3)), r"apply: want gradient rows \(..., 2\)"),
         (lambda t: t.apply(optax.sgd(1.0), gradients([1], 2, jnp.nan), step=-2), "step"),
-        (lambda t: t.evict("oldest"), "evict: want a policy"),
-        (lambda t: t.evict(kvjax.evict.LeastRecent()), r"LeastRecent\(100\)"),
         (lambda t: t.restrict(-1), "restrict: want a number of rows"),
         (lambda t: t.restrict(1, by="age"), "restrict: want by in"),
-        (lambda t: t.slot("mu", KEYS), r"slot: want one of its slots \['trace'\], got 'mu'"),
+        (lambda t: t.slot("mu", np.array([1, 2])), r"slot: want one of its slots \['trace'\], got 'mu'"),
         (lambda t: t.on_evict("file"), "on_evict: want a function"),
         (lambda t: t.reserve(-1), "reserve: want a number of rows"),
         (lambda t: t.load(t.export().take(np.array([0, 0]))), "twice|distinct"),
