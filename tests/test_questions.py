@@ -1,5 +1,5 @@
 """Questions that systems answer differently: what is read where there is no row, what duplicates do, whether some
-keys are special, what a restart changes, and whether a refused call leaves a trace. Full tables: tests/test_evict.py."""
+keys are special, what a restart changes, and whether a refused call leaves a trace. Full tables: test_evict.py."""
 
 import jax
 import jax.numpy as jnp
