@@ -4,6 +4,7 @@
     python examples/ctr.py --data train.txt.gz   # a log in the Criteo format, streamed; its tail is the test
     python examples/ctr.py --data train.txt --predict test.txt clicks.txt
     python examples/ctr.py --tables many         # 26 tables instead of one with salted keys
+    python examples/ctr.py --admit 3 --max-capacity 50000   # rows for what comes back, and no more than so many
 
 No vocabulary is built and no category is hashed down to a bucket: one that turns up for the first time on
 the last day is a new row of a table. The synthetic log has many of those. Its labels are drawn from a planted
@@ -13,6 +14,7 @@ exit code is 0 if the DLRM reaches 95 % of its lift over 0.5, else 1.
 
 import argparse
 import collections
+import functools
 import json
 import math
 import sys
@@ -48,16 +50,16 @@ class DLRM(nn.Module):
     """A bottom MLP, the dot products of all pairs of feature vectors, a top MLP; gives logits."""
 
     many: bool  # a table for each column, or one for all of them
+    options: Any  # what `kvjax.get_table` is told beside
 
     @nn.compact
     def __call__(self, dense: jax.Array, keys: Any) -> jax.Array:
         # A small random start: a category not seen before should say next to nothing.
-        initial = kvjax.initializers.normal(0.01)
+        embed = functools.partial(kvjax.flax.Embed, initializer=kvjax.initializers.normal(0.01), **self.options)
         if self.many:
-            columns = [kvjax.flax.Embed(f"C{c + 1}", DIM, initializer=initial)(keys[:, c]) for c in range(criteo.CATS)]
-            rows = jnp.stack(columns, axis=1)
+            rows = jnp.stack([embed(f"C{c + 1}", DIM)(keys[:, c]) for c in range(criteo.CATS)], axis=1)
         else:
-            rows = kvjax.flax.Embed("criteo", DIM, initializer=initial)(keys)
+            rows = embed("criteo", DIM)(keys)
         bottom = nn.Dense(DIM)(nn.relu(nn.Dense(64)(dense)))
         vectors = jnp.concatenate([bottom[:, None], rows], axis=1)  # (n, 27, 16)
         dots = jnp.einsum("nic,njc->nij", vectors, vectors)
@@ -166,12 +168,25 @@ def judge(label: np.ndarray, logit: np.ndarray, true_logit: np.ndarray | None) -
     return scores
 
 
+def count_rows() -> Summary:
+    """What the tables hold, and what admission and the limit have done."""
+    stats = list(kvjax.stats().values())
+    numbers: Summary = {"table_rows": sum(s.size for s in stats)}
+    if sum(s.refused for s in stats):
+        numbers["occurrences_refused"] = sum(s.refused for s in stats) / sum(s.occurrences for s in stats)
+        numbers["keys_waiting"] = sum(s.tracked for s in stats)
+    if any(s.max_capacity for s in stats):
+        numbers["rows_evicted"] = sum(sum(s.evicted.values()) for s in stats)
+    return numbers
+
+
 def report(summary: Summary, source: str, console: Console) -> None:
     table = Table(title=f"DLRM on {source}", show_header=False)
     table.add_column(justify="left")
     table.add_column(justify="right")
     for name, shape in (
         ("train rows", ",d"), ("test rows", ",d"), ("table rows", ",d"), ("steps", ",d"),
+        ("occurrences refused", ".1%"), ("keys waiting", ",d"), ("rows evicted", ",d"),
         ("steps per s", ",.1f"), ("keys per s", ",.0f"), ("running AUC", ".4f"), ("AUC", ".4f"),
         ("attainable AUC", ".4f"), ("lift share", ".1%"), ("log loss", ".4f"),
         ("attainable log loss", ".4f"), ("log loss of the click rate", ".4f"),
@@ -189,6 +204,8 @@ def parse_arguments() -> argparse.Namespace:
     add("--predict", type=Path, nargs=2, metavar=("LOG", "OUT"), help="write click probabilities")
     add("--save-log", type=Path, metavar="PATH", help="write the synthetic log in the Criteo format")
     add("--tables", choices=("one", "many"), default="one", help="one table, or one for each column")
+    add("--admit", type=int, metavar="K", help="a category gets its row the K-th time it is seen (default: the first)")
+    add("--max-capacity", type=int, metavar="N", help="rows of a table; those written longest ago make room")
     add("--rows", type=int, default=800_000, help="rows of the synthetic log")
     add("--test-rows", type=int, metavar="N", help="rows at the end to test on (default: a tenth)")
     add("--batch", type=int, default=1024, help="rows a step; fewer if the log is small")
@@ -220,7 +237,14 @@ def open_log(args: argparse.Namespace) -> tuple[Log, np.ndarray | None, int]:
 
 
 def new_state(sample: Batch, steps: int, args: argparse.Namespace) -> TrainState:
-    net = DLRM(many=args.tables == "many")
+    options: dict[str, Any] = {}
+    if args.admit:
+        options["admit"] = kvjax.admit.MinCount(args.admit)
+    if args.max_capacity:
+        # A number of rows at once: to look for the oldest ones takes a look at all.
+        oldest = kvjax.evict.LeastRecent(max(args.max_capacity // 100, 1))
+        options |= {"max_capacity": args.max_capacity, "on_full": "evict", "evict": oldest}
+    net = DLRM(many=args.tables == "many", options=options)
     params = net.init(jax.random.key(args.seed), sample.dense, sample.keys)["params"]
     adam = optax.adam(optax.cosine_decay_schedule(args.lr, steps))
     # The loss is a mean over the batch, so a row's gradient is of the size of 1 / batch. Next to optax's own
@@ -242,7 +266,7 @@ def main() -> int:
     state, summary = train(state, log, train_rows, args)
     label, logit = (np.concatenate(x) for x in zip(*logits_of(state, log, train_rows, args), strict=True))
     summary |= judge(label, logit, None if true_logit is None else true_logit[train_rows:])
-    summary["table_rows"] = sum(len(table) for table in kvjax.tables().values())
+    summary |= count_rows()
     report(summary, args.data.name if args.data else "a synthetic log", console)
     if args.json:
         finite = {name: value if math.isfinite(value) else None for name, value in summary.items()}

@@ -42,7 +42,7 @@ class MinCount:
     Attributes:
       count: occurrences, k >= 1; with ``count="batch"`` of the table, steps in which the key occurs.
       unadmitted: what a key without a row reads as: "init" (its initial row), "zeros", or a key whose row they all
-        share and train.
+        share and train. `Table.pin` keeps that row from eviction.
 
     Source: DeepRec's CounterFilter, TFPlus' enter_threshold.
 

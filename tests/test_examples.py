@@ -47,6 +47,13 @@ def test_ctr(tables, tmp_path):
     assert summary["lift_share"] > 0.7 and summary["table_rows"] > 1000
 
 
+def test_ctr_with_fewer_rows(tmp_path):
+    run("ctr.py", "--admit", 2, "--max-capacity", 4000, "--json", tmp_path / "summary.json")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["lift_share"] > 0.7 and 3900 < summary["table_rows"] <= 4000
+    assert summary["rows_evicted"] > 0 and summary["keys_waiting"] > 0 and 0 < summary["occurrences_refused"] < 0.2
+
+
 def test_ctr_reads_a_log_as_it_was_written(tmp_path):
     """The same log from memory and from a gzipped file gives the same scores; a log without labels is predicted."""
     run("ctr.py", "--rows", 3000, "--save-log", tmp_path / "log.tsv.gz", "--json", tmp_path / "a.json")

@@ -8,11 +8,11 @@ README = (Path(__file__).parents[1] / "README.md").read_text()
 
 def test_code_blocks(tmp_path, capsys, promotion):
     blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(blocks) == 4
+    assert len(blocks) == 6
     namespace = {"folder": tmp_path}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), namespace)
-    assert capsys.readouterr().out.strip() == re.search(r"print\(.*# (.*)", README).group(1)
+    assert capsys.readouterr().out.splitlines() == re.findall(r"^print\(.*\)  # (.*)$", README, re.M)
     assert int(namespace["state"].step) == 51
 
 

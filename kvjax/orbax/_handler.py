@@ -128,8 +128,9 @@ class TableRestore(ocp.args.CheckpointArgs):
     stale.
 
     Attributes:
-      tables: tables to load into, by their names in the checkpoint; None instead of a table makes it as it was saved.
-        By default all tables of the checkpoint.
+      tables: tables to load into, by their names in the checkpoint; None instead of a table makes it as it was saved,
+        but with no admission, eviction, limits, constraint or storage of its own: checkpoints do not hold those, so
+        make the table first if it has them. By default all tables of the checkpoint.
     """
 
     tables: Mapping[str, Table | None] | None = None
