@@ -44,6 +44,9 @@ class Policy:
     def __invert__(self) -> Policy:
         return _Not(self)
 
+    def __bool__(self) -> bool:
+        raise TypeError(f"kvjax: evict: want & | ~ between policies, got `and`, `or` or `not` beside {self!r}")
+
     def every(self, steps: int) -> Every:
         """This policy, to be applied by the training write whenever the step passes a multiple of `steps`.
 
@@ -77,6 +80,14 @@ class Every:
     policy: Policy
     steps: int
 
+    def __and__(self, other: Any) -> Policy:
+        return _policy(self)  # raises
+
+    __or__ = __rand__ = __ror__ = __and__
+
+    def __invert__(self) -> Policy:
+        return _policy(self)
+
     def __repr__(self) -> str:
         inner = f"({self.policy!r})" if isinstance(self.policy, (_Both, _Not)) else repr(self.policy)
         return f"{inner}.every({self.steps})"
@@ -86,7 +97,7 @@ class Every:
 class _Leaf(Policy):
     def __repr__(self) -> str:
         given = [getattr(self, f.name) for f in dataclasses.fields(self)]
-        shown = [getattr(x, "__qualname__", None) or repr(x) for x in given if x is not None]
+        shown = [getattr(x, "__qualname__", None) or str(x) for x in given if x is not None]
         return f"{type(self).__name__}({', '.join(shown)})"
 
 

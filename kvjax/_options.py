@@ -36,8 +36,8 @@ def resolve_spec(name: str, dim: Any, *, key_dtype: Any, dtype: Any, seed: Any, 
     want(isinstance(name, str) and name != "", "a name", name)
     want(is_integer(dim) and 1 <= dim <= host.MAX_DIM, f"an integer dim in 1..{host.MAX_DIM}", dim)
     want(seed is None or is_integer(seed), "an integer seed", seed)
-    key_dtype, dtype = jnp.dtype(key_dtype).name, jnp.dtype(dtype).name
-    want(key_dtype in KEY_DTYPES, f"key_dtype in {KEY_DTYPES}", key_dtype)
+    key_dtype, dtype = _name(key_dtype), _name(dtype)
+    want(key_dtype in KEY_DTYPES, f"key_dtype in {KEY_DTYPES} (strings become keys by kvjax.hash_keys)", key_dtype)
     want(dtype in ROW_DTYPES, f"dtype in {ROW_DTYPES}", dtype)
     on_full, admit, evict, count = (options[key] for key in ("on_full", "admit", "evict", "count"))
     max_capacity = rows("max_capacity")
@@ -81,6 +81,14 @@ def resolve_spec(name: str, dim: Any, *, key_dtype: Any, dtype: Any, seed: Any, 
         rounding=rounding,
         constraint=constraint,
     )
+
+
+def _name(dtype: Any) -> Any:
+    """The name of a dtype, or what was given if it is none."""
+    try:
+        return jnp.dtype(dtype).name
+    except TypeError:
+        return dtype
 
 
 def _shape_of(constraint: Any, dim: int) -> str:

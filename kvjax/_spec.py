@@ -88,7 +88,11 @@ class TableSpec:
     def differences(self, other: TableSpec) -> str:
         """ "dim 8 (not 16), seed 1 (not 2)": what this spec has and `other` has not."""
         mine, theirs = vars(self), vars(other)
-        return ", ".join(f"{k} {mine[k]!r} (not {theirs[k]!r})" for k in mine if mine[k] != theirs[k])
+        different = [k for k in mine if mine[k] != theirs[k]]
+        alike = " another function; define it once, at the top of a module"
+        return ", ".join(
+            f"{k} {mine[k]!r} (not {theirs[k]!r}{alike if repr(mine[k]) == repr(theirs[k]) else ''})" for k in different
+        )
 
 
 def fail(kind: type[Exception], table: str, op: str, want: str, got: str, mend: str) -> Exception:

@@ -51,12 +51,16 @@ class Table(Writing):
 
     def _settled(self, op: str) -> int:
         """This handle's version, once the writes that lead to it are done."""
+        self._on_the_host(op)
+        return int(self._write(op))
+
+    def _on_the_host(self, op: str) -> None:
+        self._outside_a_loss(op)
         if isinstance(self.version, Tracer):
             raise fail(
                 TypeError, self.name, op, "a call outside jit", "one inside",
-                "sizes and exports are host values: take them between steps",
+                "whole tables and their numbers are of the host: take them between steps",
             )  # fmt: skip
-        return int(self._write(op))
 
     def size(self) -> int:
         """The number of rows, once all writes up to this handle are done."""
@@ -197,7 +201,7 @@ class Table(Writing):
           (3, 3, True)
           >>> kvjax.drop_table("doc_stats")
         """
-        self._outside_a_loss("stats")
+        self._on_the_host("stats")
         return stats_of(self.spec)
 
     def on_evict(self, sink: Callable[..., None] | None) -> Self:
@@ -220,6 +224,7 @@ class Table(Writing):
           2 restrict
           >>> kvjax.drop_table("doc_sink")
         """
+        self._on_the_host("on_evict")
         if sink is not None and not callable(sink):
             raise fail(TypeError, self.name, "on_evict", "a function or None", repr(sink), "see Table.on_evict")
         spec = self.spec

@@ -336,6 +336,15 @@ def test_bad_arguments(options, message, make):
         make(1, **options)
 
 
+def test_another_function_is_another_policy(make):
+    def build():
+        return {"max_capacity": 5, "on_full": "evict", "evict": evict.LowestScore(None, lambda rows: rows.freqs)}
+
+    table = make(1, **build())
+    with pytest.raises(ValueError, match="another function"):
+        kvjax.get_table(table.name, dim=1, **build())
+
+
 @pytest.mark.parametrize(
     "build",
     [
@@ -357,5 +366,13 @@ def test_what_evict_takes(make):
         table.evict(evict.LeastRecent() | evict.MaxAge(1))
     with pytest.raises(TypeError, match=r"every\(\.\.\.\) comes last"):
         evict.MaxAge(1) & evict.MaxAge(2).every(3)
+    with pytest.raises(TypeError, match=r"every\(\.\.\.\) comes last"):
+        evict.MaxAge(2).every(3) | evict.MaxAge(1)
+    with pytest.raises(TypeError, match="want & | ~ between"):
+        evict.MaxAge(1) and evict.MinNorm(1.0)
+    assert repr(evict.MaxAge(np.int64(3)) & evict.MinNorm(np.float32(0.5))) == "MaxAge(3) & MinNorm(0.5)"
+    for call in (lambda t: t.stats().size, lambda t: t.on_evict(print).version, lambda t: t.reserve(3).version):
+        with pytest.raises(TypeError, match="outside jit"):
+            jax.jit(call)(table)
     with pytest.raises(ValueError, match="step of 0 or more"):
         table.evict(evict.MaxAge(1), step=-3)

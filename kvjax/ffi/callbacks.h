@@ -59,29 +59,31 @@ inline std::shared_ptr<nb::object> Shared(nb::object object) {
 
 /// What a Python function raises becomes the error of the operation that called it.
 template <class Call>
-auto CallPython(std::string_view what, Call call) {
+auto CallPython(std::string_view table, std::string_view what, Call call) {
   const nb::gil_scoped_acquire gil;
   try {
     return call();
   } catch (nb::python_error& error) {
-    throw Error(ErrorCode::kInvalidArgument,
-                std::string("kvjax: evict: ").append(what).append(" raised ").append(error.what()));
+    const std::string text = nb::cast<std::string>(error.type().attr("__name__")) + ": " +
+                             nb::cast<std::string>(nb::str(error.value()));
+    throw MakeError(ErrorCode::kInvalidArgument, table, "evict", std::string("a ").append(what).append(" that works"),
+                    text, "mend it and begin again with table.refresh(): the table is as it was");
   }
 }
 
 /// sink(arrays, reason) for kvjax._evict, which gives the arrays their types.
-inline Sink MakeSink(nb::object sink) {
+inline Sink MakeSink(const std::string& table, nb::object sink) {
   if (sink.is_none()) return nullptr;
-  return [sink = Shared(std::move(sink))](const Snapshot& rows, std::string_view reason) {
-    CallPython("the sink", [&] { (*sink)(SnapshotToNumpy(Snapshot(rows)), std::string(reason)); });
+  return [table, sink = Shared(std::move(sink))](const Snapshot& rows, std::string_view reason) {
+    CallPython(table, "sink", [&] { (*sink)(SnapshotToNumpy(Snapshot(rows)), std::string(reason)); });
   };
 }
 
 /// score(name, arrays) -> (n,) float32.
-inline ScoreFunction MakeScore(nb::object score) {
-  return [score = Shared(std::move(score))](std::string_view name, const Snapshot& rows,
+inline ScoreFunction MakeScore(const std::string& table, nb::object score) {
+  return [table, score = Shared(std::move(score))](std::string_view name, const Snapshot& rows,
                                             std::vector<float>& out) {
-    CallPython("the score function", [&] {
+    CallPython(table, "score function", [&] {
       const auto scores = nb::cast<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(
           (*score)(std::string(name), SnapshotToNumpy(Snapshot(rows))));
       std::copy_n(scores.data(), std::min(out.size(), scores.shape(0)), out.begin());

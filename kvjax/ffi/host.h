@@ -90,7 +90,7 @@ inline void Create(const std::string& name, const nb::dict& o) {
   spec.count_batches = nb::cast<bool>(o["count_batches"]);
   const auto capacity = nb::cast<size_t>(o["capacity"]);
   const auto storage = nb::cast<std::string>(o["storage"]);
-  ScoreFunction score = MakeScore(nb::object(o["score"]));
+  ScoreFunction score = MakeScore(name, nb::object(o["score"]));
   HostCall(name, "get_table", [&] {
     Tables().Create(name, [&](uint32_t first_version) {
       auto table = std::make_shared<Table>(std::move(spec), MakeSlabs(storage, name), first_version);
@@ -288,7 +288,7 @@ inline void BindHost(nb::module_& m) {
       "set_sink",
       [](const std::string& name, nb::object sink) {
         const auto table = Tables().Find(name, "on_evict");
-        Sink call = MakeSink(std::move(sink));
+        Sink call = MakeSink(name, std::move(sink));
         HostCall(name, "on_evict", [&] { table->SetSink(std::move(call)); });
       },
       nb::arg("name"), nb::arg("sink").none());
