@@ -55,8 +55,8 @@ struct Reader {
   bool Rows(uint32_t version) const {
     Floats rows(keys.size() * kDim);
     const auto found = std::make_unique<bool[]>(keys.size());
-    table.Lookup(kvjax::Serial, version, data::Span(keys), reinterpret_cast<std::byte*>(rows.data()),
-                 found.get());
+    table.Lookup(kvjax::Serial, version, data::Span(keys), data::AllOf(keys.size()), {},
+                 kvjax::Missing::kTable, reinterpret_cast<std::byte*>(rows.data()), found.get());
     return IsOneNumber(rows) && std::all_of(found.get(), found.get() + keys.size(), [](bool f) { return f; });
   }
   /// Frequencies and versions of the keys grow together.
@@ -83,7 +83,7 @@ TEST(LookupsBesideUpserts) {
       [&] {
         for (int step = 1; step <= 300; ++step) {
           table.Put(keys, Floats(keys.size() * kDim, static_cast<float>(step)));
-          table.Add(Keys{static_cast<uint64_t>(step) << 20});  // the index grows meanwhile
+          table.Ensure(Keys{static_cast<uint64_t>(step) << 20});  // the index grows meanwhile
           if (step % 3 == 0) table.Drop(Keys{static_cast<uint64_t>(step) << 20});
         }
       });
@@ -118,14 +118,14 @@ TEST(ExportsBesideLoadsAndClears) {
   Keys keys;
   for (uint64_t key = 0; key < 40; ++key) keys.push_back(key);
   source.Put(keys, Floats(keys.size() * kDim, 3.0f));
-  const kvjax::Snapshot full = kvjax::Export(source, source.version(), true);
+  const kvjax::Snapshot full = source.Copy();
   const auto whole = [&](uint32_t version) {
-    const kvjax::Snapshot s = kvjax::Export(table, version, true);
+    const kvjax::Snapshot s = table.Export(version, true);
     return (s.keys.empty() || (s.keys == full.keys && s.values == full.values));
   };
   ReadBeside(table, whole, [&] {
     for (int step = 0; step < 40; ++step) {
-      kvjax::Load(table, table.version(), data::View(full));
+      table.Restore(data::View(full));
       table.Clear(table.version());
     }
   });
@@ -141,19 +141,19 @@ TEST(ParallelCallsTouchDisjointData) {
   };
   kvjax::TableSpec spec = data::Spec(3);
   spec.type = kvjax::RowType::kBFloat16;  // rows of 6 bytes: neighbours must not share a word
-  kvjax::Table alone(spec, std::make_shared<kvjax::HostSlabs>(), 0);
-  kvjax::Table shared(spec, std::make_shared<kvjax::HostSlabs>(), 0);
+  data::Live alone(spec, std::make_shared<kvjax::HostSlabs>(), 0);
+  data::Live shared(spec, std::make_shared<kvjax::HostSlabs>(), 0);
   for (uint64_t batch = 0; batch < 4; ++batch) {
     Keys keys;
     for (uint64_t i = 0; i < 6000; ++i) keys.push_back((i * 7 + batch * 3000) % 9001);
-    alone.Insert(kvjax::Serial, alone.version(), data::Span(keys));
-    shared.Insert(threads, shared.version(), data::Span(keys));
+    alone.Insert(kvjax::Serial, alone.version(), data::Span(keys), {});
+    shared.Insert(threads, shared.version(), data::Span(keys), {});
     std::vector<std::byte> rows(keys.size() * 6);
     const auto found = std::make_unique<bool[]>(keys.size());
-    shared.Lookup(threads, shared.version(), data::Span(keys), rows.data(), found.get());
+    shared.Lookup(threads, shared.version(), data::Span(keys), data::AllOf(keys.size()), {},
+                  kvjax::Missing::kTable, rows.data(), found.get());
   }
-  CHECK(
-      data::Same(kvjax::Export(alone, alone.version(), true), kvjax::Export(shared, shared.version(), true)));
+  CHECK(data::Same(alone.Copy(), shared.Copy()));
 }
 
 }  // namespace
