@@ -105,7 +105,7 @@ Set Not(const Rows& rows, const Set& a) {
 
 TEST(EachWordChoosesWhatBruteForceDoes) {
   data::Stream stream(1);
-  for (int round = 0; round < 40; ++round) {
+  for (int round = 0; round < 25; ++round) {
     const Rows rows = RandomRows(stream);
     const size_t n = stream.Below(rows.size() + 10);
     const auto step = static_cast<int64_t>(15 + stream.Below(20));
