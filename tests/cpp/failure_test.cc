@@ -59,7 +59,7 @@ class FailingSlabs final : public kvjax::SlabAllocator {
   kvjax::HostSlabs host_;
 };
 
-constexpr size_t kDim = 8192;  // 64 rows to a slab, so that few keys need many
+constexpr size_t kDim = 2048;  // 256 rows to a slab
 
 /// Constant initial rows: random ones would take most of the test's time.
 TableSpec Spec() {
@@ -70,7 +70,7 @@ TableSpec Spec() {
 
 kvjax::SlotLayout Layout() {
   kvjax::SlotLayout layout;
-  layout.Add("a slot whose name does not fit into a std::string", "float32[8192]", 4 * kDim);
+  layout.Add("a slot whose name does not fit into a std::string", "float32[2048]", 4 * kDim);
   return layout;
 }
 
@@ -270,7 +270,7 @@ TEST(LoadWithAdmission) {
 
 TEST(Reserve) {
   CheckStrongGuarantee(
-      {.op = [](Live& t) { t.Reserve(t.version(), 200); }, .at_least = 10, .fill = Trained, .versions = 0});
+      {.op = [](Live& t) { t.Reserve(t.version(), 1500); }, .at_least = 10, .fill = Trained, .versions = 0});
 }
 
 TEST(AFailedReserveGivesBackWhatItGained) {
@@ -287,7 +287,7 @@ TEST(AFailedReserveGivesBackWhatItGained) {
     failed = false;
     faults = {true, false, 0, fail_at};
     try {
-      table.Reserve(table.version(), 900);
+      table.Reserve(table.version(), 3000);
     } catch (const std::bad_alloc&) {
       failed = true;
     }

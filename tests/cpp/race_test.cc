@@ -131,6 +131,80 @@ TEST(ExportsBesideLoadsAndClears) {
   });
 }
 
+/// Everything that changes a table, a step after the other.
+void Write(Live& table, const kvjax::Snapshot& saved, int step) {
+  data::Stream stream(static_cast<uint64_t>(step));
+  Keys keys;
+  for (uint64_t key = stream.Below(7); key < 900; key += 1 + stream.Below(7)) keys.push_back(key);
+  kvjax::SlotLayout layout;
+  layout.Add("m", "float32[33]", 4 * kDim);
+  const auto targets = table.Begin(keys, std::vector<int32_t>(keys.size(), 1), layout);
+  const Floats rows(targets.size() * kDim, static_cast<float>(step));
+  table.Scatter(kvjax::Serial, table.version(), targets.data(), targets.size(), data::Bytes(rows),
+                {data::Bytes(rows)});
+  table.Pin({static_cast<uint64_t>(step)});
+  if (step % 4 == 0) table.Evict("restrict\nleast_recent:-100");  // and compacts
+  if (step % 10 == 5) table.ClearSlots(table.version());
+  if (step % 20 == 7) table.Clear(table.version());
+  if (step % 20 == 13) table.Restore(data::View(saved));
+}
+
+TEST(ReadersBesideEveryWrite) {
+  kvjax::TableSpec spec = data::Spec(kDim);
+  spec.admission = {.kind = kvjax::AdmissionSpec::Kind::kMinCount, .threshold = 2};
+  spec.max_capacity = 1500;
+  spec.on_full = kvjax::OnFull::kEvict;
+  spec.policy = kvjax::Policy::Parse("old\nmax_age:3");
+  spec.evict_every = 5;
+  Keys keys;
+  for (uint64_t key = 0; key < 1400; ++key) keys.push_back(key);
+  Live source(spec), serial(spec), table(spec);
+  source.Put(keys, Floats(keys.size() * kDim, 3.0f));
+  const kvjax::Snapshot saved = source.Copy();
+  uint64_t evicted = 0;
+  for (Live* t : {&serial, &table})
+    t->SetSink([&](const kvjax::Snapshot& s, std::string_view) { evicted += s.keys.size(); });
+  for (int step = 0; step < 60; ++step) Write(serial, saved, step);
+  CHECK(evicted > 1000);
+
+  std::atomic<uint64_t> turn{0};
+  const auto read = [&](uint32_t version) {
+    const size_t n = 200;
+    Floats rows(n * kDim);
+    const auto found = std::make_unique<bool[]>(n);
+    std::vector<int64_t> frequencies(n), versions(n);
+    switch (++turn % 6) {
+      case 0: {
+        table.Lookup(kvjax::Serial, version, {keys.data(), n}, data::AllOf(n), {}, kvjax::Missing::kTable,
+                     reinterpret_cast<std::byte*>(rows.data()), found.get());
+        return true;
+      }
+      case 1:
+        table.Inspect(kvjax::Serial, "inspect", version, {keys.data(), n}, found.get(), frequencies.data(),
+                      versions.data());
+        return true;
+      case 2: {
+        const kvjax::Snapshot s = table.Export(version, true);
+        return s.offsets.back() == static_cast<int64_t>(s.keys.size()) && s.keys.size() <= 1500;
+      }
+      case 3:
+        return table.ExportAdmission(version).cells.empty();
+      case 4:
+        return table.Observe([](const kvjax::Contents& c) {
+          return c.store.size() <= 1500 && c.store.end_row() >= c.store.size();
+        });
+      default:
+        // A stale writer, which may come at any time.
+        table.Load(version - 1000, data::View(saved), {});
+        return false;
+    }
+  };
+  ReadBeside(table, read, [&] {
+    for (int step = 0; step < 60; ++step) Write(table, saved, step);
+  });
+  CHECK(data::Same(data::State(serial), data::State(table)));
+}
+
 TEST(ParallelCallsTouchDisjointData) {
   // Three threads share each call, as XLA's pool would.
   const kvjax::ParallelFor threads = [](size_t n, size_t, const std::function<void(size_t, size_t)>& body) {
