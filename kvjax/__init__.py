@@ -8,8 +8,10 @@ from kvjax import _constraints as constraints
 from kvjax import _evict as evict
 from kvjax import _initializers as initializers
 from kvjax import _storage as storage
+from kvjax._bags import lookup_bag as lookup_bag
 from kvjax._export import Exported as Exported
 from kvjax._export import Prune as Prune
+from kvjax._features import lookup_many as lookup_many
 from kvjax._gradients import grad as grad
 from kvjax._gradients import value_and_grad as value_and_grad
 from kvjax._keys import Keys as Keys
@@ -34,8 +36,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Exported", "Keys", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "constraints", "drop_table",
-    "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "stats",
-    "storage", "tables", "value_and_grad",
+    "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag", "lookup_many", "merge",
+    "optax", "orbax", "stats", "storage", "tables", "value_and_grad",
 ]  # fmt: skip
 
 # Public under these names; the modules themselves are private like all others.

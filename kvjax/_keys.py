@@ -78,6 +78,28 @@ class Keys:
             shape = tuple(self.size // max(known, 1) if s == -1 else s for s in shape)
         return Keys(self.words.reshape(*shape, 2), self.narrow)
 
+    def salted(self, salt: int) -> Keys:
+        """Other keys for the same ids: features with a salt each share a table and no row.
+
+        A bijection of the keys for every salt, the one of `kvjax.hash_keys`; it works inside ``jit`` too.
+
+        Args:
+          salt: 64-bit integer, for instance the number of the feature.
+
+        Returns:
+          `Keys` of the same shape: ``kvjax.keys(ids).salted(s)`` equals ``kvjax.keys(kvjax.hash_keys(ids, s))``.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> users, items = kvjax.keys([1, 2]).salted(0), kvjax.keys([1, 2]).salted(1)
+          >>> bool((np.asarray(users) != np.asarray(items)).all())
+          True
+        """
+        result = jax.ShapeDtypeStruct(self.words.shape, jnp.uint32)
+        call = jax.ffi.ffi_call("kvjax_salt", result, vmap_method="expand_dims")
+        bits = np.uint64(int(salt) % 2**64).view(np.int64)  # MLIR has no attribute for large uint64
+        return Keys(call(self.words, salt=bits))
+
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         words = np.ascontiguousarray(np.asarray(self.words))
         array = words.view(np.int64).reshape(self.shape)

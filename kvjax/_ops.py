@@ -96,8 +96,8 @@ def accum(
     return _write("kvjax_accum", _VERSION, version, keys.words, old, new, exists, **attributes)
 
 
-def evict(spec: TableSpec, version: jax.Array, policy: str, step: jax.Array) -> jax.Array:
-    return _write("kvjax_evict", _VERSION, version, step, table=spec.name, policy=policy)
+def evict(spec: TableSpec, op: str, version: jax.Array, policy: str, step: jax.Array) -> jax.Array:
+    return _write("kvjax_evict", _VERSION, version, step, table=spec.name, op=op, policy=policy)
 
 
 def clear(spec: TableSpec, version: jax.Array, slots_only: bool) -> jax.Array:
@@ -190,3 +190,34 @@ def scatter(
     """Writes the chunk back and hands the version through."""
     operands = (version, begun.targets, start, begun.active, values, *slot_arrays)
     return _write("kvjax_scatter", _VERSION, *operands, table=spec.name, slots=slots)
+
+
+def bag_sum(bags: int, ids: jax.Array, weights: jax.Array, rows: jax.Array) -> jax.Array:
+    """Bags ``(bags, dim)``: weighted sums of rows ``(n, dim)``; ids ``(n,)`` int32 outside the bags are padding."""
+    return _read("kvjax_bag_sum", _array((bags, rows.shape[1]), jnp.float32), ids, weights, rows)
+
+
+def bag_spread(ids: jax.Array, weights: jax.Array, bags: jax.Array) -> jax.Array:
+    """Rows ``(n, dim)``: the bag of each, times its weight."""
+    return _read("kvjax_bag_spread", _array((ids.shape[0], bags.shape[1]), jnp.float32), ids, weights, bags)
+
+
+def bag_dot(ids: jax.Array, rows: jax.Array, bags: jax.Array) -> jax.Array:
+    """Weights ``(n,)``: the inner product of each row and its bag."""
+    return _read("kvjax_bag_dot", _array(ids.shape, jnp.float32), ids, rows, bags)
+
+
+def bag_max(bags: int, ids: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Bags ``(bags, dim)``, the largest of each column, and the positions ``(bags, dim)`` int32 they come from."""
+    shape = (bags, rows.shape[1])
+    return _read("kvjax_bag_max", (_array(shape, jnp.float32), _array(shape, jnp.int32)), ids, rows)
+
+
+def bag_place(ids: jax.Array, positions: jax.Array, bags: jax.Array) -> jax.Array:
+    """Rows ``(n, dim)``: the elements of the bags at their positions, 0 elsewhere."""
+    return _read("kvjax_bag_place", _array((ids.shape[0], bags.shape[1]), jnp.float32), ids, positions, bags)
+
+
+def bag_ids(name: str, lengths: jax.Array, n: int) -> jax.Array:
+    """Ids ``(n,)`` int32 of bags that stand one after the other, then -1; refuses lengths that do not fit."""
+    return _read("kvjax_bag_ids", _array((n,), jnp.int32), lengths, table=name)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from kvjax import _ops
 from kvjax._export import slot_type
 from kvjax._handle import Handle
-from kvjax._keys import Keys, as_keys, x64_enabled
+from kvjax._keys import Keys, x64_enabled
+from kvjax._masks import mask_of
 from kvjax._spec import fail
 from kvjax.ffi import host
 
@@ -61,17 +62,8 @@ class Reading(Handle):
 
     def _mask(self, keys: Keys, mask: Any, pad_id: int | None) -> jax.Array:
         """Which keys are meant: ``(...)`` bool."""
-        if mask is None:
-            mask = jnp.ones(keys.shape, jnp.bool_)
-        else:
-            mask = jnp.asarray(mask)
-            if mask.dtype != jnp.bool_:
-                raise fail(TypeError, self.name, "lookup", "a bool mask", f"{mask.dtype}", "compare it first")
-            if mask.shape != keys.shape:
-                raise fail(ValueError, self.name, "lookup", f"a mask {keys.shape}", f"{mask.shape}", "give one per key")
-        if pad_id is None:
-            return mask
-        return mask & (keys.words != as_keys(pad_id).words).any(-1)
+        meant = mask_of(keys, mask, pad_id, self.name, "lookup")
+        return jnp.ones(keys.shape, jnp.bool_) if meant is None else meant
 
     def _missing_row(self, missing: Any) -> jax.Array:
         if isinstance(missing, str):

@@ -109,8 +109,7 @@ def get_table(
         return live(_specs[name])
 
 
-_DEFAULTS = get_table.__kwdefaults__ | {}
-del _DEFAULTS["dim"]
+_DEFAULTS = {key: value for key, value in (get_table.__kwdefaults__ or {}).items() if key != "dim"}
 
 
 def tables() -> dict[str, Table]:

@@ -24,7 +24,7 @@ from kvjax._spec import TableSpec, fail
 from kvjax._steps import step_words
 
 if TYPE_CHECKING:
-    from kvjax._table import Table
+    from kvjax._handle import Handle
 
 # Rows and slots of one chunk together: little enough to stay in the caches between reading the rows, computing and
 # writing them back, and enough for threads to share. benchmarks/NOTES.md has the figures.
@@ -174,7 +174,7 @@ def _short_names(paths: list[Any]) -> tuple[str, ...]:
     return tuple(short(i) for i in range(len(parts)))
 
 
-def check(table: Table, tx: Any, grads: Any, state: Any) -> None:
+def check(table: Handle, tx: Any, grads: Any, state: Any) -> None:
     """Raises what `apply` would, before anything is written."""
     spec, shared = table.spec, _layout(as_rowwise(tx), table.dim).is_slot.count(False)
     if not isinstance(grads, SparseRows):
@@ -195,7 +195,7 @@ def check(table: Table, tx: Any, grads: Any, state: Any) -> None:
 
 
 def apply(
-    table: Table, tx: Any, grads: SparseRows, state: Any, step: Any, extra: dict[str, Any]
+    table: Handle, tx: Any, grads: SparseRows, state: Any, step: Any, extra: dict[str, Any]
 ) -> tuple[jax.Array, Any]:
     """The training write; see `Table.apply`. Returns the next version and the next globals."""
     rowwise, spec = as_rowwise(tx), table.spec

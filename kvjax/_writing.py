@@ -217,7 +217,7 @@ class Writing(Reading):
             )  # fmt: skip
         if policy.needs_number():
             raise fail(ValueError, self.name, "evict", "a number of rows", repr(policy), "give n: LeastRecent(100)")
-        return self._evict(policy.text(), step)
+        return self._evict("evict", policy.text(), step)
 
     def restrict(self, n: int, by: str = "version") -> Self:
         """Keeps n rows: those that were written last, or whose keys occurred most often. Pinned rows stay.
@@ -248,10 +248,10 @@ class Writing(Reading):
             raise fail(ValueError, self.name, "restrict", f"by in {tuple(ranking)}", repr(by), "choose one")
         if not is_integer(n) or not 0 <= n < 2**63:
             raise fail(ValueError, self.name, "restrict", "a number of rows n >= 0", repr(n), "see Table.restrict")
-        return self._evict(f"restrict\n{ranking[by].format(int(n))}", None)
+        return self._evict("restrict", f"restrict\n{ranking[by].format(int(n))}", None)
 
-    def _evict(self, policy: str, step: Any) -> Self:
-        return self._next(_ops.evict(self.spec, self._write("evict"), policy, step_words(step, "evict")))
+    def _evict(self, op: str, policy: str, step: Any) -> Self:
+        return self._next(_ops.evict(self.spec, op, self._write(op), policy, step_words(step, op)))
 
     def pin(self, keys: Any) -> Self:
         """Makes rows stay: no eviction takes them. Keys without a row get their initial one.

@@ -21,19 +21,19 @@ LAYERS = [
         "kvjax._export",
         "kvjax._rounding",
         "kvjax._constraints",
-        "kvjax._storage",
     ],
     ["kvjax._admit", "kvjax._evict"],
     ["kvjax._spec"],
+    ["kvjax._masks"],
     ["kvjax._ops", "kvjax._options", "kvjax._steps"],
     ["kvjax._initial_rows", "kvjax._stats"],
-    ["kvjax._sparse"],
+    ["kvjax._sparse", "kvjax._pooling"],
     ["kvjax._rowwise"],
     ["kvjax._handle"],
     ["kvjax._reading"],
     ["kvjax._writing"],
     ["kvjax._table"],
-    ["kvjax._gradients", "kvjax._registry"],
+    ["kvjax._gradients", "kvjax._registry", "kvjax._bags", "kvjax._features"],
     ["kvjax.flax", "kvjax.optax", "kvjax.orbax"],
 ]
 CPP_LAYERS = ["kvjax/ffi/core/", "kvjax/ffi/handlers/", "kvjax/ffi/"]
@@ -103,10 +103,10 @@ def test_python_knows_no_platform():
 def test_public_names():
     assert set(kvjax.__all__) == {
         "Exported", "Keys", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "constraints", "drop_table",
-        "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "merge", "optax", "orbax", "stats",
-        "storage", "tables", "value_and_grad",
+        "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag", "lookup_many", "merge",
+        "optax", "orbax", "stats", "storage", "tables", "value_and_grad",
     }  # fmt: skip
-    assert set(kvjax.flax.__all__) == {"Embed", "nnx"}
+    assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {"PartitionState", "Rowwise", "global_norm", "joint", "partition", "rowwise"}
     assert set(kvjax.orbax.__all__) == {"TableHandler", "TableRestore", "TableSave", "combine", "split"}
     for package in (kvjax, kvjax.flax, kvjax.optax, kvjax.orbax):

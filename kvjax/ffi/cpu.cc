@@ -7,6 +7,8 @@
 
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/table.h"
+#include "kvjax/ffi/cpu_bags.h"
+#include "kvjax/ffi/handlers/bags.h"
 #include "kvjax/ffi/handlers/pool.h"
 #include "kvjax/ffi/handlers/tables.h"
 #include "kvjax/ffi/handlers/training.h"
@@ -17,14 +19,11 @@ namespace nb = nanobind;
 namespace kvjax {
 
 /// Calls the core, reading on the spot the scalars that the handlers hand through as pointers.
-struct Cpu {
+struct Cpu : CpuBags {
   using Ctx = ffi::ThreadPool;
   using Exec = ffi::ThreadPool;
   using Table = kvjax::Table;
 
-  static ParallelFor On(Exec& pool) {
-    return [&pool](size_t n, size_t grain, const auto& body) { RunOnPool(pool, n, grain, body); };
-  }
   static void Lookup(Exec& pool, Table& t, const uint32_t* version, KeySpan keys, const bool* mask,
                      InitialRows initial, Missing missing, std::byte* rows, bool* found, float* used,
                      size_t num_used) {
@@ -64,9 +63,9 @@ struct Cpu {
                     const float* new_rows, const bool* exists, uint32_t* next) {
     *next = t.Accum(On(pool), *version, keys, old_rows, new_rows, exists);
   }
-  static void Evict(Exec& pool, Table& t, const uint32_t* version, const Policy& policy, const int64_t* step,
-                    uint32_t* next) {
-    *next = t.Evict(On(pool), *version, policy, Unaligned(step));
+  static void Evict(Exec& pool, Table& t, std::string_view op, const uint32_t* version, const Policy& policy,
+                    const int64_t* step, uint32_t* next) {
+    *next = t.Evict(On(pool), op, *version, policy, Unaligned(step));
   }
   static void Clear(Exec&, Table& t, const uint32_t* version, uint32_t* next) { *next = t.Clear(*version); }
   static void ClearSlots(Exec&, Table& t, const uint32_t* version, uint32_t* next) {
@@ -149,7 +148,7 @@ struct Cpu {
     return std::min(chunk, static_cast<size_t>(std::max(active - start, 0)));
   }
 };
-static_assert(Backend<Cpu>);
+static_assert(Backend<Cpu> && BagBackend<Cpu>);
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(LookupCpu, Lookup<Cpu>, BindLookup<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FindMissingCpu, FindMissing<Cpu>, BindFindMissing<Cpu>());
@@ -166,6 +165,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(GatherCpu, Gather<Cpu>, BindGather<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ScatterCpu, Scatter<Cpu>, BindScatter<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SealCpu, Seal<Cpu>, BindOrder<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AfterCpu, After<Cpu>, BindOrder<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(BagSumCpu, BagSum<Cpu>, BindBags<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(BagSpreadCpu, BagSpread<Cpu>, BindBags<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(BagDotCpu, BagDot<Cpu>, BindBags<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(BagMaxCpu, BagMax<Cpu>, BindBagMax<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(BagPlaceCpu, BagPlace<Cpu>, BindBags<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(BagIdsCpu, BagIds<Cpu>, BindBagIds<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(SaltCpu, Salt<Cpu>, BindSalt<Cpu>());
 
 namespace {
 
@@ -192,6 +198,13 @@ nb::dict Handlers() {
   d["kvjax_scatter"] = Capsule(ScatterCpu);
   d["kvjax_seal"] = Capsule(SealCpu);
   d["kvjax_after"] = Capsule(AfterCpu);
+  d["kvjax_bag_sum"] = Capsule(BagSumCpu);
+  d["kvjax_bag_spread"] = Capsule(BagSpreadCpu);
+  d["kvjax_bag_dot"] = Capsule(BagDotCpu);
+  d["kvjax_bag_max"] = Capsule(BagMaxCpu);
+  d["kvjax_bag_place"] = Capsule(BagPlaceCpu);
+  d["kvjax_bag_ids"] = Capsule(BagIdsCpu);
+  d["kvjax_salt"] = Capsule(SaltCpu);
   return d;
 }
 

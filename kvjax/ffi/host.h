@@ -244,10 +244,8 @@ inline nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashStrings(const std::vecto
 
 inline nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashIntegers(HostArray<int64_t> items, uint64_t salt) {
   std::vector<int64_t> out(items.shape(0));
-  // Mix is a bijection that fixes 0; adding the mixed salt first gives each salt a bijection of its own.
   for (size_t i = 0; i < out.size(); ++i) {
-    out[i] =
-        static_cast<int64_t>(Mix(static_cast<uint64_t>(items.data()[i]) + Mix(salt) + 0x9E3779B97F4A7C15ull));
+    out[i] = static_cast<int64_t>(Salted(static_cast<uint64_t>(items.data()[i]), salt));
   }
   return ToNumpy(std::move(out));
 }

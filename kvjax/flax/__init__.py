@@ -2,5 +2,6 @@
 
 from kvjax.flax import nnx as nnx
 from kvjax.flax._linen import Embed as Embed
+from kvjax.flax._linen import EmbedBag as EmbedBag
 
-__all__ = ["Embed", "nnx"]
+__all__ = ["Embed", "EmbedBag", "nnx"]

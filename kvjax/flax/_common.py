@@ -1,14 +1,46 @@
-"""What the Linen and the NNX layer share: how a layer gets its table, and how it reads."""
+"""What the Linen and the NNX layers share: how a layer gets its table, and how it reads."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
 
 from kvjax import _initializers
+from kvjax._bags import clip_norm, lookup_bag
+from kvjax._keys import Keys, as_keys
+from kvjax._masks import mask_of
 from kvjax._registry import get_table
 from kvjax._table import Table
+
+
+@dataclasses.dataclass
+class TableOptions:
+    """The fields of every layer. Those after `param_dtype` are options of `kvjax.get_table`, one line each."""
+
+    table: str | Table
+    features: int | None = None
+    dtype: Any = None  # of the output
+    param_dtype: Any = None  # get_table's dtype
+    initializer: Any = None
+    key_dtype: str | None = None
+    seed: int | None = None
+    trainable: bool | None = None
+    checkpoint: bool | None = None
+    capacity: int | None = None
+    max_capacity: int | None = None
+    on_full: str | None = None
+    admit: Any = None
+    evict: Any = None
+    count: str | None = None
+    storage: Any = None
+    rounding: str | None = None
+    constraint: Any = None
+
+
+_FIELDS = [field.name for field in dataclasses.fields(TableOptions)]
+OPTIONS = tuple(_FIELDS[_FIELDS.index("param_dtype") + 1 :])
 
 
 def resolve_table(table: str | Table, features: int | None, **options: Any) -> Table:
@@ -35,7 +67,31 @@ def resolve_table(table: str | Table, features: int | None, **options: Any) -> T
     return get_table(table, dim=features, **defaults | given)
 
 
-def read(table: Table, keys: Any, dtype: Any) -> jax.Array:
+def read(layer: Any, table: Table, keys: Any, mask: Any, salt: int | None) -> jax.Array:
     """Rows in the compute dtype. The cast comes after the read, so gradients are summed in float32."""
-    rows = table.lookup(keys)
-    return rows if dtype is None else rows.astype(dtype)
+    keys, mask = _meant(layer, table, keys, mask, salt)
+    rows = clip_norm(table, type(layer).__name__, table.lookup(keys, mask=mask), layer.max_norm)
+    return rows if layer.dtype is None else rows.astype(layer.dtype)
+
+
+def read_bag(layer: Any, table: Table, keys: Any, mask: Any, salt: int | None, empty: Any, **form: Any) -> jax.Array:
+    """Bags in the compute dtype; `empty` is the row for empty ones."""
+    keys, mask = _meant(layer, table, keys, mask, salt)
+    options = {"combiner": layer.combiner, "max_norm": layer.max_norm, "dtype": layer.dtype}
+    return lookup_bag(table, keys, mask=mask, empty=empty, **options, **form)
+
+
+def learns_default(empty: str, table: Table) -> bool:
+    """Whether a bag layer has a row for empty bags among its parameters."""
+    if empty not in ("zeros", "learned"):
+        raise ValueError(
+            f"kvjax: table {table.name!r}, EmbedBag: want empty='zeros' or 'learned', got {empty!r}; choose one"
+        )
+    return empty == "learned"
+
+
+def _meant(layer: Any, table: Table, keys: Any, mask: Any, salt: int | None) -> tuple[Keys, jax.Array | None]:
+    """Salted keys, and which of them are meant; padding is told by the ids, before the salt."""
+    keys = as_keys(keys, f"table {table.name!r}, {type(layer).__name__}")
+    mask = mask_of(keys, mask, layer.pad_id, table.name, type(layer).__name__)
+    return (keys if salt is None else keys.salted(salt)), mask

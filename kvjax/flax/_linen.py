@@ -1,4 +1,4 @@
-"""The Linen layer."""
+"""The Linen layers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,28 @@ from typing import Any
 
 import flax.linen as nn
 import jax
+import jax.numpy as jnp
 
 from kvjax._table import Table
-from kvjax.flax._common import read, resolve_table
+from kvjax.flax._common import OPTIONS, TableOptions, learns_default, read, read_bag, resolve_table
 
 
-class Embed(nn.Module):
+class _TableModule(TableOptions, nn.Module):
+    """A module with a table in ``params``."""
+
+    def _table(self) -> Table:
+        def init(_) -> Table:
+            options = {name: getattr(self, name) for name in OPTIONS}
+            return resolve_table(self.table, self.features, dtype=self.param_dtype, **options)
+
+        return self.param("table", init)
+
+
+class Embed(_TableModule):
     """``flax.linen.Embed`` without a vocabulary: looks rows of a table up by any 64-bit key.
 
     The table stands in ``params`` under "table". Differentiate with `kvjax.value_and_grad`, and update with
-    `kvjax.optax.partition`.
+    `kvjax.optax.partition`. Several features on one table share one module.
 
     Attributes:
       table: name of the table (created with the options below if there is none), or a `Table`.
@@ -26,8 +38,18 @@ class Embed(nn.Module):
       key_dtype: see `kvjax.get_table`.
       seed: see `kvjax.get_table`.
       trainable: see `kvjax.get_table`.
-      checkpoint: see `kvjax.get_table`.
-      storage: see `kvjax.get_table`.
+      checkpoint: see `kvjax.get_table`, as for the options that follow.
+      capacity: rows to make room for.
+      max_capacity: rows not to exceed.
+      on_full: what happens then.
+      admit: which new keys get a row.
+      evict: which rows go.
+      count: what a frequency counts.
+      storage: where rows live.
+      rounding: how training rounds rows of 16 bits.
+      constraint: function of a row, applied after each update.
+      pad_id: the id that marks padding: it reads as zeros, and is neither trained nor counted.
+      max_norm: positive number; longer rows are scaled down to this Euclidean norm when they are read.
 
     Example:
       >>> import jax, kvjax, numpy as np
@@ -41,32 +63,77 @@ class Embed(nn.Module):
       >>> kvjax.drop_table("doc_linen")
     """
 
-    table: str | Table
-    features: int | None = None
-    dtype: Any = None
-    param_dtype: Any = None
-    initializer: Any = None
-    key_dtype: str | None = None
-    seed: int | None = None
-    trainable: bool | None = None
-    checkpoint: bool | None = None
-    storage: Any = None
+    pad_id: int | None = None
+    max_norm: float | None = None
 
     @nn.compact
-    def __call__(self, keys: Any) -> jax.Array:
+    def __call__(self, keys: Any, mask: Any = None, *, salt: int | None = None) -> jax.Array:
         """Looks rows up.
 
         Args:
           keys: ``(...)``: `kvjax.Keys`, NumPy integers or JAX integers.
+          mask: ``(...)`` bool, false for padding.
+          salt: number of a feature that shares the table with others and no row; see `kvjax.Keys.salted`.
 
         Returns:
           ``(..., features)``.
         """
+        return read(self, self._table(), keys, mask, salt)
 
-        def init(_) -> Table:
-            return resolve_table(
-                self.table, self.features, dtype=self.param_dtype, initializer=self.initializer, seed=self.seed,
-                key_dtype=self.key_dtype, trainable=self.trainable, checkpoint=self.checkpoint, storage=self.storage,
-            )  # fmt: skip
 
-        return read(self.param("table", init), keys, self.dtype)
+class EmbedBag(_TableModule):
+    """Pooled rows of a table: bags of keys of any number, see `kvjax.lookup_bag`.
+
+    The table stands in ``params`` under "table", and a learned row for empty bags under "default".
+
+    Attributes:
+      table: and all other attributes of `Embed`, and
+      combiner: "sum", "mean", "sqrtn" or "max".
+      empty: what a bag without keys gives: "zeros", or "learned", a row that is trained and begins with zeros.
+
+    Example:
+      >>> import jax, kvjax, numpy as np
+      >>> bag = kvjax.flax.EmbedBag("doc_linen_bag", features=4, combiner="sum", pad_id=-1, empty="learned")
+      >>> keys = kvjax.keys(np.array([[2**40, 7, -1], [-1, -1, -1]]))
+      >>> variables = bag.init(jax.random.key(0), keys)
+      >>> sorted(variables["params"]), bag.apply(variables, keys).shape
+      (['default', 'table'], (2, 4))
+      >>> kvjax.drop_table("doc_linen_bag")
+    """
+
+    combiner: str = "mean"
+    pad_id: int | None = None
+    max_norm: float | None = None
+    empty: str = "zeros"
+
+    @nn.compact
+    def __call__(
+        self,
+        keys: Any,
+        *,
+        lengths: Any = None,
+        segment_ids: Any = None,
+        num_segments: int | None = None,
+        mask: Any = None,
+        weights: Any = None,
+        salt: int | None = None,
+    ) -> jax.Array:
+        """Looks rows up and pools them.
+
+        Args:
+          keys: ``(..., L)``, or ``(n,)`` with lengths or segment_ids.
+          lengths: as all that follow, see `kvjax.lookup_bag`.
+          segment_ids: ``(n,)`` integers.
+          num_segments: a Python integer.
+          mask: bool in the shape of the keys, false for padding.
+          weights: real numbers in the shape of the keys.
+          salt: see `Embed`.
+
+        Returns:
+          ``(..., features)``, one row a bag.
+        """
+        table, default = self._table(), None
+        if learns_default(self.empty, table):
+            default = self.param("default", nn.initializers.zeros, (table.dim,), jnp.float32)
+        form = {"lengths": lengths, "segment_ids": segment_ids, "num_segments": num_segments, "weights": weights}
+        return read_bag(self, table, keys, mask, salt, default, **form)

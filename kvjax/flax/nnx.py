@@ -1,4 +1,4 @@
-"""The NNX layer, and ``value_and_grad`` for NNX models."""
+"""The NNX layers, and ``value_and_grad`` for NNX models."""
 
 from __future__ import annotations
 
@@ -7,27 +7,39 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from kvjax import _gradients
 from kvjax._table import Table
-from kvjax.flax._common import read, resolve_table
+from kvjax.flax._common import learns_default, read, read_bag, resolve_table
 
 
-class Embed(nnx.Module):
+class _TableModule(nnx.Module):
+    """A module with a table in an ``nnx.Param``."""
+
+    def __init__(self, table: str | Table, features: int | None, dtype: Any, param_dtype: Any, options: dict[str, Any]):
+        self.table = nnx.Param(resolve_table(table, features, dtype=param_dtype, **options))
+        self.dtype = dtype
+
+
+class Embed(_TableModule):
     """``flax.nnx.Embed`` without a vocabulary: looks rows of a table up by any 64-bit key.
 
     The table stands in an ``nnx.Param``. Differentiate with `kvjax.flax.nnx.value_and_grad`; a stock
-    ``nnx.Optimizer(model, kvjax.optax.partition(...), wrt=nnx.Param)`` updates it.
+    ``nnx.Optimizer(model, kvjax.optax.partition(...), wrt=nnx.Param)`` updates it. Several features on one table share
+    one module.
 
     Args:
       table: name of the table (created with the options below if there is none), or a `Table`.
       features: width of a row; may be left out if the table exists.
       dtype: compute dtype of the output; by default the table's.
       param_dtype: dtype of the rows, by default float32.
-      initializer: see `kvjax.get_table`; by default normal with variance 1 / features.
+      pad_id: the id that marks padding: it reads as zeros, and is neither trained nor counted.
+      max_norm: positive number; longer rows are scaled down to this Euclidean norm when they are read.
       rngs: taken for likeness to ``nnx.Embed`` and not used: initial rows depend on the table's seed alone.
-      **options: key_dtype, seed, trainable, checkpoint and storage of `kvjax.get_table`.
+      **options: initializer (by default normal with variance 1 / features), key_dtype and the other options of
+        `kvjax.get_table`.
 
     Example:
       >>> import kvjax, numpy as np
@@ -44,23 +56,95 @@ class Embed(nnx.Module):
         *,
         dtype: Any = None,
         param_dtype: Any = None,
-        initializer: Any = None,
+        pad_id: int | None = None,
+        max_norm: float | None = None,
         rngs: nnx.Rngs | None = None,
         **options: Any,
     ):
-        self.table = nnx.Param(resolve_table(table, features, dtype=param_dtype, initializer=initializer, **options))
-        self.dtype = dtype
+        super().__init__(table, features, dtype, param_dtype, options)
+        self.pad_id, self.max_norm = pad_id, max_norm
 
-    def __call__(self, keys: Any) -> jax.Array:
+    def __call__(self, keys: Any, mask: Any = None, *, salt: int | None = None) -> jax.Array:
         """Looks rows up.
 
         Args:
           keys: ``(...)``: `kvjax.Keys`, NumPy integers or JAX integers.
+          mask: ``(...)`` bool, false for padding.
+          salt: number of a feature that shares the table with others and no row; see `kvjax.Keys.salted`.
 
         Returns:
           ``(..., features)``.
         """
-        return read(self.table.get_value(), keys, self.dtype)
+        return read(self, self.table.get_value(), keys, mask, salt)
+
+
+class EmbedBag(_TableModule):
+    """Pooled rows of a table: bags of keys of any number, see `kvjax.lookup_bag`.
+
+    The table stands in an ``nnx.Param``, and so does the learned row for empty bags, if there is one.
+
+    Args:
+      table: as all arguments that are not listed here, see `Embed`.
+      features: width of a row; may be left out if the table exists.
+      combiner: "sum", "mean", "sqrtn" or "max".
+      empty: what a bag without keys gives: "zeros", or "learned", a row that is trained and begins with zeros.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> bag = kvjax.flax.nnx.EmbedBag("doc_nnx_bag", 4, combiner="sum", empty="learned")
+      >>> bag(np.array([2**40, 7, -1]), lengths=[2, 0, 1]).shape
+      (3, 4)
+      >>> kvjax.drop_table("doc_nnx_bag")
+    """
+
+    def __init__(
+        self,
+        table: str | Table,
+        features: int | None = None,
+        *,
+        combiner: str = "mean",
+        dtype: Any = None,
+        param_dtype: Any = None,
+        pad_id: int | None = None,
+        max_norm: float | None = None,
+        empty: str = "zeros",
+        rngs: nnx.Rngs | None = None,
+        **options: Any,
+    ):
+        super().__init__(table, features, dtype, param_dtype, options)
+        self.combiner, self.pad_id, self.max_norm = combiner, pad_id, max_norm
+        table = self.table.get_value()
+        learned = learns_default(empty, table)
+        self.default = nnx.Param(jnp.zeros((table.dim,), jnp.float32)) if learned else None
+
+    def __call__(
+        self,
+        keys: Any,
+        *,
+        lengths: Any = None,
+        segment_ids: Any = None,
+        num_segments: int | None = None,
+        mask: Any = None,
+        weights: Any = None,
+        salt: int | None = None,
+    ) -> jax.Array:
+        """Looks rows up and pools them.
+
+        Args:
+          keys: ``(..., L)``, or ``(n,)`` with lengths or segment_ids.
+          lengths: as all that follow, see `kvjax.lookup_bag`.
+          segment_ids: ``(n,)`` integers.
+          num_segments: a Python integer.
+          mask: bool in the shape of the keys, false for padding.
+          weights: real numbers in the shape of the keys.
+          salt: see `Embed`.
+
+        Returns:
+          ``(..., features)``, one row a bag.
+        """
+        default = None if self.default is None else self.default.get_value()
+        form = {"lengths": lengths, "segment_ids": segment_ids, "num_segments": num_segments, "weights": weights}
+        return read_bag(self, self.table.get_value(), keys, mask, salt, default, **form)
 
 
 def value_and_grad(fun: Callable[..., Any], has_aux: bool = False, wrt: Any = nnx.Param) -> Callable[..., Any]:

@@ -94,7 +94,7 @@ struct Live : kvjax::Table {
   }
   void Drop(const Keys& keys) { Remove(version(), Span(keys)); }
   void Evict(const std::string& policy, int64_t step = -1) {
-    Table::Evict(kvjax::Serial, version(), kvjax::Policy::Parse(policy), step);
+    Table::Evict(kvjax::Serial, "evict", version(), kvjax::Policy::Parse(policy), step);
   }
   void Pin(const Keys& keys) { Table::Pin(kvjax::Serial, version(), Span(keys), {}); }
   void Restore(const kvjax::SnapshotView& rows, const kvjax::AdmissionState& admission = {}) {

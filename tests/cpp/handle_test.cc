@@ -41,7 +41,7 @@ TEST(StaleVersionsAreRefusedEverywhere) {
     CHECK_THROWS(kFailedPrecondition, table.Add(kvjax::Serial, version, keys, row, {}));
     CHECK_THROWS(kFailedPrecondition, table.Accum(kvjax::Serial, version, keys, row, row, &yes));
     CHECK_THROWS(kFailedPrecondition, table.Remove(version, keys));
-    CHECK_THROWS(kFailedPrecondition, table.Table::Evict(kvjax::Serial, version, {}, -1));
+    CHECK_THROWS(kFailedPrecondition, table.Table::Evict(kvjax::Serial, "evict", version, {}, -1));
     CHECK_THROWS(kFailedPrecondition, table.Clear(version));
     CHECK_THROWS(kFailedPrecondition, table.ClearSlots(version));
     CHECK_THROWS(kFailedPrecondition, table.BeginApply(kvjax::Serial, version, keys, &count, row, 1, {}, {},

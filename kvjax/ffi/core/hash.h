@@ -17,6 +17,11 @@ constexpr uint64_t Mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
+/// A bijection of the keys for every salt. Mix alone fixes 0, so the mixed salt is added first.
+constexpr uint64_t Salted(uint64_t key, uint64_t salt) {
+  return Mix(key + Mix(salt) + 0x9E3779B97F4A7C15ull);
+}
+
 /// Virtual buckets are the unit of sharding and of checkpoints (their number is part of the format).
 inline constexpr uint32_t kNumBuckets = 1u << 16;
 

@@ -255,8 +255,9 @@ class Table {
   }
 
   /// Removes what the policy chooses; a negative `step` stands for the table's last.
-  uint32_t Evict(const ParallelFor& parallel, uint32_t version, const Policy& policy, int64_t step) {
-    const auto lock = Write(version, "evict", {});
+  uint32_t Evict(const ParallelFor& parallel, std::string_view op, uint32_t version, const Policy& policy,
+                 int64_t step) {
+    const auto lock = Write(version, op, {});
     in_.Commit(in_.Evict(parallel, spec_, policy, step < 0 ? in_.last_step : step));
     in_.store.Compact();
     return gate_.Next();

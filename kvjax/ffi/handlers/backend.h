@@ -29,7 +29,7 @@ concept Backend = requires(
   B::WriteKeys(exec, table, name, version, keys, initial, next);
   B::WriteRows(exec, table, name, version, keys, const_bytes, initial, next);
   B::Accum(exec, table, version, keys, const_floats, const_floats, const_flags, next);
-  B::Evict(exec, table, version, policy, step, next);
+  B::Evict(exec, table, name, version, policy, step, next);
   B::Clear(exec, table, version, next);
   B::ClearSlots(exec, table, version, next);
   B::BeginApply(exec, table, version, keys, const_ints, version, n, const_floats, step, layout, initial, next,

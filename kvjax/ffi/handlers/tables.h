@@ -177,14 +177,14 @@ auto BindAccum() {
                              .template Attr<bool>("narrow")));
 }
 
-/// step: (2,) uint32, the words of int64; policy: as Policy::Parse reads it.
+/// op: evict or restrict; step: (2,) uint32, the words of int64; policy: as Policy::Parse reads it.
 template <Backend B>
-ffi::Error Evict(typename B::Exec exec, std::string_view name, std::string_view policy,
+ffi::Error Evict(typename B::Exec exec, std::string_view name, std::string_view op, std::string_view policy,
                  ffi::AnyBuffer version, ffi::AnyBuffer step, Result next) {
-  return Guard(name, "evict", [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "evict");
-    Expect(Holds(step, ffi::U32, 2), name, "evict", "step (2,) uint32", step);
-    B::Evict(exec, *table, Version(name, "evict", version), Policy::Parse(policy), Data<int64_t>(step),
+  return Guard(name, op, [&] {
+    const auto table = Registry<typename B::Table>::Get().Find(name, op);
+    Expect(Holds(step, ffi::U32, 2), name, op, "step (2,) uint32", step);
+    B::Evict(exec, *table, op, Version(name, op, version), Policy::Parse(policy), Data<int64_t>(step),
              Word(name, next));
   });
 }
@@ -193,6 +193,7 @@ auto BindEvict() {
   return Rets<1>(Args<2>(ffi::Ffi::Bind()
                              .template Ctx<typename B::Ctx>()
                              .template Attr<std::string_view>("table")
+                             .template Attr<std::string_view>("op")
                              .template Attr<std::string_view>("policy")));
 }
 

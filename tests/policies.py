@@ -1,0 +1,62 @@
+"""Reference for eviction: which rows of a dict a policy of kvjax.evict chooses."""
+
+import numpy as np
+
+import kvjax
+
+_M = 2**64 - 1
+
+
+def mix(key):
+    """The hash that breaks ties and chooses buckets: the finaliser of splitmix64."""
+    x = key & _M
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _M
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _M
+    return x ^ (x >> 31)
+
+
+def chosen_rows(policy, candidates, step, needed):
+    """[(key, reason)] of the rows among {key: Row} that go; each for the first alternative that chooses it."""
+    going = {}
+    for part in policy.alternatives():
+        for key in chosen(part, candidates, step, needed):
+            going.setdefault(key, repr(part))
+    return list(going.items())
+
+
+def chosen(policy, rows, step, needed):
+    kind = type(policy).__name__
+    if kind == "_Both":
+        left, right = (chosen(p, rows, step, needed) for p in (policy.left, policy.right))
+        return left & right if policy.op == "and" else left | right
+    if kind == "_Not":
+        return set(rows) - chosen(policy.inner, rows, step, needed)
+    tests = {
+        "MaxAge": lambda k, r: step - r.version > policy.steps,
+        "MinFrequency": lambda k, r: r.frequency < policy.count,
+        "MinNorm": lambda k, r: np.sqrt(np.sum(np.square(np.asarray(r.value, np.float64)))) < policy.norm,
+        "MinScore": lambda k, r: score(policy, k, r) < policy.bound,
+    }
+    if kind in tests:
+        return {k for k, r in rows.items() if tests[kind](k, r)}
+
+    def decayed(r):
+        age = max(step - r.version, 0)
+        return r.frequency if policy.half_life is None else r.frequency * 2.0 ** (-age / policy.half_life)
+
+    orders = {
+        "LeastRecent": lambda k, r: r.version,
+        "LeastFrequent": lambda k, r: decayed(r),
+        "LowestScore": lambda k, r: score(policy, k, r),
+    }
+    n = needed if policy.n is None else policy.n
+    return set(sorted(rows, key=lambda k: (orders[kind](k, rows[k]), mix(k)))[:n])
+
+
+def score(policy, key, row):
+    one = kvjax.Exported(
+        keys=np.array([key]), values=np.asarray(row.value)[None], freqs=np.array([row.frequency]),
+        versions=np.array([row.version]), slots={}, has_slots=np.array([False]), pinned=np.array([False]),
+        last_step=0, total=1,
+    )  # fmt: skip
+    return np.float32(policy.score(one)[0])
