@@ -65,8 +65,8 @@ class Policy:
         return [self]
 
     def text(self) -> str:
-        """All alternatives, as the C++ side reads them."""
-        return "\n".join(f"{part!r}\n{part.formula()}" for part in self.alternatives())
+        """All alternatives, as the C++ side reads them: a reason, which must be one line, and a formula."""
+        return "\n".join(f"{' '.join(repr(part).split())}\n{part.formula()}" for part in self.alternatives())
 
     def needs_number(self) -> bool:
         """Whether a ranking in it takes its number from the room that is needed."""

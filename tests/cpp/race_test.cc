@@ -55,8 +55,8 @@ struct Reader {
   bool Rows(uint32_t version) const {
     Floats rows(keys.size() * kDim);
     const auto found = std::make_unique<bool[]>(keys.size());
-    table.Lookup(kvjax::Serial, version, data::Span(keys), reinterpret_cast<std::byte*>(rows.data()),
-                 found.get());
+    table.Lookup(kvjax::Serial, version, data::Span(keys), data::AllOf(keys.size()), {},
+                 kvjax::Missing::kTable, reinterpret_cast<std::byte*>(rows.data()), found.get());
     return IsOneNumber(rows) && std::all_of(found.get(), found.get() + keys.size(), [](bool f) { return f; });
   }
   /// Frequencies and versions of the keys grow together.
@@ -83,7 +83,7 @@ TEST(LookupsBesideUpserts) {
       [&] {
         for (int step = 1; step <= 300; ++step) {
           table.Put(keys, Floats(keys.size() * kDim, static_cast<float>(step)));
-          table.Add(Keys{static_cast<uint64_t>(step) << 20});  // the index grows meanwhile
+          table.Ensure(Keys{static_cast<uint64_t>(step) << 20});  // the index grows meanwhile
           if (step % 3 == 0) table.Drop(Keys{static_cast<uint64_t>(step) << 20});
         }
       });
@@ -118,17 +118,91 @@ TEST(ExportsBesideLoadsAndClears) {
   Keys keys;
   for (uint64_t key = 0; key < 40; ++key) keys.push_back(key);
   source.Put(keys, Floats(keys.size() * kDim, 3.0f));
-  const kvjax::Snapshot full = kvjax::Export(source, source.version(), true);
+  const kvjax::Snapshot full = source.Copy();
   const auto whole = [&](uint32_t version) {
-    const kvjax::Snapshot s = kvjax::Export(table, version, true);
+    const kvjax::Snapshot s = table.Export(version, true);
     return (s.keys.empty() || (s.keys == full.keys && s.values == full.values));
   };
   ReadBeside(table, whole, [&] {
     for (int step = 0; step < 40; ++step) {
-      kvjax::Load(table, table.version(), data::View(full));
+      table.Restore(data::View(full));
       table.Clear(table.version());
     }
   });
+}
+
+/// Everything that changes a table, a step after the other.
+void Write(Live& table, const kvjax::Snapshot& saved, int step) {
+  data::Stream stream(static_cast<uint64_t>(step));
+  Keys keys;
+  for (uint64_t key = stream.Below(7); key < 900; key += 1 + stream.Below(7)) keys.push_back(key);
+  kvjax::SlotLayout layout;
+  layout.Add("m", "float32[33]", 4 * kDim);
+  const auto targets = table.Begin(keys, std::vector<int32_t>(keys.size(), 1), layout);
+  const Floats rows(targets.size() * kDim, static_cast<float>(step));
+  table.Scatter(kvjax::Serial, table.version(), targets.data(), targets.size(), data::Bytes(rows),
+                {data::Bytes(rows)});
+  table.Pin({static_cast<uint64_t>(step)});
+  if (step % 4 == 0) table.Evict("restrict\nleast_recent:-100");  // and compacts
+  if (step % 10 == 5) table.ClearSlots(table.version());
+  if (step % 20 == 7) table.Clear(table.version());
+  if (step % 20 == 13) table.Restore(data::View(saved));
+}
+
+TEST(ReadersBesideEveryWrite) {
+  kvjax::TableSpec spec = data::Spec(kDim);
+  spec.admission = {.kind = kvjax::AdmissionSpec::Kind::kMinCount, .threshold = 2};
+  spec.max_capacity = 1500;
+  spec.on_full = kvjax::OnFull::kEvict;
+  spec.policy = kvjax::Policy::Parse("old\nmax_age:3");
+  spec.evict_every = 5;
+  Keys keys;
+  for (uint64_t key = 0; key < 1400; ++key) keys.push_back(key);
+  Live source(spec), serial(spec), table(spec);
+  source.Put(keys, Floats(keys.size() * kDim, 3.0f));
+  const kvjax::Snapshot saved = source.Copy();
+  uint64_t evicted = 0;
+  for (Live* t : {&serial, &table})
+    t->SetSink([&](const kvjax::Snapshot& s, std::string_view) { evicted += s.keys.size(); });
+  for (int step = 0; step < 60; ++step) Write(serial, saved, step);
+  CHECK(evicted > 1000);
+
+  std::atomic<uint64_t> turn{0};
+  const auto read = [&](uint32_t version) {
+    const size_t n = 200;
+    Floats rows(n * kDim);
+    const auto found = std::make_unique<bool[]>(n);
+    std::vector<int64_t> frequencies(n), versions(n);
+    switch (++turn % 6) {
+      case 0: {
+        table.Lookup(kvjax::Serial, version, {keys.data(), n}, data::AllOf(n), {}, kvjax::Missing::kTable,
+                     reinterpret_cast<std::byte*>(rows.data()), found.get());
+        return true;
+      }
+      case 1:
+        table.Inspect(kvjax::Serial, "inspect", version, {keys.data(), n}, found.get(), frequencies.data(),
+                      versions.data());
+        return true;
+      case 2: {
+        const kvjax::Snapshot s = table.Export(version, true);
+        return s.offsets.back() == static_cast<int64_t>(s.keys.size()) && s.keys.size() <= 1500;
+      }
+      case 3:
+        return table.ExportAdmission(version).cells.empty();
+      case 4:
+        return table.Observe([](const kvjax::Contents& c) {
+          return c.store.size() <= 1500 && c.store.end_row() >= c.store.size();
+        });
+      default:
+        // A stale writer, which may come at any time.
+        table.Load(version - 1000, data::View(saved), {});
+        return false;
+    }
+  };
+  ReadBeside(table, read, [&] {
+    for (int step = 0; step < 60; ++step) Write(table, saved, step);
+  });
+  CHECK(data::Same(data::State(serial), data::State(table)));
 }
 
 TEST(ParallelCallsTouchDisjointData) {
@@ -141,19 +215,19 @@ TEST(ParallelCallsTouchDisjointData) {
   };
   kvjax::TableSpec spec = data::Spec(3);
   spec.type = kvjax::RowType::kBFloat16;  // rows of 6 bytes: neighbours must not share a word
-  kvjax::Table alone(spec, std::make_shared<kvjax::HostSlabs>(), 0);
-  kvjax::Table shared(spec, std::make_shared<kvjax::HostSlabs>(), 0);
+  data::Live alone(spec, std::make_shared<kvjax::HostSlabs>(), 0);
+  data::Live shared(spec, std::make_shared<kvjax::HostSlabs>(), 0);
   for (uint64_t batch = 0; batch < 4; ++batch) {
     Keys keys;
     for (uint64_t i = 0; i < 6000; ++i) keys.push_back((i * 7 + batch * 3000) % 9001);
-    alone.Insert(kvjax::Serial, alone.version(), data::Span(keys));
-    shared.Insert(threads, shared.version(), data::Span(keys));
+    alone.Insert(kvjax::Serial, alone.version(), data::Span(keys), {});
+    shared.Insert(threads, shared.version(), data::Span(keys), {});
     std::vector<std::byte> rows(keys.size() * 6);
     const auto found = std::make_unique<bool[]>(keys.size());
-    shared.Lookup(threads, shared.version(), data::Span(keys), rows.data(), found.get());
+    shared.Lookup(threads, shared.version(), data::Span(keys), data::AllOf(keys.size()), {},
+                  kvjax::Missing::kTable, rows.data(), found.get());
   }
-  CHECK(
-      data::Same(kvjax::Export(alone, alone.version(), true), kvjax::Export(shared, shared.version(), true)));
+  CHECK(data::Same(alone.Copy(), shared.Copy()));
 }
 
 }  // namespace

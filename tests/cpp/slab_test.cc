@@ -234,7 +234,7 @@ TEST(TablesGiveEverySlabBack) {
     CHECK_EQ(slabs->live(), 2u);
     table.Clear(table.version());
     CHECK_EQ(slabs->live(), 0u);
-    table.Add(data::kAwkward);
+    table.Ensure(data::kAwkward);
   }
   CHECK_EQ(slabs->live(), 0u);
 }

@@ -28,7 +28,7 @@ struct Chunk {
   std::vector<uint8_t> flag, fresh;
 };
 
-Chunk Gather(const Live& table, const std::vector<uint32_t>& ids) {
+Chunk Gather(const Live& table, const data::Targets& ids) {
   const size_t n = ids.size(), dim = static_cast<size_t>(table.spec().dim);
   Chunk c{Floats(n * dim), Floats(n * dim), Floats(n), std::vector<uint8_t>(n), {}};
   const auto fresh = std::make_unique<bool[]>(n);
@@ -39,7 +39,7 @@ Chunk Gather(const Live& table, const std::vector<uint32_t>& ids) {
   return c;
 }
 
-void Scatter(Live& table, const std::vector<uint32_t>& ids, const Chunk& c) {
+void Scatter(Live& table, const data::Targets& ids, const Chunk& c) {
   const auto bytes = [](const auto& v) { return reinterpret_cast<const std::byte*>(v.data()); };
   table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), bytes(c.values),
                 {bytes(c.mu), bytes(c.flag), bytes(c.nu)});
@@ -87,17 +87,17 @@ TEST(ReusedRowsHaveFreshSlots) {
 TEST(AnUnlikeLayoutIsRefused) {
   Live table(2);
   Train(table, {1, 2}, 100);
-  const Snapshot before = kvjax::Export(table, table.version(), true);
+  const Snapshot before = table.Copy();
   kvjax::SlotLayout other;
   other.Add("accumulator", "float32[2]", 8);
   CHECK_THROWS(kFailedPrecondition, table.Begin({3}, {1}, other));
-  CHECK(data::Same(before, kvjax::Export(table, table.version(), true)));
+  CHECK(data::Same(before, table.Copy()));
   TrainSgd(table, {1});  // an optimizer without slots leaves them alone
   CHECK_EQ(Gather(table, table.Begin({1}, {1}, Adam(2))).nu[0], -100.0f);
   table.ClearSlots(table.version());
-  CHECK(kvjax::Export(table, table.version(), true).layout.empty());
+  CHECK(table.Copy().layout.empty());
   table.Begin({3}, {1}, other);
-  CHECK(kvjax::Export(table, table.version(), true).layout == other);
+  CHECK(table.Copy().layout == other);
 }
 
 TEST(RowsOfAnOptimizerWithoutSlotsStayFresh) {
@@ -121,10 +121,10 @@ TEST(SlotsWithoutElementsAreHarmless) {
   table.Gather(kvjax::Serial, table.version(), ids.data(), 1, reinterpret_cast<std::byte*>(values.data()),
                &fresh, {&slot});
   table.Scatter(kvjax::Serial, table.version(), ids.data(), 1, data::Bytes(values), {&slot});
-  const Snapshot s = kvjax::Export(table, table.version(), true);
+  const Snapshot s = table.Copy();
   CHECK_EQ(s.slots.size(), 1u);
-  kvjax::Load(table, table.version(), data::View(s));
-  CHECK(data::Same(s, kvjax::Export(table, table.version(), true)));
+  table.Restore(data::View(s));
+  CHECK(data::Same(s, table.Copy()));
 }
 
 TEST(ExportIsSortedAndComplete) {
@@ -132,8 +132,8 @@ TEST(ExportIsSortedAndComplete) {
   Keys keys = data::kAwkward;
   data::Stream stream(3);
   while (keys.size() < 3000) keys.push_back(stream.Next());  // some 60 of them share a bucket
-  table.Add(keys);
-  const Snapshot s = kvjax::Export(table, table.version(), false);
+  table.Ensure(keys);
+  const Snapshot s = table.Copy(false);
   CHECK_EQ(s.keys.size(), table.Size(table.version()));
   CHECK_EQ(s.offsets.size(), kvjax::kNumBuckets + 1u);
   for (size_t i = 0; i + 1 < s.keys.size(); ++i) {
@@ -154,23 +154,23 @@ TEST(LoadRestoresWhatExportGave) {
   Train(table, data::kAwkward, 100);
   Train(table, {5, 6}, 200);
   table.Drop({5, 0});
-  table.Add({77});
+  table.Ensure({77});
   table.Put({6, 78}, {1, 2, 3, 4, 5, 6});
   TrainSgd(table, {79, 6});
   for (const bool slots : {true, false}) {
-    const Snapshot s = kvjax::Export(table, table.version(), slots);
+    const Snapshot s = table.Copy(slots);
     Live other(3);
     Train(other, {1, 2, 999}, 500);  // Load replaces all of it
-    kvjax::Load(other, other.version(), data::View(s));
-    Snapshot back = kvjax::Export(other, other.version(), slots);
+    other.Restore(data::View(s));
+    Snapshot back = other.Copy(slots);
     if (!slots) back.has_slots = s.has_slots;  // without slots all rows are fresh
     CHECK(data::Same(s, back));
     other.Begin({1}, {1});
-    CHECK_EQ(kvjax::Export(other, other.version(), false).last_step, s.last_step + 1);
+    CHECK_EQ(other.Copy(false).last_step, s.last_step + 1);
     Live empty(3);
-    kvjax::Load(table, table.version(), data::View(kvjax::Export(empty, empty.version(), true)));
+    table.Restore(data::View(empty.Copy()));
     CHECK_EQ(table.Size(table.version()), 0u);
-    kvjax::Load(table, table.version(), data::View(s));
+    table.Restore(data::View(s));
   }
 }
 
@@ -180,20 +180,20 @@ TEST(EqualTablesGiveEqualBytesWhateverTheirPast) {
   two.Drop({8, 9});  // their slots must not come back with the rows' next keys
   one.Begin({}, {}, Adam(2), 1);
   for (Live* table : {&one, &two}) {
-    table->Add({1, 2, 3});
+    table->Ensure({1, 2, 3});
     Train(*table, {2}, 500);
   }
-  CHECK(data::Same(kvjax::Export(one, one.version(), true), kvjax::Export(two, two.version(), true)));
+  CHECK(data::Same(one.Copy(), two.Copy()));
 }
 
 TEST(LoadRefusesAKeyTwiceAndChangesNothing) {
   Live table(2);
   Train(table, {1, 2}, 100);
-  const Snapshot before = kvjax::Export(table, table.version(), true);
+  const Snapshot before = table.Copy();
   Snapshot twice = before;
   twice.keys[1] = twice.keys[0];
-  CHECK_THROWS(kInvalidArgument, kvjax::Load(table, table.version(), data::View(twice)));
-  CHECK(data::Same(before, kvjax::Export(table, table.version(), true)));
+  CHECK_THROWS(kInvalidArgument, table.Restore(data::View(twice)));
+  CHECK(data::Same(before, table.Copy()));
 }
 
 }  // namespace

@@ -102,7 +102,7 @@ TEST(RandomCallsMatchReference) {
     const uint32_t version = table.version();
     switch (stream.Below(4)) {
       case 0:
-        table.Add(batch.keys);
+        table.Ensure(batch.keys);
         for (uint64_t key : batch.keys)
           reference.try_emplace(key, Entry{InitialRow(table.spec(), key), 0, step});
         break;
@@ -130,23 +130,18 @@ TEST(RandomCallsMatchReference) {
 
 TEST(RemovedRowsAreUsedAgain) {
   Live table(kDim);
-  table.Add({1, 2, 3, 4});
+  table.Ensure({1, 2, 3, 4});
   const auto before = table.Begin({1, 2, 3, 4}, {1, 1, 1, 1});
   table.Drop({2, 4, 4, 99});
   const auto after = table.Begin({12, 14}, {1, 1});
-  CHECK_EQ(std::set(after.begin(), after.end()) == std::set({before[1], before[3]}), true);
+  CHECK(std::set({after[0].row, after[1].row}) == std::set({before[1].row, before[3].row}));
   CHECK(table.Rows({12}) == InitialRow(table.spec(), 12));
-  CHECK_EQ(table.Begin({1}, {1})[0], before[0]);
+  CHECK_EQ(table.Begin({1}, {1})[0].row, before[0].row);
 }
 
 TEST(StepsCountOnFromTheLast) {
   Live table(kDim);
-  const auto version_of = [&](uint64_t key) {
-    bool found = false;
-    int64_t frequency = 0, version = 0;
-    table.Inspect(kvjax::Serial, "inspect", table.version(), {&key, 1}, &found, &frequency, &version);
-    return version;
-  };
+  const auto version_of = [&](uint64_t key) { return table.Of(key).version; };
   table.Begin({1}, {1});
   CHECK_EQ(version_of(1), 1);
   table.Begin({1}, {1}, {}, int64_t{1} << 40);

@@ -15,7 +15,7 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
                     "the optimizer whose slots the table holds (" + in_.store.layout().ToString() + ")",
                     "one with " + layout.ToString(), "table.clear_slots() forgets the old optimizer's state");
   }
-  step = step < 0 ? in_.last_step + 1 : step;
+  if (step < 0) step = in_.last_step + (in_.last_step < INT64_MAX ? 1 : 0);
 
   // Which of the new keys get a row.
   Change change{.found = in_.Locate(parallel, keys), .ids = {}};

@@ -105,6 +105,7 @@ class Contents {
       throw MakeError(ErrorCode::kResourceExhausted, spec.name, op, "fewer than 2^32 - 1 rows",
                       std::to_string(store.end_row() + entering), "spread the table over several shards");
     }
+    if (!blank && entering > 0) CheckInitial(spec, op, change.ids.size(), initial);
     store.Reserve(entering);
     uint32_t next = 0;
     for (uint32_t& id : change.ids) {
@@ -130,17 +131,22 @@ class Contents {
     }
   }
 
+  /// Whether the first n new keys of the call have initial rows.
+  static void CheckInitial(const TableSpec& spec, std::string_view op, size_t n, InitialRows initial) {
+    if (spec.initializer.kind != Initializer::Kind::kGiven || n <= initial.n) return;
+    throw MakeError(ErrorCode::kInvalidArgument, spec.name, op, "initial rows for all new keys",
+                    std::to_string(initial.n), "this is a defect of kvjax: please report it");
+  }
+
   /// Writes the initial row of a key; it is the f-th of the keys that `initial` has rows for.
   static void StoreInitial(const TableSpec& spec, std::string_view op, uint64_t key, size_t f,
                            InitialRows initial, std::byte* row) {
     if (spec.initializer.kind != Initializer::Kind::kGiven) {
       spec.initializer.Generate(
           key, spec.dim, [&](int64_t column, float value) { StoreElement(spec.type, row, column, value); });
-    } else if (f < initial.n) {
-      std::memcpy(row, initial.data + f * spec.row_bytes(), spec.row_bytes());
     } else {
-      throw MakeError(ErrorCode::kInvalidArgument, spec.name, op, "initial rows for all new keys",
-                      std::to_string(initial.n), "this is a defect of kvjax: please report it");
+      CheckInitial(spec, op, f + 1, initial);
+      std::memcpy(row, initial.data + f * spec.row_bytes(), spec.row_bytes());
     }
   }
 
@@ -226,7 +232,7 @@ class Contents {
   void Choose(const ParallelFor& parallel, const TableSpec& spec, const Policy& policy, int64_t step,
               size_t needed, std::vector<KeyRow>& rows, Change& change) const {
     const Policy::View view{store, spec.type, spec.dim, step, needed, score, parallel};
-    const std::vector<uint8_t> choice = policy.Choose(view, rows);
+    const std::vector<uint32_t> choice = policy.Choose(view, rows);
     const size_t first = change.leaving.size();
     for (size_t a = 0; a < policy.size(); ++a)
       change.leaving.emplace_back(policy.reason(a), std::vector<KeyRow>());

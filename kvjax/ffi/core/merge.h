@@ -59,7 +59,7 @@ inline size_t MergeRows(const uint64_t* keys, const float* rows, const int32_t* 
       out_counts[u] = counts[i];
     } else {
       for (size_t d = 0; d < dim; ++d) target[d] += source[d];
-      out_counts[u] += counts[i];
+      out_counts[u] = static_cast<int32_t>(std::min<int64_t>(int64_t{out_counts[u]} + counts[i], INT32_MAX));
     }
   }
   const size_t distinct = numbering.keys().size();

@@ -66,12 +66,12 @@ class Policy {
   };
 
   /// 1 + the alternative that a row is evicted for, or 0, for each of `rows`.
-  [[nodiscard]] std::vector<uint8_t> Choose(const View& view, const std::vector<KeyRow>& rows) const {
-    std::vector<uint8_t> choice(rows.size());
+  [[nodiscard]] std::vector<uint32_t> Choose(const View& view, const std::vector<KeyRow>& rows) const {
+    std::vector<uint32_t> choice(rows.size());
     for (size_t a = 0; a < alternatives_.size(); ++a) {
       const std::vector<uint8_t> mask = Evaluate(view, rows, alternatives_[a].words);
       for (size_t i = 0; i < rows.size(); ++i) {
-        if (mask[i] != 0 && choice[i] == 0) choice[i] = static_cast<uint8_t>(a + 1);
+        if (mask[i] != 0 && choice[i] == 0) choice[i] = static_cast<uint32_t>(a + 1);
       }
     }
     return choice;
@@ -182,7 +182,7 @@ class Policy {
         const RowHeader& header = view.store.Header(rows[i].row);
         switch (word.kind) {
           case Kind::kAge:
-            mask[i] = view.step - header.version > word.n;
+            mask[i] = Age(header, view.step) > word.n;
             break;
           case Kind::kFrequency:
             mask[i] = static_cast<int64_t>(header.frequency) < word.n;
@@ -258,10 +258,16 @@ class Policy {
     for (size_t k = 0; k < n; ++k) mask[places[k].i] = 1;
   }
 
+  /// Steps since the row was written; those of before step 0, which only loading makes, may be too many.
+  static int64_t Age(const RowHeader& header, int64_t step) {
+    int64_t age;
+    return __builtin_sub_overflow(step, header.version, &age) ? INT64_MAX : age;
+  }
+
   /// The frequency, halved for every half-life since the row was written; as a number that sorts alike.
   static uint64_t Frequency(const RowHeader& header, int64_t step, double half_life) {
     if (half_life <= 0.0) return header.frequency;
-    const double age = static_cast<double>(std::max<int64_t>(step - header.version, 0));
+    const auto age = static_cast<double>(std::max<int64_t>(Age(header, step), 0));
     return std::bit_cast<uint64_t>(static_cast<double>(header.frequency) * std::exp2(-age / half_life));
   }
 

@@ -54,6 +54,9 @@ struct RowHeader {
 };
 static_assert(sizeof(RowHeader) == 16);
 
+/// Where frequencies stop.
+inline constexpr uint64_t kMaxFrequency = (uint64_t{1} << 62) - 1;
+
 /// One optimizer slot: `bytes` per row at `offset` of the slot record. `type` is its dtype and shape as
 /// Python writes them ("float32[64]"); the core compares and stores that text and never reads it.
 struct Slot {

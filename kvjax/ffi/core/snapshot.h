@@ -104,7 +104,7 @@ inline size_t FillStore(RowStore& store, const SnapshotView& in, size_t row_byte
     const auto key = static_cast<uint64_t>(in.keys[i]);
     if (store.index().Find(key) != kNoRow) return i;
     const uint32_t row = store.Insert(key);
-    store.Header(row) = {.frequency = static_cast<uint64_t>(in.frequencies[i]),
+    store.Header(row) = {.frequency = std::min(static_cast<uint64_t>(in.frequencies[i]), kMaxFrequency),
                          .pinned = in.pinned != nullptr && in.pinned[i] != std::byte{0},
                          .has_slots = !in.layout.empty() && in.has_slots[i] != std::byte{0},
                          .version = in.versions[i]};

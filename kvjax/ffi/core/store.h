@@ -62,12 +62,12 @@ class RowStore {
 
   /// Makes room for `n` more rows. Throws std::bad_alloc.
   void Reserve(size_t n) {
-    index_.Reserve(index_.size() + n);
     const size_t rows = next_row_ + (n > free_rows_.size() ? n - free_rows_.size() : 0);
     try {
       values_.Reserve(rows);
       headers_.Reserve(rows);
       slots_.Reserve(rows);
+      index_.Reserve(index_.size() + n);
     } catch (...) {  // what was gained goes back, or the next call would find no memory left
       for (Plane* plane : {&values_, &headers_, &slots_})
         plane->Shrink(std::max<size_t>(next_row_, reserved_));

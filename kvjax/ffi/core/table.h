@@ -220,9 +220,9 @@ class Table {
       const uint32_t number = change.found.numbers[m++];
       if (!exists[i]) change.ids[number] = 0;
     }
+    std::vector<bool> present(change.ids.size());
     in_.MakeRoom(parallel, spec_, "accum", change, in_.last_step, false);
     in_.Prepare(parallel, spec_, "accum", change, {}, /*blank=*/true);
-    std::vector<bool> present(change.ids.size());
     in_.Commit(change);
     for (size_t i = 0, m = 0; i < keys.n; ++i) {
       uint32_t row = change.found.rows[i];
@@ -372,7 +372,7 @@ class Table {
   }
   void Count(uint32_t row, uint64_t occurrences, int64_t step) noexcept {
     RowHeader& header = in_.store.Header(row);
-    header.frequency += occurrences;
+    header.frequency = std::min(header.frequency + occurrences, kMaxFrequency);
     header.version = step;
   }
 

@@ -27,12 +27,24 @@ inline uint32_t Table::Load(uint32_t version, const SnapshotView& rows, const Ad
                     "at most max_capacity=" + std::to_string(spec_.max_capacity) + " rows",
                     std::to_string(rows.n), "give the table more capacity, or prune the rows first");
   }
+  if (rows.n >= kNoRow) {
+    throw MakeError(ErrorCode::kResourceExhausted, spec_.name, "load", "fewer than 2^32 - 1 rows",
+                    std::to_string(rows.n), "spread the table over several shards");
+  }
+  const bool negative =
+      std::any_of(rows.frequencies, rows.frequencies + rows.n, [](int64_t f) { return f < 0; });
+  if (negative || rows.last_step < 0) {
+    throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "load", "frequencies and a last step from 0 on",
+                    "negative ones", "load what kvjax has exported");
+  }
+  auto reading = Read(version, "load", {});  // another writer may hold the live handle
   RowStore next = in_.store.Empty();
+  Admission next_admission = in_.admission.With(admission);
+  reading.unlock();
   if (const size_t twice = FillStore(next, rows, row_bytes()); twice < rows.n) {
     throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "load", "distinct keys",
                     "key " + std::to_string(rows.keys[twice]) + " twice", "remove the duplicates first");
   }
-  Admission next_admission = in_.admission.With(admission);
   const auto lock = Write(version, "load", {});
   in_.store = std::move(next);
   in_.admission = std::move(next_admission);
@@ -46,13 +58,15 @@ inline void Table::Reserve(uint32_t version, size_t n) {
 }
 
 inline void Table::SetSink(Sink sink) {
+  Sink guarded;
+  if (sink) {
+    guarded = [this, sink = std::move(sink)](const Snapshot& rows, std::string_view reason) {
+      const VersionGate::CallingOut calling(gate_);
+      sink(rows, reason);
+    };
+  }
   const auto lock = gate_.WriteAny(spec_.name, "on_evict");
-  in_.sink = nullptr;
-  if (!sink) return;
-  in_.sink = [this, sink = std::move(sink)](const Snapshot& rows, std::string_view reason) {
-    const VersionGate::CallingOut calling(gate_);
-    sink(rows, reason);
-  };
+  in_.sink.swap(guarded);  // the old one goes with the lock given back
 }
 
 inline void Table::SetScore(ScoreFunction score) {
