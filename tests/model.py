@@ -83,7 +83,7 @@ class Model:
         step = self.last_step if step is None else step
         needed = after - self.max_capacity if evicts else 0
         candidates = {k: r for k, r in self.rows.items() if not r.pinned and k not in staying}
-        going = chosen_rows(self.policy, candidates, step, needed) if self.policy else []
+        going = chosen_rows(self.policy, candidates, step, needed) if self.policy is not None else []
         if len(going) < needed:
             rest = {k: r for k, r in candidates.items() if k not in dict(going)}
             missing = needed - len(going)

@@ -66,8 +66,9 @@ auto CallPython(std::string_view table, std::string_view what, Call call) {
   } catch (nb::python_error& error) {
     const std::string text = nb::cast<std::string>(error.type().attr("__name__")) + ": " +
                              nb::cast<std::string>(nb::str(error.value()));
-    throw MakeError(ErrorCode::kInvalidArgument, table, "evict", std::string("a ").append(what).append(" that works"),
-                    text, "mend it and begin again with table.refresh(): the table is as it was");
+    throw MakeError(ErrorCode::kInvalidArgument, table, "evict",
+                    std::string("a ").append(what).append(" that works"), text,
+                    "mend it and begin again with table.refresh(): the table is as it was");
   }
 }
 
@@ -82,7 +83,7 @@ inline Sink MakeSink(const std::string& table, nb::object sink) {
 /// score(name, arrays) -> (n,) float32.
 inline ScoreFunction MakeScore(const std::string& table, nb::object score) {
   return [table, score = Shared(std::move(score))](std::string_view name, const Snapshot& rows,
-                                            std::vector<float>& out) {
+                                                   std::vector<float>& out) {
     CallPython(table, "score function", [&] {
       const auto scores = nb::cast<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(
           (*score)(std::string(name), SnapshotToNumpy(Snapshot(rows))));

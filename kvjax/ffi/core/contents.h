@@ -171,7 +171,7 @@ class Contents {
     const bool due = timed && spec.evict_every > 0 && step / spec.evict_every > last_step / spec.evict_every;
     if (!evict && !due) return;
     const size_t needed = evict ? after - spec.max_capacity : 0;
-    std::vector<KeyRow> rows = Candidates(change.found.rows);
+    std::vector<Candidate> rows = Candidates(parallel, change.found.rows);
     Choose(parallel, spec, spec.policy, step, needed, rows, change);
     size_t chosen = 0;
     for (const auto& [reason, victims] : change.leaving) chosen += victims.size();
@@ -190,7 +190,7 @@ class Contents {
   [[nodiscard]] Change Evict(const ParallelFor& parallel, const TableSpec& spec, const Policy& policy,
                              int64_t step) {
     Change change;
-    std::vector<KeyRow> rows = Candidates({});
+    std::vector<Candidate> rows = Candidates(parallel, {});
     Choose(parallel, spec, policy, step, 0, rows, change);
     Prepare(parallel, spec, "evict", change, {}, true);
     return change;
@@ -214,23 +214,32 @@ class Contents {
   static constexpr size_t kGrain = 2048;  // keys: below this, waking a second thread costs more than it saves
 
   /// Rows that may go: neither pinned nor among `staying`, of which kNoRow means none.
-  [[nodiscard]] std::vector<KeyRow> Candidates(const std::vector<uint32_t>& staying) const {
+  [[nodiscard]] std::vector<Candidate> Candidates(const ParallelFor& parallel,
+                                                  const std::vector<uint32_t>& staying) const {
     std::vector<bool> stays(store.end_row());
     for (const uint32_t row : staying) {
       if (row != kNoRow) stays[row] = true;
     }
-    std::vector<KeyRow> rows;
+    std::vector<Candidate> rows;
     rows.reserve(store.size());
     store.index().ForEach([&](uint64_t key, uint32_t row) {
-      if (!stays[row]) rows.push_back({key, row});
+      if (!stays[row]) rows.push_back({key, row, {}});
     });
-    std::erase_if(rows, [&](const KeyRow& r) { return store.Header(r.row).pinned != 0; });
+    parallel(rows.size(), kGrain, [&](size_t begin, size_t end) {
+      constexpr size_t kAhead = 16;
+      for (size_t i = begin; i < end; ++i) {
+        if (i + kAhead < end) store.PrefetchHeader(rows[i + kAhead].row);
+        rows[i].header = store.Header(rows[i].row);
+      }
+    });
+    std::erase_if(rows, [](const Candidate& r) { return r.header.pinned != 0; });
     return rows;
   }
 
   /// Moves the rows that `policy` chooses from `rows` to `change.leaving`.
   void Choose(const ParallelFor& parallel, const TableSpec& spec, const Policy& policy, int64_t step,
-              size_t needed, std::vector<KeyRow>& rows, Change& change) const {
+              size_t needed, std::vector<Candidate>& rows, Change& change) const {
+    if (policy.empty()) return;
     const Policy::View view{store, spec.type, spec.dim, step, needed, score, parallel};
     const std::vector<uint32_t> choice = policy.Choose(view, rows);
     const size_t first = change.leaving.size();
@@ -241,7 +250,7 @@ class Contents {
       if (choice[i] == 0) {
         rows[kept++] = rows[i];
       } else {
-        change.leaving[first + choice[i] - 1].second.push_back(rows[i]);
+        change.leaving[first + choice[i] - 1].second.push_back({rows[i].key, rows[i].row});
       }
     }
     rows.resize(kept);

@@ -24,6 +24,13 @@
 
 namespace kvjax {
 
+/// A row that may go. The header is a copy: rows lie anywhere in memory, and are looked at several times.
+struct Candidate {
+  uint64_t key;
+  uint32_t row;
+  RowHeader header;
+};
+
 /// Scores rows by the user's function of that name: one float per row, finite.
 using ScoreFunction =
     std::function<void(std::string_view name, const Snapshot& rows, std::vector<float>& out)>;
@@ -66,7 +73,7 @@ class Policy {
   };
 
   /// 1 + the alternative that a row is evicted for, or 0, for each of `rows`.
-  [[nodiscard]] std::vector<uint32_t> Choose(const View& view, const std::vector<KeyRow>& rows) const {
+  [[nodiscard]] std::vector<uint32_t> Choose(const View& view, const std::vector<Candidate>& rows) const {
     std::vector<uint32_t> choice(rows.size());
     for (size_t a = 0; a < alternatives_.size(); ++a) {
       const std::vector<uint8_t> mask = Evaluate(view, rows, alternatives_[a].words);
@@ -140,7 +147,7 @@ class Policy {
     return ranking;
   }
 
-  static std::vector<uint8_t> Evaluate(const View& view, const std::vector<KeyRow>& rows,
+  static std::vector<uint8_t> Evaluate(const View& view, const std::vector<Candidate>& rows,
                                        const std::vector<Word>& words) {
     std::vector<std::vector<uint8_t>> stack;
     for (const Word& word : words) {
@@ -163,7 +170,7 @@ class Policy {
     return std::move(stack.back());
   }
 
-  static std::vector<uint8_t> Leaf(const View& view, const std::vector<KeyRow>& rows, const Word& word) {
+  static std::vector<uint8_t> Leaf(const View& view, const std::vector<Candidate>& rows, const Word& word) {
     std::vector<uint8_t> mask(rows.size());
     const bool scored = word.kind == Kind::kScore || word.kind == Kind::kLowest;
     const std::vector<float> scores = scored ? Scores(view, rows, word.name) : std::vector<float>();
@@ -178,8 +185,7 @@ class Policy {
     }
     view.parallel(rows.size(), kGrain, [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
-        if (i + kAhead < end) view.store.PrefetchHeader(rows[i + kAhead].row);
-        const RowHeader& header = view.store.Header(rows[i].row);
+        const RowHeader& header = rows[i].header;
         switch (word.kind) {
           case Kind::kAge:
             mask[i] = Age(header, view.step) > word.n;
@@ -208,15 +214,17 @@ class Policy {
     return std::sqrt(sum);
   }
 
-  static std::vector<float> Scores(const View& view, const std::vector<KeyRow>& rows, std::string_view name) {
+  static std::vector<float> Scores(const View& view, const std::vector<Candidate>& rows,
+                                   std::string_view name) {
     constexpr size_t kBatch = size_t{1} << 16;  // so that the copies stay small beside the table
     const size_t row_bytes = static_cast<size_t>(view.dim) * ItemSize(view.type);
     std::vector<float> scores;
     scores.reserve(rows.size());
     for (size_t begin = 0; begin < rows.size(); begin += kBatch) {
-      const std::vector<KeyRow> batch(
-          rows.begin() + static_cast<ptrdiff_t>(begin),
-          rows.begin() + static_cast<ptrdiff_t>(std::min(begin + kBatch, rows.size())));
+      std::vector<KeyRow> batch;
+      for (size_t i = begin; i < std::min(begin + kBatch, rows.size()); ++i) {
+        batch.push_back({rows[i].key, rows[i].row});
+      }
       Snapshot copy = CopyRows(view.store, batch, row_bytes, true);
       copy.last_step = view.step;
       std::vector<float> part(batch.size());
@@ -227,7 +235,7 @@ class Policy {
   }
 
   /// Marks the rows that come first in the order of (what the word ranks by, hash of the key).
-  static void Rank(const View& view, const std::vector<KeyRow>& rows, const Word& word,
+  static void Rank(const View& view, const std::vector<Candidate>& rows, const Word& word,
                    const std::vector<float>& scores, std::vector<uint8_t>& mask) {
     struct Place {
       uint64_t order;
@@ -243,19 +251,31 @@ class Policy {
                                      : word.all_but ? size - std::min(wanted, size)
                                                     : wanted);
     if (n == 0) return;
-    std::vector<Place> places(total);
-    view.parallel(total, kGrain, [&](size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) {
-        if (i + kAhead < end) view.store.PrefetchHeader(rows[i + kAhead].row);
-        const RowHeader& header = view.store.Header(rows[i].row);
-        uint64_t order = static_cast<uint64_t>(header.version) ^ (uint64_t{1} << 63);
-        if (word.kind == Kind::kFrequent) order = Frequency(header, view.step, word.half_life);
-        if (word.kind == Kind::kLowest) order = Ascending(scores[i]);
-        places[i] = {order, Mix(rows[i].key), i};
-      }
-    });
-    if (n < total) std::nth_element(places.begin(), places.begin() + static_cast<ptrdiff_t>(n), places.end());
-    for (size_t k = 0; k < n; ++k) mask[places[k].i] = 1;
+    const auto place = [&](size_t i) {
+      const RowHeader& header = rows[i].header;
+      uint64_t order = static_cast<uint64_t>(header.version) ^ (uint64_t{1} << 63);
+      if (word.kind == Kind::kFrequent) order = Frequency(header, view.step, word.half_life);
+      if (word.kind == Kind::kLowest) order = Ascending(scores[i]);
+      return Place{order, Mix(rows[i].key), i};
+    };
+    // The n first so far, unordered, and room for as many again: what cannot be among them is left out early.
+    std::vector<Place> first;
+    first.reserve(std::min(2 * n, total));
+    Place last{UINT64_MAX, UINT64_MAX, 0};
+    const auto cut = [&] {
+      if (first.size() <= n) return;
+      std::nth_element(first.begin(), first.begin() + static_cast<ptrdiff_t>(n - 1), first.end());
+      first.resize(n);
+      last = first.back();
+    };
+    for (size_t i = 0; i < total; ++i) {
+      const Place next = place(i);
+      if (first.size() >= n && last < next) continue;
+      first.push_back(next);
+      if (first.size() >= 2 * n) cut();
+    }
+    cut();
+    for (const Place& p : first) mask[p.i] = 1;
   }
 
   /// Steps since the row was written; those of before step 0, which only loading makes, may be too many.
