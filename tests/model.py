@@ -71,23 +71,20 @@ class Model:
     def make_room(self, entering, staying, step=None, timed=False):
         """Evicts what must go before `entering` keys come, or raises Full."""
         after = len(self.rows) + len(entering)
-        full = self.max_capacity is not None and after > self.max_capacity
-        if full and self.on_full == "error":
-            raise Full
-        if full and self.on_full == "grow":
-            self.stats["over_capacity"] += after - max(self.max_capacity, len(self.rows))
-        evicts = full and self.on_full == "evict"
+        excess = max(after - self.max_capacity, 0) if self.max_capacity is not None else 0
+        evicts = excess and self.on_full == "evict"
         due = timed and self.every and step // self.every > self.last_step // self.every
-        if not evicts and not due:
-            return
         step = self.last_step if step is None else step
-        needed = after - self.max_capacity if evicts else 0
         candidates = {k: r for k, r in self.rows.items() if not r.pinned and k not in staying}
-        going = chosen_rows(self.policy, candidates, step, needed) if self.policy is not None else []
-        if len(going) < needed:
+        going = []
+        if (evicts or due) and self.policy is not None:
+            going = chosen_rows(self.policy, candidates, step, excess if evicts else 0)
+        missing = excess - len(going)
+        if missing > 0 and self.on_full == "grow":
+            self.stats["over_capacity"] += min(missing, len(entering))
+        elif missing > 0:
             rest = {k: r for k, r in candidates.items() if k not in dict(going)}
-            missing = needed - len(going)
-            if len(rest) < missing:
+            if self.on_full == "error" or len(rest) < missing:
                 raise Full
             order = sorted(rest, key=lambda k: (rest[k].version, mix(k)))
             going = [*going, *((k, "capacity") for k in order[:missing])]

@@ -206,7 +206,9 @@ inline nb::dict TableStats(const std::string& name) {
     });
   });
   for (const auto& [field, value] : numbers) out[field] = value;
-  for (const auto& [reason, rows] : evicted_rows) evicted[reason.c_str()] = rows;
+  for (const auto& [reason, rows] : evicted_rows) {
+    if (rows > 0) evicted[reason.c_str()] = rows;
+  }
   out["evicted"] = evicted;
   out["probe_mean"] = probes.mean;
   out["probe_longest"] = probes.longest;

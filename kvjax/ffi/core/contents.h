@@ -101,9 +101,9 @@ class Contents {
   void Prepare(const ParallelFor& parallel, const TableSpec& spec, std::string_view op, Change& change,
                InitialRows initial, bool blank) {
     const size_t entering = change.entering();
-    if (store.end_row() + entering >= kNoRow) {
+    if (store.size() + entering >= kNoRow) {
       throw MakeError(ErrorCode::kResourceExhausted, spec.name, op, "fewer than 2^32 - 1 rows",
-                      std::to_string(store.end_row() + entering), "spread the table over several shards");
+                      std::to_string(store.size() + entering), "spread the table over several shards");
     }
     if (!blank && entering > 0) CheckInitial(spec, op, change.ids.size(), initial);
     store.Reserve(entering);
@@ -156,34 +156,37 @@ class Contents {
   /// `timed`), and as much as the capacity asks for. Rows of the call stay.
   void MakeRoom(const ParallelFor& parallel, const TableSpec& spec, std::string_view op, Change& change,
                 int64_t step, bool timed) {
-    const size_t after = store.size() + change.entering();
-    const bool full = spec.max_capacity > 0 && after > spec.max_capacity;
-    if (full && spec.on_full == OnFull::kGrow) {
-      change.over_capacity = after - std::max(spec.max_capacity, store.size());
-    }
-    if (full && spec.on_full == OnFull::kError) {
-      throw MakeError(ErrorCode::kResourceExhausted, spec.name, op,
-                      "at most max_capacity=" + std::to_string(spec.max_capacity) + " rows",
-                      std::to_string(after),
-                      "evict or remove some first, or make the table with on_full='evict' or more capacity");
-    }
-    const bool evict = full && spec.on_full == OnFull::kEvict;
+    const size_t entering = change.entering(), after = store.size() + entering;
+    const size_t excess = spec.max_capacity > 0 && after > spec.max_capacity ? after - spec.max_capacity : 0;
+    const bool evicts = excess > 0 && spec.on_full == OnFull::kEvict;
     const bool due = timed && spec.evict_every > 0 && step / spec.evict_every > last_step / spec.evict_every;
-    if (!evict && !due) return;
-    const size_t needed = evict ? after - spec.max_capacity : 0;
-    std::vector<Candidate> rows = Candidates(parallel, change.found.rows);
-    Choose(parallel, spec, spec.policy, step, needed, rows, change);
+    if (excess == 0 && !due) return;
+    std::vector<Candidate> rows;
     size_t chosen = 0;
-    for (const auto& [reason, victims] : change.leaving) chosen += victims.size();
-    if (chosen >= needed) return;
-    if (rows.size() < needed - chosen) {
-      throw MakeError(ErrorCode::kResourceExhausted, spec.name, op,
-                      "at most max_capacity=" + std::to_string(spec.max_capacity) + " rows",
-                      std::to_string(after) + " of which " + std::to_string(chosen + rows.size()) + " may go",
-                      "pinned rows and those of the batch stay: give the table more capacity");
+    if (evicts || due) {
+      rows = Candidates(parallel, change.found.rows);
+      Choose(parallel, spec, spec.policy, step, evicts ? excess : 0, rows, change);
+      for (const auto& [reason, victims] : change.leaving) chosen += victims.size();
+    }
+    if (chosen >= excess) return;
+    if (spec.on_full == OnFull::kGrow) {
+      change.over_capacity = std::min(excess - chosen, entering);
+      return;
+    }
+    const auto refuse = [&](std::string_view detail, std::string_view mend) {
+      return MakeError(ErrorCode::kResourceExhausted, spec.name, op,
+                       "at most max_capacity=" + std::to_string(spec.max_capacity) + " rows",
+                       std::to_string(after).append(detail), mend);
+    };
+    if (!evicts) {
+      throw refuse("", "evict or remove some first, or make the table with on_full='evict' or more capacity");
+    }
+    if (rows.size() < excess - chosen) {
+      throw refuse(" of which " + std::to_string(chosen + rows.size()) + " may go",
+                   "pinned rows and those of the batch stay: give the table more capacity");
     }
     static const Policy least_recent = Policy::Parse("capacity\nleast_recent:needed");
-    Choose(parallel, spec, least_recent, step, needed - chosen, rows, change);
+    Choose(parallel, spec, least_recent, step, excess - chosen, rows, change);
   }
 
   /// What `policy` evicts, by hand.

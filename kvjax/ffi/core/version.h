@@ -10,6 +10,7 @@
 #include <shared_mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 
 #include "kvjax/ffi/core/error.h"
 
@@ -38,13 +39,14 @@ class VersionGate {
     return lock;
   }
 
-  /// For what may be done through any handle.
+  /// For what may be done through any handle. Such calls come from the host, and wait for a writer that calls
+  /// the user's code, unless they come from there.
   [[nodiscard]] ReadLock ReadAny(std::string_view table, std::string_view op) const {
-    CheckInside(table, op);
+    if (caller_ == std::this_thread::get_id()) CheckInside(table, op);
     return ReadLock(mutex_);
   }
   [[nodiscard]] WriteLock WriteAny(std::string_view table, std::string_view op) {
-    CheckInside(table, op);
+    if (caller_ == std::this_thread::get_id()) CheckInside(table, op);
     return WriteLock(mutex_);
   }
 
@@ -52,8 +54,14 @@ class VersionGate {
   /// the lock for ever, and are errors instead.
   class CallingOut {
    public:
-    explicit CallingOut(VersionGate& gate) : gate_(gate) { gate_.outside_ = true; }
-    ~CallingOut() { gate_.outside_ = false; }
+    explicit CallingOut(VersionGate& gate) : gate_(gate) {
+      gate_.caller_ = std::this_thread::get_id();
+      gate_.outside_ = true;
+    }
+    ~CallingOut() {
+      gate_.outside_ = false;
+      gate_.caller_ = std::thread::id();
+    }
     CallingOut(const CallingOut&) = delete;
     CallingOut& operator=(const CallingOut&) = delete;
 
@@ -90,6 +98,7 @@ class VersionGate {
 
   mutable std::shared_mutex mutex_;
   std::atomic<bool> outside_ = false;
+  std::atomic<std::thread::id> caller_{};
   std::atomic<uint32_t> version_;  // written under the lock; version() reads it without
 };
 
