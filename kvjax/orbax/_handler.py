@@ -129,8 +129,8 @@ class TableRestore(ocp.args.CheckpointArgs):
 
     Attributes:
       tables: tables to load into, by their names in the checkpoint; None instead of a table makes it as it was saved,
-        but with no admission, eviction, limits, constraint or storage of its own: checkpoints do not hold those, so
-        make the table first if it has them. By default all tables of the checkpoint.
+        in memory. Where a function of yours is part of it (an initializer, a constraint, a score), a checkpoint holds
+        only its name: make the table first. By default all tables of the checkpoint.
     """
 
     tables: Mapping[str, Table | None] | None = None
