@@ -58,7 +58,7 @@ class _Tape:
         self.name, self.dim, self.taps = name, dim, taps
         self.shapes: list[tuple[int, ...]] = []
 
-    def attach(self, rows: jax.Array, keys: Keys, mask: jax.Array, used: jax.Array) -> jax.Array:
+    def attach(self, rows: jax.Array, keys: Keys, mask: jax.Array | None, used: jax.Array) -> jax.Array:
         index = len(self.shapes)
         self.shapes.append(keys.shape)
         if self.taps is None:
@@ -68,7 +68,8 @@ class _Tape:
                 f"kvjax: table {self.name!r}, value_and_grad: want a loss that makes the same lookups whenever it "
                 f"is traced, got another lookup of keys {keys.shape}; the loss must not depend on outside state"
             )
-        return _attach(rows, self.taps[index], keys.words, mask, used)
+        meant = jnp.ones(keys.shape, jnp.bool_) if mask is None else mask
+        return _attach(rows, self.taps[index], keys.words, meant, used)
 
     def zero_taps(self) -> list[Any]:
         def zeros(*shape: int) -> jax.Array:

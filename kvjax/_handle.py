@@ -72,9 +72,8 @@ class Handle:
     def _keys(self, keys: Any, op: str) -> Keys:
         return as_keys(keys, f"table {self.name!r}, {op}")
 
-    def _initial(self, keys: Keys, mask: jax.Array | None = None) -> jax.Array:
+    def _initial(self, keys: Keys, mask: jax.Array | None = None) -> jax.Array | None:
         """The operand for keys without a row."""
-        mask = jnp.ones(keys.shape, jnp.bool_) if mask is None else mask
         return initial_rows(self.spec, self.version, keys, mask)
 
     def _read(self, op: str) -> jax.Array:

@@ -14,21 +14,21 @@ from kvjax._keys import Keys
 from kvjax._spec import TableSpec
 
 
-def initial_rows(spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array) -> jax.Array:
+def initial_rows(spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array | None = None) -> jax.Array | None:
     """The operand `initial` of an op that may need rows for keys without one.
 
     Args:
       spec: of the table.
       version: ``()`` uint32.
       keys: ``(n,)``.
-      mask: ``(n,)`` bool, false for keys that the op passes over.
+      mask: ``(n,)`` bool, false for keys that the op passes over, or None.
 
     Returns:
       ``(m, dim)`` of the row type, m >= n: initial rows of the distinct keys without a row, in order of first
-      occurrence; what follows them has no meaning. ``(0, dim)`` if C++ makes the rows itself.
+      occurrence; what follows them has no meaning. None if C++ makes the rows itself.
     """
     if not spec.generated:
-        return jnp.zeros((0, spec.dim), spec.row_dtype)
+        return None
     words, count = _ops.find_missing(spec, version, keys, mask)
     return generate(spec, words, count)
 

@@ -40,8 +40,24 @@ def _flag(value: bool) -> np.bool_:
     return np.bool_(value)
 
 
+# Operands that are left out go as arrays without elements, made by NumPy: an eager call has none to spare.
+
+
+def _mask(mask: jax.Array | None) -> Any:
+    return np.zeros(0, bool) if mask is None else mask
+
+
+def _initial(spec: TableSpec, initial: jax.Array | None) -> Any:
+    return np.zeros((0, spec.dim), spec.row_dtype) if initial is None else initial
+
+
 def lookup(
-    spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array, initial: jax.Array, initial_rows: bool
+    spec: TableSpec,
+    version: jax.Array,
+    keys: Keys,
+    mask: jax.Array | None,
+    initial: jax.Array | None,
+    initial_rows: bool,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Rows ``(..., dim)``, found ``(...)`` bool, and 1.0, which exists only once the rows have been read."""
     results = (
@@ -52,13 +68,17 @@ def lookup(
     attributes = {"table": spec.name, "narrow": _flag(keys.narrow), "initial_rows": _flag(initial_rows)}
     # Rows that come with the call belong to its keys as a whole.
     vmap = "sequential" if spec.generated else "broadcast_all"
-    return _read("kvjax_lookup", results, version, keys.words, mask, initial, vmap=vmap, **attributes)
+    operands = (version, keys.words, _mask(mask), _initial(spec, initial))
+    return _read("kvjax_lookup", results, *operands, vmap=vmap, **attributes)
 
 
-def find_missing(spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+def find_missing(
+    spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
     """Words ``(n + 1, 2)`` of the distinct keys without a row, and how many of them are meant."""
     results = (_array((keys.size + 1, 2), jnp.uint32), _array((), jnp.int32))
-    return _read("kvjax_find_missing", results, version, keys.words, mask, table=spec.name, narrow=_flag(keys.narrow))
+    attributes = {"table": spec.name, "narrow": _flag(keys.narrow)}
+    return _read("kvjax_find_missing", results, version, keys.words, _mask(mask), **attributes)
 
 
 def inspect(spec: TableSpec, op: str, version: jax.Array, keys: Keys) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -77,16 +97,16 @@ def read_slot(
     return _read("kvjax_read_slot", result, version, keys.words, vmap="expand_dims", **attributes)
 
 
-def write_keys(spec: TableSpec, op: str, version: jax.Array, keys: Keys, initial: jax.Array) -> jax.Array:
+def write_keys(spec: TableSpec, op: str, version: jax.Array, keys: Keys, initial: jax.Array | None = None) -> jax.Array:
     attributes = {"table": spec.name, "op": op, "narrow": _flag(keys.narrow)}
-    return _write("kvjax_write_keys", _VERSION, version, keys.words, initial, **attributes)
+    return _write("kvjax_write_keys", _VERSION, version, keys.words, _initial(spec, initial), **attributes)
 
 
 def write_rows(
-    spec: TableSpec, op: str, version: jax.Array, keys: Keys, rows: jax.Array, initial: jax.Array
+    spec: TableSpec, op: str, version: jax.Array, keys: Keys, rows: jax.Array, initial: jax.Array | None = None
 ) -> jax.Array:
     attributes = {"table": spec.name, "op": op, "narrow": _flag(keys.narrow)}
-    return _write("kvjax_write_rows", _VERSION, version, keys.words, rows, initial, **attributes)
+    return _write("kvjax_write_rows", _VERSION, version, keys.words, rows, _initial(spec, initial), **attributes)
 
 
 def accum(
@@ -142,7 +162,7 @@ class Begun:
 
 
 def begin_apply(
-    spec: TableSpec, version: jax.Array, grads: SparseRows, step: jax.Array, initial: jax.Array, slots: str
+    spec: TableSpec, version: jax.Array, grads: SparseRows, step: jax.Array, initial: jax.Array | None, slots: str
 ) -> Begun:
     n = grads.counts.shape[0]
     results = (
@@ -152,7 +172,7 @@ def begin_apply(
         _array((2,), jnp.uint32),
         _array((spec.dim,), jnp.float32),
     )
-    operands = (version, grads.keys.words, grads.counts, grads.seal, grads.rows, step, initial)
+    operands = (version, grads.keys.words, grads.counts, grads.seal, grads.rows, step, _initial(spec, initial))
     attributes = {"table": spec.name, "slots": slots, "narrow": _flag(grads.keys.narrow)}
     return Begun(*_write("kvjax_begin_apply", results, *operands, **attributes))
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from kvjax import _ops
 from kvjax._export import slot_type
 from kvjax._handle import Handle
-from kvjax._keys import Keys, x64_enabled
+from kvjax._keys import x64_enabled
 from kvjax._masks import mask_of
 from kvjax._spec import fail
 from kvjax.ffi import host
@@ -50,20 +50,16 @@ class Reading(Handle):
           >>> kvjax.drop_table("doc_lookup")
         """
         keys = self._keys(keys, "lookup")
-        mask = self._mask(keys, mask, pad_id)
+        mask = mask_of(keys, mask, pad_id, self.name, "lookup")
         as_initial = isinstance(missing, str) and missing == "init"
         initial = self._initial(keys, mask)
         rows, found, used = _ops.lookup(self.spec, self._read("lookup"), keys, mask, initial, as_initial)
         if self.tape is not None:
             rows = self.tape.attach(rows, keys, mask, used)
         if missing is not None and not as_initial:
-            rows = jnp.where((found | ~mask)[..., None], rows, self._missing_row(missing))
+            as_read = found if mask is None else found | ~mask
+            rows = jnp.where(as_read[..., None], rows, self._missing_row(missing))
         return (rows, found) if return_found else rows
-
-    def _mask(self, keys: Keys, mask: Any, pad_id: int | None) -> jax.Array:
-        """Which keys are meant: ``(...)`` bool."""
-        meant = mask_of(keys, mask, pad_id, self.name, "lookup")
-        return jnp.ones(keys.shape, jnp.bool_) if meant is None else meant
 
     def _missing_row(self, missing: Any) -> jax.Array:
         if isinstance(missing, str):

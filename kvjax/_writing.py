@@ -303,13 +303,13 @@ class Writing(Reading):
     def _write_keys(self, op: str, keys: Keys) -> Self:
         version = self._write(op)
         new = op in ("lookup_or_insert", "pin")
-        initial = self._initial(keys) if new else jnp.zeros((0, self.dim), self.spec.row_dtype)
+        initial = self._initial(keys) if new else None
         return self._next(_ops.write_keys(self.spec, op, version, keys, initial))
 
     def _write_rows(self, op: str, keys: Any, rows: Any, dtype: Any) -> Self:
         version, keys = self._write(op), self._keys(keys, op)
         rows = self._values(op, keys, rows, dtype)
-        initial = self._initial(keys) if op == "add" else jnp.zeros((0, self.dim), self.spec.row_dtype)
+        initial = self._initial(keys) if op == "add" else None
         return self._next(_ops.write_rows(self.spec, op, version, keys, rows, initial))
 
     def _values(self, op: str, keys: Keys, values: Any, dtype: Any) -> jax.Array:

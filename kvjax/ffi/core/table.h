@@ -38,7 +38,8 @@ class Table {
 
   // ---- reads -------------------------------------------------------------------------------------------
 
-  /// out: (n, dim) of the row type; found: (n,). Where mask (n,) is false, the row is zeros and not found.
+  /// out: (n, dim) of the row type; found: (n,). Where mask (n,) is false, the row is zeros and not found;
+  /// no mask (nullptr) is one that is true.
   void Lookup(const ParallelFor& parallel, uint32_t version, KeySpan keys, const bool* mask,
               InitialRows initial, Missing missing, std::byte* out, bool* found) const {
     const auto lock = Read(version, "lookup", keys);
@@ -58,7 +59,7 @@ class Table {
         const size_t m = std::min(kGroup, end - i);
         in_.store.index().Find(keys.data + i, m, rows);
         for (size_t j = 0; j < m; ++j) {
-          if (!mask[i + j]) rows[j] = kNoRow;
+          if (!Meant(mask, i + j)) rows[j] = kNoRow;
           if (rows[j] != kNoRow) in_.store.PrefetchValue(rows[j]);
         }
         for (size_t j = 0; j < m; ++j) {
@@ -69,8 +70,8 @@ class Table {
             std::memcpy(target, in_.store.Value(rows[j]), bytes);
             continue;
           }
-          misses += mask[i + j];
-          if (!mask[i + j] || unadmitted == AdmissionSpec::Unadmitted::kZeros) {
+          misses += Meant(mask, i + j);
+          if (!Meant(mask, i + j) || unadmitted == AdmissionSpec::Unadmitted::kZeros) {
             std::memset(target, 0, bytes);
           } else if (!own) {
             std::memcpy(target, shared.data(), bytes);
@@ -85,7 +86,7 @@ class Table {
     if (!given || !own) return;
     KeyNumbering fresh(keys.n);
     for (size_t i = 0; i < keys.n; ++i) {
-      if (found[i] || !mask[i]) continue;
+      if (found[i] || !Meant(mask, i)) continue;
       Contents::StoreInitial(spec_, "lookup", keys.data[i], fresh.Add(keys.data[i]), initial,
                              out + i * bytes);
     }
@@ -384,6 +385,8 @@ class Table {
     return spec_.admission.kind != AdmissionSpec::Kind::kEvery &&
            spec_.admission.unadmitted == AdmissionSpec::Unadmitted::kShared;
   }
+  [[nodiscard]] static bool Meant(const bool* mask, size_t i) { return mask == nullptr || mask[i]; }
+
   /// The distinct keys without a row, in order of first occurrence, where mask (n,) is true.
   [[nodiscard]] KeyNumbering MissingKeys(const ParallelFor& parallel, KeySpan keys, const bool* mask) const {
     std::vector<uint32_t> rows(keys.n);
@@ -392,7 +395,7 @@ class Table {
     });
     KeyNumbering missing(keys.n + 1);
     for (size_t i = 0; i < keys.n; ++i) {
-      if (mask[i] && rows[i] == kNoRow) missing.Add(keys.data[i]);
+      if (Meant(mask, i) && rows[i] == kNoRow) missing.Add(keys.data[i]);
     }
     return missing;
   }

@@ -60,6 +60,13 @@ inline void ExpectFloats(const TableSpec& spec, std::string_view op, const ffi::
          "rows (" + std::to_string(n) + ", " + std::to_string(spec.dim) + ") float32", rows);
 }
 
+/// Which of n keys are meant: (n,) bool, or nothing for all of them.
+inline const bool* Mask(std::string_view table, std::string_view op, const ffi::AnyBuffer& mask, size_t n) {
+  const bool none = Holds(mask, ffi::PRED, 0);
+  Expect(none || Holds(mask, ffi::PRED, n), table, op, "mask (n,) bool", mask);
+  return none ? nullptr : static_cast<const bool*>(mask.untyped_data());
+}
+
 /// Rows that the table cannot make itself: (m, dim) of the table's dtype.
 inline InitialRows Initial(const TableSpec& spec, std::string_view op, const ffi::AnyBuffer& rows) {
   const size_t n = rows.element_count() / static_cast<size_t>(spec.dim);

@@ -13,10 +13,10 @@ namespace kvjax {
 
 using Result = ffi::Result<ffi::AnyBuffer>;
 
-/// mask: (n,) bool; initial: (m, dim) rows for new keys; rows: (n, dim); found: (n,) bool; used: () float32
-/// (vmap may give it leading axes), always 1: a value that exists only once the rows have been read, by which
-/// a later write can be made to wait for this call. `initial_rows` asks for those of keys without a row,
-/// whatever the table's admission says they read as.
+/// mask: (n,) or (0,) bool; initial: (m, dim) rows for new keys; rows: (n, dim); found: (n,) bool; used: ()
+/// float32 (vmap may give it leading axes), always 1: a value that exists only once the rows have been read,
+/// by which a later write can be made to wait for this call. `initial_rows` asks for those of keys without a
+/// row, whatever the table's admission says they read as.
 template <Backend B>
 ffi::Error Lookup(typename B::Exec exec, std::string_view name, bool narrow, bool initial_rows,
                   ffi::AnyBuffer version, ffi::AnyBuffer keys, ffi::AnyBuffer mask, ffi::AnyBuffer initial,
@@ -25,11 +25,10 @@ ffi::Error Lookup(typename B::Exec exec, std::string_view name, bool narrow, boo
     const auto table = Registry<typename B::Table>::Get().Find(name, "lookup");
     const KeySpan k = Keys(name, "lookup", keys, narrow);
     ExpectRows(table->spec(), "lookup", *rows, k.n);
-    Expect(Holds(mask, ffi::PRED, k.n), name, "lookup", "mask (n,) bool", mask);
     Expect(Holds(*found, ffi::PRED, k.n), name, "lookup", "found (n,) bool", *found);
     Expect(used->element_type() == ffi::F32 && used->element_count() >= 1, name, "lookup", "used () float32",
            *used);
-    B::Lookup(exec, *table, Version(name, "lookup", version), k, Data<bool>(mask),
+    B::Lookup(exec, *table, Version(name, "lookup", version), k, Mask(name, "lookup", mask, k.n),
               Initial(table->spec(), "lookup", initial), initial_rows ? Missing::kInitial : Missing::kTable,
               Data<std::byte>(rows), Data<bool>(found), Data<float>(used), used->element_count());
   });
@@ -43,18 +42,17 @@ auto BindLookup() {
                              .template Attr<bool>("initial_rows")));
 }
 
-/// mask: (n,) bool; missing: (n + 1, 2) uint32, of which the first `count` () int32 are meant.
+/// mask: (n,) or (0,) bool; missing: (n + 1, 2) uint32, of which the first `count` () int32 are meant.
 template <Backend B>
 ffi::Error FindMissing(typename B::Exec exec, std::string_view name, bool narrow, ffi::AnyBuffer version,
                        ffi::AnyBuffer keys, ffi::AnyBuffer mask, Result missing, Result count) {
   return Guard(name, "lookup", [&] {
     const auto table = Registry<typename B::Table>::Get().Find(name, "lookup");
     const KeySpan k = Keys(name, "lookup", keys, narrow);
-    Expect(Holds(mask, ffi::PRED, k.n), name, "lookup", "mask (n,) bool", mask);
     Expect(Holds(*missing, ffi::U32, 2 * k.n + 2), name, "lookup", "missing keys (n + 1, 2) uint32",
            *missing);
     Expect(Holds(*count, ffi::S32, 1), name, "lookup", "count () int32", *count);
-    B::FindMissing(exec, *table, Version(name, "lookup", version), k, Data<bool>(mask),
+    B::FindMissing(exec, *table, Version(name, "lookup", version), k, Mask(name, "lookup", mask, k.n),
                    Data<uint64_t>(missing), Data<int32_t>(count));
   });
 }
