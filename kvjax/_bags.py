@@ -31,6 +31,7 @@ def lookup_bag(
     combiner: str = "mean",
     max_norm: float | None = None,
     empty: Any = None,
+    missing: Any = None,
     dtype: Any = None,
 ) -> jax.Array:
     """Looks rows up and pools them into bags; changes nothing.
@@ -60,6 +61,7 @@ def lookup_bag(
         first of equal ones. A division by 0 gives 0.
       max_norm: positive number; longer rows are first scaled down to this Euclidean norm.
       empty: row ``(dim,)`` that a bag without keys gets, for instance a learned parameter; by default zeros.
+      missing: what keys without a row read as, see `Table.lookup`.
       dtype: of the result, by default the table's. Rows are pooled in float32 in any case.
 
     Returns:
@@ -98,7 +100,7 @@ def lookup_bag(
         ids = jnp.where(mask.reshape(-1), ids, -1)
     if lengths is not None or segment_ids is not None:
         mask = ((ids >= 0) & (ids < bags)).reshape(keys.shape)
-    rows = clip_norm(table, _OP, table.lookup(keys, mask=mask), max_norm)
+    rows = clip_norm(table, _OP, table.lookup(keys, mask=mask, missing=missing), max_norm)
     pooled = _pooling.pool(
         combiner, bags, ids, rows.reshape(-1, table.dim).astype(jnp.float32), _weights(table, keys, weights, combiner)
     )

@@ -96,8 +96,14 @@ class Every:
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Leaf(Policy):
     def __repr__(self) -> str:
-        given = [getattr(self, f.name) for f in dataclasses.fields(self)]
-        shown = [getattr(x, "__qualname__", None) or str(x) for x in given if x is not None]
+        shown, by_name = [], ""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.default is None:
+                by_name = "="  # what follows cannot go by its place
+            else:
+                name = field.name + by_name if by_name else ""
+                shown.append(name + str(getattr(value, "__qualname__", value)))
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
@@ -144,7 +150,7 @@ class MinFrequency(_Leaf):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MinNorm(_Leaf):
-    """Rows whose Euclidean norm is less than this.
+    """Rows whose Euclidean norm is less than this; a row that is not a number stays.
 
     Attributes:
       norm: 0 or more. DeepRec's L2WeightEvict(t) compares half the square: it is ``MinNorm(sqrt(2 * t))``.

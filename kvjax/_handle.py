@@ -76,6 +76,11 @@ class Handle:
         """The operand for keys without a row."""
         return initial_rows(self.spec, self.version, keys, mask)
 
+    def _wait(self) -> None:
+        """Waits for the writes that lead to this handle; one that has failed says so where its result is used."""
+        with contextlib.suppress(ValueError, RuntimeError):  # also of a handle that was donated
+            jax.block_until_ready(self.version)
+
     def _read(self, op: str) -> jax.Array:
         """The version operand of a read, if it still looks like one."""
         version = self.version

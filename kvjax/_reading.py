@@ -6,12 +6,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from kvjax import _ops
 from kvjax._export import slot_type
 from kvjax._handle import Handle
 from kvjax._keys import x64_enabled
 from kvjax._masks import mask_of
+from kvjax._rowwise import slot_types
 from kvjax._spec import fail
 from kvjax.ffi import host
 
@@ -118,12 +120,14 @@ class Reading(Handle):
         """
         return _integers(self._inspect("version_of", keys)[2])
 
-    def slot(self, name: str, keys: Any) -> jax.Array:
+    def slot(self, name: str, keys: Any, tx: Any = None) -> jax.Array:
         """What the optimizer keeps beside rows.
 
         Args:
           name: of a slot, as `export` and ``stats().slots`` name it: "sum_of_squares" for ``optax.adagrad``.
           keys: ``(...)``.
+          tx: the optimizer, needed where the table has no slots yet: in a compiled function that begins with its first
+            `apply`.
 
         Returns:
           ``(..., *shape)`` of the slot's dtype; zeros where no optimizer has written it yet.
@@ -140,11 +144,16 @@ class Reading(Handle):
           >>> kvjax.drop_table("doc_slot")
         """
         version, keys = self._read("slot"), self._keys(keys, "slot")
-        types = dict(host.slots(self.name))
+        if tx is not None:
+            types = slot_types(tx, self.dim)
+        else:
+            if not isinstance(version, Tracer):
+                self._wait()
+            types = dict(host.slots(self.name))
         if name not in types:
             raise fail(
                 KeyError, self.name, "slot", f"one of its slots {list(types)}", repr(name),
-                "slots appear with the first `apply` of an optimizer that has them",
+                "slots appear with the first `apply` of an optimizer that has them; before it, slot(name, keys, tx)",
             )  # fmt: skip
         dtype, shape = slot_type(types[name])
         return _ops.read_slot(self.spec, name, version, keys, dtype, shape)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from kvjax._admit import Admission
 from kvjax._evict import Every, Policy
@@ -14,6 +15,8 @@ from kvjax._stats import Stats, stats_of
 from kvjax._storage import Host, Storage
 from kvjax._table import Table, live
 from kvjax.ffi import host
+
+T = TypeVar("T")
 
 _specs: dict[str, TableSpec] = {}
 _lock = threading.RLock()
@@ -88,25 +91,28 @@ def get_table(
         raise fail(
             ValueError, name, "get_table", "dim= beside the other arguments", "none", "give all or only the name"
         )
+    # The lock is for the dict alone: a sink may ask for tables while another call here waits for its table.
     with _lock:
-        if dim is None:
-            if name not in _specs:
-                raise KeyError(
-                    f"kvjax: table {name!r}, get_table: want a table of this name, got none; give dim= to create it"
-                )
-            return live(_specs[name])
         known = _specs.get(name)
-        given["storage"] = storage or (known.storage if known else Host())
-        spec = resolve_spec(name, dim, **given)
+    if dim is None:
+        if known is None:
+            raise KeyError(
+                f"kvjax: table {name!r}, get_table: want a table of this name, got none; give dim= to create it"
+            )
+        return live(known)
+    given["storage"] = storage or (known.storage if known else Host())
+    spec = resolve_spec(name, dim, **given)
+    with _lock:
+        known = _specs.get(name)
         if known is None:
             host.create(name, spec.host_options())
-            _specs[name] = spec
-        elif known != spec:
-            raise fail(
-                ValueError, name, "get_table", "the arguments it was made with", spec.differences(known),
-                "give the same arguments, another name, or kvjax.drop_table(name) first",
-            )  # fmt: skip
-        return live(_specs[name])
+            known = _specs[name] = spec
+    if known != spec:
+        raise fail(
+            ValueError, name, "get_table", "the arguments it was made with", spec.differences(known),
+            "give the same arguments, another name, or kvjax.drop_table(name) first",
+        )  # fmt: skip
+    return live(spec)
 
 
 _DEFAULTS = {key: value for key, value in (get_table.__kwdefaults__ or {}).items() if key != "dim"}
@@ -114,14 +120,22 @@ _DEFAULTS = {key: value for key, value in (get_table.__kwdefaults__ or {}).items
 
 def tables() -> dict[str, Table]:
     """The live handles of all tables of this process, by name."""
-    with _lock:
-        return {name: live(spec) for name, spec in _specs.items()}
+    return _of_all(live)
 
 
 def stats() -> dict[str, Stats]:
-    """`Table.stats` of all tables of this process, by name."""
+    """`Table.stats` of all tables of this process, by name; what is being written is not waited for."""
+    return _of_all(stats_of)
+
+
+def _of_all(f: Callable[[TableSpec], T]) -> dict[str, T]:
     with _lock:
-        return {name: stats_of(spec) for name, spec in _specs.items()}
+        specs = dict(_specs)
+    found = {}
+    for name, spec in specs.items():
+        with contextlib.suppress(KeyError):  # dropped in the meantime
+            found[name] = f(spec)
+    return found
 
 
 def drop_table(name: str) -> None:

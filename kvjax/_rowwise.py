@@ -102,6 +102,12 @@ class _Layout:
         return slots, [x for x, slot in zip(leaves, self.is_slot, strict=True) if not slot]
 
 
+def slot_types(tx: Any, dim: int) -> dict[str, str]:
+    """Dtype and shape of each slot of a transform, "float32[64]", by name."""
+    layout = _layout(as_rowwise(tx), dim)
+    return dict(item.split("|")[:2] for item in layout.text.split(";") if item)
+
+
 def _layout(rowwise: Rowwise, dim: int) -> _Layout:
     return _layout_of(rowwise, dim, x64_enabled())  # on which the types of some states depend
 
@@ -250,8 +256,7 @@ def _update(rowwise: Rowwise, layout: _Layout, grads, values, fresh, stored, glo
 def _stored(spec: TableSpec, rows: jax.Array, words: jax.Array, begun: _ops.Begun, start: jax.Array) -> jax.Array:
     """Updated rows ``(chunk, dim)`` float32 as the table keeps them: constrained, then rounded.
 
-    The key of a row is that of its gradient in `words` ``(n, 2)``; the row that unadmitted keys share has none, and
-    counts as that of key 0.
+    The key of a row is that of its gradient in `words` ``(n, 2)``, or the one whose row unadmitted keys share.
     """
     if spec.constraint is not None:
         rows = jax.vmap(spec.constraint)(rows)
@@ -259,5 +264,6 @@ def _stored(spec: TableSpec, rows: jax.Array, words: jax.Array, begun: _ops.Begu
         return rows.astype(spec.row_dtype)
     chunk = start + jnp.arange(rows.shape[0], dtype=jnp.int32)
     gradients = jnp.take(begun.targets[:, 1], chunk, mode="clip")
-    keys = jnp.take(words, gradients, axis=0, mode="fill", fill_value=0)
+    pooled = gradients >= jnp.uint32(words.shape[0])
+    keys = jnp.where(pooled[:, None], spec.shared_words, jnp.take(words, gradients, axis=0, mode="clip"))
     return _rounding.stochastic(rows, spec.row_dtype, _rounding.random_bits(rows, keys, begun.step, spec.seed))

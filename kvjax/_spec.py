@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from kvjax._admit import NUM_BUCKETS, Admission, MinCount, Sketch
 from kvjax._admit import options as admission_options
@@ -57,6 +58,12 @@ class TableSpec:
     def keeps_counts(self) -> bool:
         """Whether keys without a row are counted one by one."""
         return isinstance(self.admit, MinCount)
+
+    @property
+    def shared_words(self) -> np.ndarray:
+        """The words ``(2,)`` of the key whose row unadmitted keys share; zeros if there is none."""
+        key = 0 if self.admit is None or isinstance(self.admit.unadmitted, str) else int(self.admit.unadmitted)
+        return np.array([key % 2**64], np.uint64).view(np.uint32)
 
     @property
     def sketch_cells(self) -> int:

@@ -114,11 +114,11 @@ class Table(Writing):
         return _export.from_host(raw, self.dim, self.spec.row_dtype, self.spec.key_dtype)
 
     def load(self, rows: _export.Exported | _export.Snapshot, slot_types: dict[str, str] | None = None) -> Self:
-        """Replaces the contents of the table; it is unchanged if this fails.
+        """Replaces the rows of the table; it is unchanged if this fails.
 
         Args:
-          rows: arrays as `export` gives them, in any order, keys distinct; or what `snapshot` gives, with the counts of
-            keys that wait for admission.
+          rows: arrays as `export` gives them, in any order, keys distinct: keys that wait for admission go on waiting.
+            Or what `snapshot` gives, with the counts of its own time.
           slot_types: dtype and shape of each slot in ``rows.slots`` ("float32[64]"); by default those of the
             snapshot or of the arrays.
 
@@ -130,9 +130,10 @@ class Table(Writing):
           MemoryError: there are more rows than ``max_capacity``, unless ``on_full="grow"``.
         """
         version = self._settled("load")
-        admission = {name: np.zeros(0, dtype) for name, dtype in _export.ADMISSION_ARRAYS.items()}
+        admission = {}
         if isinstance(rows, _export.Snapshot):
-            slot_types, admission, rows = slot_types or rows.slot_types, admission | rows.admission, rows.rows
+            none = {name: np.zeros(0, dtype) for name, dtype in _export.ADMISSION_ARRAYS.items()}
+            slot_types, admission, rows = slot_types or rows.slot_types, none | rows.admission, rows.rows
             self._check_admission(admission)
         n = len(rows.keys)
         if np.asarray(rows.keys).dtype not in (np.int64, np.uint64):
@@ -191,7 +192,7 @@ class Table(Writing):
         """What the table holds and what it has done since it was made, cheap enough to log at each step.
 
         Returns:
-          `kvjax.Stats` of the live table, whatever handle is asked.
+          `kvjax.Stats` of the live table, whatever handle is asked, once all writes up to this handle are done.
 
         Example:
           >>> import kvjax, numpy as np
@@ -202,6 +203,7 @@ class Table(Writing):
           >>> kvjax.drop_table("doc_stats")
         """
         self._on_the_host("stats")
+        self._wait()
         return stats_of(self.spec)
 
     def on_evict(self, sink: Callable[..., None] | None) -> Self:
@@ -210,8 +212,8 @@ class Table(Writing):
         Args:
           sink: called as ``sink(keys, values, slots, freqs, versions, reason)`` with the arrays of `Exported`, sorted
             by (bucket, key), and the policy that chose the rows (or "restrict", or "capacity"). It runs inside the
-            write, on any thread, and must not call the table. If it raises, the write fails and the table is as it
-            was. None ends it.
+            write, on any thread, in batches of 65,536 rows at most, and must not call the table. If it raises, the
+            write fails and the table is as it was; what it was given before, it may be given again. None ends it.
 
         Returns:
           This handle.
@@ -248,8 +250,10 @@ class Table(Writing):
         try:
             rows, live = host.rows(self.name)
             return f"rows={rows:,}, version={version}" if live == int(version) else f"version={version} (stale)"
-        except (KeyError, RuntimeError):
+        except KeyError:
             return f"version={version} (dropped)"
+        except RuntimeError:  # asked by the table's own sink
+            return f"version={version}"
         except (TypeError, ValueError):  # something else stands in the leaf, as in trees of shapes
             return f"version={version}"
 

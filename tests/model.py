@@ -75,7 +75,7 @@ class Model:
         evicts = excess and self.on_full == "evict"
         due = timed and self.every and step // self.every > self.last_step // self.every
         step = self.last_step if step is None else step
-        candidates = {k: r for k, r in self.rows.items() if not r.pinned and k not in staying}
+        candidates = self.candidates(staying)
         going = []
         if (evicts or due) and self.policy is not None:
             going = chosen_rows(self.policy, candidates, step, excess if evicts else 0)
@@ -89,6 +89,11 @@ class Model:
             order = sorted(rest, key=lambda k: (rest[k].version, mix(k)))
             going = [*going, *((k, "capacity") for k in order[:missing])]
         self.take(going)
+
+    def candidates(self, staying=()):
+        """Rows that may go: those of the batch, pinned ones and the shared one stay."""
+        stay = {*staying, self.admission.shared}
+        return {k: r for k, r in self.rows.items() if not r.pinned and k not in stay}
 
     def take(self, going):
         for key, reason in going:
@@ -146,14 +151,12 @@ class Model:
                 self.rows[k].pinned = pinned
 
     def evict(self, policy, step=None):
-        candidates = {k: r for k, r in self.rows.items() if not r.pinned}
+        candidates = self.candidates()
         step = self.last_step if step is None else step
         self.take(chosen_rows(policy, candidates, step, 0))
 
     def restrict(self, n, by):
-        order = sorted(
-            (k for k, r in self.rows.items() if not r.pinned), key=lambda k: (getattr(self.rows[k], by), mix(k))
-        )
+        order = sorted(self.candidates(), key=lambda k: (getattr(self.rows[k], by), mix(k)))
         self.take([(k, "restrict") for k in order[: max(len(self.rows) - n, 0)]])
 
     def clear(self):
@@ -180,14 +183,16 @@ class Model:
         self.make_room(entering, {*sums, shared}, step, timed=True)
         self.admission.commit(totals, refused)
         self._enter(entering)
-        pool, pooled = np.zeros(self.dim, np.float32), 0
+        pool, pooled = {}, 0
         for k, grad in sums.items():
             if shared is not None and (k in refused or k == shared):
-                pool, pooled = pool + grad, pooled + counts[k]
-            elif k not in refused:
-                self._train(k, grad, update, totals.get(k, seen[k]), step)
+                pool[k], pooled = grad, pooled + counts[k]
+            elif k not in refused:  # only MinCount knows what came before exactly
+                exact = isinstance(self.admission.admit, kvjax.admit.MinCount)
+                self._train(k, grad, update, totals.get(k, seen[k]) if exact else seen[k], step)
         if shared is not None:
-            self._train(shared, pool, update, 1 if self.count == "batch" else pooled, step)
+            total = np.sum([pool[k] for k in sorted(pool, key=mix)], 0, np.float64).astype(np.float32)
+            self._train(shared, total, update, 1 if self.count == "batch" else pooled, step)
         self.stats["refused"] += sum(counts[k] for k in refused)
         self.stats["admitted"] += len(totals) - len(refused)
         self.stats["occurrences"] += len(keys)

@@ -75,8 +75,8 @@ auto CallPython(std::string_view table, std::string_view what, Call call) {
 /// sink(arrays, reason) for kvjax._evict, which gives the arrays their types.
 inline Sink MakeSink(const std::string& table, nb::object sink) {
   if (sink.is_none()) return nullptr;
-  return [table, sink = Shared(std::move(sink))](const Snapshot& rows, std::string_view reason) {
-    CallPython(table, "sink", [&] { (*sink)(SnapshotToNumpy(Snapshot(rows)), std::string(reason)); });
+  return [table, sink = Shared(std::move(sink))](Snapshot rows, std::string_view reason) {
+    CallPython(table, "sink", [&] { (*sink)(SnapshotToNumpy(std::move(rows)), std::string(reason)); });
   };
 }
 

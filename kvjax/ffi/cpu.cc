@@ -97,7 +97,8 @@ struct Cpu : CpuBags {
                       const int32_t* start, const int32_t* active, size_t chunk, const std::byte* values,
                       const std::vector<const std::byte*>& slots, uint32_t* out) {
     t.Scatter(On(pool), *version, reinterpret_cast<const Table::Target*>(targets) + *start,
-              ChunkRows(num_rows, *start, *active, chunk), values, slots);
+              ChunkRows(num_rows, *start, *active, chunk), values, slots,
+              /*last=*/static_cast<size_t>(*start) + chunk >= static_cast<size_t>(*active));
     *out = *version;
   }
   static void Merge(Exec&, KeySpan keys, const float* rows, const int32_t* counts, const uint32_t* seals,

@@ -50,10 +50,20 @@ inline AdmissionSpec ParseAdmission(const nb::dict& o) {
   using Unadmitted = AdmissionSpec::Unadmitted;
   const auto kind = nb::cast<std::string>(o["kind"]), unadmitted = nb::cast<std::string>(o["unadmitted"]);
   AdmissionSpec spec;
-  spec.kind = kind == "min_count" ? Kind::kMinCount : kind == "sketch" ? Kind::kSketch : Kind::kProbability;
-  spec.unadmitted = unadmitted == "zeros"    ? Unadmitted::kZeros
-                    : unadmitted == "shared" ? Unadmitted::kShared
-                                             : Unadmitted::kInitial;
+  const auto choose = [&](const std::string& text, auto&& choices) {
+    for (const auto& [word, choice] : choices) {
+      if (text == word) return choice;
+    }
+    throw MakeError(ErrorCode::kInvalidArgument, "", "get_table", "an admission of kvjax.admit", text,
+                    "call kvjax's Python functions");
+  };
+  spec.kind = choose(kind, std::vector<std::pair<const char*, Kind>>{{"min_count", Kind::kMinCount},
+                                                                     {"sketch", Kind::kSketch},
+                                                                     {"probability", Kind::kProbability}});
+  spec.unadmitted =
+      choose(unadmitted, std::vector<std::pair<const char*, Unadmitted>>{{"init", Unadmitted::kInitial},
+                                                                         {"zeros", Unadmitted::kZeros},
+                                                                         {"shared", Unadmitted::kShared}});
   spec.shared_key = static_cast<uint64_t>(nb::cast<int64_t>(o["shared_key"]));
   spec.threshold = nb::cast<uint32_t>(o["threshold"]);
   spec.cells = nb::cast<uint32_t>(o["cells"]);
@@ -142,11 +152,16 @@ inline uint32_t LoadTable(const std::string& name, uint32_t version, const nb::d
   const auto has_slots = bytes("has_slots", 1), pinned = bytes("pinned", 1);
   const auto freqs = longs("freqs"), versions = longs("versions");
   const auto slots = nb::cast<std::vector<SlotArray>>(in["slots"]);
-  const auto pending_keys = nb::cast<HostArray<int64_t>>(in["pending_keys"]);
-  const auto pending_counts = nb::cast<HostArray<int64_t>>(in["pending_counts"]);
-  const auto sketch = nb::cast<HostArray<uint16_t>>(in["sketch"]);
-  expect(pending_keys.shape(0) == pending_counts.shape(0), "one count per pending key",
-         pending_counts.shape(0));
+  const bool with_counts = in.contains("pending_keys");  // else those of the table stay
+  HostArray<int64_t> pending_keys, pending_counts;
+  HostArray<uint16_t> sketch;
+  if (with_counts) {
+    pending_keys = nb::cast<HostArray<int64_t>>(in["pending_keys"]);
+    pending_counts = nb::cast<HostArray<int64_t>>(in["pending_counts"]);
+    sketch = nb::cast<HostArray<uint16_t>>(in["sketch"]);
+    expect(pending_keys.shape(0) == pending_counts.shape(0), "one count per pending key",
+           pending_counts.shape(0));
+  }
 
   SnapshotView view{.n = n,
                     .keys = keys.data(),
@@ -165,6 +180,7 @@ inline uint32_t LoadTable(const std::string& name, uint32_t version, const nb::d
     view.slots.push_back(reinterpret_cast<const std::byte*>(array.data()));
   }
   return HostCall(name, "load", [&] {
+    if (!with_counts) return table->Load(version, view, table->ExportAdmission(version));
     const AdmissionState admission{{pending_keys.data(), pending_keys.data() + pending_keys.shape(0)},
                                    {pending_counts.data(), pending_counts.data() + pending_counts.shape(0)},
                                    {sketch.data(), sketch.data() + sketch.shape(0)}};
@@ -271,7 +287,7 @@ inline void BindHost(nb::module_& m) {
   m.def(
       "drop", [](const std::string& name) { Tables().Drop(name); }, nb::call_guard<nb::gil_scoped_release>());
   m.def(
-      "version", [](const std::string& name) { return Tables().Find(name, "version")->version(); },
+      "version", [](const std::string& name) { return Tables().Find(name, "version")->SettledVersion(); },
       nb::call_guard<nb::gil_scoped_release>());
   m.def("size", [](const std::string& name, uint32_t version) {
     const auto table = Tables().Find(name, "size");

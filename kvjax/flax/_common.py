@@ -67,10 +67,10 @@ def resolve_table(table: str | Table, features: int | None, **options: Any) -> T
     return get_table(table, dim=features, **defaults | given)
 
 
-def read(layer: Any, table: Table, keys: Any, mask: Any, salt: int | None) -> jax.Array:
+def read(layer: Any, table: Table, keys: Any, mask: Any, salt: int | None, missing: Any) -> jax.Array:
     """Rows in the compute dtype. The cast comes after the read, so gradients are summed in float32."""
     keys, mask = _meant(layer, table, keys, mask, salt)
-    rows = clip_norm(table, type(layer).__name__, table.lookup(keys, mask=mask), layer.max_norm)
+    rows = clip_norm(table, type(layer).__name__, table.lookup(keys, mask=mask, missing=missing), layer.max_norm)
     return rows if layer.dtype is None else rows.astype(layer.dtype)
 
 

@@ -67,18 +67,19 @@ class Embed(_TableModule):
     max_norm: float | None = None
 
     @nn.compact
-    def __call__(self, keys: Any, mask: Any = None, *, salt: int | None = None) -> jax.Array:
+    def __call__(self, keys: Any, mask: Any = None, *, salt: int | None = None, missing: Any = None) -> jax.Array:
         """Looks rows up.
 
         Args:
           keys: ``(...)``: `kvjax.Keys`, NumPy integers or JAX integers.
           mask: ``(...)`` bool, false for padding.
           salt: number of a feature that shares the table with others and no row; see `kvjax.Keys.salted`.
+          missing: what keys without a row read as, for instance "zeros" in evaluation; see `kvjax.Table.lookup`.
 
         Returns:
           ``(..., features)``.
         """
-        return read(self, self._table(), keys, mask, salt)
+        return read(self, self._table(), keys, mask, salt, missing)
 
 
 class EmbedBag(_TableModule):
@@ -117,6 +118,7 @@ class EmbedBag(_TableModule):
         mask: Any = None,
         weights: Any = None,
         salt: int | None = None,
+        missing: Any = None,
     ) -> jax.Array:
         """Looks rows up and pools them.
 
@@ -128,6 +130,7 @@ class EmbedBag(_TableModule):
           mask: bool in the shape of the keys, false for padding.
           weights: real numbers in the shape of the keys.
           salt: see `Embed`.
+          missing: see `Embed`.
 
         Returns:
           ``(..., features)``, one row a bag.
@@ -136,4 +139,5 @@ class EmbedBag(_TableModule):
         if learns_default(self.empty, table):
             default = self.param("default", nn.initializers.zeros, (table.dim,), jnp.float32)
         form = {"lengths": lengths, "segment_ids": segment_ids, "num_segments": num_segments, "weights": weights}
+        form["missing"] = missing
         return read_bag(self, table, keys, mask, salt, default, **form)

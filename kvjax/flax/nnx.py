@@ -64,18 +64,19 @@ class Embed(_TableModule):
         super().__init__(table, features, dtype, param_dtype, options)
         self.pad_id, self.max_norm = pad_id, max_norm
 
-    def __call__(self, keys: Any, mask: Any = None, *, salt: int | None = None) -> jax.Array:
+    def __call__(self, keys: Any, mask: Any = None, *, salt: int | None = None, missing: Any = None) -> jax.Array:
         """Looks rows up.
 
         Args:
           keys: ``(...)``: `kvjax.Keys`, NumPy integers or JAX integers.
           mask: ``(...)`` bool, false for padding.
           salt: number of a feature that shares the table with others and no row; see `kvjax.Keys.salted`.
+          missing: what keys without a row read as, for instance "zeros" in evaluation; see `kvjax.Table.lookup`.
 
         Returns:
           ``(..., features)``.
         """
-        return read(self, self.table.get_value(), keys, mask, salt)
+        return read(self, self.table.get_value(), keys, mask, salt, missing)
 
 
 class EmbedBag(_TableModule):
@@ -127,6 +128,7 @@ class EmbedBag(_TableModule):
         mask: Any = None,
         weights: Any = None,
         salt: int | None = None,
+        missing: Any = None,
     ) -> jax.Array:
         """Looks rows up and pools them.
 
@@ -138,12 +140,14 @@ class EmbedBag(_TableModule):
           mask: bool in the shape of the keys, false for padding.
           weights: real numbers in the shape of the keys.
           salt: see `Embed`.
+          missing: see `Embed`.
 
         Returns:
           ``(..., features)``, one row a bag.
         """
         default = None if self.default is None else self.default.get_value()
         form = {"lengths": lengths, "segment_ids": segment_ids, "num_segments": num_segments, "weights": weights}
+        form["missing"] = missing
         return read_bag(self, self.table.get_value(), keys, mask, salt, default, **form)
 
 

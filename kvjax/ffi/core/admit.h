@@ -46,6 +46,11 @@ class Admission {
   }
 
   [[nodiscard]] const AdmissionSpec& spec() const { return spec_; }
+  /// Whether keys that are not admitted share a row.
+  [[nodiscard]] bool shares() const {
+    return spec_.kind != AdmissionSpec::Kind::kEvery &&
+           spec_.unadmitted == AdmissionSpec::Unadmitted::kShared;
+  }
   /// Keys without a row that are counted one by one.
   [[nodiscard]] size_t tracked() const { return pending_.size(); }
   [[nodiscard]] size_t bytes() const { return pending_.bytes() + cells_.size() * sizeof(uint16_t); }
@@ -102,6 +107,11 @@ class Admission {
           break;
       }
     }
+  }
+
+  /// Gives memory back once few keys wait.
+  void Compact() noexcept {
+    if (8 * pending_.size() < pending_.room()) pending_.Shrink(2 * pending_.size());
   }
 
   /// The key has a row now that no training step gave it.
@@ -164,7 +174,7 @@ class Admission {
 
   [[nodiscard]] bool Admits(uint64_t key, uint32_t total) const {
     if (spec_.kind == AdmissionSpec::Kind::kEvery) return true;
-    if (spec_.unadmitted == AdmissionSpec::Unadmitted::kShared && key == spec_.shared_key) return true;
+    if (shares() && key == spec_.shared_key) return true;
     if (spec_.kind != AdmissionSpec::Kind::kProbability) return total >= spec_.threshold;
     return static_cast<double>(Mix(key + Mix(spec_.seed ^ 0xAD317A11ull)) >> 11) * 0x1p-53 <
            spec_.probability;

@@ -30,7 +30,7 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
   bool pools = false;  // whether gradients of unadmitted keys go to the shared row
   for (size_t f = 0; f < decided; ++f) {
     if (decision.admitted[f] != 0) change.ids[f] = 0;
-    pools |= decision.admitted[f] == 0 && Shares();
+    pools |= decision.admitted[f] == 0 && in_.admission.shares();
   }
   uint32_t shared = pools ? in_.store.index().Find(spec_.admission.shared_key) : kNoRow;
   size_t shared_number = decided;
@@ -49,6 +49,9 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
     throw;
   }
 
+  std::vector<size_t> pool;  // gradients of the shared row
+  pool.reserve(pools ? n : 0);
+
   // From here on nothing can fail.
   in_.admission.Commit(found.fresh, decision);
   in_.Commit(change);
@@ -60,7 +63,6 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
     if (pools) shared = in_.store.index().Find(spec_.admission.shared_key);
   }
   const auto dim = static_cast<size_t>(spec_.dim);
-  std::fill_n(out.pooled, dim, 0.0f);
   size_t active = 0;
   uint64_t pooled = 0;  // occurrences
   for (size_t i = 0, m = 0; i < n; ++i) {
@@ -71,28 +73,40 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
     in_.counters.occurrences += static_cast<uint64_t>(counts[i]);
     if (row == kNoRow) in_.counters.refused += static_cast<uint64_t>(counts[i]);
     if (pools && (row == kNoRow || row == shared)) {
-      for (size_t d = 0; d < dim; ++d) out.pooled[d] += rows[i * dim + d];
+      pool.push_back(i);
       pooled += static_cast<uint64_t>(counts[i]);
     } else if (row != kNoRow) {
-      Count(row, is_new ? decision.totals[number] : Occurrences(counts[i]), step);
+      // Counts before the row are known exactly or not at all.
+      const bool counted = is_new && in_.admission.spec().kind == AdmissionSpec::Kind::kMinCount;
+      Count(row, counted ? decision.totals[number] : Occurrences(counts[i]), step);
       out.targets[active++] = {row, static_cast<uint32_t>(i)};
     }
     in_.counters.admitted += is_new && row != kNoRow;
+  }
+  // In the order of their hashes, so that the sum does not depend on how the batch was made.
+  std::sort(pool.begin(), pool.end(),
+            [&](size_t i, size_t j) { return Mix(keys.data[i]) < Mix(keys.data[j]); });
+  for (size_t d = 0; d < dim; ++d) {
+    double sum = 0.0;
+    for (const size_t i : pool) sum += rows[i * dim + d];
+    out.pooled[d] = static_cast<float>(sum);
   }
   if (pools) {
     Count(shared, spec_.count_batches ? 1 : pooled, step);
     out.targets[active++] = {shared, kPooled};
   }
+  in_.admission.Compact();
   in_.counters.distinct += n;
   in_.last_step = std::max(in_.last_step, step);
   *out.active = static_cast<int32_t>(active);
   *out.step = step;
-  return gate_.Next();
+  return gate_.BeginStep();
 }
 
 inline void Table::Gather(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
                           std::byte* values, bool* fresh, const std::vector<std::byte*>& slots) const {
   const auto lock = Read(version, "apply", {});
+  gate_.Touch();
   CheckChunk(targets, n, slots.size());
   const std::vector<Slot>& layout = in_.store.layout().slots();
   parallel(n, kRowGrain, [&](size_t begin, size_t end) {
@@ -109,8 +123,9 @@ inline void Table::Gather(const ParallelFor& parallel, uint32_t version, const T
 }
 
 inline void Table::Scatter(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
-                           const std::byte* values, const std::vector<const std::byte*>& slots) {
+                           const std::byte* values, const std::vector<const std::byte*>& slots, bool last) {
   const auto lock = Write(version, "apply", {});
+  gate_.Touch();
   CheckChunk(targets, n, slots.size());
   const std::vector<Slot>& layout = in_.store.layout().slots();
   parallel(n, kRowGrain, [&](size_t begin, size_t end) {
@@ -125,6 +140,7 @@ inline void Table::Scatter(const ParallelFor& parallel, uint32_t version, const 
       }
     }
   });
+  if (last) gate_.EndStep();
 }
 
 /// Number of keys before the padding. Refuses what merging cannot have made: with a key twice, or with

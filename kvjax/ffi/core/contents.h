@@ -25,7 +25,7 @@
 namespace kvjax {
 
 /// Is given evicted rows, sorted by (bucket, key), before they go. What it throws stops the eviction.
-using Sink = std::function<void(const Snapshot& rows, std::string_view reason)>;
+using Sink = std::function<void(Snapshot rows, std::string_view reason)>;
 
 /// The rows of a call's keys. `fresh` are the distinct keys without one in order of first occurrence, and
 /// `numbers` has the place in it of each key whose row is kNoRow.
@@ -127,7 +127,12 @@ class Contents {
     for (auto& [reason, rows] : change.leaving) {
       if (!sink || rows.empty()) continue;
       SortByBucket(rows);
-      sink(CopyRows(store, rows, spec.row_bytes(), true), reason);
+      constexpr size_t kBatch = size_t{1} << 16;  // so that the copies stay small beside the table
+      for (size_t begin = 0; begin < rows.size(); begin += kBatch) {
+        const auto first = rows.begin() + static_cast<ptrdiff_t>(begin);
+        const auto n = static_cast<ptrdiff_t>(std::min(kBatch, rows.size() - begin));
+        sink(CopyRows(store, {first, first + n}, spec.row_bytes(), true), reason);
+      }
     }
   }
 
@@ -216,10 +221,14 @@ class Contents {
  private:
   static constexpr size_t kGrain = 2048;  // keys: below this, waking a second thread costs more than it saves
 
-  /// Rows that may go: neither pinned nor among `staying`, of which kNoRow means none.
+  /// Rows that may go: neither pinned nor shared nor among `staying`, of which kNoRow means none.
   [[nodiscard]] std::vector<Candidate> Candidates(const ParallelFor& parallel,
                                                   const std::vector<uint32_t>& staying) const {
     std::vector<bool> stays(store.end_row());
+    if (admission.shares()) {  // the row of many keys
+      const uint32_t shared = store.index().Find(admission.spec().shared_key);
+      if (shared != kNoRow) stays[shared] = true;
+    }
     for (const uint32_t row : staying) {
       if (row != kNoRow) stays[row] = true;
     }

@@ -29,7 +29,11 @@ class RowStore {
   RowStore& operator=(RowStore&&) = default;
 
   /// A store without rows that is made as this one was.
-  [[nodiscard]] RowStore Empty() const { return RowStore(allocator_, values_.stride()); }
+  [[nodiscard]] RowStore Empty() const {
+    RowStore empty(allocator_, values_.stride());
+    empty.reserved_ = reserved_;
+    return empty;
+  }
 
   [[nodiscard]] size_t size() const { return index_.size(); }
   [[nodiscard]] const KeyIndex& index() const { return index_; }

@@ -34,6 +34,8 @@ class Table {
 
   [[nodiscard]] const TableSpec& spec() const { return spec_; }
   [[nodiscard]] uint32_t version() const { return gate_.version(); }
+  /// The live version for a new handle, once no step is under way.
+  [[nodiscard]] uint32_t SettledVersion() { return gate_.Settled(std::chrono::seconds(5)); }
   [[nodiscard]] size_t row_bytes() const { return spec_.row_bytes(); }
 
   // ---- reads -------------------------------------------------------------------------------------------
@@ -98,7 +100,7 @@ class Table {
                      uint64_t* out) const {
     const auto lock = Read(version, "lookup", keys);
     KeyNumbering fresh = MissingKeys(parallel, keys, mask);
-    if (Shares() && in_.store.index().Find(spec_.admission.shared_key) == kNoRow) {
+    if (in_.admission.shares() && in_.store.index().Find(spec_.admission.shared_key) == kNoRow) {
       fresh.Add(spec_.admission.shared_key);
     }
     std::copy(fresh.keys().begin(), fresh.keys().end(), out);
@@ -284,8 +286,8 @@ class Table {
   // ---- the training write: BeginApply, then Gather and Scatter for each chunk of rows ---------------------
   //
   // BeginApply makes every row that the step needs and all memory it takes, and moves the version on; until
-  // the last Scatter nobody else can hold that version, because it is handed on only with the result of the
-  // step.
+  // the last Scatter nobody else gets that version: it is handed on with the result of the step, and whoever
+  // asks for the live one waits (version.h).
 
   /// One row of a step: the row and which gradient it gets; kPooled is the sum of the unadmitted keys'.
   struct Target {
@@ -313,9 +315,9 @@ class Table {
   void Gather(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
               std::byte* values, bool* fresh, const std::vector<std::byte*>& slots) const;
 
-  /// Writes back what Gather copied out.
+  /// Writes back what Gather copied out; `last` ends the step.
   void Scatter(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
-               const std::byte* values, const std::vector<const std::byte*>& slots);
+               const std::byte* values, const std::vector<const std::byte*>& slots, bool last);
 
   // ---- whole tables, from the host ---------------------------------------------------------------------
 
@@ -380,11 +382,6 @@ class Table {
   [[nodiscard]] size_t CheckMerged(KeySpan keys, const int32_t* counts) const;
   void CheckChunk(const Target* targets, size_t n, size_t num_slots) const;
 
-  /// Whether keys that are not admitted share a row.
-  [[nodiscard]] bool Shares() const {
-    return spec_.admission.kind != AdmissionSpec::Kind::kEvery &&
-           spec_.admission.unadmitted == AdmissionSpec::Unadmitted::kShared;
-  }
   [[nodiscard]] static bool Meant(const bool* mask, size_t i) { return mask == nullptr || mask[i]; }
 
   /// The distinct keys without a row, in order of first occurrence, where mask (n,) is true.

@@ -5,6 +5,7 @@
 // runs things in. Readers share the lock, a writer has it alone.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <shared_mutex>
@@ -27,27 +28,56 @@ class VersionGate {
 
   /// Both throw if `version` is not the current one.
   [[nodiscard]] ReadLock Read(std::string_view table, std::string_view op, uint32_t version) const {
-    CheckInside(table, op);
+    WaitForUser(table, op);
     ReadLock lock(mutex_);
     Check(table, op, version);
     return lock;
   }
   [[nodiscard]] WriteLock Write(std::string_view table, std::string_view op, uint32_t version) {
-    CheckInside(table, op);
+    WaitForUser(table, op);
     WriteLock lock(mutex_);
     Check(table, op, version);
     return lock;
   }
 
-  /// For what may be done through any handle. Such calls come from the host, and wait for a writer that calls
-  /// the user's code, unless they come from there.
+  /// For what may be done through any handle.
   [[nodiscard]] ReadLock ReadAny(std::string_view table, std::string_view op) const {
-    if (caller_ == std::this_thread::get_id()) CheckInside(table, op);
+    WaitForUser(table, op);
     return ReadLock(mutex_);
   }
   [[nodiscard]] WriteLock WriteAny(std::string_view table, std::string_view op) {
-    if (caller_ == std::this_thread::get_id()) CheckInside(table, op);
+    WaitForUser(table, op);
     return WriteLock(mutex_);
+  }
+
+  // ---- steps: writes of several calls ------------------------------------------------------------------
+  //
+  // A training step makes the next version with its first call and is done with its last. In between only the
+  // step itself knows that version: whoever asks for the live one waits.
+
+  /// Makes the next version current; its rows are whole once EndStep is called.
+  uint32_t BeginStep() {
+    Touch();
+    in_step_ = true;
+    return Next();
+  }
+  /// The step goes on.
+  void Touch() const { touched_ = Now(); }
+  void EndStep() { in_step_ = false; }
+
+  /// The live version, once its rows are whole. A step that has not gone on for `patience` will not:
+  /// something else in its program has failed. Then the next version is made, so that it cannot go on after
+  /// all.
+  [[nodiscard]] uint32_t Settled(std::chrono::milliseconds patience) {
+    const auto stuck = [&] { return Now() - touched_.load() >= patience.count(); };
+    for (; in_step_.load(); std::this_thread::sleep_for(kPause)) {
+      if (!stuck()) continue;
+      const WriteLock lock(mutex_);
+      if (!in_step_.load() || !stuck()) continue;
+      in_step_ = false;
+      return Next();
+    }
+    return version_.load();
   }
 
   /// While one of these lives a writer calls the user's code; calls that come back from there would wait for
@@ -73,7 +103,21 @@ class VersionGate {
   uint32_t Next() { return version_ += 1; }
 
  private:
-  void CheckInside(std::string_view table, std::string_view op) const {
+  static constexpr std::chrono::microseconds kPause{200};
+
+  static int64_t Now() {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(
+               std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+  }
+
+  /// Calls of others wait for the user's code to be done. One from inside it never could; if it comes by way
+  /// of another thread, it cannot be told from the others, and gives up after a while.
+  void WaitForUser(std::string_view table, std::string_view op) const {
+    constexpr int64_t kPatience = 20'000;  // milliseconds
+    for (const int64_t since = Now(); outside_.load(); std::this_thread::sleep_for(kPause)) {
+      if (caller_.load() == std::this_thread::get_id() || Now() - since > kPatience) break;
+    }
     if (!outside_.load()) return;
     throw MakeError(ErrorCode::kFailedPrecondition, table, op, "a call after the eviction",
                     "one from the sink or score function that it has called",
@@ -99,7 +143,9 @@ class VersionGate {
   mutable std::shared_mutex mutex_;
   std::atomic<bool> outside_ = false;
   std::atomic<std::thread::id> caller_{};
-  std::atomic<uint32_t> version_;  // written under the lock; version() reads it without
+  std::atomic<bool> in_step_ = false;
+  mutable std::atomic<int64_t> touched_ = 0;  // milliseconds
+  std::atomic<uint32_t> version_;             // written under the lock; version() reads it without
 };
 
 }  // namespace kvjax

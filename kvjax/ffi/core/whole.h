@@ -45,6 +45,7 @@ inline uint32_t Table::Load(uint32_t version, const SnapshotView& rows, const Ad
     throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "load", "distinct keys",
                     "key " + std::to_string(rows.keys[twice]) + " twice", "remove the duplicates first");
   }
+  for (size_t i = 0; i < rows.n; ++i) next_admission.Forget(static_cast<uint64_t>(rows.keys[i]));
   const auto lock = Write(version, "load", {});
   in_.store = std::move(next);
   in_.admission = std::move(next_admission);
@@ -60,9 +61,9 @@ inline void Table::Reserve(uint32_t version, size_t n) {
 inline void Table::SetSink(Sink sink) {
   Sink guarded;
   if (sink) {
-    guarded = [this, sink = std::move(sink)](const Snapshot& rows, std::string_view reason) {
+    guarded = [this, sink = std::move(sink)](Snapshot rows, std::string_view reason) {
       const VersionGate::CallingOut calling(gate_);
-      sink(rows, reason);
+      sink(std::move(rows), reason);
     };
   }
   const auto lock = gate_.WriteAny(spec_.name, "on_evict");
