@@ -5,6 +5,8 @@ The cost is that of the rows that are missing. In training nearly all keys have 
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -33,6 +35,7 @@ def initial_rows(spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Arra
     return generate(spec, words, count)
 
 
+@functools.partial(jax.jit, static_argnums=0)  # or each call outside jit would compile the loop
 def generate(spec: TableSpec, words: jax.Array, count: jax.Array) -> jax.Array:
     """Initial rows of the first `count` keys, in chunks of one size, so that the same code makes every row.
 

@@ -67,8 +67,8 @@ def get_table(
         table. Checkpoints do not record it: a table may be restored into any storage.
       rounding: how training rounds rows to bfloat16 or float16: to the "nearest" value, or "stochastic", which keeps
         updates that are smaller than the spacing of the type, in the mean.
-      constraint: function of a row ``(dim,)`` float32 that returns one, applied after each update and before
-        rounding; one of `kvjax.constraints`, or your own.
+      constraint: function of a row ``(dim,)`` float32 that returns one, applied after each update of training and
+        before rounding; one of `kvjax.constraints`, or your own.
 
     Returns:
       The live handle.

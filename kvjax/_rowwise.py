@@ -206,10 +206,24 @@ def apply(
     """The training write; see `Table.apply`. Returns the next version and the next globals."""
     rowwise, spec = as_rowwise(tx), table.spec
     check(table, rowwise, grads, state)
-    layout, state = _layout(rowwise, spec.dim), tuple(state)
-    merged = merge(grads)
-    initial = initial_rows(spec, table.version, merged.keys, merged.counts > 0)
-    begun = _ops.begin_apply(spec, table.version, merged, step_words(step, spec.name, "apply"), initial, layout.text)
+    words = step_words(step, spec.name, "apply")
+    # Compiled as a whole, so that a call outside jit compiles once; extra arguments may be what jit cannot take.
+    write = _write if extra else _write_compiled
+    return write(spec, rowwise, table.version, merge(grads), tuple(state), words, extra)
+
+
+def _write(
+    spec: TableSpec,
+    rowwise: Rowwise,
+    version: jax.Array,
+    merged: SparseRows,
+    state: tuple[jax.Array, ...],
+    step: jax.Array,
+    extra: dict[str, Any],
+) -> tuple[jax.Array, Any]:
+    layout = _layout(rowwise, spec.dim)
+    initial = initial_rows(spec, version, merged.keys, merged.counts > 0)
+    begun = _ops.begin_apply(spec, version, merged, step, initial, layout.text)
     bytes_per_row = 4 * spec.dim + layout.row_bytes
     chunk = max(1, min(begun.targets.shape[0], max(64, _CHUNK_BYTES // bytes_per_row)))
 
@@ -229,6 +243,9 @@ def apply(
         lambda carry: carry[0] < jnp.maximum(begun.active, 1), body, (jnp.int32(0), begun.version, state)
     )
     return version, state
+
+
+_write_compiled = jax.jit(_write, static_argnums=(0, 1))
 
 
 def _update(rowwise: Rowwise, layout: _Layout, grads, values, fresh, stored, globals_, extra) -> Any:

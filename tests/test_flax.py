@@ -109,3 +109,8 @@ def test_nnx_gradients_are_those_of_linen(make):
     assert only["table"].get_value().rows.shape == (2, 2, 4)
     np.testing.assert_allclose(only["table"].get_value().rows, 2 * aux, rtol=1e-5)
     assert value.shape == ()
+
+
+def test_tabulate_shows_tables():
+    text = kvjax.flax.Embed("tab", features=4).tabulate(jax.random.key(0), np.array([[1, 2]]))
+    assert "Table(tab, dim=4" in text

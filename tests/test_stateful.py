@@ -1,5 +1,7 @@
 """Random sequences of operations on tables of all kinds give what the reference model gives."""
 
+import tempfile
+
 import jax
 import numpy as np
 import optax
@@ -45,6 +47,7 @@ ADMIT = [
     admit.Probability(0.5), admit.Probability(0.5, unadmitted=12), admit.Sketch(2, size=2**21),
     admit.Sketch(3, size=2**21, halve_every=2, unadmitted="zeros"),
 ]  # fmt: skip
+INITIAL = [kvjax.initializers.normal(1.0), jax.nn.initializers.normal(1.0), kvjax.initializers.from_pool(np.eye(3))]
 COUNT = ["occurrences", "batch"]
 FULL = [
     {},
@@ -76,13 +79,17 @@ def ids(keys):
 
 class TableMachine(RuleBasedStateMachine):
     @initialize(
-        admission=st.sampled_from(ADMIT), full=st.sampled_from(FULL), count=st.sampled_from(["occurrences", "batch"])
+        admission=st.sampled_from(ADMIT),
+        full=st.sampled_from(FULL),
+        count=st.sampled_from(COUNT),
+        init=st.sampled_from(INITIAL),
+        in_file=st.booleans(),
     )
-    def make(self, admission, full, count):
-        init = kvjax.initializers.normal(1.0)
+    def make(self, admission, full, count, init, in_file):
         options = {"admit": admission, "count": count, **full}
+        storage = kvjax.storage.Mmap(tempfile.gettempdir()) if in_file else None
         # One name for all examples, so that JAX compiles little; the next table of a name has handles of its own.
-        self.table = kvjax.get_table(NAME, dim=DIM, initializer=init, seed=SEED, **options)
+        self.table = kvjax.get_table(NAME, dim=DIM, initializer=init, seed=SEED, storage=storage, **options)
         frozen = kvjax.get_table(NAME + "-initial", dim=DIM, initializer=init, seed=SEED)
         cache = {}
 

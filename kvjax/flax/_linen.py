@@ -7,9 +7,13 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import yaml
 
 from kvjax._table import Table
 from kvjax.flax._common import OPTIONS, TableOptions, learns_default, read, read_bag, resolve_table
+
+# So that ``nn.Module.tabulate``, which prints its parameters as YAML, can show a table.
+yaml.SafeDumper.add_representer(Table, lambda dumper, table: dumper.represent_str(repr(table)))
 
 
 class _TableModule(TableOptions, nn.Module):
