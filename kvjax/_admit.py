@@ -20,6 +20,8 @@ from typing import Any
 from kvjax._numbers import is_integer
 from kvjax.ffi import host
 
+__all__ = ["MinCount", "Probability", "Sketch"]
+
 NUM_BUCKETS: int = host.NUM_BUCKETS
 
 
@@ -62,7 +64,7 @@ class MinCount:
     unadmitted: str | int = "init"
 
     def __post_init__(self):
-        _check(is_integer(self.count) and 1 <= self.count < 2**32 - 1, "MinCount", "count >= 1", self.count)
+        _check(is_integer(self.count) and 1 <= self.count < 2**32 - 1, "MinCount", "an integer count >= 1", self.count)
         _check_unadmitted("MinCount", self.unadmitted)
 
     def own_options(self) -> dict[str, Any]:
@@ -99,7 +101,7 @@ class Sketch:
     unadmitted: str | int = "init"
 
     def __post_init__(self):
-        _check(is_integer(self.count) and 1 <= self.count < 2**16, "Sketch", "1 <= count < 65536", self.count)
+        _check(is_integer(self.count) and 1 <= self.count < 2**16, "Sketch", "an integer count in 1..65535", self.count)
         _check(is_integer(self.size) and 2**21 <= self.size <= 2**35, "Sketch", "size in 2**21..2**35 bytes", self.size)
         every = self.halve_every
         _check(every is None or (is_integer(every) and every >= 1), "Sketch", "halve_every >= 1 or None", every)

@@ -176,6 +176,8 @@ def _weights(table: Table, keys: Keys, weights: Any, combiner: str) -> jax.Array
 
 
 def _row(table: Table, empty: Any) -> jax.Array:
+    if isinstance(empty, str):
+        raise _fail(table, f"a row ({table.dim},) for empty bags", repr(empty), "only EmbedBag learns one by itself")
     row = jnp.asarray(empty, jnp.float32)
     if row.shape != (table.dim,):
         raise _fail(table, f"a row ({table.dim},) for empty bags", f"{row.shape}", "give one row")

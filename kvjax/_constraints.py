@@ -22,6 +22,8 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 
+__all__ = ["max_norm", "non_negative"]
+
 
 @dataclasses.dataclass(frozen=True)
 class max_norm:  # named as a function, for that is its use; a class, so that equal ones are equal

@@ -23,6 +23,18 @@ import numpy as np
 from kvjax._export import Exported, from_host
 from kvjax._numbers import is_integer, is_real
 
+__all__ = [
+    "Every",
+    "LeastFrequent",
+    "LeastRecent",
+    "LowestScore",
+    "MaxAge",
+    "MinFrequency",
+    "MinNorm",
+    "MinScore",
+    "Policy",
+]
+
 Score = Callable[[Exported], np.ndarray]
 
 
@@ -53,7 +65,7 @@ class Policy:
         Args:
           steps: 1 or more.
         """
-        _check(is_integer(steps) and steps >= 1, "every", "steps >= 1", steps)
+        _check(is_integer(steps) and steps >= 1, "every", "an integer of steps >= 1", steps)
         return Every(self, int(steps))
 
     def formula(self) -> str:
@@ -125,7 +137,7 @@ class MaxAge(_Leaf):
     steps: int
 
     def __post_init__(self):
-        _check(is_integer(self.steps) and 0 <= self.steps < 2**63, "MaxAge", "steps >= 0", self.steps)
+        _check(is_integer(self.steps) and 0 <= self.steps < 2**63, "MaxAge", "an integer of steps >= 0", self.steps)
 
     def formula(self) -> str:
         return f"max_age:{int(self.steps)}"
@@ -142,7 +154,7 @@ class MinFrequency(_Leaf):
     count: int
 
     def __post_init__(self):
-        _check(is_integer(self.count) and 0 <= self.count < 2**63, "MinFrequency", "count >= 0", self.count)
+        _check(is_integer(self.count) and 0 <= self.count < 2**63, "MinFrequency", "an integer count >= 0", self.count)
 
     def formula(self) -> str:
         return f"min_frequency:{int(self.count)}"
@@ -150,7 +162,7 @@ class MinFrequency(_Leaf):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MinNorm(_Leaf):
-    """Rows whose Euclidean norm is less than this; a row that is not a number stays.
+    """Rows whose Euclidean norm is less than this, or not a number.
 
     Attributes:
       norm: 0 or more. DeepRec's L2WeightEvict(t) compares half the square: it is ``MinNorm(sqrt(2 * t))``.
@@ -186,7 +198,7 @@ class LeastRecent(_Leaf):
     n: int | None = None
 
     def __post_init__(self):
-        _check(_count(self.n), "LeastRecent", "n >= 0 or None", self.n)
+        _check(_count(self.n), "LeastRecent", "an integer n >= 0 or None", self.n)
 
     def formula(self) -> str:
         return f"least_recent:{_rows(self.n)}"
@@ -205,7 +217,7 @@ class LeastFrequent(_Leaf):
     half_life: float | None = None
 
     def __post_init__(self):
-        _check(_count(self.n), "LeastFrequent", "n >= 0 or None", self.n)
+        _check(_count(self.n), "LeastFrequent", "an integer n >= 0 or None", self.n)
         half_life = self.half_life
         _check(half_life is None or (is_real(half_life) and half_life > 0), "LeastFrequent", "half_life > 0", half_life)
 
@@ -219,8 +231,9 @@ class MinScore(_Leaf):
 
     Attributes:
       bound: the least score that stays.
-      score: function from `Exported` rows to ``(n,)`` finite numbers, on the host, NumPy in and out. It is called with
-        up to 65,536 rows at a time, in no particular order, and must judge each row by itself.
+      score: function from `Exported` rows to ``(n,)`` finite numbers, compared as float64, on the host, NumPy in and
+        out. It is called with up to 65,536 rows at a time, in no particular order, and must judge each row by itself.
+        Define it once, at the top of a module: every function is kept, and compiled for.
     """
 
     bound: float
@@ -255,7 +268,7 @@ class LowestScore(_Leaf):
     score: Score
 
     def __post_init__(self):
-        _check(_count(self.n), "LowestScore", "n >= 0 or None", self.n)
+        _check(_count(self.n), "LowestScore", "an integer n >= 0 or None", self.n)
         _check(callable(self.score), "LowestScore", "a score function", self.score)
 
     def formula(self) -> str:
@@ -327,6 +340,7 @@ def call_score(dim: int, row_dtype: Any, key_dtype: str, name: str, arrays: dict
     """Scores the rows of a table; the C++ side calls it."""
     rows = from_host(arrays, dim, row_dtype, key_dtype).rows
     scores = np.asarray(_scores[name](rows))
-    if scores.shape != (len(rows),) or not (np.issubdtype(scores.dtype, np.number) and np.isfinite(scores).all()):
-        raise ValueError(f"want a score function that gives ({len(rows)},) finite numbers, got {scores!r}")
-    return np.ascontiguousarray(scores, np.float32)
+    real = scores.dtype.kind in "iuf" or scores.dtype.name in ("bfloat16", "float16")
+    if scores.shape != (len(rows),) or not real or not np.isfinite(scores.astype(np.float64)).all():
+        raise ValueError(f"want a score function that gives ({len(rows)},) finite real numbers, got {scores!r}")
+    return np.ascontiguousarray(scores, np.float64)

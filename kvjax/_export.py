@@ -138,9 +138,16 @@ def keep_mask(prune: PruneLike, rows: Exported) -> np.ndarray:
 
 
 def slot_type(text: str) -> tuple[np.dtype, tuple[int, ...]]:
-    """ "float32[64]" -> (dtype float32, (64,))."""
+    """ "float32[64]" -> (dtype float32, (64,)).
+
+    Raises:
+      ValueError: the text is no such type.
+    """
     dtype, _, shape = text.rstrip("]").partition("[")
-    return jnp.dtype(dtype), tuple(int(n) for n in shape.split(",") if n)
+    try:
+        return jnp.dtype(dtype), tuple(int(n) for n in shape.split(",") if n)
+    except TypeError as error:
+        raise ValueError(f'want the type of a slot, as "float32[64]", got {text!r}') from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -60,11 +60,14 @@ class Handle:
             `kvjax.orbax.split`. The table of this process does not have its rows.
         """
         self._outside_a_loss("refresh")
+        self._check_spec("refresh")
         live = type(self)(live_version(self.spec), self.spec)
-        with contextlib.suppress(ValueError, jax.errors.JaxRuntimeError):  # the version of a failed write
-            ahead = (int(self._read("refresh")) - int(live.version)) % 2**32
-            if 0 < ahead < 2**31:
-                host.size(self.name, int(self.version))  # raises what every call through this handle would
+        try:
+            version = int(self._read("refresh"))
+        except (TypeError, ValueError, RuntimeError):  # of a failed write, donated, or no version at all
+            return live
+        if 0 < (version - int(live.version)) % 2**32 < 2**31:
+            host.size(self.name, version)  # raises what every call through this handle would
         return live
 
     # ---- checks --------------------------------------------------------------------------------------------
@@ -75,6 +78,15 @@ class Handle:
     def _initial(self, keys: Keys, mask: jax.Array | None = None) -> jax.Array | None:
         """The operand for keys without a row."""
         return initial_rows(self.spec, self.version, keys, mask)
+
+    def _check_spec(self, op: str) -> None:
+        """Whether the table of this name is still the one that the handle was made for."""
+        now = live_specs.get(self.name, self.spec)  # C++ says so if there is none
+        if now != self.spec:
+            raise fail(
+                RuntimeError, self.name, op, "the table that the handle was made for",
+                f"another of its name, with {now.differences(self.spec)}", "get its handle by kvjax.get_table(name)",
+            )  # fmt: skip
 
     def _wait(self) -> None:
         """Waits for the writes that lead to this handle; one that has failed says so where its result is used."""
@@ -103,6 +115,10 @@ class Handle:
                 ValueError, self.name, op, "a loss that only reads its tables", f"a {op} inside it",
                 "its rows would have no gradient: do it before kvjax.value_and_grad, or after",
             )  # fmt: skip
+
+
+live_specs: dict[str, TableSpec] = {}
+"""The tables of this process by name; `kvjax._registry` keeps it."""
 
 
 def live_version(spec: TableSpec) -> jax.Array:

@@ -30,6 +30,14 @@ import numpy as np
 
 from kvjax._generated import Generated
 
+__all__ = [
+    "Generated", "Initializer", "Pool", "constant", "from_pool", "normal", "ones", "truncated_normal", "uniform",
+    "variance_scaling", "zeros",
+]  # fmt: skip
+
+
+_LARGEST = float(np.finfo(np.float32).max)
+
 
 @dataclasses.dataclass(frozen=True)
 class Initializer:
@@ -185,13 +193,20 @@ def resolve(initializer: Any, dim: int) -> Initializer | Pool | Generated:
         initializer = 1.0
     if isinstance(initializer, VarianceScaling):
         initializer = initializer.of_dim(dim)
-    if isinstance(initializer, (int, float, np.integer, np.floating)):
+    if isinstance(initializer, (int, float, np.integer, np.floating)) and not isinstance(initializer, bool):
         initializer = constant(float(initializer))
     if isinstance(initializer, (np.ndarray, jax.Array, list, tuple)):
         initializer = from_pool(initializer)
     if isinstance(initializer, Initializer):
-        if not (np.isfinite(initializer.a) and np.isfinite(initializer.b)):
-            raise ValueError(f"want an initializer of finite numbers, got {initializer}; see kvjax.initializers")
+        if not (abs(initializer.a) <= _LARGEST and abs(initializer.b) <= _LARGEST):
+            raise ValueError(
+                f"want an initializer of finite numbers that float32 holds, got {initializer}; see kvjax.initializers"
+            )
+        spread = initializer.b - initializer.a if initializer.kind == "uniform" else initializer.b
+        if initializer.kind != "constant" and spread < 0:
+            raise ValueError(
+                f"want low <= high and a standard deviation of 0 or more, got {initializer}; see kvjax.initializers"
+            )
         return initializer
     if isinstance(initializer, Pool):
         if initializer.dim != dim:

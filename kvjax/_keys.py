@@ -157,7 +157,7 @@ def _words_of_numpy(ids: Any, where: str) -> np.ndarray:
     if array.dtype.kind not in "iu":
         raise TypeError(
             f"kvjax: {where}: want integers of at most 64 bits, got {array.dtype}; hash strings and other values with "
-            "kvjax.hash_keys"
+            "kvjax.hash_keys, and give ids of which some are above 2**63 - 1 as an array of uint64"
         )
     wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64, order="C")
     return wide[..., None].view(np.uint32)

@@ -11,4 +11,6 @@ def is_integer(x: Any) -> bool:
 
 def is_real(x: Any) -> bool:
     """A finite number."""
-    return isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool) and bool(np.isfinite(x))
+    return (
+        isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool) and bool(abs(x) < float("inf"))
+    )

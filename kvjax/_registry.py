@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from kvjax._admit import Admission
 from kvjax._evict import Every, Policy
+from kvjax._handle import live_specs
 from kvjax._options import resolve_spec
 from kvjax._spec import TableSpec, fail
 from kvjax._stats import Stats, stats_of
@@ -18,7 +19,6 @@ from kvjax.ffi import host
 
 T = TypeVar("T")
 
-_specs: dict[str, TableSpec] = {}
 _lock = threading.RLock()
 
 
@@ -93,7 +93,7 @@ def get_table(
         )
     # The lock is for the dict alone: a sink may ask for tables while another call here waits for its table.
     with _lock:
-        known = _specs.get(name)
+        known = live_specs.get(name)
     if dim is None:
         if known is None:
             raise KeyError(
@@ -103,10 +103,10 @@ def get_table(
     given["storage"] = storage or (known.storage if known else Host())
     spec = resolve_spec(name, dim, **given)
     with _lock:
-        known = _specs.get(name)
+        known = live_specs.get(name)
         if known is None:
             host.create(name, spec.host_options())
-            known = _specs[name] = spec
+            known = live_specs[name] = spec
     if known != spec:
         raise fail(
             ValueError, name, "get_table", "the arguments it was made with", spec.differences(known),
@@ -130,7 +130,7 @@ def stats() -> dict[str, Stats]:
 
 def _of_all(f: Callable[[TableSpec], T]) -> dict[str, T]:
     with _lock:
-        specs = dict(_specs)
+        specs = dict(live_specs)
     found = {}
     for name, spec in specs.items():
         with contextlib.suppress(KeyError):  # dropped in the meantime
@@ -149,4 +149,4 @@ def drop_table(name: str) -> None:
     """
     with _lock:
         host.drop(name)
-        _specs.pop(name, None)
+        live_specs.pop(name, None)

@@ -209,7 +209,7 @@ def apply(
     layout, state = _layout(rowwise, spec.dim), tuple(state)
     merged = merge(grads)
     initial = initial_rows(spec, table.version, merged.keys, merged.counts > 0)
-    begun = _ops.begin_apply(spec, table.version, merged, step_words(step), initial, layout.text)
+    begun = _ops.begin_apply(spec, table.version, merged, step_words(step, spec.name, "apply"), initial, layout.text)
     bytes_per_row = 4 * spec.dim + layout.row_bytes
     chunk = max(1, min(begun.targets.shape[0], max(64, _CHUNK_BYTES // bytes_per_row)))
 

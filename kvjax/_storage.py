@@ -17,6 +17,8 @@ from __future__ import annotations
 import dataclasses
 import os
 
+__all__ = ["Host", "Mmap"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Host:

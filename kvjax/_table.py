@@ -52,7 +52,13 @@ class Table(Writing):
     def _settled(self, op: str) -> int:
         """This handle's version, once the writes that lead to it are done."""
         self._on_the_host(op)
-        return int(self._write(op))
+        version = self._write(op)
+        if isinstance(version, jax.Array) and version.is_deleted():
+            raise fail(
+                RuntimeError, self.name, op, "a handle that is still there", "one that was donated",
+                "use what the call that took it returned, or table.refresh()",
+            )  # fmt: skip
+        return int(version)
 
     def _on_the_host(self, op: str) -> None:
         self._outside_a_loss(op)
@@ -146,7 +152,15 @@ class Table(Writing):
                 ValueError, self.name, "load", f"values ({n}, {self.dim}) {self.spec.dtype}",
                 f"{np.shape(rows.values)} {rows.values.dtype}", "load into a table of that dim and dtype",
             )  # fmt: skip
-        types = slot_types or {name: f"{a.dtype}[{','.join(map(str, a.shape[1:]))}]" for name, a in rows.slots.items()}
+        own_types = {name: f"{a.dtype}[{','.join(map(str, a.shape[1:]))}]" for name, a in rows.slots.items()}
+        types = own_types if slot_types is None else dict(slot_types)
+        if types.keys() != own_types.keys() or any(
+            _export.slot_type(types[name]) != _export.slot_type(own_types[name]) for name in own_types
+        ):
+            raise fail(
+                ValueError, self.name, "load", f"slot_types as the arrays are, {own_types}", f"{types}",
+                "leave slot_types out",
+            )  # fmt: skip
         arrays = {
             "keys": np.ascontiguousarray(rows.keys).view(np.int64),
             "values": _bytes(rows.values),
@@ -226,7 +240,7 @@ class Table(Writing):
           2 restrict
           >>> kvjax.drop_table("doc_sink")
         """
-        self._on_the_host("on_evict")
+        host.size(self.name, self._settled("on_evict"))  # a stale handle says so
         if sink is not None and not callable(sink):
             raise fail(TypeError, self.name, "on_evict", "a function or None", repr(sink), "see Table.on_evict")
         spec = self.spec

@@ -251,7 +251,7 @@ class Writing(Reading):
         return self._evict("restrict", f"restrict\n{ranking[by].format(int(n))}", None)
 
     def _evict(self, op: str, policy: str, step: Any) -> Self:
-        return self._next(_ops.evict(self.spec, op, self._write(op), policy, step_words(step, op)))
+        return self._next(_ops.evict(self.spec, op, self._write(op), policy, step_words(step, self.name, op)))
 
     def pin(self, keys: Any) -> Self:
         """Makes rows stay: no eviction takes them. Keys without a row get their initial one.

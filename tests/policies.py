@@ -34,7 +34,7 @@ def chosen(policy, rows, step, needed):
     tests = {
         "MaxAge": lambda k, r: step - r.version > policy.steps,
         "MinFrequency": lambda k, r: r.frequency < policy.count,
-        "MinNorm": lambda k, r: np.sqrt(np.sum(np.square(np.asarray(r.value, np.float64)))) < policy.norm,
+        "MinNorm": lambda k, r: not np.sqrt(np.sum(np.square(np.asarray(r.value, np.float64)))) >= policy.norm,
         "MinScore": lambda k, r: score(policy, k, r) < policy.bound,
     }
     if kind in tests:
@@ -59,4 +59,4 @@ def score(policy, key, row):
         versions=np.array([row.version]), slots={}, has_slots=np.array([False]), pinned=np.array([False]),
         last_step=0, total=1,
     )  # fmt: skip
-    return np.float32(policy.score(one)[0])
+    return float(policy.score(one)[0])

@@ -35,6 +35,7 @@ KEYS = {
     "numpy uint64": lambda x: x.astype(np.uint64),
     "Keys": kvjax.keys,
     "hashed": lambda x: kvjax.hash_keys(x.astype(str)),
+    "hashed bytes": lambda x: kvjax.hash_keys([str(i).encode() for i in x]),
     "list": lambda x: x.tolist(),
     "jax int32": lambda x: jnp.asarray(x % 1000, jnp.int32),
     "numpy uint8": lambda x: (x % 100).astype(np.uint8),

@@ -80,12 +80,12 @@ inline Sink MakeSink(const std::string& table, nb::object sink) {
   };
 }
 
-/// score(name, arrays) -> (n,) float32.
+/// score(name, arrays) -> (n,) float64.
 inline ScoreFunction MakeScore(const std::string& table, nb::object score) {
   return [table, score = Shared(std::move(score))](std::string_view name, const Snapshot& rows,
-                                                   std::vector<float>& out) {
+                                                   std::vector<double>& out) {
     CallPython(table, "score function", [&] {
-      const auto scores = nb::cast<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(
+      const auto scores = nb::cast<nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(
           (*score)(std::string(name), SnapshotToNumpy(Snapshot(rows))));
       std::copy_n(scores.data(), std::min(out.size(), scores.shape(0)), out.begin());
     });

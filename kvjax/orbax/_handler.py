@@ -88,6 +88,11 @@ def _target(name: str, table: Table | None, stored: _layout.Stored) -> Table:
                 ValueError, spec.name, "restore", f"a checkpoint with {field} {getattr(spec, field)!r}", f"{saved!r}",
                 "make the table as it was saved (another seed or initializer would change the rows of unseen keys)",
             )  # fmt: skip
+    if spec.max_capacity is not None and spec.on_full != "grow" and meta["rows"] > spec.max_capacity:
+        raise fail(
+            MemoryError, spec.name, "restore", f"at most max_capacity={spec.max_capacity} rows", f"{meta['rows']}",
+            "make the table with more capacity, or prune in TableSave",
+        )  # fmt: skip
     return table.refresh()
 
 

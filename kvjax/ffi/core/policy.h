@@ -31,9 +31,9 @@ struct Candidate {
   RowHeader header;
 };
 
-/// Scores rows by the user's function of that name: one float per row, finite.
+/// Scores rows by the user's function of that name: one number per row, finite.
 using ScoreFunction =
-    std::function<void(std::string_view name, const Snapshot& rows, std::vector<float>& out)>;
+    std::function<void(std::string_view name, const Snapshot& rows, std::vector<double>& out)>;
 
 /// A union of alternatives, each with the reason that its rows are evicted for. An alternative is a formula
 /// in reverse Polish notation.
@@ -173,7 +173,7 @@ class Policy {
   static std::vector<uint8_t> Leaf(const View& view, const std::vector<Candidate>& rows, const Word& word) {
     std::vector<uint8_t> mask(rows.size());
     const bool scored = word.kind == Kind::kScore || word.kind == Kind::kLowest;
-    const std::vector<float> scores = scored ? Scores(view, rows, word.name) : std::vector<float>();
+    const std::vector<double> scores = scored ? Scores(view, rows, word.name) : std::vector<double>();
     switch (word.kind) {
       case Kind::kRecent:
       case Kind::kFrequent:
@@ -194,10 +194,10 @@ class Policy {
             mask[i] = static_cast<int64_t>(header.frequency) < word.n;
             break;
           case Kind::kNorm:
-            mask[i] = Norm(view, rows[i].row) < word.bound;
+            mask[i] = !(Norm(view, rows[i].row) >= word.bound);
             break;
           default:
-            mask[i] = static_cast<double>(scores[i]) < word.bound;
+            mask[i] = scores[i] < word.bound;
         }
       }
     });
@@ -214,11 +214,11 @@ class Policy {
     return std::sqrt(sum);
   }
 
-  static std::vector<float> Scores(const View& view, const std::vector<Candidate>& rows,
-                                   std::string_view name) {
+  static std::vector<double> Scores(const View& view, const std::vector<Candidate>& rows,
+                                    std::string_view name) {
     constexpr size_t kBatch = size_t{1} << 16;  // so that the copies stay small beside the table
     const size_t row_bytes = static_cast<size_t>(view.dim) * ItemSize(view.type);
-    std::vector<float> scores;
+    std::vector<double> scores;
     scores.reserve(rows.size());
     for (size_t begin = 0; begin < rows.size(); begin += kBatch) {
       std::vector<KeyRow> batch;
@@ -227,7 +227,7 @@ class Policy {
       }
       Snapshot copy = CopyRows(view.store, batch, row_bytes, true);
       copy.last_step = view.step;
-      std::vector<float> part(batch.size());
+      std::vector<double> part(batch.size());
       view.score(name, copy, part);
       scores.insert(scores.end(), part.begin(), part.end());
     }
@@ -236,7 +236,7 @@ class Policy {
 
   /// Marks the rows that come first in the order of (what the word ranks by, hash of the key).
   static void Rank(const View& view, const std::vector<Candidate>& rows, const Word& word,
-                   const std::vector<float>& scores, std::vector<uint8_t>& mask) {
+                   const std::vector<double>& scores, std::vector<uint8_t>& mask) {
     struct Place {
       uint64_t order;
       uint64_t hash;
@@ -291,10 +291,11 @@ class Policy {
     return std::bit_cast<uint64_t>(static_cast<double>(header.frequency) * std::exp2(-age / half_life));
   }
 
-  /// An integer that sorts as the float does.
-  static uint64_t Ascending(float x) {
-    const auto bits = std::bit_cast<uint32_t>(x == 0.0f ? 0.0f : x);
-    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+  /// An integer that sorts as the number does.
+  static uint64_t Ascending(double x) {
+    constexpr uint64_t kSign = uint64_t{1} << 63;
+    const auto bits = std::bit_cast<uint64_t>(x == 0.0 ? 0.0 : x);
+    return (bits & kSign) != 0 ? ~bits : bits | kSign;
   }
 
   static constexpr size_t kGrain = 4096, kAhead = 16;

@@ -73,7 +73,7 @@ inline void Table::SetSink(Sink sink) {
 inline void Table::SetScore(ScoreFunction score) {
   const auto lock = gate_.WriteAny(spec_.name, "get_table");
   in_.score = [this, score = std::move(score)](std::string_view name, const Snapshot& rows,
-                                               std::vector<float>& out) {
+                                               std::vector<double>& out) {
     const VersionGate::CallingOut calling(gate_);
     score(name, rows, out);
   };

@@ -1,0 +1,167 @@
+"""Several threads, and functions of the user's that run inside a write."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+
+REFUSED = (ValueError, RuntimeError, jax.errors.JaxRuntimeError)
+
+
+def gradients(keys, dim=2):
+    return kvjax.SparseRows(kvjax.keys(keys), jnp.ones((*np.shape(keys), dim)))
+
+
+@jax.jit
+def train(table, keys):
+    return table.apply(optax.sgd(1.0), kvjax.SparseRows(keys, jnp.ones((*keys.shape, table.dim))))[0]
+
+
+def test_a_step_is_whole_to_other_threads(make):
+    """Whoever asks for the live handle in the middle of a step waits until its rows are written."""
+    table = make(32)
+    keys = kvjax.keys(np.arange(100_000))
+    table = jax.block_until_ready(train(table, keys))
+    torn, stop = [], threading.Event()
+
+    def watch():
+        while not stop.is_set():
+            handle = kvjax.get_table(table.name)
+            try:
+                rows = handle.export()
+            except REFUSED:
+                continue  # a step has begun since
+            trained = rows.values[:, 0] == -rows.freqs
+            if not trained.all():
+                torn.append(trained.mean())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    for _ in range(15):
+        table = train(table, keys)
+        time.sleep(0.001)
+    table = jax.block_until_ready(table)
+    stop.set()
+    thread.join()
+    assert not torn
+    assert (table.export().values == -16).all()
+
+
+def test_numbers_wait_for_the_handle(make):
+    slow = make(64, max_capacity=2000, on_full="evict").on_evict(lambda *rows: time.sleep(0.01))
+    for i in range(8):
+        slow = train(slow, kvjax.keys(np.arange(500) + 500 * i))
+        assert slow.stats().occurrences == 500 * (i + 1) and "rows=" in repr(slow)
+    assert slow.stats().evicted == {"capacity": 2000}
+    step = jax.jit(lambda t, k: t.apply(optax.trace(0.9), kvjax.SparseRows(k, jnp.ones((*k.shape, 64))))[0])
+    other = step(make(64), kvjax.keys(np.arange(50_000)))
+    assert other.slot("trace", 7)[0] == 1.0
+
+
+def test_slots_in_the_program_that_makes_them(make):
+    tx = optax.trace(0.9)
+
+    @jax.jit
+    def step(table, keys):
+        table = table.apply(tx, kvjax.SparseRows(keys, jnp.ones((*keys.shape, 2))))[0]
+        return table, table.slot("trace", keys, tx)
+
+    table, slot = step(make(2), kvjax.keys([3, 4]))
+    assert slot.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    with pytest.raises(KeyError, match="want one of its slots"):
+        table.slot("mu", 3, tx)
+
+
+def test_readers_wait_for_a_sink(make):
+    """A lookup on another thread while a sink runs is a reader like any other."""
+    table = make(1, max_capacity=10, on_full="evict")
+    table = table.upsert(np.arange(10), np.ones((10, 1)))
+    entered, results = threading.Event(), []
+
+    def sink(*rows):
+        entered.set()
+        time.sleep(0.2)
+        raise OSError("the disk is full")
+
+    table.on_evict(sink)
+
+    def read():
+        entered.wait()
+        results.append(float(table.lookup(3)[0]))
+        results.append(table.stats().size)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    with pytest.raises(REFUSED, match="the disk is full"):
+        jax.block_until_ready(table.restrict(5))
+    thread.join()
+    assert results == [1.0, 10]
+
+
+SINK_INTO_ANOTHER_TABLE = """
+import threading, time
+import jax, jax.numpy as jnp, numpy as np, optax
+import kvjax
+
+cold = kvjax.get_table("cold", dim=64)
+
+def sink(keys, values, slots, freqs, versions, reason):
+    time.sleep(0.002)
+    table = kvjax.get_table("cold")
+    jax.block_until_ready(table.upsert(keys, values))
+
+hot = kvjax.get_table("hot", dim=64, max_capacity=2000, on_full="evict").on_evict(sink)
+step = jax.jit(lambda t, k: t.apply(optax.sgd(1.0), kvjax.SparseRows(k, jnp.ones((500, 64))))[0])
+stop = threading.Event()
+
+def log():
+    while not stop.is_set():
+        kvjax.stats(), kvjax.tables()
+
+thread = threading.Thread(target=log)
+thread.start()
+for i in range(40):
+    hot = step(hot, kvjax.keys(np.arange(500) + 500 * i))
+    kvjax.get_table("hot") if i % 2 else kvjax.stats()
+hot = jax.block_until_ready(hot)
+stop.set()
+thread.join()
+print(len(hot), len(kvjax.get_table("cold")))
+"""
+
+
+def test_a_sink_may_write_to_another_table_while_others_ask_for_tables():
+    done = subprocess.run([sys.executable, "-c", SINK_INTO_ANOTHER_TABLE], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "2000 18000\n", done.stdout + done.stderr
+
+
+def test_a_donated_handle_can_be_refreshed(make):
+    table = make(1, max_capacity=2, on_full="error")
+    step = jax.jit(lambda t, k: train(t, k), donate_argnums=0)
+    with pytest.raises(REFUSED, match="max_capacity=2"):
+        jax.block_until_ready(step(table, kvjax.keys([1, 2, 3])))
+    if table.version.is_deleted():
+        with pytest.raises(RuntimeError, match="one that was donated"):
+            len(table)
+    assert len(table.refresh()) == 0
+
+
+def test_a_handle_of_a_dropped_table_is_not_one_of_the_next(make):
+    old = make(2, initializer=1.0)
+    kvjax.drop_table(old.name)
+    with pytest.raises(KeyError):
+        old.refresh()
+    new = kvjax.get_table(old.name, dim=3, initializer=9.0)
+    with pytest.raises(RuntimeError, match="another of its name, with dim 3"):
+        old.refresh()
+    with pytest.raises(REFUSED, match="stale"):
+        old.on_evict(print)
+    assert new.lookup(5).tolist() == [9.0] * 3
