@@ -326,11 +326,11 @@ TEST(CallsFromSinksAndScoresAreErrors) {
     CHECK_THROWS(kFailedPrecondition, table.SetSink(nullptr));
   };
   int calls = 0;
-  table.SetScore([&](std::string_view name, const Snapshot& rows, std::vector<float>& out) {
+  table.SetScore([&](std::string_view name, const Snapshot& rows, std::vector<double>& out) {
     ++calls;
     CHECK(name == "f" && rows.keys.size() == out.size());
     calls_back();
-    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<float>(rows.keys[i]);
+    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<double>(rows.keys[i]);
   });
   table.SetSink([&](const Snapshot&, std::string_view) {
     ++calls;
