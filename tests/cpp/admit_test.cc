@@ -302,6 +302,51 @@ TEST(TrainingGoesOnAfterARestore) {
   }
 }
 
+TEST(FrequenciesAreWhatIsKnownExactly) {
+  // Only counts of single keys are: a sketch knows those of others too, and a hash none.
+  for (const Kind kind : {Kind::kMinCount, Kind::kSketch, Kind::kProbability}) {
+    Live table(
+        Spec({.kind = kind, .threshold = 5, .cells = kind == Kind::kSketch ? 64u : 0u, .probability = 1.0}));
+    table.Begin({7}, {4});
+    CHECK_EQ(table.Of(7).frequency, kind == Kind::kProbability ? 4 : 0);
+    table.Begin({7}, {3});
+    CHECK_EQ(table.Of(7).frequency, kind == Kind::kSketch ? 3 : 7);
+    table.Begin({7}, {2});
+    CHECK_EQ(table.Of(7).frequency, kind == Kind::kSketch ? 5 : 9);
+  }
+}
+
+TEST(AdmittedKeysGiveTheirMemoryBack) {
+  Live table(Spec({.kind = Kind::kMinCount, .threshold = 2}));
+  const auto bytes = [&] {
+    return table.Observe([](const kvjax::Contents& c) { return c.admission.bytes(); });
+  };
+  Keys keys = data::kAwkward;
+  for (uint64_t key = 10; key < 5010; ++key) keys.push_back(key);
+  table.Train(keys);
+  table.Train({9'000'000});  // still waits
+  const size_t most = bytes();
+  table.Train(keys);
+  CHECK(16 * bytes() < most);
+  CHECK_EQ(table.ExportAdmission(table.version()).keys.size(), 1u);
+  table.Train({9'000'000});
+  CHECK(table.Of(9'000'000).found);
+}
+
+TEST(RowsThatAreLoadedDoNotWait) {
+  const auto spec = Spec({.kind = Kind::kMinCount, .threshold = 3});
+  Live source(spec), table(spec);
+  source.Begin({1, 2, 3}, {2, 2, 3});
+  State state(source);
+  source.Ensure({1});
+  state.rows = source.Copy();  // key 1 both waits and has a row
+  table.Restore(data::View(state.rows), state.admission);
+  CHECK(table.ExportAdmission(table.version()).keys == std::vector<int64_t>{2});
+  table.Drop({1});
+  table.Begin({1, 2}, {2, 1});
+  CHECK(table.KeySet() == std::set<uint64_t>({2, 3}));
+}
+
 TEST(AStateOfAnotherAdmissionIsLeftOut) {
   const Admission min_count({.kind = Kind::kMinCount, .threshold = 9});
   const Admission sketch({.kind = Kind::kSketch, .threshold = 9, .cells = 4});

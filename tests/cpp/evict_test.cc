@@ -31,7 +31,7 @@ using Rows = std::vector<Row>;
 float Score(std::string_view name, float x, float y) { return name == "sum" ? x + y : x - 10 * y; }
 
 void SetScores(Live& table) {
-  table.SetScore([](std::string_view name, const Snapshot& rows, std::vector<float>& out) {
+  table.SetScore([](std::string_view name, const Snapshot& rows, std::vector<double>& out) {
     for (size_t i = 0; i < out.size(); ++i) {
       float row[2];
       std::memcpy(row, rows.values.data() + i * 8, 8);
@@ -164,6 +164,63 @@ TEST(EachWordChoosesWhatBruteForceDoes) {
       table.Observe([&](const kvjax::Contents& c) { CHECK_EQ(c.counters.evicted.at("why"), gone.size()); });
     }
   }
+}
+
+TEST(ScoresAreDoubles) {
+  // In ascending order; in float32 most of them were one number.
+  const std::vector<double> scores = {-1e300,
+                                      -0x1.0000000000001p0,
+                                      -1.0,
+                                      -5e-324,
+                                      0.0,
+                                      5e-324,
+                                      1e-310,
+                                      1.0,
+                                      0x1.0000000000001p0,
+                                      0x1.0000000000002p0,
+                                      1e300};
+  const auto left = [&](const std::string& formula) {
+    Live table(2);
+    // Against the order of the keys' hashes, which would break ties.
+    Keys keys(scores.size());
+    for (size_t i = 0; i < keys.size(); ++i) keys[i] = i;
+    std::sort(keys.begin(), keys.end(), [](auto a, auto b) { return kvjax::Mix(a) > kvjax::Mix(b); });
+    table.SetScore([&](std::string_view, const Snapshot& rows, std::vector<double>& out) {
+      for (size_t i = 0; i < out.size(); ++i) {
+        const auto key = static_cast<uint64_t>(rows.keys[i]);
+        out[i] = scores[static_cast<size_t>(std::find(keys.begin(), keys.end(), key) - keys.begin())];
+      }
+    });
+    table.Ensure(keys);
+    table.Evict("why\n" + formula);
+    Set places;
+    for (const uint64_t key : table.KeySet()) {
+      places.insert(static_cast<uint64_t>(std::find(keys.begin(), keys.end(), key) - keys.begin()));
+    }
+    return places;
+  };
+  Set want;
+  for (uint64_t i = 0; i < scores.size(); ++i) want.insert(i);
+  for (size_t n = 1; n <= scores.size(); ++n) {
+    want.erase(want.begin());
+    CHECK(left("lowest_score:" + std::to_string(n) + ":f") == want);
+  }
+  CHECK(left("min_score:1.0000000000000002:f") == Set({8, 9, 10}));
+}
+
+TEST(RowsThatAreNotNumbersHaveNoNorm) {
+  const float nan = std::nanf(""), inf = INFINITY;
+  const Rows rows = {{1, 0, 0, nan, 0, false}, {2, 0, 0, 5, nan, false},  {3, 0, 0, -inf, 0, false},
+                     {4, 0, 0, 1, 1, false},   {5, 0, 0, nan, nan, true}, {6, 0, 0, inf, nan, false}};
+  const auto left = [&](const std::string& formula) {
+    Live table(2);
+    Fill(table, rows);
+    table.Evict("why\n" + formula);
+    return table.KeySet();
+  };
+  CHECK(left("min_norm:0.0") == Set({3, 4, 5}));  // pinned rows stay whatever they are
+  CHECK(left("min_norm:2.0") == Set({3, 5}));
+  CHECK(left("min_norm:2.0 not") == Set({1, 2, 4, 5, 6}));
 }
 
 TEST(NegativeStepsStandForTheLast) {

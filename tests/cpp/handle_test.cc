@@ -47,7 +47,7 @@ TEST(StaleVersionsAreRefusedEverywhere) {
     CHECK_THROWS(kFailedPrecondition, table.BeginApply(kvjax::Serial, version, keys, &count, row, 1, {}, {},
                                                        {&target, &active, &step, out}));
     CHECK_THROWS(kFailedPrecondition, table.Gather(kvjax::Serial, version, &target, 1, bytes, &found, {}));
-    CHECK_THROWS(kFailedPrecondition, table.Scatter(kvjax::Serial, version, &target, 1, in, {}));
+    CHECK_THROWS(kFailedPrecondition, table.Scatter(kvjax::Serial, version, &target, 1, in, {}, true));
     CHECK_THROWS(kFailedPrecondition, table.Size(version));
     CHECK_THROWS(kFailedPrecondition, table.Export(version, true));
     CHECK_THROWS(kFailedPrecondition, table.ExportAdmission(version));
@@ -85,7 +85,7 @@ TEST(ForeignRowIdsAreRefused) {
     CHECK_THROWS(kInvalidArgument, table.Gather(kvjax::Serial, table.version(), &target, 1,
                                                 reinterpret_cast<std::byte*>(row), &fresh, {}));
     CHECK_THROWS(kInvalidArgument, table.Scatter(kvjax::Serial, table.version(), &target, 1,
-                                                 reinterpret_cast<const std::byte*>(row), {}));
+                                                 reinterpret_cast<const std::byte*>(row), {}, true));
   }
 }
 

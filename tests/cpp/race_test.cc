@@ -1,6 +1,8 @@
 // Readers beside a writer, for ThreadSanitizer: a read sees one whole version or is refused.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -108,9 +110,37 @@ TEST(InspectionsBesideTraining) {
                        reinterpret_cast<std::byte*>(values.data()), fresh.get(),
                        {reinterpret_cast<std::byte*>(slot.data())});
           table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), data::Bytes(values),
-                        {data::Bytes(slot)});
+                        {data::Bytes(slot)}, true);
         }
       });
+}
+
+TEST(SettledVersionsAreOfWholeSteps) {
+  constexpr size_t kRows = 60, kChunk = 20;
+  Keys keys;
+  for (uint64_t key = 0; key < kRows; ++key) keys.push_back(key);
+  Live table(kDim);
+  table.Put(keys, Floats(kRows * kDim));
+  const auto whole = [&](uint32_t) {
+    const kvjax::Snapshot s = table.Export(table.SettledVersion(), true);
+    Floats rows(kRows * kDim);
+    std::memcpy(rows.data(), s.values.data(), s.values.size());
+    // The step has been applied to all rows: the number that it wrote is its own.
+    return s.keys.size() == kRows && IsOneNumber(rows) && rows[0] == static_cast<float>(s.last_step);
+  };
+  ReadBeside(table, whole, [&] {
+    const std::vector<int32_t> counts(kRows, 1);
+    for (int step = 1; step <= 200; ++step) {
+      const auto targets = table.Begin(keys, counts);
+      const Floats rows(kChunk * kDim, static_cast<float>(step));
+      for (size_t start = 0; start < kRows; start += kChunk) {
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+        table.Scatter(kvjax::Serial, table.version(), targets.data() + start, kChunk, data::Bytes(rows), {},
+                      start + kChunk == kRows);
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(300));  // or all that is settled were stale
+    }
+  });
 }
 
 TEST(ExportsBesideLoadsAndClears) {
@@ -141,7 +171,7 @@ void Write(Live& table, const kvjax::Snapshot& saved, int step) {
   const auto targets = table.Begin(keys, std::vector<int32_t>(keys.size(), 1), layout);
   const Floats rows(targets.size() * kDim, static_cast<float>(step));
   table.Scatter(kvjax::Serial, table.version(), targets.data(), targets.size(), data::Bytes(rows),
-                {data::Bytes(rows)});
+                {data::Bytes(rows)}, true);
   table.Pin({static_cast<uint64_t>(step)});
   if (step % 4 == 0) table.Evict("restrict\nleast_recent:-100");  // and compacts
   if (step % 10 == 5) table.ClearSlots(table.version());

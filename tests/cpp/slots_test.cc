@@ -42,7 +42,7 @@ Chunk Gather(const Live& table, const data::Targets& ids) {
 void Scatter(Live& table, const data::Targets& ids, const Chunk& c) {
   const auto bytes = [](const auto& v) { return reinterpret_cast<const std::byte*>(v.data()); };
   table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), bytes(c.values),
-                {bytes(c.mu), bytes(c.flag), bytes(c.nu)});
+                {bytes(c.mu), bytes(c.flag), bytes(c.nu)}, true);
 }
 
 /// One step of Adam-like training: every slot and value becomes a number that tells key, column and step.
@@ -63,7 +63,7 @@ void Train(Live& table, const Keys& keys, float mark) {
 void TrainSgd(Live& table, const Keys& keys) {
   const auto ids = table.Begin(keys, std::vector<int32_t>(keys.size(), 1));
   const Floats values(keys.size() * static_cast<size_t>(table.spec().dim), 0.5f);
-  table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), data::Bytes(values), {});
+  table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), data::Bytes(values), {}, true);
 }
 
 TEST(SlotsComeBackAsTheyWereWritten) {
@@ -120,7 +120,7 @@ TEST(SlotsWithoutElementsAreHarmless) {
   bool fresh;
   table.Gather(kvjax::Serial, table.version(), ids.data(), 1, reinterpret_cast<std::byte*>(values.data()),
                &fresh, {&slot});
-  table.Scatter(kvjax::Serial, table.version(), ids.data(), 1, data::Bytes(values), {&slot});
+  table.Scatter(kvjax::Serial, table.version(), ids.data(), 1, data::Bytes(values), {&slot}, true);
   const Snapshot s = table.Copy();
   CHECK_EQ(s.slots.size(), 1u);
   table.Restore(data::View(s));

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <vector>
 
@@ -140,6 +141,27 @@ TEST(CompactLeavesWhatWasReserved) {
   for (uint64_t key = 0; key < 8000; ++key) marked.Erase(key);
   CHECK(!marked.store.Compact());  // there is nothing to give back
   marked.Check();
+}
+
+TEST(WhatWasReservedOutlivesTheRows) {
+  data::Live table(1);
+  table.Reserve(table.version(), 9000);
+  const auto end = [&] { return table.Observe([](const kvjax::Contents& c) { return c.store.end_row(); }); };
+  const auto fill_and_thin = [&] {
+    data::Keys keys(8000);
+    std::iota(keys.begin(), keys.end(), uint64_t{0});
+    table.Ensure(keys);
+    keys.pop_back();
+    table.Drop(keys);
+  };
+  fill_and_thin();
+  CHECK_EQ(end(), 8000u);  // the room stays, so nothing moves
+  table.Clear(table.version());
+  fill_and_thin();
+  CHECK_EQ(end(), 8000u);
+  table.Restore(data::View(table.Copy()));
+  fill_and_thin();
+  CHECK(end() >= 8000u);
 }
 
 TEST(FreeRowsArePromisedInTheOrderOfInsertion) {

@@ -87,7 +87,7 @@ void Train(Live& table, Reference& reference, const Batch& batch, data::Stream& 
     entry->second.frequency += counts[i];
     entry->second.version = step;
   }
-  table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), data::Bytes(batch.rows), {});
+  table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), data::Bytes(batch.rows), {}, true);
 }
 
 TEST(RandomCallsMatchReference) {

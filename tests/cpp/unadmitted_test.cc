@@ -79,13 +79,13 @@ TEST(TheSharedRowGetsTheSumOfTheirGradients) {
       Live table(spec);
       table.Ensure({1});
       if (present) table.Put({kShared}, {20, 21});
-      // 2^24 + 1 - 2^24 is 0 in this order, and 1 in others.
+      // 2^24 + 1 - 2^24 is 1, and not 0 as it would be in float32.
       const auto targets =
           table.Begin({5, 1, 6, 7}, {2, 3, 4, 5}, {}, 9, {0x1p24f, 1, 50, 50, 1, 2, -0x1p24f, 4});
       CHECK_EQ(targets.size(), 2u);
       CHECK_EQ(targets[0].gradient, 1u);
       CHECK_EQ(targets[1].gradient, Table::kPooled);
-      CHECK(table.pooled == Floats({0, 7}));
+      CHECK(table.pooled == Floats({1, 7}));
       CHECK(table.Of(kShared) == (Live::Info{true, count_batches ? 1 : 11, 9}));
       CHECK(table.Of(1) == (Live::Info{true, count_batches ? 1 : 3, 9}));
       CHECK_EQ(table.Size(table.version()), 2u);
@@ -122,19 +122,65 @@ TEST(TheSharedKeyMayBeInTheBatchItself) {
   }
 }
 
-TEST(TheSharedRowStaysWhileGradientsGoToIt) {
+TEST(TheSumDoesNotDependOnTheOrderOfTheBatch) {
+  // 1e8 + 1 - 1e8 needs more than float32; 2^60 + 1 - 2^60 more than double, where an order must be kept.
+  for (const float large : {1e8f, 0x1p60f}) {
+    using Pair = std::pair<uint64_t, float>;
+    for (uint64_t first = 5; first < 50; first += 5) {
+      std::vector<Pair> batch = {{first, large}, {first + 1, 1.0f}, {first + 2, -large}, {first + 3, 3.0f}};
+      Floats pooled;
+      do {
+        Live table(Spec(Unadmitted::kShared));
+        Keys keys;
+        Floats gradients;
+        for (const auto& [key, value] : batch) {
+          keys.push_back(key);
+          gradients.insert(gradients.end(), {value, -value});
+        }
+        table.Begin(keys, {1, 1, 1, 1}, {}, -1, gradients);
+        if (pooled.empty()) pooled = table.pooled;
+        CHECK(table.pooled == pooled);
+        if (large == 1e8f) CHECK(pooled == Floats({4, -4}));
+      } while (std::next_permutation(batch.begin(), batch.end()));
+    }
+  }
+}
+
+TEST(TheSharedRowIsNeverEvicted) {
   auto spec = Spec(Unadmitted::kShared);
   spec.max_capacity = 3;
   spec.on_full = kvjax::OnFull::kEvict;
+  spec.policy = kvjax::Policy::Parse("old\nmax_age:0");
+  spec.evict_every = 100;
   spec.admission.threshold = 2;
   Live table(spec);
+  const auto keys = [&] { return table.KeySet(); };
+  using Set = std::set<uint64_t>;
   table.Ensure({kShared});
   table.Train({9});  // every row has been written later than that of the shared key
   table.Begin({1, 2}, {2, 2});
-  table.Begin({3, 4}, {2, 1});
-  CHECK(table.Of(kShared).found);
-  CHECK(table.Of(3).found);
+  table.Begin({3, 4}, {2, 1});  // while gradients go to it
+  CHECK(keys() == Set({kShared, 3}));
+  table.Begin({5, 6}, {2, 2});  // and while none do
+  CHECK(keys() == Set({kShared, 5, 6}));
+  table.Ensure({7});
   CHECK_EQ(table.Size(table.version()), 3u);
+  CHECK(table.Of(kShared).found);
+  table.Begin({8}, {2}, {}, 200);  // the policy's time has come
+  CHECK(keys() == Set({kShared, 8}));
+  const data::State before(table);
+  CHECK_THROWS(kResourceExhausted, table.Begin({11, 12, 13}, {2, 2, 2}));  // it takes one of three places
+  CHECK(data::Same(before, data::State(table)));
+  table.Evict("all\nleast_recent:-0");
+  CHECK(keys() == Set{kShared});
+  table.Drop({kShared});  // but it may be removed
+  CHECK(keys().empty());
+  // Where no keys share a row, the key is like others.
+  spec.admission.unadmitted = Unadmitted::kZeros;
+  Live other(spec);
+  other.Ensure({kShared});
+  other.Evict("all\nleast_recent:-0");
+  CHECK(other.KeySet().empty());
 }
 
 /// Rows for new keys as Python makes them: row k of the call is {100 k, key}.

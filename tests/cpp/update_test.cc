@@ -189,7 +189,8 @@ TEST(SlotsAreReadByName) {
   CHECK(read("mu", 4) == Floats({0, 0, 0}));
   const Floats values(1), mu = {5};
   const std::byte flag{1};
-  table.Scatter(Serial, table.version(), targets.data(), 1, data::Bytes(values), {&flag, data::Bytes(mu)});
+  table.Scatter(Serial, table.version(), targets.data(), 1, data::Bytes(values), {&flag, data::Bytes(mu)},
+                true);
   CHECK(read("mu", 4) == Floats({5, 0, 0}));
   CHECK_THROWS(kFailedPrecondition, read("mu", 8));
   CHECK_THROWS(kFailedPrecondition, read("nu", 4));

@@ -22,7 +22,11 @@ class VersionGate {
   using ReadLock = std::shared_lock<std::shared_mutex>;
   using WriteLock = std::unique_lock<std::shared_mutex>;
 
-  explicit VersionGate(uint32_t first) : version_(first) {}
+  using Duration = std::chrono::milliseconds;
+
+  /// `user` is how long calls wait for the user's code.
+  explicit VersionGate(uint32_t first, Duration user = std::chrono::seconds(20))
+      : user_(user), version_(first) {}
 
   [[nodiscard]] uint32_t version() const { return version_.load(); }
 
@@ -68,16 +72,17 @@ class VersionGate {
   /// The live version, once its rows are whole. A step that has not gone on for `patience` will not:
   /// something else in its program has failed. Then the next version is made, so that it cannot go on after
   /// all.
-  [[nodiscard]] uint32_t Settled(std::chrono::milliseconds patience) {
+  [[nodiscard]] uint32_t Settled(Duration patience) {
     const auto stuck = [&] { return Now() - touched_.load() >= patience.count(); };
-    for (; in_step_.load(); std::this_thread::sleep_for(kPause)) {
+    for (;; std::this_thread::sleep_for(kPause)) {
+      const uint32_t version = version_.load();  // first: a step that begins after it makes another
+      if (!in_step_.load()) return version;
       if (!stuck()) continue;
       const WriteLock lock(mutex_);
       if (!in_step_.load() || !stuck()) continue;
       in_step_ = false;
       return Next();
     }
-    return version_.load();
   }
 
   /// While one of these lives a writer calls the user's code; calls that come back from there would wait for
@@ -106,17 +111,14 @@ class VersionGate {
   static constexpr std::chrono::microseconds kPause{200};
 
   static int64_t Now() {
-    return std::chrono::duration_cast<std::chrono::milliseconds>(
-               std::chrono::steady_clock::now().time_since_epoch())
-        .count();
+    return std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch()).count();
   }
 
   /// Calls of others wait for the user's code to be done. One from inside it never could; if it comes by way
   /// of another thread, it cannot be told from the others, and gives up after a while.
   void WaitForUser(std::string_view table, std::string_view op) const {
-    constexpr int64_t kPatience = 20'000;  // milliseconds
     for (const int64_t since = Now(); outside_.load(); std::this_thread::sleep_for(kPause)) {
-      if (caller_.load() == std::this_thread::get_id() || Now() - since > kPatience) break;
+      if (caller_.load() == std::this_thread::get_id() || Now() - since > user_.count()) break;
     }
     if (!outside_.load()) return;
     throw MakeError(ErrorCode::kFailedPrecondition, table, op, "a call after the eviction",
@@ -140,6 +142,7 @@ class VersionGate {
                     "table.refresh(); a read that must come before a write is ordered by table.after(x)");
   }
 
+  const Duration user_;
   mutable std::shared_mutex mutex_;
   std::atomic<bool> outside_ = false;
   std::atomic<std::thread::id> caller_{};
