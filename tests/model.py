@@ -187,9 +187,8 @@ class Model:
         for k, grad in sums.items():
             if shared is not None and (k in refused or k == shared):
                 pool[k], pooled = grad, pooled + counts[k]
-            elif k not in refused:  # only MinCount knows what came before exactly
-                exact = isinstance(self.admission.admit, kvjax.admit.MinCount)
-                self._train(k, grad, update, totals.get(k, seen[k]) if exact else seen[k], step)
+            elif k not in refused:
+                self._train(k, grad, update, totals.get(k, seen[k]), step)
         if shared is not None:
             total = np.sum([pool[k] for k in sorted(pool, key=mix)], 0, np.float64).astype(np.float32)
             self._train(shared, total, update, 1 if self.count == "batch" else pooled, step)

@@ -76,9 +76,7 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
       pool.push_back(i);
       pooled += static_cast<uint64_t>(counts[i]);
     } else if (row != kNoRow) {
-      // Counts before the row are known exactly or not at all.
-      const bool counted = is_new && in_.admission.spec().kind == AdmissionSpec::Kind::kMinCount;
-      Count(row, counted ? decision.totals[number] : Occurrences(counts[i]), step);
+      Count(row, is_new ? decision.totals[number] : Occurrences(counts[i]), step);
       out.targets[active++] = {row, static_cast<uint32_t>(i)};
     }
     in_.counters.admitted += is_new && row != kNoRow;
