@@ -77,8 +77,8 @@ class Sketch:
 
     The estimate is never too low, so a key waits for its k-th occurrence at most; others that share all its cells may
     have it admitted sooner. Cells are 16 bits, four to a key, all within the part of the key's virtual bucket, and
-    updated conservatively. An evicted key is remembered until its cells have aged. The frequency of an admitted key begins
-    with the estimate, which is exact unless others share all its cells or the key has had a row before.
+    updated conservatively. An evicted key is remembered until its cells have aged. The frequency of an admitted key
+    begins with the estimate, which is exact unless others share all its cells or the key has had a row before.
 
     Attributes:
       count: occurrences, 1 <= k < 65536.
