@@ -149,6 +149,11 @@ class MinFrequency(_Leaf):
 
     Attributes:
       count: occurrences.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.evict.MinFrequency(2) & kvjax.evict.MaxAge(1000)
+      MinFrequency(2) & MaxAge(1000)
     """
 
     count: int
@@ -166,6 +171,13 @@ class MinNorm(_Leaf):
 
     Attributes:
       norm: 0 or more. DeepRec's L2WeightEvict(t) compares half the square: it is ``MinNorm(sqrt(2 * t))``.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_min_norm", dim=2).upsert(np.arange(2), [[3.0, 4.0], [0.1, 0.0]])
+      >>> table.evict(kvjax.evict.MinNorm(1.0)).export().keys.tolist()
+      [0]
+      >>> kvjax.drop_table("doc_min_norm")
     """
 
     norm: float
@@ -211,6 +223,11 @@ class LeastFrequent(_Leaf):
     Attributes:
       n: rows; None as for `LeastRecent`.
       half_life: steps after which a frequency counts half, from the step that last wrote the row on; None for never.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.evict.LeastFrequent(half_life=1000.0)
+      LeastFrequent(half_life=1000.0)
     """
 
     n: int | None = None
@@ -234,6 +251,15 @@ class MinScore(_Leaf):
       score: function from `Exported` rows to ``(n,)`` finite numbers, compared as float64, on the host, NumPy in and
         out. It is called with up to 65,536 rows at a time, in no particular order, and must judge each row by itself.
         Define it once, at the top of a module: every function is kept, and compiled for.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> def mean(rows):
+      ...     return rows.values.mean(axis=1)
+      >>> table = kvjax.get_table("doc_min_score", dim=1).upsert(np.arange(4), np.arange(4.0)[:, None])
+      >>> sorted(table.evict(kvjax.evict.MinScore(1.5, mean)).export().keys.tolist())
+      [2, 3]
+      >>> kvjax.drop_table("doc_min_score")
     """
 
     bound: float

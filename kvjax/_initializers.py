@@ -55,32 +55,80 @@ class Initializer:
 
 
 def constant(value: float) -> Initializer:
-    """Every element is `value`."""
+    """Every element is `value`.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.get_table("doc_constant", dim=2, initializer=kvjax.initializers.constant(0.5)).lookup(7).tolist()
+      [0.5, 0.5]
+      >>> kvjax.drop_table("doc_constant")
+    """
     return Initializer("constant", float(value))
 
 
 def zeros() -> Initializer:
-    """Every element is 0."""
+    """Every element is 0.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.get_table("doc_zeros", dim=2, initializer=kvjax.initializers.zeros()).lookup(7).tolist()
+      [0.0, 0.0]
+      >>> kvjax.drop_table("doc_zeros")
+    """
     return constant(0.0)
 
 
 def ones() -> Initializer:
-    """Every element is 1."""
+    """Every element is 1.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.get_table("doc_ones", dim=2, initializer=kvjax.initializers.ones()).lookup(7).tolist()
+      [1.0, 1.0]
+      >>> kvjax.drop_table("doc_ones")
+    """
     return constant(1.0)
 
 
 def uniform(low: float = -0.05, high: float = 0.05) -> Initializer:
-    """Uniform between `low` and `high`."""
+    """Uniform between `low` and `high`.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_uniform", dim=4, initializer=kvjax.initializers.uniform(-1.0, 1.0))
+      >>> rows = table.lookup(np.arange(5000))
+      >>> bool(rows.min() >= -1 and rows.max() <= 1)
+      True
+      >>> kvjax.drop_table("doc_uniform")
+    """
     return Initializer("uniform", float(low), float(high))
 
 
 def normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
-    """Normal with mean `mean` and standard deviation `stddev`."""
+    """Normal with mean `mean` and standard deviation `stddev`.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_normal", dim=4, initializer=kvjax.initializers.normal(2.0))
+      >>> rows = table.lookup(np.arange(5000))
+      >>> bool(1.9 < rows.std() < 2.1)
+      True
+      >>> kvjax.drop_table("doc_normal")
+    """
     return Initializer("normal", float(mean), float(stddev))
 
 
 def truncated_normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
-    """`mean` plus `stddev` times a standard normal cut at -2 and 2, as in ``jax.nn.initializers``."""
+    """`mean` plus `stddev` times a standard normal cut at -2 and 2, as in ``jax.nn.initializers``.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_truncated_normal", dim=4, initializer=kvjax.initializers.truncated_normal(2.0))
+      >>> rows = table.lookup(np.arange(5000))
+      >>> bool(abs(rows).max() <= 4)
+      True
+      >>> kvjax.drop_table("doc_truncated_normal")
+    """
     return Initializer("truncated_normal", float(mean), float(stddev))
 
 

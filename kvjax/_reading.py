@@ -95,6 +95,13 @@ class Reading(Handle):
 
         Returns:
           ``(...)`` bool.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_contains", dim=1).upsert(np.array([7]), [[1.0]])
+          >>> table.contains(np.array([7, 8])).tolist()
+          [True, False]
+          >>> kvjax.drop_table("doc_contains")
         """
         return self._inspect("contains", keys)[0]
 
@@ -106,6 +113,15 @@ class Reading(Handle):
 
         Returns:
           ``(...)`` int64, or int32 (at most 2**31 - 1) while ``jax_enable_x64`` is off; exports are always int64.
+
+        Example:
+          >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+          >>> table = kvjax.get_table("doc_frequency", dim=1)
+          >>> grads = kvjax.SparseRows(np.array([7, 7]), jnp.ones((2, 1)))
+          >>> table, _ = table.apply(optax.sgd(0.1), grads, step=5)
+          >>> table.frequency(np.array([7, 8])).tolist()
+          [2, 0]
+          >>> kvjax.drop_table("doc_frequency")
         """
         return _integers(self._inspect("frequency", keys)[1])
 
@@ -117,6 +133,15 @@ class Reading(Handle):
 
         Returns:
           ``(...)`` int64, or int32 (at most 2**31 - 1) while ``jax_enable_x64`` is off; exports are always int64.
+
+        Example:
+          >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+          >>> table = kvjax.get_table("doc_version_of", dim=1)
+          >>> grads = kvjax.SparseRows(np.array([7, 7]), jnp.ones((2, 1)))
+          >>> table, _ = table.apply(optax.sgd(0.1), grads, step=5)
+          >>> table.version_of(np.array([7, 8])).tolist()
+          [5, -1]
+          >>> kvjax.drop_table("doc_version_of")
         """
         return _integers(self._inspect("version_of", keys)[2])
 

@@ -119,12 +119,28 @@ _DEFAULTS = {key: value for key, value in (get_table.__kwdefaults__ or {}).items
 
 
 def tables() -> dict[str, Table]:
-    """The live handles of all tables of this process, by name."""
+    """The live handles of all tables of this process, by name.
+
+    Example:
+      >>> import kvjax
+      >>> table = kvjax.get_table("doc_tables", dim=4)
+      >>> kvjax.tables()["doc_tables"]
+      Table('doc_tables', dim=4, dtype=float32, rows=0, version=0)
+      >>> kvjax.drop_table("doc_tables")
+    """
     return _of_all(live)
 
 
 def stats() -> dict[str, Stats]:
-    """`Table.stats` of all tables of this process, by name; what is being written is not waited for."""
+    """`Table.stats` of all tables of this process, by name; what is being written is not waited for.
+
+    Example:
+      >>> import kvjax
+      >>> table = kvjax.get_table("doc_all_stats", dim=4)
+      >>> kvjax.stats()["doc_all_stats"].size
+      0
+      >>> kvjax.drop_table("doc_all_stats")
+    """
     return _of_all(stats_of)
 
 
@@ -146,6 +162,13 @@ def drop_table(name: str) -> None:
 
     Raises:
       KeyError: there is no table of this name.
+
+    Example:
+      >>> import kvjax
+      >>> table = kvjax.get_table("doc_drop", dim=4)
+      >>> kvjax.drop_table("doc_drop")
+      >>> "doc_drop" in kvjax.tables(), table
+      (False, Table('doc_drop', dim=4, dtype=float32, version=0 (dropped)))
     """
     with _lock:
         host.drop(name)

@@ -134,6 +134,15 @@ class Table(Writing):
         Raises:
           ValueError: the arrays do not fit the table or each other, or a key occurs twice.
           MemoryError: there are more rows than ``max_capacity``, unless ``on_full="grow"``.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_load", dim=1).upsert(np.arange(3), np.ones((3, 1)))
+          >>> rows = table.export()
+          >>> table = table.clear().load(rows.take(rows.keys > 0))
+          >>> sorted(table.export().keys.tolist())
+          [1, 2]
+          >>> kvjax.drop_table("doc_load")
         """
         version = self._settled("load")
         admission = {}
@@ -195,6 +204,12 @@ class Table(Writing):
 
         Raises:
           MemoryError: there is no memory for so many.
+
+        Example:
+          >>> import kvjax
+          >>> kvjax.get_table("doc_reserve", dim=4).reserve(10_000).stats().capacity
+          10240
+          >>> kvjax.drop_table("doc_reserve")
         """
         version = self._settled("reserve")
         if not is_integer(n) or not 0 <= n < 2**32 - 1:

@@ -32,6 +32,14 @@ class Writing(Reading):
 
         Returns:
           Rows ``(..., dim)`` and the next handle.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_insert", dim=1, initializer=0.5)
+          >>> rows, table = table.lookup_or_insert(np.array([7, 7]))
+          >>> rows[:, 0].tolist(), len(table)
+          ([0.5, 0.5], 1)
+          >>> kvjax.drop_table("doc_insert")
         """
         keys = self._keys(keys, "lookup_or_insert")
         table = self._write_keys("lookup_or_insert", keys)
@@ -49,6 +57,13 @@ class Writing(Reading):
 
         Raises:
           ValueError, TypeError: shape or dtype of the values do not fit.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_upsert", dim=1)
+          >>> table.upsert(np.array([7, 7]), [[1.0], [2.0]]).lookup(7).tolist()
+          [2.0]
+          >>> kvjax.drop_table("doc_upsert")
         """
         return self._write_rows("upsert", keys, values, self.spec.row_dtype)
 
@@ -184,6 +199,13 @@ class Writing(Reading):
 
         Returns:
           The next handle.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_remove", dim=1).upsert(np.arange(3), np.ones((3, 1)))
+          >>> table.remove(np.array([0, 1, 99])).export().keys.tolist()
+          [2]
+          >>> kvjax.drop_table("doc_remove")
         """
         return self._write_keys("remove", self._keys(keys, "remove"))
 
@@ -281,6 +303,13 @@ class Writing(Reading):
 
         Returns:
           The next handle.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_unpin", dim=1).pin(np.array([4, 5])).unpin(4)
+          >>> table.restrict(0).export().keys.tolist()
+          [5]
+          >>> kvjax.drop_table("doc_unpin")
         """
         return self._write_keys("unpin", self._keys(keys, "unpin"))
 
@@ -289,6 +318,13 @@ class Writing(Reading):
 
         Returns:
           The next handle.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_clear", dim=1).upsert(np.arange(3), np.ones((3, 1))).clear()
+          >>> len(table), table.stats().bytes["values"]
+          (0, 0)
+          >>> kvjax.drop_table("doc_clear")
         """
         return self._next(_ops.clear(self.spec, self._write("clear"), slots_only=False))
 
@@ -297,6 +333,16 @@ class Writing(Reading):
 
         Returns:
           The next handle.
+
+        Example:
+          >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+          >>> table = kvjax.get_table("doc_clear_slots", dim=1)
+          >>> grads = kvjax.SparseRows(np.array([7]), jnp.ones((1, 1)))
+          >>> table, _ = table.apply(optax.adagrad(0.1), grads)
+          >>> table, _ = table.clear_slots().apply(optax.trace(0.9), grads)
+          >>> list(table.stats().slots)
+          ['trace']
+          >>> kvjax.drop_table("doc_clear_slots")
         """
         return self._next(_ops.clear(self.spec, self._write("clear_slots"), slots_only=True))
 

@@ -88,9 +88,10 @@ struct Cpu : CpuBags {
     const size_t n = ChunkRows(num_rows, *start, *active, chunk), dim = static_cast<size_t>(t.spec().dim);
     const Table::Target* of = reinterpret_cast<const Table::Target*>(targets) + *start;
     t.Gather(On(pool), *version, of, n, values, fresh, slots);
-    for (size_t i = 0; i < n; ++i) {
+    for (size_t i = 0, run; i < n; i += run) {  // gradients mostly stand one behind the other
       const bool in_rows = of[i].gradient < num_rows;
-      std::memcpy(grads + i * dim, in_rows ? rows + of[i].gradient * dim : pooled, dim * sizeof(float));
+      for (run = 1; in_rows && i + run < n && of[i + run].gradient == of[i].gradient + run;) ++run;
+      std::memcpy(grads + i * dim, in_rows ? rows + of[i].gradient * dim : pooled, run * dim * sizeof(float));
     }
   }
   static void Scatter(Exec& pool, Table& t, const uint32_t* version, const uint32_t* targets, size_t num_rows,

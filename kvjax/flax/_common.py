@@ -62,9 +62,18 @@ def resolve_table(table: str | Table, features: int | None, **options: Any) -> T
                 f"kvjax: table {name!r}, Embed: want features={table.dim} (the table's dim), got {features}; "
                 "leave features out"
             )
-        return table if isinstance(table, Table) else get_table(table)
+        return table if isinstance(table, Table) else _existing(table)
     defaults: dict[str, Any] = {"initializer": _initializers.normal(features**-0.5)}
     return get_table(table, dim=features, **defaults | given)
+
+
+def _existing(name: str) -> Table:
+    try:
+        return get_table(name)
+    except KeyError:
+        raise KeyError(
+            f"kvjax: table {name!r}, Embed: want a table of this name, got none; give features= to make it"
+        ) from None
 
 
 def read(layer: Any, table: Table, keys: Any, mask: Any, salt: int | None, missing: Any) -> jax.Array:
