@@ -34,6 +34,7 @@ def test_disk_is_given_back(make, tmp_path, promotion):
     table = make(1024, storage=Mmap(tmp_path))
     keys = kvjax.keys(np.arange(8192))  # 32 MiB of values, 64 MiB of slots
     table, _ = table.apply(optax.adam(0.1), kvjax.SparseRows(keys, jax.numpy.ones((8192, 1024))))
+    jax.block_until_ready(table)
     full = disk_bytes(tmp_path)
     assert 96 << 20 <= full <= 104 << 20
     table = jax.block_until_ready(table.clear_slots())
