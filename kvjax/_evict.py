@@ -13,6 +13,7 @@ Example:
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +39,7 @@ __all__ = [
 Score = Callable[[Exported], np.ndarray]
 
 
-class Policy:
+class Policy(abc.ABC):
     """A rule that chooses rows; made by the classes of `kvjax.evict` and their combinations.
 
     Example:
@@ -68,9 +69,9 @@ class Policy:
         _check(is_integer(steps) and steps >= 1, "every", "an integer of steps >= 1", steps)
         return Every(self, int(steps))
 
+    @abc.abstractmethod
     def formula(self) -> str:
         """The rule in reverse Polish notation, as the C++ side reads it."""
-        raise NotImplementedError
 
     def alternatives(self) -> list[Policy]:
         """The parts whose union this is; rows are counted by the first part that chooses them."""

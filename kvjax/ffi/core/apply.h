@@ -39,7 +39,8 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
     shared_number = static_cast<size_t>(at - found.fresh.begin());
     if (shared_number == decided) found.fresh.push_back(spec_.admission.shared_key), change.ids.push_back(0);
   }
-  if (shared != kNoRow) found.rows.push_back(shared);  // it stays, too
+  std::vector<size_t> pool;  // gradients of the shared row
+  pool.reserve(pools ? n : 0);
   in_.MakeRoom(parallel, spec_, "apply", change, step, true);
   if (attach) in_.store.AttachSlots(layout);
   try {
@@ -48,9 +49,6 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
     if (attach) in_.store.DetachSlots();
     throw;
   }
-
-  std::vector<size_t> pool;  // gradients of the shared row
-  pool.reserve(pools ? n : 0);
 
   // From here on nothing can fail.
   in_.admission.Commit(found.fresh, decision);
