@@ -4,6 +4,8 @@
     python examples/two_tower.py --kill-at 300    # dies at step 300; the next run resumes
     python examples/two_tower.py --data gowalla/lightgcn_split.npz    # Gowalla in LightGCN's split
     python examples/two_tower.py --dense          # the same on nn.Embed, which must know every id beforehand
+    python examples/two_tower.py --devices 4      # tables spread over four devices, which the host makes if need be
+    python examples/two_tower.py --coordinator localhost:5555 --processes 2 --process 0    # and --process 1 beside it
 
 Each tower is one embedding row, refined by a small residual layer and normalised. The loss is an in-batch
 softmax with the log-popularity correction; popularity is counted while the stream goes by. The run saves with
@@ -34,6 +36,7 @@ import orbax.checkpoint as ocp
 from flax.training.train_state import TrainState
 from rich import console, progress
 from two_tower_data import Data, batches, gowalla, recall_and_ndcg, synthetic
+from two_tower_devices import Devices, add_arguments, is_first, meet, total
 from two_tower_report import closing_table, draw, export, export_dense
 
 import kvjax
@@ -103,6 +106,7 @@ class Run:
     net: TwoTower
     state: TrainState
     steps: int
+    devices: Devices = dataclasses.field(default_factory=Devices)
     popularity: Popularity = dataclasses.field(default_factory=Popularity)
     history: dict[str, list] = dataclasses.field(default_factory=lambda: {name: [] for name in HISTORY})
     seconds: list[float] = dataclasses.field(default_factory=list)  # one per step since the last note
@@ -115,10 +119,10 @@ class Run:
         if self.args.dense:
             return dict(self.net.vocabulary)
         tables = kvjax.orbax.split(self.state)[1]
-        return {name: len(tables[name]) for name in ("user", "item")}
+        return {name: total(len(tables[name])) for name in ("user", "item")}
 
 
-def start(args: argparse.Namespace, data: Data) -> Run:
+def start(args: argparse.Namespace, data: Data, devices: Devices) -> Run:
     steps, vocabulary = data.users.size // args.batch * args.epochs, None
     if args.dense:
         data = data.renumbered()
@@ -129,9 +133,13 @@ def start(args: argparse.Namespace, data: Data) -> Run:
         # Dense Adam moves a row on after it was met, by its momentum; a table does not, so its rate is higher.
         tx = kvjax.optax.partition(dense=optax.adam(args.lr), tables=optax.adam(args.table_lr))
         key = kvjax.keys(np.zeros(1, np.int64))
+        for name in ("user", "item") if devices.mesh else ():  # `Embed` would make them too, but on one device
+            initializer = kvjax.initializers.normal(args.features**-0.5)
+            kvjax.get_table(name, dim=args.features, initializer=initializer, mesh=devices.mesh)
     net = TwoTower(args.features, vocabulary)
-    params = net.init(jax.random.key(args.seed), key, key)["params"]
-    return Run(args, data, net, TrainState.create(apply_fn=net.apply, params=params, tx=tx), steps)
+    init = jax.jit(net.init, out_shardings=devices.everywhere)
+    state = TrainState.create(apply_fn=net.apply, params=init(jax.random.key(args.seed), key, key)["params"], tx=tx)
+    return Run(args, data, net, devices.replicate(state), steps, devices)
 
 
 def make_step(run: Run) -> Any:
@@ -146,7 +154,7 @@ def make_step(run: Run) -> Any:
         logits = jnp.where(twin, -jnp.inf, logits)
         return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.arange(same.size)).mean()
 
-    @functools.partial(jax.jit, donate_argnums=0)
+    @functools.partial(jax.jit, donate_argnums=0, out_shardings=run.devices.everywhere)
     def step(state: TrainState, *batch: Any) -> tuple[TrainState, jax.Array]:
         loss, grads = value_and_grad(loss_fn)(state.params, *batch)
         return state.apply_gradients(grads=grads), loss
@@ -168,13 +176,13 @@ def train(run: Run, manager: ocp.CheckpointManager) -> None:
             run.popularity.see(items)
             same = np.unique(items, return_inverse=True)[1].astype(np.int32)
             batch = run.ids(users), run.ids(items), same, run.popularity.log_share(items)
-            run.state, loss = step(run.state, *batch)
+            run.state, loss = step(run.state, *run.devices.cut(batch))
             loss.block_until_ready()
             run.seconds.append(time.perf_counter() - began)
             bar.update(task, completed=at)
             if at % args.log_every == 0 or at == run.steps:
                 bar.update(task, note=log(run, at, float(loss)))
-            if at % args.save_every == 0 or at == run.steps:
+            if args.save_every and (at % args.save_every == 0 or at == run.steps):
                 save(run, manager, at)
             if at == args.kill_at:
                 manager.wait_until_finished()  # so that it is known where the next run goes on
@@ -217,7 +225,8 @@ def evaluate(run: Run) -> dict[str, Any]:
     """Ranks the whole catalogue for every user in the test. Ids never seen read as their initial rows."""
 
     def vectors(method: str, ids: np.ndarray) -> np.ndarray:
-        tower = jax.jit(lambda params, ids: run.net.apply({"params": params}, ids, method=method))
+        apply = functools.partial(run.net.apply, method=method)
+        tower = jax.jit(lambda params, ids: apply({"params": params}, ids), out_shardings=run.devices.everywhere)
         return np.asarray(tower(run.state.params, run.ids(ids)))
 
     data, users = run.data, np.unique(run.data.test_users)
@@ -236,8 +245,8 @@ def report(run: Run, began: float) -> dict[str, Any]:
         exported = export_dense(run.state.params, seen, args.out)
     else:
         exported = export(kvjax.orbax.split(run.state)[1], args.out, args.min_frequency)
+    frequencies = exported.pop("frequencies")
     title = f"Two towers on {run.data.name}: Recall@20 {summary['recall']:.4f}, NDCG@20 {summary['ndcg']:.4f}"
-    draw(history, exported.pop("frequencies"), title, args.out / "two_tower.png")
     median = float(np.median(history["seconds"]))
     summary |= exported | {
         "data": run.data.name,
@@ -245,11 +254,14 @@ def report(run: Run, began: float) -> dict[str, Any]:
         "steps": run.steps,
         "loss": history["loss"],
         "rows": run.rows(),
+        "devices": jax.process_count() * args.devices,
         "seconds_per_step": median,
         "keys_per_second": 2 * args.batch / median,
         "seconds": time.perf_counter() - began,
     }
-    (args.out / "summary.json").write_text(json.dumps(summary, indent=1))
+    if is_first():
+        draw(history, frequencies, title, args.out / "two_tower.png")
+        (args.out / "summary.json").write_text(json.dumps(summary, indent=1))
     return summary
 
 
@@ -262,7 +274,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="a few seconds on a tiny stream")
     parser.add_argument("--fresh", action="store_true", help="start anew even if --out holds a checkpoint")
     parser.add_argument("--kill-at", type=int, default=0, metavar="STEP", help="die there, to try resuming")
-    parser.add_argument("--save-every", type=int, metavar="STEPS")
+    parser.add_argument("--save-every", type=int, metavar="STEPS", help="0: never")
     parser.add_argument("--log-every", type=int, metavar="STEPS")
     parser.add_argument("--epochs", type=int)
     parser.add_argument("--batch", type=int)
@@ -272,6 +284,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.1)
     parser.add_argument("--min-frequency", type=int, default=2, help="rows seen less often are not exported")
     parser.add_argument("--seed", type=int, default=0)
+    add_arguments(parser)
     args = parser.parse_args()
     defaults = {"epochs": 1, "batch": 512, "save_every": 200, "log_every": 10}
     if args.data:
@@ -290,7 +303,7 @@ def arguments() -> argparse.Namespace:
 
 def prepare(args: argparse.Namespace) -> None:
     """Makes the output folder; refuses one with a run of other settings, which could not be resumed."""
-    about_the_run = ("out", "fresh", "kill_at", "save_every")
+    about_the_run = ("out", "fresh", "kill_at", "save_every", "devices", "coordinator", "processes", "process")
     settings = {name: str(value) for name, value in vars(args).items() if name not in about_the_run}
     path = args.out / "settings.json"
     if args.fresh:
@@ -303,14 +316,18 @@ def prepare(args: argparse.Namespace) -> None:
 
 def main() -> None:
     began, args = time.perf_counter(), arguments()
+    devices = Devices.join(args)
+    out.quiet = not is_first()
     if args.data:
         data = gowalla(args.data)
     elif args.smoke:
         data = synthetic(args.seed, events=12_000, users=300, items=400, genres=16)
     else:
         data = synthetic(args.seed, events=1_500_000, users=30_000, items=12_000, genres=128)
-    prepare(args)
-    run = start(args, data)
+    if is_first():
+        prepare(args)
+    meet("the folder is ready")
+    run = start(args, data, devices)
     options = ocp.CheckpointManagerOptions(max_to_keep=2)
     with ocp.CheckpointManager(args.out / "checkpoints", options=options) as manager:
         if manager.latest_step() is not None:
@@ -318,6 +335,7 @@ def main() -> None:
         train(run, manager)
     out.print(closing_table(report(run, began)))
     out.print(f"picture, tables and summary.json are in {args.out}")
+    meet("the end")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from rich.table import Table as RichTable
+from two_tower_devices import is_first, whole
 
 import kvjax
 
@@ -25,15 +26,16 @@ def export(tables: dict[str, kvjax.Table], folder: pathlib.Path, min_frequency: 
     """
     digest, report = hashlib.sha256(), {"frequencies": {}, "kept": {}, "bytes": 0}
     for name, table in sorted(tables.items(), reverse=True):  # user, item
-        full = table.export()
+        full = whole(table.export())
         for array in (full.keys, full.values, full.freqs, full.versions):
             digest.update(np.ascontiguousarray(array).tobytes())
-        kept = table.export(prune=kvjax.Prune(min_frequency=min_frequency))
-        path = folder / f"{name}.npz"
-        np.savez(path, keys=kept.keys, values=kept.values, freqs=kept.freqs)
+        kept = full.take(kvjax.Prune(min_frequency=min_frequency).mask(full))
         report["frequencies"][name] = full.freqs
         report["kept"][name] = (len(kept.keys), len(full.keys))
-        report["bytes"] += path.stat().st_size
+        if is_first():
+            path = folder / f"{name}.npz"
+            np.savez(path, keys=kept.keys, values=kept.values, freqs=kept.freqs)
+            report["bytes"] += path.stat().st_size
     return report | {"digest": digest.hexdigest()}
 
 

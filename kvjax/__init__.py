@@ -8,6 +8,7 @@ from kvjax import _constraints as constraints
 from kvjax import _evict as evict
 from kvjax import _initializers as initializers
 from kvjax import _storage as storage
+from kvjax._ahead import Ahead as Ahead
 from kvjax._bags import lookup_bag as lookup_bag
 from kvjax._export import Exported as Exported
 from kvjax._export import Prune as Prune
@@ -17,10 +18,12 @@ from kvjax._gradients import value_and_grad as value_and_grad
 from kvjax._keys import Keys as Keys
 from kvjax._keys import hash_keys as hash_keys
 from kvjax._keys import keys as keys
+from kvjax._prefetch import prefetch as prefetch
 from kvjax._registry import drop_table as drop_table
 from kvjax._registry import get_table as get_table
 from kvjax._registry import stats as stats
 from kvjax._registry import tables as tables
+from kvjax._reshard import reshard as reshard
 from kvjax._sparse import SparseRows as SparseRows
 from kvjax._sparse import merge as merge
 from kvjax._stats import Stats as Stats
@@ -35,9 +38,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "Exported", "Keys", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "constraints", "drop_table",
-    "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag", "lookup_many", "merge",
-    "optax", "orbax", "stats", "storage", "tables", "value_and_grad",
+    "Ahead", "Exported", "Keys", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "constraints",
+    "drop_table", "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag",
+    "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "stats", "storage", "tables", "value_and_grad",
 ]  # fmt: skip
 
 # Public under these names; the modules themselves are private like all others.

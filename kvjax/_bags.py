@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvjax import _ops, _pooling
+from kvjax import _bag_ops, _ops, _pooling, _spread
 from kvjax._keys import Keys, as_keys
 from kvjax._masks import mask_of
 from kvjax._numbers import is_integer, is_real
@@ -95,19 +96,37 @@ def lookup_bag(
     if combiner not in _pooling.COMBINERS:
         raise _fail(table, f"combiner in {_pooling.COMBINERS}", repr(combiner), "choose one")
     mask = mask_of(keys, mask, pad_id, table.name, _OP)
-    ids, bags, leading = _bag_ids(table, keys, lengths, segment_ids, num_segments)
-    if mask is not None:
-        ids = jnp.where(mask.reshape(-1), ids, -1)
-    if lengths is not None or segment_ids is not None:
-        mask = ((ids >= 0) & (ids < bags)).reshape(keys.shape)
+    weights = _weights(table, keys, weights, combiner)
+    padded = lengths is None and segment_ids is None and num_segments is None and keys.ndim > 0
+    ids, bags = None, 0
+    if not padded:
+        ids, bags = _bag_ids(table, keys, lengths, segment_ids, num_segments)
+        ids = ids if mask is None else jnp.where(mask, ids, -1)
+        mask = (ids >= 0) & (ids < bags)
     rows = clip_norm(table, _OP, table.lookup(keys, mask=mask, missing=missing), max_norm)
-    pooled = _pooling.pool(
-        combiner, bags, ids, rows.reshape(-1, table.dim).astype(jnp.float32), _weights(table, keys, weights, combiner)
-    )
+    if padded:
+        part = functools.partial(_pool_padded, combiner, empty is not None)
+        pooled, *filled = _spread.over_batch(table.spec, _OP, part, keys.ndim - 1, rows, mask, weights)
+    else:
+        pooled, *filled = _pool(combiner, empty is not None, bags, ids, rows, weights)
     if empty is not None:
-        filled = _pooling.counts(bags, ids) > 0
-        pooled = jnp.where(filled[:, None], pooled, _row(table, empty)[None])
-    return pooled.reshape(*leading, table.dim).astype(table.spec.row_dtype if dtype is None else dtype)
+        pooled = jnp.where(filled[0][..., None], pooled, jnp.broadcast_to(_row(table, empty), pooled.shape))
+    return pooled.astype(table.spec.row_dtype if dtype is None else dtype)
+
+
+def _pool(combiner: str, counted: bool, bags: int, ids: Any, rows: jax.Array, weights: Any) -> Any:
+    """Bags ``(bags, dim)`` float32 of rows ``(n, dim)``, and if that is asked for which have any, ``(bags,)`` bool."""
+    pooled = _pooling.pool(combiner, bags, ids, rows.astype(jnp.float32), weights)
+    return (pooled, _pooling.counts(bags, ids) > 0) if counted else (pooled,)
+
+
+def _pool_padded(combiner: str, counted: bool, rows: jax.Array, mask: Any, weights: Any) -> Any:
+    """The same of rows ``(bags, L, dim)``."""
+    bags, length, dim = rows.shape
+    ids = jnp.broadcast_to(jnp.arange(bags, dtype=jnp.int32)[:, None], (bags, length))
+    ids = ids if mask is None else jnp.where(mask, ids, -1)
+    flat = None if weights is None else weights.reshape(-1)
+    return _pool(combiner, counted, bags, ids.reshape(-1), rows.reshape(-1, dim), flat)
 
 
 def clip_norm(table: Table, op: str, rows: jax.Array, max_norm: float | None) -> jax.Array:
@@ -119,21 +138,14 @@ def clip_norm(table: Table, op: str, rows: jax.Array, max_norm: float | None) ->
     return _pooling.clip_norm(rows, float(max_norm))
 
 
-def _bag_ids(
-    table: Table, keys: Keys, lengths: Any, segment_ids: Any, num_segments: Any
-) -> tuple[jax.Array, int, tuple[int, ...]]:
-    """The bag of each key ``(n,)`` int32, the number of bags and the leading shape of the result."""
+def _bag_ids(table: Table, keys: Keys, lengths: Any, segment_ids: Any, num_segments: Any) -> tuple[jax.Array, int]:
+    """The bag of each key ``(n,)`` int32 and the number of bags, where the keys do not say it by their shape."""
     if lengths is not None and segment_ids is not None:
         raise _fail(table, "lengths or segment_ids", "both", "each of them says which keys make a bag")
     if (segment_ids is None) != (num_segments is None):
         raise _fail(table, "segment_ids and num_segments together", "one of them", "give both or none")
     if lengths is None and segment_ids is None:
-        if keys.ndim == 0:
-            raise _fail(table, "keys (..., L)", "a single key", "give a bag an axis, or lengths, or segment_ids")
-        leading = keys.shape[:-1]
-        bags = int(np.prod(leading))
-        ids = jnp.arange(bags, dtype=jnp.int32)[:, None]
-        return jnp.broadcast_to(ids, (bags, keys.shape[-1])).reshape(-1), bags, leading
+        raise _fail(table, "keys (..., L)", "a single key", "give a bag an axis, or lengths, or segment_ids")
     if keys.ndim != 1:
         raise _fail(
             table, "keys (n,) beside lengths or segment_ids", f"keys {keys.shape}", "flatten them, or pad and mask"
@@ -143,14 +155,18 @@ def _bag_ids(
         if lengths.ndim != 1:
             raise _fail(table, "lengths (b,)", f"{lengths.shape}", "give one length a bag")
         bags = lengths.shape[0]
-        return _ops.bag_ids(table.name, lengths, keys.shape[0]), bags, (bags,)
+        together = table.spec.placement is not None and _spread.inside(table.spec, _OP)
+        ids, status = _bag_ops.bag_ids(table.name, lengths, keys.shape[0], together)
+        if together:  # other devices have other lengths
+            (ids,) = _ops.agree(table.spec, _OP, _spread.agreed(status), [ids], False)
+        return ids, bags
     bags = num_segments
     if not is_integer(bags) or not 0 <= bags < 2**31:
         raise _fail(table, "an integer num_segments in 0..2**31 - 1", repr(bags), "it is a shape, known outside jit")
     ids = _int32(table, "segment_ids", segment_ids, int(bags))
     if ids.shape != keys.shape:
         raise _fail(table, f"segment_ids {keys.shape}", f"{ids.shape}", "give one bag per key")
-    return ids, int(bags), (int(bags),)
+    return ids, int(bags)
 
 
 def _int32(table: Table, name: str, values: Any, high: int) -> jax.Array:
@@ -172,7 +188,7 @@ def _weights(table: Table, keys: Keys, weights: Any, combiner: str) -> jax.Array
     weights = jnp.asarray(weights)
     if weights.shape != keys.shape or weights.dtype.kind in "bc":
         raise _fail(table, f"real weights {keys.shape}", f"{weights.shape} {weights.dtype}", "give one number per key")
-    return weights.reshape(-1).astype(jnp.float32)
+    return weights.astype(jnp.float32)
 
 
 def _row(table: Table, empty: Any) -> jax.Array:

@@ -3,7 +3,8 @@
 A policy is applied by hand (`Table.evict`), every so many steps (`Policy.every`), or when a table is full
 (``on_full="evict"``); the last two are arguments of `kvjax.get_table`. Policies combine with ``&``, ``|`` and ``~``.
 Ties are broken by a hash of the key, so what survives does not depend on the order in which keys came. Pinned rows
-and, in a training step, the rows of the batch are never chosen.
+and, in a training step, the rows of the batch are never chosen. A table that is spread over devices chooses among the
+rows of all of them, and keeps what it would keep in one place.
 
 Example:
   >>> import kvjax

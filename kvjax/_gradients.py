@@ -9,17 +9,21 @@ and cond work.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType
 
-from kvjax import _ops
+from kvjax import _ops, _spread
 from kvjax._keys import Keys
 from kvjax._sparse import SparseRows
+from kvjax._spec import TableSpec, fail
 from kvjax._table import Table, is_table
+from kvjax._varying import axis_index, known, manual_axes, varying, varying_like, zeros
 
 
 @jax.custom_vjp
@@ -54,28 +58,57 @@ def _counts(digits: jax.Array) -> jax.Array:
 class _Tape:
     """The lookups of one table in one trace of the loss; it rides in the static part of the `Table`."""
 
-    def __init__(self, name: str, dim: int, taps: Sequence[Any] | None):
-        self.name, self.dim, self.taps = name, dim, taps
-        self.shapes: list[tuple[int, ...]] = []
+    def __init__(self, spec: TableSpec, taps: Sequence[Any] | None):
+        self.spec, self.taps = spec, taps
+        self.outside = jax.sharding.get_abstract_mesh()
+        self.kinds: list[list[Any]] = []  # of each lookup what its taps must be like, see `_kinds`
 
     def attach(self, rows: jax.Array, keys: Keys, mask: jax.Array | None, used: jax.Array) -> jax.Array:
-        index = len(self.shapes)
-        self.shapes.append(keys.shape)
+        index = len(self.kinds)
+        meant = jnp.ones_like(keys.words[..., 0], jnp.bool_)  # with the sharding of the keys
+        meant = meant if mask is None else meant & mask
+        words = varying_like(keys.words, meant)
+        self.kinds.append(self._kinds(rows, words, used))
         if self.taps is None:
             return rows
-        if index >= len(self.taps) or self.taps[index][0].shape[:-1] != keys.shape:
+        if index >= len(self.taps) or [t.shape for t in self.taps[index]] != [k.shape for _, k in self.kinds[index]]:
             raise ValueError(
-                f"kvjax: table {self.name!r}, value_and_grad: want a loss that makes the same lookups whenever it "
+                f"kvjax: table {self.spec.name!r}, value_and_grad: want a loss that makes the same lookups whenever it "
                 f"is traced, got another lookup of keys {keys.shape}; the loss must not depend on outside state"
             )
-        meant = jnp.ones(keys.shape, jnp.bool_) if mask is None else mask
-        return _attach(rows, self.taps[index], keys.words, meant, used)
+        pairs = zip(self.taps[index], self.kinds[index], strict=True)
+        taps = tuple(tap if axes is None else tap[axis_index(axes)] for tap, (axes, _) in pairs)
+        return _attach(rows, taps, words, meant, used)
+
+    def _kinds(self, rows: jax.Array, words: jax.Array, used: jax.Array) -> list[Any]:
+        """Of each tap of a lookup its type, and None.
+
+        Or, where the lookup is in a ``shard_map`` of the loss, its axes over which the devices have taps of their own,
+        which stand in one array for all of them ``(devices, ...)``: they are told apart by their place in it.
+        """
+        digits = jax.typeof(words).update(shape=(*words.shape[:-1], 5), dtype=jnp.dtype(jnp.float32))
+        types = [jax.typeof(rows).update(dtype=jnp.dtype(jnp.float32)), digits, jax.typeof(used)]
+        sizes = manual_axes()
+        inner = tuple(axis for axis in sizes if axis not in getattr(self.outside, "manual_axes", ()))
+        if not inner:
+            return [(None, kind) for kind in types]
+        placement = self.spec.placement
+        alike = not known(inner) and placement is not None and set(inner) > set(placement.axes)
+        if alike or AxisType.Explicit in getattr(self.outside, "axis_types", ()):
+            raise fail(
+                ValueError, self.spec.name, "value_and_grad", "lookups outside the loss's shard_map",
+                "one inside, " + ("where check_vma=False hides which axes split the keys" if alike else
+                "under Explicit axes"), "call value_and_grad inside the shard_map",
+            )  # fmt: skip
+        own = [tuple(a for a in inner if a in varying(x)) if known(inner) else inner for x in (rows, words, used)]
+        counts = [math.prod(sizes[axis] for axis in axes) for axes in own]
+        return [
+            (axes, jax.ShapeDtypeStruct((n, *kind.shape), jnp.float32))
+            for axes, n, kind in zip(own, counts, types, strict=True)
+        ]
 
     def zero_taps(self) -> list[Any]:
-        def zeros(*shape: int) -> jax.Array:
-            return jnp.zeros(shape, jnp.float32)
-
-        return [(zeros(*s, self.dim), zeros(*s, 5), zeros()) for s in self.shapes]
+        return [tuple(zeros(kind) for _, kind in kinds) for kinds in self.kinds]
 
 
 def value_and_grad(
@@ -130,11 +163,11 @@ def value_and_grad(
                 full[i] = tree
             return fun(*full, **kwargs)
 
-        probes = [_Tape(t.name, t.dim, None) for t in tables]
+        probes = [_Tape(t.spec, None) for t in tables]
         jax.eval_shape(lambda d: call(d, _record(tables, probes)), dense)
 
         def tapped(dense, taps):
-            tapes = [_Tape(t.name, t.dim, tap) for t, tap in zip(tables, taps, strict=True)]
+            tapes = [_Tape(t.spec, tap) for t, tap in zip(tables, taps, strict=True)]
             try:
                 out = call(dense, _record(tables, tapes))
             finally:
@@ -213,16 +246,16 @@ def _gradient(table: Table, taps: Sequence[Any], waits: Sequence[jax.Array]) -> 
     if not taps:
         empty = SparseRows(np.zeros(0, np.int64), jnp.zeros((0, table.dim), jnp.float32))
         return empty.replace(seal=seal)
-    keys = [_words(digits) for _, digits, _ in taps]
-    rows = [row for row, _, _ in taps]
-    counts = [_counts(digits) for _, digits, _ in taps]
-    if len(taps) > 1:
-        keys = [k.reshape(-1, 2) for k in keys]
-        rows = [r.reshape(-1, table.dim) for r in rows]
-        counts = [c.reshape(-1) for c in counts]
-    grads = SparseRows(*(_joined(x) for x in ([Keys(k) for k in keys], rows, counts)))
-    return grads.replace(seal=seal)
+    if len(taps) == 1:
+        ((rows, digits, _),) = taps
+        return SparseRows(Keys(_words(digits)), rows, _counts(digits)).replace(seal=seal)
 
+    def run(*taps: Any) -> Any:
+        rows = jnp.concatenate([row.reshape(-1, table.dim) for row, _, _ in taps])
+        digits = jnp.concatenate([d.reshape(-1, d.shape[-1]) for _, d, _ in taps])
+        return (_words(digits), rows, _counts(digits)), ()
 
-def _joined(parts: Sequence[Any]) -> Any:
-    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+    first = taps[0][1]
+    even = sum(d.size // 5 for _, d, _ in taps) % max(1, jax.typeof(first).sharding.mesh.size) == 0
+    words, rows, counts = _spread.as_auto(run, _spread.sharding_of(first, 1) if even else (), *taps)[0]
+    return SparseRows(Keys(words), rows, counts).replace(seal=seal)

@@ -7,11 +7,12 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kvjax import _ops
-from kvjax._initial_rows import initial_rows
 from kvjax._keys import Keys, as_keys
 from kvjax._spec import TableSpec, fail
+from kvjax._varying import manual_axes
 from kvjax.ffi import host
 
 
@@ -67,17 +68,13 @@ class Handle:
         except (TypeError, ValueError, RuntimeError):  # of a failed write, donated, or no version at all
             return live
         if 0 < (version - int(live.version)) % 2**32 < 2**31:
-            host.size(self.name, version)  # raises what every call through this handle would
+            host.size(self.name, 0, version)  # raises what every call through this handle would
         return live
 
     # ---- checks --------------------------------------------------------------------------------------------
 
     def _keys(self, keys: Any, op: str) -> Keys:
         return as_keys(keys, f"table {self.name!r}, {op}")
-
-    def _initial(self, keys: Keys, mask: jax.Array | None = None) -> jax.Array | None:
-        """The operand for keys without a row."""
-        return initial_rows(self.spec, self.version, keys, mask)
 
     def _check_spec(self, op: str) -> None:
         """Whether the table of this name is still the one that the handle was made for."""
@@ -107,6 +104,13 @@ class Handle:
     def _write(self, op: str) -> jax.Array:
         """The version operand of a write."""
         self._outside_a_loss(op)
+        axes = manual_axes() if self.spec.placement is None else {}
+        if any(size > 1 for size in axes.values()):
+            raise fail(
+                ValueError, self.name, op, "a table that is made for several devices", f"one in one place, inside a "
+                f"shard_map or pmap over {axes}", "get_table(..., mesh=mesh), or replicated=True beside it for a copy "
+                "on each device",
+            )  # fmt: skip
         return self._read(op)
 
     def _outside_a_loss(self, op: str) -> None:
@@ -119,11 +123,31 @@ class Handle:
 
 live_specs: dict[str, TableSpec] = {}
 """The tables of this process by name; `kvjax._registry` keeps it."""
+live_sinks: dict[str, Any] = {}
+"""What their shards call with evicted rows, where there is something: it goes with a table that moves."""
 
 
 def live_version(spec: TableSpec) -> jax.Array:
-    """The live version of the table that `spec` names, once the writes that have been started are done."""
+    """The live version of the table that `spec` names, once the writes that have been started are done.
+
+    Raises:
+      RuntimeError: the shards of this process have different ones: a write has stopped half-way.
+    """
     # A write that failed says so where its result is used; here it is only waited for.
     with contextlib.suppress(ValueError, jax.errors.JaxRuntimeError):
         jax.effects_barrier()
-    return jnp.uint32(host.version(spec.name))
+    versions = {host.version(spec.name, shard) for shard in spec.shards}
+    if len(versions) > 1:
+        raise fail(
+            RuntimeError, spec.name, "refresh", "shards of one version", f"versions {sorted(versions)}",
+            "a write has stopped half-way: kvjax.drop_table(name) and restore the last checkpoint",
+        )  # fmt: skip
+    return handle_version(spec, versions.pop())
+
+
+def handle_version(spec: TableSpec, version: int) -> jax.Array:
+    """The version as the leaf of a handle: on all devices of the table."""
+    if spec.placement is None or jax.process_count() == 1:
+        return jnp.uint32(version)
+    sharding = spec.placement.everywhere
+    return jax.make_array_from_callback((), sharding, lambda _: np.uint32(version))

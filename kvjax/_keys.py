@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kvjax import _mix
 from kvjax.ffi import host
 
 
@@ -95,10 +96,7 @@ class Keys:
           >>> bool((np.asarray(users) != np.asarray(items)).all())
           True
         """
-        result = jax.ShapeDtypeStruct(self.words.shape, jnp.uint32)
-        call = jax.ffi.ffi_call("kvjax_salt", result, vmap_method="expand_dims")
-        bits = np.uint64(int(salt) % 2**64).view(np.int64)  # MLIR has no attribute for large uint64
-        return Keys(call(self.words, salt=bits))
+        return Keys(_mix.salted(self.words, int(salt)))
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
         words = np.ascontiguousarray(np.asarray(self.words))

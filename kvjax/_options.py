@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from kvjax._admit import Admission
 from kvjax._evict import Every, Policy
 from kvjax._initializers import resolve
+from kvjax._keys import Keys
 from kvjax._numbers import is_integer
+from kvjax._placement import Placement
 from kvjax._rounding import ROUNDINGS
 from kvjax._spec import COUNTS, KEY_DTYPES, ON_FULL, ROW_DTYPES, TableSpec, fail
 from kvjax._storage import Storage
@@ -52,6 +56,7 @@ def resolve_spec(name: str, dim: Any, *, key_dtype: Any, dtype: Any, seed: Any, 
     want(not timed, "a number of rows for what is evicted every so many steps", evict)
     want(count in COUNTS, f"count in {COUNTS}", count)
     want(isinstance(options["storage"], Storage), "one of kvjax.storage (Host(), Mmap(path))", options["storage"])
+    placement = options.get("placement") or placement_of(name, options)
     rounding, constraint = options["rounding"], options["constraint"]
     want(rounding in ROUNDINGS, f"rounding in {ROUNDINGS}", rounding)
     want(rounding == "nearest" or dtype != "float32", "rounding='nearest' for rows of float32", rounding)
@@ -80,7 +85,39 @@ def resolve_spec(name: str, dim: Any, *, key_dtype: Any, dtype: Any, seed: Any, 
         storage=options["storage"],
         rounding=rounding,
         constraint=constraint,
+        placement=placement,
     )
+
+
+def placement_of(name: str, options: dict[str, Any], op: str = "get_table") -> Placement | None:
+    """Where ``mesh=`` and what goes with it put a table; None if there is no mesh. `op` is for errors."""
+    mesh, axis, partitioner, replicated, wire = (
+        options[key] for key in ("mesh", "axis", "partitioner", "replicated", "wire")
+    )
+
+    def want(ok: Any, what: str, got: Any) -> None:
+        if not ok:
+            raise fail(ValueError, name, op, what, repr(got), "see kvjax.get_table")
+
+    if mesh is None:
+        for key in ("axis", "partitioner", "replicated", "wire"):
+            want(not options[key], f"mesh= beside {key}=", options[key])
+        return None
+    want(isinstance(mesh, Mesh), "a jax.sharding.Mesh", mesh)
+    want(mesh.local_devices, "a mesh with devices of this process", mesh)
+    axes = tuple(mesh.axis_names) if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
+    want(
+        axes and len(set(axes)) == len(axes) and set(axes) <= set(mesh.axis_names),
+        f"axis of the mesh's {tuple(mesh.axis_names)}", axis,
+    )  # fmt: skip
+    want(partitioner is None or callable(partitioner), "a function (keys, num_shards)", partitioner)
+    want(partitioner is None or not replicated, "no partitioner beside replicated=True", partitioner)
+    if partitioner is not None:
+        got = _owners_of(partitioner, math.prod(mesh.shape[axis] for axis in axes))
+        want(got in ("int32[3]", "int64[3]", "uint32[3]"), "partitioner(keys (3,), num_shards) -> int32[3]", got)
+    wire = None if wire is None else _name(wire)
+    want(wire is None or wire in ROW_DTYPES, f"wire in {ROW_DTYPES}", wire)
+    return Placement.of(mesh, axes, partitioner=partitioner, replicated=bool(replicated), wire=wire)
 
 
 def _name(dtype: Any) -> Any:
@@ -89,6 +126,16 @@ def _name(dtype: Any) -> Any:
         return jnp.dtype(dtype).name
     except TypeError:
         return dtype
+
+
+def _owners_of(partitioner: Any, num_shards: int) -> str:
+    """What a partitioner makes of three keys, or the error it raises."""
+    try:
+        hash(partitioner)
+        out = jax.eval_shape(lambda words: partitioner(Keys(words), num_shards), jnp.zeros((3, 2), jnp.uint32))
+        return f"{out.dtype}[{','.join(map(str, out.shape))}]"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def _shape_of(constraint: Any, dim: int) -> str:

@@ -12,25 +12,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kvjax import _ops
+from kvjax import _bag_ops
 
 COMBINERS = ("sum", "mean", "sqrtn", "max")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def bag_sum(bags: int, ids: jax.Array, weights: jax.Array, rows: jax.Array) -> jax.Array:
-    """See `_ops.bag_sum`; so below."""
-    return _ops.bag_sum(bags, ids, weights, rows)
+    """See `_bag_ops.bag_sum`; so below."""
+    return _bag_ops.bag_sum(bags, ids, weights, rows)
 
 
 @jax.custom_vjp
 def _spread(ids, weights, bags):
-    return _ops.bag_spread(ids, weights, bags)
+    return _bag_ops.bag_spread(ids, weights, bags)
 
 
 @jax.custom_vjp
 def _dot(ids, rows, bags):
-    return _ops.bag_dot(ids, rows, bags)
+    return _bag_ops.bag_dot(ids, rows, bags)
 
 
 def _sum_bwd(bags, residuals, g):
@@ -61,7 +61,7 @@ def _taken(ids, positions, bags, rows):
 
 @jax.custom_vjp
 def _place(ids, positions, bags):
-    return _ops.bag_place(ids, positions, bags)
+    return _bag_ops.bag_place(ids, positions, bags)
 
 
 def _taken_bwd(residuals, g):
@@ -80,14 +80,14 @@ _place.defvjp(lambda *args: (_place(*args), args[1]), _place_bwd)
 
 
 def _bag_max(bags: int, ids: jax.Array, rows: jax.Array) -> Any:
-    out, positions = _ops.bag_max(bags, ids, jax.lax.stop_gradient(rows))
+    out, positions = _bag_ops.bag_max(bags, ids, jax.lax.stop_gradient(rows))
     return _taken(ids, positions, out, rows)
 
 
 def counts(bags: int, ids: jax.Array) -> jax.Array:
     """How many rows each bag has, ``(bags,)`` float32."""
     ones = jnp.ones(ids.shape, jnp.float32)
-    return _ops.bag_sum(bags, ids, ones, ones[:, None])[:, 0]
+    return _bag_ops.bag_sum(bags, ids, ones, ones[:, None])[:, 0]
 
 
 def pool(combiner: str, bags: int, ids: jax.Array, rows: jax.Array, weights: jax.Array | None) -> jax.Array:

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from kvjax import _ops
+from kvjax import _calls
+from kvjax._ahead import Ahead
 from kvjax._export import slot_type
 from kvjax._handle import Handle
 from kvjax._keys import x64_enabled
@@ -29,7 +30,7 @@ class Reading(Handle):
         """Reads rows; changes nothing.
 
         Args:
-          keys: ``(...)``.
+          keys: ``(...)``, or what `kvjax.prefetch` has returned for them.
           mask: ``(...)`` bool, false for padding: those rows are zeros, have no gradient and count nowhere.
           pad_id: a key that is padding wherever it stands.
           missing: what a key without a row reads as: "init" (its initial row), "zeros", or a row ``(dim,)``. By
@@ -51,17 +52,32 @@ class Reading(Handle):
           [1.0, 0.5, 0.0]
           >>> kvjax.drop_table("doc_lookup")
         """
+        ahead = keys if isinstance(keys, Ahead) else None
+        if ahead is not None:
+            keys, mask = ahead.keys, self._mask_ahead(ahead, mask)
         keys = self._keys(keys, "lookup")
         mask = mask_of(keys, mask, pad_id, self.name, "lookup")
         as_initial = isinstance(missing, str) and missing == "init"
-        initial = self._initial(keys, mask)
-        rows, found, used = _ops.lookup(self.spec, self._read("lookup"), keys, mask, initial, as_initial)
+        if ahead is not None and pad_id is None and not as_initial:
+            rows, found, used = ahead.read(self.spec, self._read("lookup"))
+        else:
+            asks = return_found or not (missing is None or as_initial)
+            version = self._read("lookup")
+            rows, found, used = _calls.lookup(self.spec, version, keys, mask, as_initial, with_found=asks)
         if self.tape is not None:
             rows = self.tape.attach(rows, keys, mask, used)
         if missing is not None and not as_initial:
             as_read = found if mask is None else found | ~mask
             rows = jnp.where(as_read[..., None], rows, self._missing_row(missing))
         return (rows, found) if return_found else rows
+
+    def _mask_ahead(self, ahead: Ahead, mask: Any) -> Any:
+        if mask is None or mask is ahead.mask:
+            return ahead.mask
+        raise fail(
+            ValueError, self.name, "lookup", "the mask that the keys were prefetched with", "another",
+            "give it to kvjax.prefetch",
+        )  # fmt: skip
 
     def _missing_row(self, missing: Any) -> jax.Array:
         if isinstance(missing, str):
@@ -174,17 +190,17 @@ class Reading(Handle):
         else:
             if not isinstance(version, Tracer):
                 self._wait()
-            types = dict(host.slots(self.name))
+            types = dict(host.slots(self.name, 0))
         if name not in types:
             raise fail(
                 KeyError, self.name, "slot", f"one of its slots {list(types)}", repr(name),
                 "slots appear with the first `apply` of an optimizer that has them; before it, slot(name, keys, tx)",
             )  # fmt: skip
         dtype, shape = slot_type(types[name])
-        return _ops.read_slot(self.spec, name, version, keys, dtype, shape)
+        return _calls.read_slot(self.spec, name, version, keys, dtype, shape)
 
     def _inspect(self, op: str, keys: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        return _ops.inspect(self.spec, op, self._read(op), self._keys(keys, op))
+        return _calls.inspect(self.spec, op, self._read(op), self._keys(keys, op))
 
 
 def _integers(words: jax.Array) -> jax.Array:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
+from jax.sharding import Mesh
+
 from kvjax._admit import Admission
 from kvjax._evict import Every, Policy
-from kvjax._handle import live_specs
+from kvjax._handle import live_sinks, live_specs
 from kvjax._options import resolve_spec
 from kvjax._spec import TableSpec, fail
 from kvjax._stats import Stats, stats_of
@@ -41,8 +45,19 @@ def get_table(
     storage: Storage | None = None,
     rounding: str = "nearest",
     constraint: Callable[[Any], Any] | None = None,
+    mesh: Mesh | None = None,
+    axis: str | tuple[str, ...] | None = None,
+    partitioner: Callable[[Any, int], Any] | None = None,
+    replicated: bool = False,
+    wire: Any = None,
 ) -> Table:
     """Gets the table of this name, or creates it. With the name alone it only gets.
+
+    Where ``mesh`` has devices of several processes, all of them make the table with the same arguments. Each holds the
+    rows of its own devices, and host values (`Table.size`, `Table.export`, `Table.stats`) are of those. Everything else
+    is a program over the whole mesh, also outside ``jit``: all processes call it together, with equal keys where these
+    are NumPy's, or with global arrays (``jax.make_array_from_process_local_data``). A shard that fails in one process
+    is an error in all. An exception in one process alone must end it, or the others wait for it.
 
     Args:
       name: unique in the process; compiled programs and checkpoints find the table by it.
@@ -57,7 +72,7 @@ def get_table(
       trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it.
       checkpoint: whether `kvjax.orbax.split` hands it out to be saved.
       capacity: rows to make room for at once; the table grows beyond.
-      max_capacity: rows that the table should not exceed; None for no limit.
+      max_capacity: rows that the table, with all its shards, should not exceed; None for no limit.
       on_full: what happens then: "grow" (`Stats.over_capacity` counts), "evict" (by `evict`, and if that makes too
         little room, the rows that were written longest ago) or "error" (before anything changes).
       admit: which new keys training gives a row, one of `kvjax.admit`; None for all.
@@ -69,6 +84,17 @@ def get_table(
         updates that are smaller than the spacing of the type, in the mean.
       constraint: function of a row ``(dim,)`` float32 that returns one, applied after each update of training and
         before rounding; one of `kvjax.constraints`, or your own.
+      mesh: devices over which to spread the rows, a ``jax.sharding.Mesh``; by default the table is in one place, and
+        one that exists stays where it is.
+      axis: name of the mesh's axis over which they are spread, or several; by default all of them. Over other axes
+        the table is copied, as an array is. Where JAX does not know what is the same on several devices, which is in
+        ``shard_map`` with ``check_vma=False`` and in ``pmap``, each device of the axes is taken to have a batch of
+        its own.
+      partitioner: ``(keys, num_shards)`` to the shard of each key, ``(n,)`` int32, from `Keys` ``(n,)``; traced by
+        JAX. By default a hash of the key decides.
+      replicated: whether each device of the axes has all rows, for small tables: lookups need no exchange then, and
+        training merges the gradients of all devices.
+      wire: the dtype in which looked-up rows travel, "bfloat16" to halve what is moved; by default the table's.
 
     Returns:
       The live handle.
@@ -101,16 +127,20 @@ def get_table(
             )
         return live(known)
     given["storage"] = storage or (known.storage if known else Host())
+    if mesh is None and known is not None:
+        given["placement"] = known.placement
     spec = resolve_spec(name, dim, **given)
     with _lock:
         known = live_specs.get(name)
         if known is None:
-            host.create(name, spec.host_options())
+            host.create(name, spec.host_options(), **spec.host_shards())
             known = live_specs[name] = spec
     if known != spec:
+        moved = dataclasses.replace(spec, placement=known.placement) == known
         raise fail(
             ValueError, name, "get_table", "the arguments it was made with", spec.differences(known),
-            "give the same arguments, another name, or kvjax.drop_table(name) first",
+            "it has another mesh: leave mesh= out to get it where it is, or kvjax.reshard(table, mesh)" if moved
+            else "give the same arguments, another name, or kvjax.drop_table(name) first",
         )  # fmt: skip
     return live(spec)
 
@@ -170,6 +200,23 @@ def drop_table(name: str) -> None:
       >>> "doc_drop" in kvjax.tables(), table
       (False, Table('doc_drop', dim=4, dtype=float32, version=0 (dropped)))
     """
+    _settle()
     with _lock:
         host.drop(name)
         live_specs.pop(name, None)
+        live_sinks.pop(name, None)
+
+
+def _settle() -> None:
+    """Waits for the programs that are writing: one whose table went from under it would fail on some devices alone."""
+    with contextlib.suppress(ValueError, jax.errors.JaxRuntimeError):
+        jax.effects_barrier()
+
+
+def replace_table(spec: TableSpec, version: int, staged: Any) -> Table:
+    """Puts shards that were made elsewhere in the place of a table's, if that still has `version`."""
+    _settle()
+    with _lock:
+        host.replace(spec.name, version, staged)
+        live_specs[spec.name] = spec
+    return live(spec)

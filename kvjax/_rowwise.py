@@ -15,13 +15,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 
-from kvjax import _ops, _rounding
+from kvjax import _copies, _ops, _rounding, _spread
+from kvjax._calls import settle
+from kvjax._deliver import deliver
 from kvjax._initial_rows import initial_rows
-from kvjax._keys import x64_enabled
+from kvjax._keys import Keys, x64_enabled
+from kvjax._room import prepare
 from kvjax._sparse import SparseRows, merge
 from kvjax._spec import TableSpec, fail
 from kvjax._steps import step_words
+from kvjax._varying import varying_like
 
 if TYPE_CHECKING:
     from kvjax._handle import Handle
@@ -29,6 +34,7 @@ if TYPE_CHECKING:
 # Rows and slots of one chunk together: little enough to stay in the caches between reading the rows, computing and
 # writing them back, and enough for threads to share. benchmarks/NOTES.md has the figures.
 _CHUNK_BYTES = 1 << 20
+_GROUP = 64  # rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,6 +215,14 @@ def apply(
     words = step_words(step, spec.name, "apply")
     # Compiled as a whole, so that a call outside jit compiles once; extra arguments may be what jit cannot take.
     write = _write if extra else _write_compiled
+    if spec.placement is not None:
+        if _spread.inside(spec, "apply"):
+            grads = _flat(grads)
+            alike = _copies.told_alike(spec, "apply", (grads.keys, grads.rows, grads.counts))
+            grads = _copies.piece(spec.placement, grads)
+            return _write_part(spec, rowwise, table.version, grads, tuple(state), words, extra, alike)
+        write = _write_spread if extra else _write_spread_compiled
+        return write(spec, rowwise, table.version, grads, tuple(state), words, extra)
     return write(spec, rowwise, table.version, merge(grads), tuple(state), words, extra)
 
 
@@ -224,16 +238,82 @@ def _write(
     layout = _layout(rowwise, spec.dim)
     initial = initial_rows(spec, version, merged.keys, merged.counts > 0)
     begun = _ops.begin_apply(spec, version, merged, step, initial, layout.text)
-    bytes_per_row = 4 * spec.dim + layout.row_bytes
-    chunk = max(1, min(begun.targets.shape[0], max(64, _CHUNK_BYTES // bytes_per_row)))
+    return _update_rows(spec, rowwise, layout, begun, merged.rows.shape[0], state, extra)
+
+
+def _flat(grads: SparseRows) -> SparseRows:
+    """Gradients ``(n,)``, float32, with the leading axes in one."""
+    rows = grads.rows.reshape(-1, grads.rows.shape[-1]).astype(jnp.float32)
+    keys = Keys(grads.keys.words.reshape(-1, 2), grads.keys.narrow)
+    return grads.replace(keys=keys, rows=rows, counts=grads.counts.reshape(-1))
+
+
+def _write_spread(spec, rowwise, version, grads, state, step, extra) -> tuple[jax.Array, Any]:
+    """`_write` on a table that is spread over devices."""
+    placement = spec.placement
+    narrow = grads.keys.narrow
+
+    def run(version, words, rows, counts, seal, state, step):
+        def local(version, words, rows, counts, seal, state, step):
+            part = SparseRows(Keys(words, narrow), rows, counts).replace(seal=seal)
+            return _write_part(spec, rowwise, version, part, state, step, extra, jnp.uint32(0))
+
+        flat = _flat(SparseRows(Keys(words), rows, counts))
+        words, rows, counts = (  # a count of 0 for padding
+            _spread.pieces(placement.num_devices, x, None)[0] for x in (flat.keys.words, flat.rows, flat.counts)
+        )
+        split, whole = PartitionSpec(placement.axes), PartitionSpec()
+        in_specs = (whole, split, split, split, whole, whole, whole)
+        operands = (version, words, rows, counts, seal, state, step)
+        version, state = _spread.on_mesh(placement, local, in_specs, whole, operands)
+        return (), (version, *state)
+
+    operands = (version, grads.keys.words, grads.rows, grads.counts, grads.seal, state, step)
+    version, *state = _spread.auto(spec, "apply", run, (), *operands)[1]
+    return version, tuple(state)
+
+
+_write_spread_compiled = jax.jit(_write_spread, static_argnums=(0, 1))
+
+
+def _write_part(
+    spec: TableSpec,
+    rowwise: Rowwise,
+    version: jax.Array,
+    grads: SparseRows,
+    state: tuple[jax.Array, ...],
+    step: jax.Array,
+    extra: dict[str, Any],
+    status: jax.Array,
+) -> tuple[jax.Array, Any]:
+    """One device's part: its gradients ``(n,)`` go to their owners, and the rows that it owns change.
+
+    status: ``()`` uint32, of what came before.
+    """
+    layout = _layout(rowwise, spec.dim)
+    facts, delivered, traffic = deliver(spec, version, merge(grads), step, layout.text)
+    number = prepare(spec, "apply", version, facts, jnp.maximum(status, delivered))
+    (version,) = _ops.agree(spec, "apply", number, [varying_like(version, delivered)], True, traffic)
+    begun = _ops.commit_step(spec, version)
+    n = max(1, grads.counts.shape[0])
+    version, state = _update_rows(spec, rowwise, layout, begun, n, state, extra)
+    return settle(version), state
+
+
+def _update_rows(
+    spec: TableSpec, rowwise: Rowwise, layout: _Layout, begun: _ops.Begun, n: int, state: Any, extra: dict[str, Any]
+) -> tuple[jax.Array, Any]:
+    """The rows of a step, chunk by chunk; n of them are to be expected."""
+    # Whole groups of rows: in what is left over behind the last full vector, XLA may round otherwise, and a row would
+    # depend on its place in the batch.
+    most = _CHUNK_BYTES // (4 * spec.dim + layout.row_bytes)
+    chunk = _GROUP * max(1, min(-(-n // _GROUP), most // _GROUP))
 
     def body(carry):
         start, version, _ = carry
-        values, chunk_grads, fresh, *slots = _ops.gather(
-            spec, version, begun, merged.rows, start, chunk, layout.text, layout.types
-        )
-        rows, slots, globals_ = _update(rowwise, layout, chunk_grads, values, fresh, slots, state, extra)
-        values = _stored(spec, rows, merged.keys.words, begun, start)
+        values, grads, fresh, words, *slots = _ops.gather(spec, version, begun, start, chunk, layout.text, layout.types)
+        rows, slots, globals_ = _update(rowwise, layout, grads, values, fresh, slots, state, extra)
+        values = _stored(spec, rows, words, begun.step)
         version = _ops.scatter(spec, version, begun, start, values, layout.text, slots)
         globals_ = tuple(new.astype(old.dtype) for new, old in zip(globals_, state, strict=True))
         return start + jnp.int32(chunk), version, globals_
@@ -270,17 +350,10 @@ def _update(rowwise: Rowwise, layout: _Layout, grads, values, fresh, stored, glo
     return rows, new_slots, new_globals
 
 
-def _stored(spec: TableSpec, rows: jax.Array, words: jax.Array, begun: _ops.Begun, start: jax.Array) -> jax.Array:
-    """Updated rows ``(chunk, dim)`` float32 as the table keeps them: constrained, then rounded.
-
-    The key of a row is that of its gradient in `words` ``(n, 2)``, or the one whose row unadmitted keys share.
-    """
+def _stored(spec: TableSpec, rows: jax.Array, words: jax.Array, step: jax.Array) -> jax.Array:
+    """Updated rows ``(chunk, dim)`` float32 of keys ``(chunk, 2)`` as the table keeps them: constrained and rounded."""
     if spec.constraint is not None:
         rows = jax.vmap(spec.constraint)(rows)
     if spec.rounding == "nearest":
         return rows.astype(spec.row_dtype)
-    chunk = start + jnp.arange(rows.shape[0], dtype=jnp.int32)
-    gradients = jnp.take(begun.targets[:, 1], chunk, mode="clip")
-    pooled = gradients >= jnp.uint32(words.shape[0])
-    keys = jnp.where(pooled[:, None], spec.shared_words, jnp.take(words, gradients, axis=0, mode="clip"))
-    return _rounding.stochastic(rows, spec.row_dtype, _rounding.random_bits(rows, keys, begun.step, spec.seed))
+    return _rounding.stochastic(rows, spec.row_dtype, _rounding.random_bits(rows, words, step, spec.seed))

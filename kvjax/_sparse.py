@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kvjax import _ops
+from kvjax import _ops, _spread
 from kvjax._keys import Keys, as_keys
 from kvjax.ffi import host
 
@@ -123,14 +123,19 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: Any = 1.0) -> SparseR
     else:
         _check_dtypes(parts)
         narrow = any(p.keys.narrow for p in parts)
-        # The seals stay with the result: what they wait for, a write made of it waits for, even if n is 0.
-        seals = jnp.concatenate([p.seal.reshape(-1) for p in parts])
-        words, rows, counts = _ops.merge(
-            Keys(jnp.concatenate([p.keys.words.reshape(-1, 2) for p in parts])),
-            jnp.concatenate([p.rows.reshape(-1, dim).astype(jnp.float32) for p in parts]),
-            jnp.concatenate([p.counts.reshape(-1) for p in parts]),
-            seals,
-        )
+
+        def run(*parts: SparseRows) -> Any:
+            # The seals stay with the result: what they wait for, a write made of it waits for, even if n is 0.
+            seals = jnp.concatenate([p.seal.reshape(-1) for p in parts])
+            results = _ops.merge(
+                Keys(jnp.concatenate([p.keys.words.reshape(-1, 2) for p in parts])),
+                jnp.concatenate([p.rows.reshape(-1, dim).astype(jnp.float32) for p in parts]),
+                jnp.concatenate([p.counts.reshape(-1) for p in parts]),
+                seals,
+            )
+            return (), (*results, seals)
+
+        words, rows, counts, seals = _spread.as_auto(run, (), *parts)[1]
         merged = parts[0].replace(keys=Keys(words, narrow), rows=rows, counts=counts, seal=seals, merged=True)
     if isinstance(scale, (int, float)) and scale == 1:
         return merged

@@ -15,7 +15,9 @@ from kvjax._admit import options as admission_options
 from kvjax._evict import Every, Policy, call_score
 from kvjax._generated import Generated
 from kvjax._initializers import Initializer, Pool, native
+from kvjax._placement import Placement
 from kvjax._storage import Host, Storage
+from kvjax.ffi import host
 
 KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
 ROW_DTYPES = ("float32", "bfloat16", "float16")
@@ -44,6 +46,7 @@ class TableSpec:
     storage: Storage = Host()  # noqa: RUF009  (frozen)
     rounding: str = "nearest"
     constraint: Callable[[Any], Any] | None = None
+    placement: Placement | None = None
 
     @property
     def row_dtype(self) -> Any:
@@ -66,8 +69,62 @@ class TableSpec:
         return np.array([key % 2**64], np.uint64).view(np.uint32)
 
     @property
+    def shares_row(self) -> bool:
+        """Whether unadmitted keys share the row of a key."""
+        return self.admit is not None and not isinstance(self.admit.unadmitted, str)
+
+    @property
+    def num_facts(self) -> int:
+        """How many numbers the shards of a spread table tell each other in a training step."""
+        return host.FACT_WORDS + (self.dim if self.shares_row else 0)
+
+    @property
+    def spread(self) -> Placement:
+        """The placement of a table that has one."""
+        assert self.placement is not None
+        return self.placement
+
+    @property
+    def tells_facts(self) -> bool:
+        """Whether a shard has to know what the others have planned before it can say what it will do."""
+        decides_alone = self.placement is None or self.placement.replicated
+        return not decides_alone and (self.shares_row or self.max_capacity is not None or self.evict is not None)
+
+    @property
+    def shards(self) -> range:
+        """The shards that this process has, by number; a table in one place is its own shard 0."""
+        return range(1 if self.placement is None else len(self.placement.local))
+
+    @property
+    def num_shards(self) -> int:
+        return 1 if self.placement is None else self.placement.num_shards
+
+    @property
+    def kept(self) -> list[int]:
+        """Those of them that are no copies of another."""
+        return [0] if self.placement is None else [i for i, _ in self.placement.kept]
+
+    @property
+    def originals(self) -> list[int]:
+        """Those of which all others, in whatever process, are copies: each row of the table is on one of them."""
+        local = () if self.placement is None else self.placement.local
+        return [0] if self.placement is None else [i for i, shard in enumerate(local) if shard.replica == 0]
+
+    @property
     def sketch_cells(self) -> int:
         return self.admit.cells * NUM_BUCKETS if isinstance(self.admit, Sketch) else 0
+
+    def host_shards(self) -> dict[str, Any]:
+        """Where the C++ side shall have them."""
+        if self.placement is None:
+            return {"devices": [host.EVERY_DEVICE], "shards": [0], "owns_shared": [True]}
+        local = self.placement.local
+        owner = self.placement.owners(self.shared_words.view(np.int64))[0] if self.shares_row else 0
+        return {
+            "devices": [shard.device for shard in local],
+            "shards": [shard.shard for shard in local],
+            "owns_shared": [bool(shard.shard == owner) for shard in local],
+        }
 
     def host_options(self) -> dict[str, Any]:
         """What the C++ side is told."""
@@ -82,7 +139,8 @@ class TableSpec:
             "pool": pool,
             "seed": self.seed,
             "storage": self.storage.text,
-            "capacity": self.capacity,
+            "spread": self.placement is not None,
+            "capacity": -(-self.capacity // self.num_shards),
             "max_capacity": self.max_capacity or 0,
             "on_full": self.on_full,
             "admit": None if self.admit is None else admission_options(self.admit, self.seed),

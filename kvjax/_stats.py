@@ -35,6 +35,13 @@ class Stats:
       over_capacity: rows made beyond `max_capacity` with ``on_full="grow"``.
       occurrences: of keys in training.
       unique_ratio: distinct keys of each step per occurrence; 1.0 if no key ever came twice in a step.
+      exchanged_bytes: of a table that is spread, what this process's devices have sent to other devices, padding of
+        the rounds included: "to_owners" (keys asked for, and gradients with their keys) and "from_owners" (rows, and
+        what else reads ask for). Writes but that of training tell all devices their whole batch and are not counted,
+        nor are the few numbers by which devices agree.
+      exchanged_keys: distinct keys that those devices asked for or had gradients of, whoever owned them.
+      rounds: of exchange, one or more for each read and each training step.
+      extra_rounds: those beyond what the batches would have taken with all keys distinct and evenly spread.
     """
 
     name: str
@@ -58,13 +65,17 @@ class Stats:
     over_capacity: int
     occurrences: int
     unique_ratio: float
+    exchanged_bytes: dict[str, int]
+    exchanged_keys: int
+    rounds: int
+    extra_rounds: int
 
     def flat(self) -> dict[str, Any]:
         """All numbers in one level, for loggers: ``{"size": 3, "bytes/values": 2097152, ...}``."""
         out: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name in ("bytes", "evicted"):
+            if field.name in ("bytes", "evicted", "exchanged_bytes"):
                 out |= {f"{field.name}/{key}": number for key, number in value.items()}
             elif isinstance(value, (int, float)):
                 out[field.name] = value
@@ -73,18 +84,41 @@ class Stats:
 
 _PLANES = ("index", "value", "header", "slot", "admission")
 _PLAIN = ("size", "capacity", "probe_mean", "probe_longest", "last_step", "hits", "misses", "inserted", "removed",
-          "admitted", "refused", "tracked", "evicted", "over_capacity", "occurrences")  # fmt: skip
+          "admitted", "refused", "tracked", "evicted", "over_capacity", "occurrences", "rounds",
+          "extra_rounds")  # fmt: skip
 
 
 def stats_of(spec: TableSpec) -> Stats:
-    raw = host.stats(spec.name)
+    every = [host.stats(spec.name, shard) for shard in range(len(spec.shards))]
+    raw = _summed([every[shard] for shard in spec.kept])
     planes = {"value": "values", "header": "headers", "slot": "slots"}
     return Stats(
         name=spec.name,
         max_capacity=spec.max_capacity,
         load=raw["size"] / max(raw["places"], 1),
         bytes={planes.get(plane, plane): raw[f"{plane}_bytes"] for plane in _PLANES},
-        slots=dict(host.slots(spec.name)),
+        slots=dict(host.slots(spec.name, 0)),
+        exchanged_bytes={way: sum(r[f"bytes_{way}"] for r in every) for way in ("to_owners", "from_owners")},
+        exchanged_keys=sum(r["exchanged_keys"] for r in every),
         unique_ratio=raw["distinct"] / raw["occurrences"] if raw["occurrences"] else 1.0,
         **{name: raw[name] for name in _PLAIN},
     )
+
+
+def _summed(shards: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the shards of a table say together."""
+    total = dict(shards[0])
+    for raw in shards[1:]:
+        total["evicted"] = {
+            reason: total["evicted"].get(reason, 0) + raw["evicted"].get(reason, 0)
+            for reason in total["evicted"] | raw["evicted"]
+        }
+        for name, number in raw.items():
+            if name in ("last_step", "probe_longest", "rounds", "extra_rounds"):
+                total[name] = max(total[name], number)
+            elif name == "probe_mean":
+                total[name] += (number - total[name]) * raw["size"] / max(total["size"] + raw["size"], 1)
+            elif name not in ("evicted", "size"):
+                total[name] += number
+        total["size"] += raw["size"]
+    return total

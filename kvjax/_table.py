@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from kvjax import _export
-from kvjax._handle import live_version
+from kvjax import _export, _shards
+from kvjax._handle import handle_version, live_sinks, live_version
 from kvjax._numbers import is_integer
+from kvjax._processes import gather, together
 from kvjax._spec import TableSpec, fail
 from kvjax._stats import Stats, stats_of
 from kvjax._writing import Writing
@@ -68,9 +69,25 @@ class Table(Writing):
                 "whole tables and their numbers are of the host: take them between steps",
             )  # fmt: skip
 
-    def size(self) -> int:
-        """The number of rows, once all writes up to this handle are done."""
-        return host.size(self.name, self._settled("size"))
+    def size(self, all_processes: bool = False) -> int:
+        """The number of rows, once all writes up to this handle are done.
+
+        Like all host values (``len``, `shape`, `export`, `stats`), it is about the shards that this process has: no
+        other is waited for, so one process may ask alone.
+
+        Args:
+          all_processes: count the rows of the whole table instead. All processes of its mesh must ask together.
+        """
+        placement, spec = self.spec.placement, self.spec
+        if not all_processes or placement is None:
+            version = self._settled("size")
+            return sum(host.size(self.name, shard, version) for shard in spec.kept)
+
+        def count() -> int:
+            version = self._settled("size")
+            return sum(host.size(self.name, shard, version) for shard in spec.originals)
+
+        return int(gather(placement, np.int64(together(placement, self.name, "size", count))).sum())
 
     def __len__(self) -> int:
         return self.size()
@@ -85,6 +102,8 @@ class Table(Writing):
 
     def export(self, prune: _export.PruneLike | None = None, dry_run: bool = False, slots: bool = False) -> Any:
         """Copies the table out as NumPy arrays, sorted by (bucket, key). The table itself is not changed.
+
+        In several processes each exports the rows of its own shards.
 
         Args:
           prune: `kvjax.Prune`, or a function from the export to ``(n,)`` bool, true for rows to keep.
@@ -107,24 +126,27 @@ class Table(Writing):
             rows = rows.take(_export.keep_mask(prune, rows))
         return (len(rows), rows.total) if dry_run else rows
 
-    def snapshot(self, slots: bool = True) -> _export.Snapshot:
+    def snapshot(self, slots: bool = True, once: bool = False) -> _export.Snapshot:
         """What a checkpoint stores.
 
         Args:
           slots: whether to include the optimizer's slots.
+          once: leave out shards of which another process has the first copy, so that all processes together give
+            each row once.
 
         Returns:
           The export, and what belongs to the table as a whole.
         """
-        raw = host.export_table(self.name, self._settled("export"), slots)
-        return _export.from_host(raw, self.dim, self.spec.row_dtype, self.spec.key_dtype)
+        shards = self.spec.originals if once else self.spec.kept
+        return _shards.snapshot(self.spec, self._settled("export"), slots, shards)
 
     def load(self, rows: _export.Exported | _export.Snapshot, slot_types: dict[str, str] | None = None) -> Self:
         """Replaces the rows of the table; it is unchanged if this fails.
 
         Args:
           rows: arrays as `export` gives them, in any order, keys distinct: keys that wait for admission go on waiting.
-            Or what `snapshot` gives, with the counts of its own time.
+            Or what `snapshot` gives, with the counts of its own time. Of a table that is spread over several
+            processes, which must call this together, each gives the rows of its own shards, or all give all.
           slot_types: dtype and shape of each slot in ``rows.slots`` ("float32[64]"); by default those of the
             snapshot or of the arrays.
 
@@ -144,7 +166,13 @@ class Table(Writing):
           [1, 2]
           >>> kvjax.drop_table("doc_load")
         """
-        version = self._settled("load")
+        version = _shards.load(
+            self.spec, "load", lambda: self._settled("load"), lambda: self._contents(rows, slot_types)
+        )
+        return self._next(handle_version(self.spec, version))
+
+    def _contents(self, rows: _export.Exported | _export.Snapshot, slot_types: dict[str, str] | None) -> dict[str, Any]:
+        """What `load` is given, checked, as the C++ side takes it."""
         admission = {}
         if isinstance(rows, _export.Snapshot):
             none = {name: np.zeros(0, dtype) for name, dtype in _export.ADMISSION_ARRAYS.items()}
@@ -170,7 +198,7 @@ class Table(Writing):
                 ValueError, self.name, "load", f"slot_types as the arrays are, {own_types}", f"{types}",
                 "leave slot_types out",
             )  # fmt: skip
-        arrays = {
+        return admission | {
             "keys": np.ascontiguousarray(rows.keys).view(np.int64),
             "values": _bytes(rows.values),
             "freqs": np.asarray(rows.freqs, np.int64),
@@ -178,9 +206,11 @@ class Table(Writing):
             "has_slots": _bytes(np.asarray(rows.has_slots, bool)),
             "pinned": _bytes(np.asarray(rows.pinned, bool)),
             "last_step": int(rows.last_step),
-            "slots": [(name, types[name], _bytes(array)) for name, array in rows.slots.items()],
+            "slots": [
+                (name, types[name], array.dtype.itemsize * math.prod(array.shape[1:]), _bytes(array))
+                for name, array in rows.slots.items()
+            ],
         }
-        return self._next(jnp.uint32(host.load_table(self.name, version, arrays | admission)))
 
     def _check_admission(self, counts: dict[str, np.ndarray]) -> None:
         """Says so if counts of keys without a row are about to be lost."""
@@ -190,7 +220,7 @@ class Table(Writing):
             warnings.warn(
                 f"kvjax: table {self.name!r}, load: want the admission that the rows were saved with, got "
                 f"{self.spec.admit}; the counts of keys without a row ({', '.join(lost)}) are left out",
-                stacklevel=3,
+                stacklevel=8,  # the caller of load
             )
 
     def reserve(self, n: int) -> Self:
@@ -214,14 +244,16 @@ class Table(Writing):
         version = self._settled("reserve")
         if not is_integer(n) or not 0 <= n < 2**32 - 1:
             raise fail(ValueError, self.name, "reserve", "a number of rows below 2**32 - 1", repr(n), "see reserve")
-        host.reserve(self.name, version, int(n))
+        for shard in self.spec.shards:
+            host.reserve(self.name, shard, version, -(-int(n) // (self.spec.num_shards)))
         return self
 
     def stats(self) -> Stats:
         """What the table holds and what it has done since it was made, cheap enough to log at each step.
 
         Returns:
-          `kvjax.Stats` of the live table, whatever handle is asked, once all writes up to this handle are done.
+          `kvjax.Stats` of the live table, whatever handle is asked, once all writes up to this handle are done. In
+          several processes of the shards of this one.
 
         Example:
           >>> import kvjax, numpy as np
@@ -236,13 +268,18 @@ class Table(Writing):
         return stats_of(self.spec)
 
     def on_evict(self, sink: Callable[..., None] | None) -> Self:
-        """Sends the rows of every later eviction to a function, before they go.
+        """Sends the rows of every later eviction to a function, before they go. In several processes each sends those
+        of its own shards.
 
         Args:
           sink: called as ``sink(keys, values, slots, freqs, versions, reason)`` with the arrays of `Exported`, sorted
             by (bucket, key), and the policy that chose the rows (or "restrict", or "capacity"). It runs inside the
             write, on any thread, in batches of 65,536 rows at most, and must not call the table. If it raises, the
             write fails and the table is as it was; what it was given before, it may be given again. None ends it.
+            Of a spread table it is called for each shard that loses rows, in the shard's process, and each row goes to
+            it once, however many copies there are; rows stay if another shard refuses the write. The shards wait for
+            each other, and XLA ends a process on the CPU in which they do so for a minute: a slow sink hands its
+            work to a thread.
 
         Returns:
           This handle.
@@ -255,7 +292,7 @@ class Table(Writing):
           2 restrict
           >>> kvjax.drop_table("doc_sink")
         """
-        host.size(self.name, self._settled("on_evict"))  # a stale handle says so
+        host.size(self.name, 0, self._settled("on_evict"))  # a stale handle says so
         if sink is not None and not callable(sink):
             raise fail(TypeError, self.name, "on_evict", "a function or None", repr(sink), "see Table.on_evict")
         spec = self.spec
@@ -264,7 +301,10 @@ class Table(Writing):
             rows = _export.from_host(arrays, spec.dim, spec.row_dtype, spec.key_dtype).rows
             sink(rows.keys, rows.values, rows.slots, rows.freqs, rows.versions, reason)  # pyright: ignore[reportOptionalCall]
 
-        host.set_sink(self.name, None if sink is None else call)
+        given = None if sink is None else call
+        for shard in self.spec.originals:
+            host.set_sink(self.name, shard, given)
+        live_sinks[self.name] = given
         return self
 
     def __repr__(self) -> str:
@@ -277,7 +317,9 @@ class Table(Writing):
         if isinstance(version, jax.Array) and version.is_deleted():
             return "version=donated"
         try:
-            rows, live = host.rows(self.name)
+            self._wait()  # for the write of every shard
+            shards = [host.rows(self.name, shard) for shard in self.spec.kept]
+            rows, live = sum(n for n, _ in shards), shards[0][1]
             return f"rows={rows:,}, version={version}" if live == int(version) else f"version={version} (stale)"
         except KeyError:
             return f"version={version} (dropped)"

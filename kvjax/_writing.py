@@ -7,7 +7,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from kvjax import _ops, _rowwise
+from kvjax import _calls, _rowwise
 from kvjax._evict import Policy
 from kvjax._keys import Keys
 from kvjax._numbers import is_integer
@@ -150,7 +150,7 @@ class Writing(Reading):
                 ValueError, self.name, "accum", f"exists {keys.shape} bool", f"{exists.shape} {exists.dtype}",
                 "give what lookup(keys, return_found=True) found",
             )  # fmt: skip
-        return self._next(_ops.accum(self.spec, self._write("accum"), keys, old, new, exists))
+        return self._next(_calls.accum(self.spec, self._write("accum"), keys, old, new, exists))
 
     def apply(
         self, tx: Any, grads: SparseRows, state: Any = (), step: Any = None, **extra_args: Any
@@ -273,7 +273,7 @@ class Writing(Reading):
         return self._evict("restrict", f"restrict\n{ranking[by].format(int(n))}", None)
 
     def _evict(self, op: str, policy: str, step: Any) -> Self:
-        return self._next(_ops.evict(self.spec, op, self._write(op), policy, step_words(step, self.name, op)))
+        return self._next(_calls.evict(self.spec, op, self._write(op), policy, step_words(step, self.name, op)))
 
     def pin(self, keys: Any) -> Self:
         """Makes rows stay: no eviction takes them. Keys without a row get their initial one.
@@ -326,7 +326,7 @@ class Writing(Reading):
           (0, 0)
           >>> kvjax.drop_table("doc_clear")
         """
-        return self._next(_ops.clear(self.spec, self._write("clear"), slots_only=False))
+        return self._next(_calls.clear(self.spec, self._write("clear"), slots_only=False))
 
     def clear_slots(self) -> Self:
         """Forgets the optimizer's state of every row, so that another optimizer can take over.
@@ -344,19 +344,16 @@ class Writing(Reading):
           ['trace']
           >>> kvjax.drop_table("doc_clear_slots")
         """
-        return self._next(_ops.clear(self.spec, self._write("clear_slots"), slots_only=True))
+        return self._next(_calls.clear(self.spec, self._write("clear_slots"), slots_only=True))
 
     def _write_keys(self, op: str, keys: Keys) -> Self:
-        version = self._write(op)
-        new = op in ("lookup_or_insert", "pin")
-        initial = self._initial(keys) if new else None
-        return self._next(_ops.write_keys(self.spec, op, version, keys, initial))
+        makes_rows = op in ("lookup_or_insert", "pin")
+        return self._next(_calls.write_keys(self.spec, op, self._write(op), keys, makes_rows))
 
     def _write_rows(self, op: str, keys: Any, rows: Any, dtype: Any) -> Self:
         version, keys = self._write(op), self._keys(keys, op)
         rows = self._values(op, keys, rows, dtype)
-        initial = self._initial(keys) if op == "add" else None
-        return self._next(_ops.write_rows(self.spec, op, version, keys, rows, initial))
+        return self._next(_calls.write_rows(self.spec, op, version, keys, rows, makes_rows=op == "add"))
 
     def _values(self, op: str, keys: Keys, values: Any, dtype: Any) -> jax.Array:
         """Rows that a caller brings, checked: ``(..., dim)`` of `dtype`."""

@@ -1,6 +1,13 @@
-"""Strict JAX for every test, and no table left behind."""
+"""Strict JAX for every test, eight devices for those of spread tables, and no table left behind."""
 
 import itertools
+import math
+import os
+
+# Before JAX starts. With fewer threads than twice the devices, XLA's collectives on the CPU may wait for each other for
+# ever once several programs are under way (seen with jax 0.10).
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+os.environ.setdefault("NPROC", "32")
 
 import jax
 import pytest
@@ -29,6 +36,19 @@ def make():
 
     def make(dim=4, **options):
         return kvjax.get_table(f"table{next(_numbers)}", dim=dim, **options)
+
+    return make
+
+
+@pytest.fixture
+def mesh():
+    """Makes a mesh of some of the devices: ``mesh(4)``, ``mesh(data=2, model=2)``, ``mesh(4, explicit=True)``."""
+
+    def make(n=None, explicit=False, **axes):
+        axes = axes or {"x": n}
+        kind = jax.sharding.AxisType.Explicit if explicit else jax.sharding.AxisType.Auto
+        devices = jax.devices()[: math.prod(axes.values())]
+        return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(kind,) * len(axes), devices=devices)
 
     return make
 

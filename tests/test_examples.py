@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -33,6 +34,36 @@ def test_two_tower_resumes_to_the_same_result(tmp_path):
     assert whole == summary_of(tmp_path / "killed")
     assert whole["recall"] > 1.5 * whole["popular"][0]
     assert (tmp_path / "whole/two_tower.png").stat().st_size > 10_000
+
+
+def alike(a, b):
+    """The same training on other devices: sums of gradients are in another order, and nothing else differs."""
+    np.testing.assert_allclose(a["loss"], b["loss"], rtol=1e-4)
+    for name in ("recall", "ndcg"):
+        assert round(a[name], 3) == round(b[name], 3)
+    assert [a[name] for name in ("rows", "kept", "steps")] == [b[name] for name in ("rows", "kept", "steps")]
+
+
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    run("two_tower.py", "--out", folder)
+    return summary_of(folder)
+
+
+def test_two_tower_on_four_devices_resumes_on_two(on_one_device, tmp_path):
+    run("two_tower.py", "--out", tmp_path / "four", "--devices", 4)
+    alike(summary_of(tmp_path / "four"), on_one_device)
+    run("two_tower.py", "--out", tmp_path / "killed", "--devices", 4, "--kill-at", 90, code=1)
+    assert "resumed at step 80" in run("two_tower.py", "--out", tmp_path / "killed", "--devices", 2)
+    alike(summary_of(tmp_path / "killed"), on_one_device)
+
+
+def test_two_tower_in_two_processes(on_one_device, tmp_path):
+    first, second = processes.run(EXAMPLES / "two_tower.py", "--smoke", f"--out={tmp_path}")
+    summary = summary_of(tmp_path)
+    alike(summary, on_one_device)
+    assert summary["devices"] == 2 and "Recall@20" in first and "Recall@20" not in second
 
 
 def test_two_tower_dense(tmp_path):

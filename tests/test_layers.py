@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 # A module may import from its own layer and those before it; adapters (the last) never from each other.
 LAYERS = [
     ["kvjax.ffi"],
-    ["kvjax._numbers"],
+    ["kvjax._numbers", "kvjax._varying", "kvjax._mix"],
     [
         "kvjax._keys",
         "kvjax._generated",
@@ -21,19 +21,25 @@ LAYERS = [
         "kvjax._export",
         "kvjax._rounding",
         "kvjax._constraints",
+        "kvjax._placement",
     ],
     ["kvjax._admit", "kvjax._evict"],
     ["kvjax._spec"],
-    ["kvjax._masks"],
+    ["kvjax._masks", "kvjax._processes", "kvjax._spread"],
+    ["kvjax._shards"],
     ["kvjax._ops", "kvjax._options", "kvjax._steps"],
-    ["kvjax._initial_rows", "kvjax._stats"],
+    ["kvjax._initial_rows", "kvjax._stats", "kvjax._bag_ops"],
+    ["kvjax._exchange", "kvjax._room"],
     ["kvjax._sparse", "kvjax._pooling"],
+    ["kvjax._copies"],
+    ["kvjax._calls"],
+    ["kvjax._deliver", "kvjax._ahead"],
     ["kvjax._rowwise"],
     ["kvjax._handle"],
     ["kvjax._reading"],
     ["kvjax._writing"],
     ["kvjax._table"],
-    ["kvjax._gradients", "kvjax._registry", "kvjax._bags", "kvjax._features"],
+    ["kvjax._gradients", "kvjax._registry", "kvjax._reshard", "kvjax._bags", "kvjax._features", "kvjax._prefetch"],
     ["kvjax.flax", "kvjax.optax", "kvjax.orbax"],
 ]
 CPP_LAYERS = ["kvjax/ffi/core/", "kvjax/ffi/handlers/", "kvjax/ffi/"]
@@ -102,9 +108,9 @@ def test_python_knows_no_platform():
 
 def test_public_names():
     assert set(kvjax.__all__) == {
-        "Exported", "Keys", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "constraints", "drop_table",
-        "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag", "lookup_many", "merge",
-        "optax", "orbax", "stats", "storage", "tables", "value_and_grad",
+        "Ahead", "Exported", "Keys", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "constraints",
+        "drop_table", "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag",
+        "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "stats", "storage", "tables", "value_and_grad",
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {"PartitionState", "Rowwise", "global_norm", "joint", "partition", "rowwise"}

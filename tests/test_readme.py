@@ -1,19 +1,30 @@
-"""The README's code runs and prints what it says."""
+"""The code in the README and the docs runs and prints what they say."""
 
 import re
 from pathlib import Path
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+TEXTS = {"README.md": 7, "docs/sharding.md": 5, "docs/scaling.md": 0}  # and how many blocks of code they have
 
 
-def test_code_blocks(tmp_path, capsys, promotion):
-    blocks = re.findall(r"```python\n(.*?)```", README, re.S)
-    assert len(blocks) == 6
+@pytest.mark.parametrize("name", TEXTS)
+def test_code_blocks(name, tmp_path, capsys, promotion):
+    text = (ROOT / name).read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert len(blocks) == TEXTS[name]
     namespace = {"folder": tmp_path}
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), namespace)
-    assert capsys.readouterr().out.splitlines() == re.findall(r"^print\(.*\)  # (.*)$", README, re.M)
-    assert int(namespace["state"].step) == 51
+        exec(compile(block, name, "exec"), namespace)
+    assert capsys.readouterr().out.splitlines() == re.findall(r"^print\(.*\)  # (.*)$", text, re.M)
+    if name == "README.md":
+        assert int(namespace["state"].step) == 51
+
+
+def test_all_docs_are_run():
+    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= TEXTS.keys()
 
 
 def test_no_placeholder_is_left():
@@ -21,5 +32,6 @@ def test_no_placeholder_is_left():
 
 
 def test_links():
-    for link in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (Path(__file__).parents[1] / link).exists(), link
+    for name in TEXTS:
+        for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text()):
+            assert (ROOT / name).parent.joinpath(link).exists(), link

@@ -9,6 +9,7 @@ import importlib
 import os
 import sys
 from types import ModuleType
+from typing import Any
 
 import jax
 
@@ -49,6 +50,11 @@ if "cpu" not in _modules:
 
 host = _modules["cpu"]
 """The whole-table calls that are made from Python and not from a compiled program."""
+
+
+def ordinal(device: Any) -> int:
+    """What an FFI call that runs on a device of this process is told as its DeviceOrdinal."""
+    return device.id if device.platform == "cpu" else device.local_hardware_id
 
 
 def backends() -> dict[str, str]:

@@ -8,18 +8,21 @@
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/table.h"
 #include "kvjax/ffi/cpu_bags.h"
+#include "kvjax/ffi/cpu_sharded.h"
 #include "kvjax/ffi/handlers/bags.h"
 #include "kvjax/ffi/handlers/pool.h"
+#include "kvjax/ffi/handlers/sharded.h"
 #include "kvjax/ffi/handlers/tables.h"
 #include "kvjax/ffi/handlers/training.h"
 #include "kvjax/ffi/host.h"
+#include "kvjax/ffi/host_shards.h"
 
 namespace nb = nanobind;
 
 namespace kvjax {
 
 /// Calls the core, reading on the spot the scalars that the handlers hand through as pointers.
-struct Cpu : CpuBags {
+struct Cpu : CpuBags, CpuSharded {
   using Ctx = ffi::ThreadPool;
   using Exec = ffi::ThreadPool;
   using Table = kvjax::Table;
@@ -44,33 +47,48 @@ struct Cpu : CpuBags {
                        KeySpan keys, std::byte* out) {
     t.ReadSlot(On(pool), *version, slot, bytes, keys, out);
   }
-  static void WriteKeys(Exec& pool, Table& t, std::string_view op, const uint32_t* version, KeySpan keys,
+  static void Changed(Exec&, Table& t, const uint32_t* version, const uint32_t* since, KeySpan keys,
+                      bool* changed) {
+    t.Changed(*version, *since, keys, changed);
+  }
+  static void WriteKeys(Exec& pool, Table& t, std::string_view op, Operand by, KeySpan keys, const bool* mask,
                         InitialRows initial, uint32_t* next) {
-    *next = op == "lookup_or_insert" ? t.Insert(On(pool), *version, keys, initial)
-            : op == "pin"            ? t.Pin(On(pool), *version, keys, initial)
-            : op == "unpin"          ? t.Unpin(*version, keys)
-            : op == "remove"         ? t.Remove(*version, keys)
+    const Selected own(keys, mask);
+    const Call call = CallOf(by);
+    *next = op == "lookup_or_insert" ? t.Insert(On(pool), call, own.keys(), initial)
+            : op == "pin"            ? t.Pin(On(pool), call, own.keys(), initial)
+            : op == "unpin"          ? t.Unpin(call, own.keys())
+            : op == "remove"         ? t.Remove(call, own.keys())
                                      : throw Unknown(t, op);
   }
-  static void WriteRows(Exec& pool, Table& t, std::string_view op, const uint32_t* version, KeySpan keys,
+  static void WriteRows(Exec& pool, Table& t, std::string_view op, Operand by, KeySpan keys, const bool* mask,
                         const std::byte* rows, InitialRows initial, uint32_t* next) {
-    *next = op == "upsert"   ? t.Upsert(On(pool), *version, keys, rows)
-            : op == "assign" ? t.Assign(On(pool), *version, keys, rows)
-            : op == "add"    ? t.Add(On(pool), *version, keys, reinterpret_cast<const float*>(rows), initial)
-                             : throw Unknown(t, op);
+    const Selected own(keys, mask);
+    const Call call = CallOf(by);
+    std::vector<std::byte> room;
+    const size_t bytes = op == "add" ? static_cast<size_t>(t.spec().dim) * sizeof(float) : t.row_bytes();
+    rows = own.Rows(rows, bytes, room);
+    *next = op == "upsert"   ? t.Upsert(On(pool), call, own.keys(), rows)
+            : op == "assign" ? t.Assign(On(pool), call, own.keys(), rows)
+            : op == "add" ? t.Add(On(pool), call, own.keys(), reinterpret_cast<const float*>(rows), initial)
+                          : throw Unknown(t, op);
   }
-  static void Accum(Exec& pool, Table& t, const uint32_t* version, KeySpan keys, const float* old_rows,
+  static void Accum(Exec& pool, Table& t, Operand by, KeySpan keys, const bool* mask, const float* old_rows,
                     const float* new_rows, const bool* exists, uint32_t* next) {
-    *next = t.Accum(On(pool), *version, keys, old_rows, new_rows, exists);
+    const Selected own(keys, mask);
+    const auto dim = static_cast<size_t>(t.spec().dim);
+    std::vector<float> old_room, new_room;
+    std::vector<uint8_t> exists_room;
+    const auto* flags = own.Rows(reinterpret_cast<const uint8_t*>(exists), 1, exists_room);
+    *next = t.Accum(On(pool), CallOf(by), own.keys(), own.Rows(old_rows, dim, old_room),
+                    own.Rows(new_rows, dim, new_room), reinterpret_cast<const bool*>(flags));
   }
-  static void Evict(Exec& pool, Table& t, std::string_view op, const uint32_t* version, const Policy& policy,
+  static void Evict(Exec& pool, Table& t, std::string_view op, Operand by, const Policy& policy,
                     const int64_t* step, uint32_t* next) {
-    *next = t.Evict(On(pool), op, *version, policy, Unaligned(step));
+    *next = t.Evict(On(pool), op, CallOf(by), policy, Unaligned(step));
   }
-  static void Clear(Exec&, Table& t, const uint32_t* version, uint32_t* next) { *next = t.Clear(*version); }
-  static void ClearSlots(Exec&, Table& t, const uint32_t* version, uint32_t* next) {
-    *next = t.ClearSlots(*version);
-  }
+  static void Clear(Exec&, Table& t, Operand by, uint32_t* next) { *next = t.Clear(CallOf(by)); }
+  static void ClearSlots(Exec&, Table& t, Operand by, uint32_t* next) { *next = t.ClearSlots(CallOf(by)); }
   static void BeginApply(Exec& pool, Table& t, const uint32_t* version, KeySpan keys, const int32_t* counts,
                          const uint32_t* seals, size_t num_seals, const float* rows, const int64_t* step,
                          const SlotLayout& layout, InitialRows initial, uint32_t* next, uint32_t* targets,
@@ -82,23 +100,31 @@ struct Cpu : CpuBags {
     std::memcpy(used_step, &used, sizeof(used));
   }
   static void Gather(Exec& pool, Table& t, const uint32_t* version, const uint32_t* targets, size_t num_rows,
-                     const int32_t* start, const int32_t* active, size_t chunk, const float* rows,
-                     const float* pooled, std::byte* values, float* grads, bool* fresh,
-                     const std::vector<std::byte*>& slots) {
-    const size_t n = ChunkRows(num_rows, *start, *active, chunk), dim = static_cast<size_t>(t.spec().dim);
-    const Table::Target* of = reinterpret_cast<const Table::Target*>(targets) + *start;
-    t.Gather(On(pool), *version, of, n, values, fresh, slots);
-    for (size_t i = 0, run; i < n; i += run) {  // gradients mostly stand one behind the other
-      const bool in_rows = of[i].gradient < num_rows;
-      for (run = 1; in_rows && i + run < n && of[i + run].gradient == of[i].gradient + run;) ++run;
-      std::memcpy(grads + i * dim, in_rows ? rows + of[i].gradient * dim : pooled, run * dim * sizeof(float));
+                     const int32_t* start, const int32_t* active, size_t chunk, const uint64_t* keys,
+                     const float* rows, const float* pooled, std::byte* values, float* grads, bool* fresh,
+                     uint64_t* row_keys, const std::vector<std::byte*>& slots) {
+    Chunk c(t, targets, num_rows, *start, *active, chunk);
+    if (c.own) {
+      const Inbox::Merged& in = t.shard_step().inbox.merged();
+      num_rows = in.n, keys = in.keys, rows = in.rows, pooled = t.shard_step().pooled.data();
     }
+    const auto dim = static_cast<size_t>(t.spec().dim);
+    t.Gather(On(pool), *version, c.of, c.n, values, fresh, slots);
+    for (size_t i = 0, run; i < c.n; i += run) {  // gradients mostly stand one behind the other
+      const uint32_t g = c.of[i].gradient;
+      const bool in_rows = g < num_rows;
+      for (run = 1; in_rows && i + run < c.n && c.of[i + run].gradient == g + run;) ++run;
+      std::memcpy(grads + i * dim, in_rows ? rows + g * dim : pooled, run * dim * sizeof(float));
+      const uint64_t* from = in_rows ? keys + g : &t.spec().admission.shared_key;
+      std::memcpy(row_keys + i, from, run * sizeof(uint64_t));
+    }
+    std::memset(row_keys + c.n, 0, (chunk - c.n) * sizeof(uint64_t));
   }
   static void Scatter(Exec& pool, Table& t, const uint32_t* version, const uint32_t* targets, size_t num_rows,
                       const int32_t* start, const int32_t* active, size_t chunk, const std::byte* values,
                       const std::vector<const std::byte*>& slots, uint32_t* out) {
-    t.Scatter(On(pool), *version, reinterpret_cast<const Table::Target*>(targets) + *start,
-              ChunkRows(num_rows, *start, *active, chunk), values, slots,
+    const Chunk c(t, targets, num_rows, *start, *active, chunk);
+    t.Scatter(On(pool), *version, c.of, c.n, values, slots,
               /*last=*/static_cast<size_t>(*start) + chunk >= static_cast<size_t>(*active));
     *out = *version;
   }
@@ -120,42 +146,40 @@ struct Cpu : CpuBags {
     *seal = kSeal;
   }
   static void Copy(Exec&, const uint32_t* version, uint32_t* out) { *out = *version; }
+  static void Fill(Exec&, uint32_t* out, size_t n, uint32_t word) { std::fill_n(out, n, word); }
 
  private:
   static Error Unknown(const Table& t, std::string_view op) {
     return MakeError(ErrorCode::kInvalidArgument, t.spec().name, op, "an operation of kvjax", op,
                      "call kvjax's Python functions");
   }
-  /// XLA aligns the words of an int64 like any uint32.
-  static int64_t Unaligned(const int64_t* words) {
-    int64_t value;
-    std::memcpy(&value, words, sizeof(value));
-    return value;
-  }
-  static void CheckSeals(std::string_view table, std::string_view op, const uint32_t* seals, size_t n) {
-    if (std::all_of(seals, seals + n, [](uint32_t seal) { return seal == kSeal; })) return;
-    throw MakeError(ErrorCode::kInvalidArgument, table, op, "gradients as kvjax.value_and_grad made them",
-                    "gradients whose keys went through arithmetic",
-                    "transforms over dense and sparse gradients together go into kvjax.optax.joint(tx); "
-                    "microbatch gradients are concatenated (stacked by lax.scan), not added");
-  }
-  /// How many rows of a step with `num_rows` the chunk at `start` has.
-  static size_t ChunkRows(size_t num_rows, int32_t start, int32_t active, size_t chunk) {
-    const auto rows = static_cast<int64_t>(std::min<size_t>(num_rows, INT32_MAX));
-    if (start < 0 || active < 0 || active > rows || start > rows) {
-      throw MakeError(ErrorCode::kInvalidArgument, "", "apply", "a chunk inside the step",
-                      "start " + std::to_string(start) + ", active " + std::to_string(active),
-                      "this is a defect of kvjax: please report it");
+  /// The targets of the chunk at `start`: of the operand, or of the shard's own step if that is empty.
+  struct Chunk {
+    Chunk(const Table& t, const uint32_t* targets, size_t num_rows, int32_t start, int32_t active,
+          size_t chunk)
+        : own(num_rows == 0) {
+      const auto& step = t.shard_step().targets;
+      const auto rows = static_cast<int64_t>(std::min<size_t>(own ? step.size() : num_rows, INT32_MAX));
+      if (start < 0 || active < 0 || active > rows || start > rows) {
+        throw MakeError(ErrorCode::kInvalidArgument, t.spec().name, "apply", "a chunk inside the step",
+                        "start " + std::to_string(start) + ", active " + std::to_string(active),
+                        "this is a defect of kvjax: please report it");
+      }
+      of = (own ? step.data() : reinterpret_cast<const Table::Target*>(targets)) + start;
+      n = std::min(chunk, static_cast<size_t>(std::max(active - start, 0)));
     }
-    return std::min(chunk, static_cast<size_t>(std::max(active - start, 0)));
-  }
+    bool own;
+    const Table::Target* of;
+    size_t n;
+  };
 };
-static_assert(Backend<Cpu> && BagBackend<Cpu>);
+static_assert(Backend<Cpu> && BagBackend<Cpu> && ShardedBackend<Cpu>);
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(LookupCpu, Lookup<Cpu>, BindLookup<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(FindMissingCpu, FindMissing<Cpu>, BindFindMissing<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(InspectCpu, Inspect<Cpu>, BindInspect<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ReadSlotCpu, ReadSlot<Cpu>, BindReadSlot<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ChangedCpu, Changed<Cpu>, BindChanged<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(WriteKeysCpu, WriteKeys<Cpu>, BindWriteKeys<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(WriteRowsCpu, WriteRows<Cpu>, BindWriteRows<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AccumCpu, Accum<Cpu>, BindAccum<Cpu>());
@@ -165,6 +189,16 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(MergeCpu, Merge<Cpu>, BindMerge<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(BeginApplyCpu, BeginApply<Cpu>, BindBeginApply<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(GatherCpu, Gather<Cpu>, BindGather<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ScatterCpu, Scatter<Cpu>, BindScatter<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(OwnedCpu, OwnedKeys<Cpu>, BindOwnedKeys<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(RouteCpu, RouteKeys<Cpu>, BindRouteKeys<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AlikeCpu, Alike<Cpu>, BindAlike<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(AgreeCpu, Agree<Cpu>, BindAgree<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ReceiveCpu, Receive<Cpu>, BindReceive<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(PlanStepCpu, PlanStep<Cpu>, BindPlanStep<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(FactsCpu, Facts<Cpu>, BindFacts<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(PrepareCpu, Prepare<Cpu>, BindPrepare<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(HearCpu, Hear<Cpu>, BindHear<Cpu>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(CommitStepCpu, CommitStep<Cpu>, BindCommitStep<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(SealCpu, Seal<Cpu>, BindOrder<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(AfterCpu, After<Cpu>, BindOrder<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(BagSumCpu, BagSum<Cpu>, BindBags<Cpu>());
@@ -173,7 +207,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(BagDotCpu, BagDot<Cpu>, BindBags<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(BagMaxCpu, BagMax<Cpu>, BindBagMax<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(BagPlaceCpu, BagPlace<Cpu>, BindBags<Cpu>());
 XLA_FFI_DEFINE_HANDLER_SYMBOL(BagIdsCpu, BagIds<Cpu>, BindBagIds<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SaltCpu, Salt<Cpu>, BindSalt<Cpu>());
 
 namespace {
 
@@ -189,6 +222,7 @@ nb::dict Handlers() {
   d["kvjax_find_missing"] = Capsule(FindMissingCpu);
   d["kvjax_inspect"] = Capsule(InspectCpu);
   d["kvjax_read_slot"] = Capsule(ReadSlotCpu);
+  d["kvjax_changed"] = Capsule(ChangedCpu);
   d["kvjax_write_keys"] = Capsule(WriteKeysCpu);
   d["kvjax_write_rows"] = Capsule(WriteRowsCpu);
   d["kvjax_accum"] = Capsule(AccumCpu);
@@ -198,6 +232,16 @@ nb::dict Handlers() {
   d["kvjax_begin_apply"] = Capsule(BeginApplyCpu);
   d["kvjax_gather"] = Capsule(GatherCpu);
   d["kvjax_scatter"] = Capsule(ScatterCpu);
+  d["kvjax_owned"] = Capsule(OwnedCpu);
+  d["kvjax_route"] = Capsule(RouteCpu);
+  d["kvjax_alike"] = Capsule(AlikeCpu);
+  d["kvjax_agree"] = Capsule(AgreeCpu);
+  d["kvjax_receive"] = Capsule(ReceiveCpu);
+  d["kvjax_plan_step"] = Capsule(PlanStepCpu);
+  d["kvjax_facts"] = Capsule(FactsCpu);
+  d["kvjax_prepare"] = Capsule(PrepareCpu);
+  d["kvjax_hear"] = Capsule(HearCpu);
+  d["kvjax_commit_step"] = Capsule(CommitStepCpu);
   d["kvjax_seal"] = Capsule(SealCpu);
   d["kvjax_after"] = Capsule(AfterCpu);
   d["kvjax_bag_sum"] = Capsule(BagSumCpu);
@@ -206,7 +250,6 @@ nb::dict Handlers() {
   d["kvjax_bag_max"] = Capsule(BagMaxCpu);
   d["kvjax_bag_place"] = Capsule(BagPlaceCpu);
   d["kvjax_bag_ids"] = Capsule(BagIdsCpu);
-  d["kvjax_salt"] = Capsule(SaltCpu);
   return d;
 }
 
@@ -216,5 +259,6 @@ nb::dict Handlers() {
 NB_MODULE(_cpu, m) {
   using namespace kvjax;
   BindHost(m);
+  BindShards(m);
   m.def("handlers", &Handlers, "XLA FFI handlers by target name.");
 }

@@ -40,9 +40,6 @@ struct CpuBags {
                      int32_t* ids) {
     IdsOfLengths(table, lengths, bags, n, ids);
   }
-  static void Salt(Exec&, KeySpan keys, uint64_t salt, uint64_t* salted) {
-    for (size_t i = 0; i < keys.n; ++i) salted[i] = Salted(keys.data[i], salt);
-  }
 };
 
 }  // namespace kvjax

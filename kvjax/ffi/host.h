@@ -18,8 +18,10 @@
 #include <vector>
 
 #include "kvjax/ffi/callbacks.h"
+#include "kvjax/ffi/core/route.h"
 #include "kvjax/ffi/core/storage.h"
 #include "kvjax/ffi/core/table.h"
+#include "kvjax/ffi/handlers/errors.h"
 #include "kvjax/ffi/handlers/registry.h"
 #include "kvjax/ffi/handlers/training.h"
 
@@ -31,6 +33,15 @@ inline Registry<Table>& Tables() { return Registry<Table>::Get(); }
 
 template <class T>
 using HostArray = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+/// One of the shards of this process; a table that is not spread is its own shard 0.
+inline std::shared_ptr<Table> ShardOf(std::string_view name, std::string_view op, size_t shard) {
+  const auto all = Tables().All(name, op);
+  if (shard < all.size()) return all[shard];
+  throw MakeError(ErrorCode::kNotFound, name, op,
+                  "one of the " + std::to_string(all.size()) + " shards of this process",
+                  std::to_string(shard), "call kvjax's Python functions");
+}
 
 /// Runs a call on a table without the GIL; running out of memory names the table and the operation, as inside
 /// XLA.
@@ -73,8 +84,10 @@ inline AdmissionSpec ParseAdmission(const nb::dict& o) {
   return spec;
 }
 
-/// options: what kvjax._spec.TableSpec.host_options says.
-inline void Create(const std::string& name, const nb::dict& o) {
+/// make(first_version, i) builds shard shards[i] of a table. options: what kvjax._spec.TableSpec.host_options
+/// says; owns_shared: which of them have the row that unadmitted keys share.
+inline auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<uint32_t>& shards,
+                       const std::vector<bool>& owns_shared) {
   const auto dim = nb::cast<int64_t>(o["dim"]);
   if (dim < 1 || dim > kMaxDim) {
     throw MakeError(ErrorCode::kInvalidArgument, name, "get_table", "dim in 1.." + std::to_string(kMaxDim),
@@ -98,21 +111,30 @@ inline void Create(const std::string& name, const nb::dict& o) {
   spec.policy = Policy::Parse(nb::cast<std::string>(o["policy"]));
   spec.evict_every = nb::cast<int64_t>(o["evict_every"]);
   spec.count_batches = nb::cast<bool>(o["count_batches"]);
+  spec.spread = nb::cast<bool>(o["spread"]);
   const auto capacity = nb::cast<size_t>(o["capacity"]);
   const auto storage = nb::cast<std::string>(o["storage"]);
   ScoreFunction score = MakeScore(name, nb::object(o["score"]));
-  HostCall(name, "get_table", [&] {
-    Tables().Create(name, [&](uint32_t first_version) {
-      auto table = std::make_shared<Table>(std::move(spec), MakeSlabs(storage, name), first_version);
-      table->Reserve(first_version, capacity);
-      table->SetScore(score);  // a copy: the last reference must not go under the registry's lock
-      return table;
-    });
-  });
+  return [=](uint32_t first_version, size_t i) mutable {
+    spec.shard = shards[i];
+    spec.owns_shared = owns_shared[i];
+    auto table = std::make_shared<Table>(spec, MakeSlabs(storage, name), first_version);
+    table->Reserve(first_version, capacity);
+    table->SetScore(score);  // a copy: the last reference must not go under the registry's lock
+    return table;
+  };
 }
 
-inline nb::dict ExportTable(const std::string& name, uint32_t version, bool with_slots) {
-  const auto table = Tables().Find(name, "export");
+/// The shards of this process: devices, where they live, [EVERY_DEVICE] for a table that is not spread; and
+/// as above.
+inline void Create(const std::string& name, const nb::dict& o, const std::vector<int32_t>& devices,
+                   const std::vector<uint32_t>& shards, const std::vector<bool>& owns_shared) {
+  auto make = ShardMaker(name, o, shards, owns_shared);
+  HostCall(name, "get_table", [&] { Tables().Create(name, devices, make); });
+}
+
+inline nb::dict ExportTable(const std::string& name, size_t shard, uint32_t version, bool with_slots) {
+  const auto table = ShardOf(name, "export", shard);
   Snapshot s;
   AdmissionState admission;
   HostCall(name, "export", [&] {
@@ -126,71 +148,9 @@ inline nb::dict ExportTable(const std::string& name, uint32_t version, bool with
   return out;
 }
 
-/// rows: what ExportTable gives, as flat arrays; slots as (name, type, bytes).
-inline uint32_t LoadTable(const std::string& name, uint32_t version, const nb::dict& in) {
-  using SlotArray = std::tuple<std::string, std::string, HostArray<uint8_t>>;
-  const auto table = Tables().Find(name, "load");
-  const auto keys = nb::cast<HostArray<int64_t>>(in["keys"]);
-  const size_t n = keys.shape(0);
-  const auto expect = [&](bool ok, const std::string& what, size_t got) {
-    if (!ok) {
-      throw MakeError(ErrorCode::kInvalidArgument, name, "load", what, std::to_string(got),
-                      "all arrays have one row per key");
-    }
-  };
-  const auto longs = [&](const char* field) {
-    const auto array = nb::cast<HostArray<int64_t>>(in[field]);
-    expect(array.shape(0) == n, std::to_string(n) + " " + field, array.shape(0));
-    return array;
-  };
-  const auto bytes = [&](const char* field, size_t row) {
-    const auto array = nb::cast<HostArray<uint8_t>>(in[field]);
-    expect(array.shape(0) == n * row, std::to_string(n * row) + " bytes of " + field, array.shape(0));
-    return array;
-  };
-  const auto values = bytes("values", table->row_bytes());
-  const auto has_slots = bytes("has_slots", 1), pinned = bytes("pinned", 1);
-  const auto freqs = longs("freqs"), versions = longs("versions");
-  const auto slots = nb::cast<std::vector<SlotArray>>(in["slots"]);
-  const bool with_counts = in.contains("pending_keys");  // else those of the table stay
-  HostArray<int64_t> pending_keys, pending_counts;
-  HostArray<uint16_t> sketch;
-  if (with_counts) {
-    pending_keys = nb::cast<HostArray<int64_t>>(in["pending_keys"]);
-    pending_counts = nb::cast<HostArray<int64_t>>(in["pending_counts"]);
-    sketch = nb::cast<HostArray<uint16_t>>(in["sketch"]);
-    expect(pending_keys.shape(0) == pending_counts.shape(0), "one count per pending key",
-           pending_counts.shape(0));
-  }
-
-  SnapshotView view{.n = n,
-                    .keys = keys.data(),
-                    .values = reinterpret_cast<const std::byte*>(values.data()),
-                    .frequencies = freqs.data(),
-                    .versions = versions.data(),
-                    .has_slots = reinterpret_cast<const std::byte*>(has_slots.data()),
-                    .pinned = reinterpret_cast<const std::byte*>(pinned.data()),
-                    .slots = {},
-                    .layout = {},
-                    .last_step = nb::cast<int64_t>(in["last_step"])};
-  for (const auto& [slot, type, array] : slots) {
-    if (n == 0) break;
-    expect(array.shape(0) % n == 0, "whole rows of slot " + slot, array.shape(0));
-    view.layout.Add(slot, type, array.shape(0) / n);
-    view.slots.push_back(reinterpret_cast<const std::byte*>(array.data()));
-  }
-  return HostCall(name, "load", [&] {
-    if (!with_counts) return table->Load(version, view, table->ExportAdmission(version));
-    const AdmissionState admission{{pending_keys.data(), pending_keys.data() + pending_keys.shape(0)},
-                                   {pending_counts.data(), pending_counts.data() + pending_counts.shape(0)},
-                                   {sketch.data(), sketch.data() + sketch.shape(0)}};
-    return table->Load(version, view, admission);
-  });
-}
-
 /// Everything that kvjax.Stats says, by its names.
-inline nb::dict TableStats(const std::string& name) {
-  const auto table = Tables().Find(name, "stats");
+inline nb::dict TableStats(const std::string& name, size_t shard) {
+  const auto table = ShardOf(name, "stats", shard);
   nb::dict out, evicted;
   KeyIndex::Probes probes;
   std::map<std::string, uint64_t, std::less<>> evicted_rows;
@@ -212,6 +172,11 @@ inline nb::dict TableStats(const std::string& name) {
                  {"last_step", static_cast<uint64_t>(c.last_step)},
                  {"hits", c.counters.hits},
                  {"misses", c.counters.misses},
+                 {"exchanged_keys", c.counters.exchanged_keys},
+                 {"bytes_to_owners", c.counters.bytes_to_owners},
+                 {"bytes_from_owners", c.counters.bytes_from_owners},
+                 {"rounds", c.counters.rounds},
+                 {"extra_rounds", c.counters.extra_rounds},
                  {"inserted", c.counters.inserted},
                  {"removed", c.counters.removed},
                  {"admitted", c.counters.admitted},
@@ -232,16 +197,16 @@ inline nb::dict TableStats(const std::string& name) {
 }
 
 /// The number of rows and the version that they belong to.
-inline std::tuple<size_t, uint32_t> Rows(const std::string& name) {
-  const auto table = Tables().Find(name, "repr");
+inline std::tuple<size_t, uint32_t> Rows(const std::string& name, size_t shard) {
+  const auto table = ShardOf(name, "repr", shard);
   return HostCall(name, "repr", [&] {
     return table->Observe([&](const Contents& c) { return std::tuple(c.store.size(), table->version()); });
   });
 }
 
 /// Slots as (name, type), in the optimizer's order.
-inline std::vector<std::tuple<std::string, std::string>> TableSlots(const std::string& name) {
-  const auto table = Tables().Find(name, "slot");
+inline std::vector<std::tuple<std::string, std::string>> TableSlots(const std::string& name, size_t shard) {
+  const auto table = ShardOf(name, "slot", shard);
   return HostCall(name, "slot", [&] {
     return table->Observe([](const Contents& c) {
       std::vector<std::tuple<std::string, std::string>> slots;
@@ -268,6 +233,15 @@ inline nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashIntegers(HostArray<int64
   return ToNumpy(std::move(out));
 }
 
+/// The shard of each key by its virtual bucket.
+inline nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> Owners(HostArray<int64_t> keys, uint32_t shards) {
+  std::vector<int32_t> out(keys.shape(0));
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<int32_t>(OwnerOf(static_cast<uint64_t>(keys.data()[i]), shards));
+  }
+  return ToNumpy(std::move(out));
+}
+
 inline void BindHost(nb::module_& m) {
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
     try {
@@ -283,33 +257,40 @@ inline void BindHost(nb::module_& m) {
   m.attr("MAX_DIM") = kMaxDim;
   m.attr("SEAL") = kSeal;
   m.attr("NUM_BUCKETS") = kNumBuckets;
-  m.def("create", &Create, nb::arg("name"), nb::arg("options"));
+  m.attr("TALLY_WORDS") = Tally::kWords;
+  m.attr("FACT_WORDS") = ShardFacts::kWords;
+  m.attr("EVERY_DEVICE") = Registry<Table>::kEveryDevice;
+  m.def("create", &Create, nb::arg("name"), nb::arg("options"), nb::arg("devices"), nb::arg("shards"),
+        nb::arg("owns_shared"));
+  m.def("set_process", [](uint32_t process) { Failures::Get().SetProcess(process); });
+  m.def("owners", &Owners, nb::arg("keys"), nb::arg("shards"));
   m.def(
       "drop", [](const std::string& name) { Tables().Drop(name); }, nb::call_guard<nb::gil_scoped_release>());
   m.def(
-      "version", [](const std::string& name) { return Tables().Find(name, "version")->SettledVersion(); },
+      "version",
+      [](const std::string& name, size_t shard) { return ShardOf(name, "version", shard)->SettledVersion(); },
       nb::call_guard<nb::gil_scoped_release>());
-  m.def("size", [](const std::string& name, uint32_t version) {
-    const auto table = Tables().Find(name, "size");
+  m.def("size", [](const std::string& name, size_t shard, uint32_t version) {
+    const auto table = ShardOf(name, "size", shard);
     return HostCall(name, "size", [&] { return table->Size(version); });
   });
-  m.def("reserve", [](const std::string& name, uint32_t version, size_t n) {
-    const auto table = Tables().Find(name, "reserve");
+  m.def("reserve", [](const std::string& name, size_t shard, uint32_t version, size_t n) {
+    const auto table = ShardOf(name, "reserve", shard);
     HostCall(name, "reserve", [&] { table->Reserve(version, n); });
   });
-  m.def("export_table", &ExportTable, nb::arg("name"), nb::arg("version"), nb::arg("with_slots"));
-  m.def("load_table", &LoadTable, nb::arg("name"), nb::arg("version"), nb::arg("rows"));
-  m.def("stats", &TableStats, nb::arg("name"));
-  m.def("rows", &Rows, nb::arg("name"));
-  m.def("slots", &TableSlots, nb::arg("name"));
+  m.def("export_table", &ExportTable, nb::arg("name"), nb::arg("shard"), nb::arg("version"),
+        nb::arg("with_slots"));
+  m.def("stats", &TableStats, nb::arg("name"), nb::arg("shard"));
+  m.def("rows", &Rows, nb::arg("name"), nb::arg("shard"));
+  m.def("slots", &TableSlots, nb::arg("name"), nb::arg("shard"));
   m.def(
       "set_sink",
-      [](const std::string& name, nb::object sink) {
-        const auto table = Tables().Find(name, "on_evict");
+      [](const std::string& name, size_t shard, nb::object sink) {
+        const auto table = ShardOf(name, "on_evict", shard);
         Sink call = MakeSink(name, std::move(sink));
         HostCall(name, "on_evict", [&] { table->SetSink(std::move(call)); });
       },
-      nb::arg("name"), nb::arg("sink").none());
+      nb::arg("name"), nb::arg("shard"), nb::arg("sink").none());
   m.def("hash_strings", &HashStrings, nb::arg("items"), nb::arg("salt"));
   m.def("hash_integers", &HashIntegers, nb::arg("items"), nb::arg("salt"));
 }

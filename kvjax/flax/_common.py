@@ -37,6 +37,11 @@ class TableOptions:
     storage: Any = None
     rounding: str | None = None
     constraint: Any = None
+    mesh: Any = None
+    axis: Any = None
+    partitioner: Any = None
+    replicated: bool | None = None
+    wire: Any = None
 
 
 _FIELDS = [field.name for field in dataclasses.fields(TableOptions)]

@@ -52,6 +52,11 @@ class Embed(_TableModule):
       storage: where rows live.
       rounding: how training rounds rows of 16 bits.
       constraint: function of a row, applied after each update.
+      mesh: devices over which rows are spread.
+      axis: of the mesh, over which they are.
+      partitioner: which device has which row.
+      replicated: whether each device has all rows.
+      wire: the dtype in which rows travel.
       pad_id: the id that marks padding: it reads as zeros, and is neither trained nor counted.
       max_norm: positive number; longer rows are scaled down to this Euclidean norm when they are read.
 

@@ -6,9 +6,12 @@
         values/ freqs/ versions/ has_slots/ offsets/ slot.<name>/
         pinned/ pending_keys/ pending_counts/ sketch/            only where there is something to keep
 
-``offsets[b]`` is the first row of virtual bucket b, so whoever owns a range of buckets reads one slice. The names
-in the tree are percent-encoded. Everything goes below the directory that Orbax hands out; that a checkpoint is
-there as a whole or not at all is Orbax's doing.
+Of a table that is spread over several processes, each writes the rows that it has the first copy of, as a shard of its
+own; kvjax.json says how many rows each has. The shards of one process are one on disk.
+
+``offsets[b]`` is the first row of virtual bucket b, so whoever owns a range of buckets reads one slice of each shard.
+The names in the tree are percent-encoded. Everything goes below the directory that Orbax hands out; that a checkpoint
+is there as a whole or not at all is Orbax's doing.
 """
 
 from __future__ import annotations
@@ -16,26 +19,31 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
 
+import jax
 import numpy as np
 import tensorstore as ts
+from jax.sharding import Mesh
 
-from kvjax._export import ADMISSION_ARRAYS, Exported, PruneLike, Snapshot, keep_mask, slot_type
+from kvjax._export import ADMISSION_ARRAYS, Exported, PruneLike, Snapshot, keep_mask
 from kvjax._generated import Generated
 from kvjax._initializers import Initializer, Pool, describe, described
+from kvjax._placement import Placement
+from kvjax._processes import gather_json, together
+from kvjax._spec import fail
 from kvjax._table import Table
 from kvjax.ffi import host
 from kvjax.orbax import _rules
 
 FORMAT = "kvjax.table.v1"
-_SHARD = "shard-00000-of-00001"
 # Of what a table is made with, what a restore by name alone needs beside the fields above.
 OPTIONS = ("max_capacity", "on_full", "admit", "evict", "count", "constraint")
-_ROWS = ("keys", "values", "freqs", "versions", "has_slots")
-_POOL = "initializer.pool"
+ROWS = ("keys", "values", "freqs", "versions", "has_slots")
+POOL = "initializer.pool"
 _CHUNK_BYTES = 1 << 22
 _FIELDS = ("format", "dim", "dtype", "key_dtype", "initializer", "seed", "trainable", "num_buckets", "num_shards",
            "rows", "last_step", "slots")  # fmt: skip
@@ -47,15 +55,22 @@ class CheckpointError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A table as it goes to disk or comes from it: its description and its arrays."""
+    """A table as it goes to disk or comes from it: its description, and the arrays that this process has of it.
+
+    Attributes:
+      meta: what kvjax.json says.
+      arrays: by name.
+      shard: which of the shards on disk this process writes, None for none. The first also writes what all share.
+    """
 
     meta: dict[str, Any]
     arrays: dict[str, np.ndarray]
+    shard: int | None = None
 
     def snapshot(self) -> Snapshot:
         slots = {name: self.arrays[f"slot.{name}"] for name, _ in self.meta["slots"]}
         rows = Exported(
-            **{name: self.arrays[name] for name in _ROWS},
+            **{name: self.arrays[name] for name in ROWS},
             pinned=self.arrays.get("pinned", np.zeros(len(self.arrays["keys"]), bool)),
             slots=slots,
             last_step=self.meta["last_step"],
@@ -67,18 +82,25 @@ class Stored:
 
 def snapshot(table: Table, prune: PruneLike | None = None) -> Stored:
     """Copies a table out of memory; training may go on while the copy is written."""
-    copy = table.snapshot()
-    rows, offsets = copy.rows, copy.offsets
-    if prune is not None:
-        keep = keep_mask(prune, rows)
-        offsets = np.concatenate([[0], np.cumsum(keep)])[offsets].astype(np.int64)
-        rows = rows.take(keep)
-    spec = table.spec
-    arrays = {name: getattr(rows, name) for name in _ROWS}
-    arrays |= {f"slot.{name}": array for name, array in rows.slots.items()} | {"offsets": offsets}
+    spec, placement, process = table.spec, spread_over(table), jax.process_index()
+    if placement is None and process != 0:
+        return Stored({}, {})
+    copy, offsets = together(placement, spec.name, "save", lambda: _copy(table, prune))
+    rows = copy.rows
     extras = {name: array for name, array in (copy.admission | {"pinned": rows.pinned}).items() if array.any()}
+    facts = {
+        "rows": len(rows),
+        "extras": {name: [array.dtype.name, list(array.shape)] for name, array in extras.items()},
+        "last_step": rows.last_step,
+        "slots": list(copy.slot_types.items()),  # in the optimizer's order, which is part of what they are
+    }
+    writers, processes = (placement.writers, placement.processes) if placement else ((0,), (0,))
+    by_process = dict(zip(processes, gather_json(placement, facts), strict=True))
+    shards = [by_process[p] for p in writers]
+    arrays = {name: getattr(rows, name) for name in ROWS}
+    arrays |= {f"slot.{name}": array for name, array in rows.slots.items()} | {"offsets": offsets} | extras
     if isinstance(spec.initializer, Pool):
-        arrays[_POOL] = spec.initializer.array()
+        arrays[POOL] = spec.initializer.array()
     meta = {
         "format": FORMAT,
         "name": spec.name,
@@ -91,63 +113,73 @@ def snapshot(table: Table, prune: PruneLike | None = None) -> Stored:
         "rounding": spec.rounding,
         "options": {name: _rules.dump(getattr(spec, name)) for name in OPTIONS},
         "num_buckets": host.NUM_BUCKETS,
-        "num_shards": 1,
-        "rows": len(rows),
-        "last_step": rows.last_step,
-        "slots": list(copy.slot_types.items()),  # in the optimizer's order, which is part of what they are
-        "extras": {name: [array.dtype.name, array.shape] for name, array in extras.items()},
+        "num_shards": len(shards),
+        "rows": sum(shard["rows"] for shard in shards),
+        "last_step": max(shard["last_step"] for shard in shards),
+        "slots": next((shard["slots"] for shard in shards if shard["slots"]), []),
     }
-    return Stored(meta, arrays | extras)
+    if spec.placement is not None and spec.placement.partitioner is not None:
+        meta["partitioner"] = _rules.name_of(spec.placement.partitioner)
+    if len(shards) == 1:
+        meta["extras"] = shards[0]["extras"]
+    else:
+        meta["shards"] = [{key: shard[key] for key in ("rows", "extras")} for shard in shards]
+    return Stored(meta, arrays, writers.index(process) if process in writers else None)
+
+
+def spread_over(table: Table) -> Placement | None:
+    """Where a table is of which several processes have parts. Of any other each process has one of its own, and
+    process 0 saves it."""
+    placement = table.spec.placement
+    return placement if placement is not None and len(placement.processes) > 1 else None
+
+
+def check_saved(tables: Mapping[str, Table]) -> None:
+    """Whether each table will be saved by some process.
+
+    Raises:
+      ValueError: process 0 lacks a table that is to be saved by it.
+    """
+    if jax.process_count() == 1:
+        return
+    everyone = Placement.of(Mesh(np.array(jax.devices()), ("all",)), ("all",))
+    alone = gather_json(everyone, sorted(name for name, table in tables.items() if spread_over(table) is None))
+    lost = sorted(set().union(*alone) - set(alone[0]))
+    if lost:
+        raise fail(
+            ValueError, lost[0], "save", "a table of process 0, which saves those that are of one process", "none",
+            "save it there too, or spread it over the processes",
+        )  # fmt: skip
+
+
+def _copy(table: Table, prune: PruneLike | None) -> tuple[Snapshot, np.ndarray]:
+    """What is to be kept of a table, and the first row of each bucket."""
+    copy = table.snapshot(once=True)
+    if prune is None:
+        return copy, copy.offsets
+    keep = keep_mask(prune, copy.rows)
+    offsets = np.concatenate([[0], np.cumsum(keep)])[copy.offsets].astype(np.int64)
+    return dataclasses.replace(copy, rows=copy.rows.take(keep)), offsets
 
 
 async def write(directory: Path, stored: Stored) -> None:
-    """Writes one table below `directory`."""
-    folder = directory / _folder(stored.meta["name"])
-    await asyncio.gather(*(_write_array(_path(folder, name), a) for name, a in stored.arrays.items()))
-    (folder / "kvjax.json").write_text(json.dumps(stored.meta, indent=1, sort_keys=True))
-
-
-def read(directory: Path, name: str) -> Stored:
-    """Reads one table from below `directory`.
-
-    Raises:
-      CheckpointError: it is not there, of another format, incomplete or damaged.
-    """
-    folder = directory / _folder(name)
-    meta = read_meta(directory, name)
-    per_row = {
-        "keys": ("uint64" if meta["key_dtype"].startswith("u") else "int64", ()),
-        "values": (meta["dtype"], (meta["dim"],)),
-        "freqs": ("int64", ()),
-        "versions": ("int64", ()),
-        "has_slots": ("bool", ()),
-    }
-    per_row |= {f"slot.{slot}": slot_type(text) for slot, text in meta["slots"]}
-    wanted = {array: (dtype, (meta["rows"], *shape)) for array, (dtype, shape) in per_row.items()}
-    wanted |= {array: (dtype, tuple(shape)) for array, (dtype, shape) in meta.get("extras", {}).items()}
-    if meta["initializer"]["kind"] == "pool":
-        wanted[_POOL] = ("float32", tuple(meta["initializer"]["shape"]))
-    try:
-        stores = {a: ts.open(_spec(_path(folder, a))).result() for a in wanted}
-        for array, (dtype, shape) in wanted.items():
-            store = stores[array]
-            if store.dtype.name != str(dtype) or tuple(store.shape) != shape:
-                raise CheckpointError(
-                    f"kvjax: table {name!r}, restore: want {array} {shape} {dtype}, got {tuple(store.shape)} "
-                    f"{store.dtype.name} in {folder}; the checkpoint is damaged, restore an older one"
-                )
-        pending = {array: store.read() for array, store in stores.items()}
-        return Stored(meta, {array: future.result() for array, future in pending.items()})
-    except CheckpointError:
-        raise
-    except ValueError as error:  # what TensorStore raises for missing and damaged files
-        raise CheckpointError(
-            f"kvjax: table {name!r}, restore: want whole arrays in {folder}, got: {error}; restore an older checkpoint"
-        ) from error
+    """Writes what this process has of one table below `directory`."""
+    if stored.shard is None:
+        return
+    folder = directory / table_folder(stored.meta["name"])
+    shard = folder / shard_folder(stored.shard, stored.meta["num_shards"])
+    shared = [POOL] if POOL in stored.arrays else []
+    own = [name for name in stored.arrays if name not in shared]
+    pending = [_write_array(shard / quote(name, safe=""), stored.arrays[name]) for name in own]
+    if stored.shard == 0:
+        pending += [_write_array(folder / name, stored.arrays[name]) for name in shared]
+    await asyncio.gather(*pending)
+    if stored.shard == 0:
+        (folder / "kvjax.json").write_text(json.dumps(stored.meta, indent=1, sort_keys=True))
 
 
 def read_meta(directory: Path, name: str) -> dict[str, Any]:
-    path = directory / _folder(name) / "kvjax.json"
+    path = directory / table_folder(name) / "kvjax.json"
     if not path.exists():
         raise CheckpointError(
             f"kvjax: table {name!r}, restore: want one of the checkpoint's tables, got none of that name; "
@@ -157,8 +189,11 @@ def read_meta(directory: Path, name: str) -> dict[str, Any]:
         meta = json.loads(path.read_text())
         for field in _FIELDS:
             meta[field]  # a KeyError names what is missing
-        if meta["format"] != FORMAT or meta["num_buckets"] != host.NUM_BUCKETS or meta["num_shards"] != 1:
-            raise ValueError(f"format {meta['format']!r} with {meta['num_shards']} shards")
+        if meta["format"] != FORMAT or meta["num_buckets"] != host.NUM_BUCKETS:
+            raise ValueError(f"format {meta['format']!r} with {meta['num_buckets']} buckets")
+        rows = [shard["rows"] for shard in shards_of(meta)]
+        if len(rows) != meta["num_shards"] or sum(rows) != meta["rows"]:
+            raise ValueError(f"{meta['num_shards']} shards and {meta['rows']} rows, but of its shards {rows}")
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"kvjax: table {name!r}, restore: want {path.name} of format {FORMAT!r}, got {error}; "
@@ -167,7 +202,16 @@ def read_meta(directory: Path, name: str) -> dict[str, Any]:
     return meta
 
 
-def _folder(name: str) -> str:
+def shards_of(meta: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows and extra arrays of each shard on disk."""
+    return meta.get("shards") or [{"rows": meta["rows"], "extras": meta.get("extras", {})}]
+
+
+def shard_folder(shard: int, num_shards: int) -> str:
+    return f"shard-{shard:05}-of-{num_shards:05}"
+
+
+def table_folder(name: str) -> str:
     """The folder of a table: its name, percent-encoded; "." and ".." too, which would be other folders."""
     return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
 
@@ -178,15 +222,10 @@ def names(directory: Path) -> list[str]:
 
 
 def initializer(stored: Stored) -> Initializer | Pool | Generated:
-    return described(stored.meta["initializer"], stored.arrays.get(_POOL))
+    return described(stored.meta["initializer"], stored.arrays.get(POOL))
 
 
-def _path(folder: Path, array: str) -> Path:
-    """Where an array lies; what all shards share stands beside them."""
-    return folder / array if array == _POOL else folder / _SHARD / quote(array, safe="")
-
-
-def _spec(path: Path) -> dict[str, Any]:
+def store_spec(path: Path) -> dict[str, Any]:
     return {
         "driver": "zarr3",
         "kvstore": {"driver": "file", "path": str(path)},
@@ -212,6 +251,6 @@ async def _write_array(path: Path, array: np.ndarray) -> None:
             {"name": "crc32c"},
         ],
     }
-    store = await ts.open(_spec(path) | {"metadata": metadata}, create=True, delete_existing=True)
+    store = await ts.open(store_spec(path) | {"metadata": metadata}, create=True, delete_existing=True)
     if array.size:
         await store.write(array)

@@ -20,6 +20,12 @@ def dump(rule: Any) -> Any:
     return rule.item() if hasattr(rule, "item") else rule
 
 
+def name_of(function: Any) -> str:
+    """ "module.function", for people to read: nothing is ever called by it."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
 def load(saved: Any) -> Any:
     """What `dump` was given.
 

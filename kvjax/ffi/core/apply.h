@@ -8,95 +8,130 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
                                   const int32_t* counts, const float* rows, int64_t step,
                                   const SlotLayout& layout, InitialRows initial, Begun out) {
   const auto lock = Write(version, "apply", keys);
-  const size_t n = keys.n = CheckMerged(keys, counts);
-  const bool attach = !(layout == in_.store.layout()) && !layout.empty();
-  if (attach && !in_.store.layout().empty()) {
+  keys.n = CheckMerged(keys, counts);
+  ApplyPlan plan = PlanApply(parallel, keys, counts, rows, step, layout);
+  EnterShared(plan);
+  Room room(in_.source(spec_), "apply", plan.change, Alone(plan.change), plan.step, true);
+  room.Make(parallel, in_.Due(spec_, plan.step));
+  PrepareApply(parallel, keys, plan, initial);
+  return CommitApply(plan, keys, counts, out);
+}
+
+/// What the gradients `rows` (n, dim) of distinct keys, each with its occurrences, will do: which keys get a
+/// row. Changes nothing.
+inline ApplyPlan Table::PlanApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts,
+                                  const float* rows, int64_t step, const SlotLayout& layout) {
+  ApplyPlan plan{.layout = layout, .step = step};
+  plan.attach = !(layout == in_.store.layout()) && !layout.empty();
+  if (plan.attach && !in_.store.layout().empty()) {
     throw MakeError(ErrorCode::kFailedPrecondition, spec_.name, "apply",
                     "the optimizer whose slots the table holds (" + in_.store.layout().ToString() + ")",
                     "one with " + layout.ToString(), "table.clear_slots() forgets the old optimizer's state");
   }
-  if (step < 0) step = in_.last_step + (in_.last_step < INT64_MAX ? 1 : 0);
-
-  // Which of the new keys get a row.
-  Change change{.found = in_.Locate(parallel, keys), .ids = {}};
-  Located& found = change.found;
+  if (step < 0) plan.step = in_.last_step + (in_.last_step < INT64_MAX ? 1 : 0);
+  plan.change.found = in_.Locate(parallel, keys);
+  const Located& found = plan.change.found;
   std::vector<uint32_t> occurrences(found.fresh.size());
-  for (size_t i = 0, m = 0; i < n; ++i) {
+  for (size_t i = 0, m = 0; i < keys.n; ++i) {
     if (found.rows[i] == kNoRow) occurrences[found.numbers[m++]] = Occurrences(counts[i]);
   }
-  const Admission::Decision decision = in_.admission.Decide(found.fresh, occurrences, in_.last_step, step);
+  plan.decision = in_.admission.Decide(found.fresh, occurrences, in_.last_step, plan.step);
   const size_t decided = found.fresh.size();
-  change.ids.assign(decided, kNoRow);
-  bool pools = false;  // whether gradients of unadmitted keys go to the shared row
+  plan.change.ids.assign(decided, kNoRow);
   for (size_t f = 0; f < decided; ++f) {
-    if (decision.admitted[f] != 0) change.ids[f] = 0;
-    pools |= decision.admitted[f] == 0 && in_.admission.shares();
+    if (plan.decision.admitted[f] != 0) plan.change.ids[f] = 0;
   }
-  uint32_t shared = pools ? in_.store.index().Find(spec_.admission.shared_key) : kNoRow;
-  size_t shared_number = decided;
-  if (pools && shared == kNoRow) {
-    const auto at = std::find(found.fresh.begin(), found.fresh.end(), spec_.admission.shared_key);
-    shared_number = static_cast<size_t>(at - found.fresh.begin());
-    if (shared_number == decided) found.fresh.push_back(spec_.admission.shared_key), change.ids.push_back(0);
+  if (in_.admission.shares()) {
+    plan.pooled.resize(static_cast<size_t>(spec_.dim));
+    for (size_t i = 0, m = 0; i < keys.n; ++i) {
+      const bool refused = found.rows[i] == kNoRow && plan.decision.admitted[found.numbers[m++]] == 0;
+      if (!refused && keys.data[i] != spec_.admission.shared_key) continue;
+      plan.pool.push_back(i);
+      if (refused) plan.pools = true, plan.occurrences += static_cast<uint64_t>(counts[i]);
+    }
+    // In the order of their hashes, so that the sum does not depend on how the batch was made.
+    std::sort(plan.pool.begin(), plan.pool.end(),
+              [&](size_t i, size_t j) { return Mix(keys.data[i]) < Mix(keys.data[j]); });
+    for (size_t d = 0; d < plan.pooled.size(); ++d) {
+      for (const size_t i : plan.pool) plan.pooled[d] += rows[i * plan.pooled.size() + d];
+    }
   }
-  std::vector<size_t> pool;  // gradients of the shared row
-  pool.reserve(pools ? n : 0);
-  in_.MakeRoom(parallel, spec_, "apply", change, step, true);
-  if (attach) in_.store.AttachSlots(layout);
+  return plan;
+}
+
+/// Whether the row that unadmitted keys share is neither there nor among those to come.
+inline bool Table::LacksShared(const ApplyPlan& plan) const {
+  const std::vector<uint64_t>& fresh = plan.change.found.fresh;
+  return in_.store.index().Find(spec_.admission.shared_key) == kNoRow &&
+         std::find(fresh.begin(), fresh.end(), spec_.admission.shared_key) == fresh.end();
+}
+
+/// Adds that row to those to come, if the step needs it.
+inline void Table::EnterShared(ApplyPlan& plan) const {
+  if (!plan.pools || !LacksShared(plan)) return;
+  plan.change.found.fresh.push_back(spec_.admission.shared_key), plan.change.ids.push_back(0);
+}
+
+/// Does all of the plan that can fail, once there is room for it.
+inline void Table::PrepareApply(const ParallelFor& parallel, KeySpan keys, ApplyPlan& plan,
+                                InitialRows initial) {
+  plan.recent = Recent::Of(keys, plan.change, in_.admission.shares());
+  if (plan.attach) in_.store.AttachSlots(plan.layout);
   try {
-    in_.Prepare(parallel, spec_, "apply", change, initial, false);
+    in_.Prepare(parallel, spec_, "apply", plan.change, initial, false);
   } catch (...) {
-    if (attach) in_.store.DetachSlots();
+    if (plan.attach) in_.store.DetachSlots();
     throw;
   }
+}
 
-  // From here on nothing can fail.
-  in_.admission.Commit(found.fresh, decision);
+/// Does the rest, which cannot fail.
+inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts, Begun out) {
+  const size_t n = keys.n;
+  Change& change = plan.change;
+  Located& found = change.found;
+  in_.admission.Commit(found.fresh, plan.decision);
   in_.Commit(change);
-  if (pools && shared == kNoRow) shared = change.ids[shared_number];
   if (in_.store.Compact()) {  // rows have moved
     for (size_t f = 0; f < found.fresh.size(); ++f) change.ids[f] = in_.store.index().Find(found.fresh[f]);
     for (size_t i = 0; i < n; ++i)
       found.rows[i] = found.rows[i] == kNoRow ? kNoRow : in_.store.index().Find(keys.data[i]);
-    if (pools) shared = in_.store.index().Find(spec_.admission.shared_key);
   }
-  const auto dim = static_cast<size_t>(spec_.dim);
+  const uint32_t shared = plan.pools ? in_.store.index().Find(spec_.admission.shared_key) : kNoRow;
   size_t active = 0;
-  uint64_t pooled = 0;  // occurrences
+  uint64_t own = 0;  // occurrences of the shared row's own key
   for (size_t i = 0, m = 0; i < n; ++i) {
     if (i + kAhead < n && found.rows[i + kAhead] != kNoRow) in_.store.PrefetchHeader(found.rows[i + kAhead]);
     const bool is_new = found.rows[i] == kNoRow;
     const uint32_t number = is_new ? found.numbers[m++] : 0;
     const uint32_t row = is_new ? change.ids[number] : found.rows[i];
     in_.counters.occurrences += static_cast<uint64_t>(counts[i]);
-    if (row == kNoRow) in_.counters.refused += static_cast<uint64_t>(counts[i]);
-    if (pools && (row == kNoRow || row == shared)) {
-      pool.push_back(i);
-      pooled += static_cast<uint64_t>(counts[i]);
-    } else if (row != kNoRow) {
-      Count(row, is_new ? decision.totals[number] : Occurrences(counts[i]), step);
+    if (row == kNoRow) {
+      in_.counters.refused += static_cast<uint64_t>(counts[i]);
+    } else if (plan.pools && row == shared) {
+      own += static_cast<uint64_t>(counts[i]);
+    } else {
+      Count(row, is_new ? plan.decision.totals[number] : Occurrences(counts[i]), plan.step);
       out.targets[active++] = {row, static_cast<uint32_t>(i)};
     }
     in_.counters.admitted += is_new && row != kNoRow;
   }
-  // In the order of their hashes, so that the sum does not depend on how the batch was made.
-  std::sort(pool.begin(), pool.end(),
-            [&](size_t i, size_t j) { return Mix(keys.data[i]) < Mix(keys.data[j]); });
-  for (size_t d = 0; d < dim; ++d) {
-    double sum = 0.0;
-    for (const size_t i : pool) sum += rows[i * dim + d];
-    out.pooled[d] = static_cast<float>(sum);
+  for (size_t d = 0; d < static_cast<size_t>(spec_.dim); ++d) {
+    out.pooled[d] = plan.pools ? static_cast<float>(plan.pooled[d]) : 0.0f;
   }
-  if (pools) {
-    Count(shared, spec_.count_batches ? 1 : pooled, step);
+  if (shared != kNoRow) {
+    Count(shared, spec_.count_batches ? 1 : plan.occurrences + own, plan.step);
     out.targets[active++] = {shared, kPooled};
   }
   in_.admission.Compact();
   in_.counters.distinct += n;
-  in_.last_step = std::max(in_.last_step, step);
+  in_.last_step = std::max(in_.last_step, plan.step);
   *out.active = static_cast<int32_t>(active);
-  *out.step = step;
-  return gate_.BeginStep();
+  *out.step = plan.step;
+  recent_ = std::move(plan.recent);
+  const uint32_t before = gate_.version(), next = gate_.BeginStep();
+  recent_.Happened(before, next);
+  return next;
 }
 
 inline void Table::Gather(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,

@@ -1,6 +1,7 @@
-// How rows come into a table and go from it: admission, capacity and eviction around a store.
+// How rows come into a table and go from it: a store with what decides about them around it.
 //
-// A write prepares a Change, which is where it may fail, and then commits it, which cannot.
+// A write makes a Change, makes room for it (room.h), prepares it, which is where it may fail last, and then
+// commits it, which cannot.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -14,9 +15,11 @@
 #include <vector>
 
 #include "kvjax/ffi/core/admit.h"
+#include "kvjax/ffi/core/change.h"
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/policy.h"
+#include "kvjax/ffi/core/room.h"
 #include "kvjax/ffi/core/snapshot.h"
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/core/stats.h"
@@ -26,33 +29,6 @@ namespace kvjax {
 
 /// Is given evicted rows, sorted by (bucket, key), before they go. What it throws stops the eviction.
 using Sink = std::function<void(Snapshot rows, std::string_view reason)>;
-
-/// The rows of a call's keys. `fresh` are the distinct keys without one in order of first occurrence, and
-/// `numbers` has the place in it of each key whose row is kNoRow.
-struct Located {
-  std::vector<uint32_t> rows;
-  std::vector<uint64_t> fresh;
-  std::vector<uint32_t> numbers;
-};
-
-/// What a write is about to do: ids[f] is the row that fresh key f will have, kNoRow if it gets none.
-struct Change {
-  Located found;
-  std::vector<uint32_t> ids;
-  std::vector<std::pair<std::string, std::vector<KeyRow>>> leaving = {};  // by reason
-  size_t over_capacity = 0;                                               // rows beyond what was asked for
-
-  /// The row of each key of the call, once the change is committed; kNoRow for those that get none.
-  [[nodiscard]] std::vector<uint32_t> Rows() && {
-    for (size_t i = 0, m = 0; i < found.rows.size(); ++i) {
-      if (found.rows[i] == kNoRow) found.rows[i] = ids[found.numbers[m++]];
-    }
-    return std::move(found.rows);
-  }
-  [[nodiscard]] size_t entering() const {
-    return ids.size() - static_cast<size_t>(std::count(ids.begin(), ids.end(), kNoRow));
-  }
-};
 
 class Contents {
  public:
@@ -85,19 +61,22 @@ class Contents {
     return found;
   }
 
-  /// A row for every key that has none. With `blank` the caller will write their values, otherwise they get
-  /// their initial ones.
-  [[nodiscard]] Change Enter(const ParallelFor& parallel, const TableSpec& spec, std::string_view op,
-                             KeySpan keys, InitialRows initial, bool blank = false) {
+  /// A row for every key that has none.
+  [[nodiscard]] Change Enter(const ParallelFor& parallel, KeySpan keys) const {
     Change change{.found = Locate(parallel, keys), .ids = {}};
     change.ids.assign(change.found.fresh.size(), 0);
-    MakeRoom(parallel, spec, op, change, last_step, false);
-    Prepare(parallel, spec, op, change, initial, blank);
     return change;
   }
 
-  /// Reserves all memory, and writes headers and values of the rows to come while they are still free. Sets
-  /// `ids` of the fresh keys whose id is not kNoRow.
+  [[nodiscard]] Room::Source source(const TableSpec& spec) const { return {spec, store, admission, score}; }
+  /// Whether the table's policy runs by itself between its last step and this one.
+  [[nodiscard]] bool Due(const TableSpec& spec, int64_t step) const {
+    return spec.evict_every > 0 && step / spec.evict_every > last_step / spec.evict_every;
+  }
+
+  /// Reserves all memory, and writes headers and values of the rows to come while they are still free; with
+  /// `blank` the caller will write their values, otherwise they get their initial ones. Sets `ids` of the
+  /// fresh keys whose id is not kNoRow. Shows the sink what goes.
   void Prepare(const ParallelFor& parallel, const TableSpec& spec, std::string_view op, Change& change,
                InitialRows initial, bool blank) {
     const size_t entering = change.entering();
@@ -155,55 +134,6 @@ class Contents {
     }
   }
 
-  // ---- going -------------------------------------------------------------------------------------------
-
-  /// Chooses what must go before the change can be made: by the table's policy where its time has come (with
-  /// `timed`), and as much as the capacity asks for. Rows of the call stay.
-  void MakeRoom(const ParallelFor& parallel, const TableSpec& spec, std::string_view op, Change& change,
-                int64_t step, bool timed) {
-    const size_t entering = change.entering(), after = store.size() + entering;
-    const size_t excess = spec.max_capacity > 0 && after > spec.max_capacity ? after - spec.max_capacity : 0;
-    const bool evicts = excess > 0 && spec.on_full == OnFull::kEvict;
-    const bool due = timed && spec.evict_every > 0 && step / spec.evict_every > last_step / spec.evict_every;
-    if (excess == 0 && !due) return;
-    std::vector<Candidate> rows;
-    size_t chosen = 0;
-    if (evicts || due) {
-      rows = Candidates(parallel, change.found.rows);
-      Choose(parallel, spec, spec.policy, step, evicts ? excess : 0, rows, change);
-      for (const auto& [reason, victims] : change.leaving) chosen += victims.size();
-    }
-    if (chosen >= excess) return;
-    if (spec.on_full == OnFull::kGrow) {
-      change.over_capacity = std::min(excess - chosen, entering);
-      return;
-    }
-    const auto refuse = [&](std::string_view detail, std::string_view mend) {
-      return MakeError(ErrorCode::kResourceExhausted, spec.name, op,
-                       "at most max_capacity=" + std::to_string(spec.max_capacity) + " rows",
-                       std::to_string(after).append(detail), mend);
-    };
-    if (!evicts) {
-      throw refuse("", "evict or remove some first, or make the table with on_full='evict' or more capacity");
-    }
-    if (rows.size() < excess - chosen) {
-      throw refuse(" of which " + std::to_string(chosen + rows.size()) + " may go",
-                   "pinned rows and those of the batch stay: give the table more capacity");
-    }
-    static const Policy least_recent = Policy::Parse("capacity\nleast_recent:needed");
-    Choose(parallel, spec, least_recent, step, excess - chosen, rows, change);
-  }
-
-  /// What `policy` evicts, by hand.
-  [[nodiscard]] Change Evict(const ParallelFor& parallel, const TableSpec& spec, const Policy& policy,
-                             int64_t step) {
-    Change change;
-    std::vector<Candidate> rows = Candidates(parallel, {});
-    Choose(parallel, spec, policy, step, 0, rows, change);
-    Prepare(parallel, spec, "evict", change, {}, true);
-    return change;
-  }
-
   void Commit(const Change& change) noexcept {
     counters.over_capacity += change.over_capacity;
     for (size_t f = 0; f < change.ids.size(); ++f) {
@@ -220,53 +150,6 @@ class Contents {
 
  private:
   static constexpr size_t kGrain = 2048;  // keys: below this, waking a second thread costs more than it saves
-
-  /// Rows that may go: neither pinned nor shared nor among `staying`, of which kNoRow means none.
-  [[nodiscard]] std::vector<Candidate> Candidates(const ParallelFor& parallel,
-                                                  const std::vector<uint32_t>& staying) const {
-    std::vector<bool> stays(store.end_row());
-    if (admission.shares()) {  // the row of many keys
-      const uint32_t shared = store.index().Find(admission.spec().shared_key);
-      if (shared != kNoRow) stays[shared] = true;
-    }
-    for (const uint32_t row : staying) {
-      if (row != kNoRow) stays[row] = true;
-    }
-    std::vector<Candidate> rows;
-    rows.reserve(store.size());
-    store.index().ForEach([&](uint64_t key, uint32_t row) {
-      if (!stays[row]) rows.push_back({key, row, {}});
-    });
-    parallel(rows.size(), kGrain, [&](size_t begin, size_t end) {
-      constexpr size_t kAhead = 16;
-      for (size_t i = begin; i < end; ++i) {
-        if (i + kAhead < end) store.PrefetchHeader(rows[i + kAhead].row);
-        rows[i].header = store.Header(rows[i].row);
-      }
-    });
-    std::erase_if(rows, [](const Candidate& r) { return r.header.pinned != 0; });
-    return rows;
-  }
-
-  /// Moves the rows that `policy` chooses from `rows` to `change.leaving`.
-  void Choose(const ParallelFor& parallel, const TableSpec& spec, const Policy& policy, int64_t step,
-              size_t needed, std::vector<Candidate>& rows, Change& change) const {
-    if (policy.empty()) return;
-    const Policy::View view{store, spec.type, spec.dim, step, needed, score, parallel};
-    const std::vector<uint32_t> choice = policy.Choose(view, rows);
-    const size_t first = change.leaving.size();
-    for (size_t a = 0; a < policy.size(); ++a)
-      change.leaving.emplace_back(policy.reason(a), std::vector<KeyRow>());
-    size_t kept = 0;
-    for (size_t i = 0; i < rows.size(); ++i) {
-      if (choice[i] == 0) {
-        rows[kept++] = rows[i];
-      } else {
-        change.leaving[first + choice[i] - 1].second.push_back({rows[i].key, rows[i].row});
-      }
-    }
-    rows.resize(kept);
-  }
 };
 
 }  // namespace kvjax

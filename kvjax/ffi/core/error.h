@@ -9,7 +9,7 @@
 
 namespace kvjax {
 
-enum class ErrorCode { kInvalidArgument, kNotFound, kFailedPrecondition, kResourceExhausted };
+enum class ErrorCode { kInvalidArgument, kNotFound, kFailedPrecondition, kResourceExhausted, kInternal };
 
 class Error : public std::exception {
  public:

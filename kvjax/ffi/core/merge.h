@@ -32,6 +32,12 @@ class KeyNumbering {
       if (keys_[cells_[i]] == key) return cells_[i];
     }
   }
+  [[nodiscard]] bool Has(uint64_t key) const {
+    for (size_t i = Mix(key) >> shift_;; i = (i + 1) & (cells_.size() - 1)) {
+      if (cells_[i] == kFree) return false;
+      if (keys_[cells_[i]] == key) return true;
+    }
+  }
   [[nodiscard]] const std::vector<uint64_t>& keys() const { return keys_; }
 
  private:

@@ -19,6 +19,7 @@
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/row.h"
+#include "kvjax/ffi/core/select.h"
 #include "kvjax/ffi/core/snapshot.h"
 #include "kvjax/ffi/core/store.h"
 
@@ -51,7 +52,11 @@ class Policy {
       const std::string_view reason = Cut(text, '\n');
       std::string_view formula = Cut(text, '\n');
       Alternative alternative{std::string(reason), {}};
-      while (!formula.empty()) alternative.words.push_back(ParseWord(Cut(formula, ' ')));
+      while (!formula.empty()) {
+        alternative.words.push_back(ParseWord(Cut(formula, ' ')));
+        if (!alternative.words.back().ranks()) continue;
+        policy.rankings_.emplace_back(policy.alternatives_.size(), alternative.words.size() - 1);
+      }
       policy.alternatives_.push_back(std::move(alternative));
     }
     return policy;
@@ -66,17 +71,44 @@ class Policy {
     const RowStore& store;
     RowType type;
     int64_t dim;
-    int64_t step;   // ages are counted from here
-    size_t needed;  // rows that there must be room for
+    int64_t step;  // ages are counted from here
     const ScoreFunction& score;
     const ParallelFor& parallel;
   };
 
-  /// 1 + the alternative that a row is evicted for, or 0, for each of `rows`.
-  [[nodiscard]] std::vector<uint32_t> Choose(const View& view, const std::vector<Candidate>& rows) const {
+  /// How many words of the alternatives, one after the other, rank rows; they are numbered in this order.
+  [[nodiscard]] size_t rankings() const { return rankings_.size(); }
+
+  /// How many rows the k-th ranking takes in a table of `size` rows that must have room for `needed` more.
+  [[nodiscard]] uint64_t Wanted(size_t k, uint64_t needed, uint64_t size) const {
+    const Word& word = Ranking(k);
+    const auto n = static_cast<uint64_t>(word.n);
+    return word.needed ? needed : word.all_but ? size - std::min(n, size) : n;
+  }
+
+  /// The n of `rows` that come first in the k-th ranking, unordered; all of them if there are fewer.
+  [[nodiscard]] std::vector<Place> First(const View& view, const std::vector<Candidate>& rows, size_t k,
+                                         uint64_t n) const {
+    const Word& word = Ranking(k);
+    const bool scored = word.kind == Kind::kLowest;
+    const std::vector<double> scores = scored ? Scores(view, rows, word.name) : std::vector<double>();
+    return FirstOf(rows.size(), static_cast<size_t>(std::min<uint64_t>(n, rows.size())), [&](size_t i) {
+      const RowHeader& header = rows[i].header;
+      uint64_t order = static_cast<uint64_t>(header.version) ^ (uint64_t{1} << 63);
+      if (word.kind == Kind::kFrequent) order = Frequency(header, view.step, word.half_life);
+      if (word.kind == Kind::kLowest) order = Ascending(scores[i]);
+      return Place{order, Mix(rows[i].key), i};
+    });
+  }
+
+  /// 1 + the alternative that a row is evicted for, or 0, for each of `rows`; ranked: which of them each
+  /// ranking takes.
+  [[nodiscard]] std::vector<uint32_t> Choose(const View& view, const std::vector<Candidate>& rows,
+                                             const std::vector<std::vector<uint8_t>>& ranked) const {
     std::vector<uint32_t> choice(rows.size());
+    size_t k = 0;
     for (size_t a = 0; a < alternatives_.size(); ++a) {
-      const std::vector<uint8_t> mask = Evaluate(view, rows, alternatives_[a].words);
+      const std::vector<uint8_t> mask = Evaluate(view, rows, alternatives_[a].words, ranked, k);
       for (size_t i = 0; i < rows.size(); ++i) {
         if (mask[i] != 0 && choice[i] == 0) choice[i] = static_cast<uint32_t>(a + 1);
       }
@@ -94,6 +126,10 @@ class Policy {
     bool needed = false;   // as many as there must be room for
     double half_life = 0.0;
     std::string name;
+
+    [[nodiscard]] bool ranks() const {
+      return kind == Kind::kRecent || kind == Kind::kFrequent || kind == Kind::kLowest;
+    }
   };
   struct Alternative {
     std::string reason;
@@ -148,13 +184,14 @@ class Policy {
   }
 
   static std::vector<uint8_t> Evaluate(const View& view, const std::vector<Candidate>& rows,
-                                       const std::vector<Word>& words) {
+                                       const std::vector<Word>& words,
+                                       const std::vector<std::vector<uint8_t>>& ranked, size_t& k) {
     std::vector<std::vector<uint8_t>> stack;
     for (const Word& word : words) {
       const size_t operands = word.kind == Kind::kAnd || word.kind == Kind::kOr ? 2 : word.kind == Kind::kNot;
       if (stack.size() < operands) throw Unknown("a formula that lacks operands");
       if (operands == 0) {
-        stack.push_back(Leaf(view, rows, word));
+        stack.push_back(word.ranks() ? ranked[k++] : Test(view, rows, word));
       } else if (operands == 1) {
         for (uint8_t& bit : stack.back()) bit ^= 1;
       } else {
@@ -170,19 +207,11 @@ class Policy {
     return std::move(stack.back());
   }
 
-  static std::vector<uint8_t> Leaf(const View& view, const std::vector<Candidate>& rows, const Word& word) {
+  /// Which rows are beyond the bound.
+  static std::vector<uint8_t> Test(const View& view, const std::vector<Candidate>& rows, const Word& word) {
     std::vector<uint8_t> mask(rows.size());
-    const bool scored = word.kind == Kind::kScore || word.kind == Kind::kLowest;
+    const bool scored = word.kind == Kind::kScore;
     const std::vector<double> scores = scored ? Scores(view, rows, word.name) : std::vector<double>();
-    switch (word.kind) {
-      case Kind::kRecent:
-      case Kind::kFrequent:
-      case Kind::kLowest:
-        Rank(view, rows, word, scores, mask);
-        return mask;
-      default:
-        break;
-    }
     view.parallel(rows.size(), kGrain, [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
         const RowHeader& header = rows[i].header;
@@ -234,32 +263,12 @@ class Policy {
     return scores;
   }
 
-  /// Marks the rows that come first in the order of (what the word ranks by, hash of the key).
-  static void Rank(const View& view, const std::vector<Candidate>& rows, const Word& word,
-                   const std::vector<double>& scores, std::vector<uint8_t>& mask) {
-    struct Place {
-      uint64_t order;
-      uint64_t hash;
-      size_t i;
-      bool operator<(const Place& other) const {
-        return order != other.order ? order < other.order : hash < other.hash;
-      }
-    };
-    const size_t total = rows.size(), size = view.store.size();
-    const auto wanted = static_cast<size_t>(word.n);
-    const size_t n = std::min(total, word.needed    ? view.needed
-                                     : word.all_but ? size - std::min(wanted, size)
-                                                    : wanted);
-    if (n == 0) return;
-    const auto place = [&](size_t i) {
-      const RowHeader& header = rows[i].header;
-      uint64_t order = static_cast<uint64_t>(header.version) ^ (uint64_t{1} << 63);
-      if (word.kind == Kind::kFrequent) order = Frequency(header, view.step, word.half_life);
-      if (word.kind == Kind::kLowest) order = Ascending(scores[i]);
-      return Place{order, Mix(rows[i].key), i};
-    };
+  /// The n first of place(0), ..., place(total - 1), n <= total.
+  template <class F>
+  static std::vector<Place> FirstOf(size_t total, size_t n, F place) {
     // The n first so far, unordered, and room for as many again: what cannot be among them is left out early.
     std::vector<Place> first;
+    if (n == 0) return first;
     first.reserve(std::min(2 * n, total));
     Place last{UINT64_MAX, UINT64_MAX, 0};
     const auto cut = [&] {
@@ -275,7 +284,7 @@ class Policy {
       if (first.size() >= 2 * n) cut();
     }
     cut();
-    for (const Place& p : first) mask[p.i] = 1;
+    return first;
   }
 
   /// Steps since the row was written; those of before step 0, which only loading makes, may be too many.
@@ -300,7 +309,12 @@ class Policy {
 
   static constexpr size_t kGrain = 4096, kAhead = 16;
 
+  [[nodiscard]] const Word& Ranking(size_t k) const {
+    return alternatives_[rankings_[k].first].words[rankings_[k].second];
+  }
+
   std::vector<Alternative> alternatives_;
+  std::vector<std::pair<size_t, size_t>> rankings_;  // alternative and word
 };
 
 }  // namespace kvjax

@@ -37,6 +37,9 @@ struct TableSpec {
   Policy policy = {};          // who goes when it is full, or every so many steps
   int64_t evict_every = 0;     // steps, 0 for never
   bool count_batches = false;  // a key counts once a step, however often it occurs in it
+  bool spread = false;         // over several devices
+  uint32_t shard = 0;          // which of several this is
+  bool owns_shared = true;     // whether the row that unadmitted keys share is on this shard
 
   [[nodiscard]] size_t row_bytes() const { return static_cast<size_t>(dim) * ItemSize(type); }
 };

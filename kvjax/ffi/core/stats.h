@@ -12,6 +12,13 @@ struct Counters {
   std::atomic<uint64_t> hits = 0;
   std::atomic<uint64_t> misses = 0;
 
+  // Of a spread table: what this device has sent, and the rounds it took; see Traffic.
+  std::atomic<uint64_t> exchanged_keys = 0;
+  std::atomic<uint64_t> bytes_to_owners = 0;
+  std::atomic<uint64_t> bytes_from_owners = 0;
+  std::atomic<uint64_t> rounds = 0;
+  std::atomic<uint64_t> extra_rounds = 0;
+
   uint64_t inserted = 0;
   uint64_t removed = 0;
   uint64_t admitted = 0;       // keys
@@ -20,6 +27,24 @@ struct Counters {
   uint64_t distinct = 0;       // keys a step, summed over steps
   uint64_t over_capacity = 0;  // rows that were made beyond max_capacity
   std::map<std::string, uint64_t, std::less<>> evicted;  // rows by reason
+};
+
+/// What one call on a spread table has moved: bytes that this device sends to others in each of its rounds,
+/// and the rounds that a batch of such a size needs if its keys are evenly spread.
+struct Traffic {
+  uint64_t keys = 0;
+  uint64_t rounds = 0;
+  uint64_t usual_rounds = 0;
+  uint64_t to_owners = 0;
+  uint64_t from_owners = 0;
+
+  void AddTo(Counters& counters) const {
+    counters.exchanged_keys += keys;
+    counters.bytes_to_owners += rounds * to_owners;
+    counters.bytes_from_owners += rounds * from_owners;
+    counters.rounds += rounds;
+    counters.extra_rounds += rounds > usual_rounds ? rounds - usual_rounds : 0;
+  }
 };
 
 }  // namespace kvjax

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/parallel.h"
+#include "kvjax/ffi/core/plan.h"
 #include "kvjax/ffi/core/row.h"
 #include "kvjax/ffi/core/snapshot.h"
 #include "kvjax/ffi/core/spec.h"
@@ -27,6 +29,14 @@ namespace kvjax {
 /// What a key without a row reads as: what the table says, or its initial row whatever the table says.
 enum class Missing { kTable, kInitial };
 
+/// Contents that are to replace those of a table of this version.
+struct Loaded {
+  uint32_t version;
+  RowStore store;
+  Admission admission;
+  int64_t last_step;
+};
+
 class Table {
  public:
   Table(TableSpec spec, std::shared_ptr<SlabAllocator> allocator, uint32_t first_version)
@@ -35,7 +45,9 @@ class Table {
   [[nodiscard]] const TableSpec& spec() const { return spec_; }
   [[nodiscard]] uint32_t version() const { return gate_.version(); }
   /// The live version for a new handle, once no step is under way.
-  [[nodiscard]] uint32_t SettledVersion() { return gate_.Settled(std::chrono::seconds(5)); }
+  [[nodiscard]] uint32_t SettledVersion() {
+    return gate_.Settled(std::chrono::seconds(spec_.spread ? 60 : 5), spec_.name, !spec_.spread);
+  }
   [[nodiscard]] size_t row_bytes() const { return spec_.row_bytes(); }
 
   // ---- reads -------------------------------------------------------------------------------------------
@@ -145,143 +157,58 @@ class Table {
     });
   }
 
-  // ---- writes: each returns the next version -----------------------------------------------------------
+  /// Whether what was read of each key at version `since` may not be what is read now: changed (n,). True of
+  /// every key unless one training write is all that lies between.
+  void Changed(uint32_t version, uint32_t since, KeySpan keys, bool* changed) const {
+    const auto lock = Read(version, "prefetch", keys);
+    if (since == version || !recent_.Covers(since, version)) {
+      std::fill_n(changed, keys.n, since != version);
+      return;
+    }
+    const Recent::Set recent(recent_);
+    for (size_t i = 0; i < keys.n; ++i) {
+      changed[i] = recent.Changed(keys.data[i], in_.store.index().Find(keys.data[i]) != kNoRow);
+    }
+  }
+
+  // ---- writes: each returns the next version, or 0 if it has only been planned ---------------------------
 
   /// Gives every key without a row its initial row.
-  uint32_t Insert(const ParallelFor& parallel, uint32_t version, KeySpan keys, InitialRows initial) {
-    const auto lock = Write(version, "lookup_or_insert", keys);
-    in_.Commit(in_.Enter(parallel, spec_, "lookup_or_insert", keys, initial));
-    return gate_.Next();
-  }
+  uint32_t Insert(const ParallelFor& parallel, Call call, KeySpan keys, InitialRows initial);
 
   /// Pinned rows are never evicted. Keys without a row get one to be pinned.
-  uint32_t Pin(const ParallelFor& parallel, uint32_t version, KeySpan keys, InitialRows initial) {
-    const auto lock = Write(version, "pin", keys);
-    Change change = in_.Enter(parallel, spec_, "pin", keys, initial);
-    in_.Commit(change);
-    for (const uint32_t row : std::move(change).Rows()) in_.store.Header(row).pinned = 1;
-    return gate_.Next();
-  }
-  uint32_t Unpin(uint32_t version, KeySpan keys) {
-    const auto lock = Write(version, "unpin", keys);
-    for (size_t i = 0; i < keys.n; ++i) {
-      const uint32_t row = in_.store.index().Find(keys.data[i]);
-      if (row != kNoRow) in_.store.Header(row).pinned = 0;
-    }
-    return gate_.Next();
-  }
+  uint32_t Pin(const ParallelFor& parallel, Call call, KeySpan keys, InitialRows initial);
+  uint32_t Unpin(Call call, KeySpan keys);
 
   /// Overwrites or inserts; values: (n, dim) of the row type; of equal keys the last one wins.
-  uint32_t Upsert(const ParallelFor& parallel, uint32_t version, KeySpan keys, const std::byte* values) {
-    const auto lock = Write(version, "upsert", keys);
-    Change change = in_.Enter(parallel, spec_, "upsert", keys, {}, /*blank=*/true);
-    in_.Commit(change);
-    WriteValues(std::move(change).Rows(), values);
-    return gate_.Next();
-  }
+  uint32_t Upsert(const ParallelFor& parallel, Call call, KeySpan keys, const std::byte* values);
 
   /// Overwrites rows; keys without one are passed over.
-  uint32_t Assign(const ParallelFor& parallel, uint32_t version, KeySpan keys, const std::byte* values) {
-    const auto lock = Write(version, "assign", keys);
-    WriteValues(in_.Locate(parallel, keys).rows, values);
-    return gate_.Next();
-  }
+  uint32_t Assign(const ParallelFor& parallel, Call call, KeySpan keys, const std::byte* values);
 
   /// Adds deltas (n, dim) float32 to rows; those of equal keys are summed first. A key without a row starts
   /// from its initial one.
-  uint32_t Add(const ParallelFor& parallel, uint32_t version, KeySpan keys, const float* deltas,
-               InitialRows initial) {
-    const auto lock = Write(version, "add", keys);
-    const auto dim = static_cast<size_t>(spec_.dim);
-    const std::vector<int32_t> ones(keys.n, 1);
-    std::vector<uint64_t> distinct(keys.n);
-    std::vector<float> sums(keys.n * dim);
-    std::vector<int32_t> counts(keys.n);
-    const size_t n =
-        MergeRows(keys.data, deltas, ones.data(), keys.n, dim, distinct.data(), sums.data(), counts.data());
-    Change change = in_.Enter(parallel, spec_, "add", {distinct.data(), n}, initial);
-    in_.Commit(change);
-    const std::vector<uint32_t> rows = std::move(change).Rows();
-    for (size_t i = 0; i < n; ++i) {
-      if (i + kAhead < n) in_.store.Prefetch(rows[i + kAhead]);
-      AddTo(rows[i], [&](size_t d) { return sums[i * dim + d]; });
-    }
-    return gate_.Next();
-  }
+  uint32_t Add(const ParallelFor& parallel, Call call, KeySpan keys, const float* deltas,
+               InitialRows initial);
 
   /// TFRA's rule, one key after the other: where `exists` is false and the key has no row, the new value is
   /// inserted; where it is true and the key has one, new - old is added; else nothing happens.
   /// old_values, new_values: (n, dim) float32; exists: (n,).
-  uint32_t Accum(const ParallelFor& parallel, uint32_t version, KeySpan keys, const float* old_values,
-                 const float* new_values, const bool* exists) {
-    const auto lock = Write(version, "accum", keys);
-    const auto dim = static_cast<size_t>(spec_.dim);
-    Change change{.found = in_.Locate(parallel, keys), .ids = {}};
-    change.ids.assign(change.found.fresh.size(), kNoRow);
-    for (size_t i = 0, m = 0; i < keys.n; ++i) {
-      if (change.found.rows[i] != kNoRow) continue;
-      const uint32_t number = change.found.numbers[m++];
-      if (!exists[i]) change.ids[number] = 0;
-    }
-    std::vector<bool> present(change.ids.size());
-    in_.MakeRoom(parallel, spec_, "accum", change, in_.last_step, false);
-    in_.Prepare(parallel, spec_, "accum", change, {}, /*blank=*/true);
-    in_.Commit(change);
-    for (size_t i = 0, m = 0; i < keys.n; ++i) {
-      uint32_t row = change.found.rows[i];
-      bool had = row != kNoRow;
-      if (!had) {
-        const uint32_t number = change.found.numbers[m++];
-        row = change.ids[number];
-        had = present[number];
-        if (!exists[i]) present[number] = true;
-      }
-      if (had && exists[i]) {
-        AddTo(row, [&](size_t d) { return new_values[i * dim + d] - old_values[i * dim + d]; });
-      } else if (!had && !exists[i]) {
-        for (size_t d = 0; d < dim; ++d) {
-          StoreElement(spec_.type, in_.store.Value(row), static_cast<int64_t>(d), new_values[i * dim + d]);
-        }
-        in_.store.Header(row).version = in_.last_step;
-      }
-    }
-    return gate_.Next();
-  }
+  uint32_t Accum(const ParallelFor& parallel, Call call, KeySpan keys, const float* old_values,
+                 const float* new_values, const bool* exists);
 
   /// Removes rows with all that belongs to them; keys without a row are passed over.
-  uint32_t Remove(uint32_t version, KeySpan keys) {
-    const auto lock = Write(version, "remove", keys);
-    in_.store.ReserveErase(std::min(keys.n, in_.store.size()));
-    for (size_t i = 0; i < keys.n; ++i) in_.counters.removed += in_.store.Erase(keys.data[i]);
-    in_.store.Compact();
-    return gate_.Next();
-  }
+  uint32_t Remove(Call call, KeySpan keys);
 
   /// Removes what the policy chooses; a negative `step` stands for the table's last.
-  uint32_t Evict(const ParallelFor& parallel, std::string_view op, uint32_t version, const Policy& policy,
-                 int64_t step) {
-    const auto lock = Write(version, op, {});
-    in_.Commit(in_.Evict(parallel, spec_, policy, step < 0 ? in_.last_step : step));
-    in_.store.Compact();
-    return gate_.Next();
-  }
+  uint32_t Evict(const ParallelFor& parallel, std::string_view op, Call call, const Policy& policy,
+                 int64_t step);
 
   /// Removes every row and what is known of keys without one, and gives the memory back.
-  uint32_t Clear(uint32_t version) {
-    const auto lock = Write(version, "clear", {});
-    in_.counters.removed += in_.store.size();
-    in_.store = in_.store.Empty();
-    in_.admission.Clear();
-    in_.last_step = 0;
-    return gate_.Next();
-  }
+  uint32_t Clear(Call call);
 
   /// Forgets the optimizer's slots of every row, so that another optimizer can take over.
-  uint32_t ClearSlots(uint32_t version) {
-    const auto lock = Write(version, "clear_slots", {});
-    in_.store.DetachSlots();
-    return gate_.Next();
-  }
+  uint32_t ClearSlots(Call call);
 
   // ---- the training write: BeginApply, then Gather and Scatter for each chunk of rows ---------------------
   //
@@ -289,12 +216,8 @@ class Table {
   // the last Scatter nobody else gets that version: it is handed on with the result of the step, and whoever
   // asks for the live one waits (version.h).
 
-  /// One row of a step: the row and which gradient it gets; kPooled is the sum of the unadmitted keys'.
-  struct Target {
-    uint32_t row;
-    uint32_t gradient;
-  };
-  static constexpr uint32_t kPooled = 0xFFFFFFFFu;
+  using Target = ApplyTarget;
+  static constexpr uint32_t kPooled = ApplyTarget::kPooled;
 
   /// What BeginApply tells: targets has room for n, of which the first `active` are meant; pooled: (dim,).
   struct Begun {
@@ -319,6 +242,31 @@ class Table {
   void Scatter(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
                const std::byte* values, const std::vector<const std::byte*>& slots, bool last);
 
+  // ---- the same on one shard of several (sharded.h): Receive, PlanStep, Prepare, Hear, CommitStep
+  // ----------
+
+  /// Gradients that have arrived: keys and counts (senders, n), rows (senders, n, dim), in the given one of
+  /// `rounds` rounds; initial rows of the keys that have none here.
+  void Receive(const ParallelFor& parallel, uint32_t version, KeySpan keys, const int32_t* counts,
+               const float* rows, size_t senders, int32_t round, int32_t rounds, InitialRows initial);
+  void PlanStep(const ParallelFor& parallel, uint32_t version, int64_t step, const SlotLayout& layout,
+                ShardFacts& facts);
+  /// The facts about another write that has been proposed.
+  void Facts(uint32_t version, ShardFacts& facts);
+  /// facts: of all shards, in their order; `shard` is the place of this one. Returns what the shards have to
+  /// add up before the write is prepared, or nothing if it is.
+  std::optional<Tally> Prepare(const ParallelFor& parallel, std::string_view op, uint32_t version,
+                               const std::vector<ShardFacts>& facts, size_t shard);
+  /// The same with the sum of what the shards have counted.
+  std::optional<Tally> Hear(const ParallelFor& parallel, std::string_view op, uint32_t version,
+                            const Tally& sum);
+  /// Sets how many rows the step has, and which step it is.
+  uint32_t CommitStep(uint32_t version, int32_t* active, int64_t* step);
+  [[nodiscard]] const ShardStep& shard_step() const { return shard_step_; }
+  /// Forgets what has been planned: another shard could not do its part.
+  void Abandon();
+  void Count(const Traffic& traffic) const { traffic.AddTo(in_.counters); }
+
   // ---- whole tables, from the host ---------------------------------------------------------------------
 
   [[nodiscard]] size_t Size(uint32_t version) const {
@@ -331,7 +279,12 @@ class Table {
   [[nodiscard]] AdmissionState ExportAdmission(uint32_t version) const;
 
   /// Replaces the contents; the table is unchanged if this throws.
-  uint32_t Load(uint32_t version, const SnapshotView& rows, const AdmissionState& admission);
+  [[nodiscard]] Loaded PrepareLoad(uint32_t version, const SnapshotView& rows,
+                                   const AdmissionState& admission) const;
+  uint32_t CommitLoad(Loaded loaded);
+  uint32_t Load(uint32_t version, const SnapshotView& rows, const AdmissionState& admission) {
+    return CommitLoad(PrepareLoad(version, rows, admission));
+  }
 
   /// Makes room for `n` rows in all.
   void Reserve(uint32_t version, size_t n);
@@ -378,6 +331,54 @@ class Table {
     header.frequency = std::min(header.frequency + occurrences, kMaxFrequency);
     header.version = step;
   }
+
+  /// The change that `make` plans, or one that has been planned; none if this call goes no further.
+  template <class Make>
+  std::optional<Change> Plan(Call call, Make make) {
+    if (call.phase == Phase::kWhole) return std::move(make().change);
+    if (call.phase != Phase::kCommit) {
+      Abandoned();
+      planned_.emplace(make()).ready = call.phase == Phase::kPlan;
+      return std::nullopt;
+    }
+    if (!planned_ || planned_->version != call.version || !planned_->ready) throw NotPlanned();
+    std::optional<Change> change = std::move(planned_->change);
+    planned_.reset();
+    return change;
+  }
+  /// The same for a change with rows to come, for which there must be room.
+  template <class Make>
+  std::optional<Change> PlanRows(const ParallelFor& parallel, Call call, std::string_view op,
+                                 InitialRows initial, bool blank, Make make) {
+    return Plan(call, [&] {
+      Planned planned{.version = call.version, .change = make(), .op = op, .blank = blank};
+      if (call.phase == Phase::kPropose) {
+        planned.initial.assign(initial.data, initial.data + initial.n * row_bytes());
+        return planned;
+      }
+      Room room(in_.source(spec_), op, planned.change, Alone(planned.change), in_.last_step, true);
+      room.Make(parallel, /*due=*/false);
+      in_.Prepare(parallel, spec_, op, planned.change, initial, blank);
+      return planned;
+    });
+  }
+  [[nodiscard]] Totals Alone(const Change& change) const { return {in_.store.size(), change.entering()}; }
+  [[nodiscard]] Error NotPlanned() const {
+    return MakeError(ErrorCode::kFailedPrecondition, spec_.name, "write", "a write that has been planned",
+                     "none", "another write came between: use each handle for one write");
+  }
+  [[nodiscard]] Change PlanAccum(const ParallelFor& parallel, KeySpan keys, const bool* exists);
+
+  [[nodiscard]] ApplyPlan PlanApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts,
+                                    const float* rows, int64_t step, const SlotLayout& layout);
+  [[nodiscard]] bool LacksShared(const ApplyPlan& plan) const;
+  void EnterShared(ApplyPlan& plan) const;
+  void PrepareApply(const ParallelFor& parallel, KeySpan keys, ApplyPlan& plan, InitialRows initial);
+  void Pool(ApplyPlan& plan, const std::vector<ShardFacts>& facts, size_t shard) const;
+  std::optional<Tally> Continue(const ParallelFor& parallel, bool known);
+  void Abandoned() noexcept;
+  [[nodiscard]] std::vector<uint64_t> WithShared(const ApplyPlan& plan) const;
+  uint32_t CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts, Begun out);
 
   [[nodiscard]] size_t CheckMerged(KeySpan keys, const int32_t* counts) const;
   void CheckChunk(const Target* targets, size_t n, size_t num_slots) const;
@@ -435,9 +436,15 @@ class Table {
   TableSpec spec_;
   Contents in_;
   VersionGate gate_;
+  std::optional<Planned> planned_;
+  ShardStep shard_step_;
+  Recent recent_;
+  std::optional<Room> room_;  // for one of the two, while the shards are choosing what goes
 };
 
 }  // namespace kvjax
 
 #include "kvjax/ffi/core/apply.h"
+#include "kvjax/ffi/core/sharded.h"
 #include "kvjax/ffi/core/whole.h"
+#include "kvjax/ffi/core/writes.h"

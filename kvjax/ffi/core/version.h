@@ -72,7 +72,10 @@ class VersionGate {
   /// The live version, once its rows are whole. A step that has not gone on for `patience` will not:
   /// something else in its program has failed. Then the next version is made, so that it cannot go on after
   /// all.
-  [[nodiscard]] uint32_t Settled(Duration patience) {
+  ///
+  /// Where `alone` is false others are in the same step, and none may end it for itself: that is an error
+  /// then.
+  [[nodiscard]] uint32_t Settled(Duration patience, std::string_view table = "", bool alone = true) {
     const auto stuck = [&] { return Now() - touched_.load() >= patience.count(); };
     for (;; std::this_thread::sleep_for(kPause)) {
       const uint32_t version = version_.load();  // first: a step that begins after it makes another
@@ -80,6 +83,11 @@ class VersionGate {
       if (!stuck()) continue;
       const WriteLock lock(mutex_);
       if (!in_step_.load() || !stuck()) continue;
+      if (!alone) {
+        throw MakeError(ErrorCode::kFailedPrecondition, table, "refresh", "a training step that goes on",
+                        "one that has stopped half-way",
+                        "kvjax.drop_table(name) and restore the last checkpoint");
+      }
       in_step_ = false;
       return Next();
     }

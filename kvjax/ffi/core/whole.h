@@ -21,7 +21,8 @@ inline AdmissionState Table::ExportAdmission(uint32_t version) const {
   return in_.admission.Save();
 }
 
-inline uint32_t Table::Load(uint32_t version, const SnapshotView& rows, const AdmissionState& admission) {
+inline Loaded Table::PrepareLoad(uint32_t version, const SnapshotView& rows,
+                                 const AdmissionState& admission) const {
   if (spec_.max_capacity > 0 && rows.n > spec_.max_capacity && spec_.on_full != OnFull::kGrow) {
     throw MakeError(ErrorCode::kResourceExhausted, spec_.name, "load",
                     "at most max_capacity=" + std::to_string(spec_.max_capacity) + " rows",
@@ -46,10 +47,14 @@ inline uint32_t Table::Load(uint32_t version, const SnapshotView& rows, const Ad
                     "key " + std::to_string(rows.keys[twice]) + " twice", "remove the duplicates first");
   }
   for (size_t i = 0; i < rows.n; ++i) next_admission.Forget(static_cast<uint64_t>(rows.keys[i]));
-  const auto lock = Write(version, "load", {});
-  in_.store = std::move(next);
-  in_.admission = std::move(next_admission);
-  in_.last_step = rows.last_step;
+  return {version, std::move(next), std::move(next_admission), rows.last_step};
+}
+
+inline uint32_t Table::CommitLoad(Loaded loaded) {
+  const auto lock = Write(loaded.version, "load", {});
+  in_.store = std::move(loaded.store);
+  in_.admission = std::move(loaded.admission);
+  in_.last_step = loaded.last_step;
   return gate_.Next();
 }
 

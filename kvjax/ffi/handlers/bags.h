@@ -12,11 +12,10 @@
 
 namespace kvjax {
 
-/// What a backend supplies for pooling and for salts; pointers as in Backend.
+/// What a backend supplies for pooling; pointers as in Backend.
 template <class B>
 concept BagBackend = requires(typename B::Exec& exec, const BagShape& shape, const float* floats, float* out,
-                              const int32_t* ints, int32_t* out_ints, KeySpan keys, uint64_t* words, size_t n,
-                              std::string_view name) {
+                              const int32_t* ints, int32_t* out_ints, size_t n, std::string_view name) {
   typename B::Ctx;
   B::BagSum(exec, shape, floats, floats, out);
   B::BagSpread(exec, shape, floats, floats, out);
@@ -24,7 +23,6 @@ concept BagBackend = requires(typename B::Exec& exec, const BagShape& shape, con
   B::BagMax(exec, shape, floats, out, out_ints);
   B::BagPlace(exec, shape, ints, floats, out);
   B::BagIds(exec, name, ints, n, n, out_ints);
-  B::Salt(exec, keys, n, words);
 };
 
 /// The shape that ids, rows and bags give; positions are 32 bits wide, and so are the numbers of rows and
@@ -109,10 +107,12 @@ ffi::Error BagPlace(typename B::Exec exec, ffi::AnyBuffer ids, ffi::AnyBuffer po
   });
 }
 
-/// lengths: (bags,) int32; ids: (n,) int32, -1 for padding.
+/// lengths: (bags,) int32; ids: (n,) int32, -1 for padding. `spread` says that other devices make the same
+/// call.
 template <BagBackend B>
-ffi::Error BagIds(typename B::Exec exec, std::string_view name, ffi::AnyBuffer lengths, Result ids) {
-  return Guard(name, "lookup_bag", [&] {
+ffi::Error BagIds(typename B::Exec exec, std::string_view name, bool spread, ffi::AnyBuffer lengths,
+                  Result ids, Result status) {
+  return Report(name, "lookup_bag", spread, Tell<B>(exec, name, "lookup_bag", status), [&] {
     for (const ffi::AnyBuffer& x : {lengths, *ids}) {
       Expect(x.element_type() == ffi::S32 && x.element_count() <= INT32_MAX, name, "lookup_bag",
              "lengths (bags,) and ids (n,) int32", x);
@@ -123,22 +123,10 @@ ffi::Error BagIds(typename B::Exec exec, std::string_view name, ffi::AnyBuffer l
 }
 template <BagBackend B>
 auto BindBagIds() {
-  return Rets<1>(
-      Args<1>(ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<std::string_view>("table")));
-}
-
-/// keys, salted: (..., 2) uint32.
-template <BagBackend B>
-ffi::Error Salt(typename B::Exec exec, int64_t salt, ffi::AnyBuffer keys, Result salted) {
-  return Guard("", "salted", [&] {
-    const KeySpan k = Keys("", "salted", keys, false);
-    Expect(Holds(*salted, ffi::U32, 2 * k.n), "", "salted", "keys (..., 2) uint32", *salted);
-    B::Salt(exec, k, static_cast<uint64_t>(salt), Data<uint64_t>(salted));
-  });
-}
-template <BagBackend B>
-auto BindSalt() {
-  return Rets<1>(Args<1>(ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<int64_t>("salt")));
+  return Rets<2>(Args<1>(ffi::Ffi::Bind()
+                             .template Ctx<typename B::Ctx>()
+                             .template Attr<std::string_view>("table")
+                             .template Attr<bool>("spread")));
 }
 
 }  // namespace kvjax

@@ -1,11 +1,15 @@
-// The tables of one backend by name.
+// The tables of one backend by name, and by device where a table is spread over several.
 #pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "kvjax/ffi/core/error.h"
 
@@ -14,48 +18,109 @@ namespace kvjax {
 template <class Table>
 class Registry {
  public:
+  /// The device of a table that is not spread: every call finds it, wherever it runs.
+  static constexpr int32_t kEveryDevice = -1;
+
   static Registry& Get() {
     static auto* registry = new Registry();  // never destroyed: programs may still run at exit
     return *registry;
   }
 
-  /// make(first_version) builds the table. Throws if the name is taken.
+  /// make(first_version, i) builds the shard of devices[i]. Throws if the name is taken.
   template <class Make>
-  void Create(const std::string& name, Make make) {
+  void Create(const std::string& name, const std::vector<int32_t>& devices, Make make) {
     const std::lock_guard lock(mutex_);
     Entry& entry = entries_[name];
-    if (entry.table) {
+    if (!entry.shards.empty()) {
       throw MakeError(ErrorCode::kInvalidArgument, name, "create", "a free name", "one in use",
                       "kvjax.drop_table(name) first, or choose another name");
     }
-    entry.table = make(entry.next_version);
+    std::vector<Shard> shards;
+    for (size_t i = 0; i < devices.size(); ++i) shards.push_back({devices[i], make(entry.next_version, i)});
+    entry.shards = std::move(shards);
   }
 
-  std::shared_ptr<Table> Find(std::string_view name, std::string_view op) {
+  /// The shard that lives on a device; the table itself if it is not spread.
+  std::shared_ptr<Table> Find(std::string_view name, std::string_view op, int32_t device) {
+    const std::lock_guard lock(mutex_);
+    const std::vector<Shard>& shards = Shards(name, op);
+    for (const Shard& shard : shards) {
+      if (shard.device == kEveryDevice || shard.device == device) return shard.table;
+    }
+    throw MakeError(
+        ErrorCode::kFailedPrecondition, name, op, "a call on a device of the table's mesh",
+        "one on device " + std::to_string(device),
+        "run the program on the mesh that the table was made with, or kvjax.reshard(table, mesh)");
+  }
+
+  /// The same, or nullptr if the table has been dropped.
+  std::shared_ptr<Table> FindIfThere(std::string_view name, int32_t device) {
     const std::lock_guard lock(mutex_);
     const auto it = entries_.find(name);
-    if (it == entries_.end() || !it->second.table) {
-      throw MakeError(ErrorCode::kNotFound, name, op, "a table of this name in the process", "none",
-                      "make it with kvjax.get_table(name, dim=...)");
+    if (it == entries_.end()) return nullptr;
+    for (const Shard& shard : it->second.shards) {
+      if (shard.device == kEveryDevice || shard.device == device) return shard.table;
     }
-    return it->second.table;
+    return nullptr;
   }
+
+  /// All shards of this process, in the order in which they were made.
+  std::vector<std::shared_ptr<Table>> All(std::string_view name, std::string_view op) {
+    const std::lock_guard lock(mutex_);
+    std::vector<std::shared_ptr<Table>> tables;
+    for (const Shard& shard : Shards(name, op)) tables.push_back(shard.table);
+    return tables;
+  }
+
+  /// Puts other shards in the place of those there are, unless these have been written since `version`.
+  void Replace(std::string_view name, uint32_t version, const std::vector<int32_t>& devices,
+               const std::vector<std::shared_ptr<Table>>& tables) {
+    std::vector<Shard> next;  // and then those that are gone, freed with the lock given back
+    for (size_t i = 0; i < devices.size(); ++i) next.push_back({devices[i], tables[i]});
+    const std::lock_guard lock(mutex_);
+    for (const Shard& shard : Shards(name, "reshard")) {
+      if (shard.table->version() == version) continue;
+      throw MakeError(ErrorCode::kFailedPrecondition, name, "reshard", "a table that nobody writes meanwhile",
+                      "a write of another thread", "wait for it, and begin again with table.refresh()");
+    }
+    entries_.find(name)->second.shards.swap(next);
+  }
+
+  /// The first version of shards that are to replace those of `version`: its handles stay stale, even if a
+  /// call that is already inside moves their version on.
+  static uint32_t VersionBehind(uint32_t version) { return version + (1u << 16); }
 
   /// A later table of the same name starts behind the versions of this one, so that its handles stay stale.
   void Drop(std::string_view name) {
-    const std::shared_ptr<Table> table = Find(name, "drop_table");
+    std::vector<Shard> gone;  // freed with the lock given back
     const std::lock_guard lock(mutex_);
+    (void)Shards(name, "drop_table");
     Entry& entry = entries_.find(name)->second;
-    // A gap, because a call that is already inside the old table may still move its version on.
-    entry.next_version = table->version() + (1u << 16);
-    entry.table.reset();
+    for (const Shard& shard : entry.shards) {
+      entry.next_version = std::max(entry.next_version, VersionBehind(shard.table->version()));
+    }
+    gone.swap(entry.shards);
   }
 
  private:
-  struct Entry {
+  struct Shard {
+    int32_t device;
     std::shared_ptr<Table> table;
+  };
+  struct Entry {
+    std::vector<Shard> shards;
     uint32_t next_version = 0;
   };
+
+  const std::vector<Shard>& Shards(std::string_view name, std::string_view op) {
+    const auto it = entries_.find(name);
+    if (it == entries_.end() || it->second.shards.empty()) {
+      throw MakeError(ErrorCode::kNotFound, name, op, "a table of this name in the process", "none",
+                      "make it with kvjax.get_table(name, dim=...)");
+    }
+    return it->second.shards;
+  }
+
   std::mutex mutex_;
   std::map<std::string, Entry, std::less<>> entries_;
 };

@@ -48,12 +48,12 @@ auto BindMerge() {
 /// first `active` () int32 are meant; used_step: (2,) uint32; pooled: (dim,) float32, the gradient of the
 /// shared row.
 template <Backend B>
-ffi::Error BeginApply(typename B::Exec exec, std::string_view name, std::string_view slots, bool narrow,
-                      ffi::AnyBuffer version, ffi::AnyBuffer keys, ffi::AnyBuffer counts,
+ffi::Error BeginApply(typename B::Exec exec, int32_t device, std::string_view name, std::string_view slots,
+                      bool narrow, ffi::AnyBuffer version, ffi::AnyBuffer keys, ffi::AnyBuffer counts,
                       ffi::AnyBuffer seals, ffi::AnyBuffer rows, ffi::AnyBuffer step, ffi::AnyBuffer initial,
                       Result next, Result targets, Result active, Result used_step, Result pooled) {
   return Guard(name, "apply", [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "apply");
+    const auto table = Registry<typename B::Table>::Get().Find(name, "apply", device);
     const KeySpan k = Keys(name, "apply", keys, narrow);
     Expect(Holds(counts, ffi::S32, k.n), name, "apply", "counts (n,) int32", counts);
     Expect(seals.element_type() == ffi::U32, name, "apply", "seals (s,) uint32", seals);
@@ -72,11 +72,8 @@ ffi::Error BeginApply(typename B::Exec exec, std::string_view name, std::string_
 }
 template <Backend B>
 auto BindBeginApply() {
-  return Rets<5>(Args<7>(ffi::Ffi::Bind()
-                             .template Ctx<typename B::Ctx>()
-                             .template Attr<std::string_view>("table")
-                             .template Attr<std::string_view>("slots")
-                             .template Attr<bool>("narrow")));
+  return Rets<5>(
+      Args<7>(BindTable<B>().template Attr<std::string_view>("slots").template Attr<bool>("narrow")));
 }
 
 /// The rows of the step that a chunk is about: [start, start + chunk), cut at `active`.
@@ -101,22 +98,26 @@ inline void ExpectSlots(std::string_view name, const SlotLayout& layout, size_t 
 }
 
 /// Rows [start, start + chunk) of the step, cut at `active`: values (chunk, dim), grads (chunk, dim) float32
-/// copied from the merged rows or `pooled`, fresh (chunk,) bool, and one array per slot.
+/// copied from the merged rows or `pooled`, fresh (chunk,) bool, row_keys (chunk, 2) uint32, and one array
+/// per slot. targets, keys, rows and pooled are empty if the step is that of a shard, which has them itself.
 template <Backend B>
-ffi::Error Gather(typename B::Exec exec, std::string_view name, std::string_view layout,
-                  ffi::AnyBuffer version, ffi::AnyBuffer targets, ffi::AnyBuffer rows, ffi::AnyBuffer pooled,
-                  ffi::AnyBuffer start, ffi::AnyBuffer active, Result values, Result grads, Result fresh,
-                  ffi::RemainingRets slots) {
+ffi::Error Gather(typename B::Exec exec, int32_t device, std::string_view name, std::string_view layout,
+                  ffi::AnyBuffer version, ffi::AnyBuffer targets, ffi::AnyBuffer keys, ffi::AnyBuffer rows,
+                  ffi::AnyBuffer pooled, ffi::AnyBuffer start, ffi::AnyBuffer active, Result values,
+                  Result grads, Result fresh, Result row_keys, ffi::RemainingRets slots) {
   return Guard(name, "apply", [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "apply");
+    const auto table = Registry<typename B::Table>::Get().Find(name, "apply", device);
     const size_t chunk = fresh->element_count();
     ExpectRange(name, targets, start, active);
     Expect(Holds(*fresh, ffi::PRED, chunk), name, "apply", "fresh (chunk,) bool", *fresh);
     const auto dim = static_cast<size_t>(table->spec().dim);
     ExpectRows(table->spec(), "apply", *values, chunk);
     Expect(Holds(*grads, ffi::F32, chunk * dim), name, "apply", "grads (chunk, dim) float32", *grads);
-    ExpectFloats(table->spec(), "apply", rows, targets.element_count() / 2);
-    ExpectFloats(table->spec(), "apply", pooled, 1);
+    Expect(Holds(*row_keys, ffi::U32, 2 * chunk), name, "apply", "keys (chunk, 2) uint32", *row_keys);
+    const size_t n = targets.element_count() / 2;
+    Expect(Holds(keys, ffi::U32, 2 * n), name, "apply", "keys (n, 2) uint32", keys);
+    ExpectFloats(table->spec(), "apply", rows, n);
+    ExpectFloats(table->spec(), "apply", pooled, n == 0 && pooled.element_count() == 0 ? 0 : 1);
     std::vector<std::byte*> data;
     std::vector<ffi::AnyBuffer> buffers;
     for (size_t s = 0; s < slots.size(); ++s) {
@@ -124,28 +125,23 @@ ffi::Error Gather(typename B::Exec exec, std::string_view name, std::string_view
       data.push_back(static_cast<std::byte*>(buffers.back().untyped_data()));
     }
     ExpectSlots(name, ParseLayout(layout), chunk, buffers);
-    B::Gather(exec, *table, Version(name, "apply", version), Data<uint32_t>(targets),
-              targets.element_count() / 2, Data<int32_t>(start), Data<int32_t>(active), chunk,
-              Data<float>(rows), Data<float>(pooled), Data<std::byte>(values), Data<float>(grads),
-              Data<bool>(fresh), data);
+    B::Gather(exec, *table, Version(name, "apply", version), Data<uint32_t>(targets), n, Data<int32_t>(start),
+              Data<int32_t>(active), chunk, Data<uint64_t>(keys), Data<float>(rows), Data<float>(pooled),
+              Data<std::byte>(values), Data<float>(grads), Data<bool>(fresh), Data<uint64_t>(row_keys), data);
   });
 }
 template <Backend B>
 auto BindGather() {
-  return Rets<3>(Args<6>(ffi::Ffi::Bind()
-                             .template Ctx<typename B::Ctx>()
-                             .template Attr<std::string_view>("table")
-                             .template Attr<std::string_view>("slots")))
-      .RemainingRets();
+  return Rets<4>(Args<7>(BindTable<B>().template Attr<std::string_view>("slots"))).RemainingRets();
 }
 
 /// Writes the chunk back; out: the version, for the next call to depend on.
 template <Backend B>
-ffi::Error Scatter(typename B::Exec exec, std::string_view name, std::string_view layout,
+ffi::Error Scatter(typename B::Exec exec, int32_t device, std::string_view name, std::string_view layout,
                    ffi::AnyBuffer version, ffi::AnyBuffer targets, ffi::AnyBuffer start,
                    ffi::AnyBuffer active, ffi::AnyBuffer values, ffi::RemainingArgs slots, Result out) {
   return Guard(name, "apply", [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "apply");
+    const auto table = Registry<typename B::Table>::Get().Find(name, "apply", device);
     const size_t chunk = values.element_count() / static_cast<size_t>(table->spec().dim);
     ExpectRange(name, targets, start, active);
     ExpectRows(table->spec(), "apply", values, chunk);
@@ -163,11 +159,7 @@ ffi::Error Scatter(typename B::Exec exec, std::string_view name, std::string_vie
 }
 template <Backend B>
 auto BindScatter() {
-  return Rets<1>(Args<5>(ffi::Ffi::Bind()
-                             .template Ctx<typename B::Ctx>()
-                             .template Attr<std::string_view>("table")
-                             .template Attr<std::string_view>("slots"))
-                     .RemainingArgs());
+  return Rets<1>(Args<5>(BindTable<B>().template Attr<std::string_view>("slots")).RemainingArgs());
 }
 
 /// used: (lookups,) float32, how often the loss used each lookup; what follows is only waited for.
