@@ -95,7 +95,7 @@ import resource, sys
 import jax, jax.numpy as jnp, numpy as np, optax
 import kvjax
 
-MIB, DIM, BLOCK, BLOCKS, BATCH, RATE = 2**20, 256, 65_536, 8, 4096, 0.5
+MIB, DIM, BLOCK, BLOCKS, BATCH, RATE = 2**20, 256, 32_768, 16, 1024, 0.5
 storage = kvjax.storage.Mmap(sys.argv[1]) if len(sys.argv) > 1 else kvjax.storage.Host()
 table = kvjax.get_table("large", dim=DIM, initializer=1.0, storage=storage)
 column = jnp.linspace(0.0, 1.0, DIM)
@@ -123,7 +123,7 @@ def check(table, number, epochs):
         want = 1.0 - RATE * sum(np.asarray(gradient(ids, epoch)) for epoch in range(epochs))
         np.testing.assert_allclose(np.asarray(read(table, keys_of(ids))), want, rtol=1e-6)
 
-# Compile everything, and leave the first 4096 rows there.
+# Compile everything, and leave the first batch of rows there.
 table = insert(table, keys_of(block(0))).clear()
 table = train(table, keys_of(block(0)[:BATCH]), gradient(block(0)[:BATCH], 0))
 before = np.asarray(read(table, keys_of(block(0)[:BATCH])))
@@ -158,7 +158,9 @@ print("trained", len(table))
 
 
 def limited(*arguments):
+    # Threads and devices as a user has them: each takes of what is limited.
     environment = dict(os.environ, JAX_PLATFORMS="cpu", JAX_ENABLE_X64="0", MALLOC_ARENA_MAX="2")
+    environment |= {"JAX_NUM_CPU_DEVICES": "1", "NPROC": "2"}
     command = [sys.executable, "-c", LIMITED, *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
@@ -173,7 +175,7 @@ def test_a_table_in_memory_that_is_larger_fails_cleanly():
     done = limited()
     assert done.returncode == 3, done.stdout + done.stderr
     assert "kvjax: table 'large', lookup_or_insert: want memory for the call, got none" in done.stdout
-    assert "alive 4096" in done.stdout
+    assert "alive 1024" in done.stdout
 
 
 FULL = """
