@@ -86,6 +86,10 @@ class Policy(abc.ABC):
         """Whether a ranking in it takes its number from the room that is needed."""
         return "needed" in self.formula().replace(":", " ").split()
 
+    def calls_python(self) -> bool:
+        """Whether a score function of the user is in it."""
+        return any(word.split(":")[0] in ("min_score", "lowest_score") for word in self.formula().split())
+
 
 @dataclasses.dataclass(frozen=True)
 class Every:

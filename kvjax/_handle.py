@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvjax import _ops
+from kvjax import _live, _ops
 from kvjax._keys import Keys, as_keys
 from kvjax._spec import TableSpec, fail
 from kvjax._varying import manual_axes
-from kvjax.ffi import host
 
 
 class Handle:
@@ -68,7 +67,7 @@ class Handle:
         except (TypeError, ValueError, RuntimeError):  # of a failed write, donated, or no version at all
             return live
         if 0 < (version - int(live.version)) % 2**32 < 2**31:
-            host.size(self.name, 0, version)  # raises what every call through this handle would
+            self.spec.host.size(self.name, 0, version)  # raises what every call through this handle would
         return live
 
     # ---- checks --------------------------------------------------------------------------------------------
@@ -78,7 +77,7 @@ class Handle:
 
     def _check_spec(self, op: str) -> None:
         """Whether the table of this name is still the one that the handle was made for."""
-        now = live_specs.get(self.name, self.spec)  # C++ says so if there is none
+        now = _live.spec_of(self.name) or self.spec  # C++ says so if there is none
         if now != self.spec:
             raise fail(
                 RuntimeError, self.name, op, "the table that the handle was made for",
@@ -121,12 +120,6 @@ class Handle:
             )  # fmt: skip
 
 
-live_specs: dict[str, TableSpec] = {}
-"""The tables of this process by name; `kvjax._registry` keeps it."""
-live_sinks: dict[str, Any] = {}
-"""What their shards call with evicted rows, where there is something: it goes with a table that moves."""
-
-
 def live_version(spec: TableSpec) -> jax.Array:
     """The live version of the table that `spec` names, once the writes that have been started are done.
 
@@ -136,7 +129,7 @@ def live_version(spec: TableSpec) -> jax.Array:
     # A write that failed says so where its result is used; here it is only waited for.
     with contextlib.suppress(ValueError, jax.errors.JaxRuntimeError):
         jax.effects_barrier()
-    versions = {host.version(spec.name, shard) for shard in spec.shards}
+    versions = {spec.host.version(spec.name, shard) for shard in spec.shards}
     if len(versions) > 1:
         raise fail(
             RuntimeError, spec.name, "refresh", "shards of one version", f"versions {sorted(versions)}",

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from kvjax._admit import Admission
+from kvjax._device import check_backend
 from kvjax._evict import Every, Policy
 from kvjax._initializers import resolve
 from kvjax._keys import Keys
@@ -26,6 +27,7 @@ def resolve_spec(name: str, dim: Any, *, key_dtype: Any, dtype: Any, seed: Any, 
 
     Raises:
       ValueError, TypeError: an argument is out of range.
+      RuntimeError: there is no backend for the storage.
     """
 
     def want(ok: Any, what: str, got: Any) -> None:
@@ -55,7 +57,8 @@ def resolve_spec(name: str, dim: Any, *, key_dtype: Any, dtype: Any, seed: Any, 
     timed = isinstance(evict, Every) and on_full != "evict" and evict.policy.needs_number()
     want(not timed, "a number of rows for what is evicted every so many steps", evict)
     want(count in COUNTS, f"count in {COUNTS}", count)
-    want(isinstance(options["storage"], Storage), "one of kvjax.storage (Host(), Mmap(path))", options["storage"])
+    storage = options["storage"]
+    want(isinstance(storage, Storage), "one of kvjax.storage (Device(), Host(), Mmap(path))", storage)
     placement = options.get("placement") or placement_of(name, options)
     rounding, constraint = options["rounding"], options["constraint"]
     want(rounding in ROUNDINGS, f"rounding in {ROUNDINGS}", rounding)
@@ -67,7 +70,7 @@ def resolve_spec(name: str, dim: Any, *, key_dtype: Any, dtype: Any, seed: Any, 
         initializer = resolve(options["initializer"], int(dim))
     except (TypeError, ValueError) as error:
         raise type(error)(f"kvjax: table {name!r}, get_table: {error}") from error
-    return TableSpec(
+    spec = TableSpec(
         name=name,
         dim=int(dim),
         key_dtype=key_dtype,
@@ -82,11 +85,13 @@ def resolve_spec(name: str, dim: Any, *, key_dtype: Any, dtype: Any, seed: Any, 
         admit=admit,
         evict=evict,
         count=count,
-        storage=options["storage"],
+        storage=storage,
         rounding=rounding,
         constraint=constraint,
         placement=placement,
     )
+    check_backend(spec, "get_table")
+    return spec
 
 
 def placement_of(name: str, options: dict[str, Any], op: str = "get_table") -> Placement | None:

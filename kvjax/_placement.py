@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from kvjax._keys import as_keys
-from kvjax.ffi import host, ordinal
+from kvjax.ffi import host, ordinal, set_process
 
 
 class Local(NamedTuple):
@@ -53,7 +53,7 @@ class Placement:
     @classmethod
     def of(cls, mesh: Mesh, axes: tuple[str, ...], **options: Any) -> Placement:
         auto = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Auto,) * len(mesh.axis_names))
-        host.set_process(jax.process_index())  # so that failures of different processes have different numbers
+        set_process(jax.process_index())
         return cls(auto, axes, **options)
 
     @property

@@ -16,7 +16,6 @@ from kvjax._keys import x64_enabled
 from kvjax._masks import mask_of
 from kvjax._rowwise import slot_types
 from kvjax._spec import fail
-from kvjax.ffi import host
 
 
 class Reading(Handle):
@@ -190,7 +189,7 @@ class Reading(Handle):
         else:
             if not isinstance(version, Tracer):
                 self._wait()
-            types = dict(host.slots(self.name, 0))
+            types = dict(self.spec.host.slots(self.name, 0))
         if name not in types:
             raise fail(
                 KeyError, self.name, "slot", f"one of its slots {list(types)}", repr(name),

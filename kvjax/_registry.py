@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import jax
 from jax.sharding import Mesh
 
+from kvjax import _live, _storage
 from kvjax._admit import Admission
 from kvjax._evict import Every, Policy
-from kvjax._handle import live_sinks, live_specs
 from kvjax._options import resolve_spec
 from kvjax._spec import TableSpec, fail
 from kvjax._stats import Stats, stats_of
-from kvjax._storage import Host, Storage
+from kvjax._storage import Storage
 from kvjax._table import Table, live
-from kvjax.ffi import host
 
 T = TypeVar("T")
-
-_lock = threading.RLock()
 
 
 def get_table(
@@ -78,8 +73,9 @@ def get_table(
       admit: which new keys training gives a row, one of `kvjax.admit`; None for all.
       evict: which rows go when the table is full, one of `kvjax.evict`; with ``.every(steps)`` also in between.
       count: what the frequency of a key counts: its "occurrences" in training, or once per step ("batch").
-      storage: where rows live, one of `kvjax.storage`; by default where they are, and `kvjax.storage.Host` for a new
-        table. Checkpoints do not record it: a table may be restored into any storage.
+      storage: where rows live, one of `kvjax.storage`; by default where they are, and for a new table
+        `kvjax.storage.Device` if programs run on a GPU, `kvjax.storage.Host` if not. Checkpoints do not record it: a
+        table may be restored into any storage.
       rounding: how training rounds rows to bfloat16 or float16: to the "nearest" value, or "stochastic", which keeps
         updates that are smaller than the spacing of the type, in the mean.
       constraint: function of a row ``(dim,)`` float32 that returns one, applied after each update of training and
@@ -101,6 +97,7 @@ def get_table(
 
     Raises:
       ValueError: a table of this name exists with other arguments, or an argument is out of range.
+      RuntimeError: the backend of the storage is not loaded, see `kvjax.backends`.
       TypeError: the initializer is none of these, or its function wants or gives something else.
       KeyError: only the name was given and there is no such table.
 
@@ -117,34 +114,34 @@ def get_table(
         raise fail(
             ValueError, name, "get_table", "dim= beside the other arguments", "none", "give all or only the name"
         )
-    # The lock is for the dict alone: a sink may ask for tables while another call here waits for its table.
-    with _lock:
-        known = live_specs.get(name)
+    known = _live.spec_of(name)
     if dim is None:
         if known is None:
             raise KeyError(
                 f"kvjax: table {name!r}, get_table: want a table of this name, got none; give dim= to create it"
             )
         return live(known)
-    given["storage"] = storage or (known.storage if known else Host())
+    given["storage"] = storage or (known.storage if known else _storage.default())
     if mesh is None and known is not None:
         given["placement"] = known.placement
     spec = resolve_spec(name, dim, **given)
-    with _lock:
-        known = live_specs.get(name)
-        if known is None:
-            host.create(name, spec.host_options(), **spec.host_shards())
-            known = live_specs[name] = spec
+    known = _live.create(spec)
     if known != spec:
-        moved = dataclasses.replace(spec, placement=known.placement) == known
+        here = {field: getattr(known, field) for field in _MENDS}
+        moved = dataclasses.replace(spec, **here) == known
         raise fail(
             ValueError, name, "get_table", "the arguments it was made with", spec.differences(known),
-            "it has another mesh: leave mesh= out to get it where it is, or kvjax.reshard(table, mesh)" if moved
+            "; ".join(mend for field, mend in _MENDS.items() if getattr(spec, field) != here[field]) if moved
             else "give the same arguments, another name, or kvjax.drop_table(name) first",
         )  # fmt: skip
     return live(spec)
 
 
+# What a table that exists can change.
+_MENDS = {
+    "placement": "it has another mesh: leave mesh= out to get it where it is, or kvjax.reshard(table, mesh)",
+    "storage": "it is elsewhere: leave storage= out to get it where it is, or table.to(storage)",
+}
 _DEFAULTS = {key: value for key, value in (get_table.__kwdefaults__ or {}).items() if key != "dim"}
 
 
@@ -175,10 +172,8 @@ def stats() -> dict[str, Stats]:
 
 
 def _of_all(f: Callable[[TableSpec], T]) -> dict[str, T]:
-    with _lock:
-        specs = dict(live_specs)
     found = {}
-    for name, spec in specs.items():
+    for name, spec in _live.all_specs().items():
         with contextlib.suppress(KeyError):  # dropped in the meantime
             found[name] = f(spec)
     return found
@@ -200,23 +195,4 @@ def drop_table(name: str) -> None:
       >>> "doc_drop" in kvjax.tables(), table
       (False, Table('doc_drop', dim=4, dtype=float32, version=0 (dropped)))
     """
-    _settle()
-    with _lock:
-        host.drop(name)
-        live_specs.pop(name, None)
-        live_sinks.pop(name, None)
-
-
-def _settle() -> None:
-    """Waits for the programs that are writing: one whose table went from under it would fail on some devices alone."""
-    with contextlib.suppress(ValueError, jax.errors.JaxRuntimeError):
-        jax.effects_barrier()
-
-
-def replace_table(spec: TableSpec, version: int, staged: Any) -> Table:
-    """Puts shards that were made elsewhere in the place of a table's, if that still has `version`."""
-    _settle()
-    with _lock:
-        host.replace(spec.name, version, staged)
-        live_specs[spec.name] = spec
-    return live(spec)
+    _live.drop(name)

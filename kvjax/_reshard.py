@@ -11,12 +11,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from kvjax._export import Exported, Snapshot
-from kvjax._handle import live_sinks, live_version
+from kvjax._move import move
 from kvjax._options import placement_of
 from kvjax._placement import Placement
 from kvjax._processes import gather, gather_json, together
-from kvjax._registry import replace_table
-from kvjax._shards import split
 from kvjax._spec import TableSpec, fail
 from kvjax._table import Table
 from kvjax.ffi import host
@@ -71,30 +69,16 @@ def reshard(
     place = {"mesh": mesh, "axis": axis, "partitioner": partitioner, "replicated": replicated, "wire": wire}
     new = placement_of(table.name, place, "reshard")
     spec = dataclasses.replace(table.spec, placement=new)
-    group = old or new  # whose processes do this together
     if old is not None and new is not None and old.processes != new.processes:
         raise fail(
             ValueError, table.name, "reshard", f"devices of the same processes, {old.processes}", f"{new.processes}",
             "save a checkpoint and restore it in the other processes",
         )  # fmt: skip
 
-    def begin() -> tuple[int, Snapshot]:
-        table._check_spec("reshard")
-        live_version(table.spec)  # waits for all that has been started, and not only for what this handle needs
-        return table._settled("reshard"), table.snapshot(once=True)
+    def bring(mine: Snapshot) -> Snapshot:
+        return _copied(spec, mine) if old is None else _exchanged(old, spec, mine)
 
-    def stage() -> Any:
-        arrays = dict(table._contents(whole, whole.slot_types))
-        return host.stage(
-            spec.name, spec.host_options(), **spec.host_shards(), version=behind, contents=split(spec, arrays),
-            originals=spec.originals, sink=live_sinks.get(spec.name),
-        )  # fmt: skip
-
-    version, mine = together(group, spec.name, "reshard", begin)
-    behind = int(gather(group, np.uint32(version)).max())
-    whole = _copied(spec, mine) if old is None else _exchanged(old, spec, mine)
-    staged = together(group, spec.name, "reshard", stage)
-    return replace_table(spec, version, staged)
+    return Table(move(table, spec, "reshard", once=True, bring=bring), spec)
 
 
 def _copied(spec: TableSpec, mine: Snapshot) -> Snapshot:

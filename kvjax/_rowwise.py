@@ -1,4 +1,5 @@
-"""Any optax transform, applied to each touched row by itself, at the speed of a loop over cache-sized chunks.
+"""Any optax transform, applied to each touched row by itself, at the speed of a loop over cache-sized chunks, or on a
+GPU of one pass.
 
 The transform is vmapped over rows, so the result for a row does not depend on what else is in the batch. The
 leaves of its state are of two kinds: slots, which belong to a row and are kept in the table beside it, and
@@ -31,9 +32,6 @@ from kvjax._varying import varying_like
 if TYPE_CHECKING:
     from kvjax._handle import Handle
 
-# Rows and slots of one chunk together: little enough to stay in the caches between reading the rows, computing and
-# writing them back, and enough for threads to share. benchmarks/NOTES.md has the figures.
-_CHUNK_BYTES = 1 << 20
 _GROUP = 64  # rows
 
 
@@ -306,8 +304,10 @@ def _update_rows(
     """The rows of a step, chunk by chunk; n of them are to be expected."""
     # Whole groups of rows: in what is left over behind the last full vector, XLA may round otherwise, and a row would
     # depend on its place in the batch.
-    most = _CHUNK_BYTES // (4 * spec.dim + layout.row_bytes)
-    chunk = _GROUP * max(1, min(-(-n // _GROUP), most // _GROUP))
+    limit, groups = spec.storage.chunk_bytes, -(-n // _GROUP)
+    if limit is not None:
+        groups = min(groups, limit // (4 * spec.dim + layout.row_bytes) // _GROUP)
+    chunk = _GROUP * max(1, groups)
 
     def body(carry):
         start, version, _ = carry
@@ -318,10 +318,12 @@ def _update_rows(
         globals_ = tuple(new.astype(old.dtype) for new, old in zip(globals_, state, strict=True))
         return start + jnp.int32(chunk), version, globals_
 
+    first = (jnp.int32(0), begun.version, state)
+    if limit is None and spec.placement is None:  # a shard may have got more rows than its device had
+        _, version, state = body(first)
+        return version, state
     # The first chunk runs even if no row is touched: the globals count the step all the same.
-    _, version, state = jax.lax.while_loop(
-        lambda carry: carry[0] < jnp.maximum(begun.active, 1), body, (jnp.int32(0), begun.version, state)
-    )
+    _, version, state = jax.lax.while_loop(lambda carry: carry[0] < jnp.maximum(begun.active, 1), body, first)
     return version, state
 
 

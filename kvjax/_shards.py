@@ -66,7 +66,7 @@ def snapshot(spec: TableSpec, version: int, slots: bool, shards: Sequence[int]) 
       shards: numbers of local shards, which are no copies of each other; may be empty.
     """
     parts = [
-        from_host(host.export_table(spec.name, shard, version, slots), spec.dim, spec.row_dtype, spec.key_dtype)
+        from_host(spec.host.export_table(spec.name, shard, version, slots), spec.dim, spec.row_dtype, spec.key_dtype)
         for shard in shards or spec.shards[:1]
     ]
     return joined(parts) if shards else _emptied(parts[0])
@@ -81,7 +81,7 @@ def _emptied(part: Snapshot) -> Snapshot:
 def split(spec: TableSpec, arrays: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows by shard of this process; those that it does not own are left out.
 
-    arrays: as `kvjax.ffi.host.prepare_load` takes them.
+    arrays: as ``spec.host.prepare_load`` takes them.
     """
     placement = spec.placement
     if placement is None:
@@ -119,12 +119,12 @@ def load(spec: TableSpec, op: str, version: Callable[[], int], contents: Callabl
         now, arrays = version(), contents()
         keys = arrays["keys"]
         parts = split(spec, arrays)
-        prepared = [host.prepare_load(spec.name, i, now, part) for i, part in enumerate(parts)]
+        prepared = [spec.host.prepare_load(spec.name, i, now, part) for i, part in enumerate(parts)]
         return prepared, _summary(spec, keys, parts)
 
     prepared, mine = together(placement, spec.name, op, prepare)
     _check_summaries(spec, op, gather(placement, mine))
-    (next_version,) = {host.commit_load(part) for part in prepared}
+    (next_version,) = {spec.host.commit_load(part) for part in prepared}
     return next_version
 
 

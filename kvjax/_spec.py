@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from kvjax._generated import Generated
 from kvjax._initializers import Initializer, Pool, native
 from kvjax._placement import Placement
 from kvjax._storage import Host, Storage
-from kvjax.ffi import host
+from kvjax.ffi import host, module
 
 KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
 ROW_DTYPES = ("float32", "bfloat16", "float16")
@@ -47,6 +48,11 @@ class TableSpec:
     rounding: str = "nearest"
     constraint: Callable[[Any], Any] | None = None
     placement: Placement | None = None
+
+    @property
+    def host(self) -> ModuleType:
+        """Where whole-table calls go: the module of the backend that holds the table."""
+        return module(self.storage.backend)
 
     @property
     def row_dtype(self) -> Any:
@@ -117,7 +123,7 @@ class TableSpec:
     def host_shards(self) -> dict[str, Any]:
         """Where the C++ side shall have them."""
         if self.placement is None:
-            return {"devices": [host.EVERY_DEVICE], "shards": [0], "owns_shared": [True]}
+            return {"devices": [self.host.EVERY_DEVICE], "shards": [0], "owns_shared": [True]}
         local = self.placement.local
         owner = self.placement.owners(self.shared_words.view(np.int64))[0] if self.shares_row else 0
         return {

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any
 
 from kvjax._spec import TableSpec
-from kvjax.ffi import host
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +88,7 @@ _PLAIN = ("size", "capacity", "probe_mean", "probe_longest", "last_step", "hits"
 
 
 def stats_of(spec: TableSpec) -> Stats:
-    every = [host.stats(spec.name, shard) for shard in range(len(spec.shards))]
+    every = [spec.host.stats(spec.name, shard) for shard in range(len(spec.shards))]
     raw = _summed([every[shard] for shard in spec.kept])
     planes = {"value": "values", "header": "headers", "slot": "slots"}
     return Stats(
@@ -97,7 +96,7 @@ def stats_of(spec: TableSpec) -> Stats:
         max_capacity=spec.max_capacity,
         load=raw["size"] / max(raw["places"], 1),
         bytes={planes.get(plane, plane): raw[f"{plane}_bytes"] for plane in _PLANES},
-        slots=dict(host.slots(spec.name, 0)),
+        slots=dict(spec.host.slots(spec.name, 0)),
         exchanged_bytes={way: sum(r[f"bytes_{way}"] for r in every) for way in ("to_owners", "from_owners")},
         exchanged_keys=sum(r["exchanged_keys"] for r in every),
         unique_ratio=raw["distinct"] / raw["occurrences"] if raw["occurrences"] else 1.0,

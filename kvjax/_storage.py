@@ -1,7 +1,8 @@
-"""Where the rows of a table live in this process. The index by key is in memory in any case.
+"""Where the rows of a table live in this process.
 
-What a table is does not depend on it: results have the same bits, and a checkpoint of a table in one storage is
-restored into any other. Memory and disk are given back when rows are cleared and when the table is dropped.
+What a table is does not depend on it: `Host` and `Mmap` give the same bits, a checkpoint of a table in one storage is
+restored into any other, and `kvjax.Table.to` moves a live one. Memory and disk are given back when rows are cleared and
+when the table is dropped.
 
 Example:
   >>> import kvjax, numpy as np, tempfile
@@ -17,12 +18,18 @@ from __future__ import annotations
 import dataclasses
 import os
 
-__all__ = ["Host", "Mmap"]
+from kvjax.ffi import DEVICE, HOST, on_device
+
+__all__ = ["Device", "Host", "Mmap"]
+
+# Rows and slots of one chunk of a training write together: little enough to stay in the caches between reading the
+# rows, computing and writing them back, and enough for threads to share. benchmarks/NOTES.md has the figures.
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Host:
-    """Rows in memory.
+    """Rows, slots and index in the memory of the host.
 
     Attributes:
       huge_pages: "auto" takes huge pages of 2 MiB once a table has 32 MiB of rows, which makes calls on large tables
@@ -36,6 +43,16 @@ class Host:
     """
 
     huge_pages: bool | str = "auto"
+
+    @property
+    def backend(self) -> str:
+        """Which of `kvjax.backends` holds the table, and on whose platform its programs run."""
+        return HOST
+
+    @property
+    def chunk_bytes(self) -> int | None:
+        """Of the rows and slots that a training write takes at once; None for all."""
+        return _CHUNK_BYTES
 
     def __post_init__(self):
         if self.huge_pages not in (True, False, "auto"):
@@ -81,10 +98,49 @@ class Mmap:
         object.__setattr__(self, "path", path)
 
     @property
+    def backend(self) -> str:
+        return HOST
+
+    @property
+    def chunk_bytes(self) -> int | None:
+        return _CHUNK_BYTES
+
+    @property
     def text(self) -> str:
-        """What the C++ side makes it from."""
         return f"mmap:{self.path}"
 
 
-Storage = Host | Mmap
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """Rows, slots and index in the memory of the GPU that the program runs on: what a new table gets there by itself.
+
+    Raises:
+      RuntimeError: in `kvjax.get_table`: `kvjax.backends` does not have it for CUDA.
+      ValueError: in `kvjax.get_table`: an argument is not on CUDA yet.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.storage.Device()
+      Device()
+    """
+
+    @property
+    def backend(self) -> str:
+        return DEVICE
+
+    @property
+    def chunk_bytes(self) -> int | None:
+        return None
+
+    @property
+    def text(self) -> str:
+        return "device"
+
+
+Storage = Host | Mmap | Device
 """What `kvjax.get_table` takes as ``storage``."""
+
+
+def default() -> Storage:
+    """Where a new table is, unless it is said."""
+    return Device() if on_device() else Host()

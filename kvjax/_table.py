@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import warnings
 from collections.abc import Callable
@@ -11,14 +12,15 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from kvjax import _export, _shards
-from kvjax._handle import handle_version, live_sinks, live_version
+from kvjax import _export, _live, _shards
+from kvjax._handle import handle_version, live_version
+from kvjax._move import move
 from kvjax._numbers import is_integer
 from kvjax._processes import gather, together
 from kvjax._spec import TableSpec, fail
 from kvjax._stats import Stats, stats_of
+from kvjax._storage import Storage
 from kvjax._writing import Writing
-from kvjax.ffi import host
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -81,11 +83,11 @@ class Table(Writing):
         placement, spec = self.spec.placement, self.spec
         if not all_processes or placement is None:
             version = self._settled("size")
-            return sum(host.size(self.name, shard, version) for shard in spec.kept)
+            return sum(spec.host.size(self.name, shard, version) for shard in spec.kept)
 
         def count() -> int:
             version = self._settled("size")
-            return sum(host.size(self.name, shard, version) for shard in spec.originals)
+            return sum(spec.host.size(self.name, shard, version) for shard in spec.originals)
 
         return int(gather(placement, np.int64(together(placement, self.name, "size", count))).sum())
 
@@ -223,6 +225,42 @@ class Table(Writing):
                 stacklevel=8,  # the caller of load
             )
 
+    def to(self, storage: Storage) -> Self:
+        """Moves the live table into another storage, with all that belongs to it: rows, slots, frequencies, versions,
+        pins, counts of admission and its sink. Not inside ``jit``.
+
+        Handles from before are stale: put the new one where they stood, for instance into ``params``. Programs are
+        compiled anew. The counts of `stats` begin anew, room that was reserved beyond ``capacity`` does not come along.
+        While it moves, the table is there twice. In several processes all of them call this together.
+
+        Args:
+          storage: one of `kvjax.storage`.
+
+        Returns:
+          The live handle.
+
+        Raises:
+          TypeError: it is none of these.
+          RuntimeError: this handle is stale, or there is no backend for the storage; as for all errors, the table is
+            as it was.
+          ValueError: the storage cannot hold such a table.
+          MemoryError: the table does not fit there.
+
+        Example:
+          >>> import kvjax, numpy as np, tempfile
+          >>> table = kvjax.get_table("doc_to", dim=1).upsert(np.arange(4), np.ones((4, 1)))
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     table = table.to(kvjax.storage.Mmap(folder))
+          >>> len(table), table.to(kvjax.storage.Host()).lookup(3).tolist()
+          (4, [1.0])
+          >>> kvjax.drop_table("doc_to")
+        """
+        self._on_the_host("to")
+        if not isinstance(storage, Storage):
+            raise fail(TypeError, self.name, "to", "one of kvjax.storage", repr(storage), "see kvjax.storage")
+        spec = dataclasses.replace(self.spec, storage=storage)
+        return type(self)(move(self, spec, "to"), spec)
+
     def reserve(self, n: int) -> Self:
         """Makes room for n rows in all, so that the table need not grow on the way there.
 
@@ -245,7 +283,7 @@ class Table(Writing):
         if not is_integer(n) or not 0 <= n < 2**32 - 1:
             raise fail(ValueError, self.name, "reserve", "a number of rows below 2**32 - 1", repr(n), "see reserve")
         for shard in self.spec.shards:
-            host.reserve(self.name, shard, version, -(-int(n) // (self.spec.num_shards)))
+            self.spec.host.reserve(self.name, shard, version, -(-int(n) // (self.spec.num_shards)))
         return self
 
     def stats(self) -> Stats:
@@ -292,7 +330,7 @@ class Table(Writing):
           2 restrict
           >>> kvjax.drop_table("doc_sink")
         """
-        host.size(self.name, 0, self._settled("on_evict"))  # a stale handle says so
+        self.spec.host.size(self.name, 0, self._settled("on_evict"))  # a stale handle says so
         if sink is not None and not callable(sink):
             raise fail(TypeError, self.name, "on_evict", "a function or None", repr(sink), "see Table.on_evict")
         spec = self.spec
@@ -303,8 +341,8 @@ class Table(Writing):
 
         given = None if sink is None else call
         for shard in self.spec.originals:
-            host.set_sink(self.name, shard, given)
-        live_sinks[self.name] = given
+            spec.host.set_sink(self.name, shard, given)
+        _live.sinks[self.name] = given
         return self
 
     def __repr__(self) -> str:
@@ -318,7 +356,7 @@ class Table(Writing):
             return "version=donated"
         try:
             self._wait()  # for the write of every shard
-            shards = [host.rows(self.name, shard) for shard in self.spec.kept]
+            shards = [self.spec.host.rows(self.name, shard) for shard in self.spec.kept]
             rows, live = sum(n for n, _ in shards), shards[0][1]
             return f"rows={rows:,}, version={version}" if live == int(version) else f"version={version} (stale)"
         except KeyError:

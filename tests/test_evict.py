@@ -231,6 +231,7 @@ def test_policies_every_so_many_steps(make):
 # ---- memory, arguments
 
 
+@pytest.mark.cpu_table
 def test_memory_is_given_back(make):
     table = make(64).upsert(np.arange(100_000), np.ones((100_000, 64)))
     table, _ = table.apply(optax.adagrad(0.1), kvjax.SparseRows(np.arange(10), jnp.ones((10, 64))))

@@ -52,6 +52,7 @@ def test_rows_of_a_spread_table_are_exact(make, mesh, shards):
         table = check(table, KEYS, writes)
 
 
+@pytest.mark.cpu_table
 def test_only_changed_rows_are_read_again(make):
     """The rows of the step's keys are missed or hit once more, no others."""
     table = make(2).upsert(KEYS, np.ones((12, 2)))

@@ -139,7 +139,7 @@ def test_the_same_whatever_the_batches_and_chunks(make, monkeypatch, tmp_path, x
         for half in (slice(0, 100), slice(100, 300)):
             halves, _ = halves.apply(optax.sgd(1.0), kvjax.SparseRows(keys[half], grads[half]), step=step)
     np.testing.assert_array_equal(export(halves), want)
-    monkeypatch.setattr(kvjax._rowwise, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr(kvjax.storage, "_CHUNK_BYTES", 1)
     jitted = jax.jit(lambda t: train(t, [(keys, grads)] * 3))
     np.testing.assert_array_equal(export(jitted(make(3, **options))), want)
     assert (export(train(make(3, **options | {"seed": 6}), [(keys, grads)] * 3)) != want).any()

@@ -67,6 +67,7 @@ def test_results_do_not_depend_on_the_storage(other, x64, promotion):
     run()
 
 
+@pytest.mark.cpu_table
 def test_a_checkpoint_is_restored_into_any_storage(make, tmp_path, promotion):
     import orbax.checkpoint as ocp
 
@@ -133,6 +134,7 @@ def test_any_name_has_a_file(name, tmp_path):
     assert list(tmp_path.iterdir()) == []  # the file has no name, so nothing is left if the process is killed
 
 
+@pytest.mark.cpu_table
 def test_a_folder_that_is_none_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     cases = {"no/such": "No such file or directory", "file": "Not a directory"}

@@ -13,6 +13,8 @@ import pytest
 
 import kvjax
 
+pytestmark = pytest.mark.cpu_table
+
 Host, Mmap = kvjax.storage.Host, kvjax.storage.Mmap
 
 SLAB = 2 << 20

@@ -244,9 +244,9 @@ def test_scan_over_steps_equals_single_steps(make):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
 
 
-@pytest.mark.parametrize("chunk_bytes", [1, 1 << 12])
+@pytest.mark.parametrize("chunk_bytes", [1, 1 << 12, None])
 def test_chunk_size_changes_nothing(chunk_bytes, make, monkeypatch):
-    monkeypatch.setattr(kvjax._rowwise, "_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(kvjax.storage, "_CHUNK_BYTES", chunk_bytes)
     rng = np.random.default_rng(0)
     table = make(3, initializer=1.0)
     grads = kvjax.SparseRows(rng.integers(0, 150, 400), jnp.asarray(rng.normal(size=(400, 3)), jnp.float32))

@@ -23,33 +23,87 @@ __path__ += [
 
 _PLATFORMS = {"cpu": ("_cpu", "cpu"), "cuda": ("_cuda", "CUDA")}
 
+HOST, DEVICE = _PLATFORMS
+"""The backends that hold tables in the memory of the host and of the GPU."""
+
+# So that the table of the GPU can be tested without one: every table is then such a one, in the memory of the host.
+_EMULATED = os.environ.get("KVJAX_EMULATED") == "1"
+
+
+def _import(module: str) -> ModuleType | str:
+    """A compiled module, or why there is none."""
+    try:
+        return importlib.import_module(f"kvjax.ffi.{module}")
+    except ModuleNotFoundError:
+        return f"not built: there is no module kvjax.ffi.{module}"
+    except ImportError as error:
+        return f"built, but it does not load: {error}"
+
 
 def _load() -> tuple[dict[str, ModuleType], dict[str, str]]:
     modules, states = {}, {}
-    for backend, (module, platform) in _PLATFORMS.items():
-        try:
-            modules[backend] = importlib.import_module(f"kvjax.ffi.{module}")
-        except ModuleNotFoundError:
-            states[backend] = f"not built: there is no module kvjax.ffi.{module}"
-            continue
-        except ImportError as error:
-            states[backend] = f"built, but it does not load: {error}"
-            continue
-        for target, handler in modules[backend].handlers().items():
-            jax.ffi.register_ffi_target(target, handler, platform=platform)
-        states[backend] = "loaded"
+    for backend, (name, platform) in _PLATFORMS.items():
+        module = _import(name)
+        states[backend] = module if isinstance(module, str) else "loaded"
+        if not isinstance(module, str):
+            modules[backend] = module
+            handlers = module.handlers()
+            if _EMULATED and backend == HOST:
+                handlers |= _import_emulated().handlers()  # what it cannot do yet stays
+            for target, handler in handlers.items():
+                jax.ffi.register_ffi_target(target, handler, platform=platform)
     return modules, states
 
 
+def _import_emulated() -> ModuleType:
+    module = _import("_emulated")
+    if isinstance(module, str):
+        raise ImportError(
+            f"KVJAX_EMULATED=1 wants the emulated device table ({module}); build it with "
+            "`pip install . -C cmake.define.KVJAX_EMULATED=ON`, or unset the variable"
+        )
+    return module
+
+
 _modules, _states = _load()
-if "cpu" not in _modules:
+if HOST not in _modules:
     raise ImportError(
-        f"kvjax's compiled module is missing ({_states['cpu']}); install the project with `pip install .` "
+        f"kvjax's compiled module is missing ({_states[HOST]}); install the project with `pip install .` "
         "(or `pip install -e .`) in its top folder"
     )
 
-host = _modules["cpu"]
-"""The whole-table calls that are made from Python and not from a compiled program."""
+host = _modules[HOST]
+"""What the compiled code says from Python that is about no table: hashes, owners, constants."""
+
+if _EMULATED:
+    _modules |= dict.fromkeys(_PLATFORMS, _import_emulated())
+    _states[DEVICE] = "emulated"
+
+
+def module(backend: str) -> ModuleType:
+    """The whole-table calls that are made from Python and not from a compiled program, on the tables of a backend.
+
+    Raises:
+      RuntimeError: it is not there.
+    """
+    if backend not in _modules:
+        raise RuntimeError(f"kvjax: want the backend {backend!r}, got one that is {_states[backend]}")
+    return _modules[backend]
+
+
+def loaded(backend: str) -> bool:
+    return backend in _modules
+
+
+def on_device() -> bool:
+    """Whether tables of this process belong in the memory of the GPU: its backend is there, and programs run on it."""
+    return _EMULATED or (DEVICE in _modules and jax.default_backend() == "gpu")
+
+
+def set_process(number: int) -> None:
+    """Says which of several processes this is, so that failures of different ones have different numbers."""
+    for each in {host, *_modules.values()}:
+        each.set_process(number)
 
 
 def ordinal(device: Any) -> int:
@@ -61,11 +115,14 @@ def backends() -> dict[str, str]:
     """Says which backends this process can use.
 
     Returns:
-      "loaded", or the reason why not, by backend name.
+      "loaded", or the reason why not, by backend name. "built; no GPU: ..." says that programs for GPUs can be
+      lowered here but not run.
 
     Example:
       >>> import kvjax
       >>> kvjax.backends()["cpu"]
       'loaded'
     """
-    return dict(_states)
+    # Asked for here and not at import, where it would start CUDA before JAX or a fork does.
+    trouble = getattr(_modules.get("cuda"), "trouble", str)()
+    return {**_states, "cuda": f"built; no GPU: {trouble}"} if trouble else dict(_states)

@@ -13,8 +13,10 @@
 #include "kvjax/ffi/handlers/pool.h"
 #include "kvjax/ffi/handlers/sharded.h"
 #include "kvjax/ffi/handlers/tables.h"
+#include "kvjax/ffi/handlers/targets.h"
 #include "kvjax/ffi/handlers/training.h"
 #include "kvjax/ffi/host.h"
+#include "kvjax/ffi/host_common.h"
 #include "kvjax/ffi/host_shards.h"
 
 namespace nb = nanobind;
@@ -136,12 +138,7 @@ struct Cpu : CpuBags, CpuSharded {
   static void Seal(Exec&, std::string_view table, const float* used, size_t lookups, uint32_t* seal) {
     for (size_t i = 0; i < lookups; ++i) {
       if (used[i] == 0.0f || used[i] == 1.0f) continue;
-      throw MakeError(
-          ErrorCode::kInvalidArgument, table, "value_and_grad", "a loss that uses each lookup at most once",
-          "lookup " + std::to_string(i + 1) + " of " + std::to_string(lookups) + " used " +
-              std::to_string(static_cast<int64_t>(used[i])) + " times",
-          "a lookup inside a scan, vmap or twice-called jit of the loss: look the rows up before it "
-          "and pass them in");
+      throw UsesError(table, i, lookups, used[i]);
     }
     *seal = kSeal;
   }
@@ -175,82 +172,32 @@ struct Cpu : CpuBags, CpuSharded {
 };
 static_assert(Backend<Cpu> && BagBackend<Cpu> && ShardedBackend<Cpu>);
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(LookupCpu, Lookup<Cpu>, BindLookup<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(FindMissingCpu, FindMissing<Cpu>, BindFindMissing<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(InspectCpu, Inspect<Cpu>, BindInspect<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ReadSlotCpu, ReadSlot<Cpu>, BindReadSlot<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ChangedCpu, Changed<Cpu>, BindChanged<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(WriteKeysCpu, WriteKeys<Cpu>, BindWriteKeys<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(WriteRowsCpu, WriteRows<Cpu>, BindWriteRows<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AccumCpu, Accum<Cpu>, BindAccum<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(EvictCpu, Evict<Cpu>, BindEvict<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ClearCpu, Clear<Cpu>, BindClear<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(MergeCpu, Merge<Cpu>, BindMerge<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(BeginApplyCpu, BeginApply<Cpu>, BindBeginApply<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(GatherCpu, Gather<Cpu>, BindGather<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ScatterCpu, Scatter<Cpu>, BindScatter<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(OwnedCpu, OwnedKeys<Cpu>, BindOwnedKeys<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(RouteCpu, RouteKeys<Cpu>, BindRouteKeys<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AlikeCpu, Alike<Cpu>, BindAlike<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AgreeCpu, Agree<Cpu>, BindAgree<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(ReceiveCpu, Receive<Cpu>, BindReceive<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PlanStepCpu, PlanStep<Cpu>, BindPlanStep<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(FactsCpu, Facts<Cpu>, BindFacts<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(PrepareCpu, Prepare<Cpu>, BindPrepare<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(HearCpu, Hear<Cpu>, BindHear<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(CommitStepCpu, CommitStep<Cpu>, BindCommitStep<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(SealCpu, Seal<Cpu>, BindOrder<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(AfterCpu, After<Cpu>, BindOrder<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(BagSumCpu, BagSum<Cpu>, BindBags<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(BagSpreadCpu, BagSpread<Cpu>, BindBags<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(BagDotCpu, BagDot<Cpu>, BindBags<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(BagMaxCpu, BagMax<Cpu>, BindBagMax<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(BagPlaceCpu, BagPlace<Cpu>, BindBags<Cpu>());
-XLA_FFI_DEFINE_HANDLER_SYMBOL(BagIdsCpu, BagIds<Cpu>, BindBagIds<Cpu>());
-
 namespace {
 
-template <class F>
-nb::capsule Capsule(F* handler) {
-  static_assert(std::is_invocable_r_v<XLA_FFI_Error*, F, XLA_FFI_CallFrame*>, "not an XLA FFI handler");
-  return nb::capsule(reinterpret_cast<void*>(handler));
+/// Those of a table over several devices.
+std::vector<NamedHandler> ShardedTargets() {
+  return {
+      {"kvjax_owned", Handle<OwnedKeys<Cpu>, BindOwnedKeys<Cpu>>},
+      {"kvjax_route", Handle<RouteKeys<Cpu>, BindRouteKeys<Cpu>>},
+      {"kvjax_alike", Handle<Alike<Cpu>, BindAlike<Cpu>>},
+      {"kvjax_agree", Handle<Agree<Cpu>, BindAgree<Cpu>>},
+      {"kvjax_receive", Handle<Receive<Cpu>, BindReceive<Cpu>>},
+      {"kvjax_plan_step", Handle<PlanStep<Cpu>, BindPlanStep<Cpu>>},
+      {"kvjax_facts", Handle<Facts<Cpu>, BindFacts<Cpu>>},
+      {"kvjax_prepare", Handle<Prepare<Cpu>, BindPrepare<Cpu>>},
+      {"kvjax_hear", Handle<Hear<Cpu>, BindHear<Cpu>>},
+      {"kvjax_commit_step", Handle<CommitStep<Cpu>, BindCommitStep<Cpu>>},
+  };
 }
 
 nb::dict Handlers() {
-  nb::dict d;
-  d["kvjax_lookup"] = Capsule(LookupCpu);
-  d["kvjax_find_missing"] = Capsule(FindMissingCpu);
-  d["kvjax_inspect"] = Capsule(InspectCpu);
-  d["kvjax_read_slot"] = Capsule(ReadSlotCpu);
-  d["kvjax_changed"] = Capsule(ChangedCpu);
-  d["kvjax_write_keys"] = Capsule(WriteKeysCpu);
-  d["kvjax_write_rows"] = Capsule(WriteRowsCpu);
-  d["kvjax_accum"] = Capsule(AccumCpu);
-  d["kvjax_evict"] = Capsule(EvictCpu);
-  d["kvjax_clear"] = Capsule(ClearCpu);
-  d["kvjax_merge"] = Capsule(MergeCpu);
-  d["kvjax_begin_apply"] = Capsule(BeginApplyCpu);
-  d["kvjax_gather"] = Capsule(GatherCpu);
-  d["kvjax_scatter"] = Capsule(ScatterCpu);
-  d["kvjax_owned"] = Capsule(OwnedCpu);
-  d["kvjax_route"] = Capsule(RouteCpu);
-  d["kvjax_alike"] = Capsule(AlikeCpu);
-  d["kvjax_agree"] = Capsule(AgreeCpu);
-  d["kvjax_receive"] = Capsule(ReceiveCpu);
-  d["kvjax_plan_step"] = Capsule(PlanStepCpu);
-  d["kvjax_facts"] = Capsule(FactsCpu);
-  d["kvjax_prepare"] = Capsule(PrepareCpu);
-  d["kvjax_hear"] = Capsule(HearCpu);
-  d["kvjax_commit_step"] = Capsule(CommitStepCpu);
-  d["kvjax_seal"] = Capsule(SealCpu);
-  d["kvjax_after"] = Capsule(AfterCpu);
-  d["kvjax_bag_sum"] = Capsule(BagSumCpu);
-  d["kvjax_bag_spread"] = Capsule(BagSpreadCpu);
-  d["kvjax_bag_dot"] = Capsule(BagDotCpu);
-  d["kvjax_bag_max"] = Capsule(BagMaxCpu);
-  d["kvjax_bag_place"] = Capsule(BagPlaceCpu);
-  d["kvjax_bag_ids"] = Capsule(BagIdsCpu);
-  return d;
+  nb::dict handlers;
+  for (const auto& targets : {TableTargets<Cpu>(), ShardedTargets(), BagTargets<Cpu>()}) {
+    for (const auto& [target, handler] : targets) {
+      handlers[target] = nb::capsule(reinterpret_cast<void*>(handler));
+    }
+  }
+  return handlers;
 }
 
 }  // namespace
@@ -258,7 +205,8 @@ nb::dict Handlers() {
 
 NB_MODULE(_cpu, m) {
   using namespace kvjax;
-  BindHost(m);
-  BindShards(m);
+  BindCommon(m);
+  BindHost<Table>(m);
+  BindShards<Table>(m);
   m.def("handlers", &Handlers, "XLA FFI handlers by target name.");
 }

@@ -26,10 +26,7 @@ struct CpuCalls {
   /// Written into every gradient; see handlers/training.h.
   static void CheckSeals(std::string_view table, std::string_view op, const uint32_t* seals, size_t n) {
     if (std::all_of(seals, seals + n, [](uint32_t seal) { return seal == kSeal; })) return;
-    throw MakeError(ErrorCode::kInvalidArgument, table, op, "gradients as kvjax.value_and_grad made them",
-                    "gradients whose keys went through arithmetic",
-                    "transforms over dense and sparse gradients together go into kvjax.optax.joint(tx); "
-                    "microbatch gradients are concatenated (stacked by lax.scan), not added");
+    throw SealError(table, op);
   }
 };
 

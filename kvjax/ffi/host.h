@@ -1,16 +1,17 @@
-// The whole-table calls that Python makes by itself, outside of compiled programs.
+// The whole-table calls that Python makes by itself, outside of compiled programs, on whatever type of table.
 //
 // All of them let go of the GIL while they work on a table, because a write may call Python (sinks, scores)
 // from another thread.
 #pragma once
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
+#include <concepts>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -18,25 +19,42 @@
 #include <vector>
 
 #include "kvjax/ffi/callbacks.h"
-#include "kvjax/ffi/core/route.h"
-#include "kvjax/ffi/core/storage.h"
-#include "kvjax/ffi/core/table.h"
-#include "kvjax/ffi/handlers/errors.h"
+#include "kvjax/ffi/core/admit.h"
+#include "kvjax/ffi/core/snapshot.h"
+#include "kvjax/ffi/core/spec.h"
+#include "kvjax/ffi/core/stats.h"
 #include "kvjax/ffi/handlers/registry.h"
-#include "kvjax/ffi/handlers/training.h"
+#include "kvjax/ffi/host_common.h"
 
 namespace kvjax {
 
-namespace nb = nanobind;
-
-inline Registry<Table>& Tables() { return Registry<Table>::Get(); }
-
+/// What these calls want of a table; core/table.h says what each of them means.
 template <class T>
-using HostArray = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+concept WholeTable = requires(T& table, const TableSpec& spec, const std::string& storage, uint32_t version,
+                              size_t n, const SnapshotView& rows, const AdmissionState& admission,
+                              typename T::Loaded loaded, Sink sink, ScoreFunction score) {
+  { T::Make(spec, storage, version, n) } -> std::same_as<std::shared_ptr<T>>;
+  { table.spec() } -> std::convertible_to<const TableSpec&>;
+  { table.row_bytes() } -> std::convertible_to<size_t>;
+  { table.version() } -> std::convertible_to<uint32_t>;
+  { table.SettledVersion() } -> std::convertible_to<uint32_t>;
+  { table.Size(version) } -> std::convertible_to<size_t>;
+  { table.Export(version, true) } -> std::same_as<Snapshot>;
+  { table.ExportAdmission(version) } -> std::same_as<AdmissionState>;
+  { table.PrepareLoad(version, rows, admission) } -> std::same_as<typename T::Loaded>;
+  { table.CommitLoad(std::move(loaded)) } -> std::convertible_to<uint32_t>;
+  { table.Stats() } -> std::same_as<Statistics>;
+  { table.Rows() } -> std::convertible_to<std::tuple<size_t, uint32_t>>;
+  { table.Layout() } -> std::convertible_to<SlotLayout>;
+  table.Reserve(version, n);
+  table.SetSink(std::move(sink));
+  table.SetScore(std::move(score));
+};
 
 /// One of the shards of this process; a table that is not spread is its own shard 0.
-inline std::shared_ptr<Table> ShardOf(std::string_view name, std::string_view op, size_t shard) {
-  const auto all = Tables().All(name, op);
+template <class T>
+std::shared_ptr<T> ShardOf(std::string_view name, std::string_view op, size_t shard) {
+  const auto all = Registry<T>::Get().All(name, op);
   if (shard < all.size()) return all[shard];
   throw MakeError(ErrorCode::kNotFound, name, op,
                   "one of the " + std::to_string(all.size()) + " shards of this process",
@@ -84,10 +102,11 @@ inline AdmissionSpec ParseAdmission(const nb::dict& o) {
   return spec;
 }
 
-/// make(first_version, i) builds shard shards[i] of a table. options: what kvjax._spec.TableSpec.host_options
+/// make(i) builds shard shards[i] of a table. options: what kvjax._spec.TableSpec.host_options
 /// says; owns_shared: which of them have the row that unadmitted keys share.
-inline auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<uint32_t>& shards,
-                       const std::vector<bool>& owns_shared) {
+template <class T>
+auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<uint32_t>& shards,
+                const std::vector<bool>& owns_shared, uint32_t first_version) {
   const auto dim = nb::cast<int64_t>(o["dim"]);
   if (dim < 1 || dim > kMaxDim) {
     throw MakeError(ErrorCode::kInvalidArgument, name, "get_table", "dim in 1.." + std::to_string(kMaxDim),
@@ -115,11 +134,10 @@ inline auto ShardMaker(const std::string& name, const nb::dict& o, const std::ve
   const auto capacity = nb::cast<size_t>(o["capacity"]);
   const auto storage = nb::cast<std::string>(o["storage"]);
   ScoreFunction score = MakeScore(name, nb::object(o["score"]));
-  return [=](uint32_t first_version, size_t i) mutable {
+  return [=](size_t i) mutable {
     spec.shard = shards[i];
     spec.owns_shared = owns_shared[i];
-    auto table = std::make_shared<Table>(spec, MakeSlabs(storage, name), first_version);
-    table->Reserve(first_version, capacity);
+    auto table = T::Make(spec, storage, first_version, capacity);
     table->SetScore(score);  // a copy: the last reference must not go under the registry's lock
     return table;
   };
@@ -127,14 +145,17 @@ inline auto ShardMaker(const std::string& name, const nb::dict& o, const std::ve
 
 /// The shards of this process: devices, where they live, [EVERY_DEVICE] for a table that is not spread; and
 /// as above.
-inline void Create(const std::string& name, const nb::dict& o, const std::vector<int32_t>& devices,
-                   const std::vector<uint32_t>& shards, const std::vector<bool>& owns_shared) {
-  auto make = ShardMaker(name, o, shards, owns_shared);
-  HostCall(name, "get_table", [&] { Tables().Create(name, devices, make); });
+template <class T>
+void Create(const std::string& name, const nb::dict& o, const std::vector<int32_t>& devices,
+            const std::vector<uint32_t>& shards, const std::vector<bool>& owns_shared,
+            uint32_t first_version) {
+  auto make = ShardMaker<T>(name, o, shards, owns_shared, first_version);
+  HostCall(name, "get_table", [&] { Registry<T>::Get().Create(name, devices, make); });
 }
 
-inline nb::dict ExportTable(const std::string& name, size_t shard, uint32_t version, bool with_slots) {
-  const auto table = ShardOf(name, "export", shard);
+template <class T>
+nb::dict ExportTable(const std::string& name, size_t shard, uint32_t version, bool with_slots) {
+  const auto table = ShardOf<T>(name, "export", shard);
   Snapshot s;
   AdmissionState admission;
   HostCall(name, "export", [&] {
@@ -149,150 +170,77 @@ inline nb::dict ExportTable(const std::string& name, size_t shard, uint32_t vers
 }
 
 /// Everything that kvjax.Stats says, by its names.
-inline nb::dict TableStats(const std::string& name, size_t shard) {
-  const auto table = ShardOf(name, "stats", shard);
+template <class T>
+nb::dict TableStats(const std::string& name, size_t shard) {
+  const auto table = ShardOf<T>(name, "stats", shard);
+  const Statistics stats = HostCall(name, "stats", [&] { return table->Stats(); });
   nb::dict out, evicted;
-  KeyIndex::Probes probes;
-  std::map<std::string, uint64_t, std::less<>> evicted_rows;
-  std::vector<std::pair<const char*, uint64_t>> numbers;
-  HostCall(name, "stats", [&] {
-    table->Observe([&](const Contents& c) {
-      const RowStore& store = c.store;
-      probes = store.index().SampleProbes();
-      evicted_rows = c.counters.evicted;
-      numbers = {{"size", store.size()},
-                 {"capacity", store.index().room()},
-                 {"places", store.index().capacity()},
-                 {"index_bytes", store.index().bytes()},
-                 {"value_bytes", store.value_bytes()},
-                 {"header_bytes", store.header_bytes()},
-                 {"slot_bytes", store.slot_bytes()},
-                 {"admission_bytes", c.admission.bytes()},
-                 {"tracked", c.admission.tracked()},
-                 {"last_step", static_cast<uint64_t>(c.last_step)},
-                 {"hits", c.counters.hits},
-                 {"misses", c.counters.misses},
-                 {"exchanged_keys", c.counters.exchanged_keys},
-                 {"bytes_to_owners", c.counters.bytes_to_owners},
-                 {"bytes_from_owners", c.counters.bytes_from_owners},
-                 {"rounds", c.counters.rounds},
-                 {"extra_rounds", c.counters.extra_rounds},
-                 {"inserted", c.counters.inserted},
-                 {"removed", c.counters.removed},
-                 {"admitted", c.counters.admitted},
-                 {"refused", c.counters.refused},
-                 {"occurrences", c.counters.occurrences},
-                 {"distinct", c.counters.distinct},
-                 {"over_capacity", c.counters.over_capacity}};
-    });
-  });
-  for (const auto& [field, value] : numbers) out[field] = value;
-  for (const auto& [reason, rows] : evicted_rows) {
+  for (const auto& [field, value] : stats.numbers) out[field] = value;
+  for (const auto& [reason, rows] : stats.evicted) {
     if (rows > 0) evicted[reason.c_str()] = rows;
   }
   out["evicted"] = evicted;
-  out["probe_mean"] = probes.mean;
-  out["probe_longest"] = probes.longest;
+  out["probe_mean"] = stats.probe_mean;
+  out["probe_longest"] = stats.probe_longest;
   return out;
 }
 
 /// The number of rows and the version that they belong to.
-inline std::tuple<size_t, uint32_t> Rows(const std::string& name, size_t shard) {
-  const auto table = ShardOf(name, "repr", shard);
-  return HostCall(name, "repr", [&] {
-    return table->Observe([&](const Contents& c) { return std::tuple(c.store.size(), table->version()); });
-  });
+template <class T>
+std::tuple<size_t, uint32_t> Rows(const std::string& name, size_t shard) {
+  const auto table = ShardOf<T>(name, "repr", shard);
+  return HostCall(name, "repr", [&] { return table->Rows(); });
 }
 
 /// Slots as (name, type), in the optimizer's order.
-inline std::vector<std::tuple<std::string, std::string>> TableSlots(const std::string& name, size_t shard) {
-  const auto table = ShardOf(name, "slot", shard);
-  return HostCall(name, "slot", [&] {
-    return table->Observe([](const Contents& c) {
-      std::vector<std::tuple<std::string, std::string>> slots;
-      for (const Slot& slot : c.store.layout().slots()) slots.emplace_back(slot.name, slot.type);
-      return slots;
-    });
-  });
+template <class T>
+std::vector<std::tuple<std::string, std::string>> TableSlots(const std::string& name, size_t shard) {
+  const auto table = ShardOf<T>(name, "slot", shard);
+  const SlotLayout layout = HostCall(name, "slot", [&] { return table->Layout(); });
+  std::vector<std::tuple<std::string, std::string>> slots;
+  for (const Slot& slot : layout.slots()) slots.emplace_back(slot.name, slot.type);
+  return slots;
 }
 
-inline nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashStrings(const std::vector<nb::bytes>& items,
-                                                                uint64_t salt) {
-  std::vector<int64_t> out(items.size());
-  for (size_t i = 0; i < items.size(); ++i) {
-    out[i] = static_cast<int64_t>(HashBytes(items[i].c_str(), items[i].size(), salt));
-  }
-  return ToNumpy(std::move(out));
+template <class T>
+void SetSink(const std::string& name, size_t shard, nb::object sink) {
+  const auto table = ShardOf<T>(name, "on_evict", shard);
+  Sink call = MakeSink(name, std::move(sink));
+  HostCall(name, "on_evict", [&] { table->SetSink(std::move(call)); });
 }
 
-inline nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashIntegers(HostArray<int64_t> items, uint64_t salt) {
-  std::vector<int64_t> out(items.shape(0));
-  for (size_t i = 0; i < out.size(); ++i) {
-    out[i] = static_cast<int64_t>(Salted(static_cast<uint64_t>(items.data()[i]), salt));
-  }
-  return ToNumpy(std::move(out));
-}
-
-/// The shard of each key by its virtual bucket.
-inline nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> Owners(HostArray<int64_t> keys, uint32_t shards) {
-  std::vector<int32_t> out(keys.shape(0));
-  for (size_t i = 0; i < out.size(); ++i) {
-    out[i] = static_cast<int32_t>(OwnerOf(static_cast<uint64_t>(keys.data()[i]), shards));
-  }
-  return ToNumpy(std::move(out));
-}
-
-inline void BindHost(nb::module_& m) {
-  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
-    try {
-      std::rethrow_exception(p);
-    } catch (const Error& error) {
-      PyObject* type = error.code() == ErrorCode::kInvalidArgument     ? PyExc_ValueError
-                       : error.code() == ErrorCode::kNotFound          ? PyExc_KeyError
-                       : error.code() == ErrorCode::kResourceExhausted ? PyExc_MemoryError
-                                                                       : PyExc_RuntimeError;
-      PyErr_SetString(type, error.what());
-    }
-  });
-  m.attr("MAX_DIM") = kMaxDim;
-  m.attr("SEAL") = kSeal;
-  m.attr("NUM_BUCKETS") = kNumBuckets;
-  m.attr("TALLY_WORDS") = Tally::kWords;
-  m.attr("FACT_WORDS") = ShardFacts::kWords;
-  m.attr("EVERY_DEVICE") = Registry<Table>::kEveryDevice;
-  m.def("create", &Create, nb::arg("name"), nb::arg("options"), nb::arg("devices"), nb::arg("shards"),
-        nb::arg("owns_shared"));
-  m.def("set_process", [](uint32_t process) { Failures::Get().SetProcess(process); });
-  m.def("owners", &Owners, nb::arg("keys"), nb::arg("shards"));
+template <WholeTable T>
+void BindHost(nb::module_& m) {
+  m.attr("EVERY_DEVICE") = Registry<T>::kEveryDevice;
+  m.def("create", &Create<T>, nb::arg("name"), nb::arg("options"), nb::arg("devices"), nb::arg("shards"),
+        nb::arg("owns_shared"), nb::arg("first_version"));
   m.def(
-      "drop", [](const std::string& name) { Tables().Drop(name); }, nb::call_guard<nb::gil_scoped_release>());
+      "drop",
+      [](const std::string& name, const std::string& op, std::optional<uint32_t> only_at) {
+        return Registry<T>::Get().Drop(name, op, only_at);
+      },
+      nb::call_guard<nb::gil_scoped_release>(), nb::arg("name"), nb::arg("op") = "drop_table",
+      nb::arg("only_at") = nb::none());
   m.def(
       "version",
-      [](const std::string& name, size_t shard) { return ShardOf(name, "version", shard)->SettledVersion(); },
+      [](const std::string& name, size_t shard) {
+        return ShardOf<T>(name, "version", shard)->SettledVersion();
+      },
       nb::call_guard<nb::gil_scoped_release>());
   m.def("size", [](const std::string& name, size_t shard, uint32_t version) {
-    const auto table = ShardOf(name, "size", shard);
+    const auto table = ShardOf<T>(name, "size", shard);
     return HostCall(name, "size", [&] { return table->Size(version); });
   });
   m.def("reserve", [](const std::string& name, size_t shard, uint32_t version, size_t n) {
-    const auto table = ShardOf(name, "reserve", shard);
+    const auto table = ShardOf<T>(name, "reserve", shard);
     HostCall(name, "reserve", [&] { table->Reserve(version, n); });
   });
-  m.def("export_table", &ExportTable, nb::arg("name"), nb::arg("shard"), nb::arg("version"),
+  m.def("export_table", &ExportTable<T>, nb::arg("name"), nb::arg("shard"), nb::arg("version"),
         nb::arg("with_slots"));
-  m.def("stats", &TableStats, nb::arg("name"), nb::arg("shard"));
-  m.def("rows", &Rows, nb::arg("name"), nb::arg("shard"));
-  m.def("slots", &TableSlots, nb::arg("name"), nb::arg("shard"));
-  m.def(
-      "set_sink",
-      [](const std::string& name, size_t shard, nb::object sink) {
-        const auto table = ShardOf(name, "on_evict", shard);
-        Sink call = MakeSink(name, std::move(sink));
-        HostCall(name, "on_evict", [&] { table->SetSink(std::move(call)); });
-      },
-      nb::arg("name"), nb::arg("shard"), nb::arg("sink").none());
-  m.def("hash_strings", &HashStrings, nb::arg("items"), nb::arg("salt"));
-  m.def("hash_integers", &HashIntegers, nb::arg("items"), nb::arg("salt"));
+  m.def("stats", &TableStats<T>, nb::arg("name"), nb::arg("shard"));
+  m.def("rows", &Rows<T>, nb::arg("name"), nb::arg("shard"));
+  m.def("slots", &TableSlots<T>, nb::arg("name"), nb::arg("shard"));
+  m.def("set_sink", &SetSink<T>, nb::arg("name"), nb::arg("shard"), nb::arg("sink").none());
 }
 
 }  // namespace kvjax

@@ -15,14 +15,16 @@
 namespace kvjax {
 
 /// Contents that have been read for a table; nothing has changed yet.
+template <class T>
 struct Prepared {
-  std::shared_ptr<Table> table;
-  Loaded loaded;
+  std::shared_ptr<T> table;
+  typename T::Loaded loaded;
 };
 
 /// Reads contents for a table. in: what ExportTable gives, as flat arrays; slots as (name, type, bytes of
 /// one, bytes of all).
-inline Prepared PrepareLoad(const std::shared_ptr<Table>& table, uint32_t version, const nb::dict& in) {
+template <class T>
+Prepared<T> PrepareLoad(const std::shared_ptr<T>& table, uint32_t version, const nb::dict& in) {
   using SlotArray = std::tuple<std::string, std::string, size_t, HostArray<uint8_t>>;
   const std::string& name = table->spec().name;
   const auto keys = nb::cast<HostArray<int64_t>>(in["keys"]);
@@ -74,63 +76,80 @@ inline Prepared PrepareLoad(const std::shared_ptr<Table>& table, uint32_t versio
     view.slots.push_back(reinterpret_cast<const std::byte*>(array.data()));
   }
   return HostCall(name, "load", [&] {
-    if (!with_counts)
-      return Prepared{table, table->PrepareLoad(version, view, table->ExportAdmission(version))};
-    const AdmissionState admission{{pending_keys.data(), pending_keys.data() + pending_keys.shape(0)},
-                                   {pending_counts.data(), pending_counts.data() + pending_counts.shape(0)},
-                                   {sketch.data(), sketch.data() + sketch.shape(0)}};
-    return Prepared{table, table->PrepareLoad(version, view, admission)};
+    const AdmissionState admission =
+        with_counts ? AdmissionState{{pending_keys.data(), pending_keys.data() + pending_keys.shape(0)},
+                                     {pending_counts.data(), pending_counts.data() + pending_counts.shape(0)},
+                                     {sketch.data(), sketch.data() + sketch.shape(0)}}
+                    : table->ExportAdmission(version);
+    return Prepared<T>{table, table->PrepareLoad(version, view, admission)};
   });
 }
 
 /// Contents for one of the shards of this process.
-inline Prepared PrepareLive(const std::string& name, size_t shard, uint32_t version, const nb::dict& in) {
-  return PrepareLoad(ShardOf(name, "load", shard), version, in);
+template <class T>
+Prepared<T> PrepareLive(const std::string& name, size_t shard, uint32_t version, const nb::dict& in) {
+  return PrepareLoad(ShardOf<T>(name, "load", shard), version, in);
 }
 
 /// Replaces the contents of the table that these were read for; gives its next version.
-inline uint32_t CommitLoad(Prepared& prepared) {
+template <class T>
+uint32_t CommitLoad(Prepared<T>& prepared) {
   return HostCall(prepared.table->spec().name, "load",
                   [&] { return prepared.table->CommitLoad(std::move(prepared.loaded)); });
 }
 
 /// Shards that no call finds yet.
+template <class T>
 struct Staged {
   std::vector<int32_t> devices;
-  std::vector<std::shared_ptr<Table>> tables;
+  std::vector<std::shared_ptr<T>> tables;
 };
 
 /// As Create, but for handles of later versions than `version`, and filled: contents[i] are those of shard i.
 /// The shards in `originals` get the sink.
-inline Staged Stage(const std::string& name, const nb::dict& o, const std::vector<int32_t>& devices,
-                    const std::vector<uint32_t>& shards, const std::vector<bool>& owns_shared,
-                    uint32_t version, const nb::list& contents, const std::vector<size_t>& originals,
-                    const nb::object& sink) {
-  auto make = ShardMaker(name, o, shards, owns_shared);
-  Staged staged{devices, {}};
+template <class T>
+Staged<T> Stage(const std::string& name, const std::string& op, const nb::dict& o,
+                const std::vector<int32_t>& devices, const std::vector<uint32_t>& shards,
+                const std::vector<bool>& owns_shared, uint32_t version, const nb::list& contents,
+                const std::vector<size_t>& originals, const nb::object& sink) {
+  const uint32_t first = Registry<T>::VersionBehind(version);
+  auto make = ShardMaker<T>(name, o, shards, owns_shared, first);
+  Staged<T> staged{devices, {}};
   for (size_t i = 0; i < devices.size(); ++i) {
-    const uint32_t first = Registry<Table>::VersionBehind(version);
-    staged.tables.push_back(HostCall(name, "reshard", [&] { return make(first, i); }));
-    Prepared prepared = PrepareLoad(staged.tables[i], first, nb::cast<nb::dict>(contents[i]));
+    staged.tables.push_back(HostCall(name, op, [&] { return make(i); }));
+    Prepared<T> prepared = PrepareLoad(staged.tables[i], first, nb::cast<nb::dict>(contents[i]));
     CommitLoad(prepared);
   }
   for (const size_t i : originals) staged.tables.at(i)->SetSink(MakeSink(name, sink));
   return staged;
 }
 
-inline void Replace(const std::string& name, uint32_t version, const Staged& staged) {
-  HostCall(name, "reshard", [&] { Tables().Replace(name, version, staged.devices, staged.tables); });
+/// Puts them in the place of those there are, unless these have been written since `version`.
+template <class T>
+void Replace(const std::string& name, const std::string& op, uint32_t version, const Staged<T>& staged) {
+  HostCall(name, op, [&] { Registry<T>::Get().Replace(name, op, version, staged.devices, staged.tables); });
 }
 
-inline void BindShards(nb::module_& m) {
-  nb::class_<Prepared>(m, "Prepared");
-  nb::class_<Staged>(m, "Staged");
-  m.def("prepare_load", &PrepareLive, nb::arg("name"), nb::arg("shard"), nb::arg("version"), nb::arg("rows"));
-  m.def("commit_load", &CommitLoad, nb::arg("prepared"));
-  m.def("stage", &Stage, nb::arg("name"), nb::arg("options"), nb::arg("devices"), nb::arg("shards"),
-        nb::arg("owns_shared"), nb::arg("version"), nb::arg("contents"), nb::arg("originals"),
-        nb::arg("sink").none());
-  m.def("replace", &Replace, nb::arg("name"), nb::arg("version"), nb::arg("staged"));
+/// Puts them where no table of the name is.
+template <class T>
+void Adopt(const std::string& name, const std::string& op, const Staged<T>& staged) {
+  HostCall(name, op, [&] {
+    Registry<T>::Get().Create(name, staged.devices, [&](size_t i) { return staged.tables[i]; });
+  });
+}
+
+template <WholeTable T>
+void BindShards(nb::module_& m) {
+  nb::class_<Prepared<T>>(m, "Prepared");
+  nb::class_<Staged<T>>(m, "Staged");
+  m.def("prepare_load", &PrepareLive<T>, nb::arg("name"), nb::arg("shard"), nb::arg("version"),
+        nb::arg("rows"));
+  m.def("commit_load", &CommitLoad<T>, nb::arg("prepared"));
+  m.def("stage", &Stage<T>, nb::arg("name"), nb::arg("op"), nb::arg("options"), nb::arg("devices"),
+        nb::arg("shards"), nb::arg("owns_shared"), nb::arg("version"), nb::arg("contents"),
+        nb::arg("originals"), nb::arg("sink").none());
+  m.def("replace", &Replace<T>, nb::arg("name"), nb::arg("op"), nb::arg("version"), nb::arg("staged"));
+  m.def("adopt", &Adopt<T>, nb::arg("name"), nb::arg("op"), nb::arg("staged"));
 }
 
 }  // namespace kvjax

@@ -1,12 +1,16 @@
-// Pooling against plain loops, serial and in parallel; its gradients as one trilinear form.
+// Pooling against plain loops, serial and in parallel, and on the device's side against the CPU's, to the
+// bit; its gradients as one trilinear form.
 #include "kvjax/ffi/core/bag.h"
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <limits>
 #include <thread>
 #include <vector>
 
+#include "kvjax/ffi/cuda/bags.h"
+#include "kvjax/ffi/cuda/threads.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/data.h"
 
@@ -58,7 +62,44 @@ data::Floats Sum(const kvjax::ParallelFor& parallel, const Batch& b) {
   return out;
 }
 
+/// Whether two vectors have the same bits.
+template <class T>
+bool Same(const std::vector<T>& a, const std::vector<T>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+/// That the kernels give the bits of the CPU's functions, however the lanes are shared out.
+void CheckKernels(const Batch& b) {
+  namespace device = kvjax::device;
+  const kvjax::BagShape shape = b.shape();
+  const size_t bag_size = b.bags * b.dim, row_size = b.n * b.dim;
+  data::Floats want_bags(bag_size), want_rows(row_size), want_dot(b.n);
+  Ids want_from(bag_size);
+  for (const unsigned threads : {1u, 3u}) {
+    device::Threads q(threads, 64);
+    data::Floats bags(bag_size, -7.0f), rows(row_size, -7.0f),
+        dot(b.n, -7.0f);  // rubbish, to be written over
+    Ids from(bag_size, -7);
+    kvjax::SumBags(kvjax::Serial, shape, b.weights.data(), b.rows.data(), want_bags.data());
+    device::SumBags(q, shape, b.weights.data(), b.rows.data(), bags.data());
+    CHECK(Same(bags, want_bags));
+    kvjax::SpreadBags(kvjax::Serial, shape, b.weights.data(), b.out.data(), want_rows.data());
+    device::SpreadBags(q, shape, b.weights.data(), b.out.data(), rows.data());
+    CHECK(Same(rows, want_rows));
+    kvjax::DotBags(kvjax::Serial, shape, b.rows.data(), b.out.data(), want_dot.data());
+    device::DotBags(q, shape, b.rows.data(), b.out.data(), dot.data());
+    CHECK(Same(dot, want_dot));
+    kvjax::MaxBags(kvjax::Serial, shape, b.rows.data(), want_bags.data(), want_from.data());
+    device::MaxBags(q, shape, b.rows.data(), bags.data(), from.data());
+    CHECK(Same(bags, want_bags) && Same(from, want_from));
+    kvjax::PlaceBags(kvjax::Serial, shape, from.data(), b.out.data(), want_rows.data());
+    device::PlaceBags(q, shape, from.data(), b.out.data(), rows.data());
+    CHECK(Same(rows, want_rows));
+  }
+}
+
 void CheckBatch(const Batch& b) {
+  CheckKernels(b);
   data::Floats sum(b.bags * b.dim, 0.0f), max(b.bags * b.dim, 0.0f), spread(b.n * b.dim, 0.0f),
       dot(b.n, 0.0f);
   Ids from(b.bags * b.dim, -1);
@@ -131,7 +172,8 @@ TEST(RowsAreAddedInOrder) {
 
 TEST(PaddingMayHoldAnything) {
   const float nan = std::bit_cast<float>(0x7FC00000u);
-  const Batch b{4, 2, 1, {1, INT32_MIN, INT32_MAX, 2}, {2, nan, nan, nan}, {3, nan, nan, nan}, {}};
+  const Batch b{4, 2, 1, {1, INT32_MIN, INT32_MAX, 2}, {2, nan, nan, nan}, {3, nan, nan, nan}, {5, 6}};
+  CheckKernels(b);
   CHECK(Sum(kvjax::Serial, b) == data::Floats({0, 6}));
 }
 
@@ -139,6 +181,7 @@ TEST(TheMaximumOfInfinitiesAndNan) {
   const float inf = std::numeric_limits<float>::infinity(), nan = std::bit_cast<float>(0x7FC00000u);
   const Ids ids{0, 0, 1, 1, 1, 2, 2};
   const data::Floats rows{-inf, -inf, 1, nan, 2, nan, 5};
+  CheckKernels({7, 3, 1, ids, data::Floats(7, 1.0f), rows, {1, 2, 3}});
   data::Floats out(3);
   Ids from(3);
   kvjax::MaxBags(kvjax::Serial, {7, 3, 1, ids.data()}, rows.data(), out.data(), from.data());
@@ -157,6 +200,51 @@ TEST(LengthsBecomeIds) {
   CHECK_THROWS(kInvalidArgument, kvjax::IdsOfLengths("t", negative.data(), 2, 6, ids.data()));
   CHECK_THROWS(kInvalidArgument, kvjax::IdsOfLengths("t", huge.data(), 2, 6, ids.data()));
   kvjax::IdsOfLengths("t", nullptr, 0, 0, nullptr);
+}
+
+/// The ids on the device, and what the host is told.
+struct Told {
+  Ids ids;
+  kvjax::device::Report report;
+};
+Told OnDevice(const Ids& lengths, size_t n) {
+  Told told{Ids(n, -7), {}};
+  kvjax::device::Threads q(3, 2);
+  const kvjax::device::CallView call{nullptr, &told.report, nullptr, 0, false};
+  kvjax::device::IdsOfLengths(q, call, lengths.data(), lengths.size(), n, told.ids.data());
+  return told;
+}
+
+TEST(LengthsBecomeIdsOnTheDevice) {
+  data::Stream stream(3);
+  for (const size_t bags : {0u, 1u, 2u, 3u, 40u}) {
+    for (const size_t n : {0u, 1u, 7u, 100u}) {
+      Ids lengths(bags), want(n);
+      size_t left = n;  // empty bags first, in between and last, and keys left over
+      for (int32_t& length : lengths) {
+        length = stream.Below(2) == 0 ? 0 : static_cast<int32_t>(stream.Below(left + 1));
+        left -= static_cast<size_t>(length);
+      }
+      kvjax::IdsOfLengths("t", lengths.data(), bags, n, want.data());
+      const Told told = OnDevice(lengths, n);
+      CHECK(told.ids == want && told.report.refusal == 0);
+    }
+  }
+}
+
+TEST(TheFirstLengthThatDoesNotFitIsTold) {
+  using kvjax::device::Refusal;
+  const auto check = [](const Ids& lengths, Refusal why, uint32_t got, uint32_t want) {
+    const Told told = OnDevice(lengths, 6);
+    CHECK(told.ids == Ids(6, -1));
+    CHECK(told.report.refusal == static_cast<uint32_t>(why));
+    CHECK_EQ(told.report.got, got);
+    CHECK_EQ(told.report.want, want);
+  };
+  check({1, -3, 9, -1}, Refusal::kLength, static_cast<uint32_t>(-3), 1);
+  check({1, 2, 4, -1}, Refusal::kLengths, 2, 6);
+  check({INT32_MAX, INT32_MAX, 3}, Refusal::kLengths, 0, 6);  // which is 1 in 32 bits
+  check({2, INT32_MAX, INT32_MAX, 1}, Refusal::kLengths, 1, 6);
 }
 
 }  // namespace

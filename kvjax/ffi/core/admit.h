@@ -13,6 +13,7 @@
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/index.h"
+#include "kvjax/ffi/core/portable.h"
 
 namespace kvjax {
 
@@ -29,6 +30,40 @@ struct AdmissionSpec {
   int64_t halve_every = 0;  // steps, 0 for never
   double probability = 1.0;
   uint64_t seed = 0;
+
+  /// Whether keys that are not admitted share a row.
+  [[nodiscard]] KVJAX_HD bool shares() const {
+    return kind != Kind::kEvery && unadmitted == Unadmitted::kShared;
+  }
+
+  /// Whether a key without a row gets one, which has occurred `total` times by now.
+  [[nodiscard]] KVJAX_HD bool Admits(uint64_t key, uint32_t total) const {
+    if (kind == Kind::kEvery) return true;
+    if (shares() && key == shared_key) return true;
+    if (kind != Kind::kProbability) return total >= threshold;
+    return static_cast<double>(Mix(key + Mix(seed ^ 0xAD317A11ull)) >> 11) * 0x1p-53 < probability;
+  }
+
+  /// How often the sketch is halved between two steps.
+  [[nodiscard]] KVJAX_HD int Halvings(int64_t last_step, int64_t step) const {
+    if (halve_every <= 0 || step <= last_step) return 0;
+    const int64_t halvings = step / halve_every - last_step / halve_every;
+    return halvings < 16 ? static_cast<int>(halvings) : 16;
+  }
+
+  /// All cells of a key lie in its virtual bucket's part of the sketch, so the sketch can be cut into shards.
+  static constexpr int kRows = 4;
+  [[nodiscard]] KVJAX_HD size_t Cell(uint64_t key, int row) const {
+    const uint32_t width = cells / kRows;
+    const uint64_t hash = Mix(Mix(key) ^ 0x5EEDull) >> (16 * row);
+    return size_t{BucketOf(key)} * cells + static_cast<uint32_t>(row) * width + (hash & (width - 1));
+  }
+
+  /// An occurrence count, of which indexes can hold this much.
+  [[nodiscard]] KVJAX_HD static uint32_t Total(uint32_t before, uint32_t occurrences) {
+    const uint64_t total = uint64_t{before} + occurrences;
+    return total < kNoRow ? static_cast<uint32_t>(total) : kNoRow - 1;
+  }
 };
 
 /// What a checkpoint keeps of an admission: the counts of keys without a row, sorted by (bucket, key), or the
@@ -46,11 +81,7 @@ class Admission {
   }
 
   [[nodiscard]] const AdmissionSpec& spec() const { return spec_; }
-  /// Whether keys that are not admitted share a row.
-  [[nodiscard]] bool shares() const {
-    return spec_.kind != AdmissionSpec::Kind::kEvery &&
-           spec_.unadmitted == AdmissionSpec::Unadmitted::kShared;
-  }
+  [[nodiscard]] bool shares() const { return spec_.shares(); }
   /// Keys without a row that are counted one by one.
   [[nodiscard]] size_t tracked() const { return pending_.size(); }
   [[nodiscard]] size_t bytes() const { return pending_.bytes() + cells_.size() * sizeof(uint16_t); }
@@ -66,12 +97,11 @@ class Admission {
   /// counts: (n,) occurrences in this batch. Changes nothing but the room for what Commit does.
   Decision Decide(const std::vector<uint64_t>& keys, const std::vector<uint32_t>& counts, int64_t last_step,
                   int64_t step) {
-    Decision d{std::vector<uint8_t>(keys.size()), counts, Halvings(last_step, step)};
+    Decision d{std::vector<uint8_t>(keys.size()), counts, spec_.Halvings(last_step, step)};
     size_t waiting = 0;
     for (size_t i = 0; i < keys.size(); ++i) {
-      d.totals[i] = static_cast<uint32_t>(
-          std::min<uint64_t>(uint64_t{counts[i]} + Count(keys[i], d.halvings), kNoRow - 1));
-      d.admitted[i] = Admits(keys[i], d.totals[i]);
+      d.totals[i] = AdmissionSpec::Total(Count(keys[i], d.halvings), counts[i]);
+      d.admitted[i] = spec_.Admits(keys[i], d.totals[i]);
       waiting += d.admitted[i] == 0;
     }
     if (spec_.kind == AdmissionSpec::Kind::kMinCount) pending_.Reserve(pending_.size() + waiting);
@@ -97,8 +127,8 @@ class Admission {
         case AdmissionSpec::Kind::kSketch: {
           // Conservative update: no cell rises above the estimate. Beyond the threshold nothing is decided.
           const auto total = static_cast<uint16_t>(std::min(d.totals[i], spec_.threshold));
-          for (int row = 0; row < kRows; ++row) {
-            uint16_t& cell = cells_[Cell(keys[i], row)];
+          for (int row = 0; row < AdmissionSpec::kRows; ++row) {
+            uint16_t& cell = cells_[spec_.Cell(keys[i], row)];
             cell = std::max(cell, total);
           }
           break;
@@ -153,13 +183,6 @@ class Admission {
   }
 
  private:
-  static constexpr int kRows = 4;
-
-  [[nodiscard]] int Halvings(int64_t last_step, int64_t step) const {
-    if (spec_.halve_every <= 0 || step <= last_step) return 0;
-    return static_cast<int>(std::min<int64_t>(step / spec_.halve_every - last_step / spec_.halve_every, 16));
-  }
-
   /// Occurrences before this batch.
   [[nodiscard]] uint32_t Count(uint64_t key, int halvings) const {
     if (spec_.kind == AdmissionSpec::Kind::kMinCount) {
@@ -168,23 +191,9 @@ class Admission {
     }
     if (spec_.kind != AdmissionSpec::Kind::kSketch) return 0;
     uint16_t least = UINT16_MAX;
-    for (int row = 0; row < kRows; ++row) least = std::min(least, cells_[Cell(key, row)]);
+    for (int row = 0; row < AdmissionSpec::kRows; ++row)
+      least = std::min(least, cells_[spec_.Cell(key, row)]);
     return least >> halvings;
-  }
-
-  [[nodiscard]] bool Admits(uint64_t key, uint32_t total) const {
-    if (spec_.kind == AdmissionSpec::Kind::kEvery) return true;
-    if (shares() && key == spec_.shared_key) return true;
-    if (spec_.kind != AdmissionSpec::Kind::kProbability) return total >= spec_.threshold;
-    return static_cast<double>(Mix(key + Mix(spec_.seed ^ 0xAD317A11ull)) >> 11) * 0x1p-53 <
-           spec_.probability;
-  }
-
-  /// All cells of a key lie in its virtual bucket's part of the sketch, so the sketch can be cut into shards.
-  [[nodiscard]] size_t Cell(uint64_t key, int row) const {
-    const uint32_t width = spec_.cells / kRows;
-    const uint64_t hash = Mix(Mix(key) ^ 0x5EEDull) >> (16 * row);
-    return size_t{BucketOf(key)} * spec_.cells + static_cast<uint32_t>(row) * width + (hash & (width - 1));
   }
 
   AdmissionSpec spec_;

@@ -184,9 +184,7 @@ inline size_t Table::CheckMerged(KeySpan keys, const int32_t* counts) const {
   for (size_t i = 0; i < active; ++i) distinct.Add(keys.data[i]);
   if (distinct.keys().size() < active ||
       std::any_of(padding, end, [](int32_t count) { return count != 0; })) {
-    throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "apply", "distinct keys, then padding",
-                    "a merged gradient that was changed or joined to another",
-                    "give the gradients to kvjax.merge together");
+    throw MergedError(spec_.name);
   }
   return active;
 }
@@ -195,8 +193,7 @@ inline void Table::CheckChunk(const Target* targets, size_t n, size_t num_slots)
   const bool rows =
       std::all_of(targets, targets + n, [&](const Target& t) { return t.row < in_.store.end_row(); });
   if (rows && (num_slots == 0 || num_slots == in_.store.layout().slots().size())) return;
-  throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "apply", "rows and slots made by BeginApply",
-                  "others", "this is a defect of kvjax: please report it");
+  throw ChunkError(spec_.name);
 }
 
 }  // namespace kvjax

@@ -6,26 +6,30 @@
 // same to the bit however many threads there are.
 #pragma once
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <string_view>
 
-#include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/parallel.h"
+#include "kvjax/ffi/core/portable.h"
+#include "kvjax/ffi/core/refusals.h"
 
 namespace kvjax {
 
 /// What is worth a thread: a few tens of microseconds.
 inline constexpr size_t kGrainFloats = 1 << 15;
 
+/// An inner product is made of so many sums, because a compiler may not reorder a sum of floats by itself.
+inline constexpr int kDotLanes = 8;
+
 /// n rows of `dim` floats, of which row i belongs to bag ids[i]; an id outside [0, bags) marks padding.
 struct BagShape {
   size_t n = 0, bags = 0, dim = 0;
   const int32_t* ids = nullptr;
 
-  [[nodiscard]] bool IsPadding(size_t i) const { return ids[i] < 0 || static_cast<size_t>(ids[i]) >= bags; }
+  [[nodiscard]] KVJAX_HD bool IsPadding(size_t i) const {
+    return ids[i] < 0 || static_cast<size_t>(ids[i]) >= bags;
+  }
   /// How many rows are worth a thread.
   [[nodiscard]] size_t Grain() const { return std::max<size_t>(kGrainFloats / std::max<size_t>(dim, 1), 1); }
 };
@@ -100,16 +104,21 @@ inline void DotBags(const ParallelFor& parallel, const BagShape& shape, const fl
       if (shape.IsPadding(i)) continue;
       const float* const row = rows + i * shape.dim;
       const float* const bag = bags + static_cast<size_t>(shape.ids[i]) * shape.dim;
-      // Lanes, because a compiler may not reorder a sum of floats by itself.
-      std::array<float, 8> lanes{};
+      float lanes[kDotLanes] = {};
       size_t d = 0;
-      for (; d + lanes.size() <= shape.dim; d += lanes.size()) {
-        for (size_t l = 0; l < lanes.size(); ++l) lanes[l] += row[d + l] * bag[d + l];
+      for (; d + kDotLanes <= shape.dim; d += kDotLanes) {
+        for (size_t l = 0; l < kDotLanes; ++l) lanes[l] += row[d + l] * bag[d + l];
       }
       for (size_t l = 0; d < shape.dim; ++d, ++l) lanes[l] += row[d] * bag[d];
       for (const float lane : lanes) weights[i] += lane;
     }
   });
+}
+
+/// Whether x is the largest of a column so far, by the largest before it and its position: larger, or the
+/// first NaN that comes, or the first row of the bag. No branch, so that it is vector code.
+KVJAX_HD inline bool IsLargest(float x, float largest, int32_t from) {
+  return static_cast<bool>(((largest == largest) & !(x <= largest)) | (from < 0));
 }
 
 /// bags (bags, dim): the largest of each column, and positions (bags, dim): the row it comes from, the first
@@ -124,9 +133,7 @@ inline void MaxBags(const ParallelFor& parallel, const BagShape& shape, const fl
     float* __restrict const out = bags + bag * shape.dim;
     int32_t* __restrict const from = positions + bag * shape.dim;
     for (size_t d = 0; d < shape.dim; ++d) {
-      // Larger, or the first NaN that comes, or the first row of the bag; no branch, so that it is vector
-      // code.
-      const bool wins = static_cast<bool>(((out[d] == out[d]) & !(row[d] <= out[d])) | (from[d] < 0));
+      const bool wins = IsLargest(row[d], out[d], from[d]);
       out[d] = wins ? row[d] : out[d];
       from[d] = wins ? position : from[d];
     }
@@ -153,19 +160,11 @@ inline void PlaceBags(const ParallelFor& parallel, const BagShape& shape, const 
 /// rows is padding, -1. `table` is for errors.
 inline void IdsOfLengths(std::string_view table, const int32_t* lengths, size_t bags, size_t n,
                          int32_t* ids) {
-  const auto refuse = [&](const std::string& want, const std::string& got) {
-    throw MakeError(ErrorCode::kInvalidArgument, table, "lookup_bag", want, got,
-                    "lengths say how many of the keys belong to each bag, in order");
-  };
   size_t used = 0;
   for (size_t b = 0; b < bags; ++b) {
-    if (lengths[b] < 0)
-      refuse("lengths of at least 0", std::to_string(lengths[b]) + " for bag " + std::to_string(b));
+    if (lengths[b] < 0) throw LengthError(table, lengths[b], b);
     const auto length = static_cast<size_t>(lengths[b]);
-    if (length > n - used) {
-      refuse("lengths that add up to at most " + std::to_string(n) + ", the number of keys",
-             std::to_string(used + length) + " at bag " + std::to_string(b));
-    }
+    if (length > n - used) throw LengthsError(table, b, n);
     std::fill_n(ids + used, length, static_cast<int32_t>(b));
     used += length;
   }

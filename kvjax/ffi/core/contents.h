@@ -19,6 +19,7 @@
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/policy.h"
+#include "kvjax/ffi/core/refusals.h"
 #include "kvjax/ffi/core/room.h"
 #include "kvjax/ffi/core/snapshot.h"
 #include "kvjax/ffi/core/spec.h"
@@ -81,8 +82,7 @@ class Contents {
                InitialRows initial, bool blank) {
     const size_t entering = change.entering();
     if (store.size() + entering >= kNoRow) {
-      throw MakeError(ErrorCode::kResourceExhausted, spec.name, op, "fewer than 2^32 - 1 rows",
-                      std::to_string(store.size() + entering), "spread the table over several shards");
+      throw RowsError(spec.name, op, store.size() + entering);
     }
     if (!blank && entering > 0) CheckInitial(spec, op, change.ids.size(), initial);
     store.Reserve(entering);
@@ -118,8 +118,7 @@ class Contents {
   /// Whether the first n new keys of the call have initial rows.
   static void CheckInitial(const TableSpec& spec, std::string_view op, size_t n, InitialRows initial) {
     if (spec.initializer.kind != Initializer::Kind::kGiven || n <= initial.n) return;
-    throw MakeError(ErrorCode::kInvalidArgument, spec.name, op, "initial rows for all new keys",
-                    std::to_string(initial.n), "this is a defect of kvjax: please report it");
+    throw InitialError(spec.name, op, initial.n);
   }
 
   /// Writes the initial row of a key; it is the f-th of the keys that `initial` has rows for.
@@ -150,6 +149,14 @@ class Contents {
 
  private:
   static constexpr size_t kGrain = 2048;  // keys: below this, waking a second thread costs more than it saves
+};
+
+/// Contents that are to replace those of a table of this version.
+struct LoadedContents {
+  uint32_t version;
+  RowStore store;
+  Admission admission;
+  int64_t last_step;
 };
 
 }  // namespace kvjax

@@ -6,18 +6,20 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kvjax/ffi/core/portable.h"
+
 namespace kvjax {
 
-inline uint16_t ToBFloat16(float value) {
+KVJAX_HD inline uint16_t ToBFloat16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u)
     return static_cast<uint16_t>((bits >> 16) | 0x40u);  // NaN stays NaN
   return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
-inline float FromBFloat16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+KVJAX_HD inline float FromBFloat16(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
 /// IEEE 754 binary16: 5 bits of exponent (bias 15) and 10 of fraction, float32 having 8 (bias 127) and 23.
-inline uint16_t ToFloat16(float value) {
+KVJAX_HD inline uint16_t ToFloat16(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
   uint32_t half;
@@ -33,7 +35,7 @@ inline uint16_t ToFloat16(float value) {
   }
   return static_cast<uint16_t>(sign | half);
 }
-inline float FromFloat16(uint16_t half) {
+KVJAX_HD inline float FromFloat16(uint16_t half) {
   const uint32_t sign = (half & 0x8000u) << 16, magnitude = half & 0x7FFFu;
   if (magnitude >= 0x7C00u) return std::bit_cast<float>(sign | 0x7F800000u | ((magnitude & 0x3FFu) << 13));
   const float value = magnitude < 0x400u ? static_cast<float>(magnitude) * 0x1p-24f

@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <cstring>
 
+#include "kvjax/ffi/core/portable.h"
+
 namespace kvjax {
 
 /// Mixes the 64 bits of a key; a bijection, so distinct keys have distinct hashes.
 /// Source: the finaliser of splitmix64 (Steele, Lea, Flood 2014; constants: Stafford's variant 13).
-constexpr uint64_t Mix(uint64_t x) {
+KVJAX_HD constexpr uint64_t Mix(uint64_t x) {
   x ^= x >> 30;
   x *= 0xbf58476d1ce4e5b9ull;
   x ^= x >> 27;
@@ -18,7 +20,7 @@ constexpr uint64_t Mix(uint64_t x) {
 }
 
 /// A bijection of the keys for every salt. Mix alone fixes 0, so the mixed salt is added first.
-constexpr uint64_t Salted(uint64_t key, uint64_t salt) {
+KVJAX_HD constexpr uint64_t Salted(uint64_t key, uint64_t salt) {
   return Mix(key + Mix(salt) + 0x9E3779B97F4A7C15ull);
 }
 
@@ -27,7 +29,9 @@ inline constexpr uint32_t kNumBuckets = 1u << 16;
 
 /// The low bits choose the bucket. The key index uses the high ones, so a shard that owns a range of
 /// buckets still fills its index evenly.
-constexpr uint32_t BucketOf(uint64_t key) { return static_cast<uint32_t>(Mix(key)) & (kNumBuckets - 1); }
+KVJAX_HD constexpr uint32_t BucketOf(uint64_t key) {
+  return static_cast<uint32_t>(Mix(key)) & (kNumBuckets - 1);
+}
 
 namespace xxh64 {
 inline constexpr uint64_t kP1 = 0x9E3779B185EBCA87ull, kP2 = 0xC2B2AE3D27D4EB4Full,

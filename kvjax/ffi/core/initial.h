@@ -1,5 +1,6 @@
 // Initial rows: what a key reads as before it has been trained.
 #pragma once
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -7,6 +8,7 @@
 
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/hash.h"
+#include "kvjax/ffi/core/portable.h"
 #include "kvjax/ffi/core/random.h"
 
 namespace kvjax {
@@ -14,28 +16,22 @@ namespace kvjax {
 /// One of five generators, or rows that come with each call. `a` and `b` are: constant (value, unused),
 /// uniform [a, b], normal (mean a, deviation b), truncated normal (mean a, b times a standard normal cut at
 /// +-2, as in jax.nn.initializers). A pool holds rows of float32, one after the other, of which the key
-/// chooses one.
-struct Initializer {
+/// chooses one. No more than a kernel's argument can hold.
+struct Generator {
   enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal, kPool, kGiven };
   Kind kind = Kind::kConstant;
   double a = 0.0;
   double b = 0.0;
   uint64_t seed = 0;
-  std::shared_ptr<const std::vector<float>> pool = nullptr;
 
-  static Kind ParseKind(const std::string& text) {
-    if (text == "constant") return Kind::kConstant;
-    if (text == "uniform") return Kind::kUniform;
-    if (text == "normal") return Kind::kNormal;
-    if (text == "truncated_normal") return Kind::kTruncatedNormal;
-    if (text == "pool") return Kind::kPool;
-    if (text == "given") return Kind::kGiven;
-    throw MakeError(ErrorCode::kInvalidArgument, "", "initializer",
-                    "constant, uniform, normal, truncated_normal or pool", text, "see kvjax.initializers");
+  /// The random bits of columns 4 * quad to 4 * quad + 3 of a key's initial row.
+  [[nodiscard]] KVJAX_HD std::array<uint32_t, 4> Words(uint64_t key, int64_t quad) const {
+    return Philox(
+        {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), static_cast<uint32_t>(quad), 0}, seed);
   }
 
   /// Element of one column, given its 32 random bits.
-  [[nodiscard]] float Element(uint32_t word) const {
+  [[nodiscard]] KVJAX_HD float Element(uint32_t word) const {
     switch (kind) {
       case Kind::kConstant:
         return static_cast<float>(a);
@@ -56,8 +52,22 @@ struct Initializer {
 
   /// Which of `rows` rows of a pool a key reads as: floor(Mix(key) / 2^64 * rows), as even as the hash.
   /// Source: Lemire, "Fast random integer generation in an interval", ACM TOMACS 29 (2019).
-  static uint64_t PoolRow(uint64_t key, uint64_t rows) {
-    return static_cast<uint64_t>((static_cast<unsigned __int128>(Mix(key)) * rows) >> 64);
+  KVJAX_HD static uint64_t PoolRow(uint64_t key, uint64_t rows) { return MulHigh(Mix(key), rows); }
+};
+
+/// A generator with its pool.
+struct Initializer : Generator {
+  std::shared_ptr<const std::vector<float>> pool = nullptr;
+
+  static Kind ParseKind(const std::string& text) {
+    if (text == "constant") return Kind::kConstant;
+    if (text == "uniform") return Kind::kUniform;
+    if (text == "normal") return Kind::kNormal;
+    if (text == "truncated_normal") return Kind::kTruncatedNormal;
+    if (text == "pool") return Kind::kPool;
+    if (text == "given") return Kind::kGiven;
+    throw MakeError(ErrorCode::kInvalidArgument, "", "initializer",
+                    "constant, uniform, normal, truncated_normal or pool", text, "see kvjax.initializers");
   }
 
   /// Calls store(column, value) for columns 0..dim-1 of the key's initial row.
@@ -73,9 +83,7 @@ struct Initializer {
       return;
     }
     for (int64_t column = 0; column < dim; column += 4) {
-      const auto words = Philox({static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32),
-                                 static_cast<uint32_t>(column / 4), 0},
-                                seed);
+      const auto words = Words(key, column / 4);
       for (int64_t i = 0; i < 4 && column + i < dim; ++i) store(column + i, Element(words[i]));
     }
   }

@@ -7,10 +7,12 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kvjax/ffi/core/portable.h"
+
 namespace kvjax {
 
 /// Philox4x32-10 (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
-inline std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter, uint64_t seed) {
+KVJAX_HD inline std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter, uint64_t seed) {
   auto k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < 10; ++round) {
     const uint64_t a = uint64_t{0xD2511F53u} * counter[0], b = uint64_t{0xCD9E8D57u} * counter[2];
@@ -23,10 +25,10 @@ inline std::array<uint32_t, 4> Philox(std::array<uint32_t, 4> counter, uint64_t 
 }
 
 /// The middle of one of 2^32 equal parts of (0, 1).
-inline double OpenUnit(uint32_t word) { return (word + 0.5) * 0x1p-32; }
+KVJAX_HD inline double OpenUnit(uint32_t word) { return (word + 0.5) * 0x1p-32; }
 
 /// Natural logarithm of x > 0 to about 1e-14, without the platform's libm.
-inline double PortableLog(double x) {
+KVJAX_HD inline double PortableLog(double x) {
   int exponent;
   double m = std::frexp(x, &exponent);  // m in [0.5, 1)
   if (m < 0.70710678118654752440) {
@@ -41,7 +43,7 @@ inline double PortableLog(double x) {
 
 /// Inverse of the standard normal distribution function, relative error about 1e-7.
 /// Source: Wichura, algorithm AS 241 (PPND7), Applied Statistics 37 (1988).
-inline double InverseNormal(double p) {
+KVJAX_HD inline double InverseNormal(double p) {
   const double q = p - 0.5;
   if (std::fabs(q) <= 0.425) {
     const double r = 0.180625 - q * q;

@@ -8,12 +8,13 @@
 
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/half.h"
+#include "kvjax/ffi/core/portable.h"
 
 namespace kvjax {
 
 enum class RowType { kFloat32, kBFloat16, kFloat16 };
 
-inline size_t ItemSize(RowType type) { return type == RowType::kFloat32 ? 4 : 2; }
+KVJAX_HD inline size_t ItemSize(RowType type) { return type == RowType::kFloat32 ? 4 : 2; }
 
 inline RowType ParseRowType(const std::string& text) {
   if (text == "float32") return RowType::kFloat32;
@@ -23,7 +24,7 @@ inline RowType ParseRowType(const std::string& text) {
                   "choose one of these");
 }
 
-inline void StoreElement(RowType type, std::byte* row, int64_t column, float value) {
+KVJAX_HD inline void StoreElement(RowType type, std::byte* row, int64_t column, float value) {
   if (type == RowType::kFloat32) {
     std::memcpy(row + column * 4, &value, 4);
   } else {
@@ -32,7 +33,7 @@ inline void StoreElement(RowType type, std::byte* row, int64_t column, float val
   }
 }
 
-inline float LoadElement(RowType type, const std::byte* row, int64_t column) {
+KVJAX_HD inline float LoadElement(RowType type, const std::byte* row, int64_t column) {
   if (type == RowType::kFloat32) {
     float value;
     std::memcpy(&value, row + column * 4, 4);

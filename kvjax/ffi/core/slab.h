@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/pages.h"
+#include "kvjax/ffi/core/portable.h"
 
 namespace kvjax {
 
@@ -105,7 +106,7 @@ class Plane {
   [[nodiscard]] std::byte* At(uint32_t row) const {
     // row / per_slab_ by multiplication, exact for all 32-bit numbers, so that slabs can be full: records to
     // a slab are seldom a power of two.
-    const auto slab = static_cast<size_t>((static_cast<Wide>(inverse_) * (uint64_t{row} + 1)) >> 64);
+    const size_t slab = MulHigh(inverse_, uint64_t{row} + 1);
     return slabs_[slab] + (row - slab * per_slab_) * stride_;
   }
 
@@ -115,7 +116,6 @@ class Plane {
   }
 
  private:
-  using Wide = unsigned __int128;
   static constexpr size_t kSlabBytes = kHugePage;
   [[nodiscard]] size_t slab_bytes() const { return std::max(kSlabBytes, stride_ + (-stride_ & 4095)); }
 

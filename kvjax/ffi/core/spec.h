@@ -52,6 +52,9 @@ struct KeySpan {
   bool narrow = false;
 };
 
+/// What a key without a row reads as: what the table says, or its initial row whatever the table says.
+enum class Missing { kTable, kInitial };
+
 /// Rows (n, dim) for the distinct keys of a call that have no row, in the order in which they first occur; no
 /// rows (nullptr) where the table makes them itself.
 struct InitialRows {

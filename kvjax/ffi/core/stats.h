@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace kvjax {
 
@@ -45,6 +47,14 @@ struct Traffic {
     counters.rounds += rounds;
     counters.extra_rounds += rounds > usual_rounds ? rounds - usual_rounds : 0;
   }
+};
+
+/// All that is said of a table, by the names that Python reads (kvjax._stats).
+struct Statistics {
+  std::vector<std::pair<const char*, uint64_t>> numbers;
+  std::map<std::string, uint64_t, std::less<>> evicted;
+  double probe_mean = 0;
+  uint64_t probe_longest = 0;
 };
 
 }  // namespace kvjax

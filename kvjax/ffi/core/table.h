@@ -26,19 +26,11 @@
 
 namespace kvjax {
 
-/// What a key without a row reads as: what the table says, or its initial row whatever the table says.
-enum class Missing { kTable, kInitial };
-
-/// Contents that are to replace those of a table of this version.
-struct Loaded {
-  uint32_t version;
-  RowStore store;
-  Admission admission;
-  int64_t last_step;
-};
-
 class Table {
  public:
+  /// storage: see storage.h; capacity: rows to make room for.
+  static std::shared_ptr<Table> Make(const TableSpec& spec, const std::string& storage,
+                                     uint32_t first_version, size_t capacity);
   Table(TableSpec spec, std::shared_ptr<SlabAllocator> allocator, uint32_t first_version)
       : spec_(std::move(spec)), in_(spec_, std::move(allocator)), gate_(first_version) {}
 
@@ -279,6 +271,7 @@ class Table {
   [[nodiscard]] AdmissionState ExportAdmission(uint32_t version) const;
 
   /// Replaces the contents; the table is unchanged if this throws.
+  using Loaded = LoadedContents;
   [[nodiscard]] Loaded PrepareLoad(uint32_t version, const SnapshotView& rows,
                                    const AdmissionState& admission) const;
   uint32_t CommitLoad(Loaded loaded);
@@ -292,7 +285,11 @@ class Table {
   void SetSink(Sink sink);
   void SetScore(ScoreFunction score);
 
-  /// Calls f(contents) with nobody writing; for statistics.
+  [[nodiscard]] Statistics Stats() const;
+  /// The number of rows and the version that they belong to.
+  [[nodiscard]] std::pair<size_t, uint32_t> Rows() const;
+  [[nodiscard]] SlotLayout Layout() const;
+  /// Calls f(contents) with nobody writing.
   template <class F>
   auto Observe(F f) const {
     const auto lock = gate_.ReadAny(spec_.name, "stats");
@@ -316,10 +313,7 @@ class Table {
   }
   void CheckWidth(std::string_view op, KeySpan keys) const {
     if (!keys.narrow || !in_.store.wide()) return;
-    throw MakeError(ErrorCode::kInvalidArgument, spec_.name, op, "64-bit keys, as this table holds them",
-                    "32-bit keys made while jax_enable_x64 is off, where JAX cuts 64-bit integers to 32",
-                    "pass kvjax.keys(numpy_ids), which is exact; for ids that really have 32 bits, "
-                    "kvjax.keys(array) says so");
+    throw WidthError(spec_.name, op);
   }
 
   /// What an occurrence count adds to a frequency.

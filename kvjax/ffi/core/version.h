@@ -14,19 +14,68 @@
 #include <thread>
 
 #include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/refusals.h"
 
 namespace kvjax {
+
+/// The user's code, sinks and scores, that a write calls: other calls wait for it, and such as come back from
+/// there would wait for ever, and are errors instead.
+class UserCode {
+ public:
+  using Duration = std::chrono::milliseconds;
+  static constexpr std::chrono::microseconds kPause{200};
+
+  explicit UserCode(Duration patience = std::chrono::seconds(20)) : patience_(patience) {}
+
+  class Call {
+   public:
+    explicit Call(UserCode& code) : code_(code) {
+      code_.caller_ = std::this_thread::get_id();
+      code_.outside_ = true;
+    }
+    ~Call() {
+      code_.outside_ = false;
+      code_.caller_ = std::thread::id();
+    }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    UserCode& code_;
+  };
+
+  /// Calls of others wait for the user's code to be done. One from inside it never could; if it comes by way
+  /// of another thread, it cannot be told from the others, and gives up after a while.
+  void Wait(std::string_view table, std::string_view op) const {
+    for (const int64_t since = Now(); outside_.load(); std::this_thread::sleep_for(kPause)) {
+      if (caller_.load() == std::this_thread::get_id() || Now() - since > patience_.count()) break;
+    }
+    if (!outside_.load()) return;
+    throw MakeError(ErrorCode::kFailedPrecondition, table, op, "a call after the eviction",
+                    "one from the sink or score function that it has called",
+                    "use the rows that the function is given");
+  }
+
+  static int64_t Now() {
+    return std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
+ private:
+  const Duration patience_;
+  std::atomic<bool> outside_ = false;
+  std::atomic<std::thread::id> caller_{};
+};
 
 class VersionGate {
  public:
   using ReadLock = std::shared_lock<std::shared_mutex>;
   using WriteLock = std::unique_lock<std::shared_mutex>;
 
-  using Duration = std::chrono::milliseconds;
+  using Duration = UserCode::Duration;
 
   /// `user` is how long calls wait for the user's code.
   explicit VersionGate(uint32_t first, Duration user = std::chrono::seconds(20))
-      : user_(user), version_(first) {}
+      : user_code_(user), version_(first) {}
 
   [[nodiscard]] uint32_t version() const { return version_.load(); }
 
@@ -77,7 +126,7 @@ class VersionGate {
   /// then.
   [[nodiscard]] uint32_t Settled(Duration patience, std::string_view table = "", bool alone = true) {
     const auto stuck = [&] { return Now() - touched_.load() >= patience.count(); };
-    for (;; std::this_thread::sleep_for(kPause)) {
+    for (;; std::this_thread::sleep_for(UserCode::kPause)) {
       const uint32_t version = version_.load();  // first: a step that begins after it makes another
       if (!in_step_.load()) return version;
       if (!stuck()) continue;
@@ -93,67 +142,25 @@ class VersionGate {
     }
   }
 
-  /// While one of these lives a writer calls the user's code; calls that come back from there would wait for
-  /// the lock for ever, and are errors instead.
-  class CallingOut {
+  /// Lives while a writer calls the user's code.
+  class CallingOut : UserCode::Call {
    public:
-    explicit CallingOut(VersionGate& gate) : gate_(gate) {
-      gate_.caller_ = std::this_thread::get_id();
-      gate_.outside_ = true;
-    }
-    ~CallingOut() {
-      gate_.outside_ = false;
-      gate_.caller_ = std::thread::id();
-    }
-    CallingOut(const CallingOut&) = delete;
-    CallingOut& operator=(const CallingOut&) = delete;
-
-   private:
-    VersionGate& gate_;
+    explicit CallingOut(VersionGate& gate) : Call(gate.user_code_) {}
   };
 
   /// Makes the next version current; only a writer may.
   uint32_t Next() { return version_ += 1; }
 
  private:
-  static constexpr std::chrono::microseconds kPause{200};
-
-  static int64_t Now() {
-    return std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  }
-
-  /// Calls of others wait for the user's code to be done. One from inside it never could; if it comes by way
-  /// of another thread, it cannot be told from the others, and gives up after a while.
-  void WaitForUser(std::string_view table, std::string_view op) const {
-    for (const int64_t since = Now(); outside_.load(); std::this_thread::sleep_for(kPause)) {
-      if (caller_.load() == std::this_thread::get_id() || Now() - since > user_.count()) break;
-    }
-    if (!outside_.load()) return;
-    throw MakeError(ErrorCode::kFailedPrecondition, table, op, "a call after the eviction",
-                    "one from the sink or score function that it has called",
-                    "use the rows that the function is given");
-  }
+  static int64_t Now() { return UserCode::Now(); }
+  void WaitForUser(std::string_view table, std::string_view op) const { user_code_.Wait(table, op); }
   void Check(std::string_view table, std::string_view op, uint32_t version) const {
-    if (version == version_.load()) return;
-    if (static_cast<int32_t>(version - version_.load()) > 0) {
-      throw MakeError(
-          ErrorCode::kFailedPrecondition, table, op,
-          "a handle made in this process (live: version " + std::to_string(version_.load()) + ")",
-          "one that no write here has made (version " + std::to_string(version) + ")",
-          "rows are not part of a handle: save them with kvjax.orbax.split and TableSave, restore them "
-          "with TableRestore; and do no arithmetic on a tree that holds tables");
-    }
-    throw MakeError(ErrorCode::kFailedPrecondition, table, op,
-                    "the live handle (version " + std::to_string(version_.load()) + ")",
-                    "a stale one (version " + std::to_string(version) + ")",
-                    "use the Table that the last write returned, as an argument of the jitted function, or "
-                    "table.refresh(); a read that must come before a write is ordered by table.after(x)");
+    const uint32_t live = version_.load();
+    if (version != live) throw VersionError(table, op, version, live);
   }
 
-  const Duration user_;
+  UserCode user_code_;
   mutable std::shared_mutex mutex_;
-  std::atomic<bool> outside_ = false;
-  std::atomic<std::thread::id> caller_{};
   std::atomic<bool> in_step_ = false;
   mutable std::atomic<int64_t> touched_ = 0;  // milliseconds
   std::atomic<uint32_t> version_;             // written under the lock; version() reads it without

@@ -1,8 +1,17 @@
-// Whole tables, from the host: copied out, replaced, observed.
+// Whole tables, from the host: made, copied out, replaced, observed.
 #pragma once
+#include "kvjax/ffi/core/load.h"
+#include "kvjax/ffi/core/storage.h"
 #include "kvjax/ffi/core/table.h"
 
 namespace kvjax {
+
+inline std::shared_ptr<Table> Table::Make(const TableSpec& spec, const std::string& storage,
+                                          uint32_t first_version, size_t capacity) {
+  auto table = std::make_shared<Table>(spec, MakeSlabs(storage, spec.name), first_version);
+  table->Reserve(first_version, capacity);
+  return table;
+}
 
 inline Snapshot Table::Export(uint32_t version, bool with_slots) const {
   const auto lock = Read(version, "export", {});
@@ -21,30 +30,15 @@ inline AdmissionState Table::ExportAdmission(uint32_t version) const {
   return in_.admission.Save();
 }
 
-inline Loaded Table::PrepareLoad(uint32_t version, const SnapshotView& rows,
-                                 const AdmissionState& admission) const {
-  if (spec_.max_capacity > 0 && rows.n > spec_.max_capacity && spec_.on_full != OnFull::kGrow) {
-    throw MakeError(ErrorCode::kResourceExhausted, spec_.name, "load",
-                    "at most max_capacity=" + std::to_string(spec_.max_capacity) + " rows",
-                    std::to_string(rows.n), "give the table more capacity, or prune the rows first");
-  }
-  if (rows.n >= kNoRow) {
-    throw MakeError(ErrorCode::kResourceExhausted, spec_.name, "load", "fewer than 2^32 - 1 rows",
-                    std::to_string(rows.n), "spread the table over several shards");
-  }
-  const bool negative =
-      std::any_of(rows.frequencies, rows.frequencies + rows.n, [](int64_t f) { return f < 0; });
-  if (negative || rows.last_step < 0) {
-    throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "load", "frequencies and a last step from 0 on",
-                    "negative ones", "load what kvjax has exported");
-  }
+inline Table::Loaded Table::PrepareLoad(uint32_t version, const SnapshotView& rows,
+                                        const AdmissionState& admission) const {
+  CheckLoad(spec_, rows);
   auto reading = Read(version, "load", {});  // another writer may hold the live handle
   RowStore next = in_.store.Empty();
   Admission next_admission = in_.admission.With(admission);
   reading.unlock();
   if (const size_t twice = FillStore(next, rows, row_bytes()); twice < rows.n) {
-    throw MakeError(ErrorCode::kInvalidArgument, spec_.name, "load", "distinct keys",
-                    "key " + std::to_string(rows.keys[twice]) + " twice", "remove the duplicates first");
+    throw TwiceError(spec_.name, rows.keys[twice]);
   }
   for (size_t i = 0; i < rows.n; ++i) next_admission.Forget(static_cast<uint64_t>(rows.keys[i]));
   return {version, std::move(next), std::move(next_admission), rows.last_step};
@@ -82,6 +76,48 @@ inline void Table::SetScore(ScoreFunction score) {
     const VersionGate::CallingOut calling(gate_);
     score(name, rows, out);
   };
+}
+
+inline Statistics Table::Stats() const {
+  return Observe([](const Contents& c) {
+    const RowStore& store = c.store;
+    const KeyIndex::Probes probes = store.index().SampleProbes();
+    return Statistics{.numbers = {{"size", store.size()},
+                                  {"capacity", store.index().room()},
+                                  {"places", store.index().capacity()},
+                                  {"index_bytes", store.index().bytes()},
+                                  {"value_bytes", store.value_bytes()},
+                                  {"header_bytes", store.header_bytes()},
+                                  {"slot_bytes", store.slot_bytes()},
+                                  {"admission_bytes", c.admission.bytes()},
+                                  {"tracked", c.admission.tracked()},
+                                  {"last_step", static_cast<uint64_t>(c.last_step)},
+                                  {"hits", c.counters.hits},
+                                  {"misses", c.counters.misses},
+                                  {"exchanged_keys", c.counters.exchanged_keys},
+                                  {"bytes_to_owners", c.counters.bytes_to_owners},
+                                  {"bytes_from_owners", c.counters.bytes_from_owners},
+                                  {"rounds", c.counters.rounds},
+                                  {"extra_rounds", c.counters.extra_rounds},
+                                  {"inserted", c.counters.inserted},
+                                  {"removed", c.counters.removed},
+                                  {"admitted", c.counters.admitted},
+                                  {"refused", c.counters.refused},
+                                  {"occurrences", c.counters.occurrences},
+                                  {"distinct", c.counters.distinct},
+                                  {"over_capacity", c.counters.over_capacity}},
+                      .evicted = c.counters.evicted,
+                      .probe_mean = probes.mean,
+                      .probe_longest = probes.longest};
+  });
+}
+
+inline std::pair<size_t, uint32_t> Table::Rows() const {
+  return Observe([this](const Contents& c) { return std::pair(c.store.size(), version()); });
+}
+
+inline SlotLayout Table::Layout() const {
+  return Observe([](const Contents& c) { return c.store.layout(); });
 }
 
 }  // namespace kvjax

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -26,18 +27,17 @@ class Registry {
     return *registry;
   }
 
-  /// make(first_version, i) builds the shard of devices[i]. Throws if the name is taken.
+  /// make(i) builds the shard of devices[i]. Throws if the name is taken.
   template <class Make>
   void Create(const std::string& name, const std::vector<int32_t>& devices, Make make) {
     const std::lock_guard lock(mutex_);
-    Entry& entry = entries_[name];
-    if (!entry.shards.empty()) {
+    if (entries_.contains(name)) {
       throw MakeError(ErrorCode::kInvalidArgument, name, "create", "a free name", "one in use",
                       "kvjax.drop_table(name) first, or choose another name");
     }
     std::vector<Shard> shards;
-    for (size_t i = 0; i < devices.size(); ++i) shards.push_back({devices[i], make(entry.next_version, i)});
-    entry.shards = std::move(shards);
+    for (size_t i = 0; i < devices.size(); ++i) shards.push_back({devices[i], make(i)});
+    entries_.emplace(name, std::move(shards));
   }
 
   /// The shard that lives on a device; the table itself if it is not spread.
@@ -58,7 +58,7 @@ class Registry {
     const std::lock_guard lock(mutex_);
     const auto it = entries_.find(name);
     if (it == entries_.end()) return nullptr;
-    for (const Shard& shard : it->second.shards) {
+    for (const Shard& shard : it->second) {
       if (shard.device == kEveryDevice || shard.device == device) return shard.table;
     }
     return nullptr;
@@ -73,33 +73,31 @@ class Registry {
   }
 
   /// Puts other shards in the place of those there are, unless these have been written since `version`.
-  void Replace(std::string_view name, uint32_t version, const std::vector<int32_t>& devices,
-               const std::vector<std::shared_ptr<Table>>& tables) {
+  void Replace(std::string_view name, std::string_view op, uint32_t version,
+               const std::vector<int32_t>& devices, const std::vector<std::shared_ptr<Table>>& tables) {
     std::vector<Shard> next;  // and then those that are gone, freed with the lock given back
     for (size_t i = 0; i < devices.size(); ++i) next.push_back({devices[i], tables[i]});
     const std::lock_guard lock(mutex_);
-    for (const Shard& shard : Shards(name, "reshard")) {
-      if (shard.table->version() == version) continue;
-      throw MakeError(ErrorCode::kFailedPrecondition, name, "reshard", "a table that nobody writes meanwhile",
-                      "a write of another thread", "wait for it, and begin again with table.refresh()");
-    }
-    entries_.find(name)->second.shards.swap(next);
+    CheckUnwritten(name, op, version);
+    entries_.find(name)->second.swap(next);
   }
 
-  /// The first version of shards that are to replace those of `version`: its handles stay stale, even if a
-  /// call that is already inside moves their version on.
+  /// The first version of shards that come after those of `version`, which they replace or whose name they
+  /// take: its handles stay stale, even if a call that is already inside moves their version on.
   static uint32_t VersionBehind(uint32_t version) { return version + (1u << 16); }
 
-  /// A later table of the same name starts behind the versions of this one, so that its handles stay stale.
-  void Drop(std::string_view name) {
+  /// Forgets a table, unless it has been written since `only_at`, if that is given. Returns the first version
+  /// of a later table of the name, in whatever backend.
+  uint32_t Drop(std::string_view name, std::string_view op, std::optional<uint32_t> only_at) {
     std::vector<Shard> gone;  // freed with the lock given back
     const std::lock_guard lock(mutex_);
-    (void)Shards(name, "drop_table");
-    Entry& entry = entries_.find(name)->second;
-    for (const Shard& shard : entry.shards) {
-      entry.next_version = std::max(entry.next_version, VersionBehind(shard.table->version()));
-    }
-    gone.swap(entry.shards);
+    uint32_t last = 0;
+    for (const Shard& shard : Shards(name, op)) last = std::max(last, shard.table->version());
+    if (only_at) CheckUnwritten(name, op, *only_at);
+    const auto it = entries_.find(name);
+    gone.swap(it->second);
+    entries_.erase(it);
+    return VersionBehind(last);
   }
 
  private:
@@ -107,22 +105,26 @@ class Registry {
     int32_t device;
     std::shared_ptr<Table> table;
   };
-  struct Entry {
-    std::vector<Shard> shards;
-    uint32_t next_version = 0;
-  };
 
   const std::vector<Shard>& Shards(std::string_view name, std::string_view op) {
     const auto it = entries_.find(name);
-    if (it == entries_.end() || it->second.shards.empty()) {
-      throw MakeError(ErrorCode::kNotFound, name, op, "a table of this name in the process", "none",
-                      "make it with kvjax.get_table(name, dim=...)");
+    if (it != entries_.end()) return it->second;
+    throw MakeError(
+        ErrorCode::kNotFound, name, op, "a table of this name on this platform", "none",
+        "make it with kvjax.get_table(name, dim=...); one that is elsewhere, in the memory of the "
+        "host or of a GPU, comes here by table.to(storage)");
+  }
+
+  void CheckUnwritten(std::string_view name, std::string_view op, uint32_t version) {
+    for (const Shard& shard : Shards(name, op)) {
+      if (shard.table->version() == version) continue;
+      throw MakeError(ErrorCode::kFailedPrecondition, name, op, "a table that nobody writes meanwhile",
+                      "a write of another thread", "wait for it, and begin again with table.refresh()");
     }
-    return it->second.shards;
   }
 
   std::mutex mutex_;
-  std::map<std::string, Entry, std::less<>> entries_;
+  std::map<std::string, std::vector<Shard>, std::less<>> entries_;
 };
 
 }  // namespace kvjax

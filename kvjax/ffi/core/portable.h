@@ -1,0 +1,24 @@
+// What runs on the host and on the device from one text.
+//
+// nvcc compiles a function for the device only if it is marked so; other compilers know no such marks.
+#pragma once
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define KVJAX_HD __host__ __device__
+#else
+#define KVJAX_HD
+#endif
+
+namespace kvjax {
+
+/// The high 64 bits of a * b.
+KVJAX_HD inline uint64_t MulHigh(uint64_t a, uint64_t b) {
+#ifdef __CUDA_ARCH__
+  return __umul64hi(a, b);
+#else
+  return static_cast<uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64);
+#endif
+}
+
+}  // namespace kvjax

@@ -1,0 +1,101 @@
+// The errors of calls that a table does not let in, whichever table it is.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "kvjax/ffi/core/error.h"
+
+namespace kvjax {
+
+/// A handle of another version than the live one.
+inline Error VersionError(std::string_view table, std::string_view op, uint32_t version, uint32_t live) {
+  if (static_cast<int32_t>(version - live) > 0) {
+    return MakeError(
+        ErrorCode::kFailedPrecondition, table, op,
+        "a handle made in this process (live: version " + std::to_string(live) + ")",
+        "one that no write here has made (version " + std::to_string(version) + ")",
+        "rows are not part of a handle: save them with kvjax.orbax.split and TableSave, restore them "
+        "with TableRestore; and do no arithmetic on a tree that holds tables");
+  }
+  return MakeError(ErrorCode::kFailedPrecondition, table, op,
+                   "the live handle (version " + std::to_string(live) + ")",
+                   "a stale one (version " + std::to_string(version) + ")",
+                   "use the Table that the last write returned, as an argument of the jitted function, or "
+                   "table.refresh(); a read that must come before a write is ordered by table.after(x)");
+}
+
+/// Keys that JAX may have cut, for a table that has longer ones.
+inline Error WidthError(std::string_view table, std::string_view op) {
+  return MakeError(ErrorCode::kInvalidArgument, table, op, "64-bit keys, as this table holds them",
+                   "32-bit keys made while jax_enable_x64 is off, where JAX cuts 64-bit integers to 32",
+                   "pass kvjax.keys(numpy_ids), which is exact; for ids that really have 32 bits, "
+                   "kvjax.keys(array) says so");
+}
+
+/// Gradients whose seal is broken.
+inline Error SealError(std::string_view table, std::string_view op) {
+  return MakeError(ErrorCode::kInvalidArgument, table, op, "gradients as kvjax.value_and_grad made them",
+                   "gradients whose keys went through arithmetic",
+                   "transforms over dense and sparse gradients together go into kvjax.optax.joint(tx); "
+                   "microbatch gradients are concatenated (stacked by lax.scan), not added");
+}
+
+/// A key twice, or padding in between, where an update would be lost.
+inline Error MergedError(std::string_view table) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "apply", "distinct keys, then padding",
+                   "a merged gradient that was changed or joined to another",
+                   "give the gradients to kvjax.merge together");
+}
+
+/// Rows to be loaded of which two have one key.
+inline Error TwiceError(std::string_view table, int64_t key) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "load", "distinct keys",
+                   "key " + std::to_string(key) + " twice", "remove the duplicates first");
+}
+
+/// More rows than row ids.
+inline Error RowsError(std::string_view table, std::string_view op, size_t rows) {
+  return MakeError(ErrorCode::kResourceExhausted, table, op, "fewer than 2^32 - 1 rows", std::to_string(rows),
+                   "spread the table over several shards");
+}
+
+/// Fewer rows with the call than new keys.
+inline Error InitialError(std::string_view table, std::string_view op, size_t rows) {
+  return MakeError(ErrorCode::kInvalidArgument, table, op, "initial rows for all new keys",
+                   std::to_string(rows), "this is a defect of kvjax: please report it");
+}
+
+/// Rows or slots that the step has not made.
+inline Error ChunkError(std::string_view table) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "apply", "rows and slots made by BeginApply", "others",
+                   "this is a defect of kvjax: please report it");
+}
+
+/// A loss that has used the i-th of its lookups, from 0 on, otherwise than once or never.
+inline Error UsesError(std::string_view table, size_t i, size_t lookups, float used) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "value_and_grad",
+                   "a loss that uses each lookup at most once",
+                   "lookup " + std::to_string(i + 1) + " of " + std::to_string(lookups) + " used " +
+                       std::to_string(static_cast<int64_t>(used)) + " times",
+                   "a lookup inside a scan, vmap or twice-called jit of the loss: look the rows up before it "
+                   "and pass them in");
+}
+
+/// A bag of fewer than no keys.
+inline Error LengthError(std::string_view table, int32_t length, size_t bag) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "lookup_bag", "lengths of at least 0",
+                   std::to_string(length) + " for bag " + std::to_string(bag),
+                   "lengths say how many of the keys belong to each bag, in order");
+}
+
+/// Bags that have more than the n keys together, the first of them that this is true of.
+inline Error LengthsError(std::string_view table, size_t bag, size_t n) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "lookup_bag",
+                   "lengths that add up to at most " + std::to_string(n) + ", the number of keys",
+                   "more, from bag " + std::to_string(bag) + " on",
+                   "lengths say how many of the keys belong to each bag, in order");
+}
+
+}  // namespace kvjax

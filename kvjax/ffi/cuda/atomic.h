@@ -1,0 +1,80 @@
+// Atomic access to words that many lanes write: the same source for the device and for host threads.
+#pragma once
+#include <atomic>
+#include <bit>
+#include <cstdint>
+
+#include "kvjax/ffi/core/portable.h"
+
+#ifdef __CUDACC__
+#include <cuda/atomic>
+#endif
+
+namespace kvjax::device {
+
+// Kernels follow one another on a queue, which orders what they write; within one, nothing but the words
+// themselves is handed from lane to lane, so relaxed order is enough everywhere.
+#ifdef __CUDACC__
+template <class T>
+using Atomic = cuda::atomic_ref<T, cuda::thread_scope_device>;
+inline constexpr auto kRelaxed = cuda::memory_order_relaxed;
+#else
+template <class T>
+using Atomic = std::atomic_ref<T>;
+inline constexpr auto kRelaxed = std::memory_order_relaxed;
+#endif
+
+template <class T>
+KVJAX_HD T Load(T& word) {
+  return Atomic<T>(word).load(kRelaxed);
+}
+template <class T>
+KVJAX_HD void Store(T& word, T value) {
+  Atomic<T>(word).store(value, kRelaxed);
+}
+/// Returns what was there before.
+template <class T>
+KVJAX_HD T Add(T& word, T amount) {
+  return Atomic<T>(word).fetch_add(amount, kRelaxed);
+}
+/// Puts `desired` where `expected` was; sets `expected` to what was found otherwise.
+template <class T>
+KVJAX_HD bool Exchange(T& word, T& expected, T desired) {
+  return Atomic<T>(word).compare_exchange_strong(expected, desired, kRelaxed, kRelaxed);
+}
+template <class T>
+KVJAX_HD void Lower(T& word, T value) {
+  for (T seen = Load(word); value < seen && !Exchange(word, seen, value);) {
+  }
+}
+template <class T>
+KVJAX_HD void Raise(T& word, T value) {
+  for (T seen = Load(word); seen < value && !Exchange(word, seen, value);) {
+  }
+}
+
+/// Writes a word that the host reads while the device goes on; what was written before is there when it is.
+template <class T>
+KVJAX_HD void StoreForHost(T& word, T value) {
+#ifdef __CUDA_ARCH__
+  __threadfence_system();
+  *static_cast<volatile T*>(&word) = value;
+#else
+  std::atomic_ref<T>(word).store(value, std::memory_order_release);
+#endif
+}
+/// The host's side of it.
+template <class T>
+T LoadFromDevice(T& word) {
+  return std::atomic_ref<T>(word).load(std::memory_order_acquire);
+}
+
+KVJAX_HD inline uint32_t CountTrailingZeros(uint32_t word) {
+#ifdef __CUDA_ARCH__
+  return static_cast<uint32_t>(__ffs(static_cast<int>(word))) - 1;
+#else
+  return static_cast<uint32_t>(std::countr_zero(word));
+#endif
+}
+
+}  // namespace kvjax::device

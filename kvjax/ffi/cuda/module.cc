@@ -1,0 +1,32 @@
+// The Python module of the CUDA backend. It loads where there is no GPU and no driver too, so that programs
+// can be lowered for CUDA there.
+#include "kvjax/ffi/cuda/module.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "kvjax/ffi/host.h"
+#include "kvjax/ffi/host_shards.h"
+
+namespace nb = nanobind;
+
+NB_MODULE(_cuda, m) {
+  using namespace kvjax;
+  BindCommon(m);
+  BindHost<device::DeviceTable<device::Stream>>(m);
+  BindShards<device::DeviceTable<device::Stream>>(m);
+  m.def(
+      "handlers",
+      [] {
+        nb::dict handlers;
+        for (const auto& [target, handler] : device::CudaTargets()) {
+          handlers[target] = nb::capsule(reinterpret_cast<void*>(handler));
+        }
+        return handlers;
+      },
+      "XLA FFI handlers by target name.");
+  m.def("architectures", &device::Architectures, "The compute capabilities there is code for: 90 is 9.0.");
+  m.def("devices", [] { return device::FindDevices().count; }, "How many GPUs can be used.");
+  m.def("trouble", [] { return device::FindDevices().trouble; }, "Why there are none, or nothing.");
+}

@@ -1,0 +1,26 @@
+// What the kernels' side of the CUDA backend gives its Python module, which nvcc does not compile.
+#pragma once
+#include <string>
+#include <vector>
+
+#include "kvjax/ffi/cuda/stream.h"
+#include "kvjax/ffi/cuda/table.h"
+#include "kvjax/ffi/handlers/targets.h"
+
+namespace kvjax::device {
+
+extern template class DeviceTable<Stream>;
+
+std::vector<NamedHandler> CudaTargets();
+
+/// The compute capabilities that there is code for: 90 is 9.0.
+std::vector<int> Architectures();
+
+/// How many devices can run the backend's kernels, and if none why.
+struct Devices {
+  int count;
+  std::string trouble;
+};
+Devices FindDevices();
+
+}  // namespace kvjax::device

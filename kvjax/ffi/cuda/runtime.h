@@ -1,0 +1,73 @@
+// What the CUDA runtime gives, in the form the table needs: errors as exceptions, the device of a stream, the
+// pool that scratch comes from, and host memory that kernels write.
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <new>
+#include <string>
+#include <string_view>
+
+#include "kvjax/ffi/core/error.h"
+
+namespace kvjax::device {
+
+/// "cudaErrorNoDevice: no CUDA-capable device is detected"
+inline std::string ErrorText(cudaError_t error) {
+  return std::string(cudaGetErrorName(error)) + ": " + cudaGetErrorString(error);
+}
+
+/// Throws if the CUDA call `what` has failed: std::bad_alloc where memory is short, else kvjax::Error.
+inline void Check(cudaError_t error, std::string_view what) {
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // or the next call that asks would hear of this one
+  if (error == cudaErrorMemoryAllocation) throw std::bad_alloc();
+  throw MakeError(ErrorCode::kInternal, "", what, "success from CUDA", ErrorText(error),
+                  "a kernel that ran before may be the cause: CUDA_LAUNCH_BLOCKING=1 shows which");
+}
+
+/// Makes a stream's device the current one, and the one before it again at the end.
+class OnDeviceOf {
+ public:
+  explicit OnDeviceOf(cudaStream_t stream) {
+    Check(cudaStreamGetDevice(stream, &device_), "the device of a stream");
+    Check(cudaGetDevice(&before_), "the current device");
+    if (device_ != before_) Check(cudaSetDevice(device_), "a change of device");
+  }
+  ~OnDeviceOf() {
+    if (device_ != before_) cudaSetDevice(before_);
+  }
+  OnDeviceOf(const OnDeviceOf&) = delete;
+  OnDeviceOf& operator=(const OnDeviceOf&) = delete;
+
+  [[nodiscard]] int device() const { return device_; }
+
+ private:
+  int device_ = 0, before_ = 0;
+};
+
+/// The pool of a device that scratch comes from. It keeps what was freed, up to a small share of the memory,
+/// so that a step finds the scratch of the last; CUDA's own pool would give it back whenever the host waits.
+inline cudaMemPool_t ScratchPool(int device) {
+  constexpr size_t kKept = 64;  // one part in so many of the device's memory
+  static std::mutex mutex;
+  static auto* const pools = new std::map<int, cudaMemPool_t>;  // they live as long as the process
+  const std::lock_guard lock(mutex);
+  cudaMemPool_t& pool = (*pools)[device];
+  if (pool != nullptr) return pool;
+  cudaMemPoolProps props = {};
+  props.allocType = cudaMemAllocationTypePinned;
+  props.location = {cudaMemLocationTypeDevice, device};
+  cudaMemPool_t made = nullptr;
+  Check(cudaMemPoolCreate(&made, &props), "a memory pool");
+  size_t free = 0, total = 0;
+  Check(cudaMemGetInfo(&free, &total), "the size of memory");
+  uint64_t kept = total / kKept;
+  Check(cudaMemPoolSetAttribute(made, cudaMemPoolAttrReleaseThreshold, &kept), "a memory pool");
+  return pool = made;
+}
+
+}  // namespace kvjax::device

@@ -1,0 +1,51 @@
+"""Programs for CUDA are made where there is none: the same calls under the same names as for the CPU."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+
+LOOKUP = {"kvjax_lookup"}
+STEP = {"kvjax_lookup", "kvjax_seal", "kvjax_merge", "kvjax_begin_apply", "kvjax_gather", "kvjax_scatter"}
+BAG = {"kvjax_bag_ids", "kvjax_bag_sum", "kvjax_bag_spread", "kvjax_bag_dot"}
+TX = optax.adam(0.1)
+
+
+def lookup(table, keys):
+    return table.lookup(keys)
+
+
+def step(table, state, keys):
+    loss, grads = kvjax.value_and_grad(lambda t: jnp.sum((t.lookup(keys) + 1) ** 2))(table)
+    return table.apply(TX, grads, state), loss
+
+
+def bag(table, keys, weights):
+    def loss(table, weights):
+        return kvjax.lookup_bag(table, keys, lengths=[3, 0, 5], weights=weights, combiner="sum").sum()
+
+    return kvjax.value_and_grad(loss, argnums=(0, 1))(table, weights)
+
+
+def lowered(f, *args, platform):
+    return jax.jit(f).trace(*args).lower(lowering_platforms=(platform,)).as_text()
+
+
+def targets(text):
+    return set(re.findall(r"custom_call @(\w+)", text))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_lowering(platform, make, x64, promotion):
+    table, keys = make(dim=4, initializer=kvjax.initializers.normal(0.1)), kvjax.keys(np.arange(8))
+    state = kvjax.optax.rowwise(TX).init(4)
+    assert targets(lowered(lookup, table, keys, platform=platform)) == LOOKUP
+    assert targets(lowered(step, table, state, keys, platform=platform)) == STEP
+    got = targets(lowered(bag, table, keys, jnp.ones(8), platform=platform))
+    assert got >= BAG | LOOKUP
+    assert len(table) == 0 and table.refresh().version == table.version  # nothing has run
