@@ -2,9 +2,8 @@
 // a GPU.
 #include <nanobind/nanobind.h>
 
-#include "kvjax/ffi/cuda/threads.h"
-//
 #include "kvjax/ffi/cuda/backend.h"
+#include "kvjax/ffi/cuda/threads.h"
 #include "kvjax/ffi/host.h"
 #include "kvjax/ffi/host_shards.h"
 
