@@ -17,10 +17,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from typing import ClassVar
 
 from kvjax.ffi import DEVICE, HOST, on_device
 
 __all__ = ["Device", "Host", "Mmap"]
+
+# A storage says of itself which of `kvjax.backends` holds its tables, and on whose platform their programs run; and how
+# many bytes of rows and slots a training write takes at once, None for all.
 
 # Rows and slots of one chunk of a training write together: little enough to stay in the caches between reading the
 # rows, computing and writing them back, and enough for threads to share. benchmarks/NOTES.md has the figures.
@@ -42,17 +46,9 @@ class Host:
       Host(huge_pages='auto')
     """
 
+    backend: ClassVar[str] = HOST
+    chunk_bytes: ClassVar[int | None] = _CHUNK_BYTES
     huge_pages: bool | str = "auto"
-
-    @property
-    def backend(self) -> str:
-        """Which of `kvjax.backends` holds the table, and on whose platform its programs run."""
-        return HOST
-
-    @property
-    def chunk_bytes(self) -> int | None:
-        """Of the rows and slots that a training write takes at once; None for all."""
-        return _CHUNK_BYTES
 
     def __post_init__(self):
         if self.huge_pages not in (True, False, "auto"):
@@ -89,6 +85,8 @@ class Mmap:
       Mmap(path='/data/tables')
     """
 
+    backend: ClassVar[str] = HOST
+    chunk_bytes: ClassVar[int | None] = _CHUNK_BYTES
     path: str | os.PathLike[str]
 
     def __post_init__(self):
@@ -96,14 +94,6 @@ class Mmap:
         if "\0" in path or path.encode("utf-8", "ignore").decode() != path:
             raise ValueError(f"kvjax: storage.Mmap: want a path in UTF-8 without NUL, got {self.path!r}")
         object.__setattr__(self, "path", path)
-
-    @property
-    def backend(self) -> str:
-        return HOST
-
-    @property
-    def chunk_bytes(self) -> int | None:
-        return _CHUNK_BYTES
 
     @property
     def text(self) -> str:
@@ -124,13 +114,8 @@ class Device:
       Device()
     """
 
-    @property
-    def backend(self) -> str:
-        return DEVICE
-
-    @property
-    def chunk_bytes(self) -> int | None:
-        return None
+    backend: ClassVar[str] = DEVICE
+    chunk_bytes: ClassVar[int | None] = None
 
     @property
     def text(self) -> str:
