@@ -1,32 +1,54 @@
-"""Strict JAX for every test, eight devices for those of spread tables, and no table left behind."""
+"""The backend that tests run on, strict JAX for every test, eight devices for those of spread tables, and no table left
+behind."""
 
 import itertools
 import math
 import os
+
+import pytest
 
 # Before JAX starts. With fewer threads than twice the devices, XLA's collectives on the CPU may wait for each other for
 # ever once several programs are under way (seen with jax 0.10).
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("NPROC", "32")
 
-import jax
-import pytest
-
-import kvjax
+# What JAX and kvjax are told, by --backend. They hear it when they are imported, which pytest_configure does.
+BACKENDS = {
+    "cpu": {"JAX_PLATFORMS": "cpu", "KVJAX_EMULATED": "0"},
+    "cuda": {"JAX_PLATFORMS": "cuda,cpu", "KVJAX_EMULATED": "0"},
+    "emulated": {"JAX_PLATFORMS": "cpu", "KVJAX_EMULATED": "1"},
+}
 
 _numbers = itertools.count()
 
-# Every table is then one of the device, on host threads: see CONTRIBUTING.md.
-EMULATED = os.environ.get("KVJAX_EMULATED") == "1"
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--backend", choices=list(BACKENDS), help="whose tables are tested; by default those that a program would get"
+    )
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "cpu_table: about the CPU table alone; skipped with KVJAX_EMULATED=1")
+    config.addinivalue_line("markers", "cpu_table: about the CPU table alone; skipped where tables are on a device")
+    backend = config.getoption("--backend")
+    os.environ.update(BACKENDS.get(backend, {}))
+    global jax, kvjax
+    import jax
+
+    import kvjax
+
+    if backend == "cuda" and (state := kvjax.backends()["cuda"]) != "loaded":
+        raise pytest.UsageError(f"--backend=cuda wants a GPU, got {state!r}: see docs/cuda.md")
+
+
+def on_device():
+    """Whether tables are those of a device, on a GPU or emulated."""
+    return kvjax.ffi.on_device()
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if EMULATED and item.get_closest_marker("cpu_table"):
+        if item.get_closest_marker("cpu_table") and on_device():
             item.add_marker(pytest.mark.skip(reason="about the CPU table alone"))
 
 
@@ -36,7 +58,7 @@ def pytest_runtest_call():
     try:
         return (yield)
     except ValueError as error:
-        if EMULATED and "not on CUDA yet" in str(error):
+        if on_device() and "not on CUDA yet" in str(error):
             pytest.skip(str(error))
         raise
 
@@ -72,6 +94,8 @@ def mesh():
         axes = axes or {"x": n}
         kind = jax.sharding.AxisType.Explicit if explicit else jax.sharding.AxisType.Auto
         devices = jax.devices()[: math.prod(axes.values())]
+        if len(devices) < math.prod(axes.values()):
+            pytest.skip(f"wants {math.prod(axes.values())} devices, and there are {len(devices)}")
         return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(kind,) * len(axes), devices=devices)
 
     return make

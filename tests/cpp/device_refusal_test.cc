@@ -102,6 +102,35 @@ TEST(StaleHandlesChangeNothing) {
   }
 }
 
+TEST(AStepIsNotTornByTheRefusalOfAnotherCall) {
+  Pair pair(Spec(), Threads(4, 2), 23, 40);
+  Device& t = pair.gpu;
+  const Keys keys = {5};
+  const int32_t one = 1, start = 0;
+  const uint32_t stale = t.handle - 1;
+  const int64_t step = -1;
+  const Floats grads(3, 1.0f);
+  std::vector<uint32_t> targets(2);
+  int32_t active = 0;
+  uint32_t next = 0, used[2];
+  Floats pooled(3);
+  const Bytes values(t.row_bytes(), std::byte{7});
+  const kvjax::device::GradientsView view{
+      keys.data(), &one, grads.data(),    1,
+      nullptr,     0,    device::kSealed, reinterpret_cast<const uint32_t*>(&step),
+      false};
+  t.BeginApply(t.q, &t.handle, data::Span(keys), view, {}, {}, &next, targets.data(), &active, used,
+               pooled.data());
+  t.Lookup(t.q, &stale, data::Span({}), nullptr, {}, kvjax::Missing::kTable, nullptr, nullptr);
+  t.Scatter(t.q, &next, targets.data(), 1, &start, &active, 1, values.data(), {});
+  t.handle = next;
+  CHECK_EQ(t.SettledVersion(), next);  // at once: nothing of the step is still to come
+  CHECK_THROWS(kFailedPrecondition, (void)t.Size(next));
+  const Snapshot rows = t.Copy();
+  CHECK_EQ(rows.keys.size(), 1u);
+  CHECK(rows.values == values);
+}
+
 TEST(GradientsThatMergingHasNotMadeChangeNothing) {
   for (const bool full : {true, false}) {
     Refusing r(full ? Refusing::Full() : Spec());

@@ -195,7 +195,7 @@ template <class Q>
 void DeviceTable<Q>::Gather(Q& q, const uint32_t* version, const uint32_t* targets, size_t num_rows,
                             const int32_t* start, const int32_t* active, size_t chunk, const GatherView& out,
                             const std::vector<std::byte*>& slots) {
-  const Entered entered(*this, "apply");
+  const Entered entered(*this, "apply", /*begins=*/false);
   touched_ = UserCode::Now();
   const ChunkView rows{View("apply", version, false), contents_.view(), targets, num_rows, start, active};
   CheckSlots(slots.size());
@@ -210,7 +210,7 @@ template <class Q>
 void DeviceTable<Q>::Scatter(Q& q, const uint32_t* version, const uint32_t* targets, size_t num_rows,
                              const int32_t* start, const int32_t* active, size_t chunk,
                              const std::byte* values, const std::vector<const std::byte*>& slots) {
-  const Entered entered(*this, "apply");
+  const Entered entered(*this, "apply", /*begins=*/false);
   touched_ = UserCode::Now();
   const ChunkView rows{View("apply", version, false), contents_.view(), targets, num_rows, start, active};
   CheckSlots(slots.size());

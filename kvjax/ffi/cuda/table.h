@@ -172,13 +172,14 @@ class DeviceTable {
   void SetScore(ScoreFunction score);
 
  private:
-  /// Holds the table for a call, and raises what earlier calls have been refused for.
+  /// Holds the table for a call, and raises what earlier calls have been refused for: not one that goes on
+  /// with a training step, which another's fault must not tear.
   class Entered {
    public:
-    Entered(const DeviceTable& table, std::string_view op) {
+    Entered(const DeviceTable& table, std::string_view op, bool begins = true) {
       table.user_code_.Wait(table.spec_.name, op);
       lock_ = std::unique_lock(table.mutex_);
-      table.Raise();
+      if (begins) table.Raise();
     }
 
    private:
