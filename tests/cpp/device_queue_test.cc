@@ -68,6 +68,12 @@ class Later : public Threads {
     FreeNow(memory);
   }
   static void Wait() { Run(0); }
+  template <class Known>
+  static void WaitUntil(Known known) {
+    while (!tasks.empty() && !known()) Run(tasks.size() - 1);
+  }
+  /// How often the device has had nothing to do.
+  static inline size_t idle = 0;
 
  private:
   static void Ask(std::function<void()> task) {
@@ -80,6 +86,7 @@ class Later : public Threads {
       const auto task = std::move(tasks.front());
       tasks.pop_front();
       task();
+      if (tasks.empty()) ++idle;
     }
   }
   static void FreeNow(void* memory) noexcept {
@@ -231,6 +238,19 @@ TEST(RoomIsEnoughHoweverFarTheDeviceIsBehind) {
     Churn(data::Spec(1), seed, 150, 130, 30, 113);     // and the next one
     Churn(data::Spec(1), seed, 120, 100000, 60, 300);  // ever new keys
   }
+}
+
+TEST(TheHostStaysAheadOfKeysThatAreKnown) {
+  Chain gpu(data::Spec(1));
+  const Keys& keys = gpu.Keep(Keys{1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+  Later::lag = 10000;
+  for (int step = 0; step < 30; ++step) {
+    const size_t idle = Later::idle;
+    gpu.Write(
+        [&](auto* by, auto* next) { gpu.table.Insert(gpu.q, by, data::Span(keys), nullptr, {}, next); });
+    if (step > 10) CHECK_EQ(Later::idle, idle);
+  }
+  CHECK_EQ(gpu.table.Size(gpu.Now()), 10u);
 }
 
 TEST(RowsOfManySlabs) {

@@ -268,8 +268,7 @@ typename DeviceTable<Q>::Bound DeviceTable<Q>::Upper() {
 template <class Q>
 void DeviceTable<Q>::MakeRoom(Q& q, std::string_view op, size_t n) {
   if (pending_.size() == pending_.capacity()) pending_.reserve(2 * pending_.size() + 8);
-  if (HasRoom(n)) return;
-  q.Wait();
+  q.WaitUntil([&] { return HasRoom(n); });
   if (HasRoom(n)) return;
   const Bound now = Upper();
   if (now.size + n >= kNoRow) {

@@ -8,9 +8,11 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <thread>
 #include <type_traits>
 
 #include "kvjax/ffi/core/portable.h"
@@ -105,8 +107,12 @@ class Stream {
   void Free(void* memory) noexcept {
     if (memory != nullptr) cudaFreeAsync(memory, stream_);
   }
-  /// Frees it from outside of any stream, once the device is done.
-  static void Release(void* memory) noexcept { cudaFree(memory); }
+  /// Frees it from outside of any stream, once the device is done: which cudaFree does not wait for, with
+  /// memory of a pool.
+  static void Release(void* memory) noexcept {
+    cudaDeviceSynchronize();
+    cudaFree(memory);
+  }
 
   /// Host memory that kernels reach too, under the same address.
   static void* AllocateShared(size_t bytes) {
@@ -118,6 +124,17 @@ class Stream {
 
   /// Until all that was asked for is done.
   void Wait() { Check(cudaStreamSynchronize(stream_), "a wait"); }
+  /// Until the device has told what the host waits for, or all is done: the host may stay ahead.
+  template <class Known>
+  void WaitUntil(Known known) {
+    while (!known()) {
+      const cudaError_t state = cudaStreamQuery(stream_);
+      if (state == cudaSuccess) return;
+      if (state != cudaErrorNotReady) Check(state, "a wait");
+      cudaGetLastError();  // that it is not ready is no error
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+    }
+  }
 
  private:
   template <class F>

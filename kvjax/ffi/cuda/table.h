@@ -345,14 +345,14 @@ class DeviceTable {
   [[nodiscard]] Snapshot Copy(Q& q, const Control& control, bool values, bool slots) const;
 
   TableSpec spec_;
+  struct FreeReport {
+    void operator()(Report* report) const { Q::FreeShared(report); }
+  };
+  std::unique_ptr<Report, FreeReport> report_;  // before what waits for the device as it goes
   Contents<Q> contents_;
   Admission<Q> admission_;
   Array<Q, Control> control_;
   Array<Q, float> pool_;
-  struct FreeReport {
-    void operator()(Report* report) const { Q::FreeShared(report); }
-  };
-  std::unique_ptr<Report, FreeReport> report_;
   mutable UserCode user_code_;
   mutable std::mutex mutex_;  // of the host's side; calls hold it while they queue their kernels
   std::vector<std::pair<uint32_t, size_t>> pending_;  // writes with keys that have not been reported yet

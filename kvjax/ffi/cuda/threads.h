@@ -90,6 +90,8 @@ class Threads {
   static void FailAllocation(size_t n) { countdown_ = n; }
 
   void Wait() {}
+  template <class Known>
+  void WaitUntil(Known) {}
 
  private:
   template <class Lane>
