@@ -182,6 +182,7 @@ def test_arithmetic_on_a_handle_is_refused(make):
 def test_repr(make):
     table = make()
     assert repr(table) == f"Table('{table.name}', dim=4, dtype=float32, rows=0, version=0)"
+    table = make()  # whose version nobody has looked at: JAX 0.11 does not donate what NumPy sees too
     jax.block_until_ready(jax.jit(lambda t: t.clear(), donate_argnums=0)(table))
     assert "donated" in repr(table)
 
