@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from kvjax import _ops
 from kvjax._keys import Keys
@@ -54,7 +53,7 @@ class Sizes(NamedTuple):
 def owners(placement: Placement, keys: Keys) -> Any:
     """The shard of each key ``(n,)`` int32 by the user's partitioner; without one ``(0,)``, and C++ knows."""
     if placement.partitioner is None:
-        return np.zeros(0, np.int32)
+        return jnp.zeros(0, jnp.int32)
     shards = placement.partitioner(keys, placement.num_shards)
     # What is out of range stays so in 32 bits, and C++ says it.
     low, high = (0, 2**31 - 1) if jnp.issubdtype(shards.dtype, jnp.unsignedinteger) else (-1, 2**31 - 1)
@@ -184,7 +183,7 @@ def ask(
     """
     if spec.spread.replicated:
         answers, status = answer(keys, mask)
-        traffic = _ops.NOTHING_MOVED
+        traffic = None
     else:
         post = Post(spec, keys, mask, few)
 

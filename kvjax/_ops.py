@@ -44,15 +44,19 @@ def _flag(value: bool) -> np.bool_:
     return np.bool_(value)
 
 
-# Operands that are left out go as arrays without elements, made by NumPy: an eager call has none to spare.
+def nothing(spec: TableSpec, shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array without elements, for an operand that is left out."""
+    # By NumPy, an eager call has no time to spare; but as a constant it would enter the shard_map of a spread table as
+    # an operand, and XLA of jax 0.11 crashes on those without elements.
+    return np.zeros(shape, dtype) if spec.placement is None else jnp.zeros(shape, dtype)
 
 
-def _mask(mask: jax.Array | None) -> Any:
-    return np.zeros(0, bool) if mask is None else mask
+def _mask(spec: TableSpec, mask: jax.Array | None) -> Any:
+    return nothing(spec, (0,), bool) if mask is None else mask
 
 
 def _initial(spec: TableSpec, initial: jax.Array | None) -> Any:
-    return np.zeros((0, spec.dim), spec.row_dtype) if initial is None else initial
+    return nothing(spec, (0, spec.dim), spec.row_dtype) if initial is None else initial
 
 
 # The last result of every read, `status` () uint32, is 0, or on a spread table the number of its failure.
@@ -80,7 +84,7 @@ def lookup(
     attributes = _about(spec, keys) | {"initial_rows": _flag(initial_rows)}
     # Rows that come with the call belong to its keys as a whole.
     vmap = "sequential" if spec.generated else "broadcast_all"
-    operands = (version, keys.words, _mask(mask), _initial(spec, initial))
+    operands = (version, keys.words, _mask(spec, mask), _initial(spec, initial))
     return read("kvjax_lookup", results, *operands, vmap=vmap, **attributes)
 
 
@@ -89,7 +93,7 @@ def find_missing(
 ) -> tuple[jax.Array, jax.Array]:
     """Words ``(n + 1, 2)`` of the distinct keys without a row, and how many of them are meant."""
     results = (array((keys.size + 1, 2), jnp.uint32), array((), jnp.int32), _VERSION)
-    operands = (version, keys.words, _mask(mask))
+    operands = (version, keys.words, _mask(spec, mask))
     words, count, status = read("kvjax_find_missing", results, *operands, **_about(spec, keys))
     # After a failure the count means nothing; the op that wants the rows fails too, and says so.
     return words, jnp.where(status == 0, count, 0) if spec.placement else count
@@ -135,7 +139,7 @@ def write_keys(
     initial: jax.Array | None = None,
 ) -> jax.Array:
     attributes = {"table": spec.name, "op": op, "phase": phase, "narrow": _flag(keys.narrow)}
-    operands = (version, keys.words, _mask(mask), _initial(spec, initial))
+    operands = (version, keys.words, _mask(spec, mask), _initial(spec, initial))
     return _write("kvjax_write_keys", _VERSION, *operands, **attributes)
 
 
@@ -150,7 +154,7 @@ def write_rows(
     initial: jax.Array | None = None,
 ) -> jax.Array:
     attributes = {"table": spec.name, "op": op, "phase": phase, "narrow": _flag(keys.narrow)}
-    operands = (version, keys.words, _mask(mask), rows, _initial(spec, initial))
+    operands = (version, keys.words, _mask(spec, mask), rows, _initial(spec, initial))
     return _write("kvjax_write_rows", _VERSION, *operands, **attributes)
 
 
@@ -165,7 +169,7 @@ def accum(
     exists: jax.Array,
 ) -> jax.Array:
     attributes = {"table": spec.name, "phase": phase, "narrow": _flag(keys.narrow)}
-    return _write("kvjax_accum", _VERSION, version, keys.words, _mask(mask), old, new, exists, **attributes)
+    return _write("kvjax_accum", _VERSION, version, keys.words, _mask(spec, mask), old, new, exists, **attributes)
 
 
 def evict(spec: TableSpec, op: str, phase: str, version: jax.Array, policy: str, step: jax.Array) -> jax.Array:
@@ -305,7 +309,7 @@ def route(
     n = keys.size
     ints = array((n,), jnp.int32)
     results = (array((n, 2), jnp.uint32), ints, array((shards + 1,), jnp.int32), ints, ints, _VERSION)
-    operands = (keys.words, _mask(mask), owners, shard)
+    operands = (keys.words, _mask(spec, mask), owners, shard)
     attributes = {"table": spec.name, "shards": np.int64(shards), "room": np.int64(room)}
     return Routed(*read("kvjax_route", results, *operands, **attributes))
 
@@ -340,18 +344,16 @@ class Traffic:
     usual_rounds: int
 
 
-NOTHING_MOVED = Traffic(np.int32(0), np.zeros(0, np.int32), 0, 0, 0)
-
-
 def agree(
     spec: TableSpec,
     op: str,
     number: jax.Array,
     values: Sequence[jax.Array],
     writes: bool,
-    traffic: Traffic = NOTHING_MOVED,
+    traffic: Traffic | None = None,
 ) -> tuple[jax.Array, ...]:
     """The values, unless the number is that of a failure, which is raised; one of a write forgets what was planned."""
+    traffic = traffic or Traffic(np.int32(0), nothing(spec, (0,), np.int32), 0, 0, 0)
     results = tuple(array(x.shape, x.dtype) for x in values)
     aliases = {i + 3: i for i in range(len(values))}
     call = jax.ffi.ffi_call("kvjax_agree", results, input_output_aliases=aliases, vmap_method="sequential")
@@ -388,5 +390,5 @@ def plan_step(spec: TableSpec, version: jax.Array, step: jax.Array, delivered: j
 def commit_step(spec: TableSpec, version: jax.Array) -> Begun:
     results = (_VERSION, array((), jnp.int32), array((2,), jnp.uint32))
     version, active, step = _write("kvjax_commit_step", results, version, table=spec.name)
-    words, rows = np.zeros((0, 2), np.uint32), np.zeros((0, spec.dim), np.float32)
-    return Begun(version, active, step, words, words, rows, np.zeros(0, np.float32))
+    words, rows = nothing(spec, (0, 2), np.uint32), nothing(spec, (0, spec.dim), np.float32)
+    return Begun(version, active, step, words, words, rows, nothing(spec, (0,), np.float32))
