@@ -13,6 +13,9 @@ and a small dense net. Beside it the same on static arrays that hold the rows of
 the touched rows alone, gradients of equal ids added up first. Both count Adam's steps for a table and not for a row, so
 that they train the same, which `tests/test_benchmarks.py` checks.
 
+**Tiers**: finding 2**20 keys of a table in `kvjax.storage.Hybrid` that has room for a quarter of its rows on the GPU:
+keys that it was trained with, whose rows are there, and keys whose rows are in pinned host memory.
+
 Medians; whatever is compared is run in turns in one process.
 """
 
@@ -80,9 +83,9 @@ def medians(ways: dict[str, Callable[[int], Any]], size: Size) -> dict[str, floa
 # ---- calls on one table --------------------------------------------------------------------------------------------
 
 
-def filled(name: str, dim: int, rows: int, batch: int) -> kvjax.Table:
+def filled(name: str, dim: int, rows: int, batch: int, **options: Any) -> kvjax.Table:
     """A table of the ids 0 .. rows - 1, with room for no more of them than its index has by then."""
-    table = kvjax.get_table(name, dim=dim, initializer=kvjax.initializers.normal(1.0)).reserve(rows)
+    table = kvjax.get_table(name, dim=dim, initializer=kvjax.initializers.normal(1.0), **options).reserve(rows)
     insert = jax.jit(lambda table, keys: table.lookup_or_insert(keys)[1])
     for start in range(0, rows, batch):
         table = insert(table, kvjax.keys(kvjax.hash_keys(np.arange(start, min(rows, start + batch)))))
@@ -129,6 +132,31 @@ def measure_calls(dim: int, load: float, size: Size) -> list[dict[str, Any]]:
                 "ratio": seconds[name] * bandwidth / (moved * size.batch), "copy_bytes_per_second": bandwidth,
             })  # fmt: skip
     return report
+
+
+# ---- rows in two memories ------------------------------------------------------------------------------------------
+
+
+def measure_tiers(size: Size) -> dict[str, Any]:
+    dim, rows = 64, 8 * size.batch
+    storage = kvjax.storage.Hybrid(rows * 4 * dim // 4) if kvjax.ffi.on_device() else None
+    table = filled("tiers", dim, rows, size.batch, storage=storage)
+    # The first rows to come are on the GPU, and some of those have to go for the hot ones.
+    begins = {"hot": rows - size.batch, "cold": rows // 2}
+    keys = {name: kvjax.keys(kvjax.hash_keys(np.arange(i, i + size.batch))) for name, i in begins.items()}
+    grads, tx = jnp.ones((size.batch, dim)), optax.sgd(1e-3)
+    apply = jax.jit(lambda table, keys: table.apply(tx, kvjax.SparseRows(keys, grads))[0])
+    for _ in range(2 * rows // size.batch):  # as many keys as there are rows, and once more
+        table = apply(table, keys["hot"])
+    lookup = jax.jit(lambda table, keys: table.lookup(keys))
+    seconds = medians({name: lambda _, k=k: lookup(table, k) for name, k in keys.items()}, size)
+    kvjax.drop_table(table.name)
+    return {
+        "hot_seconds": seconds["hot"],
+        "cold_seconds": seconds["cold"],
+        "ratio": seconds["cold"] / seconds["hot"],
+        "cold_bytes_per_second": size.batch * 4 * dim / seconds["cold"],
+    }
 
 
 # ---- a training step -----------------------------------------------------------------------------------------------
@@ -251,8 +279,14 @@ def show(report: dict[str, Any]) -> None:
     step = Table("static arrays, ms", "kvjax, ms", "ratio", "goal", title=f"step of {TABLES} tables of dim {DIM}, adam")
     times = (f"{s[name] * 1e3:.3f}" for name in ("static_seconds", "seconds"))
     step.add_row(*times, f"{s['ratio']:.2f}", f"ratio <= {BELOW['step']}")
+    t = report["tiers"]
+    tiers = Table("rows on the GPU, ms", "in host memory, ms", "ratio", "GB/s from there", title="find of dim 64")
+    tiers.add_row(
+        f"{t['hot_seconds'] * 1e3:.3f}", f"{t['cold_seconds'] * 1e3:.3f}", f"{t['ratio']:.2f}",
+        f"{t['cold_bytes_per_second'] / 1e9:.1f}",
+    )  # fmt: skip
     bandwidth = float(np.median([c["copy_bytes_per_second"] for c in report["calls"]]))
-    Console().print(calls, step, f"copy: {bandwidth / 1e9:.1f} GB/s, read and written; jax {report['jax']}")
+    Console().print(calls, tiers, step, f"copy: {bandwidth / 1e9:.1f} GB/s, read and written; jax {report['jax']}")
 
 
 def check_there_is_a_gpu() -> None:
@@ -279,6 +313,7 @@ def main() -> None:
         "jax": jax.__version__,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "calls": [call for case in track(cases, "calls") for call in measure_calls(*case, size)],
+        "tiers": measure_tiers(size),
         "step": measure_step(size),
         "size": dataclasses.asdict(size),
     }

@@ -9,7 +9,9 @@ from kvjax._spec import TableSpec, fail
 
 # By the argument of kvjax.get_table that asks for it.
 _NOT_YET: dict[str, Callable[[TableSpec], bool]] = {
-    "mesh= (a table spread over devices)": lambda spec: spec.placement is not None,
+    "mesh= beside max_capacity=": lambda spec: spec.placement is not None and spec.max_capacity is not None,
+    "mesh= beside evict=": lambda spec: spec.placement is not None and spec.evict is not None,
+    "mesh= beside a row that unadmitted keys share": lambda spec: spec.placement is not None and spec.shares_row,
 }
 
 
@@ -31,7 +33,17 @@ def check_backend(spec: TableSpec, op: str) -> None:
         return
     for option, asked in _NOT_YET.items():
         if asked(spec):
-            raise fail(
-                ValueError, spec.name, op, f"what tables on CUDA can be with storage={spec.storage}",
-                f"{option}, which is not on CUDA yet", "leave it out, or storage=kvjax.storage.Host()",
-            )  # fmt: skip
+            raise _not_yet(spec, op, option)
+
+
+def check_evict(spec: TableSpec, op: str) -> None:
+    """The same of rows that a call chooses by a policy."""
+    if spec.storage.backend == ffi.DEVICE and spec.placement is not None:
+        raise _not_yet(spec, op, f"{op} of a table with mesh=")
+
+
+def _not_yet(spec: TableSpec, op: str, got: str) -> Exception:
+    return fail(
+        ValueError, spec.name, op, f"what tables on CUDA can do with storage={spec.storage}",
+        f"{got}, which is not on CUDA yet", "leave it out, or storage=kvjax.storage.Host()",
+    )  # fmt: skip

@@ -252,11 +252,15 @@ def gather(
     chunk: int,
     slots: str,
     slot_types: Sequence[jax.ShapeDtypeStruct],
+    gradients: bool = True,
 ) -> tuple[jax.Array, ...]:
-    """Values and gradients ``(chunk, dim)``, fresh ``(chunk,)`` bool, keys ``(chunk, 2)``, then one array per slot."""
+    """Values and gradients ``(chunk, dim)``, fresh ``(chunk,)`` bool, keys ``(chunk, 2)``, then one array per slot.
+
+    Without `gradients` these are ``(0, dim)``.
+    """
     results = (
         array((chunk, spec.dim), spec.row_dtype),
-        array((chunk, spec.dim), jnp.float32),
+        array((chunk if gradients else 0, spec.dim), jnp.float32),
         array((chunk,), jnp.bool_),
         array((chunk, 2), jnp.uint32),
         *(array((chunk, *slot.shape), slot.dtype) for slot in slot_types),

@@ -58,7 +58,7 @@ def resolve_spec(name: str, dim: Any, *, key_dtype: Any, dtype: Any, seed: Any, 
     want(not timed, "a number of rows for what is evicted every so many steps", evict)
     want(count in COUNTS, f"count in {COUNTS}", count)
     storage = options["storage"]
-    want(isinstance(storage, Storage), "one of kvjax.storage (Device(), Host(), Mmap(path))", storage)
+    want(isinstance(storage, Storage), "one of kvjax.storage (Device(), Host(), Hybrid(bytes), Mmap(path))", storage)
     placement = options.get("placement") or placement_of(name, options)
     rounding, constraint = options["rounding"], options["constraint"]
     want(rounding in ROUNDINGS, f"rounding in {ROUNDINGS}", rounding)

@@ -308,10 +308,18 @@ def _update_rows(
     if limit is not None:
         groups = min(groups, limit // (4 * spec.dim + layout.row_bytes) // _GROUP)
     chunk = _GROUP * max(1, groups)
+    at_once = limit is None and spec.placement is None  # a shard may have got more rows than its device had
+    # The rows of a step at once stand where their gradients do, unless one of them gets the sum of several.
+    in_place = at_once and not spec.shares_row
 
     def body(carry):
         start, version, _ = carry
-        values, grads, fresh, words, *slots = _ops.gather(spec, version, begun, start, chunk, layout.text, layout.types)
+        values, grads, fresh, words, *slots = _ops.gather(
+            spec, version, begun, start, chunk, layout.text, layout.types, gradients=not in_place
+        )
+        if in_place:
+            # As they are in memory: what made them shall not be made again, rounded otherwise, as part of the update.
+            grads = jnp.pad(jax.lax.optimization_barrier(begun.rows), ((0, chunk - n), (0, 0)))
         rows, slots, globals_ = _update(rowwise, layout, grads, values, fresh, slots, state, extra)
         values = _stored(spec, rows, words, begun.step)
         version = _ops.scatter(spec, version, begun, start, values, layout.text, slots)
@@ -319,7 +327,7 @@ def _update_rows(
         return start + jnp.int32(chunk), version, globals_
 
     first = (jnp.int32(0), begun.version, state)
-    if limit is None and spec.placement is None:  # a shard may have got more rows than its device had
+    if at_once:
         _, version, state = body(first)
         return version, state
     # The first chunk runs even if no row is touched: the globals count the step all the same.

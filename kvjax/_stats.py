@@ -21,6 +21,10 @@ class Stats:
       probe_mean: places between a key and its home in the index, on average (of a sample).
       probe_longest: the same, the longest (of the sample).
       bytes: memory by plane: "index", "values", "headers" (frequency and version), "slots", "admission".
+      pinned: what of it is in pinned host memory (`kvjax.storage.Hybrid`; elsewhere nothing is): "bytes" of values and
+        slots, and "rows".
+      pinned_share: share of the occurrences in training of keys that have rows, of those whose rows are in pinned host
+        memory: how much of what a step reads and writes goes over the bus, if keys keep coming as they have come.
       slots: types of the optimizer's slots by name, "float32[64]".
       last_step: of training.
       hits: keys that lookups have found.
@@ -51,6 +55,8 @@ class Stats:
     probe_mean: float
     probe_longest: int
     bytes: dict[str, int]
+    pinned: dict[str, int]
+    pinned_share: float
     slots: dict[str, str]
     last_step: int
     hits: int
@@ -74,7 +80,7 @@ class Stats:
         out: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.name in ("bytes", "evicted", "exchanged_bytes"):
+            if field.name in ("bytes", "pinned", "evicted", "exchanged_bytes"):
                 out |= {f"{field.name}/{key}": number for key, number in value.items()}
             elif isinstance(value, (int, float)):
                 out[field.name] = value
@@ -96,6 +102,8 @@ def stats_of(spec: TableSpec) -> Stats:
         max_capacity=spec.max_capacity,
         load=raw["size"] / max(raw["places"], 1),
         bytes={planes.get(plane, plane): raw[f"{plane}_bytes"] for plane in _PLANES},
+        pinned={what: raw[f"pinned_{what}"] for what in ("bytes", "rows")},
+        pinned_share=raw["pinned_occurrences"] / max(raw["row_occurrences"], 1),
         slots=dict(spec.host.slots(spec.name, 0)),
         exchanged_bytes={way: sum(r[f"bytes_{way}"] for r in every) for way in ("to_owners", "from_owners")},
         exchanged_keys=sum(r["exchanged_keys"] for r in every),

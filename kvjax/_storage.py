@@ -1,8 +1,8 @@
 """Where the rows of a table live in this process.
 
-What a table is does not depend on it: `Host` and `Mmap` give the same bits, a checkpoint of a table in one storage is
-restored into any other, and `kvjax.Table.to` moves a live one. Memory and disk are given back when rows are cleared and
-when the table is dropped.
+What a table is does not depend on it: `Host` and `Mmap` give the same bits, and so do `Device` and `Hybrid`; a
+checkpoint of a table in one storage is restored into any other, and `kvjax.Table.to` moves a live one. Memory and disk
+are given back when rows are cleared and when the table is dropped.
 
 Example:
   >>> import kvjax, numpy as np, tempfile
@@ -19,9 +19,10 @@ import dataclasses
 import os
 from typing import ClassVar
 
+from kvjax._numbers import is_integer
 from kvjax.ffi import DEVICE, HOST, on_device
 
-__all__ = ["Device", "Host", "Mmap"]
+__all__ = ["Device", "Host", "Hybrid", "Mmap"]
 
 # A storage says of itself which of `kvjax.backends` holds its tables, and on whose platform their programs run; and how
 # many bytes of rows and slots a training write takes at once, None for all.
@@ -122,7 +123,46 @@ class Device:
         return "device"
 
 
-Storage = Host | Mmap | Device
+@dataclasses.dataclass(frozen=True)
+class Hybrid:
+    """As `Device`, for tables larger than the memory of the GPU: what is beyond a limit is in that of the host.
+
+    Values and optimizer slots take no more than `device_bytes` of the GPU's memory; those of all other rows are in
+    pinned host memory, which the GPU reaches over its bus. The rows of the keys that training has met most often are
+    kept on the GPU: whenever it has met as many keys as there are rows, frequent and rare ones change places, as part
+    of a step. Index, frequencies and versions, 40 to 65 bytes a key, are always on the GPU and do not count, nor does
+    what a call needs while it runs.
+
+    ``docs/cuda.md`` says what it costs, and how `kvjax.Stats` tells whether a limit is a good one. A table that fits
+    the limit is one in `Device`; with 0 all its rows are in host memory.
+
+    Attributes:
+      device_bytes: of one table, 0 or more. Memory is taken in slabs of 2 MiB.
+
+    Raises:
+      ValueError: `device_bytes` is no such number; or as `Device`.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.storage.Hybrid(device_bytes=8 << 30)
+      Hybrid(device_bytes=8589934592)
+    """
+
+    backend: ClassVar[str] = DEVICE
+    chunk_bytes: ClassVar[int | None] = None
+    device_bytes: int
+
+    def __post_init__(self):
+        if not is_integer(self.device_bytes) or not 0 <= self.device_bytes < 2**64:
+            raise ValueError(f"kvjax: storage.Hybrid: want device_bytes of 0 or more, got {self.device_bytes!r}")
+        object.__setattr__(self, "device_bytes", int(self.device_bytes))
+
+    @property
+    def text(self) -> str:
+        return f"hybrid:{self.device_bytes}"
+
+
+Storage = Host | Mmap | Device | Hybrid
 """What `kvjax.get_table` takes as ``storage``."""
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from kvjax import _calls, _rowwise
+from kvjax._device import check_evict
 from kvjax._evict import Policy
 from kvjax._keys import Keys
 from kvjax._numbers import is_integer
@@ -93,7 +94,8 @@ class Writing(Reading):
     def add(self, keys: Any, deltas: Any) -> Self:
         """Adds to rows; a key without one starts from its initial row.
 
-        The deltas of equal keys are summed in float32, in the order in which they stand, and then added once.
+        The deltas of equal keys are summed in float32, in the order in which they stand (see `kvjax.merge`), and then
+        added once.
 
         Args:
           keys: ``(...)``.
@@ -273,6 +275,7 @@ class Writing(Reading):
         return self._evict("restrict", f"restrict\n{ranking[by].format(int(n))}", None)
 
     def _evict(self, op: str, policy: str, step: Any) -> Self:
+        check_evict(self.spec, op)
         return self._next(_calls.evict(self.spec, op, self._write(op), policy, step_words(step, self.name, op)))
 
     def pin(self, keys: Any) -> Self:

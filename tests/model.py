@@ -1,6 +1,7 @@
 """The reference model: what a table means, as a dict of NumPy rows. tests/test_stateful.py drives both."""
 
 import dataclasses
+import functools
 from collections import Counter
 
 import numpy as np
@@ -170,7 +171,7 @@ class Model:
             row.slot = None
 
     def apply(self, keys, grads, update, step=None):
-        """update(value, slot, grad) -> (value, slot); duplicates are summed in the order in which they stand."""
+        """update(value, slot, grad) -> (value, slot); duplicates are summed as `merged` does it."""
         step = self.last_step + 1 if step is None else step
         sums, counts = merged(keys, grads), Counter(keys)
         seen = {k: 1 if self.count == "batch" else n for k, n in counts.items()}
@@ -205,11 +206,16 @@ class Model:
 
 
 def merged(keys, rows):
-    """{key: sum of its rows in the order in which they stand}, in order of first occurrence."""
-    sums: dict[int, np.ndarray] = {}
+    """{key: sum of its rows in the order in which they stand, in blocks of 256}, in order of first occurrence."""
+    of: dict[int, list[np.ndarray]] = {}
     for k, row in zip(keys, rows, strict=True):
-        sums[k] = sums[k] + row if k in sums else np.array(row, np.float32)
-    return sums
+        of.setdefault(k, []).append(np.array(row, np.float32))
+    return {k: in_order([in_order(all_[b : b + 256]) for b in range(0, len(all_), 256)]) for k, all_ in of.items()}
+
+
+def in_order(rows):
+    """The rows added one after the other, in float32."""
+    return functools.reduce(np.add, rows)
 
 
 class Admission:

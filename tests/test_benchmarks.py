@@ -32,7 +32,7 @@ def test_smoke(tmp_path):
     finds = [("find", dim) for dim in (8, 32, 64)]
     wanted = sorted(2 * [*finds, ("lookup_or_insert", 32), ("apply", 64)])  # at two loads
     assert sorted((call["call"], call["dim"]) for call in report["calls"]) == wanted
-    for figures in (*report["calls"], report["step"]):
+    for figures in (*report["calls"], report["tiers"], report["step"]):
         numbers = [x for x in figures.values() if not isinstance(x, str)]
         assert all(math.isfinite(x) and x > 0 for x in numbers), figures
     assert "lookup_or_" in done.stdout and "static arrays" in done.stdout

@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import kvjax
+from kvjax import ffi
 
 LOOKUP = {"kvjax_lookup"}
 STEP = {"kvjax_lookup", "kvjax_seal", "kvjax_merge", "kvjax_begin_apply", "kvjax_gather", "kvjax_scatter"}
@@ -49,3 +50,13 @@ def test_lowering(platform, make, x64, promotion):
     got = targets(lowered(bag, table, keys, jnp.ones(8), platform=platform))
     assert got >= BAG | LOOKUP
     assert len(table) == 0 and table.refresh().version == table.version  # nothing has run
+
+
+@pytest.mark.skipif(not ffi.loaded(ffi.DEVICE), reason="there is no device backend")
+def test_programs_of_a_spread_table_call_what_the_device_backend_has(make, mesh, promotion):
+    table, keys = make(dim=4, mesh=mesh(4)), kvjax.keys(np.arange(8))
+    state = kvjax.optax.rowwise(TX).init(4)
+    called = targets(lowered(step, table, state, keys, platform="cpu"))
+    called |= targets(lowered(lambda t: t.upsert(keys, jnp.ones((8, 4))).remove(keys), table, platform="cpu"))
+    assert {"kvjax_route", "kvjax_owned", "kvjax_receive", "kvjax_commit_step"} <= called
+    assert called <= ffi.module(ffi.DEVICE).handlers().keys()

@@ -133,7 +133,7 @@ def test_there_and_back(make, elsewhere, promotion):
     seen = []
     table = table.on_evict(lambda keys, *rest: seen.extend(keys.tolist()))
     handles = [table]
-    for storage in (Device(), Host(), Device()):
+    for storage in (Device(), kvjax.storage.Hybrid(5), Host(), Device()):
         handles.append(handles[-1].to(storage))
         assert handles[-1].spec.storage == storage and handles[-1].shape == one.shape
         assert_same(one, handles[-1])
@@ -193,26 +193,36 @@ def test_a_table_made_anew_in_the_other_backend_has_later_versions(elsewhere):
 
 
 ASKED = {
-    "mesh=": lambda mesh: {"mesh": mesh(2)},
+    "max_capacity=": {"max_capacity": 1000},
+    "evict=": {"evict": kvjax.evict.MaxAge(3).every(2)},
+    "a row that unadmitted keys share": {"admit": kvjax.admit.MinCount(2, unadmitted=7)},
 }
 
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_what_a_device_table_cannot_do_yet_is_refused(asked, mesh, elsewhere):
-    options = ASKED[asked](mesh)
-    refused = pytest.raises(ValueError, match=rf"{asked}.*not on CUDA yet; leave it out, or storage=kvjax.storage.Host")
+    options, two = ASKED[asked], mesh(2)
+    refused = pytest.raises(
+        ValueError, match=rf"mesh= beside {asked}.*not on CUDA yet; leave it out, or storage=kvjax.storage.Host"
+    )
     with refused:
-        kvjax.get_table("refused", dim=2, storage=Device(), **options)
+        kvjax.get_table("refused", dim=2, storage=Device(), mesh=two, **options)
     assert kvjax.tables() == {}
-    table = kvjax.get_table("refused", dim=2, **options).upsert(KEYS, np.ones((len(KEYS), 2)))
+    table = kvjax.get_table("refused", dim=2, mesh=two, **options).upsert(KEYS, np.ones((len(KEYS), 2)))
     with refused:
         table.to(Device())
     assert table.size() == len(table) > 0
-    if asked == "mesh=":
-        table = kvjax.get_table("moved", dim=2, storage=Device())
-        with refused:
-            kvjax.reshard(table, mesh(2))
-        assert len(table) == 0
+    table = kvjax.get_table("moved", dim=2, storage=Device(), **options)
+    with refused:
+        kvjax.reshard(table, two)
+    assert len(table) == 0
+
+
+def test_shards_of_a_device_table_choose_no_rows_yet(mesh, elsewhere):
+    table = kvjax.get_table("spread", dim=2, storage=Device(), mesh=mesh(2))
+    for choose in (lambda: table.evict(kvjax.evict.MaxAge(3)), lambda: table.restrict(4)):
+        with pytest.raises(ValueError, match="of a table with mesh=, which is not on CUDA yet"):
+            choose()
 
 
 def test_what_a_device_table_can_do_is_taken(elsewhere):

@@ -189,6 +189,25 @@ def test_add_is_the_sum_that_merge_makes(make):
         np.testing.assert_array_equal(table.lookup(key), row)
 
 
+def test_a_sum_of_many_rows_is_that_of_blocks(make):
+    rng = np.random.default_rng(1)
+    times = {7: 255, -1: 256, 2**40: 257, 0: 512, 5: 513, 9: 1, 8: 700}
+    keys = rng.permutation(np.repeat(list(times), list(times.values())))
+    rows = (rng.normal(size=(len(keys), 4)) * 10.0 ** rng.integers(-6, 6, (len(keys), 1))).astype(np.float32)
+    grads = kvjax.merge(kvjax.SparseRows(keys, rows))
+    table = make(4).add(keys, rows)
+    in_order = 0
+    for key, row in zip(np.asarray(grads.keys)[: len(times)].tolist(), np.asarray(grads.rows), strict=False):
+        own = rows[keys == key]
+        blocks = [np.cumsum(own[b : b + 256], 0)[-1] for b in range(0, len(own), 256)]  # in order, in float32
+        np.testing.assert_array_equal(row, np.cumsum(blocks, 0)[-1])
+        np.testing.assert_array_equal(table.lookup(key), row)
+        in_order += np.array_equal(row, np.cumsum(own, 0)[-1])
+    assert in_order == sum(n <= 257 for n in times.values())  # so others would have other sums without blocks
+    found = zip(np.asarray(grads.keys)[: len(times)].tolist(), grads.counts.tolist(), strict=False)
+    assert dict(found) == times
+
+
 @pytest.mark.parametrize("name", WRITES)
 def test_no_write_inside_a_loss(name, make):
     write, _ = WRITES[name]

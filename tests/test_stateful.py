@@ -12,6 +12,7 @@ from hypothesis.extra.numpy import arrays
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from model import Full, Model
 from policies import mix
+from test_hybrid import Small
 
 import kvjax
 from kvjax import admit, evict
@@ -49,6 +50,8 @@ ADMIT = [
 ]  # fmt: skip
 INITIAL = [kvjax.initializers.normal(1.0), jax.nn.initializers.normal(1.0), kvjax.initializers.from_pool(np.eye(3))]
 COUNT = ["occurrences", "batch"]
+# On a device none or some of the rows there are; 21 take a slab, and as many of their slots.
+STORAGES = [None, *([Small(0), Small(600)] if kvjax.ffi.on_device() else [kvjax.storage.Mmap(tempfile.gettempdir())])]
 FULL = [
     {},
     {"evict": (evict.MaxAge(3) | evict.LeastFrequent(2) & evict.MinNorm(2.0)).every(2)},
@@ -83,11 +86,10 @@ class TableMachine(RuleBasedStateMachine):
         full=st.sampled_from(FULL),
         count=st.sampled_from(COUNT),
         init=st.sampled_from(INITIAL),
-        in_file=st.booleans(),
+        storage=st.sampled_from(STORAGES),
     )
-    def make(self, admission, full, count, init, in_file):
+    def make(self, admission, full, count, init, storage):
         options = {"admit": admission, "count": count, **full}
-        storage = kvjax.storage.Mmap(tempfile.gettempdir()) if in_file else None
         # One name for all examples, so that JAX compiles little; the next table of a name has handles of its own.
         try:
             self.table = kvjax.get_table(NAME, dim=DIM, initializer=init, seed=SEED, storage=storage, **options)

@@ -116,7 +116,8 @@ struct Cpu : CpuBags, CpuSharded {
       const uint32_t g = c.of[i].gradient;
       const bool in_rows = g < num_rows;
       for (run = 1; in_rows && i + run < c.n && c.of[i + run].gradient == g + run;) ++run;
-      std::memcpy(grads + i * dim, in_rows ? rows + g * dim : pooled, run * dim * sizeof(float));
+      if (grads != nullptr)
+        std::memcpy(grads + i * dim, in_rows ? rows + g * dim : pooled, run * dim * sizeof(float));
       const uint64_t* from = in_rows ? keys + g : &t.spec().admission.shared_key;
       std::memcpy(row_keys + i, from, run * sizeof(uint64_t));
     }
@@ -170,29 +171,14 @@ struct Cpu : CpuBags, CpuSharded {
     size_t n;
   };
 };
-static_assert(Backend<Cpu> && BagBackend<Cpu> && ShardedBackend<Cpu>);
+static_assert(Backend<Cpu> && BagBackend<Cpu> && RoomBackend<Cpu>);
 
 namespace {
 
-/// Those of a table over several devices.
-std::vector<NamedHandler> ShardedTargets() {
-  return {
-      {"kvjax_owned", Handle<OwnedKeys<Cpu>, BindOwnedKeys<Cpu>>},
-      {"kvjax_route", Handle<RouteKeys<Cpu>, BindRouteKeys<Cpu>>},
-      {"kvjax_alike", Handle<Alike<Cpu>, BindAlike<Cpu>>},
-      {"kvjax_agree", Handle<Agree<Cpu>, BindAgree<Cpu>>},
-      {"kvjax_receive", Handle<Receive<Cpu>, BindReceive<Cpu>>},
-      {"kvjax_plan_step", Handle<PlanStep<Cpu>, BindPlanStep<Cpu>>},
-      {"kvjax_facts", Handle<Facts<Cpu>, BindFacts<Cpu>>},
-      {"kvjax_prepare", Handle<Prepare<Cpu>, BindPrepare<Cpu>>},
-      {"kvjax_hear", Handle<Hear<Cpu>, BindHear<Cpu>>},
-      {"kvjax_commit_step", Handle<CommitStep<Cpu>, BindCommitStep<Cpu>>},
-  };
-}
-
 nb::dict Handlers() {
   nb::dict handlers;
-  for (const auto& targets : {TableTargets<Cpu>(), ShardedTargets(), BagTargets<Cpu>()}) {
+  for (const auto& targets :
+       {TableTargets<Cpu>(), ShardedTargets<Cpu>(), RoomTargets<Cpu>(), BagTargets<Cpu>()}) {
     for (const auto& [target, handler] : targets) {
       handlers[target] = nb::capsule(reinterpret_cast<void*>(handler));
     }

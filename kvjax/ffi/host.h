@@ -102,11 +102,12 @@ inline AdmissionSpec ParseAdmission(const nb::dict& o) {
   return spec;
 }
 
-/// make(i) builds shard shards[i] of a table. options: what kvjax._spec.TableSpec.host_options
+/// make(i) builds shard shards[i] of a table for devices[i]. options: what kvjax._spec.TableSpec.host_options
 /// says; owns_shared: which of them have the row that unadmitted keys share.
 template <class T>
-auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<uint32_t>& shards,
-                const std::vector<bool>& owns_shared, uint32_t first_version) {
+auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<int32_t>& devices,
+                const std::vector<uint32_t>& shards, const std::vector<bool>& owns_shared,
+                uint32_t first_version) {
   const auto dim = nb::cast<int64_t>(o["dim"]);
   if (dim < 1 || dim > kMaxDim) {
     throw MakeError(ErrorCode::kInvalidArgument, name, "get_table", "dim in 1.." + std::to_string(kMaxDim),
@@ -135,6 +136,7 @@ auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<ui
   const auto storage = nb::cast<std::string>(o["storage"]);
   ScoreFunction score = MakeScore(name, nb::object(o["score"]));
   return [=](size_t i) mutable {
+    spec.device = devices[i];
     spec.shard = shards[i];
     spec.owns_shared = owns_shared[i];
     auto table = T::Make(spec, storage, first_version, capacity);
@@ -149,7 +151,7 @@ template <class T>
 void Create(const std::string& name, const nb::dict& o, const std::vector<int32_t>& devices,
             const std::vector<uint32_t>& shards, const std::vector<bool>& owns_shared,
             uint32_t first_version) {
-  auto make = ShardMaker<T>(name, o, shards, owns_shared, first_version);
+  auto make = ShardMaker<T>(name, o, devices, shards, owns_shared, first_version);
   HostCall(name, "get_table", [&] { Registry<T>::Get().Create(name, devices, make); });
 }
 

@@ -113,7 +113,7 @@ Staged<T> Stage(const std::string& name, const std::string& op, const nb::dict& 
                 const std::vector<bool>& owns_shared, uint32_t version, const nb::list& contents,
                 const std::vector<size_t>& originals, const nb::object& sink) {
   const uint32_t first = Registry<T>::VersionBehind(version);
-  auto make = ShardMaker<T>(name, o, shards, owns_shared, first);
+  auto make = ShardMaker<T>(name, o, devices, shards, owns_shared, first);
   Staged<T> staged{devices, {}};
   for (size_t i = 0; i < devices.size(); ++i) {
     staged.tables.push_back(HostCall(name, op, [&] { return make(i); }));

@@ -72,7 +72,8 @@ class Device : public kvjax::device::DeviceTable<Q> {
  public:
   using Base = kvjax::device::DeviceTable<Q>;
 
-  Device(const kvjax::TableSpec& spec, Q on) : Base(spec, 1), q(on), handle(1) {}
+  Device(const kvjax::TableSpec& spec, Q on, kvjax::device::Budget budget = {})
+      : Base(spec, 1, budget), q(on), handle(1) {}
 
   /// Calls f(handle, next) and takes the next handle. Throws what the device has refused.
   template <class F>
@@ -191,8 +192,8 @@ class Device : public kvjax::device::DeviceTable<Q> {
       if (!layout.empty()) slots.push_back(slot.data());
       this->Gather(q, &handle, targets.data(), n, &start, &active, chunk,
                    {g.keys.data(), g.rows.data(), pooled.data(), this->spec().admission.shared_key, dim,
-                    bytes, values.data(), grads.data(), fresh.get(), row_keys.data()},
-                   slots);
+                    grads.data(), fresh.get(), row_keys.data()},
+                   values.data(), slots);
       q.Wait();
       this->Raise();
       for (size_t i = 0; i < chunk; ++i) {
@@ -207,8 +208,9 @@ class Device : public kvjax::device::DeviceTable<Q> {
         Descend(this->spec().type, dim, values.data() + i * bytes, grads.data() + i * dim,
                 layout.empty() || fresh[i], record);
       }
+      uint32_t version = 0;
       this->Scatter(q, &handle, targets.data(), n, &start, &active, chunk, values.data(),
-                    {slots.begin(), slots.end()});
+                    {slots.begin(), slots.end()}, &version);
       q.Wait();
       this->Raise();
     }

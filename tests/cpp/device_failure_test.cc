@@ -38,12 +38,13 @@ namespace {
 using data::Keys;
 using kvjax::Snapshot;
 using kvjax::TableSpec;
+using kvjax::device::Budget;
 
 /// One thread, whose allocations may fail.
 class Failing : public kvjax::device::Threads {
  public:
   Failing() : Threads(1) {}
-  static Failing Alone() { return {}; }
+  static Failing Alone(int /*device*/) { return {}; }
   static void* Allocate(size_t bytes) {
     faults.Hit();
     return Threads::Allocate(bytes);
@@ -52,7 +53,7 @@ class Failing : public kvjax::device::Threads {
 };
 
 struct Table : device::Device<Failing> {
-  explicit Table(const TableSpec& spec) : Device(spec, {}) {
+  explicit Table(const TableSpec& spec, Budget budget = {}) : Device(spec, {}, budget) {
     SetSink([this](const Snapshot& rows, std::string_view) { shown += rows.keys.size(); });
   }
   size_t shown = 0;
@@ -102,7 +103,8 @@ void Begin(Table& t, const Keys& keys, int32_t count, bool slots, int64_t step =
   const int32_t start = 0;
   std::vector<const std::byte*> written;
   if (slots) written.push_back(zeros.data());
-  t.Scatter(t.q, &t.handle, targets.data(), n, &start, &active, n, zeros.data(), written);
+  uint32_t version = 0;
+  t.Scatter(t.q, &t.handle, targets.data(), n, &start, &active, n, zeros.data(), written, &version);
   faults = now;
 }
 
@@ -125,12 +127,13 @@ struct Case {
   TableSpec spec = Spec();
   Op fill = Some;    // what `op` starts from
   int versions = 1;  // that `op` makes
+  Budget budget = {};
 };
 
 /// Runs the operation, which leads to `after`, with its `fail_at`-th allocation failing; returns whether it
 /// had so many.
 bool FailsAt(const Case& c, int fail_at, const Snapshot& after, size_t shown) {
-  Table table(c.spec);
+  Table table(c.spec, c.budget);
   c.fill(table);
   const uint32_t version = table.handle;
   const Snapshot before = table.Copy();
@@ -161,7 +164,7 @@ bool FailsAt(const Case& c, int fail_at, const Snapshot& after, size_t shown) {
 }
 
 void CheckStrongGuarantee(const Case& c) {
-  Table twin(c.spec);  // where nothing fails
+  Table twin(c.spec, c.budget);  // where nothing fails
   c.fill(twin);
   const size_t shown = twin.shown;
   c.op(twin);
@@ -259,6 +262,45 @@ TEST(LoadAndReserve) {
   CheckStrongGuarantee({load, 14, Spec(), Nothing});
   const Op reserve = [](Table& t) { t.Reserve(t.handle, 300); };
   CheckStrongGuarantee({.op = reserve, .at_least = 8, .fill = Trained, .versions = 0});
+}
+
+TEST(RowsInPinnedMemory) {
+  // Five slabs of four rows or their slots. Slots come and go, and slabs of values with them.
+  const auto check = [](Op op, int at_least, Op fill) {
+    CheckStrongGuarantee({std::move(op), at_least, Spec(), std::move(fill), 1, {5 << 16, 1 << 16}});
+  };
+  check([](Table& t) { t.Ensure(kMany); }, 12, Nothing);
+  check([](Table& t) { Begin(t, Range(15, 40), 2, true); }, 20, Some);
+  check([](Table& t) { Begin(t, Range(15, 60), 2, true); }, 20, Trained);
+  check([](Table& t) { t.ForgetSlots(); }, 0, Trained);
+  check([](Table& t) { t.Empty(); }, 2, Trained);
+  Table source(Spec());
+  Trained(source);
+  const Snapshot saved = source.Copy();
+  check([&](Table& t) { t.Restore(data::View(saved)); }, 30, Trained);
+}
+
+TEST(APassOverTheRowsThatFindsNoMemoryIsLeftOut) {
+  // What a step writes at its end it has written, whether rows can change places then or not.
+  const Keys keys = Range(0, 40);
+  const std::vector<uint32_t> targets = [] {
+    std::vector<uint32_t> all;
+    for (uint32_t i = 0; i < 40; ++i) all.insert(all.end(), {i, i});
+    return all;
+  }();
+  const device::Bytes zeros(keys.size() * kDim * 4);
+  const int32_t start = 0, active = 40;
+  int fail_at = 1;
+  for (bool failed = true; failed; ++fail_at) {
+    Table t(Spec(), {5 << 16, 1 << 16});
+    t.Put(keys, device::Bytes(zeros.size(), std::byte{1}));
+    faults = {true, 0, fail_at};
+    t.Scatter(t.q, &t.handle, targets.data(), keys.size(), &start, &active, keys.size(), zeros.data(), {});
+    faults.armed = false;
+    failed = faults.count == fail_at;
+    CHECK(t.Copy().values == zeros);
+  }
+  CHECK(fail_at > 3);
 }
 
 TEST(TheIndexGrows) {

@@ -6,10 +6,11 @@
 #include <vector>
 
 #include "kvjax/ffi/core/merge.h"
-#include "kvjax/ffi/cuda/groups.h"
+#include "kvjax/ffi/cuda/merge.h"
 #include "kvjax/ffi/cuda/threads.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/data.h"
+#include "tests/cpp/lanes.h"
 
 namespace {
 
@@ -58,16 +59,16 @@ void CheckGroups(Threads& q, const Keys& keys, Meant meant) {
     if (places[keys[i]].empty()) order.push_back(keys[i]);
     places[keys[i]].push_back(i);
   }
-  std::vector<uint32_t> first(n + 1, 77), last(n + 1, 77), alone(n + 1, 77);
-  GroupKeys(q, keys.data(), meant, n, first.data(), last.data());
-  GroupKeys(q, keys.data(), meant, n, alone.data(), nullptr);
+  std::vector<uint32_t> first(n + 1, 77), is_first(n + 1, 77), alone(n + 1, 77);
+  GroupKeys(q, keys.data(), meant, n, first.data(), is_first.data());
+  GroupKeys(q, keys.data(), meant, n, alone.data());
   for (uint32_t i = 0; i < n; ++i) {
     CHECK_EQ(first[i], meant(i) ? places[keys[i]].front() : i);
-    CHECK_EQ(last[i], meant(i) ? places[keys[i]].back() : i);
+    CHECK_EQ(is_first[i], meant(i) && first[i] == i ? 1u : 0u);
   }
   CHECK(alone == first);
   CHECK_EQ(first[n], 77u);
-  CHECK_EQ(last[n], 77u);
+  CHECK_EQ(is_first[n], 77u);
 
   const Segments<Threads> segments(q, keys.data(), meant, n);
   const auto of = segments.view();
@@ -76,6 +77,7 @@ void CheckGroups(Threads& q, const Keys& keys, Meant meant) {
     const auto& want = places[order[u]];
     CHECK_EQ(of.end[u] - of.begin[u], want.size());
     CHECK(std::equal(want.begin(), want.end(), of.places + of.begin[u]));
+    CHECK(std::all_of(of.numbers + of.begin[u], of.numbers + of.end[u], [&](auto x) { return x == u; }));
   }
 }
 
@@ -108,10 +110,9 @@ TEST(AllLanesHaveOneKey) {
     Threads q(4, 1 + static_cast<size_t>(round) % 4);
     const size_t n = 400;
     const Keys keys(n, data::kAwkward[static_cast<size_t>(round) % data::kAwkward.size()]);
-    std::vector<uint32_t> first(n), last(n);
-    GroupKeys(q, keys.data(), {}, n, first.data(), last.data());
+    std::vector<uint32_t> first(n);
+    GroupKeys(q, keys.data(), {}, n, first.data());
     CHECK(first == std::vector<uint32_t>(n, 0));
-    CHECK(last == std::vector<uint32_t>(n, n - 1));
   }
 }
 
@@ -122,8 +123,8 @@ struct Merged {
   std::vector<int32_t> counts;
 };
 
-void CheckMerge(Threads& q, const Keys& keys, const Floats& rows, const std::vector<int32_t>& counts,
-                size_t dim) {
+template <class Q>
+void CheckMerge(Q& q, const Keys& keys, const Floats& rows, const std::vector<int32_t>& counts, size_t dim) {
   const size_t n = keys.size();
   Merged want(n, dim), got(n, dim);
   kvjax::MergeRows(keys.data(), rows.data(), counts.data(), n, dim, want.keys.data(), want.rows.data(),
@@ -156,6 +157,29 @@ TEST(MergedGradientsHaveTheBitsOfTheCpu) {
         CheckMerge(q, keys, rows, std::vector<int32_t>(n, 1), dim);
       }
     }
+  }
+}
+
+TEST(BlocksHaveTheBitsOfTheCpu) {
+  // Keys with so many rows each, mixed.
+  const std::vector<size_t> times = {1, 255, 256, 257, 2, 511, 512, 513, 1, 900};
+  data::Stream stream(3);
+  Keys keys;
+  for (size_t u = 0; u < times.size(); ++u) keys.insert(keys.end(), times[u], u * 77);
+  for (size_t i = keys.size(); i > 1; --i) std::swap(keys[i - 1], keys[stream.Below(i)]);
+  for (const size_t dim : {1, 3, 4, 40}) {
+    Floats rows;
+    for (size_t j = 0; j < keys.size() * dim; ++j) {
+      rows.push_back(
+          std::ldexp(static_cast<float>(stream.Below(1 << 20)), static_cast<int>(stream.Below(40)) - 40));
+    }
+    std::vector<int32_t> counts;
+    for (size_t i = 0; i < keys.size(); ++i) counts.push_back(static_cast<int32_t>(stream.Below(9)));
+    Threads threads(4, 16);
+    device::Lanes lanes;
+    CheckMerge(threads, keys, rows, counts, dim);
+    CheckMerge(threads, keys, rows, std::vector<int32_t>(keys.size(), INT32_MAX / 700), dim);
+    if (dim == 3 || dim == 4) CheckMerge(lanes, keys, rows, counts, dim);
   }
 }
 

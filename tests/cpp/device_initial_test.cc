@@ -1,5 +1,6 @@
 // Initial rows written by the lanes of a tile: the bits that core/initial.h gives, and nothing beside the
 // row.
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <vector>
@@ -7,30 +8,29 @@
 #include "kvjax/ffi/cuda/initial.h"
 #include "tests/cpp/check.h"
 #include "tests/cpp/data.h"
+#include "tests/cpp/lanes.h"
 
 namespace {
 
 using kvjax::Initializer;
 using kvjax::RowType;
 using kvjax::device::InitialView;
-
-/// One lane of `kLanes`; those of a tile are run one after the other.
-template <int kLanes>
-struct Lane {
-  static constexpr int size() { return kLanes; }
-  [[nodiscard]] int rank() const { return number; }
-  int number;
-};
+using kvjax::device::Threads;
 
 using Bytes = std::vector<std::byte>;
 constexpr size_t kMargin = 16;
 constexpr std::byte kRubbish{0xA5};
 
-/// The row with a margin of rubbish on both sides.
-template <int kLanes>
-Bytes Write(const InitialView& view, uint64_t key, uint32_t number) {
-  Bytes out(view.row_bytes + 2 * kMargin, kRubbish);
-  for (int lane = 0; lane < kLanes; ++lane) view.Write(Lane<kLanes>{lane}, key, number, out.data() + kMargin);
+/// The rows of the awkward keys, each with a margin of rubbish on both sides; every third has none.
+template <class Q>
+std::vector<Bytes> Write(const InitialView& view) {
+  const size_t n = data::kAwkward.size();
+  std::vector<Bytes> out(n, Bytes(view.row_bytes + 2 * kMargin, kRubbish));
+  Q().Tiles(n, [&](typename Q::Tile tile, size_t i) {
+    const bool has = i < n && i % 3 != 2;
+    view.WriteRows(tile, i < n ? data::kAwkward[i] : 0, static_cast<uint32_t>(i),
+                   has ? out[i].data() + kMargin : nullptr);
+  });
   return out;
 }
 
@@ -44,19 +44,20 @@ void CheckRows(const Initializer& initializer, RowType type, int64_t dim, const 
                          .pool_rows = initializer.pool == nullptr ? 0 : initializer.pool->size() / dim,
                          .given = given.data(),
                          .given_rows = given.size() / bytes};
-  uint32_t number = 0;
-  for (const uint64_t key : data::kAwkward) {
+  const std::vector<Bytes> one_lane = Write<Threads>(view), eight = Write<device::Lanes>(view);
+  for (uint32_t number = 0; number < data::kAwkward.size(); ++number) {
+    const uint64_t key = data::kAwkward[number];
     Bytes want(bytes + 2 * kMargin, kRubbish);
-    if (initializer.kind != Initializer::Kind::kGiven) {
+    if (number % 3 == 2) {
+    } else if (initializer.kind != Initializer::Kind::kGiven) {
       initializer.Generate(key, dim, [&](int64_t column, float value) {
         StoreElement(type, want.data() + kMargin, column, value);
       });
     } else if (number < view.given_rows) {  // nothing is read behind those that have come
       std::memcpy(want.data() + kMargin, given.data() + number * bytes, bytes);
     }
-    CHECK(data::SameBytes(Write<1>(view, key, number), want));
-    CHECK(data::SameBytes(Write<8>(view, key, number), want));
-    ++number;
+    CHECK(data::SameBytes(one_lane[number], want));
+    CHECK(data::SameBytes(eight[number], want));
   }
 }
 
@@ -71,34 +72,48 @@ TEST(LanesWriteTheBitsOfTheCpu) {
       for (std::byte& byte : given) byte = static_cast<std::byte>(stream.Next());
       for (const Kind kind : {Kind::kConstant, Kind::kUniform, Kind::kNormal, Kind::kTruncatedNormal,
                               Kind::kPool, Kind::kGiven}) {
-        for (const uint64_t seed : {uint64_t{0}, ~uint64_t{0}, stream.Next()}) {
-          CheckRows({{kind, -0.75, 1.5, seed}, kind == Kind::kPool ? pool : nullptr}, type, dim, given);
-        }
+        CheckRows({{kind, -0.75, 1.5, stream.Next()}, kind == Kind::kPool ? pool : nullptr}, type, dim,
+                  given);
       }
     }
   }
 }
 
+/// Copies records of that size from and to addresses of that kind, some of which are missing.
+template <class Q>
+void CheckCopies(size_t bytes, size_t source, size_t target) {
+  constexpr size_t kRecords = 19;
+  const size_t stride = bytes + 2 * kMargin + (-bytes & 15);
+  struct alignas(16) Sixteen {
+    std::byte bytes[16];
+  };
+  std::vector<Sixteen> from_blocks(kRecords * stride / 16), to_blocks(kRecords * stride / 16);
+  auto *const from = from_blocks[0].bytes, *const to = to_blocks[0].bytes;
+  data::Stream stream(bytes);
+  for (size_t b = 0; b < kRecords * stride; ++b)
+    from[b] = static_cast<std::byte>(stream.Next()), to[b] = kRubbish;
+  Bytes want(to, to + kRecords * stride);
+  const auto has = [](size_t i) { return i < kRecords && i % 5 != 1; };
+  const auto has_source = [](size_t i) { return i % 7 != 2; };
+  for (size_t i = 0; i < kRecords; ++i) {
+    if (!has(i)) continue;
+    const auto begin = want.begin() + static_cast<long>(i * stride + target);
+    if (has_source(i)) std::copy_n(from + i * stride + source, bytes, begin);
+    if (!has_source(i)) std::fill_n(begin, bytes, std::byte{0xFF});
+  }
+  Q().Tiles(kRecords, [&](typename Q::Tile tile, size_t i) {
+    kvjax::device::CopyRecords(tile, has(i) ? to + i * stride + target : nullptr,
+                               has_source(i) ? from + i * stride + source : nullptr, bytes, 0xFF);
+  });
+  CHECK(data::SameBytes(Bytes(to, to + kRecords * stride), want));
+}
+
 TEST(CopiesOfAnySizeAndAddress) {
-  Bytes from(200), to(200);
-  data::Stream stream(2);
-  for (std::byte& byte : from) byte = static_cast<std::byte>(stream.Next());
-  for (const size_t source : {0, 1, 2, 4, 6, 8, 16, 20}) {
-    for (const size_t target : {0, 1, 2, 4, 12, 16}) {
-      for (const size_t bytes : {0, 1, 2, 3, 4, 6, 12, 16, 28, 64, 130}) {
-        std::fill(to.begin(), to.end(), kRubbish);
-        Bytes want = to;
-        std::copy_n(from.begin() + static_cast<long>(source), bytes,
-                    want.begin() + static_cast<long>(target));
-        for (int lane = 0; lane < 8; ++lane) {
-          kvjax::device::CopyRecord(Lane<8>{lane}, to.data() + target, from.data() + source, bytes);
-        }
-        CHECK(data::SameBytes(to, want));
-        std::fill_n(want.begin() + static_cast<long>(target), bytes, std::byte{0xFF});
-        for (int lane = 0; lane < 8; ++lane) {
-          kvjax::device::FillRecord(Lane<8>{lane}, to.data() + target, 0xFF, bytes);
-        }
-        CHECK(data::SameBytes(to, want));
+  for (const size_t source : {0, 1, 2, 4, 8}) {
+    for (const size_t target : {0, 1, 2, 4, 8}) {
+      for (const size_t bytes : {0, 1, 2, 3, 4, 6, 16, 28, 32, 130}) {
+        CheckCopies<Threads>(bytes, source, target);
+        if (source == 0 || target == 0) CheckCopies<device::Lanes>(bytes, source, target);
       }
     }
   }

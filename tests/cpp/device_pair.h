@@ -22,7 +22,6 @@ using kvjax::RowType;
 using kvjax::Snapshot;
 using kvjax::TableSpec;
 using kvjax::device::Threads;
-using Device = device::Device<Threads>;
 
 inline TableSpec Spec(int64_t dim = 3) {
   TableSpec spec = data::Spec(dim);
@@ -40,9 +39,11 @@ std::optional<kvjax::ErrorCode> CodeOf(F f) {
   return {};
 }
 
-struct Pair {
-  Pair(const TableSpec& spec, Threads q, uint64_t seed, uint64_t universe)
-      : cpu(spec, std::make_shared<kvjax::HostSlabs>(), 1), gpu(spec, q), stream(seed) {
+/// Q: what runs the kernels.
+template <class Q>
+struct PairOn {
+  PairOn(const TableSpec& spec, Q q, uint64_t seed, uint64_t universe, kvjax::device::Budget budget = {})
+      : cpu(spec, std::make_shared<kvjax::HostSlabs>(), 1), gpu(spec, q, budget), stream(seed) {
     for (size_t i = 0; i < universe; ++i) {
       keys.push_back(i < data::kAwkward.size() ? data::kAwkward[i] : stream.Next());
     }
@@ -274,11 +275,13 @@ struct Pair {
   };
 
   data::Live cpu;
-  Device gpu;
+  device::Device<Q> gpu;
   data::Stream stream;
   Keys keys;
   Sunk sunk[2];
   int refusals = 0;
 };
+using Pair = PairOn<Threads>;
+using Device = device::Device<Threads>;
 
 }  // namespace pairs

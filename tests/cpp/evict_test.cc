@@ -344,6 +344,18 @@ TEST(ExtremeVersionsAndFrequencies) {
   }
 }
 
+TEST(PowersOfTwoAreWithinTwoUnits) {
+  data::Stream stream(4);
+  for (int i = 0; i < 300'000; ++i) {
+    const double x =
+        -std::ldexp(static_cast<double>(stream.Next() >> 11), static_cast<int>(stream.Below(12)) - 53);
+    const auto got = std::bit_cast<int64_t>(kvjax::Exp2(x)), want = std::bit_cast<int64_t>(std::exp2(x));
+    CHECK(std::abs(got - want) <= 2);
+  }
+  for (int n = 0; n < 1200; ++n) CHECK_EQ(kvjax::Exp2(-n), std::exp2(-n));
+  CHECK_EQ(kvjax::Exp2(-INFINITY), 0.0);
+}
+
 TEST(UnknownPoliciesAreRefused) {
   Live table(2);
   SetScores(table);
@@ -375,6 +387,9 @@ TEST(UnknownPoliciesAreRefused) {
     CHECK_THROWS(kInvalidArgument, table.Evict(std::string("why\n") + formula, 5));
   }
   CHECK_THROWS(kInvalidArgument, table.Evict("a reason without a formula", 5));
+  std::string deep = "max_age:1";
+  for (int i = 0; i < 64; ++i) deep += " max_age:1";
+  CHECK_THROWS(kInvalidArgument, table.Evict("why\n" + deep, 5));
   CHECK(data::Same(before, State(table)));
   CHECK_EQ(table.version(), 1u);
   table.Evict("");  // no alternatives, nothing to do

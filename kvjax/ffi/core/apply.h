@@ -52,8 +52,13 @@ inline ApplyPlan Table::PlanApply(const ParallelFor& parallel, KeySpan keys, con
     // In the order of their hashes, so that the sum does not depend on how the batch was made.
     std::sort(plan.pool.begin(), plan.pool.end(),
               [&](size_t i, size_t j) { return Mix(keys.data[i]) < Mix(keys.data[j]); });
-    for (size_t d = 0; d < plan.pooled.size(); ++d) {
-      for (const size_t i : plan.pool) plan.pooled[d] += rows[i * plan.pooled.size() + d];
+    const size_t n = plan.pool.size(), dim = plan.pooled.size();
+    for (size_t begin = 0; begin < n; begin += kSumBlock) {
+      std::vector<double> block(dim);
+      for (size_t j = begin; j < std::min<size_t>(n, begin + kSumBlock); ++j) {
+        for (size_t d = 0; d < dim; ++d) block[d] += rows[plan.pool[j] * dim + d];
+      }
+      for (size_t d = 0; d < dim; ++d) plan.pooled[d] += block[d];
     }
   }
   return plan;

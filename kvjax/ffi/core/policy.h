@@ -4,9 +4,7 @@
 // which it came.
 #pragma once
 #include <algorithm>
-#include <bit>
 #include <charconv>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -19,6 +17,7 @@
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/row.h"
+#include "kvjax/ffi/core/rule.h"
 #include "kvjax/ffi/core/select.h"
 #include "kvjax/ffi/core/snapshot.h"
 #include "kvjax/ffi/core/store.h"
@@ -40,6 +39,16 @@ using ScoreFunction =
 /// in reverse Polish notation.
 class Policy {
  public:
+  struct Word {
+    Rule rule;
+    std::string name = {};  // of the score function
+    size_t number = 0;      // among the words that rank, or among those that test scores
+  };
+  struct Alternative {
+    std::string reason;
+    std::vector<Word> words;
+  };
+
   /// "reason\nformula\nreason\nformula...", as kvjax._evict writes it; a formula is made of words:
   /// max_age:N  min_frequency:N  min_norm:X  min_score:X:NAME   rows beyond the bound
   /// least_recent:N  least_frequent:N:H  lowest_score:N:NAME    the N rows that come first; "needed" is as
@@ -51,20 +60,43 @@ class Policy {
     while (!text.empty()) {
       const std::string_view reason = Cut(text, '\n');
       std::string_view formula = Cut(text, '\n');
-      Alternative alternative{std::string(reason), {}};
+      Alternative& alternative = policy.alternatives_.emplace_back(Alternative{std::string(reason), {}});
+      size_t depth = 0;
       while (!formula.empty()) {
-        alternative.words.push_back(ParseWord(Cut(formula, ' ')));
-        if (!alternative.words.back().ranks()) continue;
-        policy.rankings_.emplace_back(policy.alternatives_.size(), alternative.words.size() - 1);
+        Word word = ParseWord(Cut(formula, ' '));
+        const auto operands = static_cast<size_t>(word.rule.operands());
+        if (depth < operands) throw Unknown("a formula that lacks operands");
+        depth += 1 - operands;
+        if (depth > Truth::kDepth) {
+          throw MakeError(ErrorCode::kInvalidArgument, "", "evict",
+                          "a policy nested at most " + std::to_string(Truth::kDepth) + " deep",
+                          "a deeper one", "write it with fewer parentheses");
+        }
+        const std::pair place{policy.size() - 1, alternative.words.size()};
+        if (word.rule.ranks()) {
+          word.number = policy.rankings_.size();
+          policy.rankings_.push_back(place);
+        } else if (word.rule.scored()) {
+          word.number = policy.scored_tests_.size();
+          policy.scored_tests_.push_back(place);
+        }
+        alternative.words.push_back(std::move(word));
       }
-      policy.alternatives_.push_back(std::move(alternative));
+      if (depth != 1) throw Unknown("a formula of several parts");
     }
     return policy;
+  }
+
+  /// What goes where the table's policy has not made room enough.
+  static const Policy& Last() {
+    static const Policy last = Parse("capacity\nleast_recent:needed");
+    return last;
   }
 
   [[nodiscard]] bool empty() const { return alternatives_.empty(); }
   [[nodiscard]] size_t size() const { return alternatives_.size(); }
   [[nodiscard]] const std::string& reason(size_t i) const { return alternatives_[i].reason; }
+  [[nodiscard]] const std::vector<Alternative>& alternatives() const { return alternatives_; }
 
   /// What the rows are seen with.
   struct View {
@@ -81,23 +113,18 @@ class Policy {
 
   /// How many rows the k-th ranking takes in a table of `size` rows that must have room for `needed` more.
   [[nodiscard]] uint64_t Wanted(size_t k, uint64_t needed, uint64_t size) const {
-    const Word& word = Ranking(k);
-    const auto n = static_cast<uint64_t>(word.n);
-    return word.needed ? needed : word.all_but ? size - std::min(n, size) : n;
+    return WordAt(rankings_[k]).rule.Wanted(needed, size);
   }
 
   /// The n of `rows` that come first in the k-th ranking, unordered; all of them if there are fewer.
   [[nodiscard]] std::vector<Place> First(const View& view, const std::vector<Candidate>& rows, size_t k,
                                          uint64_t n) const {
-    const Word& word = Ranking(k);
-    const bool scored = word.kind == Kind::kLowest;
-    const std::vector<double> scores = scored ? Scores(view, rows, word.name) : std::vector<double>();
+    const Word& word = WordAt(rankings_[k]);
+    const std::vector<double> scores =
+        word.rule.scored() ? Scores(view, rows, word.name) : std::vector<double>();
     return FirstOf(rows.size(), static_cast<size_t>(std::min<uint64_t>(n, rows.size())), [&](size_t i) {
-      const RowHeader& header = rows[i].header;
-      uint64_t order = static_cast<uint64_t>(header.version) ^ (uint64_t{1} << 63);
-      if (word.kind == Kind::kFrequent) order = Frequency(header, view.step, word.half_life);
-      if (word.kind == Kind::kLowest) order = Ascending(scores[i]);
-      return Place{order, Mix(rows[i].key), i};
+      const double score = scores.empty() ? 0.0 : scores[i];
+      return Place{word.rule.Order(rows[i].header, view.step, score), Mix(rows[i].key), i};
     });
   }
 
@@ -105,37 +132,37 @@ class Policy {
   /// ranking takes.
   [[nodiscard]] std::vector<uint32_t> Choose(const View& view, const std::vector<Candidate>& rows,
                                              const std::vector<std::vector<uint8_t>>& ranked) const {
+    std::vector<std::vector<double>> scores;
+    for (const auto& place : scored_tests_) scores.push_back(Scores(view, rows, WordAt(place).name));
     std::vector<uint32_t> choice(rows.size());
-    size_t k = 0;
-    for (size_t a = 0; a < alternatives_.size(); ++a) {
-      const std::vector<uint8_t> mask = Evaluate(view, rows, alternatives_[a].words, ranked, k);
-      for (size_t i = 0; i < rows.size(); ++i) {
-        if (mask[i] != 0 && choice[i] == 0) choice[i] = static_cast<uint32_t>(a + 1);
+    view.parallel(rows.size(), kGrain, [&](size_t begin, size_t end) {
+      std::vector<Truth> truths;
+      for (size_t a = 0; a < alternatives_.size(); ++a) {
+        truths.assign(end - begin, {});
+        for (const auto& [rule, name, number] : alternatives_[a].words) {
+          const bool normed = rule.kind == Rule::Kind::kNorm;
+          for (size_t i = begin; i < end; ++i) {
+            if (rule.operands() > 0) {
+              truths[i - begin].Join(rule.kind);
+            } else if (rule.ranks()) {
+              truths[i - begin].Push(ranked[number][i] != 0);
+            } else {
+              const double x = normed          ? Norm(view.type, view.dim, view.store.Value(rows[i].row))
+                               : rule.scored() ? scores[number][i]
+                                               : 0.0;
+              truths[i - begin].Push(rule.Holds(rows[i].header, view.step, x));
+            }
+          }
+        }
+        for (size_t i = begin; i < end; ++i) {
+          if (choice[i] == 0 && truths[i - begin].value()) choice[i] = static_cast<uint32_t>(a + 1);
+        }
       }
-    }
+    });
     return choice;
   }
 
  private:
-  enum class Kind { kAge, kFrequency, kNorm, kScore, kRecent, kFrequent, kLowest, kAnd, kOr, kNot };
-  struct Word {
-    Kind kind;
-    double bound = 0.0;
-    int64_t n = 0;
-    bool all_but = false;  // n is how many stay
-    bool needed = false;   // as many as there must be room for
-    double half_life = 0.0;
-    std::string name;
-
-    [[nodiscard]] bool ranks() const {
-      return kind == Kind::kRecent || kind == Kind::kFrequent || kind == Kind::kLowest;
-    }
-  };
-  struct Alternative {
-    std::string reason;
-    std::vector<Word> words;
-  };
-
   static std::string_view Cut(std::string_view& text, char separator) {
     const size_t end = std::min(text.find(separator), text.size());
     const std::string_view head = text.substr(0, end);
@@ -158,89 +185,28 @@ class Policy {
 
   static Word ParseWord(std::string_view text) {
     const std::string_view word = Cut(text, ':');
-    if (word == "and") return {.kind = Kind::kAnd, .name = {}};
-    if (word == "or") return {.kind = Kind::kOr, .name = {}};
-    if (word == "not") return {.kind = Kind::kNot, .name = {}};
+    using Kind = Rule::Kind;
+    if (word == "and") return {{.kind = Kind::kAnd}};
+    if (word == "or") return {{.kind = Kind::kOr}};
+    if (word == "not") return {{.kind = Kind::kNot}};
     const std::string_view first = Cut(text, ':');
-    if (word == "max_age") return {.kind = Kind::kAge, .n = Number<int64_t>(first), .name = {}};
-    if (word == "min_frequency") return {.kind = Kind::kFrequency, .n = Number<int64_t>(first), .name = {}};
-    if (word == "min_norm") return {.kind = Kind::kNorm, .bound = Number<double>(first), .name = {}};
+    if (word == "max_age") return {{.kind = Kind::kAge, .n = Number<int64_t>(first)}};
+    if (word == "min_frequency") return {{.kind = Kind::kFrequency, .n = Number<int64_t>(first)}};
+    if (word == "min_norm") return {{.kind = Kind::kNorm, .bound = Number<double>(first)}};
     if (word == "min_score") {
-      return {.kind = Kind::kScore, .bound = Number<double>(first), .name = std::string(text)};
+      return {{.kind = Kind::kScore, .bound = Number<double>(first)}, std::string(text)};
     }
-    Word ranking{
-        .kind = Kind::kRecent, .all_but = first.starts_with('-'), .needed = first == "needed", .name = {}};
+    Rule ranking{.kind = Kind::kRecent, .all_but = first.starts_with('-'), .needed = first == "needed"};
     if (!ranking.needed) ranking.n = Number<int64_t>(first.substr(ranking.all_but));
-    if (word == "least_recent") return ranking;
+    if (word == "least_recent") return {ranking};
     if (word == "least_frequent") {
       ranking.kind = Kind::kFrequent;
       ranking.half_life = Number<double>(text);
-      return ranking;
+      return {ranking};
     }
     if (word != "lowest_score") throw Unknown(word);
     ranking.kind = Kind::kLowest;
-    ranking.name = text;
-    return ranking;
-  }
-
-  static std::vector<uint8_t> Evaluate(const View& view, const std::vector<Candidate>& rows,
-                                       const std::vector<Word>& words,
-                                       const std::vector<std::vector<uint8_t>>& ranked, size_t& k) {
-    std::vector<std::vector<uint8_t>> stack;
-    for (const Word& word : words) {
-      const size_t operands = word.kind == Kind::kAnd || word.kind == Kind::kOr ? 2 : word.kind == Kind::kNot;
-      if (stack.size() < operands) throw Unknown("a formula that lacks operands");
-      if (operands == 0) {
-        stack.push_back(word.ranks() ? ranked[k++] : Test(view, rows, word));
-      } else if (operands == 1) {
-        for (uint8_t& bit : stack.back()) bit ^= 1;
-      } else {
-        const std::vector<uint8_t> right = std::move(stack.back());
-        stack.pop_back();
-        std::vector<uint8_t>& left = stack.back();
-        for (size_t i = 0; i < left.size(); ++i) {
-          left[i] = word.kind == Kind::kAnd ? left[i] & right[i] : left[i] | right[i];
-        }
-      }
-    }
-    if (stack.size() != 1) throw Unknown("a formula of several parts");
-    return std::move(stack.back());
-  }
-
-  /// Which rows are beyond the bound.
-  static std::vector<uint8_t> Test(const View& view, const std::vector<Candidate>& rows, const Word& word) {
-    std::vector<uint8_t> mask(rows.size());
-    const bool scored = word.kind == Kind::kScore;
-    const std::vector<double> scores = scored ? Scores(view, rows, word.name) : std::vector<double>();
-    view.parallel(rows.size(), kGrain, [&](size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) {
-        const RowHeader& header = rows[i].header;
-        switch (word.kind) {
-          case Kind::kAge:
-            mask[i] = Age(header, view.step) > word.n;
-            break;
-          case Kind::kFrequency:
-            mask[i] = static_cast<int64_t>(header.frequency) < word.n;
-            break;
-          case Kind::kNorm:
-            mask[i] = !(Norm(view, rows[i].row) >= word.bound);
-            break;
-          default:
-            mask[i] = scores[i] < word.bound;
-        }
-      }
-    });
-    return mask;
-  }
-
-  static double Norm(const View& view, uint32_t row) {
-    const std::byte* value = view.store.Value(row);
-    double sum = 0.0;
-    for (int64_t d = 0; d < view.dim; ++d) {
-      const double x = LoadElement(view.type, value, d);
-      sum += x * x;
-    }
-    return std::sqrt(sum);
+    return {ranking, std::string(text)};
   }
 
   static std::vector<double> Scores(const View& view, const std::vector<Candidate>& rows,
@@ -287,34 +253,16 @@ class Policy {
     return first;
   }
 
-  /// Steps since the row was written; those of before step 0, which only loading makes, may be too many.
-  static int64_t Age(const RowHeader& header, int64_t step) {
-    int64_t age;
-    return __builtin_sub_overflow(step, header.version, &age) ? INT64_MAX : age;
-  }
+  static constexpr size_t kGrain = 4096;
 
-  /// The frequency, halved for every half-life since the row was written; as a number that sorts alike.
-  static uint64_t Frequency(const RowHeader& header, int64_t step, double half_life) {
-    if (half_life <= 0.0) return header.frequency;
-    const auto age = static_cast<double>(std::max<int64_t>(Age(header, step), 0));
-    return std::bit_cast<uint64_t>(static_cast<double>(header.frequency) * std::exp2(-age / half_life));
-  }
-
-  /// An integer that sorts as the number does.
-  static uint64_t Ascending(double x) {
-    constexpr uint64_t kSign = uint64_t{1} << 63;
-    const auto bits = std::bit_cast<uint64_t>(x == 0.0 ? 0.0 : x);
-    return (bits & kSign) != 0 ? ~bits : bits | kSign;
-  }
-
-  static constexpr size_t kGrain = 4096, kAhead = 16;
-
-  [[nodiscard]] const Word& Ranking(size_t k) const {
-    return alternatives_[rankings_[k].first].words[rankings_[k].second];
+  /// A word's alternative, and its place there.
+  using WordPlace = std::pair<size_t, size_t>;
+  [[nodiscard]] const Word& WordAt(WordPlace place) const {
+    return alternatives_[place.first].words[place.second];
   }
 
   std::vector<Alternative> alternatives_;
-  std::vector<std::pair<size_t, size_t>> rankings_;  // alternative and word
+  std::vector<WordPlace> rankings_, scored_tests_;
 };
 
 }  // namespace kvjax

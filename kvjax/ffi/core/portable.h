@@ -2,6 +2,7 @@
 //
 // nvcc compiles a function for the device only if it is marked so; other compilers know no such marks.
 #pragma once
+#include <bit>
 #include <cstdint>
 
 #ifdef __CUDACC__
@@ -18,6 +19,15 @@ KVJAX_HD inline uint64_t MulHigh(uint64_t a, uint64_t b) {
   return __umul64hi(a, b);
 #else
   return static_cast<uint64_t>((static_cast<unsigned __int128>(a) * b) >> 64);
+#endif
+}
+
+/// How many bits a number above zero has.
+KVJAX_HD inline int BitWidth(uint64_t word) {
+#ifdef __CUDA_ARCH__
+  return 64 - __clzll(static_cast<long long>(word));
+#else
+  return std::bit_width(word);
 #endif
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -49,6 +50,12 @@ inline Error MergedError(std::string_view table) {
                    "give the gradients to kvjax.merge together");
 }
 
+/// A shard that is to do what it has not said it can.
+inline Error NotPlannedError(std::string_view table) {
+  return MakeError(ErrorCode::kFailedPrecondition, table, "write", "a write that has been planned", "none",
+                   "another write came between: use each handle for one write");
+}
+
 /// Rows to be loaded of which two have one key.
 inline Error TwiceError(std::string_view table, int64_t key) {
   return MakeError(ErrorCode::kInvalidArgument, table, "load", "distinct keys",
@@ -59,6 +66,19 @@ inline Error TwiceError(std::string_view table, int64_t key) {
 inline Error RowsError(std::string_view table, std::string_view op, size_t rows) {
   return MakeError(ErrorCode::kResourceExhausted, table, op, "fewer than 2^32 - 1 rows", std::to_string(rows),
                    "spread the table over several shards");
+}
+
+/// A table that is full and evicts nothing, or of whose `rows`, as many as there would be, too few may go.
+inline Error FullError(std::string_view table, std::string_view op, size_t capacity, uint64_t rows,
+                       std::optional<uint64_t> may_go = {}) {
+  const std::string want = "at most max_capacity=" + std::to_string(capacity) + " rows";
+  if (!may_go) {
+    return MakeError(ErrorCode::kResourceExhausted, table, op, want, std::to_string(rows),
+                     "evict or remove some first, or make the table with on_full='evict' or more capacity");
+  }
+  return MakeError(ErrorCode::kResourceExhausted, table, op, want,
+                   std::to_string(rows) + " of which " + std::to_string(*may_go) + " may go",
+                   "pinned rows and those of the batch stay: give the table more capacity");
 }
 
 /// Fewer rows with the call than new keys.

@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "kvjax/ffi/core/change.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/policy.h"
+#include "kvjax/ffi/core/refusals.h"
 #include "kvjax/ffi/core/select.h"
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/core/store.h"
@@ -48,8 +48,7 @@ class Room {
   /// (`due`), and as much as the capacity asks for. Rows of the change stay. Returns whether all is known.
   bool Make(const ParallelFor& parallel, bool due) {
     const TableSpec& spec = from_.spec;
-    const uint64_t after = totals_.size + totals_.entering;
-    excess_ = spec.max_capacity > 0 && after > spec.max_capacity ? after - spec.max_capacity : 0;
+    excess_ = spec.max_capacity > 0 && after() > spec.max_capacity ? after() - spec.max_capacity : 0;
     const bool evicts = excess_ > 0 && spec.on_full == OnFull::kEvict;
     if (excess_ == 0 && !due) return true;
     if (!evicts && !due) return Settle(parallel);
@@ -113,8 +112,7 @@ class Room {
   /// The next ranking has chosen `first`, out of so many.
   void Rank(const std::vector<Place>& first, uint64_t total) {
     if (last_ && total < needed_) {
-      throw Full(" of which " + std::to_string(chosen_ + total) + " may go",
-                 "pinned rows and those of the batch stay: give the table more capacity");
+      throw FullError(from_.spec.name, op_, from_.spec.max_capacity, after(), chosen_ + total);
     }
     std::vector<uint8_t>& mask = ranked_.emplace_back(rows_.size());
     for (const Place& place : first) mask[place.i] = 1;
@@ -133,12 +131,11 @@ class Room {
         return true;
       }
       case OnFull::kError:
-        throw Full("", "evict or remove some first, or make the table with on_full='evict' or more capacity");
+        throw FullError(from_.spec.name, op_, from_.spec.max_capacity, after());
       case OnFull::kEvict:
         break;
     }
-    static const Policy least_recent = Policy::Parse("capacity\nleast_recent:needed");
-    policy_ = least_recent;
+    policy_ = Policy::Last();
     needed_ = missing;
     ranking_ = 0;
     ranked_.clear();
@@ -146,11 +143,8 @@ class Room {
     return Advance(parallel);
   }
 
-  [[nodiscard]] Error Full(std::string_view detail, std::string_view mend) const {
-    return MakeError(ErrorCode::kResourceExhausted, from_.spec.name, op_,
-                     "at most max_capacity=" + std::to_string(from_.spec.max_capacity) + " rows",
-                     std::to_string(totals_.size + totals_.entering).append(detail), mend);
-  }
+  /// How many rows there would be if none went.
+  [[nodiscard]] uint64_t after() const { return totals_.size + totals_.entering; }
 
   /// Rows that may go: neither pinned nor shared nor of the change.
   [[nodiscard]] std::vector<Candidate> Candidates(const ParallelFor& parallel) const {

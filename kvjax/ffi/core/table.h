@@ -357,10 +357,7 @@ class Table {
     });
   }
   [[nodiscard]] Totals Alone(const Change& change) const { return {in_.store.size(), change.entering()}; }
-  [[nodiscard]] Error NotPlanned() const {
-    return MakeError(ErrorCode::kFailedPrecondition, spec_.name, "write", "a write that has been planned",
-                     "none", "another write came between: use each handle for one write");
-  }
+  [[nodiscard]] Error NotPlanned() const { return NotPlannedError(spec_.name); }
   [[nodiscard]] Change PlanAccum(const ParallelFor& parallel, KeySpan keys, const bool* exists);
 
   [[nodiscard]] ApplyPlan PlanApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts,

@@ -37,27 +37,46 @@ template <class T>
 KVJAX_HD T Add(T& word, T amount) {
   return Atomic<T>(word).fetch_add(amount, kRelaxed);
 }
+template <class T>
+KVJAX_HD void SetBits(T& word, T bits) {
+  Atomic<T>(word).fetch_or(bits, kRelaxed);
+}
 /// Puts `desired` where `expected` was; sets `expected` to what was found otherwise.
 template <class T>
 KVJAX_HD bool Exchange(T& word, T& expected, T desired) {
   return Atomic<T>(word).compare_exchange_strong(expected, desired, kRelaxed, kRelaxed);
 }
+/// No lane waits for another where one has been before that had as low a value.
 template <class T>
 KVJAX_HD void Lower(T& word, T value) {
+#ifdef __CUDACC__
+  if (value < Load(word)) Atomic<T>(word).fetch_min(value, kRelaxed);
+#else
   for (T seen = Load(word); value < seen && !Exchange(word, seen, value);) {
   }
+#endif
 }
 template <class T>
 KVJAX_HD void Raise(T& word, T value) {
+#ifdef __CUDACC__
+  if (Load(word) < value) Atomic<T>(word).fetch_max(value, kRelaxed);
+#else
   for (T seen = Load(word); seen < value && !Exchange(word, seen, value);) {
   }
+#endif
 }
 
-/// Writes a word that the host reads while the device goes on; what was written before is there when it is.
+/// Between two words for the host: whoever sees the second sees what was written before it.
+KVJAX_HD inline void FenceForHost() {
+#ifdef __CUDA_ARCH__
+  __threadfence_system();
+#endif
+}
+/// Writes a word that the host reads while the device goes on. On host threads each is a fence of its own,
+/// because ThreadSanitizer knows no others.
 template <class T>
 KVJAX_HD void StoreForHost(T& word, T value) {
 #ifdef __CUDA_ARCH__
-  __threadfence_system();
   *static_cast<volatile T*>(&word) = value;
 #else
   std::atomic_ref<T>(word).store(value, std::memory_order_release);
@@ -74,6 +93,15 @@ KVJAX_HD inline uint32_t CountTrailingZeros(uint32_t word) {
   return static_cast<uint32_t>(__ffs(static_cast<int>(word))) - 1;
 #else
   return static_cast<uint32_t>(std::countr_zero(word));
+#endif
+}
+
+/// How many bits a number has from its highest on.
+KVJAX_HD inline uint32_t BitWidth(uint64_t number) {
+#ifdef __CUDA_ARCH__
+  return 64 - static_cast<uint32_t>(__clzll(static_cast<long long>(number)));
+#else
+  return static_cast<uint32_t>(std::bit_width(number));
 #endif
 }
 

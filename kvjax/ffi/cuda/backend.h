@@ -7,7 +7,9 @@
 
 #include "kvjax/ffi/core/refusals.h"
 #include "kvjax/ffi/cuda/device_bags.h"
+#include "kvjax/ffi/cuda/device_sharded.h"
 #include "kvjax/ffi/cuda/evict.h"
+#include "kvjax/ffi/cuda/merge.h"
 #include "kvjax/ffi/cuda/operations.h"
 #include "kvjax/ffi/cuda/table.h"
 #include "kvjax/ffi/cuda/whole.h"
@@ -24,11 +26,12 @@ namespace kvjax::device {
 template <class Q>
 void SpoilUnsealed(Q& q, const uint32_t* seals, size_t num_seals, float* rows, int32_t* counts, size_t n,
                    size_t dim) {
-  q.Each(n * dim, [=] KVJAX_HD(size_t j) {
+  q.Each(n, [=] KVJAX_HD(size_t i) {
     for (size_t s = 0; s < num_seals; ++s) {
       if (seals[s] == kSeal) continue;
-      rows[j] = NAN;
-      counts[j / dim] = -1;
+      for (size_t d = 0; d < dim; ++d) rows[i * dim + d] = NAN;
+      counts[i] = -1;
+      return;
     }
   });
 }
@@ -48,17 +51,13 @@ void SealLoss(Q& q, CallView call, const float* used, size_t lookups, uint32_t* 
 }
 
 template <class Q>
-void FillWords(Q& q, uint32_t* out, size_t n, uint32_t word) {
-  q.Each(n, [=] KVJAX_HD(size_t i) { out[i] = word; });
-}
-template <class Q>
 void FillUses(Q& q, float* out, size_t n) {
   q.Each(n, [=] KVJAX_HD(size_t i) { out[i] = 1.0f; });
 }
 
 /// `On` says which context XLA gives, what it is decoded to, and which queue that makes.
 template <class On>
-struct DeviceBackend : DeviceBags<On> {
+struct DeviceBackend : DeviceBags<On>, DeviceSharded<On> {
   using Ctx = typename On::Ctx;
   using Exec = typename On::Exec;
   using Q = typename On::Queue;
@@ -70,35 +69,37 @@ struct DeviceBackend : DeviceBags<On> {
     Q q = On::Make(exec);
     t.Lookup(q, version, keys, mask, initial, missing, rows, found);
     FillUses(q, used, num_used);
-    Done(t);
+    Answered(q, t);
   }
   static void FindMissing(Exec& exec, Table& t, const uint32_t* version, KeySpan keys, const bool* mask,
                           uint64_t* missing, int32_t* count) {
     Q q = On::Make(exec);
     t.FindMissing(q, version, keys, mask, missing, count);
-    Done(t);
+    Answered(q, t);
   }
   static void Inspect(Exec& exec, Table& t, std::string_view op, const uint32_t* version, KeySpan keys,
                       bool* found, int64_t* frequency, int64_t* row_version) {
     Q q = On::Make(exec);
     t.Inspect(q, op, version, keys, found, frequency, row_version);
-    Done(t);
+    Answered(q, t);
   }
   static void ReadSlot(Exec& exec, Table& t, const uint32_t* version, std::string_view slot, size_t bytes,
                        KeySpan keys, std::byte* out) {
     Q q = On::Make(exec);
     t.ReadSlot(q, version, slot, bytes, keys, out);
-    Done(t);
+    Answered(q, t);
   }
   static void Changed(Exec& exec, Table& t, const uint32_t* version, const uint32_t* since, KeySpan keys,
                       bool* changed) {
     Q q = On::Make(exec);
     t.Changed(q, version, since, keys, changed);
-    Done(t);
+    Answered(q, t);
   }
   static void WriteKeys(Exec& exec, Table& t, std::string_view op, Operand by, KeySpan keys, const bool* mask,
                         InitialRows initial, uint32_t* next) {
     Q q = On::Make(exec);
+    const bool makes_rows = op == "lookup_or_insert" || op == "pin";
+    if (Plans(by)) return t.Plan(q, op, by.version, keys, mask, makes_rows);
     if (op == "lookup_or_insert") {
       t.Insert(q, by.version, keys, mask, initial, next);
     } else if (op == "remove") {
@@ -111,6 +112,7 @@ struct DeviceBackend : DeviceBags<On> {
   static void WriteRows(Exec& exec, Table& t, std::string_view op, Operand by, KeySpan keys, const bool* mask,
                         const std::byte* rows, InitialRows initial, uint32_t* next) {
     Q q = On::Make(exec);
+    if (Plans(by)) return t.Plan(q, op, by.version, keys, mask, op != "assign");
     if (op == "upsert") {
       t.Upsert(q, by.version, keys, mask, rows, next);
     } else if (op == "assign") {
@@ -123,22 +125,26 @@ struct DeviceBackend : DeviceBags<On> {
   static void Accum(Exec& exec, Table& t, Operand by, KeySpan keys, const bool* mask, const float* old_rows,
                     const float* new_rows, const bool* exists, uint32_t* next) {
     Q q = On::Make(exec);
+    if (Plans(by)) return t.Plan(q, "accum", by.version, keys, mask, true);
     t.Accum(q, by.version, keys, mask, old_rows, new_rows, exists, next);
     Done(t);
   }
   static void Evict(Exec& exec, Table& t, std::string_view op, Operand by, const Policy& policy,
                     const int64_t* step, uint32_t* next) {
     Q q = On::Make(exec);
+    if (Plans(by)) return t.Plan(q, op, by.version, {}, nullptr, false);
     t.Evict(q, op, by.version, policy, Words(step), next);
     Done(t);
   }
   static void Clear(Exec& exec, Table& t, Operand by, uint32_t* next) {
     Q q = On::Make(exec);
+    if (Plans(by)) return t.Plan(q, "clear", by.version, {}, nullptr, false);
     t.Clear(q, by.version, next);
     Done(t);
   }
   static void ClearSlots(Exec& exec, Table& t, Operand by, uint32_t* next) {
     Q q = On::Make(exec);
+    if (Plans(by)) return t.Plan(q, "clear_slots", by.version, {}, nullptr, false);
     t.ClearSlots(q, by.version, next);
     Done(t);
   }
@@ -160,17 +166,14 @@ struct DeviceBackend : DeviceBags<On> {
     Q q = On::Make(exec);
     const auto dim = static_cast<size_t>(t.spec().dim);
     t.Gather(q, version, targets, num_rows, start, active, chunk,
-             {keys, rows, pooled, t.spec().admission.shared_key, dim, t.row_bytes(), values, grads, fresh,
-              row_keys},
-             slots);
+             {keys, rows, pooled, t.spec().admission.shared_key, dim, grads, fresh, row_keys}, values, slots);
     Done(t);
   }
   static void Scatter(Exec& exec, Table& t, const uint32_t* version, const uint32_t* targets, size_t num_rows,
                       const int32_t* start, const int32_t* active, size_t chunk, const std::byte* values,
                       const std::vector<const std::byte*>& slots, uint32_t* out) {
     Q q = On::Make(exec);
-    t.Scatter(q, version, targets, num_rows, start, active, chunk, values, slots);
-    q.Copy(out, version, sizeof(uint32_t));
+    t.Scatter(q, version, targets, num_rows, start, active, chunk, values, slots, out);
     Done(t);
   }
   static void Merge(Exec& exec, KeySpan keys, const float* rows, const int32_t* counts, const uint32_t* seals,
@@ -187,9 +190,9 @@ struct DeviceBackend : DeviceBags<On> {
   static void Seal(Exec& exec, std::string_view name, const float* used, size_t lookups, uint32_t* seal) {
     Q q = On::Make(exec);
     const auto table = Registry<Table>::Get().FindIfThere(name, Registry<Table>::kEveryDevice);
-    SealLoss(q, table == nullptr ? CallView{} : table->View("value_and_grad", nullptr, false), used, lookups,
-             seal);
-    if (table != nullptr) Done(*table);
+    const Told<Q> told(q, table.get(), "value_and_grad");
+    SealLoss(q, told.call(), used, lookups, seal);
+    told.Raise();
   }
   static void Copy(Exec& exec, const uint32_t* version, uint32_t* out) {
     On::Make(exec).Copy(out, version, sizeof(uint32_t));
@@ -202,6 +205,14 @@ struct DeviceBackend : DeviceBags<On> {
  private:
   /// XLA aligns the words of an int64 like any uint32.
   static const uint32_t* Words(const int64_t* step) { return reinterpret_cast<const uint32_t*>(step); }
+  /// All shards must agree on a read, so one of a spread table tells at once what it was refused for.
+  static void Answered(Q& q, Table& t) {
+    if (!Q::kSynchronous && !t.spec().spread) return;
+    q.Wait();
+    t.Raise();
+  }
+  /// Whether the call only says what it would do.
+  static bool Plans(Operand by) { return by.phase == Phase::kPlan || by.phase == Phase::kPropose; }
   /// With a queue that waits, a call that was refused is itself an error.
   static void Done(Table& t) {
     if constexpr (Q::kSynchronous) t.Raise();

@@ -7,6 +7,7 @@
 
 #include "kvjax/ffi/core/row.h"
 #include "kvjax/ffi/core/spec.h"
+#include "kvjax/ffi/cuda/budget.h"
 #include "kvjax/ffi/cuda/control.h"
 #include "kvjax/ffi/cuda/index.h"
 #include "kvjax/ffi/cuda/plane.h"
@@ -37,8 +38,14 @@ class Contents {
  public:
   Contents() = default;
   /// With an index for `keys` keys. Throws std::bad_alloc.
-  Contents(Q& q, size_t row_bytes, size_t keys)
-      : index_(q, keys), values_((row_bytes + 3) / 4 * 4), headers_(sizeof(RowHeader)), slots_(0) {}
+  Contents(Q& q, size_t row_bytes, size_t keys, Budget budget = {})
+      : budget_(budget),
+        index_(q, keys),
+        values_((row_bytes + 3) / 4 * 4, budget.slab_bytes),
+        headers_(sizeof(RowHeader)),
+        slots_(0) {
+    values_.Place(q, RowsOnDevice(slots_));
+  }
 
   [[nodiscard]] RowsView view() const {
     return {index_.view(), values_.view(), headers_.view(), slots_.view(), free_.data()};
@@ -46,9 +53,15 @@ class Contents {
   [[nodiscard]] const Index<Q>& index() const { return index_; }
   [[nodiscard]] const SlotLayout& layout() const { return layout_; }
   [[nodiscard]] size_t rows() const { return rows_; }
+  /// Values and slots of rows below this are in device memory, all others in pinned host memory.
+  [[nodiscard]] size_t device_rows() const { return values_.device_rows(); }
+  [[nodiscard]] size_t pinned_bytes() const { return values_.pinned_bytes() + slots_.pinned_bytes(); }
   [[nodiscard]] size_t value_bytes() const { return values_.bytes(); }
   [[nodiscard]] size_t header_bytes() const { return headers_.bytes() + free_.bytes(); }
   [[nodiscard]] size_t slot_bytes() const { return slots_.bytes(); }
+
+  /// How many row ids the stack of free ones can hold.
+  [[nodiscard]] size_t free_room() const { return free_.size(); }
 
   /// Makes room for `rows` row ids. Throws std::bad_alloc and leaves everything as it was.
   void ReserveRows(Q& q, const Control* control, size_t rows) {
@@ -76,8 +89,16 @@ class Contents {
 
   /// Gives every row slots, where there were none. Throws std::bad_alloc and leaves everything as it was.
   void Attach(Q& q, SlotLayout layout) {
-    Plane<Q> slots(std::max<size_t>(layout.stride(), 4));
-    slots.Reserve(q, rows_);
+    Plane<Q> slots(std::max<size_t>(layout.stride(), 4), budget_.slab_bytes);
+    const size_t on_device = RowsOnDevice(slots);
+    values_.Place(q, on_device);  // first, so that there is never more on the device than may be
+    try {
+      slots.Place(q, on_device);
+      slots.Reserve(q, rows_);
+    } catch (...) {
+      Detach(q);
+      throw;
+    }
     std::swap(slots_, slots);
     slots.Retire(q);
     layout_ = std::move(layout);
@@ -87,6 +108,10 @@ class Contents {
     slots_.Retire(q);
     slots_ = Plane<Q>(0);
     layout_ = {};
+    try {
+      values_.Place(q, RowsOnDevice(slots_));
+    } catch (...) {  // then they stay where they are, which is as good but for speed
+    }
   }
   void Retire(Q& q) noexcept {
     index_.Retire(q);
@@ -107,6 +132,16 @@ class Contents {
   }
 
  private:
+  /// How many rows, the first ones, the device may hold with these slots.
+  [[nodiscard]] size_t RowsOnDevice(const Plane<Q>& slots) const {
+    size_t rows = 0;
+    for (size_t bit = size_t{1} << 32; bit > 0; bit /= 2) {
+      if (values_.BytesFor(rows + bit) + slots.BytesFor(rows + bit) <= budget_.bytes) rows += bit;
+    }
+    return rows;
+  }
+
+  Budget budget_;
   Index<Q> index_;
   Plane<Q> values_, headers_, slots_;
   Array<Q, uint32_t> free_;

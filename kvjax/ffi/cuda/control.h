@@ -27,24 +27,49 @@ enum class Refusal : uint32_t {
   kUses,
   kLength,
   kLengths,
+  kFull,
+  kUnplanned,
   kTaken
 };
 
-/// Counts that a table keeps, each spread over words so that not all lanes add to the same one.
-struct Counts {
-  static constexpr uint32_t kWords = 64;
-  uint64_t words[kWords];
+/// The sum over the lanes of a tile, which all of them get.
+template <class Tile, class T>
+KVJAX_HD T SumOfLanes(const Tile& tile, T mine) {
+  T sum = 0;
+  for (int lane = 0; lane < tile.size(); ++lane) sum += tile.Shuffle(mine, lane);
+  return sum;
+}
 
-  KVJAX_HD void Add(uint64_t lane, uint64_t amount) {
-    if (amount != 0) device::Add(words[lane % kWords], amount);
+/// Counts that a table keeps, each spread over lines of memory so that not all tiles add to the same one; the
+/// four tiles of a warp share a line, because the memory takes what they add to it together.
+struct Counts {
+  static constexpr uint32_t kLines = 16, kWords = 4;
+  struct alignas(128) Line {
+    uint64_t words[kWords];
+  };
+  Line lines[kLines];
+
+  KVJAX_HD void Add(uint64_t tile, uint64_t amount) {
+    if (amount != 0) device::Add(lines[tile / kWords % kLines].words[tile % kWords], amount);
   }
   KVJAX_HD void Set(uint64_t sum) {
-    for (uint64_t& word : words) word = 0;
-    words[0] = sum;
+    for (Line& line : lines) line = {};
+    lines[0].words[0] = sum;
+  }
+  /// By the lanes of a tile together.
+  template <class Tile>
+  [[nodiscard]] KVJAX_HD uint64_t Sum(const Tile& tile) const {
+    uint64_t mine = 0;
+    for (uint32_t line = tile.rank(); line < kLines; line += tile.size()) {
+      for (const uint64_t word : lines[line].words) mine += word;
+    }
+    return SumOfLanes(tile, mine);
   }
   [[nodiscard]] KVJAX_HD uint64_t Sum() const {
     uint64_t sum = 0;
-    for (const uint64_t word : words) sum += word;
+    for (const Line& line : lines) {
+      for (const uint64_t word : line.words) sum += word;
+    }
     return sum;
   }
 };
@@ -125,6 +150,7 @@ struct CallView {
     report->op = op;
     report->got = got;
     report->want = want;
+    FenceForHost();
     StoreForHost(report->refusal, static_cast<uint32_t>(why));
   }
   /// Whether a read is let in; `first` says that this lane may tell the host.

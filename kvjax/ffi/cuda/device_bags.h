@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "kvjax/ffi/cuda/bags.h"
+#include "kvjax/ffi/cuda/refused.h"
 #include "kvjax/ffi/cuda/table.h"
 #include "kvjax/ffi/handlers/registry.h"
 
@@ -46,11 +47,9 @@ struct DeviceBags {
     using Tables = Registry<DeviceTable<Q>>;
     Q q = On::Make(exec);
     const auto table = Tables::Get().FindIfThere(name, Tables::kEveryDevice);
-    IdsOfLengths(q, table == nullptr ? CallView{} : table->View("lookup_bag", nullptr, false), lengths, bags,
-                 n, ids);
-    if constexpr (Q::kSynchronous) {
-      if (table != nullptr) table->Raise();
-    }
+    const Told<Q> told(q, table.get(), "lookup_bag");
+    IdsOfLengths(q, told.call(), lengths, bags, n, ids);
+    told.Raise();
   }
 };
 

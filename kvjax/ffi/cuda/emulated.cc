@@ -17,7 +17,7 @@ struct OnThreads {
   static Threads Make(Exec&) { return Threads(); }
 };
 using Emulated = DeviceBackend<OnThreads>;
-static_assert(Backend<Emulated> && BagBackend<Emulated>);
+static_assert(Backend<Emulated> && BagBackend<Emulated> && ShardedBackend<Emulated>);
 
 }  // namespace
 }  // namespace kvjax::device
@@ -29,7 +29,8 @@ NB_MODULE(_emulated, m) {
   kvjax::BindShards<Emulated::Table>(m);
   m.def("handlers", [] {
     nanobind::dict handlers;
-    for (const auto& targets : {kvjax::TableTargets<Emulated>(), kvjax::BagTargets<Emulated>()}) {
+    for (const auto& targets : {kvjax::TableTargets<Emulated>(), kvjax::ShardedTargets<Emulated>(),
+                                kvjax::BagTargets<Emulated>()}) {
       for (const auto& [target, handler] : targets) {
         handlers[target] = nanobind::capsule(reinterpret_cast<void*>(handler));
       }

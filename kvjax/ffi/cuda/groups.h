@@ -24,18 +24,17 @@ struct Meant {
   }
 };
 
-/// For n keys: first[i] and, unless it is null, last[i] are the places of the first and the last key equal to
-/// keys[i], of those that are meant; i itself where keys[i] is not.
+/// first: (n,) the place of the first key equal to keys[i], of those that are meant; i itself where keys[i]
+/// is not. is_first, unless it is null: (n,) 1 for the first of equal keys that are meant, 0 for the others.
 template <class Q>
-void GroupKeys(Q& q, const uint64_t* keys, Meant meant, size_t n, uint32_t* first, uint32_t* last) {
+void GroupKeys(Q& q, const uint64_t* keys, Meant meant, size_t n, uint32_t* first,
+               uint32_t* is_first = nullptr) {
   if (n == 0) return;
   constexpr uint32_t kFree = 0xFFFFFFFFu;
   const uint64_t mask = std::bit_ceil(2 * n) - 1;
-  Scratch<Q, uint32_t> firsts(q, mask + 1), lasts(q, last != nullptr ? mask + 1 : 0), cells(q, n);
-  uint32_t *const f = firsts.data(), *const l = last != nullptr ? lasts.data() : nullptr,
-                  *const c = cells.data();
+  const Scratch<Q, uint32_t> firsts(q, mask + 1), cells(q, n);
+  uint32_t *const f = firsts.data(), *const c = cells.data();
   q.Fill(f, 0xFF, (mask + 1) * sizeof(uint32_t));
-  if (l != nullptr) q.Fill(l, 0, (mask + 1) * sizeof(uint32_t));
   q.Each(n, [=] KVJAX_HD(size_t i) {
     if (!meant(i)) return;
     const auto me = static_cast<uint32_t>(i);
@@ -48,14 +47,24 @@ void GroupKeys(Q& q, const uint64_t* keys, Meant meant, size_t n, uint32_t* firs
       Lower(f[cell], me);
       break;
     }
-    if (l != nullptr) Raise(l[cell], me);
     c[i] = static_cast<uint32_t>(cell);
   });
   q.Each(n, [=] KVJAX_HD(size_t i) {
     const bool grouped = meant(i);
-    first[i] = grouped ? f[c[i]] : static_cast<uint32_t>(i);
-    if (l != nullptr) last[i] = grouped ? l[c[i]] : static_cast<uint32_t>(i);
+    const auto me = static_cast<uint32_t>(i);
+    const uint32_t leader = grouped ? f[c[i]] : me;
+    first[i] = leader;
+    if (is_first != nullptr) is_first[i] = grouped && leader == me ? 1 : 0;
   });
+}
+
+/// The distinct ones of n keys that are meant, numbered by first occurrence: number[first[i]] is that of
+/// keys[i], and number[n] is how many there are.
+template <class Q>
+void NumberKeys(Q& q, const uint64_t* keys, Meant meant, size_t n, uint32_t* first, uint32_t* number) {
+  if (n == 0) return q.Fill(number, 0, sizeof(uint32_t));
+  GroupKeys(q, keys, meant, n, first, number);
+  q.ExclusiveSum(number, number, n + 1);  // what stands at n before counts for nothing
 }
 
 /// The distinct keys that are meant, numbered by first occurrence, with all places of each, in order.
@@ -66,75 +75,43 @@ class Segments {
     const uint32_t* places;  // those of number u are places[begin[u]] .. places[end[u] - 1]
     const uint32_t* begin;
     const uint32_t* end;
+    const uint32_t* numbers;   // (n,) u of each of the places; what is not meant stands behind them all
     const uint32_t* distinct;  // how many numbers there are
   };
 
   Segments(Q& q, const uint64_t* keys, Meant meant, size_t n)
-      : places_(q, n), begin_(q, n), end_(q, n), distinct_(q, 1) {
-    Sort(q, keys, meant, n);  // nvcc wants no kernels in constructors
+      : n_(n), places_(q, n), begin_(q, n), end_(q, n), numbers_(q, n), by_first_(q, n + 1) {
+    Sort(q, keys, meant);  // nvcc wants no kernels in constructors
   }
 
-  [[nodiscard]] View view() const { return {places_.data(), begin_.data(), end_.data(), distinct_.data()}; }
+  [[nodiscard]] View view() const {
+    return {places_.data(), begin_.data(), end_.data(), numbers_.data(), by_first_.data() + n_};
+  }
 
-  void Sort(Q& q, const uint64_t* keys, Meant meant, size_t n) {
-    q.Fill(distinct_.data(), 0, sizeof(uint32_t));
-    if (n == 0) return;
-    Scratch<Q, uint32_t> first(q, n), starts(q, n), numbers(q, n);
-    GroupKeys(q, keys, meant, n, first.data(), nullptr);
-    uint32_t *const group = first.data(), *const start = starts.data(), *const number = numbers.data();
-    uint32_t *const place = places_.data(), *const begin = begin_.data(), *const end = end_.data();
-    uint32_t* const distinct = distinct_.data();
-    const auto none = static_cast<uint32_t>(n);
+  void Sort(Q& q, const uint64_t* keys, Meant meant) {
+    const Scratch<Q, uint32_t> firsts(q, n_);
+    NumberKeys(q, keys, meant, n_, firsts.data(), by_first_.data());
+    if (n_ == 0) return;
+    const size_t n = n_;
+    const uint32_t *const first = firsts.data(), *const by_first = by_first_.data();
+    uint32_t *const place = places_.data(), *const number = numbers_.data();
+    uint32_t *const begin = begin_.data(), *const end = end_.data();
     q.Each(n, [=] KVJAX_HD(size_t i) {
-      const bool is_meant = meant(i);
-      start[i] = is_meant && group[i] == i ? 1 : 0;
-      if (!is_meant) group[i] = none;
+      number[i] = by_first[meant(i) ? first[i] : n];
       place[i] = static_cast<uint32_t>(i);
     });
-    q.ExclusiveSum(start, number, n);
-    q.Once([=] KVJAX_HD() { *distinct = number[n - 1] + start[n - 1]; });
-    q.SortPairs(group, place, n, std::bit_width(n));
+    q.SortPairs(number, place, n, std::bit_width(n == 1 ? 1 : n - 1));
     q.Each(n, [=] KVJAX_HD(size_t j) {
-      if (group[j] == none) return;
-      const uint32_t u = number[group[j]];
-      if (j == 0 || group[j - 1] != group[j]) begin[u] = static_cast<uint32_t>(j);
-      if (j + 1 == n || group[j + 1] != group[j]) end[u] = static_cast<uint32_t>(j + 1);
+      const uint32_t u = number[j];
+      if (u >= by_first[n]) return;
+      if (j == 0 || number[j - 1] != u) begin[u] = static_cast<uint32_t>(j);
+      if (j + 1 == n || number[j + 1] != u) end[u] = static_cast<uint32_t>(j + 1);
     });
   }
 
  private:
-  Scratch<Q, uint32_t> places_, begin_, end_, distinct_;
+  size_t n_;
+  Scratch<Q, uint32_t> places_, begin_, end_, numbers_, by_first_;
 };
-
-/// Sums the rows of equal keys; see MergeRows in core/merge.h, whose results have the same bits.
-template <class Q>
-void MergeGradients(Q& q, const uint64_t* keys, const float* rows, const int32_t* counts, size_t n,
-                    size_t dim, uint64_t* out_keys, float* out_rows, int32_t* out_counts) {
-  const Segments<Q> segments(q, keys, {.counts = counts}, n);
-  const auto of = segments.view();
-  q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t lane_number) {
-    const size_t base = lane_number - tile.rank();
-    for (size_t u = base; u < base + tile.size() && u < n; ++u) {  // the lanes share each row
-      float* const target = out_rows + u * dim;
-      if (u >= *of.distinct) {
-        for (size_t d = tile.rank(); d < dim; d += tile.size()) target[d] = 0.0f;
-        if (tile.rank() == 0) out_keys[u] = 0, out_counts[u] = 0;
-        continue;
-      }
-      const uint32_t begin = of.begin[u], end = of.end[u];
-      for (size_t d = tile.rank(); d < dim; d += tile.size()) {
-        float sum = rows[of.places[begin] * dim + d];
-        for (uint32_t j = begin + 1; j < end; ++j) sum += rows[of.places[j] * dim + d];
-        target[d] = sum;
-      }
-      if (tile.rank() == 0) {
-        int64_t count = 0;
-        for (uint32_t j = begin; j < end; ++j) count += counts[of.places[j]];
-        out_keys[u] = keys[of.places[begin]];
-        out_counts[u] = static_cast<int32_t>(count < INT32_MAX ? count : INT32_MAX);
-      }
-    }
-  });
-}
 
 }  // namespace kvjax::device

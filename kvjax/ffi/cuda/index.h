@@ -93,35 +93,46 @@ class IndexView {
     const uint64_t hash = Mix(key);
     const uint32_t wanted = Repeat(Digest(hash));
     for (uint64_t bucket = Home(hash), tried = 0; tried <= mask_; ++tried, bucket = (bucket + 1) & mask_) {
-      uint32_t empty = 0;
-      for (uint32_t w = 0; w < 4; ++w) empty |= Zeros(Load(digests_[bucket].words[w]));
+      const bool ends = HasEmpty(bucket);
       for (uint32_t w = 0; w < 4; ++w) {
         uint32_t& word = digests_[bucket].words[w];
         for (uint32_t fits = Zeros(Load(word) ^ wanted); fits != 0; fits &= fits - 1) {
-          const uint32_t byte = Byte(fits), shift = 8 * byte;
+          const uint32_t byte = Byte(fits);
           const Entry entry = entries_[bucket * kSlots + 4 * w + byte];
           if (entry.key != key) continue;
-          // A bucket with an empty slot has had one ever since the index was made, so no search has gone past
-          // it.
-          const uint32_t mark = empty != 0 ? kEmpty : kErased;
           uint32_t seen = Load(word);
-          while (((seen >> shift) & 0xFFu) == Digest(hash)) {
-            if (!Exchange(word, seen, (seen & ~(0xFFu << shift)) | mark << shift)) continue;
-            gave_empty = mark == kEmpty;
+          while (((seen >> (8 * byte)) & 0xFFu) == Digest(hash)) {
+            if (!Exchange(word, seen, Erased(seen, byte, ends))) continue;
+            gave_empty = ends;
             return entry.row;
           }
           return kNoRow;  // another lane was first
         }
       }
-      if (empty != 0) return kNoRow;
+      if (ends) return kNoRow;
     }
     return kNoRow;
   }
 
   /// The entry of a slot by number, or nullptr if it is free.
-  [[nodiscard]] KVJAX_HD const Entry* At(uint64_t slot) const {
+  [[nodiscard]] KVJAX_HD Entry* At(uint64_t slot) const {
     const uint32_t word = digests_[slot / kSlots].words[slot % kSlots / 4];
     return ((word >> (8 * (slot % 4))) & 0x80u) != 0 ? &entries_[slot] : nullptr;
+  }
+  /// The slot of a key that is there.
+  [[nodiscard]] KVJAX_HD uint64_t SlotOf(uint64_t key) const {
+    return static_cast<uint64_t>(Locate(key) - entries_);
+  }
+  /// The entry of a slot that is known to be in use, whatever is erased meanwhile.
+  [[nodiscard]] KVJAX_HD const Entry& Used(uint64_t slot) const { return entries_[slot]; }
+  /// Frees a slot that is known to be in use; many lanes may do so for distinct slots at once. Sets
+  /// `gave_empty` as Erase does.
+  KVJAX_HD void Free(uint64_t slot, bool& gave_empty) const {
+    const uint32_t byte = slot % 4;
+    uint32_t& word = digests_[slot / kSlots].words[slot % kSlots / 4];
+    gave_empty = HasEmpty(slot / kSlots);
+    for (uint32_t seen = Load(word); !Exchange(word, seen, Erased(seen, byte, gave_empty));) {
+    }
   }
   /// In how many buckets after its first a key that is there was looked for.
   [[nodiscard]] KVJAX_HD uint64_t Distance(uint64_t slot) const {
@@ -140,6 +151,16 @@ class IndexView {
   /// The high bit of each byte that is zero.
   KVJAX_HD static uint32_t Zeros(uint32_t word) {
     return ~(((word & ~kHighBits) + ~kHighBits) | word | ~kHighBits);
+  }
+  /// Whether searches end at a bucket. One that has an empty slot has had one ever since the index was made,
+  /// so no search has gone past it, and what is erased there becomes empty.
+  [[nodiscard]] KVJAX_HD bool HasEmpty(uint64_t bucket) const {
+    uint32_t empty = 0;
+    for (uint32_t& word : digests_[bucket].words) empty |= Zeros(Load(word));
+    return empty != 0;
+  }
+  KVJAX_HD static uint32_t Erased(uint32_t word, uint32_t byte, bool becomes_empty) {
+    return (word & ~(0xFFu << (8 * byte))) | (becomes_empty ? kEmpty : kErased) << (8 * byte);
   }
   /// The number of the first byte whose high bit is set.
   KVJAX_HD static uint32_t Byte(uint32_t high_bits) { return CountTrailingZeros(high_bits) / 8; }

@@ -1,42 +1,59 @@
-// Device memory: arrays that last, and scratch that goes with its scope.
+// Memory that kernels reach: arrays that last, and scratch that goes with its scope.
 #pragma once
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <utility>
+
+#include "kvjax/ffi/core/portable.h"
 
 namespace kvjax::device {
 
-/// n elements of device memory that outlive the queue they were made on.
+/// The device's own, or the host's, pinned, which kernels reach under the same address.
+enum class Memory : uint8_t { kDevice, kPinned };
+
+/// n elements that outlive the queue they were made on.
 template <class Q, class T>
 class Array {
  public:
   Array() = default;
   /// Throws std::bad_alloc.
-  Array(Q& q, size_t n) : data_(static_cast<T*>(q.Allocate(std::max<size_t>(n, 1) * sizeof(T)))), n_(n) {}
+  Array(Q& q, size_t n, Memory memory = Memory::kDevice)
+      : data_(static_cast<T*>(New(q, std::max<size_t>(n, 1) * sizeof(T), memory))), n_(n), memory_(memory) {}
   Array(Array&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), n_(std::exchange(other.n_, 0)) {}
+      : data_(std::exchange(other.data_, nullptr)), n_(std::exchange(other.n_, 0)), memory_(other.memory_) {}
   Array& operator=(Array other) noexcept {
     std::swap(data_, other.data_);
     std::swap(n_, other.n_);
+    std::swap(memory_, other.memory_);
     return *this;
   }
   /// Waits for the device; Retire does not.
   ~Array() {
-    if (data_ != nullptr) Q::Release(data_);
+    if (data_ != nullptr) memory_ == Memory::kDevice ? Q::Release(data_) : Q::FreeShared(data_);
   }
-  /// Gives the memory back once what is on the queue has been done.
+  /// Gives the memory back once what is on the queue has been done. Pinned memory is given back by the host,
+  /// which waits for that.
   void Retire(Q& q) noexcept {
-    if (data_ != nullptr) q.Free(std::exchange(data_, nullptr));
     n_ = 0;
+    if (data_ == nullptr) return;
+    T* const data = std::exchange(data_, nullptr);
+    memory_ == Memory::kDevice ? q.Free(data) : Q::FreeShared(data);
   }
 
   [[nodiscard]] T* data() const { return data_; }
   [[nodiscard]] size_t size() const { return n_; }
   [[nodiscard]] size_t bytes() const { return n_ * sizeof(T); }
+  [[nodiscard]] Memory memory() const { return memory_; }
 
  private:
+  static void* New(Q& q, size_t bytes, Memory memory) {
+    return memory == Memory::kDevice ? q.Allocate(bytes) : Q::AllocateShared(bytes);
+  }
+
   T* data_ = nullptr;
   size_t n_ = 0;
+  Memory memory_ = Memory::kDevice;
 };
 
 /// n elements for the calls that follow on a queue, as long as the scope lasts.
@@ -55,5 +72,11 @@ class Scratch {
   Q& q_;
   Array<Q, T> array_;
 };
+
+/// n words, all the same.
+template <class Q>
+void FillWords(Q& q, uint32_t* out, size_t n, uint32_t word) {
+  q.Each(n, [=] KVJAX_HD(size_t i) { out[i] = word; });
+}
 
 }  // namespace kvjax::device

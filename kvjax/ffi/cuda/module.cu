@@ -20,13 +20,14 @@ struct OnStream {
 }  // namespace
 
 using Cuda = DeviceBackend<OnStream>;
-static_assert(Backend<Cuda> && BagBackend<Cuda>);
+static_assert(Backend<Cuda> && BagBackend<Cuda> && ShardedBackend<Cuda>);
 template class DeviceTable<Stream>;
 
 std::vector<NamedHandler> CudaTargets() {
   std::vector<NamedHandler> all = TableTargets<Cuda>();
-  const std::vector<NamedHandler> bags = BagTargets<Cuda>();
-  all.insert(all.end(), bags.begin(), bags.end());
+  for (const auto& more : {ShardedTargets<Cuda>(), BagTargets<Cuda>()}) {
+    all.insert(all.end(), more.begin(), more.end());
+  }
   return all;
 }
 

@@ -1,6 +1,9 @@
 // The writes of the device table: room first, then kernels.
 #pragma once
+#include "kvjax/ffi/cuda/calls.h"
+#include "kvjax/ffi/cuda/merge.h"
 #include "kvjax/ffi/cuda/table.h"
+#include "kvjax/ffi/cuda/tiers.h"
 
 namespace kvjax::device {
 
@@ -44,9 +47,10 @@ void DeviceTable<Q>::Upsert(Q& q, const uint32_t* version, KeySpan keys, const b
                             const std::byte* values, uint32_t* next) {
   const Entered entered(*this, "upsert");
   const Meant meant{.mask = mask};
+  const Scratch<Q, uint32_t> last(q, keys.n);
   const Entering e(*this, q, "upsert", version, keys, meant);
   e.Enter({}, /*blank=*/true, nullptr);
-  WriteValues(q, e.call, contents_.view(), meant, e.first.data(), e.last.data(), e.rows.data(), values,
+  WriteValues(q, e.call, contents_.view(), meant, e.first.data(), last.data(), e.rows.data(), values,
               row_bytes(), keys.n);
   e.End(next);
 }
@@ -56,8 +60,9 @@ void DeviceTable<Q>::Assign(Q& q, const uint32_t* version, KeySpan keys, const b
                             const std::byte* values, uint32_t* next) {
   const Entered entered(*this, "assign");
   const Meant meant{.mask = mask};
+  const Scratch<Q, uint32_t> last(q, keys.n);
   const Finding f(*this, q, "assign", version, keys, meant);
-  WriteValues(q, f.call, contents_.view(), meant, f.first.data(), f.last.data(), f.rows.data(), values,
+  WriteValues(q, f.call, contents_.view(), meant, f.first.data(), last.data(), f.rows.data(), values,
               row_bytes(), keys.n);
   f.End(next);
 }
@@ -97,30 +102,11 @@ void DeviceTable<Q>::Accum(Q& q, const uint32_t* version, KeySpan keys, const bo
 }
 
 template <class Q>
-void DeviceTable<Q>::Evict(Q& q, std::string_view op, const uint32_t* version, const Policy& policy,
-                           const uint32_t* step, uint32_t* next) {
-  const Entered entered(*this, op);
-  const Control control = ExpectNow(q, op, version);
-  int64_t now = 0;
-  q.Copy(&now, step, sizeof(now));
-  q.Wait();
-  const auto twin = Twin(q, control);
-  Change change;
-  const Totals totals{control.size, 0, 0};
-  Room(twin->source(spec_), "evict", change, totals, now < 0 ? control.last_step : now, true)
-      .Evict(Serial, policy);
-  const CallView call = View(op, version, false);
-  BeginWrite(q, call);
-  Leave(q, call, "evict", *twin, change);
-  End(q, call, 0, next);
-}
-
-template <class Q>
 void DeviceTable<Q>::Clear(Q& q, const uint32_t* version, uint32_t* next) {
   const Entered entered(*this, "clear");
   Control control = ExpectNow(q, "clear", version);
   const CallView call = View("clear", version, false);
-  Contents<Q> empty(q, row_bytes(), reserved_);
+  Contents<Q> empty(q, row_bytes(), reserved_, budget_);
   empty.ReserveRows(q, control_.data(), reserved_);
   Admission<Q> nothing(q, spec_.admission);
   std::swap(contents_, empty);
@@ -152,15 +138,26 @@ void DeviceTable<Q>::BeginApply(Q& q, const uint32_t* version, KeySpan keys, Gra
                                 const SlotLayout& layout, InitialRows initial, uint32_t* next,
                                 uint32_t* targets, int32_t* active, uint32_t* used_step, float* pooled) {
   const Entered entered(*this, "apply");
+  Begin(q, version, keys, gradients, layout, initial, next, targets, active, used_step, pooled);
+}
+
+/// Whether a step brings the rows slots, where there are none.
+template <class Q>
+bool DeviceTable<Q>::Attaches(const SlotLayout& layout) const {
+  if (layout == contents_.layout() || layout.empty()) return false;
+  if (contents_.layout().empty()) return true;
+  throw MakeError(ErrorCode::kFailedPrecondition, spec_.name, "apply",
+                  "the optimizer whose slots the table holds (" + contents_.layout().ToString() + ")",
+                  "one with " + layout.ToString(), "table.clear_slots() forgets the old optimizer's state");
+}
+
+template <class Q>
+void DeviceTable<Q>::Begin(Q& q, const uint32_t* version, KeySpan keys, GradientsView gradients,
+                           const SlotLayout& layout, InitialRows initial, uint32_t* next, uint32_t* targets,
+                           int32_t* active, uint32_t* used_step, float* pooled) {
   NewSlots slots(*this, q);
-  if (!(layout == contents_.layout()) && !layout.empty()) {
-    (void)ExpectNow(q, "apply", version);
-    if (!contents_.layout().empty()) {
-      throw MakeError(ErrorCode::kFailedPrecondition, spec_.name, "apply",
-                      "the optimizer whose slots the table holds (" + contents_.layout().ToString() + ")",
-                      "one with " + layout.ToString(),
-                      "table.clear_slots() forgets the old optimizer's state");
-    }
+  if (!(layout == contents_.layout()) && !layout.empty()) (void)ExpectNow(q, "apply", version);
+  if (Attaches(layout)) {
     contents_.Attach(q, layout);
     slots.undo = true;
   }
@@ -177,69 +174,119 @@ void DeviceTable<Q>::BeginApply(Q& q, const uint32_t* version, KeySpan keys, Gra
     FindPool(q, e.call, index, gradients, admission.shared_key, e.first.data(), decision.verdict.data(),
              pooling.in_pool.data(), pooling.pool.data());
     SumPool(q, gradients, dim, pooling.hashes.data(), pooling.order.data(), pooling.in_pool.data(),
-            pooling.pool.data(), pooling.runs.data(), pooled);
+            pooling.pool.data(), pooling.blocks.data(), pooled);
   } else {
     q.Fill(pooled, 0, dim * sizeof(float));
   }
   e.Enter(initial, /*blank=*/false, admits ? decision.verdict.data() : nullptr);
   if (admits) admission_.Commit(q, e.call, keys.data, keys.n, decision);
   CountRows(q, e.call, contents_.view(), gradients, e.rows.data(), admits ? decision.totals.data() : nullptr,
-            shares ? pooling.pool.data() : nullptr, targets, active, used_step);
+            shares ? pooling.pool.data() : nullptr, targets);
   if (slots.undo) slots.undo = Fetch(q, control_.data()).open == 0;
   touched_ = UserCode::Now();
   in_step_ = !Refused();  // a call that is known to have been refused is no step
-  e.End(next);
+  e.End(next, EndStep{shares ? pooling.pool.data() : nullptr, active, used_step});
+}
+
+/// The value and the slots, with as many kernels as it takes.
+template <class Q>
+std::vector<Parts> DeviceTable<Q>::PartsOf(const std::byte* values,
+                                           const std::vector<const std::byte*>& slots) const {
+  if (!slots.empty() && slots.size() != contents_.layout().slots().size()) throw ChunkError(spec_.name);
+  std::vector<Parts> all(1 + slots.size() / Parts::kMost);
+  for (size_t p = 0; p <= slots.size(); ++p) {
+    Parts& some = all[p / Parts::kMost];
+    const auto put = [&](const std::byte* outside, size_t bytes, size_t offset) {
+      some.part[some.n++] = {const_cast<std::byte*>(outside), bytes, offset, p > 0};
+    };
+    if (p == 0) {
+      put(values, row_bytes(), 0);
+    } else {
+      const Slot& slot = contents_.layout().slots()[p - 1];
+      put(slots[p - 1], slot.bytes, slot.offset);
+    }
+  }
+  return all;
 }
 
 template <class Q>
 void DeviceTable<Q>::Gather(Q& q, const uint32_t* version, const uint32_t* targets, size_t num_rows,
                             const int32_t* start, const int32_t* active, size_t chunk, const GatherView& out,
-                            const std::vector<std::byte*>& slots) {
+                            std::byte* values, const std::vector<std::byte*>& slots) {
   const Entered entered(*this, "apply", /*begins=*/false);
   touched_ = UserCode::Now();
-  const ChunkView rows{View("apply", version, false), contents_.view(), targets, num_rows, start, active};
-  CheckSlots(slots.size());
-  GatherRows(q, rows, out, chunk);
-  const auto& layout = contents_.layout().slots();
-  for (size_t s = 0; s < slots.size(); ++s) {
-    CopySlot(q, rows, layout[s].offset, layout[s].bytes, slots[s], chunk, /*back=*/false);
+  const bool own = OwnStep(num_rows);
+  const ChunkView rows{View("apply", version, false),
+                       contents_.view(),
+                       own ? step_.targets.data() : targets,
+                       own ? step_.n : num_rows,
+                       start,
+                       active};
+  GatherView once = out;
+  if (own) once.keys = step_.inbox.merged().keys, once.rows = step_.inbox.merged().rows;
+  if (own) once.pooled = step_.pooled.data();
+  for (const Parts& parts : PartsOf(values, {slots.begin(), slots.end()})) {
+    GatherRows(q, rows, std::exchange(once, {}), parts, chunk);
   }
 }
 
 template <class Q>
 void DeviceTable<Q>::Scatter(Q& q, const uint32_t* version, const uint32_t* targets, size_t num_rows,
                              const int32_t* start, const int32_t* active, size_t chunk,
-                             const std::byte* values, const std::vector<const std::byte*>& slots) {
+                             const std::byte* values, const std::vector<const std::byte*>& slots,
+                             uint32_t* out) {
   const Entered entered(*this, "apply", /*begins=*/false);
   touched_ = UserCode::Now();
-  const ChunkView rows{View("apply", version, false), contents_.view(), targets, num_rows, start, active};
-  CheckSlots(slots.size());
-  ScatterRows(q, rows, values, row_bytes(), !slots.empty(), chunk);
-  const auto& layout = contents_.layout().slots();
-  for (size_t s = 0; s < slots.size(); ++s) {
-    CopySlot(q, rows, layout[s].offset, layout[s].bytes, const_cast<std::byte*>(slots[s]), chunk,
-             /*back=*/true);
+  const bool own = OwnStep(num_rows);
+  const ChunkView rows{View("apply", version, false),
+                       contents_.view(),
+                       own ? step_.targets.data() : targets,
+                       own ? step_.n : num_rows,
+                       start,
+                       active};
+  for (const Parts& parts : PartsOf(values, slots)) {
+    ScatterRows(q, rows, parts, !slots.empty(), chunk, std::exchange(out, nullptr));
   }
-  // The host does not know how many rows the step has; with one pass for all of them this was the last.
-  bool last = chunk >= num_rows;
+  // The host does not know how many rows the step has; with one pass for all of them this was the last. A
+  // shard has counted its own.
+  bool last = chunk >= (own ? step_.left : num_rows);
+  step_.left -= std::min(step_.left, chunk);
   if constexpr (Q::kSynchronous) last = static_cast<int64_t>(*start) + static_cast<int64_t>(chunk) >= *active;
-  if (last) in_step_ = false;
+  if (last) {
+    in_step_ = false;
+    KeepHotRows(q, rows.call, rows.num_rows);
+  }
 }
 
+/// Once training has brought as many keys as there are rows, so that it costs little beside the training. The
+/// row ids of a step are not used after it; those of any step before it are those of a stale handle.
 template <class Q>
-void DeviceTable<Q>::CheckSlots(size_t n) const {
-  if (n == 0 || n == contents_.layout().slots().size()) return;
-  throw ChunkError(spec_.name);
+void DeviceTable<Q>::KeepHotRows(Q& q, CallView call, size_t n) {
+  trained_ += n;
+  if (trained_ < LoadFromDevice(report_->size)) return;
+  trained_ = 0;
+  try {
+    KeepHot(q, call, contents_);
+  } catch (const std::bad_alloc&) {  // then rows stay where they are, which is as good but for speed
+  }
 }
 
 // ---- room ------------------------------------------------------------------------------------------------
+
+/// Below which the row ids are that are in use once so many keys more have come.
+template <class Q>
+size_t DeviceTable<Q>::EndRow(const Bound& bound, size_t to_come) const {
+  const size_t end = bound.next_row + (to_come > bound.free_rows ? to_come - bound.free_rows : 0);
+  if (!keeps_to_capacity()) return end;
+  // New ids are given only when none is free, and then there are as many as rows.
+  return std::min(end, std::max<size_t>(bound.next_row, spec_.max_capacity));
+}
 
 template <class Q>
 bool DeviceTable<Q>::HasRoom(size_t n) {
   const Bound bound = Upper();
   const size_t to_come = bound.pending + n;
-  const size_t fresh = to_come > bound.free_rows ? to_come - bound.free_rows : 0;
-  return bound.next_row + fresh <= contents_.rows() &&
+  return EndRow(bound, to_come) <= contents_.rows() &&
          bound.slots_used + to_come <= contents_.index().room() &&
          bound.waiting_slots + to_come <= admission_.room();
 }
@@ -268,7 +315,10 @@ typename DeviceTable<Q>::Bound DeviceTable<Q>::Upper() {
 template <class Q>
 void DeviceTable<Q>::MakeRoom(Q& q, std::string_view op, size_t n) {
   if (pending_.size() == pending_.capacity()) pending_.reserve(2 * pending_.size() + 8);
-  q.WaitUntil([&] { return HasRoom(n); });
+  // Some of the earlier writes may turn out to have needed less; the device goes on with the others.
+  do {
+    if (HasRoom(n)) return;
+  } while (!pending_.empty() && q.Pause());
   if (HasRoom(n)) return;
   const Bound now = Upper();
   if (now.size + n >= kNoRow) {
@@ -276,8 +326,7 @@ void DeviceTable<Q>::MakeRoom(Q& q, std::string_view op, size_t n) {
   }
   const size_t coming =
       now.pending + 2 * n;  // twice what this call may need, so that the next ones need not wait
-  const size_t fresh = coming > now.free_rows ? coming - now.free_rows : 0;
-  contents_.ReserveRows(q, control_.data(), std::max<size_t>(now.next_row + fresh, reserved_));
+  contents_.ReserveRows(q, control_.data(), std::max(EndRow(now, coming), reserved_));
   if (now.slots_used + now.pending + n > contents_.index().room()) {
     contents_.Reindex(q, control_.data(), std::max<size_t>(now.size + coming, reserved_));
   }

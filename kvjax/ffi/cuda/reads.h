@@ -27,21 +27,6 @@ void FindRows(Q& q, CallView call, IndexView index, const uint64_t* keys, Meant 
   });
 }
 
-/// The distinct ones of n keys that are meant, numbered by first occurrence: number[first[i]] is that of
-/// keys[i]. total: how many there are.
-template <class Q>
-void NumberKeys(Q& q, const uint64_t* keys, Meant meant, size_t n, uint32_t* first, uint32_t* number,
-                uint32_t* total) {
-  q.Fill(total, 0, sizeof(uint32_t));
-  if (n == 0) return;
-  Scratch<Q, uint32_t> flags(q, n);
-  uint32_t* const flag = flags.data();
-  GroupKeys(q, keys, meant, n, first, nullptr);
-  q.Each(n, [=] KVJAX_HD(size_t i) { flag[i] = meant(i) && first[i] == i ? 1 : 0; });
-  q.ExclusiveSum(flag, number, n);
-  q.Once([=] KVJAX_HD() { *total = number[n - 1] + flag[n - 1]; });
-}
-
 /// See Table::Lookup. With rows that come with the call, first and number say which is whose.
 struct LookupView {
   CallView call;
@@ -69,37 +54,23 @@ void LookupRows(Q& q, LookupView v, size_t n) {
     const uint32_t row = current && meant ? v.in.index.Find(v.keys[i]) : kNoRow;
     if (i < n) v.found[i] = row != kNoRow;
     const int hits = tile.Count(row != kNoRow), misses = tile.Count(current && meant && row == kNoRow);
-    const size_t base = i - tile.rank();
     if (tile.rank() == 0) {
-      v.call.control->hits.Add(base / tile.size(), hits);
-      v.call.control->misses.Add(base / tile.size(), misses);
+      v.call.control->hits.Add(i / tile.size(), hits);
+      v.call.control->misses.Add(i / tile.size(), misses);
     }
-    const uint32_t shared = current && v.shares ? v.in.index.Find(v.shared_key) : kNoRow;
     const bool given = v.number != nullptr;
     if (i == 0 && given && *v.total > v.initial.given_rows) {
       v.call.Refuse(Refusal::kInitial, *v.total, static_cast<uint32_t>(v.initial.given_rows));
     }
-    const size_t bytes = v.initial.row_bytes;
-    for (int lane = 0; lane < tile.size(); ++lane) {
-      const uint32_t from = tile.Shuffle(row, lane);
-      const bool is_meant = tile.Shuffle(meant, lane);
-      const size_t k = base + lane;
-      if (k >= n) break;
-      std::byte* const target = v.rows + k * bytes;
-      if (!current) {
-        FillRecord(tile, target, 0xFF, bytes);
-      } else if (from != kNoRow) {
-        CopyRecord(tile, target, v.in.Value(from), bytes);
-      } else if (!is_meant || v.zeros) {
-        FillRecord(tile, target, 0, bytes);
-      } else if (shared != kNoRow) {
-        CopyRecord(tile, target, v.in.Value(shared), bytes);
-      } else {
-        const size_t place = v.shares ? v.shared_place : k;
-        v.initial.Write(tile, v.shares ? v.shared_key : v.keys[k], given ? v.number[v.first[place]] : 0,
-                        target);
-      }
-    }
+    const uint32_t shared = current && v.shares ? v.in.index.Find(v.shared_key) : kNoRow;
+    const bool missing = current && meant && row == kNoRow && !v.zeros, makes = missing && shared == kNoRow;
+    const uint32_t from = missing ? shared : row;
+    std::byte* const target = i < n ? v.rows + i * v.initial.row_bytes : nullptr;
+    CopyRecords(tile, makes ? nullptr : target, from == kNoRow ? nullptr : v.in.Value(from),
+                v.initial.row_bytes, current ? 0 : 0xFF);
+    const uint64_t key = v.shares ? v.shared_key : i < n ? v.keys[i] : 0;
+    const uint32_t number = makes && given ? v.number[v.first[v.shares ? v.shared_place : i]] : 0;
+    v.initial.WriteRows(tile, key, number, makes ? target : nullptr);
   });
 }
 
@@ -134,17 +105,8 @@ void ReadSlotOf(Q& q, CallView call, RowsView in, size_t offset, size_t bytes, c
   CheckEmpty(q, call, n);
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
     const uint32_t row = i < n && call.Current(i == 0) ? in.index.Find(keys[i]) : kNoRow;
-    const size_t base = i - tile.rank();
-    for (int lane = 0; lane < tile.size(); ++lane) {
-      const uint32_t from = tile.Shuffle(row, lane);
-      if (base + lane >= n) break;
-      std::byte* const target = out + (base + lane) * bytes;
-      if (from != kNoRow && in.Header(from).has_slots != 0) {
-        CopyRecord(tile, target, in.Slots(from) + offset, bytes);
-      } else {
-        FillRecord(tile, target, 0, bytes);
-      }
-    }
+    const bool has = row != kNoRow && in.Header(row).has_slots != 0;
+    CopyRecords(tile, i < n ? out + i * bytes : nullptr, has ? in.Slots(row) + offset : nullptr, bytes);
   });
 }
 

@@ -29,24 +29,29 @@ inline void Check(cudaError_t error, std::string_view what) {
                   "a kernel that ran before may be the cause: CUDA_LAUNCH_BLOCKING=1 shows which");
 }
 
-/// Makes a stream's device the current one, and the one before it again at the end.
-class OnDeviceOf {
+inline int DeviceOf(cudaStream_t stream) {
+  int device = 0;
+  Check(cudaStreamGetDevice(stream, &device), "the device of a stream");
+  return device;
+}
+
+/// Makes a device the current one, and the one before it again at the end.
+class OnDevice {
  public:
-  explicit OnDeviceOf(cudaStream_t stream) {
-    Check(cudaStreamGetDevice(stream, &device_), "the device of a stream");
+  explicit OnDevice(int device) : device_(device) {
     Check(cudaGetDevice(&before_), "the current device");
     if (device_ != before_) Check(cudaSetDevice(device_), "a change of device");
   }
-  ~OnDeviceOf() {
+  ~OnDevice() {
     if (device_ != before_) cudaSetDevice(before_);
   }
-  OnDeviceOf(const OnDeviceOf&) = delete;
-  OnDeviceOf& operator=(const OnDeviceOf&) = delete;
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
 
   [[nodiscard]] int device() const { return device_; }
 
  private:
-  int device_ = 0, before_ = 0;
+  int device_, before_ = 0;
 };
 
 /// The pool of a device that scratch comes from. It keeps what was freed, up to a small share of the memory,

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "kvjax/ffi/core/hash.h"
+#include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/cuda/admit.h"
 #include "kvjax/ffi/cuda/groups.h"
@@ -70,14 +71,12 @@ void FindPool(Q& q, CallView call, IndexView rows, GradientsView g, uint64_t sha
   });
 }
 
-constexpr size_t kPoolRun = 256;  // gradients that are summed one after the other
-
 /// Sums the pool in the order of its keys' hashes, so that the sum does not depend on how the batch was made:
-/// runs of gradients first, then these. order, in_pool, hashes: (n,); runs: (ceil(n / kPoolRun), dim);
+/// blocks of gradients first, then these. order, in_pool, hashes: (n,); blocks: (ceil(n / kSumBlock), dim);
 /// pooled: (dim,).
 template <class Q>
 void SumPool(Q& q, GradientsView g, size_t dim, uint64_t* hashes, uint32_t* order, uint32_t* in_pool,
-             Pool* pool, double* runs, float* pooled) {
+             Pool* pool, double* blocks, float* pooled) {
   const size_t n = g.n;
   q.Each(n, [=] KVJAX_HD(size_t i) {
     hashes[i] = Mix(g.keys[i]);
@@ -89,16 +88,16 @@ void SumPool(Q& q, GradientsView g, size_t dim, uint64_t* hashes, uint32_t* orde
   q.Each(n, [=] KVJAX_HD(size_t j) {
     if (hashes[j] == 0 && (j + 1 == n || hashes[j + 1] != 0)) pool->size = static_cast<uint32_t>(j + 1);
   });
-  q.Each((n + kPoolRun - 1) / kPoolRun * dim, [=] KVJAX_HD(size_t k) {
-    const size_t begin = k / dim * kPoolRun,
-                 end = begin + kPoolRun < pool->size ? begin + kPoolRun : pool->size;
+  q.Each((n + kSumBlock - 1) / kSumBlock * dim, [=] KVJAX_HD(size_t k) {
+    const size_t begin = k / dim * kSumBlock,
+                 end = begin + kSumBlock < pool->size ? begin + kSumBlock : pool->size;
     double sum = 0.0;
     for (size_t j = begin; j < end; ++j) sum += static_cast<double>(g.rows[order[j] * dim + k % dim]);
-    runs[k] = sum;
+    blocks[k] = sum;
   });
   q.Each(dim, [=] KVJAX_HD(size_t d) {
     double sum = 0.0;
-    for (size_t run = 0; run * kPoolRun < pool->size; ++run) sum += runs[run * dim + d];
+    for (size_t block = 0; block * kSumBlock < pool->size; ++block) sum += blocks[block * dim + d];
     pooled[d] = pool->place == kNoRow ? 0.0f : static_cast<float>(sum);
   });
 }
@@ -111,12 +110,12 @@ struct Pooling {
         hashes(q, shares ? n : 0),
         order(q, shares ? n : 0),
         in_pool(q, shares ? n : 0),
-        runs(q, shares ? (n + kPoolRun - 1) / kPoolRun * dim : 0) {}
+        blocks(q, shares ? (n + kSumBlock - 1) / kSumBlock * dim : 0) {}
 
   Scratch<Q, Pool> pool;
   Scratch<Q, uint64_t> hashes;
   Scratch<Q, uint32_t> order, in_pool;
-  Scratch<Q, double> runs;
+  Scratch<Q, double> blocks;
 };
 
 }  // namespace kvjax::device

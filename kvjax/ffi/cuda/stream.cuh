@@ -1,13 +1,16 @@
 // How a stream starts kernels.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cub/block/block_scan.cuh>
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
 #include <string>
 
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/portable.h"
+#include "kvjax/ffi/cuda/atomic.h"
 #include "kvjax/ffi/cuda/memory.h"
 #include "kvjax/ffi/cuda/stream.h"
 
@@ -30,6 +33,62 @@ __global__ void OnceKernel(size_t, F f) {
   f();
 }
 
+constexpr size_t kBlock = 256;  // lanes
+
+/// Every block counts its share in its own memory. The last one to be done sums up, and the others wait for
+/// it: they may, as a cooperative launch has all blocks run at once. bins: (kBins + 2,) zeros.
+template <class Work>
+__global__ void __launch_bounds__(kBlock) CountBinsKernel(uint32_t* bins, Work work) {
+  constexpr uint32_t kBins = Work::kBins, kEach = kBins / kBlock;
+  static_assert(kBins % kBlock == 0);
+  using Scan = cub::BlockScan<uint64_t, kBlock>;
+  __shared__ uint32_t counts[kBins];
+  __shared__ typename Scan::TempStorage scan;
+  __shared__ bool is_last;
+  const cuda::atomic_ref<uint32_t, cuda::thread_scope_device> done(bins[kBins]), settled(bins[kBins + 1]);
+  const size_t lanes = size_t{gridDim.x} * kBlock;
+  uint32_t round = 0;
+  for (size_t n; (n = work.size()) > 0;) {
+    ++round;
+    for (uint32_t b = threadIdx.x; b < kBins; b += kBlock) counts[b] = 0;
+    __syncthreads();
+    for (size_t i = size_t{blockIdx.x} * kBlock + threadIdx.x; i < n; i += lanes) {
+      const uint32_t bin = work(i);
+      if (bin < kBins) atomicAdd(&counts[bin], 1u);
+    }
+    __syncthreads();
+    for (uint32_t b = threadIdx.x; b < kBins; b += kBlock) {
+      if (counts[b] != 0) atomicAdd(&bins[b], counts[b]);
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = done.fetch_add(1, cuda::memory_order_acq_rel) == round * gridDim.x - 1;
+    __syncthreads();
+    if (is_last) {
+      uint32_t mine[kEach];
+      uint64_t sum = 0, before = 0, total = 0;
+      for (uint32_t k = 0; k < kEach; ++k) sum += mine[k] = __ldcg(&bins[threadIdx.x * kEach + k]);
+      Scan(scan).ExclusiveSum(sum, before, total);
+      const uint64_t wanted = work.wanted();
+      __syncthreads();  // before one lane changes what is wanted
+      if (total <= wanted) {
+        if (threadIdx.x == 0) work.SettleAll();
+      } else if (before < wanted && wanted <= before + sum) {
+        uint32_t k = 0;
+        for (; before + mine[k] < wanted; ++k) before += mine[k];
+        work.Settle(threadIdx.x * kEach + k, before, mine[k]);
+      }
+      for (uint32_t b = threadIdx.x; b < kBins; b += kBlock) bins[b] = 0;
+      __threadfence();
+      __syncthreads();
+      if (threadIdx.x == 0) settled.store(round, cuda::memory_order_release);
+    } else if (threadIdx.x == 0) {
+      while (settled.load(cuda::memory_order_acquire) != round) __nanosleep(100);
+    }
+    __syncthreads();
+  }
+}
+
 /// CUB counts items in 32 bits, and a grid has no more blocks.
 inline uint32_t Items(size_t n) {
   if (n <= INT32_MAX) return static_cast<uint32_t>(n);
@@ -39,7 +98,6 @@ inline uint32_t Items(size_t n) {
 
 template <class F>
 void Stream::Launch(void (*kernel)(size_t, F), size_t lanes, const F& f) {
-  constexpr size_t kBlock = 256;
   if (lanes == 0) return;
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(Items((lanes + kBlock - 1) / kBlock));
@@ -58,6 +116,27 @@ void Stream::Tiles(size_t n, F f) {
 template <class F>
 void Stream::Once(F f) {
   Launch(OnceKernel<F>, 1, f);
+}
+
+template <class Work>
+void Stream::CountBins(size_t most, const Work& work) {
+  constexpr int kBlocks = 4;  // to a multiprocessor, which keep it busy
+  int blocks = 0, processors = 0;
+  Check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, CountBinsKernel<Work>, kBlock, 0), "a kernel");
+  Check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, on_.device()), "a device");
+  const size_t at_once = size_t{1} * std::min(blocks, kBlocks) * processors;
+  const Scratch<Stream, uint32_t> bins(*this, Work::kBins + 2);
+  Fill(bins.data(), 0, (Work::kBins + 2) * sizeof(uint32_t));
+  cudaLaunchAttribute cooperative = {};
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<uint32_t>(std::clamp<size_t>(most / kBlock, 1, at_once)));
+  config.blockDim = dim3(kBlock);
+  config.stream = stream_;
+  config.attrs = &cooperative;
+  config.numAttrs = 1;
+  Check(cudaLaunchKernelEx(&config, CountBinsKernel<Work>, bins.data(), work), "the start of a kernel");
 }
 
 /// CUB's way: the first call says how many bytes the second needs.

@@ -8,6 +8,7 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -25,12 +26,10 @@ class Stream {
   static constexpr int kTile = 8;
   static constexpr bool kSynchronous = false;
 
-  explicit Stream(cudaStream_t stream) : on_(stream), stream_(stream) {}
-  /// A queue for calls that do not come from a program, once everything else is done.
-  static Stream Alone() {
-    Check(cudaDeviceSynchronize(), "a wait");
-    return Stream(cudaStreamPerThread);
-  }
+  explicit Stream(cudaStream_t stream) : on_(DeviceOf(stream)), stream_(stream) {}
+  /// A queue for calls that do not come from a program, once everything else on the device is done. Without
+  /// a device, below 0, it is the first.
+  static Stream Alone(int device) { return Stream(std::max(device, 0)); }
 
   /// Eight lanes of a warp that work on one thing. All of them make each call below, together.
   struct Tile {
@@ -81,6 +80,10 @@ class Stream {
   template <class F>
   void Once(F f);
 
+  /// While work.size() is not 0, counts the i below it by their bins; see Threads.
+  template <class Work>
+  void CountBins(size_t most, const Work& work);
+
   /// From the host or the device to either.
   void Copy(void* to, const void* from, size_t bytes) {
     if (bytes > 0) Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "a copy");
@@ -107,11 +110,17 @@ class Stream {
   void Free(void* memory) noexcept {
     if (memory != nullptr) cudaFreeAsync(memory, stream_);
   }
-  /// Frees it from outside of any stream, once the device is done: which cudaFree does not wait for, with
-  /// memory of a pool.
+  /// Frees it from outside of any stream, once its device is done: cudaFree does not wait for the users of
+  /// memory from a pool.
   static void Release(void* memory) noexcept {
-    cudaDeviceSynchronize();
-    cudaFree(memory);
+    int before = 0;
+    cudaPointerAttributes of = {};
+    if (cudaGetDevice(&before) == cudaSuccess && cudaPointerGetAttributes(&of, memory) == cudaSuccess) {
+      if (of.device != before) cudaSetDevice(of.device);
+      cudaDeviceSynchronize();
+      cudaFree(memory);
+      if (of.device != before) cudaSetDevice(before);
+    }
   }
 
   /// Host memory that kernels reach too, under the same address.
@@ -120,29 +129,34 @@ class Stream {
     Check(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable), "pinned memory");
     return memory;
   }
-  static void FreeShared(void* memory) noexcept { cudaFreeHost(memory); }
+  /// Once the device is done: this memory has no place in the order of a stream.
+  static void FreeShared(void* memory) noexcept {
+    cudaDeviceSynchronize();
+    cudaFreeHost(memory);
+  }
 
   /// Until all that was asked for is done.
   void Wait() { Check(cudaStreamSynchronize(stream_), "a wait"); }
-  /// Until the device has told what the host waits for, or all is done: the host may stay ahead.
-  template <class Known>
-  void WaitUntil(Known known) {
-    while (!known()) {
-      const cudaError_t state = cudaStreamQuery(stream_);
-      if (state == cudaSuccess) return;
-      if (state != cudaErrorNotReady) Check(state, "a wait");
-      cudaGetLastError();  // that it is not ready is no error
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
+  /// For a moment. Returns whether something that was asked for is still to be done.
+  bool Pause() {
+    const cudaError_t state = cudaStreamQuery(stream_);
+    if (state != cudaErrorNotReady) Check(state, "a wait");
+    if (state == cudaSuccess) return false;
+    cudaGetLastError();  // that it is not ready is no error
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+    return true;
   }
 
  private:
+  explicit Stream(int device) : on_(device), stream_(cudaStreamPerThread) {
+    Check(cudaDeviceSynchronize(), "a wait");
+  }
   template <class F>
   void Launch(void (*kernel)(size_t, F), size_t lanes, const F& f);
   template <class Call>
   void WithScratch(const char* what, size_t n, Call call);
 
-  OnDeviceOf on_;
+  OnDevice on_;
   cudaStream_t stream_;
 };
 

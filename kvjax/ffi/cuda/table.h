@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -26,8 +25,10 @@
 #include "kvjax/ffi/core/stats.h"
 #include "kvjax/ffi/core/version.h"
 #include "kvjax/ffi/cuda/admit.h"
+#include "kvjax/ffi/cuda/choice.h"
 #include "kvjax/ffi/cuda/contents.h"
 #include "kvjax/ffi/cuda/control.h"
+#include "kvjax/ffi/cuda/inbox.h"
 #include "kvjax/ffi/cuda/reads.h"
 #include "kvjax/ffi/cuda/shared.h"
 #include "kvjax/ffi/cuda/training.h"
@@ -35,10 +36,12 @@
 
 namespace kvjax::device {
 
+inline constexpr size_t kHostBatch = 65536;  // rows that are copied at once, so that copies stay small
+
 template <class Q>
 class DeviceTable {
  public:
-  DeviceTable(TableSpec spec, uint32_t first_version);
+  DeviceTable(TableSpec spec, uint32_t first_version, Budget budget = {});
   static std::shared_ptr<DeviceTable> Make(const TableSpec& spec, const std::string& storage,
                                            uint32_t first_version, size_t capacity);
 
@@ -71,7 +74,7 @@ class DeviceTable {
     const WithShared<Q> all(q, admission, keys, {.mask = mask});
     const Numbered missing_keys(*this, q, v.call, all.keys(), all.meant().mask);
     v.first = missing_keys.first.data(), v.number = missing_keys.number.data();
-    v.total = missing_keys.total.data();
+    v.total = missing_keys.total;
     LookupRows(q, v, keys.n);
   }
   void FindMissing(Q& q, const uint32_t* version, KeySpan keys, const bool* mask, uint64_t* missing,
@@ -82,7 +85,7 @@ class DeviceTable {
     const Numbered m(*this, q, View("lookup", version, keys.narrow), all.keys(), meant);
     q.Fill(missing, 0, (keys.n + 1) * sizeof(uint64_t));
     WriteMissing(q, all.keys().data, {.mask = meant, .rows = m.rows.data()}, all.keys().n, m.first.data(),
-                 m.number.data(), m.total.data(), missing, count);
+                 m.number.data(), m.total, missing, count);
   }
   void Inspect(Q& q, std::string_view op, const uint32_t* version, KeySpan keys, bool* found,
                int64_t* frequency, int64_t* row_version) {
@@ -133,12 +136,24 @@ class DeviceTable {
   void BeginApply(Q& q, const uint32_t* version, KeySpan keys, GradientsView gradients,
                   const SlotLayout& layout, InitialRows initial, uint32_t* next, uint32_t* targets,
                   int32_t* active, uint32_t* used_step, float* pooled);
+  // ---- a shard of a spread table: see spread.h ----------------------------------------------------------
+
+  void Plan(Q& q, std::string_view op, const uint32_t* version, KeySpan keys, const bool* mask,
+            bool makes_rows);
+  void Receive(Q& q, const uint32_t* version, KeySpan keys, const int32_t* counts, const float* rows,
+               size_t senders, const int32_t* round, const int32_t* rounds, InitialRows initial);
+  void PlanStep(Q& q, const uint32_t* version, const uint32_t* step, const SlotLayout& layout);
+  void CommitStep(Q& q, const uint32_t* version, uint32_t* next, int32_t* active, uint32_t* used_step);
+  void Abandon();
+  void Count(const Traffic& traffic) const { traffic.AddTo(counters_); }
+
+  /// The rows of a step; without targets, of that which the shard has committed.
   void Gather(Q& q, const uint32_t* version, const uint32_t* targets, size_t num_rows, const int32_t* start,
-              const int32_t* active, size_t chunk, const GatherView& out,
+              const int32_t* active, size_t chunk, const GatherView& out, std::byte* values,
               const std::vector<std::byte*>& slots);
   void Scatter(Q& q, const uint32_t* version, const uint32_t* targets, size_t num_rows, const int32_t* start,
                const int32_t* active, size_t chunk, const std::byte* values,
-               const std::vector<const std::byte*>& slots);
+               const std::vector<const std::byte*>& slots, uint32_t* out);
 
   /// For a call of no table, which tells this one of its refusal.
   CallView View(std::string_view op, const uint32_t* version, bool narrow) const {
@@ -189,12 +204,12 @@ class DeviceTable {
   /// The keys of a call that have no row, numbered by first occurrence.
   struct Numbered {
     Numbered(const DeviceTable& table, Q& q, CallView call, KeySpan keys, const bool* mask)
-        : rows(q, keys.n), first(q, keys.n), number(q, keys.n), total(q, 1) {
+        : rows(q, keys.n), first(q, keys.n), number(q, keys.n + 1), total(number.data() + keys.n) {
       FindRows(q, call, table.contents_.index().view(), keys.data, {.mask = mask}, keys.n, rows.data());
-      NumberKeys(q, keys.data, {.mask = mask, .rows = rows.data()}, keys.n, first.data(), number.data(),
-                 total.data());
+      NumberKeys(q, keys.data, {.mask = mask, .rows = rows.data()}, keys.n, first.data(), number.data());
     }
-    Scratch<Q, uint32_t> rows, first, number, total;
+    Scratch<Q, uint32_t> rows, first, number;
+    const uint32_t* total;
   };
 
   [[nodiscard]] InitialView Initial(InitialRows given) const {
@@ -228,123 +243,57 @@ class DeviceTable {
     uint64_t pending = 0;  // keys of writes that have not been reported
   };
   [[nodiscard]] Bound Upper();
+  [[nodiscard]] size_t EndRow(const Bound& bound, size_t to_come) const;
   [[nodiscard]] bool HasRoom(size_t n);
   void MakeRoom(Q& q, std::string_view op, size_t n);
 
-  /// A write of keys that are there. Kernels of the call follow its making.
-  struct Finding {
-    Finding(DeviceTable& table, Q& q, std::string_view op, const uint32_t* version, KeySpan keys, Meant meant)
-        : table(table),
-          q(q),
-          call(table.View(op, version, keys.narrow)),
-          first(q, keys.n),
-          last(q, keys.n),
-          rows(q, keys.n) {
-      BeginWrite(q, call);
-      GroupKeys(q, keys.data, meant, keys.n, first.data(), last.data());
-      FindRows(q, call, table.contents_.index().view(), keys.data, meant, keys.n, rows.data());
-    }
-    void End(uint32_t* next) const { table.End(q, call, 0, next); }
-
-    DeviceTable& table;
-    Q& q;
-    CallView call;
-    Scratch<Q, uint32_t> first, last, rows;
-  };
-
-  /// A write of keys that are to have rows. What it is given is checked and room is made for it; what fails
-  /// or refuses the call has changed nothing, also in Enter, which then lets what must go leave, and gives
-  /// rows.
-  struct Entering {
-    Entering(DeviceTable& table, Q& q, std::string_view op, const uint32_t* version, KeySpan keys,
-             Meant meant, const bool* exists = nullptr, const GradientsView* gradients = nullptr)
-        : table(table),
-          q(q),
-          op(op),
-          keys(keys),
-          meant(meant),
-          exists(exists),
-          gradients(gradients),
-          call(table.View(op, version, keys.narrow)),
-          first(q, keys.n),
-          last(q, keys.n),
-          rows(q, keys.n) {
-      BeginWrite(q, call);
-      GroupKeys(q, keys.data, meant, keys.n, first.data(), last.data());
-      if (gradients != nullptr) CheckGradients(q, call, *gradients, first.data());
-      table.MakeRoom(q, op, keys.n);
-    }
-    void Enter(InitialRows initial, bool blank, const uint8_t* allowed) const {
-      // Rows that come with the call are those of all new keys, also of those that get none.
-      const bool given = !blank && table.spec_.initializer.kind == Generator::Kind::kGiven;
-      const bool apart = given && allowed != nullptr;
-      const NewKeys<Q> news(q, keys.n, apart);
-      const EnterView v{.call = call,
-                        .in = table.contents_.view(),
-                        .initial = table.Initial(initial),
-                        .blank = blank,
-                        .given = given,
-                        .keys = keys.data,
-                        .meant = meant,
-                        .first = first.data(),
-                        .allowed = allowed,
-                        .rows = rows.data(),
-                        .flag = news.flags.data(),
-                        .number = news.numbers.data(),
-                        .is_new = apart ? news.news.data() : news.flags.data(),
-                        .place = apart ? news.places.data() : news.numbers.data()};
-      CountNew(q, v, keys.n);
-      table.LetLeave(*this);
-      EnterNew(q, v, keys.n);
-      if (gradients != nullptr || !table.admission_.counts_keys()) return;
-      ForgetWaiting(q, call, table.admission_.view().waiting, keys.data, meant, first.data(), rows.data(),
-                    keys.n);
-    }
-    void End(uint32_t* next) const { table.End(q, call, keys.n, next); }
-
-    DeviceTable& table;
-    Q& q;
-    std::string_view op;
-    KeySpan keys;
-    Meant meant;
-    const bool* exists;
-    const GradientsView* gradients;
-    CallView call;
-    Scratch<Q, uint32_t> first, last, rows;
-  };
-
-  /// Slots that go again unless the step that brings them is let in.
-  struct NewSlots {
-    NewSlots(DeviceTable& table, Q& q) : table(table), q(q) {}
-    ~NewSlots() {
-      if (undo) table.contents_.Detach(q);
-    }
-    NewSlots(const NewSlots&) = delete;
-    NewSlots& operator=(const NewSlots&) = delete;
-
-    DeviceTable& table;
-    Q& q;
-    bool undo = false;
-  };
+  // What a write holds while it is being queued, see calls.h.
+  struct Finding;
+  struct Entering;
+  struct NewSlots;
 
   /// Makes the next version; the write had n keys that may have got rows.
-  void End(Q& q, CallView call, size_t n, uint32_t* next) {
+  template <class More = NoMore>
+  void End(Q& q, CallView call, size_t n, uint32_t* next, More more = {}) {
     ++writes_;
     if (n > 0) pending_.emplace_back(writes_, n);
-    EndWrite(q, call, writes_, spec_.max_capacity, next);
+    EndWrite(q, call, writes_, spec_.max_capacity, next, more);
   }
-  void CheckSlots(size_t n) const;
+  [[nodiscard]] std::vector<Parts> PartsOf(const std::byte* values,
+                                           const std::vector<const std::byte*>& slots) const;
+  [[nodiscard]] bool Attaches(const SlotLayout& layout) const;
+  void Begin(Q& q, const uint32_t* version, KeySpan keys, GradientsView gradients, const SlotLayout& layout,
+             InitialRows initial, uint32_t* next, uint32_t* targets, int32_t* active, uint32_t* used_step,
+             float* pooled);
+  void ExpectLive(Q& q, std::string_view op, const uint32_t* version, bool narrow) const;
+  void Abandoned(Q& q);
+  [[nodiscard]] bool OwnStep(size_t num_rows) const { return spec_.spread && num_rows == 0; }
   [[nodiscard]] bool Refused() const { return LoadFromDevice(report_->refusal) != 0; }
 
-  // What must go is chosen on the host, from a copy of what the choice needs: exact, and rare.
-  void LetLeave(const Entering& e);
+  // What must go, see evict.h.
+  struct Choosing;
+  void LetLeave(const Entering& e, const EnterView& entering);
+  void Ask(Q& q, const Choosing& c, const DevicePolicy<Q>& policy, Choice::Asked asked);
+  void Leave(Q& q, const Choosing& c);
+  void Score(Q& q, const Choosing& c);
+  void Show(Q& q, const Choosing& c);
+  [[nodiscard]] bool MayBeFull(size_t n);
+  /// Whether there are never more rows than the capacity.
+  [[nodiscard]] bool keeps_to_capacity() const {
+    return spec_.max_capacity > 0 && spec_.on_full != OnFull::kGrow;
+  }
+  [[nodiscard]] uint32_t NumberOf(Q& q, const std::string& reason);
+
   void SettleReport(Q& q);
-  [[nodiscard]] bool IsFull(Q& q, size_t n);
-  [[nodiscard]] std::unique_ptr<kvjax::Contents> Twin(Q& q, const Control& control) const;
-  void Leave(Q& q, CallView call, std::string_view op, kvjax::Contents& twin, Change& change);
-  [[nodiscard]] Snapshot Copy(Q& q, const Control& control, bool values, bool slots) const;
+  [[nodiscard]] Snapshot Copy(Q& q, const Control& control, bool slots) const;
+  [[nodiscard]] Snapshot CopyRows(Q& q, const std::vector<KeyRow>& rows, bool slots) const;
+
+  /// At the end of a training step with n keys: lets rows change places, if it is time.
+  void KeepHotRows(Q& q, CallView call, size_t n);
 
   TableSpec spec_;
+  Budget budget_;
+  size_t trained_ = 0;  // keys since rows have last changed places
   struct FreeReport {
     void operator()(Report* report) const { Q::FreeShared(report); }
   };
@@ -358,7 +307,12 @@ class DeviceTable {
   std::vector<std::pair<uint32_t, size_t>> pending_;  // writes with keys that have not been reported yet
   uint32_t writes_ = 0;
   size_t reserved_ = 0;
-  std::map<std::string, uint64_t, std::less<>> evicted_;
+  ShardStep<Q> step_;
+  size_t coming_ = 0;  // keys of the write that a shard has planned
+  mutable Counters counters_;
+  DevicePolicy<Q> policy_, last_;
+  std::vector<std::string> reasons_;
+  Array<Q, Evicted> evicted_;  // by reason
   Sink sink_;
   ScoreFunction score_;
   std::atomic<bool> in_step_ = false;

@@ -7,9 +7,12 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "kvjax/ffi/cuda/atomic.h"
 
 namespace kvjax::device {
 
@@ -21,7 +24,7 @@ class Threads {
   /// `threads` share a kernel in pieces of `grain` lanes.
   explicit Threads(unsigned threads = 2, size_t grain = 512) : threads_(threads), grain_(grain) {}
   /// A queue for calls that do not come from a program, once everything else is done.
-  static Threads Alone() { return Threads(); }
+  static Threads Alone(int /*device*/ = 0) { return Threads(); }
 
   /// One lane.
   struct Tile {
@@ -46,6 +49,28 @@ class Threads {
   template <class F>
   void Once(F f) {
     f();
+  }
+
+  /// For as long as work.size(), which is at most `most`, is not 0: counts the i below it by the bin work(i),
+  /// kBins for none; then work.Settle(bin, before, count) hears which bin has the work.wanted()-th of them,
+  /// and how many it and those before have, or work.SettleAll() that there are no more.
+  template <class Work>
+  void CountBins(size_t /*most*/, Work work) {
+    for (size_t n; (n = work.size()) > 0;) {
+      std::vector<uint32_t> bins(Work::kBins);
+      Share(n, [&](size_t i) {
+        const uint32_t bin = work(i);
+        if (bin < Work::kBins) Add(bins[bin], 1u);
+      });
+      uint64_t before = 0, wanted = work.wanted();
+      uint32_t bin = 0;
+      while (bin < Work::kBins && before + bins[bin] < wanted) before += bins[bin++];
+      if (std::accumulate(bins.begin(), bins.end(), uint64_t{0}) <= wanted) {
+        work.SettleAll();
+      } else {
+        work.Settle(bin, before, bins[bin]);
+      }
+    }
   }
 
   void Copy(void* to, const void* from, size_t bytes) {
@@ -90,8 +115,7 @@ class Threads {
   static void FailAllocation(size_t n) { countdown_ = n; }
 
   void Wait() {}
-  template <class Known>
-  void WaitUntil(Known) {}
+  static bool Pause() { return false; }
 
  private:
   template <class Lane>

@@ -25,20 +25,15 @@ struct GradientsView {
 /// Refuses what merging cannot have made. first: (n,) as GroupKeys gives it for the keys that count.
 template <class Q>
 void CheckGradients(Q& q, CallView call, GradientsView g, const uint32_t* first) {
-  q.Each(g.num_seals, [=] KVJAX_HD(size_t i) {
-    if (g.seals[i] != g.seal) call.Close(Refusal::kSeal, g.seals[i], g.seal);
-  });
-  q.Each(g.n, [=] KVJAX_HD(size_t i) {
+  q.Each(g.n > g.num_seals ? g.n : g.num_seals, [=] KVJAX_HD(size_t i) {
+    if (i < g.num_seals && g.seals[i] != g.seal) call.Close(Refusal::kSeal, g.seals[i], g.seal);
+    if (i >= g.n) return;
     const int32_t count = g.counts[i];
     const bool behind_padding = i > 0 && count > 0 && g.counts[i - 1] <= 0;
     if (count < 0 || behind_padding || (count > 0 && first[i] != i)) call.Close(Refusal::kMerged, 0, 0);
-    if (count > 0) Raise(call.control->active, static_cast<uint32_t>(i + 1));
-  });
-  q.Once([=] KVJAX_HD() {
-    Control& control = *call.control;
-    const auto step = static_cast<int64_t>(uint64_t{g.step[1]} << 32 | g.step[0]);
-    control.step = step >= 0 ? step : control.last_step + (control.last_step < INT64_MAX ? 1 : 0);
-    if (!call.open()) control.active = 0;
+    // Of a call that is let in this is one lane.
+    const bool last = count > 0 && (i + 1 == g.n || g.counts[i + 1] <= 0);
+    if (last) Store(call.control->active, static_cast<uint32_t>(i + 1));
   });
 }
 
@@ -56,25 +51,30 @@ struct Pool {
 /// stands in the place of the first refused key.
 template <class Q>
 void CountRows(Q& q, CallView call, RowsView in, GradientsView g, const uint32_t* rows,
-               const uint32_t* totals, const Pool* pool, uint32_t* targets, int32_t* active,
-               uint32_t* used_step) {
-  q.Each(g.n, [=] KVJAX_HD(size_t i) {
+               const uint32_t* totals, const Pool* pool, uint32_t* targets) {
+  q.Tiles(g.n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
     Control& control = *call.control;
-    const bool counts = i < control.active && call.open();
+    const bool counts = i < g.n && i < control.active && call.open();
     const bool pools = pool != nullptr && pool->place != kNoRow;
-    targets[2 * i] = counts ? rows[i] : kNoRow;
+    const uint32_t row = counts ? rows[i] : kNoRow;
+    const uint64_t occurrences = counts ? static_cast<uint64_t>(g.counts[i]) : 0;
+    const uint64_t all = SumOfLanes(tile, occurrences);
+    const uint64_t refused = SumOfLanes(tile, row == kNoRow ? occurrences : 0);
+    if (tile.rank() == 0) {
+      control.occurrences.Add(i / tile.size(), all);
+      control.refused.Add(i / tile.size(), refused);
+    }
+    if (i >= g.n) return;
+    targets[2 * i] = row;
     targets[2 * i + 1] = static_cast<uint32_t>(i);
     if (!counts) return;
-    const auto occurrences = static_cast<uint64_t>(g.counts[i]);
     uint64_t counted = totals != nullptr ? totals[i] : g.count_batches ? 1 : occurrences;
-    control.occurrences.Add(i, occurrences);
-    if (rows[i] == kNoRow) {
-      control.refused.Add(i, occurrences);
+    if (row == kNoRow) {
       if (!pools || i != pool->place) return;
       targets[2 * i] = rows[g.n];
       targets[2 * i + 1] = ApplyTarget::kPooled;
       counted = g.count_batches ? 1 : pool->occurrences.Sum();
-    } else if (pools && rows[i] == rows[g.n]) {
+    } else if (pools && row == rows[g.n]) {
       targets[2 * i] = kNoRow;  // its gradient is in the pool
       return;
     }
@@ -83,17 +83,25 @@ void CountRows(Q& q, CallView call, RowsView in, GradientsView g, const uint32_t
     header.frequency = frequency < kMaxFrequency ? frequency : kMaxFrequency;
     header.version = control.step;
   });
-  q.Once([=] KVJAX_HD() {
+}
+
+/// What a training write does at its end.
+struct EndStep {
+  const Pool* pool;
+  int32_t* active;
+  uint32_t* used_step;
+
+  KVJAX_HD void operator()(CallView call) const {
     Control& control = *call.control;
-    *active = static_cast<int32_t>(control.active);
+    *active = call.open() ? static_cast<int32_t>(control.active) : 0;
     used_step[0] = static_cast<uint32_t>(control.step);
     used_step[1] = static_cast<uint32_t>(static_cast<uint64_t>(control.step) >> 32);
     if (!call.open()) return;
     control.admitted += control.entering - (pool != nullptr ? pool->entering : 0);
     control.distinct += control.active;
     if (control.step > control.last_step) control.last_step = control.step;
-  });
-}
+  }
+};
 
 /// The rows of a step that a chunk is about: [start, start + chunk), cut at `active`.
 struct ChunkView {
@@ -117,84 +125,78 @@ struct ChunkView {
   }
 };
 
-/// See Table::Gather.
+/// What of the rows of a step is copied out and back: the value, or one slot. `bytes` at `offset` of the
+/// record are a row of `outside` (n, bytes).
+struct Part {
+  std::byte* outside;
+  size_t bytes, offset;
+  bool slot;
+
+  [[nodiscard]] KVJAX_HD std::byte* Of(const RowsView& in, uint32_t row) const {
+    return (slot ? in.Slots(row) : in.Value(row)) + offset;
+  }
+};
+/// As many of them as go with one kernel.
+struct Parts {
+  static constexpr size_t kMost = 8;
+  Part part[kMost];
+  size_t n;
+};
+
+/// What a gather gives beside the parts. The gradients are left out if `grads` is nullptr, and all of it with
+/// further parts, if `fresh` is.
 struct GatherView {
   const uint64_t* keys;
   const float* rows;
   const float* pooled;  // the gradient of the row of that key
   uint64_t shared_key;
-  size_t dim, row_bytes;
-  std::byte* values;
+  size_t dim;
   float* grads;
   bool* fresh;
   uint64_t* row_keys;
 };
+
+/// See Table::Gather. Where there is no row nobody uses what is written, but an optimizer should see numbers.
 template <class Q>
-void GatherRows(Q& q, ChunkView chunk, GatherView v, size_t n) {
+void GatherRows(Q& q, ChunkView chunk, GatherView v, Parts parts, size_t n) {
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
     size_t place = 0;
     const uint32_t row = i < n ? chunk.Row(i, place) : kNoRow;
-    if (i < n) {
-      v.fresh[i] = row == kNoRow || chunk.in.Header(row).has_slots == 0;
+    const bool has = row != kNoRow;
+    const uint32_t gradient = has ? chunk.targets[2 * place + 1] : 0;
+    const bool pooled = gradient == ApplyTarget::kPooled;
+    if (i < n && v.fresh != nullptr) {
+      v.fresh[i] = !has || chunk.in.Header(row).has_slots == 0;
+      v.row_keys[i] = !has ? 0 : pooled ? v.shared_key : v.keys[place];
     }
-    const uint32_t gradient_of = row == kNoRow ? 0 : chunk.targets[2 * place + 1];
-    if (i < n)
-      v.row_keys[i] = row == kNoRow ? 0 : gradient_of == ApplyTarget::kPooled ? v.shared_key : v.keys[place];
-    const size_t base = i - tile.rank();
-    for (int lane = 0; lane < tile.size(); ++lane) {
-      const uint32_t from = tile.Shuffle(row, lane);
-      const auto gradient = tile.Shuffle(gradient_of, lane);
-      const size_t k = base + lane;
-      if (k >= n) break;
-      auto* const grads = reinterpret_cast<std::byte*>(v.grads + k * v.dim);
-      if (from == kNoRow) {  // nobody uses them, but an optimizer should see numbers
-        FillRecord(tile, v.values + k * v.row_bytes, 0, v.row_bytes);
-        FillRecord(tile, grads, 0, v.dim * sizeof(float));
-      } else {
-        CopyRecord(tile, v.values + k * v.row_bytes, chunk.in.Value(from), v.row_bytes);
-        const float* const source =
-            gradient == ApplyTarget::kPooled ? v.pooled : v.rows + size_t{gradient} * v.dim;
-        CopyRecord(tile, grads, source, v.dim * sizeof(float));
-      }
+    if (v.grads != nullptr) {
+      const float* const from = !has ? nullptr : pooled ? v.pooled : v.rows + size_t{gradient} * v.dim;
+      float* const to = i < n ? v.grads + i * v.dim : nullptr;
+      CopyRecords(tile, reinterpret_cast<std::byte*>(to), reinterpret_cast<const std::byte*>(from),
+                  v.dim * sizeof(float));
+    }
+    for (size_t p = 0; p < parts.n; ++p) {
+      const Part& part = parts.part[p];
+      CopyRecords(tile, i < n ? part.outside + i * part.bytes : nullptr,
+                  has ? part.Of(chunk.in, row) : nullptr, part.bytes);
     }
   });
 }
 
-/// Copies one slot, `bytes` at `offset` of the record, of each row of the chunk out (n, bytes) or, `back`,
-/// in.
+/// Writes the parts back; `slots` says that there are slots, which are written with them. `out`, unless it is
+/// nullptr, gets the version.
 template <class Q>
-void CopySlot(Q& q, ChunkView chunk, size_t offset, size_t bytes, std::byte* slot, size_t n, bool back) {
+void ScatterRows(Q& q, ChunkView chunk, Parts parts, bool slots, size_t n, uint32_t* out) {
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
+    if (i == 0 && out != nullptr) *out = *chunk.call.version;
     size_t place = 0;
     const uint32_t row = i < n ? chunk.Row(i, place) : kNoRow;
-    const size_t base = i - tile.rank();
-    for (int lane = 0; lane < tile.size(); ++lane) {
-      const uint32_t of = tile.Shuffle(row, lane);
-      if (base + lane >= n) break;
-      std::byte* const outside = slot + (base + lane) * bytes;
-      if (of == kNoRow) {
-        if (!back) FillRecord(tile, outside, 0, bytes);
-      } else if (back) {
-        CopyRecord(tile, chunk.in.Slots(of) + offset, outside, bytes);
-      } else {
-        CopyRecord(tile, outside, chunk.in.Slots(of) + offset, bytes);
-      }
-    }
-  });
-}
-
-/// Writes values (n, row_bytes) back; `slots` says that there are slots, which are written with them.
-template <class Q>
-void ScatterRows(Q& q, ChunkView chunk, const std::byte* values, size_t row_bytes, bool slots, size_t n) {
-  q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
-    size_t place = 0;
-    const uint32_t row = i < n ? chunk.Row(i, place) : kNoRow;
-    if (row != kNoRow && slots) chunk.in.Header(row).has_slots = 1;
-    const size_t base = i - tile.rank();
-    for (int lane = 0; lane < tile.size(); ++lane) {
-      const uint32_t to = tile.Shuffle(row, lane);
-      if (base + lane >= n) break;
-      if (to != kNoRow) CopyRecord(tile, chunk.in.Value(to), values + (base + lane) * row_bytes, row_bytes);
+    const bool has = row != kNoRow;
+    if (has && slots) chunk.in.Header(row).has_slots = 1;
+    for (size_t p = 0; p < parts.n; ++p) {
+      const Part& part = parts.part[p];
+      CopyRecords(tile, has ? part.Of(chunk.in, row) : nullptr, has ? part.outside + i * part.bytes : nullptr,
+                  part.bytes);
     }
   });
 }

@@ -4,30 +4,10 @@
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/cuda/refused.h"
 #include "kvjax/ffi/cuda/table.h"
+#include "kvjax/ffi/cuda/tiers.h"
 
 namespace kvjax::device {
 
-/// Copies records of the given rows out: (n, bytes) at `offset` of the record.
-template <class Q>
-void CopyOut(Q& q, PlaneView plane, size_t offset, size_t bytes, const uint32_t* rows, std::byte* out,
-             size_t n) {
-  q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
-    const size_t base = i - tile.rank();
-    for (int lane = 0; lane < tile.size() && base + lane < n; ++lane) {
-      CopyRecord(tile, out + (base + lane) * bytes, plane.At(rows[base + lane]) + offset, bytes);
-    }
-  });
-}
-template <class Q>
-void CopyIn(Q& q, PlaneView plane, size_t offset, size_t bytes, const uint32_t* rows, const std::byte* in,
-            size_t n) {
-  q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
-    const size_t base = i - tile.rank();
-    for (int lane = 0; lane < tile.size() && base + lane < n; ++lane) {
-      CopyRecord(tile, plane.At(rows[base + lane]) + offset, in + (base + lane) * bytes, bytes);
-    }
-  });
-}
 /// Enters distinct keys under the row ids begin, begin + 1, ...
 template <class Q>
 void EnterLoaded(Q& q, IndexView index, Control* control, const uint64_t* keys, uint32_t begin, size_t n) {
@@ -41,14 +21,18 @@ void EnterLoaded(Q& q, IndexView index, Control* control, const uint64_t* keys, 
 }
 
 template <class Q>
-DeviceTable<Q>::DeviceTable(TableSpec spec, uint32_t first_version) : spec_(std::move(spec)) {
-  Q q = Q::Alone();
-  contents_ = Contents<Q>(q, spec_.row_bytes(), 0);
+DeviceTable<Q>::DeviceTable(TableSpec spec, uint32_t first_version, Budget budget)
+    : spec_(std::move(spec)), budget_(budget) {
+  Q q = Q::Alone(spec_.device);
+  contents_ = Contents<Q>(q, spec_.row_bytes(), 0, budget_);
   admission_ = Admission<Q>(q, spec_.admission);
   control_ = Array<Q, Control>(q, 1);
   Control control = {};
   control.version = first_version;
   q.Copy(control_.data(), &control, sizeof(control));
+  const auto number = [&](const std::string& reason) { return NumberOf(q, reason); };
+  policy_ = DevicePolicy<Q>(q, spec_.policy, number);
+  last_ = DevicePolicy<Q>(q, Policy::Last(), number);
   if (const auto& pool = spec_.initializer.pool; pool != nullptr) {
     pool_ = Array<Q, float>(q, pool->size());
     q.Copy(pool_.data(), pool->data(), pool_.bytes());
@@ -60,18 +44,15 @@ DeviceTable<Q>::DeviceTable(TableSpec spec, uint32_t first_version) : spec_(std:
 }
 
 template <class Q>
-std::shared_ptr<DeviceTable<Q>> DeviceTable<Q>::Make(const TableSpec& spec, const std::string& /*storage*/,
+std::shared_ptr<DeviceTable<Q>> DeviceTable<Q>::Make(const TableSpec& spec, const std::string& storage,
                                                      uint32_t first_version, size_t capacity) {
-  auto table = std::make_shared<DeviceTable>(spec, first_version);
+  auto table = std::make_shared<DeviceTable>(spec, first_version, Budget::Parse(storage, spec.name));
   table->Reserve(first_version, capacity);
   return table;
 }
 
-inline constexpr size_t kHostBatch = size_t{1}
-                                     << 16;  // rows that are copied at once, so that copies stay small
-
 template <class Q>
-Snapshot DeviceTable<Q>::Copy(Q& q, const Control& control, bool values, bool slots) const {
+Snapshot DeviceTable<Q>::Copy(Q& q, const Control& control, bool slots) const {
   const auto n = static_cast<size_t>(control.size);
   std::vector<KeyRow> rows(n);
   {
@@ -82,11 +63,20 @@ Snapshot DeviceTable<Q>::Copy(Q& q, const Control& control, bool values, bool sl
     q.Copy(rows.data(), there.data(), n * sizeof(KeyRow));
     q.Wait();
   }
-  Snapshot out;
-  out.offsets = SortByBucket(rows);
+  std::vector<int64_t> offsets = SortByBucket(rows);
+  Snapshot out = CopyRows(q, rows, slots);
+  out.offsets = std::move(offsets);
   out.last_step = control.last_step;
+  return out;
+}
+
+/// Copies rows out in their order; see CopyRows of core/snapshot.h.
+template <class Q>
+Snapshot DeviceTable<Q>::CopyRows(Q& q, const std::vector<KeyRow>& rows, bool slots) const {
+  const size_t n = rows.size();
+  Snapshot out;
   if (slots) out.layout = contents_.layout();
-  out.keys.resize(n), out.values.resize(values ? n * row_bytes() : 0);
+  out.keys.resize(n), out.values.resize(n * row_bytes());
   out.frequencies.resize(n), out.versions.resize(n), out.has_slots.resize(n), out.pinned.resize(n);
   for (const Slot& slot : out.layout.slots()) out.slots.emplace_back(n * slot.bytes);
   const RowsView in = contents_.view();
@@ -104,7 +94,7 @@ Snapshot DeviceTable<Q>::Copy(Q& q, const Control& control, bool values, bool sl
     };
     std::vector<RowHeader> headers(m);
     fetch(in.headers, 0, sizeof(RowHeader), headers.data());
-    if (values) fetch(in.values, 0, row_bytes(), out.values.data() + begin * row_bytes());
+    fetch(in.values, 0, row_bytes(), out.values.data() + begin * row_bytes());
     for (size_t i = 0; i < m; ++i) {
       out.keys[begin + i] = static_cast<int64_t>(rows[begin + i].key);
       out.frequencies[begin + i] = static_cast<int64_t>(headers[i].frequency);
@@ -126,7 +116,7 @@ Snapshot DeviceTable<Q>::Copy(Q& q, const Control& control, bool values, bool sl
 
 template <class Q>
 uint32_t DeviceTable<Q>::version() const {
-  (void)Q::Alone();
+  (void)Q::Alone(spec_.device);
   return LoadFromDevice(report_->version);
 }
 
@@ -142,7 +132,7 @@ uint32_t DeviceTable<Q>::SettledVersion() {
     if (!stuck()) continue;
     const Entered entered(*this, "refresh");
     if (!in_step_.load() || !stuck()) continue;
-    Q q = Q::Alone();
+    Q q = Q::Alone(spec_.device);
     Control control = Fetch(q, control_.data());
     ++control.version;
     q.Copy(control_.data(), &control, sizeof(control));
@@ -155,7 +145,7 @@ uint32_t DeviceTable<Q>::SettledVersion() {
 template <class Q>
 size_t DeviceTable<Q>::Size(uint32_t version) const {
   const Entered entered(*this, "size");
-  Q q = Q::Alone();
+  Q q = Q::Alone(spec_.device);
   const Control control = Fetch(q, control_.data());
   Raise();
   Expect("size", version, control);
@@ -165,7 +155,7 @@ size_t DeviceTable<Q>::Size(uint32_t version) const {
 template <class Q>
 void DeviceTable<Q>::Reserve(uint32_t version, size_t n) {
   const Entered entered(*this, "reserve");
-  Q q = Q::Alone();
+  Q q = Q::Alone(spec_.device);
   const Control control = Fetch(q, control_.data());
   Expect("reserve", version, control);
   const size_t rows =
@@ -179,16 +169,16 @@ void DeviceTable<Q>::Reserve(uint32_t version, size_t n) {
 template <class Q>
 Snapshot DeviceTable<Q>::Export(uint32_t version, bool with_slots) const {
   const Entered entered(*this, "export");
-  Q q = Q::Alone();
+  Q q = Q::Alone(spec_.device);
   const Control control = Fetch(q, control_.data());
   Expect("export", version, control);
-  return Copy(q, control, true, with_slots);
+  return Copy(q, control, with_slots);
 }
 
 template <class Q>
 AdmissionState DeviceTable<Q>::ExportAdmission(uint32_t version) const {
   const Entered entered(*this, "export");
-  Q q = Q::Alone();
+  Q q = Q::Alone(spec_.device);
   const Control control = Fetch(q, control_.data());
   Expect("export", version, control);
   return admission_.Save(q, control);
@@ -205,9 +195,9 @@ typename DeviceTable<Q>::Loaded DeviceTable<Q>::PrepareLoad(uint32_t version, co
     counts.Forget(static_cast<uint64_t>(rows.keys[i]));
   }
   const Entered entered(*this, "load");
-  Q q = Q::Alone();
+  Q q = Q::Alone(spec_.device);
   const size_t room = std::max(rows.n, reserved_);
-  Loaded loaded{version, Contents<Q>(q, row_bytes(), room), {}, Fetch(q, control_.data())};
+  Loaded loaded{version, Contents<Q>(q, row_bytes(), room, budget_), {}, Fetch(q, control_.data())};
   Expect("load", version, loaded.control);
   Contents<Q>& next = loaded.contents;
   Array<Q, Control> control(q, 1);
@@ -247,6 +237,9 @@ typename DeviceTable<Q>::Loaded DeviceTable<Q>::PrepareLoad(uint32_t version, co
     EnterLoaded(q, to.index, control.data(), keys.data(), static_cast<uint32_t>(begin), m);
     q.Wait();
   }
+  // Any handle of a table that nobody has yet is live.
+  const CallView alone{control.data(), report_.get(), &control.data()->version, 0, false};
+  for (size_t i = 0; i < std::min(rows.n, next.device_rows()); i += kMostSwaps) KeepHot(q, alone, next);
   loaded.admission = Admission<Q>::Of(q, spec_.admission, counts.Save(), control.data());
   fresh = Fetch(q, control.data());
   loaded.control.size = rows.n;
@@ -263,7 +256,7 @@ typename DeviceTable<Q>::Loaded DeviceTable<Q>::PrepareLoad(uint32_t version, co
 template <class Q>
 uint32_t DeviceTable<Q>::CommitLoad(Loaded loaded) {
   const Entered entered(*this, "load");
-  Q q = Q::Alone();
+  Q q = Q::Alone(spec_.device);
   Expect("load", loaded.version, Fetch(q, control_.data()));
   std::swap(contents_, loaded.contents);
   std::swap(admission_, loaded.admission);
@@ -293,18 +286,26 @@ void SampleProbes(Q& q, IndexView index, Probes* out) {
 template <class Q>
 Statistics DeviceTable<Q>::Stats() const {
   const Entered entered(*this, "stats");
-  Q q = Q::Alone();
+  Q q = Q::Alone(spec_.device);
   const Control control = Fetch(q, control_.data());
   Scratch<Q, Probes> there(q, 1);
   q.Fill(there.data(), 0, sizeof(Probes));
   SampleProbes(q, contents_.index().view(), there.data());
   const Probes probes = Fetch(q, there.data());
+  const PinnedShare pinned = PinnedOf(q, contents_);
   Statistics stats;
   stats.probe_mean =
       probes.keys == 0 ? 0.0 : static_cast<double>(probes.total) / static_cast<double>(probes.keys);
   stats.probe_longest = probes.longest;
+  std::vector<Evicted> counts(reasons_.size());
+  q.Copy(counts.data(), evicted_.data(), counts.size() * sizeof(Evicted));
+  q.Wait();
   uint64_t evicted = 0;
-  for (const auto& [reason, rows] : evicted_) evicted += rows;
+  for (size_t r = 0; r < counts.size(); ++r) {
+    if (counts[r].asked == 0) continue;
+    stats.evicted[reasons_[r]] = counts[r].rows.Sum();
+    evicted += counts[r].rows.Sum();
+  }
   stats.numbers = {{"size", control.size},
                    {"capacity", contents_.index().room()},
                    {"places", contents_.index().slots()},
@@ -313,15 +314,19 @@ Statistics DeviceTable<Q>::Stats() const {
                    {"header_bytes", contents_.header_bytes()},
                    {"slot_bytes", contents_.slot_bytes()},
                    {"admission_bytes", admission_.bytes()},
+                   {"pinned_bytes", contents_.pinned_bytes()},
+                   {"pinned_rows", pinned.rows.Sum()},
+                   {"pinned_occurrences", pinned.occurrences.Sum()},
+                   {"row_occurrences", pinned.all_occurrences.Sum()},
                    {"tracked", control.waiting.Sum()},
                    {"last_step", static_cast<uint64_t>(control.last_step)},
                    {"hits", control.hits.Sum()},
                    {"misses", control.misses.Sum()},
-                   {"exchanged_keys", 0},
-                   {"bytes_to_owners", 0},
-                   {"bytes_from_owners", 0},
-                   {"rounds", 0},
-                   {"extra_rounds", 0},
+                   {"exchanged_keys", counters_.exchanged_keys},
+                   {"bytes_to_owners", counters_.bytes_to_owners},
+                   {"bytes_from_owners", counters_.bytes_from_owners},
+                   {"rounds", counters_.rounds},
+                   {"extra_rounds", counters_.extra_rounds},
                    {"inserted", control.inserted},
                    {"removed", control.removed - evicted},
                    {"admitted", control.admitted},
@@ -329,14 +334,13 @@ Statistics DeviceTable<Q>::Stats() const {
                    {"occurrences", control.occurrences.Sum()},
                    {"distinct", control.distinct},
                    {"over_capacity", control.over_capacity}};
-  stats.evicted = evicted_;
   return stats;
 }
 
 template <class Q>
 std::pair<size_t, uint32_t> DeviceTable<Q>::Rows() const {
   const Entered entered(*this, "repr");
-  Q q = Q::Alone();
+  Q q = Q::Alone(spec_.device);
   const Control control = Fetch(q, control_.data());
   return {control.size, control.version};
 }

@@ -12,12 +12,16 @@
 
 namespace kvjax::device {
 
+/// step: the words of that of a training write, which is below 0 if none was named; or nullptr.
 template <class Q>
-void BeginWrite(Q& q, CallView call) {
+void BeginWrite(Q& q, CallView call, const uint32_t* step = nullptr) {
   q.Once([=] KVJAX_HD() {
     Control& control = *call.control;
     control.open = call.Current(true) ? 1 : 0;
     control.entering = control.leaving = control.active = 0;
+    if (step == nullptr) return;
+    const auto named = static_cast<int64_t>(uint64_t{step[1]} << 32 | step[0]);
+    control.step = named >= 0 ? named : control.last_step + (control.last_step < INT64_MAX ? 1 : 0);
   });
 }
 
@@ -35,21 +39,28 @@ KVJAX_HD inline void Settle(Control& control, uint64_t max_capacity) {
   control.entering = control.leaving = 0;
 }
 
-/// Reports what there is after the write of that number.
-KVJAX_HD inline void Tell(const Control& control, Report& report, uint32_t number) {
+/// Reports what there is after the write of that number. The lanes of a tile add up the counts together, and
+/// the first one tells. Two fences are enough: nothing is there before `begun` is, and all before `write` is.
+template <class Tile>
+KVJAX_HD void Tell(const Tile& tile, const Control& control, Report& report, uint32_t number) {
+  const uint64_t slots_used = control.slots_used.Sum(tile), waiting = control.waiting.Sum(tile);
+  const uint64_t waiting_slots = control.waiting_slots.Sum(tile);
+  if (tile.rank() != 0) return;
   StoreForHost(report.begun, number);
+  FenceForHost();
   StoreForHost(report.size, control.size);
-  StoreForHost(report.slots_used, control.slots_used.Sum());
-  StoreForHost(report.waiting, control.waiting.Sum());
-  StoreForHost(report.waiting_slots, control.waiting_slots.Sum());
+  StoreForHost(report.slots_used, slots_used);
+  StoreForHost(report.waiting, waiting);
+  StoreForHost(report.waiting_slots, waiting_slots);
   StoreForHost(report.next_row, control.next_row);
   StoreForHost(report.free_rows, control.free_rows);
   StoreForHost(report.version, control.version);
+  FenceForHost();
   StoreForHost(report.write, number);
 }
 template <class Q>
 void TellHost(Q& q, const Control* control, Report* report, uint32_t number) {
-  q.Once([=] KVJAX_HD() { Tell(*control, *report, number); });
+  q.Tiles(1, [=] KVJAX_HD(typename Q::Tile tile, size_t) { Tell(tile, *control, *report, number); });
 }
 
 /// In the middle of a call: the rows that it has taken away may be given again.
@@ -60,17 +71,25 @@ void SettleNow(Q& q, CallView call) {
   });
 }
 
-/// Makes the next version, unless the call was not let in: then `next` is as stale as its handle.
-template <class Q>
-void EndWrite(Q& q, CallView call, uint32_t number, uint64_t max_capacity, uint32_t* next) {
-  q.Once([=] KVJAX_HD() {
+/// What else a write does at its end: nothing.
+struct NoMore {
+  KVJAX_HD void operator()(CallView) const {}
+};
+/// Makes the next version, unless the call was not let in: then `next` is as stale as its handle. `more`
+/// comes before.
+template <class Q, class More = NoMore>
+void EndWrite(Q& q, CallView call, uint32_t number, uint64_t max_capacity, uint32_t* next, More more = {}) {
+  q.Tiles(1, [=] KVJAX_HD(typename Q::Tile tile, size_t) {
     Control& control = *call.control;
-    if (call.open()) {
-      Settle(control, max_capacity);
-      ++control.version;
+    if (tile.rank() == 0) {
+      more(call);
+      if (call.open()) {
+        Settle(control, max_capacity);
+        ++control.version;
+      }
+      *next = call.open() ? control.version : *call.version;
     }
-    *next = call.open() ? control.version : *call.version;
-    Tell(control, *call.report, number);
+    Tell(tile, control, *call.report, number);
   });
 }
 
@@ -79,8 +98,10 @@ struct EnterView {
   CallView call;
   RowsView in;
   InitialView initial;
-  bool blank;  // the caller writes the values of new rows
-  bool given;  // or they come with the call
+  bool blank;     // the caller writes the values of new rows
+  bool given;     // or they come with the call
+  bool distinct;  // no key that is meant comes twice
+  size_t most;    // keys there is room for
   const uint64_t* keys;
   Meant meant;
   const uint32_t* first;     // of equal keys, as GroupKeys gives it
@@ -111,10 +132,12 @@ void CountNew(Q& q, EnterView v, size_t n) {
   });
   q.ExclusiveSum(v.flag, v.number, n);
   if (v.is_new != v.flag) q.ExclusiveSum(v.is_new, v.place, n);
+  if (!v.given && n <= v.most) return;
   q.Once([=] KVJAX_HD() {
     const uint32_t wanted = v.place[n - 1] + v.is_new[n - 1];
-    const bool enters = v.number[n - 1] + v.flag[n - 1] > 0;
-    if (v.given && enters && wanted > v.initial.given_rows) {
+    const uint32_t enters = v.number[n - 1] + v.flag[n - 1];
+    if (enters > v.most) v.call.Close(Refusal::kUnplanned, 0, 0);
+    if (v.given && enters > 0 && wanted > v.initial.given_rows) {
       v.call.Close(Refusal::kInitial, wanted, static_cast<uint32_t>(v.initial.given_rows));
     }
   });
@@ -124,32 +147,30 @@ void CountNew(Q& q, EnterView v, size_t n) {
 template <class Q>
 void EnterNew(Q& q, EnterView v, size_t n) {
   if (n == 0) return;
-  q.Once([=] KVJAX_HD() {
-    if (v.call.open()) v.call.control->entering = v.number[n - 1] + v.flag[n - 1];
-  });
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
     Control& control = *v.call.control;
+    if (i == 0 && v.call.open()) control.entering = v.number[n - 1] + v.flag[n - 1];
     const bool enters = i < n && v.call.open() && v.flag[i] != 0;
+    const uint64_t key = i < n ? v.keys[i] : 0;
+    const auto wide = static_cast<int64_t>(key);
     uint32_t row = kNoRow;
     bool took_empty = false;
     if (enters) {
-      const uint64_t key = v.keys[i];
       row = v.in.FreeRow(control, v.number[i]);
       v.in.index.Insert(key, row, took_empty);
       v.in.Header(row) = {.frequency = 0, .pinned = 0, .has_slots = 0, .version = control.last_step};
       v.rows[i] = row;
-      const auto wide = static_cast<int64_t>(key);
-      if (wide < INT32_MIN || wide > static_cast<int64_t>(UINT32_MAX)) Store(control.wide, 1u);
     }
     const int used = tile.Count(took_empty);
-    const size_t base = i - tile.rank();
-    if (tile.rank() == 0) control.slots_used.Add(base / tile.size(), used);
-    if (v.blank) return;
-    for (int lane = 0; lane < tile.size(); ++lane) {
-      const uint32_t to = tile.Shuffle(row, lane);
-      if (to != kNoRow) v.initial.Write(tile, v.keys[base + lane], v.place[base + lane], v.in.Value(to));
+    const int wides = tile.Count(enters && (wide < INT32_MIN || wide > static_cast<int64_t>(UINT32_MAX)));
+    if (tile.rank() == 0) {
+      control.slots_used.Add(i / tile.size(), used);
+      if (wides > 0 && Load(control.wide) == 0) Store(control.wide, 1u);
     }
+    if (v.blank) return;
+    v.initial.WriteRows(tile, key, enters ? v.place[i] : 0, enters ? v.in.Value(row) : nullptr);
   });
+  if (v.distinct) return;
   q.Each(n, [=] KVJAX_HD(size_t i) {
     if (v.meant(i) && v.first[i] != i) v.rows[i] = v.rows[v.first[i]];
   });
@@ -165,20 +186,19 @@ void SetPinned(Q& q, CallView call, RowsView in, Meant meant, const uint32_t* fi
   });
 }
 
-/// Writes values (n, bytes) to rows (n,): of equal keys those of the last one.
+/// Writes values (n, bytes) to rows (n,): of equal keys those of the last one. last: (n,), to work with.
 template <class Q>
-void WriteValues(Q& q, CallView call, RowsView in, Meant meant, const uint32_t* first, const uint32_t* last,
+void WriteValues(Q& q, CallView call, RowsView in, Meant meant, const uint32_t* first, uint32_t* last,
                  const uint32_t* rows, const std::byte* values, size_t bytes, size_t n) {
+  q.Fill(last, 0, n * sizeof(uint32_t));
+  q.Each(n, [=] KVJAX_HD(size_t i) {
+    if (meant(i)) Raise(last[first[i]], static_cast<uint32_t>(i));
+  });
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
     const bool writes = i < n && call.open() && meant(i) && first[i] == i && rows[i] != kNoRow;
-    const uint32_t row = writes ? rows[i] : kNoRow;
-    const size_t base = i - tile.rank();
-    for (int lane = 0; lane < tile.size(); ++lane) {
-      const uint32_t to = tile.Shuffle(row, lane);
-      if (to == kNoRow) continue;
-      CopyRecord(tile, in.Value(to), values + last[base + lane] * bytes, bytes);
-      if (tile.rank() == 0) in.Header(to).version = call.control->last_step;
-    }
+    if (writes) in.Header(rows[i]).version = call.control->last_step;
+    CopyRecords(tile, writes ? in.Value(rows[i]) : nullptr, writes ? values + last[i] * bytes : nullptr,
+                bytes);
   });
 }
 

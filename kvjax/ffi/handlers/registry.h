@@ -53,13 +53,14 @@ class Registry {
         "run the program on the mesh that the table was made with, or kvjax.reshard(table, mesh)");
   }
 
-  /// The same, or nullptr if the table has been dropped.
+  /// The same, or nullptr if the table has been dropped. For kEveryDevice, any of the shards.
   std::shared_ptr<Table> FindIfThere(std::string_view name, int32_t device) {
     const std::lock_guard lock(mutex_);
     const auto it = entries_.find(name);
     if (it == entries_.end()) return nullptr;
     for (const Shard& shard : it->second) {
-      if (shard.device == kEveryDevice || shard.device == device) return shard.table;
+      if (shard.device == kEveryDevice || device == kEveryDevice || shard.device == device)
+        return shard.table;
     }
     return nullptr;
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kvjax/ffi/core/route.h"
 #include "kvjax/ffi/handlers/backend.h"
 #include "kvjax/ffi/handlers/decode.h"
 #include "kvjax/ffi/handlers/errors.h"
@@ -22,13 +23,20 @@ concept ShardedBackend = requires(
   B::Route(exec, name, keys, mask, ints, shards, room, routed);
   B::Receive(exec, table, version, keys, ints, version, n, rows, n, ints, ints, initial);
   B::PlanStep(exec, table, version, step, layout, words, n);
-  B::Facts(exec, table, version, words, n);
   B::Prepare(exec, table, name, version, const_words, n, n, ints, word, word);
-  B::Hear(exec, table, name, version, version, word, word);
   B::CommitStep(exec, table, version, word, out_ints, longs);
   B::Read(exec, version);
   B::Copy(exec, version, word);
 };
+
+/// Whose shards choose together what goes so that a write can be made.
+template <class B>
+concept RoomBackend =
+    ShardedBackend<B> && requires(typename B::Exec& exec, typename B::Table& table, const uint32_t* version,
+                                  uint32_t* word, uint64_t* words, size_t n, std::string_view name) {
+      B::Facts(exec, table, version, words, n);
+      B::Hear(exec, table, name, version, version, word, word);
+    };
 
 /// Checks that a device is the shard that the program takes it for.
 template <Backend B>

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "kvjax/ffi/handlers/bags.h"
+#include "kvjax/ffi/handlers/sharded.h"
 #include "kvjax/ffi/handlers/tables.h"
 #include "kvjax/ffi/handlers/training.h"
 #include "xla/ffi/api/ffi.h"
@@ -41,6 +42,28 @@ std::vector<NamedHandler> TableTargets() {
       {"kvjax_scatter", Handle<Scatter<B>, BindScatter<B>>},
       {"kvjax_seal", Handle<Seal<B>, BindOrder<B>>},
       {"kvjax_after", Handle<After<B>, BindOrder<B>>},
+  };
+}
+
+/// Those of a table over several devices.
+template <ShardedBackend B>
+std::vector<NamedHandler> ShardedTargets() {
+  return {
+      {"kvjax_owned", Handle<OwnedKeys<B>, BindOwnedKeys<B>>},
+      {"kvjax_route", Handle<RouteKeys<B>, BindRouteKeys<B>>},
+      {"kvjax_alike", Handle<Alike<B>, BindAlike<B>>},
+      {"kvjax_agree", Handle<Agree<B>, BindAgree<B>>},
+      {"kvjax_receive", Handle<Receive<B>, BindReceive<B>>},
+      {"kvjax_plan_step", Handle<PlanStep<B>, BindPlanStep<B>>},
+      {"kvjax_prepare", Handle<Prepare<B>, BindPrepare<B>>},
+      {"kvjax_commit_step", Handle<CommitStep<B>, BindCommitStep<B>>},
+  };
+}
+template <RoomBackend B>
+std::vector<NamedHandler> RoomTargets() {
+  return {
+      {"kvjax_facts", Handle<Facts<B>, BindFacts<B>>},
+      {"kvjax_hear", Handle<Hear<B>, BindHear<B>>},
   };
 }
 

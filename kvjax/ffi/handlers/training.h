@@ -98,8 +98,9 @@ inline void ExpectSlots(std::string_view name, const SlotLayout& layout, size_t 
 }
 
 /// Rows [start, start + chunk) of the step, cut at `active`: values (chunk, dim), grads (chunk, dim) float32
-/// copied from the merged rows or `pooled`, fresh (chunk,) bool, row_keys (chunk, 2) uint32, and one array
-/// per slot. targets, keys, rows and pooled are empty if the step is that of a shard, which has them itself.
+/// copied from the merged rows or `pooled`, or (0, dim) if nobody wants them, fresh (chunk,) bool, row_keys
+/// (chunk, 2) uint32, and one array per slot. targets, keys, rows and pooled are empty if the step is that of
+/// a shard, which has them itself.
 template <Backend B>
 ffi::Error Gather(typename B::Exec exec, int32_t device, std::string_view name, std::string_view layout,
                   ffi::AnyBuffer version, ffi::AnyBuffer targets, ffi::AnyBuffer keys, ffi::AnyBuffer rows,
@@ -112,7 +113,9 @@ ffi::Error Gather(typename B::Exec exec, int32_t device, std::string_view name, 
     Expect(Holds(*fresh, ffi::PRED, chunk), name, "apply", "fresh (chunk,) bool", *fresh);
     const auto dim = static_cast<size_t>(table->spec().dim);
     ExpectRows(table->spec(), "apply", *values, chunk);
-    Expect(Holds(*grads, ffi::F32, chunk * dim), name, "apply", "grads (chunk, dim) float32", *grads);
+    const bool wanted = chunk == 0 || grads->element_count() > 0;
+    Expect(Holds(*grads, ffi::F32, wanted ? chunk * dim : 0), name, "apply", "grads (chunk, dim) float32",
+           *grads);
     Expect(Holds(*row_keys, ffi::U32, 2 * chunk), name, "apply", "keys (chunk, 2) uint32", *row_keys);
     const size_t n = targets.element_count() / 2;
     Expect(Holds(keys, ffi::U32, 2 * n), name, "apply", "keys (n, 2) uint32", keys);
@@ -127,7 +130,8 @@ ffi::Error Gather(typename B::Exec exec, int32_t device, std::string_view name, 
     ExpectSlots(name, ParseLayout(layout), chunk, buffers);
     B::Gather(exec, *table, Version(name, "apply", version), Data<uint32_t>(targets), n, Data<int32_t>(start),
               Data<int32_t>(active), chunk, Data<uint64_t>(keys), Data<float>(rows), Data<float>(pooled),
-              Data<std::byte>(values), Data<float>(grads), Data<bool>(fresh), Data<uint64_t>(row_keys), data);
+              Data<std::byte>(values), wanted ? Data<float>(grads) : nullptr, Data<bool>(fresh),
+              Data<uint64_t>(row_keys), data);
   });
 }
 template <Backend B>

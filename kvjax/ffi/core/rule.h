@@ -1,0 +1,115 @@
+// One word of a policy, and what it asks of a row: the same on the host and on the device.
+#pragma once
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "kvjax/ffi/core/exp2.h"
+#include "kvjax/ffi/core/portable.h"
+#include "kvjax/ffi/core/row.h"
+
+namespace kvjax {
+
+/// Steps since the row was written; those of before step 0, which only loading makes, may be too many.
+KVJAX_HD inline int64_t Age(const RowHeader& header, int64_t step) {
+  const bool too_many = header.version < 0 && step > INT64_MAX + header.version;
+  return too_many ? INT64_MAX : step - header.version;
+}
+
+KVJAX_HD inline double Norm(RowType type, int64_t dim, const std::byte* value) {
+  double sum = 0.0;
+  for (int64_t d = 0; d < dim; ++d) {
+    const double x = LoadElement(type, value, d);
+    sum += x * x;
+  }
+  return std::sqrt(sum);
+}
+
+struct Rule {
+  enum class Kind : uint32_t {
+    kAge,
+    kFrequency,
+    kNorm,
+    kScore,
+    kRecent,
+    kFrequent,
+    kLowest,
+    kAnd,
+    kOr,
+    kNot
+  };
+  Kind kind;
+  bool all_but = false;  // n is how many stay
+  bool needed = false;   // as many as there must be room for
+  int64_t n = 0;
+  double bound = 0.0;
+  double half_life = 0.0;
+
+  /// Whether it takes the rows that come first.
+  [[nodiscard]] KVJAX_HD bool ranks() const {
+    return kind == Kind::kRecent || kind == Kind::kFrequent || kind == Kind::kLowest;
+  }
+  /// Whether it needs the scores that a function of the user gives.
+  [[nodiscard]] KVJAX_HD bool scored() const { return kind == Kind::kScore || kind == Kind::kLowest; }
+  /// How many truths it joins to one.
+  [[nodiscard]] KVJAX_HD int operands() const {
+    return kind == Kind::kAnd || kind == Kind::kOr ? 2 : kind == Kind::kNot ? 1 : 0;
+  }
+
+  /// How many rows a ranking takes in a table of `size` rows that must have room for `room` more.
+  [[nodiscard]] KVJAX_HD uint64_t Wanted(uint64_t room, uint64_t size) const {
+    const auto number = static_cast<uint64_t>(n);
+    if (!all_but) return needed ? room : number;
+    return size - (number < size ? number : size);
+  }
+
+  /// Where a row stands in a ranking, lowest first; `score` is its score, if the rule needs one.
+  [[nodiscard]] KVJAX_HD uint64_t Order(const RowHeader& header, int64_t step, double score) const {
+    constexpr uint64_t kSign = uint64_t{1} << 63;
+    if (kind == Kind::kRecent) return static_cast<uint64_t>(header.version) ^ kSign;
+    if (kind == Kind::kFrequent) {
+      if (half_life <= 0.0) return header.frequency;
+      // Halved for every half-life since the row was written; the bits sort as the number does.
+      const int64_t age = Age(header, step);
+      const double halvings = static_cast<double>(age > 0 ? age : 0) / half_life;
+      return std::bit_cast<uint64_t>(static_cast<double>(header.frequency) * Exp2(-halvings));
+    }
+    const auto bits = std::bit_cast<uint64_t>(score == 0.0 ? 0.0 : score);
+    return (bits & kSign) != 0 ? ~bits : bits | kSign;
+  }
+
+  /// Whether a row is beyond the bound; `x` is its norm or score, if the rule is about one.
+  [[nodiscard]] KVJAX_HD bool Holds(const RowHeader& header, int64_t step, double x) const {
+    switch (kind) {
+      case Kind::kAge:
+        return Age(header, step) > n;
+      case Kind::kFrequency:
+        return static_cast<int64_t>(header.frequency) < n;
+      case Kind::kNorm:
+        return !(x >= bound);
+      default:
+        return x < bound;
+    }
+  }
+};
+
+/// The truth of a formula in reverse Polish notation, word by word.
+class Truth {
+ public:
+  static constexpr size_t kDepth = 64;  // operands that may wait
+
+  KVJAX_HD void Push(bool holds) { bits_ = bits_ << 1 | (holds ? 1 : 0); }
+  KVJAX_HD void Join(Rule::Kind kind) {
+    const uint64_t last = bits_ & 1;
+    if (kind == Rule::Kind::kNot) bits_ ^= 1;
+    if (kind == Rule::Kind::kAnd) bits_ = (bits_ >> 1) & (~uint64_t{1} | last);
+    if (kind == Rule::Kind::kOr) bits_ = bits_ >> 1 | last;
+  }
+  [[nodiscard]] KVJAX_HD bool value() const { return (bits_ & 1) != 0; }
+
+ private:
+  uint64_t bits_ = 0;
+};
+
+}  // namespace kvjax
