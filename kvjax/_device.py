@@ -6,11 +6,16 @@ from collections.abc import Callable
 
 from kvjax import ffi
 from kvjax._spec import TableSpec, fail
+from kvjax._storage import Hybrid
 
 # By the argument of kvjax.get_table that asks for it.
 _NOT_YET: dict[str, Callable[[TableSpec], bool]] = {
     "mesh= beside max_capacity=": lambda spec: spec.placement is not None and spec.max_capacity is not None,
     "mesh= beside evict=": lambda spec: spec.placement is not None and spec.evict is not None,
+    # Pinned memory may wait for a GPU, which may wait for another one of the process.
+    "mesh= over several GPUs of a process beside storage.Hybrid": lambda spec: (
+        isinstance(spec.storage, Hybrid) and spec.placement is not None and len(spec.placement.local) > 1
+    ),
     "mesh= beside a row that unadmitted keys share": lambda spec: spec.placement is not None and spec.shares_row,
 }
 
@@ -23,27 +28,28 @@ def check_backend(spec: TableSpec, op: str) -> None:
       ValueError: the table asks for what it cannot do yet.
     """
     backend = spec.storage.backend
-    if not ffi.loaded(backend):
+    if backend == ffi.DEVICE and (trouble := ffi.trouble(backend)):
         raise fail(
             RuntimeError, spec.name, op, f"the backend {backend!r} for storage={spec.storage}",
-            f"kvjax.backends()[{backend!r}] == {ffi.backends()[backend]!r}",
-            "build kvjax where the CUDA toolkit is, or storage=kvjax.storage.Host()",
+            f"kvjax.backends()[{backend!r}] == {trouble!r}", "see docs/cuda.md, or storage=kvjax.storage.Host()",
         )  # fmt: skip
-    if backend != ffi.DEVICE:
+    if not ffi.is_device(backend):
         return
     for option, asked in _NOT_YET.items():
         if asked(spec):
-            raise _not_yet(spec, op, option)
+            raise _not_yet(spec, op, option, "leave it out, or storage=kvjax.storage.Host() in programs for the CPU")
 
 
 def check_evict(spec: TableSpec, op: str) -> None:
     """The same of rows that a call chooses by a policy."""
-    if spec.storage.backend == ffi.DEVICE and spec.placement is not None:
-        raise _not_yet(spec, op, f"{op} of a table with mesh=")
+    if ffi.is_device(spec.storage.backend) and spec.placement is not None:
+        raise _not_yet(
+            spec, op, f"{op} of a table with mesh=", "kvjax.reshard(table, None), and back to the mesh afterwards"
+        )
 
 
-def _not_yet(spec: TableSpec, op: str, got: str) -> Exception:
+def _not_yet(spec: TableSpec, op: str, got: str, mend: str) -> Exception:
     return fail(
         ValueError, spec.name, op, f"what tables on CUDA can do with storage={spec.storage}",
-        f"{got}, which is not on CUDA yet", "leave it out, or storage=kvjax.storage.Host()",
+        f"{got}, which is not on CUDA yet", mend,
     )  # fmt: skip

@@ -123,7 +123,7 @@ class TableSpec:
     def host_shards(self) -> dict[str, Any]:
         """Where the C++ side shall have them."""
         if self.placement is None:
-            return {"devices": [self.host.EVERY_DEVICE], "shards": [0], "owns_shared": [True]}
+            return {"devices": [self.host.HOME], "shards": [0], "owns_shared": [True]}
         local = self.placement.local
         owner = self.placement.owners(self.shared_words.view(np.int64))[0] if self.shares_row else 0
         return {

@@ -137,7 +137,9 @@ class Hybrid:
     the limit is one in `Device`; with 0 all its rows are in host memory.
 
     Attributes:
-      device_bytes: of one table, 0 or more. Memory is taken in slabs of 2 MiB.
+      device_bytes: of one table on one GPU: with ``mesh=`` each shard has as many. Memory is taken in slabs of 2 MiB,
+        of values and of all slots apart; so below 2 MiB, or 4 with an optimizer that has slots, all rows are in host
+        memory.
 
     Raises:
       ValueError: `device_bytes` is no such number; or as `Device`.
@@ -154,7 +156,9 @@ class Hybrid:
 
     def __post_init__(self):
         if not is_integer(self.device_bytes) or not 0 <= self.device_bytes < 2**64:
-            raise ValueError(f"kvjax: storage.Hybrid: want device_bytes of 0 or more, got {self.device_bytes!r}")
+            raise ValueError(
+                f"kvjax: storage.Hybrid: want device_bytes as an integer from 0 to 2**64 - 1, got {self.device_bytes!r}"
+            )
         object.__setattr__(self, "device_bytes", int(self.device_bytes))
 
     @property

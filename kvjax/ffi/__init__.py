@@ -95,6 +95,17 @@ def loaded(backend: str) -> bool:
     return backend in _modules
 
 
+def is_device(backend: str) -> bool:
+    """Whether its tables are those of a device: all are, when they are emulated."""
+    return backend == DEVICE or _EMULATED
+
+
+def trouble(backend: str) -> str | None:
+    """Why there can be no tables of a backend, if so."""
+    state = backends()[backend]
+    return None if state in ("loaded", "emulated") else state
+
+
 def on_device() -> bool:
     """Whether tables of this process belong in the memory of the GPU: its backend is there, and programs run on it."""
     return _EMULATED or (DEVICE in _modules and jax.default_backend() == "gpu")

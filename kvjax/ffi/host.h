@@ -37,6 +37,7 @@ concept WholeTable = requires(T& table, const TableSpec& spec, const std::string
   { table.spec() } -> std::convertible_to<const TableSpec&>;
   { table.row_bytes() } -> std::convertible_to<size_t>;
   { table.version() } -> std::convertible_to<uint32_t>;
+  table.Settle();
   { table.SettledVersion() } -> std::convertible_to<uint32_t>;
   { table.Size(version) } -> std::convertible_to<size_t>;
   { table.Export(version, true) } -> std::same_as<Snapshot>;
@@ -145,7 +146,7 @@ auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<in
   };
 }
 
-/// The shards of this process: devices, where they live, [EVERY_DEVICE] for a table that is not spread; and
+/// The shards of this process: devices, where they live, [HOME] for a table that is not spread; and
 /// as above.
 template <class T>
 void Create(const std::string& name, const nb::dict& o, const std::vector<int32_t>& devices,
@@ -213,7 +214,7 @@ void SetSink(const std::string& name, size_t shard, nb::object sink) {
 
 template <WholeTable T>
 void BindHost(nb::module_& m) {
-  m.attr("EVERY_DEVICE") = Registry<T>::kEveryDevice;
+  m.attr("HOME") = T::kHome;
   m.def("create", &Create<T>, nb::arg("name"), nb::arg("options"), nb::arg("devices"), nb::arg("shards"),
         nb::arg("owns_shared"), nb::arg("first_version"));
   m.def(

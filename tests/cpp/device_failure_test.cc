@@ -45,7 +45,7 @@ class Failing : public kvjax::device::Threads {
  public:
   Failing() : Threads(1) {}
   static Failing Alone(int /*device*/) { return {}; }
-  static void* Allocate(size_t bytes) {
+  static void* Allocate(size_t bytes, kvjax::device::Use /*use*/ = kvjax::device::Use::kRows) {
     faults.Hit();
     return Threads::Allocate(bytes);
   }
@@ -295,7 +295,8 @@ TEST(APassOverTheRowsThatFindsNoMemoryIsLeftOut) {
     Table t(Spec(), {5 << 16, 1 << 16});
     t.Put(keys, device::Bytes(zeros.size(), std::byte{1}));
     faults = {true, 0, fail_at};
-    t.Scatter(t.q, &t.handle, targets.data(), keys.size(), &start, &active, keys.size(), zeros.data(), {});
+    t.Scatter(t.q, &t.handle, targets.data(), keys.size(), &start, &active, keys.size(), zeros.data(), {},
+              nullptr);
     faults.armed = false;
     failed = faults.count == fail_at;
     CHECK(t.Copy().values == zeros);

@@ -122,7 +122,7 @@ TEST(AStepIsNotTornByTheRefusalOfAnotherCall) {
   t.BeginApply(t.q, &t.handle, data::Span(keys), view, {}, {}, &next, targets.data(), &active, used,
                pooled.data());
   t.Lookup(t.q, &stale, data::Span({}), nullptr, {}, kvjax::Missing::kTable, nullptr, nullptr);
-  t.Scatter(t.q, &next, targets.data(), 1, &start, &active, 1, values.data(), {});
+  t.Scatter(t.q, &next, targets.data(), 1, &start, &active, 1, values.data(), {}, nullptr);
   t.handle = next;
   CHECK_EQ(t.SettledVersion(), next);  // at once: nothing of the step is still to come
   CHECK_THROWS(kFailedPrecondition, (void)t.Size(next));

@@ -59,7 +59,7 @@ class Later : public Threads {
   void SortPairs(Key* keys, uint32_t* values, size_t n, int end_bit) {
     Ask([=] { Threads(1).SortPairs(keys, values, n, end_bit); });
   }
-  static void* Allocate(size_t bytes) {
+  static void* Allocate(size_t bytes, kvjax::device::Use /*use*/ = kvjax::device::Use::kRows) {
     void* const memory = Threads::Allocate(bytes);
     ranges[memory] = static_cast<std::byte*>(memory) + bytes;
     return memory;

@@ -10,6 +10,12 @@
 
 namespace kvjax {
 
+/// A step of a spread table whose program has gone: its shards may be in different places.
+inline Error HalfwayError(std::string_view table) {
+  return MakeError(ErrorCode::kFailedPrecondition, table, "refresh", "a training step that goes on",
+                   "one that has stopped half-way", "kvjax.drop_table(name) and restore the last checkpoint");
+}
+
 /// A handle of another version than the live one.
 inline Error VersionError(std::string_view table, std::string_view op, uint32_t version, uint32_t live) {
   if (static_cast<int32_t>(version - live) > 0) {

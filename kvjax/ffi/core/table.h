@@ -28,6 +28,8 @@ namespace kvjax {
 
 class Table {
  public:
+  static constexpr int32_t kHome = -1;  // of a table in one place: every device
+
   /// storage: see storage.h; capacity: rows to make room for.
   static std::shared_ptr<Table> Make(const TableSpec& spec, const std::string& storage,
                                      uint32_t first_version, size_t capacity);
@@ -36,6 +38,7 @@ class Table {
 
   [[nodiscard]] const TableSpec& spec() const { return spec_; }
   [[nodiscard]] uint32_t version() const { return gate_.version(); }
+  void Settle() const {}  // calls are done when they return
   /// The live version for a new handle, once no step is under way.
   [[nodiscard]] uint32_t SettledVersion() {
     return gate_.Settled(std::chrono::seconds(spec_.spread ? 60 : 5), spec_.name, !spec_.spread);

@@ -132,11 +132,7 @@ class VersionGate {
       if (!stuck()) continue;
       const WriteLock lock(mutex_);
       if (!in_step_.load() || !stuck()) continue;
-      if (!alone) {
-        throw MakeError(ErrorCode::kFailedPrecondition, table, "refresh", "a training step that goes on",
-                        "one that has stopped half-way",
-                        "kvjax.drop_table(name) and restore the last checkpoint");
-      }
+      if (!alone) throw HalfwayError(table);
       in_step_ = false;
       return Next();
     }

@@ -12,14 +12,19 @@ namespace kvjax::device {
 /// The device's own, or the host's, pinned, which kernels reach under the same address.
 enum class Memory : uint8_t { kDevice, kPinned };
 
+/// What the device's own is for: to last, or for the time of a call.
+enum class Use : uint8_t { kRows, kScratch };
+
 /// n elements that outlive the queue they were made on.
 template <class Q, class T>
 class Array {
  public:
   Array() = default;
   /// Throws std::bad_alloc.
-  Array(Q& q, size_t n, Memory memory = Memory::kDevice)
-      : data_(static_cast<T*>(New(q, std::max<size_t>(n, 1) * sizeof(T), memory))), n_(n), memory_(memory) {}
+  Array(Q& q, size_t n, Memory memory = Memory::kDevice, Use use = Use::kRows)
+      : data_(static_cast<T*>(New(q, std::max<size_t>(n, 1) * sizeof(T), memory, use))),
+        n_(n),
+        memory_(memory) {}
   Array(Array&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), n_(std::exchange(other.n_, 0)), memory_(other.memory_) {}
   Array& operator=(Array other) noexcept {
@@ -28,7 +33,7 @@ class Array {
     std::swap(memory_, other.memory_);
     return *this;
   }
-  /// Waits for the device; Retire does not.
+  /// Waits for the device, which Retire does for pinned memory alone.
   ~Array() {
     if (data_ != nullptr) memory_ == Memory::kDevice ? Q::Release(data_) : Q::FreeShared(data_);
   }
@@ -47,8 +52,8 @@ class Array {
   [[nodiscard]] Memory memory() const { return memory_; }
 
  private:
-  static void* New(Q& q, size_t bytes, Memory memory) {
-    return memory == Memory::kDevice ? q.Allocate(bytes) : Q::AllocateShared(bytes);
+  static void* New(Q& q, size_t bytes, Memory memory, Use use) {
+    return memory == Memory::kDevice ? q.Allocate(bytes, use) : Q::AllocateShared(bytes);
   }
 
   T* data_ = nullptr;
@@ -61,7 +66,8 @@ template <class Q, class T>
 class Scratch {
  public:
   /// For none it has no address.
-  Scratch(Q& q, size_t n) : q_(q), array_(n > 0 ? Array<Q, T>(q, n) : Array<Q, T>()) {}
+  Scratch(Q& q, size_t n)
+      : q_(q), array_(n > 0 ? Array<Q, T>(q, n, Memory::kDevice, Use::kScratch) : Array<Q, T>()) {}
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
   ~Scratch() { array_.Retire(q_); }

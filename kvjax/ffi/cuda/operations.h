@@ -120,6 +120,7 @@ void DeviceTable<Q>::Clear(Q& q, const uint32_t* version, uint32_t* next) {
   q.Copy(control_.data(), &control, sizeof(control));
   BeginWrite(q, call);
   End(q, call, 0, next);
+  q.Wait();  // or the next call would make room beside rows that are gone
 }
 
 template <class Q>
@@ -324,8 +325,8 @@ void DeviceTable<Q>::MakeRoom(Q& q, std::string_view op, size_t n) {
   if (now.size + n >= kNoRow) {
     throw RowsError(spec_.name, op, now.size + n);
   }
-  const size_t coming =
-      now.pending + 2 * n;  // twice what this call may need, so that the next ones need not wait
+  // More than this call may need, so that the next ones need not wait: most of all where there are many rows.
+  const size_t coming = now.pending + std::max<size_t>(2 * n, std::min<size_t>(8 * n, now.size / 8));
   contents_.ReserveRows(q, control_.data(), std::max(EndRow(now, coming), reserved_));
   if (now.slots_used + now.pending + n > contents_.index().room()) {
     contents_.Reindex(q, control_.data(), std::max<size_t>(now.size + coming, reserved_));

@@ -10,8 +10,10 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/cuda/memory.h"
 
 namespace kvjax::device {
 
@@ -54,14 +56,15 @@ class OnDevice {
   int device_, before_ = 0;
 };
 
-/// The pool of a device that scratch comes from. It keeps what was freed, up to a small share of the memory,
-/// so that a step finds the scratch of the last; CUDA's own pool would give it back whenever the host waits.
-inline cudaMemPool_t ScratchPool(int device) {
+/// A pool of a device. That of scratch keeps what was freed, up to a small share of the memory, so that a
+/// step finds the scratch of the last: a pool without gives it back whenever the host waits. Rows have a pool
+/// of their own, as what is in use counts as kept.
+inline cudaMemPool_t PoolOf(int device, Use use) {
   constexpr size_t kKept = 64;  // one part in so many of the device's memory
   static std::mutex mutex;
-  static auto* const pools = new std::map<int, cudaMemPool_t>;  // they live as long as the process
+  static auto* const pools = new std::map<std::pair<int, Use>, cudaMemPool_t>;  // as long as the process
   const std::lock_guard lock(mutex);
-  cudaMemPool_t& pool = (*pools)[device];
+  cudaMemPool_t& pool = (*pools)[{device, use}];
   if (pool != nullptr) return pool;
   cudaMemPoolProps props = {};
   props.allocType = cudaMemAllocationTypePinned;
@@ -70,7 +73,7 @@ inline cudaMemPool_t ScratchPool(int device) {
   Check(cudaMemPoolCreate(&made, &props), "a memory pool");
   size_t free = 0, total = 0;
   Check(cudaMemGetInfo(&free, &total), "the size of memory");
-  uint64_t kept = total / kKept;
+  uint64_t kept = use == Use::kScratch ? total / kKept : 0;
   Check(cudaMemPoolSetAttribute(made, cudaMemPoolAttrReleaseThreshold, &kept), "a memory pool");
   return pool = made;
 }

@@ -1,5 +1,6 @@
 // What a shard of a spread table does. All shards must be able to do a write before any does, so the calls
-// that plan one wait for the device and throw what it would refuse; the write itself then fails no more.
+// that plan one wait for the device and throw what it would refuse; the write itself then fails no more, but
+// for want of scratch memory.
 #pragma once
 #include "kvjax/ffi/cuda/table.h"
 

@@ -30,6 +30,12 @@ class Stream {
   /// A queue for calls that do not come from a program, once everything else on the device is done. Without
   /// a device, below 0, it is the first.
   static Stream Alone(int device) { return Stream(std::max(device, 0)); }
+  /// What a program does next is on another stream, and must find what was done alone.
+  ~Stream() {
+    if (stream_ == cudaStreamPerThread) cudaStreamSynchronize(stream_);
+  }
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
 
   /// Eight lanes of a warp that work on one thing. All of them make each call below, together.
   struct Tile {
@@ -84,9 +90,13 @@ class Stream {
   template <class Work>
   void CountBins(size_t most, const Work& work);
 
-  /// From the host or the device to either.
+  /// From the host or the device to either. Waits where memory of the host might go before it has been read.
   void Copy(void* to, const void* from, size_t bytes) {
-    if (bytes > 0) Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "a copy");
+    if (bytes == 0) return;
+    Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "a copy");
+    cudaPointerAttributes of = {};
+    Check(cudaPointerGetAttributes(&of, from), "a look at memory");
+    if (of.type == cudaMemoryTypeUnregistered) Wait();
   }
   void Fill(void* to, int byte, size_t bytes) {
     if (bytes > 0) Check(cudaMemsetAsync(to, byte, bytes, stream_), "a fill");
@@ -99,10 +109,10 @@ class Stream {
   void SortPairs(Key* keys, uint32_t* values, size_t n, int end_bit);
 
   /// Memory for what is asked of this stream from here on. Throws std::bad_alloc.
-  void* Allocate(size_t bytes) {
+  void* Allocate(size_t bytes, Use use = Use::kRows) {
     void* memory = nullptr;
     if (bytes > 0) {
-      Check(cudaMallocFromPoolAsync(&memory, bytes, ScratchPool(on_.device()), stream_), "an allocation");
+      Check(cudaMallocFromPoolAsync(&memory, bytes, PoolOf(on_.device(), use), stream_), "an allocation");
     }
     return memory;
   }

@@ -41,6 +41,9 @@ inline constexpr size_t kHostBatch = 65536;  // rows that are copied at once, so
 template <class Q>
 class DeviceTable {
  public:
+  /// Of a table in one place: the first GPU. Kernels on host threads reach every device.
+  static constexpr int32_t kHome = Q::kSynchronous ? -1 : 0;
+
   DeviceTable(TableSpec spec, uint32_t first_version, Budget budget = {});
   static std::shared_ptr<DeviceTable> Make(const TableSpec& spec, const std::string& storage,
                                            uint32_t first_version, size_t capacity);
@@ -171,7 +174,10 @@ class DeviceTable {
     Control control;
   };
 
+  /// The last that the device has told.
   [[nodiscard]] uint32_t version() const;
+  /// Waits for all that has been asked of the device.
+  void Settle() const;
   [[nodiscard]] uint32_t SettledVersion();
   [[nodiscard]] size_t Size(uint32_t version) const;
   void Reserve(uint32_t version, size_t n);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kvjax/ffi/cuda/atomic.h"
+#include "kvjax/ffi/cuda/memory.h"
 
 namespace kvjax::device {
 
@@ -99,7 +100,7 @@ class Threads {
     for (size_t i = 0; i < n; ++i) keys[i] = pairs[i].first, values[i] = pairs[i].second;
   }
 
-  static void* Allocate(size_t bytes) {
+  static void* Allocate(size_t bytes, Use /*use*/ = Use::kRows) {
     if (countdown_ > 0 && --countdown_ == 0) throw std::bad_alloc();
     void* memory = std::aligned_alloc(256, std::max<size_t>(256, bytes + (-bytes & 255)));
     if (memory == nullptr) throw std::bad_alloc();

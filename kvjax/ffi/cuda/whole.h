@@ -116,22 +116,27 @@ Snapshot DeviceTable<Q>::CopyRows(Q& q, const std::vector<KeyRow>& rows, bool sl
 
 template <class Q>
 uint32_t DeviceTable<Q>::version() const {
-  (void)Q::Alone(spec_.device);
   return LoadFromDevice(report_->version);
+}
+template <class Q>
+void DeviceTable<Q>::Settle() const {
+  (void)Q::Alone(spec_.device);
 }
 
 /// As VersionGate::Settled. It takes no lock unless a step has stopped half-way: a sink may ask for tables
 /// while the call that has called it holds one.
 template <class Q>
 uint32_t DeviceTable<Q>::SettledVersion() {
-  constexpr int64_t kPatience = 5000;  // milliseconds
-  const auto stuck = [&] { return UserCode::Now() - touched_.load() >= kPatience; };
+  const int64_t patience = spec_.spread ? 60'000 : 5'000;  // milliseconds
+  const auto stuck = [&] { return UserCode::Now() - touched_.load() >= patience; };
   for (;; std::this_thread::sleep_for(UserCode::kPause)) {
+    Settle();
     const uint32_t live = version();  // first: a step that begins after it makes another
     if (!in_step_.load()) return live;
     if (!stuck()) continue;
     const Entered entered(*this, "refresh");
     if (!in_step_.load() || !stuck()) continue;
+    if (spec_.spread) throw HalfwayError(spec_.name);
     Q q = Q::Alone(spec_.device);
     Control control = Fetch(q, control_.data());
     ++control.version;

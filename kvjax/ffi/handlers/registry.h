@@ -78,6 +78,7 @@ class Registry {
                const std::vector<int32_t>& devices, const std::vector<std::shared_ptr<Table>>& tables) {
     std::vector<Shard> next;  // and then those that are gone, freed with the lock given back
     for (size_t i = 0; i < devices.size(); ++i) next.push_back({devices[i], tables[i]});
+    Settle(name, op);
     const std::lock_guard lock(mutex_);
     CheckUnwritten(name, op, version);
     entries_.find(name)->second.swap(next);
@@ -90,6 +91,7 @@ class Registry {
   /// Forgets a table, unless it has been written since `only_at`, if that is given. Returns the first version
   /// of a later table of the name, in whatever backend.
   uint32_t Drop(std::string_view name, std::string_view op, std::optional<uint32_t> only_at) {
+    Settle(name, op);
     std::vector<Shard> gone;  // freed with the lock given back
     const std::lock_guard lock(mutex_);
     uint32_t last = 0;
@@ -102,6 +104,11 @@ class Registry {
   }
 
  private:
+  /// Without the lock: what a device is doing may wait for a call that wants it.
+  void Settle(std::string_view name, std::string_view op) {
+    for (const auto& table : All(name, op)) table->Settle();
+  }
+
   struct Shard {
     int32_t device;
     std::shared_ptr<Table> table;
