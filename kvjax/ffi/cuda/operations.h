@@ -211,18 +211,25 @@ std::vector<Parts> DeviceTable<Q>::PartsOf(const std::byte* values,
 }
 
 template <class Q>
+ChunkView DeviceTable<Q>::ChunkOf(const uint32_t* version, const uint32_t* targets, size_t num_rows,
+                                  const int32_t* start, const int32_t* active) const {
+  const bool own = OwnStep(num_rows);
+  return {View("apply", version, false),
+          contents_.view(),
+          own ? step_.targets.data() : targets,
+          own ? step_.n : num_rows,
+          start,
+          active};
+}
+
+template <class Q>
 void DeviceTable<Q>::Gather(Q& q, const uint32_t* version, const uint32_t* targets, size_t num_rows,
                             const int32_t* start, const int32_t* active, size_t chunk, const GatherView& out,
                             std::byte* values, const std::vector<std::byte*>& slots) {
   const Entered entered(*this, "apply", /*begins=*/false);
   touched_ = UserCode::Now();
   const bool own = OwnStep(num_rows);
-  const ChunkView rows{View("apply", version, false),
-                       contents_.view(),
-                       own ? step_.targets.data() : targets,
-                       own ? step_.n : num_rows,
-                       start,
-                       active};
+  const ChunkView rows = ChunkOf(version, targets, num_rows, start, active);
   GatherView once = out;
   if (own) once.keys = step_.inbox.merged().keys, once.rows = step_.inbox.merged().rows;
   if (own) once.pooled = step_.pooled.data();
@@ -239,12 +246,7 @@ void DeviceTable<Q>::Scatter(Q& q, const uint32_t* version, const uint32_t* targ
   const Entered entered(*this, "apply", /*begins=*/false);
   touched_ = UserCode::Now();
   const bool own = OwnStep(num_rows);
-  const ChunkView rows{View("apply", version, false),
-                       contents_.view(),
-                       own ? step_.targets.data() : targets,
-                       own ? step_.n : num_rows,
-                       start,
-                       active};
+  const ChunkView rows = ChunkOf(version, targets, num_rows, start, active);
   for (const Parts& parts : PartsOf(values, slots)) {
     ScatterRows(q, rows, parts, !slots.empty(), chunk, std::exchange(out, nullptr));
   }

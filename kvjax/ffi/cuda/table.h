@@ -274,6 +274,8 @@ class DeviceTable {
   void ExpectLive(Q& q, std::string_view op, const uint32_t* version, bool narrow) const;
   void Abandoned(Q& q);
   [[nodiscard]] bool OwnStep(size_t num_rows) const { return spec_.spread && num_rows == 0; }
+  [[nodiscard]] ChunkView ChunkOf(const uint32_t* version, const uint32_t* targets, size_t num_rows,
+                                  const int32_t* start, const int32_t* active) const;
   [[nodiscard]] bool Refused() const { return LoadFromDevice(report_->refusal) != 0; }
 
   // What must go, see evict.h.
