@@ -33,7 +33,7 @@ from scaling_plot import draw
 from scipy.optimize import nnls
 
 import kvjax
-from kvjax._exchange import Sizes
+from kvjax._sharded.exchange import RoundSizes
 from kvjax.ffi import host
 
 TX, SLOTS = optax.adagrad(0.1), 1
@@ -133,7 +133,7 @@ class Bench:
 
 def message_bytes(name: str, n: int, devices: int, dim: int) -> int:
     """Of what one device with a piece of n keys makes in one round."""
-    room = Sizes.of(n, devices, 4 * dim).room
+    room = RoundSizes.of(n, devices, 4 * dim).capacity
     return devices * (LINE[name] * (room + 1) + 4 * dim * room)
 
 
@@ -173,7 +173,7 @@ def predict(model: Model, devices: int, unique: float, args: argparse.Namespace)
     no two devices have the same.
     """
     n, dim, others, distinct = args.piece, args.dim, devices - 1, unique * args.piece
-    room, even = Sizes.of(n, devices, 4 * dim).room, distinct / devices
+    room, even = RoundSizes.of(n, devices, 4 * dim).capacity, distinct / devices
     rounds = max(1, math.ceil(min(distinct, even + 4 * math.sqrt(even)) / room))
     messages = {name: rounds * message_bytes(name, n, devices, dim) for name in CALLS}
     costs = [model.cost(amounts_of(name, 1, rounds, messages[name], n, distinct, distinct)) for name in CALLS]

@@ -116,7 +116,7 @@ def test_gradients_of_gradients(make):
     for combiner in ("sqrtn", "max"):
 
         def ours(rows, weights, combiner=combiner):
-            return kvjax._pooling.pool(combiner, 3, ids, rows, None if combiner == "max" else weights)
+            return kvjax._lookup.combiners.combine(combiner, 3, ids, rows, None if combiner == "max" else weights)
 
         def dense(rows, weights, combiner=combiner):
             return reference(rows, [[0, 2], [], [1]], weights, combiner, jnp.zeros(3), jnp)

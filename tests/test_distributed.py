@@ -155,7 +155,7 @@ def two(folder):
     assert_is(again["copy"], reference)
 
     table = again["t"]
-    kvjax._reshard._PIECE_BYTES = 300  # several rounds
+    kvjax._table.reshard._PIECE_BYTES = 300  # several rounds
     for place in ({"mesh": everywhere()}, {"mesh": everywhere(), "partitioner": by_low_bits},
                   {"mesh": everywhere(1), "replicated": True}, {"mesh": everywhere(1)}):  # fmt: skip
         old, table = table, kvjax.reshard(table, **place)

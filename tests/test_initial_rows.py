@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import kvjax
-from kvjax._generated import rng_of
+from kvjax._values.generated import rng_of
 
 JAX = jax.nn.initializers
 KEYS = np.concatenate([np.array([0, -1, 2**40 + 7, -(2**63), 2**63 - 1]), np.arange(400) * 2**33 + 1])

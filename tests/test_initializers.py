@@ -8,8 +8,8 @@ import pytest
 from golden.reference import initial_rows, pool_rows
 
 import kvjax
-from kvjax._generated import rng_of
-from kvjax._initial_rows import generate
+from kvjax._ops.initial_rows import generate
+from kvjax._values.generated import rng_of
 
 JAX = jax.nn.initializers
 DTYPES = ["float32", "bfloat16", "float16"]

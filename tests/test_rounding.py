@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvjax
-from kvjax._rounding import random_bits, stochastic
+from kvjax._training.rounding import random_bits, stochastic
 
 TYPES = [jnp.bfloat16, jnp.float16]
 

@@ -14,10 +14,14 @@ from test_reshard import KEYS, assert_same, by_high_bits, by_low_bits, places, t
 from test_sharded import same
 
 import kvjax
-from kvjax._placement import Placement
-from kvjax.orbax import _layout, _reading
+from kvjax._spec.placement import Placement
+from kvjax.checkpoint import _format, _read, _write
 
 places = places  # the fixture
+
+
+def read(folder, *placement):
+    return _read.read(folder, "t", _format.read_meta(folder, "t"), *placement)
 
 
 def files(folder):
@@ -144,7 +148,7 @@ def rows_of(stored):
 def two_shards(make, mesh, tmp_path):
     """A checkpoint as two processes write it, and the rows in it."""
     table = trained(make(3, mesh=mesh(4), admit=kvjax.admit.MinCount(2), initializer=1.0).pin(KEYS[:9]), 3)
-    stored = _layout.snapshot(table)
+    stored = _write.snapshot("t", table)
     whole = rows_of(stored)
     facts, parts = [], []
     copy = table.snapshot()
@@ -163,23 +167,23 @@ def two_shards(make, mesh, tmp_path):
     meta = {key: value for key, value in stored.meta.items() if key != "extras"}
     meta |= {"num_shards": 2, "shards": facts, "name": "t"}
     for i, arrays in enumerate(parts):
-        asyncio.run(_layout.write(tmp_path, _layout.Stored(meta, arrays, i)))
+        asyncio.run(_write.write(tmp_path, _format.Stored(meta, arrays, i)))
     return tmp_path, table, whole
 
 
 def test_a_process_reads_the_rows_of_its_shards(two_shards, mesh, monkeypatch):
-    monkeypatch.setattr(_reading, "_PIECE", 7)
+    monkeypatch.setattr(_read, "_PIECE", 7)
     folder, table, whole = two_shards
-    assert rows_of(_reading.read(folder, "t")) == whole
+    assert rows_of(read(folder)) == whole
     before = table.snapshot()
-    after = table.load(_reading.read(folder, "t").snapshot()).snapshot()
+    after = table.load(read(folder).snapshot()).snapshot()
     same(before.rows, after.rows)
     np.testing.assert_array_equal(before.admission["pending_counts"], after.admission["pending_counts"])
     for n, partitioner in ((4, None), (8, None), (4, by_low_bits)):
         placement = Placement.of(mesh(n), ("x",), partitioner=partitioner)
         for shards in ({0}, {1, 2}, {0, n - 1}, set(range(1, n))):
             seen = part(placement, shards)
-            stored = _reading.read(folder, "t", seen)
+            stored = read(folder, seen)
             keys = np.array(list(whole))
             mine = keys[np.isin(placement.owners(keys), list(shards))]
             assert rows_of(stored) == {key: whole[key] for key in mine.tolist()}
@@ -195,9 +199,9 @@ def test_a_process_reads_no_more_than_it_needs(make, mesh, tmp_path):
     assert len(chunks) == 4
     chunks[-1].unlink()
     first, last = (part(table.spec.placement, {shard}) for shard in (0, 3))
-    assert 900 < len(_reading.read(folder, "t", first).arrays["keys"]) < 1100
+    assert 900 < len(read(folder, first).arrays["keys"]) < 1100
     with pytest.raises(ValueError, match="'t', restore: want whole arrays"):
-        _reading.read(folder, "t", last)
+        read(folder, last)
 
 
 def no_shard(folder):
@@ -223,15 +227,15 @@ def test_a_shard_that_is_not_as_written(damage, two_shards):
     damage(folder / "t")
     for placement in (None, part(table.spec.placement, {0, 3})):
         with pytest.raises(ValueError, match="'t', restore: want"):
-            _reading.read(folder, "t", placement)
+            read(folder, placement)
 
 
 def test_offsets_that_lie_are_noticed(two_shards, mesh):
     folder, table, _ = two_shards
     path = folder / "t/shard-00000-of-00002/offsets"
-    offsets = np.array(_layout.ts.open(_layout.store_spec(path)).result().read().result())
+    offsets = np.array(_write.ts.open(_format.store_spec(path)).result().read().result())
     shutil.rmtree(path)
     moved = np.where(np.arange(len(offsets)) > 100, offsets[-1], 0)
-    asyncio.run(_layout._write_array(path, moved))
+    asyncio.run(_write._write_array(path, moved))
     with pytest.raises(ValueError, match="keys of other buckets"):
-        _reading.read(folder, "t", part(table.spec.placement, {0}))
+        read(folder, part(table.spec.placement, {0}))

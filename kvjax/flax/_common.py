@@ -7,60 +7,51 @@ from typing import Any
 
 import jax
 
-from kvjax import _initializers
-from kvjax._bags import clip_norm, lookup_bag
-from kvjax._keys import Keys, as_keys
-from kvjax._masks import mask_of
-from kvjax._registry import get_table
-from kvjax._table import Table
+from kvjax._lookup.bags import combined
+from kvjax._lookup.norms import clip_norm
+from kvjax._spec.options import Options
+from kvjax._spec.sharding import Sharding
+from kvjax._table.prefetched import Prefetched
+from kvjax._table.reads import Query, lookup, query_of
+from kvjax._table.registry import get_table
+from kvjax._table.table import Table
+from kvjax._values.errors import fail
+from kvjax.initializers import normal
 
 
-@dataclasses.dataclass
-class TableOptions:
-    """The fields of every layer. Those after `param_dtype` are options of `kvjax.get_table`, one line each."""
+@dataclasses.dataclass(kw_only=True)
+class LayerOptions(Options, Sharding):
+    """The options of `kvjax.get_table` as those of a layer, whose output has the dtype, and rows `param_dtype`."""
 
-    table: str | Table
-    features: int | None = None
-    dtype: Any = None  # of the output
-    param_dtype: Any = None  # get_table's dtype
-    initializer: Any = None
-    key_dtype: str | None = None
-    seed: int | None = None
-    trainable: bool | None = None
-    checkpoint: bool | None = None
-    capacity: int | None = None
-    max_capacity: int | None = None
-    on_full: str | None = None
-    admit: Any = None
-    evict: Any = None
-    count: str | None = None
-    storage: Any = None
-    rounding: str | None = None
-    constraint: Any = None
-    mesh: Any = None
-    axis: Any = None
-    partitioner: Any = None
-    replicated: bool | None = None
-    wire: Any = None
+    dtype: Any = None
+    param_dtype: Any = "float32"
+    initializer: Any = None  # normal with variance 1 / features, as that of ``flax.linen.Embed``
+
+    def table_options(self) -> dict[str, Any]:
+        """Those that `kvjax.get_table` has other defaults for than what is said here."""
+        said = {field.name: getattr(self, field.name) for field in dataclasses.fields(LayerOptions)}
+        said["dtype"] = said.pop("param_dtype")
+        return {name: value for name, value in said.items() if value is not _DEFAULTS[name]}
 
 
-_FIELDS = [field.name for field in dataclasses.fields(TableOptions)]
-OPTIONS = tuple(_FIELDS[_FIELDS.index("param_dtype") + 1 :])
+_DEFAULTS = {field.name: field.default for cls in (Options, Sharding) for field in dataclasses.fields(cls)}
+_DEFAULTS |= {"initializer": None}
 
 
-def resolve_table(table: str | Table, features: int | None, **options: Any) -> Table:
+def resolve_table(table: str | Table, features: int | None, options: dict[str, Any]) -> Table:
     """The table of a layer: the one that was given, or the one of that name, made if need be.
 
-    Of the `options` of `get_table`, those that are None are left to its defaults; but the default initial rows are
-    those of ``flax.linen.Embed``, normal with variance 1 / features.
+    Args:
+      table: a `Table` or the name of one.
+      features: its dim; None for one that exists.
+      options: of `get_table`, where they are not the default.
     """
-    given = {name: value for name, value in options.items() if value is not None}
     if isinstance(table, Table) or features is None:
         name = table.name if isinstance(table, Table) else table
-        if given:
+        if options:
             raise ValueError(
-                f"kvjax: table {name!r}, Embed: want {', '.join(given)} where the table is made, got them for one that "
-                "exists; give them to kvjax.get_table, or give a name and features"
+                f"kvjax: table {name!r}, Embed: want {', '.join(options)} where the table is made, got them for one "
+                "that exists; give them to kvjax.get_table, or give a name and features"
             )
         if isinstance(table, Table) and features not in (None, table.dim):
             raise ValueError(
@@ -68,8 +59,7 @@ def resolve_table(table: str | Table, features: int | None, **options: Any) -> T
                 "leave features out"
             )
         return table if isinstance(table, Table) else _existing(table)
-    defaults: dict[str, Any] = {"initializer": _initializers.normal(features**-0.5)}
-    return get_table(table, dim=features, **defaults | given)
+    return get_table(table, dim=features, **{"initializer": normal(features**-0.5), **options})
 
 
 def _existing(name: str) -> Table:
@@ -83,16 +73,16 @@ def _existing(name: str) -> Table:
 
 def read(layer: Any, table: Table, keys: Any, mask: Any, salt: int | None, missing: Any) -> jax.Array:
     """Rows in the compute dtype. The cast comes after the read, so gradients are summed in float32."""
-    keys, mask = _meant(layer, table, keys, mask, salt)
-    rows = clip_norm(table, type(layer).__name__, table.lookup(keys, mask=mask, missing=missing), layer.max_norm)
+    rows, _ = lookup(table, _query(layer, table, keys, mask, salt), missing)
+    rows = clip_norm(table, type(layer).__name__, rows, layer.max_norm)
     return rows if layer.dtype is None else rows.astype(layer.dtype)
 
 
 def read_bag(layer: Any, table: Table, keys: Any, mask: Any, salt: int | None, empty: Any, **form: Any) -> jax.Array:
     """Bags in the compute dtype; `empty` is the row for empty ones."""
-    keys, mask = _meant(layer, table, keys, mask, salt)
+    query = _query(layer, table, keys, mask, salt)
     options = {"combiner": layer.combiner, "max_norm": layer.max_norm, "dtype": layer.dtype}
-    return lookup_bag(table, keys, mask=mask, empty=empty, **options, **form)
+    return combined(table, query.keys, query.mask, empty=empty, **options, **form)
 
 
 def learns_default(empty: str, table: Table) -> bool:
@@ -104,8 +94,14 @@ def learns_default(empty: str, table: Table) -> bool:
     return empty == "learned"
 
 
-def _meant(layer: Any, table: Table, keys: Any, mask: Any, salt: int | None) -> tuple[Keys, jax.Array | None]:
-    """Salted keys, and which of them are meant; padding is told by the ids, before the salt."""
-    keys = as_keys(keys, f"table {table.name!r}, {type(layer).__name__}")
-    mask = mask_of(keys, mask, layer.pad_id, table.name, type(layer).__name__)
-    return (keys if salt is None else keys.salted(salt)), mask
+def _query(layer: Any, table: Table, keys: Any, mask: Any, salt: int | None) -> Query:
+    """What a layer asks its table: salted keys, and which of them are valid; padding is told by the ids, before the
+    salt."""
+    op = type(layer).__name__
+    if isinstance(keys, Prefetched) and salt is not None:
+        raise fail(
+            ValueError, table.name, op, "no salt beside prefetched keys", f"salt={salt}",
+            "prefetch the salted keys: kvjax.keys(ids).salted(salt)",
+        )  # fmt: skip
+    query = query_of(table, op, keys, mask, layer.pad_id)
+    return query if salt is None else query._replace(keys=query.keys.salted(salt))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import flax.linen as nn
@@ -9,22 +10,21 @@ import jax
 import jax.numpy as jnp
 import yaml
 
-from kvjax._table import Table
-from kvjax.flax._common import OPTIONS, TableOptions, learns_default, read, read_bag, resolve_table
+from kvjax._table.table import Table
+from kvjax.flax._common import LayerOptions, learns_default, read, read_bag, resolve_table
 
 # So that ``nn.Module.tabulate``, which prints its parameters as YAML, can show a table.
 yaml.SafeDumper.add_representer(Table, lambda dumper, table: dumper.represent_str(repr(table)))
 
 
-class _TableModule(TableOptions, nn.Module):
+class _TableModule(LayerOptions, nn.Module):
     """A module with a table in ``params``."""
 
-    def _table(self) -> Table:
-        def init(_) -> Table:
-            options = {name: getattr(self, name) for name in OPTIONS}
-            return resolve_table(self.table, self.features, dtype=self.param_dtype, **options)
+    table: str | Table = dataclasses.field(kw_only=False)
+    features: int | None = dataclasses.field(default=None, kw_only=False)
 
-        return self.param("table", init)
+    def _table(self) -> Table:
+        return self.param("table", lambda _: resolve_table(self.table, self.features, self.table_options()))
 
 
 class Embed(_TableModule):
@@ -72,8 +72,8 @@ class Embed(_TableModule):
       >>> kvjax.drop_table("doc_linen")
     """
 
-    pad_id: int | None = None
-    max_norm: float | None = None
+    pad_id: int | None = dataclasses.field(default=None, kw_only=True)
+    max_norm: float | None = dataclasses.field(default=None, kw_only=True)
 
     @nn.compact
     def __call__(self, keys: Any, mask: Any = None, *, salt: int | None = None, missing: Any = None) -> jax.Array:
@@ -111,10 +111,10 @@ class EmbedBag(_TableModule):
       >>> kvjax.drop_table("doc_linen_bag")
     """
 
-    combiner: str = "mean"
-    pad_id: int | None = None
-    max_norm: float | None = None
-    empty: str = "zeros"
+    combiner: str = dataclasses.field(default="mean", kw_only=True)
+    pad_id: int | None = dataclasses.field(default=None, kw_only=True)
+    max_norm: float | None = dataclasses.field(default=None, kw_only=True)
+    empty: str = dataclasses.field(default="zeros", kw_only=True)
 
     @nn.compact
     def __call__(

@@ -10,16 +10,17 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from kvjax import _gradients
-from kvjax._table import Table
-from kvjax.flax._common import learns_default, read, read_bag, resolve_table
+from kvjax._lookup import gradients
+from kvjax._table.table import Table
+from kvjax.flax._common import LayerOptions, learns_default, read, read_bag, resolve_table
 
 
 class _TableModule(nnx.Module):
     """A module with a table in an ``nnx.Param``."""
 
     def __init__(self, table: str | Table, features: int | None, dtype: Any, param_dtype: Any, options: dict[str, Any]):
-        self.table = nnx.Param(resolve_table(table, features, dtype=param_dtype, **options))
+        said = LayerOptions(param_dtype=param_dtype, **options)
+        self.table = nnx.Param(resolve_table(table, features, said.table_options()))
         self.dtype = dtype
 
 
@@ -55,7 +56,7 @@ class Embed(_TableModule):
         features: int | None = None,
         *,
         dtype: Any = None,
-        param_dtype: Any = None,
+        param_dtype: Any = "float32",
         pad_id: int | None = None,
         max_norm: float | None = None,
         rngs: nnx.Rngs | None = None,
@@ -105,7 +106,7 @@ class EmbedBag(_TableModule):
         *,
         combiner: str = "mean",
         dtype: Any = None,
-        param_dtype: Any = None,
+        param_dtype: Any = "float32",
         pad_id: int | None = None,
         max_norm: float | None = None,
         empty: str = "zeros",
@@ -175,7 +176,7 @@ def value_and_grad(fun: Callable[..., Any], has_aux: bool = False, wrt: Any = nn
             value, aux = out if has_aux else (out, None)
             return value, (aux, nnx.state(copy, nnx.Not(wrt)))
 
-        (value, (aux, rest)), grads = _gradients.value_and_grad(loss, has_aux=True)(params)
+        (value, (aux, rest)), grads = gradients.value_and_grad(loss, has_aux=True)(params)
         nnx.update(model, rest)
         return ((value, aux) if has_aux else value), grads
 

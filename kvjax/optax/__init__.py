@@ -1,10 +1,10 @@
 """Optax for trees that hold tables."""
 
+from kvjax._training.rowwise import Rowwise as Rowwise
+from kvjax._training.rowwise import rowwise as rowwise
 from kvjax.optax._joint import global_norm as global_norm
 from kvjax.optax._joint import joint as joint
 from kvjax.optax._partition import PartitionState as PartitionState
 from kvjax.optax._partition import partition as partition
-from kvjax.optax._rowwise import Rowwise as Rowwise
-from kvjax.optax._rowwise import rowwise as rowwise
 
 __all__ = ["PartitionState", "Rowwise", "global_norm", "joint", "partition", "rowwise"]

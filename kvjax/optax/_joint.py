@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import optax
 
-from kvjax._sparse import is_sparse, merge
-from kvjax._table import is_table
+from kvjax._keys.sparse_rows import is_sparse
+from kvjax._table.table import is_table
+from kvjax._training.merge import merge
 
 
 def as_arrays(grads: Any) -> tuple[Any, Any]:

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from kvjax import _rowwise
-from kvjax._sparse import is_sparse
-from kvjax._table import Table, is_table
+from kvjax._keys.sparse_rows import is_sparse
+from kvjax._table.table import Table, is_table
+from kvjax._table.writes import train
+from kvjax._training.apply import check
+from kvjax._training.rowwise import Rowwise, as_rowwise
 
 TableTx = Any  # an optax transform, a Rowwise, a mapping from table names to them, or a function of the name
 
@@ -82,7 +84,7 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
         pairs = zip(*(jax.tree.leaves(tree, is_leaf=_is_either) for tree in (params, updates)), strict=True)
         for table, grad in pairs:  # all are checked before the first is written
             if is_table(table) and table.spec.trainable:
-                _rowwise.check(table, choose(table.name), grad, state.tables[table.name])
+                check(table.spec, choose(table.name), grad, state.tables[table.name])
         dense_updates, dense_state = dense.update(_without(updates), state.dense, _without(params), **extra)
         step = state.count + 1
         globals_ = dict(state.tables)
@@ -92,7 +94,7 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
                 return None
             if not table.spec.trainable:
                 return Table(jnp.zeros((), jnp.uint32), table.spec)
-            new, globals_[table.name] = table.apply(choose(table.name), grad, globals_[table.name], step, **extra)
+            new, globals_[table.name] = train(table, choose(table.name), grad, globals_[table.name], step, extra)
             return Table(new.version - table.version, table.spec)
 
         table_updates = jax.tree.map(write, params, updates, is_leaf=_is_either)
@@ -120,17 +122,17 @@ def _check_same_tree(params: Any, grads: Any) -> None:
         raise ValueError(f"kvjax.optax.partition wants gradients in the tree of the parameters, {want}, got {got}")
 
 
-def _chooser(tables: TableTx) -> Callable[[str], _rowwise.Rowwise]:
+def _chooser(tables: TableTx) -> Callable[[str], Rowwise]:
     is_function = callable(tables) and not hasattr(tables, "update")  # transforms are tuples; MultiSteps is an object
 
-    def choose(name: str) -> _rowwise.Rowwise:
+    def choose(name: str) -> Rowwise:
         if isinstance(tables, Mapping):
             if name not in tables:
                 raise ValueError(
                     f"kvjax: table {name!r}, partition: want a transform for every table, got "
                     f"tables={sorted(tables)}; add one for it, or make the table with trainable=False"
                 )
-            return _rowwise.as_rowwise(tables[name])
-        return _rowwise.as_rowwise(tables(name) if is_function else tables)
+            return as_rowwise(tables[name])
+        return as_rowwise(tables(name) if is_function else tables)
 
     return choose

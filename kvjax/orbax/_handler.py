@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh
 from orbax.checkpoint import future
 
-from kvjax._options import placement_of
-from kvjax._processes import together
-from kvjax._registry import get_table, tables
-from kvjax._spec import TableSpec, fail
-from kvjax._table import Table
-from kvjax.orbax import _layout, _reading, _rules
+from kvjax._spec.sharding import Sharding
+from kvjax._table.table import Table
+from kvjax.checkpoint._format import names, read_meta
+from kvjax.checkpoint._restore import Restore
+from kvjax.checkpoint._write import check_saved, snapshot, write
 
 
 class TableHandler(ocp.handlers.AsyncCheckpointHandler):
@@ -33,13 +31,11 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
     """
 
     async def async_save(self, directory: Any, args: TableSave) -> list[Any]:
-        _layout.check_saved(args.tables)
-        stored = [_layout.snapshot(table, args.prune) for table in args.tables.values()]
-        names = [dict(s.meta, name=name) for s, name in zip(stored, args.tables, strict=True)]
-        stored = [dataclasses.replace(s, meta=meta) for s, meta in zip(stored, names, strict=True)]
+        check_saved(args.tables)
+        stored = [snapshot(name, table, args.prune) for name, table in args.tables.items()]
 
         async def commit() -> None:
-            await asyncio.gather(*(_layout.write(Path(directory), s) for s in stored))
+            await asyncio.gather(*(write(Path(directory), s) for s in stored))
 
         return [future.CommitFutureAwaitingContractedSignals(commit(), name="kvjax_tables")]
 
@@ -54,9 +50,9 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
         directory, args = Path(directory), args or TableRestore()
         wanted = args.tables
         if wanted is None:
-            wanted = {name: None for name in _layout.names(directory)}
+            wanted = {name: None for name in names(directory)}
         # All are read and checked before the first is changed.
-        restores = [_Restore(directory, name, table, args) for name, table in wanted.items()]
+        restores = [Restore(directory, name, table, args.sharding()) for name, table in wanted.items()]
         for restore in restores:
             restore.read()
         return {restore.name: restore.load() for restore in restores}
@@ -64,85 +60,13 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
     def metadata(self, directory: Any) -> dict[str, Any]:
         """What each table of a checkpoint is, by name, as ``kvjax.json`` says it."""
         directory = Path(directory)
-        return {name: _layout.read_meta(directory, name) for name in _layout.names(directory)}
+        return {name: read_meta(directory, name) for name in names(directory)}
 
     def finalize(self, directory: Any) -> None:
         """Nothing is left to do once all files are there."""
 
     def close(self) -> None:
         """The handler holds nothing."""
-
-
-class _Restore:
-    """One table on its way from a checkpoint."""
-
-    def __init__(self, directory: Path, name: str, table: Table | None, args: TableRestore):
-        self.name, self.directory, self.table = name, directory, table or tables().get(name)
-        self.new = table is None
-        self.placement = self.table.spec.placement if self.table else placement_of(name, args.placement(), "restore")
-        self.options: dict[str, Any] = {} if self.table or self.placement is None else args.placement()
-
-    def read(self) -> None:
-        """Reads and checks it."""
-        self.stored = together(self.placement, self.name, "restore", self._read)
-
-    def load(self) -> Table:
-        """Puts it into the live table, or into one that is made as it was saved."""
-        table = together(self.placement, self.name, "restore", self._made) if self.new else self.table
-        assert table is not None
-        return table.refresh().load(self.stored.snapshot())
-
-    def _read(self) -> _layout.Stored:
-        meta = _layout.read_meta(self.directory, self.name)
-        if self.new:
-            self._check_functions(meta)
-        stored = _reading.read(self.directory, self.name, self.placement)
-        if self.table and not self.new:
-            _check_alike(self.table.spec, stored)
-        return stored
-
-    def _check_functions(self, meta: dict[str, Any]) -> None:
-        """Whether a table can be made of what the checkpoint says."""
-        try:
-            self.rules = {option: _rules.load(saved) for option, saved in meta.get("options", {}).items()}
-        except ValueError as error:
-            raise ValueError(f"kvjax: table {self.name!r}, restore: {error}") from error
-        if "partitioner" in meta and self.options and self.options["partitioner"] is None:
-            raise fail(
-                ValueError, self.name, "restore", f"the table's partitioner, {meta['partitioner']}, of which a "
-                "checkpoint has only the name", "no partitioner",
-                "TableRestore(..., mesh=, partitioner=), or make the table with kvjax.get_table first and restore "
-                "into it: with another partitioner, or none, its rows are placed anew",
-            )  # fmt: skip
-
-    def _made(self) -> Table:
-        meta = self.stored.meta
-        return get_table(
-            self.name, dim=meta["dim"], key_dtype=meta["key_dtype"], dtype=meta["dtype"],
-            initializer=_layout.initializer(self.stored), seed=meta["seed"], trainable=meta["trainable"],
-            rounding=meta.get("rounding", "nearest"), **self.rules, **self.options,
-        )  # fmt: skip
-
-
-def _check_alike(spec: TableSpec, stored: _layout.Stored) -> None:
-    """Whether a table is what was stored."""
-    meta = stored.meta
-    for field, saved in (
-        ("dim", meta["dim"]),
-        ("dtype", meta["dtype"]),
-        ("seed", meta["seed"]),
-        ("initializer", _layout.initializer(stored)),
-    ):
-        if getattr(spec, field) != saved:
-            raise fail(
-                ValueError, spec.name, "restore", f"a checkpoint with {field} {getattr(spec, field)!r}", f"{saved!r}",
-                "make the table as it was saved (another seed or initializer would change the rows of unseen keys)",
-            )  # fmt: skip
-    if spec.max_capacity is not None and spec.on_full != "grow" and meta["rows"] > spec.max_capacity:
-        raise fail(
-            MemoryError, spec.name, "restore", f"at most max_capacity={spec.max_capacity} rows", f"{meta['rows']}",
-            "make the table with more capacity, or prune in TableSave",
-        )  # fmt: skip
 
 
 @ocp.args.register_with_handler(TableHandler, for_save=True)
@@ -176,7 +100,7 @@ class TableSave(ocp.args.CheckpointArgs):
 
 @ocp.args.register_with_handler(TableHandler, for_restore=True)
 @dataclasses.dataclass
-class TableRestore(ocp.args.CheckpointArgs):
+class TableRestore(Sharding, ocp.args.CheckpointArgs):
     """Restores tables; gives a dict of live handles by name.
 
     The contents of the tables are replaced, slots, frequencies and versions with them. A handle given here may be
@@ -211,13 +135,7 @@ class TableRestore(ocp.args.CheckpointArgs):
     """
 
     tables: Mapping[str, Table | None] | None = None
-    mesh: Mesh | None = None
-    axis: str | tuple[str, ...] | None = None
-    partitioner: Callable[[Any, int], Any] | None = None
-    replicated: bool = False
-    wire: Any = None
 
-    def placement(self) -> dict[str, Any]:
-        """What `kvjax.get_table` is told about the place of a new table."""
-        names = ("mesh", "axis", "partitioner", "replicated", "wire")
-        return {name: getattr(self, name) for name in names}
+    def sharding(self) -> Sharding:
+        """Where tables that are made here shall be."""
+        return Sharding(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Sharding)})

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 
-from kvjax._registry import get_table
-from kvjax._table import Table, is_table
+from kvjax._table.registry import get_table
+from kvjax._table.table import Table, is_table
 
 
 @jax.tree_util.register_pytree_node_class

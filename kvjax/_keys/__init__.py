@@ -1,0 +1,1 @@
+"""Keys, and what comes beside them in a batch: masks, steps, gradients."""

@@ -1,0 +1,231 @@
+"""Keys: any 64-bit id, exact whatever ``jax_enable_x64`` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kvjax._keys import salt as _mix
+from kvjax.ffi import host
+
+
+@jax.tree_util.register_pytree_node_class
+class Keys:
+    """An array of 64-bit keys that passes through ``jit``, ``scan`` and ``grad`` bit for bit.
+
+    It is a pytree with one leaf, ``words``: ``(..., 2)`` uint32, the low word first. Keys are made by
+    `kvjax.keys`; a key is 64 bits, so -1 as int64 and 2**64 - 1 as uint64 are the same key.
+
+    Attributes:
+      words: ``(..., 2)`` uint32.
+      narrow: whether the keys come from a JAX array of 32-bit integers while ``jax_enable_x64`` is off, where
+        JAX may have cut ids of 64 bits. A table that holds wider keys refuses such keys.
+    """
+
+    __slots__ = ("narrow", "words")
+
+    def __init__(self, words: Any, narrow: bool = False):
+        self.words = words
+        self.narrow = narrow
+
+    def tree_flatten(self):
+        return (self.words,), self.narrow
+
+    @classmethod
+    def tree_unflatten(cls, narrow, children):
+        return cls(children[0], narrow)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.words.shape[:-1])
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return int(np.prod(self.shape))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Keys]:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index) -> Keys:
+        index = index if isinstance(index, tuple) else (index,)
+        if isinstance(index[0], int) and self.ndim > 0 and not -len(self) <= index[0] < len(self):
+            raise IndexError(f"index {index[0]} is out of bounds for {len(self)} keys")  # JAX would clamp it
+        if sum(i is not None and i is not Ellipsis for i in index) > self.ndim:
+            raise IndexError(f"keys of shape {self.shape} take at most {self.ndim} indices, got {index}")
+        if any(i is Ellipsis for i in index):
+            index = (*index, slice(None))
+        return Keys(self.words[index], self.narrow)
+
+    def reshape(self, *shape) -> Keys:
+        """The same keys in another shape.
+
+        Args:
+          *shape: the new shape, as one tuple or as integers; one of them may be -1.
+        """
+        shape = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        if -1 in shape:
+            known = int(np.prod([s for s in shape if s != -1]))
+            shape = tuple(self.size // max(known, 1) if s == -1 else s for s in shape)
+        return Keys(self.words.reshape(*shape, 2), self.narrow)
+
+    def salted(self, salt: int) -> Keys:
+        """Other keys for the same ids: features with a salt each share a table and no row.
+
+        A bijection of the keys for every salt, the one of `kvjax.hash_keys`; it works inside ``jit`` too.
+
+        Args:
+          salt: 64-bit integer, for instance the number of the feature.
+
+        Returns:
+          `Keys` of the same shape: ``kvjax.keys(ids).salted(s)`` equals ``kvjax.keys(kvjax.hash_keys(ids, s))``.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> users, items = kvjax.keys([1, 2]).salted(0), kvjax.keys([1, 2]).salted(1)
+          >>> bool((np.asarray(users) != np.asarray(items)).all())
+          True
+        """
+        return Keys(_mix.salted(self.words, int(salt)))
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        words = np.ascontiguousarray(np.asarray(self.words))
+        array = words.view(np.int64).reshape(self.shape)
+        return array if dtype is None else array.astype(dtype)
+
+    def __repr__(self) -> str:
+        return f"Keys(shape={self.shape})"
+
+
+def keys(ids: Any) -> Keys:
+    """Makes `Keys` of integer ids, exactly.
+
+    Args:
+      ids: ``(...)`` integers: NumPy array, Python int or nested list (exact at 64 bits), or a JAX array, which
+        is taken at its own width. Hash strings with `kvjax.hash_keys` first.
+
+    Returns:
+      `Keys` of shape ``(...)``.
+
+    Raises:
+      TypeError: the ids are not integers, or integers of more than 64 bits.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> ids = kvjax.keys(np.array([2**40 + 7, -1]))
+      >>> ids
+      Keys(shape=(2,))
+      >>> np.asarray(ids)
+      array([1099511627783,            -1])
+    """
+    return Keys(as_keys(ids).words)
+
+
+def as_keys(ids: Any, where: str = "keys") -> Keys:
+    """What every table operation does with its ``keys`` argument: `keys`, but remembering the width.
+
+    `where` names the table and the operation in errors.
+    """
+    if isinstance(ids, Keys):
+        if ids.words.dtype != jnp.uint32 or ids.words.shape[-1:] != (2,):
+            raise TypeError(
+                f"kvjax: {where}: want Keys of words (..., 2) uint32, got {ids.words.shape} {ids.words.dtype}: "
+                "arithmetic was done on the words; compute on the ids before kvjax.keys(ids)"
+            )
+        return ids
+    if isinstance(ids, jax.Array):
+        return _from_jax(ids, where)
+    return Keys(jnp.asarray(_words_of_numpy(ids, where)))
+
+
+def _words_of_numpy(ids: Any, where: str) -> np.ndarray:
+    array = np.asarray(ids)
+    if array.size == 0 and not isinstance(ids, np.ndarray):
+        array = array.astype(np.int64)  # an empty list has no type of its own
+    if array.dtype.kind not in "iu":
+        raise TypeError(
+            f"kvjax: {where}: want integers of at most 64 bits, got {array.dtype}; hash strings and other values with "
+            "kvjax.hash_keys, and give ids of which some are above 2**63 - 1 as an array of uint64"
+        )
+    wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64, order="C")
+    return wide[..., None].view(np.uint32)
+
+
+def _from_jax(ids: jax.Array, where: str) -> Keys:
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TypeError(
+            f"kvjax: {where}: want integers, got {ids.dtype}; hash other values with kvjax.hash_keys on the host"
+        )
+    if ids.dtype.itemsize == 8:
+        return Keys(jax.lax.bitcast_convert_type(ids, jnp.uint32))
+    narrow = ids.dtype.itemsize == 4 and not x64_enabled()
+    if jnp.issubdtype(ids.dtype, jnp.unsignedinteger):
+        low = ids.astype(jnp.uint32)
+        return Keys(jnp.stack([low, jnp.zeros_like(low)], -1), narrow)
+    low = ids.astype(jnp.int32)
+    return Keys(jax.lax.bitcast_convert_type(jnp.stack([low, low >> 31], -1), jnp.uint32), narrow)
+
+
+def x64_enabled() -> bool:
+    """Whether JAX has 64-bit integers now."""
+    return jnp.result_type(int).itemsize == 8
+
+
+def hash_keys(items: Any, salt: int = 0) -> np.ndarray:
+    """Hashes strings, bytes or integers to 64-bit keys, on the host.
+
+    Strings are hashed as UTF-8 by XXH64 with the salt as its seed. Integers are mixed by a bijection that
+    differs from salt to salt: equal ids of different features get different keys of one table.
+
+    Args:
+      items: array or (nested) sequence of str, bytes or integers, of any shape ``(...)``.
+      salt: 64-bit integer, for instance the number of a feature.
+
+    Returns:
+      ``(...)`` int64.
+
+    Raises:
+      TypeError: the items are neither strings nor bytes nor integers.
+
+    Source:
+      XXH64: Y. Collet, xxHash. The integer mixer is the finaliser of splitmix64.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.hash_keys(["cat", "dog", "cat"]).tolist()
+      [-5315903814719137477, 1854447679198500061, -5315903814719137477]
+      >>> bool((kvjax.hash_keys([1, 2], salt=0) != kvjax.hash_keys([1, 2], salt=1)).all())
+      True
+    """
+    salt = int(salt) % 2**64
+    array = np.asarray(items)
+    if array.dtype.kind in "US" and not isinstance(items, np.ndarray):
+        array = np.array(items, dtype=object)  # NumPy's own string types cut trailing zero bytes
+    if array.dtype == object and all(isinstance(item, int) for item in array.flat):
+        array = np.array(array.tolist())  # integers that NumPy was told to keep as objects
+    flat = array.reshape(-1)
+    if array.size == 0 or array.dtype.kind == "i":
+        hashed = host.hash_integers(flat.astype(np.int64), salt)
+    elif array.dtype.kind == "u":
+        hashed = host.hash_integers(flat.astype(np.uint64).view(np.int64), salt)
+    else:
+        hashed = host.hash_strings([_encode(item) for item in flat.tolist()], salt)
+    return hashed.reshape(array.shape)
+
+
+def _encode(item: Any) -> bytes:
+    if isinstance(item, str):
+        return item.encode()
+    if isinstance(item, bytes):
+        return item
+    raise TypeError(f"hash_keys wants str, bytes or integers, got {type(item).__name__}: {item!r}")

@@ -1,0 +1,36 @@
+"""Padding: which of the keys of a call are meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kvjax._keys.keys import Keys, as_keys
+from kvjax._values.errors import fail
+
+
+def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, op: str) -> jax.Array | None:
+    """True for keys that are meant, ``(...)`` bool; None if that is all of them.
+
+    Args:
+      keys: ``(...)``.
+      mask: None or ``(...)`` bool, false for padding.
+      pad_id: None or the one 64-bit id that marks padding too.
+      table: for errors, like `op`.
+      op: see `table`.
+    """
+    if mask is not None:
+        mask = jnp.asarray(mask)
+        if mask.dtype != jnp.bool_:
+            raise fail(TypeError, table, op, "a bool mask", f"{mask.dtype}", "compare it first")
+        if mask.shape != keys.shape:
+            raise fail(ValueError, table, op, f"a mask {keys.shape}", f"{mask.shape}", "give one per key")
+    if pad_id is None:
+        return mask
+    pad = as_keys(pad_id, f"table {table!r}, {op}, pad_id")
+    if pad.shape != ():
+        raise fail(ValueError, table, op, "one pad_id", f"{pad.shape}", "give a mask for more")
+    meant = jnp.any(keys.words != jnp.broadcast_to(pad.words, keys.words.shape), -1)
+    return meant if mask is None else mask & meant

@@ -1,0 +1,87 @@
+"""Sparse gradients: the rows of the keys that a loss looked up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kvjax._keys.keys import as_keys
+from kvjax.ffi import host
+
+_SEAL: int = host.SEAL
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class SparseRows:
+    """The gradient of a table: one row per key that was looked up.
+
+    Attributes:
+      keys: `Keys` of shape ``(...)``; keys may repeat unless the gradient is merged.
+      rows: ``(..., dim)`` float32.
+      counts: ``(...)`` int32, how often each key occurred; 0 marks padding, whose row is ignored.
+      seal: uint32, constants that any arithmetic on the whole tree destroys. Arithmetic would destroy the keys
+        too, so `merge` refuses a gradient with a broken seal instead of training wrong rows.
+      merged: whether the keys are distinct and the padding stands at the end, as `merge` leaves them.
+
+    Args:
+      keys: `Keys` or integers ``(...)``.
+      rows: ``(..., dim)``.
+      counts: ``(...)`` int32; by default 1 for every key.
+
+    Raises:
+      ValueError: the shapes do not belong together.
+
+    Example:
+      >>> import kvjax, jax.numpy as jnp, numpy as np
+      >>> kvjax.SparseRows(np.array([7, 9]), jnp.ones((2, 3)))
+      SparseRows(keys=(2,), rows=(2, 3), merged=False)
+    """
+
+    def __init__(self, keys: Any, rows: Any, counts: Any = None):
+        self.keys = as_keys(keys)
+        self.rows = jnp.asarray(rows)
+        self.counts = jnp.ones(self.keys.shape, jnp.int32) if counts is None else jnp.asarray(counts, jnp.int32)
+        if self.rows.shape[:-1] != self.keys.shape or self.counts.shape != self.keys.shape:
+            raise ValueError(
+                f"SparseRows wants keys (...), rows (..., dim) and counts (...), got keys {self.keys.shape}, "
+                f"rows {self.rows.shape}, counts {self.counts.shape}"
+            )
+        self.seal = jnp.uint32(_SEAL)
+        self.merged = False
+
+    def tree_flatten_with_keys(self):
+        names = ("keys", "rows", "counts", "seal")
+        return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], self.merged
+
+    @classmethod
+    def tree_unflatten(cls, merged, children):
+        new = object.__new__(cls)
+        new.keys, new.rows, new.counts, new.seal = children
+        new.merged = merged
+        return new
+
+    def replace(self, **fields: Any) -> SparseRows:
+        """A copy with some attributes exchanged; their shapes are not checked.
+
+        Other keys or counts are not merged any more, unless `merged` is given too.
+
+        Args:
+          **fields: attributes by name.
+        """
+        merged = self.merged and not fields.keys() & {"keys", "counts"}
+        new = self.tree_unflatten(merged, (self.keys, self.rows, self.counts, self.seal))
+        for name, value in fields.items():
+            setattr(new, name, value)
+        return new
+
+    def __repr__(self) -> str:
+        def shape(x):
+            return tuple(x.shape) if hasattr(x, "shape") else x
+
+        return f"SparseRows(keys={shape(self.keys)}, rows={shape(self.rows)}, merged={self.merged})"
+
+
+def is_sparse(x: Any) -> bool:
+    return isinstance(x, SparseRows)

@@ -1,0 +1,27 @@
+"""Training steps as the C++ side takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kvjax._keys.keys import as_keys
+from kvjax._values.errors import fail
+from kvjax._values.numbers import is_integer
+
+
+def step_words(step: Any, table: str, op: str) -> jax.Array:
+    """The step as the words ``(2,)`` of an int64; -1 stands for the step that the table takes by itself."""
+    if step is None:
+        return jnp.asarray(np.array([-1], np.int64).view(np.uint32))
+    if is_integer(step):
+        if not 0 <= step < 2**63:
+            raise fail(ValueError, table, op, "a step of 0 or more", repr(step), "count steps from 0 or 1")
+        return jnp.asarray(np.array([step], np.int64).view(np.uint32))
+    step = jnp.asarray(step)
+    if not jnp.issubdtype(step.dtype, jnp.integer) or step.shape != ():
+        raise fail(TypeError, table, op, "an integer step ()", f"{step.shape} {step.dtype}", "count steps")
+    return as_keys(step).words

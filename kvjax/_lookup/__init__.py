@@ -1,0 +1,1 @@
+"""Ways to look rows up in models: gradients, bags, several features, prefetch."""

@@ -1,0 +1,113 @@
+"""Combiners: rows made into bags by sum, mean, sqrtn or max, differentiable.
+
+Sums, their expansion and their inner products are the gradients of one form that is linear in rows, weights and bags
+(see ``kvjax/ffi/core/bag.h``), so the gradients of each of them are the other two, to any order.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kvjax._ops import bags as bag_ops
+
+COMBINERS = ("sum", "mean", "sqrtn", "max")
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def bag_sum(bags: int, ids: jax.Array, weights: jax.Array, rows: jax.Array) -> jax.Array:
+    """See `bag_ops.bag_sum`; so below."""
+    return bag_ops.bag_sum(bags, ids, weights, rows)
+
+
+@jax.custom_vjp
+def _expand(ids, weights, bags):
+    return bag_ops.bag_expand(ids, weights, bags)
+
+
+@jax.custom_vjp
+def _dot(ids, rows, bags):
+    return bag_ops.bag_dot(ids, rows, bags)
+
+
+def _sum_bwd(bags, residuals, g):
+    ids, weights, rows = residuals
+    return None, _dot(ids, rows, g), _expand(ids, weights, g)
+
+
+def _expand_bwd(residuals, g):
+    ids, weights, bags = residuals
+    return None, _dot(ids, g, bags), bag_sum(bags.shape[0], ids, weights, g)
+
+
+def _dot_bwd(residuals, g):
+    ids, rows, bags = residuals
+    return None, _expand(ids, g, bags), bag_sum(bags.shape[0], ids, g, rows)
+
+
+bag_sum.defvjp(lambda bags, *args: (bag_sum(bags, *args), args), _sum_bwd)
+_expand.defvjp(lambda *args: (_expand(*args), args), _expand_bwd)
+_dot.defvjp(lambda *args: (_dot(*args), args), _dot_bwd)
+
+
+@jax.custom_vjp
+def _taken(ids, positions, bags, rows):
+    """The bags, as elements of the rows at these positions."""
+    return bags
+
+
+@jax.custom_vjp
+def _place(ids, positions, bags):
+    return bag_ops.bag_place(ids, positions, bags)
+
+
+def _taken_bwd(residuals, g):
+    ids, positions = residuals
+    return None, None, None, _place(ids, positions, g)
+
+
+def _place_bwd(positions, g):
+    if g.shape[0] == 0:
+        return None, None, jnp.zeros(positions.shape, g.dtype)
+    return None, None, jnp.where(positions < 0, 0, jnp.take_along_axis(g, jnp.maximum(positions, 0), 0))
+
+
+_taken.defvjp(lambda *args: (_taken(*args), args[:2]), _taken_bwd)
+_place.defvjp(lambda *args: (_place(*args), args[1]), _place_bwd)
+
+
+def _bag_max(bags: int, ids: jax.Array, rows: jax.Array) -> Any:
+    out, positions = bag_ops.bag_max(bags, ids, jax.lax.stop_gradient(rows))
+    return _taken(ids, positions, out, rows)
+
+
+def counts(bags: int, ids: jax.Array) -> jax.Array:
+    """How many rows each bag has, ``(bags,)`` float32."""
+    ones = jnp.ones(ids.shape, jnp.float32)
+    return bag_ops.bag_sum(bags, ids, ones, ones[:, None])[:, 0]
+
+
+def combine(combiner: str, bags: int, ids: jax.Array, rows: jax.Array, weights: jax.Array | None) -> jax.Array:
+    """Bags ``(bags, dim)`` float32 of rows ``(n, dim)`` float32; what would be divided by 0 is 0.
+
+    ids: ``(n,)`` int32, those outside the bags mark padding; weights: ``(n,)`` float32, by default 1.
+    """
+    if combiner == "max":
+        return _bag_max(bags, ids, rows)
+    ones = jnp.ones(ids.shape, jnp.float32)
+    total: Any = bag_sum(bags, ids, ones if weights is None else weights, rows)
+    if combiner == "sum":
+        return total
+    if weights is None:
+        divisor: Any = counts(bags, ids)
+    else:
+        terms = weights if combiner == "mean" else weights * weights
+        column: Any = bag_sum(bags, ids, ones, terms[:, None])
+        divisor = column[:, 0]
+    # The inner where keeps the gradient of the branch that is not taken finite.
+    safe = jnp.where(divisor == 0, 1, divisor)
+    scale = jnp.where(divisor == 0, 0, 1 / (safe if combiner == "mean" else jnp.sqrt(safe)))
+    return total * scale[:, None]

@@ -1,0 +1,1 @@
+"""Calls into the native tables: every `ffi_call` of kvjax, one function per target."""

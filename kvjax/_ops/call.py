@@ -1,0 +1,54 @@
+"""The `ffi_call` that all operations go through, and the operands that they share.
+
+Reads have no side effect, so that JAX may repeat, merge or drop them; writes are kept even if their result is not
+used. Neither is ordered by that: what orders calls is the version operand. Under vmap a lookup takes its extra axes as
+they are; ops on a whole batch run once per example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kvjax._spec.spec import TableSpec
+from kvjax._spmd.varying import varying_like
+
+WORD = jax.ShapeDtypeStruct((), jnp.uint32)
+"""A version, a status or a seal."""
+
+
+def array(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(tuple(shape), dtype)
+
+
+def read(target: str, results: Any, *operands: Any, vmap: str = "sequential", **attributes: Any) -> Any:
+    call = jax.ffi.ffi_call(target, results, vmap_method=vmap)
+    return varying_like(call(*operands, **attributes), *operands)
+
+
+def write(target: str, results: Any, *operands: Any, **attributes: Any) -> Any:
+    call = jax.ffi.ffi_call(target, results, has_side_effect=True)
+    return varying_like(call(*operands, **attributes), *operands)
+
+
+def flag(value: bool) -> np.bool_:
+    return np.bool_(value)
+
+
+def nothing(spec: TableSpec, shape: tuple[int, ...], dtype: Any) -> Any:
+    """An array without elements, for an operand that is left out."""
+    # By NumPy, an eager call has no time to spare; but as a constant it would enter the shard_map of a spread table as
+    # an operand, and XLA of jax 0.11 crashes on those without elements.
+    return np.zeros(shape, dtype) if spec.placement is None else jnp.zeros(shape, dtype)
+
+
+def mask_operand(spec: TableSpec, mask: jax.Array | None) -> Any:
+    return nothing(spec, (0,), bool) if mask is None else mask
+
+
+def initial_operand(spec: TableSpec, initial: jax.Array | None) -> Any:
+    return nothing(spec, (0, spec.dim), spec.row_dtype) if initial is None else initial

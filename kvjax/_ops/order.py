@@ -1,0 +1,22 @@
+"""Calls that order others, one function per target: what they wait for has happened once their result exists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+
+from kvjax._ops.call import WORD, read
+from kvjax._spec.spec import TableSpec
+
+
+def after(spec: TableSpec, version: jax.Array, values: Sequence[jax.Array]) -> jax.Array:
+    """The version, once the values exist."""
+    return read("kvjax_after", WORD, version, *values, table=spec.name)
+
+
+def seal(spec: TableSpec, used: jax.Array, values: Sequence[jax.Array]) -> jax.Array:
+    """The seal of a gradient, once the values exist, if no lookup was used more than once: used ``(lookups,)``."""
+    # The same on all devices, whatever it waits for.
+    call = jax.ffi.ffi_call("kvjax_seal", WORD, vmap_method="sequential")
+    return call(used, *values, table=spec.name)

@@ -1,0 +1,76 @@
+"""Reads of a table, one function per target. The last result of each, `status`, is 0, or on a sharded table the
+number of its failure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kvjax._keys.keys import Keys
+from kvjax._ops.call import WORD, array, flag, initial_operand, mask_operand, read
+from kvjax._spec.spec import TableSpec
+
+
+def _about(spec: TableSpec, keys: Keys) -> dict[str, Any]:
+    return {"table": spec.name, "narrow": flag(keys.narrow), "spread": flag(spec.placement is not None)}
+
+
+def lookup(
+    spec: TableSpec,
+    version: jax.Array,
+    keys: Keys,
+    mask: jax.Array | None,
+    initial: jax.Array | None,
+    initial_rows: bool,
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Rows ``(..., dim)``, found ``(...)`` bool, 1.0, which exists only once the rows have been read, and status."""
+    results = (
+        array((*keys.shape, spec.dim), spec.row_dtype),
+        array(keys.shape, jnp.bool_),
+        array((), jnp.float32),
+        WORD,
+    )
+    attributes = _about(spec, keys) | {"initial_rows": flag(initial_rows)}
+    # Rows that come with the call belong to its keys as a whole.
+    vmap = "sequential" if spec.generated else "broadcast_all"
+    operands = (version, keys.words, mask_operand(spec, mask), initial_operand(spec, initial))
+    return read("kvjax_lookup", results, *operands, vmap=vmap, **attributes)
+
+
+def find_missing(
+    spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array | None
+) -> tuple[jax.Array, jax.Array]:
+    """Words ``(n + 1, 2)`` of the distinct keys without a row, and how many of them are meant."""
+    results = (array((keys.size + 1, 2), jnp.uint32), array((), jnp.int32), WORD)
+    operands = (version, keys.words, mask_operand(spec, mask))
+    words, count, status = read("kvjax_find_missing", results, *operands, **_about(spec, keys))
+    # After a failure the count means nothing; the op that wants the rows fails too, and says so.
+    return words, jnp.where(status == 0, count, 0) if spec.placement else count
+
+
+def inspect(
+    spec: TableSpec, op: str, version: jax.Array, keys: Keys
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Found ``(...)`` bool, frequency and version ``(..., 2)`` uint32, the words of int64, and status."""
+    words = array((*keys.shape, 2), jnp.uint32)
+    results = (array(keys.shape, jnp.bool_), words, words, WORD)
+    attributes = _about(spec, keys) | {"op": op}
+    return read("kvjax_inspect", results, version, keys.words, vmap="expand_dims", **attributes)
+
+
+def read_slot(
+    spec: TableSpec, slot: str, version: jax.Array, keys: Keys, dtype: Any, shape: Sequence[int]
+) -> tuple[jax.Array, jax.Array]:
+    """The slot ``(..., *shape)``, and status."""
+    results = (array((*keys.shape, *shape), dtype), WORD)
+    attributes = _about(spec, keys) | {"slot": slot}
+    return read("kvjax_read_slot", results, version, keys.words, vmap="expand_dims", **attributes)
+
+
+def changed(spec: TableSpec, version: jax.Array, since: jax.Array, keys: Keys) -> tuple[jax.Array, jax.Array]:
+    """Whether keys may read otherwise than at the version `since`, ``(...)`` bool; and status."""
+    results = (array(keys.shape, jnp.bool_), WORD)
+    return read("kvjax_changed", results, version, since, keys.words, vmap="expand_dims", **_about(spec, keys))

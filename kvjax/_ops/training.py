@@ -1,0 +1,135 @@
+"""Calls of a training step, one function per target: merge, begin, gather and scatter; on a shard also receive, plan
+and commit."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kvjax._keys.keys import Keys
+from kvjax._keys.sparse_rows import SparseRows
+from kvjax._ops.call import WORD, array, flag, initial_operand, nothing, read, write
+from kvjax._spec.spec import TableSpec
+
+
+def merge(keys: Keys, rows: jax.Array, counts: jax.Array, seals: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Key words ``(n, 2)``, rows ``(n, dim)`` float32 and counts ``(n,)`` int32, distinct keys first."""
+    results = (
+        array(keys.words.shape, jnp.uint32),
+        array(rows.shape, jnp.float32),
+        array(counts.shape, jnp.int32),
+    )
+    return read("kvjax_merge", results, keys.words, rows, counts, seals)
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+    """A training step that has made its rows. On a shard of a spread table all but the first two are empty.
+
+    Attributes:
+      version: ``()`` uint32, the next version.
+      active: ``()`` int32, the rows of the step.
+      step: ``(2,)`` uint32, the words of the step that was counted.
+      targets: ``(n, 2)`` uint32, for each row of the step its id and which gradient it gets.
+      keys: ``(n, 2)`` uint32 of the gradients.
+      rows: ``(n, dim)`` float32, the gradients.
+      shared: ``(dim,)`` float32, the gradient of the row that unadmitted keys share.
+    """
+
+    version: jax.Array
+    active: jax.Array
+    step: jax.Array
+    targets: Any
+    keys: Any
+    rows: Any
+    shared: Any
+
+
+def begin_apply(
+    spec: TableSpec, version: jax.Array, grads: SparseRows, step: jax.Array, initial: jax.Array | None, slots: str
+) -> Begun:
+    n = grads.counts.shape[0]
+    results = (
+        WORD,
+        array((n, 2), jnp.uint32),
+        array((), jnp.int32),
+        array((2,), jnp.uint32),
+        array((spec.dim,), jnp.float32),
+    )
+    operands = (version, grads.keys.words, grads.counts, grads.seal, grads.rows, step, initial_operand(spec, initial))
+    attributes = {"table": spec.name, "slots": slots, "narrow": flag(grads.keys.narrow)}
+    version, targets, active, used, shared = write("kvjax_begin_apply", results, *operands, **attributes)
+    return Begun(version, active, used, targets, grads.keys.words, grads.rows, shared)
+
+
+def gather(
+    spec: TableSpec,
+    version: jax.Array,
+    begun: Begun,
+    start: jax.Array,
+    chunk: int,
+    slots: str,
+    slot_types: Sequence[jax.ShapeDtypeStruct],
+    gradients: bool = True,
+) -> tuple[jax.Array, ...]:
+    """Values and gradients ``(chunk, dim)``, fresh ``(chunk,)`` bool, keys ``(chunk, 2)``, then one array per slot.
+
+    Without `gradients` these are ``(0, dim)``.
+    """
+    results = (
+        array((chunk, spec.dim), spec.row_dtype),
+        array((chunk if gradients else 0, spec.dim), jnp.float32),
+        array((chunk,), jnp.bool_),
+        array((chunk, 2), jnp.uint32),
+        *(array((chunk, *slot.shape), slot.dtype) for slot in slot_types),
+    )
+    operands = (version, begun.targets, begun.keys, begun.rows, begun.shared, start, begun.active)
+    return write("kvjax_gather", results, *operands, table=spec.name, slots=slots)
+
+
+def scatter(
+    spec: TableSpec,
+    version: jax.Array,
+    begun: Begun,
+    start: jax.Array,
+    values: jax.Array,
+    slots: str,
+    slot_arrays: Sequence[jax.Array],
+) -> jax.Array:
+    """Writes the chunk back and hands the version through."""
+    operands = (version, begun.targets, start, begun.active, values, *slot_arrays)
+    return write("kvjax_scatter", WORD, *operands, table=spec.name, slots=slots)
+
+
+def receive(
+    spec: TableSpec,
+    version: jax.Array,
+    turn: tuple[Any, Any],
+    keys: Keys,
+    counts: jax.Array,
+    seal: jax.Array,
+    rows: jax.Array,
+    initial: jax.Array | None,
+) -> jax.Array:
+    """Status. turn: the round and their number; keys ``(senders, n)`` and what belongs to them."""
+    attributes = {"table": spec.name, "senders": np.int64(keys.shape[0]), "narrow": flag(keys.narrow)}
+    operands = (version, *turn, keys.words, counts, seal, rows, initial_operand(spec, initial))
+    return write("kvjax_receive", WORD, *operands, **attributes)
+
+
+def plan_step(spec: TableSpec, version: jax.Array, step: jax.Array, delivered: jax.Array, slots: str) -> jax.Array:
+    """This shard's summary ``(f, 2)`` uint32. delivered: the status of what was received."""
+    result = array((spec.summary_words, 2), jnp.uint32)
+    return write("kvjax_plan_step", result, version, step, delivered, table=spec.name, slots=slots)
+
+
+def commit_step(spec: TableSpec, version: jax.Array) -> Begun:
+    results = (WORD, array((), jnp.int32), array((2,), jnp.uint32))
+    version, active, step = write("kvjax_commit_step", results, version, table=spec.name)
+    words, rows = nothing(spec, (0, 2), np.uint32), nothing(spec, (0, spec.dim), np.float32)
+    return Begun(version, active, step, words, words, rows, nothing(spec, (0,), np.float32))

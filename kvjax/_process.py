@@ -1,0 +1,63 @@
+"""The state of this process: which tables live in it, what they call back, and which of several processes it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+Score = Callable[[Any], Any]
+
+
+class Process:
+    """All that kvjax keeps between calls on the Python side.
+
+    Attributes:
+      lock: for the dicts alone, and what must change together with them: a sink may ask for tables while another call
+        waits for its table.
+      specs: what each live table is, by name.
+      first_versions: the version of a table that is yet to be made, by name: behind those of one that was dropped, in
+        whatever backend, so that its handles stay stale.
+      sinks: what shards call with evicted rows, by table; it goes with a table that moves.
+    """
+
+    def __init__(self):
+        self.lock = threading.RLock()
+        self.specs: dict[str, Any] = {}
+        self.first_versions: dict[str, int] = {}
+        self.sinks: dict[str, Any] = {}
+        self._scores: dict[str, Score] = {}
+
+    def name_score(self, name: str, score: Score) -> str:
+        """The name by which compiled programs find a score function, as they do tables."""
+        with self.lock:
+            number = 0
+            while self._scores.setdefault(key := f"{name}#{number}" if number else name, score) is not score:
+                number += 1
+            return key
+
+    def call_score(self, exported: Callable[[dict[str, Any]], Any], name: str, raw: dict[str, Any]) -> np.ndarray:
+        """Scores rows for the C++ side.
+
+        Args:
+          exported: gives the rows that a score function takes.
+          name: of the function.
+          raw: the rows as the C++ side has copied them out.
+
+        Returns:
+          ``(n,)`` float64.
+
+        Raises:
+          ValueError: the function gives something else.
+        """
+        rows = exported(raw)
+        scores = np.asarray(self._scores[name](rows))
+        real = scores.dtype.kind in "iuf" or scores.dtype.name in ("bfloat16", "float16")
+        if scores.shape != (len(rows),) or not real or not np.isfinite(scores.astype(np.float64)).all():
+            raise ValueError(f"want a score function that gives ({len(rows)},) finite real numbers, got {scores!r}")
+        return np.ascontiguousarray(scores, np.float64)
+
+
+PROCESS = Process()

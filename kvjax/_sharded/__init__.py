@@ -1,0 +1,1 @@
+"""Operations on tables that are sharded over the devices of a mesh."""

@@ -1,0 +1,83 @@
+"""What the devices of a user's ``shard_map`` or ``pmap`` have between them: one batch in pieces, or one several times.
+
+With ``check_vma=True`` JAX knows over which axes values vary: over those they are pieces, and over all others one
+piece that several devices have. Without it, and under ``pmap``, nobody knows, so each device along the axes of the
+table is taken to have a piece of its own, and copies of the table, along the other axes, must be told the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kvjax._keys.sparse_rows import SparseRows
+from kvjax._ops import routing
+from kvjax._sharded.mesh import from_all, repeated
+from kvjax._spec.placement import Placement
+from kvjax._spec.spec import TableSpec
+from kvjax._spmd.varying import known, varying
+
+
+def all_pieces(placement: Placement, values: Any) -> Any:
+    """A tree of arrays ``(n, ...)``, each joined with the pieces that other devices have, in the order of the axes."""
+    own = repeated(placement, values)
+    axes = tuple(axis for axis in placement.axes if axis not in own)
+    return from_all(axes + tuple(axis for axis in _others(placement) if axis in varying(values)), values)
+
+
+def piece(placement: Placement, grads: SparseRows) -> SparseRows:
+    """Gradients ``(n,)`` that no other device has: with a count of 0 on all but one where several have the same.
+
+    Copies of the table get the pieces of all of them.
+    """
+    batch = (grads.keys, grads.rows, grads.counts)
+    own = repeated(placement, batch)
+    axes = tuple(axis for axis in _others(placement) if axis in varying(batch))
+    keys, rows, counts = from_all(axes, batch)
+    if own:
+        counts = jnp.where(jax.lax.axis_index(own) == 0, counts, 0)
+    return grads.replace(keys=keys, rows=rows, counts=counts)
+
+
+def check_copies(spec: TableSpec, op: str, values: Any) -> jax.Array:
+    """A status ``()`` uint32: that of a failure where copies of the table are told different values."""
+    placement = spec.sharded
+    axes = _others(placement)
+    if not axes or known(axes):
+        return jnp.uint32(0)
+    return _check_equal(spec, op, _sum(values), axes)
+
+
+def checksum(placement: Placement, values: Any) -> jax.Array | None:
+    """What a program over several processes hands to `check_processes`; None in one process.
+
+    Each process has made its own array of what is not sharded, and JAX does not compare them.
+    """
+    return _sum(values) if len(placement.processes) > 1 else None
+
+
+def check_processes(spec: TableSpec, op: str, sum_: jax.Array | None) -> jax.Array:
+    """A status ``()`` uint32: that of a failure where processes have other values."""
+    return jnp.uint32(0) if sum_ is None else _check_equal(spec, op, sum_, spec.sharded.mesh.axis_names)
+
+
+def _check_equal(spec: TableSpec, op: str, sum_: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    return routing.check_equal(spec, op, jax.lax.pmin(sum_, axes), jax.lax.pmax(sum_, axes))
+
+
+def _sum(values: Any) -> jax.Array:
+    return sum((_checksum(x) for x in jax.tree.leaves(values)), jnp.uint32(0))
+
+
+def _checksum(x: jax.Array) -> jax.Array:
+    """``()`` uint32 of the bits of an array."""
+    bits = x.astype(jnp.uint8) if x.dtype == jnp.bool_ else x
+    words = jax.lax.bitcast_convert_type(bits, f"uint{min(8 * bits.dtype.itemsize, 32)}").astype(jnp.uint32).reshape(-1)
+    return jnp.sum(words * (2 * jnp.arange(words.size, dtype=jnp.uint32) + 1), dtype=jnp.uint32)
+
+
+def _others(placement: Placement) -> tuple[str, ...]:
+    """Axes of the mesh over which the table is copied."""
+    return tuple(axis for axis in placement.mesh.axis_names if axis not in placement.axes)

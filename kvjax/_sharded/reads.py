@@ -1,0 +1,123 @@
+"""Reads of a table, wherever its rows are: in one place, or sharded over the devices of a mesh.
+
+A read of a sharded table goes to the owners of its keys (`kvjax._sharded.exchange`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kvjax._keys.keys import Keys
+from kvjax._ops import reads
+from kvjax._ops.initial_rows import initial_rows
+from kvjax._sharded.exchange import ask
+from kvjax._sharded.mesh import over_keys
+from kvjax._spec.spec import TableSpec
+
+
+def lookup(
+    spec: TableSpec,
+    version: jax.Array,
+    keys: Keys,
+    mask: jax.Array | None,
+    as_initial: bool,
+    few: bool = False,
+    with_found: bool = True,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Rows ``(..., dim)``, found ``(...)`` bool, and 1.0, which exists only once the rows have been read.
+
+    `few` says that the mask leaves out most keys, `with_found` false that nobody asks for it: then it is nothing.
+    """
+    if spec.placement is None:
+        initial = initial_rows(spec, version, keys, mask)
+        return reads.lookup(spec, version, keys, mask, initial, as_initial)[:3]
+    options = {"as_initial": as_initial, "few": few, "with_found": with_found}
+    (rows, *found), (used,) = over_keys(_lookup_part, spec, "lookup", version, keys, mask, **options)
+    return rows, found[0] if found else jnp.zeros(0, bool), used
+
+
+def _lookup_part(
+    spec: TableSpec, version: Any, keys: Keys, mask: Any, as_initial: bool, few: bool, with_found: bool
+) -> Any:
+    wire = spec.placement.wire if spec.placement else None
+
+    shares = spec.shares_row and not as_initial and spec.num_shards > 1
+
+    def answer(keys: Keys, mask: Any) -> Any:
+        initial = initial_rows(spec, version, keys, mask)
+        rows, found, _, status = reads.lookup(spec, version, keys, mask, initial, as_initial)
+        rows = rows if wire is None else rows.astype(wire)
+        return (rows, found) if with_found or shares else (rows,), status
+
+    if shares:  # the owner of a key need not be that of the row that stands for it
+        keys, mask = _with_shared(spec, keys, mask)
+    (rows, *found), used = ask(spec, "lookup", keys, mask, answer, few)
+    if shares:
+        (own,) = found
+        stands_in = ~own[:-1] if mask is None else mask[:-1] & ~own[:-1]
+        rows, found = jnp.where(stands_in[:, None], rows[-1:], rows[:-1]), [own[:-1]] if with_found else []
+    return (rows.astype(spec.row_dtype), *found), (used,)
+
+
+def _with_shared(spec: TableSpec, keys: Keys, mask: Any) -> tuple[Keys, Any]:
+    """Keys and mask ``(n + 1,)``, the last of which is that of the row that unadmitted keys share."""
+    words = jnp.concatenate([keys.words, jnp.asarray(spec.shared_words)[None]])
+    return Keys(words, keys.narrow), None if mask is None else jnp.concatenate([mask, jnp.ones(1, bool)])
+
+
+def changed(spec: TableSpec, version: jax.Array, since: jax.Array, keys: Keys, mask: jax.Array | None) -> jax.Array:
+    """Whether keys may read otherwise than at the version `since`, ``(...)`` bool; false where the mask is."""
+    if spec.placement is None:
+        found = reads.changed(spec, version, since, keys)[0]
+        return found if mask is None else found & mask
+    versions = jnp.stack([version, since])
+    return over_keys(_changed_part, spec, "prefetch", versions, keys, mask)[0][0]
+
+
+def _changed_part(spec: TableSpec, versions: Any, keys: Keys, mask: Any) -> Any:
+    def answer(keys: Keys, mask: Any) -> Any:
+        found, status = reads.changed(spec, versions[0], versions[1], keys)
+        return (found,), status
+
+    answers, used = ask(spec, "prefetch", keys, mask, answer)
+    return answers, (used,)
+
+
+def inspect(spec: TableSpec, op: str, version: jax.Array, keys: Keys) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Found ``(...)`` bool, frequency and version ``(..., 2)`` uint32, the words of int64."""
+    if spec.placement is None:
+        return reads.inspect(spec, op, version, keys)[:3]
+    (found, freq, written), _ = over_keys(_inspect_part, spec, op, version, keys, None, asked=op)
+    return found, freq, written
+
+
+def _inspect_part(spec: TableSpec, version: Any, keys: Keys, mask: Any, asked: str) -> Any:
+    def answer(keys: Keys, mask: Any) -> Any:
+        *answers, status = reads.inspect(spec, asked, version, keys)
+        return tuple(answers), status
+
+    answers, used = ask(spec, asked, keys, mask, answer)
+    return answers, (used,)
+
+
+def read_slot(
+    spec: TableSpec, slot: str, version: jax.Array, keys: Keys, dtype: Any, shape: Sequence[int]
+) -> jax.Array:
+    """The slot ``(..., *shape)``."""
+    if spec.placement is None:
+        return reads.read_slot(spec, slot, version, keys, dtype, shape)[0]
+    kind = {"slot": slot, "dtype": jnp.dtype(dtype), "shape": tuple(shape)}
+    return over_keys(_slot_part, spec, "slot", version, keys, None, **kind)[0][0]
+
+
+def _slot_part(spec: TableSpec, version: Any, keys: Keys, mask: Any, slot: str, dtype: Any, shape: Any) -> Any:
+    def answer(keys: Keys, mask: Any) -> Any:
+        values, status = reads.read_slot(spec, slot, version, keys, dtype, shape)
+        return (values,), status
+
+    answers, used = ask(spec, "slot", keys, mask, answer)
+    return answers, (used,)

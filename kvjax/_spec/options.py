@@ -1,0 +1,200 @@
+"""Options: what a table is made with. A new option is one entry here, and what it does.
+
+An entry has its name and type, its default, how a value is checked and resolved, what the C++ side is told of it
+(`option`'s native) and whether checkpoints keep it (saved). The signature of `kvjax.get_table`, the fields of the Flax
+layers, `TableSpec`, the native options and what a checkpoint says of a table are derived from them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kvjax._spec import native
+from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES, dtype_name
+from kvjax._values.errors import fail
+from kvjax._values.numbers import is_integer
+from kvjax.admit import Admission
+from kvjax.evict import Every, Policy
+from kvjax.ffi import host
+from kvjax.initializers import resolve
+from kvjax.storage import Storage
+
+ON_FULL = ("grow", "evict", "error")
+COUNTS = ("occurrences", "batch")
+ROUNDINGS = ("nearest", "stochastic")
+
+
+class Request:
+    """What is asked of a table: its name and dim, and the options that are resolved so far, by name."""
+
+    def __init__(self, name: str, op: str, dim: Any):
+        self.name, self.op, self.options = name, op, dict[str, Any]()
+        self.want(isinstance(name, str) and name != "", "a name", name)
+        self.want(is_integer(dim) and 1 <= dim <= host.MAX_DIM, f"an integer dim in 1..{host.MAX_DIM}", dim)
+        self.dim = int(dim)
+
+    def want(self, ok: Any, what: str, got: Any) -> None:
+        if not ok:
+            raise fail(ValueError, self.name, self.op, what, repr(got), "see kvjax.get_table")
+
+    def __getitem__(self, option: str) -> Any:
+        return self.options[option]
+
+
+def option(
+    default: Any,
+    resolve: Callable[[Request, Any], Any],
+    native: Callable[[Any], dict[str, Any]] | None = None,
+    saved: str | None = None,
+) -> Any:
+    """One entry of `Options`.
+
+    Args:
+      default: what it is if nobody says it.
+      resolve: from a request and a value to what `TableSpec` holds; may look at options that stand before it.
+      native: from a `TableSpec` to what the C++ side is told, by the names it knows.
+      saved: what checkpoints keep: "field" for what the rows depend on, which a restore compares; "rule" for what
+        training does later; None for what is of the process.
+    """
+    return dataclasses.field(default=default, metadata={"resolve": resolve, "native": native, "saved": saved})
+
+
+def _key_dtype(request: Request, dtype: Any) -> str:
+    dtype = dtype_name(dtype)
+    request.want(dtype in KEY_DTYPES, f"key_dtype in {KEY_DTYPES} (strings become keys by kvjax.hash_keys)", dtype)
+    return dtype
+
+
+def _dtype(request: Request, dtype: Any) -> str:
+    dtype = dtype_name(dtype)
+    request.want(dtype in ROW_DTYPES, f"dtype in {ROW_DTYPES}", dtype)
+    return dtype
+
+
+def _initializer(request: Request, initializer: Any) -> Any:
+    try:
+        return resolve(initializer, request.dim)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"kvjax: table {request.name!r}, {request.op}: {error}") from error
+
+
+def _seed(request: Request, seed: Any) -> int:
+    request.want(seed is None or is_integer(seed), "an integer seed", seed)
+    return (int(host.hash_strings([request.name.encode()], 0)[0]) if seed is None else int(seed)) % 2**64
+
+
+def _bool(request: Request, value: Any) -> bool:
+    return bool(value)
+
+
+def _rows(option: str) -> Callable[[Request, Any], int | None]:
+    def resolve(request: Request, n: Any) -> int | None:
+        fits = n is None or (is_integer(n) and 0 <= n < 2**32 - 1)
+        request.want(fits, f"{option} below 2**32 - 1 or None", n)
+        return None if n is None else int(n)
+
+    return resolve
+
+
+def _capacity(request: Request, n: Any) -> int:
+    return _rows("capacity")(request, n) or 0
+
+
+def _max_capacity(request: Request, n: Any) -> int | None:
+    n = _rows("max_capacity")(request, n)
+    request.want(n != 0, "max_capacity of 1 or more, or None", n)
+    return n
+
+
+def _on_full(request: Request, on_full: Any) -> str:
+    request.want(on_full in ON_FULL, f"on_full in {ON_FULL}", on_full)
+    limit = request["max_capacity"]
+    request.want(on_full == "grow" or limit, f"max_capacity beside on_full={on_full!r}", limit)
+    return on_full
+
+
+def _admit(request: Request, admit: Any) -> Admission | None:
+    request.want(admit is None or isinstance(admit, Admission), "an admission of kvjax.admit or None", admit)
+    return admit
+
+
+def _evict(request: Request, evict: Any) -> Policy | Every | None:
+    on_full = request["on_full"]
+    request.want(evict is None or isinstance(evict, (Policy, Every)), "a policy of kvjax.evict or None", evict)
+    runs = evict is None or isinstance(evict, Every) or on_full == "evict"
+    request.want(runs, "evict=policy.every(steps), or on_full='evict': else it would never run", evict)
+    timed = isinstance(evict, Every) and on_full != "evict" and evict.policy.needs_number()
+    request.want(not timed, "a number of rows for what is evicted every so many steps", evict)
+    return evict
+
+
+def _count(request: Request, count: Any) -> str:
+    request.want(count in COUNTS, f"count in {COUNTS}", count)
+    return count
+
+
+def _storage(request: Request, storage: Any) -> Storage:
+    what = "one of kvjax.storage (Device(), Host(), Hybrid(bytes), Mmap(path))"
+    request.want(isinstance(storage, Storage), what, storage)
+    return storage
+
+
+def _rounding(request: Request, rounding: Any) -> str:
+    request.want(rounding in ROUNDINGS, f"rounding in {ROUNDINGS}", rounding)
+    exact = request["dtype"] == "float32"
+    request.want(rounding == "nearest" or not exact, "rounding='nearest' for rows of float32", rounding)
+    return rounding
+
+
+def _constraint(request: Request, constraint: Any) -> Callable[[Any], Any] | None:
+    if constraint is not None:
+        got, row = _shape_of(constraint, request.dim), f"float32[{request.dim}]"
+        request.want(got == row, f"constraint: a function {row} -> {row}", got)
+    return constraint
+
+
+def _shape_of(constraint: Any, dim: int) -> str:
+    """What a constraint makes of a row: "float32[8]", or the error it raises."""
+    row = jax.ShapeDtypeStruct((dim,), jnp.float32)
+    try:
+        hash(constraint)  # it is part of what compiled programs are found by
+        out = jax.eval_shape(constraint, row)
+        return f"{out.dtype}[{','.join(map(str, out.shape))}]"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@dataclasses.dataclass(kw_only=True)
+class Options:
+    """The options of a table, as users give them; `kvjax.get_table` says what each means."""
+
+    # Not frozen, because Linen's modules, which have these as fields, are not.
+    key_dtype: Any = option("int64", _key_dtype, saved="field")
+    dtype: Any = option("float32", _dtype, native.dtype, saved="field")
+    initializer: Any = option(0.0, _initializer, native.initializer, saved="field")
+    seed: int | None = option(None, _seed, native.seed, saved="field")
+    trainable: bool | None = option(True, _bool, saved="field")
+    checkpoint: bool | None = option(True, _bool)
+    capacity: int | None = option(None, _capacity, native.capacity)
+    max_capacity: int | None = option(None, _max_capacity, native.max_capacity, saved="rule")
+    on_full: str = option("grow", _on_full, native.on_full, saved="rule")
+    admit: Admission | None = option(None, _admit, native.admission, saved="rule")
+    evict: Policy | Every | None = option(None, _evict, native.eviction, saved="rule")
+    count: str = option("occurrences", _count, native.count, saved="rule")
+    storage: Storage | None = option(None, _storage, native.storage)
+    rounding: str = option("nearest", _rounding, saved="field")
+    constraint: Callable[[Any], Any] | None = option(None, _constraint, saved="rule")
+
+
+ENTRIES = {field.name: field for field in dataclasses.fields(Options)}
+"""The entries by name."""
+
+
+def saved_as(kind: str) -> tuple[str, ...]:
+    """Names of the options that checkpoints keep as a "field" or as a "rule"."""
+    return tuple(name for name, entry in ENTRIES.items() if entry.metadata["saved"] == kind)

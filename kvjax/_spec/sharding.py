@@ -1,0 +1,75 @@
+"""Sharding: the arguments that say over which devices a table's rows are sharded."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from kvjax._keys.keys import Keys
+from kvjax._spec.placement import Placement
+from kvjax._spec.unsupported import check_sharding
+from kvjax._values.dtypes import ROW_DTYPES, dtype_name
+from kvjax._values.errors import fail
+
+
+@dataclasses.dataclass(kw_only=True)
+class Sharding:
+    """What `kvjax.get_table`, `kvjax.reshard` and `kvjax.orbax.TableRestore` are told about a table's place."""
+
+    mesh: Mesh | None = None
+    axis: str | tuple[str, ...] | None = None
+    partitioner: Callable[[Any, int], Any] | None = None
+    replicated: bool = False
+    wire: Any = None
+
+    def placement(self, name: str, op: str) -> Placement | None:
+        """Where this puts a table; None without a mesh.
+
+        Args:
+          name: of the table, for errors.
+          op: for errors.
+
+        Raises:
+          ValueError: the arguments do not fit each other or the mesh, or this jax cannot run such tables.
+        """
+
+        def want(ok: Any, what: str, got: Any) -> None:
+            if not ok:
+                raise fail(ValueError, name, op, what, repr(got), "see kvjax.get_table")
+
+        mesh, partitioner = self.mesh, self.partitioner
+        if mesh is None:
+            for key in ("axis", "partitioner", "replicated", "wire"):
+                want(not getattr(self, key), f"mesh= beside {key}=", getattr(self, key))
+            return None
+        want(isinstance(mesh, Mesh), "a jax.sharding.Mesh", mesh)
+        want(mesh.local_devices, "a mesh with devices of this process", mesh)
+        check_sharding(name, op)
+        names, axis = tuple(mesh.axis_names), self.axis
+        axes = names if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
+        fits = axes and len(set(axes)) == len(axes) and set(axes) <= set(names)
+        want(fits, f"axis of the mesh's {names}", axis)
+        want(partitioner is None or callable(partitioner), "a function (keys, num_shards)", partitioner)
+        want(partitioner is None or not self.replicated, "no partitioner beside replicated=True", partitioner)
+        if partitioner is not None:
+            got = _owners_of(partitioner, math.prod(mesh.shape[axis] for axis in axes))
+            want(got in ("int32[3]", "int64[3]", "uint32[3]"), "partitioner(keys (3,), num_shards) -> int32[3]", got)
+        wire = None if self.wire is None else dtype_name(self.wire)
+        want(wire is None or wire in ROW_DTYPES, f"wire in {ROW_DTYPES}", wire)
+        return Placement.of(mesh, axes, partitioner=partitioner, replicated=bool(self.replicated), wire=wire)
+
+
+def _owners_of(partitioner: Any, num_shards: int) -> str:
+    """What a partitioner makes of three keys, or the error it raises."""
+    try:
+        hash(partitioner)  # it is part of what compiled programs are found by
+        out = jax.eval_shape(lambda words: partitioner(Keys(words), num_shards), jnp.zeros((3, 2), jnp.uint32))
+        return f"{out.dtype}[{','.join(map(str, out.shape))}]"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"

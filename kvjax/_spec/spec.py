@@ -1,0 +1,174 @@
+"""The spec of a table: its name, its dim, its options resolved, and where its rows live."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from kvjax._process import PROCESS
+from kvjax._spec.options import ENTRIES, Options, Request
+from kvjax._spec.placement import Placement
+from kvjax._spec.unsupported import check_backend
+from kvjax._values.exported import Exported
+from kvjax._values.snapshot import from_native
+from kvjax.admit import NUM_BUCKETS, MinCount, Sketch
+from kvjax.ffi import host, module
+from kvjax.initializers import Generated, Initializer, Pool
+from kvjax.storage import Storage
+
+
+@dataclasses.dataclass(kw_only=True, unsafe_hash=True)
+class TableSpec(Options):
+    """What a table is. Two tables of one name must agree in all of it; nobody changes one that is made."""
+
+    name: str
+    dim: int
+    placement: Placement | None = None
+
+    if TYPE_CHECKING:  # options that are resolved are of narrower types
+        key_dtype: str
+        dtype: str
+        initializer: Initializer | Pool | Generated
+        seed: int
+        trainable: bool
+        checkpoint: bool
+        capacity: int
+        storage: Storage
+
+    @classmethod
+    def resolve(cls, name: str, op: str, dim: Any, placement: Placement | None, options: Options) -> TableSpec:
+        """The spec of a table that is asked for.
+
+        Raises:
+          ValueError, TypeError: an option is out of range.
+          RuntimeError: there is no backend for the storage.
+        """
+        request = Request(name, op, dim)
+        for option, entry in ENTRIES.items():
+            request.options[option] = entry.metadata["resolve"](request, getattr(options, option))
+        spec = cls(name=name, dim=request.dim, placement=placement, **request.options)
+        check_backend(spec, op)
+        return spec
+
+    def __repr__(self) -> str:
+        return f"TableSpec({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+
+    # ---- rows ----------------------------------------------------------------------------------------------
+
+    @property
+    def row_dtype(self) -> Any:
+        return jnp.dtype(self.dtype)
+
+    @property
+    def generated(self) -> bool:
+        """Whether initial rows come with each call, because only JAX can make them."""
+        return isinstance(self.initializer, Generated)
+
+    @property
+    def keeps_counts(self) -> bool:
+        """Whether keys without a row are counted one by one."""
+        return isinstance(self.admit, MinCount)
+
+    @property
+    def sketch_cells(self) -> int:
+        return self.admit.cells * NUM_BUCKETS if isinstance(self.admit, Sketch) else 0
+
+    @property
+    def shares_row(self) -> bool:
+        """Whether unadmitted keys share the row of a key."""
+        return self.admit is not None and not isinstance(self.admit.unadmitted, str)
+
+    @property
+    def shared_words(self) -> np.ndarray:
+        """The words ``(2,)`` of the key whose row unadmitted keys share; zeros if there is none."""
+        key = 0 if self.admit is None or isinstance(self.admit.unadmitted, str) else int(self.admit.unadmitted)
+        return np.array([key % 2**64], np.uint64).view(np.uint32)
+
+    def exported(self, raw: dict[str, Any]) -> Exported:
+        """The rows that the C++ side has copied out."""
+        return from_native(raw, self.dim, self.row_dtype, self.key_dtype).rows
+
+    # ---- shards --------------------------------------------------------------------------------------------
+
+    @property
+    def sharded(self) -> Placement:
+        """The placement of a table that has one."""
+        assert self.placement is not None
+        return self.placement
+
+    @property
+    def num_shards(self) -> int:
+        return 1 if self.placement is None else self.placement.num_shards
+
+    @property
+    def shards(self) -> range:
+        """The shards that this process has, by number; a table in one place is its own shard 0."""
+        return range(1 if self.placement is None else len(self.placement.local))
+
+    @property
+    def kept(self) -> list[int]:
+        """Those of them that are no copies of another."""
+        return [0] if self.placement is None else [i for i, _ in self.placement.kept]
+
+    @property
+    def originals(self) -> list[int]:
+        """Those of which all others, in whatever process, are copies: each row of the table is on one of them."""
+        local = () if self.placement is None else self.placement.local
+        return [0] if self.placement is None else [i for i, shard in enumerate(local) if shard.replica == 0]
+
+    @property
+    def needs_summaries(self) -> bool:
+        """Whether a shard has to know what the others have planned before it can say what it will do."""
+        decides_alone = self.placement is None or self.placement.replicated
+        return not decides_alone and (self.shares_row or self.max_capacity is not None or self.evict is not None)
+
+    @property
+    def summary_words(self) -> int:
+        """How many numbers a shard's summary of a training step has."""
+        return host.FACT_WORDS + (self.dim if self.shares_row else 0)
+
+    # ---- the C++ side --------------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> ModuleType:
+        """Where whole-table calls go: the module of the backend that holds the table."""
+        return module(self.storage.backend)
+
+    def native_shards(self) -> dict[str, Any]:
+        """Where the C++ side shall have the shards of this process."""
+        if self.placement is None:
+            return {"devices": [self.host.HOME], "shards": [0], "owns_shared": [True]}
+        local = self.placement.local
+        owner = self.placement.owners(self.shared_words.view(np.int64))[0] if self.shares_row else 0
+        return {
+            "devices": [shard.device for shard in local],
+            "shards": [shard.shard for shard in local],
+            "owns_shared": [bool(shard.shard == owner) for shard in local],
+        }
+
+    def native_options(self) -> dict[str, Any]:
+        """What the C++ side is told of the table, whichever shard it is."""
+        told: dict[str, Any] = {
+            "dim": self.dim,
+            "spread": self.placement is not None,
+            "score": functools.partial(PROCESS.call_score, self.exported),
+        }
+        for entry in ENTRIES.values():
+            if entry.metadata["native"] is not None:
+                told |= entry.metadata["native"](self)
+        return told
+
+    def differences(self, other: TableSpec) -> str:
+        """ "dim 8 (not 16), seed 1 (not 2)": what this spec has and `other` has not."""
+        mine, theirs = vars(self), vars(other)
+        different = [k for k in ("dim", *ENTRIES, "placement") if mine[k] != theirs[k]]
+        looks_equal = " another function; define it once, at the top of a module"
+        return ", ".join(
+            f"{k} {mine[k]!r} (not {theirs[k]!r}{looks_equal if repr(mine[k]) == repr(theirs[k]) else ''})"
+            for k in different
+        )

@@ -1,0 +1,64 @@
+"""Combinations that are not supported yet: of options with a backend, and of sharded tables with a version of JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvjax import ffi
+from kvjax._values.errors import fail
+from kvjax.storage import Hybrid
+
+TableSpec = Any  # which checks itself here, and so comes after
+
+# What tables in the memory of a GPU cannot be yet, by the argument of kvjax.get_table that asks for it.
+_NOT_ON_CUDA: dict[str, Callable[[TableSpec], bool]] = {
+    "mesh= beside max_capacity=": lambda spec: spec.placement is not None and spec.max_capacity is not None,
+    "mesh= beside evict=": lambda spec: spec.placement is not None and spec.evict is not None,
+    # Pinned memory may wait for a GPU, which may wait for another one of the process.
+    "mesh= over several GPUs of a process beside storage.Hybrid": lambda spec: (
+        isinstance(spec.storage, Hybrid) and spec.placement is not None and len(spec.placement.local) > 1
+    ),
+    "mesh= beside a row that unadmitted keys share": lambda spec: spec.placement is not None and spec.shares_row,
+}
+
+
+def check_backend(spec: TableSpec, op: str) -> None:
+    """Whether the backend of the table's storage is here, and can do what the table is asked for.
+
+    Raises:
+      RuntimeError: it is not here.
+      ValueError: the table asks for what it cannot do yet.
+    """
+    backend = spec.storage.backend
+    if backend == ffi.DEVICE and (trouble := ffi.trouble(backend)):
+        raise fail(
+            RuntimeError, spec.name, op, f"the backend {backend!r} for storage={spec.storage}",
+            f"kvjax.backends()[{backend!r}] == {trouble!r}", "see docs/cuda.md, or storage=kvjax.storage.Host()",
+        )  # fmt: skip
+    if not ffi.is_device(backend):
+        return
+    for option, asked in _NOT_ON_CUDA.items():
+        if asked(spec):
+            mend = "leave it out, or storage=kvjax.storage.Host() in programs for the CPU"
+            raise _not_on_cuda(spec, op, option, mend)
+
+
+def check_evict(spec: TableSpec, op: str) -> None:
+    """Whether the backend can choose rows of the table by a policy that a call brings.
+
+    Raises:
+      ValueError: it cannot yet.
+    """
+    if ffi.is_device(spec.storage.backend) and spec.placement is not None:
+        mend = "kvjax.reshard(table, None), and back to the mesh afterwards"
+        raise _not_on_cuda(spec, op, f"{op} of a table with mesh=", mend)
+
+
+def _not_on_cuda(spec: TableSpec, op: str, got: str, mend: str) -> Exception:
+    want = f"what tables on CUDA can do with storage={spec.storage}"
+    return fail(ValueError, spec.name, op, want, f"{got}, which is not on CUDA yet", mend)
+
+
+def check_sharding(name: str, op: str) -> None:
+    """Whether this jax can run programs of sharded tables."""

@@ -1,0 +1,1 @@
+"""What JAX knows of programs over several devices; nothing of tables."""

@@ -1,0 +1,33 @@
+"""Explicit mesh axes, made Auto around a part of a program that knows nothing of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+
+def explicit_mesh(operands: Any) -> Any:
+    """The mesh with Explicit axes that the program around is on, or None."""
+    meshes = [jax.sharding.get_abstract_mesh()]
+    meshes += [x.sharding.mesh for x in map(jax.typeof, jax.tree.leaves(operands)) if getattr(x, "sharding", None)]
+    return next((m for m in meshes if not m.empty and AxisType.Explicit in m.axis_types), None)
+
+
+def as_auto(run: Callable[..., Any], leading: tuple[Any, ...], *operands: Any) -> Any:
+    """Calls run(*operands) with Explicit axes made Auto. Of its results, a pair of tuples, the arrays of the first get
+    the sharding `leading` (and are whole along their other axes), and those of the second none."""
+    explicit = explicit_mesh(operands)
+    if explicit is None:
+        return run(*operands)
+    shardings = (NamedSharding(explicit, P(*leading)), NamedSharding(explicit, P()))
+    return jax.sharding.auto_axes(run, out_sharding=shardings)(*operands)
+
+
+def sharding_of(x: Any, ndim: int) -> tuple[Any, ...]:
+    """What the type of an array says about the sharding of its first axes."""
+    sharding = getattr(jax.typeof(x), "sharding", None)
+    return tuple(sharding.spec)[:ndim] if sharding is not None and not sharding.mesh.empty else ()

@@ -1,0 +1,1 @@
+"""The `Table` and the tables of this process."""

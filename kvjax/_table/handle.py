@@ -1,0 +1,164 @@
+"""The immutable handle of a table, and the checks that every call through it makes at the door."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from kvjax._keys.keys import Keys, as_keys
+from kvjax._process import PROCESS
+from kvjax._spec.spec import TableSpec
+from kvjax._spmd.varying import manual_axes
+from kvjax._values.errors import fail
+
+
+class Handle:
+    """What all methods of `kvjax.Table` stand on: a version of a table that a spec names."""
+
+    __slots__ = ("spec", "tape", "version")
+
+    def __init__(self, version: Any, spec: TableSpec, tape: Any = None):
+        self.version = version
+        self.spec = spec
+        self.tape = tape  # kvjax.value_and_grad's record of the lookups, None everywhere else
+
+    def tree_flatten_with_keys(self):
+        return [(jax.tree_util.GetAttrKey("version"), self.version)], (self.spec, self.tape)
+
+    @classmethod
+    def tree_unflatten(cls, aux, children) -> Self:
+        return cls(children[0], *aux)
+
+    @property
+    def name(self) -> str:
+        return self.spec.name
+
+    @property
+    def dim(self) -> int:
+        return self.spec.dim
+
+    def at(self, version: Any) -> Self:
+        """The handle of another version of the same table.
+
+        Args:
+          version: ``()`` uint32.
+        """
+        return type(self)(version, self.spec)
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------
+
+
+def keys_for(table: Handle, keys: Any, op: str) -> Keys:
+    """The keys of a call."""
+    return as_keys(keys, f"table {table.name!r}, {op}")
+
+
+def version_to_read(table: Handle, op: str) -> jax.Array:
+    """The version operand of a read, if it still looks like one."""
+    version = table.version
+    if getattr(version, "dtype", None) != jnp.uint32 or getattr(version, "shape", None) != ():
+        got = f"{getattr(version, 'shape', '')} {getattr(version, 'dtype', type(version).__name__)}"
+        raise fail(
+            TypeError, table.name, op, "a handle whose version is () uint32", got,
+            "something did arithmetic on the tree that holds it; table.refresh() gives the live handle",
+        )  # fmt: skip
+    return version
+
+
+def version_to_write(table: Handle, op: str) -> jax.Array:
+    """The version operand of a write."""
+    check_outside_a_loss(table, op)
+    axes = manual_axes() if table.spec.placement is None else {}
+    if any(size > 1 for size in axes.values()):
+        raise fail(
+            ValueError, table.name, op, "a table that is made for several devices", f"one in one place, inside a "
+            f"shard_map or pmap over {axes}", "get_table(..., mesh=mesh), or replicated=True beside it for a copy "
+            "on each device",
+        )  # fmt: skip
+    return version_to_read(table, op)
+
+
+def version_on_host(table: Handle, op: str) -> int:
+    """The handle's version for a call on the whole table, once the writes that lead to it are done."""
+    check_on_host(table, op)
+    version = version_to_write(table, op)
+    if isinstance(version, jax.Array) and version.is_deleted():
+        raise fail(
+            RuntimeError, table.name, op, "a handle that is still there", "one that was donated",
+            "use what the call that took it returned, or table.refresh()",
+        )  # fmt: skip
+    return int(version)
+
+
+def check_on_host(table: Handle, op: str) -> None:
+    """Whether a call on the whole table stands where it can: outside ``jit``, and outside a loss."""
+    check_outside_a_loss(table, op)
+    if isinstance(table.version, Tracer):
+        raise fail(
+            TypeError, table.name, op, "a call outside jit", "one inside",
+            "whole tables and their numbers are of the host: take them between steps",
+        )  # fmt: skip
+
+
+def check_spec(table: Handle, op: str) -> None:
+    """Whether the table of this name is still the one that the handle was made for."""
+    with PROCESS.lock:
+        now = PROCESS.specs.get(table.name, table.spec)  # C++ says so if there is none
+    if now != table.spec:
+        raise fail(
+            RuntimeError, table.name, op, "the table that the handle was made for",
+            f"another of its name, with {now.differences(table.spec)}", "get its handle by kvjax.get_table(name)",
+        )  # fmt: skip
+
+
+def check_outside_a_loss(table: Handle, op: str) -> None:
+    """Whether a call that is no read stands outside of what `kvjax.value_and_grad` differentiates."""
+    if table.tape is not None:
+        raise fail(
+            ValueError, table.name, op, "a loss that only reads its tables", f"a {op} inside it",
+            "its rows would have no gradient: do it before kvjax.value_and_grad, or after",
+        )  # fmt: skip
+
+
+# ---- versions on the host --------------------------------------------------------------------------------------
+
+
+def wait(table: Handle) -> None:
+    """Waits for the writes that lead to a handle; one that has failed says so where its result is used."""
+    with contextlib.suppress(ValueError, RuntimeError):  # also of a handle that was donated
+        jax.block_until_ready(table.version)
+
+
+def wait_for_programs() -> None:
+    """Waits for all programs that are writing; one that has failed says so where its result is used."""
+    with contextlib.suppress(ValueError, jax.errors.JaxRuntimeError):
+        jax.effects_barrier()
+
+
+def live_version(spec: TableSpec) -> jax.Array:
+    """The live version of the table that `spec` names, once the writes that have been started are done.
+
+    Raises:
+      RuntimeError: the shards of this process have different ones: a write has stopped half-way.
+    """
+    wait_for_programs()
+    versions = {spec.host.version(spec.name, shard) for shard in spec.shards}
+    if len(versions) > 1:
+        raise fail(
+            RuntimeError, spec.name, "refresh", "shards of one version", f"versions {sorted(versions)}",
+            "a write has stopped half-way: kvjax.drop_table(name) and restore the last checkpoint",
+        )  # fmt: skip
+    return version_leaf(spec, versions.pop())
+
+
+def version_leaf(spec: TableSpec, version: int) -> jax.Array:
+    """A version as the leaf of a handle: on all devices of the table."""
+    if spec.placement is None or jax.process_count() == 1:
+        return jnp.uint32(version)
+    return jax.make_array_from_callback((), spec.placement.everywhere, lambda _: np.uint32(version))

@@ -1,0 +1,92 @@
+"""Live tables: made, dropped and replaced as one with what the process knows of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from kvjax._process import PROCESS
+from kvjax._spec.spec import TableSpec
+from kvjax._table.handle import wait_for_programs
+from kvjax._values.errors import fail
+from kvjax.ffi import set_process
+
+
+def spec_of(name: str) -> TableSpec | None:
+    with PROCESS.lock:
+        return PROCESS.specs.get(name)
+
+
+def all_specs() -> dict[str, TableSpec]:
+    with PROCESS.lock:
+        return dict(PROCESS.specs)
+
+
+def create(spec: TableSpec) -> TableSpec:
+    """Makes a table, unless there is one of the name. Gives what the table of that name is."""
+    with PROCESS.lock:
+        if spec.name not in PROCESS.specs:
+            first = PROCESS.first_versions.get(spec.name, 0)
+            _number_failures(spec)
+            spec.host.create(spec.name, spec.native_options(), **spec.native_shards(), first_version=first)
+            PROCESS.specs[spec.name] = spec
+        return PROCESS.specs[spec.name]
+
+
+def drop(name: str) -> None:
+    wait_for_programs()  # one whose table went from under it would fail on some devices alone
+    with PROCESS.lock:
+        if name not in PROCESS.specs:
+            raise fail(KeyError, name, "drop_table", "a table of this name", "none", "see kvjax.tables()")
+        PROCESS.first_versions[name] = PROCESS.specs[name].host.drop(name)
+        del PROCESS.specs[name]
+        PROCESS.sinks.pop(name, None)
+
+
+def stage(spec: TableSpec, op: str, version: int, contents: list[dict[str, Any]]) -> Any:
+    """Makes the shards of a table beside those that it has, for `replace`.
+
+    Args:
+      spec: of the table from then on.
+      op: for errors.
+      version: of the table that will go.
+      contents: for each shard of this process, in the native form.
+    """
+    _number_failures(spec)
+    with PROCESS.lock:
+        sink = PROCESS.sinks.get(spec.name)
+    return spec.host.stage(
+        spec.name, op, spec.native_options(), **spec.native_shards(), version=version, contents=contents,
+        originals=spec.originals, sink=sink,
+    )  # fmt: skip
+
+
+def replace(spec: TableSpec, op: str, version: int, staged: Any) -> None:
+    """Puts staged shards in the place of a table's, if that still has `version`.
+
+    Args:
+      spec: of the table from then on.
+      op: for errors.
+      version: of the table that goes.
+      staged: made by `stage`.
+    """
+    wait_for_programs()  # as in `drop`
+    with PROCESS.lock:
+        old = PROCESS.specs.get(spec.name, spec)  # C++ says so if there is none
+        if old.host is spec.host:
+            spec.host.replace(spec.name, op, version, staged)
+        else:
+            spec.host.adopt(spec.name, op, staged)
+            try:
+                old.host.drop(spec.name, op, version)
+            except BaseException:
+                spec.host.drop(spec.name, op)
+                raise
+        PROCESS.specs[spec.name] = spec
+
+
+def _number_failures(spec: TableSpec) -> None:
+    """Failures that shards tell each other have numbers, which differ from process to process."""
+    if spec.placement is not None:
+        set_process(jax.process_index())

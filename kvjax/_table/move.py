@@ -1,0 +1,52 @@
+"""Moves of a live table to other shards: they are made and filled while the table is still there, then replace it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from kvjax._sharded.processes import allgather, together
+from kvjax._spec.spec import TableSpec
+from kvjax._spec.unsupported import check_backend
+from kvjax._table import contents, live
+from kvjax._table.handle import Handle, check_spec, live_version, version_on_host
+from kvjax._values.snapshot import Snapshot, to_native
+
+
+def move(
+    table: Handle, spec: TableSpec, op: str, once: bool = False, bring: Callable[[Snapshot], Snapshot] | None = None
+) -> jax.Array:
+    """Makes `table` what `spec` says, which is of the same table in other shards. All its processes call this together.
+
+    Args:
+      table: the live handle.
+      spec: of the table from then on.
+      op: for errors.
+      once: whether `bring` is given each row of the table by one process alone.
+      bring: from the rows of this process to those of its new shards, or more; by default they are the same.
+
+    Returns:
+      The live version; old handles are behind it.
+    """
+    old = table.spec
+    group = old.placement or spec.placement
+
+    def begin() -> tuple[int, Snapshot]:
+        check_backend(spec, op)
+        check_spec(table, op)
+        live_version(old)  # waits for all that has been started, and not only for what this handle needs
+        version = version_on_host(table, op)
+        return version, contents.snapshot(old, version, True, old.originals if once else old.kept)
+
+    def stage() -> Any:
+        parts = contents.split(spec, contents.checked(spec, whole))
+        return live.stage(spec, op, behind, [to_native(part) for part in parts])
+
+    version, mine = together(group, spec.name, op, begin)
+    behind = int(allgather(group, np.uint32(version)).max())
+    whole = mine if bring is None else bring(mine)
+    live.replace(spec, op, version, together(group, spec.name, op, stage))
+    return live_version(spec)

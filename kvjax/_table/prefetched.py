@@ -1,0 +1,47 @@
+"""Prefetched rows: what a lookup made a step ahead has found; see `kvjax.prefetch`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from kvjax._keys.keys import Keys
+from kvjax._sharded import reads
+from kvjax._spec.spec import TableSpec
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prefetched:
+    """Keys whose rows have been read ahead; made by `kvjax.prefetch`, for `Table.lookup`.
+
+    Attributes:
+      keys: `Keys` ``(...)``.
+      mask: ``(...)`` bool, false for padding, or None.
+      rows: ``(..., dim)``, as they were.
+      found: ``(...)`` bool, as it was.
+      version: ``()`` uint32, of the handle they were read through.
+    """
+
+    keys: Keys
+    mask: jax.Array | None
+    rows: jax.Array
+    found: jax.Array
+    version: jax.Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the keys."""
+        return self.keys.shape
+
+    def read(self, spec: TableSpec, version: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The rows as they are now, as `kvjax._sharded.reads.lookup` gives them."""
+        changed = reads.changed(spec, version, self.version, self.keys, self.mask)
+        rows, found, used = reads.lookup(spec, version, self.keys, changed, False, few=True)
+        return (
+            jnp.where(changed[..., None], rows, self.rows),
+            jnp.where(changed, found, self.found),
+            used,
+        )

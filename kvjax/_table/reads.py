@@ -1,0 +1,236 @@
+"""Reads of a table's rows, as methods of `kvjax.Table`; they change nothing."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from kvjax._keys.keys import Keys, x64_enabled
+from kvjax._keys.masks import mask_of
+from kvjax._sharded import reads
+from kvjax._table.handle import Handle, keys_for, version_to_read, wait
+from kvjax._table.prefetched import Prefetched
+from kvjax._training.rowwise import as_rowwise
+from kvjax._values.errors import fail
+from kvjax._values.slot_layout import parse_type
+
+
+class Reads(Handle):
+    """The reads of `kvjax.Table`."""
+
+    __slots__ = ()
+
+    def lookup(
+        self, keys: Any, *, mask: Any = None, pad_id: int | None = None, missing: Any = None, return_found: bool = False
+    ) -> Any:
+        """Reads rows; changes nothing.
+
+        Args:
+          keys: ``(...)``, or what `kvjax.prefetch` has returned for them.
+          mask: ``(...)`` bool, false for padding: those rows are zeros, have no gradient and count nowhere.
+          pad_id: a key that is padding wherever it stands.
+          missing: what a key without a row reads as: "init" (its initial row), "zeros", or a row ``(dim,)``. By
+            default its initial row, unless the table's ``admit=`` says otherwise.
+          return_found: whether to return too which keys have a row.
+
+        Returns:
+          Rows ``(..., dim)`` of the table's dtype, or ``(rows, found)`` with found ``(...)`` bool.
+
+        Raises:
+          TypeError: the keys are not integers, or the mask is not bool.
+          ValueError: the mask has another shape.
+          ValueError, jax.errors.JaxRuntimeError: the handle is stale, or 64-bit keys were cut to 32 bits.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_lookup", dim=1, initializer=0.5).upsert(np.array([7]), [[1.0]])
+          >>> table.lookup(np.array([7, 8, -1]), pad_id=-1)[:, 0].tolist()
+          [1.0, 0.5, 0.0]
+          >>> kvjax.drop_table("doc_lookup")
+        """
+        query = query_of(self, "lookup", keys, mask, pad_id)
+        rows, found = lookup(self, query, missing, with_found=return_found)
+        return (rows, found) if return_found else rows
+
+    def contains(self, keys: Any) -> jax.Array:
+        """Whether keys have a row.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          ``(...)`` bool.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_contains", dim=1).upsert(np.array([7]), [[1.0]])
+          >>> table.contains(np.array([7, 8])).tolist()
+          [True, False]
+          >>> kvjax.drop_table("doc_contains")
+        """
+        return _inspect(self, "contains", keys)[0]
+
+    def frequency(self, keys: Any) -> jax.Array:
+        """How often keys have occurred in training; 0 without a row.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          ``(...)`` int64, or int32 (at most 2**31 - 1) while ``jax_enable_x64`` is off; exports are always int64.
+
+        Example:
+          >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+          >>> table = kvjax.get_table("doc_frequency", dim=1)
+          >>> grads = kvjax.SparseRows(np.array([7, 7]), jnp.ones((2, 1)))
+          >>> table, _ = table.apply(optax.sgd(0.1), grads, step=5)
+          >>> table.frequency(np.array([7, 8])).tolist()
+          [2, 0]
+          >>> kvjax.drop_table("doc_frequency")
+        """
+        return _integers(_inspect(self, "frequency", keys)[1])
+
+    def version_of(self, keys: Any) -> jax.Array:
+        """The step that last wrote the rows of keys; -1 without a row.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          ``(...)`` int64, or int32 (at most 2**31 - 1) while ``jax_enable_x64`` is off; exports are always int64.
+
+        Example:
+          >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+          >>> table = kvjax.get_table("doc_version_of", dim=1)
+          >>> grads = kvjax.SparseRows(np.array([7, 7]), jnp.ones((2, 1)))
+          >>> table, _ = table.apply(optax.sgd(0.1), grads, step=5)
+          >>> table.version_of(np.array([7, 8])).tolist()
+          [5, -1]
+          >>> kvjax.drop_table("doc_version_of")
+        """
+        return _integers(_inspect(self, "version_of", keys)[2])
+
+    def slot(self, name: str, keys: Any, tx: Any = None) -> jax.Array:
+        """What the optimizer keeps beside rows.
+
+        Args:
+          name: of a slot, as `export` and ``stats().slots`` name it: "sum_of_squares" for ``optax.adagrad``.
+          keys: ``(...)``.
+          tx: the optimizer, needed where the table has no slots yet: in a compiled function that begins with its first
+            `apply`.
+
+        Returns:
+          ``(..., *shape)`` of the slot's dtype; zeros where no optimizer has written it yet.
+
+        Raises:
+          KeyError: the table has no slot of this name now.
+
+        Example:
+          >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+          >>> table = kvjax.get_table("doc_slot", dim=2)
+          >>> table, _ = table.apply(optax.trace(0.9), kvjax.SparseRows(np.array([7]), jnp.ones((1, 2))))
+          >>> table.slot("trace", 7).tolist()
+          [1.0, 1.0]
+          >>> kvjax.drop_table("doc_slot")
+        """
+        version, keys = version_to_read(self, "slot"), keys_for(self, keys, "slot")
+        if tx is not None:
+            types = as_rowwise(tx).layout(self.dim).type_texts
+        else:
+            if not isinstance(version, Tracer):
+                wait(self)
+            types = dict(self.spec.host.slots(self.name, 0))
+        if name not in types:
+            raise fail(
+                KeyError, self.name, "slot", f"one of its slots {list(types)}", repr(name),
+                "slots appear with the first `apply` of an optimizer that has them; before it, slot(name, keys, tx)",
+            )  # fmt: skip
+        dtype, shape = parse_type(types[name])
+        return reads.read_slot(self.spec, name, version, keys, dtype, shape)
+
+
+class Query(NamedTuple):
+    """What a lookup is asked, checked.
+
+    Attributes:
+      keys: ``(...)``.
+      mask: ``(...)`` bool, false for padding, or None.
+      prefetched: what of it has been read ahead, or None.
+    """
+
+    keys: Keys
+    mask: jax.Array | None = None
+    prefetched: Prefetched | None = None
+
+
+def query_of(table: Handle, op: str, keys: Any, mask: Any, pad_id: Any) -> Query:
+    """The arguments of a lookup, checked once.
+
+    Args:
+      table: that is asked.
+      op: for errors.
+      keys: what users give as keys, or `Prefetched`.
+      mask: ``(...)`` bool or None.
+      pad_id: a 64-bit id or None.
+    """
+    prefetched = keys if isinstance(keys, Prefetched) else None
+    if prefetched is not None:
+        keys, mask = prefetched.keys, _mask_of_prefetched(table, prefetched, mask)
+    keys = keys_for(table, keys, op)
+    mask = mask_of(keys, mask, pad_id, table.name, op)
+    return Query(keys, mask, prefetched if pad_id is None else None)  # with a pad_id the mask may be another
+
+
+def lookup(table: Handle, query: Query, missing: Any = None, with_found: bool = False) -> tuple[jax.Array, jax.Array]:
+    """`Table.lookup` of a query: rows ``(..., dim)``, and found ``(...)`` bool, which means something only if it is
+    asked for."""
+    version, spec, mask = version_to_read(table, "lookup"), table.spec, query.mask
+    as_initial = isinstance(missing, str) and missing == "init"
+    substitute = None if missing is None or as_initial else _missing_row(table, missing)
+    if query.prefetched is not None and not as_initial:
+        rows, found, used = query.prefetched.read(spec, version)
+    else:
+        asks = with_found or substitute is not None
+        rows, found, used = reads.lookup(spec, version, query.keys, mask, as_initial, with_found=asks)
+    if table.tape is not None:
+        rows = table.tape.attach(rows, query.keys, mask, used)
+    if substitute is not None:
+        as_read = found if mask is None else found | ~mask
+        rows = jnp.where(as_read[..., None], rows, substitute)
+    return rows, found
+
+
+def _mask_of_prefetched(table: Handle, prefetched: Prefetched, mask: Any) -> Any:
+    if mask is None or mask is prefetched.mask:
+        return prefetched.mask
+    raise fail(
+        ValueError, table.name, "lookup", "the mask that the keys were prefetched with", "another",
+        "give it to kvjax.prefetch",
+    )  # fmt: skip
+
+
+def _missing_row(table: Handle, missing: Any) -> jax.Array:
+    if isinstance(missing, str):
+        if missing != "zeros":
+            want = "missing='init', 'zeros' or a row"
+            raise fail(ValueError, table.name, "lookup", want, repr(missing), "choose one")
+        return jnp.zeros((), table.spec.row_dtype)
+    row = jnp.asarray(missing).astype(table.spec.row_dtype)
+    if row.shape != (table.dim,):
+        raise fail(ValueError, table.name, "lookup", f"a missing row ({table.dim},)", str(row.shape), "give one row")
+    return row
+
+
+def _inspect(table: Handle, op: str, keys: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return reads.inspect(table.spec, op, version_to_read(table, op), keys_for(table, keys, op))
+
+
+def _integers(words: jax.Array) -> jax.Array:
+    """``(..., 2)`` words of int64 as integers of the widest type that JAX has now."""
+    if x64_enabled():
+        return jax.lax.bitcast_convert_type(words, jnp.int64)
+    low, high = (jax.lax.bitcast_convert_type(words[..., i], jnp.int32) for i in (0, 1))
+    return jnp.where(high == low >> 31, low, jnp.int32(2**31 - 1))

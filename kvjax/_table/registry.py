@@ -1,0 +1,185 @@
+"""The tables of this process by name."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvjax import storage
+from kvjax._spec.options import Options
+from kvjax._spec.sharding import Sharding
+from kvjax._spec.signature import takes
+from kvjax._spec.spec import TableSpec
+from kvjax._table import live as live_tables
+from kvjax._table.stats import Stats, stats_of
+from kvjax._table.table import Table, live
+from kvjax._values.errors import fail
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(kw_only=True)
+class Arguments(Options, Sharding):
+    """The arguments of `get_table` beside the name."""
+
+    dim: int | None = None
+
+
+@takes(Arguments)
+def get_table(name: str, given: Arguments) -> Table:
+    """Gets the table of this name, or creates it. With the name alone it only gets.
+
+    Where ``mesh`` has devices of several processes, all of them make the table with the same arguments. Each holds the
+    rows of its own devices, and host values (`Table.size`, `Table.export`, `Table.stats`) are of those. Everything else
+    is a program over the whole mesh, also outside ``jit``: all processes call it together, with equal keys where these
+    are NumPy's, or with global arrays (``jax.make_array_from_process_local_data``). A shard that fails in one process
+    is an error in all. An exception in one process alone must end it, or the others wait for it.
+
+    Args:
+      name: unique in the process; compiled programs and checkpoints find the table by it.
+      dim: width of a row, at least 1.
+      key_dtype: "int64", "uint64", "int32" or "uint32": how exported keys are typed (signed or unsigned, always
+        64 bits). Every table takes any 64-bit key.
+      dtype: of the rows, "float32", "bfloat16" or "float16". Gradients and slots are float32.
+      initializer: a number; an array, one row ``(dim,)`` or a pool of rows ``(p, dim)`` of which each key chooses one;
+        one of `kvjax.initializers`; or a function ``(rng, shape, dtype)``, such as any of ``jax.nn.initializers``,
+        called for each key by itself with shape ``(1, dim)``.
+      seed: 64-bit integer for the initial rows; by default a hash of the name.
+      trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it.
+      checkpoint: whether `kvjax.orbax.split` hands it out to be saved.
+      capacity: rows to make room for at once; the table grows beyond.
+      max_capacity: rows that the table, with all its shards, should not exceed; None for no limit.
+      on_full: what happens then: "grow" (`Stats.over_capacity` counts), "evict" (by `evict`, and if that makes too
+        little room, the rows that were written longest ago) or "error" (before anything changes).
+      admit: which new keys training gives a row, one of `kvjax.admit`; None for all.
+      evict: which rows go when the table is full, one of `kvjax.evict`; with ``.every(steps)`` also in between.
+      count: what the frequency of a key counts: its "occurrences" in training, or once per step ("batch").
+      storage: where rows live, one of `kvjax.storage`; by default where they are, and for a new table
+        `kvjax.storage.Device` if programs run on a GPU, `kvjax.storage.Host` if not. Checkpoints do not record it: a
+        table may be restored into any storage.
+      rounding: how training rounds rows to bfloat16 or float16: to the "nearest" value, or "stochastic", which keeps
+        updates that are smaller than the spacing of the type, in the mean.
+      constraint: function of a row ``(dim,)`` float32 that returns one, applied after each update of training and
+        before rounding; one of `kvjax.constraints`, or your own.
+      mesh: devices over which to spread the rows, a ``jax.sharding.Mesh``; by default the table is in one place, and
+        one that exists stays where it is.
+      axis: name of the mesh's axis over which they are spread, or several; by default all of them. Over other axes
+        the table is copied, as an array is. Where JAX does not know what is the same on several devices, which is in
+        ``shard_map`` with ``check_vma=False`` and in ``pmap``, each device of the axes is taken to have a batch of
+        its own.
+      partitioner: ``(keys, num_shards)`` to the shard of each key, ``(n,)`` int32, from `Keys` ``(n,)``; traced by
+        JAX. By default a hash of the key decides.
+      replicated: whether each device of the axes has all rows, for small tables: lookups need no exchange then, and
+        training merges the gradients of all devices.
+      wire: the dtype in which looked-up rows travel, "bfloat16" to halve what is moved; by default the table's.
+
+    Returns:
+      The live handle.
+
+    Raises:
+      ValueError: a table of this name exists with other arguments, or an argument is out of range.
+      RuntimeError: the backend of the storage is not loaded, see `kvjax.backends`.
+      TypeError: the initializer is none of these, or its function wants or gives something else.
+      KeyError: only the name was given and there is no such table.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.get_table("doc_get", dim=4, initializer=kvjax.initializers.normal(0.1))
+      Table('doc_get', dim=4, dtype=float32, rows=0, version=0)
+      >>> kvjax.get_table("doc_get").dim
+      4
+      >>> kvjax.drop_table("doc_get")
+    """
+    known = live_tables.spec_of(name)
+    if given.dim is None:
+        if any(getattr(given, field.name) is not field.default for field in dataclasses.fields(given)):
+            raise fail(
+                ValueError, name, "get_table", "dim= beside the other arguments", "none", "give all or only the name"
+            )
+        if known is None:
+            raise KeyError(
+                f"kvjax: table {name!r}, get_table: want a table of this name, got none; give dim= to create it"
+            )
+        return live(known)
+    where = given.storage or (known.storage if known else storage.default())
+    placement = given.placement(name, "get_table")
+    if given.mesh is None and known is not None:
+        placement = known.placement
+    options = dataclasses.replace(given, storage=where)
+    spec = TableSpec.resolve(name, "get_table", given.dim, placement, options)
+    made = live_tables.create(spec)
+    if made != spec:
+        raise fail(
+            ValueError, name, "get_table", "the arguments it was made with", spec.differences(made), _mend(spec, made)
+        )
+    return live(spec)
+
+
+# What a table that exists can change.
+_MENDS = {
+    "placement": "it has another mesh: leave mesh= out to get it where it is, or kvjax.reshard(table, mesh)",
+    "storage": "it is elsewhere: leave storage= out to get it where it is, or table.to(storage)",
+}
+
+
+def _mend(asked: TableSpec, made: TableSpec) -> str:
+    """How to get from the spec that was asked for to the one that a table was made with, or back."""
+    changed = [field for field in _MENDS if getattr(asked, field) != getattr(made, field)]
+    if dataclasses.replace(asked, **{field: getattr(made, field) for field in changed}) == made:
+        return "; ".join(_MENDS[field] for field in changed)
+    return "give the same arguments, another name, or kvjax.drop_table(name) first"
+
+
+def tables() -> dict[str, Table]:
+    """The live handles of all tables of this process, by name.
+
+    Example:
+      >>> import kvjax
+      >>> table = kvjax.get_table("doc_tables", dim=4)
+      >>> kvjax.tables()["doc_tables"]
+      Table('doc_tables', dim=4, dtype=float32, rows=0, version=0)
+      >>> kvjax.drop_table("doc_tables")
+    """
+    return _of_all(live)
+
+
+def stats() -> dict[str, Stats]:
+    """`Table.stats` of all tables of this process, by name; what is being written is not waited for.
+
+    Example:
+      >>> import kvjax
+      >>> table = kvjax.get_table("doc_all_stats", dim=4)
+      >>> kvjax.stats()["doc_all_stats"].size
+      0
+      >>> kvjax.drop_table("doc_all_stats")
+    """
+    return _of_all(stats_of)
+
+
+def _of_all(f: Callable[[TableSpec], T]) -> dict[str, T]:
+    found = {}
+    for name, spec in live_tables.all_specs().items():
+        with contextlib.suppress(KeyError):  # dropped in the meantime
+            found[name] = f(spec)
+    return found
+
+
+def drop_table(name: str) -> None:
+    """Forgets a table and gives its memory back. Its handles stay stale, even if the name is used again.
+
+    Args:
+      name: of a table of this process.
+
+    Raises:
+      KeyError: there is no table of this name.
+
+    Example:
+      >>> import kvjax
+      >>> table = kvjax.get_table("doc_drop", dim=4)
+      >>> kvjax.drop_table("doc_drop")
+      >>> "doc_drop" in kvjax.tables(), table
+      (False, Table('doc_drop', dim=4, dtype=float32, version=0 (dropped)))
+    """
+    live_tables.drop(name)

@@ -1,0 +1,131 @@
+"""What a table holds and has done, in numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from kvjax._spec.spec import TableSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class Stats:
+    """Numbers of one table; counts are since it was made in this process.
+
+    Attributes:
+      name: of the table.
+      size: rows.
+      capacity: rows that fit before the key index grows.
+      max_capacity: the limit that the table was made with, or None.
+      load: share of the places of the key index that are taken.
+      probe_mean: places between a key and its home in the index, on average (of a sample).
+      probe_longest: the same, the longest (of the sample).
+      bytes: memory by plane: "index", "values", "headers" (frequency and version), "slots", "admission".
+      pinned: what of it is in pinned host memory (`kvjax.storage.Hybrid`; elsewhere nothing is): "bytes" of values and
+        slots, and "rows".
+      pinned_share: share of the occurrences in training of keys that have rows, of those whose rows are in pinned host
+        memory: how much of what a step reads and writes goes over the bus, if keys keep coming as they have come.
+      slots: types of the optimizer's slots by name, "float32[64]".
+      last_step: of training.
+      hits: keys that lookups have found.
+      misses: keys that they have not.
+      inserted: rows made.
+      removed: rows removed by hand.
+      admitted: keys that training gave a row.
+      refused: occurrences of keys that were not admitted, whose gradients were dropped or went to the shared row.
+      tracked: keys without a row that are counted one by one (`kvjax.admit.MinCount`).
+      evicted: rows by reason: the policy that chose them, "restrict" or "capacity".
+      over_capacity: rows made beyond `max_capacity` with ``on_full="grow"``.
+      occurrences: of keys in training.
+      unique_ratio: distinct keys of each step per occurrence; 1.0 if no key ever came twice in a step.
+      exchanged_bytes: of a table that is spread, what this process's devices have sent to other devices, padding of
+        the rounds included: "to_owners" (keys asked for, and gradients with their keys) and "from_owners" (rows, and
+        what else reads ask for). Writes but that of training tell all devices their whole batch and are not counted,
+        nor are the few numbers by which devices agree.
+      exchanged_keys: distinct keys that those devices asked for or had gradients of, whoever owned them.
+      rounds: of exchange, one or more for each read and each training step.
+      extra_rounds: those beyond what the batches would have taken with all keys distinct and evenly spread.
+    """
+
+    name: str
+    size: int
+    capacity: int
+    max_capacity: int | None
+    load: float
+    probe_mean: float
+    probe_longest: int
+    bytes: dict[str, int]
+    pinned: dict[str, int]
+    pinned_share: float
+    slots: dict[str, str]
+    last_step: int
+    hits: int
+    misses: int
+    inserted: int
+    removed: int
+    admitted: int
+    refused: int
+    tracked: int
+    evicted: dict[str, int]
+    over_capacity: int
+    occurrences: int
+    unique_ratio: float
+    exchanged_bytes: dict[str, int]
+    exchanged_keys: int
+    rounds: int
+    extra_rounds: int
+
+    def flat(self) -> dict[str, Any]:
+        """All numbers in one level, for loggers: ``{"size": 3, "bytes/values": 2097152, ...}``."""
+        out: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("bytes", "pinned", "evicted", "exchanged_bytes"):
+                out |= {f"{field.name}/{key}": number for key, number in value.items()}
+            elif isinstance(value, (int, float)):
+                out[field.name] = value
+        return out
+
+
+_PLANES = ("index", "value", "header", "slot", "admission")
+_PLAIN = ("size", "capacity", "probe_mean", "probe_longest", "last_step", "hits", "misses", "inserted", "removed",
+          "admitted", "refused", "tracked", "evicted", "over_capacity", "occurrences", "rounds",
+          "extra_rounds")  # fmt: skip
+
+
+def stats_of(spec: TableSpec) -> Stats:
+    every = [spec.host.stats(spec.name, shard) for shard in range(len(spec.shards))]
+    raw = _summed([every[shard] for shard in spec.kept])
+    planes = {"value": "values", "header": "headers", "slot": "slots"}
+    return Stats(
+        name=spec.name,
+        max_capacity=spec.max_capacity,
+        load=raw["size"] / max(raw["places"], 1),
+        bytes={planes.get(plane, plane): raw[f"{plane}_bytes"] for plane in _PLANES},
+        pinned={what: raw[f"pinned_{what}"] for what in ("bytes", "rows")},
+        pinned_share=raw["pinned_occurrences"] / max(raw["row_occurrences"], 1),
+        slots=dict(spec.host.slots(spec.name, 0)),
+        exchanged_bytes={way: sum(r[f"bytes_{way}"] for r in every) for way in ("to_owners", "from_owners")},
+        exchanged_keys=sum(r["exchanged_keys"] for r in every),
+        unique_ratio=raw["distinct"] / raw["occurrences"] if raw["occurrences"] else 1.0,
+        **{name: raw[name] for name in _PLAIN},
+    )
+
+
+def _summed(shards: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the shards of a table say together."""
+    total = dict(shards[0])
+    for raw in shards[1:]:
+        total["evicted"] = {
+            reason: total["evicted"].get(reason, 0) + raw["evicted"].get(reason, 0)
+            for reason in total["evicted"] | raw["evicted"]
+        }
+        for name, number in raw.items():
+            if name in ("last_step", "probe_longest", "rounds", "extra_rounds"):
+                total[name] = max(total[name], number)
+            elif name == "probe_mean":
+                total[name] += (number - total[name]) * raw["size"] / max(total["size"] + raw["size"], 1)
+            elif name not in ("evicted", "size"):
+                total[name] += number
+        total["size"] += raw["size"]
+    return total

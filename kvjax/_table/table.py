@@ -1,0 +1,52 @@
+"""`Table`: the immutable handle of a table of rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from kvjax._spec.spec import TableSpec
+from kvjax._table.handle import live_version
+from kvjax._table.reads import Reads
+from kvjax._table.whole import Whole
+from kvjax._table.writes import Writes
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Table(Reads, Writes, Whole):
+    """A table of rows under 64-bit keys: an immutable value that names the live table in the process.
+
+    A table is made by `kvjax.get_table`. It is a pytree with one leaf, the version: reads leave it alone, every
+    write returns the next handle, and a handle that is not the latest is refused. So a table can stand in
+    ``params``, pass through ``jit``, ``scan`` and donation, and be told apart from a copy that something else made.
+
+    All methods take keys of any shape ``(...)``, also empty: `Keys`, NumPy integers (exact) or JAX integers.
+
+    Attributes:
+      version: ``()`` uint32.
+      spec: name, dim, dtype and the other arguments of `kvjax.get_table`.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_table", dim=2)
+      >>> table = table.upsert(np.array([2**40, -1]), [[1.0, 2.0], [3.0, 4.0]])
+      >>> table.lookup(np.array([-1, 5, 2**40]))
+      Array([[3., 4.],
+             [0., 0.],
+             [1., 2.]], dtype=float32)
+      >>> table.remove(np.array([-1])).shape
+      (1, 2)
+      >>> kvjax.drop_table("doc_table")
+    """
+
+    __slots__ = ()
+
+
+def is_table(x: Any) -> bool:
+    return isinstance(x, Table)
+
+
+def live(spec: TableSpec) -> Table:
+    """The live handle of the table that `spec` names."""
+    return Table(live_version(spec), spec)

@@ -1,0 +1,289 @@
+"""Calls on a whole table, made by the host between steps, as methods of `kvjax.Table`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Self
+
+import jax
+from jax.core import Tracer
+
+from kvjax._ops import order
+from kvjax._sharded.mesh import elements
+from kvjax._table import contents
+from kvjax._table.handle import (
+    Handle,
+    check_on_host,
+    check_outside_a_loss,
+    check_spec,
+    live_version,
+    version_on_host,
+    version_to_read,
+    wait,
+)
+from kvjax._table.move import move
+from kvjax._table.stats import Stats, stats_of
+from kvjax._values.errors import fail
+from kvjax._values.exported import Exported
+from kvjax._values.numbers import is_integer
+from kvjax._values.prune import PruneLike, keep_mask
+from kvjax._values.snapshot import Snapshot
+from kvjax.storage import Storage
+
+
+class Whole(Handle):
+    """The calls of `kvjax.Table` that are about all of it."""
+
+    __slots__ = ()
+
+    def after(self, x: Any) -> Self:
+        """The same handle, usable only once `x` exists: orders a later write behind a read.
+
+        Args:
+          x: pytree of arrays that earlier reads gave.
+        """
+        leaves = [leaf for leaf in jax.tree.leaves(x) if hasattr(leaf, "dtype")]
+        version = order.after(self.spec, version_to_read(self, "after"), elements(self.spec, leaves))
+        return type(self)(version, self.spec, self.tape)
+
+    def refresh(self) -> Self:
+        """The live handle of this table, for instance after a failed step. Not inside ``jit``.
+
+        Raises:
+          RuntimeError: this handle comes from another process, for instance from a checkpoint that was saved without
+            `kvjax.orbax.split`. The table of this process does not have its rows.
+        """
+        check_outside_a_loss(self, "refresh")
+        check_spec(self, "refresh")
+        live = self.at(live_version(self.spec))
+        try:
+            version = int(version_to_read(self, "refresh"))
+        except (TypeError, ValueError, RuntimeError):  # of a failed write, donated, or no version at all
+            return live
+        if 0 < (version - int(live.version)) % 2**32 < 2**31:
+            self.spec.host.size(self.name, 0, version)  # raises what every call through this handle would
+        return live
+
+    def size(self, all_processes: bool = False) -> int:
+        """The number of rows, once all writes up to this handle are done.
+
+        Like all host values (``len``, `shape`, `export`, `stats`), it is about the shards that this process has: no
+        other is waited for, so one process may ask alone.
+
+        Args:
+          all_processes: count the rows of the whole table instead. All processes of its mesh must ask together.
+        """
+        return contents.total_rows(self) if all_processes else contents.num_rows(self, self.spec.kept)
+
+    def __len__(self) -> int:
+        return self.size()
+
+    def __bool__(self) -> bool:
+        return True  # an empty table is a table
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(size, dim)``."""
+        return self.size(), self.dim
+
+    def export(self, prune: PruneLike | None = None, dry_run: bool = False, slots: bool = False) -> Any:
+        """Copies the table out as NumPy arrays, sorted by (bucket, key). The table itself is not changed.
+
+        In several processes each exports the rows of its own shards.
+
+        Args:
+          prune: `kvjax.Prune`, or a function from the export to ``(n,)`` bool, true for rows to keep.
+          dry_run: only count.
+          slots: whether to export the optimizer's slots too.
+
+        Returns:
+          `Exported` with ``.keys (n,)`` int64, ``.values (n, dim)``, ``.freqs (n,)`` int64, ``.versions (n,)`` int64
+          and ``.slots``; with dry_run the tuple (rows kept, rows in the table).
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_export", dim=1).upsert(np.arange(3), np.ones((3, 1)))
+          >>> table.export().values.shape, table.export(kvjax.Prune(min_frequency=1), dry_run=True)
+          ((3, 1), (0, 3))
+          >>> kvjax.drop_table("doc_export")
+        """
+        rows = self.snapshot(slots).rows
+        if prune is not None:
+            rows = rows.take(keep_mask(prune, rows))
+        return (len(rows), rows.total) if dry_run else rows
+
+    def snapshot(self, slots: bool = True, once: bool = False) -> Snapshot:
+        """What a checkpoint stores.
+
+        Args:
+          slots: whether to include the optimizer's slots.
+          once: leave out shards of which another process has the first copy, so that all processes together give
+            each row once.
+
+        Returns:
+          The export, and what belongs to the table as a whole.
+        """
+        shards = self.spec.originals if once else self.spec.kept
+        return contents.snapshot(self.spec, version_on_host(self, "export"), slots, shards)
+
+    def load(self, rows: Exported | Snapshot, slot_types: dict[str, str] | None = None) -> Self:
+        """Replaces the rows of the table; it is unchanged if this fails.
+
+        Args:
+          rows: arrays as `export` gives them, in any order, keys distinct: keys that wait for admission go on waiting.
+            Or what `snapshot` gives, with the counts of its own time. Of a table that is spread over several
+            processes, which must call this together, each gives the rows of its own shards, or all give all.
+          slot_types: dtype and shape of each slot in ``rows.slots`` ("float32[64]"); by default those of the
+            snapshot or of the arrays.
+
+        Returns:
+          The next handle.
+
+        Raises:
+          ValueError: the arrays do not fit the table or each other, or a key occurs twice.
+          MemoryError: there are more rows than ``max_capacity``, unless ``on_full="grow"``.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_load", dim=1).upsert(np.arange(3), np.ones((3, 1)))
+          >>> rows = table.export()
+          >>> table = table.clear().load(rows.take(rows.keys > 0))
+          >>> sorted(table.export().keys.tolist())
+          [1, 2]
+          >>> kvjax.drop_table("doc_load")
+        """
+        return contents.load(self, lambda: contents.checked(self.spec, rows, slot_types))
+
+    def to(self, storage: Storage) -> Self:
+        """Moves the live table into another storage, with all that belongs to it: rows, slots, frequencies, versions,
+        pins, counts of admission and its sink. Not inside ``jit``.
+
+        Handles from before are stale: put the new one where they stood, for instance into ``params``. Programs are
+        compiled anew. The counts of `stats` begin anew, room that was reserved beyond ``capacity`` does not come along.
+        While it moves, the table is there twice. In several processes all of them call this together.
+
+        Args:
+          storage: one of `kvjax.storage`.
+
+        Returns:
+          The live handle.
+
+        Raises:
+          TypeError: it is none of these.
+          RuntimeError: this handle is stale, or there is no backend for the storage; as for all errors, the table is
+            as it was.
+          ValueError: the storage cannot hold such a table.
+          MemoryError: the table does not fit there.
+
+        Example:
+          >>> import kvjax, numpy as np, tempfile
+          >>> table = kvjax.get_table("doc_to", dim=1).upsert(np.arange(4), np.ones((4, 1)))
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     table = table.to(kvjax.storage.Mmap(folder))
+          >>> len(table), table.to(kvjax.storage.Host()).lookup(3).tolist()
+          (4, [1.0])
+          >>> kvjax.drop_table("doc_to")
+        """
+        check_on_host(self, "to")
+        if not isinstance(storage, Storage):
+            raise fail(TypeError, self.name, "to", "one of kvjax.storage", repr(storage), "see kvjax.storage")
+        spec = dataclasses.replace(self.spec, storage=storage)
+        return type(self)(move(self, spec, "to"), spec)
+
+    def reserve(self, n: int) -> Self:
+        """Takes memory for n rows in all, so that the table need not grow on the way there.
+
+        Args:
+          n: rows.
+
+        Returns:
+          This handle: what the table holds does not change.
+
+        Raises:
+          MemoryError: there is no memory for so many.
+
+        Example:
+          >>> import kvjax
+          >>> kvjax.get_table("doc_reserve", dim=4).reserve(10_000).stats().capacity
+          10240
+          >>> kvjax.drop_table("doc_reserve")
+        """
+        version = version_on_host(self, "reserve")
+        if not is_integer(n) or not 0 <= n < 2**32 - 1:
+            raise fail(ValueError, self.name, "reserve", "a number of rows below 2**32 - 1", repr(n), "see reserve")
+        for shard in self.spec.shards:
+            self.spec.host.reserve(self.name, shard, version, -(-int(n) // self.spec.num_shards))
+        return self
+
+    def stats(self) -> Stats:
+        """What the table holds and what it has done since it was made, cheap enough to log at each step.
+
+        Returns:
+          `kvjax.Stats` of the live table, whatever handle is asked, once all writes up to this handle are done. In
+          several processes of the shards of this one.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_stats", dim=4).upsert(np.arange(3), np.ones((3, 4)))
+          >>> stats = table.stats()
+          >>> stats.size, stats.inserted, stats.bytes["values"] > 0
+          (3, 3, True)
+          >>> kvjax.drop_table("doc_stats")
+        """
+        check_on_host(self, "stats")
+        wait(self)
+        return stats_of(self.spec)
+
+    def on_evict(self, sink: Callable[..., None] | None) -> Self:
+        """Sends the rows of every later eviction to a function, before they go. In several processes each sends those
+        of its own shards.
+
+        Args:
+          sink: called as ``sink(keys, values, slots, freqs, versions, reason)`` with the arrays of `Exported`, sorted
+            by (bucket, key), and the policy that chose the rows (or "restrict", or "capacity"). It runs inside the
+            write, on any thread, in batches of 65,536 rows at most, and must not call the table. If it raises, the
+            write fails and the table is as it was; what it was given before, it may be given again. None ends it.
+            Of a spread table it is called for each shard that loses rows, in the shard's process, and each row goes to
+            it once, however many copies there are; rows stay if another shard refuses the write. The shards wait for
+            each other, and XLA ends a process on the CPU in which they do so for a minute: a slow sink hands its
+            work to a thread.
+
+        Returns:
+          This handle.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_sink", dim=1).upsert(np.arange(3), np.ones((3, 1)))
+          >>> _ = table.on_evict(lambda keys, values, slots, freqs, versions, reason: print(len(keys), reason))
+          >>> table = table.restrict(1)
+          2 restrict
+          >>> kvjax.drop_table("doc_sink")
+        """
+        if sink is not None and not callable(sink):
+            raise fail(TypeError, self.name, "on_evict", "a function or None", repr(sink), "see Table.on_evict")
+        contents.set_sink(self, sink)
+        return self
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r}, dim={self.dim}, dtype={self.spec.dtype}, {_state(self)})"
+
+
+def _state(table: Handle) -> str:
+    """What `repr` says of a handle."""
+    version = table.version
+    if isinstance(version, Tracer):
+        return "version=traced"
+    if isinstance(version, jax.Array) and version.is_deleted():
+        return "version=donated"
+    try:
+        wait(table)  # for the write of every shard
+        shards = [table.spec.host.rows(table.name, shard) for shard in table.spec.kept]
+        rows, live = sum(n for n, _ in shards), shards[0][1]
+        return f"rows={rows:,}, version={version}" if live == int(version) else f"version={version} (stale)"
+    except KeyError:
+        return f"version={version} (dropped)"
+    except RuntimeError:  # asked by the table's own sink
+        return f"version={version}"
+    except (TypeError, ValueError):  # something else stands in the leaf, as in trees of shapes
+        return f"version={version}"

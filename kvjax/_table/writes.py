@@ -1,0 +1,388 @@
+"""Writes to a table's rows, as methods of `kvjax.Table`; each returns the next handle."""
+
+from __future__ import annotations
+
+from typing import Any, Self, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from kvjax._keys.keys import Keys
+from kvjax._keys.sparse_rows import SparseRows
+from kvjax._keys.steps import step_words
+from kvjax._sharded import writes
+from kvjax._spec.unsupported import check_evict
+from kvjax._table.handle import Handle, keys_for, version_to_write
+from kvjax._table.reads import Query, lookup
+from kvjax._training.apply import Update, apply, check
+from kvjax._training.rowwise import Rowwise, as_rowwise
+from kvjax._values.errors import fail
+from kvjax._values.numbers import is_integer
+from kvjax.evict import Policy
+
+H = TypeVar("H", bound=Handle)
+
+
+class Writes(Handle):
+    """The writes of `kvjax.Table`."""
+
+    __slots__ = ()
+
+    def lookup_or_insert(self, keys: Any) -> tuple[jax.Array, Self]:
+        """Reads rows and gives every key without one its initial row, now.
+
+        Training needs no such call: `apply` inserts what it updates.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          Rows ``(..., dim)`` and the next handle.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_insert", dim=1, initializer=0.5)
+          >>> rows, table = table.lookup_or_insert(np.array([7, 7]))
+          >>> rows[:, 0].tolist(), len(table)
+          ([0.5, 0.5], 1)
+          >>> kvjax.drop_table("doc_insert")
+        """
+        keys = keys_for(self, keys, "lookup_or_insert")
+        table = _write_keys(self, "lookup_or_insert", keys)
+        return lookup(table, Query(keys))[0], table
+
+    def upsert(self, keys: Any, values: Any) -> Self:
+        """Inserts or overwrites rows; of equal keys the last one wins. Slots and frequency stay as they are.
+
+        Args:
+          keys: ``(...)``.
+          values: ``(..., dim)`` real numbers.
+
+        Returns:
+          The next handle.
+
+        Raises:
+          ValueError, TypeError: shape or dtype of the values do not fit.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_upsert", dim=1)
+          >>> table.upsert(np.array([7, 7]), [[1.0], [2.0]]).lookup(7).tolist()
+          [2.0]
+          >>> kvjax.drop_table("doc_upsert")
+        """
+        return _write_rows(self, "upsert", keys, values, self.spec.row_dtype)
+
+    def assign(self, keys: Any, values: Any) -> Self:
+        """Overwrites rows; keys without one are passed over. Of equal keys the last one wins.
+
+        Args:
+          keys: ``(...)``.
+          values: ``(..., dim)`` real numbers.
+
+        Returns:
+          The next handle.
+
+        Raises:
+          ValueError, TypeError: shape or dtype of the values do not fit.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_assign", dim=1).upsert(np.array([1]), [[1.0]])
+          >>> table = table.assign(np.array([1, 2]), [[5.0], [6.0]])
+          >>> table.lookup(np.array([1, 2]))[:, 0].tolist(), len(table)
+          ([5.0, 0.0], 1)
+          >>> kvjax.drop_table("doc_assign")
+        """
+        return _write_rows(self, "assign", keys, values, self.spec.row_dtype)
+
+    def add(self, keys: Any, deltas: Any) -> Self:
+        """Adds to rows; a key without one starts from its initial row.
+
+        The deltas of equal keys are summed in float32, in the order in which they stand (see `kvjax.merge`), and then
+        added once.
+
+        Args:
+          keys: ``(...)``.
+          deltas: ``(..., dim)`` real numbers.
+
+        Returns:
+          The next handle.
+
+        Raises:
+          ValueError, TypeError: shape or dtype of the deltas do not fit.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_add", dim=1, initializer=1.0)
+          >>> table.add(np.array([7, 7]), [[2.0], [3.0]]).lookup(7).tolist()
+          [6.0]
+          >>> kvjax.drop_table("doc_add")
+        """
+        return _write_rows(self, "add", keys, deltas, jnp.float32)
+
+    def accum(self, keys: Any, old: Any, new: Any, exists: Any) -> Self:
+        """Brings rows from old to new values as far as they still are what the caller has seen.
+
+        Where `exists` is false and the key has no row, the new value is inserted; where it is true and the key has
+        one, ``new - old`` is added; else nothing happens. Equal keys are taken one after the other.
+
+        Args:
+          keys: ``(...)``.
+          old: ``(..., dim)`` values that the caller has read.
+          new: ``(..., dim)`` values that it wants.
+          exists: ``(...)`` bool, whether the key had a row when it read: ``lookup(keys, return_found=True)``.
+
+        Returns:
+          The next handle.
+
+        Raises:
+          ValueError, TypeError: shapes or dtypes do not fit.
+
+        Source: TFRA's ``accum``, the write behind its ``bp_v2``.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_accum", dim=1).upsert(np.array([1]), [[10.0]])
+          >>> table = table.accum(np.array([1, 2]), [[3.0], [0.0]], [[4.0], [7.0]], np.array([True, False]))
+          >>> table.lookup(np.array([1, 2]))[:, 0].tolist()
+          [11.0, 7.0]
+          >>> kvjax.drop_table("doc_accum")
+        """
+        keys = keys_for(self, keys, "accum")
+        old, new = (_values(self, "accum", keys, x, jnp.float32) for x in (old, new))
+        exists = jnp.asarray(exists)
+        if exists.shape != keys.shape or exists.dtype != jnp.bool_:
+            raise fail(
+                ValueError, self.name, "accum", f"exists {keys.shape} bool", f"{exists.shape} {exists.dtype}",
+                "give what lookup(keys, return_found=True) found",
+            )  # fmt: skip
+        return self.at(writes.accum(self.spec, version_to_write(self, "accum"), keys, old, new, exists))
+
+    def apply(
+        self, tx: Any, grads: SparseRows, state: Any = (), step: Any = None, **extra_args: Any
+    ) -> tuple[Self, Any]:
+        """The training write: inserts the keys of the gradients and updates their rows.
+
+        Rows of equal keys are merged first. The transform then sees each row by itself and keeps its slots in the
+        table; rows that are not in the batch are not touched. Frequency grows by the occurrences of a key, and the
+        version becomes the step. Which new keys get a row is for the table's ``admit=`` to say, and which rows make
+        room for them for ``max_capacity=``, ``on_full=`` and ``evict=``.
+
+        Args:
+          tx: optax transform, or `kvjax.optax.rowwise(tx)`.
+          grads: `SparseRows` of this table.
+          state: what the transform keeps for all rows together: ``kvjax.optax.rowwise(tx).init(dim)`` at first,
+            then what the last call returned. Transforms without schedules have none, ``()``.
+          step: integer or ``()`` integer array; by default one more than the table's last step.
+          **extra_args: handed to the transform's update.
+
+        Returns:
+          The next handle and the next state.
+
+        Raises:
+          ValueError: shapes or state do not fit.
+          ValueError, jax.errors.JaxRuntimeError: the handle is stale, the table holds slots of another
+            optimizer, the gradients went through arithmetic, or the table is full and ``on_full="error"``.
+
+        Example:
+          >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+          >>> table = kvjax.get_table("doc_apply", dim=2, initializer=1.0)
+          >>> grads = kvjax.SparseRows(np.array([7, 7]), jnp.ones((2, 2)))
+          >>> table, state = table.apply(optax.sgd(0.25), grads)
+          >>> table.lookup(7).tolist(), int(table.frequency(7)), int(table.version_of(7))
+          ([0.5, 0.5], 2, 1)
+          >>> kvjax.drop_table("doc_apply")
+        """
+        rowwise = as_rowwise(tx)
+        check(self.spec, rowwise, grads, state)
+        return train(self, rowwise, grads, state, step, extra_args)
+
+    def remove(self, keys: Any) -> Self:
+        """Removes rows with their slots, frequency and version; keys without a row are passed over.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          The next handle.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_remove", dim=1).upsert(np.arange(3), np.ones((3, 1)))
+          >>> table.remove(np.array([0, 1, 99])).export().keys.tolist()
+          [2]
+          >>> kvjax.drop_table("doc_remove")
+        """
+        return _write_keys(self, "remove", keys_for(self, keys, "remove"))
+
+    def evict(self, policy: Policy, step: Any = None) -> Self:
+        """Removes the rows that a policy chooses, with their slots, frequency and version.
+
+        Args:
+          policy: one of `kvjax.evict`, or several combined.
+          step: integer or ``()`` integer array, from which ages are counted; by default the table's last step.
+
+        Returns:
+          The next handle. `stats` tells how many rows went, and a sink (`on_evict`) gets them.
+
+        Raises:
+          TypeError, ValueError: it is not a policy, or one that only works for a table that is full.
+          ValueError, jax.errors.JaxRuntimeError: the handle is stale, or a sink or score function has failed;
+            the table is as it was.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_evict", dim=1).upsert(np.arange(4), np.arange(4.0)[:, None])
+          >>> table = table.evict(kvjax.evict.MinNorm(1.5) & kvjax.evict.MaxAge(10), step=11)
+          >>> sorted(table.export().keys.tolist()), table.stats().evicted
+          ([2, 3], {'MinNorm(1.5) & MaxAge(10)': 2})
+          >>> kvjax.drop_table("doc_evict")
+        """
+        if not isinstance(policy, Policy):
+            raise fail(
+                TypeError, self.name, "evict", "a policy of kvjax.evict", repr(policy),
+                "combine them with & | ~; .every(...) is for get_table",
+            )  # fmt: skip
+        if policy.needs_number():
+            raise fail(ValueError, self.name, "evict", "a number of rows", repr(policy), "give n: LeastRecent(100)")
+        return _evict(self, "evict", policy.text(), step)
+
+    def restrict(self, n: int, by: str = "version") -> Self:
+        """Keeps n rows: those that were written last, or whose keys occurred most often. Pinned rows stay.
+
+        Args:
+          n: rows that stay; all do if there are fewer.
+          by: "version" or "frequency".
+
+        Returns:
+          The next handle.
+
+        Raises:
+          ValueError: n is not a number of rows, or `by` is something else.
+
+        Source: TFRA's ``restrict`` with TimestampRestrictPolicy and FrequencyRestrictPolicy.
+
+        Example:
+          >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+          >>> table = kvjax.get_table("doc_restrict", dim=1)
+          >>> for key in [5, 6, 7]:
+          ...     table, _ = table.apply(optax.sgd(1.0), kvjax.SparseRows(np.array([key]), jnp.ones((1, 1))))
+          >>> sorted(table.restrict(2).export().keys.tolist())
+          [6, 7]
+          >>> kvjax.drop_table("doc_restrict")
+        """
+        ranking = {"version": "least_recent:-{}", "frequency": "least_frequent:-{}:0"}
+        if by not in ranking:
+            raise fail(ValueError, self.name, "restrict", f"by in {tuple(ranking)}", repr(by), "choose one")
+        if not is_integer(n) or not 0 <= n < 2**63:
+            raise fail(ValueError, self.name, "restrict", "a number of rows n >= 0", repr(n), "see Table.restrict")
+        return _evict(self, "restrict", f"restrict\n{ranking[by].format(int(n))}", None)
+
+    def pin(self, keys: Any) -> Self:
+        """Makes rows stay: no eviction takes them. Keys without a row get their initial one.
+
+        `remove` and `clear` take them all the same. Pins are saved in checkpoints.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          The next handle.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_pin", dim=1).upsert(np.arange(9), np.ones((9, 1))).pin(4)
+          >>> table.restrict(0).export().keys.tolist()
+          [4]
+          >>> kvjax.drop_table("doc_pin")
+        """
+        return _write_keys(self, "pin", keys_for(self, keys, "pin"))
+
+    def unpin(self, keys: Any) -> Self:
+        """Takes `pin` back; keys without a row are passed over.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          The next handle.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_unpin", dim=1).pin(np.array([4, 5])).unpin(4)
+          >>> table.restrict(0).export().keys.tolist()
+          [5]
+          >>> kvjax.drop_table("doc_unpin")
+        """
+        return _write_keys(self, "unpin", keys_for(self, keys, "unpin"))
+
+    def clear(self) -> Self:
+        """Removes every row, forgets the counts of keys without one, and gives the memory back.
+
+        Returns:
+          The next handle.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_clear", dim=1).upsert(np.arange(3), np.ones((3, 1))).clear()
+          >>> len(table), table.stats().bytes["values"]
+          (0, 0)
+          >>> kvjax.drop_table("doc_clear")
+        """
+        return self.at(writes.clear(self.spec, version_to_write(self, "clear"), slots_only=False))
+
+    def clear_slots(self) -> Self:
+        """Forgets the optimizer's state of every row, so that another optimizer can take over.
+
+        Returns:
+          The next handle.
+
+        Example:
+          >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+          >>> table = kvjax.get_table("doc_clear_slots", dim=1)
+          >>> grads = kvjax.SparseRows(np.array([7]), jnp.ones((1, 1)))
+          >>> table, _ = table.apply(optax.adagrad(0.1), grads)
+          >>> table, _ = table.clear_slots().apply(optax.trace(0.9), grads)
+          >>> list(table.stats().slots)
+          ['trace']
+          >>> kvjax.drop_table("doc_clear_slots")
+        """
+        return self.at(writes.clear(self.spec, version_to_write(self, "clear_slots"), slots_only=True))
+
+
+def train(table: H, rowwise: Rowwise, grads: SparseRows, state: Any, step: Any, extra: dict[str, Any]) -> tuple[H, Any]:
+    """`Table.apply` of what `check` has let through."""
+    version = version_to_write(table, "apply")
+    words = step_words(step, table.name, "apply")
+    version, state = apply(table.spec, rowwise, Update(version, grads, tuple(state), words, extra))
+    return table.at(version), state
+
+
+def _write_keys(table: H, op: str, keys: Keys) -> H:
+    return table.at(writes.write_keys(table.spec, op, version_to_write(table, op), keys))
+
+
+def _write_rows(table: H, op: str, keys: Any, rows: Any, dtype: Any) -> H:
+    version, keys = version_to_write(table, op), keys_for(table, keys, op)
+    rows = _values(table, op, keys, rows, dtype)
+    return table.at(writes.write_rows(table.spec, op, version, keys, rows))
+
+
+def _values(table: Handle, op: str, keys: Keys, values: Any, dtype: Any) -> jax.Array:
+    """Rows that a caller brings, checked: ``(..., dim)`` of `dtype`."""
+    values = jnp.asarray(values)
+    if values.shape != (*keys.shape, table.dim):
+        raise fail(
+            ValueError, table.name, op, f"values {(*keys.shape, table.dim)}", f"{values.shape}",
+            "give one row per key",
+        )  # fmt: skip
+    if not jnp.issubdtype(values.dtype, jnp.floating) and not jnp.issubdtype(values.dtype, jnp.integer):
+        raise fail(TypeError, table.name, op, "real values", f"{values.dtype}", "convert them first")
+    return values.astype(dtype)
+
+
+def _evict(table: H, op: str, policy: str, step: Any) -> H:
+    check_evict(table.spec, op)
+    version = version_to_write(table, op)
+    return table.at(writes.evict(table.spec, op, version, policy, step_words(step, table.name, op)))

@@ -1,0 +1,1 @@
+"""The training write: optax transforms, run row by row."""

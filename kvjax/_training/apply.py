@@ -1,0 +1,220 @@
+"""The training write: gradients are merged, rows made, updated and written back, in one place or on every shard.
+
+The transform is vmapped over the rows of a batch, so the result for a row does not depend on what else is in the batch.
+On the CPU that goes in chunks that stay in the cache between gather, update and scatter, on a GPU in one pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import PartitionSpec
+
+from kvjax._keys.keys import Keys
+from kvjax._keys.sparse_rows import SparseRows
+from kvjax._ops import routing, training
+from kvjax._ops.initial_rows import initial_rows
+from kvjax._sharded import copies, mesh
+from kvjax._sharded.delivery import deliver
+from kvjax._sharded.space import prepare
+from kvjax._sharded.writes import settle
+from kvjax._spec.spec import TableSpec
+from kvjax._spmd.varying import varying_like
+from kvjax._training.merge import merge
+from kvjax._training.rounding import random_bits, stochastic
+from kvjax._training.rowwise import Rowwise
+from kvjax._training.slots import SlotLayout
+from kvjax._values.errors import fail
+
+_GROUP = 64  # rows
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """What a training write is made of.
+
+    Attributes:
+      version: ``()`` uint32.
+      grads: of the table.
+      state: the globals of the transform.
+      step: ``(2,)`` uint32, the words of int64.
+      extra: what goes to the transform beside them.
+    """
+
+    version: jax.Array
+    grads: SparseRows
+    state: tuple[jax.Array, ...]
+    step: jax.Array
+    extra: dict[str, Any]
+
+
+def check(spec: TableSpec, rowwise: Rowwise, grads: Any, state: Any) -> None:
+    """Raises what `apply` would for these gradients and globals, before anything is written."""
+    shared = rowwise.layout(spec.dim).is_slot.count(False)
+    if not isinstance(grads, SparseRows):
+        raise fail(
+            TypeError, spec.name, "apply", "SparseRows", type(grads).__name__,
+            "differentiate with kvjax.value_and_grad instead of jax.value_and_grad",
+        )  # fmt: skip
+    if grads.rows.shape[-1] != spec.dim:
+        raise fail(
+            ValueError, spec.name, "apply", f"gradient rows (..., {spec.dim})", f"{grads.rows.shape}",
+            "these gradients belong to another table",
+        )  # fmt: skip
+    if len(tuple(state)) != shared:
+        raise fail(
+            ValueError, spec.name, "apply", f"a state of {shared} arrays", f"{len(tuple(state))}",
+            "start from kvjax.optax.rowwise(tx).init(dim) and keep what apply returns",
+        )  # fmt: skip
+
+
+def apply(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array, Any]:
+    """The training write of what `check` has let through. Returns the next version and the next globals."""
+    if spec.placement is not None and mesh.inside(spec, "apply"):
+        grads = _flat(update.grads)
+        status = copies.check_copies(spec, "apply", (grads.keys, grads.rows, grads.counts))
+        piece = dataclasses.replace(update, grads=copies.piece(spec.placement, grads))
+        return _apply_on_shard(spec, rowwise, piece, status)
+    # Compiled as a whole, so that a call outside jit compiles once; extra arguments may be what jit cannot take.
+    return (_apply if update.extra else _apply_compiled)(spec, rowwise, update)
+
+
+def _apply(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array, Any]:
+    run = _apply_in_one_place if spec.placement is None else _apply_on_all_shards
+    return run(spec, rowwise, update)
+
+
+_apply_compiled = jax.jit(_apply, static_argnums=(0, 1))
+
+
+def _apply_in_one_place(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array, Any]:
+    layout, merged = rowwise.layout(spec.dim), merge(update.grads)
+    initial = initial_rows(spec, update.version, merged.keys, merged.counts > 0)
+    begun = training.begin_apply(spec, update.version, merged, update.step, initial, layout.text)
+    return _update_rows(spec, rowwise, layout, begun, merged.rows.shape[0], update.state, update.extra)
+
+
+def _apply_on_all_shards(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array, Any]:
+    placement, narrow = spec.sharded, update.grads.keys.narrow
+
+    def run(version: Any, words: Any, rows: Any, counts: Any, seal: Any, state: Any, step: Any) -> Any:
+        def local(version: Any, words: Any, rows: Any, counts: Any, seal: Any, state: Any, step: Any) -> Any:
+            grads = SparseRows(Keys(words, narrow), rows, counts).replace(seal=seal)
+            piece = Update(version, grads, state, step, update.extra)
+            return _apply_on_shard(spec, rowwise, piece, jnp.uint32(0))
+
+        flat = _flat(SparseRows(Keys(words), rows, counts))
+        words, rows, counts = (  # a count of 0 for padding
+            mesh.pieces(placement.num_devices, x, None)[0] for x in (flat.keys.words, flat.rows, flat.counts)
+        )
+        split, whole = PartitionSpec(placement.axes), PartitionSpec()
+        in_specs = (whole, split, split, split, whole, whole, whole)
+        operands = (version, words, rows, counts, seal, state, step)
+        version, state = mesh.on_mesh(placement, local, in_specs, whole, operands)
+        return (), (version, *state)
+
+    grads = update.grads
+    operands = (update.version, grads.keys.words, grads.rows, grads.counts, grads.seal, update.state, update.step)
+    version, *state = mesh.auto(spec, "apply", run, (), *operands)[1]
+    return version, tuple(state)
+
+
+def _apply_on_shard(spec: TableSpec, rowwise: Rowwise, update: Update, status: jax.Array) -> tuple[jax.Array, Any]:
+    """One device's part: its gradients ``(n,)`` go to their owners, and the rows that it owns change.
+
+    status: ``()`` uint32, of what came before.
+    """
+    layout, version = rowwise.layout(spec.dim), update.version
+    summaries, delivered, traffic = deliver(spec, version, merge(update.grads), update.step, layout.text)
+    number = prepare(spec, "apply", version, summaries, jnp.maximum(status, delivered))
+    (version,) = routing.agree(spec, "apply", number, [varying_like(version, delivered)], True, traffic)
+    begun = training.commit_step(spec, version)
+    n = max(1, update.grads.counts.shape[0])
+    version, state = _update_rows(spec, rowwise, layout, begun, n, update.state, update.extra)
+    return settle(version), state
+
+
+def _flat(grads: SparseRows) -> SparseRows:
+    """Gradients ``(n,)``, float32, with the leading axes in one."""
+    rows = grads.rows.reshape(-1, grads.rows.shape[-1]).astype(jnp.float32)
+    keys = Keys(grads.keys.words.reshape(-1, 2), grads.keys.narrow)
+    return grads.replace(keys=keys, rows=rows, counts=grads.counts.reshape(-1))
+
+
+def _update_rows(
+    spec: TableSpec,
+    rowwise: Rowwise,
+    layout: SlotLayout,
+    begun: training.Begun,
+    n: int,
+    state: Any,
+    extra: dict[str, Any],
+) -> tuple[jax.Array, Any]:
+    """The rows of a step, chunk by chunk; n of them are to be expected."""
+    # Whole groups of rows: in what is left over behind the last full vector, XLA may round otherwise, and a row would
+    # depend on its place in the batch.
+    limit, groups = spec.storage.chunk_bytes, -(-n // _GROUP)
+    if limit is not None:
+        groups = min(groups, limit // (4 * spec.dim + layout.row_bytes) // _GROUP)
+    chunk = _GROUP * max(1, groups)
+    at_once = limit is None and spec.placement is None  # a shard may have got more rows than its device had
+    # The rows of a step at once stand where their gradients do, unless one of them gets the sum of several.
+    in_place = at_once and not spec.shares_row
+
+    def body(carry):
+        start, version, _ = carry
+        values, grads, fresh, words, *slots = training.gather(
+            spec, version, begun, start, chunk, layout.text, layout.types, gradients=not in_place
+        )
+        if in_place:
+            # As they are in memory: what made them shall not be made again, rounded otherwise, as part of the update.
+            grads = jnp.pad(jax.lax.optimization_barrier(begun.rows), ((0, chunk - n), (0, 0)))
+        rows, slots, globals_ = _update(rowwise, layout, grads, values, fresh, slots, state, extra)
+        values = _stored(spec, rows, words, begun.step)
+        version = training.scatter(spec, version, begun, start, values, layout.text, slots)
+        globals_ = tuple(new.astype(old.dtype) for new, old in zip(globals_, state, strict=True))
+        return start + jnp.int32(chunk), version, globals_
+
+    first = (jnp.int32(0), begun.version, state)
+    if at_once:
+        _, version, state = body(first)
+        return version, state
+    # The first chunk runs even if no row is touched: the globals count the step all the same.
+    _, version, state = jax.lax.while_loop(lambda carry: carry[0] < jnp.maximum(begun.active, 1), body, first)
+    return version, state
+
+
+def _update(rowwise: Rowwise, layout: SlotLayout, grads, values, fresh, stored, globals_, extra) -> Any:
+    """One chunk: gradients and values ``(chunk, dim)`` to new values in float32, and slots."""
+    tx = optax.with_extra_args_support(rowwise.tx)
+    rows = values.astype(jnp.float32)
+    initial, _ = layout.split(jax.vmap(tx.init)(rows))
+    slots = [
+        jnp.where(fresh.reshape(-1, *[1] * (old.ndim - 1)), first.astype(old.dtype), old)
+        for first, old in zip(initial, stored, strict=True)
+    ]
+
+    def update(grad, state, row) -> Any:
+        updates, state = tx.update(grad, state, row, **extra)
+        return optax.apply_updates(row, updates), state
+
+    rows, state = jax.vmap(update, in_axes=(0, layout.axes, 0), out_axes=(0, layout.axes))(
+        grads, layout.join(slots, globals_), rows
+    )
+    new_slots, new_globals = layout.split(state)
+    new_slots = [new.astype(old.dtype) for new, old in zip(new_slots, slots, strict=True)]
+    return rows, new_slots, new_globals
+
+
+def _stored(spec: TableSpec, rows: jax.Array, words: jax.Array, step: jax.Array) -> jax.Array:
+    """Updated rows ``(chunk, dim)`` float32 of keys ``(chunk, 2)`` as the table keeps them: constrained and rounded."""
+    if spec.constraint is not None:
+        rows = jax.vmap(spec.constraint)(rows)
+    if spec.rounding == "nearest":
+        return rows.astype(spec.row_dtype)
+    return stochastic(rows, spec.row_dtype, random_bits(rows, words, step, spec.seed))

@@ -1,0 +1,81 @@
+"""Merging: sums of the gradient rows of equal keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from kvjax._keys.keys import Keys
+from kvjax._keys.sparse_rows import SparseRows
+from kvjax._ops import training
+from kvjax._spmd.explicit import as_auto
+
+
+def merge(grads: SparseRows | Sequence[SparseRows], scale: Any = 1.0) -> SparseRows:
+    """Sums the rows of equal keys, in float32 and in the order in which they stand.
+
+    A sum of more than 256 rows is that of blocks: the sums of 256 rows each are added, in order. So the result is the
+    same to the bit on the CPU and on a GPU, which sums the blocks of a frequent key at the same time.
+
+    Args:
+      grads: one gradient of a table, or several of the same table; their leading axes (of lookups, of
+        ``lax.scan``) are flattened.
+      scale: number or ``()`` array by which the sums are multiplied, for instance 1 / microbatches.
+
+    Returns:
+      `SparseRows` with keys ``(n,)``, rows ``(n, dim)`` float32 and counts ``(n,)``, where n is the number of rows
+      that came in: the distinct keys in order of first occurrence, then padding with count 0 and zero rows.
+
+    Raises:
+      ValueError: the rows differ in width, or there are none.
+      ValueError, jax.errors.JaxRuntimeError: the gradients went through arithmetic (see `SparseRows.seal`).
+
+    Example:
+      >>> import kvjax, jax.numpy as jnp, numpy as np
+      >>> g = kvjax.merge(kvjax.SparseRows(np.array([7, 9, 7]), jnp.ones((3, 2))))
+      >>> np.asarray(g.keys).tolist(), g.counts.tolist(), g.rows[:, 0].tolist()
+      ([7, 9, 0], [2, 1, 0], [2.0, 1.0, 0.0])
+    """
+    parts = [grads] if isinstance(grads, SparseRows) else list(grads)
+    if not parts:
+        raise ValueError("merge wants at least one SparseRows, got an empty sequence")
+    widths = {part.rows.shape[-1] for part in parts}
+    if len(widths) > 1:
+        raise ValueError(f"merge wants gradients of one table, got rows of widths {sorted(widths)}")
+    (dim,) = widths
+    if len(parts) == 1 and parts[0].merged and parts[0].rows.ndim == 2:
+        merged = parts[0]
+    else:
+        _check_dtypes(parts)
+        narrow = any(p.keys.narrow for p in parts)
+
+        def run(*parts: SparseRows) -> Any:
+            # The seals stay with the result: what they wait for, a write made of it waits for, even if n is 0.
+            seals = jnp.concatenate([p.seal.reshape(-1) for p in parts])
+            results = training.merge(
+                Keys(jnp.concatenate([p.keys.words.reshape(-1, 2) for p in parts])),
+                jnp.concatenate([p.rows.reshape(-1, dim).astype(jnp.float32) for p in parts]),
+                jnp.concatenate([p.counts.reshape(-1) for p in parts]),
+                seals,
+            )
+            return (), (*results, seals)
+
+        words, rows, counts, seals = as_auto(run, (), *parts)[1]
+        merged = parts[0].replace(keys=Keys(words, narrow), rows=rows, counts=counts, seal=seals, merged=True)
+    if isinstance(scale, (int, float)) and scale == 1:
+        return merged
+    return merged.replace(rows=merged.rows * jnp.asarray(scale, jnp.float32))
+
+
+def _check_dtypes(parts: Sequence[SparseRows]) -> None:
+    for part in parts:
+        got = (part.keys.words.dtype, part.counts.dtype, part.seal.dtype)
+        if got != (jnp.uint32, jnp.int32, jnp.uint32):
+            raise TypeError(
+                f"kvjax: merge: want keys uint32, counts int32 and seal uint32, got {[str(d) for d in got]}: an "
+                "optax transform or other arithmetic ran over the whole gradient tree and destroyed the keys; "
+                "wrap transforms of dense and sparse gradients together in kvjax.optax.joint(tx), and put all "
+                "others inside kvjax.optax.partition(dense=..., tables=...)"
+            )

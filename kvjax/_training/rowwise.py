@@ -1,0 +1,84 @@
+"""Row-wise transforms: any optax transform, applied to each touched row by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import optax
+
+from kvjax._training.slots import COUNTS, SlotLayout, layout_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Rowwise:
+    """An optax transform that runs per row; made by `kvjax.optax.rowwise`.
+
+    Attributes:
+      tx: the transform.
+      count: which scalars of its state are kept per row: "auto", "row" or "global".
+    """
+
+    tx: optax.GradientTransformation
+    count: str = "auto"
+
+    def __post_init__(self):
+        if not (callable(getattr(self.tx, "init", None)) and callable(getattr(self.tx, "update", None))):
+            raise TypeError(f"rowwise wants an optax transform, got {self.tx!r}")
+        if self.count not in COUNTS:
+            raise ValueError(f"rowwise wants count 'auto', 'row' or 'global', got {self.count!r}")
+
+    def init(self, dim: int) -> tuple[Any, ...]:
+        """The globals of a new table.
+
+        Args:
+          dim: width of the rows.
+
+        Returns:
+          Arrays, to be handed to `Table.apply` as ``state``.
+        """
+        _, shared = self.layout(dim).split(self.tx.init(jnp.zeros(dim, jnp.float32)))
+        return tuple(jnp.asarray(x) for x in shared)
+
+    def layout(self, dim: int) -> SlotLayout:
+        """How the leaves of the state are split into slots and globals.
+
+        Args:
+          dim: width of the rows.
+        """
+        return layout_of(self.tx, self.count, dim)
+
+
+def as_rowwise(tx: Any) -> Rowwise:
+    return tx if isinstance(tx, Rowwise) else Rowwise(tx)
+
+
+def rowwise(tx: optax.GradientTransformation, count: str = "auto") -> Rowwise:
+    """Runs an optax transform for each touched row by itself.
+
+    `kvjax.optax.partition` and `Table.apply` do this with any transform that they are given; call it to choose how
+    scalars are counted, or to make the state for `Table.apply`.
+
+    Args:
+      tx: any transform whose update of a row depends on that row alone. Rows that are not in a batch are not touched
+        (lazy updates), and norms are norms of a row.
+      count: scalars of the state that are kept per row. "auto": those that correct the bias of a row's moments
+        (``count`` of adam), so that a row touched late starts like a row touched early; schedules stay global.
+        "global": none that the update allows to share, as in dense training. "row": all.
+
+    Returns:
+      `Rowwise`, with ``.init(dim)`` for the state.
+
+    Raises:
+      TypeError: `tx` is not an optax transform.
+      ValueError: `count` is none of these.
+
+    Example:
+      >>> import kvjax, optax
+      >>> kvjax.optax.rowwise(optax.adam(1e-3)).init(8)
+      ()
+      >>> kvjax.optax.rowwise(optax.adam(1e-3), count="global").init(8)
+      (Array(0, dtype=int32),)
+    """
+    return Rowwise(tx, count)

@@ -1,0 +1,49 @@
+"""Slot layouts: names and types of optimizer slots as text, which is how the C++ side and checkpoints have them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+
+def type_text(dtype: Any, shape: Sequence[int]) -> str:
+    """(float32, (64,)) -> "float32[64]"."""
+    return f"{np.dtype(dtype).name}[{','.join(map(str, shape))}]"
+
+
+def parse_type(text: str) -> tuple[np.dtype, tuple[int, ...]]:
+    """ "float32[64]" -> (dtype float32, (64,)).
+
+    Raises:
+      ValueError: the text is no such type.
+    """
+    dtype, _, shape = text.rstrip("]").partition("[")
+    try:
+        return jnp.dtype(dtype), tuple(int(n) for n in shape.split(",") if n)
+    except TypeError as error:
+        raise ValueError(f'want the type of a slot, as "float32[64]", got {text!r}') from error
+
+
+def layout_text(types: Mapping[str, Any]) -> str:
+    """The layout "mu|float32[64]|256;count|int32[]|4" of slots by name, with the bytes of each in a row.
+
+    ``ParseLayout`` of the C++ side reads it.
+
+    Args:
+      types: anything with a dtype and the shape of one row's slot.
+    """
+    return ";".join(f"{name}|{type_text(t.dtype, t.shape)}|{row_bytes(t)}" for name, t in types.items())
+
+
+def row_bytes(t: Any) -> int:
+    """Bytes of one row's part of an array of this dtype and shape."""
+    return t.dtype.itemsize * math.prod(t.shape)
+
+
+def clean_name(name: str) -> str:
+    """A slot name without the characters that a layout is cut at."""
+    return name.replace("|", "_").replace(";", "_")

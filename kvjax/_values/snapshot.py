@@ -1,0 +1,111 @@
+"""Snapshots: all that a table holds as columns of arrays, and the flat form in which the C++ side has them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvjax._values.exported import Exported, slot_column
+from kvjax._values.slot_layout import parse_type
+
+ADMISSION_COLUMNS = {"pending_keys": "int64", "pending_counts": "int64", "sketch": "uint16"}
+"""What admission knows of keys without a row: those that wait, one by one, or the cells of a sketch."""
+
+WAITING_COLUMNS = ("pending_keys", "pending_counts")
+"""Those of them that have an element for each waiting key."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """What a checkpoint stores of a table.
+
+    Attributes:
+      rows: the export.
+      offsets: ``(buckets + 1,)`` int64, the first row of each virtual bucket.
+      slot_types: dtype and shape of each slot, "float32[64]", in the optimizer's order.
+      admission: counts of keys without a row: "pending_keys" ``(m,)`` and "pending_counts" ``(m,)`` int64, sorted by
+        (bucket, key), or "sketch" ``(buckets * cells,)`` uint16. Those that the table does not keep are empty.
+    """
+
+    rows: Exported
+    offsets: np.ndarray
+    slot_types: dict[str, str]
+    admission: dict[str, np.ndarray]
+
+
+Columns = Mapping[str, np.ndarray]
+
+
+def column_types(
+    dim: int, row_dtype: Any, key_dtype: str, slots: Mapping[str, str]
+) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
+    """Dtype and shape of what a row has in each column.
+
+    Args:
+      dim: width of a row.
+      row_dtype: of the values.
+      key_dtype: of the table.
+      slots: type of each slot.
+    """
+    keys = np.uint64 if key_dtype.startswith("u") else np.int64
+    dtypes = {"keys": keys, "values": row_dtype, "freqs": np.int64, "versions": np.int64} | dict.fromkeys(
+        ("has_slots", "pinned"), np.bool_
+    )
+    types = {name: (np.dtype(dtype), (dim,) if name == "values" else ()) for name, dtype in dtypes.items()}
+    return types | {slot_column(name): parse_type(text) for name, text in slots.items()}
+
+
+def take(columns: Columns, keep: Any) -> dict[str, np.ndarray]:
+    """The rows of each column that a mask or an index chooses."""
+    return {name: array[keep] for name, array in columns.items()}
+
+
+def concat(parts: Sequence[Columns]) -> dict[str, np.ndarray]:
+    """The rows of several parts, which have the same columns, one after the other."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+# ---- the flat form of the C++ side ---------------------------------------------------------------------------
+
+
+def from_native(raw: Mapping[str, Any], dim: int, row_dtype: Any, key_dtype: str) -> Snapshot:
+    """Gives the flat arrays of the C++ side their types and shapes."""
+    types = {name: text for name, text, _ in raw["slots"]}
+    flat = {**raw, **{slot_column(name): data for name, _, data in raw["slots"]}}
+    n = len(raw["keys"])
+    columns = {
+        name: flat[name].view(dtype).reshape(n, *shape)
+        for name, (dtype, shape) in column_types(dim, row_dtype, key_dtype, types).items()
+    }
+    rows = Exported.of_columns(columns, raw["last_step"])
+    return Snapshot(rows, raw["offsets"], types, {name: raw[name] for name in ADMISSION_COLUMNS if name in raw})
+
+
+def to_native(snapshot: Snapshot) -> dict[str, Any]:
+    """The flat arrays that the C++ side loads."""
+    rows = snapshot.rows
+    slots = [
+        (name, text, rows.slots[name].dtype.itemsize * math.prod(rows.slots[name].shape[1:]), _bytes(rows.slots[name]))
+        for name, text in snapshot.slot_types.items()
+    ]
+    return {
+        **snapshot.admission,
+        "keys": np.ascontiguousarray(rows.keys).view(np.int64),
+        "values": _bytes(rows.values),
+        "freqs": np.ascontiguousarray(rows.freqs, np.int64),
+        "versions": np.ascontiguousarray(rows.versions, np.int64),
+        "has_slots": _bytes(np.asarray(rows.has_slots, bool)),
+        "pinned": _bytes(np.asarray(rows.pinned, bool)),
+        "last_step": int(rows.last_step),
+        "slots": slots,
+    }
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -1,0 +1,151 @@
+"""Admission: which keys training gives a row.
+
+A key without a row is counted by `Table.apply` alone, and gets its row with the step whose occurrences reach the
+bound. Until then its gradients are dropped (`Stats.refused` counts them), or go to a row that all such keys share.
+Rows made by hand (`Table.upsert`, `Table.lookup_or_insert`, ...) need no admission.
+
+Counts are saved in checkpoints. They do not depend on the order of keys in a batch.
+
+Example:
+  >>> import kvjax
+  >>> kvjax.admit.MinCount(3, unadmitted="zeros")
+  MinCount(count=3, unadmitted='zeros')
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from kvjax._values.numbers import is_integer
+from kvjax.ffi import host
+
+__all__ = ["MinCount", "Probability", "Sketch"]
+
+NUM_BUCKETS: int = host.NUM_BUCKETS
+
+
+def _check(ok: bool, name: str, want: str, got: Any) -> None:
+    if not ok:
+        raise ValueError(f"kvjax: admit.{name}: want {want}, got {got!r}")
+
+
+def _check_unadmitted(name: str, value: Any) -> None:
+    key = is_integer(value) and -(2**63) <= value < 2**64
+    _check(key or value in ("init", "zeros"), name, "unadmitted 'init', 'zeros' or a 64-bit key", value)
+
+
+@dataclasses.dataclass(frozen=True)
+class MinCount:
+    """Admits a key on its k-th occurrence in training, exactly.
+
+    Keys that wait take 16 to 52 bytes each, as in the index of a table.
+
+    Attributes:
+      count: occurrences, k >= 1; with ``count="batch"`` of the table, steps in which the key occurs.
+      unadmitted: what a key without a row reads as: "init" (its initial row), "zeros", or a key whose row they all
+        share and train. `Table.pin` keeps that row from eviction.
+
+    Source: DeepRec's CounterFilter, TFPlus' enter_threshold.
+
+    Example:
+      >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+      >>> table = kvjax.get_table("doc_min_count", dim=1, admit=kvjax.admit.MinCount(2))
+      >>> for _ in range(3):
+      ...     table, _ = table.apply(optax.sgd(1.0), kvjax.SparseRows(np.array([7]), jnp.ones((1, 1))))
+      ...     print(len(table), table.lookup(7).tolist(), int(table.frequency(7)))
+      0 [0.0] 0
+      1 [-1.0] 2
+      1 [-2.0] 3
+      >>> kvjax.drop_table("doc_min_count")
+    """
+
+    count: int
+    unadmitted: str | int = "init"
+
+    def __post_init__(self):
+        _check(is_integer(self.count) and 1 <= self.count < 2**32 - 1, "MinCount", "an integer count >= 1", self.count)
+        _check_unadmitted("MinCount", self.unadmitted)
+
+    def own_options(self) -> dict[str, Any]:
+        return {"kind": "min_count", "threshold": int(self.count)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sketch:
+    """Admits a key once a count-min sketch says that it has occurred k times, in memory that does not grow.
+
+    The estimate is never too low, so a key waits for its k-th occurrence at most; others that share all its cells may
+    have it admitted sooner. Cells are 16 bits, four to a key, all within the part of the key's virtual bucket, and
+    updated conservatively. An evicted key is remembered until its cells have aged. The frequency of an admitted key
+    begins with the estimate, which is exact unless others share all its cells or the key has had a row before.
+
+    Attributes:
+      count: occurrences, 1 <= k < 65536.
+      size: bytes of the sketch, 2**21 (2 MiB) or more; the largest power of two within it is used.
+      halve_every: steps after which all counts are halved, so that only what is frequent now is admitted.
+      unadmitted: see `MinCount`.
+
+    Source: Cormode, Muthukrishnan, "An improved data stream summary: the count-min sketch", 2005; conservative update:
+    Estan, Varghese, SIGCOMM 2002; ageing: TinyLFU (Einziger, Friedman, Manes, 2017).
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.admit.Sketch(5, halve_every=10_000)
+      Sketch(count=5, size=16777216, halve_every=10000, unadmitted='init')
+    """
+
+    count: int
+    size: int = 2**24
+    halve_every: int | None = None
+    unadmitted: str | int = "init"
+
+    def __post_init__(self):
+        _check(is_integer(self.count) and 1 <= self.count < 2**16, "Sketch", "an integer count in 1..65535", self.count)
+        _check(is_integer(self.size) and 2**21 <= self.size <= 2**35, "Sketch", "size in 2**21..2**35 bytes", self.size)
+        every = self.halve_every
+        _check(every is None or (is_integer(every) and every >= 1), "Sketch", "halve_every >= 1 or None", every)
+        _check_unadmitted("Sketch", self.unadmitted)
+
+    @property
+    def cells(self) -> int:
+        """Cells of 16 bits in a virtual bucket's part of the sketch."""
+        return 2 ** ((int(self.size) // 2 // NUM_BUCKETS).bit_length() - 1)
+
+    def own_options(self) -> dict[str, Any]:
+        halve_every = int(self.halve_every or 0)
+        own = {"threshold": int(self.count), "cells": self.cells, "halve_every": halve_every}
+        return {"kind": "sketch"} | own
+
+
+@dataclasses.dataclass(frozen=True)
+class Probability:
+    """Admits a fixed share of all keys, chosen by a hash of the key and the table's seed.
+
+    The same keys are admitted in every run, on every shard, whenever they come.
+
+    Attributes:
+      p: share of the keys, 0 <= p <= 1.
+      unadmitted: see `MinCount`.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.admit.Probability(0.1, unadmitted=-1)
+      Probability(p=0.1, unadmitted=-1)
+    """
+
+    p: float
+    unadmitted: str | int = "init"
+
+    def __post_init__(self):
+        _check(isinstance(self.p, (int, float)) and 0 <= self.p <= 1, "Probability", "0 <= p <= 1", self.p)
+        _check_unadmitted("Probability", self.unadmitted)
+
+    def own_options(self) -> dict[str, Any]:
+        return {"kind": "probability", "probability": float(self.p)}
+
+
+Admission = MinCount | Sketch | Probability
+
+RULES: dict[str, type[Admission]] = {kind.__name__: kind for kind in (MinCount, Probability, Sketch)}
+"""What checkpoints hold of admissions, by name."""

@@ -1,0 +1,66 @@
+"""Options as JSON, so that a table can be made as it was saved."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from kvjax import admit, constraints, evict
+from kvjax.initializers import Generated, Initializer, Pool, from_pool
+
+_RULES = admit.RULES | evict.RULES | constraints.RULES
+
+
+def dump(value: Any) -> Any:
+    """An option as JSON: of a rule its class and fields; of a function of the user's only the name.
+
+    The rows of a pool are stored beside it.
+    """
+    if isinstance(value, Pool):
+        return {"kind": "pool", "shape": [value.rows, value.dim]}
+    if isinstance(value, Generated):
+        return {"kind": "generated", "probes": list(value.probes)}
+    if isinstance(value, Initializer):
+        return dataclasses.asdict(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: dump(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {"rule": type(value).__name__} | fields
+    if callable(value):
+        return {"function": getattr(value, "__qualname__", repr(value))}
+    return value.item() if hasattr(value, "item") else value
+
+
+def name_of(function: Any) -> str:
+    """ "module.function", for people to read: nothing is ever called by it."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def load_initializer(saved: dict[str, Any], pool: np.ndarray | None = None) -> Initializer | Pool | Generated:
+    """The initializer that `dump` was given."""
+    if saved["kind"] == "pool":
+        return from_pool(pool)
+    if saved["kind"] == "generated":
+        return Generated(None, tuple(saved["probes"]))
+    return Initializer(**saved)
+
+
+def load(saved: Any) -> Any:
+    """The rule, or the plain value, that `dump` was given.
+
+    Raises:
+      ValueError: a function is part of it, or a later kvjax wrote it.
+    """
+    if not isinstance(saved, dict):
+        return saved
+    if "function" in saved:
+        raise ValueError(
+            f"want rules without functions of yours, got {saved['function']}, of which a checkpoint has only the name; "
+            "make the table with kvjax.get_table first and restore into it"
+        )
+    kind = _RULES.get(saved["rule"])
+    if kind is None:
+        raise ValueError(f"want a rule that this kvjax knows, got {saved['rule']!r}; a later kvjax may have written it")
+    return kind(**{name: load(value) for name, value in saved.items() if name != "rule"})

@@ -1,0 +1,143 @@
+"""Writing: what each process has of a table, copied out of memory and put on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import jax
+import numpy as np
+import tensorstore as ts
+from jax.sharding import Mesh
+
+from kvjax._sharded.processes import allgather_json, together
+from kvjax._spec.placement import Placement
+from kvjax._table.table import Table
+from kvjax._values.errors import fail
+from kvjax._values.prune import PruneLike, keep_mask
+from kvjax._values.snapshot import Snapshot
+from kvjax.checkpoint._format import FIELDS, FORMAT, POOL, RULES, Stored, shard_folder, store_spec, table_folder
+from kvjax.checkpoint._rules import dump, name_of
+from kvjax.ffi import host
+from kvjax.initializers import Pool
+
+_CHUNK_BYTES = 1 << 22
+
+
+def snapshot(name: str, table: Table, prune: PruneLike | None = None) -> Stored:
+    """Copies a table out of memory, to be saved under a name; training may go on while the copy is written."""
+    spec, placement, process = table.spec, shared_placement(table), jax.process_index()
+    if placement is None and process != 0:
+        return Stored({}, {})
+    copy, offsets = together(placement, spec.name, "save", lambda: _copy(table, prune))
+    rows = copy.rows
+    extras = {name: array for name, array in (copy.admission | {"pinned": rows.pinned}).items() if array.any()}
+    own = {
+        "rows": len(rows),
+        "extras": {name: [array.dtype.name, list(array.shape)] for name, array in extras.items()},
+        "last_step": rows.last_step,
+        "slots": list(copy.slot_types.items()),  # in the optimizer's order, which is part of what they are
+    }
+    writers, processes = (placement.writers, placement.processes) if placement else ((0,), (0,))
+    by_process = dict(zip(processes, allgather_json(placement, own), strict=True))
+    shards = [by_process[p] for p in writers]
+    arrays = rows.columns() | {"offsets": offsets} | extras
+    if "pinned" not in extras:
+        del arrays["pinned"]
+    if isinstance(spec.initializer, Pool):
+        arrays[POOL] = spec.initializer.array()
+    meta = {
+        "format": FORMAT,
+        "name": name,
+        "dim": spec.dim,
+        **{name: dump(getattr(spec, name)) for name in FIELDS},
+        "options": {name: dump(getattr(spec, name)) for name in RULES},
+        "num_buckets": host.NUM_BUCKETS,
+        "num_shards": len(shards),
+        "rows": sum(shard["rows"] for shard in shards),
+        "last_step": max(shard["last_step"] for shard in shards),
+        "slots": next((shard["slots"] for shard in shards if shard["slots"]), []),
+    }
+    if spec.placement is not None and spec.placement.partitioner is not None:
+        meta["partitioner"] = name_of(spec.placement.partitioner)
+    if len(shards) == 1:
+        meta["extras"] = shards[0]["extras"]
+    else:
+        meta["shards"] = [{key: shard[key] for key in ("rows", "extras")} for shard in shards]
+    return Stored(meta, arrays, writers.index(process) if process in writers else None)
+
+
+def shared_placement(table: Table) -> Placement | None:
+    """Where a table is of which several processes have parts. Of any other each process has one of its own, and
+    process 0 saves it."""
+    placement = table.spec.placement
+    return placement if placement is not None and len(placement.processes) > 1 else None
+
+
+def check_saved(tables: Mapping[str, Table]) -> None:
+    """Whether each table will be saved by some process.
+
+    Raises:
+      ValueError: process 0 lacks a table that is to be saved by it.
+    """
+    if jax.process_count() == 1:
+        return
+    everyone = Placement.of(Mesh(np.array(jax.devices()), ("all",)), ("all",))
+    alone = allgather_json(everyone, sorted(name for name, table in tables.items() if shared_placement(table) is None))
+    lost = sorted(set().union(*alone) - set(alone[0]))
+    if lost:
+        raise fail(
+            ValueError, lost[0], "save", "a table of process 0, which saves those that are of one process", "none",
+            "save it there too, or spread it over the processes",
+        )  # fmt: skip
+
+
+def _copy(table: Table, prune: PruneLike | None) -> tuple[Snapshot, np.ndarray]:
+    """What is to be kept of a table, and the first row of each bucket."""
+    copy = table.snapshot(once=True)
+    if prune is None:
+        return copy, copy.offsets
+    keep = keep_mask(prune, copy.rows)
+    offsets = np.concatenate([[0], np.cumsum(keep)])[copy.offsets].astype(np.int64)
+    return dataclasses.replace(copy, rows=copy.rows.take(keep)), offsets
+
+
+async def write(directory: Path, stored: Stored) -> None:
+    """Writes what this process has of one table below `directory`."""
+    if stored.shard is None:
+        return
+    folder = directory / table_folder(stored.meta["name"])
+    shard = folder / shard_folder(stored.shard, stored.meta["num_shards"])
+    shared = [POOL] if POOL in stored.arrays else []
+    own = [name for name in stored.arrays if name not in shared]
+    pending = [_write_array(shard / quote(name, safe=""), stored.arrays[name]) for name in own]
+    if stored.shard == 0:
+        pending += [_write_array(folder / name, stored.arrays[name]) for name in shared]
+    await asyncio.gather(*pending)
+    if stored.shard == 0:
+        (folder / "kvjax.json").write_text(json.dumps(stored.meta, indent=1, sort_keys=True))
+
+
+async def _write_array(path: Path, array: np.ndarray) -> None:
+    row_bytes = max(array.dtype.itemsize * int(np.prod(array.shape[1:])), 1)
+    chunk = max(1, min(len(array), _CHUNK_BYTES // row_bytes))
+    metadata = {
+        "shape": list(array.shape),
+        "data_type": array.dtype.name,
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": [chunk, *(max(n, 1) for n in array.shape[1:])]},
+        },
+        "codecs": [
+            {"name": "bytes", "configuration": {"endian": "little"}},
+            {"name": "zstd", "configuration": {"level": 1}},
+            {"name": "crc32c"},
+        ],
+    }
+    store = await ts.open(store_spec(path) | {"metadata": metadata}, create=True, delete_existing=True)
+    if array.size:
+        await store.write(array)

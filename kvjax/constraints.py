@@ -1,0 +1,60 @@
+"""Constraints: projections that a table applies to each row after its update.
+
+A constraint is any function of a row ``(dim,)`` float32 that returns a row ``(dim,)`` float32; `get_table` takes it as
+``constraint``. It sees the updated row before it is rounded to the table's dtype.
+
+Source: the ``constraint`` of TensorFlow's variables, which TFRA and SOK honour.
+
+Example:
+  >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+  >>> table = kvjax.get_table("doc_constraint", dim=2, constraint=kvjax.constraints.max_norm(1.0))
+  >>> grads = kvjax.SparseRows(np.array([7]), jnp.array([[-3.0, -4.0]]))
+  >>> table, _ = table.apply(optax.sgd(1.0), grads)
+  >>> [round(x, 6) for x in table.lookup(7).tolist()]
+  [0.6, 0.8]
+  >>> kvjax.drop_table("doc_constraint")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+__all__ = ["max_norm", "non_negative"]
+
+
+@dataclasses.dataclass(frozen=True)
+class max_norm:  # named as a function, for that is its use; a class, so that equal ones are equal
+    """Scales rows down to a Euclidean norm of at most `limit`.
+
+    Attributes:
+      limit: above 0.
+
+    Raises:
+      ValueError: the limit is not above 0.
+    """
+
+    limit: float
+
+    def __post_init__(self):
+        if not self.limit > 0:
+            raise ValueError(f"max_norm wants a limit above 0, got {self.limit!r}")
+
+    def __call__(self, row: jax.Array) -> jax.Array:
+        norm = jnp.linalg.norm(row)
+        limit = jnp.float32(self.limit)
+        return row * jnp.where(norm > limit, limit / norm, jnp.float32(1))
+
+
+@dataclasses.dataclass(frozen=True)
+class non_negative:
+    """Puts 0 where an element is negative."""
+
+    def __call__(self, row: jax.Array) -> jax.Array:
+        return jnp.maximum(row, jnp.float32(0))
+
+
+RULES: dict[str, type] = {kind.__name__: kind for kind in (max_norm, non_negative)}
+"""What checkpoints hold of constraints, by name."""

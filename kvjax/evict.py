@@ -1,0 +1,369 @@
+"""Eviction policies: which rows go.
+
+A policy is applied by hand (`Table.evict`), every so many steps (`Policy.every`), or when a table is full
+(``on_full="evict"``); the last two are arguments of `kvjax.get_table`. Policies combine with ``&``, ``|`` and ``~``.
+Ties are broken by a hash of the key, so what survives does not depend on the order in which keys came. Pinned rows
+and, in a training step, the rows of the batch are never chosen. A table that is spread over devices chooses among the
+rows of all of them, and keeps what it would keep in one place.
+
+Example:
+  >>> import kvjax
+  >>> kvjax.evict.MaxAge(1000) & ~kvjax.evict.MinNorm(0.1) | kvjax.evict.LeastFrequent(10)
+  MaxAge(1000) & ~MinNorm(0.1) | LeastFrequent(10)
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from kvjax._process import PROCESS
+from kvjax._values.exported import Exported
+from kvjax._values.numbers import is_integer, is_real
+
+__all__ = [
+    "Every",
+    "LeastFrequent",
+    "LeastRecent",
+    "LowestScore",
+    "MaxAge",
+    "MinFrequency",
+    "MinNorm",
+    "MinScore",
+    "Policy",
+]
+
+Score = Callable[[Exported], np.ndarray]
+
+
+class Policy(abc.ABC):
+    """A rule that chooses rows; made by the classes of `kvjax.evict` and their combinations.
+
+    Example:
+      >>> import kvjax
+      >>> (kvjax.evict.MaxAge(1000) | kvjax.evict.MinFrequency(2)).every(100)
+      (MaxAge(1000) | MinFrequency(2)).every(100)
+    """
+
+    def __and__(self, other: Policy) -> Policy:
+        return _Both("and", self, _policy(other))
+
+    def __or__(self, other: Policy) -> Policy:
+        return _Both("or", self, _policy(other))
+
+    def __invert__(self) -> Policy:
+        return _Not(self)
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"kvjax: evict: want & | ~ between policies, got `and`, `or` or `not` beside {self!r}")
+
+    def every(self, steps: int) -> Every:
+        """This policy, to be applied by the training write whenever the step passes a multiple of `steps`.
+
+        Args:
+          steps: 1 or more.
+        """
+        _check(is_integer(steps) and steps >= 1, "every", "an integer of steps >= 1", steps)
+        return Every(self, int(steps))
+
+    @abc.abstractmethod
+    def formula(self) -> str:
+        """The rule in reverse Polish notation, as the C++ side reads it."""
+
+    def alternatives(self) -> list[Policy]:
+        """The parts whose union this is; rows are counted by the first part that chooses them."""
+        return [self]
+
+    def text(self) -> str:
+        """All alternatives, as the C++ side reads them: a reason, which must be one line, and a formula."""
+        return "\n".join(f"{' '.join(repr(part).split())}\n{part.formula()}" for part in self.alternatives())
+
+    def needs_number(self) -> bool:
+        """Whether a ranking in it takes its number from the room that is needed."""
+        return "needed" in self.formula().replace(":", " ").split()
+
+    def calls_python(self) -> bool:
+        """Whether a score function of the user is in it."""
+        return any(word.split(":")[0] in ("min_score", "lowest_score") for word in self.formula().split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Every:
+    """A policy with a period; see `Policy.every`."""
+
+    policy: Policy
+    steps: int
+
+    def __and__(self, other: Any) -> Policy:
+        return _policy(self)  # raises
+
+    __or__ = __rand__ = __ror__ = __and__
+
+    def __invert__(self) -> Policy:
+        return _policy(self)
+
+    def __repr__(self) -> str:
+        inner = f"({self.policy!r})" if isinstance(self.policy, (_Both, _Not)) else repr(self.policy)
+        return f"{inner}.every({self.steps})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Leaf(Policy):
+    def __repr__(self) -> str:
+        shown, by_name = [], ""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value is None and field.default is None:
+                by_name = "="  # what follows cannot go by its place
+            else:
+                name = field.name + by_name if by_name else ""
+                shown.append(name + str(getattr(value, "__qualname__", value)))
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class MaxAge(_Leaf):
+    """Rows that have not been written for more than so many steps.
+
+    Attributes:
+      steps: 0 or more. The age of a row is the current step minus its version.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_max_age", dim=1).upsert(np.arange(3), np.ones((3, 1)))
+      >>> len(table.evict(kvjax.evict.MaxAge(5), step=6))
+      0
+      >>> kvjax.drop_table("doc_max_age")
+    """
+
+    steps: int
+
+    def __post_init__(self):
+        _check(is_integer(self.steps) and 0 <= self.steps < 2**63, "MaxAge", "an integer of steps >= 0", self.steps)
+
+    def formula(self) -> str:
+        return f"max_age:{int(self.steps)}"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class MinFrequency(_Leaf):
+    """Rows whose key has occurred in training less than so often.
+
+    Attributes:
+      count: occurrences.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.evict.MinFrequency(2) & kvjax.evict.MaxAge(1000)
+      MinFrequency(2) & MaxAge(1000)
+    """
+
+    count: int
+
+    def __post_init__(self):
+        _check(is_integer(self.count) and 0 <= self.count < 2**63, "MinFrequency", "an integer count >= 0", self.count)
+
+    def formula(self) -> str:
+        return f"min_frequency:{int(self.count)}"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class MinNorm(_Leaf):
+    """Rows whose Euclidean norm is less than this, or not a number.
+
+    Attributes:
+      norm: 0 or more. DeepRec's L2WeightEvict(t) compares half the square: it is ``MinNorm(sqrt(2 * t))``.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_min_norm", dim=2).upsert(np.arange(2), [[3.0, 4.0], [0.1, 0.0]])
+      >>> table.evict(kvjax.evict.MinNorm(1.0)).export().keys.tolist()
+      [0]
+      >>> kvjax.drop_table("doc_min_norm")
+    """
+
+    norm: float
+
+    def __post_init__(self):
+        _check(is_real(self.norm) and self.norm >= 0, "MinNorm", "norm >= 0", self.norm)
+
+    def formula(self) -> str:
+        return f"min_norm:{float(self.norm)!r}"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class LeastRecent(_Leaf):
+    """The n rows that were written longest ago.
+
+    Attributes:
+      n: rows; None (only for tables that are full) is as many as there must be room for. A number saves time then:
+        n rows go at once, and the next search for victims comes only after as many have been added.
+
+    Example:
+      >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+      >>> table = kvjax.get_table("doc_lru", dim=1, max_capacity=2, on_full="evict")
+      >>> for key in [1, 2, 1, 3]:
+      ...     table, _ = table.apply(optax.sgd(1.0), kvjax.SparseRows(np.array([key]), jnp.ones((1, 1))))
+      >>> sorted(table.export().keys.tolist()), table.stats().evicted
+      ([1, 3], {'capacity': 1})
+      >>> kvjax.drop_table("doc_lru")
+    """
+
+    n: int | None = None
+
+    def __post_init__(self):
+        _check(_count(self.n), "LeastRecent", "an integer n >= 0 or None", self.n)
+
+    def formula(self) -> str:
+        return f"least_recent:{_rows(self.n)}"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class LeastFrequent(_Leaf):
+    """The n rows whose keys have occurred least often.
+
+    Attributes:
+      n: rows; None as for `LeastRecent`.
+      half_life: steps after which a frequency counts half, from the step that last wrote the row on; None for never.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.evict.LeastFrequent(half_life=1000.0)
+      LeastFrequent(half_life=1000.0)
+    """
+
+    n: int | None = None
+    half_life: float | None = None
+
+    def __post_init__(self):
+        _check(_count(self.n), "LeastFrequent", "an integer n >= 0 or None", self.n)
+        half_life = self.half_life
+        _check(half_life is None or (is_real(half_life) and half_life > 0), "LeastFrequent", "half_life > 0", half_life)
+
+    def formula(self) -> str:
+        return f"least_frequent:{_rows(self.n)}:{float(self.half_life or 0)!r}"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class MinScore(_Leaf):
+    """Rows that a function of yours gives less than this.
+
+    Attributes:
+      bound: the least score that stays.
+      score: function from `Exported` rows to ``(n,)`` finite numbers, compared as float64, on the host, NumPy in and
+        out. It is called with up to 65,536 rows at a time, in no particular order, and must judge each row by itself.
+        Define it once, at the top of a module: every function is kept, and compiled for.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> def mean(rows):
+      ...     return rows.values.mean(axis=1)
+      >>> table = kvjax.get_table("doc_min_score", dim=1).upsert(np.arange(4), np.arange(4.0)[:, None])
+      >>> sorted(table.evict(kvjax.evict.MinScore(1.5, mean)).export().keys.tolist())
+      [2, 3]
+      >>> kvjax.drop_table("doc_min_score")
+    """
+
+    bound: float
+    score: Score
+
+    def __post_init__(self):
+        _check(is_real(self.bound), "MinScore", "a number", self.bound)
+        _check(callable(self.score), "MinScore", "a score function", self.score)
+
+    def formula(self) -> str:
+        return f"min_score:{float(self.bound)!r}:{_name(self.score)}"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class LowestScore(_Leaf):
+    """The n rows that a function of yours gives least.
+
+    Attributes:
+      n: rows; None as for `LeastRecent`.
+      score: see `MinScore`.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_score", dim=1).upsert(np.arange(4), np.arange(4.0)[:, None])
+      >>> table = table.evict(kvjax.evict.LowestScore(2, lambda rows: rows.values[:, 0]))
+      >>> sorted(table.export().keys.tolist())
+      [2, 3]
+      >>> kvjax.drop_table("doc_score")
+    """
+
+    n: int | None
+    score: Score
+
+    def __post_init__(self):
+        _check(_count(self.n), "LowestScore", "an integer n >= 0 or None", self.n)
+        _check(callable(self.score), "LowestScore", "a score function", self.score)
+
+    def formula(self) -> str:
+        return f"lowest_score:{_rows(self.n)}:{_name(self.score)}"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Both(Policy):
+    op: str
+    left: Policy
+    right: Policy
+
+    def formula(self) -> str:
+        return f"{self.left.formula()} {self.right.formula()} {self.op}"
+
+    def alternatives(self) -> list[Policy]:
+        return self.left.alternatives() + self.right.alternatives() if self.op == "or" else [self]
+
+    def __repr__(self) -> str:
+        if self.op == "or":
+            return f"{self.left!r} | {self.right!r}"
+        sides = (f"({p!r})" if isinstance(p, _Both) and p.op == "or" else repr(p) for p in (self.left, self.right))
+        return " & ".join(sides)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Not(Policy):
+    inner: Policy
+
+    def formula(self) -> str:
+        return f"{self.inner.formula()} not"
+
+    def __repr__(self) -> str:
+        return f"~({self.inner!r})" if isinstance(self.inner, _Both) else f"~{self.inner!r}"
+
+
+RULES: dict[str, type[Policy | Every]] = {
+    kind.__name__: kind
+    for kind in (Every, LeastFrequent, LeastRecent, LowestScore, MaxAge, MinFrequency, MinNorm, MinScore, _Both, _Not)
+}
+"""What checkpoints hold of policies, by name."""
+
+
+def _policy(x: Any) -> Policy:
+    if not isinstance(x, Policy):
+        raise TypeError(f"kvjax: evict: want a policy of kvjax.evict, got {x!r}; .every(...) comes last")
+    return x
+
+
+def _check(ok: bool, name: str, want: str, got: Any) -> None:
+    if not ok:
+        raise ValueError(f"kvjax: evict.{name}: want {want}, got {got!r}")
+
+
+def _count(n: Any) -> bool:
+    return n is None or (is_integer(n) and 0 <= n < 2**63)
+
+
+def _rows(n: int | None) -> str:
+    return "needed" if n is None else str(int(n))
+
+
+def _name(score: Score) -> str:
+    named = f"{getattr(score, '__module__', '')}.{getattr(score, '__qualname__', type(score).__name__)}"
+    return PROCESS.name_score(quote(named, safe=""), score)

@@ -1,0 +1,271 @@
+"""Initial rows: what a key reads as before it has been trained.
+
+The row of a key depends on the table's seed, the key and the column alone. It is the same before and after a
+restart, an eviction or a change of the number of shards; that of the kinds below on every platform, to the bit.
+
+`kvjax.get_table` takes as ``initializer``: a number; an array, which is one row ``(dim,)`` for all keys, or a pool of
+rows ``(p, dim)`` of which each key chooses one; the functions of this module; or any function ``(rng, shape, dtype)``,
+for instance of ``jax.nn.initializers``, which is called for each key by itself with the shape ``(1, dim)``.
+
+Source: the counter-based generator is Philox4x32-10 (Salmon et al., SC 2011); normal deviates come from it by
+Wichura's inverse, AS 241.
+
+Example:
+  >>> import jax, kvjax, numpy as np
+  >>> kvjax.initializers.normal(0.1)
+  Initializer(kind='normal', a=0.0, b=0.1)
+  >>> table = kvjax.get_table("doc_row", dim=2, initializer=[1.0, 2.0])
+  >>> table.lookup(np.array([7, -1])).tolist()
+  [[1.0, 2.0], [1.0, 2.0]]
+  >>> kvjax.drop_table("doc_row")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from kvjax._values.generated import Generated
+
+__all__ = [
+    "Generated", "Initializer", "Pool", "constant", "from_pool", "normal", "ones", "truncated_normal", "uniform",
+    "variance_scaling", "zeros",
+]  # fmt: skip
+
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclasses.dataclass(frozen=True)
+class Initializer:
+    """A generator of initial rows; made by the functions of `kvjax.initializers`.
+
+    Attributes:
+      kind: "constant", "uniform", "normal" or "truncated_normal".
+      a: the constant, the lower bound, or the mean.
+      b: the upper bound or the standard deviation.
+    """
+
+    kind: str
+    a: float = 0.0
+    b: float = 0.0
+
+
+def constant(value: float) -> Initializer:
+    """Every element is `value`.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.get_table("doc_constant", dim=2, initializer=kvjax.initializers.constant(0.5)).lookup(7).tolist()
+      [0.5, 0.5]
+      >>> kvjax.drop_table("doc_constant")
+    """
+    return Initializer("constant", float(value))
+
+
+def zeros() -> Initializer:
+    """Every element is 0.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.get_table("doc_zeros", dim=2, initializer=kvjax.initializers.zeros()).lookup(7).tolist()
+      [0.0, 0.0]
+      >>> kvjax.drop_table("doc_zeros")
+    """
+    return constant(0.0)
+
+
+def ones() -> Initializer:
+    """Every element is 1.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.get_table("doc_ones", dim=2, initializer=kvjax.initializers.ones()).lookup(7).tolist()
+      [1.0, 1.0]
+      >>> kvjax.drop_table("doc_ones")
+    """
+    return constant(1.0)
+
+
+def uniform(low: float = -0.05, high: float = 0.05) -> Initializer:
+    """Uniform between `low` and `high`.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_uniform", dim=4, initializer=kvjax.initializers.uniform(-1.0, 1.0))
+      >>> rows = table.lookup(np.arange(5000))
+      >>> bool(rows.min() >= -1 and rows.max() <= 1)
+      True
+      >>> kvjax.drop_table("doc_uniform")
+    """
+    return Initializer("uniform", float(low), float(high))
+
+
+def normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
+    """Normal with mean `mean` and standard deviation `stddev`.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_normal", dim=4, initializer=kvjax.initializers.normal(2.0))
+      >>> rows = table.lookup(np.arange(5000))
+      >>> bool(1.9 < rows.std() < 2.1)
+      True
+      >>> kvjax.drop_table("doc_normal")
+    """
+    return Initializer("normal", float(mean), float(stddev))
+
+
+def truncated_normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
+    """`mean` plus `stddev` times a standard normal cut at -2 and 2, as in ``jax.nn.initializers``.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_truncated_normal", dim=4, initializer=kvjax.initializers.truncated_normal(2.0))
+      >>> rows = table.lookup(np.arange(5000))
+      >>> bool(abs(rows).max() <= 4)
+      True
+      >>> kvjax.drop_table("doc_truncated_normal")
+    """
+    return Initializer("truncated_normal", float(mean), float(stddev))
+
+
+@dataclasses.dataclass(frozen=True)
+class VarianceScaling:
+    """`variance_scaling` of a table whose dim is not known yet."""
+
+    scale: float
+    distribution: str
+
+    def of_dim(self, dim: int) -> Initializer:
+        variance = self.scale / dim
+        if self.distribution == "normal":
+            return normal(variance**0.5)
+        if self.distribution == "uniform":
+            return uniform(-((3 * variance) ** 0.5), (3 * variance) ** 0.5)
+        return truncated_normal(variance**0.5 / 0.87962566103423978)  # what cutting at -2 and 2 leaves of the deviation
+
+
+def variance_scaling(
+    scale: float = 1.0, mode: str = "fan_in", distribution: str = "truncated_normal"
+) -> VarianceScaling:
+    """Elements of mean 0 and variance ``scale / dim``, as ``jax.nn.initializers.variance_scaling`` distributes them.
+
+    Args:
+      scale: above 0.
+      mode: "fan_in", "fan_out", "fan_avg" or "fan_geo_avg". A table has no number of rows, so every fan is its dim.
+      distribution: "truncated_normal", "normal" or "uniform".
+
+    Raises:
+      ValueError: an argument is none of these.
+
+    Example:
+      >>> import kvjax
+      >>> glorot = kvjax.initializers.variance_scaling(1.0, "fan_avg", "uniform")
+      >>> kvjax.get_table("doc_scaling", dim=12, initializer=glorot).spec.initializer
+      Initializer(kind='uniform', a=-0.5, b=0.5)
+      >>> kvjax.drop_table("doc_scaling")
+    """
+    modes, distributions = ("fan_in", "fan_out", "fan_avg", "fan_geo_avg"), ("truncated_normal", "normal", "uniform")
+    if mode not in modes or distribution not in distributions or not 0 < scale < float("inf"):
+        raise ValueError(
+            f"variance_scaling wants scale > 0, mode in {modes} and distribution in {distributions}, got {scale!r}, "
+            f"{mode!r}, {distribution!r}"
+        )
+    return VarianceScaling(float(scale), distribution)
+
+
+@dataclasses.dataclass(frozen=True)
+class Pool:
+    """Rows of which each key chooses one; made by `from_pool`. Pools of equal contents are equal.
+
+    Attributes:
+      data: the bytes of ``(rows, dim)`` float32.
+      rows: how many rows there are.
+      dim: their width.
+    """
+
+    data: bytes = dataclasses.field(repr=False)
+    rows: int
+    dim: int
+
+    def array(self) -> np.ndarray:
+        """``(rows, dim)`` float32."""
+        return np.frombuffer(self.data, np.float32).reshape(self.rows, self.dim)
+
+
+def from_pool(array: Any) -> Pool:
+    """Each key reads as one row of `array`, chosen by a hash of the key.
+
+    Args:
+      array: ``(p, dim)`` or one row ``(dim,)``, real numbers; kept as float32.
+
+    Raises:
+      TypeError: these are not real numbers.
+      ValueError: another number of axes, no rows, or a number that float32 cannot hold.
+
+    Source:
+      DeepRec's ``default_value`` pool of ``default_value_dim`` rows.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> pool = kvjax.initializers.from_pool(np.eye(2))
+      >>> kvjax.get_table("doc_pool", dim=2, initializer=pool).lookup(np.arange(4)).tolist()
+      [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
+      >>> kvjax.drop_table("doc_pool")
+    """
+    given = np.asarray(array)
+    if not (np.issubdtype(given.dtype, np.integer) or jax.numpy.issubdtype(given.dtype, np.floating)):
+        raise TypeError(f"want an initializer of real numbers, got {given.dtype}; see kvjax.initializers")
+    with np.errstate(over="ignore"):
+        rows = np.atleast_2d(given.astype(np.float32))
+    if rows.ndim != 2 or rows.size == 0:
+        raise ValueError(f"want an initializer (dim,) or (p, dim) with p > 0, got {given.shape}; give rows")
+    if not np.isfinite(rows).all():
+        raise ValueError("want an initializer of finite numbers in float32, got others; remove them first")
+    return Pool(rows.tobytes(), *rows.shape)
+
+
+def resolve(initializer: Any, dim: int) -> Initializer | Pool | Generated:
+    """What `get_table` takes as ``initializer``, for rows of width `dim`.
+
+    Raises:
+      TypeError: it is none of what the head of this file names.
+      ValueError: its numbers are not finite, or its rows have another width.
+    """
+    if initializer is zeros or initializer is jax.nn.initializers.zeros:
+        initializer = 0.0
+    if initializer is ones or initializer is jax.nn.initializers.ones:
+        initializer = 1.0
+    if isinstance(initializer, VarianceScaling):
+        initializer = initializer.of_dim(dim)
+    if isinstance(initializer, (int, float, np.integer, np.floating)) and not isinstance(initializer, bool):
+        initializer = constant(float(initializer))
+    if isinstance(initializer, (np.ndarray, jax.Array, list, tuple)):
+        initializer = from_pool(initializer)
+    if isinstance(initializer, Initializer):
+        if not (abs(initializer.a) <= _LARGEST and abs(initializer.b) <= _LARGEST):
+            raise ValueError(
+                f"want an initializer of finite numbers that float32 holds, got {initializer}; see kvjax.initializers"
+            )
+        spread = initializer.b - initializer.a if initializer.kind == "uniform" else initializer.b
+        if initializer.kind != "constant" and spread < 0:
+            raise ValueError(
+                f"want low <= high and a standard deviation of 0 or more, got {initializer}; see kvjax.initializers"
+            )
+        return initializer
+    if isinstance(initializer, Pool):
+        if initializer.dim != dim:
+            raise ValueError(
+                f"want an initializer of rows of width dim={dim}, got width {initializer.dim}; give one row (dim,), or "
+                "(p, dim) for a pool"
+            )
+        return initializer
+    if isinstance(initializer, Generated) or callable(initializer):
+        return Generated.of(initializer, dim)
+    raise TypeError(
+        f"want as initializer a number, an array, one of kvjax.initializers or a function (rng, shape, dtype), got "
+        f"{initializer!r}; see kvjax.initializers"
+    )

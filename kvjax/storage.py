@@ -1,0 +1,175 @@
+"""Where the rows of a table live in this process.
+
+What a table is does not depend on it: `Host` and `Mmap` give the same bits, and so do `Device` and `Hybrid`; a
+checkpoint of a table in one storage is restored into any other, and `kvjax.Table.to` moves a live one. Memory and disk
+are given back when rows are cleared and when the table is dropped.
+
+Example:
+  >>> import kvjax, numpy as np, tempfile
+  >>> with tempfile.TemporaryDirectory() as folder:
+  ...     table = kvjax.get_table("doc_storage", dim=2, storage=kvjax.storage.Mmap(folder))
+  ...     table.upsert(np.array([7]), [[1.0, 2.0]]).lookup(7).tolist()
+  [1.0, 2.0]
+  >>> kvjax.drop_table("doc_storage")
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import ClassVar
+
+from kvjax._values.numbers import is_integer
+from kvjax.ffi import DEVICE, HOST, on_device
+
+__all__ = ["Device", "Host", "Hybrid", "Mmap"]
+
+# A storage says of itself which of `kvjax.backends` holds its tables, and on whose platform their programs run; and how
+# many bytes of rows and slots a training write takes at once, None for all.
+
+# Rows and slots of one chunk of a training write together: little enough to stay in the caches between reading the
+# rows, computing and writing them back, and enough for threads to share. benchmarks/NOTES.md has the figures.
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Host:
+    """Rows, slots and index in the memory of the host.
+
+    Attributes:
+      huge_pages: "auto" takes huge pages of 2 MiB once a table has 32 MiB of rows, which makes calls on large tables
+        faster and small tables no larger. True takes them from the first row on, False never does. They are
+        Linux's transparent huge pages: where an administrator has switched those off, nothing changes.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.storage.Host()
+      Host(huge_pages='auto')
+    """
+
+    backend: ClassVar[str] = HOST
+    chunk_bytes: ClassVar[int | None] = _CHUNK_BYTES
+    huge_pages: bool | str = "auto"
+
+    def __post_init__(self):
+        if self.huge_pages not in (True, False, "auto"):
+            raise ValueError(f"kvjax: storage.Host: want huge_pages 'auto', True or False, got {self.huge_pages!r}")
+
+    @property
+    def text(self) -> str:
+        """What the C++ side makes it from."""
+        return {"auto": "host", True: "host:huge", False: "host:small"}[self.huge_pages]
+
+
+@dataclasses.dataclass(frozen=True)
+class Mmap:
+    """Rows in a file on disk, of which the system keeps in memory what is used; for tables larger than memory.
+
+    Values, optimizer slots and row headers go to the file; the index, 26 to 52 bytes a key, stays in memory. Disk is
+    reserved as the table grows, so that a full disk is an error of the write that met it, which leaves the table as
+    it was. A table in a file is as fast as in memory while the rows in use fit there.
+
+    The file is no checkpoint: it has no name and goes with the process, however that ends. What lasts is what
+    `kvjax.orbax` saves.
+
+    Attributes:
+      path: an existing folder on the disk to use, and a fast one (``/tmp`` is in memory on some systems). Kept as an
+        absolute path.
+
+    Raises:
+      ValueError: the path cannot be one; or, in `kvjax.get_table`, no file can be made there.
+      MemoryError: in `kvjax.get_table`: the disk is full.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.storage.Mmap("/data/tables")
+      Mmap(path='/data/tables')
+    """
+
+    backend: ClassVar[str] = HOST
+    chunk_bytes: ClassVar[int | None] = _CHUNK_BYTES
+    path: str | os.PathLike[str]
+
+    def __post_init__(self):
+        path = os.path.abspath(os.fsdecode(self.path))
+        if "\0" in path or path.encode("utf-8", "ignore").decode() != path:
+            raise ValueError(f"kvjax: storage.Mmap: want a path in UTF-8 without NUL, got {self.path!r}")
+        object.__setattr__(self, "path", path)
+
+    @property
+    def text(self) -> str:
+        return f"mmap:{self.path}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Device:
+    """Rows, slots and index in the memory of the GPU that the program runs on: what a new table gets there by itself.
+
+    Raises:
+      RuntimeError: in `kvjax.get_table`: `kvjax.backends` does not have it for CUDA.
+      ValueError: in `kvjax.get_table`: an argument is not on CUDA yet.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.storage.Device()
+      Device()
+    """
+
+    backend: ClassVar[str] = DEVICE
+    chunk_bytes: ClassVar[int | None] = None
+
+    @property
+    def text(self) -> str:
+        return "device"
+
+
+@dataclasses.dataclass(frozen=True)
+class Hybrid:
+    """As `Device`, for tables larger than the memory of the GPU: what is beyond a limit is in that of the host.
+
+    Values and optimizer slots take no more than `device_bytes` of the GPU's memory; those of all other rows are in
+    pinned host memory, which the GPU reaches over its bus. The rows of the keys that training has met most often are
+    kept on the GPU: whenever it has met as many keys as there are rows, frequent and rare ones change places, as part
+    of a step. Index, frequencies and versions, 40 to 65 bytes a key, are always on the GPU and do not count, nor does
+    what a call needs while it runs.
+
+    ``docs/cuda.md`` says what it costs, and how `kvjax.Stats` tells whether a limit is a good one. A table that fits
+    the limit is one in `Device`; with 0 all its rows are in host memory.
+
+    Attributes:
+      device_bytes: of one table on one GPU: with ``mesh=`` each shard has as many. Memory is taken in slabs of 2 MiB,
+        of values and of all slots apart; so below 2 MiB, or 4 with an optimizer that has slots, all rows are in host
+        memory.
+
+    Raises:
+      ValueError: `device_bytes` is no such number; or as `Device`.
+
+    Example:
+      >>> import kvjax
+      >>> kvjax.storage.Hybrid(device_bytes=8 << 30)
+      Hybrid(device_bytes=8589934592)
+    """
+
+    backend: ClassVar[str] = DEVICE
+    chunk_bytes: ClassVar[int | None] = None
+    device_bytes: int
+
+    def __post_init__(self):
+        if not is_integer(self.device_bytes) or not 0 <= self.device_bytes < 2**64:
+            raise ValueError(
+                f"kvjax: storage.Hybrid: want device_bytes as an integer from 0 to 2**64 - 1, got {self.device_bytes!r}"
+            )
+        object.__setattr__(self, "device_bytes", int(self.device_bytes))
+
+    @property
+    def text(self) -> str:
+        return f"hybrid:{self.device_bytes}"
+
+
+Storage = Host | Mmap | Device | Hybrid
+"""What `kvjax.get_table` takes as ``storage``."""
+
+
+def default() -> Storage:
+    """Where a new table is, unless it is said."""
+    return Device() if on_device() else Host()
