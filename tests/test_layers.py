@@ -25,7 +25,7 @@ LAYERS = [
     ],
     ["kvjax._admit", "kvjax._evict"],
     ["kvjax._spec"],
-    ["kvjax._masks", "kvjax._processes", "kvjax._spread", "kvjax._live", "kvjax._device"],
+    ["kvjax._supported_jax", "kvjax._masks", "kvjax._processes", "kvjax._spread", "kvjax._live", "kvjax._device"],
     ["kvjax._shards"],
     ["kvjax._ops", "kvjax._options", "kvjax._steps"],
     ["kvjax._initial_rows", "kvjax._stats", "kvjax._bag_ops"],
