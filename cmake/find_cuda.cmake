@@ -83,11 +83,13 @@ else()
   execute_process(
     COMMAND "${Python_EXECUTABLE}" -c "import nvidia; print(';'.join(p + '/cu13/bin/nvcc' for p in nvidia.__path__))"
     OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE nvcc_in_packages ERROR_QUIET)
-  set(candidates ${CMAKE_CUDA_COMPILER} $ENV{CUDACXX} $ENV{CUDA_HOME}/bin/nvcc $ENV{CUDA_PATH}/bin/nvcc
-                 ${KVJAX_NVCC_IN_PATH} ${nvcc_in_packages} /usr/local/cuda/bin/nvcc)
-  list(REMOVE_DUPLICATES candidates)
+  if(NOT DEFINED KVJAX_NVCCS)
+    set(KVJAX_NVCCS ${CMAKE_CUDA_COMPILER} $ENV{CUDACXX} $ENV{CUDA_HOME}/bin/nvcc $ENV{CUDA_PATH}/bin/nvcc
+                    ${KVJAX_NVCC_IN_PATH} ${nvcc_in_packages} /usr/local/cuda/bin/nvcc)
+    list(REMOVE_DUPLICATES KVJAX_NVCCS)
+  endif()
 
-  foreach(nvcc ${candidates})
+  foreach(nvcc ${KVJAX_NVCCS})
     if(NOT EXISTS "${nvcc}" OR nvcc STREQUAL "/bin/nvcc") # which an unset CUDA_HOME makes
       continue()
     endif()
