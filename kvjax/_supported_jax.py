@@ -8,8 +8,12 @@ import jax
 
 from kvjax._spec import fail
 
+# Seen with 0.11.2, on CPU and GPU, at the first lookup; 0.11.0 and 0.11.1 passed what was tried, and are not tested.
 CRASHES_WITH_MESH = {
-    (0, 11): "XLA's compiler ends the process with a segmentation fault (in Shardy) on some programs over a mesh",
+    (
+        0,
+        11,
+    ): "XLA's compiler may end the process on programs over a mesh (a segmentation fault in Shardy, seen in 0.11.2)",
 }
 """Why tables over a mesh are refused, by the first two numbers of jax's version. Tables in one place work there."""
 
@@ -20,8 +24,8 @@ def mesh_trouble(version: str) -> str | None:
     Example:
       >>> mesh_trouble("0.10.2"), mesh_trouble("0.12.0.1")
       (None, None)
-      >>> mesh_trouble("0.11.2")[:23]
-      "XLA's compiler ends the"
+      >>> "segmentation fault" in mesh_trouble("0.11.2")
+      True
     """
     first_two = re.match(r"(\d+)\.(\d+)", version)
     return first_two and CRASHES_WITH_MESH.get((int(first_two[1]), int(first_two[2])))
