@@ -2,7 +2,9 @@
 #
 # A compiler that is there but of no use (too old, without headers, at odds with the host's compiler) must not break
 # the build of everything else, so each one found is tried on a small program before CMake hears of it.
-set(KVJAX_CUDA AUTO CACHE STRING "The CUDA backend: AUTO (built if nvcc is found and works), ON (or fail) or OFF")
+#
+# nvcc takes minutes, so AUTO builds only for a machine that can run what it gets.
+set(KVJAX_CUDA AUTO CACHE STRING "The CUDA backend: AUTO (built if there are a GPU's driver and nvcc), ON (or fail), OFF")
 set_property(CACHE KVJAX_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(KVJAX_NVCC_MINIMUM 12.8) # the first that knows sm_100
 
@@ -58,18 +60,36 @@ function(kvjax_cudart_folder nvcc flag)
   endif()
 endfunction()
 
-if(NOT wanted STREQUAL "OFF")
+# What the driver's kernel module shows, or WSL in its stead. Not libcuda.so.1: toolkits and images without a GPU have
+# one, too.
+if(NOT DEFINED KVJAX_DRIVER_SIGNS)
+  set(KVJAX_DRIVER_SIGNS /proc/driver/nvidia/version /dev/nvidiactl /usr/lib/wsl/lib/libcuda.so.1)
+endif()
+set(driver OFF)
+foreach(sign ${KVJAX_DRIVER_SIGNS})
+  if(EXISTS "${sign}")
+    set(driver ON)
+  endif()
+endforeach()
+
+if(wanted STREQUAL "OFF")
+  message(STATUS "CUDA backend: not built: KVJAX_CUDA is OFF")
+elseif(wanted STREQUAL "AUTO" AND NOT driver)
+  message(STATUS "CUDA backend: not built: this machine has no driver of an NVIDIA GPU; KVJAX_CUDA=ON builds it for others")
+else()
   # In the order in which they say what the user wants: by name, in the shell, in Python's environment (the packages
   # nvidia-cuda-nvcc and its kin), on the system.
   find_program(KVJAX_NVCC_IN_PATH nvcc PATHS ENV PATH NO_DEFAULT_PATH NO_CACHE)
   execute_process(
     COMMAND "${Python_EXECUTABLE}" -c "import nvidia; print(';'.join(p + '/cu13/bin/nvcc' for p in nvidia.__path__))"
     OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE nvcc_in_packages ERROR_QUIET)
-  set(candidates ${CMAKE_CUDA_COMPILER} $ENV{CUDACXX} $ENV{CUDA_HOME}/bin/nvcc $ENV{CUDA_PATH}/bin/nvcc
-                 ${KVJAX_NVCC_IN_PATH} ${nvcc_in_packages} /usr/local/cuda/bin/nvcc)
-  list(REMOVE_DUPLICATES candidates)
+  if(NOT DEFINED KVJAX_NVCCS)
+    set(KVJAX_NVCCS ${CMAKE_CUDA_COMPILER} $ENV{CUDACXX} $ENV{CUDA_HOME}/bin/nvcc $ENV{CUDA_PATH}/bin/nvcc
+                    ${KVJAX_NVCC_IN_PATH} ${nvcc_in_packages} /usr/local/cuda/bin/nvcc)
+    list(REMOVE_DUPLICATES KVJAX_NVCCS)
+  endif()
 
-  foreach(nvcc ${candidates})
+  foreach(nvcc ${KVJAX_NVCCS})
     if(NOT EXISTS "${nvcc}" OR nvcc STREQUAL "/bin/nvcc") # which an unset CUDA_HOME makes
       continue()
     endif()
@@ -96,10 +116,8 @@ if(NOT wanted STREQUAL "OFF")
   elseif(wanted STREQUAL "ON")
     message(FATAL_ERROR "CUDA backend: KVJAX_CUDA is ON, but there is no CUDA compiler: ${reasons}. Install CUDA 13's "
                         "toolkit and set CUDACXX to its nvcc, or pip install nvidia-cuda-nvcc nvidia-cuda-cccl "
-                        "nvidia-cuda-runtime (13.x) into the environment that builds, or build with KVJAX_CUDA=OFF")
+                        "nvidia-cuda-runtime (13.x) into the environment that builds, or build without KVJAX_CUDA=ON")
   else()
     message(STATUS "CUDA backend: not built: ${reasons}")
   endif()
-else()
-  message(STATUS "CUDA backend: not built: KVJAX_CUDA is OFF")
 endif()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
+
+import jax
 
 from kvjax import ffi
 from kvjax._values.errors import fail
@@ -60,5 +63,37 @@ def _not_on_cuda(spec: TableSpec, op: str, got: str, mend: str) -> Exception:
     return fail(ValueError, spec.name, op, want, f"{got}, which is not on CUDA yet", mend)
 
 
+# By the first two numbers of jax's version. Seen with 0.11.2, on CPU and GPU, at the first lookup; 0.11.0 and 0.11.1
+# passed what was tried, and are not tested. Tables in one place work there.
+_CRASHES_WITH_MESH = {
+    (
+        0,
+        11,
+    ): "XLA's compiler may end the process on programs over a mesh (a segmentation fault in Shardy, seen in 0.11.2)",
+}
+
+
+def mesh_trouble(version: str) -> str | None:
+    """Why sharded tables are refused on a version of JAX, or None.
+
+    Example:
+      >>> mesh_trouble("0.10.2"), mesh_trouble("0.12.0.1")
+      (None, None)
+      >>> "segmentation fault" in mesh_trouble("0.11.2")
+      True
+    """
+    first_two = re.match(r"(\d+)\.(\d+)", version)
+    return _CRASHES_WITH_MESH.get((int(first_two[1]), int(first_two[2]))) if first_two else None
+
+
 def check_sharding(name: str, op: str) -> None:
-    """Whether this jax can run programs of sharded tables."""
+    """Whether this process's JAX can run programs of sharded tables; asked before there is one.
+
+    Raises:
+      RuntimeError: it cannot.
+    """
+    if trouble := mesh_trouble(jax.__version__):
+        raise fail(
+            RuntimeError, name, op, "a jax that runs tables with mesh=", f"jax {jax.__version__}, where {trouble}",
+            "install jax 0.10 (Python 3.11 and newer) or 0.12 (3.12 and newer), or leave mesh= out",
+        )  # fmt: skip
