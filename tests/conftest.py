@@ -4,6 +4,7 @@ behind."""
 import itertools
 import math
 import os
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,10 @@ BACKENDS = {
     "emulated": {"JAX_PLATFORMS": "cpu", "KVJAX_EMULATED": "1"},
 }
 
+ROOT = Path(__file__).parents[1]
+
+pytest.register_assert_rewrite("tests.support")
+
 _numbers = itertools.count()
 
 
@@ -31,11 +36,15 @@ def pytest_addoption(parser):
 def pytest_configure(config):
     config.addinivalue_line("markers", "cpu_table: about the CPU table alone; skipped where tables are on a device")
     backend = config.getoption("--backend")
+    # Programs that tests start take kvjax from where they do.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.update(BACKENDS.get(backend, {}))
-    global jax, kvjax
+    global jax, kvjax, tables, Elsewhere
     import jax
 
     import kvjax
+    from tests.support import tables
+    from tests.support.elsewhere import Elsewhere
 
     if backend == "cuda" and (state := kvjax.backends()["cuda"]) != "loaded":
         raise pytest.UsageError(f"--backend=cuda wants a GPU, got {state!r}: see docs/cuda.md")
@@ -113,3 +122,30 @@ def promotion(_strict):
     """JAX's own promotion rules: Optax's adam does not run under strict ones, with dense parameters neither."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
+
+
+@pytest.fixture
+def places(mesh):
+    """Arguments of get_table and reshard, by what they put a table into."""
+    return {
+        "one place": {"mesh": None},
+        "1": {"mesh": mesh(1)},
+        "4": {"mesh": mesh(4)},
+        "8": {"mesh": mesh(8)},
+        "axis": {"mesh": mesh(data=2, model=4), "axis": "model"},
+        "partitioner": {"mesh": mesh(4), "partitioner": tables.by_low_bits},
+        "another": {"mesh": mesh(2), "partitioner": tables.by_high_bits},
+        "replicated": {"mesh": mesh(4), "replicated": True},
+    }
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Makes tables of the device backend ones of the host's, under other names."""
+    ffi = kvjax.ffi
+    module = Elsewhere()
+    monkeypatch.setitem(ffi._modules, ffi.DEVICE, module)
+    monkeypatch.setitem(ffi._states, ffi.DEVICE, "loaded")
+    yield module
+    for name in kvjax.tables():
+        kvjax.drop_table(name)

@@ -1,0 +1,102 @@
+"""The files of a checkpoint: what is in them, and what is wrong with them is found before anything changes."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorstore as ts
+
+import kvjax
+from tests.support.checkpoints import DAMAGES, IDS, assert_equal, restore, save, trained
+
+
+def test_golden_checkpoint():
+    """A checkpoint that an earlier kvjax wrote; this one and every later must read it."""
+    folder = Path(__file__).parents[1] / "golden/checkpoint"
+    table = kvjax.orbax.TableHandler().restore(folder)["golden"]
+    out = table.export(slots=True)
+    assert out.keys.tolist() == [2**40, -(2**63), -1, 7]
+    assert out.freqs.tolist() == [2, 1, 1, 0] and out.versions.tolist() == [2, 2, 1, 2] and out.last_step == 2
+    assert out.has_slots.tolist() == [True, True, True, False] and list(out.slots) == ["trace"]
+    np.testing.assert_array_equal(out.values[3], [7.0, 8.0])
+    np.testing.assert_allclose(out.slots["trace"][0], [1.5, 1.5])
+    np.testing.assert_allclose(out.values[0], [0.75, 0.75])
+
+
+def test_prune_on_save(make, tmp_path):
+    table = trained(make(3))
+    prune = kvjax.Prune(min_frequency=5)
+    want = table.export(prune, slots=True)
+    assert 0 < len(want) < len(table)
+    save(tmp_path, 1, {"t": table}, prune=prune)
+    assert_equal(restore(tmp_path, 1, {"t": table})["t"].export(slots=True), want)
+    folder = tmp_path / "1/tables/t/shard-00000-of-00001"
+    offsets = ts.open({"driver": "zarr3", "kvstore": f"file://{folder}/offsets"}).result().read().result()
+    assert offsets[0] == 0 and offsets[-1] == len(want) and (np.diff(offsets) >= 0).all()
+
+
+def test_equal_tables_give_equal_files(make, tmp_path):
+    one, other = make(2), make(2)
+    one = one.upsert(IDS, np.ones((5, 2)))
+    other = other.upsert(IDS[::-1], np.ones((5, 2)))
+    save(tmp_path / "a", 1, {"t": one})
+    save(tmp_path / "b", 1, {"t": other})
+    for path in sorted((tmp_path / "a/1/tables/t/shard-00000-of-00001").rglob("c/*")):
+        if path.is_file():
+            twin = tmp_path / "b" / path.relative_to(tmp_path / "a")
+            assert path.read_bytes() == twin.read_bytes(), path
+
+
+def test_others_can_read_the_arrays(make, tmp_path):
+    table = trained(make(3))
+    save(tmp_path, 1, {"t": table})
+    folder = tmp_path / "1/tables/t/shard-00000-of-00001"
+    keys = ts.open({"driver": "zarr3", "kvstore": f"file://{folder}/keys"}).result().read().result()
+    np.testing.assert_array_equal(keys, table.export().keys)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoints_are_refused(damage, make, tmp_path):
+    good, bad = trained(make(3)), trained(make(3))
+    save(tmp_path, 1, {"good": good, "bad": bad})
+    damage(tmp_path / "1/tables/bad")
+    good, bad = good.clear(), bad.clear()
+    with pytest.raises(ValueError, match="table 'bad', restore"):
+        restore(tmp_path, 1, {"good": good, "bad": bad})
+    assert len(good) == len(bad) == 0
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"dim": 4}, "dim 4, got 3"),
+        ({"seed": 1}, "seed"),
+        ({"initializer": 1.0}, "initializer"),
+        ({"dtype": "bfloat16"}, "dtype"),
+    ],
+)
+def test_another_table_is_refused(options, message, make, tmp_path):
+    save(tmp_path, 1, {"t": trained(make(3, seed=0))})
+    other = make(**{"dim": 3, "seed": 0} | options)
+    with pytest.raises(ValueError, match=message):
+        restore(tmp_path, 1, {"t": other})
+
+
+def test_missing_table_is_named(make, tmp_path):
+    save(tmp_path, 1, {"t": make(3)})
+    with pytest.raises(ValueError, match=r"'u', restore.*holds \['t'\]"):
+        restore(tmp_path, 1, {"u": make(3)})
+
+
+def test_load_checks_its_arrays(make):
+    table = trained(make(3))
+    rows = table.export(slots=True)
+    twice = rows.take(np.r_[np.arange(len(rows)), 0])
+    with pytest.raises(ValueError, match="distinct keys"):
+        table.load(twice)
+    with pytest.raises(ValueError, match="want values"):
+        make(4).load(rows)
+    with pytest.raises(TypeError, match="keys"):
+        table.load(dataclasses.replace(rows, keys=rows.keys.astype(np.float64)))
+    assert_equal(table.export(slots=True), rows)

@@ -1,0 +1,117 @@
+"""The layers of bags, and what all layers do with padding and salts."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+
+import kvjax
+
+KEYS = np.array([[1, 2, 0], [3, 0, 0], [0, 0, 0], [2, 3, 1]])
+TARGETS = np.array([1.0, -1.0, 3.0, 0.5], np.float32)
+
+
+class LinenNet(nn.Module):
+    combiner: str = "mean"
+
+    @nn.compact
+    def __call__(self, keys):
+        bag = kvjax.flax.EmbedBag("likes", 4, combiner=self.combiner, pad_id=0, empty="learned")
+        return nn.Dense(1)(bag(keys))[:, 0]
+
+
+@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "max"])
+def test_linen_trains(combiner, promotion):
+    net, keys = LinenNet(combiner), kvjax.keys(KEYS)
+    tx = kvjax.optax.partition(dense=optax.adam(0.05), tables=optax.adagrad(0.3))
+    params = net.init(jax.random.key(0), keys)["params"]
+    np.testing.assert_array_equal(params["EmbedBag_0"]["default"], np.zeros(4))
+    state = TrainState.create(apply_fn=net.apply, params=params, tx=tx)
+
+    @jax.jit
+    def step(state, keys, y):
+        def loss(params):
+            return jnp.mean((net.apply({"params": params}, keys) - y) ** 2)
+
+        value, grads = kvjax.value_and_grad(loss)(state.params)
+        return state.apply_gradients(grads=grads), value
+
+    losses = []
+    for _ in range(60):
+        state, value = step(state, keys, TARGETS)
+        losses.append(float(value))
+    table = state.params["EmbedBag_0"]["table"]
+    assert losses[-1] < 0.05 * losses[0]
+    assert sorted(table.export().keys.tolist()) == [1, 2, 3]  # no padding
+    assert table.frequency(np.array([0, 1, 2, 3])).tolist() == [0, 120, 120, 120]
+    assert np.abs(state.params["EmbedBag_0"]["default"]).sum() > 0.1
+
+
+def test_nnx_trains(promotion):
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.bag = kvjax.flax.nnx.EmbedBag("likes", 4, pad_id=0, empty="learned", rngs=rngs)
+            self.out = nnx.Linear(4, 1, rngs=rngs)
+
+        def __call__(self, keys):
+            return self.out(self.bag(keys))[:, 0]
+
+    model = Net(nnx.Rngs(0))
+    tx = kvjax.optax.partition(dense=optax.adam(0.05), tables=optax.adagrad(0.3))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model, optimizer, keys, y):
+        loss, grads = kvjax.flax.nnx.value_and_grad(lambda m: jnp.mean((m(keys) - y) ** 2))(model)
+        optimizer.update(model, grads)
+        return loss
+
+    losses = [float(step(model, optimizer, kvjax.keys(KEYS), jnp.asarray(TARGETS))) for _ in range(60)]
+    assert losses[-1] < 0.05 * losses[0]
+    assert len(model.bag.table.get_value()) == 3 and np.abs(model.bag.default.get_value()).sum() > 0.1
+
+
+def test_layers_give_what_lookup_bag_gives(make):
+    table = make(4, initializer=kvjax.initializers.normal(1.0))
+    keys, weights = np.array([1, 2, 3, 3]), np.array([1.0, 2.0, 3.0, 4.0], np.float32)
+    linen, nnx_bag = kvjax.flax.EmbedBag(table, combiner="sqrtn"), kvjax.flax.nnx.EmbedBag(table, combiner="sqrtn")
+    forms = [
+        (keys, dict(lengths=[1, 3], weights=weights)),
+        (keys, dict(segment_ids=[1, 0, 1, 5], num_segments=3)),
+        (keys.reshape(2, 2), dict(mask=np.array([[True, False], [False, False]]))),
+    ]
+    for k, form in forms:
+        want = kvjax.lookup_bag(table, k, combiner="sqrtn", **form)
+        np.testing.assert_array_equal(linen.apply(linen.init(jax.random.key(0), k, **form), k, **form), want)
+        np.testing.assert_array_equal(nnx_bag(k, **form), want)
+    low = kvjax.flax.nnx.EmbedBag(table, dtype=jnp.bfloat16)
+    assert low(keys, lengths=[1, 3]).dtype == jnp.bfloat16
+    for embed in (kvjax.flax.EmbedBag, kvjax.flax.nnx.EmbedBag):
+        with pytest.raises(ValueError, match="want empty='zeros' or 'learned'"):
+            module = embed(table, empty="one")
+            module.init(jax.random.key(0), keys.reshape(2, 2))
+
+
+def test_padding_and_salts_in_layers(make):
+    """Padding is told by the id, before the salt; features with a salt each share a module and no row."""
+    table = make(4, initializer=kvjax.initializers.normal(1.0))
+    ids, mask = np.array([5, 0, 7]), np.array([True, True, False])
+    linen, nnx_embed = kvjax.flax.Embed(table, pad_id=0), kvjax.flax.nnx.Embed(table, pad_id=0)
+    variables = linen.init(jax.random.key(0), ids)
+    want = np.where([[True], [False], [False]], table.lookup(kvjax.keys(ids).salted(2)), 0)
+    np.testing.assert_array_equal(linen.apply(variables, ids, mask, salt=2), want)
+    np.testing.assert_array_equal(nnx_embed(ids, mask, salt=2), want)
+    assert want[0].any()
+    bag = kvjax.flax.nnx.EmbedBag(table, pad_id=0, combiner="sum")
+    np.testing.assert_array_equal(bag(ids[None], mask=mask[None], salt=2)[0], want[0])
+
+    def loss(params):
+        zero, one = (linen.apply({"params": params}, ids, salt=salt) for salt in (0, 1))
+        return (zero + 2 * one).sum()
+
+    grads = kvjax.merge(kvjax.grad(loss)(variables["params"])["table"])
+    assert int((np.asarray(grads.counts) > 0).sum()) == 4  # two ids, two features

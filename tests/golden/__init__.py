@@ -1,0 +1,1 @@
+"""Files that an earlier kvjax wrote, and an independent reader of what they freeze."""

@@ -1,0 +1,1 @@
+"""Keys of 64 bits."""

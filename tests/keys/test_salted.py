@@ -1,0 +1,26 @@
+"""Salted keys: one id of several features, one key each."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kvjax
+
+AWKWARD = np.array([0, -1, 1, 2**31, -(2**31) - 1, 2**40 + 7, 2**63 - 1, -(2**63)])
+
+
+@pytest.mark.parametrize("salt", [0, 1, -1, 2**63, 2**64 - 1])
+def test_salted_is_hash_keys(salt, x64):
+    want = kvjax.hash_keys(AWKWARD, salt)
+    keys = kvjax.keys(AWKWARD).reshape(2, 4)
+    for salted in (lambda k: k.salted(salt), jax.jit(lambda k: k.salted(salt)), jax.vmap(lambda k: k.salted(salt))):
+        np.testing.assert_array_equal(np.asarray(salted(keys)), want.reshape(2, 4))
+    assert kvjax.keys(np.zeros((0, 2), np.int64)).salted(salt).shape == (0, 2)
+
+
+def test_salted_keys_are_wide_also_when_the_ids_were_not(make):
+    """A table of salted keys takes the salted keys of 32-bit ids: they are keys of 64 bits, and the same ones."""
+    table = make(2).upsert(kvjax.keys(np.array([5, -6])).salted(3), np.ones((2, 2)))
+    found = jax.jit(lambda t, ids: t.lookup(kvjax.keys(ids).salted(3)))(table, jnp.array([5, -6]))
+    np.testing.assert_array_equal(found, np.ones((2, 2)))

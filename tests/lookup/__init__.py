@@ -1,0 +1,1 @@
+"""Lookups in a loss: gradients, bags, features, prefetching."""

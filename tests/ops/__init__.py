@@ -1,0 +1,1 @@
+"""Operations as calls in a program."""

@@ -1,0 +1,1 @@
+"""Transforms beside dense parameters."""

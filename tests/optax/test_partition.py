@@ -1,0 +1,95 @@
+"""Transforms beside dense parameters, by table, joined, and row by row."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.training.train_state import TrainState
+
+import kvjax
+from tests.support.training import OPTIMIZERS, batches, dense_step, kv_step, loss_fn, rows_of, states, train_both, wide
+
+pytestmark = pytest.mark.usefixtures("promotion")
+
+
+def test_clip_by_global_norm_is_that_of_a_dense_table():
+    dense, state = train_both(*states(OPTIMIZERS["sgd"], clip=optax.clip_by_global_norm(0.1)), "all")
+    np.testing.assert_allclose(rows_of(state), dense.params["Embed_0"]["embedding"], rtol=1e-6, atol=2e-7)
+
+
+def test_clipping_the_raw_gradient_tree_is_refused():
+    _, state = states(OPTIMIZERS["sgd"])
+    tx = optax.chain(optax.clip_by_global_norm(0.1), state.tx)
+    state = TrainState.create(apply_fn=state.apply_fn, params=state.params, tx=tx)
+    with pytest.raises((TypeError, ValueError, jax.errors.JaxRuntimeError)):
+        jax.block_until_ready(jax.jit(kv_step)(state, wide([1]), jnp.ones(1)))
+
+
+def test_transforms_by_table_name(make):
+    tables = {"a": make(2, initializer=1.0), "b": make(2, initializer=1.0), "c": make(2, trainable=False)}
+    by_name = {tables["a"].name: optax.sgd(1.0), tables["b"].name: optax.sgd(0.5)}
+    for choice in (by_name, by_name.get):
+        params = {k: t.refresh().clear() for k, t in tables.items()}
+        tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=choice)
+        state = tx.init(params)
+        grads = kvjax.grad(lambda p: sum(jnp.sum(t.lookup(np.array([1]))) for t in p.values()))(params)
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        got = {k: params[k].lookup(1).tolist() for k in params}
+        assert got == {"a": [0.0, 0.0], "b": [0.5, 0.5], "c": [0.0, 0.0]}
+    tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables={})
+    with pytest.raises(ValueError, match="want a transform for every table"):
+        tx.init(params)
+
+
+def test_partition_checks_all_tables_before_it_writes_one(make):
+    params = {"a": make(2), "b": make(3)}
+    tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0))
+    state = tx.init(params)
+    good = kvjax.SparseRows(np.array([1]), jnp.ones((1, 2)))
+    for bad, kind in ((kvjax.SparseRows(np.array([1]), jnp.ones((1, 2))), ValueError), (jnp.ones(3), TypeError)):
+        with pytest.raises(kind, match=r"SparseRows|gradient rows"):
+            tx.update({"a": good, "b": bad}, state, params)
+    assert len(params["a"]) == 0 and int(params["a"].refresh().version) == 0
+
+
+def test_rowwise_checks_its_arguments():
+    with pytest.raises(ValueError, match="count"):
+        kvjax.optax.rowwise(optax.sgd(0.1), count="bogus")
+    with pytest.raises(TypeError, match="optax transform"):
+        kvjax.optax.rowwise(0.1)
+    with pytest.raises(ValueError, match="random keys"):
+        kvjax.optax.rowwise(optax.add_noise(0.1, 0.5, jax.random.key(0))).init(3)
+
+
+def test_global_count_equals_dense_at_a_late_first_touch():
+    tx = kvjax.optax.rowwise(optax.adam(0.05), count="global")
+    dense, state = states(OPTIMIZERS["adam"], tables=tx)
+    step = jax.jit(kv_step)
+    for ids in ([0, 1, 2, 3],) * 5 + ([8, 9, 10, 11],):
+        before = dense.params["Embed_0"]["embedding"][8:12]
+        dense, _ = dense_step(dense, jnp.array(ids), jnp.ones(4))
+        state, _ = step(state, wide(ids), jnp.ones(4))
+    moved = dense.params["Embed_0"]["embedding"][8:12] - before
+    np.testing.assert_allclose(rows_of(state)[8:12] - before, moved, rtol=1e-4, atol=1e-6)
+
+
+def test_multi_steps_inside_partition(make):
+    """Each row waits for its own second touch."""
+    params = {"t": make(2, initializer=1.0)}
+    tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.MultiSteps(optax.sgd(0.5), 2))
+    state, seen = tx.init(params), []
+    for _ in range(2):
+        updates, state = tx.update({"t": kvjax.SparseRows(np.array([7]), jnp.ones((1, 2)))}, state, params)
+        params = optax.apply_updates(params, updates)
+        seen.append(float(params["t"].lookup(7)[0]))
+    assert seen == [1.0, 0.5]
+
+
+def test_global_norm_is_that_of_a_dense_table():
+    dense, state = states(OPTIMIZERS["sgd"])
+    ids, y = next(batches("all", steps=1))
+    want = jax.grad(lambda p: loss_fn(dense.apply_fn, p, jnp.asarray(ids), y))(dense.params)
+    got = kvjax.grad(lambda p: loss_fn(state.apply_fn, p, wide(ids), y))(state.params)
+    np.testing.assert_allclose(kvjax.optax.global_norm(got), optax.tree.norm(want), rtol=1e-5)

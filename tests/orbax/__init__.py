@@ -1,0 +1,1 @@
+"""Checkpoints through Orbax."""

@@ -1,0 +1,159 @@
+"""Tables in Orbax checkpoints."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax.training.train_state import TrainState
+
+import kvjax
+from tests.support.checkpoints import IDS, assert_equal, restore, save, trained
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_everything_comes_back(dtype, make, tmp_path, x64):
+    table = trained(make(3, dtype=dtype)).upsert(np.array([5]), np.ones((1, 3)))  # row 5 has no slots
+    want = table.export(slots=True)
+    save(tmp_path, 1, {table.name: table})
+    table = trained(table)
+    table = restore(tmp_path, 1, {table.name: table})[table.name]
+    assert_equal(table.export(slots=True), want)
+    # and into a new process's table, made from what the checkpoint says
+    kvjax.drop_table(table.name)
+    again = restore(tmp_path, 1)[table.name]
+    assert again.spec == table.spec
+    assert_equal(again.export(slots=True), want)
+
+
+@pytest.mark.parametrize(
+    "tx", [optax.rmsprop(0.1), optax.adan(0.1), optax.adafactor(0.1), optax.apply_if_finite(optax.sgd(0.1, 0.9), 3)]
+)
+def test_training_goes_on_after_a_restore_as_if_nothing_had_happened(tx, make, tmp_path, promotion):
+    """Among them optimizers whose slots are not in alphabetical order."""
+    table = trained(make(3), tx)
+    save(tmp_path, 1, {"t": table})
+    table = trained(table, tx)
+    want = table.export(slots=True)
+    assert_equal(trained(restore(tmp_path, 1, {"t": table})["t"], tx).export(slots=True), want)
+
+
+def test_training_may_go_on_while_a_save_is_written(make, tmp_path):
+    table = trained(make(3))
+    want = table.export(slots=True)
+    with ocp.CheckpointManager(tmp_path) as manager:
+        manager.save(1, args=ocp.args.Composite(tables=kvjax.orbax.TableSave({"t": table})))
+        table = trained(table).clear()
+    assert_equal(restore(tmp_path, 1, {"t": table})["t"].export(slots=True), want)
+
+
+def positive(row):
+    return jnp.maximum(row, 0)
+
+
+def test_a_table_is_made_as_it_was_saved(make, tmp_path):
+    evict, admit = kvjax.evict, kvjax.admit
+    table = make(
+        2, max_capacity=100, on_full="evict", admit=admit.Sketch(2, unadmitted=-1, halve_every=5), count="batch",
+        evict=(evict.MaxAge(3) | ~evict.MinNorm(0.5) & evict.LeastFrequent(2, half_life=4.0)).every(7),
+        constraint=kvjax.constraints.max_norm(2.0),
+    )  # fmt: skip
+    table = trained(table)
+    save(tmp_path, 1, {table.name: table})
+    want = table.snapshot()
+    kvjax.drop_table(table.name)
+    again = restore(tmp_path, 1)[table.name]
+    assert again.spec == table.spec
+    np.testing.assert_array_equal(again.snapshot().admission["sketch"], want.admission["sketch"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"constraint": positive},
+        {"max_capacity": 9, "on_full": "evict", "evict": kvjax.evict.LowestScore(None, lambda rows: rows.freqs)},
+    ],
+)
+def test_functions_are_not_restored_by_name(options, make, tmp_path):
+    table = trained(make(2, **options))
+    save(tmp_path, 1, {table.name: table})
+    size = len(table)
+    assert len(restore(tmp_path, 1, {table.name: table})[table.name]) == size
+    kvjax.drop_table(table.name)
+    with pytest.raises(ValueError, match="rules without functions"):
+        restore(tmp_path, 1)
+    assert table.name not in kvjax.tables()
+
+
+@pytest.mark.parametrize("name", ["a/b c%", ".", "..", "ä", "a.b"])
+def test_empty_tables_and_awkward_names(name, make, tmp_path):
+    table = kvjax.get_table(name, dim=2)
+    save(tmp_path, 1, {name: table})
+    assert len(restore(tmp_path, 1)[name]) == 0
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, keys):
+        return nn.Dense(1)(kvjax.flax.Embed("t", 3)(keys))[..., 0]
+
+
+def test_train_state(tmp_path):
+    """Dense parameters, optimizer state and tables in one step, through split and combine."""
+    keys, y = kvjax.keys(IDS), jnp.arange(5.0)
+    net = Net()
+    tx = kvjax.optax.partition(dense=optax.rmsprop(0.1), tables=optax.adagrad(0.1))
+    params = net.init(jax.random.key(0), keys)["params"]
+    state = TrainState.create(apply_fn=net.apply, params=params, tx=tx)
+
+    @jax.jit
+    def step(state):
+        def loss(params):
+            return jnp.mean((net.apply({"params": params}, keys) - y) ** 2)
+
+        value, grads = kvjax.value_and_grad(loss)(state.params)
+        return state.apply_gradients(grads=grads), value
+
+    for _ in range(3):
+        state, _ = step(state)
+    dense, tables = kvjax.orbax.split(state)
+    with ocp.CheckpointManager(tmp_path) as manager:
+        composite = ocp.args.Composite(state=ocp.args.StandardSave(dense), tables=kvjax.orbax.TableSave(tables))
+        manager.save(3, args=composite)
+        for _ in range(3):
+            state, want = step(state)
+        manager.wait_until_finished()
+        composite = ocp.args.Composite(state=ocp.args.StandardRestore(dense), tables=kvjax.orbax.TableRestore(tables))
+        restored = manager.restore(3, args=composite)
+    state = kvjax.orbax.combine(restored["state"], restored["tables"])
+    for _ in range(3):
+        state, got = step(state)
+    assert float(got) == float(want) and int(state.step) == 6
+
+
+def test_a_handle_saved_without_its_rows_is_refused(make, tmp_path):
+    """Stock handlers save the version of a handle and nothing else: neither using it nor refresh may hide that."""
+    table = make(2).upsert(IDS, np.ones((5, 2)))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "c", {"t": table})
+        checkpointer.wait_until_finished()
+        name, spec = table.name, table.spec
+        kvjax.drop_table(name)
+        host_version = int(table.version)
+        fresh = kvjax.Table(jnp.uint32(0), spec)
+        restored = checkpointer.restore(tmp_path / "c", {"t": fresh})["t"]
+    assert int(restored.version) == host_version
+    ahead = kvjax.Table(kvjax.get_table(name, dim=2).version + jnp.uint32(host_version), spec)
+    for use in (lambda: ahead.lookup(IDS), ahead.size, ahead.refresh):
+        with pytest.raises((ValueError, RuntimeError), match=r"no write here has made.*TableSave"):
+            jax.block_until_ready(use())
+
+
+def test_split_leaves_out_what_is_not_to_be_saved(make):
+    tree = {"a": make(2), "b": make(2, checkpoint=False)}
+    dense, tables = kvjax.orbax.split(tree)
+    assert list(tables) == [tree["a"].name] and jax.tree.leaves(dense) == []
+    back = kvjax.orbax.combine(dense, tables)
+    assert {k: t.name for k, t in back.items()} == {k: t.name for k, t in tree.items()}

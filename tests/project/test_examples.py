@@ -1,0 +1,116 @@
+"""The examples run, resume after a kill to the same result, and read what they say they read."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support import processes
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+sys.path.insert(0, str(EXAMPLES))
+import criteo  # noqa: E402
+
+
+def run(script, *args, code=0):
+    command = [sys.executable, str(EXAMPLES / script), "--smoke", *map(str, args)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+def summary_of(folder):
+    summary = json.loads((folder / "summary.json").read_text())
+    return {k: v for k, v in summary.items() if "second" not in k}
+
+
+def test_two_tower_resumes_to_the_same_result(tmp_path):
+    run("two_tower.py", "--out", tmp_path / "whole")
+    run("two_tower.py", "--out", tmp_path / "killed", "--kill-at", 90, code=1)
+    assert "resumed at step 80" in run("two_tower.py", "--out", tmp_path / "killed")
+    whole = summary_of(tmp_path / "whole")
+    assert whole == summary_of(tmp_path / "killed")
+    assert whole["recall"] > 1.5 * whole["popular"][0]
+    assert (tmp_path / "whole/two_tower.png").stat().st_size > 10_000
+
+
+def alike(a, b):
+    """The same training on other devices: sums of gradients are in another order, and nothing else differs."""
+    np.testing.assert_allclose(a["loss"], b["loss"], rtol=1e-4)
+    for name in ("recall", "ndcg"):
+        assert round(a[name], 3) == round(b[name], 3)
+    assert [a[name] for name in ("rows", "kept", "steps")] == [b[name] for name in ("rows", "kept", "steps")]
+
+
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    run("two_tower.py", "--out", folder)
+    return summary_of(folder)
+
+
+def test_two_tower_on_four_devices_resumes_on_two(on_one_device, tmp_path):
+    run("two_tower.py", "--out", tmp_path / "four", "--devices", 4)
+    alike(summary_of(tmp_path / "four"), on_one_device)
+    run("two_tower.py", "--out", tmp_path / "killed", "--devices", 4, "--kill-at", 90, code=1)
+    assert "resumed at step 80" in run("two_tower.py", "--out", tmp_path / "killed", "--devices", 2)
+    alike(summary_of(tmp_path / "killed"), on_one_device)
+
+
+def test_two_tower_in_two_processes(on_one_device, tmp_path):
+    first, second = processes.run(EXAMPLES / "two_tower.py", "--smoke", f"--out={tmp_path}")
+    summary = summary_of(tmp_path)
+    alike(summary, on_one_device)
+    assert summary["devices"] == 2 and "Recall@20" in first and "Recall@20" not in second
+
+
+def test_two_tower_dense(tmp_path):
+    run("two_tower.py", "--out", tmp_path, "--dense")
+    assert summary_of(tmp_path)["tables"] == "flax.linen.Embed"
+
+
+@pytest.mark.parametrize("tables", ["one", "many"])
+def test_ctr(tables, tmp_path):
+    run("ctr.py", "--tables", tables, "--json", tmp_path / "summary.json")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["lift_share"] > 0.7 and summary["table_rows"] > 1000
+
+
+def test_ctr_with_fewer_rows(tmp_path):
+    run("ctr.py", "--admit", 2, "--max-capacity", 4000, "--json", tmp_path / "summary.json")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["lift_share"] > 0.7 and 3900 < summary["table_rows"] <= 4000
+    assert summary["rows_evicted"] > 0 and summary["keys_waiting"] > 0 and 0 < summary["occurrences_refused"] < 0.2
+
+
+def test_ctr_reads_a_log_as_it_was_written(tmp_path):
+    """The same log from memory and from a gzipped file gives the same scores; a log without labels is predicted."""
+    run("ctr.py", "--rows", 3000, "--save-log", tmp_path / "log.tsv.gz", "--json", tmp_path / "a.json")
+    lines = [line.split("\t", 1)[1] for line in _lines(tmp_path / "log.tsv.gz")[:5]]
+    (tmp_path / "unlabelled.tsv").write_text("".join(lines))
+    predict = ("--predict", tmp_path / "unlabelled.tsv", tmp_path / "clicks.txt")
+    run("ctr.py", "--data", tmp_path / "log.tsv.gz", "--json", tmp_path / "b.json", *predict)
+    a, b = (json.loads((tmp_path / name).read_text()) for name in ("a.json", "b.json"))
+    assert (a["auc"], a["log_loss"]) == (b["auc"], b["log_loss"])
+    clicks = [float(x) for x in (tmp_path / "clicks.txt").read_text().split()]
+    assert len(clicks) == 5 and all(0 < p < 1 for p in clicks)
+
+
+def _lines(path):
+    import gzip
+
+    return gzip.open(path, "rt").readlines()
+
+
+def test_criteo_format(tmp_path):
+    """Missing values, negative integers and hexadecimal categories."""
+    fields = ["1", "", "-3", "7", *[""] * 10, "05db9164", "", "ffffffff", *["0"] * 23]
+    path = tmp_path / "log.tsv"
+    path.write_text("\t".join(fields) + "\n")
+    (rows,) = list(criteo.File(path).batches(0, 1, 4))
+    assert rows.label.tolist() == [1.0] and rows.cats.shape == (1, 26)
+    assert rows.cats[0, :4].tolist() == [0x05DB9164, -1, 0xFFFFFFFF, 0]
+    assert np.isfinite(criteo.log_dense(rows.dense)).all() and rows.dense.shape == (1, 13)

@@ -1,0 +1,138 @@
+"""The shape of the project: imports run one way, the public names are these, files stay small."""
+
+import ast
+import graphlib
+import inspect
+import re
+import subprocess
+from pathlib import Path
+
+import kvjax
+
+ROOT = Path(__file__).parents[2]
+
+# A package may import from those in the layers before it; adapters (the last) never from each other. Inside a package
+# modules import in no circle.
+LAYERS = [
+    ["kvjax.ffi", "kvjax._values", "kvjax._spmd", "kvjax._process"],
+    ["kvjax._keys", "kvjax.admit", "kvjax.constraints", "kvjax.evict", "kvjax.initializers", "kvjax.storage"],
+    ["kvjax._spec"],
+    ["kvjax._ops"],
+    ["kvjax._sharded"],
+    ["kvjax._training"],
+    ["kvjax._table"],
+    ["kvjax._lookup", "kvjax.checkpoint"],
+    ["kvjax.flax", "kvjax.optax", "kvjax.orbax"],
+]
+CPP_LAYERS = ["kvjax/ffi/core/", "kvjax/ffi/handlers/", "kvjax/ffi/"]
+
+
+def layer_of(module):
+    return next(i for i, layer in enumerate(LAYERS) for name in layer if (module + ".").startswith(name + "."))
+
+
+def imports(tree):
+    """Names that a module imports from kvjax, those only for type checking left out."""
+    guarded = {
+        id(child)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for child in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in guarded:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def modules():
+    """Each module of kvjax with the modules that it imports."""
+    paths = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in (ROOT / "kvjax").rglob("*.py")}
+    names = {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    graph = {}
+    for name, path in names.items():
+        found = set(imports(ast.parse(path.read_text())))
+        graph[name] = {n for n in found if n in names and n not in ("kvjax", name)}
+    return graph
+
+
+def package(module):
+    return ".".join(module.split(".")[:2])
+
+
+def test_packages_import_from_the_layers_before_them():
+    graph = modules()
+    assert len(graph) > 40
+    for module, found in graph.items():
+        for name in found if module != "kvjax" else ():
+            same = package(name) == package(module)
+            assert same or layer_of(name) < layer_of(module), f"{module} imports {name}"
+
+
+def test_no_modules_import_in_a_circle():
+    tuple(graphlib.TopologicalSorter(modules()).static_order())
+
+
+def test_cpp_includes_run_one_way():
+    seen = 0
+    for path in (ROOT / "kvjax/ffi").rglob("*"):
+        if path.suffix not in (".h", ".cc", ".cu", ".cuh"):
+            continue
+        name = str(path.relative_to(ROOT))
+        mine = next(i for i, layer in enumerate(CPP_LAYERS) if name.startswith(layer))
+        for include in re.findall(r'#include [<"]([^">]+)', path.read_text()):
+            if include.startswith("kvjax/"):
+                seen += 1
+                assert next(i for i, layer in enumerate(CPP_LAYERS) if include.startswith(layer)) <= mine, name
+            assert not (include.startswith("xla/") and mine == 0), f"{name}: the core knows no XLA"
+            assert not (include.startswith("nanobind") and mine < 2), f"{name}: only modules know nanobind"
+    assert seen > 20
+
+
+def test_python_knows_no_platform():
+    for path in (ROOT / "kvjax").rglob("*.py"):
+        if path != ROOT / "kvjax/ffi/__init__.py":
+            assert not re.search(r"default_backend\(|platform ==|[\"'](gpu|cuda|CUDA)[\"']", path.read_text()), path
+
+
+def test_public_names():
+    assert set(kvjax.__all__) == {
+        "Exported", "Keys", "Prefetched", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "constraints",
+        "drop_table", "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag",
+        "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "stats", "storage", "tables", "value_and_grad",
+    }  # fmt: skip
+    assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
+    assert set(kvjax.optax.__all__) == {"PartitionState", "Rowwise", "global_norm", "joint", "partition", "rowwise"}
+    assert set(kvjax.orbax.__all__) == {"TableHandler", "TableRestore", "TableSave", "combine", "split"}
+    for package in (kvjax, kvjax.flax, kvjax.optax, kvjax.orbax):
+        assert all(getattr(package, name).__doc__ for name in package.__all__)
+
+
+def test_files_stay_small():
+    one_class = {"kvjax/ffi/core/table.h": 450}
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    paths = [ROOT / name for name in tracked] or sorted((ROOT / "kvjax").rglob("*"))
+    for path in paths:
+        name = str(path.relative_to(ROOT))
+        if path.suffix in (".py", ".h", ".cc", ".cu", ".cuh") and path.exists():
+            lines = len(path.read_text().splitlines())
+            assert lines <= one_class.get(name, 400), f"{name} has {lines} lines: is it one idea?"
+
+
+def test_public_docstrings_name_every_argument():
+    seen = 0
+    for module in [kvjax, kvjax.flax, kvjax.flax.nnx, kvjax.optax, kvjax.orbax]:
+        public = [getattr(module, name) for name in vars(module).get("__all__", ())]
+        methods = [m for c in public if isinstance(c, type) for n, m in vars(c).items() if not n.startswith("_")]
+        methods += [m for c in kvjax.Table.__mro__ for n, m in vars(c).items() if not n.startswith("_")]
+        for function in [f for f in public + methods if inspect.isfunction(f)]:
+            doc = function.__doc__ or ""
+            for arg in [a for a in inspect.signature(function).parameters if a != "self"]:
+                seen += 1
+                found = re.search(rf"^\s+\*{{0,2}}{arg}(, \w+)*:", doc, re.M)
+                assert found or "Args:" not in doc, f"{function.__qualname__}: {arg}"
+    assert seen > 100

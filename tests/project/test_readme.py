@@ -1,0 +1,38 @@
+"""The code in the README and the docs runs and prints what they say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+# How many blocks of code there are in each.
+TEXTS = {"README.md": 7, "docs/cuda.md": 0, "docs/design.md": 0, "docs/sharding.md": 5, "docs/scaling.md": 0}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_code_blocks(name, tmp_path, capsys, promotion):
+    text = (ROOT / name).read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert len(blocks) == TEXTS[name]
+    namespace = {"folder": tmp_path}
+    for block in blocks:
+        exec(compile(block, name, "exec"), namespace)
+    assert capsys.readouterr().out.splitlines() == re.findall(r"^print\(.*\)  # (.*)$", text, re.M)
+    if name == "README.md":
+        assert int(namespace["state"].step) == 51
+
+
+def test_all_docs_are_run():
+    assert {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} <= TEXTS.keys()
+
+
+def test_no_placeholder_is_left():
+    assert not re.search(r"^[A-Z_]{4,}$", README, re.M)
+
+
+def test_links():
+    for name in TEXTS:
+        for link in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text()):
+            assert (ROOT / name).parent.joinpath(link).exists(), link

@@ -1,0 +1,259 @@
+"""Tables that are spread over several processes, which are started here and talk over gloo.
+
+Each launch makes many checks, since starting takes most of the time. The reference is a table in one place that each
+process trains on the whole batch.
+"""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import kvjax
+from tests.support import processes
+from tests.support.tables import KEYS, by_low_bits, same_rows, step
+
+OPTIONS = {"dim": 3, "seed": 5, "initializer": kvjax.initializers.normal(0.1), "admit": kvjax.admit.MinCount(2)}
+
+
+def everywhere(n=None):
+    """A mesh of all devices, or of the first n of each process."""
+    devices = [d for d in jax.devices() if n is None or d in jax.local_devices(d.process_index)[:n]]
+    return jax.make_mesh((len(devices),), ("x",), devices=devices)
+
+
+def batches(steps, seed=0):
+    """No key twice in a batch, so that sums have one order."""
+    rng = np.random.default_rng(seed)
+    return [rng.permutation(KEYS)[:24] for _ in range(steps)]
+
+
+def shared(mesh, keys):
+    """A batch of which each process gives its own part."""
+    mine = np.split(keys, jax.process_count())[jax.process_index()]
+    sharding = NamedSharding(mesh, P("x"))
+    return jax.tree.map(lambda x: jax.make_array_from_process_local_data(sharding, np.asarray(x)), kvjax.keys(mine))
+
+
+def trained(table, batches):
+    for batch in batches:
+        mesh = table.spec.placement.mesh if table.spec.placement else None
+        table = step(table, kvjax.keys(batch) if mesh is None else shared(mesh, batch))
+    return table
+
+
+def fetch(x):
+    return multihost_utils.process_allgather(x, tiled=True)
+
+
+def own(table, rows):
+    """Of the rows of a whole table, those of this process."""
+    placement = table.spec.placement
+    numbers = [shard.shard for shard in placement.local]
+    return rows.take(np.isin(placement.owners(rows.keys), numbers))
+
+
+def assert_is(table, reference):
+    """A spread table has the rows of one in one place, each process its own."""
+    want, got = reference.snapshot(), table.snapshot()
+    same_rows(own(table, want.rows), got.rows)
+    assert got.rows.last_step == want.rows.last_step
+    mine = np.isin(
+        table.spec.placement.owners(want.admission["pending_keys"]), [s.shard for s in table.spec.placement.local]
+    )
+    for name in ("pending_keys", "pending_counts"):
+        np.testing.assert_array_equal(got.admission[name], want.admission[name][mine])
+    assert table.size(all_processes=True) == len(want.rows) and len(table) == len(got.rows)
+    np.testing.assert_array_equal(fetch(table.lookup(KEYS)), reference.lookup(KEYS))
+
+
+def fails(match, call):
+    with pytest.raises(Exception) as info:
+        jax.block_until_ready(call())
+    assert re.search(match, str(info.value)), info.value
+
+
+def save(folder, number, tables, prune=None):
+    with ocp.CheckpointManager(folder) as manager:
+        manager.save(number, args=ocp.args.Composite(tables=kvjax.orbax.TableSave(tables, prune)))
+        manager.wait_until_finished()
+
+
+def restore(folder, number, *args, **options):
+    with ocp.CheckpointManager(folder) as manager:
+        composite = ocp.args.Composite(tables=kvjax.orbax.TableRestore(*args, **options))
+        return manager.restore(number, args=composite)["tables"]
+
+
+# ---- two processes of two devices ----------------------------------------------------------------------------------
+
+
+def only_low(keys, n):
+    return jnp.where(keys.words[:, 0] < 100, keys.words[:, 0] % jnp.uint32(n), jnp.uint32(n)).astype(jnp.int32)
+
+
+def two(folder):
+    me = jax.process_index()
+    reference, table = kvjax.get_table("r", **OPTIONS), kvjax.get_table("t", **OPTIONS, mesh=everywhere())
+    reference, table = reference.pin(KEYS[:3]), table.pin(KEYS[:3])
+    reference, table = trained(reference, batches(3)), trained(table, batches(3))
+    assert_is(table, reference)
+    assert 0 < len(table.export()) < len(reference) and table.stats().size == len(table)
+    found = fetch(table.contains(shared(everywhere(), KEYS)))
+    np.testing.assert_array_equal(found, reference.contains(KEYS))
+    table, reference = table.upsert(KEYS[:5], np.ones((5, 3))), reference.upsert(KEYS[:5], np.ones((5, 3)))
+    assert_is(table, reference)
+    same_rows(table.load(table.export(slots=True)).export(), own(table, reference.export()))
+    table = table.refresh()
+
+    # Failures: of a shard, for a key that only one process has; and of one process on the host.
+    narrow = kvjax.get_table("narrow", dim=3, mesh=everywhere(), partitioner=only_low)
+    keys = np.where(np.arange(8) == 7, 1000, np.arange(8))
+    there = "partitioner: want shards in 0..3, got 4" if me == 1 else "a failure in another process"
+    fails(there, lambda: narrow.lookup(shared(everywhere(), keys)))
+    fails(there, lambda: step(narrow, shared(everywhere(), keys)).version)
+    own_ids = np.arange(4) + 10 * me
+    differ = "the same keys and values for all that are told of them" if me == 1 else "the same keys|another process"
+    fails(differ, lambda: narrow.refresh().upsert(own_ids, np.ones((4, 3))).version)
+    assert np.asarray(narrow.refresh().lookup(np.arange(8))).shape == (8, 3)  # on every device
+    narrow = step(narrow.refresh(), shared(everywhere(), np.arange(8)))
+    assert narrow.size(all_processes=True) == 8
+    rows = table.export()
+    bad = rows.take(np.r_[np.arange(len(rows)), 0]) if me == 1 else rows
+    fails(
+        "distinct keys, got key .* twice" if me == 1 else "failure in process 1 .*distinct keys",
+        lambda: table.load(bad),
+    )
+    other = reference.export().take(own_keys(table, reference) | (np.arange(len(reference)) < 9))
+    fails("the rows of its own shards in each process, or all rows in all", lambda: table.load(other))
+    fails("failure in process 1 .*sorry" if me == 0 else "sorry", lambda: save(folder + "x", 1, {"t": Sorry(table)}))
+    assert_is(table, reference)
+    assert_is(table.load(reference.snapshot()), reference)
+    table = table.refresh()
+
+    alone = {"me": kvjax.get_table(f"only{me}", dim=2)} if me == 1 else {}
+    fails("want a table of process 0", lambda: save(folder + "x", 2, alone))
+
+    # Copies on devices of both processes.
+    copy = kvjax.get_table("copy", **OPTIONS, mesh=everywhere(), replicated=True)
+    copy = trained(copy.pin(KEYS[:3]), batches(3)).upsert(KEYS[:5], np.ones((5, 3)))
+    assert_is(copy, reference)
+
+    save(folder, 1, {"t": table, "copy": copy, "r": reference})
+    for name in ("t", "copy", "r"):
+        kvjax.drop_table(name)
+    again = restore(folder, 1, {"t": None, "copy": None}, mesh=everywhere(1))
+    reference = restore(folder, 1, {"r": None})["r"]
+    assert_is(again["t"], reference)
+    assert_is(again["copy"], reference)
+
+    table = again["t"]
+    kvjax._table.reshard._PIECE_BYTES = 300  # several rounds
+    for place in ({"mesh": everywhere()}, {"mesh": everywhere(), "partitioner": by_low_bits},
+                  {"mesh": everywhere(1), "replicated": True}, {"mesh": everywhere(1)}):  # fmt: skip
+        old, table = table, kvjax.reshard(table, **place)
+        assert_is(table, reference)
+    fails("stale one|a failure in another process", lambda: old.lookup(KEYS))
+    table = table.to(kvjax.storage.Mmap(folder))
+    assert_is(table, reference)
+    fails("none|a failure in another process", lambda: table.to(kvjax.storage.Mmap(folder + "none" * me)).version)
+    table = table.refresh().to(kvjax.storage.Host())
+    assert_is(table, reference)
+    alone = kvjax.reshard(table, None)
+    same_rows(alone.export(slots=True), reference.export(slots=True))
+    table = kvjax.reshard(alone, everywhere())
+    assert_is(trained(table, batches(2, 1)), trained(reference, batches(2, 1)))
+    local = jax.make_mesh((2,), ("x",), devices=jax.local_devices())
+    fails("devices of the same processes", lambda: kvjax.reshard(table.refresh(), local).version)
+    fails("devices of this process", lambda: kvjax.get_table("far", dim=2, mesh=remote()).version)
+    print("done")
+
+
+def own_keys(table, reference):
+    return np.isin(reference.export().keys, table.export().keys)
+
+
+def remote():
+    return jax.make_mesh((2,), ("x",), devices=[d for d in jax.devices() if d not in jax.local_devices()])
+
+
+class Sorry:
+    """A table that process 1 cannot copy."""
+
+    def __init__(self, table):
+        self.table, self.spec = table, table.spec
+
+    def snapshot(self, once):
+        if jax.process_index() == 1:
+            raise OSError("sorry")
+        return self.table.snapshot(once=once)
+
+
+# ---- four processes of one device, on what two have saved ----------------------------------------------------------
+
+
+def four(folder):
+    mesh = everywhere()
+    reference = restore(folder, 1, {"r": None})["r"]
+    table = kvjax.get_table("t", **OPTIONS, mesh=mesh, partitioner=by_low_bits)
+    both = restore(folder, 1, {"t": table, "copy": None}, mesh=mesh)
+    assert_is(both["t"], reference)
+    assert_is(both["copy"], reference)
+    table, reference = trained(both["t"], batches(2, 1)), trained(reference, batches(2, 1))
+    assert_is(table, reference)
+    save(folder, 2, {"t": table, "r": reference})
+    save(folder, 3, {"t": table, "r": reference}, kvjax.Prune(min_frequency=4))
+    print("done")
+
+
+def test_all_of_it(tmp_path):
+    """Two processes, then four on their checkpoint, then this one on that of the four."""
+    for target, n, devices in ((two, 2, 2), (four, 4, 1)):
+        outputs = processes.run(target, str(tmp_path), n=n, devices=devices, timeout=300)
+        assert all("done" in output for output in outputs)
+    folders = [p.name for p in sorted((tmp_path / "2/tables/t").glob("shard-*"))]
+    assert folders == [f"shard-0000{i}-of-00004" for i in range(4)]
+    assert [p.name for p in (tmp_path / "1/tables/copy").glob("shard-*")] == ["shard-00000-of-00001"]
+    mesh = jax.make_mesh((8,), ("x",))
+    sizes = []
+    for number in (1, 2, 3):
+        both = restore(tmp_path, number, {"r": None, "t": None}, **({"mesh": mesh} if number == 1 else {}))
+        one, other = both["r"].snapshot(), both["t"].snapshot()
+        same_rows(one.rows, other.rows)
+        np.testing.assert_array_equal(one.admission["pending_counts"], other.admission["pending_counts"])
+        sizes.append(len(one.rows))
+        for name in both:
+            kvjax.drop_table(name)
+    assert 0 < sizes[2] < sizes[1] and 20 < sizes[0] <= sizes[1]
+
+
+# ---- a process dies ------------------------------------------------------------------------------------------------
+
+
+def save_for_ever(folder):
+    table = kvjax.get_table("t", dim=3, mesh=everywhere())
+    with ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(max_to_keep=3)) as manager:
+        for number in range(1_000_000):
+            table = table.upsert(np.arange(1000), np.full((1000, 3), number, np.float32))
+            manager.save(number, args=ocp.args.Composite(tables=kvjax.orbax.TableSave({"t": table})))
+            print("step", number, flush=True)
+
+
+@pytest.mark.parametrize("victim", [1, 0])
+def test_a_death_ends_the_others_and_the_last_checkpoint_is_whole(victim, tmp_path):
+    with processes.start(save_for_ever, str(tmp_path), devices=2) as group:
+        group.wait_for("step 5\n")
+        group.kill(victim)
+        codes = group.wait(timeout=4 * processes.PATIENCE)
+        assert codes[victim] == -9 and codes[1 - victim] not in (0, None)
+    with ocp.CheckpointManager(tmp_path) as manager:
+        last = manager.latest_step()
+    assert last >= 3
+    rows = restore(tmp_path, last)["t"].export()
+    assert len(rows) == 1000 and (rows.values == last).all()

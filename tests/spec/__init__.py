@@ -1,0 +1,1 @@
+"""What a table is: its options, and where it may be."""

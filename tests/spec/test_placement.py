@@ -1,0 +1,44 @@
+"""Which shard owns a key, and what a partitioner and a mesh have to be."""
+
+import numpy as np
+import pytest
+
+import kvjax
+from tests.support.tables import AWKWARD
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda keys, n: 0,
+        lambda keys, n: None,
+        lambda keys, n: keys.words[:, 0] / 7.0,
+        lambda keys, n: keys.words,
+        lambda keys, n: np.asarray(keys.words)[:, 0],
+    ],
+)
+def test_a_partitioner_is_tried_when_the_table_is_made(make, mesh, bad):
+    with pytest.raises(ValueError, match=r"want partitioner\(keys \(3,\), num_shards\) -> int32\[3\], got"):
+        make(mesh=mesh(4), partitioner=bad)
+
+
+def test_a_mesh_that_a_table_is_not_on(make, mesh):
+    table = kvjax.get_table("moved", dim=4, mesh=mesh(4))
+    kvjax.reshard(table, mesh(2))
+    with pytest.raises(ValueError, match="it has another mesh: leave mesh= out to get it where it is"):
+        kvjax.get_table("moved", dim=4, mesh=mesh(4))
+
+
+@pytest.mark.parametrize("shards", [1, 2, 3, 7, 8])
+def test_buckets_are_those_of_the_owners(mesh, shards):
+    """What checkpoints are cut by is what C++ routes by: keys of each shard's range, and only they, are its own."""
+    from kvjax._spec.placement import Placement
+    from kvjax._table.contents import buckets_of
+
+    placement = Placement.of(mesh(shards), ("x",))
+    keys = np.concatenate([AWKWARD, np.arange(200_000)])
+    owners, buckets = placement.owners(keys), buckets_of(keys)
+    ranges = [placement.buckets(shard, shard) for shard in range(shards)]
+    assert ranges[0][0] == 0 and ranges[-1][1] == 2**16
+    for shard, (begin, end) in enumerate(ranges):
+        np.testing.assert_array_equal(owners == shard, (begin <= buckets) & (buckets < end))

@@ -1,0 +1,1 @@
+"""What tests share: the reference models, tables to compare, and programs of several processes."""

@@ -1,0 +1,82 @@
+"""Tables through Orbax's CheckpointManager, and ways in which a checkpoint may be damaged."""
+
+import json
+import shutil
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+
+import kvjax
+
+IDS = np.array([2**40, -1, 0, -(2**63), 2**63 - 1])
+
+
+def save(folder, step, tables, **options):
+    with ocp.CheckpointManager(folder) as manager:
+        args = ocp.args.Composite(tables=kvjax.orbax.TableSave(tables, **options))
+        manager.save(step, args=args)
+        manager.wait_until_finished()
+
+
+def restore(folder, step, tables=None):
+    with ocp.CheckpointManager(folder) as manager:
+        args = ocp.args.Composite(tables=kvjax.orbax.TableRestore(tables))
+        return manager.restore(step, args=args)["tables"]
+
+
+def damage_delete(folder):
+    shutil.rmtree(folder / "shard-00000-of-00001/values")
+
+
+def damage_chunk_missing(folder):
+    next(p for p in (folder / "shard-00000-of-00001/values/c").rglob("*") if p.is_file()).unlink()
+
+
+def damage_bit(folder):
+    path = next(p for p in (folder / "shard-00000-of-00001/values/c").rglob("*") if p.is_file())
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+
+
+def damage_rows(folder):
+    meta = json.loads((folder / "kvjax.json").read_text())
+    (folder / "kvjax.json").write_text(json.dumps(meta | {"rows": 10**12}))
+
+
+def damage_format(folder):
+    (folder / "kvjax.json").write_text('{"format": "kvjax.table.v9", "num_buckets": 1, "num_shards": 1}')
+
+
+def damage_field(folder):
+    meta = json.loads((folder / "kvjax.json").read_text())
+    del meta["slots"]
+    (folder / "kvjax.json").write_text(json.dumps(meta))
+
+
+def damage_json(folder):
+    (folder / "kvjax.json").write_text("{")
+
+
+DAMAGES = [
+    damage_delete, damage_chunk_missing, damage_bit, damage_rows, damage_format, damage_field, damage_json,
+]  # fmt: skip
+
+
+def trained(table, tx=None, steps=3):
+    tx = tx or optax.rmsprop(0.1)
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        grads = kvjax.SparseRows(rng.choice(IDS, 8), jnp.asarray(rng.normal(size=(8, table.dim)), jnp.float32))
+        table, _ = table.apply(tx, grads)
+    return table
+
+
+def assert_equal(a, b):
+    for name in ("keys", "values", "freqs", "versions", "has_slots"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+    assert a.slots.keys() == b.slots.keys() and a.last_step == b.last_step
+    for name in a.slots:
+        np.testing.assert_array_equal(a.slots[name], b.slots[name], err_msg=name)

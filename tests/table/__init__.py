@@ -1,0 +1,1 @@
+"""Tables: their contents, and what may happen to them."""

@@ -1,0 +1,175 @@
+"""Which keys training gives a row."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+
+import kvjax
+from kvjax import admit
+
+SGD = optax.sgd(1.0)
+
+
+def train(table, keys, rows=None, step=None):
+    keys = np.asarray(keys, np.int64)
+    rows = np.ones((len(keys), table.dim), np.float32) if rows is None else rows
+    return table.apply(SGD, kvjax.SparseRows(keys, rows), step=step)[0]
+
+
+def test_a_key_enters_on_its_kth_occurrence(make, x64):
+    table = make(1, admit=admit.MinCount(3), initializer=0.5)
+    table = train(table, [1, 1, 2])  # 1 has two, 2 has one
+    assert len(table) == 0 and table.stats().tracked == 2 and table.stats().refused == 3
+    table = train(table, [1, 2])
+    assert table.export().keys.tolist() == [1] and table.stats().admitted == 1
+    assert int(table.frequency(1)) == 3  # all occurrences, also those before
+    assert table.lookup(1).tolist() == [-0.5]  # the step that admits is the first that trains
+    table = train(table, [2, 2, 2])
+    assert int(table.frequency(2)) == 5 and table.lookup(2).tolist() == [0.5 - 3]
+
+
+def test_rows_made_by_hand_need_no_admission(make):
+    table = train(make(1, admit=admit.MinCount(5)), [7])
+    assert table.stats().tracked == 1
+    table = table.upsert(np.array([7]), [[1.0]])
+    assert table.stats().tracked == 0 and len(table) == 1
+    table = train(table, [7])
+    assert table.lookup(7).tolist() == [0.0] and int(table.frequency(7)) == 1
+    assert len(make(1, admit=admit.MinCount(5)).lookup_or_insert(np.arange(3))[1]) == 3
+
+
+def test_count_by_batch(make):
+    table = make(1, admit=admit.MinCount(2), count="batch")
+    table = train(table, [1] * 10)
+    assert len(table) == 0
+    table = train(train(table, [1] * 10), [1, 1])
+    assert int(table.frequency(1)) == 3
+
+
+@pytest.mark.parametrize("policy", [admit.MinCount(3), admit.Sketch(3), admit.Probability(0.5)])
+def test_the_order_of_keys_and_what_else_is_in_the_batch_change_nothing(policy, make):
+    rng = np.random.default_rng(0)
+    batches = [rng.zipf(1.5, 200) % 1000 for _ in range(6)]
+    one, other = make(1, admit=policy, seed=1), make(1, admit=policy, seed=1)
+    for batch in batches:
+        one = train(one, batch)
+        other = train(other, rng.permutation(batch))
+    np.testing.assert_array_equal(one.export().keys, other.export().keys)
+    np.testing.assert_array_equal(one.export().freqs, other.export().freqs)
+    assert 0 < len(one) < len(np.unique(np.concatenate(batches)))
+
+
+def test_unadmitted_keys_read_as_they_are_told(make):
+    keys, dim = np.array([1, 2]), 2
+    for unadmitted, want in [("init", 0.25), ("zeros", 0.0)]:
+        table = make(dim, initializer=0.25, admit=admit.MinCount(2, unadmitted=unadmitted))
+        table = train(table, [1, 1])
+        assert table.lookup(keys)[:, 0].tolist() == [0.25 - 2, want]
+        assert table.lookup(keys, missing="init")[1].tolist() == [0.25, 0.25]
+        assert table.lookup(keys, missing="zeros")[1].tolist() == [0.0, 0.0]
+        assert table.lookup(keys, missing=[7.0, 8.0])[1].tolist() == [7.0, 8.0]
+        assert jax.jit(lambda t: t.lookup(kvjax.keys(keys)))(table)[1, 0] == want
+
+
+def test_unadmitted_keys_share_a_row_and_train_it(make):
+    table = make(1, initializer=0.25, admit=admit.MinCount(2, unadmitted=-1))
+    assert table.lookup(5).tolist() == [0.25]  # the shared key's initial row
+    table = train(table, [5, 6], np.array([[1.0], [2.0]], np.float32))
+    assert table.export().keys.tolist() == [-1] and table.lookup(99).tolist() == [0.25 - 3]
+    assert int(table.frequency(-1)) == 2 and table.stats().refused == 2
+    table = train(table, [5, 7, -1], np.array([[1.0], [4.0], [0.5]], np.float32))
+    assert table.lookup(np.array([5, 7, -1]))[:, 0].tolist() == [0.25 - 1, 0.25 - 7.5, 0.25 - 7.5]
+    assert int(table.frequency(-1)) == 4 and int(table.frequency(5)) == 2
+
+
+def test_the_loss_trains_the_shared_row(make, promotion):
+    table = make(2, admit=admit.MinCount(10, unadmitted=0), initializer=0.1)
+    tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.adam(0.1))
+    params = {"table": table}
+    state = tx.init(params)
+
+    @jax.jit
+    def step(params, state, keys):
+        value, grads = kvjax.value_and_grad(lambda p: jnp.mean((p["table"].lookup(keys) - 1.0) ** 2))(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        params, state, value = step(params, state, kvjax.keys(rng.integers(1, 2**60, 8)))
+    assert float(value) < 0.01 and len(params["table"]) == 1
+
+
+def test_a_sketch_never_keeps_a_key_waiting(make):
+    """Conservative count-min: estimates are never too low, and mostly right."""
+    rng = np.random.default_rng(0)
+    table, k = make(1, admit=admit.Sketch(4, size=2**21)), 4
+    keys = rng.zipf(1.3, 60_000) % 300_000
+    for batch in keys.reshape(30, -1):
+        table = train(table, batch)
+    distinct, counts = np.unique(keys, return_counts=True)
+    admitted = np.asarray(table.contains(distinct))
+    assert admitted[counts >= k].all()
+    assert admitted[counts < k].mean() < 0.02
+    assert table.stats().bytes["admission"] == 2**21 and table.stats().tracked == 0
+
+
+def test_a_sketch_remembers_evicted_keys_until_it_ages(make):
+    for halve_every, again in [(None, 1), (2, 0)]:
+        table = make(1, admit=admit.Sketch(3, halve_every=halve_every))
+        table = train(table, [7, 7, 7], step=1).remove(7)
+        assert len(train(table, [7], step=9)) == again
+    table = train(make(1, admit=admit.MinCount(3)), [7, 7, 7]).remove(7)
+    assert len(train(table, [7])) == 0
+
+
+def test_probability_admits_its_share_of_keys_whenever_they_come(make):
+    keys = np.arange(20_000)
+    one = train(make(1, admit=admit.Probability(0.3), seed=5), keys)
+    other = make(1, admit=admit.Probability(0.3), seed=5)
+    for part in np.random.default_rng(0).permutation(keys).reshape(4, -1):
+        other = train(other, part)
+    assert abs(len(one) / len(keys) - 0.3) < 0.015
+    np.testing.assert_array_equal(one.export().keys, other.export().keys)
+    assert (one.export().keys.tolist()) != train(
+        make(1, admit=admit.Probability(0.3), seed=6), keys
+    ).export().keys.tolist()
+    assert len(train(make(1, admit=admit.Probability(0.0)), keys)) == 0
+    assert len(train(make(1, admit=admit.Probability(1.0)), keys)) == len(keys)
+
+
+@pytest.mark.parametrize(
+    "policy", [admit.MinCount(3, unadmitted=-1), admit.Sketch(3, halve_every=3), admit.Probability(0.5)]
+)
+def test_saving_and_restoring_in_the_middle_changes_nothing(policy, make, tmp_path):
+    rng = np.random.default_rng(1)
+    batches = [rng.zipf(1.6, 100) % 500 for _ in range(8)]
+    one, other = make(2, admit=policy, seed=1), make(2, admit=policy, seed=1)
+    for number, batch in enumerate(batches):
+        one = train(one, batch)
+        other = train(other, batch)
+        if number == 3:
+            with ocp.CheckpointManager(tmp_path) as manager:
+                manager.save(0, args=ocp.args.Composite(t=kvjax.orbax.TableSave({"t": other.pin(5)})))
+                manager.wait_until_finished()
+                other = kvjax.get_table(other.name).clear()
+                other = manager.restore(0, args=ocp.args.Composite(t=kvjax.orbax.TableRestore({"t": other})))["t"]["t"]
+            one = one.pin(5)
+    a, b = one.export(), other.export()
+    for name in ("keys", "values", "freqs", "versions", "pinned"):
+        np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
+    assert one.stats().tracked == other.stats().tracked and a.pinned.sum() == 1
+
+
+def test_counts_that_another_admission_cannot_keep_are_not_lost_in_silence(make):
+    copy = train(make(1, admit=admit.MinCount(3)), [1, 2]).snapshot()
+    with pytest.warns(UserWarning, match="pending_keys"):
+        make(1).load(copy)
+    table = make(1, admit=admit.MinCount(2)).load(copy)  # another bound keeps the counts
+    assert train(table, [1]).export().keys.tolist() == [1]
+    copy = train(make(1, admit=admit.Sketch(3)), [1, 2]).snapshot()
+    with pytest.warns(UserWarning, match="sketch"):
+        make(1, admit=admit.Sketch(3, size=2**22)).load(copy)

@@ -1,0 +1,95 @@
+"""A table may move to other devices between two steps: everything goes with it, and training goes on the same."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kvjax
+from tests.support.tables import KEYS, by_low_bits, same_rows, same_tables, trained
+
+ROUTES = [
+    ("one place", "4"), ("4", "one place"), ("8", "1"), ("axis", "partitioner"), ("another", "8"), ("4", "replicated"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("here", "there"), ROUTES)
+def test_training_goes_on_the_same(here, there, make, places, promotion):
+    options = {"dim": 3, "initializer": kvjax.initializers.normal(0.1), "seed": 5}
+    one, table = make(**options), make(**options, **places[here])
+    table = table.pin(KEYS[:3])
+    one = trained(one.pin(KEYS[:3]))
+    table = kvjax.reshard(trained(table), **places[there])
+    assert table.spec.placement == make(**options, **places[there]).spec.placement
+    same_tables(one, table)
+    same_tables(trained(one, seed=1), trained(table, seed=1))
+
+
+@pytest.mark.parametrize("admit", [kvjax.admit.MinCount(3, unadmitted=7), kvjax.admit.Sketch(3, halve_every=4)])
+@pytest.mark.parametrize("there", ["4", "one place"])
+def test_counts_of_admission_move_too(admit, there, make, places):
+    options = {"dim": 3, "admit": admit, "seed": 5}
+    one, table = make(**options), make(**options, **places["8" if there == "4" else "4"])
+    one, table = trained(one, 3), kvjax.reshard(trained(table, 3), **places[there])
+    assert any(array.any() for array in one.snapshot().admission.values())
+    same_tables(one, table)
+    same_tables(trained(one, 3, seed=1), trained(table, 3, seed=1))
+
+
+def test_the_wire_the_sink_and_the_other_arguments_stay(make, mesh):
+    seen = []
+    table = make(dim=2, mesh=mesh(4), wire="bfloat16", capacity=100, checkpoint=False)
+    table = table.upsert(KEYS, np.ones((len(KEYS), 2)))
+    table = table.on_evict(lambda keys, *rest: seen.extend(keys.tolist()))
+    before = table.spec
+    table = kvjax.reshard(table, mesh(2))
+    assert table.spec.placement.wire == "bfloat16"
+    assert dataclasses.replace(before, placement=table.spec.placement) == table.spec
+    table = table.pin(KEYS[5:]).evict(kvjax.evict.MinFrequency(1))
+    assert len(table) == len(KEYS) - 5 and sorted(seen) == sorted(KEYS[:5])  # len waits for the eviction
+    table = kvjax.reshard(table.on_evict(None), None).unpin(KEYS).evict(kvjax.evict.MinFrequency(1))
+    assert len(table) == 0 and len(seen) == 5
+
+
+def test_handles_from_before_are_stale(make, mesh):
+    old = make(dim=2, mesh=mesh(4)).upsert(KEYS, np.ones((len(KEYS), 2)))
+    new = kvjax.reshard(old, mesh(2))
+    assert kvjax.get_table(old.name).spec == new.spec and kvjax.get_table(old.name).version == new.version
+    for use in (lambda: old.lookup(KEYS), lambda: old.upsert(KEYS, np.zeros((len(KEYS), 2))).version, old.size):
+        with pytest.raises((ValueError, RuntimeError), match=r"stale one|mesh that the table was made with|its mesh"):
+            jax.block_until_ready(use())
+    with pytest.raises(RuntimeError, match="another of its name, with placement"):
+        old.refresh()
+    back = kvjax.reshard(new, mesh(4))
+    with pytest.raises((ValueError, RuntimeError), match="stale one"):
+        jax.block_until_ready(old.lookup(KEYS))
+    assert len(back) == len(KEYS)
+    assert "stale" in repr(old)
+
+
+def test_a_failure_leaves_the_table_as_it_was(make, mesh):
+    table = trained(make(dim=2, mesh=mesh(4), initializer=1.0))
+    before = table.snapshot().rows
+    for arguments, message in (
+        ({"mesh": mesh(2), "axis": "y"}, "axis of the mesh's"),
+        ({"mesh": mesh(2), "partitioner": lambda keys, n: jnp.full(keys.shape, n, jnp.int32)}, "shards in 0..1, got 2"),
+        ({"mesh": None, "partitioner": by_low_bits}, "mesh= beside partitioner="),
+    ):
+        with pytest.raises(ValueError, match=f"(reshard|partitioner): want.*{message}"):
+            kvjax.reshard(table, **arguments)
+        same_rows(before, table.snapshot().rows)
+        assert kvjax.get_table(table.name).spec == table.spec
+    stale, table = table, table.clear_slots()
+    with pytest.raises((ValueError, RuntimeError), match="stale one"):
+        kvjax.reshard(stale, mesh(2))
+    with pytest.raises(TypeError, match="outside jit"):
+        jax.jit(lambda t: kvjax.reshard(t, mesh(2)))(table)
+    assert len(trained(table)) == len(before)
+
+
+def test_a_table_made_anew_does_not_take_the_place_over(make, mesh):
+    table = kvjax.reshard(make(dim=2), mesh(4))
+    kvjax.drop_table(table.name)
+    assert kvjax.get_table(table.name, dim=2).spec.placement is None

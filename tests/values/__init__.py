@@ -1,0 +1,1 @@
+"""Initial rows, rounding and constraints."""
