@@ -10,9 +10,9 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/portable.h"
-#include "kvjax/ffi/core/refusals.h"
 
 namespace kvjax {
 

@@ -45,22 +45,4 @@ struct TableSpec {
   [[nodiscard]] size_t row_bytes() const { return static_cast<size_t>(dim) * ItemSize(type); }
 };
 
-/// n keys as a call brings them. `narrow` says that JAX held them in 32 bits while 64-bit integers were
-/// switched off, so that ids of 64 bits would have been cut.
-struct KeySpan {
-  const uint64_t* data;
-  size_t n;
-  bool narrow = false;
-};
-
-/// What a key without a row reads as: what the table says, or its initial row whatever the table says.
-enum class Missing { kTable, kInitial };
-
-/// Rows (n, dim) for the distinct keys of a call that have no row, in the order in which they first occur; no
-/// rows (nullptr) where the table makes them itself.
-struct InitialRows {
-  const std::byte* data = nullptr;
-  size_t n = 0;
-};
-
 }  // namespace kvjax

@@ -6,8 +6,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "kvjax/ffi/host.h"
-#include "kvjax/ffi/host_shards.h"
+#include "kvjax/ffi/python/shards.h"
+#include "kvjax/ffi/python/tables.h"
 
 namespace nb = nanobind;
 

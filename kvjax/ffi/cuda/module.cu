@@ -3,15 +3,15 @@
 #include <string>
 #include <vector>
 
-#include "kvjax/ffi/cuda/backend.h"
 #include "kvjax/ffi/cuda/module.h"
 #include "kvjax/ffi/cuda/stream.cuh"
+#include "kvjax/ffi/device/backend.h"
 
 namespace kvjax::device {
 namespace {
 
 struct OnStream {
-  using Ctx = ffi::PlatformStream<cudaStream_t>;
+  using Ctx = xla::ffi::PlatformStream<cudaStream_t>;
   using Exec = cudaStream_t;
   using Queue = Stream;
   static Stream Make(Exec stream) { return Stream(stream); }

@@ -6,15 +6,11 @@
 #include <string_view>
 #include <vector>
 
-#include "kvjax/ffi/core/table.h"
+#include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/policy.h"
+#include "kvjax/ffi/core/row.h"
 
 namespace kvjax {
-
-/// Which version a write is through, and how far it goes. Only the backend may read the version.
-struct Operand {
-  const uint32_t* version;
-  Phase phase;
-};
 
 /// `Ctx` is the FFI context that carries the execution resource, `Exec` its decoded form, `Table` the table.
 /// All pointers point where the backend's buffers live; the version too, which only the backend may read.

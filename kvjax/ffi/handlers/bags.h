@@ -7,7 +7,7 @@
 
 #include "kvjax/ffi/core/bag.h"
 #include "kvjax/ffi/handlers/decode.h"
-#include "kvjax/ffi/handlers/errors.h"
+#include "kvjax/ffi/handlers/failures.h"
 #include "kvjax/ffi/handlers/tables.h"
 
 namespace kvjax {

@@ -8,8 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/error.h"
-#include "kvjax/ffi/core/table.h"
+#include "kvjax/ffi/core/spec.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace kvjax {

@@ -4,11 +4,13 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kvjax/ffi/core/registry.h"
 #include "kvjax/ffi/core/route.h"
+#include "kvjax/ffi/core/select.h"
+#include "kvjax/ffi/core/shard_summary.h"
 #include "kvjax/ffi/handlers/backend.h"
 #include "kvjax/ffi/handlers/decode.h"
-#include "kvjax/ffi/handlers/errors.h"
-#include "kvjax/ffi/handlers/registry.h"
+#include "kvjax/ffi/handlers/failures.h"
 #include "kvjax/ffi/handlers/tables.h"
 
 namespace kvjax {
@@ -211,7 +213,7 @@ ffi::Error ReportFacts(typename B::Exec& exec, std::string_view name, std::strin
 }
 
 /// step: (2,) uint32, the words of int64; delivered: () uint32, 0 or the number of a failure that there has
-/// been; facts: (f, 2) uint32, the words of what core/plan.h lists.
+/// been; facts: (f, 2) uint32, the words of what core/shard_summary.h lists.
 template <Backend B>
 ffi::Error PlanStep(typename B::Exec exec, int32_t device, std::string_view name, std::string_view slots,
                     ffi::AnyBuffer version, ffi::AnyBuffer step, ffi::AnyBuffer delivered, Result facts) {

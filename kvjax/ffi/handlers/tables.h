@@ -4,10 +4,10 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kvjax/ffi/core/registry.h"
 #include "kvjax/ffi/handlers/backend.h"
 #include "kvjax/ffi/handlers/decode.h"
-#include "kvjax/ffi/handlers/errors.h"
-#include "kvjax/ffi/handlers/registry.h"
+#include "kvjax/ffi/handlers/failures.h"
 
 namespace kvjax {
 

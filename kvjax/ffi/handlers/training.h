@@ -6,17 +6,13 @@
 #include <string_view>
 #include <vector>
 
+#include "kvjax/ffi/core/registry.h"
 #include "kvjax/ffi/handlers/backend.h"
 #include "kvjax/ffi/handlers/decode.h"
-#include "kvjax/ffi/handlers/errors.h"
-#include "kvjax/ffi/handlers/registry.h"
+#include "kvjax/ffi/handlers/failures.h"
 #include "kvjax/ffi/handlers/tables.h"
 
 namespace kvjax {
-
-/// Written into every gradient that kvjax makes. Any arithmetic on the whole gradient tree changes it, and
-/// with it the keys; so a gradient whose seal is not this number is refused.
-inline constexpr uint32_t kSeal = 0x6B766A78u;  // "kvjx"
 
 /// keys: (n, 2) uint32; rows: (n, dim) float32; counts: (n,) int32; seals: (s,) uint32. The results have the
 /// shapes of the first three operands: distinct keys in order of first occurrence, then padding.
