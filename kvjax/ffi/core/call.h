@@ -29,20 +29,6 @@ struct InitialRows {
   size_t n = 0;
 };
 
-/// How far a call takes a write.
-enum class Phase {
-  kWhole,
-  kPlan,
-  kPropose,  // what room it takes is agreed with the other shards (cpu/sharded.h) before it counts as planned
-  kCommit,
-};
-
-/// Which version a write is through, and how far it goes. Only the backend may read the version.
-struct Operand {
-  const uint32_t* version;
-  Phase phase;
-};
-
 /// One row of a step: the row and which gradient it gets; kPooled is the sum of the unadmitted keys'.
 struct ApplyTarget {
   static constexpr uint32_t kPooled = 0xFFFFFFFFu;

@@ -49,6 +49,39 @@ inline Error SealError(std::string_view table, std::string_view op) {
                    "microbatch gradients are concatenated (stacked by lax.scan), not added");
 }
 
+/// A call for which there is no memory.
+inline Error MemoryError(std::string_view table, std::string_view op) {
+  return MakeError(ErrorCode::kResourceExhausted, table, op, "memory for the call", "none",
+                   "the table is as it was before: remove rows or give the process more memory");
+}
+
+/// An operation that the handler it came to does not know.
+inline Error UnknownOpError(std::string_view table, std::string_view op) {
+  return MakeError(ErrorCode::kInvalidArgument, table, op, "an operation of kvjax", op,
+                   "call kvjax's Python functions");
+}
+
+/// A slot that the optimizer's state does not have; held: its layout.
+inline Error SlotError(std::string_view table, std::string_view slot, size_t bytes, std::string_view held) {
+  return MakeError(ErrorCode::kFailedPrecondition, table, "slot",
+                   "a slot " + std::string(slot) + " of " + std::to_string(bytes) + " bytes", held,
+                   "the optimizer has changed: call slot outside of what was compiled");
+}
+
+/// An optimizer with other slots than those that the table holds.
+inline Error OptimizerError(std::string_view table, const std::string& held, const std::string& wanted) {
+  return MakeError(ErrorCode::kFailedPrecondition, table, "apply",
+                   "the optimizer whose slots the table holds (" + held + ")", "one with " + wanted,
+                   "table.clear_slots() forgets the old optimizer's state");
+}
+
+/// A chunk that is not inside its step.
+inline Error RangeError(std::string_view table, int32_t start, int32_t active) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "apply", "a chunk inside the step",
+                   "start " + std::to_string(start) + ", active " + std::to_string(active),
+                   "this is a defect of kvjax: please report it");
+}
+
 /// A key twice, or padding in between, where an update would be lost.
 inline Error MergedError(std::string_view table) {
   return MakeError(ErrorCode::kInvalidArgument, table, "apply", "distinct keys, then padding",

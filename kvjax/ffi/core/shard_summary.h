@@ -8,7 +8,7 @@
 namespace kvjax {
 
 /// What a shard tells the others about a training write that it has planned, as words that travel.
-struct ShardFacts {
+struct ShardSummary {
   uint64_t failure = 0;             // its number, or 0
   uint64_t size = 0, entering = 0;  // rows, and those to come
   uint64_t occurrences = 0;         // of unadmitted keys whose gradients go to the shared row
@@ -22,8 +22,8 @@ struct ShardFacts {
     words[4] = lacks_shared;
     for (size_t d = 0; kWords + d < n; ++d) words[kWords + d] = std::bit_cast<uint64_t>(pooled[d]);
   }
-  static ShardFacts Read(const uint64_t* words, size_t n) {
-    ShardFacts facts{words[0], words[1], words[2], words[3], words[4]};
+  static ShardSummary Read(const uint64_t* words, size_t n) {
+    ShardSummary facts{words[0], words[1], words[2], words[3], words[4]};
     for (size_t i = kWords; i < n; ++i) facts.pooled.push_back(std::bit_cast<double>(words[i]));
     return facts;
   }

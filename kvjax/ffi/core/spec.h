@@ -37,7 +37,7 @@ struct TableSpec {
   Policy policy = {};          // who goes when it is full, or every so many steps
   int64_t evict_every = 0;     // steps, 0 for never
   bool count_batches = false;  // a key counts once a step, however often it occurs in it
-  bool spread = false;         // over several devices
+  bool sharded = false;        // over several devices
   uint32_t shard = 0;          // which of several this is
   int32_t device = -1;         // on which of them, as its calls are told; below 0 if it is not spread
   bool owns_shared = true;     // whether the row that unadmitted keys share is on this shard

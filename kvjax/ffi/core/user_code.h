@@ -58,4 +58,8 @@ class UserCode {
   std::atomic<std::thread::id> caller_{};
 };
 
+/// How long a training step may rest between two of its calls before it counts as stopped half-way: on a
+/// sharded table its devices wait for each other in between.
+inline std::chrono::milliseconds StepPatience(bool sharded) { return std::chrono::seconds(sharded ? 60 : 5); }
+
 }  // namespace kvjax

@@ -11,8 +11,8 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
   keys.n = CheckMerged(keys, counts);
   ApplyPlan plan = PlanApply(parallel, keys, counts, rows, step, layout);
   EnterShared(plan);
-  Room room(in_.source(spec_), "apply", plan.change, Alone(plan.change), plan.step, true);
-  room.Make(parallel, in_.Due(spec_, plan.step));
+  SpaceMaker space(in_.source(spec_), "apply", plan.change, Alone(plan.change), plan.step, true);
+  space.Make(parallel, in_.Due(spec_, plan.step));
   PrepareApply(parallel, keys, plan, initial);
   return CommitApply(plan, keys, counts, out);
 }
@@ -22,12 +22,7 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
 inline ApplyPlan Table::PlanApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts,
                                   const float* rows, int64_t step, const SlotLayout& layout) {
   ApplyPlan plan{.layout = layout, .step = step};
-  plan.attach = !(layout == in_.store.layout()) && !layout.empty();
-  if (plan.attach && !in_.store.layout().empty()) {
-    throw MakeError(ErrorCode::kFailedPrecondition, spec_.name, "apply",
-                    "the optimizer whose slots the table holds (" + in_.store.layout().ToString() + ")",
-                    "one with " + layout.ToString(), "table.clear_slots() forgets the old optimizer's state");
-  }
+  plan.attach = AttachesSlots(spec_.name, in_.store.layout(), layout);
   if (step < 0) plan.step = in_.last_step + (in_.last_step < INT64_MAX ? 1 : 0);
   plan.change.found = in_.Locate(parallel, keys);
   const Located& found = plan.change.found;

@@ -67,7 +67,9 @@ class Contents {
     return change;
   }
 
-  [[nodiscard]] Room::Source source(const TableSpec& spec) const { return {spec, store, admission, score}; }
+  [[nodiscard]] SpaceMaker::Source source(const TableSpec& spec) const {
+    return {spec, store, admission, score};
+  }
   /// Whether the table's policy runs by itself between its last step and this one.
   [[nodiscard]] bool Due(const TableSpec& spec, int64_t step) const {
     return spec.evict_every > 0 && step / spec.evict_every > last_step / spec.evict_every;

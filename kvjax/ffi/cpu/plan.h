@@ -12,6 +12,7 @@
 
 #include "kvjax/ffi/core/admit.h"
 #include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/operation.h"
 #include "kvjax/ffi/core/shard_summary.h"
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/cpu/changed_rows.h"
@@ -57,7 +58,7 @@ struct ApplyPlan {
 /// The training write that a shard is in the middle of.
 struct ShardStep {
   uint32_t version = 0;
-  Inbox inbox;
+  ReceiveBuffer received;
   std::optional<ApplyPlan> plan;
   std::vector<ApplyTarget> targets;
   std::vector<float> pooled;  // (dim,)

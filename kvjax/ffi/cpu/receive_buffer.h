@@ -13,7 +13,7 @@ namespace kvjax {
 
 /// Memory that is not set to zero and is kept for the next use.
 template <class T>
-class Scratch {
+class ReusedMemory {
  public:
   T* Resize(size_t n) {
     if (n > room_) data_.reset(new T[n]), room_ = n;
@@ -28,7 +28,7 @@ class Scratch {
 
 /// Gradients that arrive from other devices in several rounds. Those of equal keys are summed in the order of
 /// the senders, whatever the rounds.
-class Inbox {
+class ReceiveBuffer {
  public:
   /// The gradients of distinct keys.
   struct Merged {
@@ -40,7 +40,7 @@ class Inbox {
 
   /// Forgets what has arrived.
   void Open(size_t senders) {
-    letters_.assign(senders, {});
+    sent_.assign(senders, {});
     given_.clear();
     given_rows_.clear();
     merged_ = {};
@@ -49,9 +49,9 @@ class Inbox {
   /// keys, counts: (senders, n); rows: (senders, n, dim); a count of 0 marks padding. `only` says that
   /// nothing else will come.
   void Add(const uint64_t* keys, const int32_t* counts, const float* rows, size_t n, size_t dim, bool only) {
-    if (only) return Merge(keys, counts, rows, letters_.size() * n, dim);
-    for (size_t s = 0; s < letters_.size(); ++s) {
-      Letters& from = letters_[s];
+    if (only) return Merge(keys, counts, rows, sent_.size() * n, dim);
+    for (size_t s = 0; s < sent_.size(); ++s) {
+      Sent& from = sent_[s];
       for (size_t i = s * n; i < (s + 1) * n; ++i) {
         if (counts[i] <= 0) continue;
         from.keys.push_back(keys[i]);
@@ -71,8 +71,8 @@ class Inbox {
 
   Merged Close(size_t dim) {
     if (merged_.keys != nullptr) return merged_;
-    Letters all;
-    for (Letters& from : letters_) {
+    Sent all;
+    for (Sent& from : sent_) {
       all.keys.insert(all.keys.end(), from.keys.begin(), from.keys.end());
       all.counts.insert(all.counts.end(), from.counts.begin(), from.counts.end());
       all.rows.insert(all.rows.end(), from.rows.begin(), from.rows.end());
@@ -96,7 +96,7 @@ class Inbox {
   }
 
  private:
-  struct Letters {  // of one sender
+  struct Sent {  // of one sender
     std::vector<uint64_t> keys;
     std::vector<int32_t> counts;
     std::vector<float> rows;
@@ -110,12 +110,12 @@ class Inbox {
                out_rows};
   }
 
-  std::vector<Letters> letters_;
+  std::vector<Sent> sent_;
   std::unordered_map<uint64_t, size_t> given_;
   std::vector<std::byte> given_rows_;
-  Scratch<uint64_t> keys_;
-  Scratch<int32_t> counts_;
-  Scratch<float> rows_;
+  ReusedMemory<uint64_t> keys_;
+  ReusedMemory<int32_t> counts_;
+  ReusedMemory<float> rows_;
   Merged merged_;
 };
 

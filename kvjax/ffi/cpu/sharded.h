@@ -8,11 +8,11 @@ inline void Table::Receive(const ParallelFor& parallel, uint32_t version, KeySpa
                            const float* rows, size_t senders, int32_t round, int32_t rounds,
                            InitialRows initial) {
   const auto lock = Write(version, "apply", keys);
-  Inbox& inbox = shard_step_.inbox;
+  ReceiveBuffer& received = shard_step_.received;
   if (round == 0) {
     Abandoned();
     shard_step_.version = version;
-    inbox.Open(senders);
+    received.Open(senders);
   }
   if (initial.n > 0) {
     const auto mask = std::make_unique<bool[]>(keys.n);
@@ -21,83 +21,83 @@ inline void Table::Receive(const ParallelFor& parallel, uint32_t version, KeySpa
     if (in_.admission.shares() && in_.store.index().Find(spec_.admission.shared_key) == kNoRow) {
       missing.Add(spec_.admission.shared_key);
     }
-    inbox.Give(missing.keys(), initial.data, row_bytes());
+    received.Give(missing.keys(), initial.data, row_bytes());
   }
-  inbox.Add(keys.data, counts, rows, senders == 0 ? 0 : keys.n / senders, static_cast<size_t>(spec_.dim),
-            rounds == 1);
+  received.Add(keys.data, counts, rows, senders == 0 ? 0 : keys.n / senders, static_cast<size_t>(spec_.dim),
+               rounds == 1);
 }
 
 inline void Table::PlanStep(const ParallelFor& parallel, uint32_t version, int64_t step,
-                            const SlotLayout& layout, ShardFacts& facts) {
+                            const SlotLayout& layout, ShardSummary& summary) {
   const auto lock = Write(version, "apply", {});
-  const Inbox::Merged in = shard_step_.inbox.Close(static_cast<size_t>(spec_.dim));
+  const ReceiveBuffer::Merged in = shard_step_.received.Close(static_cast<size_t>(spec_.dim));
   shard_step_.plan = PlanApply(parallel, {in.keys, in.n}, in.counts, in.rows, step, layout);
   const ApplyPlan& plan = *shard_step_.plan;
-  facts = {.size = in_.store.size(), .entering = plan.change.entering(), .occurrences = plan.occurrences};
+  summary = {.size = in_.store.size(), .entering = plan.change.entering(), .occurrences = plan.occurrences};
   if (!in_.admission.shares()) return;
-  facts.pooled = plan.pooled;
-  facts.lacks_shared = spec_.owns_shared && LacksShared(plan);
+  summary.pooled = plan.pooled;
+  summary.lacks_shared = spec_.owns_shared && LacksShared(plan);
 }
 
-inline void Table::Facts(uint32_t version, ShardFacts& facts) {
+inline void Table::Summarize(uint32_t version, ShardSummary& summary) {
   const auto lock = Write(version, "write", {});
   if (!planned_ || planned_->version != version) throw NotPlanned();
-  facts = {.size = in_.store.size(), .entering = planned_->change.entering()};
+  summary = {.size = in_.store.size(), .entering = planned_->change.entering()};
 }
 
 /// The gradients of all unadmitted keys go to the shard that owns the shared row, in the order of shards.
-inline void Table::Pool(ApplyPlan& plan, const std::vector<ShardFacts>& facts, size_t shard) const {
+inline void Table::Pool(ApplyPlan& plan, const std::vector<ShardSummary>& summaries, size_t shard) const {
   plan.pools = false;
   if (!spec_.owns_shared) return;
-  for (size_t s = 0; s < facts.size(); ++s) {
-    plan.pools |= facts[s].occurrences > 0;
+  for (size_t s = 0; s < summaries.size(); ++s) {
+    plan.pools |= summaries[s].occurrences > 0;
     if (s == shard) continue;
-    plan.occurrences += facts[s].occurrences;
-    for (size_t d = 0; d < plan.pooled.size(); ++d) plan.pooled[d] += facts[s].pooled[d];
+    plan.occurrences += summaries[s].occurrences;
+    for (size_t d = 0; d < plan.pooled.size(); ++d) plan.pooled[d] += summaries[s].pooled[d];
   }
 }
 
 inline std::optional<Tally> Table::Prepare(const ParallelFor& parallel, std::string_view op, uint32_t version,
-                                           const std::vector<ShardFacts>& facts, size_t shard) {
+                                           const std::vector<ShardSummary>& summaries, size_t shard) {
   const auto lock = Write(version, op, {});
   Totals all;
   bool pools = false, lacks_shared = false;
-  for (size_t s = 0; s < facts.size(); ++s) {
-    all.size += facts[s].size;
-    all.entering += facts[s].entering;
-    if (s < shard) all.before += facts[s].entering;
-    pools |= facts[s].occurrences > 0;
-    lacks_shared |= facts[s].lacks_shared != 0;
+  for (size_t s = 0; s < summaries.size(); ++s) {
+    all.size += summaries[s].size;
+    all.entering += summaries[s].entering;
+    if (s < shard) all.before += summaries[s].entering;
+    pools |= summaries[s].occurrences > 0;
+    lacks_shared |= summaries[s].lacks_shared != 0;
   }
   all.entering += pools && lacks_shared;
-  const bool alone = facts.size() == 1;
-  room_.reset();
+  const bool alone = summaries.size() == 1;
+  space_.reset();
   if (shard_step_.plan && shard_step_.version == version) {
     ApplyPlan& plan = *shard_step_.plan;
-    if (in_.admission.shares()) Pool(plan, facts, shard);
+    if (in_.admission.shares()) Pool(plan, summaries, shard);
     EnterShared(plan);
-    room_.emplace(in_.source(spec_), "apply", plan.change, all, plan.step, alone);
-    return Continue(parallel, room_->Make(parallel, in_.Due(spec_, plan.step)));
+    space_.emplace(in_.source(spec_), "apply", plan.change, all, plan.step, alone);
+    return AskOrPrepare(parallel, space_->Make(parallel, in_.Due(spec_, plan.step)));
   }
   if (!planned_ || planned_->version != version) throw NotPlanned();
   Planned& write = *planned_;
-  room_.emplace(in_.source(spec_), write.op, write.change, all, write.policy ? write.step : in_.last_step,
-                alone);
-  return Continue(parallel,
-                  write.policy ? room_->Evict(parallel, *write.policy) : room_->Make(parallel, false));
+  space_.emplace(in_.source(spec_), write.op, write.change, all, write.policy ? write.step : in_.last_step,
+                 alone);
+  return AskOrPrepare(parallel,
+                      write.policy ? space_->Evict(parallel, *write.policy) : space_->Make(parallel, false));
 }
 
-inline std::optional<Tally> Table::Hear(const ParallelFor& parallel, std::string_view op, uint32_t version,
-                                        const Tally& sum) {
+inline std::optional<Tally> Table::Continue(const ParallelFor& parallel, std::string_view op,
+                                            uint32_t version, const Tally& sum) {
   const auto lock = Write(version, op, {});
-  if (!room_) throw NotPlanned();
-  return Continue(parallel, room_->Hear(parallel, sum));
+  if (!space_) throw NotPlanned();
+  return AskOrPrepare(parallel, space_->Continue(parallel, sum));
 }
 
 /// Asks the other shards, or once it is known what goes, does all that can fail.
-inline std::optional<Tally> Table::Continue(const ParallelFor& parallel, bool known) {
-  if (!known) return room_->Count();
-  room_.reset();
+inline std::optional<Tally> Table::AskOrPrepare(const ParallelFor& parallel, bool known) {
+  if (!known) return space_->Count();
+  space_.reset();
   if (!shard_step_.plan) {
     const InitialRows initial{planned_->initial.data(), planned_->initial.size() / row_bytes()};
     in_.Prepare(parallel, spec_, planned_->op, planned_->change, initial, planned_->blank);
@@ -105,10 +105,10 @@ inline std::optional<Tally> Table::Continue(const ParallelFor& parallel, bool kn
     return std::nullopt;
   }
   ApplyPlan& plan = *shard_step_.plan;
-  const std::vector<std::byte> given = shard_step_.inbox.Given(WithShared(plan), row_bytes());
-  PrepareApply(parallel, {shard_step_.inbox.merged().keys, shard_step_.inbox.merged().n}, plan,
+  const std::vector<std::byte> given = shard_step_.received.Given(WithShared(plan), row_bytes());
+  PrepareApply(parallel, {shard_step_.received.merged().keys, shard_step_.received.merged().n}, plan,
                {given.data(), given.size() / row_bytes()});
-  shard_step_.targets.resize(shard_step_.inbox.merged().n + 1);
+  shard_step_.targets.resize(shard_step_.received.merged().n + 1);
   shard_step_.pooled.resize(static_cast<size_t>(spec_.dim));
   plan.ready = true;
   return std::nullopt;
@@ -124,7 +124,7 @@ inline std::vector<uint64_t> Table::WithShared(const ApplyPlan& plan) const {
 inline uint32_t Table::CommitStep(uint32_t version, int32_t* active, int64_t* step) {
   const auto lock = Write(version, "apply", {});
   if (!shard_step_.plan || shard_step_.version != version || !shard_step_.plan->ready) throw NotPlanned();
-  const Inbox::Merged& in = shard_step_.inbox.merged();
+  const ReceiveBuffer::Merged& in = shard_step_.received.merged();
   const uint32_t next = CommitApply(*shard_step_.plan, {in.keys, in.n}, in.counts,
                                     {shard_step_.targets.data(), active, step, shard_step_.pooled.data()});
   shard_step_.plan.reset();
@@ -137,7 +137,7 @@ inline void Table::Abandon() {
 }
 
 inline void Table::Abandoned() noexcept {
-  room_.reset();
+  space_.reset();
   planned_.reset();
   // Slots that only the step had asked for.
   if (shard_step_.plan && shard_step_.plan->attach && in_.store.layout() == shard_step_.plan->layout) {

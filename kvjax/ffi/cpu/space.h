@@ -1,8 +1,8 @@
-// Making room: which rows go, so that a change can be made or because a policy says so.
+// Space for a change: the choice of the rows that are evicted for it, or because a policy says so.
 //
-// A spread table makes the choice that it would make in one place. Where that takes numbers of all shards,
-// each counts (Count), the counts are added up, and each hears the sum (Hear), until all know enough; they
-// know it at the same time. A table in one place needs to ask nobody.
+// A sharded table makes the choice that it would make in one place. Where that takes numbers of all shards,
+// each counts (Count), the counts are added up, and each continues with the sum (Continue), until all know
+// enough; they know it at the same time. A table in one place needs to ask nobody.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -30,9 +30,9 @@ struct Totals {
   uint64_t before = 0;
 };
 
-class Room {
+class SpaceMaker {
  public:
-  /// What the choice is made from; all of it must outlive the room.
+  /// What the choice is made from; all of it must outlive this.
   struct Source {
     const TableSpec& spec;
     const RowStore& store;
@@ -41,7 +41,7 @@ class Room {
   };
 
   /// For `change`, which belongs to the op that errors name. `alone`: there are no other shards.
-  Room(Source from, std::string_view op, Change& change, Totals totals, int64_t step, bool alone)
+  SpaceMaker(Source from, std::string_view op, Change& change, Totals totals, int64_t step, bool alone)
       : from_(from), op_(op), change_(&change), totals_(totals), step_(step), alone_(alone) {}
 
   /// Begins to choose what must go before the change can be made: by the table's policy if its time has come
@@ -75,12 +75,12 @@ class Room {
   }
 
   /// Goes on with the sum. Returns whether all is known.
-  bool Hear(const ParallelFor& parallel, const Tally& sum) {
+  bool Continue(const ParallelFor& parallel, const Tally& sum) {
     if (ranking_ == policy_.rankings()) {
       chosen_ = sum.counts[0];
       return Settle(parallel);
     }
-    if (!selection_.Hear(sum)) return false;
+    if (!selection_.Continue(sum)) return false;
     Rank(selection_.first(), selection_.total());
     return Advance(parallel);
   }

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/checks.h"
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/parallel.h"
@@ -42,7 +43,7 @@ class Table {
   void Settle() const {}  // calls are done when they return
   /// The live version for a new handle, once no step is under way.
   [[nodiscard]] uint32_t SettledVersion() {
-    return gate_.Settled(std::chrono::seconds(spec_.spread ? 60 : 5), spec_.name, !spec_.spread);
+    return gate_.Settled(StepPatience(spec_.sharded), spec_.name, !spec_.sharded);
   }
   [[nodiscard]] size_t row_bytes() const { return spec_.row_bytes(); }
 
@@ -133,14 +134,7 @@ class Table {
   void ReadSlot(const ParallelFor& parallel, uint32_t version, std::string_view name, size_t bytes,
                 KeySpan keys, std::byte* out) const {
     const auto lock = Read(version, "slot", keys);
-    const auto& slots = in_.store.layout().slots();
-    const auto slot = std::find_if(slots.begin(), slots.end(), [&](const Slot& s) { return s.name == name; });
-    if (slot == slots.end() || slot->bytes != bytes) {
-      throw MakeError(ErrorCode::kFailedPrecondition, spec_.name, "slot",
-                      "a slot " + std::string(name) + " of " + std::to_string(bytes) + " bytes",
-                      in_.store.layout().ToString(),
-                      "the optimizer has changed: call slot outside of what was compiled");
-    }
+    const Slot* const slot = &FindSlot(spec_.name, in_.store.layout(), name, bytes);
     parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
         const uint32_t row = in_.store.index().Find(keys.data[i]);
@@ -238,7 +232,7 @@ class Table {
   void Scatter(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
                const std::byte* values, const std::vector<const std::byte*>& slots, bool last);
 
-  // ---- the same on one shard of several (sharded.h): Receive, PlanStep, Prepare, Hear, CommitStep
+  // ---- the same on one shard of several (sharded.h): Receive, PlanStep, Prepare, Continue, CommitStep
   // ----------
 
   /// Gradients that have arrived: keys and counts (senders, n), rows (senders, n, dim), in the given one of
@@ -246,16 +240,16 @@ class Table {
   void Receive(const ParallelFor& parallel, uint32_t version, KeySpan keys, const int32_t* counts,
                const float* rows, size_t senders, int32_t round, int32_t rounds, InitialRows initial);
   void PlanStep(const ParallelFor& parallel, uint32_t version, int64_t step, const SlotLayout& layout,
-                ShardFacts& facts);
-  /// The facts about another write that has been proposed.
-  void Facts(uint32_t version, ShardFacts& facts);
-  /// facts: of all shards, in their order; `shard` is the place of this one. Returns what the shards have to
-  /// add up before the write is prepared, or nothing if it is.
+                ShardSummary& summary);
+  /// The summary of another write that has been proposed.
+  void Summarize(uint32_t version, ShardSummary& summary);
+  /// summaries: of all shards, in their order; `shard` is the place of this one. Returns what the shards have
+  /// to add up before the write is prepared, or nothing if it is.
   std::optional<Tally> Prepare(const ParallelFor& parallel, std::string_view op, uint32_t version,
-                               const std::vector<ShardFacts>& facts, size_t shard);
+                               const std::vector<ShardSummary>& summaries, size_t shard);
   /// The same with the sum of what the shards have counted.
-  std::optional<Tally> Hear(const ParallelFor& parallel, std::string_view op, uint32_t version,
-                            const Tally& sum);
+  std::optional<Tally> Continue(const ParallelFor& parallel, std::string_view op, uint32_t version,
+                                const Tally& sum);
   /// Sets how many rows the step has, and which step it is.
   uint32_t CommitStep(uint32_t version, int32_t* active, int64_t* step);
   [[nodiscard]] const ShardStep& shard_step() const { return shard_step_; }
@@ -354,8 +348,8 @@ class Table {
         planned.initial.assign(initial.data, initial.data + initial.n * row_bytes());
         return planned;
       }
-      Room room(in_.source(spec_), op, planned.change, Alone(planned.change), in_.last_step, true);
-      room.Make(parallel, /*due=*/false);
+      SpaceMaker space(in_.source(spec_), op, planned.change, Alone(planned.change), in_.last_step, true);
+      space.Make(parallel, /*due=*/false);
       in_.Prepare(parallel, spec_, op, planned.change, initial, blank);
       return planned;
     });
@@ -369,8 +363,8 @@ class Table {
   [[nodiscard]] bool LacksShared(const ApplyPlan& plan) const;
   void EnterShared(ApplyPlan& plan) const;
   void PrepareApply(const ParallelFor& parallel, KeySpan keys, ApplyPlan& plan, InitialRows initial);
-  void Pool(ApplyPlan& plan, const std::vector<ShardFacts>& facts, size_t shard) const;
-  std::optional<Tally> Continue(const ParallelFor& parallel, bool known);
+  void Pool(ApplyPlan& plan, const std::vector<ShardSummary>& summaries, size_t shard) const;
+  std::optional<Tally> AskOrPrepare(const ParallelFor& parallel, bool known);
   void Abandoned() noexcept;
   [[nodiscard]] std::vector<uint64_t> WithShared(const ApplyPlan& plan) const;
   uint32_t CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts, Begun out);
@@ -434,7 +428,7 @@ class Table {
   std::optional<Planned> planned_;
   ShardStep shard_step_;
   Recent recent_;
-  std::optional<Room> room_;  // for one of the two, while the shards are choosing what goes
+  std::optional<SpaceMaker> space_;  // for one of the two, while the shards choose which rows are evicted
 };
 
 }  // namespace kvjax

@@ -1,6 +1,6 @@
 // Whole tables, from the host: made, copied out, replaced, observed.
 #pragma once
-#include "kvjax/ffi/core/load_checks.h"
+#include "kvjax/ffi/core/checks.h"
 #include "kvjax/ffi/cpu/storage.h"
 #include "kvjax/ffi/cpu/table.h"
 

@@ -124,7 +124,7 @@ inline uint32_t Table::Evict(const ParallelFor& parallel, std::string_view op, C
   const auto change = Plan(call, [&] {
     Planned evicting{.version = call.version, .change = {}, .op = "evict", .policy = policy, .step = step};
     if (call.phase == Phase::kPropose) return evicting;
-    Room(in_.source(spec_), "evict", evicting.change, Alone(evicting.change), step, true)
+    SpaceMaker(in_.source(spec_), "evict", evicting.change, Alone(evicting.change), step, true)
         .Evict(parallel, policy);
     in_.Prepare(parallel, spec_, "evict", evicting.change, {}, /*blank=*/true);
     return evicting;

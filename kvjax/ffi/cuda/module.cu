@@ -20,16 +20,10 @@ struct OnStream {
 }  // namespace
 
 using Cuda = DeviceBackend<OnStream>;
-static_assert(Backend<Cuda> && BagBackend<Cuda> && ShardedBackend<Cuda>);
+static_assert(ShardedBackend<Cuda>);
 template class DeviceTable<Stream>;
 
-std::vector<NamedHandler> CudaTargets() {
-  std::vector<NamedHandler> all = TableTargets<Cuda>();
-  for (const auto& more : {ShardedTargets<Cuda>(), BagTargets<Cuda>()}) {
-    all.insert(all.end(), more.begin(), more.end());
-  }
-  return all;
-}
+std::vector<NamedHandler> CudaTargets() { return Targets<Cuda>(); }
 
 std::vector<int> Architectures() {
   std::vector<int> all = {__CUDA_ARCH_LIST__};

@@ -1,9 +1,6 @@
-// The device backend's part in pooling.
+// The device backend's part in bags.
 #pragma once
-#include <cstddef>
-#include <cstdint>
-#include <string_view>
-
+#include "kvjax/ffi/core/operands.h"
 #include "kvjax/ffi/core/registry.h"
 #include "kvjax/ffi/device/bags.h"
 #include "kvjax/ffi/device/refusals.h"
@@ -17,39 +14,34 @@ struct DeviceBags {
   using Exec = typename On::Exec;
   using Q = typename On::Queue;
 
-  static void BagSum(Exec& exec, const BagShape& shape, const float* weights, const float* rows,
-                     float* bags) {
+  static void BagSum(Exec& exec, const BagSumOperands& o) {
     Q q = On::Make(exec);
-    SumBags(q, shape, weights, rows, bags);
+    SumBags(q, o.shape, o.weights, o.rows, o.bags);
   }
-  static void BagSpread(Exec& exec, const BagShape& shape, const float* weights, const float* bags,
-                        float* rows) {
+  static void BagExpand(Exec& exec, const BagExpandOperands& o) {
     Q q = On::Make(exec);
-    SpreadBags(q, shape, weights, bags, rows);
+    ExpandBags(q, o.shape, o.weights, o.bags, o.rows);
   }
-  static void BagDot(Exec& exec, const BagShape& shape, const float* rows, const float* bags,
-                     float* weights) {
+  static void BagDot(Exec& exec, const BagDotOperands& o) {
     Q q = On::Make(exec);
-    DotBags(q, shape, rows, bags, weights);
+    DotBags(q, o.shape, o.rows, o.bags, o.weights);
   }
-  static void BagMax(Exec& exec, const BagShape& shape, const float* rows, float* bags, int32_t* positions) {
+  static void BagMax(Exec& exec, const BagMaxOperands& o) {
     Q q = On::Make(exec);
-    MaxBags(q, shape, rows, bags, positions);
+    MaxBags(q, o.shape, o.rows, o.bags, o.positions);
   }
-  static void BagPlace(Exec& exec, const BagShape& shape, const int32_t* positions, const float* bags,
-                       float* rows) {
+  static void BagPlace(Exec& exec, const BagPlaceOperands& o) {
     Q q = On::Make(exec);
-    PlaceBags(q, shape, positions, bags, rows);
+    PlaceBags(q, o.shape, o.positions, o.bags, o.rows);
   }
-  /// The table hears of lengths that do not fit.
-  static void BagIds(Exec& exec, std::string_view name, const int32_t* lengths, size_t bags, size_t n,
-                     int32_t* ids) {
+  /// Lengths that do not fit are reported to the table.
+  static void BagIds(Exec& exec, const BagIdsOperands& o) {
     using Tables = Registry<DeviceTable<Q>>;
     Q q = On::Make(exec);
-    const auto table = Tables::Get().FindIfThere(name, Tables::kEveryDevice);
-    const Told<Q> told(q, table.get(), "lookup_bag");
-    IdsOfLengths(q, told.call(), lengths, bags, n, ids);
-    told.Raise();
+    const auto table = Tables::Get().FindIfThere(o.table, Tables::kEveryDevice);
+    const OwnReport<Q> report(q, table.get(), Op::kLookupBag);
+    IdsOfLengths(q, report.call(), o.lengths, o.bags, o.n, o.ids);
+    report.Raise();
   }
 };
 

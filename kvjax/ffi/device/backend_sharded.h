@@ -1,4 +1,4 @@
-// The device backend's part in tables that are spread over devices.
+// The device backend's part in sharded tables.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/operands.h"
 #include "kvjax/ffi/device/route.h"
 #include "kvjax/ffi/device/sharded.h"
 
@@ -20,48 +21,43 @@ struct DeviceSharded {
   using Q = typename On::Queue;
   using Table = DeviceTable<Q>;
 
-  static void Owned(Exec& exec, std::string_view table, KeySpan keys, const int32_t* owners, uint32_t shards,
-                    uint32_t shard, bool* owned) {
+  static void Owned(Exec& exec, const OwnedOperands& o) {
     Q q = On::Make(exec);
-    CheckOwners(q, table, keys, {}, {owners, shards});
-    MarkOwned(q, keys.data, {owners, shards}, shard, keys.n, owned);
+    const OwnersView owners{o.owners.given, o.owners.shards};
+    CheckOwners(q, o.table, o.keys, {}, owners);
+    MarkOwned(q, o.keys.data, owners, o.shard, o.keys.n, o.owned);
   }
-  static void Route(Exec& exec, std::string_view table, KeySpan keys, const bool* mask, const int32_t* owners,
-                    uint32_t shards, int32_t room, Routed out) {
+  static void Route(Exec& exec, const RouteOperands& o) {
     Q q = On::Make(exec);
-    CheckOwners(q, table, keys, {.mask = mask}, {owners, shards});
-    RouteKeys(q, keys.data, {.mask = mask}, {owners, shards}, keys.n, room, out);
+    const OwnersView owners{o.owners.given, o.owners.shards};
+    CheckOwners(q, o.table, o.keys, {.mask = o.mask}, owners);
+    RouteKeys(q, o.keys.data, {.mask = o.mask}, owners, o.keys.n, o.capacity, o.out);
   }
-  static void Receive(Exec& exec, Table& t, const uint32_t* version, KeySpan keys, const int32_t* counts,
-                      const uint32_t* seals, size_t num_seals, const float* rows, size_t senders,
-                      const int32_t* round, const int32_t* rounds, InitialRows initial) {
+  static void Receive(Exec& exec, Table& t, const ReceiveOperands& o) {
     Q q = On::Make(exec);
-    for (const uint32_t seal : Fetch(q, seals, num_seals)) {
-      if (seal != kSeal) throw SealError(t.spec().name, "apply");
+    for (const uint32_t seal : Fetch(q, o.gradients.seals, o.gradients.num_seals)) {
+      if (seal != kSeal) throw SealError(t.spec().name, Name(Op::kApply));
     }
-    t.Receive(q, version, keys, counts, rows, senders, round, rounds, initial);
+    t.Receive(q, o);
   }
-  static void PlanStep(Exec& exec, Table& t, const uint32_t* version, const int64_t* step,
-                       const SlotLayout& layout, uint64_t* facts, size_t n) {
+  static void PlanStep(Exec& exec, Table& t, const PlanStepOperands& o) {
     Q q = On::Make(exec);
-    t.PlanStep(q, version, reinterpret_cast<const uint32_t*>(step), layout);
-    q.Fill(facts, 0, n * sizeof(uint64_t));  // no other shard has to know more
+    t.PlanStep(q, o);
+    q.Fill(o.summary, 0, o.words * sizeof(uint64_t));  // no other shard has to know more
   }
-  static void TellFacts(Exec& exec, uint64_t* facts, uint32_t number) {
+  static void PutFailure(Exec& exec, uint64_t* summary, uint32_t number) {
     Q q = On::Make(exec);
-    auto* const words = reinterpret_cast<uint32_t*>(facts);
+    auto* const words = reinterpret_cast<uint32_t*>(summary);
     if (number != 0) FillWords(q, words, 1, number);
     if (number != 0) FillWords(q, words + 1, 1, 0);
   }
-  /// The number of the failure that this shard has had before, or 0. There is nothing else to prepare.
-  static uint32_t Prepare(Exec& exec, Table&, std::string_view, const uint32_t*, const uint64_t* facts,
-                          size_t, size_t, const int32_t*, uint32_t*, uint32_t*) {
-    return Read(exec, reinterpret_cast<const uint32_t*>(facts));
+  /// There is nothing else to prepare.
+  static uint32_t Prepare(Exec& exec, Table&, const PrepareOperands& o) {
+    return Read(exec, reinterpret_cast<const uint32_t*>(o.summaries));
   }
-  static void CommitStep(Exec& exec, Table& t, const uint32_t* version, uint32_t* next, int32_t* active,
-                         int64_t* used_step) {
+  static void CommitStep(Exec& exec, Table& t, const CommitStepOperands& o) {
     Q q = On::Make(exec);
-    t.CommitStep(q, version, next, active, reinterpret_cast<uint32_t*>(used_step));
+    t.CommitStep(q, o);
     if constexpr (Q::kSynchronous) t.Raise();
   }
   static uint32_t Read(Exec& exec, const uint32_t* word) {

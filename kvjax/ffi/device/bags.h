@@ -72,7 +72,7 @@ void SumBags(Q& q, const BagShape& shape, const float* weights, const float* row
 }
 
 template <class Q>
-void SpreadBags(Q& q, const BagShape& shape, const float* weights, const float* bags, float* rows) {
+void ExpandBags(Q& q, const BagShape& shape, const float* weights, const float* bags, float* rows) {
   q.Each(shape.n * shape.dim, [=] KVJAX_HD(size_t j) {
     const size_t i = j / shape.dim, d = j % shape.dim;
     rows[j] =

@@ -3,10 +3,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
-#include <string>
-#include <string_view>
-#include <vector>
 
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/portable.h"
@@ -106,33 +102,8 @@ struct Report {
   uint32_t write;  // the last write that is in it
   uint32_t version;
   uint32_t refusal;
-  uint32_t op;  // of the refused call, by OpNames
+  uint32_t op;  // an Op, of the refused call
   uint32_t got, want;
-};
-
-/// Operations by number, so that a kernel can name one.
-class OpNames {
- public:
-  static OpNames& Get() {
-    static auto* names = new OpNames();
-    return *names;
-  }
-  uint32_t Number(std::string_view name) {
-    const std::lock_guard lock(mutex_);
-    for (size_t i = 0; i < names_.size(); ++i) {
-      if (names_[i] == name) return static_cast<uint32_t>(i);
-    }
-    names_.emplace_back(name);
-    return static_cast<uint32_t>(names_.size() - 1);
-  }
-  std::string Name(uint32_t number) {
-    const std::lock_guard lock(mutex_);
-    return number < names_.size() ? names_[number] : "call";
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<std::string> names_;
 };
 
 /// A call as its kernels know it.
@@ -140,8 +111,8 @@ struct CallView {
   Control* control;
   Report* report;
   const uint32_t* version;  // of the handle
-  uint32_t op;
-  bool narrow;  // its keys had 32 bits
+  uint32_t op;              // an Op
+  bool narrow;              // its keys had 32 bits
 
   /// Tells the host of a refusal; the first one is kept until it has been raised.
   KVJAX_HD void Refuse(Refusal why, uint32_t got, uint32_t want) const {

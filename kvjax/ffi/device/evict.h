@@ -89,7 +89,7 @@ bool DeviceTable<Q>::MayBeFull(size_t n) {
 
 /// Lets rows leave so that the call's can come, or because the table's policy is due.
 template <class Q>
-void DeviceTable<Q>::LetLeave(const Entering& e, const EnterView& entering) {
+void DeviceTable<Q>::EvictForSpace(const Entering& e, const EnterView& entering) {
   const bool trains = e.gradients != nullptr, full = MayBeFull(e.keys.n);
   const int64_t every = trains ? spec_.evict_every : 0;
   if (!full && every == 0) return;
@@ -106,21 +106,20 @@ void DeviceTable<Q>::LetLeave(const Entering& e, const EnterView& entering) {
 }
 
 template <class Q>
-void DeviceTable<Q>::Evict(Q& q, std::string_view op, const uint32_t* version, const Policy& policy,
-                           const uint32_t* step, uint32_t* next) {
-  const Entered entered(*this, op);
-  const CallView call = View(op, version, false);
-  DevicePolicy<Q> asked(q, policy, [&](const std::string& reason) { return NumberOf(q, reason); });
+void DeviceTable<Q>::Evict(Q& q, const EvictOperands& o) {
+  const Entered entered(*this, o.op);
+  const CallView call = View(o.op, o.version);
+  DevicePolicy<Q> asked(q, o.policy, [&](const std::string& reason) { return NumberOf(q, reason); });
   BeginWrite(q, call);
   {
     const Choosing choosing(*this, q, call, asked);
-    DecideEvict(q, choosing.view, step);
+    DecideEvict(q, choosing.view, reinterpret_cast<const uint32_t*>(o.step));
     KeepRows(q, choosing.view, nullptr, nullptr, 0);
     Ask(q, choosing, asked, Choice::kPolicy);
     Leave(q, choosing);
   }
   asked.Retire(q);
-  End(q, call, 0, next);
+  End(q, call, 0, o.next);
 }
 
 /// A policy chooses, if it is the one that is asked.

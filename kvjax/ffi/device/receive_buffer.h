@@ -26,19 +26,19 @@ void Grow(Q& q, Array<Q, T>& array, size_t n) {
 }
 
 /// The gradients of some keys, of which those with a count of 0 are padding.
-struct LettersView {
+struct GradientArraysView {
   uint64_t* keys;
   int32_t* counts;
   float* rows;
 };
 template <class Q>
-struct Letters {
+struct GradientArrays {
   void Reserve(Q& q, size_t n, size_t dim) {
     Grow(q, keys, n);
     Grow(q, counts, n);
     Grow(q, rows, n * dim);
   }
-  [[nodiscard]] LettersView view() const { return {keys.data(), counts.data(), rows.data()}; }
+  [[nodiscard]] GradientArraysView view() const { return {keys.data(), counts.data(), rows.data()}; }
 
   Array<Q, uint64_t> keys;
   Array<Q, int32_t> counts;
@@ -58,8 +58,8 @@ struct Places {
 
 /// Puts the gradients of a round, (senders, each) of `from`, where they belong.
 template <class Q>
-void PlaceLetters(Q& q, Places places, size_t round, const uint64_t* keys, const int32_t* counts,
-                  const float* rows, size_t dim, LettersView to) {
+void PlaceRound(Q& q, Places places, size_t round, const uint64_t* keys, const int32_t* counts,
+                const float* rows, size_t dim, GradientArraysView to) {
   const size_t n = places.senders * places.each;
   q.Each(n, [=] KVJAX_HD(size_t i) {
     const size_t k = places(round, i);
@@ -111,10 +111,10 @@ void CountMerged(Q& q, const int32_t* counts, size_t n, uint32_t* total) {
 
 /// Gradients as they arrive.
 template <class Q>
-class Inbox {
+class ReceiveBuffer {
  public:
   [[nodiscard]] const Places& places() const { return places_; }
-  [[nodiscard]] LettersView merged() const { return merged_.view(); }
+  [[nodiscard]] GradientArraysView merged() const { return merged_.view(); }
   /// Whether all rounds have come.
   [[nodiscard]] bool complete() const { return complete_; }
 
@@ -123,7 +123,7 @@ class Inbox {
     places_ = {};  // in case that there is no memory
     complete_ = false;
     merged_.Reserve(q, places.size(), dim);
-    if (places.rounds > 1) letters_.Reserve(q, places.size(), dim);
+    if (places.rounds > 1) rounds_.Reserve(q, places.size(), dim);
     if (given > 0) {
       Grow(q, given_, places.size() * given);
       Grow(q, origins_, places.size());
@@ -135,9 +135,9 @@ class Inbox {
   void Add(Q& q, size_t round, const uint64_t* keys, const int32_t* counts, const float* rows, size_t dim,
            bool given) {
     if (places_.rounds == 1) return Merge(q, keys, counts, rows, dim, given);
-    PlaceLetters(q, places_, round, keys, counts, rows, dim, letters_.view());
+    PlaceRound(q, places_, round, keys, counts, rows, dim, rounds_.view());
     if (round + 1 < places_.rounds) return;
-    const LettersView all = letters_.view();
+    const GradientArraysView all = rounds_.view();
     Merge(q, all.keys, all.counts, all.rows, dim, given);
   }
   [[nodiscard]] std::byte* given() const { return given_.data(); }
@@ -146,7 +146,7 @@ class Inbox {
  private:
   void Merge(Q& q, const uint64_t* keys, const int32_t* counts, const float* rows, size_t dim, bool given) {
     const size_t n = places_.size();
-    const LettersView to = merged_.view();
+    const GradientArraysView to = merged_.view();
     MergeGradients(q, keys, rows, counts, n, dim, to.keys, to.rows, to.counts);
     complete_ = true;
     if (!given) return;
@@ -157,7 +157,7 @@ class Inbox {
 
   Places places_ = {};
   bool complete_ = false;
-  Letters<Q> letters_, merged_;
+  GradientArrays<Q> rounds_, merged_;
   Array<Q, std::byte> given_;
   Array<Q, uint32_t> origins_;
 };
@@ -165,7 +165,7 @@ class Inbox {
 /// The step between the calls that deliver, plan and commit it, and those that write its rows.
 template <class Q>
 struct ShardStep {
-  Inbox<Q> inbox;
+  ReceiveBuffer<Q> received;
   bool narrow = false;
   bool ready = false;     // to be committed
   bool attached = false;  // slots, which only this step has asked for

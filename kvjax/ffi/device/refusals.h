@@ -16,7 +16,7 @@ inline void RaiseRefused(const TableSpec& spec, Report& report) {
   const std::string& table = spec.name;
   const auto why = static_cast<Refusal>(LoadFromDevice(report.refusal));
   if (why == Refusal::kNone || why == Refusal::kTaken) return;
-  const std::string op = OpNames::Get().Name(report.op);
+  const std::string_view op = NameOfOp(report.op);
   const uint32_t got = report.got, want = report.want;
   std::atomic_ref<uint32_t>(report.refusal).store(0);
   switch (why) {
@@ -52,14 +52,15 @@ void DeviceTable<Q>::Raise() const {
   RaiseRefused(spec_, *report_);
 }
 
-/// What a call that belongs to no shard, or to the table as a whole, is refused for. All devices make such a
-/// call of a spread table and must fail alike, so there it is raised at once, by each for itself.
+/// The report of a call that belongs to no shard, or to the table as a whole. All devices make such a call of
+/// a sharded table and must fail alike, so there the call has a report of its own, which each device raises
+/// at once.
 template <class Q>
-class Told {
+class OwnReport {
  public:
-  Told(Q& q, const DeviceTable<Q>* table, std::string_view op)
-      : q_(q), table_(table), own_(q, table != nullptr && table->spec().spread ? 1 : 0) {
-    if (table_ != nullptr) call_ = table_->View(op, nullptr, false);
+  OwnReport(Q& q, const DeviceTable<Q>* table, Op op)
+      : q_(q), table_(table), own_(q, table != nullptr && table->spec().sharded ? 1 : 0) {
+    if (table_ != nullptr) call_ = table_->View(op, nullptr);
     if (own_.data() == nullptr) return;
     q.Fill(own_.data(), 0, sizeof(Report));
     call_.report = own_.data();

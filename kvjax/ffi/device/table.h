@@ -18,9 +18,10 @@
 #include <utility>
 #include <vector>
 
-#include "kvjax/ffi/core/error_texts.h"
-#include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/checks.h"
 #include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/operands.h"
 #include "kvjax/ffi/core/snapshot.h"
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/core/stats.h"
@@ -39,6 +40,14 @@ namespace kvjax::device {
 
 inline constexpr size_t kHostBatch = 65536;  // rows that are copied at once, so that copies stay small
 
+/// What a shard needs to know of a write to plan it.
+struct PlanOperands {
+  Op op;
+  const uint32_t* version;
+  KeySpan keys = {};
+  const bool* mask = nullptr;
+};
+
 template <class Q>
 class DeviceTable {
  public:
@@ -54,114 +63,43 @@ class DeviceTable {
 
   // ---- reads: all pointers are to device memory -------------------------------------------------------
 
-  void Lookup(Q& q, const uint32_t* version, KeySpan keys, const bool* mask, InitialRows initial,
-              Missing missing, std::byte* out, bool* found) {
-    const Entered call(*this, "lookup");
-    const AdmissionSpec& admission = spec_.admission;
-    const bool zeros = missing == Missing::kTable && admission.kind != AdmissionSpec::Kind::kEvery &&
-                       admission.unadmitted == AdmissionSpec::Unadmitted::kZeros;
-    LookupView v{.call = View("lookup", version, keys.narrow),
-                 .in = contents_.view(),
-                 .initial = Initial(initial),
-                 .keys = keys.data,
-                 .mask = mask,
-                 .zeros = zeros,
-                 .first = nullptr,
-                 .number = nullptr,
-                 .total = nullptr,
-                 .rows = out,
-                 .found = found,
-                 .shares = missing == Missing::kTable && admission.shares(),
-                 .shared_key = admission.shared_key,
-                 .shared_place = keys.n};
-    if (spec_.initializer.kind != Generator::Kind::kGiven || zeros) return LookupRows(q, v, keys.n);
-    const WithShared<Q> all(q, admission, keys, {.mask = mask});
-    const Numbered missing_keys(*this, q, v.call, all.keys(), all.meant().mask);
-    v.first = missing_keys.first.data(), v.number = missing_keys.number.data();
-    v.total = missing_keys.total;
-    LookupRows(q, v, keys.n);
-  }
-  void FindMissing(Q& q, const uint32_t* version, KeySpan keys, const bool* mask, uint64_t* missing,
-                   int32_t* count) {
-    const Entered call(*this, "lookup");
-    const WithShared<Q> all(q, spec_.admission, keys, {.mask = mask});
-    const bool* const meant = all.meant().mask;
-    const Numbered m(*this, q, View("lookup", version, keys.narrow), all.keys(), meant);
-    q.Fill(missing, 0, (keys.n + 1) * sizeof(uint64_t));
-    WriteMissing(q, all.keys().data, {.mask = meant, .rows = m.rows.data()}, all.keys().n, m.first.data(),
-                 m.number.data(), m.total, missing, count);
-  }
-  void Inspect(Q& q, std::string_view op, const uint32_t* version, KeySpan keys, bool* found,
-               int64_t* frequency, int64_t* row_version) {
-    const Entered call(*this, op);
-    InspectRows(q, View(op, version, keys.narrow), contents_.view(), keys.data, keys.n, found, frequency,
-                row_version);
-  }
-  void ReadSlot(Q& q, const uint32_t* version, std::string_view name, size_t bytes, KeySpan keys,
-                std::byte* out) {
-    const Entered call(*this, "slot");
-    const auto& slots = contents_.layout().slots();
-    const auto slot = std::find_if(slots.begin(), slots.end(), [&](const Slot& s) { return s.name == name; });
-    if (slot == slots.end() || slot->bytes != bytes) {
-      throw MakeError(ErrorCode::kFailedPrecondition, spec_.name, "slot",
-                      "a slot " + std::string(name) + " of " + std::to_string(bytes) + " bytes",
-                      contents_.layout().ToString(),
-                      "the optimizer has changed: call slot outside of what was compiled");
-    }
-    ReadSlotOf(q, View("slot", version, keys.narrow), contents_.view(), slot->offset, bytes, keys.data,
-               keys.n, out);
-  }
+  void Lookup(Q& q, const LookupOperands& o);
+  void FindMissing(Q& q, const FindMissingOperands& o);
+  void Inspect(Q& q, const InspectOperands& o);
+  void ReadSlot(Q& q, const ReadSlotOperands& o);
   /// Says of every key that it may have changed, unless nothing at all has been written.
-  void Changed(Q& q, const uint32_t* version, const uint32_t* since, KeySpan keys, bool* changed) {
-    const Entered call(*this, "prefetch");
-    MarkChanged(q, View("prefetch", version, keys.narrow), since, keys.n, changed);
-  }
+  void Changed(Q& q, const ChangedOperands& o);
 
-  // ---- writes: `next` gets the next version ------------------------------------------------------------
+  // ---- writes --------------------------------------------------------------------------------------------
 
-  void Insert(Q& q, const uint32_t* version, KeySpan keys, const bool* mask, InitialRows initial,
-              uint32_t* next);
-  void Pin(Q& q, std::string_view op, const uint32_t* version, KeySpan keys, const bool* mask,
-           InitialRows initial, uint32_t* next);
-  void Remove(Q& q, const uint32_t* version, KeySpan keys, const bool* mask, uint32_t* next);
-  void Upsert(Q& q, const uint32_t* version, KeySpan keys, const bool* mask, const std::byte* values,
-              uint32_t* next);
-  void Assign(Q& q, const uint32_t* version, KeySpan keys, const bool* mask, const std::byte* values,
-              uint32_t* next);
-  void Add(Q& q, const uint32_t* version, KeySpan keys, const bool* mask, const float* deltas,
-           InitialRows initial, uint32_t* next);
-  void Accum(Q& q, const uint32_t* version, KeySpan keys, const bool* mask, const float* old_values,
-             const float* new_values, const bool* exists, uint32_t* next);
-  void Evict(Q& q, std::string_view op, const uint32_t* version, const Policy& policy, const uint32_t* step,
-             uint32_t* next);
-  void Clear(Q& q, const uint32_t* version, uint32_t* next);
-  void ClearSlots(Q& q, const uint32_t* version, uint32_t* next);
+  void Insert(Q& q, const WriteKeysOperands& o);
+  void Pin(Q& q, const WriteKeysOperands& o);
+  void Unpin(Q& q, const WriteKeysOperands& o);
+  void Remove(Q& q, const WriteKeysOperands& o);
+  void Upsert(Q& q, const WriteRowsOperands& o);
+  void Assign(Q& q, const WriteRowsOperands& o);
+  void Add(Q& q, const WriteRowsOperands& o);
+  void Accum(Q& q, const AccumOperands& o);
+  void Evict(Q& q, const EvictOperands& o);
+  void Clear(Q& q, const ClearOperands& o);
+  void ClearSlots(Q& q, const ClearOperands& o);
+  void BeginApply(Q& q, const BeginApplyOperands& o);
+  /// The rows of a step; without targets, of that which the shard has committed.
+  void Gather(Q& q, const GatherOperands& o);
+  void Scatter(Q& q, const ScatterOperands& o);
 
-  void BeginApply(Q& q, const uint32_t* version, KeySpan keys, GradientsView gradients,
-                  const SlotLayout& layout, InitialRows initial, uint32_t* next, uint32_t* targets,
-                  int32_t* active, uint32_t* used_step, float* pooled);
-  // ---- a shard of a spread table: see sharded.h ----------------------------------------------------------
+  // ---- a shard of a sharded table: see sharded.h --------------------------------------------------------
 
-  void Plan(Q& q, std::string_view op, const uint32_t* version, KeySpan keys, const bool* mask,
-            bool makes_rows);
-  void Receive(Q& q, const uint32_t* version, KeySpan keys, const int32_t* counts, const float* rows,
-               size_t senders, const int32_t* round, const int32_t* rounds, InitialRows initial);
-  void PlanStep(Q& q, const uint32_t* version, const uint32_t* step, const SlotLayout& layout);
-  void CommitStep(Q& q, const uint32_t* version, uint32_t* next, int32_t* active, uint32_t* used_step);
+  void Plan(Q& q, const PlanOperands& o);
+  void Receive(Q& q, const ReceiveOperands& o);
+  void PlanStep(Q& q, const PlanStepOperands& o);
+  void CommitStep(Q& q, const CommitStepOperands& o);
   void Abandon();
   void Count(const Traffic& traffic) const { traffic.AddTo(counters_); }
 
-  /// The rows of a step; without targets, of that which the shard has committed.
-  void Gather(Q& q, const uint32_t* version, const uint32_t* targets, size_t num_rows, const int32_t* start,
-              const int32_t* active, size_t chunk, const GatherView& out, std::byte* values,
-              const std::vector<std::byte*>& slots);
-  void Scatter(Q& q, const uint32_t* version, const uint32_t* targets, size_t num_rows, const int32_t* start,
-               const int32_t* active, size_t chunk, const std::byte* values,
-               const std::vector<const std::byte*>& slots, uint32_t* out);
-
   /// For a call of no table, which tells this one of its refusal.
-  CallView View(std::string_view op, const uint32_t* version, bool narrow) const {
-    return {control_.data(), report_.get(), version, OpNames::Get().Number(op), narrow};
+  CallView View(Op op, const uint32_t* version, bool narrow = false) const {
+    return {control_.data(), report_.get(), version, static_cast<uint32_t>(op), narrow};
   }
   /// Raises what the device has refused, if it has come so far.
   void Raise() const;
@@ -198,6 +136,7 @@ class DeviceTable {
   /// with a training step, which another's fault must not tear.
   class Entered {
    public:
+    Entered(const DeviceTable& table, Op op, bool begins = true) : Entered(table, Name(op), begins) {}
     Entered(const DeviceTable& table, std::string_view op, bool begins = true) {
       table.user_code_.Wait(table.spec_.name, op);
       lock_ = std::unique_lock(table.mutex_);
@@ -236,9 +175,9 @@ class DeviceTable {
     if (version != control.version) throw VersionError(spec_.name, op, version, control.version);
   }
   /// Waits, and checks at once what the device would.
-  Control ExpectNow(Q& q, std::string_view op, const uint32_t* version) const {
+  Control ExpectNow(Q& q, Op op, const uint32_t* version) const {
     const Control control = Fetch(q, control_.data());
-    Expect(op, Fetch(q, version), control);
+    Expect(Name(op), Fetch(q, version), control);
     return control;
   }
 
@@ -251,8 +190,8 @@ class DeviceTable {
   };
   [[nodiscard]] Bound Upper();
   [[nodiscard]] size_t EndRow(const Bound& bound, size_t to_come) const;
-  [[nodiscard]] bool HasRoom(size_t n);
-  void MakeRoom(Q& q, std::string_view op, size_t n);
+  [[nodiscard]] bool HasSpace(size_t n);
+  void MakeSpace(Q& q, Op op, size_t n);
 
   // What a write holds while it is being queued, see write_scopes.h.
   struct Finding;
@@ -268,20 +207,16 @@ class DeviceTable {
   }
   [[nodiscard]] std::vector<Parts> PartsOf(const std::byte* values,
                                            const std::vector<const std::byte*>& slots) const;
-  [[nodiscard]] bool Attaches(const SlotLayout& layout) const;
-  void Begin(Q& q, const uint32_t* version, KeySpan keys, GradientsView gradients, const SlotLayout& layout,
-             InitialRows initial, uint32_t* next, uint32_t* targets, int32_t* active, uint32_t* used_step,
-             float* pooled);
-  void ExpectLive(Q& q, std::string_view op, const uint32_t* version, bool narrow) const;
+  void Begin(Q& q, const BeginApplyOperands& o, const GradientsView& gradients);
+  void ExpectLive(Q& q, Op op, const uint32_t* version, bool narrow) const;
   void Abandoned(Q& q);
-  [[nodiscard]] bool OwnStep(size_t num_rows) const { return spec_.spread && num_rows == 0; }
-  [[nodiscard]] ChunkView ChunkOf(const uint32_t* version, const uint32_t* targets, size_t num_rows,
-                                  const int32_t* start, const int32_t* active) const;
+  [[nodiscard]] bool OwnStep(size_t num_rows) const { return spec_.sharded && num_rows == 0; }
+  [[nodiscard]] ChunkView ChunkOf(const uint32_t* version, const ChunkSpan& chunk) const;
   [[nodiscard]] bool Refused() const { return LoadFromDevice(report_->refusal) != 0; }
 
-  // What must go, see evict.h.
+  // Which rows are evicted, see evict.h.
   struct Choosing;
-  void LetLeave(const Entering& e, const EnterView& entering);
+  void EvictForSpace(const Entering& e, const EnterView& entering);
   void Ask(Q& q, const Choosing& c, const DevicePolicy<Q>& policy, Choice::Asked asked);
   void Leave(Q& q, const Choosing& c);
   void Score(Q& q, const Choosing& c);

@@ -1,6 +1,6 @@
 // Whole device tables, from the host: copied out, replaced, observed. All of it waits for the device.
 #pragma once
-#include "kvjax/ffi/core/load_checks.h"
+#include "kvjax/ffi/core/checks.h"
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/device/refusals.h"
 #include "kvjax/ffi/device/table.h"
@@ -127,7 +127,7 @@ void DeviceTable<Q>::Settle() const {
 /// while the call that has called it holds one.
 template <class Q>
 uint32_t DeviceTable<Q>::SettledVersion() {
-  const int64_t patience = spec_.spread ? 60'000 : 5'000;  // milliseconds
+  const int64_t patience = StepPatience(spec_.sharded).count();
   const auto stuck = [&] { return UserCode::Now() - touched_.load() >= patience; };
   for (;; std::this_thread::sleep_for(UserCode::kPause)) {
     Settle();
@@ -136,7 +136,7 @@ uint32_t DeviceTable<Q>::SettledVersion() {
     if (!stuck()) continue;
     const Entered entered(*this, "refresh");
     if (!in_step_.load() || !stuck()) continue;
-    if (spec_.spread) throw HalfwayError(spec_.name);
+    if (spec_.sharded) throw HalfwayError(spec_.name);
     Q q = Q::Alone(spec_.device);
     Control control = Fetch(q, control_.data());
     ++control.version;

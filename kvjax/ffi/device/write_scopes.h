@@ -8,7 +8,7 @@ namespace kvjax::device {
 /// A write of keys that are there. Kernels of the call follow its making.
 template <class Q>
 struct DeviceTable<Q>::Finding {
-  Finding(DeviceTable& table, Q& q, std::string_view op, const uint32_t* version, KeySpan keys, Meant meant)
+  Finding(DeviceTable& table, Q& q, Op op, const uint32_t* version, KeySpan keys, Meant meant)
       : table(table), q(q), call(table.View(op, version, keys.narrow)), first(q, keys.n), rows(q, keys.n) {
     BeginWrite(q, call);
     GroupKeys(q, keys.data, meant, keys.n, first.data());
@@ -27,7 +27,7 @@ struct DeviceTable<Q>::Finding {
 /// rows.
 template <class Q>
 struct DeviceTable<Q>::Entering {
-  Entering(DeviceTable& table, Q& q, std::string_view op, const uint32_t* version, KeySpan keys, Meant meant,
+  Entering(DeviceTable& table, Q& q, Op op, const uint32_t* version, KeySpan keys, Meant meant,
            const bool* exists = nullptr, const GradientsView* gradients = nullptr)
       : table(table),
         q(q),
@@ -42,11 +42,11 @@ struct DeviceTable<Q>::Entering {
     BeginWrite(q, call, gradients != nullptr ? gradients->step : nullptr);
     GroupKeys(q, keys.data, meant, keys.n, first.data());
     if (gradients != nullptr) CheckGradients(q, call, *gradients, first.data());
-    table.MakeRoom(q, op, Most());
+    table.MakeSpace(q, op, Most());
   }
   /// Keys that may get rows: of those that a shard is told, its own, as it has planned.
   [[nodiscard]] size_t Most() const {
-    return table.spec_.spread && gradients == nullptr ? table.coming_ : keys.n;
+    return table.spec_.sharded && gradients == nullptr ? table.coming_ : keys.n;
   }
   void Enter(InitialRows initial, bool blank, const uint8_t* allowed) const {
     // Rows that come with the call are those of all new keys, also of those that get none.
@@ -70,7 +70,7 @@ struct DeviceTable<Q>::Entering {
                       .is_new = apart ? news.news.data() : news.flags.data(),
                       .place = apart ? news.places.data() : news.numbers.data()};
     CountNew(q, v, keys.n);
-    table.LetLeave(*this, v);
+    table.EvictForSpace(*this, v);
     EnterNew(q, v, keys.n);
     if (gradients != nullptr || !table.admission_.counts_keys()) return;
     ForgetWaiting(q, call, table.admission_.view().waiting, keys.data, meant, first.data(), rows.data(),
@@ -83,7 +83,7 @@ struct DeviceTable<Q>::Entering {
 
   DeviceTable& table;
   Q& q;
-  std::string_view op;
+  Op op;
   KeySpan keys;
   Meant meant;
   const bool* exists;

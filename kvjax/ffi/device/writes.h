@@ -8,104 +8,103 @@
 namespace kvjax::device {
 
 template <class Q>
-void DeviceTable<Q>::Insert(Q& q, const uint32_t* version, KeySpan keys, const bool* mask,
-                            InitialRows initial, uint32_t* next) {
-  const Entered entered(*this, "lookup_or_insert");
-  const Entering e(*this, q, "lookup_or_insert", version, keys, {.mask = mask});
-  e.Enter(initial, /*blank=*/false, nullptr);
-  e.End(next);
+void DeviceTable<Q>::Insert(Q& q, const WriteKeysOperands& o) {
+  const Entered entered(*this, Op::kLookupOrInsert);
+  const Entering e(*this, q, Op::kLookupOrInsert, o.version, o.keys, {.mask = o.mask});
+  e.Enter(o.initial, /*blank=*/false, nullptr);
+  e.End(o.next);
 }
 
 template <class Q>
-void DeviceTable<Q>::Pin(Q& q, std::string_view op, const uint32_t* version, KeySpan keys, const bool* mask,
-                         InitialRows initial, uint32_t* next) {
-  const Entered entered(*this, op);
-  const bool pins = op == "pin";
-  const Meant meant{.mask = mask};
-  if (pins) {
-    const Entering e(*this, q, op, version, keys, meant);
-    e.Enter(initial, /*blank=*/false, nullptr);
-    SetPinned(q, e.call, contents_.view(), meant, e.first.data(), e.rows.data(), keys.n, true);
-    return e.End(next);
-  }
-  const Finding f(*this, q, op, version, keys, meant);
-  SetPinned(q, f.call, contents_.view(), meant, f.first.data(), f.rows.data(), keys.n, false);
-  f.End(next);
+void DeviceTable<Q>::Pin(Q& q, const WriteKeysOperands& o) {
+  const Entered entered(*this, Op::kPin);
+  const Meant meant{.mask = o.mask};
+  const Entering e(*this, q, Op::kPin, o.version, o.keys, meant);
+  e.Enter(o.initial, /*blank=*/false, nullptr);
+  SetPinned(q, e.call, contents_.view(), meant, e.first.data(), e.rows.data(), o.keys.n, true);
+  e.End(o.next);
 }
 
 template <class Q>
-void DeviceTable<Q>::Remove(Q& q, const uint32_t* version, KeySpan keys, const bool* mask, uint32_t* next) {
-  const Entered entered(*this, "remove");
-  const CallView call = View("remove", version, keys.narrow);
+void DeviceTable<Q>::Unpin(Q& q, const WriteKeysOperands& o) {
+  const Entered entered(*this, Op::kUnpin);
+  const Meant meant{.mask = o.mask};
+  const Finding f(*this, q, Op::kUnpin, o.version, o.keys, meant);
+  SetPinned(q, f.call, contents_.view(), meant, f.first.data(), f.rows.data(), o.keys.n, false);
+  f.End(o.next);
+}
+
+template <class Q>
+void DeviceTable<Q>::Remove(Q& q, const WriteKeysOperands& o) {
+  const Entered entered(*this, Op::kRemove);
+  const CallView call = View(Op::kRemove, o.version, o.keys.narrow);
   BeginWrite(q, call);
-  EraseKeys(q, call, contents_.view(), keys.data, {.mask = mask}, keys.n);
-  End(q, call, 0, next);
+  EraseKeys(q, call, contents_.view(), o.keys.data, {.mask = o.mask}, o.keys.n);
+  End(q, call, 0, o.next);
 }
 
 template <class Q>
-void DeviceTable<Q>::Upsert(Q& q, const uint32_t* version, KeySpan keys, const bool* mask,
-                            const std::byte* values, uint32_t* next) {
-  const Entered entered(*this, "upsert");
-  const Meant meant{.mask = mask};
-  const Scratch<Q, uint32_t> last(q, keys.n);
-  const Entering e(*this, q, "upsert", version, keys, meant);
+void DeviceTable<Q>::Upsert(Q& q, const WriteRowsOperands& o) {
+  const Entered entered(*this, Op::kUpsert);
+  const Meant meant{.mask = o.mask};
+  const Scratch<Q, uint32_t> last(q, o.keys.n);
+  const Entering e(*this, q, Op::kUpsert, o.version, o.keys, meant);
   e.Enter({}, /*blank=*/true, nullptr);
-  WriteValues(q, e.call, contents_.view(), meant, e.first.data(), last.data(), e.rows.data(), values,
-              row_bytes(), keys.n);
-  e.End(next);
+  WriteValues(q, e.call, contents_.view(), meant, e.first.data(), last.data(), e.rows.data(), o.rows,
+              row_bytes(), o.keys.n);
+  e.End(o.next);
 }
 
 template <class Q>
-void DeviceTable<Q>::Assign(Q& q, const uint32_t* version, KeySpan keys, const bool* mask,
-                            const std::byte* values, uint32_t* next) {
-  const Entered entered(*this, "assign");
-  const Meant meant{.mask = mask};
-  const Scratch<Q, uint32_t> last(q, keys.n);
-  const Finding f(*this, q, "assign", version, keys, meant);
-  WriteValues(q, f.call, contents_.view(), meant, f.first.data(), last.data(), f.rows.data(), values,
-              row_bytes(), keys.n);
-  f.End(next);
+void DeviceTable<Q>::Assign(Q& q, const WriteRowsOperands& o) {
+  const Entered entered(*this, Op::kAssign);
+  const Meant meant{.mask = o.mask};
+  const Scratch<Q, uint32_t> last(q, o.keys.n);
+  const Finding f(*this, q, Op::kAssign, o.version, o.keys, meant);
+  WriteValues(q, f.call, contents_.view(), meant, f.first.data(), last.data(), f.rows.data(), o.rows,
+              row_bytes(), o.keys.n);
+  f.End(o.next);
 }
 
 template <class Q>
-void DeviceTable<Q>::Add(Q& q, const uint32_t* version, KeySpan keys, const bool* mask, const float* deltas,
-                         InitialRows initial, uint32_t* next) {
-  const Entered entered(*this, "add");
+void DeviceTable<Q>::Add(Q& q, const WriteRowsOperands& o) {
+  const Entered entered(*this, Op::kAdd);
   const auto dim = static_cast<size_t>(spec_.dim);
-  Scratch<Q, uint64_t> distinct(q, keys.n);
-  Scratch<Q, float> sums(q, keys.n * dim);
-  Scratch<Q, int32_t> ones(q, keys.n), counts(q, keys.n);
-  CountMeant(q, {.mask = mask}, keys.n, ones.data());
-  MergeGradients(q, keys.data, deltas, ones.data(), keys.n, dim, distinct.data(), sums.data(), counts.data());
+  const size_t n = o.keys.n;
+  Scratch<Q, uint64_t> distinct(q, n);
+  Scratch<Q, float> sums(q, n * dim);
+  Scratch<Q, int32_t> ones(q, n), counts(q, n);
+  CountMeant(q, {.mask = o.mask}, n, ones.data());
+  MergeGradients(q, o.keys.data, reinterpret_cast<const float*>(o.rows), ones.data(), n, dim, distinct.data(),
+                 sums.data(), counts.data());
   const Meant meant{.counts = counts.data()};
-  const Entering e(*this, q, "add", version, {distinct.data(), keys.n, keys.narrow}, meant);
-  e.Enter(initial, /*blank=*/false, nullptr);
-  AddValues(q, e.call, contents_.view(), spec_.type, dim, meant, e.rows.data(), sums.data(), keys.n);
-  e.End(next);
+  const Entering e(*this, q, Op::kAdd, o.version, {distinct.data(), n, o.keys.narrow}, meant);
+  e.Enter(o.initial, /*blank=*/false, nullptr);
+  AddValues(q, e.call, contents_.view(), spec_.type, dim, meant, e.rows.data(), sums.data(), n);
+  e.End(o.next);
 }
 
 template <class Q>
-void DeviceTable<Q>::Accum(Q& q, const uint32_t* version, KeySpan keys, const bool* mask,
-                           const float* old_values, const float* new_values, const bool* exists,
-                           uint32_t* next) {
-  const Entered entered(*this, "accum");
-  const Meant meant{.mask = mask};
-  const Entering e(*this, q, "accum", version, keys, meant, exists);
-  const Segments<Q> segments(q, keys.data, meant, keys.n);
-  Scratch<Q, uint8_t> had(q, keys.n), allowed(q, keys.n);
-  AllowNew(q, segments.view(), exists, keys.n, allowed.data());
-  MarkFound(q, contents_.index().view(), keys.data, meant, keys.n, had.data());
+void DeviceTable<Q>::Accum(Q& q, const AccumOperands& o) {
+  const Entered entered(*this, Op::kAccum);
+  const Meant meant{.mask = o.mask};
+  const size_t n = o.keys.n;
+  const Entering e(*this, q, Op::kAccum, o.version, o.keys, meant, o.exists);
+  const Segments<Q> segments(q, o.keys.data, meant, n);
+  Scratch<Q, uint8_t> had(q, n), allowed(q, n);
+  AllowNew(q, segments.view(), o.exists, n, allowed.data());
+  MarkFound(q, contents_.index().view(), o.keys.data, meant, n, had.data());
   e.Enter({}, /*blank=*/true, allowed.data());
   AccumValues<Q>(q, e.call, contents_.view(), spec_.type, static_cast<size_t>(spec_.dim), segments.view(),
-                 e.rows.data(), had.data(), old_values, new_values, exists, keys.n);
-  e.End(next);
+                 e.rows.data(), had.data(), o.old_rows, o.new_rows, o.exists, n);
+  e.End(o.next);
 }
 
 template <class Q>
-void DeviceTable<Q>::Clear(Q& q, const uint32_t* version, uint32_t* next) {
-  const Entered entered(*this, "clear");
-  Control control = ExpectNow(q, "clear", version);
-  const CallView call = View("clear", version, false);
+void DeviceTable<Q>::Clear(Q& q, const ClearOperands& o) {
+  const Entered entered(*this, Op::kClear);
+  Control control = ExpectNow(q, Op::kClear, o.version);
+  const CallView call = View(Op::kClear, o.version);
   Contents<Q> empty(q, row_bytes(), reserved_, budget_);
   empty.ReserveRows(q, control_.data(), reserved_);
   Admission<Q> nothing(q, spec_.admission);
@@ -119,46 +118,37 @@ void DeviceTable<Q>::Clear(Q& q, const uint32_t* version, uint32_t* next) {
   control.last_step = 0;
   q.Copy(control_.data(), &control, sizeof(control));
   BeginWrite(q, call);
-  End(q, call, 0, next);
-  q.Wait();  // or the next call would make room beside rows that are gone
+  End(q, call, 0, o.next);
+  q.Wait();  // or the next call would make space beside rows that are gone
 }
 
 template <class Q>
-void DeviceTable<Q>::ClearSlots(Q& q, const uint32_t* version, uint32_t* next) {
-  const Entered entered(*this, "clear_slots");
-  (void)ExpectNow(q, "clear_slots", version);
-  const CallView call = View("clear_slots", version, false);
+void DeviceTable<Q>::ClearSlots(Q& q, const ClearOperands& o) {
+  const Entered entered(*this, Op::kClearSlots);
+  (void)ExpectNow(q, Op::kClearSlots, o.version);
+  const CallView call = View(Op::kClearSlots, o.version);
   BeginWrite(q, call);
   ForgetSlots(q, call, contents_.view());
   contents_.Detach(q);
-  End(q, call, 0, next);
+  End(q, call, 0, o.next);
 }
 
 template <class Q>
-void DeviceTable<Q>::BeginApply(Q& q, const uint32_t* version, KeySpan keys, GradientsView gradients,
-                                const SlotLayout& layout, InitialRows initial, uint32_t* next,
-                                uint32_t* targets, int32_t* active, uint32_t* used_step, float* pooled) {
-  const Entered entered(*this, "apply");
-  Begin(q, version, keys, gradients, layout, initial, next, targets, active, used_step, pooled);
-}
-
-/// Whether a step brings the rows slots, where there are none.
-template <class Q>
-bool DeviceTable<Q>::Attaches(const SlotLayout& layout) const {
-  if (layout == contents_.layout() || layout.empty()) return false;
-  if (contents_.layout().empty()) return true;
-  throw MakeError(ErrorCode::kFailedPrecondition, spec_.name, "apply",
-                  "the optimizer whose slots the table holds (" + contents_.layout().ToString() + ")",
-                  "one with " + layout.ToString(), "table.clear_slots() forgets the old optimizer's state");
+void DeviceTable<Q>::BeginApply(Q& q, const BeginApplyOperands& o) {
+  const Entered entered(*this, Op::kApply);
+  const GradientSpan& g = o.gradients;
+  Begin(q, o,
+        {o.keys.data, g.counts, g.rows, o.keys.n, g.seals, g.num_seals, kSeal,
+         reinterpret_cast<const uint32_t*>(o.step), spec_.count_batches});
 }
 
 template <class Q>
-void DeviceTable<Q>::Begin(Q& q, const uint32_t* version, KeySpan keys, GradientsView gradients,
-                           const SlotLayout& layout, InitialRows initial, uint32_t* next, uint32_t* targets,
-                           int32_t* active, uint32_t* used_step, float* pooled) {
+void DeviceTable<Q>::Begin(Q& q, const BeginApplyOperands& o, const GradientsView& gradients) {
+  const SlotLayout& layout = o.layout;
+  const KeySpan keys = o.keys;
   NewSlots slots(*this, q);
-  if (!(layout == contents_.layout()) && !layout.empty()) (void)ExpectNow(q, "apply", version);
-  if (Attaches(layout)) {
+  if (!(layout == contents_.layout()) && !layout.empty()) (void)ExpectNow(q, Op::kApply, o.version);
+  if (AttachesSlots(spec_.name, contents_.layout(), layout)) {
     contents_.Attach(q, layout);
     slots.undo = true;
   }
@@ -168,25 +158,26 @@ void DeviceTable<Q>::Begin(Q& q, const uint32_t* version, KeySpan keys, Gradient
   const WithShared<Q> all(q, admission, keys, {.counts = gradients.counts});
   const Decision<Q> decision(q, admits ? all.keys().n : 0);
   const Pooling<Q> pooling(q, shares, keys.n, dim);
-  const Entering e(*this, q, "apply", version, all.keys(), all.meant(), nullptr, &gradients);
+  const Entering e(*this, q, Op::kApply, o.version, all.keys(), all.meant(), nullptr, &gradients);
   const IndexView index = contents_.index().view();
   if (admits) DecideKeys(q, e.call, admission_.view(), index, gradients, decision.view());
   if (shares) {
     FindPool(q, e.call, index, gradients, admission.shared_key, e.first.data(), decision.verdict.data(),
              pooling.in_pool.data(), pooling.pool.data());
     SumPool(q, gradients, dim, pooling.hashes.data(), pooling.order.data(), pooling.in_pool.data(),
-            pooling.pool.data(), pooling.blocks.data(), pooled);
+            pooling.pool.data(), pooling.blocks.data(), o.pooled);
   } else {
-    q.Fill(pooled, 0, dim * sizeof(float));
+    q.Fill(o.pooled, 0, dim * sizeof(float));
   }
-  e.Enter(initial, /*blank=*/false, admits ? decision.verdict.data() : nullptr);
+  e.Enter(o.initial, /*blank=*/false, admits ? decision.verdict.data() : nullptr);
   if (admits) admission_.Commit(q, e.call, keys.data, keys.n, decision);
   CountRows(q, e.call, contents_.view(), gradients, e.rows.data(), admits ? decision.totals.data() : nullptr,
-            shares ? pooling.pool.data() : nullptr, targets);
+            shares ? pooling.pool.data() : nullptr, o.targets);
   if (slots.undo) slots.undo = Fetch(q, control_.data()).open == 0;
   touched_ = UserCode::Now();
   in_step_ = !Refused();  // a call that is known to have been refused is no step
-  e.End(next, EndStep{shares ? pooling.pool.data() : nullptr, active, used_step});
+  e.End(o.next,
+        EndStep{shares ? pooling.pool.data() : nullptr, o.active, reinterpret_cast<uint32_t*>(o.used_step)});
 }
 
 /// The value and the slots, with as many kernels as it takes.
@@ -211,50 +202,46 @@ std::vector<Parts> DeviceTable<Q>::PartsOf(const std::byte* values,
 }
 
 template <class Q>
-ChunkView DeviceTable<Q>::ChunkOf(const uint32_t* version, const uint32_t* targets, size_t num_rows,
-                                  const int32_t* start, const int32_t* active) const {
-  const bool own = OwnStep(num_rows);
-  return {View("apply", version, false),
-          contents_.view(),
-          own ? step_.targets.data() : targets,
-          own ? step_.n : num_rows,
-          start,
-          active};
+ChunkView DeviceTable<Q>::ChunkOf(const uint32_t* version, const ChunkSpan& chunk) const {
+  const bool own = OwnStep(chunk.num_rows);
+  return {View(Op::kApply, version),      contents_.view(), own ? step_.targets.data() : chunk.targets,
+          own ? step_.n : chunk.num_rows, chunk.start,      chunk.active};
 }
 
 template <class Q>
-void DeviceTable<Q>::Gather(Q& q, const uint32_t* version, const uint32_t* targets, size_t num_rows,
-                            const int32_t* start, const int32_t* active, size_t chunk, const GatherView& out,
-                            std::byte* values, const std::vector<std::byte*>& slots) {
-  const Entered entered(*this, "apply", /*begins=*/false);
+void DeviceTable<Q>::Gather(Q& q, const GatherOperands& o) {
+  const Entered entered(*this, Op::kApply, /*begins=*/false);
   touched_ = UserCode::Now();
-  const bool own = OwnStep(num_rows);
-  const ChunkView rows = ChunkOf(version, targets, num_rows, start, active);
-  GatherView once = out;
-  if (own) once.keys = step_.inbox.merged().keys, once.rows = step_.inbox.merged().rows;
-  if (own) once.pooled = step_.pooled.data();
-  for (const Parts& parts : PartsOf(values, {slots.begin(), slots.end()})) {
-    GatherRows(q, rows, std::exchange(once, {}), parts, chunk);
+  const ChunkView rows = ChunkOf(o.version, o.chunk);
+  GatherView once{o.keys,  o.rows,  o.pooled,  spec_.admission.shared_key, static_cast<size_t>(spec_.dim),
+                  o.grads, o.fresh, o.row_keys};
+  if (OwnStep(o.chunk.num_rows)) {
+    once.keys = step_.received.merged().keys, once.rows = step_.received.merged().rows;
+    once.pooled = step_.pooled.data();
+  }
+  for (const Parts& parts : PartsOf(o.values, {o.slots.begin(), o.slots.end()})) {
+    GatherRows(q, rows, std::exchange(once, {}), parts, o.chunk.size);
   }
 }
 
 template <class Q>
-void DeviceTable<Q>::Scatter(Q& q, const uint32_t* version, const uint32_t* targets, size_t num_rows,
-                             const int32_t* start, const int32_t* active, size_t chunk,
-                             const std::byte* values, const std::vector<const std::byte*>& slots,
-                             uint32_t* out) {
-  const Entered entered(*this, "apply", /*begins=*/false);
+void DeviceTable<Q>::Scatter(Q& q, const ScatterOperands& o) {
+  const Entered entered(*this, Op::kApply, /*begins=*/false);
   touched_ = UserCode::Now();
-  const bool own = OwnStep(num_rows);
-  const ChunkView rows = ChunkOf(version, targets, num_rows, start, active);
-  for (const Parts& parts : PartsOf(values, slots)) {
-    ScatterRows(q, rows, parts, !slots.empty(), chunk, std::exchange(out, nullptr));
+  const bool own = OwnStep(o.chunk.num_rows);
+  const size_t chunk = o.chunk.size;
+  const ChunkView rows = ChunkOf(o.version, o.chunk);
+  uint32_t* out = o.out;
+  for (const Parts& parts : PartsOf(o.values, o.slots)) {
+    ScatterRows(q, rows, parts, !o.slots.empty(), chunk, std::exchange(out, nullptr));
   }
   // The host does not know how many rows the step has; with one pass for all of them this was the last. A
   // shard has counted its own.
-  bool last = chunk >= (own ? step_.left : num_rows);
+  bool last = chunk >= (own ? step_.left : o.chunk.num_rows);
   step_.left -= std::min(step_.left, chunk);
-  if constexpr (Q::kSynchronous) last = static_cast<int64_t>(*start) + static_cast<int64_t>(chunk) >= *active;
+  if constexpr (Q::kSynchronous) {
+    last = static_cast<int64_t>(*o.chunk.start) + static_cast<int64_t>(chunk) >= *o.chunk.active;
+  }
   if (last) {
     in_step_ = false;
     KeepHotRows(q, rows.call, rows.num_rows);
@@ -274,7 +261,7 @@ void DeviceTable<Q>::KeepHotRows(Q& q, CallView call, size_t n) {
   }
 }
 
-// ---- room ------------------------------------------------------------------------------------------------
+// ---- space -----------------------------------------------------------------------------------------------
 
 /// Below which the row ids are that are in use once so many keys more have come.
 template <class Q>
@@ -286,7 +273,7 @@ size_t DeviceTable<Q>::EndRow(const Bound& bound, size_t to_come) const {
 }
 
 template <class Q>
-bool DeviceTable<Q>::HasRoom(size_t n) {
+bool DeviceTable<Q>::HasSpace(size_t n) {
   const Bound bound = Upper();
   const size_t to_come = bound.pending + n;
   return EndRow(bound, to_come) <= contents_.rows() &&
@@ -314,18 +301,18 @@ typename DeviceTable<Q>::Bound DeviceTable<Q>::Upper() {
   return bound;
 }
 
-/// Room for n rows more, and for one more pending write.
+/// Makes space for n rows more, and for one more pending write.
 template <class Q>
-void DeviceTable<Q>::MakeRoom(Q& q, std::string_view op, size_t n) {
+void DeviceTable<Q>::MakeSpace(Q& q, Op op, size_t n) {
   if (pending_.size() == pending_.capacity()) pending_.reserve(2 * pending_.size() + 8);
   // Some of the earlier writes may turn out to have needed less; the device goes on with the others.
   do {
-    if (HasRoom(n)) return;
+    if (HasSpace(n)) return;
   } while (!pending_.empty() && q.Pause());
-  if (HasRoom(n)) return;
+  if (HasSpace(n)) return;
   const Bound now = Upper();
   if (now.size + n >= kNoRow) {
-    throw RowsError(spec_.name, op, now.size + n);
+    throw RowsError(spec_.name, Name(op), now.size + n);
   }
   // More than this call may need, so that the next ones need not wait: most of all where there are many rows.
   const size_t coming = now.pending + std::max<size_t>(2 * n, std::min<size_t>(8 * n, now.size / 8));

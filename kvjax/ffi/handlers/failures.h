@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace kvjax {
@@ -41,8 +42,7 @@ inline Error Caught(std::string_view table, std::string_view op) {
   } catch (const Error& error) {
     return error;
   } catch (const std::bad_alloc&) {
-    return MakeError(ErrorCode::kResourceExhausted, table, op, "memory for the call", "none",
-                     "the table is as it was before: remove rows or give the process more memory");
+    return MemoryError(table, op);
   } catch (const std::exception& error) {
     return Error(ErrorCode::kInternal, std::string("kvjax: ").append(op).append(": ").append(error.what()));
   }
@@ -61,11 +61,11 @@ ffi::Error Guard(std::string_view table, std::string_view op, Body body) {
   }
 }
 
-/// Failures that have been told to other devices and will be raised once all know of them.
+/// Failures whose numbers have been given to other devices, to be raised once all know of them.
 ///
 /// A device that fails alone leaves the others waiting in their next collective, and XLA then ends the
-/// process. So on a spread table a call that can fail gives a number instead, the devices take the largest,
-/// and all of them fail, or none.
+/// process. So on a sharded table a call that can fail gives a status instead, 0 or the number of its
+/// failure; the devices take the largest, and all of them fail, or none.
 class Failures {
  public:
   static Failures& Get() {
@@ -96,19 +96,19 @@ class Failures {
   std::array<std::optional<std::pair<uint32_t, Error>>, kKept> kept_{};
 };
 
-/// Runs body(), which may fail for this device alone: `tell` gets 0, or on a spread table the number of its
-/// failure. On any other table the call itself fails.
-template <class Body, class Tell>
-ffi::Error Report(std::string_view table, std::string_view op, bool spread, Tell tell, Body body) {
+/// Runs body(), which may fail for this device alone: put(status) gets 0, or on a sharded table the number of
+/// its failure. On any other table the call itself fails.
+template <class Put, class Body>
+ffi::Error Report(std::string_view table, std::string_view op, bool sharded, Put put, Body body) {
   uint32_t number = 0;
   try {
     body();
   } catch (...) {
     Error error = Caught(table, op);
-    if (!spread) return ToFfi(error);
+    if (!sharded) return ToFfi(error);
     number = Failures::Get().Keep(std::move(error));
   }
-  tell(number);
+  put(number);
   return ffi::Error::Success();
 }
 

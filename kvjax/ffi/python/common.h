@@ -68,7 +68,7 @@ inline void BindCommon(nb::module_& m) {
   m.attr("SEAL") = kSeal;
   m.attr("NUM_BUCKETS") = kNumBuckets;
   m.attr("TALLY_WORDS") = Tally::kWords;
-  m.attr("FACT_WORDS") = ShardFacts::kWords;
+  m.attr("FACT_WORDS") = ShardSummary::kWords;
   m.def("set_process", [](uint32_t process) { Failures::Get().SetProcess(process); });
   m.def("owners", &Owners, nb::arg("keys"), nb::arg("shards"));
   m.def("hash_strings", &HashStrings, nb::arg("items"), nb::arg("salt"));

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/admit.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/registry.h"
 #include "kvjax/ffi/core/snapshot.h"
 #include "kvjax/ffi/core/spec.h"
@@ -70,8 +71,7 @@ auto HostCall(std::string_view name, std::string_view op, Body body) {
   try {
     return body();
   } catch (const std::bad_alloc&) {
-    throw MakeError(ErrorCode::kResourceExhausted, name, op, "memory for the call", "none",
-                    "the table is as it was before: remove rows or give the process more memory");
+    throw MemoryError(name, op);
   }
 }
 
@@ -132,7 +132,7 @@ auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<in
   spec.policy = Policy::Parse(nb::cast<std::string>(o["policy"]));
   spec.evict_every = nb::cast<int64_t>(o["evict_every"]);
   spec.count_batches = nb::cast<bool>(o["count_batches"]);
-  spec.spread = nb::cast<bool>(o["spread"]);
+  spec.sharded = nb::cast<bool>(o["spread"]);
   const auto capacity = nb::cast<size_t>(o["capacity"]);
   const auto storage = nb::cast<std::string>(o["storage"]);
   ScoreFunction score = MakeScore(name, nb::object(o["score"]));
@@ -213,7 +213,7 @@ void SetSink(const std::string& name, size_t shard, nb::object sink) {
 }
 
 template <WholeTable T>
-void BindHost(nb::module_& m) {
+void BindTables(nb::module_& m) {
   m.attr("HOME") = T::kHome;
   m.def("create", &Create<T>, nb::arg("name"), nb::arg("options"), nb::arg("devices"), nb::arg("shards"),
         nb::arg("owns_shared"), nb::arg("first_version"));

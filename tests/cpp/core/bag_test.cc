@@ -83,8 +83,8 @@ void CheckKernels(const Batch& b) {
     kvjax::SumBags(kvjax::Serial, shape, b.weights.data(), b.rows.data(), want_bags.data());
     device::SumBags(q, shape, b.weights.data(), b.rows.data(), bags.data());
     CHECK(Same(bags, want_bags));
-    kvjax::SpreadBags(kvjax::Serial, shape, b.weights.data(), b.out.data(), want_rows.data());
-    device::SpreadBags(q, shape, b.weights.data(), b.out.data(), rows.data());
+    kvjax::ExpandBags(kvjax::Serial, shape, b.weights.data(), b.out.data(), want_rows.data());
+    device::ExpandBags(q, shape, b.weights.data(), b.out.data(), rows.data());
     CHECK(Same(rows, want_rows));
     kvjax::DotBags(kvjax::Serial, shape, b.rows.data(), b.out.data(), want_dot.data());
     device::DotBags(q, shape, b.rows.data(), b.out.data(), dot.data());
@@ -124,7 +124,7 @@ void CheckBatch(const Batch& b) {
     Ids got_from(from.size(), -7);
     kvjax::MaxBags(parallel, b.shape(), b.rows.data(), got_max.data(), got_from.data());
     CHECK(got_max == max && got_from == from);
-    kvjax::SpreadBags(parallel, b.shape(), b.weights.data(), b.out.data(), got_rows.data());
+    kvjax::ExpandBags(parallel, b.shape(), b.weights.data(), b.out.data(), got_rows.data());
     CHECK(got_rows == spread);
     kvjax::PlaceBags(parallel, b.shape(), from.data(), b.out.data(), got_rows.data());
     CHECK(got_rows == placed);

@@ -19,7 +19,7 @@ using kvjax::Phase;
 using kvjax::Place;
 using kvjax::Policy;
 using kvjax::Selection;
-using kvjax::ShardFacts;
+using kvjax::ShardSummary;
 using kvjax::Table;
 using kvjax::TableSpec;
 using kvjax::Tally;
@@ -43,7 +43,7 @@ std::vector<Place> Choose(const std::vector<std::vector<Place>>& shards, uint64_
     for (const Selection& s : selections) tallies.push_back(s.Count());
     const Tally sum = Sum(tallies);
     size_t done = 0;
-    for (Selection& s : selections) done += s.Hear(sum);
+    for (Selection& s : selections) done += s.Continue(sum);
     CHECK(done == 0 || done == shards.size());
     if (done > 0 || rounds > 20) break;
   }
@@ -123,22 +123,22 @@ struct Shards {
     std::vector<Keys> own(tables.size());
     for (const uint64_t key : keys)
       own[kvjax::OwnerOf(key, static_cast<uint32_t>(tables.size()))].push_back(key);
-    std::vector<ShardFacts> facts(tables.size());
+    std::vector<ShardSummary> summaries(tables.size());
     try {
       for (size_t s = 0; s < tables.size(); ++s) {
         CHECK_EQ(write(*tables[s], Call(version, Phase::kPropose), own[s]), 0u);
         CHECK_THROWS(kFailedPrecondition, write(*tables[s], Call(version, Phase::kCommit), own[s]));
-        tables[s]->Facts(version, facts[s]);
+        tables[s]->Summarize(version, summaries[s]);
       }
       std::vector<std::optional<Tally>> asked;
       for (size_t s = 0; s < tables.size(); ++s) {
-        asked.push_back(tables[s]->Prepare(kvjax::Serial, "test", version, facts, s));
+        asked.push_back(tables[s]->Prepare(kvjax::Serial, "test", version, summaries, s));
       }
       while (asked[0]) {
         std::vector<Tally> tallies;
         for (const auto& tally : asked) CHECK(tally.has_value()), tallies.push_back(*tally);
         for (size_t s = 0; s < tables.size(); ++s) {
-          asked[s] = tables[s]->Hear(kvjax::Serial, "test", version, Sum(tallies));
+          asked[s] = tables[s]->Continue(kvjax::Serial, "test", version, Sum(tallies));
         }
       }
     } catch (...) {

@@ -132,10 +132,10 @@ void Deliver(Live& table, const Sent& sent, size_t room) {
 }
 
 uint32_t Step(Live& table, int32_t& active) {
-  kvjax::ShardFacts facts;
+  kvjax::ShardSummary summary;
   int64_t step = 0;
-  table.PlanStep(Serial, table.version(), -1, {}, facts);
-  CHECK(!table.Prepare(Serial, "apply", table.version(), {facts}, 0));
+  table.PlanStep(Serial, table.version(), -1, {}, summary);
+  CHECK(!table.Prepare(Serial, "apply", table.version(), {summary}, 0));
   return table.CommitStep(table.version(), &active, &step);
 }
 
@@ -155,7 +155,7 @@ TEST(GradientsAreSummedInTheOrderOfSendersWhateverTheRounds) {
     int32_t active = 0;
     Step(table, active);
     CHECK_EQ(active, 40);
-    const auto& in = table.shard_step().inbox.merged();
+    const auto& in = table.shard_step().received.merged();
     CHECK_EQ(in.n, 40u);
     std::map<uint64_t, std::vector<float>> by_key;
     for (size_t i = 0; i < in.n; ++i) by_key[in.keys[i]].assign(in.rows + i * kDim, in.rows + (i + 1) * kDim);
@@ -213,9 +213,9 @@ TEST(AStepThatIsAbandonedLeavesNothing) {
   table.Ensure({1, 2});
   const State before(table);
   Deliver(table, {{{2, 3}}, {{1, 1, 1, 1}}}, 8);
-  kvjax::ShardFacts facts;
-  table.PlanStep(Serial, table.version(), -1, slots, facts);
-  CHECK(!table.Prepare(Serial, "apply", table.version(), {facts}, 0));
+  kvjax::ShardSummary summary;
+  table.PlanStep(Serial, table.version(), -1, slots, summary);
+  CHECK(!table.Prepare(Serial, "apply", table.version(), {summary}, 0));
   table.Abandon();
   CHECK(data::Same(before, State(table)));
   int32_t active = 0;

@@ -139,7 +139,7 @@ TEST(WhatIsFullSaysSo) {
     if (on_full == OnFull::kEvict) spec.policy = kvjax::Policy::Parse("old\nmax_age:3");
     Pair pair(spec, Threads(4, 2), 35, 0);
     const Keys kept = {1, 2, 3, 4}, more = {5, 6, 7, 8, 9, 10}, too_many = {1, 20, 21, 22, 23, 24, 25, 26};
-    pair.Both([&] { pair.cpu.Pin(kept); }, [&] { pair.gpu.Pinned("pin", kept); });
+    pair.Both([&] { pair.cpu.Pin(kept); }, [&] { pair.gpu.Pinned(kvjax::Op::kPin, kept); });
     pair.Both([&] { pair.cpu.Ensure(more); }, [&] { pair.gpu.Ensure(more); });
     std::string said[2];
     pair.Both(

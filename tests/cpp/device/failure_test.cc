@@ -78,25 +78,18 @@ using Op = std::function<void(Table&)>;
 /// A step without gradients: what it allocates, it does in the beginning.
 void Begin(Table& t, const Keys& keys, int32_t count, bool slots, int64_t step = -1) {
   const size_t n = keys.size();
-  const std::vector<int32_t> counts(n, count);
+  const device::Gradients g{.keys = keys,
+                            .counts = std::vector<int32_t>(n, count),
+                            .rows = data::Floats(n * kDim),
+                            .step = step,
+                            .seals = {kvjax::kSeal}};
+  const auto layout = slots ? device::Momentum(kDim) : kvjax::SlotLayout();
   std::vector<uint32_t> targets(2 * n);
-  const std::vector<uint32_t> seals = {device::kSealed};
-  const data::Floats rows(n * kDim);
   data::Floats pooled(kDim);
   int32_t active;
   int64_t used;
   t.Write([&](auto* version, auto* next) {
-    const kvjax::device::GradientsView view{keys.data(),
-                                            counts.data(),
-                                            rows.data(),
-                                            n,
-                                            seals.data(),
-                                            1,
-                                            device::kSealed,
-                                            reinterpret_cast<const uint32_t*>(&step),
-                                            false};
-    t.BeginApply(t.q, version, data::Span(keys), view, slots ? device::Momentum(kDim) : kvjax::SlotLayout(),
-                 {}, next, targets.data(), &active, reinterpret_cast<uint32_t*>(&used), pooled.data());
+    t.BeginApply(t.q, Of(g, version, layout, {}, next, targets.data(), &active, &used, pooled.data()));
   });
   const Faults now = std::exchange(faults, {});  // the rest of a step is another call
   const device::Bytes zeros(n * t.row_bytes());
@@ -104,7 +97,11 @@ void Begin(Table& t, const Keys& keys, int32_t count, bool slots, int64_t step =
   std::vector<const std::byte*> written;
   if (slots) written.push_back(zeros.data());
   uint32_t version = 0;
-  t.Scatter(t.q, &t.handle, targets.data(), n, &start, &active, n, zeros.data(), written, &version);
+  t.Scatter(t.q, {.version = &t.handle,
+                  .chunk = {targets.data(), n, &start, &active, n},
+                  .values = zeros.data(),
+                  .slots = written,
+                  .out = &version});
   faults = now;
 }
 
@@ -113,7 +110,7 @@ void Nothing(Table& /*table*/) {}
 void Some(Table& t) {
   Begin(t, Range(0, 20), 3, false);
   t.Drop({3, 4, 5});
-  t.Pinned("pin", {7, 8});
+  t.Pinned(kvjax::Op::kPin, {7, 8});
 }
 void Trained(Table& t) {
   Begin(t, Range(0, 20), 3, true);
@@ -197,7 +194,7 @@ TEST(InsertUpsertAndPin) {
   const device::Bytes values = ValueBytes();
   CheckKeys([](Table& t) { t.Ensure(kMany); }, 8);
   CheckStrongGuarantee({[&](Table& t) { t.Put(kMany, values); }, 8});
-  CheckStrongGuarantee({[](Table& t) { t.Pinned("pin", kMany); }, 8});
+  CheckStrongGuarantee({[](Table& t) { t.Pinned(kvjax::Op::kPin, kMany); }, 8});
 }
 
 TEST(AssignAddAndAccum) {
@@ -205,7 +202,7 @@ TEST(AssignAddAndAccum) {
   const device::Mask exists(new bool[kMany.size()]);
   for (size_t i = 0; i < kMany.size(); ++i) exists[i] = i % 3 == 0;
   CheckStrongGuarantee({[&](Table& t) { t.Set(kMany, values); }, 4});
-  CheckStrongGuarantee({[&](Table& t) { t.Pinned("unpin", kMany); }, 4});
+  CheckStrongGuarantee({[&](Table& t) { t.Pinned(kvjax::Op::kUnpin, kMany); }, 4});
   CheckStrongGuarantee({[](Table& t) { t.Plus(kMany, Values()); }, 14});
   CheckKeys([&](Table& t) { t.Accumulate(kMany, Values(), Values(), exists.get()); }, 14);
 }
@@ -255,7 +252,7 @@ TEST(ClearAndClearSlots) {
 TEST(LoadAndReserve) {
   Table source(Spec());
   Trained(source);
-  source.Pinned("pin", Range(35, 60));
+  source.Pinned(kvjax::Op::kPin, Range(35, 60));
   const Snapshot saved = source.Copy();
   const Op load = [&](Table& t) { t.Restore(data::View(saved)); };
   CheckStrongGuarantee({load, 14, Spec(), Trained});
@@ -298,8 +295,9 @@ TEST(APassOverTheRowsThatFindsNoMemoryIsLeftOut) {
     faults = {true, 0, fail_at};
     bool begun = true;
     try {
-      t.Scatter(t.q, &t.handle, targets.data(), keys.size(), &start, &active, keys.size(), zeros.data(), {},
-                nullptr);
+      t.Scatter(t.q, {.version = &t.handle,
+                      .chunk = {targets.data(), keys.size(), &start, &active, keys.size()},
+                      .values = zeros.data()});
     } catch (const std::bad_alloc&) {
       begun = false;
     }

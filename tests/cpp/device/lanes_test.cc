@@ -53,15 +53,11 @@ void CheckManySlots(size_t num_slots) {
   std::vector<uint32_t> targets(2 * n);
   int32_t active = 0;
   const int32_t start = 0;
-  uint32_t step[2], version = 0;
+  uint32_t version = 0;
+  int64_t step = 0;
   device::Floats pooled(dim);
   t.Write([&](auto* handle, auto* next) {
-    const kvjax::device::GradientsView view{
-        g.keys.data(),  g.counts.data(), g.rows.data(),   n,
-        g.seals.data(), g.seals.size(),  device::kSealed, reinterpret_cast<const uint32_t*>(&g.step),
-        false};
-    t.BeginApply(t.q, handle, data::Span(g.keys), view, layout, {}, next, targets.data(), &active, step,
-                 pooled.data());
+    t.BeginApply(t.q, Of(g, handle, layout, {}, next, targets.data(), &active, &step, pooled.data()));
   });
   std::vector<device::Bytes> all;
   for (const auto& slot : layout.slots()) all.emplace_back(n * slot.bytes);
@@ -76,17 +72,25 @@ void CheckManySlots(size_t num_slots) {
   const device::Bytes wanted = values;
   std::vector<std::byte*> slots;
   for (auto& slot : all) slots.push_back(slot.data());
-  t.Scatter(t.q, &t.handle, targets.data(), n, &start, &active, n, values.data(),
-            {slots.begin(), slots.end()}, &version);
+  const kvjax::ChunkSpan chunk{targets.data(), n, &start, &active, n};
+  t.Scatter(t.q, {.version = &t.handle,
+                  .chunk = chunk,
+                  .values = values.data(),
+                  .slots = {slots.begin(), slots.end()},
+                  .out = &version});
   CHECK_EQ(version, t.handle);
   fill(values);
   for (auto& slot : all) fill(slot);
   const device::Mask fresh(new bool[n]);
   device::Keys keys(n);
   // Without gradients, which whoever asks has already.
-  t.Gather(t.q, &t.handle, targets.data(), n, &start, &active, n,
-           {g.keys.data(), nullptr, nullptr, 0, dim, nullptr, fresh.get(), keys.data()}, values.data(),
-           slots);
+  t.Gather(t.q, {.version = &t.handle,
+                 .chunk = chunk,
+                 .keys = g.keys.data(),
+                 .values = values.data(),
+                 .fresh = fresh.get(),
+                 .row_keys = keys.data(),
+                 .slots = slots});
   CHECK(keys == g.keys);
   CHECK(std::none_of(fresh.get(), fresh.get() + n, [](bool x) { return x; }));
   CHECK(data::SameBytes(values, wanted));

@@ -9,6 +9,8 @@
 namespace {
 
 using data::Keys;
+using device::Of;
+using kvjax::Op;
 using kvjax::TableSpec;
 using kvjax::device::Budget;
 using later::Later;
@@ -74,7 +76,7 @@ void Train(data::Live& cpu, Chain& gpu, const Keys& batch, bool with_slots, floa
                           .rows = data::Floats(n * dim, value),
                           .slots = data::Floats(n * dim, -value),
                           .targets = std::vector<uint32_t>(2 * n),
-                          .seals = {device::kSealed},
+                          .seals = {kvjax::kSeal},
                           .at = -1,
                           .used = 0,
                           .start = 0,
@@ -84,20 +86,21 @@ void Train(data::Live& cpu, Chain& gpu, const Keys& batch, bool with_slots, floa
   std::vector<const std::byte*> slots;
   if (with_slots) slots.push_back(data::Bytes(s.slots));
   gpu.Write([&](auto* by, auto* next) {
-    const kvjax::device::GradientsView view{s.keys.data(),
-                                            s.counts.data(),
-                                            s.rows.data(),
-                                            n,
-                                            s.seals.data(),
-                                            1,
-                                            device::kSealed,
-                                            reinterpret_cast<const uint32_t*>(&s.at),
-                                            false};
-    gpu.table.BeginApply(gpu.q, by, data::Span(s.keys), view, layout, {}, next, s.targets.data(), &s.active,
-                         reinterpret_cast<uint32_t*>(&s.used), pooled.data());
+    gpu.table.BeginApply(gpu.q, {.version = by,
+                                 .keys = data::Span(s.keys),
+                                 .gradients = {s.counts.data(), s.rows.data(), s.seals.data(), 1},
+                                 .step = &s.at,
+                                 .layout = layout,
+                                 .next = next,
+                                 .targets = s.targets.data(),
+                                 .active = &s.active,
+                                 .used_step = &s.used,
+                                 .pooled = pooled.data()});
   });
-  gpu.table.Scatter(gpu.q, gpu.handle, s.targets.data(), n, &s.start, &s.active, n, data::Bytes(s.rows),
-                    slots, nullptr);
+  gpu.table.Scatter(gpu.q, {.version = gpu.handle,
+                            .chunk = {s.targets.data(), n, &s.start, &s.active, n},
+                            .values = data::Bytes(s.rows),
+                            .slots = slots});
   const auto targets = cpu.Begin(s.keys, s.counts, layout);
   cpu.Scatter(kvjax::Serial, cpu.version(), targets.data(), targets.size(), data::Bytes(s.rows), slots, true);
 }
@@ -146,18 +149,21 @@ void Churn(const TableSpec& spec, uint64_t seed, int steps, uint64_t universe, s
       case 1:
       case 2:
         cpu.Ensure(keys);
-        gpu.Write([&](auto* by, auto* next) { t.Insert(gpu.q, by, data::Span(keys), nullptr, {}, next); });
+        gpu.Write([&](auto* by, auto* next) {
+          t.Insert(gpu.q, Of(Op::kLookupOrInsert, by, keys, nullptr, {}, next));
+        });
         break;
       case 3:
       case 4:
         cpu.Drop(keys);
-        gpu.Write([&](auto* by, auto* next) { t.Remove(gpu.q, by, data::Span(keys), nullptr, next); });
+        gpu.Write(
+            [&](auto* by, auto* next) { t.Remove(gpu.q, Of(Op::kRemove, by, keys, nullptr, {}, next)); });
         break;
       case 5: {
         const auto& values = gpu.Keep(data::Floats(keys.size() * dim, static_cast<float>(step)));
         cpu.Put(keys, values);
         gpu.Write([&](auto* by, auto* next) {
-          t.Upsert(gpu.q, by, data::Span(keys), nullptr, data::Bytes(values), next);
+          t.Upsert(gpu.q, Of(Op::kUpsert, by, keys, nullptr, data::Bytes(values), {}, next));
         });
         break;
       }
@@ -165,7 +171,7 @@ void Churn(const TableSpec& spec, uint64_t seed, int steps, uint64_t universe, s
         const auto& deltas = gpu.Keep(data::Floats(keys.size() * dim, 0.5f));
         cpu.Add(kvjax::Serial, v, data::Span(keys), deltas.data(), {});
         gpu.Write([&](auto* by, auto* next) {
-          t.Add(gpu.q, by, data::Span(keys), nullptr, deltas.data(), {}, next);
+          t.Add(gpu.q, Of(Op::kAdd, by, keys, nullptr, data::Bytes(deltas), {}, next));
         });
         break;
       }
@@ -175,7 +181,12 @@ void Churn(const TableSpec& spec, uint64_t seed, int steps, uint64_t universe, s
         for (size_t i = 0; i < keys.size(); ++i) exists[i] = stream.Below(2) == 0;
         cpu.Accum(kvjax::Serial, v, data::Span(keys), rows.data(), rows.data(), exists.get());
         gpu.Write([&](auto* by, auto* next) {
-          t.Accum(gpu.q, by, data::Span(keys), nullptr, rows.data(), rows.data(), exists.get(), next);
+          t.Accum(gpu.q, {.version = by,
+                          .keys = data::Span(keys),
+                          .old_rows = rows.data(),
+                          .new_rows = rows.data(),
+                          .exists = exists.get(),
+                          .next = next});
         });
         break;
       }
@@ -184,14 +195,16 @@ void Churn(const TableSpec& spec, uint64_t seed, int steps, uint64_t universe, s
         cpu.Evict("few\nleast_recent:9");
         gpu.Write([&](auto* by, auto* next) {
           const auto& at = gpu.Keep(int64_t{-1});
-          t.Evict(gpu.q, "evict", by, kvjax::Policy::Parse("few\nleast_recent:9"),
-                  reinterpret_cast<const uint32_t*>(&at), next);
+          t.Evict(gpu.q, {.version = by,
+                          .policy = kvjax::Policy::Parse("few\nleast_recent:9"),
+                          .step = &at,
+                          .next = next});
         });
         break;
       case 9:
         if (stream.Below(6) != 0) break;
         cpu.Clear(v);
-        gpu.Write([&](auto* by, auto* next) { t.Clear(gpu.q, by, next); });
+        gpu.Write([&](auto* by, auto* next) { t.Clear(gpu.q, {.version = by, .next = next}); });
         break;
       case 11:
         Train(cpu, gpu, keys, stream.Below(2) == 0, static_cast<float>(step));
@@ -220,8 +233,9 @@ TEST(TheHostStaysAheadOfKeysThatAreKnown) {
   Later::lag = 10000;
   for (int step = 0; step < 30; ++step) {
     const size_t idle = Later::idle;
-    gpu.Write(
-        [&](auto* by, auto* next) { gpu.table.Insert(gpu.q, by, data::Span(keys), nullptr, {}, next); });
+    gpu.Write([&](auto* by, auto* next) {
+      gpu.table.Insert(gpu.q, Of(Op::kLookupOrInsert, by, keys, nullptr, {}, next));
+    });
     if (step > 10) CHECK_EQ(Later::idle, idle);
   }
   CHECK_EQ(gpu.table.Size(gpu.Now()), 10u);
@@ -260,7 +274,8 @@ TEST(FullTablesDoNotWait) {
   Chain gpu(spec);
   data::Stream stream(3);
   struct Begun {
-    uint32_t targets[40], step[2];
+    uint32_t targets[40];
+    int64_t step;
     int32_t active;
     float pooled[2];
   };
@@ -273,25 +288,26 @@ TEST(FullTablesDoNotWait) {
     Begun& out = *gpu.Keep(std::make_unique<Begun>());
     cpu.Begin(g.keys, g.counts);
     gpu.Write([&](auto* by, auto* next) {
-      const kvjax::device::GradientsView view{.keys = g.keys.data(),
-                                              .counts = g.counts.data(),
-                                              .rows = g.rows.data(),
-                                              .n = 20,
-                                              .seals = nullptr,
-                                              .num_seals = 0,
-                                              .seal = 0,
-                                              .step = reinterpret_cast<const uint32_t*>(&g.step),
-                                              .count_batches = false};
-      gpu.table.BeginApply(gpu.q, by, data::Span(g.keys), view, {}, {}, next, out.targets, &out.active,
-                           out.step, out.pooled);
+      gpu.table.BeginApply(gpu.q, {.version = by,
+                                   .keys = data::Span(g.keys),
+                                   .gradients = {g.counts.data(), g.rows.data()},
+                                   .step = &g.step,
+                                   .next = next,
+                                   .targets = out.targets,
+                                   .active = &out.active,
+                                   .used_step = &out.step,
+                                   .pooled = out.pooled});
     });
   };
   const auto prune = [&] {
     const int64_t& now = gpu.Keep(int64_t{-1});
     cpu.Evict("restrict\nleast_recent:-95");
     gpu.Write([&](auto* by, auto* next) {
-      gpu.table.Evict(gpu.q, "restrict", by, kvjax::Policy::Parse("restrict\nleast_recent:-95"),
-                      reinterpret_cast<const uint32_t*>(&now), next);
+      gpu.table.Evict(gpu.q, {.op = Op::kRestrict,
+                              .version = by,
+                              .policy = kvjax::Policy::Parse("restrict\nleast_recent:-95"),
+                              .step = &now,
+                              .next = next});
     });
   };
   Later::lag = 0;
@@ -319,14 +335,15 @@ TEST(WhatFollowsARefusedWriteIsRefusedToo) {
   Later::lag = 100000;
   const Keys a = {1, 2}, b = {3, 4}, c = {5};
   const auto insert = [&](const Keys& keys) {
-    gpu.Write([&](auto* by, auto* next) { t.Insert(gpu.q, by, data::Span(keys), nullptr, {}, next); });
+    gpu.Write(
+        [&](auto* by, auto* next) { t.Insert(gpu.q, Of(Op::kLookupOrInsert, by, keys, nullptr, {}, next)); });
   };
   uint32_t* const old = gpu.handle;
   insert(a);
   uint32_t* const live = gpu.handle;
   gpu.handle = old;
   insert(b);
-  t.Remove(gpu.q, gpu.handle, data::Span(a), nullptr, gpu.Word());
+  t.Remove(gpu.q, Of(Op::kRemove, gpu.handle, a, nullptr, {}, gpu.Word()));
   insert(c);
   CHECK_THROWS(kFailedPrecondition, gpu.Now());
   CHECK_EQ(*live, 2u);

@@ -5,6 +5,7 @@
 namespace {
 
 using namespace pairs;
+using device::Of;
 
 /// A table with some of everything, full to the last row.
 struct Refusing : Pair {
@@ -46,8 +47,8 @@ TEST(StaleHandlesChangeNothing) {
     const Gradients g{.keys = {1000, 1001}, .counts = {1, 1}, .rows = Floats(6)};
     const std::vector<std::function<void()>> calls = {
         [&] { t.Ensure(keys); },
-        [&] { t.Pinned("pin", keys); },
-        [&] { t.Pinned("unpin", keys); },
+        [&] { t.Pinned(kvjax::Op::kPin, keys); },
+        [&] { t.Pinned(kvjax::Op::kUnpin, keys); },
         [&] { t.Put(keys, values); },
         [&] { t.Set(keys, values); },
         [&] { t.Plus(keys, rows); },
@@ -66,15 +67,15 @@ TEST(StaleHandlesChangeNothing) {
           t.Ensure({});
         },
         [&] {
-          t.Lookup(t.q, &t.handle, data::Span({}), nullptr, {}, kvjax::Missing::kTable, nullptr, nullptr);
+          t.Lookup(t.q, {.version = &t.handle});
           t.Raise();
         },
         [&] {
-          t.Inspect(t.q, "inspect", &t.handle, data::Span({}), nullptr, nullptr, nullptr);
+          t.Inspect(t.q, {.version = &t.handle});
           t.Raise();
         },
         [&] {
-          t.ReadSlot(t.q, &t.handle, "m", 12, data::Span({}), nullptr);
+          t.ReadSlot(t.q, {.version = &t.handle, .slot = "m", .bytes = 12});
           t.Raise();
         },
     };
@@ -92,7 +93,7 @@ TEST(StaleHandlesChangeNothing) {
     Bytes out(12 * t.row_bytes());
     const Mask found(new bool[12]);
     const uint32_t stale = t.handle - 1;
-    t.Lookup(t.q, &stale, data::Span(keys), nullptr, {}, kvjax::Missing::kTable, out.data(), found.get());
+    t.Lookup(t.q, {.version = &stale, .keys = data::Span(keys), .rows = out.data(), .found = found.get()});
     for (size_t i = 0; i < 12; ++i) CHECK(!found[i]);
     for (size_t j = 0; j < 36; ++j)
       CHECK(std::isnan(LoadElement(RowType::kFloat32, out.data(), static_cast<long>(j))));
@@ -108,21 +109,18 @@ TEST(AStepIsNotTornByTheRefusalOfAnotherCall) {
   const Keys keys = {5};
   const int32_t one = 1, start = 0;
   const uint32_t stale = t.handle - 1;
-  const int64_t step = -1;
   const Floats grads(3, 1.0f);
   std::vector<uint32_t> targets(2);
   int32_t active = 0;
-  uint32_t next = 0, used[2];
+  uint32_t next = 0;
+  int64_t used = 0;
   Floats pooled(3);
   const Bytes values(t.row_bytes(), std::byte{7});
-  const kvjax::device::GradientsView view{
-      keys.data(), &one, grads.data(),    1,
-      nullptr,     0,    device::kSealed, reinterpret_cast<const uint32_t*>(&step),
-      false};
-  t.BeginApply(t.q, &t.handle, data::Span(keys), view, {}, {}, &next, targets.data(), &active, used,
-               pooled.data());
-  t.Lookup(t.q, &stale, data::Span({}), nullptr, {}, kvjax::Missing::kTable, nullptr, nullptr);
-  t.Scatter(t.q, &next, targets.data(), 1, &start, &active, 1, values.data(), {}, nullptr);
+  const Gradients g{.keys = keys, .counts = {one}, .rows = grads, .seals = {}};
+  t.BeginApply(t.q, Of(g, &t.handle, {}, {}, &next, targets.data(), &active, &used, pooled.data()));
+  t.Lookup(t.q, {.version = &stale});
+  t.Scatter(t.q,
+            {.version = &next, .chunk = {targets.data(), 1, &start, &active, 1}, .values = values.data()});
   t.handle = next;
   CHECK_EQ(t.SettledVersion(), next);  // at once: nothing of the step is still to come
   CHECK_THROWS(kFailedPrecondition, (void)t.Size(next));
@@ -143,7 +141,7 @@ TEST(GradientsThatMergingHasNotMadeChangeNothing) {
     Keys fresh;
     for (uint64_t key = 9000; key < 9020; ++key) fresh.push_back(key);
     std::vector<int32_t> ones(20, 1);
-    refused({.keys = fresh, .counts = ones, .seals = {device::kSealed, 7}}, momentum);
+    refused({.keys = fresh, .counts = ones, .seals = {kvjax::kSeal, 7}}, momentum);
     refused({.keys = fresh, .counts = ones, .seals = {0}}, momentum);
     refused({.keys = {}, .counts = {}, .seals = {0}}, momentum);
     for (const size_t at : {0, 7, 18}) {
@@ -169,7 +167,7 @@ TEST(GradientsThatMergingHasNotMadeChangeNothing) {
   pair.Write(14, 20);
   kvjax::SlotLayout other;
   other.Add("v", "float32[3]", 12);
-  g.seals = {device::kSealed};
+  g.seals = {kvjax::kSeal};
   pair.Both([&] { device::Train(pair.cpu, g, other, {}); }, [&] { pair.gpu.Train(g, other, 2); });
   CHECK_EQ(pair.refusals, 1);
 }
@@ -183,13 +181,16 @@ TEST(TooFewInitialRowsChangeNothing) {
     for (uint64_t key = 9000; key < 9010; ++key) fresh.push_back(key);
     const Bytes given = device::RowsFor(fresh, r.gpu.row_bytes());
     CHECK_THROWS(kInvalidArgument, r.gpu.Write([&](auto* version, auto* next) {
-      r.gpu.Insert(r.gpu.q, version, data::Span(fresh), nullptr, {given.data(), 9}, next);
+      r.gpu.Insert(r.gpu.q, Of(kvjax::Op::kLookupOrInsert, version, fresh, nullptr, {given.data(), 9}, next));
     }));
     r.Unchanged();
     Bytes out(10 * r.gpu.row_bytes());
     const Mask found(new bool[10]);
-    r.gpu.Lookup(r.gpu.q, &r.gpu.handle, data::Span(fresh), nullptr, {given.data(), 9},
-                 kvjax::Missing::kTable, out.data(), found.get());
+    r.gpu.Lookup(r.gpu.q, {.version = &r.gpu.handle,
+                           .keys = data::Span(fresh),
+                           .initial = {given.data(), 9},
+                           .rows = out.data(),
+                           .found = found.get()});
     CHECK_THROWS(kInvalidArgument, r.gpu.Raise());
     const kvjax::InitialRows few = {given.data(), 9};
     CHECK_THROWS(kInvalidArgument, r.cpu.Lookup(kvjax::Serial, r.cpu.version(), data::Span(fresh), nullptr,
@@ -208,7 +209,7 @@ TEST(LongKeysAreNotReadAsShortOnes) {
       const Keys keys = {1, 3};
       const auto narrow = [&] {
         t.Write([&](auto* version, auto* next) {
-          t.Insert(t.q, version, data::Span(keys, /*narrow=*/true), nullptr, {}, next);
+          t.Insert(t.q, {.version = version, .keys = data::Span(keys, /*narrow=*/true), .next = next});
         });
       };
       CHECK(CodeOf(narrow) == (wide ? std::optional(kvjax::ErrorCode::kInvalidArgument) : std::nullopt));

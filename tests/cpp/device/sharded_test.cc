@@ -14,6 +14,7 @@ using data::Floats;
 using data::Keys;
 using device::Bytes;
 using device::Mask;
+using device::Of;
 using kvjax::Serial;
 using kvjax::device::Threads;
 using later::Later;
@@ -115,23 +116,27 @@ struct Shards {
       const kvjax::InitialRows given{initial.data(), initial.size() / cpu.row_bytes()};
       cpu.Receive(Serial, cpu.version(), data::Span(keys), counts.data(), rows.data(), kSenders, turn[0],
                   turn[1], given);
-      gpu.Receive(gpu.q, &gpu.handle, data::Span(keys), counts.data(), rows.data(), kSenders, &turn[0],
-                  &turn[1], given);
+      gpu.Receive(gpu.q, {.version = &gpu.handle,
+                          .keys = data::Span(keys),
+                          .gradients = {counts.data(), rows.data()},
+                          .senders = kSenders,
+                          .round = &turn[0],
+                          .rounds = &turn[1],
+                          .initial = given});
     }
   }
   void Plan(int64_t step, const kvjax::SlotLayout& layout) {
-    kvjax::ShardFacts facts;
-    cpu.PlanStep(Serial, cpu.version(), step, layout, facts);
-    CHECK(!cpu.Prepare(Serial, "apply", cpu.version(), {facts}, 0));
-    gpu.PlanStep(gpu.q, &gpu.handle, reinterpret_cast<const uint32_t*>(&step), layout);
+    kvjax::ShardSummary summary;
+    cpu.PlanStep(Serial, cpu.version(), step, layout, summary);
+    CHECK(!cpu.Prepare(Serial, "apply", cpu.version(), {summary}, 0));
+    gpu.PlanStep(gpu.q, {.version = &gpu.handle, .step = &step, .layout = layout});
   }
   void Commit(const kvjax::SlotLayout& layout, size_t chunk) {
     int32_t active = -1, gpu_active = -1;
     int64_t step = -1, gpu_step = -1;
     cpu.CommitStep(cpu.version(), &active, &step);
-    gpu.Write([&](auto* version, auto* next) {
-      gpu.CommitStep(gpu.q, version, next, &gpu_active, reinterpret_cast<uint32_t*>(&gpu_step));
-    });
+    gpu.Write(
+        [&](auto* version, auto* next) { gpu.CommitStep(gpu.q, {version, next, &gpu_active, &gpu_step}); });
     CHECK_EQ(step, gpu_step);
     using Slots = std::vector<std::byte*>;
     const auto raw = [&](Floats& f) {
@@ -140,7 +145,7 @@ struct Shards {
     const auto constant = [](const Slots& of) { return std::vector<const std::byte*>(of.begin(), of.end()); };
     const size_t bytes = cpu.row_bytes();
     {
-      const auto& in = cpu.shard_step().inbox.merged();
+      const auto& in = cpu.shard_step().received.merged();
       const auto* const targets = cpu.shard_step().targets.data();
       const auto n = static_cast<size_t>(active);
       Bytes values(n * bytes);
@@ -159,16 +164,22 @@ struct Shards {
     const Mask fresh(new bool[chunk]);
     Keys row_keys(chunk);
     for (int32_t start = 0; start == 0 || start < gpu_active; start += static_cast<int32_t>(chunk)) {
-      gpu.Gather(gpu.q, &gpu.handle, nullptr, 0, &start, &gpu_active, chunk,
-                 {nullptr, nullptr, nullptr, 0, kDim, grads.data(), fresh.get(), row_keys.data()},
-                 values.data(), raw(slots));
+      const kvjax::ChunkSpan rows{nullptr, 0, &start, &gpu_active, chunk};
+      gpu.Gather(gpu.q, {.version = &gpu.handle,
+                         .chunk = rows,
+                         .values = values.data(),
+                         .grads = grads.data(),
+                         .fresh = fresh.get(),
+                         .row_keys = row_keys.data(),
+                         .slots = raw(slots)});
       gpu.q.Wait();
       for (size_t i = 0; i < chunk; ++i) {
         device::Descend(cpu.spec().type, kDim, values.data() + i * bytes, grads.data() + i * kDim,
                         layout.empty() || fresh[i], slots.data() + i * kDim);
       }
-      gpu.Scatter(gpu.q, &gpu.handle, nullptr, 0, &start, &gpu_active, chunk, values.data(),
-                  constant(raw(slots)), nullptr);
+      gpu.Scatter(
+          gpu.q,
+          {.version = &gpu.handle, .chunk = rows, .values = values.data(), .slots = constant(raw(slots))});
       gpu.q.Wait();
     }
     gpu.Raise();
@@ -188,7 +199,7 @@ struct Shards {
 
 kvjax::TableSpec Spec() {
   kvjax::TableSpec spec = data::Spec(kDim);
-  spec.spread = true;
+  spec.sharded = true;
   return spec;
 }
 
@@ -225,9 +236,11 @@ TEST(AStepThatIsAbandonedLeavesNothing) {
   both.Plan(-1, device::Momentum(kDim));
   both.cpu.Abandon(), both.gpu.Abandon();
   both.Compare();
-  uint32_t next = 0, used[2];
+  uint32_t next = 0;
+  int64_t used = 0;
   int32_t active = 0;
-  CHECK_THROWS(kFailedPrecondition, both.gpu.CommitStep(both.gpu.q, &both.gpu.handle, &next, &active, used));
+  const kvjax::CommitStepOperands commit{&both.gpu.handle, &next, &active, &used};
+  CHECK_THROWS(kFailedPrecondition, both.gpu.CommitStep(both.gpu.q, commit));
   both.Deliver(stream, 5);  // another optimizer, that has no slots, is free to come
   both.Plan(-1, {});
   both.Commit({}, 9);
@@ -247,7 +260,7 @@ TEST(WritesMakeRoomForTheKeysOfTheShardAlone) {
       if ((mask[i] = kvjax::OwnerOf(keys[i], 8) == 3)) own.push_back(keys[i]);
     }
     cpu.Ensure(own);
-    gpu.Plan(gpu.q, "lookup_or_insert", &gpu.handle, data::Span(keys), mask.get(), true);
+    gpu.Plan(gpu.q, {kvjax::Op::kLookupOrInsert, &gpu.handle, data::Span(keys), mask.get()});
     gpu.Ensure(keys, mask.get());
     both.Compare();
   }
@@ -257,15 +270,17 @@ TEST(WritesMakeRoomForTheKeysOfTheShardAlone) {
   }
   CHECK(capacity < 8 * cpu.Copy().keys.size());
   uint32_t stale = gpu.handle - 1;
-  CHECK_THROWS(kFailedPrecondition, gpu.Plan(gpu.q, "remove", &stale, data::Span(Keys{1}), nullptr, false));
+  const Keys one = {1};
+  const kvjax::device::PlanOperands late{kvjax::Op::kRemove, &stale, data::Span(one)};
+  CHECK_THROWS(kFailedPrecondition, gpu.Plan(gpu.q, late));
 }
 
 TEST(AWriteThatWasNotPlannedIsNotLetIn) {
   Shards both(Spec());
   const Keys keys = {1, 2, 3};
-  both.gpu.Plan(both.gpu.q, "remove", &both.gpu.handle, data::Span(keys), nullptr, false);
+  both.gpu.Plan(both.gpu.q, {kvjax::Op::kRemove, &both.gpu.handle, data::Span(keys)});
   uint32_t next = 0;
-  both.gpu.Insert(both.gpu.q, &both.gpu.handle, data::Span(keys), nullptr, {}, &next);
+  both.gpu.Insert(both.gpu.q, Of(kvjax::Op::kLookupOrInsert, &both.gpu.handle, keys, nullptr, {}, &next));
   both.gpu.q.Wait();
   CHECK_THROWS(kFailedPrecondition, both.gpu.Raise());
   both.Compare();

@@ -13,6 +13,7 @@
 #include "kvjax/ffi/threads/threads.h"
 //
 #include "kvjax/ffi/device/evict.h"
+#include "kvjax/ffi/device/reads.h"
 #include "kvjax/ffi/device/table.h"
 #include "kvjax/ffi/device/whole.h"
 #include "kvjax/ffi/device/writes.h"
@@ -27,7 +28,6 @@ using kvjax::InitialRows;
 using kvjax::RowType;
 using kvjax::Snapshot;
 
-inline constexpr uint32_t kSealed = 42;
 using Mask = std::unique_ptr<bool[]>;
 using Bytes = std::vector<std::byte>;
 using Sunk = std::vector<std::pair<std::string, Snapshot>>;
@@ -64,8 +64,39 @@ struct Gradients {
   std::vector<int32_t> counts;  // then padding
   Floats rows = {};
   int64_t step = -1;
-  std::vector<uint32_t> seals = {kSealed, kSealed};
+  std::vector<uint32_t> seals = {kvjax::kSeal, kvjax::kSeal};
 };
+
+inline kvjax::WriteKeysOperands Of(kvjax::Op op, const uint32_t* version, const Keys& keys, const bool* mask,
+                                   InitialRows initial, uint32_t* next) {
+  return {
+      .op = op, .version = version, .keys = data::Span(keys), .mask = mask, .initial = initial, .next = next};
+}
+inline kvjax::WriteRowsOperands Of(kvjax::Op op, const uint32_t* version, const Keys& keys, const bool* mask,
+                                   const std::byte* rows, InitialRows initial, uint32_t* next) {
+  return {.op = op,
+          .version = version,
+          .keys = data::Span(keys),
+          .mask = mask,
+          .rows = rows,
+          .initial = initial,
+          .next = next};
+}
+inline kvjax::BeginApplyOperands Of(const Gradients& g, const uint32_t* version,
+                                    const kvjax::SlotLayout& layout, InitialRows initial, uint32_t* next,
+                                    uint32_t* targets, int32_t* active, int64_t* used_step, float* pooled) {
+  return {.version = version,
+          .keys = data::Span(g.keys),
+          .gradients = {g.counts.data(), g.rows.data(), g.seals.data(), g.seals.size()},
+          .step = &g.step,
+          .layout = layout,
+          .initial = initial,
+          .next = next,
+          .targets = targets,
+          .active = active,
+          .used_step = used_step,
+          .pooled = pooled};
+}
 
 template <class Q>
 class Device : public kvjax::device::DeviceTable<Q> {
@@ -90,7 +121,7 @@ class Device : public kvjax::device::DeviceTable<Q> {
   Keys Missing(const Keys& keys, const bool* mask) {
     Keys out(keys.size() + 1, 77);
     int32_t count = -1;
-    this->FindMissing(q, &handle, data::Span(keys), mask, out.data(), &count);
+    this->FindMissing(q, {&handle, data::Span(keys), mask, out.data(), &count});
     q.Wait();
     CHECK(count >= 0 && static_cast<size_t>(count) <= keys.size() + 1);  // one may be the shared row's
     for (size_t i = static_cast<size_t>(count); i <= keys.size(); ++i) CHECK_EQ(out[i], 0u);
@@ -109,51 +140,64 @@ class Device : public kvjax::device::DeviceTable<Q> {
   void Ensure(const Keys& keys, const bool* mask = nullptr) {
     const Bytes given = Given(keys, mask);
     Write([&](auto* version, auto* next) {
-      this->Insert(q, version, data::Span(keys), mask, Rows(given, this->row_bytes()), next);
+      this->Insert(q,
+                   Of(kvjax::Op::kLookupOrInsert, version, keys, mask, Rows(given, this->row_bytes()), next));
     });
   }
-  void Pinned(const std::string& op, const Keys& keys, const bool* mask = nullptr) {
-    const Bytes given = op == "pin" ? Given(keys, mask) : Bytes();
+  void Pinned(kvjax::Op op, const Keys& keys, const bool* mask = nullptr) {
+    const Bytes given = op == kvjax::Op::kPin ? Given(keys, mask) : Bytes();
     Write([&](auto* version, auto* next) {
-      this->Pin(q, op, version, data::Span(keys), mask, Rows(given, this->row_bytes()), next);
+      const auto o = Of(op, version, keys, mask, Rows(given, this->row_bytes()), next);
+      op == kvjax::Op::kPin ? this->Pin(q, o) : this->Unpin(q, o);
     });
   }
   void Put(const Keys& keys, const Bytes& values, const bool* mask = nullptr) {
     Write([&](auto* version, auto* next) {
-      this->Upsert(q, version, data::Span(keys), mask, values.data(), next);
+      this->Upsert(q, Of(kvjax::Op::kUpsert, version, keys, mask, values.data(), {}, next));
     });
   }
   void Set(const Keys& keys, const Bytes& values, const bool* mask = nullptr) {
     Write([&](auto* version, auto* next) {
-      this->Assign(q, version, data::Span(keys), mask, values.data(), next);
+      this->Assign(q, Of(kvjax::Op::kAssign, version, keys, mask, values.data(), {}, next));
     });
   }
   void Plus(const Keys& keys, const Floats& deltas, const bool* mask = nullptr) {
     const Bytes given = Given(keys, mask);
     Write([&](auto* version, auto* next) {
-      this->Add(q, version, data::Span(keys), mask, deltas.data(), Rows(given, this->row_bytes()), next);
+      this->Add(q, Of(kvjax::Op::kAdd, version, keys, mask, data::Bytes(deltas),
+                      Rows(given, this->row_bytes()), next));
     });
   }
   void Accumulate(const Keys& keys, const Floats& old_rows, const Floats& new_rows, const bool* exists,
                   const bool* mask = nullptr) {
     Write([&](auto* version, auto* next) {
-      this->Accum(q, version, data::Span(keys), mask, old_rows.data(), new_rows.data(), exists, next);
+      this->Accum(q, {.version = version,
+                      .keys = data::Span(keys),
+                      .mask = mask,
+                      .old_rows = old_rows.data(),
+                      .new_rows = new_rows.data(),
+                      .exists = exists,
+                      .next = next});
     });
   }
   void Drop(const Keys& keys, const bool* mask = nullptr) {
-    Write([&](auto* version, auto* next) { this->Remove(q, version, data::Span(keys), mask, next); });
+    Write([&](auto* version, auto* next) {
+      this->Remove(q, Of(kvjax::Op::kRemove, version, keys, mask, {}, next));
+    });
   }
   void Prune(const std::string& policy, int64_t step = -1) {
     Write([&](auto* version, auto* next) {
-      this->Evict(q, "evict", version, kvjax::Policy::Parse(policy), reinterpret_cast<const uint32_t*>(&step),
-                  next);
+      this->Evict(q,
+                  {.version = version, .policy = kvjax::Policy::Parse(policy), .step = &step, .next = next});
     });
   }
   void Empty() {
-    Write([&](auto* version, auto* next) { this->Clear(q, version, next); });
+    Write([&](auto* version, auto* next) { this->Clear(q, {.version = version, .next = next}); });
   }
   void ForgetSlots() {
-    Write([&](auto* version, auto* next) { this->ClearSlots(q, version, next); });
+    Write([&](auto* version, auto* next) {
+      this->ClearSlots(q, {.op = kvjax::Op::kClearSlots, .version = version, .next = next});
+    });
   }
   void Restore(const kvjax::SnapshotView& rows, const kvjax::AdmissionState& admission = {}) {
     handle = this->CommitLoad(this->PrepareLoad(handle, rows, admission));
@@ -170,17 +214,8 @@ class Device : public kvjax::device::DeviceTable<Q> {
     const Bytes given = Given(g.keys, counted.get());
     Floats pooled(dim, 7.0f);
     Write([&](auto* version, auto* next) {
-      const kvjax::device::GradientsView view{g.keys.data(),
-                                              g.counts.data(),
-                                              g.rows.data(),
-                                              n,
-                                              g.seals.data(),
-                                              g.seals.size(),
-                                              kSealed,
-                                              reinterpret_cast<const uint32_t*>(&g.step),
-                                              this->spec().count_batches};
-      this->BeginApply(q, version, data::Span(g.keys), view, layout, Rows(given, bytes), next, targets.data(),
-                       &active, reinterpret_cast<uint32_t*>(&used), pooled.data());
+      this->BeginApply(
+          q, Of(g, version, layout, Rows(given, bytes), next, targets.data(), &active, &used, pooled.data()));
     });
     step = used;
     for (int32_t start = 0; start < active; start += static_cast<int32_t>(chunk)) {
@@ -190,10 +225,17 @@ class Device : public kvjax::device::DeviceTable<Q> {
       Keys row_keys(chunk);
       std::vector<std::byte*> slots;
       if (!layout.empty()) slots.push_back(slot.data());
-      this->Gather(q, &handle, targets.data(), n, &start, &active, chunk,
-                   {g.keys.data(), g.rows.data(), pooled.data(), this->spec().admission.shared_key, dim,
-                    grads.data(), fresh.get(), row_keys.data()},
-                   values.data(), slots);
+      const kvjax::ChunkSpan rows{targets.data(), n, &start, &active, chunk};
+      this->Gather(q, {.version = &handle,
+                       .chunk = rows,
+                       .keys = g.keys.data(),
+                       .rows = g.rows.data(),
+                       .pooled = pooled.data(),
+                       .values = values.data(),
+                       .grads = grads.data(),
+                       .fresh = fresh.get(),
+                       .row_keys = row_keys.data(),
+                       .slots = slots});
       q.Wait();
       this->Raise();
       for (size_t i = 0; i < chunk; ++i) {
@@ -209,8 +251,11 @@ class Device : public kvjax::device::DeviceTable<Q> {
                 layout.empty() || fresh[i], record);
       }
       uint32_t version = 0;
-      this->Scatter(q, &handle, targets.data(), n, &start, &active, chunk, values.data(),
-                    {slots.begin(), slots.end()}, &version);
+      this->Scatter(q, {.version = &handle,
+                        .chunk = rows,
+                        .values = values.data(),
+                        .slots = {slots.begin(), slots.end()},
+                        .out = &version});
       q.Wait();
       this->Raise();
     }

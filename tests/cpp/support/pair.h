@@ -150,23 +150,24 @@ struct PairOn {
     const auto missing = stream.Below(2) == 0 ? kvjax::Missing::kTable : kvjax::Missing::kInitial;
     cpu.Lookup(kvjax::Serial, cpu.version(), data::Span(batch), mask.get(), rows, missing, want.data(),
                found.get());
-    gpu.Lookup(gpu.q, &gpu.handle, data::Span(batch), mask.get(), rows, missing, got.data(), was_found.get());
+    gpu.Lookup(gpu.q,
+               {&gpu.handle, data::Span(batch), mask.get(), rows, missing, got.data(), was_found.get()});
     CHECK(data::SameBytes(want, got));
     CHECK(std::equal(found.get(), found.get() + n, was_found.get()));
     CHECK(gpu.Missing(batch, mask.get()) == MissingOnCpu(batch, mask.get()));
 
     std::vector<int64_t> frequencies(n), versions(n), gpu_frequencies(n), gpu_versions(n);
-    cpu.Inspect(kvjax::Serial, "inspect", cpu.version(), data::Span(batch), found.get(), frequencies.data(),
+    cpu.Inspect(kvjax::Serial, "contains", cpu.version(), data::Span(batch), found.get(), frequencies.data(),
                 versions.data());
-    gpu.Inspect(gpu.q, "inspect", &gpu.handle, data::Span(batch), was_found.get(), gpu_frequencies.data(),
-                gpu_versions.data());
+    gpu.Inspect(gpu.q, {kvjax::Op::kContains, &gpu.handle, data::Span(batch), was_found.get(),
+                        gpu_frequencies.data(), gpu_versions.data()});
     CHECK(frequencies == gpu_frequencies && versions == gpu_versions);
     CHECK(std::equal(found.get(), found.get() + n, was_found.get()));
     if (gpu.Layout().empty()) return;
     const size_t slot = gpu.Layout().slots()[0].bytes;
     Bytes cpu_slots(n * slot), gpu_slots(n * slot, std::byte{1});
     cpu.ReadSlot(kvjax::Serial, cpu.version(), "m", slot, data::Span(batch), cpu_slots.data());
-    gpu.ReadSlot(gpu.q, &gpu.handle, "m", slot, data::Span(batch), gpu_slots.data());
+    gpu.ReadSlot(gpu.q, {&gpu.handle, "m", slot, data::Span(batch), gpu_slots.data()});
     CHECK(data::SameBytes(cpu_slots, gpu_slots));
     gpu.Raise();
   }
@@ -191,9 +192,9 @@ struct PairOn {
         return Both([&] { cpu.Insert(kvjax::Serial, v, span, initial); }, [&] { gpu.Ensure(batch, m); });
       case 1:
         return Both([&] { cpu.Table::Pin(kvjax::Serial, v, span, initial); },
-                    [&] { gpu.Pinned("pin", batch, m); });
+                    [&] { gpu.Pinned(kvjax::Op::kPin, batch, m); });
       case 2:
-        return Both([&] { cpu.Unpin(v, span); }, [&] { gpu.Pinned("unpin", batch, m); });
+        return Both([&] { cpu.Unpin(v, span); }, [&] { gpu.Pinned(kvjax::Op::kUnpin, batch, m); });
       case 3: {
         const Bytes values = Values(n);
         const Bytes theirs = Chosen(values, m, n, cpu.row_bytes());
