@@ -298,47 +298,41 @@ Statistics DeviceTable<Q>::Stats() const {
   SampleProbes(q, contents_.index().view(), there.data());
   const Probes probes = Fetch(q, there.data());
   const PinnedShare pinned = PinnedOf(q, contents_);
-  Statistics stats;
+  Statistics stats{.size = control.size,
+                   .capacity = contents_.index().room(),
+                   .places = contents_.index().slots(),
+                   .index_bytes = contents_.index().bytes(),
+                   .value_bytes = contents_.value_bytes(),
+                   .header_bytes = contents_.header_bytes(),
+                   .slot_bytes = contents_.slot_bytes(),
+                   .admission_bytes = admission_.bytes(),
+                   .pinned_bytes = contents_.pinned_bytes(),
+                   .pinned_rows = pinned.rows.Sum(),
+                   .pinned_occurrences = pinned.occurrences.Sum(),
+                   .row_occurrences = pinned.all_occurrences.Sum(),
+                   .tracked = control.waiting.Sum(),
+                   .last_step = static_cast<uint64_t>(control.last_step),
+                   .hits = control.hits.Sum(),
+                   .misses = control.misses.Sum(),
+                   .inserted = control.inserted,
+                   .removed = control.removed,
+                   .admitted = control.admitted,
+                   .refused = control.refused.Sum(),
+                   .occurrences = control.occurrences.Sum(),
+                   .distinct = control.distinct,
+                   .over_capacity = control.over_capacity,
+                   .probe_longest = probes.longest};
   stats.probe_mean =
       probes.keys == 0 ? 0.0 : static_cast<double>(probes.total) / static_cast<double>(probes.keys);
-  stats.probe_longest = probes.longest;
   std::vector<Evicted> counts(reasons_.size());
   q.Copy(counts.data(), evicted_.data(), counts.size() * sizeof(Evicted));
   q.Wait();
-  uint64_t evicted = 0;
   for (size_t r = 0; r < counts.size(); ++r) {
     if (counts[r].asked == 0) continue;
     stats.evicted[reasons_[r]] = counts[r].rows.Sum();
-    evicted += counts[r].rows.Sum();
+    stats.removed -= counts[r].rows.Sum();  // which counts rows removed by hand
   }
-  stats.numbers = {{"size", control.size},
-                   {"capacity", contents_.index().room()},
-                   {"places", contents_.index().slots()},
-                   {"index_bytes", contents_.index().bytes()},
-                   {"value_bytes", contents_.value_bytes()},
-                   {"header_bytes", contents_.header_bytes()},
-                   {"slot_bytes", contents_.slot_bytes()},
-                   {"admission_bytes", admission_.bytes()},
-                   {"pinned_bytes", contents_.pinned_bytes()},
-                   {"pinned_rows", pinned.rows.Sum()},
-                   {"pinned_occurrences", pinned.occurrences.Sum()},
-                   {"row_occurrences", pinned.all_occurrences.Sum()},
-                   {"tracked", control.waiting.Sum()},
-                   {"last_step", static_cast<uint64_t>(control.last_step)},
-                   {"hits", control.hits.Sum()},
-                   {"misses", control.misses.Sum()},
-                   {"exchanged_keys", counters_.exchanged_keys},
-                   {"bytes_to_owners", counters_.bytes_to_owners},
-                   {"bytes_from_owners", counters_.bytes_from_owners},
-                   {"rounds", counters_.rounds},
-                   {"extra_rounds", counters_.extra_rounds},
-                   {"inserted", control.inserted},
-                   {"removed", control.removed - evicted},
-                   {"admitted", control.admitted},
-                   {"refused", control.refused.Sum()},
-                   {"occurrences", control.occurrences.Sum()},
-                   {"distinct", control.distinct},
-                   {"over_capacity", control.over_capacity}};
+  stats.SetTraffic(counters_);
   return stats;
 }
 

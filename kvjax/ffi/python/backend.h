@@ -40,7 +40,9 @@ void BindBackend(nb::module_& m, std::vector<NamedHandler> (*targets)()) {
   m.attr("OPERATIONS") = OperationsToPython();
   BindTables<T>(m);
   BindShards<T>(m);
-  m.def("handlers", [targets] { return HandlersToPython(targets()); }, "XLA FFI handlers by target name.");
+  m.def(
+      "handlers", [targets] { return HandlersToPython(targets()); },
+      nb::sig("def handlers() -> dict[str, object]"), "XLA FFI handlers by target name.");
 }
 
 /// A backend whose kernels this compiler compiles too.

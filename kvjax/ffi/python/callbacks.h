@@ -11,6 +11,7 @@
 
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/python/columns.h"
 
 namespace kvjax {
 
@@ -32,20 +33,20 @@ inline nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> BytesToNumpy(std::vector<std
 /// The flat arrays that kvjax._export.from_host reads.
 inline nb::dict SnapshotToNumpy(Snapshot&& s) {
   nb::dict out;
-  out["keys"] = ToNumpy(std::move(s.keys));
-  out["values"] = BytesToNumpy(std::move(s.values));
-  out["freqs"] = ToNumpy(std::move(s.frequencies));
-  out["versions"] = ToNumpy(std::move(s.versions));
-  out["has_slots"] = BytesToNumpy(std::move(s.has_slots));
-  out["pinned"] = BytesToNumpy(std::move(s.pinned));
-  out["offsets"] = ToNumpy(std::move(s.offsets));
-  out["last_step"] = s.last_step;
+  out[column::kKeys] = ToNumpy(std::move(s.keys));
+  out[column::kValues] = BytesToNumpy(std::move(s.values));
+  out[column::kFrequencies] = ToNumpy(std::move(s.frequencies));
+  out[column::kVersions] = ToNumpy(std::move(s.versions));
+  out[column::kHasSlots] = BytesToNumpy(std::move(s.has_slots));
+  out[column::kPinned] = BytesToNumpy(std::move(s.pinned));
+  out[column::kOffsets] = ToNumpy(std::move(s.offsets));
+  out[column::kLastStep] = s.last_step;
   nb::list slots;
   for (size_t i = 0; i < s.slots.size(); ++i) {
     const Slot& slot = s.layout.slots()[i];
     slots.append(nb::make_tuple(slot.name, slot.type, BytesToNumpy(std::move(s.slots[i]))));
   }
-  out["slots"] = slots;
+  out[column::kSlots] = slots;
   return out;
 }
 

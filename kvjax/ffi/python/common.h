@@ -1,4 +1,4 @@
-// What every module tells Python that knows no table: errors, constants, hashes.
+// The bindings that every module has and that are about no table: errors, constants, hashes.
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -69,10 +69,21 @@ inline void BindCommon(nb::module_& m) {
   m.attr("NUM_BUCKETS") = kNumBuckets;
   m.attr("TALLY_WORDS") = Tally::kWords;
   m.attr("FACT_WORDS") = ShardSummary::kWords;
-  m.def("set_process", [](uint32_t process) { Failures::Get().SetProcess(process); });
-  m.def("owners", &Owners, nb::arg("keys"), nb::arg("shards"));
-  m.def("hash_strings", &HashStrings, nb::arg("items"), nb::arg("salt"));
-  m.def("hash_integers", &HashIntegers, nb::arg("items"), nb::arg("salt"));
+  m.def(
+      "set_process", [](uint32_t process) { Failures::Get().SetProcess(process); }, nb::arg("process"),
+      "Says which of several processes this is, so that the numbers of their failures differ.");
+  m.def("owners", &Owners, nb::arg("keys"), nb::arg("shards"),
+        nb::sig("def owners(keys: numpy.typing.NDArray[numpy.int64], shards: int) -> "
+                "numpy.typing.NDArray[numpy.int32]"),
+        "The shard (n,) of each key by its virtual bucket.");
+  m.def("hash_strings", &HashStrings, nb::arg("items"), nb::arg("salt"),
+        nb::sig("def hash_strings(items: collections.abc.Sequence[bytes], salt: int) -> "
+                "numpy.typing.NDArray[numpy.int64]"),
+        "A key (n,) for each of n strings.");
+  m.def("hash_integers", &HashIntegers, nb::arg("items"), nb::arg("salt"),
+        nb::sig("def hash_integers(items: numpy.typing.NDArray[numpy.int64], salt: int) -> "
+                "numpy.typing.NDArray[numpy.int64]"),
+        "A key (n,) for each of n numbers.");
 }
 
 }  // namespace kvjax

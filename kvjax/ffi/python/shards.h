@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvjax/ffi/python/columns.h"
 #include "kvjax/ffi/python/tables.h"
 
 namespace kvjax {
@@ -27,7 +28,7 @@ template <class T>
 Prepared<T> PrepareLoad(const std::shared_ptr<T>& table, uint32_t version, const nb::dict& in) {
   using SlotArray = std::tuple<std::string, std::string, size_t, HostArray<uint8_t>>;
   const std::string& name = table->spec().name;
-  const auto keys = nb::cast<HostArray<int64_t>>(in["keys"]);
+  const auto keys = nb::cast<HostArray<int64_t>>(in[column::kKeys]);
   const size_t n = keys.shape(0);
   const auto expect = [&](bool ok, const std::string& what, size_t got) {
     if (!ok) {
@@ -45,17 +46,17 @@ Prepared<T> PrepareLoad(const std::shared_ptr<T>& table, uint32_t version, const
     expect(array.shape(0) == n * row, std::to_string(n * row) + " bytes of " + field, array.shape(0));
     return array;
   };
-  const auto values = bytes("values", table->row_bytes());
-  const auto has_slots = bytes("has_slots", 1), pinned = bytes("pinned", 1);
-  const auto freqs = longs("freqs"), versions = longs("versions");
-  const auto slots = nb::cast<std::vector<SlotArray>>(in["slots"]);
-  const bool with_counts = in.contains("pending_keys");  // else those of the table stay
+  const auto values = bytes(column::kValues, table->row_bytes());
+  const auto has_slots = bytes(column::kHasSlots, 1), pinned = bytes(column::kPinned, 1);
+  const auto freqs = longs(column::kFrequencies), versions = longs(column::kVersions);
+  const auto slots = nb::cast<std::vector<SlotArray>>(in[column::kSlots]);
+  const bool with_counts = in.contains(column::kPendingKeys);  // else those of the table stay
   HostArray<int64_t> pending_keys, pending_counts;
   HostArray<uint16_t> sketch;
   if (with_counts) {
-    pending_keys = nb::cast<HostArray<int64_t>>(in["pending_keys"]);
-    pending_counts = nb::cast<HostArray<int64_t>>(in["pending_counts"]);
-    sketch = nb::cast<HostArray<uint16_t>>(in["sketch"]);
+    pending_keys = nb::cast<HostArray<int64_t>>(in[column::kPendingKeys]);
+    pending_counts = nb::cast<HostArray<int64_t>>(in[column::kPendingCounts]);
+    sketch = nb::cast<HostArray<uint16_t>>(in[column::kSketch]);
     expect(pending_keys.shape(0) == pending_counts.shape(0), "one count per pending key",
            pending_counts.shape(0));
   }
@@ -69,7 +70,7 @@ Prepared<T> PrepareLoad(const std::shared_ptr<T>& table, uint32_t version, const
                     .pinned = reinterpret_cast<const std::byte*>(pinned.data()),
                     .slots = {},
                     .layout = {},
-                    .last_step = nb::cast<int64_t>(in["last_step"])};
+                    .last_step = nb::cast<int64_t>(in[column::kLastStep])};
   for (const auto& [slot, type, width, array] : slots) {
     expect(array.shape(0) == n * width, std::to_string(n * width) + " bytes of slot " + slot, array.shape(0));
     view.layout.Add(slot, type, width);
@@ -110,7 +111,7 @@ struct Staged {
 template <class T>
 Staged<T> Stage(const std::string& name, const std::string& op, const nb::dict& o,
                 const std::vector<int32_t>& devices, const std::vector<uint32_t>& shards,
-                const std::vector<bool>& owns_shared, uint32_t version, const nb::list& contents,
+                const std::vector<bool>& owns_shared, uint32_t version, const nb::sequence& contents,
                 const std::vector<size_t>& originals, const nb::object& sink) {
   const uint32_t first = Registry<T>::VersionBehind(version);
   auto make = ShardMaker<T>(name, o, devices, shards, owns_shared, first);
@@ -140,16 +141,33 @@ void Adopt(const std::string& name, const std::string& op, const Staged<T>& stag
 
 template <WholeTable T>
 void BindShards(nb::module_& m) {
-  nb::class_<Prepared<T>>(m, "Prepared");
-  nb::class_<Staged<T>>(m, "Staged");
+  nb::class_<Prepared<T>>(m, "Prepared",
+                          "Contents that have been read for a table; nothing has changed yet.");
+  nb::class_<Staged<T>>(m, "Staged", "Shards that no call finds yet.");
   m.def("prepare_load", &PrepareLive<T>, nb::arg("name"), nb::arg("shard"), nb::arg("version"),
-        nb::arg("rows"));
-  m.def("commit_load", &CommitLoad<T>, nb::arg("prepared"));
-  m.def("stage", &Stage<T>, nb::arg("name"), nb::arg("op"), nb::arg("options"), nb::arg("devices"),
-        nb::arg("shards"), nb::arg("owns_shared"), nb::arg("version"), nb::arg("contents"),
-        nb::arg("originals"), nb::arg("sink").none());
-  m.def("replace", &Replace<T>, nb::arg("name"), nb::arg("op"), nb::arg("version"), nb::arg("staged"));
-  m.def("adopt", &Adopt<T>, nb::arg("name"), nb::arg("op"), nb::arg("staged"));
+        nb::arg("rows"),
+        nb::sig("def prepare_load(name: str, shard: int, version: int, rows: dict[str, object]) -> Prepared"),
+        "Reads the contents of a shard: what export_table gives, with slots as (name, type, bytes of one, "
+        "bytes).\n"
+        "Without pending_keys the shard keeps its admission.");
+  m.def("commit_load", &CommitLoad<T>, nb::arg("prepared"),
+        "Replaces the contents of the shard that these were read for. Returns its next version.");
+  m.def(
+      "stage", &Stage<T>, nb::arg("name"), nb::arg("op"), nb::arg("options"), nb::arg("devices"),
+      nb::arg("shards"), nb::arg("owns_shared"), nb::arg("version"), nb::arg("contents"),
+      nb::arg("originals"), nb::arg("sink").none(),
+      nb::sig("def stage(name: str, op: str, options: dict[str, object], devices: "
+              "collections.abc.Sequence[int], shards: "
+              "collections.abc.Sequence[int], owns_shared: collections.abc.Sequence[bool], version: int, "
+              "contents: collections.abc.Sequence[dict[str, object]], "
+              "originals: collections.abc.Sequence[int], sink: collections.abc.Callable[[dict[str, object], "
+              "str], None] | None) -> Staged"),
+      "Makes and fills shards, for handles of later versions than `version`; arguments as those of create.\n"
+      "contents: of each shard; the shards in `originals` get the sink.");
+  m.def("replace", &Replace<T>, nb::arg("name"), nb::arg("op"), nb::arg("version"), nb::arg("staged"),
+        "Replaces the shards of a table, unless it has been written since `version`.");
+  m.def("adopt", &Adopt<T>, nb::arg("name"), nb::arg("op"), nb::arg("staged"),
+        "Makes a table of the shards, where there is none of the name.");
 }
 
 }  // namespace kvjax

@@ -25,6 +25,7 @@
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/core/stats.h"
 #include "kvjax/ffi/python/callbacks.h"
+#include "kvjax/ffi/python/columns.h"
 #include "kvjax/ffi/python/common.h"
 
 namespace kvjax {
@@ -166,9 +167,9 @@ nb::dict ExportTable(const std::string& name, size_t shard, uint32_t version, bo
     admission = table->ExportAdmission(version);
   });
   nb::dict out = SnapshotToNumpy(std::move(s));
-  out["pending_keys"] = ToNumpy(std::move(admission.keys));
-  out["pending_counts"] = ToNumpy(std::move(admission.counts));
-  out["sketch"] = ToNumpy(std::move(admission.cells));
+  out[column::kPendingKeys] = ToNumpy(std::move(admission.keys));
+  out[column::kPendingCounts] = ToNumpy(std::move(admission.counts));
+  out[column::kSketch] = ToNumpy(std::move(admission.cells));
   return out;
 }
 
@@ -178,7 +179,7 @@ nb::dict TableStats(const std::string& name, size_t shard) {
   const auto table = ShardOf<T>(name, "stats", shard);
   const Statistics stats = HostCall(name, "stats", [&] { return table->Stats(); });
   nb::dict out, evicted;
-  for (const auto& [field, value] : stats.numbers) out[field] = value;
+  for (const auto& [field, number] : kStatistics) out[field] = stats.*number;
   for (const auto& [reason, rows] : stats.evicted) {
     if (rows > 0) evicted[reason.c_str()] = rows;
   }
@@ -215,35 +216,71 @@ void SetSink(const std::string& name, size_t shard, nb::object sink) {
 template <WholeTable T>
 void BindTables(nb::module_& m) {
   m.attr("HOME") = T::kHome;
-  m.def("create", &Create<T>, nb::arg("name"), nb::arg("options"), nb::arg("devices"), nb::arg("shards"),
-        nb::arg("owns_shared"), nb::arg("first_version"));
+  m.def(
+      "create", &Create<T>, nb::arg("name"), nb::arg("options"), nb::arg("devices"), nb::arg("shards"),
+      nb::arg("owns_shared"), nb::arg("first_version"),
+      nb::sig("def create(name: str, options: dict[str, object], devices: collections.abc.Sequence[int], "
+              "shards: collections.abc.Sequence[int], "
+              "owns_shared: collections.abc.Sequence[bool], first_version: int) -> None"),
+      "Makes the shards of a table that live in this process.\n\n"
+      "options: what a table is, by the keys dim, dtype, kind, a, b, pool, seed (of the initializer), "
+      "storage,\n"
+      "spread, capacity, max_capacity, on_full, admit (None, or a dict of kvjax.admit), policy, "
+      "evict_every,\n"
+      "count_batches and score. devices, shards, owns_shared: for each shard the device it lives on, its "
+      "number,\n"
+      "and whether it has the row that unadmitted keys share; [HOME], [0], [True] for a table in one place.");
   m.def(
       "drop",
       [](const std::string& name, const std::string& op, std::optional<uint32_t> only_at) {
         return Registry<T>::Get().Drop(name, op, only_at);
       },
       nb::call_guard<nb::gil_scoped_release>(), nb::arg("name"), nb::arg("op") = "drop_table",
-      nb::arg("only_at") = nb::none());
+      nb::arg("only_at") = nb::none(),
+      "Forgets a table, unless it has been written since version `only_at`. Returns the first version of a "
+      "later\n"
+      "table of the name.");
   m.def(
       "version",
       [](const std::string& name, size_t shard) {
         return ShardOf<T>(name, "version", shard)->SettledVersion();
       },
-      nb::call_guard<nb::gil_scoped_release>());
-  m.def("size", [](const std::string& name, size_t shard, uint32_t version) {
-    const auto table = ShardOf<T>(name, "size", shard);
-    return HostCall(name, "size", [&] { return table->Size(version); });
-  });
-  m.def("reserve", [](const std::string& name, size_t shard, uint32_t version, size_t n) {
-    const auto table = ShardOf<T>(name, "reserve", shard);
-    HostCall(name, "reserve", [&] { table->Reserve(version, n); });
-  });
-  m.def("export_table", &ExportTable<T>, nb::arg("name"), nb::arg("shard"), nb::arg("version"),
-        nb::arg("with_slots"));
-  m.def("stats", &TableStats<T>, nb::arg("name"), nb::arg("shard"));
-  m.def("rows", &Rows<T>, nb::arg("name"), nb::arg("shard"));
-  m.def("slots", &TableSlots<T>, nb::arg("name"), nb::arg("shard"));
-  m.def("set_sink", &SetSink<T>, nb::arg("name"), nb::arg("shard"), nb::arg("sink").none());
+      nb::call_guard<nb::gil_scoped_release>(), nb::arg("name"), nb::arg("shard"),
+      "The live version, once no step is under way.");
+  m.def(
+      "size",
+      [](const std::string& name, size_t shard, uint32_t version) {
+        const auto table = ShardOf<T>(name, "size", shard);
+        return HostCall(name, "size", [&] { return table->Size(version); });
+      },
+      nb::arg("name"), nb::arg("shard"), nb::arg("version"), "The number of rows of a shard.");
+  m.def(
+      "reserve",
+      [](const std::string& name, size_t shard, uint32_t version, size_t n) {
+        const auto table = ShardOf<T>(name, "reserve", shard);
+        HostCall(name, "reserve", [&] { table->Reserve(version, n); });
+      },
+      nb::arg("name"), nb::arg("shard"), nb::arg("version"), nb::arg("n"), "Makes space for n rows in all.");
+  m.def(
+      "export_table", &ExportTable<T>, nb::arg("name"), nb::arg("shard"), nb::arg("version"),
+      nb::arg("with_slots"),
+      nb::sig("def export_table(name: str, shard: int, version: int, with_slots: bool) -> dict[str, object]"),
+      "The snapshot of a shard as flat arrays, sorted by (bucket, key): keys, values, freqs, versions, "
+      "has_slots,\n"
+      "pinned, offsets, last_step, slots as (name, type, bytes), and of its admission pending_keys,\n"
+      "pending_counts and sketch.");
+  m.def("stats", &TableStats<T>, nb::arg("name"), nb::arg("shard"),
+        nb::sig("def stats(name: str, shard: int) -> dict[str, int | float | dict[str, int]]"),
+        "What a shard holds and has done, by name; \"evicted\" is a dict of rows by reason.");
+  m.def("rows", &Rows<T>, nb::arg("name"), nb::arg("shard"),
+        "The number of rows, and the version they belong to.");
+  m.def("slots", &TableSlots<T>, nb::arg("name"), nb::arg("shard"),
+        "The optimizer's slots as (name, type), in its order.");
+  m.def("set_sink", &SetSink<T>, nb::arg("name"), nb::arg("shard"), nb::arg("sink").none(),
+        nb::sig("def set_sink(name: str, shard: int, sink: collections.abc.Callable[[dict[str, object], "
+                "str], None] | None) "
+                "-> None"),
+        "Sets the function that is given evicted rows, as (snapshot, reason).");
 }
 
 }  // namespace kvjax

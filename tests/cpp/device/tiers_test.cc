@@ -17,8 +17,9 @@ constexpr size_t kSlab = 256;  // 21 rows of dim 3, or their slots
 
 template <class T>
 size_t Number(const T& table, const std::string& name) {
-  for (const auto& [known, number] : table.Stats().numbers) {
-    if (known == name) return number;
+  const kvjax::Statistics stats = table.Stats();
+  for (const auto& [known, number] : kvjax::kStatistics) {
+    if (known == name) return stats.*number;
   }
   throw std::logic_error(name);
 }

@@ -298,10 +298,10 @@ template <class T>
 std::map<std::string, uint64_t> Counted(const T& table) {
   std::map<std::string, uint64_t> out;
   const kvjax::Statistics stats = table.Stats();
-  for (const auto& [name, number] : stats.numbers) {
+  for (const auto& [name, number] : kvjax::kStatistics) {
     for (const char* same : {"size", "last_step", "hits", "misses", "inserted", "removed", "admitted",
                              "refused", "occurrences", "distinct", "over_capacity"}) {
-      if (std::string(name) == same) out[name] = number;
+      if (std::string(name) == same) out[name] = stats.*number;
     }
   }
   for (const auto& [reason, rows] : stats.evicted) {
