@@ -8,10 +8,12 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
+
+if TYPE_CHECKING:
+    from kvjax.ffi._native import Native  # pyright: ignore[reportMissingModuleSource]  # a stub alone
 
 # Python started in a checkout finds this folder before the installed one, but the compiled modules lie
 # only in the latter.
@@ -30,17 +32,17 @@ HOST, DEVICE = _PLATFORMS
 _EMULATED = os.environ.get("KVJAX_EMULATED") == "1"
 
 
-def _import(module: str) -> ModuleType | str:
+def _import(module: str) -> Native | str:
     """A compiled module, or why there is none."""
     try:
-        return importlib.import_module(f"kvjax.ffi.{module}")
+        return cast("Native", importlib.import_module(f"kvjax.ffi.{module}"))
     except ModuleNotFoundError:
         return f"not built: there is no module kvjax.ffi.{module}"
     except ImportError as error:
         return f"built, but it does not load: {error}"
 
 
-def _load() -> tuple[dict[str, ModuleType], dict[str, str]]:
+def _load() -> tuple[dict[str, Native], dict[str, str]]:
     modules, states = {}, {}
     for backend, (name, platform) in _PLATFORMS.items():
         module = _import(name)
@@ -55,7 +57,7 @@ def _load() -> tuple[dict[str, ModuleType], dict[str, str]]:
     return modules, states
 
 
-def _import_emulated() -> ModuleType:
+def _import_emulated() -> Native:
     module = _import("_emulated")
     if isinstance(module, str):
         raise ImportError(
@@ -80,7 +82,7 @@ if _EMULATED:
     _states[DEVICE] = "emulated"
 
 
-def module(backend: str) -> ModuleType:
+def module(backend: str) -> Native:
     """The whole-table calls that are made from Python and not from a compiled program, on the tables of a backend.
 
     Raises:

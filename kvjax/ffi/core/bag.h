@@ -1,7 +1,7 @@
 // Pooling of rows into bags, and its gradients.
 //
 // Rows, weights and bags meet in one form, linear in each of them: T = sum over i of w[i] <row[i],
-// bag[ids[i]]>. SumBags, SpreadBags and DotBags are its gradients by the bags, the rows and the weights; so
+// bag[ids[i]]>. SumBags, ExpandBags and DotBags are its gradients by the bags, the rows and the weights; so
 // the gradients of each are the other two. Everything is added in the order of the positions: results are the
 // same to the bit however many threads there are.
 #pragma once
@@ -10,9 +10,9 @@
 #include <cstdint>
 #include <string_view>
 
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/portable.h"
-#include "kvjax/ffi/core/refusals.h"
 
 namespace kvjax {
 
@@ -80,7 +80,7 @@ inline void SumBags(const ParallelFor& parallel, const BagShape& shape, const fl
 }
 
 /// rows (n, dim): each bag times the weights of its rows; 0 for padding.
-inline void SpreadBags(const ParallelFor& parallel, const BagShape& shape, const float* weights,
+inline void ExpandBags(const ParallelFor& parallel, const BagShape& shape, const float* weights,
                        const float* bags, float* rows) {
   parallel(shape.n, shape.Grain(), [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {

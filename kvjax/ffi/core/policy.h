@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/parallel.h"
@@ -30,10 +31,6 @@ struct Candidate {
   uint32_t row;
   RowHeader header;
 };
-
-/// Scores rows by the user's function of that name: one number per row, finite.
-using ScoreFunction =
-    std::function<void(std::string_view name, const Snapshot& rows, std::vector<double>& out)>;
 
 /// A union of alternatives, each with the reason that its rows are evicted for. An alternative is a formula
 /// in reverse Polish notation.

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/merge.h"

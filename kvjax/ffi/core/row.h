@@ -1,9 +1,12 @@
 // What a row is made of: the value in the table's row type, a header, and the optimizer's slots.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvjax/ffi/core/error.h"
@@ -81,6 +84,20 @@ class SlotLayout {
   [[nodiscard]] bool empty() const { return slots_.empty(); }
   bool operator==(const SlotLayout&) const = default;
 
+  /// The text of kvjax._rowwise: name, type and bytes per row of each slot,
+  /// "mu|float32[64]|256;nu|float32[64]|256".
+  static SlotLayout Parse(std::string_view text) {
+    SlotLayout layout;
+    while (!text.empty()) {
+      const size_t end = std::min(text.find(';'), text.size());
+      const std::string_view item = text.substr(0, end);
+      const size_t a = item.find('|'), b = item.find('|', a + 1);
+      layout.Add(std::string(item.substr(0, a)), std::string(item.substr(a + 1, b - a - 1)),
+                 static_cast<size_t>(std::stoull(std::string(item.substr(b + 1)))));
+      text.remove_prefix(std::min(end + 1, text.size()));
+    }
+    return layout;
+  }
   /// "mu float32[64], nu float32[64]"
   [[nodiscard]] std::string ToString() const {
     std::string text;

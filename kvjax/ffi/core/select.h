@@ -42,7 +42,7 @@ struct Tally {
   }
 };
 
-/// One ranking. Every shard counts, hears the sum and counts again, until the choice is made; all shards are
+/// One ranking. Every shard counts, gets the sum and counts again, until the choice is made; all shards are
 /// done at the same time.
 class Selection {
  public:
@@ -65,8 +65,8 @@ class Selection {
     return tally;
   }
 
-  /// Hears the sum of the tallies. Returns whether the choice is made.
-  bool Hear(const Tally& sum) {
+  /// Continues with the sum of the tallies. Returns whether the choice is made.
+  bool Continue(const Tally& sum) {
     if (!begun_) {
       begun_ = true;
       total_ = sum.counts[kTotal];

@@ -37,30 +37,12 @@ struct TableSpec {
   Policy policy = {};          // who goes when it is full, or every so many steps
   int64_t evict_every = 0;     // steps, 0 for never
   bool count_batches = false;  // a key counts once a step, however often it occurs in it
-  bool spread = false;         // over several devices
+  bool sharded = false;        // over several devices
   uint32_t shard = 0;          // which of several this is
   int32_t device = -1;         // on which of them, as its calls are told; below 0 if it is not spread
   bool owns_shared = true;     // whether the row that unadmitted keys share is on this shard
 
   [[nodiscard]] size_t row_bytes() const { return static_cast<size_t>(dim) * ItemSize(type); }
-};
-
-/// n keys as a call brings them. `narrow` says that JAX held them in 32 bits while 64-bit integers were
-/// switched off, so that ids of 64 bits would have been cut.
-struct KeySpan {
-  const uint64_t* data;
-  size_t n;
-  bool narrow = false;
-};
-
-/// What a key without a row reads as: what the table says, or its initial row whatever the table says.
-enum class Missing { kTable, kInitial };
-
-/// Rows (n, dim) for the distinct keys of a call that have no row, in the order in which they first occur; no
-/// rows (nullptr) where the table makes them itself.
-struct InitialRows {
-  const std::byte* data = nullptr;
-  size_t n = 0;
 };
 
 }  // namespace kvjax

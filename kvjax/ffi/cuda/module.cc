@@ -6,26 +6,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include "kvjax/ffi/host.h"
-#include "kvjax/ffi/host_shards.h"
+#include "kvjax/ffi/python/backend.h"
 
 namespace nb = nanobind;
 
 NB_MODULE(_cuda, m) {
   using namespace kvjax;
-  BindCommon(m);
-  BindHost<device::DeviceTable<device::Stream>>(m);
-  BindShards<device::DeviceTable<device::Stream>>(m);
-  m.def(
-      "handlers",
-      [] {
-        nb::dict handlers;
-        for (const auto& [target, handler] : device::CudaTargets()) {
-          handlers[target] = nb::capsule(reinterpret_cast<void*>(handler));
-        }
-        return handlers;
-      },
-      "XLA FFI handlers by target name.");
+  BindBackend<device::DeviceTable<device::Stream>>(m, &device::CudaTargets);
   m.def("architectures", &device::Architectures, "The compute capabilities there is code for: 90 is 9.0.");
   m.def("devices", [] { return device::FindDevices().count; }, "How many GPUs can be used.");
   m.def("trouble", [] { return device::FindDevices().trouble; }, "Why there are none, or nothing.");

@@ -3,15 +3,15 @@
 #include <string>
 #include <vector>
 
-#include "kvjax/ffi/cuda/backend.h"
 #include "kvjax/ffi/cuda/module.h"
 #include "kvjax/ffi/cuda/stream.cuh"
+#include "kvjax/ffi/device/backend.h"
 
 namespace kvjax::device {
 namespace {
 
 struct OnStream {
-  using Ctx = ffi::PlatformStream<cudaStream_t>;
+  using Ctx = xla::ffi::PlatformStream<cudaStream_t>;
   using Exec = cudaStream_t;
   using Queue = Stream;
   static Stream Make(Exec stream) { return Stream(stream); }
@@ -20,16 +20,10 @@ struct OnStream {
 }  // namespace
 
 using Cuda = DeviceBackend<OnStream>;
-static_assert(Backend<Cuda> && BagBackend<Cuda> && ShardedBackend<Cuda>);
+static_assert(ShardedBackend<Cuda>);
 template class DeviceTable<Stream>;
 
-std::vector<NamedHandler> CudaTargets() {
-  std::vector<NamedHandler> all = TableTargets<Cuda>();
-  for (const auto& more : {ShardedTargets<Cuda>(), BagTargets<Cuda>()}) {
-    all.insert(all.end(), more.begin(), more.end());
-  }
-  return all;
-}
+std::vector<NamedHandler> CudaTargets() { return Targets<Cuda>(); }
 
 std::vector<int> Architectures() {
   std::vector<int> all = {__CUDA_ARCH_LIST__};

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "kvjax/ffi/cuda/stream.h"
-#include "kvjax/ffi/cuda/table.h"
+#include "kvjax/ffi/device/table.h"
 #include "kvjax/ffi/handlers/targets.h"
 
 namespace kvjax::device {

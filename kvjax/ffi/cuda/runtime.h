@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "kvjax/ffi/core/error.h"
-#include "kvjax/ffi/cuda/memory.h"
+#include "kvjax/ffi/device/memory.h"
 
 namespace kvjax::device {
 

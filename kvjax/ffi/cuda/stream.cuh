@@ -10,9 +10,9 @@
 
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/portable.h"
-#include "kvjax/ffi/cuda/atomic.h"
-#include "kvjax/ffi/cuda/memory.h"
 #include "kvjax/ffi/cuda/stream.h"
+#include "kvjax/ffi/device/atomic.h"
+#include "kvjax/ffi/device/memory.h"
 
 namespace kvjax::device {
 

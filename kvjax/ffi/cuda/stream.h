@@ -1,7 +1,7 @@
 // The queue that runs the device table's kernels on a CUDA stream. What starts kernels is in stream.cuh, for
 // nvcc.
 //
-// Its twin in threads.h has the same functions and runs the same kernels on host threads. A kernel is a
+// Threads (threads/threads.h) has the same functions and runs the same kernels on host threads. A kernel is a
 // functor or a lambda [=] KVJAX_HD (...) {...}; nvcc takes such lambdas only from functions that are public
 // and are themselves neither lambdas nor constructors. Everything runs in the order in which it was asked
 // for, and only Wait waits.

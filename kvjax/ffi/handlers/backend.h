@@ -1,53 +1,84 @@
-// What a backend supplies to the handlers.
+// What a backend supplies to the handlers: a function per operation over (where it runs, the table, the
+// operands).
 #pragma once
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
-#include <vector>
 
-#include "kvjax/ffi/core/table.h"
+#include "kvjax/ffi/core/operands.h"
 
 namespace kvjax {
 
-/// Which version a write is through, and how far it goes. Only the backend may read the version.
-struct Operand {
-  const uint32_t* version;
-  Phase phase;
-};
-
 /// `Ctx` is the FFI context that carries the execution resource, `Exec` its decoded form, `Table` the table.
-/// All pointers point where the backend's buffers live; the version too, which only the backend may read.
 /// The functions throw kvjax::Error or std::bad_alloc.
 template <class B>
-concept Backend = requires(
-    typename B::Exec& exec, typename B::Table& table, const uint32_t* version, Operand call, uint32_t* next,
-    KeySpan keys, InitialRows initial, Missing missing, std::byte* bytes, const std::byte* const_bytes,
-    bool* flags, const bool* const_flags, float* floats, const float* const_floats, int64_t* longs,
-    int32_t* ints, const int32_t* const_ints, uint64_t* words, const uint64_t* const_words,
-    const int64_t* step, Policy policy, const SlotLayout& layout, size_t n, std::string_view name,
-    const std::vector<std::byte*>& slots, const std::vector<const std::byte*>& const_slots) {
+concept Backend = requires(typename B::Exec& exec, typename B::Table& table, const LookupOperands& lookup,
+                           const FindMissingOperands& find_missing, const InspectOperands& inspect,
+                           const ReadSlotOperands& read_slot, const ChangedOperands& changed,
+                           const WriteKeysOperands& write_keys, const WriteRowsOperands& write_rows,
+                           const AccumOperands& accum, const EvictOperands& evict, const ClearOperands& clear,
+                           const MergeOperands& merge, const BeginApplyOperands& begin_apply,
+                           const GatherOperands& gather, const ScatterOperands& scatter,
+                           const SealOperands& seal, const uint32_t* word, uint32_t* out, size_t n) {
   typename B::Ctx;
-  B::Lookup(exec, table, version, keys, const_flags, initial, missing, bytes, flags, floats, n);
-  B::FindMissing(exec, table, version, keys, const_flags, words, ints);
-  B::Inspect(exec, table, name, version, keys, flags, longs, longs);
-  B::ReadSlot(exec, table, version, name, n, keys, bytes);
-  B::Changed(exec, table, version, version, keys, flags);
-  B::WriteKeys(exec, table, name, call, keys, const_flags, initial, next);
-  B::WriteRows(exec, table, name, call, keys, const_flags, const_bytes, initial, next);
-  B::Accum(exec, table, call, keys, const_flags, const_floats, const_floats, const_flags, next);
-  B::Evict(exec, table, name, call, policy, step, next);
-  B::Clear(exec, table, call, next);
-  B::ClearSlots(exec, table, call, next);
-  B::BeginApply(exec, table, version, keys, const_ints, version, n, const_floats, step, layout, initial, next,
-                next, ints, longs, floats);
-  B::Gather(exec, table, version, version, n, const_ints, const_ints, n, const_words, const_floats,
-            const_floats, bytes, floats, flags, words, slots);
-  B::Scatter(exec, table, version, version, n, const_ints, const_ints, n, const_bytes, const_slots, next);
-  B::Merge(exec, keys, const_floats, const_ints, version, n, n, words, floats, ints);
-  B::Seal(exec, name, const_floats, n, next);
-  B::Copy(exec, version, next);
-  B::Fill(exec, next, n, 0u);
+  B::Lookup(exec, table, lookup);
+  B::FindMissing(exec, table, find_missing);
+  B::Inspect(exec, table, inspect);
+  B::ReadSlot(exec, table, read_slot);
+  B::Changed(exec, table, changed);
+  B::WriteKeys(exec, table, write_keys);
+  B::WriteRows(exec, table, write_rows);
+  B::Accum(exec, table, accum);
+  B::Evict(exec, table, evict);
+  B::Clear(exec, table, clear);
+  B::BeginApply(exec, table, begin_apply);
+  B::Gather(exec, table, gather);
+  B::Scatter(exec, table, scatter);
+  B::Merge(exec, merge);
+  B::Seal(exec, seal);
+  B::Copy(exec, word, out);   // one word
+  B::Fill(exec, out, n, 0u);  // n words
 };
+
+template <class B>
+concept ShardedBackend =
+    Backend<B> &&
+    requires(typename B::Exec& exec, typename B::Table& table, const OwnedOperands& owned,
+             const RouteOperands& route, const ReceiveOperands& receive, const PlanStepOperands& plan,
+             const PrepareOperands& prepare, const CommitStepOperands& commit, const uint32_t* word,
+             uint64_t* summary, const std::byte* from, std::byte* to, size_t n) {
+      B::Owned(exec, owned);
+      B::Route(exec, route);
+      B::Receive(exec, table, receive);
+      B::PlanStep(exec, table, plan);
+      B::PutFailure(exec, summary, 0u);  // a number, in the place of a summary
+      B::Prepare(exec, table,
+                 prepare);  // gives the number of the failure that this shard has had before, or 0
+      B::CommitStep(exec, table, commit);
+      B::Read(exec, word);
+      B::CopyBytes(exec, from, n, to);
+    };
+
+/// Whose shards choose together which rows are evicted so that a write can be made.
+template <class B>
+concept EvictingBackend =
+    ShardedBackend<B> && requires(typename B::Exec& exec, typename B::Table& table,
+                                  const SummaryOperands& summary, const ContinueOperands& more) {
+      B::Summarize(exec, table, summary);
+      B::Continue(exec, table, more);
+    };
+
+template <class B>
+concept BagBackend =
+    requires(typename B::Exec& exec, const BagSumOperands& sum, const BagExpandOperands& expand,
+             const BagDotOperands& dot, const BagMaxOperands& max, const BagPlaceOperands& place,
+             const BagIdsOperands& ids) {
+      typename B::Ctx;
+      B::BagSum(exec, sum);
+      B::BagExpand(exec, expand);
+      B::BagDot(exec, dot);
+      B::BagMax(exec, max);
+      B::BagPlace(exec, place);
+      B::BagIds(exec, ids);
+    };
 
 }  // namespace kvjax

@@ -1,132 +1,119 @@
-// Handlers of pooling: ids (n,) int32, weights (n,) float32, rows (n, dim) float32, bags (bags, dim) float32.
+// Handlers of bags: ids (n,) int32, weights (n,) float32, rows (n, dim) float32, bags (bags, dim) float32.
 #pragma once
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 
-#include "kvjax/ffi/core/bag.h"
+#include "kvjax/ffi/handlers/backend.h"
 #include "kvjax/ffi/handlers/decode.h"
-#include "kvjax/ffi/handlers/errors.h"
+#include "kvjax/ffi/handlers/failures.h"
 #include "kvjax/ffi/handlers/tables.h"
 
 namespace kvjax {
 
-/// What a backend supplies for pooling; pointers as in Backend.
-template <class B>
-concept BagBackend = requires(typename B::Exec& exec, const BagShape& shape, const float* floats, float* out,
-                              const int32_t* ints, int32_t* out_ints, size_t n, std::string_view name) {
-  typename B::Ctx;
-  B::BagSum(exec, shape, floats, floats, out);
-  B::BagSpread(exec, shape, floats, floats, out);
-  B::BagDot(exec, shape, floats, floats, out);
-  B::BagMax(exec, shape, floats, out, out_ints);
-  B::BagPlace(exec, shape, ints, floats, out);
-  B::BagIds(exec, name, ints, n, n, out_ints);
+/// A matrix of floats with 32-bit row numbers, because positions are 32 bits wide.
+struct Matrix {
+  Matrix(const Decoder& in, const ffi::AnyBuffer& buffer, const char* what)
+      : data(static_cast<float*>(buffer.untyped_data())) {
+    const auto dims = buffer.dimensions();
+    in.Want(buffer.element_type() == ffi::F32 && dims.size() == 2 && dims[0] <= INT32_MAX, what, buffer);
+    n = static_cast<size_t>(dims[0]), dim = static_cast<size_t>(dims[1]);
+  }
+  static Matrix Rows(const Decoder& in, const ffi::AnyBuffer& x) { return {in, x, "rows (n, dim) float32"}; }
+  static Matrix Bags(const Decoder& in, const ffi::AnyBuffer& x) {
+    return {in, x, "bags (bags, dim) float32"};
+  }
+
+  float* data;
+  size_t n, dim;
 };
 
-/// The shape that ids, rows and bags give; positions are 32 bits wide, and so are the numbers of rows and
-/// bags.
-inline BagShape ShapeOfBags(const ffi::AnyBuffer& ids, const ffi::AnyBuffer& rows,
-                            const ffi::AnyBuffer& bags) {
-  const auto matrix = [](const ffi::AnyBuffer& x, const char* what) {
-    Expect(x.element_type() == ffi::F32 && x.dimensions().size() == 2 && x.dimensions()[0] <= INT32_MAX, "",
-           "lookup_bag", what, x);
-    return x.dimensions();
-  };
-  const auto r = matrix(rows, "rows (n, dim) float32"), b = matrix(bags, "bags (bags, dim) float32");
-  const BagShape shape{static_cast<size_t>(r[0]), static_cast<size_t>(b[0]), static_cast<size_t>(r[1]),
-                       Data<int32_t>(ids)};
-  Expect(Holds(ids, ffi::S32, shape.n), "", "lookup_bag", "ids (n,) int32", ids);
-  Expect(b[1] == r[1], "", "lookup_bag", "bags of the rows' dim", bags);
-  return shape;
+inline BagShape ShapeOf(const Decoder& in, const ffi::AnyBuffer& ids, const Matrix& rows,
+                        const Matrix& bags) {
+  in.Want(Decoder::Holds(ids, ffi::S32, rows.n), "ids (n,) int32", ids);
+  if (rows.dim != bags.dim) {
+    throw MakeError(ErrorCode::kInvalidArgument, "", in.op(), "bags of the rows' dim",
+                    std::to_string(bags.dim) + " and " + std::to_string(rows.dim),
+                    "call kvjax's Python functions, which prepare the operands");
+  }
+  return {rows.n, bags.n, rows.dim, static_cast<const int32_t*>(ids.untyped_data())};
 }
 
-inline void ExpectWeights(const BagShape& shape, const ffi::AnyBuffer& weights) {
-  Expect(Holds(weights, ffi::F32, shape.n), "", "lookup_bag", "weights (n,) float32", weights);
-}
-inline void ExpectPositions(const BagShape& shape, const ffi::AnyBuffer& positions) {
-  Expect(Holds(positions, ffi::S32, shape.bags * shape.dim), "", "lookup_bag", "positions (bags, dim) int32",
-         positions);
-}
-
-template <BagBackend B>
-ffi::Error BagSum(typename B::Exec exec, ffi::AnyBuffer ids, ffi::AnyBuffer weights, ffi::AnyBuffer rows,
-                  Result bags) {
-  return Guard("", "lookup_bag", [&] {
-    const BagShape shape = ShapeOfBags(ids, rows, *bags);
-    ExpectWeights(shape, weights);
-    B::BagSum(exec, shape, Data<float>(weights), Data<float>(rows), Data<float>(bags));
-  });
-}
-template <BagBackend B>
-ffi::Error BagSpread(typename B::Exec exec, ffi::AnyBuffer ids, ffi::AnyBuffer weights, ffi::AnyBuffer bags,
-                     Result rows) {
-  return Guard("", "lookup_bag", [&] {
-    const BagShape shape = ShapeOfBags(ids, *rows, bags);
-    ExpectWeights(shape, weights);
-    B::BagSpread(exec, shape, Data<float>(weights), Data<float>(bags), Data<float>(rows));
-  });
-}
-template <BagBackend B>
-ffi::Error BagDot(typename B::Exec exec, ffi::AnyBuffer ids, ffi::AnyBuffer rows, ffi::AnyBuffer bags,
-                  Result weights) {
-  return Guard("", "lookup_bag", [&] {
-    const BagShape shape = ShapeOfBags(ids, rows, bags);
-    ExpectWeights(shape, *weights);
-    B::BagDot(exec, shape, Data<float>(rows), Data<float>(bags), Data<float>(weights));
-  });
-}
-/// The bindings of the three calls above.
-template <BagBackend B>
-auto BindBags() {
-  return Rets<1>(Args<3>(ffi::Ffi::Bind().template Ctx<typename B::Ctx>()));
+/// A call that is about no table.
+template <class Body>
+ffi::Error GuardBags(Decoder& in, Body body) {
+  in.Names(Name(Op::kLookupBag));
+  return Guard("", in.op(), body);
 }
 
-/// positions: (bags, dim) int32, where each maximum stands.
+/// weights (n,).
+inline float* Weights(const Decoder& in, const ffi::AnyBuffer& weights, size_t n) {
+  in.Want(Decoder::Holds(weights, ffi::F32, n), "weights (n,) float32", weights);
+  return static_cast<float*>(weights.untyped_data());
+}
+
+/// ids, weights, rows -> bags
 template <BagBackend B>
-ffi::Error BagMax(typename B::Exec exec, ffi::AnyBuffer ids, ffi::AnyBuffer rows, Result bags,
-                  Result positions) {
-  return Guard("", "lookup_bag", [&] {
-    const BagShape shape = ShapeOfBags(ids, rows, *bags);
-    ExpectPositions(shape, *positions);
-    B::BagMax(exec, shape, Data<float>(rows), Data<float>(bags), Data<int32_t>(positions));
+ffi::Error BagSum(typename B::Exec& exec, Decoder& in) {
+  return GuardBags(in, [&] {
+    const ffi::AnyBuffer ids = in.In(), weights = in.In();
+    const Matrix rows = Matrix::Rows(in, in.In()), bags = Matrix::Bags(in, in.Out());
+    B::BagSum(exec, {ShapeOf(in, ids, rows, bags), Weights(in, weights, rows.n), rows.data, bags.data});
   });
 }
+/// ids, weights, bags -> rows
 template <BagBackend B>
-auto BindBagMax() {
-  return Rets<2>(Args<2>(ffi::Ffi::Bind().template Ctx<typename B::Ctx>()));
+ffi::Error BagExpand(typename B::Exec& exec, Decoder& in) {
+  return GuardBags(in, [&] {
+    const ffi::AnyBuffer ids = in.In(), weights = in.In();
+    const Matrix bags = Matrix::Bags(in, in.In()), rows = Matrix::Rows(in, in.Out());
+    B::BagExpand(exec, {ShapeOf(in, ids, rows, bags), Weights(in, weights, rows.n), bags.data, rows.data});
+  });
 }
+/// ids, rows, bags -> weights
 template <BagBackend B>
-ffi::Error BagPlace(typename B::Exec exec, ffi::AnyBuffer ids, ffi::AnyBuffer positions, ffi::AnyBuffer bags,
-                    Result rows) {
-  return Guard("", "lookup_bag", [&] {
-    const BagShape shape = ShapeOfBags(ids, *rows, bags);
-    ExpectPositions(shape, positions);
-    B::BagPlace(exec, shape, Data<int32_t>(positions), Data<float>(bags), Data<float>(rows));
+ffi::Error BagDot(typename B::Exec& exec, Decoder& in) {
+  return GuardBags(in, [&] {
+    const ffi::AnyBuffer ids = in.In();
+    const Matrix rows = Matrix::Rows(in, in.In()), bags = Matrix::Bags(in, in.In());
+    B::BagDot(exec, {ShapeOf(in, ids, rows, bags), rows.data, bags.data, Weights(in, in.Out(), rows.n)});
+  });
+}
+/// ids, rows -> bags, positions
+template <BagBackend B>
+ffi::Error BagMax(typename B::Exec& exec, Decoder& in) {
+  return GuardBags(in, [&] {
+    const ffi::AnyBuffer ids = in.In();
+    const Matrix rows = Matrix::Rows(in, in.In()), bags = Matrix::Bags(in, in.Out());
+    const BagShape shape = ShapeOf(in, ids, rows, bags);
+    B::BagMax(exec, {shape, rows.data, bags.data,
+                     in.Out<int32_t>("positions (bags, dim)", shape.bags * shape.dim)});
+  });
+}
+/// ids, positions, bags -> rows
+template <BagBackend B>
+ffi::Error BagPlace(typename B::Exec& exec, Decoder& in) {
+  return GuardBags(in, [&] {
+    const ffi::AnyBuffer ids = in.In(), positions = in.In();
+    const Matrix bags = Matrix::Bags(in, in.In()), rows = Matrix::Rows(in, in.Out());
+    const BagShape shape = ShapeOf(in, ids, rows, bags);
+    in.Want(Decoder::Holds(positions, ffi::S32, shape.bags * shape.dim), "positions (bags, dim) int32",
+            positions);
+    B::BagPlace(exec, {shape, static_cast<const int32_t*>(positions.untyped_data()), bags.data, rows.data});
   });
 }
 
-/// lengths: (bags,) int32; ids: (n,) int32, -1 for padding. `spread` says that other devices make the same
-/// call.
+/// lengths -> ids, -1 for padding. The flag says that other devices make the same call.
 template <BagBackend B>
-ffi::Error BagIds(typename B::Exec exec, std::string_view name, bool spread, ffi::AnyBuffer lengths,
-                  Result ids, Result status) {
-  return Report(name, "lookup_bag", spread, Tell<B>(exec, name, "lookup_bag", status), [&] {
-    for (const ffi::AnyBuffer& x : {lengths, *ids}) {
-      Expect(x.element_type() == ffi::S32 && x.element_count() <= INT32_MAX, name, "lookup_bag",
-             "lengths (bags,) and ids (n,) int32", x);
+ffi::Error BagIds(typename B::Exec& exec, Decoder& in) {
+  return AnswerRead<B>(exec, in, Op::kLookupBag, [&] {
+    const ffi::AnyBuffer lengths = in.In(), ids = in.Out();
+    for (const ffi::AnyBuffer& x : {lengths, ids}) {
+      in.Want(x.element_type() == ffi::S32 && x.element_count() <= INT32_MAX,
+              "lengths (bags,) and ids (n,) int32", x);
     }
-    B::BagIds(exec, name, Data<int32_t>(lengths), lengths.element_count(), ids->element_count(),
-              Data<int32_t>(ids));
+    B::BagIds(exec, {in.table(), static_cast<const int32_t*>(lengths.untyped_data()), lengths.element_count(),
+                     static_cast<int32_t*>(ids.untyped_data()), ids.element_count()});
   });
-}
-template <BagBackend B>
-auto BindBagIds() {
-  return Rets<2>(Args<1>(ffi::Ffi::Bind()
-                             .template Ctx<typename B::Ctx>()
-                             .template Attr<std::string_view>("table")
-                             .template Attr<bool>("spread")));
 }
 
 }  // namespace kvjax

@@ -1,22 +1,27 @@
-// Checks what XLA hands over and turns it into what the core takes. Element types and shapes are checked
-// here and nowhere below: the core is given pointers it can trust.
+// The decoder of what XLA hands over: operands, results and attributes, named and checked where they are
+// taken.
+//
+// Types and shapes are checked here and nowhere below: a backend gets pointers that it can trust.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
-#include <utility>
+#include <type_traits>
 #include <vector>
 
 #include "kvjax/ffi/core/error.h"
-#include "kvjax/ffi/core/table.h"
+#include "kvjax/ffi/core/operands.h"
+#include "kvjax/ffi/core/registry.h"
+#include "kvjax/ffi/core/spec.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace kvjax {
 
 namespace ffi = xla::ffi;
 
-/// A check of one operand: an op on a table wants `what` to have `count` elements of `type`.
+/// Throws unless `ok`: the op wants `want`.
 inline void Expect(bool ok, std::string_view table, std::string_view op, std::string_view want,
                    const ffi::AnyBuffer& got) {
   if (ok) return;
@@ -26,17 +31,21 @@ inline void Expect(bool ok, std::string_view table, std::string_view op, std::st
                   "call kvjax's Python functions, which prepare the operands");
 }
 
-inline bool Holds(const ffi::AnyBuffer& buffer, ffi::DataType type, size_t count) {
-  return buffer.element_type() == type && buffer.element_count() == count;
-}
-
-/// Keys arrive as pairs of 32-bit words, low word first, whatever jax_enable_x64 says: (..., 2) uint32.
-inline KeySpan Keys(std::string_view table, std::string_view op, const ffi::AnyBuffer& keys, bool narrow) {
-  const auto dims = keys.dimensions();
-  Expect(keys.element_type() == ffi::U32 && dims.size() > 0 && dims.back() == 2, table, op,
-         "keys (..., 2) uint32", keys);
-  return {static_cast<const uint64_t*>(keys.untyped_data()), keys.element_count() / 2, narrow};
-}
+/// How JAX holds a type: 64-bit integers as pairs of 32-bit words, low word first, whatever jax_enable_x64
+/// says.
+template <class T>
+struct HeldAs {
+  static constexpr bool kPair = sizeof(T) == 8;
+  static constexpr ffi::DataType kType = std::is_same_v<T, bool>      ? ffi::PRED
+                                         : std::is_same_v<T, float>   ? ffi::F32
+                                         : std::is_same_v<T, int32_t> ? ffi::S32
+                                                                      : ffi::U32;
+  static constexpr std::string_view kName = std::is_same_v<T, bool>      ? "bool"
+                                            : std::is_same_v<T, float>   ? "float32"
+                                            : std::is_same_v<T, int32_t> ? "int32"
+                                                                         : "uint32";
+  static constexpr size_t kWords = kPair ? 2 : 1;
+};
 
 inline ffi::DataType DataTypeOf(RowType type) {
   switch (type) {
@@ -50,82 +59,174 @@ inline ffi::DataType DataTypeOf(RowType type) {
   return ffi::DataType::INVALID;
 }
 
-inline void ExpectRows(const TableSpec& spec, std::string_view op, const ffi::AnyBuffer& rows, size_t n) {
-  Expect(Holds(rows, DataTypeOf(spec.type), n * static_cast<size_t>(spec.dim)), spec.name, op,
-         "rows (" + std::to_string(n) + ", " + std::to_string(spec.dim) + ") of the table's dtype", rows);
-}
-
-inline void ExpectFloats(const TableSpec& spec, std::string_view op, const ffi::AnyBuffer& rows, size_t n) {
-  Expect(Holds(rows, ffi::F32, n * static_cast<size_t>(spec.dim)), spec.name, op,
-         "rows (" + std::to_string(n) + ", " + std::to_string(spec.dim) + ") float32", rows);
-}
-
-/// Which of n keys are meant: (n,) bool, or nothing for all of them.
-inline const bool* Mask(std::string_view table, std::string_view op, const ffi::AnyBuffer& mask, size_t n) {
-  const bool none = Holds(mask, ffi::PRED, 0);
-  Expect(none || Holds(mask, ffi::PRED, n), table, op, "mask (n,) bool", mask);
-  return none ? nullptr : static_cast<const bool*>(mask.untyped_data());
-}
-
-/// Rows that the table cannot make itself: (m, dim) of the table's dtype.
-inline InitialRows Initial(const TableSpec& spec, std::string_view op, const ffi::AnyBuffer& rows) {
-  const size_t n = rows.element_count() / static_cast<size_t>(spec.dim);
-  ExpectRows(spec, op, rows, n);
-  return {static_cast<const std::byte*>(rows.untyped_data()), n};
-}
-
-/// The version operand; vmap may have given it leading axes.
-inline const uint32_t* Version(std::string_view table, std::string_view op, const ffi::AnyBuffer& version) {
-  Expect(version.element_type() == ffi::U32 && version.element_count() >= 1, table, op, "a version () uint32",
-         version);
-  return static_cast<const uint32_t*>(version.untyped_data());
-}
-
-/// Where a call puts one word: () uint32, the version of the next handle or a seal.
-inline uint32_t* Word(std::string_view table, ffi::Result<ffi::AnyBuffer>& next) {
-  Expect(Holds(*next, ffi::U32, 1), table, "call", "one word () uint32", *next);
-  return static_cast<uint32_t*>(next->untyped_data());
-}
-
-/// "mu|float32[64]|256;nu|float32[64]|256" as kvjax._rowwise writes it: name, type, bytes per row.
-inline SlotLayout ParseLayout(std::string_view text) {
-  SlotLayout layout;
-  while (!text.empty()) {
-    const size_t end = std::min(text.find(';'), text.size());
-    const std::string_view item = text.substr(0, end);
-    const size_t a = item.find('|'), b = item.find('|', a + 1);
-    layout.Add(std::string(item.substr(0, a)), std::string(item.substr(a + 1, b - a - 1)),
-               static_cast<size_t>(std::stoull(std::string(item.substr(b + 1)))));
-    text.remove_prefix(std::min(end + 1, text.size()));
-  }
-  return layout;
-}
-
+/// An array of a call whose length is the caller's choice.
 template <class T>
-T* Data(ffi::Result<ffi::AnyBuffer>& result) {
-  return static_cast<T*>(result->untyped_data());
-}
-template <class T>
-const T* Data(const ffi::AnyBuffer& argument) {
-  return static_cast<const T*>(argument.untyped_data());
-}
+struct Array1 {
+  T* data;
+  size_t n;
+};
 
-/// Adds N > 0 operands, or results, of any type to a binding; the handlers check them.
-template <size_t N, class Binding>
-auto Args(Binding&& binding) {
-  if constexpr (N == 1) {
-    return std::move(binding).template Arg<ffi::AnyBuffer>();
-  } else {
-    return Args<N - 1>(std::move(binding).template Arg<ffi::AnyBuffer>());
+/// One call of XLA: its operands, results and attributes. Operands and results are taken in their order;
+/// `what` says the name and the shape of one for errors, and its type follows.
+class Decoder {
+ public:
+  Decoder(int32_t device, ffi::RemainingArgs args, ffi::RemainingRets rets, ffi::Dictionary attrs)
+      : device(device), args_(args), rets_(rets), attrs_(attrs) {}
+
+  const int32_t device;  // where the call runs, of those of this process
+
+  // ---- what the call is about ---------------------------------------------------------------------------
+
+  /// Errors from here on name the op, and the table, if the call has one.
+  void Names(std::string_view op, std::string_view table = "") { op_ = op, table_ = table; }
+  [[nodiscard]] std::string_view op() const { return op_; }
+  [[nodiscard]] std::string_view table() const { return table_; }
+
+  template <class T>
+  [[nodiscard]] T Attr(std::string_view name) const {
+    const ffi::ErrorOr<T> value = attrs_.get<T>(name);
+    if (value.has_value()) return value.value();
+    throw MakeError(ErrorCode::kInvalidArgument, table_, op_, "an attribute " + std::string(name), "none",
+                    "call kvjax's Python functions, which prepare the operands");
   }
-}
-template <size_t N, class Binding>
-auto Rets(Binding&& binding) {
-  if constexpr (N == 1) {
-    return std::move(binding).template Ret<ffi::AnyBuffer>();
-  } else {
-    return Rets<N - 1>(std::move(binding).template Ret<ffi::AnyBuffer>());
+  [[nodiscard]] bool Flag(std::string_view name) const { return Attr<bool>(name); }
+  [[nodiscard]] std::string_view Text(std::string_view name) const { return Attr<std::string_view>(name); }
+  [[nodiscard]] int64_t Number(std::string_view name) const { return Attr<int64_t>(name); }
+
+  // ---- operands ------------------------------------------------------------------------------------------
+
+  ffi::AnyBuffer In() {
+    const ffi::ErrorOr<ffi::AnyBuffer> buffer = args_.get<ffi::AnyBuffer>(arg_++);
+    if (!buffer.has_value()) throw Short("operands", arg_);
+    return buffer.value();
   }
+  template <class T>
+  const T* In(std::string_view what, size_t count) {
+    return Checked<T>(In(), what, count);
+  }
+  /// (m,), for any m.
+  template <class T>
+  Array1<const T> InAny(std::string_view what) {
+    const ffi::AnyBuffer buffer = In();
+    Want(buffer.element_type() == HeldAs<T>::kType, Typed<T>(what), buffer);
+    return {static_cast<const T*>(buffer.untyped_data()), buffer.element_count() / HeldAs<T>::kWords};
+  }
+  /// (), or with the leading axes that vmap has given it.
+  const uint32_t* InVersion(std::string_view what = "a version ()") {
+    const ffi::AnyBuffer buffer = In();
+    Want(buffer.element_type() == ffi::U32 && buffer.element_count() >= 1, Typed<uint32_t>(what), buffer);
+    return static_cast<const uint32_t*>(buffer.untyped_data());
+  }
+  KeySpan InKeys(bool narrow) {
+    const ffi::AnyBuffer buffer = In();
+    const auto dims = buffer.dimensions();
+    Want(buffer.element_type() == ffi::U32 && dims.size() > 0 && dims.back() == 2, "keys (..., 2) uint32",
+         buffer);
+    return {static_cast<const uint64_t*>(buffer.untyped_data()), buffer.element_count() / 2, narrow};
+  }
+  /// (n,) bool, or nothing for a mask that is true: nullptr.
+  const bool* InMask(size_t n) {
+    const ffi::AnyBuffer buffer = In();
+    const bool none = Holds(buffer, ffi::PRED, 0);
+    Want(none || Holds(buffer, ffi::PRED, n), "mask (n,) bool", buffer);
+    return none ? nullptr : static_cast<const bool*>(buffer.untyped_data());
+  }
+  /// (n, dim) of the table's dtype.
+  const std::byte* InRows(const TableSpec& spec, size_t n) { return Rows(In(), spec, n); }
+  /// (n, dim) float32.
+  const float* InFloats(const TableSpec& spec, size_t n) { return Floats(In(), spec, n); }
+  /// Rows that the table cannot make itself: (m, dim) of its dtype, for any m.
+  InitialRows InInitial(const TableSpec& spec) {
+    const ffi::AnyBuffer buffer = In();
+    const size_t m = buffer.element_count() / static_cast<size_t>(spec.dim);
+    return {Rows(buffer, spec, m), m};
+  }
+  /// Counts (n,), seals (s,) and rows (n, dim), in this order.
+  GradientSpan InGradients(const TableSpec& spec, size_t n) {
+    const int32_t* const counts = In<int32_t>("counts (n,)", n);
+    const Array1<const uint32_t> seals = InAny<uint32_t>("seals (s,)");
+    return {counts, InFloats(spec, n), seals.data, seals.n};
+  }
+  [[nodiscard]] bool HasIn() const { return arg_ < args_.size(); }
+
+  // ---- results -------------------------------------------------------------------------------------------
+
+  ffi::AnyBuffer Out() {
+    ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> buffer = rets_.get<ffi::AnyBuffer>(ret_++);
+    if (!buffer.has_value()) throw Short("results", ret_);
+    return **buffer;
+  }
+  template <class T>
+  T* Out(std::string_view what, size_t count) {
+    return const_cast<T*>(Checked<T>(Out(), what, count));
+  }
+  /// (), or with the leading axes that vmap has given it.
+  template <class T>
+  Array1<T> OutAll(std::string_view what) {
+    const ffi::AnyBuffer buffer = Out();
+    Want(buffer.element_type() == HeldAs<T>::kType && buffer.element_count() >= 1, Typed<T>(what), buffer);
+    return {static_cast<T*>(buffer.untyped_data()), buffer.element_count()};
+  }
+  std::byte* OutRows(const TableSpec& spec, size_t n) { return const_cast<std::byte*>(Rows(Out(), spec, n)); }
+  float* OutFloats(const TableSpec& spec, size_t n) { return const_cast<float*>(Floats(Out(), spec, n)); }
+  /// The version of the next handle, or a seal.
+  uint32_t* OutWord() { return Out<uint32_t>("one word ()", 1); }
+  [[nodiscard]] bool HasOut() const { return ret_ < rets_.size(); }
+  /// The last result, where a read puts its status; any other may be taken before or after.
+  Array1<uint32_t> Status() {
+    ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> buffer = rets_.get<ffi::AnyBuffer>(rets_.size() - 1);
+    if (rets_.size() == 0 || !buffer.has_value()) throw Short("results", 1);
+    const ffi::AnyBuffer status = **buffer;
+    Want(status.element_type() == ffi::U32 && status.element_count() >= 1, "a word () uint32", status);
+    return {static_cast<uint32_t*>(status.untyped_data()), status.element_count()};
+  }
+
+  void Want(bool ok, std::string_view want, const ffi::AnyBuffer& got) const {
+    Expect(ok, table_, op_, want, got);
+  }
+  static bool Holds(const ffi::AnyBuffer& buffer, ffi::DataType type, size_t count) {
+    return buffer.element_type() == type && buffer.element_count() == count;
+  }
+
+ private:
+  template <class T>
+  static std::string Typed(std::string_view what) {
+    return std::string(what).append(" ").append(HeldAs<T>::kName);
+  }
+  template <class T>
+  const T* Checked(const ffi::AnyBuffer& buffer, std::string_view what, size_t count) const {
+    Want(Holds(buffer, HeldAs<T>::kType, count * HeldAs<T>::kWords), Typed<T>(what), buffer);
+    return static_cast<const T*>(buffer.untyped_data());
+  }
+  const std::byte* Rows(const ffi::AnyBuffer& buffer, const TableSpec& spec, size_t n) const {
+    Want(Holds(buffer, DataTypeOf(spec.type), n * static_cast<size_t>(spec.dim)),
+         Shaped(spec, n) + " of the table's dtype", buffer);
+    return static_cast<const std::byte*>(buffer.untyped_data());
+  }
+  const float* Floats(const ffi::AnyBuffer& buffer, const TableSpec& spec, size_t n) const {
+    Want(Holds(buffer, ffi::F32, n * static_cast<size_t>(spec.dim)), Shaped(spec, n) + " float32", buffer);
+    return static_cast<const float*>(buffer.untyped_data());
+  }
+  static std::string Shaped(const TableSpec& spec, size_t n) {
+    return "rows (" + std::to_string(n) + ", " + std::to_string(spec.dim) + ")";
+  }
+  [[nodiscard]] Error Short(std::string_view what, size_t wanted) const {
+    return MakeError(ErrorCode::kInvalidArgument, table_, op_,
+                     "at least " + std::to_string(wanted) + " " + std::string(what), "fewer",
+                     "call kvjax's Python functions, which prepare the operands");
+  }
+
+  ffi::RemainingArgs args_;
+  ffi::RemainingRets rets_;
+  ffi::Dictionary attrs_;
+  std::string_view op_ = "call", table_;
+  size_t arg_ = 0, ret_ = 0;
+};
+
+/// The shard of the call's table that lives where the call runs.
+template <class B>
+std::shared_ptr<typename B::Table> TableOf(const Decoder& in) {
+  return Registry<typename B::Table>::Get().Find(in.table(), in.op(), in.device);
 }
 
 }  // namespace kvjax

@@ -1,313 +1,246 @@
-// Handlers of tables that are spread over devices: routing, agreement, and the training write of one shard.
+// Handlers of sharded tables: routing, agreement of the shards, and the training write of one shard.
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
-#include "kvjax/ffi/core/route.h"
+#include "kvjax/ffi/core/select.h"
+#include "kvjax/ffi/core/shard_summary.h"
 #include "kvjax/ffi/handlers/backend.h"
 #include "kvjax/ffi/handlers/decode.h"
-#include "kvjax/ffi/handlers/errors.h"
-#include "kvjax/ffi/handlers/registry.h"
+#include "kvjax/ffi/handlers/failures.h"
 #include "kvjax/ffi/handlers/tables.h"
 
 namespace kvjax {
 
-template <class B>
-concept ShardedBackend = requires(
-    typename B::Exec& exec, typename B::Table& table, const uint32_t* version, uint32_t* word, KeySpan keys,
-    InitialRows initial, const bool* mask, bool* owned, int32_t room, const int32_t* ints, int32_t* out_ints,
-    const float* rows, const int64_t* step, int64_t* longs, const SlotLayout& layout, uint64_t* words,
-    const uint64_t* const_words, uint32_t shards, Routed routed, size_t n, std::string_view name) {
-  B::Owned(exec, name, keys, ints, shards, shards, owned);
-  B::Route(exec, name, keys, mask, ints, shards, room, routed);
-  B::Receive(exec, table, version, keys, ints, version, n, rows, n, ints, ints, initial);
-  B::PlanStep(exec, table, version, step, layout, words, n);
-  B::Prepare(exec, table, name, version, const_words, n, n, ints, word, word);
-  B::CommitStep(exec, table, version, word, out_ints, longs);
-  B::Read(exec, version);
-  B::Copy(exec, version, word);
-};
-
-/// Whose shards choose together what goes so that a write can be made.
-template <class B>
-concept RoomBackend =
-    ShardedBackend<B> && requires(typename B::Exec& exec, typename B::Table& table, const uint32_t* version,
-                                  uint32_t* word, uint64_t* words, size_t n, std::string_view name) {
-      B::Facts(exec, table, version, words, n);
-      B::Hear(exec, table, name, version, version, word, word);
-    };
-
-/// Checks that a device is the shard that the program takes it for.
-template <Backend B>
-uint32_t CheckShard(typename B::Exec& exec, std::string_view name, int32_t device,
-                    const ffi::AnyBuffer& shard) {
-  Expect(Holds(shard, ffi::S32, 1), name, "route", "shard () int32", shard);
-  const auto want = static_cast<uint32_t>(B::Read(exec, Data<uint32_t>(shard)));
-  const uint32_t got = Registry<typename B::Table>::Get().Find(name, "route", device)->spec().shard;
+/// Checks that a device is the shard () int32 that the program takes it for.
+template <ShardedBackend B>
+uint32_t CheckShard(typename B::Exec& exec, const Decoder& in, const int32_t* shard) {
+  const auto want = static_cast<uint32_t>(B::Read(exec, reinterpret_cast<const uint32_t*>(shard)));
+  const uint32_t got = TableOf<B>(in)->spec().shard;
   if (want == got) return got;
-  throw MakeError(ErrorCode::kFailedPrecondition, name, "route",
+  throw MakeError(ErrorCode::kFailedPrecondition, in.table(), in.op(),
                   "a program on the mesh that the table was made with (this device has shard " +
                       std::to_string(got) + ")",
                   "one whose mesh makes it shard " + std::to_string(want),
                   "use that mesh, or kvjax.reshard(table, mesh)");
 }
 
-inline const int32_t* OwnersOf(std::string_view name, const ffi::AnyBuffer& owners, size_t n) {
+/// (n,) int32 by a partitioner, or (0,) for those of virtual buckets.
+inline OwnerSpan InOwners(Decoder& in, size_t n) {
+  const ffi::AnyBuffer owners = in.In();
   const bool given = owners.element_count() > 0;
-  Expect(Holds(owners, ffi::S32, given ? n : 0), name, "route", "owners (n,) int32", owners);
-  return given ? Data<int32_t>(owners) : nullptr;
+  in.Want(Decoder::Holds(owners, ffi::S32, given ? n : 0), "owners (n,) int32", owners);
+  return {given ? static_cast<const int32_t*>(owners.untyped_data()) : nullptr,
+          static_cast<uint32_t>(in.Number("shards"))};
 }
 
-/// owners: (n,) int32 by a partitioner, or (0,) for those of virtual buckets; shard: () int32, the place of
-/// this device. owned: (n,) bool.
-template <Backend B>
-ffi::Error OwnedKeys(typename B::Exec exec, int32_t device, std::string_view name, int64_t shards,
-                     ffi::AnyBuffer keys, ffi::AnyBuffer owners, ffi::AnyBuffer shard, Result owned,
-                     Result status) {
-  return Report(name, "route", true, Tell<B>(exec, name, "route", status), [&] {
-    const KeySpan k = Keys(name, "route", keys, false);
-    Expect(Holds(*owned, ffi::PRED, k.n), name, "route", "owned (n,) bool", *owned);
-    B::Owned(exec, name, k, OwnersOf(name, owners, k.n), static_cast<uint32_t>(shards),
-             CheckShard<B>(exec, name, device, shard), Data<bool>(owned));
+template <ShardedBackend B>
+ffi::Error OwnedKeys(typename B::Exec& exec, Decoder& in) {
+  return AnswerRead<B>(exec, in, Name(Op::kRoute), true, [&] {
+    OwnedOperands o{.table = in.table()};
+    o.keys = in.InKeys(false);
+    o.owners = InOwners(in, o.keys.n);
+    const int32_t* const shard = in.In<int32_t>("shard ()", 1);
+    o.owned = in.Out<bool>("owned (n,)", o.keys.n);
+    o.shard = CheckShard<B>(exec, in, shard);
+    B::Owned(exec, o);
   });
 }
-template <Backend B>
-auto BindOwnedKeys() {
-  return Rets<2>(Args<3>(BindTable<B>().template Attr<int64_t>("shards")));
-}
 
-/// mask: (n,) or (0,) bool; owners and shard: as above. sorted: (n, 2) uint32, order, slot and round: (n,)
-/// int32, starts: (shards + 1,) int32 as in core/route.h.
-template <Backend B>
-ffi::Error RouteKeys(typename B::Exec exec, int32_t device, std::string_view name, int64_t shards,
-                     int64_t room, ffi::AnyBuffer keys, ffi::AnyBuffer mask, ffi::AnyBuffer owners,
-                     ffi::AnyBuffer shard, Result sorted, Result order, Result starts, Result slot,
-                     Result round, Result status) {
-  return Report(name, "route", true, Tell<B>(exec, name, "route", status), [&] {
-    const KeySpan k = Keys(name, "route", keys, false);
-    const auto n = static_cast<uint32_t>(shards);
-    Expect(Holds(*sorted, ffi::U32, 2 * k.n), name, "route", "keys (n, 2) uint32", *sorted);
-    for (const ffi::AnyBuffer& x : {*order, *slot, *round}) {
-      Expect(Holds(x, ffi::S32, k.n), name, "route", "(n,) int32", x);
-    }
-    Expect(Holds(*starts, ffi::S32, n + 1), name, "route", "starts (shards + 1,) int32", *starts);
-    (void)CheckShard<B>(exec, name, device, shard);
-    B::Route(exec, name, k, Mask(name, "route", mask, k.n), OwnersOf(name, owners, k.n), n,
-             static_cast<int32_t>(room),
-             {Data<uint64_t>(sorted), Data<int32_t>(order), Data<int32_t>(starts), Data<int32_t>(slot),
-              Data<int32_t>(round)});
+/// The results are those of Routed.
+template <ShardedBackend B>
+ffi::Error RouteKeys(typename B::Exec& exec, Decoder& in) {
+  return AnswerRead<B>(exec, in, Name(Op::kRoute), true, [&] {
+    RouteOperands o{.table = in.table(), .capacity = static_cast<int32_t>(in.Number("room"))};
+    o.keys = in.InKeys(false);
+    o.mask = in.InMask(o.keys.n);
+    o.owners = InOwners(in, o.keys.n);
+    const int32_t* const shard = in.In<int32_t>("shard ()", 1);
+    o.out.keys = in.Out<uint64_t>("keys (n, 2)", o.keys.n);
+    o.out.order = in.Out<int32_t>("order (n,)", o.keys.n);
+    o.out.starts = in.Out<int32_t>("starts (shards + 1,)", o.owners.shards + 1);
+    o.out.slot = in.Out<int32_t>("positions (n,)", o.keys.n);
+    o.out.round = in.Out<int32_t>("rounds (n,)", o.keys.n);
+    (void)CheckShard<B>(exec, in, shard);
+    B::Route(exec, o);
   });
 }
-template <Backend B>
-auto BindRouteKeys() {
-  return Rets<6>(Args<4>(BindTable<B>().template Attr<int64_t>("shards").template Attr<int64_t>("room")));
-}
 
-/// low, high: () uint32, the smallest and the largest sum of what copies of the table have been told.
-template <Backend B>
-ffi::Error Alike(typename B::Exec exec, int32_t /*device*/, std::string_view name, std::string_view op,
-                 ffi::AnyBuffer low, ffi::AnyBuffer high, Result status) {
-  return Report(name, op, true, Tell<B>(exec, name, op, status), [&] {
-    if (B::Read(exec, Version(name, op, low)) == B::Read(exec, Version(name, op, high))) return;
+/// low, high: () uint32, the smallest and the largest checksum of the operands of a call.
+template <ShardedBackend B>
+ffi::Error Alike(typename B::Exec& exec, Decoder& in) {
+  return AnswerRead<B>(exec, in, in.Text("op"), true, [&] {
+    const uint32_t* const low = in.InVersion();
+    const uint32_t* const high = in.InVersion();
+    if (B::Read(exec, low) == B::Read(exec, high)) return;
     throw MakeError(
-        ErrorCode::kInvalidArgument, name, op, "the same keys and values for all that are told of them",
-        "others on some devices",
+        ErrorCode::kInvalidArgument, in.table(), in.op(),
+        "the same keys and values for all that are told of them", "others on some devices",
         "processes give equal arrays, or their parts of one by jax.make_array_from_process_local_data; "
         "copies of "
         "a table along an axis want what is gathered over it, or shard_map with check_vma=True, where kvjax "
         "does it");
   });
 }
-template <Backend B>
-auto BindAlike() {
-  return Rets<1>(Args<2>(BindTable<B>().template Attr<std::string_view>("op")));
-}
 
-/// agreed: () uint32, the largest of the numbers that the devices gave: 0, or that of a failure, which is
-/// raised. The call is over then, and what its `rounds` () int32 have moved is counted: the keys of `starts`
-/// (shards + 1,) int32, of core/route.h, and the bytes of each round. The other operands are handed through.
-template <Backend B>
-ffi::Error Agree(typename B::Exec exec, int32_t device, std::string_view name, std::string_view op,
-                 bool writes, int64_t to_owners, int64_t from_owners, int64_t usual_rounds,
-                 ffi::AnyBuffer agreed, ffi::AnyBuffer rounds, ffi::AnyBuffer starts, ffi::RemainingArgs in,
-                 ffi::RemainingRets out) {
-  return Guard(name, op, [&] {
-    Expect(Holds(rounds, ffi::S32, 1), name, op, "rounds () int32", rounds);
-    Expect(starts.element_type() == ffi::S32, name, op, "starts (shards + 1,) int32", starts);
-    if (const uint32_t number = B::Read(exec, Version(name, op, agreed)); number != 0) {
-      const auto table = Registry<typename B::Table>::Get().FindIfThere(name, device);
-      if (writes && table != nullptr) table->Abandon();
+/// agreed: () uint32, the largest status of all devices: 0, or the number of a failure, which is raised. The
+/// call is over then, and what its `rounds` () int32 have moved is counted: the keys of `starts` (shards +
+/// 1,) int32, of Routed, and the bytes of each round. The other operands are handed through.
+template <ShardedBackend B>
+ffi::Error Agree(typename B::Exec& exec, Decoder& in) {
+  in.Names(in.Text("op"), in.Text("table"));
+  return Guard(in.table(), in.op(), [&] {
+    const uint32_t* const agreed = in.InVersion();
+    const uint32_t* const rounds = reinterpret_cast<const uint32_t*>(in.In<int32_t>("rounds ()", 1));
+    const Array1<const int32_t> starts = in.InAny<int32_t>("starts (shards + 1,)");
+    // A call that has got so far does not fail on this device alone because its table is gone by now.
+    const auto table = Registry<typename B::Table>::Get().FindIfThere(in.table(), in.device);
+    if (const uint32_t number = B::Read(exec, agreed); number != 0) {
+      if (in.Flag("writes") && table != nullptr) table->Abandon();
       throw Failures::Get().Find(number).value_or(
-          MakeError(ErrorCode::kFailedPrecondition, name, op, "a call that all shards can do",
+          MakeError(ErrorCode::kFailedPrecondition, in.table(), in.op(), "a call that all shards can do",
                     "a failure in another process", "the error there says why; nothing has changed here"));
     }
-    // A call that has got so far does not fail on this device alone because its table is gone by now.
-    const auto table = Registry<typename B::Table>::Get().FindIfThere(name, device);
-    if (const size_t n = starts.element_count(); n > 0 && table != nullptr) {
-      table->Count({.keys = B::Read(exec, Data<uint32_t>(starts) + n - 1),
-                    .rounds = B::Read(exec, Data<uint32_t>(rounds)),
-                    .usual_rounds = static_cast<uint64_t>(usual_rounds),
-                    .to_owners = static_cast<uint64_t>(to_owners),
-                    .from_owners = static_cast<uint64_t>(from_owners)});
+    if (starts.n > 0 && table != nullptr) {
+      table->Count({.keys = B::Read(exec, reinterpret_cast<const uint32_t*>(starts.data) + starts.n - 1),
+                    .rounds = B::Read(exec, rounds),
+                    .usual_rounds = static_cast<uint64_t>(in.Number("usual_rounds")),
+                    .to_owners = static_cast<uint64_t>(in.Number("to_owners")),
+                    .from_owners = static_cast<uint64_t>(in.Number("from_owners"))});
     }
-    for (size_t i = 0; i < out.size(); ++i) {
-      const ffi::AnyBuffer from = *in.get<ffi::AnyBuffer>(i), to = **out.get<ffi::AnyBuffer>(i);
-      Expect(to.size_bytes() == from.size_bytes(), name, op, "arrays of one size", to);
-      B::CopyBytes(exec, Data<std::byte>(from), from.size_bytes(),
+    while (in.HasOut()) {
+      const ffi::AnyBuffer from = in.In(), to = in.Out();
+      in.Want(to.size_bytes() == from.size_bytes(), "arrays of one size", to);
+      B::CopyBytes(exec, static_cast<const std::byte*>(from.untyped_data()), from.size_bytes(),
                    static_cast<std::byte*>(to.untyped_data()));
     }
   });
 }
-template <Backend B>
-auto BindAgree() {
-  return Args<3>(BindTable<B>()
-                     .template Attr<std::string_view>("op")
-                     .template Attr<bool>("writes")
-                     .template Attr<int64_t>("to_owners")
-                     .template Attr<int64_t>("from_owners")
-                     .template Attr<int64_t>("usual_rounds"))
-      .RemainingArgs()
-      .RemainingRets();
-}
 
-/// Gradients of one of `rounds` () int32 rounds: keys (senders, n, 2) uint32, counts (senders, n) int32, rows
-/// (senders, n, dim) float32; initial: (m, dim) for keys without a row.
-template <Backend B>
-ffi::Error Receive(typename B::Exec exec, int32_t device, std::string_view name, int64_t senders, bool narrow,
-                   ffi::AnyBuffer version, ffi::AnyBuffer round, ffi::AnyBuffer rounds, ffi::AnyBuffer keys,
-                   ffi::AnyBuffer counts, ffi::AnyBuffer seals, ffi::AnyBuffer rows, ffi::AnyBuffer initial,
-                   Result status) {
-  return Report(name, "apply", true, Tell<B>(exec, name, "apply", status), [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "apply", device);
-    const KeySpan k = Keys(name, "apply", keys, narrow);
-    Expect(Holds(counts, ffi::S32, k.n), name, "apply", "counts (senders, n) int32", counts);
-    Expect(seals.element_type() == ffi::U32, name, "apply", "seals (s,) uint32", seals);
-    Expect(Holds(round, ffi::S32, 1), name, "apply", "round () int32", round);
-    Expect(Holds(rounds, ffi::S32, 1), name, "apply", "rounds () int32", rounds);
-    ExpectFloats(table->spec(), "apply", rows, k.n);
-    B::Receive(exec, *table, Version(name, "apply", version), k, Data<int32_t>(counts), Data<uint32_t>(seals),
-               seals.element_count(), Data<float>(rows), static_cast<size_t>(senders), Data<int32_t>(round),
-               Data<int32_t>(rounds), Initial(table->spec(), "apply", initial));
+template <ShardedBackend B>
+ffi::Error Receive(typename B::Exec& exec, Decoder& in) {
+  return AnswerRead<B>(exec, in, Name(Op::kApply), true, [&] {
+    const auto table = TableOf<B>(in);
+    ReceiveOperands o{.senders = static_cast<size_t>(in.Number("senders"))};
+    o.version = in.InVersion();
+    o.round = in.In<int32_t>("round ()", 1);
+    o.rounds = in.In<int32_t>("rounds ()", 1);
+    o.keys = in.InKeys(in.Flag("narrow"));
+    o.gradients = in.InGradients(table->spec(), o.keys.n);
+    o.initial = in.InInitial(table->spec());
+    B::Receive(exec, *table, o);
   });
 }
-template <Backend B>
-auto BindReceive() {
-  return Rets<1>(Args<8>(BindTable<B>().template Attr<int64_t>("senders").template Attr<bool>("narrow")));
+
+/// The words of a shard's summary, as a result.
+inline Array1<uint64_t> OutSummary(Decoder& in) {
+  const ffi::AnyBuffer summary = in.Out();
+  in.Want(summary.element_type() == ffi::U32 && summary.element_count() % 2 == 0,
+          "a summary (words, 2) uint32", summary);
+  return {static_cast<uint64_t*>(summary.untyped_data()), summary.element_count() / 2};
 }
 
-/// Runs body(), which writes `facts`, unless there has been a failure: its number () uint32 is told instead.
-template <Backend B, class Body>
-ffi::Error ReportFacts(typename B::Exec& exec, std::string_view name, std::string_view op,
-                       const ffi::AnyBuffer& earlier, Result& facts, Body body) {
-  const auto tell = [&](uint32_t number) { B::TellFacts(exec, Data<uint64_t>(facts), number); };
+/// Runs body(), which writes the summary, unless there has been a failure: its number () uint32 goes there
+/// instead.
+template <ShardedBackend B, class Body>
+ffi::Error ReportSummary(typename B::Exec& exec, Decoder& in, const uint32_t* earlier, uint64_t* summary,
+                         Body body) {
+  const auto put = [&](uint32_t number) { B::PutFailure(exec, summary, number); };
   uint32_t failed = 0;
-  const ffi::Error error = Report(name, op, true, tell, [&] {
-    failed = B::Read(exec, Version(name, op, earlier));
+  const ffi::Error error = Report(in.table(), in.op(), true, put, [&] {
+    failed = B::Read(exec, earlier);
     if (failed == 0) body();
   });
-  if (failed != 0) tell(failed);
+  if (failed != 0) put(failed);
   return error;
 }
 
-/// step: (2,) uint32, the words of int64; delivered: () uint32, 0 or the number of a failure that there has
-/// been; facts: (f, 2) uint32, the words of what core/plan.h lists.
-template <Backend B>
-ffi::Error PlanStep(typename B::Exec exec, int32_t device, std::string_view name, std::string_view slots,
-                    ffi::AnyBuffer version, ffi::AnyBuffer step, ffi::AnyBuffer delivered, Result facts) {
-  return ReportFacts<B>(exec, name, "apply", delivered, facts, [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "apply", device);
-    Expect(Holds(step, ffi::U32, 2), name, "apply", "step (2,) uint32", step);
-    B::PlanStep(exec, *table, Version(name, "apply", version), Data<int64_t>(step), ParseLayout(slots),
-                Data<uint64_t>(facts), facts->element_count() / 2);
+/// delivered: () uint32, 0 or the number of a failure that there has been.
+template <ShardedBackend B>
+ffi::Error PlanStep(typename B::Exec& exec, Decoder& in) {
+  in.Names(Name(Op::kApply), in.Text("table"));
+  PlanStepOperands o;
+  o.version = in.InVersion();
+  o.step = in.In<int64_t>("step (2,)", 1);
+  const uint32_t* const delivered = in.InVersion();
+  const Array1<uint64_t> summary = OutSummary(in);
+  o.summary = summary.data, o.words = summary.n;
+  return ReportSummary<B>(exec, in, delivered, o.summary, [&] {
+    o.layout = SlotLayout::Parse(in.Text("slots"));
+    B::PlanStep(exec, *TableOf<B>(in), o);
   });
 }
-template <Backend B>
-auto BindPlanStep() {
-  return Rets<1>(Args<3>(BindTable<B>().template Attr<std::string_view>("slots")));
+
+/// planned: () uint32, 0 or the number of a failure that there has been.
+template <EvictingBackend B>
+ffi::Error Summarize(typename B::Exec& exec, Decoder& in) {
+  in.Names(in.Text("op"), in.Text("table"));
+  SummaryOperands o;
+  o.version = in.InVersion();
+  const uint32_t* const planned = in.InVersion();
+  const Array1<uint64_t> summary = OutSummary(in);
+  o.summary = summary.data, o.words = summary.n;
+  return ReportSummary<B>(exec, in, planned, o.summary, [&] { B::Summarize(exec, *TableOf<B>(in), o); });
 }
 
-/// planned: () uint32, 0 or the number of a failure that there has been; facts: (f, 2) uint32, as above.
-template <Backend B>
-ffi::Error Facts(typename B::Exec exec, int32_t device, std::string_view name, std::string_view op,
-                 ffi::AnyBuffer version, ffi::AnyBuffer planned, Result facts) {
-  return ReportFacts<B>(exec, name, op, planned, facts, [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, op, device);
-    B::Facts(exec, *table, Version(name, op, version), Data<uint64_t>(facts), facts->element_count() / 2);
-  });
-}
-template <Backend B>
-auto BindFacts() {
-  return Rets<1>(Args<2>(BindTable<B>().template Attr<std::string_view>("op")));
+/// What the shards have to add up: nothing, to begin with.
+template <ShardedBackend B>
+TallyResult OutTally(typename B::Exec& exec, Decoder& in) {
+  TallyResult out;
+  out.tally = in.Out<uint32_t>("a tally (words,)", Tally::kWords);
+  out.more = in.OutWord();
+  B::Fill(exec, out.tally, Tally::kWords, 0);
+  B::Fill(exec, out.more, 1, 0);
+  return out;
 }
 
-/// Checks two results and begins with nothing to ask. tally: what the shards have to add up, as core/select.h
-/// writes it; more: () uint32, 1 if they have to, which all know alike unless one has failed.
-template <Backend B>
-void ExpectTally(typename B::Exec& exec, std::string_view name, std::string_view op, Result& tally,
-                 Result& more) {
-  Expect(Holds(*tally, ffi::U32, Tally::kWords), name, op, "a tally (words,) uint32", *tally);
-  B::Fill(exec, Data<uint32_t>(tally), Tally::kWords, 0);
-  B::Fill(exec, Word(name, more), 1, 0);
-}
-
-/// facts: (shards, f, 2) uint32, of all shards; shard: () int32, the place of this one.
-template <Backend B>
-ffi::Error Prepare(typename B::Exec exec, int32_t device, std::string_view name, std::string_view op,
-                   int64_t shards, ffi::AnyBuffer version, ffi::AnyBuffer facts, ffi::AnyBuffer shard,
-                   Result tally, Result more, Result status) {
-  const auto tell = Tell<B>(exec, name, op, status);
-  ExpectTally<B>(exec, name, op, tally, more);
+template <ShardedBackend B>
+ffi::Error Prepare(typename B::Exec& exec, Decoder& in) {
+  in.Names(in.Text("op"), in.Text("table"));
+  PrepareOperands o{.op = OpOf(in), .out = OutTally<B>(exec, in)};
+  const uint32_t* const version = in.InVersion();
+  const Array1<const uint64_t> summaries = in.InAny<uint64_t>("summaries (shards, words, 2)");
   uint32_t earlier = 0;
-  const ffi::Error error = Report(name, op, true, tell, [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, op, device);
-    Expect(Holds(shard, ffi::S32, 1), name, op, "shard () int32", shard);
-    earlier = B::Prepare(exec, *table, op, Version(name, op, version), Data<uint64_t>(facts),
-                         facts.element_count() / 2, static_cast<size_t>(shards), Data<int32_t>(shard),
-                         Data<uint32_t>(tally), Data<uint32_t>(more));
+  const auto put = [&](uint32_t number) { B::Fill(exec, in.Status().data, 1, number); };
+  const ffi::Error error = Report(in.table(), in.op(), true, put, [&] {
+    const auto table = TableOf<B>(in);
+    o.version = version;
+    o.summaries = summaries.data, o.words = summaries.n;
+    o.shards = static_cast<size_t>(in.Number("shards"));
+    o.shard = in.In<int32_t>("shard ()", 1);
+    earlier = B::Prepare(exec, *table, o);
   });
-  if (earlier != 0) tell(earlier);
+  if (earlier != 0) put(earlier);
   return error;
 }
-template <Backend B>
-auto BindPrepare() {
-  return Rets<3>(
-      Args<3>(BindTable<B>().template Attr<std::string_view>("op").template Attr<int64_t>("shards")));
-}
 
-/// sum: of the tallies of all shards; shard is only there to tell the devices' calls apart.
-template <Backend B>
-ffi::Error Hear(typename B::Exec exec, int32_t device, std::string_view name, std::string_view op,
-                ffi::AnyBuffer version, ffi::AnyBuffer sum, ffi::AnyBuffer /*shard*/, Result tally,
-                Result more, Result status) {
-  ExpectTally<B>(exec, name, op, tally, more);
-  return Report(name, op, true, Tell<B>(exec, name, op, status), [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, op, device);
-    Expect(Holds(sum, ffi::U32, Tally::kWords), name, op, "a sum (words,) uint32", sum);
-    B::Hear(exec, *table, op, Version(name, op, version), Data<uint32_t>(sum), Data<uint32_t>(tally),
-            Data<uint32_t>(more));
+/// The third operand, the shard, is only there to tell the devices' calls apart.
+template <EvictingBackend B>
+ffi::Error Continue(typename B::Exec& exec, Decoder& in) {
+  in.Names(in.Text("op"), in.Text("table"));
+  ContinueOperands o{.op = OpOf(in), .out = OutTally<B>(exec, in)};
+  return AnswerRead<B>(exec, in, in.op(), true, [&] {
+    const auto table = TableOf<B>(in);
+    o.version = in.InVersion();
+    o.sum = in.In<uint32_t>("a sum (words,)", Tally::kWords);
+    B::Continue(exec, *table, o);
   });
 }
-template <Backend B>
-auto BindHear() {
-  return Rets<3>(Args<3>(BindTable<B>().template Attr<std::string_view>("op")));
-}
 
-/// next: () uint32; active: () int32, the rows of the step; used_step: (2,) uint32.
-template <Backend B>
-ffi::Error CommitStep(typename B::Exec exec, int32_t device, std::string_view name, ffi::AnyBuffer version,
-                      Result next, Result active, Result used_step) {
-  return Guard(name, "apply", [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "apply", device);
-    Expect(Holds(*used_step, ffi::U32, 2), name, "apply", "step (2,) uint32", *used_step);
-    Expect(Holds(*active, ffi::S32, 1), name, "apply", "active () int32", *active);
-    B::CommitStep(exec, *table, Version(name, "apply", version), Word(name, next), Data<int32_t>(active),
-                  Data<int64_t>(used_step));
+template <ShardedBackend B>
+ffi::Error CommitStep(typename B::Exec& exec, Decoder& in) {
+  in.Names(Name(Op::kApply), in.Text("table"));
+  return Guard(in.table(), in.op(), [&] {
+    const auto table = TableOf<B>(in);
+    CommitStepOperands o;
+    o.version = in.InVersion();
+    o.next = in.OutWord();
+    o.active = in.Out<int32_t>("active ()", 1);
+    o.used_step = in.Out<int64_t>("step (2,)", 1);
+    B::CommitStep(exec, *table, o);
   });
-}
-template <Backend B>
-auto BindCommitStep() {
-  return Rets<3>(Args<1>(BindTable<B>()));
 }
 
 }  // namespace kvjax

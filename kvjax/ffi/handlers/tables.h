@@ -1,4 +1,4 @@
-// Handlers of the table operations: decode, check, call.
+// Handlers of the table operations: each decodes its operands once and gives them to the backend.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -6,259 +6,177 @@
 
 #include "kvjax/ffi/handlers/backend.h"
 #include "kvjax/ffi/handlers/decode.h"
-#include "kvjax/ffi/handlers/errors.h"
-#include "kvjax/ffi/handlers/registry.h"
+#include "kvjax/ffi/handlers/failures.h"
 
 namespace kvjax {
 
-using Result = ffi::Result<ffi::AnyBuffer>;
-
-/// What all calls on a table bring: where they run, and the table's name.
-template <Backend B>
-auto BindTable() {
-  return ffi::Ffi::Bind()
-      .template Ctx<typename B::Ctx>()
-      .template Ctx<ffi::DeviceOrdinal>()
-      .template Attr<std::string_view>("table");
+/// A read, body(): its last result is a status (), 0 or on a sharded table the number of its failure.
+template <class B, class Body>
+ffi::Error AnswerRead(typename B::Exec& exec, Decoder& in, std::string_view op, bool sharded, Body body) {
+  in.Names(op, in.Text("table"));
+  const Array1<uint32_t> status = in.Status();
+  const auto put = [&](uint32_t number) { B::Fill(exec, status.data, status.n, number); };
+  return Report(in.table(), op, sharded, put, body);
+}
+template <class B, class Body>
+ffi::Error AnswerRead(typename B::Exec& exec, Decoder& in, Op op, Body body) {
+  return AnswerRead<B>(exec, in, Name(op), in.Flag("spread"), body);
 }
 
-/// Tells a number to all of `out`, uint32: () or with the leading axes that vmap has given it.
-template <Backend B>
-auto Tell(typename B::Exec& exec, std::string_view name, std::string_view op, Result& out) {
-  Expect(out->element_type() == ffi::U32 && out->element_count() >= 1, name, op, "a word () uint32", *out);
-  return [&exec, words = Data<uint32_t>(out), n = out->element_count()](uint32_t number) {
-    B::Fill(exec, words, n, number);
+/// A write, body(version, phase, next): into next () goes the version of the next handle, or while the write
+/// is only planned 0 or the number of its failure.
+template <class B, class Body>
+ffi::Error MakeWrite(typename B::Exec& exec, Decoder& in, Op op, Body body) {
+  in.Names(Name(op), in.Text("table"));
+  const Phase phase = ParsePhase(in.table(), in.op(), in.Text("phase"));
+  uint32_t* const next = in.OutWord();
+  const auto put = [&](uint32_t number) {
+    if (Plans(phase)) B::Fill(exec, next, 1, number);
   };
+  return Report(in.table(), in.op(), Plans(phase), put, [&] { body(in.InVersion(), phase, next); });
 }
+/// The op that an attribute names.
+inline Op OpOf(const Decoder& in) { return ParseOp(in.Text("table"), in.Text("op")); }
 
-inline Phase ParsePhase(std::string_view table, std::string_view op, std::string_view phase) {
-  if (phase == "whole") return Phase::kWhole;
-  if (phase == "plan") return Phase::kPlan;
-  if (phase == "propose") return Phase::kPropose;
-  if (phase == "commit") return Phase::kCommit;
-  throw MakeError(ErrorCode::kInvalidArgument, table, op, "a phase whole, plan, propose or commit", phase,
-                  "call kvjax's Python functions");
-}
-
-/// Runs a write, body(call) -> the next version: into `next` goes that, or while it is only planned 0 or the
-/// number of its failure.
-template <Backend B, class Body>
-ffi::Error WriteOp(typename B::Exec& exec, std::string_view name, std::string_view op, std::string_view phase,
-                   const ffi::AnyBuffer& version, Result& next, Body body) {
-  const bool plans = phase == "plan" || phase == "propose";
-  const auto tell = [&](uint32_t number) {
-    if (plans) B::Fill(exec, static_cast<uint32_t*>(next->untyped_data()), 1, number);
-  };
-  return Report(name, op, plans, tell, [&] {
-    body(Operand{Version(name, op, version), ParsePhase(name, op, phase)}, Word(name, next));
+/// `initial_rows` asks for the initial rows of keys without a row, whatever the table's admission says they
+/// read as.
+template <Backend B>
+ffi::Error Lookup(typename B::Exec& exec, Decoder& in) {
+  return AnswerRead<B>(exec, in, Op::kLookup, [&] {
+    const auto table = TableOf<B>(in);
+    LookupOperands o;
+    o.version = in.InVersion();
+    o.keys = in.InKeys(in.Flag("narrow"));
+    o.mask = in.InMask(o.keys.n);
+    o.initial = in.InInitial(table->spec());
+    o.missing = in.Flag("initial_rows") ? Missing::kInitial : Missing::kTable;
+    o.rows = in.OutRows(table->spec(), o.keys.n);
+    o.found = in.Out<bool>("found (n,)", o.keys.n);
+    const Array1<float> used = in.OutAll<float>("used ()");
+    o.used = used.data, o.num_used = used.n;
+    B::Lookup(exec, *table, o);
   });
 }
 
-/// mask: (n,) or (0,) bool; initial: (m, dim) rows for new keys; rows: (n, dim); found: (n,) bool; used: ()
-/// float32 (vmap may give it leading axes), always 1: a value that exists only once the rows have been read,
-/// by which a later write can be made to wait for this call. `initial_rows` asks for those of keys without a
-/// row, whatever the table's admission says they read as.
 template <Backend B>
-ffi::Error Lookup(typename B::Exec exec, int32_t device, std::string_view name, bool narrow, bool spread,
-                  bool initial_rows, ffi::AnyBuffer version, ffi::AnyBuffer keys, ffi::AnyBuffer mask,
-                  ffi::AnyBuffer initial, Result rows, Result found, Result used, Result status) {
-  return Report(name, "lookup", spread, Tell<B>(exec, name, "lookup", status), [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "lookup", device);
-    const KeySpan k = Keys(name, "lookup", keys, narrow);
-    ExpectRows(table->spec(), "lookup", *rows, k.n);
-    Expect(Holds(*found, ffi::PRED, k.n), name, "lookup", "found (n,) bool", *found);
-    Expect(used->element_type() == ffi::F32 && used->element_count() >= 1, name, "lookup", "used () float32",
-           *used);
-    B::Lookup(exec, *table, Version(name, "lookup", version), k, Mask(name, "lookup", mask, k.n),
-              Initial(table->spec(), "lookup", initial), initial_rows ? Missing::kInitial : Missing::kTable,
-              Data<std::byte>(rows), Data<bool>(found), Data<float>(used), used->element_count());
+ffi::Error FindMissing(typename B::Exec& exec, Decoder& in) {
+  return AnswerRead<B>(exec, in, Op::kLookup, [&] {
+    const auto table = TableOf<B>(in);
+    FindMissingOperands o;
+    o.version = in.InVersion();
+    o.keys = in.InKeys(in.Flag("narrow"));
+    o.mask = in.InMask(o.keys.n);
+    o.missing = in.Out<uint64_t>("missing keys (n + 1, 2)", o.keys.n + 1);
+    o.count = in.Out<int32_t>("count ()", 1);
+    B::FindMissing(exec, *table, o);
   });
-}
-template <Backend B>
-auto BindLookup() {
-  return Rets<4>(
-      Args<4>(BindTable<B>().template Attr<bool>("narrow").template Attr<bool>("spread").template Attr<bool>(
-          "initial_rows")));
-}
-
-/// mask: (n,) or (0,) bool; missing: (n + 1, 2) uint32, of which the first `count` () int32 are meant.
-template <Backend B>
-ffi::Error FindMissing(typename B::Exec exec, int32_t device, std::string_view name, bool narrow, bool spread,
-                       ffi::AnyBuffer version, ffi::AnyBuffer keys, ffi::AnyBuffer mask, Result missing,
-                       Result count, Result status) {
-  return Report(name, "lookup", spread, Tell<B>(exec, name, "lookup", status), [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "lookup", device);
-    const KeySpan k = Keys(name, "lookup", keys, narrow);
-    Expect(Holds(*missing, ffi::U32, 2 * k.n + 2), name, "lookup", "missing keys (n + 1, 2) uint32",
-           *missing);
-    Expect(Holds(*count, ffi::S32, 1), name, "lookup", "count () int32", *count);
-    B::FindMissing(exec, *table, Version(name, "lookup", version), k, Mask(name, "lookup", mask, k.n),
-                   Data<uint64_t>(missing), Data<int32_t>(count));
-  });
-}
-template <Backend B>
-auto BindFindMissing() {
-  return Rets<3>(Args<3>(BindTable<B>().template Attr<bool>("narrow").template Attr<bool>("spread")));
-}
-
-/// found: (n,) bool; frequency and row_version: (n, 2) uint32, the words of int64.
-template <Backend B>
-ffi::Error Inspect(typename B::Exec exec, int32_t device, std::string_view name, std::string_view op,
-                   bool narrow, bool spread, ffi::AnyBuffer version, ffi::AnyBuffer keys, Result found,
-                   Result frequency, Result row_version, Result status) {
-  return Report(name, op, spread, Tell<B>(exec, name, op, status), [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, op, device);
-    const KeySpan k = Keys(name, op, keys, narrow);
-    Expect(Holds(*found, ffi::PRED, k.n), name, op, "found (n,) bool", *found);
-    for (const ffi::AnyBuffer& words : {*frequency, *row_version}) {
-      Expect(Holds(words, ffi::U32, 2 * k.n), name, op, "words (n, 2) uint32", words);
-    }
-    B::Inspect(exec, *table, op, Version(name, op, version), k, Data<bool>(found), Data<int64_t>(frequency),
-               Data<int64_t>(row_version));
-  });
-}
-template <Backend B>
-auto BindInspect() {
-  return Rets<4>(Args<2>(
-      BindTable<B>().template Attr<std::string_view>("op").template Attr<bool>("narrow").template Attr<bool>(
-          "spread")));
-}
-
-/// out: (n, ...) of the slot's type.
-template <Backend B>
-ffi::Error ReadSlot(typename B::Exec exec, int32_t device, std::string_view name, std::string_view slot,
-                    bool narrow, bool spread, ffi::AnyBuffer version, ffi::AnyBuffer keys, Result out,
-                    Result status) {
-  return Report(name, "slot", spread, Tell<B>(exec, name, "slot", status), [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "slot", device);
-    const KeySpan k = Keys(name, "slot", keys, narrow);
-    if (k.n == 0) return;
-    B::ReadSlot(exec, *table, Version(name, "slot", version), slot, out->size_bytes() / k.n, k,
-                Data<std::byte>(out));
-  });
-}
-template <Backend B>
-auto BindReadSlot() {
-  return Rets<2>(Args<2>(BindTable<B>()
-                             .template Attr<std::string_view>("slot")
-                             .template Attr<bool>("narrow")
-                             .template Attr<bool>("spread")));
-}
-
-/// since: () uint32, an earlier version; changed: (n,) bool, whether keys may read otherwise since then.
-template <Backend B>
-ffi::Error Changed(typename B::Exec exec, int32_t device, std::string_view name, bool narrow, bool spread,
-                   ffi::AnyBuffer version, ffi::AnyBuffer since, ffi::AnyBuffer keys, Result changed,
-                   Result status) {
-  return Report(name, "prefetch", spread, Tell<B>(exec, name, "prefetch", status), [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "prefetch", device);
-    const KeySpan k = Keys(name, "prefetch", keys, narrow);
-    Expect(Holds(*changed, ffi::PRED, k.n), name, "prefetch", "changed (n,) bool", *changed);
-    B::Changed(exec, *table, Version(name, "prefetch", version), Version(name, "prefetch", since), k,
-               Data<bool>(changed));
-  });
-}
-template <Backend B>
-auto BindChanged() {
-  return Rets<2>(Args<3>(BindTable<B>().template Attr<bool>("narrow").template Attr<bool>("spread")));
-}
-
-/// op: lookup_or_insert, remove, pin or unpin; mask: (n,) or (0,) bool, false for keys that are passed over;
-/// initial: (m, dim) rows for new keys; next: () uint32, the version of the next handle; so in all writes
-/// below. phase: whole; or plan, which changes nothing and gives as `next` 0 or the number of its failure,
-/// and then commit.
-template <Backend B>
-ffi::Error WriteKeys(typename B::Exec exec, int32_t device, std::string_view name, std::string_view op,
-                     std::string_view phase, bool narrow, ffi::AnyBuffer version, ffi::AnyBuffer keys,
-                     ffi::AnyBuffer mask, ffi::AnyBuffer initial, Result next) {
-  return WriteOp<B>(exec, name, op, phase, version, next, [&](Operand call, uint32_t* out) {
-    const auto table = Registry<typename B::Table>::Get().Find(name, op, device);
-    const KeySpan k = Keys(name, op, keys, narrow);
-    B::WriteKeys(exec, *table, op, call, k, Mask(name, op, mask, k.n), Initial(table->spec(), op, initial),
-                 out);
-  });
-}
-template <Backend B>
-auto BindWriteKeys() {
-  return Rets<1>(Args<4>(BindTable<B>()
-                             .template Attr<std::string_view>("op")
-                             .template Attr<std::string_view>("phase")
-                             .template Attr<bool>("narrow")));
-}
-
-/// op: upsert or assign, with rows (n, dim) of the table's dtype; or add, with rows (n, dim) float32.
-template <Backend B>
-ffi::Error WriteRows(typename B::Exec exec, int32_t device, std::string_view name, std::string_view op,
-                     std::string_view phase, bool narrow, ffi::AnyBuffer version, ffi::AnyBuffer keys,
-                     ffi::AnyBuffer mask, ffi::AnyBuffer rows, ffi::AnyBuffer initial, Result next) {
-  return WriteOp<B>(exec, name, op, phase, version, next, [&](Operand call, uint32_t* out) {
-    const auto table = Registry<typename B::Table>::Get().Find(name, op, device);
-    const KeySpan k = Keys(name, op, keys, narrow);
-    op == "add" ? ExpectFloats(table->spec(), op, rows, k.n) : ExpectRows(table->spec(), op, rows, k.n);
-    B::WriteRows(exec, *table, op, call, k, Mask(name, op, mask, k.n), Data<std::byte>(rows),
-                 Initial(table->spec(), op, initial), out);
-  });
-}
-template <Backend B>
-auto BindWriteRows() {
-  return Rets<1>(Args<5>(BindTable<B>()
-                             .template Attr<std::string_view>("op")
-                             .template Attr<std::string_view>("phase")
-                             .template Attr<bool>("narrow")));
-}
-
-/// old_rows, new_rows: (n, dim) float32; exists: (n,) bool.
-template <Backend B>
-ffi::Error Accum(typename B::Exec exec, int32_t device, std::string_view name, std::string_view phase,
-                 bool narrow, ffi::AnyBuffer version, ffi::AnyBuffer keys, ffi::AnyBuffer mask,
-                 ffi::AnyBuffer old_rows, ffi::AnyBuffer new_rows, ffi::AnyBuffer exists, Result next) {
-  return WriteOp<B>(exec, name, "accum", phase, version, next, [&](Operand call, uint32_t* out) {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "accum", device);
-    const KeySpan k = Keys(name, "accum", keys, narrow);
-    for (const ffi::AnyBuffer& rows : {old_rows, new_rows}) ExpectFloats(table->spec(), "accum", rows, k.n);
-    Expect(Holds(exists, ffi::PRED, k.n), name, "accum", "exists (n,) bool", exists);
-    B::Accum(exec, *table, call, k, Mask(name, "accum", mask, k.n), Data<float>(old_rows),
-             Data<float>(new_rows), Data<bool>(exists), out);
-  });
-}
-template <Backend B>
-auto BindAccum() {
-  return Rets<1>(
-      Args<6>(BindTable<B>().template Attr<std::string_view>("phase").template Attr<bool>("narrow")));
-}
-
-/// op: evict or restrict; step: (2,) uint32, the words of int64; policy: as Policy::Parse reads it.
-template <Backend B>
-ffi::Error Evict(typename B::Exec exec, int32_t device, std::string_view name, std::string_view op,
-                 std::string_view phase, std::string_view policy, ffi::AnyBuffer version, ffi::AnyBuffer step,
-                 Result next) {
-  return WriteOp<B>(exec, name, op, phase, version, next, [&](Operand call, uint32_t* out) {
-    const auto table = Registry<typename B::Table>::Get().Find(name, op, device);
-    Expect(Holds(step, ffi::U32, 2), name, op, "step (2,) uint32", step);
-    B::Evict(exec, *table, op, call, Policy::Parse(policy), Data<int64_t>(step), out);
-  });
-}
-template <Backend B>
-auto BindEvict() {
-  return Rets<1>(Args<2>(BindTable<B>()
-                             .template Attr<std::string_view>("op")
-                             .template Attr<std::string_view>("phase")
-                             .template Attr<std::string_view>("policy")));
 }
 
 template <Backend B>
-ffi::Error Clear(typename B::Exec exec, int32_t device, std::string_view name, std::string_view phase,
-                 bool slots_only, ffi::AnyBuffer version, Result next) {
-  const char* op = slots_only ? "clear_slots" : "clear";
-  return WriteOp<B>(exec, name, op, phase, version, next, [&](Operand call, uint32_t* out) {
-    const auto table = Registry<typename B::Table>::Get().Find(name, op, device);
-    slots_only ? B::ClearSlots(exec, *table, call, out) : B::Clear(exec, *table, call, out);
+ffi::Error Inspect(typename B::Exec& exec, Decoder& in) {
+  const Op op = OpOf(in);
+  return AnswerRead<B>(exec, in, op, [&] {
+    const auto table = TableOf<B>(in);
+    InspectOperands o{.op = op};
+    o.version = in.InVersion();
+    o.keys = in.InKeys(in.Flag("narrow"));
+    o.found = in.Out<bool>("found (n,)", o.keys.n);
+    o.frequency = in.Out<int64_t>("words (n, 2)", o.keys.n);
+    o.row_version = in.Out<int64_t>("words (n, 2)", o.keys.n);
+    B::Inspect(exec, *table, o);
   });
 }
+
+/// The result is (n, ...) of the slot's type, which the handler does not know.
 template <Backend B>
-auto BindClear() {
-  return Rets<1>(
-      Args<1>(BindTable<B>().template Attr<std::string_view>("phase").template Attr<bool>("slots_only")));
+ffi::Error ReadSlot(typename B::Exec& exec, Decoder& in) {
+  return AnswerRead<B>(exec, in, Op::kSlot, [&] {
+    const auto table = TableOf<B>(in);
+    ReadSlotOperands o{.slot = in.Text("slot")};
+    o.version = in.InVersion();
+    o.keys = in.InKeys(in.Flag("narrow"));
+    if (o.keys.n == 0) return;
+    const ffi::AnyBuffer out = in.Out();
+    o.bytes = out.size_bytes() / o.keys.n;
+    o.out = static_cast<std::byte*>(out.untyped_data());
+    B::ReadSlot(exec, *table, o);
+  });
+}
+
+template <Backend B>
+ffi::Error Changed(typename B::Exec& exec, Decoder& in) {
+  return AnswerRead<B>(exec, in, Op::kPrefetch, [&] {
+    const auto table = TableOf<B>(in);
+    ChangedOperands o;
+    o.version = in.InVersion();
+    o.since = in.InVersion();
+    o.keys = in.InKeys(in.Flag("narrow"));
+    o.changed = in.Out<bool>("changed (n,)", o.keys.n);
+    B::Changed(exec, *table, o);
+  });
+}
+
+template <Backend B>
+ffi::Error WriteKeys(typename B::Exec& exec, Decoder& in) {
+  const Op op = OpOf(in);
+  return MakeWrite<B>(exec, in, op, [&](const uint32_t* version, Phase phase, uint32_t* next) {
+    const auto table = TableOf<B>(in);
+    WriteKeysOperands o{.op = op, .phase = phase, .version = version, .next = next};
+    o.keys = in.InKeys(in.Flag("narrow"));
+    o.mask = in.InMask(o.keys.n);
+    o.initial = in.InInitial(table->spec());
+    B::WriteKeys(exec, *table, o);
+  });
+}
+
+template <Backend B>
+ffi::Error WriteRows(typename B::Exec& exec, Decoder& in) {
+  const Op op = OpOf(in);
+  return MakeWrite<B>(exec, in, op, [&](const uint32_t* version, Phase phase, uint32_t* next) {
+    const auto table = TableOf<B>(in);
+    WriteRowsOperands o{.op = op, .phase = phase, .version = version, .next = next};
+    o.keys = in.InKeys(in.Flag("narrow"));
+    o.mask = in.InMask(o.keys.n);
+    o.rows = op == Op::kAdd ? reinterpret_cast<const std::byte*>(in.InFloats(table->spec(), o.keys.n))
+                            : in.InRows(table->spec(), o.keys.n);
+    o.initial = in.InInitial(table->spec());
+    B::WriteRows(exec, *table, o);
+  });
+}
+
+template <Backend B>
+ffi::Error Accum(typename B::Exec& exec, Decoder& in) {
+  return MakeWrite<B>(exec, in, Op::kAccum, [&](const uint32_t* version, Phase phase, uint32_t* next) {
+    const auto table = TableOf<B>(in);
+    AccumOperands o{.phase = phase, .version = version, .next = next};
+    o.keys = in.InKeys(in.Flag("narrow"));
+    o.mask = in.InMask(o.keys.n);
+    o.old_rows = in.InFloats(table->spec(), o.keys.n);
+    o.new_rows = in.InFloats(table->spec(), o.keys.n);
+    o.exists = in.In<bool>("exists (n,)", o.keys.n);
+    B::Accum(exec, *table, o);
+  });
+}
+
+/// policy: as Policy::Parse reads it.
+template <Backend B>
+ffi::Error Evict(typename B::Exec& exec, Decoder& in) {
+  const Op op = OpOf(in);
+  return MakeWrite<B>(exec, in, op, [&](const uint32_t* version, Phase phase, uint32_t* next) {
+    const auto table = TableOf<B>(in);
+    EvictOperands o{.op = op, .phase = phase, .version = version, .next = next};
+    o.policy = Policy::Parse(in.Text("policy"));
+    o.step = in.In<int64_t>("step (2,)", 1);
+    B::Evict(exec, *table, o);
+  });
+}
+
+template <Backend B>
+ffi::Error Clear(typename B::Exec& exec, Decoder& in) {
+  const Op op = in.Flag("slots_only") ? Op::kClearSlots : Op::kClear;
+  return MakeWrite<B>(exec, in, op, [&](const uint32_t* version, Phase phase, uint32_t* next) {
+    B::Clear(exec, *TableOf<B>(in), {.op = op, .phase = phase, .version = version, .next = next});
+  });
 }
 
 }  // namespace kvjax

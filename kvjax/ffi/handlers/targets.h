@@ -1,4 +1,4 @@
-// The names under which XLA finds a backend's handlers.
+// The names under which XLA finds the handlers of a backend.
 #pragma once
 #include <vector>
 
@@ -15,69 +15,73 @@ struct NamedHandler {
   XLA_FFI_Handler* handler;
 };
 
-/// One handler: decodes its operands as `Bind` says and calls `Function`.
-template <auto Function, auto Bind>
+/// One handler: gives Function(exec, decoder) the call. All of them have this one binding; what each operand
+/// is, its function says as it takes it.
+template <class B, ffi::Error (*Function)(typename B::Exec&, Decoder&)>
 XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
-  static auto* handler = Bind().To(Function).release();
+  static auto* handler = ffi::Ffi::Bind()
+                             .template Ctx<typename B::Ctx>()
+                             .template Ctx<ffi::DeviceOrdinal>()
+                             .RemainingArgs()
+                             .RemainingRets()
+                             .Attrs()
+                             .To([](typename B::Exec exec, int32_t device, ffi::RemainingArgs args,
+                                    ffi::RemainingRets rets, ffi::Dictionary attrs) {
+                               Decoder in(device, args, rets, attrs);
+                               ffi::Error error = ffi::Error::Success();
+                               ffi::Error outer =
+                                   Guard(in.table(), in.op(), [&] { error = Function(exec, in); });
+                               return outer.failure() ? outer : error;
+                             })
+                             .release();
   return handler->Call(frame);
 }
 
-/// Those of a table in one place.
-template <Backend B>
-std::vector<NamedHandler> TableTargets() {
-  return {
-      {"kvjax_lookup", Handle<Lookup<B>, BindLookup<B>>},
-      {"kvjax_find_missing", Handle<FindMissing<B>, BindFindMissing<B>>},
-      {"kvjax_inspect", Handle<Inspect<B>, BindInspect<B>>},
-      {"kvjax_read_slot", Handle<ReadSlot<B>, BindReadSlot<B>>},
-      {"kvjax_changed", Handle<Changed<B>, BindChanged<B>>},
-      {"kvjax_write_keys", Handle<WriteKeys<B>, BindWriteKeys<B>>},
-      {"kvjax_write_rows", Handle<WriteRows<B>, BindWriteRows<B>>},
-      {"kvjax_accum", Handle<Accum<B>, BindAccum<B>>},
-      {"kvjax_evict", Handle<Evict<B>, BindEvict<B>>},
-      {"kvjax_clear", Handle<Clear<B>, BindClear<B>>},
-      {"kvjax_merge", Handle<Merge<B>, BindMerge<B>>},
-      {"kvjax_begin_apply", Handle<BeginApply<B>, BindBeginApply<B>>},
-      {"kvjax_gather", Handle<Gather<B>, BindGather<B>>},
-      {"kvjax_scatter", Handle<Scatter<B>, BindScatter<B>>},
-      {"kvjax_seal", Handle<Seal<B>, BindOrder<B>>},
-      {"kvjax_after", Handle<After<B>, BindOrder<B>>},
+/// All that a backend can do: tables and bags always, sharded tables where it can.
+template <class B>
+  requires Backend<B> && BagBackend<B>
+std::vector<NamedHandler> Targets() {
+  std::vector<NamedHandler> targets = {
+      {"kvjax_lookup", Handle<B, Lookup<B>>},
+      {"kvjax_find_missing", Handle<B, FindMissing<B>>},
+      {"kvjax_inspect", Handle<B, Inspect<B>>},
+      {"kvjax_read_slot", Handle<B, ReadSlot<B>>},
+      {"kvjax_changed", Handle<B, Changed<B>>},
+      {"kvjax_write_keys", Handle<B, WriteKeys<B>>},
+      {"kvjax_write_rows", Handle<B, WriteRows<B>>},
+      {"kvjax_accum", Handle<B, Accum<B>>},
+      {"kvjax_evict", Handle<B, Evict<B>>},
+      {"kvjax_clear", Handle<B, Clear<B>>},
+      {"kvjax_merge", Handle<B, Merge<B>>},
+      {"kvjax_begin_apply", Handle<B, BeginApply<B>>},
+      {"kvjax_gather", Handle<B, Gather<B>>},
+      {"kvjax_scatter", Handle<B, Scatter<B>>},
+      {"kvjax_seal", Handle<B, Seal<B>>},
+      {"kvjax_after", Handle<B, After<B>>},
+      {"kvjax_bag_sum", Handle<B, BagSum<B>>},
+      {"kvjax_bag_spread", Handle<B, BagExpand<B>>},
+      {"kvjax_bag_dot", Handle<B, BagDot<B>>},
+      {"kvjax_bag_max", Handle<B, BagMax<B>>},
+      {"kvjax_bag_place", Handle<B, BagPlace<B>>},
+      {"kvjax_bag_ids", Handle<B, BagIds<B>>},
   };
-}
-
-/// Those of a table over several devices.
-template <ShardedBackend B>
-std::vector<NamedHandler> ShardedTargets() {
-  return {
-      {"kvjax_owned", Handle<OwnedKeys<B>, BindOwnedKeys<B>>},
-      {"kvjax_route", Handle<RouteKeys<B>, BindRouteKeys<B>>},
-      {"kvjax_alike", Handle<Alike<B>, BindAlike<B>>},
-      {"kvjax_agree", Handle<Agree<B>, BindAgree<B>>},
-      {"kvjax_receive", Handle<Receive<B>, BindReceive<B>>},
-      {"kvjax_plan_step", Handle<PlanStep<B>, BindPlanStep<B>>},
-      {"kvjax_prepare", Handle<Prepare<B>, BindPrepare<B>>},
-      {"kvjax_commit_step", Handle<CommitStep<B>, BindCommitStep<B>>},
-  };
-}
-template <RoomBackend B>
-std::vector<NamedHandler> RoomTargets() {
-  return {
-      {"kvjax_facts", Handle<Facts<B>, BindFacts<B>>},
-      {"kvjax_hear", Handle<Hear<B>, BindHear<B>>},
-  };
-}
-
-/// Those of pooling.
-template <BagBackend B>
-std::vector<NamedHandler> BagTargets() {
-  return {
-      {"kvjax_bag_sum", Handle<BagSum<B>, BindBags<B>>},
-      {"kvjax_bag_spread", Handle<BagSpread<B>, BindBags<B>>},
-      {"kvjax_bag_dot", Handle<BagDot<B>, BindBags<B>>},
-      {"kvjax_bag_max", Handle<BagMax<B>, BindBagMax<B>>},
-      {"kvjax_bag_place", Handle<BagPlace<B>, BindBags<B>>},
-      {"kvjax_bag_ids", Handle<BagIds<B>, BindBagIds<B>>},
-  };
+  if constexpr (ShardedBackend<B>) {
+    targets.insert(targets.end(), {
+                                      {"kvjax_owned", Handle<B, OwnedKeys<B>>},
+                                      {"kvjax_route", Handle<B, RouteKeys<B>>},
+                                      {"kvjax_alike", Handle<B, Alike<B>>},
+                                      {"kvjax_agree", Handle<B, Agree<B>>},
+                                      {"kvjax_receive", Handle<B, Receive<B>>},
+                                      {"kvjax_plan_step", Handle<B, PlanStep<B>>},
+                                      {"kvjax_prepare", Handle<B, Prepare<B>>},
+                                      {"kvjax_commit_step", Handle<B, CommitStep<B>>},
+                                  });
+  }
+  if constexpr (EvictingBackend<B>) {
+    targets.push_back({"kvjax_facts", Handle<B, Summarize<B>>});
+    targets.push_back({"kvjax_hear", Handle<B, Continue<B>>});
+  }
+  return targets;
 }
 
 }  // namespace kvjax

@@ -1,192 +1,161 @@
-// Handlers of a training step: merge, then begin, gather and scatter; and the two ops that order calls.
+// Handlers of a training step: merge, then begin, gather and scatter; and the two calls that order others.
 #pragma once
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
 #include "kvjax/ffi/handlers/backend.h"
 #include "kvjax/ffi/handlers/decode.h"
-#include "kvjax/ffi/handlers/errors.h"
-#include "kvjax/ffi/handlers/registry.h"
-#include "kvjax/ffi/handlers/tables.h"
+#include "kvjax/ffi/handlers/failures.h"
 
 namespace kvjax {
 
-/// Written into every gradient that kvjax makes. Any arithmetic on the whole gradient tree changes it, and
-/// with it the keys; so a gradient whose seal is not this number is refused.
-inline constexpr uint32_t kSeal = 0x6B766A78u;  // "kvjx"
-
-/// keys: (n, 2) uint32; rows: (n, dim) float32; counts: (n,) int32; seals: (s,) uint32. The results have the
-/// shapes of the first three operands: distinct keys in order of first occurrence, then padding.
+/// The sums of gradients that belong to no table yet.
 template <Backend B>
-ffi::Error Merge(typename B::Exec exec, ffi::AnyBuffer keys, ffi::AnyBuffer rows, ffi::AnyBuffer counts,
-                 ffi::AnyBuffer seals, Result out_keys, Result out_rows, Result out_counts) {
-  return Guard("", "merge", [&] {
-    const KeySpan k = Keys("", "merge", keys, false);
-    const size_t dim = k.n == 0 ? 0 : rows.element_count() / k.n;
-    for (const ffi::AnyBuffer& r : {rows, *out_rows}) {
-      Expect(Holds(r, ffi::F32, k.n * dim), "", "merge", "rows (n, dim) float32", r);
-    }
-    for (const ffi::AnyBuffer& c : {counts, *out_counts}) {
-      Expect(Holds(c, ffi::S32, k.n), "", "merge", "counts (n,) int32", c);
-    }
-    Expect(Holds(*out_keys, ffi::U32, 2 * k.n), "", "merge", "keys (n, 2) uint32", *out_keys);
-    Expect(seals.element_type() == ffi::U32, "", "merge", "seals () uint32", seals);
-    B::Merge(exec, k, Data<float>(rows), Data<int32_t>(counts), Data<uint32_t>(seals), seals.element_count(),
-             dim, Data<uint64_t>(out_keys), Data<float>(out_rows), Data<int32_t>(out_counts));
+ffi::Error Merge(typename B::Exec& exec, Decoder& in) {
+  in.Names(Name(Op::kMerge));
+  return Guard("", in.op(), [&] {
+    MergeOperands o;
+    o.keys = in.InKeys(false);
+    const size_t n = o.keys.n;
+    const ffi::AnyBuffer rows = in.In();
+    o.dim = n == 0 ? 0 : rows.element_count() / n;
+    in.Want(Decoder::Holds(rows, ffi::F32, n * o.dim), "rows (n, dim) float32", rows);
+    o.gradients.rows = static_cast<const float*>(rows.untyped_data());
+    o.gradients.counts = in.In<int32_t>("counts (n,)", n);
+    const Array1<const uint32_t> seals = in.InAny<uint32_t>("seals ()");
+    o.gradients.seals = seals.data, o.gradients.num_seals = seals.n;
+    o.out_keys = in.Out<uint64_t>("keys (n, 2)", n);
+    o.out_rows = in.Out<float>("rows (n, dim)", n * o.dim);
+    o.out_counts = in.Out<int32_t>("counts (n,)", n);
+    B::Merge(exec, o);
   });
 }
-template <Backend B>
-auto BindMerge() {
-  return Rets<3>(Args<4>(ffi::Ffi::Bind().template Ctx<typename B::Ctx>()));
-}
 
-/// keys, counts, seals, rows: as merged; step: (2,) uint32, the words of int64; initial: (m, dim) rows for
-/// new keys; slots: the layout the optimizer wants. targets: (n, 2) uint32, row and gradient, of which the
-/// first `active` () int32 are meant; used_step: (2,) uint32; pooled: (dim,) float32, the gradient of the
-/// shared row.
 template <Backend B>
-ffi::Error BeginApply(typename B::Exec exec, int32_t device, std::string_view name, std::string_view slots,
-                      bool narrow, ffi::AnyBuffer version, ffi::AnyBuffer keys, ffi::AnyBuffer counts,
-                      ffi::AnyBuffer seals, ffi::AnyBuffer rows, ffi::AnyBuffer step, ffi::AnyBuffer initial,
-                      Result next, Result targets, Result active, Result used_step, Result pooled) {
-  return Guard(name, "apply", [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "apply", device);
-    const KeySpan k = Keys(name, "apply", keys, narrow);
-    Expect(Holds(counts, ffi::S32, k.n), name, "apply", "counts (n,) int32", counts);
-    Expect(seals.element_type() == ffi::U32, name, "apply", "seals (s,) uint32", seals);
-    Expect(Holds(step, ffi::U32, 2), name, "apply", "step (2,) uint32", step);
-    ExpectFloats(table->spec(), "apply", rows, k.n);
-    Expect(Holds(*targets, ffi::U32, 2 * k.n), name, "apply", "targets (n, 2) uint32", *targets);
-    Expect(Holds(*used_step, ffi::U32, 2), name, "apply", "step (2,) uint32", *used_step);
-    ExpectFloats(table->spec(), "apply", *pooled, 1);
-    Expect(Holds(*active, ffi::S32, 1), name, "apply", "active () int32", *active);
-    B::BeginApply(exec, *table, Version(name, "apply", version), k, Data<int32_t>(counts),
-                  Data<uint32_t>(seals), seals.element_count(), Data<float>(rows), Data<int64_t>(step),
-                  ParseLayout(slots), Initial(table->spec(), "apply", initial), Word(name, next),
-                  Data<uint32_t>(targets), Data<int32_t>(active), Data<int64_t>(used_step),
-                  Data<float>(pooled));
+ffi::Error BeginApply(typename B::Exec& exec, Decoder& in) {
+  in.Names(Name(Op::kApply), in.Text("table"));
+  return Guard(in.table(), in.op(), [&] {
+    const auto table = TableOf<B>(in);
+    BeginApplyOperands o;
+    o.version = in.InVersion();
+    o.keys = in.InKeys(in.Flag("narrow"));
+    o.gradients = in.InGradients(table->spec(), o.keys.n);
+    o.step = in.In<int64_t>("step (2,)", 1);
+    o.layout = SlotLayout::Parse(in.Text("slots"));
+    o.initial = in.InInitial(table->spec());
+    o.next = in.OutWord();
+    o.targets = in.Out<uint32_t>("targets (n, 2)", 2 * o.keys.n);
+    o.active = in.Out<int32_t>("active ()", 1);
+    o.used_step = in.Out<int64_t>("step (2,)", 1);
+    o.pooled = in.OutFloats(table->spec(), 1);
+    B::BeginApply(exec, *table, o);
   });
 }
-template <Backend B>
-auto BindBeginApply() {
-  return Rets<5>(
-      Args<7>(BindTable<B>().template Attr<std::string_view>("slots").template Attr<bool>("narrow")));
-}
 
-/// The rows of the step that a chunk is about: [start, start + chunk), cut at `active`.
-inline void ExpectRange(std::string_view name, const ffi::AnyBuffer& targets, const ffi::AnyBuffer& start,
-                        const ffi::AnyBuffer& active) {
-  Expect(targets.element_type() == ffi::U32, name, "apply", "targets (n, 2) uint32", targets);
-  Expect(Holds(start, ffi::S32, 1), name, "apply", "start () int32", start);
-  Expect(Holds(active, ffi::S32, 1), name, "apply", "active () int32", active);
-}
-
-inline void ExpectSlots(std::string_view name, const SlotLayout& layout, size_t chunk,
-                        const std::vector<ffi::AnyBuffer>& slots) {
+/// The slots of a chunk have the sizes that the layout says.
+inline void WantSlots(const Decoder& in, const SlotLayout& layout, size_t chunk,
+                      const std::vector<ffi::AnyBuffer>& slots) {
   for (size_t s = 0; s < std::max(slots.size(), layout.slots().size()); ++s) {
     const bool ok =
         slots.size() == layout.slots().size() && slots[s].size_bytes() == chunk * layout.slots()[s].bytes;
     if (!ok) {
-      throw MakeError(ErrorCode::kInvalidArgument, name, "apply", "slots " + layout.ToString(),
+      throw MakeError(ErrorCode::kInvalidArgument, in.table(), in.op(), "slots " + layout.ToString(),
                       std::to_string(slots.size()) + " arrays of other sizes",
                       "call kvjax's Python functions, which prepare the operands");
     }
   }
 }
 
-/// Rows [start, start + chunk) of the step, cut at `active`: values (chunk, dim), grads (chunk, dim) float32
-/// copied from the merged rows or `pooled`, or (0, dim) if nobody wants them, fresh (chunk,) bool, row_keys
-/// (chunk, 2) uint32, and one array per slot. targets, keys, rows and pooled are empty if the step is that of
-/// a shard, which has them itself.
+/// Results: values, grads (or (0, dim) if nobody wants them), fresh, row keys, and one array per slot.
+/// targets, keys, rows and pooled are empty if the step is that of a shard, which has them itself.
 template <Backend B>
-ffi::Error Gather(typename B::Exec exec, int32_t device, std::string_view name, std::string_view layout,
-                  ffi::AnyBuffer version, ffi::AnyBuffer targets, ffi::AnyBuffer keys, ffi::AnyBuffer rows,
-                  ffi::AnyBuffer pooled, ffi::AnyBuffer start, ffi::AnyBuffer active, Result values,
-                  Result grads, Result fresh, Result row_keys, ffi::RemainingRets slots) {
-  return Guard(name, "apply", [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "apply", device);
-    const size_t chunk = fresh->element_count();
-    ExpectRange(name, targets, start, active);
-    Expect(Holds(*fresh, ffi::PRED, chunk), name, "apply", "fresh (chunk,) bool", *fresh);
-    const auto dim = static_cast<size_t>(table->spec().dim);
-    ExpectRows(table->spec(), "apply", *values, chunk);
-    const bool wanted = chunk == 0 || grads->element_count() > 0;
-    Expect(Holds(*grads, ffi::F32, wanted ? chunk * dim : 0), name, "apply", "grads (chunk, dim) float32",
-           *grads);
-    Expect(Holds(*row_keys, ffi::U32, 2 * chunk), name, "apply", "keys (chunk, 2) uint32", *row_keys);
-    const size_t n = targets.element_count() / 2;
-    Expect(Holds(keys, ffi::U32, 2 * n), name, "apply", "keys (n, 2) uint32", keys);
-    ExpectFloats(table->spec(), "apply", rows, n);
-    ExpectFloats(table->spec(), "apply", pooled, n == 0 && pooled.element_count() == 0 ? 0 : 1);
-    std::vector<std::byte*> data;
-    std::vector<ffi::AnyBuffer> buffers;
-    for (size_t s = 0; s < slots.size(); ++s) {
-      buffers.push_back(**slots.get<ffi::AnyBuffer>(s));
-      data.push_back(static_cast<std::byte*>(buffers.back().untyped_data()));
+ffi::Error Gather(typename B::Exec& exec, Decoder& in) {
+  in.Names(Name(Op::kApply), in.Text("table"));
+  return Guard(in.table(), in.op(), [&] {
+    const auto table = TableOf<B>(in);
+    const TableSpec& spec = table->spec();
+    GatherOperands o;
+    o.version = in.InVersion();
+    const Array1<const uint32_t> targets = in.InAny<uint32_t>("targets (n, 2)");
+    const size_t n = targets.n / 2;
+    o.keys = in.In<uint64_t>("keys (n, 2)", n);
+    o.rows = in.InFloats(spec, n);
+    const ffi::AnyBuffer pooled = in.In();
+    const size_t dim = static_cast<size_t>(spec.dim), pools = n == 0 && pooled.element_count() == 0 ? 0 : dim;
+    in.Want(Decoder::Holds(pooled, ffi::F32, pools), "the shared gradient (dim,) float32", pooled);
+    o.pooled = static_cast<const float*>(pooled.untyped_data());
+    o.chunk = {.targets = targets.data, .num_rows = n};
+    o.chunk.start = in.In<int32_t>("start ()", 1);
+    o.chunk.active = in.In<int32_t>("active ()", 1);
+    const ffi::AnyBuffer values = in.Out(), grads = in.Out(), fresh = in.Out();
+    const size_t chunk = o.chunk.size = fresh.element_count();
+    in.Want(Decoder::Holds(values, DataTypeOf(spec.type), chunk * dim),
+            "values (chunk, dim) of the table's dtype", values);
+    const bool wanted = chunk == 0 || grads.element_count() > 0;
+    in.Want(Decoder::Holds(grads, ffi::F32, wanted ? chunk * dim : 0), "grads (chunk, dim) float32", grads);
+    in.Want(Decoder::Holds(fresh, ffi::PRED, chunk), "fresh (chunk,) bool", fresh);
+    o.values = static_cast<std::byte*>(values.untyped_data());
+    o.grads = wanted ? static_cast<float*>(grads.untyped_data()) : nullptr;
+    o.fresh = static_cast<bool*>(fresh.untyped_data());
+    o.row_keys = in.Out<uint64_t>("keys (chunk, 2)", chunk);
+    std::vector<ffi::AnyBuffer> slots;
+    while (in.HasOut()) {
+      slots.push_back(in.Out());
+      o.slots.push_back(static_cast<std::byte*>(slots.back().untyped_data()));
     }
-    ExpectSlots(name, ParseLayout(layout), chunk, buffers);
-    B::Gather(exec, *table, Version(name, "apply", version), Data<uint32_t>(targets), n, Data<int32_t>(start),
-              Data<int32_t>(active), chunk, Data<uint64_t>(keys), Data<float>(rows), Data<float>(pooled),
-              Data<std::byte>(values), wanted ? Data<float>(grads) : nullptr, Data<bool>(fresh),
-              Data<uint64_t>(row_keys), data);
+    WantSlots(in, SlotLayout::Parse(in.Text("slots")), chunk, slots);
+    B::Gather(exec, *table, o);
   });
-}
-template <Backend B>
-auto BindGather() {
-  return Rets<4>(Args<7>(BindTable<B>().template Attr<std::string_view>("slots"))).RemainingRets();
 }
 
 /// Writes the chunk back; out: the version, for the next call to depend on.
 template <Backend B>
-ffi::Error Scatter(typename B::Exec exec, int32_t device, std::string_view name, std::string_view layout,
-                   ffi::AnyBuffer version, ffi::AnyBuffer targets, ffi::AnyBuffer start,
-                   ffi::AnyBuffer active, ffi::AnyBuffer values, ffi::RemainingArgs slots, Result out) {
-  return Guard(name, "apply", [&] {
-    const auto table = Registry<typename B::Table>::Get().Find(name, "apply", device);
-    const size_t chunk = values.element_count() / static_cast<size_t>(table->spec().dim);
-    ExpectRange(name, targets, start, active);
-    ExpectRows(table->spec(), "apply", values, chunk);
-    std::vector<const std::byte*> data;
-    std::vector<ffi::AnyBuffer> buffers;
-    for (size_t s = 0; s < slots.size(); ++s) {
-      buffers.push_back(*slots.get<ffi::AnyBuffer>(s));
-      data.push_back(static_cast<const std::byte*>(buffers.back().untyped_data()));
+ffi::Error Scatter(typename B::Exec& exec, Decoder& in) {
+  in.Names(Name(Op::kApply), in.Text("table"));
+  return Guard(in.table(), in.op(), [&] {
+    const auto table = TableOf<B>(in);
+    const TableSpec& spec = table->spec();
+    ScatterOperands o;
+    o.version = in.InVersion();
+    const Array1<const uint32_t> targets = in.InAny<uint32_t>("targets (n, 2)");
+    o.chunk = {.targets = targets.data, .num_rows = targets.n / 2};
+    o.chunk.start = in.In<int32_t>("start ()", 1);
+    o.chunk.active = in.In<int32_t>("active ()", 1);
+    const ffi::AnyBuffer values = in.In();
+    const auto dim = static_cast<size_t>(spec.dim);
+    const size_t chunk = o.chunk.size = values.element_count() / dim;
+    in.Want(Decoder::Holds(values, DataTypeOf(spec.type), chunk * dim),
+            "values (chunk, dim) of the table's dtype", values);
+    o.values = static_cast<const std::byte*>(values.untyped_data());
+    std::vector<ffi::AnyBuffer> slots;
+    while (in.HasIn()) {
+      slots.push_back(in.In());
+      o.slots.push_back(static_cast<const std::byte*>(slots.back().untyped_data()));
     }
-    ExpectSlots(name, ParseLayout(layout), chunk, buffers);
-    B::Scatter(exec, *table, Version(name, "apply", version), Data<uint32_t>(targets),
-               targets.element_count() / 2, Data<int32_t>(start), Data<int32_t>(active), chunk,
-               Data<std::byte>(values), data, Word(name, out));
+    WantSlots(in, SlotLayout::Parse(in.Text("slots")), chunk, slots);
+    o.out = in.OutWord();
+    B::Scatter(exec, *table, o);
   });
-}
-template <Backend B>
-auto BindScatter() {
-  return Rets<1>(Args<5>(BindTable<B>().template Attr<std::string_view>("slots")).RemainingArgs());
 }
 
-/// used: (lookups,) float32, how often the loss used each lookup; what follows is only waited for.
-/// seal: () uint32, kSeal.
+/// The operands behind the uses are only waited for.
 template <Backend B>
-ffi::Error Seal(typename B::Exec exec, std::string_view name, ffi::AnyBuffer used, ffi::RemainingArgs,
-                Result seal) {
-  return Guard(name, "value_and_grad", [&] {
-    Expect(used.element_type() == ffi::F32, name, "value_and_grad", "uses (lookups,) float32", used);
-    B::Seal(exec, name, Data<float>(used), used.element_count(), Word(name, seal));
+ffi::Error Seal(typename B::Exec& exec, Decoder& in) {
+  in.Names(Name(Op::kValueAndGrad), in.Text("table"));
+  return Guard(in.table(), in.op(), [&] {
+    const Array1<const float> used = in.InAny<float>("uses (lookups,)");
+    B::Seal(exec, {.table = in.table(), .used = used.data, .lookups = used.n, .seal = in.OutWord()});
   });
 }
-/// version: () uint32, handed through once all that follows it exists.
+/// The version, handed through once all operands behind it exist.
 template <Backend B>
-ffi::Error After(typename B::Exec exec, std::string_view name, ffi::AnyBuffer version, ffi::RemainingArgs,
-                 Result out) {
-  return Guard(name, "after", [&] { B::Copy(exec, Version(name, "after", version), Word(name, out)); });
-}
-template <Backend B>
-auto BindOrder() {
-  return Rets<1>(
-      Args<1>(ffi::Ffi::Bind().template Ctx<typename B::Ctx>().template Attr<std::string_view>("table"))
-          .RemainingArgs());
+ffi::Error After(typename B::Exec& exec, Decoder& in) {
+  in.Names(Name(Op::kAfter), in.Text("table"));
+  return Guard(in.table(), in.op(), [&] { B::Copy(exec, in.InVersion(), in.OutWord()); });
 }
 
 }  // namespace kvjax

@@ -1,0 +1,1 @@
+from kvjax.ffi._cpu import *  # noqa: F403

@@ -1,0 +1,130 @@
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy
+import numpy.typing
+
+class Prepared:
+    """Contents that have been read for a table; nothing has changed yet."""
+
+class Staged:
+    """Shards that no call finds yet."""
+
+class Native(Protocol):
+    """A native module: the calls on whole tables of one backend, its handlers and constants."""
+
+    MAX_DIM: int = 1048576
+    SEAL: int = 1802922616
+    NUM_BUCKETS: int = 65536
+    TALLY_WORDS: int = 512
+    FACT_WORDS: int = 5
+
+    def set_process(self, process: int) -> None:
+        """
+        Says which of several processes this is, so that the numbers of their failures differ.
+        """
+
+    def owners(self, keys: numpy.typing.NDArray[numpy.int64], shards: int) -> numpy.typing.NDArray[numpy.int32]:
+        """The shard (n,) of each key by its virtual bucket."""
+
+    def hash_strings(self, items: Sequence[bytes], salt: int) -> numpy.typing.NDArray[numpy.int64]:
+        """A key (n,) for each of n strings."""
+
+    def hash_integers(self, items: numpy.typing.NDArray[numpy.int64], salt: int) -> numpy.typing.NDArray[numpy.int64]:
+        """A key (n,) for each of n numbers."""
+    OPERATIONS: dict[str, dict[str, bool]]
+    HOME: int
+
+    def create(
+        self,
+        name: str,
+        options: dict[str, object],
+        devices: Sequence[int],
+        shards: Sequence[int],
+        owns_shared: Sequence[bool],
+        first_version: int,
+    ) -> None:
+        """
+        Makes the shards of a table that live in this process.
+
+        options: what a table is, by the keys dim, dtype, kind, a, b, pool, seed (of the initializer), storage,
+        spread, capacity, max_capacity, on_full, admit (None, or a dict of kvjax.admit), policy, evict_every,
+        count_batches and score. devices, shards, owns_shared: for each shard the device it lives on, its number,
+        and whether it has the row that unadmitted keys share; [HOME], [0], [True] for a table in one place.
+        """
+
+    def drop(self, name: str, op: str = "drop_table", only_at: int | None = None) -> int:
+        """
+        Forgets a table, unless it has been written since version `only_at`. Returns the first version of a later
+        table of the name.
+        """
+
+    def version(self, name: str, shard: int) -> int:
+        """The live version, once no step is under way."""
+
+    def size(self, name: str, shard: int, version: int) -> int:
+        """The number of rows of a shard."""
+
+    def reserve(self, name: str, shard: int, version: int, n: int) -> None:
+        """Makes space for n rows in all."""
+
+    def export_table(self, name: str, shard: int, version: int, with_slots: bool) -> dict[str, object]:
+        """
+        The snapshot of a shard as flat arrays, sorted by (bucket, key): keys, values, freqs, versions, has_slots,
+        pinned, offsets, last_step, slots as (name, type, bytes), and of its admission pending_keys,
+        pending_counts and sketch.
+        """
+
+    def stats(self, name: str, shard: int) -> dict[str, int | float | dict[str, int]]:
+        """
+        What a shard holds and has done, by name; "evicted" is a dict of rows by reason.
+        """
+
+    def rows(self, name: str, shard: int) -> tuple[int, int]:
+        """The number of rows, and the version they belong to."""
+
+    def slots(self, name: str, shard: int) -> list[tuple[str, str]]:
+        """The optimizer's slots as (name, type), in its order."""
+
+    def set_sink(self, name: str, shard: int, sink: Callable[[dict[str, object], str], None] | None) -> None:
+        """Sets the function that is given evicted rows, as (snapshot, reason)."""
+
+    def prepare_load(self, name: str, shard: int, version: int, rows: dict[str, object]) -> Prepared:
+        """
+        Reads the contents of a shard: what export_table gives, with slots as (name, type, bytes of one, bytes).
+        Without pending_keys the shard keeps its admission.
+        """
+
+    def commit_load(self, prepared: Prepared) -> int:
+        """
+        Replaces the contents of the shard that these were read for. Returns its next version.
+        """
+
+    def stage(
+        self,
+        name: str,
+        op: str,
+        options: dict[str, object],
+        devices: Sequence[int],
+        shards: Sequence[int],
+        owns_shared: Sequence[bool],
+        version: int,
+        contents: Sequence[dict[str, object]],
+        originals: Sequence[int],
+        sink: Callable[[dict[str, object], str], None] | None,
+    ) -> Staged:
+        """
+        Makes and fills shards, for handles of later versions than `version`; arguments as those of create.
+        contents: of each shard; the shards in `originals` get the sink.
+        """
+
+    def replace(self, name: str, op: str, version: int, staged: Staged) -> None:
+        """
+        Replaces the shards of a table, unless it has been written since `version`.
+        """
+
+    def adopt(self, name: str, op: str, staged: Staged) -> None:
+        """Makes a table of the shards, where there is none of the name."""
+
+    def handlers(self) -> dict[str, object]:
+        """XLA FFI handlers by target name."""

@@ -1,0 +1,51 @@
+// The checks that every table makes: of slots, and of rows to be loaded.
+#pragma once
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/index.h"
+#include "kvjax/ffi/core/row.h"
+#include "kvjax/ffi/core/snapshot.h"
+#include "kvjax/ffi/core/spec.h"
+
+namespace kvjax {
+
+/// The slot of that name and width. Throws if there is none.
+inline const Slot& FindSlot(std::string_view table, const SlotLayout& layout, std::string_view name,
+                            size_t bytes) {
+  const auto& slots = layout.slots();
+  const auto slot = std::find_if(slots.begin(), slots.end(), [&](const Slot& s) { return s.name == name; });
+  if (slot == slots.end() || slot->bytes != bytes) throw SlotError(table, name, bytes, layout.ToString());
+  return *slot;
+}
+
+/// Whether a step attaches its slots to rows that have none. Throws if they have others.
+inline bool AttachesSlots(std::string_view table, const SlotLayout& held, const SlotLayout& wanted) {
+  if (wanted == held || wanted.empty()) return false;
+  if (!held.empty()) throw OptimizerError(table, held.ToString(), wanted.ToString());
+  return true;
+}
+
+/// Refuses rows that no table can take over.
+inline void CheckLoad(const TableSpec& spec, const SnapshotView& rows) {
+  if (spec.max_capacity > 0 && rows.n > spec.max_capacity && spec.on_full != OnFull::kGrow) {
+    throw MakeError(ErrorCode::kResourceExhausted, spec.name, "load",
+                    "at most max_capacity=" + std::to_string(spec.max_capacity) + " rows",
+                    std::to_string(rows.n), "give the table more capacity, or prune the rows first");
+  }
+  if (rows.n >= kNoRow) {
+    throw RowsError(spec.name, "load", rows.n);
+  }
+  const bool negative =
+      std::any_of(rows.frequencies, rows.frequencies + rows.n, [](int64_t f) { return f < 0; });
+  if (negative || rows.last_step < 0) {
+    throw MakeError(ErrorCode::kInvalidArgument, spec.name, "load", "frequencies and a last step from 0 on",
+                    "negative ones", "load what kvjax has exported");
+  }
+}
+
+}  // namespace kvjax

@@ -1,0 +1,327 @@
+// The operands of each operation: decoded and checked once by the handlers, and given whole to every backend.
+//
+// Pointers point where the buffers of the backend live, so only the backend may read them; the version of the
+// handle too. The int64 numbers among them are aligned like the pairs of uint32 that JAX holds them as:
+// whoever reads one on the host copies it (Load). Nothing here owns memory.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+#include "kvjax/ffi/core/bag.h"
+#include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/operation.h"
+#include "kvjax/ffi/core/policy.h"
+#include "kvjax/ffi/core/route.h"
+#include "kvjax/ffi/core/row.h"
+
+namespace kvjax {
+
+/// Reads a number of 64 bits that is aligned like one of 32.
+template <class T>
+T Load64(const T* words) {
+  T value;
+  std::memcpy(&value, words, sizeof(value));
+  return value;
+}
+
+// ---- reads -----------------------------------------------------------------------------------------------
+
+struct LookupOperands {
+  const uint32_t* version = nullptr;  // ()
+  KeySpan keys = {};                  // (n,)
+  const bool* mask = nullptr;         // (n,), or nullptr for one that is true
+  InitialRows initial = {};           // (m, dim) rows of the distinct keys without one
+  Missing missing = Missing::kTable;  // what a key without a row reads as
+  std::byte* rows = nullptr;          // out (n, dim) of the table's dtype
+  bool* found = nullptr;              // out (n,)
+  float* used = nullptr;              // out (num_used,), always 1
+  size_t num_used = 0;
+};
+
+struct FindMissingOperands {
+  const uint32_t* version = nullptr;  // ()
+  KeySpan keys = {};                  // (n,)
+  const bool* mask = nullptr;         // (n,) or nullptr
+  uint64_t* missing = nullptr;        // out (n + 1,), of which the first `count` are valid, the others 0
+  int32_t* count = nullptr;           // out ()
+};
+
+struct InspectOperands {
+  Op op = Op::kContains;
+  const uint32_t* version = nullptr;  // ()
+  KeySpan keys = {};                  // (n,)
+  bool* found = nullptr;              // out (n,)
+  int64_t* frequency = nullptr;       // out (n,), 0 without a row
+  int64_t* row_version = nullptr;     // out (n,), -1 without a row
+};
+
+struct ReadSlotOperands {
+  const uint32_t* version = nullptr;  // ()
+  std::string_view slot = {};         // its name
+  size_t bytes = 0;                   // of a row of it
+  KeySpan keys = {};                  // (n,)
+  std::byte* out = nullptr;           // out (n, bytes)
+};
+
+struct ChangedOperands {
+  const uint32_t* version = nullptr;  // ()
+  const uint32_t* since = nullptr;    // (), an earlier version
+  KeySpan keys = {};                  // (n,)
+  bool* changed = nullptr;            // out (n,)
+};
+
+// ---- writes: `next` gets the version of the next handle ---------------------------------------------------
+
+/// op: lookup_or_insert, pin, unpin or remove.
+struct WriteKeysOperands {
+  Op op = Op::kLookupOrInsert;
+  Phase phase = Phase::kWhole;
+  const uint32_t* version = nullptr;  // ()
+  KeySpan keys = {};                  // (n,)
+  const bool* mask = nullptr;         // (n,) or nullptr
+  InitialRows initial = {};           // (m, dim)
+  uint32_t* next = nullptr;           // out ()
+};
+
+/// op: upsert, assign or add.
+struct WriteRowsOperands {
+  Op op = Op::kUpsert;
+  Phase phase = Phase::kWhole;
+  const uint32_t* version = nullptr;  // ()
+  KeySpan keys = {};                  // (n,)
+  const bool* mask = nullptr;         // (n,) or nullptr
+  const std::byte* rows = nullptr;    // (n, dim) of the table's dtype, of add float32
+  InitialRows initial = {};           // (m, dim)
+  uint32_t* next = nullptr;           // out ()
+};
+
+struct AccumOperands {
+  Phase phase = Phase::kWhole;
+  const uint32_t* version = nullptr;  // ()
+  KeySpan keys = {};                  // (n,)
+  const bool* mask = nullptr;         // (n,) or nullptr
+  const float* old_rows = nullptr;    // (n, dim)
+  const float* new_rows = nullptr;    // (n, dim)
+  const bool* exists = nullptr;       // (n,)
+  uint32_t* next = nullptr;           // out ()
+};
+
+/// op: evict or restrict.
+struct EvictOperands {
+  Op op = Op::kEvict;
+  Phase phase = Phase::kWhole;
+  const uint32_t* version = nullptr;  // ()
+  Policy policy = {};
+  const int64_t* step = nullptr;  // (), below 0 for the table's last
+  uint32_t* next = nullptr;       // out ()
+};
+
+/// op: clear or clear_slots.
+struct ClearOperands {
+  Op op = Op::kClear;
+  Phase phase = Phase::kWhole;
+  const uint32_t* version = nullptr;  // ()
+  uint32_t* next = nullptr;           // out ()
+};
+
+// ---- training --------------------------------------------------------------------------------------------
+
+/// Gradients by key, as they come: some keys more than once.
+struct GradientSpan {
+  const int32_t* counts = nullptr;  // (n,) occurrences; 0 marks padding
+  const float* rows = nullptr;      // (n, dim)
+  const uint32_t* seals = nullptr;  // (num_seals,), each kSeal
+  size_t num_seals = 0;
+};
+
+struct MergeOperands {
+  KeySpan keys = {};            // (n,)
+  GradientSpan gradients = {};  // (n, dim)
+  size_t dim = 0;
+  uint64_t* out_keys = nullptr;   // out (n,) distinct keys in order of first occurrence, then padding
+  float* out_rows = nullptr;      // out (n, dim)
+  int32_t* out_counts = nullptr;  // out (n,)
+};
+
+/// keys: distinct, then padding.
+struct BeginApplyOperands {
+  const uint32_t* version = nullptr;  // ()
+  KeySpan keys = {};                  // (n,)
+  GradientSpan gradients = {};        // (n, dim)
+  const int64_t* step = nullptr;      // (), below 0 for the one after the last
+  SlotLayout layout = {};             // that the optimizer wants
+  InitialRows initial = {};           // (m, dim)
+  uint32_t* next = nullptr;           // out ()
+  uint32_t* targets = nullptr;        // out (n, 2), see ApplyTarget
+  int32_t* active = nullptr;          // out (), how many of the targets are valid
+  int64_t* used_step = nullptr;       // out ()
+  float* pooled = nullptr;            // out (dim,), the gradient of the shared row
+};
+
+/// Which rows of a step a chunk is about: [start, start + chunk), cut at `active`. No targets (num_rows is 0)
+/// stand for those of the step that a shard has committed.
+struct ChunkSpan {
+  const uint32_t* targets = nullptr;  // (num_rows, 2)
+  size_t num_rows = 0;
+  const int32_t* start = nullptr;   // ()
+  const int32_t* active = nullptr;  // ()
+  size_t size = 0;                  // rows of the chunk
+};
+
+struct GatherOperands {
+  const uint32_t* version = nullptr;  // ()
+  ChunkSpan chunk = {};
+  const uint64_t* keys = nullptr;      // (num_rows,), of the step
+  const float* rows = nullptr;         // (num_rows, dim), its gradients
+  const float* pooled = nullptr;       // (dim,), that of the shared row
+  std::byte* values = nullptr;         // out (chunk, dim) of the table's dtype
+  float* grads = nullptr;              // out (chunk, dim), or nullptr if nobody wants them
+  bool* fresh = nullptr;               // out (chunk,), whether no optimizer has written the row's slots
+  uint64_t* row_keys = nullptr;        // out (chunk,)
+  std::vector<std::byte*> slots = {};  // out (chunk, bytes of the slot) each
+};
+
+struct ScatterOperands {
+  const uint32_t* version = nullptr;  // ()
+  ChunkSpan chunk = {};
+  const std::byte* values = nullptr;         // (chunk, dim) of the table's dtype
+  std::vector<const std::byte*> slots = {};  // (chunk, bytes of the slot) each
+  uint32_t* out = nullptr;                   // out (), the version
+};
+
+struct SealOperands {
+  std::string_view table = {};
+  const float* used = nullptr;  // (lookups,), how often the loss has used each
+  size_t lookups = 0;
+  uint32_t* seal = nullptr;  // out (), kSeal
+};
+
+// ---- sharded tables --------------------------------------------------------------------------------------
+
+/// Whose keys are whose.
+struct OwnerSpan {
+  const int32_t* given = nullptr;  // (n,) by a partitioner, or nullptr for those of virtual buckets
+  uint32_t shards = 1;
+};
+
+struct OwnedOperands {
+  std::string_view table = {};
+  KeySpan keys = {};  // (n,)
+  OwnerSpan owners = {};
+  uint32_t shard = 0;     // this one
+  bool* owned = nullptr;  // out (n,)
+};
+
+struct RouteOperands {
+  std::string_view table = {};
+  KeySpan keys = {};           // (n,)
+  const bool* mask = nullptr;  // (n,) or nullptr
+  OwnerSpan owners = {};
+  int32_t capacity = 0;  // keys to each owner that a round takes
+  Routed out = {};
+};
+
+/// Gradients that have arrived in one of several rounds.
+struct ReceiveOperands {
+  const uint32_t* version = nullptr;  // ()
+  KeySpan keys = {};                  // (senders, n)
+  GradientSpan gradients = {};        // (senders, n, dim)
+  size_t senders = 0;
+  const int32_t* round = nullptr;   // ()
+  const int32_t* rounds = nullptr;  // ()
+  InitialRows initial = {};         // (m, dim)
+};
+
+struct PlanStepOperands {
+  const uint32_t* version = nullptr;  // ()
+  const int64_t* step = nullptr;      // ()
+  SlotLayout layout = {};
+  uint64_t* summary = nullptr;  // out (words,), see ShardSummary
+  size_t words = 0;
+};
+
+struct SummaryOperands {
+  const uint32_t* version = nullptr;  // ()
+  uint64_t* summary = nullptr;        // out (words,)
+  size_t words = 0;
+};
+
+/// What the shards have to add up before the write is prepared.
+struct TallyResult {
+  uint32_t* tally = nullptr;  // out (Tally::kWords,)
+  uint32_t* more = nullptr;   // out (), 1 if they have to
+};
+
+struct PrepareOperands {
+  Op op = Op::kApply;
+  const uint32_t* version = nullptr;    // ()
+  const uint64_t* summaries = nullptr;  // (shards, words / shards)
+  size_t words = 0;
+  size_t shards = 1;
+  const int32_t* shard = nullptr;  // (), this one
+  TallyResult out = {};
+};
+
+struct ContinueOperands {
+  Op op = Op::kApply;
+  const uint32_t* version = nullptr;  // ()
+  const uint32_t* sum = nullptr;      // (Tally::kWords,) of the tallies of all shards
+  TallyResult out = {};
+};
+
+struct CommitStepOperands {
+  const uint32_t* version = nullptr;  // ()
+  uint32_t* next = nullptr;           // out ()
+  int32_t* active = nullptr;          // out (), the rows of the step
+  int64_t* used_step = nullptr;       // out ()
+};
+
+// ---- bags ------------------------------------------------------------------------------------------------
+
+struct BagSumOperands {
+  BagShape shape = {};
+  const float* weights = nullptr;  // (n,)
+  const float* rows = nullptr;     // (n, dim)
+  float* bags = nullptr;           // out (bags, dim)
+};
+
+struct BagExpandOperands {
+  BagShape shape = {};
+  const float* weights = nullptr;  // (n,)
+  const float* bags = nullptr;     // (bags, dim)
+  float* rows = nullptr;           // out (n, dim)
+};
+
+struct BagDotOperands {
+  BagShape shape = {};
+  const float* rows = nullptr;  // (n, dim)
+  const float* bags = nullptr;  // (bags, dim)
+  float* weights = nullptr;     // out (n,)
+};
+
+struct BagMaxOperands {
+  BagShape shape = {};
+  const float* rows = nullptr;   // (n, dim)
+  float* bags = nullptr;         // out (bags, dim)
+  int32_t* positions = nullptr;  // out (bags, dim), the row that each maximum comes from
+};
+
+struct BagPlaceOperands {
+  BagShape shape = {};
+  const int32_t* positions = nullptr;  // (bags, dim)
+  const float* bags = nullptr;         // (bags, dim)
+  float* rows = nullptr;               // out (n, dim)
+};
+
+struct BagIdsOperands {
+  std::string_view table = {};
+  const int32_t* lengths = nullptr;  // (bags,)
+  size_t bags = 0;
+  int32_t* ids = nullptr;  // out (n,), -1 for padding
+  size_t n = 0;
+};
+
+}  // namespace kvjax

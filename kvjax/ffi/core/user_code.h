@@ -1,0 +1,65 @@
+// The user's functions that a table calls, sinks and scores, and the calls of others that wait for them.
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <string_view>
+#include <thread>
+
+#include "kvjax/ffi/core/error.h"
+
+namespace kvjax {
+
+/// The user's code, sinks and scores, that a write calls: other calls wait for it, and such as come back from
+/// there would wait for ever, and are errors instead.
+class UserCode {
+ public:
+  using Duration = std::chrono::milliseconds;
+  static constexpr std::chrono::microseconds kPause{200};
+
+  explicit UserCode(Duration patience = std::chrono::seconds(20)) : patience_(patience) {}
+
+  class Call {
+   public:
+    explicit Call(UserCode& code) : code_(code) {
+      code_.caller_ = std::this_thread::get_id();
+      code_.outside_ = true;
+    }
+    ~Call() {
+      code_.outside_ = false;
+      code_.caller_ = std::thread::id();
+    }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    UserCode& code_;
+  };
+
+  /// Calls of others wait for the user's code to be done. One from inside it never could; if it comes by way
+  /// of another thread, it cannot be told from the others, and gives up after a while.
+  void Wait(std::string_view table, std::string_view op) const {
+    for (const int64_t since = Now(); outside_.load(); std::this_thread::sleep_for(kPause)) {
+      if (caller_.load() == std::this_thread::get_id() || Now() - since > patience_.count()) break;
+    }
+    if (!outside_.load()) return;
+    throw MakeError(ErrorCode::kFailedPrecondition, table, op, "a call after the eviction",
+                    "one from the sink or score function that it has called",
+                    "use the rows that the function is given");
+  }
+
+  static int64_t Now() {
+    return std::chrono::duration_cast<Duration>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  }
+
+ private:
+  const Duration patience_;
+  std::atomic<bool> outside_ = false;
+  std::atomic<std::thread::id> caller_{};
+};
+
+/// How long a training step may rest between two of its calls before it counts as stopped half-way: on a
+/// sharded table its devices wait for each other in between.
+inline std::chrono::milliseconds StepPatience(bool sharded) { return std::chrono::seconds(sharded ? 60 : 5); }
+
+}  // namespace kvjax

@@ -1,0 +1,199 @@
+// The training write of a table: rows appear, are counted, handed out in chunks and written back.
+#pragma once
+#include "kvjax/ffi/cpu/table.h"
+
+namespace kvjax {
+
+inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version, KeySpan keys,
+                                  const int32_t* counts, const float* rows, int64_t step,
+                                  const SlotLayout& layout, InitialRows initial, Begun out) {
+  const auto lock = Write(version, "apply", keys);
+  keys.n = CheckMerged(keys, counts);
+  ApplyPlan plan = PlanApply(parallel, keys, counts, rows, step, layout);
+  EnterShared(plan);
+  SpaceMaker space(in_.source(spec_), "apply", plan.change, Alone(plan.change), plan.step, true);
+  space.Make(parallel, in_.Due(spec_, plan.step));
+  PrepareApply(parallel, keys, plan, initial);
+  return CommitApply(plan, keys, counts, out);
+}
+
+/// What the gradients `rows` (n, dim) of distinct keys, each with its occurrences, will do: which keys get a
+/// row. Changes nothing.
+inline ApplyPlan Table::PlanApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts,
+                                  const float* rows, int64_t step, const SlotLayout& layout) {
+  ApplyPlan plan{.layout = layout, .step = step};
+  plan.attach = AttachesSlots(spec_.name, in_.store.layout(), layout);
+  if (step < 0) plan.step = in_.last_step + (in_.last_step < INT64_MAX ? 1 : 0);
+  plan.change.found = in_.Locate(parallel, keys);
+  const Located& found = plan.change.found;
+  std::vector<uint32_t> occurrences(found.fresh.size());
+  for (size_t i = 0, m = 0; i < keys.n; ++i) {
+    if (found.rows[i] == kNoRow) occurrences[found.numbers[m++]] = Occurrences(counts[i]);
+  }
+  plan.decision = in_.admission.Decide(found.fresh, occurrences, in_.last_step, plan.step);
+  const size_t decided = found.fresh.size();
+  plan.change.ids.assign(decided, kNoRow);
+  for (size_t f = 0; f < decided; ++f) {
+    if (plan.decision.admitted[f] != 0) plan.change.ids[f] = 0;
+  }
+  if (in_.admission.shares()) {
+    plan.pooled.resize(static_cast<size_t>(spec_.dim));
+    for (size_t i = 0, m = 0; i < keys.n; ++i) {
+      const bool refused = found.rows[i] == kNoRow && plan.decision.admitted[found.numbers[m++]] == 0;
+      if (!refused && keys.data[i] != spec_.admission.shared_key) continue;
+      plan.pool.push_back(i);
+      if (refused) plan.pools = true, plan.occurrences += static_cast<uint64_t>(counts[i]);
+    }
+    // In the order of their hashes, so that the sum does not depend on how the batch was made.
+    std::sort(plan.pool.begin(), plan.pool.end(),
+              [&](size_t i, size_t j) { return Mix(keys.data[i]) < Mix(keys.data[j]); });
+    const size_t n = plan.pool.size(), dim = plan.pooled.size();
+    for (size_t begin = 0; begin < n; begin += kSumBlock) {
+      std::vector<double> block(dim);
+      for (size_t j = begin; j < std::min<size_t>(n, begin + kSumBlock); ++j) {
+        for (size_t d = 0; d < dim; ++d) block[d] += rows[plan.pool[j] * dim + d];
+      }
+      for (size_t d = 0; d < dim; ++d) plan.pooled[d] += block[d];
+    }
+  }
+  return plan;
+}
+
+/// Whether the row that unadmitted keys share is neither there nor among those to come.
+inline bool Table::LacksShared(const ApplyPlan& plan) const {
+  const std::vector<uint64_t>& fresh = plan.change.found.fresh;
+  return in_.store.index().Find(spec_.admission.shared_key) == kNoRow &&
+         std::find(fresh.begin(), fresh.end(), spec_.admission.shared_key) == fresh.end();
+}
+
+/// Adds that row to those to come, if the step needs it.
+inline void Table::EnterShared(ApplyPlan& plan) const {
+  if (!plan.pools || !LacksShared(plan)) return;
+  plan.change.found.fresh.push_back(spec_.admission.shared_key), plan.change.ids.push_back(0);
+}
+
+/// Does all of the plan that can fail, once there is room for it.
+inline void Table::PrepareApply(const ParallelFor& parallel, KeySpan keys, ApplyPlan& plan,
+                                InitialRows initial) {
+  plan.recent = Recent::Of(keys, plan.change, in_.admission.shares());
+  if (plan.attach) in_.store.AttachSlots(plan.layout);
+  try {
+    in_.Prepare(parallel, spec_, "apply", plan.change, initial, false);
+  } catch (...) {
+    if (plan.attach) in_.store.DetachSlots();
+    throw;
+  }
+}
+
+/// Does the rest, which cannot fail.
+inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts, Begun out) {
+  const size_t n = keys.n;
+  Change& change = plan.change;
+  Located& found = change.found;
+  in_.admission.Commit(found.fresh, plan.decision);
+  in_.Commit(change);
+  if (in_.store.Compact()) {  // rows have moved
+    for (size_t f = 0; f < found.fresh.size(); ++f) change.ids[f] = in_.store.index().Find(found.fresh[f]);
+    for (size_t i = 0; i < n; ++i)
+      found.rows[i] = found.rows[i] == kNoRow ? kNoRow : in_.store.index().Find(keys.data[i]);
+  }
+  const uint32_t shared = plan.pools ? in_.store.index().Find(spec_.admission.shared_key) : kNoRow;
+  size_t active = 0;
+  uint64_t own = 0;  // occurrences of the shared row's own key
+  for (size_t i = 0, m = 0; i < n; ++i) {
+    if (i + kAhead < n && found.rows[i + kAhead] != kNoRow) in_.store.PrefetchHeader(found.rows[i + kAhead]);
+    const bool is_new = found.rows[i] == kNoRow;
+    const uint32_t number = is_new ? found.numbers[m++] : 0;
+    const uint32_t row = is_new ? change.ids[number] : found.rows[i];
+    in_.counters.occurrences += static_cast<uint64_t>(counts[i]);
+    if (row == kNoRow) {
+      in_.counters.refused += static_cast<uint64_t>(counts[i]);
+    } else if (plan.pools && row == shared) {
+      own += static_cast<uint64_t>(counts[i]);
+    } else {
+      Count(row, is_new ? plan.decision.totals[number] : Occurrences(counts[i]), plan.step);
+      out.targets[active++] = {row, static_cast<uint32_t>(i)};
+    }
+    in_.counters.admitted += is_new && row != kNoRow;
+  }
+  for (size_t d = 0; d < static_cast<size_t>(spec_.dim); ++d) {
+    out.pooled[d] = plan.pools ? static_cast<float>(plan.pooled[d]) : 0.0f;
+  }
+  if (shared != kNoRow) {
+    Count(shared, spec_.count_batches ? 1 : plan.occurrences + own, plan.step);
+    out.targets[active++] = {shared, kPooled};
+  }
+  in_.admission.Compact();
+  in_.counters.distinct += n;
+  in_.last_step = std::max(in_.last_step, plan.step);
+  *out.active = static_cast<int32_t>(active);
+  *out.step = plan.step;
+  recent_ = std::move(plan.recent);
+  const uint32_t before = gate_.version(), next = gate_.BeginStep();
+  recent_.Happened(before, next);
+  return next;
+}
+
+inline void Table::Gather(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
+                          std::byte* values, bool* fresh, const std::vector<std::byte*>& slots) const {
+  const auto lock = Read(version, "apply", {});
+  gate_.Touch();
+  CheckChunk(targets, n, slots.size());
+  const std::vector<Slot>& layout = in_.store.layout().slots();
+  parallel(n, kRowGrain, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      if (i + kAhead < end) in_.store.Prefetch(targets[i + kAhead].row);
+      const uint32_t row = targets[i].row;
+      std::memcpy(values + i * row_bytes(), in_.store.Value(row), row_bytes());
+      fresh[i] = in_.store.Header(row).has_slots == 0;
+      for (size_t s = 0; s < slots.size(); ++s) {
+        std::memcpy(slots[s] + i * layout[s].bytes, in_.store.Slots(row) + layout[s].offset, layout[s].bytes);
+      }
+    }
+  });
+}
+
+inline void Table::Scatter(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
+                           const std::byte* values, const std::vector<const std::byte*>& slots, bool last) {
+  const auto lock = Write(version, "apply", {});
+  gate_.Touch();
+  CheckChunk(targets, n, slots.size());
+  const std::vector<Slot>& layout = in_.store.layout().slots();
+  parallel(n, kRowGrain, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      if (i + kAhead < end) in_.store.Prefetch(targets[i + kAhead].row);
+      const uint32_t row = targets[i].row;
+      std::memcpy(in_.store.Value(row), values + i * row_bytes(), row_bytes());
+      // An optimizer without slots leaves them unwritten.
+      if (!slots.empty()) in_.store.Header(row).has_slots = 1;
+      for (size_t s = 0; s < slots.size(); ++s) {
+        std::memcpy(in_.store.Slots(row) + layout[s].offset, slots[s] + i * layout[s].bytes, layout[s].bytes);
+      }
+    }
+  });
+  if (last) gate_.EndStep();
+}
+
+/// Number of keys before the padding. Refuses what merging cannot have made: with a key twice, or with
+/// padding in between, an update would be lost.
+inline size_t Table::CheckMerged(KeySpan keys, const int32_t* counts) const {
+  const int32_t* const end = counts + keys.n;
+  const int32_t* const padding = std::find_if(counts, end, [](int32_t count) { return count <= 0; });
+  const auto active = static_cast<size_t>(padding - counts);
+  KeyNumbering distinct(active);
+  for (size_t i = 0; i < active; ++i) distinct.Add(keys.data[i]);
+  if (distinct.keys().size() < active ||
+      std::any_of(padding, end, [](int32_t count) { return count != 0; })) {
+    throw MergedError(spec_.name);
+  }
+  return active;
+}
+
+inline void Table::CheckChunk(const Target* targets, size_t n, size_t num_slots) const {
+  const bool rows =
+      std::all_of(targets, targets + n, [&](const Target& t) { return t.row < in_.store.end_row(); });
+  if (rows && (num_slots == 0 || num_slots == in_.store.layout().slots().size())) return;
+  throw ChunkError(spec_.name);
+}
+
+}  // namespace kvjax

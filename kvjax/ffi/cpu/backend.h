@@ -1,0 +1,170 @@
+// The CPU backend: what the handlers need of the CPU table.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/merge.h"
+#include "kvjax/ffi/core/operands.h"
+#include "kvjax/ffi/cpu/backend_bags.h"
+#include "kvjax/ffi/cpu/backend_sharded.h"
+#include "kvjax/ffi/cpu/table.h"
+
+namespace kvjax {
+
+/// Reads on the spot the scalars that the handlers hand through as pointers, and calls the table.
+struct Cpu : CpuBags, CpuSharded {
+  using Ctx = xla::ffi::ThreadPool;
+  using Exec = xla::ffi::ThreadPool;
+  using Table = kvjax::Table;
+
+  static void Lookup(Exec& pool, Table& t, const LookupOperands& o) {
+    t.Lookup(On(pool), *o.version, o.keys, o.mask, o.initial, o.missing, o.rows, o.found);
+    std::fill_n(o.used, o.num_used, 1.0f);
+  }
+  static void FindMissing(Exec& pool, Table& t, const FindMissingOperands& o) {
+    const size_t n = t.FindMissing(On(pool), *o.version, o.keys, o.mask, o.missing);
+    std::fill(o.missing + n, o.missing + o.keys.n + 1, uint64_t{0});
+    *o.count = static_cast<int32_t>(n);
+  }
+  static void Inspect(Exec& pool, Table& t, const InspectOperands& o) {
+    t.Inspect(On(pool), Name(o.op), *o.version, o.keys, o.found, o.frequency, o.row_version);
+  }
+  static void ReadSlot(Exec& pool, Table& t, const ReadSlotOperands& o) {
+    t.ReadSlot(On(pool), *o.version, o.slot, o.bytes, o.keys, o.out);
+  }
+  static void Changed(Exec&, Table& t, const ChangedOperands& o) {
+    t.Changed(*o.version, *o.since, o.keys, o.changed);
+  }
+  static void WriteKeys(Exec& pool, Table& t, const WriteKeysOperands& o) {
+    const Selected own(o.keys, o.mask);
+    const Call call(*o.version, o.phase);
+    switch (o.op) {
+      case Op::kLookupOrInsert:
+        *o.next = t.Insert(On(pool), call, own.keys(), o.initial);
+        return;
+      case Op::kPin:
+        *o.next = t.Pin(On(pool), call, own.keys(), o.initial);
+        return;
+      case Op::kUnpin:
+        *o.next = t.Unpin(call, own.keys());
+        return;
+      case Op::kRemove:
+        *o.next = t.Remove(call, own.keys());
+        return;
+      default:
+        throw UnknownOpError(t.spec().name, Name(o.op));
+    }
+  }
+  static void WriteRows(Exec& pool, Table& t, const WriteRowsOperands& o) {
+    const Selected own(o.keys, o.mask);
+    const Call call(*o.version, o.phase);
+    std::vector<std::byte> copy;
+    const auto rows = [&](size_t bytes) { return own.Rows(o.rows, bytes, copy); };
+    switch (o.op) {
+      case Op::kUpsert:
+        *o.next = t.Upsert(On(pool), call, own.keys(), rows(t.row_bytes()));
+        return;
+      case Op::kAssign:
+        *o.next = t.Assign(On(pool), call, own.keys(), rows(t.row_bytes()));
+        return;
+      case Op::kAdd: {
+        const std::byte* const deltas = rows(static_cast<size_t>(t.spec().dim) * sizeof(float));
+        *o.next = t.Add(On(pool), call, own.keys(), reinterpret_cast<const float*>(deltas), o.initial);
+        return;
+      }
+      default:
+        throw UnknownOpError(t.spec().name, Name(o.op));
+    }
+  }
+  static void Accum(Exec& pool, Table& t, const AccumOperands& o) {
+    const Selected own(o.keys, o.mask);
+    const auto dim = static_cast<size_t>(t.spec().dim);
+    std::vector<float> old_copy, new_copy;
+    std::vector<uint8_t> exists_copy;
+    const auto* exists = own.Rows(reinterpret_cast<const uint8_t*>(o.exists), 1, exists_copy);
+    *o.next = t.Accum(On(pool), {*o.version, o.phase}, own.keys(), own.Rows(o.old_rows, dim, old_copy),
+                      own.Rows(o.new_rows, dim, new_copy), reinterpret_cast<const bool*>(exists));
+  }
+  static void Evict(Exec& pool, Table& t, const EvictOperands& o) {
+    *o.next = t.Evict(On(pool), Name(o.op), {*o.version, o.phase}, o.policy, Load64(o.step));
+  }
+  static void Clear(Exec&, Table& t, const ClearOperands& o) {
+    const Call call(*o.version, o.phase);
+    *o.next = o.op == Op::kClearSlots ? t.ClearSlots(call) : t.Clear(call);
+  }
+  static void BeginApply(Exec& pool, Table& t, const BeginApplyOperands& o) {
+    CheckSeals(t.spec().name, "apply", o.gradients);
+    int64_t used = 0;
+    *o.next = t.BeginApply(On(pool), *o.version, o.keys, o.gradients.counts, o.gradients.rows, Load64(o.step),
+                           o.layout, o.initial,
+                           {reinterpret_cast<Table::Target*>(o.targets), o.active, &used, o.pooled});
+    std::memcpy(o.used_step, &used, sizeof(used));
+  }
+  static void Gather(Exec& pool, Table& t, const GatherOperands& o) {
+    const Chunk c(t, o.chunk);
+    const uint64_t* keys = o.keys;
+    const float *rows = o.rows, *pooled = o.pooled;
+    size_t num_rows = o.chunk.num_rows;
+    if (c.own) {
+      const ReceiveBuffer::Merged& in = t.shard_step().received.merged();
+      num_rows = in.n, keys = in.keys, rows = in.rows, pooled = t.shard_step().pooled.data();
+    }
+    const auto dim = static_cast<size_t>(t.spec().dim);
+    t.Gather(On(pool), *o.version, c.of, c.n, o.values, o.fresh, o.slots);
+    for (size_t i = 0, run; i < c.n; i += run) {  // gradients mostly stand one behind the other
+      const uint32_t g = c.of[i].gradient;
+      const bool in_rows = g < num_rows;
+      for (run = 1; in_rows && i + run < c.n && c.of[i + run].gradient == g + run;) ++run;
+      if (o.grads != nullptr)
+        std::memcpy(o.grads + i * dim, in_rows ? rows + g * dim : pooled, run * dim * sizeof(float));
+      const uint64_t* from = in_rows ? keys + g : &t.spec().admission.shared_key;
+      std::memcpy(o.row_keys + i, from, run * sizeof(uint64_t));
+    }
+    std::memset(o.row_keys + c.n, 0, (o.chunk.size - c.n) * sizeof(uint64_t));
+  }
+  static void Scatter(Exec& pool, Table& t, const ScatterOperands& o) {
+    const Chunk c(t, o.chunk);
+    t.Scatter(
+        On(pool), *o.version, c.of, c.n, o.values, o.slots,
+        /*last=*/static_cast<size_t>(*o.chunk.start) + o.chunk.size >= static_cast<size_t>(*o.chunk.active));
+    *o.out = *o.version;
+  }
+  static void Merge(Exec&, const MergeOperands& o) {
+    CheckSeals("", "merge", o.gradients);
+    MergeRows(o.keys.data, o.gradients.rows, o.gradients.counts, o.keys.n, o.dim, o.out_keys, o.out_rows,
+              o.out_counts);
+  }
+  static void Seal(Exec&, const SealOperands& o) {
+    for (size_t i = 0; i < o.lookups; ++i) {
+      if (o.used[i] == 0.0f || o.used[i] == 1.0f) continue;
+      throw UsesError(o.table, i, o.lookups, o.used[i]);
+    }
+    *o.seal = kSeal;
+  }
+  static void Copy(Exec&, const uint32_t* version, uint32_t* out) { *out = *version; }
+  static void Fill(Exec&, uint32_t* out, size_t n, uint32_t word) { std::fill_n(out, n, word); }
+
+ private:
+  /// The targets of a chunk: of the operand, or of the shard's own step if that is empty.
+  struct Chunk {
+    Chunk(const Table& t, const ChunkSpan& chunk) : own(chunk.num_rows == 0) {
+      const auto& step = t.shard_step().targets;
+      const int32_t start = *chunk.start, active = *chunk.active;
+      const auto rows = static_cast<int64_t>(std::min<size_t>(own ? step.size() : chunk.num_rows, INT32_MAX));
+      if (start < 0 || active < 0 || active > rows || start > rows)
+        throw RangeError(t.spec().name, start, active);
+      of = (own ? step.data() : reinterpret_cast<const Table::Target*>(chunk.targets)) + start;
+      n = std::min(chunk.size, static_cast<size_t>(std::max(active - start, 0)));
+    }
+    bool own;
+    const Table::Target* of;
+    size_t n;
+  };
+};
+
+}  // namespace kvjax

@@ -1,0 +1,34 @@
+// The CPU backend's part in bags.
+#pragma once
+#include "kvjax/ffi/core/bag.h"
+#include "kvjax/ffi/core/operands.h"
+#include "kvjax/ffi/core/parallel.h"
+#include "kvjax/ffi/cpu/thread_pool.h"
+
+namespace kvjax {
+
+struct CpuBags {
+  using Exec = xla::ffi::ThreadPool;
+
+  static ParallelFor On(Exec& pool) {
+    return [&pool](size_t n, size_t grain, const auto& body) { RunOnPool(pool, n, grain, body); };
+  }
+  static void BagSum(Exec& pool, const BagSumOperands& o) {
+    SumBags(On(pool), o.shape, o.weights, o.rows, o.bags);
+  }
+  static void BagExpand(Exec& pool, const BagExpandOperands& o) {
+    ExpandBags(On(pool), o.shape, o.weights, o.bags, o.rows);
+  }
+  static void BagDot(Exec& pool, const BagDotOperands& o) {
+    DotBags(On(pool), o.shape, o.rows, o.bags, o.weights);
+  }
+  static void BagMax(Exec& pool, const BagMaxOperands& o) {
+    MaxBags(On(pool), o.shape, o.rows, o.bags, o.positions);
+  }
+  static void BagPlace(Exec& pool, const BagPlaceOperands& o) {
+    PlaceBags(On(pool), o.shape, o.positions, o.bags, o.rows);
+  }
+  static void BagIds(Exec&, const BagIdsOperands& o) { IdsOfLengths(o.table, o.lengths, o.bags, o.n, o.ids); }
+};
+
+}  // namespace kvjax

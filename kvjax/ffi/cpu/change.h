@@ -1,0 +1,43 @@
+// What a write is about to change.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/row.h"
+#include "kvjax/ffi/core/snapshot.h"
+
+namespace kvjax {
+
+/// The rows of a call's keys. `fresh` are the distinct keys without one in order of first occurrence, and
+/// `numbers` has the place in it of each key whose row is kNoRow.
+struct Located {
+  std::vector<uint32_t> rows;
+  std::vector<uint64_t> fresh;
+  std::vector<uint32_t> numbers;
+};
+
+/// What a write is about to do: ids[f] is the row that fresh key f will have, kNoRow if it gets none.
+struct Change {
+  Located found;
+  std::vector<uint32_t> ids;
+  std::vector<std::pair<std::string, std::vector<KeyRow>>> leaving = {};  // by reason
+  size_t over_capacity = 0;                                               // rows beyond what was asked for
+
+  /// The row of each key of the call, once the change is committed; kNoRow for those that get none.
+  [[nodiscard]] std::vector<uint32_t> Rows() && {
+    for (size_t i = 0, m = 0; i < found.rows.size(); ++i) {
+      if (found.rows[i] == kNoRow) found.rows[i] = ids[found.numbers[m++]];
+    }
+    return std::move(found.rows);
+  }
+  [[nodiscard]] size_t entering() const {
+    return ids.size() - static_cast<size_t>(std::count(ids.begin(), ids.end(), kNoRow));
+  }
+};
+
+}  // namespace kvjax

@@ -1,0 +1,162 @@
+// How rows come into a table and go from it: a store with what decides about them around it.
+//
+// A write makes a Change, makes space for it (space.h), prepares it, which is where it may fail last, and
+// then commits it, which cannot.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/admit.h"
+#include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/merge.h"
+#include "kvjax/ffi/core/parallel.h"
+#include "kvjax/ffi/core/policy.h"
+#include "kvjax/ffi/core/snapshot.h"
+#include "kvjax/ffi/core/spec.h"
+#include "kvjax/ffi/core/stats.h"
+#include "kvjax/ffi/core/store.h"
+#include "kvjax/ffi/cpu/change.h"
+#include "kvjax/ffi/cpu/space.h"
+
+namespace kvjax {
+
+class Contents {
+ public:
+  Contents(const TableSpec& spec, std::shared_ptr<SlabAllocator> allocator)
+      : store(std::move(allocator), spec.row_bytes()), admission(spec.admission) {}
+
+  RowStore store;
+  Admission admission;
+  int64_t last_step = 0;
+  mutable Counters counters;  // reads count too
+  Sink sink;
+  ScoreFunction score;
+
+  // ---- coming ------------------------------------------------------------------------------------------
+
+  [[nodiscard]] Located Locate(const ParallelFor& parallel, KeySpan keys) const {
+    Located found;
+    found.rows.resize(keys.n);
+    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+      store.index().Find(keys.data + begin, end - begin, found.rows.data() + begin);
+    });
+    const auto missing = static_cast<size_t>(std::count(found.rows.begin(), found.rows.end(), kNoRow));
+    if (missing == 0) return found;
+    KeyNumbering fresh(missing);
+    found.numbers.reserve(missing);
+    for (size_t i = 0; i < keys.n; ++i) {
+      if (found.rows[i] == kNoRow) found.numbers.push_back(fresh.Add(keys.data[i]));
+    }
+    found.fresh = fresh.keys();
+    return found;
+  }
+
+  /// A row for every key that has none.
+  [[nodiscard]] Change Enter(const ParallelFor& parallel, KeySpan keys) const {
+    Change change{.found = Locate(parallel, keys), .ids = {}};
+    change.ids.assign(change.found.fresh.size(), 0);
+    return change;
+  }
+
+  [[nodiscard]] SpaceMaker::Source source(const TableSpec& spec) const {
+    return {spec, store, admission, score};
+  }
+  /// Whether the table's policy runs by itself between its last step and this one.
+  [[nodiscard]] bool Due(const TableSpec& spec, int64_t step) const {
+    return spec.evict_every > 0 && step / spec.evict_every > last_step / spec.evict_every;
+  }
+
+  /// Reserves all memory, and writes headers and values of the rows to come while they are still free; with
+  /// `blank` the caller will write their values, otherwise they get their initial ones. Sets `ids` of the
+  /// fresh keys whose id is not kNoRow. Shows the sink what goes.
+  void Prepare(const ParallelFor& parallel, const TableSpec& spec, std::string_view op, Change& change,
+               InitialRows initial, bool blank) {
+    const size_t entering = change.entering();
+    if (store.size() + entering >= kNoRow) {
+      throw RowsError(spec.name, op, store.size() + entering);
+    }
+    if (!blank && entering > 0) CheckInitial(spec, op, change.ids.size(), initial);
+    store.Reserve(entering);
+    uint32_t next = 0;
+    for (uint32_t& id : change.ids) {
+      if (id != kNoRow) id = store.FreeRow(next++);
+    }
+    parallel(change.ids.size(), blank ? kGrain : 64, [&](size_t begin, size_t end) {
+      for (size_t f = begin; f < end; ++f) {
+        if (change.ids[f] == kNoRow) continue;
+        store.Header(change.ids[f]) = {.frequency = 0, .pinned = 0, .has_slots = 0, .version = last_step};
+        if (!blank) StoreInitial(spec, op, change.found.fresh[f], f, initial, store.Value(change.ids[f]));
+      }
+    });
+    size_t leaving = 0;
+    for (auto& [reason, rows] : change.leaving) {
+      leaving += rows.size();
+      counters.evicted.try_emplace(reason, 0);
+    }
+    store.ReserveErase(leaving);
+    for (auto& [reason, rows] : change.leaving) {
+      if (!sink || rows.empty()) continue;
+      SortByBucket(rows);
+      constexpr size_t kBatch = size_t{1} << 16;  // so that the copies stay small beside the table
+      for (size_t begin = 0; begin < rows.size(); begin += kBatch) {
+        const auto first = rows.begin() + static_cast<ptrdiff_t>(begin);
+        const auto n = static_cast<ptrdiff_t>(std::min(kBatch, rows.size() - begin));
+        sink(CopyRows(store, {first, first + n}, spec.row_bytes(), true), reason);
+      }
+    }
+  }
+
+  /// Whether the first n new keys of the call have initial rows.
+  static void CheckInitial(const TableSpec& spec, std::string_view op, size_t n, InitialRows initial) {
+    if (spec.initializer.kind != Initializer::Kind::kGiven || n <= initial.n) return;
+    throw InitialError(spec.name, op, initial.n);
+  }
+
+  /// Writes the initial row of a key; it is the f-th of the keys that `initial` has rows for.
+  static void StoreInitial(const TableSpec& spec, std::string_view op, uint64_t key, size_t f,
+                           InitialRows initial, std::byte* row) {
+    if (spec.initializer.kind != Initializer::Kind::kGiven) {
+      spec.initializer.Generate(
+          key, spec.dim, [&](int64_t column, float value) { StoreElement(spec.type, row, column, value); });
+    } else {
+      CheckInitial(spec, op, f + 1, initial);
+      std::memcpy(row, initial.data + f * spec.row_bytes(), spec.row_bytes());
+    }
+  }
+
+  void Commit(const Change& change) noexcept {
+    counters.over_capacity += change.over_capacity;
+    for (size_t f = 0; f < change.ids.size(); ++f) {
+      if (change.ids[f] == kNoRow) continue;
+      store.Insert(change.found.fresh[f]);
+      admission.Forget(change.found.fresh[f]);
+      ++counters.inserted;
+    }
+    for (const auto& [reason, rows] : change.leaving) {
+      for (const KeyRow& r : rows) store.Erase(r.key);
+      counters.evicted.find(reason)->second += rows.size();
+    }
+  }
+
+ private:
+  static constexpr size_t kGrain = 2048;  // keys: below this, waking a second thread costs more than it saves
+};
+
+/// Contents that are to replace those of a table of this version.
+struct LoadedContents {
+  uint32_t version;
+  RowStore store;
+  Admission admission;
+  int64_t last_step;
+};
+
+}  // namespace kvjax

@@ -1,0 +1,67 @@
+// What a write is going to do, between the call that plans it and the one that does it.
+//
+// On a table of one part both are one call. The shards of a spread table first plan all, then agree, and only
+// then do it: a shard that cannot do its part keeps the others from doing theirs.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/admit.h"
+#include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/operation.h"
+#include "kvjax/ffi/core/shard_summary.h"
+#include "kvjax/ffi/core/spec.h"
+#include "kvjax/ffi/cpu/changed_rows.h"
+#include "kvjax/ffi/cpu/contents.h"
+#include "kvjax/ffi/cpu/receive_buffer.h"
+
+namespace kvjax {
+
+struct Call {
+  Call(uint32_t by, Phase how_far = Phase::kWhole)
+      : version(by), phase(how_far) {}  // NOLINT: a version will do
+  uint32_t version;
+  Phase phase;
+};
+
+/// Another write that has been planned, and what it takes to prepare it if it has only been proposed.
+struct Planned {
+  uint32_t version;
+  Change change;
+  std::string_view op = "";  // static
+  std::vector<std::byte> initial = {};
+  bool blank = true;
+  std::optional<Policy> policy = std::nullopt;  // of an eviction by hand, which has no rows to come
+  int64_t step = 0;
+  bool ready = false;  // to be committed
+};
+
+/// A training write that has been planned.
+struct ApplyPlan {
+  SlotLayout layout;
+  int64_t step = 0;
+  bool attach = false;  // the slots
+  Change change = {};
+  Admission::Decision decision = {};
+  bool pools = false;               // whether gradients of unadmitted keys go to the shared row
+  std::vector<size_t> pool = {};    // those gradients, and that of the shared key itself
+  std::vector<double> pooled = {};  // (dim,) their sum
+  uint64_t occurrences = 0;         // of the unadmitted keys
+  Recent recent = {};               // what will have changed
+  bool ready = false;               // to be committed
+};
+
+/// The training write that a shard is in the middle of.
+struct ShardStep {
+  uint32_t version = 0;
+  ReceiveBuffer received;
+  std::optional<ApplyPlan> plan;
+  std::vector<ApplyTarget> targets;
+  std::vector<float> pooled;  // (dim,)
+};
+
+}  // namespace kvjax

@@ -1,0 +1,149 @@
+// The training write on one shard of several: gradients arrive in rounds, the shards agree, then rows change.
+#pragma once
+#include "kvjax/ffi/cpu/table.h"
+
+namespace kvjax {
+
+inline void Table::Receive(const ParallelFor& parallel, uint32_t version, KeySpan keys, const int32_t* counts,
+                           const float* rows, size_t senders, int32_t round, int32_t rounds,
+                           InitialRows initial) {
+  const auto lock = Write(version, "apply", keys);
+  ReceiveBuffer& received = shard_step_.received;
+  if (round == 0) {
+    Abandoned();
+    shard_step_.version = version;
+    received.Open(senders);
+  }
+  if (initial.n > 0) {
+    const auto mask = std::make_unique<bool[]>(keys.n);
+    for (size_t i = 0; i < keys.n; ++i) mask[i] = counts[i] > 0;
+    KeyNumbering missing = MissingKeys(parallel, keys, mask.get());
+    if (in_.admission.shares() && in_.store.index().Find(spec_.admission.shared_key) == kNoRow) {
+      missing.Add(spec_.admission.shared_key);
+    }
+    received.Give(missing.keys(), initial.data, row_bytes());
+  }
+  received.Add(keys.data, counts, rows, senders == 0 ? 0 : keys.n / senders, static_cast<size_t>(spec_.dim),
+               rounds == 1);
+}
+
+inline void Table::PlanStep(const ParallelFor& parallel, uint32_t version, int64_t step,
+                            const SlotLayout& layout, ShardSummary& summary) {
+  const auto lock = Write(version, "apply", {});
+  const ReceiveBuffer::Merged in = shard_step_.received.Close(static_cast<size_t>(spec_.dim));
+  shard_step_.plan = PlanApply(parallel, {in.keys, in.n}, in.counts, in.rows, step, layout);
+  const ApplyPlan& plan = *shard_step_.plan;
+  summary = {.size = in_.store.size(), .entering = plan.change.entering(), .occurrences = plan.occurrences};
+  if (!in_.admission.shares()) return;
+  summary.pooled = plan.pooled;
+  summary.lacks_shared = spec_.owns_shared && LacksShared(plan);
+}
+
+inline void Table::Summarize(uint32_t version, ShardSummary& summary) {
+  const auto lock = Write(version, "write", {});
+  if (!planned_ || planned_->version != version) throw NotPlanned();
+  summary = {.size = in_.store.size(), .entering = planned_->change.entering()};
+}
+
+/// The gradients of all unadmitted keys go to the shard that owns the shared row, in the order of shards.
+inline void Table::Pool(ApplyPlan& plan, const std::vector<ShardSummary>& summaries, size_t shard) const {
+  plan.pools = false;
+  if (!spec_.owns_shared) return;
+  for (size_t s = 0; s < summaries.size(); ++s) {
+    plan.pools |= summaries[s].occurrences > 0;
+    if (s == shard) continue;
+    plan.occurrences += summaries[s].occurrences;
+    for (size_t d = 0; d < plan.pooled.size(); ++d) plan.pooled[d] += summaries[s].pooled[d];
+  }
+}
+
+inline std::optional<Tally> Table::Prepare(const ParallelFor& parallel, std::string_view op, uint32_t version,
+                                           const std::vector<ShardSummary>& summaries, size_t shard) {
+  const auto lock = Write(version, op, {});
+  Totals all;
+  bool pools = false, lacks_shared = false;
+  for (size_t s = 0; s < summaries.size(); ++s) {
+    all.size += summaries[s].size;
+    all.entering += summaries[s].entering;
+    if (s < shard) all.before += summaries[s].entering;
+    pools |= summaries[s].occurrences > 0;
+    lacks_shared |= summaries[s].lacks_shared != 0;
+  }
+  all.entering += pools && lacks_shared;
+  const bool alone = summaries.size() == 1;
+  space_.reset();
+  if (shard_step_.plan && shard_step_.version == version) {
+    ApplyPlan& plan = *shard_step_.plan;
+    if (in_.admission.shares()) Pool(plan, summaries, shard);
+    EnterShared(plan);
+    space_.emplace(in_.source(spec_), "apply", plan.change, all, plan.step, alone);
+    return AskOrPrepare(parallel, space_->Make(parallel, in_.Due(spec_, plan.step)));
+  }
+  if (!planned_ || planned_->version != version) throw NotPlanned();
+  Planned& write = *planned_;
+  space_.emplace(in_.source(spec_), write.op, write.change, all, write.policy ? write.step : in_.last_step,
+                 alone);
+  return AskOrPrepare(parallel,
+                      write.policy ? space_->Evict(parallel, *write.policy) : space_->Make(parallel, false));
+}
+
+inline std::optional<Tally> Table::Continue(const ParallelFor& parallel, std::string_view op,
+                                            uint32_t version, const Tally& sum) {
+  const auto lock = Write(version, op, {});
+  if (!space_) throw NotPlanned();
+  return AskOrPrepare(parallel, space_->Continue(parallel, sum));
+}
+
+/// Asks the other shards, or once it is known what goes, does all that can fail.
+inline std::optional<Tally> Table::AskOrPrepare(const ParallelFor& parallel, bool known) {
+  if (!known) return space_->Count();
+  space_.reset();
+  if (!shard_step_.plan) {
+    const InitialRows initial{planned_->initial.data(), planned_->initial.size() / row_bytes()};
+    in_.Prepare(parallel, spec_, planned_->op, planned_->change, initial, planned_->blank);
+    planned_->ready = true;
+    return std::nullopt;
+  }
+  ApplyPlan& plan = *shard_step_.plan;
+  const std::vector<std::byte> given = shard_step_.received.Given(WithShared(plan), row_bytes());
+  PrepareApply(parallel, {shard_step_.received.merged().keys, shard_step_.received.merged().n}, plan,
+               {given.data(), given.size() / row_bytes()});
+  shard_step_.targets.resize(shard_step_.received.merged().n + 1);
+  shard_step_.pooled.resize(static_cast<size_t>(spec_.dim));
+  plan.ready = true;
+  return std::nullopt;
+}
+
+/// The new keys of a step, and that of the shared row, which may become one.
+inline std::vector<uint64_t> Table::WithShared(const ApplyPlan& plan) const {
+  std::vector<uint64_t> keys = plan.change.found.fresh;
+  if (in_.admission.shares()) keys.push_back(spec_.admission.shared_key);
+  return keys;
+}
+
+inline uint32_t Table::CommitStep(uint32_t version, int32_t* active, int64_t* step) {
+  const auto lock = Write(version, "apply", {});
+  if (!shard_step_.plan || shard_step_.version != version || !shard_step_.plan->ready) throw NotPlanned();
+  const ReceiveBuffer::Merged& in = shard_step_.received.merged();
+  const uint32_t next = CommitApply(*shard_step_.plan, {in.keys, in.n}, in.counts,
+                                    {shard_step_.targets.data(), active, step, shard_step_.pooled.data()});
+  shard_step_.plan.reset();
+  return next;
+}
+
+inline void Table::Abandon() {
+  const auto lock = gate_.WriteAny(spec_.name, "apply");
+  Abandoned();
+}
+
+inline void Table::Abandoned() noexcept {
+  space_.reset();
+  planned_.reset();
+  // Slots that only the step had asked for.
+  if (shard_step_.plan && shard_step_.plan->attach && in_.store.layout() == shard_step_.plan->layout) {
+    in_.store.DetachSlots();
+  }
+  shard_step_.plan.reset();
+}
+
+}  // namespace kvjax

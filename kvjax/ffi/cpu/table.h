@@ -1,0 +1,439 @@
+// The table on the CPU: what each operation means.
+//
+// version.h says which calls are let in, contents.h how rows come and go. Writes give the strong guarantee:
+// all that can fail (checks, memory, the user's sink) comes before the first change.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/checks.h"
+#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/merge.h"
+#include "kvjax/ffi/core/parallel.h"
+#include "kvjax/ffi/core/row.h"
+#include "kvjax/ffi/core/snapshot.h"
+#include "kvjax/ffi/core/spec.h"
+#include "kvjax/ffi/cpu/contents.h"
+#include "kvjax/ffi/cpu/plan.h"
+#include "kvjax/ffi/cpu/version.h"
+
+namespace kvjax {
+
+class Table {
+ public:
+  static constexpr int32_t kHome = -1;  // of a table in one place: every device
+
+  /// storage: see storage.h; capacity: rows to make room for.
+  static std::shared_ptr<Table> Make(const TableSpec& spec, const std::string& storage,
+                                     uint32_t first_version, size_t capacity);
+  Table(TableSpec spec, std::shared_ptr<SlabAllocator> allocator, uint32_t first_version)
+      : spec_(std::move(spec)), in_(spec_, std::move(allocator)), gate_(first_version) {}
+
+  [[nodiscard]] const TableSpec& spec() const { return spec_; }
+  [[nodiscard]] uint32_t version() const { return gate_.version(); }
+  void Settle() const {}  // calls are done when they return
+  /// The live version for a new handle, once no step is under way.
+  [[nodiscard]] uint32_t SettledVersion() {
+    return gate_.Settled(StepPatience(spec_.sharded), spec_.name, !spec_.sharded);
+  }
+  [[nodiscard]] size_t row_bytes() const { return spec_.row_bytes(); }
+
+  // ---- reads -------------------------------------------------------------------------------------------
+
+  /// out: (n, dim) of the row type; found: (n,). Where mask (n,) is false, the row is zeros and not found;
+  /// no mask (nullptr) is one that is true.
+  void Lookup(const ParallelFor& parallel, uint32_t version, KeySpan keys, const bool* mask,
+              InitialRows initial, Missing missing, std::byte* out, bool* found) const {
+    const auto lock = Read(version, "lookup", keys);
+    const size_t bytes = row_bytes();
+    const auto unadmitted = missing == Missing::kTable && spec_.admission.kind != AdmissionSpec::Kind::kEvery
+                                ? spec_.admission.unadmitted
+                                : AdmissionSpec::Unadmitted::kInitial;
+    const bool given = spec_.initializer.kind == Initializer::Kind::kGiven;
+    std::vector<std::byte> shared;
+    if (unadmitted == AdmissionSpec::Unadmitted::kShared) shared = SharedRow(parallel, keys, mask, initial);
+    const bool own = unadmitted == AdmissionSpec::Unadmitted::kInitial;
+    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+      constexpr size_t kGroup = 32;
+      uint32_t rows[kGroup];
+      uint64_t hits = 0, misses = 0;
+      for (size_t i = begin; i < end; i += kGroup) {
+        const size_t m = std::min(kGroup, end - i);
+        in_.store.index().Find(keys.data + i, m, rows);
+        for (size_t j = 0; j < m; ++j) {
+          if (!Meant(mask, i + j)) rows[j] = kNoRow;
+          if (rows[j] != kNoRow) in_.store.PrefetchValue(rows[j]);
+        }
+        for (size_t j = 0; j < m; ++j) {
+          found[i + j] = rows[j] != kNoRow;
+          std::byte* target = out + (i + j) * bytes;
+          if (found[i + j]) {
+            ++hits;
+            std::memcpy(target, in_.store.Value(rows[j]), bytes);
+            continue;
+          }
+          misses += Meant(mask, i + j);
+          if (!Meant(mask, i + j) || unadmitted == AdmissionSpec::Unadmitted::kZeros) {
+            std::memset(target, 0, bytes);
+          } else if (!own) {
+            std::memcpy(target, shared.data(), bytes);
+          } else if (!given) {
+            Contents::StoreInitial(spec_, "lookup", keys.data[i + j], 0, {}, target);
+          }
+        }
+      }
+      in_.counters.hits += hits;
+      in_.counters.misses += misses;
+    });
+    if (!given || !own) return;
+    KeyNumbering fresh(keys.n);
+    for (size_t i = 0; i < keys.n; ++i) {
+      if (found[i] || !Meant(mask, i)) continue;
+      Contents::StoreInitial(spec_, "lookup", keys.data[i], fresh.Add(keys.data[i]), initial,
+                             out + i * bytes);
+    }
+  }
+
+  /// The distinct keys without a row, in order of first occurrence, where mask (n,) is true; with a shared
+  /// row, its key last if it has none. out: room for n + 1 keys. Returns their number.
+  size_t FindMissing(const ParallelFor& parallel, uint32_t version, KeySpan keys, const bool* mask,
+                     uint64_t* out) const {
+    const auto lock = Read(version, "lookup", keys);
+    KeyNumbering fresh = MissingKeys(parallel, keys, mask);
+    if (in_.admission.shares() && in_.store.index().Find(spec_.admission.shared_key) == kNoRow) {
+      fresh.Add(spec_.admission.shared_key);
+    }
+    std::copy(fresh.keys().begin(), fresh.keys().end(), out);
+    return fresh.keys().size();
+  }
+
+  /// What is known of each key beside its row: found (n,), frequency (n,) or 0, version (n,) or -1.
+  void Inspect(const ParallelFor& parallel, std::string_view op, uint32_t version, KeySpan keys, bool* found,
+               int64_t* frequency, int64_t* row_version) const {
+    const auto lock = Read(version, op, keys);
+    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        const uint32_t row = in_.store.index().Find(keys.data[i]);
+        found[i] = row != kNoRow;
+        frequency[i] = found[i] ? static_cast<int64_t>(in_.store.Header(row).frequency) : 0;
+        row_version[i] = found[i] ? in_.store.Header(row).version : -1;
+      }
+    });
+  }
+
+  /// The optimizer's slot of that name: out (n, bytes of the slot), zeros where none has been written.
+  void ReadSlot(const ParallelFor& parallel, uint32_t version, std::string_view name, size_t bytes,
+                KeySpan keys, std::byte* out) const {
+    const auto lock = Read(version, "slot", keys);
+    const Slot* const slot = &FindSlot(spec_.name, in_.store.layout(), name, bytes);
+    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        const uint32_t row = in_.store.index().Find(keys.data[i]);
+        if (row != kNoRow && in_.store.Header(row).has_slots != 0) {
+          std::memcpy(out + i * bytes, in_.store.Slots(row) + slot->offset, bytes);
+        } else {
+          std::memset(out + i * bytes, 0, bytes);
+        }
+      }
+    });
+  }
+
+  /// Whether what was read of each key at version `since` may not be what is read now: changed (n,). True of
+  /// every key unless one training write is all that lies between.
+  void Changed(uint32_t version, uint32_t since, KeySpan keys, bool* changed) const {
+    const auto lock = Read(version, "prefetch", keys);
+    if (since == version || !recent_.Covers(since, version)) {
+      std::fill_n(changed, keys.n, since != version);
+      return;
+    }
+    const Recent::Set recent(recent_);
+    for (size_t i = 0; i < keys.n; ++i) {
+      changed[i] = recent.Changed(keys.data[i], in_.store.index().Find(keys.data[i]) != kNoRow);
+    }
+  }
+
+  // ---- writes: each returns the next version, or 0 if it has only been planned ---------------------------
+
+  /// Gives every key without a row its initial row.
+  uint32_t Insert(const ParallelFor& parallel, Call call, KeySpan keys, InitialRows initial);
+
+  /// Pinned rows are never evicted. Keys without a row get one to be pinned.
+  uint32_t Pin(const ParallelFor& parallel, Call call, KeySpan keys, InitialRows initial);
+  uint32_t Unpin(Call call, KeySpan keys);
+
+  /// Overwrites or inserts; values: (n, dim) of the row type; of equal keys the last one wins.
+  uint32_t Upsert(const ParallelFor& parallel, Call call, KeySpan keys, const std::byte* values);
+
+  /// Overwrites rows; keys without one are passed over.
+  uint32_t Assign(const ParallelFor& parallel, Call call, KeySpan keys, const std::byte* values);
+
+  /// Adds deltas (n, dim) float32 to rows; those of equal keys are summed first. A key without a row starts
+  /// from its initial one.
+  uint32_t Add(const ParallelFor& parallel, Call call, KeySpan keys, const float* deltas,
+               InitialRows initial);
+
+  /// TFRA's rule, one key after the other: where `exists` is false and the key has no row, the new value is
+  /// inserted; where it is true and the key has one, new - old is added; else nothing happens.
+  /// old_values, new_values: (n, dim) float32; exists: (n,).
+  uint32_t Accum(const ParallelFor& parallel, Call call, KeySpan keys, const float* old_values,
+                 const float* new_values, const bool* exists);
+
+  /// Removes rows with all that belongs to them; keys without a row are passed over.
+  uint32_t Remove(Call call, KeySpan keys);
+
+  /// Removes what the policy chooses; a negative `step` stands for the table's last.
+  uint32_t Evict(const ParallelFor& parallel, std::string_view op, Call call, const Policy& policy,
+                 int64_t step);
+
+  /// Removes every row and what is known of keys without one, and gives the memory back.
+  uint32_t Clear(Call call);
+
+  /// Forgets the optimizer's slots of every row, so that another optimizer can take over.
+  uint32_t ClearSlots(Call call);
+
+  // ---- the training write: BeginApply, then Gather and Scatter for each chunk of rows ---------------------
+  //
+  // BeginApply makes every row that the step needs and all memory it takes, and moves the version on; until
+  // the last Scatter nobody else gets that version: it is handed on with the result of the step, and whoever
+  // asks for the live one waits (version.h).
+
+  using Target = ApplyTarget;
+  static constexpr uint32_t kPooled = ApplyTarget::kPooled;
+
+  /// What BeginApply tells: targets has room for n, of which the first `active` are meant; pooled: (dim,).
+  struct Begun {
+    Target* targets;
+    int32_t* active;
+    int64_t* step;
+    float* pooled;
+  };
+
+  /// keys are distinct; counts: (n,) occurrences; zeros, all at the end, are padding. rows: (n, dim)
+  /// gradients. A negative `step` stands for the one after the last.
+  uint32_t BeginApply(const ParallelFor& parallel, uint32_t version, KeySpan keys, const int32_t* counts,
+                      const float* rows, int64_t step, const SlotLayout& layout, InitialRows initial,
+                      Begun out);
+
+  /// Copies n rows out: values (n, dim), fresh (n,) true where no optimizer has written slots yet, and one
+  /// array per slot.
+  void Gather(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
+              std::byte* values, bool* fresh, const std::vector<std::byte*>& slots) const;
+
+  /// Writes back what Gather copied out; `last` ends the step.
+  void Scatter(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
+               const std::byte* values, const std::vector<const std::byte*>& slots, bool last);
+
+  // ---- the same on one shard of several (sharded.h): Receive, PlanStep, Prepare, Continue, CommitStep
+  // ----------
+
+  /// Gradients that have arrived: keys and counts (senders, n), rows (senders, n, dim), in the given one of
+  /// `rounds` rounds; initial rows of the keys that have none here.
+  void Receive(const ParallelFor& parallel, uint32_t version, KeySpan keys, const int32_t* counts,
+               const float* rows, size_t senders, int32_t round, int32_t rounds, InitialRows initial);
+  void PlanStep(const ParallelFor& parallel, uint32_t version, int64_t step, const SlotLayout& layout,
+                ShardSummary& summary);
+  /// The summary of another write that has been proposed.
+  void Summarize(uint32_t version, ShardSummary& summary);
+  /// summaries: of all shards, in their order; `shard` is the place of this one. Returns what the shards have
+  /// to add up before the write is prepared, or nothing if it is.
+  std::optional<Tally> Prepare(const ParallelFor& parallel, std::string_view op, uint32_t version,
+                               const std::vector<ShardSummary>& summaries, size_t shard);
+  /// The same with the sum of what the shards have counted.
+  std::optional<Tally> Continue(const ParallelFor& parallel, std::string_view op, uint32_t version,
+                                const Tally& sum);
+  /// Sets how many rows the step has, and which step it is.
+  uint32_t CommitStep(uint32_t version, int32_t* active, int64_t* step);
+  [[nodiscard]] const ShardStep& shard_step() const { return shard_step_; }
+  /// Forgets what has been planned: another shard could not do its part.
+  void Abandon();
+  void Count(const Traffic& traffic) const { traffic.AddTo(in_.counters); }
+
+  // ---- whole tables, from the host ---------------------------------------------------------------------
+
+  [[nodiscard]] size_t Size(uint32_t version) const {
+    const auto lock = Read(version, "size", {});
+    return in_.store.size();
+  }
+
+  /// All rows; `with_slots` false leaves the optimizer's slots behind.
+  [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots) const;
+  [[nodiscard]] AdmissionState ExportAdmission(uint32_t version) const;
+
+  /// Replaces the contents; the table is unchanged if this throws.
+  using Loaded = LoadedContents;
+  [[nodiscard]] Loaded PrepareLoad(uint32_t version, const SnapshotView& rows,
+                                   const AdmissionState& admission) const;
+  uint32_t CommitLoad(Loaded loaded);
+  uint32_t Load(uint32_t version, const SnapshotView& rows, const AdmissionState& admission) {
+    return CommitLoad(PrepareLoad(version, rows, admission));
+  }
+
+  /// Makes room for `n` rows in all.
+  void Reserve(uint32_t version, size_t n);
+
+  void SetSink(Sink sink);
+  void SetScore(ScoreFunction score);
+
+  [[nodiscard]] Statistics Stats() const;
+  /// The number of rows and the version that they belong to.
+  [[nodiscard]] std::pair<size_t, uint32_t> Rows() const;
+  [[nodiscard]] SlotLayout Layout() const;
+  /// Calls f(contents) with nobody writing.
+  template <class F>
+  auto Observe(F f) const {
+    const auto lock = gate_.ReadAny(spec_.name, "stats");
+    return f(in_);
+  }
+
+ private:
+  static constexpr size_t kGrain = 2048;  // keys: below this, waking a second thread costs more than it saves
+  static constexpr size_t kRowGrain = 256;  // rows: the same for copying them with their slots
+  static constexpr size_t kAhead = 16;      // rows: how far ahead their cache lines are fetched
+
+  [[nodiscard]] VersionGate::ReadLock Read(uint32_t version, std::string_view op, KeySpan keys) const {
+    auto lock = gate_.Read(spec_.name, op, version);
+    CheckWidth(op, keys);
+    return lock;
+  }
+  [[nodiscard]] VersionGate::WriteLock Write(uint32_t version, std::string_view op, KeySpan keys) {
+    auto lock = gate_.Write(spec_.name, op, version);
+    CheckWidth(op, keys);
+    return lock;
+  }
+  void CheckWidth(std::string_view op, KeySpan keys) const {
+    if (!keys.narrow || !in_.store.wide()) return;
+    throw WidthError(spec_.name, op);
+  }
+
+  /// What an occurrence count adds to a frequency.
+  [[nodiscard]] uint32_t Occurrences(int32_t count) const {
+    return spec_.count_batches ? 1 : static_cast<uint32_t>(count);
+  }
+  void Count(uint32_t row, uint64_t occurrences, int64_t step) noexcept {
+    RowHeader& header = in_.store.Header(row);
+    header.frequency = std::min(header.frequency + occurrences, kMaxFrequency);
+    header.version = step;
+  }
+
+  /// The change that `make` plans, or one that has been planned; none if this call goes no further.
+  template <class Make>
+  std::optional<Change> Plan(Call call, Make make) {
+    if (call.phase == Phase::kWhole) return std::move(make().change);
+    if (call.phase != Phase::kCommit) {
+      Abandoned();
+      planned_.emplace(make()).ready = call.phase == Phase::kPlan;
+      return std::nullopt;
+    }
+    if (!planned_ || planned_->version != call.version || !planned_->ready) throw NotPlanned();
+    std::optional<Change> change = std::move(planned_->change);
+    planned_.reset();
+    return change;
+  }
+  /// The same for a change with rows to come, for which there must be room.
+  template <class Make>
+  std::optional<Change> PlanRows(const ParallelFor& parallel, Call call, std::string_view op,
+                                 InitialRows initial, bool blank, Make make) {
+    return Plan(call, [&] {
+      Planned planned{.version = call.version, .change = make(), .op = op, .blank = blank};
+      if (call.phase == Phase::kPropose) {
+        planned.initial.assign(initial.data, initial.data + initial.n * row_bytes());
+        return planned;
+      }
+      SpaceMaker space(in_.source(spec_), op, planned.change, Alone(planned.change), in_.last_step, true);
+      space.Make(parallel, /*due=*/false);
+      in_.Prepare(parallel, spec_, op, planned.change, initial, blank);
+      return planned;
+    });
+  }
+  [[nodiscard]] Totals Alone(const Change& change) const { return {in_.store.size(), change.entering()}; }
+  [[nodiscard]] Error NotPlanned() const { return NotPlannedError(spec_.name); }
+  [[nodiscard]] Change PlanAccum(const ParallelFor& parallel, KeySpan keys, const bool* exists);
+
+  [[nodiscard]] ApplyPlan PlanApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts,
+                                    const float* rows, int64_t step, const SlotLayout& layout);
+  [[nodiscard]] bool LacksShared(const ApplyPlan& plan) const;
+  void EnterShared(ApplyPlan& plan) const;
+  void PrepareApply(const ParallelFor& parallel, KeySpan keys, ApplyPlan& plan, InitialRows initial);
+  void Pool(ApplyPlan& plan, const std::vector<ShardSummary>& summaries, size_t shard) const;
+  std::optional<Tally> AskOrPrepare(const ParallelFor& parallel, bool known);
+  void Abandoned() noexcept;
+  [[nodiscard]] std::vector<uint64_t> WithShared(const ApplyPlan& plan) const;
+  uint32_t CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts, Begun out);
+
+  [[nodiscard]] size_t CheckMerged(KeySpan keys, const int32_t* counts) const;
+  void CheckChunk(const Target* targets, size_t n, size_t num_slots) const;
+
+  [[nodiscard]] static bool Meant(const bool* mask, size_t i) { return mask == nullptr || mask[i]; }
+
+  /// The distinct keys without a row, in order of first occurrence, where mask (n,) is true.
+  [[nodiscard]] KeyNumbering MissingKeys(const ParallelFor& parallel, KeySpan keys, const bool* mask) const {
+    std::vector<uint32_t> rows(keys.n);
+    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+      in_.store.index().Find(keys.data + begin, end - begin, rows.data() + begin);
+    });
+    KeyNumbering missing(keys.n + 1);
+    for (size_t i = 0; i < keys.n; ++i) {
+      if (Meant(mask, i) && rows[i] == kNoRow) missing.Add(keys.data[i]);
+    }
+    return missing;
+  }
+
+  /// The row that unadmitted keys share; without one it is the initial row of its key, which comes after
+  /// those of the keys of the call.
+  [[nodiscard]] std::vector<std::byte> SharedRow(const ParallelFor& parallel, KeySpan keys, const bool* mask,
+                                                 InitialRows initial) const {
+    std::vector<std::byte> row(row_bytes());
+    const uint64_t key = spec_.admission.shared_key;
+    if (const uint32_t id = in_.store.index().Find(key); id != kNoRow) {
+      std::memcpy(row.data(), in_.store.Value(id), row.size());
+    } else if (spec_.initializer.kind != Initializer::Kind::kGiven) {
+      Contents::StoreInitial(spec_, "lookup", key, 0, {}, row.data());
+    } else {
+      const uint32_t number = MissingKeys(parallel, keys, mask).Add(key);
+      Contents::StoreInitial(spec_, "lookup", key, number, initial, row.data());
+    }
+    return row;
+  }
+
+  /// Writes values (n, dim) of the row type; rows that are kNoRow are passed over.
+  void WriteValues(const std::vector<uint32_t>& rows, const std::byte* values) {
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (i + kAhead < rows.size() && rows[i + kAhead] != kNoRow) in_.store.Prefetch(rows[i + kAhead]);
+      if (rows[i] == kNoRow) continue;
+      std::memcpy(in_.store.Value(rows[i]), values + i * row_bytes(), row_bytes());
+      in_.store.Header(rows[i]).version = in_.last_step;
+    }
+  }
+  template <class Delta>
+  void AddTo(uint32_t row, Delta delta) {
+    std::byte* value = in_.store.Value(row);
+    for (int64_t d = 0; d < spec_.dim; ++d) {
+      StoreElement(spec_.type, value, d, LoadElement(spec_.type, value, d) + delta(static_cast<size_t>(d)));
+    }
+    in_.store.Header(row).version = in_.last_step;
+  }
+
+  TableSpec spec_;
+  Contents in_;
+  VersionGate gate_;
+  std::optional<Planned> planned_;
+  ShardStep shard_step_;
+  Recent recent_;
+  std::optional<SpaceMaker> space_;  // for one of the two, while the shards choose which rows are evicted
+};
+
+}  // namespace kvjax
+
+#include "kvjax/ffi/cpu/apply.h"
+#include "kvjax/ffi/cpu/sharded.h"
+#include "kvjax/ffi/cpu/whole.h"
+#include "kvjax/ffi/cpu/writes.h"

@@ -1,0 +1,120 @@
+// Whole tables, from the host: made, copied out, replaced, observed.
+#pragma once
+#include "kvjax/ffi/core/checks.h"
+#include "kvjax/ffi/cpu/storage.h"
+#include "kvjax/ffi/cpu/table.h"
+
+namespace kvjax {
+
+inline std::shared_ptr<Table> Table::Make(const TableSpec& spec, const std::string& storage,
+                                          uint32_t first_version, size_t capacity) {
+  auto table = std::make_shared<Table>(spec, MakeSlabs(storage, spec.name), first_version);
+  table->Reserve(first_version, capacity);
+  return table;
+}
+
+inline Snapshot Table::Export(uint32_t version, bool with_slots) const {
+  const auto lock = Read(version, "export", {});
+  std::vector<KeyRow> rows;
+  rows.reserve(in_.store.size());
+  in_.store.index().ForEach([&](uint64_t key, uint32_t row) { rows.push_back({key, row}); });
+  std::vector<int64_t> offsets = SortByBucket(rows);
+  Snapshot out = CopyRows(in_.store, rows, row_bytes(), with_slots);
+  out.offsets = std::move(offsets);
+  out.last_step = in_.last_step;
+  return out;
+}
+
+inline AdmissionState Table::ExportAdmission(uint32_t version) const {
+  const auto lock = Read(version, "export", {});
+  return in_.admission.Save();
+}
+
+inline Table::Loaded Table::PrepareLoad(uint32_t version, const SnapshotView& rows,
+                                        const AdmissionState& admission) const {
+  CheckLoad(spec_, rows);
+  auto reading = Read(version, "load", {});  // another writer may hold the live handle
+  RowStore next = in_.store.Empty();
+  Admission next_admission = in_.admission.With(admission);
+  reading.unlock();
+  if (const size_t twice = FillStore(next, rows, row_bytes()); twice < rows.n) {
+    throw TwiceError(spec_.name, rows.keys[twice]);
+  }
+  for (size_t i = 0; i < rows.n; ++i) next_admission.Forget(static_cast<uint64_t>(rows.keys[i]));
+  return {version, std::move(next), std::move(next_admission), rows.last_step};
+}
+
+inline uint32_t Table::CommitLoad(Loaded loaded) {
+  const auto lock = Write(loaded.version, "load", {});
+  in_.store = std::move(loaded.store);
+  in_.admission = std::move(loaded.admission);
+  in_.last_step = loaded.last_step;
+  return gate_.Next();
+}
+
+inline void Table::Reserve(uint32_t version, size_t n) {
+  const auto lock = Write(version, "reserve", {});
+  in_.store.ReserveInAll(n);
+}
+
+inline void Table::SetSink(Sink sink) {
+  Sink guarded;
+  if (sink) {
+    guarded = [this, sink = std::move(sink)](Snapshot rows, std::string_view reason) {
+      const VersionGate::CallingOut calling(gate_);
+      sink(std::move(rows), reason);
+    };
+  }
+  const auto lock = gate_.WriteAny(spec_.name, "on_evict");
+  in_.sink.swap(guarded);  // the old one goes with the lock given back
+}
+
+inline void Table::SetScore(ScoreFunction score) {
+  const auto lock = gate_.WriteAny(spec_.name, "get_table");
+  in_.score = [this, score = std::move(score)](std::string_view name, const Snapshot& rows,
+                                               std::vector<double>& out) {
+    const VersionGate::CallingOut calling(gate_);
+    score(name, rows, out);
+  };
+}
+
+inline Statistics Table::Stats() const {
+  return Observe([](const Contents& c) {
+    const RowStore& store = c.store;
+    const KeyIndex::Probes probes = store.index().SampleProbes();
+    Statistics stats{.size = store.size(),
+                     .capacity = store.index().room(),
+                     .places = store.index().capacity(),
+                     .index_bytes = store.index().bytes(),
+                     .value_bytes = store.value_bytes(),
+                     .header_bytes = store.header_bytes(),
+                     .slot_bytes = store.slot_bytes(),
+                     .admission_bytes = c.admission.bytes(),
+                     .tracked = c.admission.tracked(),
+                     .last_step = static_cast<uint64_t>(c.last_step),
+                     .hits = c.counters.hits,
+                     .misses = c.counters.misses,
+                     .inserted = c.counters.inserted,
+                     .removed = c.counters.removed,
+                     .admitted = c.counters.admitted,
+                     .refused = c.counters.refused,
+                     .occurrences = c.counters.occurrences,
+                     .distinct = c.counters.distinct,
+                     .over_capacity = c.counters.over_capacity,
+                     .evicted = c.counters.evicted,
+                     .probe_mean = probes.mean,
+                     .probe_longest = probes.longest};
+    stats.SetTraffic(c.counters);
+    return stats;
+  });
+}
+
+inline std::pair<size_t, uint32_t> Table::Rows() const {
+  return Observe([this](const Contents& c) { return std::pair(c.store.size(), version()); });
+}
+
+inline SlotLayout Table::Layout() const {
+  return Observe([](const Contents& c) { return c.store.layout(); });
+}
+
+}  // namespace kvjax

@@ -1,0 +1,166 @@
+// The writes of a table but that of training: each plans what may fail, and then does what cannot.
+#pragma once
+#include "kvjax/ffi/cpu/table.h"
+
+namespace kvjax {
+
+inline uint32_t Table::Insert(const ParallelFor& parallel, Call call, KeySpan keys, InitialRows initial) {
+  const auto lock = Write(call.version, "lookup_or_insert", keys);
+  const auto change = PlanRows(parallel, call, "lookup_or_insert", initial, /*blank=*/false,
+                               [&] { return in_.Enter(parallel, keys); });
+  if (!change) return 0;
+  in_.Commit(*change);
+  return gate_.Next();
+}
+
+inline uint32_t Table::Pin(const ParallelFor& parallel, Call call, KeySpan keys, InitialRows initial) {
+  const auto lock = Write(call.version, "pin", keys);
+  auto change =
+      PlanRows(parallel, call, "pin", initial, /*blank=*/false, [&] { return in_.Enter(parallel, keys); });
+  if (!change) return 0;
+  in_.Commit(*change);
+  for (const uint32_t row : std::move(*change).Rows()) in_.store.Header(row).pinned = 1;
+  return gate_.Next();
+}
+
+inline uint32_t Table::Unpin(Call call, KeySpan keys) {
+  const auto lock = Write(call.version, "unpin", keys);
+  if (!Plan(call, [&] { return Planned{call.version, {}}; })) return 0;
+  for (size_t i = 0; i < keys.n; ++i) {
+    const uint32_t row = in_.store.index().Find(keys.data[i]);
+    if (row != kNoRow) in_.store.Header(row).pinned = 0;
+  }
+  return gate_.Next();
+}
+
+inline uint32_t Table::Upsert(const ParallelFor& parallel, Call call, KeySpan keys, const std::byte* values) {
+  const auto lock = Write(call.version, "upsert", keys);
+  auto change =
+      PlanRows(parallel, call, "upsert", {}, /*blank=*/true, [&] { return in_.Enter(parallel, keys); });
+  if (!change) return 0;
+  in_.Commit(*change);
+  WriteValues(std::move(*change).Rows(), values);
+  return gate_.Next();
+}
+
+inline uint32_t Table::Assign(const ParallelFor& parallel, Call call, KeySpan keys, const std::byte* values) {
+  const auto lock = Write(call.version, "assign", keys);
+  const auto change = Plan(
+      call, [&] { return Planned{call.version, Change{.found = in_.Locate(parallel, keys), .ids = {}}}; });
+  if (!change) return 0;
+  WriteValues(change->found.rows, values);
+  return gate_.Next();
+}
+
+inline uint32_t Table::Add(const ParallelFor& parallel, Call call, KeySpan keys, const float* deltas,
+                           InitialRows initial) {
+  const auto lock = Write(call.version, "add", keys);
+  const auto dim = static_cast<size_t>(spec_.dim);
+  const std::vector<int32_t> ones(keys.n, 1);
+  std::vector<uint64_t> distinct(keys.n);
+  std::vector<float> sums(keys.n * dim);
+  std::vector<int32_t> counts(keys.n);
+  const size_t n =
+      MergeRows(keys.data, deltas, ones.data(), keys.n, dim, distinct.data(), sums.data(), counts.data());
+  auto change = PlanRows(parallel, call, "add", initial, /*blank=*/false,
+                         [&] { return in_.Enter(parallel, {distinct.data(), n}); });
+  if (!change) return 0;
+  in_.Commit(*change);
+  const std::vector<uint32_t> rows = std::move(*change).Rows();
+  for (size_t i = 0; i < n; ++i) {
+    if (i + kAhead < n) in_.store.Prefetch(rows[i + kAhead]);
+    AddTo(rows[i], [&](size_t d) { return sums[i * dim + d]; });
+  }
+  return gate_.Next();
+}
+
+inline uint32_t Table::Accum(const ParallelFor& parallel, Call call, KeySpan keys, const float* old_values,
+                             const float* new_values, const bool* exists) {
+  const auto lock = Write(call.version, "accum", keys);
+  const auto dim = static_cast<size_t>(spec_.dim);
+  auto planned = PlanRows(parallel, call, "accum", {}, /*blank=*/true,
+                          [&] { return PlanAccum(parallel, keys, exists); });
+  if (!planned) return 0;
+  Change& change = *planned;
+  std::vector<bool> present(change.ids.size());
+  in_.Commit(change);
+  for (size_t i = 0, m = 0; i < keys.n; ++i) {
+    uint32_t row = change.found.rows[i];
+    bool had = row != kNoRow;
+    if (!had) {
+      const uint32_t number = change.found.numbers[m++];
+      row = change.ids[number];
+      had = present[number];
+      if (!exists[i]) present[number] = true;
+    }
+    if (had && exists[i]) {
+      AddTo(row, [&](size_t d) { return new_values[i * dim + d] - old_values[i * dim + d]; });
+    } else if (!had && !exists[i]) {
+      for (size_t d = 0; d < dim; ++d) {
+        StoreElement(spec_.type, in_.store.Value(row), static_cast<int64_t>(d), new_values[i * dim + d]);
+      }
+      in_.store.Header(row).version = in_.last_step;
+    }
+  }
+  return gate_.Next();
+}
+
+inline uint32_t Table::Remove(Call call, KeySpan keys) {
+  const auto lock = Write(call.version, "remove", keys);
+  const auto plan = [&] {
+    in_.store.ReserveErase(std::min(keys.n, in_.store.size()));
+    return Planned{call.version, {}};
+  };
+  if (!Plan(call, plan)) return 0;
+  for (size_t i = 0; i < keys.n; ++i) in_.counters.removed += in_.store.Erase(keys.data[i]);
+  in_.store.Compact();
+  return gate_.Next();
+}
+
+inline uint32_t Table::Evict(const ParallelFor& parallel, std::string_view op, Call call,
+                             const Policy& policy, int64_t step) {
+  const auto lock = Write(call.version, op, {});
+  if (step < 0) step = in_.last_step;
+  const auto change = Plan(call, [&] {
+    Planned evicting{.version = call.version, .change = {}, .op = "evict", .policy = policy, .step = step};
+    if (call.phase == Phase::kPropose) return evicting;
+    SpaceMaker(in_.source(spec_), "evict", evicting.change, Alone(evicting.change), step, true)
+        .Evict(parallel, policy);
+    in_.Prepare(parallel, spec_, "evict", evicting.change, {}, /*blank=*/true);
+    return evicting;
+  });
+  if (!change) return 0;
+  in_.Commit(*change);
+  in_.store.Compact();
+  return gate_.Next();
+}
+
+inline uint32_t Table::Clear(Call call) {
+  const auto lock = Write(call.version, "clear", {});
+  if (!Plan(call, [&] { return Planned{call.version, {}}; })) return 0;
+  in_.counters.removed += in_.store.size();
+  in_.store = in_.store.Empty();
+  in_.admission.Clear();
+  in_.last_step = 0;
+  return gate_.Next();
+}
+
+inline uint32_t Table::ClearSlots(Call call) {
+  const auto lock = Write(call.version, "clear_slots", {});
+  if (!Plan(call, [&] { return Planned{call.version, {}}; })) return 0;
+  in_.store.DetachSlots();
+  return gate_.Next();
+}
+
+inline Change Table::PlanAccum(const ParallelFor& parallel, KeySpan keys, const bool* exists) {
+  Change change{.found = in_.Locate(parallel, keys), .ids = {}};
+  change.ids.assign(change.found.fresh.size(), kNoRow);
+  for (size_t i = 0, m = 0; i < keys.n; ++i) {
+    if (change.found.rows[i] != kNoRow) continue;
+    const uint32_t number = change.found.numbers[m++];
+    if (!exists[i]) change.ids[number] = 0;
+  }
+  return change;
+}
+
+}  // namespace kvjax

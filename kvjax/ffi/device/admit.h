@@ -1,0 +1,251 @@
+// Which keys training gives a row, on the device: the rules of core/admit.h, for all keys of a call at once.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/admit.h"
+#include "kvjax/ffi/core/snapshot.h"
+#include "kvjax/ffi/device/control.h"
+#include "kvjax/ffi/device/index.h"
+#include "kvjax/ffi/device/memory.h"
+#include "kvjax/ffi/device/training_kernels.h"
+
+namespace kvjax::device {
+
+/// The counts of keys without a row, as a kernel sees them.
+struct AdmissionView {
+  AdmissionSpec spec;
+  IndexView waiting;  // keys that are counted one by one: occurrences in the place of row ids
+  uint32_t* sketch;   // two cells to a word
+
+  [[nodiscard]] KVJAX_HD bool counts_keys() const { return spec.kind == AdmissionSpec::Kind::kMinCount; }
+  [[nodiscard]] KVJAX_HD bool sketches() const { return spec.kind == AdmissionSpec::Kind::kSketch; }
+
+  /// The least of a key's cells.
+  [[nodiscard]] KVJAX_HD uint32_t Estimate(uint64_t key) const {
+    uint32_t least = 0xFFFFu;
+    for (int row = 0; row < AdmissionSpec::kRows; ++row) {
+      const size_t cell = spec.Cell(key, row);
+      const uint32_t count = sketch[cell / 2] >> (16 * (cell % 2)) & 0xFFFFu;
+      if (count < least) least = count;
+    }
+    return least;
+  }
+  /// No cell of the key stays below `count`; many lanes may do so at once.
+  KVJAX_HD void RaiseCells(uint64_t key, uint32_t count) const {
+    for (int row = 0; row < AdmissionSpec::kRows; ++row) {
+      const size_t cell = spec.Cell(key, row);
+      const uint32_t shift = 16 * (cell % 2);
+      uint32_t& word = sketch[cell / 2];
+      for (uint32_t seen = Load(word); (seen >> shift & 0xFFFFu) < count;) {
+        if (Exchange(word, seen, (seen & ~(0xFFFFu << shift)) | count << shift)) break;
+      }
+    }
+  }
+};
+
+/// What is decided about n keys.
+template <class Q>
+struct Decision {
+  enum Verdict : uint8_t { kRefused, kAdmitted, kHasRow };
+  struct View {
+    uint8_t* verdict;
+    uint32_t* totals;            // what a key's row counts: its occurrences, of a new one those before too
+    IndexView::Entry** waiting;  // where a key without a row has been counted, nullptr for nowhere
+  };
+
+  Decision(Q& q, size_t n) : verdict(q, n), totals(q, n), waiting(q, n) {}
+  [[nodiscard]] View view() const { return {verdict.data(), totals.data(), waiting.data()}; }
+
+  Scratch<Q, uint8_t> verdict;
+  Scratch<Q, uint32_t> totals;
+  Scratch<Q, IndexView::Entry*> waiting;
+};
+
+/// Decides from the counts before the call, and changes none.
+template <class Q>
+void DecideKeys(Q& q, CallView call, AdmissionView by, IndexView rows, GradientsView g,
+                typename Decision<Q>::View out) {
+  q.Each(g.n, [=] KVJAX_HD(size_t i) {
+    const Control& control = *call.control;
+    const uint64_t key = g.keys[i];
+    const bool meant = i < control.active;
+    const uint32_t occurrences = !meant ? 0 : g.count_batches ? 1 : static_cast<uint32_t>(g.counts[i]);
+    out.verdict[i] = Decision<Q>::kHasRow;
+    out.totals[i] = occurrences;
+    out.waiting[i] = nullptr;
+    if (!meant || rows.Find(key) != kNoRow) return;
+    uint32_t before = 0;
+    if (by.counts_keys()) {
+      out.waiting[i] = by.waiting.Locate(key);
+      if (out.waiting[i] != nullptr) before = out.waiting[i]->row;
+    } else if (by.sketches()) {
+      before = by.Estimate(key) >> by.spec.Halvings(control.last_step, control.step);
+    }
+    out.totals[i] = AdmissionSpec::Total(before, occurrences);
+    out.verdict[i] = by.spec.Admits(key, out.totals[i]) ? Decision<Q>::kAdmitted : Decision<Q>::kRefused;
+  });
+}
+
+/// Counts the call that was decided, if it is let in.
+template <class Q>
+void CommitWaiting(Q& q, CallView call, AdmissionView by, const uint64_t* keys, size_t n,
+                   typename Decision<Q>::View decided) {
+  q.Each(n, [=] KVJAX_HD(size_t i) {
+    if (!call.open() || decided.waiting[i] == nullptr || decided.verdict[i] == Decision<Q>::kRefused) return;
+    bool gave_empty = false;
+    by.waiting.Erase(keys[i], gave_empty);
+    call.control->waiting.Add(i, ~uint64_t{0});
+    if (gave_empty) call.control->waiting_slots.Add(i, ~uint64_t{0});
+  });
+  q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
+    const bool waits = i < n && call.open() && decided.verdict[i] == Decision<Q>::kRefused;
+    const bool enters = waits && decided.waiting[i] == nullptr;
+    bool took_empty = false;
+    if (enters) {
+      by.waiting.Insert(keys[i], decided.totals[i], took_empty);
+    } else if (waits) {
+      decided.waiting[i]->row = decided.totals[i];
+    }
+    const int entered = tile.Count(enters), used = tile.Count(took_empty);
+    if (tile.rank() != 0) return;
+    call.control->waiting.Add(i / tile.size(), entered);
+    call.control->waiting_slots.Add(i / tile.size(), used);
+  });
+}
+template <class Q>
+void CommitSketch(Q& q, CallView call, AdmissionView by, const uint64_t* keys, size_t n,
+                  typename Decision<Q>::View decided) {
+  if (by.spec.halve_every > 0) {
+    q.Each(size_t{kNumBuckets} * by.spec.cells / 2, [=] KVJAX_HD(size_t w) {
+      const int halvings = by.spec.Halvings(call.control->last_step, call.control->step);
+      if (!call.open() || halvings == 0) return;
+      const uint32_t word = by.sketch[w];
+      by.sketch[w] = (word >> 16 >> halvings) << 16 | (word & 0xFFFFu) >> halvings;
+    });
+  }
+  q.Each(n, [=] KVJAX_HD(size_t i) {
+    if (!call.open() || decided.verdict[i] == Decision<Q>::kHasRow) return;
+    // Beyond the threshold nothing is decided.
+    by.RaiseCells(keys[i], decided.totals[i] < by.spec.threshold ? decided.totals[i] : by.spec.threshold);
+  });
+}
+
+/// The keys that are meant and have rows (n,) that no training step gave them wait no more.
+template <class Q>
+void ForgetWaiting(Q& q, CallView call, IndexView waiting, const uint64_t* keys, Meant meant,
+                   const uint32_t* first, const uint32_t* rows, size_t n) {
+  q.Each(n, [=] KVJAX_HD(size_t i) {
+    if (!call.open() || !meant(i) || first[i] != i || rows[i] == kNoRow) return;
+    bool gave_empty = false;
+    if (waiting.Erase(keys[i], gave_empty) == kNoRow) return;
+    call.control->waiting.Add(i, ~uint64_t{0});
+    if (gave_empty) call.control->waiting_slots.Add(i, ~uint64_t{0});
+  });
+}
+
+/// Enters distinct keys with their counts.
+template <class Q>
+void EnterWaiting(Q& q, IndexView waiting, Control* control, const int64_t* keys, const int64_t* counts,
+                  size_t n) {
+  q.Each(n, [=] KVJAX_HD(size_t i) {
+    bool took_empty = false;
+    waiting.Insert(static_cast<uint64_t>(keys[i]), static_cast<uint32_t>(counts[i]), took_empty);
+    control->waiting.Add(i, 1);
+    control->waiting_slots.Add(i, took_empty ? 1 : 0);
+  });
+}
+
+/// The memory of it.
+template <class Q>
+class Admission {
+ public:
+  Admission() = default;
+  /// Throws std::bad_alloc.
+  Admission(Q& q, const AdmissionSpec& spec) : spec_(spec) {
+    if (counts_keys()) waiting_ = Index<Q>(q, 0);
+    if (spec_.kind != AdmissionSpec::Kind::kSketch) return;
+    sketch_ = Array<Q, uint32_t>(q, size_t{kNumBuckets} * spec_.cells / 2);
+    q.Fill(sketch_.data(), 0, sketch_.bytes());
+  }
+
+  [[nodiscard]] AdmissionView view() const {
+    return {spec_, counts_keys() ? waiting_.view() : IndexView(), sketch_.data()};
+  }
+  /// Whether keys without a row are counted one by one.
+  [[nodiscard]] bool counts_keys() const { return spec_.kind == AdmissionSpec::Kind::kMinCount; }
+  /// Slots of such keys that may be in use.
+  [[nodiscard]] size_t room() const { return counts_keys() ? waiting_.room() : SIZE_MAX; }
+  [[nodiscard]] size_t bytes() const { return (counts_keys() ? waiting_.bytes() : 0) + sketch_.bytes(); }
+
+  /// Makes the index of waiting keys anew, for `keys` keys; as Contents::Reindex.
+  void Reindex(Q& q, Control* control, size_t keys) {
+    Index<Q> next(q, keys);
+    MoveKeys(q, waiting_.view(), next.view());
+    SetSlots(q, control);
+    std::swap(waiting_, next);
+    next.Retire(q);
+  }
+
+  /// Counts the call that was decided.
+  void Commit(Q& q, CallView call, const uint64_t* keys, size_t n, const Decision<Q>& decided) const {
+    if (counts_keys()) CommitWaiting(q, call, view(), keys, n, decided.view());
+    if (spec_.kind == AdmissionSpec::Kind::kSketch) CommitSketch(q, call, view(), keys, n, decided.view());
+  }
+
+  /// What a checkpoint keeps; waits.
+  [[nodiscard]] AdmissionState Save(Q& q, const Control& control) const {
+    AdmissionState state;
+    state.cells.resize(2 * sketch_.size());
+    q.Copy(state.cells.data(), sketch_.data(), sketch_.bytes());  // the machine is little-endian: hash.h
+    std::vector<KeyRow> counts(counts_keys() ? control.waiting.Sum() : 0);
+    if (!counts.empty()) {
+      Scratch<Q, KeyRow> there(q, counts.size());
+      Scratch<Q, uint32_t> n(q, 1);
+      q.Fill(n.data(), 0, sizeof(uint32_t));
+      ListKeys(q, waiting_.view(), there.data(), n.data());
+      q.Copy(counts.data(), there.data(), counts.size() * sizeof(KeyRow));
+      q.Wait();
+      SortByBucket(counts);
+    }
+    q.Wait();
+    for (const KeyRow& c : counts) {
+      state.keys.push_back(static_cast<int64_t>(c.key)), state.counts.push_back(c.row);
+    }
+    return state;
+  }
+
+  /// One with the counts of `state`, which this kind keeps; adds to the counts in `control`, and waits.
+  static Admission Of(Q& q, const AdmissionSpec& spec, const AdmissionState& state, Control* control) {
+    Admission next(q, spec);
+    q.Copy(next.sketch_.data(), state.cells.data(), next.sketch_.bytes());
+    const size_t n = state.keys.size();
+    if (n > 0) {
+      if (n > next.room()) next.waiting_ = Index<Q>(q, n);
+      Scratch<Q, int64_t> keys(q, n), counts(q, n);
+      q.Copy(keys.data(), state.keys.data(), n * sizeof(int64_t));
+      q.Copy(counts.data(), state.counts.data(), n * sizeof(int64_t));
+      EnterWaiting(q, next.waiting_.view(), control, keys.data(), counts.data(), n);
+    }
+    q.Wait();
+    return next;
+  }
+  void Retire(Q& q) noexcept {
+    waiting_.Retire(q);
+    sketch_.Retire(q);
+  }
+
+  static void SetSlots(Q& q, Control* control) {
+    q.Once([=] KVJAX_HD() { control->waiting_slots.Set(control->waiting.Sum()); });
+  }
+
+ private:
+  AdmissionSpec spec_;
+  Index<Q> waiting_;
+  Array<Q, uint32_t> sketch_;
+};
+
+}  // namespace kvjax::device

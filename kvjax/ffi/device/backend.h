@@ -1,0 +1,189 @@
+// What the handlers need of a device table: the backend, once for every kind of queue.
+#pragma once
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+
+#include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/operands.h"
+#include "kvjax/ffi/core/registry.h"
+#include "kvjax/ffi/device/backend_bags.h"
+#include "kvjax/ffi/device/backend_sharded.h"
+#include "kvjax/ffi/device/evict.h"
+#include "kvjax/ffi/device/merge.h"
+#include "kvjax/ffi/device/reads.h"
+#include "kvjax/ffi/device/table.h"
+#include "kvjax/ffi/device/whole.h"
+#include "kvjax/ffi/device/writes.h"
+
+namespace kvjax::device {
+
+/// Checks the seals of gradients that belong to no table yet. Where one is broken, what is merged is made
+/// unusable: no rows but NaN, and counts that no table takes.
+template <class Q>
+void PoisonUnsealed(Q& q, const uint32_t* seals, size_t num_seals, float* rows, int32_t* counts, size_t n,
+                    size_t dim) {
+  q.Each(n, [=] KVJAX_HD(size_t i) {
+    for (size_t s = 0; s < num_seals; ++s) {
+      if (seals[s] == kSeal) continue;
+      for (size_t d = 0; d < dim; ++d) rows[i * dim + d] = NAN;
+      counts[i] = -1;
+      return;
+    }
+  });
+}
+
+/// See SealOperands.
+template <class Q>
+void SealLoss(Q& q, CallView call, const float* used, size_t lookups, uint32_t* seal) {
+  q.Once([=] KVJAX_HD() {
+    *seal = kSeal;
+    for (size_t i = 0; i < lookups; ++i) {
+      if (used[i] == 0.0f || used[i] == 1.0f) continue;
+      *seal = 0;
+      const auto places = static_cast<uint32_t>(i << 16 | (lookups & 0xFFFFu));
+      if (call.report != nullptr) call.Refuse(Refusal::kUses, places, std::bit_cast<uint32_t>(used[i]));
+    }
+  });
+}
+
+template <class Q>
+void FillUses(Q& q, float* out, size_t n) {
+  q.Each(n, [=] KVJAX_HD(size_t i) { out[i] = 1.0f; });
+}
+
+/// `On` says which context XLA gives, what it is decoded to, and which queue that makes.
+template <class On>
+struct DeviceBackend : DeviceBags<On>, DeviceSharded<On> {
+  using Ctx = typename On::Ctx;
+  using Exec = typename On::Exec;
+  using Q = typename On::Queue;
+  using Table = DeviceTable<Q>;
+
+  static void Lookup(Exec& exec, Table& t, const LookupOperands& o) {
+    Q q = On::Make(exec);
+    t.Lookup(q, o);
+    FillUses(q, o.used, o.num_used);
+    Answered(q, t);
+  }
+  static void FindMissing(Exec& exec, Table& t, const FindMissingOperands& o) {
+    Answer(exec, t, [&](Q& q) { t.FindMissing(q, o); });
+  }
+  static void Inspect(Exec& exec, Table& t, const InspectOperands& o) {
+    Answer(exec, t, [&](Q& q) { t.Inspect(q, o); });
+  }
+  static void ReadSlot(Exec& exec, Table& t, const ReadSlotOperands& o) {
+    Answer(exec, t, [&](Q& q) { t.ReadSlot(q, o); });
+  }
+  static void Changed(Exec& exec, Table& t, const ChangedOperands& o) {
+    Answer(exec, t, [&](Q& q) { t.Changed(q, o); });
+  }
+  static void WriteKeys(Exec& exec, Table& t, const WriteKeysOperands& o) {
+    Write(exec, t, o.phase, {o.op, o.version, o.keys, o.mask}, [&](Q& q) {
+      switch (o.op) {
+        case Op::kLookupOrInsert:
+          return t.Insert(q, o);
+        case Op::kPin:
+          return t.Pin(q, o);
+        case Op::kUnpin:
+          return t.Unpin(q, o);
+        case Op::kRemove:
+          return t.Remove(q, o);
+        default:
+          throw UnknownOpError(t.spec().name, Name(o.op));
+      }
+    });
+  }
+  static void WriteRows(Exec& exec, Table& t, const WriteRowsOperands& o) {
+    Write(exec, t, o.phase, {o.op, o.version, o.keys, o.mask}, [&](Q& q) {
+      switch (o.op) {
+        case Op::kUpsert:
+          return t.Upsert(q, o);
+        case Op::kAssign:
+          return t.Assign(q, o);
+        case Op::kAdd:
+          return t.Add(q, o);
+        default:
+          throw UnknownOpError(t.spec().name, Name(o.op));
+      }
+    });
+  }
+  static void Accum(Exec& exec, Table& t, const AccumOperands& o) {
+    Write(exec, t, o.phase, {Op::kAccum, o.version, o.keys, o.mask}, [&](Q& q) { t.Accum(q, o); });
+  }
+  static void Evict(Exec& exec, Table& t, const EvictOperands& o) {
+    Write(exec, t, o.phase, {o.op, o.version}, [&](Q& q) { t.Evict(q, o); });
+  }
+  static void Clear(Exec& exec, Table& t, const ClearOperands& o) {
+    Write(exec, t, o.phase, {o.op, o.version},
+          [&](Q& q) { o.op == Op::kClearSlots ? t.ClearSlots(q, o) : t.Clear(q, o); });
+  }
+  static void BeginApply(Exec& exec, Table& t, const BeginApplyOperands& o) {
+    Q q = On::Make(exec);
+    t.BeginApply(q, o);
+    Done(t);
+  }
+  static void Gather(Exec& exec, Table& t, const GatherOperands& o) {
+    Q q = On::Make(exec);
+    t.Gather(q, o);
+    Done(t);
+  }
+  static void Scatter(Exec& exec, Table& t, const ScatterOperands& o) {
+    Q q = On::Make(exec);
+    t.Scatter(q, o);
+    Done(t);
+  }
+  static void Merge(Exec& exec, const MergeOperands& o) {
+    Q q = On::Make(exec);
+    const GradientSpan& g = o.gradients;
+    if constexpr (Q::kSynchronous) {
+      for (size_t s = 0; s < g.num_seals; ++s) {
+        if (g.seals[s] != kSeal) throw SealError("", Name(Op::kMerge));
+      }
+    }
+    MergeGradients(q, o.keys.data, g.rows, g.counts, o.keys.n, o.dim, o.out_keys, o.out_rows, o.out_counts);
+    PoisonUnsealed(q, g.seals, g.num_seals, o.out_rows, o.out_counts, o.keys.n, o.dim);
+  }
+  static void Seal(Exec& exec, const SealOperands& o) {
+    Q q = On::Make(exec);
+    const auto table = Registry<Table>::Get().FindIfThere(o.table, Registry<Table>::kEveryDevice);
+    const OwnReport<Q> report(q, table.get(), Op::kValueAndGrad);
+    SealLoss(q, report.call(), o.used, o.lookups, o.seal);
+    report.Raise();
+  }
+  static void Copy(Exec& exec, const uint32_t* version, uint32_t* out) {
+    On::Make(exec).Copy(out, version, sizeof(uint32_t));
+  }
+  static void Fill(Exec& exec, uint32_t* out, size_t n, uint32_t word) {
+    Q q = On::Make(exec);
+    FillWords(q, out, n, word);
+  }
+
+ private:
+  template <class Read>
+  static void Answer(Exec& exec, Table& t, Read read) {
+    Q q = On::Make(exec);
+    read(q);
+    Answered(q, t);
+  }
+  /// All shards must agree on a read, so one of a sharded table raises at once what it was refused for.
+  static void Answered(Q& q, Table& t) {
+    if (!Q::kSynchronous && !t.spec().sharded) return;
+    q.Wait();
+    t.Raise();
+  }
+  /// Plans a write, or makes it.
+  template <class Make>
+  static void Write(Exec& exec, Table& t, Phase phase, const PlanOperands& plan, Make make) {
+    Q q = On::Make(exec);
+    if (Plans(phase)) return t.Plan(q, plan);
+    make(q);
+    Done(t);
+  }
+  /// With a queue that waits, a call that was refused is itself an error.
+  static void Done(Table& t) {
+    if constexpr (Q::kSynchronous) t.Raise();
+  }
+};
+
+}  // namespace kvjax::device

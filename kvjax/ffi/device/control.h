@@ -1,0 +1,142 @@
+// What a table keeps about itself in device memory, and what the device tells the host without being asked.
+#pragma once
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/portable.h"
+#include "kvjax/ffi/device/atomic.h"
+
+namespace kvjax::device {
+
+/// Why a call was not let in. The host learns of it once the device has come so far, and raises it then;
+/// kTaken while it is still being told.
+enum class Refusal : uint32_t {
+  kNone,
+  kStale,
+  kWidth,
+  kSeal,
+  kMerged,
+  kInitial,
+  kChunk,
+  kUses,
+  kLength,
+  kLengths,
+  kFull,
+  kUnplanned,
+  kTaken
+};
+
+/// The sum over the lanes of a tile, which all of them get.
+template <class Tile, class T>
+KVJAX_HD T SumOfLanes(const Tile& tile, T mine) {
+  T sum = 0;
+  for (int lane = 0; lane < tile.size(); ++lane) sum += tile.Shuffle(mine, lane);
+  return sum;
+}
+
+/// Counts that a table keeps, each spread over lines of memory so that not all tiles add to the same one; the
+/// four tiles of a warp share a line, because the memory takes what they add to it together.
+struct Counts {
+  static constexpr uint32_t kLines = 16, kWords = 4;
+  struct alignas(128) Line {
+    uint64_t words[kWords];
+  };
+  Line lines[kLines];
+
+  KVJAX_HD void Add(uint64_t tile, uint64_t amount) {
+    if (amount != 0) device::Add(lines[tile / kWords % kLines].words[tile % kWords], amount);
+  }
+  KVJAX_HD void Set(uint64_t sum) {
+    for (Line& line : lines) line = {};
+    lines[0].words[0] = sum;
+  }
+  /// By the lanes of a tile together.
+  template <class Tile>
+  [[nodiscard]] KVJAX_HD uint64_t Sum(const Tile& tile) const {
+    uint64_t mine = 0;
+    for (uint32_t line = tile.rank(); line < kLines; line += tile.size()) {
+      for (const uint64_t word : lines[line].words) mine += word;
+    }
+    return SumOfLanes(tile, mine);
+  }
+  [[nodiscard]] KVJAX_HD uint64_t Sum() const {
+    uint64_t sum = 0;
+    for (const Line& line : lines) {
+      for (const uint64_t word : line.words) sum += word;
+    }
+    return sum;
+  }
+};
+
+/// In device memory; kernels of one call after the other read and write it.
+struct Control {
+  uint32_t version;
+  uint32_t open;  // whether the call under way is let in
+  int64_t step;   // of the training write under way
+  int64_t last_step;
+  uint64_t size;       // rows
+  uint32_t next_row;   // row ids in use are below this
+  uint32_t free_rows;  // of the stack of row ids that may be used again
+  uint32_t entering;   // rows that the call under way has made
+  uint32_t leaving;    // rows that it has taken away
+  uint32_t active;     // keys before the padding
+  uint32_t wide;       // whether there has been a key that 32 bits, signed or unsigned, cannot hold
+  uint64_t inserted, removed, admitted, distinct, over_capacity;
+  Counts slots_used;     // of the index: in use, or erased and still marked
+  Counts waiting;        // keys without a row that are counted one by one
+  Counts waiting_slots;  // of their index, as slots_used
+  Counts hits, misses, occurrences, refused;
+};
+
+/// In memory that both sides see. The device writes it; the host reads without waiting, and again if `begun`
+/// says that what it has read is of two writes.
+struct Report {
+  uint32_t begun;
+  uint64_t size;
+  uint64_t slots_used;
+  uint64_t waiting, waiting_slots;
+  uint32_t next_row;
+  uint32_t free_rows;
+  uint32_t write;  // the last write that is in it
+  uint32_t version;
+  uint32_t refusal;
+  uint32_t op;  // an Op, of the refused call
+  uint32_t got, want;
+};
+
+/// A call as its kernels know it.
+struct CallView {
+  Control* control;
+  Report* report;
+  const uint32_t* version;  // of the handle
+  uint32_t op;              // an Op
+  bool narrow;              // its keys had 32 bits
+
+  /// Tells the host of a refusal; the first one is kept until it has been raised.
+  KVJAX_HD void Refuse(Refusal why, uint32_t got, uint32_t want) const {
+    uint32_t none = 0;
+    if (!Exchange(report->refusal, none, static_cast<uint32_t>(Refusal::kTaken))) return;
+    report->op = op;
+    report->got = got;
+    report->want = want;
+    FenceForHost();
+    StoreForHost(report->refusal, static_cast<uint32_t>(why));
+  }
+  /// Whether a read is let in; `first` says that this lane may tell the host.
+  [[nodiscard]] KVJAX_HD bool Current(bool first) const {
+    const bool current = *version == control->version, fits = !(narrow && control->wide != 0);
+    if (first && !current) Refuse(Refusal::kStale, *version, control->version);
+    if (first && current && !fits) Refuse(Refusal::kWidth, 0, 0);
+    return current && fits;
+  }
+  /// Refuses the write under way: kernels from the next one on do nothing.
+  KVJAX_HD void Close(Refusal why, uint32_t got, uint32_t want) const {
+    Store(control->open, 0u);
+    Refuse(why, got, want);
+  }
+  [[nodiscard]] KVJAX_HD bool open() const { return control->open != 0; }
+};
+
+}  // namespace kvjax::device

@@ -1,0 +1,266 @@
+// The table in device memory: the host's side of each operation.
+//
+// A call puts kernels on a queue and returns; nothing waits in the steady state. The host does not know the
+// version of the handle, nor how many rows there are: the device compares versions itself, and the host keeps
+// an upper bound of the rows, from what the device reports by the way, and waits only when that bound leaves
+// no room.
+#pragma once
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/checks.h"
+#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/operands.h"
+#include "kvjax/ffi/core/snapshot.h"
+#include "kvjax/ffi/core/spec.h"
+#include "kvjax/ffi/core/stats.h"
+#include "kvjax/ffi/core/user_code.h"
+#include "kvjax/ffi/device/admit.h"
+#include "kvjax/ffi/device/contents.h"
+#include "kvjax/ffi/device/control.h"
+#include "kvjax/ffi/device/read_kernels.h"
+#include "kvjax/ffi/device/receive_buffer.h"
+#include "kvjax/ffi/device/shared_row.h"
+#include "kvjax/ffi/device/training_kernels.h"
+#include "kvjax/ffi/device/victims.h"
+#include "kvjax/ffi/device/write_kernels.h"
+
+namespace kvjax::device {
+
+inline constexpr size_t kHostBatch = 65536;  // rows that are copied at once, so that copies stay small
+
+/// What a shard needs to know of a write to plan it.
+struct PlanOperands {
+  Op op;
+  const uint32_t* version;
+  KeySpan keys = {};
+  const bool* mask = nullptr;
+};
+
+template <class Q>
+class DeviceTable {
+ public:
+  /// Of a table in one place: the first GPU. Kernels on host threads reach every device.
+  static constexpr int32_t kHome = Q::kSynchronous ? -1 : 0;
+
+  DeviceTable(TableSpec spec, uint32_t first_version, Budget budget = {});
+  static std::shared_ptr<DeviceTable> Make(const TableSpec& spec, const std::string& storage,
+                                           uint32_t first_version, size_t capacity);
+
+  [[nodiscard]] const TableSpec& spec() const { return spec_; }
+  [[nodiscard]] size_t row_bytes() const { return spec_.row_bytes(); }
+
+  // ---- reads: all pointers are to device memory -------------------------------------------------------
+
+  void Lookup(Q& q, const LookupOperands& o);
+  void FindMissing(Q& q, const FindMissingOperands& o);
+  void Inspect(Q& q, const InspectOperands& o);
+  void ReadSlot(Q& q, const ReadSlotOperands& o);
+  /// Says of every key that it may have changed, unless nothing at all has been written.
+  void Changed(Q& q, const ChangedOperands& o);
+
+  // ---- writes --------------------------------------------------------------------------------------------
+
+  void Insert(Q& q, const WriteKeysOperands& o);
+  void Pin(Q& q, const WriteKeysOperands& o);
+  void Unpin(Q& q, const WriteKeysOperands& o);
+  void Remove(Q& q, const WriteKeysOperands& o);
+  void Upsert(Q& q, const WriteRowsOperands& o);
+  void Assign(Q& q, const WriteRowsOperands& o);
+  void Add(Q& q, const WriteRowsOperands& o);
+  void Accum(Q& q, const AccumOperands& o);
+  void Evict(Q& q, const EvictOperands& o);
+  void Clear(Q& q, const ClearOperands& o);
+  void ClearSlots(Q& q, const ClearOperands& o);
+  void BeginApply(Q& q, const BeginApplyOperands& o);
+  /// The rows of a step; without targets, of that which the shard has committed.
+  void Gather(Q& q, const GatherOperands& o);
+  void Scatter(Q& q, const ScatterOperands& o);
+
+  // ---- a shard of a sharded table: see sharded.h --------------------------------------------------------
+
+  void Plan(Q& q, const PlanOperands& o);
+  void Receive(Q& q, const ReceiveOperands& o);
+  void PlanStep(Q& q, const PlanStepOperands& o);
+  void CommitStep(Q& q, const CommitStepOperands& o);
+  void Abandon();
+  void Count(const Traffic& traffic) const { traffic.AddTo(counters_); }
+
+  /// For a call of no table, which tells this one of its refusal.
+  CallView View(Op op, const uint32_t* version, bool narrow = false) const {
+    return {control_.data(), report_.get(), version, static_cast<uint32_t>(op), narrow};
+  }
+  /// Raises what the device has refused, if it has come so far.
+  void Raise() const;
+
+  // ---- whole tables, from the host; these wait for the device -------------------------------------------
+
+  struct Loaded {
+    uint32_t version;
+    Contents<Q> contents;
+    Admission<Q> admission;
+    Control control;
+  };
+
+  /// The last that the device has told.
+  [[nodiscard]] uint32_t version() const;
+  /// Waits for all that has been asked of the device.
+  void Settle() const;
+  [[nodiscard]] uint32_t SettledVersion();
+  [[nodiscard]] size_t Size(uint32_t version) const;
+  void Reserve(uint32_t version, size_t n);
+  [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots) const;
+  [[nodiscard]] AdmissionState ExportAdmission(uint32_t version) const;
+  [[nodiscard]] Loaded PrepareLoad(uint32_t version, const SnapshotView& rows,
+                                   const AdmissionState& admission);
+  uint32_t CommitLoad(Loaded loaded);
+  [[nodiscard]] Statistics Stats() const;
+  [[nodiscard]] std::pair<size_t, uint32_t> Rows() const;
+  [[nodiscard]] SlotLayout Layout() const;
+  void SetSink(Sink sink);
+  void SetScore(ScoreFunction score);
+
+ private:
+  /// Holds the table for a call, and raises what earlier calls have been refused for: not one that goes on
+  /// with a training step, which another's fault must not tear.
+  class Entered {
+   public:
+    Entered(const DeviceTable& table, Op op, bool begins = true) : Entered(table, Name(op), begins) {}
+    Entered(const DeviceTable& table, std::string_view op, bool begins = true) {
+      table.user_code_.Wait(table.spec_.name, op);
+      lock_ = std::unique_lock(table.mutex_);
+      if (begins) table.Raise();
+    }
+
+   private:
+    std::unique_lock<std::mutex> lock_;
+  };
+
+  /// The keys of a call that have no row, numbered by first occurrence.
+  struct Numbered {
+    Numbered(const DeviceTable& table, Q& q, CallView call, KeySpan keys, const bool* mask)
+        : rows(q, keys.n), first(q, keys.n), number(q, keys.n + 1), total(number.data() + keys.n) {
+      FindRows(q, call, table.contents_.index().view(), keys.data, {.mask = mask}, keys.n, rows.data());
+      NumberKeys(q, keys.data, {.mask = mask, .rows = rows.data()}, keys.n, first.data(), number.data());
+    }
+    Scratch<Q, uint32_t> rows, first, number;
+    const uint32_t* total;
+  };
+
+  [[nodiscard]] InitialView Initial(InitialRows given) const {
+    const auto dim = static_cast<size_t>(spec_.dim);
+    return {spec_.initializer, spec_.type,         spec_.dim,  row_bytes(),
+            pool_.data(),      pool_.size() / dim, given.data, given.n};
+  }
+  template <class T>
+  static T Fetch(Q& q, const T* from) {
+    T value;
+    q.Copy(&value, from, sizeof(T));
+    q.Wait();
+    return value;
+  }
+  /// Checks a version that the host knows.
+  void Expect(std::string_view op, uint32_t version, const Control& control) const {
+    if (version != control.version) throw VersionError(spec_.name, op, version, control.version);
+  }
+  /// Waits, and checks at once what the device would.
+  Control ExpectNow(Q& q, Op op, const uint32_t* version) const {
+    const Control control = Fetch(q, control_.data());
+    Expect(Name(op), Fetch(q, version), control);
+    return control;
+  }
+
+  /// What there is at most.
+  struct Bound {
+    uint64_t size = 0, slots_used = 0;
+    uint64_t waiting = 0, waiting_slots = 0;
+    uint64_t next_row = 0, free_rows = 0;
+    uint64_t pending = 0;  // keys of writes that have not been reported
+  };
+  [[nodiscard]] Bound Upper();
+  [[nodiscard]] size_t EndRow(const Bound& bound, size_t to_come) const;
+  [[nodiscard]] bool HasSpace(size_t n);
+  void MakeSpace(Q& q, Op op, size_t n);
+
+  // What a write holds while it is being queued, see write_scopes.h.
+  struct Finding;
+  struct Entering;
+  struct NewSlots;
+
+  /// Makes the next version; the write had n keys that may have got rows.
+  template <class More = NoMore>
+  void End(Q& q, CallView call, size_t n, uint32_t* next, More more = {}) {
+    ++writes_;
+    if (n > 0) pending_.emplace_back(writes_, n);
+    EndWrite(q, call, writes_, spec_.max_capacity, next, more);
+  }
+  [[nodiscard]] std::vector<Parts> PartsOf(const std::byte* values,
+                                           const std::vector<const std::byte*>& slots) const;
+  void Begin(Q& q, const BeginApplyOperands& o, const GradientsView& gradients);
+  void ExpectLive(Q& q, Op op, const uint32_t* version, bool narrow) const;
+  void Abandoned(Q& q);
+  [[nodiscard]] bool OwnStep(size_t num_rows) const { return spec_.sharded && num_rows == 0; }
+  [[nodiscard]] ChunkView ChunkOf(const uint32_t* version, const ChunkSpan& chunk) const;
+  [[nodiscard]] bool Refused() const { return LoadFromDevice(report_->refusal) != 0; }
+
+  // Which rows are evicted, see evict.h.
+  struct Choosing;
+  void EvictForSpace(const Entering& e, const EnterView& entering);
+  void Ask(Q& q, const Choosing& c, const DevicePolicy<Q>& policy, Choice::Asked asked);
+  void Leave(Q& q, const Choosing& c);
+  void Score(Q& q, const Choosing& c);
+  void Show(Q& q, const Choosing& c);
+  [[nodiscard]] bool MayBeFull(size_t n);
+  /// Whether there are never more rows than the capacity.
+  [[nodiscard]] bool keeps_to_capacity() const {
+    return spec_.max_capacity > 0 && spec_.on_full != OnFull::kGrow;
+  }
+  [[nodiscard]] uint32_t NumberOf(Q& q, const std::string& reason);
+
+  void SettleReport(Q& q);
+  [[nodiscard]] Snapshot Copy(Q& q, const Control& control, bool slots) const;
+  [[nodiscard]] Snapshot CopyRows(Q& q, const std::vector<KeyRow>& rows, bool slots) const;
+
+  /// At the end of a training step with n keys: lets rows change places, if it is time.
+  void KeepHotRows(Q& q, CallView call, size_t n);
+
+  TableSpec spec_;
+  Budget budget_;
+  size_t trained_ = 0;  // keys since rows have last changed places
+  struct FreeReport {
+    void operator()(Report* report) const { Q::FreeShared(report); }
+  };
+  std::unique_ptr<Report, FreeReport> report_;  // before what waits for the device as it goes
+  Contents<Q> contents_;
+  Admission<Q> admission_;
+  Array<Q, Control> control_;
+  Array<Q, float> pool_;
+  mutable UserCode user_code_;
+  mutable std::mutex mutex_;  // of the host's side; calls hold it while they queue their kernels
+  std::vector<std::pair<uint32_t, size_t>> pending_;  // writes with keys that have not been reported yet
+  uint32_t writes_ = 0;
+  size_t reserved_ = 0;
+  ShardStep<Q> step_;
+  size_t coming_ = 0;  // keys of the write that a shard has planned
+  mutable Counters counters_;
+  DevicePolicy<Q> policy_, last_;
+  std::vector<std::string> reasons_;
+  Array<Q, Evicted> evicted_;  // by reason
+  Sink sink_;
+  ScoreFunction score_;
+  std::atomic<bool> in_step_ = false;
+  std::atomic<int64_t> touched_ = 0;  // milliseconds
+};
+
+}  // namespace kvjax::device

@@ -1,0 +1,383 @@
+// Whole device tables, from the host: copied out, replaced, observed. All of it waits for the device.
+#pragma once
+#include "kvjax/ffi/core/checks.h"
+#include "kvjax/ffi/core/merge.h"
+#include "kvjax/ffi/device/refusals.h"
+#include "kvjax/ffi/device/table.h"
+#include "kvjax/ffi/device/tiers.h"
+
+namespace kvjax::device {
+
+/// Enters distinct keys under the row ids begin, begin + 1, ...
+template <class Q>
+void EnterLoaded(Q& q, IndexView index, Control* control, const uint64_t* keys, uint32_t begin, size_t n) {
+  q.Each(n, [=] KVJAX_HD(size_t i) {
+    bool took_empty = false;
+    index.Insert(keys[i], begin + static_cast<uint32_t>(i), took_empty);
+    control->slots_used.Add(i, took_empty ? 1 : 0);
+    const auto wide = static_cast<int64_t>(keys[i]);
+    if (wide < INT32_MIN || wide > static_cast<int64_t>(UINT32_MAX)) Store(control->wide, 1u);
+  });
+}
+
+template <class Q>
+DeviceTable<Q>::DeviceTable(TableSpec spec, uint32_t first_version, Budget budget)
+    : spec_(std::move(spec)), budget_(budget) {
+  Q q = Q::Alone(spec_.device);
+  contents_ = Contents<Q>(q, spec_.row_bytes(), 0, budget_);
+  admission_ = Admission<Q>(q, spec_.admission);
+  control_ = Array<Q, Control>(q, 1);
+  Control control = {};
+  control.version = first_version;
+  q.Copy(control_.data(), &control, sizeof(control));
+  const auto number = [&](const std::string& reason) { return NumberOf(q, reason); };
+  policy_ = DevicePolicy<Q>(q, spec_.policy, number);
+  last_ = DevicePolicy<Q>(q, Policy::Last(), number);
+  if (const auto& pool = spec_.initializer.pool; pool != nullptr) {
+    pool_ = Array<Q, float>(q, pool->size());
+    q.Copy(pool_.data(), pool->data(), pool_.bytes());
+  }
+  report_.reset(static_cast<Report*>(Q::AllocateShared(sizeof(Report))));
+  *report_ = {};
+  report_->version = first_version;
+  q.Wait();
+}
+
+template <class Q>
+std::shared_ptr<DeviceTable<Q>> DeviceTable<Q>::Make(const TableSpec& spec, const std::string& storage,
+                                                     uint32_t first_version, size_t capacity) {
+  auto table = std::make_shared<DeviceTable>(spec, first_version, Budget::Parse(storage, spec.name));
+  table->Reserve(first_version, capacity);
+  return table;
+}
+
+template <class Q>
+Snapshot DeviceTable<Q>::Copy(Q& q, const Control& control, bool slots) const {
+  const auto n = static_cast<size_t>(control.size);
+  std::vector<KeyRow> rows(n);
+  {
+    Scratch<Q, KeyRow> there(q, n);
+    Scratch<Q, uint32_t> count(q, 1);
+    q.Fill(count.data(), 0, sizeof(uint32_t));
+    ListKeys(q, contents_.index().view(), there.data(), count.data());
+    q.Copy(rows.data(), there.data(), n * sizeof(KeyRow));
+    q.Wait();
+  }
+  std::vector<int64_t> offsets = SortByBucket(rows);
+  Snapshot out = CopyRows(q, rows, slots);
+  out.offsets = std::move(offsets);
+  out.last_step = control.last_step;
+  return out;
+}
+
+/// Copies rows out in their order; see CopyRows of core/snapshot.h.
+template <class Q>
+Snapshot DeviceTable<Q>::CopyRows(Q& q, const std::vector<KeyRow>& rows, bool slots) const {
+  const size_t n = rows.size();
+  Snapshot out;
+  if (slots) out.layout = contents_.layout();
+  out.keys.resize(n), out.values.resize(n * row_bytes());
+  out.frequencies.resize(n), out.versions.resize(n), out.has_slots.resize(n), out.pinned.resize(n);
+  for (const Slot& slot : out.layout.slots()) out.slots.emplace_back(n * slot.bytes);
+  const RowsView in = contents_.view();
+  for (size_t begin = 0; begin < n; begin += kHostBatch) {
+    const size_t m = std::min(kHostBatch, n - begin);
+    std::vector<uint32_t> ids(m);
+    for (size_t i = 0; i < m; ++i) ids[i] = rows[begin + i].row;
+    Scratch<Q, uint32_t> there(q, m);
+    q.Copy(there.data(), ids.data(), m * sizeof(uint32_t));
+    const auto fetch = [&](PlaneView plane, size_t offset, size_t bytes, void* to) {
+      Scratch<Q, std::byte> records(q, m * bytes);
+      CopyOut(q, plane, offset, bytes, there.data(), records.data(), m);
+      q.Copy(to, records.data(), m * bytes);
+      q.Wait();
+    };
+    std::vector<RowHeader> headers(m);
+    fetch(in.headers, 0, sizeof(RowHeader), headers.data());
+    fetch(in.values, 0, row_bytes(), out.values.data() + begin * row_bytes());
+    for (size_t i = 0; i < m; ++i) {
+      out.keys[begin + i] = static_cast<int64_t>(rows[begin + i].key);
+      out.frequencies[begin + i] = static_cast<int64_t>(headers[i].frequency);
+      out.versions[begin + i] = headers[i].version;
+      out.has_slots[begin + i] = static_cast<std::byte>(headers[i].has_slots);
+      out.pinned[begin + i] = static_cast<std::byte>(headers[i].pinned);
+    }
+    for (size_t s = 0; s < out.slots.size(); ++s) {
+      const Slot& slot = out.layout.slots()[s];
+      std::byte* const to = out.slots[s].data() + begin * slot.bytes;
+      fetch(in.slots, slot.offset, slot.bytes, to);
+      for (size_t i = 0; i < m; ++i) {  // what an earlier key left there stays behind
+        if (headers[i].has_slots == 0) std::fill_n(to + i * slot.bytes, slot.bytes, std::byte{0});
+      }
+    }
+  }
+  return out;
+}
+
+template <class Q>
+uint32_t DeviceTable<Q>::version() const {
+  return LoadFromDevice(report_->version);
+}
+template <class Q>
+void DeviceTable<Q>::Settle() const {
+  (void)Q::Alone(spec_.device);
+}
+
+/// As VersionGate::Settled. It takes no lock unless a step has stopped half-way: a sink may ask for tables
+/// while the call that has called it holds one.
+template <class Q>
+uint32_t DeviceTable<Q>::SettledVersion() {
+  const int64_t patience = StepPatience(spec_.sharded).count();
+  const auto stuck = [&] { return UserCode::Now() - touched_.load() >= patience; };
+  for (;; std::this_thread::sleep_for(UserCode::kPause)) {
+    Settle();
+    const uint32_t live = version();  // first: a step that begins after it makes another
+    if (!in_step_.load()) return live;
+    if (!stuck()) continue;
+    const Entered entered(*this, "refresh");
+    if (!in_step_.load() || !stuck()) continue;
+    if (spec_.sharded) throw HalfwayError(spec_.name);
+    Q q = Q::Alone(spec_.device);
+    Control control = Fetch(q, control_.data());
+    ++control.version;
+    q.Copy(control_.data(), &control, sizeof(control));
+    SettleReport(q);
+    in_step_ = false;
+    return control.version;
+  }
+}
+
+template <class Q>
+size_t DeviceTable<Q>::Size(uint32_t version) const {
+  const Entered entered(*this, "size");
+  Q q = Q::Alone(spec_.device);
+  const Control control = Fetch(q, control_.data());
+  Raise();
+  Expect("size", version, control);
+  return static_cast<size_t>(control.size);
+}
+
+template <class Q>
+void DeviceTable<Q>::Reserve(uint32_t version, size_t n) {
+  const Entered entered(*this, "reserve");
+  Q q = Q::Alone(spec_.device);
+  const Control control = Fetch(q, control_.data());
+  Expect("reserve", version, control);
+  const size_t rows =
+      control.next_row + (n > control.size + control.free_rows ? n - control.size - control.free_rows : 0);
+  contents_.ReserveRows(q, control_.data(), rows);
+  if (n > contents_.index().room()) contents_.Reindex(q, control_.data(), n);
+  reserved_ = std::max(reserved_, n);
+  q.Wait();
+}
+
+template <class Q>
+Snapshot DeviceTable<Q>::Export(uint32_t version, bool with_slots) const {
+  const Entered entered(*this, "export");
+  Q q = Q::Alone(spec_.device);
+  const Control control = Fetch(q, control_.data());
+  Expect("export", version, control);
+  return Copy(q, control, with_slots);
+}
+
+template <class Q>
+AdmissionState DeviceTable<Q>::ExportAdmission(uint32_t version) const {
+  const Entered entered(*this, "export");
+  Q q = Q::Alone(spec_.device);
+  const Control control = Fetch(q, control_.data());
+  Expect("export", version, control);
+  return admission_.Save(q, control);
+}
+
+template <class Q>
+typename DeviceTable<Q>::Loaded DeviceTable<Q>::PrepareLoad(uint32_t version, const SnapshotView& rows,
+                                                            const AdmissionState& admission) {
+  CheckLoad(spec_, rows);
+  kvjax::Admission counts = kvjax::Admission(spec_.admission).With(admission);
+  KeyNumbering distinct(rows.n);
+  for (size_t i = 0; i < rows.n; ++i) {
+    if (distinct.Add(static_cast<uint64_t>(rows.keys[i])) < i) throw TwiceError(spec_.name, rows.keys[i]);
+    counts.Forget(static_cast<uint64_t>(rows.keys[i]));
+  }
+  const Entered entered(*this, "load");
+  Q q = Q::Alone(spec_.device);
+  const size_t room = std::max(rows.n, reserved_);
+  Loaded loaded{version, Contents<Q>(q, row_bytes(), room, budget_), {}, Fetch(q, control_.data())};
+  Expect("load", version, loaded.control);
+  Contents<Q>& next = loaded.contents;
+  Array<Q, Control> control(q, 1);
+  Control fresh = {};
+  q.Copy(control.data(), &fresh, sizeof(fresh));
+  if (!rows.layout.empty()) next.Attach(q, rows.layout);
+  next.ReserveRows(q, control.data(), room);
+  const RowsView to = next.view();
+  for (size_t begin = 0; begin < rows.n; begin += kHostBatch) {
+    const size_t m = std::min(kHostBatch, rows.n - begin);
+    std::vector<uint32_t> ids(m);
+    std::vector<RowHeader> headers(m);
+    for (size_t i = 0; i < m; ++i) {
+      const size_t k = begin + i;
+      ids[i] = static_cast<uint32_t>(k);
+      headers[i] = {.frequency = std::min(static_cast<uint64_t>(rows.frequencies[k]), kMaxFrequency),
+                    .pinned = rows.pinned != nullptr && rows.pinned[k] != std::byte{0},
+                    .has_slots = !rows.layout.empty() && rows.has_slots[k] != std::byte{0},
+                    .version = rows.versions[k]};
+    }
+    Scratch<Q, uint32_t> there(q, m);
+    q.Copy(there.data(), ids.data(), m * sizeof(uint32_t));
+    const auto put = [&](PlaneView plane, size_t offset, size_t bytes, const void* from) {
+      Scratch<Q, std::byte> records(q, m * bytes);
+      q.Copy(records.data(), from, m * bytes);
+      CopyIn(q, plane, offset, bytes, there.data(), records.data(), m);
+      q.Wait();
+    };
+    put(to.headers, 0, sizeof(RowHeader), headers.data());
+    put(to.values, 0, row_bytes(), rows.values + begin * row_bytes());
+    for (size_t s = 0; s < rows.slots.size(); ++s) {
+      const Slot& slot = rows.layout.slots()[s];
+      put(to.slots, slot.offset, slot.bytes, rows.slots[s] + begin * slot.bytes);
+    }
+    Scratch<Q, uint64_t> keys(q, m);
+    q.Copy(keys.data(), rows.keys + begin, m * sizeof(uint64_t));
+    EnterLoaded(q, to.index, control.data(), keys.data(), static_cast<uint32_t>(begin), m);
+    q.Wait();
+  }
+  // Any handle of a table that nobody has yet is live.
+  const CallView alone{control.data(), report_.get(), &control.data()->version, 0, false};
+  for (size_t i = 0; i < std::min(rows.n, next.device_rows()); i += kMostSwaps) KeepHot(q, alone, next);
+  loaded.admission = Admission<Q>::Of(q, spec_.admission, counts.Save(), control.data());
+  fresh = Fetch(q, control.data());
+  loaded.control.size = rows.n;
+  loaded.control.next_row = static_cast<uint32_t>(rows.n);
+  loaded.control.free_rows = 0;
+  loaded.control.slots_used = fresh.slots_used;
+  loaded.control.wide = fresh.wide;
+  loaded.control.waiting = fresh.waiting;
+  loaded.control.waiting_slots = fresh.waiting_slots;
+  loaded.control.last_step = rows.last_step;
+  return loaded;
+}
+
+template <class Q>
+uint32_t DeviceTable<Q>::CommitLoad(Loaded loaded) {
+  const Entered entered(*this, "load");
+  Q q = Q::Alone(spec_.device);
+  Expect("load", loaded.version, Fetch(q, control_.data()));
+  std::swap(contents_, loaded.contents);
+  std::swap(admission_, loaded.admission);
+  Control control = loaded.control;
+  ++control.version;
+  q.Copy(control_.data(), &control, sizeof(control));
+  SettleReport(q);
+  return control.version;
+}
+
+/// How far keys are from where they are first looked for, of a sample of slots.
+struct Probes {
+  uint64_t total, keys, longest;
+};
+template <class Q>
+void SampleProbes(Q& q, IndexView index, Probes* out) {
+  constexpr uint64_t kSample = 4096;
+  q.Each(index.slots() < kSample ? index.slots() : kSample, [=] KVJAX_HD(size_t slot) {
+    if (index.At(slot) == nullptr) return;
+    const uint64_t distance = index.Distance(slot) * IndexView::kSlots;
+    Add(out->total, distance);
+    Add(out->keys, uint64_t{1});
+    Raise(out->longest, distance);
+  });
+}
+
+template <class Q>
+Statistics DeviceTable<Q>::Stats() const {
+  const Entered entered(*this, "stats");
+  Q q = Q::Alone(spec_.device);
+  const Control control = Fetch(q, control_.data());
+  Scratch<Q, Probes> there(q, 1);
+  q.Fill(there.data(), 0, sizeof(Probes));
+  SampleProbes(q, contents_.index().view(), there.data());
+  const Probes probes = Fetch(q, there.data());
+  const PinnedShare pinned = PinnedOf(q, contents_);
+  Statistics stats{.size = control.size,
+                   .capacity = contents_.index().room(),
+                   .places = contents_.index().slots(),
+                   .index_bytes = contents_.index().bytes(),
+                   .value_bytes = contents_.value_bytes(),
+                   .header_bytes = contents_.header_bytes(),
+                   .slot_bytes = contents_.slot_bytes(),
+                   .admission_bytes = admission_.bytes(),
+                   .pinned_bytes = contents_.pinned_bytes(),
+                   .pinned_rows = pinned.rows.Sum(),
+                   .pinned_occurrences = pinned.occurrences.Sum(),
+                   .row_occurrences = pinned.all_occurrences.Sum(),
+                   .tracked = control.waiting.Sum(),
+                   .last_step = static_cast<uint64_t>(control.last_step),
+                   .hits = control.hits.Sum(),
+                   .misses = control.misses.Sum(),
+                   .inserted = control.inserted,
+                   .removed = control.removed,
+                   .admitted = control.admitted,
+                   .refused = control.refused.Sum(),
+                   .occurrences = control.occurrences.Sum(),
+                   .distinct = control.distinct,
+                   .over_capacity = control.over_capacity,
+                   .probe_longest = probes.longest};
+  stats.probe_mean =
+      probes.keys == 0 ? 0.0 : static_cast<double>(probes.total) / static_cast<double>(probes.keys);
+  std::vector<Evicted> counts(reasons_.size());
+  q.Copy(counts.data(), evicted_.data(), counts.size() * sizeof(Evicted));
+  q.Wait();
+  for (size_t r = 0; r < counts.size(); ++r) {
+    if (counts[r].asked == 0) continue;
+    stats.evicted[reasons_[r]] = counts[r].rows.Sum();
+    stats.removed -= counts[r].rows.Sum();  // which counts rows removed by hand
+  }
+  stats.SetTraffic(counters_);
+  return stats;
+}
+
+template <class Q>
+std::pair<size_t, uint32_t> DeviceTable<Q>::Rows() const {
+  const Entered entered(*this, "repr");
+  Q q = Q::Alone(spec_.device);
+  const Control control = Fetch(q, control_.data());
+  return {control.size, control.version};
+}
+
+template <class Q>
+SlotLayout DeviceTable<Q>::Layout() const {
+  const Entered entered(*this, "slot");
+  return contents_.layout();
+}
+
+template <class Q>
+void DeviceTable<Q>::SetSink(Sink sink) {
+  Sink guarded;
+  if (sink) {
+    guarded = [this, sink = std::move(sink)](Snapshot rows, std::string_view reason) {
+      const UserCode::Call calling(user_code_);
+      sink(std::move(rows), reason);
+    };
+  }
+  const Entered entered(*this, "on_evict");
+  sink_.swap(guarded);
+}
+
+template <class Q>
+void DeviceTable<Q>::SetScore(ScoreFunction score) {
+  const Entered entered(*this, "get_table");
+  score_ = [this, score = std::move(score)](std::string_view name, const Snapshot& rows,
+                                            std::vector<double>& out) {
+    const UserCode::Call calling(user_code_);
+    score(name, rows, out);
+  };
+}
+
+/// Tells the host what there is, after a change that it has made itself.
+template <class Q>
+void DeviceTable<Q>::SettleReport(Q& q) {
+  TellHost(q, control_.data(), report_.get(), ++writes_);
+  q.Wait();
+}
+
+}  // namespace kvjax::device

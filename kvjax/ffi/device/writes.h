@@ -1,0 +1,328 @@
+// The writes of the device table: room first, then kernels.
+#pragma once
+#include "kvjax/ffi/device/merge.h"
+#include "kvjax/ffi/device/table.h"
+#include "kvjax/ffi/device/tiers.h"
+#include "kvjax/ffi/device/write_scopes.h"
+
+namespace kvjax::device {
+
+template <class Q>
+void DeviceTable<Q>::Insert(Q& q, const WriteKeysOperands& o) {
+  const Entered entered(*this, Op::kLookupOrInsert);
+  const Entering e(*this, q, Op::kLookupOrInsert, o.version, o.keys, {.mask = o.mask});
+  e.Enter(o.initial, /*blank=*/false, nullptr);
+  e.End(o.next);
+}
+
+template <class Q>
+void DeviceTable<Q>::Pin(Q& q, const WriteKeysOperands& o) {
+  const Entered entered(*this, Op::kPin);
+  const Meant meant{.mask = o.mask};
+  const Entering e(*this, q, Op::kPin, o.version, o.keys, meant);
+  e.Enter(o.initial, /*blank=*/false, nullptr);
+  SetPinned(q, e.call, contents_.view(), meant, e.first.data(), e.rows.data(), o.keys.n, true);
+  e.End(o.next);
+}
+
+template <class Q>
+void DeviceTable<Q>::Unpin(Q& q, const WriteKeysOperands& o) {
+  const Entered entered(*this, Op::kUnpin);
+  const Meant meant{.mask = o.mask};
+  const Finding f(*this, q, Op::kUnpin, o.version, o.keys, meant);
+  SetPinned(q, f.call, contents_.view(), meant, f.first.data(), f.rows.data(), o.keys.n, false);
+  f.End(o.next);
+}
+
+template <class Q>
+void DeviceTable<Q>::Remove(Q& q, const WriteKeysOperands& o) {
+  const Entered entered(*this, Op::kRemove);
+  const CallView call = View(Op::kRemove, o.version, o.keys.narrow);
+  BeginWrite(q, call);
+  EraseKeys(q, call, contents_.view(), o.keys.data, {.mask = o.mask}, o.keys.n);
+  End(q, call, 0, o.next);
+}
+
+template <class Q>
+void DeviceTable<Q>::Upsert(Q& q, const WriteRowsOperands& o) {
+  const Entered entered(*this, Op::kUpsert);
+  const Meant meant{.mask = o.mask};
+  const Scratch<Q, uint32_t> last(q, o.keys.n);
+  const Entering e(*this, q, Op::kUpsert, o.version, o.keys, meant);
+  e.Enter({}, /*blank=*/true, nullptr);
+  WriteValues(q, e.call, contents_.view(), meant, e.first.data(), last.data(), e.rows.data(), o.rows,
+              row_bytes(), o.keys.n);
+  e.End(o.next);
+}
+
+template <class Q>
+void DeviceTable<Q>::Assign(Q& q, const WriteRowsOperands& o) {
+  const Entered entered(*this, Op::kAssign);
+  const Meant meant{.mask = o.mask};
+  const Scratch<Q, uint32_t> last(q, o.keys.n);
+  const Finding f(*this, q, Op::kAssign, o.version, o.keys, meant);
+  WriteValues(q, f.call, contents_.view(), meant, f.first.data(), last.data(), f.rows.data(), o.rows,
+              row_bytes(), o.keys.n);
+  f.End(o.next);
+}
+
+template <class Q>
+void DeviceTable<Q>::Add(Q& q, const WriteRowsOperands& o) {
+  const Entered entered(*this, Op::kAdd);
+  const auto dim = static_cast<size_t>(spec_.dim);
+  const size_t n = o.keys.n;
+  Scratch<Q, uint64_t> distinct(q, n);
+  Scratch<Q, float> sums(q, n * dim);
+  Scratch<Q, int32_t> ones(q, n), counts(q, n);
+  CountMeant(q, {.mask = o.mask}, n, ones.data());
+  MergeGradients(q, o.keys.data, reinterpret_cast<const float*>(o.rows), ones.data(), n, dim, distinct.data(),
+                 sums.data(), counts.data());
+  const Meant meant{.counts = counts.data()};
+  const Entering e(*this, q, Op::kAdd, o.version, {distinct.data(), n, o.keys.narrow}, meant);
+  e.Enter(o.initial, /*blank=*/false, nullptr);
+  AddValues(q, e.call, contents_.view(), spec_.type, dim, meant, e.rows.data(), sums.data(), n);
+  e.End(o.next);
+}
+
+template <class Q>
+void DeviceTable<Q>::Accum(Q& q, const AccumOperands& o) {
+  const Entered entered(*this, Op::kAccum);
+  const Meant meant{.mask = o.mask};
+  const size_t n = o.keys.n;
+  const Entering e(*this, q, Op::kAccum, o.version, o.keys, meant, o.exists);
+  const Segments<Q> segments(q, o.keys.data, meant, n);
+  Scratch<Q, uint8_t> had(q, n), allowed(q, n);
+  AllowNew(q, segments.view(), o.exists, n, allowed.data());
+  MarkFound(q, contents_.index().view(), o.keys.data, meant, n, had.data());
+  e.Enter({}, /*blank=*/true, allowed.data());
+  AccumValues<Q>(q, e.call, contents_.view(), spec_.type, static_cast<size_t>(spec_.dim), segments.view(),
+                 e.rows.data(), had.data(), o.old_rows, o.new_rows, o.exists, n);
+  e.End(o.next);
+}
+
+template <class Q>
+void DeviceTable<Q>::Clear(Q& q, const ClearOperands& o) {
+  const Entered entered(*this, Op::kClear);
+  Control control = ExpectNow(q, Op::kClear, o.version);
+  const CallView call = View(Op::kClear, o.version);
+  Contents<Q> empty(q, row_bytes(), reserved_, budget_);
+  empty.ReserveRows(q, control_.data(), reserved_);
+  Admission<Q> nothing(q, spec_.admission);
+  std::swap(contents_, empty);
+  empty.Retire(q);
+  std::swap(admission_, nothing);
+  nothing.Retire(q);
+  control.removed += control.size;
+  control.size = control.next_row = control.free_rows = control.wide = 0;
+  control.slots_used = control.waiting = control.waiting_slots = {};
+  control.last_step = 0;
+  q.Copy(control_.data(), &control, sizeof(control));
+  BeginWrite(q, call);
+  End(q, call, 0, o.next);
+  q.Wait();  // or the next call would make space beside rows that are gone
+}
+
+template <class Q>
+void DeviceTable<Q>::ClearSlots(Q& q, const ClearOperands& o) {
+  const Entered entered(*this, Op::kClearSlots);
+  (void)ExpectNow(q, Op::kClearSlots, o.version);
+  const CallView call = View(Op::kClearSlots, o.version);
+  BeginWrite(q, call);
+  ForgetSlots(q, call, contents_.view());
+  contents_.Detach(q);
+  End(q, call, 0, o.next);
+}
+
+template <class Q>
+void DeviceTable<Q>::BeginApply(Q& q, const BeginApplyOperands& o) {
+  const Entered entered(*this, Op::kApply);
+  const GradientSpan& g = o.gradients;
+  Begin(q, o,
+        {o.keys.data, g.counts, g.rows, o.keys.n, g.seals, g.num_seals, kSeal,
+         reinterpret_cast<const uint32_t*>(o.step), spec_.count_batches});
+}
+
+template <class Q>
+void DeviceTable<Q>::Begin(Q& q, const BeginApplyOperands& o, const GradientsView& gradients) {
+  const SlotLayout& layout = o.layout;
+  const KeySpan keys = o.keys;
+  NewSlots slots(*this, q);
+  if (!(layout == contents_.layout()) && !layout.empty()) (void)ExpectNow(q, Op::kApply, o.version);
+  if (AttachesSlots(spec_.name, contents_.layout(), layout)) {
+    contents_.Attach(q, layout);
+    slots.undo = true;
+  }
+  const AdmissionSpec& admission = spec_.admission;
+  const auto dim = static_cast<size_t>(spec_.dim);
+  const bool admits = admission.kind != AdmissionSpec::Kind::kEvery, shares = admission.shares();
+  const WithShared<Q> all(q, admission, keys, {.counts = gradients.counts});
+  const Decision<Q> decision(q, admits ? all.keys().n : 0);
+  const Pooling<Q> pooling(q, shares, keys.n, dim);
+  const Entering e(*this, q, Op::kApply, o.version, all.keys(), all.meant(), nullptr, &gradients);
+  const IndexView index = contents_.index().view();
+  if (admits) DecideKeys(q, e.call, admission_.view(), index, gradients, decision.view());
+  if (shares) {
+    FindPool(q, e.call, index, gradients, admission.shared_key, e.first.data(), decision.verdict.data(),
+             pooling.in_pool.data(), pooling.pool.data());
+    SumPool(q, gradients, dim, pooling.hashes.data(), pooling.order.data(), pooling.in_pool.data(),
+            pooling.pool.data(), pooling.blocks.data(), o.pooled);
+  } else {
+    q.Fill(o.pooled, 0, dim * sizeof(float));
+  }
+  e.Enter(o.initial, /*blank=*/false, admits ? decision.verdict.data() : nullptr);
+  if (admits) admission_.Commit(q, e.call, keys.data, keys.n, decision);
+  CountRows(q, e.call, contents_.view(), gradients, e.rows.data(), admits ? decision.totals.data() : nullptr,
+            shares ? pooling.pool.data() : nullptr, o.targets);
+  if (slots.undo) slots.undo = Fetch(q, control_.data()).open == 0;
+  touched_ = UserCode::Now();
+  in_step_ = !Refused();  // a call that is known to have been refused is no step
+  e.End(o.next,
+        EndStep{shares ? pooling.pool.data() : nullptr, o.active, reinterpret_cast<uint32_t*>(o.used_step)});
+}
+
+/// The value and the slots, with as many kernels as it takes.
+template <class Q>
+std::vector<Parts> DeviceTable<Q>::PartsOf(const std::byte* values,
+                                           const std::vector<const std::byte*>& slots) const {
+  if (!slots.empty() && slots.size() != contents_.layout().slots().size()) throw ChunkError(spec_.name);
+  std::vector<Parts> all(1 + slots.size() / Parts::kMost);
+  for (size_t p = 0; p <= slots.size(); ++p) {
+    Parts& some = all[p / Parts::kMost];
+    const auto put = [&](const std::byte* outside, size_t bytes, size_t offset) {
+      some.part[some.n++] = {const_cast<std::byte*>(outside), bytes, offset, p > 0};
+    };
+    if (p == 0) {
+      put(values, row_bytes(), 0);
+    } else {
+      const Slot& slot = contents_.layout().slots()[p - 1];
+      put(slots[p - 1], slot.bytes, slot.offset);
+    }
+  }
+  return all;
+}
+
+template <class Q>
+ChunkView DeviceTable<Q>::ChunkOf(const uint32_t* version, const ChunkSpan& chunk) const {
+  const bool own = OwnStep(chunk.num_rows);
+  return {View(Op::kApply, version),      contents_.view(), own ? step_.targets.data() : chunk.targets,
+          own ? step_.n : chunk.num_rows, chunk.start,      chunk.active};
+}
+
+template <class Q>
+void DeviceTable<Q>::Gather(Q& q, const GatherOperands& o) {
+  const Entered entered(*this, Op::kApply, /*begins=*/false);
+  touched_ = UserCode::Now();
+  const ChunkView rows = ChunkOf(o.version, o.chunk);
+  GatherView once{o.keys,  o.rows,  o.pooled,  spec_.admission.shared_key, static_cast<size_t>(spec_.dim),
+                  o.grads, o.fresh, o.row_keys};
+  if (OwnStep(o.chunk.num_rows)) {
+    once.keys = step_.received.merged().keys, once.rows = step_.received.merged().rows;
+    once.pooled = step_.pooled.data();
+  }
+  for (const Parts& parts : PartsOf(o.values, {o.slots.begin(), o.slots.end()})) {
+    GatherRows(q, rows, std::exchange(once, {}), parts, o.chunk.size);
+  }
+}
+
+template <class Q>
+void DeviceTable<Q>::Scatter(Q& q, const ScatterOperands& o) {
+  const Entered entered(*this, Op::kApply, /*begins=*/false);
+  touched_ = UserCode::Now();
+  const bool own = OwnStep(o.chunk.num_rows);
+  const size_t chunk = o.chunk.size;
+  const ChunkView rows = ChunkOf(o.version, o.chunk);
+  uint32_t* out = o.out;
+  for (const Parts& parts : PartsOf(o.values, o.slots)) {
+    ScatterRows(q, rows, parts, !o.slots.empty(), chunk, std::exchange(out, nullptr));
+  }
+  // The host does not know how many rows the step has; with one pass for all of them this was the last. A
+  // shard has counted its own.
+  bool last = chunk >= (own ? step_.left : o.chunk.num_rows);
+  step_.left -= std::min(step_.left, chunk);
+  if constexpr (Q::kSynchronous) {
+    last = static_cast<int64_t>(*o.chunk.start) + static_cast<int64_t>(chunk) >= *o.chunk.active;
+  }
+  if (last) {
+    in_step_ = false;
+    KeepHotRows(q, rows.call, rows.num_rows);
+  }
+}
+
+/// Once training has brought as many keys as there are rows, so that it costs little beside the training. The
+/// row ids of a step are not used after it; those of any step before it are those of a stale handle.
+template <class Q>
+void DeviceTable<Q>::KeepHotRows(Q& q, CallView call, size_t n) {
+  trained_ += n;
+  if (trained_ < LoadFromDevice(report_->size)) return;
+  trained_ = 0;
+  try {
+    KeepHot(q, call, contents_);
+  } catch (const std::bad_alloc&) {  // then rows stay where they are, which is as good but for speed
+  }
+}
+
+// ---- space -----------------------------------------------------------------------------------------------
+
+/// Below which the row ids are that are in use once so many keys more have come.
+template <class Q>
+size_t DeviceTable<Q>::EndRow(const Bound& bound, size_t to_come) const {
+  const size_t end = bound.next_row + (to_come > bound.free_rows ? to_come - bound.free_rows : 0);
+  if (!keeps_to_capacity()) return end;
+  // New ids are given only when none is free, and then there are as many as rows.
+  return std::min(end, std::max<size_t>(bound.next_row, spec_.max_capacity));
+}
+
+template <class Q>
+bool DeviceTable<Q>::HasSpace(size_t n) {
+  const Bound bound = Upper();
+  const size_t to_come = bound.pending + n;
+  return EndRow(bound, to_come) <= contents_.rows() &&
+         bound.slots_used + to_come <= contents_.index().room() &&
+         bound.waiting_slots + to_come <= admission_.room();
+}
+
+/// What there is at most, from what the device has reported.
+template <class Q>
+typename DeviceTable<Q>::Bound DeviceTable<Q>::Upper() {
+  Bound bound;
+  uint32_t write;
+  do {
+    write = LoadFromDevice(report_->write);
+    bound = {LoadFromDevice(report_->size),
+             LoadFromDevice(report_->slots_used),
+             LoadFromDevice(report_->waiting),
+             LoadFromDevice(report_->waiting_slots),
+             LoadFromDevice(report_->next_row),
+             LoadFromDevice(report_->free_rows),
+             0};
+  } while (LoadFromDevice(report_->begun) != write);
+  std::erase_if(pending_, [&](const auto& sent) { return static_cast<int32_t>(sent.first - write) <= 0; });
+  for (const auto& [number, n] : pending_) bound.pending += n;
+  return bound;
+}
+
+/// Makes space for n rows more, and for one more pending write.
+template <class Q>
+void DeviceTable<Q>::MakeSpace(Q& q, Op op, size_t n) {
+  if (pending_.size() == pending_.capacity()) pending_.reserve(2 * pending_.size() + 8);
+  // Some of the earlier writes may turn out to have needed less; the device goes on with the others.
+  do {
+    if (HasSpace(n)) return;
+  } while (!pending_.empty() && q.Pause());
+  if (HasSpace(n)) return;
+  const Bound now = Upper();
+  if (now.size + n >= kNoRow) {
+    throw RowsError(spec_.name, Name(op), now.size + n);
+  }
+  // More than this call may need, so that the next ones need not wait: most of all where there are many rows.
+  const size_t coming = now.pending + std::max<size_t>(2 * n, std::min<size_t>(8 * n, now.size / 8));
+  contents_.ReserveRows(q, control_.data(), std::max(EndRow(now, coming), reserved_));
+  if (now.slots_used + now.pending + n > contents_.index().room()) {
+    contents_.Reindex(q, control_.data(), std::max<size_t>(now.size + coming, reserved_));
+  }
+  if (now.waiting_slots + now.pending + n > admission_.room()) {
+    admission_.Reindex(q, control_.data(), now.waiting + coming);
+  }
+}
+
+}  // namespace kvjax::device

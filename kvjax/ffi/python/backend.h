@@ -1,0 +1,54 @@
+// The bindings of a backend: handlers, constants, hashes, and the calls on its whole tables. Every module is
+// made of these.
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include "kvjax/ffi/core/operation.h"
+#include "kvjax/ffi/handlers/targets.h"
+#include "kvjax/ffi/python/common.h"
+#include "kvjax/ffi/python/shards.h"
+#include "kvjax/ffi/python/tables.h"
+
+namespace kvjax {
+
+inline nb::dict HandlersToPython(const std::vector<NamedHandler>& targets) {
+  nb::dict handlers;
+  for (const auto& [target, handler] : targets)
+    handlers[target] = nb::capsule(reinterpret_cast<void*>(handler));
+  return handlers;
+}
+
+/// What Python has to know of each operation, by its name.
+inline nb::dict OperationsToPython() {
+  nb::dict operations;
+  for (const Operation& o : kOperations) {
+    nb::dict about;
+    about["writes"] = o.writes;
+    about["makes_rows"] = o.makes_rows;
+    about["needs_initial"] = o.needs_initial;
+    about["needs_values"] = o.needs_values;
+    about["evicts"] = o.evicts;
+    operations[nb::str(o.name.data(), o.name.size())] = about;
+  }
+  return operations;
+}
+
+/// `targets` gives the handlers, which another compiler may have compiled.
+template <WholeTable T>
+void BindBackend(nb::module_& m, std::vector<NamedHandler> (*targets)()) {
+  BindCommon(m);
+  m.attr("OPERATIONS") = OperationsToPython();
+  BindTables<T>(m);
+  BindShards<T>(m);
+  m.def(
+      "handlers", [targets] { return HandlersToPython(targets()); },
+      nb::sig("def handlers() -> dict[str, object]"), "XLA FFI handlers by target name.");
+}
+
+/// A backend whose kernels this compiler compiles too.
+template <class B>
+void BindBackend(nb::module_& m) {
+  BindBackend<typename B::Table>(m, &Targets<B>);
+}
+
+}  // namespace kvjax

@@ -1,0 +1,89 @@
+// The bindings that every module has and that are about no table: errors, constants, hashes.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/hash.h"
+#include "kvjax/ffi/core/route.h"
+#include "kvjax/ffi/core/select.h"
+#include "kvjax/ffi/core/shard_summary.h"
+#include "kvjax/ffi/core/spec.h"
+#include "kvjax/ffi/handlers/failures.h"
+#include "kvjax/ffi/python/callbacks.h"
+
+namespace kvjax {
+
+namespace nb = nanobind;
+
+template <class T>
+using HostArray = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+inline nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashStrings(const std::vector<nb::bytes>& items,
+                                                                uint64_t salt) {
+  std::vector<int64_t> out(items.size());
+  for (size_t i = 0; i < items.size(); ++i) {
+    out[i] = static_cast<int64_t>(HashBytes(items[i].c_str(), items[i].size(), salt));
+  }
+  return ToNumpy(std::move(out));
+}
+
+inline nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashIntegers(HostArray<int64_t> items, uint64_t salt) {
+  std::vector<int64_t> out(items.shape(0));
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<int64_t>(Salted(static_cast<uint64_t>(items.data()[i]), salt));
+  }
+  return ToNumpy(std::move(out));
+}
+
+/// The shard of each key by its virtual bucket.
+inline nb::ndarray<nb::numpy, int32_t, nb::ndim<1>> Owners(HostArray<int64_t> keys, uint32_t shards) {
+  std::vector<int32_t> out(keys.shape(0));
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = static_cast<int32_t>(OwnerOf(static_cast<uint64_t>(keys.data()[i]), shards));
+  }
+  return ToNumpy(std::move(out));
+}
+
+inline void BindCommon(nb::module_& m) {
+  nb::register_exception_translator([](const std::exception_ptr& p, void*) {
+    try {
+      std::rethrow_exception(p);
+    } catch (const Error& error) {
+      PyObject* type = error.code() == ErrorCode::kInvalidArgument     ? PyExc_ValueError
+                       : error.code() == ErrorCode::kNotFound          ? PyExc_KeyError
+                       : error.code() == ErrorCode::kResourceExhausted ? PyExc_MemoryError
+                                                                       : PyExc_RuntimeError;
+      PyErr_SetString(type, error.what());
+    }
+  });
+  m.attr("MAX_DIM") = kMaxDim;
+  m.attr("SEAL") = kSeal;
+  m.attr("NUM_BUCKETS") = kNumBuckets;
+  m.attr("TALLY_WORDS") = Tally::kWords;
+  m.attr("FACT_WORDS") = ShardSummary::kWords;
+  m.def(
+      "set_process", [](uint32_t process) { Failures::Get().SetProcess(process); }, nb::arg("process"),
+      "Says which of several processes this is, so that the numbers of their failures differ.");
+  m.def("owners", &Owners, nb::arg("keys"), nb::arg("shards"),
+        nb::sig("def owners(keys: numpy.typing.NDArray[numpy.int64], shards: int) -> "
+                "numpy.typing.NDArray[numpy.int32]"),
+        "The shard (n,) of each key by its virtual bucket.");
+  m.def("hash_strings", &HashStrings, nb::arg("items"), nb::arg("salt"),
+        nb::sig("def hash_strings(items: collections.abc.Sequence[bytes], salt: int) -> "
+                "numpy.typing.NDArray[numpy.int64]"),
+        "A key (n,) for each of n strings.");
+  m.def("hash_integers", &HashIntegers, nb::arg("items"), nb::arg("salt"),
+        nb::sig("def hash_integers(items: numpy.typing.NDArray[numpy.int64], salt: int) -> "
+                "numpy.typing.NDArray[numpy.int64]"),
+        "A key (n,) for each of n numbers.");
+}
+
+}  // namespace kvjax

@@ -1,0 +1,173 @@
+// Shards from Python: contents that are read in full before they replace any, and shards that are made to
+// replace those of a table.
+#pragma once
+#include <nanobind/nanobind.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/python/columns.h"
+#include "kvjax/ffi/python/tables.h"
+
+namespace kvjax {
+
+/// Contents that have been read for a table; nothing has changed yet.
+template <class T>
+struct Prepared {
+  std::shared_ptr<T> table;
+  typename T::Loaded loaded;
+};
+
+/// Reads contents for a table. in: what ExportTable gives, as flat arrays; slots as (name, type, bytes of
+/// one, bytes of all).
+template <class T>
+Prepared<T> PrepareLoad(const std::shared_ptr<T>& table, uint32_t version, const nb::dict& in) {
+  using SlotArray = std::tuple<std::string, std::string, size_t, HostArray<uint8_t>>;
+  const std::string& name = table->spec().name;
+  const auto keys = nb::cast<HostArray<int64_t>>(in[column::kKeys]);
+  const size_t n = keys.shape(0);
+  const auto expect = [&](bool ok, const std::string& what, size_t got) {
+    if (!ok) {
+      throw MakeError(ErrorCode::kInvalidArgument, name, "load", what, std::to_string(got),
+                      "all arrays have one row per key");
+    }
+  };
+  const auto longs = [&](const char* field) {
+    const auto array = nb::cast<HostArray<int64_t>>(in[field]);
+    expect(array.shape(0) == n, std::to_string(n) + " " + field, array.shape(0));
+    return array;
+  };
+  const auto bytes = [&](const char* field, size_t row) {
+    const auto array = nb::cast<HostArray<uint8_t>>(in[field]);
+    expect(array.shape(0) == n * row, std::to_string(n * row) + " bytes of " + field, array.shape(0));
+    return array;
+  };
+  const auto values = bytes(column::kValues, table->row_bytes());
+  const auto has_slots = bytes(column::kHasSlots, 1), pinned = bytes(column::kPinned, 1);
+  const auto freqs = longs(column::kFrequencies), versions = longs(column::kVersions);
+  const auto slots = nb::cast<std::vector<SlotArray>>(in[column::kSlots]);
+  const bool with_counts = in.contains(column::kPendingKeys);  // else those of the table stay
+  HostArray<int64_t> pending_keys, pending_counts;
+  HostArray<uint16_t> sketch;
+  if (with_counts) {
+    pending_keys = nb::cast<HostArray<int64_t>>(in[column::kPendingKeys]);
+    pending_counts = nb::cast<HostArray<int64_t>>(in[column::kPendingCounts]);
+    sketch = nb::cast<HostArray<uint16_t>>(in[column::kSketch]);
+    expect(pending_keys.shape(0) == pending_counts.shape(0), "one count per pending key",
+           pending_counts.shape(0));
+  }
+
+  SnapshotView view{.n = n,
+                    .keys = keys.data(),
+                    .values = reinterpret_cast<const std::byte*>(values.data()),
+                    .frequencies = freqs.data(),
+                    .versions = versions.data(),
+                    .has_slots = reinterpret_cast<const std::byte*>(has_slots.data()),
+                    .pinned = reinterpret_cast<const std::byte*>(pinned.data()),
+                    .slots = {},
+                    .layout = {},
+                    .last_step = nb::cast<int64_t>(in[column::kLastStep])};
+  for (const auto& [slot, type, width, array] : slots) {
+    expect(array.shape(0) == n * width, std::to_string(n * width) + " bytes of slot " + slot, array.shape(0));
+    view.layout.Add(slot, type, width);
+    view.slots.push_back(reinterpret_cast<const std::byte*>(array.data()));
+  }
+  return HostCall(name, "load", [&] {
+    const AdmissionState admission =
+        with_counts ? AdmissionState{{pending_keys.data(), pending_keys.data() + pending_keys.shape(0)},
+                                     {pending_counts.data(), pending_counts.data() + pending_counts.shape(0)},
+                                     {sketch.data(), sketch.data() + sketch.shape(0)}}
+                    : table->ExportAdmission(version);
+    return Prepared<T>{table, table->PrepareLoad(version, view, admission)};
+  });
+}
+
+/// Contents for one of the shards of this process.
+template <class T>
+Prepared<T> PrepareLive(const std::string& name, size_t shard, uint32_t version, const nb::dict& in) {
+  return PrepareLoad(ShardOf<T>(name, "load", shard), version, in);
+}
+
+/// Replaces the contents of the table that these were read for; gives its next version.
+template <class T>
+uint32_t CommitLoad(Prepared<T>& prepared) {
+  return HostCall(prepared.table->spec().name, "load",
+                  [&] { return prepared.table->CommitLoad(std::move(prepared.loaded)); });
+}
+
+/// Shards that no call finds yet.
+template <class T>
+struct Staged {
+  std::vector<int32_t> devices;
+  std::vector<std::shared_ptr<T>> tables;
+};
+
+/// As Create, but for handles of later versions than `version`, and filled: contents[i] are those of shard i.
+/// The shards in `originals` get the sink.
+template <class T>
+Staged<T> Stage(const std::string& name, const std::string& op, const nb::dict& o,
+                const std::vector<int32_t>& devices, const std::vector<uint32_t>& shards,
+                const std::vector<bool>& owns_shared, uint32_t version, const nb::sequence& contents,
+                const std::vector<size_t>& originals, const nb::object& sink) {
+  const uint32_t first = Registry<T>::VersionBehind(version);
+  auto make = ShardMaker<T>(name, o, devices, shards, owns_shared, first);
+  Staged<T> staged{devices, {}};
+  for (size_t i = 0; i < devices.size(); ++i) {
+    staged.tables.push_back(HostCall(name, op, [&] { return make(i); }));
+    Prepared<T> prepared = PrepareLoad(staged.tables[i], first, nb::cast<nb::dict>(contents[i]));
+    CommitLoad(prepared);
+  }
+  for (const size_t i : originals) staged.tables.at(i)->SetSink(MakeSink(name, sink));
+  return staged;
+}
+
+/// Puts them in the place of those there are, unless these have been written since `version`.
+template <class T>
+void Replace(const std::string& name, const std::string& op, uint32_t version, const Staged<T>& staged) {
+  HostCall(name, op, [&] { Registry<T>::Get().Replace(name, op, version, staged.devices, staged.tables); });
+}
+
+/// Puts them where no table of the name is.
+template <class T>
+void Adopt(const std::string& name, const std::string& op, const Staged<T>& staged) {
+  HostCall(name, op, [&] {
+    Registry<T>::Get().Create(name, staged.devices, [&](size_t i) { return staged.tables[i]; });
+  });
+}
+
+template <WholeTable T>
+void BindShards(nb::module_& m) {
+  nb::class_<Prepared<T>>(m, "Prepared",
+                          "Contents that have been read for a table; nothing has changed yet.");
+  nb::class_<Staged<T>>(m, "Staged", "Shards that no call finds yet.");
+  m.def("prepare_load", &PrepareLive<T>, nb::arg("name"), nb::arg("shard"), nb::arg("version"),
+        nb::arg("rows"),
+        nb::sig("def prepare_load(name: str, shard: int, version: int, rows: dict[str, object]) -> Prepared"),
+        "Reads the contents of a shard: what export_table gives, with slots as (name, type, bytes of one, "
+        "bytes).\n"
+        "Without pending_keys the shard keeps its admission.");
+  m.def("commit_load", &CommitLoad<T>, nb::arg("prepared"),
+        "Replaces the contents of the shard that these were read for. Returns its next version.");
+  m.def(
+      "stage", &Stage<T>, nb::arg("name"), nb::arg("op"), nb::arg("options"), nb::arg("devices"),
+      nb::arg("shards"), nb::arg("owns_shared"), nb::arg("version"), nb::arg("contents"),
+      nb::arg("originals"), nb::arg("sink").none(),
+      nb::sig("def stage(name: str, op: str, options: dict[str, object], devices: "
+              "collections.abc.Sequence[int], shards: "
+              "collections.abc.Sequence[int], owns_shared: collections.abc.Sequence[bool], version: int, "
+              "contents: collections.abc.Sequence[dict[str, object]], "
+              "originals: collections.abc.Sequence[int], sink: collections.abc.Callable[[dict[str, object], "
+              "str], None] | None) -> Staged"),
+      "Makes and fills shards, for handles of later versions than `version`; arguments as those of create.\n"
+      "contents: of each shard; the shards in `originals` get the sink.");
+  m.def("replace", &Replace<T>, nb::arg("name"), nb::arg("op"), nb::arg("version"), nb::arg("staged"),
+        "Replaces the shards of a table, unless it has been written since `version`.");
+  m.def("adopt", &Adopt<T>, nb::arg("name"), nb::arg("op"), nb::arg("staged"),
+        "Makes a table of the shards, where there is none of the name.");
+}
+
+}  // namespace kvjax

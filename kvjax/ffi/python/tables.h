@@ -1,0 +1,286 @@
+// The whole-table calls that Python makes by itself, outside of compiled programs, on whatever type of table.
+//
+// All of them let go of the GIL while they work on a table, because a write may call Python (sinks, scores)
+// from another thread.
+#pragma once
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <concepts>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/admit.h"
+#include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/registry.h"
+#include "kvjax/ffi/core/snapshot.h"
+#include "kvjax/ffi/core/spec.h"
+#include "kvjax/ffi/core/stats.h"
+#include "kvjax/ffi/python/callbacks.h"
+#include "kvjax/ffi/python/columns.h"
+#include "kvjax/ffi/python/common.h"
+
+namespace kvjax {
+
+/// What these calls want of a table; cpu/table.h says what each of them means.
+template <class T>
+concept WholeTable = requires(T& table, const TableSpec& spec, const std::string& storage, uint32_t version,
+                              size_t n, const SnapshotView& rows, const AdmissionState& admission,
+                              typename T::Loaded loaded, Sink sink, ScoreFunction score) {
+  { T::Make(spec, storage, version, n) } -> std::same_as<std::shared_ptr<T>>;
+  { table.spec() } -> std::convertible_to<const TableSpec&>;
+  { table.row_bytes() } -> std::convertible_to<size_t>;
+  { table.version() } -> std::convertible_to<uint32_t>;
+  table.Settle();
+  { table.SettledVersion() } -> std::convertible_to<uint32_t>;
+  { table.Size(version) } -> std::convertible_to<size_t>;
+  { table.Export(version, true) } -> std::same_as<Snapshot>;
+  { table.ExportAdmission(version) } -> std::same_as<AdmissionState>;
+  { table.PrepareLoad(version, rows, admission) } -> std::same_as<typename T::Loaded>;
+  { table.CommitLoad(std::move(loaded)) } -> std::convertible_to<uint32_t>;
+  { table.Stats() } -> std::same_as<Statistics>;
+  { table.Rows() } -> std::convertible_to<std::tuple<size_t, uint32_t>>;
+  { table.Layout() } -> std::convertible_to<SlotLayout>;
+  table.Reserve(version, n);
+  table.SetSink(std::move(sink));
+  table.SetScore(std::move(score));
+};
+
+/// One of the shards of this process; a table that is not spread is its own shard 0.
+template <class T>
+std::shared_ptr<T> ShardOf(std::string_view name, std::string_view op, size_t shard) {
+  const auto all = Registry<T>::Get().All(name, op);
+  if (shard < all.size()) return all[shard];
+  throw MakeError(ErrorCode::kNotFound, name, op,
+                  "one of the " + std::to_string(all.size()) + " shards of this process",
+                  std::to_string(shard), "call kvjax's Python functions");
+}
+
+/// Runs a call on a table without the GIL; running out of memory names the table and the operation, as inside
+/// XLA.
+template <class Body>
+auto HostCall(std::string_view name, std::string_view op, Body body) {
+  const nb::gil_scoped_release release;
+  try {
+    return body();
+  } catch (const std::bad_alloc&) {
+    throw MemoryError(name, op);
+  }
+}
+
+inline AdmissionSpec ParseAdmission(const nb::dict& o) {
+  using Kind = AdmissionSpec::Kind;
+  using Unadmitted = AdmissionSpec::Unadmitted;
+  const auto kind = nb::cast<std::string>(o["kind"]), unadmitted = nb::cast<std::string>(o["unadmitted"]);
+  AdmissionSpec spec;
+  const auto choose = [&](const std::string& text, auto&& choices) {
+    for (const auto& [word, choice] : choices) {
+      if (text == word) return choice;
+    }
+    throw MakeError(ErrorCode::kInvalidArgument, "", "get_table", "an admission of kvjax.admit", text,
+                    "call kvjax's Python functions");
+  };
+  spec.kind = choose(kind, std::vector<std::pair<const char*, Kind>>{{"min_count", Kind::kMinCount},
+                                                                     {"sketch", Kind::kSketch},
+                                                                     {"probability", Kind::kProbability}});
+  spec.unadmitted =
+      choose(unadmitted, std::vector<std::pair<const char*, Unadmitted>>{{"init", Unadmitted::kInitial},
+                                                                         {"zeros", Unadmitted::kZeros},
+                                                                         {"shared", Unadmitted::kShared}});
+  spec.shared_key = static_cast<uint64_t>(nb::cast<int64_t>(o["shared_key"]));
+  spec.threshold = nb::cast<uint32_t>(o["threshold"]);
+  spec.cells = nb::cast<uint32_t>(o["cells"]);
+  spec.halve_every = nb::cast<int64_t>(o["halve_every"]);
+  spec.probability = nb::cast<double>(o["probability"]);
+  spec.seed = nb::cast<uint64_t>(o["seed"]);
+  return spec;
+}
+
+/// make(i) builds shard shards[i] of a table for devices[i]. options: what kvjax._spec.TableSpec.host_options
+/// says; owns_shared: which of them have the row that unadmitted keys share.
+template <class T>
+auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<int32_t>& devices,
+                const std::vector<uint32_t>& shards, const std::vector<bool>& owns_shared,
+                uint32_t first_version) {
+  const auto dim = nb::cast<int64_t>(o["dim"]);
+  if (dim < 1 || dim > kMaxDim) {
+    throw MakeError(ErrorCode::kInvalidArgument, name, "get_table", "dim in 1.." + std::to_string(kMaxDim),
+                    std::to_string(dim), "dim is the width of a row");
+  }
+  TableSpec spec{.name = name, .dim = dim, .type = ParseRowType(nb::cast<std::string>(o["dtype"]))};
+  spec.initializer = {Initializer::ParseKind(nb::cast<std::string>(o["kind"])), nb::cast<double>(o["a"]),
+                      nb::cast<double>(o["b"]), nb::cast<uint64_t>(o["seed"])};
+  if (spec.initializer.kind == Initializer::Kind::kPool) {
+    const auto pool = nb::cast<HostArray<float>>(o["pool"]);
+    if (pool.shape(0) == 0 || pool.shape(0) % static_cast<size_t>(dim) != 0) {
+      throw MakeError(ErrorCode::kInvalidArgument, name, "get_table", "a pool of whole rows",
+                      std::to_string(pool.shape(0)) + " elements", "see kvjax.initializers.from_pool");
+    }
+    spec.initializer.pool =
+        std::make_shared<const std::vector<float>>(pool.data(), pool.data() + pool.shape(0));
+  }
+  if (!o["admit"].is_none()) spec.admission = ParseAdmission(nb::cast<nb::dict>(o["admit"]));
+  spec.max_capacity = nb::cast<size_t>(o["max_capacity"]);
+  spec.on_full = ParseOnFull(nb::cast<std::string>(o["on_full"]));
+  spec.policy = Policy::Parse(nb::cast<std::string>(o["policy"]));
+  spec.evict_every = nb::cast<int64_t>(o["evict_every"]);
+  spec.count_batches = nb::cast<bool>(o["count_batches"]);
+  spec.sharded = nb::cast<bool>(o["spread"]);
+  const auto capacity = nb::cast<size_t>(o["capacity"]);
+  const auto storage = nb::cast<std::string>(o["storage"]);
+  ScoreFunction score = MakeScore(name, nb::object(o["score"]));
+  return [=](size_t i) mutable {
+    spec.device = devices[i];
+    spec.shard = shards[i];
+    spec.owns_shared = owns_shared[i];
+    auto table = T::Make(spec, storage, first_version, capacity);
+    table->SetScore(score);  // a copy: the last reference must not go under the registry's lock
+    return table;
+  };
+}
+
+/// The shards of this process: devices, where they live, [HOME] for a table that is not spread; and
+/// as above.
+template <class T>
+void Create(const std::string& name, const nb::dict& o, const std::vector<int32_t>& devices,
+            const std::vector<uint32_t>& shards, const std::vector<bool>& owns_shared,
+            uint32_t first_version) {
+  auto make = ShardMaker<T>(name, o, devices, shards, owns_shared, first_version);
+  HostCall(name, "get_table", [&] { Registry<T>::Get().Create(name, devices, make); });
+}
+
+template <class T>
+nb::dict ExportTable(const std::string& name, size_t shard, uint32_t version, bool with_slots) {
+  const auto table = ShardOf<T>(name, "export", shard);
+  Snapshot s;
+  AdmissionState admission;
+  HostCall(name, "export", [&] {
+    s = table->Export(version, with_slots);
+    admission = table->ExportAdmission(version);
+  });
+  nb::dict out = SnapshotToNumpy(std::move(s));
+  out[column::kPendingKeys] = ToNumpy(std::move(admission.keys));
+  out[column::kPendingCounts] = ToNumpy(std::move(admission.counts));
+  out[column::kSketch] = ToNumpy(std::move(admission.cells));
+  return out;
+}
+
+/// Everything that kvjax.Stats says, by its names.
+template <class T>
+nb::dict TableStats(const std::string& name, size_t shard) {
+  const auto table = ShardOf<T>(name, "stats", shard);
+  const Statistics stats = HostCall(name, "stats", [&] { return table->Stats(); });
+  nb::dict out, evicted;
+  for (const auto& [field, number] : kStatistics) out[field] = stats.*number;
+  for (const auto& [reason, rows] : stats.evicted) {
+    if (rows > 0) evicted[reason.c_str()] = rows;
+  }
+  out["evicted"] = evicted;
+  out["probe_mean"] = stats.probe_mean;
+  out["probe_longest"] = stats.probe_longest;
+  return out;
+}
+
+/// The number of rows and the version that they belong to.
+template <class T>
+std::tuple<size_t, uint32_t> Rows(const std::string& name, size_t shard) {
+  const auto table = ShardOf<T>(name, "repr", shard);
+  return HostCall(name, "repr", [&] { return table->Rows(); });
+}
+
+/// Slots as (name, type), in the optimizer's order.
+template <class T>
+std::vector<std::tuple<std::string, std::string>> TableSlots(const std::string& name, size_t shard) {
+  const auto table = ShardOf<T>(name, "slot", shard);
+  const SlotLayout layout = HostCall(name, "slot", [&] { return table->Layout(); });
+  std::vector<std::tuple<std::string, std::string>> slots;
+  for (const Slot& slot : layout.slots()) slots.emplace_back(slot.name, slot.type);
+  return slots;
+}
+
+template <class T>
+void SetSink(const std::string& name, size_t shard, nb::object sink) {
+  const auto table = ShardOf<T>(name, "on_evict", shard);
+  Sink call = MakeSink(name, std::move(sink));
+  HostCall(name, "on_evict", [&] { table->SetSink(std::move(call)); });
+}
+
+template <WholeTable T>
+void BindTables(nb::module_& m) {
+  m.attr("HOME") = T::kHome;
+  m.def(
+      "create", &Create<T>, nb::arg("name"), nb::arg("options"), nb::arg("devices"), nb::arg("shards"),
+      nb::arg("owns_shared"), nb::arg("first_version"),
+      nb::sig("def create(name: str, options: dict[str, object], devices: collections.abc.Sequence[int], "
+              "shards: collections.abc.Sequence[int], "
+              "owns_shared: collections.abc.Sequence[bool], first_version: int) -> None"),
+      "Makes the shards of a table that live in this process.\n\n"
+      "options: what a table is, by the keys dim, dtype, kind, a, b, pool, seed (of the initializer), "
+      "storage,\n"
+      "spread, capacity, max_capacity, on_full, admit (None, or a dict of kvjax.admit), policy, "
+      "evict_every,\n"
+      "count_batches and score. devices, shards, owns_shared: for each shard the device it lives on, its "
+      "number,\n"
+      "and whether it has the row that unadmitted keys share; [HOME], [0], [True] for a table in one place.");
+  m.def(
+      "drop",
+      [](const std::string& name, const std::string& op, std::optional<uint32_t> only_at) {
+        return Registry<T>::Get().Drop(name, op, only_at);
+      },
+      nb::call_guard<nb::gil_scoped_release>(), nb::arg("name"), nb::arg("op") = "drop_table",
+      nb::arg("only_at") = nb::none(),
+      "Forgets a table, unless it has been written since version `only_at`. Returns the first version of a "
+      "later\n"
+      "table of the name.");
+  m.def(
+      "version",
+      [](const std::string& name, size_t shard) {
+        return ShardOf<T>(name, "version", shard)->SettledVersion();
+      },
+      nb::call_guard<nb::gil_scoped_release>(), nb::arg("name"), nb::arg("shard"),
+      "The live version, once no step is under way.");
+  m.def(
+      "size",
+      [](const std::string& name, size_t shard, uint32_t version) {
+        const auto table = ShardOf<T>(name, "size", shard);
+        return HostCall(name, "size", [&] { return table->Size(version); });
+      },
+      nb::arg("name"), nb::arg("shard"), nb::arg("version"), "The number of rows of a shard.");
+  m.def(
+      "reserve",
+      [](const std::string& name, size_t shard, uint32_t version, size_t n) {
+        const auto table = ShardOf<T>(name, "reserve", shard);
+        HostCall(name, "reserve", [&] { table->Reserve(version, n); });
+      },
+      nb::arg("name"), nb::arg("shard"), nb::arg("version"), nb::arg("n"), "Makes space for n rows in all.");
+  m.def(
+      "export_table", &ExportTable<T>, nb::arg("name"), nb::arg("shard"), nb::arg("version"),
+      nb::arg("with_slots"),
+      nb::sig("def export_table(name: str, shard: int, version: int, with_slots: bool) -> dict[str, object]"),
+      "The snapshot of a shard as flat arrays, sorted by (bucket, key): keys, values, freqs, versions, "
+      "has_slots,\n"
+      "pinned, offsets, last_step, slots as (name, type, bytes), and of its admission pending_keys,\n"
+      "pending_counts and sketch.");
+  m.def("stats", &TableStats<T>, nb::arg("name"), nb::arg("shard"),
+        nb::sig("def stats(name: str, shard: int) -> dict[str, int | float | dict[str, int]]"),
+        "What a shard holds and has done, by name; \"evicted\" is a dict of rows by reason.");
+  m.def("rows", &Rows<T>, nb::arg("name"), nb::arg("shard"),
+        "The number of rows, and the version they belong to.");
+  m.def("slots", &TableSlots<T>, nb::arg("name"), nb::arg("shard"),
+        "The optimizer's slots as (name, type), in its order.");
+  m.def("set_sink", &SetSink<T>, nb::arg("name"), nb::arg("shard"), nb::arg("sink").none(),
+        nb::sig("def set_sink(name: str, shard: int, sink: collections.abc.Callable[[dict[str, object], "
+                "str], None] | None) "
+                "-> None"),
+        "Sets the function that is given evicted rows, as (snapshot, reason).");
+}
+
+}  // namespace kvjax

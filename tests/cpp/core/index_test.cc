@@ -1,0 +1,190 @@
+// KeyIndex against std::unordered_map.
+#include "kvjax/ffi/core/index.h"
+
+#include <algorithm>
+#include <chrono>
+#include <unordered_map>
+#include <vector>
+
+#include "tests/cpp/support/check.h"
+#include "tests/cpp/support/data.h"
+
+namespace {
+
+using data::Keys;
+using kvjax::KeyIndex;
+using kvjax::kNoRow;
+using Reference = std::unordered_map<uint64_t, uint32_t>;
+
+void Insert(KeyIndex& index, uint64_t key, uint32_t row) {
+  index.Reserve(index.size() + 1);
+  index.Insert(key, row);
+}
+
+uint32_t RowOf(const Reference& reference, uint64_t key) {
+  const auto found = reference.find(key);
+  return found == reference.end() ? kNoRow : found->second;
+}
+
+/// All that the public interface tells, batched and one by one, must be what the reference tells.
+void CheckSame(const KeyIndex& index, const Reference& reference, const Keys& universe) {
+  CHECK_EQ(index.size(), reference.size());
+  std::vector<uint32_t> rows(universe.size());
+  index.Find(universe.data(), universe.size(), rows.data());
+  for (size_t i = 0; i < universe.size(); ++i) {
+    CHECK_EQ(rows[i], RowOf(reference, universe[i]));
+    CHECK_EQ(rows[i], index.Find(universe[i]));
+  }
+  size_t visited = 0;
+  index.ForEach([&](uint64_t key, uint32_t row) {
+    ++visited;
+    CHECK_EQ(row, RowOf(reference, key));
+  });
+  CHECK_EQ(visited, reference.size());
+}
+
+/// A key that is at home in the last of 16 places, so that its probes wrap around.
+uint64_t KeyAtTheEnd(uint64_t from) {
+  while (kvjax::Mix(from) >> 60 != 15) ++from;
+  return from;
+}
+
+TEST(EmptyIndexFindsNothing) {
+  KeyIndex index;
+  CHECK_EQ(index.Find(0), kNoRow);
+  CHECK_EQ(index.Erase(0), kNoRow);
+  CHECK_EQ(index.capacity(), 0u);
+  CheckSame(index, {}, data::kAwkward);
+  index.Find(nullptr, 0, nullptr);
+}
+
+TEST(AwkwardKeysAreOrdinary) {
+  KeyIndex index;
+  Reference reference;
+  const Keys keys(data::kAwkward.begin(), data::kAwkward.end());
+  for (uint32_t i = 0; i < keys.size(); ++i) {
+    if (!reference.emplace(keys[i], i).second) continue;
+    Insert(index, keys[i], i);
+    CheckSame(index, reference, keys);
+  }
+  while (!reference.empty()) {
+    const auto [key, row] = *reference.begin();
+    reference.erase(key);
+    CHECK_EQ(index.Erase(key), row);
+    CHECK_EQ(index.Erase(key), kNoRow);
+    CheckSame(index, reference, keys);
+  }
+}
+
+TEST(ErasureClosesGapsAcrossTheEnd) {
+  // Five keys that want the last place, so four stand at the front; every order of erasure must keep the
+  // rest.
+  Keys keys;
+  for (uint64_t from = 0; keys.size() < 5; from = keys.back() + 1) keys.push_back(KeyAtTheEnd(from));
+  for (size_t first = 0; first < keys.size(); ++first) {
+    for (size_t second = 0; second < keys.size(); ++second) {
+      KeyIndex index;
+      Reference reference;
+      for (uint32_t i = 0; i < keys.size(); ++i) {
+        Insert(index, keys[i], i);
+        reference.emplace(keys[i], i);
+      }
+      CHECK_EQ(index.capacity(), 16u);
+      for (uint64_t key : {keys[first], keys[second]}) {
+        CHECK_EQ(index.Erase(key), RowOf(reference, key));
+        reference.erase(key);
+        CheckSame(index, reference, keys);
+      }
+    }
+  }
+}
+
+TEST(RandomOperationsMatchReference) {
+  for (uint64_t universe_size : {20u, 300u, 5000u}) {
+    data::Stream stream(universe_size);
+    Keys universe = data::kAwkward;
+    // Small, strided and random keys: the hash must spread them all.
+    for (uint64_t i = 0; universe.size() < universe_size; ++i) {
+      universe.push_back(i % 3 == 0 ? 100 + i : i % 3 == 1 ? i << 40 : stream.Next());
+    }
+    KeyIndex index;
+    Reference reference;
+    for (uint32_t op = 0; op < 60'000; ++op) {
+      const uint64_t key = universe[stream.Below(universe.size())];
+      if (stream.Below(2) == 0) {
+        CHECK_EQ(index.Erase(key), RowOf(reference, key));
+        reference.erase(key);
+      } else if (reference.emplace(key, op).second) {
+        Insert(index, key, op);
+      }
+      CHECK_EQ(index.Find(key), RowOf(reference, key));
+      if (op % 5000 == 0) CheckSame(index, reference, universe);
+    }
+    CheckSame(index, reference, universe);
+    index.Clear();
+    CHECK_EQ(index.bytes(), 0u);
+    CheckSame(index, {}, universe);
+    Insert(index, 5, 6);  // a cleared index works on
+    CHECK_EQ(index.Find(5), 6u);
+  }
+}
+
+TEST(GrowthKeepsEveryKeyAndReserveIsExact) {
+  KeyIndex index;
+  Reference reference;
+  Keys universe;
+  index.Reserve(1000);
+  const size_t capacity = index.capacity();
+  for (uint32_t i = 0; i < 1000; ++i) {
+    index.Insert(i, i);  // without another Reserve
+    reference.emplace(i, i);
+    universe.push_back(i);
+  }
+  CHECK_EQ(index.capacity(), capacity);
+  CheckSame(index, reference, universe);
+  index.Reserve(10);  // never shrinks
+  CHECK_EQ(index.capacity(), capacity);
+  index.Reserve(100'000);
+  CHECK(index.capacity() > capacity);
+  CHECK(index.capacity() * 5 / 8 >= 100'000);
+  CheckSame(index, reference, universe);
+}
+
+double SecondsToFind(const KeyIndex& index, const Keys& keys) {
+  std::vector<uint32_t> rows(keys.size());
+  double best = 1e9;
+  for (int repeat = 0; repeat < 7; ++repeat) {
+    const auto start = std::chrono::steady_clock::now();
+    index.Find(keys.data(), keys.size(), rows.data());
+    best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+  }
+  return best;
+}
+
+TEST(ChurnDoesNotWearTheIndexOut) {
+  constexpr uint64_t kLive = 40'000, kChurn = 1'000'000;  // 61 % full: just below growth
+  KeyIndex index;
+  for (uint64_t i = 0; i < kLive; ++i) Insert(index, i, static_cast<uint32_t>(i));
+  const size_t capacity = index.capacity();
+  CHECK_EQ(capacity, 65536u);
+  for (uint64_t i = 0; i < kChurn; ++i) {
+    CHECK_EQ(index.Erase(i), static_cast<uint32_t>(i % kLive));
+    Insert(index, i + kLive, static_cast<uint32_t>(i % kLive));
+  }
+  CHECK_EQ(index.capacity(), capacity);
+  KeyIndex fresh;  // the same keys in an index without a past
+  Reference reference;
+  Keys live, gone;
+  for (uint64_t i = kChurn; i < kChurn + kLive; ++i) {
+    live.push_back(i);
+    gone.push_back(i - kLive);
+    Insert(fresh, i, static_cast<uint32_t>(i % kLive));
+    reference.emplace(i, static_cast<uint32_t>(i % kLive));
+  }
+  CheckSame(index, reference, live);
+  CheckSame(index, reference, gone);
+  // Tombstones would make a miss walk the whole index, 10,000 times as long; a busy machine is not that slow.
+  CHECK(SecondsToFind(index, gone) < 20 * SecondsToFind(fresh, gone) + 1e-3);
+}
+
+}  // namespace

@@ -1,0 +1,318 @@
+// Every allocation of every write fails once: the table must then be as it was, and work on.
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <new>
+#include <string_view>
+#include <vector>
+
+#include "tests/cpp/support/check.h"
+#include "tests/cpp/support/data.h"
+
+namespace {
+
+/// Counts allocations while armed. The one that brings the count to `fail_at` fails, and with `for_good` all
+/// behind it too, as on a machine that is out of memory.
+struct Faults {
+  bool armed = false;
+  bool for_good = false;
+  int count = 0;
+  int fail_at = 0;
+
+  void Hit() {
+    if (!armed) return;
+    ++count;
+    if (count == fail_at || (for_good && count > fail_at)) throw std::bad_alloc();
+  }
+} faults;
+
+}  // namespace
+
+// Not inlined, or GCC takes the pair of malloc and delete in its callers for a mistake.
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  faults.Hit();
+  if (void* p = std::malloc(bytes > 0 ? bytes : 1)) return p;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
+
+namespace {
+
+using data::Keys;
+using data::Live;
+using data::State;
+using kvjax::AdmissionSpec;
+using kvjax::Serial;
+using kvjax::Snapshot;
+using kvjax::TableSpec;
+
+class FailingSlabs final : public kvjax::SlabAllocator {
+ public:
+  std::byte* Allocate(size_t bytes) override {
+    faults.Hit();
+    return host_.Allocate(bytes);
+  }
+  void Free(std::byte* slab, size_t bytes) noexcept override { host_.Free(slab, bytes); }
+
+ private:
+  kvjax::HostSlabs host_;
+};
+
+constexpr size_t kDim = 2048;  // 256 rows to a slab
+
+/// Constant initial rows: random ones would take most of the test's time.
+TableSpec Spec() {
+  return {.name = "a table whose name does not fit into a std::string",
+          .dim = kDim,
+          .initializer = {kvjax::Initializer::Kind::kConstant, 2.0}};
+}
+
+kvjax::SlotLayout Layout() {
+  kvjax::SlotLayout layout;
+  layout.Add("a slot whose name does not fit into a std::string", "float32[2048]", 4 * kDim);
+  return layout;
+}
+
+Keys Range(uint64_t begin, uint64_t end) {
+  Keys keys;
+  for (uint64_t key = begin; key < end; ++key) keys.push_back(key);
+  return keys;
+}
+
+using Op = std::function<void(Live&)>;
+
+void Nothing(Live& /*table*/) {}
+
+/// Some rows with holes among them; one more key grows the index.
+void Some(Live& table) {
+  table.Begin(Range(0, 20), std::vector<int32_t>(20, 3));
+  table.Drop({3, 4, 5});
+  table.Pin({7, 8});
+}
+
+/// As Some, with slots, and keys that wait to be admitted where there is an admission.
+void Trained(Live& table) {
+  table.Begin(Range(0, 20), std::vector<int32_t>(20, 3), Layout());
+  table.Begin(Range(20, 40), std::vector<int32_t>(20, 1), Layout(), 1);
+  table.Drop({3, 4, 5});
+}
+
+struct Case {
+  Op op;
+  int at_least;  // fewer allocations than that, and the test has lost its grip
+  TableSpec spec = Spec();
+  Op fill = Some;    // what `op` starts from
+  int versions = 1;  // that `op` makes
+};
+
+/// Runs the operation, which leads to `after`, with its `fail_at`-th allocation failing; returns whether it
+/// had so many. An index grown before a failure stays so, and each run needs a table of its own: a second try
+/// allocates less.
+bool FailsAt(const Case& c, int fail_at, const State& after, bool for_good) {
+  Live table(c.spec, std::make_shared<FailingSlabs>());
+  c.fill(table);
+  const uint32_t version = table.version();
+  const State before(table);
+  bool failed = false;
+  faults = {true, for_good, 0, fail_at};
+  try {
+    c.op(table);
+  } catch (const std::bad_alloc&) {
+    failed = true;
+  }
+  faults.armed = false;
+  if (failed) {
+    CHECK_EQ(table.version(), version);
+    CHECK(data::Same(before, State(table)));
+    c.op(table);  // now there is memory
+  }
+  CHECK_EQ(table.version(), version + static_cast<uint32_t>(c.versions));
+  CHECK(data::Same(after, State(table)));
+  return failed;
+}
+
+/// Fails each allocation in turn.
+void CheckStrongGuarantee(const Case& c) {
+  Live twin(c.spec);  // where nothing fails
+  c.fill(twin);
+  c.op(twin);
+  const State after(twin);
+  for (const bool for_good : {false, true}) {
+    int fail_at = 1;
+    while (FailsAt(c, fail_at, after, for_good)) ++fail_at;
+    CHECK(fail_at > c.at_least);
+  }
+}
+
+const Keys kMany = [] {  // old keys, new ones, and some of both twice
+  Keys keys = Range(15, 30);
+  keys.insert(keys.end(), data::kAwkward.begin(), data::kAwkward.end());
+  return keys;
+}();
+
+const data::Floats& Values() {
+  static const data::Floats values(kMany.size() * kDim, 0.25f);
+  return values;
+}
+
+/// From rows and from none: memory for the first rows is asked for in other places.
+void CheckKeys(const Op& op, int at_least) {
+  CheckStrongGuarantee({op, at_least});
+  CheckStrongGuarantee({.op = op, .at_least = at_least, .fill = Nothing});
+}
+
+TEST(InsertUpsertAndPin) {
+  CheckKeys([](Live& t) { t.Ensure(kMany); }, 8);
+  CheckKeys([](Live& t) { t.Put(kMany, Values()); }, 8);
+  CheckKeys([](Live& t) { t.Pin(kMany); }, 8);
+}
+
+TEST(AssignAddAndAccum) {
+  static const auto exists = std::make_unique<bool[]>(kMany.size());
+  for (size_t i = 0; i < kMany.size(); ++i) exists[i] = i % 3 == 0;
+  CheckStrongGuarantee(
+      {[](Live& t) { t.Assign(Serial, t.version(), data::Span(kMany), data::Bytes(Values())); }, 3});
+  CheckKeys([](Live& t) { t.Add(Serial, t.version(), data::Span(kMany), Values().data(), {}); }, 10);
+  CheckKeys(
+      [](Live& t) {
+        t.Accum(Serial, t.version(), data::Span(kMany), Values().data(), Values().data(), exists.get());
+      },
+      9);
+}
+
+void Train(Live& t) {
+  static const std::vector<int32_t> counts(45, 2);
+  t.Begin(Range(15, 60), counts, Layout());
+}
+
+TEST(BeginApply) {
+  CheckKeys([](Live& t) { t.Begin(Range(15, 30), std::vector<int32_t>(15, 3), Layout()); }, 12);
+}
+
+TEST(BeginApplyWithAdmission) {
+  using Kind = AdmissionSpec::Kind;
+  for (const Kind kind : {Kind::kMinCount, Kind::kSketch, Kind::kProbability}) {
+    TableSpec spec = Spec();
+    spec.admission = {.kind = kind,
+                      .unadmitted = AdmissionSpec::Unadmitted::kShared,
+                      .shared_key = 1ull << 40,
+                      .threshold = 3,
+                      .cells = kind == Kind::kSketch ? 4u : 0u,
+                      .halve_every = 2,
+                      .probability = 0.5};
+    CheckStrongGuarantee({Train, 12, spec, Trained});
+  }
+}
+
+TEST(BeginApplyWithEviction) {
+  TableSpec spec = Spec();
+  spec.max_capacity = 50;
+  spec.on_full = kvjax::OnFull::kEvict;
+  spec.policy = kvjax::Policy::Parse(
+      "a reason that does not fit into a std::string\nmax_age:0 min_frequency:2 and\n"
+      "another such reason, as long as the first\nleast_frequent:needed:3.5");
+  CheckStrongGuarantee({Train, 25, spec, Trained});  // too many rows
+  spec.max_capacity = 0;
+  spec.evict_every = 2;
+  CheckStrongGuarantee({Train, 25, spec, Trained});  // the second step
+  spec.max_capacity = 48;
+  CheckStrongGuarantee({Train, 25, spec, Some});  // and slots come with it
+}
+
+TEST(Evict) {
+  const Op evict = [](Live& t) { t.Evict("a reason that does not fit into a std::string\nleast_recent:10"); };
+  CheckStrongGuarantee({evict, 8, Spec(), Trained});
+  const auto with_sink = [](Live& t) {
+    Trained(t);
+    t.SetSink([](const Snapshot&, std::string_view) {});
+  };
+  CheckStrongGuarantee({evict, 25, Spec(), with_sink});
+}
+
+TEST(Remove) {
+  CheckStrongGuarantee({[](Live& t) { t.Drop(Range(0, 40)); }, 1});
+}
+
+TEST(RemovalOneByOneSeldomAllocates) {
+  // Else each would copy the list of free rows.
+  Live table(1);
+  table.Ensure(Range(0, 5000));
+  faults = {.armed = true};
+  for (uint64_t key = 0; key < 5000; ++key) {
+    const uint64_t removed = key;
+    table.Remove(table.version(), {&removed, 1});
+  }
+  faults.armed = false;
+  CHECK(faults.count < 60);
+}
+
+TEST(ClearAndClearSlots) {
+  CheckStrongGuarantee({[](Live& t) { t.Clear(t.version()); }, 0});
+  CheckStrongGuarantee({[](Live& t) { t.ClearSlots(t.version()); }, 0, Spec(), Trained});
+}
+
+TEST(LoadWithAdmission) {
+  TableSpec spec = Spec();
+  spec.admission = {.kind = AdmissionSpec::Kind::kMinCount, .threshold = 3};
+  static const State state = [&] {
+    Live source(spec);
+    source.Begin(Range(10, 44), std::vector<int32_t>(34, 3), Layout());
+    source.Begin(Range(50, 99), std::vector<int32_t>(49, 1));
+    source.Pin({12});
+    return State(source);
+  }();
+  CHECK_EQ(state.admission.keys.size(), 49u);
+  const Op load = [](Live& t) { t.Restore(data::View(state.rows), state.admission); };
+  CheckStrongGuarantee({load, 12, spec, Trained});
+  CheckStrongGuarantee({load, 12, spec, Nothing});
+}
+
+TEST(Reserve) {
+  CheckStrongGuarantee(
+      {.op = [](Live& t) { t.Reserve(t.version(), 1500); }, .at_least = 10, .fill = Trained, .versions = 0});
+}
+
+TEST(AFailedReserveGivesBackWhatItGained) {
+  Live table(Spec(), std::make_shared<FailingSlabs>());
+  Trained(table);
+  const auto bytes = [&] {
+    return table.Observe([](const kvjax::Contents& c) {
+      return c.store.value_bytes() + c.store.header_bytes() + c.store.slot_bytes() + c.store.index().bytes();
+    });
+  };
+  const size_t before = bytes();
+  int fail_at = 1;
+  for (bool failed = true; failed; ++fail_at) {
+    failed = false;
+    faults = {true, false, 0, fail_at};
+    try {
+      table.Reserve(table.version(), 3000);
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    faults.armed = false;
+    CHECK_EQ(bytes() == before, failed);
+  }
+  CHECK(fail_at > 15);
+}
+
+TEST(ASinkThatCannotBeSetLeavesTheOld) {
+  Live table(1);
+  int calls = 0;
+  table.SetSink([&](const Snapshot&, std::string_view) { ++calls; });
+  faults = {true, true, 0, 1};
+  bool failed = false;
+  try {
+    table.SetSink([](const Snapshot&, std::string_view) { throw 1; });
+  } catch (const std::bad_alloc&) {
+    failed = true;
+  }
+  faults.armed = false;
+  CHECK(failed);
+  table.Ensure({1, 2});
+  table.Evict("all\nleast_recent:9");
+  CHECK_EQ(calls, 1);
+}
+
+}  // namespace

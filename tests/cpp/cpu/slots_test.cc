@@ -1,0 +1,199 @@
+// What belongs to a row beside its value, and whole-table copies of it all.
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kvjax/ffi/core/snapshot.h"
+#include "tests/cpp/support/check.h"
+#include "tests/cpp/support/data.h"
+
+namespace {
+
+using data::Floats;
+using data::Keys;
+using data::Live;
+using kvjax::Snapshot;
+
+kvjax::SlotLayout Adam(size_t dim) {
+  kvjax::SlotLayout layout;
+  layout.Add("mu", "float32[" + std::to_string(dim) + "]", 4 * dim);
+  layout.Add("flag", "bool", 1);  // not a multiple of 4: the next slot is aligned all the same
+  layout.Add("nu", "float32", 4);
+  return layout;
+}
+
+struct Chunk {
+  Floats values, mu, nu;
+  std::vector<uint8_t> flag, fresh;
+};
+
+Chunk Gather(const Live& table, const data::Targets& ids) {
+  const size_t n = ids.size(), dim = static_cast<size_t>(table.spec().dim);
+  Chunk c{Floats(n * dim), Floats(n * dim), Floats(n), std::vector<uint8_t>(n), {}};
+  const auto fresh = std::make_unique<bool[]>(n);
+  const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
+  table.Gather(kvjax::Serial, table.version(), ids.data(), n, bytes(c.values), fresh.get(),
+               {bytes(c.mu), bytes(c.flag), bytes(c.nu)});
+  c.fresh.assign(fresh.get(), fresh.get() + n);
+  return c;
+}
+
+void Scatter(Live& table, const data::Targets& ids, const Chunk& c) {
+  const auto bytes = [](const auto& v) { return reinterpret_cast<const std::byte*>(v.data()); };
+  table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), bytes(c.values),
+                {bytes(c.mu), bytes(c.flag), bytes(c.nu)}, true);
+}
+
+/// One step of Adam-like training: every slot and value becomes a number that tells key, column and step.
+void Train(Live& table, const Keys& keys, float mark) {
+  const size_t dim = static_cast<size_t>(table.spec().dim);
+  const auto ids = table.Begin(keys, std::vector<int32_t>(keys.size(), 1), Adam(dim));
+  Chunk c = Gather(table, ids);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    for (size_t d = 0; d < dim; ++d)
+      c.values[i * dim + d] = c.mu[i * dim + d] = mark + static_cast<float>(i * dim + d);
+    c.nu[i] = -mark - static_cast<float>(i);
+    c.flag[i] = 1;
+  }
+  Scatter(table, ids, c);
+}
+
+/// One step of an optimizer without slots.
+void TrainSgd(Live& table, const Keys& keys) {
+  const auto ids = table.Begin(keys, std::vector<int32_t>(keys.size(), 1));
+  const Floats values(keys.size() * static_cast<size_t>(table.spec().dim), 0.5f);
+  table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), data::Bytes(values), {}, true);
+}
+
+TEST(SlotsComeBackAsTheyWereWritten) {
+  Live table(5);
+  CHECK_EQ(Adam(5).stride(), 28u);
+  Train(table, {1, 2, 3}, 100);
+  const Chunk c = Gather(table, table.Begin({3, 9, 1}, {1, 1, 1}, Adam(5)));
+  CHECK(c.fresh == std::vector<uint8_t>({0, 1, 0}));
+  CHECK(c.flag == std::vector<uint8_t>({1, 0, 1}));
+  CHECK(c.nu == Floats({-102, 0, -100}));
+  CHECK(Floats(c.mu.begin(), c.mu.begin() + 5) == Floats({110, 111, 112, 113, 114}));
+}
+
+TEST(ReusedRowsHaveFreshSlots) {
+  Live table(2);
+  Train(table, {1, 2}, 100);
+  table.Drop({1});
+  CHECK_EQ(Gather(table, table.Begin({50}, {1}, Adam(2))).fresh[0], 1);
+}
+
+TEST(AnUnlikeLayoutIsRefused) {
+  Live table(2);
+  Train(table, {1, 2}, 100);
+  const Snapshot before = table.Copy();
+  kvjax::SlotLayout other;
+  other.Add("accumulator", "float32[2]", 8);
+  CHECK_THROWS(kFailedPrecondition, table.Begin({3}, {1}, other));
+  CHECK(data::Same(before, table.Copy()));
+  TrainSgd(table, {1});  // an optimizer without slots leaves them alone
+  CHECK_EQ(Gather(table, table.Begin({1}, {1}, Adam(2))).nu[0], -100.0f);
+  table.ClearSlots(table.version());
+  CHECK(table.Copy().layout.empty());
+  table.Begin({3}, {1}, other);
+  CHECK(table.Copy().layout == other);
+}
+
+TEST(RowsOfAnOptimizerWithoutSlotsStayFresh) {
+  Live table(2);
+  TrainSgd(table, {1});
+  CHECK_EQ(Gather(table, table.Begin({1}, {1}, Adam(2))).fresh[0], 1);  // before any slots
+  Train(table, {2}, 100);
+  table.Drop({2});
+  TrainSgd(table, {3});  // takes the row that key 2 had
+  CHECK_EQ(Gather(table, table.Begin({3}, {1}, Adam(2))).fresh[0], 1);
+}
+
+TEST(SlotsWithoutElementsAreHarmless) {
+  Live table(2);
+  kvjax::SlotLayout layout;
+  layout.Add("empty", "float32[0]", 0);
+  const auto ids = table.Begin({1}, {1}, layout);
+  Floats values(2);
+  std::byte slot;
+  bool fresh;
+  table.Gather(kvjax::Serial, table.version(), ids.data(), 1, reinterpret_cast<std::byte*>(values.data()),
+               &fresh, {&slot});
+  table.Scatter(kvjax::Serial, table.version(), ids.data(), 1, data::Bytes(values), {&slot}, true);
+  const Snapshot s = table.Copy();
+  CHECK_EQ(s.slots.size(), 1u);
+  table.Restore(data::View(s));
+  CHECK(data::Same(s, table.Copy()));
+}
+
+TEST(ExportIsSortedAndComplete) {
+  Live table(2);
+  Keys keys = data::kAwkward;
+  data::Stream stream(3);
+  while (keys.size() < 3000) keys.push_back(stream.Next());  // some 60 of them share a bucket
+  table.Ensure(keys);
+  const Snapshot s = table.Copy(false);
+  CHECK_EQ(s.keys.size(), table.Size(table.version()));
+  CHECK_EQ(s.offsets.size(), kvjax::kNumBuckets + 1u);
+  for (size_t i = 0; i + 1 < s.keys.size(); ++i) {
+    const auto a = kvjax::BucketOf(static_cast<uint64_t>(s.keys[i]));
+    const auto b = kvjax::BucketOf(static_cast<uint64_t>(s.keys[i + 1]));
+    CHECK(a < b || (a == b && s.keys[i] < s.keys[i + 1]));
+  }
+  for (size_t i = 0; i < s.keys.size(); ++i) {
+    const auto bucket = kvjax::BucketOf(static_cast<uint64_t>(s.keys[i]));
+    CHECK(s.offsets[bucket] <= static_cast<int64_t>(i) && static_cast<int64_t>(i) < s.offsets[bucket + 1]);
+    const Floats row = table.Rows({static_cast<uint64_t>(s.keys[i])});
+    CHECK_EQ(std::memcmp(s.values.data() + i * 8, row.data(), 8), 0);
+  }
+}
+
+TEST(LoadRestoresWhatExportGave) {
+  Live table(3);
+  Train(table, data::kAwkward, 100);
+  Train(table, {5, 6}, 200);
+  table.Drop({5, 0});
+  table.Ensure({77});
+  table.Put({6, 78}, {1, 2, 3, 4, 5, 6});
+  TrainSgd(table, {79, 6});
+  for (const bool slots : {true, false}) {
+    const Snapshot s = table.Copy(slots);
+    Live other(3);
+    Train(other, {1, 2, 999}, 500);  // Load replaces all of it
+    other.Restore(data::View(s));
+    Snapshot back = other.Copy(slots);
+    if (!slots) back.has_slots = s.has_slots;  // without slots all rows are fresh
+    CHECK(data::Same(s, back));
+    other.Begin({1}, {1});
+    CHECK_EQ(other.Copy(false).last_step, s.last_step + 1);
+    Live empty(3);
+    table.Restore(data::View(empty.Copy()));
+    CHECK_EQ(table.Size(table.version()), 0u);
+    table.Restore(data::View(s));
+  }
+}
+
+TEST(EqualTablesGiveEqualBytesWhateverTheirPast) {
+  Live one(2), two(2);
+  Train(two, {8, 9}, 300);
+  two.Drop({8, 9});  // their slots must not come back with the rows' next keys
+  one.Begin({}, {}, Adam(2), 1);
+  for (Live* table : {&one, &two}) {
+    table->Ensure({1, 2, 3});
+    Train(*table, {2}, 500);
+  }
+  CHECK(data::Same(one.Copy(), two.Copy()));
+}
+
+TEST(LoadRefusesAKeyTwiceAndChangesNothing) {
+  Live table(2);
+  Train(table, {1, 2}, 100);
+  const Snapshot before = table.Copy();
+  Snapshot twice = before;
+  twice.keys[1] = twice.keys[0];
+  CHECK_THROWS(kInvalidArgument, table.Restore(data::View(twice)));
+  CHECK(data::Same(before, table.Copy()));
+}
+
+}  // namespace

@@ -1,0 +1,193 @@
+// What several tests share: a deterministic stream of numbers, awkward keys and a way to call a table.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/hash.h"
+#include "kvjax/ffi/core/snapshot.h"
+#include "kvjax/ffi/cpu/table.h"
+
+namespace data {
+
+/// The n-th number is Mix(n * odd constant): splitmix64, the same on every machine.
+class Stream {
+ public:
+  explicit Stream(uint64_t seed) : state_(seed) {}
+  uint64_t Next() { return kvjax::Mix(state_ += 0x9E3779B97F4A7C15ull); }
+  /// A number below n; its bias does not matter here.
+  uint64_t Below(uint64_t n) { return Next() % n; }
+
+ private:
+  uint64_t state_;
+};
+
+/// Keys that other tables reserve for themselves, among them HierarchicalKV's markers for empty, reclaimed
+/// and locked places, and the ends of the integer types.
+inline const std::vector<uint64_t> kAwkward = {
+    0,
+    1,
+    static_cast<uint64_t>(-1),
+    static_cast<uint64_t>(-2),
+    static_cast<uint64_t>(-3),
+    static_cast<uint64_t>(-4),
+    0x8000000000000000ull,  // INT64_MIN
+    0x8000000000000001ull,
+    0x7FFFFFFFFFFFFFFFull,  // INT64_MAX
+    0x7FFFFFFFFFFFFFFEull,
+    0x7FFFFFFFull,
+    0x80000000ull,
+    0xFFFFFFFFull,  // kNoRow, if it were a key
+    0x100000000ull,
+    0xFFFFFFFF00000000ull,
+    0xFFFFFFFF80000000ull,  // INT32_MIN
+    0xFFFFFFFF7FFFFFFFull,
+};
+
+using Keys = std::vector<uint64_t>;
+using Floats = std::vector<float>;
+
+inline kvjax::KeySpan Span(const Keys& keys, bool narrow = false) {
+  return {keys.data(), keys.size(), narrow};
+}
+
+inline const std::byte* Bytes(const Floats& values) {
+  return reinterpret_cast<const std::byte*>(values.data());
+}
+
+inline kvjax::TableSpec Spec(int64_t dim) {
+  return {.name = "t", .dim = dim, .initializer = {kvjax::Initializer::Kind::kNormal, 0.0, 1.0, 7}};
+}
+
+inline constexpr size_t kMostKeys = 10'000;
+
+using Targets = std::vector<kvjax::Table::Target>;
+
+/// A mask for n keys of which all are meant.
+inline const bool* AllOf(size_t n) {
+  static const std::unique_ptr<bool[]> ones = [] {
+    auto mask = std::make_unique<bool[]>(kMostKeys);
+    std::fill_n(mask.get(), kMostKeys, true);
+    return mask;
+  }();
+  return n <= kMostKeys ? ones.get() : nullptr;
+}
+
+/// A float32 table that is always called through its live version, on this thread.
+struct Live : kvjax::Table {
+  explicit Live(kvjax::TableSpec spec,
+                std::shared_ptr<kvjax::SlabAllocator> slabs = std::make_shared<kvjax::HostSlabs>(),
+                uint32_t first_version = 0)
+      : Table(std::move(spec), std::move(slabs), first_version) {}
+  explicit Live(int64_t dim) : Live(Spec(dim)) {}
+
+  void Ensure(const Keys& keys) { Insert(kvjax::Serial, version(), Span(keys), {}); }
+  void Put(const Keys& keys, const Floats& values) {
+    Upsert(kvjax::Serial, version(), Span(keys), Bytes(values));
+  }
+  void Drop(const Keys& keys) { Remove(version(), Span(keys)); }
+  void Evict(const std::string& policy, int64_t step = -1) {
+    Table::Evict(kvjax::Serial, "evict", version(), kvjax::Policy::Parse(policy), step);
+  }
+  void Pin(const Keys& keys) { Table::Pin(kvjax::Serial, version(), Span(keys), {}); }
+  void Restore(const kvjax::SnapshotView& rows, const kvjax::AdmissionState& admission = {}) {
+    Load(version(), rows, admission);
+  }
+  [[nodiscard]] kvjax::Snapshot Copy(bool with_slots = true) const { return Export(version(), with_slots); }
+
+  /// Rows that the step touches. gradients: (n, dim), zeros if there are none. Sets `pooled` and `step`.
+  Targets Begin(const Keys& keys, const std::vector<int32_t>& counts, const kvjax::SlotLayout& layout = {},
+                int64_t at_step = -1, Floats gradients = {}, kvjax::InitialRows initial = {}) {
+    Targets targets(keys.size() + 1);  // with nothing written behind the keys
+    targets.back() = {123, 456};
+    gradients.resize(keys.size() * static_cast<size_t>(spec().dim));
+    pooled.assign(static_cast<size_t>(spec().dim), 1e30f);
+    int32_t active = 0;
+    BeginApply(kvjax::Serial, version(), Span(keys), counts.data(), gradients.data(), at_step, layout,
+               initial, {targets.data(), &active, &step, pooled.data()});
+    if (targets.back().row != 123 || targets.back().gradient != 456)
+      throw std::logic_error("too many targets");
+    targets.resize(static_cast<size_t>(active));
+    return targets;
+  }
+  /// One occurrence of each key.
+  Targets Train(const Keys& keys, int64_t at_step = -1) {
+    return Begin(keys, std::vector<int32_t>(keys.size(), 1), {}, at_step);
+  }
+  Floats pooled;
+  int64_t step = 0;
+
+  [[nodiscard]] Floats Rows(const Keys& keys, std::vector<uint8_t>* found = nullptr,
+                            kvjax::Missing missing = kvjax::Missing::kTable) const {
+    Floats rows(keys.size() * static_cast<size_t>(spec().dim));
+    const auto flags = std::make_unique<bool[]>(keys.size());
+    Lookup(kvjax::Serial, version(), Span(keys), AllOf(keys.size()), {}, missing,
+           reinterpret_cast<std::byte*>(rows.data()), flags.get());
+    if (found != nullptr) found->assign(flags.get(), flags.get() + keys.size());
+    return rows;
+  }
+
+  struct Info {
+    bool found = false;
+    int64_t frequency = 0;
+    int64_t version = 0;
+    bool operator==(const Info&) const = default;
+  };
+  [[nodiscard]] Info Of(uint64_t key) const {
+    Info info;
+    Inspect(kvjax::Serial, "inspect", version(), {&key, 1}, &info.found, &info.frequency, &info.version);
+    return info;
+  }
+  /// The keys that have rows, in order.
+  [[nodiscard]] std::set<uint64_t> KeySet() const {
+    const auto keys = Copy(false).keys;
+    return {keys.begin(), keys.end()};
+  }
+};
+
+inline kvjax::SnapshotView View(const kvjax::Snapshot& s) {
+  kvjax::SnapshotView view{.n = s.keys.size(),
+                           .keys = s.keys.data(),
+                           .values = s.values.data(),
+                           .frequencies = s.frequencies.data(),
+                           .versions = s.versions.data(),
+                           .has_slots = s.has_slots.data(),
+                           .pinned = s.pinned.data(),
+                           .slots = {},
+                           .layout = s.layout,
+                           .last_step = s.last_step};
+  for (const auto& slot : s.slots) view.slots.push_back(slot.data());
+  return view;
+}
+
+/// Also what operator== says, but not byte by byte in a sanitizer's hands.
+inline bool SameBytes(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
+}
+
+inline bool Same(const kvjax::Snapshot& a, const kvjax::Snapshot& b) {
+  return a.keys == b.keys && SameBytes(a.values, b.values) && a.frequencies == b.frequencies &&
+         a.versions == b.versions && SameBytes(a.has_slots, b.has_slots) && SameBytes(a.pinned, b.pinned) &&
+         std::equal(a.slots.begin(), a.slots.end(), b.slots.begin(), b.slots.end(), SameBytes) &&
+         a.offsets == b.offsets && a.layout == b.layout && a.last_step == b.last_step;
+}
+
+/// All that a table knows and that is not a statistic.
+struct State {
+  kvjax::Snapshot rows;
+  kvjax::AdmissionState admission;
+  explicit State(const Live& table) : rows(table.Copy()), admission(table.ExportAdmission(table.version())) {}
+};
+inline bool Same(const State& a, const State& b) {
+  return Same(a.rows, b.rows) && a.admission.keys == b.admission.keys &&
+         a.admission.counts == b.admission.counts && a.admission.cells == b.admission.cells;
+}
+
+}  // namespace data
