@@ -1,33 +1,27 @@
-"""Operations: what each write of a table may do to its rows."""
+"""Operations: what each operation of a table needs, as the C++ side says it."""
 
 from typing import NamedTuple
 
+from kvjax.ffi import host
+
 
 class Operation(NamedTuple):
-    """What a write may do.
+    """What an operation does and needs.
 
     Attributes:
-      makes_rows: keys without a row may get one, for which there must be space.
-      takes_initial: those rows begin as initial rows, which the call brings where only JAX can make them.
-      chooses_rows: a policy chooses rows among all that the table has.
+      writes: it makes the next version.
+      makes_rows: it may give a row to a key that has none.
+      needs_initial: such a row begins as the initial row of its key, which the call brings where only JAX can make it.
+      needs_values: it comes with a row or a gradient for each key.
+      evicts: it removes the rows that a policy chooses among all that the table has.
     """
 
-    makes_rows: bool = False
-    takes_initial: bool = False
-    chooses_rows: bool = False
+    writes: bool
+    makes_rows: bool
+    needs_initial: bool
+    needs_values: bool
+    evicts: bool
 
 
-OPERATIONS = {
-    "lookup_or_insert": Operation(makes_rows=True, takes_initial=True),
-    "pin": Operation(makes_rows=True, takes_initial=True),
-    "unpin": Operation(),
-    "remove": Operation(),
-    "upsert": Operation(makes_rows=True),
-    "assign": Operation(),
-    "add": Operation(makes_rows=True, takes_initial=True),
-    "accum": Operation(makes_rows=True),
-    "evict": Operation(chooses_rows=True),
-    "restrict": Operation(chooses_rows=True),
-    "clear": Operation(),
-    "clear_slots": Operation(),
-}
+OPERATIONS = {name: Operation(**needs) for name, needs in host.OPERATIONS.items()}
+"""By the name that errors have."""

@@ -34,7 +34,7 @@ def write_keys(spec: TableSpec, op: str, version: jax.Array, keys: Keys) -> jax.
 
 
 def _keys_writer(spec, op, phase, version, keys, mask, values):
-    initial = initial_rows(spec, version, keys, mask) if OPERATIONS[op].takes_initial else None
+    initial = initial_rows(spec, version, keys, mask) if OPERATIONS[op].needs_initial else None
     return writes.write_keys(spec, op, phase, version, keys, mask, initial)
 
 
@@ -44,7 +44,7 @@ def write_rows(spec: TableSpec, op: str, version: jax.Array, keys: Keys, rows: j
 
 
 def _rows_writer(spec, op, phase, version, keys, mask, values):
-    initial = initial_rows(spec, version, keys, mask) if OPERATIONS[op].takes_initial else None
+    initial = initial_rows(spec, version, keys, mask) if OPERATIONS[op].needs_initial else None
     return writes.write_rows(spec, op, phase, version, keys, mask, values[0], initial)
 
 
@@ -150,7 +150,7 @@ def _makes_space(spec: TableSpec, op: str) -> bool:
     if spec.num_shards == 1:
         return False
     operation = OPERATIONS[op]
-    return operation.chooses_rows or (operation.makes_rows and spec.max_capacity is not None)
+    return operation.evicts or (operation.makes_rows and spec.max_capacity is not None)
 
 
 def settle(version: jax.Array) -> jax.Array:

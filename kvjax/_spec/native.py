@@ -36,7 +36,7 @@ def seed(spec: TableSpec) -> Native:
 
 def capacity(spec: TableSpec) -> Native:
     """Of each shard."""
-    return {"capacity": -(-spec.capacity // spec.num_shards)}
+    return {"capacity": -(-(spec.capacity or 0) // spec.num_shards)}
 
 
 def max_capacity(spec: TableSpec) -> Native:

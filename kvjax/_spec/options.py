@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from kvjax._spec import native
 from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES, dtype_name
@@ -174,12 +175,12 @@ class Options:
     """The options of a table, as users give them; `kvjax.get_table` says what each means."""
 
     # Not frozen, because Linen's modules, which have these as fields, are not.
-    key_dtype: Any = option("int64", _key_dtype, saved="field")
-    dtype: Any = option("float32", _dtype, native.dtype, saved="field")
+    key_dtype: DTypeLike = option("int64", _key_dtype, saved="field")
+    dtype: DTypeLike = option("float32", _dtype, native.dtype, saved="field")
     initializer: Any = option(0.0, _initializer, native.initializer, saved="field")
     seed: int | None = option(None, _seed, native.seed, saved="field")
-    trainable: bool | None = option(True, _bool, saved="field")
-    checkpoint: bool | None = option(True, _bool)
+    trainable: bool = option(True, _bool, saved="field")
+    checkpoint: bool = option(True, _bool)
     capacity: int | None = option(None, _capacity, native.capacity)
     max_capacity: int | None = option(None, _max_capacity, native.max_capacity, saved="rule")
     on_full: str = option("grow", _on_full, native.on_full, saved="rule")

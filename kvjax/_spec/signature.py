@@ -28,7 +28,8 @@ def takes(arguments: Callable[P, A]) -> Callable[[Callable[[str, A], R]], Callab
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> R:
             given = signature.bind(*args, **kwargs).arguments
-            return function(given.pop("name"), arguments(**given))
+            make: Callable[..., A] = arguments
+            return function(given.pop("name"), make(**given))
 
         call.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
         return call

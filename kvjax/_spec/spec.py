@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
@@ -18,8 +17,11 @@ from kvjax._values.exported import Exported
 from kvjax._values.snapshot import from_native
 from kvjax.admit import NUM_BUCKETS, MinCount, Sketch
 from kvjax.ffi import host, module
-from kvjax.initializers import Generated, Initializer, Pool
+from kvjax.initializers import Generated
 from kvjax.storage import Storage
+
+if TYPE_CHECKING:
+    from kvjax.ffi._native import Native  # pyright: ignore[reportMissingModuleSource]  # a stub alone
 
 
 @dataclasses.dataclass(kw_only=True, unsafe_hash=True)
@@ -30,15 +32,9 @@ class TableSpec(Options):
     dim: int
     placement: Placement | None = None
 
-    if TYPE_CHECKING:  # options that are resolved are of narrower types
-        key_dtype: str
-        dtype: str
-        initializer: Initializer | Pool | Generated
-        seed: int
-        trainable: bool
-        checkpoint: bool
-        capacity: int
-        storage: Storage
+    if TYPE_CHECKING:  # resolved, these are of narrower types
+        seed: int  # pyright: ignore
+        storage: Storage  # pyright: ignore
 
     @classmethod
     def resolve(cls, name: str, op: str, dim: Any, placement: Placement | None, options: Options) -> TableSpec:
@@ -135,7 +131,7 @@ class TableSpec(Options):
     # ---- the C++ side --------------------------------------------------------------------------------------
 
     @property
-    def host(self) -> ModuleType:
+    def host(self) -> Native:
         """Where whole-table calls go: the module of the backend that holds the table."""
         return module(self.storage.backend)
 

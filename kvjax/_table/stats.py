@@ -1,4 +1,4 @@
-"""What a table holds and has done, in numbers."""
+"""Stats: what a table holds and has done, in numbers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Stats:
       over_capacity: rows made beyond `max_capacity` with ``on_full="grow"``.
       occurrences: of keys in training.
       unique_ratio: distinct keys of each step per occurrence; 1.0 if no key ever came twice in a step.
-      exchanged_bytes: of a table that is spread, what this process's devices have sent to other devices, padding of
+      exchanged_bytes: of a sharded table, what this process's devices have sent to other devices, padding of
         the rounds included: "to_owners" (keys asked for, and gradients with their keys) and "from_owners" (rows, and
         what else reads ask for). Writes but that of training tell all devices their whole batch and are not counted,
         nor are the few numbers by which devices agree.
@@ -87,29 +87,28 @@ class Stats:
         return out
 
 
-_PLANES = ("index", "value", "header", "slot", "admission")
-_PLAIN = ("size", "capacity", "probe_mean", "probe_longest", "last_step", "hits", "misses", "inserted", "removed",
-          "admitted", "refused", "tracked", "evicted", "over_capacity", "occurrences", "rounds",
-          "extra_rounds")  # fmt: skip
+# The C++ side has bytes by plane under these names.
+_PLANES = {"index": "index", "values": "value", "headers": "header", "slots": "slot", "admission": "admission"}
 
 
 def stats_of(spec: TableSpec) -> Stats:
-    every = [spec.host.stats(spec.name, shard) for shard in range(len(spec.shards))]
+    """The numbers of the shards of this process; what `Stats` says by a name that the C++ side has too is as it is."""
+    every: list[dict[str, Any]] = [spec.host.stats(spec.name, shard) for shard in range(len(spec.shards))]
     raw = _summed([every[shard] for shard in spec.kept])
-    planes = {"value": "values", "header": "headers", "slot": "slots"}
-    return Stats(
-        name=spec.name,
-        max_capacity=spec.max_capacity,
-        load=raw["size"] / max(raw["places"], 1),
-        bytes={planes.get(plane, plane): raw[f"{plane}_bytes"] for plane in _PLANES},
-        pinned={what: raw[f"pinned_{what}"] for what in ("bytes", "rows")},
-        pinned_share=raw["pinned_occurrences"] / max(raw["row_occurrences"], 1),
-        slots=dict(spec.host.slots(spec.name, 0)),
-        exchanged_bytes={way: sum(r[f"bytes_{way}"] for r in every) for way in ("to_owners", "from_owners")},
-        exchanged_keys=sum(r["exchanged_keys"] for r in every),
-        unique_ratio=raw["distinct"] / raw["occurrences"] if raw["occurrences"] else 1.0,
-        **{name: raw[name] for name in _PLAIN},
-    )
+    plain = {field.name: raw[field.name] for field in dataclasses.fields(Stats) if field.name in raw}
+    derived = {
+        "name": spec.name,
+        "max_capacity": spec.max_capacity,
+        "load": raw["size"] / max(raw["places"], 1),
+        "bytes": {plane: raw[f"{name}_bytes"] for plane, name in _PLANES.items()},
+        "pinned": {what: raw[f"pinned_{what}"] for what in ("bytes", "rows")},
+        "pinned_share": raw["pinned_occurrences"] / max(raw["row_occurrences"], 1),
+        "slots": dict(spec.host.slots(spec.name, 0)),
+        "exchanged_bytes": {way: sum(r[f"bytes_{way}"] for r in every) for way in ("to_owners", "from_owners")},
+        "exchanged_keys": sum(r["exchanged_keys"] for r in every),
+        "unique_ratio": raw["distinct"] / raw["occurrences"] if raw["occurrences"] else 1.0,
+    }
+    return Stats(**plain | derived)
 
 
 def _summed(shards: list[dict[str, Any]]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ Columns = Mapping[str, np.ndarray]
 
 
 def column_types(
-    dim: int, row_dtype: Any, key_dtype: str, slots: Mapping[str, str]
+    dim: int, row_dtype: Any, key_dtype: Any, slots: Mapping[str, str]
 ) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
     """Dtype and shape of what a row has in each column.
 
@@ -51,7 +51,7 @@ def column_types(
       key_dtype: of the table.
       slots: type of each slot.
     """
-    keys = np.uint64 if key_dtype.startswith("u") else np.int64
+    keys = np.uint64 if str(key_dtype).startswith("u") else np.int64
     dtypes = {"keys": keys, "values": row_dtype, "freqs": np.int64, "versions": np.int64} | dict.fromkeys(
         ("has_slots", "pinned"), np.bool_
     )
@@ -74,7 +74,7 @@ def concat(parts: Sequence[Columns]) -> dict[str, np.ndarray]:
 # ---- the flat form of the C++ side ---------------------------------------------------------------------------
 
 
-def from_native(raw: Mapping[str, Any], dim: int, row_dtype: Any, key_dtype: str) -> Snapshot:
+def from_native(raw: Mapping[str, Any], dim: int, row_dtype: Any, key_dtype: Any) -> Snapshot:
     """Gives the flat arrays of the C++ side their types and shapes."""
     types = {name: text for name, text, _ in raw["slots"]}
     flat = {**raw, **{slot_column(name): data for name, _, data in raw["slots"]}}

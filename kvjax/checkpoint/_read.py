@@ -73,7 +73,7 @@ class _Shard:
         del types["pinned"]  # which is an extra
         wanted = {name: (dtype, (shard["rows"], *shape)) for name, (dtype, shape) in types.items()}
         wanted |= {name: (dtype, tuple(shape)) for name, (dtype, shape) in shard["extras"].items()}
-        wanted["offsets"] = ("int64", (host.NUM_BUCKETS + 1,))
+        wanted["offsets"] = (np.dtype(np.int64), (host.NUM_BUCKETS + 1,))
         self.folder = folder / shard_folder(number, meta["num_shards"])
         stores = {array: _open(self.folder / quote(array, safe=""), *kind) for array, kind in wanted.items()}
         self.rows = {array: store for array, store in stores.items() if array in (*types, "pinned")}
