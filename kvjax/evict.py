@@ -1,9 +1,9 @@
-"""Eviction policies: which rows go.
+"""Eviction policies: rules that choose the rows to remove.
 
 A policy is applied by hand (`Table.evict`), every so many steps (`Policy.every`), or when a table is full
 (``on_full="evict"``); the last two are arguments of `kvjax.get_table`. Policies combine with ``&``, ``|`` and ``~``.
 Ties are broken by a hash of the key, so what survives does not depend on the order in which keys came. Pinned rows
-and, in a training step, the rows of the batch are never chosen. A table that is spread over devices chooses among the
+and, in a training step, the rows of the batch are never chosen. A table that is sharded over devices chooses among the
 rows of all of them, and keeps what it would keep in one place.
 
 Example:
@@ -84,7 +84,7 @@ class Policy(abc.ABC):
         return "\n".join(f"{' '.join(repr(part).split())}\n{part.formula()}" for part in self.alternatives())
 
     def needs_number(self) -> bool:
-        """Whether a ranking in it takes its number from the room that is needed."""
+        """Whether a ranking in it takes its number from the space that is needed."""
         return "needed" in self.formula().replace(":", " ").split()
 
     def calls_python(self) -> bool:
@@ -201,7 +201,7 @@ class LeastRecent(_Leaf):
     """The n rows that were written longest ago.
 
     Attributes:
-      n: rows; None (only for tables that are full) is as many as there must be room for. A number saves time then:
+      n: rows; None (only for tables that are full) is as many as there must be space for. A number saves time then:
         n rows go at once, and the next search for victims comes only after as many have been added.
 
     Example:

@@ -1,4 +1,4 @@
-"""Where the rows of a table live in this process.
+"""Storage: where the rows of a table live in this process.
 
 What a table is does not depend on it: `Host` and `Mmap` give the same bits, and so do `Device` and `Hybrid`; a
 checkpoint of a table in one storage is restored into any other, and `kvjax.Table.to` moves a live one. Memory and disk
@@ -133,7 +133,7 @@ class Hybrid:
     of a step. Index, frequencies and versions, 40 to 65 bytes a key, are always on the GPU and do not count, nor does
     what a call needs while it runs.
 
-    ``docs/cuda.md`` says what it costs, and how `kvjax.Stats` tells whether a limit is a good one. A table that fits
+    ``docs/cuda.md`` says what it costs, and how `kvjax.Stats` shows whether a limit is a good one. A table that fits
     the limit is one in `Device`; with 0 all its rows are in host memory.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Padding: which of the keys of a call are meant."""
+"""Masks: which of the keys of a call are valid, and which are padding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvjax._values.errors import fail
 
 
 def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, op: str) -> jax.Array | None:
-    """True for keys that are meant, ``(...)`` bool; None if that is all of them.
+    """True for keys that are valid, ``(...)`` bool; None if that is all of them.
 
     Args:
       keys: ``(...)``.
@@ -32,5 +32,5 @@ def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, op: str) -> jax.Arra
     pad = as_keys(pad_id, f"table {table!r}, {op}, pad_id")
     if pad.shape != ():
         raise fail(ValueError, table, op, "one pad_id", f"{pad.shape}", "give a mask for more")
-    meant = jnp.any(keys.words != jnp.broadcast_to(pad.words, keys.words.shape), -1)
-    return meant if mask is None else mask & meant
+    valid = jnp.any(keys.words != jnp.broadcast_to(pad.words, keys.words.shape), -1)
+    return valid if mask is None else mask & valid

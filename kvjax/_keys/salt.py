@@ -1,4 +1,4 @@
-"""The hash of integers, in JAX: elementwise, so that each device of a program does its own keys.
+"""Salts: the hash of integers in JAX, elementwise, so that each device of a program does its own keys.
 
 The same as ``Salted`` in ``kvjax/ffi/core/hash.h``, on the two 32-bit words of a key: JAX may have no wider integers.
 """

@@ -1,4 +1,4 @@
-"""Training steps as the C++ side takes them."""
+"""Steps of training in the form that the C++ side takes."""
 
 from __future__ import annotations
 

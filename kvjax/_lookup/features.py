@@ -1,4 +1,4 @@
-"""Several features in one call: those on one table become one lookup."""
+"""Features: several lookups in one call, of which those on one table become one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``jax.value_and_grad`` for trees that hold tables.
+"""Gradients: ``jax.value_and_grad`` for trees that hold tables.
 
 The loss is traced for its shapes first, to learn its lookups. Then it is differentiated with respect to a zero "tap"
 added to each looked-up row. The keys come home inside the cotangent of the tap, as exact 16-bit digits, and so
@@ -87,7 +87,7 @@ class _Tape:
         """Of each tap of a lookup its type, and None.
 
         Or, where the lookup is in a ``shard_map`` of the loss, its axes over which the devices have taps of their own,
-        which stand in one array for all of them ``(devices, ...)``: they are told apart by their place in it.
+        which stand in one array for all of them ``(devices, ...)``: each device has its place in it.
         """
         digits = jax.typeof(words).update(shape=(*words.shape[:-1], 5), dtype=jnp.dtype(jnp.float32))
         types = [jax.typeof(rows).update(dtype=jnp.dtype(jnp.float32)), digits, jax.typeof(used)]
@@ -96,11 +96,11 @@ class _Tape:
         if not inner:
             return [(None, kind) for kind in types]
         placement = self.spec.placement
-        alike = not known(inner) and placement is not None and set(inner) > set(placement.axes)
-        if alike or AxisType.Explicit in getattr(self.outside, "axis_types", ()):
+        hidden = not known(inner) and placement is not None and set(inner) > set(placement.axes)
+        if hidden or AxisType.Explicit in getattr(self.outside, "axis_types", ()):
             raise fail(
                 ValueError, self.spec.name, "value_and_grad", "lookups outside the loss's shard_map",
-                "one inside, " + ("where check_vma=False hides which axes split the keys" if alike else
+                "one inside, " + ("where check_vma=False hides which axes split the keys" if hidden else
                 "under Explicit axes"), "call value_and_grad inside the shard_map",
             )  # fmt: skip
         own = [tuple(a for a in inner if a in varying(x)) if known(inner) else inner for x in (rows, words, used)]

@@ -37,7 +37,7 @@ def bag_place(ids: jax.Array, positions: jax.Array, bags: jax.Array) -> jax.Arra
 def bag_ids(name: str, lengths: jax.Array, n: int, sharded: bool) -> tuple[jax.Array, jax.Array]:
     """Ids ``(n,)`` int32 of bags that stand one after the other, then -1; and status.
 
-    Lengths that do not fit are refused, or if `sharded` says that other devices make the same call, told by the status.
+    Lengths that do not fit are refused, or if `sharded` says that other devices make the same call, returned as the status.
     """
     results = (array((n,), jnp.int32), array((), jnp.uint32))
     return read("kvjax_bag_ids", results, lengths, table=name, spread=flag(sharded))

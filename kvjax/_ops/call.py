@@ -41,7 +41,7 @@ def flag(value: bool) -> np.bool_:
 
 def nothing(spec: TableSpec, shape: tuple[int, ...], dtype: Any) -> Any:
     """An array without elements, for an operand that is left out."""
-    # By NumPy, an eager call has no time to spare; but as a constant it would enter the shard_map of a spread table as
+    # By NumPy, an eager call has no time to spare; but as a constant it would enter the shard_map of a sharded table as
     # an operand, and XLA of jax 0.11 crashes on those without elements.
     return np.zeros(shape, dtype) if spec.placement is None else jnp.zeros(shape, dtype)
 

@@ -29,7 +29,7 @@ def merge(keys: Keys, rows: jax.Array, counts: jax.Array, seals: jax.Array) -> t
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-    """A training step that has made its rows. On a shard of a spread table all but the first two are empty.
+    """A training step that has made its rows. On a shard of a sharded table all but the first two are empty.
 
     Attributes:
       version: ``()`` uint32, the next version.

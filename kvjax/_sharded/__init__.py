@@ -1,1 +1,1 @@
-"""Operations on tables that are sharded over the devices of a mesh."""
+"""Operations of tables that may be sharded over the devices of a mesh."""

@@ -1,8 +1,8 @@
-"""What the devices of a user's ``shard_map`` or ``pmap`` have between them: one batch in pieces, or one several times.
+"""Pieces and copies of a batch on the devices of a user's ``shard_map`` or ``pmap``.
 
 With ``check_vma=True`` JAX knows over which axes values vary: over those they are pieces, and over all others one
 piece that several devices have. Without it, and under ``pmap``, nobody knows, so each device along the axes of the
-table is taken to have a piece of its own, and copies of the table, along the other axes, must be told the same.
+table is taken to have a piece of its own, and copies of the table, along the other axes, must get the same values.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def piece(placement: Placement, grads: SparseRows) -> SparseRows:
 
 
 def check_copies(spec: TableSpec, op: str, values: Any) -> jax.Array:
-    """A status ``()`` uint32: that of a failure where copies of the table are told different values."""
+    """A status ``()`` uint32: that of a failure where copies of the table get different values."""
     placement = spec.sharded
     axes = _others(placement)
     if not axes or known(axes):

@@ -1,4 +1,4 @@
-"""The gradients of a training step travel to the shards that own their keys."""
+"""Delivery: the gradients of a training step travel to the shards that own their keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs one device's part of an operation on all devices of a table's mesh, whatever the program around it is.
+"""The mesh of a table: one device's part of an operation, run on all devices, whatever the program around it is.
 
 Inside ``shard_map`` and ``pmap`` the program is one device's already, and the part is called as it is. Everywhere else
 it is put into a ``shard_map`` of our own: a bare FFI call would run the whole batch on every device. Explicit axes
@@ -82,7 +82,7 @@ def over_keys(
         return _over_keys(part, spec, op, tuple(sorted(options.items())), _anywhere(keys), version, keys, mask)
     placement, shape = spec.sharded, keys.shape
     words, mask = keys.words.reshape(-1, 2), None if mask is None else mask.reshape(-1)
-    # What several devices ask for alike is asked for once: each of them asks for a piece.
+    # What several devices all ask for is asked for once: each of them asks for a piece.
     axes = () if placement.replicated else repeated(placement, (words, mask))
     sizes = [placement.mesh.shape[axis] for axis in axes]
     words, mask, n = pieces(math.prod(sizes), words, mask)

@@ -1,4 +1,4 @@
-"""What the processes of a table's mesh tell each other from the host, between compiled programs.
+"""Agreement between the processes of a table's mesh, on the host, between compiled programs.
 
 All of them must come here together, as they do for compiled programs. One that fails says so, and all raise.
 """

@@ -1,6 +1,6 @@
 """Space for a change of a sharded table: all its shards choose together which rows go.
 
-They tell each other how many rows the change adds. Where rows have to go for it, or a policy wants some to, they add
+They exchange how many rows the change adds. Where rows have to go for it, or a policy wants some to, they add
 up tallies until each knows which of its own rows are among those chosen (``core/select.h``): a few rounds of two
 kilobytes, whatever the number of rows. Other steps pay for the first exchange alone.
 """
@@ -40,7 +40,7 @@ def prepare(spec: TableSpec, op: str, version: jax.Array, summaries: jax.Array, 
     first = space.prepare(spec, op, version, summaries, shard)
     if summaries.shape[0] == 1:  # a shard that needs no summaries of others asks nobody either
         return agreed(jnp.maximum(status, first.status))
-    # Whether there is more to do all shards know alike, unless one has failed.
+    # Whether there is more to do all shards know, unless one has failed.
     number, more = agreed(jnp.stack([jnp.maximum(status, first.status), first.more]))
 
     def choose(words: jax.Array) -> jax.Array:

@@ -1,7 +1,7 @@
 """Writes to a table, wherever its rows are: in one place, or sharded over the devices of a mesh. Each returns the next
 version.
 
-A write is told to all shards, each of which does its own keys, in the order in which they stand in the whole batch;
+A write goes to all shards, each of which does its own keys, in the order in which they stand in the whole batch;
 training has a way of its own (`kvjax._training.apply`). No shard does anything before all have planned it, so that a
 failure of one is one of all.
 """
@@ -85,7 +85,7 @@ def _write(
 ) -> jax.Array:
     """Runs a writer on the table, or on every shard with the keys it owns.
 
-    values: arrays ``(..., ...)`` of the keys; without keys, arrays that all shards are told.
+    values: arrays ``(..., ...)`` of the keys; without keys, arrays that all shards get.
     """
     placement = spec.placement
     if placement is None:

@@ -1,4 +1,4 @@
-"""The native form of a table's options: what the C++ side is told of each, by the names that it knows.
+"""The native form of a table's options: each under the name that the C++ side knows.
 
 Each function is the ``native`` of an entry of `kvjax._spec.options.Options`.
 """

@@ -1,7 +1,7 @@
 """Options: what a table is made with. A new option is one entry here, and what it does.
 
-An entry has its name and type, its default, how a value is checked and resolved, what the C++ side is told of it
-(`option`'s native) and whether checkpoints keep it (saved). The signature of `kvjax.get_table`, the fields of the Flax
+An entry has its name and type, its default, how a value is checked and resolved, its native form and whether
+checkpoints keep it. The signature of `kvjax.get_table`, the fields of the Flax
 layers, `TableSpec`, the native options and what a checkpoint says of a table are derived from them.
 """
 
@@ -58,7 +58,7 @@ def option(
     Args:
       default: what it is if nobody says it.
       resolve: from a request and a value to what `TableSpec` holds; may look at options that stand before it.
-      native: from a `TableSpec` to what the C++ side is told, by the names it knows.
+      native: from a `TableSpec` to options by the names that the C++ side knows.
       saved: what checkpoints keep: "field" for what the rows depend on, which a restore compares; "rule" for what
         training does later; None for what is of the process.
     """

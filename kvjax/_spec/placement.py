@@ -1,4 +1,4 @@
-"""Where the rows of a table live: on which devices of a mesh, and by which rule."""
+"""Placement: on which devices of a mesh the rows of a table live, and by which rule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Local(NamedTuple):
     """A shard that this process holds.
 
     Attributes:
-      device: what its FFI calls are told as their device.
+      device: the device ordinal of its FFI calls.
       shard: which of the table's shards it is.
       replica: 0, or more for copies of the same shard.
     """

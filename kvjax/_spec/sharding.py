@@ -20,7 +20,7 @@ from kvjax._values.errors import fail
 
 @dataclasses.dataclass(kw_only=True)
 class Sharding:
-    """What `kvjax.get_table`, `kvjax.reshard` and `kvjax.orbax.TableRestore` are told about a table's place."""
+    """Arguments of `kvjax.get_table`, `kvjax.reshard` and `kvjax.orbax.TableRestore` that say where a table's rows live."""
 
     mesh: Mesh | None = None
     axis: str | tuple[str, ...] | None = None

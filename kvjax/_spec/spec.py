@@ -148,16 +148,16 @@ class TableSpec(Options):
         }
 
     def native_options(self) -> dict[str, Any]:
-        """What the C++ side is told of the table, whichever shard it is."""
-        told: dict[str, Any] = {
+        """The options of the table in their native form, the same for each shard."""
+        native: dict[str, Any] = {
             "dim": self.dim,
             "spread": self.placement is not None,
             "score": functools.partial(PROCESS.call_score, self.exported),
         }
         for entry in ENTRIES.values():
             if entry.metadata["native"] is not None:
-                told |= entry.metadata["native"](self)
-        return told
+                native |= entry.metadata["native"](self)
+        return native
 
     def differences(self, other: TableSpec) -> str:
         """ "dim 8 (not 16), seed 1 (not 2)": what this spec has and `other` has not."""

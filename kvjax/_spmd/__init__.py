@@ -1,1 +1,1 @@
-"""What JAX knows of programs over several devices; nothing of tables."""
+"""Programs over several devices, as JAX sees them; nothing of tables."""

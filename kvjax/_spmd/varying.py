@@ -1,4 +1,4 @@
-"""What JAX knows inside a ``shard_map`` about values that differ between devices."""
+"""Varying axes: over which axes of a ``shard_map`` JAX knows values to differ between devices."""
 
 from __future__ import annotations
 

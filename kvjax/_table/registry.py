@@ -1,4 +1,4 @@
-"""The tables of this process by name."""
+"""The registry: the tables of this process by name."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def get_table(name: str, given: Arguments) -> Table:
       seed: 64-bit integer for the initial rows; by default a hash of the name.
       trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it.
       checkpoint: whether `kvjax.orbax.split` hands it out to be saved.
-      capacity: rows to make room for at once; the table grows beyond.
+      capacity: rows to take memory for at once; the table grows beyond.
       max_capacity: rows that the table, with all its shards, should not exceed; None for no limit.
       on_full: what happens then: "grow" (`Stats.over_capacity` counts), "evict" (by `evict`, and if that makes too
-        little room, the rows that were written longest ago) or "error" (before anything changes).
+        little space, the rows that were written longest ago) or "error" (before anything changes).
       admit: which new keys training gives a row, one of `kvjax.admit`; None for all.
       evict: which rows go when the table is full, one of `kvjax.evict`; with ``.every(steps)`` also in between.
       count: what the frequency of a key counts: its "occurrences" in training, or once per step ("batch").
@@ -63,9 +63,9 @@ def get_table(name: str, given: Arguments) -> Table:
         updates that are smaller than the spacing of the type, in the mean.
       constraint: function of a row ``(dim,)`` float32 that returns one, applied after each update of training and
         before rounding; one of `kvjax.constraints`, or your own.
-      mesh: devices over which to spread the rows, a ``jax.sharding.Mesh``; by default the table is in one place, and
+      mesh: devices over which to shard the rows, a ``jax.sharding.Mesh``; by default the table is in one place, and
         one that exists stays where it is.
-      axis: name of the mesh's axis over which they are spread, or several; by default all of them. Over other axes
+      axis: name of the mesh's axis over which they are sharded, or several; by default all of them. Over other axes
         the table is copied, as an array is. Where JAX does not know what is the same on several devices, which is in
         ``shard_map`` with ``check_vma=False`` and in ``pmap``, each device of the axes is taken to have a batch of
         its own.

@@ -43,7 +43,7 @@ def reshard(
 
     Args:
       table: the live handle.
-      mesh: devices over which to spread it, as in `kvjax.get_table`; None for a table in one place.
+      mesh: devices over which to shard it, as in `kvjax.get_table`; None for a table in one place.
       axis: as there.
       partitioner: as there; the table's own is not taken over.
       replicated: as there.

@@ -40,7 +40,7 @@ class Stats:
       unique_ratio: distinct keys of each step per occurrence; 1.0 if no key ever came twice in a step.
       exchanged_bytes: of a sharded table, what this process's devices have sent to other devices, padding of
         the rounds included: "to_owners" (keys asked for, and gradients with their keys) and "from_owners" (rows, and
-        what else reads ask for). Writes but that of training tell all devices their whole batch and are not counted,
+        what else reads ask for). Writes other than training send their whole batch to all devices and are not counted,
         nor are the few numbers by which devices agree.
       exchanged_keys: distinct keys that those devices asked for or had gradients of, whoever owned them.
       rounds: of exchange, one or more for each read and each training step.

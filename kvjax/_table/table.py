@@ -19,7 +19,7 @@ class Table(Reads, Writes, Whole):
 
     A table is made by `kvjax.get_table`. It is a pytree with one leaf, the version: reads leave it alone, every
     write returns the next handle, and a handle that is not the latest is refused. So a table can stand in
-    ``params``, pass through ``jit``, ``scan`` and donation, and be told apart from a copy that something else made.
+    ``params``, pass through ``jit``, ``scan`` and donation, and a copy that something else made is recognised.
 
     All methods take keys of any shape ``(...)``, also empty: `Keys`, NumPy integers (exact) or JAX integers.
 

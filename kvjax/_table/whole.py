@@ -132,7 +132,7 @@ class Whole(Handle):
 
         Args:
           rows: arrays as `export` gives them, in any order, keys distinct: keys that wait for admission go on waiting.
-            Or what `snapshot` gives, with the counts of its own time. Of a table that is spread over several
+            Or what `snapshot` gives, with the counts of its own time. Of a table that is sharded over several
             processes, which must call this together, each gives the rows of its own shards, or all give all.
           slot_types: dtype and shape of each slot in ``rows.slots`` ("float32[64]"); by default those of the
             snapshot or of the arrays.
@@ -160,7 +160,7 @@ class Whole(Handle):
         pins, counts of admission and its sink. Not inside ``jit``.
 
         Handles from before are stale: put the new one where they stood, for instance into ``params``. Programs are
-        compiled anew. The counts of `stats` begin anew, room that was reserved beyond ``capacity`` does not come along.
+        compiled anew. The counts of `stats` begin anew, memory that was reserved beyond ``capacity`` does not come along.
         While it moves, the table is there twice. In several processes all of them call this together.
 
         Args:
@@ -244,7 +244,7 @@ class Whole(Handle):
             by (bucket, key), and the policy that chose the rows (or "restrict", or "capacity"). It runs inside the
             write, on any thread, in batches of 65,536 rows at most, and must not call the table. If it raises, the
             write fails and the table is as it was; what it was given before, it may be given again. None ends it.
-            Of a spread table it is called for each shard that loses rows, in the shard's process, and each row goes to
+            Of a sharded table it is called for each shard that loses rows, in the shard's process, and each row goes to
             it once, however many copies there are; rows stay if another shard refuses the write. The shards wait for
             each other, and XLA ends a process on the CPU in which they do so for a minute: a slow sink hands its
             work to a thread.

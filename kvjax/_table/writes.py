@@ -224,7 +224,7 @@ class Writes(Handle):
           step: integer or ``()`` integer array, from which ages are counted; by default the table's last step.
 
         Returns:
-          The next handle. `stats` tells how many rows went, and a sink (`on_evict`) gets them.
+          The next handle. `stats` counts the rows, and a sink (`on_evict`) gets them.
 
         Raises:
           TypeError, ValueError: it is not a policy, or one that only works for a table that is full.

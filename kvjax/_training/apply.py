@@ -43,7 +43,7 @@ class Update:
       grads: of the table.
       state: the globals of the transform.
       step: ``(2,)`` uint32, the words of int64.
-      extra: what goes to the transform beside them.
+      extra: extra arguments of the transform.
     """
 
     version: jax.Array

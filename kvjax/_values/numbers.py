@@ -1,4 +1,4 @@
-"""What counts as a number in an argument."""
+"""Numbers: what counts as one in an argument."""
 
 from typing import Any
 

@@ -92,7 +92,7 @@ def check_saved(tables: Mapping[str, Table]) -> None:
     if lost:
         raise fail(
             ValueError, lost[0], "save", "a table of process 0, which saves those that are of one process", "none",
-            "save it there too, or spread it over the processes",
+            "save it there too, or shard it over the processes",
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Loads the backends that were built and registers their handlers with XLA: the one place that knows platforms.
+"""The backends that were built, loaded and registered with XLA: the one place that knows platforms.
 
 The same target name is registered for every platform, and XLA chooses; nothing above this module does.
 """

@@ -1,4 +1,4 @@
-"""What the Linen and the NNX layers share: how a layer gets its table, and how it reads."""
+"""The part that Linen and NNX layers share: how a layer gets its table, and how it reads."""
 
 from __future__ import annotations
 

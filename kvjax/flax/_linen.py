@@ -43,7 +43,7 @@ class Embed(_TableModule):
       seed: see `kvjax.get_table`.
       trainable: see `kvjax.get_table`.
       checkpoint: see `kvjax.get_table`, as for the options that follow.
-      capacity: rows to make room for.
+      capacity: rows to take memory for at once.
       max_capacity: rows not to exceed.
       on_full: what happens then.
       admit: which new keys get a row.
@@ -52,7 +52,7 @@ class Embed(_TableModule):
       storage: where rows live.
       rounding: how training rounds rows of 16 bits.
       constraint: function of a row, applied after each update.
-      mesh: devices over which rows are spread.
+      mesh: devices over which rows are sharded.
       axis: of the mesh, over which they are.
       partitioner: which device has which row.
       replicated: whether each device has all rows.
@@ -92,7 +92,7 @@ class Embed(_TableModule):
 
 
 class EmbedBag(_TableModule):
-    """Pooled rows of a table: bags of keys of any number, see `kvjax.lookup_bag`.
+    """Bags: rows of any number of keys combined into one, see `kvjax.lookup_bag`.
 
     The table stands in ``params`` under "table", and a learned row for empty bags under "default".
 

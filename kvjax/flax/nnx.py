@@ -81,7 +81,7 @@ class Embed(_TableModule):
 
 
 class EmbedBag(_TableModule):
-    """Pooled rows of a table: bags of keys of any number, see `kvjax.lookup_bag`.
+    """Bags: rows of any number of keys combined into one, see `kvjax.lookup_bag`.
 
     The table stands in an ``nnx.Param``, and so does the learned row for empty bags, if there is one.
 

@@ -1,4 +1,4 @@
-"""Optax for trees that hold tables."""
+"""Optax transforms for trees that hold tables."""
 
 from kvjax._training.rowwise import Rowwise as Rowwise
 from kvjax._training.rowwise import rowwise as rowwise

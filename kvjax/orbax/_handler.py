@@ -25,7 +25,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
     or not there at all, as for every Orbax item.
 
     In several processes all save and restore together, with tables in one order. Each writes and reads the rows of its
-    own shards. Of a table that is not spread over several, each process has one of its own: process 0 writes its own,
+    own shards. Of a table that is not sharded over several, each process has one of its own: process 0 writes its own,
     and all read that. An error in one is raised in all, except for what happens while files are written: then the
     others wait for ``AsyncOptions(timeout_secs=)`` of Orbax.
     """
@@ -112,7 +112,7 @@ class TableRestore(Sharding, ocp.args.CheckpointArgs):
         name, or makes it as it was saved, in memory. Where a function of yours is part of it (an initializer, a
         constraint, a score), a checkpoint holds only its name: make the table first. By default all tables of the
         checkpoint.
-      mesh: over which tables that are made here are spread, as in `kvjax.get_table`; by default each is in one place
+      mesh: over which tables that are made here are sharded, as in `kvjax.get_table`; by default each is in one place
         (in several processes, one copy in each).
       axis: as there.
       partitioner: as there. Tables that had one need one; it may be another.

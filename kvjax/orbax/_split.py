@@ -1,4 +1,4 @@
-"""Takes the tables out of a state, so that the rest can be saved like any other pytree."""
+"""Splitting a state into its tables and a pytree that Orbax saves like any other."""
 
 from __future__ import annotations
 
