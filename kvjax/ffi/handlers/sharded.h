@@ -61,7 +61,7 @@ ffi::Error RouteKeys(typename B::Exec& exec, Decoder& in) {
     o.out.keys = in.Out<uint64_t>("keys (n, 2)", o.keys.n);
     o.out.order = in.Out<int32_t>("order (n,)", o.keys.n);
     o.out.starts = in.Out<int32_t>("starts (shards + 1,)", o.owners.shards + 1);
-    o.out.slot = in.Out<int32_t>("positions (n,)", o.keys.n);
+    o.out.position = in.Out<int32_t>("positions (n,)", o.keys.n);
     o.out.round = in.Out<int32_t>("rounds (n,)", o.keys.n);
     (void)CheckShard<B>(exec, in, shard);
     B::Route(exec, o);

@@ -54,7 +54,7 @@ concept WholeTable = requires(T& table, const TableSpec& spec, const std::string
   table.SetScore(std::move(score));
 };
 
-/// One of the shards of this process; a table that is not spread is its own shard 0.
+/// One of the shards of this process; a table that is not sharded is its own shard 0.
 template <class T>
 std::shared_ptr<T> ShardOf(std::string_view name, std::string_view op, size_t shard) {
   const auto all = Registry<T>::Get().All(name, op);
@@ -147,7 +147,7 @@ auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<in
   };
 }
 
-/// The shards of this process: devices, where they live, [HOME] for a table that is not spread; and
+/// The shards of this process: devices, where they live, [HOME] for a table that is not sharded; and
 /// as above.
 template <class T>
 void Create(const std::string& name, const nb::dict& o, const std::vector<int32_t>& devices,
