@@ -15,7 +15,7 @@ def bag_sum(bags: int, ids: jax.Array, weights: jax.Array, rows: jax.Array) -> j
 
 def bag_expand(ids: jax.Array, weights: jax.Array, bags: jax.Array) -> jax.Array:
     """Rows ``(n, dim)``: the bag of each, times its weight."""
-    return read("kvjax_bag_spread", array((ids.shape[0], bags.shape[1]), jnp.float32), ids, weights, bags)
+    return read("kvjax_bag_expand", array((ids.shape[0], bags.shape[1]), jnp.float32), ids, weights, bags)
 
 
 def bag_dot(ids: jax.Array, rows: jax.Array, bags: jax.Array) -> jax.Array:
@@ -37,7 +37,7 @@ def bag_place(ids: jax.Array, positions: jax.Array, bags: jax.Array) -> jax.Arra
 def bag_ids(name: str, lengths: jax.Array, n: int, sharded: bool) -> tuple[jax.Array, jax.Array]:
     """Ids ``(n,)`` int32 of bags that stand one after the other, then -1; and status.
 
-    Lengths that do not fit are refused, or if `sharded` says that other devices make the same call, returned as the status.
+    Lengths that do not fit are an error, or the status if `sharded` says that other devices make the same call.
     """
     results = (array((n,), jnp.int32), array((), jnp.uint32))
-    return read("kvjax_bag_ids", results, lengths, table=name, spread=flag(sharded))
+    return read("kvjax_bag_ids", results, lengths, table=name, sharded=flag(sharded))

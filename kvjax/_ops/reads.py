@@ -15,7 +15,7 @@ from kvjax._spec.spec import TableSpec
 
 
 def _about(spec: TableSpec, keys: Keys) -> dict[str, Any]:
-    return {"table": spec.name, "narrow": flag(keys.narrow), "spread": flag(spec.placement is not None)}
+    return {"table": spec.name, "narrow": flag(keys.narrow), "sharded": flag(spec.placement is not None)}
 
 
 def lookup(

@@ -44,7 +44,7 @@ def route(
     ints = array((n,), jnp.int32)
     results = (array((n, 2), jnp.uint32), ints, array((shards + 1,), jnp.int32), ints, ints, WORD)
     operands = (keys.words, mask_operand(spec, mask), owners, shard)
-    attributes = {"table": spec.name, "shards": np.int64(shards), "room": np.int64(capacity)}
+    attributes = {"table": spec.name, "shards": np.int64(shards), "round_capacity": np.int64(capacity)}
     return Routed(*read("kvjax_route", results, *operands, **attributes))
 
 
@@ -56,7 +56,7 @@ def owned(spec: TableSpec, shards: int, keys: Keys, owners: Any, shard: jax.Arra
 
 def check_equal(spec: TableSpec, op: str, low: jax.Array, high: jax.Array) -> jax.Array:
     """Status: that of a failure unless the smallest and the largest sum are one."""
-    return read("kvjax_alike", WORD, low, high, table=spec.name, op=op)
+    return read("kvjax_check_same", WORD, low, high, table=spec.name, op=op)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,8 +32,8 @@ _TALLY = (array((host.TALLY_WORDS,), jnp.uint32), WORD, WORD)
 
 def summarize(spec: TableSpec, op: str, version: jax.Array, status: jax.Array) -> jax.Array:
     """This shard's summary ``(f, 2)`` uint32 of a write that has been proposed to it with this status."""
-    result = array((host.FACT_WORDS, 2), jnp.uint32)
-    return write("kvjax_facts", result, version, status, table=spec.name, op=op)
+    result = array((host.SUMMARY_WORDS, 2), jnp.uint32)
+    return write("kvjax_summarize", result, version, status, table=spec.name, op=op)
 
 
 def prepare(spec: TableSpec, op: str, version: jax.Array, summaries: jax.Array, shard: jax.Array) -> Tally:
@@ -44,4 +44,4 @@ def prepare(spec: TableSpec, op: str, version: jax.Array, summaries: jax.Array, 
 
 def choose(spec: TableSpec, op: str, version: jax.Array, total: jax.Array, shard: jax.Array) -> Tally:
     """The next tally, after all shards have added up their last one: total ``(t,)`` uint32."""
-    return Tally(*write("kvjax_hear", _TALLY, version, total, shard, table=spec.name, op=op))
+    return Tally(*write("kvjax_continue", _TALLY, version, total, shard, table=spec.name, op=op))

@@ -20,7 +20,7 @@ from kvjax._values.errors import fail
 
 @dataclasses.dataclass(kw_only=True)
 class Sharding:
-    """Arguments of `kvjax.get_table`, `kvjax.reshard` and `kvjax.orbax.TableRestore` that say where a table's rows live."""
+    """Arguments that say where a table's rows live, of `kvjax.get_table`, `kvjax.reshard` and `TableRestore`."""
 
     mesh: Mesh | None = None
     axis: str | tuple[str, ...] | None = None

@@ -126,7 +126,7 @@ class TableSpec(Options):
     @property
     def summary_words(self) -> int:
         """How many numbers a shard's summary of a training step has."""
-        return host.FACT_WORDS + (self.dim if self.shares_row else 0)
+        return host.SUMMARY_WORDS + (self.dim if self.shares_row else 0)
 
     # ---- the C++ side --------------------------------------------------------------------------------------
 
@@ -151,7 +151,7 @@ class TableSpec(Options):
         """The options of the table in their native form, the same for each shard."""
         native: dict[str, Any] = {
             "dim": self.dim,
-            "spread": self.placement is not None,
+            "sharded": self.placement is not None,
             "score": functools.partial(PROCESS.call_score, self.exported),
         }
         for entry in ENTRIES.values():

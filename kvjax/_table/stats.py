@@ -99,7 +99,7 @@ def stats_of(spec: TableSpec) -> Stats:
     derived = {
         "name": spec.name,
         "max_capacity": spec.max_capacity,
-        "load": raw["size"] / max(raw["places"], 1),
+        "load": raw["size"] / max(raw["cells"], 1),
         "bytes": {plane: raw[f"{name}_bytes"] for plane, name in _PLANES.items()},
         "pinned": {what: raw[f"pinned_{what}"] for what in ("bytes", "rows")},
         "pinned_share": raw["pinned_occurrences"] / max(raw["row_occurrences"], 1),

@@ -160,8 +160,8 @@ class Whole(Handle):
         pins, counts of admission and its sink. Not inside ``jit``.
 
         Handles from before are stale: put the new one where they stood, for instance into ``params``. Programs are
-        compiled anew. The counts of `stats` begin anew, memory that was reserved beyond ``capacity`` does not come along.
-        While it moves, the table is there twice. In several processes all of them call this together.
+        compiled anew. The counts of `stats` begin anew, and memory that was reserved beyond ``capacity`` does not come
+        along. While it moves, the table is there twice. In several processes all of them call this together.
 
         Args:
           storage: one of `kvjax.storage`.

@@ -9,7 +9,7 @@ from kvjax import ffi
 from tests.support.lowering import STEP, TX, lowered, step, targets
 
 LOOKUP = {"kvjax_lookup"}
-BAG = {"kvjax_bag_ids", "kvjax_bag_sum", "kvjax_bag_spread", "kvjax_bag_dot"}
+BAG = {"kvjax_bag_ids", "kvjax_bag_sum", "kvjax_bag_expand", "kvjax_bag_dot"}
 
 
 def lookup(table, keys):

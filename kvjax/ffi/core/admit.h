@@ -1,4 +1,5 @@
-// Which keys training gives a row: those that have come often enough, or that a hash chooses.
+// Admission: the rule by which training gives keys a row, to those that have come often enough, or that a
+// hash chooses.
 //
 // A batch is decided from the counts before it and only then counted, so neither the order of its keys nor
 // what else is in it changes a decision.
@@ -141,7 +142,7 @@ class Admission {
 
   /// Gives memory back once few keys wait.
   void Compact() noexcept {
-    if (8 * pending_.size() < pending_.room()) pending_.Shrink(2 * pending_.size());
+    if (8 * pending_.size() < pending_.capacity()) pending_.Shrink(2 * pending_.size());
   }
 
   /// The key has a row now that no training step gave it.

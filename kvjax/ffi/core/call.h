@@ -29,9 +29,9 @@ struct InitialRows {
   size_t n = 0;
 };
 
-/// One row of a step: the row and which gradient it gets; kPooled is the sum of the unadmitted keys'.
+/// One row of a step: the row and which gradient it gets; kSharedGradient is the sum of the unadmitted keys'.
 struct ApplyTarget {
-  static constexpr uint32_t kPooled = 0xFFFFFFFFu;
+  static constexpr uint32_t kSharedGradient = 0xFFFFFFFFu;
   uint32_t row;
   uint32_t gradient;
 };

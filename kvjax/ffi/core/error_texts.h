@@ -10,7 +10,7 @@
 
 namespace kvjax {
 
-/// A step of a spread table whose program has gone: its shards may be in different places.
+/// A step of a sharded table whose program has gone: its shards may be in different places.
 inline Error HalfwayError(std::string_view table) {
   return MakeError(ErrorCode::kFailedPrecondition, table, "refresh", "a training step that goes on",
                    "one that has stopped half-way", "kvjax.drop_table(name) and restore the last checkpoint");

@@ -23,7 +23,7 @@ inline constexpr uint32_t kNoRow = 0xFFFFFFFFu;
 class KeyIndex {
  public:
   [[nodiscard]] size_t size() const { return size_; }
-  [[nodiscard]] size_t capacity() const { return entries_.size(); }
+  [[nodiscard]] size_t cells() const { return entries_.size(); }
   [[nodiscard]] size_t bytes() const { return entries_.size() * sizeof(Entry); }
 
   /// Row id of `key`, or kNoRow.
@@ -51,9 +51,9 @@ class KeyIndex {
 
   /// Makes room for `n` keys in all. Throws std::bad_alloc and then has changed nothing.
   void Reserve(size_t n) {
-    size_t capacity = std::max<size_t>(entries_.size(), kSmallest);
-    while (n > MaxSize(capacity)) capacity *= 2;
-    if (capacity != entries_.size()) Rebuild(capacity);
+    size_t cells = std::max<size_t>(entries_.size(), kSmallest);
+    while (n > MaxSize(cells)) cells *= 2;
+    if (cells != entries_.size()) Rebuild(cells);
   }
 
   /// Adds a key that is not in the index. Room must have been reserved.
@@ -109,11 +109,11 @@ class KeyIndex {
 
   /// Gives back the memory that fewer than `n` keys do not need. Without memory to do so it stays as it is.
   void Shrink(size_t n) noexcept {
-    size_t capacity = kSmallest;
-    while (std::max(n, size_) > MaxSize(capacity)) capacity *= 2;
-    if (capacity >= entries_.size()) return;
+    size_t cells = kSmallest;
+    while (std::max(n, size_) > MaxSize(cells)) cells *= 2;
+    if (cells >= entries_.size()) return;
     try {
-      Rebuild(capacity);
+      Rebuild(cells);
     } catch (const std::bad_alloc&) {
     }
   }
@@ -138,7 +138,7 @@ class KeyIndex {
   }
 
   /// How many keys fit before the index grows.
-  [[nodiscard]] size_t room() const { return MaxSize(entries_.size()); }
+  [[nodiscard]] size_t capacity() const { return MaxSize(entries_.size()); }
 
   /// Forgets every key and gives the memory back.
   void Clear() noexcept {
@@ -156,14 +156,14 @@ class KeyIndex {
   static constexpr size_t kSmallest = 16;
 
   // At 5/8 full a hit costs 1.8 probes and a miss 4.1 on average: mostly one cache line.
-  static constexpr size_t MaxSize(size_t capacity) { return capacity / 8 * 5; }
+  static constexpr size_t MaxSize(size_t cells) { return cells / 8 * 5; }
   [[nodiscard]] size_t Home(uint64_t key) const { return Mix(key) >> shift_; }
   [[nodiscard]] size_t Next(size_t i) const { return (i + 1) & (entries_.size() - 1); }
 
-  void Rebuild(size_t capacity) {
-    Entries old(capacity, Entry{});
+  void Rebuild(size_t cells) {
+    Entries old(cells, Entry{});
     old.swap(entries_);
-    shift_ = 64 - std::countr_zero(capacity);
+    shift_ = 64 - std::countr_zero(cells);
     for (const Entry& entry : old) {
       if (entry.row != kNoRow) Place(entry);
     }

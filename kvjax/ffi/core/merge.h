@@ -1,4 +1,4 @@
-// Sums the gradient rows of equal keys.
+// The merge of a batch: the sums of the gradient rows of equal keys.
 #pragma once
 #include <algorithm>
 #include <bit>

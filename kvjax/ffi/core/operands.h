@@ -158,7 +158,7 @@ struct BeginApplyOperands {
   uint32_t* targets = nullptr;        // out (n, 2), see ApplyTarget
   int32_t* active = nullptr;          // out (), how many of the targets are valid
   int64_t* used_step = nullptr;       // out ()
-  float* pooled = nullptr;            // out (dim,), the gradient of the shared row
+  float* shared_gradient = nullptr;   // out (dim,), the gradient of the shared row
 };
 
 /// Which rows of a step a chunk is about: [start, start + chunk), cut at `active`. No targets (num_rows is 0)
@@ -174,14 +174,14 @@ struct ChunkSpan {
 struct GatherOperands {
   const uint32_t* version = nullptr;  // ()
   ChunkSpan chunk = {};
-  const uint64_t* keys = nullptr;      // (num_rows,), of the step
-  const float* rows = nullptr;         // (num_rows, dim), its gradients
-  const float* pooled = nullptr;       // (dim,), that of the shared row
-  std::byte* values = nullptr;         // out (chunk, dim) of the table's dtype
-  float* grads = nullptr;              // out (chunk, dim), or nullptr if nobody wants them
-  bool* fresh = nullptr;               // out (chunk,), whether no optimizer has written the row's slots
-  uint64_t* row_keys = nullptr;        // out (chunk,)
-  std::vector<std::byte*> slots = {};  // out (chunk, bytes of the slot) each
+  const uint64_t* keys = nullptr;          // (num_rows,), of the step
+  const float* rows = nullptr;             // (num_rows, dim), its gradients
+  const float* shared_gradient = nullptr;  // (dim,), that of the shared row
+  std::byte* values = nullptr;             // out (chunk, dim) of the table's dtype
+  float* grads = nullptr;                  // out (chunk, dim), or nullptr if nobody wants them
+  bool* fresh = nullptr;                   // out (chunk,), whether no optimizer has written the row's slots
+  uint64_t* row_keys = nullptr;            // out (chunk,)
+  std::vector<std::byte*> slots = {};      // out (chunk, bytes of the slot) each
 };
 
 struct ScatterOperands {

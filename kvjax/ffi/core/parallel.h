@@ -1,4 +1,4 @@
-// How the core asks for parallel work without knowing who does it.
+// ParallelFor: the interface by which tables ask for parallel work.
 #pragma once
 #include <cstddef>
 #include <functional>

@@ -1,4 +1,4 @@
-// Which rows go: eviction policies, and their evaluation over all rows of a table.
+// Eviction policies: their text form, and their evaluation over all rows of a table.
 //
 // Ties are broken by a hash of the key, so the choice depends on what the table holds and not on the order in
 // which it came.

@@ -1,4 +1,4 @@
-// What runs on the host and on the device from one text.
+// Marks and intrinsics for functions that run on the host and on the device.
 //
 // nvcc compiles a function for the device only if it is marked so; other compilers know no such marks.
 #pragma once

@@ -1,4 +1,4 @@
-// The tables of one backend by name, and by device where a table is spread over several.
+// The tables of one backend by name, and by device where a table is sharded over several.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -19,7 +19,7 @@ namespace kvjax {
 template <class Table>
 class Registry {
  public:
-  /// The device of a table that is not spread: every call finds it, wherever it runs.
+  /// The device of a table that is not sharded: every call finds it, wherever it runs.
   static constexpr int32_t kEveryDevice = -1;
 
   static Registry& Get() {
@@ -40,7 +40,7 @@ class Registry {
     entries_.emplace(name, std::move(shards));
   }
 
-  /// The shard that lives on a device; the table itself if it is not spread.
+  /// The shard that lives on a device; the table itself if it is not sharded.
   std::shared_ptr<Table> Find(std::string_view name, std::string_view op, int32_t device) {
     const std::lock_guard lock(mutex_);
     const std::vector<Shard>& shards = Shards(name, op);

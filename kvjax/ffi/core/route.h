@@ -1,4 +1,4 @@
-// Where keys go: the shard that owns each, and a batch sorted by owner.
+// Routing: the owner of each key, and a batch sorted by owner.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -42,11 +42,11 @@ inline void Owned(std::string_view table, KeySpan keys, const int32_t* owners, u
 /// A batch by owner: its distinct keys, those of one owner in the order of their first occurrence. They
 /// travel in rounds, of which each takes up to `room` keys to each owner.
 struct Routed {
-  uint64_t* keys;   // (n,), what is behind the distinct ones is 0
-  int32_t* order;   // (n,) where each of them first occurs
-  int32_t* starts;  // (shards + 1,) where the keys of each owner begin
-  int32_t* slot;    // (n,) owner * room + place in the round, of each key of the batch
-  int32_t* round;   // (n,) its round; -1 where the mask is false
+  uint64_t* keys;     // (n,), what is behind the distinct ones is 0
+  int32_t* order;     // (n,) where each of them first occurs
+  int32_t* starts;    // (shards + 1,) where the keys of each owner begin
+  int32_t* position;  // (n,) owner * room + place in the round, of each key of the batch
+  int32_t* round;     // (n,) its round; -1 where the mask is false
 };
 
 /// owners: as above; mask: (n,) or nullptr.
@@ -80,18 +80,18 @@ inline void Route(std::string_view table, KeySpan keys, const bool* mask, const 
     out.order[moved[u]] = first[u];
   }
   for (size_t i = 0; i < keys.n; ++i) {
-    out.slot[i] = 0;
+    out.position[i] = 0;
     if (out.round[i] < 0) continue;
     const auto u = static_cast<size_t>(out.round[i]);
     const int32_t place = moved[u] - out.starts[owner[u]];
-    out.slot[i] = static_cast<int32_t>(owner[u]) * room + place % room;
+    out.position[i] = static_cast<int32_t>(owner[u]) * room + place % room;
     out.round[i] = place / room;
   }
   std::fill(out.keys + n, out.keys + keys.n, uint64_t{0});
   std::fill(out.order + n, out.order + keys.n, 0);
 }
 
-/// The keys of a call that are meant, and the rows that belong to them.
+/// The keys of a call that are valid, and the rows that belong to them.
 class Selected {
  public:
   Selected(KeySpan keys, const bool* mask) : span_(keys), all_(mask == nullptr) {

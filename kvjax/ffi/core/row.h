@@ -1,4 +1,4 @@
-// What a row is made of: the value in the table's row type, a header, and the optimizer's slots.
+// The parts of a row: the values in the table's row type, a header, and the optimizer's slots.
 #pragma once
 #include <algorithm>
 #include <cstddef>

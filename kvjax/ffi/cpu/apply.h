@@ -37,23 +37,23 @@ inline ApplyPlan Table::PlanApply(const ParallelFor& parallel, KeySpan keys, con
     if (plan.decision.admitted[f] != 0) plan.change.ids[f] = 0;
   }
   if (in_.admission.shares()) {
-    plan.pooled.resize(static_cast<size_t>(spec_.dim));
+    plan.shared_gradient.resize(static_cast<size_t>(spec_.dim));
     for (size_t i = 0, m = 0; i < keys.n; ++i) {
       const bool refused = found.rows[i] == kNoRow && plan.decision.admitted[found.numbers[m++]] == 0;
       if (!refused && keys.data[i] != spec_.admission.shared_key) continue;
-      plan.pool.push_back(i);
-      if (refused) plan.pools = true, plan.occurrences += static_cast<uint64_t>(counts[i]);
+      plan.unadmitted.push_back(i);
+      if (refused) plan.shares = true, plan.occurrences += static_cast<uint64_t>(counts[i]);
     }
     // In the order of their hashes, so that the sum does not depend on how the batch was made.
-    std::sort(plan.pool.begin(), plan.pool.end(),
+    std::sort(plan.unadmitted.begin(), plan.unadmitted.end(),
               [&](size_t i, size_t j) { return Mix(keys.data[i]) < Mix(keys.data[j]); });
-    const size_t n = plan.pool.size(), dim = plan.pooled.size();
+    const size_t n = plan.unadmitted.size(), dim = plan.shared_gradient.size();
     for (size_t begin = 0; begin < n; begin += kSumBlock) {
       std::vector<double> block(dim);
       for (size_t j = begin; j < std::min<size_t>(n, begin + kSumBlock); ++j) {
-        for (size_t d = 0; d < dim; ++d) block[d] += rows[plan.pool[j] * dim + d];
+        for (size_t d = 0; d < dim; ++d) block[d] += rows[plan.unadmitted[j] * dim + d];
       }
-      for (size_t d = 0; d < dim; ++d) plan.pooled[d] += block[d];
+      for (size_t d = 0; d < dim; ++d) plan.shared_gradient[d] += block[d];
     }
   }
   return plan;
@@ -68,7 +68,7 @@ inline bool Table::LacksShared(const ApplyPlan& plan) const {
 
 /// Adds that row to those to come, if the step needs it.
 inline void Table::EnterShared(ApplyPlan& plan) const {
-  if (!plan.pools || !LacksShared(plan)) return;
+  if (!plan.shares || !LacksShared(plan)) return;
   plan.change.found.fresh.push_back(spec_.admission.shared_key), plan.change.ids.push_back(0);
 }
 
@@ -97,7 +97,7 @@ inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t*
     for (size_t i = 0; i < n; ++i)
       found.rows[i] = found.rows[i] == kNoRow ? kNoRow : in_.store.index().Find(keys.data[i]);
   }
-  const uint32_t shared = plan.pools ? in_.store.index().Find(spec_.admission.shared_key) : kNoRow;
+  const uint32_t shared = plan.shares ? in_.store.index().Find(spec_.admission.shared_key) : kNoRow;
   size_t active = 0;
   uint64_t own = 0;  // occurrences of the shared row's own key
   for (size_t i = 0, m = 0; i < n; ++i) {
@@ -108,7 +108,7 @@ inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t*
     in_.counters.occurrences += static_cast<uint64_t>(counts[i]);
     if (row == kNoRow) {
       in_.counters.refused += static_cast<uint64_t>(counts[i]);
-    } else if (plan.pools && row == shared) {
+    } else if (plan.shares && row == shared) {
       own += static_cast<uint64_t>(counts[i]);
     } else {
       Count(row, is_new ? plan.decision.totals[number] : Occurrences(counts[i]), plan.step);
@@ -117,11 +117,11 @@ inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t*
     in_.counters.admitted += is_new && row != kNoRow;
   }
   for (size_t d = 0; d < static_cast<size_t>(spec_.dim); ++d) {
-    out.pooled[d] = plan.pools ? static_cast<float>(plan.pooled[d]) : 0.0f;
+    out.shared_gradient[d] = plan.shares ? static_cast<float>(plan.shared_gradient[d]) : 0.0f;
   }
   if (shared != kNoRow) {
     Count(shared, spec_.count_batches ? 1 : plan.occurrences + own, plan.step);
-    out.targets[active++] = {shared, kPooled};
+    out.targets[active++] = {shared, kSharedGradient};
   }
   in_.admission.Compact();
   in_.counters.distinct += n;

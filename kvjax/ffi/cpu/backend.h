@@ -102,17 +102,18 @@ struct Cpu : CpuBags, CpuSharded {
     int64_t used = 0;
     *o.next = t.BeginApply(On(pool), *o.version, o.keys, o.gradients.counts, o.gradients.rows, Load64(o.step),
                            o.layout, o.initial,
-                           {reinterpret_cast<Table::Target*>(o.targets), o.active, &used, o.pooled});
+                           {reinterpret_cast<Table::Target*>(o.targets), o.active, &used, o.shared_gradient});
     std::memcpy(o.used_step, &used, sizeof(used));
   }
   static void Gather(Exec& pool, Table& t, const GatherOperands& o) {
     const Chunk c(t, o.chunk);
     const uint64_t* keys = o.keys;
-    const float *rows = o.rows, *pooled = o.pooled;
+    const float *rows = o.rows, *shared_gradient = o.shared_gradient;
     size_t num_rows = o.chunk.num_rows;
     if (c.own) {
       const ReceiveBuffer::Merged& in = t.shard_step().received.merged();
-      num_rows = in.n, keys = in.keys, rows = in.rows, pooled = t.shard_step().pooled.data();
+      num_rows = in.n, keys = in.keys, rows = in.rows,
+      shared_gradient = t.shard_step().shared_gradient.data();
     }
     const auto dim = static_cast<size_t>(t.spec().dim);
     t.Gather(On(pool), *o.version, c.of, c.n, o.values, o.fresh, o.slots);
@@ -121,7 +122,7 @@ struct Cpu : CpuBags, CpuSharded {
       const bool in_rows = g < num_rows;
       for (run = 1; in_rows && i + run < c.n && c.of[i + run].gradient == g + run;) ++run;
       if (o.grads != nullptr)
-        std::memcpy(o.grads + i * dim, in_rows ? rows + g * dim : pooled, run * dim * sizeof(float));
+        std::memcpy(o.grads + i * dim, in_rows ? rows + g * dim : shared_gradient, run * dim * sizeof(float));
       const uint64_t* from = in_rows ? keys + g : &t.spec().admission.shared_key;
       std::memcpy(o.row_keys + i, from, run * sizeof(uint64_t));
     }

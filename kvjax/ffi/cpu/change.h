@@ -1,4 +1,4 @@
-// What a write is about to change.
+// Change: the rows that a write is about to make and to evict.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// Which rows the last training write has changed, so that what was read before it need not be read again.
+// The rows that the last training write has changed, so that what was read before it need not be read again.
 #pragma once
 #include <cstddef>
 #include <cstdint>

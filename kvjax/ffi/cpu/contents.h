@@ -1,4 +1,5 @@
-// How rows come into a table and go from it: a store with what decides about them around it.
+// Contents: a row store with the admission, the counters and the functions of the user that decide about its
+// rows.
 //
 // A write makes a Change, makes space for it (space.h), prepares it, which is where it may fail last, and
 // then commits it, which cannot.

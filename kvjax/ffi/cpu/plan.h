@@ -1,7 +1,7 @@
-// What a write is going to do, between the call that plans it and the one that does it.
+// Planned writes: what is kept between the call that plans a write and the one that commits it.
 //
-// On a table of one part both are one call. The shards of a spread table first plan all, then agree, and only
-// then do it: a shard that cannot do its part keeps the others from doing theirs.
+// On a table of one part both are one call. The shards of a sharded table first plan all, then agree, and
+// only then do it: a shard that cannot do its part keeps the others from doing theirs.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -47,12 +47,12 @@ struct ApplyPlan {
   bool attach = false;  // the slots
   Change change = {};
   Admission::Decision decision = {};
-  bool pools = false;               // whether gradients of unadmitted keys go to the shared row
-  std::vector<size_t> pool = {};    // those gradients, and that of the shared key itself
-  std::vector<double> pooled = {};  // (dim,) their sum
-  uint64_t occurrences = 0;         // of the unadmitted keys
-  Recent recent = {};               // what will have changed
-  bool ready = false;               // to be committed
+  bool shares = false;                       // whether gradients of unadmitted keys go to the shared row
+  std::vector<size_t> unadmitted = {};       // those gradients, and that of the shared key itself
+  std::vector<double> shared_gradient = {};  // (dim,) their sum
+  uint64_t occurrences = 0;                  // of the unadmitted keys
+  Recent recent = {};                        // what will have changed
+  bool ready = false;                        // to be committed
 };
 
 /// The training write that a shard is in the middle of.
@@ -61,7 +61,7 @@ struct ShardStep {
   ReceiveBuffer received;
   std::optional<ApplyPlan> plan;
   std::vector<ApplyTarget> targets;
-  std::vector<float> pooled;  // (dim,)
+  std::vector<float> shared_gradient;  // (dim,)
 };
 
 }  // namespace kvjax

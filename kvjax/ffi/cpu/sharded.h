@@ -35,7 +35,7 @@ inline void Table::PlanStep(const ParallelFor& parallel, uint32_t version, int64
   const ApplyPlan& plan = *shard_step_.plan;
   summary = {.size = in_.store.size(), .entering = plan.change.entering(), .occurrences = plan.occurrences};
   if (!in_.admission.shares()) return;
-  summary.pooled = plan.pooled;
+  summary.shared_gradient = plan.shared_gradient;
   summary.lacks_shared = spec_.owns_shared && LacksShared(plan);
 }
 
@@ -46,14 +46,16 @@ inline void Table::Summarize(uint32_t version, ShardSummary& summary) {
 }
 
 /// The gradients of all unadmitted keys go to the shard that owns the shared row, in the order of shards.
-inline void Table::Pool(ApplyPlan& plan, const std::vector<ShardSummary>& summaries, size_t shard) const {
-  plan.pools = false;
+inline void Table::AddUnadmitted(ApplyPlan& plan, const std::vector<ShardSummary>& summaries,
+                                 size_t shard) const {
+  plan.shares = false;
   if (!spec_.owns_shared) return;
   for (size_t s = 0; s < summaries.size(); ++s) {
-    plan.pools |= summaries[s].occurrences > 0;
+    plan.shares |= summaries[s].occurrences > 0;
     if (s == shard) continue;
     plan.occurrences += summaries[s].occurrences;
-    for (size_t d = 0; d < plan.pooled.size(); ++d) plan.pooled[d] += summaries[s].pooled[d];
+    for (size_t d = 0; d < plan.shared_gradient.size(); ++d)
+      plan.shared_gradient[d] += summaries[s].shared_gradient[d];
   }
 }
 
@@ -61,20 +63,20 @@ inline std::optional<Tally> Table::Prepare(const ParallelFor& parallel, std::str
                                            const std::vector<ShardSummary>& summaries, size_t shard) {
   const auto lock = Write(version, op, {});
   Totals all;
-  bool pools = false, lacks_shared = false;
+  bool shares = false, lacks_shared = false;
   for (size_t s = 0; s < summaries.size(); ++s) {
     all.size += summaries[s].size;
     all.entering += summaries[s].entering;
     if (s < shard) all.before += summaries[s].entering;
-    pools |= summaries[s].occurrences > 0;
+    shares |= summaries[s].occurrences > 0;
     lacks_shared |= summaries[s].lacks_shared != 0;
   }
-  all.entering += pools && lacks_shared;
+  all.entering += shares && lacks_shared;
   const bool alone = summaries.size() == 1;
   space_.reset();
   if (shard_step_.plan && shard_step_.version == version) {
     ApplyPlan& plan = *shard_step_.plan;
-    if (in_.admission.shares()) Pool(plan, summaries, shard);
+    if (in_.admission.shares()) AddUnadmitted(plan, summaries, shard);
     EnterShared(plan);
     space_.emplace(in_.source(spec_), "apply", plan.change, all, plan.step, alone);
     return AskOrPrepare(parallel, space_->Make(parallel, in_.Due(spec_, plan.step)));
@@ -109,7 +111,7 @@ inline std::optional<Tally> Table::AskOrPrepare(const ParallelFor& parallel, boo
   PrepareApply(parallel, {shard_step_.received.merged().keys, shard_step_.received.merged().n}, plan,
                {given.data(), given.size() / row_bytes()});
   shard_step_.targets.resize(shard_step_.received.merged().n + 1);
-  shard_step_.pooled.resize(static_cast<size_t>(spec_.dim));
+  shard_step_.shared_gradient.resize(static_cast<size_t>(spec_.dim));
   plan.ready = true;
   return std::nullopt;
 }
@@ -125,8 +127,9 @@ inline uint32_t Table::CommitStep(uint32_t version, int32_t* active, int64_t* st
   const auto lock = Write(version, "apply", {});
   if (!shard_step_.plan || shard_step_.version != version || !shard_step_.plan->ready) throw NotPlanned();
   const ReceiveBuffer::Merged& in = shard_step_.received.merged();
-  const uint32_t next = CommitApply(*shard_step_.plan, {in.keys, in.n}, in.counts,
-                                    {shard_step_.targets.data(), active, step, shard_step_.pooled.data()});
+  const uint32_t next =
+      CommitApply(*shard_step_.plan, {in.keys, in.n}, in.counts,
+                  {shard_step_.targets.data(), active, step, shard_step_.shared_gradient.data()});
   shard_step_.plan.reset();
   return next;
 }

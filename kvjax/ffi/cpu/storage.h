@@ -1,4 +1,4 @@
-// Which slabs a table gets, by the text that Python's kvjax.storage gives for it.
+// The slab allocator of a table, from the text that Python's kvjax.storage gives for it.
 #pragma once
 #include <cstdint>
 #include <memory>

@@ -70,7 +70,7 @@ class Table {
         const size_t m = std::min(kGroup, end - i);
         in_.store.index().Find(keys.data + i, m, rows);
         for (size_t j = 0; j < m; ++j) {
-          if (!Meant(mask, i + j)) rows[j] = kNoRow;
+          if (!Valid(mask, i + j)) rows[j] = kNoRow;
           if (rows[j] != kNoRow) in_.store.PrefetchValue(rows[j]);
         }
         for (size_t j = 0; j < m; ++j) {
@@ -81,8 +81,8 @@ class Table {
             std::memcpy(target, in_.store.Value(rows[j]), bytes);
             continue;
           }
-          misses += Meant(mask, i + j);
-          if (!Meant(mask, i + j) || unadmitted == AdmissionSpec::Unadmitted::kZeros) {
+          misses += Valid(mask, i + j);
+          if (!Valid(mask, i + j) || unadmitted == AdmissionSpec::Unadmitted::kZeros) {
             std::memset(target, 0, bytes);
           } else if (!own) {
             std::memcpy(target, shared.data(), bytes);
@@ -97,7 +97,7 @@ class Table {
     if (!given || !own) return;
     KeyNumbering fresh(keys.n);
     for (size_t i = 0; i < keys.n; ++i) {
-      if (found[i] || !Meant(mask, i)) continue;
+      if (found[i] || !Valid(mask, i)) continue;
       Contents::StoreInitial(spec_, "lookup", keys.data[i], fresh.Add(keys.data[i]), initial,
                              out + i * bytes);
     }
@@ -207,14 +207,15 @@ class Table {
   // asks for the live one waits (version.h).
 
   using Target = ApplyTarget;
-  static constexpr uint32_t kPooled = ApplyTarget::kPooled;
+  static constexpr uint32_t kSharedGradient = ApplyTarget::kSharedGradient;
 
-  /// What BeginApply tells: targets has room for n, of which the first `active` are meant; pooled: (dim,).
+  /// What BeginApply tells: targets has room for n, of which the first `active` are valid; shared_gradient:
+  /// (dim,).
   struct Begun {
     Target* targets;
     int32_t* active;
     int64_t* step;
-    float* pooled;
+    float* shared_gradient;
   };
 
   /// keys are distinct; counts: (n,) occurrences; zeros, all at the end, are padding. rows: (n, dim)
@@ -363,7 +364,7 @@ class Table {
   [[nodiscard]] bool LacksShared(const ApplyPlan& plan) const;
   void EnterShared(ApplyPlan& plan) const;
   void PrepareApply(const ParallelFor& parallel, KeySpan keys, ApplyPlan& plan, InitialRows initial);
-  void Pool(ApplyPlan& plan, const std::vector<ShardSummary>& summaries, size_t shard) const;
+  void AddUnadmitted(ApplyPlan& plan, const std::vector<ShardSummary>& summaries, size_t shard) const;
   std::optional<Tally> AskOrPrepare(const ParallelFor& parallel, bool known);
   void Abandoned() noexcept;
   [[nodiscard]] std::vector<uint64_t> WithShared(const ApplyPlan& plan) const;
@@ -372,7 +373,7 @@ class Table {
   [[nodiscard]] size_t CheckMerged(KeySpan keys, const int32_t* counts) const;
   void CheckChunk(const Target* targets, size_t n, size_t num_slots) const;
 
-  [[nodiscard]] static bool Meant(const bool* mask, size_t i) { return mask == nullptr || mask[i]; }
+  [[nodiscard]] static bool Valid(const bool* mask, size_t i) { return mask == nullptr || mask[i]; }
 
   /// The distinct keys without a row, in order of first occurrence, where mask (n,) is true.
   [[nodiscard]] KeyNumbering MissingKeys(const ParallelFor& parallel, KeySpan keys, const bool* mask) const {
@@ -382,7 +383,7 @@ class Table {
     });
     KeyNumbering missing(keys.n + 1);
     for (size_t i = 0; i < keys.n; ++i) {
-      if (Meant(mask, i) && rows[i] == kNoRow) missing.Add(keys.data[i]);
+      if (Valid(mask, i) && rows[i] == kNoRow) missing.Add(keys.data[i]);
     }
     return missing;
   }

@@ -1,4 +1,4 @@
-// Who may call a table when: the version that orders its calls, and the lock behind it.
+// VersionGate: the version that orders the calls of a table, and the lock behind it.
 //
 // Every call brings the version of the handle it was made through, and only the current one is let in. A
 // write makes the next one. So a call through a stale handle is an error and never a race, whatever order XLA

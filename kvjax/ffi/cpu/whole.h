@@ -83,8 +83,8 @@ inline Statistics Table::Stats() const {
     const RowStore& store = c.store;
     const KeyIndex::Probes probes = store.index().SampleProbes();
     Statistics stats{.size = store.size(),
-                     .capacity = store.index().room(),
-                     .places = store.index().capacity(),
+                     .capacity = store.index().capacity(),
+                     .cells = store.index().cells(),
                      .index_bytes = store.index().bytes(),
                      .value_bytes = store.value_bytes(),
                      .header_bytes = store.header_bytes(),

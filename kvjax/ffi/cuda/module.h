@@ -1,4 +1,4 @@
-// What the kernels' side of the CUDA backend gives its Python module, which nvcc does not compile.
+// The interface between the kernels of the CUDA backend and its Python module, which nvcc does not compile.
 #pragma once
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
-// What the CUDA runtime gives, in the form the table needs: errors as exceptions, the device of a stream, the
-// pool that scratch comes from, and host memory that kernels write.
+// Wrappers of the CUDA runtime, in the form the table needs: errors as exceptions, the device of a stream,
+// the pool that scratch comes from, and host memory that kernels write.
 #pragma once
 #include <cuda_runtime_api.h>
 

@@ -1,4 +1,4 @@
-// How a stream starts kernels.
+// The kernel launches of a stream, for nvcc.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The queue that runs the device table's kernels on a CUDA stream. What starts kernels is in stream.cuh, for
-// nvcc.
+// Stream: the queue that runs the kernels of the device table on a CUDA stream. The kernel launches are in
+// stream.cuh, for nvcc.
 //
 // Threads (threads/threads.h) has the same functions and runs the same kernels on host threads. A kernel is a
 // functor or a lambda [=] KVJAX_HD (...) {...}; nvcc takes such lambdas only from functions that are public

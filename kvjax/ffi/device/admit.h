@@ -1,4 +1,4 @@
-// Which keys training gives a row, on the device: the rules of core/admit.h, for all keys of a call at once.
+// Admission on the device: the rules of core/admit.h, for all keys of a call at once.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -72,12 +72,12 @@ void DecideKeys(Q& q, CallView call, AdmissionView by, IndexView rows, Gradients
   q.Each(g.n, [=] KVJAX_HD(size_t i) {
     const Control& control = *call.control;
     const uint64_t key = g.keys[i];
-    const bool meant = i < control.active;
-    const uint32_t occurrences = !meant ? 0 : g.count_batches ? 1 : static_cast<uint32_t>(g.counts[i]);
+    const bool valid = i < control.active;
+    const uint32_t occurrences = !valid ? 0 : g.count_batches ? 1 : static_cast<uint32_t>(g.counts[i]);
     out.verdict[i] = Decision<Q>::kHasRow;
     out.totals[i] = occurrences;
     out.waiting[i] = nullptr;
-    if (!meant || rows.Find(key) != kNoRow) return;
+    if (!valid || rows.Find(key) != kNoRow) return;
     uint32_t before = 0;
     if (by.counts_keys()) {
       out.waiting[i] = by.waiting.Locate(key);
@@ -99,7 +99,7 @@ void CommitWaiting(Q& q, CallView call, AdmissionView by, const uint64_t* keys, 
     bool gave_empty = false;
     by.waiting.Erase(keys[i], gave_empty);
     call.control->waiting.Add(i, ~uint64_t{0});
-    if (gave_empty) call.control->waiting_slots.Add(i, ~uint64_t{0});
+    if (gave_empty) call.control->waiting_cells.Add(i, ~uint64_t{0});
   });
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
     const bool waits = i < n && call.open() && decided.verdict[i] == Decision<Q>::kRefused;
@@ -113,7 +113,7 @@ void CommitWaiting(Q& q, CallView call, AdmissionView by, const uint64_t* keys, 
     const int entered = tile.Count(enters), used = tile.Count(took_empty);
     if (tile.rank() != 0) return;
     call.control->waiting.Add(i / tile.size(), entered);
-    call.control->waiting_slots.Add(i / tile.size(), used);
+    call.control->waiting_cells.Add(i / tile.size(), used);
   });
 }
 template <class Q>
@@ -134,16 +134,16 @@ void CommitSketch(Q& q, CallView call, AdmissionView by, const uint64_t* keys, s
   });
 }
 
-/// The keys that are meant and have rows (n,) that no training step gave them wait no more.
+/// The keys that are valid and have rows (n,) that no training step gave them wait no more.
 template <class Q>
-void ForgetWaiting(Q& q, CallView call, IndexView waiting, const uint64_t* keys, Meant meant,
+void ForgetWaiting(Q& q, CallView call, IndexView waiting, const uint64_t* keys, Valid valid,
                    const uint32_t* first, const uint32_t* rows, size_t n) {
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    if (!call.open() || !meant(i) || first[i] != i || rows[i] == kNoRow) return;
+    if (!call.open() || !valid(i) || first[i] != i || rows[i] == kNoRow) return;
     bool gave_empty = false;
     if (waiting.Erase(keys[i], gave_empty) == kNoRow) return;
     call.control->waiting.Add(i, ~uint64_t{0});
-    if (gave_empty) call.control->waiting_slots.Add(i, ~uint64_t{0});
+    if (gave_empty) call.control->waiting_cells.Add(i, ~uint64_t{0});
   });
 }
 
@@ -155,7 +155,7 @@ void EnterWaiting(Q& q, IndexView waiting, Control* control, const int64_t* keys
     bool took_empty = false;
     waiting.Insert(static_cast<uint64_t>(keys[i]), static_cast<uint32_t>(counts[i]), took_empty);
     control->waiting.Add(i, 1);
-    control->waiting_slots.Add(i, took_empty ? 1 : 0);
+    control->waiting_cells.Add(i, took_empty ? 1 : 0);
   });
 }
 
@@ -178,14 +178,14 @@ class Admission {
   /// Whether keys without a row are counted one by one.
   [[nodiscard]] bool counts_keys() const { return spec_.kind == AdmissionSpec::Kind::kMinCount; }
   /// Slots of such keys that may be in use.
-  [[nodiscard]] size_t room() const { return counts_keys() ? waiting_.room() : SIZE_MAX; }
+  [[nodiscard]] size_t capacity() const { return counts_keys() ? waiting_.capacity() : SIZE_MAX; }
   [[nodiscard]] size_t bytes() const { return (counts_keys() ? waiting_.bytes() : 0) + sketch_.bytes(); }
 
   /// Makes the index of waiting keys anew, for `keys` keys; as Contents::Reindex.
   void Reindex(Q& q, Control* control, size_t keys) {
     Index<Q> next(q, keys);
     MoveKeys(q, waiting_.view(), next.view());
-    SetSlots(q, control);
+    SetCells(q, control);
     std::swap(waiting_, next);
     next.Retire(q);
   }
@@ -224,7 +224,7 @@ class Admission {
     q.Copy(next.sketch_.data(), state.cells.data(), next.sketch_.bytes());
     const size_t n = state.keys.size();
     if (n > 0) {
-      if (n > next.room()) next.waiting_ = Index<Q>(q, n);
+      if (n > next.capacity()) next.waiting_ = Index<Q>(q, n);
       Scratch<Q, int64_t> keys(q, n), counts(q, n);
       q.Copy(keys.data(), state.keys.data(), n * sizeof(int64_t));
       q.Copy(counts.data(), state.counts.data(), n * sizeof(int64_t));
@@ -238,8 +238,8 @@ class Admission {
     sketch_.Retire(q);
   }
 
-  static void SetSlots(Q& q, Control* control) {
-    q.Once([=] KVJAX_HD() { control->waiting_slots.Set(control->waiting.Sum()); });
+  static void SetCells(Q& q, Control* control) {
+    q.Once([=] KVJAX_HD() { control->waiting_cells.Set(control->waiting.Sum()); });
   }
 
  private:

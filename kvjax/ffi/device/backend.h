@@ -1,4 +1,4 @@
-// What the handlers need of a device table: the backend, once for every kind of queue.
+// The device backend: what the handlers need of a device table, once for every kind of queue.
 #pragma once
 #include <cmath>
 #include <cstddef>

@@ -77,10 +77,10 @@ struct DeviceSharded {
     return values;
   }
   /// Without a partitioner there is nothing to check, nor to wait for.
-  static void CheckOwners(Q& q, std::string_view table, KeySpan keys, Meant meant, OwnersView owners) {
+  static void CheckOwners(Q& q, std::string_view table, KeySpan keys, Valid valid, OwnersView owners) {
     if (owners.given == nullptr) return;
     Scratch<Q, uint32_t> first(q, 1);
-    FindUnowned(q, owners, meant, keys.n, first.data());
+    FindUnowned(q, owners, valid, keys.n, first.data());
     const uint32_t i = Fetch(q, first.data(), 1)[0];
     if (i == keys.n) return;
     (void)CheckOwner(table, Fetch(q, keys.data + i, 1)[0], Fetch(q, owners.given + i, 1)[0], owners.shards);

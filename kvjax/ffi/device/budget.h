@@ -1,4 +1,5 @@
-// How much of a table may be in device memory, by the text that Python's kvjax.storage gives for it.
+// Budget: how much of a table may be in device memory, from the text that Python's kvjax.storage gives for
+// it.
 #pragma once
 #include <charconv>
 #include <cstddef>

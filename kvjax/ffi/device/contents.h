@@ -61,7 +61,7 @@ class Contents {
   [[nodiscard]] size_t slot_bytes() const { return slots_.bytes(); }
 
   /// How many row ids the stack of free ones can hold.
-  [[nodiscard]] size_t free_room() const { return free_.size(); }
+  [[nodiscard]] size_t free_capacity() const { return free_.size(); }
 
   /// Makes room for `rows` row ids. Throws std::bad_alloc and leaves everything as it was.
   void ReserveRows(Q& q, const Control* control, size_t rows) {
@@ -128,7 +128,7 @@ class Contents {
   }
   static void Rehash(Q& q, IndexView from, IndexView to, Control* control) {
     MoveKeys(q, from, to);
-    q.Once([=] KVJAX_HD() { control->slots_used.Set(control->size); });
+    q.Once([=] KVJAX_HD() { control->cells_used.Set(control->size); });
   }
 
  private:

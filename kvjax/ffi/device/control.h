@@ -1,4 +1,5 @@
-// What a table keeps about itself in device memory, and what the device tells the host without being asked.
+// Control and Report: what a table keeps about itself in device memory, and what the device writes for the
+// host.
 #pragma once
 #include <bit>
 #include <cstddef>
@@ -84,9 +85,9 @@ struct Control {
   uint32_t active;     // keys before the padding
   uint32_t wide;       // whether there has been a key that 32 bits, signed or unsigned, cannot hold
   uint64_t inserted, removed, admitted, distinct, over_capacity;
-  Counts slots_used;     // of the index: in use, or erased and still marked
+  Counts cells_used;     // of the index: in use, or erased and still marked
   Counts waiting;        // keys without a row that are counted one by one
-  Counts waiting_slots;  // of their index, as slots_used
+  Counts waiting_cells;  // of their index, as cells_used
   Counts hits, misses, occurrences, refused;
 };
 
@@ -95,8 +96,8 @@ struct Control {
 struct Report {
   uint32_t begun;
   uint64_t size;
-  uint64_t slots_used;
-  uint64_t waiting, waiting_slots;
+  uint64_t cells_used;
+  uint64_t waiting, waiting_cells;
   uint32_t next_row;
   uint32_t free_rows;
   uint32_t write;  // the last write that is in it

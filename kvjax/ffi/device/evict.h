@@ -1,4 +1,4 @@
-// What goes from a device table, from the host's side: it queues the choice, and waits only for functions of
+// Eviction from a device table, the host's side: it queues the choice, and waits only for functions of
 // the user, which run on the host: scores before the choice, and sinks after it.
 #pragma once
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace kvjax::device {
 
 /// A row that a function of the user is to see.
 struct ListedRow {
-  uint64_t key, slot;
+  uint64_t key, cell;
   uint32_t row, reason;
 };
 
@@ -24,25 +24,25 @@ struct ListGoing {
   ListedRow* out;
   uint32_t* n;
 
-  KVJAX_HD void operator()(size_t, uint64_t slot, const IndexView::Entry& entry, uint32_t reason) const {
-    out[Add(*n, 1u)] = {entry.key, slot, entry.row, reason};
+  KVJAX_HD void operator()(size_t, uint64_t cell, const IndexView::Entry& entry, uint32_t reason) const {
+    out[Add(*n, 1u)] = {entry.key, cell, entry.row, reason};
   }
 };
 /// Lists the rows that may go.
 template <class Q>
 void ListThatMayGo(Q& q, ChoiceView v, ListedRow* out, uint32_t* n) {
-  const uint64_t lanes = LanesFor(v.slots());
+  const uint64_t lanes = LanesFor(v.cells());
   q.Each(lanes, [=] KVJAX_HD(size_t lane) {
-    for (uint64_t slot = lane; slot < v.slots(); slot += lanes) {
-      const IndexView::Entry* const entry = v.MayGo(slot);
-      if (entry != nullptr) out[Add(*n, 1u)] = {entry->key, slot, entry->row, 0};
+    for (uint64_t cell = lane; cell < v.cells(); cell += lanes) {
+      const IndexView::Entry* const entry = v.MayGo(cell);
+      if (entry != nullptr) out[Add(*n, 1u)] = {entry->key, cell, entry->row, 0};
     }
   });
 }
 /// Puts the scores of n rows in their slots' places.
 template <class Q>
 void PutScores(Q& q, const ListedRow* rows, const double* scores, size_t n, double* out) {
-  q.Each(n, [=] KVJAX_HD(size_t i) { out[rows[i].slot] = scores[i]; });
+  q.Each(n, [=] KVJAX_HD(size_t i) { out[rows[i].cell] = scores[i]; });
 }
 
 /// The memory of a choice.
@@ -52,9 +52,9 @@ struct DeviceTable<Q>::Choosing {
       : policy(policy),
         choice(q, 1),
         rankings(q, policy.rankings() + table.last_.rankings()),
-        marks(q, table.contents_.index().slots() / ChoiceView::kMarks),
-        list(q, std::min<uint64_t>(table.contents_.index().slots(), kListed)),
-        scores(q, policy.names().size() * table.contents_.index().slots()),
+        marks(q, table.contents_.index().cells() / ChoiceView::kMarks),
+        list(q, std::min<uint64_t>(table.contents_.index().cells(), kListed)),
+        scores(q, policy.names().size() * table.contents_.index().cells()),
         view{.call = call,
              .in = table.contents_.view(),
              .type = table.spec_.type,
@@ -94,8 +94,8 @@ void DeviceTable<Q>::EvictForSpace(const Entering& e, const EnterView& entering)
   const int64_t every = trains ? spec_.evict_every : 0;
   if (!full && every == 0) return;
   const Choosing choosing(*this, e.q, e.call, policy_);
-  const RoomRules rules{spec_.max_capacity, spec_.on_full, every, trains, !policy_.empty()};
-  DecideRoom(e.q, choosing.view, rules, entering.number, entering.flag, e.keys.n);
+  const SpaceRules rules{spec_.max_capacity, spec_.on_full, every, trains, !policy_.empty()};
+  DecideSpace(e.q, choosing.view, rules, entering.number, entering.flag, e.keys.n);
   KeepRows(e.q, choosing.view, e.keys.data, e.rows.data(), e.keys.n);
   Ask(e.q, choosing, policy_, Choice::kPolicy);
   if (full) {
@@ -168,7 +168,7 @@ void DeviceTable<Q>::Score(Q& q, const Choosing& c) {
       Scratch<Q, double> these(q, m);
       q.Copy(these.data(), scores.data(), m * sizeof(double));
       PutScores(q, there.data() + begin, these.data(), m,
-                c.scores.data() + word.column * contents_.index().slots());
+                c.scores.data() + word.column * contents_.index().cells());
     }
   }
 }

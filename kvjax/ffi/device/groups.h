@@ -1,4 +1,4 @@
-// Which keys of a call are equal: by a hash table that lives as long as the call, and, where their order
+// Groups of equal keys in a call: by a hash table that lives as long as the call, and, where their order
 // matters, by sorting.
 #pragma once
 #include <bit>
@@ -11,9 +11,9 @@
 
 namespace kvjax::device {
 
-/// Which keys of a call are meant: those whose flag is true, whose count is above zero, and that have no row,
+/// Which keys of a call are valid: those whose flag is true, whose count is above zero, and that have no row,
 /// as far as each of these is given.
-struct Meant {
+struct Valid {
   const bool* mask = nullptr;
   const int32_t* counts = nullptr;
   const uint32_t* rows = nullptr;
@@ -24,10 +24,10 @@ struct Meant {
   }
 };
 
-/// first: (n,) the place of the first key equal to keys[i], of those that are meant; i itself where keys[i]
-/// is not. is_first, unless it is null: (n,) 1 for the first of equal keys that are meant, 0 for the others.
+/// first: (n,) the place of the first key equal to keys[i], of those that are valid; i itself where keys[i]
+/// is not. is_first, unless it is null: (n,) 1 for the first of equal keys that are valid, 0 for the others.
 template <class Q>
-void GroupKeys(Q& q, const uint64_t* keys, Meant meant, size_t n, uint32_t* first,
+void GroupKeys(Q& q, const uint64_t* keys, Valid valid, size_t n, uint32_t* first,
                uint32_t* is_first = nullptr) {
   if (n == 0) return;
   constexpr uint32_t kFree = 0xFFFFFFFFu;
@@ -36,7 +36,7 @@ void GroupKeys(Q& q, const uint64_t* keys, Meant meant, size_t n, uint32_t* firs
   uint32_t *const f = firsts.data(), *const c = cells.data();
   q.Fill(f, 0xFF, (mask + 1) * sizeof(uint32_t));
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    if (!meant(i)) return;
+    if (!valid(i)) return;
     const auto me = static_cast<uint32_t>(i);
     const uint64_t key = keys[i];
     uint64_t cell = (Mix(key) >> 20) & mask;
@@ -50,7 +50,7 @@ void GroupKeys(Q& q, const uint64_t* keys, Meant meant, size_t n, uint32_t* firs
     c[i] = static_cast<uint32_t>(cell);
   });
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    const bool grouped = meant(i);
+    const bool grouped = valid(i);
     const auto me = static_cast<uint32_t>(i);
     const uint32_t leader = grouped ? f[c[i]] : me;
     first[i] = leader;
@@ -58,16 +58,16 @@ void GroupKeys(Q& q, const uint64_t* keys, Meant meant, size_t n, uint32_t* firs
   });
 }
 
-/// The distinct ones of n keys that are meant, numbered by first occurrence: number[first[i]] is that of
+/// The distinct ones of n keys that are valid, numbered by first occurrence: number[first[i]] is that of
 /// keys[i], and number[n] is how many there are.
 template <class Q>
-void NumberKeys(Q& q, const uint64_t* keys, Meant meant, size_t n, uint32_t* first, uint32_t* number) {
+void NumberKeys(Q& q, const uint64_t* keys, Valid valid, size_t n, uint32_t* first, uint32_t* number) {
   if (n == 0) return q.Fill(number, 0, sizeof(uint32_t));
-  GroupKeys(q, keys, meant, n, first, number);
+  GroupKeys(q, keys, valid, n, first, number);
   q.ExclusiveSum(number, number, n + 1);  // what stands at n before counts for nothing
 }
 
-/// The distinct keys that are meant, numbered by first occurrence, with all places of each, in order.
+/// The distinct keys that are valid, numbered by first occurrence, with all places of each, in order.
 template <class Q>
 class Segments {
  public:
@@ -75,29 +75,29 @@ class Segments {
     const uint32_t* places;  // those of number u are places[begin[u]] .. places[end[u] - 1]
     const uint32_t* begin;
     const uint32_t* end;
-    const uint32_t* numbers;   // (n,) u of each of the places; what is not meant stands behind them all
+    const uint32_t* numbers;   // (n,) u of each of the places; what is not valid stands behind them all
     const uint32_t* distinct;  // how many numbers there are
   };
 
-  Segments(Q& q, const uint64_t* keys, Meant meant, size_t n)
+  Segments(Q& q, const uint64_t* keys, Valid valid, size_t n)
       : n_(n), places_(q, n), begin_(q, n), end_(q, n), numbers_(q, n), by_first_(q, n + 1) {
-    Sort(q, keys, meant);  // nvcc wants no kernels in constructors
+    Sort(q, keys, valid);  // nvcc wants no kernels in constructors
   }
 
   [[nodiscard]] View view() const {
     return {places_.data(), begin_.data(), end_.data(), numbers_.data(), by_first_.data() + n_};
   }
 
-  void Sort(Q& q, const uint64_t* keys, Meant meant) {
+  void Sort(Q& q, const uint64_t* keys, Valid valid) {
     const Scratch<Q, uint32_t> firsts(q, n_);
-    NumberKeys(q, keys, meant, n_, firsts.data(), by_first_.data());
+    NumberKeys(q, keys, valid, n_, firsts.data(), by_first_.data());
     if (n_ == 0) return;
     const size_t n = n_;
     const uint32_t *const first = firsts.data(), *const by_first = by_first_.data();
     uint32_t *const place = places_.data(), *const number = numbers_.data();
     uint32_t *const begin = begin_.data(), *const end = end_.data();
     q.Each(n, [=] KVJAX_HD(size_t i) {
-      number[i] = by_first[meant(i) ? first[i] : n];
+      number[i] = by_first[valid(i) ? first[i] : n];
       place[i] = static_cast<uint32_t>(i);
     });
     q.SortPairs(number, place, n, std::bit_width(n == 1 ? 1 : n - 1));

@@ -1,8 +1,8 @@
 // The key index in device memory: any 64-bit key -> row id.
 //
-// Open addressing over buckets of 16 slots. A bucket's 16 one-byte digests are one load; only slots whose
+// Open addressing over buckets of 16 cells. A bucket's 16 one-byte digests are one load; only cells whose
 // digest fits are looked at, so most searches read one digest line and one entry. Occupancy is in the
-// digests: no key is reserved. A search ends at the first bucket that has an empty slot; an erased slot of a
+// digests: no key is reserved. A search ends at the first bucket that has an empty cell; an erased cell of a
 // bucket without one stays marked until the index is made anew.
 //
 // The idea of one-byte digests beside the keys is that of Swiss tables (Kulukundis, CppCon 2017) and of
@@ -25,7 +25,7 @@ namespace kvjax::device {
 /// What an index looks like to a kernel.
 class IndexView {
  public:
-  static constexpr uint32_t kSlots = 16;  // of a bucket
+  static constexpr uint32_t kCells = 16;  // of a bucket
   static constexpr uint64_t kNowhere = ~uint64_t{0};
 
   struct alignas(16) Entry {
@@ -56,7 +56,7 @@ class IndexView {
       uint32_t empty = 0;
       for (uint32_t w = 0; w < 4; ++w) {
         for (uint32_t fits = Zeros(digests.words[w] ^ wanted); fits != 0; fits &= fits - 1) {
-          Entry& entry = entries_[bucket * kSlots + 4 * w + Byte(fits)];
+          Entry& entry = entries_[bucket * kCells + 4 * w + Byte(fits)];
           if (entry.key == key) return &entry;
         }
         empty |= Zeros(digests.words[w]);
@@ -67,7 +67,7 @@ class IndexView {
   }
 
   /// Gives a key that is not there a row; many lanes may do so for distinct keys at once. Sets `took_empty`
-  /// to whether a slot is used that was not in use before. There must be a free slot.
+  /// to whether a cell is used that was not in use before. There must be a free cell.
   KVJAX_HD void Insert(uint64_t key, uint32_t row, bool& took_empty) const {
     const uint64_t hash = Mix(key);
     for (uint64_t bucket = Home(hash);; bucket = (bucket + 1) & mask_) {
@@ -78,7 +78,7 @@ class IndexView {
           const uint32_t claimed = (seen & ~(0xFFu << (8 * byte))) | Digest(hash) << (8 * byte);
           const bool was_empty = ((seen >> (8 * byte)) & 0xFFu) == kEmpty;
           if (!Exchange(word, seen, claimed)) continue;
-          entries_[bucket * kSlots + 4 * w + byte] = {key, row, 0};
+          entries_[bucket * kCells + 4 * w + byte] = {key, row, 0};
           took_empty = was_empty;
           return;
         }
@@ -87,7 +87,7 @@ class IndexView {
   }
 
   /// Takes a key away; returns its row, or kNoRow if it has none. Many lanes may do so at once, for equal
-  /// keys too: one of them gets the row. Sets `gave_empty` to whether the slot is as if it had never been
+  /// keys too: one of them gets the row. Sets `gave_empty` to whether the cell is as if it had never been
   /// used.
   KVJAX_HD uint32_t Erase(uint64_t key, bool& gave_empty) const {
     const uint64_t hash = Mix(key);
@@ -98,7 +98,7 @@ class IndexView {
         uint32_t& word = digests_[bucket].words[w];
         for (uint32_t fits = Zeros(Load(word) ^ wanted); fits != 0; fits &= fits - 1) {
           const uint32_t byte = Byte(fits);
-          const Entry entry = entries_[bucket * kSlots + 4 * w + byte];
+          const Entry entry = entries_[bucket * kCells + 4 * w + byte];
           if (entry.key != key) continue;
           uint32_t seen = Load(word);
           while (((seen >> (8 * byte)) & 0xFFu) == Digest(hash)) {
@@ -114,32 +114,32 @@ class IndexView {
     return kNoRow;
   }
 
-  /// The entry of a slot by number, or nullptr if it is free.
-  [[nodiscard]] KVJAX_HD Entry* At(uint64_t slot) const {
-    const uint32_t word = digests_[slot / kSlots].words[slot % kSlots / 4];
-    return ((word >> (8 * (slot % 4))) & 0x80u) != 0 ? &entries_[slot] : nullptr;
+  /// The entry of a cell by number, or nullptr if it is free.
+  [[nodiscard]] KVJAX_HD Entry* At(uint64_t cell) const {
+    const uint32_t word = digests_[cell / kCells].words[cell % kCells / 4];
+    return ((word >> (8 * (cell % 4))) & 0x80u) != 0 ? &entries_[cell] : nullptr;
   }
-  /// The slot of a key that is there.
+  /// The cell of a key that is there.
   [[nodiscard]] KVJAX_HD uint64_t SlotOf(uint64_t key) const {
     return static_cast<uint64_t>(Locate(key) - entries_);
   }
-  /// The entry of a slot that is known to be in use, whatever is erased meanwhile.
-  [[nodiscard]] KVJAX_HD const Entry& Used(uint64_t slot) const { return entries_[slot]; }
-  /// Frees a slot that is known to be in use; many lanes may do so for distinct slots at once. Sets
+  /// The entry of a cell that is known to be in use, whatever is erased meanwhile.
+  [[nodiscard]] KVJAX_HD const Entry& Used(uint64_t cell) const { return entries_[cell]; }
+  /// Frees a cell that is known to be in use; many lanes may do so for distinct cells at once. Sets
   /// `gave_empty` as Erase does.
-  KVJAX_HD void Free(uint64_t slot, bool& gave_empty) const {
-    const uint32_t byte = slot % 4;
-    uint32_t& word = digests_[slot / kSlots].words[slot % kSlots / 4];
-    gave_empty = HasEmpty(slot / kSlots);
+  KVJAX_HD void Free(uint64_t cell, bool& gave_empty) const {
+    const uint32_t byte = cell % 4;
+    uint32_t& word = digests_[cell / kCells].words[cell % kCells / 4];
+    gave_empty = HasEmpty(cell / kCells);
     for (uint32_t seen = Load(word); !Exchange(word, seen, Erased(seen, byte, gave_empty));) {
     }
   }
   /// In how many buckets after its first a key that is there was looked for.
-  [[nodiscard]] KVJAX_HD uint64_t Distance(uint64_t slot) const {
-    return (slot / kSlots - Home(Mix(entries_[slot].key))) & mask_;
+  [[nodiscard]] KVJAX_HD uint64_t Distance(uint64_t cell) const {
+    return (cell / kCells - Home(Mix(entries_[cell].key))) & mask_;
   }
 
-  [[nodiscard]] KVJAX_HD uint64_t slots() const { return (mask_ + 1) * kSlots; }
+  [[nodiscard]] KVJAX_HD uint64_t cells() const { return (mask_ + 1) * kCells; }
 
  private:
   static constexpr uint32_t kEmpty = 0, kErased = 1, kHighBits = 0x80808080u;
@@ -152,7 +152,7 @@ class IndexView {
   KVJAX_HD static uint32_t Zeros(uint32_t word) {
     return ~(((word & ~kHighBits) + ~kHighBits) | word | ~kHighBits);
   }
-  /// Whether searches end at a bucket. One that has an empty slot has had one ever since the index was made,
+  /// Whether searches end at a bucket. One that has an empty cell has had one ever since the index was made,
   /// so no search has gone past it, and what is erased there becomes empty.
   [[nodiscard]] KVJAX_HD bool HasEmpty(uint64_t bucket) const {
     uint32_t empty = 0;
@@ -177,14 +177,14 @@ class Index {
   Index() = default;
   /// For `keys` keys. Throws std::bad_alloc.
   Index(Q& q, size_t keys)
-      : buckets_(BucketsFor(keys)), digests_(q, buckets_), entries_(q, buckets_ * IndexView::kSlots) {
+      : buckets_(BucketsFor(keys)), digests_(q, buckets_), entries_(q, buckets_ * IndexView::kCells) {
     q.Fill(digests_.data(), 0, digests_.bytes());
   }
 
   [[nodiscard]] IndexView view() const { return {digests_.data(), entries_.data(), buckets_}; }
   /// Slots that may be in use, so that searches stay short.
-  [[nodiscard]] size_t room() const { return RoomOf(buckets_); }
-  [[nodiscard]] size_t slots() const { return buckets_ * IndexView::kSlots; }
+  [[nodiscard]] size_t capacity() const { return CapacityOf(buckets_); }
+  [[nodiscard]] size_t cells() const { return buckets_ * IndexView::kCells; }
   [[nodiscard]] size_t bytes() const { return digests_.bytes() + entries_.bytes(); }
   void Retire(Q& q) noexcept {
     digests_.Retire(q);
@@ -192,10 +192,10 @@ class Index {
   }
 
  private:
-  static size_t RoomOf(size_t buckets) { return buckets * IndexView::kSlots / 8 * 7; }
+  static size_t CapacityOf(size_t buckets) { return buckets * IndexView::kCells / 8 * 7; }
   static size_t BucketsFor(size_t keys) {
     size_t buckets = 4;
-    while (RoomOf(buckets) < keys) buckets *= 2;
+    while (CapacityOf(buckets) < keys) buckets *= 2;
     return buckets;
   }
 
@@ -207,8 +207,8 @@ class Index {
 /// Enters all keys of one index into another, which has none.
 template <class Q>
 void MoveKeys(Q& q, IndexView from, IndexView to) {
-  q.Each(from.slots(), [=] KVJAX_HD(size_t slot) {
-    const IndexView::Entry* const entry = from.At(slot);
+  q.Each(from.cells(), [=] KVJAX_HD(size_t cell) {
+    const IndexView::Entry* const entry = from.At(cell);
     bool took_empty;
     if (entry != nullptr) to.Insert(entry->key, entry->row, took_empty);
   });
@@ -217,8 +217,8 @@ void MoveKeys(Q& q, IndexView from, IndexView to) {
 /// All keys with their rows, in no order; n: zero before.
 template <class Q>
 void ListKeys(Q& q, IndexView index, KeyRow* out, uint32_t* n) {
-  q.Each(index.slots(), [=] KVJAX_HD(size_t slot) {
-    const IndexView::Entry* const entry = index.At(slot);
+  q.Each(index.cells(), [=] KVJAX_HD(size_t cell) {
+    const IndexView::Entry* const entry = index.At(cell);
     if (entry != nullptr) out[Add(*n, 1u)] = {entry->key, entry->row};
   });
 }

@@ -1,4 +1,4 @@
-// Sums the gradient rows of equal keys on the device: the same bits as MergeRows in core/merge.h gives.
+// The merge of a batch on the device: the same bits as MergeRows in core/merge.h gives.
 //
 // A key's rows are added block by block, and all blocks of a call at once: so a key that is half of the batch
 // does not keep one tile busy while the others are done.
@@ -77,13 +77,13 @@ void MergeGradients(Q& q, const uint64_t* keys, const float* rows, const int32_t
   const size_t bytes = dim * sizeof(float);
   const bool wide = (reinterpret_cast<size_t>(rows) | reinterpret_cast<size_t>(out_rows) | bytes) % 16 == 0;
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t j) {
-    const bool meant = j < n && of.numbers[j] < *of.distinct;
-    const uint32_t u = meant ? of.numbers[j] : 0, begin = meant ? of.begin[u] : 0;
-    const auto from_here = static_cast<uint32_t>(meant ? of.end[u] - j : 0);
+    const bool valid = j < n && of.numbers[j] < *of.distinct;
+    const uint32_t u = valid ? of.numbers[j] : 0, begin = valid ? of.begin[u] : 0;
+    const auto from_here = static_cast<uint32_t>(valid ? of.end[u] - j : 0);
     uint32_t length = 0;  // of the block that begins here
-    if (meant && (j - begin) % kSumBlock == 0) length = from_here < kSumBlock ? from_here : kSumBlock;
+    if (valid && (j - begin) % kSumBlock == 0) length = from_here < kSumBlock ? from_here : kSumBlock;
     const bool is_first = j == begin;
-    const size_t other = meant ? j / kSumBlock : 0;
+    const size_t other = valid ? j / kSumBlock : 0;
     float* const sum = is_first ? out_rows + u * dim : other_rows + other * dim;
     int32_t* const count = is_first ? out_counts + u : other_counts + other;
     const bool alone = length == 1;

@@ -1,4 +1,4 @@
-// Which rows come first in a ranking, on the device: found by counting them by the digits of their ranks,
+// Rankings on the device: the rows that come first, found by counting them by the digits of their ranks,
 // from the highest on. Nothing is sorted; until few rows are left to decide about, nothing is listed.
 //
 // Source: radix selection (Knuth, The Art of Computer Programming 3, 5.2.5 and 5.3.3), as in core/select.h.
@@ -55,30 +55,30 @@ struct Ranking {
   }
 };
 
-/// Decides a ranking, digit by digit; see CountBins of the queues. rows(slot, order, hash) says whether the
-/// row of a slot may go, and where it stands.
+/// Decides a ranking, digit by digit; see CountBins of the queues. rows(cell, order, hash) says whether the
+/// row of a cell may go, and where it stands.
 template <class Rows>
 struct RankDigits {
   static constexpr uint32_t kDigit = 11, kBins = 1u << kDigit;
   static constexpr uint64_t kList = uint64_t{1} << 16;
 
   Ranking* ranking;
-  uint64_t* list;  // room for kList slots
-  uint64_t slots;
+  uint64_t* list;  // room for kList cells
+  uint64_t cells;
   Rows rows;
 
   [[nodiscard]] KVJAX_HD uint64_t size() const {
     if (ranking->open_bits == 0) return 0;
-    return ranking->list == Ranking::List::kFilled ? ranking->listed : slots;
+    return ranking->list == Ranking::List::kFilled ? ranking->listed : cells;
   }
   KVJAX_HD uint32_t operator()(uint64_t i) const {
-    const uint64_t slot = ranking->list == Ranking::List::kFilled ? list[i] : i;
+    const uint64_t cell = ranking->list == Ranking::List::kFilled ? list[i] : i;
     uint64_t order, hash;
-    if (!rows(slot, order, hash)) return kBins;
+    if (!rows(cell, order, hash)) return kBins;
     const Rank rank = ranking->RankOf(order, hash);
     const uint32_t bits = ranking->OpenBits(), low = Low(bits);
     if ((rank ^ ranking->last()) >> 1 >> (bits - 1) != 0) return kBins;  // two shifts, as one is below 128
-    if (ranking->list == Ranking::List::kFilling) list[Add(ranking->listed, uint64_t{1})] = slot;
+    if (ranking->list == Ranking::List::kFilling) list[Add(ranking->listed, uint64_t{1})] = cell;
     return static_cast<uint32_t>(rank >> low) & ((1u << (bits - low)) - 1);
   }
   [[nodiscard]] KVJAX_HD uint64_t wanted() const { return ranking->wanted; }

@@ -1,4 +1,4 @@
-// What reads do on the device. A read through a handle that is not the live one gives rows of NaN.
+// The kernels of reads. A read through a handle that is not the live one gives rows of NaN.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -17,13 +17,13 @@ void CheckEmpty(Q& q, CallView call, size_t n) {
   if (n == 0) q.Once([=] KVJAX_HD() { (void)call.Current(true); });
 }
 
-/// The rows (n,) of the keys that are meant, kNoRow where there is none or the call is not let in.
+/// The rows (n,) of the keys that are valid, kNoRow where there is none or the call is not let in.
 template <class Q>
-void FindRows(Q& q, CallView call, IndexView index, const uint64_t* keys, Meant meant, size_t n,
+void FindRows(Q& q, CallView call, IndexView index, const uint64_t* keys, Valid valid, size_t n,
               uint32_t* rows) {
   CheckEmpty(q, call, n);
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    rows[i] = call.Current(i == 0) && meant(i) ? index.Find(keys[i]) : kNoRow;
+    rows[i] = call.Current(i == 0) && valid(i) ? index.Find(keys[i]) : kNoRow;
   });
 }
 
@@ -50,10 +50,10 @@ void LookupRows(Q& q, LookupView v, size_t n) {
   CheckEmpty(q, v.call, n);
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
     const bool current = v.call.Current(i == 0);
-    const bool meant = i < n && (v.mask == nullptr || v.mask[i]);
-    const uint32_t row = current && meant ? v.in.index.Find(v.keys[i]) : kNoRow;
+    const bool valid = i < n && (v.mask == nullptr || v.mask[i]);
+    const uint32_t row = current && valid ? v.in.index.Find(v.keys[i]) : kNoRow;
     if (i < n) v.found[i] = row != kNoRow;
-    const int hits = tile.Count(row != kNoRow), misses = tile.Count(current && meant && row == kNoRow);
+    const int hits = tile.Count(row != kNoRow), misses = tile.Count(current && valid && row == kNoRow);
     if (tile.rank() == 0) {
       v.call.control->hits.Add(i / tile.size(), hits);
       v.call.control->misses.Add(i / tile.size(), misses);
@@ -63,7 +63,7 @@ void LookupRows(Q& q, LookupView v, size_t n) {
       v.call.Refuse(Refusal::kInitial, *v.total, static_cast<uint32_t>(v.initial.given_rows));
     }
     const uint32_t shared = current && v.shares ? v.in.index.Find(v.shared_key) : kNoRow;
-    const bool missing = current && meant && row == kNoRow && !v.zeros, makes = missing && shared == kNoRow;
+    const bool missing = current && valid && row == kNoRow && !v.zeros, makes = missing && shared == kNoRow;
     const uint32_t from = missing ? shared : row;
     std::byte* const target = i < n ? v.rows + i * v.initial.row_bytes : nullptr;
     CopyRecords(tile, makes ? nullptr : target, from == kNoRow ? nullptr : v.in.Value(from),
@@ -77,7 +77,7 @@ void LookupRows(Q& q, LookupView v, size_t n) {
 /// See Table::FindMissing; out: zero before; numbers and total as NumberKeys gives them for the keys without
 /// a row.
 template <class Q>
-void WriteMissing(Q& q, const uint64_t* keys, Meant missing, size_t n, const uint32_t* first,
+void WriteMissing(Q& q, const uint64_t* keys, Valid missing, size_t n, const uint32_t* first,
                   const uint32_t* number, const uint32_t* total, uint64_t* out, int32_t* count) {
   q.Each(n, [=] KVJAX_HD(size_t i) {
     if (missing(i) && first[i] == i) out[number[i]] = keys[i];

@@ -30,7 +30,7 @@ void DeviceTable<Q>::Lookup(Q& q, const LookupOperands& o) {
                .shared_place = o.keys.n};
   if (spec_.initializer.kind != Generator::Kind::kGiven || zeros) return LookupRows(q, v, o.keys.n);
   const WithShared<Q> all(q, admission, o.keys, {.mask = o.mask});
-  const Numbered missing_keys(*this, q, v.call, all.keys(), all.meant().mask);
+  const Numbered missing_keys(*this, q, v.call, all.keys(), all.valid().mask);
   v.first = missing_keys.first.data(), v.number = missing_keys.number.data();
   v.total = missing_keys.total;
   LookupRows(q, v, o.keys.n);
@@ -40,10 +40,10 @@ template <class Q>
 void DeviceTable<Q>::FindMissing(Q& q, const FindMissingOperands& o) {
   const Entered entered(*this, Op::kLookup);
   const WithShared<Q> all(q, spec_.admission, o.keys, {.mask = o.mask});
-  const bool* const meant = all.meant().mask;
-  const Numbered m(*this, q, View(Op::kLookup, o.version, o.keys.narrow), all.keys(), meant);
+  const bool* const valid = all.valid().mask;
+  const Numbered m(*this, q, View(Op::kLookup, o.version, o.keys.narrow), all.keys(), valid);
   q.Fill(o.missing, 0, (o.keys.n + 1) * sizeof(uint64_t));
-  WriteMissing(q, all.keys().data, {.mask = meant, .rows = m.rows.data()}, all.keys().n, m.first.data(),
+  WriteMissing(q, all.keys().data, {.mask = valid, .rows = m.rows.data()}, all.keys().n, m.first.data(),
                m.number.data(), m.total, o.missing, o.count);
 }
 

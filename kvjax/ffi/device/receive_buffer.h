@@ -72,7 +72,7 @@ void PlaceRound(Q& q, Places places, size_t round, const uint64_t* keys, const i
 /// Remembers initial rows (m, bytes), which are those of the keys of a round that have no row (rows[i] is
 /// kNoRow), numbered by first occurrence.
 template <class Q>
-void PlaceGiven(Q& q, Places places, size_t round, Meant missing, const uint32_t* first,
+void PlaceGiven(Q& q, Places places, size_t round, Valid missing, const uint32_t* first,
                 const uint32_t* number, const std::byte* initial, size_t given, size_t bytes, std::byte* to) {
   q.Each(places.senders * places.each * bytes, [=] KVJAX_HD(size_t j) {
     const size_t i = j / bytes;
@@ -83,16 +83,16 @@ void PlaceGiven(Q& q, Places places, size_t round, Meant missing, const uint32_t
 
 /// Where each of the distinct keys first occurs: origin[u] of the key number u.
 template <class Q>
-void FindOrigins(Q& q, Meant meant, const uint32_t* first, const uint32_t* number, size_t n,
+void FindOrigins(Q& q, Valid valid, const uint32_t* first, const uint32_t* number, size_t n,
                  uint32_t* origin) {
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    if (meant(i) && first[i] == i) origin[number[i]] = static_cast<uint32_t>(i);
+    if (valid(i) && first[i] == i) origin[number[i]] = static_cast<uint32_t>(i);
   });
 }
 
 /// The remembered rows of n distinct keys that have none, as a call brings them.
 template <class Q>
-void TakeGiven(Q& q, Meant missing, const uint32_t* number, const uint32_t* origin, const std::byte* given,
+void TakeGiven(Q& q, Valid missing, const uint32_t* number, const uint32_t* origin, const std::byte* given,
                size_t bytes, size_t n, std::byte* out) {
   q.Each(n * bytes, [=] KVJAX_HD(size_t j) {
     const size_t u = j / bytes;
@@ -173,7 +173,7 @@ struct ShardStep {
   size_t n = 0;     // rows
   size_t left = 0;  // of which so many have not been written
   Array<Q, uint32_t> step, targets;
-  Array<Q, float> pooled;
+  Array<Q, float> shared_gradient;
 };
 
 }  // namespace kvjax::device

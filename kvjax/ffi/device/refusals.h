@@ -1,4 +1,5 @@
-// What the device has refused, as errors: those of core/error_texts.h, which the CPU's table raises at once.
+// Refusals of the device, raised as errors: those of core/error_texts.h, which the CPU's table raises at
+// once.
 #pragma once
 #include <atomic>
 #include <bit>

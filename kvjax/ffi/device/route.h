@@ -1,4 +1,4 @@
-// Where keys go, on the device: the rules and the results of core/route.h.
+// Routing on the device: the rules and the results of core/route.h.
 #pragma once
 #include <bit>
 #include <cstddef>
@@ -28,12 +28,12 @@ struct OwnersView {
   }
 };
 
-/// The first place of a key that is meant and whose shard is none; n if there is none.
+/// The first place of a key that is valid and whose shard is none; n if there is none.
 template <class Q>
-void FindUnowned(Q& q, OwnersView owner, Meant meant, size_t n, uint32_t* place) {
+void FindUnowned(Q& q, OwnersView owner, Valid valid, size_t n, uint32_t* place) {
   q.Once([=] KVJAX_HD() { *place = static_cast<uint32_t>(n); });
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    if (meant(i) && !owner.Known(i)) Lower(*place, static_cast<uint32_t>(i));
+    if (valid(i) && !owner.Known(i)) Lower(*place, static_cast<uint32_t>(i));
   });
 }
 
@@ -45,18 +45,18 @@ void MarkOwned(Q& q, const uint64_t* keys, OwnersView owner, uint32_t shard, siz
 
 /// Sorts a batch by owner; see Routed.
 template <class Q>
-void RouteKeys(Q& q, const uint64_t* keys, Meant meant, OwnersView of, size_t n, int32_t room, Routed out) {
+void RouteKeys(Q& q, const uint64_t* keys, Valid valid, OwnersView of, size_t n, int32_t room, Routed out) {
   Scratch<Q, uint32_t> firsts(q, n), numbers(q, n + 1), owners(q, n), places(q, n), sorted(q, n);
   uint32_t *const first = firsts.data(), *const number = numbers.data(), *const distinct = number + n;
   uint32_t *const owner = owners.data(), *const place = places.data(), *const at = sorted.data();
-  NumberKeys(q, keys, meant, n, first, number);
+  NumberKeys(q, keys, valid, n, first, number);
   q.Each(n, [=] KVJAX_HD(size_t u) {
     if (u < *distinct) return;
     owner[u] = of.shards;  // behind all others
     place[u] = 0;
   });
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    if (!meant(i) || first[i] != i) return;
+    if (!valid(i) || first[i] != i) return;
     owner[number[i]] = of(keys[i], i);
     place[number[i]] = static_cast<uint32_t>(i);
   });
@@ -80,13 +80,13 @@ void RouteKeys(Q& q, const uint64_t* keys, Meant meant, OwnersView of, size_t n,
     if (used) at[place[j]] = static_cast<uint32_t>(j);
   });
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    out.slot[i] = 0;
+    out.position[i] = 0;
     out.round[i] = -1;
-    if (!meant(i)) return;
+    if (!valid(i)) return;
     const uint32_t j = at[first[i]], to = owner[j];
     if (to >= of.shards) return;
     const int32_t nth = static_cast<int32_t>(j) - out.starts[to];
-    out.slot[i] = static_cast<int32_t>(to) * room + nth % room;
+    out.position[i] = static_cast<int32_t>(to) * room + nth % room;
     out.round[i] = nth / room;
   });
 }

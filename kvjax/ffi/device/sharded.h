@@ -24,9 +24,9 @@ void DeviceTable<Q>::Plan(Q& q, const PlanOperands& o) {
   const bool makes_rows = About(o.op).makes_rows;
   coming_ = makes_rows ? o.keys.n : 0;
   if (makes_rows && o.mask != nullptr) {
-    Scratch<Q, uint32_t> meant(q, 1);
-    CountFlags(q, o.mask, o.keys.n, meant.data());
-    coming_ = Fetch(q, meant.data());
+    Scratch<Q, uint32_t> valid(q, 1);
+    CountFlags(q, o.mask, o.keys.n, valid.data());
+    coming_ = Fetch(q, valid.data());
   }
   if (makes_rows) MakeSpace(q, o.op, coming_);
 }
@@ -58,7 +58,7 @@ void DeviceTable<Q>::Receive(Q& q, const ReceiveOperands& o) {
     Scratch<Q, uint32_t> found(q, keys.n), first(q, keys.n), number(q, keys.n + 1);
     const CallView call = View(Op::kApply, o.version, keys.narrow);
     FindRows(q, call, contents_.index().view(), keys.data, {.counts = counts}, keys.n, found.data());
-    const Meant missing{.counts = counts, .rows = found.data()};
+    const Valid missing{.counts = counts, .rows = found.data()};
     NumberKeys(q, keys.data, missing, keys.n, first.data(), number.data());
     PlaceGiven(q, received.places(), turn, missing, first.data(), number.data(), o.initial.data, o.initial.n,
                row_bytes(), received.given());
@@ -82,7 +82,7 @@ void DeviceTable<Q>::PlanStep(Q& q, const PlanStepOperands& o) {
   step_.n = Fetch(q, total.data());
   MakeSpace(q, Op::kApply, step_.n);
   Grow(q, step_.targets, 2 * step_.n);
-  Grow(q, step_.pooled, static_cast<size_t>(spec_.dim));
+  Grow(q, step_.shared_gradient, static_cast<size_t>(spec_.dim));
   Grow(q, step_.step, 2);
   q.Copy(step_.step.data(), o.step, 2 * sizeof(uint32_t));
   step_.ready = true;
@@ -102,7 +102,7 @@ void DeviceTable<Q>::CommitStep(Q& q, const CommitStepOperands& o) {
     Scratch<Q, uint32_t> found(q, n), first(q, n), number(q, n + 1);
     const CallView call = View(Op::kApply, o.version, step_.narrow);
     FindRows(q, call, contents_.index().view(), in.keys, {}, n, found.data());
-    const Meant missing{.rows = found.data()};
+    const Valid missing{.rows = found.data()};
     NumberKeys(q, in.keys, missing, n, first.data(), number.data());
     TakeGiven(q, missing, number.data(), step_.received.origins(), step_.received.given(), bytes, n,
               given.data());
@@ -115,7 +115,7 @@ void DeviceTable<Q>::CommitStep(Q& q, const CommitStepOperands& o) {
                                 .targets = step_.targets.data(),
                                 .active = o.active,
                                 .used_step = o.used_step,
-                                .pooled = step_.pooled.data()};
+                                .shared_gradient = step_.shared_gradient.data()};
   Begin(q, step, {in.keys, in.counts, in.rows, n, nullptr, 0, 0, step_.step.data(), spec_.count_batches});
 }
 

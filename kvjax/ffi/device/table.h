@@ -183,8 +183,8 @@ class DeviceTable {
 
   /// What there is at most.
   struct Bound {
-    uint64_t size = 0, slots_used = 0;
-    uint64_t waiting = 0, waiting_slots = 0;
+    uint64_t size = 0, cells_used = 0;
+    uint64_t waiting = 0, waiting_cells = 0;
     uint64_t next_row = 0, free_rows = 0;
     uint64_t pending = 0;  // keys of writes that have not been reported
   };

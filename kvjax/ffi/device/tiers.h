@@ -1,5 +1,5 @@
-// Keeps the rows of frequent keys in device memory where there is not room for all: by a pass over the index,
-// now and then, in which they change places with the rows of rare keys.
+// Tiers: rows of frequent keys stay in device memory where there is not space for all, by a pass over the
+// index, now and then, in which they change places with the rows of rare keys.
 //
 // The pass counts rows by how frequent their keys are, in bins of a quarter of a power of two. From that the
 // device finds the bin at which it is full, and then lists rows in pinned memory that belong on the device,
@@ -19,7 +19,7 @@
 namespace kvjax::device {
 
 /// What a pass knows, in device memory; zeros before.
-struct Heat {
+struct HotRows {
   static constexpr int kBins = 256, kFree = -2;
   enum List : uint32_t { kHot, kWarm, kCold, kCool, kLists };
 
@@ -79,14 +79,14 @@ struct RowIds {
 
   /// The word of the i-th, or nullptr, and the bin of its key.
   KVJAX_HD uint32_t* At(size_t i, int& bin) const {
-    if (i < in.index.slots()) {
+    if (i < in.index.cells()) {
       IndexView::Entry* const entry = in.index.At(i);
       if (entry == nullptr) return nullptr;
-      bin = Heat::Bin(in.Header(entry->row).frequency);
+      bin = HotRows::Bin(in.Header(entry->row).frequency);
       return &entry->row;
     }
-    bin = Heat::kFree;
-    const size_t number = i - in.index.slots();
+    bin = HotRows::kFree;
+    const size_t number = i - in.index.cells();
     return number < control->free_rows && in.free[number] < device_rows ? &in.free[number] : nullptr;
   }
 };
@@ -118,30 +118,30 @@ KVJAX_HD void SwapRecords(const Tile& tile, PlaneView plane, uint32_t a, uint32_
 /// Finds up to `most` pairs of rows that should change places, unless the handle of the call is not the live
 /// one. ids: how many RowIds has.
 template <class Q>
-void ListSwaps(Q& q, CallView call, RowIds rows, size_t ids, Heat* heat, uint32_t** coming, uint32_t** going,
-               size_t most) {
-  q.Fill(heat, 0, sizeof(Heat));
+void ListSwaps(Q& q, CallView call, RowIds rows, size_t ids, HotRows* hot, uint32_t** coming,
+               uint32_t** going, size_t most) {
+  q.Fill(hot, 0, sizeof(HotRows));
   q.Each(ids, [=] KVJAX_HD(size_t i) {
     int bin;
     const uint32_t* const id = rows.At(i, bin);
-    if (id != nullptr) heat->Count(i, bin, *id < rows.device_rows);
+    if (id != nullptr) hot->Count(i, bin, *id < rows.device_rows);
   });
-  q.Each(2 * Heat::kBins, [=] KVJAX_HD(size_t i) { heat->rows[i] = heat->counts[i].Sum(); });
+  q.Each(2 * HotRows::kBins, [=] KVJAX_HD(size_t i) { hot->rows[i] = hot->counts[i].Sum(); });
   q.Once([=] KVJAX_HD() {
-    if (call.Current(false)) heat->Plan(rows.device_rows, most);
+    if (call.Current(false)) hot->Plan(rows.device_rows, most);
   });
   q.Each(ids, [=] KVJAX_HD(size_t i) {
     int bin;
-    if (heat->swaps == 0) return;
+    if (hot->swaps == 0) return;
     uint32_t* const id = rows.At(i, bin);
-    if (id != nullptr) heat->Enlist(id, bin, *id < rows.device_rows, coming, going);
+    if (id != nullptr) hot->Enlist(id, bin, *id < rows.device_rows, coming, going);
   });
 }
 template <class Q>
-void SwapRows(Q& q, RowsView in, const Heat* heat, uint32_t* const* coming, uint32_t* const* going,
+void SwapRows(Q& q, RowsView in, const HotRows* hot, uint32_t* const* coming, uint32_t* const* going,
               size_t most) {
   q.Tiles(most, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
-    const bool swaps = i < heat->swaps;
+    const bool swaps = i < hot->swaps;
     const uint32_t from = swaps ? *coming[i] : kNoRow, to = swaps ? *going[i] : kNoRow;
     for (int lane = 0; lane < tile.size(); ++lane) {
       const uint32_t a = tile.Shuffle(from, lane), b = tile.Shuffle(to, lane);
@@ -163,12 +163,12 @@ void KeepHot(Q& q, CallView call, const Contents<Q>& contents, size_t most = kMo
   const size_t device_rows = contents.device_rows();
   if (device_rows == 0 || contents.rows() <= device_rows) return;
   most = std::min({most, device_rows, contents.rows() - device_rows});
-  const Scratch<Q, Heat> heat(q, 1);
+  const Scratch<Q, HotRows> hot(q, 1);
   const Scratch<Q, uint32_t*> coming(q, most), going(q, most);
   const RowIds rows{contents.view(), call.control, device_rows};
-  ListSwaps(q, call, rows, contents.index().slots() + contents.free_room(), heat.data(), coming.data(),
+  ListSwaps(q, call, rows, contents.index().cells() + contents.free_capacity(), hot.data(), coming.data(),
             going.data(), most);
-  SwapRows(q, rows.in, heat.data(), coming.data(), going.data(), most);
+  SwapRows(q, rows.in, hot.data(), coming.data(), going.data(), most);
 }
 
 /// What there is of a table in pinned memory, of its rows and of the occurrences of their keys; zeros before.
@@ -177,14 +177,14 @@ struct PinnedShare {
 };
 template <class Q>
 void CountPinned(Q& q, RowsView in, size_t device_rows, PinnedShare* share) {
-  q.Each(in.index.slots(), [=] KVJAX_HD(size_t slot) {
-    const IndexView::Entry* const entry = in.index.At(slot);
+  q.Each(in.index.cells(), [=] KVJAX_HD(size_t cell) {
+    const IndexView::Entry* const entry = in.index.At(cell);
     if (entry == nullptr) return;
     const uint64_t frequency = in.Header(entry->row).frequency;
     const bool pinned = entry->row >= device_rows;
-    share->rows.Add(slot, pinned ? 1 : 0);
-    share->occurrences.Add(slot, pinned ? frequency : 0);
-    share->all_occurrences.Add(slot, frequency);
+    share->rows.Add(cell, pinned ? 1 : 0);
+    share->occurrences.Add(cell, pinned ? frequency : 0);
+    share->all_occurrences.Add(cell, frequency);
   });
 }
 

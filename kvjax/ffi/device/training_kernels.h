@@ -1,4 +1,4 @@
-// What a training write does on the device: rows appear and are counted, are handed out, and are written
+// The kernels of a training write: rows appear and are counted, are handed out, and are written
 // back.
 #pragma once
 #include <cstddef>
@@ -38,7 +38,7 @@ void CheckGradients(Q& q, CallView call, GradientsView g, const uint32_t* first)
 }
 
 /// The gradients of keys that get no row, which go to one that they share.
-struct Pool {
+struct Unadmitted {
   uint32_t place;      // of the first of them, kNoRow for none
   uint32_t size;       // how many there are, with that of the shared row's own key
   uint32_t entering;   // whether the call makes the shared row for them
@@ -47,15 +47,15 @@ struct Pool {
 
 /// Counts the occurrences of rows (n,) and tells which row each gradient belongs to: targets (n, 2). Keys
 /// that have no row are targets with kNoRow, which the rest of the step passes over. totals: (n,) what each
-/// row counts, nullptr for its occurrences in this call. With a pool, rows[n] is the shared one, whose target
-/// stands in the place of the first refused key.
+/// row counts, nullptr for its occurrences in this call. With a unadmitted, rows[n] is the shared one, whose
+/// target stands in the place of the first refused key.
 template <class Q>
 void CountRows(Q& q, CallView call, RowsView in, GradientsView g, const uint32_t* rows,
-               const uint32_t* totals, const Pool* pool, uint32_t* targets) {
+               const uint32_t* totals, const Unadmitted* unadmitted, uint32_t* targets) {
   q.Tiles(g.n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
     Control& control = *call.control;
     const bool counts = i < g.n && i < control.active && call.open();
-    const bool pools = pool != nullptr && pool->place != kNoRow;
+    const bool shares = unadmitted != nullptr && unadmitted->place != kNoRow;
     const uint32_t row = counts ? rows[i] : kNoRow;
     const uint64_t occurrences = counts ? static_cast<uint64_t>(g.counts[i]) : 0;
     const uint64_t all = SumOfLanes(tile, occurrences);
@@ -70,12 +70,12 @@ void CountRows(Q& q, CallView call, RowsView in, GradientsView g, const uint32_t
     if (!counts) return;
     uint64_t counted = totals != nullptr ? totals[i] : g.count_batches ? 1 : occurrences;
     if (row == kNoRow) {
-      if (!pools || i != pool->place) return;
+      if (!shares || i != unadmitted->place) return;
       targets[2 * i] = rows[g.n];
-      targets[2 * i + 1] = ApplyTarget::kPooled;
-      counted = g.count_batches ? 1 : pool->occurrences.Sum();
-    } else if (pools && row == rows[g.n]) {
-      targets[2 * i] = kNoRow;  // its gradient is in the pool
+      targets[2 * i + 1] = ApplyTarget::kSharedGradient;
+      counted = g.count_batches ? 1 : unadmitted->occurrences.Sum();
+    } else if (shares && row == rows[g.n]) {
+      targets[2 * i] = kNoRow;  // its gradient is in the unadmitted
       return;
     }
     RowHeader& header = in.Header(targets[2 * i]);
@@ -87,7 +87,7 @@ void CountRows(Q& q, CallView call, RowsView in, GradientsView g, const uint32_t
 
 /// What a training write does at its end.
 struct EndStep {
-  const Pool* pool;
+  const Unadmitted* unadmitted;
   int32_t* active;
   uint32_t* used_step;
 
@@ -97,7 +97,7 @@ struct EndStep {
     used_step[0] = static_cast<uint32_t>(control.step);
     used_step[1] = static_cast<uint32_t>(static_cast<uint64_t>(control.step) >> 32);
     if (!call.open()) return;
-    control.admitted += control.entering - (pool != nullptr ? pool->entering : 0);
+    control.admitted += control.entering - (unadmitted != nullptr ? unadmitted->entering : 0);
     control.distinct += control.active;
     if (control.step > control.last_step) control.last_step = control.step;
   }
@@ -148,7 +148,7 @@ struct Parts {
 struct GatherView {
   const uint64_t* keys;
   const float* rows;
-  const float* pooled;  // the gradient of the row of that key
+  const float* shared_gradient;  // the gradient of the row of that key
   uint64_t shared_key;
   size_t dim;
   float* grads;
@@ -164,13 +164,15 @@ void GatherRows(Q& q, ChunkView chunk, GatherView v, Parts parts, size_t n) {
     const uint32_t row = i < n ? chunk.Row(i, place) : kNoRow;
     const bool has = row != kNoRow;
     const uint32_t gradient = has ? chunk.targets[2 * place + 1] : 0;
-    const bool pooled = gradient == ApplyTarget::kPooled;
+    const bool shared_gradient = gradient == ApplyTarget::kSharedGradient;
     if (i < n && v.fresh != nullptr) {
       v.fresh[i] = !has || chunk.in.Header(row).has_slots == 0;
-      v.row_keys[i] = !has ? 0 : pooled ? v.shared_key : v.keys[place];
+      v.row_keys[i] = !has ? 0 : shared_gradient ? v.shared_key : v.keys[place];
     }
     if (v.grads != nullptr) {
-      const float* const from = !has ? nullptr : pooled ? v.pooled : v.rows + size_t{gradient} * v.dim;
+      const float* const from = !has              ? nullptr
+                                : shared_gradient ? v.shared_gradient
+                                                  : v.rows + size_t{gradient} * v.dim;
       float* const to = i < n ? v.grads + i * v.dim : nullptr;
       CopyRecords(tile, reinterpret_cast<std::byte*>(to), reinterpret_cast<const std::byte*>(from),
                   v.dim * sizeof(float));

@@ -1,6 +1,6 @@
-// What goes from a device table: the rules of cpu/space.h and core/policy.h, decided on the device. What
-// must go is known only there, so its kernels are queued whenever rows may have to go, and see for themselves
-// whether there is anything to do.
+// The choice of victims on the device: the rules of cpu/space.h and core/policy.h, decided on the device.
+// What must go is known only there, so its kernels are queued whenever rows may have to go, and see for
+// themselves whether there is anything to do.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -102,7 +102,7 @@ class DevicePolicy {
 
 /// What the kernels of a choice see.
 struct ChoiceView {
-  /// What is known of the row of a slot: two bits each. Those that go go for the policy, or for kLast.
+  /// What is known of the row of a cell: two bits each. Those that go go for the policy, or for kLast.
   enum Mark : uint32_t { kMayGo, kStays, kGoes, kGoesLast };
   static constexpr uint32_t kMarks = 16;  // in a word
 
@@ -118,25 +118,25 @@ struct ChoiceView {
   Evicted* evicted;
   PolicyView policies[2];  // the one that is asked first, and the last
 
-  [[nodiscard]] KVJAX_HD uint64_t slots() const { return in.index.slots(); }
-  [[nodiscard]] KVJAX_HD Mark MarkOf(uint64_t slot) const {
-    return static_cast<Mark>(Load(marks[slot / kMarks]) >> (2 * (slot % kMarks)) & 3u);
+  [[nodiscard]] KVJAX_HD uint64_t cells() const { return in.index.cells(); }
+  [[nodiscard]] KVJAX_HD Mark MarkOf(uint64_t cell) const {
+    return static_cast<Mark>(Load(marks[cell / kMarks]) >> (2 * (cell % kMarks)) & 3u);
   }
   /// Marks a row that may go; many lanes may do so for distinct slots at once.
-  KVJAX_HD void SetMark(uint64_t slot, uint32_t mark) const {
-    SetBits(marks[slot / kMarks], mark << (2 * (slot % kMarks)));
+  KVJAX_HD void SetMark(uint64_t cell, uint32_t mark) const {
+    SetBits(marks[cell / kMarks], mark << (2 * (cell % kMarks)));
   }
   /// The entry of a row that may go, or nullptr: neither pinned nor shared nor of the call, nor gone already.
-  [[nodiscard]] KVJAX_HD const IndexView::Entry* MayGo(uint64_t slot) const {
-    const IndexView::Entry* const entry = in.index.At(slot);
-    if (entry == nullptr || MarkOf(slot) != kMayGo || (shares && entry->key == shared_key)) return nullptr;
+  [[nodiscard]] KVJAX_HD const IndexView::Entry* MayGo(uint64_t cell) const {
+    const IndexView::Entry* const entry = in.index.At(cell);
+    if (entry == nullptr || MarkOf(cell) != kMayGo || (shares && entry->key == shared_key)) return nullptr;
     return in.Header(entry->row).pinned == 0 ? entry : nullptr;
   }
-  [[nodiscard]] KVJAX_HD double Score(const PolicyView& policy, const PolicyWord& word, uint64_t slot) const {
-    return word.rule.scored() ? policy.scores[word.column * slots() + slot] : 0.0;
+  [[nodiscard]] KVJAX_HD double Score(const PolicyView& policy, const PolicyWord& word, uint64_t cell) const {
+    return word.rule.scored() ? policy.scores[word.column * cells() + cell] : 0.0;
   }
   /// 1 + the alternative that a row goes for, or 0.
-  [[nodiscard]] KVJAX_HD uint32_t Alternative(const PolicyView& policy, uint64_t slot,
+  [[nodiscard]] KVJAX_HD uint32_t Alternative(const PolicyView& policy, uint64_t cell,
                                               const IndexView::Entry& entry) const {
     const RowHeader header = in.Header(entry.row);
     Truth truth;
@@ -146,11 +146,11 @@ struct ChoiceView {
       if (word.rule.operands() > 0) {
         truth.Join(word.rule.kind);
       } else if (word.rule.ranks()) {
-        const uint64_t order = word.rule.Order(header, choice->step, Score(policy, word, slot));
+        const uint64_t order = word.rule.Order(header, choice->step, Score(policy, word, cell));
         truth.Push(policy.rankings[word.ranking].Takes(order, Mix(entry.key)));
       } else {
         const bool normed = word.rule.kind == Rule::Kind::kNorm;
-        const double x = normed ? Norm(type, dim, in.Value(entry.row)) : Score(policy, word, slot);
+        const double x = normed ? Norm(type, dim, in.Value(entry.row)) : Score(policy, word, cell);
         truth.Push(word.rule.Holds(header, choice->step, x));
       }
       if (!word.ends) continue;
@@ -168,21 +168,21 @@ struct RankedRows {
   PolicyView policy;
   PolicyWord word;
 
-  KVJAX_HD bool operator()(uint64_t slot, uint64_t& order, uint64_t& hash) const {
-    const IndexView::Entry* const entry = v.MayGo(slot);
+  KVJAX_HD bool operator()(uint64_t cell, uint64_t& order, uint64_t& hash) const {
+    const IndexView::Entry* const entry = v.MayGo(cell);
     if (entry == nullptr) return false;
-    order = word.rule.Order(v.in.Header(entry->row), v.choice->step, v.Score(policy, word, slot));
+    order = word.rule.Order(v.in.Header(entry->row), v.choice->step, v.Score(policy, word, cell));
     hash = Mix(entry->key);
     return true;
   }
 };
 
-/// Lanes that share what is done for every slot, so that kernels with nothing to do are small.
+/// Lanes that share what is done for every cell, so that kernels with nothing to do are small.
 inline constexpr uint64_t kChoiceLanes = uint64_t{1} << 18;
 inline uint64_t LanesFor(uint64_t n) { return std::min(n, kChoiceLanes); }
 
 /// When rows must go so that others can come.
-struct RoomRules {
+struct SpaceRules {
   uint64_t max_capacity;
   OnFull on_full;
   int64_t evict_every;  // steps, 0 if this is no step
@@ -192,7 +192,8 @@ struct RoomRules {
 
 /// Begins a choice for a write whose i-th key makes a row if flag[i] is set, of n, after number[i] others.
 template <class Q>
-void DecideRoom(Q& q, ChoiceView v, RoomRules rules, const uint32_t* number, const uint32_t* flag, size_t n) {
+void DecideSpace(Q& q, ChoiceView v, SpaceRules rules, const uint32_t* number, const uint32_t* flag,
+                 size_t n) {
   q.Once([=] KVJAX_HD() {
     const Control& control = *v.call.control;
     Choice& choice = *v.choice;
@@ -229,7 +230,7 @@ void DecideEvict(Q& q, ChoiceView v, const uint32_t* step) {
 /// The rows of a call stay: rows (n,) as CountNew gives them.
 template <class Q>
 void KeepRows(Q& q, ChoiceView v, const uint64_t* keys, const uint32_t* rows, size_t n) {
-  const uint64_t words = (v.slots() + ChoiceView::kMarks - 1) / ChoiceView::kMarks, lanes = LanesFor(words);
+  const uint64_t words = (v.cells() + ChoiceView::kMarks - 1) / ChoiceView::kMarks, lanes = LanesFor(words);
   q.Each(lanes, [=] KVJAX_HD(size_t lane) {
     if (v.choice->asked == Choice::kNobody && v.choice->excess == 0) return;
     for (uint64_t word = lane; word < words; word += lanes) v.marks[word] = 0;
@@ -250,33 +251,33 @@ void DecideRanking(Q& q, ChoiceView v, Choice::Asked asked, PolicyWord word) {
     ranking->Begin(choice.asked == asked ? word.rule.Wanted(choice.needed, choice.size) : 0);
   });
   const RankedRows rows{v, policy, word};
-  const uint64_t lanes = LanesFor(v.slots());
+  const uint64_t lanes = LanesFor(v.cells());
   q.Each(lanes, [=] KVJAX_HD(size_t lane) {
     if (ranking->takes_none != 0) return;
     uint64_t least = ~uint64_t{0}, most = 0, order, hash;
-    for (uint64_t slot = lane; slot < v.slots(); slot += lanes) {
-      if (!rows(slot, order, hash)) continue;
+    for (uint64_t cell = lane; cell < v.cells(); cell += lanes) {
+      if (!rows(cell, order, hash)) continue;
       if (order < least) least = order;
       if (order > most) most = order;
     }
     Lower(ranking->least, least);
     Raise(ranking->most, most);
   });
-  q.CountBins(v.slots(), RankDigits<RankedRows>{ranking, v.list, v.slots(), rows});
+  q.CountBins(v.cells(), RankDigits<RankedRows>{ranking, v.list, v.cells(), rows});
 }
 
 /// Marks what the policy that is `asked` chooses.
 template <class Q>
 void MarkChosen(Q& q, ChoiceView v, Choice::Asked asked) {
   const PolicyView policy = v.policies[asked - 1];
-  const uint64_t lanes = LanesFor(v.slots());
+  const uint64_t lanes = LanesFor(v.cells());
   q.Each(lanes, [=] KVJAX_HD(size_t lane) {
     if (v.choice->asked != asked) return;
     uint64_t chosen = 0;
-    for (uint64_t slot = lane; slot < v.slots(); slot += lanes) {
-      const IndexView::Entry* const entry = v.MayGo(slot);
-      if (entry == nullptr || v.Alternative(policy, slot, *entry) == 0) continue;
-      v.SetMark(slot, asked == Choice::kPolicy ? ChoiceView::kGoes : ChoiceView::kGoesLast);
+    for (uint64_t cell = lane; cell < v.cells(); cell += lanes) {
+      const IndexView::Entry* const entry = v.MayGo(cell);
+      if (entry == nullptr || v.Alternative(policy, cell, *entry) == 0) continue;
+      v.SetMark(cell, asked == Choice::kPolicy ? ChoiceView::kGoes : ChoiceView::kGoesLast);
       ++chosen;
     }
     v.choice->chosen.Add(lane, chosen);
@@ -318,21 +319,21 @@ void EndChoice(Q& q, ChoiceView v) {
   });
 }
 
-/// f(lane, slot, entry, reason) for every row that goes.
+/// f(lane, cell, entry, reason) for every row that goes.
 template <class Q, class F>
 void EachThatGoes(Q& q, ChoiceView v, F f) {
-  const uint64_t words = (v.slots() + ChoiceView::kMarks - 1) / ChoiceView::kMarks, lanes = LanesFor(words);
+  const uint64_t words = (v.cells() + ChoiceView::kMarks - 1) / ChoiceView::kMarks, lanes = LanesFor(words);
   q.Each(lanes, [=] KVJAX_HD(size_t lane) {
     const Choice& choice = *v.choice;
     if (!v.call.open() || !(choice.was_asked[0] || choice.was_asked[1])) return;
     for (uint64_t word = lane; word < words; word += lanes) {
       if ((v.marks[word] & 0xAAAAAAAAu) == 0) continue;  // none of them goes
-      for (uint64_t slot = word * ChoiceView::kMarks; slot < (word + 1) * ChoiceView::kMarks; ++slot) {
-        const auto mark = v.MarkOf(slot);
+      for (uint64_t cell = word * ChoiceView::kMarks; cell < (word + 1) * ChoiceView::kMarks; ++cell) {
+        const auto mark = v.MarkOf(cell);
         if (mark < ChoiceView::kGoes) continue;
-        const IndexView::Entry& entry = v.in.index.Used(slot);
+        const IndexView::Entry& entry = v.in.index.Used(cell);
         const PolicyView& policy = v.policies[mark - ChoiceView::kGoes];
-        f(lane, slot, entry, policy.reasons[v.Alternative(policy, slot, entry) - 1]);
+        f(lane, cell, entry, policy.reasons[v.Alternative(policy, cell, entry) - 1]);
       }
     }
   });
@@ -342,12 +343,12 @@ void EachThatGoes(Q& q, ChoiceView v, F f) {
 struct TakeAway {
   ChoiceView v;
 
-  KVJAX_HD void operator()(size_t lane, uint64_t slot, const IndexView::Entry& entry, uint32_t reason) const {
+  KVJAX_HD void operator()(size_t lane, uint64_t cell, const IndexView::Entry& entry, uint32_t reason) const {
     Control& control = *v.call.control;
     bool gave_empty = false;
-    v.in.index.Free(slot, gave_empty);
+    v.in.index.Free(cell, gave_empty);
     v.in.free[control.free_rows + Add(control.leaving, 1u)] = entry.row;
-    if (gave_empty) control.slots_used.Add(lane, ~uint64_t{0});
+    if (gave_empty) control.cells_used.Add(lane, ~uint64_t{0});
     v.evicted[reason].rows.Add(lane, 1);
   }
 };

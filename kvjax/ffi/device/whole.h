@@ -14,7 +14,7 @@ void EnterLoaded(Q& q, IndexView index, Control* control, const uint64_t* keys, 
   q.Each(n, [=] KVJAX_HD(size_t i) {
     bool took_empty = false;
     index.Insert(keys[i], begin + static_cast<uint32_t>(i), took_empty);
-    control->slots_used.Add(i, took_empty ? 1 : 0);
+    control->cells_used.Add(i, took_empty ? 1 : 0);
     const auto wide = static_cast<int64_t>(keys[i]);
     if (wide < INT32_MIN || wide > static_cast<int64_t>(UINT32_MAX)) Store(control->wide, 1u);
   });
@@ -166,7 +166,7 @@ void DeviceTable<Q>::Reserve(uint32_t version, size_t n) {
   const size_t rows =
       control.next_row + (n > control.size + control.free_rows ? n - control.size - control.free_rows : 0);
   contents_.ReserveRows(q, control_.data(), rows);
-  if (n > contents_.index().room()) contents_.Reindex(q, control_.data(), n);
+  if (n > contents_.index().capacity()) contents_.Reindex(q, control_.data(), n);
   reserved_ = std::max(reserved_, n);
   q.Wait();
 }
@@ -250,10 +250,10 @@ typename DeviceTable<Q>::Loaded DeviceTable<Q>::PrepareLoad(uint32_t version, co
   loaded.control.size = rows.n;
   loaded.control.next_row = static_cast<uint32_t>(rows.n);
   loaded.control.free_rows = 0;
-  loaded.control.slots_used = fresh.slots_used;
+  loaded.control.cells_used = fresh.cells_used;
   loaded.control.wide = fresh.wide;
   loaded.control.waiting = fresh.waiting;
-  loaded.control.waiting_slots = fresh.waiting_slots;
+  loaded.control.waiting_cells = fresh.waiting_cells;
   loaded.control.last_step = rows.last_step;
   return loaded;
 }
@@ -279,9 +279,9 @@ struct Probes {
 template <class Q>
 void SampleProbes(Q& q, IndexView index, Probes* out) {
   constexpr uint64_t kSample = 4096;
-  q.Each(index.slots() < kSample ? index.slots() : kSample, [=] KVJAX_HD(size_t slot) {
+  q.Each(index.cells() < kSample ? index.cells() : kSample, [=] KVJAX_HD(size_t slot) {
     if (index.At(slot) == nullptr) return;
-    const uint64_t distance = index.Distance(slot) * IndexView::kSlots;
+    const uint64_t distance = index.Distance(slot) * IndexView::kCells;
     Add(out->total, distance);
     Add(out->keys, uint64_t{1});
     Raise(out->longest, distance);
@@ -299,8 +299,8 @@ Statistics DeviceTable<Q>::Stats() const {
   const Probes probes = Fetch(q, there.data());
   const PinnedShare pinned = PinnedOf(q, contents_);
   Statistics stats{.size = control.size,
-                   .capacity = contents_.index().room(),
-                   .places = contents_.index().slots(),
+                   .capacity = contents_.index().capacity(),
+                   .cells = contents_.index().cells(),
                    .index_bytes = contents_.index().bytes(),
                    .value_bytes = contents_.value_bytes(),
                    .header_bytes = contents_.header_bytes(),
@@ -376,7 +376,7 @@ void DeviceTable<Q>::SetScore(ScoreFunction score) {
 /// Tells the host what there is, after a change that it has made itself.
 template <class Q>
 void DeviceTable<Q>::SettleReport(Q& q) {
-  TellHost(q, control_.data(), report_.get(), ++writes_);
+  ReportToHost(q, control_.data(), report_.get(), ++writes_);
   q.Wait();
 }
 

@@ -1,4 +1,4 @@
-// What writes do on the device: a call is let in or not, rows come and go, and the next version is made.
+// The kernels of writes: a call is let in or refused, rows are made and erased, and the next version is made.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -42,16 +42,16 @@ KVJAX_HD inline void Settle(Control& control, uint64_t max_capacity) {
 /// Reports what there is after the write of that number. The lanes of a tile add up the counts together, and
 /// the first one tells. Two fences are enough: nothing is there before `begun` is, and all before `write` is.
 template <class Tile>
-KVJAX_HD void Tell(const Tile& tile, const Control& control, Report& report, uint32_t number) {
-  const uint64_t slots_used = control.slots_used.Sum(tile), waiting = control.waiting.Sum(tile);
-  const uint64_t waiting_slots = control.waiting_slots.Sum(tile);
+KVJAX_HD void WriteReport(const Tile& tile, const Control& control, Report& report, uint32_t number) {
+  const uint64_t cells_used = control.cells_used.Sum(tile), waiting = control.waiting.Sum(tile);
+  const uint64_t waiting_cells = control.waiting_cells.Sum(tile);
   if (tile.rank() != 0) return;
   StoreForHost(report.begun, number);
   FenceForHost();
   StoreForHost(report.size, control.size);
-  StoreForHost(report.slots_used, slots_used);
+  StoreForHost(report.cells_used, cells_used);
   StoreForHost(report.waiting, waiting);
-  StoreForHost(report.waiting_slots, waiting_slots);
+  StoreForHost(report.waiting_cells, waiting_cells);
   StoreForHost(report.next_row, control.next_row);
   StoreForHost(report.free_rows, control.free_rows);
   StoreForHost(report.version, control.version);
@@ -59,8 +59,8 @@ KVJAX_HD void Tell(const Tile& tile, const Control& control, Report& report, uin
   StoreForHost(report.write, number);
 }
 template <class Q>
-void TellHost(Q& q, const Control* control, Report* report, uint32_t number) {
-  q.Tiles(1, [=] KVJAX_HD(typename Q::Tile tile, size_t) { Tell(tile, *control, *report, number); });
+void ReportToHost(Q& q, const Control* control, Report* report, uint32_t number) {
+  q.Tiles(1, [=] KVJAX_HD(typename Q::Tile tile, size_t) { WriteReport(tile, *control, *report, number); });
 }
 
 /// In the middle of a call: the rows that it has taken away may be given again.
@@ -89,7 +89,7 @@ void EndWrite(Q& q, CallView call, uint32_t number, uint64_t max_capacity, uint3
       }
       *next = call.open() ? control.version : *call.version;
     }
-    Tell(tile, control, *call.report, number);
+    WriteReport(tile, control, *call.report, number);
   });
 }
 
@@ -100,13 +100,13 @@ struct EnterView {
   InitialView initial;
   bool blank;     // the caller writes the values of new rows
   bool given;     // or they come with the call
-  bool distinct;  // no key that is meant comes twice
+  bool distinct;  // no key that is valid comes twice
   size_t most;    // keys there is room for
   const uint64_t* keys;
-  Meant meant;
+  Valid valid;
   const uint32_t* first;     // of equal keys, as GroupKeys gives it
   const uint8_t* allowed;    // (n,) at the first of equal keys, whether it may get a row; nullptr: all may
-  uint32_t* rows;            // (n,) those of all keys that are meant, kNoRow for none
+  uint32_t* rows;            // (n,) those of all keys that are valid, kNoRow for none
   uint32_t *flag, *number;   // (n,) which keys get a row, and how many do so before them
   uint32_t *is_new, *place;  // (n,) the same of the keys that have none
 };
@@ -124,7 +124,7 @@ template <class Q>
 void CountNew(Q& q, EnterView v, size_t n) {
   if (n == 0) return;
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    const bool looks = v.call.open() && v.meant(i) && v.first[i] == i;
+    const bool looks = v.call.open() && v.valid(i) && v.first[i] == i;
     v.rows[i] = looks ? v.in.index.Find(v.keys[i]) : kNoRow;
     const bool fresh = looks && v.rows[i] == kNoRow;
     v.is_new[i] = fresh ? 1 : 0;
@@ -164,7 +164,7 @@ void EnterNew(Q& q, EnterView v, size_t n) {
     const int used = tile.Count(took_empty);
     const int wides = tile.Count(enters && (wide < INT32_MIN || wide > static_cast<int64_t>(UINT32_MAX)));
     if (tile.rank() == 0) {
-      control.slots_used.Add(i / tile.size(), used);
+      control.cells_used.Add(i / tile.size(), used);
       if (wides > 0 && Load(control.wide) == 0) Store(control.wide, 1u);
     }
     if (v.blank) return;
@@ -172,30 +172,30 @@ void EnterNew(Q& q, EnterView v, size_t n) {
   });
   if (v.distinct) return;
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    if (v.meant(i) && v.first[i] != i) v.rows[i] = v.rows[v.first[i]];
+    if (v.valid(i) && v.first[i] != i) v.rows[i] = v.rows[v.first[i]];
   });
 }
 
 /// Sets or takes the pin of rows (n,); of equal keys the first one does.
 template <class Q>
-void SetPinned(Q& q, CallView call, RowsView in, Meant meant, const uint32_t* first, const uint32_t* rows,
+void SetPinned(Q& q, CallView call, RowsView in, Valid valid, const uint32_t* first, const uint32_t* rows,
                size_t n, bool pinned) {
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    if (call.open() && meant(i) && first[i] == i && rows[i] != kNoRow)
+    if (call.open() && valid(i) && first[i] == i && rows[i] != kNoRow)
       in.Header(rows[i]).pinned = pinned ? 1 : 0;
   });
 }
 
 /// Writes values (n, bytes) to rows (n,): of equal keys those of the last one. last: (n,), to work with.
 template <class Q>
-void WriteValues(Q& q, CallView call, RowsView in, Meant meant, const uint32_t* first, uint32_t* last,
+void WriteValues(Q& q, CallView call, RowsView in, Valid valid, const uint32_t* first, uint32_t* last,
                  const uint32_t* rows, const std::byte* values, size_t bytes, size_t n) {
   q.Fill(last, 0, n * sizeof(uint32_t));
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    if (meant(i)) Raise(last[first[i]], static_cast<uint32_t>(i));
+    if (valid(i)) Raise(last[first[i]], static_cast<uint32_t>(i));
   });
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
-    const bool writes = i < n && call.open() && meant(i) && first[i] == i && rows[i] != kNoRow;
+    const bool writes = i < n && call.open() && valid(i) && first[i] == i && rows[i] != kNoRow;
     if (writes) in.Header(rows[i]).version = call.control->last_step;
     CopyRecords(tile, writes ? in.Value(rows[i]) : nullptr, writes ? values + last[i] * bytes : nullptr,
                 bytes);
@@ -204,11 +204,11 @@ void WriteValues(Q& q, CallView call, RowsView in, Meant meant, const uint32_t* 
 
 /// Adds deltas (n, dim) to rows (n,) of distinct keys.
 template <class Q>
-void AddValues(Q& q, CallView call, RowsView in, RowType type, size_t dim, Meant meant, const uint32_t* rows,
+void AddValues(Q& q, CallView call, RowsView in, RowType type, size_t dim, Valid valid, const uint32_t* rows,
                const float* deltas, size_t n) {
   q.Each(n * dim, [=] KVJAX_HD(size_t j) {
     const size_t i = j / dim, d = j % dim;
-    if (!call.open() || !meant(i) || rows[i] == kNoRow) return;
+    if (!call.open() || !valid(i) || rows[i] == kNoRow) return;
     std::byte* const value = in.Value(rows[i]);
     StoreElement(type, value, d, LoadElement(type, value, d) + deltas[j]);
     if (d == 0) in.Header(rows[i]).version = call.control->last_step;
@@ -243,24 +243,24 @@ void AccumValues(Q& q, CallView call, RowsView in, RowType type, size_t dim, typ
   });
 }
 
-/// Takes the rows of keys that are meant away; equal keys may come.
+/// Takes the rows of keys that are valid away; equal keys may come.
 template <class Q>
-void EraseKeys(Q& q, CallView call, RowsView in, const uint64_t* keys, Meant meant, size_t n) {
+void EraseKeys(Q& q, CallView call, RowsView in, const uint64_t* keys, Valid valid, size_t n) {
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    if (!call.open() || !meant(i)) return;
+    if (!call.open() || !valid(i)) return;
     bool gave_empty = false;
     const uint32_t row = in.index.Erase(keys[i], gave_empty);
     if (row == kNoRow) return;
     Control& control = *call.control;
     in.free[control.free_rows + device::Add(control.leaving, 1u)] = row;
-    if (gave_empty) control.slots_used.Add(i, ~uint64_t{0});
+    if (gave_empty) control.cells_used.Add(i, ~uint64_t{0});
   });
 }
 
-/// ones: (n,) 1 for the keys that are meant, 0 for the others.
+/// ones: (n,) 1 for the keys that are valid, 0 for the others.
 template <class Q>
-void CountMeant(Q& q, Meant meant, size_t n, int32_t* ones) {
-  q.Each(n, [=] KVJAX_HD(size_t i) { ones[i] = meant(i) ? 1 : 0; });
+void CountValid(Q& q, Valid valid, size_t n, int32_t* ones) {
+  q.Each(n, [=] KVJAX_HD(size_t i) { ones[i] = valid(i) ? 1 : 0; });
 }
 
 /// For accum, at the first of equal keys: whether any of them may make a row; and whether there is one.
@@ -274,14 +274,14 @@ void AllowNew(Q& q, typename Segments<Q>::View of, const bool* exists, size_t n,
   });
 }
 template <class Q>
-void MarkFound(Q& q, IndexView index, const uint64_t* keys, Meant meant, size_t n, uint8_t* found) {
-  q.Each(n, [=] KVJAX_HD(size_t i) { found[i] = meant(i) && index.Find(keys[i]) != kNoRow ? 1 : 0; });
+void MarkFound(Q& q, IndexView index, const uint64_t* keys, Valid valid, size_t n, uint8_t* found) {
+  q.Each(n, [=] KVJAX_HD(size_t i) { found[i] = valid(i) && index.Find(keys[i]) != kNoRow ? 1 : 0; });
 }
 
 /// Forgets the optimizer's slots of every row.
 template <class Q>
 void ForgetSlots(Q& q, CallView call, RowsView in) {
-  q.Each(in.index.slots(), [=] KVJAX_HD(size_t slot) {
+  q.Each(in.index.cells(), [=] KVJAX_HD(size_t slot) {
     const IndexView::Entry* const entry = in.index.At(slot);
     if (entry != nullptr && call.open()) in.Header(entry->row).has_slots = 0;
   });

@@ -1,5 +1,5 @@
-// What a write holds while its kernels are being queued: the keys of the call, grouped and found, and what
-// has to be undone if it fails.
+// Write scopes: what a write holds while its kernels are queued: the keys of the call, grouped and found, and
+// what has to be undone if it fails.
 #pragma once
 #include "kvjax/ffi/device/table.h"
 
@@ -8,11 +8,11 @@ namespace kvjax::device {
 /// A write of keys that are there. Kernels of the call follow its making.
 template <class Q>
 struct DeviceTable<Q>::Finding {
-  Finding(DeviceTable& table, Q& q, Op op, const uint32_t* version, KeySpan keys, Meant meant)
+  Finding(DeviceTable& table, Q& q, Op op, const uint32_t* version, KeySpan keys, Valid valid)
       : table(table), q(q), call(table.View(op, version, keys.narrow)), first(q, keys.n), rows(q, keys.n) {
     BeginWrite(q, call);
-    GroupKeys(q, keys.data, meant, keys.n, first.data());
-    FindRows(q, call, table.contents_.index().view(), keys.data, meant, keys.n, rows.data());
+    GroupKeys(q, keys.data, valid, keys.n, first.data());
+    FindRows(q, call, table.contents_.index().view(), keys.data, valid, keys.n, rows.data());
   }
   void End(uint32_t* next) const { table.End(q, call, 0, next); }
 
@@ -27,20 +27,20 @@ struct DeviceTable<Q>::Finding {
 /// rows.
 template <class Q>
 struct DeviceTable<Q>::Entering {
-  Entering(DeviceTable& table, Q& q, Op op, const uint32_t* version, KeySpan keys, Meant meant,
+  Entering(DeviceTable& table, Q& q, Op op, const uint32_t* version, KeySpan keys, Valid valid,
            const bool* exists = nullptr, const GradientsView* gradients = nullptr)
       : table(table),
         q(q),
         op(op),
         keys(keys),
-        meant(meant),
+        valid(valid),
         exists(exists),
         gradients(gradients),
         call(table.View(op, version, keys.narrow)),
         first(q, keys.n),
         rows(q, keys.n) {
     BeginWrite(q, call, gradients != nullptr ? gradients->step : nullptr);
-    GroupKeys(q, keys.data, meant, keys.n, first.data());
+    GroupKeys(q, keys.data, valid, keys.n, first.data());
     if (gradients != nullptr) CheckGradients(q, call, *gradients, first.data());
     table.MakeSpace(q, op, Most());
   }
@@ -61,7 +61,7 @@ struct DeviceTable<Q>::Entering {
                       .distinct = gradients != nullptr && gradients->n == keys.n,
                       .most = Most(),
                       .keys = keys.data,
-                      .meant = meant,
+                      .valid = valid,
                       .first = first.data(),
                       .allowed = allowed,
                       .rows = rows.data(),
@@ -73,7 +73,7 @@ struct DeviceTable<Q>::Entering {
     table.EvictForSpace(*this, v);
     EnterNew(q, v, keys.n);
     if (gradients != nullptr || !table.admission_.counts_keys()) return;
-    ForgetWaiting(q, call, table.admission_.view().waiting, keys.data, meant, first.data(), rows.data(),
+    ForgetWaiting(q, call, table.admission_.view().waiting, keys.data, valid, first.data(), rows.data(),
                   keys.n);
   }
   template <class More = NoMore>
@@ -85,7 +85,7 @@ struct DeviceTable<Q>::Entering {
   Q& q;
   Op op;
   KeySpan keys;
-  Meant meant;
+  Valid valid;
   const bool* exists;
   const GradientsView* gradients;
   CallView call;

@@ -18,19 +18,19 @@ void DeviceTable<Q>::Insert(Q& q, const WriteKeysOperands& o) {
 template <class Q>
 void DeviceTable<Q>::Pin(Q& q, const WriteKeysOperands& o) {
   const Entered entered(*this, Op::kPin);
-  const Meant meant{.mask = o.mask};
-  const Entering e(*this, q, Op::kPin, o.version, o.keys, meant);
+  const Valid valid{.mask = o.mask};
+  const Entering e(*this, q, Op::kPin, o.version, o.keys, valid);
   e.Enter(o.initial, /*blank=*/false, nullptr);
-  SetPinned(q, e.call, contents_.view(), meant, e.first.data(), e.rows.data(), o.keys.n, true);
+  SetPinned(q, e.call, contents_.view(), valid, e.first.data(), e.rows.data(), o.keys.n, true);
   e.End(o.next);
 }
 
 template <class Q>
 void DeviceTable<Q>::Unpin(Q& q, const WriteKeysOperands& o) {
   const Entered entered(*this, Op::kUnpin);
-  const Meant meant{.mask = o.mask};
-  const Finding f(*this, q, Op::kUnpin, o.version, o.keys, meant);
-  SetPinned(q, f.call, contents_.view(), meant, f.first.data(), f.rows.data(), o.keys.n, false);
+  const Valid valid{.mask = o.mask};
+  const Finding f(*this, q, Op::kUnpin, o.version, o.keys, valid);
+  SetPinned(q, f.call, contents_.view(), valid, f.first.data(), f.rows.data(), o.keys.n, false);
   f.End(o.next);
 }
 
@@ -46,11 +46,11 @@ void DeviceTable<Q>::Remove(Q& q, const WriteKeysOperands& o) {
 template <class Q>
 void DeviceTable<Q>::Upsert(Q& q, const WriteRowsOperands& o) {
   const Entered entered(*this, Op::kUpsert);
-  const Meant meant{.mask = o.mask};
+  const Valid valid{.mask = o.mask};
   const Scratch<Q, uint32_t> last(q, o.keys.n);
-  const Entering e(*this, q, Op::kUpsert, o.version, o.keys, meant);
+  const Entering e(*this, q, Op::kUpsert, o.version, o.keys, valid);
   e.Enter({}, /*blank=*/true, nullptr);
-  WriteValues(q, e.call, contents_.view(), meant, e.first.data(), last.data(), e.rows.data(), o.rows,
+  WriteValues(q, e.call, contents_.view(), valid, e.first.data(), last.data(), e.rows.data(), o.rows,
               row_bytes(), o.keys.n);
   e.End(o.next);
 }
@@ -58,10 +58,10 @@ void DeviceTable<Q>::Upsert(Q& q, const WriteRowsOperands& o) {
 template <class Q>
 void DeviceTable<Q>::Assign(Q& q, const WriteRowsOperands& o) {
   const Entered entered(*this, Op::kAssign);
-  const Meant meant{.mask = o.mask};
+  const Valid valid{.mask = o.mask};
   const Scratch<Q, uint32_t> last(q, o.keys.n);
-  const Finding f(*this, q, Op::kAssign, o.version, o.keys, meant);
-  WriteValues(q, f.call, contents_.view(), meant, f.first.data(), last.data(), f.rows.data(), o.rows,
+  const Finding f(*this, q, Op::kAssign, o.version, o.keys, valid);
+  WriteValues(q, f.call, contents_.view(), valid, f.first.data(), last.data(), f.rows.data(), o.rows,
               row_bytes(), o.keys.n);
   f.End(o.next);
 }
@@ -74,26 +74,26 @@ void DeviceTable<Q>::Add(Q& q, const WriteRowsOperands& o) {
   Scratch<Q, uint64_t> distinct(q, n);
   Scratch<Q, float> sums(q, n * dim);
   Scratch<Q, int32_t> ones(q, n), counts(q, n);
-  CountMeant(q, {.mask = o.mask}, n, ones.data());
+  CountValid(q, {.mask = o.mask}, n, ones.data());
   MergeGradients(q, o.keys.data, reinterpret_cast<const float*>(o.rows), ones.data(), n, dim, distinct.data(),
                  sums.data(), counts.data());
-  const Meant meant{.counts = counts.data()};
-  const Entering e(*this, q, Op::kAdd, o.version, {distinct.data(), n, o.keys.narrow}, meant);
+  const Valid valid{.counts = counts.data()};
+  const Entering e(*this, q, Op::kAdd, o.version, {distinct.data(), n, o.keys.narrow}, valid);
   e.Enter(o.initial, /*blank=*/false, nullptr);
-  AddValues(q, e.call, contents_.view(), spec_.type, dim, meant, e.rows.data(), sums.data(), n);
+  AddValues(q, e.call, contents_.view(), spec_.type, dim, valid, e.rows.data(), sums.data(), n);
   e.End(o.next);
 }
 
 template <class Q>
 void DeviceTable<Q>::Accum(Q& q, const AccumOperands& o) {
   const Entered entered(*this, Op::kAccum);
-  const Meant meant{.mask = o.mask};
+  const Valid valid{.mask = o.mask};
   const size_t n = o.keys.n;
-  const Entering e(*this, q, Op::kAccum, o.version, o.keys, meant, o.exists);
-  const Segments<Q> segments(q, o.keys.data, meant, n);
+  const Entering e(*this, q, Op::kAccum, o.version, o.keys, valid, o.exists);
+  const Segments<Q> segments(q, o.keys.data, valid, n);
   Scratch<Q, uint8_t> had(q, n), allowed(q, n);
   AllowNew(q, segments.view(), o.exists, n, allowed.data());
-  MarkFound(q, contents_.index().view(), o.keys.data, meant, n, had.data());
+  MarkFound(q, contents_.index().view(), o.keys.data, valid, n, had.data());
   e.Enter({}, /*blank=*/true, allowed.data());
   AccumValues<Q>(q, e.call, contents_.view(), spec_.type, static_cast<size_t>(spec_.dim), segments.view(),
                  e.rows.data(), had.data(), o.old_rows, o.new_rows, o.exists, n);
@@ -114,7 +114,7 @@ void DeviceTable<Q>::Clear(Q& q, const ClearOperands& o) {
   nothing.Retire(q);
   control.removed += control.size;
   control.size = control.next_row = control.free_rows = control.wide = 0;
-  control.slots_used = control.waiting = control.waiting_slots = {};
+  control.cells_used = control.waiting = control.waiting_cells = {};
   control.last_step = 0;
   q.Copy(control_.data(), &control, sizeof(control));
   BeginWrite(q, call);
@@ -157,27 +157,27 @@ void DeviceTable<Q>::Begin(Q& q, const BeginApplyOperands& o, const GradientsVie
   const bool admits = admission.kind != AdmissionSpec::Kind::kEvery, shares = admission.shares();
   const WithShared<Q> all(q, admission, keys, {.counts = gradients.counts});
   const Decision<Q> decision(q, admits ? all.keys().n : 0);
-  const Pooling<Q> pooling(q, shares, keys.n, dim);
-  const Entering e(*this, q, Op::kApply, o.version, all.keys(), all.meant(), nullptr, &gradients);
+  const UnadmittedScratch<Q> scratch(q, shares, keys.n, dim);
+  const Entering e(*this, q, Op::kApply, o.version, all.keys(), all.valid(), nullptr, &gradients);
   const IndexView index = contents_.index().view();
   if (admits) DecideKeys(q, e.call, admission_.view(), index, gradients, decision.view());
   if (shares) {
-    FindPool(q, e.call, index, gradients, admission.shared_key, e.first.data(), decision.verdict.data(),
-             pooling.in_pool.data(), pooling.pool.data());
-    SumPool(q, gradients, dim, pooling.hashes.data(), pooling.order.data(), pooling.in_pool.data(),
-            pooling.pool.data(), pooling.blocks.data(), o.pooled);
+    FindUnadmitted(q, e.call, index, gradients, admission.shared_key, e.first.data(), decision.verdict.data(),
+                   scratch.in_sum.data(), scratch.unadmitted.data());
+    SumUnadmitted(q, gradients, dim, scratch.hashes.data(), scratch.order.data(), scratch.in_sum.data(),
+                  scratch.unadmitted.data(), scratch.blocks.data(), o.shared_gradient);
   } else {
-    q.Fill(o.pooled, 0, dim * sizeof(float));
+    q.Fill(o.shared_gradient, 0, dim * sizeof(float));
   }
   e.Enter(o.initial, /*blank=*/false, admits ? decision.verdict.data() : nullptr);
   if (admits) admission_.Commit(q, e.call, keys.data, keys.n, decision);
   CountRows(q, e.call, contents_.view(), gradients, e.rows.data(), admits ? decision.totals.data() : nullptr,
-            shares ? pooling.pool.data() : nullptr, o.targets);
+            shares ? scratch.unadmitted.data() : nullptr, o.targets);
   if (slots.undo) slots.undo = Fetch(q, control_.data()).open == 0;
   touched_ = UserCode::Now();
   in_step_ = !Refused();  // a call that is known to have been refused is no step
-  e.End(o.next,
-        EndStep{shares ? pooling.pool.data() : nullptr, o.active, reinterpret_cast<uint32_t*>(o.used_step)});
+  e.End(o.next, EndStep{shares ? scratch.unadmitted.data() : nullptr, o.active,
+                        reinterpret_cast<uint32_t*>(o.used_step)});
 }
 
 /// The value and the slots, with as many kernels as it takes.
@@ -213,11 +213,12 @@ void DeviceTable<Q>::Gather(Q& q, const GatherOperands& o) {
   const Entered entered(*this, Op::kApply, /*begins=*/false);
   touched_ = UserCode::Now();
   const ChunkView rows = ChunkOf(o.version, o.chunk);
-  GatherView once{o.keys,  o.rows,  o.pooled,  spec_.admission.shared_key, static_cast<size_t>(spec_.dim),
-                  o.grads, o.fresh, o.row_keys};
+  GatherView once{
+      o.keys,  o.rows,  o.shared_gradient, spec_.admission.shared_key, static_cast<size_t>(spec_.dim),
+      o.grads, o.fresh, o.row_keys};
   if (OwnStep(o.chunk.num_rows)) {
     once.keys = step_.received.merged().keys, once.rows = step_.received.merged().rows;
-    once.pooled = step_.pooled.data();
+    once.shared_gradient = step_.shared_gradient.data();
   }
   for (const Parts& parts : PartsOf(o.values, {o.slots.begin(), o.slots.end()})) {
     GatherRows(q, rows, std::exchange(once, {}), parts, o.chunk.size);
@@ -277,8 +278,8 @@ bool DeviceTable<Q>::HasSpace(size_t n) {
   const Bound bound = Upper();
   const size_t to_come = bound.pending + n;
   return EndRow(bound, to_come) <= contents_.rows() &&
-         bound.slots_used + to_come <= contents_.index().room() &&
-         bound.waiting_slots + to_come <= admission_.room();
+         bound.cells_used + to_come <= contents_.index().capacity() &&
+         bound.waiting_cells + to_come <= admission_.capacity();
 }
 
 /// What there is at most, from what the device has reported.
@@ -289,9 +290,9 @@ typename DeviceTable<Q>::Bound DeviceTable<Q>::Upper() {
   do {
     write = LoadFromDevice(report_->write);
     bound = {LoadFromDevice(report_->size),
-             LoadFromDevice(report_->slots_used),
+             LoadFromDevice(report_->cells_used),
              LoadFromDevice(report_->waiting),
-             LoadFromDevice(report_->waiting_slots),
+             LoadFromDevice(report_->waiting_cells),
              LoadFromDevice(report_->next_row),
              LoadFromDevice(report_->free_rows),
              0};
@@ -317,10 +318,10 @@ void DeviceTable<Q>::MakeSpace(Q& q, Op op, size_t n) {
   // More than this call may need, so that the next ones need not wait: most of all where there are many rows.
   const size_t coming = now.pending + std::max<size_t>(2 * n, std::min<size_t>(8 * n, now.size / 8));
   contents_.ReserveRows(q, control_.data(), std::max(EndRow(now, coming), reserved_));
-  if (now.slots_used + now.pending + n > contents_.index().room()) {
+  if (now.cells_used + now.pending + n > contents_.index().capacity()) {
     contents_.Reindex(q, control_.data(), std::max<size_t>(now.size + coming, reserved_));
   }
-  if (now.waiting_slots + now.pending + n > admission_.room()) {
+  if (now.waiting_cells + now.pending + n > admission_.capacity()) {
     admission_.Reindex(q, control_.data(), now.waiting + coming);
   }
 }

@@ -1,5 +1,5 @@
-// What a backend supplies to the handlers: a function per operation over (where it runs, the table, the
-// operands).
+// The backend concepts, what a backend supplies to the handlers: a function per operation over (where it
+// runs, the table, the operands).
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -53,7 +53,7 @@ ffi::Error OwnedKeys(typename B::Exec& exec, Decoder& in) {
 template <ShardedBackend B>
 ffi::Error RouteKeys(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, Name(Op::kRoute), true, [&] {
-    RouteOperands o{.table = in.table(), .capacity = static_cast<int32_t>(in.Number("room"))};
+    RouteOperands o{.table = in.table(), .capacity = static_cast<int32_t>(in.Number("round_capacity"))};
     o.keys = in.InKeys(false);
     o.mask = in.InMask(o.keys.n);
     o.owners = InOwners(in, o.keys.n);
@@ -61,7 +61,7 @@ ffi::Error RouteKeys(typename B::Exec& exec, Decoder& in) {
     o.out.keys = in.Out<uint64_t>("keys (n, 2)", o.keys.n);
     o.out.order = in.Out<int32_t>("order (n,)", o.keys.n);
     o.out.starts = in.Out<int32_t>("starts (shards + 1,)", o.owners.shards + 1);
-    o.out.slot = in.Out<int32_t>("positions (n,)", o.keys.n);
+    o.out.position = in.Out<int32_t>("positions (n,)", o.keys.n);
     o.out.round = in.Out<int32_t>("rounds (n,)", o.keys.n);
     (void)CheckShard<B>(exec, in, shard);
     B::Route(exec, o);
@@ -70,7 +70,7 @@ ffi::Error RouteKeys(typename B::Exec& exec, Decoder& in) {
 
 /// low, high: () uint32, the smallest and the largest checksum of the operands of a call.
 template <ShardedBackend B>
-ffi::Error Alike(typename B::Exec& exec, Decoder& in) {
+ffi::Error CheckSame(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, in.Text("op"), true, [&] {
     const uint32_t* const low = in.InVersion();
     const uint32_t* const high = in.InVersion();

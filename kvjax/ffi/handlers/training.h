@@ -51,7 +51,7 @@ ffi::Error BeginApply(typename B::Exec& exec, Decoder& in) {
     o.targets = in.Out<uint32_t>("targets (n, 2)", 2 * o.keys.n);
     o.active = in.Out<int32_t>("active ()", 1);
     o.used_step = in.Out<int64_t>("step (2,)", 1);
-    o.pooled = in.OutFloats(table->spec(), 1);
+    o.shared_gradient = in.OutFloats(table->spec(), 1);
     B::BeginApply(exec, *table, o);
   });
 }
@@ -71,7 +71,7 @@ inline void WantSlots(const Decoder& in, const SlotLayout& layout, size_t chunk,
 }
 
 /// Results: values, grads (or (0, dim) if nobody wants them), fresh, row keys, and one array per slot.
-/// targets, keys, rows and pooled are empty if the step is that of a shard, which has them itself.
+/// targets, keys, rows and shared_gradient are empty if the step is that of a shard, which has them itself.
 template <Backend B>
 ffi::Error Gather(typename B::Exec& exec, Decoder& in) {
   in.Names(Name(Op::kApply), in.Text("table"));
@@ -84,10 +84,12 @@ ffi::Error Gather(typename B::Exec& exec, Decoder& in) {
     const size_t n = targets.n / 2;
     o.keys = in.In<uint64_t>("keys (n, 2)", n);
     o.rows = in.InFloats(spec, n);
-    const ffi::AnyBuffer pooled = in.In();
-    const size_t dim = static_cast<size_t>(spec.dim), pools = n == 0 && pooled.element_count() == 0 ? 0 : dim;
-    in.Want(Decoder::Holds(pooled, ffi::F32, pools), "the shared gradient (dim,) float32", pooled);
-    o.pooled = static_cast<const float*>(pooled.untyped_data());
+    const ffi::AnyBuffer shared_gradient = in.In();
+    const size_t dim = static_cast<size_t>(spec.dim),
+                 pools = n == 0 && shared_gradient.element_count() == 0 ? 0 : dim;
+    in.Want(Decoder::Holds(shared_gradient, ffi::F32, pools), "the shared gradient (dim,) float32",
+            shared_gradient);
+    o.shared_gradient = static_cast<const float*>(shared_gradient.untyped_data());
     o.chunk = {.targets = targets.data, .num_rows = n};
     o.chunk.start = in.In<int32_t>("start ()", 1);
     o.chunk.active = in.In<int32_t>("active ()", 1);

@@ -1,5 +1,5 @@
-// Pooling against plain loops, serial and in parallel, and on the device's side against the CPU's, to the
-// bit; its gradients as one trilinear form.
+// UnadmittedScratch against plain loops, serial and in parallel, and on the device's side against the CPU's,
+// to the bit; its gradients as one trilinear form.
 #include "kvjax/ffi/core/bag.h"
 
 #include <algorithm>

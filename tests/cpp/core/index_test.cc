@@ -53,7 +53,7 @@ TEST(EmptyIndexFindsNothing) {
   KeyIndex index;
   CHECK_EQ(index.Find(0), kNoRow);
   CHECK_EQ(index.Erase(0), kNoRow);
-  CHECK_EQ(index.capacity(), 0u);
+  CHECK_EQ(index.cells(), 0u);
   CheckSame(index, {}, data::kAwkward);
   index.Find(nullptr, 0, nullptr);
 }
@@ -89,7 +89,7 @@ TEST(ErasureClosesGapsAcrossTheEnd) {
         Insert(index, keys[i], i);
         reference.emplace(keys[i], i);
       }
-      CHECK_EQ(index.capacity(), 16u);
+      CHECK_EQ(index.cells(), 16u);
       for (uint64_t key : {keys[first], keys[second]}) {
         CHECK_EQ(index.Erase(key), RowOf(reference, key));
         reference.erase(key);
@@ -134,19 +134,19 @@ TEST(GrowthKeepsEveryKeyAndReserveIsExact) {
   Reference reference;
   Keys universe;
   index.Reserve(1000);
-  const size_t capacity = index.capacity();
+  const size_t capacity = index.cells();
   for (uint32_t i = 0; i < 1000; ++i) {
     index.Insert(i, i);  // without another Reserve
     reference.emplace(i, i);
     universe.push_back(i);
   }
-  CHECK_EQ(index.capacity(), capacity);
+  CHECK_EQ(index.cells(), capacity);
   CheckSame(index, reference, universe);
   index.Reserve(10);  // never shrinks
-  CHECK_EQ(index.capacity(), capacity);
+  CHECK_EQ(index.cells(), capacity);
   index.Reserve(100'000);
-  CHECK(index.capacity() > capacity);
-  CHECK(index.capacity() * 5 / 8 >= 100'000);
+  CHECK(index.cells() > capacity);
+  CHECK(index.cells() * 5 / 8 >= 100'000);
   CheckSame(index, reference, universe);
 }
 
@@ -165,13 +165,13 @@ TEST(ChurnDoesNotWearTheIndexOut) {
   constexpr uint64_t kLive = 40'000, kChurn = 1'000'000;  // 61 % full: just below growth
   KeyIndex index;
   for (uint64_t i = 0; i < kLive; ++i) Insert(index, i, static_cast<uint32_t>(i));
-  const size_t capacity = index.capacity();
+  const size_t capacity = index.cells();
   CHECK_EQ(capacity, 65536u);
   for (uint64_t i = 0; i < kChurn; ++i) {
     CHECK_EQ(index.Erase(i), static_cast<uint32_t>(i % kLive));
     Insert(index, i + kLive, static_cast<uint32_t>(i % kLive));
   }
-  CHECK_EQ(index.capacity(), capacity);
+  CHECK_EQ(index.cells(), capacity);
   KeyIndex fresh;  // the same keys in an index without a past
   Reference reference;
   Keys live, gone;

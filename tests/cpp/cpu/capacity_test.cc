@@ -1,4 +1,4 @@
-// Full tables, eviction by the step, and the sink that is given what goes.
+// Full tables, eviction by the step, and the sink that is given evicted rows.
 #include <algorithm>
 #include <map>
 #include <numeric>

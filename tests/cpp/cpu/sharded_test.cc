@@ -1,4 +1,4 @@
-// One shard of a spread table: where keys go, how gradients arrive, and writes that are planned before they
+// One shard of a sharded table: where keys go, how gradients arrive, and writes that are planned before they
 // are done.
 #include <map>
 #include <vector>

@@ -1,4 +1,4 @@
-// What belongs to a row beside its value, and whole-table copies of it all.
+// Headers and slots of rows, and whole-table copies of it all.
 #include <cstring>
 #include <memory>
 #include <string>

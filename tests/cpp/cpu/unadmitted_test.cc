@@ -65,7 +65,7 @@ TEST(GradientsOfUnadmittedKeysAreDropped) {
     const auto targets = table.Begin({5, 1, kShared}, {2, 3, 4}, {}, -1, {1, 2, 3, 4, 5, 6});
     CHECK_EQ(targets.size(), 1u);
     CHECK_EQ(targets[0].gradient, 1u);
-    CHECK(table.pooled == Floats(2));
+    CHECK(table.shared_gradient == Floats(2));
     CHECK_EQ(table.Size(table.version()), 1u);
     table.Observe([](const kvjax::Contents& c) { CHECK_EQ(c.counters.refused, 6u); });
   }
@@ -84,8 +84,8 @@ TEST(TheSharedRowGetsTheSumOfTheirGradients) {
           table.Begin({5, 1, 6, 7}, {2, 3, 4, 5}, {}, 9, {0x1p24f, 1, 50, 50, 1, 2, -0x1p24f, 4});
       CHECK_EQ(targets.size(), 2u);
       CHECK_EQ(targets[0].gradient, 1u);
-      CHECK_EQ(targets[1].gradient, Table::kPooled);
-      CHECK(table.pooled == Floats({1, 7}));
+      CHECK_EQ(targets[1].gradient, Table::kSharedGradient);
+      CHECK(table.shared_gradient == Floats({1, 7}));
       CHECK(table.Of(kShared) == (Live::Info{true, count_batches ? 1 : 11, 9}));
       CHECK(table.Of(1) == (Live::Info{true, count_batches ? 1 : 3, 9}));
       CHECK_EQ(table.Size(table.version()), 2u);
@@ -107,8 +107,8 @@ TEST(TheSharedKeyMayBeInTheBatchItself) {
     if (present) table.Ensure({kShared});
     auto targets = table.Begin({5, kShared, 6}, {2, 3, 4}, {}, -1, {1, 2, 10, 20, 100, 200});
     CHECK_EQ(targets.size(), 1u);  // one row, one gradient
-    CHECK_EQ(targets[0].gradient, Table::kPooled);
-    CHECK(table.pooled == Floats({111, 222}));
+    CHECK_EQ(targets[0].gradient, Table::kSharedGradient);
+    CHECK(table.shared_gradient == Floats({111, 222}));
     CHECK_EQ(table.Of(kShared).frequency, 9);
     CHECK_EQ(table.Size(table.version()), 1u);
     // Alone it is a key like others, admitted at once.
@@ -117,7 +117,7 @@ TEST(TheSharedKeyMayBeInTheBatchItself) {
     targets = other.Begin({kShared}, {3}, {}, -1, {10, 20});
     CHECK_EQ(targets.size(), 1u);
     CHECK_EQ(targets[0].gradient, 0u);
-    CHECK(other.pooled == Floats(2));
+    CHECK(other.shared_gradient == Floats(2));
     CHECK_EQ(other.Of(kShared).frequency, 3);
   }
 }
@@ -128,7 +128,7 @@ TEST(TheSumDoesNotDependOnTheOrderOfTheBatch) {
     using Pair = std::pair<uint64_t, float>;
     for (uint64_t first = 5; first < 50; first += 5) {
       std::vector<Pair> batch = {{first, large}, {first + 1, 1.0f}, {first + 2, -large}, {first + 3, 3.0f}};
-      Floats pooled;
+      Floats shared_gradient;
       do {
         Live table(Spec(Unadmitted::kShared));
         Keys keys;
@@ -138,9 +138,9 @@ TEST(TheSumDoesNotDependOnTheOrderOfTheBatch) {
           gradients.insert(gradients.end(), {value, -value});
         }
         table.Begin(keys, {1, 1, 1, 1}, {}, -1, gradients);
-        if (pooled.empty()) pooled = table.pooled;
-        CHECK(table.pooled == pooled);
-        if (large == 1e8f) CHECK(pooled == Floats({4, -4}));
+        if (shared_gradient.empty()) shared_gradient = table.shared_gradient;
+        CHECK(table.shared_gradient == shared_gradient);
+        if (large == 1e8f) CHECK(shared_gradient == Floats({4, -4}));
       } while (std::next_permutation(batch.begin(), batch.end()));
     }
   }

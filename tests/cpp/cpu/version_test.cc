@@ -1,4 +1,4 @@
-// Who is let in when: steps of several calls, and calls while the user's code runs.
+// The version gate: steps of several calls, and calls while the user's code runs.
 #include "kvjax/ffi/cpu/version.h"
 
 #include <atomic>

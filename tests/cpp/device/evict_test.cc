@@ -1,4 +1,4 @@
-// What goes from the device table, against the CPU's: the same rows for the same reasons, to the last tie.
+// Eviction from the device table, against the CPU's: the same rows for the same reasons, to the last tie.
 #include "tests/cpp/support/pair.h"
 
 namespace {

@@ -85,11 +85,12 @@ void Begin(Table& t, const Keys& keys, int32_t count, bool slots, int64_t step =
                             .seals = {kvjax::kSeal}};
   const auto layout = slots ? device::Momentum(kDim) : kvjax::SlotLayout();
   std::vector<uint32_t> targets(2 * n);
-  data::Floats pooled(kDim);
+  data::Floats shared_gradient(kDim);
   int32_t active;
   int64_t used;
   t.Write([&](auto* version, auto* next) {
-    t.BeginApply(t.q, Of(g, version, layout, {}, next, targets.data(), &active, &used, pooled.data()));
+    t.BeginApply(t.q,
+                 Of(g, version, layout, {}, next, targets.data(), &active, &used, shared_gradient.data()));
   });
   const Faults now = std::exchange(faults, {});  // the rest of a step is another call
   const device::Bytes zeros(n * t.row_bytes());

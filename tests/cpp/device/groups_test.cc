@@ -1,4 +1,4 @@
-// Which keys of a call are equal, and the sums of their rows, with many lanes: against plain loops.
+// Groups of equal keys, and the sums of their rows, with many lanes: against plain loops.
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -16,9 +16,9 @@ namespace {
 
 using data::Floats;
 using data::Keys;
-using kvjax::device::Meant;
 using kvjax::device::Segments;
 using kvjax::device::Threads;
+using kvjax::device::Valid;
 
 /// n keys out of `universe`, the first of which are awkward; 0 for distinct ones.
 Keys RandomKeys(data::Stream& stream, size_t n, uint64_t universe) {
@@ -30,7 +30,7 @@ Keys RandomKeys(data::Stream& stream, size_t n, uint64_t universe) {
   return keys;
 }
 
-/// Everything that Meant can ask.
+/// Everything that Valid can ask.
 struct Choice {
   Choice(data::Stream& stream, size_t n, bool all) : mask(new bool[n + 1]), counts(n + 1), rows(n + 1) {
     for (size_t i = 0; i < n; ++i) {
@@ -40,7 +40,7 @@ struct Choice {
     }
   }
   /// By the bits of `which`.
-  [[nodiscard]] Meant meant(int which) const {
+  [[nodiscard]] Valid valid(int which) const {
     return {.mask = (which & 1) != 0 ? mask.get() : nullptr,
             .counts = (which & 2) != 0 ? counts.data() : nullptr,
             .rows = (which & 4) != 0 ? rows.data() : nullptr};
@@ -50,27 +50,27 @@ struct Choice {
   std::vector<uint32_t> rows;
 };
 
-void CheckGroups(Threads& q, const Keys& keys, Meant meant) {
+void CheckGroups(Threads& q, const Keys& keys, Valid valid) {
   const size_t n = keys.size();
   std::map<uint64_t, std::vector<uint32_t>> places;
   std::vector<uint64_t> order;
   for (uint32_t i = 0; i < n; ++i) {
-    if (!meant(i)) continue;
+    if (!valid(i)) continue;
     if (places[keys[i]].empty()) order.push_back(keys[i]);
     places[keys[i]].push_back(i);
   }
   std::vector<uint32_t> first(n + 1, 77), is_first(n + 1, 77), alone(n + 1, 77);
-  GroupKeys(q, keys.data(), meant, n, first.data(), is_first.data());
-  GroupKeys(q, keys.data(), meant, n, alone.data());
+  GroupKeys(q, keys.data(), valid, n, first.data(), is_first.data());
+  GroupKeys(q, keys.data(), valid, n, alone.data());
   for (uint32_t i = 0; i < n; ++i) {
-    CHECK_EQ(first[i], meant(i) ? places[keys[i]].front() : i);
-    CHECK_EQ(is_first[i], meant(i) && first[i] == i ? 1u : 0u);
+    CHECK_EQ(first[i], valid(i) ? places[keys[i]].front() : i);
+    CHECK_EQ(is_first[i], valid(i) && first[i] == i ? 1u : 0u);
   }
   CHECK(alone == first);
   CHECK_EQ(first[n], 77u);
   CHECK_EQ(is_first[n], 77u);
 
-  const Segments<Threads> segments(q, keys.data(), meant, n);
+  const Segments<Threads> segments(q, keys.data(), valid, n);
   const auto of = segments.view();
   CHECK_EQ(*of.distinct, order.size());
   for (size_t u = 0; u < std::min<size_t>(*of.distinct, order.size()); ++u) {
@@ -90,8 +90,8 @@ TEST(GroupsAreThoseOfAPlainLoop) {
         const Keys keys = RandomKeys(stream, n, universe);
         const Choice all(stream, n, true), some(stream, n, false);
         CheckGroups(q, keys, {});
-        CheckGroups(q, keys, all.meant(7));
-        for (int which = 1; which < 8; ++which) CheckGroups(q, keys, some.meant(which));
+        CheckGroups(q, keys, all.valid(7));
+        for (int which = 1; which < 8; ++which) CheckGroups(q, keys, some.valid(which));
       }
     }
   }

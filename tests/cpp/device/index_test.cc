@@ -20,7 +20,7 @@ using kvjax::device::IndexView;
 using kvjax::device::Threads;
 using Index = kvjax::device::Index<Threads>;
 
-constexpr uint64_t kSlots = IndexView::kSlots;
+constexpr uint64_t kSlots = IndexView::kCells;
 
 uint64_t Home(uint64_t key, uint64_t buckets) { return (kvjax::Mix(key) >> 16) & (buckets - 1); }
 uint64_t Digest(uint64_t key) { return kvjax::Mix(key) >> 57; }
@@ -57,7 +57,7 @@ struct Twin {
   /// All keys are where they should be, and nothing else is.
   void Check() const {
     size_t there = 0;
-    for (uint64_t slot = 0; slot < view.slots(); ++slot) {
+    for (uint64_t slot = 0; slot < view.cells(); ++slot) {
       const IndexView::Entry* const entry = view.At(slot);
       if (entry == nullptr) continue;
       ++there;
@@ -101,7 +101,7 @@ TEST(RandomSequences) {
       const uint64_t key = universe[stream.Below(universe.size())];
       if (stream.Below(3) == 0 || twin.map.contains(key)) {
         twin.Erase(key);
-      } else if (twin.used < twin.index.room()) {
+      } else if (twin.used < twin.index.capacity()) {
         twin.Insert(key);
       }
       if (step % 1000 == 0) twin.Check();
@@ -111,14 +111,14 @@ TEST(RandomSequences) {
 }
 
 TEST(SearchesGoOverFullBucketsAndAroundTheEnd) {
-  const uint64_t buckets = Twin(0).view.slots() / kSlots;
+  const uint64_t buckets = Twin(0).view.cells() / kSlots;
   for (const uint64_t home : {uint64_t{0}, buckets - 1}) {
     Twin twin(0);
     const Keys keys = KeysOf(home, buckets, 3 * kSlots + 6);
     uint64_t farthest = 0;
     for (const uint64_t key : keys) twin.Insert(key);
     twin.Check();
-    for (uint64_t slot = 0; slot < twin.view.slots(); ++slot) {
+    for (uint64_t slot = 0; slot < twin.view.cells(); ++slot) {
       if (twin.view.At(slot) != nullptr) farthest = std::max(farthest, twin.view.Distance(slot));
     }
     CHECK_EQ(farthest, 3u);
@@ -145,7 +145,7 @@ TEST(SearchesGoOverFullBucketsAndAroundTheEnd) {
 }
 
 TEST(EqualDigestsAreToldApart) {
-  const uint64_t buckets = Twin(0).view.slots() / kSlots;
+  const uint64_t buckets = Twin(0).view.cells() / kSlots;
   for (const uint64_t digest : {0, 1, 64, 127}) {
     Twin twin(0);
     const Keys keys = KeysOf(2, buckets, 20, digest);
@@ -165,13 +165,13 @@ TEST(AFullIndexAnswersAndAnErasedOneToo) {
   // Beyond its room, to the last slot: then no search meets an empty one.
   Twin twin(0);
   data::Stream stream(2);
-  while (twin.map.size() < twin.view.slots()) twin.Insert(stream.Next());
+  while (twin.map.size() < twin.view.cells()) twin.Insert(stream.Next());
   twin.Check();
   for (int i = 0; i < 100; ++i) CHECK_EQ(twin.view.Find(stream.Next()), kNoRow);
   for (int i = 0; i < 100; ++i) twin.Erase(stream.Next());
   const auto all = twin.map;
   for (const auto& [key, row] : all) twin.Erase(key);
-  CHECK_EQ(twin.used, twin.view.slots());
+  CHECK_EQ(twin.used, twin.view.cells());
   for (const auto& [key, row] : all) CHECK_EQ(twin.view.Find(key), kNoRow);
 }
 
@@ -179,10 +179,10 @@ TEST(RoomIsWhatWasAskedFor) {
   Threads q;
   for (const size_t keys : {0, 1, 56, 57, 112, 113, 1000, 7 << 10, (7 << 10) + 1}) {
     const Index index(q, keys);
-    CHECK(index.room() >= keys);
-    CHECK(index.room() < index.slots());
-    CHECK(keys <= 56 || index.room() < 2 * keys);
-    CHECK_EQ(index.slots(), index.view().slots());
+    CHECK(index.capacity() >= keys);
+    CHECK(index.capacity() < index.cells());
+    CHECK(keys <= 56 || index.capacity() < 2 * keys);
+    CHECK_EQ(index.cells(), index.view().cells());
   }
 }
 
@@ -222,12 +222,12 @@ TEST(ManyLanesInsertIntoOneBucket) {
     Threads q(4, /*grain=*/1 + round % 3);
     const Index index(q, 100);
     const IndexView view = index.view();
-    Keys keys = KeysOf(static_cast<uint64_t>(round) % 8, view.slots() / kSlots, 50);
+    Keys keys = KeysOf(static_cast<uint64_t>(round) % 8, view.cells() / kSlots, 50);
     keys.insert(keys.end(), data::kAwkward.begin() + 2, data::kAwkward.end());  // 0 and 1 aside
     CHECK_EQ(InsertAll(q, view, keys), keys.size());
     for (size_t i = 0; i < keys.size(); ++i) CHECK_EQ(view.Find(keys[i]), i);
     size_t there = 0;
-    for (uint64_t slot = 0; slot < view.slots(); ++slot) there += view.At(slot) != nullptr;
+    for (uint64_t slot = 0; slot < view.cells(); ++slot) there += view.At(slot) != nullptr;
     CHECK_EQ(there, keys.size());
   }
 }
@@ -237,7 +237,7 @@ TEST(ManyLanesEraseOneKey) {
     Threads q(4, /*grain=*/1);
     const Index index(q, 100);
     const IndexView view = index.view();
-    const Keys keys = KeysOf(1, view.slots() / kSlots, round % 2 == 0 ? 5 : 40);
+    const Keys keys = KeysOf(1, view.cells() / kSlots, round % 2 == 0 ? 5 : 40);
     std::atomic<size_t> used = InsertAll(q, view, keys);
     std::unordered_map<uint64_t, uint32_t> map;
     for (size_t i = 0; i < keys.size(); ++i) map[keys[i]] = static_cast<uint32_t>(i);
@@ -260,7 +260,7 @@ TEST(WavesOfInsertionsAndErasures) {
     std::unordered_map<uint64_t, uint32_t> map;
     for (int wave = 0; wave < 60; ++wave) {
       Keys keys;
-      while (used + keys.size() < index.room() && keys.size() < 200) {
+      while (used + keys.size() < index.capacity() && keys.size() < 200) {
         const uint64_t key = stream.Next();
         if (map.emplace(key, static_cast<uint32_t>(1000 * wave + keys.size())).second) keys.push_back(key);
       }

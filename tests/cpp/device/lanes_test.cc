@@ -55,9 +55,10 @@ void CheckManySlots(size_t num_slots) {
   const int32_t start = 0;
   uint32_t version = 0;
   int64_t step = 0;
-  device::Floats pooled(dim);
+  device::Floats shared_gradient(dim);
   t.Write([&](auto* handle, auto* next) {
-    t.BeginApply(t.q, Of(g, handle, layout, {}, next, targets.data(), &active, &step, pooled.data()));
+    t.BeginApply(t.q,
+                 Of(g, handle, layout, {}, next, targets.data(), &active, &step, shared_gradient.data()));
   });
   std::vector<device::Bytes> all;
   for (const auto& slot : layout.slots()) all.emplace_back(n * slot.bytes);

@@ -81,7 +81,7 @@ void Train(data::Live& cpu, Chain& gpu, const Keys& batch, bool with_slots, floa
                           .used = 0,
                           .start = 0,
                           .active = 0});
-  auto& pooled = gpu.Keep(data::Floats(dim));
+  auto& shared_gradient = gpu.Keep(data::Floats(dim));
   const auto layout = with_slots ? device::Momentum(cpu.spec().dim) : kvjax::SlotLayout();
   std::vector<const std::byte*> slots;
   if (with_slots) slots.push_back(data::Bytes(s.slots));
@@ -95,7 +95,7 @@ void Train(data::Live& cpu, Chain& gpu, const Keys& batch, bool with_slots, floa
                                  .targets = s.targets.data(),
                                  .active = &s.active,
                                  .used_step = &s.used,
-                                 .pooled = pooled.data()});
+                                 .shared_gradient = shared_gradient.data()});
   });
   gpu.table.Scatter(gpu.q, {.version = gpu.handle,
                             .chunk = {s.targets.data(), n, &s.start, &s.active, n},
@@ -273,7 +273,7 @@ TEST(FullTablesDoNotWait) {
     uint32_t targets[40];
     int64_t step;
     int32_t active;
-    float pooled[2];
+    float shared_gradient[2];
   };
   const auto step = [&] {
     device::Gradients made;
@@ -292,7 +292,7 @@ TEST(FullTablesDoNotWait) {
                                    .targets = out.targets,
                                    .active = &out.active,
                                    .used_step = &out.step,
-                                   .pooled = out.pooled});
+                                   .shared_gradient = out.shared_gradient});
     });
   };
   const auto prune = [&] {

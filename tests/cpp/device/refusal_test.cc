@@ -114,10 +114,10 @@ TEST(AStepIsNotTornByTheRefusalOfAnotherCall) {
   int32_t active = 0;
   uint32_t next = 0;
   int64_t used = 0;
-  Floats pooled(3);
+  Floats shared_gradient(3);
   const Bytes values(t.row_bytes(), std::byte{7});
   const Gradients g{.keys = keys, .counts = {one}, .rows = grads, .seals = {}};
-  t.BeginApply(t.q, Of(g, &t.handle, {}, {}, &next, targets.data(), &active, &used, pooled.data()));
+  t.BeginApply(t.q, Of(g, &t.handle, {}, {}, &next, targets.data(), &active, &used, shared_gradient.data()));
   t.Lookup(t.q, {.version = &stale});
   t.Scatter(t.q,
             {.version = &next, .chunk = {targets.data(), 1, &start, &active, 1}, .values = values.data()});

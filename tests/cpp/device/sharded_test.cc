@@ -1,4 +1,4 @@
-// One shard of a spread table on the device beside one on the CPU: where keys go, how gradients arrive, and
+// One shard of a sharded table on the device beside one on the CPU: where keys go, how gradients arrive, and
 // writes that are planned before they are done. The queue lags behind, as a GPU does.
 #include "kvjax/ffi/device/sharded.h"
 
@@ -64,11 +64,11 @@ TEST(APartitionerThatIsOutOfRangeIsFound) {
   Threads q(4, 1);
   for (const int32_t bad : {-1, 3, INT32_MIN, INT32_MAX}) {
     const int32_t owners[] = {0, bad, 2, bad};
-    const bool meant[] = {true, false, true, true};
+    const bool valid[] = {true, false, true, true};
     uint32_t place = 99;
-    kvjax::device::FindUnowned(q, {owners, 3}, {.mask = meant}, 4, &place);
+    kvjax::device::FindUnowned(q, {owners, 3}, {.mask = valid}, 4, &place);
     CHECK_EQ(place, 3u);
-    kvjax::device::FindUnowned(q, {owners, 4}, {.mask = meant}, 1, &place);
+    kvjax::device::FindUnowned(q, {owners, 4}, {.mask = valid}, 1, &place);
     CHECK_EQ(place, 1u);  // none
   }
 }
@@ -97,19 +97,19 @@ struct Shards {
       const size_t n = kSenders * room;
       operands.push_back({Keys(n, 99), Ints(n, 0), Floats(n * kDim, 1e30f), {}, {}});
       auto& [keys, counts, rows, initial, turn] = operands.back();
-      Keys meant;
+      Keys valid;
       for (size_t s = 0; s < kSenders; ++s) {
         for (size_t i = 0; i < room && r * room + i < sent[s].size(); ++i) {
           const size_t k = s * room + i;
-          meant.push_back(keys[k] = sent[s][r * room + i]);
+          valid.push_back(keys[k] = sent[s][r * room + i]);
           counts[k] = 1 + static_cast<int32_t>(stream.Below(3));
           for (size_t d = 0; d < kDim; ++d)
             rows[k * kDim + d] = static_cast<float>(stream.Below(1'000'000)) * 1e-3f;
         }
       }
       if (cpu.spec().initializer.kind == kvjax::Generator::Kind::kGiven) {
-        Keys missing(meant.size() + 1);
-        missing.resize(cpu.FindMissing(Serial, cpu.version(), data::Span(meant), nullptr, missing.data()));
+        Keys missing(valid.size() + 1);
+        missing.resize(cpu.FindMissing(Serial, cpu.version(), data::Span(valid), nullptr, missing.data()));
         initial = device::RowsFor(missing, cpu.row_bytes());
       }
       turn[0] = static_cast<int32_t>(r), turn[1] = static_cast<int32_t>(rounds);

@@ -11,7 +11,7 @@ using kvjax::device::Budget;
 using kvjax::device::CallView;
 using kvjax::device::Contents;
 using kvjax::device::Control;
-using kvjax::device::Heat;
+using kvjax::device::HotRows;
 
 constexpr size_t kSlab = 256;  // 21 rows of dim 3, or their slots
 
@@ -226,9 +226,9 @@ TEST(APassLeavesTheColdestInPinnedMemory) {
     for (size_t moved = 0; moved < 400; moved += seed % 2 == 0 ? 400 : 100)
       rows.Pass(seed % 2 == 0 ? 400 : 100);
     const auto after = rows.Check();
-    int coldest = Heat::kBins, hottest = -1;
+    int coldest = HotRows::kBins, hottest = -1;
     for (const auto& [key, row] : after) {
-      const int bin = Heat::Bin(rows.frequency[key]);
+      const int bin = HotRows::Bin(rows.frequency[key]);
       (row < rows.in.device_rows() ? coldest : hottest) =
           row < rows.in.device_rows() ? std::min(coldest, bin) : std::max(hottest, bin);
     }
@@ -243,13 +243,13 @@ TEST(APassLeavesTheColdestInPinnedMemory) {
 }
 
 TEST(BinsAscendWithFrequencies) {
-  CHECK(Heat::Bin(0) == 0 && Heat::Bin(1) == 1 && Heat::Bin(kvjax::kMaxFrequency) < Heat::kBins);
+  CHECK(HotRows::Bin(0) == 0 && HotRows::Bin(1) == 1 && HotRows::Bin(kvjax::kMaxFrequency) < HotRows::kBins);
   for (uint64_t power = 0, last = 0; power < 62; ++power) {
     for (uint64_t quarter = 0; quarter < 4; ++quarter) {
       const uint64_t frequency = (4 + quarter) << power >> 2;
-      CHECK(Heat::Bin(frequency) >= Heat::Bin(last));
-      if (last >= 4) CHECK_EQ(Heat::Bin(frequency), Heat::Bin(last) + 1);
-      if (last >= 4) CHECK_EQ(Heat::Bin(frequency - 1), Heat::Bin(last));
+      CHECK(HotRows::Bin(frequency) >= HotRows::Bin(last));
+      if (last >= 4) CHECK_EQ(HotRows::Bin(frequency), HotRows::Bin(last) + 1);
+      if (last >= 4) CHECK_EQ(HotRows::Bin(frequency - 1), HotRows::Bin(last));
       last = frequency;
     }
   }

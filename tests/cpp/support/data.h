@@ -70,7 +70,7 @@ inline constexpr size_t kMostKeys = 10'000;
 
 using Targets = std::vector<kvjax::Table::Target>;
 
-/// A mask for n keys of which all are meant.
+/// A mask for n keys of which all are valid.
 inline const bool* AllOf(size_t n) {
   static const std::unique_ptr<bool[]> ones = [] {
     auto mask = std::make_unique<bool[]>(kMostKeys);
@@ -102,16 +102,17 @@ struct Live : kvjax::Table {
   }
   [[nodiscard]] kvjax::Snapshot Copy(bool with_slots = true) const { return Export(version(), with_slots); }
 
-  /// Rows that the step touches. gradients: (n, dim), zeros if there are none. Sets `pooled` and `step`.
+  /// Rows that the step touches. gradients: (n, dim), zeros if there are none. Sets `shared_gradient` and
+  /// `step`.
   Targets Begin(const Keys& keys, const std::vector<int32_t>& counts, const kvjax::SlotLayout& layout = {},
                 int64_t at_step = -1, Floats gradients = {}, kvjax::InitialRows initial = {}) {
     Targets targets(keys.size() + 1);  // with nothing written behind the keys
     targets.back() = {123, 456};
     gradients.resize(keys.size() * static_cast<size_t>(spec().dim));
-    pooled.assign(static_cast<size_t>(spec().dim), 1e30f);
+    shared_gradient.assign(static_cast<size_t>(spec().dim), 1e30f);
     int32_t active = 0;
     BeginApply(kvjax::Serial, version(), Span(keys), counts.data(), gradients.data(), at_step, layout,
-               initial, {targets.data(), &active, &step, pooled.data()});
+               initial, {targets.data(), &active, &step, shared_gradient.data()});
     if (targets.back().row != 123 || targets.back().gradient != 456)
       throw std::logic_error("too many targets");
     targets.resize(static_cast<size_t>(active));
@@ -121,7 +122,7 @@ struct Live : kvjax::Table {
   Targets Train(const Keys& keys, int64_t at_step = -1) {
     return Begin(keys, std::vector<int32_t>(keys.size(), 1), {}, at_step);
   }
-  Floats pooled;
+  Floats shared_gradient;
   int64_t step = 0;
 
   [[nodiscard]] Floats Rows(const Keys& keys, std::vector<uint8_t>* found = nullptr,

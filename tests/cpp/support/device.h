@@ -84,7 +84,8 @@ inline kvjax::WriteRowsOperands Of(kvjax::Op op, const uint32_t* version, const 
 }
 inline kvjax::BeginApplyOperands Of(const Gradients& g, const uint32_t* version,
                                     const kvjax::SlotLayout& layout, InitialRows initial, uint32_t* next,
-                                    uint32_t* targets, int32_t* active, int64_t* used_step, float* pooled) {
+                                    uint32_t* targets, int32_t* active, int64_t* used_step,
+                                    float* shared_gradient) {
   return {.version = version,
           .keys = data::Span(g.keys),
           .gradients = {g.counts.data(), g.rows.data(), g.seals.data(), g.seals.size()},
@@ -95,7 +96,7 @@ inline kvjax::BeginApplyOperands Of(const Gradients& g, const uint32_t* version,
           .targets = targets,
           .active = active,
           .used_step = used_step,
-          .pooled = pooled};
+          .shared_gradient = shared_gradient};
 }
 
 template <class Q>
@@ -212,10 +213,10 @@ class Device : public kvjax::device::DeviceTable<Q> {
     Mask counted(new bool[n]);
     for (size_t i = 0; i < n; ++i) counted[i] = g.counts[i] > 0;
     const Bytes given = Given(g.keys, counted.get());
-    Floats pooled(dim, 7.0f);
+    Floats shared_gradient(dim, 7.0f);
     Write([&](auto* version, auto* next) {
-      this->BeginApply(
-          q, Of(g, version, layout, Rows(given, bytes), next, targets.data(), &active, &used, pooled.data()));
+      this->BeginApply(q, Of(g, version, layout, Rows(given, bytes), next, targets.data(), &active, &used,
+                             shared_gradient.data()));
     });
     step = used;
     for (int32_t start = 0; start < active; start += static_cast<int32_t>(chunk)) {
@@ -230,7 +231,7 @@ class Device : public kvjax::device::DeviceTable<Q> {
                        .chunk = rows,
                        .keys = g.keys.data(),
                        .rows = g.rows.data(),
-                       .pooled = pooled.data(),
+                       .shared_gradient = shared_gradient.data(),
                        .values = values.data(),
                        .grads = grads.data(),
                        .fresh = fresh.get(),
@@ -241,7 +242,7 @@ class Device : public kvjax::device::DeviceTable<Q> {
       for (size_t i = 0; i < chunk; ++i) {
         const size_t place = static_cast<size_t>(start) + i;
         const bool has = place < static_cast<size_t>(active) && targets[2 * place] != kvjax::kNoRow;
-        const bool pools = has && targets[2 * place + 1] == kvjax::ApplyTarget::kPooled;
+        const bool pools = has && targets[2 * place + 1] == kvjax::ApplyTarget::kSharedGradient;
         CHECK_EQ(row_keys[i], pools ? this->spec().admission.shared_key : has ? g.keys[place] : 0);
         if (!has) CHECK(fresh[i] && grads[i * dim] == 0.0f && values[i * bytes] == std::byte{0});
         Floats scratch(dim);
@@ -283,8 +284,8 @@ inline void Train(data::Live& table, const Gradients& g, const kvjax::SlotLayout
   for (size_t i = 0; i < n; ++i) {
     Floats scratch(dim);
     auto* const record = layout.empty() ? scratch.data() : reinterpret_cast<float*>(slot.data()) + i * dim;
-    const float* const gradient = targets[i].gradient == kvjax::ApplyTarget::kPooled
-                                      ? table.pooled.data()
+    const float* const gradient = targets[i].gradient == kvjax::ApplyTarget::kSharedGradient
+                                      ? table.shared_gradient.data()
                                       : g.rows.data() + targets[i].gradient * dim;
     Descend(table.spec().type, dim, values.data() + i * table.row_bytes(), gradient,
             layout.empty() || fresh[i], record);

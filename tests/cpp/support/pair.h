@@ -129,12 +129,12 @@ struct PairOn {
     return g;
   }
   void Train(const Gradients& g, const kvjax::SlotLayout& layout) {
-    Keys meant;
+    Keys valid;
     for (size_t i = 0; i < g.keys.size(); ++i) {
-      if (g.counts[i] > 0) meant.push_back(g.keys[i]);
+      if (g.counts[i] > 0) valid.push_back(g.keys[i]);
     }
     const size_t chunk = 1 + stream.Below(g.keys.size() + 2);
-    Both([&] { device::Train(cpu, g, layout, Given(meant)); }, [&] { gpu.Train(g, layout, chunk); });
+    Both([&] { device::Train(cpu, g, layout, Given(valid)); }, [&] { gpu.Train(g, layout, chunk); });
     if (refusals == 0) CHECK_EQ(gpu.step, cpu.step);
   }
   /// Reads are compared to the bit too.
@@ -144,8 +144,8 @@ struct PairOn {
     const size_t bytes = cpu.row_bytes();
     Bytes want(n * bytes), got(n * bytes, std::byte{1});
     const Mask found(new bool[n + 1]), was_found(new bool[n + 1]);
-    const Keys meant = Chosen(batch, mask.get(), n);
-    const Bytes given = Given(meant);
+    const Keys valid = Chosen(batch, mask.get(), n);
+    const Bytes given = Given(valid);
     const InitialRowsOf rows{given, bytes};
     const auto missing = stream.Below(2) == 0 ? kvjax::Missing::kTable : kvjax::Missing::kInitial;
     cpu.Lookup(kvjax::Serial, cpu.version(), data::Span(batch), mask.get(), rows, missing, want.data(),
@@ -182,9 +182,9 @@ struct PairOn {
     const Keys batch = Batch(n);
     const Mask mask = RandomMask(n);
     const bool* const m = mask.get();
-    const Keys meant = Chosen(batch, m, n);
-    const auto span = data::Span(meant);
-    const Bytes given = Given(meant);
+    const Keys valid = Chosen(batch, m, n);
+    const auto span = data::Span(valid);
+    const Bytes given = Given(valid);
     const InitialRowsOf initial{given, cpu.row_bytes()};
     const uint32_t v = cpu.version();
     switch (op) {
