@@ -16,7 +16,7 @@ def bag_sum(bags: int, ids: jax.Array, weights: jax.Array, rows: jax.Array) -> j
 
 def bag_spread(ids: jax.Array, weights: jax.Array, bags: jax.Array) -> jax.Array:
     """Rows ``(n, dim)``: the bag of each, times its weight."""
-    return read("kvjax_bag_spread", array((ids.shape[0], bags.shape[1]), jnp.float32), ids, weights, bags)
+    return read("kvjax_bag_expand", array((ids.shape[0], bags.shape[1]), jnp.float32), ids, weights, bags)
 
 
 def bag_dot(ids: jax.Array, rows: jax.Array, bags: jax.Array) -> jax.Array:
@@ -41,4 +41,4 @@ def bag_ids(name: str, lengths: jax.Array, n: int, spread: bool) -> tuple[jax.Ar
     Lengths that do not fit are refused, or if `spread` says that other devices make the same call, told by the status.
     """
     results = (array((n,), jnp.int32), array((), jnp.uint32))
-    return read("kvjax_bag_ids", results, lengths, table=name, spread=np.bool_(spread))
+    return read("kvjax_bag_ids", results, lengths, table=name, sharded=np.bool_(spread))

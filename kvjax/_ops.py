@@ -63,7 +63,7 @@ def _initial(spec: TableSpec, initial: jax.Array | None) -> Any:
 
 
 def _about(spec: TableSpec, keys: Keys) -> dict[str, Any]:
-    return {"table": spec.name, "narrow": _flag(keys.narrow), "spread": _flag(spec.placement is not None)}
+    return {"table": spec.name, "narrow": _flag(keys.narrow), "sharded": _flag(spec.placement is not None)}
 
 
 def lookup(
@@ -314,7 +314,7 @@ def route(
     ints = array((n,), jnp.int32)
     results = (array((n, 2), jnp.uint32), ints, array((shards + 1,), jnp.int32), ints, ints, _VERSION)
     operands = (keys.words, _mask(spec, mask), owners, shard)
-    attributes = {"table": spec.name, "shards": np.int64(shards), "room": np.int64(room)}
+    attributes = {"table": spec.name, "shards": np.int64(shards), "round_capacity": np.int64(room)}
     return Routed(*read("kvjax_route", results, *operands, **attributes))
 
 
@@ -326,7 +326,7 @@ def owned(spec: TableSpec, shards: int, keys: Keys, owners: Any, shard: jax.Arra
 
 def alike(spec: TableSpec, op: str, low: jax.Array, high: jax.Array) -> jax.Array:
     """Status: that of a failure unless the smallest and the largest sum are one."""
-    return read("kvjax_alike", _VERSION, low, high, table=spec.name, op=op)
+    return read("kvjax_check_same", _VERSION, low, high, table=spec.name, op=op)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,9 @@ def prepare_proposed(spec: TableSpec, op: str, version: jax.Array, status: jax.A
     Returns:
       What the devices agree on: 0, or the number of a failure ``()`` uint32.
     """
-    facts = _call("kvjax_facts", jax.ShapeDtypeStruct((host.FACT_WORDS, 2), jnp.uint32), spec, op, version, status)
+    facts = _call(
+        "kvjax_summarize", jax.ShapeDtypeStruct((host.SUMMARY_WORDS, 2), jnp.uint32), spec, op, version, status
+    )
     return prepare(spec, op, version, jax.lax.all_gather(facts, spec.spread.axes), status)
 
 
@@ -56,7 +58,7 @@ def prepare(spec: TableSpec, op: str, version: jax.Array, facts: jax.Array, stat
 
         def step(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             message, before = carry
-            tally, more, told = _call("kvjax_hear", results, spec, op, version, message[2:], shard)
+            tally, more, told = _call("kvjax_continue", results, spec, op, version, message[2:], shard)
             return varying_like(add_up(tally, more, told), message), varying_like(told, before)
 
         first = add_up(tally, more, number), varying_like(jnp.uint32(0), tally)

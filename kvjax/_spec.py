@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +18,9 @@ from kvjax._initializers import Initializer, Pool, native
 from kvjax._placement import Placement
 from kvjax._storage import Host, Storage
 from kvjax.ffi import host, module
+
+if TYPE_CHECKING:
+    from kvjax.ffi._native import Native  # pyright: ignore[reportMissingModuleSource]  # a stub alone
 
 KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
 ROW_DTYPES = ("float32", "bfloat16", "float16")
@@ -50,7 +52,7 @@ class TableSpec:
     placement: Placement | None = None
 
     @property
-    def host(self) -> ModuleType:
+    def host(self) -> Native:
         """Where whole-table calls go: the module of the backend that holds the table."""
         return module(self.storage.backend)
 
@@ -82,7 +84,7 @@ class TableSpec:
     @property
     def num_facts(self) -> int:
         """How many numbers the shards of a spread table tell each other in a training step."""
-        return host.FACT_WORDS + (self.dim if self.shares_row else 0)
+        return host.SUMMARY_WORDS + (self.dim if self.shares_row else 0)
 
     @property
     def spread(self) -> Placement:
@@ -145,7 +147,7 @@ class TableSpec:
             "pool": pool,
             "seed": self.seed,
             "storage": self.storage.text,
-            "spread": self.placement is not None,
+            "sharded": self.placement is not None,
             "capacity": -(-self.capacity // self.num_shards),
             "max_capacity": self.max_capacity or 0,
             "on_full": self.on_full,

@@ -100,7 +100,7 @@ def stats_of(spec: TableSpec) -> Stats:
     return Stats(
         name=spec.name,
         max_capacity=spec.max_capacity,
-        load=raw["size"] / max(raw["places"], 1),
+        load=raw["size"] / max(raw["cells"], 1),
         bytes={planes.get(plane, plane): raw[f"{plane}_bytes"] for plane in _PLANES},
         pinned={what: raw[f"pinned_{what}"] for what in ("bytes", "rows")},
         pinned_share=raw["pinned_occurrences"] / max(raw["row_occurrences"], 1),

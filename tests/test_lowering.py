@@ -13,7 +13,7 @@ from kvjax import ffi
 
 LOOKUP = {"kvjax_lookup"}
 STEP = {"kvjax_lookup", "kvjax_seal", "kvjax_merge", "kvjax_begin_apply", "kvjax_gather", "kvjax_scatter"}
-BAG = {"kvjax_bag_ids", "kvjax_bag_sum", "kvjax_bag_spread", "kvjax_bag_dot"}
+BAG = {"kvjax_bag_ids", "kvjax_bag_sum", "kvjax_bag_expand", "kvjax_bag_dot"}
 TX = optax.adam(0.1)
 
 

@@ -12,7 +12,7 @@ NUM_BUCKETS: int = 65536
 
 TALLY_WORDS: int = 512
 
-FACT_WORDS: int = 5
+SUMMARY_WORDS: int = 5
 
 def set_process(process: int) -> None:
     """
@@ -44,7 +44,7 @@ def create(
     Makes the shards of a table that live in this process.
 
     options: what a table is, by the keys dim, dtype, kind, a, b, pool, seed (of the initializer), storage,
-    spread, capacity, max_capacity, on_full, admit (None, or a dict of kvjax.admit), policy, evict_every,
+    sharded, capacity, max_capacity, on_full, admit (None, or a dict of kvjax.admit), policy, evict_every,
     count_batches and score. devices, shards, owns_shared: for each shard the device it lives on, its number,
     and whether it has the row that unadmitted keys share; [HOME], [0], [True] for a table in one place.
     """

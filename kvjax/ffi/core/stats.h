@@ -53,7 +53,7 @@ struct Traffic {
 struct Statistics {
   uint64_t size = 0;      // rows
   uint64_t capacity = 0;  // rows that fit before the key index grows
-  uint64_t places = 0;    // cells of the key index
+  uint64_t cells = 0;     // cells of the key index
   uint64_t index_bytes = 0;
   uint64_t value_bytes = 0;
   uint64_t header_bytes = 0;
@@ -97,7 +97,7 @@ struct Statistics {
 inline constexpr std::pair<const char*, uint64_t Statistics::*> kStatistics[] = {
     {"size", &Statistics::size},
     {"capacity", &Statistics::capacity},
-    {"places", &Statistics::places},
+    {"cells", &Statistics::cells},
     {"index_bytes", &Statistics::index_bytes},
     {"value_bytes", &Statistics::value_bytes},
     {"header_bytes", &Statistics::header_bytes},

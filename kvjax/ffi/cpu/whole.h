@@ -84,7 +84,7 @@ inline Statistics Table::Stats() const {
     const KeyIndex::Probes probes = store.index().SampleProbes();
     Statistics stats{.size = store.size(),
                      .capacity = store.index().capacity(),
-                     .places = store.index().cells(),
+                     .cells = store.index().cells(),
                      .index_bytes = store.index().bytes(),
                      .value_bytes = store.value_bytes(),
                      .header_bytes = store.header_bytes(),

@@ -300,7 +300,7 @@ Statistics DeviceTable<Q>::Stats() const {
   const PinnedShare pinned = PinnedOf(q, contents_);
   Statistics stats{.size = control.size,
                    .capacity = contents_.index().capacity(),
-                   .places = contents_.index().cells(),
+                   .cells = contents_.index().cells(),
                    .index_bytes = contents_.index().bytes(),
                    .value_bytes = contents_.value_bytes(),
                    .header_bytes = contents_.header_bytes(),

@@ -53,7 +53,7 @@ ffi::Error OwnedKeys(typename B::Exec& exec, Decoder& in) {
 template <ShardedBackend B>
 ffi::Error RouteKeys(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, Name(Op::kRoute), true, [&] {
-    RouteOperands o{.table = in.table(), .capacity = static_cast<int32_t>(in.Number("room"))};
+    RouteOperands o{.table = in.table(), .capacity = static_cast<int32_t>(in.Number("round_capacity"))};
     o.keys = in.InKeys(false);
     o.mask = in.InMask(o.keys.n);
     o.owners = InOwners(in, o.keys.n);
@@ -70,7 +70,7 @@ ffi::Error RouteKeys(typename B::Exec& exec, Decoder& in) {
 
 /// low, high: () uint32, the smallest and the largest checksum of the operands of a call.
 template <ShardedBackend B>
-ffi::Error Alike(typename B::Exec& exec, Decoder& in) {
+ffi::Error CheckSame(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, in.Text("op"), true, [&] {
     const uint32_t* const low = in.InVersion();
     const uint32_t* const high = in.InVersion();

@@ -20,7 +20,7 @@ ffi::Error AnswerRead(typename B::Exec& exec, Decoder& in, std::string_view op, 
 }
 template <class B, class Body>
 ffi::Error AnswerRead(typename B::Exec& exec, Decoder& in, Op op, Body body) {
-  return AnswerRead<B>(exec, in, Name(op), in.Flag("spread"), body);
+  return AnswerRead<B>(exec, in, Name(op), in.Flag("sharded"), body);
 }
 
 /// A write, body(version, phase, next): into next () goes the version of the next handle, or while the write

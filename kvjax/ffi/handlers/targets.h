@@ -59,7 +59,7 @@ std::vector<NamedHandler> Targets() {
       {"kvjax_seal", Handle<B, Seal<B>>},
       {"kvjax_after", Handle<B, After<B>>},
       {"kvjax_bag_sum", Handle<B, BagSum<B>>},
-      {"kvjax_bag_spread", Handle<B, BagExpand<B>>},
+      {"kvjax_bag_expand", Handle<B, BagExpand<B>>},
       {"kvjax_bag_dot", Handle<B, BagDot<B>>},
       {"kvjax_bag_max", Handle<B, BagMax<B>>},
       {"kvjax_bag_place", Handle<B, BagPlace<B>>},
@@ -69,7 +69,7 @@ std::vector<NamedHandler> Targets() {
     targets.insert(targets.end(), {
                                       {"kvjax_owned", Handle<B, OwnedKeys<B>>},
                                       {"kvjax_route", Handle<B, RouteKeys<B>>},
-                                      {"kvjax_alike", Handle<B, Alike<B>>},
+                                      {"kvjax_check_same", Handle<B, CheckSame<B>>},
                                       {"kvjax_agree", Handle<B, Agree<B>>},
                                       {"kvjax_receive", Handle<B, Receive<B>>},
                                       {"kvjax_plan_step", Handle<B, PlanStep<B>>},
@@ -78,8 +78,8 @@ std::vector<NamedHandler> Targets() {
                                   });
   }
   if constexpr (EvictingBackend<B>) {
-    targets.push_back({"kvjax_facts", Handle<B, Summarize<B>>});
-    targets.push_back({"kvjax_hear", Handle<B, Continue<B>>});
+    targets.push_back({"kvjax_summarize", Handle<B, Summarize<B>>});
+    targets.push_back({"kvjax_continue", Handle<B, Continue<B>>});
   }
   return targets;
 }

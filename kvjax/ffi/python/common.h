@@ -68,7 +68,7 @@ inline void BindCommon(nb::module_& m) {
   m.attr("SEAL") = kSeal;
   m.attr("NUM_BUCKETS") = kNumBuckets;
   m.attr("TALLY_WORDS") = Tally::kWords;
-  m.attr("FACT_WORDS") = ShardSummary::kWords;
+  m.attr("SUMMARY_WORDS") = ShardSummary::kWords;
   m.def(
       "set_process", [](uint32_t process) { Failures::Get().SetProcess(process); }, nb::arg("process"),
       "Says which of several processes this is, so that the numbers of their failures differ.");

@@ -133,7 +133,7 @@ auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<in
   spec.policy = Policy::Parse(nb::cast<std::string>(o["policy"]));
   spec.evict_every = nb::cast<int64_t>(o["evict_every"]);
   spec.count_batches = nb::cast<bool>(o["count_batches"]);
-  spec.sharded = nb::cast<bool>(o["spread"]);
+  spec.sharded = nb::cast<bool>(o["sharded"]);
   const auto capacity = nb::cast<size_t>(o["capacity"]);
   const auto storage = nb::cast<std::string>(o["storage"]);
   ScoreFunction score = MakeScore(name, nb::object(o["score"]));
@@ -225,7 +225,7 @@ void BindTables(nb::module_& m) {
       "Makes the shards of a table that live in this process.\n\n"
       "options: what a table is, by the keys dim, dtype, kind, a, b, pool, seed (of the initializer), "
       "storage,\n"
-      "spread, capacity, max_capacity, on_full, admit (None, or a dict of kvjax.admit), policy, "
+      "sharded, capacity, max_capacity, on_full, admit (None, or a dict of kvjax.admit), policy, "
       "evict_every,\n"
       "count_batches and score. devices, shards, owns_shared: for each shard the device it lives on, its "
       "number,\n"
