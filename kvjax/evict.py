@@ -345,6 +345,15 @@ RULES: dict[str, type[Policy | Every]] = {
 """What checkpoints hold of policies, by name."""
 
 
+RANKINGS = {"version": "least_recent:-{}", "frequency": "least_frequent:-{}:0"}
+"""The rankings of `Table.restrict`, with the number of rows that stay instead of those that are evicted."""
+
+
+def all_but(n: int, by: str) -> str:
+    """The policy of `Table.restrict` as the C++ side reads it: all rows but the n that rank highest."""
+    return f"restrict\n{RANKINGS[by].format(n)}"
+
+
 def _policy(x: Any) -> Policy:
     if not isinstance(x, Policy):
         raise TypeError(f"kvjax: evict: want a policy of kvjax.evict, got {x!r}; .every(...) comes last")

@@ -18,7 +18,7 @@ from kvjax._training.apply import Update, apply, check
 from kvjax._training.rowwise import Rowwise, as_rowwise
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
-from kvjax.evict import Policy
+from kvjax.evict import RANKINGS, Policy, all_but
 
 H = TypeVar("H", bound=Handle)
 
@@ -272,12 +272,11 @@ class Writes(Handle):
           [6, 7]
           >>> kvjax.drop_table("doc_restrict")
         """
-        ranking = {"version": "least_recent:-{}", "frequency": "least_frequent:-{}:0"}
-        if by not in ranking:
-            raise fail(ValueError, self.name, "restrict", f"by in {tuple(ranking)}", repr(by), "choose one")
+        if by not in RANKINGS:
+            raise fail(ValueError, self.name, "restrict", f"by in {tuple(RANKINGS)}", repr(by), "choose one")
         if not is_integer(n) or not 0 <= n < 2**63:
             raise fail(ValueError, self.name, "restrict", "a number of rows n >= 0", repr(n), "see Table.restrict")
-        return _evict(self, "restrict", f"restrict\n{ranking[by].format(int(n))}", None)
+        return _evict(self, "restrict", all_but(int(n), by), None)
 
     def pin(self, keys: Any) -> Self:
         """Makes rows stay: no eviction takes them. Keys without a row get their initial one.

@@ -1,4 +1,5 @@
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy
 import numpy.typing
@@ -70,7 +71,7 @@ def export_table(name: str, shard: int, version: int, with_slots: bool) -> dict[
     pending_counts and sketch.
     """
 
-def stats(name: str, shard: int) -> dict[str, int | float | dict[str, int]]:
+def stats(name: str, shard: int) -> dict[str, Any]:
     """
     What a shard holds and has done, by name; "evicted" is a dict of rows by reason.
     """

@@ -1,5 +1,5 @@
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy
 import numpy.typing
@@ -75,7 +75,7 @@ class Native(Protocol):
         pending_counts and sketch.
         """
 
-    def stats(self, name: str, shard: int) -> dict[str, int | float | dict[str, int]]:
+    def stats(self, name: str, shard: int) -> dict[str, Any]:
         """
         What a shard holds and has done, by name; "evicted" is a dict of rows by reason.
         """

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 import kvjax
+from tests.support.marks import few
 
 KEYS = kvjax.keys(np.array([[2**40, -1], [7, 2**40]]))
 
@@ -23,7 +24,7 @@ class LinenNet(nn.Module):
 
 
 @pytest.mark.parametrize("wrap", [None, nn.remat, nn.jit], ids=["plain", "remat", "jit"])
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("jit", few([False, True], 1), ids=["eager", "jit"])
 def test_linen_lifted_transforms(wrap, jit):
     net = LinenNet(wrap)
     params = (jax.jit(net.init) if jit else net.init)(jax.random.key(0), KEYS)["params"]

@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 import kvjax
+from tests.support.marks import wide_is_slow
 
 AWKWARD = np.array([0, -1, 1, 2**31, -(2**31) - 1, 2**40 + 7, 2**63 - 1, -(2**63)])
 
 
+@wide_is_slow
 @pytest.mark.parametrize("salt", [0, 1, -1, 2**63, 2**64 - 1])
 def test_salted_is_hash_keys(salt, x64):
     want = kvjax.hash_keys(AWKWARD, salt)

@@ -1,7 +1,5 @@
 """Bags against a NumPy reference, their gradients against JAX's own on the looked-up rows, and TensorFlow's cases."""
 
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvjax
+from tests.support.marks import examples, wide_is_slow
 
-_numbers = itertools.count()
 COMBINERS = ["sum", "mean", "sqrtn", "max"]
 
 
@@ -53,12 +51,12 @@ def calls(draw):
     return (n,), {"segment_ids": ids, "num_segments": b, "mask": mask}, bags, (b,)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(20, 60))
 @given(calls(), st.sampled_from(COMBINERS), st.booleans(), st.booleans(), st.booleans(), st.integers(0, 2**32))
 def test_matches_reference(call, combiner, weighted, with_empty, jit, seed):
     shape, form, bags, leading = call
     rng, dim = np.random.default_rng(seed), 3
-    table = kvjax.get_table(f"bags{next(_numbers)}", dim=dim, initializer=kvjax.initializers.normal(1.0))
+    table = kvjax.get_table("bags", dim=dim, initializer=kvjax.initializers.normal(1.0))
     keys = rng.integers(-3, 4, shape)  # repeats
     weights = rng.uniform(0.5, 2.0, shape).astype(np.float32)
     empty = rng.normal(size=dim).astype(np.float32)
@@ -79,6 +77,7 @@ def test_matches_reference(call, combiner, weighted, with_empty, jit, seed):
     kvjax.drop_table(table.name)
 
 
+@wide_is_slow
 @pytest.mark.parametrize("combiner", COMBINERS)
 def test_gradients(make, combiner, x64):
     """By rows, weights and the row for empty bags, through a loss that is no sum; a key that repeats, bags unsorted."""
@@ -207,6 +206,7 @@ def test_padding_leaves_no_trace(make):
         assert table.frequency(np.array([1, 2, 3])).tolist() == [int(k in trained) for k in (1, 2, 3)]
 
 
+@wide_is_slow
 def test_transformations(make, x64):
     table = make(3, initializer=kvjax.initializers.normal(1.0))
     keys = kvjax.keys(np.arange(24).reshape(4, 2, 3))

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import kvjax
+from tests.support.marks import slow, wide_is_slow
 
 # JAX raises what a handler reports as one or the other, depending on whether the call ran at once.
 REFUSED = (ValueError, jax.errors.JaxRuntimeError)
@@ -90,8 +91,11 @@ LOSSES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
-@pytest.mark.parametrize("loss", LOSSES)
+@wide_is_slow
+@pytest.mark.parametrize(
+    ("loss", "jit"),
+    [pytest.param(f, jit, marks=() if jit or f is several else slow) for f in LOSSES for jit in (False, True)],
+)
 def test_equals_dense(loss, jit, table, dense, x64):
     def sparse_loss(params):
         return loss(lambda ids: params["t"].lookup(wide(ids)), params["w"])
@@ -276,7 +280,9 @@ def test_vmap_keeps_examples_apart(table, dense):
     each = jax.vmap(kvjax.merge)(grads)
     assert each.counts.tolist() == [[1, 1], [2, 0], [1, 1]]
     np.testing.assert_allclose(to_dense(grads), jax.grad(lambda t: jnp.sum(t[MORE]))(dense))
-    np.testing.assert_array_equal(jax.vmap(lambda x: table.after(x).version)(jnp.ones(4)), np.full(4, 1))
+    np.testing.assert_array_equal(
+        jax.vmap(lambda x: table.after(x).version)(jnp.ones(4)), np.full(4, int(table.version))
+    )
 
 
 @pytest.mark.parametrize(

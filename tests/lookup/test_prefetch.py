@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvjax
+from tests.support.marks import examples, few
 
 KEYS = np.arange(12)
 KEY_LISTS = st.lists(st.integers(0, 11), max_size=6)
@@ -31,7 +32,7 @@ def check(table, keys, writes):
     return table
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(8, 40), deadline=None)
 @given(keys=KEY_LISTS, writes=st.lists(st.tuples(st.sampled_from(sorted(WRITES)), KEY_LISTS), max_size=2))
 def test_rows_are_exact(keys, writes):
     for options in (
@@ -45,7 +46,7 @@ def test_rows_are_exact(keys, writes):
         kvjax.drop_table("ahead")
 
 
-@pytest.mark.parametrize("shards", [2, 4])
+@pytest.mark.parametrize("shards", few([2, 4], 1))
 def test_rows_of_a_spread_table_are_exact(make, mesh, shards):
     table = make(2, mesh=mesh(shards)).upsert(KEYS, np.ones((12, 2)))
     for writes in ([], [("apply", [1, 2, 3])], [("remove", [4])], [("apply", [1]), ("apply", [5])]):

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import kvjax
+from tests.support.marks import few, wide_is_slow
 from tests.support.model import Model, merged
 
 REFUSED = (ValueError, TypeError, jax.errors.JaxRuntimeError)
@@ -66,6 +67,7 @@ def same(table, model):
     np.testing.assert_array_equal(table.lookup(np.array(keys, np.int64)).astype(jnp.float32), model.lookup(keys))
 
 
+@wide_is_slow
 @pytest.mark.parametrize("name", WRITES)
 def test_writes_of_any_shape(name, make, x64):
     write, by_model = WRITES[name]
@@ -83,7 +85,7 @@ def test_writes_of_any_shape(name, make, x64):
 
 
 @pytest.mark.parametrize("kind", KEYS)
-@pytest.mark.parametrize("key_dtype", ["int64", "uint64", "int32", "uint32"])
+@pytest.mark.parametrize("key_dtype", few(["int64", "uint64", "int32", "uint32"], "int64", "uint32"))
 def test_every_type_of_keys(kind, key_dtype, make):
     keys = KEYS[kind](some_keys((6,)))
     table, model = make(2, key_dtype=key_dtype), Model(2, lambda key: np.zeros(2))
@@ -96,7 +98,7 @@ def test_every_type_of_keys(kind, key_dtype, make):
     assert table.export().keys.dtype == (np.uint64 if key_dtype.startswith("u") else np.int64)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", few(["float32", "bfloat16", "float16"], "bfloat16"))
 @pytest.mark.parametrize("name", WRITES)
 def test_every_type_of_rows(name, dtype, make):
     """The numbers are exact in 16 bits, so the model's are too."""

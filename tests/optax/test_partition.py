@@ -51,7 +51,7 @@ def test_partition_checks_all_tables_before_it_writes_one(make):
     for bad, kind in ((kvjax.SparseRows(np.array([1]), jnp.ones((1, 2))), ValueError), (jnp.ones(3), TypeError)):
         with pytest.raises(kind, match=r"SparseRows|gradient rows"):
             tx.update({"a": good, "b": bad}, state, params)
-    assert len(params["a"]) == 0 and int(params["a"].refresh().version) == 0
+    assert len(params["a"]) == 0 and int(params["a"].refresh().version) == int(params["a"].version)
 
 
 def test_rowwise_checks_its_arguments():

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 import kvjax
+from tests.support.marks import slow
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu.py"
 sys.path.insert(0, str(SCRIPT.parent))
@@ -25,6 +26,7 @@ def run(*args):
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
 
 
+@slow
 def test_smoke(tmp_path):
     done = run("--smoke", "--json", tmp_path / "gpu.json")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
@@ -44,6 +46,7 @@ def test_without_a_gpu_it_says_so():
     assert "measures tables on a GPU" in done.stderr and "--smoke" in done.stderr
 
 
+@slow
 def test_both_steps_train_the_same():
     """What is timed against each other: the same losses and rows, with ids that repeat and that come late."""
     size, tx, rng = gpu.SMOKE, optax.adam(0.01, eps=0.1), np.random.default_rng(0)

@@ -43,7 +43,7 @@ def decide(tmp_path):
     if cmake is None:
         pytest.skip("there is no cmake here")
     script, nvcc, driver = tmp_path / "decide.cmake", tmp_path / "nvcc", tmp_path / "driver"
-    find_cuda = Path(__file__).parents[1] / "cmake/find_cuda.cmake"
+    find_cuda = Path(__file__).parents[2] / "cmake/find_cuda.cmake"
     script.write_text(f'include("{find_cuda}")\nmessage(STATUS "decided: ${{KVJAX_HAS_CUDA}}")\n')
 
     def decide(wanted, *, has_nvcc, has_driver):

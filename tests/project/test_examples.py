@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support import processes
+from tests.support.marks import few, slow
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
@@ -27,6 +28,7 @@ def summary_of(folder):
     return {k: v for k, v in summary.items() if "second" not in k}
 
 
+@slow
 def test_two_tower_resumes_to_the_same_result(tmp_path):
     run("two_tower.py", "--out", tmp_path / "whole")
     run("two_tower.py", "--out", tmp_path / "killed", "--kill-at", 90, code=1)
@@ -52,6 +54,7 @@ def on_one_device(tmp_path_factory):
     return summary_of(folder)
 
 
+@slow
 def test_two_tower_on_four_devices_resumes_on_two(on_one_device, tmp_path):
     run("two_tower.py", "--out", tmp_path / "four", "--devices", 4)
     alike(summary_of(tmp_path / "four"), on_one_device)
@@ -60,6 +63,7 @@ def test_two_tower_on_four_devices_resumes_on_two(on_one_device, tmp_path):
     alike(summary_of(tmp_path / "killed"), on_one_device)
 
 
+@slow
 def test_two_tower_in_two_processes(on_one_device, tmp_path):
     first, second = processes.run(EXAMPLES / "two_tower.py", "--smoke", f"--out={tmp_path}")
     summary = summary_of(tmp_path)
@@ -67,18 +71,20 @@ def test_two_tower_in_two_processes(on_one_device, tmp_path):
     assert summary["devices"] == 2 and "Recall@20" in first and "Recall@20" not in second
 
 
+@slow
 def test_two_tower_dense(tmp_path):
     run("two_tower.py", "--out", tmp_path, "--dense")
     assert summary_of(tmp_path)["tables"] == "flax.linen.Embed"
 
 
-@pytest.mark.parametrize("tables", ["one", "many"])
+@pytest.mark.parametrize("tables", few(["one", "many"], "one"))
 def test_ctr(tables, tmp_path):
     run("ctr.py", "--tables", tables, "--json", tmp_path / "summary.json")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["lift_share"] > 0.7 and summary["table_rows"] > 1000
 
 
+@slow
 def test_ctr_with_fewer_rows(tmp_path):
     run("ctr.py", "--admit", 2, "--max-capacity", 4000, "--json", tmp_path / "summary.json")
     summary = json.loads((tmp_path / "summary.json").read_text())
@@ -86,6 +92,7 @@ def test_ctr_with_fewer_rows(tmp_path):
     assert summary["rows_evicted"] > 0 and summary["keys_waiting"] > 0 and 0 < summary["occurrences_refused"] < 0.2
 
 
+@slow
 def test_ctr_reads_a_log_as_it_was_written(tmp_path):
     """The same log from memory and from a gzipped file gives the same scores; a log without labels is predicted."""
     run("ctr.py", "--rows", 3000, "--save-log", tmp_path / "log.tsv.gz", "--json", tmp_path / "a.json")

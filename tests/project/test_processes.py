@@ -11,6 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from tests.support import processes
 
+pytestmark = pytest.mark.slow
+
 
 def _total(devices, n):
     """A sum over all devices of all processes, and where the values start."""

@@ -1,5 +1,6 @@
 """A full table that is spread over shards keeps the rows that it would keep in one place."""
 
+import itertools
 import json
 
 import jax
@@ -14,6 +15,7 @@ import kvjax
 from kvjax import admit, evict
 from tests.support import processes
 from tests.support.eviction import POLICIES, REFUSED, SGD, filled, first, train
+from tests.support.marks import examples, few, few_rows, slow
 from tests.support.tables import same_rows
 
 
@@ -33,7 +35,9 @@ def alike(one, spread):
         assert getattr(one.stats(), field) == getattr(spread.stats(), field), field
 
 
-@pytest.mark.parametrize(("shards", "policy"), cases(evict.LeastRecent(5) & evict.LeastFrequent(9), *POLICIES))
+@pytest.mark.parametrize(
+    ("shards", "policy"), few_rows(cases(evict.LeastRecent(5) & evict.LeastFrequent(9), *POLICIES), 8, 12)
+)
 def test_policies_by_hand(shards, policy, make, mesh):
     one, spread = (filled(t) for t in both(make, mesh, shards, dim=2))
     for step in (None, 8):
@@ -41,7 +45,7 @@ def test_policies_by_hand(shards, policy, make, mesh):
         alike(one, spread)
 
 
-@pytest.mark.parametrize("shards", [2, 8])
+@pytest.mark.parametrize("shards", few([2, 8], 1))
 def test_restrict_and_pins(shards, make, mesh):
     one, spread = (filled(t).pin(np.array([3, 4])) for t in both(make, mesh, shards))
     for n, by in ((31, "version"), (20, "frequency"), (10**9, "version"), (0, "version")):
@@ -69,7 +73,7 @@ FULL = [
 ]
 
 
-@pytest.mark.parametrize(("shards", "options"), cases(*FULL), ids=str)
+@pytest.mark.parametrize(("shards", "options"), few_rows(cases(*FULL), 0, 5, 6), ids=str)
 def test_training_at_capacity(shards, options, make, mesh):
     one, spread = both(
         make, mesh, shards, max_capacity=24, initializer=kvjax.initializers.normal(0.1), seed=1, **options
@@ -98,7 +102,7 @@ WRITES = {
 }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(6, 25), deadline=None)
 @given(
     writes=st.lists(st.tuples(st.sampled_from(sorted(WRITES)), st.lists(st.integers(-9, 30), min_size=5, max_size=5))),
     capacity=st.sampled_from([None, 8, 13]),
@@ -135,7 +139,7 @@ def test_any_sequence_of_writes(writes, capacity, on_full, policy, admission, sh
         kvjax.drop_table("spread")
 
 
-@pytest.mark.parametrize("write", ["apply", "upsert", "add", "accum", "lookup_or_insert", "pin"])
+@pytest.mark.parametrize("write", few(["apply", "upsert", "add", "accum", "lookup_or_insert", "pin"], "apply", "accum"))
 def test_on_full_error_is_about_all_shards_and_changes_nothing(write, make, mesh):
     table = make(1, max_capacity=6, on_full="error", mesh=mesh(4)).upsert(np.arange(5), np.ones((5, 1)))
     table = WRITES[write](table, np.array([1, 7]))  # the sixth, on whatever shard
@@ -176,7 +180,7 @@ def test_copies_choose_alone_and_alike(make, mesh):
 # ---- functions of the user's
 
 
-@pytest.mark.parametrize("shards", [2, 8])
+@pytest.mark.parametrize("shards", few([2, 8], 0))
 def test_sinks_get_each_row_once(shards, make, mesh):
     got = {"one": [], "spread": []}
 
@@ -201,8 +205,10 @@ def test_sinks_get_each_row_once(shards, make, mesh):
     assert len(got["one"]) > 20 and sorted(got["one"]) == sorted(got["spread"])
 
 
-@pytest.mark.parametrize("function", ["sink", "score"])
-@pytest.mark.parametrize("write", ["apply", "upsert", "evict", "restrict"])
+@pytest.mark.parametrize(
+    ("write", "function"),
+    few_rows([*itertools.product(["apply", "upsert", "evict"], ["sink", "score"]), ("restrict", "sink")], 1, 6),
+)
 def test_a_function_that_fails_on_one_shard_changes_nothing_on_any(function, write, make, mesh):
     fails = [True]
 
@@ -219,8 +225,6 @@ def test_a_function_that_fails_on_one_shard_changes_nothing_on_any(function, wri
     before = table.export(slots=True)
     if function == "sink":
         table.on_evict(lambda keys, *rest: refuse(keys))
-    elif write == "restrict":
-        pytest.skip("restrict has no score")
     writes = WRITES | {"evict": lambda t, keys: t.evict(policy), "restrict": lambda t, keys: t.restrict(1)}
     for _ in range(2):
         with pytest.raises(REFUSED, match="not key 3"):
@@ -236,15 +240,19 @@ def test_a_function_that_fails_on_one_shard_changes_nothing_on_any(function, wri
 
 @pytest.mark.parametrize(
     ("shards", "admission", "capacity"),
-    [
-        *((shards, admit.MinCount(3, unadmitted=-1), 12) for shards in (1, 2, 4, 8)),
-        (4, admit.MinCount(3, unadmitted=-1), None),
-        (4, admit.MinCount(3), None),
-        (4, admit.MinCount(3, unadmitted="zeros"), 12),
-        (4, admit.Sketch(3, size=2**21, halve_every=4, unadmitted=7), None),
-        (4, admit.Sketch(3, size=2**21, halve_every=4, unadmitted="zeros"), 12),
-        (4, admit.Probability(0.4, unadmitted=7), 12),
-    ],
+    few_rows(
+        [
+            *((shards, admit.MinCount(3, unadmitted=-1), 12) for shards in (1, 2, 4, 8)),
+            (4, admit.MinCount(3, unadmitted=-1), None),
+            (4, admit.MinCount(3), None),
+            (4, admit.MinCount(3, unadmitted="zeros"), 12),
+            (4, admit.Sketch(3, size=2**21, halve_every=4, unadmitted=7), None),
+            (4, admit.Sketch(3, size=2**21, halve_every=4, unadmitted="zeros"), 12),
+            (4, admit.Probability(0.4, unadmitted=7), 12),
+        ],
+        2,
+        7,
+    ),
 )
 def test_admission(shards, admission, capacity, make, mesh):
     full = {} if capacity is None else {"max_capacity": capacity, "on_full": "evict"}
@@ -333,6 +341,7 @@ def _batches():
     return [np.random.default_rng(seed).integers(0, 60, 14) for seed in range(6)]
 
 
+@slow
 def test_processes_choose_together(make):
     one, gone = make(1, max_capacity=20, on_full="evict", evict=evict.LeastFrequent(2)), []
     one.on_evict(lambda keys, *rest: gone.extend(keys.tolist()))

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import kvjax
 from kvjax.ffi import host
+from tests.support.marks import few, few_rows
 from tests.support.tables import same_rows
 
 KINDS = ["distinct", "duplicated", "one owner"]
@@ -58,7 +59,7 @@ class Formula:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("shards", "n", "dim"), [(2, 65536, 16), (4, 4096, 8), (8, 1000, 3), (1, 64, 4)])
+@pytest.mark.parametrize(("shards", "n", "dim"), few_rows([(2, 65536, 16), (4, 4096, 8), (8, 1000, 3), (1, 64, 4)], 1))
 def test_bytes_are_those_of_the_formula_and_nothing_is_lost(make, mesh, kind, shards, n, dim):
     one, spread = make(dim), make(dim, mesh=mesh(shards))
     keys = batch(kind, n, shards)
@@ -107,7 +108,7 @@ def test_a_table_in_one_place_exchanges_nothing(make):
     assert [flat[name] for name in names] == [0] * 5
 
 
-@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("check_vma", few([False, True], 1))
 def test_groups_of_devices_may_take_different_numbers_of_rounds(make, mesh, check_vma):
     """One half of the devices asks for keys of one owner, the other for keys of all."""
     grid = mesh(data=2, model=4)

@@ -1,5 +1,7 @@
 """All that stands on a table works unchanged on one that is spread: layers, bags, transforms of JAX and of Optax."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,6 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import kvjax
+from tests.support.marks import few, few_rows, wide_is_slow
 from tests.support.tables import same_rows
 
 OPTIONS = {"initializer": kvjax.initializers.normal(0.1), "seed": 5}
@@ -63,7 +66,7 @@ def batches(n=24, steps=3):
         yield kvjax.keys(users), kvjax.keys(tags), jnp.asarray(x, "float32"), jnp.asarray(y, "float32")
 
 
-@pytest.mark.parametrize("explicit", [False, True], ids=["auto", "explicit"])
+@pytest.mark.parametrize("explicit", few([False, True], 1), ids=["auto", "explicit"])
 def test_linen_train_state_partition_and_clipping(mesh, promotion, explicit):
     mesh = mesh(4, explicit=explicit)
     tx = optax.chain(
@@ -129,8 +132,9 @@ def test_nnx(mesh, promotion):
     close(one, spread)
 
 
-@pytest.mark.parametrize("explicit", [False, True], ids=["auto", "explicit"])
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn", "max"])
+@pytest.mark.parametrize(
+    ("combiner", "explicit"), few_rows(itertools.product(["sum", "mean", "sqrtn", "max"], [False, True]), 3, 6)
+)
 def test_bags(both, combiner, explicit):
     rng = np.random.default_rng(0)
     keys, weights = rng.integers(-1, 30, (12, 2, 3)), rng.random((12, 2, 3)).astype(np.float32)
@@ -167,7 +171,7 @@ def test_bags_of_any_form(both, form):
     np.testing.assert_array_equal(*rows)
 
 
-@pytest.mark.parametrize("explicit", [False, True], ids=["auto", "explicit"])
+@pytest.mark.parametrize("explicit", few([False, True], 1), ids=["auto", "explicit"])
 def test_scan_merge_remat_vmap_and_many(both, explicit):
     rng = np.random.default_rng(0)
     keys = rng.integers(0, 30, (3, 8, 2))
@@ -201,7 +205,8 @@ def test_scan_merge_remat_vmap_and_many(both, explicit):
     np.testing.assert_allclose(rows, spread_rows, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("n", [0, 1, 7, 13])
+@wide_is_slow
+@pytest.mark.parametrize("n", few([0, 1, 7, 13], 0, 3))
 def test_batches_that_the_devices_do_not_divide(both, x64, n):
     keys = np.arange(n) * 2**40 - 3
     exports = []
@@ -224,7 +229,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", few(KINDS, "generated", "stochastic"))
 def test_kinds_of_tables(both, kind):
     rng = np.random.default_rng(1)
     batches = [rng.permutation(30)[:16] for _ in range(3)]

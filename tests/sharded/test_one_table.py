@@ -7,10 +7,11 @@ import optax
 import pytest
 
 import kvjax
+from tests.support.marks import few
 from tests.support.tables import AWKWARD, same_rows
 
 
-@pytest.mark.parametrize("shards", [1, 2, 4, 8])
+@pytest.mark.parametrize("shards", few([1, 2, 4, 8], 2))
 def test_reads_and_writes_are_those_of_one_table(make, mesh, shards):
     rng = np.random.default_rng(shards)
     options = {"dim": 3, "initializer": kvjax.initializers.normal(0.1), "seed": 7}
@@ -47,7 +48,9 @@ def test_reads_and_writes_are_those_of_one_table(make, mesh, shards):
     assert len(spread.clear()) == 0
 
 
-@pytest.mark.parametrize("tx", [optax.sgd(0.1), optax.adagrad(0.1), optax.adam(0.01)], ids=["sgd", "adagrad", "adam"])
+@pytest.mark.parametrize(
+    "tx", few([optax.sgd(0.1), optax.adagrad(0.1), optax.adam(0.01)], 1), ids=["sgd", "adagrad", "adam"]
+)
 def test_training_is_that_of_one_table(make, mesh, tx, promotion):
     options = {"dim": 4, "initializer": kvjax.initializers.normal(0.1), "seed": 3}
     tables = [make(**options), *(make(**options, mesh=mesh(n)) for n in (1, 2, 4, 8))]
@@ -56,7 +59,8 @@ def test_training_is_that_of_one_table(make, mesh, tx, promotion):
     rng = np.random.default_rng(0)
 
     def loss(table, keys):
-        return jnp.sum(jnp.tanh(table.lookup(keys)) ** 2)
+        """Its gradients have the same bits however XLA compiles a batch, which those of tanh, say, need not have."""
+        return jnp.sum((table.lookup(keys) + 1) ** 2)
 
     @jax.jit
     def step(table, state, keys):
@@ -98,9 +102,10 @@ def test_results_of_numpy_keys_are_on_every_device(make, mesh):
 
 def test_a_handle_that_has_just_been_made_is_not_called_stale(make, mesh):
     table = make(mesh=mesh(8))
+    start = int(table.version)
     for i in range(5):
         table = table.upsert(np.arange(1000) + i, np.ones((1000, 4)))
-        assert f"rows={1000 + i:,}, version={i + 1})" in repr(table)
+        assert f"rows={1000 + i:,}, version={start + i + 1})" in repr(table)
 
 
 def test_a_table_in_one_place_is_not_written_by_several_devices(make, mesh):

@@ -5,6 +5,7 @@ rows, frequencies and versions to the bit (no key stands twice in a batch), loss
 """
 
 import contextlib
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import kvjax
+from tests.support.marks import few, few_rows, slow
 from tests.support.tables import same_rows
 
 OPTIONS = {"dim": 4, "initializer": kvjax.initializers.normal(0.1), "seed": 3}
@@ -83,8 +85,7 @@ def on(mesh, set_mesh):
     return jax.set_mesh(mesh) if set_mesh else contextlib.nullcontext()
 
 
-@pytest.mark.parametrize("set_mesh", [False, True])
-@pytest.mark.parametrize("explicit", [False, True], ids=["auto", "explicit"])
+@pytest.mark.parametrize(("explicit", "set_mesh"), few_rows(itertools.product(*[[False, True]] * 2), 0, 3))
 def test_jit(make, mesh, check, explicit, set_mesh):
     mesh = mesh(4, explicit=explicit)
     table = make(**OPTIONS, mesh=mesh)
@@ -96,7 +97,7 @@ def test_jit_of_arrays_that_are_in_one_place(make, mesh, check):
     check(train(jax.jit(step), make(**OPTIONS, mesh=mesh(8))))
 
 
-@pytest.mark.parametrize("explicit", [False, True], ids=["auto", "explicit"])
+@pytest.mark.parametrize("explicit", few([False, True], 1), ids=["auto", "explicit"])
 def test_eager(make, mesh, check, explicit):
     mesh = mesh(4, explicit=explicit)
     table = make(**OPTIONS, mesh=mesh)
@@ -108,9 +109,7 @@ def test_keys_of_numpy(make, mesh, check):
     check(train(step, make(**OPTIONS, mesh=mesh(4)), lambda keys, x: (np.asarray(keys), x)))
 
 
-@pytest.mark.parametrize("set_mesh", [False, True])
-@pytest.mark.parametrize("explicit", [False, True], ids=["auto", "explicit"])
-@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize(("check_vma", "explicit", "set_mesh"), few_rows(itertools.product(*[[False, True]] * 3), 2, 5))
 def test_shard_map(make, mesh, check, check_vma, explicit, set_mesh):
     mesh = mesh(4, explicit=explicit)
     table = make(**OPTIONS, mesh=mesh)
@@ -122,7 +121,7 @@ def test_shard_map(make, mesh, check, check_vma, explicit, set_mesh):
         check(train(jax.jit(mapped), table, split(mesh, "x"), whole(mesh)))
 
 
-@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("check_vma", few([False, True], 1))
 def test_shard_map_that_closes_over_the_table(make, mesh, check, check_vma):
     mesh = mesh(4)
 
@@ -136,8 +135,7 @@ def test_shard_map_that_closes_over_the_table(make, mesh, check, check_vma):
     check(train(step, make(**OPTIONS, mesh=mesh), split(mesh, "x")))
 
 
-@pytest.mark.parametrize("set_mesh", [False, True])
-@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize(("check_vma", "set_mesh"), few_rows(itertools.product(*[[False, True]] * 2), 1, 2))
 def test_value_and_grad_around_a_shard_map(make, mesh, check, check_vma, set_mesh):
     mesh = mesh(4)
 
@@ -184,6 +182,7 @@ def test_pmap(make, mesh, check):
     check(train(mapped, make(**OPTIONS, mesh=mesh(4)), pieces))
 
 
+@slow
 def test_pmap_of_replicated_state(make, mesh, check):
     def copies(params):
         return jax.tree.map(lambda x: jnp.broadcast_to(x[None], (4, *x.shape)), params)
@@ -202,8 +201,9 @@ SPREAD = {
 
 
 # How keys are spread is one thing to the table in all kinds of programs, so not all three have to meet each other.
+QUICK = {"copied over model-jit-data", "over both-explicit-both", "swapped-shard_map-both", "replicated-jit-none"}
 MEETINGS = [
-    pytest.param(spread, program, keys, id=f"{spread}-{program}-{name}")
+    pytest.param(spread, program, keys, id=(id_ := f"{spread}-{program}-{name}"), marks=() if id_ in QUICK else slow)
     for spread in SPREAD
     for program in ("jit", "explicit", "shard_map")
     for name, keys in {"data": "data", "both": ("data", "model"), "none": None}.items()
@@ -247,7 +247,9 @@ def test_without_check_vma_each_device_has_its_own_batch(make, mesh):
         freqs("data", ("data", "model"))
 
 
-@pytest.mark.parametrize("program", ["jit", "explicit", "vma", "no vma", "vma, whole", "pmap"])
+@pytest.mark.parametrize(
+    "program", few(["jit", "explicit", "vma", "no vma", "vma, whole", "pmap"], "explicit", "no vma")
+)
 def test_writes(make, mesh, program):
     rng = np.random.default_rng(1)
     keys, rows = rng.integers(0, 40, 24), rng.normal(size=(24, 4)).astype(np.float32)
@@ -304,17 +306,18 @@ def test_types_of_results(make, mesh):
     assert rows.sharding.spec == P("data", "model", None) and len(table) == 16
 
 
-def test_wrong_contexts(make, mesh):
+@pytest.mark.parametrize("op", few(["lookup", "upsert", "apply"], "lookup"))
+def test_wrong_contexts(op, make, mesh):
     table = make(**OPTIONS, mesh=mesh(4))
     keys, grads = kvjax.keys(np.arange(8)), kvjax.SparseRows(np.arange(8), jnp.ones((8, 4)))
     two = mesh(x=4, y=2)
     permuted = jax.sharding.Mesh(np.array(jax.devices()[:4])[::-1], ("x",))
     elsewhere = jax.sharding.Mesh(np.array(jax.devices()[4:]), ("x",))
-    ops = [
-        lambda t: t.lookup(keys),
-        lambda t: t.upsert(keys, jnp.ones((8, 4))).version,
-        lambda t: t.apply(TX, grads)[0].version,
-    ]
+    op = {
+        "lookup": lambda t: t.lookup(keys),
+        "upsert": lambda t: t.upsert(keys, jnp.ones((8, 4))).version,
+        "apply": lambda t: t.apply(TX, grads)[0].version,
+    }[op]
 
     def mapped(op, mesh, **options):
         return jax.shard_map(op, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False, **options)
@@ -326,19 +329,18 @@ def test_wrong_contexts(make, mesh):
 
         return call
 
-    for op in ops:
-        for call, message in (
-            (mapped(op, mesh(2)), "want a program on the table's mesh, {'x': 4}, got one on a mesh {'x': 2}"),
-            (mapped(op, two), "got one on a mesh {'x': 4, 'y': 2}"),
-            (mapped(op, mesh(y=4)), "got one on a mesh {'y': 4}"),
-            (under(op, mesh(y=4)), "got one on a mesh {'y': 4}"),
-            (under(op, mesh(2, explicit=True)), "got one on a mesh {'x': 2}"),
-            (mapped(op, permuted), "want a program on the mesh that the table was made with .this device has shard"),
-            (mapped(op, elsewhere), "want a call on a device of the table's mesh, got one on device"),
-            (under(op, permuted), "want a program on the mesh that the table was made with"),
-        ):
-            with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=message):
-                jax.block_until_ready(call(table))
+    for call, message in (
+        (mapped(op, mesh(2)), "want a program on the table's mesh, {'x': 4}, got one on a mesh {'x': 2}"),
+        (mapped(op, two), "got one on a mesh {'x': 4, 'y': 2}"),
+        (mapped(op, mesh(y=4)), "got one on a mesh {'y': 4}"),
+        (under(op, mesh(y=4)), "got one on a mesh {'y': 4}"),
+        (under(op, mesh(2, explicit=True)), "got one on a mesh {'x': 2}"),
+        (mapped(op, permuted), "want a program on the mesh that the table was made with .this device has shard"),
+        (mapped(op, elsewhere), "want a call on a device of the table's mesh, got one on device"),
+        (under(op, permuted), "want a program on the mesh that the table was made with"),
+    ):
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=message):
+            jax.block_until_ready(call(table))
     both = make(**OPTIONS, mesh=two, axis="x")
     partly = mapped(lambda t: t.lookup(keys), two, axis_names={"x"})
     with pytest.raises(ValueError, match=r"over all axes of the mesh, \('x', 'y'\), got one over \('x',\) alone"):

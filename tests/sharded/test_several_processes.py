@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import kvjax
 from tests.support import processes
+from tests.support.marks import slow
 from tests.support.tables import KEYS, by_low_bits, same_rows, step
 
 OPTIONS = {"dim": 3, "seed": 5, "initializer": kvjax.initializers.normal(0.1), "admit": kvjax.admit.MinCount(2)}
@@ -89,6 +90,31 @@ def restore(folder, number, *args, **options):
     with ocp.CheckpointManager(folder) as manager:
         composite = ocp.args.Composite(tables=kvjax.orbax.TableRestore(*args, **options))
         return manager.restore(number, args=composite)["tables"]
+
+
+# ---- two processes of one device: the least of everything ------------------------------------------------------------
+
+
+def both(folder):
+    reference, table = kvjax.get_table("r", **OPTIONS), kvjax.get_table("t", **OPTIONS, mesh=everywhere())
+    reference, table = trained(reference, batches(2)), trained(table, batches(2))
+    assert_is(table, reference)
+    me = jax.process_index()
+    differ = "the same keys and values for all that are told of them|the same keys|another process"
+    fails(differ, lambda: table.upsert(np.arange(4) + 10 * me, np.ones((4, 3))).version)
+    assert_is(table.refresh(), reference)
+    save(folder, 1, {"t": table.refresh(), "r": reference})
+    print("done")
+
+
+def test_two_processes_train_fail_and_save_together(tmp_path):
+    outputs = processes.run(both, str(tmp_path), n=2, devices=1, timeout=200)
+    assert all("done" in output for output in outputs)
+    tables = restore(tmp_path, 1, {"r": None, "t": None})
+    one, other = tables["r"].snapshot(), tables["t"].snapshot()
+    same_rows(one.rows, other.rows)
+    assert len(one.rows) > 10
+    np.testing.assert_array_equal(one.admission["pending_counts"], other.admission["pending_counts"])
 
 
 # ---- two processes of two devices ----------------------------------------------------------------------------------
@@ -212,6 +238,7 @@ def four(folder):
     print("done")
 
 
+@slow
 def test_all_of_it(tmp_path):
     """Two processes, then four on their checkpoint, then this one on that of the four."""
     for target, n, devices in ((two, 2, 2), (four, 4, 1)):
@@ -245,6 +272,7 @@ def save_for_ever(folder):
             print("step", number, flush=True)
 
 
+@slow
 @pytest.mark.parametrize("victim", [1, 0])
 def test_a_death_ends_the_others_and_the_last_checkpoint_is_whole(victim, tmp_path):
     with processes.start(save_for_ever, str(tmp_path), devices=2) as group:

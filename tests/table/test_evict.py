@@ -9,6 +9,7 @@ import pytest
 import kvjax
 from kvjax import evict
 from tests.support.eviction import POLICIES, REFUSED, filled, many, train
+from tests.support.marks import few, wide_is_slow
 from tests.support.policies import chosen_rows
 
 
@@ -25,8 +26,9 @@ def contents(table):
     return {key: Seen(*rest) for key, *rest in rows}
 
 
+@wide_is_slow
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("compiled", few([False, True], 1), ids=["eager", "jit"])
 def test_policies(policy, compiled, make, x64):
     table = filled(make(2))
     for step in (None, 8):

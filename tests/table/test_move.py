@@ -10,6 +10,7 @@ import pytest
 import kvjax
 from kvjax import ffi
 from tests.support import lowering
+from tests.support.marks import few
 from tests.support.tables import KEYS, same_rows, same_tables, step, trained
 
 pytestmark = pytest.mark.cpu_table
@@ -21,7 +22,7 @@ FAILED = (ValueError, RuntimeError, KeyError)
 # ---- storages of one backend -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mesh_of", [None, 4, "replicated"])
+@pytest.mark.parametrize("mesh_of", few([None, 4, "replicated"], 0, 1))
 def test_training_goes_on_the_same(mesh_of, make, mesh, tmp_path, promotion):
     place = {} if mesh_of is None else {"mesh": mesh(4), "replicated": mesh_of == "replicated"}
     options = {"dim": 3, "initializer": kvjax.initializers.normal(0.1), "seed": 5} | place
@@ -35,7 +36,7 @@ def test_training_goes_on_the_same(mesh_of, make, mesh, tmp_path, promotion):
 
 
 @pytest.mark.parametrize("admit", [kvjax.admit.MinCount(3, unadmitted=7), kvjax.admit.Sketch(3, halve_every=4)])
-@pytest.mark.parametrize("spread", [False, True])
+@pytest.mark.parametrize("spread", few([False, True], 0))
 def test_counts_of_admission_move_too(admit, spread, make, mesh, tmp_path):
     options = {"dim": 3, "admit": admit, "seed": 5} | ({"mesh": mesh(4)} if spread else {})
     one, table = trained(make(**options), 3), trained(make(**options), 3).to(Mmap(tmp_path))

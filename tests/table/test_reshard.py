@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import kvjax
+from tests.support.marks import few_rows
 from tests.support.tables import KEYS, by_low_bits, same_rows, same_tables, trained
 
 ROUTES = [
@@ -15,7 +16,7 @@ ROUTES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("here", "there"), ROUTES)
+@pytest.mark.parametrize(("here", "there"), few_rows(ROUTES, 1, 3))
 def test_training_goes_on_the_same(here, there, make, places, promotion):
     options = {"dim": 3, "initializer": kvjax.initializers.normal(0.1), "seed": 5}
     one, table = make(**options), make(**options, **places[here])
@@ -27,8 +28,14 @@ def test_training_goes_on_the_same(here, there, make, places, promotion):
     same_tables(trained(one, seed=1), trained(table, seed=1))
 
 
-@pytest.mark.parametrize("admit", [kvjax.admit.MinCount(3, unadmitted=7), kvjax.admit.Sketch(3, halve_every=4)])
-@pytest.mark.parametrize("there", ["4", "one place"])
+@pytest.mark.parametrize(
+    ("admit", "there"),
+    few_rows(
+        [(a, there) for a in (kvjax.admit.MinCount(3, unadmitted=7), kvjax.admit.Sketch(3, halve_every=4))
+         for there in ("4", "one place")],
+        1, 2,
+    ),
+)  # fmt: skip
 def test_counts_of_admission_move_too(admit, there, make, places):
     options = {"dim": 3, "admit": admit, "seed": 5}
     one, table = make(**options), make(**options, **places["8" if there == "4" else "4"])

@@ -6,13 +6,14 @@ import jax
 import numpy as np
 import optax
 import pytest
-from hypothesis import assume, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 import kvjax
 from kvjax import admit, evict
+from tests.support.marks import examples
 from tests.support.model import Full, Model
 from tests.support.policies import mix
 from tests.support.tables import Small
@@ -91,11 +92,7 @@ class TableMachine(RuleBasedStateMachine):
     def make(self, admission, full, count, init, storage):
         options = {"admit": admission, "count": count, **full}
         # One name for all examples, so that JAX compiles little; the next table of a name has handles of its own.
-        try:
-            self.table = kvjax.get_table(NAME, dim=DIM, initializer=init, seed=SEED, storage=storage, **options)
-        except ValueError as error:
-            assume("not on CUDA yet" not in str(error))
-            raise
+        self.table = kvjax.get_table(NAME, dim=DIM, initializer=init, seed=SEED, storage=storage, **options)
         frozen = kvjax.get_table(NAME + "-initial", dim=DIM, initializer=init, seed=SEED)
         cache = {}
 
@@ -282,5 +279,7 @@ class TableMachine(RuleBasedStateMachine):
 TestTable = TableMachine.TestCase
 # The emulated device table takes its time over small calls.
 TestTable.settings = settings(
-    max_examples=25 if kvjax.backends()["cuda"] == "emulated" else 80, stateful_step_count=25, deadline=None
+    max_examples=25 if kvjax.backends()["cuda"] == "emulated" else examples(20, 80),
+    stateful_step_count=25,
+    deadline=None,
 )

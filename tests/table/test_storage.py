@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import kvjax
+from tests.support.marks import examples, wide_is_slow
 
 Host, Mmap = kvjax.storage.Host, kvjax.storage.Mmap
 
@@ -27,6 +28,7 @@ def rows_of(table):
 keys_of = st.lists(st.sampled_from([0, -1, 7, 2**40, -(2**63), 2**63 - 1, *range(100, 180)]), max_size=80)
 
 
+@wide_is_slow
 @pytest.mark.parametrize("other", [Host(huge_pages=True), "mmap"])
 def test_results_do_not_depend_on_the_storage(other, x64, promotion):
     tx = optax.adam(0.1)
@@ -46,7 +48,7 @@ def test_results_do_not_depend_on_the_storage(other, x64, promotion):
 
     operations_of = st.sampled_from(["train", "upsert", "insert", "remove", "clear"])
 
-    @hypothesis.settings(max_examples=10, deadline=None)
+    @hypothesis.settings(max_examples=examples(4, 10), deadline=None)
     @hypothesis.given(st.lists(st.tuples(operations_of, keys_of), max_size=8))
     def run(operations):
         with tempfile.TemporaryDirectory() as folder:

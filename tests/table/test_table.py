@@ -11,14 +11,16 @@ import optax
 import pytest
 
 import kvjax
+from tests.support.marks import few, wide_is_slow
 
 REFUSED = (ValueError, jax.errors.JaxRuntimeError)
 EVERY_KIND = np.array([0, -1, 2**40 + 7, -(2**63), 2**63 - 1])
 
 
+@wide_is_slow
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (0, 4), (2, 0, 3)])
-@pytest.mark.parametrize("dim", [1, 3, 200])
+@pytest.mark.parametrize("dim", few([1, 3, 200], 1))
 def test_any_shape(jit, shape, dim, make, x64):
     wrap = jax.jit if jit else lambda f: f
     n = int(np.prod(shape))
@@ -34,7 +36,7 @@ def test_any_shape(jit, shape, dim, make, x64):
     assert len(wrap(lambda t, k: t.remove(k))(table, keys)) == 0
 
 
-@pytest.mark.parametrize("dim", [8, 64, 201, 1025, 4096])
+@pytest.mark.parametrize("dim", few([8, 64, 201, 1025, 4096], 2))
 def test_any_width_and_growth(dim, make):
     """Rows keep their values while the table grows from nothing."""
     table, rng = make(dim), np.random.default_rng(dim)
@@ -179,10 +181,12 @@ def test_arithmetic_on_a_handle_is_refused(make):
         jax.tree.map(lambda v: v.astype(jnp.float32), table).lookup(np.arange(2))
 
 
-def test_repr(make):
-    table = make()
+def test_repr():
+    table = kvjax.get_table("seen here first", dim=4)
     assert repr(table) == f"Table('{table.name}', dim=4, dtype=float32, rows=0, version=0)"
-    table = make()  # whose version nobody has looked at: JAX 0.11 does not donate what NumPy sees too
+    table = kvjax.get_table(
+        "again", dim=4
+    )  # whose version nobody has looked at: JAX 0.11 does not donate what NumPy sees too
     jax.block_until_ready(jax.jit(lambda t: t.clear(), donate_argnums=0)(table))
     assert "donated" in repr(table)
 
@@ -197,6 +201,7 @@ def test_host_calls_inside_jit_are_refused(make):
 
 def test_bad_arguments(make):
     table = make(4)
+    start = int(table.version)
     with pytest.raises(ValueError, match=r"upsert: want values \(2, 4\), got \(2, 3\)"):
         table.upsert(np.arange(2), np.ones((2, 3)))
     with pytest.raises(TypeError, match="real values"):
@@ -221,7 +226,7 @@ def test_bad_arguments(make):
         table.lookup(1, missing="mean")
     with pytest.raises(ValueError, match="a missing row"):
         table.lookup(1, missing=[1.0])
-    assert len(table) == 0 and int(table.version) == 0
+    assert len(table) == 0 and int(table.refresh().version) == start
 
 
 def test_another_optimizer_needs_clear_slots(make):

@@ -8,6 +8,7 @@ import pytest
 
 import kvjax
 from kvjax._values.generated import rng_of
+from tests.support.marks import wide_is_slow
 
 JAX = jax.nn.initializers
 KEYS = np.concatenate([np.array([0, -1, 2**40 + 7, -(2**63), 2**63 - 1]), np.arange(400) * 2**33 + 1])
@@ -26,6 +27,7 @@ def table(make):
     return make(DIM, initializer=JAX.normal(1.0), seed=2**40)
 
 
+@wide_is_slow
 def test_one_row_for_ever(table, x64):
     want = np.asarray(table.lookup(KEYS))
     np.testing.assert_allclose(want, expected(table, KEYS), rtol=1e-6, atol=1e-7)

@@ -1,5 +1,7 @@
 """Initial rows: native kinds, pools, and any function of jax.nn.initializers."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ import kvjax
 from kvjax._ops.initial_rows import generate
 from kvjax._values.generated import rng_of
 from tests.golden.reference import initial_rows, pool_rows
+from tests.support.marks import few, few_rows, wide_is_slow
 
 JAX = jax.nn.initializers
 DTYPES = ["float32", "bfloat16", "float16"]
@@ -45,8 +48,11 @@ def test_every_function_of_jax_is_tried():
 # ---- rows of every width and type --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [1, 3, 8, 64, 200, 201, 1025, 4096])
+WIDTHS = [(dim, dtype) for dim in (1, 3, 8, 64, 200, 201, 1025, 4096) for dtype in DTYPES]
+QUICK = [(1, "float16"), (8, "float32"), (201, "bfloat16"), (4096, "float32")]
+
+
+@pytest.mark.parametrize(("dim", "dtype"), few_rows(WIDTHS, *map(WIDTHS.index, QUICK)))
 def test_rows_go_round(dim, dtype, make, tmp_path):
     """In by upsert, read, trained, exported, saved and restored, each to the bit."""
     rng = np.random.default_rng(dim)
@@ -84,8 +90,10 @@ def test_float16_is_rounded_as_numpy_rounds(make):
 # ---- native kinds ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("distribution", ["truncated_normal", "normal", "uniform"])
-@pytest.mark.parametrize("mode", ["fan_in", "fan_out", "fan_avg"])
+@pytest.mark.parametrize(
+    ("mode", "distribution"),
+    few_rows(itertools.product(["fan_in", "fan_out", "fan_avg"], ["truncated_normal", "normal", "uniform"]), 0, 4, 8),
+)
 def test_variance_scaling_is_that_of_jax(distribution, mode, make):
     """Its element has the distribution that jax gives a square matrix, where every fan is the dim."""
     dim, n = 64, 2000
@@ -181,7 +189,8 @@ def test_zeros_and_ones_are_native(make):
         assert make(3, initializer=function).spec.initializer == kvjax.initializers.constant(value)
 
 
-@pytest.mark.parametrize("name", GENERATED)
+@wide_is_slow
+@pytest.mark.parametrize("name", few(GENERATED, "constant", "normal", "glorot_uniform", "orthogonal"))
 def test_functions_are_called_for_each_key_by_itself(name, make, x64):
     """What a table makes of a function is what the function itself gives for the key's random key."""
     function, dim, seed = FUNCTIONS[name], 5, 2**63 + 11
@@ -217,7 +226,7 @@ def test_generated_rows_are_frozen(make):
     np.testing.assert_allclose(np.asarray(generate(spec, words, jnp.int32(2)))[:2], want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["normal", "glorot_uniform", "truncated_normal", "orthogonal"])
+@pytest.mark.parametrize("name", few(["normal", "glorot_uniform", "truncated_normal", "orthogonal"], "glorot_uniform"))
 def test_generated_rows_of_many_keys(name, make):
     """The moments are those of the function for (1, dim), not those of a matrix."""
     n, dim = 100_000 if name != "orthogonal" else 5000, 4

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 
 namespace kvjax {
 
@@ -106,8 +107,7 @@ inline Op ParseOp(std::string_view table, std::string_view text) {
   for (const Operation& operation : kOperations) {
     if (operation.name == text) return operation.op;
   }
-  throw MakeError(ErrorCode::kInvalidArgument, table, text, "an operation of kvjax", text,
-                  "call kvjax's Python functions");
+  throw UnknownOpError(table, text);
 }
 
 /// How far a call takes a write. On a table that is not sharded it takes it all the way; shards plan or

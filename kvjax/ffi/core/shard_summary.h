@@ -7,7 +7,7 @@
 
 namespace kvjax {
 
-/// What a shard tells the others about a training write that it has planned, as words that travel.
+/// The summary of a write that a shard has planned, as words that travel.
 struct ShardSummary {
   uint64_t failure = 0;                      // its number, or 0
   uint64_t size = 0, entering = 0;           // rows, and those to come

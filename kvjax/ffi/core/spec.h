@@ -39,7 +39,7 @@ struct TableSpec {
   bool count_batches = false;  // a key counts once a step, however often it occurs in it
   bool sharded = false;        // over several devices
   uint32_t shard = 0;          // which of several this is
-  int32_t device = -1;         // on which of them, as its calls are told; below 0 if it is not sharded
+  int32_t device = -1;         // on which of them, by DeviceOrdinal; below 0 if it is not sharded
   bool owns_shared = true;     // whether the row that unadmitted keys share is on this shard
 
   [[nodiscard]] size_t row_bytes() const { return static_cast<size_t>(dim) * ItemSize(type); }

@@ -209,8 +209,8 @@ class Table {
   using Target = ApplyTarget;
   static constexpr uint32_t kSharedGradient = ApplyTarget::kSharedGradient;
 
-  /// What BeginApply tells: targets has room for n, of which the first `active` are valid; shared_gradient:
-  /// (dim,).
+  /// The results of BeginApply: targets has space for n, of which the first `active` are valid;
+  /// shared_gradient: (dim,).
   struct Begun {
     Target* targets;
     int32_t* active;

@@ -12,7 +12,7 @@
 namespace kvjax::device {
 
 /// Why a call was not let in. The host learns of it once the device has come so far, and raises it then;
-/// kTaken while it is still being told.
+/// kTaken while it is still being written.
 enum class Refusal : uint32_t {
   kNone,
   kStale,

@@ -50,7 +50,7 @@ class WithShared {
   Valid valid_;
 };
 
-/// Finds the gradients that are shared_gradient, and whether the shared row is to be made for them:
+/// Finds the gradients that make up the shared gradient, and whether the shared row is to be made for them:
 /// verdict[n] is about it.
 template <class Q>
 void FindUnadmitted(Q& q, CallView call, IndexView rows, GradientsView g, uint64_t shared_key,
@@ -60,10 +60,10 @@ void FindUnadmitted(Q& q, CallView call, IndexView rows, GradientsView g, uint64
   q.Once([=] KVJAX_HD() { unadmitted->place = kNoRow; });
   q.Each(n, [=] KVJAX_HD(size_t i) {
     const bool refused = verdict[i] == Decision<Q>::kRefused;
-    const bool shared_gradient = refused || (i < call.control->active && g.keys[i] == shared_key);
-    in_sum[i] = shared_gradient ? 1 : 0;
+    const bool summed = refused || (i < call.control->active && g.keys[i] == shared_key);
+    in_sum[i] = summed ? 1 : 0;
     if (refused) Lower(unadmitted->place, static_cast<uint32_t>(i));
-    if (shared_gradient) unadmitted->occurrences.Add(i, static_cast<uint64_t>(g.counts[i]));
+    if (summed) unadmitted->occurrences.Add(i, static_cast<uint64_t>(g.counts[i]));
   });
   q.Once([=] KVJAX_HD() {
     const bool enters = unadmitted->place != kNoRow && first[n] == n && rows.Find(shared_key) == kNoRow;
@@ -72,9 +72,9 @@ void FindUnadmitted(Q& q, CallView call, IndexView rows, GradientsView g, uint64
   });
 }
 
-/// Sums the unadmitted in the order of its keys' hashes, so that the sum does not depend on how the batch was
-/// made: blocks of gradients first, then these. order, in_sum, hashes: (n,); blocks: (ceil(n / kSumBlock),
-/// dim); shared_gradient: (dim,).
+/// Sums these gradients in the order of their keys' hashes, so that the sum does not depend on how the batch
+/// was made: blocks of gradients first, then these. order, in_sum, hashes: (n,); blocks: (ceil(n /
+/// kSumBlock), dim); shared_gradient: (dim,).
 template <class Q>
 void SumUnadmitted(Q& q, GradientsView g, size_t dim, uint64_t* hashes, uint32_t* order, uint32_t* in_sum,
                    Unadmitted* unadmitted, double* blocks, float* shared_gradient) {
@@ -103,7 +103,7 @@ void SumUnadmitted(Q& q, GradientsView g, size_t dim, uint64_t* hashes, uint32_t
   });
 }
 
-/// Room for that; nothing without a shared row.
+/// Scratch for that; nothing without a shared row.
 template <class Q>
 struct UnadmittedScratch {
   UnadmittedScratch(Q& q, bool shares, size_t n, size_t dim)

@@ -97,7 +97,7 @@ class DeviceTable {
   void Abandon();
   void Count(const Traffic& traffic) const { traffic.AddTo(counters_); }
 
-  /// For a call of no table, which tells this one of its refusal.
+  /// For a call of no table, whose refusal is reported to this one.
   CallView View(Op op, const uint32_t* version, bool narrow = false) const {
     return {control_.data(), report_.get(), version, static_cast<uint32_t>(op), narrow};
   }
@@ -113,7 +113,7 @@ class DeviceTable {
     Control control;
   };
 
-  /// The last that the device has told.
+  /// The last that the device has reported.
   [[nodiscard]] uint32_t version() const;
   /// Waits for all that has been asked of the device.
   void Settle() const;

@@ -47,8 +47,8 @@ struct Unadmitted {
 
 /// Counts the occurrences of rows (n,) and tells which row each gradient belongs to: targets (n, 2). Keys
 /// that have no row are targets with kNoRow, which the rest of the step passes over. totals: (n,) what each
-/// row counts, nullptr for its occurrences in this call. With a unadmitted, rows[n] is the shared one, whose
-/// target stands in the place of the first refused key.
+/// row counts, nullptr for its occurrences in this call. With unadmitted keys, rows[n] is the shared one,
+/// whose target stands in the place of the first refused key.
 template <class Q>
 void CountRows(Q& q, CallView call, RowsView in, GradientsView g, const uint32_t* rows,
                const uint32_t* totals, const Unadmitted* unadmitted, uint32_t* targets) {
@@ -75,7 +75,7 @@ void CountRows(Q& q, CallView call, RowsView in, GradientsView g, const uint32_t
       targets[2 * i + 1] = ApplyTarget::kSharedGradient;
       counted = g.count_batches ? 1 : unadmitted->occurrences.Sum();
     } else if (shares && row == rows[g.n]) {
-      targets[2 * i] = kNoRow;  // its gradient is in the unadmitted
+      targets[2 * i] = kNoRow;  // its gradient is part of the shared one
       return;
     }
     RowHeader& header = in.Header(targets[2 * i]);

@@ -270,7 +270,7 @@ void BindTables(nb::module_& m) {
       "pinned, offsets, last_step, slots as (name, type, bytes), and of its admission pending_keys,\n"
       "pending_counts and sketch.");
   m.def("stats", &TableStats<T>, nb::arg("name"), nb::arg("shard"),
-        nb::sig("def stats(name: str, shard: int) -> dict[str, int | float | dict[str, int]]"),
+        nb::sig("def stats(name: str, shard: int) -> dict[str, typing.Any]"),
         "What a shard holds and has done, by name; \"evicted\" is a dict of rows by reason.");
   m.def("rows", &Rows<T>, nb::arg("name"), nb::arg("shard"),
         "The number of rows, and the version they belong to.");

@@ -53,7 +53,7 @@ class Threads {
   }
 
   /// For as long as work.size(), which is at most `most`, is not 0: counts the i below it by the bin work(i),
-  /// kBins for none; then work.Settle(bin, before, count) hears which bin has the work.wanted()-th of them,
+  /// kBins for none; then work.Settle(bin, before, count) gets the bin that has the work.wanted()-th of them,
   /// and how many it and those before have, or work.SettleAll() that there are no more.
   template <class Work>
   void CountBins(size_t /*most*/, Work work) {
