@@ -2,7 +2,7 @@
 
     python benchmarks/prefetch.py [--rows N] [--dim D] [--batch B] [--devices K]
 
-The table lies in one place, and spread over K host devices; steps in turns, medians of milliseconds. `repeats` is
+The table lies in one place, and sharded over K host devices; steps in turns, medians of milliseconds. `repeats` is
 the share of a batch's keys that the batch before had too, which are read again. `step` is the whole training step,
 `read` the part of it that must wait for the step before: the lookup once the write is done. Host devices have no
 network between them and share the processors with the computation, so nothing overlaps here: the steps show what
@@ -37,7 +37,7 @@ TURNS, HIDDEN = 24, 256
 
 
 def loss_of(w: jax.Array, v: jax.Array):
-    def loss(table: kvjax.Table, keys: kvjax.Keys | kvjax.Ahead) -> jax.Array:
+    def loss(table: kvjax.Table, keys: kvjax.Keys | kvjax.Prefetched) -> jax.Array:
         return jnp.mean(jnp.square(jax.nn.relu(table.lookup(keys) @ w) @ v - 1.0))
 
     return loss

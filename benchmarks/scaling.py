@@ -1,4 +1,4 @@
-"""What a spread table costs against devices, batch, repeated keys and skew; and what that says of 64 and 1024 devices.
+"""What a sharded table costs against devices, batch, repeated keys and skew; and what that says of 64 and 1024 devices.
 
     python benchmarks/scaling.py                                    # writes docs/scaling.png
     python benchmarks/scaling.py --bandwidth 12.5 --latency 10      # for another network
@@ -133,8 +133,8 @@ class Bench:
 
 def message_bytes(name: str, n: int, devices: int, dim: int) -> int:
     """Of what one device with a piece of n keys makes in one round."""
-    room = RoundSizes.of(n, devices, 4 * dim).capacity
-    return devices * (LINE[name] * (room + 1) + 4 * dim * room)
+    capacity = RoundSizes.of(n, devices, 4 * dim).capacity
+    return devices * (LINE[name] * (capacity + 1) + 4 * dim * capacity)
 
 
 def amounts_of(
@@ -173,8 +173,8 @@ def predict(model: Model, devices: int, unique: float, args: argparse.Namespace)
     no two devices have the same.
     """
     n, dim, others, distinct = args.piece, args.dim, devices - 1, unique * args.piece
-    room, even = RoundSizes.of(n, devices, 4 * dim).capacity, distinct / devices
-    rounds = max(1, math.ceil(min(distinct, even + 4 * math.sqrt(even)) / room))
+    capacity, even = RoundSizes.of(n, devices, 4 * dim).capacity, distinct / devices
+    rounds = max(1, math.ceil(min(distinct, even + 4 * math.sqrt(even)) / capacity))
     messages = {name: rounds * message_bytes(name, n, devices, dim) for name in CALLS}
     costs = [model.cost(amounts_of(name, 1, rounds, messages[name], n, distinct, distinct)) for name in CALLS]
     compute = {term: sum(cost.get(term, 0.0) for cost in costs) for term in TERMS}

@@ -33,7 +33,7 @@ def draw(
         _fit(axes[1], model)
         _predicted(axes[2], line)
         _volume(axes[3], line)
-        figure.suptitle("A step of a spread table: lookup and training write", x=0.01, ha="left", weight="bold")
+        figure.suptitle("A step of a sharded table: lookup and training write", x=0.01, ha="left", weight="bold")
         figure.supxlabel(_assumptions(args), x=0.01, ha="left", fontsize=8.5)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(args.out, dpi=110)

@@ -4,7 +4,7 @@
     python examples/two_tower.py --kill-at 300    # dies at step 300; the next run resumes
     python examples/two_tower.py --data gowalla/lightgcn_split.npz    # Gowalla in LightGCN's split
     python examples/two_tower.py --dense          # the same on nn.Embed, which must know every id beforehand
-    python examples/two_tower.py --devices 4      # tables spread over four devices, which the host makes if need be
+    python examples/two_tower.py --devices 4      # tables sharded over four devices, which the host makes if need be
     python examples/two_tower.py --coordinator localhost:5555 --processes 2 --process 0    # and --process 1 beside it
 
 Each tower is one embedding row, refined by a small residual layer and normalised. The loss is an in-batch

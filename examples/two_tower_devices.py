@@ -1,6 +1,6 @@
 """Where ``two_tower.py`` runs: on one device, on several, or in several processes.
 
-Tables are spread over the devices of a mesh, batches are cut along it, and the dense parameters are on all of them.
+Tables are sharded over the devices of a mesh, batches are cut along it, and the dense parameters are on all of them.
 Every process reads the same stream and keeps its pieces of each batch; process 0 alone prints and writes.
 """
 
@@ -22,7 +22,7 @@ import kvjax.orbax
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--devices", type=int, default=1, help="of each process, to spread tables and batches over")
+    parser.add_argument("--devices", type=int, default=1, help="of each process, to shard tables and batches over")
     parser.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens, for several processes")
     parser.add_argument("--processes", type=int, default=1, help="how many there are")
     parser.add_argument("--process", type=int, default=0, help="which one this is")
