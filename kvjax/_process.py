@@ -1,4 +1,4 @@
-"""The state of this process: which tables live in it, what they call back, and which of several processes it is."""
+"""The state of this process: which tables live in it, and what they call back."""
 
 from __future__ import annotations
 

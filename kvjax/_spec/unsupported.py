@@ -63,7 +63,7 @@ def _not_on_cuda(spec: TableSpec, op: str, got: str, mend: str) -> Exception:
     return fail(ValueError, spec.name, op, want, f"{got}, which is not on CUDA yet", mend)
 
 
-# By the first two numbers of jax's version. Seen with 0.11.2, on CPU and GPU, at the first lookup; 0.11.0 and 0.11.1
+# By the first two numbers of jax's version. Seen with 0.11.2, on the CPU, at the first lookup; 0.11.0 and 0.11.1
 # passed what was tried, and are not tested. Tables in one place work there.
 _CRASHES_WITH_MESH = {
     (
