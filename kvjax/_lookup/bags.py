@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvjax._keys.keys import Keys, as_keys
-from kvjax._keys.masks import mask_of
+from kvjax._keys.keys import Keys
 from kvjax._lookup import combiners
 from kvjax._lookup.norms import clip_norm
 from kvjax._ops import bags as bag_ops
 from kvjax._ops import routing
 from kvjax._sharded import mesh
-from kvjax._table.reads import Query, lookup
+from kvjax._table.reads import Query, lookup, query_of
 from kvjax._table.table import Table
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
@@ -55,7 +54,7 @@ def lookup_bag(
 
     Args:
       table: the `Table`.
-      keys: ``(..., L)`` or ``(n,)``: `kvjax.Keys`, NumPy integers or JAX integers.
+      keys: ``(..., L)`` or ``(n,)``: `kvjax.Keys`, NumPy integers or JAX integers; padded ones may be prefetched.
       lengths: ``(b,)`` integers of at least 0, of which the sum is at most n.
       segment_ids: ``(n,)`` integers; those outside 0..num_segments - 1 mark padding.
       num_segments: how many bags segment_ids speaks of, a Python integer.
@@ -97,9 +96,8 @@ def lookup_bag(
              [2.5, 5. ]], dtype=float32)
       >>> kvjax.drop_table("doc_bag")
     """
-    keys = as_keys(keys, f"table {table.name!r}, {_OP}")
     return combined(
-        table, keys, mask_of(keys, mask, pad_id, table.name, _OP), lengths=lengths, segment_ids=segment_ids,
+        table, query_of(table, _OP, keys, mask, pad_id), lengths=lengths, segment_ids=segment_ids,
         num_segments=num_segments, weights=weights, combiner=combiner, max_norm=max_norm, empty=empty, missing=missing,
         dtype=dtype,
     )  # fmt: skip
@@ -107,8 +105,7 @@ def lookup_bag(
 
 def combined(
     table: Table,
-    keys: Keys,
-    mask: jax.Array | None,
+    query: Query,
     *,
     lengths: Any,
     segment_ids: Any,
@@ -121,6 +118,7 @@ def combined(
     dtype: Any,
 ) -> jax.Array:
     """`lookup_bag` of keys and a mask that have been checked."""
+    keys, mask = query.keys, query.mask
     if combiner not in combiners.COMBINERS:
         raise _fail(table, f"combiner in {combiners.COMBINERS}", repr(combiner), "choose one")
     weights = _weights(table, keys, weights, combiner)
@@ -129,8 +127,8 @@ def combined(
     if not padded:
         ids, bags = _bag_ids(table, keys, lengths, segment_ids, num_segments)
         ids = ids if mask is None else jnp.where(mask, ids, -1)
-        mask = (ids >= 0) & (ids < bags)
-    rows = clip_norm(table, _OP, lookup(table, Query(keys, mask), missing)[0], max_norm)
+        query = Query(keys, (ids >= 0) & (ids < bags))
+    rows = clip_norm(table, _OP, lookup(table, query, missing)[0], max_norm)
     if padded:
         part = functools.partial(_combine_padded, combiner, empty is not None)
         made, *filled = mesh.over_batch(table.spec, _OP, part, keys.ndim - 1, rows, mask, weights)

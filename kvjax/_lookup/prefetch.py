@@ -9,6 +9,7 @@ from kvjax._sharded import reads
 from kvjax._table.handle import keys_for, version_to_write
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.table import Table
+from kvjax._values.numbers import is_integer
 
 
 def prefetch(table: Table, keys: Any, *, mask: Any = None, pad_id: int | None = None) -> tuple[Prefetched, Table]:
@@ -49,4 +50,5 @@ def prefetch(table: Table, keys: Any, *, mask: Any = None, pad_id: int | None = 
     keys = keys_for(table, keys, "prefetch")
     mask = mask_of(keys, mask, pad_id, table.name, "prefetch")
     rows, found, used = reads.lookup(table.spec, version, keys, mask, False)
-    return Prefetched(keys, mask, rows, found, version), table.after(used)
+    padding = int(pad_id) if is_integer(pad_id) else None
+    return Prefetched(keys, mask, rows, found, version, padding), table.after(used)

@@ -23,6 +23,7 @@ class Prefetched:
       rows: ``(..., dim)``, as they were.
       found: ``(...)`` bool, as it was.
       version: ``()`` uint32, of the handle they were read through.
+      pad_id: the id that the mask leaves out, or None.
     """
 
     keys: Keys
@@ -30,6 +31,7 @@ class Prefetched:
     rows: jax.Array
     found: jax.Array
     version: jax.Array
+    pad_id: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -176,12 +176,14 @@ def query_of(table: Handle, op: str, keys: Any, mask: Any, pad_id: Any) -> Query
       mask: ``(...)`` bool or None.
       pad_id: a 64-bit id or None.
     """
-    prefetched = keys if isinstance(keys, Prefetched) else None
-    if prefetched is not None:
-        keys, mask = prefetched.keys, _mask_of_prefetched(table, prefetched, mask)
-    keys = keys_for(table, keys, op)
-    mask = mask_of(keys, mask, pad_id, table.name, op)
-    return Query(keys, mask, prefetched if pad_id is None else None)  # with a pad_id the mask may be another
+    if not isinstance(keys, Prefetched):
+        keys = keys_for(table, keys, op)
+        return Query(keys, mask_of(keys, mask, pad_id, table.name, op))
+    prefetched, mask = keys, _mask_of_prefetched(table, keys, mask)
+    keys = keys_for(table, prefetched.keys, op)
+    if pad_id is None or pad_id == prefetched.pad_id:
+        return Query(keys, mask, prefetched)
+    return Query(keys, mask_of(keys, mask, pad_id, table.name, op))  # another mask: the rows are read again
 
 
 def lookup(table: Handle, query: Query, missing: Any = None, with_found: bool = False) -> tuple[jax.Array, jax.Array]:

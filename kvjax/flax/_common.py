@@ -82,7 +82,7 @@ def read_bag(layer: Any, table: Table, keys: Any, mask: Any, salt: int | None, e
     """Bags in the compute dtype; `empty` is the row for empty ones."""
     query = _query(layer, table, keys, mask, salt)
     options = {"combiner": layer.combiner, "max_norm": layer.max_norm, "dtype": layer.dtype}
-    return combined(table, query.keys, query.mask, empty=empty, **options, **form)
+    return combined(table, query, empty=empty, **options, **form)
 
 
 def learns_default(empty: str, table: Table) -> bool:

@@ -106,3 +106,17 @@ def test_not_inside_a_loss(make):
     table = make(2)
     with pytest.raises(ValueError, match="want a loss that only reads its tables, got a prefetch inside it"):
         kvjax.grad(lambda t: jnp.sum(kvjax.prefetch(t, np.array([1]))[0].rows))(table)
+
+
+@pytest.mark.parametrize("layer", [kvjax.flax.nnx.Embed, kvjax.flax.nnx.EmbedBag])
+def test_layers_take_prefetched_keys_and_read_nothing_again(make, layer):
+    table = make(dim=2, initializer=1.0)
+    embed, keys = layer(table, pad_id=-1), kvjax.keys(np.array([[3, -1], [2**40, 5]]))
+    plain = embed(keys)
+    prefetched, table = kvjax.prefetch(table, keys, pad_id=-1)
+    before = table.stats()
+    np.testing.assert_array_equal(embed(prefetched), plain)
+    after = table.stats()
+    assert (before.hits, before.misses) == (after.hits, after.misses)
+    with pytest.raises(ValueError, match="want no salt beside prefetched keys"):
+        embed(prefetched, salt=1)
