@@ -9,6 +9,7 @@ from kvjax import evict as evict
 from kvjax import initializers as initializers
 from kvjax import storage as storage
 from kvjax._keys.keys import Keys as Keys
+from kvjax._keys.keys import KeysLike as KeysLike
 from kvjax._keys.keys import hash_keys as hash_keys
 from kvjax._keys.keys import keys as keys
 from kvjax._keys.sparse_rows import SparseRows as SparseRows
@@ -34,18 +35,20 @@ if TYPE_CHECKING:
     from kvjax import flax as flax
     from kvjax import optax as optax
     from kvjax import orbax as orbax
+else:  # from which a type checker would take it that there is every name
+
+    def __getattr__(name: str) -> Any:
+        # The adapters load when they are first used: whoever needs no checkpoints does not wait for Orbax.
+        if name in ("flax", "optax", "orbax"):
+            return importlib.import_module(f"kvjax.{name}")
+        raise AttributeError(f"module 'kvjax' has no attribute {name!r}")
+
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Exported", "Keys", "Prefetched", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "constraints",
-    "drop_table", "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag",
-    "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "stats", "storage", "tables", "value_and_grad",
+    "Exported", "Keys", "KeysLike", "Prefetched", "Prune", "SparseRows", "Stats", "Table", "admit", "backends",
+    "constraints", "drop_table", "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys",
+    "lookup_bag", "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "stats", "storage",
+    "tables", "value_and_grad",
 ]  # fmt: skip
-
-
-def __getattr__(name: str) -> Any:
-    # The adapters load when they are first used: whoever needs no checkpoints does not wait for Orbax.
-    if name in ("flax", "optax", "orbax"):
-        return importlib.import_module(f"kvjax.{name}")
-    raise AttributeError(f"module 'kvjax' has no attribute {name!r}")

@@ -15,7 +15,7 @@ Example:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from kvjax._values.numbers import is_integer
 from kvjax.ffi import host
@@ -61,9 +61,9 @@ class MinCount:
     """
 
     count: int
-    unadmitted: str | int = "init"
+    unadmitted: Literal["init", "zeros"] | int = "init"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check(is_integer(self.count) and 1 <= self.count < 2**32 - 1, "MinCount", "an integer count >= 1", self.count)
         _check_unadmitted("MinCount", self.unadmitted)
 
@@ -98,9 +98,9 @@ class Sketch:
     count: int
     size: int = 2**24
     halve_every: int | None = None
-    unadmitted: str | int = "init"
+    unadmitted: Literal["init", "zeros"] | int = "init"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check(is_integer(self.count) and 1 <= self.count < 2**16, "Sketch", "an integer count in 1..65535", self.count)
         _check(is_integer(self.size) and 2**21 <= self.size <= 2**35, "Sketch", "size in 2**21..2**35 bytes", self.size)
         every = self.halve_every
@@ -135,10 +135,11 @@ class Probability:
     """
 
     p: float
-    unadmitted: str | int = "init"
+    unadmitted: Literal["init", "zeros"] | int = "init"
 
-    def __post_init__(self):
-        _check(isinstance(self.p, (int, float)) and 0 <= self.p <= 1, "Probability", "0 <= p <= 1", self.p)
+    def __post_init__(self) -> None:
+        p: Any = self.p
+        _check(isinstance(p, (int, float)) and 0 <= p <= 1, "Probability", "0 <= p <= 1", p)
         _check_unadmitted("Probability", self.unadmitted)
 
     def own_options(self) -> dict[str, Any]:

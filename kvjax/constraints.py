@@ -38,7 +38,7 @@ class max_norm:  # named as a function, for that is its use; a class, so that eq
 
     limit: float
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.limit > 0:
             raise ValueError(f"max_norm wants a limit above 0, got {self.limit!r}")
 
@@ -56,5 +56,5 @@ class non_negative:
         return jnp.maximum(row, jnp.float32(0))
 
 
-RULES: dict[str, type] = {kind.__name__: kind for kind in (max_norm, non_negative)}
+RULES: dict[str, type[max_norm | non_negative]] = {kind.__name__: kind for kind in (max_norm, non_negative)}
 """What checkpoints hold of constraints, by name."""

@@ -102,7 +102,14 @@ class Every:
     def __and__(self, other: Any) -> Policy:
         return _policy(self)  # raises
 
-    __or__ = __rand__ = __ror__ = __and__
+    def __rand__(self, other: Any) -> Policy:
+        return _policy(self)
+
+    def __or__(self, other: Any) -> Policy:
+        return _policy(self)
+
+    def __ror__(self, other: Any) -> Policy:
+        return _policy(self)
 
     def __invert__(self) -> Policy:
         return _policy(self)
@@ -143,7 +150,7 @@ class MaxAge(_Leaf):
 
     steps: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check(is_integer(self.steps) and 0 <= self.steps < 2**63, "MaxAge", "an integer of steps >= 0", self.steps)
 
     def formula(self) -> str:
@@ -165,7 +172,7 @@ class MinFrequency(_Leaf):
 
     count: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check(is_integer(self.count) and 0 <= self.count < 2**63, "MinFrequency", "an integer count >= 0", self.count)
 
     def formula(self) -> str:
@@ -189,7 +196,7 @@ class MinNorm(_Leaf):
 
     norm: float
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check(is_real(self.norm) and self.norm >= 0, "MinNorm", "norm >= 0", self.norm)
 
     def formula(self) -> str:
@@ -216,7 +223,7 @@ class LeastRecent(_Leaf):
 
     n: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check(_count(self.n), "LeastRecent", "an integer n >= 0 or None", self.n)
 
     def formula(self) -> str:
@@ -240,7 +247,7 @@ class LeastFrequent(_Leaf):
     n: int | None = None
     half_life: float | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check(_count(self.n), "LeastFrequent", "an integer n >= 0 or None", self.n)
         half_life = self.half_life
         _check(half_life is None or (is_real(half_life) and half_life > 0), "LeastFrequent", "half_life > 0", half_life)
@@ -272,7 +279,7 @@ class MinScore(_Leaf):
     bound: float
     score: Score
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check(is_real(self.bound), "MinScore", "a number", self.bound)
         _check(callable(self.score), "MinScore", "a score function", self.score)
 
@@ -300,7 +307,7 @@ class LowestScore(_Leaf):
     n: int | None
     score: Score
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _check(_count(self.n), "LowestScore", "an integer n >= 0 or None", self.n)
         _check(callable(self.score), "LowestScore", "a score function", self.score)
 

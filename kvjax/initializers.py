@@ -23,11 +23,13 @@ Example:
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import numpy as np
 
+from kvjax._values.arrays import ArrayLike
 from kvjax._values.generated import Generated
 
 __all__ = [
@@ -35,6 +37,10 @@ __all__ = [
     "variance_scaling", "zeros",
 ]  # fmt: skip
 
+
+Kind: TypeAlias = Literal["constant", "uniform", "normal", "truncated_normal"]
+Mode: TypeAlias = Literal["fan_in", "fan_out", "fan_avg", "fan_geo_avg"]
+Distribution: TypeAlias = Literal["truncated_normal", "normal", "uniform"]
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -49,7 +55,7 @@ class Initializer:
       b: the upper bound or the standard deviation.
     """
 
-    kind: str
+    kind: Kind
     a: float = 0.0
     b: float = 0.0
 
@@ -137,7 +143,7 @@ class VarianceScaling:
     """`variance_scaling` of a table whose dim is not known yet."""
 
     scale: float
-    distribution: str
+    distribution: Distribution
 
     def of_dim(self, dim: int) -> Initializer:
         variance = self.scale / dim
@@ -149,7 +155,7 @@ class VarianceScaling:
 
 
 def variance_scaling(
-    scale: float = 1.0, mode: str = "fan_in", distribution: str = "truncated_normal"
+    scale: float = 1.0, mode: Mode = "fan_in", distribution: Distribution = "truncated_normal"
 ) -> VarianceScaling:
     """Elements of mean 0 and variance ``scale / dim``, as ``jax.nn.initializers.variance_scaling`` distributes them.
 
@@ -168,7 +174,7 @@ def variance_scaling(
       Initializer(kind='uniform', a=-0.5, b=0.5)
       >>> kvjax.drop_table("doc_scaling")
     """
-    modes, distributions = ("fan_in", "fan_out", "fan_avg", "fan_geo_avg"), ("truncated_normal", "normal", "uniform")
+    modes, distributions = get_args(Mode), get_args(Distribution)
     if mode not in modes or distribution not in distributions or not 0 < scale < float("inf"):
         raise ValueError(
             f"variance_scaling wants scale > 0, mode in {modes} and distribution in {distributions}, got {scale!r}, "
@@ -196,7 +202,7 @@ class Pool:
         return np.frombuffer(self.data, np.float32).reshape(self.rows, self.dim)
 
 
-def from_pool(array: Any) -> Pool:
+def from_pool(array: ArrayLike) -> Pool:
     """Each key reads as one row of `array`, chosen by a hash of the key.
 
     Args:
@@ -228,7 +234,14 @@ def from_pool(array: Any) -> Pool:
     return Pool(rows.tobytes(), *rows.shape)
 
 
-def resolve(initializer: Any, dim: int) -> Initializer | Pool | Generated:
+Made: TypeAlias = Initializer | Pool | Generated
+"""What a table has of it."""
+
+InitializerLike: TypeAlias = ArrayLike | Made | VarianceScaling | Callable[..., Any]
+"""What `kvjax.get_table` takes as ``initializer``, see the head of this file."""
+
+
+def resolve(initializer: Any, dim: int) -> Made:
     """What `get_table` takes as ``initializer``, for rows of width `dim`.
 
     Raises:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from kvjax._values.numbers import is_integer
 from kvjax.ffi import DEVICE, HOST, on_device
@@ -49,9 +49,9 @@ class Host:
 
     backend: ClassVar[str] = HOST
     chunk_bytes: ClassVar[int | None] = _CHUNK_BYTES
-    huge_pages: bool | str = "auto"
+    huge_pages: bool | Literal["auto"] = "auto"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.huge_pages not in (True, False, "auto"):
             raise ValueError(f"kvjax: storage.Host: want huge_pages 'auto', True or False, got {self.huge_pages!r}")
 
@@ -90,7 +90,7 @@ class Mmap:
     chunk_bytes: ClassVar[int | None] = _CHUNK_BYTES
     path: str | os.PathLike[str]
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         path = os.path.abspath(os.fsdecode(self.path))
         if "\0" in path or path.encode("utf-8", "ignore").decode() != path:
             raise ValueError(f"kvjax: storage.Mmap: want a path in UTF-8 without NUL, got {self.path!r}")
@@ -154,7 +154,7 @@ class Hybrid:
     chunk_bytes: ClassVar[int | None] = None
     device_bytes: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not is_integer(self.device_bytes) or not 0 <= self.device_bytes < 2**64:
             raise ValueError(
                 f"kvjax: storage.Hybrid: want device_bytes as an integer from 0 to 2**64 - 1, got {self.device_bytes!r}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from kvjax._keys import salt as _mix
+from kvjax._values.arrays import HasArray
 from kvjax.ffi import host
 
 
@@ -28,15 +30,18 @@ class Keys:
 
     __slots__ = ("narrow", "words")
 
-    def __init__(self, words: Any, narrow: bool = False):
+    words: jax.Array
+    narrow: bool
+
+    def __init__(self, words: Any, narrow: bool = False) -> None:
         self.words = words
         self.narrow = narrow
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> tuple[tuple[Any], bool]:
         return (self.words,), self.narrow
 
     @classmethod
-    def tree_unflatten(cls, narrow, children):
+    def tree_unflatten(cls, narrow: bool, children: Sequence[Any]) -> Self:
         return cls(children[0], narrow)
 
     @property
@@ -57,7 +62,7 @@ class Keys:
     def __iter__(self) -> Iterator[Keys]:
         return (self[i] for i in range(len(self)))
 
-    def __getitem__(self, index) -> Keys:
+    def __getitem__(self, index: Any) -> Keys:
         index = index if isinstance(index, tuple) else (index,)
         if isinstance(index[0], int) and self.ndim > 0 and not -len(self) <= index[0] < len(self):
             raise IndexError(f"index {index[0]} is out of bounds for {len(self)} keys")  # JAX would clamp it
@@ -67,17 +72,17 @@ class Keys:
             index = (*index, slice(None))
         return Keys(self.words[index], self.narrow)
 
-    def reshape(self, *shape) -> Keys:
+    def reshape(self, *shape: int | Sequence[int]) -> Keys:
         """The same keys in another shape.
 
         Args:
           *shape: the new shape, as one tuple or as integers; one of them may be -1.
         """
-        shape = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-        if -1 in shape:
-            known = int(np.prod([s for s in shape if s != -1]))
-            shape = tuple(self.size // max(known, 1) if s == -1 else s for s in shape)
-        return Keys(self.words.reshape(*shape, 2), self.narrow)
+        sizes: Sequence[Any] = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        if -1 in sizes:
+            known = int(np.prod([s for s in sizes if s != -1]))
+            sizes = tuple(self.size // max(known, 1) if s == -1 else s for s in sizes)
+        return Keys(self.words.reshape(*sizes, 2), self.narrow)
 
     def salted(self, salt: int) -> Keys:
         """Other keys for the same ids: features with a salt each share a table and no row.
@@ -98,7 +103,7 @@ class Keys:
         """
         return Keys(_mix.salted(self.words, int(salt)))
 
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         words = np.ascontiguousarray(np.asarray(self.words))
         array = words.view(np.int64).reshape(self.shape)
         return array if dtype is None else array.astype(dtype)
@@ -107,7 +112,14 @@ class Keys:
         return f"Keys(shape={self.shape})"
 
 
-def keys(ids: Any) -> Keys:
+KeysLike: TypeAlias = Keys | HasArray | int | Sequence["KeysLike"]
+"""What is taken as keys ``(...)``: `Keys`, integers of NumPy or JAX, a Python int, or nested sequences of them.
+
+All methods of `kvjax.Table`, `kvjax.lookup_bag` and the Flax modules take it; strings go through `kvjax.hash_keys`.
+"""
+
+
+def keys(ids: KeysLike) -> Keys:
     """Makes `Keys` of integer ids, exactly.
 
     Args:
@@ -181,7 +193,7 @@ def x64_enabled() -> bool:
     return jnp.result_type(int).itemsize == 8
 
 
-def hash_keys(items: Any, salt: int = 0) -> np.ndarray:
+def hash_keys(items: npt.ArrayLike, salt: int = 0) -> np.ndarray:
     """Hashes strings, bytes or integers to 64-bit keys, on the host.
 
     Strings are hashed as UTF-8 by XXH64 with the salt as its seed. Integers are mixed by a bijection that

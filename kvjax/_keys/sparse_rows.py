@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 
-from kvjax._keys.keys import as_keys
+from kvjax._keys.keys import Keys, KeysLike, as_keys
+from kvjax._values.arrays import ArrayLike
 from kvjax.ffi import host
 
 _SEAL: int = host.SEAL
@@ -39,7 +41,13 @@ class SparseRows:
       SparseRows(keys=(2,), rows=(2, 3), merged=False)
     """
 
-    def __init__(self, keys: Any, rows: Any, counts: Any = None):
+    keys: Keys
+    rows: jax.Array
+    counts: jax.Array
+    seal: jax.Array
+    merged: bool
+
+    def __init__(self, keys: KeysLike, rows: ArrayLike, counts: ArrayLike | None = None) -> None:
         self.keys = as_keys(keys)
         self.rows = jnp.asarray(rows)
         self.counts = jnp.ones(self.keys.shape, jnp.int32) if counts is None else jnp.asarray(counts, jnp.int32)
@@ -51,12 +59,12 @@ class SparseRows:
         self.seal = jnp.uint32(_SEAL)
         self.merged = False
 
-    def tree_flatten_with_keys(self):
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], bool]:
         names = ("keys", "rows", "counts", "seal")
         return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], self.merged
 
     @classmethod
-    def tree_unflatten(cls, merged, children):
+    def tree_unflatten(cls, merged: bool, children: Sequence[Any]) -> Self:
         new = object.__new__(cls)
         new.keys, new.rows, new.counts, new.seal = children
         new.merged = merged
@@ -77,7 +85,7 @@ class SparseRows:
         return new
 
     def __repr__(self) -> str:
-        def shape(x):
+        def shape(x: Any) -> Any:
             return tuple(x.shape) if hasattr(x, "shape") else x
 
         return f"SparseRows(keys={shape(self.keys)}, rows={shape(self.rows)}, merged={self.merged})"

@@ -8,15 +8,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
-from kvjax._keys.keys import Keys
+from kvjax._keys.keys import Keys, KeysLike
 from kvjax._lookup import combiners
+from kvjax._lookup.combiners import Combiner
 from kvjax._lookup.norms import clip_norm
 from kvjax._ops import bags as bag_ops
 from kvjax._ops import routing
 from kvjax._sharded import mesh
-from kvjax._table.reads import Query, lookup, query_of
+from kvjax._table.reads import Missing, Query, lookup, query_of
 from kvjax._table.table import Table
+from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
 
@@ -25,19 +28,19 @@ _OP = "lookup_bag"
 
 def lookup_bag(
     table: Table,
-    keys: Any,
+    keys: KeysLike,
     *,
-    lengths: Any = None,
-    segment_ids: Any = None,
+    lengths: ArrayLike | None = None,
+    segment_ids: ArrayLike | None = None,
     num_segments: int | None = None,
-    mask: Any = None,
-    pad_id: Any = None,
-    weights: Any = None,
-    combiner: str = "mean",
+    mask: ArrayLike | None = None,
+    pad_id: int | None = None,
+    weights: ArrayLike | None = None,
+    combiner: Combiner = "mean",
     max_norm: float | None = None,
-    empty: Any = None,
-    missing: Any = None,
-    dtype: Any = None,
+    empty: ArrayLike | None = None,
+    missing: Missing | None = None,
+    dtype: DTypeLike | None = None,
 ) -> jax.Array:
     """Looks rows up and combines them into bags; changes nothing.
 

@@ -7,14 +7,15 @@ Sums, their expansion and their inner products are the gradients of one form tha
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 
 from kvjax._ops import bags as bag_ops
 
-COMBINERS = ("sum", "mean", "sqrtn", "max")
+Combiner: TypeAlias = Literal["sum", "mean", "sqrtn", "max"]
+COMBINERS = get_args(Combiner)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -24,26 +25,26 @@ def bag_sum(bags: int, ids: jax.Array, weights: jax.Array, rows: jax.Array) -> j
 
 
 @jax.custom_vjp
-def _expand(ids, weights, bags):
+def _expand(ids: jax.Array, weights: jax.Array, bags: jax.Array) -> jax.Array:
     return bag_ops.bag_expand(ids, weights, bags)
 
 
 @jax.custom_vjp
-def _dot(ids, rows, bags):
+def _dot(ids: jax.Array, rows: jax.Array, bags: jax.Array) -> jax.Array:
     return bag_ops.bag_dot(ids, rows, bags)
 
 
-def _sum_bwd(bags, residuals, g):
+def _sum_bwd(bags: int, residuals: tuple[Any, ...], g: jax.Array) -> tuple[Any, ...]:
     ids, weights, rows = residuals
     return None, _dot(ids, rows, g), _expand(ids, weights, g)
 
 
-def _expand_bwd(residuals, g):
+def _expand_bwd(residuals: tuple[Any, ...], g: jax.Array) -> tuple[Any, ...]:
     ids, weights, bags = residuals
     return None, _dot(ids, g, bags), bag_sum(bags.shape[0], ids, weights, g)
 
 
-def _dot_bwd(residuals, g):
+def _dot_bwd(residuals: tuple[Any, ...], g: jax.Array) -> tuple[Any, ...]:
     ids, rows, bags = residuals
     return None, _expand(ids, g, bags), bag_sum(bags.shape[0], ids, g, rows)
 
@@ -54,22 +55,22 @@ _dot.defvjp(lambda *args: (_dot(*args), args), _dot_bwd)
 
 
 @jax.custom_vjp
-def _taken(ids, positions, bags, rows):
+def _taken(ids: jax.Array, positions: jax.Array, bags: jax.Array, rows: jax.Array) -> jax.Array:
     """The bags, as elements of the rows at these positions."""
     return bags
 
 
 @jax.custom_vjp
-def _place(ids, positions, bags):
+def _place(ids: jax.Array, positions: jax.Array, bags: jax.Array) -> jax.Array:
     return bag_ops.bag_place(ids, positions, bags)
 
 
-def _taken_bwd(residuals, g):
+def _taken_bwd(residuals: tuple[Any, ...], g: jax.Array) -> tuple[Any, ...]:
     ids, positions = residuals
     return None, None, None, _place(ids, positions, g)
 
 
-def _place_bwd(positions, g):
+def _place_bwd(positions: jax.Array, g: jax.Array) -> tuple[Any, ...]:
     if g.shape[0] == 0:
         return None, None, jnp.zeros(positions.shape, g.dtype)
     return None, None, jnp.where(positions < 0, 0, jnp.take_along_axis(g, jnp.maximum(positions, 0), 0))

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvjax._keys.keys import Keys, as_keys
+from kvjax._keys.keys import Keys, KeysLike, as_keys
 from kvjax._keys.masks import mask_of
 from kvjax._table.reads import Query, lookup
 from kvjax._table.table import Table
+from kvjax._values.arrays import ArrayLike
+
+Feature: TypeAlias = tuple[Table, KeysLike] | tuple[Table, KeysLike, ArrayLike | None]
 
 
-def lookup_many(features: Mapping[str, tuple[Any, ...]]) -> dict[str, jax.Array]:
+def lookup_many(features: Mapping[str, Feature]) -> dict[str, jax.Array]:
     """Looks the rows of several features up, of one table or of several; changes nothing.
 
     Features on one table become one lookup, with one gradient. They share the rows of equal keys, unless each has

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 import jax.numpy as jnp
@@ -28,17 +28,21 @@ from kvjax._spmd.varying import axis_index, known, manual_axes, varying, varying
 from kvjax._table.table import Table, is_table
 from kvjax._values.errors import fail
 
+P = ParamSpec("P")
+
 
 @jax.custom_vjp
-def _attach(rows, tap, words, mask, used):
+def _attach(rows: jax.Array, tap: Any, words: jax.Array, mask: jax.Array, used: jax.Array) -> jax.Array:
     return rows
 
 
-def _attach_fwd(rows, tap, words, mask, used):
+def _attach_fwd(
+    rows: jax.Array, tap: Any, words: jax.Array, mask: jax.Array, used: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     return rows, (words, mask, used)
 
 
-def _attach_bwd(residuals, cotangent):
+def _attach_bwd(residuals: tuple[jax.Array, ...], cotangent: jax.Array) -> tuple[Any, ...]:
     words, mask, used = residuals
     digits = jnp.concatenate([words & jnp.uint32(0xFFFF), words >> jnp.uint32(16)], -1)
     digits = jnp.concatenate([digits.astype(jnp.float32), mask[..., None].astype(jnp.float32)], -1)
@@ -61,7 +65,7 @@ def _counts(digits: jax.Array) -> jax.Array:
 class _Tape:
     """The lookups of one table in one trace of the loss; it rides in the static part of the `Table`."""
 
-    def __init__(self, spec: TableSpec, taps: Sequence[Any] | None):
+    def __init__(self, spec: TableSpec, taps: Sequence[Any] | None) -> None:
         self.spec, self.taps = spec, taps
         self.outside = jax.sharding.get_abstract_mesh()
         self.kinds: list[list[Any]] = []  # of each lookup what its taps must be like, see `_kinds`
@@ -115,8 +119,8 @@ class _Tape:
 
 
 def value_and_grad(
-    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Callable[..., Any]:
+    fun: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[P, tuple[Any, Any]]:
     """Like ``jax.value_and_grad``, for arguments whose trees hold tables.
 
     Where a `Table` stood, the gradient holds a `SparseRows` with one row per key that the loss looked up. The
@@ -145,9 +149,10 @@ def value_and_grad(
       >>> kvjax.drop_table("doc_grad")
     """
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    run: Callable[..., Any] = fun
 
     @functools.wraps(fun)
-    def wrapped(*args, **kwargs):
+    def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
         if not all(-len(args) <= i < len(args) for i in numbers):
             raise TypeError(
                 f"kvjax.value_and_grad wants the arguments {numbers} that it differentiates by position, got "
@@ -158,18 +163,18 @@ def value_and_grad(
         dense = [leaf for leaf, d in zip(leaves, is_dense, strict=True) if d]
         tables = _distinct(leaf for leaf, d in zip(leaves, is_dense, strict=True) if not d)
 
-        def call(dense, tapes):
+        def call(dense: Any, tapes: Any) -> Any:
             d, t = iter(dense), iter(tapes)
             chosen = jax.tree.unflatten(treedef, [next(d) if x else next(t) for x in is_dense])
             full = list(args)
             for i, tree in zip(numbers, chosen, strict=True):
                 full[i] = tree
-            return fun(*full, **kwargs)
+            return run(*full, **kwargs)
 
         probes = [_Tape(t.spec, None) for t in tables]
         jax.eval_shape(lambda d: call(d, _record(tables, probes)), dense)
 
-        def tapped(dense, taps):
+        def tapped(dense: Any, taps: Any) -> tuple[Any, Any]:
             tapes = [_Tape(t.spec, tap) for t, tap in zip(tables, taps, strict=True)]
             try:
                 out = call(dense, _record(tables, tapes))
@@ -194,7 +199,7 @@ def value_and_grad(
     return wrapped
 
 
-def grad(fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[..., Any]:
+def grad(fun: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[P, Any]:
     """Like ``jax.grad``, for arguments whose trees hold tables; see `value_and_grad`.
 
     Args:
@@ -208,7 +213,7 @@ def grad(fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: boo
     function = value_and_grad(fun, argnums, has_aux)
 
     @functools.wraps(fun)
-    def wrapped(*args, **kwargs):
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
         result, grads = function(*args, **kwargs)
         return (grads, result[1]) if has_aux else grads
 

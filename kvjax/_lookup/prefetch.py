@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from kvjax._keys.keys import KeysLike
 from kvjax._keys.masks import mask_of
 from kvjax._sharded import reads
 from kvjax._table.handle import keys_for, version_to_write
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.table import Table
+from kvjax._values.arrays import ArrayLike
 from kvjax._values.numbers import is_integer
 
 
-def prefetch(table: Table, keys: Any, *, mask: Any = None, pad_id: int | None = None) -> tuple[Prefetched, Table]:
+def prefetch(
+    table: Table, keys: KeysLike, *, mask: ArrayLike | None = None, pad_id: int | None = None
+) -> tuple[Prefetched, Table]:
     """Reads rows before the write of this step, for the lookup of the next one.
 
     What it returns stands for the keys in a later `Table.lookup`, and so in `kvjax.flax.Embed`. That lookup gives

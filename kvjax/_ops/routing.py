@@ -44,7 +44,7 @@ def route(
     ints = array((n,), jnp.int32)
     results = (array((n, 2), jnp.uint32), ints, array((shards + 1,), jnp.int32), ints, ints, WORD)
     operands = (keys.words, mask_operand(spec, mask), owners, shard)
-    attributes = {"table": spec.name, "shards": np.int64(shards), "round_capacity": np.int64(capacity)}
+    attributes: dict[str, Any] = {"table": spec.name, "shards": np.int64(shards), "round_capacity": np.int64(capacity)}
     return Routed(*read("kvjax_route", results, *operands, **attributes))
 
 

@@ -108,10 +108,10 @@ def _over_keys(
 ) -> Any:
     placement, shape = spec.sharded, keys.shape
 
-    def run(version, words, mask):
+    def run(version: Any, words: Any, mask: Any) -> Any:
         words, mask, n = pieces(placement.num_devices, words.reshape(-1, 2), None if mask is None else mask.reshape(-1))
 
-        def local(version, words, mask):
+        def local(version: Any, words: Any, mask: Any) -> Any:
             return part(spec, version, Keys(words, keys.narrow), mask, **dict(options))
 
         split = P(placement.axes)
@@ -140,8 +140,8 @@ def on_mesh(placement: Placement, local: Callable[..., Any], in_specs: Any, out_
     """``shard_map`` over all axes of the mesh; operands that are None stay None."""
     given = [i for i, x in enumerate(operands) if x is not None]
 
-    def call(*arrays):
-        full = [None] * len(operands)
+    def call(*arrays: Any) -> Any:
+        full: list[Any] = [None] * len(operands)
         for i, x in zip(given, arrays, strict=True):
             full[i] = x
         return local(*full)

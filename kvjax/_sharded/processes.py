@@ -69,7 +69,7 @@ def together(placement: Placement | None, name: str, op: str, body: Callable[[],
     except Exception as e:
         error = e
     if not allgather(placement, np.uint8(error is not None)).any():
-        return result  # pyright: ignore[reportReturnType]
+        return result  # pyright: ignore[reportReturnType]  # without an error there is one
     texts = allgather_json(placement, None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
         raise error

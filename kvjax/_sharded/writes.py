@@ -33,7 +33,9 @@ def write_keys(spec: TableSpec, op: str, version: jax.Array, keys: Keys) -> jax.
     return _write(_keys_writer, spec, op, version, keys, ())
 
 
-def _keys_writer(spec, op, phase, version, keys, mask, values):
+def _keys_writer(
+    spec: TableSpec, op: str, phase: str, version: jax.Array, keys: Any, mask: Any, values: Sequence[Any]
+) -> jax.Array:
     initial = initial_rows(spec, version, keys, mask) if OPERATIONS[op].needs_initial else None
     return writes.write_keys(spec, op, phase, version, keys, mask, initial)
 
@@ -43,7 +45,9 @@ def write_rows(spec: TableSpec, op: str, version: jax.Array, keys: Keys, rows: j
     return _write(_rows_writer, spec, op, version, keys, (rows,))
 
 
-def _rows_writer(spec, op, phase, version, keys, mask, values):
+def _rows_writer(
+    spec: TableSpec, op: str, phase: str, version: jax.Array, keys: Any, mask: Any, values: Sequence[Any]
+) -> jax.Array:
     initial = initial_rows(spec, version, keys, mask) if OPERATIONS[op].needs_initial else None
     return writes.write_rows(spec, op, phase, version, keys, mask, values[0], initial)
 
@@ -53,7 +57,9 @@ def accum(spec: TableSpec, version: jax.Array, keys: Keys, old: Any, new: Any, e
     return _write(_accum_writer, spec, "accum", version, keys, (old, new, exists))
 
 
-def _accum_writer(spec, op, phase, version, keys, mask, values):
+def _accum_writer(
+    spec: TableSpec, op: str, phase: str, version: jax.Array, keys: Any, mask: Any, values: Sequence[Any]
+) -> jax.Array:
     return writes.accum(spec, phase, version, keys, mask, *values)
 
 
@@ -62,7 +68,9 @@ def evict(spec: TableSpec, op: str, version: jax.Array, policy: str, step: jax.A
     return _write(_evict_writer, spec, op, version, None, (step,), policy=policy)
 
 
-def _evict_writer(spec, op, phase, version, keys, mask, values, policy):
+def _evict_writer(
+    spec: TableSpec, op: str, phase: str, version: jax.Array, keys: Any, mask: Any, values: Sequence[Any], policy: str
+) -> jax.Array:
     return writes.evict(spec, op, phase, version, policy, values[0])
 
 
@@ -70,7 +78,9 @@ def clear(spec: TableSpec, version: jax.Array, slots_only: bool) -> jax.Array:
     return _write(_clear_writer, spec, "clear_slots" if slots_only else "clear", version, None, ())
 
 
-def _clear_writer(spec, op, phase, version, keys, mask, values):
+def _clear_writer(
+    spec: TableSpec, op: str, phase: str, version: jax.Array, keys: Any, mask: Any, values: Sequence[Any]
+) -> jax.Array:
     return writes.clear(spec, phase, version, op == "clear_slots")
 
 

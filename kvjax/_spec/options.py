@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -22,18 +22,19 @@ from kvjax._values.numbers import is_integer
 from kvjax.admit import Admission
 from kvjax.evict import Every, Policy
 from kvjax.ffi import host
-from kvjax.initializers import resolve
+from kvjax.initializers import InitializerLike, resolve
 from kvjax.storage import Storage
 
-ON_FULL = ("grow", "evict", "error")
-COUNTS = ("occurrences", "batch")
-ROUNDINGS = ("nearest", "stochastic")
+OnFull: TypeAlias = Literal["grow", "evict", "error"]
+Count: TypeAlias = Literal["occurrences", "batch"]
+Rounding: TypeAlias = Literal["nearest", "stochastic"]
+ON_FULL, COUNTS, ROUNDINGS = map(get_args, (OnFull, Count, Rounding))
 
 
 class Request:
     """What is asked of a table: its name and dim, and the options that are resolved so far, by name."""
 
-    def __init__(self, name: str, op: str, dim: Any):
+    def __init__(self, name: Any, op: str, dim: Any) -> None:
         self.name, self.op, self.options = name, op, dict[str, Any]()
         self.want(isinstance(name, str) and name != "", "a name", name)
         self.want(is_integer(dim) and 1 <= dim <= host.MAX_DIM, f"an integer dim in 1..{host.MAX_DIM}", dim)
@@ -177,19 +178,19 @@ class Options:
     # Not frozen, because Linen's modules, which have these as fields, are not.
     key_dtype: DTypeLike = option("int64", _key_dtype, saved="field")
     dtype: DTypeLike = option("float32", _dtype, native.dtype, saved="field")
-    initializer: Any = option(0.0, _initializer, native.initializer, saved="field")
+    initializer: InitializerLike = option(0.0, _initializer, native.initializer, saved="field")
     seed: int | None = option(None, _seed, native.seed, saved="field")
     trainable: bool = option(True, _bool, saved="field")
     checkpoint: bool = option(True, _bool)
     capacity: int | None = option(None, _capacity, native.capacity)
     max_capacity: int | None = option(None, _max_capacity, native.max_capacity, saved="rule")
-    on_full: str = option("grow", _on_full, native.on_full, saved="rule")
+    on_full: OnFull = option("grow", _on_full, native.on_full, saved="rule")
     admit: Admission | None = option(None, _admit, native.admission, saved="rule")
     evict: Policy | Every | None = option(None, _evict, native.eviction, saved="rule")
-    count: str = option("occurrences", _count, native.count, saved="rule")
+    count: Count = option("occurrences", _count, native.count, saved="rule")
     storage: Storage | None = option(None, _storage, native.storage)
-    rounding: str = option("nearest", _rounding, saved="field")
-    constraint: Callable[[Any], Any] | None = option(None, _constraint, saved="rule")
+    rounding: Rounding = option("nearest", _rounding, saved="field")
+    constraint: Callable[[jax.Array], jax.Array] | None = option(None, _constraint, saved="rule")
 
 
 ENTRIES = {field.name: field for field in dataclasses.fields(Options)}

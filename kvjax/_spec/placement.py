@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from kvjax._keys.keys import as_keys
+from kvjax._keys.keys import Keys, as_keys
 from kvjax.ffi import host, ordinal
 
 
@@ -46,7 +46,7 @@ class Placement:
 
     mesh: Mesh
     axes: tuple[str, ...]
-    partitioner: Callable[..., Any] | None = None
+    partitioner: Callable[[Keys, int], Any] | None = None
     replicated: bool = False
     wire: str | None = None
 

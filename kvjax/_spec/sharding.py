@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from kvjax._keys.keys import Keys
 from kvjax._spec.placement import Placement
@@ -24,9 +25,9 @@ class Sharding:
 
     mesh: Mesh | None = None
     axis: str | tuple[str, ...] | None = None
-    partitioner: Callable[[Any, int], Any] | None = None
+    partitioner: Callable[[Keys, int], Any] | None = None
     replicated: bool = False
-    wire: Any = None
+    wire: DTypeLike | None = None
 
     def placement(self, name: str, op: str) -> Placement | None:
         """Where this puts a table; None without a mesh.
@@ -48,7 +49,7 @@ class Sharding:
             for key in ("axis", "partitioner", "replicated", "wire"):
                 want(not getattr(self, key), f"mesh= beside {key}=", getattr(self, key))
             return None
-        want(isinstance(mesh, Mesh), "a jax.sharding.Mesh", mesh)
+        want(isinstance(mesh, Mesh), "a jax.sharding.Mesh", mesh)  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
         want(mesh.local_devices, "a mesh with devices of this process", mesh)
         check_sharding(name, op)
         names, axis = tuple(mesh.axis_names), self.axis

@@ -5,21 +5,28 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 A = TypeVar("A")
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
-def takes(arguments: Callable[P, A]) -> Callable[[Callable[[str, A], R]], Callable[Concatenate[str, P], R]]:
+class Named(Protocol[P, R_co]):
+    """A function of a name and of what a dataclass is made of. (A Concatenate would have no keyword ``name``.)"""
+
+    def __call__(self, name: str, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+
+def takes(arguments: Callable[P, A]) -> Callable[[Callable[[str, A], R]], Named[P, R]]:
     """Has a function of a name and a dataclass take the dataclass's fields as keyword arguments instead.
 
     Args:
       arguments: the dataclass, of keyword-only fields.
     """
 
-    def decorate(function: Callable[[str, A], R]) -> Callable[Concatenate[str, P], R]:
+    def decorate(function: Callable[[str, A], R]) -> Named[P, R]:
         name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="str")
         fields = inspect.signature(arguments).parameters.values()
         result = inspect.signature(function).return_annotation
@@ -31,7 +38,7 @@ def takes(arguments: Callable[P, A]) -> Callable[[Callable[[str, A], R]], Callab
             make: Callable[..., A] = arguments
             return function(given.pop("name"), make(**given))
 
-        call.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]
+        call.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]  # inspect reads it all the same
         return call
 
     return decorate

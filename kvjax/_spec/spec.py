@@ -17,7 +17,7 @@ from kvjax._values.exported import Exported
 from kvjax._values.snapshot import from_native
 from kvjax.admit import NUM_BUCKETS, MinCount, Sketch
 from kvjax.ffi import host, module
-from kvjax.initializers import Generated
+from kvjax.initializers import Generated, Made
 from kvjax.storage import Storage
 
 if TYPE_CHECKING:
@@ -32,9 +32,13 @@ class TableSpec(Options):
     dim: int
     placement: Placement | None = None
 
-    if TYPE_CHECKING:  # resolved, these are of narrower types
-        seed: int  # pyright: ignore
-        storage: Storage  # pyright: ignore
+    if TYPE_CHECKING:
+        # Resolved, these are of narrower types; pyright wants those of `Options`, and defaults.
+        key_dtype: str  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
+        dtype: str  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
+        initializer: Made  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
+        seed: int  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
+        storage: Storage  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
 
     @classmethod
     def resolve(cls, name: str, op: str, dim: Any, placement: Placement | None, options: Options) -> TableSpec:
@@ -57,7 +61,7 @@ class TableSpec(Options):
     # ---- rows ----------------------------------------------------------------------------------------------
 
     @property
-    def row_dtype(self) -> Any:
+    def row_dtype(self) -> np.dtype[Any]:
         return jnp.dtype(self.dtype)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,8 @@ from kvjax.admit import NUM_BUCKETS
 from kvjax.ffi import host
 
 H = TypeVar("H", bound=Handle)
+Sink: TypeAlias = Callable[[np.ndarray, np.ndarray, dict[str, np.ndarray], np.ndarray, np.ndarray, str], object]
+"""What `Table.on_evict` takes."""
 
 
 def buckets_of(keys: np.ndarray) -> np.ndarray:
@@ -125,7 +127,7 @@ def checked(spec: TableSpec, rows: Exported | Snapshot, slot_types: dict[str, st
         given = Snapshot(rows, np.zeros(0, np.int64), own if slot_types is None else dict(slot_types), {})
     rows = given.rows
     n, keys = len(rows.keys), np.asarray(rows.keys)
-    if keys.dtype not in (np.int64, np.uint64):
+    if keys.dtype not in (np.dtype(np.int64), np.dtype(np.uint64)):
         want = "keys (n,) int64 or uint64"
         raise fail(TypeError, spec.name, "load", want, f"{keys.dtype}", "convert them first")
     if np.shape(rows.values) != (n, spec.dim) or rows.values.dtype != spec.row_dtype:
@@ -255,13 +257,14 @@ def check_capacity(spec: TableSpec, op: str, rows: int) -> None:
 # ---- evicted rows ----------------------------------------------------------------------------------------------
 
 
-def set_sink(table: Handle, sink: Callable[..., None] | None) -> None:
+def set_sink(table: Handle, sink: Sink | None) -> None:
     """Has the shards of this process call `Table.on_evict`'s function with the rows that they evict."""
     spec = table.spec
     spec.host.size(table.name, 0, version_on_host(table, "on_evict"))  # a stale handle says so
 
     def call(raw: dict[str, Any], reason: str) -> None:
         rows = spec.exported(raw)
+        # Of a sink that is None there is no call.
         sink(rows.keys, rows.values, rows.slots, rows.freqs, rows.versions, reason)  # pyright: ignore[reportOptionalCall]
 
     given = None if sink is None else call

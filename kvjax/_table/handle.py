@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any, Self
 
 import jax
@@ -22,16 +23,20 @@ class Handle:
 
     __slots__ = ("spec", "tape", "version")
 
-    def __init__(self, version: Any, spec: TableSpec, tape: Any = None):
+    version: jax.Array
+    spec: TableSpec
+    tape: Any
+
+    def __init__(self, version: Any, spec: TableSpec, tape: Any = None) -> None:
         self.version = version
         self.spec = spec
         self.tape = tape  # kvjax.value_and_grad's record of the lookups, None everywhere else
 
-    def tree_flatten_with_keys(self):
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[TableSpec, Any]]:
         return [(jax.tree_util.GetAttrKey("version"), self.version)], (self.spec, self.tape)
 
     @classmethod
-    def tree_unflatten(cls, aux, children) -> Self:
+    def tree_unflatten(cls, aux: tuple[TableSpec, Any], children: Sequence[Any]) -> Self:
         return cls(children[0], *aux)
 
     @property
@@ -61,7 +66,7 @@ def keys_for(table: Handle, keys: Any, op: str) -> Keys:
 
 def version_to_read(table: Handle, op: str) -> jax.Array:
     """The version operand of a read, if it still looks like one."""
-    version = table.version
+    version: Any = table.version
     if getattr(version, "dtype", None) != jnp.uint32 or getattr(version, "shape", None) != ():
         got = f"{getattr(version, 'shape', '')} {getattr(version, 'dtype', type(version).__name__)}"
         raise fail(
@@ -87,7 +92,7 @@ def version_to_write(table: Handle, op: str) -> jax.Array:
 def version_on_host(table: Handle, op: str) -> int:
     """The handle's version for a call on the whole table, once the writes that lead to it are done."""
     check_on_host(table, op)
-    version = version_to_write(table, op)
+    version: Any = version_to_write(table, op)  # NumPy's have the type and shape too
     if isinstance(version, jax.Array) and version.is_deleted():
         raise fail(
             RuntimeError, table.name, op, "a handle that is still there", "one that was donated",

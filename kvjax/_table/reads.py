@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from kvjax._keys.keys import Keys, x64_enabled
+from kvjax._keys.keys import Keys, KeysLike, x64_enabled
 from kvjax._keys.masks import mask_of
 from kvjax._sharded import reads
 from kvjax._table.handle import Handle, keys_for, version_to_read, wait
 from kvjax._table.prefetched import Prefetched
-from kvjax._training.rowwise import as_rowwise
+from kvjax._training.rowwise import Transform, as_rowwise
+from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.slot_layout import parse_type
+
+Missing: TypeAlias = Literal["init", "zeros"] | ArrayLike
+"""What keys without a row read as, see `Reads.lookup`."""
 
 
 class Reads(Handle):
@@ -23,9 +27,48 @@ class Reads(Handle):
 
     __slots__ = ()
 
+    @overload
     def lookup(
-        self, keys: Any, *, mask: Any = None, pad_id: int | None = None, missing: Any = None, return_found: bool = False
-    ) -> Any:
+        self,
+        keys: KeysLike | Prefetched,
+        *,
+        mask: ArrayLike | None = None,
+        pad_id: int | None = None,
+        missing: Missing | None = None,
+        return_found: Literal[False] = False,
+    ) -> jax.Array: ...
+
+    @overload
+    def lookup(
+        self,
+        keys: KeysLike | Prefetched,
+        *,
+        mask: ArrayLike | None = None,
+        pad_id: int | None = None,
+        missing: Missing | None = None,
+        return_found: Literal[True],
+    ) -> tuple[jax.Array, jax.Array]: ...
+
+    @overload
+    def lookup(
+        self,
+        keys: KeysLike | Prefetched,
+        *,
+        mask: ArrayLike | None = None,
+        pad_id: int | None = None,
+        missing: Missing | None = None,
+        return_found: bool,
+    ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
+
+    def lookup(
+        self,
+        keys: KeysLike | Prefetched,
+        *,
+        mask: ArrayLike | None = None,
+        pad_id: int | None = None,
+        missing: Missing | None = None,
+        return_found: bool = False,
+    ) -> jax.Array | tuple[jax.Array, jax.Array]:
         """Reads rows; changes nothing.
 
         Args:
@@ -55,7 +98,7 @@ class Reads(Handle):
         rows, found = lookup(self, query, missing, with_found=return_found)
         return (rows, found) if return_found else rows
 
-    def contains(self, keys: Any) -> jax.Array:
+    def contains(self, keys: KeysLike) -> jax.Array:
         """Whether keys have a row.
 
         Args:
@@ -73,7 +116,7 @@ class Reads(Handle):
         """
         return _inspect(self, "contains", keys)[0]
 
-    def frequency(self, keys: Any) -> jax.Array:
+    def frequency(self, keys: KeysLike) -> jax.Array:
         """How often keys have occurred in training; 0 without a row.
 
         Args:
@@ -93,7 +136,7 @@ class Reads(Handle):
         """
         return _integers(_inspect(self, "frequency", keys)[1])
 
-    def version_of(self, keys: Any) -> jax.Array:
+    def version_of(self, keys: KeysLike) -> jax.Array:
         """The step that last wrote the rows of keys; -1 without a row.
 
         Args:
@@ -113,7 +156,7 @@ class Reads(Handle):
         """
         return _integers(_inspect(self, "version_of", keys)[2])
 
-    def slot(self, name: str, keys: Any, tx: Any = None) -> jax.Array:
+    def slot(self, name: str, keys: KeysLike, tx: Transform | None = None) -> jax.Array:
         """What the optimizer keeps beside rows.
 
         Args:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jax.sharding import Mesh
 
+from kvjax._keys.keys import Keys
 from kvjax._sharded.processes import allgather, allgather_json, together
 from kvjax._spec.placement import Placement
 from kvjax._spec.sharding import Sharding
@@ -29,7 +30,7 @@ def reshard(
     table: Table,
     mesh: Mesh | None,
     axis: str | tuple[str, ...] | None = None,
-    partitioner: Callable[[Any, int], Any] | None = None,
+    partitioner: Callable[[Keys, int], Any] | None = None,
     replicated: bool = False,
 ) -> Table:
     """Moves a live table to other devices: rows, slots, frequencies, versions, pins, counts of admission and its sink.

@@ -96,7 +96,7 @@ def stats_of(spec: TableSpec) -> Stats:
     every: list[dict[str, Any]] = [spec.host.stats(spec.name, shard) for shard in range(len(spec.shards))]
     raw = _summed([every[shard] for shard in spec.kept])
     plain = {field.name: raw[field.name] for field in dataclasses.fields(Stats) if field.name in raw}
-    derived = {
+    derived: dict[str, Any] = {
         "name": spec.name,
         "max_capacity": spec.max_capacity,
         "load": raw["size"] / max(raw["cells"], 1),

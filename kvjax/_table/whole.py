@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 import jax
 from jax.core import Tracer
@@ -87,7 +86,24 @@ class Whole(Handle):
         """``(size, dim)``."""
         return self.size(), self.dim
 
-    def export(self, prune: PruneLike | None = None, dry_run: bool = False, slots: bool = False) -> Any:
+    @overload
+    def export(
+        self, prune: PruneLike | None = None, dry_run: Literal[False] = False, slots: bool = False
+    ) -> Exported: ...
+
+    @overload
+    def export(
+        self, prune: PruneLike | None = None, *, dry_run: Literal[True], slots: bool = False
+    ) -> tuple[int, int]: ...
+
+    @overload
+    def export(
+        self, prune: PruneLike | None = None, dry_run: bool = False, slots: bool = False
+    ) -> Exported | tuple[int, int]: ...
+
+    def export(
+        self, prune: PruneLike | None = None, dry_run: bool = False, slots: bool = False
+    ) -> Exported | tuple[int, int]:
         """Copies the table out as NumPy arrays, sorted by (bucket, key). The table itself is not changed.
 
         In several processes each exports the rows of its own shards.
@@ -186,7 +202,7 @@ class Whole(Handle):
           >>> kvjax.drop_table("doc_to")
         """
         check_on_host(self, "to")
-        if not isinstance(storage, Storage):
+        if not isinstance(storage, Storage):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
             raise fail(TypeError, self.name, "to", "one of kvjax.storage", repr(storage), "see kvjax.storage")
         spec = dataclasses.replace(self.spec, storage=storage)
         return type(self)(move(self, spec, "to"), spec)
@@ -235,7 +251,7 @@ class Whole(Handle):
         wait(self)
         return stats_of(self.spec)
 
-    def on_evict(self, sink: Callable[..., None] | None) -> Self:
+    def on_evict(self, sink: contents.Sink | None) -> Self:
         """Sends the rows of every later eviction to a function, before they go. In several processes each sends those
         of its own shards.
 
@@ -271,7 +287,7 @@ class Whole(Handle):
 
 def _state(table: Handle) -> str:
     """What `repr` says of a handle."""
-    version = table.version
+    version: Any = table.version
     if isinstance(version, Tracer):
         return "version=traced"
     if isinstance(version, jax.Array) and version.is_deleted():

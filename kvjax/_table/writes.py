@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 
-from kvjax._keys.keys import Keys
+from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._keys.steps import step_words
 from kvjax._sharded import writes
@@ -15,7 +16,8 @@ from kvjax._spec.unsupported import check_evict
 from kvjax._table.handle import Handle, keys_for, version_to_write
 from kvjax._table.reads import Query, lookup
 from kvjax._training.apply import Update, apply, check
-from kvjax._training.rowwise import Rowwise, as_rowwise
+from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
+from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
 from kvjax.evict import RANKINGS, Policy, all_but
@@ -28,7 +30,7 @@ class Writes(Handle):
 
     __slots__ = ()
 
-    def lookup_or_insert(self, keys: Any) -> tuple[jax.Array, Self]:
+    def lookup_or_insert(self, keys: KeysLike) -> tuple[jax.Array, Self]:
         """Reads rows and gives every key without one its initial row, now.
 
         Training needs no such call: `apply` inserts what it updates.
@@ -51,7 +53,7 @@ class Writes(Handle):
         table = _write_keys(self, "lookup_or_insert", keys)
         return lookup(table, Query(keys))[0], table
 
-    def upsert(self, keys: Any, values: Any) -> Self:
+    def upsert(self, keys: KeysLike, values: ArrayLike) -> Self:
         """Inserts or overwrites rows; of equal keys the last one wins. Slots and frequency stay as they are.
 
         Args:
@@ -73,7 +75,7 @@ class Writes(Handle):
         """
         return _write_rows(self, "upsert", keys, values, self.spec.row_dtype)
 
-    def assign(self, keys: Any, values: Any) -> Self:
+    def assign(self, keys: KeysLike, values: ArrayLike) -> Self:
         """Overwrites rows; keys without one are passed over. Of equal keys the last one wins.
 
         Args:
@@ -96,7 +98,7 @@ class Writes(Handle):
         """
         return _write_rows(self, "assign", keys, values, self.spec.row_dtype)
 
-    def add(self, keys: Any, deltas: Any) -> Self:
+    def add(self, keys: KeysLike, deltas: ArrayLike) -> Self:
         """Adds to rows; a key without one starts from its initial row.
 
         The deltas of equal keys are summed in float32, in the order in which they stand (see `kvjax.merge`), and then
@@ -121,7 +123,7 @@ class Writes(Handle):
         """
         return _write_rows(self, "add", keys, deltas, jnp.float32)
 
-    def accum(self, keys: Any, old: Any, new: Any, exists: Any) -> Self:
+    def accum(self, keys: KeysLike, old: ArrayLike, new: ArrayLike, exists: ArrayLike) -> Self:
         """Brings rows from old to new values as far as they still are what the caller has seen.
 
         Where `exists` is false and the key has no row, the new value is inserted; where it is true and the key has
@@ -160,8 +162,13 @@ class Writes(Handle):
         return self.at(writes.accum(self.spec, version_to_write(self, "accum"), keys, old, new, exists))
 
     def apply(
-        self, tx: Any, grads: SparseRows, state: Any = (), step: Any = None, **extra_args: Any
-    ) -> tuple[Self, Any]:
+        self,
+        tx: Transform,
+        grads: SparseRows,
+        state: Sequence[ArrayLike] = (),
+        step: ArrayLike | None = None,
+        **extra_args: Any,
+    ) -> tuple[Self, tuple[jax.Array, ...]]:
         """The training write: inserts the keys of the gradients and updates their rows.
 
         Rows of equal keys are merged first. The transform then sees each row by itself and keeps its slots in the
@@ -198,7 +205,7 @@ class Writes(Handle):
         check(self.spec, rowwise, grads, state)
         return train(self, rowwise, grads, state, step, extra_args)
 
-    def remove(self, keys: Any) -> Self:
+    def remove(self, keys: KeysLike) -> Self:
         """Removes rows with their slots, frequency and version; keys without a row are passed over.
 
         Args:
@@ -216,7 +223,7 @@ class Writes(Handle):
         """
         return _write_keys(self, "remove", keys_for(self, keys, "remove"))
 
-    def evict(self, policy: Policy, step: Any = None) -> Self:
+    def evict(self, policy: Policy, step: ArrayLike | None = None) -> Self:
         """Removes the rows that a policy chooses, with their slots, frequency and version.
 
         Args:
@@ -239,7 +246,7 @@ class Writes(Handle):
           ([2, 3], {'MinNorm(1.5) & MaxAge(10)': 2})
           >>> kvjax.drop_table("doc_evict")
         """
-        if not isinstance(policy, Policy):
+        if not isinstance(policy, Policy):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
             raise fail(
                 TypeError, self.name, "evict", "a policy of kvjax.evict", repr(policy),
                 "combine them with & | ~; .every(...) is for get_table",
@@ -248,7 +255,7 @@ class Writes(Handle):
             raise fail(ValueError, self.name, "evict", "a number of rows", repr(policy), "give n: LeastRecent(100)")
         return _evict(self, "evict", policy.text(), step)
 
-    def restrict(self, n: int, by: str = "version") -> Self:
+    def restrict(self, n: int, by: Literal["version", "frequency"] = "version") -> Self:
         """Keeps n rows: those that were written last, or whose keys occurred most often. Pinned rows stay.
 
         Args:
@@ -278,7 +285,7 @@ class Writes(Handle):
             raise fail(ValueError, self.name, "restrict", "a number of rows n >= 0", repr(n), "see Table.restrict")
         return _evict(self, "restrict", all_but(int(n), by), None)
 
-    def pin(self, keys: Any) -> Self:
+    def pin(self, keys: KeysLike) -> Self:
         """Makes rows stay: no eviction takes them. Keys without a row get their initial one.
 
         `remove` and `clear` take them all the same. Pins are saved in checkpoints.
@@ -298,7 +305,7 @@ class Writes(Handle):
         """
         return _write_keys(self, "pin", keys_for(self, keys, "pin"))
 
-    def unpin(self, keys: Any) -> Self:
+    def unpin(self, keys: KeysLike) -> Self:
         """Takes `pin` back; keys without a row are passed over.
 
         Args:

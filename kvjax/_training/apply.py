@@ -7,6 +7,7 @@ On the CPU that goes in chunks that stay in the cache between gather, update and
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -166,7 +167,7 @@ def _update_rows(
     # The rows of a step at once stand where their gradients do, unless one of them gets the sum of several.
     in_place = at_once and not spec.shares_row
 
-    def body(carry):
+    def body(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         start, version, _ = carry
         values, grads, fresh, words, *slots = training.gather(
             spec, version, begun, start, chunk, layout.text, layout.types, gradients=not in_place
@@ -189,9 +190,19 @@ def _update_rows(
     return version, state
 
 
-def _update(rowwise: Rowwise, layout: SlotLayout, grads, values, fresh, stored, globals_, extra) -> Any:
+def _update(
+    rowwise: Rowwise,
+    layout: SlotLayout,
+    grads: jax.Array,
+    values: jax.Array,
+    fresh: jax.Array,
+    stored: Sequence[jax.Array],
+    globals_: Any,
+    extra: dict[str, Any],
+) -> Any:
     """One chunk: gradients and values ``(chunk, dim)`` to new values in float32, and slots."""
-    tx = optax.with_extra_args_support(rowwise.tx)
+    made: Any = rowwise.tx
+    tx = optax.with_extra_args_support(made)
     rows = values.astype(jnp.float32)
     initial, _ = layout.split(jax.vmap(tx.init)(rows))
     slots = [
@@ -199,7 +210,7 @@ def _update(rowwise: Rowwise, layout: SlotLayout, grads, values, fresh, stored, 
         for first, old in zip(initial, stored, strict=True)
     ]
 
-    def update(grad, state, row) -> Any:
+    def update(grad: Any, state: Any, row: Any) -> Any:
         updates, state = tx.update(grad, state, row, **extra)
         return optax.apply_updates(row, updates), state
 

@@ -11,9 +11,10 @@ from kvjax._keys.keys import Keys
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._ops import training
 from kvjax._spmd.explicit import as_auto
+from kvjax._values.arrays import ArrayLike
 
 
-def merge(grads: SparseRows | Sequence[SparseRows], scale: Any = 1.0) -> SparseRows:
+def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> SparseRows:
     """Sums the rows of equal keys, in float32 and in the order in which they stand.
 
     A sum of more than 256 rows is that of blocks: the sums of 256 rows each are added, in order. So the result is the

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
 
+import jax
 import jax.numpy as jnp
-import optax
 
-from kvjax._training.slots import COUNTS, SlotLayout, layout_of
+from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, layout_of
+
+
+class HasUpdate(Protocol):
+    """What works as an optax transform: ``optax.GradientTransformation``, ``optax.MultiSteps``."""
+
+    @property
+    def init(self) -> Callable[..., Any]: ...
+
+    @property
+    def update(self) -> Callable[..., Any]: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,16 +31,16 @@ class Rowwise:
       count: which scalars of its state are kept per row: "auto", "row" or "global".
     """
 
-    tx: optax.GradientTransformation
-    count: str = "auto"
+    tx: HasUpdate
+    count: SlotCount = "auto"
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not (callable(getattr(self.tx, "init", None)) and callable(getattr(self.tx, "update", None))):
             raise TypeError(f"rowwise wants an optax transform, got {self.tx!r}")
         if self.count not in COUNTS:
             raise ValueError(f"rowwise wants count 'auto', 'row' or 'global', got {self.count!r}")
 
-    def init(self, dim: int) -> tuple[Any, ...]:
+    def init(self, dim: int) -> tuple[jax.Array, ...]:
         """The globals of a new table.
 
         Args:
@@ -50,11 +61,15 @@ class Rowwise:
         return layout_of(self.tx, self.count, dim)
 
 
+Transform: TypeAlias = HasUpdate | Rowwise
+"""What is taken as the transform of a table's rows."""
+
+
 def as_rowwise(tx: Any) -> Rowwise:
     return tx if isinstance(tx, Rowwise) else Rowwise(tx)
 
 
-def rowwise(tx: optax.GradientTransformation, count: str = "auto") -> Rowwise:
+def rowwise(tx: HasUpdate, count: SlotCount = "auto") -> Rowwise:
     """Runs an optax transform for each touched row by itself.
 
     `kvjax.optax.partition` and `Table.apply` do this with any transform that they are given; call it to choose how

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,8 @@ import optax
 from kvjax._keys.keys import x64_enabled
 from kvjax._values.slot_layout import clean_name, layout_text, row_bytes, type_text
 
-COUNTS = ("auto", "row", "global")
+SlotCount: TypeAlias = Literal["auto", "row", "global"]
+COUNTS = get_args(SlotCount)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +59,7 @@ class SlotLayout:
         return slots, [x for x, slot in zip(leaves, self.is_slot, strict=True) if not slot]
 
 
-def layout_of(tx: optax.GradientTransformation, count: str, dim: int) -> SlotLayout:
+def layout_of(tx: Any, count: str, dim: int) -> SlotLayout:
     """The layout of a transform's state for rows of width `dim`; `count` is that of `kvjax.optax.rowwise`."""
     return _layout_of(tx, count, dim, x64_enabled())  # on which the types of some states depend
 
@@ -89,13 +90,13 @@ def _layout_of(tx: optax.GradientTransformation, count: str, dim: int, x64: bool
     return SlotLayout(treedef, tuple(is_slot), names, types)
 
 
-def _promote(tx, row, leaves, treedef, is_slot) -> None:
+def _promote(tx: Any, row: Any, leaves: list[Any], treedef: Any, is_slot: list[bool]) -> None:
     """Makes slots of the scalars that the update computes from data of the row: they cannot be shared by all rows."""
 
-    def updated(grad, state, value):
+    def updated(grad: Any, state: Any, value: Any) -> tuple[Any, ...]:
         return tuple(jax.tree.leaves(tx.update(grad, state, value)[1]))
 
-    def batched(x, slot):
+    def batched(x: Any, slot: bool) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((2, *x.shape) if slot else x.shape, x.dtype)
 
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
+from kvjax._values.arrays import ArrayLike
 from kvjax._values.exported import Exported
 
 
@@ -35,9 +35,9 @@ class Prune:
     min_norm: float | None = None
     zero_rows: bool = False
     top_k: int | None = None
-    keep: Any = None
+    keep: ArrayLike | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("min_frequency", "max_age", "min_norm", "top_k"):
             value = getattr(self, name)
             if value is not None and not value >= 0:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import numpy as np
-
 from kvjax import admit, constraints, evict
 from kvjax.initializers import Generated, Initializer, Pool, from_pool
 
@@ -38,7 +36,7 @@ def name_of(function: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def load_initializer(saved: dict[str, Any], pool: np.ndarray | None = None) -> Initializer | Pool | Generated:
+def load_initializer(saved: dict[str, Any], pool: Any = None) -> Initializer | Pool | Generated:
     """The initializer that `dump` was given."""
     if saved["kind"] == "pool":
         return from_pool(pool)

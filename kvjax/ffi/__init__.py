@@ -74,7 +74,7 @@ if HOST not in _modules:
         "(or `pip install -e .`) in its top folder"
     )
 
-host = _modules[HOST]
+host: Native = _modules[HOST]
 """What the compiled code says from Python that is about no table: hashes, owners, constants."""
 
 if _EMULATED:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import jax
+from jax.typing import DTypeLike
 
 from kvjax._lookup.bags import combined
 from kvjax._lookup.norms import clip_norm
@@ -16,16 +17,18 @@ from kvjax._table.reads import Query, lookup, query_of
 from kvjax._table.registry import get_table
 from kvjax._table.table import Table
 from kvjax._values.errors import fail
-from kvjax.initializers import normal
+from kvjax.initializers import InitializerLike, normal
 
 
 @dataclasses.dataclass(kw_only=True)
 class LayerOptions(Options, Sharding):
     """The options of `kvjax.get_table` as those of a layer, whose output has the dtype, and rows `param_dtype`."""
 
-    dtype: Any = None
-    param_dtype: Any = "float32"
-    initializer: Any = None  # normal with variance 1 / features, as that of ``flax.linen.Embed``
+    # None is for the layer to resolve; pyright wants the types of `Options`.
+    dtype: DTypeLike | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
+    param_dtype: DTypeLike = "float32"
+    # By default normal with variance 1 / features, as that of ``flax.linen.Embed``.
+    initializer: InitializerLike | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def table_options(self) -> dict[str, Any]:
         """Those that `kvjax.get_table` has other defaults for than what is said here."""
@@ -34,8 +37,9 @@ class LayerOptions(Options, Sharding):
         return {name: value for name, value in said.items() if value is not _DEFAULTS[name]}
 
 
-_DEFAULTS = {field.name: field.default for cls in (Options, Sharding) for field in dataclasses.fields(cls)}
-_DEFAULTS |= {"initializer": None}
+_DEFAULTS: dict[str, Any] = {
+    field.name: field.default for cls in (Options, Sharding) for field in dataclasses.fields(cls)
+} | {"initializer": None}
 
 
 def resolve_table(table: str | Table, features: int | None, options: dict[str, Any]) -> Table:
@@ -59,7 +63,8 @@ def resolve_table(table: str | Table, features: int | None, options: dict[str, A
                 "leave features out"
             )
         return table if isinstance(table, Table) else _existing(table)
-    return get_table(table, dim=features, **{"initializer": normal(features**-0.5), **options})
+    made: dict[str, Any] = {"initializer": normal(features**-0.5), **options}
+    return get_table(table, dim=features, **made)
 
 
 def _existing(name: str) -> Table:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import yaml
 
+from kvjax._keys.keys import KeysLike
+from kvjax._lookup.combiners import Combiner
+from kvjax._table.prefetched import Prefetched
+from kvjax._table.reads import Missing
 from kvjax._table.table import Table
+from kvjax._values.arrays import ArrayLike
 from kvjax.flax._common import LayerOptions, learns_default, read, read_bag, resolve_table
 
 # So that ``nn.Module.tabulate``, which prints its parameters as YAML, can show a table.
@@ -76,7 +81,14 @@ class Embed(_TableModule):
     max_norm: float | None = dataclasses.field(default=None, kw_only=True)
 
     @nn.compact
-    def __call__(self, keys: Any, mask: Any = None, *, salt: int | None = None, missing: Any = None) -> jax.Array:
+    def __call__(
+        self,
+        keys: KeysLike | Prefetched,
+        mask: ArrayLike | None = None,
+        *,
+        salt: int | None = None,
+        missing: Missing | None = None,
+    ) -> jax.Array:
         """Looks rows up.
 
         Args:
@@ -111,23 +123,23 @@ class EmbedBag(_TableModule):
       >>> kvjax.drop_table("doc_linen_bag")
     """
 
-    combiner: str = dataclasses.field(default="mean", kw_only=True)
+    combiner: Combiner = dataclasses.field(default="mean", kw_only=True)
     pad_id: int | None = dataclasses.field(default=None, kw_only=True)
     max_norm: float | None = dataclasses.field(default=None, kw_only=True)
-    empty: str = dataclasses.field(default="zeros", kw_only=True)
+    empty: Literal["zeros", "learned"] = dataclasses.field(default="zeros", kw_only=True)
 
     @nn.compact
     def __call__(
         self,
-        keys: Any,
+        keys: KeysLike | Prefetched,
         *,
-        lengths: Any = None,
-        segment_ids: Any = None,
+        lengths: ArrayLike | None = None,
+        segment_ids: ArrayLike | None = None,
         num_segments: int | None = None,
-        mask: Any = None,
-        weights: Any = None,
+        mask: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
         salt: int | None = None,
-        missing: Any = None,
+        missing: Missing | None = None,
     ) -> jax.Array:
         """Looks rows up and pools them.
 
@@ -147,6 +159,6 @@ class EmbedBag(_TableModule):
         table, default = self._table(), None
         if learns_default(self.empty, table):
             default = self.param("default", nn.initializers.zeros, (table.dim,), jnp.float32)
-        form = {"lengths": lengths, "segment_ids": segment_ids, "num_segments": num_segments, "weights": weights}
-        form["missing"] = missing
+        form: dict[str, Any] = {"lengths": lengths, "segment_ids": segment_ids, "num_segments": num_segments}
+        form |= {"weights": weights, "missing": missing}
         return read_bag(self, table, keys, mask, salt, default, **form)

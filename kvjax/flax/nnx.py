@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, ParamSpec
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
+from kvjax._keys.keys import KeysLike
 from kvjax._lookup import gradients
+from kvjax._lookup.combiners import Combiner
+from kvjax._table.prefetched import Prefetched
+from kvjax._table.reads import Missing
 from kvjax._table.table import Table
+from kvjax._values.arrays import ArrayLike
 from kvjax.flax._common import LayerOptions, learns_default, read, read_bag, resolve_table
+
+P = ParamSpec("P")
 
 
 class _TableModule(nnx.Module):
     """A module with a table in an ``nnx.Param``."""
 
-    def __init__(self, table: str | Table, features: int | None, dtype: Any, param_dtype: Any, options: dict[str, Any]):
+    table: nnx.Param[Table]
+    dtype: DTypeLike | None
+
+    def __init__(
+        self,
+        table: str | Table,
+        features: int | None,
+        dtype: DTypeLike | None,
+        param_dtype: DTypeLike,
+        options: dict[str, Any],
+    ) -> None:
         said = LayerOptions(param_dtype=param_dtype, **options)
         self.table = nnx.Param(resolve_table(table, features, said.table_options()))
         self.dtype = dtype
@@ -50,22 +68,32 @@ class Embed(_TableModule):
       >>> kvjax.drop_table("doc_nnx")
     """
 
+    pad_id: int | None
+    max_norm: float | None
+
     def __init__(
         self,
         table: str | Table,
         features: int | None = None,
         *,
-        dtype: Any = None,
-        param_dtype: Any = "float32",
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = "float32",
         pad_id: int | None = None,
         max_norm: float | None = None,
         rngs: nnx.Rngs | None = None,
         **options: Any,
-    ):
+    ) -> None:
         super().__init__(table, features, dtype, param_dtype, options)
         self.pad_id, self.max_norm = pad_id, max_norm
 
-    def __call__(self, keys: Any, mask: Any = None, *, salt: int | None = None, missing: Any = None) -> jax.Array:
+    def __call__(
+        self,
+        keys: KeysLike | Prefetched,
+        mask: ArrayLike | None = None,
+        *,
+        salt: int | None = None,
+        missing: Missing | None = None,
+    ) -> jax.Array:
         """Looks rows up.
 
         Args:
@@ -99,20 +127,25 @@ class EmbedBag(_TableModule):
       >>> kvjax.drop_table("doc_nnx_bag")
     """
 
+    combiner: Combiner
+    pad_id: int | None
+    max_norm: float | None
+    default: nnx.Param[jax.Array] | None
+
     def __init__(
         self,
         table: str | Table,
         features: int | None = None,
         *,
-        combiner: str = "mean",
-        dtype: Any = None,
-        param_dtype: Any = "float32",
+        combiner: Combiner = "mean",
+        dtype: DTypeLike | None = None,
+        param_dtype: DTypeLike = "float32",
         pad_id: int | None = None,
         max_norm: float | None = None,
-        empty: str = "zeros",
+        empty: Literal["zeros", "learned"] = "zeros",
         rngs: nnx.Rngs | None = None,
         **options: Any,
-    ):
+    ) -> None:
         super().__init__(table, features, dtype, param_dtype, options)
         self.combiner, self.pad_id, self.max_norm = combiner, pad_id, max_norm
         table = self.table.get_value()
@@ -121,15 +154,15 @@ class EmbedBag(_TableModule):
 
     def __call__(
         self,
-        keys: Any,
+        keys: KeysLike | Prefetched,
         *,
-        lengths: Any = None,
-        segment_ids: Any = None,
+        lengths: ArrayLike | None = None,
+        segment_ids: ArrayLike | None = None,
         num_segments: int | None = None,
-        mask: Any = None,
-        weights: Any = None,
+        mask: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
         salt: int | None = None,
-        missing: Any = None,
+        missing: Missing | None = None,
     ) -> jax.Array:
         """Looks rows up and pools them.
 
@@ -147,12 +180,12 @@ class EmbedBag(_TableModule):
           ``(..., features)``, one row a bag.
         """
         default = None if self.default is None else self.default.get_value()
-        form = {"lengths": lengths, "segment_ids": segment_ids, "num_segments": num_segments, "weights": weights}
-        form["missing"] = missing
+        form: dict[str, Any] = {"lengths": lengths, "segment_ids": segment_ids, "num_segments": num_segments}
+        form |= {"weights": weights, "missing": missing}
         return read_bag(self, self.table.get_value(), keys, mask, salt, default, **form)
 
 
-def value_and_grad(fun: Callable[..., Any], has_aux: bool = False, wrt: Any = nnx.Param) -> Callable[..., Any]:
+def value_and_grad(fun: Callable[P, Any], has_aux: bool = False, wrt: Any = nnx.Param) -> Callable[P, tuple[Any, Any]]:
     """Like ``nnx.value_and_grad``, for models that hold tables; see `kvjax.value_and_grad`.
 
     Args:
@@ -166,13 +199,15 @@ def value_and_grad(fun: Callable[..., Any], has_aux: bool = False, wrt: Any = nn
       for ``nnx.Optimizer.update``.
     """
 
+    run: Callable[..., Any] = fun
+
     @functools.wraps(fun)
-    def wrapped(model, *args, **kwargs):
+    def wrapped(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         graph, params, rest = nnx.split(model, wrt, ...)
 
-        def loss(params):
+        def loss(params: Any) -> tuple[Any, tuple[Any, Any]]:
             copy = nnx.merge(graph, params, rest, copy=True)
-            out = fun(copy, *args, **kwargs)
+            out = run(copy, *args, **kwargs)
             value, aux = out if has_aux else (out, None)
             return value, (aux, nnx.state(copy, nnx.Not(wrt)))
 
@@ -183,7 +218,7 @@ def value_and_grad(fun: Callable[..., Any], has_aux: bool = False, wrt: Any = nn
     return wrapped
 
 
-def grad(fun: Callable[..., Any], has_aux: bool = False, wrt: Any = nnx.Param) -> Callable[..., Any]:
+def grad(fun: Callable[P, Any], has_aux: bool = False, wrt: Any = nnx.Param) -> Callable[P, Any]:
     """Like ``nnx.grad``, for models that hold tables; see `value_and_grad`.
 
     Args:
@@ -197,7 +232,7 @@ def grad(fun: Callable[..., Any], has_aux: bool = False, wrt: Any = nnx.Param) -
     function = value_and_grad(fun, has_aux, wrt)
 
     @functools.wraps(fun)
-    def wrapped(*args, **kwargs):
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
         result, grads = function(*args, **kwargs)
         return (grads, result[1]) if has_aux else grads
 

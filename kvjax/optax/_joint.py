@@ -62,7 +62,7 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
     """
     tx = optax.with_extra_args_support(tx)
 
-    def init(params):
+    def init(params: Any) -> Any:
         without = jax.tree.map(lambda x: None if is_table(x) else x, params, is_leaf=is_table)
         state = tx.init(without)
         if any(getattr(leaf, "ndim", 0) > 0 for leaf in jax.tree.leaves(state)):
@@ -72,7 +72,7 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
             )
         return state
 
-    def update(updates, state, params=None, **extra):
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         merged, rows = as_arrays(updates)
         if params is not None:
             params = jax.tree.map(lambda p: None if is_table(p) else p, params, is_leaf=is_table)

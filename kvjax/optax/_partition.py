@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +13,9 @@ from kvjax._keys.sparse_rows import is_sparse
 from kvjax._table.table import Table, is_table
 from kvjax._table.writes import train
 from kvjax._training.apply import check
-from kvjax._training.rowwise import Rowwise, as_rowwise
+from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
 
-TableTx = Any  # an optax transform, a Rowwise, a mapping from table names to them, or a function of the name
+TableTx: TypeAlias = Transform | Mapping[str, Transform] | Callable[[str], Transform]
 
 
 class PartitionState(NamedTuple):
@@ -68,7 +68,7 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
     dense = optax.with_extra_args_support(dense)
     choose = _chooser(tables)
 
-    def init(params):
+    def init(params: Any) -> PartitionState:
         leaves, _ = jax.tree.flatten(params, is_leaf=is_table)
         found = [leaf for leaf in leaves if is_table(leaf) and leaf.spec.trainable]
         return PartitionState(
@@ -77,7 +77,7 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
             tables={t.name: choose(t.name).init(t.dim) for t in found},
         )
 
-    def update(updates, state, params=None, **extra):
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, PartitionState]:
         if params is None:
             raise ValueError("kvjax.optax.partition wants update(grads, state, params), got no params")
         _check_same_tree(params, updates)
@@ -89,7 +89,7 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
         step = state.count + 1
         globals_ = dict(state.tables)
 
-        def write(table, grad):
+        def write(table: Any, grad: Any) -> Any:
             if not is_table(table):
                 return None
             if not table.spec.trainable:
@@ -122,7 +122,7 @@ def _check_same_tree(params: Any, grads: Any) -> None:
         raise ValueError(f"kvjax.optax.partition wants gradients in the tree of the parameters, {want}, got {got}")
 
 
-def _chooser(tables: TableTx) -> Callable[[str], Rowwise]:
+def _chooser(tables: Any) -> Callable[[str], Rowwise]:
     is_function = callable(tables) and not hasattr(tables, "update")  # transforms are tuples; MultiSteps is an object
 
     def choose(name: str) -> Rowwise:

@@ -13,6 +13,7 @@ from orbax.checkpoint import future
 
 from kvjax._spec.sharding import Sharding
 from kvjax._table.table import Table
+from kvjax._values.prune import PruneLike
 from kvjax.checkpoint._format import names, read_meta
 from kvjax.checkpoint._restore import Restore
 from kvjax.checkpoint._write import check_saved, snapshot, write
@@ -95,7 +96,7 @@ class TableSave(ocp.args.CheckpointArgs):
     """
 
     tables: Mapping[str, Table]
-    prune: Any = None
+    prune: PruneLike | None = None
 
 
 @ocp.args.register_with_handler(TableHandler, for_restore=True)

@@ -15,14 +15,14 @@ from kvjax._table.table import Table, is_table
 class TableRef:
     """Stands where a table stood; a pytree without leaves, so nothing is saved for it."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str) -> None:
         self.name = name
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> tuple[tuple[()], str]:
         return (), self.name
 
     @classmethod
-    def tree_unflatten(cls, name, _):
+    def tree_unflatten(cls, name: str, _: Any) -> TableRef:
         return cls(name)
 
     def __repr__(self) -> str:

@@ -124,9 +124,10 @@ def test_python_knows_no_platform():
 
 def test_public_names():
     assert set(kvjax.__all__) == {
-        "Exported", "Keys", "Prefetched", "Prune", "SparseRows", "Stats", "Table", "admit", "backends", "constraints",
-        "drop_table", "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag",
-        "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "stats", "storage", "tables", "value_and_grad",
+        "Exported", "Keys", "KeysLike", "Prefetched", "Prune", "SparseRows", "Stats", "Table", "admit", "backends",
+        "constraints", "drop_table", "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys",
+        "lookup_bag", "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "stats", "storage",
+        "tables", "value_and_grad",
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {"PartitionState", "Rowwise", "global_norm", "joint", "partition", "rowwise"}
