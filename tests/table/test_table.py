@@ -119,6 +119,18 @@ def test_export_is_sorted_and_pruned(make):
         kvjax.Prune(min_frequency=-1)
 
 
+def test_the_most_frequent_rows_are_the_later_ones_of_equals(make):
+    table = make(1)
+    for step, keys in ((1, [10, 11, 12]), (2, [20, 21]), (3, [30, 30])):
+        grads = kvjax.SparseRows(np.array(keys), jnp.ones((len(keys), 1)))
+        table, _ = table.apply(optax.sgd(1.0), grads, step=step)
+    order = table.export().keys.tolist()
+    for k, want in ((1, {30}), (3, {30, 20, 21})):
+        assert set(table.export(kvjax.Prune(top_k=k)).keys.tolist()) == want
+    first = next(key for key in order if key in (20, 21))
+    assert set(table.export(kvjax.Prune(top_k=2)).keys.tolist()) == {30, first}
+
+
 def test_unsigned_export(make):
     table = make(1, key_dtype="uint64").upsert(np.array([2**64 - 1], np.uint64), [[1.0]])
     assert table.export().keys.tolist() == [2**64 - 1]
