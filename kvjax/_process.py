@@ -12,7 +12,7 @@ Score = Callable[[Any], Any]
 
 
 class Process:
-    """All that kvjax keeps between calls on the Python side.
+    """All that the Python side keeps between calls.
 
     Attributes:
       lock: for the dicts alone, and what must change together with them: a sink may ask for tables while another call
@@ -29,6 +29,23 @@ class Process:
         self.first_versions: dict[str, int] = {}
         self.sinks: dict[str, Any] = {}
         self._scores: dict[str, Score] = {}
+
+    def spec_of(self, name: str) -> Any:
+        """The spec of the table of this name, or None."""
+        with self.lock:
+            return self.specs.get(name)
+
+    def all_specs(self) -> dict[str, Any]:
+        with self.lock:
+            return dict(self.specs)
+
+    def sink_of(self, name: str) -> Any:
+        with self.lock:
+            return self.sinks.get(name)
+
+    def set_sink(self, name: str, sink: Any) -> None:
+        with self.lock:
+            self.sinks[name] = sink
 
     def name_score(self, name: str, score: Score) -> str:
         """The name by which compiled programs find a score function, as they do tables."""

@@ -22,8 +22,6 @@ from kvjax.ffi import host
 
 __all__ = ["MinCount", "Probability", "Sketch"]
 
-NUM_BUCKETS: int = host.NUM_BUCKETS
-
 
 def _check(ok: bool, name: str, want: str, got: Any) -> None:
     if not ok:
@@ -110,7 +108,7 @@ class Sketch:
     @property
     def cells(self) -> int:
         """Cells of 16 bits in a virtual bucket's part of the sketch."""
-        return 2 ** ((int(self.size) // 2 // NUM_BUCKETS).bit_length() - 1)
+        return 2 ** ((int(self.size) // 2 // host.NUM_BUCKETS).bit_length() - 1)
 
     def own_options(self) -> dict[str, Any]:
         halve_every = int(self.halve_every or 0)

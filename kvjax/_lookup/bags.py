@@ -177,7 +177,7 @@ def _bag_ids(table: Table, keys: Keys, lengths: Any, segment_ids: Any, num_segme
         together = table.spec.placement is not None and mesh.inside(table.spec, _OP)
         ids, status = bag_ops.bag_ids(table.name, lengths, keys.shape[0], together)
         if together:  # other devices have other lengths
-            (ids,) = routing.agree(table.spec, _OP, mesh.agreed(status), [ids], False)
+            (ids,) = routing.agree(table.spec, _OP, mesh.agreed(status), [ids])
         return ids, bags
     bags = num_segments
     if not is_integer(bags) or not 0 <= bags < 2**31:

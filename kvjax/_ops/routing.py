@@ -12,6 +12,7 @@ import numpy as np
 
 from kvjax._keys.keys import Keys
 from kvjax._ops.call import WORD, array, flag, mask_operand, nothing, read
+from kvjax._ops.operations import OPERATIONS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import varying_like
 
@@ -83,7 +84,6 @@ def agree(
     op: str,
     number: jax.Array,
     values: Sequence[jax.Array],
-    writes: bool,
     traffic: Traffic | None = None,
 ) -> tuple[jax.Array, ...]:
     """The values, unless the number is that of a failure, which is raised; one of a write forgets what was planned."""
@@ -92,7 +92,7 @@ def agree(
     aliases = {i + 3: i for i in range(len(values))}
     call = jax.ffi.ffi_call("kvjax_agree", results, input_output_aliases=aliases, vmap_method="sequential")
     amounts = ("to_owners", "from_owners", "usual_rounds")
-    attributes: dict[str, Any] = {"table": spec.name, "op": op, "writes": flag(writes)}
+    attributes: dict[str, Any] = {"table": spec.name, "op": op, "writes": flag(OPERATIONS[op].writes)}
     attributes |= {name: np.int64(getattr(traffic, name)) for name in amounts}
     # What all devices agree on varies no more than it did before.
     agreed = call(number, traffic.rounds, traffic.starts, *values, **attributes)

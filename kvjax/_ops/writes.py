@@ -1,11 +1,13 @@
 """Writes to a table, one function per target; each returns the next version.
 
 With phase "plan" a write changes nothing and returns 0 or the number of a failure, with "commit" it does what has been
-planned. What is only proposed has to be prepared first (`kvjax._sharded.space`). Where the mask is false, keys are
-passed over.
+planned. What is only proposed has to be prepared first (`kvjax._sharded.space`).
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -14,52 +16,55 @@ from kvjax._ops.call import WORD, flag, initial_operand, mask_operand, write
 from kvjax._spec.spec import TableSpec
 
 
-def write_keys(
-    spec: TableSpec,
-    op: str,
-    phase: str,
-    version: jax.Array,
-    keys: Keys,
-    mask: jax.Array | None,
-    initial: jax.Array | None = None,
-) -> jax.Array:
-    attributes = {"table": spec.name, "op": op, "phase": phase, "narrow": flag(keys.narrow)}
-    operands = (version, keys.words, mask_operand(spec, mask), initial_operand(spec, initial))
-    return write("kvjax_write_keys", WORD, *operands, **attributes)
+class Batch(NamedTuple):
+    """What a write brings.
+
+    Attributes:
+      keys: ``(...)``, or None for a write that is about all rows.
+      mask: ``(...)`` bool, false for keys that are passed over, or None.
+      values: arrays ``(..., ...)`` of the keys; without keys, of any shape.
+      initial: ``(m, dim)`` initial rows of new keys, where the call has to bring them, or None.
+    """
+
+    keys: Keys | None
+    mask: jax.Array | None
+    values: Sequence[Any]
+    initial: jax.Array | None
+
+    def operands(self, spec: TableSpec) -> tuple[Any, Any]:
+        """Key words and mask."""
+        assert self.keys is not None
+        return self.keys.words, mask_operand(spec, self.mask)
+
+    def attributes(self, spec: TableSpec, phase: str) -> dict[str, Any]:
+        assert self.keys is not None
+        return {"table": spec.name, "phase": phase, "narrow": flag(self.keys.narrow)}
 
 
-def write_rows(
-    spec: TableSpec,
-    op: str,
-    phase: str,
-    version: jax.Array,
-    keys: Keys,
-    mask: jax.Array | None,
-    rows: jax.Array,
-    initial: jax.Array | None = None,
-) -> jax.Array:
-    attributes = {"table": spec.name, "op": op, "phase": phase, "narrow": flag(keys.narrow)}
-    operands = (version, keys.words, mask_operand(spec, mask), rows, initial_operand(spec, initial))
-    return write("kvjax_write_rows", WORD, *operands, **attributes)
+def write_keys(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch) -> jax.Array:
+    operands = (version, *batch.operands(spec), initial_operand(spec, batch.initial))
+    return write("kvjax_write_keys", WORD, *operands, op=op, **batch.attributes(spec, phase))
 
 
-def accum(
-    spec: TableSpec,
-    phase: str,
-    version: jax.Array,
-    keys: Keys,
-    mask: jax.Array | None,
-    old: jax.Array,
-    new: jax.Array,
-    exists: jax.Array,
-) -> jax.Array:
-    attributes = {"table": spec.name, "phase": phase, "narrow": flag(keys.narrow)}
-    return write("kvjax_accum", WORD, version, keys.words, mask_operand(spec, mask), old, new, exists, **attributes)
+def write_rows(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch) -> jax.Array:
+    """values: rows ``(..., dim)``."""
+    operands = (version, *batch.operands(spec), *batch.values, initial_operand(spec, batch.initial))
+    return write("kvjax_write_rows", WORD, *operands, op=op, **batch.attributes(spec, phase))
 
 
-def evict(spec: TableSpec, op: str, phase: str, version: jax.Array, policy: str, step: jax.Array) -> jax.Array:
-    return write("kvjax_evict", WORD, version, step, table=spec.name, op=op, phase=phase, policy=policy)
+def accum(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch) -> jax.Array:
+    """values: old and new rows ``(..., dim)``, and exists ``(...)`` bool."""
+    operands = (version, *batch.operands(spec), *batch.values)
+    return write("kvjax_accum", WORD, *operands, **batch.attributes(spec, phase))
 
 
-def clear(spec: TableSpec, phase: str, version: jax.Array, slots_only: bool) -> jax.Array:
-    return write("kvjax_clear", WORD, version, table=spec.name, phase=phase, slots_only=flag(slots_only))
+def evict(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch, policy: str) -> jax.Array:
+    """values: the step ``(2,)`` uint32. policy: its text."""
+    attributes = {"table": spec.name, "op": op, "phase": phase, "policy": policy}
+    return write("kvjax_evict", WORD, version, *batch.values, **attributes)
+
+
+def clear(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch) -> jax.Array:
+    """op: "clear" or "clear_slots"."""
+    slots_only = flag(op == "clear_slots")
+    return write("kvjax_clear", WORD, version, table=spec.name, phase=phase, slots_only=slots_only)

@@ -43,7 +43,7 @@ def piece(placement: Placement, grads: SparseRows) -> SparseRows:
 
 def check_copies(spec: TableSpec, op: str, values: Any) -> jax.Array:
     """A status ``()`` uint32: that of a failure where copies of the table get different values."""
-    placement = spec.sharded
+    placement = spec.mesh_placement
     axes = _others(placement)
     if not axes or known(axes):
         return jnp.uint32(0)
@@ -60,7 +60,7 @@ def checksum(placement: Placement, values: Any) -> jax.Array | None:
 
 def check_processes(spec: TableSpec, op: str, sum_: jax.Array | None) -> jax.Array:
     """A status ``()`` uint32: that of a failure where processes have other values."""
-    return jnp.uint32(0) if sum_ is None else _check_equal(spec, op, sum_, spec.sharded.mesh.axis_names)
+    return jnp.uint32(0) if sum_ is None else _check_equal(spec, op, sum_, spec.mesh_placement.mesh.axis_names)
 
 
 def _check_equal(spec: TableSpec, op: str, sum_: jax.Array, axes: tuple[str, ...]) -> jax.Array:

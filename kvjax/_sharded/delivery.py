@@ -48,4 +48,4 @@ def deliver(
     summary = training.plan_step(spec, version, step, status, slots)
     if not spec.needs_summaries:
         return summary[None], status, traffic
-    return jax.lax.all_gather(summary, spec.sharded.axes), status, traffic
+    return jax.lax.all_gather(summary, spec.mesh_placement.axes), status, traffic

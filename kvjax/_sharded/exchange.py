@@ -93,7 +93,7 @@ class Exchange:
     """
 
     def __init__(self, spec: TableSpec, keys: Keys, mask: jax.Array | None, few: bool = False):
-        self.placement, self.n, shards = spec.sharded, keys.size, spec.sharded.num_shards
+        self.placement, self.n, shards = spec.mesh_placement, keys.size, spec.mesh_placement.num_shards
         self.sizes = RoundSizes.of(self.n, shards, 4 * spec.dim, few)
         to, here = owners(self.placement, keys), position(self.placement)
         self.routed = routing.route(spec, shards, self.sizes.capacity, keys, mask, to, here)
@@ -181,7 +181,7 @@ def ask(
     Returns:
       The arrays ``(n, ...)``, zeros where the mask is false, and 1.0, which exists only once all have been asked.
     """
-    if spec.sharded.replicated:
+    if spec.mesh_placement.replicated:
         answers, status = answer(keys, mask)
         traffic = None
     else:
@@ -198,5 +198,5 @@ def ask(
         returned = sum(x.dtype.itemsize * math.prod(x.shape[1:]) for x in answers)
         traffic = exchange.traffic(rounds, columns=2, sent=0, returned=returned)
     number = agreed(status)
-    *answers, used = routing.agree(spec, op, number, [*answers, jnp.float32(1)], False, traffic)
+    *answers, used = routing.agree(spec, op, number, [*answers, jnp.float32(1)], traffic)
     return tuple(answers), used

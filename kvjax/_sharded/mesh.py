@@ -46,7 +46,7 @@ def inside(spec: TableSpec, op: str) -> bool:
 
 def _check_mesh(spec: TableSpec, op: str, mesh: Any) -> None:
     """That the mesh around is the table's, by its axes; that they stand for the same devices is checked on these."""
-    want, got = dict(spec.sharded.mesh.shape), dict(mesh.shape)
+    want, got = dict(spec.mesh_placement.mesh.shape), dict(mesh.shape)
     if want != got:
         raise fail(
             ValueError, spec.name, op, f"a program on the table's mesh, {want}", f"one on a mesh {got}",
@@ -80,7 +80,7 @@ def over_keys(
     """
     if not inside(spec, op):
         return _over_keys(part, spec, op, tuple(sorted(options.items())), _anywhere(keys), version, keys, mask)
-    placement, shape = spec.sharded, keys.shape
+    placement, shape = spec.mesh_placement, keys.shape
     words, mask = keys.words.reshape(-1, 2), None if mask is None else mask.reshape(-1)
     # What several devices all ask for is asked for once: each of them asks for a piece.
     axes = () if placement.replicated else repeated(placement, (words, mask))
@@ -106,7 +106,7 @@ def _anywhere(keys: Keys) -> bool:
 def _over_keys(
     part: Any, spec: TableSpec, op: str, options: Any, everywhere: bool, version: Any, keys: Keys, mask: Any
 ) -> Any:
-    placement, shape = spec.sharded, keys.shape
+    placement, shape = spec.mesh_placement, keys.shape
 
     def run(version: Any, words: Any, mask: Any) -> Any:
         words, mask, n = pieces(placement.num_devices, words.reshape(-1, 2), None if mask is None else mask.reshape(-1))

@@ -30,12 +30,12 @@ def prepare_proposed(spec: TableSpec, op: str, version: jax.Array, status: jax.A
       What the devices agree on: 0, or the number of a failure ``()`` uint32.
     """
     summary = space.summarize(spec, op, version, status)
-    return prepare(spec, op, version, jax.lax.all_gather(summary, spec.sharded.axes), status)
+    return prepare(spec, op, version, jax.lax.all_gather(summary, spec.mesh_placement.axes), status)
 
 
 def prepare(spec: TableSpec, op: str, version: jax.Array, summaries: jax.Array, status: jax.Array) -> jax.Array:
     """The same with the summaries ``(shards, f, 2)`` uint32 of all shards."""
-    placement = spec.sharded
+    placement = spec.mesh_placement
     shard = position(placement)
     first = space.prepare(spec, op, version, summaries, shard)
     if summaries.shape[0] == 1:  # a shard that needs no summaries of others asks nobody either

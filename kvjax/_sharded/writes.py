@@ -20,72 +20,51 @@ from kvjax._keys.keys import Keys
 from kvjax._ops import routing, writes
 from kvjax._ops.initial_rows import initial_rows
 from kvjax._ops.operations import OPERATIONS
+from kvjax._ops.writes import Batch
 from kvjax._sharded import copies, mesh
 from kvjax._sharded.exchange import owners
 from kvjax._sharded.space import prepare_proposed
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import varies, varying_like
 
-# A writer is a function (spec, op, phase, version, keys, mask, values, **options) of this module.
+Writer = Callable[..., jax.Array]
+"""A function of `kvjax._ops.writes`: (spec, op, phase, version, batch, **options)."""
 
 
 def write_keys(spec: TableSpec, op: str, version: jax.Array, keys: Keys) -> jax.Array:
-    return _write(_keys_writer, spec, op, version, keys, ())
-
-
-def _keys_writer(
-    spec: TableSpec, op: str, phase: str, version: jax.Array, keys: Any, mask: Any, values: Sequence[Any]
-) -> jax.Array:
-    initial = initial_rows(spec, version, keys, mask) if OPERATIONS[op].needs_initial else None
-    return writes.write_keys(spec, op, phase, version, keys, mask, initial)
+    return _write(writes.write_keys, spec, op, version, keys, ())
 
 
 def write_rows(spec: TableSpec, op: str, version: jax.Array, keys: Keys, rows: jax.Array) -> jax.Array:
     """rows: ``(..., dim)``."""
-    return _write(_rows_writer, spec, op, version, keys, (rows,))
-
-
-def _rows_writer(
-    spec: TableSpec, op: str, phase: str, version: jax.Array, keys: Any, mask: Any, values: Sequence[Any]
-) -> jax.Array:
-    initial = initial_rows(spec, version, keys, mask) if OPERATIONS[op].needs_initial else None
-    return writes.write_rows(spec, op, phase, version, keys, mask, values[0], initial)
+    return _write(writes.write_rows, spec, op, version, keys, (rows,))
 
 
 def accum(spec: TableSpec, version: jax.Array, keys: Keys, old: Any, new: Any, exists: Any) -> jax.Array:
     """old, new: ``(..., dim)``; exists: ``(...)`` bool."""
-    return _write(_accum_writer, spec, "accum", version, keys, (old, new, exists))
-
-
-def _accum_writer(
-    spec: TableSpec, op: str, phase: str, version: jax.Array, keys: Any, mask: Any, values: Sequence[Any]
-) -> jax.Array:
-    return writes.accum(spec, phase, version, keys, mask, *values)
+    return _write(writes.accum, spec, "accum", version, keys, (old, new, exists))
 
 
 def evict(spec: TableSpec, op: str, version: jax.Array, policy: str, step: jax.Array) -> jax.Array:
     """policy: its text; step: ``(2,)`` uint32."""
-    return _write(_evict_writer, spec, op, version, None, (step,), policy=policy)
+    return _write(writes.evict, spec, op, version, None, (step,), policy=policy)
 
 
-def _evict_writer(
-    spec: TableSpec, op: str, phase: str, version: jax.Array, keys: Any, mask: Any, values: Sequence[Any], policy: str
-) -> jax.Array:
-    return writes.evict(spec, op, phase, version, policy, values[0])
+def clear(spec: TableSpec, version: jax.Array, op: str) -> jax.Array:
+    """op: "clear" or "clear_slots"."""
+    return _write(writes.clear, spec, op, version, None, ())
 
 
-def clear(spec: TableSpec, version: jax.Array, slots_only: bool) -> jax.Array:
-    return _write(_clear_writer, spec, "clear_slots" if slots_only else "clear", version, None, ())
-
-
-def _clear_writer(
-    spec: TableSpec, op: str, phase: str, version: jax.Array, keys: Any, mask: Any, values: Sequence[Any]
-) -> jax.Array:
-    return writes.clear(spec, phase, version, op == "clear_slots")
+def _batch(
+    spec: TableSpec, op: str, version: jax.Array, keys: Keys | None, mask: jax.Array | None, values: Sequence[Any]
+) -> Batch:
+    if keys is None or not OPERATIONS[op].needs_initial:
+        return Batch(keys, mask, values, None)
+    return Batch(keys, mask, values, initial_rows(spec, version, keys, mask))
 
 
 def _write(
-    writer: Callable[..., jax.Array],
+    writer: Writer,
     spec: TableSpec,
     op: str,
     version: jax.Array,
@@ -99,7 +78,7 @@ def _write(
     """
     placement = spec.placement
     if placement is None:
-        return writer(spec, op, "whole", version, keys, None, values, **options)
+        return writer(spec, op, "whole", version, _batch(spec, op, version, keys, None, values), **options)
     if not mesh.inside(spec, op):
         return _write_everywhere(writer, spec, op, tuple(sorted(options.items())), version, keys, tuple(values))
     if keys is not None:
@@ -117,7 +96,7 @@ def _flat(keys: Keys, values: Sequence[Any]) -> tuple[Keys, list[Any]]:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
 def _write_everywhere(writer: Any, spec: TableSpec, op: str, options: Any, version: Any, keys: Any, values: Any) -> Any:
-    narrow, placement = keys is not None and keys.narrow, spec.sharded
+    narrow, placement = keys is not None and keys.narrow, spec.mesh_placement
 
     def run(version: Any, words: Any, *values: Any) -> Any:
         flat: Sequence[Any] = values
@@ -142,17 +121,18 @@ def _write_part(
     writer: Any, spec: TableSpec, op: str, options: Any, version: Any, keys: Keys | None, values: Any, status: Any
 ) -> jax.Array:
     """status: ``()`` uint32, of what came before."""
-    placement, mask = spec.sharded, None
+    placement, mask = spec.mesh_placement, None
     if keys is not None and not placement.replicated:
         to = owners(placement, keys)
         mask, routed = routing.owned(spec, placement.num_shards, keys, to, mesh.position(placement))
         status = jnp.maximum(status, routed)
     together = _makes_space(spec, op)
-    planned = writer(spec, op, "propose" if together else "plan", version, keys, mask, values, **options)
+    batch = _batch(spec, op, version, keys, mask, values)
+    planned = writer(spec, op, "propose" if together else "plan", version, batch, **options)
     status = jnp.maximum(status, planned)
     number = prepare_proposed(spec, op, version, status) if together else mesh.agreed(status)
-    (version,) = routing.agree(spec, op, number, [varying_like(version, planned)], True)
-    return settle(writer(spec, op, "commit", version, keys, mask, values, **options))
+    (version,) = routing.agree(spec, op, number, [varying_like(version, planned)])
+    return settle(writer(spec, op, "commit", version, _batch(spec, op, version, keys, mask, values), **options))
 
 
 def _makes_space(spec: TableSpec, op: str) -> bool:

@@ -60,8 +60,8 @@ def option(
       default: what it is if nobody says it.
       resolve: from a request and a value to what `TableSpec` holds; may look at options that stand before it.
       native: from a `TableSpec` to options by the names that the C++ side knows.
-      saved: what checkpoints keep: "field" for what the rows depend on, which a restore compares; "rule" for what
-        training does later; None for what is of the process.
+      saved: where checkpoints keep it, so that a restore can make the table anew: among the "fields" of a table, among
+        its "rules", or nowhere, because it is of the process.
     """
     return dataclasses.field(default=default, metadata={"resolve": resolve, "native": native, "saved": saved})
 
@@ -171,26 +171,26 @@ def _shape_of(constraint: Any, dim: int) -> str:
         return f"{type(error).__name__}: {error}"
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True, repr=False)
 class Options:
     """The options of a table, as users give them; `kvjax.get_table` says what each means."""
 
     # Not frozen, because Linen's modules, which have these as fields, are not.
-    key_dtype: DTypeLike = option("int64", _key_dtype, saved="field")
-    dtype: DTypeLike = option("float32", _dtype, native.dtype, saved="field")
-    initializer: InitializerLike = option(0.0, _initializer, native.initializer, saved="field")
-    seed: int | None = option(None, _seed, native.seed, saved="field")
-    trainable: bool = option(True, _bool, saved="field")
+    key_dtype: DTypeLike = option("int64", _key_dtype, saved="fields")
+    dtype: DTypeLike = option("float32", _dtype, native.dtype, saved="fields")
+    initializer: InitializerLike = option(0.0, _initializer, native.initializer, saved="fields")
+    seed: int | None = option(None, _seed, native.seed, saved="fields")
+    trainable: bool = option(True, _bool, saved="fields")
     checkpoint: bool = option(True, _bool)
     capacity: int | None = option(None, _capacity, native.capacity)
-    max_capacity: int | None = option(None, _max_capacity, native.max_capacity, saved="rule")
-    on_full: OnFull = option("grow", _on_full, native.on_full, saved="rule")
-    admit: Admission | None = option(None, _admit, native.admission, saved="rule")
-    evict: Policy | Every | None = option(None, _evict, native.eviction, saved="rule")
-    count: Count = option("occurrences", _count, native.count, saved="rule")
+    max_capacity: int | None = option(None, _max_capacity, native.max_capacity, saved="rules")
+    on_full: OnFull = option("grow", _on_full, native.on_full, saved="rules")
+    admit: Admission | None = option(None, _admit, native.admission, saved="rules")
+    evict: Policy | Every | None = option(None, _evict, native.eviction, saved="rules")
+    count: Count = option("occurrences", _count, native.count, saved="rules")
     storage: Storage | None = option(None, _storage, native.storage)
-    rounding: Rounding = option("nearest", _rounding, saved="field")
-    constraint: Callable[[jax.Array], jax.Array] | None = option(None, _constraint, saved="rule")
+    rounding: Rounding = option("nearest", _rounding, saved="fields")
+    constraint: Callable[[jax.Array], jax.Array] | None = option(None, _constraint, saved="rules")
 
 
 ENTRIES = {field.name: field for field in dataclasses.fields(Options)}
@@ -198,5 +198,5 @@ ENTRIES = {field.name: field for field in dataclasses.fields(Options)}
 
 
 def saved_as(kind: str) -> tuple[str, ...]:
-    """Names of the options that checkpoints keep as a "field" or as a "rule"."""
+    """Names of the options that checkpoints keep among the "fields" or among the "rules"."""
     return tuple(name for name, entry in ENTRIES.items() if entry.metadata["saved"] == kind)

@@ -19,7 +19,7 @@ from kvjax._values.dtypes import ROW_DTYPES, dtype_name
 from kvjax._values.errors import fail
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(kw_only=True, repr=False)
 class Sharding:
     """Arguments that say where a table's rows live, of `kvjax.get_table`, `kvjax.reshard` and `TableRestore`."""
 
@@ -29,41 +29,43 @@ class Sharding:
     replicated: bool = False
     wire: DTypeLike | None = None
 
-    def placement(self, name: str, op: str) -> Placement | None:
-        """Where this puts a table; None without a mesh.
 
-        Args:
-          name: of the table, for errors.
-          op: for errors.
+def placement_of(sharding: Sharding, name: str, op: str) -> Placement | None:
+    """Where the arguments put a table; None without a mesh.
 
-        Raises:
-          ValueError: the arguments do not fit each other or the mesh, or this jax cannot run such tables.
-        """
+    Args:
+      sharding: the arguments.
+      name: of the table, for errors.
+      op: for errors.
 
-        def want(ok: Any, what: str, got: Any) -> None:
-            if not ok:
-                raise fail(ValueError, name, op, what, repr(got), "see kvjax.get_table")
+    Raises:
+      ValueError: the arguments do not fit each other or the mesh, or this jax cannot run such tables.
+    """
 
-        mesh, partitioner = self.mesh, self.partitioner
-        if mesh is None:
-            for key in ("axis", "partitioner", "replicated", "wire"):
-                want(not getattr(self, key), f"mesh= beside {key}=", getattr(self, key))
-            return None
-        want(isinstance(mesh, Mesh), "a jax.sharding.Mesh", mesh)  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
-        want(mesh.local_devices, "a mesh with devices of this process", mesh)
-        check_sharding(name, op)
-        names, axis = tuple(mesh.axis_names), self.axis
-        axes = names if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
-        fits = axes and len(set(axes)) == len(axes) and set(axes) <= set(names)
-        want(fits, f"axis of the mesh's {names}", axis)
-        want(partitioner is None or callable(partitioner), "a function (keys, num_shards)", partitioner)
-        want(partitioner is None or not self.replicated, "no partitioner beside replicated=True", partitioner)
-        if partitioner is not None:
-            got = _owners_of(partitioner, math.prod(mesh.shape[axis] for axis in axes))
-            want(got in ("int32[3]", "int64[3]", "uint32[3]"), "partitioner(keys (3,), num_shards) -> int32[3]", got)
-        wire = None if self.wire is None else dtype_name(self.wire)
-        want(wire is None or wire in ROW_DTYPES, f"wire in {ROW_DTYPES}", wire)
-        return Placement.of(mesh, axes, partitioner=partitioner, replicated=bool(self.replicated), wire=wire)
+    def want(ok: Any, what: str, got: Any) -> None:
+        if not ok:
+            raise fail(ValueError, name, op, what, repr(got), "see kvjax.get_table")
+
+    mesh, partitioner = sharding.mesh, sharding.partitioner
+    if mesh is None:
+        for key in ("axis", "partitioner", "replicated", "wire"):
+            want(not getattr(sharding, key), f"mesh= beside {key}=", getattr(sharding, key))
+        return None
+    want(isinstance(mesh, Mesh), "a jax.sharding.Mesh", mesh)  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
+    want(mesh.local_devices, "a mesh with devices of this process", mesh)
+    check_sharding(name, op)
+    names, axis = tuple(mesh.axis_names), sharding.axis
+    axes = names if axis is None else (axis,) if isinstance(axis, str) else tuple(axis)
+    fits = axes and len(set(axes)) == len(axes) and set(axes) <= set(names)
+    want(fits, f"axis of the mesh's {names}", axis)
+    want(partitioner is None or callable(partitioner), "a function (keys, num_shards)", partitioner)
+    want(partitioner is None or not sharding.replicated, "no partitioner beside replicated=True", partitioner)
+    if partitioner is not None:
+        got = _owners_of(partitioner, math.prod(mesh.shape[axis] for axis in axes))
+        want(got in ("int32[3]", "int64[3]", "uint32[3]"), "partitioner(keys (3,), num_shards) -> int32[3]", got)
+    wire = None if sharding.wire is None else dtype_name(sharding.wire)
+    want(wire is None or wire in ROW_DTYPES, f"wire in {ROW_DTYPES}", wire)
+    return Placement.of(mesh, axes, partitioner=partitioner, replicated=bool(sharding.replicated), wire=wire)
 
 
 def _owners_of(partitioner: Any, num_shards: int) -> str:

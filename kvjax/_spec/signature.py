@@ -34,11 +34,15 @@ def takes(arguments: Callable[P, A]) -> Callable[[Callable[[str, A], R]], Named[
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> R:
-            given = signature.bind(*args, **kwargs).arguments
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                raise TypeError(f"{function.__name__}() {error}") from None
             make: Callable[..., A] = arguments
             return function(given.pop("name"), make(**given))
 
         call.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]  # inspect reads it all the same
+        call.__annotations__ = {p.name: p.annotation for p in (name, *fields)} | {"return": result}
         return call
 
     return decorate

@@ -12,10 +12,9 @@ import numpy as np
 from kvjax._process import PROCESS
 from kvjax._spec.options import ENTRIES, Options, Request
 from kvjax._spec.placement import Placement
-from kvjax._spec.unsupported import check_backend
 from kvjax._values.exported import Exported
 from kvjax._values.snapshot import from_native
-from kvjax.admit import NUM_BUCKETS, MinCount, Sketch
+from kvjax.admit import MinCount, Sketch
 from kvjax.ffi import host, module
 from kvjax.initializers import Generated, Made
 from kvjax.storage import Storage
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(kw_only=True, unsafe_hash=True)
 class TableSpec(Options):
-    """What a table is. Two tables of one name must agree in all of it; nobody changes one that is made."""
+    """What a table is. Two tables of one name must agree in all of it."""
 
     name: str
     dim: int
@@ -46,17 +45,17 @@ class TableSpec(Options):
 
         Raises:
           ValueError, TypeError: an option is out of range.
-          RuntimeError: there is no backend for the storage.
         """
         request = Request(name, op, dim)
         for option, entry in ENTRIES.items():
             request.options[option] = entry.metadata["resolve"](request, getattr(options, option))
-        spec = cls(name=name, dim=request.dim, placement=placement, **request.options)
-        check_backend(spec, op)
-        return spec
+        return cls(name=name, dim=request.dim, placement=placement, **request.options)
 
-    def __repr__(self) -> str:
-        return f"TableSpec({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
+    def __setattr__(self, option: str, value: Any) -> None:
+        # What `frozen=True` would do, which a subclass of `Options` cannot have: compiled programs are found by specs.
+        if option in vars(self):
+            raise dataclasses.FrozenInstanceError(f"cannot change {option} of the spec of table {self.name!r}")
+        super().__setattr__(option, value)
 
     # ---- rows ----------------------------------------------------------------------------------------------
 
@@ -76,7 +75,7 @@ class TableSpec(Options):
 
     @property
     def sketch_cells(self) -> int:
-        return self.admit.cells * NUM_BUCKETS if isinstance(self.admit, Sketch) else 0
+        return self.admit.cells * host.NUM_BUCKETS if isinstance(self.admit, Sketch) else 0
 
     @property
     def shares_row(self) -> bool:
@@ -96,7 +95,7 @@ class TableSpec(Options):
     # ---- shards --------------------------------------------------------------------------------------------
 
     @property
-    def sharded(self) -> Placement:
+    def mesh_placement(self) -> Placement:
         """The placement of a table that has one."""
         assert self.placement is not None
         return self.placement

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import jax
 
 from kvjax import ffi
+from kvjax._spec.spec import TableSpec
 from kvjax._values.errors import fail
 from kvjax.storage import Hybrid
-
-TableSpec = Any  # which checks itself here, and so comes after
 
 # What tables in the memory of a GPU cannot be yet, by the argument of kvjax.get_table that asks for it.
 _NOT_ON_CUDA: dict[str, Callable[[TableSpec], bool]] = {

@@ -26,7 +26,6 @@ from kvjax._values.snapshot import (
     take,
     to_native,
 )
-from kvjax.admit import NUM_BUCKETS
 from kvjax.ffi import host
 
 H = TypeVar("H", bound=Handle)
@@ -36,7 +35,7 @@ Sink: TypeAlias = Callable[[np.ndarray, np.ndarray, dict[str, np.ndarray], np.nd
 
 def buckets_of(keys: np.ndarray) -> np.ndarray:
     """The virtual bucket of each key: int64 ``(n,)`` to int32 ``(n,)``."""
-    return host.owners(np.ascontiguousarray(keys).view(np.int64), NUM_BUCKETS)
+    return host.owners(np.ascontiguousarray(keys).view(np.int64), host.NUM_BUCKETS)
 
 
 # ---- numbers of rows -------------------------------------------------------------------------------------------
@@ -88,7 +87,7 @@ def _joined(parts: Sequence[Snapshot]) -> Snapshot:
     )
     return Snapshot(
         rows,
-        offsets=np.searchsorted(buckets, np.arange(NUM_BUCKETS + 1)).astype(np.int64),
+        offsets=np.searchsorted(buckets, np.arange(host.NUM_BUCKETS + 1)).astype(np.int64),
         slot_types=next((part.slot_types for part in parts if part.slot_types), {}),
         # The cells of a bucket are used by the shard that owns it alone.
         admission=take(waiting, _order(waiting["pending_keys"])[0])
@@ -118,12 +117,13 @@ def checked(spec: TableSpec, rows: Exported | Snapshot, slot_types: dict[str, st
     Raises:
       TypeError, ValueError: it does not fit.
     """
+    exported = rows.rows if isinstance(rows, Snapshot) else rows
+    own = {name: type_text(array.dtype, array.shape[1:]) for name, array in exported.slots.items()}
     if isinstance(rows, Snapshot):
         none = {name: np.zeros(0, dtype) for name, dtype in ADMISSION_COLUMNS.items()}
         given = dataclasses.replace(rows, admission=none | rows.admission, slot_types=slot_types or rows.slot_types)
         _warn_of_lost_counts(spec, given.admission)
     else:
-        own = {name: type_text(array.dtype, array.shape[1:]) for name, array in rows.slots.items()}
         given = Snapshot(rows, np.zeros(0, np.int64), own if slot_types is None else dict(slot_types), {})
     rows = given.rows
     n, keys = len(rows.keys), np.asarray(rows.keys)
@@ -135,7 +135,6 @@ def checked(spec: TableSpec, rows: Exported | Snapshot, slot_types: dict[str, st
             ValueError, spec.name, "load", f"values ({n}, {spec.dim}) {spec.dtype}",
             f"{np.shape(rows.values)} {rows.values.dtype}", "load into a table of that dim and dtype",
         )  # fmt: skip
-    own = {name: type_text(array.dtype, array.shape[1:]) for name, array in rows.slots.items()}
     types = given.slot_types
     if types.keys() != own.keys() or any(parse_type(types[name]) != parse_type(own[name]) for name in own):
         raise fail(
@@ -238,10 +237,10 @@ def _check_summaries(spec: TableSpec, op: str, summaries: np.ndarray) -> None:
             f"{given[:, 1].tolist()} rows of which {shards[..., 1].sum(axis=1).tolist()} have their place there",
             "give what table.export() gives in each process, or the same arrays in all",
         )  # fmt: skip
-    check_capacity(spec, op, int(whole[0]))
+    check_capacity(spec, op, int(whole[0]), "give the table more capacity, or prune the rows first")
 
 
-def check_capacity(spec: TableSpec, op: str, rows: int) -> None:
+def check_capacity(spec: TableSpec, op: str, rows: int, mend: str) -> None:
     """Whether so many rows fit the table.
 
     Raises:
@@ -249,8 +248,7 @@ def check_capacity(spec: TableSpec, op: str, rows: int) -> None:
     """
     if spec.max_capacity is not None and rows > spec.max_capacity and spec.on_full != "grow":
         raise fail(
-            MemoryError, spec.name, op, f"at most max_capacity={spec.max_capacity} rows", f"{rows}",
-            "make the table with more capacity, or prune the rows first",
+            MemoryError, spec.name, op, f"at most max_capacity={spec.max_capacity} rows", f"{rows}", mend
         )  # fmt: skip
 
 
@@ -270,5 +268,4 @@ def set_sink(table: Handle, sink: Sink | None) -> None:
     given = None if sink is None else call
     for shard in spec.originals:
         spec.host.set_sink(table.name, shard, given)
-    with PROCESS.lock:
-        PROCESS.sinks[table.name] = given
+    PROCESS.set_sink(table.name, given)

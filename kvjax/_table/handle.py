@@ -113,8 +113,7 @@ def check_on_host(table: Handle, op: str) -> None:
 
 def check_spec(table: Handle, op: str) -> None:
     """Whether the table of this name is still the one that the handle was made for."""
-    with PROCESS.lock:
-        now = PROCESS.specs.get(table.name, table.spec)  # C++ says so if there is none
+    now = PROCESS.spec_of(table.name) or table.spec  # C++ says so if there is none
     if now != table.spec:
         raise fail(
             RuntimeError, table.name, op, "the table that the handle was made for",

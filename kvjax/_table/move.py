@@ -11,7 +11,7 @@ import numpy as np
 from kvjax._sharded.processes import allgather, together
 from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_backend
-from kvjax._table import contents, live
+from kvjax._table import contents, lifetime
 from kvjax._table.handle import Handle, check_spec, live_version, version_on_host
 from kvjax._values.snapshot import Snapshot, to_native
 
@@ -43,10 +43,10 @@ def move(
 
     def stage() -> Any:
         parts = contents.split(spec, contents.checked(spec, whole))
-        return live.stage(spec, op, behind, [to_native(part) for part in parts])
+        return lifetime.stage(spec, op, behind, [to_native(part) for part in parts])
 
     version, mine = together(group, spec.name, op, begin)
     behind = int(allgather(group, np.uint32(version)).max())
     whole = mine if bring is None else bring(mine)
-    live.replace(spec, op, version, together(group, spec.name, op, stage))
+    lifetime.replace(spec, op, version, together(group, spec.name, op, stage))
     return live_version(spec)

@@ -8,11 +8,13 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from kvjax import storage
+from kvjax._process import PROCESS
 from kvjax._spec.options import Options
-from kvjax._spec.sharding import Sharding
+from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.signature import takes
 from kvjax._spec.spec import TableSpec
-from kvjax._table import live as live_tables
+from kvjax._spec.unsupported import check_backend
+from kvjax._table import lifetime
 from kvjax._table.stats import Stats, stats_of
 from kvjax._table.table import Table, live
 from kvjax._values.errors import fail
@@ -21,10 +23,13 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(kw_only=True)
-class Arguments(Options, Sharding):
-    """The arguments of `get_table` beside the name."""
-
+class _Dim:
     dim: int | None = None
+
+
+@dataclasses.dataclass(kw_only=True)
+class Arguments(Sharding, Options, _Dim):  # whose fields are in the order of the classes, from the last one on
+    """The arguments of `get_table` beside the name."""
 
 
 @takes(Arguments)
@@ -92,7 +97,7 @@ def get_table(name: str, given: Arguments) -> Table:
       4
       >>> kvjax.drop_table("doc_get")
     """
-    known = live_tables.spec_of(name)
+    known = PROCESS.spec_of(name)
     if given.dim is None:
         if any(getattr(given, field.name) is not field.default for field in dataclasses.fields(given)):
             raise fail(
@@ -104,12 +109,13 @@ def get_table(name: str, given: Arguments) -> Table:
             )
         return live(known)
     where = given.storage or (known.storage if known else storage.default())
-    placement = given.placement(name, "get_table")
+    placement = placement_of(given, name, "get_table")
     if given.mesh is None and known is not None:
         placement = known.placement
     options = dataclasses.replace(given, storage=where)
     spec = TableSpec.resolve(name, "get_table", given.dim, placement, options)
-    made = live_tables.create(spec)
+    check_backend(spec, "get_table")
+    made = lifetime.create(spec)
     if made != spec:
         raise fail(
             ValueError, name, "get_table", "the arguments it was made with", spec.differences(made), _mend(spec, made)
@@ -160,7 +166,7 @@ def stats() -> dict[str, Stats]:
 
 def _of_all(f: Callable[[TableSpec], T]) -> dict[str, T]:
     found = {}
-    for name, spec in live_tables.all_specs().items():
+    for name, spec in PROCESS.all_specs().items():
         with contextlib.suppress(KeyError):  # dropped in the meantime
             found[name] = f(spec)
     return found
@@ -182,4 +188,4 @@ def drop_table(name: str) -> None:
       >>> "doc_drop" in kvjax.tables(), table
       (False, Table('doc_drop', dim=4, dtype=float32, version=0 (dropped)))
     """
-    live_tables.drop(name)
+    lifetime.drop(name)

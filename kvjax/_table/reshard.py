@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from kvjax._keys.keys import Keys
 from kvjax._sharded.processes import allgather, allgather_json, together
 from kvjax._spec.placement import Placement
-from kvjax._spec.sharding import Sharding
+from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
 from kvjax._table.contents import sum_of_hashes
 from kvjax._table.move import move
@@ -70,7 +70,7 @@ def reshard(
     old = table.spec.placement
     wire = old.wire if old is not None and mesh is not None else None
     sharding = Sharding(mesh=mesh, axis=axis, partitioner=partitioner, replicated=replicated, wire=wire)
-    new = sharding.placement(table.name, "reshard")
+    new = placement_of(sharding, table.name, "reshard")
     spec = dataclasses.replace(table.spec, placement=new)
     if old is not None and new is not None and old.processes != new.processes:
         raise fail(

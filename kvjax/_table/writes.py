@@ -336,7 +336,7 @@ class Writes(Handle):
           (0, 0)
           >>> kvjax.drop_table("doc_clear")
         """
-        return self.at(writes.clear(self.spec, version_to_write(self, "clear"), slots_only=False))
+        return self.at(writes.clear(self.spec, version_to_write(self, "clear"), "clear"))
 
     def clear_slots(self) -> Self:
         """Forgets the optimizer's state of every row, so that another optimizer can take over.
@@ -354,7 +354,7 @@ class Writes(Handle):
           ['trace']
           >>> kvjax.drop_table("doc_clear_slots")
         """
-        return self.at(writes.clear(self.spec, version_to_write(self, "clear_slots"), slots_only=True))
+        return self.at(writes.clear(self.spec, version_to_write(self, "clear_slots"), "clear_slots"))
 
 
 def train(table: H, rowwise: Rowwise, grads: SparseRows, state: Any, step: Any, extra: dict[str, Any]) -> tuple[H, Any]:

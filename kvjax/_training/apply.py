@@ -101,7 +101,7 @@ def _apply_in_one_place(spec: TableSpec, rowwise: Rowwise, update: Update) -> tu
 
 
 def _apply_on_all_shards(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array, Any]:
-    placement, narrow = spec.sharded, update.grads.keys.narrow
+    placement, narrow = spec.mesh_placement, update.grads.keys.narrow
 
     def run(version: Any, words: Any, rows: Any, counts: Any, seal: Any, state: Any, step: Any) -> Any:
         def local(version: Any, words: Any, rows: Any, counts: Any, seal: Any, state: Any, step: Any) -> Any:
@@ -133,7 +133,7 @@ def _apply_on_shard(spec: TableSpec, rowwise: Rowwise, update: Update, status: j
     layout, version = rowwise.layout(spec.dim), update.version
     summaries, delivered, traffic = deliver(spec, version, merge(update.grads), update.step, layout.text)
     number = prepare(spec, "apply", version, summaries, jnp.maximum(status, delivered))
-    (version,) = routing.agree(spec, "apply", number, [varying_like(version, delivered)], True, traffic)
+    (version,) = routing.agree(spec, "apply", number, [varying_like(version, delivered)], traffic)
     begun = training.commit_step(spec, version)
     n = max(1, update.grads.counts.shape[0])
     version, state = _update_rows(spec, rowwise, layout, begun, n, update.state, update.extra)

@@ -16,8 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-ROUNDINGS = ("nearest", "stochastic")
-
 
 def mix(x: jax.Array) -> jax.Array:
     """Mixes the 32 bits of uint32 of any shape; a bijection."""

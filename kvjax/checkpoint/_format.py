@@ -33,8 +33,8 @@ FORMAT = "kvjax.table.v1"
 POOL = "initializer.pool"
 COLUMNS = tuple(name for name in ROW_COLUMNS if name != "pinned")
 """The columns of rows that are always there; "pinned" is only where something is."""
-FIELDS = saved_as("field")
-RULES = saved_as("rule")
+FIELDS = saved_as("fields")
+RULES = saved_as("rules")
 _FIELDS = ("format", "dim", "dtype", "key_dtype", "initializer", "seed", "trainable", "num_buckets", "num_shards",
            "rows", "last_step", "slots")  # fmt: skip
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kvjax._sharded.processes import together
-from kvjax._spec.sharding import Sharding
+from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
 from kvjax._table.contents import check_capacity
 from kvjax._table.registry import get_table, tables
@@ -31,7 +31,7 @@ class Restore:
         self.name, self.directory, self.table = name, directory, table or tables().get(name)
         self.given = table is not None
         self.sharding = Sharding() if self.table else sharding
-        self.placement = self.table.spec.placement if self.table else sharding.placement(name, "restore")
+        self.placement = self.table.spec.placement if self.table else placement_of(sharding, name, "restore")
 
     def read(self) -> None:
         """Reads the table and checks it; nothing changes."""
@@ -91,4 +91,4 @@ def _check_equal(spec: TableSpec, stored: Stored) -> None:
                 ValueError, spec.name, "restore", f"a checkpoint with {field} {getattr(spec, field)!r}", f"{saved!r}",
                 "make the table as it was saved (another seed or initializer would change the rows of unseen keys)",
             )  # fmt: skip
-    check_capacity(spec, "restore", meta["rows"])
+    check_capacity(spec, "restore", meta["rows"], "make the table with more capacity, or prune in TableSave")

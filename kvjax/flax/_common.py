@@ -20,36 +20,40 @@ from kvjax._values.errors import fail
 from kvjax.initializers import InitializerLike, normal
 
 
-@dataclasses.dataclass(kw_only=True)
-class LayerOptions(Options, Sharding):
-    """The options of `kvjax.get_table` as those of a layer, whose output has the dtype, and rows `param_dtype`."""
+@dataclasses.dataclass(repr=False)
+class _Positional:
+    table: str | Table
+    features: int | None = None
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike | None = None
+
+
+@dataclasses.dataclass(repr=False)
+class LayerOptions(Options, Sharding, _Positional):
+    """The fields of every layer: its table, and the options of `kvjax.get_table`.
+
+    `dtype` is that of the output; `param_dtype` is `kvjax.get_table`'s. By default the initial rows are normal with
+    variance 1 / features, as those of ``flax.linen.Embed``.
+    """
 
     # None is for the layer to resolve; pyright wants the types of `Options`.
     dtype: DTypeLike | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-    param_dtype: DTypeLike = "float32"
-    # By default normal with variance 1 / features, as that of ``flax.linen.Embed``.
-    initializer: InitializerLike | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
-
-    def table_options(self) -> dict[str, Any]:
-        """Those that `kvjax.get_table` has other defaults for than what is said here."""
-        said = {field.name: getattr(self, field.name) for field in dataclasses.fields(LayerOptions)}
-        said["dtype"] = said.pop("param_dtype")
-        return {name: value for name, value in said.items() if value is not _DEFAULTS[name]}
+    initializer: InitializerLike | None = dataclasses.field(default=None, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
 _DEFAULTS: dict[str, Any] = {
     field.name: field.default for cls in (Options, Sharding) for field in dataclasses.fields(cls)
-} | {"initializer": None}
+}
 
 
-def resolve_table(table: str | Table, features: int | None, options: dict[str, Any]) -> Table:
+def resolve_table(layer: LayerOptions) -> Table:
     """The table of a layer: the one that was given, or the one of that name, made if need be.
 
-    Args:
-      table: a `Table` or the name of one.
-      features: its dim; None for one that exists.
-      options: of `get_table`, where they are not the default.
+    An option that is None is one that was not given.
     """
+    table, features = layer.table, layer.features
+    said = {name: getattr(layer, name) for name in _DEFAULTS} | {"dtype": layer.param_dtype}
+    options = {name: value for name, value in said.items() if value is not None and value is not _DEFAULTS[name]}
     if isinstance(table, Table) or features is None:
         name = table.name if isinstance(table, Table) else table
         if options:

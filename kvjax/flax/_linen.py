@@ -25,11 +25,8 @@ yaml.SafeDumper.add_representer(Table, lambda dumper, table: dumper.represent_st
 class _TableModule(LayerOptions, nn.Module):
     """A module with a table in ``params``."""
 
-    table: str | Table = dataclasses.field(kw_only=False)
-    features: int | None = dataclasses.field(default=None, kw_only=False)
-
     def _table(self) -> Table:
-        return self.param("table", lambda _: resolve_table(self.table, self.features, self.table_options()))
+        return self.param("table", lambda _: resolve_table(self))
 
 
 class Embed(_TableModule):

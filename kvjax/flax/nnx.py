@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Literal, ParamSpec
@@ -34,11 +35,13 @@ class _TableModule(nnx.Module):
         table: str | Table,
         features: int | None,
         dtype: DTypeLike | None,
-        param_dtype: DTypeLike,
+        param_dtype: DTypeLike | None,
         options: dict[str, Any],
     ) -> None:
-        said = LayerOptions(param_dtype=param_dtype, **options)
-        self.table = nnx.Param(resolve_table(table, features, said.table_options()))
+        known = {field.name for field in dataclasses.fields(LayerOptions)}
+        if unknown := [name for name in options if name not in known]:
+            raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {unknown[0]!r}")
+        self.table = nnx.Param(resolve_table(LayerOptions(table, features, dtype, param_dtype, **options)))
         self.dtype = dtype
 
 
@@ -77,7 +80,7 @@ class Embed(_TableModule):
         features: int | None = None,
         *,
         dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = "float32",
+        param_dtype: DTypeLike | None = None,
         pad_id: int | None = None,
         max_norm: float | None = None,
         rngs: nnx.Rngs | None = None,
@@ -139,7 +142,7 @@ class EmbedBag(_TableModule):
         *,
         combiner: Combiner = "mean",
         dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike = "float32",
+        param_dtype: DTypeLike | None = None,
         pad_id: int | None = None,
         max_norm: float | None = None,
         empty: Literal["zeros", "learned"] = "zeros",

@@ -14,9 +14,7 @@ from orbax.checkpoint import future
 from kvjax._spec.sharding import Sharding
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint._format import names, read_meta
-from kvjax.checkpoint._restore import Restore
-from kvjax.checkpoint._write import check_saved, snapshot, write
+from kvjax.checkpoint import Restore, check_saved, names, read_meta, snapshot, write
 
 
 class TableHandler(ocp.handlers.AsyncCheckpointHandler):

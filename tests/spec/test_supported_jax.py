@@ -7,6 +7,7 @@ import jax
 import pytest
 
 import kvjax
+from kvjax._spec.sharding import placement_of
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
@@ -20,7 +21,7 @@ def reshard(mesh):
 
 
 def restore(mesh):
-    return kvjax.orbax.TableRestore(mesh=mesh).sharding().placement("user", "restore")
+    return placement_of(kvjax.orbax.TableRestore(mesh=mesh).sharding(), "user", "restore")
 
 
 @pytest.mark.parametrize("version", ["0.11.0", "0.11.2", "0.11.3.dev20261122"])

@@ -1,4 +1,4 @@
-"""Live tables: made, dropped and replaced as one with what the process knows of them."""
+"""The lifetime of tables: made, dropped and replaced as one with what the process knows of them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,6 @@ from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import wait_for_programs
 from kvjax._values.errors import fail
 from kvjax.ffi import set_process
-
-
-def spec_of(name: str) -> TableSpec | None:
-    with PROCESS.lock:
-        return PROCESS.specs.get(name)
-
-
-def all_specs() -> dict[str, TableSpec]:
-    with PROCESS.lock:
-        return dict(PROCESS.specs)
 
 
 def create(spec: TableSpec) -> TableSpec:
@@ -54,11 +44,9 @@ def stage(spec: TableSpec, op: str, version: int, contents: list[dict[str, Any]]
       contents: for each shard of this process, in the native form.
     """
     _number_failures(spec)
-    with PROCESS.lock:
-        sink = PROCESS.sinks.get(spec.name)
     return spec.host.stage(
         spec.name, op, spec.native_options(), **spec.native_shards(), version=version, contents=contents,
-        originals=spec.originals, sink=sink,
+        originals=spec.originals, sink=PROCESS.sink_of(spec.name),
     )  # fmt: skip
 
 

@@ -1,0 +1,49 @@
+"""The fields of the layers are the options of get_table, and an option that is None was not given."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kvjax
+from kvjax._spec.options import Options
+from kvjax._spec.sharding import Sharding
+
+OPTIONS = {field.name: field for cls in (Options, Sharding) for field in dataclasses.fields(cls)}
+
+
+def layers(**options):
+    yield kvjax.flax.nnx.Embed("options", 4, **options).table.get_value()
+    yield kvjax.flax.Embed("options", 4, **options).init(jax.random.key(0), np.array([1]))["params"]["table"]
+
+
+@pytest.mark.parametrize("option", [name for name in OPTIONS if name != "dtype"] + ["param_dtype"])
+def test_none_is_what_get_table_does_without_it(option):
+    plain = kvjax.get_table("options", dim=4, initializer=kvjax.initializers.normal(0.5)).spec
+    for table in layers(**{option: None}):
+        assert table.spec == plain
+
+
+def test_the_first_four_fields_go_by_position():
+    layer = kvjax.flax.Embed("positions", 4, jnp.bfloat16, "float16")
+    variables = layer.init(jax.random.key(0), np.array([1]))
+    assert variables["params"]["table"].spec.dtype == "float16"
+    assert layer.apply(variables, np.array([1])).dtype == jnp.bfloat16
+
+
+def test_repr_names_the_table():
+    text = repr(kvjax.flax.Embed("shown", 4, max_capacity=7))
+    assert "table = 'shown'" in text and "features = 4" in text and "max_capacity = 7" in text
+
+
+@pytest.mark.parametrize("layer", [kvjax.flax.nnx.Embed, kvjax.flax.nnx.EmbedBag])
+def test_unknown_options_are_refused_by_the_name_of_the_layer(layer):
+    with pytest.raises(TypeError, match=rf"^{layer.__name__}\(\) got an unexpected keyword argument 'sede'$"):
+        layer("unknown", 4, sede=3)
+
+
+def test_every_option_is_documented():
+    for text in (kvjax.get_table.__doc__, kvjax.flax.Embed.__doc__):
+        assert [name for name in OPTIONS if f"{name}:" not in text] == []
