@@ -112,8 +112,8 @@ def test_scores_see_the_whole_row(make, promotion):
         seen.append(rows)
         return rows.freqs + rows.slots["sum_of_squares"][:, 0]
 
-    table = make(1, max_capacity=3, on_full="evict", evict=evict.LowestScore(None, score))
+    table, tx = make(1, max_capacity=3, on_full="evict", evict=evict.LowestScore(None, score)), optax.adagrad(0.1)
     for key in [1, 1, 2, 3, 3, 4]:
-        table, _ = table.apply(optax.adagrad(0.1), kvjax.SparseRows(np.array([key]), jnp.ones((1, 1))))
+        table, _ = table.apply(tx, kvjax.SparseRows(np.array([key]), jnp.ones((1, 1))))
     assert sorted(table.export().keys.tolist()) == [1, 3, 4]
     assert seen[0].last_step == 6 and seen[0].versions.max() == 5
