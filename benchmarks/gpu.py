@@ -11,7 +11,7 @@ some at a time and then waited for, as in training.
 **Step**: 10 tables of dim 128, 65,536 samples with a key each, Adam, and little else: the features' inner products
 and a small dense net. Beside it the same on static arrays that hold the rows of all ids: a gather, and optax's Adam on
 the touched rows alone, gradients of equal ids added up first. Both count Adam's steps for a table and not for a row, so
-that they train the same, which `tests/test_benchmarks.py` checks.
+that they train the same, which `tests/project/test_benchmarks.py` checks.
 
 **Tiers**: finding 2**20 keys of a table in `kvjax.storage.Hybrid` that has room for a quarter of its rows on the GPU:
 keys that it was trained with, whose rows are there, and keys whose rows are in pinned host memory.
