@@ -11,6 +11,7 @@ from tests.support.marks import few, wide_is_slow
 from tests.support.model import Model, merged
 
 REFUSED = (ValueError, TypeError, jax.errors.JaxRuntimeError)
+SGD = optax.sgd(0.5)
 
 # Each takes (table, keys, rows) and gives the next table; the model's takes lists.
 WRITES = {
@@ -26,7 +27,7 @@ WRITES = {
     "unpin": (lambda t, k, v: t.unpin(k), lambda m, k, v: m.pin(k, False)),
     "remove": (lambda t, k, v: t.remove(k), lambda m, k, v: m.remove(k)),
     "apply": (
-        lambda t, k, v: t.apply(optax.sgd(0.5), kvjax.SparseRows(k, v))[0],
+        lambda t, k, v: t.apply(SGD, kvjax.SparseRows(k, v))[0],
         lambda m, k, v: m.apply(k, v, lambda value, slot, grad: (value - np.float32(0.5) * grad, None)),
     ),
 }

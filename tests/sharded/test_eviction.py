@@ -253,7 +253,7 @@ def test_a_function_that_fails_on_one_shard_changes_nothing_on_any(function, wri
             (4, admit.Probability(0.4, unadmitted=7), 12),
         ],
         2,
-        7,
+        8,
     ),
 )
 def test_admission(shards, admission, capacity, make, mesh):

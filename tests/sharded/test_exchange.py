@@ -15,6 +15,7 @@ from kvjax.ffi import host
 from tests.support.marks import few, few_rows
 from tests.support.tables import same_rows
 
+SGD = optax.sgd(0.5)
 KINDS = ["distinct", "duplicated", "one owner"]
 
 
@@ -65,7 +66,7 @@ def test_bytes_are_those_of_the_formula_and_nothing_is_lost(make, mesh, kind, sh
     keys = batch(kind, n, shards)
     formula = Formula(keys, shards, dim)
     grads = kvjax.SparseRows(keys, jnp.ones((n, dim)))
-    one, spread = (t.apply(optax.sgd(0.5), grads)[0] for t in (one, spread))
+    one, spread = (t.apply(SGD, grads)[0] for t in (one, spread))
     trained = spread.stats()
     np.testing.assert_array_equal(spread.lookup(keys), one.lookup(keys))
     same_rows(one.export(), spread.export())
@@ -101,7 +102,7 @@ def test_rows_travel_in_the_type_of_the_wire_and_found_only_if_asked_for(make, m
 
 
 def test_a_table_in_one_place_exchanges_nothing(make):
-    table, _ = make().apply(optax.sgd(0.5), kvjax.SparseRows(np.arange(5), jnp.ones((5, 4))))
+    table, _ = make().apply(SGD, kvjax.SparseRows(np.arange(5), jnp.ones((5, 4))))
     table.lookup(np.arange(5)).block_until_ready()
     flat = table.stats().flat()
     names = ("exchanged_bytes/to_owners", "exchanged_bytes/from_owners", "exchanged_keys", "rounds", "extra_rounds")

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 import kvjax
 
+SGD = optax.sgd(0.1)
 FAILED = (ValueError, RuntimeError, KeyError)
 
 
@@ -77,7 +78,7 @@ def test_a_failing_read_does_not_forget_a_write(make, mesh):
     stale, start = table, int(table.version)
     grads = kvjax.SparseRows(kvjax.keys(np.arange(8)), jnp.ones((8, 4)))
     for i in range(20):
-        table, _ = table.apply(optax.sgd(0.1), grads)
+        table, _ = table.apply(SGD, grads)
         with pytest.raises(FAILED, match="stale"):
             jax.block_until_ready(stale.lookup(np.arange(4)))
         assert int(table.version) == start + i + 1

@@ -17,6 +17,7 @@ import kvjax
 from tests.support.marks import few, few_rows, wide_is_slow
 from tests.support.tables import same_rows
 
+SGD = optax.sgd(0.5)
 OPTIONS = {"initializer": kvjax.initializers.normal(0.1), "seed": 5}
 
 
@@ -77,7 +78,7 @@ def test_linen_train_state_partition_and_clipping(mesh, promotion, explicit):
     def train(options, put):
         net = Net(options)
         first = next(batches())
-        params = net.init(jax.random.key(0), *first[:3])["params"]
+        params = jax.jit(net.init)(jax.random.key(0), *first[:3])["params"]
         state = TrainState.create(apply_fn=net.apply, params=params, tx=tx)
 
         @jax.jit
@@ -149,7 +150,7 @@ def test_bags(both, combiner, explicit):
 
         step = jax.jit(kvjax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
         (_, bags), (grads, weight_grads) = step(table, put(weights), put(kvjax.keys(keys)))
-        results.append((bags, weight_grads, table.apply(optax.sgd(0.5), grads)[0].export()))
+        results.append((bags, weight_grads, table.apply(SGD, grads)[0].export()))
     (one, one_weights, one_table), (spread, spread_weights, spread_table) = results
     np.testing.assert_allclose(one, spread, rtol=1e-6)
     np.testing.assert_allclose(one_weights, spread_weights, rtol=1e-5, atol=1e-7)
@@ -213,7 +214,7 @@ def test_batches_that_the_devices_do_not_divide(both, x64, n):
     for table, _ in both(shards=8):
         assert table.lookup(keys).shape == (n, 4)
         grads = jax.jit(kvjax.grad(lambda t, k: jnp.sum(t.lookup(k))))(table, kvjax.keys(keys))
-        table, _ = table.apply(optax.sgd(0.5), grads)
+        table, _ = table.apply(SGD, grads)
         table = table.add(keys, np.ones((n, 4), np.float32))
         exports.append(table.export())
         assert table.frequency(keys).dtype == (jnp.int64 if x64 else jnp.int32)
@@ -233,12 +234,12 @@ KINDS = {
 def test_kinds_of_tables(both, kind):
     rng = np.random.default_rng(1)
     batches = [rng.permutation(30)[:16] for _ in range(3)]
-    exports = []
+    exports, train = [], jax.jit(lambda t, g: t.apply(SGD, g)[0])
     for table, put in both(**KINDS[kind]):
         for keys in batches:
             rows = table.lookup(put(kvjax.keys(keys)))
             grads = kvjax.SparseRows(put(kvjax.keys(keys)), put(jnp.tanh(rows.astype(jnp.float32)) + 0.5))
-            table, _ = jax.jit(lambda t, g: t.apply(optax.sgd(0.25), g))(table, grads)
+            table = train(table, grads)
         exports.append((table.export(), np.asarray(table.lookup(np.arange(40)))))
     same_rows(exports[0][0], exports[1][0])
     np.testing.assert_array_equal(exports[0][1], exports[1][1])

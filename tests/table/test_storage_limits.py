@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import kvjax
+from tests.support.marks import slow
 
 pytestmark = pytest.mark.cpu_table
 
@@ -167,6 +168,7 @@ def limited(*arguments):
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
 
 
+@slow
 def test_a_table_in_a_file_may_be_larger_than_memory(tmp_path):
     done = limited(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -13,6 +13,7 @@ import pytest
 import kvjax
 from tests.support.marks import few, wide_is_slow
 
+SGD = optax.sgd(1.0)
 REFUSED = (ValueError, jax.errors.JaxRuntimeError)
 EVERY_KIND = np.array([0, -1, 2**40 + 7, -(2**63), 2**63 - 1])
 
@@ -99,7 +100,7 @@ def test_export_is_sorted_and_pruned(make):
     for step in range(1, 6):
         keys = np.arange(step) * 2**50
         values = jnp.full((step, 2), -0.1 * step)
-        table, _ = table.apply(optax.sgd(1.0), kvjax.SparseRows(keys, values), step=step)
+        table, _ = table.apply(SGD, kvjax.SparseRows(keys, values), step=step)
     everything = table.export()
     assert everything.freqs[np.argsort(everything.keys)].tolist() == [5, 4, 3, 2, 1]
     keys = lambda prune: sorted((table.export(prune).keys // 2**50).tolist())  # noqa: E731
@@ -110,7 +111,7 @@ def test_export_is_sorted_and_pruned(make):
     assert table.export(kvjax.Prune(min_frequency=3), dry_run=True) == (3, 5)
     norm = float(np.linalg.norm(everything.values[everything.freqs == 3][0]))
     assert keys(kvjax.Prune(min_norm=norm)) == [0, 1, 2]
-    table, _ = table.apply(optax.sgd(1.0), kvjax.SparseRows(np.array([0]), jnp.zeros((1, 2))), step=9)
+    table, _ = table.apply(SGD, kvjax.SparseRows(np.array([0]), jnp.zeros((1, 2))), step=9)
     assert sorted((table.export(kvjax.Prune(max_age=3)).keys).tolist()) == [0]
     assert len(table.export(kvjax.Prune(max_age=4))) == 5
     table = table.upsert(np.array([-5]), np.zeros((1, 2)))
@@ -123,7 +124,7 @@ def test_the_most_frequent_rows_are_the_later_ones_of_equals(make):
     table = make(1)
     for step, keys in ((1, [10, 11, 12]), (2, [20, 21]), (3, [30, 30])):
         grads = kvjax.SparseRows(np.array(keys), jnp.ones((len(keys), 1)))
-        table, _ = table.apply(optax.sgd(1.0), grads, step=step)
+        table, _ = table.apply(SGD, grads, step=step)
     order = table.export().keys.tolist()
     for k, want in ((1, {30}), (3, {30, 20, 21})):
         assert set(table.export(kvjax.Prune(top_k=k)).keys.tolist()) == want

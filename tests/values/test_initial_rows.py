@@ -13,6 +13,7 @@ from tests.support.marks import wide_is_slow
 JAX = jax.nn.initializers
 KEYS = np.concatenate([np.array([0, -1, 2**40 + 7, -(2**63), 2**63 - 1]), np.arange(400) * 2**33 + 1])
 DIM = 6
+SGD = optax.sgd(1.0)
 
 
 def expected(table, keys):
@@ -78,10 +79,11 @@ def test_unadmitted_keys(unadmitted, make):
     options = dict(admit=kvjax.admit.MinCount(2, unadmitted=unadmitted), seed=3)
     native = make(2, initializer=0.5, **options)
     generated = make(2, initializer=JAX.constant(0.5), **options)
+    tx = optax.sgd(0.1)
     for keys in ([1, 2, 3], [3, 4], [4, 5, 1], [9]):
         grads = kvjax.SparseRows(np.array(keys), jnp.arange(2.0 * len(keys)).reshape(-1, 2))
-        native, _ = native.apply(optax.sgd(0.1), grads)
-        generated, _ = generated.apply(optax.sgd(0.1), grads)
+        native, _ = native.apply(tx, grads)
+        generated, _ = generated.apply(tx, grads)
         np.testing.assert_array_equal(generated.lookup(np.arange(10)), native.lookup(np.arange(10)))
     np.testing.assert_array_equal(generated.export().values, native.export().values)
 
@@ -93,9 +95,9 @@ def test_the_row_that_unadmitted_keys_share(make):
     for keys in ([1, 2, 3, 2], [1], [-5, 1], [1, -5], [-5]):
         np.testing.assert_allclose(table.lookup(np.array(keys)), np.tile(want, (len(keys), 1)), rtol=1e-6)
     grads = kvjax.SparseRows(np.array([1, 2]), jnp.zeros((2, DIM)))
-    table, _ = table.apply(optax.sgd(1.0), grads)
+    table, _ = table.apply(SGD, grads)
     np.testing.assert_allclose(table.lookup(np.arange(3)), np.tile(want, (3, 1)), rtol=1e-6)
-    table, _ = table.apply(optax.sgd(1.0), grads)
+    table, _ = table.apply(SGD, grads)
     np.testing.assert_allclose(table.lookup(np.array([1, 2])), expected(table, np.array([1, 2])), rtol=1e-6)
 
 
@@ -103,6 +105,6 @@ def test_stochastic_rounding_counts_the_steps_itself(make):
     tables = [make(8, dtype="bfloat16", initializer=JAX.normal(1.0), seed=1, rounding="stochastic") for _ in range(2)]
     grads = kvjax.SparseRows(np.arange(50), jnp.full((50, 8), 1e-3))
     for step in (1, 2, 3):
-        tables[0], _ = tables[0].apply(optax.sgd(1.0), grads)
-        tables[1], _ = tables[1].apply(optax.sgd(1.0), grads, step=step)
+        tables[0], _ = tables[0].apply(SGD, grads)
+        tables[1], _ = tables[1].apply(SGD, grads, step=step)
     np.testing.assert_array_equal(*(t.export().values for t in tables))

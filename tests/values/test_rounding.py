@@ -12,6 +12,7 @@ import kvjax
 from kvjax._training.rounding import random_bits, stochastic
 from tests.support.marks import examples, few, wide_is_slow
 
+SGD = optax.sgd(1.0)
 TYPES = [jnp.bfloat16, jnp.float16]
 
 
@@ -106,7 +107,7 @@ def test_random_bits_are_frozen():
 
 def train(table, batches):
     """One step of sgd per batch, compiled once."""
-    apply = jax.jit(lambda t, keys, grads, step: t.apply(optax.sgd(1.0), kvjax.SparseRows(keys, grads), step=step)[0])
+    apply = jax.jit(lambda t, keys, grads, step: t.apply(SGD, kvjax.SparseRows(keys, grads), step=step)[0])
     for step, (keys, grads) in enumerate(batches, 1):
         table = apply(table, kvjax.keys(keys), grads, jnp.int32(step))
     return table
@@ -139,7 +140,7 @@ def test_the_same_whatever_the_batches_and_chunks(make, monkeypatch, tmp_path, x
     halves = make(3, **options)
     for step in (1, 2, 3):
         for half in (slice(0, 100), slice(100, 300)):
-            halves, _ = halves.apply(optax.sgd(1.0), kvjax.SparseRows(keys[half], grads[half]), step=step)
+            halves, _ = halves.apply(SGD, kvjax.SparseRows(keys[half], grads[half]), step=step)
     np.testing.assert_array_equal(export(halves), want)
     monkeypatch.setattr(kvjax.storage, "_CHUNK_BYTES", 1)
     jitted = jax.jit(lambda t: train(t, [(keys, grads)] * 3))
@@ -147,7 +148,7 @@ def test_the_same_whatever_the_batches_and_chunks(make, monkeypatch, tmp_path, x
     assert (export(train(make(3, **options | {"seed": 6}), [(keys, grads)] * 3)) != want).any()
     other_steps = make(3, **options)
     for step in (1, 2, 4):
-        other_steps, _ = other_steps.apply(optax.sgd(1.0), kvjax.SparseRows(keys, grads), step=step)
+        other_steps, _ = other_steps.apply(SGD, kvjax.SparseRows(keys, grads), step=step)
     assert (export(other_steps) != want).any()
 
 
