@@ -1,4 +1,4 @@
-// The errors of calls that a table does not let in, whichever table it is.
+// The errors of the C++ side and their texts, the same for every table.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace kvjax {
 
-/// A step of a sharded table whose program has gone: its shards may be in different places.
+/// A step of a sharded table whose program has ended: its shards may be at different steps.
 inline Error HalfwayError(std::string_view table) {
   return MakeError(ErrorCode::kFailedPrecondition, table, "refresh", "a training step that goes on",
                    "one that has stopped half-way", "kvjax.drop_table(name) and restore the last checkpoint");
@@ -104,19 +104,20 @@ inline Error TwiceError(std::string_view table, int64_t key) {
 /// More rows than row ids.
 inline Error RowsError(std::string_view table, std::string_view op, size_t rows) {
   return MakeError(ErrorCode::kResourceExhausted, table, op, "fewer than 2^32 - 1 rows", std::to_string(rows),
-                   "spread the table over several shards");
+                   "shard the table over several devices");
 }
 
-/// A table that is full and evicts nothing, or of whose `rows`, as many as there would be, too few may go.
+/// A table that is full and evicts nothing, or of whose `rows`, as many as there would be, too few may be
+/// evicted.
 inline Error FullError(std::string_view table, std::string_view op, size_t capacity, uint64_t rows,
-                       std::optional<uint64_t> may_go = {}) {
+                       std::optional<uint64_t> evictable = {}) {
   const std::string want = "at most max_capacity=" + std::to_string(capacity) + " rows";
-  if (!may_go) {
+  if (!evictable) {
     return MakeError(ErrorCode::kResourceExhausted, table, op, want, std::to_string(rows),
                      "evict or remove some first, or make the table with on_full='evict' or more capacity");
   }
   return MakeError(ErrorCode::kResourceExhausted, table, op, want,
-                   std::to_string(rows) + " of which " + std::to_string(*may_go) + " may go",
+                   std::to_string(rows) + " of which " + std::to_string(*evictable) + " may go",
                    "pinned rows and those of the batch stay: give the table more capacity");
 }
 

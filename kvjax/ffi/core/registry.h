@@ -73,7 +73,7 @@ class Registry {
     return tables;
   }
 
-  /// Puts other shards in the place of those there are, unless these have been written since `version`.
+  /// Replaces the shards, unless these have been written since `version`.
   void Replace(std::string_view name, std::string_view op, uint32_t version,
                const std::vector<int32_t>& devices, const std::vector<std::shared_ptr<Table>>& tables) {
     std::vector<Shard> next;  // and then those that are gone, freed with the lock given back

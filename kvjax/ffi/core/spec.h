@@ -34,7 +34,7 @@ struct TableSpec {
   AdmissionSpec admission = {};
   size_t max_capacity = 0;  // rows, 0 for no limit
   OnFull on_full = OnFull::kGrow;
-  Policy policy = {};          // who goes when it is full, or every so many steps
+  Policy policy = {};          // which rows are evicted when it is full, or every so many steps
   int64_t evict_every = 0;     // steps, 0 for never
   bool count_batches = false;  // a key counts once a step, however often it occurs in it
   bool sharded = false;        // over several devices
