@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/call.h"
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/row.h"
@@ -63,12 +63,10 @@ class Policy {
       while (!formula.empty()) {
         Word word = ParseWord(Cut(formula, ' '));
         const auto operands = static_cast<size_t>(word.rule.operands());
-        if (depth < operands) throw Unknown("a formula that lacks operands");
+        if (depth < operands) throw PolicyError("a formula that lacks operands");
         depth += 1 - operands;
         if (depth > Truth::kDepth) {
-          throw MakeError(ErrorCode::kInvalidArgument, "", "evict",
-                          "a policy nested at most " + std::to_string(Truth::kDepth) + " deep",
-                          "a deeper one", "write it with fewer parentheses");
+          throw PolicyDepthError(Truth::kDepth);
         }
         const WordAddress address{policy.size() - 1, alternative.words.size()};
         if (word.rule.ranks()) {
@@ -80,7 +78,7 @@ class Policy {
         }
         alternative.words.push_back(std::move(word));
       }
-      if (depth != 1) throw Unknown("a formula of several parts");
+      if (depth != 1) throw PolicyError("a formula of several parts");
     }
     return policy;
   }
@@ -177,13 +175,8 @@ class Policy {
   static T Number(std::string_view text) {
     T value{};
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size()) throw Unknown(text);
+    if (error != std::errc() || end != text.data() + text.size()) throw PolicyError(text);
     return value;
-  }
-
-  static Error Unknown(std::string_view word) {
-    return MakeError(ErrorCode::kInvalidArgument, "", "evict", "a policy made by kvjax.evict", word,
-                     "this is a defect of kvjax: please report it");
   }
 
   static Word ParseWord(std::string_view text) {
@@ -207,7 +200,7 @@ class Policy {
       ranking.half_life = Number<double>(text);
       return {ranking};
     }
-    if (word != "lowest_score") throw Unknown(word);
+    if (word != "lowest_score") throw PolicyError(word);
     ranking.kind = Kind::kLowest;
     return {ranking, std::string(text)};
   }

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/call.h"
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/spec.h"
@@ -23,10 +23,7 @@ constexpr uint32_t OwnerOf(uint64_t key, uint32_t shards) {
 /// A partitioner's answer, checked.
 inline uint32_t CheckOwner(std::string_view table, uint64_t key, int32_t owner, uint32_t shards) {
   if (owner >= 0 && static_cast<uint32_t>(owner) < shards) return static_cast<uint32_t>(owner);
-  throw MakeError(ErrorCode::kInvalidArgument, table, "partitioner",
-                  "shards in 0.." + std::to_string(shards - 1),
-                  std::to_string(owner) + " for key " + std::to_string(static_cast<int64_t>(key)),
-                  "partitioner(keys, num_shards) returns the shard of each key");
+  throw OwnerError(table, key, owner, shards);
 }
 
 /// Which of n keys the shard owns; owners: (n,) by a partitioner, or nullptr for those of virtual buckets.

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "kvjax/ffi/core/admit.h"
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/initial.h"
 #include "kvjax/ffi/core/policy.h"
 #include "kvjax/ffi/core/row.h"
@@ -22,8 +22,7 @@ inline OnFull ParseOnFull(const std::string& text) {
   if (text == "grow") return OnFull::kGrow;
   if (text == "evict") return OnFull::kEvict;
   if (text == "error") return OnFull::kError;
-  throw MakeError(ErrorCode::kInvalidArgument, "", "get_table", "on_full grow, evict or error", text,
-                  "choose one of these");
+  throw OptionError("on_full grow, evict or error", text);
 }
 
 struct TableSpec {

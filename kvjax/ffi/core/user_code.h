@@ -6,7 +6,7 @@
 #include <string_view>
 #include <thread>
 
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 
 namespace kvjax {
 
@@ -43,9 +43,7 @@ class UserCode {
       if (caller_.load() == std::this_thread::get_id() || Now() - since > patience_.count()) break;
     }
     if (!outside_.load()) return;
-    throw MakeError(ErrorCode::kFailedPrecondition, table, op, "a call after the eviction",
-                    "one from the sink or score function that it has called",
-                    "use the rows that the function is given");
+    throw UserCodeError(table, op);
   }
 
   static int64_t Now() {
