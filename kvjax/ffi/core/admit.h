@@ -84,8 +84,8 @@ class Admission {
   [[nodiscard]] const AdmissionSpec& spec() const { return spec_; }
   [[nodiscard]] bool shares() const { return spec_.shares(); }
   /// Keys without a row that are counted one by one.
-  [[nodiscard]] size_t tracked() const { return pending_.size(); }
-  [[nodiscard]] size_t bytes() const { return pending_.bytes() + cells_.size() * sizeof(uint16_t); }
+  [[nodiscard]] size_t tracked() const { return waiting_.size(); }
+  [[nodiscard]] size_t bytes() const { return waiting_.bytes() + cells_.size() * sizeof(uint16_t); }
 
   /// For each of n distinct keys without a row: whether it gets one, and its occurrences, this batch's
   /// included.
@@ -95,7 +95,7 @@ class Admission {
     int halvings = 0;
   };
 
-  /// counts: (n,) occurrences in this batch. Changes nothing but the room for what Commit does.
+  /// counts: (n,) occurrences in this batch. Changes nothing but the space for what Commit does.
   Decision Decide(const std::vector<uint64_t>& keys, const std::vector<uint32_t>& counts, int64_t last_step,
                   int64_t step) {
     Decision d{std::vector<uint8_t>(keys.size()), counts, spec_.Halvings(last_step, step)};
@@ -105,7 +105,7 @@ class Admission {
       d.admitted[i] = spec_.Admits(keys[i], d.totals[i]);
       waiting += d.admitted[i] == 0;
     }
-    if (spec_.kind == AdmissionSpec::Kind::kMinCount) pending_.Reserve(pending_.size() + waiting);
+    if (spec_.kind == AdmissionSpec::Kind::kMinCount) waiting_.Reserve(waiting_.size() + waiting);
     return d;
   }
 
@@ -118,11 +118,11 @@ class Admission {
       switch (spec_.kind) {
         case AdmissionSpec::Kind::kMinCount:
           if (d.admitted[i]) {
-            pending_.Erase(keys[i]);
-          } else if (uint32_t* count = pending_.Locate(keys[i])) {
+            waiting_.Erase(keys[i]);
+          } else if (uint32_t* count = waiting_.Locate(keys[i])) {
             *count = d.totals[i];
           } else {
-            pending_.Insert(keys[i], d.totals[i]);
+            waiting_.Insert(keys[i], d.totals[i]);
           }
           break;
         case AdmissionSpec::Kind::kSketch: {
@@ -142,22 +142,22 @@ class Admission {
 
   /// Gives memory back once few keys wait.
   void Compact() noexcept {
-    if (8 * pending_.size() < pending_.capacity()) pending_.Shrink(2 * pending_.size());
+    if (8 * waiting_.size() < waiting_.capacity()) waiting_.Shrink(2 * waiting_.size());
   }
 
   /// The key has a row now that no training step gave it.
-  void Forget(uint64_t key) noexcept { pending_.Erase(key); }
+  void Forget(uint64_t key) noexcept { waiting_.Erase(key); }
 
   void Clear() noexcept {
-    pending_.Clear();
+    waiting_.Clear();
     std::fill(cells_.begin(), cells_.end(), uint16_t{0});
   }
 
   [[nodiscard]] AdmissionState Save() const {
     AdmissionState state;
     std::vector<std::pair<int64_t, uint32_t>> counts;
-    counts.reserve(pending_.size());
-    pending_.ForEach(
+    counts.reserve(waiting_.size());
+    waiting_.ForEach(
         [&](uint64_t key, uint32_t count) { counts.emplace_back(static_cast<int64_t>(key), count); });
     std::sort(counts.begin(), counts.end(), [](const auto& x, const auto& y) {
       return std::pair(BucketOf(static_cast<uint64_t>(x.first)), x.first) <
@@ -172,11 +172,11 @@ class Admission {
   [[nodiscard]] Admission With(const AdmissionState& state) const {
     Admission next(spec_);
     if (spec_.kind == AdmissionSpec::Kind::kMinCount) {
-      next.pending_.Reserve(state.keys.size());
+      next.waiting_.Reserve(state.keys.size());
       for (size_t i = 0; i < state.keys.size(); ++i) {
         const auto key = static_cast<uint64_t>(state.keys[i]);
         const auto count = static_cast<uint32_t>(std::clamp<int64_t>(state.counts[i], 0, kNoRow - 1));
-        if (next.pending_.Locate(key) == nullptr) next.pending_.Insert(key, count);
+        if (next.waiting_.Locate(key) == nullptr) next.waiting_.Insert(key, count);
       }
     }
     if (state.cells.size() == cells_.size()) next.cells_ = state.cells;
@@ -187,7 +187,7 @@ class Admission {
   /// Occurrences before this batch.
   [[nodiscard]] uint32_t Count(uint64_t key, int halvings) const {
     if (spec_.kind == AdmissionSpec::Kind::kMinCount) {
-      const uint32_t count = pending_.Find(key);
+      const uint32_t count = waiting_.Find(key);
       return count == kNoRow ? 0 : count;
     }
     if (spec_.kind != AdmissionSpec::Kind::kSketch) return 0;
@@ -198,7 +198,7 @@ class Admission {
   }
 
   AdmissionSpec spec_;
-  KeyIndex pending_;  // occurrences in the place of row ids
+  KeyIndex waiting_;  // occurrences instead of row ids
   std::vector<uint16_t> cells_;
 };
 

@@ -1,4 +1,4 @@
-// Pooling of rows into bags, and its gradients.
+// Bags: rows combined by sum or maximum, and the gradients.
 //
 // Rows, weights and bags meet in one form, linear in each of them: T = sum over i of w[i] <row[i],
 // bag[ids[i]]>. SumBags, ExpandBags and DotBags are its gradients by the bags, the rows and the weights; so

@@ -40,7 +40,7 @@ struct ApplyTarget {
 /// with it the keys; so a gradient whose seal is not this number is refused.
 inline constexpr uint32_t kSeal = 0x6B766A78u;  // "kvjx"
 
-/// Is given evicted rows, sorted by (bucket, key), before they go. What it throws stops the eviction.
+/// Is given evicted rows, sorted by (bucket, key), before they are erased. What it throws stops the eviction.
 using Sink = std::function<void(Snapshot rows, std::string_view reason)>;
 
 /// Scores rows by the user's function of that name: one number per row, finite.

@@ -1,4 +1,4 @@
-// The errors of calls that a table does not let in, whichever table it is.
+// The errors of the C++ side and their texts, the same for every table.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace kvjax {
 
-/// A step of a sharded table whose program has gone: its shards may be in different places.
+/// A step of a sharded table whose program has ended: its shards may be at different steps.
 inline Error HalfwayError(std::string_view table) {
   return MakeError(ErrorCode::kFailedPrecondition, table, "refresh", "a training step that goes on",
                    "one that has stopped half-way", "kvjax.drop_table(name) and restore the last checkpoint");
@@ -104,19 +104,20 @@ inline Error TwiceError(std::string_view table, int64_t key) {
 /// More rows than row ids.
 inline Error RowsError(std::string_view table, std::string_view op, size_t rows) {
   return MakeError(ErrorCode::kResourceExhausted, table, op, "fewer than 2^32 - 1 rows", std::to_string(rows),
-                   "spread the table over several shards");
+                   "shard the table over several devices");
 }
 
-/// A table that is full and evicts nothing, or of whose `rows`, as many as there would be, too few may go.
+/// A table that is full and evicts nothing, or of whose `rows`, as many as there would be, too few may be
+/// evicted.
 inline Error FullError(std::string_view table, std::string_view op, size_t capacity, uint64_t rows,
-                       std::optional<uint64_t> may_go = {}) {
+                       std::optional<uint64_t> evictable = {}) {
   const std::string want = "at most max_capacity=" + std::to_string(capacity) + " rows";
-  if (!may_go) {
+  if (!evictable) {
     return MakeError(ErrorCode::kResourceExhausted, table, op, want, std::to_string(rows),
                      "evict or remove some first, or make the table with on_full='evict' or more capacity");
   }
   return MakeError(ErrorCode::kResourceExhausted, table, op, want,
-                   std::to_string(rows) + " of which " + std::to_string(*may_go) + " may go",
+                   std::to_string(rows) + " of which " + std::to_string(*evictable) + " may go",
                    "pinned rows and those of the batch stay: give the table more capacity");
 }
 
@@ -155,6 +156,137 @@ inline Error LengthsError(std::string_view table, size_t bag, size_t n) {
                    "lengths that add up to at most " + std::to_string(n) + ", the number of keys",
                    "more, from bag " + std::to_string(bag) + " on",
                    "lengths say how many of the keys belong to each bag, in order");
+}
+
+// ---- operands ------------------------------------------------------------------------------------------
+
+/// Operands, results or attributes that kvjax's Python functions do not make.
+inline Error OperandError(std::string_view table, std::string_view op, std::string_view want,
+                          std::string_view got) {
+  return MakeError(ErrorCode::kInvalidArgument, table, op, want, got,
+                   "call kvjax's Python functions, which prepare the operands");
+}
+
+/// A phase of a write that there is not.
+inline Error PhaseError(std::string_view table, std::string_view op, std::string_view text) {
+  return MakeError(ErrorCode::kInvalidArgument, table, op, "a phase whole, plan, propose or commit", text,
+                   "call kvjax's Python functions");
+}
+
+// ---- options of tables -----------------------------------------------------------------------------------
+
+/// An option with a value that there is not; want: those that there are.
+inline Error OptionError(std::string_view want, std::string_view text) {
+  return MakeError(ErrorCode::kInvalidArgument, "", "get_table", want, text, "choose one of these");
+}
+
+/// A kind of initializer that there is not.
+inline Error InitializerError(std::string_view text) {
+  return MakeError(ErrorCode::kInvalidArgument, "", "initializer",
+                   "constant, uniform, normal, truncated_normal or pool", text, "see kvjax.initializers");
+}
+
+/// A storage that the backend does not have.
+inline Error StorageError(std::string_view table, std::string_view text) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "get_table", "one of kvjax.storage",
+                   "'" + std::string(text) + "'", "see kvjax.storage");
+}
+
+/// A policy that kvjax.evict does not write; got: what of it.
+inline Error PolicyError(std::string_view got) {
+  return MakeError(ErrorCode::kInvalidArgument, "", "evict", "a policy made by kvjax.evict", got,
+                   "this is a defect of kvjax: please report it");
+}
+
+/// A policy with a formula that is nested too deep.
+inline Error PolicyDepthError(size_t most) {
+  return MakeError(ErrorCode::kInvalidArgument, "", "evict",
+                   "a policy nested at most " + std::to_string(most) + " deep", "a deeper one",
+                   "write it with fewer parentheses");
+}
+
+// ---- tables of a process ---------------------------------------------------------------------------------
+
+/// A new table with the name of another.
+inline Error NameError(std::string_view table) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "create", "a free name", "one in use",
+                   "kvjax.drop_table(name) first, or choose another name");
+}
+
+/// A name that no table of the backend has.
+inline Error NoTableError(std::string_view table, std::string_view op) {
+  return MakeError(ErrorCode::kNotFound, table, op, "a table of this name on this platform", "none",
+                   "make it with kvjax.get_table(name, dim=...); one that is elsewhere, in the memory of the "
+                   "host or of a GPU, comes here by table.to(storage)");
+}
+
+/// A device on which the table has no shard.
+inline Error DeviceError(std::string_view table, std::string_view op, int32_t device) {
+  return MakeError(ErrorCode::kFailedPrecondition, table, op, "a call on a device of the table's mesh",
+                   "one on device " + std::to_string(device),
+                   "run the program on the mesh that the table was made with, or kvjax.reshard(table, mesh)");
+}
+
+/// A table that was written while another thread made its new shards.
+inline Error WrittenError(std::string_view table, std::string_view op) {
+  return MakeError(ErrorCode::kFailedPrecondition, table, op, "a table that nobody writes meanwhile",
+                   "a write of another thread", "wait for it, and begin again with table.refresh()");
+}
+
+/// A call from inside the user's function that the table waits for.
+inline Error UserCodeError(std::string_view table, std::string_view op) {
+  return MakeError(ErrorCode::kFailedPrecondition, table, op, "a call after the eviction",
+                   "one from the sink or score function that it has called",
+                   "use the rows that the function is given");
+}
+
+/// More rows to be loaded than the table may have.
+inline Error LoadCapacityError(std::string_view table, size_t capacity, size_t rows) {
+  return MakeError(ErrorCode::kResourceExhausted, table, "load",
+                   "at most max_capacity=" + std::to_string(capacity) + " rows", std::to_string(rows),
+                   "give the table more capacity, or prune the rows first");
+}
+
+/// Rows to be loaded with a frequency or a step below 0.
+inline Error NegativeError(std::string_view table) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "load", "frequencies and a last step from 0 on",
+                   "negative ones", "load what kvjax has exported");
+}
+
+// ---- sharded tables --------------------------------------------------------------------------------------
+
+/// A partitioner's answer that is no shard.
+inline Error OwnerError(std::string_view table, uint64_t key, int32_t owner, uint32_t shards) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "partitioner",
+                   "shards in 0.." + std::to_string(shards - 1),
+                   std::to_string(owner) + " for key " + std::to_string(static_cast<int64_t>(key)),
+                   "partitioner(keys, num_shards) returns the shard of each key");
+}
+
+/// A program for another mesh: the device has shard `held`, the program takes it for `wanted`.
+inline Error MeshError(std::string_view table, std::string_view op, uint32_t held, uint32_t wanted) {
+  return MakeError(ErrorCode::kFailedPrecondition, table, op,
+                   "a program on the mesh that the table was made with (this device has shard " +
+                       std::to_string(held) + ")",
+                   "one whose mesh makes it shard " + std::to_string(wanted),
+                   "use that mesh, or kvjax.reshard(table, mesh)");
+}
+
+/// Operands that differ between devices that must have the same.
+inline Error DifferError(std::string_view table, std::string_view op) {
+  return MakeError(
+      ErrorCode::kInvalidArgument, table, op, "the same keys and values for all that are told of them",
+      "others on some devices",
+      "processes give equal arrays, or their parts of one by jax.make_array_from_process_local_data; copies "
+      "of "
+      "a table along an axis want what is gathered over it, or shard_map with check_vma=True, where kvjax "
+      "does it");
+}
+
+/// A failure whose error another process has.
+inline Error ElsewhereError(std::string_view table, std::string_view op) {
+  return MakeError(ErrorCode::kFailedPrecondition, table, op, "a call that all shards can do",
+                   "a failure in another process", "the error there says why; nothing has changed here");
 }
 
 }  // namespace kvjax

@@ -49,14 +49,14 @@ class KeyIndex {
     if (!entries_.empty()) __builtin_prefetch(&entries_[Home(key)]);
   }
 
-  /// Makes room for `n` keys in all. Throws std::bad_alloc and then has changed nothing.
+  /// Reserves space for `n` keys in all. Throws std::bad_alloc and then has changed nothing.
   void Reserve(size_t n) {
     size_t cells = std::max<size_t>(entries_.size(), kSmallest);
     while (n > MaxSize(cells)) cells *= 2;
     if (cells != entries_.size()) Rebuild(cells);
   }
 
-  /// Adds a key that is not in the index. Room must have been reserved.
+  /// Adds a key that is not in the index. Space must have been reserved.
   void Insert(uint64_t key, uint32_t row) noexcept {
     Place(Entry{key, row});
     ++size_;
@@ -118,7 +118,7 @@ class KeyIndex {
     }
   }
 
-  /// How far keys lie from their home, sampled over the first places: 0 is the home itself.
+  /// How far keys lie from their home, sampled over the first cells: 0 is the home itself.
   struct Probes {
     double mean = 0.0;
     size_t longest = 0;

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/portable.h"
 #include "kvjax/ffi/core/random.h"
@@ -66,8 +66,7 @@ struct Initializer : Generator {
     if (text == "truncated_normal") return Kind::kTruncatedNormal;
     if (text == "pool") return Kind::kPool;
     if (text == "given") return Kind::kGiven;
-    throw MakeError(ErrorCode::kInvalidArgument, "", "initializer",
-                    "constant, uniform, normal, truncated_normal or pool", text, "see kvjax.initializers");
+    throw InitializerError(text);
   }
 
   /// Calls store(column, value) for columns 0..dim-1 of the key's initial row.

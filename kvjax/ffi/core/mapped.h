@@ -24,7 +24,7 @@
 namespace kvjax {
 
 /// Slabs in one file of a folder. The file loses its name as soon as it is made: it is memory that happens to
-/// be on disk, and goes with the process however that ends.
+/// be on disk, and disappears with the process however that ends.
 ///
 /// A write through a mapping that finds the disk full is SIGBUS. So the blocks of a slab are reserved before
 /// it is handed out, when a full disk is still an ordinary error.
@@ -49,34 +49,34 @@ class MappedSlabs final : public SlabAllocator {
 
   std::byte* Allocate(size_t bytes) override {
     const std::lock_guard lock(mutex_);
-    Places& free = free_[bytes];
-    if (free.empty()) AddPlace(free, bytes);
-    const auto place = free.begin();
-    ReserveDisk(place->second, bytes);
-    std::byte* const slab = place->first;
-    live_.insert(free.extract(place));
+    Pieces& free = free_[bytes];
+    if (free.empty()) AddPiece(free, bytes);
+    const auto piece = free.begin();
+    ReserveDisk(piece->second, bytes);
+    std::byte* const slab = piece->first;
+    live_.insert(free.extract(piece));
     return slab;
   }
 
   void Free(std::byte* slab, size_t bytes) noexcept override {
     const std::lock_guard lock(mutex_);
-    const auto place = live_.find(slab);
-    // Pages that are mapped, cached or on disk all go with the hole, and it reads as zeros.
-    if (!PunchHole(place->second, bytes)) std::memset(slab, 0, bytes);
-    free_.find(bytes)->second.insert(live_.extract(place));  // moves the node: nothing here allocates
+    const auto piece = live_.find(slab);
+    // Pages that are mapped, cached or on disk are all freed with the hole, and it reads as zeros.
+    if (!PunchHole(piece->second, bytes)) std::memset(slab, 0, bytes);
+    free_.find(bytes)->second.insert(live_.extract(piece));  // moves the node: nothing here allocates
   }
 
  private:
   /// Slabs by address, with their offsets in the file.
-  using Places = std::map<std::byte*, off_t>;
+  using Pieces = std::map<std::byte*, off_t>;
 
   /// The file is mapped in windows, because the system allows a process only some 65,000 mappings.
   static constexpr size_t kWindow = size_t{1} << 28;
 
-  /// Adds the next place of the file to `places`.
-  void AddPlace(Places& places, size_t bytes) {
+  /// Adds the next piece of the file to `pieces`.
+  void AddPiece(Pieces& pieces, size_t bytes) {
     if (bytes > left_) AddWindow(bytes);
-    places.emplace(next_, offset_);
+    pieces.emplace(next_, offset_);
     next_ += bytes;
     offset_ += static_cast<off_t>(bytes);
     left_ -= bytes;
@@ -103,9 +103,9 @@ class MappedSlabs final : public SlabAllocator {
     } while (error == EINTR);
     if (error == EOPNOTSUPP || error == ENOSYS) error = WriteZeros(offset, bytes);
     if (error == 0) return;
-    PunchHole(offset, bytes);  // what there was room for
+    PunchHole(offset, bytes);  // what there was space for
     throw Failure("allocate", std::to_string(bytes) + " bytes more on disk", error,
-                  "the table is as it was before: make room, or remove rows");
+                  "the table is as it was before: free some disk space, or remove rows");
   }
 
   /// Takes blocks on a file system that cannot reserve them. Returns errno.
@@ -143,11 +143,11 @@ class MappedSlabs final : public SlabAllocator {
   int file_ = -1;
   std::mutex mutex_;
   std::vector<std::pair<std::byte*, size_t>> windows_;
-  std::byte* next_ = nullptr;  // of the last window, the part that has no places yet
+  std::byte* next_ = nullptr;  // of the last window, the part that has no pieces yet
   size_t left_ = 0;
   off_t offset_ = 0;
-  Places live_;
-  std::map<size_t, Places> free_;  // by the size of the slab
+  Pieces live_;
+  std::map<size_t, Pieces> free_;  // by the size of the slab
 };
 
 }  // namespace kvjax

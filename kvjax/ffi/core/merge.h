@@ -59,7 +59,7 @@ inline void AddRow(float* __restrict sum, const float* __restrict row, size_t di
 /// Merges n rows of `dim` floats into one row per distinct key, in order of first occurrence; the rows of
 /// a key are added in blocks of kSumBlock, in the order in which they stand, so the result is reproducible to
 /// the bit.
-/// counts[i] is how often keys[i] occurred, 0 marks padding, which is skipped. The outputs have room for n
+/// counts[i] is how often keys[i] occurred, 0 marks padding, which is skipped. The outputs have space for n
 /// rows; what is behind the returned number of distinct keys is set to zero.
 inline size_t MergeRows(const uint64_t* keys, const float* rows, const int32_t* counts, size_t n, size_t dim,
                         uint64_t* out_keys, float* out_rows, int32_t* out_counts) {

@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <string_view>
 
-#include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/error_texts.h"
 
 namespace kvjax {
@@ -128,8 +127,7 @@ inline Phase ParsePhase(std::string_view table, std::string_view op, std::string
   for (size_t i = 0; i < kPhases.size(); ++i) {
     if (kPhases[i] == text) return static_cast<Phase>(i);
   }
-  throw MakeError(ErrorCode::kInvalidArgument, table, op, "a phase whole, plan, propose or commit", text,
-                  "call kvjax's Python functions");
+  throw PhaseError(table, op, text);
 }
 
 }  // namespace kvjax

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/call.h"
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/row.h"
@@ -25,7 +25,8 @@
 
 namespace kvjax {
 
-/// A row that may go. The header is a copy: rows lie anywhere in memory, and are looked at several times.
+/// A row that may be evicted. The header is a copy: rows lie anywhere in memory, and are looked at several
+/// times.
 struct Candidate {
   uint64_t key;
   uint32_t row;
@@ -49,8 +50,8 @@ class Policy {
   /// "reason\nformula\nreason\nformula...", as kvjax._evict writes it; a formula is made of words:
   /// max_age:N  min_frequency:N  min_norm:X  min_score:X:NAME   rows beyond the bound
   /// least_recent:N  least_frequent:N:H  lowest_score:N:NAME    the N rows that come first; "needed" is as
-  /// many
-  ///     as there must be room for, "-N" all that the table has but N; H is a half-life in steps, 0 for none
+  ///     many as there must be space for, "-N" all that the table has but N; H is a half-life in steps, 0 for
+  ///     none
   /// and  or  not
   static Policy Parse(std::string_view text) {
     Policy policy;
@@ -62,29 +63,27 @@ class Policy {
       while (!formula.empty()) {
         Word word = ParseWord(Cut(formula, ' '));
         const auto operands = static_cast<size_t>(word.rule.operands());
-        if (depth < operands) throw Unknown("a formula that lacks operands");
+        if (depth < operands) throw PolicyError("a formula that lacks operands");
         depth += 1 - operands;
         if (depth > Truth::kDepth) {
-          throw MakeError(ErrorCode::kInvalidArgument, "", "evict",
-                          "a policy nested at most " + std::to_string(Truth::kDepth) + " deep",
-                          "a deeper one", "write it with fewer parentheses");
+          throw PolicyDepthError(Truth::kDepth);
         }
-        const std::pair place{policy.size() - 1, alternative.words.size()};
+        const WordAddress address{policy.size() - 1, alternative.words.size()};
         if (word.rule.ranks()) {
           word.number = policy.rankings_.size();
-          policy.rankings_.push_back(place);
+          policy.rankings_.push_back(address);
         } else if (word.rule.scored()) {
           word.number = policy.scored_tests_.size();
-          policy.scored_tests_.push_back(place);
+          policy.scored_tests_.push_back(address);
         }
         alternative.words.push_back(std::move(word));
       }
-      if (depth != 1) throw Unknown("a formula of several parts");
+      if (depth != 1) throw PolicyError("a formula of several parts");
     }
     return policy;
   }
 
-  /// What goes where the table's policy has not made room enough.
+  /// The victims where the table's policy has not made space enough.
   static const Policy& Last() {
     static const Policy last = Parse("capacity\nleast_recent:needed");
     return last;
@@ -108,20 +107,20 @@ class Policy {
   /// How many words of the alternatives, one after the other, rank rows; they are numbered in this order.
   [[nodiscard]] size_t rankings() const { return rankings_.size(); }
 
-  /// How many rows the k-th ranking takes in a table of `size` rows that must have room for `needed` more.
+  /// How many rows the k-th ranking takes in a table of `size` rows that must have space for `needed` more.
   [[nodiscard]] uint64_t Wanted(size_t k, uint64_t needed, uint64_t size) const {
     return WordAt(rankings_[k]).rule.Wanted(needed, size);
   }
 
   /// The n of `rows` that come first in the k-th ranking, unordered; all of them if there are fewer.
-  [[nodiscard]] std::vector<Place> First(const View& view, const std::vector<Candidate>& rows, size_t k,
-                                         uint64_t n) const {
+  [[nodiscard]] std::vector<RowRank> First(const View& view, const std::vector<Candidate>& rows, size_t k,
+                                           uint64_t n) const {
     const Word& word = WordAt(rankings_[k]);
     const std::vector<double> scores =
         word.rule.scored() ? Scores(view, rows, word.name) : std::vector<double>();
     return FirstOf(rows.size(), static_cast<size_t>(std::min<uint64_t>(n, rows.size())), [&](size_t i) {
       const double score = scores.empty() ? 0.0 : scores[i];
-      return Place{word.rule.Order(rows[i].header, view.step, score), Mix(rows[i].key), i};
+      return RowRank{word.rule.Order(rows[i].header, view.step, score), Mix(rows[i].key), i};
     });
   }
 
@@ -130,7 +129,8 @@ class Policy {
   [[nodiscard]] std::vector<uint32_t> Choose(const View& view, const std::vector<Candidate>& rows,
                                              const std::vector<std::vector<uint8_t>>& ranked) const {
     std::vector<std::vector<double>> scores;
-    for (const auto& place : scored_tests_) scores.push_back(Scores(view, rows, WordAt(place).name));
+    for (const WordAddress& address : scored_tests_)
+      scores.push_back(Scores(view, rows, WordAt(address).name));
     std::vector<uint32_t> choice(rows.size());
     view.parallel(rows.size(), kGrain, [&](size_t begin, size_t end) {
       std::vector<Truth> truths;
@@ -160,6 +160,10 @@ class Policy {
   }
 
  private:
+  struct WordAddress {
+    size_t alternative, word;
+  };
+
   static std::string_view Cut(std::string_view& text, char separator) {
     const size_t end = std::min(text.find(separator), text.size());
     const std::string_view head = text.substr(0, end);
@@ -171,13 +175,8 @@ class Policy {
   static T Number(std::string_view text) {
     T value{};
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    if (error != std::errc() || end != text.data() + text.size()) throw Unknown(text);
+    if (error != std::errc() || end != text.data() + text.size()) throw PolicyError(text);
     return value;
-  }
-
-  static Error Unknown(std::string_view word) {
-    return MakeError(ErrorCode::kInvalidArgument, "", "evict", "a policy made by kvjax.evict", word,
-                     "this is a defect of kvjax: please report it");
   }
 
   static Word ParseWord(std::string_view text) {
@@ -201,7 +200,7 @@ class Policy {
       ranking.half_life = Number<double>(text);
       return {ranking};
     }
-    if (word != "lowest_score") throw Unknown(word);
+    if (word != "lowest_score") throw PolicyError(word);
     ranking.kind = Kind::kLowest;
     return {ranking, std::string(text)};
   }
@@ -226,14 +225,15 @@ class Policy {
     return scores;
   }
 
-  /// The n first of place(0), ..., place(total - 1), n <= total.
+  /// The n first of rank(0), ..., rank(total - 1), n <= total.
   template <class F>
-  static std::vector<Place> FirstOf(size_t total, size_t n, F place) {
-    // The n first so far, unordered, and room for as many again: what cannot be among them is left out early.
-    std::vector<Place> first;
+  static std::vector<RowRank> FirstOf(size_t total, size_t n, F rank) {
+    // The n first so far, unordered, and space for as many again: what cannot be among them is left out
+    // early.
+    std::vector<RowRank> first;
     if (n == 0) return first;
     first.reserve(std::min(2 * n, total));
-    Place last{UINT64_MAX, UINT64_MAX, 0};
+    RowRank last{UINT64_MAX, UINT64_MAX, 0};
     const auto cut = [&] {
       if (first.size() <= n) return;
       std::nth_element(first.begin(), first.begin() + static_cast<ptrdiff_t>(n - 1), first.end());
@@ -241,7 +241,7 @@ class Policy {
       last = first.back();
     };
     for (size_t i = 0; i < total; ++i) {
-      const Place next = place(i);
+      const RowRank next = rank(i);
       if (first.size() >= n && last < next) continue;
       first.push_back(next);
       if (first.size() >= 2 * n) cut();
@@ -252,14 +252,12 @@ class Policy {
 
   static constexpr size_t kGrain = 4096;
 
-  /// A word's alternative, and its place there.
-  using WordPlace = std::pair<size_t, size_t>;
-  [[nodiscard]] const Word& WordAt(WordPlace place) const {
-    return alternatives_[place.first].words[place.second];
+  [[nodiscard]] const Word& WordAt(WordAddress address) const {
+    return alternatives_[address.alternative].words[address.word];
   }
 
   std::vector<Alternative> alternatives_;
-  std::vector<WordPlace> rankings_, scored_tests_;
+  std::vector<WordAddress> rankings_, scored_tests_;
 };
 
 }  // namespace kvjax

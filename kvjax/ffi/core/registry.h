@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 
 namespace kvjax {
 
@@ -32,8 +32,7 @@ class Registry {
   void Create(const std::string& name, const std::vector<int32_t>& devices, Make make) {
     const std::lock_guard lock(mutex_);
     if (entries_.contains(name)) {
-      throw MakeError(ErrorCode::kInvalidArgument, name, "create", "a free name", "one in use",
-                      "kvjax.drop_table(name) first, or choose another name");
+      throw NameError(name);
     }
     std::vector<Shard> shards;
     for (size_t i = 0; i < devices.size(); ++i) shards.push_back({devices[i], make(i)});
@@ -47,10 +46,7 @@ class Registry {
     for (const Shard& shard : shards) {
       if (shard.device == kEveryDevice || shard.device == device) return shard.table;
     }
-    throw MakeError(
-        ErrorCode::kFailedPrecondition, name, op, "a call on a device of the table's mesh",
-        "one on device " + std::to_string(device),
-        "run the program on the mesh that the table was made with, or kvjax.reshard(table, mesh)");
+    throw DeviceError(name, op, device);
   }
 
   /// The same, or nullptr if the table has been dropped. For kEveryDevice, any of the shards.
@@ -73,7 +69,7 @@ class Registry {
     return tables;
   }
 
-  /// Puts other shards in the place of those there are, unless these have been written since `version`.
+  /// Replaces the shards, unless these have been written since `version`.
   void Replace(std::string_view name, std::string_view op, uint32_t version,
                const std::vector<int32_t>& devices, const std::vector<std::shared_ptr<Table>>& tables) {
     std::vector<Shard> next;  // and then those that are gone, freed with the lock given back
@@ -117,17 +113,13 @@ class Registry {
   const std::vector<Shard>& Shards(std::string_view name, std::string_view op) {
     const auto it = entries_.find(name);
     if (it != entries_.end()) return it->second;
-    throw MakeError(
-        ErrorCode::kNotFound, name, op, "a table of this name on this platform", "none",
-        "make it with kvjax.get_table(name, dim=...); one that is elsewhere, in the memory of the "
-        "host or of a GPU, comes here by table.to(storage)");
+    throw NoTableError(name, op);
   }
 
   void CheckUnwritten(std::string_view name, std::string_view op, uint32_t version) {
     for (const Shard& shard : Shards(name, op)) {
       if (shard.table->version() == version) continue;
-      throw MakeError(ErrorCode::kFailedPrecondition, name, op, "a table that nobody writes meanwhile",
-                      "a write of another thread", "wait for it, and begin again with table.refresh()");
+      throw WrittenError(name, op);
     }
   }
 

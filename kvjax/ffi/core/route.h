@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/call.h"
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/spec.h"
@@ -23,10 +23,7 @@ constexpr uint32_t OwnerOf(uint64_t key, uint32_t shards) {
 /// A partitioner's answer, checked.
 inline uint32_t CheckOwner(std::string_view table, uint64_t key, int32_t owner, uint32_t shards) {
   if (owner >= 0 && static_cast<uint32_t>(owner) < shards) return static_cast<uint32_t>(owner);
-  throw MakeError(ErrorCode::kInvalidArgument, table, "partitioner",
-                  "shards in 0.." + std::to_string(shards - 1),
-                  std::to_string(owner) + " for key " + std::to_string(static_cast<int64_t>(key)),
-                  "partitioner(keys, num_shards) returns the shard of each key");
+  throw OwnerError(table, key, owner, shards);
 }
 
 /// Which of n keys the shard owns; owners: (n,) by a partitioner, or nullptr for those of virtual buckets.
@@ -40,18 +37,18 @@ inline void Owned(std::string_view table, KeySpan keys, const int32_t* owners, u
 }
 
 /// A batch by owner: its distinct keys, those of one owner in the order of their first occurrence. They
-/// travel in rounds, of which each takes up to `room` keys to each owner.
+/// travel in rounds, of which each takes up to `capacity` keys to each owner.
 struct Routed {
   uint64_t* keys;     // (n,), what is behind the distinct ones is 0
   int32_t* order;     // (n,) where each of them first occurs
   int32_t* starts;    // (shards + 1,) where the keys of each owner begin
-  int32_t* position;  // (n,) owner * room + place in the round, of each key of the batch
+  int32_t* position;  // (n,) owner * capacity + number in the round, of each key of the batch
   int32_t* round;     // (n,) its round; -1 where the mask is false
 };
 
 /// owners: as above; mask: (n,) or nullptr.
 inline void Route(std::string_view table, KeySpan keys, const bool* mask, const int32_t* owners,
-                  uint32_t shards, int32_t room, Routed out) {
+                  uint32_t shards, int32_t capacity, Routed out) {
   KeyNumbering numbering(keys.n);
   std::vector<int32_t> first;
   first.reserve(keys.n);
@@ -83,9 +80,9 @@ inline void Route(std::string_view table, KeySpan keys, const bool* mask, const 
     out.position[i] = 0;
     if (out.round[i] < 0) continue;
     const auto u = static_cast<size_t>(out.round[i]);
-    const int32_t place = moved[u] - out.starts[owner[u]];
-    out.position[i] = static_cast<int32_t>(owner[u]) * room + place % room;
-    out.round[i] = place / room;
+    const int32_t nth = moved[u] - out.starts[owner[u]];
+    out.position[i] = static_cast<int32_t>(owner[u]) * capacity + nth % capacity;
+    out.round[i] = nth / capacity;
   }
   std::fill(out.keys + n, out.keys + keys.n, uint64_t{0});
   std::fill(out.order + n, out.order + keys.n, 0);
@@ -103,14 +100,14 @@ class Selected {
   }
   [[nodiscard]] KeySpan keys() const { return span_; }
 
-  /// Of rows (n, width) those of the keys; `room` holds them if they are not all.
+  /// Of rows (n, width) those of the keys; `copy` holds them if they are not all.
   template <class T>
-  const T* Rows(const T* rows, size_t width, std::vector<T>& room) const {
+  const T* Rows(const T* rows, size_t width, std::vector<T>& copy) const {
     if (all_) return rows;
-    room.resize(at_.size() * width + 1);  // + 1: never null
+    copy.resize(at_.size() * width + 1);  // + 1: never null
     for (size_t j = 0; j < at_.size(); ++j)
-      std::copy_n(rows + at_[j] * width, width, room.data() + j * width);
-    return room.data();
+      std::copy_n(rows + at_[j] * width, width, copy.data() + j * width);
+    return copy.data();
   }
 
  private:

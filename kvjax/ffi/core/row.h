@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/half.h"
 #include "kvjax/ffi/core/portable.h"
 
@@ -23,8 +23,7 @@ inline RowType ParseRowType(const std::string& text) {
   if (text == "float32") return RowType::kFloat32;
   if (text == "bfloat16") return RowType::kBFloat16;
   if (text == "float16") return RowType::kFloat16;
-  throw MakeError(ErrorCode::kInvalidArgument, "", "get_table", "dtype float32, bfloat16 or float16", text,
-                  "choose one of these");
+  throw OptionError("dtype float32, bfloat16 or float16", text);
 }
 
 KVJAX_HD inline void StoreElement(RowType type, std::byte* row, int64_t column, float value) {

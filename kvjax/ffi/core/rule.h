@@ -41,7 +41,7 @@ struct Rule {
   };
   Kind kind;
   bool all_but = false;  // n is how many stay
-  bool needed = false;   // as many as there must be room for
+  bool needed = false;   // as many as there must be space for
   int64_t n = 0;
   double bound = 0.0;
   double half_life = 0.0;
@@ -57,10 +57,10 @@ struct Rule {
     return kind == Kind::kAnd || kind == Kind::kOr ? 2 : kind == Kind::kNot ? 1 : 0;
   }
 
-  /// How many rows a ranking takes in a table of `size` rows that must have room for `room` more.
-  [[nodiscard]] KVJAX_HD uint64_t Wanted(uint64_t room, uint64_t size) const {
+  /// How many rows a ranking takes in a table of `size` rows that must have space for `missing` more.
+  [[nodiscard]] KVJAX_HD uint64_t Wanted(uint64_t missing, uint64_t size) const {
     const auto number = static_cast<uint64_t>(n);
-    if (!all_but) return needed ? room : number;
+    if (!all_but) return needed ? missing : number;
     return size - (number < size ? number : size);
   }
 

@@ -14,11 +14,11 @@ namespace kvjax {
 
 /// Where a row stands in a ranking: the `i`-th of its shard's candidates. No two are equal, wherever they
 /// are: the hash is a bijection of the key.
-struct Place {
+struct RowRank {
   uint64_t order;
   uint64_t hash;
   size_t i;
-  bool operator<(const Place& other) const {
+  bool operator<(const RowRank& other) const {
     return order != other.order ? order < other.order : hash < other.hash;
   }
 };
@@ -47,20 +47,20 @@ struct Tally {
 class Selection {
  public:
   Selection() = default;
-  /// places: all those of this shard that can be among the first n of all shards; n > 0.
-  Selection(std::vector<Place> places, uint64_t n) : open_(std::move(places)), wanted_(n) {}
+  /// ranks: all those of this shard that can be among the first n of all shards; n > 0.
+  Selection(std::vector<RowRank> ranks, uint64_t n) : open_(std::move(ranks)), wanted_(n) {}
 
-  /// At first, which bits of `order` differ at all; then how many open places there are by their next digit,
+  /// At first, which bits of `order` differ at all; then how many open ranks there are by their next digit,
   /// which is made of the next bits that do.
   [[nodiscard]] Tally Count() const {
     Tally tally;
     if (!begun_) {
-      for (const Place& p : open_) {
+      for (const RowRank& p : open_) {
         for (unsigned b = 0; b < 64; ++b) tally.counts[b] += p.order >> b & 1;
       }
       tally.counts[kTotal] = open_.size();
     } else {
-      for (const Place& p : open_) ++tally.counts[Digit(p)];
+      for (const RowRank& p : open_) ++tally.counts[Digit(p)];
     }
     return tally;
   }
@@ -78,8 +78,8 @@ class Selection {
     }
     size_t bin = 0;
     while (bin + 1 < Tally::kBins && sum.counts[bin] < wanted_) wanted_ -= sum.counts[bin++];
-    std::vector<Place> open;
-    for (const Place& p : open_) {
+    std::vector<RowRank> open;
+    for (const RowRank& p : open_) {
       const size_t digit = Digit(p);
       if (digit < bin) first_.push_back(p);
       if (digit == bin) open.push_back(p);
@@ -90,14 +90,14 @@ class Selection {
   }
 
   /// Those of this shard that are chosen.
-  [[nodiscard]] const std::vector<Place>& first() const { return first_; }
-  /// How many places there were on all shards.
+  [[nodiscard]] const std::vector<RowRank>& first() const { return first_; }
+  /// How many ranks there were on all shards.
   [[nodiscard]] uint64_t total() const { return total_; }
 
  private:
   static constexpr size_t kTotal = 64, kDigit = 8;
 
-  [[nodiscard]] size_t Digit(const Place& p) const {
+  [[nodiscard]] size_t Digit(const RowRank& p) const {
     size_t digit = 0;
     for (size_t k = next_; k < next_ + kDigit && k < bits_.size(); ++k) {
       const unsigned b = bits_[k];
@@ -111,7 +111,7 @@ class Selection {
     return true;
   }
 
-  std::vector<Place> open_, first_;
+  std::vector<RowRank> open_, first_;
   uint64_t wanted_ = 0, total_ = 0;
   std::vector<unsigned> bits_;  // that differ, the highest first: 0..63 of the hash, 64..127 of the order
   size_t next_ = 0;

@@ -23,9 +23,9 @@ struct ShardSummary {
     for (size_t d = 0; kWords + d < n; ++d) words[kWords + d] = std::bit_cast<uint64_t>(shared_gradient[d]);
   }
   static ShardSummary Read(const uint64_t* words, size_t n) {
-    ShardSummary facts{words[0], words[1], words[2], words[3], words[4]};
-    for (size_t i = kWords; i < n; ++i) facts.shared_gradient.push_back(std::bit_cast<double>(words[i]));
-    return facts;
+    ShardSummary summary{words[0], words[1], words[2], words[3], words[4]};
+    for (size_t i = kWords; i < n; ++i) summary.shared_gradient.push_back(std::bit_cast<double>(words[i]));
+    return summary;
   }
 };
 

@@ -81,7 +81,7 @@ class Plane {
   [[nodiscard]] size_t stride() const { return stride_; }
   [[nodiscard]] size_t bytes() const { return slabs_.size() * slab_bytes(); }
 
-  /// Makes room for `rows` records in all. What the allocator throws leaves everything as it was.
+  /// Reserves space for `rows` records in all. What the allocator throws leaves everything as it was.
   void Reserve(size_t rows) {
     if (stride_ == 0) return;
     const size_t before = slabs_.size() * per_slab_;

@@ -33,7 +33,8 @@ struct KeyRow {
   uint32_t row;
 };
 
-/// A counting sort by bucket, then a small sort by key inside each. Returns the first place of each bucket.
+/// A counting sort by bucket, then a small sort by key inside each. Returns the first position of each
+/// bucket.
 inline std::vector<int64_t> SortByBucket(std::vector<KeyRow>& rows) {
   std::vector<int64_t> offsets(kNumBuckets + 1, 0);
   for (const KeyRow& r : rows) ++offsets[BucketOf(r.key) + 1];
@@ -96,7 +97,7 @@ struct SnapshotView {
   int64_t last_step = 0;
 };
 
-/// Fills an empty store; returns the place of the first key that comes twice, or n.
+/// Fills an empty store; returns the position of the first key that comes twice, or n.
 inline size_t FillStore(RowStore& store, const SnapshotView& in, size_t row_bytes) {
   store.AttachSlots(in.layout);
   store.Reserve(in.n);

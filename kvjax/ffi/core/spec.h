@@ -5,7 +5,7 @@
 #include <string>
 
 #include "kvjax/ffi/core/admit.h"
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/initial.h"
 #include "kvjax/ffi/core/policy.h"
 #include "kvjax/ffi/core/row.h"
@@ -22,8 +22,7 @@ inline OnFull ParseOnFull(const std::string& text) {
   if (text == "grow") return OnFull::kGrow;
   if (text == "evict") return OnFull::kEvict;
   if (text == "error") return OnFull::kError;
-  throw MakeError(ErrorCode::kInvalidArgument, "", "get_table", "on_full grow, evict or error", text,
-                  "choose one of these");
+  throw OptionError("on_full grow, evict or error", text);
 }
 
 struct TableSpec {
@@ -34,7 +33,7 @@ struct TableSpec {
   AdmissionSpec admission = {};
   size_t max_capacity = 0;  // rows, 0 for no limit
   OnFull on_full = OnFull::kGrow;
-  Policy policy = {};          // who goes when it is full, or every so many steps
+  Policy policy = {};          // which rows are evicted when it is full, or every so many steps
   int64_t evict_every = 0;     // steps, 0 for never
   bool count_batches = false;  // a key counts once a step, however often it occurs in it
   bool sharded = false;        // over several devices

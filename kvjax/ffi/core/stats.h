@@ -1,4 +1,4 @@
-// Counts of what a table has done since it was made. Reads count too, so repeated reads count repeatedly.
+// Counters of a table since it was made. Reads count too, so repeated reads count repeatedly.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -32,7 +32,7 @@ struct Counters {
 };
 
 /// What one call on a sharded table has moved: bytes that this device sends to others in each of its rounds,
-/// and the rounds that a batch of such a size needs if its keys are evenly spread.
+/// and the rounds that a batch of such a size needs if its keys are evenly distributed.
 struct Traffic {
   uint64_t keys = 0;
   uint64_t rounds = 0;

@@ -62,9 +62,9 @@ class RowStore {
     if (!layout_.empty()) slots_.Prefetch(row);
   }
 
-  // ---- rows coming and going -----------------------------------------------------------------------------
+  // ---- rows made and erased -----------------------------------------------------------------------------
 
-  /// Makes room for `n` more rows. Throws std::bad_alloc.
+  /// Reserves space for `n` more rows. Throws std::bad_alloc.
   void Reserve(size_t n) {
     const size_t rows = next_row_ + (n > free_rows_.size() ? n - free_rows_.size() : 0);
     try {
@@ -72,18 +72,18 @@ class RowStore {
       headers_.Reserve(rows);
       slots_.Reserve(rows);
       index_.Reserve(index_.size() + n);
-    } catch (...) {  // what was gained goes back, or the next call would find no memory left
+    } catch (...) {  // what was gained is given back, or the next call would find no memory left
       for (Plane* plane : {&values_, &headers_, &slots_})
         plane->Shrink(std::max<size_t>(next_row_, reserved_));
       throw;
     }
   }
-  /// As Reserve, for `n` rows in all; Compact leaves them that room.
+  /// As Reserve, for `n` rows in all; Compact leaves them that space.
   void ReserveInAll(size_t n) {
     if (n > size()) Reserve(n - size());
     reserved_ = std::max(reserved_, n);
   }
-  /// Makes room for `n` more rows to be erased. Throws std::bad_alloc.
+  /// Reserves space for `n` more rows to be erased. Throws std::bad_alloc.
   void ReserveErase(size_t n) {
     const size_t free = free_rows_.size() + n;
     if (free > free_rows_.capacity()) free_rows_.reserve(std::max(free, 2 * free_rows_.capacity()));
@@ -94,7 +94,7 @@ class RowStore {
     const size_t n = free_rows_.size();
     return i < n ? free_rows_[n - 1 - i] : next_row_ + static_cast<uint32_t>(i - n);
   }
-  /// Gives a key that has none a row, in the room that was reserved.
+  /// Gives a key that has none a row, in the space that was reserved.
   uint32_t Insert(uint64_t key) noexcept {
     uint32_t row = next_row_;
     if (free_rows_.empty()) {
@@ -108,7 +108,7 @@ class RowStore {
     if (k < INT32_MIN || k > static_cast<int64_t>(UINT32_MAX)) wide_ = true;
     return row;
   }
-  /// Takes the row of a key away, if it has one. Room must have been reserved.
+  /// Takes the row of a key away, if it has one. Space must have been reserved.
   bool Erase(uint64_t key) noexcept {
     const uint32_t row = index_.Erase(key);
     if (row != kNoRow) free_rows_.push_back(row);

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <thread>
 
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 
 namespace kvjax {
 
@@ -37,15 +37,13 @@ class UserCode {
   };
 
   /// Calls of others wait for the user's code to be done. One from inside it never could; if it comes by way
-  /// of another thread, it cannot be told from the others, and gives up after a while.
+  /// of another thread, it cannot be distinguished from the others, and gives up after a while.
   void Wait(std::string_view table, std::string_view op) const {
     for (const int64_t since = Now(); outside_.load(); std::this_thread::sleep_for(kPause)) {
       if (caller_.load() == std::this_thread::get_id() || Now() - since > patience_.count()) break;
     }
     if (!outside_.load()) return;
-    throw MakeError(ErrorCode::kFailedPrecondition, table, op, "a call after the eviction",
-                    "one from the sink or score function that it has called",
-                    "use the rows that the function is given");
+    throw UserCodeError(table, op);
   }
 
   static int64_t Now() {

@@ -72,7 +72,7 @@ inline void Table::EnterShared(ApplyPlan& plan) const {
   plan.change.found.fresh.push_back(spec_.admission.shared_key), plan.change.ids.push_back(0);
 }
 
-/// Does all of the plan that can fail, once there is room for it.
+/// Does all of the plan that can fail, once there is space for it.
 inline void Table::PrepareApply(const ParallelFor& parallel, KeySpan keys, ApplyPlan& plan,
                                 InitialRows initial) {
   plan.recent = Recent::Of(keys, plan.change, in_.admission.shares());

@@ -14,7 +14,7 @@
 namespace kvjax {
 
 /// The rows of a call's keys. `fresh` are the distinct keys without one in order of first occurrence, and
-/// `numbers` has the place in it of each key whose row is kNoRow.
+/// `numbers` has the number in it of each key whose row is kNoRow.
 struct Located {
   std::vector<uint32_t> rows;
   std::vector<uint64_t> fresh;

@@ -78,7 +78,7 @@ class Contents {
 
   /// Reserves all memory, and writes headers and values of the rows to come while they are still free; with
   /// `blank` the caller will write their values, otherwise they get their initial ones. Sets `ids` of the
-  /// fresh keys whose id is not kNoRow. Shows the sink what goes.
+  /// fresh keys whose id is not kNoRow. Shows the sink the victims.
   void Prepare(const ParallelFor& parallel, const TableSpec& spec, std::string_view op, Change& change,
                InitialRows initial, bool blank) {
     const size_t entering = change.entering();

@@ -1,6 +1,6 @@
 // Planned writes: what is kept between the call that plans a write and the one that commits it.
 //
-// On a table of one part both are one call. The shards of a sharded table first plan all, then agree, and
+// On a table of one part both are one call. The shards of a sharded table first all plan, then agree, and
 // only then do it: a shard that cannot do its part keeps the others from doing theirs.
 #pragma once
 #include <cstddef>

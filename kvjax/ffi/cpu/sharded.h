@@ -1,4 +1,5 @@
-// The training write on one shard of several: gradients arrive in rounds, the shards agree, then rows change.
+// The training write on one shard of several: gradients arrive in rounds, the shards exchange summaries, then
+// rows change.
 #pragma once
 #include "kvjax/ffi/cpu/table.h"
 
@@ -96,7 +97,7 @@ inline std::optional<Tally> Table::Continue(const ParallelFor& parallel, std::st
   return AskOrPrepare(parallel, space_->Continue(parallel, sum));
 }
 
-/// Asks the other shards, or once it is known what goes, does all that can fail.
+/// Asks the other shards, or once the victims are known, does all that can fail.
 inline std::optional<Tally> Table::AskOrPrepare(const ParallelFor& parallel, bool known) {
   if (!known) return space_->Count();
   space_.reset();

@@ -1,8 +1,8 @@
 // Space for a change: the choice of the rows that are evicted for it, or because a policy says so.
 //
-// A sharded table makes the choice that it would make in one place. Where that takes numbers of all shards,
+// A sharded table makes the choice that an unsharded one would make. Where that takes numbers of all shards,
 // each counts (Count), the counts are added up, and each continues with the sum (Continue), until all know
-// enough; they know it at the same time. A table in one place needs to ask nobody.
+// enough; they know it at the same time. An unsharded table needs to ask nobody.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -44,8 +44,9 @@ class SpaceMaker {
   SpaceMaker(Source from, std::string_view op, Change& change, Totals totals, int64_t step, bool alone)
       : from_(from), op_(op), change_(&change), totals_(totals), step_(step), alone_(alone) {}
 
-  /// Begins to choose what must go before the change can be made: by the table's policy if its time has come
-  /// (`due`), and as much as the capacity asks for. Rows of the change stay. Returns whether all is known.
+  /// Begins to choose the rows to evict before the change can be made: by the table's policy if its time has
+  /// come (`due`), and as many as the capacity asks for. Rows of the change stay. Returns whether all is
+  /// known.
   bool Make(const ParallelFor& parallel, bool due) {
     const TableSpec& spec = from_.spec;
     excess_ = spec.max_capacity > 0 && after() > spec.max_capacity ? after() - spec.max_capacity : 0;
@@ -74,7 +75,7 @@ class SpaceMaker {
     return tally;
   }
 
-  /// Goes on with the sum. Returns whether all is known.
+  /// Continues with the sum. Returns whether all is known.
   bool Continue(const ParallelFor& parallel, const Tally& sum) {
     if (ranking_ == policy_.rankings()) {
       chosen_ = sum.counts[0];
@@ -88,13 +89,13 @@ class SpaceMaker {
  private:
   static constexpr size_t kGrain = 2048;  // rows: below this, waking a second thread costs more than it saves
 
-  /// Goes through the rankings of the policy, as far as no other shard has to be asked, and then makes the
+  /// Takes the rankings of the policy, as far as no other shard has to be asked, and then makes the
   /// choice.
   bool Advance(const ParallelFor& parallel) {
     const Policy::View view{from_.store, from_.spec.type, from_.spec.dim, step_, from_.score, parallel};
     while (ranking_ < policy_.rankings()) {
       const uint64_t n = policy_.Wanted(ranking_, needed_, totals_.size);
-      std::vector<Place> first;
+      std::vector<RowRank> first;
       if (n > 0) first = policy_.First(view, rows_, ranking_, n);
       if (n > 0 && !alone_) {
         selection_ = Selection(std::move(first), n);
@@ -110,12 +111,12 @@ class SpaceMaker {
   }
 
   /// The next ranking has chosen `first`, out of so many.
-  void Rank(const std::vector<Place>& first, uint64_t total) {
+  void Rank(const std::vector<RowRank>& first, uint64_t total) {
     if (last_ && total < needed_) {
       throw FullError(from_.spec.name, op_, from_.spec.max_capacity, after(), chosen_ + total);
     }
     std::vector<uint8_t>& mask = ranked_.emplace_back(rows_.size());
-    for (const Place& place : first) mask[place.i] = 1;
+    for (const RowRank& rank : first) mask[rank.i] = 1;
     ++ranking_;
   }
 
@@ -143,10 +144,10 @@ class SpaceMaker {
     return Advance(parallel);
   }
 
-  /// How many rows there would be if none went.
+  /// How many rows there would be if none were evicted.
   [[nodiscard]] uint64_t after() const { return totals_.size + totals_.entering; }
 
-  /// Rows that may go: neither pinned nor shared nor of the change.
+  /// Rows that may be evicted: neither pinned nor shared nor of the change.
   [[nodiscard]] std::vector<Candidate> Candidates(const ParallelFor& parallel) const {
     const RowStore& store = from_.store;
     std::vector<bool> stays(store.end_row());
@@ -197,8 +198,8 @@ class SpaceMaker {
   Totals totals_;
   int64_t step_;  // ages are counted from here
   bool alone_;
-  uint64_t excess_ = 0;   // rows beyond the capacity, if none went
-  uint64_t needed_ = 0;   // rows that the policy shall make room for
+  uint64_t excess_ = 0;   // rows beyond the capacity, if none were evicted
+  uint64_t needed_ = 0;   // rows that the policy shall make space for
   uint64_t chosen_ = 0;   // by all shards
   uint64_t leaving_ = 0;  // from this one
   bool last_ = false;     // whether the policy is the one that is asked last, for what is still missing

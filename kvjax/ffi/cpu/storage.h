@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/mapped.h"
 #include "kvjax/ffi/core/slab.h"
 
@@ -21,8 +21,7 @@ inline std::shared_ptr<SlabAllocator> MakeSlabs(std::string_view text, std::stri
   if (text.starts_with(kMmap)) {
     return std::make_shared<MappedSlabs>(std::string(text.substr(kMmap.size())), std::string(table));
   }
-  throw MakeError(ErrorCode::kInvalidArgument, table, "get_table", "one of kvjax.storage",
-                  "'" + std::string(text) + "'", "see kvjax.storage");
+  throw StorageError(table, text);
 }
 
 }  // namespace kvjax

@@ -1,7 +1,7 @@
-// The table on the CPU: what each operation means.
+// The table on the CPU: each operation, and the locks and plans behind it.
 //
-// version.h says which calls are let in, contents.h how rows come and go. Writes give the strong guarantee:
-// all that can fail (checks, memory, the user's sink) comes before the first change.
+// version.h says which calls are let in, contents.h how rows are made and erased. Writes give the strong
+// guarantee: all that can fail (checks, memory, the user's sink) comes before the first change.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -30,9 +30,9 @@ namespace kvjax {
 
 class Table {
  public:
-  static constexpr int32_t kHome = -1;  // of a table in one place: every device
+  static constexpr int32_t kHome = -1;  // of an unsharded table: every device
 
-  /// storage: see storage.h; capacity: rows to make room for.
+  /// storage: see storage.h; capacity: rows to reserve space for.
   static std::shared_ptr<Table> Make(const TableSpec& spec, const std::string& storage,
                                      uint32_t first_version, size_t capacity);
   Table(TableSpec spec, std::shared_ptr<SlabAllocator> allocator, uint32_t first_version)
@@ -104,7 +104,7 @@ class Table {
   }
 
   /// The distinct keys without a row, in order of first occurrence, where mask (n,) is true; with a shared
-  /// row, its key last if it has none. out: room for n + 1 keys. Returns their number.
+  /// row, its key last if it has none. out: space for n + 1 keys. Returns their number.
   size_t FindMissing(const ParallelFor& parallel, uint32_t version, KeySpan keys, const bool* mask,
                      uint64_t* out) const {
     const auto lock = Read(version, "lookup", keys);
@@ -244,8 +244,8 @@ class Table {
                 ShardSummary& summary);
   /// The summary of another write that has been proposed.
   void Summarize(uint32_t version, ShardSummary& summary);
-  /// summaries: of all shards, in their order; `shard` is the place of this one. Returns what the shards have
-  /// to add up before the write is prepared, or nothing if it is.
+  /// summaries: of all shards, in their order; `shard` is the number of this one. Returns what the shards
+  /// have to add up before the write is prepared, or nothing if it is.
   std::optional<Tally> Prepare(const ParallelFor& parallel, std::string_view op, uint32_t version,
                                const std::vector<ShardSummary>& summaries, size_t shard);
   /// The same with the sum of what the shards have counted.
@@ -278,7 +278,7 @@ class Table {
     return CommitLoad(PrepareLoad(version, rows, admission));
   }
 
-  /// Makes room for `n` rows in all.
+  /// Reserves space for `n` rows in all.
   void Reserve(uint32_t version, size_t n);
 
   void SetSink(Sink sink);
@@ -325,7 +325,7 @@ class Table {
     header.version = step;
   }
 
-  /// The change that `make` plans, or one that has been planned; none if this call goes no further.
+  /// The change that `make` plans, or one that has been planned; none if this call ends here.
   template <class Make>
   std::optional<Change> Plan(Call call, Make make) {
     if (call.phase == Phase::kWhole) return std::move(make().change);
@@ -339,7 +339,7 @@ class Table {
     planned_.reset();
     return change;
   }
-  /// The same for a change with rows to come, for which there must be room.
+  /// The same for a change with rows to come, for which there must be space.
   template <class Make>
   std::optional<Change> PlanRows(const ParallelFor& parallel, Call call, std::string_view op,
                                  InitialRows initial, bool blank, Make make) {

@@ -67,13 +67,13 @@ class VersionGate {
     in_step_ = true;
     return Next();
   }
-  /// The step goes on.
+  /// The step continues.
   void Touch() const { touched_ = Now(); }
   void EndStep() { in_step_ = false; }
 
-  /// The live version, once its rows are whole. A step that has not gone on for `patience` will not:
-  /// something else in its program has failed. Then the next version is made, so that it cannot go on after
-  /// all.
+  /// The live version, once its rows are whole. A step that has not continued for `patience` will not:
+  /// something else in its program has failed. Then the next version is made, so that it cannot continue
+  /// after all.
   ///
   /// Where `alone` is false others are in the same step, and none may end it for itself: that is an error
   /// then.

@@ -66,7 +66,7 @@ inline void Table::SetSink(Sink sink) {
     };
   }
   const auto lock = gate_.WriteAny(spec_.name, "on_evict");
-  in_.sink.swap(guarded);  // the old one goes with the lock given back
+  in_.sink.swap(guarded);  // the old one is freed with the lock given back
 }
 
 inline void Table::SetScore(ScoreFunction score) {

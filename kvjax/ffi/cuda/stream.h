@@ -79,7 +79,7 @@ class Stream {
   /// f(i) for every i < n, in parallel.
   template <class F>
   void Each(size_t n, F f);
-  /// f(tile, i) for every i < n, eight i to a tile. The last tile's i go on to n and beyond: f must check.
+  /// f(tile, i) for every i < n, eight i to a tile. The last tile's i reach n and beyond: f must check.
   template <class F>
   void Tiles(size_t n, F f);
   /// f() once.
@@ -90,7 +90,8 @@ class Stream {
   template <class Work>
   void CountBins(size_t most, const Work& work);
 
-  /// From the host or the device to either. Waits where memory of the host might go before it has been read.
+  /// From the host or the device to either. Waits where memory of the host might be freed before it has been
+  /// read.
   void Copy(void* to, const void* from, size_t bytes) {
     if (bytes == 0) return;
     Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "a copy");
@@ -139,7 +140,7 @@ class Stream {
     Check(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable), "pinned memory");
     return memory;
   }
-  /// Once the device is done: this memory has no place in the order of a stream.
+  /// Once the device is done: this memory is not in the order of a stream.
   static void FreeShared(void* memory) noexcept {
     cudaDeviceSynchronize();
     cudaFreeHost(memory);

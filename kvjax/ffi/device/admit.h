@@ -18,7 +18,7 @@ namespace kvjax::device {
 /// The counts of keys without a row, as a kernel sees them.
 struct AdmissionView {
   AdmissionSpec spec;
-  IndexView waiting;  // keys that are counted one by one: occurrences in the place of row ids
+  IndexView waiting;  // keys that are counted one by one: occurrences instead of row ids
   uint32_t* sketch;   // two cells to a word
 
   [[nodiscard]] KVJAX_HD bool counts_keys() const { return spec.kind == AdmissionSpec::Kind::kMinCount; }

@@ -72,7 +72,7 @@ KVJAX_HD inline void FenceForHost() {
   __threadfence_system();
 #endif
 }
-/// Writes a word that the host reads while the device goes on. On host threads each is a fence of its own,
+/// Writes a word that the host reads while the device continues. On host threads each is a fence of its own,
 /// because ThreadSanitizer knows no others.
 template <class T>
 KVJAX_HD void StoreForHost(T& word, T value) {

@@ -41,8 +41,8 @@ void SealLoss(Q& q, CallView call, const float* used, size_t lookups, uint32_t* 
     for (size_t i = 0; i < lookups; ++i) {
       if (used[i] == 0.0f || used[i] == 1.0f) continue;
       *seal = 0;
-      const auto places = static_cast<uint32_t>(i << 16 | (lookups & 0xFFFFu));
-      if (call.report != nullptr) call.Refuse(Refusal::kUses, places, std::bit_cast<uint32_t>(used[i]));
+      const auto which = static_cast<uint32_t>(i << 16 | (lookups & 0xFFFFu));
+      if (call.report != nullptr) call.Refuse(Refusal::kUses, which, std::bit_cast<uint32_t>(used[i]));
     }
   });
 }

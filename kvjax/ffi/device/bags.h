@@ -1,5 +1,5 @@
-// Pooling of rows into bags on the device. Results have the bits of those in core/bag.h: a lane has one
-// column of a bag to itself and adds in the same order.
+// Bags on the device: rows combined by sum or maximum. Results have the bits of those in core/bag.h: a lane
+// has one column of a bag to itself and adds in the same order.
 #pragma once
 #include <bit>
 #include <cstddef>
@@ -16,33 +16,34 @@ namespace kvjax::device {
 /// The rows of each bag, in order. They are sorted also where they stand so already: the host cannot know
 /// without waiting, and the ids are few bytes beside the rows.
 template <class Q>
-class BagPlaces {
+class BagPositions {
  public:
   struct View {
-    const uint32_t* places;  // those of bag b are places[begin[b]] .. places[end[b] - 1]
+    const uint32_t* positions;  // those of bag b are positions[begin[b]] .. positions[end[b] - 1]
     const uint32_t* begin;
     const uint32_t* end;
   };
 
-  BagPlaces(Q& q, const BagShape& shape) : places_(q, shape.n), begin_(q, shape.bags), end_(q, shape.bags) {
+  BagPositions(Q& q, const BagShape& shape)
+      : positions_(q, shape.n), begin_(q, shape.bags), end_(q, shape.bags) {
     Sort(q, shape);  // nvcc wants no kernels in constructors
   }
 
-  [[nodiscard]] View view() const { return {places_.data(), begin_.data(), end_.data()}; }
+  [[nodiscard]] View view() const { return {positions_.data(), begin_.data(), end_.data()}; }
 
   void Sort(Q& q, const BagShape& shape) {
     if (shape.bags == 0) return;  // there are no bits to sort by
     Scratch<Q, uint32_t> ids(q, shape.n);
-    uint32_t *const id = ids.data(), *const place = places_.data();
+    uint32_t *const id = ids.data(), *const position = positions_.data();
     uint32_t *const begin = begin_.data(), *const end = end_.data();
     const auto none = static_cast<uint32_t>(shape.bags);
     q.Fill(begin, 0, shape.bags * sizeof(uint32_t));
     q.Fill(end, 0, shape.bags * sizeof(uint32_t));
     q.Each(shape.n, [=] KVJAX_HD(size_t i) {
       id[i] = shape.IsPadding(i) ? none : static_cast<uint32_t>(shape.ids[i]);
-      place[i] = static_cast<uint32_t>(i);
+      position[i] = static_cast<uint32_t>(i);
     });
-    q.SortPairs(id, place, shape.n, std::bit_width(none));
+    q.SortPairs(id, position, shape.n, std::bit_width(none));
     q.Each(shape.n, [=] KVJAX_HD(size_t j) {
       const uint32_t bag = id[j];
       if (bag == none) return;
@@ -52,19 +53,19 @@ class BagPlaces {
   }
 
  private:
-  Scratch<Q, uint32_t> places_, begin_, end_;
+  Scratch<Q, uint32_t> positions_, begin_, end_;
 };
 
 /// See SumBags in core/bag.h; so below.
 template <class Q>
 void SumBags(Q& q, const BagShape& shape, const float* weights, const float* rows, float* bags) {
-  const BagPlaces<Q> sorted(q, shape);
+  const BagPositions<Q> sorted(q, shape);
   const auto of = sorted.view();
   q.Each(shape.bags * shape.dim, [=] KVJAX_HD(size_t j) {
     const size_t bag = j / shape.dim, d = j % shape.dim;
     float sum = 0.0f;
     for (uint32_t k = of.begin[bag]; k < of.end[bag]; ++k) {
-      const size_t i = of.places[k];
+      const size_t i = of.positions[k];
       sum += weights[i] * rows[i * shape.dim + d];
     }
     bags[j] = sum;
@@ -104,14 +105,14 @@ void DotBags(Q& q, const BagShape& shape, const float* rows, const float* bags, 
 
 template <class Q>
 void MaxBags(Q& q, const BagShape& shape, const float* rows, float* bags, int32_t* positions) {
-  const BagPlaces<Q> sorted(q, shape);
+  const BagPositions<Q> sorted(q, shape);
   const auto of = sorted.view();
   q.Each(shape.bags * shape.dim, [=] KVJAX_HD(size_t j) {
     const size_t bag = j / shape.dim, d = j % shape.dim;
     float largest = 0.0f;
     int32_t from = -1;
     for (uint32_t k = of.begin[bag]; k < of.end[bag]; ++k) {
-      const size_t i = of.places[k];
+      const size_t i = of.positions[k];
       const float x = rows[i * shape.dim + d];
       if (IsLargest(x, largest, from)) largest = x, from = static_cast<int32_t>(i);
     }

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 
 namespace kvjax::device {
 
@@ -32,8 +32,7 @@ struct Budget {
     bool fits = number(budget.bytes);
     if (fits && at != end) fits = *at++ == ':' && number(budget.slab_bytes) && budget.slab_bytes > 0;
     if (fits && at == end) return budget;
-    throw MakeError(ErrorCode::kInvalidArgument, table, "get_table", "one of kvjax.storage",
-                    "'" + std::string(text) + "'", "see kvjax.storage");
+    throw StorageError(table, text);
   }
 };
 

@@ -63,7 +63,7 @@ class Contents {
   /// How many row ids the stack of free ones can hold.
   [[nodiscard]] size_t free_capacity() const { return free_.size(); }
 
-  /// Makes room for `rows` row ids. Throws std::bad_alloc and leaves everything as it was.
+  /// Reserves space for `rows` row ids. Throws std::bad_alloc and leaves everything as it was.
   void ReserveRows(Q& q, const Control* control, size_t rows) {
     if (rows <= rows_) return;
     if (free_.size() < rows) {
@@ -146,7 +146,7 @@ class Contents {
   Plane<Q> values_, headers_, slots_;
   Array<Q, uint32_t> free_;
   SlotLayout layout_;
-  size_t rows_ = 0;  // row ids that there is room for
+  size_t rows_ = 0;  // row ids that there is space for
 };
 
 }  // namespace kvjax::device

@@ -37,8 +37,8 @@ KVJAX_HD T SumOfLanes(const Tile& tile, T mine) {
   return sum;
 }
 
-/// Counts that a table keeps, each spread over lines of memory so that not all tiles add to the same one; the
-/// four tiles of a warp share a line, because the memory takes what they add to it together.
+/// Counts that a table keeps, each divided over lines of memory so that not all tiles add to the same one;
+/// the four tiles of a warp share a line, because the memory takes what they add to it together.
 struct Counts {
   static constexpr uint32_t kLines = 16, kWords = 4;
   struct alignas(128) Line {
@@ -115,7 +115,7 @@ struct CallView {
   uint32_t op;              // an Op
   bool narrow;              // its keys had 32 bits
 
-  /// Tells the host of a refusal; the first one is kept until it has been raised.
+  /// Reports a refusal to the host; the first one is kept until it has been raised.
   KVJAX_HD void Refuse(Refusal why, uint32_t got, uint32_t want) const {
     uint32_t none = 0;
     if (!Exchange(report->refusal, none, static_cast<uint32_t>(Refusal::kTaken))) return;
@@ -125,7 +125,7 @@ struct CallView {
     FenceForHost();
     StoreForHost(report->refusal, static_cast<uint32_t>(why));
   }
-  /// Whether a read is let in; `first` says that this lane may tell the host.
+  /// Whether a read is let in; `first` says that this lane may report to the host.
   [[nodiscard]] KVJAX_HD bool Current(bool first) const {
     const bool current = *version == control->version, fits = !(narrow && control->wide != 0);
     if (first && !current) Refuse(Refusal::kStale, *version, control->version);

@@ -19,8 +19,8 @@ struct ListedRow {
   uint32_t row, reason;
 };
 
-/// Lists the rows that go.
-struct ListGoing {
+/// Lists the victims.
+struct ListVictims {
   ListedRow* out;
   uint32_t* n;
 
@@ -28,18 +28,18 @@ struct ListGoing {
     out[Add(*n, 1u)] = {entry.key, cell, entry.row, reason};
   }
 };
-/// Lists the rows that may go.
+/// Lists the rows that may be evicted.
 template <class Q>
-void ListThatMayGo(Q& q, ChoiceView v, ListedRow* out, uint32_t* n) {
+void ListEvictable(Q& q, ChoiceView v, ListedRow* out, uint32_t* n) {
   const uint64_t lanes = LanesFor(v.cells());
   q.Each(lanes, [=] KVJAX_HD(size_t lane) {
     for (uint64_t cell = lane; cell < v.cells(); cell += lanes) {
-      const IndexView::Entry* const entry = v.MayGo(cell);
+      const IndexView::Entry* const entry = v.Evictable(cell);
       if (entry != nullptr) out[Add(*n, 1u)] = {entry->key, cell, entry->row, 0};
     }
   });
 }
-/// Puts the scores of n rows in their slots' places.
+/// Writes the scores of n rows to their cells.
 template <class Q>
 void PutScores(Q& q, const ListedRow* rows, const double* scores, size_t n, double* out) {
   q.Each(n, [=] KVJAX_HD(size_t i) { out[rows[i].cell] = scores[i]; });
@@ -87,7 +87,7 @@ bool DeviceTable<Q>::MayBeFull(size_t n) {
   return bound.size + bound.pending + n > spec_.max_capacity;
 }
 
-/// Lets rows leave so that the call's can come, or because the table's policy is due.
+/// Evicts rows so that the call's fit, or because the table's policy is due.
 template <class Q>
 void DeviceTable<Q>::EvictForSpace(const Entering& e, const EnterView& entering) {
   const bool trains = e.gradients != nullptr, full = MayBeFull(e.keys.n);
@@ -133,16 +133,16 @@ void DeviceTable<Q>::Ask(Q& q, const Choosing& c, const DevicePolicy<Q>& policy,
   MarkChosen(q, c.view, asked);
 }
 
-/// What has been chosen goes, once the sink, which may stop it, has seen it.
+/// Evicts what has been chosen, once the sink, which may stop it, has seen it.
 template <class Q>
 void DeviceTable<Q>::Leave(Q& q, const Choosing& c) {
   EndChoice(q, c.view);
   if (sink_) Show(q, c);
-  EachThatGoes(q, c.view, TakeAway{c.view});
+  EachVictim(q, c.view, EraseVictim{c.view});
   SettleNow(q, c.view.call);
 }
 
-/// The scores of the rows that may go.
+/// The scores of the rows that may be evicted.
 template <class Q>
 void DeviceTable<Q>::Score(Q& q, const Choosing& c) {
   const Choice choice = Fetch(q, c.choice.data());
@@ -150,7 +150,7 @@ void DeviceTable<Q>::Score(Q& q, const Choosing& c) {
   Scratch<Q, ListedRow> there(q, choice.size);
   Scratch<Q, uint32_t> n(q, 1);
   q.Fill(n.data(), 0, sizeof(uint32_t));
-  ListThatMayGo(q, c.view, there.data(), n.data());
+  ListEvictable(q, c.view, there.data(), n.data());
   std::vector<ListedRow> rows(Fetch(q, n.data()));
   q.Copy(rows.data(), there.data(), rows.size() * sizeof(ListedRow));
   q.Wait();
@@ -173,7 +173,7 @@ void DeviceTable<Q>::Score(Q& q, const Choosing& c) {
   }
 }
 
-/// Shows the sink the rows that go, by reason, each sorted.
+/// Shows the sink the victims, by reason, each sorted.
 template <class Q>
 void DeviceTable<Q>::Show(Q& q, const Choosing& c) {
   const Choice choice = Fetch(q, c.choice.data());
@@ -182,7 +182,7 @@ void DeviceTable<Q>::Show(Q& q, const Choosing& c) {
   Scratch<Q, ListedRow> there(q, chosen);
   Scratch<Q, uint32_t> n(q, 1);
   q.Fill(n.data(), 0, sizeof(uint32_t));
-  EachThatGoes(q, c.view, ListGoing{there.data(), n.data()});
+  EachVictim(q, c.view, ListVictims{there.data(), n.data()});
   std::vector<ListedRow> rows(Fetch(q, n.data()));  // none if the call has been refused
   q.Copy(rows.data(), there.data(), rows.size() * sizeof(ListedRow));
   q.Wait();
@@ -204,7 +204,7 @@ void DeviceTable<Q>::Show(Q& q, const Choosing& c) {
   }
 }
 
-/// The place of a reason among the counts of evicted rows.
+/// The number of a reason among the counts of evicted rows.
 template <class Q>
 uint32_t DeviceTable<Q>::NumberOf(Q& q, const std::string& reason) {
   const auto found = std::find(reasons_.begin(), reasons_.end(), reason);

@@ -24,8 +24,9 @@ struct Valid {
   }
 };
 
-/// first: (n,) the place of the first key equal to keys[i], of those that are valid; i itself where keys[i]
-/// is not. is_first, unless it is null: (n,) 1 for the first of equal keys that are valid, 0 for the others.
+/// first: (n,) the position of the first key equal to keys[i], of those that are valid; i itself where
+/// keys[i] is not. is_first, unless it is null: (n,) 1 for the first of equal keys that are valid, 0 for the
+/// others.
 template <class Q>
 void GroupKeys(Q& q, const uint64_t* keys, Valid valid, size_t n, uint32_t* first,
                uint32_t* is_first = nullptr) {
@@ -67,25 +68,25 @@ void NumberKeys(Q& q, const uint64_t* keys, Valid valid, size_t n, uint32_t* fir
   q.ExclusiveSum(number, number, n + 1);  // what stands at n before counts for nothing
 }
 
-/// The distinct keys that are valid, numbered by first occurrence, with all places of each, in order.
+/// The distinct keys that are valid, numbered by first occurrence, with all positions of each, in order.
 template <class Q>
 class Segments {
  public:
   struct View {
-    const uint32_t* places;  // those of number u are places[begin[u]] .. places[end[u] - 1]
+    const uint32_t* positions;  // those of number u are positions[begin[u]] .. positions[end[u] - 1]
     const uint32_t* begin;
     const uint32_t* end;
-    const uint32_t* numbers;   // (n,) u of each of the places; what is not valid stands behind them all
+    const uint32_t* numbers;   // (n,) u of each of the positions; what is not valid stands behind them all
     const uint32_t* distinct;  // how many numbers there are
   };
 
   Segments(Q& q, const uint64_t* keys, Valid valid, size_t n)
-      : n_(n), places_(q, n), begin_(q, n), end_(q, n), numbers_(q, n), by_first_(q, n + 1) {
+      : n_(n), positions_(q, n), begin_(q, n), end_(q, n), numbers_(q, n), by_first_(q, n + 1) {
     Sort(q, keys, valid);  // nvcc wants no kernels in constructors
   }
 
   [[nodiscard]] View view() const {
-    return {places_.data(), begin_.data(), end_.data(), numbers_.data(), by_first_.data() + n_};
+    return {positions_.data(), begin_.data(), end_.data(), numbers_.data(), by_first_.data() + n_};
   }
 
   void Sort(Q& q, const uint64_t* keys, Valid valid) {
@@ -94,13 +95,13 @@ class Segments {
     if (n_ == 0) return;
     const size_t n = n_;
     const uint32_t *const first = firsts.data(), *const by_first = by_first_.data();
-    uint32_t *const place = places_.data(), *const number = numbers_.data();
+    uint32_t *const position = positions_.data(), *const number = numbers_.data();
     uint32_t *const begin = begin_.data(), *const end = end_.data();
     q.Each(n, [=] KVJAX_HD(size_t i) {
       number[i] = by_first[valid(i) ? first[i] : n];
-      place[i] = static_cast<uint32_t>(i);
+      position[i] = static_cast<uint32_t>(i);
     });
-    q.SortPairs(number, place, n, std::bit_width(n == 1 ? 1 : n - 1));
+    q.SortPairs(number, position, n, std::bit_width(n == 1 ? 1 : n - 1));
     q.Each(n, [=] KVJAX_HD(size_t j) {
       const uint32_t u = number[j];
       if (u >= by_first[n]) return;
@@ -111,7 +112,7 @@ class Segments {
 
  private:
   size_t n_;
-  Scratch<Q, uint32_t> places_, begin_, end_, numbers_, by_first_;
+  Scratch<Q, uint32_t> positions_, begin_, end_, numbers_, by_first_;
 };
 
 }  // namespace kvjax::device

@@ -120,7 +120,7 @@ class IndexView {
     return ((word >> (8 * (cell % 4))) & 0x80u) != 0 ? &entries_[cell] : nullptr;
   }
   /// The cell of a key that is there.
-  [[nodiscard]] KVJAX_HD uint64_t SlotOf(uint64_t key) const {
+  [[nodiscard]] KVJAX_HD uint64_t CellOf(uint64_t key) const {
     return static_cast<uint64_t>(Locate(key) - entries_);
   }
   /// The entry of a cell that is known to be in use, whatever is erased meanwhile.
@@ -144,7 +144,7 @@ class IndexView {
  private:
   static constexpr uint32_t kEmpty = 0, kErased = 1, kHighBits = 0x80808080u;
 
-  /// Checkpoints and shards go by the low 16 bits of the hash, so these choose nothing here.
+  /// Checkpoints and shards use the low 16 bits of the hash, so these choose nothing here.
   [[nodiscard]] KVJAX_HD uint64_t Home(uint64_t hash) const { return (hash >> 16) & mask_; }
   KVJAX_HD static uint32_t Digest(uint64_t hash) { return 0x80u | static_cast<uint32_t>(hash >> 57); }
   KVJAX_HD static uint32_t Repeat(uint32_t byte) { return byte * 0x01010101u; }
@@ -153,7 +153,7 @@ class IndexView {
     return ~(((word & ~kHighBits) + ~kHighBits) | word | ~kHighBits);
   }
   /// Whether searches end at a bucket. One that has an empty cell has had one ever since the index was made,
-  /// so no search has gone past it, and what is erased there becomes empty.
+  /// so no search has passed it, and what is erased there becomes empty.
   [[nodiscard]] KVJAX_HD bool HasEmpty(uint64_t bucket) const {
     uint32_t empty = 0;
     for (uint32_t& word : digests_[bucket].words) empty |= Zeros(Load(word));

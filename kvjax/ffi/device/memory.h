@@ -1,4 +1,4 @@
-// Device memory: arrays that last, and scratch that goes with its scope.
+// Device memory: arrays that last, and scratch that is freed with its scope.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -17,9 +17,9 @@ namespace kvjax::device {
 /// Rows of `dim` floats that stand anywhere.
 struct RowsAt {
   const float* rows;
-  const uint32_t* places;
+  const uint32_t* positions;
   size_t dim;
-  KVJAX_HD const float* operator()(uint32_t k) const { return rows + places[k] * dim; }
+  KVJAX_HD const float* operator()(uint32_t k) const { return rows + positions[k] * dim; }
 };
 /// A key's sums of blocks: that of the first one is where the whole sum is to be.
 struct BlocksAt {
@@ -68,7 +68,7 @@ void MergeGradients(Q& q, const uint64_t* keys, const float* rows, const int32_t
   const Segments<Q> segments(q, keys, {.counts = counts}, n);
   const auto of = segments.view();
   // Of blocks that are not the first of their key, whose sums stand in the results: they begin at least
-  // kSumBlock places apart.
+  // kSumBlock positions apart.
   const size_t others = n > kSumBlock ? n / kSumBlock + 1 : 0;
   const Scratch<Q, float> sums(q, others * dim);
   const Scratch<Q, int32_t> counted(q, others);
@@ -88,20 +88,20 @@ void MergeGradients(Q& q, const uint64_t* keys, const float* rows, const int32_t
     int32_t* const count = is_first ? out_counts + u : other_counts + other;
     const bool alone = length == 1;
     CopyRecords(tile, alone ? reinterpret_cast<std::byte*>(sum) : nullptr,
-                alone ? reinterpret_cast<const std::byte*>(rows + of.places[j] * dim) : nullptr, bytes);
-    if (alone) *count = counts[of.places[j]];
+                alone ? reinterpret_cast<const std::byte*>(rows + of.positions[j] * dim) : nullptr, bytes);
+    if (alone) *count = counts[of.positions[j]];
     for (int lane = 0; lane < tile.size(); ++lane) {
       const uint32_t added = tile.Shuffle(length, lane);
       if (added < 2) continue;
-      const uint32_t* const places = of.places + (j - tile.rank()) + lane;
+      const uint32_t* const positions = of.positions + (j - tile.rank()) + lane;
       float* const target = tile.Shuffle(sum, lane);
       if (wide) {
-        AddRows<4>(tile, target, dim, added, RowsAt{rows, places, dim});
+        AddRows<4>(tile, target, dim, added, RowsAt{rows, positions, dim});
       } else {
-        AddRows<1>(tile, target, dim, added, RowsAt{rows, places, dim});
+        AddRows<1>(tile, target, dim, added, RowsAt{rows, positions, dim});
       }
       int64_t mine = 0;
-      for (uint32_t k = tile.rank(); k < added; k += tile.size()) mine += counts[places[k]];
+      for (uint32_t k = tile.rank(); k < added; k += tile.size()) mine += counts[positions[k]];
       const int32_t all = SumOfCounts(tile, mine);
       if (tile.rank() == lane) *count = all;
     }
@@ -111,7 +111,7 @@ void MergeGradients(Q& q, const uint64_t* keys, const float* rows, const int32_t
     const uint32_t begin = is_key ? of.begin[u] : 0, end = is_key ? of.end[u] : 0;
     float* const row = out_rows + u * dim;
     CopyRecords(tile, u < n && !is_key ? reinterpret_cast<std::byte*>(row) : nullptr, nullptr, bytes);
-    if (u < n) out_keys[u] = is_key ? keys[of.places[begin]] : 0;
+    if (u < n) out_keys[u] = is_key ? keys[of.positions[begin]] : 0;
     if (u < n && !is_key) out_counts[u] = 0;
     const uint32_t blocks = (end - begin + kSumBlock - 1) / kSumBlock;
     for (int lane = 0; lane < tile.size(); ++lane) {

@@ -108,11 +108,11 @@ class Plane {
   /// Records of rows below this are in device memory.
   [[nodiscard]] size_t device_rows() const { return device_rows_; }
   [[nodiscard]] PlaneView view() const {
-    return {places_.data(), UINT64_MAX / per_slab_, static_cast<uint32_t>(per_slab_),
+    return {starts_.data(), UINT64_MAX / per_slab_, static_cast<uint32_t>(per_slab_),
             static_cast<uint32_t>(stride_)};
   }
 
-  /// Makes room for `rows` records in all. Throws std::bad_alloc and leaves everything as it was.
+  /// Reserves space for `rows` records in all. Throws std::bad_alloc and leaves everything as it was.
   void Reserve(Q& q, size_t rows) {
     if (stride_ == 0 || slabs_.size() * per_slab_ >= rows) return;
     const size_t before = slabs_.size();
@@ -126,12 +126,12 @@ class Plane {
         slabs_.insert(slabs_.end(), more.begin(), more.end());
       }
       const auto addresses = Addresses();
-      if (places_.size() < slabs_.size()) {
-        Array<Q, std::byte*> places(q, 2 * slabs_.size());
-        std::swap(places_, places);
-        places.Retire(q);
+      if (starts_.size() < slabs_.size()) {
+        Array<Q, std::byte*> more(q, 2 * slabs_.size());
+        std::swap(starts_, more);
+        more.Retire(q);
       }
-      q.Copy(places_.data(), addresses.data(), addresses.size() * sizeof(std::byte*));
+      q.Copy(starts_.data(), addresses.data(), addresses.size() * sizeof(std::byte*));
     } catch (...) {
       for (; slabs_.size() > before; slabs_.pop_back()) slabs_.back().Retire(q);
       throw;
@@ -155,18 +155,18 @@ class Plane {
       q.Copy(moved[m].data, addresses[which[m]], slab_bytes_);
       addresses[which[m]] = moved[m].data;
     }
-    if (!which.empty()) q.Copy(places_.data(), addresses.data(), addresses.size() * sizeof(std::byte*));
+    if (!which.empty()) q.Copy(starts_.data(), addresses.data(), addresses.size() * sizeof(std::byte*));
     device_rows_ = rows;
     for (size_t m = 0; m < which.size(); ++m) std::swap(slabs_[which[m]], moved[m]);
     for (Slab& old : moved) old.Retire(q);
   }
   void Retire(Q& q) noexcept {
     for (; !slabs_.empty(); slabs_.pop_back()) slabs_.back().Retire(q);
-    places_.Retire(q);
+    starts_.Retire(q);
   }
 
  private:
-  /// A part of a piece of memory, which goes with the last of its slabs.
+  /// A part of a piece of memory, which is freed with the last of its slabs.
   struct Slab {
     std::shared_ptr<Array<Q, std::byte>> block;
     std::byte* data;
@@ -197,7 +197,7 @@ class Plane {
   size_t per_slab_ = 1;
   size_t device_rows_ = SIZE_MAX;
   std::vector<Slab> slabs_;
-  Array<Q, std::byte*> places_;  // of the slabs, in device memory
+  Array<Q, std::byte*> starts_;  // of the slabs, in device memory
 };
 
 /// Copies records of the given rows out: (n, bytes) at `offset` of the record.

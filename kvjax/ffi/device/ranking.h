@@ -19,7 +19,7 @@ struct Ranking {
   enum class List : uint32_t { kNone, kFilling, kFilled };
   static constexpr uint32_t kUnknown = 129;
 
-  uint64_t least, most;  // orders of the rows that may go
+  uint64_t least, most;  // orders of the rows that may be evicted
   uint64_t order, hash;  // the last rank that is taken, with its order counted from `least`
   uint64_t wanted;       // so many of the open rows are taken: those whose first bits are the last rank's
   uint64_t listed;
@@ -56,14 +56,14 @@ struct Ranking {
 };
 
 /// Decides a ranking, digit by digit; see CountBins of the queues. rows(cell, order, hash) says whether the
-/// row of a cell may go, and where it stands.
+/// row of a cell may be evicted, and where it stands.
 template <class Rows>
 struct RankDigits {
   static constexpr uint32_t kDigit = 11, kBins = 1u << kDigit;
   static constexpr uint64_t kList = uint64_t{1} << 16;
 
   Ranking* ranking;
-  uint64_t* list;  // room for kList cells
+  uint64_t* list;  // space for kList cells
   uint64_t cells;
   Rows rows;
 

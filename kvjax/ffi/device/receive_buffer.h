@@ -46,7 +46,7 @@ struct GradientArrays {
 };
 
 /// In which order gradients are summed: that of the senders, whatever the rounds.
-struct Places {
+struct Positions {
   size_t senders, rounds, each;  // `each` sender's share of a round
 
   [[nodiscard]] KVJAX_HD size_t size() const { return senders * rounds * each; }
@@ -58,26 +58,26 @@ struct Places {
 
 /// Puts the gradients of a round, (senders, each) of `from`, where they belong.
 template <class Q>
-void PlaceRound(Q& q, Places places, size_t round, const uint64_t* keys, const int32_t* counts,
-                const float* rows, size_t dim, GradientArraysView to) {
-  const size_t n = places.senders * places.each;
+void PutRound(Q& q, Positions positions, size_t round, const uint64_t* keys, const int32_t* counts,
+              const float* rows, size_t dim, GradientArraysView to) {
+  const size_t n = positions.senders * positions.each;
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    const size_t k = places(round, i);
+    const size_t k = positions(round, i);
     to.keys[k] = keys[i];
     to.counts[k] = counts[i];
   });
-  q.Each(n * dim, [=] KVJAX_HD(size_t j) { to.rows[places(round, j / dim) * dim + j % dim] = rows[j]; });
+  q.Each(n * dim, [=] KVJAX_HD(size_t j) { to.rows[positions(round, j / dim) * dim + j % dim] = rows[j]; });
 }
 
 /// Remembers initial rows (m, bytes), which are those of the keys of a round that have no row (rows[i] is
 /// kNoRow), numbered by first occurrence.
 template <class Q>
-void PlaceGiven(Q& q, Places places, size_t round, Valid missing, const uint32_t* first,
-                const uint32_t* number, const std::byte* initial, size_t given, size_t bytes, std::byte* to) {
-  q.Each(places.senders * places.each * bytes, [=] KVJAX_HD(size_t j) {
+void PutGiven(Q& q, Positions positions, size_t round, Valid missing, const uint32_t* first,
+              const uint32_t* number, const std::byte* initial, size_t given, size_t bytes, std::byte* to) {
+  q.Each(positions.senders * positions.each * bytes, [=] KVJAX_HD(size_t j) {
     const size_t i = j / bytes;
     if (!missing(i) || number[first[i]] >= given) return;
-    to[places(round, i) * bytes + j % bytes] = initial[number[first[i]] * bytes + j % bytes];
+    to[positions(round, i) * bytes + j % bytes] = initial[number[first[i]] * bytes + j % bytes];
   });
 }
 
@@ -113,30 +113,30 @@ void CountMerged(Q& q, const int32_t* counts, size_t n, uint32_t* total) {
 template <class Q>
 class ReceiveBuffer {
  public:
-  [[nodiscard]] const Places& places() const { return places_; }
+  [[nodiscard]] const Positions& positions() const { return positions_; }
   [[nodiscard]] GradientArraysView merged() const { return merged_.view(); }
   /// Whether all rounds have come.
   [[nodiscard]] bool complete() const { return complete_; }
 
   /// Forgets what has arrived. `given` bytes of an initial row come with each gradient, or none.
-  void Open(Q& q, Places places, size_t dim, size_t given) {
-    places_ = {};  // in case that there is no memory
+  void Open(Q& q, Positions positions, size_t dim, size_t given) {
+    positions_ = {};  // in case that there is no memory
     complete_ = false;
-    merged_.Reserve(q, places.size(), dim);
-    if (places.rounds > 1) rounds_.Reserve(q, places.size(), dim);
+    merged_.Reserve(q, positions.size(), dim);
+    if (positions.rounds > 1) rounds_.Reserve(q, positions.size(), dim);
     if (given > 0) {
-      Grow(q, given_, places.size() * given);
-      Grow(q, origins_, places.size());
+      Grow(q, given_, positions.size() * given);
+      Grow(q, origins_, positions.size());
     }
-    places_ = places;
+    positions_ = positions;
   }
 
   /// A round; the only one is summed where it is.
   void Add(Q& q, size_t round, const uint64_t* keys, const int32_t* counts, const float* rows, size_t dim,
            bool given) {
-    if (places_.rounds == 1) return Merge(q, keys, counts, rows, dim, given);
-    PlaceRound(q, places_, round, keys, counts, rows, dim, rounds_.view());
-    if (round + 1 < places_.rounds) return;
+    if (positions_.rounds == 1) return Merge(q, keys, counts, rows, dim, given);
+    PutRound(q, positions_, round, keys, counts, rows, dim, rounds_.view());
+    if (round + 1 < positions_.rounds) return;
     const GradientArraysView all = rounds_.view();
     Merge(q, all.keys, all.counts, all.rows, dim, given);
   }
@@ -145,7 +145,7 @@ class ReceiveBuffer {
 
  private:
   void Merge(Q& q, const uint64_t* keys, const int32_t* counts, const float* rows, size_t dim, bool given) {
-    const size_t n = places_.size();
+    const size_t n = positions_.size();
     const GradientArraysView to = merged_.view();
     MergeGradients(q, keys, rows, counts, n, dim, to.keys, to.rows, to.counts);
     complete_ = true;
@@ -155,7 +155,7 @@ class ReceiveBuffer {
     FindOrigins(q, {.counts = counts}, first.data(), number.data(), n, origins_.data());
   }
 
-  Places places_ = {};
+  Positions positions_ = {};
   bool complete_ = false;
   GradientArrays<Q> rounds_, merged_;
   Array<Q, std::byte> given_;

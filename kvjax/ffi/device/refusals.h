@@ -54,8 +54,8 @@ void DeviceTable<Q>::Raise() const {
 }
 
 /// The report of a call that belongs to no shard, or to the table as a whole. All devices make such a call of
-/// a sharded table and must fail alike, so there the call has a report of its own, which each device raises
-/// at once.
+/// a sharded table and must fail in the same way, so there the call has a report of its own, which each
+/// device raises at once.
 template <class Q>
 class OwnReport {
  public:

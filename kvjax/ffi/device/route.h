@@ -28,12 +28,12 @@ struct OwnersView {
   }
 };
 
-/// The first place of a key that is valid and whose shard is none; n if there is none.
+/// The position of the first key that is valid and whose shard is none; n if there is none.
 template <class Q>
-void FindUnowned(Q& q, OwnersView owner, Valid valid, size_t n, uint32_t* place) {
-  q.Once([=] KVJAX_HD() { *place = static_cast<uint32_t>(n); });
+void FindUnowned(Q& q, OwnersView owner, Valid valid, size_t n, uint32_t* position) {
+  q.Once([=] KVJAX_HD() { *position = static_cast<uint32_t>(n); });
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    if (valid(i) && !owner.Known(i)) Lower(*place, static_cast<uint32_t>(i));
+    if (valid(i) && !owner.Known(i)) Lower(*position, static_cast<uint32_t>(i));
   });
 }
 
@@ -45,22 +45,23 @@ void MarkOwned(Q& q, const uint64_t* keys, OwnersView owner, uint32_t shard, siz
 
 /// Sorts a batch by owner; see Routed.
 template <class Q>
-void RouteKeys(Q& q, const uint64_t* keys, Valid valid, OwnersView of, size_t n, int32_t room, Routed out) {
-  Scratch<Q, uint32_t> firsts(q, n), numbers(q, n + 1), owners(q, n), places(q, n), sorted(q, n);
+void RouteKeys(Q& q, const uint64_t* keys, Valid valid, OwnersView of, size_t n, int32_t capacity,
+               Routed out) {
+  Scratch<Q, uint32_t> firsts(q, n), numbers(q, n + 1), owners(q, n), positions(q, n), sorted(q, n);
   uint32_t *const first = firsts.data(), *const number = numbers.data(), *const distinct = number + n;
-  uint32_t *const owner = owners.data(), *const place = places.data(), *const at = sorted.data();
+  uint32_t *const owner = owners.data(), *const position = positions.data(), *const at = sorted.data();
   NumberKeys(q, keys, valid, n, first, number);
   q.Each(n, [=] KVJAX_HD(size_t u) {
     if (u < *distinct) return;
     owner[u] = of.shards;  // behind all others
-    place[u] = 0;
+    position[u] = 0;
   });
   q.Each(n, [=] KVJAX_HD(size_t i) {
     if (!valid(i) || first[i] != i) return;
     owner[number[i]] = of(keys[i], i);
-    place[number[i]] = static_cast<uint32_t>(i);
+    position[number[i]] = static_cast<uint32_t>(i);
   });
-  if (n > 0) q.SortPairs(owner, place, n, std::bit_width(of.shards));
+  if (n > 0) q.SortPairs(owner, position, n, std::bit_width(of.shards));
   q.Each(size_t{of.shards} + 1, [=] KVJAX_HD(size_t s) {
     size_t begin = 0, end = n;
     while (begin < end) {
@@ -75,9 +76,9 @@ void RouteKeys(Q& q, const uint64_t* keys, Valid valid, OwnersView of, size_t n,
   });
   q.Each(n, [=] KVJAX_HD(size_t j) {
     const bool used = j < *distinct;
-    out.keys[j] = used ? keys[place[j]] : 0;
-    out.order[j] = used ? static_cast<int32_t>(place[j]) : 0;
-    if (used) at[place[j]] = static_cast<uint32_t>(j);
+    out.keys[j] = used ? keys[position[j]] : 0;
+    out.order[j] = used ? static_cast<int32_t>(position[j]) : 0;
+    if (used) at[position[j]] = static_cast<uint32_t>(j);
   });
   q.Each(n, [=] KVJAX_HD(size_t i) {
     out.position[i] = 0;
@@ -86,8 +87,8 @@ void RouteKeys(Q& q, const uint64_t* keys, Valid valid, OwnersView of, size_t n,
     const uint32_t j = at[first[i]], to = owner[j];
     if (to >= of.shards) return;
     const int32_t nth = static_cast<int32_t>(j) - out.starts[to];
-    out.position[i] = static_cast<int32_t>(to) * room + nth % room;
-    out.round[i] = nth / room;
+    out.position[i] = static_cast<int32_t>(to) * capacity + nth % capacity;
+    out.round[i] = nth / capacity;
   });
 }
 

@@ -52,7 +52,7 @@ void DeviceTable<Q>::Receive(Q& q, const ReceiveOperands& o) {
     received.Open(q, {o.senders, turns, o.senders == 0 ? 0 : keys.n / o.senders}, dim,
                   given ? row_bytes() : 0);
   }
-  if (received.places().rounds != turns || turn >= turns)
+  if (received.positions().rounds != turns || turn >= turns)
     return;  // the first round has failed and has reported it
   if (given) {
     Scratch<Q, uint32_t> found(q, keys.n), first(q, keys.n), number(q, keys.n + 1);
@@ -60,8 +60,8 @@ void DeviceTable<Q>::Receive(Q& q, const ReceiveOperands& o) {
     FindRows(q, call, contents_.index().view(), keys.data, {.counts = counts}, keys.n, found.data());
     const Valid missing{.counts = counts, .rows = found.data()};
     NumberKeys(q, keys.data, missing, keys.n, first.data(), number.data());
-    PlaceGiven(q, received.places(), turn, missing, first.data(), number.data(), o.initial.data, o.initial.n,
-               row_bytes(), received.given());
+    PutGiven(q, received.positions(), turn, missing, first.data(), number.data(), o.initial.data, o.initial.n,
+             row_bytes(), received.given());
   }
   received.Add(q, turn, keys.data, counts, o.gradients.rows, dim, given);
 }
@@ -76,7 +76,7 @@ void DeviceTable<Q>::PlanStep(Q& q, const PlanStepOperands& o) {
     contents_.Attach(q, o.layout);
     step_.attached = true;
   }
-  const size_t most = step_.received.places().size();
+  const size_t most = step_.received.positions().size();
   Scratch<Q, uint32_t> total(q, 1);
   CountMerged(q, step_.received.merged().counts, most, total.data());
   step_.n = Fetch(q, total.data());

@@ -57,16 +57,16 @@ void FindUnadmitted(Q& q, CallView call, IndexView rows, GradientsView g, uint64
                     const uint32_t* first, uint8_t* verdict, uint32_t* in_sum, Unadmitted* unadmitted) {
   const size_t n = g.n;
   q.Fill(unadmitted, 0, sizeof(Unadmitted));
-  q.Once([=] KVJAX_HD() { unadmitted->place = kNoRow; });
+  q.Once([=] KVJAX_HD() { unadmitted->position = kNoRow; });
   q.Each(n, [=] KVJAX_HD(size_t i) {
     const bool refused = verdict[i] == Decision<Q>::kRefused;
     const bool summed = refused || (i < call.control->active && g.keys[i] == shared_key);
     in_sum[i] = summed ? 1 : 0;
-    if (refused) Lower(unadmitted->place, static_cast<uint32_t>(i));
+    if (refused) Lower(unadmitted->position, static_cast<uint32_t>(i));
     if (summed) unadmitted->occurrences.Add(i, static_cast<uint64_t>(g.counts[i]));
   });
   q.Once([=] KVJAX_HD() {
-    const bool enters = unadmitted->place != kNoRow && first[n] == n && rows.Find(shared_key) == kNoRow;
+    const bool enters = unadmitted->position != kNoRow && first[n] == n && rows.Find(shared_key) == kNoRow;
     unadmitted->entering = enters ? 1 : 0;
     verdict[n] = enters ? Decision<Q>::kAdmitted : Decision<Q>::kRefused;
   });
@@ -99,7 +99,7 @@ void SumUnadmitted(Q& q, GradientsView g, size_t dim, uint64_t* hashes, uint32_t
   q.Each(dim, [=] KVJAX_HD(size_t d) {
     double sum = 0.0;
     for (size_t block = 0; block * kSumBlock < unadmitted->size; ++block) sum += blocks[block * dim + d];
-    shared_gradient[d] = unadmitted->place == kNoRow ? 0.0f : static_cast<float>(sum);
+    shared_gradient[d] = unadmitted->position == kNoRow ? 0.0f : static_cast<float>(sum);
   });
 }
 

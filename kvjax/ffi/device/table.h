@@ -3,7 +3,7 @@
 // A call puts kernels on a queue and returns; nothing waits in the steady state. The host does not know the
 // version of the handle, nor how many rows there are: the device compares versions itself, and the host keeps
 // an upper bound of the rows, from what the device reports by the way, and waits only when that bound leaves
-// no room.
+// no space.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -51,7 +51,7 @@ struct PlanOperands {
 template <class Q>
 class DeviceTable {
  public:
-  /// Of a table in one place: the first GPU. Kernels on host threads reach every device.
+  /// Of an unsharded table: the first GPU. Kernels on host threads reach every device.
   static constexpr int32_t kHome = Q::kSynchronous ? -1 : 0;
 
   DeviceTable(TableSpec spec, uint32_t first_version, Budget budget = {});
@@ -132,8 +132,8 @@ class DeviceTable {
   void SetScore(ScoreFunction score);
 
  private:
-  /// Holds the table for a call, and raises what earlier calls have been refused for: not one that goes on
-  /// with a training step, which another's fault must not tear.
+  /// Holds the table for a call, and raises what earlier calls have been refused for: not one that continues
+  /// a training step, which another's fault must not tear.
   class Entered {
    public:
     Entered(const DeviceTable& table, Op op, bool begins = true) : Entered(table, Name(op), begins) {}
@@ -232,16 +232,16 @@ class DeviceTable {
   [[nodiscard]] Snapshot Copy(Q& q, const Control& control, bool slots) const;
   [[nodiscard]] Snapshot CopyRows(Q& q, const std::vector<KeyRow>& rows, bool slots) const;
 
-  /// At the end of a training step with n keys: lets rows change places, if it is time.
+  /// At the end of a training step with n keys: swaps rows between the tiers, if it is time.
   void KeepHotRows(Q& q, CallView call, size_t n);
 
   TableSpec spec_;
   Budget budget_;
-  size_t trained_ = 0;  // keys since rows have last changed places
+  size_t trained_ = 0;  // keys since rows have last been swapped
   struct FreeReport {
     void operator()(Report* report) const { Q::FreeShared(report); }
   };
-  std::unique_ptr<Report, FreeReport> report_;  // before what waits for the device as it goes
+  std::unique_ptr<Report, FreeReport> report_;  // before what waits for the device as it is destroyed
   Contents<Q> contents_;
   Admission<Q> admission_;
   Array<Q, Control> control_;

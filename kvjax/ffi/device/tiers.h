@@ -1,11 +1,11 @@
 // Tiers: rows of frequent keys stay in device memory where there is not space for all, by a pass over the
-// index, now and then, in which they change places with the rows of rare keys.
+// index, now and then, which swaps them with the rows of rare keys.
 //
 // The pass counts rows by how frequent their keys are, in bins of a quarter of a power of two. From that the
 // device finds the bin at which it is full, and then lists rows in pinned memory that belong on the device,
-// and as many on the device that do not, or that no key has. A row changes places only with one of a lower
-// bin, so that nothing goes to and fro. A row id is written in one place, the entry of its key or the stack
-// of free ids; so two rows have changed places when these words have, and what is kept under the ids.
+// and as many on the device that do not, or that no key has. A row is swapped only with one of a lower
+// bin, so that none moves to and fro. A row id is written once, in the entry of its key or the stack
+// of free ids; so two rows have been swapped when these words have, and what is kept under the ids.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -27,7 +27,7 @@ struct HotRows {
   Counts free;               // row ids on the device that no key has
   uint64_t rows[2 * kBins];  // the sums of the first
   int full;                  // the highest bin not all of whose rows fit on the device; -1 if everything does
-  uint64_t swaps;            // pairs of rows that change places
+  uint64_t swaps;            // pairs of rows to swap
   uint64_t begin[kLists], listed[kLists];
 
   /// Ascends with the frequency, to 1 + 4 * 61 + 3.
@@ -41,8 +41,8 @@ struct HotRows {
   KVJAX_HD void Count(uint64_t lane, int bin, bool on_device) {
     (bin == kFree ? free : counts[on_device ? bin : kBins + bin]).Add(lane, 1);
   }
-  /// Rows of bins above `full` come first, and go to the place of any of a lower bin; what is left of the
-  /// places below `full` gets rows of that bin.
+  /// Rows of bins above `full` come first, and are swapped with any of a lower bin; what is left
+  /// below `full` is swapped with rows of that bin.
   KVJAX_HD void Plan(uint64_t device_rows, uint64_t most) {
     uint64_t fitting = 0, hot = 0;
     for (full = kBins - 1; full >= 0; --full) {
@@ -61,7 +61,7 @@ struct HotRows {
     begin[kWarm] = hot;
     begin[kCool] = cold;
   }
-  /// Lists a row if it is one that changes places.
+  /// Lists a row if it is to be swapped.
   KVJAX_HD void Enlist(uint32_t* id, int bin, bool on_device, uint32_t** coming, uint32_t** going) {
     if (on_device ? bin > full : bin < full) return;
     const List list = on_device ? (bin < full ? kCold : kCool) : (bin > full ? kHot : kWarm);
@@ -91,7 +91,7 @@ struct RowIds {
   }
 };
 
-/// The lanes of a tile let two records, whose addresses and size are multiples of four, change places.
+/// The lanes of a tile swap two records, whose addresses and size are multiples of four.
 template <class Piece, class Tile>
 KVJAX_HD void SwapPieces(const Tile& tile, std::byte* a, std::byte* b, size_t bytes) {
   auto *const x = reinterpret_cast<Piece*>(a), *const y = reinterpret_cast<Piece*>(b);
@@ -115,7 +115,7 @@ KVJAX_HD void SwapRecords(const Tile& tile, PlaneView plane, uint32_t a, uint32_
   }
 }
 
-/// Finds up to `most` pairs of rows that should change places, unless the handle of the call is not the live
+/// Finds up to `most` pairs of rows to swap, unless the handle of the call is not the live
 /// one. ids: how many RowIds has.
 template <class Q>
 void ListSwaps(Q& q, CallView call, RowIds rows, size_t ids, HotRows* hot, uint32_t** coming,

@@ -37,25 +37,25 @@ void CheckGradients(Q& q, CallView call, GradientsView g, const uint32_t* first)
   });
 }
 
-/// The gradients of keys that get no row, which go to one that they share.
+/// The gradients of keys that get no row, whose sum trains one that they share.
 struct Unadmitted {
-  uint32_t place;      // of the first of them, kNoRow for none
+  uint32_t position;   // of the first of them, kNoRow for none
   uint32_t size;       // how many there are, with that of the shared row's own key
   uint32_t entering;   // whether the call makes the shared row for them
   Counts occurrences;  // of all these
 };
 
-/// Counts the occurrences of rows (n,) and tells which row each gradient belongs to: targets (n, 2). Keys
+/// Counts the occurrences of rows (n,) and finds which row each gradient belongs to: targets (n, 2). Keys
 /// that have no row are targets with kNoRow, which the rest of the step passes over. totals: (n,) what each
 /// row counts, nullptr for its occurrences in this call. With unadmitted keys, rows[n] is the shared one,
-/// whose target stands in the place of the first refused key.
+/// whose target stands at the position of the first refused key.
 template <class Q>
 void CountRows(Q& q, CallView call, RowsView in, GradientsView g, const uint32_t* rows,
                const uint32_t* totals, const Unadmitted* unadmitted, uint32_t* targets) {
   q.Tiles(g.n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
     Control& control = *call.control;
     const bool counts = i < g.n && i < control.active && call.open();
-    const bool shares = unadmitted != nullptr && unadmitted->place != kNoRow;
+    const bool shares = unadmitted != nullptr && unadmitted->position != kNoRow;
     const uint32_t row = counts ? rows[i] : kNoRow;
     const uint64_t occurrences = counts ? static_cast<uint64_t>(g.counts[i]) : 0;
     const uint64_t all = SumOfLanes(tile, occurrences);
@@ -70,7 +70,7 @@ void CountRows(Q& q, CallView call, RowsView in, GradientsView g, const uint32_t
     if (!counts) return;
     uint64_t counted = totals != nullptr ? totals[i] : g.count_batches ? 1 : occurrences;
     if (row == kNoRow) {
-      if (!shares || i != unadmitted->place) return;
+      if (!shares || i != unadmitted->position) return;
       targets[2 * i] = rows[g.n];
       targets[2 * i + 1] = ApplyTarget::kSharedGradient;
       counted = g.count_batches ? 1 : unadmitted->occurrences.Sum();
@@ -112,12 +112,12 @@ struct ChunkView {
   const int32_t* start;
   const int32_t* active;
 
-  /// The place in the step of the i-th row of the chunk, and its row id; kNoRow for none.
-  KVJAX_HD uint32_t Row(size_t i, size_t& place) const {
-    place = static_cast<size_t>(*start) + i;
-    if (*start < 0 || *active < 0 || place >= static_cast<size_t>(*active) || place >= num_rows)
+  /// The position in the step of the i-th row of the chunk, and its row id; kNoRow for none.
+  KVJAX_HD uint32_t Row(size_t i, size_t& position) const {
+    position = static_cast<size_t>(*start) + i;
+    if (*start < 0 || *active < 0 || position >= static_cast<size_t>(*active) || position >= num_rows)
       return kNoRow;
-    const uint32_t row = targets[2 * place];
+    const uint32_t row = targets[2 * position];
     if (row == kNoRow) return kNoRow;
     if (!call.Current(true)) return kNoRow;
     if (row >= call.control->next_row) call.Refuse(Refusal::kChunk, row, call.control->next_row);
@@ -136,7 +136,7 @@ struct Part {
     return (slot ? in.Slots(row) : in.Value(row)) + offset;
   }
 };
-/// As many of them as go with one kernel.
+/// As many of them as one kernel takes.
 struct Parts {
   static constexpr size_t kMost = 8;
   Part part[kMost];
@@ -160,14 +160,14 @@ struct GatherView {
 template <class Q>
 void GatherRows(Q& q, ChunkView chunk, GatherView v, Parts parts, size_t n) {
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
-    size_t place = 0;
-    const uint32_t row = i < n ? chunk.Row(i, place) : kNoRow;
+    size_t position = 0;
+    const uint32_t row = i < n ? chunk.Row(i, position) : kNoRow;
     const bool has = row != kNoRow;
-    const uint32_t gradient = has ? chunk.targets[2 * place + 1] : 0;
+    const uint32_t gradient = has ? chunk.targets[2 * position + 1] : 0;
     const bool shared_gradient = gradient == ApplyTarget::kSharedGradient;
     if (i < n && v.fresh != nullptr) {
       v.fresh[i] = !has || chunk.in.Header(row).has_slots == 0;
-      v.row_keys[i] = !has ? 0 : shared_gradient ? v.shared_key : v.keys[place];
+      v.row_keys[i] = !has ? 0 : shared_gradient ? v.shared_key : v.keys[position];
     }
     if (v.grads != nullptr) {
       const float* const from = !has              ? nullptr
@@ -191,8 +191,8 @@ template <class Q>
 void ScatterRows(Q& q, ChunkView chunk, Parts parts, bool slots, size_t n, uint32_t* out) {
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
     if (i == 0 && out != nullptr) *out = *chunk.call.version;
-    size_t place = 0;
-    const uint32_t row = i < n ? chunk.Row(i, place) : kNoRow;
+    size_t position = 0;
+    const uint32_t row = i < n ? chunk.Row(i, position) : kNoRow;
     const bool has = row != kNoRow;
     if (has && slots) chunk.in.Header(row).has_slots = 1;
     for (size_t p = 0; p < parts.n; ++p) {

@@ -1,6 +1,6 @@
 // The choice of victims on the device: the rules of cpu/space.h and core/policy.h, decided on the device.
-// What must go is known only there, so its kernels are queued whenever rows may have to go, and see for
-// themselves whether there is anything to do.
+// Whether rows have to be evicted is known only there, so the kernels are queued whenever it is possible, and
+// find out themselves whether there is anything to do.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -27,9 +27,9 @@ struct Choice {
   bool was_asked[2];
   int64_t step;     // ages are counted from here
   uint64_t size;    // rows
-  uint64_t after;   // rows with those to come, if none went
+  uint64_t after;   // rows with those to come, if none were evicted
   uint64_t excess;  // of these, beyond the capacity
-  uint64_t needed;  // rows that the one who is asked shall make room for
+  uint64_t needed;  // rows that the one who is asked shall make space for
   Counts chosen;    // rows
 };
 
@@ -53,10 +53,10 @@ struct PolicyView {
   const uint32_t* reasons;  // by alternative
   size_t alternatives;
   Ranking* rankings;
-  const double* scores;  // (columns, slots)
+  const double* scores;  // (columns, cells)
 };
 
-/// A policy in device memory. Reasons go by the numbers that numbers(reason) gives.
+/// A policy in device memory. Reasons have the numbers that numbers(reason) gives.
 template <class Q>
 class DevicePolicy {
  public:
@@ -102,8 +102,8 @@ class DevicePolicy {
 
 /// What the kernels of a choice see.
 struct ChoiceView {
-  /// What is known of the row of a cell: two bits each. Those that go go for the policy, or for kLast.
-  enum Mark : uint32_t { kMayGo, kStays, kGoes, kGoesLast };
+  /// What is known of the row of a cell: two bits each. Victims are those of the policy, or of kLast.
+  enum Mark : uint32_t { kEvictable, kStays, kVictim, kVictimOfLast };
   static constexpr uint32_t kMarks = 16;  // in a word
 
   CallView call;
@@ -122,20 +122,22 @@ struct ChoiceView {
   [[nodiscard]] KVJAX_HD Mark MarkOf(uint64_t cell) const {
     return static_cast<Mark>(Load(marks[cell / kMarks]) >> (2 * (cell % kMarks)) & 3u);
   }
-  /// Marks a row that may go; many lanes may do so for distinct slots at once.
+  /// Marks a row; many lanes may do so for distinct cells at once.
   KVJAX_HD void SetMark(uint64_t cell, uint32_t mark) const {
     SetBits(marks[cell / kMarks], mark << (2 * (cell % kMarks)));
   }
-  /// The entry of a row that may go, or nullptr: neither pinned nor shared nor of the call, nor gone already.
-  [[nodiscard]] KVJAX_HD const IndexView::Entry* MayGo(uint64_t cell) const {
+  /// The entry of a row that may be evicted, or nullptr: neither pinned nor shared nor of the call, nor a
+  /// victim already.
+  [[nodiscard]] KVJAX_HD const IndexView::Entry* Evictable(uint64_t cell) const {
     const IndexView::Entry* const entry = in.index.At(cell);
-    if (entry == nullptr || MarkOf(cell) != kMayGo || (shares && entry->key == shared_key)) return nullptr;
+    if (entry == nullptr || MarkOf(cell) != kEvictable || (shares && entry->key == shared_key))
+      return nullptr;
     return in.Header(entry->row).pinned == 0 ? entry : nullptr;
   }
   [[nodiscard]] KVJAX_HD double Score(const PolicyView& policy, const PolicyWord& word, uint64_t cell) const {
     return word.rule.scored() ? policy.scores[word.column * cells() + cell] : 0.0;
   }
-  /// 1 + the alternative that a row goes for, or 0.
+  /// 1 + the alternative that a row is evicted for, or 0.
   [[nodiscard]] KVJAX_HD uint32_t Alternative(const PolicyView& policy, uint64_t cell,
                                               const IndexView::Entry& entry) const {
     const RowHeader header = in.Header(entry.row);
@@ -162,14 +164,14 @@ struct ChoiceView {
   }
 };
 
-/// Where a row stands in a ranking of a policy, if it may go.
+/// Where a row stands in a ranking of a policy, if it may be evicted.
 struct RankedRows {
   ChoiceView v;
   PolicyView policy;
   PolicyWord word;
 
   KVJAX_HD bool operator()(uint64_t cell, uint64_t& order, uint64_t& hash) const {
-    const IndexView::Entry* const entry = v.MayGo(cell);
+    const IndexView::Entry* const entry = v.Evictable(cell);
     if (entry == nullptr) return false;
     order = word.rule.Order(v.in.Header(entry->row), v.choice->step, v.Score(policy, word, cell));
     hash = Mix(entry->key);
@@ -181,7 +183,7 @@ struct RankedRows {
 inline constexpr uint64_t kChoiceLanes = uint64_t{1} << 18;
 inline uint64_t LanesFor(uint64_t n) { return std::min(n, kChoiceLanes); }
 
-/// When rows must go so that others can come.
+/// When rows must be evicted so that others fit.
 struct SpaceRules {
   uint64_t max_capacity;
   OnFull on_full;
@@ -237,7 +239,7 @@ void KeepRows(Q& q, ChoiceView v, const uint64_t* keys, const uint32_t* rows, si
   });
   q.Each(n, [=] KVJAX_HD(size_t i) {
     if (v.choice->asked == Choice::kNobody && v.choice->excess == 0) return;
-    if (rows[i] != kNoRow) v.SetMark(v.in.index.SlotOf(keys[i]), ChoiceView::kStays);
+    if (rows[i] != kNoRow) v.SetMark(v.in.index.CellOf(keys[i]), ChoiceView::kStays);
   });
 }
 
@@ -275,9 +277,9 @@ void MarkChosen(Q& q, ChoiceView v, Choice::Asked asked) {
     if (v.choice->asked != asked) return;
     uint64_t chosen = 0;
     for (uint64_t cell = lane; cell < v.cells(); cell += lanes) {
-      const IndexView::Entry* const entry = v.MayGo(cell);
+      const IndexView::Entry* const entry = v.Evictable(cell);
       if (entry == nullptr || v.Alternative(policy, cell, *entry) == 0) continue;
-      v.SetMark(cell, asked == Choice::kPolicy ? ChoiceView::kGoes : ChoiceView::kGoesLast);
+      v.SetMark(cell, asked == Choice::kPolicy ? ChoiceView::kVictim : ChoiceView::kVictimOfLast);
       ++chosen;
     }
     v.choice->chosen.Add(lane, chosen);
@@ -319,28 +321,28 @@ void EndChoice(Q& q, ChoiceView v) {
   });
 }
 
-/// f(lane, cell, entry, reason) for every row that goes.
+/// f(lane, cell, entry, reason) for every victim.
 template <class Q, class F>
-void EachThatGoes(Q& q, ChoiceView v, F f) {
+void EachVictim(Q& q, ChoiceView v, F f) {
   const uint64_t words = (v.cells() + ChoiceView::kMarks - 1) / ChoiceView::kMarks, lanes = LanesFor(words);
   q.Each(lanes, [=] KVJAX_HD(size_t lane) {
     const Choice& choice = *v.choice;
     if (!v.call.open() || !(choice.was_asked[0] || choice.was_asked[1])) return;
     for (uint64_t word = lane; word < words; word += lanes) {
-      if ((v.marks[word] & 0xAAAAAAAAu) == 0) continue;  // none of them goes
+      if ((v.marks[word] & 0xAAAAAAAAu) == 0) continue;  // none of them is a victim
       for (uint64_t cell = word * ChoiceView::kMarks; cell < (word + 1) * ChoiceView::kMarks; ++cell) {
         const auto mark = v.MarkOf(cell);
-        if (mark < ChoiceView::kGoes) continue;
+        if (mark < ChoiceView::kVictim) continue;
         const IndexView::Entry& entry = v.in.index.Used(cell);
-        const PolicyView& policy = v.policies[mark - ChoiceView::kGoes];
+        const PolicyView& policy = v.policies[mark - ChoiceView::kVictim];
         f(lane, cell, entry, policy.reasons[v.Alternative(policy, cell, entry) - 1]);
       }
     }
   });
 }
 
-/// Takes the rows that go away.
-struct TakeAway {
+/// Erases the victims.
+struct EraseVictim {
   ChoiceView v;
 
   KVJAX_HD void operator()(size_t lane, uint64_t cell, const IndexView::Entry& entry, uint32_t reason) const {

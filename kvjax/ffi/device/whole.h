@@ -201,15 +201,15 @@ typename DeviceTable<Q>::Loaded DeviceTable<Q>::PrepareLoad(uint32_t version, co
   }
   const Entered entered(*this, "load");
   Q q = Q::Alone(spec_.device);
-  const size_t room = std::max(rows.n, reserved_);
-  Loaded loaded{version, Contents<Q>(q, row_bytes(), room, budget_), {}, Fetch(q, control_.data())};
+  const size_t space = std::max(rows.n, reserved_);
+  Loaded loaded{version, Contents<Q>(q, row_bytes(), space, budget_), {}, Fetch(q, control_.data())};
   Expect("load", version, loaded.control);
   Contents<Q>& next = loaded.contents;
   Array<Q, Control> control(q, 1);
   Control fresh = {};
   q.Copy(control.data(), &fresh, sizeof(fresh));
   if (!rows.layout.empty()) next.Attach(q, rows.layout);
-  next.ReserveRows(q, control.data(), room);
+  next.ReserveRows(q, control.data(), space);
   const RowsView to = next.view();
   for (size_t begin = 0; begin < rows.n; begin += kHostBatch) {
     const size_t m = std::min(kHostBatch, rows.n - begin);
@@ -373,7 +373,7 @@ void DeviceTable<Q>::SetScore(ScoreFunction score) {
   };
 }
 
-/// Tells the host what there is, after a change that it has made itself.
+/// Reports what there is to the host, after a change that it has made itself.
 template <class Q>
 void DeviceTable<Q>::SettleReport(Q& q) {
   ReportToHost(q, control_.data(), report_.get(), ++writes_);

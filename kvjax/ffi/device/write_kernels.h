@@ -1,4 +1,4 @@
-// The kernels of writes: a call is let in or refused, rows are made and erased, and the next version is made.
+// The kernels of writes: they admit or refuse the call, make and erase rows, and make the next version.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -40,7 +40,8 @@ KVJAX_HD inline void Settle(Control& control, uint64_t max_capacity) {
 }
 
 /// Reports what there is after the write of that number. The lanes of a tile add up the counts together, and
-/// the first one tells. Two fences are enough: nothing is there before `begun` is, and all before `write` is.
+/// the first one writes. Two fences are enough: nothing is there before `begun` is, and all before `write`
+/// is.
 template <class Tile>
 KVJAX_HD void WriteReport(const Tile& tile, const Control& control, Report& report, uint32_t number) {
   const uint64_t cells_used = control.cells_used.Sum(tile), waiting = control.waiting.Sum(tile);
@@ -101,22 +102,22 @@ struct EnterView {
   bool blank;     // the caller writes the values of new rows
   bool given;     // or they come with the call
   bool distinct;  // no key that is valid comes twice
-  size_t most;    // keys there is room for
+  size_t most;    // keys there is space for
   const uint64_t* keys;
   Valid valid;
-  const uint32_t* first;     // of equal keys, as GroupKeys gives it
-  const uint8_t* allowed;    // (n,) at the first of equal keys, whether it may get a row; nullptr: all may
-  uint32_t* rows;            // (n,) those of all keys that are valid, kNoRow for none
-  uint32_t *flag, *number;   // (n,) which keys get a row, and how many do so before them
-  uint32_t *is_new, *place;  // (n,) the same of the keys that have none
+  const uint32_t* first;      // of equal keys, as GroupKeys gives it
+  const uint8_t* allowed;     // (n,) at the first of equal keys, whether it may get a row; nullptr: all may
+  uint32_t* rows;             // (n,) those of all keys that are valid, kNoRow for none
+  uint32_t *flag, *number;    // (n,) which keys get a row, and how many do so before them
+  uint32_t *is_new, *before;  // (n,) the same of the keys that have none
 };
 
 /// Memory for that; `apart`: whether not all new keys get a row.
 template <class Q>
 struct NewKeys {
   NewKeys(Q& q, size_t n, bool apart)
-      : flags(q, n), numbers(q, n), news(q, apart ? n : 0), places(q, apart ? n : 0) {}
-  Scratch<Q, uint32_t> flags, numbers, news, places;
+      : flags(q, n), numbers(q, n), news(q, apart ? n : 0), befores(q, apart ? n : 0) {}
+  Scratch<Q, uint32_t> flags, numbers, news, befores;
 };
 
 /// Finds the rows of the keys of a call, and which of them are to get one.
@@ -131,10 +132,10 @@ void CountNew(Q& q, EnterView v, size_t n) {
     v.flag[i] = fresh && (v.allowed == nullptr || v.allowed[i] != 0) ? 1 : 0;
   });
   q.ExclusiveSum(v.flag, v.number, n);
-  if (v.is_new != v.flag) q.ExclusiveSum(v.is_new, v.place, n);
+  if (v.is_new != v.flag) q.ExclusiveSum(v.is_new, v.before, n);
   if (!v.given && n <= v.most) return;
   q.Once([=] KVJAX_HD() {
-    const uint32_t wanted = v.place[n - 1] + v.is_new[n - 1];
+    const uint32_t wanted = v.before[n - 1] + v.is_new[n - 1];
     const uint32_t enters = v.number[n - 1] + v.flag[n - 1];
     if (enters > v.most) v.call.Close(Refusal::kUnplanned, 0, 0);
     if (v.given && enters > 0 && wanted > v.initial.given_rows) {
@@ -168,7 +169,7 @@ void EnterNew(Q& q, EnterView v, size_t n) {
       if (wides > 0 && Load(control.wide) == 0) Store(control.wide, 1u);
     }
     if (v.blank) return;
-    v.initial.WriteRows(tile, key, enters ? v.place[i] : 0, enters ? v.in.Value(row) : nullptr);
+    v.initial.WriteRows(tile, key, enters ? v.before[i] : 0, enters ? v.in.Value(row) : nullptr);
   });
   if (v.distinct) return;
   q.Each(n, [=] KVJAX_HD(size_t i) {
@@ -224,13 +225,13 @@ void AccumValues(Q& q, CallView call, RowsView in, RowType type, size_t dim, typ
   q.Each(n * dim, [=] KVJAX_HD(size_t j) {
     const size_t u = j / dim, d = j % dim;
     if (!call.open() || u >= *of.distinct) return;
-    const uint32_t leader = of.places[of.begin[u]];
+    const uint32_t leader = of.positions[of.begin[u]];
     const uint32_t row = rows[leader];
     if (row == kNoRow) return;
     bool has = had[leader] != 0, changes = false;
     std::byte* const value = in.Value(row);
     for (uint32_t p = of.begin[u]; p < of.end[u]; ++p) {
-      const size_t i = of.places[p];
+      const size_t i = of.positions[p];
       if (has == exists[i]) {
         const float now =
             has ? LoadElement(type, value, d) + (new_values[i * dim + d] - old_values[i * dim + d])
@@ -269,8 +270,8 @@ void AllowNew(Q& q, typename Segments<Q>::View of, const bool* exists, size_t n,
   q.Each(n, [=] KVJAX_HD(size_t u) {
     if (u >= *of.distinct) return;
     bool any = false;
-    for (uint32_t p = of.begin[u]; p < of.end[u]; ++p) any = any || !exists[of.places[p]];
-    allowed[of.places[of.begin[u]]] = any ? 1 : 0;
+    for (uint32_t p = of.begin[u]; p < of.end[u]; ++p) any = any || !exists[of.positions[p]];
+    allowed[of.positions[of.begin[u]]] = any ? 1 : 0;
   });
 }
 template <class Q>

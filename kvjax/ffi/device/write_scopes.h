@@ -1,5 +1,5 @@
-// Write scopes: what a write holds while its kernels are queued: the keys of the call, grouped and found, and
-// what has to be undone if it fails.
+// Write scopes: the scratch that a write holds while its kernels are queued: the keys of the call, grouped
+// and found, and what has to be undone if it fails.
 #pragma once
 #include "kvjax/ffi/device/table.h"
 
@@ -22,8 +22,8 @@ struct DeviceTable<Q>::Finding {
   Scratch<Q, uint32_t> first, rows;
 };
 
-/// A write of keys that are to have rows. What it is given is checked and room is made for it; what fails
-/// or refuses the call has changed nothing, also in Enter, which then lets what must go leave, and gives
+/// A write of keys that are to have rows. What it is given is checked and space is reserved for it; what
+/// fails or refuses the call has changed nothing, also in Enter, which then evicts the victims, and gives
 /// rows.
 template <class Q>
 struct DeviceTable<Q>::Entering {
@@ -44,7 +44,7 @@ struct DeviceTable<Q>::Entering {
     if (gradients != nullptr) CheckGradients(q, call, *gradients, first.data());
     table.MakeSpace(q, op, Most());
   }
-  /// Keys that may get rows: of those that a shard is told, its own, as it has planned.
+  /// Keys that may get rows: of those that a shard is given, its own, as it has planned.
   [[nodiscard]] size_t Most() const {
     return table.spec_.sharded && gradients == nullptr ? table.coming_ : keys.n;
   }
@@ -68,7 +68,7 @@ struct DeviceTable<Q>::Entering {
                       .flag = news.flags.data(),
                       .number = news.numbers.data(),
                       .is_new = apart ? news.news.data() : news.flags.data(),
-                      .place = apart ? news.places.data() : news.numbers.data()};
+                      .before = apart ? news.befores.data() : news.numbers.data()};
     CountNew(q, v, keys.n);
     table.EvictForSpace(*this, v);
     EnterNew(q, v, keys.n);
@@ -92,7 +92,7 @@ struct DeviceTable<Q>::Entering {
   Scratch<Q, uint32_t> first, rows;
 };
 
-/// Slots that go again unless the step that brings them is let in.
+/// Slots that are detached again unless the step that brings them is let in.
 template <class Q>
 struct DeviceTable<Q>::NewSlots {
   NewSlots(DeviceTable& table, Q& q) : table(table), q(q) {}

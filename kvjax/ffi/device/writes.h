@@ -1,4 +1,4 @@
-// The writes of the device table: room first, then kernels.
+// The writes of the device table: space is reserved first, then kernels are queued.
 #pragma once
 #include "kvjax/ffi/device/merge.h"
 #include "kvjax/ffi/device/table.h"
@@ -119,7 +119,7 @@ void DeviceTable<Q>::Clear(Q& q, const ClearOperands& o) {
   q.Copy(control_.data(), &control, sizeof(control));
   BeginWrite(q, call);
   End(q, call, 0, o.next);
-  q.Wait();  // or the next call would make space beside rows that are gone
+  q.Wait();  // or the next call would reserve space beside rows that have been removed
 }
 
 template <class Q>
@@ -302,11 +302,11 @@ typename DeviceTable<Q>::Bound DeviceTable<Q>::Upper() {
   return bound;
 }
 
-/// Makes space for n rows more, and for one more pending write.
+/// Reserves space for n rows more, and for one more write that is under way.
 template <class Q>
 void DeviceTable<Q>::MakeSpace(Q& q, Op op, size_t n) {
   if (pending_.size() == pending_.capacity()) pending_.reserve(2 * pending_.size() + 8);
-  // Some of the earlier writes may turn out to have needed less; the device goes on with the others.
+  // Some of the earlier writes may turn out to have needed less; the device continues with the others.
   do {
     if (HasSpace(n)) return;
   } while (!pending_.empty() && q.Pause());

@@ -50,7 +50,7 @@ concept ShardedBackend =
       B::Route(exec, route);
       B::Receive(exec, table, receive);
       B::PlanStep(exec, table, plan);
-      B::PutFailure(exec, summary, 0u);  // a number, in the place of a summary
+      B::PutFailure(exec, summary, 0u);  // a number, instead of a summary
       B::Prepare(exec, table,
                  prepare);  // gives the number of the failure that this shard has had before, or 0
       B::CommitStep(exec, table, commit);

@@ -31,9 +31,8 @@ inline BagShape ShapeOf(const Decoder& in, const ffi::AnyBuffer& ids, const Matr
                         const Matrix& bags) {
   in.Want(Decoder::Holds(ids, ffi::S32, rows.n), "ids (n,) int32", ids);
   if (rows.dim != bags.dim) {
-    throw MakeError(ErrorCode::kInvalidArgument, "", in.op(), "bags of the rows' dim",
-                    std::to_string(bags.dim) + " and " + std::to_string(rows.dim),
-                    "call kvjax's Python functions, which prepare the operands");
+    throw OperandError("", in.op(), "bags of the rows' dim",
+                       std::to_string(bags.dim) + " and " + std::to_string(rows.dim));
   }
   return {rows.n, bags.n, rows.dim, static_cast<const int32_t*>(ids.untyped_data())};
 }
@@ -57,7 +56,8 @@ ffi::Error BagSum(typename B::Exec& exec, Decoder& in) {
   return GuardBags(in, [&] {
     const ffi::AnyBuffer ids = in.In(), weights = in.In();
     const Matrix rows = Matrix::Rows(in, in.In()), bags = Matrix::Bags(in, in.Out());
-    B::BagSum(exec, {ShapeOf(in, ids, rows, bags), Weights(in, weights, rows.n), rows.data, bags.data});
+    B::BagSum(in.Done(exec),
+              {ShapeOf(in, ids, rows, bags), Weights(in, weights, rows.n), rows.data, bags.data});
   });
 }
 /// ids, weights, bags -> rows
@@ -66,7 +66,8 @@ ffi::Error BagExpand(typename B::Exec& exec, Decoder& in) {
   return GuardBags(in, [&] {
     const ffi::AnyBuffer ids = in.In(), weights = in.In();
     const Matrix bags = Matrix::Bags(in, in.In()), rows = Matrix::Rows(in, in.Out());
-    B::BagExpand(exec, {ShapeOf(in, ids, rows, bags), Weights(in, weights, rows.n), bags.data, rows.data});
+    B::BagExpand(in.Done(exec),
+                 {ShapeOf(in, ids, rows, bags), Weights(in, weights, rows.n), bags.data, rows.data});
   });
 }
 /// ids, rows, bags -> weights
@@ -75,7 +76,8 @@ ffi::Error BagDot(typename B::Exec& exec, Decoder& in) {
   return GuardBags(in, [&] {
     const ffi::AnyBuffer ids = in.In();
     const Matrix rows = Matrix::Rows(in, in.In()), bags = Matrix::Bags(in, in.In());
-    B::BagDot(exec, {ShapeOf(in, ids, rows, bags), rows.data, bags.data, Weights(in, in.Out(), rows.n)});
+    float* const weights = Weights(in, in.Out(), rows.n);
+    B::BagDot(in.Done(exec), {ShapeOf(in, ids, rows, bags), rows.data, bags.data, weights});
   });
 }
 /// ids, rows -> bags, positions
@@ -85,8 +87,8 @@ ffi::Error BagMax(typename B::Exec& exec, Decoder& in) {
     const ffi::AnyBuffer ids = in.In();
     const Matrix rows = Matrix::Rows(in, in.In()), bags = Matrix::Bags(in, in.Out());
     const BagShape shape = ShapeOf(in, ids, rows, bags);
-    B::BagMax(exec, {shape, rows.data, bags.data,
-                     in.Out<int32_t>("positions (bags, dim)", shape.bags * shape.dim)});
+    int32_t* const positions = in.Out<int32_t>("positions (bags, dim)", shape.bags * shape.dim);
+    B::BagMax(in.Done(exec), {shape, rows.data, bags.data, positions});
   });
 }
 /// ids, positions, bags -> rows
@@ -98,7 +100,8 @@ ffi::Error BagPlace(typename B::Exec& exec, Decoder& in) {
     const BagShape shape = ShapeOf(in, ids, rows, bags);
     in.Want(Decoder::Holds(positions, ffi::S32, shape.bags * shape.dim), "positions (bags, dim) int32",
             positions);
-    B::BagPlace(exec, {shape, static_cast<const int32_t*>(positions.untyped_data()), bags.data, rows.data});
+    B::BagPlace(in.Done(exec),
+                {shape, static_cast<const int32_t*>(positions.untyped_data()), bags.data, rows.data});
   });
 }
 
@@ -111,8 +114,9 @@ ffi::Error BagIds(typename B::Exec& exec, Decoder& in) {
       in.Want(x.element_type() == ffi::S32 && x.element_count() <= INT32_MAX,
               "lengths (bags,) and ids (n,) int32", x);
     }
-    B::BagIds(exec, {in.table(), static_cast<const int32_t*>(lengths.untyped_data()), lengths.element_count(),
-                     static_cast<int32_t*>(ids.untyped_data()), ids.element_count()});
+    B::BagIds(in.Done(exec),
+              {in.table(), static_cast<const int32_t*>(lengths.untyped_data()), lengths.element_count(),
+               static_cast<int32_t*>(ids.untyped_data()), ids.element_count()});
   });
 }
 

@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/operands.h"
 #include "kvjax/ffi/core/registry.h"
 #include "kvjax/ffi/core/spec.h"
@@ -27,8 +27,7 @@ inline void Expect(bool ok, std::string_view table, std::string_view op, std::st
   if (ok) return;
   std::string text = "element type " + std::to_string(static_cast<int>(got.element_type())) + ", shape (";
   for (const int64_t d : got.dimensions()) text += std::to_string(d) + ",";
-  throw MakeError(ErrorCode::kInvalidArgument, table, op, want, text + ")",
-                  "call kvjax's Python functions, which prepare the operands");
+  throw OperandError(table, op, want, text + ")");
 }
 
 /// How JAX holds a type: 64-bit integers as pairs of 32-bit words, low word first, whatever jax_enable_x64
@@ -86,8 +85,7 @@ class Decoder {
   [[nodiscard]] T Attr(std::string_view name) const {
     const ffi::ErrorOr<T> value = attrs_.get<T>(name);
     if (value.has_value()) return value.value();
-    throw MakeError(ErrorCode::kInvalidArgument, table_, op_, "an attribute " + std::string(name), "none",
-                    "call kvjax's Python functions, which prepare the operands");
+    throw OperandError(table_, op_, "an attribute " + std::string(name), "none");
   }
   [[nodiscard]] bool Flag(std::string_view name) const { return Attr<bool>(name); }
   [[nodiscard]] std::string_view Text(std::string_view name) const { return Attr<std::string_view>(name); }
@@ -176,9 +174,24 @@ class Decoder {
   Array1<uint32_t> Status() {
     ffi::ErrorOr<ffi::Result<ffi::AnyBuffer>> buffer = rets_.get<ffi::AnyBuffer>(rets_.size() - 1);
     if (rets_.size() == 0 || !buffer.has_value()) throw Short("results", 1);
+    status_ = true;
     const ffi::AnyBuffer status = **buffer;
     Want(status.element_type() == ffi::U32 && status.element_count() >= 1, "a word () uint32", status);
     return {static_cast<uint32_t*>(status.untyped_data()), status.element_count()};
+  }
+
+  // ---- the end -------------------------------------------------------------------------------------------
+
+  /// The operands that are left are only waited for.
+  void SkipOperands() { arg_ = args_.size(); }
+  /// Where the backend runs, `exec`: only once all operands and results have been taken. Surplus ones are
+  /// refused.
+  template <class Exec>
+  Exec& Done(Exec& exec) const {
+    if (arg_ < args_.size()) throw Surplus("operands", arg_, args_.size());
+    const size_t results = ret_ + (status_ ? 1 : 0);
+    if (results < rets_.size()) throw Surplus("results", results, rets_.size());
+    return exec;
   }
 
   void Want(bool ok, std::string_view want, const ffi::AnyBuffer& got) const {
@@ -211,9 +224,11 @@ class Decoder {
     return "rows (" + std::to_string(n) + ", " + std::to_string(spec.dim) + ")";
   }
   [[nodiscard]] Error Short(std::string_view what, size_t wanted) const {
-    return MakeError(ErrorCode::kInvalidArgument, table_, op_,
-                     "at least " + std::to_string(wanted) + " " + std::string(what), "fewer",
-                     "call kvjax's Python functions, which prepare the operands");
+    return OperandError(table_, op_, "at least " + std::to_string(wanted) + " " + std::string(what), "fewer");
+  }
+  [[nodiscard]] Error Surplus(std::string_view what, size_t taken, size_t got) const {
+    return OperandError(table_, op_, "at most " + std::to_string(taken) + " " + std::string(what),
+                        std::to_string(got));
   }
 
   ffi::RemainingArgs args_;
@@ -221,6 +236,7 @@ class Decoder {
   ffi::Dictionary attrs_;
   std::string_view op_ = "call", table_;
   size_t arg_ = 0, ret_ = 0;
+  bool status_ = false;  // whether the last result has been taken as that
 };
 
 /// The shard of the call's table that lives where the call runs.

@@ -1,9 +1,11 @@
-// Handlers of sharded tables: routing, agreement of the shards, and the training write of one shard.
+// Handlers of sharded tables: routing, the agreed status of a call, and the training write of one shard.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "kvjax/ffi/core/select.h"
 #include "kvjax/ffi/core/shard_summary.h"
@@ -20,11 +22,7 @@ uint32_t CheckShard(typename B::Exec& exec, const Decoder& in, const int32_t* sh
   const auto want = static_cast<uint32_t>(B::Read(exec, reinterpret_cast<const uint32_t*>(shard)));
   const uint32_t got = TableOf<B>(in)->spec().shard;
   if (want == got) return got;
-  throw MakeError(ErrorCode::kFailedPrecondition, in.table(), in.op(),
-                  "a program on the mesh that the table was made with (this device has shard " +
-                      std::to_string(got) + ")",
-                  "one whose mesh makes it shard " + std::to_string(want),
-                  "use that mesh, or kvjax.reshard(table, mesh)");
+  throw MeshError(in.table(), in.op(), got, want);
 }
 
 /// (n,) int32 by a partitioner, or (0,) for those of virtual buckets.
@@ -44,7 +42,7 @@ ffi::Error OwnedKeys(typename B::Exec& exec, Decoder& in) {
     o.owners = InOwners(in, o.keys.n);
     const int32_t* const shard = in.In<int32_t>("shard ()", 1);
     o.owned = in.Out<bool>("owned (n,)", o.keys.n);
-    o.shard = CheckShard<B>(exec, in, shard);
+    o.shard = CheckShard<B>(in.Done(exec), in, shard);
     B::Owned(exec, o);
   });
 }
@@ -63,7 +61,7 @@ ffi::Error RouteKeys(typename B::Exec& exec, Decoder& in) {
     o.out.starts = in.Out<int32_t>("starts (shards + 1,)", o.owners.shards + 1);
     o.out.position = in.Out<int32_t>("positions (n,)", o.keys.n);
     o.out.round = in.Out<int32_t>("rounds (n,)", o.keys.n);
-    (void)CheckShard<B>(exec, in, shard);
+    (void)CheckShard<B>(in.Done(exec), in, shard);
     B::Route(exec, o);
   });
 }
@@ -74,20 +72,14 @@ ffi::Error CheckSame(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, in.Text("op"), true, [&] {
     const uint32_t* const low = in.InVersion();
     const uint32_t* const high = in.InVersion();
-    if (B::Read(exec, low) == B::Read(exec, high)) return;
-    throw MakeError(
-        ErrorCode::kInvalidArgument, in.table(), in.op(),
-        "the same keys and values for all that are told of them", "others on some devices",
-        "processes give equal arrays, or their parts of one by jax.make_array_from_process_local_data; "
-        "copies of "
-        "a table along an axis want what is gathered over it, or shard_map with check_vma=True, where kvjax "
-        "does it");
+    if (B::Read(in.Done(exec), low) == B::Read(exec, high)) return;
+    throw DifferError(in.table(), in.op());
   });
 }
 
-/// agreed: () uint32, the largest status of all devices: 0, or the number of a failure, which is raised. The
-/// call is over then, and what its `rounds` () int32 have moved is counted: the keys of `starts` (shards +
-/// 1,) int32, of Routed, and the bytes of each round. The other operands are handed through.
+/// agreed: () uint32, the greatest status of all devices: 0, or the number of a failure, which is raised. If
+/// none has failed, counts what the call's `rounds` () int32 have moved: the keys of `starts` (shards + 1,)
+/// int32, of Routed, and the bytes of each round. The other operands are copied to the results.
 template <ShardedBackend B>
 ffi::Error Agree(typename B::Exec& exec, Decoder& in) {
   in.Names(in.Text("op"), in.Text("table"));
@@ -95,13 +87,18 @@ ffi::Error Agree(typename B::Exec& exec, Decoder& in) {
     const uint32_t* const agreed = in.InVersion();
     const uint32_t* const rounds = reinterpret_cast<const uint32_t*>(in.In<int32_t>("rounds ()", 1));
     const Array1<const int32_t> starts = in.InAny<int32_t>("starts (shards + 1,)");
-    // A call that has got so far does not fail on this device alone because its table is gone by now.
+    std::vector<std::pair<ffi::AnyBuffer, ffi::AnyBuffer>> copies;
+    while (in.HasOut()) {
+      copies.emplace_back(in.In(), in.Out());
+      const auto& [from, to] = copies.back();
+      in.Want(to.size_bytes() == from.size_bytes(), "arrays of one size", to);
+    }
+    (void)in.Done(exec);
+    // A table that has been dropped meanwhile is no failure: it would be one of this device alone.
     const auto table = Registry<typename B::Table>::Get().FindIfThere(in.table(), in.device);
     if (const uint32_t number = B::Read(exec, agreed); number != 0) {
       if (in.Flag("writes") && table != nullptr) table->Abandon();
-      throw Failures::Get().Find(number).value_or(
-          MakeError(ErrorCode::kFailedPrecondition, in.table(), in.op(), "a call that all shards can do",
-                    "a failure in another process", "the error there says why; nothing has changed here"));
+      throw Failures::Get().Find(number).value_or(ElsewhereError(in.table(), in.op()));
     }
     if (starts.n > 0 && table != nullptr) {
       table->Count({.keys = B::Read(exec, reinterpret_cast<const uint32_t*>(starts.data) + starts.n - 1),
@@ -110,9 +107,7 @@ ffi::Error Agree(typename B::Exec& exec, Decoder& in) {
                     .to_owners = static_cast<uint64_t>(in.Number("to_owners")),
                     .from_owners = static_cast<uint64_t>(in.Number("from_owners"))});
     }
-    while (in.HasOut()) {
-      const ffi::AnyBuffer from = in.In(), to = in.Out();
-      in.Want(to.size_bytes() == from.size_bytes(), "arrays of one size", to);
+    for (const auto& [from, to] : copies) {
       B::CopyBytes(exec, static_cast<const std::byte*>(from.untyped_data()), from.size_bytes(),
                    static_cast<std::byte*>(to.untyped_data()));
     }
@@ -130,7 +125,7 @@ ffi::Error Receive(typename B::Exec& exec, Decoder& in) {
     o.keys = in.InKeys(in.Flag("narrow"));
     o.gradients = in.InGradients(table->spec(), o.keys.n);
     o.initial = in.InInitial(table->spec());
-    B::Receive(exec, *table, o);
+    B::Receive(in.Done(exec), *table, o);
   });
 }
 
@@ -142,8 +137,8 @@ inline Array1<uint64_t> OutSummary(Decoder& in) {
   return {static_cast<uint64_t*>(summary.untyped_data()), summary.element_count() / 2};
 }
 
-/// Runs body(), which writes the summary, unless there has been a failure: its number () uint32 goes there
-/// instead.
+/// Runs body(), which writes the summary, unless there has been a failure: then its number () uint32 is
+/// written instead.
 template <ShardedBackend B, class Body>
 ffi::Error ReportSummary(typename B::Exec& exec, Decoder& in, const uint32_t* earlier, uint64_t* summary,
                          Body body) {
@@ -169,7 +164,7 @@ ffi::Error PlanStep(typename B::Exec& exec, Decoder& in) {
   o.summary = summary.data, o.words = summary.n;
   return ReportSummary<B>(exec, in, delivered, o.summary, [&] {
     o.layout = SlotLayout::Parse(in.Text("slots"));
-    B::PlanStep(exec, *TableOf<B>(in), o);
+    B::PlanStep(in.Done(exec), *TableOf<B>(in), o);
   });
 }
 
@@ -182,7 +177,8 @@ ffi::Error Summarize(typename B::Exec& exec, Decoder& in) {
   const uint32_t* const planned = in.InVersion();
   const Array1<uint64_t> summary = OutSummary(in);
   o.summary = summary.data, o.words = summary.n;
-  return ReportSummary<B>(exec, in, planned, o.summary, [&] { B::Summarize(exec, *TableOf<B>(in), o); });
+  return ReportSummary<B>(exec, in, planned, o.summary,
+                          [&] { B::Summarize(in.Done(exec), *TableOf<B>(in), o); });
 }
 
 /// What the shards have to add up: nothing, to begin with.
@@ -202,21 +198,22 @@ ffi::Error Prepare(typename B::Exec& exec, Decoder& in) {
   PrepareOperands o{.op = OpOf(in), .out = OutTally<B>(exec, in)};
   const uint32_t* const version = in.InVersion();
   const Array1<const uint64_t> summaries = in.InAny<uint64_t>("summaries (shards, words, 2)");
+  uint32_t* const status = in.Status().data;
   uint32_t earlier = 0;
-  const auto put = [&](uint32_t number) { B::Fill(exec, in.Status().data, 1, number); };
+  const auto put = [&](uint32_t number) { B::Fill(exec, status, 1, number); };
   const ffi::Error error = Report(in.table(), in.op(), true, put, [&] {
     const auto table = TableOf<B>(in);
     o.version = version;
     o.summaries = summaries.data, o.words = summaries.n;
     o.shards = static_cast<size_t>(in.Number("shards"));
     o.shard = in.In<int32_t>("shard ()", 1);
-    earlier = B::Prepare(exec, *table, o);
+    earlier = B::Prepare(in.Done(exec), *table, o);
   });
   if (earlier != 0) put(earlier);
   return error;
 }
 
-/// The third operand, the shard, is only there to tell the devices' calls apart.
+/// The third operand, the shard, only makes the devices' calls differ.
 template <EvictingBackend B>
 ffi::Error Continue(typename B::Exec& exec, Decoder& in) {
   in.Names(in.Text("op"), in.Text("table"));
@@ -225,7 +222,8 @@ ffi::Error Continue(typename B::Exec& exec, Decoder& in) {
     const auto table = TableOf<B>(in);
     o.version = in.InVersion();
     o.sum = in.In<uint32_t>("a sum (words,)", Tally::kWords);
-    B::Continue(exec, *table, o);
+    (void)in.In<int32_t>("shard ()", 1);
+    B::Continue(in.Done(exec), *table, o);
   });
 }
 
@@ -239,7 +237,7 @@ ffi::Error CommitStep(typename B::Exec& exec, Decoder& in) {
     o.next = in.OutWord();
     o.active = in.Out<int32_t>("active ()", 1);
     o.used_step = in.Out<int64_t>("step (2,)", 1);
-    B::CommitStep(exec, *table, o);
+    B::CommitStep(in.Done(exec), *table, o);
   });
 }
 

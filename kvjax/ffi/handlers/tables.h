@@ -23,8 +23,8 @@ ffi::Error AnswerRead(typename B::Exec& exec, Decoder& in, Op op, Body body) {
   return AnswerRead<B>(exec, in, Name(op), in.Flag("sharded"), body);
 }
 
-/// A write, body(version, phase, next): into next () goes the version of the next handle, or while the write
-/// is only planned 0 or the number of its failure.
+/// A write, body(version, phase, next): next () gets the version of the next handle, or while the write is
+/// only planned 0 or the number of its failure.
 template <class B, class Body>
 ffi::Error MakeWrite(typename B::Exec& exec, Decoder& in, Op op, Body body) {
   in.Names(Name(op), in.Text("table"));
@@ -54,7 +54,7 @@ ffi::Error Lookup(typename B::Exec& exec, Decoder& in) {
     o.found = in.Out<bool>("found (n,)", o.keys.n);
     const Array1<float> used = in.OutAll<float>("used ()");
     o.used = used.data, o.num_used = used.n;
-    B::Lookup(exec, *table, o);
+    B::Lookup(in.Done(exec), *table, o);
   });
 }
 
@@ -68,7 +68,7 @@ ffi::Error FindMissing(typename B::Exec& exec, Decoder& in) {
     o.mask = in.InMask(o.keys.n);
     o.missing = in.Out<uint64_t>("missing keys (n + 1, 2)", o.keys.n + 1);
     o.count = in.Out<int32_t>("count ()", 1);
-    B::FindMissing(exec, *table, o);
+    B::FindMissing(in.Done(exec), *table, o);
   });
 }
 
@@ -83,7 +83,7 @@ ffi::Error Inspect(typename B::Exec& exec, Decoder& in) {
     o.found = in.Out<bool>("found (n,)", o.keys.n);
     o.frequency = in.Out<int64_t>("words (n, 2)", o.keys.n);
     o.row_version = in.Out<int64_t>("words (n, 2)", o.keys.n);
-    B::Inspect(exec, *table, o);
+    B::Inspect(in.Done(exec), *table, o);
   });
 }
 
@@ -95,11 +95,12 @@ ffi::Error ReadSlot(typename B::Exec& exec, Decoder& in) {
     ReadSlotOperands o{.slot = in.Text("slot")};
     o.version = in.InVersion();
     o.keys = in.InKeys(in.Flag("narrow"));
-    if (o.keys.n == 0) return;
     const ffi::AnyBuffer out = in.Out();
+    typename B::Exec& where = in.Done(exec);
+    if (o.keys.n == 0) return;
     o.bytes = out.size_bytes() / o.keys.n;
     o.out = static_cast<std::byte*>(out.untyped_data());
-    B::ReadSlot(exec, *table, o);
+    B::ReadSlot(where, *table, o);
   });
 }
 
@@ -112,7 +113,7 @@ ffi::Error Changed(typename B::Exec& exec, Decoder& in) {
     o.since = in.InVersion();
     o.keys = in.InKeys(in.Flag("narrow"));
     o.changed = in.Out<bool>("changed (n,)", o.keys.n);
-    B::Changed(exec, *table, o);
+    B::Changed(in.Done(exec), *table, o);
   });
 }
 
@@ -125,7 +126,7 @@ ffi::Error WriteKeys(typename B::Exec& exec, Decoder& in) {
     o.keys = in.InKeys(in.Flag("narrow"));
     o.mask = in.InMask(o.keys.n);
     o.initial = in.InInitial(table->spec());
-    B::WriteKeys(exec, *table, o);
+    B::WriteKeys(in.Done(exec), *table, o);
   });
 }
 
@@ -140,7 +141,7 @@ ffi::Error WriteRows(typename B::Exec& exec, Decoder& in) {
     o.rows = op == Op::kAdd ? reinterpret_cast<const std::byte*>(in.InFloats(table->spec(), o.keys.n))
                             : in.InRows(table->spec(), o.keys.n);
     o.initial = in.InInitial(table->spec());
-    B::WriteRows(exec, *table, o);
+    B::WriteRows(in.Done(exec), *table, o);
   });
 }
 
@@ -154,7 +155,7 @@ ffi::Error Accum(typename B::Exec& exec, Decoder& in) {
     o.old_rows = in.InFloats(table->spec(), o.keys.n);
     o.new_rows = in.InFloats(table->spec(), o.keys.n);
     o.exists = in.In<bool>("exists (n,)", o.keys.n);
-    B::Accum(exec, *table, o);
+    B::Accum(in.Done(exec), *table, o);
   });
 }
 
@@ -167,7 +168,7 @@ ffi::Error Evict(typename B::Exec& exec, Decoder& in) {
     EvictOperands o{.op = op, .phase = phase, .version = version, .next = next};
     o.policy = Policy::Parse(in.Text("policy"));
     o.step = in.In<int64_t>("step (2,)", 1);
-    B::Evict(exec, *table, o);
+    B::Evict(in.Done(exec), *table, o);
   });
 }
 
@@ -175,7 +176,7 @@ template <Backend B>
 ffi::Error Clear(typename B::Exec& exec, Decoder& in) {
   const Op op = in.Flag("slots_only") ? Op::kClearSlots : Op::kClear;
   return MakeWrite<B>(exec, in, op, [&](const uint32_t* version, Phase phase, uint32_t* next) {
-    B::Clear(exec, *TableOf<B>(in), {.op = op, .phase = phase, .version = version, .next = next});
+    B::Clear(in.Done(exec), *TableOf<B>(in), {.op = op, .phase = phase, .version = version, .next = next});
   });
 }
 

@@ -31,7 +31,7 @@ ffi::Error Merge(typename B::Exec& exec, Decoder& in) {
     o.out_keys = in.Out<uint64_t>("keys (n, 2)", n);
     o.out_rows = in.Out<float>("rows (n, dim)", n * o.dim);
     o.out_counts = in.Out<int32_t>("counts (n,)", n);
-    B::Merge(exec, o);
+    B::Merge(in.Done(exec), o);
   });
 }
 
@@ -52,7 +52,7 @@ ffi::Error BeginApply(typename B::Exec& exec, Decoder& in) {
     o.active = in.Out<int32_t>("active ()", 1);
     o.used_step = in.Out<int64_t>("step (2,)", 1);
     o.shared_gradient = in.OutFloats(table->spec(), 1);
-    B::BeginApply(exec, *table, o);
+    B::BeginApply(in.Done(exec), *table, o);
   });
 }
 
@@ -63,9 +63,8 @@ inline void WantSlots(const Decoder& in, const SlotLayout& layout, size_t chunk,
     const bool ok =
         slots.size() == layout.slots().size() && slots[s].size_bytes() == chunk * layout.slots()[s].bytes;
     if (!ok) {
-      throw MakeError(ErrorCode::kInvalidArgument, in.table(), in.op(), "slots " + layout.ToString(),
-                      std::to_string(slots.size()) + " arrays of other sizes",
-                      "call kvjax's Python functions, which prepare the operands");
+      throw OperandError(in.table(), in.op(), "slots " + layout.ToString(),
+                         std::to_string(slots.size()) + " arrays of other sizes");
     }
   }
 }
@@ -86,8 +85,8 @@ ffi::Error Gather(typename B::Exec& exec, Decoder& in) {
     o.rows = in.InFloats(spec, n);
     const ffi::AnyBuffer shared_gradient = in.In();
     const size_t dim = static_cast<size_t>(spec.dim),
-                 pools = n == 0 && shared_gradient.element_count() == 0 ? 0 : dim;
-    in.Want(Decoder::Holds(shared_gradient, ffi::F32, pools), "the shared gradient (dim,) float32",
+                 shared_size = n == 0 && shared_gradient.element_count() == 0 ? 0 : dim;
+    in.Want(Decoder::Holds(shared_gradient, ffi::F32, shared_size), "the shared gradient (dim,) float32",
             shared_gradient);
     o.shared_gradient = static_cast<const float*>(shared_gradient.untyped_data());
     o.chunk = {.targets = targets.data, .num_rows = n};
@@ -110,7 +109,7 @@ ffi::Error Gather(typename B::Exec& exec, Decoder& in) {
       o.slots.push_back(static_cast<std::byte*>(slots.back().untyped_data()));
     }
     WantSlots(in, SlotLayout::Parse(in.Text("slots")), chunk, slots);
-    B::Gather(exec, *table, o);
+    B::Gather(in.Done(exec), *table, o);
   });
 }
 
@@ -140,7 +139,7 @@ ffi::Error Scatter(typename B::Exec& exec, Decoder& in) {
     }
     WantSlots(in, SlotLayout::Parse(in.Text("slots")), chunk, slots);
     o.out = in.OutWord();
-    B::Scatter(exec, *table, o);
+    B::Scatter(in.Done(exec), *table, o);
   });
 }
 
@@ -150,14 +149,21 @@ ffi::Error Seal(typename B::Exec& exec, Decoder& in) {
   in.Names(Name(Op::kValueAndGrad), in.Text("table"));
   return Guard(in.table(), in.op(), [&] {
     const Array1<const float> used = in.InAny<float>("uses (lookups,)");
-    B::Seal(exec, {.table = in.table(), .used = used.data, .lookups = used.n, .seal = in.OutWord()});
+    uint32_t* const seal = in.OutWord();
+    in.SkipOperands();
+    B::Seal(in.Done(exec), {.table = in.table(), .used = used.data, .lookups = used.n, .seal = seal});
   });
 }
 /// The version, handed through once all operands behind it exist.
 template <Backend B>
 ffi::Error After(typename B::Exec& exec, Decoder& in) {
   in.Names(Name(Op::kAfter), in.Text("table"));
-  return Guard(in.table(), in.op(), [&] { B::Copy(exec, in.InVersion(), in.OutWord()); });
+  return Guard(in.table(), in.op(), [&] {
+    const uint32_t* const version = in.InVersion();
+    uint32_t* const out = in.OutWord();
+    in.SkipOperands();
+    B::Copy(in.Done(exec), version, out);
+  });
 }
 
 }  // namespace kvjax

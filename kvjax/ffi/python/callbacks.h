@@ -50,7 +50,7 @@ inline nb::dict SnapshotToNumpy(Snapshot&& s) {
   return out;
 }
 
-/// A Python object that may be let go of on any thread.
+/// A Python object that may be released on any thread.
 inline std::shared_ptr<nb::object> Shared(nb::object object) {
   return {new nb::object(std::move(object)), [](nb::object* p) {
             const nb::gil_scoped_acquire gil;

@@ -125,7 +125,7 @@ Staged<T> Stage(const std::string& name, const std::string& op, const nb::dict& 
   return staged;
 }
 
-/// Puts them in the place of those there are, unless these have been written since `version`.
+/// Replaces the shards by them, unless these have been written since `version`.
 template <class T>
 void Replace(const std::string& name, const std::string& op, uint32_t version, const Staged<T>& staged) {
   HostCall(name, op, [&] { Registry<T>::Get().Replace(name, op, version, staged.devices, staged.tables); });

@@ -1,6 +1,6 @@
 // The whole-table calls that Python makes by itself, outside of compiled programs, on whatever type of table.
 //
-// All of them let go of the GIL while they work on a table, because a write may call Python (sinks, scores)
+// All of them release the GIL while they work on a table, because a write may call Python (sinks, scores)
 // from another thread.
 #pragma once
 #include <nanobind/nanobind.h>
@@ -142,7 +142,7 @@ auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<in
     spec.shard = shards[i];
     spec.owns_shared = owns_shared[i];
     auto table = T::Make(spec, storage, first_version, capacity);
-    table->SetScore(score);  // a copy: the last reference must not go under the registry's lock
+    table->SetScore(score);  // a copy: the last reference must not be freed under the registry's lock
     return table;
   };
 }

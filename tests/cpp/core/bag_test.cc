@@ -1,4 +1,4 @@
-// UnadmittedScratch against plain loops, serial and in parallel, and on the device's side against the CPU's,
+// Bags against plain loops, serial and in parallel, and on the device's side against the CPU's,
 // to the bit; its gradients as one trilinear form.
 #include "kvjax/ffi/core/bag.h"
 
@@ -100,7 +100,7 @@ void CheckKernels(const Batch& b) {
 
 void CheckBatch(const Batch& b) {
   CheckKernels(b);
-  data::Floats sum(b.bags * b.dim, 0.0f), max(b.bags * b.dim, 0.0f), spread(b.n * b.dim, 0.0f),
+  data::Floats sum(b.bags * b.dim, 0.0f), max(b.bags * b.dim, 0.0f), expanded(b.n * b.dim, 0.0f),
       dot(b.n, 0.0f);
   Ids from(b.bags * b.dim, -1);
   for (size_t i = 0; i < b.n; ++i) {
@@ -109,7 +109,7 @@ void CheckBatch(const Batch& b) {
       const size_t o = static_cast<size_t>(b.ids[i]) * b.dim + d, r = i * b.dim + d;
       sum[o] += b.weights[i] * b.rows[r];
       if (from[o] < 0 || b.rows[r] > max[o]) max[o] = b.rows[r], from[o] = static_cast<int32_t>(i);
-      spread[r] = b.weights[i] * b.out[o];
+      expanded[r] = b.weights[i] * b.out[o];
       dot[i] += b.rows[r] * b.out[o];
     }
   }
@@ -120,12 +120,12 @@ void CheckBatch(const Batch& b) {
   for (const kvjax::ParallelFor& parallel :
        {kvjax::ParallelFor(kvjax::Serial), kvjax::ParallelFor(Threads)}) {
     CHECK(Sum(parallel, b) == sum);  // to the bit
-    data::Floats got_max(sum.size(), -7.0f), got_rows(spread.size(), -7.0f), got_dot(b.n, -7.0f);
+    data::Floats got_max(sum.size(), -7.0f), got_rows(expanded.size(), -7.0f), got_dot(b.n, -7.0f);
     Ids got_from(from.size(), -7);
     kvjax::MaxBags(parallel, b.shape(), b.rows.data(), got_max.data(), got_from.data());
     CHECK(got_max == max && got_from == from);
     kvjax::ExpandBags(parallel, b.shape(), b.weights.data(), b.out.data(), got_rows.data());
-    CHECK(got_rows == spread);
+    CHECK(got_rows == expanded);
     kvjax::PlaceBags(parallel, b.shape(), from.data(), b.out.data(), got_rows.data());
     CHECK(got_rows == placed);
     kvjax::DotBags(parallel, b.shape(), b.rows.data(), b.out.data(), got_dot.data());
@@ -202,17 +202,17 @@ TEST(LengthsBecomeIds) {
   kvjax::IdsOfLengths("t", nullptr, 0, 0, nullptr);
 }
 
-/// The ids on the device, and what the host is told.
-struct Told {
+/// The ids on the device, and what is reported to the host.
+struct Reported {
   Ids ids;
   kvjax::device::Report report;
 };
-Told OnDevice(const Ids& lengths, size_t n) {
-  Told told{Ids(n, -7), {}};
+Reported OnDevice(const Ids& lengths, size_t n) {
+  Reported reported{Ids(n, -7), {}};
   kvjax::device::Threads q(3, 2);
-  const kvjax::device::CallView call{nullptr, &told.report, nullptr, 0, false};
-  kvjax::device::IdsOfLengths(q, call, lengths.data(), lengths.size(), n, told.ids.data());
-  return told;
+  const kvjax::device::CallView call{nullptr, &reported.report, nullptr, 0, false};
+  kvjax::device::IdsOfLengths(q, call, lengths.data(), lengths.size(), n, reported.ids.data());
+  return reported;
 }
 
 TEST(LengthsBecomeIdsOnTheDevice) {
@@ -226,20 +226,20 @@ TEST(LengthsBecomeIdsOnTheDevice) {
         left -= static_cast<size_t>(length);
       }
       kvjax::IdsOfLengths("t", lengths.data(), bags, n, want.data());
-      const Told told = OnDevice(lengths, n);
-      CHECK(told.ids == want && told.report.refusal == 0);
+      const Reported reported = OnDevice(lengths, n);
+      CHECK(reported.ids == want && reported.report.refusal == 0);
     }
   }
 }
 
-TEST(TheFirstLengthThatDoesNotFitIsTold) {
+TEST(TheFirstLengthThatDoesNotFitIsReported) {
   using kvjax::device::Refusal;
   const auto check = [](const Ids& lengths, Refusal why, uint32_t got, uint32_t want) {
-    const Told told = OnDevice(lengths, 6);
-    CHECK(told.ids == Ids(6, -1));
-    CHECK(told.report.refusal == static_cast<uint32_t>(why));
-    CHECK_EQ(told.report.got, got);
-    CHECK_EQ(told.report.want, want);
+    const Reported reported = OnDevice(lengths, 6);
+    CHECK(reported.ids == Ids(6, -1));
+    CHECK(reported.report.refusal == static_cast<uint32_t>(why));
+    CHECK_EQ(reported.report.got, got);
+    CHECK_EQ(reported.report.want, want);
   };
   check({1, -3, 9, -1}, Refusal::kLength, static_cast<uint32_t>(-3), 1);
   check({1, 2, 4, -1}, Refusal::kLengths, 2, 6);

@@ -26,7 +26,7 @@ uint32_t RowOf(const Reference& reference, uint64_t key) {
   return found == reference.end() ? kNoRow : found->second;
 }
 
-/// All that the public interface tells, batched and one by one, must be what the reference tells.
+/// All that the public interface returns, batched and one by one, must be what the reference returns.
 void CheckSame(const KeyIndex& index, const Reference& reference, const Keys& universe) {
   CHECK_EQ(index.size(), reference.size());
   std::vector<uint32_t> rows(universe.size());
@@ -43,7 +43,7 @@ void CheckSame(const KeyIndex& index, const Reference& reference, const Keys& un
   CHECK_EQ(visited, reference.size());
 }
 
-/// A key that is at home in the last of 16 places, so that its probes wrap around.
+/// A key that is at home in the last of 16 cells, so that its probes wrap around.
 uint64_t KeyAtTheEnd(uint64_t from) {
   while (kvjax::Mix(from) >> 60 != 15) ++from;
   return from;
@@ -77,7 +77,7 @@ TEST(AwkwardKeysAreOrdinary) {
 }
 
 TEST(ErasureClosesGapsAcrossTheEnd) {
-  // Five keys that want the last place, so four stand at the front; every order of erasure must keep the
+  // Five keys that want the last cell, so four stand at the front; every order of erasure must keep the
   // rest.
   Keys keys;
   for (uint64_t from = 0; keys.size() < 5; from = keys.back() + 1) keys.push_back(KeyAtTheEnd(from));
@@ -103,7 +103,7 @@ TEST(RandomOperationsMatchReference) {
   for (uint64_t universe_size : {20u, 300u, 5000u}) {
     data::Stream stream(universe_size);
     Keys universe = data::kAwkward;
-    // Small, strided and random keys: the hash must spread them all.
+    // Small, strided and random keys: the hash must distribute them all.
     for (uint64_t i = 0; universe.size() < universe_size; ++i) {
       universe.push_back(i % 3 == 0 ? 100 + i : i % 3 == 1 ? i << 40 : stream.Next());
     }
@@ -174,17 +174,17 @@ TEST(ChurnDoesNotWearTheIndexOut) {
   CHECK_EQ(index.cells(), capacity);
   KeyIndex fresh;  // the same keys in an index without a past
   Reference reference;
-  Keys live, gone;
+  Keys live, erased;
   for (uint64_t i = kChurn; i < kChurn + kLive; ++i) {
     live.push_back(i);
-    gone.push_back(i - kLive);
+    erased.push_back(i - kLive);
     Insert(fresh, i, static_cast<uint32_t>(i % kLive));
     reference.emplace(i, static_cast<uint32_t>(i % kLive));
   }
   CheckSame(index, reference, live);
-  CheckSame(index, reference, gone);
+  CheckSame(index, reference, erased);
   // Tombstones would make a miss walk the whole index, 10,000 times as long; a busy machine is not that slow.
-  CHECK(SecondsToFind(index, gone) < 20 * SecondsToFind(fresh, gone) + 1e-3);
+  CHECK(SecondsToFind(index, erased) < 20 * SecondsToFind(fresh, erased) + 1e-3);
 }
 
 }  // namespace

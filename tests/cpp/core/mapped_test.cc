@@ -31,7 +31,7 @@ struct {
 
 }  // namespace
 
-// In place of the C library's.
+// Instead of the C library's.
 extern "C" int fallocate(int file, int mode, off_t offset, off_t bytes) {
   if (const int error = mode == 0 ? disk.reserve : disk.punch; error != 0) {
     errno = error;
@@ -61,8 +61,8 @@ const std::string& Folder() {
 size_t DiskBytes() {
   size_t sum = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    std::error_code gone;
-    const std::string target = std::filesystem::read_symlink(entry.path(), gone).string();
+    std::error_code none;
+    const std::string target = std::filesystem::read_symlink(entry.path(), none).string();
     struct stat status;
     if (target.starts_with(Folder()) && stat(entry.path().c_str(), &status) == 0) {
       sum += static_cast<size_t>(status.st_blocks) * 512;

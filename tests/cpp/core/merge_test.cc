@@ -69,13 +69,13 @@ TEST(SumsAreInOrderToTheBit) {
 }
 
 /// The rule in plain words: rows 0 to 255 one after the other, then the sum of rows 256 to 511, and so on.
-data::Floats SumInBlocks(const data::Floats& rows, size_t dim, const std::vector<size_t>& places) {
+data::Floats SumInBlocks(const data::Floats& rows, size_t dim, const std::vector<size_t>& positions) {
   data::Floats total(dim);
   for (size_t d = 0; d < dim; ++d) {
-    for (size_t begin = 0; begin < places.size(); begin += 256) {
-      float sum = rows[places[begin] * dim + d];
-      for (size_t k = begin + 1; k < std::min(places.size(), begin + 256); ++k)
-        sum += rows[places[k] * dim + d];
+    for (size_t begin = 0; begin < positions.size(); begin += 256) {
+      float sum = rows[positions[begin] * dim + d];
+      for (size_t k = begin + 1; k < std::min(positions.size(), begin + 256); ++k)
+        sum += rows[positions[k] * dim + d];
       total[d] = begin == 0 ? sum : total[d] + sum;
     }
   }
@@ -87,7 +87,7 @@ void CheckAgainstReference(size_t n, size_t dim, uint64_t universe) {
   data::Keys keys, order;
   data::Floats rows;
   std::vector<int32_t> counts;
-  std::unordered_map<uint64_t, std::pair<std::vector<size_t>, int32_t>> reference;  // places, counts
+  std::unordered_map<uint64_t, std::pair<std::vector<size_t>, int32_t>> reference;  // positions, counts
   for (size_t i = 0; i < n; ++i) {
     const uint64_t pick = stream.Below(universe);
     const uint64_t key = pick < data::kAwkward.size() ? data::kAwkward[pick] : pick * 0x10001;

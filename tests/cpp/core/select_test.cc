@@ -16,8 +16,8 @@ namespace {
 using data::Keys;
 using kvjax::Call;
 using kvjax::Phase;
-using kvjax::Place;
 using kvjax::Policy;
+using kvjax::RowRank;
 using kvjax::Selection;
 using kvjax::ShardSummary;
 using kvjax::Table;
@@ -34,10 +34,10 @@ Tally Sum(const std::vector<Tally>& tallies) {
   return Tally::Read(sum.data());
 }
 
-/// The n first of places that lie on several shards; counts the rounds.
-std::vector<Place> Choose(const std::vector<std::vector<Place>>& shards, uint64_t n, size_t& rounds) {
+/// The n first of ranks that lie on several shards; counts the rounds.
+std::vector<RowRank> Choose(const std::vector<std::vector<RowRank>>& shards, uint64_t n, size_t& rounds) {
   std::vector<Selection> selections;
-  for (const auto& places : shards) selections.emplace_back(places, n);
+  for (const auto& ranks : shards) selections.emplace_back(ranks, n);
   for (rounds = 1;; ++rounds) {
     std::vector<Tally> tallies;
     for (const Selection& s : selections) tallies.push_back(s.Count());
@@ -47,15 +47,15 @@ std::vector<Place> Choose(const std::vector<std::vector<Place>>& shards, uint64_
     CHECK(done == 0 || done == shards.size());
     if (done > 0 || rounds > 20) break;
   }
-  std::vector<Place> all;
+  std::vector<RowRank> all;
   for (const Selection& s : selections) all.insert(all.end(), s.first().begin(), s.first().end());
   std::sort(all.begin(), all.end());
   return all;
 }
 
-bool Same(const std::vector<Place>& a, const std::vector<Place>& b) {
+bool Same(const std::vector<RowRank>& a, const std::vector<RowRank>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
-                    [](const Place& x, const Place& y) { return !(x < y) && !(y < x); });
+                    [](const RowRank& x, const RowRank& y) { return !(x < y) && !(y < x); });
 }
 
 TEST(SelectionIsThatOfASort) {
@@ -65,22 +65,22 @@ TEST(SelectionIsThatOfASort) {
     const size_t shards = 1 + stream.Below(8), total = stream.Below(trial % 10 == 0 ? 5000 : 60);
     const uint64_t mask = masks[stream.Below(masks.size())], base = stream.Next() & ~mask;
     const uint64_t hashes = trial % 3 == 0 ? 0xFFFF : ~uint64_t{0};  // some agree in nearly all bits
-    std::vector<std::vector<Place>> places(shards);
-    std::vector<Place> all;
+    std::vector<std::vector<RowRank>> ranks(shards);
+    std::vector<RowRank> all;
     for (size_t i = 0; i < total; ++i) {
       const uint64_t hash = hashes == 0xFFFF ? i : kvjax::Mix(i);
-      const Place place{base | (stream.Next() & mask), hash, i};
-      all.push_back(place);
-      places[stream.Below(shards)].push_back(place);
+      const RowRank rank{base | (stream.Next() & mask), hash, i};
+      all.push_back(rank);
+      ranks[stream.Below(shards)].push_back(rank);
     }
     std::sort(all.begin(), all.end());
     for (const uint64_t n :
          {uint64_t{1}, stream.Below(total + 1) + 1, uint64_t{total}, uint64_t{total} + 5}) {
       if (n == 0) continue;
       size_t rounds = 0;
-      const auto chosen = Choose(places, n, rounds);
-      std::vector<Place> want(all.begin(),
-                              all.begin() + static_cast<ptrdiff_t>(std::min<uint64_t>(n, total)));
+      const auto chosen = Choose(ranks, n, rounds);
+      std::vector<RowRank> want(all.begin(),
+                                all.begin() + static_cast<ptrdiff_t>(std::min<uint64_t>(n, total)));
       CHECK(Same(chosen, want));
       CHECK(rounds <= 1 + 128 / 8);
       if (n >= total) CHECK_EQ(rounds, 1u);
@@ -89,12 +89,12 @@ TEST(SelectionIsThatOfASort) {
 }
 
 TEST(RoundsGrowWithTheBitsThatDiffer) {
-  std::vector<std::vector<Place>> places(2);
+  std::vector<std::vector<RowRank>> ranks(2);
   for (uint64_t i = 0; i < 10000; ++i) {  // 200 versions far from 0, 50 rows of each
-    places[i % 2].push_back({(uint64_t{1} << 63) + 1'000'000 + i % 200, kvjax::Mix(i), i});
+    ranks[i % 2].push_back({(uint64_t{1} << 63) + 1'000'000 + i % 200, kvjax::Mix(i), i});
   }
   size_t rounds = 0;
-  CHECK_EQ(Choose(places, 77, rounds).size(), 77u);
+  CHECK_EQ(Choose(ranks, 77, rounds).size(), 77u);
   CHECK(rounds <= 4);  // which bits differ, the version, and one or two digits of the hash
 }
 

@@ -68,7 +68,7 @@ TEST(RecordsAreZeroedDisjointAndNeverMove) {
     for (uint32_t row = 0; row < rows; ++row) {
       plane.Reserve(row + 1);
       at.push_back(plane.At(row));
-      // The ends of a record tell whether it overlaps another or leaves its slab.
+      // The ends of a record show whether it overlaps another or leaves its slab.
       CHECK(IsZero(at[row], 4) && IsZero(at[row] + stride - 4, 4));
       std::memcpy(at[row], &row, 4);
       std::memcpy(at[row] + stride - 4, &row, 4);
@@ -187,7 +187,7 @@ TEST(MovesFreeEachSlabOnce) {
     b.Reserve(2000);
     std::byte* const record = b.At(1999);
     a = std::move(b);
-    CHECK_EQ(first->live(), 0u);  // what `a` had is gone at once
+    CHECK_EQ(first->live(), 0u);  // what `a` had is freed at once
     CHECK_EQ(second->live(), 4u);
     CHECK_EQ(a.At(1999), record);
     CHECK_EQ(a.stride(), 4096u);

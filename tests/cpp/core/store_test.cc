@@ -1,4 +1,4 @@
-// RowStore against a map: rows come, go and move together.
+// RowStore against a map: rows are made, erased and moved together.
 #include "kvjax/ffi/core/store.h"
 
 #include <algorithm>
@@ -155,7 +155,7 @@ TEST(WhatWasReservedOutlivesTheRows) {
     table.Drop(keys);
   };
   fill_and_thin();
-  CHECK_EQ(end(), 8000u);  // the room stays, so nothing moves
+  CHECK_EQ(end(), 8000u);  // the space stays, so nothing moves
   table.Clear(table.version());
   fill_and_thin();
   CHECK_EQ(end(), 8000u);
@@ -215,7 +215,7 @@ TEST(MemoryOfATableFallsWithItsRows) {
   CHECK(bytes() < few);
   table.Ensure(keys);
   CHECK(table.Rows({keys[3]}) == row);
-  // Training compacts as well: all that is not in the batch goes.
+  // Training compacts as well: all that is not in the batch is evicted.
   kvjax::TableSpec spec = data::Spec(64);
   spec.policy = kvjax::Policy::Parse("all\nmax_age:0");
   spec.evict_every = 2;

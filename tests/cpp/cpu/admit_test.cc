@@ -108,10 +108,10 @@ TEST(MinCountAdmitsAtTheKthOccurrence) {
     for (size_t i = 0; i < state.keys.size(); ++i) {
       CHECK_EQ(waiting[static_cast<uint64_t>(state.keys[i])], state.counts[i]);
       if (i == 0) continue;
-      const auto place = [&](size_t j) {
+      const auto rank = [&](size_t j) {
         return std::pair(kvjax::BucketOf(static_cast<uint64_t>(state.keys[j])), state.keys[j]);
       };
-      CHECK(place(i - 1) < place(i));
+      CHECK(rank(i - 1) < rank(i));
     }
   }
 }

@@ -54,7 +54,7 @@ TEST(AFullTableKeepsTheMostRecentRowsAndTheBatch) {
     const Keys batch = RandomBatch(stream, 200, 30);
     const bool trains = stream.Below(4) != 0;
     const Set in_batch(batch.begin(), batch.end());
-    std::vector<std::tuple<int64_t, uint64_t, uint64_t>> order;  // of those that may go
+    std::vector<std::tuple<int64_t, uint64_t, uint64_t>> order;  // of those that may be evicted
     for (const auto& [key, version] : rows) {
       if (key < 1000 && !in_batch.contains(key)) order.emplace_back(version, kvjax::Mix(key), key);
     }
@@ -86,7 +86,7 @@ TEST(TheTablesPolicyComesFirst) {
   CHECK(!table.Of(2).found && !table.Of(5).found && table.Of(1).found);
   CHECK_EQ(Evicted(table, "rare"), 2u);
   CHECK_EQ(Evicted(table, "capacity"), 1u);
-  // It may take more than is needed: room for the rows to come.
+  // It may take more than is needed: space for the rows to come.
   Live bulk(Spec(6, OnFull::kEvict, "bulk\nleast_frequent:4:0"));
   bulk.Begin({1, 2, 3, 4, 5, 6}, {9, 8, 7, 6, 5, 4});
   bulk.Train({7});
@@ -203,24 +203,24 @@ TEST(TheSinkGetsWhatGoesBeforeItGoes) {
     given.clear();
     const auto targets = table.Begin(batch, std::vector<int32_t>(batch.size(), 1), Layout());
     const Set left = table.KeySet();
-    std::map<int64_t, size_t> gone;  // key, place in `before`
+    std::map<int64_t, size_t> evicted;  // key, position in `before`
     for (size_t i = 0; i < before.keys.size(); ++i) {
-      if (!left.contains(static_cast<uint64_t>(before.keys[i]))) gone[before.keys[i]] = i;
+      if (!left.contains(static_cast<uint64_t>(before.keys[i]))) evicted[before.keys[i]] = i;
     }
     for (const Snapshot& s : given) {
       CHECK(!s.keys.empty() && s.layout == Layout());
       for (size_t i = 0; i < s.keys.size(); ++i) {
         if (i > 0) {
-          const auto place = [&](size_t j) {
+          const auto rank = [&](size_t j) {
             return std::pair(kvjax::BucketOf(static_cast<uint64_t>(s.keys[j])), s.keys[j]);
           };
-          CHECK(place(i - 1) < place(i));
+          CHECK(rank(i - 1) < rank(i));
         }
-        const auto found = gone.find(s.keys[i]);
-        CHECK(found != gone.end());  // once
-        if (found == gone.end()) continue;
+        const auto found = evicted.find(s.keys[i]);
+        CHECK(found != evicted.end());  // once
+        if (found == evicted.end()) continue;
         const size_t j = found->second;
-        gone.erase(found);
+        evicted.erase(found);
         CHECK_EQ(s.frequencies[i], before.frequencies[j]);
         CHECK_EQ(s.versions[i], before.versions[j]);
         CHECK(s.has_slots[i] == before.has_slots[j]);
@@ -228,7 +228,7 @@ TEST(TheSinkGetsWhatGoesBeforeItGoes) {
         CHECK_EQ(std::memcmp(s.slots[0].data() + 12 * i, before.slots[0].data() + 12 * j, 12), 0);
       }
     }
-    CHECK(gone.empty());
+    CHECK(evicted.empty());
     Floats values(2 * batch.size()), slot(3 * batch.size());
     for (float& x : values) x = static_cast<float>(stream.Below(100));
     for (float& x : slot) x = static_cast<float>(stream.Below(100));
@@ -260,7 +260,7 @@ TEST(ManyRowsGoToTheSinkInBatches) {
   } catch (const std::runtime_error&) {
     failed = true;
   }
-  CHECK(failed && sizes.size() == 1);  // a batch was given, and nothing has gone
+  CHECK(failed && sizes.size() == 1);  // a batch was given, and nothing has been evicted
   CHECK(table.version() == version && table.Size(version) == keys.size());
   fails_at = 0;
   sizes.clear();
@@ -341,7 +341,7 @@ TEST(CallsFromSinksAndScoresAreErrors) {
   table.Ensure({4});
   CHECK_EQ(calls, 2);
   CHECK(table.KeySet() == Set({2, 3, 4}));
-  // An error from there goes on, and the table can be called again.
+  // An error from there is passed on, and the table can be called again.
   table.SetSink([&](const Snapshot&, std::string_view) { table.Ensure({1}); });
   CHECK_THROWS(kFailedPrecondition, table.Ensure({5}));
   CHECK(table.KeySet() == Set({2, 3, 4}));

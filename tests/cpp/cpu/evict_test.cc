@@ -138,7 +138,7 @@ TEST(EachWordChoosesWhatBruteForceDoes) {
         {"least_recent:-" + N, First(rows, but, recent)},
         {"least_frequent:-" + N + ":0.0", First(rows, but, frequent)},
         {"lowest_score:-" + N + ":other", First(rows, but, score)},
-        {"least_recent:needed", {}},  // by hand no room is needed
+        {"least_recent:needed", {}},  // by hand no space is needed
         {"least_recent:9223372036854775807", Not(rows, {})},
         {"least_recent:-9223372036854775807", {}},
         {"max_age:9223372036854775807", {}},
@@ -150,18 +150,19 @@ TEST(EachWordChoosesWhatBruteForceDoes) {
          And(And(age, Not(rows, small)), Or(low, First(rows, n, recent)))},
         {"max_age:" + B + " not not not", Not(rows, age)},
     };
-    for (const auto& [formula, gone] : cases) {
+    for (const auto& [formula, victims] : cases) {
       Live table(2);
       SetScores(table);
       Fill(table, rows);
       Set left = table.KeySet();
-      for (const uint64_t key : gone) CHECK_EQ(left.erase(key), 1u);
+      for (const uint64_t key : victims) CHECK_EQ(left.erase(key), 1u);
       const uint32_t version = table.version();
       table.Evict("why\n" + formula, step);
       if (table.KeySet() != left) std::cerr << formula << " of " << rows.size() << " rows: ";
       CHECK(table.KeySet() == left);
       CHECK_EQ(table.version(), version + 1);
-      table.Observe([&](const kvjax::Contents& c) { CHECK_EQ(c.counters.evicted.at("why"), gone.size()); });
+      table.Observe(
+          [&](const kvjax::Contents& c) { CHECK_EQ(c.counters.evicted.at("why"), victims.size()); });
     }
   }
 }
@@ -193,11 +194,11 @@ TEST(ScoresAreDoubles) {
     });
     table.Ensure(keys);
     table.Evict("why\n" + formula);
-    Set places;
+    Set numbers;
     for (const uint64_t key : table.KeySet()) {
-      places.insert(static_cast<uint64_t>(std::find(keys.begin(), keys.end(), key) - keys.begin()));
+      numbers.insert(static_cast<uint64_t>(std::find(keys.begin(), keys.end(), key) - keys.begin()));
     }
-    return places;
+    return numbers;
   };
   Set want;
   for (uint64_t i = 0; i < scores.size(); ++i) want.insert(i);

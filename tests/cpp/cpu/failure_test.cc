@@ -156,7 +156,7 @@ const data::Floats& Values() {
   return values;
 }
 
-/// From rows and from none: memory for the first rows is asked for in other places.
+/// From rows and from none: memory for the first rows is asked for elsewhere.
 void CheckKeys(const Op& op, int at_least) {
   CheckStrongGuarantee({op, at_least});
   CheckStrongGuarantee({.op = op, .at_least = at_least, .fill = Nothing});

@@ -1,5 +1,5 @@
-// One shard of a sharded table: where keys go, how gradients arrive, and writes that are planned before they
-// are done.
+// One shard of a sharded table: which shard owns a key, how gradients arrive, and writes that are planned
+// before they are done.
 #include <map>
 #include <vector>
 
@@ -44,12 +44,12 @@ TEST(OwnersAreContiguousRangesOfBuckets) {
 
 /// Sends what a route says, round by round, and looks what comes to whom.
 void CheckRoute(const Keys& keys, const bool* mask, const std::vector<int32_t>& owners, uint32_t shards,
-                int32_t room) {
+                int32_t capacity) {
   const size_t n = keys.size();
   Keys sorted(n, 7);
-  std::vector<int32_t> order(n, -5), starts(shards + 1, -5), slot(n, -5), round(n, -5);
-  kvjax::Route("t", data::Span(keys), mask, owners.empty() ? nullptr : owners.data(), shards, room,
-               {sorted.data(), order.data(), starts.data(), slot.data(), round.data()});
+  std::vector<int32_t> order(n, -5), starts(shards + 1, -5), position(n, -5), round(n, -5);
+  kvjax::Route("t", data::Span(keys), mask, owners.empty() ? nullptr : owners.data(), shards, capacity,
+               {sorted.data(), order.data(), starts.data(), position.data(), round.data()});
   std::map<uint64_t, size_t> first;
   for (size_t i = 0; i < n; ++i) {
     if (mask == nullptr || mask[i]) first.try_emplace(keys[i], i);
@@ -69,11 +69,11 @@ void CheckRoute(const Keys& keys, const bool* mask, const std::vector<int32_t>& 
   for (size_t i = first.size(); i < n; ++i) CHECK(sorted[i] == 0 && order[i] == 0);
   for (size_t i = 0; i < n; ++i) {
     if (mask != nullptr && !mask[i]) {
-      CHECK(round[i] == -1 && slot[i] == 0);
+      CHECK(round[i] == -1 && position[i] == 0);
       continue;
     }
-    const int32_t owner = slot[i] / room, place = round[i] * room + slot[i] % room;
-    CHECK_EQ(sorted[static_cast<size_t>(starts[static_cast<size_t>(owner)] + place)], keys[i]);
+    const int32_t owner = position[i] / capacity, nth = round[i] * capacity + position[i] % capacity;
+    CHECK_EQ(sorted[static_cast<size_t>(starts[static_cast<size_t>(owner)] + nth)], keys[i]);
   }
 }
 
@@ -81,14 +81,14 @@ TEST(RouteSortsByOwner) {
   const auto mask = std::make_unique<bool[]>(400);
   for (size_t i = 0; i < 400; ++i) mask[i] = i % 3 != 1;
   for (const uint32_t shards : {1u, 2u, 7u}) {
-    for (const int32_t room : {1, 5, 400}) {
+    for (const int32_t capacity : {1, 5, 400}) {
       for (const Keys& keys : {Keys{}, Batch(1, 400, 90), Batch(2, 400, uint64_t{1} << 60)}) {
         std::vector<int32_t> owners;
         for (const uint64_t key : keys) owners.push_back(static_cast<int32_t>(key % shards));
-        CheckRoute(keys, nullptr, {}, shards, room);
-        CheckRoute(keys, mask.get(), {}, shards, room);
-        CheckRoute(keys, mask.get(), owners, shards, room);
-        CheckRoute(keys, nullptr, std::vector<int32_t>(keys.size(), 0), shards, room);  // all to one
+        CheckRoute(keys, nullptr, {}, shards, capacity);
+        CheckRoute(keys, mask.get(), {}, shards, capacity);
+        CheckRoute(keys, mask.get(), owners, shards, capacity);
+        CheckRoute(keys, nullptr, std::vector<int32_t>(keys.size(), 0), shards, capacity);  // all to one
       }
     }
   }
@@ -103,26 +103,26 @@ TEST(PartitionersAreCheckedForRange) {
   }
 }
 
-/// What senders give, in rounds of `room` keys each.
+/// What senders give, in rounds of `capacity` keys each.
 struct Sent {
   std::vector<Keys> keys;
   std::vector<Floats> rows;
 };
 
-void Deliver(Live& table, const Sent& sent, size_t room) {
+void Deliver(Live& table, const Sent& sent, size_t capacity) {
   size_t most = 1;
   for (const Keys& keys : sent.keys) most = std::max(most, keys.size());
-  const size_t senders = sent.keys.size(), rounds = (most + room - 1) / room;
+  const size_t senders = sent.keys.size(), rounds = (most + capacity - 1) / capacity;
   for (size_t r = 0; r < rounds; ++r) {
-    Keys keys(senders * room, 99);
-    std::vector<int32_t> counts(senders * room, 0);
-    Floats rows(senders * room * kDim, 1e30f);
+    Keys keys(senders * capacity, 99);
+    std::vector<int32_t> counts(senders * capacity, 0);
+    Floats rows(senders * capacity * kDim, 1e30f);
     for (size_t s = 0; s < senders; ++s) {
-      for (size_t i = 0; i < room && r * room + i < sent.keys[s].size(); ++i) {
-        keys[s * room + i] = sent.keys[s][r * room + i];
-        counts[s * room + i] = 2;
+      for (size_t i = 0; i < capacity && r * capacity + i < sent.keys[s].size(); ++i) {
+        keys[s * capacity + i] = sent.keys[s][r * capacity + i];
+        counts[s * capacity + i] = 2;
         for (size_t d = 0; d < kDim; ++d) {
-          rows[(s * room + i) * kDim + d] = sent.rows[s][(r * room + i) * kDim + d];
+          rows[(s * capacity + i) * kDim + d] = sent.rows[s][(r * capacity + i) * kDim + d];
         }
       }
     }
@@ -149,9 +149,9 @@ TEST(GradientsAreSummedInTheOrderOfSendersWhateverTheRounds) {
     }
   }
   std::vector<Floats> sums;
-  for (const size_t room : {size_t{1}, size_t{7}, size_t{64}}) {
+  for (const size_t capacity : {size_t{1}, size_t{7}, size_t{64}}) {
     Live table(kDim);
-    Deliver(table, sent, room);
+    Deliver(table, sent, capacity);
     int32_t active = 0;
     Step(table, active);
     CHECK_EQ(active, 40);

@@ -45,7 +45,7 @@ void Scatter(Live& table, const data::Targets& ids, const Chunk& c) {
                 {bytes(c.mu), bytes(c.flag), bytes(c.nu)}, true);
 }
 
-/// One step of Adam-like training: every slot and value becomes a number that tells key, column and step.
+/// One step of Adam-like training: every slot and value becomes a number made of key, column and step.
 void Train(Live& table, const Keys& keys, float mark) {
   const size_t dim = static_cast<size_t>(table.spec().dim);
   const auto ids = table.Begin(keys, std::vector<int32_t>(keys.size(), 1), Adam(dim));

@@ -1,4 +1,5 @@
-// Keys without a row: what they read as, where their gradients go, and initial rows that come with a call.
+// Keys without a row: what they read as, which row their gradients train, and initial rows that come with a
+// call.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -159,7 +160,7 @@ TEST(TheSharedRowIsNeverEvicted) {
   table.Ensure({kShared});
   table.Train({9});  // every row has been written later than that of the shared key
   table.Begin({1, 2}, {2, 2});
-  table.Begin({3, 4}, {2, 1});  // while gradients go to it
+  table.Begin({3, 4}, {2, 1});  // while gradients train it
   CHECK(keys() == Set({kShared, 3}));
   table.Begin({5, 6}, {2, 2});  // and while none do
   CHECK(keys() == Set({kShared, 5, 6}));
@@ -169,7 +170,7 @@ TEST(TheSharedRowIsNeverEvicted) {
   table.Begin({8}, {2}, {}, 200);  // the policy's time has come
   CHECK(keys() == Set({kShared, 8}));
   const data::State before(table);
-  CHECK_THROWS(kResourceExhausted, table.Begin({11, 12, 13}, {2, 2, 2}));  // it takes one of three places
+  CHECK_THROWS(kResourceExhausted, table.Begin({11, 12, 13}, {2, 2, 2}));  // it is one of three rows
   CHECK(data::Same(before, data::State(table)));
   table.Evict("all\nleast_recent:-0");
   CHECK(keys() == Set{kShared});

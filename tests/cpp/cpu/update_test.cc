@@ -161,7 +161,7 @@ TEST(PinnedRowsStay) {
     t->Unpin(t->version(), data::Span({9, 3, 1000}));
     t->Evict("all\nleast_recent:-0");
     CHECK(t->KeySet() == std::set<uint64_t>{2});
-    t->Drop({2});  // by hand it may go
+    t->Drop({2});  // by hand it may be evicted
     t->Ensure({2});
     t->Evict("all\nleast_recent:-0");  // the row that comes back is not pinned
     CHECK(t->KeySet().empty());

@@ -112,12 +112,12 @@ TEST(RankingsOfManyRows) {
 
 TEST(RanksOfEveryWidth) {
   // From orders that are all one to those that take 64 bits.
-  for (const int64_t spread : {int64_t{0}, int64_t{1}, int64_t{1} << 11, int64_t{1} << 54, INT64_MAX}) {
+  for (const int64_t range : {int64_t{0}, int64_t{1}, int64_t{1} << 11, int64_t{1} << 54, INT64_MAX}) {
     Pair pair(Spec(1), Threads(3, 64), 34, 0);
     Snapshot rows;
     for (int64_t key = 0; key < 300; ++key) {
       rows.keys.push_back(key);
-      rows.versions.push_back(spread == INT64_MAX && key % 2 == 0 ? INT64_MIN + key : key % 5 * (spread / 4));
+      rows.versions.push_back(range == INT64_MAX && key % 2 == 0 ? INT64_MIN + key : key % 5 * (range / 4));
       rows.frequencies.push_back(key % 2);
     }
     rows.values.resize(1200), rows.has_slots.resize(300), rows.pinned.resize(300);

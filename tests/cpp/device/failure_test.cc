@@ -151,7 +151,7 @@ bool FailsAt(const Case& c, int fail_at, const Snapshot& after, size_t shown) {
     CHECK_EQ(table.SettledVersion(), version);
     CHECK(data::Same(before, table.Copy()));
     CHECK(device::Counted(table) == counted);
-    // Only if showing them has failed may rows have been shown that have not gone.
+    // Only if showing them has failed may rows have been shown that have not been evicted.
     CHECK(table.shown - shown_before <= shown);
     c.op(table);  // now there is memory
   }
@@ -173,7 +173,7 @@ void CheckStrongGuarantee(const Case& c) {
   CHECK(fail_at > c.at_least);
 }
 
-/// From rows and from none: memory for the first rows is asked for in other places.
+/// From rows and from none: memory for the first rows is asked for elsewhere.
 void CheckKeys(const Op& op, int at_least) {
   CheckStrongGuarantee({op, at_least});
   CheckStrongGuarantee({.op = op, .at_least = at_least, .fill = Nothing});
@@ -263,7 +263,7 @@ TEST(LoadAndReserve) {
 }
 
 TEST(RowsInPinnedMemory) {
-  // Five slabs of four rows or their slots. Slots come and go, and slabs of values with them.
+  // Five slabs of four rows or their slots. Slots are attached and detached, and slabs of values with them.
   const auto check = [](Op op, int at_least, Op fill) {
     CheckStrongGuarantee({std::move(op), at_least, Spec(), std::move(fill), 1, {5 << 16, 1 << 16}});
   };
@@ -279,7 +279,7 @@ TEST(RowsInPinnedMemory) {
 }
 
 TEST(APassOverTheRowsThatFindsNoMemoryIsLeftOut) {
-  // What a step writes at its end it has written, whether rows can change places then or not; or nothing,
+  // What a step writes at its end it has written, whether rows can be swapped then or not; or nothing,
   // where there is not even memory to begin.
   const Keys keys = Range(0, 40);
   const std::vector<uint32_t> targets = [] {

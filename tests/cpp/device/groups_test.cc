@@ -52,18 +52,18 @@ struct Choice {
 
 void CheckGroups(Threads& q, const Keys& keys, Valid valid) {
   const size_t n = keys.size();
-  std::map<uint64_t, std::vector<uint32_t>> places;
+  std::map<uint64_t, std::vector<uint32_t>> positions;
   std::vector<uint64_t> order;
   for (uint32_t i = 0; i < n; ++i) {
     if (!valid(i)) continue;
-    if (places[keys[i]].empty()) order.push_back(keys[i]);
-    places[keys[i]].push_back(i);
+    if (positions[keys[i]].empty()) order.push_back(keys[i]);
+    positions[keys[i]].push_back(i);
   }
   std::vector<uint32_t> first(n + 1, 77), is_first(n + 1, 77), alone(n + 1, 77);
   GroupKeys(q, keys.data(), valid, n, first.data(), is_first.data());
   GroupKeys(q, keys.data(), valid, n, alone.data());
   for (uint32_t i = 0; i < n; ++i) {
-    CHECK_EQ(first[i], valid(i) ? places[keys[i]].front() : i);
+    CHECK_EQ(first[i], valid(i) ? positions[keys[i]].front() : i);
     CHECK_EQ(is_first[i], valid(i) && first[i] == i ? 1u : 0u);
   }
   CHECK(alone == first);
@@ -74,9 +74,9 @@ void CheckGroups(Threads& q, const Keys& keys, Valid valid) {
   const auto of = segments.view();
   CHECK_EQ(*of.distinct, order.size());
   for (size_t u = 0; u < std::min<size_t>(*of.distinct, order.size()); ++u) {
-    const auto& want = places[order[u]];
+    const auto& want = positions[order[u]];
     CHECK_EQ(of.end[u] - of.begin[u], want.size());
-    CHECK(std::equal(want.begin(), want.end(), of.places + of.begin[u]));
+    CHECK(std::equal(want.begin(), want.end(), of.positions + of.begin[u]));
     CHECK(std::all_of(of.numbers + of.begin[u], of.numbers + of.end[u], [&](auto x) { return x == u; }));
   }
 }

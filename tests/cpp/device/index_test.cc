@@ -162,7 +162,7 @@ TEST(EqualDigestsAreToldApart) {
 }
 
 TEST(AFullIndexAnswersAndAnErasedOneToo) {
-  // Beyond its room, to the last slot: then no search meets an empty one.
+  // Beyond its capacity, to the last cell: then no search meets an empty one.
   Twin twin(0);
   data::Stream stream(2);
   while (twin.map.size() < twin.view.cells()) twin.Insert(stream.Next());
@@ -250,7 +250,7 @@ TEST(ManyLanesEraseOneKey) {
 }
 
 TEST(WavesOfInsertionsAndErasures) {
-  // As much as there is room for, in few buckets, so that slots are used again and again.
+  // As much as there is space for, in few buckets, so that cells are used again and again.
   data::Stream stream(3);
   for (int round = 0; round < 4; ++round) {
     Threads q(4, /*grain=*/static_cast<size_t>(1) << (2 * round % 5));
@@ -272,9 +272,9 @@ TEST(WavesOfInsertionsAndErasures) {
         victims.push_back(stream.Next());  // nobody's
       }
       const size_t before = map.size();
-      const size_t gone = EraseAll(q, view, victims, map, used);
+      const size_t erased = EraseAll(q, view, victims, map, used);
       for (const uint64_t key : victims) map.erase(key);
-      CHECK_EQ(gone, before - map.size());
+      CHECK_EQ(erased, before - map.size());
       for (const uint64_t key : victims) CHECK_EQ(view.Find(key), kNoRow);
     }
   }

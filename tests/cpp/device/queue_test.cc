@@ -1,6 +1,6 @@
 // The device table on a queue that does what it is asked for later, as a GPU does: the host must neither read
 // what is not there yet, nor give back memory that is still to be used, nor let more rows come than there is
-// room for.
+// space for.
 #include <list>
 #include <memory>
 
@@ -105,7 +105,7 @@ void Train(data::Live& cpu, Chain& gpu, const Keys& batch, bool with_slots, floa
   cpu.Scatter(kvjax::Serial, cpu.version(), targets.data(), targets.size(), data::Bytes(s.rows), slots, true);
 }
 
-/// Writes that make rows come and go, the same on the CPU.
+/// Writes that make and erase rows, the same on the CPU.
 void Churn(const TableSpec& spec, uint64_t seed, int steps, uint64_t universe, size_t most, size_t reserve,
            Budget budget = {}) {
   data::Live cpu(spec, std::make_shared<kvjax::HostSlabs>(), 1);
@@ -217,7 +217,7 @@ void Churn(const TableSpec& spec, uint64_t seed, int steps, uint64_t universe, s
 
 TEST(RoomIsEnoughHoweverFarTheDeviceIsBehind) {
   for (uint64_t seed = 1; seed <= 4; ++seed) {
-    Churn(data::Spec(1), seed, 250, 60, 8, 60);        // about the smallest index, of room for 56
+    Churn(data::Spec(1), seed, 250, 60, 8, 60);        // about the smallest index, of space for 56
     Churn(data::Spec(1), seed, 150, 130, 30, 113);     // and the next one
     Churn(data::Spec(1), seed, 120, 100000, 60, 300);  // ever new keys
   }

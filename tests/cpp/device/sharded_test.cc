@@ -1,5 +1,5 @@
-// One shard of a sharded table on the device beside one on the CPU: where keys go, how gradients arrive, and
-// writes that are planned before they are done. The queue lags behind, as a GPU does.
+// One shard of a sharded table on the device beside one on the CPU: which shard owns a key, how gradients
+// arrive, and writes that are planned before they are done. The queue lags behind, as a GPU does.
 #include "kvjax/ffi/device/sharded.h"
 
 #include <list>
@@ -65,11 +65,11 @@ TEST(APartitionerThatIsOutOfRangeIsFound) {
   for (const int32_t bad : {-1, 3, INT32_MIN, INT32_MAX}) {
     const int32_t owners[] = {0, bad, 2, bad};
     const bool valid[] = {true, false, true, true};
-    uint32_t place = 99;
-    kvjax::device::FindUnowned(q, {owners, 3}, {.mask = valid}, 4, &place);
-    CHECK_EQ(place, 3u);
-    kvjax::device::FindUnowned(q, {owners, 4}, {.mask = valid}, 1, &place);
-    CHECK_EQ(place, 1u);  // none
+    uint32_t unowned = 99;
+    kvjax::device::FindUnowned(q, {owners, 3}, {.mask = valid}, 4, &unowned);
+    CHECK_EQ(unowned, 3u);
+    kvjax::device::FindUnowned(q, {owners, 4}, {.mask = valid}, 1, &unowned);
+    CHECK_EQ(unowned, 1u);  // none
   }
 }
 
@@ -85,23 +85,23 @@ struct Shards {
     CHECK(device::Counted(gpu) == device::Counted(cpu));
   }
 
-  /// Sends random gradients in rounds of `room` keys of each sender.
-  void Deliver(data::Stream& stream, size_t room) {
+  /// Sends random gradients in rounds of `capacity` keys of each sender.
+  void Deliver(data::Stream& stream, size_t capacity) {
     std::vector<Keys> sent(kSenders);
     size_t rounds = 1;
     for (Keys& keys : sent) {
       for (uint64_t key = stream.Below(3); key < 60; key += 1 + stream.Below(4)) keys.push_back(key * key);
-      rounds = std::max(rounds, (keys.size() + room - 1) / room);
+      rounds = std::max(rounds, (keys.size() + capacity - 1) / capacity);
     }
     for (size_t r = 0; r < rounds; ++r) {
-      const size_t n = kSenders * room;
+      const size_t n = kSenders * capacity;
       operands.push_back({Keys(n, 99), Ints(n, 0), Floats(n * kDim, 1e30f), {}, {}});
       auto& [keys, counts, rows, initial, turn] = operands.back();
       Keys valid;
       for (size_t s = 0; s < kSenders; ++s) {
-        for (size_t i = 0; i < room && r * room + i < sent[s].size(); ++i) {
-          const size_t k = s * room + i;
-          valid.push_back(keys[k] = sent[s][r * room + i]);
+        for (size_t i = 0; i < capacity && r * capacity + i < sent[s].size(); ++i) {
+          const size_t k = s * capacity + i;
+          valid.push_back(keys[k] = sent[s][r * capacity + i]);
           counts[k] = 1 + static_cast<int32_t>(stream.Below(3));
           for (size_t d = 0; d < kDim; ++d)
             rows[k * kDim + d] = static_cast<float>(stream.Below(1'000'000)) * 1e-3f;
@@ -206,17 +206,17 @@ kvjax::TableSpec Spec() {
 TEST(TrainingIsThatOfTheCpuWhateverTheRounds) {
   using Kind = kvjax::Generator::Kind;
   Later::lag = 40;
-  for (const size_t room : {size_t{1}, size_t{7}, size_t{64}}) {
+  for (const size_t capacity : {size_t{1}, size_t{7}, size_t{64}}) {
     for (const Kind kind : {Kind::kNormal, Kind::kGiven}) {
       for (const bool admits : {false, true}) {
         kvjax::TableSpec spec = Spec();
         spec.initializer.kind = kind;
         if (admits) spec.admission = {.kind = kvjax::AdmissionSpec::Kind::kMinCount, .threshold = 6};
         Shards both(spec);
-        data::Stream stream(room);
+        data::Stream stream(capacity);
         const auto layout = device::Momentum(kDim);
         for (int64_t step = 0; step < 3; ++step) {
-          both.Deliver(stream, room);
+          both.Deliver(stream, capacity);
           both.Plan(step, layout);
           both.Commit(layout, 1 + stream.Below(40));
           both.Compare();

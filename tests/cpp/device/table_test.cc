@@ -94,7 +94,7 @@ TEST(Admissions) {
 }
 
 TEST(RowsOfSeveralSlabs) {
-  // Rows of 128 KiB, sixteen to a slab: row ids and planes go over many slabs, and freed ones are used again.
+  // Rows of 128 KiB, sixteen to a slab: row ids and planes cover many slabs, and freed ones are used again.
   Pair pair(Spec(32768), Threads(4, 2), 24, 40);
   for (const uint64_t op : {0, 7, 0, 14, 7, 7, 14, 9, 0, 3, 11, 0}) pair.Write(op, 12);
 }

@@ -237,7 +237,7 @@ TEST(APassLeavesTheColdestInPinnedMemory) {
     const auto on_device = [&](uint32_t row) { return row < rows.in.device_rows(); };
     if (hottest >= 0) CHECK(std::none_of(free, free + rows.control.free_rows, on_device));
     rows.Pass(400);
-    CHECK(rows.Check() == after);  // nothing goes to and fro
+    CHECK(rows.Check() == after);  // nothing moves to and fro
     CHECK_EQ(rows.report.refusal, 0u);
   }
 }

@@ -240,10 +240,10 @@ class Device : public kvjax::device::DeviceTable<Q> {
       q.Wait();
       this->Raise();
       for (size_t i = 0; i < chunk; ++i) {
-        const size_t place = static_cast<size_t>(start) + i;
-        const bool has = place < static_cast<size_t>(active) && targets[2 * place] != kvjax::kNoRow;
-        const bool pools = has && targets[2 * place + 1] == kvjax::ApplyTarget::kSharedGradient;
-        CHECK_EQ(row_keys[i], pools ? this->spec().admission.shared_key : has ? g.keys[place] : 0);
+        const size_t position = static_cast<size_t>(start) + i;
+        const bool has = position < static_cast<size_t>(active) && targets[2 * position] != kvjax::kNoRow;
+        const bool shares = has && targets[2 * position + 1] == kvjax::ApplyTarget::kSharedGradient;
+        CHECK_EQ(row_keys[i], shares ? this->spec().admission.shared_key : has ? g.keys[position] : 0);
         if (!has) CHECK(fresh[i] && grads[i * dim] == 0.0f && values[i * bytes] == std::byte{0});
         Floats scratch(dim);
         auto* const record =

@@ -1,4 +1,4 @@
-// A queue whose tiles have eight lanes, as those of a GPU, and so the only place without one where a lane
+// A queue whose tiles have eight lanes, as those of a GPU, and so the only way without one by which a lane
 // sees what another has. The lanes take turns on one thread: each runs up to where all of them meet.
 #pragma once
 #include <ucontext.h>

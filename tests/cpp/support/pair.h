@@ -1,5 +1,5 @@
-// The device table on host threads beside the CPU's: each call goes to both, and both must be the same after
-// it.
+// The device table on host threads beside the CPU's: each call is made on both, and both must be the same
+// after it.
 #pragma once
 #include <cmath>
 
