@@ -25,11 +25,9 @@ def few_rows(cases, *quick):
 
 def _few(cases, quick, values):
     cases = list(cases)
-    chosen = {cases[q] if isinstance(cases[0], str) and not isinstance(q, str) else q for q in quick}
-    names = set(cases) if isinstance(cases[0], str) else set(range(len(cases)))
-    assert chosen <= names, chosen - names
-    keys = cases if isinstance(cases[0], str) else range(len(cases))
-    return [pytest.param(*values(c), marks=() if k in chosen else slow) for k, c in zip(keys, cases, strict=True)]
+    numbers = {cases.index(case) if isinstance(case, str) else case for case in quick}
+    assert numbers <= set(range(len(cases))), numbers
+    return [pytest.param(*values(case), marks=() if i in numbers else slow) for i, case in enumerate(cases)]
 
 
 def examples(quick, all):
