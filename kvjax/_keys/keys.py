@@ -193,7 +193,7 @@ def x64_enabled() -> bool:
     return jnp.result_type(int).itemsize == 8
 
 
-def hash_keys(items: npt.ArrayLike, salt: int = 0) -> np.ndarray:
+def hash_keys(items: HasArray | str | bytes | int | Sequence[Any], salt: int = 0) -> np.ndarray:
     """Hashes strings, bytes or integers to 64-bit keys, on the host.
 
     Strings are hashed as UTF-8 by XXH64 with the salt as its seed. Integers are mixed by a bijection that

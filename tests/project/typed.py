@@ -18,6 +18,7 @@ import kvjax
 
 
 def tables(keys: kvjax.KeysLike):
+    kvjax.get_tabel("t")  # pyright: ignore[reportAttributeAccessIssue]
     assert_type(kvjax.get_table("t", dim=4, max_capacity=10), kvjax.Table)
     assert_type(kvjax.get_table(name="t"), kvjax.Table)
     kvjax.get_table("t", 4)  # pyright: ignore[reportCallIssue]
@@ -99,6 +100,3 @@ def layers(keys: jax.Array, default: nnx.Param[jax.Array], table: kvjax.Table):
     assert_type(kvjax.flax.nnx.EmbedBag("v", 4, combiner="max")(keys, lengths=[1, 2]), jax.Array)
     kvjax.flax.nnx.EmbedBag("v", 4, combiner="avg")  # pyright: ignore[reportArgumentType]
     kvjax.lookup_bag(table, keys, empty=default)
-
-
-kvjax.get_tabel  # noqa: B018  # pyright: ignore[reportAttributeAccessIssue]
