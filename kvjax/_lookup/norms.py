@@ -1,4 +1,4 @@
-"""Norms of looked-up rows, clipped."""
+"""Norms: looked-up rows, scaled down to a greatest norm."""
 
 from __future__ import annotations
 

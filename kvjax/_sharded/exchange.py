@@ -107,8 +107,8 @@ class Exchange:
     def send_keys(self, r: Any, columns: jax.Array) -> Received:
         """The same of columns ``(n, ...)`` uint32, of which the first two are `routed.words`.
 
-        Before them goes a line that says how many are valid, and how many rounds the sender needs: each device hears
-        from all, so they know without another exchange when to stop.
+        Before them stands a line with the number of valid keys, and the number of rounds that the sender needs. Each
+        device gets the lines of all, so they know without another exchange when to stop.
         """
         capacity = jnp.int32(max(self.sizes.capacity, 1))
         left = jnp.clip(self._lengths - jnp.int32(r) * capacity, 0, capacity)

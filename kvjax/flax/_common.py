@@ -104,7 +104,7 @@ def learns_default(empty: str, table: Table) -> bool:
 
 
 def _query(layer: Any, table: Table, keys: Any, mask: Any, salt: int | None) -> Query:
-    """What a layer asks its table: salted keys, and which of them are valid; padding is told by the ids, before the
+    """What a layer asks its table: salted keys, and which of them are valid; the ids say what is padding, before the
     salt."""
     op = type(layer).__name__
     if isinstance(keys, Prefetched) and salt is not None:

@@ -1,4 +1,4 @@
-"""The Linen layers."""
+"""Linen layers: modules whose parameters hold a table."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class EmbedBag(_TableModule):
         salt: int | None = None,
         missing: Missing | None = None,
     ) -> jax.Array:
-        """Looks rows up and pools them.
+        """Looks rows up and combines them.
 
         Args:
           keys: ``(..., L)``, or ``(n,)`` with lengths or segment_ids.

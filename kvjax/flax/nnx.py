@@ -1,4 +1,4 @@
-"""The NNX layers, and ``value_and_grad`` for NNX models."""
+"""NNX layers: modules with a table in an ``nnx.Param``, and ``value_and_grad`` for NNX models."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ class EmbedBag(_TableModule):
         salt: int | None = None,
         missing: Missing | None = None,
     ) -> jax.Array:
-        """Looks rows up and pools them.
+        """Looks rows up and combines them.
 
         Args:
           keys: ``(..., L)``, or ``(n,)`` with lengths or segment_ids.

@@ -1,4 +1,4 @@
-"""Checkpoints of tables that are spread over devices: written from any number of shards, read into any other."""
+"""Checkpoints of tables that are sharded over devices: written from any number of shards, read into any other."""
 
 import asyncio
 import dataclasses

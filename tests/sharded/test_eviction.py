@@ -1,4 +1,4 @@
-"""A full table that is spread over shards keeps the rows that it would keep in one place."""
+"""A full table that is sharded keeps the rows that it would keep in one place."""
 
 import itertools
 import json

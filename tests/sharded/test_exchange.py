@@ -1,4 +1,4 @@
-"""What a spread table moves between devices: as many bytes as the formula says, and never a key less."""
+"""What a sharded table moves between devices: as many bytes as the formula says, and never a key less."""
 
 import dataclasses
 import math

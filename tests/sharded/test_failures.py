@@ -1,4 +1,4 @@
-"""What fails on one device of a spread table fails on all, says why, and leaves the table as it was."""
+"""What fails on one device of a sharded table fails on all, says why, and leaves the table as it was."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""All that stands on a table works unchanged on one that is spread: layers, bags, transforms of JAX and of Optax."""
+"""All that stands on a table works unchanged on a sharded one: layers, bags, transforms of JAX and of Optax."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""A spread table is the table it would be in one place: same numbers for any number of shards."""
+"""A sharded table is the table it would be in one place: same numbers for any number of shards."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""A spread table works unchanged in every kind of JAX program.
+"""A sharded table works unchanged in every kind of JAX program.
 
 Each case trains a table that is spread over a mesh and one in a single place in a plain program, and compares them:
 rows, frequencies and versions to the bit (no key stands twice in a batch), losses and dense parameters to rounding.

@@ -1,4 +1,4 @@
-"""Tables that are spread over several processes, which are started here and talk over gloo.
+"""Tables that are sharded over several processes, which are started here and talk over gloo.
 
 Each launch makes many checks, since starting takes most of the time. The reference is a table in one place that each
 process trains on the whole batch.
@@ -61,7 +61,7 @@ def own(table, rows):
 
 
 def assert_is(table, reference):
-    """A spread table has the rows of one in one place, each process its own."""
+    """A sharded table has the rows of one in one place, each process its own."""
     want, got = reference.snapshot(), table.snapshot()
     same_rows(own(table, want.rows), got.rows)
     assert got.rows.last_step == want.rows.last_step

@@ -47,7 +47,7 @@ class Policy {
     std::vector<Word> words;
   };
 
-  /// "reason\nformula\nreason\nformula...", as kvjax._evict writes it; a formula is made of words:
+  /// "reason\nformula\nreason\nformula...", as kvjax.evict writes it; a formula is made of words:
   /// max_age:N  min_frequency:N  min_norm:X  min_score:X:NAME   rows beyond the bound
   /// least_recent:N  least_frequent:N:H  lowest_score:N:NAME    the N rows that come first; "needed" is as
   ///     many as there must be space for, "-N" all that the table has but N; H is a half-life in steps, 0 for

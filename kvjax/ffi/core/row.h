@@ -83,7 +83,7 @@ class SlotLayout {
   [[nodiscard]] bool empty() const { return slots_.empty(); }
   bool operator==(const SlotLayout&) const = default;
 
-  /// The text of kvjax._rowwise: name, type and bytes per row of each slot,
+  /// The text of kvjax._values.slot_layout: name, type and bytes per row of each slot,
   /// "mu|float32[64]|256;nu|float32[64]|256".
   static SlotLayout Parse(std::string_view text) {
     SlotLayout layout;

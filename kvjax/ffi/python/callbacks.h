@@ -30,7 +30,7 @@ inline nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> BytesToNumpy(std::vector<std
   return {owned->data(), {owned->size()}, owner};
 }
 
-/// The flat arrays that kvjax._export.from_host reads.
+/// The flat arrays that kvjax._values.snapshot.from_native reads.
 inline nb::dict SnapshotToNumpy(Snapshot&& s) {
   nb::dict out;
   out[column::kKeys] = ToNumpy(std::move(s.keys));
@@ -73,7 +73,7 @@ auto CallPython(std::string_view table, std::string_view what, Call call) {
   }
 }
 
-/// sink(arrays, reason) for kvjax._evict, which gives the arrays their types.
+/// sink(arrays, reason) for kvjax._table.contents, which gives the arrays their types.
 inline Sink MakeSink(const std::string& table, nb::object sink) {
   if (sink.is_none()) return nullptr;
   return [table, sink = Shared(std::move(sink))](Snapshot rows, std::string_view reason) {

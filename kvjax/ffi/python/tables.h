@@ -104,7 +104,7 @@ inline AdmissionSpec ParseAdmission(const nb::dict& o) {
   return spec;
 }
 
-/// make(i) builds shard shards[i] of a table for devices[i]. options: what kvjax._spec.TableSpec.host_options
+/// make(i) builds shard shards[i] of a table for devices[i]. options: what TableSpec.native_options
 /// says; owns_shared: which of them have the row that unadmitted keys share.
 template <class T>
 auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<int32_t>& devices,
