@@ -43,7 +43,8 @@ def pytest_configure(config):
         # Compiling takes most of the time, and a fifth of it where programs may be slow. Where slow tests run, too, all
         # of them run as users' programs do.
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-        if importlib.metadata.version("jaxlib").startswith("0.10."):  # a flag that is not known ends the process
+        marks.same_bits = importlib.metadata.version("jaxlib").startswith("0.10.")
+        if marks.same_bits:  # and has this flag; one that is not known ends the process
             os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
     elif "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         # What this process compiles, its workers and the programs that they start need not compile again.

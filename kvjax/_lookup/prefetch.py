@@ -53,4 +53,4 @@ def prefetch(
     mask = mask_of(keys, mask, pad_id, table.name, "prefetch")
     rows, found, used = reads.lookup(table.spec, version, keys, mask, False)
     padding = int(pad_id) if pad_id is not None and is_integer(pad_id) else None
-    return Prefetched(keys, mask, rows, found, version, padding), table.after(used)
+    return Prefetched(keys, mask, rows, found, version, table.name, padding), table.after(used)

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from kvjax._spec import native
@@ -90,8 +91,12 @@ def _seed(request: Request, seed: Any) -> int:
     return (int(host.hash_strings([request.name.encode()], 0)[0]) if seed is None else int(seed)) % 2**64
 
 
-def _bool(request: Request, value: Any) -> bool:
-    return bool(value)
+def _bool(option: str) -> Callable[[Request, Any], bool]:
+    def resolve(request: Request, value: Any) -> bool:
+        request.want(isinstance(value, (bool, np.bool_)), f"{option} True or False", value)
+        return bool(value)
+
+    return resolve
 
 
 def _rows(option: str) -> Callable[[Request, Any], int | None]:
@@ -180,8 +185,8 @@ class Options:
     dtype: DTypeLike = option("float32", _dtype, native.dtype, saved="fields")
     initializer: InitializerLike = option(0.0, _initializer, native.initializer, saved="fields")
     seed: int | None = option(None, _seed, native.seed, saved="fields")
-    trainable: bool = option(True, _bool, saved="fields")
-    checkpoint: bool = option(True, _bool)
+    trainable: bool = option(True, _bool("trainable"), saved="fields")
+    checkpoint: bool = option(True, _bool("checkpoint"))
     capacity: int | None = option(None, _capacity, native.capacity)
     max_capacity: int | None = option(None, _max_capacity, native.max_capacity, saved="rules")
     on_full: OnFull = option("grow", _on_full, native.on_full, saved="rules")

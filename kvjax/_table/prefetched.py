@@ -23,6 +23,7 @@ class Prefetched:
       rows: ``(..., dim)``, as they were.
       found: ``(...)`` bool, as it was.
       version: ``()`` uint32, of the handle they were read through.
+      table: name of the table they were read from.
       pad_id: the id that the mask leaves out, or None.
     """
 
@@ -31,6 +32,7 @@ class Prefetched:
     rows: jax.Array
     found: jax.Array
     version: jax.Array
+    table: str = dataclasses.field(default="", metadata={"static": True})
     pad_id: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     @property

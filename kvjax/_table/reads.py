@@ -223,6 +223,11 @@ def query_of(table: Handle, op: str, keys: Any, mask: Any, pad_id: Any) -> Query
         keys = keys_for(table, keys, op)
         return Query(keys, mask_of(keys, mask, pad_id, table.name, op))
     prefetched, mask = keys, _mask_of_prefetched(table, keys, mask)
+    if prefetched.table != table.name:
+        raise fail(
+            ValueError, table.name, op, "keys that were prefetched from this table",
+            f"some from table {prefetched.table!r}", "kvjax.prefetch(table, keys) of the table that is read",
+        )  # fmt: skip
     keys = keys_for(table, prefetched.keys, op)
     if pad_id is None or pad_id == prefetched.pad_id:
         return Query(keys, mask, prefetched)

@@ -118,5 +118,7 @@ def test_layers_take_prefetched_keys_and_read_nothing_again(make, layer):
     np.testing.assert_array_equal(embed(prefetched), plain)
     after = table.stats()
     assert (before.hits, before.misses) == (after.hits, after.misses)
+    with pytest.raises(ValueError, match=f"got some from table '{table.name}'"):
+        make(dim=2).lookup(prefetched)
     with pytest.raises(ValueError, match="want no salt beside prefetched keys"):
         embed(prefetched, salt=1)
