@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 from tests.support import gaps
+from tests.support.marks import slow
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,6 +44,7 @@ def test_undeclared():
 """
 
 
+@slow
 def test_a_gap_that_is_closed_fails_and_one_that_is_not_declared_too(pytester, monkeypatch):
     monkeypatch.chdir(pytester.path)
     pytester.makepyfile(test_it=OUTCOMES)

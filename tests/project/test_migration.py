@@ -13,6 +13,7 @@ import pytest
 from flax.training.train_state import TrainState
 
 import kvjax
+from tests.support.marks import few
 
 
 def train(table, keys, tx=None, grad=1.0, **options):
@@ -49,8 +50,9 @@ def descend(loss, params, tx, steps=1):
 # One device holds the keys of all five shards; tables over several devices and FTRL are being built.
 
 
-@pytest.mark.parametrize("tx", [optax.sgd(0.5), optax.adagrad(0.5), optax.adam(0.5)], ids=["sgd", "adagrad", "adam"])
-def test_tfplus_kv_variable_trains_as_a_dense_one(tx, promotion):
+@pytest.mark.parametrize("name", few(["sgd", "adagrad", "adam"], "adagrad"))
+def test_tfplus_kv_variable_trains_as_a_dense_one(name, promotion):
+    tx = getattr(optax, name)(0.5)
     options = {"dim": 128, "key_dtype": "int64", "initializer": kvjax.initializers.normal(1.0)}
     table = kvjax.get_table("kv_embedding", **options)
     ids = np.array([0, 1, 2, 3, 4, 2**40, -5])

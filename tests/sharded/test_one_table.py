@@ -95,7 +95,7 @@ def test_a_failure_of_one_shard_is_one_of_all_and_changes_nothing(make, mesh):
 
 def test_results_of_numpy_keys_are_on_every_device(make, mesh):
     table = make(mesh=mesh(4))
-    for n in (3, 4, 16):
+    for n in (3, 16):
         for result in (table.lookup(np.arange(n)), table.frequency(np.arange(n))):
             assert result.sharding.is_fully_replicated and len(result.sharding.device_set) == 4
 

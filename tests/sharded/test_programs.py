@@ -97,7 +97,8 @@ def test_jit_of_arrays_that_are_in_one_place(make, mesh, check):
     check(train(jax.jit(step), make(**OPTIONS, mesh=mesh(8))))
 
 
-@pytest.mark.parametrize("explicit", few([False, True], 1), ids=["auto", "explicit"])
+@slow
+@pytest.mark.parametrize("explicit", [False, True], ids=["auto", "explicit"])
 def test_eager(make, mesh, check, explicit):
     mesh = mesh(4, explicit=explicit)
     table = make(**OPTIONS, mesh=mesh)

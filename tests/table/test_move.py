@@ -22,7 +22,7 @@ FAILED = (ValueError, RuntimeError, KeyError)
 # ---- storages of one backend -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mesh_of", few([None, 4, "replicated"], 0, 1))
+@pytest.mark.parametrize("mesh_of", few([None, 4, "replicated"], 0))
 def test_training_goes_on_the_same(mesh_of, make, mesh, tmp_path, promotion):
     place = {} if mesh_of is None else {"mesh": mesh(4), "replicated": mesh_of == "replicated"}
     options = {"dim": 3, "initializer": kvjax.initializers.normal(0.1), "seed": 5} | place

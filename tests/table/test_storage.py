@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import kvjax
-from tests.support.marks import examples, wide_is_slow
+from tests.support.marks import examples, few, wide_is_slow
 
 Host, Mmap = kvjax.storage.Host, kvjax.storage.Mmap
 
@@ -29,7 +29,7 @@ keys_of = st.lists(st.sampled_from([0, -1, 7, 2**40, -(2**63), 2**63 - 1, *range
 
 
 @wide_is_slow
-@pytest.mark.parametrize("other", [Host(huge_pages=True), "mmap"])
+@pytest.mark.parametrize("other", few([Host(huge_pages=True), "mmap"], 1))
 def test_results_do_not_depend_on_the_storage(other, x64, promotion):
     tx = optax.adam(0.1)
 
