@@ -1,5 +1,5 @@
-"""Calls of a training step, one function per target: merge, begin, gather and scatter; on a shard also receive, plan
-and commit."""
+"""Calls of a training step, one function per target: apply, or merge, begin, gather and scatter; on a shard receive,
+plan and commit."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from kvjax._keys.keys import Keys
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._ops.call import WORD, array, flag, initial_operand, nothing, read, write
+from kvjax._programs.program import Run
 from kvjax._spec.spec import TableSpec
 
 
@@ -25,6 +26,25 @@ def merge(keys: Keys, rows: jax.Array, counts: jax.Array, seals: jax.Array) -> t
         array(counts.shape, jnp.int32),
     )
     return read("kvjax_merge", results, keys.words, rows, counts, seals)
+
+
+def apply(
+    spec: TableSpec,
+    version: jax.Array,
+    grads: SparseRows,
+    step: jax.Array,
+    initial: jax.Array | None,
+    slots: str,
+    run: Run,
+) -> jax.Array:
+    """A whole training write, of gradients ``(n, dim)`` float32 with keys ``(n,)``. Returns the next version."""
+    operands = (version, grads.keys.words, grads.counts, grads.seal, grads.rows, step, initial_operand(spec, initial))
+    attributes = {"table": spec.name, "slots": slots, "narrow": flag(grads.keys.narrow), "program": _words(run)}
+    return write("kvjax_apply", WORD, *operands, run.shared, **attributes)
+
+
+def _words(run: Run | None) -> np.ndarray:
+    return np.asarray([] if run is None else run.program.words, np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,14 +142,24 @@ def receive(
     return write("kvjax_receive", WORD, *operands, **attributes)
 
 
-def plan_step(spec: TableSpec, version: jax.Array, step: jax.Array, delivered: jax.Array, slots: str) -> jax.Array:
-    """This shard's summary ``(f, 2)`` uint32. delivered: the status of what was received."""
+def plan_step(
+    spec: TableSpec,
+    version: jax.Array,
+    step: jax.Array,
+    delivered: jax.Array,
+    slots: str,
+    run: Run | None,
+) -> jax.Array:
+    """This shard's summary ``(f, 2)`` uint32. delivered: the status of what was received; run: of the update, if it is
+    a program."""
     result = array((spec.summary_words, 2), jnp.uint32)
-    return write("kvjax_plan_step", result, version, step, delivered, table=spec.name, slots=slots)
+    operands = (version, step, delivered, nothing(spec, (0, 2), np.uint32) if run is None else run.shared)
+    return write("kvjax_plan_step", result, *operands, table=spec.name, slots=slots, program=_words(run))
 
 
 def commit_step(spec: TableSpec, version: jax.Array) -> Begun:
     results = (WORD, array((), jnp.int32), array((2,), jnp.uint32))
+    # A step that a program has updated has no active rows left.
     version, active, step = write("kvjax_commit_step", results, version, table=spec.name)
     words, rows = nothing(spec, (0, 2), np.uint32), nothing(spec, (0, spec.dim), np.float32)
     return Begun(version, active, step, words, words, rows, nothing(spec, (0,), np.float32))

@@ -10,12 +10,18 @@ import jax.numpy as jnp
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._ops import routing, training
 from kvjax._ops.initial_rows import initial_rows
+from kvjax._programs.program import Run
 from kvjax._sharded.exchange import Exchange, Received
 from kvjax._spec.spec import TableSpec
 
 
 def deliver(
-    spec: TableSpec, version: jax.Array, grads: SparseRows, step: jax.Array, slots: str
+    spec: TableSpec,
+    version: jax.Array,
+    grads: SparseRows,
+    step: jax.Array,
+    slots: str,
+    run: Run | None,
 ) -> tuple[jax.Array, jax.Array, routing.Traffic]:
     """One device's part: sends its gradients, takes those of the rows it owns, and plans the step.
 
@@ -25,6 +31,7 @@ def deliver(
       grads: ``(n,)``, merged.
       step: ``(2,)`` uint32, the words of int64.
       slots: the layout that the optimizer wants.
+      run: of the program of its update, if it is one.
 
     Returns:
       Summaries ``(shards, f, 2)`` uint32 of all shards, or ``(1, f, 2)`` of this one if no other needs them;
@@ -45,7 +52,7 @@ def deliver(
 
     status, rounds = exchange.each_round(columns, body)
     traffic = exchange.traffic(rounds, columns=3, sent=4 * spec.dim, returned=0)
-    summary = training.plan_step(spec, version, step, status, slots)
+    summary = training.plan_step(spec, version, step, status, slots, run)
     if not spec.needs_summaries:
         return summary[None], status, traffic
     return jax.lax.all_gather(summary, spec.mesh_placement.axes), status, traffic

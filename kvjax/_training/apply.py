@@ -1,7 +1,8 @@
 """The training write: gradients are merged, rows made, updated and written back, in one place or on every shard.
 
-The transform is vmapped over the rows of a batch, so the result for a row does not depend on what else is in the batch.
-On the CPU that goes in chunks that stay in the cache between gather, update and scatter, on a GPU in one pass.
+An update that is a row program is run by the table, in the call that makes the rows. Any other is vmapped over the rows
+of a batch, so the result for a row does not depend on what else is in the batch: on the CPU in chunks that stay in the
+cache between gather, update and scatter, on a GPU in one pass.
 """
 
 from __future__ import annotations
@@ -12,23 +13,25 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import PartitionSpec
 
 from kvjax._keys.keys import Keys
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._ops import routing, training
 from kvjax._ops.initial_rows import initial_rows
+from kvjax._programs.program import Run
 from kvjax._sharded import copies, mesh
 from kvjax._sharded.delivery import deliver
 from kvjax._sharded.space import prepare
 from kvjax._sharded.writes import settle
 from kvjax._spec.spec import TableSpec
+from kvjax._spmd.explicit import as_auto
 from kvjax._spmd.varying import varying_like
-from kvjax._training.merge import merge
+from kvjax._training.merge import check_dtypes, merge
 from kvjax._training.rounding import random_bits, stochastic
 from kvjax._training.rowwise import Rowwise
 from kvjax._training.slots import SlotLayout
+from kvjax._training.update import RowUpdate, lowered, update_of
 from kvjax._values.errors import fail
 
 _GROUP = 64  # rows
@@ -45,6 +48,7 @@ class Update:
       state: the globals of the transform.
       step: ``(2,)`` uint32, the words of int64.
       extra: extra arguments of the transform.
+      run: its program, if it is one; the globals and extra arguments are then part of that.
     """
 
     version: jax.Array
@@ -52,6 +56,7 @@ class Update:
     state: tuple[jax.Array, ...]
     step: jax.Array
     extra: dict[str, Any]
+    run: Run | None = None
 
 
 def check(spec: TableSpec, rowwise: Rowwise, grads: Any, state: Any) -> None:
@@ -76,67 +81,122 @@ def check(spec: TableSpec, rowwise: Rowwise, grads: Any, state: Any) -> None:
 
 def apply(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array, Any]:
     """The training write of what `check` has let through. Returns the next version and the next globals."""
+    program = lowered(spec, rowwise, update.state, update.extra)
+    layout = rowwise.layout(spec.dim)
+    if program is None:
+        return _apply(spec, InChunks(rowwise, layout), update)
+    whole = dataclasses.replace(update, state=(), extra={}, run=program.run)
+    return _apply(spec, ByProgram(layout.text), whole)[0], program.globals_
+
+
+@dataclasses.dataclass(frozen=True)
+class ByProgram:
+    """The way of an update that the table runs itself.
+
+    Attributes:
+      slots: the layout, as the C++ side reads it.
+    """
+
+    slots: str
+
+    def in_one_place(self, spec: TableSpec, update: Update) -> tuple[jax.Array, Any]:
+        grads = update.grads
+        check_dtypes([grads])
+
+        def run(grads: SparseRows) -> Any:
+            flat = _flat(grads)
+            initial = initial_rows(spec, update.version, flat.keys, flat.counts > 0)
+            return (), (training.apply(spec, update.version, flat, update.step, initial, self.slots, update.run),)
+
+        return as_auto(run, (), grads)[1][0], ()
+
+    def on_shard(self, spec: TableSpec, begun: training.Begun, n: int, update: Update) -> tuple[jax.Array, Any]:
+        return begun.version, ()  # the commit has done it
+
+
+@dataclasses.dataclass(frozen=True)
+class InChunks:
+    """The way of any update: XLA runs it on rows that are gathered and scattered."""
+
+    rowwise: Rowwise
+    layout: SlotLayout
+
+    @property
+    def slots(self) -> str:
+        return self.layout.text
+
+    def in_one_place(self, spec: TableSpec, update: Update) -> tuple[jax.Array, Any]:
+        merged = merge(update.grads)
+        initial = initial_rows(spec, update.version, merged.keys, merged.counts > 0)
+        begun = training.begin_apply(spec, update.version, merged, update.step, initial, self.slots)
+        return self.on_shard(spec, begun, merged.rows.shape[0], update)
+
+    def on_shard(self, spec: TableSpec, begun: training.Begun, n: int, update: Update) -> tuple[jax.Array, Any]:
+        return _update_rows(spec, self.layout, update_of(spec, self.rowwise, update.extra), begun, n, update.state)
+
+
+Way = ByProgram | InChunks
+
+
+def _apply(spec: TableSpec, way: Way, update: Update) -> tuple[jax.Array, Any]:
     if spec.placement is not None and mesh.inside(spec, "apply"):
         grads = _flat(update.grads)
         status = copies.check_copies(spec, "apply", (grads.keys, grads.rows, grads.counts))
         piece = dataclasses.replace(update, grads=copies.piece(spec.placement, grads))
-        return _apply_on_shard(spec, rowwise, piece, status)
+        return _apply_on_shard(spec, way, piece, status)
     # Compiled as a whole, so that a call outside jit compiles once; extra arguments may be what jit cannot take.
-    return (_apply if update.extra else _apply_compiled)(spec, rowwise, update)
+    return (_apply_whole if update.extra else _apply_compiled)(spec, way, update)
 
 
-def _apply(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array, Any]:
-    run = _apply_in_one_place if spec.placement is None else _apply_on_all_shards
-    return run(spec, rowwise, update)
+def _apply_whole(spec: TableSpec, way: Way, update: Update) -> tuple[jax.Array, Any]:
+    if spec.placement is None:
+        return way.in_one_place(spec, update)
+    return _apply_on_all_shards(spec, way, update)
 
 
-_apply_compiled = jax.jit(_apply, static_argnums=(0, 1))
+_apply_compiled = jax.jit(_apply_whole, static_argnums=(0, 1))
 
 
-def _apply_in_one_place(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array, Any]:
-    layout, merged = rowwise.layout(spec.dim), merge(update.grads)
-    initial = initial_rows(spec, update.version, merged.keys, merged.counts > 0)
-    begun = training.begin_apply(spec, update.version, merged, update.step, initial, layout.text)
-    return _update_rows(spec, rowwise, layout, begun, merged.rows.shape[0], update.state, update.extra)
-
-
-def _apply_on_all_shards(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array, Any]:
+def _apply_on_all_shards(spec: TableSpec, way: Way, update: Update) -> tuple[jax.Array, Any]:
     placement, narrow = spec.mesh_placement, update.grads.keys.narrow
 
-    def run(version: Any, words: Any, rows: Any, counts: Any, seal: Any, state: Any, step: Any) -> Any:
-        def local(version: Any, words: Any, rows: Any, counts: Any, seal: Any, state: Any, step: Any) -> Any:
+    def run(version: Any, words: Any, rows: Any, counts: Any, seal: Any, state: Any, step: Any, program: Any) -> Any:
+        def local(
+            version: Any, words: Any, rows: Any, counts: Any, seal: Any, state: Any, step: Any, program: Any
+        ) -> Any:
             grads = SparseRows(Keys(words, narrow), rows, counts).replace(seal=seal)
-            piece = Update(version, grads, state, step, update.extra)
-            return _apply_on_shard(spec, rowwise, piece, jnp.uint32(0))
+            piece = Update(version, grads, state, step, update.extra, program)
+            return _apply_on_shard(spec, way, piece, jnp.uint32(0))
 
         flat = _flat(SparseRows(Keys(words), rows, counts))
         words, rows, counts = (  # a count of 0 for padding
             mesh.pieces(placement.num_devices, x, None)[0] for x in (flat.keys.words, flat.rows, flat.counts)
         )
         split, whole = PartitionSpec(placement.axes), PartitionSpec()
-        in_specs = (whole, split, split, split, whole, whole, whole)
-        operands = (version, words, rows, counts, seal, state, step)
+        in_specs = (whole, split, split, split, whole, whole, whole, whole)
+        operands = (version, words, rows, counts, seal, state, step, program)
         version, state = mesh.on_mesh(placement, local, in_specs, whole, operands)
         return (), (version, *state)
 
     grads = update.grads
-    operands = (update.version, grads.keys.words, grads.rows, grads.counts, grads.seal, update.state, update.step)
+    gradients = (grads.keys.words, grads.rows, grads.counts, grads.seal)
+    operands = (update.version, *gradients, update.state, update.step, update.run)
     version, *state = mesh.auto(spec, "apply", run, (), *operands)[1]
     return version, tuple(state)
 
 
-def _apply_on_shard(spec: TableSpec, rowwise: Rowwise, update: Update, status: jax.Array) -> tuple[jax.Array, Any]:
+def _apply_on_shard(spec: TableSpec, way: Way, update: Update, status: jax.Array) -> tuple[jax.Array, Any]:
     """One device's part: its gradients ``(n,)`` go to their owners, and the rows that it owns change.
 
     status: ``()`` uint32, of what came before.
     """
-    layout, version = rowwise.layout(spec.dim), update.version
-    summaries, delivered, traffic = deliver(spec, version, merge(update.grads), update.step, layout.text)
+    version = update.version
+    summaries, delivered, traffic = deliver(spec, version, merge(update.grads), update.step, way.slots, update.run)
     number = prepare(spec, "apply", version, summaries, jnp.maximum(status, delivered))
     (version,) = routing.agree(spec, "apply", number, [varying_like(version, delivered)], traffic)
     begun = training.commit_step(spec, version)
     n = max(1, update.grads.counts.shape[0])
-    version, state = _update_rows(spec, rowwise, layout, begun, n, update.state, update.extra)
+    version, state = way.on_shard(spec, begun, n, update)
     return settle(version), state
 
 
@@ -148,13 +208,7 @@ def _flat(grads: SparseRows) -> SparseRows:
 
 
 def _update_rows(
-    spec: TableSpec,
-    rowwise: Rowwise,
-    layout: SlotLayout,
-    begun: training.Begun,
-    n: int,
-    state: Any,
-    extra: dict[str, Any],
+    spec: TableSpec, layout: SlotLayout, update: RowUpdate, begun: training.Begun, n: int, state: Any
 ) -> tuple[jax.Array, Any]:
     """The rows of a step, chunk by chunk; n of them are to be expected."""
     # Whole groups of rows: in what is left over behind the last full vector, XLA may round otherwise, and a row would
@@ -175,7 +229,7 @@ def _update_rows(
         if in_place:
             # As they are in memory: what made them shall not be made again, rounded otherwise, as part of the update.
             grads = jnp.pad(jax.lax.optimization_barrier(begun.rows), ((0, chunk - n), (0, 0)))
-        rows, slots, globals_ = _update(rowwise, layout, grads, values, fresh, slots, state, extra)
+        rows, slots, globals_ = _updated(update, layout, grads, values, fresh, slots, state)
         values = _stored(spec, rows, words, begun.step)
         version = training.scatter(spec, version, begun, start, values, layout.text, slots)
         globals_ = tuple(new.astype(old.dtype) for new, old in zip(globals_, state, strict=True))
@@ -190,42 +244,27 @@ def _update_rows(
     return version, state
 
 
-def _update(
-    rowwise: Rowwise,
+def _updated(
+    update: RowUpdate,
     layout: SlotLayout,
     grads: jax.Array,
     values: jax.Array,
     fresh: jax.Array,
     stored: Sequence[jax.Array],
     globals_: Any,
-    extra: dict[str, Any],
 ) -> Any:
-    """One chunk: gradients and values ``(chunk, dim)`` to new values in float32, and slots."""
-    made: Any = rowwise.tx
-    tx = optax.with_extra_args_support(made)
+    """One chunk: gradients and values ``(chunk, dim)`` to new values in float32, slots and globals."""
     rows = values.astype(jnp.float32)
-    initial, _ = layout.split(jax.vmap(tx.init)(rows))
     slots = [
-        jnp.where(fresh.reshape(-1, *[1] * (old.ndim - 1)), first.astype(old.dtype), old)
-        for first, old in zip(initial, stored, strict=True)
+        jnp.where(fresh.reshape(-1, *[1] * (old.ndim - 1)), first, old)
+        for first, old in zip(jax.vmap(update.initial)(rows), stored, strict=True)
     ]
-
-    def update(grad: Any, state: Any, row: Any) -> Any:
-        updates, state = tx.update(grad, state, row, **extra)
-        return optax.apply_updates(row, updates), state
-
-    rows, state = jax.vmap(update, in_axes=(0, layout.axes, 0), out_axes=(0, layout.axes))(
-        grads, layout.join(slots, globals_), rows
-    )
-    new_slots, new_globals = layout.split(state)
-    new_slots = [new.astype(old.dtype) for new, old in zip(new_slots, slots, strict=True)]
-    return rows, new_slots, new_globals
+    shared = [None] * layout.is_slot.count(False)
+    return jax.vmap(update.update, in_axes=(0, 0, 0, None), out_axes=(0, 0, shared))(grads, rows, slots, globals_)
 
 
 def _stored(spec: TableSpec, rows: jax.Array, words: jax.Array, step: jax.Array) -> jax.Array:
-    """Updated rows ``(chunk, dim)`` float32 of keys ``(chunk, 2)`` as the table keeps them: constrained and rounded."""
-    if spec.constraint is not None:
-        rows = jax.vmap(spec.constraint)(rows)
+    """Updated rows ``(chunk, dim)`` float32 of keys ``(chunk, 2)`` as the table keeps them."""
     if spec.rounding == "nearest":
         return rows.astype(spec.row_dtype)
     return stochastic(rows, spec.row_dtype, random_bits(rows, words, step, spec.seed))

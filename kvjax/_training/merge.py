@@ -49,7 +49,7 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
     if len(parts) == 1 and parts[0].merged and parts[0].rows.ndim == 2:
         merged = parts[0]
     else:
-        _check_dtypes(parts)
+        check_dtypes(parts)
         narrow = any(p.keys.narrow for p in parts)
 
         def run(*parts: SparseRows) -> Any:
@@ -70,7 +70,8 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
     return merged.replace(rows=merged.rows * jnp.asarray(scale, jnp.float32))
 
 
-def _check_dtypes(parts: Sequence[SparseRows]) -> None:
+def check_dtypes(parts: Sequence[SparseRows]) -> None:
+    """Refuses gradients whose keys went through arithmetic that changed their types."""
     for part in parts:
         got = (part.keys.words.dtype, part.counts.dtype, part.seal.dtype)
         if got != (jnp.uint32, jnp.int32, jnp.uint32):

@@ -181,9 +181,9 @@ def test_a_new_table_is_where_programs_run(on_gpu, elsewhere, monkeypatch):
     assert kvjax.get_table("here", dim=2).spec.storage == Host()
 
 
-def test_a_step_on_the_device_is_one_pass(make, elsewhere, promotion):
+def test_a_step_is_one_pass(make, elsewhere, promotion):
     keys, state = kvjax.keys(np.arange(5000)), kvjax.optax.rowwise(lowering.TX).init(64)
     here, there = make(dim=64), make(dim=64, storage=Device())
     texts = [lowering.lowered(lowering.step, t, state, keys, platform="cuda") for t in (here, there)]
-    assert ["stablehlo.while" in text for text in texts] == [True, False]
-    assert [lowering.targets(text) for text in texts] == [lowering.STEP] * 2
+    assert ["stablehlo.while" in text for text in texts] == [False, False]
+    assert [lowering.targets(text) for text in texts] == [lowering.BY_PROGRAM, lowering.IN_CHUNKS]

@@ -82,6 +82,12 @@ inline Error RangeError(std::string_view table, int32_t start, int32_t active) {
                    "this is a defect of kvjax: please report it");
 }
 
+/// A row program with something in its word number `at` that its table has not.
+inline Error ProgramError(std::string_view table, size_t at) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "apply", "a program for rows of this table",
+                   "another at word " + std::to_string(at), "this is a defect of kvjax: please report it");
+}
+
 /// A key twice, or padding in between, where an update would be lost.
 inline Error MergedError(std::string_view table) {
   return MakeError(ErrorCode::kInvalidArgument, table, "apply", "distinct keys, then padding",

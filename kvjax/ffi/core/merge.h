@@ -5,7 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <unordered_map>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "kvjax/ffi/core/hash.h"
@@ -39,7 +40,8 @@ class KeyNumbering {
       if (keys_[cells_[i]] == key) return true;
     }
   }
-  [[nodiscard]] const std::vector<uint64_t>& keys() const { return keys_; }
+  [[nodiscard]] const std::vector<uint64_t>& keys() const& { return keys_; }
+  [[nodiscard]] std::vector<uint64_t> keys() && { return std::move(keys_); }
 
  private:
   static constexpr uint32_t kFree = 0xFFFFFFFFu;
@@ -56,43 +58,86 @@ inline void AddRow(float* __restrict sum, const float* __restrict row, size_t di
   for (size_t d = 0; d < dim; ++d) sum[d] += row[d];
 }
 
+/// The distinct keys of a batch in order of first occurrence, and which of its rows belong to each.
+class KeyGroups {
+ public:
+  /// counts: (n,) how often each key occurred; 0 marks padding, which is skipped.
+  KeyGroups(const uint64_t* keys, const int32_t* counts, size_t n) {
+    KeyNumbering numbering(n);
+    std::vector<uint32_t> numbers(n);
+    counts_.reserve(n), begins_.reserve(n + 1);
+    size_t rows = 0;
+    for (size_t i = 0; i < n; ++i) {
+      if (counts[i] <= 0) continue;
+      const uint32_t u = numbers[i] = numbering.Add(keys[i]);
+      ++rows;
+      if (u == counts_.size()) {
+        counts_.push_back(counts[i]);
+        begins_.push_back(1);
+        continue;
+      }
+      counts_[u] = static_cast<int32_t>(std::min<int64_t>(int64_t{counts_[u]} + counts[i], INT32_MAX));
+      ++begins_[u];
+    }
+    uint32_t begin = 0;
+    for (uint32_t& size : begins_) begin += std::exchange(size, begin);
+    begins_.push_back(begin);
+    rows_.resize(rows);
+    std::vector<uint32_t> next(begins_.begin(), begins_.end() - 1);
+    for (size_t i = 0; i < n; ++i) {
+      if (counts[i] > 0) rows_[next[numbers[i]]++] = static_cast<uint32_t>(i);
+    }
+    keys_ = std::move(numbering).keys();
+  }
+
+  [[nodiscard]] size_t size() const { return keys_.size(); }
+  [[nodiscard]] const std::vector<uint64_t>& keys() const { return keys_; }
+  /// How often each key occurred, INT32_MAX for more.
+  [[nodiscard]] const std::vector<int32_t>& counts() const { return counts_; }
+  /// The rows of a group, in the order in which they stand.
+  [[nodiscard]] std::span<const uint32_t> rows(size_t group) const {
+    return {rows_.data() + begins_[group], begins_[group + 1] - begins_[group]};
+  }
+
+ private:
+  std::vector<uint64_t> keys_;
+  std::vector<int32_t> counts_;
+  std::vector<uint32_t> begins_, rows_;
+};
+
+/// The sum of some of the rows (n, dim): `add(sum, row)` adds one to another. `memory` has space for two rows; a
+/// sum of one row is that row itself.
+template <class Add>
+const float* SumRows(const float* rows, std::span<const uint32_t> which, size_t dim, float* memory, Add add) {
+  if (which.size() == 1) return rows + which[0] * dim;
+  float* const sum = memory;
+  float* const block = memory + dim;
+  for (size_t begin = 0; begin < which.size(); begin += kSumBlock) {
+    float* const to = begin == 0 ? sum : block;
+    std::memcpy(to, rows + which[begin] * dim, dim * sizeof(float));
+    const size_t end = std::min<size_t>(which.size(), begin + kSumBlock);
+    for (size_t i = begin + 1; i < end; ++i) add(to, rows + which[i] * dim);
+    if (begin > 0) add(sum, block);
+  }
+  return sum;
+}
+
 /// Merges n rows of `dim` floats into one row per distinct key, in order of first occurrence; the rows of
 /// a key are added in blocks of kSumBlock, in the order in which they stand, so the result is reproducible to
 /// the bit.
-/// counts[i] is how often keys[i] occurred, 0 marks padding, which is skipped. The outputs have space for n
-/// rows; what is behind the returned number of distinct keys is set to zero.
+/// The outputs have space for n rows; what is behind the returned number of distinct keys is set to zero.
 inline size_t MergeRows(const uint64_t* keys, const float* rows, const int32_t* counts, size_t n, size_t dim,
                         uint64_t* out_keys, float* out_rows, int32_t* out_counts) {
-  KeyNumbering numbering(n);
-  uint64_t* const summed = out_keys;                    // until the end: how many rows of each key
-  std::unordered_map<size_t, std::vector<float>> full;  // the sums of the blocks before the one under way
-  for (size_t i = 0; i < n; ++i) {
-    if (counts[i] <= 0) continue;
-    const size_t known = numbering.keys().size();
-    const size_t u = numbering.Add(keys[i]);
-    const float* const row = rows + i * dim;
-    float* const sum = out_rows + u * dim;
-    if (u == known) {
-      std::memcpy(sum, row, dim * sizeof(float));
-      out_counts[u] = counts[i];
-      summed[u] = 1;
-      continue;
-    }
-    out_counts[u] = static_cast<int32_t>(std::min<int64_t>(int64_t{out_counts[u]} + counts[i], INT32_MAX));
-    if (summed[u]++ % kSumBlock != 0) {
-      AddRow(sum, row, dim);
-    } else {
-      const auto [before, is_first] = full.try_emplace(u, sum, sum + dim);
-      if (!is_first) AddRow(before->second.data(), sum, dim);
-      std::memcpy(sum, row, dim * sizeof(float));
-    }
+  const KeyGroups groups(keys, counts, n);
+  const size_t distinct = groups.size();
+  std::copy(groups.keys().begin(), groups.keys().end(), out_keys);
+  std::copy(groups.counts().begin(), groups.counts().end(), out_counts);
+  std::vector<float> memory(2 * dim);
+  for (size_t u = 0; u < distinct; ++u) {
+    const float* const sum =
+        SumRows(rows, groups.rows(u), dim, memory.data(), [&](float* to, const float* row) { AddRow(to, row, dim); });
+    std::memcpy(out_rows + u * dim, sum, dim * sizeof(float));
   }
-  for (auto& [u, sum] : full) {
-    AddRow(sum.data(), out_rows + u * dim, dim);
-    std::copy(sum.begin(), sum.end(), out_rows + u * dim);
-  }
-  const size_t distinct = numbering.keys().size();
-  std::copy(numbering.keys().begin(), numbering.keys().end(), out_keys);
   std::fill(out_keys + distinct, out_keys + n, uint64_t{0});
   std::fill(out_counts + distinct, out_counts + n, int32_t{0});
   std::fill(out_rows + distinct * dim, out_rows + n * dim, 0.0f);

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/operation.h"
 #include "kvjax/ffi/core/policy.h"
+#include "kvjax/ffi/core/program.h"
 #include "kvjax/ffi/core/route.h"
 #include "kvjax/ffi/core/row.h"
 
@@ -146,6 +148,19 @@ struct MergeOperands {
   int32_t* out_counts = nullptr;  // out (n,)
 };
 
+/// A training write whose update is a row program.
+struct ApplyOperands {
+  const uint32_t* version = nullptr;  // ()
+  KeySpan keys = {};                  // (n,)
+  GradientSpan gradients = {};        // (n, dim)
+  const int64_t* step = nullptr;      // (), below 0 for the one after the last
+  SlotLayout layout = {};             // that the optimizer wants
+  InitialRows initial = {};           // (m, dim)
+  Program program = {};
+  const uint64_t* shared = nullptr;  // (program.shared,) its shared registers
+  uint32_t* next = nullptr;        // out ()
+};
+
 /// keys: distinct, then padding.
 struct BeginApplyOperands {
   const uint32_t* version = nullptr;  // ()
@@ -239,6 +254,8 @@ struct PlanStepOperands {
   const uint32_t* version = nullptr;  // ()
   const int64_t* step = nullptr;      // ()
   SlotLayout layout = {};
+  std::optional<Program> program = {};  // of the update, if it is one
+  const uint64_t* shared = nullptr;  // (program.shared,) its shared registers
   uint64_t* summary = nullptr;  // out (words,), see ShardSummary
   size_t words = 0;
 };

@@ -8,7 +8,9 @@
 #ifdef __CUDACC__
 #define KVJAX_HD __host__ __device__
 #else
+#ifndef KVJAX_HD  // or as its includer says
 #define KVJAX_HD
+#endif
 #endif
 
 namespace kvjax {

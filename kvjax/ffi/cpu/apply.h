@@ -1,5 +1,8 @@
-// The training write of a table: rows appear, are counted, handed out in chunks and written back.
+// The training write of a table: rows appear, are counted and updated, by a program where they lie or in chunks that
+// are handed out.
 #pragma once
+#include "kvjax/ffi/core/operands.h"
+#include "kvjax/ffi/cpu/row_pass.h"
 #include "kvjax/ffi/cpu/table.h"
 
 namespace kvjax {
@@ -9,18 +12,35 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
                                   const SlotLayout& layout, InitialRows initial, Begun out) {
   const auto lock = Write(version, "apply", keys);
   keys.n = CheckMerged(keys, counts);
-  ApplyPlan plan = PlanApply(parallel, keys, counts, rows, step, layout);
-  EnterShared(plan);
-  SpaceMaker space(in_.source(spec_), "apply", plan.change, Alone(plan.change), plan.step, true);
-  space.Make(parallel, in_.Due(spec_, plan.step));
+  const StepGradients gradients{.keys = keys.data, .rows = rows};
+  ApplyPlan plan = PlanApply(parallel, keys, counts, gradients, step, layout);
+  MakeSpace(parallel, plan);
   PrepareApply(parallel, keys, plan, initial);
-  return CommitApply(plan, keys, counts, out);
+  const uint32_t next = CommitApply(plan, keys, counts);
+  HandOut(plan, out);
+  return next;
 }
 
-/// What the gradients `rows` (n, dim) of distinct keys, each with its occurrences, will do: which keys get a
-/// row. Changes nothing.
+inline uint32_t Table::Apply(const ParallelFor& parallel, const ApplyOperands& o) {
+  const auto lock = Write(*o.version, "apply", o.keys);
+  const KeyGroups groups(o.keys.data, o.gradients.counts, o.keys.n);
+  const KeySpan keys{groups.keys().data(), groups.size(), o.keys.narrow};
+  StepGradients gradients{.keys = keys.data, .rows = o.gradients.rows, .groups = &groups};
+  ApplyPlan plan = PlanApply(parallel, keys, groups.counts().data(), gradients, Load64(o.step), o.layout);
+  MakeSpace(parallel, plan);
+  RowPass pass(spec_, o.program, o.layout, o.shared, plan.step);
+  PrepareApply(parallel, keys, plan, o.initial);
+  const uint32_t next = CommitApply(plan, keys, groups.counts().data());
+  gradients.shared = plan.shared_sum.data();
+  pass.Run(parallel, in_.store, plan.updates, gradients);
+  gate_.EndStep();
+  return next;
+}
+
+/// What the gradients of distinct keys, each with its occurrences, will do: which keys get a row. Changes
+/// nothing.
 inline ApplyPlan Table::PlanApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts,
-                                  const float* rows, int64_t step, const SlotLayout& layout) {
+                                  const StepGradients& gradients, int64_t step, const SlotLayout& layout) {
   ApplyPlan plan{.layout = layout, .step = step};
   plan.attach = AttachesSlots(spec_.name, in_.store.layout(), layout);
   if (step < 0) plan.step = in_.last_step + (in_.last_step < INT64_MAX ? 1 : 0);
@@ -48,10 +68,14 @@ inline ApplyPlan Table::PlanApply(const ParallelFor& parallel, KeySpan keys, con
     std::sort(plan.unadmitted.begin(), plan.unadmitted.end(),
               [&](size_t i, size_t j) { return Mix(keys.data[i]) < Mix(keys.data[j]); });
     const size_t n = plan.unadmitted.size(), dim = plan.shared_gradient.size();
+    std::vector<float> memory(2 * dim);
+    const auto add = [&](float* sum, const float* row) { AddRow(sum, row, dim); };
     for (size_t begin = 0; begin < n; begin += kSumBlock) {
       std::vector<double> block(dim);
       for (size_t j = begin; j < std::min<size_t>(n, begin + kSumBlock); ++j) {
-        for (size_t d = 0; d < dim; ++d) block[d] += rows[plan.unadmitted[j] * dim + d];
+        const auto unadmitted = static_cast<uint32_t>(plan.unadmitted[j]);
+        const float* const row = gradients.Of(unadmitted, dim, memory.data(), add);
+        for (size_t d = 0; d < dim; ++d) block[d] += row[d];
       }
       for (size_t d = 0; d < dim; ++d) plan.shared_gradient[d] += block[d];
     }
@@ -72,9 +96,18 @@ inline void Table::EnterShared(ApplyPlan& plan) const {
   plan.change.found.fresh.push_back(spec_.admission.shared_key), plan.change.ids.push_back(0);
 }
 
+/// Plans which rows leave, so that there is space for those to come.
+inline void Table::MakeSpace(const ParallelFor& parallel, ApplyPlan& plan) const {
+  EnterShared(plan);
+  SpaceMaker space(in_.source(spec_), "apply", plan.change, Alone(plan.change), plan.step, true);
+  space.Make(parallel, in_.Due(spec_, plan.step));
+}
+
 /// Does all of the plan that can fail, once there is space for it.
 inline void Table::PrepareApply(const ParallelFor& parallel, KeySpan keys, ApplyPlan& plan,
                                 InitialRows initial) {
+  plan.updates.reserve(keys.n + 1);
+  plan.shared_sum.resize(static_cast<size_t>(spec_.dim));
   plan.recent = Recent::Of(keys, plan.change, in_.admission.shares());
   if (plan.attach) in_.store.AttachSlots(plan.layout);
   try {
@@ -85,8 +118,9 @@ inline void Table::PrepareApply(const ParallelFor& parallel, KeySpan keys, Apply
   }
 }
 
-/// Does the rest, which cannot fail.
-inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts, Begun out) {
+/// Makes the rows of the step, which cannot fail, and says in the plan how they are to be updated; the step ends
+/// when they are.
+inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts) {
   const size_t n = keys.n;
   Change& change = plan.change;
   Located& found = change.found;
@@ -98,10 +132,8 @@ inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t*
       found.rows[i] = found.rows[i] == kNoRow ? kNoRow : in_.store.index().Find(keys.data[i]);
   }
   const uint32_t shared = plan.shares ? in_.store.index().Find(spec_.admission.shared_key) : kNoRow;
-  size_t active = 0;
   uint64_t own = 0;  // occurrences of the shared row's own key
   for (size_t i = 0, m = 0; i < n; ++i) {
-    if (i + kAhead < n && found.rows[i + kAhead] != kNoRow) in_.store.PrefetchHeader(found.rows[i + kAhead]);
     const bool is_new = found.rows[i] == kNoRow;
     const uint32_t number = is_new ? found.numbers[m++] : 0;
     const uint32_t row = is_new ? change.ids[number] : found.rows[i];
@@ -111,27 +143,37 @@ inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t*
     } else if (plan.shares && row == shared) {
       own += static_cast<uint64_t>(counts[i]);
     } else {
-      Count(row, is_new ? plan.decision.totals[number] : Occurrences(counts[i]), plan.step);
-      out.targets[active++] = {row, static_cast<uint32_t>(i)};
+      const uint64_t occurrences = is_new ? plan.decision.totals[number] : Occurrences(counts[i]);
+      plan.updates.push_back({row, static_cast<uint32_t>(i), occurrences});
     }
     in_.counters.admitted += is_new && row != kNoRow;
   }
-  for (size_t d = 0; d < static_cast<size_t>(spec_.dim); ++d) {
-    out.shared_gradient[d] = plan.shares ? static_cast<float>(plan.shared_gradient[d]) : 0.0f;
-  }
+  for (size_t d = 0; plan.shares && d < static_cast<size_t>(spec_.dim); ++d)
+    plan.shared_sum[d] = static_cast<float>(plan.shared_gradient[d]);
   if (shared != kNoRow) {
-    Count(shared, spec_.count_batches ? 1 : plan.occurrences + own, plan.step);
-    out.targets[active++] = {shared, kSharedGradient};
+    const uint64_t occurrences = spec_.count_batches ? 1 : plan.occurrences + own;
+    plan.updates.push_back({shared, kSharedGradient, occurrences});
   }
   in_.admission.Compact();
   in_.counters.distinct += n;
   in_.last_step = std::max(in_.last_step, plan.step);
-  *out.active = static_cast<int32_t>(active);
-  *out.step = plan.step;
   recent_ = std::move(plan.recent);
   const uint32_t before = gate_.version(), next = gate_.BeginStep();
   recent_.Happened(before, next);
   return next;
+}
+
+/// Counts the rows of a step and hands them out, for an update that no program does.
+inline void Table::HandOut(const ApplyPlan& plan, Begun out) {
+  for (size_t i = 0; i < plan.updates.size(); ++i) {
+    if (i + kAhead < plan.updates.size()) in_.store.PrefetchHeader(plan.updates[i + kAhead].row);
+    const RowUpdate& u = plan.updates[i];
+    CountUpdate(in_.store.Header(u.row), u.occurrences, plan.step);
+    out.targets[i] = {u.row, u.gradient};
+  }
+  std::copy(plan.shared_sum.begin(), plan.shared_sum.end(), out.shared_gradient);
+  *out.active = static_cast<int32_t>(plan.updates.size());
+  *out.step = plan.step;
 }
 
 inline void Table::Gather(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,

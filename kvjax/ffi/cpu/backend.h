@@ -97,6 +97,10 @@ struct Cpu : CpuBags, CpuSharded {
     const Call call(*o.version, o.phase);
     *o.next = o.op == Op::kClearSlots ? t.ClearSlots(call) : t.Clear(call);
   }
+  static void Apply(Exec& pool, Table& t, const ApplyOperands& o) {
+    CheckSeals(t.spec().name, "apply", o.gradients);
+    *o.next = t.Apply(On(pool), o);
+  }
   static void BeginApply(Exec& pool, Table& t, const BeginApplyOperands& o) {
     CheckSeals(t.spec().name, "apply", o.gradients);
     int64_t used = 0;

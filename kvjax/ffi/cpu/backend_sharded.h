@@ -30,7 +30,7 @@ struct CpuSharded {
   }
   static void PlanStep(Exec& pool, Table& t, const PlanStepOperands& o) {
     ShardSummary out;
-    t.PlanStep(CpuBags::On(pool), *o.version, Load64(o.step), o.layout, out);
+    t.PlanStep(CpuBags::On(pool), o, out);
     Put(out, o.summary, o.words);
   }
   static void PutFailure(Exec&, uint64_t* summary, uint32_t number) {
@@ -58,9 +58,9 @@ struct CpuSharded {
   static void Continue(Exec& pool, Table& t, const ContinueOperands& o) {
     Ask(t.Continue(CpuBags::On(pool), Name(o.op), *o.version, Tally::Read(o.sum)), o.out);
   }
-  static void CommitStep(Exec&, Table& t, const CommitStepOperands& o) {
+  static void CommitStep(Exec& pool, Table& t, const CommitStepOperands& o) {
     int64_t used = 0;
-    *o.next = t.CommitStep(*o.version, o.active, &used);
+    *o.next = t.CommitStep(CpuBags::On(pool), *o.version, o.active, &used);
     std::memcpy(o.used_step, &used, sizeof(used));
   }
   static uint32_t Read(Exec&, const uint32_t* word) { return *word; }

@@ -5,6 +5,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -18,6 +19,7 @@
 #include "kvjax/ffi/cpu/changed_rows.h"
 #include "kvjax/ffi/cpu/contents.h"
 #include "kvjax/ffi/cpu/receive_buffer.h"
+#include "kvjax/ffi/cpu/row_pass.h"
 
 namespace kvjax {
 
@@ -52,6 +54,8 @@ struct ApplyPlan {
   std::vector<double> shared_gradient = {};  // (dim,) their sum
   uint64_t occurrences = 0;                  // of the unadmitted keys
   Recent recent = {};                        // what will have changed
+  std::vector<RowUpdate> updates = {};       // once it is committed: the rows
+  std::vector<float> shared_sum = {};        // (dim,) and the gradient of the shared one
   bool ready = false;                        // to be committed
 };
 
@@ -60,6 +64,8 @@ struct ShardStep {
   uint32_t version = 0;
   ReceiveBuffer received;
   std::optional<ApplyPlan> plan;
+  std::optional<Program> program;  // of the update, if it is one
+  std::unique_ptr<RowPass> pass;
   std::vector<ApplyTarget> targets;
   std::vector<float> shared_gradient;  // (dim,)
 };

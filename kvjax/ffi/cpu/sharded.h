@@ -28,12 +28,18 @@ inline void Table::Receive(const ParallelFor& parallel, uint32_t version, KeySpa
                rounds == 1);
 }
 
-inline void Table::PlanStep(const ParallelFor& parallel, uint32_t version, int64_t step,
-                            const SlotLayout& layout, ShardSummary& summary) {
-  const auto lock = Write(version, "apply", {});
+inline void Table::PlanStep(const ParallelFor& parallel, const PlanStepOperands& o, ShardSummary& summary) {
+  const auto lock = Write(*o.version, "apply", {});
   const ReceiveBuffer::Merged in = shard_step_.received.Close(static_cast<size_t>(spec_.dim));
-  shard_step_.plan = PlanApply(parallel, {in.keys, in.n}, in.counts, in.rows, step, layout);
+  const StepGradients gradients{.keys = in.keys, .rows = in.rows};
+  shard_step_.plan = PlanApply(parallel, {in.keys, in.n}, in.counts, gradients, Load64(o.step), o.layout);
   const ApplyPlan& plan = *shard_step_.plan;
+  shard_step_.program = o.program;
+  shard_step_.pass = nullptr;
+  if (o.program) {
+    shard_step_.pass =
+        std::make_unique<RowPass>(spec_, *shard_step_.program, plan.layout, o.shared, plan.step);
+  }
   summary = {.size = in_.store.size(), .entering = plan.change.entering(), .occurrences = plan.occurrences};
   if (!in_.admission.shares()) return;
   summary.shared_gradient = plan.shared_gradient;
@@ -108,11 +114,13 @@ inline std::optional<Tally> Table::AskOrPrepare(const ParallelFor& parallel, boo
     return std::nullopt;
   }
   ApplyPlan& plan = *shard_step_.plan;
+  if (!shard_step_.pass) {
+    shard_step_.targets.resize(shard_step_.received.merged().n + 1);
+    shard_step_.shared_gradient.resize(static_cast<size_t>(spec_.dim));
+  }
   const std::vector<std::byte> given = shard_step_.received.Given(WithShared(plan), row_bytes());
   PrepareApply(parallel, {shard_step_.received.merged().keys, shard_step_.received.merged().n}, plan,
                {given.data(), given.size() / row_bytes()});
-  shard_step_.targets.resize(shard_step_.received.merged().n + 1);
-  shard_step_.shared_gradient.resize(static_cast<size_t>(spec_.dim));
   plan.ready = true;
   return std::nullopt;
 }
@@ -124,13 +132,21 @@ inline std::vector<uint64_t> Table::WithShared(const ApplyPlan& plan) const {
   return keys;
 }
 
-inline uint32_t Table::CommitStep(uint32_t version, int32_t* active, int64_t* step) {
+inline uint32_t Table::CommitStep(const ParallelFor& parallel, uint32_t version, int32_t* active, int64_t* step) {
   const auto lock = Write(version, "apply", {});
   if (!shard_step_.plan || shard_step_.version != version || !shard_step_.plan->ready) throw NotPlanned();
   const ReceiveBuffer::Merged& in = shard_step_.received.merged();
-  const uint32_t next =
-      CommitApply(*shard_step_.plan, {in.keys, in.n}, in.counts,
-                  {shard_step_.targets.data(), active, step, shard_step_.shared_gradient.data()});
+  ApplyPlan& plan = *shard_step_.plan;
+  const uint32_t next = CommitApply(plan, {in.keys, in.n}, in.counts);
+  if (shard_step_.pass) {
+    shard_step_.pass->Run(parallel, in_.store, plan.updates,
+                          {.keys = in.keys, .rows = in.rows, .shared = plan.shared_sum.data()});
+    *active = 0, *step = plan.step;  // nothing is left to do
+    gate_.EndStep();
+  } else {
+    HandOut(plan, {shard_step_.targets.data(), active, step, shard_step_.shared_gradient.data()});
+  }
+  shard_step_.pass.reset();
   shard_step_.plan.reset();
   return next;
 }
@@ -147,6 +163,7 @@ inline void Table::Abandoned() noexcept {
   if (shard_step_.plan && shard_step_.plan->attach && in_.store.layout() == shard_step_.plan->layout) {
     in_.store.DetachSlots();
   }
+  shard_step_.pass.reset();
   shard_step_.plan.reset();
 }
 

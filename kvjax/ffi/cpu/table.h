@@ -18,6 +18,7 @@
 #include "kvjax/ffi/core/checks.h"
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/merge.h"
+#include "kvjax/ffi/core/operands.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/row.h"
 #include "kvjax/ffi/core/snapshot.h"
@@ -200,7 +201,12 @@ class Table {
   /// Forgets the optimizer's slots of every row, so that another optimizer can take over.
   uint32_t ClearSlots(Call call);
 
-  // ---- the training write: BeginApply, then Gather and Scatter for each chunk of rows ---------------------
+  // ---- the training write -------------------------------------------------------------------------------
+
+  /// The whole of it, for an update that is a row program. Gradients of equal keys are summed.
+  uint32_t Apply(const ParallelFor& parallel, const ApplyOperands& o);
+
+  // ---- the same in chunks, for any other update: BeginApply, then Gather and Scatter for each chunk --------
   //
   // BeginApply makes every row that the step needs and all memory it takes, and moves the version on; until
   // the last Scatter nobody else gets that version: it is handed on with the result of the step, and whoever
@@ -240,8 +246,7 @@ class Table {
   /// `rounds` rounds; initial rows of the keys that have none here.
   void Receive(const ParallelFor& parallel, uint32_t version, KeySpan keys, const int32_t* counts,
                const float* rows, size_t senders, int32_t round, int32_t rounds, InitialRows initial);
-  void PlanStep(const ParallelFor& parallel, uint32_t version, int64_t step, const SlotLayout& layout,
-                ShardSummary& summary);
+  void PlanStep(const ParallelFor& parallel, const PlanStepOperands& o, ShardSummary& summary);
   /// The summary of another write that has been proposed.
   void Summarize(uint32_t version, ShardSummary& summary);
   /// summaries: of all shards, in their order; `shard` is the number of this one. Returns what the shards
@@ -251,8 +256,8 @@ class Table {
   /// The same with the sum of what the shards have counted.
   std::optional<Tally> Continue(const ParallelFor& parallel, std::string_view op, uint32_t version,
                                 const Tally& sum);
-  /// Sets how many rows the step has, and which step it is.
-  uint32_t CommitStep(uint32_t version, int32_t* active, int64_t* step);
+  /// Sets how many rows are left to be updated in chunks, and which step it is.
+  uint32_t CommitStep(const ParallelFor& parallel, uint32_t version, int32_t* active, int64_t* step);
   [[nodiscard]] const ShardStep& shard_step() const { return shard_step_; }
   /// Forgets what has been planned: another shard could not do its part.
   void Abandon();
@@ -319,11 +324,6 @@ class Table {
   [[nodiscard]] uint32_t Occurrences(int32_t count) const {
     return spec_.count_batches ? 1 : static_cast<uint32_t>(count);
   }
-  void Count(uint32_t row, uint64_t occurrences, int64_t step) noexcept {
-    RowHeader& header = in_.store.Header(row);
-    header.frequency = std::min(header.frequency + occurrences, kMaxFrequency);
-    header.version = step;
-  }
 
   /// The change that `make` plans, or one that has been planned; none if this call ends here.
   template <class Make>
@@ -360,15 +360,18 @@ class Table {
   [[nodiscard]] Change PlanAccum(const ParallelFor& parallel, KeySpan keys, const bool* exists);
 
   [[nodiscard]] ApplyPlan PlanApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts,
-                                    const float* rows, int64_t step, const SlotLayout& layout);
+                                    const StepGradients& gradients, int64_t step,
+                                    const SlotLayout& layout);
   [[nodiscard]] bool LacksShared(const ApplyPlan& plan) const;
   void EnterShared(ApplyPlan& plan) const;
+  void MakeSpace(const ParallelFor& parallel, ApplyPlan& plan) const;
   void PrepareApply(const ParallelFor& parallel, KeySpan keys, ApplyPlan& plan, InitialRows initial);
   void AddUnadmitted(ApplyPlan& plan, const std::vector<ShardSummary>& summaries, size_t shard) const;
   std::optional<Tally> AskOrPrepare(const ParallelFor& parallel, bool known);
   void Abandoned() noexcept;
   [[nodiscard]] std::vector<uint64_t> WithShared(const ApplyPlan& plan) const;
-  uint32_t CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts, Begun out);
+  uint32_t CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts);
+  void HandOut(const ApplyPlan& plan, Begun out);
 
   [[nodiscard]] size_t CheckMerged(KeySpan keys, const int32_t* counts) const;
   void CheckChunk(const Target* targets, size_t n, size_t num_slots) const;

@@ -39,6 +39,13 @@ concept Backend = requires(typename B::Exec& exec, typename B::Table& table, con
   B::Fill(exec, out, n, 0u);  // n words
 };
 
+/// Whose tables run row programs.
+template <class B>
+concept ProgramBackend =
+    Backend<B> && requires(typename B::Exec& exec, typename B::Table& table, const ApplyOperands& apply) {
+      B::Apply(exec, table, apply);
+    };
+
 template <class B>
 concept ShardedBackend =
     Backend<B> &&

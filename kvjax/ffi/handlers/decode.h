@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -13,6 +14,7 @@
 
 #include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/operands.h"
+#include "kvjax/ffi/core/program.h"
 #include "kvjax/ffi/core/registry.h"
 #include "kvjax/ffi/core/spec.h"
 #include "xla/ffi/api/ffi.h"
@@ -146,6 +148,14 @@ class Decoder {
     return {counts, InFloats(spec, n), seals.data, seals.n};
   }
   [[nodiscard]] bool HasIn() const { return arg_ < args_.size(); }
+  /// The attribute `program`, nothing if it is empty.
+  [[nodiscard]] std::optional<Program> ProgramFor(const TableSpec& spec, const SlotLayout& layout) const {
+    const auto words = Attr<ffi::Span<const int32_t>>("program");
+    if (words.size() == 0) return std::nullopt;
+    return Program::Parse(table_, {words.begin(), words.size()}, spec.dim, spec.type, layout);
+  }
+  /// Its shared registers (n,): float32 or integers in the first of two words, or float64.
+  const uint64_t* InShared(size_t n) { return In<uint64_t>("shared (s, 2)", n); }
 
   // ---- results -------------------------------------------------------------------------------------------
 

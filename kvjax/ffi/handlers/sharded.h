@@ -160,11 +160,16 @@ ffi::Error PlanStep(typename B::Exec& exec, Decoder& in) {
   o.version = in.InVersion();
   o.step = in.In<int64_t>("step (2,)", 1);
   const uint32_t* const delivered = in.InVersion();
+  const Array1<const uint64_t> shared = in.InAny<uint64_t>("shared (s, 2)");
   const Array1<uint64_t> summary = OutSummary(in);
   o.summary = summary.data, o.words = summary.n;
   return ReportSummary<B>(exec, in, delivered, o.summary, [&] {
+    const auto table = TableOf<B>(in);
     o.layout = SlotLayout::Parse(in.Text("slots"));
-    B::PlanStep(in.Done(exec), *TableOf<B>(in), o);
+    o.program = in.ProgramFor(table->spec(), o.layout);
+    o.shared = shared.data;
+    if (shared.n != (o.program ? static_cast<size_t>(o.program->shared) : 0)) throw ProgramError(in.table(), 0);
+    B::PlanStep(in.Done(exec), *table, o);
   });
 }
 

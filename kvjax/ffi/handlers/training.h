@@ -1,10 +1,13 @@
-// Handlers of a training step: merge, then begin, gather and scatter; and the two calls that order others.
+// Handlers of a training step: all of it with a row program, or merge, begin, gather and scatter; and the two calls
+// that order others.
 #pragma once
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "kvjax/ffi/handlers/backend.h"
@@ -32,6 +35,27 @@ ffi::Error Merge(typename B::Exec& exec, Decoder& in) {
     o.out_rows = in.Out<float>("rows (n, dim)", n * o.dim);
     o.out_counts = in.Out<int32_t>("counts (n,)", n);
     B::Merge(in.Done(exec), o);
+  });
+}
+
+template <ProgramBackend B>
+ffi::Error Apply(typename B::Exec& exec, Decoder& in) {
+  in.Names(Name(Op::kApply), in.Text("table"));
+  return Guard(in.table(), in.op(), [&] {
+    const auto table = TableOf<B>(in);
+    ApplyOperands o;
+    o.version = in.InVersion();
+    o.keys = in.InKeys(in.Flag("narrow"));
+    o.gradients = in.InGradients(table->spec(), o.keys.n);
+    o.step = in.In<int64_t>("step (2,)", 1);
+    o.layout = SlotLayout::Parse(in.Text("slots"));
+    std::optional<Program> program = in.ProgramFor(table->spec(), o.layout);
+    if (!program) throw ProgramError(in.table(), 0);
+    o.program = *std::move(program);
+    o.initial = in.InInitial(table->spec());
+    o.shared = in.InShared(static_cast<size_t>(o.program.shared));
+    o.next = in.OutWord();
+    B::Apply(in.Done(exec), *table, o);
   });
 }
 

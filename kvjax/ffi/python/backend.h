@@ -3,6 +3,7 @@
 #pragma once
 #include <nanobind/nanobind.h>
 
+#include "kvjax/ffi/core/instructions.h"
 #include "kvjax/ffi/core/operation.h"
 #include "kvjax/ffi/handlers/targets.h"
 #include "kvjax/ffi/python/common.h"
@@ -33,11 +34,23 @@ inline nb::dict OperationsToPython() {
   return operations;
 }
 
+/// The instructions of row programs: name, number of operands, and whether it makes one element of a row's; an
+/// opcode is a place in it.
+inline nb::list InstructionsToPython() {
+  nb::list instructions;
+  for (const InstructionForm& form : kInstructionForms) {
+    const bool reduces = form.kind == InstructionForm::Kind::kReduce;
+    instructions.append(nb::make_tuple(nb::str(form.name.data(), form.name.size()), form.arity, reduces));
+  }
+  return instructions;
+}
+
 /// `targets` gives the handlers, which another compiler may have compiled.
 template <WholeTable T>
 void BindBackend(nb::module_& m, std::vector<NamedHandler> (*targets)()) {
   BindCommon(m);
   m.attr("OPERATIONS") = OperationsToPython();
+  m.attr("INSTRUCTIONS") = InstructionsToPython();
   BindTables<T>(m);
   BindShards<T>(m);
   m.def(

@@ -1,0 +1,136 @@
+"""The update of one row: transform, constraint and new slots, as functions; and as a row program, if it is one.
+
+What these functions say is done by either way of a training write: a program, which the table runs on its rows where
+they lie, or XLA, on chunks of rows that are gathered and scattered (apply.py).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from kvjax._keys.keys import x64_enabled
+from kvjax._programs.instructions import GRADIENT, VALUE, Field
+from kvjax._programs.lower import Lowering, NotLowered, Value, shared
+from kvjax._programs.program import Run, Section, contracted, encoded, live
+from kvjax._spec.spec import TableSpec
+from kvjax._training.rowwise import Rowwise
+from kvjax._training.slots import SlotLayout
+from kvjax.ffi import is_device
+
+
+@dataclasses.dataclass(frozen=True)
+class RowUpdate:
+    """Attributes:
+    initial: value ``(dim,)`` float32 to the slots of a row that has none yet.
+    update: gradient and value ``(dim,)`` float32, slots and globals to the new value, slots and globals.
+    """
+
+    initial: Callable[..., list[jax.Array]]
+    update: Callable[..., tuple[jax.Array, list[jax.Array], list[jax.Array]]]
+
+
+def update_of(spec: TableSpec, rowwise: Rowwise, extra: dict[str, Any]) -> RowUpdate:
+    """The update of a row of this table; `extra` are extra arguments of the transform."""
+    made: Any = rowwise.tx
+    tx, layout = optax.with_extra_args_support(made), rowwise.layout(spec.dim)
+
+    def initial(value: jax.Array) -> list[jax.Array]:
+        slots, _ = layout.split(tx.init(value))
+        return [x.astype(t.dtype) for x, t in zip(slots, layout.types, strict=True)]
+
+    def update(grad: Any, value: Any, slots: Any, globals_: Any) -> Any:
+        updates, state = tx.update(grad, layout.join(slots, globals_), value, **extra)
+        value = optax.apply_updates(value, updates)
+        if spec.constraint is not None:
+            value = spec.constraint(value)
+        new_slots, new_globals = layout.split(state)
+        new_slots = [x.astype(t.dtype) for x, t in zip(new_slots, layout.types, strict=True)]
+        return value, new_slots, new_globals
+
+    return RowUpdate(initial, update)
+
+
+class Lowered(NamedTuple):
+    """An update as a program, and the next globals, which depend on no row."""
+
+    run: Run
+    globals_: tuple[jax.Array, ...]
+
+
+def lowered(spec: TableSpec, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any]) -> Lowered | None:
+    """The program of an update, or None if it is none: the update then goes the way of any function."""
+    if is_device(spec.storage.backend):  # whose tables do not run them yet
+        return None
+    if not state and not extra:
+        return _lowered_alone(spec, rowwise, x64_enabled())
+    return _lowered(spec, rowwise, state, extra)
+
+
+@functools.lru_cache(maxsize=256)
+def _lowered_alone(spec: TableSpec, rowwise: Rowwise, x64: bool) -> Lowered | None:
+    """Of a transform without globals, which is the same in all calls."""
+    with jax.ensure_compile_time_eval():
+        return _lowered(spec, rowwise, (), {})
+
+
+def _lowered(spec: TableSpec, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any]) -> Lowered | None:
+    layout, functions = rowwise.layout(spec.dim), update_of(spec, rowwise, extra)
+    row = jax.ShapeDtypeStruct((spec.dim,), jnp.float32)
+    globals_ = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in state]
+    try:
+        initial = jax.make_jaxpr(functions.initial)(row)
+        update = jax.make_jaxpr(functions.update)(row, row, list(layout.types), globals_)
+        return _Trace(spec, layout).program(initial, update, state)
+    except NotLowered:
+        return None
+
+
+class _Trace:
+    """The two jaxprs of an update on the way to instructions."""
+
+    def __init__(self, spec: TableSpec, layout: SlotLayout):
+        self.spec, self.low = spec, Lowering(spec.dim)
+        self.value = Field(VALUE, spec.dtype, spec.dim)
+        self.slots = [self._slot(i, t) for i, t in enumerate(layout.types)]
+
+    def _slot(self, number: int, of: jax.ShapeDtypeStruct) -> Field:
+        if of.size not in (1, self.spec.dim) or str(of.dtype) not in Field.DTYPES:
+            raise NotLowered(f"a slot {of.dtype}{list(of.shape)}")
+        return Field(number, str(of.dtype), of.size)
+
+    def program(self, initial: Any, update: Any, state: Any) -> Lowered:
+        first = self._section(initial, [self._loaded_value()], self.slots)[0]
+        operands = [self.low.load(Field(GRADIENT, "float32", self.spec.dim)), self._loaded_value()]
+        operands += [self.low.load(field) for field in self.slots]
+        section, rest = self._section(update, [*operands, *map(shared, state)], [self.value, *self.slots])
+        globals_ = []
+        for x, old, aval in zip(rest, state, update.out_avals[1 + len(self.slots) :], strict=True):
+            if not hasattr(x, "full"):
+                raise NotLowered("a global that depends on a row")
+            globals_.append(jnp.asarray(x.full(aval.shape), jnp.result_type(old)))
+        program, cells = encoded(self.spec.dim, first, section)
+        return Lowered(Run(program, cells), tuple(globals_))
+
+    def _loaded_value(self) -> Any:
+        return self.low.load(self.value, np.float32)
+
+    def _section(self, closed: Any, args: list[Value], fields: list[Field]) -> tuple[Section, list[Value]]:
+        outs = self.low.run(closed.jaxpr, closed.consts, args)
+        stores = []
+        for field, out in zip(fields, outs, strict=False):
+            if field == self.value and self.spec.rounding != "nearest":
+                out = self.low.emit(f"stochastic_{field.dtype}", np.float32, self.low.widened(out))
+            wide = field.width == self.spec.dim > 1
+            register = self.low.widened(out) if wide else self.low.single(out)
+            stores.append((field, register))
+        section = live(contracted(Section(self.low.instructions, stores)))
+        self.low.instructions = []
+        return section, outs[len(fields) :]

@@ -1,0 +1,136 @@
+// Instructions: the one list of what a step of a row program can be.
+//
+// Python lowers an optimizer's update to these names, and every interpreter is made of them.
+#pragma once
+#include <cstdint>
+#include <string_view>
+
+namespace kvjax {
+
+// A register holds float32 (names in _f), or int32 for integers and booleans (0 or 1; _i); one that has a single
+// element for a row may hold float64 (_d), for updates that count in it. MAP(name, arity, in, out,
+// expression of a, b and c) works element by element, and so does CALL, for what is rare or takes a call of a
+// function; REDUCE(name, type, neutral element, expression of x and y) makes one element of a row's; MOVE(name)
+// goes between a register and a row, or needs to know the row.
+// clang-format off
+#define KVJAX_INSTRUCTIONS(MAP, CALL, REDUCE, MOVE)                                               \
+  MOVE(load) MOVE(store) MOVE(stochastic_bfloat16) MOVE(stochastic_float16)                       \
+  MAP(mov, 1, float, float, a)                                                                    \
+  MAP(neg_f, 1, float, float, -a)                                                                 \
+  MAP(abs_f, 1, float, float, __builtin_fabsf(a))                                                 \
+  MAP(sign_f, 1, float, float, a > 0 ? 1.0f : a < 0 ? -1.0f : a)                                  \
+  MAP(sqrt_f, 1, float, float, __builtin_sqrtf(a))                                                \
+  MAP(rsqrt_f, 1, float, float, 1.0f / __builtin_sqrtf(a))                                        \
+  CALL(cbrt_f, 1, float, float, __builtin_cbrtf(a))                                               \
+  CALL(exp_f, 1, float, float, __builtin_expf(a))                                                 \
+  CALL(exp2_f, 1, float, float, __builtin_exp2f(a))                                               \
+  CALL(expm1_f, 1, float, float, __builtin_expm1f(a))                                             \
+  CALL(log_f, 1, float, float, __builtin_logf(a))                                                 \
+  CALL(log1p_f, 1, float, float, __builtin_log1pf(a))                                             \
+  CALL(tanh_f, 1, float, float, __builtin_tanhf(a))                                               \
+  CALL(logistic_f, 1, float, float, 1.0f / (1.0f + __builtin_expf(-a)))                           \
+  CALL(erf_f, 1, float, float, __builtin_erff(a))                                                 \
+  CALL(sin_f, 1, float, float, __builtin_sinf(a))                                                 \
+  CALL(cos_f, 1, float, float, __builtin_cosf(a))                                                 \
+  CALL(tan_f, 1, float, float, __builtin_tanf(a))                                                 \
+  CALL(floor_f, 1, float, float, __builtin_floorf(a))                                             \
+  CALL(ceil_f, 1, float, float, __builtin_ceilf(a))                                               \
+  CALL(is_finite_f, 1, float, int32_t, __builtin_fabsf(a) <= 3.4028235e38f)                       \
+  CALL(bfloat16_f, 1, float, float, FromBFloat16(ToBFloat16(a)))                                  \
+  CALL(float16_f, 1, float, float, FromFloat16(ToFloat16(a)))                                     \
+  CALL(i_to_f, 1, int32_t, float, static_cast<float>(a))                                          \
+  CALL(u_to_f, 1, int32_t, float, static_cast<float>(static_cast<uint32_t>(a)))                   \
+  CALL(f_to_i, 1, float, int32_t, a >= 2147483648.0f ? INT32_MAX : a < -2147483648.0f ? INT32_MIN\
+                                 : a != a ? 0 : static_cast<int32_t>(a))                          \
+  CALL(neg_i, 1, int32_t, int32_t, Word(0u - Bits(a)))                                            \
+  CALL(abs_i, 1, int32_t, int32_t, a < 0 ? Word(0u - Bits(a)) : a)                                \
+  CALL(sign_i, 1, int32_t, int32_t, (a > 0) - (a < 0))                                            \
+  MAP(add_f, 2, float, float, a + b)                                                              \
+  MAP(sub_f, 2, float, float, a - b)                                                              \
+  MAP(mul_f, 2, float, float, a * b)                                                              \
+  MAP(div_f, 2, float, float, a / b)                                                              \
+  MAP(max_f, 2, float, float, a > b || a != a ? a : b)                                            \
+  MAP(min_f, 2, float, float, a < b || a != a ? a : b)                                            \
+  CALL(pow_f, 2, float, float, __builtin_powf(a, b))                                              \
+  CALL(rem_f, 2, float, float, __builtin_fmodf(a, b))                                             \
+  CALL(atan2_f, 2, float, float, __builtin_atan2f(a, b))                                          \
+  MAP(eq_f, 2, float, int32_t, a == b)                                                            \
+  MAP(ne_f, 2, float, int32_t, a != b)                                                            \
+  MAP(lt_f, 2, float, int32_t, a < b)                                                             \
+  MAP(le_f, 2, float, int32_t, a <= b)                                                            \
+  MAP(gt_f, 2, float, int32_t, a > b)                                                             \
+  MAP(ge_f, 2, float, int32_t, a >= b)                                                            \
+  CALL(add_i, 2, int32_t, int32_t, Word(Bits(a) + Bits(b)))                                       \
+  CALL(sub_i, 2, int32_t, int32_t, Word(Bits(a) - Bits(b)))                                       \
+  CALL(mul_i, 2, int32_t, int32_t, Word(Bits(a) * Bits(b)))                                       \
+  CALL(div_i, 2, int32_t, int32_t, b == 0 ? -1 : b == -1 ? Word(0u - Bits(a)) : a / b)            \
+  CALL(rem_i, 2, int32_t, int32_t, b == 0 ? a : b == -1 ? 0 : a % b)                              \
+  CALL(max_i, 2, int32_t, int32_t, a > b ? a : b)                                                 \
+  CALL(min_i, 2, int32_t, int32_t, a < b ? a : b)                                                 \
+  CALL(and_i, 2, int32_t, int32_t, a & b)                                                         \
+  CALL(or_i, 2, int32_t, int32_t, a | b)                                                          \
+  CALL(xor_i, 2, int32_t, int32_t, a ^ b)                                                         \
+  CALL(eq_i, 2, int32_t, int32_t, a == b)                                                         \
+  CALL(ne_i, 2, int32_t, int32_t, a != b)                                                         \
+  CALL(lt_i, 2, int32_t, int32_t, a < b)                                                          \
+  CALL(le_i, 2, int32_t, int32_t, a <= b)                                                         \
+  CALL(gt_i, 2, int32_t, int32_t, a > b)                                                          \
+  CALL(ge_i, 2, int32_t, int32_t, a >= b)                                                         \
+  MAP(select, 3, int32_t, int32_t, a ? c : b)                                                     \
+  MAP(fma_f, 3, float, float, __builtin_fmaf(a, b, c))                                            \
+  MAP(fms_f, 3, float, float, __builtin_fmaf(a, b, -c))                                           \
+  MAP(fnma_f, 3, float, float, __builtin_fmaf(-a, b, c))                                          \
+  CALL(f_to_d, 1, float, double, static_cast<double>(a))                                          \
+  CALL(i_to_d, 1, int32_t, double, static_cast<double>(a))                                        \
+  CALL(d_to_f, 1, double, float, static_cast<float>(a))                                           \
+  CALL(neg_d, 1, double, double, -a)                                                              \
+  CALL(sqrt_d, 1, double, double, __builtin_sqrt(a))                                              \
+  CALL(rsqrt_d, 1, double, double, 1.0 / __builtin_sqrt(a))                                       \
+  CALL(exp_d, 1, double, double, __builtin_exp(a))                                                \
+  CALL(log_d, 1, double, double, __builtin_log(a))                                                \
+  CALL(add_d, 2, double, double, a + b)                                                           \
+  CALL(sub_d, 2, double, double, a - b)                                                           \
+  CALL(mul_d, 2, double, double, a * b)                                                           \
+  CALL(div_d, 2, double, double, a / b)                                                           \
+  CALL(max_d, 2, double, double, a > b || a != a ? a : b)                                         \
+  CALL(min_d, 2, double, double, a < b || a != a ? a : b)                                         \
+  CALL(pow_d, 2, double, double, __builtin_pow(a, b))                                             \
+  CALL(lt_d, 2, double, int32_t, a < b)                                                           \
+  CALL(le_d, 2, double, int32_t, a <= b)                                                          \
+  CALL(gt_d, 2, double, int32_t, a > b)                                                           \
+  CALL(ge_d, 2, double, int32_t, a >= b)                                                          \
+  REDUCE(sum_f, float, 0.0f, x + y)                                                               \
+  REDUCE(prod_f, float, 1.0f, x * y)                                                              \
+  REDUCE(rmax_f, float, -__builtin_inff(), x > y || x != x ? x : y)                               \
+  REDUCE(rmin_f, float, __builtin_inff(), x < y || x != x ? x : y)                                \
+  REDUCE(sum_i, int32_t, 0, Word(Bits(x) + Bits(y)))                                              \
+  REDUCE(rmax_i, int32_t, INT32_MIN, x > y ? x : y)                                               \
+  REDUCE(rmin_i, int32_t, INT32_MAX, x < y ? x : y)
+// clang-format on
+
+enum class Opcode : int32_t {
+#define KVJAX_NAME(name, ...) k_##name,
+  KVJAX_INSTRUCTIONS(KVJAX_NAME, KVJAX_NAME, KVJAX_NAME, KVJAX_NAME)
+#undef KVJAX_NAME
+      kCount
+};
+
+/// What an instruction takes and makes.
+struct InstructionForm {
+  enum class Kind { kMove, kMap, kReduce };
+  std::string_view name;
+  Kind kind;
+  int32_t arity;
+};
+
+inline constexpr InstructionForm kInstructionForms[] = {
+#define KVJAX_MOVE(name) {#name, InstructionForm::Kind::kMove, 1},
+#define KVJAX_MAP(name, arity, ...) {#name, InstructionForm::Kind::kMap, arity},
+#define KVJAX_REDUCE(name, ...) {#name, InstructionForm::Kind::kReduce, 1},
+    KVJAX_INSTRUCTIONS(KVJAX_MAP, KVJAX_MAP, KVJAX_REDUCE, KVJAX_MOVE)
+#undef KVJAX_MOVE
+#undef KVJAX_MAP
+#undef KVJAX_REDUCE
+};
+
+}  // namespace kvjax

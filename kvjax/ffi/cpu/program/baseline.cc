@@ -1,0 +1,8 @@
+// The kernels of row programs for any processor.
+#include "kvjax/ffi/cpu/program/interpret.h"
+
+namespace kvjax::program {
+
+Kernels BaselineKernels() { return {"baseline", &Find, &Add}; }
+
+}  // namespace kvjax::program

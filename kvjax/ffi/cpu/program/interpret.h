@@ -1,0 +1,293 @@
+// The kernels of one instruction set: included by the file that is compiled for it.
+//
+// Everything here is in an anonymous namespace or inlined by force: a function that is compiled for one set must
+// never be linked into another's code.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#define KVJAX_HD [[gnu::always_inline]]
+#include "kvjax/ffi/core/half.h"
+#include "kvjax/ffi/core/instructions.h"
+#include "kvjax/ffi/cpu/program/kernels.h"
+
+namespace kvjax::program {
+namespace {
+
+// The words of a register are read as what an instruction takes them for.
+using Float [[gnu::may_alias]] = float;
+using Int [[gnu::may_alias]] = int32_t;
+using Double [[gnu::may_alias]] = double;
+
+template <class T>
+struct Aliased;
+template <>
+struct Aliased<float> {
+  using Type = Float;
+};
+template <>
+struct Aliased<int32_t> {
+  using Type = Int;
+};
+template <>
+struct Aliased<double> {
+  using Type = Double;
+};
+template <class T>
+using Words = typename Aliased<T>::Type;
+
+/// Elements that are computed together; a sum's lanes, so its bits are the same whatever the set.
+constexpr int32_t kLanes = 16;
+
+inline uint32_t Bits(int32_t x) { return static_cast<uint32_t>(x); }
+inline int32_t Word(uint32_t x) { return static_cast<int32_t>(x); }
+
+template <class T>
+const Words<T>* Read(const Source& source, int32_t r, bool vector) {
+  return vector ? reinterpret_cast<const Words<T>*>(source.rows[r])
+                : reinterpret_cast<const Words<T>*>(source.cells + r * source.stride);
+}
+template <class T>
+Words<T>* Write(const Step& step, int32_t r, bool vector) {
+  return vector ? reinterpret_cast<Words<T>*>(step.out_rows[r]) : reinterpret_cast<Words<T>*>(step.out + r);
+}
+
+// ---- element by element ------------------------------------------------------------------------------------
+
+template <class F, int kVectors, int kArity, class In, class Out>
+void MapVectors(const Step& s, int32_t rows, int32_t dim) {
+  for (int32_t r = 0; r < rows; ++r) {
+    const auto* a = Read<In>(s.arg[0], r, kVectors & 1);
+    const auto* b = kArity > 1 ? Read<In>(s.arg[1], r, kVectors & 2) : a;
+    const auto* c = kArity > 2 ? Read<In>(s.arg[2], r, kVectors & 4) : a;
+    auto* const out = Write<Out>(s, r, true);
+    const In a0 = *a, b0 = *b, c0 = *c;
+    const auto element = [&](int32_t i) {
+      return F::Of(kVectors & 1 ? In(a[i]) : a0, kVectors & 2 ? In(b[i]) : b0, kVectors & 4 ? In(c[i]) : c0);
+    };
+    int32_t i = 0;
+    for (; i + kLanes <= dim; i += kLanes) {
+#pragma GCC ivdep
+      for (int32_t l = 0; l < kLanes; ++l) out[i + l] = element(i + l);
+    }
+#pragma GCC ivdep
+    for (; i < dim; ++i) out[i] = element(i);
+  }
+}
+
+/// Whatever the shape, one element at a time.
+template <class In, class Out>
+void MapElements(const Step& s, int32_t rows, int32_t dim) {
+  const auto of = reinterpret_cast<Out (*)(In, In, In)>(s.element);
+  const int32_t n = s.out_rows != nullptr ? dim : 1;
+  for (int32_t r = 0; r < rows; ++r) {
+    const Words<In>* arg[3];
+    bool vector[3];
+    for (int j = 0; j < 3; ++j) {
+      const Source& source = s.arg[j].rows != nullptr || s.arg[j].cells != nullptr ? s.arg[j] : s.arg[0];
+      vector[j] = source.rows != nullptr;
+      arg[j] = Read<In>(source, r, vector[j]);
+    }
+    auto* const out = Write<Out>(s, r, s.out_rows != nullptr);
+    for (int32_t i = 0; i < n; ++i)
+      out[i] = of(arg[0][vector[0] ? i : 0], arg[1][vector[1] ? i : 0], arg[2][vector[2] ? i : 0]);
+  }
+}
+
+template <class F, class In, class Out>
+void FindCall(Step& step) {
+  step.element = reinterpret_cast<Element>(&F::Of);
+  step.kernel = &MapElements<In, Out>;
+}
+
+template <class F, int kArity, class In, class Out, int kVectors = (1 << kArity) - 1>
+void FindMap(Shape shape, Step& step) {
+  if (!shape.vector) return FindCall<F, In, Out>(step);
+  if (shape.vectors == kVectors) {
+    step.kernel = &MapVectors<F, kVectors, kArity, In, Out>;
+  } else if constexpr (kVectors > (kArity == 1 ? 0 : 1)) {  // one element goes into a whole row by mov alone
+    FindMap<F, kArity, In, Out, kVectors - 1>(shape, step);
+  }
+}
+
+/// Powers of one base, as of 0.999 ** count: the counts of rows are few, and a power is slow.
+template <class F, class T>
+void PowersOfShared(const Step& s, int32_t rows, int32_t) {
+  struct Power {
+    uint64_t known;
+    T base, exponent, value;
+  };
+  constexpr uint32_t kPowers = Step::kMemory / sizeof(Power);
+  auto* const powers = static_cast<Power*>(s.memory);
+  const T base = *Read<T>(s.arg[0], 0, false);
+  for (int32_t r = 0; r < rows; ++r) {
+    const T exponent = *Read<T>(s.arg[1], r, false);
+    const bool small = exponent >= 0 && exponent < T(1e9);
+    Power& p = powers[(small ? static_cast<uint32_t>(exponent) : 0u) % kPowers];
+    if (p.known == 0 || p.base != base || p.exponent != exponent)
+      p = {1, base, exponent, F::Of(base, exponent, exponent)};
+    *Write<T>(s, r, false) = p.value;
+  }
+}
+
+// ---- one of a row's elements -------------------------------------------------------------------------------
+
+template <class F, class T>
+void Reduce(const Step& s, int32_t rows, int32_t dim) {
+  for (int32_t r = 0; r < rows; ++r) {
+    const auto* in = Read<T>(s.arg[0], r, true);
+    T lane[kLanes];
+    for (T& x : lane) x = F::Zero();
+    int32_t i = 0;
+    for (; i + kLanes <= dim; i += kLanes)
+      for (int32_t l = 0; l < kLanes; ++l) lane[l] = F::Of(lane[l], in[i + l]);
+    for (int32_t l = 0; i + l < dim; ++l) lane[l] = F::Of(lane[l], in[i + l]);
+    for (int32_t w = kLanes / 2; w > 0; w /= 2)
+      for (int32_t l = 0; l < w; ++l) lane[l] = F::Of(lane[l], lane[l + w]);
+    *Write<T>(s, r, false) = lane[0];
+  }
+}
+
+// ---- between registers and rows ----------------------------------------------------------------------------
+
+enum Type : int32_t { kWord, kBFloat16, kFloat16, kBool };  // as Field::Type
+
+template <int kType>
+inline void Get(const void* from, int32_t i, Float* to) {
+  if constexpr (kType == kWord) __builtin_memcpy(to + i, static_cast<const char*>(from) + 4 * i, 4);
+  if constexpr (kType == kBool) reinterpret_cast<Int*>(to)[i] = static_cast<const char*>(from)[i] != 0;
+  if constexpr (kType == kBFloat16 || kType == kFloat16) {
+    uint16_t half;
+    __builtin_memcpy(&half, static_cast<const char*>(from) + 2 * i, 2);
+    to[i] = kType == kBFloat16 ? FromBFloat16(half) : FromFloat16(half);
+  }
+}
+template <int kType>
+inline void Put(const Float* from, int32_t i, void* to) {
+  if constexpr (kType == kWord) __builtin_memcpy(static_cast<char*>(to) + 4 * i, from + i, 4);
+  if constexpr (kType == kBool)
+    static_cast<char*>(to)[i] = static_cast<char>(reinterpret_cast<const Int*>(from)[i] != 0);
+  if constexpr (kType == kBFloat16 || kType == kFloat16) {
+    const uint16_t half = kType == kBFloat16 ? ToBFloat16(from[i]) : ToFloat16(from[i]);
+    __builtin_memcpy(static_cast<char*>(to) + 2 * i, &half, 2);
+  }
+}
+
+template <bool kLoad, int kType, bool kVector>
+void Move(const Step& s, int32_t rows, int32_t) {
+  for (int32_t r = 0; r < rows; ++r) {
+    if constexpr (kLoad) {
+      const void* const from = s.arg[0].rows[r];
+      Float* const to = Write<float>(s, r, kVector);
+#pragma GCC ivdep
+      for (int32_t i = 0; i < s.width; ++i) Get<kType>(from, i, to);
+    } else {
+      const Float* const from = Read<float>(s.arg[0], r, kVector);
+      void* const to = s.out_rows[r];
+#pragma GCC ivdep
+      for (int32_t i = 0; i < s.width; ++i) Put<kType>(from, i, to);
+    }
+  }
+}
+
+template <bool kLoad, int kType>
+void FindMove(Shape shape, Step& step) {
+  if (shape.type == kType) step.kernel = shape.vector ? &Move<kLoad, kType, true> : &Move<kLoad, kType, false>;
+  if constexpr (kType < kBool) FindMove<kLoad, kType + 1>(shape, step);
+}
+
+inline uint32_t Mix32(uint32_t x) {
+  x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
+  x = (x ^ (x >> 13)) * 0xC2B2AE35u;
+  return x ^ (x >> 16);
+}
+
+/// kvjax/_training/rounding.py: to one of the two neighbours in a type of 16 bits, in the mean to the value itself.
+template <bool kHalf>
+void Stochastic(const Step& s, int32_t rows, int32_t dim) {
+  constexpr uint32_t kTail = (1u << (kHalf ? 13 : 16)) - 1;
+  constexpr float kLargest = kHalf ? 65504.0f : 0x1.FEp127f;
+  const auto word = [](uint64_t x, int half) { return static_cast<uint32_t>(x >> (32 * half)); };
+  for (int32_t r = 0; r < rows; ++r) {
+    uint32_t state = 0;
+    for (const uint64_t from : {s.random->seed, static_cast<uint64_t>(s.random->step), *s.random->keys[r]})
+      for (const int half : {0, 1}) state = Mix32((state ^ word(from, half)) + 0x9E3779B9u);
+    const Float* const in = Read<float>(s.arg[0], r, s.arg[0].rows != nullptr);
+    Float* const out = Write<float>(s, r, s.out_rows != nullptr);
+#pragma GCC ivdep
+    for (int32_t i = 0; i < dim; ++i) {
+      const float x = in[i], magnitude = __builtin_fabsf(x);
+      const auto bits = __builtin_bit_cast(uint32_t, x);
+      const uint32_t random = Mix32(Mix32(state ^ Mix32(static_cast<uint32_t>(i) + 1)) + bits);
+      float rounded = __builtin_bit_cast(float, (bits + (random & kTail)) & ~kTail);
+      if constexpr (kHalf) {  // subnormal ones of the type are multiples of the smallest
+        const float multiple = magnitude / 0x1p-24f, low = __builtin_floorf(multiple);
+        const float up = static_cast<float>(random >> 8) * 0x1p-24f < multiple - low ? 1.0f : 0.0f;
+        const float small = __builtin_copysignf((low + up) * 0x1p-24f, x);
+        rounded = magnitude < 0x1p-14f ? small : rounded;
+      }
+      out[i] = magnitude <= kLargest ? rounded : x;
+    }
+  }
+}
+
+// ---- all of them -------------------------------------------------------------------------------------------
+
+#define KVJAX_MOVE(name)
+#define KVJAX_MAP(name, arity, In, Out, expression)                                                           \
+  struct name##_map {                                                                                         \
+    static Out Of([[maybe_unused]] In a, [[maybe_unused]] In b, [[maybe_unused]] In c) { return expression; } \
+  };
+#define KVJAX_REDUCE(name, T, zero, expression)         \
+  struct name##_reduce {                                \
+    static T Zero() { return zero; }                    \
+    static T Of(T x, T y) { return expression; }        \
+  };
+KVJAX_INSTRUCTIONS(KVJAX_MAP, KVJAX_MAP, KVJAX_REDUCE, KVJAX_MOVE)
+#undef KVJAX_MAP
+#undef KVJAX_REDUCE
+
+void Find(Opcode op, Shape shape, Step& step) {
+  if (!shape.vector && shape.shared_base) {
+    if (op == Opcode::k_pow_f) step.kernel = &PowersOfShared<pow_f_map, float>;
+    if (op == Opcode::k_pow_d) step.kernel = &PowersOfShared<pow_d_map, double>;
+    if (step.kernel != nullptr) return;
+  }
+  switch (op) {
+#define KVJAX_MAP(name, arity, In, Out, expression) \
+  case Opcode::k_##name:                            \
+    return FindMap<name##_map, arity, In, Out>(shape, step);
+#define KVJAX_CALL(name, arity, In, Out, expression) \
+  case Opcode::k_##name:                             \
+    return FindCall<name##_map, In, Out>(step);
+#define KVJAX_REDUCE(name, T, zero, expression)  \
+  case Opcode::k_##name:                         \
+    step.kernel = &Reduce<name##_reduce, T>;     \
+    return;
+    KVJAX_INSTRUCTIONS(KVJAX_MAP, KVJAX_CALL, KVJAX_REDUCE, KVJAX_MOVE)
+#undef KVJAX_MAP
+#undef KVJAX_CALL
+#undef KVJAX_REDUCE
+#undef KVJAX_MOVE
+    case Opcode::k_load:
+      return FindMove<true, kWord>(shape, step);
+    case Opcode::k_store:
+      return FindMove<false, kWord>(shape, step);
+    case Opcode::k_stochastic_bfloat16:
+      step.kernel = &Stochastic<false>;
+      return;
+    case Opcode::k_stochastic_float16:
+      step.kernel = &Stochastic<true>;
+      return;
+    case Opcode::kCount:
+      return;
+  }
+}
+
+void Add(float* sum, const float* row, int64_t dim) {
+#pragma GCC ivdep
+  for (int64_t i = 0; i < dim; ++i) sum[i] += row[i];
+}
+
+}  // namespace
+}  // namespace kvjax::program

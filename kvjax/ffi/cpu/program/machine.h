@@ -1,0 +1,206 @@
+// The machine that runs a row program: its registers, for a tile of rows at a time.
+//
+// A tile is as many rows as keep the registers in the cache. While it is computed, the rows of the next one are
+// fetched.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/program.h"
+#include "kvjax/ffi/core/row.h"
+#include "kvjax/ffi/cpu/program/kernels.h"
+#include "kvjax/ffi/cpu/program/subnormal.h"
+
+namespace kvjax::program {
+
+/// Where the parts of a tile's rows are; the gradients are sums already.
+struct Tile {
+  std::vector<std::byte*> values, slots;
+  std::vector<const float*> gradients;
+  std::vector<const uint64_t*> keys;
+  std::vector<uint8_t> fresh;  // whether no optimizer has written the row's slots
+
+  void Reserve(size_t n) {
+    values.reserve(n), slots.reserve(n), gradients.reserve(n), keys.reserve(n), fresh.reserve(n);
+  }
+  void Clear() {
+    values.clear(), slots.clear(), gradients.clear(), keys.clear(), fresh.clear();
+  }
+  void Add(std::byte* value, std::byte* slot, const float* gradient, const uint64_t* key, bool is_fresh) {
+    values.push_back(value), slots.push_back(slot), gradients.push_back(gradient), keys.push_back(key);
+    fresh.push_back(is_fresh);
+  }
+  [[nodiscard]] int32_t size() const { return static_cast<int32_t>(values.size()); }
+};
+
+/// What all rows of a call have in common.
+struct Batch {
+  const Program* program;
+  const SlotLayout* layout;
+  const Cell* shared;  // the shared registers
+  size_t value_bytes;
+  uint64_t seed;
+  int64_t step;
+};
+
+/// One thread's.
+class Machine {
+ public:
+  Machine(const Batch& batch, const Kernels& kernels)
+      : batch_(batch), kernels_(kernels), rows_(RowsOfTile(*batch.program)), random_{batch.seed, batch.step} {
+    const Program& p = *batch.program;
+    const size_t rows = static_cast<size_t>(rows_), dim = static_cast<size_t>(p.dim);
+    const size_t vector = rows * dim, words = vector * static_cast<size_t>(p.vectors);
+    registers_.reset(static_cast<float*>(::operator new(std::max<size_t>(words, 1) * sizeof(float), kLine)));
+    scalars_.resize(rows * static_cast<size_t>(p.scalars));
+    pointers_.resize(rows * (static_cast<size_t>(p.vectors) + p.fields.size()));
+    for (size_t v = 0; v < static_cast<size_t>(p.vectors); ++v) {
+      for (size_t r = 0; r < rows; ++r) pointers_[v * rows + r] = registers_.get() + v * vector + r * dim;
+    }
+    fresh_.Reserve(rows);
+    Bind(p.initial, initial_);
+    Bind(p.update, update_);
+  }
+
+  /// Rows that fit a tile.
+  [[nodiscard]] int32_t rows() const { return rows_; }
+
+  /// Runs the program on a tile, and fetches the rows of the one that comes `next`.
+  void Run(const Tile& tile, const Tile& next) {
+    const NoSubnormals scope;
+    if (!initial_.empty() && std::find(tile.fresh.begin(), tile.fresh.end(), 1) != tile.fresh.end()) {
+      fresh_.Clear();
+      for (int32_t r = 0; r < tile.size(); ++r) {
+        const auto i = static_cast<size_t>(r);
+        if (tile.fresh[i] != 0)
+          fresh_.Add(tile.values[i], tile.slots[i], tile.gradients[i], tile.keys[i], true);
+      }
+      Run(initial_, fresh_, nothing_);
+    }
+    Run(update_, tile, next);
+  }
+
+  /// sum[i] += row[i]
+  void Add(float* sum, const float* row) const { kernels_.add(sum, row, batch_.program->dim); }
+
+ private:
+  static constexpr std::align_val_t kLine{64};
+  // More would leave the first cache, and of fewer rows the work between two kernels would be most of it.
+  static constexpr size_t kRegisterBytes = size_t{32} << 10;
+  static constexpr size_t kFewest = 16, kMost = 256;
+
+  static int32_t RowsOfTile(const Program& p) {
+    const size_t row = std::max<size_t>(static_cast<size_t>(p.vectors) * static_cast<size_t>(p.dim) * sizeof(float) +
+                           static_cast<size_t>(p.scalars) * sizeof(Cell), 1);
+    return static_cast<int32_t>(std::clamp(kRegisterBytes / row, kFewest, kMost));
+  }
+
+  [[nodiscard]] float* const* Pointers(Register r) const {
+    const auto number = static_cast<size_t>(r.number());
+    const size_t before =
+        r.kind() == Register::Kind::kField ? static_cast<size_t>(batch_.program->vectors) : 0;
+    return pointers_.data() + (before + number) * static_cast<size_t>(rows_);
+  }
+  static bool HasPointers(Register r) {
+    return r.kind() == Register::Kind::kVector || r.kind() == Register::Kind::kField;
+  }
+  [[nodiscard]] Source From(Register r) {
+    if (HasPointers(r)) return {.rows = Pointers(r)};
+    if (r.kind() == Register::Kind::kShared) return {.cells = batch_.shared + r.number(), .stride = 0};
+    return {.cells = Scalars(r), .stride = 1};
+  }
+  [[nodiscard]] Cell* Scalars(Register r) {
+    return scalars_.data() + static_cast<size_t>(r.number()) * static_cast<size_t>(rows_);
+  }
+
+  void Bind(const std::vector<Instruction>& from, std::vector<Step>& to) {
+    for (const Instruction& i : from) {
+      Step step;
+      const InstructionForm& form = kInstructionForms[static_cast<size_t>(i.op)];
+      Shape shape;
+      for (int32_t j = 0; j < form.arity; ++j) {
+        step.arg[j] = From(i.arg[j]);
+        shape.vectors |= HasPointers(i.arg[j]) ? 1 << j : 0;
+      }
+      shape.shared_base = i.arg[0].kind() == Register::Kind::kShared;
+      shape.vector = HasPointers(i.out);
+      if (HasPointers(i.out)) step.out_rows = Pointers(i.out);
+      if (i.out.kind() == Register::Kind::kScalar) step.out = Scalars(i.out);
+      if (i.op == Opcode::k_load || i.op == Opcode::k_store) {
+        const Register row = i.op == Opcode::k_load ? i.arg[0] : i.out;
+        const Field& field = batch_.program->fields[static_cast<size_t>(row.number())];
+        step.width = field.width;
+        shape.type = static_cast<int32_t>(field.type);
+        shape.vector = HasPointers(i.op == Opcode::k_load ? i.out : i.arg[0]);
+      }
+      step.random = &random_;
+      if ((i.op == Opcode::k_pow_f || i.op == Opcode::k_pow_d) && shape.shared_base) {
+        memory_.push_back(std::make_unique<std::byte[]>(Step::kMemory));
+        step.memory = memory_.back().get();
+      }
+      kernels_.find(i.op, shape, step);
+      to.push_back(step);
+    }
+  }
+
+  void Run(const std::vector<Step>& steps, const Tile& tile, const Tile& next) {
+    const Program& p = *batch_.program;
+    for (size_t f = 0; f < p.fields.size(); ++f) Locate(p.fields[f], tile, f);
+    random_.keys = tile.keys.data();
+    // A few rows after each step, so that they do not wait for each other.
+    int32_t fetched = 0, done = 0;
+    for (const Step& step : steps) {
+      step.kernel(step, tile.size(), p.dim);
+      const int32_t until = static_cast<int32_t>(next.size() * ++done / static_cast<int32_t>(steps.size()));
+      for (; fetched < until; ++fetched) Fetch(next, static_cast<size_t>(fetched));
+    }
+  }
+
+  void Locate(const Field& field, const Tile& tile, size_t number) {
+    float** const to = pointers_.data() +
+                       (static_cast<size_t>(batch_.program->vectors) + number) * static_cast<size_t>(rows_);
+    const auto n = static_cast<size_t>(tile.size());
+    if (field.source == Field::kGradient) {
+      for (size_t r = 0; r < n; ++r) to[r] = const_cast<float*>(tile.gradients[r]);  // which nothing writes
+      return;
+    }
+    const bool value = field.source == Field::kValue;
+    const size_t offset = value ? 0 : batch_.layout->slots()[static_cast<size_t>(field.source)].offset;
+    std::byte* const* const from = value ? tile.values.data() : tile.slots.data();
+    for (size_t r = 0; r < n; ++r) to[r] = reinterpret_cast<float*>(from[r] + offset);
+  }
+
+  // By force inline: GCC takes a function that only prefetches for one without effects, and drops calls of it.
+  [[gnu::always_inline]] void Fetch(const Tile& tile, size_t r) const {
+    Fetch(tile.values[r], batch_.value_bytes);
+    Fetch(tile.slots[r], batch_.layout->stride());
+    Fetch(reinterpret_cast<const std::byte*>(tile.gradients[r]),
+          static_cast<size_t>(batch_.program->dim) * sizeof(float));
+  }
+  [[gnu::always_inline]] static void Fetch(const std::byte* from, size_t bytes) {
+    constexpr size_t kMostBytes = 2048;  // the processor sees by itself how longer ones go on
+    for (size_t i = 0; i < std::min(bytes, kMostBytes); i += 64) __builtin_prefetch(from + i, 1, 2);
+  }
+
+  struct Free {
+    void operator()(float* words) const { ::operator delete(words, kLine); }
+  };
+
+  Batch batch_;
+  const Kernels& kernels_;
+  int32_t rows_;
+  std::unique_ptr<float, Free> registers_;
+  std::vector<Cell> scalars_;
+  std::vector<float*> pointers_;  // to the rows of each vector register, and of each field
+  std::vector<std::unique_ptr<std::byte[]>> memory_;
+  std::vector<Step> initial_, update_;
+  Tile fresh_, nothing_;
+  Random random_;
+};
+
+}  // namespace kvjax::program

@@ -1,0 +1,166 @@
+// The row pass of a training write: every row of the step is counted and updated where it lies, once.
+#pragma once
+#include <algorithm>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/merge.h"
+#include "kvjax/ffi/core/parallel.h"
+#include "kvjax/ffi/core/program.h"
+#include "kvjax/ffi/core/spec.h"
+#include "kvjax/ffi/core/store.h"
+#include "kvjax/ffi/cpu/program/machine.h"
+
+namespace kvjax {
+
+/// One row of a step: which gradient it gets, and how often its key occurred.
+struct RowUpdate {
+  uint32_t row;
+  uint32_t gradient;  // or ApplyTarget::kSharedGradient
+  uint64_t occurrences;
+};
+
+/// Counts an update in the header of its row.
+inline void CountUpdate(RowHeader& header, uint64_t occurrences, int64_t step) noexcept {
+  header.frequency = std::min(header.frequency + occurrences, kMaxFrequency);
+  header.version = step;
+}
+
+/// The gradients of a step: rows (n, dim), and which of them belong to each key; without groups, row i is that of
+/// key i.
+struct StepGradients {
+  const uint64_t* keys = nullptr;  // distinct
+  const float* rows = nullptr;
+  const KeyGroups* groups = nullptr;
+  const float* shared = nullptr;  // (dim,) that of the row that unadmitted keys share
+
+  template <class Add>
+  const float* Of(uint32_t gradient, size_t dim, float* memory, Add add) const {
+    if (gradient == ApplyTarget::kSharedGradient) return shared;
+    return groups == nullptr ? rows + gradient * dim : SumRows(rows, groups->rows(gradient), dim, memory, add);
+  }
+};
+
+/// Takes what may fail when it is made; Run cannot.
+class RowPass {
+ public:
+  /// `shared`: the program's shared registers, eight bytes each.
+  RowPass(const TableSpec& spec, const Program& program, const SlotLayout& layout, const uint64_t* shared, int64_t step)
+      : spec_(spec),
+        shared_(static_cast<size_t>(program.shared)),
+        batch_{&program, &layout, shared_.data(), spec.row_bytes(), spec.initializer.seed, step},
+        has_slots_(!layout.empty()) {
+    if (!shared_.empty()) std::memcpy(shared_.data(), shared, shared_.size() * sizeof(program::Cell));
+    idle_.push_back(std::make_unique<Worker>(batch_));
+  }
+
+  /// The same bits for any number of threads: no row knows of another.
+  void Run(const ParallelFor& parallel, RowStore& store, std::span<const RowUpdate> updates,
+           const StepGradients& gradients) {
+    parallel(updates.size(), kGrain, [&](size_t begin, size_t end) {
+      std::unique_ptr<Worker> worker = Take();
+      Work(*worker, store, updates.subspan(begin, end - begin), gradients);
+      Give(std::move(worker));
+    });
+  }
+
+ private:
+  static constexpr size_t kGrain = 256;  // rows: below this, waking a second thread costs more than it saves
+
+  /// What one thread needs: a machine, and two tiles, of which one is computed while the other is fetched.
+  struct Worker {
+    explicit Worker(const program::Batch& batch) : machine(batch, program::BestKernels()) {
+      const auto rows = static_cast<size_t>(machine.rows());
+      for (program::Tile& tile : tiles) tile.Reserve(rows);
+      for (std::vector<float>& memory : sums) memory.resize(rows * 2 * static_cast<size_t>(batch.program->dim));
+    }
+    program::Machine machine;
+    program::Tile tiles[2];
+    std::vector<float> sums[2];
+  };
+
+  /// An idle worker, or another; where there is no memory for one, the first that becomes idle.
+  std::unique_ptr<Worker> Take() {
+    std::unique_lock lock(mutex_);
+    if (idle_.empty() && !out_of_memory_) {
+      lock.unlock();
+      try {
+        auto worker = std::make_unique<Worker>(batch_);
+        lock.lock();
+        idle_.reserve(++workers_);  // so that Give cannot fail
+        return worker;
+      } catch (const std::bad_alloc&) {
+        if (!lock.owns_lock()) lock.lock();
+        out_of_memory_ = true;
+      }
+    }
+    given_.wait(lock, [&] { return !idle_.empty(); });
+    auto worker = std::move(idle_.back());
+    idle_.pop_back();
+    return worker;
+  }
+  void Give(std::unique_ptr<Worker> worker) {
+    {
+      const std::lock_guard lock(mutex_);
+      idle_.push_back(std::move(worker));
+    }
+    given_.notify_one();
+  }
+
+  void Work(Worker& worker, RowStore& store, std::span<const RowUpdate> updates,
+            const StepGradients& gradients) const {
+    const auto rows = static_cast<size_t>(worker.machine.rows());
+    const auto tile = [&](size_t begin) {
+      begin = std::min(begin, updates.size());
+      return updates.subspan(begin, std::min(rows, updates.size() - begin));
+    };
+    for (const RowUpdate& u : tile(0)) store.PrefetchHeader(u.row);
+    Fill(worker, 0, store, tile(0), tile(rows), gradients);
+    for (size_t begin = 0, now = 0; begin < updates.size(); begin += rows, now ^= 1) {
+      Fill(worker, now ^ 1, store, tile(begin + rows), tile(begin + 2 * rows), gradients);
+      worker.machine.Run(worker.tiles[now], worker.tiles[now ^ 1]);
+    }
+  }
+
+  /// Finds the parts of a tile's rows, sums their gradients and counts them; `next` will come after them.
+  void Fill(Worker& worker, size_t number, RowStore& store, std::span<const RowUpdate> updates,
+            std::span<const RowUpdate> next, const StepGradients& gradients) const {
+    program::Tile& tile = worker.tiles[number];
+    tile.Clear();
+    const auto dim = static_cast<size_t>(spec_.dim);
+    const auto add = [&](float* sum, const float* row) { worker.machine.Add(sum, row); };
+    for (const RowUpdate& u : next) store.PrefetchHeader(u.row);
+    for (size_t i = 0; i < updates.size(); ++i) {
+      const RowUpdate& u = updates[i];
+      RowHeader& header = store.Header(u.row);
+      CountUpdate(header, u.occurrences, batch_.step);
+      const bool fresh = has_slots_ && header.has_slots == 0;
+      if (fresh) header.has_slots = 1;
+      const uint64_t* const key =
+          u.gradient == ApplyTarget::kSharedGradient ? &spec_.admission.shared_key : gradients.keys + u.gradient;
+      tile.Add(store.Value(u.row), store.Slots(u.row),
+               gradients.Of(u.gradient, dim, worker.sums[number].data() + i * 2 * dim, add), key, fresh);
+    }
+  }
+
+  const TableSpec& spec_;
+  std::vector<program::Cell> shared_;
+  program::Batch batch_;
+  bool has_slots_;
+  std::mutex mutex_;
+  std::condition_variable given_;
+  std::vector<std::unique_ptr<Worker>> idle_;
+  size_t workers_ = 1;
+  bool out_of_memory_ = false;
+};
+
+}  // namespace kvjax
