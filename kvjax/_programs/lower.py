@@ -66,6 +66,7 @@ class Lowering:
     def __init__(self, dim: int):
         self.dim = dim
         self.instructions: list[Instruction] = []
+        self._made: dict[Any, Register] = {}  # what an instruction has made of these operands before
         self._shared: dict[Any, Register] = {}
 
     # ---- registers ---------------------------------------------------------------------------------------------
@@ -111,10 +112,17 @@ class Lowering:
             raise NotLowered("a row in the place of one element")
         return self._emitted("mov", "scalar", register.dtype, [register]) if register.kind == "shared" else register
 
+    def section(self) -> list[Instruction]:
+        """The instructions up to here; those that follow know nothing of them."""
+        instructions, self.instructions, self._made = self.instructions, [], {}
+        return instructions
+
     def _emitted(self, op: str, kind: Any, dtype: Any, args: Sequence[Register]) -> Register:
-        out = Register(kind, dtype)
-        self.instructions.append(Instruction(op, out, tuple(args)))
-        return out
+        key = (op, kind, dtype, *(a.field or a for a in args))
+        if key not in self._made:
+            self._made[key] = Register(kind, dtype)
+            self.instructions.append(Instruction(op, self._made[key], tuple(args)))
+        return self._made[key]
 
     # ---- equations ---------------------------------------------------------------------------------------------
 
@@ -123,7 +131,7 @@ class Lowering:
         env |= dict(zip(jaxpr.invars, args, strict=True))
 
         def read(atom: Any) -> Value:
-            return shared(atom.val) if isinstance(atom, jex.Literal) else env[atom]
+            return shared(np.asarray(atom.val, atom.aval.dtype)) if isinstance(atom, jex.Literal) else env[atom]
 
         for eqn in jaxpr.eqns:
             if eqn.effects:

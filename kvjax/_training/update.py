@@ -131,6 +131,4 @@ class _Trace:
             wide = field.width == self.spec.dim > 1
             register = self.low.widened(out) if wide else self.low.single(out)
             stores.append((field, register))
-        section = live(contracted(Section(self.low.instructions, stores)))
-        self.low.instructions = []
-        return section, outs[len(fields) :]
+        return live(contracted(Section(self.low.section(), stores))), outs[len(fields) :]

@@ -45,7 +45,7 @@ class KeyIndex {
     }
   }
 
-  void Prefetch(uint64_t key) const {
+  [[gnu::always_inline]] void Prefetch(uint64_t key) const {
     if (!entries_.empty()) __builtin_prefetch(&entries_[Home(key)]);
   }
 

@@ -7,11 +7,11 @@
 
 namespace kvjax {
 
-// A register holds float32 (names in _f), or int32 for integers and booleans (0 or 1; _i); one that has a single
-// element for a row may hold float64 (_d), for updates that count in it. MAP(name, arity, in, out,
+// A register holds float32 (names in _f), or int32 for integers and booleans (0 or 1; _i); one that has a
+// single element for a row may hold float64 (_d), for updates that count in it. MAP(name, arity, in, out,
 // expression of a, b and c) works element by element, and so does CALL, for what is rare or takes a call of a
-// function; REDUCE(name, type, neutral element, expression of x and y) makes one element of a row's; MOVE(name)
-// goes between a register and a row, or needs to know the row.
+// function; REDUCE(name, type, neutral element, expression of x and y) makes one element of a row's;
+// MOVE(name) goes between a register and a row, or needs to know the row.
 // clang-format off
 #define KVJAX_INSTRUCTIONS(MAP, CALL, REDUCE, MOVE)                                               \
   MOVE(load) MOVE(store) MOVE(stochastic_bfloat16) MOVE(stochastic_float16)                       \
@@ -38,7 +38,7 @@ namespace kvjax {
   CALL(is_finite_f, 1, float, int32_t, __builtin_fabsf(a) <= 3.4028235e38f)                       \
   CALL(bfloat16_f, 1, float, float, FromBFloat16(ToBFloat16(a)))                                  \
   CALL(float16_f, 1, float, float, FromFloat16(ToFloat16(a)))                                     \
-  CALL(i_to_f, 1, int32_t, float, static_cast<float>(a))                                          \
+  MAP(i_to_f, 1, int32_t, float, static_cast<float>(a))                                          \
   CALL(u_to_f, 1, int32_t, float, static_cast<float>(static_cast<uint32_t>(a)))                   \
   CALL(f_to_i, 1, float, int32_t, a >= 2147483648.0f ? INT32_MAX : a < -2147483648.0f ? INT32_MIN\
                                  : a != a ? 0 : static_cast<int32_t>(a))                          \
@@ -60,20 +60,20 @@ namespace kvjax {
   MAP(le_f, 2, float, int32_t, a <= b)                                                            \
   MAP(gt_f, 2, float, int32_t, a > b)                                                             \
   MAP(ge_f, 2, float, int32_t, a >= b)                                                            \
-  CALL(add_i, 2, int32_t, int32_t, Word(Bits(a) + Bits(b)))                                       \
+  MAP(add_i, 2, int32_t, int32_t, Word(Bits(a) + Bits(b)))                                       \
   CALL(sub_i, 2, int32_t, int32_t, Word(Bits(a) - Bits(b)))                                       \
   CALL(mul_i, 2, int32_t, int32_t, Word(Bits(a) * Bits(b)))                                       \
   CALL(div_i, 2, int32_t, int32_t, b == 0 ? -1 : b == -1 ? Word(0u - Bits(a)) : a / b)            \
   CALL(rem_i, 2, int32_t, int32_t, b == 0 ? a : b == -1 ? 0 : a % b)                              \
   CALL(max_i, 2, int32_t, int32_t, a > b ? a : b)                                                 \
   CALL(min_i, 2, int32_t, int32_t, a < b ? a : b)                                                 \
-  CALL(and_i, 2, int32_t, int32_t, a & b)                                                         \
+  MAP(and_i, 2, int32_t, int32_t, a & b)                                                         \
   CALL(or_i, 2, int32_t, int32_t, a | b)                                                          \
   CALL(xor_i, 2, int32_t, int32_t, a ^ b)                                                         \
   CALL(eq_i, 2, int32_t, int32_t, a == b)                                                         \
   CALL(ne_i, 2, int32_t, int32_t, a != b)                                                         \
-  CALL(lt_i, 2, int32_t, int32_t, a < b)                                                          \
-  CALL(le_i, 2, int32_t, int32_t, a <= b)                                                         \
+  MAP(lt_i, 2, int32_t, int32_t, a < b)                                                          \
+  MAP(le_i, 2, int32_t, int32_t, a <= b)                                                         \
   CALL(gt_i, 2, int32_t, int32_t, a > b)                                                          \
   CALL(ge_i, 2, int32_t, int32_t, a >= b)                                                         \
   MAP(select, 3, int32_t, int32_t, a ? c : b)                                                     \
@@ -121,12 +121,14 @@ struct InstructionForm {
   std::string_view name;
   Kind kind;
   int32_t arity;
+  bool doubles;  // takes or makes float64, which rows have not
 };
 
 inline constexpr InstructionForm kInstructionForms[] = {
-#define KVJAX_MOVE(name) {#name, InstructionForm::Kind::kMove, 1},
-#define KVJAX_MAP(name, arity, ...) {#name, InstructionForm::Kind::kMap, arity},
-#define KVJAX_REDUCE(name, ...) {#name, InstructionForm::Kind::kReduce, 1},
+#define KVJAX_MOVE(name) {#name, InstructionForm::Kind::kMove, 1, false},
+#define KVJAX_MAP(name, arity, In, Out, expression) \
+  {#name, InstructionForm::Kind::kMap, arity, sizeof(In) == 8 || sizeof(Out) == 8},
+#define KVJAX_REDUCE(name, ...) {#name, InstructionForm::Kind::kReduce, 1, false},
     KVJAX_INSTRUCTIONS(KVJAX_MAP, KVJAX_MAP, KVJAX_REDUCE, KVJAX_MOVE)
 #undef KVJAX_MOVE
 #undef KVJAX_MAP

@@ -105,8 +105,8 @@ class KeyGroups {
   std::vector<uint32_t> begins_, rows_;
 };
 
-/// The sum of some of the rows (n, dim): `add(sum, row)` adds one to another. `memory` has space for two rows; a
-/// sum of one row is that row itself.
+/// The sum of some of the rows (n, dim): `add(sum, row)` adds one to another. `memory` has space for two
+/// rows; a sum of one row is that row itself.
 template <class Add>
 const float* SumRows(const float* rows, std::span<const uint32_t> which, size_t dim, float* memory, Add add) {
   if (which.size() == 1) return rows + which[0] * dim;
@@ -134,8 +134,8 @@ inline size_t MergeRows(const uint64_t* keys, const float* rows, const int32_t* 
   std::copy(groups.counts().begin(), groups.counts().end(), out_counts);
   std::vector<float> memory(2 * dim);
   for (size_t u = 0; u < distinct; ++u) {
-    const float* const sum =
-        SumRows(rows, groups.rows(u), dim, memory.data(), [&](float* to, const float* row) { AddRow(to, row, dim); });
+    const float* const sum = SumRows(rows, groups.rows(u), dim, memory.data(),
+                                     [&](float* to, const float* row) { AddRow(to, row, dim); });
     std::memcpy(out_rows + u * dim, sum, dim * sizeof(float));
   }
   std::fill(out_keys + distinct, out_keys + n, uint64_t{0});

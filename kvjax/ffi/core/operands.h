@@ -158,7 +158,7 @@ struct ApplyOperands {
   InitialRows initial = {};           // (m, dim)
   Program program = {};
   const uint64_t* shared = nullptr;  // (program.shared,) its shared registers
-  uint32_t* next = nullptr;        // out ()
+  uint32_t* next = nullptr;          // out ()
 };
 
 /// keys: distinct, then padding.
@@ -255,8 +255,8 @@ struct PlanStepOperands {
   const int64_t* step = nullptr;      // ()
   SlotLayout layout = {};
   std::optional<Program> program = {};  // of the update, if it is one
-  const uint64_t* shared = nullptr;  // (program.shared,) its shared registers
-  uint64_t* summary = nullptr;  // out (words,), see ShardSummary
+  const uint64_t* shared = nullptr;     // (program.shared,) its shared registers
+  uint64_t* summary = nullptr;          // out (words,), see ShardSummary
   size_t words = 0;
 };
 

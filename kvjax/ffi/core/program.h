@@ -18,8 +18,8 @@ namespace kvjax {
 /// A register: what it holds for each row, and its number among those of its kind.
 class Register {
  public:
-  /// A vector holds dim words, a scalar one; a shared one holds one word for all rows, which XLA has computed;
-  /// a field is in the row itself.
+  /// A vector holds dim words, a scalar one; a shared one holds one word for all rows, which XLA has
+  /// computed; a field is in the row itself.
   enum class Kind { kVector, kScalar, kShared, kField };
   static constexpr int32_t kKindShift = 16;
 
@@ -59,8 +59,9 @@ struct Program {
   std::vector<Instruction> initial = {};  // makes the slots of a row that has none yet
   std::vector<Instruction> update = {};
 
-  /// `words`: the counts of vectors, scalars, shared registers, fields, and instructions of the two lists; then
-  /// three words for each field and five for each instruction. Throws unless it is about rows of this kind.
+  /// `words`: the counts of vectors, scalars, shared registers, fields, and instructions of the two lists;
+  /// then three words for each field and five for each instruction. Throws unless it is about rows of this
+  /// kind.
   static Program Parse(std::string_view table, std::span<const int32_t> words, int64_t dim, RowType type,
                        const SlotLayout& layout);
 
@@ -164,6 +165,7 @@ inline bool Program::Fits(const Instruction& i) const {
     vector |= IsVector(i.arg[j]);
   }
   if (i.out.kind() == Kind::kField && !InPlace(i.out)) return false;
+  if (form.doubles && (vector || IsVector(i.out))) return false;
   if (form.kind == InstructionForm::Kind::kReduce) return vector && i.out.kind() == Kind::kScalar;
   if (form.kind == InstructionForm::Kind::kMove && i.arg[0].kind() == Kind::kShared) return false;
   return form.kind == InstructionForm::Kind::kMap ? IsVector(i.out) || !vector : IsVector(i.out) == vector;

@@ -110,7 +110,7 @@ class Plane {
     return slabs_[slab] + (row - slab * per_slab_) * stride_;
   }
 
-  void Prefetch(uint32_t row) const {
+  [[gnu::always_inline]] void Prefetch(uint32_t row) const {
     const std::byte* record = At(row);
     for (size_t i = 0; i < std::min<size_t>(stride_, 1024); i += 64) __builtin_prefetch(record + i);
   }

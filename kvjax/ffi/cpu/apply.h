@@ -1,5 +1,5 @@
-// The training write of a table: rows appear, are counted and updated, by a program where they lie or in chunks that
-// are handed out.
+// The training write of a table: rows appear, are counted and updated, by a program where they lie or in
+// chunks that are handed out.
 #pragma once
 #include "kvjax/ffi/core/operands.h"
 #include "kvjax/ffi/cpu/row_pass.h"
@@ -118,8 +118,8 @@ inline void Table::PrepareApply(const ParallelFor& parallel, KeySpan keys, Apply
   }
 }
 
-/// Makes the rows of the step, which cannot fail, and says in the plan how they are to be updated; the step ends
-/// when they are.
+/// Makes the rows of the step, which cannot fail, and says in the plan how they are to be updated; the step
+/// ends when they are.
 inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts) {
   const size_t n = keys.n;
   Change& change = plan.change;

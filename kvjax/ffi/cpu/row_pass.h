@@ -35,8 +35,8 @@ inline void CountUpdate(RowHeader& header, uint64_t occurrences, int64_t step) n
   header.version = step;
 }
 
-/// The gradients of a step: rows (n, dim), and which of them belong to each key; without groups, row i is that of
-/// key i.
+/// The gradients of a step: rows (n, dim), and which of them belong to each key; without groups, row i is
+/// that of key i.
 struct StepGradients {
   const uint64_t* keys = nullptr;  // distinct
   const float* rows = nullptr;
@@ -46,7 +46,8 @@ struct StepGradients {
   template <class Add>
   const float* Of(uint32_t gradient, size_t dim, float* memory, Add add) const {
     if (gradient == ApplyTarget::kSharedGradient) return shared;
-    return groups == nullptr ? rows + gradient * dim : SumRows(rows, groups->rows(gradient), dim, memory, add);
+    return groups == nullptr ? rows + gradient * dim
+                             : SumRows(rows, groups->rows(gradient), dim, memory, add);
   }
 };
 
@@ -54,7 +55,8 @@ struct StepGradients {
 class RowPass {
  public:
   /// `shared`: the program's shared registers, eight bytes each.
-  RowPass(const TableSpec& spec, const Program& program, const SlotLayout& layout, const uint64_t* shared, int64_t step)
+  RowPass(const TableSpec& spec, const Program& program, const SlotLayout& layout, const uint64_t* shared,
+          int64_t step)
       : spec_(spec),
         shared_(static_cast<size_t>(program.shared)),
         batch_{&program, &layout, shared_.data(), spec.row_bytes(), spec.initializer.seed, step},
@@ -80,11 +82,12 @@ class RowPass {
   struct Worker {
     explicit Worker(const program::Batch& batch) : machine(batch, program::BestKernels()) {
       const auto rows = static_cast<size_t>(machine.rows());
-      for (program::Tile& tile : tiles) tile.Reserve(rows);
-      for (std::vector<float>& memory : sums) memory.resize(rows * 2 * static_cast<size_t>(batch.program->dim));
+      for (std::vector<program::TileRow>& tile : tiles) tile.reserve(rows);
+      for (std::vector<float>& memory : sums)
+        memory.resize(rows * 2 * static_cast<size_t>(batch.program->dim));
     }
     program::Machine machine;
-    program::Tile tiles[2];
+    std::vector<program::TileRow> tiles[2];
     std::vector<float> sums[2];
   };
 
@@ -134,8 +137,8 @@ class RowPass {
   /// Finds the parts of a tile's rows, sums their gradients and counts them; `next` will come after them.
   void Fill(Worker& worker, size_t number, RowStore& store, std::span<const RowUpdate> updates,
             std::span<const RowUpdate> next, const StepGradients& gradients) const {
-    program::Tile& tile = worker.tiles[number];
-    tile.Clear();
+    std::vector<program::TileRow>& tile = worker.tiles[number];
+    tile.clear();
     const auto dim = static_cast<size_t>(spec_.dim);
     const auto add = [&](float* sum, const float* row) { worker.machine.Add(sum, row); };
     for (const RowUpdate& u : next) store.PrefetchHeader(u.row);
@@ -145,10 +148,11 @@ class RowPass {
       CountUpdate(header, u.occurrences, batch_.step);
       const bool fresh = has_slots_ && header.has_slots == 0;
       if (fresh) header.has_slots = 1;
-      const uint64_t* const key =
-          u.gradient == ApplyTarget::kSharedGradient ? &spec_.admission.shared_key : gradients.keys + u.gradient;
-      tile.Add(store.Value(u.row), store.Slots(u.row),
-               gradients.Of(u.gradient, dim, worker.sums[number].data() + i * 2 * dim, add), key, fresh);
+      const uint64_t* const key = u.gradient == ApplyTarget::kSharedGradient ? &spec_.admission.shared_key
+                                                                             : gradients.keys + u.gradient;
+      float* const memory = worker.sums[number].data() + i * 2 * dim;
+      tile.push_back(
+          {store.Value(u.row), store.Slots(u.row), gradients.Of(u.gradient, dim, memory, add), key, fresh});
     }
   }
 

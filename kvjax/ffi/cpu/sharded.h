@@ -132,7 +132,8 @@ inline std::vector<uint64_t> Table::WithShared(const ApplyPlan& plan) const {
   return keys;
 }
 
-inline uint32_t Table::CommitStep(const ParallelFor& parallel, uint32_t version, int32_t* active, int64_t* step) {
+inline uint32_t Table::CommitStep(const ParallelFor& parallel, uint32_t version, int32_t* active,
+                                  int64_t* step) {
   const auto lock = Write(version, "apply", {});
   if (!shard_step_.plan || shard_step_.version != version || !shard_step_.plan->ready) throw NotPlanned();
   const ReceiveBuffer::Merged& in = shard_step_.received.merged();

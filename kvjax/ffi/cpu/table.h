@@ -206,7 +206,8 @@ class Table {
   /// The whole of it, for an update that is a row program. Gradients of equal keys are summed.
   uint32_t Apply(const ParallelFor& parallel, const ApplyOperands& o);
 
-  // ---- the same in chunks, for any other update: BeginApply, then Gather and Scatter for each chunk --------
+  // ---- the same in chunks, for any other update: BeginApply, then Gather and Scatter for each chunk
+  // --------
   //
   // BeginApply makes every row that the step needs and all memory it takes, and moves the version on; until
   // the last Scatter nobody else gets that version: it is handed on with the result of the step, and whoever
@@ -360,8 +361,7 @@ class Table {
   [[nodiscard]] Change PlanAccum(const ParallelFor& parallel, KeySpan keys, const bool* exists);
 
   [[nodiscard]] ApplyPlan PlanApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts,
-                                    const StepGradients& gradients, int64_t step,
-                                    const SlotLayout& layout);
+                                    const StepGradients& gradients, int64_t step, const SlotLayout& layout);
   [[nodiscard]] bool LacksShared(const ApplyPlan& plan) const;
   void EnterShared(ApplyPlan& plan) const;
   void MakeSpace(const ParallelFor& parallel, ApplyPlan& plan) const;

@@ -41,10 +41,8 @@ concept Backend = requires(typename B::Exec& exec, typename B::Table& table, con
 
 /// Whose tables run row programs.
 template <class B>
-concept ProgramBackend =
-    Backend<B> && requires(typename B::Exec& exec, typename B::Table& table, const ApplyOperands& apply) {
-      B::Apply(exec, table, apply);
-    };
+concept ProgramBackend = Backend<B> && requires(typename B::Exec& exec, typename B::Table& table,
+                                                const ApplyOperands& apply) { B::Apply(exec, table, apply); };
 
 template <class B>
 concept ShardedBackend =

@@ -168,7 +168,8 @@ ffi::Error PlanStep(typename B::Exec& exec, Decoder& in) {
     o.layout = SlotLayout::Parse(in.Text("slots"));
     o.program = in.ProgramFor(table->spec(), o.layout);
     o.shared = shared.data;
-    if (shared.n != (o.program ? static_cast<size_t>(o.program->shared) : 0)) throw ProgramError(in.table(), 0);
+    if (shared.n != (o.program ? static_cast<size_t>(o.program->shared) : 0))
+      throw ProgramError(in.table(), 0);
     B::PlanStep(in.Done(exec), *table, o);
   });
 }

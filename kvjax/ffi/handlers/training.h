@@ -1,5 +1,5 @@
-// Handlers of a training step: all of it with a row program, or merge, begin, gather and scatter; and the two calls
-// that order others.
+// Handlers of a training step: all of it with a row program, or merge, begin, gather and scatter; and the two
+// calls that order others.
 #pragma once
 #include <algorithm>
 #include <cstddef>

@@ -34,8 +34,8 @@ inline nb::dict OperationsToPython() {
   return operations;
 }
 
-/// The instructions of row programs: name, number of operands, and whether it makes one element of a row's; an
-/// opcode is a place in it.
+/// The instructions of row programs: name, number of operands, and whether it makes one element of a row's;
+/// an opcode is a place in it.
 inline nb::list InstructionsToPython() {
   nb::list instructions;
   for (const InstructionForm& form : kInstructionForms) {

@@ -1,7 +1,7 @@
 // The kernels of one instruction set: included by the file that is compiled for it.
 //
-// Everything here is in an anonymous namespace or inlined by force: a function that is compiled for one set must
-// never be linked into another's code.
+// Everything here is in an anonymous namespace or inlined by force: a function that is compiled for one set
+// must never be linked into another's code.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -36,7 +36,7 @@ struct Aliased<double> {
 template <class T>
 using Words = typename Aliased<T>::Type;
 
-/// Elements that are computed together; a sum's lanes, so its bits are the same whatever the set.
+/// The lanes of a sum, so that its bits are the same whatever the set.
 constexpr int32_t kLanes = 16;
 
 inline uint32_t Bits(int32_t x) { return static_cast<uint32_t>(x); }
@@ -52,7 +52,8 @@ Words<T>* Write(const Step& step, int32_t r, bool vector) {
   return vector ? reinterpret_cast<Words<T>*>(step.out_rows[r]) : reinterpret_cast<Words<T>*>(step.out + r);
 }
 
-// ---- element by element ------------------------------------------------------------------------------------
+// ---- element by element
+// ------------------------------------------------------------------------------------
 
 template <class F, int kVectors, int kArity, class In, class Out>
 void MapVectors(const Step& s, int32_t rows, int32_t dim) {
@@ -65,13 +66,8 @@ void MapVectors(const Step& s, int32_t rows, int32_t dim) {
     const auto element = [&](int32_t i) {
       return F::Of(kVectors & 1 ? In(a[i]) : a0, kVectors & 2 ? In(b[i]) : b0, kVectors & 4 ? In(c[i]) : c0);
     };
-    int32_t i = 0;
-    for (; i + kLanes <= dim; i += kLanes) {
 #pragma GCC ivdep
-      for (int32_t l = 0; l < kLanes; ++l) out[i + l] = element(i + l);
-    }
-#pragma GCC ivdep
-    for (; i < dim; ++i) out[i] = element(i);
+    for (int32_t i = 0; i < dim; ++i) out[i] = element(i);
   }
 }
 
@@ -100,13 +96,25 @@ void FindCall(Step& step) {
   step.kernel = &MapElements<In, Out>;
 }
 
+template <class F, int kArity, class In, class Out>
+void MapScalars(const Step& s, int32_t rows, int32_t) {
+  for (int32_t r = 0; r < rows; ++r) {
+    const In a = *Read<In>(s.arg[0], r, false), b = kArity > 1 ? *Read<In>(s.arg[1], r, false) : a,
+             c = kArity > 2 ? *Read<In>(s.arg[2], r, false) : a;
+    *Write<Out>(s, r, false) = F::Of(a, b, c);
+  }
+}
+
 template <class F, int kArity, class In, class Out, int kVectors = (1 << kArity) - 1>
 void FindMap(Shape shape, Step& step) {
-  if (!shape.vector) return FindCall<F, In, Out>(step);
-  if (shape.vectors == kVectors) {
+  if (!shape.vector) {
+    step.kernel = &MapScalars<F, kArity, In, Out>;
+  } else if (shape.vectors == kVectors) {
     step.kernel = &MapVectors<F, kVectors, kArity, In, Out>;
-  } else if constexpr (kVectors > (kArity == 1 ? 0 : 1)) {  // one element goes into a whole row by mov alone
+  } else if constexpr (kVectors > (kArity == 1 ? 0 : 1)) {
     FindMap<F, kArity, In, Out, kVectors - 1>(shape, step);
+  } else {
+    FindCall<F, In, Out>(step);  // a row of equal elements
   }
 }
 
@@ -130,7 +138,8 @@ void PowersOfShared(const Step& s, int32_t rows, int32_t) {
   }
 }
 
-// ---- one of a row's elements -------------------------------------------------------------------------------
+// ---- one of a row's elements
+// -------------------------------------------------------------------------------
 
 template <class F, class T>
 void Reduce(const Step& s, int32_t rows, int32_t dim) {
@@ -148,7 +157,8 @@ void Reduce(const Step& s, int32_t rows, int32_t dim) {
   }
 }
 
-// ---- between registers and rows ----------------------------------------------------------------------------
+// ---- between registers and rows
+// ----------------------------------------------------------------------------
 
 enum Type : int32_t { kWord, kBFloat16, kFloat16, kBool };  // as Field::Type
 
@@ -192,7 +202,8 @@ void Move(const Step& s, int32_t rows, int32_t) {
 
 template <bool kLoad, int kType>
 void FindMove(Shape shape, Step& step) {
-  if (shape.type == kType) step.kernel = shape.vector ? &Move<kLoad, kType, true> : &Move<kLoad, kType, false>;
+  if (shape.type == kType)
+    step.kernel = shape.vector ? &Move<kLoad, kType, true> : &Move<kLoad, kType, false>;
   if constexpr (kType < kBool) FindMove<kLoad, kType + 1>(shape, step);
 }
 
@@ -202,7 +213,8 @@ inline uint32_t Mix32(uint32_t x) {
   return x ^ (x >> 16);
 }
 
-/// kvjax/_training/rounding.py: to one of the two neighbours in a type of 16 bits, in the mean to the value itself.
+/// kvjax/_training/rounding.py: to one of the two neighbours in a type of 16 bits, in the mean to the value
+/// itself.
 template <bool kHalf>
 void Stochastic(const Step& s, int32_t rows, int32_t dim) {
   constexpr uint32_t kTail = (1u << (kHalf ? 13 : 16)) - 1;
@@ -231,17 +243,20 @@ void Stochastic(const Step& s, int32_t rows, int32_t dim) {
   }
 }
 
-// ---- all of them -------------------------------------------------------------------------------------------
+// ---- all of them
+// -------------------------------------------------------------------------------------------
 
 #define KVJAX_MOVE(name)
-#define KVJAX_MAP(name, arity, In, Out, expression)                                                           \
-  struct name##_map {                                                                                         \
-    static Out Of([[maybe_unused]] In a, [[maybe_unused]] In b, [[maybe_unused]] In c) { return expression; } \
+#define KVJAX_MAP(name, arity, In, Out, expression)                                      \
+  struct name##_map {                                                                    \
+    static Out Of([[maybe_unused]] In a, [[maybe_unused]] In b, [[maybe_unused]] In c) { \
+      return expression;                                                                 \
+    }                                                                                    \
   };
-#define KVJAX_REDUCE(name, T, zero, expression)         \
-  struct name##_reduce {                                \
-    static T Zero() { return zero; }                    \
-    static T Of(T x, T y) { return expression; }        \
+#define KVJAX_REDUCE(name, T, zero, expression)  \
+  struct name##_reduce {                         \
+    static T Zero() { return zero; }             \
+    static T Of(T x, T y) { return expression; } \
   };
 KVJAX_INSTRUCTIONS(KVJAX_MAP, KVJAX_MAP, KVJAX_REDUCE, KVJAX_MOVE)
 #undef KVJAX_MAP
@@ -260,9 +275,9 @@ void Find(Opcode op, Shape shape, Step& step) {
 #define KVJAX_CALL(name, arity, In, Out, expression) \
   case Opcode::k_##name:                             \
     return FindCall<name##_map, In, Out>(step);
-#define KVJAX_REDUCE(name, T, zero, expression)  \
-  case Opcode::k_##name:                         \
-    step.kernel = &Reduce<name##_reduce, T>;     \
+#define KVJAX_REDUCE(name, T, zero, expression) \
+  case Opcode::k_##name:                        \
+    step.kernel = &Reduce<name##_reduce, T>;    \
     return;
     KVJAX_INSTRUCTIONS(KVJAX_MAP, KVJAX_CALL, KVJAX_REDUCE, KVJAX_MOVE)
 #undef KVJAX_MAP

@@ -1,7 +1,7 @@
 // The kernels of an instruction set: one function per instruction and shape of its operands.
 //
-// Each set is compiled by itself, with the compiler's flags for it (CMakeLists.txt), from interpret.h; the machine
-// (machine.h) takes the best that the processor has. All of them give the same bits.
+// Each set is compiled by itself, with the compiler's flags for it (CMakeLists.txt), from interpret.h; the
+// machine (machine.h) takes the best that the processor has. All of them give the same bits.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -42,19 +42,19 @@ struct Step {
   Source arg[3];
   float* const* out_rows = nullptr;  // one of the two
   Cell* out = nullptr;
-  int32_t width = 1;                // elements of a row that move
-  Element element = nullptr;        // what the kernel calls for each element, if it does
+  int32_t width = 1;          // elements of a row that move
+  Element element = nullptr;  // what the kernel calls for each element, if it does
   const Random* random = nullptr;
-  void* memory = nullptr;           // of the kernel, kMemory bytes, zeros at first
+  void* memory = nullptr;  // of the kernel, kMemory bytes, zeros at first
   static constexpr size_t kMemory = 2048;
 };
 
 /// How an instruction's operands lie.
 struct Shape {
-  bool vector = false;  // whether the result has a row's elements
-  int32_t vectors = 0;  // a bit for each operand that has
+  bool vector = false;       // whether the result has a row's elements
+  int32_t vectors = 0;       // a bit for each operand that has
   bool shared_base = false;  // the first operand is the same for all rows
-  int32_t type = 0;     // of the field that is loaded or stored
+  int32_t type = 0;          // of the field that is loaded or stored
 };
 
 struct Kernels {

@@ -1,14 +1,14 @@
 // The machine that runs a row program: its registers, for a tile of rows at a time.
 //
-// A tile is as many rows as keep the registers in the cache. While it is computed, the rows of the next one are
-// fetched.
+// A tile is as many rows as keep the registers in the cache. While it is computed, the rows of the next one
+// are fetched.
 #pragma once
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <new>
-#include <utility>
+#include <span>
 #include <vector>
 
 #include "kvjax/ffi/core/program.h"
@@ -18,25 +18,15 @@
 
 namespace kvjax::program {
 
-/// Where the parts of a tile's rows are; the gradients are sums already.
-struct Tile {
-  std::vector<std::byte*> values, slots;
-  std::vector<const float*> gradients;
-  std::vector<const uint64_t*> keys;
-  std::vector<uint8_t> fresh;  // whether no optimizer has written the row's slots
-
-  void Reserve(size_t n) {
-    values.reserve(n), slots.reserve(n), gradients.reserve(n), keys.reserve(n), fresh.reserve(n);
-  }
-  void Clear() {
-    values.clear(), slots.clear(), gradients.clear(), keys.clear(), fresh.clear();
-  }
-  void Add(std::byte* value, std::byte* slot, const float* gradient, const uint64_t* key, bool is_fresh) {
-    values.push_back(value), slots.push_back(slot), gradients.push_back(gradient), keys.push_back(key);
-    fresh.push_back(is_fresh);
-  }
-  [[nodiscard]] int32_t size() const { return static_cast<int32_t>(values.size()); }
+/// Where the parts of a tile's row are.
+struct TileRow {
+  std::byte* value;
+  std::byte* slots;
+  const float* gradient;  // a sum already
+  const uint64_t* key;
+  bool fresh;  // no optimizer has written its slots
 };
+using Tile = std::span<const TileRow>;
 
 /// What all rows of a call have in common.
 struct Batch {
@@ -62,7 +52,8 @@ class Machine {
     for (size_t v = 0; v < static_cast<size_t>(p.vectors); ++v) {
       for (size_t r = 0; r < rows; ++r) pointers_[v * rows + r] = registers_.get() + v * vector + r * dim;
     }
-    fresh_.Reserve(rows);
+    fresh_.reserve(rows), keys_.resize(rows);
+    random_.keys = keys_.data();
     Bind(p.initial, initial_);
     Bind(p.update, update_);
   }
@@ -71,16 +62,14 @@ class Machine {
   [[nodiscard]] int32_t rows() const { return rows_; }
 
   /// Runs the program on a tile, and fetches the rows of the one that comes `next`.
-  void Run(const Tile& tile, const Tile& next) {
+  void Run(Tile tile, Tile next) {
     const NoSubnormals scope;
-    if (!initial_.empty() && std::find(tile.fresh.begin(), tile.fresh.end(), 1) != tile.fresh.end()) {
-      fresh_.Clear();
-      for (int32_t r = 0; r < tile.size(); ++r) {
-        const auto i = static_cast<size_t>(r);
-        if (tile.fresh[i] != 0)
-          fresh_.Add(tile.values[i], tile.slots[i], tile.gradients[i], tile.keys[i], true);
+    if (!initial_.empty()) {
+      fresh_.clear();
+      for (const TileRow& row : tile) {
+        if (row.fresh) fresh_.push_back(row);
       }
-      Run(initial_, fresh_, nothing_);
+      if (!fresh_.empty()) Run(initial_, fresh_, {});
     }
     Run(update_, tile, next);
   }
@@ -95,8 +84,10 @@ class Machine {
   static constexpr size_t kFewest = 16, kMost = 256;
 
   static int32_t RowsOfTile(const Program& p) {
-    const size_t row = std::max<size_t>(static_cast<size_t>(p.vectors) * static_cast<size_t>(p.dim) * sizeof(float) +
-                           static_cast<size_t>(p.scalars) * sizeof(Cell), 1);
+    const size_t row =
+        std::max<size_t>(static_cast<size_t>(p.vectors) * static_cast<size_t>(p.dim) * sizeof(float) +
+                             static_cast<size_t>(p.scalars) * sizeof(Cell),
+                         1);
     return static_cast<int32_t>(std::clamp(kRegisterBytes / row, kFewest, kMost));
   }
 
@@ -148,43 +139,47 @@ class Machine {
     }
   }
 
-  void Run(const std::vector<Step>& steps, const Tile& tile, const Tile& next) {
-    const Program& p = *batch_.program;
-    for (size_t f = 0; f < p.fields.size(); ++f) Locate(p.fields[f], tile, f);
-    random_.keys = tile.keys.data();
+  void Run(const std::vector<Step>& steps, Tile tile, Tile next) {
+    Locate(tile);
     // A few rows after each step, so that they do not wait for each other.
-    int32_t fetched = 0, done = 0;
+    const auto rows = static_cast<int32_t>(tile.size());
+    size_t fetched = 0, done = 0;
     for (const Step& step : steps) {
-      step.kernel(step, tile.size(), p.dim);
-      const int32_t until = static_cast<int32_t>(next.size() * ++done / static_cast<int32_t>(steps.size()));
-      for (; fetched < until; ++fetched) Fetch(next, static_cast<size_t>(fetched));
+      step.kernel(step, rows, batch_.program->dim);
+      for (const size_t until = next.size() * ++done / steps.size(); fetched < until; ++fetched)
+        Fetch(next[fetched]);
     }
   }
 
-  void Locate(const Field& field, const Tile& tile, size_t number) {
-    float** const to = pointers_.data() +
-                       (static_cast<size_t>(batch_.program->vectors) + number) * static_cast<size_t>(rows_);
-    const auto n = static_cast<size_t>(tile.size());
-    if (field.source == Field::kGradient) {
-      for (size_t r = 0; r < n; ++r) to[r] = const_cast<float*>(tile.gradients[r]);  // which nothing writes
-      return;
+  /// Points the fields to the rows of a tile.
+  void Locate(Tile tile) {
+    const Program& p = *batch_.program;
+    for (size_t r = 0; r < tile.size(); ++r) keys_[r] = tile[r].key;
+    for (size_t f = 0; f < p.fields.size(); ++f) {
+      float** const to = pointers_.data() + (static_cast<size_t>(p.vectors) + f) * static_cast<size_t>(rows_);
+      const int32_t source = p.fields[f].source;
+      if (source == Field::kGradient) {  // which nothing writes
+        for (size_t r = 0; r < tile.size(); ++r) to[r] = const_cast<float*>(tile[r].gradient);
+      } else if (source == Field::kValue) {
+        for (size_t r = 0; r < tile.size(); ++r) to[r] = reinterpret_cast<float*>(tile[r].value);
+      } else {
+        const size_t offset = batch_.layout->slots()[static_cast<size_t>(source)].offset;
+        for (size_t r = 0; r < tile.size(); ++r) to[r] = reinterpret_cast<float*>(tile[r].slots + offset);
+      }
     }
-    const bool value = field.source == Field::kValue;
-    const size_t offset = value ? 0 : batch_.layout->slots()[static_cast<size_t>(field.source)].offset;
-    std::byte* const* const from = value ? tile.values.data() : tile.slots.data();
-    for (size_t r = 0; r < n; ++r) to[r] = reinterpret_cast<float*>(from[r] + offset);
   }
 
-  // By force inline: GCC takes a function that only prefetches for one without effects, and drops calls of it.
-  [[gnu::always_inline]] void Fetch(const Tile& tile, size_t r) const {
-    Fetch(tile.values[r], batch_.value_bytes);
-    Fetch(tile.slots[r], batch_.layout->stride());
-    Fetch(reinterpret_cast<const std::byte*>(tile.gradients[r]),
+  // By force inline: GCC takes a function that only prefetches for one without effects, and drops calls of
+  // it.
+  [[gnu::always_inline]] void Fetch(const TileRow& row) const {
+    Fetch(row.value, batch_.value_bytes);
+    Fetch(row.slots, batch_.layout->stride());
+    Fetch(reinterpret_cast<const std::byte*>(row.gradient),
           static_cast<size_t>(batch_.program->dim) * sizeof(float));
   }
   [[gnu::always_inline]] static void Fetch(const std::byte* from, size_t bytes) {
     constexpr size_t kMostBytes = 2048;  // the processor sees by itself how longer ones go on
-    for (size_t i = 0; i < std::min(bytes, kMostBytes); i += 64) __builtin_prefetch(from + i, 1, 2);
+    for (size_t i = 0; i < std::min(bytes, kMostBytes); i += 64) __builtin_prefetch(from + i, 0, 3);
   }
 
   struct Free {
@@ -199,7 +194,8 @@ class Machine {
   std::vector<float*> pointers_;  // to the rows of each vector register, and of each field
   std::vector<std::unique_ptr<std::byte[]>> memory_;
   std::vector<Step> initial_, update_;
-  Tile fresh_, nothing_;
+  std::vector<TileRow> fresh_;
+  std::vector<const uint64_t*> keys_;
   Random random_;
 };
 

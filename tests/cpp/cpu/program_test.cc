@@ -1,0 +1,312 @@
+// Row programs: every kernel of every instruction set, programs that are none, and training by program.
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "kvjax/ffi/cpu/program/machine.h"
+#include "tests/cpp/support/check.h"
+#include "tests/cpp/support/data.h"
+
+namespace {
+
+using data::Floats;
+using data::Keys;
+using data::Live;
+using kvjax::Field;
+using kvjax::InstructionForm;
+using kvjax::Opcode;
+using kvjax::Program;
+using kvjax::Register;
+using kvjax::RowType;
+using kvjax::Serial;
+using kvjax::SlotLayout;
+using kvjax::program::Cell;
+using kvjax::program::Kernels;
+using kvjax::program::Shape;
+using kvjax::program::Step;
+
+constexpr int32_t kVector = 0, kScalar = 1 << 16, kShared = 2 << 16, kField = 3 << 16;
+
+std::vector<Kernels> AllKernels() {
+  std::vector<Kernels> all = {kvjax::program::BaselineKernels()};
+#if defined(__x86_64__)
+  const std::string best = kvjax::program::BestKernels().name;
+  if (best != "baseline") all.push_back(kvjax::program::Avx2Kernels());
+  if (best == "avx512") all.push_back(kvjax::program::Avx512Kernels());
+#endif
+  return all;
+}
+
+/// Ordinary numbers among the ends of the type.
+float Awkward(data::Stream& stream) {
+  const float ends[] = {0.0f, -0.0f, 1.0f, -1.0f, INFINITY, -INFINITY, NAN, 3e38f, -3e38f, 65504.0f, 1e-6f};
+  const uint64_t n = stream.Below(40);
+  return n < std::size(ends) ? ends[n] : static_cast<float>(stream.Below(2000)) / 100 - 10;
+}
+
+/// What one instruction makes of awkward operands, as bits.
+std::vector<uint32_t> Run(const Kernels& kernels, Opcode op, Shape shape, int32_t dim) {
+  constexpr int32_t kRows = 5;
+  const InstructionForm& form = kvjax::kInstructionForms[static_cast<size_t>(op)];
+  data::Stream stream(static_cast<uint64_t>(op) * 64 + static_cast<uint64_t>(shape.vectors));
+  const bool integers = form.name.ends_with("_i") || form.name.starts_with("i_to") || form.name == "u_to_f";
+  const bool doubles = form.doubles && form.name != "f_to_d" && form.name != "i_to_d";
+  std::vector<std::vector<float>> memory(4, std::vector<float>(static_cast<size_t>(kRows * dim)));
+  std::vector<std::vector<float*>> rows(4);
+  std::vector<std::vector<Cell>> cells(4, std::vector<Cell>(kRows));
+  for (size_t j = 0; j < 4; ++j) {
+    for (int32_t r = 0; r < kRows; ++r) rows[j].push_back(memory[j].data() + r * dim);
+    for (float& x : memory[j]) {
+      x = Awkward(stream);
+      if (integers || (form.name == "select" && j == 0)) {
+        const auto whole = static_cast<int32_t>(stream.Below(7)) - 3;
+        std::memcpy(&x, &whole, 4);
+      }
+    }
+    for (Cell& cell : cells[j]) {
+      const double number = static_cast<double>(Awkward(stream));
+      const float single = static_cast<float>(number);
+      const auto whole = static_cast<int32_t>(stream.Below(7)) - 3;
+      cell = {};
+      if (doubles) {
+        std::memcpy(&cell, &number, 8);
+      } else if (integers || (form.name == "select" && j == 0)) {
+        std::memcpy(&cell, &whole, 4);
+      } else {
+        std::memcpy(&cell, &single, 4);
+      }
+    }
+  }
+  Step step;
+  for (int32_t j = 0; j < form.arity; ++j) {
+    const auto i = static_cast<size_t>(j);
+    if ((shape.vectors & 1 << j) != 0) {
+      step.arg[j].rows = rows[i].data();
+    } else {
+      step.arg[j].cells = cells[i].data(), step.arg[j].stride = 1;
+    }
+  }
+  if (shape.vector) {
+    step.out_rows = rows[3].data();
+  } else {
+    step.out = cells[3].data();
+  }
+  kernels.find(op, shape, step);
+  step.kernel(step, kRows, dim);
+  std::vector<uint32_t> out(shape.vector ? memory[3].size() : 2 * kRows);
+  std::memcpy(out.data(), shape.vector ? static_cast<void*>(memory[3].data()) : cells[3].data(),
+              4 * out.size());
+  const bool whole = !shape.vector || form.name.ends_with("_i");
+  for (uint32_t& word : out) {  // one NaN is as good as another
+    if (!whole && (word & 0x7FFFFFFFu) > 0x7F800000u) word = 0x7FC00000u;
+  }
+  return out;
+}
+
+TEST(EveryInstructionSetGivesTheSameBits) {
+  size_t ran = 0;
+  for (const Kernels& kernels : AllKernels()) {
+    for (int32_t op = 0; op < static_cast<int32_t>(Opcode::kCount); ++op) {
+      const InstructionForm& form = kvjax::kInstructionForms[op];
+      if (form.kind == InstructionForm::Kind::kMove) continue;
+      for (const int32_t dim : {2, 16, 37}) {
+        for (int32_t vectors = 0; vectors < 1 << form.arity; ++vectors) {
+          const bool reduces = form.kind == InstructionForm::Kind::kReduce;
+          if (reduces && vectors == 0) continue;
+          if (form.doubles && vectors != 0) continue;
+          const Shape shape{.vector = vectors != 0 && !reduces, .vectors = vectors};
+          const auto one = static_cast<Opcode>(op);
+          const bool same = Run(kernels, one, shape, dim) == Run(AllKernels()[0], one, shape, dim);
+          if (!same) std::cerr << kernels.name << " " << form.name << " " << vectors << "\n";
+          CHECK(same);
+          ++ran;
+        }
+      }
+    }
+  }
+  CHECK(ran > 500);
+}
+
+/// value -= grad * g0; slot 0 counts.
+std::vector<int32_t> Sgd(int32_t dim) {
+  const auto op = [](Opcode code) { return static_cast<int32_t>(code); };
+  return {1,
+          1,
+          2,
+          3,  // registers, fields
+          2,
+          5,  // instructions
+          Field::kValue,
+          0,
+          dim,
+          Field::kGradient,
+          0,
+          dim,
+          0,
+          0,
+          1,  // value, gradient, slot 0
+          op(Opcode::k_sub_i),
+          kScalar,
+          kShared + 1,
+          kShared + 1,
+          -1,  // 0
+          op(Opcode::k_store),
+          kField + 2,
+          kScalar,
+          -1,
+          -1,  //
+          op(Opcode::k_mul_f),
+          kVector,
+          kField + 1,
+          kShared,
+          -1,  //
+          op(Opcode::k_sub_f),
+          kField,
+          kField,
+          kVector,
+          -1,  //
+          op(Opcode::k_load),
+          kScalar,
+          kField + 2,
+          -1,
+          -1,  //
+          op(Opcode::k_add_i),
+          kScalar,
+          kScalar,
+          kShared + 1,
+          -1,  // + 1
+          op(Opcode::k_store),
+          kField + 2,
+          kScalar,
+          -1,
+          -1};
+}
+
+TEST(ProgramsThatAreNoneAreRefused) {
+  const SlotLayout layout = SlotLayout::Parse("n|int32[]|4");
+  const std::vector<int32_t> words = Sgd(4);
+  const auto parse = [&](std::span<const int32_t> some, int64_t dim = 4, RowType type = RowType::kFloat32) {
+    return Program::Parse("t", some, dim, type, layout);
+  };
+  CHECK_EQ(parse(words).update.size(), 5u);
+  for (size_t n = 0; n < words.size(); ++n) CHECK_THROWS(kInvalidArgument, parse(std::span(words).first(n)));
+  CHECK_THROWS(kInvalidArgument, parse(words, 5));
+  CHECK_THROWS(kInvalidArgument, parse(words, 4, RowType::kBFloat16));
+  CHECK_THROWS(kInvalidArgument, Program::Parse("t", words, 4, RowType::kFloat32, {}));
+  // Whatever is let in, runs: on rows with guards around them, which the sanitizers watch.
+  data::Stream stream(3);
+  size_t let_in = 0;
+  for (int trial = 0; trial < 20'000; ++trial) {
+    std::vector<int32_t> changed = words;
+    const int32_t numbers[] = {-3,      -2,          -1,       0,          1,          2,
+                               3,       4,           5,        16,         kScalar,    kScalar + 1,
+                               kShared, kShared + 2, kField,   kField + 1, kField + 2, kField + 3,
+                               1 << 30, INT32_MIN,   INT32_MAX};
+    for (uint64_t n = 1 + stream.Below(3); n > 0; --n)
+      changed[stream.Below(changed.size())] = stream.Below(3) == 0
+                                                  ? static_cast<int32_t>(stream.Below(80))
+                                                  : numbers[stream.Below(std::size(numbers))];
+    try {
+      const Program program = parse(changed);
+      ++let_in;
+      std::vector<Cell> shared(static_cast<size_t>(program.shared));
+      kvjax::program::Machine machine({&program, &layout, shared.data(), 16, 1, 2},
+                                      kvjax::program::BestKernels());
+      auto value = std::make_unique<float[]>(4), gradient = std::make_unique<float[]>(4);
+      auto slot = std::make_unique<std::byte[]>(layout.stride());
+      const uint64_t key = 7;
+      const kvjax::program::TileRow row{reinterpret_cast<std::byte*>(value.get()), slot.get(), gradient.get(),
+                                        &key, true};
+      machine.Run({&row, 1}, {});
+    } catch (const kvjax::Error&) {
+    }
+  }
+  CHECK(let_in > 100);
+}
+
+/// Steps of random keys, some of them often, on several threads.
+struct Trained {
+  Floats rows;
+  std::vector<int64_t> frequencies;
+};
+Trained Train(size_t threads, bool split) {
+  constexpr int64_t kDim = 20;
+  auto spec = data::Spec(kDim);
+  spec.initializer = {};  // zeros
+  Live table(spec);
+  const SlotLayout layout = SlotLayout::Parse("n|int32[]|4");
+  kvjax::ApplyOperands o;
+  o.layout = layout, o.program = Program::Parse("t", Sgd(kDim), kDim, RowType::kFloat32, layout);
+  const float rate = 0.25f;
+  uint64_t shared[2] = {0, 1};
+  std::memcpy(shared, &rate, 4);
+  const kvjax::ParallelFor parallel = [&](size_t n, size_t, const std::function<void(size_t, size_t)>& body) {
+    std::vector<std::thread> all;
+    for (size_t t = 0; t < threads; ++t)
+      all.emplace_back([&, t] { body(n * t / threads, n * (t + 1) / threads); });
+    for (std::thread& t : all) t.join();
+  };
+  data::Stream stream(5);
+  Keys seen;
+  for (int64_t step = 1; step < 20; ++step) {
+    Keys keys;
+    Floats gradients;
+    std::vector<int32_t> counts;
+    for (size_t i = 0; i < 1500; ++i) {
+      keys.push_back(stream.Below(3) == 0 ? 5 : stream.Below(700));
+      counts.push_back(stream.Below(20) == 0 ? 0 : 1);
+      for (int64_t d = 0; d < kDim; ++d) gradients.push_back(static_cast<float>(stream.Below(64)) - 31);
+      if (counts.back() > 0) seen.push_back(keys.back());
+    }
+    // With small whole numbers all is exact, so a batch may be given in two parts.
+    const size_t half = split ? 700 : 0;
+    for (const auto& [begin, end] : {std::pair<size_t, size_t>{0, half}, {half, keys.size()}}) {
+      if (begin == end) continue;
+      const uint32_t version = table.version();
+      uint32_t next;
+      const uint32_t seal = kvjax::kSeal;
+      o.version = &version, o.next = &next, o.step = &step, o.shared = shared;
+      o.keys = {keys.data() + begin, end - begin};
+      o.gradients = {counts.data() + begin, gradients.data() + begin * kDim, &seal, 1};
+      next = table.Apply(parallel, o);
+      CHECK_EQ(next, version + 1);
+      CHECK_EQ(table.SettledVersion(), next);
+    }
+  }
+  Trained out{table.Rows(seen), {}};
+  for (const uint64_t key : table.KeySet()) out.frequencies.push_back(table.Of(key).frequency);
+  return out;
+}
+
+TEST(ThreadsAndPartsOfABatchChangeNothing) {
+  const Trained want = Train(1, false);
+  for (const size_t threads : {2u, 5u}) {
+    const Trained got = Train(threads, false);
+    CHECK(got.rows == want.rows);
+    CHECK(got.frequencies == want.frequencies);
+  }
+  const Trained parts = Train(2, true);
+  CHECK(parts.rows == want.rows);
+  CHECK(parts.frequencies == want.frequencies);
+}
+
+TEST(AnEmptyStepCounts) {
+  Live table(4);
+  kvjax::ApplyOperands o;
+  o.layout = SlotLayout::Parse("n|int32[]|4");
+  o.program = Program::Parse("t", Sgd(4), 4, RowType::kFloat32, o.layout);
+  const uint64_t shared[2] = {0, 1};
+  const uint32_t version = table.version(), seal = kvjax::kSeal;
+  uint32_t next;
+  const int64_t step = 9;
+  o.version = &version, o.next = &next, o.step = &step, o.shared = shared, o.gradients.seals = &seal;
+  CHECK_EQ(table.Apply(Serial, o), version + 1);
+  CHECK_EQ(table.Copy().last_step, 9);
+  CHECK_THROWS(kFailedPrecondition, table.Apply(Serial, o));  // through the handle of before
+}
+
+}  // namespace

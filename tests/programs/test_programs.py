@@ -1,0 +1,259 @@
+"""Row programs: what a table does by a program is what XLA does with the same update."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvjax
+from kvjax import constraints
+from kvjax._training import apply as training
+from kvjax._training.update import lowered
+from tests.support import marks
+from tests.support.marks import few, slow
+
+pytestmark = [pytest.mark.usefixtures("promotion"), pytest.mark.cpu_table]
+
+ARGUMENTS = {
+    "learning_rate": 0.05, "max_norm": 1.0, "max_delta": 0.1, "clipping": 0.1, "decay": 0.9, "step_size": 0.1,
+    "weight_decay": 0.01, "every_k_schedule": 2, "memory_size": 2, "f_min": 0.0,
+    "step_size_fn": lambda count: 0.1, "schedule": lambda count: 0.1 / (1 + count),
+}  # fmt: skip
+
+# Their state is neither of the width of a row nor a single element.
+NOT_LOWERED = {"scale_by_lbfgs", "galore", "scale_by_galore", "muon"}
+
+
+def transforms():
+    """Every transform of optax that runs row by row, by name."""
+    found = {}
+    for module in (optax, optax.contrib):
+        for name, make in vars(module).items():
+            if name.startswith("_") or not callable(make) or inspect.isclass(make):
+                continue
+            try:
+                wanted = [p for p in inspect.signature(make).parameters.values() if p.default is inspect._empty]
+                named = {p.name: ARGUMENTS.get(p.name, 0.1) for p in wanted if p.kind in (1, 3)}
+                tx = make(**named)
+                state = kvjax.optax.rowwise(tx).init(4)
+                jax.eval_shape(tx.update, jnp.zeros(4), tx.init(jnp.zeros(4)), jnp.zeros(4))
+            except Exception:  # it is none, or wants what a row has not
+                continue
+            found[name] = tx, state
+    return found
+
+
+TRANSFORMS = transforms()
+QUICK = ["sgd", "adam", "adamw", "adagrad", "rmsprop", "lion", "lamb", "nadam", "adafactor", "yogi"]
+
+
+@pytest.fixture
+def both(make, monkeypatch):
+    """Runs f(table) on a table that runs programs and on one that is updated in chunks."""
+
+    def run(f, **options):
+        results = []
+        for way in (lowered, lambda *_: None):
+            monkeypatch.setattr(training, "lowered", way)
+            results.append(f(make(seed=1, initializer=kvjax.initializers.normal(0.5), **options)))
+        return results
+
+    return run
+
+
+def steps(table, tx, n=5, seed=0, **extra):
+    """The rows after some steps of random keys, some of them often, and gradients, some of them zero."""
+    rng, state = np.random.default_rng(seed), kvjax.optax.rowwise(tx).init(table.dim)
+    step = jax.jit(lambda table, grads, state: table.apply(tx, grads, state, **extra))
+    for _ in range(n):
+        keys, rows = rng.integers(0, 30, 50), rng.normal(size=(50, table.dim)).astype(np.float32)
+        rows[rng.random(50) < 0.1] = 0
+        table, state = step(table, kvjax.SparseRows(keys, jnp.asarray(rows)), state)
+    return table.export(slots=True), state
+
+
+def assert_same(one, other, rtol=2e-6):
+    (rows, state), (want, want_state) = one, other
+    np.testing.assert_array_equal(rows.keys, want.keys)
+    np.testing.assert_array_equal(rows.freqs, want.freqs)
+    np.testing.assert_array_equal(rows.versions, want.versions)
+    for got, expected in zip((rows.values, *rows.slots.values()), (want.values, *want.slots.values()), strict=True):
+        got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+        scale = np.nanmax(np.abs(expected), initial=1e-30)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=rtol * scale)
+    for got, expected in zip(state, want_state, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=rtol)
+
+
+@pytest.mark.parametrize("name", few(sorted(TRANSFORMS), *QUICK))
+def test_every_transform_of_optax(name, both):
+    tx, state = TRANSFORMS[name]
+    one, other = both(lambda table: steps(table, tx), dim=16)
+    assert_same(one, other)
+    table = kvjax.get_table("lowered", dim=16)
+    assert (lowered(table.spec, kvjax.optax.rowwise(tx), state, {}) is None) == (name in NOT_LOWERED)
+
+
+def test_nearly_all_of_optax_is_lowered():
+    assert len(TRANSFORMS) >= 90 and len(NOT_LOWERED & set(TRANSFORMS)) <= 4
+
+
+@pytest.mark.parametrize("dim", [1, 2, 33, 300])
+def test_any_dim(dim, both):
+    assert_same(*both(lambda table: steps(table, optax.lamb(0.1)), dim=dim))
+
+
+@pytest.mark.parametrize("x64", [False, True], indirect=True)
+def test_counts_of_rows_in_any_width(x64, both):
+    """With 64-bit numbers switched on, optax computes powers of counts in float64."""
+    table = kvjax.get_table("wide", dim=4)
+    assert lowered(table.spec, kvjax.optax.rowwise(optax.adam(0.1)), (), {}) is not None
+    assert_same(*both(lambda table: steps(table, optax.adam(0.1)), dim=8), rtol=3e-7)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+def test_rows_of_16_bits(dtype, rounding, both):
+    """The product of a power of two is exact, so both ways round the same number by the same random bits."""
+    (one, _), (other, _) = both(lambda table: steps(table, optax.sgd(0.25)), dim=20, dtype=dtype, rounding=rounding)
+    np.testing.assert_array_equal(np.asarray(one.values, np.float32), np.asarray(other.values, np.float32))
+
+
+def test_slots_of_16_bits_and_of_one_element(both):
+    assert_same(*both(lambda table: steps(table, optax.adam(0.1, mu_dtype=jnp.bfloat16)), dim=8), rtol=1e-2)
+    assert_same(*both(lambda table: steps(table, optax.scale_by_amsgrad()), dim=8))
+
+
+@pytest.mark.parametrize("constraint", few([constraints.non_negative(), constraints.max_norm(0.5)], 1))
+def test_constraints(constraint, both):
+    assert_same(*both(lambda table: steps(table, optax.adagrad(0.3)), dim=6, constraint=constraint))
+
+
+def test_globals_and_extra_arguments(both):
+    def run(table):
+        tx = optax.inject_hyperparams(optax.sgd)(learning_rate=optax.exponential_decay(0.5, 2, 0.5))
+        return steps(table, tx)
+
+    assert_same(*both(run, dim=4))
+
+    def scaled():
+        return optax.GradientTransformationExtraArgs(
+            lambda params: optax.EmptyState(),
+            lambda updates, state, params=None, *, rate, **_: (jax.tree.map(lambda g: -rate * g, updates), state),
+        )
+
+    assert_same(*both(lambda table: steps(table, scaled(), rate=jnp.float32(0.5)), dim=4))
+
+
+def test_what_is_no_program_goes_in_chunks(make):
+    """A function of the row that no instruction does, and one with a side effect."""
+    seen = []
+
+    def watched(row):
+        jax.debug.callback(lambda x: seen.append(x.shape), row)
+        return row
+
+    for constraint in (lambda row: jnp.sort(row), watched):
+        table = make(dim=4, initializer=0.0, constraint=constraint)
+        assert lowered(table.spec, kvjax.optax.rowwise(optax.sgd(1.0)), (), {}) is None
+        grads = kvjax.SparseRows(np.array([7]), jnp.array([[1.0, 2.0, 3.0, 4.0]]))
+        table, _ = table.apply(optax.sgd(1.0), grads)
+        assert sorted(table.lookup(7).tolist()) == [-4.0, -3.0, -2.0, -1.0]
+    jax.effects_barrier()
+    assert seen
+
+
+def test_a_new_transform_of_the_same_kind_compiles_nothing(make):
+    table, grads = make(dim=4), kvjax.SparseRows(np.array([7]), jnp.ones((1, 4)))
+    table, _ = table.apply(optax.adam(0.1), grads)
+    before = training._apply_compiled._cache_size()
+    for _ in range(3):
+        table, _ = table.apply(optax.adam(0.1), grads)
+    assert training._apply_compiled._cache_size() == before
+    assert int(table.frequency(7)) == 4
+
+
+def test_duplicates_and_padding_need_no_merge(make):
+    keys, rows = np.array([9, 7, 9, 9, 3]), np.arange(10, dtype=np.float32).reshape(5, 2)
+    counts = jnp.array([1, 2, 1, 0, 1], jnp.int32)
+    table, _ = make(dim=2, initializer=0.0).apply(optax.sgd(1.0), kvjax.SparseRows(keys, jnp.asarray(rows), counts))
+    assert table.lookup(np.array([9, 7, 3])).tolist() == [[-4.0, -6.0], [-2.0, -3.0], [-8.0, -9.0]]
+    assert table.frequency(np.array([9, 7, 3])).tolist() == [2, 2, 1]
+    empty = kvjax.SparseRows(np.zeros(0, np.int64), jnp.zeros((0, 2)))
+    table, _ = table.apply(optax.sgd(1.0), empty)
+    assert len(table) == 3
+
+
+def test_a_program_is_plain_data(make):
+    spec = make(dim=4).spec
+    one, other = (lowered(spec, kvjax.optax.rowwise(optax.adagrad(0.1)), (), {}) for _ in range(2))
+    assert one.run.program == other.run.program and hash(one.run.program) == hash(other.run.program)
+    assert str(one.run.program).splitlines() == [
+        "initial slots:",
+        "  slot0 = mov g0",
+        "update:",
+        "  slot0 = fma_f grad grad slot0",
+        *str(one.run.program).splitlines()[4:],
+    ]
+
+
+OPERATIONS = {
+    "add": jnp.add, "sub": jnp.subtract, "mul": jnp.multiply, "max": jnp.maximum, "min": jnp.minimum,
+    "neg": jnp.negative, "abs": jnp.abs, "sign": jnp.sign, "tanh": jnp.tanh, "where": lambda x, y: jnp.where(x > y, x, y),
+    "sum": lambda x: jnp.sum(x) * jnp.ones_like(x), "norm": lambda x: x / (jnp.linalg.norm(x) + 1.0),
+    "greatest": lambda x: x - jnp.max(x), "clip": lambda x: jnp.clip(x, -0.5, 2.0), "square": jnp.square,
+    "root": lambda x: jnp.sqrt(jnp.abs(x)), "half": lambda x: x.astype(jnp.bfloat16).astype(jnp.float32),
+    "count": lambda x: x * jnp.sum(x > 0).astype(jnp.float32), "cube": lambda x: x**3,
+}  # fmt: skip
+
+
+@st.composite
+def updates(draw):
+    """A random function of gradient, value and two slots, as a transform: a list of (operation, operands)."""
+    program = [
+        (draw(st.sampled_from(sorted(OPERATIONS))), draw(st.integers(0, 50)), draw(st.integers(0, 50)))
+        for _ in range(draw(st.integers(1, 8)))
+    ]
+    outs = draw(st.tuples(*[st.integers(0, 50)] * 3))
+
+    def update(grad, state, value):
+        values = [grad, value, *state]
+        for name, a, b in program:
+            of = OPERATIONS[name]
+            operands = [values[a % len(values)], values[b % len(values)]][: of.nin if hasattr(of, "nin") else None]
+            arity = 2 if name in ("add", "sub", "mul", "max", "min", "where") else 1
+            values.append(jnp.clip(of(*operands[:arity]), -10, 10))
+        step, *slots = (values[i % len(values)] for i in outs)
+        return -0.1 * step, tuple(slots)
+
+    return optax.GradientTransformation(lambda value: (jnp.zeros_like(value), value * 2), update), program, outs
+
+
+@settings(max_examples=marks.examples(12, 150), deadline=None)
+@given(updates(), st.sampled_from([3, 16]))
+def test_any_update(update, dim):
+    tx, program, outs = update
+    results = []
+    for way in (lowered, lambda *_: None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(training, "lowered", way)
+            kvjax.drop_table("any") if "any" in kvjax.tables() else None
+            results.append(steps(kvjax.get_table("any", dim=dim, seed=1, initializer=0.5), tx, n=2))
+    assert_same(*results, rtol=1e-5)
+
+
+@slow
+def test_threads_change_nothing(make):
+    """More rows than one thread takes, in one batch and in many."""
+    keys, rng = np.arange(5000), np.random.default_rng(0)
+    rows = jnp.asarray(rng.normal(size=(5000, 16)).astype(np.float32))
+    whole, _ = make(dim=16).apply(optax.adam(0.1), kvjax.SparseRows(keys, rows), step=1)
+    parts = make(dim=16, seed=whole.spec.seed)
+    for i in range(0, 5000, 500):
+        parts, _ = parts.apply(optax.adam(0.1), kvjax.SparseRows(keys[i : i + 500], rows[i : i + 500]), step=1)
+    np.testing.assert_array_equal(whole.export().values, parts.export().values)
