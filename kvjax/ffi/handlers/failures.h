@@ -44,7 +44,7 @@ inline Error Caught(std::string_view table, std::string_view op) {
   } catch (const std::bad_alloc&) {
     return MemoryError(table, op);
   } catch (const std::exception& error) {
-    return Error(ErrorCode::kInternal, std::string("kvjax: ").append(op).append(": ").append(error.what()));
+    return UnexpectedError(op, error.what());
   }
 }
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/call.h"
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/python/columns.h"
 
 namespace kvjax {
@@ -67,9 +67,7 @@ auto CallPython(std::string_view table, std::string_view what, Call call) {
   } catch (nb::python_error& error) {
     const std::string text = nb::cast<std::string>(error.type().attr("__name__")) + ": " +
                              nb::cast<std::string>(nb::str(error.value()));
-    throw MakeError(ErrorCode::kInvalidArgument, table, "evict",
-                    std::string("a ").append(what).append(" that works"), text,
-                    "mend it and begin again with table.refresh(): the table is as it was");
+    throw UserError(table, what, text);
   }
 }
 

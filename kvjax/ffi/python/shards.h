@@ -31,10 +31,7 @@ Prepared<T> PrepareLoad(const std::shared_ptr<T>& table, uint32_t version, const
   const auto keys = nb::cast<HostArray<int64_t>>(in[column::kKeys]);
   const size_t n = keys.shape(0);
   const auto expect = [&](bool ok, const std::string& what, size_t got) {
-    if (!ok) {
-      throw MakeError(ErrorCode::kInvalidArgument, name, "load", what, std::to_string(got),
-                      "all arrays have one row per key");
-    }
+    if (!ok) throw ColumnError(name, what, got);
   };
   const auto longs = [&](const char* field) {
     const auto array = nb::cast<HostArray<int64_t>>(in[field]);
