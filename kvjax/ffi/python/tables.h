@@ -25,7 +25,6 @@
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/core/stats.h"
 #include "kvjax/ffi/python/callbacks.h"
-#include "kvjax/ffi/python/columns.h"
 #include "kvjax/ffi/python/common.h"
 
 namespace kvjax {
@@ -160,9 +159,9 @@ nb::dict ExportTable(const std::string& name, size_t shard, uint32_t version, bo
     admission = table->ExportAdmission(version);
   });
   nb::dict out = SnapshotToNumpy(std::move(s));
-  out[column::kPendingKeys] = ToNumpy(std::move(admission.keys));
-  out[column::kPendingCounts] = ToNumpy(std::move(admission.counts));
-  out[column::kSketch] = ToNumpy(std::move(admission.cells));
+  out[field::kPendingKeys] = ToNumpy(std::move(admission.keys));
+  out[field::kPendingCounts] = ToNumpy(std::move(admission.counts));
+  out[field::kSketch] = ToNumpy(std::move(admission.cells));
   return out;
 }
 
