@@ -33,11 +33,11 @@ def batch(kind, n, shards, seed=0):
 class Formula:
     """Bytes that all devices together send to others, for reads and for training steps, by the text of the docs.
 
-    A device has a piece of n keys. It has room for E + 4 sqrt(E) + 8 keys to each of the S owners, E = n / S, and at
-    most for n; that is cut into as many rounds as there are whole MiB of rows in it, or 16 KiB in the part of one
-    owner, but at least 1 and at most 8. The rounds that a batch takes are those of the fullest pair of devices. A
-    round sends to each other device the room and one line more of key words (8 bytes; 12 with the counts of gradients),
-    and rows for the room.
+    A device has a piece of n keys. To each of the S owners it may send E + 4 sqrt(E) + 8 keys, E = n / S, and at most
+    n; that is cut into as many rounds as there are whole MiB of rows in it, or 16 KiB in the part of one owner, but at
+    least 1 and at most 8. The rounds that a batch takes are those of the fullest pair of devices. A round sends to each
+    other device key words for its capacity and one line more (8 bytes; 12 with the counts of gradients), and rows for
+    its capacity.
     """
 
     keys: np.ndarray
@@ -49,14 +49,14 @@ class Formula:
         most = min(n, math.ceil(n / shards + 4 * math.sqrt(n / shards)) + 8)
         rows = 4 * self.dim * most
         self.usual = max(1, min(shards * rows // 2**20, rows // 2**14, 8))
-        self.room = math.ceil(most / self.usual)
+        self.capacity = math.ceil(most / self.usual)
         pieces = [np.unique(piece) for piece in self.keys.reshape(shards, n)]
         fullest = max(np.bincount(host.owners(piece, shards), minlength=shards).max() for piece in pieces)
-        self.distinct, self.rounds = sum(map(len, pieces)), math.ceil(fullest / self.room)
+        self.distinct, self.rounds = sum(map(len, pieces)), math.ceil(fullest / self.capacity)
 
     def bytes(self, per_line, per_key):
         pairs = self.shards * (self.shards - 1)
-        return pairs * self.rounds * (per_line * (1 + self.room) + per_key * self.room)
+        return pairs * self.rounds * (per_line * (1 + self.capacity) + per_key * self.capacity)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -228,7 +228,7 @@ def test_meshes_of_two_axes(make, mesh, check, placement, program, keys):
 
 
 def test_without_check_vma_each_device_has_its_own_batch(make, mesh):
-    """JAX does not know then what is the same on several devices; copies of a table must be told the same."""
+    """JAX does not know then what is the same on several devices; copies of a table must get the same."""
     mesh = mesh(data=2, model=2)
     grads = kvjax.SparseRows(np.arange(8), jnp.ones((8, 4)))
 
@@ -244,9 +244,7 @@ def test_without_check_vma_each_device_has_its_own_batch(make, mesh):
     assert freqs("data", "data") == {1}
     assert freqs(("data", "model"), ("data", "model")) == {1}
     assert freqs(("data", "model"), "data") == {2}
-    with pytest.raises(
-        (ValueError, jax.errors.JaxRuntimeError), match="want the same keys and values for all that are told of them"
-    ):
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="want the same keys and values on every device"):
         freqs("data", ("data", "model"))
 
 

@@ -1,4 +1,4 @@
-"""Which rows go, when a table is full and when it is told to."""
+"""Eviction: which rows are removed when a table is full, when a policy runs by itself, and by hand."""
 
 import jax
 import jax.numpy as jnp

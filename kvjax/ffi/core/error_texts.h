@@ -354,13 +354,11 @@ inline Error MeshError(std::string_view table, std::string_view op, uint32_t hel
 
 /// Operands that differ between devices that must have the same.
 inline Error DifferError(std::string_view table, std::string_view op) {
-  return MakeError(
-      ErrorCode::kInvalidArgument, table, op, "the same keys and values for all that are told of them",
-      "others on some devices",
-      "processes give equal arrays, or their parts of one by jax.make_array_from_process_local_data; copies "
-      "of "
-      "a table along an axis want what is gathered over it, or shard_map with check_vma=True, where kvjax "
-      "does it");
+  return MakeError(ErrorCode::kInvalidArgument, table, op, "the same keys and values on every device",
+                   "others on some devices",
+                   "processes give equal arrays, or their parts of one by "
+                   "jax.make_array_from_process_local_data; copies of a table along an axis want what is "
+                   "gathered over it, or shard_map with check_vma=True, where kvjax does it");
 }
 
 /// A failure whose error another process has.

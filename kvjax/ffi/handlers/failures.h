@@ -1,4 +1,5 @@
-// Nothing is thrown across the FFI: Guard turns what the core throws into an ffi::Error.
+// Failures: Guard turns what the core throws into an ffi::Error, as nothing may be thrown across the FFI, and
+// Failures numbers those that other devices have to know of.
 #pragma once
 #include <array>
 #include <cstddef>
