@@ -84,6 +84,23 @@ def test_frequency_and_version_are_exact(make, x64):
     assert out.freqs.dtype == out.versions.dtype == out.keys.dtype == np.int64
 
 
+@pytest.mark.parametrize("integer", [np.int64, np.uint8, jnp.int32, jnp.uint32])
+def test_steps_of_any_integer_type(integer, make):
+    """By themselves and traced: rows get the step, and eviction counts from it."""
+    grads = kvjax.SparseRows(np.arange(3), jnp.ones((3, 1)))
+
+    def apply(table, step):
+        return table.apply(SGD, grads, step=step)[0]
+
+    def evict(table, step):
+        return table.evict(kvjax.evict.MaxAge(2), step=step)
+
+    for wrap in (lambda f: f, jax.jit):
+        table = wrap(apply)(make(1), integer(5))
+        assert table.export().versions.tolist() == [5, 5, 5]
+        assert [len(table := wrap(evict)(table, integer(step))) for step in (7, 8)] == [3, 0]
+
+
 def test_removed_rows_leave_nothing_behind(make):
     """A key that comes back starts anew: initial row, no slots, no frequency."""
     table = make(2, initializer=1.0)
