@@ -132,6 +132,13 @@ def test_rows_of_the_batch_and_pinned_rows_stay(make):
     np.testing.assert_array_equal(table.refresh().export().keys, before.keys)
 
 
+def test_the_row_that_unadmitted_keys_share_stays(make):
+    table = make(1, admit=kvjax.admit.MinCount(2, unadmitted=7))
+    table = train(table, [1, 2, 2])
+    assert set(contents(table)) == {2, 7}
+    assert set(contents(table.evict(evict.MinFrequency(100)))) == {7}
+
+
 def test_the_policy_of_a_full_table_comes_first(make):
     table = make(1, max_capacity=4, on_full="evict", evict=evict.MinFrequency(2))
     table = train(train(table, [1, 1, 2, 3]), [4, 4])

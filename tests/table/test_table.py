@@ -49,6 +49,16 @@ def test_any_width_and_growth(dim, make):
     assert len(table) == len(keys)
 
 
+def test_the_index_grows_before_searches_get_long(make):
+    """It fills to 5/8 of its cells, on a device to 7/8."""
+    table = make(1, capacity=100)
+    full, device = table.stats(), table.spec.storage.backend != kvjax.storage.Host.backend
+    for n in (full.capacity, full.capacity + 1):
+        table = table.upsert(np.arange(n), np.zeros((n, 1)))
+        assert 0 < table.stats().load <= (7 / 8 if device else 5 / 8)
+    assert table.stats().capacity > full.capacity
+
+
 def test_duplicates_last_wins(make):
     table = make(2).upsert(np.array([5, 5, 6]), [[1.0, 1], [2, 2], [3, 3]])
     assert table.lookup(np.array([5, 6])).tolist() == [[2, 2], [3, 3]] and len(table) == 2
