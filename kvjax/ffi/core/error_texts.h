@@ -214,7 +214,7 @@ inline Error AdmissionError(std::string_view text) {
 /// A storage that the backend does not have.
 inline Error StorageError(std::string_view table, std::string_view text) {
   return MakeError(ErrorCode::kInvalidArgument, table, "get_table", "one of kvjax.storage",
-                   "'" + std::string(text) + "'", "see kvjax.storage");
+                   std::string("'").append(text).append("'"), "see kvjax.storage");
 }
 
 /// A policy that kvjax.evict does not write; got: what of it.
@@ -305,8 +305,9 @@ inline Error FileError(std::string_view table, std::string_view op, std::string_
                        std::string_view folder, int error, std::string_view mend) {
   const bool full =
       error == ENOSPC || error == EDQUOT || error == EFBIG || error == EMFILE || error == ENFILE;
-  return MakeError(full ? ErrorCode::kResourceExhausted : ErrorCode::kInvalidArgument, table, op, want,
-                   "'" + std::string(folder) + "': " + std::system_category().message(error), mend);
+  return MakeError(
+      full ? ErrorCode::kResourceExhausted : ErrorCode::kInvalidArgument, table, op, want,
+      std::string("'").append(folder).append("': ").append(std::system_category().message(error)), mend);
 }
 
 /// A folder in which no file of rows can be made.
