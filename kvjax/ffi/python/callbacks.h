@@ -36,10 +36,11 @@ template <class T>
 using NumpyElement = std::conditional_t<std::same_as<T, std::byte>, uint8_t, T>;
 
 /// Hands a vector to NumPy without a copy.
-template <class T>
-nb::ndarray<nb::numpy, NumpyElement<T>, nb::ndim<1>> ToNumpy(std::vector<T>&& data) {
-  auto* owned = new std::vector<T>(std::move(data));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
+template <class T, class Allocator>
+nb::ndarray<nb::numpy, NumpyElement<T>, nb::ndim<1>> ToNumpy(std::vector<T, Allocator>&& data) {
+  using Vector = std::vector<T, Allocator>;
+  auto* owned = new Vector(std::move(data));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<Vector*>(p); });
   return {owned->data(), {owned->size()}, owner};
 }
 

@@ -165,17 +165,18 @@ inline kvjax::SnapshotView View(const kvjax::Snapshot& s) {
 }
 
 /// Also what operator== says, but not byte by byte in a sanitizer's hands.
-template <class T>
-bool SameBytes(const std::vector<T>& a, const std::vector<T>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+template <class A, class B>
+bool SameBytes(const A& a, const B& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0);
 }
 
 inline bool Same(const kvjax::Snapshot& a, const kvjax::Snapshot& b) {
-  bool same = a.offsets == b.offsets && a.layout == b.layout && a.last_step == b.last_step;
+  bool same = a.offsets == b.offsets && a.layout == b.layout && a.last_step == b.last_step &&
+              a.slots.size() == b.slots.size();
   const auto compare = [&](const char*, size_t, const auto& x, const auto& y) { same &= SameBytes(x, y); };
   kvjax::EachColumn(0, compare, a, b);
-  return same &&
-         std::equal(a.slots.begin(), a.slots.end(), b.slots.begin(), b.slots.end(), SameBytes<std::byte>);
+  for (size_t s = 0; same && s < a.slots.size(); ++s) same = SameBytes(a.slots[s], b.slots[s]);
+  return same;
 }
 
 /// All that a table knows and that is not a statistic.
