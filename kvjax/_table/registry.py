@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvjax import storage
 from kvjax._process import PROCESS
 from kvjax._spec.options import Options
+from kvjax._spec.placement import Placement
 from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.signature import takes
 from kvjax._spec.spec import TableSpec
@@ -108,12 +109,27 @@ def get_table(name: str, given: Arguments) -> Table:
                 f"kvjax: table {name!r}, get_table: want a table of this name, got none; give dim= to create it"
             )
         return live(known)
-    where = given.storage or (known.storage if known else storage.default())
     placement = placement_of(given, name, "get_table")
     if given.mesh is None and known is not None:
         placement = known.placement
-    options = dataclasses.replace(given, storage=where)
-    spec = TableSpec.resolve(name, "get_table", given.dim, placement, options)
+    return get_or_make(name, given.dim, placement, given)
+
+
+def get_or_make(name: str, dim: Any, placement: Placement | None, options: Options) -> Table:
+    """Gets the table of this name, which must be as is asked, or creates it.
+
+    Args:
+      name: of the table.
+      dim: width of a row.
+      placement: where its rows live.
+      options: all others; without a storage it is where it is, or where programs run.
+
+    Raises:
+      ValueError, TypeError, RuntimeError: as `get_table`.
+    """
+    known = PROCESS.spec_of(name)
+    where = options.storage or (known.storage if known else storage.default())
+    spec = TableSpec.resolve(name, "get_table", dim, placement, dataclasses.replace(options, storage=where))
     check_backend(spec, "get_table")
     made = lifetime.create(spec)
     if made != spec:

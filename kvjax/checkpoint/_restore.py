@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from kvjax._sharded.processes import together
+from kvjax._spec.options import Options
 from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
 from kvjax._table.contents import check_capacity
-from kvjax._table.registry import get_table, tables
+from kvjax._table.registry import get_or_make, tables
 from kvjax._table.table import Table
 from kvjax._values.errors import fail
 from kvjax.checkpoint._format import FIELDS, POOL, Stored, read_meta
@@ -69,8 +70,7 @@ class Restore:
     def _make(self) -> Table:
         meta = self.stored.meta
         fields = {name: meta[name] for name in FIELDS if name in meta} | {"initializer": _initializer(self.stored)}
-        place = vars(self.sharding) if self.table is None else {}
-        return get_table(self.name, dim=meta["dim"], **fields, **self.rules, **place)
+        return get_or_make(self.name, meta["dim"], self.placement, Options(**fields, **self.rules))
 
 
 def _initializer(stored: Stored) -> Any:
