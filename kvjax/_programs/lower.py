@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer, eval_jaxpr
 from jax.extend import core as jex
 
 from kvjax._programs.instructions import FORMS, SUFFIXES, Field, Instruction, Register
@@ -33,7 +34,7 @@ class Shared:
 
     @property
     def concrete(self) -> bool:
-        return not isinstance(self.value, jax.core.Tracer)
+        return not isinstance(self.value, Tracer)
 
     def full(self, shape: Sequence[int]) -> Any:
         return jnp.broadcast_to(self.value, shape) if self.uniform else self.value
@@ -49,13 +50,21 @@ _INLINED = {
     "custom_vjp_call": "call_jaxpr",
     "checkpoint": "jaxpr",
 }
-_SAME = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient"}
-_SAME |= {"optimization_barrier", "reduce_precision", "pvary", "mesh_cast"}
+_SAME = {
+    "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient", "pvary",
+    "optimization_barrier", "reduce_precision", "mesh_cast",
+}  # fmt: skip
 _ELEMENTWISE = {form.removesuffix("_f") for form in FORMS if form.endswith("_f")} | {
-    *["and", "or", "xor", "not", "clamp", "integer_pow", "square", "convert_element_type", "select_n"]
+    "and", "or", "xor", "not", "clamp", "integer_pow", "square", "convert_element_type", "select_n",
+}  # fmt: skip
+_REDUCTIONS = {
+    "reduce_sum": "sum",
+    "reduce_max": "rmax",
+    "reduce_min": "rmin",
+    "reduce_prod": "prod",
+    "reduce_and": "rmin",
+    "reduce_or": "rmax",
 }
-_REDUCTIONS = {"reduce_sum": "sum", "reduce_max": "rmax", "reduce_min": "rmin", "reduce_prod": "prod"}
-_REDUCTIONS |= {"reduce_and": "rmin", "reduce_or": "rmax"}
 _NEUTRAL = {("add", 0.0), ("sub", 0.0), ("mul", 1.0), ("div", 1.0)}
 _UNSIGNED = {"lt", "le", "gt", "ge", "max", "min", "div", "rem", "abs", "sign"}  # that int32 does not do for uint32
 
@@ -131,7 +140,11 @@ class Lowering:
         env |= dict(zip(jaxpr.invars, args, strict=True))
 
         def read(atom: Any) -> Value:
-            return shared(np.asarray(atom.val, atom.aval.dtype)) if isinstance(atom, jex.Literal) else env[atom]
+            return (
+                shared(np.asarray(atom.val, getattr(atom.aval, "dtype", None)))
+                if isinstance(atom, jex.Literal)
+                else env[atom]
+            )
 
         for eqn in jaxpr.eqns:
             if eqn.effects:
@@ -247,7 +260,7 @@ class Lowering:
 def shared(x: Any) -> Shared:
     if np.size(x) == 1:
         return Shared(jnp.reshape(x, ()) if isinstance(x, jax.Array) else np.asarray(x).reshape(()), True)
-    if not isinstance(x, jax.core.Tracer) and np.size(x) and (np.asarray(x) == np.ravel(x)[0]).all():
+    if not isinstance(x, Tracer) and np.size(x) and (np.asarray(x) == np.ravel(x)[0]).all():
         return Shared(np.ravel(x)[0], True)
     return Shared(x, False)
 
@@ -264,7 +277,7 @@ def _evaluated(eqn: Any, args: Sequence[Shared]) -> list[Value]:
         variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, jex.Literal)))
         values = {v: x.full(v.aval.shape) for v, x in zip(eqn.invars, args, strict=True) if v in variables}
         alone = jex.Jaxpr((), variables, eqn.outvars, [eqn])
-        return [shared(x) for x in jax.core.eval_jaxpr(alone, (), *[values[v] for v in variables])]
+        return [shared(x) for x in eval_jaxpr(alone, (), *[values[v] for v in variables])]
 
 
 def _is_neutral(name: str, y: Value) -> bool:

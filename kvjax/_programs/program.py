@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from kvjax._programs.instructions import FORMS, GRADIENT, VALUE, Field, Instruction, Register
 
@@ -185,8 +186,8 @@ class _Encoder:
 def _cells(values: Sequence[Any]) -> Any:
     """Eight bytes for each, of which numbers of four have the first. What is known is known to NumPy, whose arrays
     belong to no trace and no mesh."""
-    if any(isinstance(x, jax.core.Tracer) for x in values):
-        return jnp.stack([_cell(jnp.asarray(x)) if isinstance(x, jax.core.Tracer) else _known(x) for x in values])
+    if any(isinstance(x, Tracer) for x in values):
+        return jnp.stack([_cell(jnp.asarray(x)) if isinstance(x, Tracer) else _known(x) for x in values])
     return np.stack([_known(x) for x in values]) if values else np.zeros((0, 2), np.uint32)
 
 

@@ -100,15 +100,16 @@ class ByProgram:
     slots: str
 
     def in_one_place(self, spec: TableSpec, update: Update) -> tuple[jax.Array, Any]:
-        grads = update.grads
-        check_dtypes([grads])
+        program = update.run
+        assert program is not None
+        check_dtypes([update.grads])
 
         def run(grads: SparseRows) -> Any:
             flat = _flat(grads)
             initial = initial_rows(spec, update.version, flat.keys, flat.counts > 0)
-            return (), (training.apply(spec, update.version, flat, update.step, initial, self.slots, update.run),)
+            return (), (training.apply(spec, update.version, flat, update.step, initial, self.slots, program),)
 
-        return as_auto(run, (), grads)[1][0], ()
+        return as_auto(run, (), update.grads)[1][0], ()
 
     def on_shard(self, spec: TableSpec, begun: training.Begun, n: int, update: Update) -> tuple[jax.Array, Any]:
         return begun.version, ()  # the commit has done it

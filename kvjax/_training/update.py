@@ -18,7 +18,7 @@ import optax
 
 from kvjax._keys.keys import x64_enabled
 from kvjax._programs.instructions import GRADIENT, VALUE, Field
-from kvjax._programs.lower import Lowering, NotLowered, Value, shared
+from kvjax._programs.lower import Lowering, NotLowered, Shared, Value, shared
 from kvjax._programs.program import Run, Section, contracted, encoded, live
 from kvjax._spec.spec import TableSpec
 from kvjax._training.rowwise import Rowwise
@@ -113,7 +113,7 @@ class _Trace:
         section, rest = self._section(update, [*operands, *map(shared, state)], [self.value, *self.slots])
         globals_ = []
         for x, old, aval in zip(rest, state, update.out_avals[1 + len(self.slots) :], strict=True):
-            if not hasattr(x, "full"):
+            if not isinstance(x, Shared):
                 raise NotLowered("a global that depends on a row")
             globals_.append(jnp.asarray(x.full(aval.shape), jnp.result_type(old)))
         program, cells = encoded(self.spec.dim, first, section)

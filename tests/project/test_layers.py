@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS = [
     ["kvjax.ffi", "kvjax._values", "kvjax._spmd", "kvjax._process"],
     ["kvjax._keys", "kvjax.admit", "kvjax.constraints", "kvjax.evict", "kvjax.initializers", "kvjax.storage"],
-    ["kvjax._spec"],
+    ["kvjax._spec", "kvjax._programs"],
     ["kvjax._ops"],
     ["kvjax._sharded"],
     ["kvjax._training"],
