@@ -4,7 +4,6 @@ from typing import Any
 import numpy
 import numpy.typing
 
-
 MAX_DIM: int = 1048576
 
 SEAL: int = 1802922616
@@ -35,7 +34,14 @@ INSTRUCTIONS: list[tuple[str, int, bool]]
 
 HOME: int
 
-def create(name: str, options: dict[str, object], devices: Sequence[int], shards: Sequence[int], owns_shared: Sequence[bool], first_version: int) -> None:
+def create(
+    name: str,
+    options: dict[str, object],
+    devices: Sequence[int],
+    shards: Sequence[int],
+    owns_shared: Sequence[bool],
+    first_version: int,
+) -> None:
     """
     Makes the shards of a table that live in this process.
 
@@ -45,7 +51,7 @@ def create(name: str, options: dict[str, object], devices: Sequence[int], shards
     and whether it has the row that unadmitted keys share; [HOME], [0], [True] for a table in one place.
     """
 
-def drop(name: str, op: str = 'drop_table', only_at: int | None = None) -> int:
+def drop(name: str, op: str = "drop_table", only_at: int | None = None) -> int:
     """
     Forgets a table, unless it has been written since version `only_at`. Returns the first version of a later
     table of the name.
@@ -98,7 +104,18 @@ def commit_load(prepared: Prepared) -> int:
     Replaces the contents of the shard that these were read for. Returns its next version.
     """
 
-def stage(name: str, op: str, options: dict[str, object], devices: Sequence[int], shards: Sequence[int], owns_shared: Sequence[bool], version: int, contents: Sequence[dict[str, object]], originals: Sequence[int], sink: Callable[[dict[str, object], str], None] | None) -> Staged:
+def stage(
+    name: str,
+    op: str,
+    options: dict[str, object],
+    devices: Sequence[int],
+    shards: Sequence[int],
+    owns_shared: Sequence[bool],
+    version: int,
+    contents: Sequence[dict[str, object]],
+    originals: Sequence[int],
+    sink: Callable[[dict[str, object], str], None] | None,
+) -> Staged:
     """
     Makes and fills shards, for handles of later versions than `version`; arguments as those of create.
     contents: of each shard; the shards in `originals` get the sink.

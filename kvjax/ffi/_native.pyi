@@ -1,8 +1,8 @@
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
+
 import numpy
 import numpy.typing
-from typing import Protocol
 
 class Prepared:
     """Contents that have been read for a table; nothing has changed yet."""
@@ -12,6 +12,7 @@ class Staged:
 
 class Native(Protocol):
     """A native module: the calls on whole tables of one backend, its handlers and constants."""
+
     MAX_DIM: int = 1048576
     SEAL: int = 1802922616
     NUM_BUCKETS: int = 65536
@@ -20,8 +21,8 @@ class Native(Protocol):
 
     def set_process(self, process: int) -> None:
         """
-    Says which of several processes this is, so that the numbers of their failures differ.
-    """
+        Says which of several processes this is, so that the numbers of their failures differ.
+        """
 
     def owners(self, keys: numpy.typing.NDArray[numpy.int64], shards: int) -> numpy.typing.NDArray[numpy.int32]:
         """The shard (n,) of each key by its virtual bucket."""
@@ -35,21 +36,29 @@ class Native(Protocol):
     INSTRUCTIONS: list[tuple[str, int, bool]]
     HOME: int
 
-    def create(self, name: str, options: dict[str, object], devices: Sequence[int], shards: Sequence[int], owns_shared: Sequence[bool], first_version: int) -> None:
+    def create(
+        self,
+        name: str,
+        options: dict[str, object],
+        devices: Sequence[int],
+        shards: Sequence[int],
+        owns_shared: Sequence[bool],
+        first_version: int,
+    ) -> None:
         """
-    Makes the shards of a table that live in this process.
+        Makes the shards of a table that live in this process.
 
-    options: what a table is, by the keys dim, dtype, kind, a, b, pool, seed (of the initializer), storage,
-    sharded, capacity, max_capacity, on_full, admit (None, or a dict of kvjax.admit), policy, evict_every,
-    count_batches and score. devices, shards, owns_shared: for each shard the device it lives on, its number,
-    and whether it has the row that unadmitted keys share; [HOME], [0], [True] for a table in one place.
-    """
-
-    def drop(self, name: str, op: str='drop_table', only_at: int | None=None) -> int:
+        options: what a table is, by the keys dim, dtype, kind, a, b, pool, seed (of the initializer), storage,
+        sharded, capacity, max_capacity, on_full, admit (None, or a dict of kvjax.admit), policy, evict_every,
+        count_batches and score. devices, shards, owns_shared: for each shard the device it lives on, its number,
+        and whether it has the row that unadmitted keys share; [HOME], [0], [True] for a table in one place.
         """
-    Forgets a table, unless it has been written since version `only_at`. Returns the first version of a later
-    table of the name.
-    """
+
+    def drop(self, name: str, op: str = "drop_table", only_at: int | None = None) -> int:
+        """
+        Forgets a table, unless it has been written since version `only_at`. Returns the first version of a later
+        table of the name.
+        """
 
     def version(self, name: str, shard: int) -> int:
         """The live version, once no step is under way."""
@@ -62,15 +71,15 @@ class Native(Protocol):
 
     def export_table(self, name: str, shard: int, version: int, with_slots: bool) -> dict[str, object]:
         """
-    The snapshot of a shard as flat arrays, sorted by (bucket, key): keys, values, freqs, versions, has_slots,
-    pinned, offsets, last_step, slots as (name, type, bytes), and of its admission pending_keys,
-    pending_counts and sketch.
-    """
+        The snapshot of a shard as flat arrays, sorted by (bucket, key): keys, values, freqs, versions, has_slots,
+        pinned, offsets, last_step, slots as (name, type, bytes), and of its admission pending_keys,
+        pending_counts and sketch.
+        """
 
     def stats(self, name: str, shard: int) -> dict[str, Any]:
         """
-    What a shard holds and has done, by name; "evicted" is a dict of rows by reason.
-    """
+        What a shard holds and has done, by name; "evicted" is a dict of rows by reason.
+        """
 
     def rows(self, name: str, shard: int) -> tuple[int, int]:
         """The number of rows, and the version they belong to."""
@@ -83,25 +92,37 @@ class Native(Protocol):
 
     def prepare_load(self, name: str, shard: int, version: int, rows: dict[str, object]) -> Prepared:
         """
-    Reads the contents of a shard: what export_table gives, with slots as (name, type, bytes of one, bytes).
-    Without pending_keys the shard keeps its admission.
-    """
+        Reads the contents of a shard: what export_table gives, with slots as (name, type, bytes of one, bytes).
+        Without pending_keys the shard keeps its admission.
+        """
 
     def commit_load(self, prepared: Prepared) -> int:
         """
-    Replaces the contents of the shard that these were read for. Returns its next version.
-    """
-
-    def stage(self, name: str, op: str, options: dict[str, object], devices: Sequence[int], shards: Sequence[int], owns_shared: Sequence[bool], version: int, contents: Sequence[dict[str, object]], originals: Sequence[int], sink: Callable[[dict[str, object], str], None] | None) -> Staged:
+        Replaces the contents of the shard that these were read for. Returns its next version.
         """
-    Makes and fills shards, for handles of later versions than `version`; arguments as those of create.
-    contents: of each shard; the shards in `originals` get the sink.
-    """
+
+    def stage(
+        self,
+        name: str,
+        op: str,
+        options: dict[str, object],
+        devices: Sequence[int],
+        shards: Sequence[int],
+        owns_shared: Sequence[bool],
+        version: int,
+        contents: Sequence[dict[str, object]],
+        originals: Sequence[int],
+        sink: Callable[[dict[str, object], str], None] | None,
+    ) -> Staged:
+        """
+        Makes and fills shards, for handles of later versions than `version`; arguments as those of create.
+        contents: of each shard; the shards in `originals` get the sink.
+        """
 
     def replace(self, name: str, op: str, version: int, staged: Staged) -> None:
         """
-    Replaces the shards of a table, unless it has been written since `version`.
-    """
+        Replaces the shards of a table, unless it has been written since `version`.
+        """
 
     def adopt(self, name: str, op: str, staged: Staged) -> None:
         """Makes a table of the shards, where there is none of the name."""

@@ -189,10 +189,14 @@ def test_a_merged_gradient_that_was_changed_is_refused_or_merged_again(make):
     assert sorted(table.apply(optax.sgd(1.0), dropped)[0].export().keys.tolist()) == [1, 3]
     table = table.refresh().clear()
     joined = jax.tree.map(lambda a: jnp.concatenate([jnp.atleast_1d(a)] * 2), merged)
-    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="distinct keys, then padding"):
-        jax.block_until_ready(table.apply(optax.sgd(1.0), joined)[0])
-    table = table.refresh()
-    assert len(table) == 0
+    if kvjax.ffi.on_device():
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="distinct keys, then padding"):
+            jax.block_until_ready(table.apply(optax.sgd(1.0), joined)[0])
+        table = table.refresh()
+        assert len(table) == 0
+    else:  # sums whatever has equal keys
+        assert table.apply(optax.sgd(1.0), joined)[0].frequency(np.array([1, 2, 3])).tolist() == [2, 2, 2]
+        table = table.refresh().clear()
     table, _ = table.apply(optax.sgd(1.0), kvjax.merge([merged, merged]))
     assert table.frequency(np.array([1, 2, 3])).tolist() == [2, 2, 2]
 
