@@ -20,6 +20,9 @@ class Process:
       specs: what each live table is, by name.
       first_versions: the version of a table that is yet to be made, by name: behind those of one that was dropped, in
         whatever backend, so that its handles stay stale.
+      births: the version that each live table was made at: one that still has it has never been written.
+      of_modules: the live tables that a module's ``init`` made, and may make anew, by name; true of those whose seed
+        nobody gave.
       sinks: what shards call with evicted rows, by table; it goes with a table that moves.
     """
 
@@ -27,6 +30,8 @@ class Process:
         self.lock = threading.RLock()
         self.specs: dict[str, Any] = {}
         self.first_versions: dict[str, int] = {}
+        self.births: dict[str, int] = {}
+        self.of_modules: dict[str, bool] = {}
         self.sinks: dict[str, Any] = {}
         self._scores: dict[str, Score] = {}
 

@@ -21,6 +21,7 @@ def create(spec: TableSpec) -> TableSpec:
             _number_failures(spec)
             spec.host.create(spec.name, spec.native_options(), **spec.native_shards(), first_version=first)
             PROCESS.specs[spec.name] = spec
+            PROCESS.births[spec.name] = first
         return PROCESS.specs[spec.name]
 
 
@@ -31,6 +32,8 @@ def drop(name: str) -> None:
             raise fail(KeyError, name, "drop_table", "a table of this name", "none", "see kvjax.tables()")
         PROCESS.first_versions[name] = PROCESS.specs[name].host.drop(name)
         del PROCESS.specs[name]
+        PROCESS.births.pop(name, None)
+        PROCESS.of_modules.pop(name, None)
         PROCESS.sinks.pop(name, None)
 
 

@@ -108,6 +108,14 @@ def get_table(name: str, given: Arguments) -> Table:
                 f"kvjax: table {name!r}, get_table: want a table of this name, got none; give dim= to create it"
             )
         return live(known)
+    spec = asked(name, given, known)
+    check_same(spec, lifetime.create(spec))
+    return live(spec)
+
+
+def asked(name: str, given: Arguments, known: TableSpec | None) -> TableSpec:
+    """The spec that arguments ask for, which the backend can hold; what they leave open of the place of the rows is as
+    the table that is `known` has it."""
     where = given.storage or (known.storage if known else storage.default())
     placement = placement_of(given, name, "get_table")
     if given.mesh is None and known is not None:
@@ -115,12 +123,16 @@ def get_table(name: str, given: Arguments) -> Table:
     options = dataclasses.replace(given, storage=where)
     spec = TableSpec.resolve(name, "get_table", given.dim, placement, options)
     check_backend(spec, "get_table")
-    made = lifetime.create(spec)
+    return spec
+
+
+def check_same(spec: TableSpec, made: TableSpec) -> None:
+    """Whether a table was made as it is asked for now."""
     if made != spec:
         raise fail(
-            ValueError, name, "get_table", "the arguments it was made with", spec.differences(made), _mend(spec, made)
-        )
-    return live(spec)
+            ValueError, spec.name, "get_table", "the arguments it was made with", spec.differences(made),
+            _mend(spec, made),
+        )  # fmt: skip
 
 
 # What a table that exists can change.
