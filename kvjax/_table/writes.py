@@ -181,7 +181,8 @@ class Writes(Handle):
           grads: `SparseRows` of this table.
           state: what the transform keeps for all rows together: ``kvjax.optax.rowwise(tx).init(dim)`` at first,
             then what the last call returned. Transforms without schedules have none, ``()``.
-          step: integer or ``()`` integer array; by default one more than the table's last step.
+          step: integer or ``()`` integer array; by default one more than the table's last step, and so if it is lower
+            than that: an optimizer that counts from 0 anew does not make rows older than they are.
           **extra_args: handed to the transform's update.
 
         Returns:

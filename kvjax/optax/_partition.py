@@ -22,7 +22,8 @@ class PartitionState(NamedTuple):
     """State of `partition`.
 
     Attributes:
-      count: ``()`` int32, updates so far; the next one is the step that rows are stamped with.
+      count: ``()`` int32, updates so far; the next one is the step that rows are stamped with, unless the table is
+        further already (see `Table.apply`).
       dense: state of the dense transform.
       tables: by table name, what its transform keeps for all rows together. What it keeps per row is in the table.
     """
