@@ -25,7 +25,8 @@ class Keys:
     Attributes:
       words: ``(..., 2)`` uint32.
       narrow: whether the keys come from a JAX array of 32-bit integers while ``jax_enable_x64`` is off, where
-        JAX may have cut ids of 64 bits. A table that holds wider keys refuses such keys.
+        JAX may have cut ids of 64 bits. Tables refuse such keys, unless ``key_dtype="int32"`` or "uint32" says that
+        the ids have 32 bits; one that holds wider keys refuses them all the same.
     """
 
     __slots__ = ("narrow", "words")
@@ -124,7 +125,8 @@ def keys(ids: KeysLike) -> Keys:
 
     Args:
       ids: ``(...)`` integers: NumPy array, Python int or nested list (exact at 64 bits), or a JAX array, which
-        is taken at its own width. Hash strings with `kvjax.hash_keys` first.
+        is taken at its own width: the caller says that JAX has cut none of them. Hash strings with `kvjax.hash_keys`
+        first.
 
     Returns:
       `Keys` of shape ``(...)``.

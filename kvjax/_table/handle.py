@@ -61,7 +61,20 @@ class Handle:
 
 def keys_for(table: Handle, keys: Any, op: str) -> Keys:
     """The keys of a call."""
-    return as_keys(keys, f"table {table.name!r}, {op}")
+    keys = as_keys(keys, f"table {table.name!r}, {op}")
+    check_width(table.spec, keys, op)
+    return keys
+
+
+def check_width(spec: TableSpec, keys: Keys, op: str) -> None:
+    """Whether JAX may have cut keys before they came here, and nobody has said that it has not."""
+    if keys.narrow and not spec.narrow_keys:
+        raise fail(
+            TypeError, spec.name, op, "keys of 64 bits",
+            "a JAX array of 32-bit integers while jax_enable_x64 is off, to which jit and jnp cut NumPy's 64-bit ids",
+            "pass kvjax.keys(numpy_ids) into compiled functions, which is exact; for ids that never had more than 32 "
+            "bits, kvjax.keys(array) where they are used says so, or key_dtype='int32' where the table is made",
+        )  # fmt: skip
 
 
 def version_to_read(table: Handle, op: str) -> jax.Array:

@@ -78,8 +78,8 @@ def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool) -> Table:
         return table
     if written and len(table):
         warnings.warn(
-            f"kvjax: table {spec.name!r}, init: made anew, without the rows that training had given it; its handles from "
-            "before are stale. To go on with its rows, give the layer reuse=True or the Table; for shapes alone, "
+            f"kvjax: table {spec.name!r}, init: made anew, without the rows that training had given it; its handles "
+            "from before are stale. To go on with its rows, give the layer reuse=True or the Table; for shapes alone, "
             "jax.eval_shape(net.init, ...) touches no table",
             stacklevel=3,
         )

@@ -46,7 +46,8 @@ def get_table(name: str, given: Arguments) -> Table:
       name: unique in the process; compiled programs and checkpoints find the table by it.
       dim: width of a row, at least 1.
       key_dtype: "int64", "uint64", "int32" or "uint32": how exported keys are typed (signed or unsigned, always
-        64 bits). Every table takes any 64-bit key.
+        64 bits). Every table takes any 64-bit key. While ``jax_enable_x64`` is off, only "int32" and "uint32" take JAX
+        arrays of 32-bit integers as they are: these may be what JAX has made of 64-bit ids.
       dtype: of the rows, "float32", "bfloat16" or "float16". Gradients and slots are float32.
       initializer: a number; an array, one row ``(dim,)`` or a pool of rows ``(p, dim)`` of which each key chooses one;
         one of `kvjax.initializers`; or a function ``(rng, shape, dtype)``, such as any of ``jax.nn.initializers``,

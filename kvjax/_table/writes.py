@@ -15,8 +15,8 @@ from kvjax._sharded import writes
 from kvjax._spec.unsupported import check_evict
 from kvjax._table.handle import Handle, keys_for, version_to_write
 from kvjax._table.reads import Query, lookup
-from kvjax._training.apply import Update, apply, check
-from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
+from kvjax._table.training import check_gradient, train
+from kvjax._training.rowwise import Transform, as_rowwise
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
@@ -203,7 +203,7 @@ class Writes(Handle):
           >>> kvjax.drop_table("doc_apply")
         """
         rowwise = as_rowwise(tx)
-        check(self.spec, rowwise, grads, state)
+        check_gradient(self, rowwise, grads, state)
         return train(self, rowwise, grads, state, step, extra_args)
 
     def remove(self, keys: KeysLike) -> Self:
@@ -356,14 +356,6 @@ class Writes(Handle):
           >>> kvjax.drop_table("doc_clear_slots")
         """
         return self.at(writes.clear(self.spec, version_to_write(self, "clear_slots"), "clear_slots"))
-
-
-def train(table: H, rowwise: Rowwise, grads: SparseRows, state: Any, step: Any, extra: dict[str, Any]) -> tuple[H, Any]:
-    """`Table.apply` of what `check` has let through."""
-    version = version_to_write(table, "apply")
-    words = step_words(step, table.name, "apply")
-    version, state = apply(table.spec, rowwise, Update(version, grads, tuple(state), words, extra))
-    return table.at(version), state
 
 
 def _write_keys(table: H, op: str, keys: Keys) -> H:

@@ -9,6 +9,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import yaml
+from flax.core.scope import LazyRng
 
 from kvjax._keys.keys import KeysLike
 from kvjax._lookup.combiners import Combiner
@@ -30,7 +31,7 @@ class _TableModule(LayerOptions, nn.Module):
         assert scope is not None
         if not self.has_variable("params", "table"):
             # The model's key and not this module's, which differs between two modules that name one table.
-            return self.param("table", lambda _: resolve_table(self, op, scope.root.rngs["params"].rng))
+            return self.param("table", lambda _: resolve_table(self, op, LazyRng.create(scope.root.rngs["params"]).rng))
         table = checked(self, op, self.get_variable("params", "table"))
         return self.param("table", lambda _: table)
 
@@ -50,8 +51,8 @@ class Embed(_TableModule):
       reuse: whether ``init`` goes on with the rows of a live table of this name.
       initializer: see `kvjax.get_table`; by default normal with variance 1 / features.
       key_dtype: see `kvjax.get_table`.
-      seed: see `kvjax.get_table`; by default ``init`` makes it of its key and the table's name. (Inside ``jit`` there is
-        no number of its key yet, and the name alone decides.)
+      seed: see `kvjax.get_table`; by default ``init`` makes it of its key and the table's name. (Inside ``jit`` its key
+        has no number yet, and the name alone decides.)
       trainable: see `kvjax.get_table`.
       checkpoint: see `kvjax.get_table`, as for the options that follow.
       capacity: rows to take memory for at once.

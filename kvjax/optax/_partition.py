@@ -11,8 +11,7 @@ import optax
 
 from kvjax._keys.sparse_rows import is_sparse
 from kvjax._table.table import Table, is_table
-from kvjax._table.writes import train
-from kvjax._training.apply import check
+from kvjax._table.training import check_gradient, train
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
 
 TableTx: TypeAlias = Transform | Mapping[str, Transform] | Callable[[str], Transform]
@@ -85,7 +84,7 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
         pairs = zip(*(jax.tree.leaves(tree, is_leaf=_is_either) for tree in (params, updates)), strict=True)
         for table, grad in pairs:  # all are checked before the first is written
             if is_table(table) and table.spec.trainable:
-                check(table.spec, choose(table.name), grad, state.tables[table.name])
+                check_gradient(table, choose(table.name), grad, state.tables[table.name])
         dense_updates, dense_state = dense.update(_without(updates), state.dense, _without(params), **extra)
         step = state.count + 1
         globals_ = dict(state.tables)

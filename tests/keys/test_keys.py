@@ -71,9 +71,52 @@ def test_arithmetic_on_words_is_refused(make):
         make().lookup(kvjax.Keys(keys))
 
 
+READS = {
+    "lookup": lambda t, ids: t.lookup(ids),
+    "embed": lambda t, ids: kvjax.flax.Embed(t).apply({"params": {"table": t}}, ids, salt=3),
+    "bag": lambda t, ids: kvjax.lookup_bag(t, ids[None]),
+    "many": lambda t, ids: kvjax.lookup_many({"a": (t, ids)})["a"],
+}
+WRITES = {
+    "upsert": lambda t, ids: t.upsert(ids, jnp.ones((1, 4))),
+    "apply": lambda t, ids: t.apply(optax.sgd(0.1), kvjax.SparseRows(ids, jnp.ones((1, 4))))[0],
+    "partition": lambda t, ids: updated(t, kvjax.SparseRows(ids, jnp.ones((1, 4)))),
+    "prefetch": lambda t, ids: kvjax.prefetch(t, ids)[1],
+}
+
+
+def updated(table, grads):
+    tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(0.1))
+    updates, _ = tx.update({"t": grads}, tx.init({"t": table}), {"t": table})
+    return optax.apply_updates({"t": table}, updates)["t"]
+
+
+@pytest.mark.parametrize("use", [*READS, *WRITES])
+def test_ids_that_jax_may_have_cut_are_refused(use, make):
+    """With x64 off, JAX cuts 2**40 + 7 to 7 without a word: nobody can train on what is left unless they say so."""
+    table, ids = make(), np.array([2**40 + 7])
+    call = (READS | WRITES)[use]
+    for cut in (ids, ids.astype(np.uint64)):
+        with pytest.raises(TypeError, match=r"want keys of 64 bits.*pass kvjax\.keys\(numpy_ids\).*key_dtype='int32'"):
+            jax.jit(call)(table, cut)
+    with pytest.raises(TypeError, match=r"kvjax\.keys"):
+        call(table, jnp.asarray(ids.astype(np.int32)))
+    assert len(table) == 0
+    jax.block_until_ready(jax.jit(call)(table, kvjax.keys(ids)))
+
+
+def test_ids_of_32_bits_are_taken_where_somebody_says_so(make):
+    rows = jnp.arange(8.0).reshape(2, 4)
+    table = make(key_dtype="int32").upsert(jnp.array([7, -1]), rows)
+    read = jax.jit(lambda t, ids: t.lookup(ids))
+    np.testing.assert_array_equal(read(table, np.array([-1, 7], np.int32)), rows[::-1])
+    other = make().upsert(kvjax.keys(jnp.array([7, -1])), rows)
+    np.testing.assert_array_equal(jax.jit(lambda t, ids: t.lookup(kvjax.keys(ids)))(other, np.array([7, -1])), rows)
+
+
 def test_truncated_keys_are_refused_by_a_table_of_wide_ones(make):
-    """With x64 off, JAX cuts 2**40 + 7 to 7 without a word: the table notices that it holds wider keys."""
-    table = make().upsert(np.array([2**40 + 7]), np.ones((1, 4)))
+    """Also by one of ids that are said to have 32 bits: the table notices that it holds wider keys."""
+    table = make(key_dtype="int32").upsert(np.array([2**40 + 7]), np.ones((1, 4)))
     read = jax.jit(lambda table, ids: table.lookup(ids))
     train = jax.jit(lambda table, ids: table.apply(optax.sgd(0.1), kvjax.SparseRows(ids, jnp.ones((1, 4))))[0])
     for use in (read, train):
@@ -85,9 +128,10 @@ def test_truncated_keys_are_refused_by_a_table_of_wide_ones(make):
     np.testing.assert_array_equal(read(table, kvjax.keys(jnp.array([7]))), np.zeros((1, 4)))
 
 
-def test_narrow_tables_take_int32(make, x64):
-    table = make().upsert(jnp.array([7, -1]), jnp.ones((2, 4)))
-    assert table.contains(np.array([7, -1, 8])).tolist() == [True, True, False]
+def test_with_x64_jax_cuts_nothing(make):
+    with jax.enable_x64(True):
+        table = make().upsert(jnp.array([7, -1], jnp.int32), jnp.ones((2, 4)))
+        assert table.contains(np.array([7, -1, 8])).tolist() == [True, True, False]
 
 
 def test_hash_keys():
