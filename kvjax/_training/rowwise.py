@@ -13,7 +13,7 @@ from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, layout_of
 
 
 class HasUpdate(Protocol):
-    """What works as an optax transform: ``optax.GradientTransformation``, ``optax.MultiSteps``."""
+    """What works as an optax transform, such as ``optax.GradientTransformation``."""
 
     @property
     def init(self) -> Callable[..., Any]: ...
@@ -87,7 +87,8 @@ def rowwise(tx: HasUpdate, count: SlotCount = "auto") -> Rowwise:
 
     Raises:
       TypeError: `tx` is not an optax transform.
-      ValueError: `count` is none of these.
+      ValueError: `count` is none of these. When it is used: its state has random keys, or it holds updates back
+        (``optax.MultiSteps``).
 
     Example:
       >>> import kvjax, optax

@@ -38,8 +38,10 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
     ``update`` writes the rows and returns, as the "update" of a `Table`, the difference of versions; so
     ``optax.apply_updates``, Flax's ``TrainState`` and ``nnx.Optimizer`` work as they are. Because it writes, it comes
     last in a chain, and each result is used: an update that is changed or thrown away leaves stale handles behind,
-    which the next call reports. Wrappers that hold updates back (``optax.MultiSteps``, ``optax.apply_if_finite``) go
-    inside.
+    which the next call reports. So wrappers that hold updates back do not go around it. Inside, each row would count
+    for itself: ``optax.apply_if_finite`` skips the rows whose gradients are not finite, and not the step, and
+    ``optax.MultiSteps`` is refused, because rows that are rarely touched would never be trained. To accumulate
+    gradients over batches, merge them in the step: `kvjax.merge`.
 
     Args:
       dense: transform of everything that is not a table.
@@ -50,7 +52,7 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
       An optax transform. Extra arguments of ``update`` go to both.
 
     Raises:
-      ValueError: a table has no transform, or the gradients do not fit the parameters.
+      ValueError: a table has no transform, or one that holds updates back, or the gradients do not fit the parameters.
       TypeError: the gradient of a table is not `SparseRows`.
 
     Example:
@@ -123,7 +125,9 @@ def _check_same_tree(params: Any, grads: Any) -> None:
 
 
 def _chooser(tables: Any) -> Callable[[str], Rowwise]:
-    is_function = callable(tables) and not hasattr(tables, "update")  # transforms are tuples; MultiSteps is an object
+    is_function = callable(tables) and not hasattr(
+        tables, "update"
+    )  # a transform may be an object that is callable, too
 
     def choose(name: str) -> Rowwise:
         if isinstance(tables, Mapping):
