@@ -26,6 +26,7 @@ class SparseRows:
       seal: uint32, constants that any arithmetic on the whole tree destroys. Arithmetic would destroy the keys
         too, so `merge` refuses a gradient with a broken seal instead of training wrong rows.
       merged: whether the keys are distinct and the padding stands at the end, as `merge` leaves them.
+      table: name of the table whose gradient `kvjax.value_and_grad` made, which no other takes; None if made by hand.
 
     Args:
       keys: `Keys` or integers ``(...)``.
@@ -46,6 +47,7 @@ class SparseRows:
     counts: jax.Array
     seal: jax.Array
     merged: bool
+    table: str | None
 
     def __init__(self, keys: KeysLike, rows: ArrayLike, counts: ArrayLike | None = None) -> None:
         self.keys = as_keys(keys)
@@ -58,16 +60,17 @@ class SparseRows:
             )
         self.seal = jnp.uint32(_SEAL)
         self.merged = False
+        self.table = None
 
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], bool]:
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[bool, str | None]]:
         names = ("keys", "rows", "counts", "seal")
-        return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], self.merged
+        return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], (self.merged, self.table)
 
     @classmethod
-    def tree_unflatten(cls, merged: bool, children: Sequence[Any]) -> Self:
+    def tree_unflatten(cls, aux: tuple[bool, str | None], children: Sequence[Any]) -> Self:
         new = object.__new__(cls)
         new.keys, new.rows, new.counts, new.seal = children
-        new.merged = merged
+        new.merged, new.table = aux
         return new
 
     def replace(self, **fields: Any) -> SparseRows:
@@ -79,7 +82,7 @@ class SparseRows:
           **fields: attributes by name.
         """
         merged = self.merged and not fields.keys() & {"keys", "counts"}
-        new = self.tree_unflatten(merged, (self.keys, self.rows, self.counts, self.seal))
+        new = self.tree_unflatten((merged, self.table), (self.keys, self.rows, self.counts, self.seal))
         for name, value in fields.items():
             setattr(new, name, value)
         return new

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
@@ -26,6 +27,7 @@ from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._spmd.varying import axis_index, known, manual_axes, varying, varying_like, zeros
 from kvjax._table.table import Table, is_table
+from kvjax._table.tapes import untaped
 from kvjax._values.errors import fail
 
 P = ParamSpec("P")
@@ -125,7 +127,8 @@ def value_and_grad(
 
     Where a `Table` stood, the gradient holds a `SparseRows` with one row per key that the loss looked up. The
     function is traced twice, also outside ``jit``. It must use each lookup at most once: a lookup inside a ``scan`` or
-    ``vmap`` of the loss is an error when the gradient is computed; do the lookup before, and pass the rows in.
+    ``vmap`` of the loss is an error when the gradient is computed; do the lookup before, and pass the rows in. A
+    trainable table that the loss closes over has no gradient, and a warning names it.
 
     Args:
       fun: returns a ``()`` float, or with has_aux a pair (float, any pytree).
@@ -172,7 +175,10 @@ def value_and_grad(
             return run(*full, **kwargs)
 
         probes = [_Tape(t.spec, None) for t in tables]
-        jax.eval_shape(lambda d: call(d, _record(tables, probes)), dense)
+        with untaped() as closed_over:
+            jax.eval_shape(lambda d: call(d, _record(tables, probes)), dense)
+        others = [arg for i, arg in enumerate(args) if i not in numbers and i - len(args) not in numbers]
+        _warn_of_untrained(closed_over, (others, kwargs))
 
         def tapped(dense: Any, taps: Any) -> tuple[Any, Any]:
             tapes = [_Tape(t.spec, tap) for t, tap in zip(tables, taps, strict=True)]
@@ -236,6 +242,18 @@ def _distinct(leaves: Any) -> list[Table]:
     return tables
 
 
+def _warn_of_untrained(names: set[str], given: Any) -> None:
+    """Says which trainable tables a loss has looked up that came to it by no argument: they get no gradient."""
+    given = {leaf.name for leaf in jax.tree.leaves(given, is_leaf=is_table) if is_table(leaf)}
+    for name in sorted(names - given):
+        warnings.warn(
+            f"kvjax: table {name!r}, value_and_grad: want the table in an argument of the loss, got one that the loss "
+            "closes over, which is not trained; differentiate with respect to a tree that holds it, or hand it to the "
+            "loss as another argument if it is not to be trained",
+            stacklevel=3,
+        )
+
+
 def _record(tables: Sequence[Table], tapes: Sequence[_Tape]) -> list[Table]:
     return [
         Table(table.version, table.spec, tape if table.spec.trainable else None)
@@ -253,10 +271,10 @@ def _gradient(table: Table, taps: Sequence[Any], waits: Sequence[jax.Array]) -> 
     seal = order.seal(table.spec, used, elements(table.spec, waits))
     if not taps:
         empty = SparseRows(np.zeros(0, np.int64), jnp.zeros((0, table.dim), jnp.float32))
-        return empty.replace(seal=seal)
+        return empty.replace(seal=seal, table=table.name)
     if len(taps) == 1:
         ((rows, digits, _),) = taps
-        return SparseRows(Keys(_words(digits)), rows, _counts(digits)).replace(seal=seal)
+        return SparseRows(Keys(_words(digits)), rows, _counts(digits)).replace(seal=seal, table=table.name)
 
     def run(*taps: Any) -> Any:
         rows = jnp.concatenate([row.reshape(-1, table.dim) for row, _, _ in taps])
@@ -266,4 +284,4 @@ def _gradient(table: Table, taps: Sequence[Any], waits: Sequence[jax.Array]) -> 
     first = taps[0][1]
     even = sum(d.size // 5 for _, d, _ in taps) % max(1, jax.typeof(first).sharding.mesh.size) == 0
     words, rows, counts = as_auto(run, sharding_of(first, 1) if even else (), *taps)[0]
-    return SparseRows(Keys(words), rows, counts).replace(seal=seal)
+    return SparseRows(Keys(words), rows, counts).replace(seal=seal, table=table.name)

@@ -11,6 +11,7 @@ from jax.core import Tracer
 from kvjax._keys.keys import Keys, KeysLike, x64_enabled
 from kvjax._keys.masks import mask_of
 from kvjax._sharded import reads
+from kvjax._table import tapes
 from kvjax._table.handle import Handle, keys_for, version_to_read, wait
 from kvjax._table.prefetched import Prefetched
 from kvjax._training.rowwise import Transform, as_rowwise
@@ -247,6 +248,8 @@ def lookup(table: Handle, query: Query, missing: Any = None, with_found: bool = 
         rows, found, used = reads.lookup(spec, version, query.keys, mask, as_initial, with_found=asks)
     if table.tape is not None:
         rows = table.tape.attach(rows, query.keys, mask, used)
+    elif spec.trainable:
+        tapes.note(table.name)
     if substitute is not None:
         as_read = found if mask is None else found | ~mask
         rows = jnp.where(as_read[..., None], rows, substitute)

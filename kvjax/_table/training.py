@@ -9,6 +9,7 @@ from kvjax._keys.steps import step_words
 from kvjax._table.handle import Handle, check_width, version_to_write
 from kvjax._training.apply import Update, apply, check
 from kvjax._training.rowwise import Rowwise
+from kvjax._values.errors import fail
 
 H = TypeVar("H", bound=Handle)
 
@@ -16,6 +17,11 @@ H = TypeVar("H", bound=Handle)
 def check_gradient(table: Handle, rowwise: Rowwise, grads: Any, state: Any) -> None:
     """Raises what the training write would for these gradients and globals, before anything is written."""
     check(table.spec, rowwise, grads, state)
+    if grads.table not in (None, table.name):
+        raise fail(
+            ValueError, table.name, "apply", "gradients of this table", f"those of table {grads.table!r}",
+            "each table takes its own; for rows of your own making, kvjax.SparseRows(grads.keys, grads.rows)",
+        )  # fmt: skip
     check_width(table.spec, grads.keys, "apply")
 
 

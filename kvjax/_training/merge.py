@@ -30,7 +30,7 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
       that came in: the distinct keys in order of first occurrence, then padding with count 0 and zero rows.
 
     Raises:
-      ValueError: the rows differ in width, or there are none.
+      ValueError: the rows differ in width or are of several tables, or there are none.
       ValueError, jax.errors.JaxRuntimeError: the gradients went through arithmetic (see `SparseRows.seal`).
 
     Example:
@@ -46,6 +46,9 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
     if len(widths) > 1:
         raise ValueError(f"merge wants gradients of one table, got rows of widths {sorted(widths)}")
     (dim,) = widths
+    names = {part.table for part in parts} - {None}
+    if len(names) > 1:
+        raise ValueError(f"merge wants gradients of one table, got those of {sorted(map(str, names))}")
     if len(parts) == 1 and parts[0].merged and parts[0].rows.ndim == 2:
         merged = parts[0]
     else:
@@ -65,6 +68,7 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
 
         words, rows, counts, seals = as_auto(run, (), *parts)[1]
         merged = parts[0].replace(keys=Keys(words, narrow), rows=rows, counts=counts, seal=seals, merged=True)
+        merged.table = next(iter(names), None)
     if isinstance(scale, (int, float)) and scale == 1:
         return merged
     return merged.replace(rows=merged.rows * jnp.asarray(scale, jnp.float32))

@@ -214,13 +214,13 @@ def value_and_grad(fun: Callable[P, Any], has_aux: bool = False, wrt: Any = nnx.
     def wrapped(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         graph, params, rest = nnx.split(model, wrt, ...)
 
-        def loss(params: Any) -> tuple[Any, tuple[Any, Any]]:
+        def loss(params: Any, rest: Any, args: Any, kwargs: Any) -> tuple[Any, tuple[Any, Any]]:
             copy = nnx.merge(graph, params, rest, copy=True)
             out = run(copy, *args, **kwargs)
             value, aux = out if has_aux else (out, None)
             return value, (aux, nnx.state(copy, nnx.Not(wrt)))
 
-        (value, (aux, rest)), grads = gradients.value_and_grad(loss, has_aux=True)(params)
+        (value, (aux, rest)), grads = gradients.value_and_grad(loss, has_aux=True)(params, rest, args, kwargs)
         nnx.update(model, rest)
         return ((value, aux) if has_aux else value), grads
 

@@ -13,6 +13,7 @@ from kvjax._keys.sparse_rows import is_sparse
 from kvjax._table.table import Table, is_table
 from kvjax._table.training import check_gradient, train
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
+from kvjax._values.errors import meant
 
 TableTx: TypeAlias = Transform | Mapping[str, Transform] | Callable[[str], Transform]
 
@@ -52,7 +53,8 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
       An optax transform. Extra arguments of ``update`` go to both.
 
     Raises:
-      ValueError: a table has no transform, or one that holds updates back, or the gradients do not fit the parameters.
+      ValueError: a table has no transform, a transform no table, a transform holds updates back, or the gradients do
+        not fit the parameters.
       TypeError: the gradient of a table is not `SparseRows`.
 
     Example:
@@ -73,6 +75,7 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
     def init(params: Any) -> PartitionState:
         leaves, _ = jax.tree.flatten(params, is_leaf=is_table)
         found = [leaf for leaf in leaves if is_table(leaf) and leaf.spec.trainable]
+        _check_names(tables, [leaf.name for leaf in leaves if is_table(leaf)])
         return PartitionState(
             count=jnp.zeros((), jnp.int32),
             dense=dense.init(_without(params)),
@@ -122,6 +125,16 @@ def _check_same_tree(params: Any, grads: Any) -> None:
     want, got = (jax.tree.structure(tree, is_leaf=_is_either) for tree in (params, grads))
     if want != got:
         raise ValueError(f"kvjax.optax.partition wants gradients in the tree of the parameters, {want}, got {got}")
+
+
+def _check_names(tables: Any, names: list[str]) -> None:
+    """Whether the parameters have the tables for which transforms are given by name."""
+    for name in tables if isinstance(tables, Mapping) else ():
+        if name not in names:
+            raise ValueError(
+                f"kvjax: table {name!r}, partition: want transforms for tables of the parameters, {sorted(names)}, got "
+                f"tables={sorted(tables)}; {meant(name, names)}leave out what is not there"
+            )
 
 
 def _chooser(tables: Any) -> Callable[[str], Rowwise]:

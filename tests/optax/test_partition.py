@@ -41,6 +41,9 @@ def test_transforms_by_table_name(make):
     tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables={})
     with pytest.raises(ValueError, match="want a transform for every table"):
         tx.init(params)
+    misspelt = by_name | {tables["a"].name + "s": optax.sgd(1.0)}
+    with pytest.raises(ValueError, match=f"'{tables['a'].name}s', partition: .*did you mean '{tables['a'].name}'"):
+        kvjax.optax.partition(dense=optax.sgd(1.0), tables=misspelt).init(params)
 
 
 def test_partition_checks_all_tables_before_it_writes_one(make):
