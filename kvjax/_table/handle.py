@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -16,6 +17,35 @@ from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import manual_axes
 from kvjax._values.errors import fail
+
+_NO_ROWS = (
+    "rows are not part of a handle: save them with kvjax.orbax.split and TableSave, or take them out with "
+    "table.export()"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionKey:
+    """The entry of a tree's path that leads to the version of a handle.
+
+    It is a type of its own, and not JAX's ``GetAttrKey``, so that Orbax's stock handlers stop at it: they would save
+    the version for the table, and the rows would be gone.
+
+    Attributes:
+      table: name of the table.
+    """
+
+    table: str
+
+    @property
+    def name(self) -> str:
+        return "version"
+
+    def __str__(self) -> str:
+        return ".version"
+
+    def __format__(self, spec: str) -> str:  # which is what Orbax shows
+        return str(fail(TypeError, self.table, "save", "its rows", "a handle", _NO_ROWS)) if spec == "" else str(self)
 
 
 class Handle:
@@ -33,11 +63,25 @@ class Handle:
         self.tape = tape  # kvjax.value_and_grad's record of the lookups, None everywhere else
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[TableSpec, Any]]:
-        return [(jax.tree_util.GetAttrKey("version"), self.version)], (self.spec, self.tape)
+        return [(VersionKey(self.spec.name), self.version)], (self.spec, self.tape)
 
     @classmethod
     def tree_unflatten(cls, aux: tuple[TableSpec, Any], children: Sequence[Any]) -> Self:
         return cls(children[0], *aux)
+
+    # Copies of an immutable value are itself. Pickled, or as an array, it would be what `_NO_ROWS` says.
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise fail(TypeError, self.name, "pickle", "its rows", "a handle", _NO_ROWS)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        raise fail(TypeError, self.name, "as an array", "its rows", "a handle", _NO_ROWS)
 
     @property
     def name(self) -> str:
@@ -63,7 +107,7 @@ def keys_for(table: Handle, keys: Any, op: str) -> Keys:
     """The keys of a call."""
     keys = as_keys(keys, f"table {table.name!r}, {op}")
     check_width(table.spec, keys, op)
-    return keys
+    return Keys(jnp.asarray(keys.words), keys.narrow)
 
 
 def check_width(spec: TableSpec, keys: Keys, op: str) -> None:
