@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ class Process:
       births: the version that each live table was made at: one that still has it has never been written.
       of_modules: the live tables that a module's ``init`` made, and may make anew, by name; true of those whose seed
         nobody gave.
+      forked: whether this is a child of the process whose tables these are, in which neither they nor JAX can run.
       sinks: what shards call with evicted rows, by table; it goes with a table that moves.
     """
 
@@ -33,7 +35,13 @@ class Process:
         self.births: dict[str, int] = {}
         self.of_modules: dict[str, bool] = {}
         self.sinks: dict[str, Any] = {}
+        self.forked = False
         self._scores: dict[str, Score] = {}
+
+    def after_fork(self) -> None:
+        """In a child: tables are of the process that made them. One that made none may have forked in time."""
+        self.lock = threading.RLock()  # a thread that is not here may have held it
+        self.forked = self.forked or bool(self.specs)
 
     def spec_of(self, name: str) -> Any:
         """The spec of the table of this name, or None."""
@@ -83,3 +91,4 @@ class Process:
 
 
 PROCESS = Process()
+os.register_at_fork(after_in_child=PROCESS.after_fork)

@@ -50,7 +50,8 @@ class SparseRows:
     table: str | None
 
     def __init__(self, keys: KeysLike, rows: ArrayLike, counts: ArrayLike | None = None) -> None:
-        self.keys = as_keys(keys)
+        keys = as_keys(keys)
+        self.keys = Keys(jnp.asarray(keys.words), keys.narrow)
         self.rows = jnp.asarray(rows)
         self.counts = jnp.ones(self.keys.shape, jnp.int32) if counts is None else jnp.asarray(counts, jnp.int32)
         if self.rows.shape[:-1] != self.keys.shape or self.counts.shape != self.keys.shape:

@@ -105,6 +105,7 @@ class Handle:
 
 def keys_for(table: Handle, keys: Any, op: str) -> Keys:
     """The keys of a call."""
+    check_process(table.name, op)
     keys = as_keys(keys, f"table {table.name!r}, {op}")
     check_width(table.spec, keys, op)
     return Keys(jnp.asarray(keys.words), keys.narrow)
@@ -121,8 +122,19 @@ def check_width(spec: TableSpec, keys: Keys, op: str) -> None:
         )  # fmt: skip
 
 
+def check_process(name: str, op: str) -> None:
+    """Whether this is the process of the tables. Asked before JAX is, which would wait for ever in a forked one."""
+    if PROCESS.forked:
+        raise fail(
+            RuntimeError, name, op, "the process that made it", "a forked one",
+            "tables and JAX stay behind in the parent: make kvjax.keys in the workers of a loader and look them up "
+            "outside, or start workers by multiprocessing's 'spawn'",
+        )  # fmt: skip
+
+
 def version_to_read(table: Handle, op: str) -> jax.Array:
     """The version operand of a read, if it still looks like one."""
+    check_process(table.name, op)
     version: Any = table.version
     if getattr(version, "dtype", None) != jnp.uint32 or getattr(version, "shape", None) != ():
         got = f"{getattr(version, 'shape', '')} {getattr(version, 'dtype', type(version).__name__)}"
@@ -208,6 +220,7 @@ def live_version(spec: TableSpec) -> jax.Array:
     Raises:
       RuntimeError: the shards of this process have different ones: a write has stopped half-way.
     """
+    check_process(spec.name, "get_table")
     wait_for_programs()
     versions = {spec.host.version(spec.name, shard) for shard in spec.shards}
     if len(versions) > 1:

@@ -8,13 +8,14 @@ import jax
 
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
-from kvjax._table.handle import wait_for_programs
+from kvjax._table.handle import check_process, wait_for_programs
 from kvjax._values.errors import fail
 from kvjax.ffi import set_process
 
 
 def create(spec: TableSpec) -> TableSpec:
     """Makes a table, unless there is one of the name. Gives what the table of that name is."""
+    check_process(spec.name, "get_table")
     with PROCESS.lock:
         if spec.name not in PROCESS.specs:
             first = PROCESS.first_versions.get(spec.name, 0)
@@ -26,6 +27,7 @@ def create(spec: TableSpec) -> TableSpec:
 
 
 def drop(name: str) -> None:
+    check_process(name, "drop_table")
     wait_for_programs()  # one whose table went from under it would fail on some devices alone
     with PROCESS.lock:
         if name not in PROCESS.specs:

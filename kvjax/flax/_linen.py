@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import yaml
 from flax.core.scope import LazyRng
 
-from kvjax._keys.keys import KeysLike
+from kvjax._keys.keys import Keys, KeysLike
 from kvjax._lookup.combiners import Combiner
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
@@ -19,8 +19,9 @@ from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
 from kvjax.flax._common import LayerOptions, checked, learns_default, read, read_bag, resolve_table
 
-# So that ``nn.Module.tabulate``, which prints its parameters as YAML, can show a table.
-yaml.SafeDumper.add_representer(Table, lambda dumper, table: dumper.represent_str(repr(table)))
+# So that ``nn.Module.tabulate``, which prints parameters and inputs as YAML, can show them.
+for _shown in (Table, Keys):
+    yaml.SafeDumper.add_representer(_shown, lambda dumper, value: dumper.represent_str(repr(value)))
 
 
 class _TableModule(LayerOptions, nn.Module):
