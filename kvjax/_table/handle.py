@@ -16,6 +16,7 @@ from kvjax._keys.keys import Keys, as_keys
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import manual_axes
+from kvjax._table import at_exit
 from kvjax._values.errors import fail
 
 _NO_ROWS = (
@@ -167,7 +168,11 @@ def version_on_host(table: Handle, op: str) -> int:
             RuntimeError, table.name, op, "a handle that is still there", "one that was donated",
             "use what the call that took it returned, or table.refresh()",
         )  # fmt: skip
-    return int(version)
+    try:
+        return int(version)
+    except jax.errors.JaxRuntimeError as error:
+        at_exit.met(error)
+        raise
 
 
 def check_on_host(table: Handle, op: str) -> None:
