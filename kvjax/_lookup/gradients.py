@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 from kvjax._keys.keys import Keys
-from kvjax._keys.sparse_rows import SparseRows
+from kvjax._keys.sparse_rows import SparseRows, sealed
 from kvjax._ops import order
 from kvjax._sharded.mesh import elements
 from kvjax._spec.spec import TableSpec
@@ -268,7 +268,7 @@ def _gradient(table: Table, taps: Sequence[Any], waits: Sequence[jax.Array]) -> 
     gradients, those of the forward pass behind the value and the auxiliary output.
     """
     used = jnp.stack([use for _, _, use in taps]) if taps else jnp.zeros(0, jnp.float32)
-    seal = order.seal(table.spec, used, elements(table.spec, waits))
+    seal = sealed(order.seal(table.spec, used, elements(table.spec, waits)))
     if not taps:
         empty = SparseRows(np.zeros(0, np.int64), jnp.zeros((0, table.dim), jnp.float32))
         return empty.replace(seal=seal, table=table.name)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from kvjax._keys.keys import Keys
-from kvjax._keys.sparse_rows import SparseRows
+from kvjax._keys.sparse_rows import SparseRows, seal_words
 from kvjax._ops import training
 from kvjax._spmd.explicit import as_auto
 from kvjax._values.arrays import ArrayLike
@@ -62,7 +63,7 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
                 Keys(jnp.concatenate([p.keys.words.reshape(-1, 2) for p in parts])),
                 jnp.concatenate([p.rows.reshape(-1, dim).astype(jnp.float32) for p in parts]),
                 jnp.concatenate([p.counts.reshape(-1) for p in parts]),
-                seals,
+                seal_words(seals),
             )
             return (), (*results, seals)
 
@@ -77,10 +78,10 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
 def _check_dtypes(parts: Sequence[SparseRows]) -> None:
     for part in parts:
         got = (part.keys.words.dtype, part.counts.dtype, part.seal.dtype)
-        if got != (jnp.uint32, jnp.int32, jnp.uint32):
+        if got[:2] != (jnp.uint32, jnp.int32) or not jnp.issubdtype(got[2], jax.dtypes.prng_key):
             raise TypeError(
-                f"kvjax: merge: want keys uint32, counts int32 and seal uint32, got {[str(d) for d in got]}: an "
-                "optax transform or other arithmetic ran over the whole gradient tree and destroyed the keys; "
+                f"kvjax: merge: want keys uint32, counts int32 and a typed key as seal, got {[str(d) for d in got]}: "
+                "an optax transform or other arithmetic ran over the whole gradient tree and destroyed the keys; "
                 "wrap transforms of dense and sparse gradients together in kvjax.optax.joint(tx), and put all "
                 "others inside kvjax.optax.partition(dense=..., tables=...)"
             )
