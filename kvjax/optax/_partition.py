@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from kvjax._keys.sparse_rows import is_sparse
+from kvjax._keys.sparse_rows import SparseRows, is_sparse
 from kvjax._table.table import Table, is_table
 from kvjax._table.training import check_gradient, train
+from kvjax._training.merge import merge
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
 from kvjax._values.errors import meant
 
@@ -87,20 +88,26 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
             raise ValueError("kvjax.optax.partition wants update(grads, state, params), got no params")
         _check_same_tree(params, updates)
         pairs = zip(*(jax.tree.leaves(tree, is_leaf=_is_either) for tree in (params, updates)), strict=True)
+        gradients: dict[str, list[Any]] = {}
         for table, grad in pairs:  # all are checked before the first is written
             if is_table(table) and table.spec.trainable:
                 check_gradient(table, choose(table.name), grad, state.tables[table.name])
+                gradients.setdefault(table.name, []).append(grad)
         dense_updates, dense_state = dense.update(_without(updates), state.dense, _without(params), **extra)
         step = state.count + 1
         globals_ = dict(state.tables)
+        written: dict[str, Table] = {}  # once, however many handles of it the parameters have
 
         def write(table: Any, grad: Any) -> Any:
             if not is_table(table):
                 return None
             if not table.spec.trainable:
                 return Table(jnp.zeros((), jnp.uint32), table.spec)
-            new, globals_[table.name] = train(table, choose(table.name), grad, globals_[table.name], step, extra)
-            return Table(new.version - table.version, table.spec)
+            name = table.name
+            if name not in written:
+                grad = _joined(gradients[name])
+                written[name], globals_[name] = train(table, choose(name), grad, globals_[name], step, extra)
+            return Table(written[name].version - table.version, table.spec)
 
         table_updates = jax.tree.map(write, params, updates, is_leaf=_is_either)
         new_updates = jax.tree.map(
@@ -119,6 +126,12 @@ def _is_either(x: Any) -> bool:
 def _without(tree: Any) -> Any:
     """The tree with None for tables and their gradients, which dense transforms pass over."""
     return jax.tree.map(lambda x: None if _is_either(x) else x, tree, is_leaf=_is_either)
+
+
+def _joined(grads: list[SparseRows]) -> SparseRows:
+    """The gradient of a table of which the parameters have as many handles."""
+    some = [grad for grad in grads if grad.counts.size] or grads[:1]
+    return some[0] if len(some) == 1 else merge(some)
 
 
 def _check_same_tree(params: Any, grads: Any) -> None:

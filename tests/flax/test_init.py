@@ -113,6 +113,38 @@ def test_modules_of_one_model_share_a_table():
     one.lookup(IDS), two.lookup(IDS)
 
 
+@pytest.mark.parametrize("places", [1, 2])
+def test_modules_that_share_a_table_train_it_once(places):
+    """As one module with all the lookups."""
+
+    class Pair(nn.Module):
+        @nn.compact
+        def __call__(self, keys):
+            modules = [kvjax.flax.Embed("t", 4, seed=3, name=f"e{i}") for i in range(places)]
+            return sum((i + 1) * modules[i % places](keys) for i in range(2))
+
+    tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(1.0))
+    net = Pair()
+    params = net.init(jax.random.key(0), KEYS)["params"]
+    state = tx.init(params)
+
+    @jax.jit
+    def step(params, state):
+        grads = kvjax.grad(lambda p: jnp.sum(net.apply({"params": p}, KEYS)))(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    before = params["e0"]["table"].lookup(IDS)
+    for _ in range(2):
+        params, state = step(params, state)
+    tables = [params[name]["table"] for name in params]
+    for table in tables:
+        np.testing.assert_allclose(table.lookup(IDS), before - 6, rtol=1e-5)
+        assert table.frequency(IDS).tolist() == [4] * 6
+    dense, saved = kvjax.orbax.split(params)
+    assert list(saved) == ["t"] and kvjax.orbax.combine(dense, saved)["e0"]["table"] is tables[-1]
+
+
 @pytest.mark.parametrize("program", few(["eval_shape", "tabulate", "jit", "lower", "lookup"], "eval_shape", "jit"))
 def test_an_init_that_is_traced_touches_no_live_table(program):
     net, key = Net(), jax.random.key(1)

@@ -211,9 +211,15 @@ def test_arithmetic_on_the_gradient_tree_is_refused(arithmetic, table):
         jax.block_until_ready(kvjax.merge(broken))
 
 
-def test_table_twice_and_nesting_are_refused(table):
-    with pytest.raises(ValueError, match="got it twice"):
-        kvjax.grad(lambda ts: jnp.sum(ts[0].lookup(IDS)))([table, table])
+def test_the_lookups_of_all_handles_of_a_table_add_up(table):
+    """The first place has them, so that a sum over the places is their gradient."""
+    first, second = kvjax.grad(lambda ts: jnp.sum(ts[0].lookup(IDS) + 2 * ts[1].lookup(IDS)))([table, table])
+    assert (first.keys.size, second.keys.size) == (2 * len(IDS), 0)
+    one = kvjax.grad(lambda t: jnp.sum(t.lookup(IDS) + 2 * t.lookup(IDS)))(table)
+    jax.tree.map(np.testing.assert_array_equal, kvjax.merge([first, second]).rows, kvjax.merge(one).rows)
+
+
+def test_nesting_is_refused(table):
     with pytest.raises(ValueError, match="inside another"):
         kvjax.grad(lambda t: jnp.sum(kvjax.grad(lambda t: jnp.sum(t.lookup(IDS)))(t).rows))(table)
 
