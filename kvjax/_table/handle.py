@@ -187,7 +187,12 @@ def check_on_host(table: Handle, op: str) -> None:
 
 def check_spec(table: Handle, op: str) -> None:
     """Whether the table of this name is still the one that the handle was made for."""
-    now = PROCESS.spec_of(table.name) or table.spec  # C++ says so if there is none
+    now = PROCESS.spec_of(table.name)
+    if now is None:
+        raise fail(
+            KeyError, table.name, op, "a table of this name", "one that has been dropped",
+            "make it with kvjax.get_table(name, dim=...)",
+        )  # fmt: skip
     if now != table.spec:
         raise fail(
             RuntimeError, table.name, op, "the table that the handle was made for",

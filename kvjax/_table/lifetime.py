@@ -9,7 +9,7 @@ import jax
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import check_process, wait_for_programs
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, meant
 from kvjax.ffi import set_process
 
 
@@ -31,7 +31,8 @@ def drop(name: str) -> None:
     wait_for_programs()  # one whose table went from under it would fail on some devices alone
     with PROCESS.lock:
         if name not in PROCESS.specs:
-            raise fail(KeyError, name, "drop_table", "a table of this name", "none", "see kvjax.tables()")
+            mend = meant(name, PROCESS.specs) + "see kvjax.tables()"
+            raise fail(KeyError, name, "drop_table", "a table of this name", "none", mend)
         PROCESS.first_versions[name] = PROCESS.specs[name].host.drop(name)
         del PROCESS.specs[name]
         PROCESS.births.pop(name, None)

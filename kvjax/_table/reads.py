@@ -16,7 +16,7 @@ from kvjax._table.handle import Handle, keys_for, version_to_read, wait
 from kvjax._table.prefetched import Prefetched
 from kvjax._training.rowwise import Transform, as_rowwise
 from kvjax._values.arrays import ArrayLike
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, meant
 from kvjax._values.slot_layout import parse_type
 
 Missing: TypeAlias = Literal["init", "zeros"] | ArrayLike
@@ -86,7 +86,7 @@ class Reads(Handle):
         Raises:
           TypeError: the keys are not integers, or the mask is not bool.
           ValueError: the mask has another shape.
-          ValueError, jax.errors.JaxRuntimeError: the handle is stale, or 64-bit keys were cut to 32 bits.
+          RuntimeError: the handle is stale (from a program, a ``jax.errors.JaxRuntimeError``, which is one).
 
         Example:
           >>> import kvjax, numpy as np
@@ -190,7 +190,8 @@ class Reads(Handle):
         if name not in types:
             raise fail(
                 KeyError, self.name, "slot", f"one of its slots {list(types)}", repr(name),
-                "slots appear with the first `apply` of an optimizer that has them; before it, slot(name, keys, tx)",
+                f"{meant(name, types)}slots appear with the first `apply` of an optimizer that has them; before it, "
+                "slot(name, keys, tx)",
             )  # fmt: skip
         dtype, shape = parse_type(types[name])
         return reads.read_slot(self.spec, name, version, keys, dtype, shape)

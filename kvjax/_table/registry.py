@@ -17,7 +17,7 @@ from kvjax._spec.unsupported import check_backend
 from kvjax._table import lifetime
 from kvjax._table.stats import Stats, stats_of
 from kvjax._table.table import Table, live
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, meant
 
 T = TypeVar("T")
 
@@ -98,6 +98,8 @@ def get_table(name: str, given: Arguments) -> Table:
       4
       >>> kvjax.drop_table("doc_get")
     """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
+        raise fail(TypeError, name, "get_table", "a name", type(name).__name__, "a Table's is table.name")
     known = PROCESS.spec_of(name)
     if given.dim is None:
         if any(getattr(given, field.name) is not field.default for field in dataclasses.fields(given)):
@@ -105,9 +107,8 @@ def get_table(name: str, given: Arguments) -> Table:
                 ValueError, name, "get_table", "dim= beside the other arguments", "none", "give all or only the name"
             )
         if known is None:
-            raise KeyError(
-                f"kvjax: table {name!r}, get_table: want a table of this name, got none; give dim= to create it"
-            )
+            mend = meant(name, PROCESS.all_specs()) + "give dim= to create it"
+            raise fail(KeyError, name, "get_table", "a table of this name", "none", mend)
         return live(known)
     spec = asked(name, given, known)
     check_same(spec, lifetime.create(spec))

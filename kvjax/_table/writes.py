@@ -190,8 +190,8 @@ class Writes(Handle):
 
         Raises:
           ValueError: shapes or state do not fit.
-          ValueError, jax.errors.JaxRuntimeError: the handle is stale, the table holds slots of another
-            optimizer, the gradients went through arithmetic, or the table is full and ``on_full="error"``.
+          RuntimeError, ValueError: the handle is stale, the table holds slots of another optimizer, the gradients went
+            through arithmetic, or the table is full and ``on_full="error"``.
 
         Example:
           >>> import kvjax, optax, jax.numpy as jnp, numpy as np
@@ -236,8 +236,7 @@ class Writes(Handle):
 
         Raises:
           TypeError, ValueError: it is not a policy, or one that only works for a table that is full.
-          ValueError, jax.errors.JaxRuntimeError: the handle is stale, or a sink or score function has failed;
-            the table is as it was.
+          RuntimeError, ValueError: the handle is stale, or a sink or score function has failed; the table is as it was.
 
         Example:
           >>> import kvjax, numpy as np

@@ -40,7 +40,13 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
       >>> np.asarray(g.keys).tolist(), g.counts.tolist(), g.rows[:, 0].tolist()
       ([7, 9, 0], [2, 1, 0], [2.0, 1.0, 0.0])
     """
-    parts = [grads] if isinstance(grads, SparseRows) else list(grads)
+    parts: list[Any] = list(grads) if isinstance(grads, (list, tuple)) else [grads]
+    for part in parts:
+        if not isinstance(part, SparseRows):
+            raise TypeError(
+                f"kvjax: merge: want the SparseRows of a table, or several, got {type(part).__name__}; dense gradients "
+                "are averaged by jax.numpy, and trees by jax.tree.map(..., is_leaf=lambda g: isinstance(g, SparseRows))"
+            )
     if not parts:
         raise ValueError("merge wants at least one SparseRows, got an empty sequence")
     widths = {part.rows.shape[-1] for part in parts}

@@ -15,9 +15,9 @@ from kvjax._spec.sharding import Sharding
 from kvjax._table.modules import init_table
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Query, lookup, query_of
-from kvjax._table.registry import Arguments, get_table
+from kvjax._table.registry import Arguments, get_table, tables
 from kvjax._table.table import Table
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, meant
 from kvjax.initializers import InitializerLike, normal
 
 
@@ -59,6 +59,8 @@ def resolve_table(layer: LayerOptions, op: str, rng: Any) -> Table:
       rng: the JAX key of the model, or None.
     """
     table, features = layer.table, layer.features
+    if not isinstance(table, (str, Table)):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
+        raise TypeError(f"kvjax: {op}: want the name of a table or a kvjax.Table, got {table!r}; {op}('user', 64)")
     said = {name: getattr(layer, name) for name in _DEFAULTS} | {"dtype": layer.param_dtype}
     options = {name: value for name, value in said.items() if value is not None and value is not _DEFAULTS[name]}
     if isinstance(table, Table) or features is None:
@@ -93,7 +95,8 @@ def _existing(name: str, op: str) -> Table:
         return get_table(name)
     except KeyError:
         raise KeyError(
-            f"kvjax: table {name!r}, {op}: want a table of this name, got none; give features= to make it"
+            f"kvjax: table {name!r}, {op}: want a table of this name, got none; {meant(name, tables())}give features= "
+            "to make it"
         ) from None
 
 

@@ -19,6 +19,7 @@ from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
+from kvjax._values.errors import meant
 from kvjax.flax._common import LayerOptions, learns_default, read, read_bag, resolve_table
 
 P = ParamSpec("P")
@@ -41,7 +42,9 @@ class _TableModule(nnx.Module):
     ) -> None:
         known = {field.name for field in dataclasses.fields(LayerOptions)}
         if unknown := [name for name in options if name not in known]:
-            raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {unknown[0]!r}")
+            hint = meant(unknown[0], known).strip()
+            call = f"{type(self).__name__}()"
+            raise TypeError(f"{call} got an unexpected keyword argument {unknown[0]!r}{hint and '; '}{hint}")
         # What the table is called decides its seed, and not how often the stream has been asked.
         rng = None if rngs is None else rngs["params"].key.get_value()
         layer = LayerOptions(table, features, dtype, param_dtype, **options)

@@ -8,3 +8,7 @@ from kvjax.optax._partition import PartitionState as PartitionState
 from kvjax.optax._partition import partition as partition
 
 __all__ = ["PartitionState", "Rowwise", "global_norm", "joint", "partition", "rowwise"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

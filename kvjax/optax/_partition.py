@@ -13,7 +13,7 @@ from kvjax._keys.sparse_rows import SparseRows, is_sparse
 from kvjax._table.table import Table, is_table
 from kvjax._table.training import check_gradient, train
 from kvjax._training.merge import merge
-from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
+from kvjax._training.rowwise import Rowwise, Transform, as_rowwise, check_transform
 from kvjax._values.errors import meant
 
 TableTx: TypeAlias = Transform | Mapping[str, Transform] | Callable[[str], Transform]
@@ -70,6 +70,7 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
       [-0.5, -0.5]
       >>> kvjax.drop_table("doc_partition")
     """
+    check_transform(dense, "partition")
     dense = optax.with_extra_args_support(dense)
     choose = _chooser(tables)
 
