@@ -242,7 +242,11 @@ def live_version(spec: TableSpec) -> jax.Array:
 
 
 def version_leaf(spec: TableSpec, version: int) -> jax.Array:
-    """A version as the leaf of a handle: on all devices of the table."""
+    """A version as the leaf of a handle: on all devices of the table.
+
+    NumPy's where that will do: it starts no backend, so tables may be made before ``jax.distributed.initialize``.
+    """
     if spec.placement is None or jax.process_count() == 1:
-        return jnp.uint32(version)
+        leaf: Any = np.asarray(version, np.uint32)
+        return leaf
     return jax.make_array_from_callback((), spec.placement.everywhere, lambda _: np.uint32(version))
