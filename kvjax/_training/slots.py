@@ -106,9 +106,8 @@ def _check_updates_at_once(state: Any) -> None:
         if isinstance(part, _HOLD_BACK):
             raise ValueError(
                 "kvjax: rowwise: want a transform that updates a row in each step that touches it, got one with "
-                f"{type(part).__name__}, which would count the steps of each row by itself; gradients of several "
-                "batches are summed by key in the step: kvjax.merge(grads, scale=1 / k) of the k gradients that "
-                "lax.scan has stacked (the README's microbatches)"
+                f"{type(part).__name__}, which would count the steps of each row by itself; "
+                "kvjax.optax.accumulate(kvjax.optax.partition(...), k) sums the gradients of k steps by key"
             )
 
 

@@ -42,8 +42,8 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
     last in a chain, and each result is used: an update that is changed or thrown away leaves stale handles behind,
     which the next call reports. So wrappers that hold updates back do not go around it. Inside, each row would count
     for itself: ``optax.apply_if_finite`` skips the rows whose gradients are not finite, and not the step, and
-    ``optax.MultiSteps`` is refused, because rows that are rarely touched would never be trained. To accumulate
-    gradients over batches, merge them in the step: `kvjax.merge`.
+    ``optax.MultiSteps`` is refused, because rows that are rarely touched would never be trained: put `accumulate`
+    around it.
 
     Args:
       dense: transform of everything that is not a table.
