@@ -3,7 +3,7 @@
     python benchmarks/gpu.py [--json PATH]      # wants a GPU with 40 GB of memory
     python benchmarks/gpu.py --smoke            # tiny, on whatever there is: only to see that it runs
 
-**Calls**: 2**20 distinct keys that the table holds, at two loads of an index of 2**24 places. "bytes" are those of a
+**Calls**: 2**20 distinct keys that the table holds, at two loads of an index of 2**24 cells. "bytes" are those of a
 key's row, read and written: into the result for reads; for apply in the table, with its slots. "ratio" is the time of
 the call per time of a device-to-device copy of as many bytes, which is measured between the calls. Calls are queued
 some at a time and then waited for, as in training.
@@ -13,7 +13,7 @@ and a small dense net. Beside it the same on static arrays that hold the rows of
 the touched rows alone, gradients of equal ids added up first. Both count Adam's steps for a table and not for a row, so
 that they train the same, which `tests/project/test_benchmarks.py` checks.
 
-**Tiers**: finding 2**20 keys of a table in `kvjax.storage.Hybrid` that has room for a quarter of its rows on the GPU:
+**Tiers**: finding 2**20 keys of a table in `kvjax.storage.Hybrid` that keeps a quarter of its rows on the GPU:
 keys that it was trained with, whose rows are there, and keys whose rows are in pinned host memory.
 
 Medians; whatever is compared is run in turns in one process.
@@ -54,7 +54,7 @@ BELOW = {"apply": 1.5, "step": 1.3}
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    places: int = 2**24  # of the index
+    cells: int = 2**24  # of the index
     batch: int = 2**20  # keys a call
     copied: int = 2**30  # bytes
     rows: int = 2**20  # of each table of the step
@@ -63,7 +63,7 @@ class Size:
     queued: int = 10  # calls before they are waited for
 
 
-SMOKE = Size(places=2**12, batch=2**8, copied=2**16, rows=2**9, samples=2**6, turns=2, queued=2)
+SMOKE = Size(cells=2**12, batch=2**8, copied=2**16, rows=2**9, samples=2**6, turns=2, queued=2)
 
 
 def medians(ways: dict[str, Callable[[int], Any]], size: Size) -> dict[str, float]:
@@ -84,7 +84,7 @@ def medians(ways: dict[str, Callable[[int], Any]], size: Size) -> dict[str, floa
 
 
 def filled(name: str, dim: int, rows: int, batch: int, **options: Any) -> kvjax.Table:
-    """A table of the ids 0 .. rows - 1, with room for no more of them than its index has by then."""
+    """A table of the ids 0 .. rows - 1, its index made for just as many."""
     table = kvjax.get_table(name, dim=dim, initializer=kvjax.initializers.normal(1.0), **options).reserve(rows)
     insert = jax.jit(lambda table, keys: table.lookup_or_insert(keys)[1])
     for start in range(0, rows, batch):
@@ -94,7 +94,7 @@ def filled(name: str, dim: int, rows: int, batch: int, **options: Any) -> kvjax.
 
 def measure_calls(dim: int, load: float, size: Size) -> list[dict[str, Any]]:
     """Finding at this dim and load, and the write that there is a goal for, if any."""
-    rows, tx = int(load * size.places), optax.adagrad(0.1)
+    rows, tx = int(load * size.cells), optax.adagrad(0.1)
     table = filled(f"gpu{dim}", dim, rows, size.batch)
     chosen = np.random.default_rng(0).permutation(rows)
     batches = [chosen[i * size.batch : (i + 1) * size.batch] for i in range(min(8, rows // size.batch))]

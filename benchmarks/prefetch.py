@@ -1,4 +1,4 @@
-"""Looking ahead: a training step that reads the next batch's rows before its write, beside one that does not.
+"""Prefetching: a training step that reads the next batch's rows before its write, beside one that does not.
 
     python benchmarks/prefetch.py [--rows N] [--dim D] [--batch B] [--devices K]
 

@@ -205,7 +205,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--save-log", type=Path, metavar="PATH", help="write the synthetic log in the Criteo format")
     add("--tables", choices=("one", "many"), default="one", help="one table, or one for each column")
     add("--admit", type=int, metavar="K", help="a category gets its row the K-th time it is seen (default: the first)")
-    add("--max-capacity", type=int, metavar="N", help="rows of a table; those written longest ago make room")
+    add("--max-capacity", type=int, metavar="N", help="rows of a table; those written longest ago are evicted")
     add("--rows", type=int, default=800_000, help="rows of the synthetic log")
     add("--test-rows", type=int, metavar="N", help="rows at the end to test on (default: a tenth)")
     add("--batch", type=int, default=1024, help="rows a step; fewer if the log is small")

@@ -1,4 +1,4 @@
-"""Where ``two_tower.py`` runs: on one device, on several, or in several processes.
+"""The devices of ``two_tower.py``: one, several, or those of several processes.
 
 Tables are sharded over the devices of a mesh, batches are cut along it, and the dense parameters are on all of them.
 Every process reads the same stream and keeps its pieces of each batch; process 0 alone prints and writes.

@@ -1,4 +1,4 @@
-"""What ``two_tower.py`` leaves behind: exported tables, their digest, a picture and a closing table."""
+"""The results of ``two_tower.py``: exported tables, their digest, a picture and a closing table."""
 
 from __future__ import annotations
 

@@ -12,14 +12,12 @@ class Operation(NamedTuple):
       writes: it makes the next version.
       makes_rows: it may give a row to a key that has none.
       needs_initial: such a row begins as the initial row of its key, which the call brings where only JAX can make it.
-      needs_values: it comes with a row or a gradient for each key.
       evicts: it removes the rows that a policy chooses among all that the table has.
     """
 
     writes: bool
     makes_rows: bool
     needs_initial: bool
-    needs_values: bool
     evicts: bool
 
 

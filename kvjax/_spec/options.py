@@ -1,8 +1,8 @@
 """Options: what a table is made with. A new option is one entry here, and what it does.
 
 An entry has its name and type, its default, how a value is checked and resolved, its native form and whether
-checkpoints keep it. The signature of `kvjax.get_table`, the fields of the Flax
-layers, `TableSpec`, the native options and what a checkpoint says of a table are derived from them.
+checkpoints keep it. The signature of `kvjax.get_table`, the fields of the Flax layers, `TableSpec`, the native options
+and what a checkpoint says of a table are derived from the entries.
 """
 
 from __future__ import annotations

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvjax import storage
 from kvjax._process import PROCESS
 from kvjax._spec.options import Options
+from kvjax._spec.placement import Placement
 from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.signature import takes
 from kvjax._spec.spec import TableSpec
@@ -113,20 +114,40 @@ def get_table(name: str, given: Arguments) -> Table:
             mend = meant(name, PROCESS.all_specs()) + "give dim= to create it"
             raise fail(KeyError, name, "get_table", "a table of this name", "none", mend)
         return live(known)
-    spec = asked(name, given, known)
-    check_same(spec, lifetime.create(spec))
-    return live(spec)
+    return get_or_make(name, given.dim, _placement(given, name, known), given)
 
 
 def asked(name: str, given: Arguments, known: TableSpec | None) -> TableSpec:
     """The spec that arguments ask for, which the backend can hold; what they leave open of the place of the rows is as
     the table that is `known` has it."""
-    where = given.storage or (known.storage if known else storage.default())
+    return _spec(name, given.dim, _placement(given, name, known), given, known)
+
+
+def get_or_make(name: str, dim: Any, placement: Placement | None, options: Options) -> Table:
+    """Gets the table of this name, which must be as is asked, or creates it.
+
+    Args:
+      name: of the table.
+      dim: width of a row.
+      placement: where its rows live.
+      options: all others; without a storage it is where it is, or where programs run.
+
+    Raises:
+      ValueError, TypeError, RuntimeError: as `get_table`.
+    """
+    spec = _spec(name, dim, placement, options, PROCESS.spec_of(name))
+    check_same(spec, lifetime.create(spec))
+    return live(spec)
+
+
+def _placement(given: Arguments, name: str, known: TableSpec | None) -> Placement | None:
     placement = placement_of(given, name, "get_table")
-    if given.mesh is None and known is not None:
-        placement = known.placement
-    options = dataclasses.replace(given, storage=where)
-    spec = TableSpec.resolve(name, "get_table", given.dim, placement, options)
+    return known.placement if given.mesh is None and known is not None else placement
+
+
+def _spec(name: str, dim: Any, placement: Placement | None, options: Options, known: TableSpec | None) -> TableSpec:
+    where = options.storage or (known.storage if known else storage.default())
+    spec = TableSpec.resolve(name, "get_table", dim, placement, dataclasses.replace(options, storage=where))
     check_backend(spec, "get_table")
     return spec
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from kvjax._process import PROCESS
 from kvjax._sharded.processes import together
+from kvjax._spec.options import Options
 from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
 from kvjax._table.contents import check_capacity
 from kvjax._table.move import move
-from kvjax._table.registry import get_table, tables
+from kvjax._table.registry import get_or_make, tables
 from kvjax._table.table import Table
 from kvjax._values.errors import fail
 from kvjax.checkpoint._format import FIELDS, POOL, Stored, read_meta
@@ -32,8 +33,10 @@ class Restore:
 
     def __init__(self, directory: Path, name: str, table: Table | None, sharding: Sharding):
         self.name, self.directory, self.table = name, directory, table or tables().get(name)
-        # Of a module's table of which nobody has said the seed, what was saved says it.
+        # Of a module's table of which nobody has said the seed, what was saved says it; an earlier restore, too.
         self.drawn = self.table is not None and PROCESS.of_modules.get(self.table.name, False)
+        if self.table is not None and self.drawn:
+            self.table = tables()[self.table.name]
         self.given = table is not None or self.drawn
         self.sharding = Sharding() if self.table else sharding
         self.placement = self.table.spec.placement if self.table else placement_of(sharding, name, "restore")
@@ -78,8 +81,7 @@ class Restore:
     def _make(self) -> Table:
         meta = self.stored.meta
         fields = {name: meta[name] for name in FIELDS if name in meta} | {"initializer": _initializer(self.stored)}
-        place = vars(self.sharding) if self.table is None else {}
-        return get_table(self.name, dim=meta["dim"], **fields, **self.rules, **place)
+        return get_or_make(self.name, meta["dim"], self.placement, Options(**fields, **self.rules))
 
 
 def _initializer(stored: Stored) -> Any:

@@ -41,9 +41,8 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
     """Runs a transform over dense gradients and the merged rows of tables as if all were dense arrays.
 
     For transforms like ``optax.clip_by_global_norm``, chained before `partition`. The rows of equal keys are summed
-    first, so a norm is what a dense table would give. Transforms that keep state per element do not fit, because rows
-    differ from step to step: put those into `partition`,
-    and so those that read parameters (weight decay).
+    first, so a norm is what a dense table would give. Put two kinds of transforms into `partition` instead: those that
+    keep state per element, because rows differ from step to step, and those that read parameters (weight decay).
 
     Args:
       tx: a transform of gradients without state per element.

@@ -151,7 +151,7 @@ def two_shards(make, mesh, tmp_path):
     table = trained(make(3, mesh=mesh(4), admit=kvjax.admit.MinCount(2), initializer=1.0).pin(KEYS[:9]), 3)
     stored = _write.snapshot("t", table)
     whole = rows_of(stored)
-    facts, parts = [], []
+    shards_meta, parts = [], []
     copy = table.snapshot()
     for shards in ((0, 1), (2, 3)):
         low, high = (copy.offsets[len(copy.offsets) // 4 * s] for s in (shards[0], shards[1] + 1))
@@ -163,10 +163,10 @@ def two_shards(make, mesh, tmp_path):
             arrays[name] = arrays[name][np.isin(mine, shards)]
         arrays["offsets"] = np.concatenate([[0], np.cumsum(keep)])[copy.offsets]
         extras = {n: [a.dtype.name, a.shape] for n, a in arrays.items() if n in ("pinned", *copy.admission)}
-        facts.append({"rows": int(keep.sum()), "extras": extras})
+        shards_meta.append({"rows": int(keep.sum()), "extras": extras})
         parts.append(arrays)
     meta = {key: value for key, value in stored.meta.items() if key != "extras"}
-    meta |= {"num_shards": 2, "shards": facts, "name": "t"}
+    meta |= {"num_shards": 2, "shards": shards_meta, "name": "t"}
     for i, arrays in enumerate(parts):
         asyncio.run(_write.write(tmp_path, _format.Stored(meta, arrays, i)))
     return tmp_path, table, whole

@@ -1,4 +1,4 @@
-"""Which compiled modules a process takes its tables from."""
+"""Backends: which compiled modules a process takes its tables from."""
 
 import importlib.util
 import os

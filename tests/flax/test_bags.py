@@ -98,17 +98,18 @@ def test_layers_give_what_lookup_bag_gives(make):
 
 
 def test_padding_and_salts_in_layers(make):
-    """Padding is told by the id, before the salt; features with a salt each share a module and no row."""
+    """The id says what is padding, before the salt; features with a salt each share a module and no row."""
     table = make(4, initializer=kvjax.initializers.normal(1.0))
     ids, mask = np.array([5, 0, 7]), np.array([True, True, False])
     linen, nnx_embed = kvjax.flax.Embed(table, pad_id=0), kvjax.flax.nnx.Embed(table, pad_id=0)
     variables = linen.init(jax.random.key(0), ids)
-    want = np.where([[True], [False], [False]], table.lookup(kvjax.keys(ids).salted(2)), 0)
-    np.testing.assert_array_equal(linen.apply(variables, ids, mask, salt=2), want)
-    np.testing.assert_array_equal(nnx_embed(ids, mask, salt=2), want)
-    assert want[0].any()
     bag = kvjax.flax.nnx.EmbedBag(table, pad_id=0, combiner="sum")
-    np.testing.assert_array_equal(bag(ids[None], mask=mask[None], salt=2)[0], want[0])
+    for salt in (0, 2):
+        want = np.where([[True], [False], [False]], table.lookup(kvjax.keys(ids).salted(salt)), 0)
+        np.testing.assert_array_equal(linen.apply(variables, ids, mask, salt=salt), want)
+        np.testing.assert_array_equal(nnx_embed(ids, mask, salt=salt), want)
+        assert want[0].any()
+        np.testing.assert_array_equal(bag(ids[None], mask=mask[None], salt=salt)[0], want[0])
 
     def loss(params):
         zero, one = (linen.apply({"params": params}, ids, salt=salt) for salt in (0, 1))

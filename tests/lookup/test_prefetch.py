@@ -1,4 +1,4 @@
-"""A lookup made ahead gives what it would give without, whatever is written in between."""
+"""Prefetching: a lookup made a step ahead gives what it would without, whatever is written in between."""
 
 import jax
 import jax.numpy as jnp

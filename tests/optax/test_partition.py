@@ -46,6 +46,16 @@ def test_transforms_by_table_name(make):
         kvjax.optax.partition(dense=optax.sgd(1.0), tables=misspelt).init(params)
 
 
+def test_rows_are_stamped_with_the_number_of_the_update(make):
+    tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0))
+    params = make(2)
+    state = tx.init(params)
+    for keys in ([1, 2], [2, 3], [3]):
+        updates, state = tx.update(kvjax.SparseRows(np.array(keys), jnp.ones((len(keys), 2))), state, params)
+        params = optax.apply_updates(params, updates)
+    assert params.version_of(np.array([1, 2, 3])).tolist() == [1, 2, 3] and int(state.count) == 3
+
+
 def test_partition_checks_all_tables_before_it_writes_one(make):
     params = {"a": make(2), "b": make(3)}
     tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0))

@@ -1,4 +1,4 @@
-"""When the CUDA module is built; and that it, as it was built, needs no driver to load and holds the code asked for."""
+"""The CUDA module: when it is built, that it loads without a driver, and that it holds the code asked for."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""Freezes what checkpoints and other machines rely on: hashes, bucket order, initial rows, to the bit.
+"""Frozen values, on which checkpoints and other machines rely: hashes, bucket order, initial rows, to the bit.
 
 If a test here fails, the format has changed: old checkpoints would be read wrongly. Do not mend the numbers.
 """

@@ -116,6 +116,12 @@ def test_cpp_includes_run_one_way():
     assert seen > 20
 
 
+def test_errors_of_cpp_have_one_home():
+    for path in (ROOT / "kvjax/ffi").rglob("*"):
+        if path.suffix in (".h", ".cc", ".cu", ".cuh") and path.name not in ("error.h", "error_texts.h"):
+            assert not re.search(r"MakeError|ErrorCode::k\w+, ", path.read_text()), path
+
+
 def test_python_knows_no_platform():
     for path in (ROOT / "kvjax").rglob("*.py"):
         if path != ROOT / "kvjax/ffi/__init__.py":

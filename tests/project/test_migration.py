@@ -1,4 +1,4 @@
-"""What the READMEs of four TensorFlow systems show, in kvjax, checked by value.
+"""Migration: what the READMEs of four TensorFlow systems show, in kvjax, checked by value.
 
 Above each part stand the names of the original calls. TFRA: tensorflow/recommenders-addons; SOK: SparseOperationKit of
 NVIDIA-Merlin/HugeCTR; DeepRec: DeepRec-AI/DeepRec; TFPlus: of intelligent-machine-learning/dlrover.

@@ -1,4 +1,4 @@
-"""Several processes run one program, and those that are left end when one of them dies."""
+"""Programs of several processes: all run the same, and those that are left end when one of them dies."""
 
 import re
 import time

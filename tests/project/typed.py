@@ -1,4 +1,4 @@
-"""What type checkers tell users, for pyright to check (see pyproject.toml); nothing here runs.
+"""Uses of the public API, for pyright to check what users are told (see pyproject.toml); nothing here runs.
 
 An error that pyright must find has a comment that ignores it, and a comment that ignores nothing is an error.
 """

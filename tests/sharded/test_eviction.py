@@ -25,40 +25,40 @@ def cases(first, *rest):
 
 
 def both(make, mesh, shards, dim=1, **options):
-    """The same table in one place and spread."""
+    """The same table in one place and sharded."""
     return make(dim, **options), make(dim, **options, mesh=mesh(shards))
 
 
-def alike(one, spread):
-    same_rows(one.export(slots=True), spread.export(slots=True))
+def alike(one, sharded):
+    same_rows(one.export(slots=True), sharded.export(slots=True))
     for field in ("evicted", "over_capacity", "inserted", "admitted", "refused", "tracked", "last_step"):
-        assert getattr(one.stats(), field) == getattr(spread.stats(), field), field
+        assert getattr(one.stats(), field) == getattr(sharded.stats(), field), field
 
 
 @pytest.mark.parametrize(
     ("shards", "policy"), few_rows(cases(evict.LeastRecent(5) & evict.LeastFrequent(9), *POLICIES), 8, 12)
 )
 def test_policies_by_hand(shards, policy, make, mesh):
-    one, spread = (filled(t) for t in both(make, mesh, shards, dim=2))
+    one, sharded = (filled(t) for t in both(make, mesh, shards, dim=2))
     for step in (None, 8):
-        one, spread = one.evict(policy, step), spread.evict(policy, step)
-        alike(one, spread)
+        one, sharded = one.evict(policy, step), sharded.evict(policy, step)
+        alike(one, sharded)
 
 
 @pytest.mark.parametrize("shards", few([2, 8], 1))
 def test_restrict_and_pins(shards, make, mesh):
-    one, spread = (filled(t).pin(np.array([3, 4])) for t in both(make, mesh, shards))
+    one, sharded = (filled(t).pin(np.array([3, 4])) for t in both(make, mesh, shards))
     for n, by in ((31, "version"), (20, "frequency"), (10**9, "version"), (0, "version")):
-        one, spread = one.restrict(n, by), jax.jit(lambda t, n=n, by=by: t.restrict(n, by))(spread)
-        alike(one, spread)
+        one, sharded = one.restrict(n, by), jax.jit(lambda t, n=n, by=by: t.restrict(n, by))(sharded)
+        alike(one, sharded)
 
 
 def test_ties_are_broken_alike(make, mesh):
     """All rows tie, so that the hash alone decides, to its last bit."""
-    one, spread = (t.upsert(np.arange(3000), np.ones((3000, 1))) for t in both(make, mesh, 8))
+    one, sharded = (t.upsert(np.arange(3000), np.ones((3000, 1))) for t in both(make, mesh, 8))
     for n in (2999, 1500, 1499, 700, 3, 1):
-        one, spread = one.restrict(n), spread.restrict(n)
-        alike(one, spread)
+        one, sharded = one.restrict(n), sharded.restrict(n)
+        alike(one, sharded)
 
 
 FULL = [
@@ -75,15 +75,15 @@ FULL = [
 
 @pytest.mark.parametrize(("shards", "options"), few_rows(cases(*FULL), 0, 5, 6), ids=str)
 def test_training_at_capacity(shards, options, make, mesh):
-    one, spread = both(
+    one, sharded = both(
         make, mesh, shards, max_capacity=24, initializer=kvjax.initializers.normal(0.1), seed=1, **options
     )
     rng = np.random.default_rng(5)
     step = jax.jit(lambda t, k: t.apply(SGD, kvjax.SparseRows(k, jnp.ones((*k.shape, 1))))[0])
     for _ in range(8):
         keys = kvjax.keys(rng.zipf(1.3, 12) % 60)
-        one, spread = step(one, keys), step(spread, keys)
-        alike(one, jax.block_until_ready(spread))
+        one, sharded = step(one, keys), step(sharded, keys)
+        alike(one, jax.block_until_ready(sharded))
 
 
 WRITES = {
@@ -121,21 +121,21 @@ def test_any_sequence_of_writes(writes, capacity, on_full, policy, admission, sh
     devices = jax.make_mesh((shards,), ("x",), devices=jax.devices()[:shards])
     options = {"dim": 1, "max_capacity": capacity, "on_full": on_full, "evict": policy, "admit": admission, "seed": 1}
     try:
-        one, spread = kvjax.get_table("one", **options), kvjax.get_table("spread", **options, mesh=devices)
+        one, sharded = kvjax.get_table("one", **options), kvjax.get_table("sharded", **options, mesh=devices)
         for name, keys in writes:
             keys, failed = np.array(keys, np.int64), []
-            for table in (one, spread):
+            for table in (one, sharded):
                 try:
                     table = jax.block_until_ready(WRITES[name](table, keys))
                     failed.append(False)
                 except REFUSED as error:
                     assert "max_capacity" in str(error)
                     failed.append(True)
-                one, spread = spread, table.refresh()
+                one, sharded = sharded, table.refresh()
             assert failed[0] == failed[1]
-            alike(one, spread)
+            alike(one, sharded)
             asked = np.arange(-12, 40)
-            np.testing.assert_array_equal(one.lookup(asked), spread.lookup(asked))
+            np.testing.assert_array_equal(one.lookup(asked), sharded.lookup(asked))
     finally:
         for name in kvjax.tables():
             kvjax.drop_table(name)
@@ -153,15 +153,15 @@ def test_on_full_error_is_about_all_shards_and_changes_nothing(write, make, mesh
 
 
 def test_what_may_go_is_counted_on_all_shards(make, mesh):
-    one, spread = (
+    one, sharded = (
         t.upsert(np.arange(6), np.ones((6, 1))).pin(np.array([0, 1, 2]))
         for t in both(make, mesh, 4, max_capacity=6, on_full="evict")
     )
-    for table in (one, spread):
+    for table in (one, sharded):
         with pytest.raises(REFUSED, match=r"got 10 of which 3 may go"):
             jax.block_until_ready(table.upsert(np.arange(10, 14), np.ones((4, 1))))
-    alike(one.refresh(), spread.refresh())
-    alike(*(t.refresh().upsert(np.arange(10, 13), np.ones((3, 1))) for t in (one, spread)))
+    alike(one.refresh(), sharded.refresh())
+    alike(*(t.refresh().upsert(np.arange(10, 13), np.ones((3, 1))) for t in (one, sharded)))
 
 
 def test_copies_choose_alone_and_alike(make, mesh):
@@ -184,7 +184,7 @@ def test_copies_choose_alone_and_alike(make, mesh):
 
 @pytest.mark.parametrize("shards", few([2, 8], 0))
 def test_sinks_get_each_row_once(shards, make, mesh):
-    got = {"one": [], "spread": []}
+    got = {"one": [], "sharded": []}
 
     def sink(name):
         return lambda keys, values, slots, freqs, versions, reason: got[name].extend(
@@ -198,13 +198,13 @@ def test_sinks_get_each_row_once(shards, make, mesh):
             )
         )
 
-    one, spread = both(make, mesh, shards, max_capacity=20, on_full="evict", evict=evict.MinFrequency(2))
+    one, sharded = both(make, mesh, shards, max_capacity=20, on_full="evict", evict=evict.MinFrequency(2))
     one.on_evict(sink("one"))
-    spread.on_evict(sink("spread"))
+    sharded.on_evict(sink("sharded"))
     for seed in range(6):
         keys = np.random.default_rng(seed).integers(0, 60, 14)
-        one, spread = train(one, keys), jax.block_until_ready(train(spread, keys))
-    assert len(got["one"]) > 20 and sorted(got["one"]) == sorted(got["spread"])
+        one, sharded = train(one, keys), jax.block_until_ready(train(sharded, keys))
+    assert len(got["one"]) > 20 and sorted(got["one"]) == sorted(got["sharded"])
 
 
 @pytest.mark.parametrize(
@@ -259,44 +259,44 @@ def test_a_function_that_fails_on_one_shard_changes_nothing_on_any(function, wri
 def test_admission(shards, admission, capacity, make, mesh):
     full = {} if capacity is None else {"max_capacity": capacity, "on_full": "evict"}
     init = kvjax.initializers.normal(0.5) if capacity else jax.nn.initializers.normal(0.5)  # ours, and one of JAX
-    one, spread = both(make, mesh, shards, dim=3, admit=admission, initializer=init, seed=2, **full)
+    one, sharded = both(make, mesh, shards, dim=3, admit=admission, initializer=init, seed=2, **full)
     tx = optax.adagrad(0.1)
     rng = np.random.default_rng(1)
     for _ in range(6):
         keys = rng.zipf(1.4, 20) % 30
         rows = rng.normal(size=(20, 3)).astype(np.float32)
-        one, spread = (t.apply(tx, kvjax.SparseRows(keys, rows))[0] for t in (one, spread))
-        a, b = one.export(slots=True), spread.export(slots=True)
+        one, sharded = (t.apply(tx, kvjax.SparseRows(keys, rows))[0] for t in (one, sharded))
+        a, b = one.export(slots=True), sharded.export(slots=True)
         for name in ("keys", "freqs", "versions", "pinned"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
         np.testing.assert_allclose(a.values, b.values, rtol=2e-5, atol=2e-6)
         for field in ("evicted", "admitted", "refused", "tracked", "inserted"):
-            assert getattr(one.stats(), field) == getattr(spread.stats(), field), field
+            assert getattr(one.stats(), field) == getattr(sharded.stats(), field), field
         asked = np.arange(-3, 40)
         for missing in ({}, {"missing": "init"}, {"missing": "zeros"}, {"pad_id": 5}):
             np.testing.assert_allclose(
-                one.lookup(asked, **missing), spread.lookup(asked, **missing), rtol=2e-5, atol=2e-6
+                one.lookup(asked, **missing), sharded.lookup(asked, **missing), rtol=2e-5, atol=2e-6
             )
-        found = [t.lookup(asked, return_found=True)[1] for t in (one, spread)]
+        found = [t.lookup(asked, return_found=True)[1] for t in (one, sharded)]
         np.testing.assert_array_equal(*found)
 
 
 def test_the_shared_row_is_looked_up_inside_shard_map(make, mesh):
     axes = mesh(4)
-    one, spread = both(make, mesh, 4, dim=2, admit=admit.MinCount(3, unadmitted=-1), initializer=0.5)
-    one, spread = (train(train(t, np.arange(8)), np.arange(4)) for t in (one, spread))
+    one, sharded = both(make, mesh, 4, dim=2, admit=admit.MinCount(3, unadmitted=-1), initializer=0.5)
+    one, sharded = (train(train(t, np.arange(8)), np.arange(4)) for t in (one, sharded))
     keys = kvjax.keys(np.arange(8))
     for check in (True, False):
         look = jax.shard_map(
             lambda t, k: t.lookup(k), mesh=axes, check_vma=check,
             in_specs=(jax.P(), jax.P("x")), out_specs=jax.P("x"),
         )  # fmt: skip
-        np.testing.assert_array_equal(jax.jit(look)(spread, keys), one.lookup(keys))
+        np.testing.assert_array_equal(jax.jit(look)(sharded, keys), one.lookup(keys))
 
 
 def test_eviction_inside_shard_map(make, mesh):
     axes = mesh(4)
-    one, spread = both(make, mesh, 4, max_capacity=10, on_full="evict", evict=evict.LeastFrequent(3))
+    one, sharded = both(make, mesh, 4, max_capacity=10, on_full="evict", evict=evict.LeastFrequent(3))
     for check in (True, False):
 
         @jax.jit
@@ -309,8 +309,8 @@ def test_eviction_inside_shard_map(make, mesh):
 
         for seed in range(3):
             keys = np.random.default_rng(seed).permutation(40)[:8]
-            one, spread = train(one, keys).restrict(8), step(spread, kvjax.keys(keys))
-            alike(one, spread)
+            one, sharded = train(one, keys).restrict(8), step(sharded, kvjax.keys(keys))
+            alike(one, sharded)
 
 
 # ---- several processes

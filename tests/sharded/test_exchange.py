@@ -33,11 +33,11 @@ def batch(kind, n, shards, seed=0):
 class Formula:
     """Bytes that all devices together send to others, for reads and for training steps, by the text of the docs.
 
-    A device has a piece of n keys. It has room for E + 4 sqrt(E) + 8 keys to each of the S owners, E = n / S, and at
-    most for n; that is cut into as many rounds as there are whole MiB of rows in it, or 16 KiB in the part of one
-    owner, but at least 1 and at most 8. The rounds that a batch takes are those of the fullest pair of devices. A
-    round sends to each other device the room and one line more of key words (8 bytes; 12 with the counts of gradients),
-    and rows for the room.
+    A device has a piece of n keys. To each of the S owners it may send E + 4 sqrt(E) + 8 keys, E = n / S, and at most
+    n; that is cut into as many rounds as there are whole MiB of rows in it, or 16 KiB in the part of one owner, but at
+    least 1 and at most 8. The rounds that a batch takes are those of the fullest pair of devices. A round sends to each
+    other device key words for its capacity and one line more (8 bytes; 12 with the counts of gradients), and rows for
+    its capacity.
     """
 
     keys: np.ndarray
@@ -49,28 +49,28 @@ class Formula:
         most = min(n, math.ceil(n / shards + 4 * math.sqrt(n / shards)) + 8)
         rows = 4 * self.dim * most
         self.usual = max(1, min(shards * rows // 2**20, rows // 2**14, 8))
-        self.room = math.ceil(most / self.usual)
+        self.capacity = math.ceil(most / self.usual)
         pieces = [np.unique(piece) for piece in self.keys.reshape(shards, n)]
         fullest = max(np.bincount(host.owners(piece, shards), minlength=shards).max() for piece in pieces)
-        self.distinct, self.rounds = sum(map(len, pieces)), math.ceil(fullest / self.room)
+        self.distinct, self.rounds = sum(map(len, pieces)), math.ceil(fullest / self.capacity)
 
     def bytes(self, per_line, per_key):
         pairs = self.shards * (self.shards - 1)
-        return pairs * self.rounds * (per_line * (1 + self.room) + per_key * self.room)
+        return pairs * self.rounds * (per_line * (1 + self.capacity) + per_key * self.capacity)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("shards", "n", "dim"), few_rows([(2, 65536, 16), (4, 4096, 8), (8, 1000, 3), (1, 64, 4)], 1))
 def test_bytes_are_those_of_the_formula_and_nothing_is_lost(make, mesh, kind, shards, n, dim):
-    one, spread = make(dim), make(dim, mesh=mesh(shards))
+    one, sharded = make(dim), make(dim, mesh=mesh(shards))
     keys = batch(kind, n, shards)
     formula = Formula(keys, shards, dim)
     grads = kvjax.SparseRows(keys, jnp.ones((n, dim)))
-    one, spread = (t.apply(SGD, grads)[0] for t in (one, spread))
-    trained = spread.stats()
-    np.testing.assert_array_equal(spread.lookup(keys), one.lookup(keys))
-    same_rows(one.export(), spread.export())
-    stats = spread.stats()
+    one, sharded = (t.apply(SGD, grads)[0] for t in (one, sharded))
+    trained = sharded.stats()
+    np.testing.assert_array_equal(sharded.lookup(keys), one.lookup(keys))
+    same_rows(one.export(), sharded.export())
+    stats = sharded.stats()
     assert trained.exchanged_bytes == {"to_owners": formula.bytes(12, 4 * dim), "from_owners": 0}
     assert stats.exchanged_bytes["to_owners"] == formula.bytes(12, 4 * dim) + formula.bytes(8, 0)
     assert stats.exchanged_bytes["from_owners"] == formula.bytes(0, 4 * dim)

@@ -36,7 +36,7 @@ def close(one, other):
 
 @pytest.fixture
 def both(make, mesh):
-    """A table in one place and one that is spread, and how to place a batch for each."""
+    """A table in one place and one over a mesh, and how to place a batch for each."""
 
     def both(dim=4, explicit=False, shards=4, **options):
         mesh_ = mesh(shards, explicit=explicit)
@@ -100,11 +100,11 @@ def test_linen_train_state_partition_and_clipping(mesh, promotion, explicit):
         kvjax.drop_table(name)
     with jax.set_mesh(mesh):
         options = {"table": "net1", "mesh": mesh, "axis": "x", "replicated": False}
-        got, spread = train(options, lambda x: split(mesh, x))
+        got, sharded = train(options, lambda x: split(mesh, x))
     assert kvjax.get_table("net1_tags").spec.placement is not None
     np.testing.assert_allclose(got, want, rtol=1e-4)
     for name in one:
-        close(one[name], spread[name])
+        close(one[name], sharded[name])
 
 
 def test_nnx(mesh, promotion):
@@ -128,9 +128,9 @@ def test_nnx(mesh, promotion):
 
     want, one = train(lambda x: x)
     mesh = mesh(4)
-    got, spread = train(lambda x: split(mesh, x), mesh=mesh, wire="float32")
+    got, sharded = train(lambda x: split(mesh, x), mesh=mesh, wire="float32")
     np.testing.assert_allclose(got, want, rtol=1e-5)
-    close(one, spread)
+    close(one, sharded)
 
 
 @pytest.mark.parametrize(
@@ -151,12 +151,12 @@ def test_bags(both, combiner, explicit):
         step = jax.jit(kvjax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
         (_, bags), (grads, weight_grads) = step(table, put(weights), put(kvjax.keys(keys)))
         results.append((bags, weight_grads, table.apply(SGD, grads)[0].export()))
-    (one, one_weights, one_table), (spread, spread_weights, spread_table) = results
-    np.testing.assert_allclose(one, spread, rtol=1e-6)
-    np.testing.assert_allclose(one_weights, spread_weights, rtol=1e-5, atol=1e-7)
-    close(one_table, spread_table)
+    (one, one_weights, one_table), (sharded, sharded_weights, sharded_table) = results
+    np.testing.assert_allclose(one, sharded, rtol=1e-6)
+    np.testing.assert_allclose(one_weights, sharded_weights, rtol=1e-5, atol=1e-7)
+    close(one_table, sharded_table)
     if explicit:
-        assert jax.typeof(spread).sharding.spec == P("x", None, None)
+        assert jax.typeof(sharded).sharding.spec == P("x", None, None)
 
 
 @pytest.mark.parametrize("form", few(["lengths", "segment_ids", "odd"], "lengths", "odd"))
@@ -199,11 +199,11 @@ def test_scan_merge_remat_vmap_and_many(both, explicit):
         vmapped = jax.vmap(table.lookup)(put(kvjax.keys(keys), None, "x"))
         np.testing.assert_array_equal(vmapped, table.lookup(kvjax.keys(keys)))
         results.append((numbers, table.export(slots=True), vmapped))
-    (want, one, rows), (got, spread, spread_rows) = results
+    (want, one, rows), (got, sharded, sharded_rows) = results
     for a, b in zip(want, got, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5)
-    close(one, spread)
-    np.testing.assert_allclose(rows, spread_rows, rtol=1e-5, atol=1e-6)
+    close(one, sharded)
+    np.testing.assert_allclose(rows, sharded_rows, rtol=1e-5, atol=1e-6)
 
 
 @wide_is_slow

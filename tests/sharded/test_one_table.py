@@ -15,7 +15,7 @@ from tests.support.tables import AWKWARD, same_rows
 def test_reads_and_writes_are_those_of_one_table(make, mesh, shards):
     rng = np.random.default_rng(shards)
     options = {"dim": 3, "initializer": kvjax.initializers.normal(0.1), "seed": 7}
-    one, spread = make(**options), make(**options, mesh=mesh(shards))
+    one, sharded = make(**options), make(**options, mesh=mesh(shards))
     keys = np.concatenate([AWKWARD, rng.integers(0, 60, 55)])
     rows = rng.normal(size=(len(keys), 3)).astype(np.float32)
     old, exists = rows - 1, rng.random(len(keys)) < 0.5
@@ -30,9 +30,9 @@ def test_reads_and_writes_are_those_of_one_table(make, mesh, shards):
         lambda t: t.remove(keys[3:12]),
         lambda t: t.clear_slots(),
     ):
-        one, spread = write(one), write(spread)
-        same_rows(one.export(slots=True), spread.export(slots=True))
-        assert len(one) == len(spread)
+        one, sharded = write(one), write(sharded)
+        same_rows(one.export(slots=True), sharded.export(slots=True))
+        assert len(one) == len(sharded)
     asked = keys.reshape(7, 9)
     for read in (
         lambda t: t.lookup(asked),
@@ -44,8 +44,8 @@ def test_reads_and_writes_are_those_of_one_table(make, mesh, shards):
         lambda t: t.lookup(7),
         lambda t: t.lookup(np.zeros((0, 4), np.int64)),
     ):
-        np.testing.assert_array_equal(read(one), read(spread))
-    assert len(spread.clear()) == 0
+        np.testing.assert_array_equal(read(one), read(sharded))
+    assert len(sharded.clear()) == 0
 
 
 @pytest.mark.parametrize(

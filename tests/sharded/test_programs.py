@@ -1,6 +1,6 @@
 """A sharded table works unchanged in every kind of JAX program.
 
-Each case trains a table that is spread over a mesh and one in a single place in a plain program, and compares them:
+Each case trains a table over a mesh and one in a single place in a plain program, and compares them:
 rows, frequencies and versions to the bit (no key stands twice in a batch), losses and dense parameters to rounding.
 """
 
@@ -192,7 +192,7 @@ def test_pmap_of_replicated_state(make, mesh, check):
     check(train(mapped, make(**OPTIONS, mesh=mesh(4)), pieces, copies))
 
 
-SPREAD = {
+PLACEMENTS = {
     "copied over model": {"axis": "data"},
     "over both": {"axis": ("data", "model")},
     "swapped": {"axis": ("model", "data")},
@@ -201,22 +201,24 @@ SPREAD = {
 }
 
 
-# How keys are spread is one thing to the table in all kinds of programs, so not all three have to meet each other.
+# How keys are sharded means the same to the table in all kinds of programs, so not all three have to meet each other.
 QUICK = {"copied over model-jit-data", "over both-explicit-both", "swapped-shard_map-both", "replicated-jit-none"}
 MEETINGS = [
-    pytest.param(spread, program, keys, id=(id_ := f"{spread}-{program}-{name}"), marks=() if id_ in QUICK else slow)
-    for spread in SPREAD
+    pytest.param(
+        placement, program, keys, id=(id_ := f"{placement}-{program}-{name}"), marks=() if id_ in QUICK else slow
+    )
+    for placement in PLACEMENTS
     for program in ("jit", "explicit", "shard_map")
     for name, keys in {"data": "data", "both": ("data", "model"), "none": None}.items()
-    if program == "jit" or spread == "over both" or name == "both"
+    if program == "jit" or placement == "over both" or name == "both"
 ]
 
 
-@pytest.mark.parametrize(("spread", "program", "keys"), MEETINGS)
-def test_meshes_of_two_axes(make, mesh, check, spread, program, keys):
+@pytest.mark.parametrize(("placement", "program", "keys"), MEETINGS)
+def test_meshes_of_two_axes(make, mesh, check, placement, program, keys):
     """Whatever the keys are split over: each is looked up once, trained once and counted once."""
     mesh = mesh(data=2, model=2, explicit=program == "explicit")
-    table = make(**OPTIONS, **SPREAD[spread], mesh=mesh)
+    table = make(**OPTIONS, **PLACEMENTS[placement], mesh=mesh)
     run = step
     if program == "shard_map":
         run = step if keys is None else summed(keys)
@@ -226,7 +228,7 @@ def test_meshes_of_two_axes(make, mesh, check, spread, program, keys):
 
 
 def test_without_check_vma_each_device_has_its_own_batch(make, mesh):
-    """JAX does not know then what is the same on several devices; copies of a table must be told the same."""
+    """JAX does not know then what is the same on several devices; copies of a table must get the same."""
     mesh = mesh(data=2, model=2)
     grads = kvjax.SparseRows(np.arange(8), jnp.ones((8, 4)))
 
@@ -242,9 +244,7 @@ def test_without_check_vma_each_device_has_its_own_batch(make, mesh):
     assert freqs("data", "data") == {1}
     assert freqs(("data", "model"), ("data", "model")) == {1}
     assert freqs(("data", "model"), "data") == {2}
-    with pytest.raises(
-        (ValueError, jax.errors.JaxRuntimeError), match="want the same keys and values for all that are told of them"
-    ):
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="want the same keys and values on every device"):
         freqs("data", ("data", "model"))
 
 
@@ -265,7 +265,7 @@ def test_writes(make, mesh, program):
 
     Keys = kvjax.Keys
     mesh = mesh(4, explicit=program == "explicit")
-    one, spread = make(**OPTIONS), make(**OPTIONS, mesh=mesh)
+    one, sharded = make(**OPTIONS), make(**OPTIONS, mesh=mesh)
     args = (kvjax.keys(keys), rows, exists)
     want, contained = jax.jit(writes)(one, *args)
     if program == "pmap":
@@ -279,7 +279,7 @@ def test_writes(make, mesh, program):
             run = jax.shard_map(writes, mesh=mesh, check_vma=program != "no vma", **specs)
         args = jax.device_put(args, NamedSharding(mesh, axis))
     with on(mesh, program == "explicit"):
-        got, found = jax.jit(run)(spread, *args)
+        got, found = jax.jit(run)(sharded, *args)
     same_rows(want.export(), got.export())
     np.testing.assert_array_equal(np.ravel(found), contained)
 

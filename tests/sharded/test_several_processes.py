@@ -100,7 +100,7 @@ def both(folder):
     reference, table = trained(reference, batches(2)), trained(table, batches(2))
     assert_is(table, reference)
     me = jax.process_index()
-    differ = "the same keys and values for all that are told of them|the same keys|another process"
+    differ = "the same keys and values on every device|the same keys|another process"
     fails(differ, lambda: table.upsert(np.arange(4) + 10 * me, np.ones((4, 3))).version)
     assert_is(table.refresh(), reference)
     save(folder, 1, {"t": table.refresh(), "r": reference})
@@ -145,7 +145,7 @@ def two(folder):
     fails(there, lambda: narrow.lookup(shared(everywhere(), keys)))
     fails(there, lambda: step(narrow, shared(everywhere(), keys)).version)
     own_ids = np.arange(4) + 10 * me
-    differ = "the same keys and values for all that are told of them" if me == 1 else "the same keys|another process"
+    differ = "the same keys and values on every device" if me == 1 else "the same keys|another process"
     fails(differ, lambda: narrow.refresh().upsert(own_ids, np.ones((4, 3))).version)
     assert np.asarray(narrow.refresh().lookup(np.arange(8))).shape == (8, 3)  # on every device
     narrow = step(narrow.refresh(), shared(everywhere(), np.arange(8)))

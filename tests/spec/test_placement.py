@@ -1,4 +1,4 @@
-"""Which shard owns a key, and what a partitioner and a mesh have to be."""
+"""Placement: which shard owns a key, and what a partitioner and a mesh have to be."""
 
 import numpy as np
 import pytest

@@ -38,7 +38,7 @@ def test_what_a_device_table_cannot_do_yet_is_refused(asked, mesh, elsewhere):
 
 
 def test_shards_of_a_device_table_choose_no_rows_yet(mesh, elsewhere):
-    table = kvjax.get_table("spread", dim=2, storage=Device(), mesh=mesh(2))
+    table = kvjax.get_table("sharded", dim=2, storage=Device(), mesh=mesh(2))
     for choose in (lambda: table.evict(kvjax.evict.MaxAge(3)), lambda: table.restrict(4)):
         with pytest.raises(
             ValueError, match=r"of a table with mesh=, which is not on CUDA yet; kvjax.reshard\(table, None\)"

@@ -1,4 +1,4 @@
-"""Which tests are slow: cases that only add to what a quick one checks, and how many examples Hypothesis tries."""
+"""Marks: which tests are slow, because they only add to what a quick one checks, and how often Hypothesis tries."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which keys training gives a row."""
+"""Admission: which keys training gives a row."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Which rows go, when a table is full and when it is told to."""
+"""Eviction: which rows are removed when a table is full, when a policy runs by itself, and by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -130,6 +130,13 @@ def test_rows_of_the_batch_and_pinned_rows_stay(make):
     with pytest.raises(REFUSED, match=r"max_capacity=4.*3 may go"):
         jax.block_until_ready(train(table, [10, 11, 12, 13]))
     np.testing.assert_array_equal(table.refresh().export().keys, before.keys)
+
+
+def test_the_row_that_unadmitted_keys_share_stays(make):
+    table = make(1, admit=kvjax.admit.MinCount(2, unadmitted=7))
+    table = train(table, [1, 2, 2])
+    assert set(contents(table)) == {2, 7}
+    assert set(contents(table.evict(evict.MinFrequency(100)))) == {7}
 
 
 def test_the_policy_of_a_full_table_comes_first(make):

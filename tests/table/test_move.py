@@ -36,9 +36,9 @@ def test_training_goes_on_the_same(mesh_of, make, mesh, tmp_path, promotion):
 
 
 @pytest.mark.parametrize("admit", [kvjax.admit.MinCount(3, unadmitted=7), kvjax.admit.Sketch(3, halve_every=4)])
-@pytest.mark.parametrize("spread", few([False, True], 0))
-def test_counts_of_admission_move_too(admit, spread, make, mesh, tmp_path):
-    options = {"dim": 3, "admit": admit, "seed": 5} | ({"mesh": mesh(4)} if spread else {})
+@pytest.mark.parametrize("over_mesh", few([False, True], 0))
+def test_counts_of_admission_move_too(admit, over_mesh, make, mesh, tmp_path):
+    options = {"dim": 3, "admit": admit, "seed": 5} | ({"mesh": mesh(4)} if over_mesh else {})
     one, table = trained(make(**options), 3), trained(make(**options), 3).to(Mmap(tmp_path))
     assert any(array.any() for array in one.snapshot().admission.values())
     same_tables(one, table)

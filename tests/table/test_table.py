@@ -49,6 +49,16 @@ def test_any_width_and_growth(dim, make):
     assert len(table) == len(keys)
 
 
+def test_the_index_grows_before_searches_get_long(make):
+    """It fills to 5/8 of its cells, on a device to 7/8."""
+    table = make(1, capacity=100)
+    full, device = table.stats(), table.spec.storage.backend != kvjax.storage.Host.backend
+    for n in (full.capacity, full.capacity + 1):
+        table = table.upsert(np.arange(n), np.zeros((n, 1)))
+        assert 0 < table.stats().load <= (7 / 8 if device else 5 / 8)
+    assert table.stats().capacity > full.capacity
+
+
 def test_duplicates_last_wins(make):
     table = make(2).upsert(np.array([5, 5, 6]), [[1.0, 1], [2, 2], [3, 3]])
     assert table.lookup(np.array([5, 6])).tolist() == [[2, 2], [3, 3]] and len(table) == 2
@@ -82,6 +92,23 @@ def test_frequency_and_version_are_exact(make, x64):
     out = table.export()
     assert dict(zip(out.keys.tolist(), out.versions.tolist(), strict=True)) == {1: 5, 2: 3, 3: 2**40}
     assert out.freqs.dtype == out.versions.dtype == out.keys.dtype == np.int64
+
+
+@pytest.mark.parametrize("integer", [np.int64, np.uint8, jnp.int32, jnp.uint32])
+def test_steps_of_any_integer_type(integer, make):
+    """By themselves and traced: rows get the step, and eviction counts from it."""
+    grads = kvjax.SparseRows(np.arange(3), jnp.ones((3, 1)))
+
+    def apply(table, step):
+        return table.apply(SGD, grads, step=step)[0]
+
+    def evict(table, step):
+        return table.evict(kvjax.evict.MaxAge(2), step=step)
+
+    for wrap in (lambda f: f, jax.jit):
+        table = wrap(apply)(make(1), integer(5))
+        assert table.export().versions.tolist() == [5, 5, 5]
+        assert [len(table := wrap(evict)(table, integer(step))) for step in (7, 8)] == [3, 0]
 
 
 def test_removed_rows_leave_nothing_behind(make):

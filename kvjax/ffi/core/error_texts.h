@@ -1,10 +1,12 @@
 // The errors of the C++ side and their texts, the same for every table.
 #pragma once
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <system_error>
 
 #include "kvjax/ffi/core/error.h"
 
@@ -54,6 +56,11 @@ inline Error SealError(std::string_view table, std::string_view op) {
 inline Error MemoryError(std::string_view table, std::string_view op) {
   return MakeError(ErrorCode::kResourceExhausted, table, op, "memory for the call", "none",
                    "the table is as it was before: remove rows or give the process more memory");
+}
+
+/// An exception that is neither an Error nor about memory.
+inline Error UnexpectedError(std::string_view op, std::string_view text) {
+  return {ErrorCode::kInternal, std::string("kvjax: ").append(op).append(": ").append(text)};
 }
 
 /// An operation that the handler it came to does not know.
@@ -187,10 +194,28 @@ inline Error InitializerError(std::string_view text) {
                    "constant, uniform, normal, truncated_normal or pool", text, "see kvjax.initializers");
 }
 
+/// A row pool of so many elements, which are no whole rows.
+inline Error PoolError(std::string_view table, size_t elements) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "get_table", "a pool of whole rows",
+                   std::to_string(elements) + " elements", "see kvjax.initializers.from_pool");
+}
+
+/// A width that rows cannot have.
+inline Error DimError(std::string_view table, int64_t most, int64_t dim) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "get_table", "dim in 1.." + std::to_string(most),
+                   std::to_string(dim), "dim is the width of a row");
+}
+
+/// A kind of admission, or of reading unadmitted keys, that there is not.
+inline Error AdmissionError(std::string_view text) {
+  return MakeError(ErrorCode::kInvalidArgument, "", "get_table", "an admission of kvjax.admit", text,
+                   "call kvjax's Python functions");
+}
+
 /// A storage that the backend does not have.
 inline Error StorageError(std::string_view table, std::string_view text) {
   return MakeError(ErrorCode::kInvalidArgument, table, "get_table", "one of kvjax.storage",
-                   "'" + std::string(text) + "'", "see kvjax.storage");
+                   std::string("'").append(text).append("'"), "see kvjax.storage");
 }
 
 /// A policy that kvjax.evict does not write; got: what of it.
@@ -228,6 +253,13 @@ inline Error DeviceError(std::string_view table, std::string_view op, int32_t de
                    "run the program on the mesh that the table was made with, or kvjax.reshard(table, mesh)");
 }
 
+/// A number that none of the `shards` shards of a table in this process has.
+inline Error ShardError(std::string_view table, std::string_view op, size_t shards, size_t shard) {
+  return MakeError(ErrorCode::kNotFound, table, op,
+                   "one of the " + std::to_string(shards) + " shards of this process", std::to_string(shard),
+                   "call kvjax's Python functions");
+}
+
 /// A table that was written while another thread made its new shards.
 inline Error WrittenError(std::string_view table, std::string_view op) {
   return MakeError(ErrorCode::kFailedPrecondition, table, op, "a table that nobody writes meanwhile",
@@ -241,6 +273,19 @@ inline Error UserCodeError(std::string_view table, std::string_view op) {
                    "use the rows that the function is given");
 }
 
+/// What the user's function `what`, a sink or a score function, has raised.
+inline Error UserError(std::string_view table, std::string_view what, std::string_view raised) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "evict",
+                   std::string("a ").append(what).append(" that works"), raised,
+                   "mend it and begin again with table.refresh(): the table is as it was");
+}
+
+/// Rows to be loaded of which a column has `got` elements.
+inline Error ColumnError(std::string_view table, std::string_view want, size_t got) {
+  return MakeError(ErrorCode::kInvalidArgument, table, "load", want, std::to_string(got),
+                   "all arrays have one row per key");
+}
+
 /// More rows to be loaded than the table may have.
 inline Error LoadCapacityError(std::string_view table, size_t capacity, size_t rows) {
   return MakeError(ErrorCode::kResourceExhausted, table, "load",
@@ -252,6 +297,42 @@ inline Error LoadCapacityError(std::string_view table, size_t capacity, size_t r
 inline Error NegativeError(std::string_view table) {
   return MakeError(ErrorCode::kInvalidArgument, table, "load", "frequencies and a last step from 0 on",
                    "negative ones", "load what kvjax has exported");
+}
+
+// ---- the system and CUDA ---------------------------------------------------------------------------------
+
+/// A file of rows in a folder; error: the errno of the call that has failed.
+inline Error FileError(std::string_view table, std::string_view op, std::string_view want,
+                       std::string_view folder, int error, std::string_view mend) {
+  const bool full =
+      error == ENOSPC || error == EDQUOT || error == EFBIG || error == EMFILE || error == ENFILE;
+  return MakeError(
+      full ? ErrorCode::kResourceExhausted : ErrorCode::kInvalidArgument, table, op, want,
+      std::string("'").append(folder).append("': ").append(std::system_category().message(error)), mend);
+}
+
+/// A folder in which no file of rows can be made.
+inline Error FolderError(std::string_view table, std::string_view folder, int error) {
+  return FileError(table, "get_table", "a folder to make a file in", folder, error,
+                   "make the folder writable, or give kvjax.storage.Mmap another one");
+}
+
+/// A disk that has no `bytes` more.
+inline Error DiskError(std::string_view table, std::string_view folder, size_t bytes, int error) {
+  return FileError(table, "allocate", std::to_string(bytes) + " bytes more on disk", folder, error,
+                   "the table is as it was before: free some disk space, or remove rows");
+}
+
+/// The CUDA call `what`, and what CUDA says of it.
+inline Error CudaError(std::string_view what, std::string_view text) {
+  return MakeError(ErrorCode::kInternal, "", what, "success from CUDA", text,
+                   "a kernel that ran before may be the cause: CUDA_LAUNCH_BLOCKING=1 shows which");
+}
+
+/// More items than a kernel counts.
+inline Error ItemsError(size_t n) {
+  return MakeError(ErrorCode::kInvalidArgument, "", "a call on the GPU", "fewer than 2^31 items",
+                   std::to_string(n), "split the call");
 }
 
 // ---- sharded tables --------------------------------------------------------------------------------------
@@ -275,13 +356,11 @@ inline Error MeshError(std::string_view table, std::string_view op, uint32_t hel
 
 /// Operands that differ between devices that must have the same.
 inline Error DifferError(std::string_view table, std::string_view op) {
-  return MakeError(
-      ErrorCode::kInvalidArgument, table, op, "the same keys and values for all that are told of them",
-      "others on some devices",
-      "processes give equal arrays, or their parts of one by jax.make_array_from_process_local_data; copies "
-      "of "
-      "a table along an axis want what is gathered over it, or shard_map with check_vma=True, where kvjax "
-      "does it");
+  return MakeError(ErrorCode::kInvalidArgument, table, op, "the same keys and values on every device",
+                   "others on some devices",
+                   "processes give equal arrays, or their parts of one by "
+                   "jax.make_array_from_process_local_data; copies of a table along an axis want what is "
+                   "gathered over it, or shard_map with check_vma=True, where kvjax does it");
 }
 
 /// A failure whose error another process has.

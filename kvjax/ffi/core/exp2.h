@@ -1,5 +1,5 @@
-// 2^x with the same bits everywhere: the libraries of host and device differ in the last one, and so would
-// the order of rows whose frequencies decay.
+// Exp2: 2^x with the same bits everywhere. The libraries of host and device differ in the last one, and so
+// would the order of rows whose frequencies decay.
 #pragma once
 #include <bit>
 #include <cstdint>

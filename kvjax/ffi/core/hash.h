@@ -1,4 +1,4 @@
-// Hashes that are part of the checkpoint format. tests/test_golden.py freezes their values.
+// Hashes, which are part of the checkpoint format: tests/project/test_golden.py freezes their values.
 #pragma once
 #include <bit>
 #include <cstddef>

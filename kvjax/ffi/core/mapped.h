@@ -14,11 +14,10 @@
 #include <mutex>
 #include <new>
 #include <string>
-#include <system_error>
 #include <utility>
 #include <vector>
 
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/slab.h"
 
 namespace kvjax {
@@ -34,10 +33,7 @@ class MappedSlabs final : public SlabAllocator {
   MappedSlabs(std::string folder, std::string table) : folder_(std::move(folder)), table_(std::move(table)) {
     std::string path = folder_ + "/kvjax-XXXXXX";
     file_ = mkostemp(path.data(), O_CLOEXEC);
-    if (file_ < 0) {
-      throw Failure("get_table", "a folder to make a file in", errno,
-                    "make the folder writable, or give kvjax.storage.Mmap another one");
-    }
+    if (file_ < 0) throw FolderError(table_, folder_, errno);
     unlink(path.c_str());
   }
   ~MappedSlabs() override {
@@ -104,8 +100,7 @@ class MappedSlabs final : public SlabAllocator {
     if (error == EOPNOTSUPP || error == ENOSYS) error = WriteZeros(offset, bytes);
     if (error == 0) return;
     PunchHole(offset, bytes);  // what there was space for
-    throw Failure("allocate", std::to_string(bytes) + " bytes more on disk", error,
-                  "the table is as it was before: free some disk space, or remove rows");
+    throw DiskError(table_, folder_, bytes, error);
   }
 
   /// Takes blocks on a file system that cannot reserve them. Returns errno.
@@ -129,13 +124,6 @@ class MappedSlabs final : public SlabAllocator {
           fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, static_cast<off_t>(bytes));
     } while (result != 0 && errno == EINTR);
     return result == 0;
-  }
-
-  [[nodiscard]] Error Failure(const char* op, const std::string& want, int error, const char* mend) const {
-    const bool full =
-        error == ENOSPC || error == EDQUOT || error == EFBIG || error == EMFILE || error == ENFILE;
-    return MakeError(full ? ErrorCode::kResourceExhausted : ErrorCode::kInvalidArgument, table_, op, want,
-                     "'" + folder_ + "': " + std::system_category().message(error), mend);
   }
 
   const std::string folder_;

@@ -42,7 +42,6 @@ struct Operation {
   bool writes = false;         // makes the next version
   bool makes_rows = false;     // may give a row to a key that has none
   bool needs_initial = false;  // such a row begins as the initial row of its key
-  bool needs_values = false;   // comes with a row or a gradient for each key
   bool evicts = false;         // removes the rows that a policy chooses
 };
 
@@ -66,25 +65,15 @@ inline constexpr std::array<Operation, 24> kOperations = {{
     {.op = Op::kPin, .name = "pin", .writes = true, .makes_rows = true, .needs_initial = true},
     {.op = Op::kUnpin, .name = "unpin", .writes = true},
     {.op = Op::kRemove, .name = "remove", .writes = true},
-    {.op = Op::kUpsert, .name = "upsert", .writes = true, .makes_rows = true, .needs_values = true},
-    {.op = Op::kAssign, .name = "assign", .writes = true, .needs_values = true},
-    {.op = Op::kAdd,
-     .name = "add",
-     .writes = true,
-     .makes_rows = true,
-     .needs_initial = true,
-     .needs_values = true},
-    {.op = Op::kAccum, .name = "accum", .writes = true, .makes_rows = true, .needs_values = true},
+    {.op = Op::kUpsert, .name = "upsert", .writes = true, .makes_rows = true},
+    {.op = Op::kAssign, .name = "assign", .writes = true},
+    {.op = Op::kAdd, .name = "add", .writes = true, .makes_rows = true, .needs_initial = true},
+    {.op = Op::kAccum, .name = "accum", .writes = true, .makes_rows = true},
     {.op = Op::kEvict, .name = "evict", .writes = true, .evicts = true},
     {.op = Op::kRestrict, .name = "restrict", .writes = true, .evicts = true},
     {.op = Op::kClear, .name = "clear", .writes = true},
     {.op = Op::kClearSlots, .name = "clear_slots", .writes = true},
-    {.op = Op::kApply,
-     .name = "apply",
-     .writes = true,
-     .makes_rows = true,
-     .needs_initial = true,
-     .needs_values = true},
+    {.op = Op::kApply, .name = "apply", .writes = true, .makes_rows = true, .needs_initial = true},
 }};
 
 constexpr const Operation& About(Op op) { return kOperations[static_cast<size_t>(op)]; }

@@ -1,4 +1,4 @@
-// The first n of rows that lie on several shards, found by counting: the shards add up tallies, no row
+// Selection of the n rows that come first on several shards, by counting: the shards add up tallies, no row
 // travels.
 //
 // Source: radix selection, from the highest digit on (Knuth, The Art of Computer Programming 3, 5.2.5

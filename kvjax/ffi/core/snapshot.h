@@ -1,4 +1,4 @@
-// Rows as plain arrays, sorted by (bucket, key): equal tables give equal bytes.
+// Snapshots: rows as columns of plain arrays, sorted by (bucket, key), so that equal tables give equal bytes.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -12,19 +12,67 @@
 
 namespace kvjax {
 
-/// All arrays have n rows. slots[s] is (n, bytes of slot s); has_slots is false where no optimizer has
-/// written the row's slots. offsets: (kNumBuckets + 1,) first row of each bucket.
-struct Snapshot {
-  std::vector<int64_t> keys;
-  std::vector<std::byte> values;
-  std::vector<int64_t> frequencies;
-  std::vector<int64_t> versions;
-  std::vector<std::byte> has_slots;
-  std::vector<std::byte> pinned;
-  std::vector<std::vector<std::byte>> slots;
-  std::vector<int64_t> offsets;
+/// The columns of n rows, owned or not. slots[s] is (n, bytes of slot s); has_slots is false where no
+/// optimizer has written the row's slots.
+template <template <class> class Array>
+struct Columns {
+  Array<int64_t> keys{};
+  Array<std::byte> values{};
+  Array<int64_t> frequencies{};
+  Array<int64_t> versions{};
+  Array<std::byte> has_slots{};
+  Array<std::byte> pinned{};
+  std::vector<Array<std::byte>> slots;
   SlotLayout layout;
   int64_t last_step = 0;
+};
+
+/// Calls f(name, elements a row, the column of each of `all`) for each column that every table has. The names
+/// are those that Python gives and gets.
+template <class F, class... All>
+void EachColumn(size_t row_bytes, F f, All&... all) {
+  f("keys", size_t{1}, all.keys...);
+  f("values", row_bytes, all.values...);
+  f("freqs", size_t{1}, all.frequencies...);
+  f("versions", size_t{1}, all.versions...);
+  f("has_slots", size_t{1}, all.has_slots...);
+  f("pinned", size_t{1}, all.pinned...);
+}
+
+template <class T>
+using OwnedArray = std::vector<T>;
+template <class T>
+using BorrowedArray = const T*;
+
+/// Rows in arrays of its own. offsets: (kNumBuckets + 1,) first row of each bucket.
+struct Snapshot : Columns<OwnedArray> {
+  std::vector<int64_t> offsets;
+
+  /// Makes all columns n rows long.
+  void Resize(size_t n, size_t row_bytes) {
+    EachColumn(row_bytes, [n](const char*, size_t width, auto& column) { column.resize(n * width); }, *this);
+    for (const Slot& slot : layout.slots()) slots.emplace_back(n * slot.bytes);
+  }
+  /// Sets row i but for its value and slots.
+  void Set(size_t i, uint64_t key, const RowHeader& header) {
+    keys[i] = static_cast<int64_t>(key);
+    frequencies[i] = static_cast<int64_t>(header.frequency);
+    versions[i] = header.version;
+    has_slots[i] = static_cast<std::byte>(header.has_slots);
+    pinned[i] = static_cast<std::byte>(header.pinned);
+  }
+};
+
+/// Rows in arrays that somebody else owns. `pinned` may be missing.
+struct SnapshotView : Columns<BorrowedArray> {
+  size_t n = 0;
+
+  [[nodiscard]] RowHeader Header(size_t i) const {
+    return {.frequency = std::min(static_cast<uint64_t>(frequencies[i]), kMaxFrequency),
+            .pinned = pinned != nullptr && pinned[i] != std::byte{0},
+            .has_slots = !layout.empty() && has_slots[i] != std::byte{0},
+            .version = versions[i]};
+  }
 };
 
 /// A key and the row it has.
@@ -58,22 +106,12 @@ inline Snapshot CopyRows(const RowStore& store, const std::vector<KeyRow>& rows,
   const size_t n = rows.size();
   Snapshot out;
   if (with_slots) out.layout = store.layout();
-  out.keys.resize(n);
-  out.values.resize(n * row_bytes);
-  out.frequencies.resize(n);
-  out.versions.resize(n);
-  out.has_slots.resize(n);
-  out.pinned.resize(n);
-  for (const Slot& slot : out.layout.slots()) out.slots.emplace_back(n * slot.bytes);
+  out.Resize(n, row_bytes);
   for (size_t i = 0; i < n; ++i) {
     const auto [key, row] = rows[i];
     const RowHeader& header = store.Header(row);
-    out.keys[i] = static_cast<int64_t>(key);
+    out.Set(i, key, header);
     std::memcpy(out.values.data() + i * row_bytes, store.Value(row), row_bytes);
-    out.frequencies[i] = static_cast<int64_t>(header.frequency);
-    out.versions[i] = header.version;
-    out.has_slots[i] = static_cast<std::byte>(header.has_slots);
-    out.pinned[i] = static_cast<std::byte>(header.pinned);
     if (header.has_slots == 0) continue;  // what an earlier key left there stays behind
     for (size_t s = 0; s < out.slots.size(); ++s) {
       const Slot& slot = out.layout.slots()[s];
@@ -83,20 +121,6 @@ inline Snapshot CopyRows(const RowStore& store, const std::vector<KeyRow>& rows,
   return out;
 }
 
-/// The arrays of a snapshot that somebody else owns. `pinned` may be missing.
-struct SnapshotView {
-  size_t n = 0;
-  const int64_t* keys = nullptr;
-  const std::byte* values = nullptr;
-  const int64_t* frequencies = nullptr;
-  const int64_t* versions = nullptr;
-  const std::byte* has_slots = nullptr;
-  const std::byte* pinned = nullptr;
-  std::vector<const std::byte*> slots;
-  SlotLayout layout;
-  int64_t last_step = 0;
-};
-
 /// Fills an empty store; returns the position of the first key that comes twice, or n.
 inline size_t FillStore(RowStore& store, const SnapshotView& in, size_t row_bytes) {
   store.AttachSlots(in.layout);
@@ -105,10 +129,7 @@ inline size_t FillStore(RowStore& store, const SnapshotView& in, size_t row_byte
     const auto key = static_cast<uint64_t>(in.keys[i]);
     if (store.index().Find(key) != kNoRow) return i;
     const uint32_t row = store.Insert(key);
-    store.Header(row) = {.frequency = std::min(static_cast<uint64_t>(in.frequencies[i]), kMaxFrequency),
-                         .pinned = in.pinned != nullptr && in.pinned[i] != std::byte{0},
-                         .has_slots = !in.layout.empty() && in.has_slots[i] != std::byte{0},
-                         .version = in.versions[i]};
+    store.Header(row) = in.Header(i);
     std::memcpy(store.Value(row), in.values + i * row_bytes, row_bytes);
     for (size_t s = 0; s < in.slots.size(); ++s) {
       const Slot& slot = in.layout.slots()[s];

@@ -12,7 +12,7 @@
 #include <string_view>
 #include <utility>
 
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/device/memory.h"
 
 namespace kvjax::device {
@@ -27,8 +27,7 @@ inline void Check(cudaError_t error, std::string_view what) {
   if (error == cudaSuccess) return;
   cudaGetLastError();  // or the next call that asks would hear of this one
   if (error == cudaErrorMemoryAllocation) throw std::bad_alloc();
-  throw MakeError(ErrorCode::kInternal, "", what, "success from CUDA", ErrorText(error),
-                  "a kernel that ran before may be the cause: CUDA_LAUNCH_BLOCKING=1 shows which");
+  throw CudaError(what, ErrorText(error));
 }
 
 inline int DeviceOf(cudaStream_t stream) {

@@ -6,9 +6,8 @@
 #include <cub/block/block_scan.cuh>
 #include <cub/device/device_radix_sort.cuh>
 #include <cub/device/device_scan.cuh>
-#include <string>
 
-#include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/portable.h"
 #include "kvjax/ffi/cuda/stream.h"
 #include "kvjax/ffi/device/atomic.h"
@@ -92,8 +91,7 @@ __global__ void __launch_bounds__(kBlock) CountBinsKernel(uint32_t* bins, Work w
 /// CUB counts items in 32 bits, and a grid has no more blocks.
 inline uint32_t Items(size_t n) {
   if (n <= INT32_MAX) return static_cast<uint32_t>(n);
-  throw MakeError(ErrorCode::kInvalidArgument, "", "a call on the GPU", "fewer than 2^31 items",
-                  std::to_string(n), "split the call");
+  throw ItemsError(n);
 }
 
 template <class F>

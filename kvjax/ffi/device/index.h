@@ -182,7 +182,7 @@ class Index {
   }
 
   [[nodiscard]] IndexView view() const { return {digests_.data(), entries_.data(), buckets_}; }
-  /// Slots that may be in use, so that searches stay short.
+  /// Cells that may be in use, so that searches stay short.
   [[nodiscard]] size_t capacity() const { return CapacityOf(buckets_); }
   [[nodiscard]] size_t cells() const { return buckets_ * IndexView::kCells; }
   [[nodiscard]] size_t bytes() const { return digests_.bytes() + entries_.bytes(); }

@@ -76,9 +76,7 @@ Snapshot DeviceTable<Q>::CopyRows(Q& q, const std::vector<KeyRow>& rows, bool sl
   const size_t n = rows.size();
   Snapshot out;
   if (slots) out.layout = contents_.layout();
-  out.keys.resize(n), out.values.resize(n * row_bytes());
-  out.frequencies.resize(n), out.versions.resize(n), out.has_slots.resize(n), out.pinned.resize(n);
-  for (const Slot& slot : out.layout.slots()) out.slots.emplace_back(n * slot.bytes);
+  out.Resize(n, row_bytes());
   const RowsView in = contents_.view();
   for (size_t begin = 0; begin < n; begin += kHostBatch) {
     const size_t m = std::min(kHostBatch, n - begin);
@@ -95,13 +93,7 @@ Snapshot DeviceTable<Q>::CopyRows(Q& q, const std::vector<KeyRow>& rows, bool sl
     std::vector<RowHeader> headers(m);
     fetch(in.headers, 0, sizeof(RowHeader), headers.data());
     fetch(in.values, 0, row_bytes(), out.values.data() + begin * row_bytes());
-    for (size_t i = 0; i < m; ++i) {
-      out.keys[begin + i] = static_cast<int64_t>(rows[begin + i].key);
-      out.frequencies[begin + i] = static_cast<int64_t>(headers[i].frequency);
-      out.versions[begin + i] = headers[i].version;
-      out.has_slots[begin + i] = static_cast<std::byte>(headers[i].has_slots);
-      out.pinned[begin + i] = static_cast<std::byte>(headers[i].pinned);
-    }
+    for (size_t i = 0; i < m; ++i) out.Set(begin + i, rows[begin + i].key, headers[i]);
     for (size_t s = 0; s < out.slots.size(); ++s) {
       const Slot& slot = out.layout.slots()[s];
       std::byte* const to = out.slots[s].data() + begin * slot.bytes;
@@ -216,12 +208,8 @@ typename DeviceTable<Q>::Loaded DeviceTable<Q>::PrepareLoad(uint32_t version, co
     std::vector<uint32_t> ids(m);
     std::vector<RowHeader> headers(m);
     for (size_t i = 0; i < m; ++i) {
-      const size_t k = begin + i;
-      ids[i] = static_cast<uint32_t>(k);
-      headers[i] = {.frequency = std::min(static_cast<uint64_t>(rows.frequencies[k]), kMaxFrequency),
-                    .pinned = rows.pinned != nullptr && rows.pinned[k] != std::byte{0},
-                    .has_slots = !rows.layout.empty() && rows.has_slots[k] != std::byte{0},
-                    .version = rows.versions[k]};
+      ids[i] = static_cast<uint32_t>(begin + i);
+      headers[i] = rows.Header(begin + i);
     }
     Scratch<Q, uint32_t> there(q, m);
     q.Copy(there.data(), ids.data(), m * sizeof(uint32_t));

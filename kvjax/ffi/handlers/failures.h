@@ -1,4 +1,5 @@
-// Nothing is thrown across the FFI: Guard turns what the core throws into an ffi::Error.
+// Failures: Guard turns what the core throws into an ffi::Error, as nothing may be thrown across the FFI, and
+// Failures numbers those that other devices have to know of.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -44,7 +45,7 @@ inline Error Caught(std::string_view table, std::string_view op) {
   } catch (const std::bad_alloc&) {
     return MemoryError(table, op);
   } catch (const std::exception& error) {
-    return Error(ErrorCode::kInternal, std::string("kvjax: ").append(op).append(": ").append(error.what()));
+    return UnexpectedError(op, error.what());
   }
 }
 

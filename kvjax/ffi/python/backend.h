@@ -26,7 +26,6 @@ inline nb::dict OperationsToPython() {
     about["writes"] = o.writes;
     about["makes_rows"] = o.makes_rows;
     about["needs_initial"] = o.needs_initial;
-    about["needs_values"] = o.needs_values;
     about["evicts"] = o.evicts;
     operations[nb::str(o.name.data(), o.name.size())] = about;
   }

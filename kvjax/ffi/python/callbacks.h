@@ -3,50 +3,60 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "kvjax/ffi/core/call.h"
-#include "kvjax/ffi/core/error.h"
-#include "kvjax/ffi/python/columns.h"
+#include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/snapshot.h"
 
 namespace kvjax {
 
 namespace nb = nanobind;
 
-/// Hands a vector to NumPy without a copy.
+/// What a snapshot has beside its columns (EachColumn), by the names that Python gives and gets.
+namespace field {
+inline constexpr const char* kSlots = "slots";      // a list of (name, type, [bytes of one,] bytes of all)
+inline constexpr const char* kOffsets = "offsets";  // (NUM_BUCKETS + 1,) int64, the first row of each bucket
+inline constexpr const char* kLastStep = "last_step";            // int
+inline constexpr const char* kPendingKeys = "pending_keys";      // (p,) int64, keys that wait for admission
+inline constexpr const char* kPendingCounts = "pending_counts";  // (p,) int64
+inline constexpr const char* kSketch = "sketch";                 // (NUM_BUCKETS * cells,) uint16
+}  // namespace field
+
+/// The element by which NumPy knows T: bytes are uint8.
 template <class T>
-nb::ndarray<nb::numpy, T, nb::ndim<1>> ToNumpy(std::vector<T>&& data) {
-  auto* owned = new std::vector<T>(std::move(data));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return {owned->data(), {owned->size()}, owner};
-}
-inline nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> BytesToNumpy(std::vector<std::byte>&& data) {
-  auto* owned = new std::vector<std::byte>(std::move(data));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<std::byte>*>(p); });
+using NumpyElement = std::conditional_t<std::same_as<T, std::byte>, uint8_t, T>;
+
+/// Hands a vector to NumPy without a copy.
+template <class T, class Allocator>
+nb::ndarray<nb::numpy, NumpyElement<T>, nb::ndim<1>> ToNumpy(std::vector<T, Allocator>&& data) {
+  using Vector = std::vector<T, Allocator>;
+  auto* owned = new Vector(std::move(data));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<Vector*>(p); });
   return {owned->data(), {owned->size()}, owner};
 }
 
 /// The flat arrays that kvjax._values.snapshot.from_native reads.
 inline nb::dict SnapshotToNumpy(Snapshot&& s) {
   nb::dict out;
-  out[column::kKeys] = ToNumpy(std::move(s.keys));
-  out[column::kValues] = BytesToNumpy(std::move(s.values));
-  out[column::kFrequencies] = ToNumpy(std::move(s.frequencies));
-  out[column::kVersions] = ToNumpy(std::move(s.versions));
-  out[column::kHasSlots] = BytesToNumpy(std::move(s.has_slots));
-  out[column::kPinned] = BytesToNumpy(std::move(s.pinned));
-  out[column::kOffsets] = ToNumpy(std::move(s.offsets));
-  out[column::kLastStep] = s.last_step;
+  const auto add = [&](const char* name, size_t, auto& column) { out[name] = ToNumpy(std::move(column)); };
+  EachColumn(0, add, s);
+  out[field::kOffsets] = ToNumpy(std::move(s.offsets));
+  out[field::kLastStep] = s.last_step;
   nb::list slots;
   for (size_t i = 0; i < s.slots.size(); ++i) {
     const Slot& slot = s.layout.slots()[i];
-    slots.append(nb::make_tuple(slot.name, slot.type, BytesToNumpy(std::move(s.slots[i]))));
+    slots.append(nb::make_tuple(slot.name, slot.type, ToNumpy(std::move(s.slots[i]))));
   }
-  out[column::kSlots] = slots;
+  out[field::kSlots] = slots;
   return out;
 }
 
@@ -67,9 +77,7 @@ auto CallPython(std::string_view table, std::string_view what, Call call) {
   } catch (nb::python_error& error) {
     const std::string text = nb::cast<std::string>(error.type().attr("__name__")) + ": " +
                              nb::cast<std::string>(nb::str(error.value()));
-    throw MakeError(ErrorCode::kInvalidArgument, table, "evict",
-                    std::string("a ").append(what).append(" that works"), text,
-                    "mend it and begin again with table.refresh(): the table is as it was");
+    throw UserError(table, what, text);
   }
 }
 

@@ -3,6 +3,9 @@
 #pragma once
 #include <nanobind/nanobind.h>
 
+#include <any>
+#include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -10,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvjax/ffi/python/columns.h"
+#include "kvjax/ffi/python/callbacks.h"
 #include "kvjax/ffi/python/tables.h"
 
 namespace kvjax {
@@ -28,51 +31,35 @@ template <class T>
 Prepared<T> PrepareLoad(const std::shared_ptr<T>& table, uint32_t version, const nb::dict& in) {
   using SlotArray = std::tuple<std::string, std::string, size_t, HostArray<uint8_t>>;
   const std::string& name = table->spec().name;
-  const auto keys = nb::cast<HostArray<int64_t>>(in[column::kKeys]);
-  const size_t n = keys.shape(0);
   const auto expect = [&](bool ok, const std::string& what, size_t got) {
-    if (!ok) {
-      throw MakeError(ErrorCode::kInvalidArgument, name, "load", what, std::to_string(got),
-                      "all arrays have one row per key");
-    }
+    if (!ok) throw ColumnError(name, what, got);
   };
-  const auto longs = [&](const char* field) {
-    const auto array = nb::cast<HostArray<int64_t>>(in[field]);
-    expect(array.shape(0) == n, std::to_string(n) + " " + field, array.shape(0));
-    return array;
+  SnapshotView view;
+  view.n = nb::cast<HostArray<int64_t>>(in["keys"]).shape(0);
+  view.last_step = nb::cast<int64_t>(in[field::kLastStep]);
+  std::vector<std::any> arrays;  // what the view points into
+  const auto borrow = [&]<class E>(const char* column, size_t width, const E*& to) {
+    const auto array = nb::cast<HostArray<NumpyElement<E>>>(in[column]);
+    const char* const unit = std::same_as<E, std::byte> ? " bytes of " : " ";
+    expect(array.shape(0) == view.n * width, std::to_string(view.n * width) + unit + column, array.shape(0));
+    to = reinterpret_cast<const E*>(array.data());
+    arrays.emplace_back(array);
   };
-  const auto bytes = [&](const char* field, size_t row) {
-    const auto array = nb::cast<HostArray<uint8_t>>(in[field]);
-    expect(array.shape(0) == n * row, std::to_string(n * row) + " bytes of " + field, array.shape(0));
-    return array;
-  };
-  const auto values = bytes(column::kValues, table->row_bytes());
-  const auto has_slots = bytes(column::kHasSlots, 1), pinned = bytes(column::kPinned, 1);
-  const auto freqs = longs(column::kFrequencies), versions = longs(column::kVersions);
-  const auto slots = nb::cast<std::vector<SlotArray>>(in[column::kSlots]);
-  const bool with_counts = in.contains(column::kPendingKeys);  // else those of the table stay
+  EachColumn(table->row_bytes(), borrow, view);
+  const auto slots = nb::cast<std::vector<SlotArray>>(in[field::kSlots]);
+  const bool with_counts = in.contains(field::kPendingKeys);  // else those of the table stay
   HostArray<int64_t> pending_keys, pending_counts;
   HostArray<uint16_t> sketch;
   if (with_counts) {
-    pending_keys = nb::cast<HostArray<int64_t>>(in[column::kPendingKeys]);
-    pending_counts = nb::cast<HostArray<int64_t>>(in[column::kPendingCounts]);
-    sketch = nb::cast<HostArray<uint16_t>>(in[column::kSketch]);
+    pending_keys = nb::cast<HostArray<int64_t>>(in[field::kPendingKeys]);
+    pending_counts = nb::cast<HostArray<int64_t>>(in[field::kPendingCounts]);
+    sketch = nb::cast<HostArray<uint16_t>>(in[field::kSketch]);
     expect(pending_keys.shape(0) == pending_counts.shape(0), "one count per pending key",
            pending_counts.shape(0));
   }
-
-  SnapshotView view{.n = n,
-                    .keys = keys.data(),
-                    .values = reinterpret_cast<const std::byte*>(values.data()),
-                    .frequencies = freqs.data(),
-                    .versions = versions.data(),
-                    .has_slots = reinterpret_cast<const std::byte*>(has_slots.data()),
-                    .pinned = reinterpret_cast<const std::byte*>(pinned.data()),
-                    .slots = {},
-                    .layout = {},
-                    .last_step = nb::cast<int64_t>(in[column::kLastStep])};
   for (const auto& [slot, type, width, array] : slots) {
-    expect(array.shape(0) == n * width, std::to_string(n * width) + " bytes of slot " + slot, array.shape(0));
+    const size_t bytes = view.n * width;
+    expect(array.shape(0) == bytes, std::to_string(bytes) + " bytes of slot " + slot, array.shape(0));
     view.layout.Add(slot, type, width);
     view.slots.push_back(reinterpret_cast<const std::byte*>(array.data()));
   }

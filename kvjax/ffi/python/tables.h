@@ -25,7 +25,6 @@
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/core/stats.h"
 #include "kvjax/ffi/python/callbacks.h"
-#include "kvjax/ffi/python/columns.h"
 #include "kvjax/ffi/python/common.h"
 
 namespace kvjax {
@@ -59,9 +58,7 @@ template <class T>
 std::shared_ptr<T> ShardOf(std::string_view name, std::string_view op, size_t shard) {
   const auto all = Registry<T>::Get().All(name, op);
   if (shard < all.size()) return all[shard];
-  throw MakeError(ErrorCode::kNotFound, name, op,
-                  "one of the " + std::to_string(all.size()) + " shards of this process",
-                  std::to_string(shard), "call kvjax's Python functions");
+  throw ShardError(name, op, all.size(), shard);
 }
 
 /// Runs a call on a table without the GIL; running out of memory names the table and the operation, as inside
@@ -85,8 +82,7 @@ inline AdmissionSpec ParseAdmission(const nb::dict& o) {
     for (const auto& [word, choice] : choices) {
       if (text == word) return choice;
     }
-    throw MakeError(ErrorCode::kInvalidArgument, "", "get_table", "an admission of kvjax.admit", text,
-                    "call kvjax's Python functions");
+    throw AdmissionError(text);
   };
   spec.kind = choose(kind, std::vector<std::pair<const char*, Kind>>{{"min_count", Kind::kMinCount},
                                                                      {"sketch", Kind::kSketch},
@@ -111,18 +107,14 @@ auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<in
                 const std::vector<uint32_t>& shards, const std::vector<bool>& owns_shared,
                 uint32_t first_version) {
   const auto dim = nb::cast<int64_t>(o["dim"]);
-  if (dim < 1 || dim > kMaxDim) {
-    throw MakeError(ErrorCode::kInvalidArgument, name, "get_table", "dim in 1.." + std::to_string(kMaxDim),
-                    std::to_string(dim), "dim is the width of a row");
-  }
+  if (dim < 1 || dim > kMaxDim) throw DimError(name, kMaxDim, dim);
   TableSpec spec{.name = name, .dim = dim, .type = ParseRowType(nb::cast<std::string>(o["dtype"]))};
   spec.initializer = {Initializer::ParseKind(nb::cast<std::string>(o["kind"])), nb::cast<double>(o["a"]),
                       nb::cast<double>(o["b"]), nb::cast<uint64_t>(o["seed"])};
   if (spec.initializer.kind == Initializer::Kind::kPool) {
     const auto pool = nb::cast<HostArray<float>>(o["pool"]);
     if (pool.shape(0) == 0 || pool.shape(0) % static_cast<size_t>(dim) != 0) {
-      throw MakeError(ErrorCode::kInvalidArgument, name, "get_table", "a pool of whole rows",
-                      std::to_string(pool.shape(0)) + " elements", "see kvjax.initializers.from_pool");
+      throw PoolError(name, pool.shape(0));
     }
     spec.initializer.pool =
         std::make_shared<const std::vector<float>>(pool.data(), pool.data() + pool.shape(0));
@@ -167,9 +159,9 @@ nb::dict ExportTable(const std::string& name, size_t shard, uint32_t version, bo
     admission = table->ExportAdmission(version);
   });
   nb::dict out = SnapshotToNumpy(std::move(s));
-  out[column::kPendingKeys] = ToNumpy(std::move(admission.keys));
-  out[column::kPendingCounts] = ToNumpy(std::move(admission.counts));
-  out[column::kSketch] = ToNumpy(std::move(admission.cells));
+  out[field::kPendingKeys] = ToNumpy(std::move(admission.keys));
+  out[field::kPendingCounts] = ToNumpy(std::move(admission.counts));
+  out[field::kSketch] = ToNumpy(std::move(admission.cells));
   return out;
 }
 

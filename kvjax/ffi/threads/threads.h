@@ -1,4 +1,5 @@
-// A queue that runs kernels on host threads, so that the device's algorithms can be tested without a GPU.
+// Threads: the queue that runs kernels on host threads, so that the device's algorithms can be tested without
+// a GPU.
 #pragma once
 #include <algorithm>
 #include <atomic>

@@ -20,7 +20,7 @@ using kvjax::device::IndexView;
 using kvjax::device::Threads;
 using Index = kvjax::device::Index<Threads>;
 
-constexpr uint64_t kSlots = IndexView::kCells;
+constexpr uint64_t kCells = IndexView::kCells;
 
 uint64_t Home(uint64_t key, uint64_t buckets) { return (kvjax::Mix(key) >> 16) & (buckets - 1); }
 uint64_t Digest(uint64_t key) { return kvjax::Mix(key) >> 57; }
@@ -34,7 +34,7 @@ Keys KeysOf(uint64_t home, uint64_t buckets, size_t n, std::optional<uint64_t> d
   return keys;
 }
 
-/// An index beside the map that it should be, and the number of its slots in use.
+/// An index beside the map that it should be, and the number of its cells in use.
 struct Twin {
   explicit Twin(size_t keys) : index(q, keys), view(index.view()) {}
 
@@ -57,8 +57,8 @@ struct Twin {
   /// All keys are where they should be, and nothing else is.
   void Check() const {
     size_t there = 0;
-    for (uint64_t slot = 0; slot < view.cells(); ++slot) {
-      const IndexView::Entry* const entry = view.At(slot);
+    for (uint64_t cell = 0; cell < view.cells(); ++cell) {
+      const IndexView::Entry* const entry = view.At(cell);
       if (entry == nullptr) continue;
       ++there;
       const auto it = map.find(entry->key);
@@ -111,15 +111,15 @@ TEST(RandomSequences) {
 }
 
 TEST(SearchesGoOverFullBucketsAndAroundTheEnd) {
-  const uint64_t buckets = Twin(0).view.cells() / kSlots;
+  const uint64_t buckets = Twin(0).view.cells() / kCells;
   for (const uint64_t home : {uint64_t{0}, buckets - 1}) {
     Twin twin(0);
-    const Keys keys = KeysOf(home, buckets, 3 * kSlots + 6);
+    const Keys keys = KeysOf(home, buckets, 3 * kCells + 6);
     uint64_t farthest = 0;
     for (const uint64_t key : keys) twin.Insert(key);
     twin.Check();
-    for (uint64_t slot = 0; slot < twin.view.cells(); ++slot) {
-      if (twin.view.At(slot) != nullptr) farthest = std::max(farthest, twin.view.Distance(slot));
+    for (uint64_t cell = 0; cell < twin.view.cells(); ++cell) {
+      if (twin.view.At(cell) != nullptr) farthest = std::max(farthest, twin.view.Distance(cell));
     }
     CHECK_EQ(farthest, 3u);
     CHECK_EQ(twin.used, keys.size());
@@ -138,14 +138,14 @@ TEST(SearchesGoOverFullBucketsAndAroundTheEnd) {
     CHECK_EQ(twin.used, keys.size());
     twin.Check();
     for (const uint64_t key : keys) twin.Erase(key);
-    CHECK_EQ(twin.used, 3 * kSlots);
+    CHECK_EQ(twin.used, 3 * kCells);
     twin.Check();
     for (const uint64_t key : data::kAwkward) CHECK_EQ(twin.view.Find(key), kNoRow);
   }
 }
 
 TEST(EqualDigestsAreToldApart) {
-  const uint64_t buckets = Twin(0).view.cells() / kSlots;
+  const uint64_t buckets = Twin(0).view.cells() / kCells;
   for (const uint64_t digest : {0, 1, 64, 127}) {
     Twin twin(0);
     const Keys keys = KeysOf(2, buckets, 20, digest);
@@ -188,7 +188,7 @@ TEST(RoomIsWhatWasAskedFor) {
 
 // ---- many lanes at once ----------------------------------------------------------------------------------
 
-/// Gives all keys rows at once; returns how many slots came into use.
+/// Gives all keys rows at once; returns how many cells came into use.
 size_t InsertAll(Threads& q, IndexView view, const Keys& keys, uint32_t first_row = 0) {
   std::atomic<size_t> used = 0;
   q.Each(keys.size(), [&](size_t i) {
@@ -222,12 +222,12 @@ TEST(ManyLanesInsertIntoOneBucket) {
     Threads q(4, /*grain=*/1 + round % 3);
     const Index index(q, 100);
     const IndexView view = index.view();
-    Keys keys = KeysOf(static_cast<uint64_t>(round) % 8, view.cells() / kSlots, 50);
+    Keys keys = KeysOf(static_cast<uint64_t>(round) % 8, view.cells() / kCells, 50);
     keys.insert(keys.end(), data::kAwkward.begin() + 2, data::kAwkward.end());  // 0 and 1 aside
     CHECK_EQ(InsertAll(q, view, keys), keys.size());
     for (size_t i = 0; i < keys.size(); ++i) CHECK_EQ(view.Find(keys[i]), i);
     size_t there = 0;
-    for (uint64_t slot = 0; slot < view.cells(); ++slot) there += view.At(slot) != nullptr;
+    for (uint64_t cell = 0; cell < view.cells(); ++cell) there += view.At(cell) != nullptr;
     CHECK_EQ(there, keys.size());
   }
 }
@@ -237,7 +237,7 @@ TEST(ManyLanesEraseOneKey) {
     Threads q(4, /*grain=*/1);
     const Index index(q, 100);
     const IndexView view = index.view();
-    const Keys keys = KeysOf(1, view.cells() / kSlots, round % 2 == 0 ? 5 : 40);
+    const Keys keys = KeysOf(1, view.cells() / kCells, round % 2 == 0 ? 5 : 40);
     std::atomic<size_t> used = InsertAll(q, view, keys);
     std::unordered_map<uint64_t, uint32_t> map;
     for (size_t i = 0; i < keys.size(); ++i) map[keys[i]] = static_cast<uint32_t>(i);

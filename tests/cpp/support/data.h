@@ -154,30 +154,29 @@ struct Live : kvjax::Table {
 };
 
 inline kvjax::SnapshotView View(const kvjax::Snapshot& s) {
-  kvjax::SnapshotView view{.n = s.keys.size(),
-                           .keys = s.keys.data(),
-                           .values = s.values.data(),
-                           .frequencies = s.frequencies.data(),
-                           .versions = s.versions.data(),
-                           .has_slots = s.has_slots.data(),
-                           .pinned = s.pinned.data(),
-                           .slots = {},
-                           .layout = s.layout,
-                           .last_step = s.last_step};
+  kvjax::SnapshotView view;
+  view.n = s.keys.size();
+  const auto borrow = [](const char*, size_t, auto& to, const auto& from) { to = from.data(); };
+  kvjax::EachColumn(0, borrow, view, s);
   for (const auto& slot : s.slots) view.slots.push_back(slot.data());
+  view.layout = s.layout;
+  view.last_step = s.last_step;
   return view;
 }
 
 /// Also what operator== says, but not byte by byte in a sanitizer's hands.
-inline bool SameBytes(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
-  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
+template <class A, class B>
+bool SameBytes(const A& a, const B& b) {
+  return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0);
 }
 
 inline bool Same(const kvjax::Snapshot& a, const kvjax::Snapshot& b) {
-  return a.keys == b.keys && SameBytes(a.values, b.values) && a.frequencies == b.frequencies &&
-         a.versions == b.versions && SameBytes(a.has_slots, b.has_slots) && SameBytes(a.pinned, b.pinned) &&
-         std::equal(a.slots.begin(), a.slots.end(), b.slots.begin(), b.slots.end(), SameBytes) &&
-         a.offsets == b.offsets && a.layout == b.layout && a.last_step == b.last_step;
+  bool same = a.offsets == b.offsets && a.layout == b.layout && a.last_step == b.last_step &&
+              a.slots.size() == b.slots.size();
+  const auto compare = [&](const char*, size_t, const auto& x, const auto& y) { same &= SameBytes(x, y); };
+  kvjax::EachColumn(0, compare, a, b);
+  for (size_t s = 0; same && s < a.slots.size(); ++s) same = SameBytes(a.slots[s], b.slots[s]);
+  return same;
 }
 
 /// All that a table knows and that is not a statistic.
