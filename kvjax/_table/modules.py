@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -43,14 +44,13 @@ def init_table(name: str, given: Arguments, rng: Any, op: str, reuse: bool) -> T
     """
     known, tracing = PROCESS.spec_of(name), _is_traced()
     drawn = given.seed is None
-    if drawn:
-        given.seed = None if tracing or rng is None else _seed(name, rng)
+    if drawn and rng is not None and not tracing:
+        given = dataclasses.replace(given, seed=_seed(name, rng))
     if known is None:
         return _make(asked(name, given, None), drawn)
     if not reuse and not tracing and name in PROCESS.of_modules:
         return _make_anew(known, asked(name, given, None), drawn)
-    if drawn:
-        given.seed = known.seed
+    given = dataclasses.replace(given, seed=known.seed) if drawn else given
     spec, birth = asked(name, given, known), PROCESS.births[name]
     if tracing and not reuse:
         return Table(version_leaf(spec, birth if spec == known else (birth - 1) % 2**32), spec)
