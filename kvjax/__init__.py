@@ -44,6 +44,10 @@ else:  # from which a type checker would take it that there is every name
         raise AttributeError(f"module 'kvjax' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)  # the adapters too, which are not loaded yet
+
+
 __version__ = "0.1.0"
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,10 @@ class Process:
       specs: what each live table is, by name.
       first_versions: the version of a table that is yet to be made, by name: behind those of one that was dropped, in
         whatever backend, so that its handles stay stale.
+      births: the version that each live table was made at: one that still has it has never been written.
+      of_modules: the live tables that a module's ``init`` made, and may make anew, by name; true of those whose seed
+        nobody gave.
+      forked: whether this is a child of the process whose tables these are, in which neither they nor JAX can run.
       sinks: what shards call with evicted rows, by table; it goes with a table that moves.
     """
 
@@ -27,8 +32,16 @@ class Process:
         self.lock = threading.RLock()
         self.specs: dict[str, Any] = {}
         self.first_versions: dict[str, int] = {}
+        self.births: dict[str, int] = {}
+        self.of_modules: dict[str, bool] = {}
         self.sinks: dict[str, Any] = {}
+        self.forked = False
         self._scores: dict[str, Score] = {}
+
+    def after_fork(self) -> None:
+        """In a child: tables are of the process that made them. One that made none may have forked in time."""
+        self.lock = threading.RLock()  # a thread that is not here may have held it
+        self.forked = self.forked or bool(self.specs)
 
     def spec_of(self, name: str) -> Any:
         """The spec of the table of this name, or None."""
@@ -78,3 +91,4 @@ class Process:
 
 
 PROCESS = Process()
+os.register_at_fork(after_in_child=PROCESS.after_fork)

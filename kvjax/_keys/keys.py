@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+from jax.core import Tracer
 
 from kvjax._keys import salt as _mix
 from kvjax._values.arrays import HasArray
@@ -20,15 +21,28 @@ class Keys:
     """An array of 64-bit keys that passes through ``jit``, ``scan`` and ``grad`` bit for bit.
 
     It is a pytree with one leaf, ``words``: ``(..., 2)`` uint32, the low word first. Keys are made by
-    `kvjax.keys`; a key is 64 bits, so -1 as int64 and 2**64 - 1 as uint64 are the same key.
+    `kvjax.keys`; a key is 64 bits, so -1 as int64 and 2**64 - 1 as uint64 are the same key. ``==`` and ``!=`` compare
+    key by key, ``np.asarray(keys)`` gives int64, and what would cut keys to fewer bits is a TypeError.
 
     Attributes:
-      words: ``(..., 2)`` uint32.
+      words: ``(..., 2)`` uint32, an array of NumPy until a program takes it: `kvjax.keys` runs nothing in JAX, so
+        loaders may make keys in processes of their own.
       narrow: whether the keys come from a JAX array of 32-bit integers while ``jax_enable_x64`` is off, where
-        JAX may have cut ids of 64 bits. A table that holds wider keys refuses such keys.
+        JAX may have cut ids of 64 bits. Tables refuse such keys, unless ``key_dtype="int32"`` or "uint32" says that
+        the ids have 32 bits; one that holds wider keys refuses them all the same.
+
+    Example:
+      >>> import kvjax
+      >>> users = kvjax.keys([2**40 + 7, -1, 5])
+      >>> users, users[:2] == users[1:]
+      (Keys([1099511627783, -1, 5]), array([False, False]))
+      >>> kvjax.Keys.concatenate([users, users]).reshape(2, 3)[1, 0]
+      Keys(1099511627783)
     """
 
     __slots__ = ("narrow", "words")
+    __array_ufunc__ = None  # NumPy's arrays leave comparisons to keys, and there is no arithmetic
+    __hash__ = None  # pyright: ignore[reportAssignmentType]  # as of any array
 
     words: jax.Array
     narrow: bool
@@ -44,6 +58,22 @@ class Keys:
     def tree_unflatten(cls, narrow: bool, children: Sequence[Any]) -> Self:
         return cls(children[0], narrow)
 
+    @staticmethod
+    def concatenate(parts: Sequence[Keys], axis: int = 0) -> Keys:
+        """Joins keys along an axis.
+
+        Args:
+          parts: `Keys` of equal shapes but for that axis, at least one.
+          axis: which.
+
+        Returns:
+          `Keys`.
+        """
+        words: list[Any] = [part.words for part in parts]
+        join = np.concatenate if all(isinstance(w, np.ndarray) for w in words) else jnp.concatenate
+        joined: Any = join(words, axis if axis >= 0 else axis - 1)
+        return Keys(joined, any(part.narrow for part in parts))
+
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(self.words.shape[:-1])
@@ -57,6 +87,10 @@ class Keys:
         return int(np.prod(self.shape))
 
     def __len__(self) -> int:
+        if not hasattr(self.words, "shape"):
+            return 1  # of a tree of something else, which Flax asks for before it shows it
+        if self.ndim == 0:
+            raise TypeError("len() of one key, which is no array")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Keys]:
@@ -70,7 +104,25 @@ class Keys:
             raise IndexError(f"keys of shape {self.shape} take at most {self.ndim} indices, got {index}")
         if any(i is Ellipsis for i in index):
             index = (*index, slice(None))
-        return Keys(self.words[index], self.narrow)
+        words: Any = self.words
+        if isinstance(words, np.ndarray) and any(isinstance(i, jax.Array) for i in index):
+            words = jnp.asarray(words)  # the index may be traced
+        return Keys(words[index], self.narrow)
+
+    def __eq__(self, other: Any) -> Any:
+        """Which keys are equal, ``(...)`` bool; `other` is all that `kvjax.keys` takes, and is broadcast."""
+        try:
+            theirs: Any = as_keys(other).words
+        except TypeError:
+            return NotImplemented
+        shape = np.broadcast_shapes(self.words.shape, theirs.shape)
+        if isinstance(self.words, np.ndarray) and isinstance(theirs, np.ndarray):
+            return (self.words == theirs).all(-1)
+        return jnp.all(jnp.broadcast_to(self.words, shape) == jnp.broadcast_to(theirs, shape), -1)
+
+    def __ne__(self, other: Any) -> Any:
+        equal = self.__eq__(other)
+        return equal if equal is NotImplemented else ~equal
 
     def reshape(self, *shape: int | Sequence[int]) -> Keys:
         """The same keys in another shape.
@@ -96,20 +148,47 @@ class Keys:
           `Keys` of the same shape: ``kvjax.keys(ids).salted(s)`` equals ``kvjax.keys(kvjax.hash_keys(ids, s))``.
 
         Example:
-          >>> import kvjax, numpy as np
+          >>> import kvjax
           >>> users, items = kvjax.keys([1, 2]).salted(0), kvjax.keys([1, 2]).salted(1)
-          >>> bool((np.asarray(users) != np.asarray(items)).all())
+          >>> bool((users != items).all())
           True
         """
+        if isinstance(self.words, np.ndarray):
+            return keys(hash_keys(np.asarray(self), salt))
         return Keys(_mix.salted(self.words, int(salt)))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         words = np.ascontiguousarray(np.asarray(self.words))
         array = words.view(np.int64).reshape(self.shape)
-        return array if dtype is None else array.astype(dtype)
+        if dtype is None or np.dtype(dtype) == np.int64:
+            return array
+        with np.errstate(invalid="ignore"):  # numbers that are none of int64 are found below
+            cast = array.astype(dtype)
+            exact = (cast.astype(np.int64) == array).all()
+        if not exact:
+            raise TypeError(
+                f"kvjax: Keys: want a dtype that holds these keys, got {np.dtype(dtype)}; np.asarray(keys) gives int64"
+            )
+        return cast
+
+    def __jax_array__(self) -> jax.Array:
+        if not x64_enabled():
+            raise TypeError(
+                "kvjax: Keys: want JAX integers of 64 bits, got jax_enable_x64 off, where JAX would cut keys to 32; "
+                "compare keys by keys == other, which works in programs, and take them out by np.asarray(keys)"
+            )
+        return jax.lax.bitcast_convert_type(self.words, jnp.int64)
 
     def __repr__(self) -> str:
-        return f"Keys(shape={self.shape})"
+        words: Any = self.words
+        if isinstance(words, jax.Array) and not isinstance(words, Tracer):
+            words = np.asarray(words) if words.is_fully_addressable and not words.is_deleted() else words
+        if isinstance(words, np.ndarray):
+            text = np.array2string(np.asarray(Keys(words)), separator=", ", prefix="Keys(")
+            return f"Keys({text})"
+        # Trees of shapes, types or specs hold something else.
+        shape = getattr(words, "shape", None)
+        return f"Keys({words!r})" if shape is None else f"Keys(shape={tuple(shape[:-1])})"
 
 
 KeysLike: TypeAlias = Keys | HasArray | int | Sequence["KeysLike"]
@@ -124,7 +203,8 @@ def keys(ids: KeysLike) -> Keys:
 
     Args:
       ids: ``(...)`` integers: NumPy array, Python int or nested list (exact at 64 bits), or a JAX array, which
-        is taken at its own width. Hash strings with `kvjax.hash_keys` first.
+        is taken at its own width: the caller says that JAX has cut none of them. Hash strings with `kvjax.hash_keys`
+        first.
 
     Returns:
       `Keys` of shape ``(...)``.
@@ -136,7 +216,7 @@ def keys(ids: KeysLike) -> Keys:
       >>> import kvjax, numpy as np
       >>> ids = kvjax.keys(np.array([2**40 + 7, -1]))
       >>> ids
-      Keys(shape=(2,))
+      Keys([1099511627783,            -1])
       >>> np.asarray(ids)
       array([1099511627783,            -1])
     """
@@ -157,7 +237,7 @@ def as_keys(ids: Any, where: str = "keys") -> Keys:
         return ids
     if isinstance(ids, jax.Array):
         return _from_jax(ids, where)
-    return Keys(jnp.asarray(_words_of_numpy(ids, where)))
+    return Keys(_words_of_numpy(ids, where))
 
 
 def _words_of_numpy(ids: Any, where: str) -> np.ndarray:
@@ -165,12 +245,30 @@ def _words_of_numpy(ids: Any, where: str) -> np.ndarray:
     if array.size == 0 and not isinstance(ids, np.ndarray):
         array = array.astype(np.int64)  # an empty list has no type of its own
     if array.dtype.kind not in "iu":
-        raise TypeError(
-            f"kvjax: {where}: want integers of at most 64 bits, got {array.dtype}; hash strings and other values with "
-            "kvjax.hash_keys, and give ids of which some are above 2**63 - 1 as an array of uint64"
-        )
+        array = _words_of_objects(ids, array, where)
     wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64, order="C")
     return wide[..., None].view(np.uint32)
+
+
+def _words_of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
+    """Python's integers as uint64, of which NumPy makes something else if some are below 0 and some above 2**63 - 1."""
+    want, got = "integers of at most 64 bits", str(array.dtype)
+    objects = array if isinstance(ids, np.ndarray) else np.array(ids, object)
+    if objects.dtype == object:
+        integers = [isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in objects.flat]
+        others = [x for x, is_integer in zip(objects.flat, integers, strict=True) if not is_integer]
+        wide = [x for x, is_integer in zip(objects.flat, integers, strict=True) if is_integer and not _fits(x)]
+        if not others and not wide:
+            return np.array([int(x) % 2**64 for x in objects.flat], np.uint64).reshape(objects.shape)
+        got = f"{type(others[0]).__name__} {others[0]!r} among them" if others else f"{wide[0]}, which has more"
+    raise TypeError(
+        f"kvjax: {where}: want {want}, got {got}; hash strings and other values with kvjax.hash_keys, and give missing "
+        "ids a number that is padding (pad_id=)"
+    )
+
+
+def _fits(x: int) -> bool:
+    return -(2**63) <= x < 2**64
 
 
 def _from_jax(ids: jax.Array, where: str) -> Keys:

@@ -15,6 +15,16 @@ from kvjax.ffi import host
 _SEAL: int = host.SEAL
 
 
+def sealed(word: jax.Array) -> jax.Array:
+    """A seal ``(...)`` of its word ``(...)`` uint32."""
+    return jax.random.wrap_key_data(jnp.stack([word, word], -1), impl="threefry2x32")
+
+
+def seal_words(seal: jax.Array) -> jax.Array:
+    """The words ``(...)`` uint32 of seals ``(...)``."""
+    return jax.random.key_data(seal)[..., 0]
+
+
 @jax.tree_util.register_pytree_with_keys_class
 class SparseRows:
     """The gradient of a table: one row per key that was looked up.
@@ -23,9 +33,11 @@ class SparseRows:
       keys: `Keys` of shape ``(...)``; keys may repeat unless the gradient is merged.
       rows: ``(..., dim)`` float32.
       counts: ``(...)`` int32, how often each key occurred; 0 marks padding, whose row is ignored.
-      seal: uint32, constants that any arithmetic on the whole tree destroys. Arithmetic would destroy the keys
-        too, so `merge` refuses a gradient with a broken seal instead of training wrong rows.
+      seal: a key of JAX's random numbers, though nothing is drawn from it: no arithmetic accepts one. So what would
+        treat the whole gradient as arrays (a norm, a sum, a scale) is an error, and does not count keys in or destroy
+        them. Its words are uint32 constants, by which `merge` knows that none did all the same.
       merged: whether the keys are distinct and the padding stands at the end, as `merge` leaves them.
+      table: name of the table whose gradient `kvjax.value_and_grad` made, which no other takes; None if made by hand.
 
     Args:
       keys: `Keys` or integers ``(...)``.
@@ -46,9 +58,11 @@ class SparseRows:
     counts: jax.Array
     seal: jax.Array
     merged: bool
+    table: str | None
 
     def __init__(self, keys: KeysLike, rows: ArrayLike, counts: ArrayLike | None = None) -> None:
-        self.keys = as_keys(keys)
+        keys = as_keys(keys)
+        self.keys = Keys(jnp.asarray(keys.words), keys.narrow)
         self.rows = jnp.asarray(rows)
         self.counts = jnp.ones(self.keys.shape, jnp.int32) if counts is None else jnp.asarray(counts, jnp.int32)
         if self.rows.shape[:-1] != self.keys.shape or self.counts.shape != self.keys.shape:
@@ -56,18 +70,19 @@ class SparseRows:
                 f"SparseRows wants keys (...), rows (..., dim) and counts (...), got keys {self.keys.shape}, "
                 f"rows {self.rows.shape}, counts {self.counts.shape}"
             )
-        self.seal = jnp.uint32(_SEAL)
+        self.seal = sealed(jnp.uint32(_SEAL))
         self.merged = False
+        self.table = None
 
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], bool]:
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[bool, str | None]]:
         names = ("keys", "rows", "counts", "seal")
-        return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], self.merged
+        return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], (self.merged, self.table)
 
     @classmethod
-    def tree_unflatten(cls, merged: bool, children: Sequence[Any]) -> Self:
+    def tree_unflatten(cls, aux: tuple[bool, str | None], children: Sequence[Any]) -> Self:
         new = object.__new__(cls)
         new.keys, new.rows, new.counts, new.seal = children
-        new.merged = merged
+        new.merged, new.table = aux
         return new
 
     def replace(self, **fields: Any) -> SparseRows:
@@ -79,7 +94,7 @@ class SparseRows:
           **fields: attributes by name.
         """
         merged = self.merged and not fields.keys() & {"keys", "counts"}
-        new = self.tree_unflatten(merged, (self.keys, self.rows, self.counts, self.seal))
+        new = self.tree_unflatten((merged, self.table), (self.keys, self.rows, self.counts, self.seal))
         for name, value in fields.items():
             setattr(new, name, value)
         return new

@@ -18,7 +18,7 @@ from kvjax._ops import bags as bag_ops
 from kvjax._ops import routing
 from kvjax._sharded import mesh
 from kvjax._table.reads import Missing, Query, lookup, query_of
-from kvjax._table.table import Table
+from kvjax._table.table import Table, check_table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
@@ -99,6 +99,7 @@ def lookup_bag(
              [2.5, 5. ]], dtype=float32)
       >>> kvjax.drop_table("doc_bag")
     """
+    check_table(table, "lookup_bag")
     return combined(
         table, query_of(table, _OP, keys, mask, pad_id), lengths=lengths, segment_ids=segment_ids,
         num_segments=num_segments, weights=weights, combiner=combiner, max_norm=max_norm, empty=empty, missing=missing,

@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from kvjax._keys.keys import Keys, KeysLike, as_keys
+from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.masks import mask_of
+from kvjax._table.handle import keys_for
 from kvjax._table.reads import Query, lookup
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
@@ -65,7 +66,7 @@ def _parse(name: str, feature: Any) -> tuple[Table, Keys, jax.Array | None]:
             "table is a kvjax.Table"
         )
     table, keys, mask = feature if len(feature) == 3 else (*feature, None)
-    keys = as_keys(keys, f"table {table.name!r}, lookup_many, feature {name!r}")
+    keys = keys_for(table, keys, f"lookup_many, feature {name!r}")
     return table, keys, mask_of(keys, mask, None, table.name, f"lookup_many, feature {name!r}")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec
 
@@ -19,13 +20,14 @@ import numpy as np
 from jax.sharding import AxisType
 
 from kvjax._keys.keys import Keys
-from kvjax._keys.sparse_rows import SparseRows
+from kvjax._keys.sparse_rows import SparseRows, sealed
 from kvjax._ops import order
 from kvjax._sharded.mesh import elements
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._spmd.varying import axis_index, known, manual_axes, varying, varying_like, zeros
 from kvjax._table.table import Table, is_table
+from kvjax._table.tapes import untaped
 from kvjax._values.errors import fail
 
 P = ParamSpec("P")
@@ -123,9 +125,11 @@ def value_and_grad(
 ) -> Callable[P, tuple[Any, Any]]:
     """Like ``jax.value_and_grad``, for arguments whose trees hold tables.
 
-    Where a `Table` stood, the gradient holds a `SparseRows` with one row per key that the loss looked up. The
-    function is traced twice, also outside ``jit``. It must use each lookup at most once: a lookup inside a ``scan`` or
-    ``vmap`` of the loss is an error when the gradient is computed; do the lookup before, and pass the rows in.
+    Where a `Table` stood, the gradient holds a `SparseRows` with one row per key that the loss looked up. (If a table
+    stands in several places, its first one has the gradient of all lookups.) The function is traced twice, also outside
+    ``jit``. It must use each lookup at most once: a lookup inside a ``scan`` or ``vmap`` of the loss is an error when
+    the gradient is computed; do the lookup before, and pass the rows in. A trainable table that the loss closes over
+    has no gradient, and a warning names it.
 
     Args:
       fun: returns a ``()`` float, or with has_aux a pair (float, any pytree).
@@ -136,7 +140,7 @@ def value_and_grad(
       A function with the arguments of `fun` that returns ``(value, gradients)``, as ``jax.value_and_grad``'s does.
 
     Raises:
-      ValueError: a table stands twice in the tree, or the calls are nested.
+      ValueError: the calls are nested.
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np
@@ -161,10 +165,11 @@ def value_and_grad(
         leaves, treedef = jax.tree.flatten(tuple(args[i] for i in numbers), is_leaf=is_table)
         is_dense = [not is_table(leaf) for leaf in leaves]
         dense = [leaf for leaf, d in zip(leaves, is_dense, strict=True) if d]
-        tables = _distinct(leaf for leaf, d in zip(leaves, is_dense, strict=True) if not d)
+        handles = _outermost(leaf for leaf, d in zip(leaves, is_dense, strict=True) if not d)
+        tables = list({handle.name: handle for handle in reversed(handles)}.values())  # a table may have several
 
-        def call(dense: Any, tapes: Any) -> Any:
-            d, t = iter(dense), iter(tapes)
+        def call(dense: Any, tapes: Sequence[_Tape]) -> Any:
+            d, t = iter(dense), iter(_record(handles, tapes))
             chosen = jax.tree.unflatten(treedef, [next(d) if x else next(t) for x in is_dense])
             full = list(args)
             for i, tree in zip(numbers, chosen, strict=True):
@@ -172,12 +177,15 @@ def value_and_grad(
             return run(*full, **kwargs)
 
         probes = [_Tape(t.spec, None) for t in tables]
-        jax.eval_shape(lambda d: call(d, _record(tables, probes)), dense)
+        with untaped() as closed_over:
+            jax.eval_shape(lambda d: call(d, probes), dense)
+        others = [arg for i, arg in enumerate(args) if i not in numbers and i - len(args) not in numbers]
+        _warn_of_untrained(closed_over, (others, kwargs))
 
         def tapped(dense: Any, taps: Any) -> tuple[Any, Any]:
             tapes = [_Tape(t.spec, tap) for t, tap in zip(tables, taps, strict=True)]
             try:
-                out = call(dense, _record(tables, tapes))
+                out = call(dense, tapes)
             finally:
                 for tape in tapes:
                     tape.taps = []  # JAX's caches keep the tapes; the tracers need not stay with them
@@ -190,8 +198,9 @@ def value_and_grad(
             dense, [probe.zero_taps() for probe in probes]
         )
         waits = [x for x in jax.tree.leaves((value, aux, dense_grads)) if hasattr(x, "dtype")]
-        table_grads = [_gradient(t, tap, waits) for t, tap in zip(tables, taps, strict=True)]
-        d, t = iter(dense_grads), iter(table_grads)
+        table_grads = {t.name: _gradient(t, tap, waits) for t, tap in zip(tables, taps, strict=True)}
+        # The first handle of a table has the gradient of all its lookups, and the others an empty one.
+        d, t = iter(dense_grads), iter([table_grads.pop(h.name, None) or _empty(h) for h in handles])
         grads = jax.tree.unflatten(treedef, [next(d) if x else next(t) for x in is_dense])
         result = (value, aux) if has_aux else value
         return result, grads[0] if isinstance(argnums, int) else grads
@@ -220,27 +229,36 @@ def grad(fun: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: bool 
     return wrapped
 
 
-def _distinct(leaves: Any) -> list[Table]:
-    tables = list(leaves)
-    for i, table in enumerate(tables):
-        if any(other.name == table.name for other in tables[:i]):
+def _outermost(leaves: Any) -> list[Table]:
+    handles = list(leaves)
+    for handle in handles:
+        if handle.tape is not None:
             raise ValueError(
-                f"kvjax: table {table.name!r}, value_and_grad: want each table once in the tree, got it twice; "
-                "share the module that holds it, so that its lookups become one gradient"
-            )
-        if table.tape is not None:
-            raise ValueError(
-                f"kvjax: table {table.name!r}, value_and_grad: want one value_and_grad over a table, got one inside "
+                f"kvjax: table {handle.name!r}, value_and_grad: want one value_and_grad over a table, got one inside "
                 "another; take the rows out with lookup and differentiate the inner loss with jax.grad"
             )
-    return tables
+    return handles
 
 
-def _record(tables: Sequence[Table], tapes: Sequence[_Tape]) -> list[Table]:
-    return [
-        Table(table.version, table.spec, tape if table.spec.trainable else None)
-        for table, tape in zip(tables, tapes, strict=True)
-    ]
+def _warn_of_untrained(names: set[str], given: Any) -> None:
+    """Says which trainable tables a loss has looked up that came to it by no argument: they get no gradient."""
+    given = {leaf.name for leaf in jax.tree.leaves(given, is_leaf=is_table) if is_table(leaf)}
+    for name in sorted(names - given):
+        warnings.warn(
+            f"kvjax: table {name!r}, value_and_grad: want the table in an argument of the loss, got one that the loss "
+            "closes over, which is not trained; differentiate with respect to a tree that holds it, or hand it to the "
+            "loss as another argument if it is not to be trained",
+            stacklevel=3,
+        )
+
+
+def _record(handles: Sequence[Table], tapes: Sequence[_Tape]) -> list[Table]:
+    by_name = {tape.spec.name: tape for tape in tapes}
+    return [Table(h.version, h.spec, by_name[h.name] if h.spec.trainable else None) for h in handles]
+
+
+def _empty(table: Table) -> SparseRows:
+    return SparseRows(np.zeros(0, np.int64), jnp.zeros((0, table.dim), jnp.float32)).replace(table=table.name)
 
 
 def _gradient(table: Table, taps: Sequence[Any], waits: Sequence[jax.Array]) -> SparseRows:
@@ -250,13 +268,12 @@ def _gradient(table: Table, taps: Sequence[Any], waits: Sequence[jax.Array]) -> 
     gradients, those of the forward pass behind the value and the auxiliary output.
     """
     used = jnp.stack([use for _, _, use in taps]) if taps else jnp.zeros(0, jnp.float32)
-    seal = order.seal(table.spec, used, elements(table.spec, waits))
+    seal = sealed(order.seal(table.spec, used, elements(table.spec, waits)))
     if not taps:
-        empty = SparseRows(np.zeros(0, np.int64), jnp.zeros((0, table.dim), jnp.float32))
-        return empty.replace(seal=seal)
+        return _empty(table).replace(seal=seal)
     if len(taps) == 1:
         ((rows, digits, _),) = taps
-        return SparseRows(Keys(_words(digits)), rows, _counts(digits)).replace(seal=seal)
+        return SparseRows(Keys(_words(digits)), rows, _counts(digits)).replace(seal=seal, table=table.name)
 
     def run(*taps: Any) -> Any:
         rows = jnp.concatenate([row.reshape(-1, table.dim) for row, _, _ in taps])
@@ -266,4 +283,4 @@ def _gradient(table: Table, taps: Sequence[Any], waits: Sequence[jax.Array]) -> 
     first = taps[0][1]
     even = sum(d.size // 5 for _, d, _ in taps) % max(1, jax.typeof(first).sharding.mesh.size) == 0
     words, rows, counts = as_auto(run, sharding_of(first, 1) if even else (), *taps)[0]
-    return SparseRows(Keys(words), rows, counts).replace(seal=seal)
+    return SparseRows(Keys(words), rows, counts).replace(seal=seal, table=table.name)

@@ -7,7 +7,7 @@ from kvjax._keys.masks import mask_of
 from kvjax._sharded import reads
 from kvjax._table.handle import keys_for, version_to_write
 from kvjax._table.prefetched import Prefetched
-from kvjax._table.table import Table
+from kvjax._table.table import Table, check_table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.numbers import is_integer
 
@@ -48,6 +48,7 @@ def prefetch(
       [-1.0, 0.0]
       >>> kvjax.drop_table("doc_prefetch")
     """
+    check_table(table, "prefetch")
     version = version_to_write(table, "prefetch")
     keys = keys_for(table, keys, "prefetch")
     mask = mask_of(keys, mask, pad_id, table.name, "prefetch")

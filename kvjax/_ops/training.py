@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import Keys
-from kvjax._keys.sparse_rows import SparseRows
+from kvjax._keys.sparse_rows import SparseRows, seal_words
 from kvjax._ops.call import WORD, array, flag, initial_operand, nothing, read, write
 from kvjax._programs.program import Run
 from kvjax._spec.spec import TableSpec
@@ -81,7 +81,8 @@ def begin_apply(
         array((2,), jnp.uint32),
         array((spec.dim,), jnp.float32),
     )
-    operands = (version, grads.keys.words, grads.counts, grads.seal, grads.rows, step, initial_operand(spec, initial))
+    gradient = (grads.keys.words, grads.counts, seal_words(grads.seal), grads.rows)
+    operands = (version, *gradient, step, initial_operand(spec, initial))
     attributes = {"table": spec.name, "slots": slots, "narrow": flag(grads.keys.narrow)}
     version, targets, active, used, shared = write("kvjax_begin_apply", results, *operands, **attributes)
     return Begun(version, active, used, targets, grads.keys.words, grads.rows, shared)
@@ -138,7 +139,7 @@ def receive(
 ) -> jax.Array:
     """Status. turn: the round and their number; keys ``(senders, n)`` and what belongs to them."""
     attributes = {"table": spec.name, "senders": np.int64(keys.shape[0]), "narrow": flag(keys.narrow)}
-    operands = (version, *turn, keys.words, counts, seal, rows, initial_operand(spec, initial))
+    operands = (version, *turn, keys.words, counts, seal_words(seal), rows, initial_operand(spec, initial))
     return write("kvjax_receive", WORD, *operands, **attributes)
 
 

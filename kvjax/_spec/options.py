@@ -102,7 +102,7 @@ def _bool(option: str) -> Callable[[Request, Any], bool]:
 def _rows(option: str) -> Callable[[Request, Any], int | None]:
     def resolve(request: Request, n: Any) -> int | None:
         fits = n is None or (is_integer(n) and 0 <= n < 2**32 - 1)
-        request.want(fits, f"{option} below 2**32 - 1 or None", n)
+        request.want(fits, f"{option} in 0..2**32 - 2 or None", n)
         return None if n is None else int(n)
 
     return resolve

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -136,7 +137,8 @@ class Placement:
         """
         if self.partitioner is None or self.replicated:
             return host.owners(np.ascontiguousarray(keys, np.int64), self.num_shards)
-        owners = np.asarray(self.partitioner(as_keys(keys), self.num_shards), np.int32)
+        asked = Keys(jnp.asarray(as_keys(keys).words))  # as in a program
+        owners = np.asarray(self.partitioner(asked, self.num_shards), np.int32)
         if owners.shape != keys.shape or ((owners < 0) | (owners >= self.num_shards)).any():
             got = f"{owners.shape}" if owners.shape != keys.shape else f"{owners.min()}..{owners.max()}"
             raise ValueError(

@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+from kvjax._values.errors import meant
+
 A = TypeVar("A")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -37,7 +39,9 @@ def takes(arguments: Callable[P, A]) -> Callable[[Callable[[str, A], R]], Named[
             try:
                 given = signature.bind(*args, **kwargs).arguments
             except TypeError as error:
-                raise TypeError(f"{function.__name__}() {error}") from None
+                unknown = [name for name in kwargs if name not in signature.parameters]
+                hint = meant(unknown[0], signature.parameters).strip() if unknown else ""
+                raise TypeError(f"{function.__name__}() {error}{hint and '; '}{hint}") from None
             make: Callable[..., A] = arguments
             return function(given.pop("name"), make(**given))
 

@@ -118,6 +118,9 @@ def checked(spec: TableSpec, rows: Exported | Snapshot, slot_types: dict[str, st
       TypeError, ValueError: it does not fit.
     """
     exported = rows.rows if isinstance(rows, Snapshot) else rows
+    if not isinstance(exported, Exported):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
+        got = type(rows).__name__
+        raise fail(TypeError, spec.name, "load", "what table.export() gives", got, "arrays go in by table.upsert")
     own = {name: type_text(array.dtype, array.shape[1:]) for name, array in exported.slots.items()}
     if isinstance(rows, Snapshot):
         none = {name: np.zeros(0, dtype) for name, dtype in ADMISSION_COLUMNS.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -15,7 +16,37 @@ from kvjax._keys.keys import Keys, as_keys
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import manual_axes
+from kvjax._table import at_exit
 from kvjax._values.errors import fail
+
+_NO_ROWS = (
+    "rows are not part of a handle: save them with kvjax.orbax.split and TableSave, or take them out with "
+    "table.export()"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class VersionKey:
+    """The entry of a tree's path that leads to the version of a handle.
+
+    It is a type of its own, and not JAX's ``GetAttrKey``, so that Orbax's stock handlers stop at it: they would save
+    the version for the table, and the rows would be gone.
+
+    Attributes:
+      table: name of the table.
+    """
+
+    table: str
+
+    @property
+    def name(self) -> str:
+        return "version"
+
+    def __str__(self) -> str:
+        return ".version"
+
+    def __format__(self, spec: str) -> str:  # which is what Orbax shows
+        return str(fail(TypeError, self.table, "save", "its rows", "a handle", _NO_ROWS)) if spec == "" else str(self)
 
 
 class Handle:
@@ -33,11 +64,25 @@ class Handle:
         self.tape = tape  # kvjax.value_and_grad's record of the lookups, None everywhere else
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[TableSpec, Any]]:
-        return [(jax.tree_util.GetAttrKey("version"), self.version)], (self.spec, self.tape)
+        return [(VersionKey(self.spec.name), self.version)], (self.spec, self.tape)
 
     @classmethod
     def tree_unflatten(cls, aux: tuple[TableSpec, Any], children: Sequence[Any]) -> Self:
         return cls(children[0], *aux)
+
+    # Copies of an immutable value are itself. Pickled, or as an array, it would be what `_NO_ROWS` says.
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise fail(TypeError, self.name, "pickle", "its rows", "a handle", _NO_ROWS)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        raise fail(TypeError, self.name, "as an array", "its rows", "a handle", _NO_ROWS)
 
     @property
     def name(self) -> str:
@@ -61,11 +106,36 @@ class Handle:
 
 def keys_for(table: Handle, keys: Any, op: str) -> Keys:
     """The keys of a call."""
-    return as_keys(keys, f"table {table.name!r}, {op}")
+    check_process(table.name, op)
+    keys = as_keys(keys, f"table {table.name!r}, {op}")
+    check_width(table.spec, keys, op)
+    return Keys(jnp.asarray(keys.words), keys.narrow)
+
+
+def check_width(spec: TableSpec, keys: Keys, op: str) -> None:
+    """Whether JAX may have cut keys before they came here, and nobody has said that it has not."""
+    if keys.narrow and not spec.narrow_keys:
+        raise fail(
+            TypeError, spec.name, op, "keys of 64 bits",
+            "a JAX array of 32-bit integers while jax_enable_x64 is off, to which jit and jnp cut NumPy's 64-bit ids",
+            "pass kvjax.keys(numpy_ids) into compiled functions, which is exact; for ids that never had more than 32 "
+            "bits, kvjax.keys(array) where they are used says so, or key_dtype='int32' where the table is made",
+        )  # fmt: skip
+
+
+def check_process(name: str, op: str) -> None:
+    """Whether this is the process of the tables. Asked before JAX is, which would wait for ever in a forked one."""
+    if PROCESS.forked:
+        raise fail(
+            RuntimeError, name, op, "the process that made it", "a forked one",
+            "tables and JAX stay behind in the parent: make kvjax.keys in the workers of a loader and look them up "
+            "outside, or start workers by multiprocessing's 'spawn'",
+        )  # fmt: skip
 
 
 def version_to_read(table: Handle, op: str) -> jax.Array:
     """The version operand of a read, if it still looks like one."""
+    check_process(table.name, op)
     version: Any = table.version
     if getattr(version, "dtype", None) != jnp.uint32 or getattr(version, "shape", None) != ():
         got = f"{getattr(version, 'shape', '')} {getattr(version, 'dtype', type(version).__name__)}"
@@ -98,7 +168,11 @@ def version_on_host(table: Handle, op: str) -> int:
             RuntimeError, table.name, op, "a handle that is still there", "one that was donated",
             "use what the call that took it returned, or table.refresh()",
         )  # fmt: skip
-    return int(version)
+    try:
+        return int(version)
+    except jax.errors.JaxRuntimeError as error:
+        at_exit.met(error)
+        raise
 
 
 def check_on_host(table: Handle, op: str) -> None:
@@ -113,7 +187,12 @@ def check_on_host(table: Handle, op: str) -> None:
 
 def check_spec(table: Handle, op: str) -> None:
     """Whether the table of this name is still the one that the handle was made for."""
-    now = PROCESS.spec_of(table.name) or table.spec  # C++ says so if there is none
+    now = PROCESS.spec_of(table.name)
+    if now is None:
+        raise fail(
+            KeyError, table.name, op, "a table of this name", "one that has been dropped",
+            "make it with kvjax.get_table(name, dim=...)",
+        )  # fmt: skip
     if now != table.spec:
         raise fail(
             RuntimeError, table.name, op, "the table that the handle was made for",
@@ -151,6 +230,7 @@ def live_version(spec: TableSpec) -> jax.Array:
     Raises:
       RuntimeError: the shards of this process have different ones: a write has stopped half-way.
     """
+    check_process(spec.name, "get_table")
     wait_for_programs()
     versions = {spec.host.version(spec.name, shard) for shard in spec.shards}
     if len(versions) > 1:
@@ -162,7 +242,11 @@ def live_version(spec: TableSpec) -> jax.Array:
 
 
 def version_leaf(spec: TableSpec, version: int) -> jax.Array:
-    """A version as the leaf of a handle: on all devices of the table."""
+    """A version as the leaf of a handle: on all devices of the table.
+
+    NumPy's where that will do: it starts no backend, so tables may be made before ``jax.distributed.initialize``.
+    """
     if spec.placement is None or jax.process_count() == 1:
-        return jnp.uint32(version)
+        leaf: Any = np.asarray(version, np.uint32)
+        return leaf
     return jax.make_array_from_callback((), spec.placement.everywhere, lambda _: np.uint32(version))

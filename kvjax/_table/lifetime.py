@@ -8,29 +8,35 @@ import jax
 
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
-from kvjax._table.handle import wait_for_programs
-from kvjax._values.errors import fail
+from kvjax._table.handle import check_process, wait_for_programs
+from kvjax._values.errors import fail, meant
 from kvjax.ffi import set_process
 
 
 def create(spec: TableSpec) -> TableSpec:
     """Makes a table, unless there is one of the name. Gives what the table of that name is."""
+    check_process(spec.name, "get_table")
     with PROCESS.lock:
         if spec.name not in PROCESS.specs:
             first = PROCESS.first_versions.get(spec.name, 0)
             _number_failures(spec)
             spec.host.create(spec.name, spec.native_options(), **spec.native_shards(), first_version=first)
             PROCESS.specs[spec.name] = spec
+            PROCESS.births[spec.name] = first
         return PROCESS.specs[spec.name]
 
 
 def drop(name: str) -> None:
+    check_process(name, "drop_table")
     wait_for_programs()  # one whose table went from under it would fail on some devices alone
     with PROCESS.lock:
         if name not in PROCESS.specs:
-            raise fail(KeyError, name, "drop_table", "a table of this name", "none", "see kvjax.tables()")
+            mend = meant(name, PROCESS.specs) + "see kvjax.tables()"
+            raise fail(KeyError, name, "drop_table", "a table of this name", "none", mend)
         PROCESS.first_versions[name] = PROCESS.specs[name].host.drop(name)
         del PROCESS.specs[name]
+        PROCESS.births.pop(name, None)
+        PROCESS.of_modules.pop(name, None)
         PROCESS.sinks.pop(name, None)
 
 

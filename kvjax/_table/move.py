@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from kvjax._process import PROCESS
 from kvjax._sharded.processes import allgather, together
 from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_backend
@@ -48,5 +49,9 @@ def move(
     version, mine = together(group, spec.name, op, begin)
     behind = int(allgather(group, np.uint32(version)).max())
     whole = mine if bring is None else bring(mine)
+    untouched = PROCESS.births.get(spec.name) == version
     lifetime.replace(spec, op, version, together(group, spec.name, op, stage))
-    return live_version(spec)
+    live = live_version(spec)
+    if untouched:
+        PROCESS.births[spec.name] = int(live)
+    return live

@@ -11,11 +11,12 @@ from jax.core import Tracer
 from kvjax._keys.keys import Keys, KeysLike, x64_enabled
 from kvjax._keys.masks import mask_of
 from kvjax._sharded import reads
+from kvjax._table import tapes
 from kvjax._table.handle import Handle, keys_for, version_to_read, wait
 from kvjax._table.prefetched import Prefetched
 from kvjax._training.rowwise import Transform, as_rowwise
 from kvjax._values.arrays import ArrayLike
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, meant
 from kvjax._values.slot_layout import parse_type
 
 Missing: TypeAlias = Literal["init", "zeros"] | ArrayLike
@@ -85,7 +86,7 @@ class Reads(Handle):
         Raises:
           TypeError: the keys are not integers, or the mask is not bool.
           ValueError: the mask has another shape.
-          ValueError, jax.errors.JaxRuntimeError: the handle is stale, or 64-bit keys were cut to 32 bits.
+          RuntimeError: the handle is stale (from a program, a ``jax.errors.JaxRuntimeError``, which is one).
 
         Example:
           >>> import kvjax, numpy as np
@@ -189,7 +190,8 @@ class Reads(Handle):
         if name not in types:
             raise fail(
                 KeyError, self.name, "slot", f"one of its slots {list(types)}", repr(name),
-                "slots appear with the first `apply` of an optimizer that has them; before it, slot(name, keys, tx)",
+                f"{meant(name, types)}slots appear with the first `apply` of an optimizer that has them; before it, "
+                "slot(name, keys, tx)",
             )  # fmt: skip
         dtype, shape = parse_type(types[name])
         return reads.read_slot(self.spec, name, version, keys, dtype, shape)
@@ -247,6 +249,8 @@ def lookup(table: Handle, query: Query, missing: Any = None, with_found: bool = 
         rows, found, used = reads.lookup(spec, version, query.keys, mask, as_initial, with_found=asks)
     if table.tape is not None:
         rows = table.tape.attach(rows, query.keys, mask, used)
+    elif spec.trainable:
+        tapes.note(table.name)
     if substitute is not None:
         as_read = found if mask is None else found | ~mask
         rows = jnp.where(as_read[..., None], rows, substitute)

@@ -18,7 +18,7 @@ from kvjax._spec.unsupported import check_backend
 from kvjax._table import lifetime
 from kvjax._table.stats import Stats, stats_of
 from kvjax._table.table import Table, live
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, meant
 
 T = TypeVar("T")
 
@@ -37,6 +37,9 @@ class Arguments(Sharding, Options, _Dim):  # whose fields are in the order of th
 def get_table(name: str, given: Arguments) -> Table:
     """Gets the table of this name, or creates it. With the name alone it only gets.
 
+    It starts no backend of JAX, unless a function makes the initial rows or the table is one of a GPU. So modules may
+    make tables when they are imported, before ``jax.distributed.initialize``.
+
     Where ``mesh`` has devices of several processes, all of them make the table with the same arguments. Each holds the
     rows of its own devices, and host values (`Table.size`, `Table.export`, `Table.stats`) are of those. Everything else
     is a program over the whole mesh, also outside ``jit``: all processes call it together, with equal keys where these
@@ -47,7 +50,8 @@ def get_table(name: str, given: Arguments) -> Table:
       name: unique in the process; compiled programs and checkpoints find the table by it.
       dim: width of a row, at least 1.
       key_dtype: "int64", "uint64", "int32" or "uint32": how exported keys are typed (signed or unsigned, always
-        64 bits). Every table takes any 64-bit key.
+        64 bits). Every table takes any 64-bit key. While ``jax_enable_x64`` is off, only "int32" and "uint32" take JAX
+        arrays of 32-bit integers as they are: these may be what JAX has made of 64-bit ids.
       dtype: of the rows, "float32", "bfloat16" or "float16". Gradients and slots are float32.
       initializer: a number; an array, one row ``(dim,)`` or a pool of rows ``(p, dim)`` of which each key chooses one;
         one of `kvjax.initializers`; or a function ``(rng, shape, dtype)``, such as any of ``jax.nn.initializers``,
@@ -98,6 +102,8 @@ def get_table(name: str, given: Arguments) -> Table:
       4
       >>> kvjax.drop_table("doc_get")
     """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
+        raise fail(TypeError, name, "get_table", "a name", type(name).__name__, "a Table's is table.name")
     known = PROCESS.spec_of(name)
     if given.dim is None:
         if any(getattr(given, field.name) is not field.default for field in dataclasses.fields(given)):
@@ -105,14 +111,16 @@ def get_table(name: str, given: Arguments) -> Table:
                 ValueError, name, "get_table", "dim= beside the other arguments", "none", "give all or only the name"
             )
         if known is None:
-            raise KeyError(
-                f"kvjax: table {name!r}, get_table: want a table of this name, got none; give dim= to create it"
-            )
+            mend = meant(name, PROCESS.all_specs()) + "give dim= to create it"
+            raise fail(KeyError, name, "get_table", "a table of this name", "none", mend)
         return live(known)
-    placement = placement_of(given, name, "get_table")
-    if given.mesh is None and known is not None:
-        placement = known.placement
-    return get_or_make(name, given.dim, placement, given)
+    return get_or_make(name, given.dim, _placement(given, name, known), given)
+
+
+def asked(name: str, given: Arguments, known: TableSpec | None) -> TableSpec:
+    """The spec that arguments ask for, which the backend can hold; what they leave open of the place of the rows is as
+    the table that is `known` has it."""
+    return _spec(name, given.dim, _placement(given, name, known), given, known)
 
 
 def get_or_make(name: str, dim: Any, placement: Placement | None, options: Options) -> Table:
@@ -127,16 +135,30 @@ def get_or_make(name: str, dim: Any, placement: Placement | None, options: Optio
     Raises:
       ValueError, TypeError, RuntimeError: as `get_table`.
     """
-    known = PROCESS.spec_of(name)
+    spec = _spec(name, dim, placement, options, PROCESS.spec_of(name))
+    check_same(spec, lifetime.create(spec))
+    return live(spec)
+
+
+def _placement(given: Arguments, name: str, known: TableSpec | None) -> Placement | None:
+    placement = placement_of(given, name, "get_table")
+    return known.placement if given.mesh is None and known is not None else placement
+
+
+def _spec(name: str, dim: Any, placement: Placement | None, options: Options, known: TableSpec | None) -> TableSpec:
     where = options.storage or (known.storage if known else storage.default())
     spec = TableSpec.resolve(name, "get_table", dim, placement, dataclasses.replace(options, storage=where))
     check_backend(spec, "get_table")
-    made = lifetime.create(spec)
+    return spec
+
+
+def check_same(spec: TableSpec, made: TableSpec) -> None:
+    """Whether a table was made as it is asked for now."""
     if made != spec:
         raise fail(
-            ValueError, name, "get_table", "the arguments it was made with", spec.differences(made), _mend(spec, made)
-        )
-    return live(spec)
+            ValueError, spec.name, "get_table", "the arguments it was made with", spec.differences(made),
+            _mend(spec, made),
+        )  # fmt: skip
 
 
 # What a table that exists can change.

@@ -17,7 +17,7 @@ from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
 from kvjax._table.contents import sum_of_hashes
 from kvjax._table.move import move
-from kvjax._table.table import Table
+from kvjax._table.table import Table, check_table
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.snapshot import WAITING_COLUMNS, Snapshot, concat, take
@@ -67,6 +67,7 @@ def reshard(
       (None, [1.0])
       >>> kvjax.drop_table("doc_reshard")
     """
+    check_table(table, "reshard")
     old = table.spec.placement
     wire = old.wire if old is not None and mesh is not None else None
     sharding = Sharding(mesh=mesh, axis=axis, partitioner=partitioner, replicated=replicated, wire=wire)

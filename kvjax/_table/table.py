@@ -47,6 +47,15 @@ def is_table(x: Any) -> bool:
     return isinstance(x, Table)
 
 
+def check_table(x: Any, op: str) -> None:
+    """Whether a function that takes a table has got one; `op` is for the error."""
+    if not is_table(x):
+        raise TypeError(
+            f"kvjax: {op}: want a kvjax.Table, got {type(x).__name__}; give what kvjax.get_table returns, or the leaf "
+            "of the parameters that holds it, params[...]['table']"
+        )
+
+
 def live(spec: TableSpec) -> Table:
     """The live handle of the table that `spec` names."""
     return Table(live_version(spec), spec)

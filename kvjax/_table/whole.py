@@ -10,7 +10,7 @@ from jax.core import Tracer
 
 from kvjax._ops import order
 from kvjax._sharded.mesh import elements
-from kvjax._table import contents
+from kvjax._table import at_exit, contents
 from kvjax._table.handle import (
     Handle,
     check_on_host,
@@ -55,6 +55,7 @@ class Whole(Handle):
         """
         check_outside_a_loss(self, "refresh")
         check_spec(self, "refresh")
+        at_exit.acknowledge()
         live = self.at(live_version(self.spec))
         try:
             version = int(version_to_read(self, "refresh"))

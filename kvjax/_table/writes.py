@@ -15,8 +15,8 @@ from kvjax._sharded import writes
 from kvjax._spec.unsupported import check_evict
 from kvjax._table.handle import Handle, keys_for, version_to_write
 from kvjax._table.reads import Query, lookup
-from kvjax._training.apply import Update, apply, check
-from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
+from kvjax._table.training import check_gradient, train
+from kvjax._training.rowwise import Transform, as_rowwise
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
@@ -181,7 +181,8 @@ class Writes(Handle):
           grads: `SparseRows` of this table.
           state: what the transform keeps for all rows together: ``kvjax.optax.rowwise(tx).init(dim)`` at first,
             then what the last call returned. Transforms without schedules have none, ``()``.
-          step: integer or ``()`` integer array; by default one more than the table's last step.
+          step: integer or ``()`` integer array; by default one more than the table's last step, and so if it is lower
+            than that: an optimizer that counts from 0 anew does not make rows older than they are.
           **extra_args: handed to the transform's update.
 
         Returns:
@@ -189,8 +190,8 @@ class Writes(Handle):
 
         Raises:
           ValueError: shapes or state do not fit.
-          ValueError, jax.errors.JaxRuntimeError: the handle is stale, the table holds slots of another
-            optimizer, the gradients went through arithmetic, or the table is full and ``on_full="error"``.
+          RuntimeError, ValueError: the handle is stale, the table holds slots of another optimizer, the gradients went
+            through arithmetic, or the table is full and ``on_full="error"``.
 
         Example:
           >>> import kvjax, optax, jax.numpy as jnp, numpy as np
@@ -202,7 +203,7 @@ class Writes(Handle):
           >>> kvjax.drop_table("doc_apply")
         """
         rowwise = as_rowwise(tx)
-        check(self.spec, rowwise, grads, state)
+        check_gradient(self, rowwise, grads, state)
         return train(self, rowwise, grads, state, step, extra_args)
 
     def remove(self, keys: KeysLike) -> Self:
@@ -235,8 +236,7 @@ class Writes(Handle):
 
         Raises:
           TypeError, ValueError: it is not a policy, or one that only works for a table that is full.
-          ValueError, jax.errors.JaxRuntimeError: the handle is stale, or a sink or score function has failed;
-            the table is as it was.
+          RuntimeError, ValueError: the handle is stale, or a sink or score function has failed; the table is as it was.
 
         Example:
           >>> import kvjax, numpy as np
@@ -355,14 +355,6 @@ class Writes(Handle):
           >>> kvjax.drop_table("doc_clear_slots")
         """
         return self.at(writes.clear(self.spec, version_to_write(self, "clear_slots"), "clear_slots"))
-
-
-def train(table: H, rowwise: Rowwise, grads: SparseRows, state: Any, step: Any, extra: dict[str, Any]) -> tuple[H, Any]:
-    """`Table.apply` of what `check` has let through."""
-    version = version_to_write(table, "apply")
-    words = step_words(step, table.name, "apply")
-    version, state = apply(table.spec, rowwise, Update(version, grads, tuple(state), words, extra))
-    return table.at(version), state
 
 
 def _write_keys(table: H, op: str, keys: Keys) -> H:

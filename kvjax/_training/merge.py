@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from kvjax._keys.keys import Keys
-from kvjax._keys.sparse_rows import SparseRows
+from kvjax._keys.sparse_rows import SparseRows, seal_words
 from kvjax._ops import training
 from kvjax._spmd.explicit import as_auto
 from kvjax._values.arrays import ArrayLike
@@ -30,7 +31,7 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
       that came in: the distinct keys in order of first occurrence, then padding with count 0 and zero rows.
 
     Raises:
-      ValueError: the rows differ in width, or there are none.
+      ValueError: the rows differ in width or are of several tables, or there are none.
       ValueError, jax.errors.JaxRuntimeError: the gradients went through arithmetic (see `SparseRows.seal`).
 
     Example:
@@ -39,13 +40,22 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
       >>> np.asarray(g.keys).tolist(), g.counts.tolist(), g.rows[:, 0].tolist()
       ([7, 9, 0], [2, 1, 0], [2.0, 1.0, 0.0])
     """
-    parts = [grads] if isinstance(grads, SparseRows) else list(grads)
+    parts: list[Any] = list(grads) if isinstance(grads, (list, tuple)) else [grads]
+    for part in parts:
+        if not isinstance(part, SparseRows):
+            raise TypeError(
+                f"kvjax: merge: want the SparseRows of a table, or several, got {type(part).__name__}; dense gradients "
+                "are averaged by jax.numpy, and trees by jax.tree.map(..., is_leaf=lambda g: isinstance(g, SparseRows))"
+            )
     if not parts:
         raise ValueError("merge wants at least one SparseRows, got an empty sequence")
     widths = {part.rows.shape[-1] for part in parts}
     if len(widths) > 1:
         raise ValueError(f"merge wants gradients of one table, got rows of widths {sorted(widths)}")
     (dim,) = widths
+    names = {part.table for part in parts} - {None}
+    if len(names) > 1:
+        raise ValueError(f"merge wants gradients of one table, got those of {sorted(map(str, names))}")
     if len(parts) == 1 and parts[0].merged and parts[0].rows.ndim == 2:
         merged = parts[0]
     else:
@@ -59,12 +69,13 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
                 Keys(jnp.concatenate([p.keys.words.reshape(-1, 2) for p in parts])),
                 jnp.concatenate([p.rows.reshape(-1, dim).astype(jnp.float32) for p in parts]),
                 jnp.concatenate([p.counts.reshape(-1) for p in parts]),
-                seals,
+                seal_words(seals),
             )
             return (), (*results, seals)
 
         words, rows, counts, seals = as_auto(run, (), *parts)[1]
         merged = parts[0].replace(keys=Keys(words, narrow), rows=rows, counts=counts, seal=seals, merged=True)
+        merged.table = next(iter(names), None)
     if isinstance(scale, (int, float)) and scale == 1:
         return merged
     return merged.replace(rows=merged.rows * jnp.asarray(scale, jnp.float32))
@@ -74,10 +85,10 @@ def check_dtypes(parts: Sequence[SparseRows]) -> None:
     """Refuses gradients whose keys went through arithmetic that changed their types."""
     for part in parts:
         got = (part.keys.words.dtype, part.counts.dtype, part.seal.dtype)
-        if got != (jnp.uint32, jnp.int32, jnp.uint32):
+        if got[:2] != (jnp.uint32, jnp.int32) or not jnp.issubdtype(got[2], jax.dtypes.prng_key):
             raise TypeError(
-                f"kvjax: merge: want keys uint32, counts int32 and seal uint32, got {[str(d) for d in got]}: an "
-                "optax transform or other arithmetic ran over the whole gradient tree and destroyed the keys; "
+                f"kvjax: merge: want keys uint32, counts int32 and a typed key as seal, got {[str(d) for d in got]}: "
+                "an optax transform or other arithmetic ran over the whole gradient tree and destroyed the keys; "
                 "wrap transforms of dense and sparse gradients together in kvjax.optax.joint(tx), and put all "
                 "others inside kvjax.optax.partition(dense=..., tables=...)"
             )

@@ -13,13 +13,19 @@ from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, layout_of
 
 
 class HasUpdate(Protocol):
-    """What works as an optax transform: ``optax.GradientTransformation``, ``optax.MultiSteps``."""
+    """What works as an optax transform, such as ``optax.GradientTransformation``."""
 
     @property
     def init(self) -> Callable[..., Any]: ...
 
     @property
     def update(self) -> Callable[..., Any]: ...
+
+
+def check_transform(tx: Any, op: str) -> None:
+    """Whether this works as an optax transform; `op` is for the error."""
+    if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
+        raise TypeError(f"kvjax: {op}: want an optax transform, got {tx!r}; make one, for instance optax.adam(1e-3)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +41,9 @@ class Rowwise:
     count: SlotCount = "auto"
 
     def __post_init__(self) -> None:
-        if not (callable(getattr(self.tx, "init", None)) and callable(getattr(self.tx, "update", None))):
-            raise TypeError(f"rowwise wants an optax transform, got {self.tx!r}")
+        check_transform(self.tx, "rowwise")
         if self.count not in COUNTS:
-            raise ValueError(f"rowwise wants count 'auto', 'row' or 'global', got {self.count!r}")
+            raise ValueError(f"kvjax: rowwise: want count 'auto', 'row' or 'global', got {self.count!r}; choose one")
 
     def init(self, dim: int) -> tuple[jax.Array, ...]:
         """The globals of a new table.
@@ -87,7 +92,8 @@ def rowwise(tx: HasUpdate, count: SlotCount = "auto") -> Rowwise:
 
     Raises:
       TypeError: `tx` is not an optax transform.
-      ValueError: `count` is none of these.
+      ValueError: `count` is none of these. When it is used: its state has random keys, or it holds updates back
+        (``optax.MultiSteps``).
 
     Example:
       >>> import kvjax, optax

@@ -69,7 +69,9 @@ def _layout_of(tx: optax.GradientTransformation, count: str, dim: int, x64: bool
     tx = optax.with_extra_args_support(tx)
     row = jax.ShapeDtypeStruct((dim,), jnp.float32)
     wider = jax.ShapeDtypeStruct((dim + 3,), jnp.float32)
-    flat, treedef = jax.tree_util.tree_flatten_with_path(jax.eval_shape(tx.init, row))
+    state = jax.eval_shape(tx.init, row)
+    _check_updates_at_once(state)
+    flat, treedef = jax.tree_util.tree_flatten_with_path(state)
     leaves = [x for _, x in flat]
     widths = zip(leaves, jax.tree.leaves(jax.eval_shape(tx.init, wider)), strict=True)
     grows = [a.shape != b.shape for a, b in widths]
@@ -88,6 +90,25 @@ def _layout_of(tx: optax.GradientTransformation, count: str, dim: int, x64: bool
     names = _short_names([flat[i][0] for i in slots])
     types = tuple(jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype) for i in slots)
     return SlotLayout(treedef, tuple(is_slot), names, types)
+
+
+# States of transforms that hold updates back for so many steps. A row would count the steps that touch it.
+_HOLD_BACK = (optax.MultiStepsState, optax.ApplyEvery)
+
+
+def _check_updates_at_once(state: Any) -> None:
+    """Whether a transform updates each row in each step that touches it.
+
+    Raises:
+      ValueError: it collects gradients over steps, and a row that is rarely touched would never be trained.
+    """
+    for part in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _HOLD_BACK)):
+        if isinstance(part, _HOLD_BACK):
+            raise ValueError(
+                "kvjax: rowwise: want a transform that updates a row in each step that touches it, got one with "
+                f"{type(part).__name__}, which would count the steps of each row by itself; "
+                "kvjax.optax.accumulate(kvjax.optax.partition(...), k) sums the gradients of k steps by key"
+            )
 
 
 def _promote(tx: Any, row: Any, leaves: list[Any], treedef: Any, is_slot: list[bool]) -> None:

@@ -1,6 +1,20 @@
 """Errors: the one form that those of Python and of the C++ side have."""
 
+import difflib
+from collections.abc import Iterable
+
 
 def fail(kind: type[Exception], table: str, op: str, want: str, got: str, mend: str) -> Exception:
     """An error that names the table, the operation, what was wanted and got, and the mend."""
     return kind(f"kvjax: table {table!r}, {op}: want {want}, got {got}; {mend}")
+
+
+def meant(name: object, names: Iterable[str]) -> str:
+    """ "did you mean 'user'? ", before the mend of an error, if a name is like one of those that there are.
+
+    Example:
+      >>> meant("usr", ["item", "user"]), meant("price", ["item", "user"])
+      ("did you mean 'user'? ", '')
+    """
+    close = difflib.get_close_matches(str(name), list(names), n=1)
+    return f"did you mean {close[0]!r}? " if close else ""

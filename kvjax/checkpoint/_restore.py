@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
+from kvjax._process import PROCESS
 from kvjax._sharded.processes import together
 from kvjax._spec.options import Options
 from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
 from kvjax._table.contents import check_capacity
+from kvjax._table.move import move
 from kvjax._table.registry import get_or_make, tables
 from kvjax._table.table import Table
 from kvjax._values.errors import fail
@@ -30,7 +33,11 @@ class Restore:
 
     def __init__(self, directory: Path, name: str, table: Table | None, sharding: Sharding):
         self.name, self.directory, self.table = name, directory, table or tables().get(name)
-        self.given = table is not None
+        # Of a module's table of which nobody has said the seed, what was saved says it; an earlier restore, too.
+        self.drawn = self.table is not None and PROCESS.of_modules.get(self.table.name, False)
+        if self.table is not None and self.drawn:
+            self.table = tables()[self.table.name]
+        self.given = table is not None or self.drawn
         self.sharding = Sharding() if self.table else sharding
         self.placement = self.table.spec.placement if self.table else placement_of(sharding, name, "restore")
 
@@ -42,7 +49,11 @@ class Restore:
         """Puts it into the live table, or into one that is made as it was saved."""
         table = self.table if self.given else together(self.placement, self.name, "restore", self._make)
         assert table is not None
-        return table.refresh().load(self.stored.snapshot())
+        table = table.refresh()
+        if self.drawn and table.spec.seed != self.stored.meta["seed"]:
+            spec = dataclasses.replace(table.spec, seed=self.stored.meta["seed"])
+            table = Table(move(table, spec, "restore"), spec)
+        return table.load(self.stored.snapshot())
 
     def _read(self) -> Stored:
         meta = read_meta(self.directory, self.name)
@@ -50,7 +61,7 @@ class Restore:
             self._load_rules(meta)
         stored = read(self.directory, self.name, meta, self.placement)
         if self.table and self.given:
-            _check_equal(self.table.spec, stored)
+            _check_equal(self.table.spec, stored, but=("seed",) if self.drawn else ())
         return stored
 
     def _load_rules(self, meta: dict[str, Any]) -> None:
@@ -77,8 +88,8 @@ def _initializer(stored: Stored) -> Any:
     return load_initializer(stored.meta["initializer"], stored.arrays.get(POOL))
 
 
-def _check_equal(spec: TableSpec, stored: Stored) -> None:
-    """Whether a table is what was stored."""
+def _check_equal(spec: TableSpec, stored: Stored, but: tuple[str, ...]) -> None:
+    """Whether a table is what was stored, `but` for some fields."""
     meta = stored.meta
     for field, saved in (
         ("dim", meta["dim"]),
@@ -86,7 +97,7 @@ def _check_equal(spec: TableSpec, stored: Stored) -> None:
         ("seed", meta["seed"]),
         ("initializer", _initializer(stored)),
     ):
-        if getattr(spec, field) != saved:
+        if field not in but and getattr(spec, field) != saved:
             raise fail(
                 ValueError, spec.name, "restore", f"a checkpoint with {field} {getattr(spec, field)!r}", f"{saved!r}",
                 "make the table as it was saved (another seed or initializer would change the rows of unseen keys)",

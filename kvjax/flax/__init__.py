@@ -5,3 +5,7 @@ from kvjax.flax._linen import Embed as Embed
 from kvjax.flax._linen import EmbedBag as EmbedBag
 
 __all__ = ["Embed", "EmbedBag", "nnx"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -12,11 +12,12 @@ from kvjax._lookup.bags import combined
 from kvjax._lookup.norms import clip_norm
 from kvjax._spec.options import Options
 from kvjax._spec.sharding import Sharding
+from kvjax._table.modules import init_table
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Query, lookup, query_of
-from kvjax._table.registry import get_table
+from kvjax._table.registry import Arguments, get_table, tables
 from kvjax._table.table import Table
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, meant
 from kvjax.initializers import InitializerLike, normal
 
 
@@ -39,6 +40,7 @@ class LayerOptions(Options, Sharding, _Positional):
     # None is for the layer to resolve; pyright wants the types of `Options`.
     dtype: DTypeLike | None = None  # pyright: ignore[reportIncompatibleVariableOverride]
     initializer: InitializerLike | None = dataclasses.field(default=None, kw_only=True)  # pyright: ignore[reportIncompatibleVariableOverride]
+    reuse: bool = dataclasses.field(default=False, kw_only=True)
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -46,37 +48,55 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def resolve_table(layer: LayerOptions) -> Table:
-    """The table of a layer: the one that was given, or the one of that name, made if need be.
+def resolve_table(layer: LayerOptions, op: str, rng: Any) -> Table:
+    """The table of a layer that is initialized: the one that was given, or the one of that name, made if need be.
 
     An option that is None is one that was not given.
+
+    Args:
+      layer: the layer's options.
+      op: what the layer is called, for errors.
+      rng: the JAX key of the model, or None.
     """
     table, features = layer.table, layer.features
+    if not isinstance(table, (str, Table)):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
+        raise TypeError(f"kvjax: {op}: want the name of a table or a kvjax.Table, got {table!r}; {op}('user', 64)")
     said = {name: getattr(layer, name) for name in _DEFAULTS} | {"dtype": layer.param_dtype}
     options = {name: value for name, value in said.items() if value is not None and value is not _DEFAULTS[name]}
     if isinstance(table, Table) or features is None:
         name = table.name if isinstance(table, Table) else table
         if options:
             raise ValueError(
-                f"kvjax: table {name!r}, Embed: want {', '.join(options)} where the table is made, got them for one "
+                f"kvjax: table {name!r}, {op}: want {', '.join(options)} where the table is made, got them for one "
                 "that exists; give them to kvjax.get_table, or give a name and features"
             )
-        if isinstance(table, Table) and features not in (None, table.dim):
-            raise ValueError(
-                f"kvjax: table {name!r}, Embed: want features={table.dim} (the table's dim), got {features}; "
-                "leave features out"
-            )
-        return table if isinstance(table, Table) else _existing(table)
-    made: dict[str, Any] = {"initializer": normal(features**-0.5), **options}
-    return get_table(table, dim=features, **made)
+        return checked(layer, op, table if isinstance(table, Table) else _existing(table, op))
+    made: dict[str, Any] = {"dim": features, "initializer": normal(features**-0.5), **options}
+    return init_table(table, Arguments(**made), rng, op, bool(layer.reuse))
 
 
-def _existing(name: str) -> Table:
+def checked(layer: LayerOptions, op: str, table: Any) -> Table:
+    """What stands in ``params`` for the table of a layer, if it is one and fits the layer."""
+    if not isinstance(table, Table):
+        raise TypeError(
+            f"kvjax: table {layer.table!r}, {op}: want a kvjax.Table in params, got {table!r}; what "
+            "kvjax.orbax.split took out, kvjax.orbax.combine(state, tables) puts back"
+        )
+    if layer.features not in (None, table.dim):
+        raise ValueError(
+            f"kvjax: table {table.name!r}, {op}: want features={table.dim} (the table's dim), got {layer.features}; "
+            "leave features out"
+        )
+    return table
+
+
+def _existing(name: str, op: str) -> Table:
     try:
         return get_table(name)
     except KeyError:
         raise KeyError(
-            f"kvjax: table {name!r}, Embed: want a table of this name, got none; give features= to make it"
+            f"kvjax: table {name!r}, {op}: want a table of this name, got none; {meant(name, tables())}give features= "
+            "to make it"
         ) from None
 
 

@@ -9,24 +9,32 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import yaml
+from flax.core.scope import LazyRng
 
-from kvjax._keys.keys import KeysLike
+from kvjax._keys.keys import Keys, KeysLike
 from kvjax._lookup.combiners import Combiner
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
-from kvjax.flax._common import LayerOptions, learns_default, read, read_bag, resolve_table
+from kvjax.flax._common import LayerOptions, checked, learns_default, read, read_bag, resolve_table
 
-# So that ``nn.Module.tabulate``, which prints its parameters as YAML, can show a table.
-yaml.SafeDumper.add_representer(Table, lambda dumper, table: dumper.represent_str(repr(table)))
+# So that ``nn.Module.tabulate``, which prints parameters and inputs as YAML, can show them.
+for _shown in (Table, Keys):
+    yaml.SafeDumper.add_representer(_shown, lambda dumper, value: dumper.represent_str(repr(value)))
 
 
 class _TableModule(LayerOptions, nn.Module):
     """A module with a table in ``params``."""
 
     def _table(self) -> Table:
-        return self.param("table", lambda _: resolve_table(self))
+        op, scope = type(self).__name__, self.scope
+        assert scope is not None
+        if not self.has_variable("params", "table"):
+            # The model's key and not this module's, which differs between two modules that name one table.
+            return self.param("table", lambda _: resolve_table(self, op, LazyRng.create(scope.root.rngs["params"]).rng))
+        table = checked(self, op, self.get_variable("params", "table"))
+        return self.param("table", lambda _: table)
 
 
 class Embed(_TableModule):
@@ -36,13 +44,16 @@ class Embed(_TableModule):
     `kvjax.optax.partition`. Several features on one table share one module.
 
     Attributes:
-      table: name of the table (created with the options below if there is none), or a `Table`.
-      features: width of a row; may be left out if the table exists.
+      table: name of the table that ``init`` makes with the options below, or a `Table`. An ``init`` makes tables anew
+        that an earlier one made, unless they have never been written; modules of one model share a table by its name.
+      features: width of a row; left out, the table is the one that has the name, as it is.
       dtype: compute dtype of the output; by default the table's.
       param_dtype: dtype of the rows, by default float32.
+      reuse: whether ``init`` goes on with the rows of a live table of this name.
       initializer: see `kvjax.get_table`; by default normal with variance 1 / features.
       key_dtype: see `kvjax.get_table`.
-      seed: see `kvjax.get_table`.
+      seed: see `kvjax.get_table`; by default ``init`` makes it of its key and the table's name. (Inside ``jit`` its key
+        has no number yet, and the name alone decides.)
       trainable: see `kvjax.get_table`.
       checkpoint: see `kvjax.get_table`, as for the options that follow.
       capacity: rows to take memory for at once.

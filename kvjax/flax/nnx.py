@@ -19,6 +19,7 @@ from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
+from kvjax._values.errors import meant
 from kvjax.flax._common import LayerOptions, learns_default, read, read_bag, resolve_table
 
 P = ParamSpec("P")
@@ -36,12 +37,18 @@ class _TableModule(nnx.Module):
         features: int | None,
         dtype: DTypeLike | None,
         param_dtype: DTypeLike | None,
+        rngs: nnx.Rngs | None,
         options: dict[str, Any],
     ) -> None:
         known = {field.name for field in dataclasses.fields(LayerOptions)}
         if unknown := [name for name in options if name not in known]:
-            raise TypeError(f"{type(self).__name__}() got an unexpected keyword argument {unknown[0]!r}")
-        self.table = nnx.Param(resolve_table(LayerOptions(table, features, dtype, param_dtype, **options)))
+            hint = meant(unknown[0], known).strip()
+            call = f"{type(self).__name__}()"
+            raise TypeError(f"{call} got an unexpected keyword argument {unknown[0]!r}{hint and '; '}{hint}")
+        # What the table is called decides its seed, and not how often the stream has been asked.
+        rng = None if rngs is None else rngs["params"].key.get_value()
+        layer = LayerOptions(table, features, dtype, param_dtype, **options)
+        self.table = nnx.Param(resolve_table(layer, type(self).__name__, rng))
         self.dtype = dtype
 
 
@@ -53,15 +60,17 @@ class Embed(_TableModule):
     one module.
 
     Args:
-      table: name of the table (created with the options below if there is none), or a `Table`.
-      features: width of a row; may be left out if the table exists.
+      table: name of the table that the layer makes with the options below, or a `Table`. A new layer makes a table anew
+        that an earlier one made, unless it has never been written; layers of one model share a table by its name.
+      features: width of a row; left out, the table is the one that has the name, as it is.
       dtype: compute dtype of the output; by default the table's.
       param_dtype: dtype of the rows, by default float32.
       pad_id: the id that marks padding: it reads as zeros, and is neither trained nor counted.
       max_norm: positive number; longer rows are scaled down to this Euclidean norm when they are read.
-      rngs: taken for likeness to ``nnx.Embed`` and not used: initial rows depend on the table's seed alone.
+      rngs: whose "params" (or default) key seeds the initial rows, together with the table's name; nothing is drawn
+        from it. Without it the name alone does.
       **options: initializer (by default normal with variance 1 / features), key_dtype and the other options of
-        `kvjax.get_table`.
+        `kvjax.get_table`, and ``reuse=True`` to go on with the rows of a live table of this name.
 
     Example:
       >>> import kvjax, numpy as np
@@ -86,7 +95,7 @@ class Embed(_TableModule):
         rngs: nnx.Rngs | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(table, features, dtype, param_dtype, options)
+        super().__init__(table, features, dtype, param_dtype, rngs, options)
         self.pad_id, self.max_norm = pad_id, max_norm
 
     def __call__(
@@ -149,7 +158,7 @@ class EmbedBag(_TableModule):
         rngs: nnx.Rngs | None = None,
         **options: Any,
     ) -> None:
-        super().__init__(table, features, dtype, param_dtype, options)
+        super().__init__(table, features, dtype, param_dtype, rngs, options)
         self.combiner, self.pad_id, self.max_norm = combiner, pad_id, max_norm
         table = self.table.get_value()
         learned = learns_default(empty, table)
@@ -208,13 +217,13 @@ def value_and_grad(fun: Callable[P, Any], has_aux: bool = False, wrt: Any = nnx.
     def wrapped(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         graph, params, rest = nnx.split(model, wrt, ...)
 
-        def loss(params: Any) -> tuple[Any, tuple[Any, Any]]:
+        def loss(params: Any, rest: Any, args: Any, kwargs: Any) -> tuple[Any, tuple[Any, Any]]:
             copy = nnx.merge(graph, params, rest, copy=True)
             out = run(copy, *args, **kwargs)
             value, aux = out if has_aux else (out, None)
             return value, (aux, nnx.state(copy, nnx.Not(wrt)))
 
-        (value, (aux, rest)), grads = gradients.value_and_grad(loss, has_aux=True)(params)
+        (value, (aux, rest)), grads = gradients.value_and_grad(loss, has_aux=True)(params, rest, args, kwargs)
         nnx.update(model, rest)
         return ((value, aux) if has_aux else value), grads
 

@@ -2,9 +2,17 @@
 
 from kvjax._training.rowwise import Rowwise as Rowwise
 from kvjax._training.rowwise import rowwise as rowwise
+from kvjax.optax._accumulate import AccumulateState as AccumulateState
+from kvjax.optax._accumulate import accumulate as accumulate
 from kvjax.optax._joint import global_norm as global_norm
 from kvjax.optax._joint import joint as joint
 from kvjax.optax._partition import PartitionState as PartitionState
 from kvjax.optax._partition import partition as partition
 
-__all__ = ["PartitionState", "Rowwise", "global_norm", "joint", "partition", "rowwise"]
+__all__ = [
+    "AccumulateState", "PartitionState", "Rowwise", "accumulate", "global_norm", "joint", "partition", "rowwise",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

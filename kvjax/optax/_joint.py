@@ -10,6 +10,7 @@ import optax
 from kvjax._keys.sparse_rows import is_sparse
 from kvjax._table.table import is_table
 from kvjax._training.merge import merge
+from kvjax._training.rowwise import check_transform
 
 
 def as_arrays(grads: Any) -> tuple[Any, Any]:
@@ -59,6 +60,7 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
       ...     kvjax.optax.partition(dense=optax.adam(1e-3), tables=optax.adagrad(0.1)),
       ... )
     """
+    check_transform(tx, "joint")
     tx = optax.with_extra_args_support(tx)
 
     def init(params: Any) -> Any:

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from kvjax._keys.sparse_rows import is_sparse
+from kvjax._keys.sparse_rows import SparseRows, is_sparse
 from kvjax._table.table import Table, is_table
-from kvjax._table.writes import train
-from kvjax._training.apply import check
-from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
+from kvjax._table.training import check_gradient, train
+from kvjax._training.merge import merge
+from kvjax._training.rowwise import Rowwise, Transform, as_rowwise, check_transform
+from kvjax._values.errors import meant
 
 TableTx: TypeAlias = Transform | Mapping[str, Transform] | Callable[[str], Transform]
 
@@ -22,7 +23,8 @@ class PartitionState(NamedTuple):
     """State of `partition`.
 
     Attributes:
-      count: ``()`` int32, updates so far; the next one is the step that rows are stamped with.
+      count: ``()`` int32, updates so far; the next one is the step that rows are stamped with, unless the table is
+        further already (see `Table.apply`).
       dense: state of the dense transform.
       tables: by table name, what its transform keeps for all rows together. What it keeps per row is in the table.
     """
@@ -38,8 +40,10 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
     ``update`` writes the rows and returns, as the "update" of a `Table`, the difference of versions; so
     ``optax.apply_updates``, Flax's ``TrainState`` and ``nnx.Optimizer`` work as they are. Because it writes, it comes
     last in a chain, and each result is used: an update that is changed or thrown away leaves stale handles behind,
-    which the next call reports. Wrappers that hold updates back (``optax.MultiSteps``, ``optax.apply_if_finite``) go
-    inside.
+    which the next call reports. So wrappers that hold updates back do not go around it. Inside, each row would count
+    for itself: ``optax.apply_if_finite`` skips the rows whose gradients are not finite, and not the step, and
+    ``optax.MultiSteps`` is refused, because rows that are rarely touched would never be trained: put `accumulate`
+    around it.
 
     Args:
       dense: transform of everything that is not a table.
@@ -50,7 +54,8 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
       An optax transform. Extra arguments of ``update`` go to both.
 
     Raises:
-      ValueError: a table has no transform, or the gradients do not fit the parameters.
+      ValueError: a table has no transform, a transform no table, a transform holds updates back, or the gradients do
+        not fit the parameters.
       TypeError: the gradient of a table is not `SparseRows`.
 
     Example:
@@ -65,12 +70,14 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
       [-0.5, -0.5]
       >>> kvjax.drop_table("doc_partition")
     """
+    check_transform(dense, "partition")
     dense = optax.with_extra_args_support(dense)
     choose = _chooser(tables)
 
     def init(params: Any) -> PartitionState:
         leaves, _ = jax.tree.flatten(params, is_leaf=is_table)
         found = [leaf for leaf in leaves if is_table(leaf) and leaf.spec.trainable]
+        _check_names(tables, [leaf.name for leaf in leaves if is_table(leaf)])
         return PartitionState(
             count=jnp.zeros((), jnp.int32),
             dense=dense.init(_without(params)),
@@ -82,20 +89,26 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
             raise ValueError("kvjax.optax.partition wants update(grads, state, params), got no params")
         _check_same_tree(params, updates)
         pairs = zip(*(jax.tree.leaves(tree, is_leaf=_is_either) for tree in (params, updates)), strict=True)
+        gradients: dict[str, list[Any]] = {}
         for table, grad in pairs:  # all are checked before the first is written
             if is_table(table) and table.spec.trainable:
-                check(table.spec, choose(table.name), grad, state.tables[table.name])
+                check_gradient(table, choose(table.name), grad, state.tables[table.name])
+                gradients.setdefault(table.name, []).append(grad)
         dense_updates, dense_state = dense.update(_without(updates), state.dense, _without(params), **extra)
         step = state.count + 1
         globals_ = dict(state.tables)
+        written: dict[str, Table] = {}  # once, however many handles of it the parameters have
 
         def write(table: Any, grad: Any) -> Any:
             if not is_table(table):
                 return None
             if not table.spec.trainable:
                 return Table(jnp.zeros((), jnp.uint32), table.spec)
-            new, globals_[table.name] = train(table, choose(table.name), grad, globals_[table.name], step, extra)
-            return Table(new.version - table.version, table.spec)
+            name = table.name
+            if name not in written:
+                grad = _joined(gradients[name])
+                written[name], globals_[name] = train(table, choose(name), grad, globals_[name], step, extra)
+            return Table(written[name].version - table.version, table.spec)
 
         table_updates = jax.tree.map(write, params, updates, is_leaf=_is_either)
         new_updates = jax.tree.map(
@@ -116,14 +129,32 @@ def _without(tree: Any) -> Any:
     return jax.tree.map(lambda x: None if _is_either(x) else x, tree, is_leaf=_is_either)
 
 
+def _joined(grads: list[SparseRows]) -> SparseRows:
+    """The gradient of a table of which the parameters have as many handles."""
+    some = [grad for grad in grads if grad.counts.size] or grads[:1]
+    return some[0] if len(some) == 1 else merge(some)
+
+
 def _check_same_tree(params: Any, grads: Any) -> None:
     want, got = (jax.tree.structure(tree, is_leaf=_is_either) for tree in (params, grads))
     if want != got:
         raise ValueError(f"kvjax.optax.partition wants gradients in the tree of the parameters, {want}, got {got}")
 
 
+def _check_names(tables: Any, names: list[str]) -> None:
+    """Whether the parameters have the tables for which transforms are given by name."""
+    for name in tables if isinstance(tables, Mapping) else ():
+        if name not in names:
+            raise ValueError(
+                f"kvjax: table {name!r}, partition: want transforms for tables of the parameters, {sorted(names)}, got "
+                f"tables={sorted(tables)}; {meant(name, names)}leave out what is not there"
+            )
+
+
 def _chooser(tables: Any) -> Callable[[str], Rowwise]:
-    is_function = callable(tables) and not hasattr(tables, "update")  # transforms are tuples; MultiSteps is an object
+    is_function = callable(tables) and not hasattr(
+        tables, "update"
+    )  # a transform may be an object that is callable, too
 
     def choose(name: str) -> Rowwise:
         if isinstance(tables, Mapping):

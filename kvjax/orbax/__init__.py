@@ -7,3 +7,7 @@ from kvjax.orbax._split import combine as combine
 from kvjax.orbax._split import split as split
 
 __all__ = ["TableHandler", "TableRestore", "TableSave", "combine", "split"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 
-from kvjax._table.registry import get_table
+from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table, is_table
+from kvjax._values.errors import fail, meant
 
 
 @jax.tree_util.register_pytree_node_class
@@ -59,17 +60,38 @@ def combine(state: Any, tables: Mapping[str, Table] | None = None) -> Any:
 
     Args:
       state: what `split` gave, or what Orbax restored into it.
-      tables: live handles by name, as `TableRestore` gives them; those not given are the tables of the process.
+      tables: live handles by name, as `split` or `TableRestore` gives them. Tables made with ``checkpoint=False`` are
+        in neither: they are those of the process.
 
     Returns:
       The state with its tables.
 
     Raises:
-      KeyError: a table is neither given nor in the process.
+      TypeError: the tables are something else, for instance the state.
+      KeyError: a table is not given, or not in the process.
     """
-    tables = tables or {}
+    given: Any = {} if tables is None else tables
+    if not isinstance(given, Mapping) or not all(map(is_table, given.values())):
+        raise TypeError(
+            f"kvjax.orbax.combine wants the tables by name as its second argument, got {type(given).__name__}; "
+            "combine(state, tables) is called with what split(state) returns, in that order"
+        )
 
     def put_back(x: Any) -> Any:
-        return (tables.get(x.name) or get_table(x.name)) if isinstance(x, TableRef) else x
+        return _table_of(x.name, given) if isinstance(x, TableRef) else x
 
     return jax.tree.map(put_back, state, is_leaf=lambda x: isinstance(x, TableRef))
+
+
+def _table_of(name: str, given: Mapping[str, Table]) -> Table:
+    if name in given:
+        return given[name]
+    table = tables_of_process().get(name)
+    if table is None or table.spec.checkpoint:
+        # The table of the process would have rows of another time than the state, or none.
+        raise fail(
+            KeyError, name, "combine", "this table among tables=", f"{sorted(given)}",
+            f"{meant(name, given)}give what kvjax.orbax.TableRestore restored beside the state, restored['tables'], or "
+            "the tables of kvjax.orbax.split",
+        )  # fmt: skip
+    return table

@@ -112,6 +112,14 @@ def test_nnx_gradients_are_those_of_linen(make):
     assert value.shape == ()
 
 
-def test_tabulate_shows_tables():
-    text = kvjax.flax.Embed("tab", features=4).tabulate(jax.random.key(0), np.array([[1, 2]]))
+@pytest.mark.parametrize("kind", ["numpy", "keys", "prefetched"])
+def test_tabulate_shows_tables(kind):
+    ids = np.array([[1, 2]])
+    if kind != "numpy":
+        ids = kvjax.keys(ids)
+    if kind == "prefetched":
+        initializer = kvjax.initializers.normal(0.5)
+        ids, _ = kvjax.prefetch(kvjax.get_table("tab", dim=4, initializer=initializer), ids)
+    text = kvjax.flax.Embed("tab", features=4).tabulate(jax.random.key(0), ids, console_kwargs={"width": 400})
     assert "Table(tab, dim=4" in text
+    assert "Keys(" in text or kind == "numpy"

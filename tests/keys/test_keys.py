@@ -1,5 +1,8 @@
 """Keys are exact: every dtype, every value, x64 on and off, through every transformation."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,9 +74,52 @@ def test_arithmetic_on_words_is_refused(make):
         make().lookup(kvjax.Keys(keys))
 
 
+READS = {
+    "lookup": lambda t, ids: t.lookup(ids),
+    "embed": lambda t, ids: kvjax.flax.Embed(t).apply({"params": {"table": t}}, ids, salt=3),
+    "bag": lambda t, ids: kvjax.lookup_bag(t, ids[None]),
+    "many": lambda t, ids: kvjax.lookup_many({"a": (t, ids)})["a"],
+}
+WRITES = {
+    "upsert": lambda t, ids: t.upsert(ids, jnp.ones((1, 4))),
+    "apply": lambda t, ids: t.apply(optax.sgd(0.1), kvjax.SparseRows(ids, jnp.ones((1, 4))))[0],
+    "partition": lambda t, ids: updated(t, kvjax.SparseRows(ids, jnp.ones((1, 4)))),
+    "prefetch": lambda t, ids: kvjax.prefetch(t, ids)[1],
+}
+
+
+def updated(table, grads):
+    tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(0.1))
+    updates, _ = tx.update({"t": grads}, tx.init({"t": table}), {"t": table})
+    return optax.apply_updates({"t": table}, updates)["t"]
+
+
+@pytest.mark.parametrize("use", [*READS, *WRITES])
+def test_ids_that_jax_may_have_cut_are_refused(use, make):
+    """With x64 off, JAX cuts 2**40 + 7 to 7 without a word: nobody can train on what is left unless they say so."""
+    table, ids = make(), np.array([2**40 + 7])
+    call = (READS | WRITES)[use]
+    for cut in (ids, ids.astype(np.uint64)):
+        with pytest.raises(TypeError, match=r"want keys of 64 bits.*pass kvjax\.keys\(numpy_ids\).*key_dtype='int32'"):
+            jax.jit(call)(table, cut)
+    with pytest.raises(TypeError, match=r"kvjax\.keys"):
+        call(table, jnp.asarray(ids.astype(np.int32)))
+    assert len(table) == 0
+    jax.block_until_ready(jax.jit(call)(table, kvjax.keys(ids)))
+
+
+def test_ids_of_32_bits_are_taken_where_somebody_says_so(make):
+    rows = jnp.arange(8.0).reshape(2, 4)
+    table = make(key_dtype="int32").upsert(jnp.array([7, -1]), rows)
+    read = jax.jit(lambda t, ids: t.lookup(ids))
+    np.testing.assert_array_equal(read(table, np.array([-1, 7], np.int32)), rows[::-1])
+    other = make().upsert(kvjax.keys(jnp.array([7, -1])), rows)
+    np.testing.assert_array_equal(jax.jit(lambda t, ids: t.lookup(kvjax.keys(ids)))(other, np.array([7, -1])), rows)
+
+
 def test_truncated_keys_are_refused_by_a_table_of_wide_ones(make):
-    """With x64 off, JAX cuts 2**40 + 7 to 7 without a word: the table notices that it holds wider keys."""
-    table = make().upsert(np.array([2**40 + 7]), np.ones((1, 4)))
+    """Also by one of ids that are said to have 32 bits: the table notices that it holds wider keys."""
+    table = make(key_dtype="int32").upsert(np.array([2**40 + 7]), np.ones((1, 4)))
     read = jax.jit(lambda table, ids: table.lookup(ids))
     train = jax.jit(lambda table, ids: table.apply(optax.sgd(0.1), kvjax.SparseRows(ids, jnp.ones((1, 4))))[0])
     for use in (read, train):
@@ -85,9 +131,10 @@ def test_truncated_keys_are_refused_by_a_table_of_wide_ones(make):
     np.testing.assert_array_equal(read(table, kvjax.keys(jnp.array([7]))), np.zeros((1, 4)))
 
 
-def test_narrow_tables_take_int32(make, x64):
-    table = make().upsert(jnp.array([7, -1]), jnp.ones((2, 4)))
-    assert table.contains(np.array([7, -1, 8])).tolist() == [True, True, False]
+def test_with_x64_jax_cuts_nothing(make):
+    with jax.enable_x64(True):
+        table = make().upsert(jnp.array([7, -1], jnp.int32), jnp.ones((2, 4)))
+        assert table.contains(np.array([7, -1, 8])).tolist() == [True, True, False]
 
 
 def test_hash_keys():
@@ -101,3 +148,105 @@ def test_hash_keys():
     np.testing.assert_array_equal(kvjax.hash_keys(np.array([1, 2**60], object)), kvjax.hash_keys([1, 2**60]))
     with pytest.raises(TypeError, match="float"):
         kvjax.hash_keys([1.5])
+
+
+def test_keys_are_compared_one_by_one(x64):
+    """Where they come from makes no difference: a mask of equal keys is never one of the same object."""
+    ids, other = kvjax.keys(AWKWARD), kvjax.keys(np.r_[AWKWARD[:4], AWKWARD[:4]])
+    want = np.asarray(other) == AWKWARD
+    for equal in (ids == other, jax.jit(lambda a, b: a == b)(ids, other), ids == np.asarray(other)):
+        np.testing.assert_array_equal(equal, want)
+    np.testing.assert_array_equal(ids != other, ~want)
+    np.testing.assert_array_equal(ids == AWKWARD, np.ones(8, bool))
+    np.testing.assert_array_equal(AWKWARD.view(np.uint64) == ids, np.ones(8, bool))
+    np.testing.assert_array_equal(ids == 2**40 + 7, AWKWARD == 2**40 + 7)
+    pairs = ids.reshape(8, 1) == ids.reshape(1, 8)
+    np.testing.assert_array_equal(pairs, np.eye(8, dtype=bool))
+    twins = jax.jit(lambda k: k.reshape(8, 1) == k.reshape(1, 8))(kvjax.keys([1, 2**40] * 4))
+    assert twins.sum() == 32
+    assert (ids == "a") is False and (ids != None) is True  # noqa: E711
+    with pytest.raises(TypeError, match="unhashable"):
+        hash(ids)
+
+
+def test_what_would_cut_keys_is_an_error(x64):
+    wide, narrow = kvjax.keys(AWKWARD), kvjax.keys([1, -2])
+    for dtype in (np.int32, np.float64, np.uint8):
+        with pytest.raises(TypeError, match="want a dtype that holds these keys"):
+            np.asarray(wide, dtype)
+    assert np.asarray(narrow, np.int32).tolist() == [1, -2] and np.asarray(wide, np.uint64)[1] == 2**64 - 1
+    if x64:
+        np.testing.assert_array_equal(jnp.asarray(wide), AWKWARD)
+    else:
+        with pytest.raises(TypeError, match="want JAX integers of 64 bits"):
+            jnp.asarray(wide)
+    with pytest.raises(TypeError):
+        np.add(wide, 1)
+
+
+def test_concatenate():
+    a, b = kvjax.keys(np.arange(6).reshape(2, 3)), kvjax.keys(2**40 + np.arange(6).reshape(2, 3))
+    for axis in (0, 1, -1):
+        for join in (kvjax.Keys.concatenate, jax.jit(kvjax.Keys.concatenate, static_argnums=1)):
+            want = np.concatenate([np.asarray(a), np.asarray(b)], axis)
+            np.testing.assert_array_equal(np.asarray(join([a, b], axis)), want)
+
+
+def test_repr_shows_ids_or_what_there_is():
+    keys = kvjax.keys([[2**40, -1]])
+    assert repr(keys) == repr(jax.tree.map(jnp.asarray, keys)) == "Keys([[1099511627776,            -1]])"
+    assert repr(kvjax.keys(7)) == "Keys(7)" and len(repr(kvjax.keys(np.arange(10**6)))) < 200
+    assert repr(jax.eval_shape(lambda: keys)) == "Keys(shape=(1, 2))"
+    assert "Keys((1, 2, 2))" in repr(jax.tree.map(jnp.shape, keys))
+    seen = []
+    jax.jit(lambda k: seen.append(repr(k)))(keys)
+    assert seen == ["Keys(shape=(1, 2))"]
+    with pytest.raises(TypeError, match="one key"):
+        len(kvjax.keys(7))
+
+
+def test_ids_of_python_are_exact_or_described():
+    assert np.asarray(kvjax.keys([-1, 2**63])).tolist() == [-1, -(2**63)]
+    assert np.asarray(kvjax.keys(np.array([1, 2**64 - 1], object))).tolist() == [1, -1]
+    for bad, text in (
+        ([1, None], "NoneType None among them"),
+        (2**64, "18446744073709551616, which has more"),
+        ([1, "a"], ""),
+    ):
+        with pytest.raises(TypeError, match=f"want integers of at most 64 bits, got .*{text}.*; hash strings"):
+            kvjax.keys(bad)
+
+
+FORKED = """
+import os, sys, threading
+import jax.numpy as jnp, numpy as np
+import kvjax
+table = kvjax.get_table("t", dim=2).upsert(np.arange(4), np.ones((4, 2)))
+if os.fork():
+    os.wait()
+    print(len(table), "in the parent")
+else:
+    keys = kvjax.keys(np.array([2**40, -1]))
+    joined = kvjax.Keys.concatenate([keys, keys[:1].salted(3)]).reshape(3, 1)
+    print(np.asarray(joined).tolist(), (keys == 2**40).tolist(), keys)
+    for use in (lambda: table.lookup(keys), lambda: table.upsert(keys, np.ones((2, 2))), lambda: len(table),
+                lambda: kvjax.get_table("u", dim=2), lambda: kvjax.drop_table("t"), lambda: kvjax.get_table("t")):
+        try:
+            use()
+        except RuntimeError as error:
+            print(str(error).split(";")[0])
+    sys.stdout.flush()
+    os._exit(0)
+"""
+
+
+@pytest.mark.slow
+def test_a_forked_process_makes_keys_and_has_no_tables():
+    """As in the workers of a data loader, where JAX would wait for threads that are not there."""
+    out = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=120)
+    lines = out.stdout.splitlines()
+    assert lines[0].endswith("[True, False] Keys([1099511627776,            -1])"), out
+    assert lines[-1] == "4 in the parent"
+    assert len(lines) == 8 and all("want the process that made it, got a forked one" in line for line in lines[1:-1]), (
+        out
+    )

@@ -41,6 +41,9 @@ def test_transforms_by_table_name(make):
     tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables={})
     with pytest.raises(ValueError, match="want a transform for every table"):
         tx.init(params)
+    misspelt = by_name | {tables["a"].name + "s": optax.sgd(1.0)}
+    with pytest.raises(ValueError, match=f"'{tables['a'].name}s', partition: .*did you mean '{tables['a'].name}'"):
+        kvjax.optax.partition(dense=optax.sgd(1.0), tables=misspelt).init(params)
 
 
 def test_rows_are_stamped_with_the_number_of_the_update(make):
@@ -85,16 +88,23 @@ def test_global_count_equals_dense_at_a_late_first_touch():
     np.testing.assert_allclose(rows_of(state)[8:12] - before, moved, rtol=1e-4, atol=1e-6)
 
 
-def test_multi_steps_inside_partition(make):
-    """Each row waits for its own second touch."""
-    params = {"t": make(2, initializer=1.0)}
-    tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.MultiSteps(optax.sgd(0.5), 2))
-    state, seen = tx.init(params), []
-    for _ in range(2):
-        updates, state = tx.update({"t": kvjax.SparseRows(np.array([7]), jnp.ones((1, 2)))}, state, params)
-        params = optax.apply_updates(params, updates)
-        seen.append(float(params["t"].lookup(7)[0]))
-    assert seen == [1.0, 0.5]
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optax.MultiSteps(optax.sgd(0.5), 2),
+        optax.chain(optax.clip(1.0), optax.MultiSteps(optax.adam(0.5), 2).gradient_transformation()),
+        optax.apply_every(2),
+    ],
+    ids=["MultiSteps", "chained", "apply_every"],
+)
+def test_transforms_that_hold_updates_back_are_refused(tx, make):
+    """Each row would wait for its own second touch, and a rare row for ever."""
+    table = make(2)
+    with pytest.raises(ValueError, match=r"updates a row in each step that touches it.*accumulate"):
+        kvjax.optax.partition(dense=optax.sgd(1.0), tables=tx).init({"t": table})
+    with pytest.raises(ValueError, match=r"accumulate"):
+        table.apply(tx, kvjax.SparseRows(np.array([7]), jnp.ones((1, 2))))
+    kvjax.optax.partition(dense=tx, tables=optax.sgd(1.0)).init({"t": table, "w": jnp.ones(2)})
 
 
 def test_global_norm_is_that_of_a_dense_table():

@@ -1,5 +1,8 @@
 """Tables in Orbax checkpoints."""
 
+import copy
+import pickle
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,6 +10,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from flax import serialization
 from flax.training.train_state import TrainState
 
 import kvjax
@@ -133,19 +137,34 @@ def test_train_state(tmp_path):
     assert float(got) == float(want) and int(state.step) == 6
 
 
-def test_a_handle_saved_without_its_rows_is_refused(make, tmp_path):
-    """Stock handlers save the version of a handle and nothing else: neither using it nor refresh may hide that."""
-    table = make(2).upsert(IDS, np.ones((5, 2)))
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(tmp_path / "c", {"t": table})
-        checkpointer.wait_until_finished()
-        name, spec = table.name, table.spec
-        kvjax.drop_table(name)
-        host_version = int(table.version)
-        fresh = kvjax.Table(jnp.uint32(0), spec)
-        restored = checkpointer.restore(tmp_path / "c", {"t": fresh})["t"]
-    assert int(restored.version) == host_version
-    ahead = kvjax.Table(kvjax.get_table(name, dim=2).version + jnp.uint32(host_version), spec)
+def test_stock_savers_do_not_take_a_handle_for_the_table(make, tmp_path):
+    """They would save a number and lose the rows; what saves, saves everything."""
+    params = {"net": {"t": make(2).upsert(IDS, np.ones((5, 2))), "w": jnp.ones(2)}}
+    table = params["net"]["t"]
+
+    # Their blocking forms: Orbax's threads for others would wait for a save that has failed.
+    standard = ocp.Checkpointer(ocp.StandardCheckpointHandler())
+    savers = {
+        "standard": lambda: standard.save(tmp_path / "s", args=ocp.args.StandardSave(params)),
+        "pytree": lambda: ocp.PyTreeCheckpointer().save(tmp_path / "p", params),
+        "pickle": lambda: pickle.dumps(params),
+        "np.save": lambda: np.save(tmp_path / "t.npy", table),
+        "asarray": lambda: jnp.asarray(table),
+    }
+    for saver in savers.values():
+        with pytest.raises((TypeError, ValueError), match=r"want its rows, got a handle.*TableSave"):
+            saver()
+    with pytest.raises(TypeError, match="Table"):
+        serialization.to_bytes(params)
+    copied = copy.deepcopy(params)["net"]["t"]
+    assert copied.spec == table.spec and len(copied) == 5
+    assert jax.tree_util.keystr(jax.tree_util.tree_leaves_with_path(params)[0][0]) == "['net']['t'].version"
+
+
+def test_a_handle_of_another_process_is_refused(make):
+    """However its number came here: neither using it nor refresh may hide that its rows did not."""
+    table = make(2)
+    ahead = table.at(table.version + jnp.uint32(9))
     for use in (lambda: ahead.lookup(IDS), ahead.size, ahead.refresh):
         with pytest.raises((ValueError, RuntimeError), match=r"no write here has made.*TableSave"):
             jax.block_until_ready(use())
@@ -157,3 +176,19 @@ def test_split_leaves_out_what_is_not_to_be_saved(make):
     assert list(tables) == [tree["a"].name] and jax.tree.leaves(dense) == []
     back = kvjax.orbax.combine(dense, tables)
     assert {k: t.name for k, t in back.items()} == {k: t.name for k, t in tree.items()}
+
+
+def test_combine_wants_the_tables_that_were_split_off(make):
+    """Without them it would go on from the rows of the process, which are of another time, or none."""
+    tree = {"a": make(2), "w": jnp.ones(2), "b": make(2, checkpoint=False)}
+    name = tree["a"].name
+    dense, tables = kvjax.orbax.split(tree)
+    for given in ((), ({},), ({name + "x": tables[name]},)):
+        with pytest.raises(KeyError, match=f"table '{name}', combine: want this table among tables=.*TableRestore"):
+            kvjax.orbax.combine(dense, *given)
+    for swapped in ((tables, dense), (dense, tables[name])):
+        with pytest.raises(TypeError, match=r"combine\(state, tables\)"):
+            kvjax.orbax.combine(*swapped)
+    kvjax.drop_table(tree["b"].name)
+    with pytest.raises(KeyError, match=f"'{tree['b'].name}', combine"):
+        kvjax.orbax.combine(dense, tables)

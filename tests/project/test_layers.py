@@ -136,7 +136,9 @@ def test_public_names():
         "tables", "value_and_grad",
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
-    assert set(kvjax.optax.__all__) == {"PartitionState", "Rowwise", "global_norm", "joint", "partition", "rowwise"}
+    assert set(kvjax.optax.__all__) == {
+        "AccumulateState", "PartitionState", "Rowwise", "accumulate", "global_norm", "joint", "partition", "rowwise",
+    }  # fmt: skip
     assert set(kvjax.orbax.__all__) == {"TableHandler", "TableRestore", "TableSave", "combine", "split"}
     for package in (kvjax, kvjax.flax, kvjax.optax, kvjax.orbax):
         assert all(getattr(package, name).__doc__ for name in package.__all__)

@@ -79,7 +79,7 @@ def training(params: dict[str, Any], batch: jax.Array):
     tx = kvjax.optax.partition(dense=optax.adam(0.1), tables=optax.adagrad(0.1))
     kvjax.optax.partition(dense=optax.adam(0.1), tables={"t": kvjax.optax.rowwise(optax.sgd(0.1))})
     kvjax.optax.partition(dense=optax.adam(0.1), tables=lambda name: optax.sgd(0.1))
-    kvjax.optax.partition(dense=optax.adam(0.1), tables=optax.MultiSteps(optax.sgd(0.5), 2))
+    kvjax.optax.partition(dense=optax.MultiSteps(optax.sgd(0.5), 2).gradient_transformation(), tables=optax.sgd(0.5))
     assert_type(tx, optax.GradientTransformationExtraArgs)
     updates, state = tx.update(grads, tx.init(params), params)
     _, tables = kvjax.orbax.split((optax.apply_updates(params, updates), state))

@@ -172,7 +172,7 @@ class Model:
 
     def apply(self, keys, grads, update, step=None):
         """update(value, slot, grad) -> (value, slot); duplicates are summed as `merged` does it."""
-        step = self.last_step + 1 if step is None else step
+        step = self.last_step + 1 if step is None or step < self.last_step else step
         sums, counts = merged(keys, grads), Counter(keys)
         seen = {k: 1 if self.count == "batch" else n for k, n in counts.items()}
         totals = self.admission.decide({k: seen[k] for k in sums if k not in self.rows}, self.last_step, step)

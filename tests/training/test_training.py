@@ -220,7 +220,7 @@ def test_live_handles_wait_for_steps_in_flight():
             (optax.chain(optax.clip(0.5), optax.adamw(0.1)), {}),
             (optax.adafactor(0.1), {}),
             (optax.apply_if_finite(optax.adan(0.1), 3), {}),
-            (optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(), {}),
+            (optax.chain(optax.ema(0.9), optax.adam(0.1)), {}),
             (optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau()), {"value": jnp.float32(1.0)}),
         ],
         3,

@@ -32,7 +32,8 @@ inline Error VersionError(std::string_view table, std::string_view op, uint32_t 
                    "the live handle (version " + std::to_string(live) + ")",
                    "a stale one (version " + std::to_string(version) + ")",
                    "use the Table that the last write returned, as an argument of the jitted function, or "
-                   "table.refresh(); a read that must come before a write is ordered by table.after(x)");
+                   "table.refresh(); a read that must come before a write is ordered by table.after(x); a "
+                   "module's init makes its table anew only outside of jit");
 }
 
 /// Keys that JAX may have cut, for a table that has longer ones.

@@ -43,7 +43,8 @@ inline ApplyPlan Table::PlanApply(const ParallelFor& parallel, KeySpan keys, con
                                   const StepGradients& gradients, int64_t step, const SlotLayout& layout) {
   ApplyPlan plan{.layout = layout, .step = step};
   plan.attach = AttachesSlots(spec_.name, in_.store.layout(), layout);
-  if (step < 0) plan.step = in_.last_step + (in_.last_step < INT64_MAX ? 1 : 0);
+  // The table's last step is the clock: an optimizer that counts anew does not turn it back.
+  if (step < in_.last_step) plan.step = in_.last_step + (in_.last_step < INT64_MAX ? 1 : 0);
   plan.change.found = in_.Locate(parallel, keys);
   const Located& found = plan.change.found;
   std::vector<uint32_t> occurrences(found.fresh.size());

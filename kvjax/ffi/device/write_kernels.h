@@ -12,7 +12,8 @@
 
 namespace kvjax::device {
 
-/// step: the words of that of a training write, which is below 0 if none was named; or nullptr.
+/// step: the words of that of a training write, which is below 0 if none was named; or nullptr. One below the
+/// table's last stands for the one after it.
 template <class Q>
 void BeginWrite(Q& q, CallView call, const uint32_t* step = nullptr) {
   q.Once([=] KVJAX_HD() {
@@ -21,7 +22,9 @@ void BeginWrite(Q& q, CallView call, const uint32_t* step = nullptr) {
     control.entering = control.leaving = control.active = 0;
     if (step == nullptr) return;
     const auto named = static_cast<int64_t>(uint64_t{step[1]} << 32 | step[0]);
-    control.step = named >= 0 ? named : control.last_step + (control.last_step < INT64_MAX ? 1 : 0);
+    // The table's last step is the clock: an optimizer that counts anew does not turn it back.
+    const int64_t last = control.last_step;
+    control.step = named >= last ? named : last + (last < INT64_MAX ? 1 : 0);
   });
 }
 

@@ -1,0 +1,48 @@
+"""At exit: a write that failed and that nobody has asked about is said once.
+
+JAX keeps the failure of a device's last program and prints it with two tracebacks when Python exits, also if the
+program has met the error long before.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+
+import jax
+
+_met: set[str] = set()
+
+
+def met(error: BaseException) -> None:
+    """Says that the program has seen an error."""
+    _met.add(str(error))
+
+
+def acknowledge() -> None:
+    """Takes the failures of programs that have been started as known."""
+    try:
+        jax.effects_barrier()
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        met(error)
+
+
+def _say_what_failed() -> None:
+    try:
+        jax.effects_barrier()
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        text = str(error)
+        if "kvjax:" not in text:
+            return  # JAX says it
+        if text not in _met and text not in str(getattr(sys, "last_value", None)):
+            print(f"kvjax: a write has failed that nobody has asked about: {text}", file=sys.stderr)
+        for device in jax.local_devices():
+            with jax.default_device(device):
+                jax.jit(_nothing)()  # whose success takes the place of the failure that JAX keeps for the device
+
+
+def _nothing() -> None:
+    jax.debug.callback(lambda: None)
+
+
+atexit.register(_say_what_failed)  # after JAX's, so it is called before them

@@ -1,0 +1,97 @@
+"""Tables of modules: what a module's ``init`` makes, makes anew, or takes as it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from kvjax._process import PROCESS
+from kvjax._spec.spec import TableSpec
+from kvjax._table import lifetime
+from kvjax._table.handle import live_version, version_leaf
+from kvjax._table.registry import Arguments, asked, check_same
+from kvjax._table.table import Table, live
+from kvjax._values.errors import fail
+from kvjax.ffi import host
+
+
+def init_table(name: str, given: Arguments, rng: Any, op: str, reuse: bool) -> Table:
+    """The table of a module that is initialized.
+
+    One that an earlier ``init`` made is made anew, unless it has never been written and is what is asked for: so two
+    modules of one model share a table by its name. One that `kvjax.get_table` or a restore made is taken as it is,
+    unless it has been written. While JAX traces, nobody knows whether the program will ever run: no table is made anew
+    then, and the handle is that of a table that has not been written, so that it is stale for one that has.
+
+    Args:
+      name: of the table.
+      given: the arguments of `kvjax.get_table`.
+      rng: a JAX key, from which and from the name the seed is made if none is given; None for one of the name alone.
+      op: the layer, for errors.
+      reuse: whether to go on with the rows of a table that lives.
+
+    Returns:
+      The handle for ``params``.
+
+    Raises:
+      ValueError: a table that the module may not make anew has other arguments, or has been written.
+    """
+    known, tracing = PROCESS.spec_of(name), _is_traced()
+    drawn = given.seed is None
+    if drawn and rng is not None and not tracing:
+        given = dataclasses.replace(given, seed=_seed(name, rng))
+    if known is None:
+        return _make(asked(name, given, None), drawn)
+    if not reuse and not tracing and name in PROCESS.of_modules:
+        return _make_anew(known, asked(name, given, None), drawn)
+    given = dataclasses.replace(given, seed=known.seed) if drawn else given
+    spec, birth = asked(name, given, known), PROCESS.births[name]
+    if tracing and not reuse:
+        return Table(version_leaf(spec, birth if spec == known else (birth - 1) % 2**32), spec)
+    check_same(spec, known)
+    table = live(spec)
+    if not reuse and int(table.version) != birth:
+        raise fail(
+            ValueError, name, op, "a table that nobody has written yet, or reuse=True",
+            f"one that was made by get_table or a restore and has been written, with {len(table):,} rows",
+            f"{op}(..., reuse=True) goes on with its rows; kvjax.drop_table(name) first begins without them",
+        )  # fmt: skip
+    return table
+
+
+def _make(spec: TableSpec, drawn: bool) -> Table:
+    check_same(spec, lifetime.create(spec))
+    PROCESS.of_modules[spec.name] = drawn
+    return live(spec)
+
+
+def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool) -> Table:
+    table = Table(live_version(known), known)
+    written = int(table.version) != PROCESS.births[spec.name]
+    if not written and spec == known:
+        return table
+    if written and len(table):
+        warnings.warn(
+            f"kvjax: table {spec.name!r}, init: made anew, without the rows that training had given it; its handles "
+            "from before are stale. To go on with its rows, give the layer reuse=True or the Table; for shapes alone, "
+            "jax.eval_shape(net.init, ...) touches no table",
+            stacklevel=3,
+        )
+    lifetime.drop(spec.name)
+    return _make(spec, drawn)
+
+
+def _is_traced() -> bool:
+    """Whether what is computed here and now becomes part of a program, and of one that is perhaps never run."""
+    return isinstance(jnp.zeros(()), Tracer)
+
+
+def _seed(name: str, rng: Any) -> int:
+    """A seed for the table of this name: modules that name one table get the same, wherever they stand in the model."""
+    return int(host.hash_strings([name.encode() + b"\0" + np.asarray(jax.random.key_data(rng)).tobytes()], 0)[0])

@@ -1,0 +1,107 @@
+"""Accumulation: one update for the gradients of several steps, of dense parameters and of tables."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from kvjax._keys.sparse_rows import is_sparse
+from kvjax._training.merge import merge
+from kvjax._training.rowwise import check_transform
+from kvjax._values.numbers import is_integer
+
+
+class AccumulateState(NamedTuple):
+    """State of `accumulate`.
+
+    Attributes:
+      steps: ``()`` int32, gradients since the last update.
+      grads: the gradients of the steps since then: each leaf ``(every, ...)``; None before the first.
+      inner: state of the transform.
+    """
+
+    steps: jax.Array
+    grads: Any
+    inner: Any
+
+
+def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformationExtraArgs:
+    """Updates once for so many steps, by the mean of their gradients: what ``optax.MultiSteps`` does for dense tables.
+
+    The gradients of tables are summed by key over all of these steps (`kvjax.merge`), so a key that occurs in one of
+    them is trained as one that occurs in each. The steps in between write nothing. The gradients are kept in the state,
+    which they enter with the first step: that one is compiled for itself, and cannot be the body of a ``lax.scan``.
+    Where all microbatches are there at once, ``lax.scan`` over them and `kvjax.merge` need no such memory.
+
+    Args:
+      tx: a transform of the whole tree of parameters, such as `partition`.
+      every: steps for each update, 1 or more. Their batches are of one shape.
+
+    Returns:
+      An optax transform.
+
+    Raises:
+      TypeError, ValueError: the arguments are none of these; or, in ``update``, the shape of the batch has changed.
+
+    Example:
+      >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+      >>> params = {"t": kvjax.get_table("doc_accumulate", dim=1)}
+      >>> tx = kvjax.optax.accumulate(kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0)), 2)
+      >>> state = tx.init(params)
+      >>> for key in (7, 8):
+      ...     grads = {"t": kvjax.SparseRows(np.array([key]), jnp.ones((1, 1)))}
+      ...     updates, state = tx.update(grads, state, params)
+      ...     params = optax.apply_updates(params, updates)
+      ...     print(len(params["t"]))
+      0
+      2
+      >>> params["t"].lookup(np.array([7, 8]))[:, 0].tolist()
+      [-0.5, -0.5]
+      >>> kvjax.drop_table("doc_accumulate")
+    """
+    check_transform(tx, "accumulate")
+    if not is_integer(every) or every < 1:
+        raise ValueError(f"kvjax: accumulate: want every of 1 or more steps, got {every!r}; see kvjax.optax.accumulate")
+    tx = optax.with_extra_args_support(tx)
+    every = int(every)
+
+    def init(params: Any) -> AccumulateState:
+        return AccumulateState(jnp.zeros((), jnp.int32), None, tx.init(params))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, AccumulateState]:
+        kept = _put(_room(updates, every) if state.grads is None else state.grads, updates, state.steps)
+
+        def write(kept: Any, inner: Any) -> Any:
+            return tx.update(jax.tree.map(_mean, kept, is_leaf=is_sparse), inner, params, **extra)
+
+        def wait(kept: Any, inner: Any) -> Any:
+            new_updates, _ = jax.eval_shape(write, kept, inner)
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), new_updates), inner
+
+        last = state.steps == every - 1
+        new_updates, inner = jax.lax.cond(last, write, wait, kept, state.inner)
+        return new_updates, AccumulateState(jnp.where(last, 0, state.steps + 1), kept, inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _room(grads: Any, every: int) -> Any:
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (every, *x.shape)), grads)
+
+
+def _put(kept: Any, grads: Any, step: jax.Array) -> Any:
+    """The gradients that are kept, with those of a step in their place."""
+    want, got = [x.shape[1:] for x in jax.tree.leaves(kept)], [x.shape for x in jax.tree.leaves(grads)]
+    if want != got:
+        raise ValueError(
+            f"kvjax: accumulate: want the gradients of batches of one shape, got arrays {got}, and {want} in the step "
+            "before; pad the batch (pad_id= or mask=), or leave the last one out"
+        )
+    return jax.tree.map(lambda all, one: jax.lax.dynamic_update_index_in_dim(all, one, step, 0), kept, grads)
+
+
+def _mean(grad: Any) -> Any:
+    return merge(grad, scale=1 / grad.rows.shape[0]) if is_sparse(grad) else jnp.mean(grad, 0)

@@ -1,0 +1,202 @@
+"""What a module's init makes: fresh tables, seeded by its key, and never one that has been trained."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import kvjax
+from tests.support.checkpoints import restore, save
+from tests.support.marks import few
+
+IDS = np.arange(6)
+KEYS = kvjax.keys(IDS)
+TX = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(1.0))
+
+
+class Net(nn.Module):
+    features: int = 4
+    reuse: bool = False
+
+    @nn.compact
+    def __call__(self, keys):
+        return kvjax.flax.Embed("t", self.features, reuse=self.reuse, name="embed")(keys)
+
+
+class Two(nn.Module):
+    @nn.compact
+    def __call__(self, keys):
+        return kvjax.flax.Embed("t", 4)(keys), kvjax.flax.Embed("t", 4)(keys)
+
+
+def linen(key=0, **options):
+    return Net(**options).init(jax.random.key(key), KEYS)["params"]["embed"]["table"]
+
+
+def nnx_layer(key=0, features=4, **options):
+    return kvjax.flax.nnx.Embed("t", features, rngs=nnx.Rngs(key), **options).table.get_value()
+
+
+LAYERS = pytest.mark.parametrize("init", [linen, nnx_layer])
+
+
+def trained(table):
+    return table.apply(optax.sgd(1.0), kvjax.SparseRows(KEYS, jnp.ones((6, table.dim))))[0]
+
+
+@LAYERS
+def test_a_second_experiment_starts_anew(init):
+    first = trained(init())
+    want = kvjax.get_table("other", dim=4, initializer=kvjax.initializers.normal(0.5), seed=first.spec.seed).lookup(IDS)
+    with pytest.warns(UserWarning, match=r"table 't', init: made anew.*reuse=True"):
+        second = init()
+    assert len(second) == 0
+    np.testing.assert_array_equal(second.lookup(IDS), want)
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="stale"):
+        first.lookup(IDS).block_until_ready()
+
+
+@LAYERS
+def test_the_key_of_init_seeds_the_table(init):
+    rows = [np.asarray(init(key).lookup(IDS)) for key in (0, 1, 0)]
+    assert (rows[0] == rows[2]).all() and (rows[0] != rows[1]).any()
+    assert init(2, seed=5).spec.seed == 5 if init is nnx_layer else True
+
+
+@LAYERS
+def test_what_nobody_has_written_is_taken_again(init):
+    table = init()
+    again = init()
+    assert int(again.version) == int(table.version)
+    np.testing.assert_array_equal(table.lookup(IDS), again.lookup(IDS))
+
+
+@LAYERS
+def test_other_options_make_a_table_anew(init):
+    init()
+    assert init(features=8).dim == 8
+
+
+@LAYERS
+def test_reuse_goes_on(init):
+    table = trained(init())
+    again = init(1, reuse=True)
+    assert len(again) == 6 and int(again.version) == int(table.version) and again.spec == table.spec
+    with pytest.raises(ValueError, match="want the arguments it was made with"):
+        init(features=8, reuse=True)
+
+
+@LAYERS
+def test_tables_made_by_hand_are_never_made_anew(init):
+    options = {"dim": 4, "initializer": kvjax.initializers.normal(0.5)}
+    table = kvjax.get_table("t", **options, max_capacity=50)
+    with pytest.raises(ValueError, match="max_capacity None \\(not 50\\)"):
+        init()
+    kvjax.drop_table("t")
+    table = kvjax.get_table("t", **options)
+    assert init().spec == table.spec
+    trained(table)
+    with pytest.raises(ValueError, match=r"want a table that nobody has written yet, or reuse=True.*drop_table"):
+        init()
+    assert len(init(reuse=True)) == 6
+
+
+def test_modules_of_one_model_share_a_table():
+    trained(linen())
+    with pytest.warns(UserWarning, match="made anew"):
+        params = Two().init(jax.random.key(3), KEYS)["params"]
+    one, two = (params[f"Embed_{i}"]["table"] for i in (0, 1))
+    assert one.spec == two.spec and int(one.version) == int(two.version)
+    one.lookup(IDS), two.lookup(IDS)
+
+
+@pytest.mark.parametrize("places", [1, 2])
+def test_modules_that_share_a_table_train_it_once(places):
+    """As one module with all the lookups."""
+
+    class Pair(nn.Module):
+        @nn.compact
+        def __call__(self, keys):
+            modules = [kvjax.flax.Embed("t", 4, seed=3, name=f"e{i}") for i in range(places)]
+            return sum((i + 1) * modules[i % places](keys) for i in range(2))
+
+    tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(1.0))
+    net = Pair()
+    params = net.init(jax.random.key(0), KEYS)["params"]
+    state = tx.init(params)
+
+    @jax.jit
+    def step(params, state):
+        grads = kvjax.grad(lambda p: jnp.sum(net.apply({"params": p}, KEYS)))(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    before = params["e0"]["table"].lookup(IDS)
+    for _ in range(2):
+        params, state = step(params, state)
+    tables = [params[name]["table"] for name in params]
+    for table in tables:
+        np.testing.assert_allclose(table.lookup(IDS), before - 6, rtol=1e-5)
+        assert table.frequency(IDS).tolist() == [4] * 6
+    dense, saved = kvjax.orbax.split(params)
+    assert list(saved) == ["t"] and kvjax.orbax.combine(dense, saved)["e0"]["table"] is tables[-1]
+
+
+@pytest.mark.parametrize("program", few(["eval_shape", "tabulate", "jit", "lower", "lookup"], "eval_shape", "jit"))
+def test_an_init_that_is_traced_touches_no_live_table(program):
+    net, key = Net(), jax.random.key(1)
+    table = trained(linen())
+    if program == "tabulate":
+        net.tabulate(key, IDS)
+    elif program == "lower":
+        jax.jit(net.init).lower(key, KEYS)
+    elif program == "eval_shape":
+        params = jax.eval_shape(net.init, key, KEYS)["params"]
+        assert params["embed"]["table"].spec == table.spec
+        other = jax.eval_shape(Net(features=8).init, key, KEYS)["params"]
+        assert other["embed"]["table"].dim == 8
+    else:
+        stale = jax.jit(net.init)(key, KEYS)["params"]["embed"]["table"]
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"stale.*init"):
+            stale.lookup(IDS).block_until_ready()
+    assert len(table) == 6  # it is as it was, and its handle is the live one
+
+
+def test_init_under_jit_makes_a_table_that_trains():
+    params = jax.jit(Net().init)(jax.random.key(0), KEYS)["params"]
+    assert len(trained(params["embed"]["table"])) == 6
+
+
+def test_apply_makes_no_table():
+    params = Net().init(jax.random.key(0), KEYS)["params"]
+    kvjax.drop_table("t")
+    with pytest.raises((ValueError, KeyError, jax.errors.JaxRuntimeError), match="want a table of this name"):
+        jax.block_until_ready(Net().apply({"params": params}, KEYS))
+    assert "t" not in kvjax.tables()
+
+
+def test_params_that_do_not_fit_the_layer_are_refused():
+    params = Net().init(jax.random.key(0), KEYS)["params"]
+    with pytest.raises(ValueError, match="want features=4"):
+        Net(features=8).apply({"params": params}, KEYS)
+    dense, _ = kvjax.orbax.split(params)
+    with pytest.raises(TypeError, match=r"want a kvjax.Table in params, got TableRef\('t'\); .*combine"):
+        Net().apply({"params": dense}, KEYS)
+
+
+def test_a_restore_brings_the_seed(tmp_path):
+    """The state of a new process is made with any key: what it restores reads as it did, also keys without a row."""
+    table = trained(linen(0))
+    want = table.lookup(np.arange(20))
+    save(tmp_path, 1, {"t": table})
+    kvjax.drop_table("t")
+    made = linen(1)
+    for _ in range(2):
+        table = restore(tmp_path, 1, {"t": made})["t"]
+    np.testing.assert_array_equal(table.lookup(np.arange(20)), want)
+    kvjax.drop_table("t")
+    linen(2)
+    np.testing.assert_array_equal(restore(tmp_path, 1)["t"].lookup(np.arange(20)), want)

@@ -1,0 +1,79 @@
+"""Gradients of several steps in one update: by key what optax.MultiSteps makes of dense tables."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+from tests.support.marks import few
+
+pytestmark = pytest.mark.usefixtures("promotion")
+ROWS, DIM, BATCH = 9, 2, 4
+
+
+def loss(rows, w, y):
+    return jnp.mean((rows @ w - y) ** 2)
+
+
+def batches(steps):
+    """Some keys come once in all of them, as rare ones do."""
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        yield rng.zipf(1.6, BATCH) % ROWS, rng.normal(size=BATCH).astype(np.float32)
+
+
+@pytest.mark.parametrize("place", few(["one place", "4"], "one place"))
+@pytest.mark.parametrize("every", few([1, 2, 3], 2))
+def test_equals_multi_steps_on_a_dense_table(every, place, make, places):
+    table = make(DIM, initializer=1.0, **places[place])
+    tables = optax.adagrad(0.3)
+    tx = kvjax.optax.accumulate(kvjax.optax.partition(dense=optax.sgd(0.1), tables=tables), every)
+    want_tx = optax.MultiSteps(optax.multi_transform({"t": tables, "w": optax.sgd(0.1)}, {"t": "t", "w": "w"}), every)
+    params = {"t": table, "w": jnp.ones(DIM)}
+    want = {"t": jnp.ones((ROWS, DIM)), "w": jnp.ones(DIM)}
+    state, want_state = tx.init(params), want_tx.init(want)
+
+    @jax.jit
+    def step(params, state, ids, y):
+        grads = kvjax.grad(lambda p: loss(p["t"].lookup(ids), p["w"], y))(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    @jax.jit
+    def want_step(params, state, ids, y):
+        grads = jax.grad(lambda p: loss(p["t"][ids], p["w"], y))(params)
+        updates, state = want_tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for n, (ids, y) in enumerate(batches(3 * every + 1), 1):
+        params, state = step(params, state, kvjax.keys(ids), y)
+        want, want_state = want_step(want, want_state, ids, y)
+        np.testing.assert_allclose(params["t"].lookup(np.arange(ROWS)), want["t"], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(params["w"], want["w"], rtol=1e-5)
+        assert params["t"].stats().last_step == n // every
+
+
+def test_frequencies_are_those_of_all_steps(make):
+    params = {"t": make(DIM)}
+    tx = kvjax.optax.accumulate(kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(0.1)), 2)
+    state = tx.init(params)
+    for ids in ([1, 1], [1, 2]):
+        grads = {"t": kvjax.SparseRows(np.array(ids), jnp.ones((2, DIM)))}
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    assert params["t"].frequency(np.array([1, 2, 3])).tolist() == [3, 1, 0]
+
+
+def test_what_does_not_fit_is_refused(make):
+    inner = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(0.1))
+    for every in (0, 1.5, None):
+        with pytest.raises(ValueError, match="want every of 1 or more steps"):
+            kvjax.optax.accumulate(inner, every)
+    with pytest.raises(TypeError, match="want an optax transform"):
+        kvjax.optax.accumulate("adam", 2)
+    params, tx = {"t": make(DIM)}, kvjax.optax.accumulate(inner, 2)
+    _, state = tx.update({"t": kvjax.SparseRows(np.arange(2), jnp.ones((2, DIM)))}, tx.init(params), params)
+    with pytest.raises(ValueError, match="want the gradients of batches of one shape"):
+        tx.update({"t": kvjax.SparseRows(np.arange(3), jnp.ones((3, DIM)))}, state, params)

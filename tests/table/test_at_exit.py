@@ -1,0 +1,40 @@
+"""What a program says when it ends after a failed write."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import jax, jax.numpy as jnp, numpy as np, optax, kvjax
+table = kvjax.get_table("t", dim=2, max_capacity=2, on_full="error")
+grads, w = kvjax.SparseRows(np.arange(50_000), jnp.ones((50_000, 2))), jnp.ones((1500, 1500))
+
+@jax.jit
+def write(table, grads, w):  # not at once, so that the failure comes behind the call
+    return table.apply(optax.sgd(0.1), grads.replace(rows=grads.rows + jnp.sum(w @ w @ w)))[0]
+
+try:
+    after = write(table, grads, w)
+except jax.errors.JaxRuntimeError:
+    raise SystemExit("at once")
+"""
+ENDINGS = {
+    "asked": "\ntry:\n    after.size()\nexcept jax.errors.JaxRuntimeError:\n    print('met')",
+    "refreshed": "\nprint(len(table.refresh()))",
+    "not asked": "",
+    "not caught": "\nafter.size()",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_table
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_a_failure_is_said_once(ending):
+    program = subprocess.run([sys.executable, "-c", PROGRAM + ENDINGS[ending]], capture_output=True, text=True)
+    if program.stderr == "at once\n":
+        pytest.skip("the program ran before the call came back")
+    said = program.stderr.count("want at most max_capacity=2 rows, got 50000")
+    assert said == (1 if ending.startswith("not") else 0), program.stderr
+    assert "atexit" not in program.stderr
+    assert ("nobody has asked about" in program.stderr) == (ending == "not asked")

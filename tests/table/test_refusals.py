@@ -1,0 +1,97 @@
+"""What calls say of arguments and handles that do not fit: in kvjax's words, with the mend."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+
+SGD = optax.sgd(0.1)
+GRADS = kvjax.SparseRows(np.array([7]), jnp.ones((1, 4)))
+IDS = np.array([7])
+WRONG = {
+    "apply": (lambda t: t.apply("adam", GRADS), "want an optax transform, got 'adam'"),
+    "rowwise": (lambda t: kvjax.optax.rowwise(SGD, count="all"), "want count 'auto', 'row' or 'global'"),
+    "joint": (lambda t: kvjax.optax.joint("x"), "joint: want an optax transform"),
+    "partition": (lambda t: kvjax.optax.partition("x", SGD), "partition: want an optax transform"),
+    "tables": (lambda t: kvjax.optax.partition(SGD, "x").init({"t": t}), "want an optax transform"),
+    "merge": (lambda t: kvjax.merge(jnp.ones(3)), "merge: want the SparseRows of a table"),
+    "prefetch": (lambda t: kvjax.prefetch({"t": t}, IDS), "prefetch: want a kvjax.Table, got dict"),
+    "lookup_bag": (lambda t: kvjax.lookup_bag({"t": t}, IDS[None]), "lookup_bag: want a kvjax.Table, got dict"),
+    "reshard": (lambda t: kvjax.reshard("t", None), "reshard: want a kvjax.Table, got str"),
+    "load": (lambda t: t.load(None), r"load: want what table.export\(\) gives, got NoneType"),
+    "get_table": (lambda t: kvjax.get_table(t), "get_table: want a name, got Table"),
+    "capacity": (
+        lambda t: kvjax.get_table("c", dim=4, capacity=-1),
+        r"want capacity in 0..2\*\*32 - 2 or None, got -1",
+    ),
+    "option": (
+        lambda t: kvjax.get_table("c", dim=4, sede=3),
+        "unexpected keyword argument 'sede'; did you mean 'seed'?",
+    ),
+    "layer": (
+        lambda t: kvjax.flax.nnx.Embed("c", 4, sede=3),
+        "unexpected keyword argument 'sede'; did you mean 'seed'?",
+    ),
+    "name": (lambda t: kvjax.get_table("table00"), "did you mean 'table0'"),
+    "drop": (lambda t: kvjax.drop_table("table00"), "did you mean 'table0'"),
+    "embed": (lambda t: kvjax.flax.nnx.Embed("table00"), "did you mean 'table0'"),
+    "embed 3": (lambda t: kvjax.flax.nnx.Embed(3, 4), "Embed: want the name of a table or a kvjax.Table, got 3"),
+    "slot": (lambda t: t.apply(optax.adagrad(0.1), GRADS)[0].slot("sum_of_square", 7), "did you mean 'sum_of_squares'"),
+}
+
+
+@pytest.mark.parametrize("call", WRONG)
+def test_wrong_arguments(call, make):
+    use, text = WRONG[call]
+    with pytest.raises((TypeError, ValueError, KeyError), match=text):
+        use(make())
+
+
+USES = {
+    "lookup": lambda t: t.lookup(IDS),
+    "upsert": lambda t: t.upsert(IDS, np.ones((1, 4))).version,
+    "apply": lambda t: t.apply(SGD, GRADS)[0].version,
+    "pin": lambda t: t.pin(IDS).version,
+    "size": len,
+    "export": lambda t: t.export(),
+    "reserve": lambda t: t.reserve(3),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_stale_handle_is_one_type_of_error(use, make):
+    """Whether a program says so or a call of the host."""
+    stale = make()
+    stale.upsert(IDS, np.ones((1, 4)))
+    with pytest.raises(RuntimeError, match=f"table '{stale.name}', {use}: want the live handle"):
+        jax.block_until_ready(USES[use](stale))
+
+
+@pytest.mark.parametrize("use", ["size", "export", "reserve", "stats", "refresh", "to", "slot"])
+def test_a_dropped_table_is_named_with_what_was_asked(use, make):
+    uses = {
+        **USES,
+        "stats": lambda t: t.stats(),
+        "refresh": lambda t: t.refresh(),
+        "to": lambda t: t.to(kvjax.storage.Host()),
+        "slot": lambda t: t.slot("x", 7),
+    }
+    table = make()
+    kvjax.drop_table(table.name)
+    with pytest.raises(KeyError, match=f"table '{table.name}', {use}: want a table of this name"):
+        uses[use](table)
+
+
+def test_dir_shows_what_there_is_to_use():
+    assert {"flax", "optax", "orbax", "get_table"} <= set(dir(kvjax))
+    for module in (kvjax, kvjax.flax, kvjax.optax, kvjax.orbax):
+        assert dir(module) == sorted(module.__all__)
+    program = "import kvjax, rlcompleter; print(rlcompleter.Completer({'kvjax': kvjax}).attr_matches('kvjax.o'))"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
+    assert "kvjax.optax" in out and "kvjax.orbax" in out

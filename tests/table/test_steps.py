@@ -1,0 +1,59 @@
+"""The table's last step is the clock: no write makes rows older than those before it."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+from kvjax import evict
+from tests.support.marks import few
+
+SGD = optax.sgd(0.1)
+
+
+def write(table, keys, step=None):
+    keys = np.asarray(keys)
+    return table.apply(SGD, kvjax.SparseRows(keys, jnp.ones((len(keys), table.dim))), step=step)[0]
+
+
+def steps(table, keys):
+    return table.version_of(np.asarray(keys)).tolist()
+
+
+def test_a_lower_step_is_the_next_one(make):
+    table = write(make(2), [1], 100)
+    for n, (step, want) in enumerate([(1, 101), (101, 101), (2, 102), (None, 103), (200, 200), (0, 201)]):
+        table = write(table, [10 + n], step)
+        assert steps(table, [10 + n]) == [want] == [table.stats().last_step]
+
+
+def test_the_greatest_step_stays(make):
+    table = write(make(2), [1], 2**63 - 1)
+    assert write(table, [2], 5).export().versions.tolist() == [2**63 - 1] * 2
+
+
+@pytest.mark.parametrize("place", few(["one place", "4", "replicated"], "one place"))
+def test_a_fresh_optimizer_state_does_not_evict_the_newest(place, make, places):
+    table = make(2, max_capacity=4, on_full="evict", evict=evict.LeastRecent(), **places[place])
+    tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=SGD)
+    for experiment in (0, 1):  # the second one counts from 0 again
+        params = {"t": table}
+        state = tx.init(params)
+        for step in range(4):
+            keys = np.array([10 * experiment + step])
+            grads = {"t": kvjax.SparseRows(keys, jnp.ones((1, 2)))}
+            updates, state = tx.update(grads, state, params)
+            params = optax.apply_updates(params, updates)
+        table = params["t"]
+    assert sorted(table.export().keys.tolist()) == [10, 11, 12, 13]
+    kept = table.export(kvjax.Prune(max_age=2)).keys
+    assert sorted(kept.tolist()) == [11, 12, 13]
+
+
+def test_two_states_on_one_table_share_its_clock(make):
+    table = make(2)
+    for step in (1, 2, 3):
+        for state in (0, 1):
+            table = write(table, [10 * state + step], step)
+    assert steps(table, [1, 11, 2, 12, 3, 13]) == [1, 1, 2, 2, 3, 3]
