@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <utility>
+#include <vector>
 
 namespace kvjax {
 
@@ -56,5 +58,25 @@ struct PageAllocator {
  private:
   static constexpr size_t kFrom = 2 * kHugePage;
 };
+
+/// For arrays whose maker writes every element: these begin without a value, so that the memory is first
+/// touched by the thread that fills it.
+template <class T>
+struct UnfilledAllocator : PageAllocator<T> {
+  template <class U>
+  struct rebind {
+    using other = UnfilledAllocator<U>;
+  };
+  template <class U, class... Args>
+  void construct(U* item, Args&&... args) {
+    if constexpr (sizeof...(Args) == 0) {
+      ::new (static_cast<void*>(item)) U;
+    } else {
+      ::new (static_cast<void*>(item)) U(std::forward<Args>(args)...);
+    }
+  }
+};
+template <class T>
+using Unfilled = std::vector<T, UnfilledAllocator<T>>;
 
 }  // namespace kvjax

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -18,33 +19,29 @@ namespace kvjax {
 namespace nb = nanobind;
 
 /// Hands a vector to NumPy without a copy.
-template <class T>
-nb::ndarray<nb::numpy, T, nb::ndim<1>> ToNumpy(std::vector<T>&& data) {
-  auto* owned = new std::vector<T>(std::move(data));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return {owned->data(), {owned->size()}, owner};
-}
-inline nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> BytesToNumpy(std::vector<std::byte>&& data) {
-  auto* owned = new std::vector<std::byte>(std::move(data));
-  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<std::byte>*>(p); });
-  return {owned->data(), {owned->size()}, owner};
+template <class T, class A>
+auto ToNumpy(std::vector<T, A>&& data) {
+  using Item = std::conditional_t<std::is_same_v<T, std::byte>, uint8_t, T>;
+  auto* owned = new std::vector<T, A>(std::move(data));
+  nb::capsule owner(owned, [](void* p) noexcept { delete static_cast<std::vector<T, A>*>(p); });
+  return nb::ndarray<nb::numpy, Item, nb::ndim<1>>(owned->data(), {owned->size()}, owner);
 }
 
 /// The flat arrays that kvjax._values.snapshot.from_native reads.
 inline nb::dict SnapshotToNumpy(Snapshot&& s) {
   nb::dict out;
   out[column::kKeys] = ToNumpy(std::move(s.keys));
-  out[column::kValues] = BytesToNumpy(std::move(s.values));
+  out[column::kValues] = ToNumpy(std::move(s.values));
   out[column::kFrequencies] = ToNumpy(std::move(s.frequencies));
   out[column::kVersions] = ToNumpy(std::move(s.versions));
-  out[column::kHasSlots] = BytesToNumpy(std::move(s.has_slots));
-  out[column::kPinned] = BytesToNumpy(std::move(s.pinned));
+  out[column::kHasSlots] = ToNumpy(std::move(s.has_slots));
+  out[column::kPinned] = ToNumpy(std::move(s.pinned));
   out[column::kOffsets] = ToNumpy(std::move(s.offsets));
   out[column::kLastStep] = s.last_step;
   nb::list slots;
   for (size_t i = 0; i < s.slots.size(); ++i) {
     const Slot& slot = s.layout.slots()[i];
-    slots.append(nb::make_tuple(slot.name, slot.type, BytesToNumpy(std::move(s.slots[i]))));
+    slots.append(nb::make_tuple(slot.name, slot.type, ToNumpy(std::move(s.slots[i]))));
   }
   out[column::kSlots] = slots;
   return out;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 #include <set>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -169,7 +170,7 @@ inline kvjax::SnapshotView View(const kvjax::Snapshot& s) {
 }
 
 /// Also what operator== says, but not byte by byte in a sanitizer's hands.
-inline bool SameBytes(const std::vector<std::byte>& a, const std::vector<std::byte>& b) {
+inline bool SameBytes(std::span<const std::byte> a, std::span<const std::byte> b) {
   return a.size() == b.size() && (a.empty() || std::memcmp(a.data(), b.data(), a.size()) == 0);
 }
 
