@@ -39,6 +39,14 @@ inline void UnmapPages(std::byte* start, size_t bytes) noexcept {
   if (munmap(start, bytes) != 0) madvise(start, bytes, MADV_DONTNEED);
 }
 
+/// Asks for huge pages where an array of somebody else's is about to be written, perhaps for the first time:
+/// one fault in the place of 512.
+inline void WantHugePages(std::byte* start, size_t bytes) noexcept {
+  const size_t before = -reinterpret_cast<uintptr_t>(start) & (kHugePage - 1);
+  if (bytes < before + 2 * kHugePage) return;
+  madvise(start + before, (bytes - before) & ~(kHugePage - 1), MADV_HUGEPAGE);
+}
+
 /// For containers that may grow large: from 2 huge pages on their memory is made of them.
 template <class T>
 struct PageAllocator {

@@ -21,6 +21,7 @@
 #include "kvjax/ffi/core/copy.h"
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/merge.h"
+#include "kvjax/ffi/core/pages.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/row.h"
 #include "kvjax/ffi/core/snapshot.h"
@@ -94,6 +95,7 @@ class Table {
       in_.counters.hits += hits;
       in_.counters.misses += misses;
     };
+    WantHugePages(out, keys.n * row_bytes());
     WithSize(row_bytes(), [&](auto bytes) {
       parallel(keys.n, kGrain, [&](size_t begin, size_t end) { read(begin, end, bytes); });
     });
