@@ -9,6 +9,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -27,27 +28,37 @@ class KeyIndex {
   [[nodiscard]] size_t bytes() const { return entries_.size() * sizeof(Entry); }
 
   /// Row id of `key`, or kNoRow.
-  [[nodiscard]] uint32_t Find(uint64_t key) const {
-    if (entries_.empty()) return kNoRow;
-    for (size_t i = Home(key);; i = Next(i)) {
-      const Entry& entry = entries_[i];
-      if (entry.row == kNoRow || entry.key == key) return entry.row;
+  [[nodiscard]] uint32_t Find(uint64_t key) const { return FindFrom(Home(key), key); }
+
+  /// Finds n keys in three stages, each a group of keys behind the one before, so that the cache lines that
+  /// one wants are on their way while the others work: hashes keys, probes for them, and uses their rows. The
+  /// probe ends with found(i, row), which may fetch what use(i, what found has returned) will read.
+  template <class Found, class Use>
+  void FindEach(const uint64_t* keys, size_t n, Found found, Use use) const {
+    constexpr size_t kGroup = 32, kRing = 2 * kGroup;
+    size_t homes[kRing];
+    std::invoke_result_t<Found, size_t, uint32_t> founds[kRing];
+    const auto stage = [n](size_t begin, auto&& work) {
+      for (size_t i = begin, end = std::min(n, begin + kGroup); i < end; ++i) work(i);
+    };
+    for (size_t begin = 0; begin < n + 2 * kGroup; begin += kGroup) {
+      stage(begin, [&](size_t i) { PrefetchCell(homes[i % kRing] = Home(keys[i])); });
+      if (begin >= kGroup) {
+        stage(begin - kGroup,
+              [&](size_t i) { founds[i % kRing] = found(i, FindFrom(homes[i % kRing], keys[i])); });
+      }
+      if (begin >= 2 * kGroup) stage(begin - 2 * kGroup, [&](size_t i) { use(i, founds[i % kRing]); });
     }
   }
 
-  /// rows[i] = Find(keys[i]), with the cache lines of a group of keys fetched before any is read.
+  /// rows[i] = Find(keys[i]).
   void Find(const uint64_t* keys, size_t n, uint32_t* rows) const {
-    constexpr size_t kGroup = 32;
-    for (size_t i = 0; i < n; i += kGroup) {
-      const size_t end = std::min(n, i + kGroup);
-      for (size_t j = i; j < end; ++j) Prefetch(keys[j]);
-      for (size_t j = i; j < end; ++j) rows[j] = Find(keys[j]);
-    }
+    FindEach(
+        keys, n, [](size_t, uint32_t row) { return row; }, [&](size_t i, uint32_t row) { rows[i] = row; });
   }
 
-  [[gnu::always_inline]] void Prefetch(uint64_t key) const {
-    if (!entries_.empty()) __builtin_prefetch(&entries_[Home(key)]);
-  }
+  // See PrefetchRecord.
+  [[gnu::always_inline]] void Prefetch(uint64_t key) const { PrefetchCell(Home(key)); }
 
   /// Reserves space for `n` keys in all. Throws std::bad_alloc and then has changed nothing.
   void Reserve(size_t n) {
@@ -94,8 +105,14 @@ class KeyIndex {
   /// Calls f(key, row) for every key, in no particular order.
   template <class F>
   void ForEach(F f) const {
-    for (const Entry& entry : entries_) {
-      if (entry.row != kNoRow) f(entry.key, entry.row);
+    ForEach(0, 1, f);
+  }
+  /// The same for the keys in one of so many parts of the index.
+  template <class F>
+  void ForEach(size_t part, size_t parts, F f) const {
+    const size_t end = entries_.size() * (part + 1) / parts;
+    for (size_t i = entries_.size() * part / parts; i < end; ++i) {
+      if (entries_[i].row != kNoRow) f(entries_[i].key, entries_[i].row);
     }
   }
 
@@ -159,6 +176,18 @@ class KeyIndex {
   static constexpr size_t MaxSize(size_t cells) { return cells / 8 * 5; }
   [[nodiscard]] size_t Home(uint64_t key) const { return Mix(key) >> shift_; }
   [[nodiscard]] size_t Next(size_t i) const { return (i + 1) & (entries_.size() - 1); }
+
+  [[gnu::always_inline]] void PrefetchCell(size_t i) const {
+    if (!entries_.empty()) __builtin_prefetch(&entries_[i]);
+  }
+
+  [[nodiscard]] uint32_t FindFrom(size_t home, uint64_t key) const {
+    if (entries_.empty()) return kNoRow;
+    for (size_t i = home;; i = Next(i)) {
+      const Entry& entry = entries_[i];
+      if (entry.row == kNoRow || entry.key == key) return entry.row;
+    }
+  }
 
   void Rebuild(size_t cells) {
     Entries old(cells, Entry{});

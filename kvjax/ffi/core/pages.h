@@ -9,6 +9,8 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <utility>
+#include <vector>
 
 namespace kvjax {
 
@@ -37,6 +39,14 @@ inline void UnmapPages(std::byte* start, size_t bytes) noexcept {
   if (munmap(start, bytes) != 0) madvise(start, bytes, MADV_DONTNEED);
 }
 
+/// Asks for huge pages where an array of somebody else's is about to be written, perhaps for the first time:
+/// one fault in the place of 512.
+inline void WantHugePages(std::byte* start, size_t bytes) noexcept {
+  const size_t before = -reinterpret_cast<uintptr_t>(start) & (kHugePage - 1);
+  if (bytes < before + 2 * kHugePage) return;
+  madvise(start + before, (bytes - before) & ~(kHugePage - 1), MADV_HUGEPAGE);
+}
+
 /// For containers that may grow large: from 2 huge pages on their memory is made of them.
 template <class T>
 struct PageAllocator {
@@ -56,5 +66,25 @@ struct PageAllocator {
  private:
   static constexpr size_t kFrom = 2 * kHugePage;
 };
+
+/// For arrays whose maker writes every element: these begin without a value, so that the memory is first
+/// touched by the thread that fills it.
+template <class T>
+struct UnfilledAllocator : PageAllocator<T> {
+  template <class U>
+  struct rebind {
+    using other = UnfilledAllocator<U>;
+  };
+  template <class U, class... Args>
+  void construct(U* item, Args&&... args) {
+    if constexpr (sizeof...(Args) == 0) {
+      ::new (static_cast<void*>(item)) U;
+    } else {
+      ::new (static_cast<void*>(item)) U(std::forward<Args>(args)...);
+    }
+  }
+};
+template <class T>
+using Unfilled = std::vector<T, UnfilledAllocator<T>>;
 
 }  // namespace kvjax

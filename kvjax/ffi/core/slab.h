@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvjax/ffi/core/copy.h"
 #include "kvjax/ffi/core/pages.h"
 #include "kvjax/ffi/core/portable.h"
 
@@ -110,10 +111,8 @@ class Plane {
     return slabs_[slab] + (row - slab * per_slab_) * stride_;
   }
 
-  [[gnu::always_inline]] void Prefetch(uint32_t row) const {
-    const std::byte* record = At(row);
-    for (size_t i = 0; i < std::min<size_t>(stride_, 1024); i += 64) __builtin_prefetch(record + i);
-  }
+  // See PrefetchRecord.
+  [[gnu::always_inline]] void Prefetch(uint32_t row) const { PrefetchRecord(At(row), stride_); }
 
  private:
   static constexpr size_t kSlabBytes = kHugePage;

@@ -1,12 +1,17 @@
 // Snapshots: rows as columns of plain arrays, sorted by (bucket, key), so that equal tables give equal bytes.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
+#include <utility>
 #include <vector>
 
+#include "kvjax/ffi/core/copy.h"
 #include "kvjax/ffi/core/hash.h"
+#include "kvjax/ffi/core/pages.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/store.h"
 
@@ -40,7 +45,7 @@ void EachColumn(size_t row_bytes, F f, All&... all) {
 }
 
 template <class T>
-using OwnedArray = std::vector<T>;
+using OwnedArray = Unfilled<T>;
 template <class T>
 using BorrowedArray = const T*;
 
@@ -81,61 +86,123 @@ struct KeyRow {
   uint32_t row;
 };
 
-/// A counting sort by bucket, then a small sort by key inside each. Returns the first position of each
-/// bucket.
-inline std::vector<int64_t> SortByBucket(std::vector<KeyRow>& rows) {
-  std::vector<int64_t> offsets(kNumBuckets + 1, 0);
-  for (const KeyRow& r : rows) ++offsets[BucketOf(r.key) + 1];
-  for (uint32_t b = 0; b < kNumBuckets; ++b) offsets[b + 1] += offsets[b];
-  std::vector<int64_t> next(offsets.begin(), offsets.end() - 1);
-  std::vector<KeyRow> sorted(rows.size());
-  for (const KeyRow& r : rows) sorted[static_cast<size_t>(next[BucketOf(r.key)]++)] = r;
-  for (uint32_t b = 0; b < kNumBuckets; ++b) {
-    std::sort(sorted.begin() + offsets[b], sorted.begin() + offsets[b + 1],
-              [](const KeyRow& x, const KeyRow& y) {
-                return static_cast<int64_t>(x.key) < static_cast<int64_t>(y.key);
-              });
+/// Rows by (bucket, key), and where those of each bucket begin: (kNumBuckets + 1,).
+struct SortedRows {
+  Unfilled<KeyRow> rows;
+  std::vector<int64_t> offsets;
+};
+
+/// Sorts n rows: each(c, f) calls f for those in chunk c of `chunks`, every time the same.
+///
+/// They are dealt out by the high bits of their buckets, then part by part, which fits into a cache, by the
+/// low ones; the few of a bucket are sorted by key.
+template <class Each>
+SortedRows SortByBucket(const ParallelFor& parallel, size_t n, size_t chunks, Each each) {
+  constexpr uint32_t kParts = 256, kWidth = kNumBuckets / kParts;  // buckets to a part
+  std::vector<std::array<size_t, kParts>> next(
+      chunks);  // how many rows of a part a chunk has, then where they go
+  parallel(chunks, 1, [&](size_t begin, size_t end) {
+    for (size_t c = begin; c < end; ++c) {
+      each(c, [&](const KeyRow& r) { ++next[c][BucketOf(r.key) / kWidth]; });
+    }
+  });
+  std::array<size_t, kParts + 1> starts{};
+  for (size_t p = 0, at = 0; p < kParts; ++p, starts[p] = at) {
+    for (auto& chunk : next) at += std::exchange(chunk[p], at);
   }
-  rows = std::move(sorted);
-  return offsets;
+  SortedRows out{Unfilled<KeyRow>(n), std::vector<int64_t>(kNumBuckets + 1)};
+  parallel(chunks, 1, [&](size_t begin, size_t end) {
+    for (size_t c = begin; c < end; ++c) {
+      each(c, [&](const KeyRow& r) { out.rows[next[c][BucketOf(r.key) / kWidth]++] = r; });
+    }
+  });
+  parallel(kParts, n < kParts ? kParts : 1, [&](size_t begin, size_t end) {
+    Unfilled<KeyRow> part;
+    for (size_t p = begin; p < end; ++p) {
+      KeyRow* const rows = out.rows.data() + starts[p];
+      part.assign(rows, rows + (starts[p + 1] - starts[p]));
+      std::array<size_t, kWidth + 1> place{};
+      for (const KeyRow& r : part) ++place[BucketOf(r.key) % kWidth + 1];
+      for (size_t b = 0; b < kWidth; ++b) {
+        place[b + 1] += place[b];
+        out.offsets[p * kWidth + b + 1] = static_cast<int64_t>(starts[p] + place[b + 1]);
+      }
+      for (const KeyRow& r : part) rows[place[BucketOf(r.key) % kWidth]++] = r;
+      for (size_t b = 0, first = 0; b < kWidth; first = place[b++]) {
+        std::sort(rows + first, rows + place[b], [](const KeyRow& x, const KeyRow& y) {
+          return static_cast<int64_t>(x.key) < static_cast<int64_t>(y.key);
+        });
+      }
+    }
+  });
+  return out;
+}
+
+/// Sorts rows by (bucket, key). Returns the first position of each bucket.
+inline std::vector<int64_t> SortByBucket(std::vector<KeyRow>& rows) {
+  SortedRows sorted = SortByBucket(Serial, rows.size(), 1, [&](size_t, auto f) {
+    for (const KeyRow& r : rows) f(r);
+  });
+  std::copy(sorted.rows.begin(), sorted.rows.end(), rows.begin());
+  return std::move(sorted.offsets);
 }
 
 /// Copies `rows` out in their order, each value `row_bytes` wide; `offsets` and `last_step` stay empty.
-inline Snapshot CopyRows(const RowStore& store, const std::vector<KeyRow>& rows, size_t row_bytes,
-                         bool with_slots) {
+inline Snapshot CopyRows(const RowStore& store, std::span<const KeyRow> rows, size_t row_bytes,
+                         bool with_slots, const ParallelFor& parallel = Serial) {
   const size_t n = rows.size();
   Snapshot out;
   if (with_slots) out.layout = store.layout();
   out.Resize(n, row_bytes);
-  for (size_t i = 0; i < n; ++i) {
-    const auto [key, row] = rows[i];
-    const RowHeader& header = store.Header(row);
-    out.Set(i, key, header);
-    std::memcpy(out.values.data() + i * row_bytes, store.Value(row), row_bytes);
-    if (header.has_slots == 0) continue;  // what an earlier key left there stays behind
-    for (size_t s = 0; s < out.slots.size(); ++s) {
-      const Slot& slot = out.layout.slots()[s];
-      std::copy_n(store.Slots(row) + slot.offset, slot.bytes, out.slots[s].data() + i * slot.bytes);
+  constexpr size_t kGrain = 1024, kAhead = 16;
+  parallel(n, kGrain, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      if (i + kAhead < end) {
+        store.PrefetchValue(rows[i + kAhead].row);
+        store.PrefetchHeader(rows[i + kAhead].row);
+        if (!out.slots.empty()) store.PrefetchSlots(rows[i + kAhead].row);
+      }
+      const auto [key, row] = rows[i];
+      const RowHeader& header = store.Header(row);
+      out.Set(i, key, header);
+      CopyRecord(out.values.data() + i * row_bytes, store.Value(row), row_bytes);
+      for (size_t s = 0; s < out.slots.size(); ++s) {
+        const Slot& slot = out.layout.slots()[s];
+        std::byte* const to = out.slots[s].data() + i * slot.bytes;
+        if (header.has_slots != 0) {
+          std::copy_n(store.Slots(row) + slot.offset, slot.bytes, to);
+        } else {  // what an earlier key left there stays behind
+          std::fill_n(to, slot.bytes, std::byte{0});
+        }
+      }
     }
-  }
+  });
   return out;
 }
 
 /// Fills an empty store; returns the position of the first key that comes twice, or n.
-inline size_t FillStore(RowStore& store, const SnapshotView& in, size_t row_bytes) {
+inline size_t FillStore(RowStore& store, const SnapshotView& in, size_t row_bytes,
+                        const ParallelFor& parallel = Serial) {
   store.AttachSlots(in.layout);
   store.Reserve(in.n);
-  for (size_t i = 0; i < in.n; ++i) {
+  constexpr size_t kGrain = 1024, kAhead = 16;
+  for (size_t i = 0; i < in.n; ++i) {  // row i is that of key i
+    if (i + kAhead < in.n) store.PrefetchKey(static_cast<uint64_t>(in.keys[i + kAhead]));
     const auto key = static_cast<uint64_t>(in.keys[i]);
     if (store.index().Find(key) != kNoRow) return i;
-    const uint32_t row = store.Insert(key);
-    store.Header(row) = in.Header(i);
-    std::memcpy(store.Value(row), in.values + i * row_bytes, row_bytes);
-    for (size_t s = 0; s < in.slots.size(); ++s) {
-      const Slot& slot = in.layout.slots()[s];
-      std::copy_n(in.slots[s] + i * slot.bytes, slot.bytes, store.Slots(row) + slot.offset);
-    }
+    store.Insert(key);
   }
+  parallel(in.n, kGrain, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      const auto row = static_cast<uint32_t>(i);
+      store.Header(row) = in.Header(i);
+      CopyRecord(store.Value(row), in.values + i * row_bytes, row_bytes);
+      for (size_t s = 0; s < in.slots.size(); ++s) {
+        const Slot& slot = in.layout.slots()[s];
+        std::copy_n(in.slots[s] + i * slot.bytes, slot.bytes, store.Slots(row) + slot.offset);
+      }
+    }
+  });
   return in.n;
 }
 

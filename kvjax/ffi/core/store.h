@@ -54,13 +54,20 @@ class RowStore {
   /// The record of all slots, or nullptr if there are none.
   [[nodiscard]] std::byte* Slots(uint32_t row) const { return layout_.empty() ? nullptr : slots_.At(row); }
 
+  // See PrefetchRecord.
   [[gnu::always_inline]] void PrefetchValue(uint32_t row) const { values_.Prefetch(row); }
   [[gnu::always_inline]] void PrefetchHeader(uint32_t row) const { headers_.Prefetch(row); }
-  [[gnu::always_inline]] void Prefetch(uint32_t row) const {
-    values_.Prefetch(row);
-    headers_.Prefetch(row);
+  [[gnu::always_inline]] void PrefetchSlots(uint32_t row) const {
     if (!layout_.empty()) slots_.Prefetch(row);
   }
+  [[gnu::always_inline]] void Prefetch(uint32_t row) const {
+    PrefetchValue(row);
+    PrefetchHeader(row);
+    PrefetchSlots(row);
+  }
+
+  /// Fetches where the index will look for a key.
+  [[gnu::always_inline]] void PrefetchKey(uint64_t key) const { index_.Prefetch(key); }
 
   // ---- rows made and erased -----------------------------------------------------------------------------
 

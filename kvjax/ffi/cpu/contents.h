@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -125,9 +126,16 @@ class Contents {
   /// Writes the initial row of a key; it is the f-th of the keys that `initial` has rows for.
   static void StoreInitial(const TableSpec& spec, std::string_view op, uint64_t key, size_t f,
                            InitialRows initial, std::byte* row) {
+    const auto generate = [&](auto type) {  // known to the compiler, so that its loops have no branches
+      spec.initializer.Generate(key, spec.dim,
+                                [&](int64_t column, float value) { StoreElement(type, row, column, value); });
+    };
     if (spec.initializer.kind != Initializer::Kind::kGiven) {
-      spec.initializer.Generate(
-          key, spec.dim, [&](int64_t column, float value) { StoreElement(spec.type, row, column, value); });
+      if (spec.type == RowType::kFloat32) {
+        generate(std::integral_constant<RowType, RowType::kFloat32>());
+      } else {
+        generate(spec.type);
+      }
     } else {
       CheckInitial(spec, op, f + 1, initial);
       std::memcpy(row, initial.data + f * spec.row_bytes(), spec.row_bytes());
@@ -137,6 +145,7 @@ class Contents {
   void Commit(const Change& change) noexcept {
     counters.over_capacity += change.over_capacity;
     for (size_t f = 0; f < change.ids.size(); ++f) {
+      if (f + kAhead < change.ids.size()) store.PrefetchKey(change.found.fresh[f + kAhead]);
       if (change.ids[f] == kNoRow) continue;
       store.Insert(change.found.fresh[f]);
       admission.Forget(change.found.fresh[f]);
@@ -150,6 +159,7 @@ class Contents {
 
  private:
   static constexpr size_t kGrain = 2048;  // keys: below this, waking a second thread costs more than it saves
+  static constexpr size_t kAhead = 16;    // keys: how far ahead their cells are fetched
 };
 
 /// Contents that are to replace those of a table of this version.

@@ -4,10 +4,12 @@
 // guarantee: all that can fail (checks, memory, the user's sink) comes before the first change.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,9 +18,11 @@
 
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/checks.h"
+#include "kvjax/ffi/core/copy.h"
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/operands.h"
+#include "kvjax/ffi/core/pages.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/row.h"
 #include "kvjax/ffi/core/snapshot.h"
@@ -55,7 +59,6 @@ class Table {
   void Lookup(const ParallelFor& parallel, uint32_t version, KeySpan keys, const bool* mask,
               InitialRows initial, Missing missing, std::byte* out, bool* found) const {
     const auto lock = Read(version, "lookup", keys);
-    const size_t bytes = row_bytes();
     const auto unadmitted = missing == Missing::kTable && spec_.admission.kind != AdmissionSpec::Kind::kEvery
                                 ? spec_.admission.unadmitted
                                 : AdmissionSpec::Unadmitted::kInitial;
@@ -63,44 +66,46 @@ class Table {
     std::vector<std::byte> shared;
     if (unadmitted == AdmissionSpec::Unadmitted::kShared) shared = SharedRow(parallel, keys, mask, initial);
     const bool own = unadmitted == AdmissionSpec::Unadmitted::kInitial;
-    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
-      constexpr size_t kGroup = 32;
-      uint32_t rows[kGroup];
+    const auto read = [&](size_t begin, size_t end, auto bytes) {
       uint64_t hits = 0, misses = 0;
-      for (size_t i = begin; i < end; i += kGroup) {
-        const size_t m = std::min(kGroup, end - i);
-        in_.store.index().Find(keys.data + i, m, rows);
-        for (size_t j = 0; j < m; ++j) {
-          if (!Valid(mask, i + j)) rows[j] = kNoRow;
-          if (rows[j] != kNoRow) in_.store.PrefetchValue(rows[j]);
+      const auto fetch = [&](size_t j, uint32_t row) -> const std::byte* {
+        if (row == kNoRow || !Valid(mask, begin + j)) return nullptr;
+        const std::byte* const value = in_.store.Value(row);
+        PrefetchRecord(value, bytes);
+        return value;
+      };
+      const auto copy = [&](size_t j, const std::byte* value) {
+        const size_t i = begin + j;
+        std::byte* const target = out + i * bytes;
+        found[i] = value != nullptr;
+        if (value != nullptr) {
+          ++hits;
+          AppendRecord(target, value, bytes);
+          return;
         }
-        for (size_t j = 0; j < m; ++j) {
-          found[i + j] = rows[j] != kNoRow;
-          std::byte* target = out + (i + j) * bytes;
-          if (found[i + j]) {
-            ++hits;
-            std::memcpy(target, in_.store.Value(rows[j]), bytes);
-            continue;
-          }
-          misses += Valid(mask, i + j);
-          if (!Valid(mask, i + j) || unadmitted == AdmissionSpec::Unadmitted::kZeros) {
-            std::memset(target, 0, bytes);
-          } else if (!own) {
-            std::memcpy(target, shared.data(), bytes);
-          } else if (!given) {
-            Contents::StoreInitial(spec_, "lookup", keys.data[i + j], 0, {}, target);
-          }
+        misses += Valid(mask, i);
+        if (!Valid(mask, i) || unadmitted == AdmissionSpec::Unadmitted::kZeros) {
+          std::memset(target, 0, bytes);
+        } else if (!own) {
+          std::memcpy(target, shared.data(), bytes);
+        } else if (!given) {
+          Contents::StoreInitial(spec_, "lookup", keys.data[i], 0, {}, target);
         }
-      }
+      };
+      in_.store.index().FindEach(keys.data + begin, end - begin, fetch, copy);
       in_.counters.hits += hits;
       in_.counters.misses += misses;
+    };
+    WantHugePages(out, keys.n * row_bytes());
+    WithSize(row_bytes(), [&](auto bytes) {
+      parallel(keys.n, kGrain, [&](size_t begin, size_t end) { read(begin, end, bytes); });
     });
     if (!given || !own) return;
     KeyNumbering fresh(keys.n);
     for (size_t i = 0; i < keys.n; ++i) {
       if (found[i] || !Valid(mask, i)) continue;
       Contents::StoreInitial(spec_, "lookup", keys.data[i], fresh.Add(keys.data[i]), initial,
-                             out + i * bytes);
+                             out + i * row_bytes());
     }
   }
 
@@ -408,13 +413,36 @@ class Table {
     return row;
   }
 
-  /// Writes values (n, dim) of the row type; rows that are kNoRow are passed over.
-  void WriteValues(const std::vector<uint32_t>& rows, const std::byte* values) {
-    for (size_t i = 0; i < rows.size(); ++i) {
-      if (i + kAhead < rows.size() && rows[i + kAhead] != kNoRow) in_.store.Prefetch(rows[i + kAhead]);
-      if (rows[i] == kNoRow) continue;
-      std::memcpy(in_.store.Value(rows[i]), values + i * row_bytes(), row_bytes());
-      in_.store.Header(rows[i]).version = in_.last_step;
+  /// Writes values (n, dim) of the row type; rows that are kNoRow are passed over. Of equal rows the last one
+  /// wins: every row has one owner, and whoever works for it takes its rows in the order of the batch.
+  void WriteValues(const ParallelFor& parallel, const std::vector<uint32_t>& rows,
+                   const std::byte* values) noexcept {
+    constexpr size_t kOwners = 64, kTogether = 64;  // rows, so that new ones, which are neighbours, stay so
+    constexpr size_t kGroup = 32;
+    const size_t bytes = row_bytes();
+    const auto write = [&](size_t first, size_t last) {
+      std::array<size_t, kGroup> group;
+      size_t m = 0;
+      const auto flush = [&] {
+        for (size_t j = 0; j < m; ++j) {
+          CopyRecord(in_.store.Value(rows[group[j]]), values + group[j] * bytes, bytes);
+          in_.store.Header(rows[group[j]]).version = in_.last_step;
+        }
+        m = 0;
+      };
+      for (size_t i = 0; i < rows.size(); ++i) {
+        if (rows[i] == kNoRow || rows[i] / kTogether % kOwners - first >= last - first) continue;
+        in_.store.PrefetchValue(rows[i]);
+        in_.store.PrefetchHeader(rows[i]);
+        group[m++] = i;
+        if (m == kGroup) flush();
+      }
+      flush();
+    };
+    try {
+      parallel(kOwners, rows.size() < 2 * kGrain ? kOwners : kOwners / 8, write);
+    } catch (const std::bad_alloc&) {  // there was no memory to share the work
+      write(0, kOwners);
     }
   }
   template <class Delta>

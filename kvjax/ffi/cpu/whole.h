@@ -15,12 +15,12 @@ inline std::shared_ptr<Table> Table::Make(const TableSpec& spec, const std::stri
 
 inline Snapshot Table::Export(uint32_t version, bool with_slots) const {
   const auto lock = Read(version, "export", {});
-  std::vector<KeyRow> rows;
-  rows.reserve(in_.store.size());
-  in_.store.index().ForEach([&](uint64_t key, uint32_t row) { rows.push_back({key, row}); });
-  std::vector<int64_t> offsets = SortByBucket(rows);
-  Snapshot out = CopyRows(in_.store, rows, row_bytes(), with_slots);
-  out.offsets = std::move(offsets);
+  const size_t chunks = in_.store.size() < kGrain ? 1 : 16;
+  SortedRows sorted = SortByBucket(OnThreads, in_.store.size(), chunks, [&](size_t chunk, auto f) {
+    in_.store.index().ForEach(chunk, chunks, [&](uint64_t key, uint32_t row) { f(KeyRow{key, row}); });
+  });
+  Snapshot out = CopyRows(in_.store, sorted.rows, row_bytes(), with_slots, OnThreads);
+  out.offsets = std::move(sorted.offsets);
   out.last_step = in_.last_step;
   return out;
 }
@@ -37,7 +37,7 @@ inline Table::Loaded Table::PrepareLoad(uint32_t version, const SnapshotView& ro
   RowStore next = in_.store.Empty();
   Admission next_admission = in_.admission.With(admission);
   reading.unlock();
-  if (const size_t twice = FillStore(next, rows, row_bytes()); twice < rows.n) {
+  if (const size_t twice = FillStore(next, rows, row_bytes(), OnThreads); twice < rows.n) {
     throw TwiceError(spec_.name, rows.keys[twice]);
   }
   for (size_t i = 0; i < rows.n; ++i) next_admission.Forget(static_cast<uint64_t>(rows.keys[i]));

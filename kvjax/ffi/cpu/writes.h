@@ -39,7 +39,7 @@ inline uint32_t Table::Upsert(const ParallelFor& parallel, Call call, KeySpan ke
       PlanRows(parallel, call, "upsert", {}, /*blank=*/true, [&] { return in_.Enter(parallel, keys); });
   if (!change) return 0;
   in_.Commit(*change);
-  WriteValues(std::move(*change).Rows(), values);
+  WriteValues(parallel, std::move(*change).Rows(), values);
   return gate_.Next();
 }
 
@@ -48,7 +48,7 @@ inline uint32_t Table::Assign(const ParallelFor& parallel, Call call, KeySpan ke
   const auto change = Plan(
       call, [&] { return Planned{call.version, Change{.found = in_.Locate(parallel, keys), .ids = {}}}; });
   if (!change) return 0;
-  WriteValues(change->found.rows, values);
+  WriteValues(parallel, change->found.rows, values);
   return gate_.Next();
 }
 

@@ -98,7 +98,7 @@ TEST(RankingsOfManyRows) {
     rows.frequencies.push_back(1 + key % 7);
   }
   const size_t n = rows.keys.size();
-  rows.values.resize(4 * n), rows.has_slots.resize(n), rows.pinned.resize(n);
+  rows.values.assign(4 * n, {}), rows.has_slots.assign(n, {}), rows.pinned.assign(n, {});
   rows.pinned[5] = std::byte{1};
   rows.last_step = 1000;
   Fill(pair, rows);
@@ -120,7 +120,7 @@ TEST(RanksOfEveryWidth) {
       rows.versions.push_back(range == INT64_MAX && key % 2 == 0 ? INT64_MIN + key : key % 5 * (range / 4));
       rows.frequencies.push_back(key % 2);
     }
-    rows.values.resize(1200), rows.has_slots.resize(300), rows.pinned.resize(300);
+    rows.values.assign(1200, {}), rows.has_slots.assign(300, {}), rows.pinned.assign(300, {});
     rows.last_step = INT64_MAX;
     Fill(pair, rows);
     for (const char* policy : {"a\nleast_recent:7", "b\nleast_frequent:90:1e17", "c\nleast_recent:-120",

@@ -126,7 +126,7 @@ TEST(AStepIsNotTornByTheRefusalOfAnotherCall) {
   CHECK_THROWS(kFailedPrecondition, (void)t.Size(next));
   const Snapshot rows = t.Copy();
   CHECK_EQ(rows.keys.size(), 1u);
-  CHECK(rows.values == values);
+  CHECK(data::SameBytes(rows.values, values));
 }
 
 TEST(GradientsThatMergingHasNotMadeChangeNothing) {

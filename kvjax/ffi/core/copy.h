@@ -1,0 +1,61 @@
+// Copies of records: their size is known only at run time, but is the same for all records of a loop.
+#pragma once
+#include <cstddef>
+#include <cstring>
+#include <type_traits>
+
+namespace kvjax {
+
+/// Calls f(bytes), with the sizes that rows mostly have as constants, for which the compiler writes copies
+/// out.
+template <class F>
+void WithSize(size_t bytes, F f) {
+  switch (bytes) {
+    case 32:
+      return f(std::integral_constant<size_t, 32>());
+    case 64:
+      return f(std::integral_constant<size_t, 64>());
+    case 128:
+      return f(std::integral_constant<size_t, 128>());
+    case 256:
+      return f(std::integral_constant<size_t, 256>());
+    case 512:
+      return f(std::integral_constant<size_t, 512>());
+    default:
+      return f(bytes);
+  }
+}
+
+/// Fetches the cache lines of a record, of a long one the first: the processor sees by itself that it goes
+/// on.
+// GCC drops calls of functions that only prefetch, so this and all that only calls it have to be inlined.
+[[gnu::always_inline]] inline void PrefetchRecord(const std::byte* record, size_t bytes) {
+  constexpr size_t kMost = 1024;
+  for (size_t i = 0; i < (bytes < kMost ? bytes : kMost); i += 64) __builtin_prefetch(record + i);
+}
+
+/// memcpy chooses its way by the size in each call. Here the branches are those of the loop, which the
+/// processor foresees, and the pieces have sizes that the compiler knows.
+[[gnu::always_inline]] inline void CopyRecord(std::byte* to, const std::byte* from, size_t bytes) {
+  size_t at = 0;
+  const auto copy = [&]<size_t kPiece>() {
+    std::memcpy(to + at, from + at, kPiece);
+    at += kPiece;
+  };
+  while (bytes - at >= 64) copy.template operator()<64>();
+  if ((bytes & 32) != 0) copy.template operator()<32>();
+  if ((bytes & 16) != 0) copy.template operator()<16>();
+  if ((bytes & 8) != 0) copy.template operator()<8>();
+  if ((bytes & 4) != 0) copy.template operator()<4>();
+  if ((bytes & 2) != 0) copy.template operator()<2>();
+}
+
+/// The same into an array that is written from front to back, and is larger than a cache: fetches what will
+/// be written soon. Otherwise the processor has to wait for lines that it is about to overwrite.
+[[gnu::always_inline]] inline void AppendRecord(std::byte* to, const std::byte* from, size_t bytes) {
+  constexpr size_t kAhead = 2048;
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(to + kAhead + i, 1);
+  CopyRecord(to, from, bytes);
+}
+
+}  // namespace kvjax

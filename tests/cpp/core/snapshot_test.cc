@@ -1,0 +1,54 @@
+// The order of snapshots, by (bucket, key), and the bucket's offsets, against a sort by comparison.
+#include "kvjax/ffi/core/snapshot.h"
+
+#include <algorithm>
+#include <tuple>
+#include <vector>
+
+#include "tests/cpp/support/check.h"
+#include "tests/cpp/support/data.h"
+
+namespace {
+
+using kvjax::KeyRow;
+
+std::tuple<uint32_t, int64_t> Order(const KeyRow& r) {
+  return {kvjax::BucketOf(r.key), static_cast<int64_t>(r.key)};
+}
+
+void CheckSorted(std::vector<KeyRow> rows, const kvjax::SortedRows& sorted) {
+  std::sort(rows.begin(), rows.end(), [](const KeyRow& a, const KeyRow& b) { return Order(a) < Order(b); });
+  CHECK_EQ(sorted.rows.size(), rows.size());
+  CHECK_EQ(sorted.offsets.size(), size_t{kvjax::kNumBuckets} + 1);
+  for (size_t i = 0; i < rows.size(); ++i) {
+    CHECK_EQ(sorted.rows[i].key, rows[i].key);
+    CHECK_EQ(sorted.rows[i].row, rows[i].row);
+  }
+  for (size_t b = 0, i = 0; b <= kvjax::kNumBuckets; ++b) {
+    while (i < rows.size() && kvjax::BucketOf(rows[i].key) < b) ++i;
+    CHECK_EQ(sorted.offsets[b], i);
+  }
+}
+
+TEST(RowsAreSortedHoweverManyThreadsDoIt) {
+  data::Stream stream(1);
+  for (const size_t n : {size_t{0}, size_t{1}, size_t{200}, size_t{30'000}}) {
+    std::vector<KeyRow> rows;
+    // Small keys of both signs and any others.
+    for (uint32_t i = 0; i < n; ++i) rows.push_back({i % 2 == 0 ? stream.Next() : uint64_t{i} - n / 2, i});
+    for (const kvjax::ParallelFor& parallel : {kvjax::ParallelFor(kvjax::Serial), {kvjax::OnThreads}}) {
+      for (const size_t chunks : {size_t{1}, size_t{7}}) {
+        CheckSorted(rows, kvjax::SortByBucket(parallel, n, chunks, [&](size_t c, auto f) {
+                      for (size_t i = n * c / chunks; i < n * (c + 1) / chunks; ++i) f(rows[i]);
+                    }));
+      }
+    }
+    std::vector<KeyRow> in_place = rows;
+    kvjax::SortedRows sorted;
+    sorted.offsets = kvjax::SortByBucket(in_place);
+    sorted.rows.assign(in_place.begin(), in_place.end());
+    CheckSorted(rows, sorted);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,110 @@
+// Calls large enough that several threads share them: the same results as on one.
+#include <algorithm>
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/cpu/table.h"
+#include "tests/cpp/support/check.h"
+#include "tests/cpp/support/data.h"
+
+namespace {
+
+using data::Floats;
+using data::Keys;
+using data::Live;
+
+constexpr size_t kDim = 4, kBatch = 20'000;
+
+/// As many threads, whatever the machine has.
+void OnFour(size_t n, size_t grain, const std::function<void(size_t, size_t)>& body) {
+  std::vector<std::jthread> helpers;
+  kvjax::Share(4, [&](auto work) { helpers.emplace_back(std::move(work)); }, n, grain, body);
+}
+
+TEST(EveryItemIsWorkedOnOnce) {
+  for (const size_t n : {size_t{0}, size_t{1}, size_t{99}, size_t{10'001}}) {
+    std::vector<std::atomic<int>> visits(n);
+    OnFour(n, 10, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) ++visits[i];
+    });
+    for (const auto& v : visits) CHECK_EQ(v.load(), 1);
+  }
+}
+
+TEST(WhatAThreadThrowsTheCallerThrows) {
+  bool thrown = false;
+  try {
+    OnFour(1000, 1, [](size_t begin, size_t) {
+      if (begin >= 500) throw std::runtime_error("second half");
+    });
+  } catch (const std::runtime_error&) {
+    thrown = true;
+  }
+  CHECK(thrown);
+}
+
+TEST(WithoutThreadsTheCallerDoesAll) {
+  size_t done = 0;
+  const auto refuse = [](const auto&) {
+    throw std::system_error(std::make_error_code(std::errc::resource_unavailable_try_again));
+  };
+  kvjax::Share(4, refuse, 1000, 1, [&](size_t begin, size_t end) { done += end - begin; });
+  CHECK_EQ(done, 1000u);
+}
+
+/// Half of the keys twice or more often, so that it matters which row is written last.
+Keys Repeated(data::Stream& stream) {
+  Keys keys;
+  for (size_t i = 0; i < kBatch; ++i) keys.push_back(stream.Below(kBatch));
+  return keys;
+}
+
+TEST(OfEqualKeysTheLastOneWins) {
+  data::Stream stream(3);
+  Live table(kDim);
+  table.Ensure(Repeated(stream));
+  for (const bool assign : {false, true}) {
+    const Keys keys = Repeated(stream);
+    const Floats before = table.Rows(keys);
+    Floats values(kBatch * kDim);
+    for (float& v : values) v = static_cast<float>(stream.Below(1 << 20));
+    const auto bytes = reinterpret_cast<const std::byte*>(values.data());
+    const uint32_t version = table.version();
+    assign ? table.Assign(OnFour, version, data::Span(keys), bytes)
+           : table.Upsert(OnFour, version, data::Span(keys), bytes);
+    std::vector<size_t> last(kBatch);
+    for (size_t i = 0; i < kBatch; ++i) last[keys[i]] = i;
+    Floats rows(kBatch * kDim);
+    const auto found = std::make_unique<bool[]>(kBatch);
+    table.Lookup(OnFour, table.version(), data::Span(keys), nullptr, {}, kvjax::Missing::kTable,
+                 reinterpret_cast<std::byte*>(rows.data()), found.get());
+    for (size_t i = 0; i < kBatch; ++i) {
+      CHECK(found[i] || assign);  // which makes no rows
+      const float* const row = found[i] ? &values[last[keys[i]] * kDim] : &before[i * kDim];
+      CHECK(std::equal(row, row + kDim, &rows[i * kDim]));
+    }
+  }
+}
+
+TEST(AnExportIsWhatItsLoadHas) {
+  data::Stream stream(4);
+  Live table(kDim), copy(kDim);
+  Keys keys;
+  for (size_t i = 0; i < kBatch; ++i) keys.push_back(stream.Next());
+  Floats values(kBatch * kDim);
+  for (float& v : values) v = static_cast<float>(stream.Below(1 << 20));
+  table.Upsert(OnFour, table.version(), data::Span(keys), reinterpret_cast<const std::byte*>(values.data()));
+  const kvjax::Snapshot out = table.Export(table.version(), true);
+  CHECK_EQ(out.keys.size(), kBatch);
+  copy.Load(copy.version(), data::View(out), {});
+  CHECK(data::Same(out, copy.Export(copy.version(), true)));
+  CHECK(copy.Rows(keys) == table.Rows(keys));
+}
+
+}  // namespace
