@@ -38,9 +38,10 @@ def apply(
     run: Run,
 ) -> jax.Array:
     """A whole training write, of gradients ``(n, dim)`` float32 with keys ``(n,)``. Returns the next version."""
-    operands = (version, grads.keys.words, grads.counts, grads.seal, grads.rows, step, initial_operand(spec, initial))
+    gradient = (grads.keys.words, grads.counts, seal_words(grads.seal), grads.rows)
+    operands = (version, *gradient, step, initial_operand(spec, initial), run.shared)
     attributes = {"table": spec.name, "slots": slots, "narrow": flag(grads.keys.narrow), "program": _words(run)}
-    return write("kvjax_apply", WORD, *operands, run.shared, **attributes)
+    return write("kvjax_apply", WORD, *operands, **attributes)
 
 
 def _words(run: Run | None) -> np.ndarray:
