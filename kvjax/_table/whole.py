@@ -221,8 +221,8 @@ class Whole(Handle):
 
         Example:
           >>> import kvjax
-          >>> kvjax.get_table("doc_reserve", dim=4).reserve(10_000).stats().capacity
-          10240
+          >>> kvjax.get_table("doc_reserve", dim=4).reserve(10_000).stats().capacity >= 10_000
+          True
           >>> kvjax.drop_table("doc_reserve")
         """
         version = version_on_host(self, "reserve")
