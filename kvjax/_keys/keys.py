@@ -184,7 +184,7 @@ class Keys:
         if isinstance(words, jax.Array) and not isinstance(words, Tracer):
             words = np.asarray(words) if words.is_fully_addressable and not words.is_deleted() else words
         if isinstance(words, np.ndarray):
-            text = np.array2string(np.asarray(Keys(words)), separator=", ", prefix="Keys(")
+            text = np.array2string(np.asarray(Keys(words)), separator=", ", prefix="Keys(", formatter={"int_kind": str})
             return f"Keys({text})"
         # Trees of shapes, types or specs hold something else.
         shape = getattr(words, "shape", None)

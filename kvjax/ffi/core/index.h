@@ -1,31 +1,27 @@
 // The key index: any 64-bit key -> row id.
 //
-// Linear probing over 16-byte entries, four to a cache line. An empty entry is marked by its row id, so
-// no key value is reserved. Removal shifts the entries behind it back (Knuth, TAOCP 3, 6.4 R): there are
-// no tombstones, and a table that churns for ever probes as short as a new one. Growth copies the
-// 16 bytes of each entry and never a row.
+// It grows by half, and a part at a time: a second, larger array takes over the homes of the first one after
+// the other, some for every key that comes. So no call waits until all keys have moved.
 #pragma once
 #include <algorithm>
-#include <bit>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <new>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
-#include "kvjax/ffi/core/hash.h"
-#include "kvjax/ffi/core/pages.h"
+#include "kvjax/ffi/core/buckets.h"
 
 namespace kvjax {
-
-/// Row id of a key that has no row.
-inline constexpr uint32_t kNoRow = 0xFFFFFFFFu;
 
 class KeyIndex {
  public:
   [[nodiscard]] size_t size() const { return size_; }
-  [[nodiscard]] size_t cells() const { return entries_.size(); }
-  [[nodiscard]] size_t bytes() const { return entries_.size() * sizeof(Entry); }
+  [[nodiscard]] size_t cells() const { return newest().size() * Bucket::kCells; }
+  [[nodiscard]] size_t bytes() const { return first().bytes() + next().bytes(); }
+  /// How many keys fit before the index grows.
+  [[nodiscard]] size_t capacity() const { return MaxSize(newest().size()); }
 
   /// Row id of `key`, or kNoRow.
   [[nodiscard]] uint32_t Find(uint64_t key) const { return FindFrom(Home(key), key); }
@@ -36,13 +32,13 @@ class KeyIndex {
   template <class Found, class Use>
   void FindEach(const uint64_t* keys, size_t n, Found found, Use use) const {
     constexpr size_t kGroup = 32, kRing = 2 * kGroup;
-    size_t homes[kRing];
+    Bucket* homes[kRing];
     std::invoke_result_t<Found, size_t, uint32_t> founds[kRing];
     const auto stage = [n](size_t begin, auto&& work) {
       for (size_t i = begin, end = std::min(n, begin + kGroup); i < end; ++i) work(i);
     };
     for (size_t begin = 0; begin < n + 2 * kGroup; begin += kGroup) {
-      stage(begin, [&](size_t i) { PrefetchCell(homes[i % kRing] = Home(keys[i])); });
+      stage(begin, [&](size_t i) { __builtin_prefetch(homes[i % kRing] = Home(keys[i])); });
       if (begin >= kGroup) {
         stage(begin - kGroup,
               [&](size_t i) { founds[i % kRing] = found(i, FindFrom(homes[i % kRing], keys[i])); });
@@ -58,46 +54,39 @@ class KeyIndex {
   }
 
   // See PrefetchRecord.
-  [[gnu::always_inline]] void Prefetch(uint64_t key) const { PrefetchCell(Home(key)); }
+  [[gnu::always_inline]] void Prefetch(uint64_t key) const { __builtin_prefetch(Home(key)); }
 
   /// Reserves space for `n` keys in all. Throws std::bad_alloc and then has changed nothing.
   void Reserve(size_t n) {
-    size_t cells = std::max<size_t>(entries_.size(), kSmallest);
-    while (n > MaxSize(cells)) cells *= 2;
-    if (cells != entries_.size()) Rebuild(cells);
+    const size_t more = n - std::min(n, size_);
+    if (n > capacity()) {
+      const size_t size = newest().size();
+      Buckets larger(std::max({SizeFor(n), size < kSmall ? 2 * size : size / 2 * 3, kSmallest}));
+      Move(SIZE_MAX);
+      next() = std::move(larger);
+      Begin();
+    }
+    // At this pace all have moved before the first array has got a twelfth more than fits.
+    if (growing()) Move(n > MaxSize(first().size()) + first().size() / 4 ? SIZE_MAX : kPace * more);
   }
 
   /// Adds a key that is not in the index. Space must have been reserved.
   void Insert(uint64_t key, uint32_t row) noexcept {
-    Place(Entry{key, row});
+    Place(Home(key), key, row);
     ++size_;
   }
 
   /// Where the row id of `key` stands, or nullptr.
-  [[nodiscard]] uint32_t* Locate(uint64_t key) noexcept {
-    if (entries_.empty()) return nullptr;
-    for (size_t i = Home(key);; i = Next(i)) {
-      if (entries_[i].row == kNoRow) return nullptr;
-      if (entries_[i].key == key) return &entries_[i].row;
-    }
-  }
+  [[nodiscard]] uint32_t* Locate(uint64_t key) noexcept { return Search(Home(key), key); }
 
   /// Removes `key`; returns the row id it had, or kNoRow.
   uint32_t Erase(uint64_t key) noexcept {
-    if (entries_.empty()) return kNoRow;
-    size_t hole = Home(key);
-    while (entries_[hole].row != kNoRow && entries_[hole].key != key) hole = Next(hole);
-    const uint32_t row = entries_[hole].row;
+    const uint32_t row = Find(key);
     if (row == kNoRow) return kNoRow;
-    // An entry may fill the hole if the hole lies on its way from home to where it stands.
-    const size_t mask = entries_.size() - 1;
-    for (size_t i = Next(hole); entries_[i].row != kNoRow; i = Next(i)) {
-      if (((i - Home(entries_[i].key)) & mask) >= ((i - hole) & mask)) {
-        entries_[hole] = entries_[i];
-        hole = i;
-      }
-    }
-    entries_[hole] = Entry{};
+    Bucket* bucket = Home(key);
+    uint32_t cell;
+    for (; (cell = bucket->Find(key)) == Bucket::kCells; bucket = Next(bucket)) --bucket->passed;
+    bucket->Remove(cell);
     --size_;
     return row;
   }
@@ -110,103 +99,147 @@ class KeyIndex {
   /// The same for the keys in one of so many parts of the index.
   template <class F>
   void ForEach(size_t part, size_t parts, F f) const {
-    const size_t end = entries_.size() * (part + 1) / parts;
-    for (size_t i = entries_.size() * part / parts; i < end; ++i) {
-      if (entries_[i].row != kNoRow) f(entries_[i].key, entries_[i].row);
+    for (const Buckets& array : arrays_) {
+      const Bucket* const end = array.begin() + array.size() * (part + 1) / parts;
+      for (const Bucket* bucket = array.begin() + array.size() * part / parts; bucket != end; ++bucket) {
+        for (uint32_t c = 0; c < bucket->used; ++c) f(bucket->keys[c], bucket->rows[c]);
+      }
     }
   }
 
   /// As ForEach, but f may change the row id.
   template <class F>
   void ForEachMutable(F f) noexcept {
-    for (Entry& entry : entries_) {
-      if (entry.row != kNoRow) f(entry.key, entry.row);
+    for (const Buckets& array : arrays_) {
+      for (Bucket& bucket : array) {
+        for (uint32_t c = 0; c < bucket.used; ++c) f(bucket.keys[c], bucket.rows[c]);
+      }
     }
   }
 
   /// Gives back the memory that fewer than `n` keys do not need. Without memory to do so it stays as it is.
   void Shrink(size_t n) noexcept {
-    size_t cells = kSmallest;
-    while (std::max(n, size_) > MaxSize(cells)) cells *= 2;
-    if (cells >= entries_.size()) return;
+    const size_t buckets = std::max(SizeFor(std::max(n, size_)), kSmallest);
+    if (buckets >= newest().size()) return;
     try {
-      Rebuild(cells);
+      KeyIndex smaller;
+      smaller.first() = Buckets(buckets);
+      ForEach([&](uint64_t key, uint32_t row) { smaller.Insert(key, row); });
+      *this = std::move(smaller);
     } catch (const std::bad_alloc&) {
     }
   }
 
-  /// How far keys lie from their home, sampled over the first cells: 0 is the home itself.
+  /// How many buckets keys lie behind their homes, sampled over the first: 0 is the home itself.
   struct Probes {
     double mean = 0.0;
     size_t longest = 0;
   };
   [[nodiscard]] Probes SampleProbes() const {
     Probes probes;
+    const Buckets& array = newest();
     size_t total = 0, keys = 0;
-    for (size_t i = 0; i < std::min<size_t>(entries_.size(), 4096); ++i) {
-      if (entries_[i].row == kNoRow) continue;
-      const size_t distance = (i - Home(entries_[i].key)) & (entries_.size() - 1);
-      total += distance;
-      probes.longest = std::max(probes.longest, distance);
-      ++keys;
+    for (size_t b = 0; b < std::min<size_t>(array.size(), 1024); ++b) {
+      const Bucket& bucket = array.begin()[b];
+      for (uint32_t c = 0; c < bucket.used; ++c) {
+        const size_t home = array.HomeOf(Mix(bucket.keys[c]));
+        const size_t distance = b - home + (b < home ? array.size() : 0);
+        total += distance;
+        probes.longest = std::max(probes.longest, distance);
+        ++keys;
+      }
     }
     if (keys > 0) probes.mean = static_cast<double>(total) / static_cast<double>(keys);
     return probes;
   }
 
-  /// How many keys fit before the index grows.
-  [[nodiscard]] size_t capacity() const { return MaxSize(entries_.size()); }
-
   /// Forgets every key and gives the memory back.
-  void Clear() noexcept {
-    Entries().swap(entries_);
-    size_ = 0;
-  }
+  void Clear() noexcept { *this = KeyIndex(); }
 
  private:
-  struct Entry {
-    uint64_t key = 0;
-    uint32_t row = kNoRow;
-  };
-  static_assert(sizeof(Entry) == 16);
-  using Entries = std::vector<Entry, PageAllocator<Entry>>;
-  static constexpr size_t kSmallest = 16;
+  static constexpr size_t kSmallest = 4;
+  static constexpr size_t kSmall = 1024;  // below this it doubles
+  static constexpr size_t kPace = 4;      // homes that move for each key that comes
 
-  // At 5/8 full a hit costs 1.8 probes and a miss 4.1 on average: mostly one cache line.
-  static constexpr size_t MaxSize(size_t cells) { return cells / 8 * 5; }
-  [[nodiscard]] size_t Home(uint64_t key) const { return Mix(key) >> shift_; }
-  [[nodiscard]] size_t Next(size_t i) const { return (i + 1) & (entries_.size() - 1); }
+  // Three of five cells, so that nearly all searches end in the home: the line behind it has not been
+  // fetched.
+  static constexpr size_t MaxSize(size_t buckets) { return buckets * 3; }
+  static constexpr size_t SizeFor(size_t keys) { return keys / 3 + 1; }
 
-  [[gnu::always_inline]] void PrefetchCell(size_t i) const {
-    if (!entries_.empty()) __builtin_prefetch(&entries_[i]);
+  [[nodiscard]] Buckets& first() { return arrays_[0]; }
+  [[nodiscard]] Buckets& next() { return arrays_[1]; }
+  [[nodiscard]] const Buckets& first() const { return arrays_[0]; }
+  [[nodiscard]] const Buckets& next() const { return arrays_[1]; }
+  [[nodiscard]] bool growing() const { return next().size() > 0; }
+  [[nodiscard]] const Buckets& newest() const { return growing() ? next() : first(); }
+
+  /// The bucket where the search for a key begins; nullptr if there is none.
+  [[nodiscard]] Bucket* Home(uint64_t key) const {
+    const uint64_t hash = Mix(key);
+    const size_t home = first().HomeOf(hash);
+    const size_t turn = home - start_ + (home < start_ ? first().size() : 0);
+    const Buckets& array = arrays_[turn < moved_ ? 1 : 0];  // no branch, which nobody could foresee
+    return array.begin() + array.HomeOf(hash);
+  }
+  [[nodiscard]] Bucket* Next(Bucket* bucket) const {
+    ++bucket;
+    return bucket == first().end() ? first().begin() : bucket == next().end() ? next().begin() : bucket;
   }
 
-  [[nodiscard]] uint32_t FindFrom(size_t home, uint64_t key) const {
-    if (entries_.empty()) return kNoRow;
-    for (size_t i = home;; i = Next(i)) {
-      const Entry& entry = entries_[i];
-      if (entry.row == kNoRow || entry.key == key) return entry.row;
+  [[nodiscard]] uint32_t FindFrom(Bucket* home, uint64_t key) const {
+    const uint32_t* const row = Search(home, key);
+    return row == nullptr ? kNoRow : *row;
+  }
+  [[nodiscard]] uint32_t* Search(Bucket* home, uint64_t key) const {
+    if (home == nullptr) return nullptr;
+    for (Bucket* bucket = home;;) {
+      const uint32_t cell = bucket->Find(key);
+      if (cell < Bucket::kCells) return &bucket->rows[cell];
+      if (bucket->passed == 0) return nullptr;
+      bucket = Next(bucket);
+      if (bucket == home) return nullptr;  // in a small array all may have been passed
     }
   }
 
-  void Rebuild(size_t cells) {
-    Entries old(cells, Entry{});
-    old.swap(entries_);
-    shift_ = 64 - std::countr_zero(cells);
-    for (const Entry& entry : old) {
-      if (entry.row != kNoRow) Place(entry);
+  void Place(Bucket* bucket, uint64_t key, uint32_t row) noexcept {
+    for (; bucket->full(); bucket = Next(bucket)) ++bucket->passed;
+    bucket->Add(key, row);
+  }
+
+  /// The next array begins to take over, from a home that no key has passed.
+  void Begin() noexcept {
+    start_ = moved_ = 0;
+    if (first().size() == 0) return Finish();
+    // If there is none, the first Move finds no home to stop at and moves all.
+    start_ = first().size();
+    while (start_ > 0 && first().begin()[start_ - 1].passed > 0) --start_;
+    start_ %= first().size();
+  }
+  void Finish() noexcept {
+    first() = std::move(next());
+    start_ = moved_ = 0;
+  }
+
+  /// Moves the keys of so many homes more, and of those that have passed them.
+  void Move(size_t homes) noexcept {
+    if (!growing()) return;
+    const size_t goal = homes < first().size() - moved_ ? moved_ + homes : first().size();
+    for (bool passed = false; moved_ < goal || passed; ++moved_) {
+      Bucket& bucket = first().begin()[(start_ + moved_) % first().size()];
+      for (uint32_t c = 0; c < bucket.used; ++c) {
+        Place(next().begin() + next().HomeOf(Mix(bucket.keys[c])), bucket.keys[c], bucket.rows[c]);
+      }
+      passed = bucket.passed > 0;
+      bucket.used = 0;
+      bucket.passed = 0;
     }
+    if (moved_ >= first().size()) Finish();
   }
 
-  void Place(const Entry& entry) noexcept {
-    size_t i = Home(entry.key);
-    while (entries_[i].row != kNoRow) i = Next(i);
-    entries_[i] = entry;
-  }
-
-  Entries entries_;
+  // While it grows, the keys of `moved_` homes from `start_` on are in the second.
+  std::array<Buckets, 2> arrays_;
+  size_t start_ = 0, moved_ = 0;
   size_t size_ = 0;
-  int shift_ = 63;
 };
 
 }  // namespace kvjax

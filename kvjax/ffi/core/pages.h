@@ -14,13 +14,14 @@
 
 namespace kvjax {
 
-inline constexpr size_t kHugePage = size_t{1} << 21;
+inline constexpr size_t kPage = size_t{1} << 12, kHugePage = size_t{1} << 21;
 
 /// `bytes` zeroed bytes, with `huge` aligned to a huge page and asked to be made of them (the system may
 /// decline). Throws std::bad_alloc.
 inline std::byte* MapPages(size_t bytes, bool huge) {
   const size_t spare = huge ? kHugePage : 0;
-  if (bytes > SIZE_MAX - spare) throw std::bad_alloc();
+  if (bytes > SIZE_MAX - spare - kPage) throw std::bad_alloc();
+  bytes += -bytes & (kPage - 1);  // or what is behind them could not be given back
   void* const map = mmap(nullptr, bytes + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (map == MAP_FAILED) throw std::bad_alloc();
   auto* const start = static_cast<std::byte*>(map);

@@ -80,7 +80,7 @@ struct Statistics {
   uint64_t distinct = 0;
   uint64_t over_capacity = 0;
   std::map<std::string, uint64_t, std::less<>> evicted = {};  // rows by reason
-  double probe_mean = 0;                                      // cells between a key and its home in the index
+  double probe_mean = 0;                                      // buckets or cells between a key and its home
   uint64_t probe_longest = 0;
 
   /// Takes over what both kinds of table count on the host.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <new>
@@ -237,6 +238,25 @@ TEST(TablesGiveEverySlabBack) {
     table.Ensure(data::kAwkward);
   }
   CHECK_EQ(slabs->live(), 0u);
+}
+
+/// Bytes of address space that the process has.
+size_t AddressSpace() {
+  size_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * 4096;
+}
+
+TEST(PagesOfAnyNumberOfBytesAreGivenBackWhole) {
+  const size_t before = AddressSpace();
+  for (int i = 0; i < 200; ++i) {
+    const size_t bytes = (size_t{5} << 20) + 64;
+    std::byte* const start = kvjax::MapPages(bytes, true);
+    CHECK_EQ(reinterpret_cast<uintptr_t>(start) % kvjax::kHugePage, 0u);
+    CHECK(start[0] == std::byte{0} && start[bytes - 1] == std::byte{0});
+    kvjax::UnmapPages(start, bytes);
+  }
+  CHECK(AddressSpace() < before + (size_t{100} << 20));
 }
 
 }  // namespace

@@ -1,0 +1,96 @@
+// Buckets: the array behind a key index, of cache lines that hold five keys and their row ids each.
+//
+// A key belongs into the bucket that its hash names, its home, or while that is full into the next one that
+// is not. Each bucket counts the keys that have passed it, so a search ends where none has, and a key that
+// leaves takes its count along: there are no tombstones, and nothing else moves.
+#pragma once
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include "kvjax/ffi/core/hash.h"
+#include "kvjax/ffi/core/pages.h"
+#include "kvjax/ffi/core/portable.h"
+
+namespace kvjax {
+
+/// Row id of a key that has no row.
+inline constexpr uint32_t kNoRow = 0xFFFFFFFFu;
+
+/// Empty if it is all zeros, so that fresh pages hold empty buckets.
+struct alignas(64) Bucket {
+  static constexpr uint32_t kCells = 5;
+  uint64_t keys[kCells];
+  uint32_t rows[kCells];
+  uint32_t used : 3;     // cells, the first ones
+  uint32_t passed : 29;  // keys that belong here or before it and stand behind it
+
+  [[nodiscard]] bool full() const { return used == kCells; }
+  /// The cell of `key`, or kCells.
+  [[nodiscard]] uint32_t Find(uint64_t key) const {
+    uint32_t match = 1u << kCells;
+    for (uint32_t c = 0; c < kCells; ++c) match |= uint32_t{keys[c] == key} << c;
+    // Unused cells hold old keys.
+    return static_cast<uint32_t>(std::countr_zero(match & (~0u << kCells | ((1u << used) - 1))));
+  }
+  void Add(uint64_t key, uint32_t row) {
+    keys[used] = key;
+    rows[used] = row;
+    ++used;
+  }
+  void Remove(uint32_t cell) {
+    --used;
+    keys[cell] = keys[used];
+    rows[cell] = rows[used];
+  }
+};
+static_assert(sizeof(Bucket) == 64);
+
+class Buckets {
+ public:
+  Buckets() = default;
+  /// Throws std::bad_alloc.
+  explicit Buckets(size_t n) : size_(n) {
+    if (mapped()) {
+      buckets_.reset(reinterpret_cast<Bucket*>(MapPages(bytes(), true)));
+    } else {
+      buckets_.reset(new Bucket[n]());
+    }
+    buckets_.get_deleter().mapped = mapped() ? bytes() : 0;
+  }
+  Buckets(Buckets&& other) noexcept
+      : buckets_(std::move(other.buckets_)), size_(std::exchange(other.size_, 0)) {}
+  Buckets& operator=(Buckets&& other) noexcept {
+    buckets_ = std::move(other.buckets_);
+    size_ = std::exchange(other.size_, 0);
+    return *this;
+  }
+
+  [[nodiscard]] size_t size() const { return size_; }
+  [[nodiscard]] size_t bytes() const { return size_ * sizeof(Bucket); }
+  [[nodiscard]] Bucket* begin() const { return buckets_.get(); }
+  [[nodiscard]] Bucket* end() const { return buckets_.get() + size_; }
+  /// In the order of hashes, so that keys move to a larger array from front to back in both.
+  [[nodiscard]] size_t HomeOf(uint64_t hash) const { return MulHigh(hash, size_); }
+
+ private:
+  struct Free {
+    Free() : mapped(0) {}
+    size_t mapped;  // bytes
+    void operator()(Bucket* buckets) const {
+      if (mapped == 0) {
+        delete[] buckets;
+      } else {
+        UnmapPages(reinterpret_cast<std::byte*>(buckets), mapped);
+      }
+    }
+  };
+  [[nodiscard]] bool mapped() const { return bytes() >= 2 * kHugePage; }
+
+  std::unique_ptr<Bucket[], Free> buckets_;
+  size_t size_ = 0;
+};
+
+}  // namespace kvjax
