@@ -57,115 +57,24 @@ class Table {
   /// out: (n, dim) of the row type; found: (n,). Where mask (n,) is false, the row is zeros and not found;
   /// no mask (nullptr) is one that is true.
   void Lookup(const ParallelFor& parallel, uint32_t version, KeySpan keys, const bool* mask,
-              InitialRows initial, Missing missing, std::byte* out, bool* found) const {
-    const auto lock = Read(version, "lookup", keys);
-    const auto unadmitted = missing == Missing::kTable && spec_.admission.kind != AdmissionSpec::Kind::kEvery
-                                ? spec_.admission.unadmitted
-                                : AdmissionSpec::Unadmitted::kInitial;
-    const bool given = spec_.initializer.kind == Initializer::Kind::kGiven;
-    std::vector<std::byte> shared;
-    if (unadmitted == AdmissionSpec::Unadmitted::kShared) shared = SharedRow(parallel, keys, mask, initial);
-    const bool own = unadmitted == AdmissionSpec::Unadmitted::kInitial;
-    const auto read = [&](size_t begin, size_t end, auto bytes) {
-      uint64_t hits = 0, misses = 0;
-      const auto fetch = [&](size_t j, uint32_t row) -> const std::byte* {
-        if (row == kNoRow || !Valid(mask, begin + j)) return nullptr;
-        const std::byte* const value = in_.store.Value(row);
-        PrefetchRecord(value, bytes);
-        return value;
-      };
-      const auto copy = [&](size_t j, const std::byte* value) {
-        const size_t i = begin + j;
-        std::byte* const target = out + i * bytes;
-        found[i] = value != nullptr;
-        if (value != nullptr) {
-          ++hits;
-          AppendRecord(target, value, bytes);
-          return;
-        }
-        misses += Valid(mask, i);
-        if (!Valid(mask, i) || unadmitted == AdmissionSpec::Unadmitted::kZeros) {
-          std::memset(target, 0, bytes);
-        } else if (!own) {
-          std::memcpy(target, shared.data(), bytes);
-        } else if (!given) {
-          Contents::StoreInitial(spec_, "lookup", keys.data[i], 0, {}, target);
-        }
-      };
-      in_.store.index().FindEach(keys.data + begin, end - begin, fetch, copy);
-      in_.counters.hits += hits;
-      in_.counters.misses += misses;
-    };
-    WantHugePages(out, keys.n * row_bytes());
-    WithSize(row_bytes(), [&](auto bytes) {
-      parallel(keys.n, kGrain, [&](size_t begin, size_t end) { read(begin, end, bytes); });
-    });
-    if (!given || !own) return;
-    KeyNumbering fresh(keys.n);
-    for (size_t i = 0; i < keys.n; ++i) {
-      if (found[i] || !Valid(mask, i)) continue;
-      Contents::StoreInitial(spec_, "lookup", keys.data[i], fresh.Add(keys.data[i]), initial,
-                             out + i * row_bytes());
-    }
-  }
+              InitialRows initial, Missing missing, std::byte* out, bool* found) const;
 
   /// The distinct keys without a row, in order of first occurrence, where mask (n,) is true; with a shared
   /// row, its key last if it has none. out: space for n + 1 keys. Returns their number.
   size_t FindMissing(const ParallelFor& parallel, uint32_t version, KeySpan keys, const bool* mask,
-                     uint64_t* out) const {
-    const auto lock = Read(version, "lookup", keys);
-    KeyNumbering fresh = MissingKeys(parallel, keys, mask);
-    if (in_.admission.shares() && in_.store.index().Find(spec_.admission.shared_key) == kNoRow) {
-      fresh.Add(spec_.admission.shared_key);
-    }
-    std::copy(fresh.keys().begin(), fresh.keys().end(), out);
-    return fresh.keys().size();
-  }
+                     uint64_t* out) const;
 
   /// What is known of each key beside its row: found (n,), frequency (n,) or 0, version (n,) or -1.
   void Inspect(const ParallelFor& parallel, std::string_view op, uint32_t version, KeySpan keys, bool* found,
-               int64_t* frequency, int64_t* row_version) const {
-    const auto lock = Read(version, op, keys);
-    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) {
-        const uint32_t row = in_.store.index().Find(keys.data[i]);
-        found[i] = row != kNoRow;
-        frequency[i] = found[i] ? static_cast<int64_t>(in_.store.Header(row).frequency) : 0;
-        row_version[i] = found[i] ? in_.store.Header(row).version : -1;
-      }
-    });
-  }
+               int64_t* frequency, int64_t* row_version) const;
 
   /// The optimizer's slot of that name: out (n, bytes of the slot), zeros where none has been written.
   void ReadSlot(const ParallelFor& parallel, uint32_t version, std::string_view name, size_t bytes,
-                KeySpan keys, std::byte* out) const {
-    const auto lock = Read(version, "slot", keys);
-    const Slot* const slot = &FindSlot(spec_.name, in_.store.layout(), name, bytes);
-    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) {
-        const uint32_t row = in_.store.index().Find(keys.data[i]);
-        if (row != kNoRow && in_.store.Header(row).has_slots != 0) {
-          std::memcpy(out + i * bytes, in_.store.Slots(row) + slot->offset, bytes);
-        } else {
-          std::memset(out + i * bytes, 0, bytes);
-        }
-      }
-    });
-  }
+                KeySpan keys, std::byte* out) const;
 
   /// Whether what was read of each key at version `since` may not be what is read now: changed (n,). True of
   /// every key unless one training write is all that lies between.
-  void Changed(uint32_t version, uint32_t since, KeySpan keys, bool* changed) const {
-    const auto lock = Read(version, "prefetch", keys);
-    if (since == version || !recent_.Covers(since, version)) {
-      std::fill_n(changed, keys.n, since != version);
-      return;
-    }
-    const Recent::Set recent(recent_);
-    for (size_t i = 0; i < keys.n; ++i) {
-      changed[i] = recent.Changed(keys.data[i], in_.store.index().Find(keys.data[i]) != kNoRow);
-    }
-  }
+  void Changed(uint32_t version, uint32_t since, KeySpan keys, bool* changed) const;
 
   // ---- writes: each returns the next version, or 0 if it has only been planned ---------------------------
 
@@ -384,34 +293,12 @@ class Table {
   [[nodiscard]] static bool Valid(const bool* mask, size_t i) { return mask == nullptr || mask[i]; }
 
   /// The distinct keys without a row, in order of first occurrence, where mask (n,) is true.
-  [[nodiscard]] KeyNumbering MissingKeys(const ParallelFor& parallel, KeySpan keys, const bool* mask) const {
-    std::vector<uint32_t> rows(keys.n);
-    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
-      in_.store.index().Find(keys.data + begin, end - begin, rows.data() + begin);
-    });
-    KeyNumbering missing(keys.n + 1);
-    for (size_t i = 0; i < keys.n; ++i) {
-      if (Valid(mask, i) && rows[i] == kNoRow) missing.Add(keys.data[i]);
-    }
-    return missing;
-  }
+  [[nodiscard]] KeyNumbering MissingKeys(const ParallelFor& parallel, KeySpan keys, const bool* mask) const;
 
   /// The row that unadmitted keys share; without one it is the initial row of its key, which comes after
   /// those of the keys of the call.
   [[nodiscard]] std::vector<std::byte> SharedRow(const ParallelFor& parallel, KeySpan keys, const bool* mask,
-                                                 InitialRows initial) const {
-    std::vector<std::byte> row(row_bytes());
-    const uint64_t key = spec_.admission.shared_key;
-    if (const uint32_t id = in_.store.index().Find(key); id != kNoRow) {
-      std::memcpy(row.data(), in_.store.Value(id), row.size());
-    } else if (spec_.initializer.kind != Initializer::Kind::kGiven) {
-      Contents::StoreInitial(spec_, "lookup", key, 0, {}, row.data());
-    } else {
-      const uint32_t number = MissingKeys(parallel, keys, mask).Add(key);
-      Contents::StoreInitial(spec_, "lookup", key, number, initial, row.data());
-    }
-    return row;
-  }
+                                                 InitialRows initial) const;
 
   /// Writes values (n, dim) of the row type; rows that are kNoRow are passed over. Of equal rows the last one
   /// wins: every row has one owner, and whoever works for it takes its rows in the order of the batch.
@@ -466,6 +353,7 @@ class Table {
 }  // namespace kvjax
 
 #include "kvjax/ffi/cpu/apply.h"
+#include "kvjax/ffi/cpu/reads.h"
 #include "kvjax/ffi/cpu/sharded.h"
 #include "kvjax/ffi/cpu/whole.h"
 #include "kvjax/ffi/cpu/writes.h"

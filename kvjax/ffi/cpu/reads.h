@@ -1,0 +1,139 @@
+// The reads of a table: rows, what is known of them, and which of them have changed.
+#pragma once
+#include "kvjax/ffi/cpu/table.h"
+
+namespace kvjax {
+
+inline void Table::Lookup(const ParallelFor& parallel, uint32_t version, KeySpan keys, const bool* mask,
+                          InitialRows initial, Missing missing, std::byte* out, bool* found) const {
+  const auto lock = Read(version, "lookup", keys);
+  const auto unadmitted = missing == Missing::kTable && spec_.admission.kind != AdmissionSpec::Kind::kEvery
+                              ? spec_.admission.unadmitted
+                              : AdmissionSpec::Unadmitted::kInitial;
+  const bool given = spec_.initializer.kind == Initializer::Kind::kGiven;
+  std::vector<std::byte> shared;
+  if (unadmitted == AdmissionSpec::Unadmitted::kShared) shared = SharedRow(parallel, keys, mask, initial);
+  const bool own = unadmitted == AdmissionSpec::Unadmitted::kInitial;
+  const auto read = [&](size_t begin, size_t end, auto bytes) {
+    uint64_t hits = 0, misses = 0;
+    const auto fetch = [&](size_t j, uint32_t row) -> const std::byte* {
+      if (row == kNoRow || !Valid(mask, begin + j)) return nullptr;
+      const std::byte* const value = in_.store.Value(row);
+      PrefetchRecord(value, bytes);
+      return value;
+    };
+    const auto copy = [&](size_t j, const std::byte* value) {
+      const size_t i = begin + j;
+      std::byte* const target = out + i * bytes;
+      found[i] = value != nullptr;
+      if (value != nullptr) {
+        ++hits;
+        AppendRecord(target, value, bytes);
+        return;
+      }
+      misses += Valid(mask, i);
+      if (!Valid(mask, i) || unadmitted == AdmissionSpec::Unadmitted::kZeros) {
+        std::memset(target, 0, bytes);
+      } else if (!own) {
+        std::memcpy(target, shared.data(), bytes);
+      } else if (!given) {
+        Contents::StoreInitial(spec_, "lookup", keys.data[i], 0, {}, target);
+      }
+    };
+    in_.store.index().FindEach(keys.data + begin, end - begin, fetch, copy);
+    in_.counters.hits += hits;
+    in_.counters.misses += misses;
+  };
+  WantHugePages(out, keys.n * row_bytes());
+  WithSize(row_bytes(), [&](auto bytes) {
+    parallel(keys.n, kGrain, [&](size_t begin, size_t end) { read(begin, end, bytes); });
+  });
+  if (!given || !own) return;
+  KeyNumbering fresh(keys.n);
+  for (size_t i = 0; i < keys.n; ++i) {
+    if (found[i] || !Valid(mask, i)) continue;
+    Contents::StoreInitial(spec_, "lookup", keys.data[i], fresh.Add(keys.data[i]), initial,
+                           out + i * row_bytes());
+  }
+}
+
+inline size_t Table::FindMissing(const ParallelFor& parallel, uint32_t version, KeySpan keys,
+                                 const bool* mask, uint64_t* out) const {
+  const auto lock = Read(version, "lookup", keys);
+  KeyNumbering fresh = MissingKeys(parallel, keys, mask);
+  if (in_.admission.shares() && in_.store.index().Find(spec_.admission.shared_key) == kNoRow) {
+    fresh.Add(spec_.admission.shared_key);
+  }
+  std::copy(fresh.keys().begin(), fresh.keys().end(), out);
+  return fresh.keys().size();
+}
+
+inline void Table::Inspect(const ParallelFor& parallel, std::string_view op, uint32_t version, KeySpan keys,
+                           bool* found, int64_t* frequency, int64_t* row_version) const {
+  const auto lock = Read(version, op, keys);
+  parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      const uint32_t row = in_.store.index().Find(keys.data[i]);
+      found[i] = row != kNoRow;
+      frequency[i] = found[i] ? static_cast<int64_t>(in_.store.Header(row).frequency) : 0;
+      row_version[i] = found[i] ? in_.store.Header(row).version : -1;
+    }
+  });
+}
+
+inline void Table::ReadSlot(const ParallelFor& parallel, uint32_t version, std::string_view name,
+                            size_t bytes, KeySpan keys, std::byte* out) const {
+  const auto lock = Read(version, "slot", keys);
+  const Slot* const slot = &FindSlot(spec_.name, in_.store.layout(), name, bytes);
+  parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      const uint32_t row = in_.store.index().Find(keys.data[i]);
+      if (row != kNoRow && in_.store.Header(row).has_slots != 0) {
+        std::memcpy(out + i * bytes, in_.store.Slots(row) + slot->offset, bytes);
+      } else {
+        std::memset(out + i * bytes, 0, bytes);
+      }
+    }
+  });
+}
+
+inline void Table::Changed(uint32_t version, uint32_t since, KeySpan keys, bool* changed) const {
+  const auto lock = Read(version, "prefetch", keys);
+  if (since == version || !recent_.Covers(since, version)) {
+    std::fill_n(changed, keys.n, since != version);
+    return;
+  }
+  const Recent::Set recent(recent_);
+  for (size_t i = 0; i < keys.n; ++i) {
+    changed[i] = recent.Changed(keys.data[i], in_.store.index().Find(keys.data[i]) != kNoRow);
+  }
+}
+
+inline KeyNumbering Table::MissingKeys(const ParallelFor& parallel, KeySpan keys, const bool* mask) const {
+  std::vector<uint32_t> rows(keys.n);
+  parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+    in_.store.index().Find(keys.data + begin, end - begin, rows.data() + begin);
+  });
+  KeyNumbering missing(keys.n + 1);
+  for (size_t i = 0; i < keys.n; ++i) {
+    if (Valid(mask, i) && rows[i] == kNoRow) missing.Add(keys.data[i]);
+  }
+  return missing;
+}
+
+inline std::vector<std::byte> Table::SharedRow(const ParallelFor& parallel, KeySpan keys, const bool* mask,
+                                               InitialRows initial) const {
+  std::vector<std::byte> row(row_bytes());
+  const uint64_t key = spec_.admission.shared_key;
+  if (const uint32_t id = in_.store.index().Find(key); id != kNoRow) {
+    std::memcpy(row.data(), in_.store.Value(id), row.size());
+  } else if (spec_.initializer.kind != Initializer::Kind::kGiven) {
+    Contents::StoreInitial(spec_, "lookup", key, 0, {}, row.data());
+  } else {
+    const uint32_t number = MissingKeys(parallel, keys, mask).Add(key);
+    Contents::StoreInitial(spec_, "lookup", key, number, initial, row.data());
+  }
+  return row;
+}
+
+}  // namespace kvjax
