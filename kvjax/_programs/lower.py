@@ -52,7 +52,7 @@ _INLINED = {
 }
 _SAME = {
     "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient", "pvary",
-    "optimization_barrier", "reduce_precision", "mesh_cast",
+    "optimization_barrier", "mesh_cast",
 }  # fmt: skip
 _ELEMENTWISE = {form.removesuffix("_f") for form in FORMS if form.endswith("_f")} | {
     "and", "or", "xor", "not", "clamp", "integer_pow", "square", "convert_element_type", "select_n",
@@ -166,7 +166,8 @@ class Lowering:
             return args
         if name in _REDUCTIONS:
             return [self._reduced(_REDUCTIONS[name], eqn, args[0])]
-        if name == "dot_general" and self._width(eqn.outvars[0].aval) == 1:
+        float32 = all(x.aval.dtype == np.float32 for x in (*eqn.invars, *eqn.outvars))
+        if name == "dot_general" and float32 and self._width(eqn.outvars[0].aval) == 1:
             product = self._elementwise("mul", eqn, args)
             vector = isinstance(product, Register) and product.kind == "vector"
             return [self.emit("sum_f", eqn.outvars[0].aval.dtype, product) if vector else product]
@@ -203,7 +204,10 @@ class Lowering:
         aval, out = eqn.invars[0].aval, eqn.outvars[0].aval
         if self._width(aval) == self._width(out):
             return x  # along an axis of length 1
-        return self.emit(f"{op}_{_suffix(aval.dtype)}", out.dtype, self.widened(x))
+        name = eqn.primitive.name
+        if aval.dtype != np.bool_ if name in ("reduce_and", "reduce_or") else aval.dtype == np.uint32 and op != "sum":
+            raise NotLowered(f"{name} of {aval.dtype}")
+        return self._rounded(self.emit(f"{op}_{_suffix(aval.dtype)}", out.dtype, self.widened(x)), out.dtype)
 
     def _elementwise(self, name: str, eqn: Any, args: list[Value]) -> Value:
         dtype, result = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
