@@ -1,8 +1,10 @@
-// KeepBuffers: has malloc keep the memory of large arrays, instead of giving it back to the system after each call.
+// KeepBuffers: has malloc keep the memory of large arrays, instead of giving it back to the system after each
+// call.
 //
-// XLA takes the results of a program from malloc. glibc maps blocks of 32 MiB and more anew each time, and unmaps them
-// when they are freed, so every call pays for the page faults of its results: ten times what a lookup costs. The
-// buffers of XLA's own operations are as large, so it does not help to choose the memory of ours.
+// XLA takes the results of a program from malloc. glibc maps blocks of 32 MiB and more anew each time, and
+// unmaps them when they are freed, so every call pays for the page faults of its results: ten times what a
+// lookup costs. The buffers of XLA's own operations are as large, so it does not help to choose the memory of
+// ours.
 #pragma once
 #include <cstdlib>
 #include <cstring>
