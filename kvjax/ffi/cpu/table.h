@@ -4,12 +4,10 @@
 // guarantee: all that can fail (checks, memory, the user's sink) comes before the first change.
 #pragma once
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -303,35 +301,7 @@ class Table {
   /// Writes values (n, dim) of the row type; rows that are kNoRow are passed over. Of equal rows the last one
   /// wins: every row has one owner, and whoever works for it takes its rows in the order of the batch.
   void WriteValues(const ParallelFor& parallel, const std::vector<uint32_t>& rows,
-                   const std::byte* values) noexcept {
-    constexpr size_t kOwners = 64, kTogether = 64;  // rows, so that new ones, which are neighbours, stay so
-    constexpr size_t kGroup = 32;
-    const size_t bytes = row_bytes();
-    const auto write = [&](size_t first, size_t last) {
-      std::array<size_t, kGroup> group;
-      size_t m = 0;
-      const auto flush = [&] {
-        for (size_t j = 0; j < m; ++j) {
-          CopyRecord(in_.store.Value(rows[group[j]]), values + group[j] * bytes, bytes);
-          in_.store.Header(rows[group[j]]).version = in_.last_step;
-        }
-        m = 0;
-      };
-      for (size_t i = 0; i < rows.size(); ++i) {
-        if (rows[i] == kNoRow || rows[i] / kTogether % kOwners - first >= last - first) continue;
-        in_.store.PrefetchValue(rows[i]);
-        in_.store.PrefetchHeader(rows[i]);
-        group[m++] = i;
-        if (m == kGroup) flush();
-      }
-      flush();
-    };
-    try {
-      parallel(kOwners, rows.size() < 2 * kGrain ? kOwners : kOwners / 8, write);
-    } catch (const std::bad_alloc&) {  // there was no memory to share the work
-      write(0, kOwners);
-    }
-  }
+                   const std::byte* values) noexcept;
   template <class Delta>
   void AddTo(uint32_t row, Delta delta) {
     std::byte* value = in_.store.Value(row);

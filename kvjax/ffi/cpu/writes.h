@@ -1,5 +1,10 @@
 // The writes of a table but that of training: each plans what may fail, and then does what cannot.
 #pragma once
+#include <array>
+#include <new>
+#include <vector>
+
+#include "kvjax/ffi/core/copy.h"
 #include "kvjax/ffi/cpu/table.h"
 
 namespace kvjax {
@@ -150,6 +155,37 @@ inline uint32_t Table::ClearSlots(Call call) {
   if (!Plan(call, [&] { return Planned{call.version, {}}; })) return 0;
   in_.store.DetachSlots();
   return gate_.Next();
+}
+
+inline void Table::WriteValues(const ParallelFor& parallel, const std::vector<uint32_t>& rows,
+                               const std::byte* values) noexcept {
+  constexpr size_t kOwners = 64, kTogether = 64;  // rows, so that new ones, which are neighbours, stay so
+  constexpr size_t kGroup = 32;
+  const size_t bytes = row_bytes();
+  const auto write = [&](size_t first, size_t last) {
+    std::array<size_t, kGroup> group;
+    size_t m = 0;
+    const auto flush = [&] {
+      for (size_t j = 0; j < m; ++j) {
+        CopyRecord(in_.store.Value(rows[group[j]]), values + group[j] * bytes, bytes);
+        in_.store.Header(rows[group[j]]).version = in_.last_step;
+      }
+      m = 0;
+    };
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i] == kNoRow || rows[i] / kTogether % kOwners - first >= last - first) continue;
+      in_.store.PrefetchValue(rows[i]);
+      in_.store.PrefetchHeader(rows[i]);
+      group[m++] = i;
+      if (m == kGroup) flush();
+    }
+    flush();
+  };
+  try {
+    parallel(kOwners, rows.size() < 2 * kGrain ? kOwners : kOwners / 8, write);
+  } catch (const std::bad_alloc&) {  // there was no memory to share the work
+    write(0, kOwners);
+  }
 }
 
 inline Change Table::PlanAccum(const ParallelFor& parallel, KeySpan keys, const bool* exists) {

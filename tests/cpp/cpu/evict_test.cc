@@ -242,8 +242,7 @@ TEST(RowsAreCountedByTheFirstAlternativeThatChoosesThem) {
   Fill(table, rows);
   std::map<std::string, std::vector<int64_t>> given;
   table.SetSink([&](const Snapshot& s, std::string_view reason) {
-    // Once for each reason that has rows.
-    CHECK(given.emplace(reason, std::vector(s.keys.begin(), s.keys.end())).second);
+    CHECK(given.emplace(reason, std::vector(s.keys.begin(), s.keys.end())).second);  // once a reason
   });
   const Set a = Where(rows, [](const Row& r) { return r.version < 8; });
   const Set b = Where(rows, [](const Row& r) { return r.frequency < 3; });
