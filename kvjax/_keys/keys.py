@@ -216,7 +216,7 @@ def keys(ids: KeysLike) -> Keys:
       >>> import kvjax, numpy as np
       >>> ids = kvjax.keys(np.array([2**40 + 7, -1]))
       >>> ids
-      Keys([1099511627783,            -1])
+      Keys([1099511627783, -1])
       >>> np.asarray(ids)
       array([1099511627783,            -1])
     """
