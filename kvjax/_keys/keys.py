@@ -98,8 +98,7 @@ class Keys:
 
     def __getitem__(self, index: Any) -> Keys:
         index = index if isinstance(index, tuple) else (index,)
-        if isinstance(index[0], int) and self.ndim > 0 and not -len(self) <= index[0] < len(self):
-            raise IndexError(f"index {index[0]} is out of bounds for {len(self)} keys")  # JAX would clamp it
+        self._check_bounds(index)
         if sum(i is not None and i is not Ellipsis for i in index) > self.ndim:
             raise IndexError(f"keys of shape {self.shape} take at most {self.ndim} indices, got {index}")
         if any(i is Ellipsis for i in index):
@@ -109,12 +108,34 @@ class Keys:
             words = jnp.asarray(words)  # the index may be traced
         return Keys(words[index], self.narrow)
 
+    def _check_bounds(self, index: tuple[Any, ...]) -> None:
+        """Refuses integers that JAX would clamp."""
+        axis = 0
+        for i, each in enumerate(index):
+            if each is Ellipsis:
+                axis = self.ndim - sum(j is not None for j in index[i + 1 :])
+            known = isinstance(each, (int, np.integer)) and not isinstance(each, bool) and axis < self.ndim
+            if known and not -self.shape[axis] <= each < self.shape[axis]:
+                raise IndexError(f"index {each} is out of bounds for axis {axis} of keys of shape {self.shape}")
+            axis += each is not None and each is not Ellipsis
+
     def __eq__(self, other: Any) -> Any:
-        """Which keys are equal, ``(...)`` bool; `other` is all that `kvjax.keys` takes, and is broadcast."""
+        """Which keys are equal, ``(...)`` bool; `other` is all that `kvjax.keys` takes, and is broadcast.
+
+        Raises:
+          TypeError: JAX may have cut one of the two to 32 bits (see `narrow`) and not the other.
+        """
         try:
-            theirs: Any = as_keys(other).words
+            them = as_keys(other)
         except TypeError:
             return NotImplemented
+        if them.narrow != self.narrow:
+            raise TypeError(
+                "kvjax: Keys: want keys of one width on both sides of ==, got 64-bit ids and a JAX array of 32 bits "
+                "while jax_enable_x64 is off, where JAX may have cut ids; compare with NumPy ids, or with "
+                "kvjax.keys(array) where its ids have 32 bits"
+            )
+        theirs: Any = them.words
         shape = np.broadcast_shapes(self.words.shape, theirs.shape)
         if isinstance(self.words, np.ndarray) and isinstance(theirs, np.ndarray):
             return (self.words == theirs).all(-1)

@@ -10,6 +10,10 @@ import numpy as np
 from kvjax.ffi import host
 
 
+class NotLowered(Exception):
+    """What no instruction can do."""
+
+
 class Form(NamedTuple):
     """Attributes:
     opcode: its number.

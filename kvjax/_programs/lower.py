@@ -18,11 +18,7 @@ import numpy as np
 from jax.core import Tracer, eval_jaxpr
 from jax.extend import core as jex
 
-from kvjax._programs.instructions import FORMS, SUFFIXES, Field, Instruction, Register
-
-
-class NotLowered(Exception):
-    """What no instruction can do."""
+from kvjax._programs.instructions import FORMS, SUFFIXES, Field, Instruction, NotLowered, Register
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +62,19 @@ _REDUCTIONS = {
     "reduce_or": "rmax",
 }
 _NEUTRAL = {("add", 0.0), ("sub", 0.0), ("mul", 1.0), ("div", 1.0)}
-_UNSIGNED = {"lt", "le", "gt", "ge", "max", "min", "div", "rem", "abs", "sign"}  # that int32 does not do for uint32
+_UNSIGNED = {
+    "clamp",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "max",
+    "min",
+    "div",
+    "rem",
+    "abs",
+    "sign",
+}  # that int32 does not do for uint32
 
 
 class Lowering:
@@ -100,6 +108,8 @@ class Lowering:
         if op not in FORMS:
             raise NotLowered(op)
         registers = [self.register(x) for x in args]
+        if op == "select" and any(r.dtype == np.float64 for r in registers):
+            raise NotLowered("select of float64")
         vector = any(r.kind == "vector" for r in registers) and not FORMS[op].reduces
         if vector and (op.endswith("_d") or any(r.dtype == np.float64 for r in registers)):
             raise NotLowered("float64 rows")
@@ -166,11 +176,8 @@ class Lowering:
             return args
         if name in _REDUCTIONS:
             return [self._reduced(_REDUCTIONS[name], eqn, args[0])]
-        float32 = all(x.aval.dtype == np.float32 for x in (*eqn.invars, *eqn.outvars))
-        if name == "dot_general" and float32 and self._width(eqn.outvars[0].aval) == 1:
-            product = self._elementwise("mul", eqn, args)
-            vector = isinstance(product, Register) and product.kind == "vector"
-            return [self.emit("sum_f", eqn.outvars[0].aval.dtype, product) if vector else product]
+        if name == "dot_general":
+            return [self._product(eqn, args)]
         if name not in _ELEMENTWISE:
             raise NotLowered(name)
         return [self._elementwise(name, eqn, args)]
@@ -205,12 +212,24 @@ class Lowering:
         if self._width(aval) == self._width(out):
             return x  # along an axis of length 1
         name = eqn.primitive.name
-        if aval.dtype != np.bool_ if name in ("reduce_and", "reduce_or") else aval.dtype == np.uint32 and op != "sum":
+        # Of integers "and" and "or" go bit by bit; of numbers of 16 bits XLA may round each partial sum.
+        done = {"reduce_and": {"bool"}, "reduce_or": {"bool"}, "reduce_sum": {"float32", "int32", "uint32"}}
+        if str(aval.dtype) not in done.get(name, {"float32", "int32"}):
             raise NotLowered(f"{name} of {aval.dtype}")
-        return self._rounded(self.emit(f"{op}_{_suffix(aval.dtype)}", out.dtype, self.widened(x)), out.dtype)
+        return self.emit(f"{op}_{_suffix(aval.dtype)}", out.dtype, self.widened(x))
+
+    def _product(self, eqn: Any, args: list[Value]) -> Value:
+        """The inner product of two rows, or of two elements."""
+        avals = [x.aval for x in (*eqn.invars, *eqn.outvars)]
+        if self._width(avals[-1]) != 1 or any(x.dtype != np.float32 for x in avals):
+            raise NotLowered(f"dot_general of {avals}")
+        product = self._elementwise("mul", eqn, args)
+        return self.emit("sum_f", np.float32, self.widened(product)) if self._width(avals[0]) > 1 else product
 
     def _elementwise(self, name: str, eqn: Any, args: list[Value]) -> Value:
         dtype, result = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+        if dtype == np.uint32 and name in _UNSIGNED:
+            raise NotLowered(f"{name} of uint32")
         s = _suffix(dtype)
         if name == "convert_element_type":
             return self._converted(args[0], dtype, result)
@@ -227,8 +246,6 @@ class Lowering:
             return self._power(s, result, args[0], eqn.params.get("y", 2))
         if name == "pow":
             args = [args[0], self._converted(args[1], eqn.invars[1].aval.dtype, dtype)]
-        if dtype == np.uint32 and name in _UNSIGNED:
-            raise NotLowered(f"{name} of uint32")
         for x, y in ((args, args[::-1]) if name in ("add", "mul") else (args,)) if len(args) == 2 else ():
             if _is_neutral(name, y):  # as XLA's simplifier has it
                 return x

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from kvjax._programs.instructions import FORMS, GRADIENT, VALUE, Field, Instruction, Register
+from kvjax._programs.instructions import FORMS, GRADIENT, VALUE, Field, Instruction, NotLowered, Register
+from kvjax.ffi import host
 
 _VECTOR, _SCALAR, _SHARED, _FIELD = range(4)  # kinds of registers, as core/program.h numbers them
 _KINDS = {"vector": _VECTOR, "scalar": _SCALAR}
@@ -88,9 +89,15 @@ def live(section: Section) -> Section:
 
 
 def encoded(dim: int, initial: Section, update: Section) -> tuple[Program, jax.Array]:
-    """The program, and its shared registers ``(s, 2)`` uint32."""
+    """The program, and its shared registers ``(s, 2)`` uint32.
+
+    Raises:
+      NotLowered: it is longer than tables take.
+    """
     encoder = _Encoder(dim)
     lists = [encoder.section(initial), encoder.section(update)]
+    if max(len(encoder.shared), len(encoder.fields), *map(len, lists)) > host.MAX_INSTRUCTIONS:
+        raise NotLowered(f"more than {host.MAX_INSTRUCTIONS} instructions")
     head = [encoder.used["vector"], encoder.used["scalar"], len(encoder.shared), len(encoder.fields)]
     words = [*head, *map(len, lists)]
     for field in encoder.fields:
@@ -145,7 +152,10 @@ class _Encoder:
         made = {instruction.out: i for i, instruction in enumerate(instructions)}
         times = [register for _, register in section.stores]
         read = {a: i for i, instruction in enumerate(instructions) for a in instruction.args}
-        loaded = {a.field: read[a] for a in read if a.field is not None}
+        loaded: dict[Field, int] = {}
+        for a, i in read.items():
+            if a.field is not None:
+                loaded[a.field] = max(i, loaded.get(a.field, -1))
         for _, register in section.stores:
             if register.field is not None:
                 loaded[register.field] = len(instructions)

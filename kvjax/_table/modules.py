@@ -94,4 +94,9 @@ def _is_traced() -> bool:
 
 def _seed(name: str, rng: Any) -> int:
     """A seed for the table of this name: modules that name one table get the same, wherever they stand in the model."""
+    if isinstance(rng, Tracer):
+        raise fail(
+            TypeError, name, "init", "one key for a table, which has one seed", "a traced one, as under jax.vmap",
+            "call init outside of it, or give the layer a seed",
+        )  # fmt: skip
     return int(host.hash_strings([name.encode() + b"\0" + np.asarray(jax.random.key_data(rng)).tobytes()], 0)[0])

@@ -17,8 +17,8 @@ import numpy as np
 import optax
 
 from kvjax._keys.keys import x64_enabled
-from kvjax._programs.instructions import GRADIENT, VALUE, Field
-from kvjax._programs.lower import Lowering, NotLowered, Shared, Value, shared
+from kvjax._programs.instructions import GRADIENT, VALUE, Field, NotLowered
+from kvjax._programs.lower import Lowering, Shared, Value, shared
 from kvjax._programs.program import Run, Section, contracted, encoded, live
 from kvjax._spec.spec import TableSpec
 from kvjax._training.rowwise import Rowwise

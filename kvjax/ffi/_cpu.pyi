@@ -32,6 +32,8 @@ OPERATIONS: dict[str, dict[str, bool]]
 
 INSTRUCTIONS: list[tuple[str, int, bool]]
 
+MAX_INSTRUCTIONS: int = 4096
+
 HOME: int
 
 def create(

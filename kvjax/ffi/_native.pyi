@@ -34,6 +34,7 @@ class Native(Protocol):
         """A key (n,) for each of n numbers."""
     OPERATIONS: dict[str, dict[str, bool]]
     INSTRUCTIONS: list[tuple[str, int, bool]]
+    MAX_INSTRUCTIONS: int = 4096
     HOME: int
 
     def create(

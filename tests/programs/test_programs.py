@@ -211,6 +211,8 @@ OPERATIONS = {
     "greatest": lambda x: x - jnp.max(x), "clip": lambda x: jnp.clip(x, -0.5, 2.0), "square": jnp.square,
     "root": lambda x: jnp.sqrt(jnp.abs(x)), "half": lambda x: x.astype(jnp.bfloat16).astype(jnp.float32),
     "count": lambda x: x * jnp.sum(x > 0).astype(jnp.float32), "cube": lambda x: x**3,
+    "dot": lambda x: jnp.dot(x, x) * jnp.ones_like(x),
+    "equal": lambda x: jnp.dot(jnp.full_like(x, 1.0) * jnp.sum(x), jnp.ones_like(x)) * jnp.ones_like(x),
 }  # fmt: skip
 
 
@@ -246,6 +248,51 @@ def test_any_update(update, dim):
             kvjax.drop_table("any") if "any" in kvjax.tables() else None
             results.append(steps(kvjax.get_table("any", dim=dim, seed=1, initializer=0.5), tx, n=2))
     assert_same(*results, rtol=1e-5)
+
+
+FOUND_IN_REVIEW = {
+    "int dot": lambda x: x / (jnp.dot((x > 0).astype(jnp.int32), (x > 0).astype(jnp.int32)) + 1),
+    "uint32": lambda x: x * jnp.max(jax.lax.bitcast_convert_type(x, jnp.uint32)).astype(jnp.float32) * 1e-9,
+    "clamp": lambda x: jax.lax.clamp(jnp.uint32(5), (x > 0).astype(jnp.uint32) - 1, jnp.uint32(100)).astype(
+        jnp.float32
+    ),
+    "and": lambda x: x * jax.lax.reduce_and((x > 0).astype(jnp.int32) * 5 + 2, (0,)),
+    "reduce_precision": lambda x: jax.lax.reduce_precision(x, 8, 3),
+    "bfloat16 sum": lambda x: x * jax.lax.reduce_sum_p.bind(x.astype(jnp.bfloat16), axes=(0,), **EXTRA).astype(x.dtype),
+}
+EXTRA = {"out_sharding": None} if "out_sharding" in str(jax.make_jaxpr(jnp.sum)(jnp.ones(2))) else {}
+
+
+@pytest.mark.parametrize("name", sorted(FOUND_IN_REVIEW))
+def test_what_looks_like_an_instruction_and_is_none(name, both):
+    of = FOUND_IN_REVIEW[name]
+    tx = optax.stateless(lambda grads, params: jax.tree.map(lambda g: -0.1 * jnp.clip(of(g), -9, 9), grads))
+    with jax.numpy_dtype_promotion("standard"):
+        assert_same(*both(lambda table: steps(table, tx, n=2), dim=4), rtol=1e-5)
+
+
+def test_numbers_of_64_bits_that_are_chosen_between(both):
+    def init(row):
+        return jnp.zeros((), jnp.int32), jnp.zeros_like(row)
+
+    def update(grads, state, row):
+        count, moment = state
+        rate = jnp.where(count > 0, 0.5**count, 0.25)
+        return -rate.astype(grads.dtype) * grads, (count + 1, moment + grads)
+
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        assert_same(*both(lambda table: steps(table, optax.GradientTransformation(init, update)), dim=4))
+
+
+def test_a_long_update_goes_in_chunks(make):
+    def update(grads, state, row):
+        for i in range(5000):
+            grads = grads * (1.0 + i * 1e-9)
+        return grads, state
+
+    spec = make(dim=4).spec
+    tx = optax.GradientTransformation(lambda row: (), update)
+    assert lowered(spec, kvjax.optax.rowwise(tx), (), {}) is None
 
 
 @slow

@@ -52,7 +52,12 @@ void Share(size_t threads, Schedule schedule, size_t n, size_t grain,
       }
     }
   };
-  auto job = std::make_shared<Job>();
+  std::shared_ptr<Job> job;
+  try {
+    job = std::make_shared<Job>();
+  } catch (const std::bad_alloc&) {  // then without helpers: some callers can fail no more
+    return body(0, n);
+  }
   job->body = &body;
   job->n = n;
   job->chunks = chunks;

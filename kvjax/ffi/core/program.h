@@ -53,6 +53,9 @@ struct Instruction {
 
 /// A program, decoded and checked: whoever runs it can trust its registers and fields.
 struct Program {
+  /// Registers of a kind, fields, and instructions of a list: far more than any optimizer has.
+  static constexpr int32_t kMost = 1 << 12;
+
   int32_t dim = 0;
   int32_t vectors = 0, scalars = 0, shared = 0;  // registers
   std::vector<Field> fields = {};
@@ -77,7 +80,6 @@ struct Program {
 
 inline Program Program::Parse(std::string_view table, std::span<const int32_t> words, int64_t dim,
                               RowType type, const SlotLayout& layout) {
-  constexpr int32_t kMost = 1 << 12;  // far more registers, fields and instructions than any optimizer has
   size_t at = 0;
   const auto next = [&] { return at < words.size() ? words[at++] : throw ProgramError(table, at); };
   const auto count = [&] {
@@ -168,7 +170,8 @@ inline bool Program::Fits(const Instruction& i) const {
   if (form.doubles && (vector || IsVector(i.out))) return false;
   if (form.kind == InstructionForm::Kind::kReduce) return vector && i.out.kind() == Kind::kScalar;
   if (form.kind == InstructionForm::Kind::kMove && i.arg[0].kind() == Kind::kShared) return false;
-  return form.kind == InstructionForm::Kind::kMap ? IsVector(i.out) || !vector : IsVector(i.out) == vector;
+  if (form.kind == InstructionForm::Kind::kMap) return IsVector(i.out) || !vector;
+  return IsVector(i.out) == vector && (vector || dim == 1);
 }
 
 }  // namespace kvjax

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -68,11 +69,12 @@ class RowPass {
   /// The same bits for any number of threads: no row knows of another.
   void Run(const ParallelFor& parallel, RowStore& store, std::span<const RowUpdate> updates,
            const StepGradients& gradients) {
-    parallel(updates.size(), kGrain, [&](size_t begin, size_t end) {
+    const auto part = [&](size_t begin, size_t end) {
       std::unique_ptr<Worker> worker = Take();
       Work(*worker, store, updates.subspan(begin, end - begin), gradients);
       Give(std::move(worker));
-    });
+    };
+    parallel(updates.size(), kGrain, std::cref(part));  // by reference: a copy would need memory
   }
 
  private:

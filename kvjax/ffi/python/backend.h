@@ -5,6 +5,7 @@
 
 #include "kvjax/ffi/core/instructions.h"
 #include "kvjax/ffi/core/operation.h"
+#include "kvjax/ffi/core/program.h"
 #include "kvjax/ffi/handlers/targets.h"
 #include "kvjax/ffi/python/common.h"
 #include "kvjax/ffi/python/shards.h"
@@ -50,6 +51,7 @@ void BindBackend(nb::module_& m, std::vector<NamedHandler> (*targets)()) {
   BindCommon(m);
   m.attr("OPERATIONS") = OperationsToPython();
   m.attr("INSTRUCTIONS") = InstructionsToPython();
+  m.attr("MAX_INSTRUCTIONS") = Program::kMost;
   BindTables<T>(m);
   BindShards<T>(m);
   m.def(

@@ -174,8 +174,8 @@ TEST(TheTimeHasComeWhenTheStepPassesAMultiple) {
   CHECK_EQ(train(4, 10), 2u);
   CHECK_EQ(train(5, 10), 0u);  // passed already
   CHECK_EQ(train(6, 19), 0u);
-  CHECK_EQ(train(7, 5), 0u);   // an old step turns nothing back
-  CHECK_EQ(train(8, 47), 5u);  // several multiples at once; 3, 4, 5, 6, 7
+  CHECK_EQ(train(7, 5), 3u);   // counts as step 20: a lower one turns nothing back; 3, 4, 5
+  CHECK_EQ(train(8, 47), 2u);  // several multiples at once; 6, 7
   CHECK_EQ(train(9, 49), 0u);
   table.Ensure({20});  // only training counts
   table.Evict("none\nmax_age:5000", 1000);

@@ -100,9 +100,9 @@ std::vector<uint32_t> Run(const Kernels& kernels, Opcode op, Shape shape, int32_
   std::vector<uint32_t> out(shape.vector ? memory[3].size() : 2 * kRows);
   std::memcpy(out.data(), shape.vector ? static_cast<void*>(memory[3].data()) : cells[3].data(),
               4 * out.size());
-  const bool whole = !shape.vector || form.name.ends_with("_i");
+  const bool floats = !form.doubles && !form.name.ends_with("_i");
   for (uint32_t& word : out) {  // one NaN is as good as another
-    if (!whole && (word & 0x7FFFFFFFu) > 0x7F800000u) word = 0x7FC00000u;
+    if (floats && (word & 0x7FFFFFFFu) > 0x7F800000u) word = 0x7FC00000u;
   }
   return out;
 }

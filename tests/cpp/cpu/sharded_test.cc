@@ -131,12 +131,19 @@ void Deliver(Live& table, const Sent& sent, size_t capacity) {
   }
 }
 
-uint32_t Step(Live& table, int32_t& active) {
+kvjax::ShardSummary Plan(Live& table, const kvjax::SlotLayout& slots = {}) {
   kvjax::ShardSummary summary;
+  const uint32_t version = table.version();
+  const int64_t next = -1;
+  table.PlanStep(Serial, {.version = &version, .step = &next, .layout = slots}, summary);
+  return summary;
+}
+
+uint32_t Step(Live& table, int32_t& active) {
   int64_t step = 0;
-  table.PlanStep(Serial, table.version(), -1, {}, summary);
+  const kvjax::ShardSummary summary = Plan(table);
   CHECK(!table.Prepare(Serial, "apply", table.version(), {summary}, 0));
-  return table.CommitStep(table.version(), &active, &step);
+  return table.CommitStep(Serial, table.version(), &active, &step);
 }
 
 TEST(GradientsAreSummedInTheOrderOfSendersWhateverTheRounds) {
@@ -213,14 +220,13 @@ TEST(AStepThatIsAbandonedLeavesNothing) {
   table.Ensure({1, 2});
   const State before(table);
   Deliver(table, {{{2, 3}}, {{1, 1, 1, 1}}}, 8);
-  kvjax::ShardSummary summary;
-  table.PlanStep(Serial, table.version(), -1, slots, summary);
+  const kvjax::ShardSummary summary = Plan(table, slots);
   CHECK(!table.Prepare(Serial, "apply", table.version(), {summary}, 0));
   table.Abandon();
   CHECK(data::Same(before, State(table)));
   int32_t active = 0;
   int64_t step = 0;
-  CHECK_THROWS(kFailedPrecondition, table.CommitStep(table.version(), &active, &step));
+  CHECK_THROWS(kFailedPrecondition, table.CommitStep(Serial, table.version(), &active, &step));
   slots = {};
   slots.Add("trace", "float32[2]", 8);  // another optimizer is free to come
   table.Begin({1}, {1}, slots);
