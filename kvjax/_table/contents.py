@@ -240,7 +240,7 @@ def _check_summaries(spec: TableSpec, op: str, summaries: np.ndarray) -> None:
             f"{given[:, 1].tolist()} rows of which {shards[..., 1].sum(axis=1).tolist()} have their place there",
             "give what table.export() gives in each process, or the same arrays in all",
         )  # fmt: skip
-    check_capacity(spec, op, int(whole[0]), "give the table more capacity, or prune the rows first")
+    check_capacity(spec, op, int(whole[0]), "make the table with a larger max_capacity, or prune the rows first")
 
 
 def check_capacity(spec: TableSpec, op: str, rows: int, mend: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import warnings
 from typing import Any
 
@@ -77,14 +78,21 @@ def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool) -> Table:
     if not written and spec == known:
         return table
     if written and len(table):
-        warnings.warn(
-            f"kvjax: table {spec.name!r}, init: made anew, without the rows that training had given it; its handles "
-            "from before are stale. To go on with its rows, give the layer reuse=True or the Table; for shapes alone, "
-            "jax.eval_shape(net.init, ...) touches no table",
-            stacklevel=3,
+        _warn(
+            f"kvjax: table {spec.name!r}, init: made anew, without the {len(table):,} rows that training had given it; "
+            "its handles from before are stale. To go on with its rows, give the layer reuse=True or the Table; for "
+            "shapes alone, jax.eval_shape(net.init, ...) touches no table"
         )
     lifetime.drop(spec.name)
     return _make(spec, drawn)
+
+
+def _warn(text: str) -> None:
+    """Warns at the user's line, and each time: other rows are gone each time."""
+    frame: Any = inspect.currentframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("kvjax", "flax", "jax"):
+        frame = frame.f_back
+    warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno)
 
 
 def _is_traced() -> bool:

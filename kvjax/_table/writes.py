@@ -177,7 +177,8 @@ class Writes(Handle):
         ``on_full=`` and ``evict=`` decide which rows are evicted for them.
 
         Args:
-          tx: optax transform, or `kvjax.optax.rowwise(tx)`.
+          tx: optax transform, or `kvjax.optax.rowwise(tx)`. Make it once: one that is made anew for each call outside
+            ``jit`` compiles nothing, but takes milliseconds to trace.
           grads: `SparseRows` of this table.
           state: what the transform keeps for all rows together: ``kvjax.optax.rowwise(tx).init(dim)`` at first,
             then what the last call returned. Transforms without schedules have none, ``()``.

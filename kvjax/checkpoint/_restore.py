@@ -102,4 +102,4 @@ def _check_equal(spec: TableSpec, stored: Stored, but: tuple[str, ...]) -> None:
                 ValueError, spec.name, "restore", f"a checkpoint with {field} {getattr(spec, field)!r}", f"{saved!r}",
                 "make the table as it was saved (another seed or initializer would change the rows of unseen keys)",
             )  # fmt: skip
-    check_capacity(spec, "restore", meta["rows"], "make the table with more capacity, or prune in TableSave")
+    check_capacity(spec, "restore", meta["rows"], "make the table with a larger max_capacity, or prune in TableSave")

@@ -33,8 +33,9 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
 
     The gradients of tables are summed by key over all of these steps (`kvjax.merge`), so a key that occurs in one of
     them is trained as one that occurs in each. The steps in between write nothing. The gradients are kept in the state,
-    which they enter with the first step: that one is compiled for itself, and cannot be the body of a ``lax.scan``.
-    Where all microbatches are there at once, ``lax.scan`` over them and `kvjax.merge` need no such memory.
+    which they enter with the first step: that one is compiled for itself, and cannot be the body of a ``lax.scan``, and
+    the state of ``init`` is no template from which a later one can be restored. Where all microbatches are there at
+    once, ``lax.scan`` over them and `kvjax.merge` need no such memory.
 
     Args:
       tx: a transform of the whole tree of parameters, such as `partition`.

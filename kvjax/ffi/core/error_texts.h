@@ -127,12 +127,13 @@ inline Error FullError(std::string_view table, std::string_view op, size_t capac
                        std::optional<uint64_t> evictable = {}) {
   const std::string want = "at most max_capacity=" + std::to_string(capacity) + " rows";
   if (!evictable) {
-    return MakeError(ErrorCode::kResourceExhausted, table, op, want, std::to_string(rows),
-                     "evict or remove some first, or make the table with on_full='evict' or more capacity");
+    return MakeError(
+        ErrorCode::kResourceExhausted, table, op, want, std::to_string(rows),
+        "evict or remove some first, or make the table with on_full='evict' or a larger max_capacity");
   }
   return MakeError(ErrorCode::kResourceExhausted, table, op, want,
                    std::to_string(rows) + " of which " + std::to_string(*evictable) + " may go",
-                   "pinned rows and those of the batch stay: give the table more capacity");
+                   "pinned rows and those of the batch stay: make the table with a larger max_capacity");
 }
 
 /// Fewer rows with the call than new keys.
@@ -296,7 +297,7 @@ inline Error ColumnError(std::string_view table, std::string_view want, size_t g
 inline Error LoadCapacityError(std::string_view table, size_t capacity, size_t rows) {
   return MakeError(ErrorCode::kResourceExhausted, table, "load",
                    "at most max_capacity=" + std::to_string(capacity) + " rows", std::to_string(rows),
-                   "give the table more capacity, or prune the rows first");
+                   "make the table with a larger max_capacity, or prune the rows first");
 }
 
 /// Rows to be loaded with a frequency or a step below 0.

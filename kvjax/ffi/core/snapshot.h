@@ -90,6 +90,12 @@ struct KeyRow {
 struct SortedRows {
   Unfilled<KeyRow> rows;
   std::vector<int64_t> offsets;
+
+  /// Buckets are sorted in so many parts, each of a width that fits into a cache. (Here, as GCC 12 behind
+  /// nvcc fails on constants of a template's own.)
+  static constexpr uint32_t kParts = 256, kWidth = kNumBuckets / kParts;
+  using Parts = std::array<size_t, kParts + 1>;
+  using Places = std::array<size_t, kWidth + 1>;
 };
 
 /// Sorts n rows: each(c, f) calls f for those in chunk c of `chunks`, every time the same.
@@ -98,15 +104,14 @@ struct SortedRows {
 /// low ones; the few of a bucket are sorted by key.
 template <class Each>
 SortedRows SortByBucket(const ParallelFor& parallel, size_t n, size_t chunks, Each each) {
-  constexpr uint32_t kParts = 256, kWidth = kNumBuckets / kParts;  // buckets to a part
-  std::vector<std::array<size_t, kParts>> next(
-      chunks);  // how many rows of a part a chunk has, then where they go
+  constexpr uint32_t kParts = SortedRows::kParts, kWidth = SortedRows::kWidth;
+  std::vector<SortedRows::Parts> next(chunks);  // how many rows of a part a chunk has, then where they go
   parallel(chunks, 1, [&](size_t begin, size_t end) {
     for (size_t c = begin; c < end; ++c) {
       each(c, [&](const KeyRow& r) { ++next[c][BucketOf(r.key) / kWidth]; });
     }
   });
-  std::array<size_t, kParts + 1> starts{};
+  SortedRows::Parts starts{};
   for (size_t p = 0, at = 0; p < kParts; ++p, starts[p] = at) {
     for (auto& chunk : next) at += std::exchange(chunk[p], at);
   }
@@ -121,7 +126,7 @@ SortedRows SortByBucket(const ParallelFor& parallel, size_t n, size_t chunks, Ea
     for (size_t p = begin; p < end; ++p) {
       KeyRow* const rows = out.rows.data() + starts[p];
       part.assign(rows, rows + (starts[p + 1] - starts[p]));
-      std::array<size_t, kWidth + 1> place{};
+      SortedRows::Places place{};
       for (const KeyRow& r : part) ++place[BucketOf(r.key) % kWidth + 1];
       for (size_t b = 0; b < kWidth; ++b) {
         place[b + 1] += place[b];
