@@ -37,8 +37,9 @@ class Arguments(Sharding, Options, _Dim):  # whose fields are in the order of th
 def get_table(name: str, given: Arguments) -> Table:
     """Gets the table of this name, or creates it. With the name alone it only gets.
 
-    It starts no backend of JAX, unless a function makes the initial rows or the table is one of a GPU. So modules may
-    make tables when they are imported, before ``jax.distributed.initialize``.
+    It starts no backend of JAX, unless a function makes the initial rows, or the CUDA module is built: then only the
+    backend knows whether the table belongs on a GPU. So modules may make tables when they are imported, before
+    ``jax.distributed.initialize``.
 
     Where ``mesh`` has devices of several processes, all of them make the table with the same arguments. Each holds the
     rows of its own devices, and host values (`Table.size`, `Table.export`, `Table.stats`) are of those. Everything else

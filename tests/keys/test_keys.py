@@ -245,7 +245,7 @@ def test_a_forked_process_makes_keys_and_has_no_tables():
     """As in the workers of a data loader, where JAX would wait for threads that are not there."""
     out = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=120)
     lines = out.stdout.splitlines()
-    assert lines[0].endswith("[True, False] Keys([1099511627776,            -1])"), out
+    assert lines[0].endswith("[True, False] Keys([1099511627776, -1])"), out
     assert lines[-1] == "4 in the parent"
     assert len(lines) == 8 and all("want the process that made it, got a forked one" in line for line in lines[1:-1]), (
         out

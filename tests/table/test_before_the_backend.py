@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from kvjax import ffi
+
 PROGRAM = """
 import jax, kvjax, numpy as np, optax
 tables = [
@@ -22,6 +24,7 @@ print(jax.device_count(), kvjax.get_table("item").lookup(7).shape)
 
 @pytest.mark.slow
 @pytest.mark.cpu_table
+@pytest.mark.skipif(ffi.loaded(ffi.DEVICE), reason="whether tables belong on a GPU, only the backend knows")
 def test_tables_and_keys_start_no_backend(monkeypatch):
     monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
     program = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
