@@ -127,14 +127,15 @@ struct Shards {
   }
   void Plan(int64_t step, const kvjax::SlotLayout& layout) {
     kvjax::ShardSummary summary;
-    cpu.PlanStep(Serial, cpu.version(), step, layout, summary);
+    const uint32_t version = cpu.version();
+    cpu.PlanStep(Serial, {.version = &version, .step = &step, .layout = layout}, summary);
     CHECK(!cpu.Prepare(Serial, "apply", cpu.version(), {summary}, 0));
     gpu.PlanStep(gpu.q, {.version = &gpu.handle, .step = &step, .layout = layout});
   }
   void Commit(const kvjax::SlotLayout& layout, size_t chunk) {
     int32_t active = -1, gpu_active = -1;
     int64_t step = -1, gpu_step = -1;
-    cpu.CommitStep(cpu.version(), &active, &step);
+    cpu.CommitStep(Serial, cpu.version(), &active, &step);
     gpu.Write(
         [&](auto* version, auto* next) { gpu.CommitStep(gpu.q, {version, next, &gpu_active, &gpu_step}); });
     CHECK_EQ(step, gpu_step);
