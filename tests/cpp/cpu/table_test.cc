@@ -145,10 +145,10 @@ TEST(StepsCountOnFromTheLast) {
   table.Begin({1}, {1});
   CHECK_EQ(version_of(1), 1);
   table.Begin({1}, {1}, {}, int64_t{1} << 40);
-  table.Begin({2}, {1}, {}, 7);  // an older step does not turn the clock back
-  CHECK_EQ(version_of(2), 7);
-  table.Begin({2}, {1});
+  table.Begin({2}, {1}, {}, 7);  // a lower step counts as the next one
   CHECK_EQ(version_of(2), (int64_t{1} << 40) + 1);
+  table.Begin({2}, {1});
+  CHECK_EQ(version_of(2), (int64_t{1} << 40) + 2);
   CHECK_EQ(table.Begin({5, 6, 0, 0}, {1, 2, 0, 0}).size(), 2u);  // padding inserts nothing
   CHECK_EQ(version_of(0), -1);
 }
