@@ -54,9 +54,16 @@ class KeyNumbering {
 /// order: as reproducible, more accurate, and the blocks can be summed at the same time.
 inline constexpr uint32_t kSumBlock = 256;
 
-inline void AddRow(float* __restrict sum, const float* __restrict row, size_t dim) {
-  for (size_t d = 0; d < dim; ++d) sum[d] += row[d];
-}
+/// Sums some of the rows (n, dim), one after the other.
+struct SumInOrder {
+  void operator()(float* __restrict sum, const float* __restrict rows, std::span<const uint32_t> which,
+                  size_t dim) const {
+    std::memcpy(sum, rows + which[0] * dim, dim * sizeof(float));
+    for (const uint32_t r : which.subspan(1)) {
+      for (size_t d = 0; d < dim; ++d) sum[d] += rows[r * dim + d];
+    }
+  }
+};
 
 /// The distinct keys of a batch in order of first occurrence, and which of its rows belong to each.
 class KeyGroups {
@@ -105,21 +112,17 @@ class KeyGroups {
   std::vector<uint32_t> begins_, rows_;
 };
 
-/// The sum of some of the rows (n, dim): `add(sum, row)` adds one to another. `memory` has space for two
-/// rows; a sum of one row is that row itself.
-template <class Add>
-const float* SumRows(const float* rows, std::span<const uint32_t> which, size_t dim, float* memory, Add add) {
+/// The sum of some of the rows (n, dim) in blocks, each of which `sum` sums as SumInOrder does. `memory` has
+/// space for two rows; a sum of one row is that row itself.
+template <class Sum>
+const float* SumRows(const float* rows, std::span<const uint32_t> which, size_t dim, float* memory, Sum sum) {
   if (which.size() == 1) return rows + which[0] * dim;
-  float* const sum = memory;
-  float* const block = memory + dim;
-  for (size_t begin = 0; begin < which.size(); begin += kSumBlock) {
-    float* const to = begin == 0 ? sum : block;
-    std::memcpy(to, rows + which[begin] * dim, dim * sizeof(float));
-    const size_t end = std::min<size_t>(which.size(), begin + kSumBlock);
-    for (size_t i = begin + 1; i < end; ++i) add(to, rows + which[i] * dim);
-    if (begin > 0) add(sum, block);
+  sum(memory, rows, which.first(std::min<size_t>(which.size(), kSumBlock)), dim);
+  for (size_t begin = kSumBlock; begin < which.size(); begin += kSumBlock) {
+    sum(memory + dim, rows, which.subspan(begin, std::min<size_t>(which.size() - begin, kSumBlock)), dim);
+    for (size_t d = 0; d < dim; ++d) memory[d] += memory[dim + d];
   }
-  return sum;
+  return memory;
 }
 
 /// Merges n rows of `dim` floats into one row per distinct key, in order of first occurrence; the rows of
@@ -134,8 +137,7 @@ inline size_t MergeRows(const uint64_t* keys, const float* rows, const int32_t* 
   std::copy(groups.counts().begin(), groups.counts().end(), out_counts);
   std::vector<float> memory(2 * dim);
   for (size_t u = 0; u < distinct; ++u) {
-    const float* const sum = SumRows(rows, groups.rows(u), dim, memory.data(),
-                                     [&](float* to, const float* row) { AddRow(to, row, dim); });
+    const float* const sum = SumRows(rows, groups.rows(u), dim, memory.data(), SumInOrder());
     std::memcpy(out_rows + u * dim, sum, dim * sizeof(float));
   }
   std::fill(out_keys + distinct, out_keys + n, uint64_t{0});

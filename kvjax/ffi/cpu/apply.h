@@ -70,12 +70,11 @@ inline ApplyPlan Table::PlanApply(const ParallelFor& parallel, KeySpan keys, con
               [&](size_t i, size_t j) { return Mix(keys.data[i]) < Mix(keys.data[j]); });
     const size_t n = plan.unadmitted.size(), dim = plan.shared_gradient.size();
     std::vector<float> memory(2 * dim);
-    const auto add = [&](float* sum, const float* row) { AddRow(sum, row, dim); };
     for (size_t begin = 0; begin < n; begin += kSumBlock) {
       std::vector<double> block(dim);
       for (size_t j = begin; j < std::min<size_t>(n, begin + kSumBlock); ++j) {
         const auto unadmitted = static_cast<uint32_t>(plan.unadmitted[j]);
-        const float* const row = gradients.Of(unadmitted, dim, memory.data(), add);
+        const float* const row = gradients.Of(unadmitted, dim, memory.data(), SumInOrder());
         for (size_t d = 0; d < dim; ++d) block[d] += row[d];
       }
       for (size_t d = 0; d < dim; ++d) plan.shared_gradient[d] += block[d];

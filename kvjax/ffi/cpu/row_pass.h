@@ -44,11 +44,11 @@ struct StepGradients {
   const KeyGroups* groups = nullptr;
   const float* shared = nullptr;  // (dim,) that of the row that unadmitted keys share
 
-  template <class Add>
-  const float* Of(uint32_t gradient, size_t dim, float* memory, Add add) const {
+  template <class Sum>
+  const float* Of(uint32_t gradient, size_t dim, float* memory, Sum sum) const {
     if (gradient == ApplyTarget::kSharedGradient) return shared;
     return groups == nullptr ? rows + gradient * dim
-                             : SumRows(rows, groups->rows(gradient), dim, memory, add);
+                             : SumRows(rows, groups->rows(gradient), dim, memory, sum);
   }
 };
 
@@ -142,7 +142,6 @@ class RowPass {
     std::vector<program::TileRow>& tile = worker.tiles[number];
     tile.clear();
     const auto dim = static_cast<size_t>(spec_.dim);
-    const auto add = [&](float* sum, const float* row) { worker.machine.Add(sum, row); };
     for (const RowUpdate& u : next) store.PrefetchHeader(u.row);
     for (size_t i = 0; i < updates.size(); ++i) {
       const RowUpdate& u = updates[i];
@@ -154,7 +153,7 @@ class RowPass {
                                                                              : gradients.keys + u.gradient;
       float* const memory = worker.sums[number].data() + i * 2 * dim;
       tile.push_back(
-          {store.Value(u.row), store.Slots(u.row), gradients.Of(u.gradient, dim, memory, add), key, fresh});
+          {store.Value(u.row), store.Slots(u.row), gradients.Of(u.gradient, dim, memory, worker.machine.sum()), key, fresh});
     }
   }
 

@@ -3,6 +3,6 @@
 
 namespace kvjax::program {
 
-Kernels Avx512Kernels() { return {"avx512", &Find, &Add}; }
+Kernels Avx512Kernels() { return {"avx512", &Find, &Sum}; }
 
 }  // namespace kvjax::program

@@ -3,6 +3,6 @@
 
 namespace kvjax::program {
 
-Kernels BaselineKernels() { return {"baseline", &Find, &Add}; }
+Kernels BaselineKernels() { return {"baseline", &Find, &Sum}; }
 
 }  // namespace kvjax::program

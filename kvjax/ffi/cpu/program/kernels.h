@@ -61,8 +61,8 @@ struct Kernels {
   const char* name;
   /// Sets the kernel of a step.
   void (*find)(Opcode op, Shape shape, Step& step);
-  /// sum[i] += row[i]
-  void (*add)(float* sum, const float* row, int64_t dim);
+  /// Sums those of the rows (n, dim) that `which` (count,) names, one after the other.
+  void (*sum)(float* to, const float* rows, const uint32_t* which, size_t count, size_t dim);
 };
 
 Kernels BaselineKernels();

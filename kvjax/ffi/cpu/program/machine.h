@@ -74,8 +74,12 @@ class Machine {
     Run(update_, tile, next);
   }
 
-  /// sum[i] += row[i]
-  void Add(float* sum, const float* row) const { kernels_.add(sum, row, batch_.program->dim); }
+  /// Sums rows, as SumInOrder does.
+  [[nodiscard]] auto sum() const {
+    return [sum = kernels_.sum](float* to, const float* rows, std::span<const uint32_t> which, size_t dim) {
+      sum(to, rows, which.data(), which.size(), dim);
+    };
+  }
 
  private:
   static constexpr std::align_val_t kLine{64};
