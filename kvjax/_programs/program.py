@@ -56,26 +56,6 @@ class Section:
     stores: list[tuple[Field, Register]]
 
 
-def contracted(section: Section) -> Section:
-    """A product that a single sum or difference reads becomes one fused multiply-add, as LLVM does it for XLA."""
-    uses: dict[Register, int] = {}
-    for register in [*(a for i in section.instructions for a in i.args), *(r for _, r in section.stores)]:
-        uses[register] = uses.get(register, 0) + 1
-    products: dict[Register, tuple[Register, ...]] = {}
-    instructions: list[Instruction] = []
-    for op, out, args in section.instructions:
-        if op == "mul_f" and uses.get(out) == 1 and out.dtype == np.float32:
-            products[out] = args
-        if op in ("add_f", "sub_f"):
-            x, y = args
-            if x in products:
-                op, args = "fma_f" if op == "add_f" else "fms_f", (*products[x], y)
-            elif y in products:
-                op, args = "fma_f" if op == "add_f" else "fnma_f", (*products[y], x)
-        instructions.append(Instruction(op, out, args))
-    return Section(instructions, section.stores)
-
-
 def live(section: Section) -> Section:
     """Without what nothing reads, and without stores of what is there already."""
     stores = [(field, register) for field, register in section.stores if register.field != field]
@@ -143,7 +123,7 @@ class _Encoder:
                 places[out] = _KINDS[out.kind] << 16 | free[out.kind].pop()
                 if out not in last:
                     free[out.kind].append(places[out] & 0xFFFF)
-            words.append([FORMS[op].opcode, place(out), *operands, *[-1] * (3 - len(operands))])
+            words.append([FORMS[op].opcode, place(out), *operands, *[-1] * (host.MAX_OPERANDS - len(operands))])
         return words
 
     def _stored(self, section: Section) -> tuple[list[Instruction], dict[Register, Field]]:

@@ -32,6 +32,10 @@ OPERATIONS: dict[str, dict[str, bool]]
 
 INSTRUCTIONS: list[tuple[str, int, bool]]
 
+FUSED: dict[str, tuple[str, str]]
+
+MAX_OPERANDS: int = 5
+
 MAX_INSTRUCTIONS: int = 4096
 
 HOME: int

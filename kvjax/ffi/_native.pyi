@@ -34,6 +34,8 @@ class Native(Protocol):
         """A key (n,) for each of n numbers."""
     OPERATIONS: dict[str, dict[str, bool]]
     INSTRUCTIONS: list[tuple[str, int, bool]]
+    FUSED: dict[str, tuple[str, str]]
+    MAX_OPERANDS: int = 5
     MAX_INSTRUCTIONS: int = 4096
     HOME: int
 

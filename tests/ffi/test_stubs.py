@@ -22,6 +22,7 @@ def generated(name):
     stubs.put(module)
     text = re.sub(r"^OPERATIONS: .*$", "OPERATIONS: dict[str, dict[str, bool]]", stubs.get(), flags=re.M)
     text = re.sub(r"^INSTRUCTIONS: .*$", "INSTRUCTIONS: list[tuple[str, int, bool]]", text, flags=re.M)
+    text = re.sub(r"^FUSED: .*$", "FUSED: dict[str, tuple[str, str]]", text, flags=re.M)
     return re.sub(r"^HOME: int = .*$", "HOME: int", text, flags=re.M)  # which is another one on a GPU
 
 

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 import kvjax
 from kvjax import constraints
 from kvjax._training import apply as training
+from kvjax._training import update
 from kvjax._training.update import lowered
+from kvjax.ffi import host
 from tests.support import marks
 from tests.support.marks import few, slow
 
@@ -101,6 +103,39 @@ def test_every_transform_of_optax(name, both):
 
 def test_nearly_all_of_optax_is_lowered():
     assert len(TRANSFORMS) >= 90 and len(NOT_LOWERED & set(TRANSFORMS)) <= 4
+
+
+FUSABLE = {
+    "adam": optax.adam(0.1), "adamw": optax.adamw(0.1), "nadam": optax.nadam(0.1), "adadelta": optax.adadelta(0.1),
+    "rmsprop": optax.rmsprop(0.1), "adagrad": optax.adagrad(0.1), "lion": optax.lion(0.1),
+}  # fmt: skip
+
+
+def instructions(tx, dim):
+    table, rowwise = kvjax.get_table(f"listed{dim}", dim=dim), kvjax.optax.rowwise(tx)
+    return lowered(table.spec, rowwise, rowwise.init(dim), {}).run.program.listing.split("update:\n")[1].splitlines()
+
+
+def test_common_optimizers_take_every_fused_instruction():
+    taken = {line.split()[2] for tx in FUSABLE.values() for line in instructions(tx, 8)}
+    assert set(host.FUSED) <= taken
+    assert len(instructions(FUSABLE["adam"], 8)) == 12  # of 21
+
+
+@pytest.mark.parametrize("name", few(sorted(FUSABLE), "adam"))
+def test_fused_instructions_change_no_bit(name, make, monkeypatch):
+    results = []
+    for fuse in (update.fused, lambda section: section):
+        monkeypatch.setattr(update, "fused", fuse)
+        update._lowered_alone.cache_clear()
+        table = make(dim=5, seed=1, initializer=kvjax.initializers.normal(0.5))
+        results.append(steps(table, FUSABLE[name])[0])
+        taken = {line.split()[2] for line in instructions(FUSABLE[name], 5)}
+        assert taken.isdisjoint(host.FUSED) == (len(results) == 2)
+    update._lowered_alone.cache_clear()
+    one, other = results
+    for got, want in zip((one.values, *one.slots.values()), (other.values, *other.slots.values()), strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 33, 300])

@@ -11,9 +11,11 @@ namespace kvjax {
 // single element for a row may hold float64 (_d), for updates that count in it. MAP(name, arity, in, out,
 // expression of a, b and c) works element by element, and so does CALL, for what is rare or takes a call of a
 // function; REDUCE(name, type, neutral element, expression of x and y) makes one element of a row's;
-// MOVE(name) goes between a register and a row, or needs to know the row.
+// MOVE(name) goes between a register and a row, or needs to know the row. FUSED(name, kinds, in, out, calls
+// of MAPs) does several in one pass over its operands, which are rows (v) or single elements (s), with the
+// same bits; where an update has what the calls say, Python takes it, the first in the list first.
 // clang-format off
-#define KVJAX_INSTRUCTIONS(MAP, CALL, REDUCE, MOVE)                                               \
+#define KVJAX_INSTRUCTIONS(MAP, CALL, REDUCE, MOVE, FUSED)                                        \
   MOVE(load) MOVE(store) MOVE(stochastic_bfloat16) MOVE(stochastic_float16)                       \
   MAP(mov, 1, float, float, a)                                                                    \
   MAP(neg_f, 1, float, float, -a)                                                                 \
@@ -105,23 +107,45 @@ namespace kvjax {
   REDUCE(rmin_f, float, __builtin_inff(), x < y || x != x ? x : y)                                \
   REDUCE(sum_i, int32_t, 0, Word(Bits(x) + Bits(y)))                                              \
   REDUCE(rmax_i, int32_t, INT32_MIN, x > y ? x : y)                                               \
-  REDUCE(rmin_i, int32_t, INT32_MAX, x < y ? x : y)
+  REDUCE(rmin_i, int32_t, INT32_MAX, x < y ? x : y)                                               \
+  FUSED(fma_div_div, "svsvv", float, float, fma_f(a, div_f(div_f(b, c), d), e))                   \
+  FUSED(fma_add_div, "svvsv", float, float, fma_f(a, b, div_f(div_f(c, d), e)))                   \
+  FUSED(fma_square_mul, "svsv", float, float, fma_f(a, mul_f(b, b), mul_f(c, d)))                 \
+  FUSED(fma_mul, "svsv", float, float, fma_f(a, b, mul_f(c, d)))                                  \
+  FUSED(fma_of_mul, "svvv", float, float, fma_f(a, mul_f(b, c), d))                               \
+  FUSED(fma_of_div, "svvv", float, float, fma_f(a, div_f(b, c), d))                               \
+  FUSED(add_sqrt_div, "vss", float, float, add_f(sqrt_f(div_f(a, b)), c))                         \
+  FUSED(rsqrt_add, "vs", float, float, rsqrt_f(add_f(a, b)))                                      \
+  FUSED(sqrt_add, "vs", float, float, sqrt_f(add_f(a, b)))                                        \
+  FUSED(next_i, "sss", int32_t, int32_t, select(lt_i(a, b), b, add_i(a, c)))
 // clang-format on
 
 enum class Opcode : int32_t {
 #define KVJAX_NAME(name, ...) k_##name,
-  KVJAX_INSTRUCTIONS(KVJAX_NAME, KVJAX_NAME, KVJAX_NAME, KVJAX_NAME)
+  KVJAX_INSTRUCTIONS(KVJAX_NAME, KVJAX_NAME, KVJAX_NAME, KVJAX_NAME, KVJAX_NAME)
 #undef KVJAX_NAME
       kCount
 };
 
+/// Operands of an instruction.
+inline constexpr int32_t kMostOperands = 5;
+
 /// What an instruction takes and makes.
 struct InstructionForm {
-  enum class Kind { kMove, kMap, kReduce };
+  enum class Kind { kMove, kMap, kReduce, kFused };
   std::string_view name;
   Kind kind;
   int32_t arity;
-  bool doubles;  // takes or makes float64, which rows have not
+  bool doubles;                 // takes or makes float64, which rows have not
+  std::string_view kinds = {};  // of the operands of a fused one
+  std::string_view calls = {};  // that it stands for
+
+  /// A bit for each operand of a fused one that is a row.
+  [[nodiscard]] constexpr int32_t vectors() const {
+    int32_t bits = 0;
+    for (size_t j = 0; j < kinds.size(); ++j) bits |= (kinds[j] == 'v' ? 1 : 0) << j;
+    return bits;
+  }
 };
 
 inline constexpr InstructionForm kInstructionForms[] = {
@@ -129,10 +153,13 @@ inline constexpr InstructionForm kInstructionForms[] = {
 #define KVJAX_MAP(name, arity, In, Out, expression) \
   {#name, InstructionForm::Kind::kMap, arity, sizeof(In) == 8 || sizeof(Out) == 8},
 #define KVJAX_REDUCE(name, ...) {#name, InstructionForm::Kind::kReduce, 1, false},
-    KVJAX_INSTRUCTIONS(KVJAX_MAP, KVJAX_MAP, KVJAX_REDUCE, KVJAX_MOVE)
+#define KVJAX_FUSED(name, kinds, In, Out, calls) \
+  {#name, InstructionForm::Kind::kFused, sizeof(kinds) - 1, false, kinds, #calls},
+    KVJAX_INSTRUCTIONS(KVJAX_MAP, KVJAX_MAP, KVJAX_REDUCE, KVJAX_MOVE, KVJAX_FUSED)
 #undef KVJAX_MOVE
 #undef KVJAX_MAP
 #undef KVJAX_REDUCE
+#undef KVJAX_FUSED
 };
 
 }  // namespace kvjax

@@ -48,7 +48,7 @@ struct Field {
 struct Instruction {
   Opcode op;
   Register out;
-  Register arg[3];
+  Register arg[kMostOperands];
 };
 
 /// A program, decoded and checked: whoever runs it can trust its registers and fields.
@@ -63,8 +63,8 @@ struct Program {
   std::vector<Instruction> update = {};
 
   /// `words`: the counts of vectors, scalars, shared registers, fields, and instructions of the two lists;
-  /// then three words for each field and five for each instruction. Throws unless it is about rows of this
-  /// kind.
+  /// then three words for each field, and for each instruction two and its operands. Throws unless it is
+  /// about rows of this kind.
   static Program Parse(std::string_view table, std::span<const int32_t> words, int64_t dim, RowType type,
                        const SlotLayout& layout);
 
@@ -161,16 +161,19 @@ inline bool Program::Fits(const Instruction& i) const {
     if (other.kind() == Kind::kField) return wide && InPlace(other);
     return other.kind() == (wide ? Kind::kVector : Kind::kScalar);
   }
-  bool vector = false;
+  int32_t vectors = 0;
   for (int32_t j = 0; j < form.arity; ++j) {
     if (i.arg[j].kind() == Kind::kField && !InPlace(i.arg[j])) return false;
-    vector |= IsVector(i.arg[j]);
+    vectors |= (IsVector(i.arg[j]) ? 1 : 0) << j;
   }
+  const bool vector = vectors != 0;
   if (i.out.kind() == Kind::kField && !InPlace(i.out)) return false;
   if (form.doubles && (vector || IsVector(i.out))) return false;
   if (form.kind == InstructionForm::Kind::kReduce) return vector && i.out.kind() == Kind::kScalar;
   if (form.kind == InstructionForm::Kind::kMove && i.arg[0].kind() == Kind::kShared) return false;
   if (form.kind == InstructionForm::Kind::kMap) return IsVector(i.out) || !vector;
+  if (form.kind == InstructionForm::Kind::kFused)
+    return vectors == form.vectors() && IsVector(i.out) == vector;
   return IsVector(i.out) == vector && (vector || dim == 1);
 }
 

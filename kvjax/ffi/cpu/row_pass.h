@@ -152,8 +152,8 @@ class RowPass {
       const uint64_t* const key = u.gradient == ApplyTarget::kSharedGradient ? &spec_.admission.shared_key
                                                                              : gradients.keys + u.gradient;
       float* const memory = worker.sums[number].data() + i * 2 * dim;
-      tile.push_back(
-          {store.Value(u.row), store.Slots(u.row), gradients.Of(u.gradient, dim, memory, worker.machine.sum()), key, fresh});
+      tile.push_back({store.Value(u.row), store.Slots(u.row),
+                      gradients.Of(u.gradient, dim, memory, worker.machine.sum()), key, fresh});
     }
   }
 

@@ -45,12 +45,26 @@ inline nb::list InstructionsToPython() {
   return instructions;
 }
 
+/// The kinds of operands and the calls of each fused instruction, in the order in which they are to be looked
+/// for.
+inline nb::dict FusedToPython() {
+  nb::dict fused;
+  for (const InstructionForm& form : kInstructionForms) {
+    if (form.kind == InstructionForm::Kind::kFused)
+      fused[nb::str(form.name.data(), form.name.size())] = nb::make_tuple(
+          nb::str(form.kinds.data(), form.kinds.size()), nb::str(form.calls.data(), form.calls.size()));
+  }
+  return fused;
+}
+
 /// `targets` gives the handlers, which another compiler may have compiled.
 template <WholeTable T>
 void BindBackend(nb::module_& m, std::vector<NamedHandler> (*targets)()) {
   BindCommon(m);
   m.attr("OPERATIONS") = OperationsToPython();
   m.attr("INSTRUCTIONS") = InstructionsToPython();
+  m.attr("FUSED") = FusedToPython();
+  m.attr("MAX_OPERANDS") = kMostOperands;
   m.attr("MAX_INSTRUCTIONS") = Program::kMost;
   BindTables<T>(m);
   BindShards<T>(m);

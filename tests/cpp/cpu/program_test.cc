@@ -55,10 +55,10 @@ std::vector<uint32_t> Run(const Kernels& kernels, Opcode op, Shape shape, int32_
   data::Stream stream(static_cast<uint64_t>(op) * 64 + static_cast<uint64_t>(shape.vectors));
   const bool integers = form.name.ends_with("_i") || form.name.starts_with("i_to") || form.name == "u_to_f";
   const bool doubles = form.doubles && form.name != "f_to_d" && form.name != "i_to_d";
-  std::vector<std::vector<float>> memory(4, std::vector<float>(static_cast<size_t>(kRows * dim)));
-  std::vector<std::vector<float*>> rows(4);
-  std::vector<std::vector<Cell>> cells(4, std::vector<Cell>(kRows));
-  for (size_t j = 0; j < 4; ++j) {
+  std::vector<std::vector<float>> memory(6, std::vector<float>(static_cast<size_t>(kRows * dim)));
+  std::vector<std::vector<float*>> rows(6);
+  std::vector<std::vector<Cell>> cells(6, std::vector<Cell>(kRows));
+  for (size_t j = 0; j < 6; ++j) {
     for (int32_t r = 0; r < kRows; ++r) rows[j].push_back(memory[j].data() + r * dim);
     for (float& x : memory[j]) {
       x = Awkward(stream);
@@ -91,14 +91,14 @@ std::vector<uint32_t> Run(const Kernels& kernels, Opcode op, Shape shape, int32_
     }
   }
   if (shape.vector) {
-    step.out_rows = rows[3].data();
+    step.out_rows = rows[5].data();
   } else {
-    step.out = cells[3].data();
+    step.out = cells[5].data();
   }
   kernels.find(op, shape, step);
   step.kernel(step, kRows, dim);
-  std::vector<uint32_t> out(shape.vector ? memory[3].size() : 2 * kRows);
-  std::memcpy(out.data(), shape.vector ? static_cast<void*>(memory[3].data()) : cells[3].data(),
+  std::vector<uint32_t> out(shape.vector ? memory[5].size() : 2 * kRows);
+  std::memcpy(out.data(), shape.vector ? static_cast<void*>(memory[5].data()) : cells[5].data(),
               4 * out.size());
   const bool floats = !form.doubles && !form.name.ends_with("_i");
   for (uint32_t& word : out) {  // one NaN is as good as another
@@ -118,6 +118,7 @@ TEST(EveryInstructionSetGivesTheSameBits) {
           const bool reduces = form.kind == InstructionForm::Kind::kReduce;
           if (reduces && vectors == 0) continue;
           if (form.doubles && vectors != 0) continue;
+          if (form.kind == InstructionForm::Kind::kFused && vectors != form.vectors()) continue;
           const Shape shape{.vector = vectors != 0 && !reduces, .vectors = vectors};
           const auto one = static_cast<Opcode>(op);
           const bool same = Run(kernels, one, shape, dim) == Run(AllKernels()[0], one, shape, dim);
@@ -133,57 +134,22 @@ TEST(EveryInstructionSetGivesTheSameBits) {
 
 /// value -= grad * g0; slot 0 counts.
 std::vector<int32_t> Sgd(int32_t dim) {
-  const auto op = [](Opcode code) { return static_cast<int32_t>(code); };
-  return {1,
-          1,
-          2,
-          3,  // registers, fields
-          2,
-          5,  // instructions
-          Field::kValue,
-          0,
-          dim,
-          Field::kGradient,
-          0,
-          dim,
-          0,
-          0,
-          1,  // value, gradient, slot 0
-          op(Opcode::k_sub_i),
-          kScalar,
-          kShared + 1,
-          kShared + 1,
-          -1,  // 0
-          op(Opcode::k_store),
-          kField + 2,
-          kScalar,
-          -1,
-          -1,  //
-          op(Opcode::k_mul_f),
-          kVector,
-          kField + 1,
-          kShared,
-          -1,  //
-          op(Opcode::k_sub_f),
-          kField,
-          kField,
-          kVector,
-          -1,  //
-          op(Opcode::k_load),
-          kScalar,
-          kField + 2,
-          -1,
-          -1,  //
-          op(Opcode::k_add_i),
-          kScalar,
-          kScalar,
-          kShared + 1,
-          -1,  // + 1
-          op(Opcode::k_store),
-          kField + 2,
-          kScalar,
-          -1,
-          -1};
+  std::vector<int32_t> words = {1, 1, 2, 3, 2, 5};  // registers, fields, instructions
+  for (const int32_t field : {Field::kValue, Field::kGradient}) words.insert(words.end(), {field, 0, dim});
+  words.insert(words.end(), {0, 0, 1});  // slot 0
+  const auto add = [&](Opcode code, std::initializer_list<int32_t> registers) {
+    words.push_back(static_cast<int32_t>(code));
+    words.insert(words.end(), registers);
+    words.resize(words.size() + 1 + kvjax::kMostOperands - registers.size(), -1);
+  };
+  add(Opcode::k_sub_i, {kScalar, kShared + 1, kShared + 1});  // 0
+  add(Opcode::k_store, {kField + 2, kScalar});
+  add(Opcode::k_mul_f, {kVector, kField + 1, kShared});
+  add(Opcode::k_sub_f, {kField, kField, kVector});
+  add(Opcode::k_load, {kScalar, kField + 2});
+  add(Opcode::k_add_i, {kScalar, kScalar, kShared + 1});  // + 1
+  add(Opcode::k_store, {kField + 2, kScalar});
+  return words;
 }
 
 TEST(ProgramsThatAreNoneAreRefused) {

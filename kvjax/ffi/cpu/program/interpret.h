@@ -61,10 +61,13 @@ void MapVectors(const Step& s, int32_t rows, int32_t dim) {
     const auto* a = Read<In>(s.arg[0], r, kVectors & 1);
     const auto* b = kArity > 1 ? Read<In>(s.arg[1], r, kVectors & 2) : a;
     const auto* c = kArity > 2 ? Read<In>(s.arg[2], r, kVectors & 4) : a;
+    const auto* d = kArity > 3 ? Read<In>(s.arg[3], r, kVectors & 8) : a;
+    const auto* e = kArity > 4 ? Read<In>(s.arg[4], r, kVectors & 16) : a;
     auto* const out = Write<Out>(s, r, true);
-    const In a0 = *a, b0 = *b, c0 = *c;
+    const In a0 = *a, b0 = *b, c0 = *c, d0 = *d, e0 = *e;
     const auto element = [&](int32_t i) {
-      return F::Of(kVectors & 1 ? In(a[i]) : a0, kVectors & 2 ? In(b[i]) : b0, kVectors & 4 ? In(c[i]) : c0);
+      return F::Of(kVectors & 1 ? In(a[i]) : a0, kVectors & 2 ? In(b[i]) : b0, kVectors & 4 ? In(c[i]) : c0,
+                   kVectors & 8 ? In(d[i]) : d0, kVectors & 16 ? In(e[i]) : e0);
     };
 #pragma GCC ivdep
     for (int32_t i = 0; i < dim; ++i) out[i] = element(i);
@@ -74,7 +77,7 @@ void MapVectors(const Step& s, int32_t rows, int32_t dim) {
 /// Whatever the shape, one element at a time.
 template <class In, class Out>
 void MapElements(const Step& s, int32_t rows, int32_t dim) {
-  const auto of = reinterpret_cast<Out (*)(In, In, In)>(s.element);
+  const auto of = reinterpret_cast<Out (*)(In, In, In, In, In)>(s.element);
   const int32_t n = s.out_rows != nullptr ? dim : 1;
   for (int32_t r = 0; r < rows; ++r) {
     const Words<In>* arg[3];
@@ -86,7 +89,8 @@ void MapElements(const Step& s, int32_t rows, int32_t dim) {
     }
     auto* const out = Write<Out>(s, r, s.out_rows != nullptr);
     for (int32_t i = 0; i < n; ++i)
-      out[i] = of(arg[0][vector[0] ? i : 0], arg[1][vector[1] ? i : 0], arg[2][vector[2] ? i : 0]);
+      out[i] =
+          of(arg[0][vector[0] ? i : 0], arg[1][vector[1] ? i : 0], arg[2][vector[2] ? i : 0], In(), In());
   }
 }
 
@@ -101,7 +105,7 @@ void MapScalars(const Step& s, int32_t rows, int32_t) {
   for (int32_t r = 0; r < rows; ++r) {
     const In a = *Read<In>(s.arg[0], r, false), b = kArity > 1 ? *Read<In>(s.arg[1], r, false) : a,
              c = kArity > 2 ? *Read<In>(s.arg[2], r, false) : a;
-    *Write<Out>(s, r, false) = F::Of(a, b, c);
+    *Write<Out>(s, r, false) = F::Of(a, b, c, In(), In());
   }
 }
 
@@ -115,6 +119,16 @@ void FindMap(Shape shape, Step& step) {
     FindMap<F, kArity, In, Out, kVectors - 1>(shape, step);
   } else {
     FindCall<F, In, Out>(step);  // a row of equal elements
+  }
+}
+
+template <class F, Opcode kOp, class In, class Out>
+void FindFused(Step& step) {
+  constexpr InstructionForm kForm = kInstructionForms[static_cast<size_t>(kOp)];
+  if constexpr (kForm.vectors() != 0) {
+    step.kernel = &MapVectors<F, kForm.vectors(), kForm.arity, In, Out>;
+  } else {
+    step.kernel = &MapScalars<F, kForm.arity, In, Out>;
   }
 }
 
@@ -133,7 +147,7 @@ void PowersOfShared(const Step& s, int32_t rows, int32_t) {
     const bool small = exponent >= 0 && exponent < T(1e9);
     Power& p = powers[(small ? static_cast<uint32_t>(exponent) : 0u) % kPowers];
     if (p.known == 0 || p.base != base || p.exponent != exponent)
-      p = {1, base, exponent, F::Of(base, exponent, exponent)};
+      p = {1, base, exponent, F::Of(base, exponent, exponent, T(), T())};
     *Write<T>(s, r, false) = p.value;
   }
 }
@@ -247,20 +261,31 @@ void Stochastic(const Step& s, int32_t rows, int32_t dim) {
 // -------------------------------------------------------------------------------------------
 
 #define KVJAX_MOVE(name)
-#define KVJAX_MAP(name, arity, In, Out, expression)                                      \
-  struct name##_map {                                                                    \
-    static Out Of([[maybe_unused]] In a, [[maybe_unused]] In b, [[maybe_unused]] In c) { \
-      return expression;                                                                 \
-    }                                                                                    \
+#define KVJAX_MAP(name, arity, In, Out, expression)                                              \
+  struct name##_map {                                                                            \
+    static Out Of([[maybe_unused]] In a, [[maybe_unused]] In b, [[maybe_unused]] In c, In, In) { \
+      return expression;                                                                         \
+    }                                                                                            \
+  };                                                                                             \
+  [[maybe_unused]] inline Out name(In a, In b = In(), In c = In()) {                             \
+    return name##_map::Of(a, b, c, In(), In());                                                  \
+  }
+#define KVJAX_FUSED(name, kinds, In, Out, calls)                                             \
+  struct name##_fused {                                                                      \
+    static Out Of(In a, [[maybe_unused]] In b, [[maybe_unused]] In c, [[maybe_unused]] In d, \
+                  [[maybe_unused]] In e) {                                                   \
+      return calls;                                                                          \
+    }                                                                                        \
   };
 #define KVJAX_REDUCE(name, T, zero, expression)  \
   struct name##_reduce {                         \
     static T Zero() { return zero; }             \
     static T Of(T x, T y) { return expression; } \
   };
-KVJAX_INSTRUCTIONS(KVJAX_MAP, KVJAX_MAP, KVJAX_REDUCE, KVJAX_MOVE)
+KVJAX_INSTRUCTIONS(KVJAX_MAP, KVJAX_MAP, KVJAX_REDUCE, KVJAX_MOVE, KVJAX_FUSED)
 #undef KVJAX_MAP
 #undef KVJAX_REDUCE
+#undef KVJAX_FUSED
 
 void Find(Opcode op, Shape shape, Step& step) {
   if (!shape.vector && shape.shared_base) {
@@ -279,7 +304,11 @@ void Find(Opcode op, Shape shape, Step& step) {
   case Opcode::k_##name:                        \
     step.kernel = &Reduce<name##_reduce, T>;    \
     return;
-    KVJAX_INSTRUCTIONS(KVJAX_MAP, KVJAX_CALL, KVJAX_REDUCE, KVJAX_MOVE)
+#define KVJAX_FUSED(name, kinds, In, Out, calls) \
+  case Opcode::k_##name:                         \
+    return FindFused<name##_fused, Opcode::k_##name, In, Out>(step);
+    KVJAX_INSTRUCTIONS(KVJAX_MAP, KVJAX_CALL, KVJAX_REDUCE, KVJAX_MOVE, KVJAX_FUSED)
+#undef KVJAX_FUSED
 #undef KVJAX_MAP
 #undef KVJAX_CALL
 #undef KVJAX_REDUCE
@@ -305,16 +334,17 @@ void Find(Opcode op, Shape shape, Step& step) {
 using Lanes [[gnu::vector_size(64)]] = float;
 constexpr size_t kWidth = sizeof(Lanes) / sizeof(float);
 
-/// Sums kCount pieces of rows that are anywhere in memory, from `at` on; the last one ends where the row does,
-/// and may have elements of the one before, whose sums are the same.
+/// Sums kCount pieces of rows that are anywhere in memory, from `at` on; the last one ends where the row
+/// does, and may have elements of the one before, whose sums are the same.
 template <size_t kCount>
-[[gnu::always_inline]] inline void SumPieces(float* to, const float* rows, const uint32_t* which, size_t count,
-                                             size_t dim, size_t at) {
+[[gnu::always_inline]] inline void SumPieces(float* to, const float* rows, const uint32_t* which,
+                                             size_t count, size_t dim, size_t at) {
   constexpr size_t kAhead = 8;
   const size_t last = at + kCount * kWidth <= dim ? at + (kCount - 1) * kWidth : dim - kWidth;
   const auto place = [&](size_t piece) { return piece + 1 < kCount ? at + piece * kWidth : last; };
   Lanes sum[kCount], row;
-  for (size_t p = 0; p < kCount; ++p) __builtin_memcpy(&sum[p], rows + which[0] * dim + place(p), sizeof(row));
+  for (size_t p = 0; p < kCount; ++p)
+    __builtin_memcpy(&sum[p], rows + which[0] * dim + place(p), sizeof(row));
   for (size_t i = 1; i < count; ++i) {
     const float* const next = rows + which[i + kAhead < count ? i + kAhead : i] * dim;
     for (size_t p = 0; p < kCount; ++p) __builtin_prefetch(next + place(p));

@@ -39,7 +39,7 @@ using Kernel = void (*)(const Step& step, int32_t rows, int32_t dim);
 /// An instruction, bound to where its registers are.
 struct Step {
   Kernel kernel = nullptr;
-  Source arg[3];
+  Source arg[kMostOperands];
   float* const* out_rows = nullptr;  // one of the two
   Cell* out = nullptr;
   int32_t width = 1;          // elements of a row that move
