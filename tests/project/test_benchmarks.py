@@ -1,4 +1,4 @@
-"""The benchmark of GPUs runs in tiny sizes anywhere, and says what it wants where there is no GPU."""
+"""Benchmarks run in tiny sizes anywhere; that of GPUs says what it wants where there is no GPU."""
 
 import json
 import math
@@ -15,13 +15,14 @@ import optax
 import kvjax
 from tests.support.marks import slow
 
-SCRIPT = Path(__file__).parents[2] / "benchmarks/gpu.py"
-sys.path.insert(0, str(SCRIPT.parent))
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPT = BENCHMARKS / "gpu.py"
+sys.path.insert(0, str(BENCHMARKS))
 import gpu  # noqa: E402
 
 
-def run(*args):
-    command = [sys.executable, str(SCRIPT), *map(str, args)]
+def run(*args, script=SCRIPT):
+    command = [sys.executable, str(script), *map(str, args)]
     env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env)
 
@@ -38,6 +39,17 @@ def test_smoke(tmp_path):
         numbers = [x for x in figures.values() if not isinstance(x, str)]
         assert all(math.isfinite(x) and x > 0 for x in numbers), figures
     assert "lookup_or_" in done.stdout and "static arrays" in done.stdout
+
+
+@slow
+def test_score(tmp_path):
+    report, plot = tmp_path / "score.json", tmp_path / "speed.png"
+    done = run("--smoke", "--json", report, "--plot", plot, script=BENCHMARKS / "score.py")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    got = json.loads(report.read_text())
+    ratios = [r["ratio"] for r in got["results"]]
+    assert len(ratios) == 10 and math.isclose(got["score"], math.prod(ratios) ** (1 / len(ratios)))
+    assert f"score {got['score']:.2f}" in done.stdout and plot.stat().st_size > 5_000
 
 
 def test_without_a_gpu_it_says_so():

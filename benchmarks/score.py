@@ -1,0 +1,130 @@
+"""One score: what kvjax takes beside plain JAX, NumPy or itself, each pair measured in turns in one process.
+
+    python benchmarks/score.py                       # 6 minutes on two cores
+    python benchmarks/score.py --smoke               # tiny sizes, to see that it runs
+    python benchmarks/score.py --plot docs/speed.png # also the cost of a key from 1e5 to 1e7 rows
+
+A ratio above 1 is in kvjax's favour; the score is the geometric mean of the ratios. No other system is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from score_pairs import SMOKE, Pair, Size, all_of, filled, lookups, train_steps
+
+import kvjax
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    what: str
+    beside: str
+    ours: float  # milliseconds, or bytes
+    other: float
+
+    @property
+    def ratio(self) -> float:
+        return self.other / self.ours
+
+
+def measured(pair: Pair, turns: int) -> Result:
+    times: tuple[list[float], list[float]] = [], []
+    for turn in range(turns + 2):  # the first two compile
+        for call, into in zip((pair.ours, pair.other), times, strict=True):
+            began = time.perf_counter()
+            jax.block_until_ready(call(turn))
+            into.append(time.perf_counter() - began)
+    ours, other = (1e3 * float(np.median(t[2:])) for t in times)
+    return Result(pair.what, pair.beside, ours, other)
+
+
+def drop_tables() -> None:
+    for name in list(kvjax.tables()):
+        kvjax.drop_table(name)
+
+
+def memory(size: Size) -> Result:
+    """Bytes a row beside its value and slots, which a table of 24 would have."""
+    table = filled("bytes", 16, size.rows)
+    stats = table.stats()
+    beyond = sum(stats.bytes.values()) / len(table) - 16 * 4
+    return Result("bytes a row beyond its value, dim 16", "24", beyond, 24.0)
+
+
+def run(size: Size) -> list[Result]:
+    results = []
+    for several in track(all_of(size), description="measuring", console=Console(stderr=True)):
+        for pair in several():
+            results.append(measured(pair, size.turns))
+        drop_tables()
+    return [*results, memory(size)]
+
+
+def score(results: list[Result]) -> float:
+    return math.exp(sum(math.log(r.ratio) for r in results) / len(results))
+
+
+# ---- the cost of a key as the table grows -------------------------------------------------------------------------
+
+
+def costs(size: Size, dim: int = 16) -> dict[int, dict[str, float]]:
+    """Nanoseconds a key, by rows and call; the gather is the floor that memory sets."""
+    out = {}
+    for rows in size.plot:
+        at = dataclasses.replace(size, rows=rows)
+        look, _ = lookups(at, dim)
+        step = next(train_steps(at, dim))
+        found, trained = measured(look, size.turns), measured(step, size.turns)
+        ns = 1e6 / size.keys
+        out[rows] = {"jnp.take": found.other * ns, "lookup": found.ours * ns, "training step, Adam": trained.ours * ns}
+        drop_tables()
+    return out
+
+
+def draw(costs: dict[int, dict[str, float]], to: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for name in next(iter(costs.values())):
+        axes.plot(list(costs), [c[name] for c in costs.values()], marker="o", label=name)
+    axes.set(xscale="log", yscale="log", xlabel="rows of the table", ylabel="ns a key", title="Cost of a key, dim 16")
+    axes.legend(frameon=False)
+    figure.savefig(to, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    size = SMOKE if args.smoke else Size()
+    results = run(size)
+    grid = Table("what", "beside", "kvjax", "other", "ratio", title="milliseconds, medians of turns")
+    for r in results:
+        grid.add_row(r.what, r.beside, f"{r.ours:.2f}", f"{r.other:.2f}", f"{r.ratio:.2f}")
+    Console(width=110).print(grid)
+    print(f"score {score(results):.2f}")
+    if args.json:
+        report = {"score": score(results), "results": [{**dataclasses.asdict(r), "ratio": r.ratio} for r in results]}
+        args.json.write_text(json.dumps(report, indent=1))
+    if args.plot:
+        draw(costs(size), args.plot)
+
+
+if __name__ == "__main__":
+    main()
