@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/cpu/program/machine.h"
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
@@ -130,6 +131,23 @@ TEST(EveryInstructionSetGivesTheSameBits) {
     }
   }
   CHECK(ran > 500);
+}
+
+TEST(SumsOfRowsAreThoseOneAfterTheOther) {
+  data::Stream stream(8);
+  for (const size_t dim : {1u, 4u, 15u, 16u, 17u, 33u, 64u, 65u, 128u, 130u}) {
+    Floats rows(20 * dim), want(dim), got(dim);
+    for (float& x : rows) x = Awkward(stream);
+    for (size_t count = 1; count < 30; count += 4) {
+      std::vector<uint32_t> which(count);
+      for (uint32_t& r : which) r = static_cast<uint32_t>(stream.Below(20));
+      kvjax::SumInOrder()(want.data(), rows.data(), which, dim);
+      for (const Kernels& kernels : AllKernels()) {
+        kernels.sum(got.data(), rows.data(), which.data(), count, dim);
+        for (size_t d = 0; d < dim; ++d) CHECK(got[d] == want[d] || (got[d] != got[d] && want[d] != want[d]));
+      }
+    }
+  }
 }
 
 /// value -= grad * g0; slot 0 counts.
