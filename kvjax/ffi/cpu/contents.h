@@ -27,6 +27,7 @@
 #include "kvjax/ffi/core/stats.h"
 #include "kvjax/ffi/core/store.h"
 #include "kvjax/ffi/cpu/change.h"
+#include "kvjax/ffi/cpu/shortlist.h"
 #include "kvjax/ffi/cpu/space.h"
 
 namespace kvjax {
@@ -39,9 +40,16 @@ class Contents {
   RowStore store;
   Admission admission;
   int64_t last_step = 0;
-  mutable Counters counters;  // reads count too
+  mutable Shortlist shortlist;  // a plan that comes to nothing may fill it
+  mutable Counters counters;    // reads count too
   Sink sink;
   ScoreFunction score;
+
+  /// Other rows take the place of all.
+  void Replace(RowStore rows, int64_t step) {
+    store = std::move(rows), last_step = step;
+    shortlist.Clear();
+  }
 
   // ---- coming ------------------------------------------------------------------------------------------
 
@@ -70,7 +78,7 @@ class Contents {
   }
 
   [[nodiscard]] SpaceMaker::Source source(const TableSpec& spec) const {
-    return {spec, store, admission, score};
+    return {spec, store, admission, score, shortlist, last_step};
   }
   /// Whether the table's policy runs by itself between its last step and this one.
   [[nodiscard]] bool Due(const TableSpec& spec, int64_t step) const {

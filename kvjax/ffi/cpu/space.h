@@ -19,6 +19,7 @@
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/core/store.h"
 #include "kvjax/ffi/cpu/change.h"
+#include "kvjax/ffi/cpu/shortlist.h"
 
 namespace kvjax {
 
@@ -38,6 +39,8 @@ class SpaceMaker {
     const RowStore& store;
     const Admission& admission;
     const ScoreFunction& score;
+    Shortlist& shortlist;
+    int64_t last_step;
   };
 
   /// For `change`, which belongs to the op that errors name. `alone`: there are no other shards.
@@ -54,8 +57,11 @@ class SpaceMaker {
     if (excess_ == 0 && !due) return true;
     if (!evicts && !due) return Settle(parallel);
     needed_ = evicts ? excess_ : 0;
+    if (spec.policy.empty()) {
+      rows_ = LeastRecent(parallel, needed_);
+      return Settle(parallel);
+    }
     rows_ = Candidates(parallel);
-    if (spec.policy.empty()) return Settle(parallel);
     policy_ = spec.policy;
     return Advance(parallel);
   }
@@ -147,8 +153,27 @@ class SpaceMaker {
   /// How many rows there would be if none were evicted.
   [[nodiscard]] uint64_t after() const { return totals_.size + totals_.entering; }
 
-  /// Rows that may be evicted: neither pinned nor shared nor of the change.
+  /// Rows that may be evicted.
   [[nodiscard]] std::vector<Candidate> Candidates(const ParallelFor& parallel) const {
+    std::vector<Candidate> rows = AllRows(parallel);
+    KeepFree(rows);
+    return rows;
+  }
+
+  /// The same, or some of them: at least the `n` that were written least recently.
+  [[nodiscard]] std::vector<Candidate> LeastRecent(const ParallelFor& parallel, uint64_t n) const {
+    std::vector<Candidate> rows;
+    if (alone_) rows = from_.shortlist.Rows(parallel, from_.store);
+    KeepFree(rows);
+    if (!rows.empty() && rows.size() >= n) return rows;
+    rows = AllRows(parallel);
+    if (alone_) from_.shortlist.Fill(rows, n, from_.last_step);
+    KeepFree(rows);
+    return rows;
+  }
+
+  /// Leaves rows out that are pinned, shared or of the change.
+  void KeepFree(std::vector<Candidate>& rows) const {
     const RowStore& store = from_.store;
     std::vector<bool> stays(store.end_row());
     if (from_.admission.shares()) {  // the row of many keys
@@ -158,11 +183,14 @@ class SpaceMaker {
     for (const uint32_t row : change_->found.rows) {
       if (row != kNoRow) stays[row] = true;
     }
+    std::erase_if(rows, [&](const Candidate& r) { return r.header.pinned != 0 || stays[r.row]; });
+  }
+
+  [[nodiscard]] std::vector<Candidate> AllRows(const ParallelFor& parallel) const {
+    const RowStore& store = from_.store;
     std::vector<Candidate> rows;
     rows.reserve(store.size());
-    store.index().ForEach([&](uint64_t key, uint32_t row) {
-      if (!stays[row]) rows.push_back({key, row, {}});
-    });
+    store.index().ForEach([&](uint64_t key, uint32_t row) { rows.push_back({key, row, {}}); });
     parallel(rows.size(), kGrain, [&](size_t begin, size_t end) {
       constexpr size_t kAhead = 16;
       for (size_t i = begin; i < end; ++i) {
@@ -170,7 +198,6 @@ class SpaceMaker {
         rows[i].header = store.Header(rows[i].row);
       }
     });
-    std::erase_if(rows, [](const Candidate& r) { return r.header.pinned != 0; });
     return rows;
   }
 

@@ -46,9 +46,8 @@ inline Table::Loaded Table::PrepareLoad(uint32_t version, const SnapshotView& ro
 
 inline uint32_t Table::CommitLoad(Loaded loaded) {
   const auto lock = Write(loaded.version, "load", {});
-  in_.store = std::move(loaded.store);
+  in_.Replace(std::move(loaded.store), loaded.last_step);
   in_.admission = std::move(loaded.admission);
-  in_.last_step = loaded.last_step;
   return gate_.Next();
 }
 

@@ -144,9 +144,8 @@ inline uint32_t Table::Clear(Call call) {
   const auto lock = Write(call.version, "clear", {});
   if (!Plan(call, [&] { return Planned{call.version, {}}; })) return 0;
   in_.counters.removed += in_.store.size();
-  in_.store = in_.store.Empty();
+  in_.Replace(in_.store.Empty(), 0);
   in_.admission.Clear();
-  in_.last_step = 0;
   return gate_.Next();
 }
 

@@ -76,6 +76,76 @@ TEST(AFullTableKeepsTheMostRecentRowsAndTheBatch) {
   CHECK_EQ(Evicted(table, "capacity"), evicted);
 }
 
+/// The same on a table that is large enough for a shortlist, among writes of all kinds.
+TEST(TheShortlistChoosesWhatAllRowsWould) {
+  constexpr size_t kMost = 4000;
+  data::Stream stream(2);
+  Live table(Spec(kMost, OnFull::kEvict));
+  std::map<uint64_t, int64_t> rows;  // key, version
+  Set pinned;
+  size_t listed = 0;
+  int64_t last = 0;
+  for (int64_t turn = 1; turn <= 400; ++turn) {
+    const int64_t step = last + static_cast<int64_t>(stream.Below(3));
+    const Keys batch = turn == 1 ? Keys() : RandomBatch(stream, 8000, turn < 60 ? 400 : 60);
+    if (turn == 1 || turn == 200) {  // old rows and new ones, in no order
+      rows.clear(), pinned.clear();
+      Snapshot loaded;
+      loaded.layout = {};
+      for (uint64_t key = 0; key < 7800; key += 2) {
+        rows[key] = static_cast<int64_t>(stream.Below(30));
+        loaded.keys.push_back(static_cast<int64_t>(key));
+        loaded.frequencies.push_back(1);
+        loaded.versions.push_back(rows[key]);
+        loaded.pinned.push_back(std::byte{0});
+        loaded.has_slots.push_back(std::byte{0});
+      }
+      loaded.values.resize(loaded.keys.size() * 8);
+      loaded.last_step = last = 30;
+      if (turn > 1) table.Clear(table.version());
+      table.Restore(data::View(loaded));
+      continue;
+    }
+    const Set in_batch(batch.begin(), batch.end());
+    std::vector<std::tuple<int64_t, uint64_t, uint64_t>> order;
+    for (const auto& [key, version] : rows) {
+      if (!pinned.contains(key) && !in_batch.contains(key)) order.emplace_back(version, kvjax::Mix(key), key);
+    }
+    std::sort(order.begin(), order.end());
+    for (const uint64_t key : batch) rows.try_emplace(key, last);
+    for (size_t i = 0; rows.size() > kMost; ++i) rows.erase(std::get<2>(order[i]));
+    switch (stream.Below(8)) {
+      case 0:
+        table.Ensure(batch);
+        break;
+      case 1:
+        table.Pin(batch);
+        pinned.insert(batch.begin(), batch.end());
+        break;
+      default:
+        table.Train(batch, step);
+        last = std::max(last, step);
+        for (const uint64_t key : batch) rows[key] = step;
+    }
+    if (stream.Below(5) == 0 && !pinned.empty()) {
+      const Keys some(pinned.begin(), pinned.end());
+      table.Unpin(table.version(), data::Span(some));
+      pinned.clear();
+    }
+    if (stream.Below(9) == 0) {
+      const Keys gone = RandomBatch(stream, 8000, 50);
+      table.Drop(gone);
+      for (const uint64_t key : gone) rows.erase(key), pinned.erase(key);
+    }
+    listed += table.Observe([](const kvjax::Contents& c) { return !c.shortlist.empty(); });
+    if (turn % 4 != 0) continue;
+    Set want;
+    for (const auto& [key, version] : rows) want.insert(key);
+    CHECK(table.KeySet() == want);
+  }
+  CHECK(listed > 100 && Evicted(table, "capacity") > 1000);
+}
+
 TEST(TheTablesPolicyComesFirst) {
   // The policy chooses two rows, and the least recent one makes up what lacks.
   Live table(Spec(6, OnFull::kEvict, "rare\nmin_frequency:2"));
