@@ -57,11 +57,9 @@ class SpaceMaker {
     if (excess_ == 0 && !due) return true;
     if (!evicts && !due) return Settle(parallel);
     needed_ = evicts ? excess_ : 0;
-    if (spec.policy.empty()) {
-      rows_ = LeastRecent(parallel, needed_);
-      return Settle(parallel);
-    }
-    rows_ = Candidates(parallel);
+    const bool recent = spec.policy.empty() || spec.policy.least_recent();
+    rows_ = recent ? LeastRecent(parallel, needed_) : Candidates(parallel);
+    if (spec.policy.empty()) return Settle(parallel);
     policy_ = spec.policy;
     return Advance(parallel);
   }

@@ -77,10 +77,10 @@ TEST(AFullTableKeepsTheMostRecentRowsAndTheBatch) {
 }
 
 /// The same on a table that is large enough for a shortlist, among writes of all kinds.
-TEST(TheShortlistChoosesWhatAllRowsWould) {
+void TestShortlist(const std::string& policy) {
   constexpr size_t kMost = 4000;
   data::Stream stream(2);
-  Live table(Spec(kMost, OnFull::kEvict));
+  Live table(Spec(kMost, OnFull::kEvict, policy));
   std::map<uint64_t, int64_t> rows;  // key, version
   Set pinned;
   size_t listed = 0;
@@ -143,7 +143,12 @@ TEST(TheShortlistChoosesWhatAllRowsWould) {
     for (const auto& [key, version] : rows) want.insert(key);
     CHECK(table.KeySet() == want);
   }
-  CHECK(listed > 100 && Evicted(table, "capacity") > 1000);
+  CHECK(listed > 100 && Evicted(table, policy.empty() ? "capacity" : "ours") > 1000);
+}
+
+TEST(TheShortlistChoosesWhatAllRowsWould) {
+  TestShortlist("");
+  TestShortlist("ours\nleast_recent:needed");
 }
 
 TEST(TheTablesPolicyComesFirst) {
