@@ -1,0 +1,112 @@
+// The shortlist of rows to evict: what it chooses is what all rows would, among writes of all kinds.
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "tests/cpp/support/check.h"
+#include "tests/cpp/support/data.h"
+
+namespace {
+
+using data::Keys;
+using data::Live;
+using kvjax::Snapshot;
+using Set = std::set<uint64_t>;
+
+kvjax::TableSpec Spec(size_t max_capacity, const std::string& policy) {
+  kvjax::TableSpec spec = data::Spec(2);
+  spec.max_capacity = max_capacity;
+  spec.on_full = kvjax::OnFull::kEvict;
+  spec.policy = kvjax::Policy::Parse(policy);
+  return spec;
+}
+
+uint64_t Evicted(const Live& table, const std::string& reason) {
+  return table.Observe([&](const kvjax::Contents& c) { return c.counters.evicted.at(reason); });
+}
+
+Keys RandomBatch(data::Stream& stream, uint64_t keys, uint64_t most) {
+  Set batch;
+  for (uint64_t n = stream.Below(most + 1); n > 0; --n) batch.insert(stream.Below(keys));
+  return {batch.begin(), batch.end()};
+}
+
+/// On a table that is large enough for a shortlist.
+void TestShortlist(const std::string& policy) {
+  constexpr size_t kMost = 4000;
+  data::Stream stream(2);
+  Live table(Spec(kMost, policy));
+  std::map<uint64_t, int64_t> rows;  // key, version
+  Set pinned;
+  size_t listed = 0;
+  int64_t last = 0;
+  for (int64_t turn = 1; turn <= 400; ++turn) {
+    const int64_t step = last + static_cast<int64_t>(stream.Below(3));
+    const Keys batch = turn == 1 ? Keys() : RandomBatch(stream, 8000, turn < 60 ? 400 : 60);
+    if (turn == 1 || turn == 200) {  // old rows and new ones, in no order
+      rows.clear(), pinned.clear();
+      Snapshot loaded;
+      loaded.layout = {};
+      for (uint64_t key = 0; key < 7800; key += 2) {
+        rows[key] = static_cast<int64_t>(stream.Below(30));
+        loaded.keys.push_back(static_cast<int64_t>(key));
+        loaded.frequencies.push_back(1);
+        loaded.versions.push_back(rows[key]);
+        loaded.pinned.push_back(std::byte{0});
+        loaded.has_slots.push_back(std::byte{0});
+      }
+      loaded.values.resize(loaded.keys.size() * 8);
+      loaded.last_step = last = 30;
+      if (turn > 1) table.Clear(table.version());
+      table.Restore(data::View(loaded));
+      continue;
+    }
+    const Set in_batch(batch.begin(), batch.end());
+    std::vector<std::tuple<int64_t, uint64_t, uint64_t>> order;
+    for (const auto& [key, version] : rows) {
+      if (!pinned.contains(key) && !in_batch.contains(key)) order.emplace_back(version, kvjax::Mix(key), key);
+    }
+    std::sort(order.begin(), order.end());
+    for (const uint64_t key : batch) rows.try_emplace(key, last);
+    for (size_t i = 0; rows.size() > kMost; ++i) rows.erase(std::get<2>(order[i]));
+    switch (stream.Below(8)) {
+      case 0:
+        table.Ensure(batch);
+        break;
+      case 1:
+        table.Pin(batch);
+        pinned.insert(batch.begin(), batch.end());
+        break;
+      default:
+        table.Train(batch, step);
+        last = std::max(last, step);
+        for (const uint64_t key : batch) rows[key] = step;
+    }
+    if (stream.Below(5) == 0 && !pinned.empty()) {
+      const Keys some(pinned.begin(), pinned.end());
+      table.Unpin(table.version(), data::Span(some));
+      pinned.clear();
+    }
+    if (stream.Below(9) == 0) {
+      const Keys gone = RandomBatch(stream, 8000, 50);
+      table.Drop(gone);
+      for (const uint64_t key : gone) rows.erase(key), pinned.erase(key);
+    }
+    listed += table.Observe([](const kvjax::Contents& c) { return !c.shortlist.empty(); });
+    if (turn % 4 != 0) continue;
+    Set want;
+    for (const auto& [key, version] : rows) want.insert(key);
+    CHECK(table.KeySet() == want);
+  }
+  CHECK(listed > 100 && Evicted(table, policy.empty() ? "capacity" : "ours") > 1000);
+}
+
+TEST(TheShortlistChoosesWhatAllRowsWould) {
+  TestShortlist("");
+  TestShortlist("ours\nleast_recent:needed");
+}
+
+}  // namespace
