@@ -68,8 +68,7 @@ class Policy(abc.ABC):
         Args:
           steps: 1 or more.
         """
-        _check(is_integer(steps) and steps >= 1, "every", "an integer of steps >= 1", steps)
-        return Every(self, int(steps))
+        return Every(self, steps)
 
     @abc.abstractmethod
     def formula(self) -> str:
@@ -98,6 +97,11 @@ class Every:
 
     policy: Policy
     steps: int
+
+    def __post_init__(self) -> None:
+        _policy(self.policy)
+        _check(is_integer(self.steps) and 1 <= self.steps < 2**63, "every", "an integer of steps >= 1", self.steps)
+        object.__setattr__(self, "steps", int(self.steps))
 
     def __and__(self, other: Any) -> Policy:
         return _policy(self)  # raises
@@ -321,6 +325,11 @@ class _Both(Policy):
     left: Policy
     right: Policy
 
+    def __post_init__(self) -> None:
+        _check(self.op in ("and", "or"), "policy", "'and' or 'or' between policies", self.op)
+        _policy(self.left)
+        _policy(self.right)
+
     def formula(self) -> str:
         return f"{self.left.formula()} {self.right.formula()} {self.op}"
 
@@ -337,6 +346,9 @@ class _Both(Policy):
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Not(Policy):
     inner: Policy
+
+    def __post_init__(self) -> None:
+        _policy(self.inner)
 
     def formula(self) -> str:
         return f"{self.inner.formula()} not"

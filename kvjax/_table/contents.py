@@ -154,7 +154,7 @@ def _warn_of_lost_counts(spec: TableSpec, counts: dict[str, np.ndarray]) -> None
         warnings.warn(
             f"kvjax: table {spec.name!r}, load: want the admission that the rows were saved with, got "
             f"{spec.admit}; the counts of keys without a row ({', '.join(lost)}) are left out",
-            stacklevel=8,  # the caller of load
+            stacklevel=9,  # the caller of load
         )
 
 
@@ -169,6 +169,11 @@ def load(table: H, rows: Callable[[], Snapshot]) -> H:
     Returns:
       The next handle.
     """
+    return prepare_load(table, rows)()
+
+
+def prepare_load(table: H, rows: Callable[[], Snapshot]) -> Callable[[], H]:
+    """As `load`, but nothing changes before the call that it gives."""
     spec = table.spec
 
     def prepare() -> tuple[list[Any], np.ndarray]:
@@ -179,8 +184,12 @@ def load(table: H, rows: Callable[[], Snapshot]) -> H:
 
     prepared, mine = together(spec.placement, spec.name, "load", prepare)
     _check_summaries(spec, "load", allgather(spec.placement, mine))
-    (version,) = {spec.host.commit_load(part) for part in prepared}
-    return table.at(version_leaf(spec, version))
+
+    def commit() -> H:
+        (version,) = {spec.host.commit_load(part) for part in prepared}
+        return table.at(version_leaf(spec, version))
+
+    return commit
 
 
 def split(spec: TableSpec, whole: Snapshot) -> list[Snapshot]:

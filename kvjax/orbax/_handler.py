@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future
 
 from kvjax._spec.sharding import Sharding
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint import Restore, check_saved, names, read_meta, snapshot, write
+from kvjax.checkpoint import Catalog, check_saved, restore, seal, snapshot, write
 
 
 class TableHandler(ocp.handlers.AsyncCheckpointHandler):
@@ -44,25 +45,21 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
                 pending.result()
 
         asyncio.run(run())
+        if jax.process_count() == 1:  # else Orbax calls it, when all are here
+            self.finalize(directory)
 
     def restore(self, directory: Any, args: TableRestore | None = None) -> dict[str, Table]:
-        directory, args = Path(directory), args or TableRestore()
-        wanted = args.tables
-        if wanted is None:
-            wanted = {name: None for name in names(directory)}
-        # All are read and checked before the first is changed.
-        restores = [Restore(directory, name, table, args.sharding()) for name, table in wanted.items()]
-        for restore in restores:
-            restore.read()
-        return {restore.name: restore.load() for restore in restores}
+        args = args or TableRestore()
+        return restore(Path(directory), args.tables, args.sharding())
 
     def metadata(self, directory: Any) -> dict[str, Any]:
         """What each table of a checkpoint is, by name, as ``kvjax.json`` says it."""
-        directory = Path(directory)
-        return {name: read_meta(directory, name) for name in names(directory)}
+        catalog = Catalog(Path(directory))
+        return {name: catalog.open(name)[0] for name in catalog.names}
 
     def finalize(self, directory: Any) -> None:
-        """Nothing is left to do once all files are there."""
+        """Seals the checkpoint: everything is there, and on the disk."""
+        seal(Path(directory))
 
     def close(self) -> None:
         """The handler holds nothing."""
