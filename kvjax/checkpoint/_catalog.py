@@ -126,7 +126,9 @@ class Catalog:
         try:
             contents = found["contents"]
             if found["digest"] != digest(_canonical(contents)):
-                raise Damaged(f"want what has the digest {str(found['digest'])[:20]!r}, got {digest(_canonical(contents))}")
+                raise Damaged(
+                    f"want what has the digest {str(found['digest'])[:20]!r}, got {digest(_canonical(contents))}"
+                )
             if contents["format"] != SEAL:
                 raise Damaged(f"want format {SEAL!r}, got {contents['format']!r}, which a later kvjax may have written")
             return {name: [_entry(entry) for entry in lists] for name, lists in contents["tables"].items()}
@@ -147,4 +149,5 @@ def _entry(entry: Any) -> tuple[int, str]:
     match entry:
         case [int(size), str(saved)] if size >= 0:
             return size, saved
-    raise Damaged(f"want the size and digest of a file, got {entry!r:.100}")
+        case _:
+            raise Damaged(f"want the size and digest of a file, got {entry!r:.100}")

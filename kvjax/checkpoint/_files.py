@@ -79,12 +79,12 @@ def read(path: Path, most: int) -> bytes:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise Damaged(f"want the file {path.name}, got {error.strerror or error}") from error
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > most:
+        os.close(fd)
+        got = f"{found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "no file of bytes"
+        raise Damaged(f"want {path.name} as a file of at most {most} bytes, got {got}")
     with open(fd, "rb") as file:
-        found = os.fstat(fd)
-        if not stat.S_ISREG(found.st_mode):
-            raise Damaged(f"want {path.name} as a file, got something else")
-        if found.st_size > most:
-            raise Damaged(f"want at most {most} bytes in {path.name}, got {found.st_size}")
         return file.read(most)
 
 

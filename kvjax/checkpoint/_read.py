@@ -70,7 +70,7 @@ class _Array:
         chunk = chunk_rows(self.dtype, self.shape)
         size = chunk * row_bytes(self.dtype, self.shape)
         spec = array_spec(self.dtype, self.shape) | {"kvstore": {"driver": "memory"}}
-        store = ts.open(spec, create=True, context=ts.Context()).result()
+        store: Any = ts.open(spec, create=True, context=ts.Context()).result()
         for i in range(start // chunk, -(-stop // chunk)):
             path = chunk_path(i, self.shape)
             data = self.files.read(f"{self.folder}/{path}", size + (size >> 7) + 1024)
@@ -108,9 +108,8 @@ class _Shard:
     def read(self, placement: Placement | None) -> dict[str, np.ndarray]:
         if placement is None or placement.num_shards == len({shard.shard for shard in placement.local}):
             return _at_once(self.rows | self.extras)
-        pending = {name: store for name, store in self.extras.items() if name != "sketch"}
-        if pending:
-            pending = _owned(pending, "pending_keys", placement)
+        waiting = {name: store for name, store in self.extras.items() if name != "sketch"}
+        pending = _owned(waiting, "pending_keys", placement) if waiting else {}
         if placement.partitioner is not None:
             sketch = _at_once({name: self.extras[name] for name in self.extras if name == "sketch"})
             return _owned(self.rows, "keys", placement) | pending | sketch

@@ -8,7 +8,7 @@ from typing import Any
 from kvjax import admit, constraints, evict
 from kvjax.initializers import Generated, Initializer, Pool, from_pool
 
-_RULES = admit.RULES | evict.RULES | constraints.RULES
+_RULES: dict[str, Any] = admit.RULES | evict.RULES | constraints.RULES
 
 
 def dump(value: Any) -> Any:

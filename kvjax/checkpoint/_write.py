@@ -91,7 +91,9 @@ def check_name(name: Any, table: str) -> None:
       ValueError: it cannot.
     """
     if not is_name(name):
-        raise fail(ValueError, table, "save", "a name to save it under, in UTF-8", repr(name), "TableSave({name: table})")
+        raise fail(
+            ValueError, table, "save", "a name to save it under, in UTF-8", repr(name), "TableSave({name: table})"
+        )
 
 
 def shared_placement(table: Table) -> Placement | None:
