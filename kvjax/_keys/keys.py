@@ -90,7 +90,7 @@ class Keys:
         if not hasattr(self.words, "shape"):
             return 1  # of a tree of something else, which Flax asks for before it shows it
         if self.ndim == 0:
-            raise TypeError("len() of one key, which is no array")
+            raise TypeError("kvjax: Keys: len(): want keys (n, ...), got one key; int(key) gives its id")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Keys]:
@@ -100,7 +100,9 @@ class Keys:
         index = index if isinstance(index, tuple) else (index,)
         self._check_bounds(index)
         if sum(i is not None and i is not Ellipsis for i in index) > self.ndim:
-            raise IndexError(f"keys of shape {self.shape} take at most {self.ndim} indices, got {index}")
+            raise IndexError(
+                f"kvjax: Keys: want at most {self.ndim} indices for keys of shape {self.shape}, got {index}"
+            )
         if any(i is Ellipsis for i in index):
             index = (*index, slice(None))
         words: Any = self.words
@@ -116,7 +118,9 @@ class Keys:
                 axis = self.ndim - sum(j is not None for j in index[i + 1 :])
             known = isinstance(each, (int, np.integer)) and not isinstance(each, bool) and axis < self.ndim
             if known and not -self.shape[axis] <= each < self.shape[axis]:
-                raise IndexError(f"index {each} is out of bounds for axis {axis} of keys of shape {self.shape}")
+                raise IndexError(
+                    f"kvjax: Keys: want an index of axis {axis} of keys {self.shape}, got {each}: out of bounds"
+                )
             axis += each is not None and each is not Ellipsis
 
     def __eq__(self, other: Any) -> Any:
@@ -144,6 +148,26 @@ class Keys:
     def __ne__(self, other: Any) -> Any:
         equal = self.__eq__(other)
         return equal if equal is NotImplemented else ~equal
+
+    @property
+    def dtype(self) -> np.dtype[np.int64]:
+        """int64, as of ``np.asarray(keys)``."""
+        return np.dtype(np.int64)
+
+    def tolist(self) -> int | list[Any]:
+        """The keys as Python's integers, signed, in lists as they are nested; of one key itself."""
+        return np.asarray(self).tolist()
+
+    def __int__(self) -> int:
+        if self.ndim != 0:
+            raise TypeError(
+                f"kvjax: Keys: int(): want one key, got keys of shape {self.shape}; keys.tolist() gives all"
+            )
+        return int(np.asarray(self))
+
+    def ravel(self) -> Keys:
+        """The same keys ``(size,)``."""
+        return self.reshape(-1)
 
     def reshape(self, *shape: int | Sequence[int]) -> Keys:
         """The same keys in another shape.
@@ -223,9 +247,9 @@ def keys(ids: KeysLike) -> Keys:
     """Makes `Keys` of integer ids, exactly.
 
     Args:
-      ids: ``(...)`` integers: NumPy array, Python int or nested list (exact at 64 bits), or a JAX array, which
-        is taken at its own width: the caller says that JAX has cut none of them. Hash strings with `kvjax.hash_keys`
-        first.
+      ids: ``(...)`` integers: NumPy array, Python int or nested list (exact at 64 bits), a list of `Keys`, which are
+        stacked, or a JAX array, which is taken at its own width: the caller says that JAX has cut none of them. Hash
+        strings with `kvjax.hash_keys` first.
 
     Returns:
       `Keys` of shape ``(...)``.
@@ -258,7 +282,18 @@ def as_keys(ids: Any, where: str = "keys") -> Keys:
         return ids
     if isinstance(ids, jax.Array):
         return _from_jax(ids, where)
+    if isinstance(ids, (list, tuple)) and any(isinstance(each, Keys) for each in ids):
+        return _stacked([as_keys(each, where) for each in ids], where)
     return Keys(_words_of_numpy(ids, where))
+
+
+def _stacked(parts: Sequence[Keys], where: str) -> Keys:
+    shapes = sorted({part.shape for part in parts})
+    if len(shapes) > 1:
+        raise ValueError(
+            f"kvjax: {where}: want a sequence of keys of one shape, got {shapes}; kvjax.Keys.concatenate joins them"
+        )
+    return Keys.concatenate([part[None] for part in parts])
 
 
 def _words_of_numpy(ids: Any, where: str) -> np.ndarray:
@@ -359,4 +394,4 @@ def _encode(item: Any) -> bytes:
         return item.encode()
     if isinstance(item, bytes):
         return item
-    raise TypeError(f"hash_keys wants str, bytes or integers, got {type(item).__name__}: {item!r}")
+    raise TypeError(f"kvjax: hash_keys wants str, bytes or integers, got {type(item).__name__}: {item!r}")

@@ -129,7 +129,7 @@ class Restore:
             self.rules = {option: load(saved) for option, saved in meta.get("options", {}).items()}
         except ValueError as error:
             raise ValueError(f"kvjax: table {self.name!r}, restore: {error}") from error
-        if "partitioner" in meta and self.sharding.mesh is not None and self.sharding.partitioner is None:
+        if "partitioner" in meta and self.sharding.given and self.sharding.partitioner is None:
             raise fail(
                 ValueError, self.name, "restore", f"the table's partitioner, {meta['partitioner']}, of which a "
                 "checkpoint has only the name", "no partitioner",

@@ -110,6 +110,7 @@ class TableRestore(Sharding, ocp.args.CheckpointArgs):
         checkpoint.
       mesh: over which tables that are made here are sharded, as in `kvjax.get_table`; by default each is in one place
         (in several processes, one copy in each).
+      devices: as there.
       axis: as there.
       partitioner: as there. Tables that had one need one; it may be another.
       replicated: as there.

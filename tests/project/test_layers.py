@@ -122,6 +122,32 @@ def test_errors_of_cpp_have_one_home():
             assert not re.search(r"MakeError|ErrorCode::k\w+, ", path.read_text()), path
 
 
+# What raises without saying whose error it is, for another function to say it: by file, or by the class that is raised.
+INNER = {"_process.py", "generated.py", "slot_layout.py", "_rules.py"}
+INNER_ERRORS = {"Damaged", "NotLowered", "NeedsFunctionError", "FrozenInstanceError", "AttributeError"}
+INNER_FUNCTIONS = {"resolve", "_pool"}
+
+
+def test_errors_say_that_they_are_of_kvjax():
+    seen = 0
+    for path in (ROOT / "kvjax").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        inner = {id(n) for f in ast.walk(tree) if getattr(f, "name", "") in INNER_FUNCTIONS for n in ast.walk(f)}
+        for node in ast.walk(tree):
+            if path.name in INNER or id(node) in inner or not isinstance(node, ast.Raise):
+                continue
+            match node.exc:
+                case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[text, *_]) if (
+                    name[0].isupper() and name not in INNER_ERRORS
+                ):
+                    first = text.values[0] if isinstance(text, ast.JoinedStr) else text
+                    # What begins with the name of a function that was called wrongly is Python's form.
+                    ok = not isinstance(first, ast.Constant) or str(first.value).startswith("kvjax")
+                    assert ok, f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(text)}"
+                    seen += 1
+    assert seen > 40
+
+
 def test_python_knows_no_platform():
     for path in (ROOT / "kvjax").rglob("*.py"):
         if path != ROOT / "kvjax/ffi/__init__.py":

@@ -1,5 +1,6 @@
 """Placement: which shard owns a key, and what a partitioner and a mesh have to be."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -42,3 +43,18 @@ def test_buckets_are_those_of_the_owners(mesh, shards):
     assert ranges[0][0] == 0 and ranges[-1][1] == 2**16
     for shard, (begin, end) in enumerate(ranges):
         np.testing.assert_array_equal(owners == shard, (begin <= buckets) & (buckets < end))
+
+
+def test_devices_instead_of_a_mesh(make):
+    devices = jax.devices()[:2]
+    table = kvjax.get_table("t", dim=2, devices=devices).upsert(AWKWARD, np.ones((len(AWKWARD), 2)))
+    assert table.spec.placement.num_shards == 2 and table.spec.placement.axes == ("devices",)
+    assert len(kvjax.get_table("t", dim=2, devices=tuple(devices))) == len(kvjax.get_table("t", dim=2)) == len(AWKWARD)
+    assert make(devices=devices, replicated=True).spec.placement.replicated
+    for bad in ([], devices[0], [devices[0]] * 2, [0, 1], "cpu"):
+        with pytest.raises(ValueError, match="want devices as a list of different JAX devices"):
+            make(devices=bad)
+    with pytest.raises(ValueError, match="want mesh= or devices=, not both"):
+        make(devices=devices, mesh=jax.make_mesh((2,), ("x",), devices=devices))
+    with pytest.raises(ValueError, match="want mesh= or devices= beside wire="):
+        make(wire="bfloat16")
