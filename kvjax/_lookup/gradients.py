@@ -13,7 +13,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,9 +29,11 @@ from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._spmd.varying import axis_index, known, manual_axes, varying, varying_like, zeros
 from kvjax._table.table import Table, is_table
 from kvjax._table.tapes import untaped
+from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @jax.custom_vjp
@@ -122,8 +124,8 @@ class _Tape:
 
 
 def value_and_grad(
-    fun: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, *, allow_int: bool = False
-) -> Callable[P, tuple[Any, Any]]:
+    fun: Callable[P, R], argnums: int | Sequence[int] = 0, has_aux: bool = False, *, allow_int: bool = False
+) -> Callable[P, tuple[R, PyTree]]:
     """Like ``jax.value_and_grad``, for arguments whose trees hold tables.
 
     Where a `Table` stood, the gradient holds a `SparseRows` with one row per key that the loss looked up. (If a table
@@ -229,8 +231,8 @@ def _is_computed(x: Any) -> bool:
 
 
 def grad(
-    fun: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: bool = False, *, allow_int: bool = False
-) -> Callable[P, Any]:
+    fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False, *, allow_int: bool = False
+) -> Callable[P, PyTree]:
     """Like ``jax.grad``, for arguments whose trees hold tables; see `value_and_grad`.
 
     Args:
@@ -245,7 +247,8 @@ def grad(
     function = value_and_grad(fun, argnums, has_aux, allow_int=allow_int)
 
     @functools.wraps(fun)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> PyTree:
+        result: Any
         result, grads = function(*args, **kwargs)
         return (grads, result[1]) if has_aux else grads
 

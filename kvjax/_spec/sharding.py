@@ -16,6 +16,7 @@ from jax.typing import DTypeLike
 from kvjax._keys.keys import Keys
 from kvjax._spec.placement import Placement
 from kvjax._spec.unsupported import check_sharding
+from kvjax._values.arrays import ArrayLike
 from kvjax._values.dtypes import ROW_DTYPES, dtype_name
 from kvjax._values.errors import fail
 
@@ -27,7 +28,7 @@ class Sharding:
     mesh: Mesh | None = None
     devices: Sequence[object] | None = None  # JAX's devices, whose class type checkers take for a variable
     axis: str | tuple[str, ...] | None = None
-    partitioner: Callable[[Keys, int], Any] | None = None
+    partitioner: Callable[[Keys, int], ArrayLike] | None = None
     replicated: bool = False
     wire: DTypeLike | None = None
 

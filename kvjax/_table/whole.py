@@ -23,6 +23,7 @@ from kvjax._table.handle import (
 )
 from kvjax._table.move import move
 from kvjax._table.stats import Stats, stats_of
+from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.numbers import is_integer
@@ -36,7 +37,7 @@ class Whole(Handle):
 
     __slots__ = ()
 
-    def after(self, x: Any) -> Self:
+    def after(self, x: PyTree) -> Self:
         """The same handle, usable only once `x` exists: orders a later write behind a read.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec, TypeAlias
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,12 @@ from kvjax._lookup.combiners import Combiner
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
 from kvjax._table.table import Table
-from kvjax._values.arrays import ArrayLike
+from kvjax._values.arrays import ArrayLike, PyTree
 from kvjax._values.errors import meant
 from kvjax.flax._common import LayerOptions, learns_default, read, read_bag, resolve_table
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _TableModule(nnx.Module):
@@ -203,8 +204,8 @@ ArgNums: TypeAlias = int | nnx.DiffState | Sequence[int | nnx.DiffState]
 
 
 def value_and_grad(
-    fun: Callable[P, Any], has_aux: bool = False, wrt: Filter = nnx.Param, *, argnums: ArgNums = 0
-) -> Callable[P, tuple[Any, Any]]:
+    fun: Callable[P, R], has_aux: bool = False, wrt: Filter = nnx.Param, *, argnums: ArgNums = 0
+) -> Callable[P, tuple[R, PyTree]]:
     """Like ``nnx.value_and_grad``, for models that hold tables; see `kvjax.value_and_grad`.
 
     Args:
@@ -291,8 +292,8 @@ class _Split:
 
 
 def grad(
-    fun: Callable[P, Any], has_aux: bool = False, wrt: Filter = nnx.Param, *, argnums: ArgNums = 0
-) -> Callable[P, Any]:
+    fun: Callable[P, object], has_aux: bool = False, wrt: Filter = nnx.Param, *, argnums: ArgNums = 0
+) -> Callable[P, PyTree]:
     """Like ``nnx.grad``, for models that hold tables; see `value_and_grad`.
 
     Args:
@@ -307,7 +308,8 @@ def grad(
     function = value_and_grad(fun, has_aux, wrt, argnums=argnums)
 
     @functools.wraps(fun)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> PyTree:
+        result: Any
         result, grads = function(*args, **kwargs)
         return (grads, result[1]) if has_aux else grads
 

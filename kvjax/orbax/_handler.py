@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -30,7 +30,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
     others wait for ``AsyncOptions(timeout_secs=)`` of Orbax.
     """
 
-    async def async_save(self, directory: Any, args: TableSave) -> list[Any]:
+    async def async_save(self, directory: str | os.PathLike[str], args: TableSave) -> list[future.Future]:
         check_saved(args.tables)
         stored = [snapshot(name, table, args.prune) for name, table in args.tables.items()]
 
@@ -39,7 +39,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
 
         return [future.CommitFutureAwaitingContractedSignals(commit(), name="kvjax_tables")]
 
-    def save(self, directory: Any, args: TableSave) -> None:
+    def save(self, directory: str | os.PathLike[str], args: TableSave) -> None:
         async def run() -> None:
             for pending in await self.async_save(directory, args):
                 pending.result()
@@ -48,16 +48,16 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
         if jax.process_count() == 1:  # else Orbax calls it, when all are here
             self.finalize(directory)
 
-    def restore(self, directory: Any, args: TableRestore | None = None) -> dict[str, Table]:
+    def restore(self, directory: str | os.PathLike[str], args: TableRestore | None = None) -> dict[str, Table]:
         args = args or TableRestore()
         return restore(Path(directory), args.tables, args.sharding())
 
-    def metadata(self, directory: Any) -> dict[str, Any]:
+    def metadata(self, directory: str | os.PathLike[str]) -> dict[str, dict[str, object]]:
         """What each table of a checkpoint is, by name, as ``kvjax.json`` says it."""
         catalog = Catalog(Path(directory))
         return {name: catalog.open(name)[0] for name in catalog.names}
 
-    def finalize(self, directory: Any) -> None:
+    def finalize(self, directory: str | os.PathLike[str]) -> None:
         """Seals the checkpoint: everything is there, and on the disk."""
         seal(Path(directory))
 

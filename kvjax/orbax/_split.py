@@ -9,6 +9,7 @@ import jax
 
 from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table, is_table
+from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail, meant
 
 
@@ -30,7 +31,7 @@ class TableRef:
         return f"TableRef({self.name!r})"
 
 
-def split(state: Any) -> tuple[Any, dict[str, Table]]:
+def split(state: PyTree) -> tuple[PyTree, dict[str, Table]]:
     """Splits a state into an ordinary pytree and its tables.
 
     Args:
@@ -55,7 +56,7 @@ def split(state: Any) -> tuple[Any, dict[str, Table]]:
     return jax.tree.map(lambda x: TableRef(x.name) if is_table(x) else x, state, is_leaf=is_table), tables
 
 
-def combine(state: Any, tables: Mapping[str, Table] | None = None, like: Any = None) -> Any:
+def combine(state: PyTree, tables: Mapping[str, Table] | None = None, like: PyTree = None) -> PyTree:
     """Puts tables back where `split` took them out.
 
     Args:

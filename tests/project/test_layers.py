@@ -194,3 +194,27 @@ def test_public_docstrings_name_every_argument():
                 found = re.search(rf"^\s+\*{{0,2}}{arg}(, \w+)*:", doc, re.M)
                 assert found or "Args:" not in doc, f"{function.__qualname__}: {arg}"
     assert seen > 100
+
+
+# What JAX, Flax and Orbax call, and what stands for options that have their own types elsewhere.
+UNTYPED = {"own_options", "tree_flatten", "tree_flatten_with_keys", "tree_unflatten", "__init__", "at", "replace", "of"}
+
+
+def test_public_signatures_say_their_types():
+    """A tree is a PyTree, which type checkers cannot say more of; anything else has a type that is not Any."""
+    modules = [kvjax, kvjax.admit, kvjax.evict, kvjax.initializers, kvjax.storage, kvjax.constraints]
+    modules += [kvjax.optax, kvjax.orbax, kvjax.flax]
+    public = [getattr(module, name) for module in modules for name in module.__all__]
+    public += [kvjax.flax.nnx.grad, kvjax.flax.nnx.value_and_grad]
+    classes = {
+        base for c in public if isinstance(c, type) for base in c.__mro__ if base.__module__.startswith("kvjax.")
+    }
+    methods = [
+        getattr(m, "__func__", m) for c in classes for n, m in vars(c).items() if n[0] != "_" and n not in UNTYPED
+    ]
+    functions = {f for f in public + methods if inspect.isfunction(f) and f.__module__.startswith("kvjax.")}
+    assert len(functions) > 80
+    for function in functions:
+        signature = inspect.signature(function)
+        for kind in (*(p.annotation for p in signature.parameters.values()), signature.return_annotation):
+            assert not re.search(r"\bAny\b", str(kind)), f"{function.__qualname__}: {kind}"
