@@ -25,6 +25,10 @@ import jax.numpy as jnp
 __all__ = ["max_norm", "non_negative"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 @dataclasses.dataclass(frozen=True)
 class max_norm:  # named as a function, for that is its use; a class, so that equal ones are equal
     """Scales rows down to a Euclidean norm of at most `limit`.

@@ -38,6 +38,11 @@ __all__ = [
     "Policy",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Score = Callable[[Exported], np.ndarray]
 
 
@@ -103,20 +108,10 @@ class Every:
         _check(is_integer(self.steps) and 1 <= self.steps < 2**63, "every", "an integer of steps >= 1", self.steps)
         object.__setattr__(self, "steps", int(self.steps))
 
-    def __and__(self, other: Any) -> Policy:
+    def __and__(self, other: Any = None) -> Policy:
         return _policy(self)  # raises
 
-    def __rand__(self, other: Any) -> Policy:
-        return _policy(self)
-
-    def __or__(self, other: Any) -> Policy:
-        return _policy(self)
-
-    def __ror__(self, other: Any) -> Policy:
-        return _policy(self)
-
-    def __invert__(self) -> Policy:
-        return _policy(self)
+    __rand__ = __or__ = __ror__ = __invert__ = __and__
 
     def __repr__(self) -> str:
         inner = f"({self.policy!r})" if isinstance(self.policy, (_Both, _Not)) else repr(self.policy)

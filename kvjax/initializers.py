@@ -38,6 +38,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Kind: TypeAlias = Literal["constant", "uniform", "normal", "truncated_normal"]
 Mode: TypeAlias = Literal["fan_in", "fan_out", "fan_avg", "fan_geo_avg"]
 Distribution: TypeAlias = Literal["truncated_normal", "normal", "uniform"]

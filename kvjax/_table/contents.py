@@ -54,6 +54,23 @@ def total_rows(table: Handle) -> int:
     return int(allgather(placement, np.int64(mine)).sum())
 
 
+def rows_by_shard(table: Handle, all_processes: bool) -> dict[int, int]:
+    """The rows of each shard by its number: of this process, or of the whole table as `total_rows`."""
+    placement, spec = table.spec.placement, table.spec
+    numbers = {0: 0} if placement is None else {local.shard: i for i, local in placement.kept}
+    if not all_processes:
+        return {shard: num_rows(table, [i]) for shard, i in sorted(numbers.items())}
+
+    def count() -> np.ndarray:
+        out = np.zeros(spec.num_shards, np.int64)
+        for shard, i in numbers.items():
+            out[shard] = num_rows(table, [i])
+        return out
+
+    everywhere = allgather(placement, together(placement, table.name, "size", count)).max(axis=0)
+    return dict(enumerate(everywhere.tolist()))
+
+
 # ---- out -------------------------------------------------------------------------------------------------------
 
 

@@ -66,7 +66,11 @@ class Whole(Handle):
             self.spec.host.size(self.name, 0, version)  # raises what every call through this handle would
         return live
 
-    def size(self, all_processes: bool = False) -> int:
+    @overload
+    def size(self, all_processes: bool = False, by: None = None) -> int: ...
+    @overload
+    def size(self, all_processes: bool = False, *, by: Literal["shard"]) -> dict[int, int]: ...
+    def size(self, all_processes: bool = False, by: Literal["shard"] | None = None) -> int | dict[int, int]:
         """The number of rows, once all writes up to this handle are done.
 
         Like all host values (``len``, `shape`, `export`, `stats`), it is about the shards that this process has: no
@@ -74,7 +78,15 @@ class Whole(Handle):
 
         Args:
           all_processes: count the rows of the whole table instead. All processes of its mesh must ask together.
+          by: "shard" for the rows of each shard by its number, which tells how evenly a partitioner cuts.
+
+        Raises:
+          ValueError: `by` is something else.
         """
+        if by == "shard":
+            return contents.rows_by_shard(self, all_processes)
+        if by is not None:
+            raise fail(ValueError, self.name, "size", "by='shard' or None", repr(by), "table.size() is of all shards")
         return contents.total_rows(self) if all_processes else contents.num_rows(self, self.spec.kept)
 
     def __len__(self) -> int:

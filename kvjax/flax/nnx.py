@@ -23,6 +23,13 @@ from kvjax._values.arrays import ArrayLike, PyTree
 from kvjax._values.errors import meant
 from kvjax.flax._common import LayerOptions, learns_default, read, read_bag, resolve_table
 
+__all__ = ["Embed", "EmbedBag", "grad", "value_and_grad"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 P = ParamSpec("P")
 R = TypeVar("R")
 

@@ -168,6 +168,9 @@ def test_public_names():
     assert set(kvjax.orbax.__all__) == {"TableHandler", "TableRestore", "TableSave", "combine", "split"}
     for package in (kvjax, kvjax.flax, kvjax.optax, kvjax.orbax):
         assert all(getattr(package, name).__doc__ for name in package.__all__)
+    choices = [kvjax.admit, kvjax.constraints, kvjax.evict, kvjax.initializers, kvjax.storage]
+    for module in (kvjax, kvjax.flax, kvjax.flax.nnx, kvjax.optax, kvjax.orbax, *choices):
+        assert dir(module) == sorted(module.__all__), module
 
 
 def test_files_stay_small():

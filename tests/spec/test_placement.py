@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import kvjax
-from tests.support.tables import AWKWARD
+from tests.support.tables import AWKWARD, by_low_bits
 
 
 @pytest.mark.parametrize(
@@ -58,3 +58,14 @@ def test_devices_instead_of_a_mesh(make):
         make(devices=devices, mesh=jax.make_mesh((2,), ("x",), devices=devices))
     with pytest.raises(ValueError, match="want mesh= or devices= beside wire="):
         make(wire="bfloat16")
+
+
+def test_sizes_by_shard(make, mesh):
+    keys, ones = np.arange(100), np.ones((100, 2))
+    assert make(2).upsert(keys, ones).size(by="shard") == {0: 100}
+    table = make(2, mesh=mesh(4), partitioner=by_low_bits).upsert(keys, ones)
+    assert table.size(by="shard") == table.size(all_processes=True, by="shard") == dict.fromkeys(range(4), 25)
+    copies = make(2, mesh=mesh(4), replicated=True).upsert(keys, ones)
+    assert copies.size(by="shard") == copies.size(True, by="shard") == {0: 100}
+    with pytest.raises(ValueError, match="size: want by='shard' or None, got 'key'"):
+        table.size(by="key")
