@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -26,15 +27,22 @@ T = TypeVar("T")
 
 
 def seal(directory: Path) -> None:
-    """Lists the tables below `directory`, once all processes have written what they have of them."""
+    """Lists the tables below `directory`, once all processes have written what they have of them.
+
+    Raises:
+      CheckpointError: what a process has written is not here.
+    """
     tables: dict[str, Any] = {}
     for folder in sorted(path.parent for path in directory.glob(f"*/{META}")):
-        meta = read_json(read(folder / META, MOST_JSON))
-        lists: list[Any] = []
-        for shard in range(meta["num_shards"]):
-            data = read(folder / shard_list(shard, meta["num_shards"]), MOST_JSON)
-            lists.append([len(data), digest(data)])
-        tables[meta["name"]] = lists
+        try:
+            meta = read_json(read(folder / META, MOST_JSON))
+            paths = [folder / shard_list(i, meta["num_shards"]) for i in range(meta["num_shards"])]
+            lists = [read(path, MOST_JSON) for path in paths]
+        except Damaged as error:
+            raise CheckpointError(
+                f"kvjax: save: {error}, in {folder}; save to a folder that all processes of the table share"
+            ) from error
+        tables[meta["name"]] = [[len(data), digest(data)] for data in lists]
         flush(folder)
     contents = {"format": SEAL, "tables": tables}
     write_text(directory / META, json.dumps({"contents": contents, "digest": digest(_canonical(contents))}))
@@ -47,27 +55,35 @@ def _canonical(contents: Any) -> bytes:
 
 
 class Catalog:
-    """The tables below a directory.
-
-    Raises:
-      CheckpointError: it is not there, or its seal is damaged.
-    """
+    """The tables below a directory; nothing is read before it is asked for, so that processes can do so together."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+
+    @functools.cached_property
+    def _lists(self) -> dict[str, list[tuple[int, str]]] | None:
+        """Size and digest of the lists of each table; None where there is no seal.
+
+        Raises:
+          CheckpointError: the seal is damaged.
+        """
         try:
-            self._lists = self._read_seal() if (directory / META).exists() else None
+            return self._read_seal() if (self.directory / META).exists() else None
         except Damaged as error:
-            raise CheckpointError(f"kvjax: restore: {error}, in {directory / META}; {_DAMAGED}") from error
+            raise CheckpointError(f"kvjax: restore: {error}, in {self.directory / META}; {_DAMAGED}") from error
+
+    @functools.cached_property
+    def _folders(self) -> dict[str, str]:
         if self._lists is not None:
-            self._folders = {name: table_folder(name) for name in self._lists}
-        else:  # before there were seals, so an empty one looks like none
-            self._folders = {unquote(path.parent.name): path.parent.name for path in directory.glob(f"*/{META}")}
-            if not self._folders:
-                raise CheckpointError(
-                    f"kvjax: restore: want a checkpoint of tables, got none in {directory}; give the folder of an item "
-                    "that kvjax.orbax.TableSave has saved, or restore an older checkpoint"
-                )
+            return {name: table_folder(name) for name in self._lists}
+        # Before there were seals: then an empty checkpoint looks like none.
+        found = {unquote(path.parent.name): path.parent.name for path in self.directory.glob(f"*/{META}")}
+        if not found:
+            raise CheckpointError(
+                f"kvjax: restore: want a checkpoint of tables, got none in {self.directory}; give the folder of an "
+                "item that kvjax.orbax.TableSave has saved, or restore an older checkpoint"
+            )
+        return found
 
     @property
     def names(self) -> list[str]:
@@ -132,7 +148,7 @@ class Catalog:
             if contents["format"] != SEAL:
                 raise Damaged(f"want format {SEAL!r}, got {contents['format']!r}, which a later kvjax may have written")
             return {name: [_entry(entry) for entry in lists] for name, lists in contents["tables"].items()}
-        except (KeyError, TypeError, AttributeError, UnicodeEncodeError) as error:
+        except (KeyError, TypeError, AttributeError, UnicodeEncodeError, RecursionError) as error:
             raise Damaged(f"want contents and their digest, got {type(error).__name__} of {error}") from error
 
 

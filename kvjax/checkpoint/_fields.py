@@ -179,7 +179,7 @@ def _check_rules(meta: dict[str, Any]) -> None:
             except NeedsFunctionError:  # which a table that is there may have
                 value = default
             request.options[rule] = ENTRIES[rule].metadata["resolve"](request, value)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise Damaged(f"want {rule} in kvjax.json as one that a table can have, got {error}") from error
 
 

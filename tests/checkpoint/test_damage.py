@@ -1,5 +1,6 @@
 """Damage: what is not as it was saved is refused in kvjax's words, and then no table is another than before."""
 
+import functools
 import json
 import os
 import random
@@ -119,7 +120,7 @@ def test_damage_is_refused_or_harmless(saved):
     folder, want = saved
     restore(folder / "1")
     tried = refused = 0
-    for kind, where in damages(random.Random(0), folder, examples(20, 500)):
+    for kind, where in damages(random.Random(0), folder, examples(12, 500)):
         versions, tried = {name: int(table.version) for name, table in kvjax.tables().items()}, tried + 1
         try:
             for name, table in restore(folder / "1").items():
@@ -222,6 +223,7 @@ def test_a_chunk_that_unpacks_to_more_than_a_chunk(saved):
         {"options": {"admit": {"rule": "Probability", "p": 2.0, "unadmitted": "init"}}},
         {"options": {"evict": {"rule": "_Not", "inner": 3}}},
         {"options": {"evict": {"rule": "Every", "policy": {"rule": "MaxAge", "steps": 3}, "steps": "x"}}},
+        {"options": {"evict": functools.reduce(lambda rule, _: {"rule": "_Not", "inner": rule}, range(450), None)}},
         {"options": {"on_full": "evict", "max_capacity": None}},
         {"initializer": {"kind": "normal", "a": 0.0, "b": float("nan")}},
         {"initializer": {"kind": "open", "a": 0.0, "b": 1.0}},
@@ -299,3 +301,11 @@ def test_names_that_are_none(tmp_path):
             HANDLER.save(tmp_path, kvjax.orbax.TableSave({name: table}))
     with pytest.raises(ValueError, match="get_table: want a name in UTF-8"):
         kvjax.get_table("\ud800", dim=1)
+
+
+def test_a_save_of_which_a_part_is_elsewhere_is_no_checkpoint(saved):
+    """As where processes write to disks of their own: it is told when it is saved."""
+    folder, _ = saved
+    (folder / "1/one" / f"{SHARD}.json").unlink()
+    with pytest.raises(CheckpointError, match=r"^kvjax: save: want the file .*share"):
+        HANDLER.finalize(folder / "1")
