@@ -10,6 +10,7 @@ One impression a line, tab separated, no header: the label (absent in test files
 
 import dataclasses
 import gzip
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Literal, cast
@@ -24,6 +25,10 @@ NO_CATEGORY = -1
 _DIGIT = np.full(256, 255, np.uint8)  # the value of a digit's character, in any base up to 16
 for _value, _digit in enumerate("0123456789abcdef"):
     _DIGIT[[ord(_digit), ord(_digit.upper())]] = _value
+
+
+class FormatError(ValueError):
+    """A file that is no log in this format."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,18 +85,24 @@ class File:
         try:
             return parse(block, at + 1)
         except ValueError as error:
-            raise ValueError(f"{self.path}: {error}") from None
+            raise FormatError(f"{self.path}: {error}; {__doc__.splitlines()[2]}") from None
 
     def _blocks(self) -> Iterator[bytes]:
         """The file in pieces of whole lines, about `block` bytes each; a missing last newline is supplied."""
         with _open(self.path, "rb") as file:
             rest = b""
-            while piece := file.read(self.block):
+            while piece := self._read(file):
                 lines, newline, rest = (rest + piece).rpartition(b"\n")
                 if newline:
                     yield lines + newline
             if rest:
                 yield rest + b"\n"
+
+    def _read(self, file: IO[bytes]) -> bytes:
+        try:
+            return file.read(self.block)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise FormatError(f"{self.path}: want a gzipped file, as its name says, got: {error}") from None
 
 
 def parse(block: bytes, first_line: int = 1) -> Rows:

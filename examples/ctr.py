@@ -144,6 +144,9 @@ def train(state: TrainState, log: Log, count: int, args: argparse.Namespace) -> 
             # To ask for a value is to wait for the device, so not at every step.
             if (i + 1) % 10 == 0 or i + 1 == steps:
                 progress.update(task, completed=i + 1, loss=float(loss), auc=running_auc())
+                if not progress.console.is_terminal and (i + 1) // 10 % max(steps // 100, 1) == 0:
+                    # The bar is for terminals: a file has to say how far it came, whenever it ends.
+                    progress.console.print(f"step {i + 1:,} of {steps:,}  loss {loss:.4f}  AUC {running_auc():.4f}")
     rate = (steps - 1) / (time.perf_counter() - started)
     speed = {"steps_per_s": rate, "keys_per_s": rate * args.batch * criteo.CATS}
     return state, {"train_rows": count, "steps": steps, "running_auc": running_auc()} | speed
@@ -255,7 +258,14 @@ def new_state(sample: Batch, steps: int, args: argparse.Namespace) -> TrainState
 
 
 def main() -> int:
-    args, console = parse_arguments(), Console()
+    try:
+        return run(parse_arguments())
+    except (criteo.FormatError, OSError) as error:  # files that are not there, or something else
+        sys.exit(str(error))
+
+
+def run(args: argparse.Namespace) -> int:
+    console = Console()
     log, true_logit, train_rows = open_log(args)
     if args.predict:  # better to learn now than after the training that it cannot be read
         next(criteo.File(args.predict[0]).batches(0, 1, 1))

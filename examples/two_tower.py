@@ -181,7 +181,10 @@ def train(run: Run, manager: ocp.CheckpointManager) -> None:
             run.seconds.append(time.perf_counter() - began)
             bar.update(task, completed=at)
             if at % args.log_every == 0 or at == run.steps:
-                bar.update(task, note=log(run, at, float(loss)))
+                note = log(run, at, float(loss))
+                bar.update(task, note=note)
+                if not out.is_terminal:  # a bar is for terminals: a file has to say how far it came, whenever it ends
+                    out.print(f"step {at:,} of {run.steps:,}  {note}")
             if args.save_every and (at % args.save_every == 0 or at == run.steps):
                 save(run, manager, at)
             if at == args.kill_at:

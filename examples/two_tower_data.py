@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import zipfile
 from collections.abc import Iterator
 
 import numpy as np
@@ -76,6 +77,7 @@ def synthetic(seed: int, events: int, users: int, items: int, genres: int, rank:
 
 def gowalla(path: pathlib.Path) -> Data:
     """Gowalla in LightGCN's split (`train_ptr, train_item, ...` as CSR), its ids hashed to 64 bits."""
+    _check_gowalla(path)
     with np.load(path) as f:
         count = int(f["num_users"])
         users = kvjax.hash_keys(np.arange(count), salt=1)  # the salts keep user 7 and item 7 apart
@@ -83,6 +85,25 @@ def gowalla(path: pathlib.Path) -> Data:
         train, test = (np.repeat(users, np.diff(f[part].astype(np.int64))) for part in ("train_ptr", "test_ptr"))
         train_items, test_items = items[f["train_item"]], items[f["test_item"]]
     return Data("gowalla", train, train_items, test, test_items, np.sort(items), ordered=False)
+
+
+def _check_gowalla(path: pathlib.Path) -> None:
+    """Ends the program with a sentence if the file is another."""
+    want = "num_users, num_items, train_ptr, train_item, test_ptr, test_item"
+    try:
+        with np.load(path) as f:
+            got = {name: f[name] for name in want.split(", ")}
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise SystemExit(f"{path}: want an .npz file with {want}, got: {error}") from None
+    for part in ("train", "test"):
+        pointers, items = got[f"{part}_ptr"], got[f"{part}_item"]
+        if pointers.shape != (int(got["num_users"]) + 1,) or items.shape != (int(pointers[-1]),):
+            raise SystemExit(
+                f"{path}: want {part}_ptr (num_users + 1,) and as many {part}_item as its last says, got shapes "
+                f"{pointers.shape} and {items.shape} for {got['num_users']} users"
+            )
+        if items.size and not 0 <= items.min() <= items.max() < int(got["num_items"]):
+            raise SystemExit(f"{path}: want {part}_item from 0 to num_items - 1, got {items.min()} to {items.max()}")
 
 
 def batches(data: Data, size: int, seed: int, start: int, stop: int) -> Iterator[tuple[np.ndarray, ...]]:

@@ -8,9 +8,9 @@ from kvjax import constraints as constraints
 from kvjax import evict as evict
 from kvjax import initializers as initializers
 from kvjax import storage as storage
+from kvjax._keys.hashing import hash_keys as hash_keys
 from kvjax._keys.keys import Keys as Keys
 from kvjax._keys.keys import KeysLike as KeysLike
-from kvjax._keys.keys import hash_keys as hash_keys
 from kvjax._keys.keys import keys as keys
 from kvjax._keys.sparse_rows import SparseRows as SparseRows
 from kvjax._lookup.bags import lookup_bag as lookup_bag

@@ -23,6 +23,10 @@ from kvjax.ffi import host
 __all__ = ["MinCount", "Probability", "Sketch"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def _check(ok: bool, name: str, want: str, got: Any) -> None:
     if not ok:
         raise ValueError(f"kvjax: admit.{name}: want {want}, got {got!r}")

@@ -25,6 +25,10 @@ import jax.numpy as jnp
 __all__ = ["max_norm", "non_negative"]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 @dataclasses.dataclass(frozen=True)
 class max_norm:  # named as a function, for that is its use; a class, so that equal ones are equal
     """Scales rows down to a Euclidean norm of at most `limit`.
@@ -40,7 +44,7 @@ class max_norm:  # named as a function, for that is its use; a class, so that eq
 
     def __post_init__(self) -> None:
         if not self.limit > 0:
-            raise ValueError(f"max_norm wants a limit above 0, got {self.limit!r}")
+            raise ValueError(f"kvjax: max_norm wants a limit above 0, got {self.limit!r}")
 
     def __call__(self, row: jax.Array) -> jax.Array:
         norm = jnp.linalg.norm(row)

@@ -38,6 +38,11 @@ __all__ = [
     "Policy",
 ]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Score = Callable[[Exported], np.ndarray]
 
 
@@ -68,8 +73,7 @@ class Policy(abc.ABC):
         Args:
           steps: 1 or more.
         """
-        _check(is_integer(steps) and steps >= 1, "every", "an integer of steps >= 1", steps)
-        return Every(self, int(steps))
+        return Every(self, steps)
 
     @abc.abstractmethod
     def formula(self) -> str:
@@ -99,20 +103,15 @@ class Every:
     policy: Policy
     steps: int
 
-    def __and__(self, other: Any) -> Policy:
+    def __post_init__(self) -> None:
+        _policy(self.policy)
+        _check(is_integer(self.steps) and 1 <= self.steps < 2**63, "every", "an integer of steps >= 1", self.steps)
+        object.__setattr__(self, "steps", int(self.steps))
+
+    def __and__(self, other: Any = None) -> Policy:
         return _policy(self)  # raises
 
-    def __rand__(self, other: Any) -> Policy:
-        return _policy(self)
-
-    def __or__(self, other: Any) -> Policy:
-        return _policy(self)
-
-    def __ror__(self, other: Any) -> Policy:
-        return _policy(self)
-
-    def __invert__(self) -> Policy:
-        return _policy(self)
+    __rand__ = __or__ = __ror__ = __invert__ = __and__
 
     def __repr__(self) -> str:
         inner = f"({self.policy!r})" if isinstance(self.policy, (_Both, _Not)) else repr(self.policy)
@@ -321,6 +320,11 @@ class _Both(Policy):
     left: Policy
     right: Policy
 
+    def __post_init__(self) -> None:
+        _check(self.op in ("and", "or"), "policy", "'and' or 'or' between policies", self.op)
+        _policy(self.left)
+        _policy(self.right)
+
     def formula(self) -> str:
         return f"{self.left.formula()} {self.right.formula()} {self.op}"
 
@@ -337,6 +341,9 @@ class _Both(Policy):
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Not(Policy):
     inner: Policy
+
+    def __post_init__(self) -> None:
+        _policy(self.inner)
 
     def formula(self) -> str:
         return f"{self.inner.formula()} not"

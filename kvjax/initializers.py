@@ -38,6 +38,10 @@ __all__ = [
 ]  # fmt: skip
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 Kind: TypeAlias = Literal["constant", "uniform", "normal", "truncated_normal"]
 Mode: TypeAlias = Literal["fan_in", "fan_out", "fan_avg", "fan_geo_avg"]
 Distribution: TypeAlias = Literal["truncated_normal", "normal", "uniform"]
@@ -177,8 +181,8 @@ def variance_scaling(
     modes, distributions = get_args(Mode), get_args(Distribution)
     if mode not in modes or distribution not in distributions or not 0 < scale < float("inf"):
         raise ValueError(
-            f"variance_scaling wants scale > 0, mode in {modes} and distribution in {distributions}, got {scale!r}, "
-            f"{mode!r}, {distribution!r}"
+            f"kvjax: variance_scaling wants scale > 0, mode in {modes} and distribution in {distributions}, got "
+            f"{scale!r}, {mode!r}, {distribution!r}"
         )
     return VarianceScaling(float(scale), distribution)
 
@@ -222,6 +226,13 @@ def from_pool(array: ArrayLike) -> Pool:
       [[1.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
       >>> kvjax.drop_table("doc_pool")
     """
+    try:
+        return _pool(array)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"kvjax: from_pool: {error}") from error
+
+
+def _pool(array: ArrayLike) -> Pool:
     given = np.asarray(array)
     if not (np.issubdtype(given.dtype, np.integer) or jax.numpy.issubdtype(given.dtype, np.floating)):
         raise TypeError(f"want an initializer of real numbers, got {given.dtype}; see kvjax.initializers")
@@ -257,7 +268,7 @@ def resolve(initializer: Any, dim: int) -> Made:
     if isinstance(initializer, (int, float, np.integer, np.floating)) and not isinstance(initializer, bool):
         initializer = constant(float(initializer))
     if isinstance(initializer, (np.ndarray, jax.Array, list, tuple)):
-        initializer = from_pool(initializer)
+        initializer = _pool(initializer)
     if isinstance(initializer, Initializer):
         if not (abs(initializer.a) <= _LARGEST and abs(initializer.b) <= _LARGEST):
             raise ValueError(

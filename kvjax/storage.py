@@ -24,6 +24,11 @@ from kvjax.ffi import DEVICE, HOST, on_device
 
 __all__ = ["Device", "Host", "Hybrid", "Mmap"]
 
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 # A storage says of itself which of `kvjax.backends` holds its tables, and on whose platform their programs run; and how
 # many bytes of rows and slots a training write takes at once, None for all.
 

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from jax.core import Tracer
 
 from kvjax._keys import salt as _mix
+from kvjax._keys.hashing import hash_keys
 from kvjax._values.arrays import HasArray
-from kvjax.ffi import host
 
 
 @jax.tree_util.register_pytree_node_class
@@ -90,7 +90,7 @@ class Keys:
         if not hasattr(self.words, "shape"):
             return 1  # of a tree of something else, which Flax asks for before it shows it
         if self.ndim == 0:
-            raise TypeError("len() of one key, which is no array")
+            raise TypeError("kvjax: Keys: len(): want keys (n, ...), got one key; int(key) gives its id")
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Keys]:
@@ -100,7 +100,9 @@ class Keys:
         index = index if isinstance(index, tuple) else (index,)
         self._check_bounds(index)
         if sum(i is not None and i is not Ellipsis for i in index) > self.ndim:
-            raise IndexError(f"keys of shape {self.shape} take at most {self.ndim} indices, got {index}")
+            raise IndexError(
+                f"kvjax: Keys: want at most {self.ndim} indices for keys of shape {self.shape}, got {index}"
+            )
         if any(i is Ellipsis for i in index):
             index = (*index, slice(None))
         words: Any = self.words
@@ -116,7 +118,9 @@ class Keys:
                 axis = self.ndim - sum(j is not None for j in index[i + 1 :])
             known = isinstance(each, (int, np.integer)) and not isinstance(each, bool) and axis < self.ndim
             if known and not -self.shape[axis] <= each < self.shape[axis]:
-                raise IndexError(f"index {each} is out of bounds for axis {axis} of keys of shape {self.shape}")
+                raise IndexError(
+                    f"kvjax: Keys: want an index of axis {axis} of keys {self.shape}, got {each}: out of bounds"
+                )
             axis += each is not None and each is not Ellipsis
 
     def __eq__(self, other: Any) -> Any:
@@ -144,6 +148,26 @@ class Keys:
     def __ne__(self, other: Any) -> Any:
         equal = self.__eq__(other)
         return equal if equal is NotImplemented else ~equal
+
+    @property
+    def dtype(self) -> np.dtype[np.int64]:
+        """int64, as of ``np.asarray(keys)``."""
+        return np.dtype(np.int64)
+
+    def tolist(self) -> Ids:
+        """The keys as Python's integers, signed, in lists as they are nested; of one key itself."""
+        return np.asarray(self).tolist()
+
+    def __int__(self) -> int:
+        if self.ndim != 0:
+            raise TypeError(
+                f"kvjax: Keys: int(): want one key, got keys of shape {self.shape}; keys.tolist() gives all"
+            )
+        return int(np.asarray(self))
+
+    def ravel(self) -> Keys:
+        """The same keys ``(size,)``."""
+        return self.reshape(-1)
 
     def reshape(self, *shape: int | Sequence[int]) -> Keys:
         """The same keys in another shape.
@@ -212,6 +236,7 @@ class Keys:
         return f"Keys({words!r})" if shape is None else f"Keys(shape={tuple(shape[:-1])})"
 
 
+Ids: TypeAlias = int | list["Ids"]
 KeysLike: TypeAlias = Keys | HasArray | int | Sequence["KeysLike"]
 """What is taken as keys ``(...)``: `Keys`, integers of NumPy or JAX, a Python int, or nested sequences of them.
 
@@ -223,9 +248,9 @@ def keys(ids: KeysLike) -> Keys:
     """Makes `Keys` of integer ids, exactly.
 
     Args:
-      ids: ``(...)`` integers: NumPy array, Python int or nested list (exact at 64 bits), or a JAX array, which
-        is taken at its own width: the caller says that JAX has cut none of them. Hash strings with `kvjax.hash_keys`
-        first.
+      ids: ``(...)`` integers: NumPy array, Python int or nested list (exact at 64 bits), a list of `Keys`, which are
+        stacked, or a JAX array, which is taken at its own width: the caller says that JAX has cut none of them. Hash
+        strings with `kvjax.hash_keys` first.
 
     Returns:
       `Keys` of shape ``(...)``.
@@ -258,7 +283,18 @@ def as_keys(ids: Any, where: str = "keys") -> Keys:
         return ids
     if isinstance(ids, jax.Array):
         return _from_jax(ids, where)
+    if isinstance(ids, (list, tuple)) and any(isinstance(each, Keys) for each in ids):
+        return _stacked([as_keys(each, where) for each in ids], where)
     return Keys(_words_of_numpy(ids, where))
+
+
+def _stacked(parts: Sequence[Keys], where: str) -> Keys:
+    shapes = sorted({part.shape for part in parts})
+    if len(shapes) > 1:
+        raise ValueError(
+            f"kvjax: {where}: want a sequence of keys of one shape, got {shapes}; kvjax.Keys.concatenate joins them"
+        )
+    return Keys.concatenate([part[None] for part in parts])
 
 
 def _words_of_numpy(ids: Any, where: str) -> np.ndarray:
@@ -310,53 +346,3 @@ def _from_jax(ids: jax.Array, where: str) -> Keys:
 def x64_enabled() -> bool:
     """Whether JAX has 64-bit integers now."""
     return jnp.result_type(int).itemsize == 8
-
-
-def hash_keys(items: HasArray | str | bytes | int | Sequence[Any], salt: int = 0) -> np.ndarray:
-    """Hashes strings, bytes or integers to 64-bit keys, on the host.
-
-    Strings are hashed as UTF-8 by XXH64 with the salt as its seed. Integers are mixed by a bijection that
-    differs from salt to salt: equal ids of different features get different keys of one table.
-
-    Args:
-      items: array or (nested) sequence of str, bytes or integers, of any shape ``(...)``.
-      salt: 64-bit integer, for instance the number of a feature.
-
-    Returns:
-      ``(...)`` int64.
-
-    Raises:
-      TypeError: the items are neither strings nor bytes nor integers.
-
-    Source:
-      XXH64: Y. Collet, xxHash. The integer mixer is the finaliser of splitmix64.
-
-    Example:
-      >>> import kvjax
-      >>> kvjax.hash_keys(["cat", "dog", "cat"]).tolist()
-      [-5315903814719137477, 1854447679198500061, -5315903814719137477]
-      >>> bool((kvjax.hash_keys([1, 2], salt=0) != kvjax.hash_keys([1, 2], salt=1)).all())
-      True
-    """
-    salt = int(salt) % 2**64
-    array = np.asarray(items)
-    if array.dtype.kind in "US" and not isinstance(items, np.ndarray):
-        array = np.array(items, dtype=object)  # NumPy's own string types cut trailing zero bytes
-    if array.dtype == object and all(isinstance(item, int) for item in array.flat):
-        array = np.array(array.tolist())  # integers that NumPy was told to keep as objects
-    flat = array.reshape(-1)
-    if array.size == 0 or array.dtype.kind == "i":
-        hashed = host.hash_integers(flat.astype(np.int64), salt)
-    elif array.dtype.kind == "u":
-        hashed = host.hash_integers(flat.astype(np.uint64).view(np.int64), salt)
-    else:
-        hashed = host.hash_strings([_encode(item) for item in flat.tolist()], salt)
-    return hashed.reshape(array.shape)
-
-
-def _encode(item: Any) -> bytes:
-    if isinstance(item, str):
-        return item.encode()
-    if isinstance(item, bytes):
-        return item
-    raise TypeError(f"hash_keys wants str, bytes or integers, got {type(item).__name__}: {item!r}")

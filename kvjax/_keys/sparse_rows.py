@@ -67,7 +67,7 @@ class SparseRows:
         self.counts = jnp.ones(self.keys.shape, jnp.int32) if counts is None else jnp.asarray(counts, jnp.int32)
         if self.rows.shape[:-1] != self.keys.shape or self.counts.shape != self.keys.shape:
             raise ValueError(
-                f"SparseRows wants keys (...), rows (..., dim) and counts (...), got keys {self.keys.shape}, "
+                f"kvjax: SparseRows wants keys (...), rows (..., dim) and counts (...), got keys {self.keys.shape}, "
                 f"rows {self.rows.shape}, counts {self.counts.shape}"
             )
         self.seal = sealed(jnp.uint32(_SEAL))

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +29,11 @@ from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._spmd.varying import axis_index, known, manual_axes, varying, varying_like, zeros
 from kvjax._table.table import Table, is_table
 from kvjax._table.tapes import untaped
+from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
 
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @jax.custom_vjp
@@ -121,8 +124,8 @@ class _Tape:
 
 
 def value_and_grad(
-    fun: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
-) -> Callable[P, tuple[Any, Any]]:
+    fun: Callable[P, R], argnums: int | Sequence[int] = 0, has_aux: bool = False, *, allow_int: bool = False
+) -> Callable[P, tuple[R, PyTree]]:
     """Like ``jax.value_and_grad``, for arguments whose trees hold tables.
 
     Where a `Table` stood, the gradient holds a `SparseRows` with one row per key that the loss looked up. (If a table
@@ -132,15 +135,17 @@ def value_and_grad(
     has no gradient, and a warning names it.
 
     Args:
-      fun: returns a ``()`` float, or with has_aux a pair (float, any pytree).
-      argnums: which positional arguments to differentiate.
+      fun: returns a ``()`` float, or with has_aux a pair (float, any pytree, also of leaves that are no arrays).
+      argnums: which positional arguments to differentiate: an integer, or several of them, at least one and each once.
       has_aux: see `fun`.
+      allow_int: whether dense leaves may be integers; their gradients are of the dtype ``jax.dtypes.float0``, as JAX's.
 
     Returns:
       A function with the arguments of `fun` that returns ``(value, gradients)``, as ``jax.value_and_grad``'s does.
 
     Raises:
-      ValueError: the calls are nested.
+      ValueError: the calls are nested, or an argument is named twice or none at all.
+      TypeError: `argnums` are no integers.
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np
@@ -152,7 +157,7 @@ def value_and_grad(
       (8.0, 4.0, SparseRows(keys=(2,), rows=(2, 2), merged=False))
       >>> kvjax.drop_table("doc_grad")
     """
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    numbers, single = _numbers(argnums)
     run: Callable[..., Any] = fun
 
     @functools.wraps(fun)
@@ -162,6 +167,8 @@ def value_and_grad(
                 f"kvjax.value_and_grad wants the arguments {numbers} that it differentiates by position, got "
                 f"{len(args)} positional arguments"
             )
+        if len({i % len(args) for i in numbers}) < len(numbers):
+            raise ValueError(f"kvjax.value_and_grad wants argnums that name each argument once, got {numbers}")
         leaves, treedef = jax.tree.flatten(tuple(args[i] for i in numbers), is_leaf=is_table)
         is_dense = [not is_table(leaf) for leaf in leaves]
         dense = [leaf for leaf, d in zip(leaves, is_dense, strict=True) if d]
@@ -178,7 +185,7 @@ def value_and_grad(
 
         probes = [_Tape(t.spec, None) for t in tables]
         with untaped() as closed_over:
-            jax.eval_shape(lambda d: call(d, probes), dense)
+            jax.eval_shape(lambda d: (call(d, probes), None)[1], dense)  # aux may have leaves that are no arrays
         others = [arg for i, arg in enumerate(args) if i not in numbers and i - len(args) not in numbers]
         _warn_of_untrained(closed_over, (others, kwargs))
 
@@ -194,35 +201,54 @@ def value_and_grad(
             aux = jax.tree.map(lambda x: Table(x.version, x.spec) if is_table(x) else x, aux, is_leaf=is_table)
             return value, aux
 
-        (value, aux), (dense_grads, taps) = jax.value_and_grad(tapped, argnums=(0, 1), has_aux=True)(
-            dense, [probe.zero_taps() for probe in probes]
-        )
-        waits = [x for x in jax.tree.leaves((value, aux, dense_grads)) if hasattr(x, "dtype")]
+        (value, aux), (dense_grads, taps) = jax.value_and_grad(
+            tapped, argnums=(0, 1), has_aux=True, allow_int=allow_int
+        )(dense, [probe.zero_taps() for probe in probes])
+        waits = [x for x in jax.tree.leaves((value, aux, dense_grads)) if _is_computed(x)]
         table_grads = {t.name: _gradient(t, tap, waits) for t, tap in zip(tables, taps, strict=True)}
         # The first handle of a table has the gradient of all its lookups, and the others an empty one.
         d, t = iter(dense_grads), iter([table_grads.pop(h.name, None) or _empty(h) for h in handles])
         grads = jax.tree.unflatten(treedef, [next(d) if x else next(t) for x in is_dense])
         result = (value, aux) if has_aux else value
-        return result, grads[0] if isinstance(argnums, int) else grads
+        return result, grads[0] if single else grads
 
     return wrapped
 
 
-def grad(fun: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: bool = False) -> Callable[P, Any]:
+def _numbers(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:
+    """The arguments to differentiate, and whether they were named by one integer."""
+    try:
+        numbers = tuple(map(operator.index, argnums)) if isinstance(argnums, Iterable) else (operator.index(argnums),)
+    except TypeError:
+        raise TypeError(f"kvjax.value_and_grad wants argnums as an integer or several, got {argnums!r}") from None
+    if not numbers:
+        raise ValueError("kvjax.value_and_grad wants argnums with an argument to differentiate, got none")
+    return numbers, not isinstance(argnums, Iterable)
+
+
+def _is_computed(x: Any) -> bool:
+    return hasattr(x, "dtype") and x.dtype != jax.dtypes.float0
+
+
+def grad(
+    fun: Callable[P, object], argnums: int | Sequence[int] = 0, has_aux: bool = False, *, allow_int: bool = False
+) -> Callable[P, PyTree]:
     """Like ``jax.grad``, for arguments whose trees hold tables; see `value_and_grad`.
 
     Args:
-      fun: returns a ``()`` float, or with has_aux a pair (float, any pytree).
-      argnums: which positional arguments to differentiate.
+      fun: returns a ``()`` float, or with has_aux a pair (float, any pytree, also of leaves that are no arrays).
+      argnums: which positional arguments to differentiate: an integer, or several of them.
       has_aux: see `fun`.
+      allow_int: see `value_and_grad`.
 
     Returns:
       A function with the arguments of `fun` that returns the gradients, or with has_aux ``(gradients, aux)``.
     """
-    function = value_and_grad(fun, argnums, has_aux)
+    function = value_and_grad(fun, argnums, has_aux, allow_int=allow_int)
 
     @functools.wraps(fun)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> PyTree:
+        result: Any
         result, grads = function(*args, **kwargs)
         return (grads, result[1]) if has_aux else grads
 

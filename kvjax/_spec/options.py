@@ -19,6 +19,7 @@ from jax.typing import DTypeLike
 from kvjax._spec import native
 from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES, dtype_name
 from kvjax._values.errors import fail
+from kvjax._values.names import is_name
 from kvjax._values.numbers import is_integer
 from kvjax.admit import Admission
 from kvjax.evict import Every, Policy
@@ -37,7 +38,7 @@ class Request:
 
     def __init__(self, name: Any, op: str, dim: Any) -> None:
         self.name, self.op, self.options = name, op, dict[str, Any]()
-        self.want(isinstance(name, str) and name != "", "a name", name)
+        self.want(is_name(name), "a name in UTF-8", name)
         self.want(is_integer(dim) and 1 <= dim <= host.MAX_DIM, f"an integer dim in 1..{host.MAX_DIM}", dim)
         self.dim = int(dim)
 

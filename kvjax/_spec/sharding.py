@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from kvjax._keys.keys import Keys
 from kvjax._spec.placement import Placement
 from kvjax._spec.unsupported import check_sharding
+from kvjax._values.arrays import ArrayLike
 from kvjax._values.dtypes import ROW_DTYPES, dtype_name
 from kvjax._values.errors import fail
 
@@ -24,10 +26,16 @@ class Sharding:
     """Arguments that say where a table's rows live, of `kvjax.get_table`, `kvjax.reshard` and `TableRestore`."""
 
     mesh: Mesh | None = None
+    devices: Sequence[object] | None = None  # JAX's devices, whose class type checkers take for a variable
     axis: str | tuple[str, ...] | None = None
-    partitioner: Callable[[Keys, int], Any] | None = None
+    partitioner: Callable[[Keys, int], ArrayLike] | None = None
     replicated: bool = False
     wire: DTypeLike | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether it is said where the rows are."""
+        return self.mesh is not None or self.devices is not None
 
 
 def placement_of(sharding: Sharding, name: str, op: str) -> Placement | None:
@@ -46,10 +54,12 @@ def placement_of(sharding: Sharding, name: str, op: str) -> Placement | None:
         if not ok:
             raise fail(ValueError, name, op, what, repr(got), "see kvjax.get_table")
 
-    mesh, partitioner = sharding.mesh, sharding.partitioner
+    partitioner, devices = sharding.partitioner, sharding.devices
+    want(sharding.mesh is None or devices is None, "mesh= or devices=, not both", devices)
+    mesh = sharding.mesh if devices is None else _mesh_of(devices, want)
     if mesh is None:
         for key in ("axis", "partitioner", "replicated", "wire"):
-            want(not getattr(sharding, key), f"mesh= beside {key}=", getattr(sharding, key))
+            want(not getattr(sharding, key), f"mesh= or devices= beside {key}=", getattr(sharding, key))
         return None
     want(isinstance(mesh, Mesh), "a jax.sharding.Mesh", mesh)  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
     want(mesh.local_devices, "a mesh with devices of this process", mesh)
@@ -66,6 +76,14 @@ def placement_of(sharding: Sharding, name: str, op: str) -> Placement | None:
     wire = None if sharding.wire is None else dtype_name(sharding.wire)
     want(wire is None or wire in ROW_DTYPES, f"wire in {ROW_DTYPES}", wire)
     return Placement.of(mesh, axes, partitioner=partitioner, replicated=bool(sharding.replicated), wire=wire)
+
+
+def _mesh_of(devices: Sequence[object], want: Callable[[Any, str, Any], None]) -> Mesh:
+    """The mesh of one axis, "devices", that has these; equal lists give equal meshes."""
+    kind: Any = jax.Device
+    fits = isinstance(devices, (list, tuple)) and all(isinstance(device, kind) for device in devices)
+    want(fits and len(set(devices)) == len(devices) > 0, "devices as a list of different JAX devices", devices)
+    return Mesh(np.array(devices), ("devices",))
 
 
 def _owners_of(partitioner: Any, num_shards: int) -> str:

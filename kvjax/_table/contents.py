@@ -54,6 +54,23 @@ def total_rows(table: Handle) -> int:
     return int(allgather(placement, np.int64(mine)).sum())
 
 
+def rows_by_shard(table: Handle, all_processes: bool) -> dict[int, int]:
+    """The rows of each shard by its number: of this process, or of the whole table as `total_rows`."""
+    placement, spec = table.spec.placement, table.spec
+    numbers = {0: 0} if placement is None else {local.shard: i for i, local in placement.kept}
+    if not all_processes:
+        return {shard: num_rows(table, [i]) for shard, i in sorted(numbers.items())}
+
+    def count() -> np.ndarray:
+        out = np.zeros(spec.num_shards, np.int64)
+        for shard, i in numbers.items():
+            out[shard] = num_rows(table, [i])
+        return out
+
+    everywhere = allgather(placement, together(placement, table.name, "size", count)).max(axis=0)
+    return dict(enumerate(everywhere.tolist()))
+
+
 # ---- out -------------------------------------------------------------------------------------------------------
 
 
@@ -154,7 +171,7 @@ def _warn_of_lost_counts(spec: TableSpec, counts: dict[str, np.ndarray]) -> None
         warnings.warn(
             f"kvjax: table {spec.name!r}, load: want the admission that the rows were saved with, got "
             f"{spec.admit}; the counts of keys without a row ({', '.join(lost)}) are left out",
-            stacklevel=8,  # the caller of load
+            stacklevel=9,  # the caller of load
         )
 
 
@@ -169,6 +186,11 @@ def load(table: H, rows: Callable[[], Snapshot]) -> H:
     Returns:
       The next handle.
     """
+    return prepare_load(table, rows)()
+
+
+def prepare_load(table: H, rows: Callable[[], Snapshot]) -> Callable[[], H]:
+    """As `load`, but nothing changes before the call that it gives."""
     spec = table.spec
 
     def prepare() -> tuple[list[Any], np.ndarray]:
@@ -179,8 +201,12 @@ def load(table: H, rows: Callable[[], Snapshot]) -> H:
 
     prepared, mine = together(spec.placement, spec.name, "load", prepare)
     _check_summaries(spec, "load", allgather(spec.placement, mine))
-    (version,) = {spec.host.commit_load(part) for part in prepared}
-    return table.at(version_leaf(spec, version))
+
+    def commit() -> H:
+        (version,) = {spec.host.commit_load(part) for part in prepared}
+        return table.at(version_leaf(spec, version))
+
+    return commit
 
 
 def split(spec: TableSpec, whole: Snapshot) -> list[Snapshot]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -32,6 +32,25 @@ def move(
     Returns:
       The live version; old handles are behind it.
     """
+    prepared = prepare_move(table, spec, op, once, bring)
+    untouched = PROCESS.births.get(spec.name) == prepared.version
+    live = prepared.commit()
+    if untouched:
+        PROCESS.births[spec.name] = int(live)
+    return live
+
+
+class Prepared(NamedTuple):
+    """A move that is ready: the version that the table must still have, and the call that ends it."""
+
+    version: int
+    commit: Callable[[], jax.Array]
+
+
+def prepare_move(
+    table: Handle, spec: TableSpec, op: str, once: bool = False, bring: Callable[[Snapshot], Snapshot] | None = None
+) -> Prepared:
+    """As `move`, but nothing changes before its commit."""
     old = table.spec
     group = old.placement or spec.placement
 
@@ -49,9 +68,10 @@ def move(
     version, mine = together(group, spec.name, op, begin)
     behind = int(allgather(group, np.uint32(version)).max())
     whole = mine if bring is None else bring(mine)
-    untouched = PROCESS.births.get(spec.name) == version
-    lifetime.replace(spec, op, version, together(group, spec.name, op, stage))
-    live = live_version(spec)
-    if untouched:
-        PROCESS.births[spec.name] = int(live)
-    return live
+    staged = together(group, spec.name, op, stage)
+
+    def commit() -> jax.Array:
+        lifetime.replace(spec, op, version, staged)
+        return live_version(spec)
+
+    return Prepared(version, commit)

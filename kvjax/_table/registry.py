@@ -76,6 +76,8 @@ def get_table(name: str, given: Arguments) -> Table:
         before rounding; one of `kvjax.constraints`, or your own.
       mesh: devices over which to shard the rows, a ``jax.sharding.Mesh``; by default the table is in one place, and
         one that exists stays where it is.
+      devices: a list of devices instead of a mesh, for instance ``jax.devices()``; in programs they are the axis
+        "devices" of a mesh of their own.
       axis: name of the mesh's axis over which they are sharded, or several; by default all of them. Over other axes
         the table is copied, as an array is. Where JAX does not know what is the same on several devices, which is in
         ``shard_map`` with ``check_vma=False`` and in ``pmap``, each device of the axes is taken to have a batch of
@@ -143,7 +145,7 @@ def get_or_make(name: str, dim: Any, placement: Placement | None, options: Optio
 
 def _placement(given: Arguments, name: str, known: TableSpec | None) -> Placement | None:
     placement = placement_of(given, name, "get_table")
-    return known.placement if given.mesh is None and known is not None else placement
+    return known.placement if not given.given and known is not None else placement
 
 
 def _spec(name: str, dim: Any, placement: Placement | None, options: Options, known: TableSpec | None) -> TableSpec:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 from jax.sharding import Mesh
@@ -18,6 +17,7 @@ from kvjax._spec.spec import TableSpec
 from kvjax._table.contents import sum_of_hashes
 from kvjax._table.move import move
 from kvjax._table.table import Table, check_table
+from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.snapshot import WAITING_COLUMNS, Snapshot, concat, take
@@ -30,7 +30,7 @@ def reshard(
     table: Table,
     mesh: Mesh | None,
     axis: str | tuple[str, ...] | None = None,
-    partitioner: Callable[[Keys, int], Any] | None = None,
+    partitioner: Callable[[Keys, int], ArrayLike] | None = None,
     replicated: bool = False,
 ) -> Table:
     """Moves a live table to other devices: rows, slots, frequencies, versions, pins, counts of admission and its sink.

@@ -75,9 +75,9 @@ class Stats:
     rounds: int
     extra_rounds: int
 
-    def flat(self) -> dict[str, Any]:
+    def flat(self) -> dict[str, int | float | str | None]:
         """All numbers in one level, for loggers: ``{"size": 3, "bytes/values": 2097152, ...}``."""
-        out: dict[str, Any] = {}
+        out: dict[str, int | float | str | None] = {}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name in ("bytes", "pinned", "evicted", "exchanged_bytes"):

@@ -23,6 +23,7 @@ from kvjax._table.handle import (
 )
 from kvjax._table.move import move
 from kvjax._table.stats import Stats, stats_of
+from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.numbers import is_integer
@@ -36,7 +37,7 @@ class Whole(Handle):
 
     __slots__ = ()
 
-    def after(self, x: Any) -> Self:
+    def after(self, x: PyTree) -> Self:
         """The same handle, usable only once `x` exists: orders a later write behind a read.
 
         Args:
@@ -65,7 +66,11 @@ class Whole(Handle):
             self.spec.host.size(self.name, 0, version)  # raises what every call through this handle would
         return live
 
-    def size(self, all_processes: bool = False) -> int:
+    @overload
+    def size(self, all_processes: bool = False, by: None = None) -> int: ...
+    @overload
+    def size(self, all_processes: bool = False, *, by: Literal["shard"]) -> dict[int, int]: ...
+    def size(self, all_processes: bool = False, by: Literal["shard"] | None = None) -> int | dict[int, int]:
         """The number of rows, once all writes up to this handle are done.
 
         Like all host values (``len``, `shape`, `export`, `stats`), it is about the shards that this process has: no
@@ -73,7 +78,15 @@ class Whole(Handle):
 
         Args:
           all_processes: count the rows of the whole table instead. All processes of its mesh must ask together.
+          by: "shard" for the rows of each shard by its number, which tells how evenly a partitioner cuts.
+
+        Raises:
+          ValueError: `by` is something else.
         """
+        if by == "shard":
+            return contents.rows_by_shard(self, all_processes)
+        if by is not None:
+            raise fail(ValueError, self.name, "size", "by='shard' or None", repr(by), "table.size() is of all shards")
         return contents.total_rows(self) if all_processes else contents.num_rows(self, self.spec.kept)
 
     def __len__(self) -> int:

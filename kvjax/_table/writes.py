@@ -17,7 +17,7 @@ from kvjax._table.handle import Handle, keys_for, version_to_write
 from kvjax._table.reads import Query, lookup
 from kvjax._table.training import check_gradient, train
 from kvjax._training.rowwise import Transform, as_rowwise
-from kvjax._values.arrays import ArrayLike
+from kvjax._values.arrays import ArrayLike, PyTree
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
 from kvjax.evict import RANKINGS, Policy, all_but
@@ -167,7 +167,7 @@ class Writes(Handle):
         grads: SparseRows,
         state: Sequence[ArrayLike] = (),
         step: ArrayLike | None = None,
-        **extra_args: Any,
+        **extra_args: PyTree,
     ) -> tuple[Self, tuple[jax.Array, ...]]:
         """The training write: inserts the keys of the gradients and updates their rows.
 

@@ -48,14 +48,14 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
                 "are averaged by jax.numpy, and trees by jax.tree.map(..., is_leaf=lambda g: isinstance(g, SparseRows))"
             )
     if not parts:
-        raise ValueError("merge wants at least one SparseRows, got an empty sequence")
+        raise ValueError("kvjax: merge wants at least one SparseRows, got an empty sequence")
     widths = {part.rows.shape[-1] for part in parts}
     if len(widths) > 1:
-        raise ValueError(f"merge wants gradients of one table, got rows of widths {sorted(widths)}")
+        raise ValueError(f"kvjax: merge wants gradients of one table, got rows of widths {sorted(widths)}")
     (dim,) = widths
     names = {part.table for part in parts} - {None}
     if len(names) > 1:
-        raise ValueError(f"merge wants gradients of one table, got those of {sorted(map(str, names))}")
+        raise ValueError(f"kvjax: merge wants gradients of one table, got those of {sorted(map(str, names))}")
     if len(parts) == 1 and parts[0].merged and parts[0].rows.ndim == 2:
         merged = parts[0]
     else:

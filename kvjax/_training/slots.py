@@ -82,7 +82,7 @@ def _layout_of(tx: optax.GradientTransformation, count: str, dim: int, x64: bool
     for path, leaf in flat:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise ValueError(
-                f"rowwise wants a transform without random keys in its state, got "
+                f"kvjax: rowwise wants a transform without random keys in its state, got "
                 f"{jax.tree_util.keystr(path)}: every row would draw the same noise"
             )
     _promote(tx, row, leaves, treedef, is_slot)

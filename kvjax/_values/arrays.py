@@ -20,5 +20,8 @@ class HasJaxArray(Protocol):
     def __jax_array__(self) -> Any: ...
 
 
+PyTree: TypeAlias = Any
+"""Any tree of JAX's: what type checkers cannot say more of."""
+
 ArrayLike: TypeAlias = HasArray | HasJaxArray | complex | Sequence["ArrayLike"]
 """An array, a number, or nested sequences of them; no strings."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import os
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +57,28 @@ class Exported:
         kept = {name: array[keep] for name, array in self.columns().items()}
         return self.of_columns(kept, self.last_step, self.total)
 
+    def to_parquet(self, path: str | os.PathLike[str]) -> None:
+        """Writes the rows as a Parquet file, which needs pyarrow (``pip install kvjax[parquet]``).
+
+        A column for each array, keys as int64 or uint64, and rows as lists of a fixed size; bfloat16 as float32, which
+        holds it exactly. ``last_step`` is in the metadata of the file.
+
+        Args:
+          path: of the file, which is replaced.
+
+        Raises:
+          ImportError: pyarrow is not installed.
+        """
+        try:
+            pyarrow, parquet = map(importlib.import_module, ("pyarrow", "pyarrow.parquet"))
+        except ImportError as error:
+            raise ImportError(
+                "kvjax: Exported.to_parquet: want pyarrow, got no such module; pip install pyarrow, or kvjax[parquet]"
+            ) from error
+        arrays = {name: _arrow(pyarrow, array) for name, array in self.columns().items()}
+        table = pyarrow.table(arrays, metadata={"kvjax.last_step": str(self.last_step)})
+        parquet.write_table(table, os.fspath(path))
+
     def columns(self) -> dict[str, np.ndarray]:
         """Every array of the export by name, slots as "slot.<name>"; each ``(n, ...)``."""
         plain = {name: getattr(self, name) for name in ROW_COLUMNS}
@@ -71,6 +96,15 @@ class Exported:
         slots = {name.removeprefix(_SLOT): array for name, array in columns.items() if name.startswith(_SLOT)}
         plain = {name: columns[name] for name in ROW_COLUMNS}
         return cls(**plain, slots=slots, last_step=last_step, total=len(plain["keys"]) if total is None else total)
+
+
+def _arrow(pyarrow: Any, array: np.ndarray) -> Any:
+    if array.dtype.name == "bfloat16":
+        array = array.astype(np.float32)
+    if array.ndim == 1:
+        return pyarrow.array(array)
+    width = int(np.prod(array.shape[1:]))
+    return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(np.ascontiguousarray(array).reshape(-1)), width)
 
 
 ROW_COLUMNS = ("keys", "values", "freqs", "versions", "has_slots", "pinned")

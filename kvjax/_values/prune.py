@@ -41,7 +41,7 @@ class Prune:
         for name in ("min_frequency", "max_age", "min_norm", "top_k"):
             value = getattr(self, name)
             if value is not None and not value >= 0:
-                raise ValueError(f"Prune wants {name} >= 0, got {value!r}")
+                raise ValueError(f"kvjax: Prune wants {name} >= 0, got {value!r}")
 
     def mask(self, rows: Exported) -> np.ndarray:
         """Which rows are kept.
@@ -85,5 +85,5 @@ def keep_mask(prune: PruneLike, rows: Exported) -> np.ndarray:
         return prune.mask(rows)
     mask = np.asarray(prune(rows))
     if mask.dtype != bool or mask.shape != (len(rows),):
-        raise ValueError(f"prune wants a function that gives ({len(rows)},) bool, got {mask.shape} {mask.dtype}")
+        raise ValueError(f"kvjax: prune wants a function that gives ({len(rows)},) bool, got {mask.shape} {mask.dtype}")
     return mask

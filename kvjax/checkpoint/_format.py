@@ -1,7 +1,9 @@
-"""The format: how a table lies on disk, which anything that reads zarr can open.
+"""The format: how tables lie on disk, which anything that reads zarr can open.
 
+    kvjax.json                              the seal: all tables, and the digests of the lists below
     <table>/kvjax.json                      what the table is, and the type of each array
     <table>/initializer.pool/               the rows that keys without a row read as, if it is an array
+    <table>/shard-00000-of-00001.json       the list: size and digest of each file that this shard's process wrote
     <table>/shard-00000-of-00001/keys/      zarr v3 arrays, zstd with checksums, rows sorted by (bucket, key):
         values/ freqs/ versions/ has_slots/ offsets/ slot.<name>/
         pinned/ pending_keys/ pending_counts/ sketch/            only where there is something to keep
@@ -10,17 +12,24 @@ Of a table that is sharded over several processes, each writes the rows that it 
 own; kvjax.json says how many rows each has. The shards of one process are one on disk.
 
 ``offsets[b]`` is the first row of virtual bucket b, so whoever owns a range of buckets reads one slice of each shard.
-The names in the tree are percent-encoded. Everything goes below one directory; that a checkpoint is there as a whole or
-not at all is for the caller to see to, as Orbax does.
+
+Each file has its digest under its path, so bytes that were changed, or that are whole but of another place, table or
+step, are not what the list says; a list has its digest in the seal, and the seal its own. A digest is the XXH64 of a
+file's bytes, as 16 hexadecimal digits. "v1", without seal and lists, is still read: its arrays have the checksums of
+zarr alone.
+
+The names of folders are percent-encoded, those of tables with the dots and a leading "_", which are for names of
+Orbax's and of this page. What is longer than a file system takes is cut, and gets the digest of the whole name.
+Everything goes below one directory; that a checkpoint is there as a whole or not at all is for the caller to see to, as
+Orbax does.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 import numpy as np
 
@@ -29,18 +38,23 @@ from kvjax._values.exported import ROW_COLUMNS, Exported, slot_column
 from kvjax._values.snapshot import ADMISSION_COLUMNS, Snapshot
 from kvjax.ffi import host
 
-FORMAT = "kvjax.table.v1"
+FORMAT, UNSEALED, SEAL = "kvjax.table.v2", "kvjax.table.v1", "kvjax.tables.v2"
+META = "kvjax.json"
 POOL = "initializer.pool"
 COLUMNS = tuple(name for name in ROW_COLUMNS if name != "pinned")
 """The columns of rows that are always there; "pinned" is only where something is."""
 FIELDS = saved_as("fields")
 RULES = saved_as("rules")
-_FIELDS = ("format", "dim", "dtype", "key_dtype", "initializer", "seed", "trainable", "num_buckets", "num_shards",
-           "rows", "last_step", "slots")  # fmt: skip
+_CHUNK_BYTES = 1 << 22
+_LONGEST_NAME = 200  # of the 255 bytes that file systems take: whoever copies a checkpoint may add to a name
 
 
 class CheckpointError(ValueError):
     """A checkpoint that cannot be read as tables."""
+
+
+class Damaged(ValueError):
+    """What is not as it was written: "want ..., got ..."."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,54 +81,75 @@ class Stored:
         return Snapshot(rows, np.zeros(0, np.int64), slot_types, admission)
 
 
-def read_meta(directory: Path, name: str) -> dict[str, Any]:
-    path = directory / table_folder(name) / "kvjax.json"
-    if not path.exists():
-        raise CheckpointError(
-            f"kvjax: table {name!r}, restore: want one of the checkpoint's tables, got none of that name; "
-            f"the checkpoint holds {names(directory)}"
-        )
-    try:
-        meta = json.loads(path.read_text())
-        for field in _FIELDS:
-            meta[field]  # a KeyError names what is missing
-        if meta["format"] != FORMAT or meta["num_buckets"] != host.NUM_BUCKETS:
-            raise ValueError(f"format {meta['format']!r} with {meta['num_buckets']} buckets")
-        rows = [shard["rows"] for shard in shards_of(meta)]
-        if len(rows) != meta["num_shards"] or sum(rows) != meta["rows"]:
-            raise ValueError(f"{meta['num_shards']} shards and {meta['rows']} rows, but of its shards {rows}")
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            f"kvjax: table {name!r}, restore: want {path.name} of format {FORMAT!r}, got {error}; "
-            "a later kvjax may have written it"
-        ) from error
-    return meta
+def digest(data: bytes) -> str:
+    """The digest of a file's bytes."""
+    return f"{int(host.hash_strings([data], 0)[0]) % 2**64:016x}"
 
 
-def shards_of(meta: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows and extra arrays of each shard on disk."""
-    return meta.get("shards") or [{"rows": meta["rows"], "extras": meta.get("extras", {})}]
+# ---- names ---------------------------------------------------------------------------------------------------
 
 
 def shard_folder(shard: int, num_shards: int) -> str:
     return f"shard-{shard:05}-of-{num_shards:05}"
 
 
+def shard_list(shard: int, num_shards: int) -> str:
+    return shard_folder(shard, num_shards) + ".json"
+
+
 def table_folder(name: str) -> str:
-    """The folder of a table: its name, percent-encoded; "." and ".." too, which would be other folders."""
-    return quote(name, safe="") if name.strip(".") else name.replace(".", "%2E")
+    text = quote(name, safe="").replace(".", "%2E")
+    return _cut("%5F" + text[1:] if text.startswith("_") else text, name)
 
 
-def names(directory: Path) -> list[str]:
-    """The tables below `directory`."""
-    return sorted(unquote(p.parent.name) for p in directory.glob("*/kvjax.json"))
+def array_folder(name: str) -> str:
+    return _cut(quote(name, safe=""), name)
 
 
-def store_spec(path: Path) -> dict[str, Any]:
+def _cut(text: str, name: str) -> str:
+    # No name is encoded with a "=", so what is cut is like no other.
+    return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 17]}={digest(name.encode())}"
+
+
+# ---- arrays --------------------------------------------------------------------------------------------------
+
+
+def row_bytes(dtype: np.dtype[Any], shape: Sequence[int]) -> int:
+    """Bytes of a row of an array of this shape."""
+    size = dtype.itemsize
+    for n in shape[1:]:
+        size *= n
+    return max(size, 1)
+
+
+def chunk_rows(dtype: np.dtype[Any], shape: Sequence[int]) -> int:
+    """Rows in a chunk of an array of this shape; the last chunk is filled up."""
+    return max(1, min(shape[0], _CHUNK_BYTES // row_bytes(dtype, shape)))
+
+
+def chunk_path(chunk: int, shape: Sequence[int]) -> str:
+    """Where a chunk is below the folder of an array of this shape."""
+    return "/".join(["c", str(chunk), *("0" for _ in shape[1:])])
+
+
+def array_spec(dtype: np.dtype[Any], shape: Sequence[int]) -> dict[str, Any]:
+    """An array as TensorStore opens it, but for where it is."""
     return {
         "driver": "zarr3",
-        "kvstore": {"driver": "file", "path": str(path)},
         # A chunk that is missing is damage, not zeros.
         "fill_missing_data_reads": False,
         "store_data_equal_to_fill_value": True,
+        "metadata": {
+            "shape": list(shape),
+            "data_type": dtype.name,
+            "chunk_grid": {
+                "name": "regular",
+                "configuration": {"chunk_shape": [chunk_rows(dtype, shape), *(max(n, 1) for n in shape[1:])]},
+            },
+            "codecs": [
+                {"name": "bytes", "configuration": {"endian": "little"}},
+                {"name": "zstd", "configuration": {"level": 1}},
+                {"name": "crc32c"},
+            ],
+        },
     }

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from urllib.parse import quote
 
 import jax.numpy as jnp
 import numpy as np
@@ -13,91 +11,116 @@ import tensorstore as ts
 
 from kvjax._spec.placement import Placement
 from kvjax._values.snapshot import ADMISSION_COLUMNS, column_types, concat
-from kvjax.checkpoint._format import POOL, CheckpointError, Stored, shard_folder, shards_of, store_spec, table_folder
+from kvjax.checkpoint._fields import shards_of
+from kvjax.checkpoint._files import Files
+from kvjax.checkpoint._format import (
+    POOL,
+    Damaged,
+    Stored,
+    array_folder,
+    array_spec,
+    chunk_path,
+    chunk_rows,
+    row_bytes,
+    shard_folder,
+)
 from kvjax.ffi import host
 
 # Keys of which the owners are asked at once.
 _PIECE = 1 << 18
+# Bytes that a byte of zstd can stand for: a block of 4 bytes is 128 KiB at most.
+_DENSEST = 1 << 15
+_ALL = slice(None)
 
 
-def read(directory: Path, name: str, meta: dict[str, Any], placement: Placement | None = None) -> Stored:
-    """Reads of one table below `directory` the rows that this process owns.
+def read(meta: dict[str, Any], files: Files, placement: Placement | None = None) -> Stored:
+    """Reads of one table the rows that this process owns.
 
     Args:
-      directory: of the checkpoint.
-      name: of the table in it.
-      meta: as `read_meta` gives it.
+      meta: what it is, as `Catalog.open` gives it.
+      files: of the table.
       placement: where its rows shall be; None for all here.
 
     Raises:
-      CheckpointError: it is not there, of another format, incomplete or damaged.
+      Damaged: a file is not there, or not as it was written.
     """
-    folder = directory / table_folder(name)
-    try:
-        pool = {}
-        if meta["initializer"]["kind"] == "pool":
-            pool = {POOL: _open(folder / POOL, "float32", meta["initializer"]["shape"]).read()}
-        shards = [_Shard(folder, meta, i) for i in range(meta["num_shards"])]
-        parts = [shard.read(placement) for shard in shards]
-        return Stored(meta, _joined(parts) | {name: future.result() for name, future in pool.items()})
-    except _Damaged as error:
-        raise CheckpointError(
-            f"kvjax: table {name!r}, restore: {error} in {folder}; the checkpoint is damaged, restore an older one"
-        ) from error
-    except ValueError as error:  # what TensorStore raises for missing and damaged files
-        if isinstance(error, CheckpointError) or str(error).startswith("kvjax: "):
-            raise
-        raise CheckpointError(
-            f"kvjax: table {name!r}, restore: want whole arrays in {folder}, got: {error}; restore an older checkpoint"
-        ) from error
+    shards = [_Shard(files, meta, i) for i in range(meta["num_shards"])]
+    arrays = _joined([shard.read(placement) for shard in shards])
+    if meta["initializer"]["kind"] == "pool":
+        pool = _Array(files, POOL, np.dtype(np.float32), tuple(meta["initializer"]["shape"]))
+        arrays |= _at_once({POOL: pool})
+    return Stored(meta, arrays)
 
 
-class _Damaged(ValueError):
-    """What is not as it was written: "want ..., got ..."."""
+class _Array:
+    """An array on disk, of the dtype and shape that were written.
 
+    TensorStore decodes bytes that are in memory by then: it opens no file and believes none about the array.
+    """
 
-def _open(path: Path, dtype: Any, shape: Any) -> Any:
-    store = ts.open(store_spec(path)).result()
-    if store.dtype.name != str(dtype) or tuple(store.shape) != tuple(shape):
-        got = f"{tuple(store.shape)} {store.dtype.name}"
-        raise _Damaged(f"want {path.name} {tuple(shape)} {dtype}, got {got}")
-    return store
+    def __init__(self, files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self.files, self.folder, self.dtype, self.shape = files, folder, dtype, shape
+
+    def begin(self, rows: slice = _ALL) -> Callable[[], np.ndarray]:
+        """Begins to read some rows; the call that it gives ends it."""
+        start, stop, _ = rows.indices(self.shape[0])
+        shape = (max(stop - start, 0), *self.shape[1:])
+        if 0 in shape:
+            return lambda: np.zeros(shape, self.dtype)
+        chunk = chunk_rows(self.dtype, self.shape)
+        size = chunk * row_bytes(self.dtype, self.shape)
+        spec = array_spec(self.dtype, self.shape) | {"kvstore": {"driver": "memory"}}
+        store: Any = ts.open(spec, create=True, context=ts.Context()).result()
+        for i in range(start // chunk, -(-stop // chunk)):
+            path = chunk_path(i, self.shape)
+            data = self.files.read(f"{self.folder}/{path}", size + (size >> 7) + 1024)
+            if size > len(data) * _DENSEST:  # nothing is allocated for bytes that are not there
+                raise Damaged(f"want {self.folder}/{path} with {size} bytes, got {len(data)}, which cannot hold them")
+            store.kvstore.write(path, data).result()
+        pending = store[start:stop].read()
+        return lambda: self._end(pending)
+
+    def _end(self, pending: ts.Future[np.ndarray]) -> np.ndarray:
+        try:
+            return pending.result()
+        except ValueError as error:  # TensorStore's, for bytes that are no chunk
+            raise Damaged(f"want whole chunks of {self.folder}, got {error!s:.300}") from error
 
 
 class _Shard:
-    """One shard on disk: its arrays, opened and of the shapes that were written."""
+    """One shard on disk."""
 
-    def __init__(self, folder: Path, meta: dict[str, Any], number: int):
-        shard = shards_of(meta)[number]
+    def __init__(self, files: Files, meta: dict[str, Any], number: int) -> None:
+        shard, folder = shards_of(meta)[number], shard_folder(number, meta["num_shards"])
+
+        def array(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Array:
+            return _Array(files, f"{folder}/{array_folder(name)}", dtype, shape)
+
         types = column_types(meta["dim"], jnp.dtype(meta["dtype"]), meta["key_dtype"], dict(meta["slots"]))
         del types["pinned"]  # which is an extra
-        wanted = {name: (dtype, (shard["rows"], *shape)) for name, (dtype, shape) in types.items()}
-        wanted |= {name: (dtype, tuple(shape)) for name, (dtype, shape) in shard["extras"].items()}
-        wanted["offsets"] = (np.dtype(np.int64), (host.NUM_BUCKETS + 1,))
-        self.folder = folder / shard_folder(number, meta["num_shards"])
-        stores = {array: _open(self.folder / quote(array, safe=""), *kind) for array, kind in wanted.items()}
-        self.rows = {array: store for array, store in stores.items() if array in (*types, "pinned")}
-        self.extras = {array: store for array, store in stores.items() if array in ADMISSION_COLUMNS}
-        self.offsets = stores["offsets"]
+        extras = {name: array(name, np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in shard["extras"].items()}
+        self.num_rows: int = shard["rows"]
+        self.rows = {name: array(name, dtype, (self.num_rows, *shape)) for name, (dtype, shape) in types.items()}
+        self.rows |= {name: store for name, store in extras.items() if name == "pinned"}
+        self.extras = {name: store for name, store in extras.items() if name in ADMISSION_COLUMNS}
+        self.offsets = array("offsets", np.dtype(np.int64), (host.NUM_BUCKETS + 1,))
 
     def read(self, placement: Placement | None) -> dict[str, np.ndarray]:
         if placement is None or placement.num_shards == len({shard.shard for shard in placement.local}):
-            return _at_once(self.rows | self.extras, [slice(None)])
-        pending = {name: store for name, store in self.extras.items() if name != "sketch"}
-        if pending:
-            pending = _owned(pending, "pending_keys", placement)
+            return _at_once(self.rows | self.extras)
+        waiting = {name: store for name, store in self.extras.items() if name != "sketch"}
+        pending = _owned(waiting, "pending_keys", placement) if waiting else {}
         if placement.partitioner is not None:
-            sketch = _at_once({name: self.extras[name] for name in self.extras if name == "sketch"}, [slice(None)])
+            sketch = _at_once({name: self.extras[name] for name in self.extras if name == "sketch"})
             return _owned(self.rows, "keys", placement) | pending | sketch
         ranges = list(_shards(placement))
         buckets = [placement.buckets(first, last) for first, last in ranges]
-        offsets = self.offsets.read().result()
-        rows = self.rows["keys"].shape[0]
-        if offsets[0] != 0 or offsets[-1] != rows or (np.diff(offsets) < 0).any():
-            raise _Damaged(f"want offsets from 0 to {rows}, got {offsets[0]} to {offsets[-1]}")
+        (offsets,) = _at_once({"offsets": self.offsets}).values()
+        if offsets[0] != 0 or offsets[-1] != self.num_rows or (np.diff(offsets) < 0).any():
+            raise Damaged(f"want offsets from 0 to {self.num_rows}, got {offsets[0]} to {offsets[-1]}")
         out = _at_once(self.rows, [slice(int(offsets[a]), int(offsets[b])) for a, b in buckets]) | pending
         if not placement.owned(out["keys"]).all():
-            raise _Damaged("want keys where the offsets say, got keys of other buckets")
+            raise Damaged("want keys where the offsets say, got keys of other buckets")
         if "sketch" in self.extras:
             out["sketch"] = self._cells(placement, ranges)
         return out
@@ -108,7 +131,7 @@ class _Shard:
         cells = np.zeros(store.shape, np.uint16)
         for first, last in ranges:
             own = placement.cells(first, last, len(cells))
-            cells[own] = store[own].read().result()
+            cells[own] = store.begin(own)()
         return cells
 
 
@@ -122,22 +145,23 @@ def _shards(placement: Placement) -> Iterator[tuple[int, int]]:
         yield first, last
 
 
-def _at_once(stores: dict[str, Any], slices: list[slice]) -> dict[str, np.ndarray]:
-    pending = {name: [store[piece].read() for piece in slices] for name, store in stores.items()}
-    return {name: _concat([f.result() for f in futures]) for name, futures in pending.items()}
+def _at_once(stores: dict[str, _Array], slices: Sequence[slice] = (_ALL,)) -> dict[str, np.ndarray]:
+    """Some rows of each array; while the files of one are read, others are decoded."""
+    pending = {name: [store.begin(rows) for rows in slices] for name, store in stores.items()}
+    return {name: _concat([end() for end in ends]) for name, ends in pending.items()}
 
 
 def _concat(arrays: list[np.ndarray]) -> np.ndarray:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _owned(stores: dict[str, Any], keys: str, placement: Placement) -> dict[str, np.ndarray]:
+def _owned(stores: dict[str, _Array], keys: str, placement: Placement) -> dict[str, np.ndarray]:
     """The rows of the arrays whose keys this process owns, found piece by piece."""
     n = stores[keys].shape[0]
-    parts = [{name: np.zeros((0, *store.shape[1:]), store.dtype.numpy_dtype) for name, store in stores.items()}]
+    parts = [{name: np.zeros((0, *store.shape[1:]), store.dtype) for name, store in stores.items()}]
     for start in range(0, n, _PIECE):
         piece = slice(start, min(n, start + _PIECE))
-        mine = placement.owned(stores[keys][piece].read().result())
+        mine = placement.owned(stores[keys].begin(piece)())
         if mine.any():
             parts.append({name: array[mine] for name, array in _at_once(stores, [piece]).items()})
     return concat(parts)

@@ -8,7 +8,7 @@ from typing import Any
 from kvjax import admit, constraints, evict
 from kvjax.initializers import Generated, Initializer, Pool, from_pool
 
-_RULES = admit.RULES | evict.RULES | constraints.RULES
+_RULES: dict[str, Any] = admit.RULES | evict.RULES | constraints.RULES
 
 
 def dump(value: Any) -> Any:
@@ -45,20 +45,25 @@ def load_initializer(saved: dict[str, Any], pool: Any = None) -> Initializer | P
     return Initializer(**saved)
 
 
+class NeedsFunctionError(ValueError):
+    """A function of the user's is part of a rule."""
+
+
 def load(saved: Any) -> Any:
     """The rule, or the plain value, that `dump` was given.
 
     Raises:
-      ValueError: a function is part of it, or a later kvjax wrote it.
+      NeedsFunctionError: a function is part of it.
+      ValueError: it is none, or a later kvjax wrote it.
     """
     if not isinstance(saved, dict):
         return saved
-    if "function" in saved:
-        raise ValueError(
+    if saved.keys() == {"function"}:
+        raise NeedsFunctionError(
             f"want rules without functions of yours, got {saved['function']}, of which a checkpoint has only the name; "
             "make the table with kvjax.get_table first and restore into it"
         )
-    kind = _RULES.get(saved["rule"])
-    if kind is None:
-        raise ValueError(f"want a rule that this kvjax knows, got {saved['rule']!r}; a later kvjax may have written it")
+    kind = _RULES.get(str(saved.get("rule")))
+    if kind is None or saved.keys() != {"rule", *(field.name for field in dataclasses.fields(kind))}:
+        raise ValueError(f"want a rule that this kvjax knows, got {saved!r:.100}; a later kvjax may have written it")
     return kind(**{name: load(value) for name, value in saved.items() if name != "rule"})

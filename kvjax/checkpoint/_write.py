@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import quote
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,19 +18,32 @@ from kvjax._sharded.processes import allgather_json, together
 from kvjax._spec.placement import Placement
 from kvjax._table.table import Table
 from kvjax._values.errors import fail
+from kvjax._values.names import is_name
 from kvjax._values.prune import PruneLike, keep_mask
 from kvjax._values.snapshot import Snapshot
-from kvjax.checkpoint._format import FIELDS, FORMAT, POOL, RULES, Stored, shard_folder, store_spec, table_folder
+from kvjax.checkpoint._files import flush, listed, write_text
+from kvjax.checkpoint._format import (
+    FIELDS,
+    FORMAT,
+    META,
+    POOL,
+    RULES,
+    Stored,
+    array_folder,
+    array_spec,
+    shard_folder,
+    shard_list,
+    table_folder,
+)
 from kvjax.checkpoint._rules import dump, name_of
 from kvjax.ffi import host
 from kvjax.initializers import Pool
-
-_CHUNK_BYTES = 1 << 22
 
 
 def snapshot(name: str, table: Table, prune: PruneLike | None = None) -> Stored:
     """Copies a table out of memory, to be saved under a name; training may go on while the copy is written."""
     spec, placement, process = table.spec, shared_placement(table), jax.process_index()
+    check_name(name, spec.name)
     if placement is None and process != 0:
         return Stored({}, {})
     copy, offsets = together(placement, spec.name, "save", lambda: _copy(table, prune))
@@ -71,6 +84,18 @@ def snapshot(name: str, table: Table, prune: PruneLike | None = None) -> Stored:
     return Stored(meta, arrays, writers.index(process) if process in writers else None)
 
 
+def check_name(name: Any, table: str) -> None:
+    """Whether a table can be saved under a name.
+
+    Raises:
+      ValueError: it cannot.
+    """
+    if not is_name(name):
+        raise fail(
+            ValueError, table, "save", "a name to save it under, in UTF-8", repr(name), "TableSave({name: table})"
+        )
+
+
 def shared_placement(table: Table) -> Placement | None:
     """Where a table is of which several processes have parts. Of any other each process has one of its own, and
     process 0 saves it."""
@@ -107,37 +132,25 @@ def _copy(table: Table, prune: PruneLike | None) -> tuple[Snapshot, np.ndarray]:
 
 
 async def write(directory: Path, stored: Stored) -> None:
-    """Writes what this process has of one table below `directory`."""
+    """Writes what this process has of one table below `directory`, and lists it; `seal` comes when all have."""
     if stored.shard is None:
         return
-    folder = directory / table_folder(stored.meta["name"])
-    shard = folder / shard_folder(stored.shard, stored.meta["num_shards"])
-    shared = [POOL] if POOL in stored.arrays else []
-    own = [name for name in stored.arrays if name not in shared]
-    pending = [_write_array(shard / quote(name, safe=""), stored.arrays[name]) for name in own]
-    if stored.shard == 0:
-        pending += [_write_array(folder / name, stored.arrays[name]) for name in shared]
+    meta, first, arrays = stored.meta, stored.shard == 0, dict(stored.arrays)
+    folder, shard = directory / table_folder(meta["name"]), shard_folder(stored.shard, meta["num_shards"])
+    pool = {name: arrays.pop(name) for name in [POOL] if name in arrays}
+    pending = [_write_array(folder / shard / array_folder(name), array) for name, array in arrays.items()]
+    if first:
+        pending += [_write_array(folder / name, array) for name, array in pool.items()]
     await asyncio.gather(*pending)
-    if stored.shard == 0:
-        (folder / "kvjax.json").write_text(json.dumps(stored.meta, indent=1, sort_keys=True))
+    if first:
+        write_text(folder / META, json.dumps(meta, indent=1, sort_keys=True))
+    entries = listed(folder, [shard, *([META, *pool] if first else [])])
+    write_text(folder / shard_list(stored.shard, meta["num_shards"]), json.dumps(entries, indent=0))
+    flush(folder)
 
 
 async def _write_array(path: Path, array: np.ndarray) -> None:
-    row_bytes = max(array.dtype.itemsize * int(np.prod(array.shape[1:])), 1)
-    chunk = max(1, min(len(array), _CHUNK_BYTES // row_bytes))
-    metadata = {
-        "shape": list(array.shape),
-        "data_type": array.dtype.name,
-        "chunk_grid": {
-            "name": "regular",
-            "configuration": {"chunk_shape": [chunk, *(max(n, 1) for n in array.shape[1:])]},
-        },
-        "codecs": [
-            {"name": "bytes", "configuration": {"endian": "little"}},
-            {"name": "zstd", "configuration": {"level": 1}},
-            {"name": "crc32c"},
-        ],
-    }
-    store = await ts.open(store_spec(path) | {"metadata": metadata}, create=True, delete_existing=True)
+    spec = array_spec(array.dtype, array.shape) | {"kvstore": {"driver": "file", "path": str(path)}}
+    store = await ts.open(spec, create=True, delete_existing=True)
     if array.size:
         await store.write(array)

@@ -61,7 +61,7 @@ def _import_emulated() -> Native:
     module = _import("_emulated")
     if isinstance(module, str):
         raise ImportError(
-            f"KVJAX_EMULATED=1 wants the emulated device table ({module}); build it with "
+            f"kvjax: KVJAX_EMULATED=1 wants the emulated device table ({module}); build it with "
             "`pip install . -C cmake.define.KVJAX_EMULATED=ON`, or unset the variable"
         )
     return module

@@ -66,6 +66,7 @@ class Embed(_TableModule):
       rounding: how training rounds rows of 16 bits.
       constraint: function of a row, applied after each update.
       mesh: devices over which rows are sharded.
+      devices: a list of devices instead of a mesh.
       axis: of the mesh, over which they are.
       partitioner: which device has which row.
       replicated: whether each device has all rows.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Literal, ParamSpec
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.nnx.filterlib import Filter
 from jax.typing import DTypeLike
 
 from kvjax._keys.keys import KeysLike
@@ -18,11 +19,19 @@ from kvjax._lookup.combiners import Combiner
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
 from kvjax._table.table import Table
-from kvjax._values.arrays import ArrayLike
+from kvjax._values.arrays import ArrayLike, PyTree
 from kvjax._values.errors import meant
 from kvjax.flax._common import LayerOptions, learns_default, read, read_bag, resolve_table
 
+__all__ = ["Embed", "EmbedBag", "grad", "value_and_grad"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class _TableModule(nnx.Module):
@@ -197,54 +206,117 @@ class EmbedBag(_TableModule):
         return read_bag(self, self.table.get_value(), keys, mask, salt, default, **form)
 
 
-def value_and_grad(fun: Callable[P, Any], has_aux: bool = False, wrt: Any = nnx.Param) -> Callable[P, tuple[Any, Any]]:
+ArgNums: TypeAlias = int | nnx.DiffState | Sequence[int | nnx.DiffState]
+"""What `value_and_grad` takes as ``argnums``."""
+
+
+def value_and_grad(
+    fun: Callable[P, R], has_aux: bool = False, wrt: Filter = nnx.Param, *, argnums: ArgNums = 0
+) -> Callable[P, tuple[R, PyTree]]:
     """Like ``nnx.value_and_grad``, for models that hold tables; see `kvjax.value_and_grad`.
 
     Args:
-      fun: its first argument is the model; returns a ``()`` float, or with has_aux a pair (float, any pytree).
-        Changes that it makes to the model's other state (batch statistics, random counts) are kept.
+      fun: its positional arguments may be models, by default the first is differentiated; returns a ``()`` float, or
+        with has_aux a pair (float, any pytree). Changes that it makes to other state of the models (batch statistics,
+        random counts) are kept.
       has_aux: see `fun`.
       wrt: filter of the variables to differentiate.
+      argnums: which positional arguments to differentiate, models or trees of arrays and tables: an integer, an
+        ``nnx.DiffState`` for another filter, or several of them.
 
     Returns:
-      A function with the arguments of `fun` that returns ``(value, gradients)``; the gradients are an ``nnx.State``
-      for ``nnx.Optimizer.update``.
-    """
+      A function with the arguments of `fun` that returns ``(value, gradients)``; those of a model are an ``nnx.State``
+      for ``nnx.Optimizer.update``, and those of several arguments a tuple.
 
+    Example:
+      >>> import kvjax, jax.numpy as jnp
+      >>> user, item = (kvjax.flax.nnx.Embed(name, 2) for name in ("doc_nnx_user", "doc_nnx_item"))
+      >>> def loss(user, item, keys):
+      ...     return jnp.sum(user(keys) * item(keys))
+      >>> value, (_, grads) = kvjax.flax.nnx.value_and_grad(loss, argnums=(0, 1))(user, item, kvjax.keys([7, 8]))
+      >>> grads["table"].get_value()
+      SparseRows(keys=(2,), rows=(2, 2), merged=False)
+      >>> kvjax.drop_table("doc_nnx_user"), kvjax.drop_table("doc_nnx_item")
+      (None, None)
+    """
     run: Callable[..., Any] = fun
+    single = not isinstance(argnums, Sequence)
+    chosen = [
+        (each.argnum, each.filter) if isinstance(each, nnx.DiffState) else (each, wrt)
+        for each in ([argnums] if single else argnums)
+    ]
+    numbers = tuple(number for number, _ in chosen)
 
     @functools.wraps(fun)
-    def wrapped(model: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        graph, params, rest = nnx.split(model, wrt, ...)
+    def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if not all(-len(args) <= number < len(args) for number in numbers):
+            raise TypeError(
+                f"kvjax.flax.nnx.value_and_grad wants the arguments {numbers} that it differentiates by position, got "
+                f"{len(args)} positional arguments"
+            )
+        filters = {number % len(args): each for number, each in chosen}
+        splits = [_Split(arg, i in filters, filters.get(i)) for i, arg in enumerate(args)]
 
-        def loss(params: Any, rest: Any, args: Any, kwargs: Any) -> tuple[Any, tuple[Any, Any]]:
-            copy = nnx.merge(graph, params, rest, copy=True)
-            out = run(copy, *args, **kwargs)
+        def differentiated(*given: Any) -> tuple[Any, tuple[Any, list[Any]]]:
+            *trees, _ = given
+            merged = [split.merge(tree) for split, tree in zip(splits, trees, strict=True)]
+            out = run(*merged, **kwargs)
             value, aux = out if has_aux else (out, None)
-            return value, (aux, nnx.state(copy, nnx.Not(wrt)))
+            return value, (aux, [split.rest_of(arg) for split, arg in zip(splits, merged, strict=True)])
 
-        (value, (aux, rest)), grads = gradients.value_and_grad(loss, has_aux=True)(params, rest, args, kwargs)
-        nnx.update(model, rest)
-        return ((value, aux) if has_aux else value), grads
+        where = tuple(number % len(args) for number in numbers)
+        # The last argument is what the loss has beside: a table there is one that is not to be trained.
+        given = [*(split.params for split in splits), ([split.rest for split in splits], kwargs)]
+        (value, (aux, rests)), grads = gradients.value_and_grad(differentiated, where, has_aux=True)(*given)
+        for split, rest in zip(splits, rests, strict=True):
+            split.update(rest)
+        return ((value, aux) if has_aux else value), grads[0] if single else grads
 
     return wrapped
 
 
-def grad(fun: Callable[P, Any], has_aux: bool = False, wrt: Any = nnx.Param) -> Callable[P, Any]:
+class _Split:
+    """An argument: what is differentiated of it, and how it is put together again."""
+
+    def __init__(self, arg: Any, differentiated: bool, wrt: Filter) -> None:
+        self.arg, self.is_model = arg, nnx.graph.is_graph_node(arg)
+        self.wrt = wrt if differentiated else nnx.Nothing()
+        self.params, self.rest = arg, None
+        if self.is_model:
+            self.graph, self.params, self.rest = nnx.split(arg, self.wrt, ...)
+
+    def merge(self, params: Any) -> Any:
+        """The argument with other parameters; of a model a copy."""
+        return nnx.merge(self.graph, params, self.rest, copy=True) if self.is_model else params
+
+    def rest_of(self, arg: Any) -> Any:
+        """The other state of a model."""
+        return nnx.state(arg, nnx.Not(self.wrt)) if self.is_model else None
+
+    def update(self, rest: Any) -> None:
+        if self.is_model:
+            nnx.update(self.arg, rest)
+
+
+def grad(
+    fun: Callable[P, object], has_aux: bool = False, wrt: Filter = nnx.Param, *, argnums: ArgNums = 0
+) -> Callable[P, PyTree]:
     """Like ``nnx.grad``, for models that hold tables; see `value_and_grad`.
 
     Args:
       fun: see `value_and_grad`.
       has_aux: see `value_and_grad`.
       wrt: see `value_and_grad`.
+      argnums: see `value_and_grad`.
 
     Returns:
       A function that returns the gradients, or with has_aux ``(gradients, aux)``.
     """
-    function = value_and_grad(fun, has_aux, wrt)
+    function = value_and_grad(fun, has_aux, wrt, argnums=argnums)
 
     @functools.wraps(fun)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> PyTree:
+        result: Any
         result, grads = function(*args, **kwargs)
         return (grads, result[1]) if has_aux else grads
 

@@ -11,6 +11,7 @@ from kvjax._keys.sparse_rows import is_sparse
 from kvjax._table.table import is_table
 from kvjax._training.merge import merge
 from kvjax._training.rowwise import check_transform
+from kvjax._values.arrays import PyTree
 
 
 def as_arrays(grads: Any) -> tuple[Any, Any]:
@@ -19,7 +20,7 @@ def as_arrays(grads: Any) -> tuple[Any, Any]:
     return merged, jax.tree.map(lambda g: g.rows if is_sparse(g) else g, merged, is_leaf=is_sparse)
 
 
-def global_norm(grads: Any) -> jax.Array:
+def global_norm(grads: PyTree) -> jax.Array:
     """``optax.tree.norm`` of dense and sparse gradients together: what dense tables would give.
 
     Args:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future
 
 from kvjax._spec.sharding import Sharding
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint import Restore, check_saved, names, read_meta, snapshot, write
+from kvjax.checkpoint import Catalog, check_saved, restore, seal, snapshot, write
 
 
 class TableHandler(ocp.handlers.AsyncCheckpointHandler):
@@ -29,7 +30,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
     others wait for ``AsyncOptions(timeout_secs=)`` of Orbax.
     """
 
-    async def async_save(self, directory: Any, args: TableSave) -> list[Any]:
+    async def async_save(self, directory: str | os.PathLike[str], args: TableSave) -> list[future.Future]:
         check_saved(args.tables)
         stored = [snapshot(name, table, args.prune) for name, table in args.tables.items()]
 
@@ -38,31 +39,27 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
 
         return [future.CommitFutureAwaitingContractedSignals(commit(), name="kvjax_tables")]
 
-    def save(self, directory: Any, args: TableSave) -> None:
+    def save(self, directory: str | os.PathLike[str], args: TableSave) -> None:
         async def run() -> None:
             for pending in await self.async_save(directory, args):
                 pending.result()
 
         asyncio.run(run())
+        if jax.process_count() == 1:  # else Orbax calls it, when all are here
+            self.finalize(directory)
 
-    def restore(self, directory: Any, args: TableRestore | None = None) -> dict[str, Table]:
-        directory, args = Path(directory), args or TableRestore()
-        wanted = args.tables
-        if wanted is None:
-            wanted = {name: None for name in names(directory)}
-        # All are read and checked before the first is changed.
-        restores = [Restore(directory, name, table, args.sharding()) for name, table in wanted.items()]
-        for restore in restores:
-            restore.read()
-        return {restore.name: restore.load() for restore in restores}
+    def restore(self, directory: str | os.PathLike[str], args: TableRestore | None = None) -> dict[str, Table]:
+        args = args or TableRestore()
+        return restore(Path(directory), args.tables, args.sharding())
 
-    def metadata(self, directory: Any) -> dict[str, Any]:
+    def metadata(self, directory: str | os.PathLike[str]) -> dict[str, dict[str, object]]:
         """What each table of a checkpoint is, by name, as ``kvjax.json`` says it."""
-        directory = Path(directory)
-        return {name: read_meta(directory, name) for name in names(directory)}
+        catalog = Catalog(Path(directory))
+        return {name: catalog.open(name)[0] for name in catalog.names}
 
-    def finalize(self, directory: Any) -> None:
-        """Nothing is left to do once all files are there."""
+    def finalize(self, directory: str | os.PathLike[str]) -> None:
+        """Seals the checkpoint: everything is there, and on the disk."""
+        seal(Path(directory))
 
     def close(self) -> None:
         """The handler holds nothing."""
@@ -113,6 +110,7 @@ class TableRestore(Sharding, ocp.args.CheckpointArgs):
         checkpoint.
       mesh: over which tables that are made here are sharded, as in `kvjax.get_table`; by default each is in one place
         (in several processes, one copy in each).
+      devices: as there.
       axis: as there.
       partitioner: as there. Tables that had one need one; it may be another.
       replicated: as there.

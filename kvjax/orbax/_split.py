@@ -9,6 +9,7 @@ import jax
 
 from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table, is_table
+from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail, meant
 
 
@@ -30,7 +31,7 @@ class TableRef:
         return f"TableRef({self.name!r})"
 
 
-def split(state: Any) -> tuple[Any, dict[str, Table]]:
+def split(state: PyTree) -> tuple[PyTree, dict[str, Table]]:
     """Splits a state into an ordinary pytree and its tables.
 
     Args:
@@ -55,20 +56,33 @@ def split(state: Any) -> tuple[Any, dict[str, Table]]:
     return jax.tree.map(lambda x: TableRef(x.name) if is_table(x) else x, state, is_leaf=is_table), tables
 
 
-def combine(state: Any, tables: Mapping[str, Table] | None = None) -> Any:
+def combine(state: PyTree, tables: Mapping[str, Table] | None = None, like: PyTree = None) -> PyTree:
     """Puts tables back where `split` took them out.
 
     Args:
-      state: what `split` gave, or what Orbax restored into it.
+      state: what `split` gave, or what Orbax restored into it, or without it, beside `like`.
       tables: live handles by name, as `split` or `TableRestore` gives them. Tables made with ``checkpoint=False`` are
         in neither: they are those of the process.
+      like: a state of the same structure, with its tables or as `split` gives it, for what
+        ``ocp.args.StandardRestore()`` restores: dicts and lists of arrays, which do not say where tables stood. Its own
+        values do not matter (``jax.eval_shape`` can give them).
 
     Returns:
       The state with its tables.
 
     Raises:
       TypeError: the tables are something else, for instance the state.
-      KeyError: a table is not given, or not in the process.
+      KeyError: a table is not given, or not in the process; or the state has no place for any.
+      ValueError: the state is not `like` the other.
+
+    Example:
+      >>> import kvjax
+      >>> state = {"w": 1.0, "t": kvjax.get_table("doc_combine", dim=2)}
+      >>> _, tables = kvjax.orbax.split(state)
+      >>> restored = {"w": 3.0, "t": None}
+      >>> kvjax.orbax.combine(restored, tables, like=state)["w"]
+      3.0
+      >>> kvjax.drop_table("doc_combine")
     """
     given: Any = {} if tables is None else tables
     if not isinstance(given, Mapping) or not all(map(is_table, given.values())):
@@ -77,10 +91,45 @@ def combine(state: Any, tables: Mapping[str, Table] | None = None) -> Any:
             "combine(state, tables) is called with what split(state) returns, in that order"
         )
 
-    def put_back(x: Any) -> Any:
-        return _table_of(x.name, given) if isinstance(x, TableRef) else x
+    if like is not None:
+        state = _in_the_form_of(split(like)[0], state)
+    if given and not any(map(_is_ref, jax.tree.leaves(state, is_leaf=_is_ref))):
+        raise fail(
+            KeyError, min(given), "combine", "a state with the places of its tables", "one without any",
+            "combine(state, tables, like=state) for what was restored without a template, with a state of that "
+            "structure; or restore by StandardRestore(kvjax.orbax.split(state)[0])",
+        )  # fmt: skip
 
-    return jax.tree.map(put_back, state, is_leaf=lambda x: isinstance(x, TableRef))
+    def put_back(x: Any) -> Any:
+        return _table_of(x.name, given) if _is_ref(x) else x
+
+    return jax.tree.map(put_back, state, is_leaf=_is_ref)
+
+
+def _is_ref(x: Any) -> bool:
+    return isinstance(x, TableRef)
+
+
+def _in_the_form_of(like: Any, restored: Any) -> Any:
+    """The leaves of what was restored without a template, in the structure that was saved."""
+    found = dict(_leaves(restored))
+    wanted = _leaves(like)
+    missing = [path for path, _ in wanted if path not in found]
+    if missing or len(found) > len(wanted):
+        lost = missing or sorted(found.keys() - dict(wanted).keys())
+        raise ValueError(
+            f"kvjax.orbax.combine wants a restored state like the other, got one {'without' if missing else 'with'} "
+            f"{'/'.join(lost[0])}; give as like= a state of the structure that was saved"
+        )
+    return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path, _ in wanted])
+
+
+def _leaves(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
+    """With their paths, in the words in which Orbax saves those: attributes, numbers and keys alike."""
+    return [
+        (tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
 
 
 def _table_of(name: str, given: Mapping[str, Table]) -> Table:

@@ -123,3 +123,33 @@ def test_tabulate_shows_tables(kind):
     text = kvjax.flax.Embed("tab", features=4).tabulate(jax.random.key(0), ids, console_kwargs={"width": 400})
     assert "Table(tab, dim=4" in text
     assert "Keys(" in text or kind == "numpy"
+
+
+def test_nnx_argnums():
+    """Two models and an array of one loss, each by its own filter, as nnx.value_and_grad."""
+
+    class Tower(nnx.Module):
+        def __init__(self, name):
+            self.embed = kvjax.flax.nnx.Embed(name, 4)
+            self.scale, self.calls = nnx.Param(jnp.ones(())), nnx.BatchStat(jnp.zeros(()))
+
+        def __call__(self, keys):
+            self.calls.set_value(self.calls.get_value() + 1)
+            return self.embed(keys) * self.scale.get_value()
+
+    def loss(user, item, bias, keys):
+        return jnp.sum(user(keys) * item(keys)) + bias, "aux"
+
+    user, item, bias = Tower("user"), Tower("item"), jnp.float32(3)
+    function = kvjax.flax.nnx.value_and_grad(loss, has_aux=True, argnums=(0, nnx.DiffState(1, nnx.Param), 2))
+    (value, aux), (of_user, of_item, of_bias) = function(user, item, bias, KEYS)
+    rows = [tower.embed.table.get_value().lookup(KEYS) for tower in (user, item)]
+    assert aux == "aux" and float(of_bias) == 1 and float(value) == pytest.approx(float(jnp.sum(rows[0] * rows[1]) + 3))
+    np.testing.assert_allclose(of_user["embed"]["table"].get_value().rows.reshape(rows[1].shape), rows[1])
+    np.testing.assert_allclose(of_item["embed"]["table"].get_value().rows.reshape(rows[0].shape), rows[0])
+    assert float(user.calls.get_value()) == float(item.calls.get_value()) == 1
+    only = kvjax.flax.nnx.grad(loss, has_aux=True, argnums=1)(user, item, bias, KEYS)[0]
+    np.testing.assert_allclose(only["scale"].get_value(), of_item["scale"].get_value())
+    assert float(user.calls.get_value()) == float(item.calls.get_value()) == 2
+    with pytest.raises(TypeError, match=r"^kvjax.flax.nnx.value_and_grad wants the arguments \(4,\)"):
+        kvjax.flax.nnx.grad(loss, argnums=4)(user, item, bias, KEYS)

@@ -192,3 +192,28 @@ def test_combine_wants_the_tables_that_were_split_off(make):
     kvjax.drop_table(tree["b"].name)
     with pytest.raises(KeyError, match=f"'{tree['b'].name}', combine"):
         kvjax.orbax.combine(dense, tables)
+
+
+def test_combine_without_a_template(tmp_path):
+    """StandardRestore() gives dicts and lists, with None where a table stood."""
+    table = kvjax.get_table("t", dim=2).upsert(IDS, np.ones((5, 2)))
+    tx = optax.adam(0.1)
+    params = {"net": {"t": table, "w": jnp.arange(2.0)}, "list": [table, jnp.ones(1)]}
+    state = TrainState(step=jnp.int32(3), apply_fn=None, params=params, tx=tx, opt_state=tx.init({"w": jnp.ones(2)}))
+    dense, tables = kvjax.orbax.split(state)
+    with ocp.CheckpointManager(tmp_path) as manager:
+        saved = {"state": ocp.args.StandardSave(dense), "tables": kvjax.orbax.TableSave(tables)}
+        manager.save(0, args=ocp.args.Composite(**saved))
+        manager.wait_until_finished()
+        wanted = {"state": ocp.args.StandardRestore(), "tables": kvjax.orbax.TableRestore()}
+        restored = manager.restore(0, args=ocp.args.Composite(**wanted))
+    with pytest.raises(KeyError, match=r"'t', combine: want a state with the places of its tables.*like="):
+        kvjax.orbax.combine(restored["state"], restored["tables"])
+    for like in (state, dense, jax.eval_shape(lambda: state)):
+        back = kvjax.orbax.combine(restored["state"], restored["tables"], like=like)
+        assert isinstance(back, TrainState) and int(back.step) == 3 and len(back.params["list"][0]) == 5
+        np.testing.assert_array_equal(back.params["net"]["w"], [0.0, 1.0])
+    with pytest.raises(ValueError, match=r"combine wants a restored state like the other, got one with params/list/1"):
+        kvjax.orbax.combine(restored["state"], restored["tables"], like=state.replace(params={"t": table}))
+    with pytest.raises(ValueError, match=r"got one without params/x"):
+        kvjax.orbax.combine(restored["state"], restored["tables"], like=state.replace(params=params | {"x": 1.0}))

@@ -14,6 +14,8 @@ from tests.support.marks import few, slow
 EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 import criteo  # noqa: E402
+import ctr  # noqa: E402
+import two_tower_data  # noqa: E402
 
 
 def run(script, *args, code=0):
@@ -31,7 +33,7 @@ def summary_of(folder):
 @slow
 def test_two_tower_resumes_to_the_same_result(tmp_path):
     run("two_tower.py", "--out", tmp_path / "whole")
-    run("two_tower.py", "--out", tmp_path / "killed", "--kill-at", 90, code=1)
+    assert "step 90 of" in run("two_tower.py", "--out", tmp_path / "killed", "--kill-at", 90, code=1)
     assert "resumed at step 80" in run("two_tower.py", "--out", tmp_path / "killed")
     whole = summary_of(tmp_path / "whole")
     assert whole == summary_of(tmp_path / "killed")
@@ -79,7 +81,7 @@ def test_two_tower_dense(tmp_path):
 
 @pytest.mark.parametrize("tables", few(["one", "many"], "one"))
 def test_ctr(tables, tmp_path):
-    run("ctr.py", "--tables", tables, "--json", tmp_path / "summary.json")
+    assert "step 140 of 140  loss" in run("ctr.py", "--tables", tables, "--json", tmp_path / "summary.json")
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["lift_share"] > 0.7 and summary["table_rows"] > 1000
 
@@ -121,3 +123,45 @@ def test_criteo_format(tmp_path):
     assert rows.label.tolist() == [1.0] and rows.cats.shape == (1, 26)
     assert rows.cats[0, :4].tolist() == [0x05DB9164, -1, 0xFFFFFFFF, 0]
     assert np.isfinite(criteo.log_dense(rows.dense)).all() and rows.dense.shape == (1, 13)
+
+
+@pytest.mark.parametrize(
+    "name, content, says",
+    [
+        ("log.csv", b"1,2,3\n", "line 1: want 40 tab separated fields, got 1; One impression"),
+        ("log.tsv", b"2" + b"\t" * 39 + b"\n", "line 1: the label is 0 or 1"),
+        ("log.gz", b"1\t2\n", "want a gzipped file, as its name says, got: Not a gzipped file"),
+        ("empty", b"", "want rows to train on and rows to test on; 0 of 0"),
+        (None, b"", "No such file"),
+    ],
+)
+def test_ctr_on_another_file(name, content, says, tmp_path, monkeypatch):
+    if name:
+        (tmp_path / name).write_bytes(content * 20)
+    monkeypatch.setattr(sys, "argv", ["ctr.py", "--data", str(tmp_path / (name or "none"))])
+    with pytest.raises(SystemExit, match=says):
+        ctr.main()
+
+
+@pytest.mark.parametrize(
+    "arrays, says",
+    [
+        (None, "want an .npz file with num_users"),
+        ({"test_ptr": None}, "want an .npz file with num_users"),
+        ({"train_ptr": [0, 1]}, r"want train_ptr \(num_users \+ 1,\)"),
+        ({"test_item": [0, 7, 0]}, "want test_item from 0 to num_items - 1, got 0 to 7"),
+        ({}, None),
+    ],
+)
+def test_two_tower_on_another_file(arrays, says, tmp_path):
+    path = tmp_path / "split.npz"
+    whole = {"num_users": 2, "num_items": 3, "train_ptr": [0, 1, 3], "test_ptr": [0, 1, 3]}
+    whole |= {"train_item": [0, 1, 2], "test_item": [0, 1, 2]} | (arrays or {})
+    np.savez(path, **{name: array for name, array in whole.items() if array is not None})
+    if arrays is None:
+        path.write_bytes(b"no archive")
+    if says is None:
+        assert two_tower_data.gowalla(path).users.shape == (3,)
+    else:
+        with pytest.raises(SystemExit, match=says):
+            two_tower_data.gowalla(path)

@@ -122,6 +122,32 @@ def test_errors_of_cpp_have_one_home():
             assert not re.search(r"MakeError|ErrorCode::k\w+, ", path.read_text()), path
 
 
+# What raises without saying whose error it is, for another function to say it: by file, or by the class that is raised.
+INNER = {"_process.py", "generated.py", "slot_layout.py", "_rules.py"}
+INNER_ERRORS = {"Damaged", "NotLowered", "NeedsFunctionError", "FrozenInstanceError", "AttributeError"}
+INNER_FUNCTIONS = {"resolve", "_pool"}
+
+
+def test_errors_say_that_they_are_of_kvjax():
+    seen = 0
+    for path in (ROOT / "kvjax").rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        inner = {id(n) for f in ast.walk(tree) if getattr(f, "name", "") in INNER_FUNCTIONS for n in ast.walk(f)}
+        for node in ast.walk(tree):
+            if path.name in INNER or id(node) in inner or not isinstance(node, ast.Raise):
+                continue
+            match node.exc:
+                case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[text, *_]) if (
+                    name[0].isupper() and name not in INNER_ERRORS
+                ):
+                    first = text.values[0] if isinstance(text, ast.JoinedStr) else text
+                    # What begins with the name of a function that was called wrongly is Python's form.
+                    ok = not isinstance(first, ast.Constant) or str(first.value).startswith("kvjax")
+                    assert ok, f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(text)}"
+                    seen += 1
+    assert seen > 40
+
+
 def test_python_knows_no_platform():
     for path in (ROOT / "kvjax").rglob("*.py"):
         if path != ROOT / "kvjax/ffi/__init__.py":
@@ -142,6 +168,9 @@ def test_public_names():
     assert set(kvjax.orbax.__all__) == {"TableHandler", "TableRestore", "TableSave", "combine", "split"}
     for package in (kvjax, kvjax.flax, kvjax.optax, kvjax.orbax):
         assert all(getattr(package, name).__doc__ for name in package.__all__)
+    choices = [kvjax.admit, kvjax.constraints, kvjax.evict, kvjax.initializers, kvjax.storage]
+    for module in (kvjax, kvjax.flax, kvjax.flax.nnx, kvjax.optax, kvjax.orbax, *choices):
+        assert dir(module) == sorted(module.__all__), module
 
 
 def test_files_stay_small():
@@ -168,3 +197,27 @@ def test_public_docstrings_name_every_argument():
                 found = re.search(rf"^\s+\*{{0,2}}{arg}(, \w+)*:", doc, re.M)
                 assert found or "Args:" not in doc, f"{function.__qualname__}: {arg}"
     assert seen > 100
+
+
+# What JAX, Flax and Orbax call, and what stands for options that have their own types elsewhere.
+UNTYPED = {"own_options", "tree_flatten", "tree_flatten_with_keys", "tree_unflatten", "__init__", "at", "replace", "of"}
+
+
+def test_public_signatures_say_their_types():
+    """A tree is a PyTree, which type checkers cannot say more of; anything else has a type that is not Any."""
+    modules = [kvjax, kvjax.admit, kvjax.evict, kvjax.initializers, kvjax.storage, kvjax.constraints]
+    modules += [kvjax.optax, kvjax.orbax, kvjax.flax]
+    public = [getattr(module, name) for module in modules for name in module.__all__]
+    public += [kvjax.flax.nnx.grad, kvjax.flax.nnx.value_and_grad]
+    classes = {
+        base for c in public if isinstance(c, type) for base in c.__mro__ if base.__module__.startswith("kvjax.")
+    }
+    methods = [
+        getattr(m, "__func__", m) for c in classes for n, m in vars(c).items() if n[0] != "_" and n not in UNTYPED
+    ]
+    functions = {f for f in public + methods if inspect.isfunction(f) and f.__module__.startswith("kvjax.")}
+    assert len(functions) > 80
+    for function in functions:
+        signature = inspect.signature(function)
+        for kind in (*(p.annotation for p in signature.parameters.values()), signature.return_annotation):
+            assert not re.search(r"\bAny\b", str(kind)), f"{function.__qualname__}: {kind}"

@@ -41,5 +41,5 @@ def test_what_get_table_does_not_take(given, text):
 def test_a_sharded_table_is_found_without_its_mesh_but_not_with_parts_of_it(mesh):
     kvjax.get_table("parts", dim=1, mesh=mesh(2))
     assert kvjax.get_table("parts", dim=1).spec.num_shards == 2
-    with pytest.raises(ValueError, match="want mesh= beside replicated="):
+    with pytest.raises(ValueError, match="want mesh= or devices= beside replicated="):
         kvjax.get_table("parts", dim=1, replicated=True)

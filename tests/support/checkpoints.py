@@ -1,5 +1,6 @@
 """Tables through Orbax's CheckpointManager, and ways in which a checkpoint may be damaged."""
 
+import asyncio
 import json
 import shutil
 
@@ -7,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
+import tensorstore as ts
 
 import kvjax
+from kvjax.checkpoint import _files, _write, seal
 
 IDS = np.array([2**40, -1, 0, -(2**63), 2**63 - 1])
 
@@ -24,6 +27,23 @@ def restore(folder, step, tables=None):
     with ocp.CheckpointManager(folder) as manager:
         args = ocp.args.Composite(tables=kvjax.orbax.TableRestore(tables))
         return manager.restore(step, args=args)["tables"]
+
+
+def array_at(path):
+    """An array as anything that reads zarr finds it."""
+    return np.array(ts.open({"driver": "zarr3", "kvstore": f"file://{path}"}).result().read().result())
+
+
+def rewrite(folder, table, arrays=None, meta=None):
+    """Writes arrays and fields of a table below `folder` as other contents, with all digests as they should be."""
+    for path, array in (arrays or {}).items():
+        asyncio.run(_write._write_array(folder / table / path, array))
+    path = folder / table / "kvjax.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | (meta or {})))
+    for found in (folder / table).glob("shard-*.json"):
+        listed = _files.listed(folder / table, {name.split("/")[0] for name in json.loads(found.read_text())})
+        found.write_text(json.dumps(listed))
+    seal(folder)
 
 
 def damage_delete(folder):

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import kvjax
+from kvjax import ffi
 from tests.support.marks import examples, few, wide_is_slow
 
 Host, Mmap = kvjax.storage.Host, kvjax.storage.Mmap
@@ -118,3 +119,20 @@ def test_a_folder_that_is_none_is_an_error(tmp_path):
         with pytest.raises(KeyError):
             kvjax.get_table("t")
     kvjax.get_table("t", dim=2, storage=Mmap(tmp_path))  # the name is still free
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="wants Linux's /proc")
+def test_tiny_tables_take_little_memory(make):
+    """A slab is 2 MiB of addresses, of which only the pages that are written to are memory."""
+    if ffi.is_device(make(1).spec.storage.backend):
+        pytest.skip("a GPU's slabs are memory")
+
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+    rows = make(8).upsert(np.arange(100), np.ones((100, 8))).export()
+    tables = [make(8).load(rows) for _ in range(10)]
+    before = resident()
+    tables += [make(8).load(rows) for _ in range(40)]
+    assert (resident() - before) / 40 < 100 * 1024 and len(tables[-1]) == 100

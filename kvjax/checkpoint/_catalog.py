@@ -1,0 +1,169 @@
+"""The catalog: which tables are below a directory, and the seal that says that they are all there."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from kvjax.checkpoint._fields import check_meta
+from kvjax.checkpoint._files import MOST_JSON, Files, flush, read, read_json, write_text
+from kvjax.checkpoint._format import (
+    FORMAT,
+    META,
+    SEAL,
+    UNSEALED,
+    CheckpointError,
+    Damaged,
+    digest,
+    shard_list,
+    table_folder,
+)
+
+T = TypeVar("T")
+
+
+def seal(directory: Path) -> None:
+    """Lists the tables below `directory`, once all processes have written what they have of them.
+
+    Raises:
+      CheckpointError: what a process has written is not here.
+    """
+    tables: dict[str, Any] = {}
+    for folder in sorted(path.parent for path in directory.glob(f"*/{META}")):
+        try:
+            meta = read_json(read(folder / META, MOST_JSON))
+            paths = [folder / shard_list(i, meta["num_shards"]) for i in range(meta["num_shards"])]
+            lists = [read(path, MOST_JSON) for path in paths]
+        except Damaged as error:
+            raise CheckpointError(
+                f"kvjax: save: {error}, in {folder}; save to a folder that all processes of the table share"
+            ) from error
+        tables[meta["name"]] = [[len(data), digest(data)] for data in lists]
+        flush(folder)
+    contents = {"format": SEAL, "tables": tables}
+    write_text(directory / META, json.dumps({"contents": contents, "digest": digest(_canonical(contents))}))
+    flush(directory)
+    flush(directory.parent)
+
+
+def _canonical(contents: Any) -> bytes:
+    return json.dumps(contents, sort_keys=True, separators=(",", ":")).encode()
+
+
+class Catalog:
+    """The tables below a directory; nothing is read before it is asked for, so that processes can do so together."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    @functools.cached_property
+    def _lists(self) -> dict[str, list[tuple[int, str]]] | None:
+        """Size and digest of the lists of each table; None where there is no seal.
+
+        Raises:
+          CheckpointError: the seal is damaged.
+        """
+        try:
+            return self._read_seal() if (self.directory / META).exists() else None
+        except Damaged as error:
+            raise CheckpointError(f"kvjax: restore: {error}, in {self.directory / META}; {_DAMAGED}") from error
+
+    @functools.cached_property
+    def _folders(self) -> dict[str, str]:
+        if self._lists is not None:
+            return {name: table_folder(name) for name in self._lists}
+        # Before there were seals: then an empty checkpoint looks like none.
+        found = {unquote(path.parent.name): path.parent.name for path in self.directory.glob(f"*/{META}")}
+        if not found:
+            raise CheckpointError(
+                f"kvjax: restore: want a checkpoint of tables, got none in {self.directory}; give the folder of an "
+                "item that kvjax.orbax.TableSave has saved, or restore an older checkpoint"
+            )
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tables."""
+        return sorted(self._folders)
+
+    def folder(self, name: str) -> Path:
+        """Where a table is."""
+        return self.directory / self._folders[name]
+
+    def open(self, name: str) -> tuple[dict[str, Any], Files]:
+        """What a table is, checked, and its files.
+
+        Raises:
+          CheckpointError: it is not there, of another format, or damaged.
+        """
+        if name not in self._folders:
+            raise CheckpointError(
+                f"kvjax: table {name!r}, restore: want one of the checkpoint's tables, got none of that name; the "
+                f"checkpoint holds {self.names}"
+            )
+        return self.checked(name, lambda: self._open(name))
+
+    def checked(self, name: str, body: Callable[[], T]) -> T:
+        """What body() reads of a table.
+
+        Raises:
+          CheckpointError: for what is damaged.
+        """
+        try:
+            return body()
+        except Damaged as error:
+            raise CheckpointError(
+                f"kvjax: table {name!r}, restore: {error} in {self.folder(name)}; {_DAMAGED}"
+            ) from error
+
+    def _open(self, name: str) -> tuple[dict[str, Any], Files]:
+        folder = self.folder(name)
+        if self._lists is None:
+            files = Files(folder, None)
+            return check_meta(read_json(files.read(META, MOST_JSON)), UNSEALED, name), files
+        entries: dict[str, tuple[int, str]] = {}
+        lists = self._lists[name]
+        for shard, (size, saved) in enumerate(lists):
+            path = shard_list(shard, len(lists))
+            found = read_json(Files(folder, {path: (size, saved)}).read(path, MOST_JSON))
+            entries |= _entries(found, path)
+        files = Files(folder, entries)
+        meta = check_meta(read_json(files.read(META, MOST_JSON)), FORMAT, name)
+        if meta["num_shards"] != len(lists):
+            raise Damaged(f"want {len(lists)} shards, got {meta['num_shards']}")
+        return meta, files
+
+    def _read_seal(self) -> dict[str, list[tuple[int, str]]]:
+        found = read_json(read(self.directory / META, MOST_JSON))
+        try:
+            contents = found["contents"]
+            if found["digest"] != digest(_canonical(contents)):
+                raise Damaged(
+                    f"want what has the digest {str(found['digest'])[:20]!r}, got {digest(_canonical(contents))}"
+                )
+            if contents["format"] != SEAL:
+                raise Damaged(f"want format {SEAL!r}, got {contents['format']!r}, which a later kvjax may have written")
+            return {name: [_entry(entry) for entry in lists] for name, lists in contents["tables"].items()}
+        except (KeyError, TypeError, AttributeError, UnicodeEncodeError, RecursionError) as error:
+            raise Damaged(f"want contents and their digest, got {type(error).__name__} of {error}") from error
+
+
+_DAMAGED = "the checkpoint is damaged, or a later kvjax has written it: restore an older one"
+
+
+def _entries(found: Any, path: str) -> dict[str, tuple[int, str]]:
+    if not isinstance(found, dict):
+        raise Damaged(f"want a list of files in {path}, got {type(found).__name__}")
+    return {name: _entry(entry) for name, entry in found.items()}
+
+
+def _entry(entry: Any) -> tuple[int, str]:
+    match entry:
+        case [int(size), str(saved)] if size >= 0:
+            return size, saved
+        case _:
+            raise Damaged(f"want the size and digest of a file, got {entry!r:.100}")

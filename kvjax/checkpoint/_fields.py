@@ -1,0 +1,188 @@
+"""Fields: what kvjax.json may say of a table, each checked for its type and range before anything is made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from kvjax._spec.options import ENTRIES, Request
+from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES
+from kvjax._values.numbers import is_integer, is_real
+from kvjax._values.slot_layout import parse_type
+from kvjax._values.snapshot import ADMISSION_COLUMNS
+from kvjax.checkpoint._format import FORMAT, RULES, UNSEALED, Damaged
+from kvjax.checkpoint._rules import NeedsFunctionError, load, load_initializer
+from kvjax.ffi import host
+from kvjax.initializers import Pool, resolve
+
+_MOST_ROWS = 2**48
+_MOST_SHARDS = 2**20
+
+
+def check_meta(meta: Any, format: str, name: str) -> dict[str, Any]:
+    """What kvjax.json says, if it can be a table's.
+
+    Args:
+      meta: the JSON.
+      format: that it must be of.
+      name: of the table.
+
+    Raises:
+      Damaged: it cannot, or has a field that this kvjax does not know.
+    """
+    if not isinstance(meta, dict) or meta.get("format") != format:
+        got = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
+        raise Damaged(f"want kvjax.json of format {format!r}, got {got!r:.100}")
+    missing = sorted(_FIELDS.keys() - meta.keys() - _LATER - (_OFTEN if format == UNSEALED else set()))
+    if missing or meta.keys() - _FIELDS.keys():
+        got = ", ".join([f"no {field!r}" for field in missing] + [repr(f) for f in meta.keys() - _FIELDS.keys()])
+        raise Damaged(f"want kvjax.json with the fields of a table, got {got:.200}")
+    for field, value in meta.items():
+        _check(_FIELDS[field](value), field, value)
+    _check(meta["name"] == name, "name", meta["name"], f"{name!r}")
+    _check_initializer(meta)
+    _check_shards(meta)
+    _check_rules(meta)
+    return meta
+
+
+def _check(ok: bool, field: str, got: Any, want: str = "one that a table can have") -> None:
+    if not ok:
+        raise Damaged(f"want {field} in kvjax.json as {want}, got {got!r:.100}")
+
+
+def _integer(least: int, most: int) -> Callable[[Any], bool]:
+    return lambda x: is_integer(x) and least <= x <= most
+
+
+def _is_bool(x: Any) -> bool:
+    return isinstance(x, bool)
+
+
+def _is_text(x: Any) -> bool:
+    return isinstance(x, str) and x != ""
+
+
+def _are_slots(x: Any) -> bool:
+    """Names and types, as [["mu", "float32[4]"], ...]."""
+    if not isinstance(x, list) or not all(isinstance(s, list) and len(s) == 2 and all(map(_is_text, s)) for s in x):
+        return False
+    return len({slot for slot, _ in x}) == len(x) and all(_is_slot_type(text) for _, text in x)
+
+
+def _is_slot_type(text: str) -> bool:
+    try:
+        dtype, shape = parse_type(text)
+    except ValueError:
+        return False
+    number = jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_
+    return bool(number) and all(n >= 0 for n in shape) and text == f"{dtype.name}[{','.join(map(str, shape))}]"
+
+
+def _are_extras(x: Any) -> bool:
+    """Dtype and shape of each, as {"pinned": ["bool", [9]], ...}."""
+    known = {"pinned": "bool"} | ADMISSION_COLUMNS
+    return isinstance(x, dict) and all(
+        isinstance(kind, list) and len(kind) == 2 and kind[0] == known.get(name) and _is_length(kind[1])
+        for name, kind in x.items()
+    )
+
+
+def _is_length(shape: Any) -> bool:
+    return isinstance(shape, list) and len(shape) == 1 and _integer(0, _MOST_ROWS)(shape[0])
+
+
+def _are_shards(x: Any) -> bool:
+    return isinstance(x, list) and all(
+        isinstance(s, dict) and s.keys() == {"rows", "extras"} and _integer(0, _MOST_ROWS)(s["rows"])
+        and _are_extras(s["extras"])
+        for s in x
+    )  # fmt: skip
+
+
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "format": lambda x: x in (FORMAT, UNSEALED),
+    "name": _is_text,
+    "dim": _integer(1, host.MAX_DIM),
+    "dtype": lambda x: x in ROW_DTYPES,
+    "key_dtype": lambda x: x in KEY_DTYPES,
+    "initializer": lambda x: isinstance(x, dict),
+    "seed": _integer(0, 2**64 - 1),
+    "trainable": _is_bool,
+    "rounding": lambda x: x in ("nearest", "stochastic"),
+    "options": lambda x: isinstance(x, dict) and x.keys() <= set(RULES),
+    "num_buckets": lambda x: is_integer(x) and x == host.NUM_BUCKETS,
+    "num_shards": _integer(1, _MOST_SHARDS),
+    "rows": _integer(0, _MOST_ROWS),
+    "last_step": _integer(-(2**63), 2**63 - 1),
+    "slots": _are_slots,
+    "extras": _are_extras,
+    "shards": _are_shards,
+    "partitioner": _is_text,
+}
+_LATER = {"extras", "shards", "partitioner"}
+"""Fields that not all tables have."""
+_OFTEN = {"rounding", "options"}
+"""Fields that the first kvjax did not write."""
+
+
+def _check_initializer(meta: dict[str, Any]) -> None:
+    saved: dict[str, Any] = meta["initializer"]
+    fields = {"pool": {"kind", "shape"}, "generated": {"kind", "probes"}}
+    ok = saved.keys() == fields.get(str(saved.get("kind")), {"kind", "a", "b"})
+    if ok and saved["kind"] == "pool":
+        shape = saved["shape"]
+        ok = isinstance(shape, list) and len(shape) == 2 and _integer(1, _MOST_ROWS)(shape[0])
+        ok = ok and is_integer(shape[1]) and shape[1] == meta["dim"]
+    elif ok and saved["kind"] == "generated":
+        ok = isinstance(saved["probes"], list) and all(map(is_real, saved["probes"]))
+    elif ok:
+        ok = saved["kind"] in ("constant", "uniform", "normal", "truncated_normal")
+        ok = ok and is_real(saved["a"]) and is_real(saved["b"]) and _resolves(saved, meta["dim"])
+    _check(ok, "initializer", saved)
+
+
+def _resolves(saved: dict[str, Any], dim: int) -> bool:
+    try:
+        made = load_initializer(saved)
+        return not isinstance(made, Pool) and resolve(made, dim) == made
+    except (TypeError, ValueError):
+        return False
+
+
+def _check_shards(meta: dict[str, Any]) -> None:
+    shards = shards_of(meta)
+    rows = [shard["rows"] for shard in shards]
+    _check(len(rows) == meta["num_shards"], "num_shards", meta["num_shards"], f"{len(rows)}")
+    _check(sum(rows) == meta["rows"], "rows", meta["rows"], f"{sum(rows)}")
+    _check("shards" not in meta or "extras" not in meta, "shards", rows)
+    for shard in shards:
+        extras = {name: shape[0] for name, (_, shape) in shard["extras"].items()}
+        _check(extras.get("pinned", shard["rows"]) == shard["rows"], "extras", extras)
+        _check(extras.get("pending_keys") == extras.get("pending_counts"), "extras", extras)
+        _check(extras.get("sketch", 0) % host.NUM_BUCKETS == 0, "extras", extras)
+    sketches = {shard["extras"]["sketch"][1][0] for shard in shards if "sketch" in shard["extras"]}
+    _check(len(sketches) <= 1, "extras", sketches)
+
+
+def _check_rules(meta: dict[str, Any]) -> None:
+    request = Request(meta["name"], "restore", meta["dim"])
+    request.options["dtype"] = meta["dtype"]
+    for rule in RULES:
+        default = ENTRIES[rule].default
+        try:
+            try:
+                value = load(meta["options"][rule]) if rule in meta.get("options", {}) else default
+            except NeedsFunctionError:  # which a table that is there may have
+                value = default
+            request.options[rule] = ENTRIES[rule].metadata["resolve"](request, value)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            raise Damaged(f"want {rule} in kvjax.json as one that a table can have, got {error}") from error
+
+
+def shards_of(meta: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows and extra arrays of each shard on disk."""
+    return meta.get("shards") or [{"rows": meta["rows"], "extras": meta.get("extras", {})}]

@@ -1,0 +1,311 @@
+"""Damage: what is not as it was saved is refused in kvjax's words, and then no table is another than before."""
+
+import functools
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import optax
+import pytest
+import tensorstore as ts
+
+import kvjax
+from kvjax.checkpoint._format import CheckpointError
+from tests.support.checkpoints import IDS, array_at, assert_equal, rewrite, trained
+from tests.support.marks import examples
+
+SHARD = "shard-00000-of-00001"
+HANDLER = kvjax.orbax.TableHandler()
+
+
+def restore(folder, tables=None):
+    return HANDLER.restore(folder, kvjax.orbax.TableRestore(tables))
+
+
+def files(folder):
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Two tables at two steps, and what they were at the first."""
+    folder, want, tx = (
+        tmp_path_factory.mktemp("written"),
+        {},
+        optax.rmsprop(0.1, momentum=0.9),
+    )  # two slots of one shape
+    one = kvjax.get_table("one", dim=2, initializer=np.eye(2), admit=kvjax.admit.MinCount(2)).upsert(
+        IDS, np.ones((5, 2))
+    )
+    two = kvjax.get_table(
+        "two", dim=2, evict=kvjax.evict.MaxAge(5).every(3), constraint=kvjax.constraints.max_norm(9.0)
+    )
+    for step in ("1", "2"):
+        one, two = trained(one.pin(IDS[:2]), tx), trained(two, tx, steps=2)
+        HANDLER.save(folder / step, kvjax.orbax.TableSave({"one": one, "two": two}))
+        want = want or {table.name: table.export(slots=True) for table in (one, two)}
+    for name in want:
+        kvjax.drop_table(name)
+    return folder, want
+
+
+@pytest.fixture
+def saved(written, tmp_path):
+    """A copy of them, to be damaged."""
+    return shutil.copytree(written[0], tmp_path / "saved"), written[1]
+
+
+# ---- anything, anywhere ------------------------------------------------------------------------------------------
+
+
+# What each makes of a file, of which `old` is a copy elsewhere and `other` that of another step.
+
+
+def flip(rng, old, other, new):
+    data = bytearray(old.read_bytes() or b"0")
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    new.write_bytes(data)
+
+
+def cut(rng, old, other, new):
+    data = old.read_bytes()
+    new.write_bytes(data[: rng.randrange(len(data) + 1)] + bytes(rng.choice([0, 3])))
+
+
+def of_another_step(rng, old, other, new):
+    shutil.copy(other, new)
+
+
+def lose(rng, old, other, new):
+    pass
+
+
+def no_file(rng, old, other, new):
+    rng.choice([os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path), lambda path: os.symlink(path, path)])(
+        new
+    )
+
+
+def exchange(one, other):
+    between = one.with_name("between")
+    one.rename(between)
+    other.rename(one)
+    between.rename(other)
+
+
+def damages(rng, folder, n):
+    """Damages the first step n times; each is undone before the next."""
+    kinds = [flip, cut, of_another_step, lose, no_file]
+    for kind in kinds * n:
+        path, old = rng.choice(files(folder / "1")), folder / "old"
+        path.rename(old)
+        kind(rng, old, folder / "2" / path.relative_to(folder / "1"), path)
+        yield kind.__name__, path
+        if path.is_symlink() or path.exists():
+            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        old.rename(path)
+        if kind is not lose:
+            continue
+        depth = rng.choice(["*", "*/shard*/*", "*/shard*/*/c/*"])
+        pair = rng.sample(sorted((folder / "1").glob(depth)), 2)
+        exchange(*pair)
+        yield "exchange", pair
+        exchange(*pair)
+
+
+def test_damage_is_refused_or_harmless(saved):
+    folder, want = saved
+    restore(folder / "1")
+    tried = refused = 0
+    for kind, where in damages(random.Random(0), folder, examples(12, 500)):
+        versions, tried = {name: int(table.version) for name, table in kvjax.tables().items()}, tried + 1
+        try:
+            for name, table in restore(folder / "1").items():
+                assert_equal(table.export(slots=True), want[name])
+        except CheckpointError as error:
+            refused += 1
+            assert str(error).startswith("kvjax: "), (kind, where, error)
+            assert {name: int(table.version) for name, table in kvjax.tables().items()} == versions, (kind, where)
+        except BaseException as error:
+            raise AssertionError(f"{kind} of {where}") from error
+    assert restore(folder / "1").keys() == want.keys() and refused > tried / 3
+
+
+def test_the_first_format_is_refused_in_our_words(tmp_path):
+    """It has no digests, so a number may be another; but what no table can have is told, whatever it is."""
+    rng, refused = random.Random(1), 0
+    golden = Path(__file__).parents[1] / "golden/checkpoint"
+    text = (golden / "golden/kvjax.json").read_bytes()
+    shutil.copytree(golden, tmp_path / "v1")
+    for i in range(examples(60, len(text) * 8)):
+        data, bit = bytearray(text), i if examples(0, 1) else rng.randrange(len(text) * 8)
+        data[bit // 8] ^= 1 << bit % 8
+        (tmp_path / "v1/golden/kvjax.json").write_bytes(data)
+        try:
+            restore(tmp_path / "v1")
+            kvjax.drop_table("golden")
+        except CheckpointError as error:
+            refused += 1
+            assert str(error).startswith("kvjax: table "), (bit, error)
+        assert kvjax.tables() == {}
+    assert refused > i / 2
+
+
+# ---- one by one --------------------------------------------------------------------------------------------------
+
+
+def test_a_table_that_is_lost_is_missed(saved):
+    folder, _ = saved
+    shutil.rmtree(folder / "1/one")
+    with pytest.raises(CheckpointError, match="table 'one', restore: want the file"):
+        restore(folder / "1")
+    (folder / "2/kvjax.json").unlink()
+    with pytest.raises(CheckpointError, match=r"format 'kvjax.table.v1', got 'kvjax.table.v2'"):
+        restore(folder / "2")
+    (folder / "3").mkdir()
+    for nothing in ("3", "4"):
+        with pytest.raises(CheckpointError, match="want a checkpoint of tables, got none"):
+            restore(folder / nothing)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["v1", "v2"])
+def test_what_zarr_says_of_an_array_is_not_believed(first, saved, tmp_path):
+    """Else big endian or a transposed array would be other rows, and a forged shape all memory."""
+    folder, want = saved
+    if first:
+        folder = shutil.copytree(Path(__file__).parents[1] / "golden/checkpoint", tmp_path / "v1")
+        want = {"golden": restore(folder)["golden"].export(slots=True)}
+    else:
+        folder = folder / "1"
+    table = next(iter(want))
+    path = folder / table / SHARD / "values/zarr.json"
+    meta = json.loads(path.read_text())
+    meta["codecs"][0]["configuration"]["endian"] = "big"
+    meta["codecs"].insert(0, {"name": "transpose", "configuration": {"order": [1, 0]}})
+    for forged in (meta, {"shape": [2**40, 2]}, 0):
+        path.write_text(json.dumps(forged))
+        assert_equal(restore(folder)[table].export(slots=True), want[table])
+
+
+def test_sizes_are_held_against_the_bytes_that_are_there(saved):
+    """Each of these would end the process, or take all memory, if it were believed."""
+    folder = saved[0] / "1"
+    meta = json.loads((folder / "two/kvjax.json").read_text())
+    types = [["v", f"float32[{2**40}]"], ["v", "float32[99999999]"]]
+    forged = [{"rows": 2**40, "extras": {}}, {"rows": 1}, *({"slots": [slot]} for slot in types)]
+    forged += [{"extras": {"sketch": ["uint16", [2**40]]}}, {"initializer": {"kind": "pool", "shape": [2**40, 2]}}]
+    for fields in forged:
+        rewrite(folder, "two", meta=meta | fields)
+        with pytest.raises(CheckpointError, match="table 'two', restore: want"):
+            restore(folder)
+
+
+def test_a_chunk_that_unpacks_to_more_than_a_chunk(saved):
+    folder = saved[0] / "1"
+    zeros = {"shape": [1 << 24], "data_type": "uint8", "chunk_grid": {"name": "regular", "configuration": {
+        "chunk_shape": [1 << 24]}}, "codecs": [{"name": "bytes"}, {"name": "zstd"}, {"name": "crc32c"}]}  # fmt: skip
+    spec = {"driver": "zarr3", "kvstore": f"file://{folder}/bomb", "metadata": zeros}
+    store = ts.open(spec | {"store_data_equal_to_fill_value": True}, create=True).result()
+    store.write(np.zeros(1 << 24, np.uint8)).result()
+    shutil.copy(folder / "bomb/c/0", folder / "two" / SHARD / "freqs/c/0")
+    rewrite(folder, "two")
+    with pytest.raises(CheckpointError, match=r"want whole chunks of .*freqs"):
+        restore(folder)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"options": {"capacity": 4 * 10**9}},
+        {"options": {"admit": {"rule": "Probability", "p": 2.0, "unadmitted": "init"}}},
+        {"options": {"evict": {"rule": "_Not", "inner": 3}}},
+        {"options": {"evict": {"rule": "Every", "policy": {"rule": "MaxAge", "steps": 3}, "steps": "x"}}},
+        {"options": {"evict": functools.reduce(lambda rule, _: {"rule": "_Not", "inner": rule}, range(450), None)}},
+        {"options": {"on_full": "evict", "max_capacity": None}},
+        {"initializer": {"kind": "normal", "a": 0.0, "b": float("nan")}},
+        {"initializer": {"kind": "open", "a": 0.0, "b": 1.0}},
+        {"seed": -1}, {"seed": "7"}, {"trainable": 1}, {"last_step": 2**70}, {"dim": 2.0}, {"later": 1},
+        {"slots": [["v", "object[2]"]]}, {"slots": [["v", "float32[-2]"]]}, {"slots": [["v", "float32"]]},
+        {"extras": {"other": ["bool", [5]]}}, {"num_shards": 0, "shards": []},
+    ],
+    ids=lambda fields: "-".join(map(str, fields)),
+)  # fmt: skip
+def test_fields_are_checked(fields, saved):
+    """Also where the digests are right: a program may have written them wrong."""
+    folder = saved[0] / "1"
+    with pytest.raises(CheckpointError, match=r"^kvjax: table 'two', restore: want"):
+        rewrite(folder, "two", meta=fields)
+        restore(folder)
+
+
+def test_a_refused_restore_changes_no_other_table(saved):
+    """Whether it is met while files are read, while a table is made, or while its rows are put together."""
+    folder, _ = saved
+    good = kvjax.get_table("good", dim=2, initializer=np.eye(2), admit=kvjax.admit.MinCount(2)).upsert(
+        IDS, np.ones((5, 2))
+    )
+    HANDLER.save(folder / "3", kvjax.orbax.TableSave({"good": good}))
+    for name in ("one", "two"):
+        shutil.copytree(folder / "1" / name, folder / "3" / name)
+    keys = array_at(folder / "3/two" / SHARD / "keys")
+    keys[1] = keys[0]
+    rewrite(folder / "3", "two", {f"{SHARD}/keys": keys})
+    good = good.clear()
+    for tables in (None, {"good": good, "one": None, "two": None}):
+        with pytest.raises(ValueError, match="table 'two', load: want distinct keys"):
+            restore(folder / "3", tables)
+        assert list(kvjax.tables()) == ["good"] and len(good) == 0  # by the handle from before
+    two = restore(folder / "1", {"two": None})["two"]
+    with pytest.raises(ValueError, match="table 'good', restore: want one table of the checkpoint to load into it"):
+        restore(folder / "3", {"good": None, "one": good})
+    assert len(two) == 5 and len(good) == 0
+
+
+def test_everything_is_on_the_disk_before_the_step_is_listed(saved, monkeypatch):
+    """TensorStore flushes its files by itself, and the folders that it makes not."""
+    folder, flushed = saved[0] / "3", set()
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (flushed.add(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
+    HANDLER.save(folder, kvjax.orbax.TableSave({"one": restore(saved[0] / "1")["one"]}))
+    new = {path.removesuffix(f".{os.getpid()}.new") for path in flushed}
+    folders = {str(path) for path in [folder.parent, folder, *folder.rglob("*")] if path.is_dir()}
+    assert folders <= new and len(folders) > 10
+    assert {str(path) for path in folder.rglob("*.json") if path.name != "zarr.json"} <= new
+
+
+@pytest.mark.parametrize(
+    "name", ["commit_success.txt", "kvjax.json", "_METADATA", "checkpoint", "x" * 400, "\u00e4" * 100, "%2E", "a=b"]
+)
+def test_any_name_can_be_saved(name, tmp_path):
+    table = kvjax.get_table(name, dim=1).upsert(IDS, np.ones((5, 1)))
+    HANDLER.save(tmp_path, kvjax.orbax.TableSave({name: table, name + "x": table}))
+    tables = restore(tmp_path)
+    assert tables.keys() == {name, name + "x"} and len(tables[name + "x"]) == 5
+
+
+def test_slots_of_any_name_can_be_saved(tmp_path):
+    table = kvjax.get_table("t", dim=1).upsert(IDS, np.ones((5, 1)))
+    rows, long = table.export(), {"m" * 300: np.ones((5, 1), np.float32), "m" * 301: np.zeros((5, 1), np.float32)}
+    table = table.load(type(rows)(**(vars(rows) | {"slots": long, "has_slots": np.ones(5, bool)})))
+    HANDLER.save(tmp_path, kvjax.orbax.TableSave({"t": table}))
+    assert restore(tmp_path)["t"].export(slots=True).slots["m" * 300].sum() == 5
+
+
+def test_names_that_are_none(tmp_path):
+    table = kvjax.get_table("t", dim=1)
+    for name in ("", "\ud800", 7):
+        with pytest.raises(ValueError, match="'t', save: want a name to save it under"):
+            HANDLER.save(tmp_path, kvjax.orbax.TableSave({name: table}))
+    with pytest.raises(ValueError, match="get_table: want a name in UTF-8"):
+        kvjax.get_table("\ud800", dim=1)
+
+
+def test_a_save_of_which_a_part_is_elsewhere_is_no_checkpoint(saved):
+    """As where processes write to disks of their own: it is told when it is saved."""
+    folder, _ = saved
+    (folder / "1/one" / f"{SHARD}.json").unlink()
+    with pytest.raises(CheckpointError, match=r"^kvjax: save: want the file .*share"):
+        HANDLER.finalize(folder / "1")
