@@ -26,6 +26,7 @@ from kvjax._sharded.mesh import elements
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._spmd.varying import axis_index, known, manual_axes, varying, varying_like, zeros
+from kvjax._table.handle import check_one_version
 from kvjax._table.table import Table, is_table
 from kvjax._table.tapes import untaped
 from kvjax._values.errors import fail
@@ -232,6 +233,7 @@ def grad(fun: Callable[P, Any], argnums: int | Sequence[int] = 0, has_aux: bool 
 def _outermost(leaves: Any) -> list[Table]:
     handles = list(leaves)
     for handle in handles:
+        check_one_version(handle, "value_and_grad")
         if handle.tape is not None:
             raise ValueError(
                 f"kvjax: table {handle.name!r}, value_and_grad: want one value_and_grad over a table, got one inside "

@@ -8,13 +8,14 @@ import jax
 
 from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import live_version
+from kvjax._table.handles import Handles
 from kvjax._table.reads import Reads
 from kvjax._table.whole import Whole
 from kvjax._table.writes import Writes
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class Table(Reads, Writes, Whole):
+class Table(Reads, Writes, Handles, Whole):
     """A table of rows under 64-bit keys: an immutable value that names the live table in the process.
 
     A table is made by `kvjax.get_table`. It is a pytree with one leaf, the version: reads leave it alone, every

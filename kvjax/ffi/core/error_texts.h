@@ -18,6 +18,14 @@ inline Error HalfwayError(std::string_view table) {
                    "one that has stopped half-way", "kvjax.drop_table(name) and restore the last checkpoint");
 }
 
+/// A read through a following handle, of a table in the middle of a step whose program has ended.
+inline Error LiveError(std::string_view table, std::string_view op) {
+  return MakeError(
+      ErrorCode::kFailedPrecondition, table, op, "a finished version", "a training step that does not go on",
+      "if its program has failed, table.refresh() ends it; a program that trains a table reads it "
+      "by the handle that it trains");
+}
+
 /// A handle of another version than the live one.
 inline Error VersionError(std::string_view table, std::string_view op, uint32_t version, uint32_t live) {
   if (static_cast<int32_t>(version - live) > 0) {

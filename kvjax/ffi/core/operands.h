@@ -29,7 +29,8 @@ T Load64(const T* words) {
   return value;
 }
 
-// ---- reads -----------------------------------------------------------------------------------------------
+// ---- reads: no version is that of a following handle, which reads what the last write has finished
+// ----------
 
 struct LookupOperands {
   const uint32_t* version = nullptr;  // ()

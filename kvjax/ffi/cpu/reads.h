@@ -4,7 +4,7 @@
 
 namespace kvjax {
 
-inline void Table::Lookup(const ParallelFor& parallel, uint32_t version, KeySpan keys, const bool* mask,
+inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeySpan keys, const bool* mask,
                           InitialRows initial, Missing missing, std::byte* out, bool* found) const {
   const auto lock = Read(version, "lookup", keys);
   const auto unadmitted = missing == Missing::kTable && spec_.admission.kind != AdmissionSpec::Kind::kEvery
@@ -12,7 +12,8 @@ inline void Table::Lookup(const ParallelFor& parallel, uint32_t version, KeySpan
                               : AdmissionSpec::Unadmitted::kInitial;
   const bool given = spec_.initializer.kind == Initializer::Kind::kGiven;
   std::vector<std::byte> shared;
-  if (unadmitted == AdmissionSpec::Unadmitted::kShared) shared = SharedRow(parallel, keys, mask, initial);
+  if (unadmitted == AdmissionSpec::Unadmitted::kShared)
+    shared = SharedRow(parallel, version, keys, mask, initial);
   const bool own = unadmitted == AdmissionSpec::Unadmitted::kInitial;
   const auto read = [&](size_t begin, size_t end, auto bytes) {
     uint64_t hits = 0, misses = 0;
@@ -51,25 +52,27 @@ inline void Table::Lookup(const ParallelFor& parallel, uint32_t version, KeySpan
   if (!given || !own) return;
   KeyNumbering fresh(keys.n);
   for (size_t i = 0; i < keys.n; ++i) {
-    if (found[i] || !Valid(mask, i)) continue;
-    Contents::StoreInitial(spec_, "lookup", keys.data[i], fresh.Add(keys.data[i]), initial,
-                           out + i * row_bytes());
+    if (!Valid(mask, i) || (found[i] && version)) continue;
+    const uint32_t number = fresh.Add(keys.data[i]);
+    if (found[i]) continue;
+    Contents::StoreInitial(spec_, "lookup", keys.data[i], number, initial, out + i * row_bytes());
   }
 }
 
-inline size_t Table::FindMissing(const ParallelFor& parallel, uint32_t version, KeySpan keys,
+inline size_t Table::FindMissing(const ParallelFor& parallel, ReadVersion version, KeySpan keys,
                                  const bool* mask, uint64_t* out) const {
   const auto lock = Read(version, "lookup", keys);
-  KeyNumbering fresh = MissingKeys(parallel, keys, mask);
-  if (in_.admission.shares() && in_.store.index().Find(spec_.admission.shared_key) == kNoRow) {
-    fresh.Add(spec_.admission.shared_key);
+  KeyNumbering fresh = MissingKeys(parallel, version, keys, mask);
+  const uint64_t shared_key = spec_.admission.shared_key;
+  if (in_.admission.shares() && (!version || in_.store.index().Find(shared_key) == kNoRow)) {
+    fresh.Add(shared_key);
   }
   std::copy(fresh.keys().begin(), fresh.keys().end(), out);
   return fresh.keys().size();
 }
 
-inline void Table::Inspect(const ParallelFor& parallel, std::string_view op, uint32_t version, KeySpan keys,
-                           bool* found, int64_t* frequency, int64_t* row_version) const {
+inline void Table::Inspect(const ParallelFor& parallel, std::string_view op, ReadVersion version,
+                           KeySpan keys, bool* found, int64_t* frequency, int64_t* row_version) const {
   const auto lock = Read(version, op, keys);
   parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
@@ -81,7 +84,7 @@ inline void Table::Inspect(const ParallelFor& parallel, std::string_view op, uin
   });
 }
 
-inline void Table::ReadSlot(const ParallelFor& parallel, uint32_t version, std::string_view name,
+inline void Table::ReadSlot(const ParallelFor& parallel, ReadVersion version, std::string_view name,
                             size_t bytes, KeySpan keys, std::byte* out) const {
   const auto lock = Read(version, "slot", keys);
   const Slot* const slot = &FindSlot(spec_.name, in_.store.layout(), name, bytes);
@@ -109,9 +112,10 @@ inline void Table::Changed(uint32_t version, uint32_t since, KeySpan keys, bool*
   }
 }
 
-inline KeyNumbering Table::MissingKeys(const ParallelFor& parallel, KeySpan keys, const bool* mask) const {
-  std::vector<uint32_t> rows(keys.n);
-  parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+inline KeyNumbering Table::MissingKeys(const ParallelFor& parallel, ReadVersion version, KeySpan keys,
+                                       const bool* mask) const {
+  std::vector<uint32_t> rows(keys.n, kNoRow);
+  parallel(version ? keys.n : 0, kGrain, [&](size_t begin, size_t end) {
     in_.store.index().Find(keys.data + begin, end - begin, rows.data() + begin);
   });
   KeyNumbering missing(keys.n + 1);
@@ -121,8 +125,8 @@ inline KeyNumbering Table::MissingKeys(const ParallelFor& parallel, KeySpan keys
   return missing;
 }
 
-inline std::vector<std::byte> Table::SharedRow(const ParallelFor& parallel, KeySpan keys, const bool* mask,
-                                               InitialRows initial) const {
+inline std::vector<std::byte> Table::SharedRow(const ParallelFor& parallel, ReadVersion version, KeySpan keys,
+                                               const bool* mask, InitialRows initial) const {
   std::vector<std::byte> row(row_bytes());
   const uint64_t key = spec_.admission.shared_key;
   if (const uint32_t id = in_.store.index().Find(key); id != kNoRow) {
@@ -130,7 +134,7 @@ inline std::vector<std::byte> Table::SharedRow(const ParallelFor& parallel, KeyS
   } else if (spec_.initializer.kind != Initializer::Kind::kGiven) {
     Contents::StoreInitial(spec_, "lookup", key, 0, {}, row.data());
   } else {
-    const uint32_t number = MissingKeys(parallel, keys, mask).Add(key);
+    const uint32_t number = MissingKeys(parallel, version, keys, mask).Add(key);
     Contents::StoreInitial(spec_, "lookup", key, number, initial, row.data());
   }
   return row;

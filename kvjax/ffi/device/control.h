@@ -111,7 +111,7 @@ struct Report {
 struct CallView {
   Control* control;
   Report* report;
-  const uint32_t* version;  // of the handle
+  const uint32_t* version;  // of the handle; nullptr for a read of whatever is live
   uint32_t op;              // an Op
   bool narrow;              // its keys had 32 bits
 
@@ -127,7 +127,8 @@ struct CallView {
   }
   /// Whether a read is let in; `first` says that this lane may report to the host.
   [[nodiscard]] KVJAX_HD bool Current(bool first) const {
-    const bool current = *version == control->version, fits = !(narrow && control->wide != 0);
+    const bool current = version == nullptr || *version == control->version,
+               fits = !(narrow && control->wide != 0);
     if (first && !current) Refuse(Refusal::kStale, *version, control->version);
     if (first && current && !fits) Refuse(Refusal::kWidth, 0, 0);
     return current && fits;
