@@ -64,7 +64,8 @@ class Handle:
         self.tape = tape  # kvjax.value_and_grad's record of the lookups, None everywhere else
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[TableSpec, Any]]:
-        return [(VersionKey(self.spec.name), self.version)], (self.spec, self.tape)
+        tape = None if self.tape is None else self.tape.again()
+        return [(VersionKey(self.spec.name), self.version)], (self.spec, tape)
 
     @classmethod
     def tree_unflatten(cls, aux: tuple[TableSpec, Any], children: Sequence[Any]) -> Self:

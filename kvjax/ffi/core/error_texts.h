@@ -162,8 +162,8 @@ inline Error UsesError(std::string_view table, size_t i, size_t lookups, float u
                    "a loss that uses each lookup at most once",
                    "lookup " + std::to_string(i + 1) + " of " + std::to_string(lookups) + " used " +
                        std::to_string(static_cast<int64_t>(used)) + " times",
-                   "a lookup inside a scan, vmap or twice-called jit of the loss: look the rows up before it "
-                   "and pass them in");
+                   "a lookup inside a scan of the loss, or in a jit that closes over the table and is called "
+                   "twice: look the rows up before it and pass them in, or give the jit the table");
 }
 
 /// A bag of fewer than no keys.
