@@ -49,6 +49,7 @@ class Handles(Handle):
         check_spec(self, "refresh")
         at_exit.acknowledge()
         live = self.at(live_version(self.spec))
+        check_spec(self, "refresh")  # another may have taken its name meanwhile
         if self.follows:
             return live
         try:

@@ -118,7 +118,7 @@ class Reads(Handle):
         return _inspect(self, "contains", keys)[0]
 
     def frequency(self, keys: KeysLike) -> jax.Array:
-        """How often keys have occurred in training; 0 without a row.
+        """How often keys have occurred in training; of a key that waits for its row, as far as it is counted.
 
         Args:
           keys: ``(...)``.

@@ -2,7 +2,9 @@
 // hash chooses.
 //
 // A batch is decided from the counts before it and only then counted, so neither the order of its keys nor
-// what else is in it changes a decision.
+// what else is in it changes a decision. And a gradient trains the row that it was taken at: where keys
+// without a row read otherwise than as their initial row, they read as that from the moment that one more
+// occurrence would admit them, and only then may a step admit them.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -43,6 +45,16 @@ struct AdmissionSpec {
     if (shares() && key == shared_key) return true;
     if (kind != Kind::kProbability) return total >= threshold;
     return static_cast<double>(Mix(key + Mix(seed ^ 0xAD317A11ull)) >> 11) * 0x1p-53 < probability;
+  }
+
+  /// Whether a step gives a row to a key without one, which has occurred `seen` times before it, and `total`
+  /// times with it.
+  [[nodiscard]] KVJAX_HD bool Enters(uint64_t key, uint32_t seen, uint32_t total) const {
+    return unadmitted == Unadmitted::kInitial ? Admits(key, total) : ReadsInitial(key, seen);
+  }
+  /// Whether such a key reads as its initial row, if the table decides.
+  [[nodiscard]] KVJAX_HD bool ReadsInitial(uint64_t key, uint32_t seen) const {
+    return unadmitted == Unadmitted::kInitial || Admits(key, Total(seen, 1));
   }
 
   /// How often the sketch is halved between two steps.
@@ -102,7 +114,7 @@ class Admission {
     size_t waiting = 0;
     for (size_t i = 0; i < keys.size(); ++i) {
       d.totals[i] = AdmissionSpec::Total(Count(keys[i], d.halvings), counts[i]);
-      d.admitted[i] = spec_.Admits(keys[i], d.totals[i]);
+      d.admitted[i] = spec_.Enters(keys[i], Count(keys[i]), d.totals[i]);
       waiting += d.admitted[i] == 0;
     }
     if (spec_.kind == AdmissionSpec::Kind::kMinCount) waiting_.Reserve(waiting_.size() + waiting);
@@ -183,9 +195,8 @@ class Admission {
     return next;
   }
 
- private:
-  /// Occurrences before this batch.
-  [[nodiscard]] uint32_t Count(uint64_t key, int halvings) const {
+  /// Occurrences of a key without a row, as far as they are counted.
+  [[nodiscard]] uint32_t Count(uint64_t key, int halvings = 0) const {
     if (spec_.kind == AdmissionSpec::Kind::kMinCount) {
       const uint32_t count = waiting_.Find(key);
       return count == kNoRow ? 0 : count;
@@ -196,7 +207,14 @@ class Admission {
       least = std::min(least, cells_[spec_.Cell(key, row)]);
     return least >> halvings;
   }
+  [[nodiscard]] bool ReadsInitial(uint64_t key) const { return spec_.ReadsInitial(key, Count(key)); }
+  /// Whether a step changes what keys without a row read as that are not in it.
+  [[nodiscard]] bool changes_others() const {
+    return shares() || (spec_.kind == AdmissionSpec::Kind::kSketch &&
+                        spec_.unadmitted != AdmissionSpec::Unadmitted::kInitial);
+  }
 
+ private:
   AdmissionSpec spec_;
   KeyIndex waiting_;  // occurrences instead of row ids
   std::vector<uint16_t> cells_;

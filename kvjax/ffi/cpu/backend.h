@@ -24,7 +24,7 @@ struct Cpu : CpuBags, CpuSharded {
   using Table = kvjax::Table;
 
   static void Lookup(Exec& pool, Table& t, const LookupOperands& o) {
-    t.Lookup(On(pool), Given(o.version), o.keys, o.mask, o.initial, o.missing, o.rows, o.found);
+    t.Lookup(On(pool), Given(o.version), o.keys, o.mask, o.initial, o.missing, o.rows, o.found, o.own_rows);
     std::fill_n(o.used, o.num_used, 1.0f);
   }
   static void FindMissing(Exec& pool, Table& t, const FindMissingOperands& o) {

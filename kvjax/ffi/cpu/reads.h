@@ -5,7 +5,8 @@
 namespace kvjax {
 
 inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeySpan keys, const bool* mask,
-                          InitialRows initial, Missing missing, std::byte* out, bool* found) const {
+                          InitialRows initial, Missing missing, std::byte* out, bool* found,
+                          bool own_rows) const {
   const auto lock = Read(version, "lookup", keys);
   const auto unadmitted = missing == Missing::kTable && spec_.admission.kind != AdmissionSpec::Kind::kEvery
                               ? spec_.admission.unadmitted
@@ -14,7 +15,10 @@ inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeyS
   std::vector<std::byte> shared;
   if (unadmitted == AdmissionSpec::Unadmitted::kShared)
     shared = SharedRow(parallel, version, keys, mask, initial);
-  const bool own = unadmitted == AdmissionSpec::Unadmitted::kInitial;
+  const bool decides = unadmitted != AdmissionSpec::Unadmitted::kInitial;
+  const auto initially = [&](size_t i) {  // of a key without a row
+    return Valid(mask, i) && (!decides || in_.admission.ReadsInitial(keys.data[i]));
+  };
   const auto read = [&](size_t begin, size_t end, auto bytes) {
     uint64_t hits = 0, misses = 0;
     const auto fetch = [&](size_t j, uint32_t row) -> const std::byte* {
@@ -33,12 +37,12 @@ inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeyS
         return;
       }
       misses += Valid(mask, i);
-      if (!Valid(mask, i) || unadmitted == AdmissionSpec::Unadmitted::kZeros) {
+      if (initially(i)) {
+        if (!given) Contents::StoreInitial(spec_, "lookup", keys.data[i], 0, {}, target);
+      } else if (!Valid(mask, i) || unadmitted == AdmissionSpec::Unadmitted::kZeros) {
         std::memset(target, 0, bytes);
-      } else if (!own) {
+      } else {
         std::memcpy(target, shared.data(), bytes);
-      } else if (!given) {
-        Contents::StoreInitial(spec_, "lookup", keys.data[i], 0, {}, target);
       }
     };
     in_.store.index().FindEach(keys.data + begin, end - begin, fetch, copy);
@@ -49,14 +53,14 @@ inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeyS
   WithSize(row_bytes(), [&](auto bytes) {
     parallel(keys.n, kGrain, [&](size_t begin, size_t end) { read(begin, end, bytes); });
   });
-  if (!given || !own) return;
-  KeyNumbering fresh(keys.n);
-  for (size_t i = 0; i < keys.n; ++i) {
+  KeyNumbering fresh(given ? keys.n : 0);
+  for (size_t i = 0; given && i < keys.n; ++i) {
     if (!Valid(mask, i) || (found[i] && version)) continue;
     const uint32_t number = fresh.Add(keys.data[i]);
-    if (found[i]) continue;
+    if (found[i] || !initially(i)) continue;
     Contents::StoreInitial(spec_, "lookup", keys.data[i], number, initial, out + i * row_bytes());
   }
+  for (size_t i = 0; own_rows && i < keys.n; ++i) found[i] = found[i] || initially(i);
 }
 
 inline size_t Table::FindMissing(const ParallelFor& parallel, ReadVersion version, KeySpan keys,
@@ -78,7 +82,8 @@ inline void Table::Inspect(const ParallelFor& parallel, std::string_view op, Rea
     for (size_t i = begin; i < end; ++i) {
       const uint32_t row = in_.store.index().Find(keys.data[i]);
       found[i] = row != kNoRow;
-      frequency[i] = found[i] ? static_cast<int64_t>(in_.store.Header(row).frequency) : 0;
+      frequency[i] = found[i] ? static_cast<int64_t>(in_.store.Header(row).frequency)
+                              : int64_t{in_.admission.Count(keys.data[i])};
       row_version[i] = found[i] ? in_.store.Header(row).version : -1;
     }
   });

@@ -55,9 +55,9 @@ class Table {
   using ReadVersion = std::optional<uint32_t>;
 
   /// out: (n, dim) of the row type; found: (n,). Where mask (n,) is false, the row is zeros and not found;
-  /// no mask (nullptr) is one that is true.
+  /// no mask (nullptr) is one that is true. With own_rows, initial rows count as found.
   void Lookup(const ParallelFor& parallel, ReadVersion version, KeySpan keys, const bool* mask,
-              InitialRows initial, Missing missing, std::byte* out, bool* found) const;
+              InitialRows initial, Missing missing, std::byte* out, bool* found, bool own_rows = false) const;
 
   /// The distinct keys without a row, in order of first occurrence, where mask (n,) is true; with a shared
   /// row, its key last if it has none. Without a version all distinct keys: the lookup that comes after may
@@ -65,7 +65,8 @@ class Table {
   size_t FindMissing(const ParallelFor& parallel, ReadVersion version, KeySpan keys, const bool* mask,
                      uint64_t* out) const;
 
-  /// What is known of each key beside its row: found (n,), frequency (n,) or 0, version (n,) or -1.
+  /// What is known of each key beside its row: found (n,), frequency (n,), of a key without a row as far as
+  /// it is counted, version (n,) or -1.
   void Inspect(const ParallelFor& parallel, std::string_view op, ReadVersion version, KeySpan keys,
                bool* found, int64_t* frequency, int64_t* row_version) const;
 

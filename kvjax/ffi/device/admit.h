@@ -8,44 +8,13 @@
 
 #include "kvjax/ffi/core/admit.h"
 #include "kvjax/ffi/core/snapshot.h"
+#include "kvjax/ffi/device/admission_view.h"
 #include "kvjax/ffi/device/control.h"
 #include "kvjax/ffi/device/index.h"
 #include "kvjax/ffi/device/memory.h"
 #include "kvjax/ffi/device/training_kernels.h"
 
 namespace kvjax::device {
-
-/// The counts of keys without a row, as a kernel sees them.
-struct AdmissionView {
-  AdmissionSpec spec;
-  IndexView waiting;  // keys that are counted one by one: occurrences instead of row ids
-  uint32_t* sketch;   // two cells to a word
-
-  [[nodiscard]] KVJAX_HD bool counts_keys() const { return spec.kind == AdmissionSpec::Kind::kMinCount; }
-  [[nodiscard]] KVJAX_HD bool sketches() const { return spec.kind == AdmissionSpec::Kind::kSketch; }
-
-  /// The least of a key's cells.
-  [[nodiscard]] KVJAX_HD uint32_t Estimate(uint64_t key) const {
-    uint32_t least = 0xFFFFu;
-    for (int row = 0; row < AdmissionSpec::kRows; ++row) {
-      const size_t cell = spec.Cell(key, row);
-      const uint32_t count = sketch[cell / 2] >> (16 * (cell % 2)) & 0xFFFFu;
-      if (count < least) least = count;
-    }
-    return least;
-  }
-  /// No cell of the key stays below `count`; many lanes may do so at once.
-  KVJAX_HD void RaiseCells(uint64_t key, uint32_t count) const {
-    for (int row = 0; row < AdmissionSpec::kRows; ++row) {
-      const size_t cell = spec.Cell(key, row);
-      const uint32_t shift = 16 * (cell % 2);
-      uint32_t& word = sketch[cell / 2];
-      for (uint32_t seen = Load(word); (seen >> shift & 0xFFFFu) < count;) {
-        if (Exchange(word, seen, (seen & ~(0xFFFFu << shift)) | count << shift)) break;
-      }
-    }
-  }
-};
 
 /// What is decided about n keys.
 template <class Q>
@@ -78,15 +47,12 @@ void DecideKeys(Q& q, CallView call, AdmissionView by, IndexView rows, Gradients
     out.totals[i] = occurrences;
     out.waiting[i] = nullptr;
     if (!valid || rows.Find(key) != kNoRow) return;
-    uint32_t before = 0;
-    if (by.counts_keys()) {
-      out.waiting[i] = by.waiting.Locate(key);
-      if (out.waiting[i] != nullptr) before = out.waiting[i]->row;
-    } else if (by.sketches()) {
-      before = by.Estimate(key) >> by.spec.Halvings(control.last_step, control.step);
-    }
-    out.totals[i] = AdmissionSpec::Total(before, occurrences);
-    out.verdict[i] = by.spec.Admits(key, out.totals[i]) ? Decision<Q>::kAdmitted : Decision<Q>::kRefused;
+    if (by.counts_keys()) out.waiting[i] = by.waiting.Locate(key);
+    const uint32_t seen = by.Count(key);
+    const int halvings = by.sketches() ? by.spec.Halvings(control.last_step, control.step) : 0;
+    out.totals[i] = AdmissionSpec::Total(seen >> halvings, occurrences);
+    const bool enters = by.spec.Enters(key, seen, out.totals[i]);
+    out.verdict[i] = enters ? Decision<Q>::kAdmitted : Decision<Q>::kRefused;
   });
 }
 

@@ -50,6 +50,7 @@ ffi::Error Lookup(typename B::Exec& exec, Decoder& in) {
     o.mask = in.InMask(o.keys.n);
     o.initial = in.InInitial(table->spec());
     o.missing = in.Flag("initial_rows") ? Missing::kInitial : Missing::kTable;
+    o.own_rows = in.Flag("own_rows");
     o.rows = in.OutRows(table->spec(), o.keys.n);
     o.found = in.Out<bool>("found (n,)", o.keys.n);
     const Array1<float> used = in.OutAll<float>("used ()");
