@@ -41,6 +41,9 @@ class Handles(Handle):
     def refresh(self) -> Self:
         """The live handle of this table, for instance after a failed step. Not inside ``jit``.
 
+        It waits for the programs that this thread has started. One that another thread has started, or that an
+        interrupt has cut off as it was started, may write after it: then the next call says that the handle is stale.
+
         Raises:
           RuntimeError: this handle comes from another process, for instance from a checkpoint that was saved without
             `kvjax.orbax.split`. The table of this process does not have its rows.

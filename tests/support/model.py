@@ -227,6 +227,8 @@ class Admission:
     def __init__(self, admit, seed):
         self.admit, self.seed = admit, seed
         self.pending: dict[int, int] = {}
+        self.windows: dict[int, int] = {}  # in which waiting keys have last occurred
+        self.window = 0
         self.cells: Counter = Counter()
 
     @property
@@ -250,7 +252,15 @@ class Admission:
         """Occurrences of new keys, this batch's included; nothing is counted yet."""
         self.halvings = 0
         if isinstance(self.admit, kvjax.admit.MinCount):
-            return {k: n + self.pending.get(k, 0) for k, n in seen.items()}
+            every, most = self.admit.max_age, self.admit.max_waiting
+            ends = step // every - last_step // every if every and step > last_step else 0
+            if not ends and most and len(self.pending) + len(seen) > most:
+                ends = 1
+            self.next_window = self.window + ends
+            old = [k for k in self.pending if self.windows[k] < self.next_window - 1]
+            self.forgotten = {k for k in old if every or most}
+            waiting = {k: n for k, n in self.pending.items() if k not in self.forgotten}
+            return {k: n + waiting.get(k, 0) for k, n in seen.items()}
         if isinstance(self.admit, kvjax.admit.Sketch):
             if self.admit.halve_every:
                 self.halvings = max(step // self.admit.halve_every - last_step // self.admit.halve_every, 0)
@@ -279,7 +289,10 @@ class Admission:
 
     def commit(self, totals, refused):
         if isinstance(self.admit, kvjax.admit.MinCount):
+            self.pending = {k: n for k, n in self.pending.items() if k not in self.forgotten}
             self.pending |= {k: totals[k] for k in refused}
+            self.window = self.next_window
+            self.windows |= dict.fromkeys(refused, self.window)
         if isinstance(self.admit, kvjax.admit.Sketch):
             self.cells = Counter({c: n >> self.halvings for c, n in self.cells.items()})
             for k, total in totals.items():

@@ -9,6 +9,9 @@ import pytest
 
 import kvjax
 from kvjax import admit
+from tests.support.marks import few, slow
+from tests.support.model import Model
+from tests.support.tables import same_tables
 
 SGD = optax.sgd(1.0)
 
@@ -219,3 +222,61 @@ def test_waiting_keys_read_alike_wherever_they_are(make, mesh, unadmitted):
         np.testing.assert_array_equal(*[found for _, found in read])
         np.testing.assert_array_equal(one.frequency(ids), other.frequency(ids))
         one, other = train(one, keys), train(other, keys)
+
+
+FORGETS = [
+    admit.MinCount(3, unadmitted="zeros", max_age=4, max_waiting=60), admit.MinCount(3, max_age=3),
+    admit.MinCount(3, max_waiting=40), admit.MinCount(3, unadmitted=-1, max_waiting=40),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", few(FORGETS, 0))
+def test_waiting_keys_are_forgotten(make, policy):
+    """As the model says, also by a table that goes on from a snapshot in the middle."""
+    rng, step = np.random.default_rng(3), 0
+    table, want = make(1, admit=policy, initializer=0.5), Model(1, lambda key: np.full(1, 0.5), admit=policy)
+    keys = np.arange(300)
+    for i in range(40):
+        batch = rng.zipf(1.3, 16) % 300
+        step += int(rng.integers(1, 3)) if i % 9 else 7
+        table = train(table, batch, step=step)
+        want.apply(batch.tolist(), np.ones((16, 1), np.float32), lambda value, slot, g: (value - g, slot), step)
+        if i % 8 == 7:
+            assert table.stats().tracked == len(want.admission.pending)
+            np.testing.assert_array_equal(table.frequency(keys), want.frequency(keys.tolist()))
+            np.testing.assert_array_equal(table.lookup(keys), want.lookup(keys.tolist()))
+        if i == 23:
+            saved = table.snapshot()
+            table = table.clear().load(saved)
+    assert 0 < table.stats().tracked < 60 and len(table) > 5
+
+
+def test_options_of_waiting_keys():
+    for options in ({"max_age": 0}, {"max_waiting": 0}, {"max_age": 1.5}):
+        with pytest.raises(ValueError, match="admit.MinCount: want an integer max_"):
+            admit.MinCount(2, **options)
+    with pytest.raises(ValueError, match="want a count in 1.."):
+        admit.MinCount(2**30, max_age=5)
+
+
+@slow
+def test_waiting_keys_have_a_bound_in_memory(make):
+    """Two million keys that never come back."""
+    table = make(1, admit=admit.MinCount(2, max_waiting=20_000))
+    sizes = []
+    for start in range(0, 2_000_000, 20_000):
+        table = train(table, np.arange(start, start + 20_000))
+        sizes.append(table.stats().bytes["admission"])
+    assert len(table) == 0 and table.stats().tracked <= 40_000
+    assert max(sizes[5:]) == max(sizes[:5]) <= 52 * 80_000
+
+
+@slow
+@pytest.mark.parametrize("policy", [admit.MinCount(3, unadmitted="zeros", max_age=4), admit.MinCount(3, max_age=3)])
+def test_an_age_forgets_the_same_on_any_number_of_shards(make, mesh, policy):
+    rng = np.random.default_rng(4)
+    one, other = make(1, admit=policy), make(1, admit=policy, mesh=mesh(4))
+    for _ in range(12):
+        batch = rng.zipf(1.3, 32) % 300
+        one, other = train(one, batch), train(other, batch)
+    same_tables(one, other)

@@ -11,7 +11,7 @@ namespace kvjax::device {
 
 struct AdmissionView {
   AdmissionSpec spec;
-  IndexView waiting;  // keys that are counted one by one: occurrences instead of row ids
+  IndexView waiting;  // keys that are counted one by one: words of counts instead of row ids
   uint32_t* sketch;   // two cells to a word
 
   [[nodiscard]] KVJAX_HD bool counts_keys() const { return spec.kind == AdmissionSpec::Kind::kMinCount; }
@@ -31,7 +31,7 @@ struct AdmissionView {
   [[nodiscard]] KVJAX_HD uint32_t Count(uint64_t key) const {
     if (sketches()) return Estimate(key);
     const IndexView::Entry* const entry = counts_keys() ? waiting.Locate(key) : nullptr;
-    return entry == nullptr ? 0 : entry->row;
+    return entry == nullptr ? 0 : spec.CountOf(entry->row);
   }
   [[nodiscard]] KVJAX_HD bool ReadsInitial(uint64_t key) const { return spec.ReadsInitial(key, Count(key)); }
   /// No cell of the key stays below `count`; many lanes may do so at once.

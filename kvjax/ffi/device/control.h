@@ -83,6 +83,7 @@ struct Control {
   uint32_t entering;   // rows that the call under way has made
   uint32_t leaving;    // rows that it has taken away
   uint32_t active;     // keys before the padding
+  uint32_t window;     // of waiting keys, see AdmissionSpec
   uint32_t wide;       // whether there has been a key that 32 bits, signed or unsigned, cannot hold
   uint64_t inserted, removed, admitted, distinct, over_capacity;
   Counts cells_used;     // of the index: in use, or erased and still marked
