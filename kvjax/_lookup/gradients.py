@@ -35,9 +35,9 @@ def value_and_grad(
 
     Where a `Table` stood, the gradient holds a `SparseRows` with one row per key that the loss looked up. (If a table
     stands in several places, its first one has the gradient of all lookups.) The function is traced twice, also outside
-    ``jit``. It may look up under ``vmap``, and in a jitted function that it calls several times and gives the table as an
-    argument. Otherwise it must use each lookup at most once: one inside a ``scan`` of the loss, or through a table that
-    a jitted function closes over and that is called twice, is an error when the gradient is computed; do the lookup
+    ``jit``. It may look up under ``vmap``, and in a jitted function that it calls several times and gives the table as
+    an argument. Otherwise it must use each lookup at most once: one inside a ``scan`` of the loss, or in a jitted
+    function that closes over the table and is called twice, is an error when the gradient is computed; do the lookup
     before, and pass the rows in. A trainable table that the loss closes over
     has no gradient, and a warning names it.
 
