@@ -76,8 +76,9 @@ class MinCount:
     max_waiting: int | None = None
 
     def __post_init__(self) -> None:
-        most = 2**32 - 1 if self.max_age is None and self.max_waiting is None else 2**30 - 2
-        _check(is_integer(self.count) and 1 <= self.count < most, "MinCount", f"a count in 1..{most - 1}", self.count)
+        _check(is_integer(self.count) and 1 <= self.count < 2**32 - 1, "MinCount", "an integer count >= 1", self.count)
+        few = self.count < 2**30 - 2 or (self.max_age is None and self.max_waiting is None)
+        _check(few, "MinCount", "a count below 2**30 - 2 beside max_age or max_waiting", self.count)
         _check_unadmitted("MinCount", self.unadmitted)
         for name in ("max_age", "max_waiting"):
             value = getattr(self, name)
