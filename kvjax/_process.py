@@ -25,6 +25,8 @@ class Process:
       of_modules: the live tables that a module's ``init`` made, and may make anew, by name; true of those whose seed
         nobody gave.
       forked: whether this is a child of the process whose tables these are, in which neither they nor JAX can run.
+      outlived: hashes of what is gone, or may be, while JAX keeps programs for it: specs of tables that were dropped
+        and not made again, and score functions.
       sinks: what shards call with evicted rows, by table; it goes with a table that moves.
     """
 
@@ -35,6 +37,7 @@ class Process:
         self.births: dict[str, int] = {}
         self.of_modules: dict[str, bool] = {}
         self.sinks: dict[str, Any] = {}
+        self.outlived: set[int] = set()
         self.forked = False
         self._scores: dict[str, Score] = {}
 
@@ -63,9 +66,11 @@ class Process:
     def name_score(self, name: str, score: Score) -> str:
         """The name by which compiled programs find a score function, as they do tables."""
         with self.lock:
-            number = 0
+            number, before = 0, len(self._scores)
             while self._scores.setdefault(key := f"{name}#{number}" if number else name, score) is not score:
                 number += 1
+            if len(self._scores) > before:
+                self.outlived.add(hash(key))
             return key
 
     def call_score(self, exported: Callable[[dict[str, Any]], Any], name: str, raw: dict[str, Any]) -> np.ndarray:

@@ -2,6 +2,12 @@
 
 A key without a row is counted by `Table.apply` alone, and gets its row with the step whose occurrences reach the
 bound. Until then its gradients are dropped (`Stats.refused` counts them), or go to a row that all such keys share.
+
+A gradient trains the row that it was taken at. So where keys without a row read as something else than their initial
+row, they read as that from the moment that one more occurrence would admit them, in training and in evaluation, and the
+step with that occurrence admits them. Occurrences of one step count for the steps after it then, and the first row that
+is ever trained is the initial one. `Table.frequency` of a waiting key is its count.
+
 Rows made by hand (`Table.upsert`, `Table.lookup_or_insert`, ...) need no admission.
 
 Counts are saved in checkpoints. They do not depend on the order of keys in a batch.
@@ -41,12 +47,18 @@ def _check_unadmitted(name: str, value: Any) -> None:
 class MinCount:
     """Admits a key on its k-th occurrence in training, exactly.
 
-    Keys that wait take 16 to 52 bytes each, as in the index of a table.
+    Keys that wait take 16 to 52 bytes each, as in the index of a table. They are forgotten by windows of steps: as one
+    ends, those go that have not occurred in it, and count from 0 when they come back.
 
     Attributes:
       count: occurrences, k >= 1; with ``count="batch"`` of the table, steps in which the key occurs.
       unadmitted: what a key without a row reads as: "init" (its initial row), "zeros", or a key whose row they all
         share and train. `Table.pin` keeps that row from eviction.
+      max_age: steps of a window: a key waits for so many steps after it has last occurred, and for less than twice as
+        many. None for ever.
+      max_waiting: a window ends early if more keys than these would wait, so that no more wait than these and those of
+        one batch. Each shard has its share, and which keys are forgotten then depends on the number of shards; with
+        max_age alone it does not. None for no limit.
 
     Source: DeepRec's CounterFilter, TFPlus' enter_threshold.
 
@@ -64,13 +76,22 @@ class MinCount:
 
     count: int
     unadmitted: Literal["init", "zeros"] | int = "init"
+    max_age: int | None = None
+    max_waiting: int | None = None
 
     def __post_init__(self) -> None:
         _check(is_integer(self.count) and 1 <= self.count < 2**32 - 1, "MinCount", "an integer count >= 1", self.count)
+        few = self.count < 2**30 - 2 or (self.max_age is None and self.max_waiting is None)
+        _check(few, "MinCount", "a count below 2**30 - 2 beside max_age or max_waiting", self.count)
         _check_unadmitted("MinCount", self.unadmitted)
+        for name in ("max_age", "max_waiting"):
+            value = getattr(self, name)
+            good = value is None or (is_integer(value) and 1 <= value < 2**63)
+            _check(good, "MinCount", f"an integer {name} >= 1, or None", value)
 
     def own_options(self) -> dict[str, Any]:
-        return {"kind": "min_count", "threshold": int(self.count)}
+        forgets = {"max_age": int(self.max_age or 0), "max_waiting": int(self.max_waiting or 0)}
+        return {"kind": "min_count", "threshold": int(self.count)} | forgets
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,15 +1,12 @@
 """Gradients: ``jax.value_and_grad`` for trees that hold tables.
 
-The loss is traced for its shapes first, to learn its lookups. Then it is differentiated with respect to a zero "tap"
-added to each looked-up row. The keys come home inside the cotangent of the tap, as exact 16-bit digits, and so
-does a count of how often the lookup was used: nothing has to leave a trace by another way, so remat, nested jit
-and cond work.
+The loss is traced for its shapes first, to learn its lookups. Then it is differentiated with respect to a "tap" at each
+of them (`kvjax._lookup.taps`).
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import operator
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -18,109 +15,20 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType
 
 from kvjax._keys.keys import Keys
 from kvjax._keys.sparse_rows import SparseRows, sealed
+from kvjax._lookup.taps import Site, Tape, counts_of, words_of
 from kvjax._ops import order
 from kvjax._sharded.mesh import elements
-from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto, sharding_of
-from kvjax._spmd.varying import axis_index, known, manual_axes, varying, varying_like, zeros
+from kvjax._table.handle import check_one_version
 from kvjax._table.table import Table, is_table
 from kvjax._table.tapes import untaped
 from kvjax._values.arrays import PyTree
-from kvjax._values.errors import fail
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-@jax.custom_vjp
-def _attach(rows: jax.Array, tap: Any, words: jax.Array, mask: jax.Array, used: jax.Array) -> jax.Array:
-    return rows
-
-
-def _attach_fwd(
-    rows: jax.Array, tap: Any, words: jax.Array, mask: jax.Array, used: jax.Array
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    return rows, (words, mask, used)
-
-
-def _attach_bwd(residuals: tuple[jax.Array, ...], cotangent: jax.Array) -> tuple[Any, ...]:
-    words, mask, used = residuals
-    digits = jnp.concatenate([words & jnp.uint32(0xFFFF), words >> jnp.uint32(16)], -1)
-    digits = jnp.concatenate([digits.astype(jnp.float32), mask[..., None].astype(jnp.float32)], -1)
-    return None, (cotangent.astype(jnp.float32), digits, used), None, None, None
-
-
-_attach.defvjp(_attach_fwd, _attach_bwd)
-
-
-def _words(digits: jax.Array) -> jax.Array:
-    low, high = jnp.split(digits[..., :4].astype(jnp.uint32), 2, -1)
-    return low | (high << jnp.uint32(16))
-
-
-def _counts(digits: jax.Array) -> jax.Array:
-    """1 for keys that were looked up; 0 for padding, also of a lookup in a branch of a cond that was not taken."""
-    return (digits[..., 4] > 0).astype(jnp.int32)
-
-
-class _Tape:
-    """The lookups of one table in one trace of the loss; it rides in the static part of the `Table`."""
-
-    def __init__(self, spec: TableSpec, taps: Sequence[Any] | None) -> None:
-        self.spec, self.taps = spec, taps
-        self.outside = jax.sharding.get_abstract_mesh()
-        self.kinds: list[list[Any]] = []  # of each lookup what its taps must be like, see `_kinds`
-
-    def attach(self, rows: jax.Array, keys: Keys, mask: jax.Array | None, used: jax.Array) -> jax.Array:
-        index = len(self.kinds)
-        valid = jnp.ones_like(keys.words[..., 0], jnp.bool_)  # with the sharding of the keys
-        valid = valid if mask is None else valid & mask
-        words = varying_like(keys.words, valid)
-        self.kinds.append(self._kinds(rows, words, used))
-        if self.taps is None:
-            return rows
-        if index >= len(self.taps) or [t.shape for t in self.taps[index]] != [k.shape for _, k in self.kinds[index]]:
-            raise ValueError(
-                f"kvjax: table {self.spec.name!r}, value_and_grad: want a loss that makes the same lookups whenever it "
-                f"is traced, got another lookup of keys {keys.shape}; the loss must not depend on outside state"
-            )
-        pairs = zip(self.taps[index], self.kinds[index], strict=True)
-        taps = tuple(tap if axes is None else tap[axis_index(axes)] for tap, (axes, _) in pairs)
-        return _attach(rows, taps, words, valid, used)
-
-    def _kinds(self, rows: jax.Array, words: jax.Array, used: jax.Array) -> list[Any]:
-        """Of each tap of a lookup its type, and None.
-
-        Or, where the lookup is in a ``shard_map`` of the loss, its axes over which the devices have taps of their own,
-        which stand in one array for all of them ``(devices, ...)``: each device has its place in it.
-        """
-        digits = jax.typeof(words).update(shape=(*words.shape[:-1], 5), dtype=jnp.dtype(jnp.float32))
-        types = [jax.typeof(rows).update(dtype=jnp.dtype(jnp.float32)), digits, jax.typeof(used)]
-        sizes = manual_axes()
-        inner = tuple(axis for axis in sizes if axis not in getattr(self.outside, "manual_axes", ()))
-        if not inner:
-            return [(None, kind) for kind in types]
-        placement = self.spec.placement
-        hidden = not known(inner) and placement is not None and set(inner) > set(placement.axes)
-        if hidden or AxisType.Explicit in getattr(self.outside, "axis_types", ()):
-            raise fail(
-                ValueError, self.spec.name, "value_and_grad", "lookups outside the loss's shard_map",
-                "one inside, " + ("where check_vma=False hides which axes split the keys" if hidden else
-                "under Explicit axes"), "call value_and_grad inside the shard_map",
-            )  # fmt: skip
-        own = [tuple(a for a in inner if a in varying(x)) if known(inner) else inner for x in (rows, words, used)]
-        counts = [math.prod(sizes[axis] for axis in axes) for axes in own]
-        return [
-            (axes, jax.ShapeDtypeStruct((n, *kind.shape), jnp.float32))
-            for axes, n, kind in zip(own, counts, types, strict=True)
-        ]
-
-    def zero_taps(self) -> list[Any]:
-        return [tuple(zeros(kind) for _, kind in kinds) for kinds in self.kinds]
 
 
 def value_and_grad(
@@ -130,8 +38,10 @@ def value_and_grad(
 
     Where a `Table` stood, the gradient holds a `SparseRows` with one row per key that the loss looked up. (If a table
     stands in several places, its first one has the gradient of all lookups.) The function is traced twice, also outside
-    ``jit``. It must use each lookup at most once: a lookup inside a ``scan`` or ``vmap`` of the loss is an error when
-    the gradient is computed; do the lookup before, and pass the rows in. A trainable table that the loss closes over
+    ``jit``. It may look up under ``vmap``, and in a jitted function that it calls several times and gives the table as
+    an argument. Otherwise it must use each lookup at most once: one inside a ``scan`` of the loss, or in a jitted
+    function that closes over the table and is called twice, is an error when the gradient is computed; do the lookup
+    before, and pass the rows in. A trainable table that the loss closes over
     has no gradient, and a warning names it.
 
     Args:
@@ -175,7 +85,7 @@ def value_and_grad(
         handles = _outermost(leaf for leaf, d in zip(leaves, is_dense, strict=True) if not d)
         tables = list({handle.name: handle for handle in reversed(handles)}.values())  # a table may have several
 
-        def call(dense: Any, tapes: Sequence[_Tape]) -> Any:
+        def call(dense: Any, tapes: Sequence[Tape]) -> Any:
             d, t = iter(dense), iter(_record(handles, tapes))
             chosen = jax.tree.unflatten(treedef, [next(d) if x else next(t) for x in is_dense])
             full = list(args)
@@ -183,14 +93,14 @@ def value_and_grad(
                 full[i] = tree
             return run(*full, **kwargs)
 
-        probes = [_Tape(t.spec, None) for t in tables]
+        probes = [Tape(t.spec) for t in tables]
         with untaped() as closed_over:
             jax.eval_shape(lambda d: (call(d, probes), None)[1], dense)  # aux may have leaves that are no arrays
         others = [arg for i, arg in enumerate(args) if i not in numbers and i - len(args) not in numbers]
         _warn_of_untrained(closed_over, (others, kwargs))
 
         def tapped(dense: Any, taps: Any) -> tuple[Any, Any]:
-            tapes = [_Tape(t.spec, tap) for t, tap in zip(tables, taps, strict=True)]
+            tapes = [Tape(t.spec, probe, tap) for t, probe, tap in zip(tables, probes, taps, strict=True)]
             try:
                 out = call(dense, tapes)
             finally:
@@ -205,7 +115,8 @@ def value_and_grad(
             tapped, argnums=(0, 1), has_aux=True, allow_int=allow_int
         )(dense, [probe.zero_taps() for probe in probes])
         waits = [x for x in jax.tree.leaves((value, aux, dense_grads)) if _is_computed(x)]
-        table_grads = {t.name: _gradient(t, tap, waits) for t, tap in zip(tables, taps, strict=True)}
+        both = zip(tables, probes, taps, strict=True)
+        table_grads = {t.name: _gradient(t, probe.uses(tap), tap, waits) for t, probe, tap in both}
         # The first handle of a table has the gradient of all its lookups, and the others an empty one.
         d, t = iter(dense_grads), iter([table_grads.pop(h.name, None) or _empty(h) for h in handles])
         grads = jax.tree.unflatten(treedef, [next(d) if x else next(t) for x in is_dense])
@@ -258,6 +169,7 @@ def grad(
 def _outermost(leaves: Any) -> list[Table]:
     handles = list(leaves)
     for handle in handles:
+        check_one_version(handle, "value_and_grad")
         if handle.tape is not None:
             raise ValueError(
                 f"kvjax: table {handle.name!r}, value_and_grad: want one value_and_grad over a table, got one inside "
@@ -278,33 +190,32 @@ def _warn_of_untrained(names: set[str], given: Any) -> None:
         )
 
 
-def _record(handles: Sequence[Table], tapes: Sequence[_Tape]) -> list[Table]:
+def _record(handles: Sequence[Table], tapes: Sequence[Tape]) -> list[Table]:
     by_name = {tape.spec.name: tape for tape in tapes}
-    return [Table(h.version, h.spec, by_name[h.name] if h.spec.trainable else None) for h in handles]
+    return [Table(h.version, h.spec, Site(by_name[h.name]) if h.spec.trainable else None) for h in handles]
 
 
 def _empty(table: Table) -> SparseRows:
     return SparseRows(np.zeros(0, np.int64), jnp.zeros((0, table.dim), jnp.float32)).replace(table=table.name)
 
 
-def _gradient(table: Table, taps: Sequence[Any], waits: Sequence[jax.Array]) -> SparseRows:
+def _gradient(table: Table, used: jax.Array, taps: Sequence[Any], waits: Sequence[jax.Array]) -> SparseRows:
     """What the taps of one table brought home, behind everything the loss has computed.
 
     A write made of this gradient comes after every read: those of the backward pass are behind `used` and the dense
     gradients, those of the forward pass behind the value and the auxiliary output.
     """
-    used = jnp.stack([use for _, _, use in taps]) if taps else jnp.zeros(0, jnp.float32)
     seal = sealed(order.seal(table.spec, used, elements(table.spec, waits)))
     if not taps:
         return _empty(table).replace(seal=seal)
     if len(taps) == 1:
         ((rows, digits, _),) = taps
-        return SparseRows(Keys(_words(digits)), rows, _counts(digits)).replace(seal=seal, table=table.name)
+        return SparseRows(Keys(words_of(digits)), rows, counts_of(digits)).replace(seal=seal, table=table.name)
 
     def run(*taps: Any) -> Any:
         rows = jnp.concatenate([row.reshape(-1, table.dim) for row, _, _ in taps])
         digits = jnp.concatenate([d.reshape(-1, d.shape[-1]) for _, d, _ in taps])
-        return (_words(digits), rows, _counts(digits)), ()
+        return (words_of(digits), rows, counts_of(digits)), ()
 
     first = taps[0][1]
     even = sum(d.size // 5 for _, d, _ in taps) % max(1, jax.typeof(first).sharding.mesh.size) == 0

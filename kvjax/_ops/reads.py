@@ -25,15 +25,19 @@ def lookup(
     mask: jax.Array | None,
     initial: jax.Array | None,
     initial_rows: bool,
+    own_rows: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Rows ``(..., dim)``, found ``(...)`` bool, 1.0, which exists only once the rows have been read, and status."""
+    """Rows ``(..., dim)``, found ``(...)`` bool, 1.0, which exists only once the rows have been read, and status.
+
+    With `own_rows`, keys that read as their initial row are found, too.
+    """
     results = (
         array((*keys.shape, spec.dim), spec.row_dtype),
         array(keys.shape, jnp.bool_),
         array((), jnp.float32),
         WORD,
     )
-    attributes = _about(spec, keys) | {"initial_rows": flag(initial_rows)}
+    attributes = _about(spec, keys) | {"initial_rows": flag(initial_rows), "own_rows": flag(own_rows)}
     # Rows that come with the call belong to its keys as a whole.
     vmap = "sequential" if spec.generated else "broadcast_all"
     operands = (version, keys.words, mask_operand(spec, mask), initial_operand(spec, initial))

@@ -49,17 +49,20 @@ def _lookup_part(
 
     def answer(keys: Keys, mask: Any) -> Any:
         initial = initial_rows(spec, version, keys, mask)
-        rows, found, _, status = reads.lookup(spec, version, keys, mask, initial, as_initial)
+        rows, found, _, status = reads.lookup(spec, version, keys, mask, initial, as_initial, own_rows=shares)
         rows = rows if wire is None else rows.astype(wire)
-        return (rows, found) if with_found or shares else (rows,), status
+        answers = (rows, found) if with_found or shares else (rows,)
+        if with_found and shares:
+            answers += (reads.inspect(spec, "lookup", version, keys)[0],)
+        return answers, status
 
     if shares:  # the owner of a key need not be that of the row that stands for it
         keys, mask = _with_shared(spec, keys, mask)
     (rows, *found), used = ask(spec, "lookup", keys, mask, answer, few)
     if shares:
-        (own,) = found
+        own, *found = found
         stands_in = ~own[:-1] if mask is None else mask[:-1] & ~own[:-1]
-        rows, found = jnp.where(stands_in[:, None], rows[-1:], rows[:-1]), [own[:-1]] if with_found else []
+        rows, found = jnp.where(stands_in[:, None], rows[-1:], rows[:-1]), [x[:-1] for x in found]
     return (rows.astype(spec.row_dtype), *found), (used,)
 
 

@@ -57,10 +57,13 @@ def admission(spec: TableSpec) -> Native:
         "threshold": 1,
         "cells": 0,
         "halve_every": 0,
+        "max_age": 0,
+        "max_waiting": 0,
         "probability": 1.0,
         "seed": spec.seed,
     }
-    return {"admit": common | admit.own_options()}
+    own = common | admit.own_options()
+    return {"admit": own | {"max_waiting": -(-own["max_waiting"] // spec.num_shards)}}
 
 
 def eviction(spec: TableSpec) -> Native:

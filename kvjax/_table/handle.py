@@ -64,7 +64,8 @@ class Handle:
         self.tape = tape  # kvjax.value_and_grad's record of the lookups, None everywhere else
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[TableSpec, Any]]:
-        return [(VersionKey(self.spec.name), self.version)], (self.spec, self.tape)
+        tape = None if self.tape is None else self.tape.again()
+        return [(VersionKey(self.spec.name), self.version)], (self.spec, tape)
 
     @classmethod
     def tree_unflatten(cls, aux: tuple[TableSpec, Any], children: Sequence[Any]) -> Self:
@@ -91,6 +92,11 @@ class Handle:
     @property
     def dim(self) -> int:
         return self.spec.dim
+
+    @property
+    def follows(self) -> bool:
+        """Whether this is a following handle, see `Table.live`: its leaf is empty, ``(0,)``."""
+        return getattr(self.version, "shape", None) == (0,)
 
     def at(self, version: Any) -> Self:
         """The handle of another version of the same table.
@@ -137,7 +143,7 @@ def version_to_read(table: Handle, op: str) -> jax.Array:
     """The version operand of a read, if it still looks like one."""
     check_process(table.name, op)
     version: Any = table.version
-    if getattr(version, "dtype", None) != jnp.uint32 or getattr(version, "shape", None) != ():
+    if getattr(version, "dtype", None) != jnp.uint32 or getattr(version, "shape", None) not in ((), (0,)):
         got = f"{getattr(version, 'shape', '')} {getattr(version, 'dtype', type(version).__name__)}"
         raise fail(
             TypeError, table.name, op, "a handle whose version is () uint32", got,
@@ -149,6 +155,7 @@ def version_to_read(table: Handle, op: str) -> jax.Array:
 def version_to_write(table: Handle, op: str) -> jax.Array:
     """The version operand of a write."""
     check_outside_a_loss(table, op)
+    check_one_version(table, op)
     axes = manual_axes() if table.spec.placement is None else {}
     if any(size > 1 for size in axes.values()):
         raise fail(
@@ -197,6 +204,15 @@ def check_spec(table: Handle, op: str) -> None:
         raise fail(
             RuntimeError, table.name, op, "the table that the handle was made for",
             f"another of its name, with {now.differences(table.spec)}", "get its handle by kvjax.get_table(name)",
+        )  # fmt: skip
+
+
+def check_one_version(table: Handle, op: str) -> None:
+    """Whether a call that needs to know which version it is about has a handle that says so."""
+    if table.follows:
+        raise fail(
+            ValueError, table.name, op, "a handle of one version",
+            "what table.live() gives, through which rows are only read", "table.refresh() gives one",
         )  # fmt: skip
 
 

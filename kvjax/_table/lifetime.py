@@ -12,6 +12,11 @@ from kvjax._table.handle import check_process, wait_for_programs
 from kvjax._values.errors import fail, meant
 from kvjax.ffi import set_process
 
+MANY = 128
+"""Dropped tables and score functions for which JAX keeps programs, 1.5 to 3 MiB each: it holds what is static about a
+handle for as long as the function that was called with it, and nothing clears the programs of one table alone. So all
+are cleared then, which costs less than compiling for so many tables has."""
+
 
 def create(spec: TableSpec) -> TableSpec:
     """Makes a table, unless there is one of the name. Gives what the table of that name is."""
@@ -23,6 +28,7 @@ def create(spec: TableSpec) -> TableSpec:
             spec.host.create(spec.name, spec.native_options(), **spec.native_shards(), first_version=first)
             PROCESS.specs[spec.name] = spec
             PROCESS.births[spec.name] = first
+            PROCESS.outlived.discard(hash(spec))
         return PROCESS.specs[spec.name]
 
 
@@ -34,10 +40,20 @@ def drop(name: str) -> None:
             mend = meant(name, PROCESS.specs) + "see kvjax.tables()"
             raise fail(KeyError, name, "drop_table", "a table of this name", "none", mend)
         PROCESS.first_versions[name] = PROCESS.specs[name].host.drop(name)
-        del PROCESS.specs[name]
+        PROCESS.outlived.add(hash(PROCESS.specs.pop(name)))
         PROCESS.births.pop(name, None)
         PROCESS.of_modules.pop(name, None)
         PROCESS.sinks.pop(name, None)
+    _clear_programs()
+
+
+def _clear_programs() -> None:
+    with PROCESS.lock:
+        many = len(PROCESS.outlived) >= MANY
+        if many:
+            PROCESS.outlived.clear()
+    if many:
+        jax.clear_caches()
 
 
 def stage(spec: TableSpec, op: str, version: int, contents: list[dict[str, Any]]) -> Any:

@@ -118,7 +118,7 @@ class Reads(Handle):
         return _inspect(self, "contains", keys)[0]
 
     def frequency(self, keys: KeysLike) -> jax.Array:
-        """How often keys have occurred in training; 0 without a row.
+        """How often keys have occurred in training; of a key that waits for its row, as far as it is counted.
 
         Args:
           keys: ``(...)``.
@@ -242,14 +242,14 @@ def lookup(table: Handle, query: Query, missing: Any = None, with_found: bool = 
     version, spec, mask = version_to_read(table, "lookup"), table.spec, query.mask
     as_initial = isinstance(missing, str) and missing == "init"
     substitute = None if missing is None or as_initial else _missing_row(table, missing)
-    if query.prefetched is not None and not as_initial:
+    if query.prefetched is not None and not as_initial and not table.follows:
         rows, found, used = query.prefetched.read(spec, version)
     else:
         asks = with_found or substitute is not None
         rows, found, used = reads.lookup(spec, version, query.keys, mask, as_initial, with_found=asks)
     if table.tape is not None:
         rows = table.tape.attach(rows, query.keys, mask, used)
-    elif spec.trainable:
+    elif spec.trainable and not table.follows:
         tapes.note(table.name)
     if substitute is not None:
         as_read = found if mask is None else found | ~mask

@@ -17,7 +17,7 @@ from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_backend
 from kvjax._table import lifetime
 from kvjax._table.stats import Stats, stats_of
-from kvjax._table.table import Table, live
+from kvjax._table.table import Replaced, Table, live
 from kvjax._values.errors import fail, meant
 
 T = TypeVar("T")
@@ -107,17 +107,19 @@ def get_table(name: str, given: Arguments) -> Table:
     """
     if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
         raise fail(TypeError, name, "get_table", "a name", type(name).__name__, "a Table's is table.name")
-    known = PROCESS.spec_of(name)
     if given.dim is None:
         if any(getattr(given, field.name) is not field.default for field in dataclasses.fields(given)):
             raise fail(
                 ValueError, name, "get_table", "dim= beside the other arguments", "none", "give all or only the name"
             )
-        if known is None:
-            mend = meant(name, PROCESS.all_specs()) + "give dim= to create it"
-            raise fail(KeyError, name, "get_table", "a table of this name", "none", mend)
-        return live(known)
-    return get_or_make(name, given.dim, _placement(given, name, known), given)
+        while True:  # another thread may drop it, and make another of its name
+            known = PROCESS.spec_of(name)
+            if known is None:
+                mend = meant(name, PROCESS.all_specs()) + "give dim= to create it"
+                raise fail(KeyError, name, "get_table", "a table of this name", "none", mend)
+            with contextlib.suppress(Replaced):
+                return live(known)
+    return get_or_make(name, given.dim, _placement(given, name, PROCESS.spec_of(name)), given)
 
 
 def asked(name: str, given: Arguments, known: TableSpec | None) -> TableSpec:
@@ -138,9 +140,11 @@ def get_or_make(name: str, dim: Any, placement: Placement | None, options: Optio
     Raises:
       ValueError, TypeError, RuntimeError: as `get_table`.
     """
-    spec = _spec(name, dim, placement, options, PROCESS.spec_of(name))
-    check_same(spec, lifetime.create(spec))
-    return live(spec)
+    while True:
+        spec = _spec(name, dim, placement, options, PROCESS.spec_of(name))
+        check_same(spec, lifetime.create(spec))
+        with contextlib.suppress(Replaced):
+            return live(spec)
 
 
 def _placement(given: Arguments, name: str, known: TableSpec | None) -> Placement | None:
@@ -208,13 +212,17 @@ def stats() -> dict[str, Stats]:
 def _of_all(f: Callable[[TableSpec], T]) -> dict[str, T]:
     found = {}
     for name, spec in PROCESS.all_specs().items():
-        with contextlib.suppress(KeyError):  # dropped in the meantime
+        with contextlib.suppress(KeyError, Replaced):  # dropped in the meantime
             found[name] = f(spec)
     return found
 
 
 def drop_table(name: str) -> None:
     """Forgets a table and gives its memory back. Its handles stay stale, even if the name is used again.
+
+    JAX keeps the programs that were compiled for it, for a table that is made again in the same way. Once there are 128
+    dropped tables, or score functions, that were not, kvjax clears all of JAX's caches (``jax.clear_caches``), so that
+    memory does not grow.
 
     Args:
       name: of a table of this process.

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
 
+from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import live_version
+from kvjax._table.handles import Handles
 from kvjax._table.reads import Reads
 from kvjax._table.whole import Whole
 from kvjax._table.writes import Writes
+from kvjax._values.errors import fail
 
 
 @jax.tree_util.register_pytree_with_keys_class
-class Table(Reads, Writes, Whole):
+class Table(Reads, Writes, Handles, Whole):
     """A table of rows under 64-bit keys: an immutable value that names the live table in the process.
 
     A table is made by `kvjax.get_table`. It is a pytree with one leaf, the version: reads leave it alone, every
@@ -56,6 +60,20 @@ def check_table(x: Any, op: str) -> None:
         )
 
 
+class Replaced(RuntimeError):
+    """Another thread has dropped the table meanwhile, or put another in its place."""
+
+
 def live(spec: TableSpec) -> Table:
-    """The live handle of the table that `spec` names."""
-    return Table(live_version(spec), spec)
+    """The live handle of the table that `spec` names.
+
+    Raises:
+      Replaced: it is not that table any more, and the version may be another's.
+    """
+    version = None
+    with contextlib.suppress(KeyError):
+        version = live_version(spec)
+    if version is None or PROCESS.spec_of(spec.name) != spec:
+        got = "one that another thread has dropped or replaced meanwhile"
+        raise Replaced(str(fail(RuntimeError, spec.name, "get_table", "a table that stays", got, "ask again")))
+    return Table(version, spec)

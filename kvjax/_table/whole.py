@@ -8,22 +8,15 @@ from typing import Any, Literal, Self, overload
 import jax
 from jax.core import Tracer
 
-from kvjax._ops import order
-from kvjax._sharded.mesh import elements
-from kvjax._table import at_exit, contents
+from kvjax._table import contents
 from kvjax._table.handle import (
     Handle,
     check_on_host,
-    check_outside_a_loss,
-    check_spec,
-    live_version,
     version_on_host,
-    version_to_read,
     wait,
 )
 from kvjax._table.move import move
 from kvjax._table.stats import Stats, stats_of
-from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.numbers import is_integer
@@ -36,35 +29,6 @@ class Whole(Handle):
     """The calls of `kvjax.Table` that are about all of it."""
 
     __slots__ = ()
-
-    def after(self, x: PyTree) -> Self:
-        """The same handle, usable only once `x` exists: orders a later write behind a read.
-
-        Args:
-          x: pytree of arrays that earlier reads gave.
-        """
-        leaves = [leaf for leaf in jax.tree.leaves(x) if hasattr(leaf, "dtype")]
-        version = order.after(self.spec, version_to_read(self, "after"), elements(self.spec, leaves))
-        return type(self)(version, self.spec, self.tape)
-
-    def refresh(self) -> Self:
-        """The live handle of this table, for instance after a failed step. Not inside ``jit``.
-
-        Raises:
-          RuntimeError: this handle comes from another process, for instance from a checkpoint that was saved without
-            `kvjax.orbax.split`. The table of this process does not have its rows.
-        """
-        check_outside_a_loss(self, "refresh")
-        check_spec(self, "refresh")
-        at_exit.acknowledge()
-        live = self.at(live_version(self.spec))
-        try:
-            version = int(version_to_read(self, "refresh"))
-        except (TypeError, ValueError, RuntimeError):  # of a failed write, donated, or no version at all
-            return live
-        if 0 < (version - int(live.version)) % 2**32 < 2**31:
-            self.spec.host.size(self.name, 0, version)  # raises what every call through this handle would
-        return live
 
     @overload
     def size(self, all_processes: bool = False, by: None = None) -> int: ...
@@ -310,9 +274,11 @@ def _state(table: Handle) -> str:
         wait(table)  # for the write of every shard
         shards = [table.spec.host.rows(table.name, shard) for shard in table.spec.kept]
         rows, live = sum(n for n, _ in shards), shards[0][1]
+        if table.follows:
+            return f"rows={rows:,}, live"
         return f"rows={rows:,}, version={version}" if live == int(version) else f"version={version} (stale)"
     except KeyError:
-        return f"version={version} (dropped)"
+        return f"version={'none' if table.follows else version} (dropped)"
     except RuntimeError:  # asked by the table's own sink
         return f"version={version}"
     except (TypeError, ValueError):  # something else stands in the leaf, as in trees of shapes

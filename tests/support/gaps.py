@@ -57,6 +57,7 @@ GAPS = (
             EVICTION + "test_admission[4-admission4-None]",
             EVICTION + "test_admission[4-admission7-None]",
             EVICTION + "test_the_shared_row_is_looked_up_inside_shard_map",
+            "tests/table/test_admit.py::test_waiting_keys_read_alike_wherever_they_are[-1]",
             RESHARD + "test_counts_of_admission_move_too[admit0-4]",
             RESHARD + "test_counts_of_admission_move_too[admit1-one place]",
         ),

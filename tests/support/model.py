@@ -48,6 +48,8 @@ class Model:
         if key in self.rows:
             return self.rows[key].value
         unadmitted = "init" if missing == "init" else missing or self.admission.unadmitted
+        if missing is None and self.admission.reads_initial(key):
+            return self.initial(key)
         if isinstance(unadmitted, str):
             return self.initial(key) if unadmitted == "init" else np.zeros(self.dim)
         return self.rows[unadmitted].value if unadmitted in self.rows else self.initial(unadmitted)
@@ -56,7 +58,8 @@ class Model:
         return np.array([k in self.rows for k in keys], bool)
 
     def frequency(self, keys):
-        return np.array([self.rows[k].frequency if k in self.rows else 0 for k in keys], np.int64)
+        count = self.admission.count
+        return np.array([self.rows[k].frequency if k in self.rows else count(k) for k in keys], np.int64)
 
     def version_of(self, keys):
         return np.array([self.rows[k].version if k in self.rows else -1 for k in keys], np.int64)
@@ -176,7 +179,7 @@ class Model:
         sums, counts = merged(keys, grads), Counter(keys)
         seen = {k: 1 if self.count == "batch" else n for k, n in counts.items()}
         totals = self.admission.decide({k: seen[k] for k in sums if k not in self.rows}, self.last_step, step)
-        refused = [k for k in totals if not self.admission.admits(k, totals[k])]
+        refused = [k for k in totals if not self.admission.enters(k, totals[k])]
         shared = self.admission.shared if refused else None
         entering = [k for k in totals if k not in refused]
         if shared is not None and shared not in self.rows and shared not in entering:
@@ -224,6 +227,8 @@ class Admission:
     def __init__(self, admit, seed):
         self.admit, self.seed = admit, seed
         self.pending: dict[int, int] = {}
+        self.windows: dict[int, int] = {}  # in which waiting keys have last occurred
+        self.window = 0
         self.cells: Counter = Counter()
 
     @property
@@ -247,12 +252,33 @@ class Admission:
         """Occurrences of new keys, this batch's included; nothing is counted yet."""
         self.halvings = 0
         if isinstance(self.admit, kvjax.admit.MinCount):
-            return {k: n + self.pending.get(k, 0) for k, n in seen.items()}
+            every, most = self.admit.max_age, self.admit.max_waiting
+            ends = step // every - last_step // every if every and step > last_step else 0
+            if not ends and most and len(self.pending) + len(seen) > most:
+                ends = 1
+            self.next_window = self.window + ends
+            old = [k for k in self.pending if self.windows[k] < self.next_window - 1]
+            self.forgotten = {k for k in old if every or most}
+            waiting = {k: n for k, n in self.pending.items() if k not in self.forgotten}
+            return {k: n + waiting.get(k, 0) for k, n in seen.items()}
         if isinstance(self.admit, kvjax.admit.Sketch):
             if self.admit.halve_every:
                 self.halvings = max(step // self.admit.halve_every - last_step // self.admit.halve_every, 0)
             return {k: n + (min(self.cells[c] for c in self._cells(k)) >> self.halvings) for k, n in seen.items()}
         return dict(seen)
+
+    def count(self, key):
+        """Occurrences of a key without a row before this batch."""
+        if isinstance(self.admit, kvjax.admit.Sketch):
+            return min(self.cells[c] for c in self._cells(key))
+        return self.pending.get(key, 0)
+
+    def enters(self, key, total):
+        return self.admits(key, total) if self.unadmitted == "init" else self.reads_initial(key)
+
+    def reads_initial(self, key):
+        """One occurrence more, of those to come, admits it."""
+        return self.unadmitted == "init" or self.admits(key, self.count(key) + 1)
 
     def admits(self, key, total):
         if self.admit is None or key == self.shared:
@@ -263,7 +289,10 @@ class Admission:
 
     def commit(self, totals, refused):
         if isinstance(self.admit, kvjax.admit.MinCount):
+            self.pending = {k: n for k, n in self.pending.items() if k not in self.forgotten}
             self.pending |= {k: totals[k] for k in refused}
+            self.window = self.next_window
+            self.windows |= dict.fromkeys(refused, self.window)
         if isinstance(self.admit, kvjax.admit.Sketch):
             self.cells = Counter({c: n >> self.halvings for c, n in self.cells.items()})
             for k, total in totals.items():

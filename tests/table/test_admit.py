@@ -9,6 +9,9 @@ import pytest
 
 import kvjax
 from kvjax import admit
+from tests.support.marks import few, slow
+from tests.support.model import Model
+from tests.support.tables import same_tables
 
 SGD = optax.sgd(1.0)
 
@@ -66,8 +69,8 @@ def test_unadmitted_keys_read_as_they_are_told(make):
     keys, dim = np.array([1, 2]), 2
     for unadmitted, want in [("init", 0.25), ("zeros", 0.0)]:
         table = make(dim, initializer=0.25, admit=admit.MinCount(2, unadmitted=unadmitted))
-        table = train(table, [1, 1])
-        assert table.lookup(keys)[:, 0].tolist() == [0.25 - 2, want]
+        table = train(train(table, [1]), [1])
+        assert table.lookup(keys)[:, 0].tolist() == [0.25 - 1, want]
         assert table.lookup(keys, missing="init")[1].tolist() == [0.25, 0.25]
         assert table.lookup(keys, missing="zeros")[1].tolist() == [0.0, 0.0]
         assert table.lookup(keys, missing=[7.0, 8.0])[1].tolist() == [7.0, 8.0]
@@ -81,7 +84,8 @@ def test_unadmitted_keys_share_a_row_and_train_it(make):
     assert table.export().keys.tolist() == [-1] and table.lookup(99).tolist() == [0.25 - 3]
     assert int(table.frequency(-1)) == 2 and table.stats().refused == 2
     table = train(table, [5, 7, -1], np.array([[1.0], [4.0], [0.5]], np.float32))
-    assert table.lookup(np.array([5, 7, -1]))[:, 0].tolist() == [0.25 - 1, 0.25 - 7.5, 0.25 - 7.5]
+    assert table.lookup(np.array([5, 8, -1]))[:, 0].tolist() == [0.25 - 1, 0.25 - 7.5, 0.25 - 7.5]
+    assert table.lookup(7).tolist() == [0.25]  # which its next occurrence admits
     assert int(table.frequency(-1)) == 4 and int(table.frequency(5)) == 2
 
 
@@ -173,3 +177,106 @@ def test_counts_that_another_admission_cannot_keep_are_not_lost_in_silence(make)
     copy = train(make(1, admit=admit.Sketch(3)), [1, 2]).snapshot()
     with pytest.warns(UserWarning, match="sketch"):
         make(1, admit=admit.Sketch(3, size=2**22)).load(copy)
+
+
+def test_the_read_that_reaches_the_count_is_of_the_initial_row(make):
+    """So a gradient trains the row that it was taken at, as with DeepRec's CounterFilter."""
+
+    @jax.jit
+    def step(table, keys):
+        grads = kvjax.grad(lambda t: jnp.sum(0.5 * (t.lookup(keys) - 1.0) ** 2))(table)
+        return table.apply(optax.sgd(0.2), grads)[0]
+
+    for unadmitted, others in [("zeros", 0.0), ("init", 0.5), (-1, 0.5)]:
+        table = make(1, initializer=0.5, admit=admit.MinCount(2, unadmitted=unadmitted))
+        table = step(table, kvjax.keys([7]))
+        assert not table.contains(7) and int(table.frequency(7)) == 1
+        others = 0.6 if unadmitted == -1 else others  # the shared row has been trained
+        np.testing.assert_allclose(table.lookup([7, 8])[:, 0], [0.5, others])
+        assert table.lookup([7, 8], return_found=True)[1].tolist() == [False, False]
+        table = step(table, kvjax.keys([7]))
+        np.testing.assert_allclose(table.lookup([7, 8])[:, 0], [0.6, others])
+        assert (table.frequency([7, 8]).tolist(), table.version_of(7)) == ([2, 0], 2)
+
+
+@pytest.mark.parametrize("policy", [admit.MinCount, admit.Sketch])
+def test_occurrences_of_one_step_are_read_as_one(make, policy):
+    """Whatever the batch is made of, and however it is cut: what a key reads as is known before the step."""
+    table = make(1, initializer=0.5, admit=policy(2, unadmitted="zeros"))
+    assert table.lookup([7, 7, 7])[:, 0].tolist() == [0.0] * 3
+    table = train(table, [7, 7, 7])
+    assert len(table) == 0 and int(table.frequency(7)) >= 2
+    assert table.lookup([7, 9])[:, 0].tolist() == [0.5, 0.0]
+    table = train(table, [7])
+    assert table.lookup(7).tolist() == [-0.5]
+
+
+@pytest.mark.parametrize("unadmitted", ["zeros", -1])
+def test_waiting_keys_read_alike_wherever_they_are(make, mesh, unadmitted):
+    options = {"initializer": jax.nn.initializers.ones, "admit": admit.MinCount(2, unadmitted=unadmitted)}
+    one, other = make(1, **options), make(1, mesh=mesh(2), **options)
+    for keys in ([5, 6, 7, 8], [5, 6], [6, 9]):
+        ids = np.array([5, 6, 7, 8, 9, -1])
+        read = [t.lookup(ids, return_found=True) for t in (one, other)]
+        np.testing.assert_array_equal(*[rows for rows, _ in read])
+        np.testing.assert_array_equal(*[found for _, found in read])
+        np.testing.assert_array_equal(one.frequency(ids), other.frequency(ids))
+        one, other = train(one, keys), train(other, keys)
+
+
+FORGETS = [
+    admit.MinCount(3, unadmitted="zeros", max_age=4, max_waiting=60), admit.MinCount(3, max_age=3),
+    admit.MinCount(3, max_waiting=40), admit.MinCount(3, unadmitted=-1, max_waiting=40),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", few(FORGETS, 0))
+def test_waiting_keys_are_forgotten(make, policy):
+    """As the model says, also by a table that goes on from a snapshot in the middle."""
+    rng, step = np.random.default_rng(3), 0
+    table, want = make(1, admit=policy, initializer=0.5), Model(1, lambda key: np.full(1, 0.5), admit=policy)
+    keys = np.arange(300)
+    for i in range(40):
+        batch = rng.zipf(1.3, 16) % 300
+        step += int(rng.integers(1, 3)) if i % 9 else 7
+        table = train(table, batch, step=step)
+        want.apply(batch.tolist(), np.ones((16, 1), np.float32), lambda value, slot, g: (value - g, slot), step)
+        if i % 8 == 7:
+            assert table.stats().tracked == len(want.admission.pending)
+            np.testing.assert_array_equal(table.frequency(keys), want.frequency(keys.tolist()))
+            np.testing.assert_array_equal(table.lookup(keys), want.lookup(keys.tolist()))
+        if i == 23:
+            saved = table.snapshot()
+            table = table.clear().load(saved)
+    assert 0 < table.stats().tracked < 60 and len(table) > 5
+
+
+def test_options_of_waiting_keys():
+    for options in ({"max_age": 0}, {"max_waiting": 0}, {"max_age": 1.5}):
+        with pytest.raises(ValueError, match="want an integer max_"):
+            admit.MinCount(2, **options)
+    with pytest.raises(ValueError, match="want a count below"):
+        admit.MinCount(2**30, max_age=5)
+
+
+@slow
+def test_waiting_keys_have_a_bound_in_memory(make):
+    """Two million keys that never come back."""
+    table = make(1, admit=admit.MinCount(2, max_waiting=20_000))
+    sizes = []
+    for start in range(0, 2_000_000, 20_000):
+        table = train(table, np.arange(start, start + 20_000))
+        sizes.append(table.stats().bytes["admission"])
+    assert len(table) == 0 and table.stats().tracked <= 40_000
+    assert max(sizes[5:]) == max(sizes[:5]) <= 52 * 80_000
+
+
+@slow
+@pytest.mark.parametrize("policy", [admit.MinCount(3, unadmitted="zeros", max_age=4), admit.MinCount(3, max_age=3)])
+def test_an_age_forgets_the_same_on_any_number_of_shards(make, mesh, policy):
+    rng = np.random.default_rng(4)
+    one, other = make(1, admit=policy), make(1, admit=policy, mesh=mesh(4))
+    for _ in range(12):
+        batch = rng.zipf(1.3, 32) % 300
+        one, other = train(one, batch), train(other, batch)
+    same_tables(one, other)

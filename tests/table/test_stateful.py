@@ -46,6 +46,7 @@ POLICY = st.recursive(
 )  # fmt: skip
 ADMIT = [
     None, admit.MinCount(2), admit.MinCount(3, unadmitted="zeros"), admit.MinCount(2, unadmitted=-1),
+    admit.MinCount(3, unadmitted="zeros", max_age=3, max_waiting=6),
     admit.Probability(0.5), admit.Probability(0.5, unadmitted=12), admit.Sketch(2, size=2**21),
     admit.Sketch(3, size=2**21, halve_every=2, unadmitted="zeros"),
 ]  # fmt: skip

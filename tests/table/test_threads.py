@@ -12,6 +12,7 @@ import optax
 import pytest
 
 import kvjax
+from kvjax._table import handle
 
 REFUSED = (ValueError, RuntimeError, jax.errors.JaxRuntimeError)
 
@@ -165,3 +166,23 @@ def test_a_handle_of_a_dropped_table_is_not_one_of_the_next(make):
     with pytest.raises(REFUSED, match="stale"):
         old.on_evict(print)
     assert new.lookup(5).tolist() == [9.0] * 3
+
+
+def test_a_table_that_another_thread_replaces_meanwhile(make, monkeypatch):
+    """The version that is read is never taken for another table's."""
+    table, read = make(2), handle.live_version
+
+    def replaced(spec):
+        monkeypatch.undo()
+        kvjax.drop_table(spec.name)
+        kvjax.get_table(spec.name, dim=3)
+        return read(spec)
+
+    monkeypatch.setattr("kvjax._table.table.live_version", replaced)
+    got = kvjax.get_table(table.name)
+    assert got.dim == 3 and got.lookup(1).shape == (3,)
+    monkeypatch.setattr("kvjax._table.handles.live_version", replaced)
+    kvjax.drop_table(table.name)
+    table = kvjax.get_table(table.name, dim=2)
+    with pytest.raises(RuntimeError, match="another of its name, with dim 3"):
+        table.refresh()

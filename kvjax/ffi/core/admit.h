@@ -1,8 +1,13 @@
 // Admission: the rule by which training gives keys a row, to those that have come often enough, or that a
 // hash chooses.
 //
+// Waiting keys are forgotten by windows: when one ends, those go that have not occurred in it. A window ends
+// after so many steps, or when more keys would wait than may.
+//
 // A batch is decided from the counts before it and only then counted, so neither the order of its keys nor
-// what else is in it changes a decision.
+// what else is in it changes a decision. And a gradient trains the row that it was taken at: where keys
+// without a row read otherwise than as their initial row, they read as that from the moment that one more
+// occurrence would admit them, and only then may a step admit them.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -26,9 +31,11 @@ struct AdmissionSpec {
   Kind kind = Kind::kEvery;
   Unadmitted unadmitted = Unadmitted::kInitial;
   uint64_t shared_key = 0;
-  uint32_t threshold = 1;   // occurrences, of which the last one admits
-  uint32_t cells = 0;       // of a bucket of the sketch: 4 rows of a power of two
-  int64_t halve_every = 0;  // steps, 0 for never
+  uint32_t threshold = 1;    // occurrences, of which the last one admits
+  uint32_t cells = 0;        // of a bucket of the sketch: 4 rows of a power of two
+  int64_t halve_every = 0;   // steps, 0 for never
+  int64_t max_age = 0;       // steps of a window, 0 for no end
+  uint64_t max_waiting = 0;  // keys that may wait, 0 for no limit
   double probability = 1.0;
   uint64_t seed = 0;
 
@@ -45,11 +52,50 @@ struct AdmissionSpec {
     return static_cast<double>(Mix(key + Mix(seed ^ 0xAD317A11ull)) >> 11) * 0x1p-53 < probability;
   }
 
+  /// Whether a step gives a row to a key without one, which has occurred `seen` times before it, and `total`
+  /// times with it.
+  [[nodiscard]] KVJAX_HD bool Enters(uint64_t key, uint32_t seen, uint32_t total) const {
+    return unadmitted == Unadmitted::kInitial ? Admits(key, total) : ReadsInitial(key, seen);
+  }
+  /// Whether such a key reads as its initial row, if the table decides.
+  [[nodiscard]] KVJAX_HD bool ReadsInitial(uint64_t key, uint32_t seen) const {
+    return unadmitted == Unadmitted::kInitial || Admits(key, Total(seen, 1));
+  }
+
   /// How often the sketch is halved between two steps.
   [[nodiscard]] KVJAX_HD int Halvings(int64_t last_step, int64_t step) const {
     if (halve_every <= 0 || step <= last_step) return 0;
     const int64_t halvings = step / halve_every - last_step / halve_every;
     return halvings < 16 ? static_cast<int>(halvings) : 16;
+  }
+
+  /// Whether waiting keys are forgotten. Their counts have the number of the window in which they last
+  /// occurred in the two upper bits then: no key is older than the window before the current one.
+  [[nodiscard]] KVJAX_HD bool forgets() const { return max_age > 0 || max_waiting > 0; }
+  static constexpr uint32_t kWindow = 1u << 30;
+  [[nodiscard]] KVJAX_HD uint32_t Word(uint32_t count, uint32_t window) const {
+    const uint32_t most = kWindow - 2;  // so that no word is kNoRow
+    return forgets() ? (count < most ? count : most) | window << 30 : count;
+  }
+  [[nodiscard]] KVJAX_HD uint32_t CountOf(uint32_t word) const { return forgets() ? word % kWindow : word; }
+  [[nodiscard]] KVJAX_HD bool Stays(uint32_t word, uint32_t window) const {
+    return !forgets() || ((window - word / kWindow) & 3u) <= 1;
+  }
+  /// The window after a step, to which `waiting` keys may wait, its own new ones included.
+  [[nodiscard]] KVJAX_HD uint32_t WindowAfter(uint32_t window, int64_t last_step, int64_t step,
+                                              uint64_t waiting) const {
+    int64_t ends = max_age > 0 && step > last_step ? step / max_age - last_step / max_age : 0;
+    if (ends == 0 && max_waiting > 0 && waiting > max_waiting) ends = 1;
+    return (window + static_cast<uint32_t>(ends < 2 ? ends : 2)) & 3u;
+  }
+  /// A count as checkpoints have it: kWindow more for a key that has occurred in the current window.
+  [[nodiscard]] int64_t Saved(uint32_t word, uint32_t window) const {
+    return int64_t{CountOf(word)} + (forgets() && word / kWindow == (window & 3u) ? kWindow : 0);
+  }
+  /// The word of such a count, in window 0.
+  [[nodiscard]] uint32_t Loaded(int64_t saved) const {
+    const auto count = static_cast<uint32_t>(saved < 0 ? 0 : saved < kNoRow ? saved : kNoRow - 1);
+    return Word(forgets() || count < 2 * kWindow ? count % kWindow : count, count / kWindow == 1 ? 0 : 3);
   }
 
   /// All cells of a key lie in its virtual bucket's part of the sketch, so the sketch can be cut into shards.
@@ -93,16 +139,24 @@ class Admission {
     std::vector<uint8_t> admitted;
     std::vector<uint32_t> totals;
     int halvings = 0;
+    uint32_t window = 0;
+    std::vector<uint64_t> forgotten = {};
   };
 
   /// counts: (n,) occurrences in this batch. Changes nothing but the space for what Commit does.
   Decision Decide(const std::vector<uint64_t>& keys, const std::vector<uint32_t>& counts, int64_t last_step,
                   int64_t step) {
     Decision d{std::vector<uint8_t>(keys.size()), counts, spec_.Halvings(last_step, step)};
+    d.window = spec_.WindowAfter(window_, last_step, step, waiting_.size() + keys.size());
+    if (d.window != window_) {
+      waiting_.ForEach([&](uint64_t key, uint32_t word) {
+        if (!spec_.Stays(word, d.window)) d.forgotten.push_back(key);
+      });
+    }
     size_t waiting = 0;
     for (size_t i = 0; i < keys.size(); ++i) {
-      d.totals[i] = AdmissionSpec::Total(Count(keys[i], d.halvings), counts[i]);
-      d.admitted[i] = spec_.Admits(keys[i], d.totals[i]);
+      d.totals[i] = AdmissionSpec::Total(Count(keys[i], d.halvings, d.window), counts[i]);
+      d.admitted[i] = spec_.Enters(keys[i], Count(keys[i]), d.totals[i]);
       waiting += d.admitted[i] == 0;
     }
     if (spec_.kind == AdmissionSpec::Kind::kMinCount) waiting_.Reserve(waiting_.size() + waiting);
@@ -114,15 +168,17 @@ class Admission {
     if (d.halvings > 0) {
       for (uint16_t& cell : cells_) cell = static_cast<uint16_t>(cell >> d.halvings);
     }
+    for (const uint64_t key : d.forgotten) waiting_.Erase(key);
+    window_ = d.window;
     for (size_t i = 0; i < d.admitted.size(); ++i) {
       switch (spec_.kind) {
         case AdmissionSpec::Kind::kMinCount:
           if (d.admitted[i]) {
             waiting_.Erase(keys[i]);
           } else if (uint32_t* count = waiting_.Locate(keys[i])) {
-            *count = d.totals[i];
+            *count = spec_.Word(d.totals[i], window_);
           } else {
-            waiting_.Insert(keys[i], d.totals[i]);
+            waiting_.Insert(keys[i], spec_.Word(d.totals[i], window_));
           }
           break;
         case AdmissionSpec::Kind::kSketch: {
@@ -155,10 +211,11 @@ class Admission {
 
   [[nodiscard]] AdmissionState Save() const {
     AdmissionState state;
-    std::vector<std::pair<int64_t, uint32_t>> counts;
+    std::vector<std::pair<int64_t, int64_t>> counts;
     counts.reserve(waiting_.size());
-    waiting_.ForEach(
-        [&](uint64_t key, uint32_t count) { counts.emplace_back(static_cast<int64_t>(key), count); });
+    waiting_.ForEach([&](uint64_t key, uint32_t word) {
+      counts.emplace_back(static_cast<int64_t>(key), spec_.Saved(word, window_));
+    });
     std::sort(counts.begin(), counts.end(), [](const auto& x, const auto& y) {
       return std::pair(BucketOf(static_cast<uint64_t>(x.first)), x.first) <
              std::pair(BucketOf(static_cast<uint64_t>(y.first)), y.first);
@@ -175,20 +232,28 @@ class Admission {
       next.waiting_.Reserve(state.keys.size());
       for (size_t i = 0; i < state.keys.size(); ++i) {
         const auto key = static_cast<uint64_t>(state.keys[i]);
-        const auto count = static_cast<uint32_t>(std::clamp<int64_t>(state.counts[i], 0, kNoRow - 1));
-        if (next.waiting_.Locate(key) == nullptr) next.waiting_.Insert(key, count);
+        if (next.waiting_.Locate(key) == nullptr) next.waiting_.Insert(key, spec_.Loaded(state.counts[i]));
       }
     }
     if (state.cells.size() == cells_.size()) next.cells_ = state.cells;
     return next;
   }
 
+  /// Occurrences of a key without a row, as far as they are counted.
+  [[nodiscard]] uint32_t Count(uint64_t key) const { return Count(key, 0, window_); }
+  [[nodiscard]] bool ReadsInitial(uint64_t key) const { return spec_.ReadsInitial(key, Count(key)); }
+  /// Whether a step changes what keys without a row read as that are not in it.
+  [[nodiscard]] bool changes_others() const {
+    const bool alone = spec_.kind != AdmissionSpec::Kind::kSketch && !spec_.forgets();
+    return shares() || (!alone && spec_.unadmitted != AdmissionSpec::Unadmitted::kInitial);
+  }
+
  private:
-  /// Occurrences before this batch.
-  [[nodiscard]] uint32_t Count(uint64_t key, int halvings) const {
+  /// The same after so many halvings, and in a window.
+  [[nodiscard]] uint32_t Count(uint64_t key, int halvings, uint32_t window) const {
     if (spec_.kind == AdmissionSpec::Kind::kMinCount) {
-      const uint32_t count = waiting_.Find(key);
-      return count == kNoRow ? 0 : count;
+      const uint32_t word = waiting_.Find(key);
+      return word == kNoRow || !spec_.Stays(word, window) ? 0 : spec_.CountOf(word);
     }
     if (spec_.kind != AdmissionSpec::Kind::kSketch) return 0;
     uint16_t least = UINT16_MAX;
@@ -198,7 +263,8 @@ class Admission {
   }
 
   AdmissionSpec spec_;
-  KeyIndex waiting_;  // occurrences instead of row ids
+  KeyIndex waiting_;  // words of counts instead of row ids
+  uint32_t window_ = 0;
   std::vector<uint16_t> cells_;
 };
 

@@ -18,6 +18,14 @@ inline Error HalfwayError(std::string_view table) {
                    "one that has stopped half-way", "kvjax.drop_table(name) and restore the last checkpoint");
 }
 
+/// A read through a following handle, of a table in the middle of a step whose program has ended.
+inline Error LiveError(std::string_view table, std::string_view op) {
+  return MakeError(
+      ErrorCode::kFailedPrecondition, table, op, "a finished version", "a training step that does not go on",
+      "if its program has failed, table.refresh() ends it; a program that trains a table reads it "
+      "by the handle that it trains");
+}
+
 /// A handle of another version than the live one.
 inline Error VersionError(std::string_view table, std::string_view op, uint32_t version, uint32_t live) {
   if (static_cast<int32_t>(version - live) > 0) {
@@ -154,8 +162,8 @@ inline Error UsesError(std::string_view table, size_t i, size_t lookups, float u
                    "a loss that uses each lookup at most once",
                    "lookup " + std::to_string(i + 1) + " of " + std::to_string(lookups) + " used " +
                        std::to_string(static_cast<int64_t>(used)) + " times",
-                   "a lookup inside a scan, vmap or twice-called jit of the loss: look the rows up before it "
-                   "and pass them in");
+                   "a lookup inside a scan of the loss, or in a jit that closes over the table and is called "
+                   "twice: look the rows up before it and pass them in, or give the jit the table");
 }
 
 /// A bag of fewer than no keys.

@@ -29,7 +29,8 @@ T Load64(const T* words) {
   return value;
 }
 
-// ---- reads -----------------------------------------------------------------------------------------------
+// ---- reads: no version is that of a following handle, which reads what the last write has finished
+// ----------
 
 struct LookupOperands {
   const uint32_t* version = nullptr;  // ()
@@ -37,6 +38,7 @@ struct LookupOperands {
   const bool* mask = nullptr;         // (n,), or nullptr for one that is true
   InitialRows initial = {};           // (m, dim) rows of the distinct keys without one
   Missing missing = Missing::kTable;  // what a key without a row reads as
+  bool own_rows = false;              // `found` says of a key whether it reads as a row of its own
   std::byte* rows = nullptr;          // out (n, dim) of the table's dtype
   bool* found = nullptr;              // out (n,)
   float* used = nullptr;              // out (num_used,), always 1

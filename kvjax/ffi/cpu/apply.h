@@ -108,7 +108,7 @@ inline void Table::PrepareApply(const ParallelFor& parallel, KeySpan keys, Apply
                                 InitialRows initial) {
   plan.updates.reserve(keys.n + 1);
   plan.shared_sum.resize(static_cast<size_t>(spec_.dim));
-  plan.recent = Recent::Of(keys, plan.change, in_.admission.shares());
+  plan.recent = Recent::Of(keys, plan.change, in_.admission.changes_others());
   if (plan.attach) in_.store.AttachSlots(plan.layout);
   try {
     in_.Prepare(parallel, spec_, "apply", plan.change, initial, false);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,19 +24,19 @@ struct Cpu : CpuBags, CpuSharded {
   using Table = kvjax::Table;
 
   static void Lookup(Exec& pool, Table& t, const LookupOperands& o) {
-    t.Lookup(On(pool), *o.version, o.keys, o.mask, o.initial, o.missing, o.rows, o.found);
+    t.Lookup(On(pool), Given(o.version), o.keys, o.mask, o.initial, o.missing, o.rows, o.found, o.own_rows);
     std::fill_n(o.used, o.num_used, 1.0f);
   }
   static void FindMissing(Exec& pool, Table& t, const FindMissingOperands& o) {
-    const size_t n = t.FindMissing(On(pool), *o.version, o.keys, o.mask, o.missing);
+    const size_t n = t.FindMissing(On(pool), Given(o.version), o.keys, o.mask, o.missing);
     std::fill(o.missing + n, o.missing + o.keys.n + 1, uint64_t{0});
     *o.count = static_cast<int32_t>(n);
   }
   static void Inspect(Exec& pool, Table& t, const InspectOperands& o) {
-    t.Inspect(On(pool), Name(o.op), *o.version, o.keys, o.found, o.frequency, o.row_version);
+    t.Inspect(On(pool), Name(o.op), Given(o.version), o.keys, o.found, o.frequency, o.row_version);
   }
   static void ReadSlot(Exec& pool, Table& t, const ReadSlotOperands& o) {
-    t.ReadSlot(On(pool), *o.version, o.slot, o.bytes, o.keys, o.out);
+    t.ReadSlot(On(pool), Given(o.version), o.slot, o.bytes, o.keys, o.out);
   }
   static void Changed(Exec&, Table& t, const ChangedOperands& o) {
     t.Changed(*o.version, *o.since, o.keys, o.changed);
@@ -155,6 +156,10 @@ struct Cpu : CpuBags, CpuSharded {
   static void Fill(Exec&, uint32_t* out, size_t n, uint32_t word) { std::fill_n(out, n, word); }
 
  private:
+  /// The version of a read, if it brings one.
+  static std::optional<uint32_t> Given(const uint32_t* version) {
+    return version == nullptr ? std::nullopt : std::optional(*version);
+  }
   /// The targets of a chunk: of the operand, or of the shard's own step if that is empty.
   struct Chunk {
     Chunk(const Table& t, const ChunkSpan& chunk) : own(chunk.num_rows == 0) {

@@ -4,16 +4,21 @@
 
 namespace kvjax {
 
-inline void Table::Lookup(const ParallelFor& parallel, uint32_t version, KeySpan keys, const bool* mask,
-                          InitialRows initial, Missing missing, std::byte* out, bool* found) const {
+inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeySpan keys, const bool* mask,
+                          InitialRows initial, Missing missing, std::byte* out, bool* found,
+                          bool own_rows) const {
   const auto lock = Read(version, "lookup", keys);
   const auto unadmitted = missing == Missing::kTable && spec_.admission.kind != AdmissionSpec::Kind::kEvery
                               ? spec_.admission.unadmitted
                               : AdmissionSpec::Unadmitted::kInitial;
   const bool given = spec_.initializer.kind == Initializer::Kind::kGiven;
   std::vector<std::byte> shared;
-  if (unadmitted == AdmissionSpec::Unadmitted::kShared) shared = SharedRow(parallel, keys, mask, initial);
-  const bool own = unadmitted == AdmissionSpec::Unadmitted::kInitial;
+  if (unadmitted == AdmissionSpec::Unadmitted::kShared)
+    shared = SharedRow(parallel, version, keys, mask, initial);
+  const bool decides = unadmitted != AdmissionSpec::Unadmitted::kInitial;
+  const auto initially = [&](size_t i) {  // of a key without a row
+    return Valid(mask, i) && (!decides || in_.admission.ReadsInitial(keys.data[i]));
+  };
   const auto read = [&](size_t begin, size_t end, auto bytes) {
     uint64_t hits = 0, misses = 0;
     const auto fetch = [&](size_t j, uint32_t row) -> const std::byte* {
@@ -32,12 +37,12 @@ inline void Table::Lookup(const ParallelFor& parallel, uint32_t version, KeySpan
         return;
       }
       misses += Valid(mask, i);
-      if (!Valid(mask, i) || unadmitted == AdmissionSpec::Unadmitted::kZeros) {
+      if (initially(i)) {
+        if (!given) Contents::StoreInitial(spec_, "lookup", keys.data[i], 0, {}, target);
+      } else if (!Valid(mask, i) || unadmitted == AdmissionSpec::Unadmitted::kZeros) {
         std::memset(target, 0, bytes);
-      } else if (!own) {
+      } else {
         std::memcpy(target, shared.data(), bytes);
-      } else if (!given) {
-        Contents::StoreInitial(spec_, "lookup", keys.data[i], 0, {}, target);
       }
     };
     in_.store.index().FindEach(keys.data + begin, end - begin, fetch, copy);
@@ -48,40 +53,43 @@ inline void Table::Lookup(const ParallelFor& parallel, uint32_t version, KeySpan
   WithSize(row_bytes(), [&](auto bytes) {
     parallel(keys.n, kGrain, [&](size_t begin, size_t end) { read(begin, end, bytes); });
   });
-  if (!given || !own) return;
-  KeyNumbering fresh(keys.n);
-  for (size_t i = 0; i < keys.n; ++i) {
-    if (found[i] || !Valid(mask, i)) continue;
-    Contents::StoreInitial(spec_, "lookup", keys.data[i], fresh.Add(keys.data[i]), initial,
-                           out + i * row_bytes());
+  KeyNumbering fresh(given ? keys.n : 0);
+  for (size_t i = 0; given && i < keys.n; ++i) {
+    if (!Valid(mask, i) || (found[i] && version)) continue;
+    const uint32_t number = fresh.Add(keys.data[i]);
+    if (found[i] || !initially(i)) continue;
+    Contents::StoreInitial(spec_, "lookup", keys.data[i], number, initial, out + i * row_bytes());
   }
+  for (size_t i = 0; own_rows && i < keys.n; ++i) found[i] = found[i] || initially(i);
 }
 
-inline size_t Table::FindMissing(const ParallelFor& parallel, uint32_t version, KeySpan keys,
+inline size_t Table::FindMissing(const ParallelFor& parallel, ReadVersion version, KeySpan keys,
                                  const bool* mask, uint64_t* out) const {
   const auto lock = Read(version, "lookup", keys);
-  KeyNumbering fresh = MissingKeys(parallel, keys, mask);
-  if (in_.admission.shares() && in_.store.index().Find(spec_.admission.shared_key) == kNoRow) {
-    fresh.Add(spec_.admission.shared_key);
+  KeyNumbering fresh = MissingKeys(parallel, version, keys, mask);
+  const uint64_t shared_key = spec_.admission.shared_key;
+  if (in_.admission.shares() && (!version || in_.store.index().Find(shared_key) == kNoRow)) {
+    fresh.Add(shared_key);
   }
   std::copy(fresh.keys().begin(), fresh.keys().end(), out);
   return fresh.keys().size();
 }
 
-inline void Table::Inspect(const ParallelFor& parallel, std::string_view op, uint32_t version, KeySpan keys,
-                           bool* found, int64_t* frequency, int64_t* row_version) const {
+inline void Table::Inspect(const ParallelFor& parallel, std::string_view op, ReadVersion version,
+                           KeySpan keys, bool* found, int64_t* frequency, int64_t* row_version) const {
   const auto lock = Read(version, op, keys);
   parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       const uint32_t row = in_.store.index().Find(keys.data[i]);
       found[i] = row != kNoRow;
-      frequency[i] = found[i] ? static_cast<int64_t>(in_.store.Header(row).frequency) : 0;
+      frequency[i] = found[i] ? static_cast<int64_t>(in_.store.Header(row).frequency)
+                              : int64_t{in_.admission.Count(keys.data[i])};
       row_version[i] = found[i] ? in_.store.Header(row).version : -1;
     }
   });
 }
 
-inline void Table::ReadSlot(const ParallelFor& parallel, uint32_t version, std::string_view name,
+inline void Table::ReadSlot(const ParallelFor& parallel, ReadVersion version, std::string_view name,
                             size_t bytes, KeySpan keys, std::byte* out) const {
   const auto lock = Read(version, "slot", keys);
   const Slot* const slot = &FindSlot(spec_.name, in_.store.layout(), name, bytes);
@@ -109,9 +117,10 @@ inline void Table::Changed(uint32_t version, uint32_t since, KeySpan keys, bool*
   }
 }
 
-inline KeyNumbering Table::MissingKeys(const ParallelFor& parallel, KeySpan keys, const bool* mask) const {
-  std::vector<uint32_t> rows(keys.n);
-  parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+inline KeyNumbering Table::MissingKeys(const ParallelFor& parallel, ReadVersion version, KeySpan keys,
+                                       const bool* mask) const {
+  std::vector<uint32_t> rows(keys.n, kNoRow);
+  parallel(version ? keys.n : 0, kGrain, [&](size_t begin, size_t end) {
     in_.store.index().Find(keys.data + begin, end - begin, rows.data() + begin);
   });
   KeyNumbering missing(keys.n + 1);
@@ -121,8 +130,8 @@ inline KeyNumbering Table::MissingKeys(const ParallelFor& parallel, KeySpan keys
   return missing;
 }
 
-inline std::vector<std::byte> Table::SharedRow(const ParallelFor& parallel, KeySpan keys, const bool* mask,
-                                               InitialRows initial) const {
+inline std::vector<std::byte> Table::SharedRow(const ParallelFor& parallel, ReadVersion version, KeySpan keys,
+                                               const bool* mask, InitialRows initial) const {
   std::vector<std::byte> row(row_bytes());
   const uint64_t key = spec_.admission.shared_key;
   if (const uint32_t id = in_.store.index().Find(key); id != kNoRow) {
@@ -130,7 +139,7 @@ inline std::vector<std::byte> Table::SharedRow(const ParallelFor& parallel, KeyS
   } else if (spec_.initializer.kind != Initializer::Kind::kGiven) {
     Contents::StoreInitial(spec_, "lookup", key, 0, {}, row.data());
   } else {
-    const uint32_t number = MissingKeys(parallel, keys, mask).Add(key);
+    const uint32_t number = MissingKeys(parallel, version, keys, mask).Add(key);
     Contents::StoreInitial(spec_, "lookup", key, number, initial, row.data());
   }
   return row;

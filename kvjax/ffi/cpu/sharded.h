@@ -18,7 +18,7 @@ inline void Table::Receive(const ParallelFor& parallel, uint32_t version, KeySpa
   if (initial.n > 0) {
     const auto mask = std::make_unique<bool[]>(keys.n);
     for (size_t i = 0; i < keys.n; ++i) mask[i] = counts[i] > 0;
-    KeyNumbering missing = MissingKeys(parallel, keys, mask.get());
+    KeyNumbering missing = MissingKeys(parallel, version, keys, mask.get());
     if (in_.admission.shares() && in_.store.index().Find(spec_.admission.shared_key) == kNoRow) {
       missing.Add(spec_.admission.shared_key);
     }

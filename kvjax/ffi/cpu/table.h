@@ -50,24 +50,28 @@ class Table {
   }
   [[nodiscard]] size_t row_bytes() const { return spec_.row_bytes(); }
 
-  // ---- reads -------------------------------------------------------------------------------------------
+  // ---- reads: without a version, of what the last write has finished --------------------------------------
+
+  using ReadVersion = std::optional<uint32_t>;
 
   /// out: (n, dim) of the row type; found: (n,). Where mask (n,) is false, the row is zeros and not found;
-  /// no mask (nullptr) is one that is true.
-  void Lookup(const ParallelFor& parallel, uint32_t version, KeySpan keys, const bool* mask,
-              InitialRows initial, Missing missing, std::byte* out, bool* found) const;
+  /// no mask (nullptr) is one that is true. With own_rows, initial rows count as found.
+  void Lookup(const ParallelFor& parallel, ReadVersion version, KeySpan keys, const bool* mask,
+              InitialRows initial, Missing missing, std::byte* out, bool* found, bool own_rows = false) const;
 
   /// The distinct keys without a row, in order of first occurrence, where mask (n,) is true; with a shared
-  /// row, its key last if it has none. out: space for n + 1 keys. Returns their number.
-  size_t FindMissing(const ParallelFor& parallel, uint32_t version, KeySpan keys, const bool* mask,
+  /// row, its key last if it has none. Without a version all distinct keys: the lookup that comes after may
+  /// meet another version, and numbers them likewise. out: space for n + 1 keys. Returns their number.
+  size_t FindMissing(const ParallelFor& parallel, ReadVersion version, KeySpan keys, const bool* mask,
                      uint64_t* out) const;
 
-  /// What is known of each key beside its row: found (n,), frequency (n,) or 0, version (n,) or -1.
-  void Inspect(const ParallelFor& parallel, std::string_view op, uint32_t version, KeySpan keys, bool* found,
-               int64_t* frequency, int64_t* row_version) const;
+  /// What is known of each key beside its row: found (n,), frequency (n,), of a key without a row as far as
+  /// it is counted, version (n,) or -1.
+  void Inspect(const ParallelFor& parallel, std::string_view op, ReadVersion version, KeySpan keys,
+               bool* found, int64_t* frequency, int64_t* row_version) const;
 
   /// The optimizer's slot of that name: out (n, bytes of the slot), zeros where none has been written.
-  void ReadSlot(const ParallelFor& parallel, uint32_t version, std::string_view name, size_t bytes,
+  void ReadSlot(const ParallelFor& parallel, ReadVersion version, std::string_view name, size_t bytes,
                 KeySpan keys, std::byte* out) const;
 
   /// Whether what was read of each key at version `since` may not be what is read now: changed (n,). True of
@@ -218,7 +222,7 @@ class Table {
   static constexpr size_t kRowGrain = 256;  // rows: the same for copying them with their slots
   static constexpr size_t kAhead = 16;      // rows: how far ahead their cache lines are fetched
 
-  [[nodiscard]] VersionGate::ReadLock Read(uint32_t version, std::string_view op, KeySpan keys) const {
+  [[nodiscard]] VersionGate::ReadLock Read(ReadVersion version, std::string_view op, KeySpan keys) const {
     auto lock = gate_.Read(spec_.name, op, version);
     CheckWidth(op, keys);
     return lock;
@@ -290,13 +294,15 @@ class Table {
 
   [[nodiscard]] static bool Valid(const bool* mask, size_t i) { return mask == nullptr || mask[i]; }
 
-  /// The distinct keys without a row, in order of first occurrence, where mask (n,) is true.
-  [[nodiscard]] KeyNumbering MissingKeys(const ParallelFor& parallel, KeySpan keys, const bool* mask) const;
+  /// The distinct keys without a row, in order of first occurrence, where mask (n,) is true; without a
+  /// version, all of them.
+  [[nodiscard]] KeyNumbering MissingKeys(const ParallelFor& parallel, ReadVersion version, KeySpan keys,
+                                         const bool* mask) const;
 
   /// The row that unadmitted keys share; without one it is the initial row of its key, which comes after
   /// those of the keys of the call.
-  [[nodiscard]] std::vector<std::byte> SharedRow(const ParallelFor& parallel, KeySpan keys, const bool* mask,
-                                                 InitialRows initial) const;
+  [[nodiscard]] std::vector<std::byte> SharedRow(const ParallelFor& parallel, ReadVersion version,
+                                                 KeySpan keys, const bool* mask, InitialRows initial) const;
 
   /// Writes values (n, dim) of the row type; rows that are kNoRow are passed over. Of equal rows the last one
   /// wins: every row has one owner, and whoever works for it takes its rows in the order of the batch.

@@ -2,12 +2,14 @@
 //
 // Every call brings the version of the handle it was made through, and only the current one is let in. A
 // write makes the next one. So a call through a stale handle is an error and never a race, whatever order XLA
-// runs things in. Readers share the lock, a writer has it alone.
+// runs things in. Readers share the lock, a writer has it alone. A following handle brings no version: its
+// reads take turns with the writes, and see what the last one has finished.
 #pragma once
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <string_view>
@@ -32,15 +34,22 @@ class VersionGate {
 
   [[nodiscard]] uint32_t version() const { return version_.load(); }
 
-  /// Both throw if `version` is not the current one.
-  [[nodiscard]] ReadLock Read(std::string_view table, std::string_view op, uint32_t version) const {
+  /// Both throw if `version` is not the current one. A read without one is that of a following handle: it
+  /// waits for the step that is under way, and throws if that does not go on for `patience`.
+  [[nodiscard]] ReadLock Read(std::string_view table, std::string_view op, std::optional<uint32_t> version,
+                              Duration patience = StepPatience(false)) const {
     WaitForUser(table, op);
+    if (!version) return ReadLive(table, op, patience);
     ReadLock lock(mutex_);
-    Check(table, op, version);
+    Check(table, op, *version);
     return lock;
   }
   [[nodiscard]] WriteLock Write(std::string_view table, std::string_view op, uint32_t version) {
     WaitForUser(table, op);
+    // Readers that come one after the other would keep a writer out for ever, so it has a turn before those
+    // to come; the calls of a step that has begun need none.
+    std::unique_lock turn(turn_, std::defer_lock);
+    if (!in_step_.load()) turn.lock();
     WriteLock lock(mutex_);
     Check(table, op, version);
     return lock;
@@ -101,6 +110,17 @@ class VersionGate {
   uint32_t Next() { return version_ += 1; }
 
  private:
+  /// Whoever waits for a step has the turn meanwhile, so that the next step comes after it.
+  [[nodiscard]] ReadLock ReadLive(std::string_view table, std::string_view op, Duration patience) const {
+    const std::lock_guard turn(turn_);
+    for (;; std::this_thread::sleep_for(UserCode::kPause)) {
+      {
+        ReadLock lock(mutex_);
+        if (!in_step_.load()) return lock;
+      }
+      if (Now() - touched_.load() >= patience.count()) throw LiveError(table, op);
+    }
+  }
   static int64_t Now() { return UserCode::Now(); }
   void WaitForUser(std::string_view table, std::string_view op) const { user_code_.Wait(table, op); }
   void Check(std::string_view table, std::string_view op, uint32_t version) const {
@@ -109,6 +129,7 @@ class VersionGate {
   }
 
   UserCode user_code_;
+  mutable std::mutex turn_;
   mutable std::shared_mutex mutex_;
   std::atomic<bool> in_step_ = false;
   mutable std::atomic<int64_t> touched_ = 0;  // milliseconds

@@ -8,44 +8,13 @@
 
 #include "kvjax/ffi/core/admit.h"
 #include "kvjax/ffi/core/snapshot.h"
+#include "kvjax/ffi/device/admission_view.h"
 #include "kvjax/ffi/device/control.h"
 #include "kvjax/ffi/device/index.h"
 #include "kvjax/ffi/device/memory.h"
 #include "kvjax/ffi/device/training_kernels.h"
 
 namespace kvjax::device {
-
-/// The counts of keys without a row, as a kernel sees them.
-struct AdmissionView {
-  AdmissionSpec spec;
-  IndexView waiting;  // keys that are counted one by one: occurrences instead of row ids
-  uint32_t* sketch;   // two cells to a word
-
-  [[nodiscard]] KVJAX_HD bool counts_keys() const { return spec.kind == AdmissionSpec::Kind::kMinCount; }
-  [[nodiscard]] KVJAX_HD bool sketches() const { return spec.kind == AdmissionSpec::Kind::kSketch; }
-
-  /// The least of a key's cells.
-  [[nodiscard]] KVJAX_HD uint32_t Estimate(uint64_t key) const {
-    uint32_t least = 0xFFFFu;
-    for (int row = 0; row < AdmissionSpec::kRows; ++row) {
-      const size_t cell = spec.Cell(key, row);
-      const uint32_t count = sketch[cell / 2] >> (16 * (cell % 2)) & 0xFFFFu;
-      if (count < least) least = count;
-    }
-    return least;
-  }
-  /// No cell of the key stays below `count`; many lanes may do so at once.
-  KVJAX_HD void RaiseCells(uint64_t key, uint32_t count) const {
-    for (int row = 0; row < AdmissionSpec::kRows; ++row) {
-      const size_t cell = spec.Cell(key, row);
-      const uint32_t shift = 16 * (cell % 2);
-      uint32_t& word = sketch[cell / 2];
-      for (uint32_t seen = Load(word); (seen >> shift & 0xFFFFu) < count;) {
-        if (Exchange(word, seen, (seen & ~(0xFFFFu << shift)) | count << shift)) break;
-      }
-    }
-  }
-};
 
 /// What is decided about n keys.
 template <class Q>
@@ -55,15 +24,32 @@ struct Decision {
     uint8_t* verdict;
     uint32_t* totals;            // what a key's row counts: its occurrences, of a new one those before too
     IndexView::Entry** waiting;  // where a key without a row has been counted, nullptr for nowhere
+    uint32_t* window;            // after the call
   };
 
-  Decision(Q& q, size_t n) : verdict(q, n), totals(q, n), waiting(q, n) {}
-  [[nodiscard]] View view() const { return {verdict.data(), totals.data(), waiting.data()}; }
+  Decision(Q& q, size_t n) : verdict(q, n), totals(q, n), waiting(q, n), window(q, 1) {}
+  [[nodiscard]] View view() const { return {verdict.data(), totals.data(), waiting.data(), window.data()}; }
 
   Scratch<Q, uint8_t> verdict;
   Scratch<Q, uint32_t> totals;
   Scratch<Q, IndexView::Entry*> waiting;
+  Scratch<Q, uint32_t> window;
 };
+
+/// Decides which window the call belongs to.
+template <class Q>
+void DecideWindow(Q& q, CallView call, AdmissionView by, IndexView rows, GradientsView g, uint32_t* window) {
+  q.Fill(window, 0, sizeof(uint32_t));
+  if (!by.spec.forgets()) return;
+  q.Each(g.n, [=] KVJAX_HD(size_t i) {
+    if (i < call.control->active && rows.Find(g.keys[i]) == kNoRow) Add(*window, 1u);
+  });
+  q.Once([=] KVJAX_HD() {
+    const Control& control = *call.control;
+    const uint64_t waiting = control.waiting.Sum() + *window;
+    *window = by.spec.WindowAfter(control.window, control.last_step, control.step, waiting);
+  });
+}
 
 /// Decides from the counts before the call, and changes none.
 template <class Q>
@@ -78,15 +64,30 @@ void DecideKeys(Q& q, CallView call, AdmissionView by, IndexView rows, Gradients
     out.totals[i] = occurrences;
     out.waiting[i] = nullptr;
     if (!valid || rows.Find(key) != kNoRow) return;
-    uint32_t before = 0;
-    if (by.counts_keys()) {
-      out.waiting[i] = by.waiting.Locate(key);
-      if (out.waiting[i] != nullptr) before = out.waiting[i]->row;
-    } else if (by.sketches()) {
-      before = by.Estimate(key) >> by.spec.Halvings(control.last_step, control.step);
-    }
-    out.totals[i] = AdmissionSpec::Total(before, occurrences);
-    out.verdict[i] = by.spec.Admits(key, out.totals[i]) ? Decision<Q>::kAdmitted : Decision<Q>::kRefused;
+    if (by.counts_keys()) out.waiting[i] = by.waiting.Locate(key);
+    const uint32_t seen = by.Count(key);
+    const int halvings = by.sketches() ? by.spec.Halvings(control.last_step, control.step) : 0;
+    const bool stays = out.waiting[i] == nullptr || by.spec.Stays(out.waiting[i]->row, *out.window);
+    out.totals[i] = AdmissionSpec::Total(stays ? seen >> halvings : 0, occurrences);
+    const bool enters = by.spec.Enters(key, seen, out.totals[i]);
+    out.verdict[i] = enters ? Decision<Q>::kAdmitted : Decision<Q>::kRefused;
+  });
+}
+
+/// Forgets the waiting keys that no window from the one before on has seen.
+template <class Q>
+void ForgetOld(Q& q, CallView call, AdmissionView by, const uint32_t* window) {
+  q.Each(by.waiting.cells(), [=] KVJAX_HD(size_t cell) {
+    if (!call.open() || *window == call.control->window) return;
+    const IndexView::Entry* const entry = by.waiting.At(cell);
+    if (entry == nullptr || by.spec.Stays(entry->row, *window)) return;
+    bool gave_empty = false;
+    by.waiting.Erase(entry->key, gave_empty);
+    call.control->waiting.Add(cell, ~uint64_t{0});
+    if (gave_empty) call.control->waiting_cells.Add(cell, ~uint64_t{0});
+  });
+  q.Once([=] KVJAX_HD() {
+    if (call.open()) call.control->window = *window;
   });
 }
 
@@ -106,15 +107,16 @@ void CommitWaiting(Q& q, CallView call, AdmissionView by, const uint64_t* keys, 
     const bool enters = waits && decided.waiting[i] == nullptr;
     bool took_empty = false;
     if (enters) {
-      by.waiting.Insert(keys[i], decided.totals[i], took_empty);
+      by.waiting.Insert(keys[i], by.spec.Word(decided.totals[i], *decided.window), took_empty);
     } else if (waits) {
-      decided.waiting[i]->row = decided.totals[i];
+      decided.waiting[i]->row = by.spec.Word(decided.totals[i], *decided.window);
     }
     const int entered = tile.Count(enters), used = tile.Count(took_empty);
     if (tile.rank() != 0) return;
     call.control->waiting.Add(i / tile.size(), entered);
     call.control->waiting_cells.Add(i / tile.size(), used);
   });
+  if (by.spec.forgets()) ForgetOld(q, call, by, decided.window);
 }
 template <class Q>
 void CommitSketch(Q& q, CallView call, AdmissionView by, const uint64_t* keys, size_t n,
@@ -147,13 +149,13 @@ void ForgetWaiting(Q& q, CallView call, IndexView waiting, const uint64_t* keys,
   });
 }
 
-/// Enters distinct keys with their counts.
+/// Enters distinct keys with the words of their counts.
 template <class Q>
-void EnterWaiting(Q& q, IndexView waiting, Control* control, const int64_t* keys, const int64_t* counts,
+void EnterWaiting(Q& q, IndexView waiting, Control* control, const int64_t* keys, const uint32_t* words,
                   size_t n) {
   q.Each(n, [=] KVJAX_HD(size_t i) {
     bool took_empty = false;
-    waiting.Insert(static_cast<uint64_t>(keys[i]), static_cast<uint32_t>(counts[i]), took_empty);
+    waiting.Insert(static_cast<uint64_t>(keys[i]), words[i], took_empty);
     control->waiting.Add(i, 1);
     control->waiting_cells.Add(i, took_empty ? 1 : 0);
   });
@@ -213,7 +215,8 @@ class Admission {
     }
     q.Wait();
     for (const KeyRow& c : counts) {
-      state.keys.push_back(static_cast<int64_t>(c.key)), state.counts.push_back(c.row);
+      state.keys.push_back(static_cast<int64_t>(c.key));
+      state.counts.push_back(spec_.Saved(c.row, control.window));
     }
     return state;
   }
@@ -225,10 +228,13 @@ class Admission {
     const size_t n = state.keys.size();
     if (n > 0) {
       if (n > next.capacity()) next.waiting_ = Index<Q>(q, n);
-      Scratch<Q, int64_t> keys(q, n), counts(q, n);
+      std::vector<uint32_t> loaded(n);
+      for (size_t i = 0; i < n; ++i) loaded[i] = spec.Loaded(state.counts[i]);
+      Scratch<Q, int64_t> keys(q, n);
+      Scratch<Q, uint32_t> words(q, n);
       q.Copy(keys.data(), state.keys.data(), n * sizeof(int64_t));
-      q.Copy(counts.data(), state.counts.data(), n * sizeof(int64_t));
-      EnterWaiting(q, next.waiting_.view(), control, keys.data(), counts.data(), n);
+      q.Copy(words.data(), loaded.data(), n * sizeof(uint32_t));
+      EnterWaiting(q, next.waiting_.view(), control, keys.data(), words.data(), n);
     }
     q.Wait();
     return next;

@@ -83,6 +83,7 @@ struct Control {
   uint32_t entering;   // rows that the call under way has made
   uint32_t leaving;    // rows that it has taken away
   uint32_t active;     // keys before the padding
+  uint32_t window;     // of waiting keys, see AdmissionSpec
   uint32_t wide;       // whether there has been a key that 32 bits, signed or unsigned, cannot hold
   uint64_t inserted, removed, admitted, distinct, over_capacity;
   Counts cells_used;     // of the index: in use, or erased and still marked
@@ -111,7 +112,7 @@ struct Report {
 struct CallView {
   Control* control;
   Report* report;
-  const uint32_t* version;  // of the handle
+  const uint32_t* version;  // of the handle; nullptr for a read of whatever is live
   uint32_t op;              // an Op
   bool narrow;              // its keys had 32 bits
 
@@ -127,7 +128,8 @@ struct CallView {
   }
   /// Whether a read is let in; `first` says that this lane may report to the host.
   [[nodiscard]] KVJAX_HD bool Current(bool first) const {
-    const bool current = *version == control->version, fits = !(narrow && control->wide != 0);
+    const bool current = version == nullptr || *version == control->version,
+               fits = !(narrow && control->wide != 0);
     if (first && !current) Refuse(Refusal::kStale, *version, control->version);
     if (first && current && !fits) Refuse(Refusal::kWidth, 0, 0);
     return current && fits;

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kvjax/ffi/device/admission_view.h"
 #include "kvjax/ffi/device/contents.h"
 #include "kvjax/ffi/device/control.h"
 #include "kvjax/ffi/device/groups.h"
@@ -34,14 +35,16 @@ struct LookupView {
   InitialView initial;
   const uint64_t* keys;
   const bool* mask;
-  bool zeros;  // what keys without a row read as
+  AdmissionView admission;
+  bool decides;  // whether that says what keys without a row read as: their initial row, or
+  bool zeros;    // zeros, or a shared row
   const uint32_t* first;
   const uint32_t* number;
   const uint32_t* total;
   std::byte* rows;
   bool* found;
-  bool shares = false;  // whether keys without a row read the row of a key, whose number is behind theirs
-  uint64_t shared_key = 0;
+  bool own_rows = false;    // whether an initial row counts as found
+  uint64_t shared_key = 0;  // of the shared row, whose number is behind those of the keys
   size_t shared_place = 0;
 };
 
@@ -52,8 +55,10 @@ void LookupRows(Q& q, LookupView v, size_t n) {
     const bool current = v.call.Current(i == 0);
     const bool valid = i < n && (v.mask == nullptr || v.mask[i]);
     const uint32_t row = current && valid ? v.in.index.Find(v.keys[i]) : kNoRow;
-    if (i < n) v.found[i] = row != kNoRow;
-    const int hits = tile.Count(row != kNoRow), misses = tile.Count(current && valid && row == kNoRow);
+    const bool absent = current && valid && row == kNoRow;
+    const bool own = absent && (!v.decides || v.admission.ReadsInitial(v.keys[i]));
+    if (i < n) v.found[i] = row != kNoRow || (v.own_rows && own);
+    const int hits = tile.Count(row != kNoRow), misses = tile.Count(absent);
     if (tile.rank() == 0) {
       v.call.control->hits.Add(i / tile.size(), hits);
       v.call.control->misses.Add(i / tile.size(), misses);
@@ -62,14 +67,15 @@ void LookupRows(Q& q, LookupView v, size_t n) {
     if (i == 0 && given && *v.total > v.initial.given_rows) {
       v.call.Refuse(Refusal::kInitial, *v.total, static_cast<uint32_t>(v.initial.given_rows));
     }
-    const uint32_t shared = current && v.shares ? v.in.index.Find(v.shared_key) : kNoRow;
-    const bool missing = current && valid && row == kNoRow && !v.zeros, makes = missing && shared == kNoRow;
-    const uint32_t from = missing ? shared : row;
+    const bool shares = absent && !own && !v.zeros;
+    const uint32_t shared = shares ? v.in.index.Find(v.shared_key) : kNoRow;
+    const bool makes = own || (shares && shared == kNoRow);
+    const uint32_t from = shares ? shared : row;
     std::byte* const target = i < n ? v.rows + i * v.initial.row_bytes : nullptr;
     CopyRecords(tile, makes ? nullptr : target, from == kNoRow ? nullptr : v.in.Value(from),
                 v.initial.row_bytes, current ? 0 : 0xFF);
-    const uint64_t key = v.shares ? v.shared_key : i < n ? v.keys[i] : 0;
-    const uint32_t number = makes && given ? v.number[v.first[v.shares ? v.shared_place : i]] : 0;
+    const uint64_t key = shares ? v.shared_key : i < n ? v.keys[i] : 0;
+    const uint32_t number = makes && given ? v.number[v.first[shares ? v.shared_place : i]] : 0;
     v.initial.WriteRows(tile, key, number, makes ? target : nullptr);
   });
 }
@@ -87,13 +93,15 @@ void WriteMissing(Q& q, const uint64_t* keys, Valid missing, size_t n, const uin
 
 /// See Table::Inspect.
 template <class Q>
-void InspectRows(Q& q, CallView call, RowsView in, const uint64_t* keys, size_t n, bool* found,
-                 int64_t* frequency, int64_t* row_version) {
+void InspectRows(Q& q, CallView call, RowsView in, AdmissionView by, const uint64_t* keys, size_t n,
+                 bool* found, int64_t* frequency, int64_t* row_version) {
   CheckEmpty(q, call, n);
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    const uint32_t row = call.Current(i == 0) ? in.index.Find(keys[i]) : kNoRow;
+    const bool current = call.Current(i == 0);
+    const uint32_t row = current ? in.index.Find(keys[i]) : kNoRow;
     found[i] = row != kNoRow;
-    frequency[i] = found[i] ? static_cast<int64_t>(in.Header(row).frequency) : 0;
+    const int64_t waiting = current && !found[i] ? by.Count(keys[i]) : 0;
+    frequency[i] = found[i] ? static_cast<int64_t>(in.Header(row).frequency) : waiting;
     row_version[i] = found[i] ? in.Header(row).version : -1;
   });
 }

@@ -9,26 +9,27 @@ namespace kvjax::device {
 
 template <class Q>
 void DeviceTable<Q>::Lookup(Q& q, const LookupOperands& o) {
-  const Entered entered(*this, Op::kLookup);
+  const Entered entered(*this, Op::kLookup, o.version);
   const AdmissionSpec& admission = spec_.admission;
-  const bool asks = o.missing == Missing::kTable;
-  const bool zeros = asks && admission.kind != AdmissionSpec::Kind::kEvery &&
-                     admission.unadmitted == AdmissionSpec::Unadmitted::kZeros;
+  const bool decides = o.missing == Missing::kTable && admission.kind != AdmissionSpec::Kind::kEvery &&
+                       admission.unadmitted != AdmissionSpec::Unadmitted::kInitial;
   LookupView v{.call = View(Op::kLookup, o.version, o.keys.narrow),
                .in = contents_.view(),
                .initial = Initial(o.initial),
                .keys = o.keys.data,
                .mask = o.mask,
-               .zeros = zeros,
+               .admission = admission_.view(),
+               .decides = decides,
+               .zeros = admission.unadmitted == AdmissionSpec::Unadmitted::kZeros,
                .first = nullptr,
                .number = nullptr,
                .total = nullptr,
                .rows = o.rows,
                .found = o.found,
-               .shares = asks && admission.shares(),
+               .own_rows = o.own_rows,
                .shared_key = admission.shared_key,
                .shared_place = o.keys.n};
-  if (spec_.initializer.kind != Generator::Kind::kGiven || zeros) return LookupRows(q, v, o.keys.n);
+  if (spec_.initializer.kind != Generator::Kind::kGiven) return LookupRows(q, v, o.keys.n);
   const WithShared<Q> all(q, admission, o.keys, {.mask = o.mask});
   const Numbered missing_keys(*this, q, v.call, all.keys(), all.valid().mask);
   v.first = missing_keys.first.data(), v.number = missing_keys.number.data();
@@ -38,7 +39,7 @@ void DeviceTable<Q>::Lookup(Q& q, const LookupOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::FindMissing(Q& q, const FindMissingOperands& o) {
-  const Entered entered(*this, Op::kLookup);
+  const Entered entered(*this, Op::kLookup, o.version);
   const WithShared<Q> all(q, spec_.admission, o.keys, {.mask = o.mask});
   const bool* const valid = all.valid().mask;
   const Numbered m(*this, q, View(Op::kLookup, o.version, o.keys.narrow), all.keys(), valid);
@@ -49,14 +50,14 @@ void DeviceTable<Q>::FindMissing(Q& q, const FindMissingOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::Inspect(Q& q, const InspectOperands& o) {
-  const Entered entered(*this, o.op);
-  InspectRows(q, View(o.op, o.version, o.keys.narrow), contents_.view(), o.keys.data, o.keys.n, o.found,
-              o.frequency, o.row_version);
+  const Entered entered(*this, o.op, o.version);
+  InspectRows(q, View(o.op, o.version, o.keys.narrow), contents_.view(), admission_.view(), o.keys.data,
+              o.keys.n, o.found, o.frequency, o.row_version);
 }
 
 template <class Q>
 void DeviceTable<Q>::ReadSlot(Q& q, const ReadSlotOperands& o) {
-  const Entered entered(*this, Op::kSlot);
+  const Entered entered(*this, Op::kSlot, o.version);
   const Slot& slot = FindSlot(spec_.name, contents_.layout(), o.slot, o.bytes);
   ReadSlotOf(q, View(Op::kSlot, o.version, o.keys.narrow), contents_.view(), slot.offset, o.bytes,
              o.keys.data, o.keys.n, o.out);

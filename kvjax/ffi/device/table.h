@@ -142,16 +142,32 @@ class DeviceTable {
       lock_ = std::unique_lock(table.mutex_);
       if (begins) table.Raise();
     }
+    /// For a read. One without a version is that of a following handle: it waits for the step that is under
+    /// way, and throws if that does not go on.
+    Entered(const DeviceTable& table, Op op, const uint32_t* version) : Entered(table, op) {
+      const int64_t patience = StepPatience(false).count();
+      while (version == nullptr && table.in_step_.load()) {
+        lock_.unlock();
+        if (UserCode::Now() - table.touched_.load() >= patience) throw LiveError(table.spec_.name, Name(op));
+        std::this_thread::sleep_for(UserCode::kPause);
+        lock_.lock();
+      }
+    }
 
    private:
     std::unique_lock<std::mutex> lock_;
   };
 
-  /// The keys of a call that have no row, numbered by first occurrence.
+  /// The keys of a call that have no row, numbered by first occurrence; of a following handle's, all keys:
+  /// another version may come between the calls that number them.
   struct Numbered {
     Numbered(const DeviceTable& table, Q& q, CallView call, KeySpan keys, const bool* mask)
         : rows(q, keys.n), first(q, keys.n), number(q, keys.n + 1), total(number.data() + keys.n) {
-      FindRows(q, call, table.contents_.index().view(), keys.data, {.mask = mask}, keys.n, rows.data());
+      if (call.version == nullptr) {
+        q.Fill(rows.data(), 0xFF, keys.n * sizeof(uint32_t));
+      } else {
+        FindRows(q, call, table.contents_.index().view(), keys.data, {.mask = mask}, keys.n, rows.data());
+      }
       NumberKeys(q, keys.data, {.mask = mask, .rows = rows.data()}, keys.n, first.data(), number.data());
     }
     Scratch<Q, uint32_t> rows, first, number;

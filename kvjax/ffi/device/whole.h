@@ -240,6 +240,7 @@ typename DeviceTable<Q>::Loaded DeviceTable<Q>::PrepareLoad(uint32_t version, co
   loaded.control.free_rows = 0;
   loaded.control.cells_used = fresh.cells_used;
   loaded.control.wide = fresh.wide;
+  loaded.control.window = 0;
   loaded.control.waiting = fresh.waiting;
   loaded.control.waiting_cells = fresh.waiting_cells;
   loaded.control.last_step = rows.last_step;

@@ -113,7 +113,7 @@ void DeviceTable<Q>::Clear(Q& q, const ClearOperands& o) {
   std::swap(admission_, nothing);
   nothing.Retire(q);
   control.removed += control.size;
-  control.size = control.next_row = control.free_rows = control.wide = 0;
+  control.size = control.next_row = control.free_rows = control.wide = control.window = 0;
   control.cells_used = control.waiting = control.waiting_cells = {};
   control.last_step = 0;
   q.Copy(control_.data(), &control, sizeof(control));
@@ -160,6 +160,7 @@ void DeviceTable<Q>::Begin(Q& q, const BeginApplyOperands& o, const GradientsVie
   const UnadmittedScratch<Q> scratch(q, shares, keys.n, dim);
   const Entering e(*this, q, Op::kApply, o.version, all.keys(), all.valid(), nullptr, &gradients);
   const IndexView index = contents_.index().view();
+  if (admits) DecideWindow(q, e.call, admission_.view(), index, gradients, decision.window.data());
   if (admits) DecideKeys(q, e.call, admission_.view(), index, gradients, decision.view());
   if (shares) {
     FindUnadmitted(q, e.call, index, gradients, admission.shared_key, e.first.data(), decision.verdict.data(),

@@ -117,6 +117,12 @@ class Decoder {
     Want(buffer.element_type() == ffi::U32 && buffer.element_count() >= 1, Typed<uint32_t>(what), buffer);
     return static_cast<const uint32_t*>(buffer.untyped_data());
   }
+  /// The same for a read: nullptr for that of a following handle, which brings an array (0,).
+  const uint32_t* InReadVersion() {
+    const ffi::AnyBuffer buffer = In();
+    Want(buffer.element_type() == ffi::U32, "a version () or (0,) uint32", buffer);
+    return buffer.element_count() == 0 ? nullptr : static_cast<const uint32_t*>(buffer.untyped_data());
+  }
   KeySpan InKeys(bool narrow) {
     const ffi::AnyBuffer buffer = In();
     const auto dims = buffer.dimensions();

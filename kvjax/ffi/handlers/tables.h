@@ -45,11 +45,12 @@ ffi::Error Lookup(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, Op::kLookup, [&] {
     const auto table = TableOf<B>(in);
     LookupOperands o;
-    o.version = in.InVersion();
+    o.version = in.InReadVersion();
     o.keys = in.InKeys(in.Flag("narrow"));
     o.mask = in.InMask(o.keys.n);
     o.initial = in.InInitial(table->spec());
     o.missing = in.Flag("initial_rows") ? Missing::kInitial : Missing::kTable;
+    o.own_rows = in.Flag("own_rows");
     o.rows = in.OutRows(table->spec(), o.keys.n);
     o.found = in.Out<bool>("found (n,)", o.keys.n);
     const Array1<float> used = in.OutAll<float>("used ()");
@@ -63,7 +64,7 @@ ffi::Error FindMissing(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, Op::kLookup, [&] {
     const auto table = TableOf<B>(in);
     FindMissingOperands o;
-    o.version = in.InVersion();
+    o.version = in.InReadVersion();
     o.keys = in.InKeys(in.Flag("narrow"));
     o.mask = in.InMask(o.keys.n);
     o.missing = in.Out<uint64_t>("missing keys (n + 1, 2)", o.keys.n + 1);
@@ -78,7 +79,7 @@ ffi::Error Inspect(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, op, [&] {
     const auto table = TableOf<B>(in);
     InspectOperands o{.op = op};
-    o.version = in.InVersion();
+    o.version = in.InReadVersion();
     o.keys = in.InKeys(in.Flag("narrow"));
     o.found = in.Out<bool>("found (n,)", o.keys.n);
     o.frequency = in.Out<int64_t>("words (n, 2)", o.keys.n);
@@ -93,7 +94,7 @@ ffi::Error ReadSlot(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, Op::kSlot, [&] {
     const auto table = TableOf<B>(in);
     ReadSlotOperands o{.slot = in.Text("slot")};
-    o.version = in.InVersion();
+    o.version = in.InReadVersion();
     o.keys = in.InKeys(in.Flag("narrow"));
     const ffi::AnyBuffer out = in.Out();
     typename B::Exec& where = in.Done(exec);

@@ -95,6 +95,8 @@ inline AdmissionSpec ParseAdmission(const nb::dict& o) {
   spec.threshold = nb::cast<uint32_t>(o["threshold"]);
   spec.cells = nb::cast<uint32_t>(o["cells"]);
   spec.halve_every = nb::cast<int64_t>(o["halve_every"]);
+  spec.max_age = nb::cast<int64_t>(o["max_age"]);
+  spec.max_waiting = nb::cast<uint64_t>(o["max_waiting"]);
   spec.probability = nb::cast<double>(o["probability"]);
   spec.seed = nb::cast<uint64_t>(o["seed"]);
   return spec;

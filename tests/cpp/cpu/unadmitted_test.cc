@@ -147,6 +147,29 @@ TEST(TheSumDoesNotDependOnTheOrderOfTheBatch) {
   }
 }
 
+TEST(WhatTheNextOccurrenceAdmitsReadsAsItsInitialRow) {
+  for (const Unadmitted unadmitted : {Unadmitted::kZeros, Unadmitted::kShared}) {
+    auto spec = Spec(unadmitted);
+    spec.admission.threshold = 3;
+    Live table(spec);
+    table.Begin({3, 4}, {2, 1});
+    CHECK(table.Rows({3}) == Initial(3));
+    CHECK(table.Rows({4}) != Initial(4));
+    CHECK_EQ(table.Of(3).frequency, 2);
+    bool own[2], found[2];
+    Floats rows(4);
+    const Keys keys = {3, 4};
+    for (const bool with_initial : {false, true}) {
+      table.Lookup(kvjax::Serial, table.version(), data::Span(keys), nullptr, {}, Missing::kTable,
+                   reinterpret_cast<std::byte*>(rows.data()), with_initial ? own : found, with_initial);
+    }
+    CHECK(own[0] && !own[1] && !found[0] && !found[1]);
+    table.Begin({3, 4}, {1, 5});
+    CHECK(table.Of(3).found && !table.Of(4).found);  // however often it is there
+    CHECK(table.Rows({4}) == Initial(4));
+  }
+}
+
 TEST(TheSharedRowIsNeverEvicted) {
   auto spec = Spec(Unadmitted::kShared);
   spec.max_capacity = 3;
@@ -159,6 +182,7 @@ TEST(TheSharedRowIsNeverEvicted) {
   using Set = std::set<uint64_t>;
   table.Ensure({kShared});
   table.Train({9});  // every row has been written later than that of the shared key
+  table.Begin({1, 2, 3, 5, 6, 8, 11, 12, 13}, std::vector<int32_t>(9, 1));
   table.Begin({1, 2}, {2, 2});
   table.Begin({3, 4}, {2, 1});  // while gradients train it
   CHECK(keys() == Set({kShared, 3}));
@@ -235,9 +259,10 @@ TEST(InitialRowsMayBeGiven) {
   for (const bool in_batch : {false, true}) {
     Live other(spec);
     const Keys batch = in_batch ? Keys{8, 77, 9} : Keys{8, 9};
+    other.Begin({9}, {99}, {}, -1, {}, Given(other, {9}).Initial());  // so that the next one admits it
+    other.Drop({77});
     const Given given(other, batch);
-    std::vector<int32_t> counts(batch.size(), 1);
-    counts.back() = 100;  // admitted
+    const std::vector<int32_t> counts(batch.size(), 1);
     other.Begin(batch, counts, {}, -1, {}, given.Initial());
     CHECK(other.Rows({77, 9}) == (in_batch ? Floats({100, 77, 200, 9}) : Floats({200, 77, 100, 9})));
   }

@@ -67,6 +67,52 @@ TEST(AStepThatGoesOnIsWaitedFor) {
   step.join();
 }
 
+TEST(ALiveReadWaitsForTheStep) {
+  VersionGate gate(7);
+  BeginStep(gate);
+  CHECK_THROWS(kFailedPrecondition, gate.Read("t", "lookup", std::nullopt, 20ms));
+  std::atomic<bool> ended{false};
+  std::thread step([&] {
+    for (int i = 0; i < 5; ++i) {
+      std::this_thread::sleep_for(20ms);
+      const auto lock = gate.Write("t", "apply", 8);  // which the reader does not keep out
+      gate.Touch();
+    }
+    ended = true;
+    gate.EndStep();
+    BeginStep(gate);  // comes after the reader that has waited
+    gate.EndStep();
+  });
+  {
+    const auto lock = gate.Read("t", "lookup", std::nullopt, 1s);
+    CHECK(ended);
+    CHECK_EQ(gate.version(), 8u);
+  }
+  step.join();
+  CHECK_EQ(gate.version(), 9u);
+}
+
+TEST(LiveReadsDoNotKeepWritersOut) {
+  VersionGate gate(0);
+  std::atomic<bool> done{false};
+  std::vector<std::thread> readers;
+  for (int i = 0; i < 3; ++i) {
+    readers.emplace_back([&] {
+      while (!done) {
+        const auto lock = gate.Read("t", "lookup", std::nullopt);
+        std::this_thread::sleep_for(2ms);  // so that the lock is never free
+      }
+    });
+  }
+  std::this_thread::sleep_for(10ms);
+  for (uint32_t i = 0; i < 20; ++i) {
+    const auto lock = gate.Write("t", "upsert", i);
+    gate.Next();
+  }
+  done = true;
+  for (std::thread& reader : readers) reader.join();
+}
+
 TEST(NoStepSlipsInWhileOthersAsk) {
   VersionGate gate(1);
   std::atomic<uint32_t> ended{1};

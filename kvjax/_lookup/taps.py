@@ -1,0 +1,206 @@
+"""Taps: how the gradients of a loss's lookups come home.
+
+At each lookup a zero "tap" is added to the rows, and the loss is differentiated with respect to it. The keys come home
+inside the cotangent of the tap, as exact 16-bit digits, and so does a count of how often the lookup was used: nothing
+has to leave a trace by another way, so remat, nested jit and cond work.
+
+Each call of a jitted function in the loss has taps of its own (`Site`), and under ``vmap`` each example has its place
+in them (`_attach_p`, the rule of which is told about the axes).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jax.sharding import AxisType
+
+from kvjax._keys.keys import Keys
+from kvjax._spec.spec import TableSpec
+from kvjax._spmd.varying import axis_index, known, manual_axes, varying, varying_like, zeros
+from kvjax._values.errors import fail
+
+
+@jax.custom_vjp
+def _attach(rows: jax.Array, tap: Any, words: jax.Array, mask: jax.Array, used: jax.Array) -> jax.Array:
+    return rows
+
+
+def _attach_fwd(
+    rows: jax.Array, tap: Any, words: jax.Array, mask: jax.Array, used: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    return rows, (words, mask, used)
+
+
+def _attach_bwd(residuals: tuple[jax.Array, ...], cotangent: jax.Array) -> tuple[Any, ...]:
+    words, mask, used = residuals
+    digits = jnp.concatenate([words & jnp.uint32(0xFFFF), words >> jnp.uint32(16)], -1)
+    digits = jnp.concatenate([digits.astype(jnp.float32), mask[..., None].astype(jnp.float32)], -1)
+    return None, (cotangent.astype(jnp.float32), digits, used), None, None, None
+
+
+_attach.defvjp(_attach_fwd, _attach_bwd)
+
+
+def words_of(digits: jax.Array) -> jax.Array:
+    """The words ``(..., 2)`` of keys, from their digits ``(..., 5)``."""
+    low, high = jnp.split(digits[..., :4].astype(jnp.uint32), 2, -1)
+    return low | (high << jnp.uint32(16))
+
+
+def counts_of(digits: jax.Array) -> jax.Array:
+    """1 for keys that were looked up; 0 for padding, also of a lookup in a branch of a cond that was not taken."""
+    return (digits[..., 4] > 0).astype(jnp.int32)
+
+
+def _attach_jvp(primals: Sequence[Any], tangents: Sequence[Any], **place: Any) -> tuple[Any, Any]:
+    rows, words, mask, used, *taps = primals
+    dots = [ad.instantiate_zeros(x) for x in tangents]
+    return jax.jvp(_attach, (rows, tuple(taps), words, mask, used), (dots[0], tuple(dots[4:]), *dots[1:4]))
+
+
+def _attach_batch(operands: Sequence[Any], axes: Sequence[Any], tape: Tape, index: int) -> tuple[jax.Array, int]:
+    """Of many examples at once; the taps have a place for each of them."""
+    size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
+    own = [batching.bdim_at_front(x, axis, size) for x, axis in zip(operands[:4], axes[:4], strict=True)]
+    rows, words, _, used = own
+    tape.note(index, rows, words, used)
+    both = zip(operands[4:], axes[4:], (rows, words, used), strict=False)  # a probe has no taps
+    taps = [tap if axis is None else _own_place(tap, axis, like) for tap, axis, like in both]
+    return _attach_p.bind(*own, *taps, tape=tape, index=index), 0
+
+
+def _own_place(taps: jax.Array, axis: int, like: jax.Array) -> jax.Array:
+    """Taps of which each example has got a copy, as a cond gives them: as one, in which each has its place."""
+    place = taps.ndim - 1 - like.ndim
+    return jnp.moveaxis(jnp.diagonal(taps, axis1=axis, axis2=place + (place >= axis)), -1, place)
+
+
+_attach_p = Primitive("kvjax_attach")  # gives the rows
+_attach_p.def_impl(lambda rows, *_, **place: rows)
+_attach_p.def_abstract_eval(lambda rows, *_, **place: rows)
+ad.primitive_jvps[_attach_p] = _attach_jvp
+batching.primitive_batchers[_attach_p] = _attach_batch
+mlir.register_lowering(_attach_p, lambda ctx, rows, *_, **place: [rows])
+
+
+class Site:
+    """A tape as it rides in the static part of a `Table`: anew each time that a tree with the handle is taken apart.
+
+    Calls of a jitted function share its trace, and so its taps, if their arguments' trees are equal. So sites from
+    before a lookup, through which it was made, differ from those after it: the next call is traced by itself.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape, self._after = tape, len(tape.kinds)
+
+    def attach(self, *lookup: Any) -> jax.Array:
+        self.tape.used.add(self._after)
+        return self.tape.attach(*lookup)
+
+    def again(self) -> Site:
+        return Site(self.tape)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Site) or self.tape is not other.tape:
+            return False
+        return self._after == other._after or self.tape.used.isdisjoint((self._after, other._after))
+
+    def __hash__(self) -> int:
+        return hash(self.tape)
+
+
+class Tape:
+    """The lookups of one table in one trace of the loss: a probe of it, or with the taps that a probe asks for."""
+
+    def __init__(self, spec: TableSpec, probe: Tape | None = None, taps: Sequence[Any] = ()) -> None:
+        self.spec, self.probe, self.taps = spec, probe, taps
+        self.outside = jax.sharding.get_abstract_mesh()
+        self.kinds: list[list[Any]] = []  # of each lookup what its taps must be like, see `_kinds`
+        self.used: set[int] = set()  # after how many lookups the sites were made through which there was one
+        self.batched: dict[int, tuple[tuple[int, ...], list[Any]]] = {}  # under vmap: its sizes, and types with them
+
+    def attach(self, rows: jax.Array, keys: Keys, mask: jax.Array | None, used: jax.Array) -> jax.Array:
+        index = len(self.kinds)
+        valid = jnp.ones_like(keys.words[..., 0], jnp.bool_)  # with the sharding of the keys
+        valid = valid if mask is None else valid & mask
+        words = varying_like(keys.words, valid)
+        self.kinds.append(self._kinds(rows, words, used))
+        taps = [] if self.probe is None else self._taps(index, self.probe, keys)
+        return _attach_p.bind(rows, words, valid, used, *taps, tape=self, index=index)
+
+    def note(self, index: int, rows: jax.Array, words: jax.Array, used: jax.Array) -> None:
+        """Says that a lookup is one of many examples at once. Of several times that it is said the last one counts,
+        or that with the most axes."""
+        sizes = used.shape
+        if len(sizes) >= len(self.batched.get(index, ((),))[0]):
+            self.batched[index] = sizes, _types(rows, words, used)
+
+    def _taps(self, index: int, probe: Tape, keys: Keys) -> list[Any]:
+        mine = [kind.shape for _, kind in self.kinds[index]]
+        if index >= len(self.taps) or mine != [kind.shape for _, kind in probe.kinds[index]]:
+            raise ValueError(
+                f"kvjax: table {self.spec.name!r}, value_and_grad: want a loss that makes the same lookups whenever it "
+                f"is traced, got another lookup of keys {keys.shape}; the loss must not depend on outside state"
+            )
+        pairs = zip(self.taps[index], self.kinds[index], strict=True)
+        return [tap if axes is None else tap[axis_index(axes)] for tap, (axes, _) in pairs]
+
+    def _kinds(self, rows: jax.Array, words: jax.Array, used: jax.Array) -> list[Any]:
+        """Of each tap of a lookup its type, and None.
+
+        Or, where the lookup is in a ``shard_map`` of the loss, its axes over which the devices have taps of their own,
+        which stand in one array for all of them ``(devices, ...)``: each device has its place in it.
+        """
+        types = _types(rows, words, used)
+        sizes = manual_axes()
+        inner = tuple(axis for axis in sizes if axis not in getattr(self.outside, "manual_axes", ()))
+        if not inner:
+            return [(None, kind) for kind in types]
+        placement = self.spec.placement
+        hidden = not known(inner) and placement is not None and set(inner) > set(placement.axes)
+        if hidden or AxisType.Explicit in getattr(self.outside, "axis_types", ()):
+            raise fail(
+                ValueError, self.spec.name, "value_and_grad", "lookups outside the loss's shard_map",
+                "one inside, " + ("where check_vma=False hides which axes split the keys" if hidden else
+                "under Explicit axes"), "call value_and_grad inside the shard_map",
+            )  # fmt: skip
+        own = [tuple(a for a in inner if a in varying(x)) if known(inner) else inner for x in (rows, words, used)]
+        counts = [math.prod(sizes[axis] for axis in axes) for axes in own]
+        return [
+            (axes, jax.ShapeDtypeStruct((n, *kind.shape), jnp.float32))
+            for axes, n, kind in zip(own, counts, types, strict=True)
+        ]
+
+    def zero_taps(self) -> list[Any]:
+        return [tuple(zeros(kind) for kind in self._whole(index)) for index in range(len(self.kinds))]
+
+    def _whole(self, index: int) -> list[Any]:
+        """The types of the taps of a lookup, with the axes of vmap behind those of devices."""
+        sizes, types = self.batched.get(index, ((), []))
+        whole = []
+        for number, (axes, kind) in enumerate(self.kinds[index]):
+            if sizes and axes is None:
+                kind = types[number]
+            elif sizes:
+                kind = jax.ShapeDtypeStruct((kind.shape[0], *sizes, *kind.shape[1:]), kind.dtype)
+            whole.append(kind)
+        return whole
+
+    def uses(self, taps: Sequence[Any]) -> jax.Array:
+        """How often each lookup was used ``(lookups,)``, by what came home; the most of any example."""
+        most = []
+        for index, (_, _, used) in enumerate(taps):
+            examples = len(self.batched.get(index, ((),))[0])
+            most.append(jnp.max(used, axis=tuple(range(used.ndim - examples, used.ndim))))
+        return jnp.stack(most) if most else jnp.zeros(0, jnp.float32)
+
+
+def _types(rows: jax.Array, words: jax.Array, used: jax.Array) -> list[Any]:
+    digits = jax.typeof(words).update(shape=(*words.shape[:-1], 5), dtype=jnp.dtype(jnp.float32))
+    return [jax.typeof(rows).update(dtype=jnp.dtype(jnp.float32)), digits, jax.typeof(used)]

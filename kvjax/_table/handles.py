@@ -1,0 +1,105 @@
+"""Other handles of the same table, as methods of `kvjax.Table`: later ones, the live one, and one that follows it."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import jax
+import numpy as np
+
+from kvjax._ops import order
+from kvjax._sharded.mesh import elements
+from kvjax._table import at_exit
+from kvjax._table.handle import (
+    Handle,
+    check_on_host,
+    check_one_version,
+    check_outside_a_loss,
+    check_spec,
+    live_version,
+    version_to_read,
+)
+from kvjax._values.arrays import PyTree
+from kvjax._values.errors import fail
+
+
+class Handles(Handle):
+    """The calls of `kvjax.Table` that give another handle and leave the rows alone."""
+
+    __slots__ = ()
+
+    def after(self, x: PyTree) -> Self:
+        """The same handle, usable only once `x` exists: orders a later write behind a read.
+
+        Args:
+          x: pytree of arrays that earlier reads gave.
+        """
+        check_one_version(self, "after")
+        leaves = [leaf for leaf in jax.tree.leaves(x) if hasattr(leaf, "dtype")]
+        version = order.after(self.spec, version_to_read(self, "after"), elements(self.spec, leaves))
+        return type(self)(version, self.spec, self.tape)
+
+    def refresh(self) -> Self:
+        """The live handle of this table, for instance after a failed step. Not inside ``jit``.
+
+        It waits for the programs that this thread has started. One that another thread has started, or that an
+        interrupt has cut off as it was started, may write after it: then the next call says that the handle is stale.
+
+        Raises:
+          RuntimeError: this handle comes from another process, for instance from a checkpoint that was saved without
+            `kvjax.orbax.split`. The table of this process does not have its rows.
+        """
+        check_outside_a_loss(self, "refresh")
+        check_spec(self, "refresh")
+        at_exit.acknowledge()
+        live = self.at(live_version(self.spec))
+        check_spec(self, "refresh")  # another may have taken its name meanwhile
+        if self.follows:
+            return live
+        try:
+            version = int(version_to_read(self, "refresh"))
+        except (TypeError, ValueError, RuntimeError):  # of a failed write, donated, or no version at all
+            return live
+        if 0 < (version - int(live.version)) % 2**32 < 2**31:
+            self.spec.host.size(self.name, 0, version)  # raises what every call through this handle would
+        return live
+
+    def live(self) -> Self:
+        """A following handle, for evaluation and serving beside training: each read sees the newest finished version.
+
+        It is never stale, so it may be kept, and given to any thread and to compiled functions, while another thread
+        trains. A read waits for a write that is under way and sees all of it, or nothing. Two reads may see different
+        versions, and so may the tables of one model. Rows are all that it reads: whatever writes, orders or copies
+        the table takes a handle of one version, and is an error. Dense parameters that go with it must be the reader's
+        own: those that a training step donates are gone.
+
+        Where a function makes the initial rows, each read makes those of all its keys. Not inside ``jit``: give the
+        compiled function what this returns.
+
+        Returns:
+          The following handle, of the table of this name, whichever that is. A lookup through it has no gradient.
+
+        Raises:
+          ValueError: the table has a mesh. Its shards are not read at one moment, and programs over several devices
+            that two threads start may wait for each other for ever.
+          RuntimeError: the handle is of another table; from a read, a training step has stopped half-way (`refresh`).
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_live", dim=1)
+          >>> live = table.live()
+          >>> table = table.upsert(7, [1.0]).upsert(7, [2.0])
+          >>> live.lookup(7).tolist(), live
+          ([2.0], Table('doc_live', dim=1, dtype=float32, rows=1, live))
+          >>> kvjax.drop_table("doc_live")
+        """
+        check_on_host(self, "live")
+        check_spec(self, "live")
+        if self.spec.placement is not None:
+            raise fail(
+                ValueError, self.name, "live", "a table in one place",
+                f"one over the mesh {dict(self.spec.placement.mesh.shape)}",
+                "its shards are not read at one moment, and programs over several devices that two threads start may "
+                "wait for each other for ever: read it between two steps, in the thread that trains",
+            )  # fmt: skip
+        return self.at(np.zeros(0, np.uint32))

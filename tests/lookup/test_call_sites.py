@@ -1,0 +1,144 @@
+"""Gradients of losses that use a lookup's code more than once: call by call, and for many examples at once."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+from tests.support.marks import few, slow
+
+IDS = np.array([3, 17, 3, 0, 9, 17])
+MORE = np.array([[0, 3], [11, 11], [5, 3]])
+W = jax.random.normal(jax.random.key(2), (4, 3))
+X = jnp.array([1.0, -2.0, 0.5])
+
+
+def head(w, rows):
+    return jnp.sum(jnp.tanh(rows @ w) ** 2)
+
+
+# Each takes the table, or the dense array that stands for it; a function that reads it; and one that makes keys.
+
+
+def twice(t, read, keys, w):
+    encode = jax.jit(lambda t, ids: head(w, read(t, ids)))
+    return encode(t, keys(IDS)) + 2 * encode(t, keys(IDS + 1))
+
+
+def nested(t, read, keys, w):
+    inner = jax.jit(lambda t, ids: head(w, read(t, ids)))
+    outer = jax.jit(lambda t, ids: inner(t, ids) * inner(t, ids))
+    return outer(t, keys(IDS)) + outer(t, keys(IDS[::-1] + 2))
+
+
+def remat(t, read, keys, w):
+    encode = jax.checkpoint(lambda t, ids: head(w, read(t, ids)))
+    return encode(t, keys(IDS)) + encode(t, keys(IDS + 1))
+
+
+def remat_of_jit(t, read, keys, w):
+    encode = jax.checkpoint(jax.jit(lambda t, ids: head(w, read(t, ids))))
+    return encode(t, keys(IDS)) + encode(t, keys(IDS + 1))
+
+
+def vmapped(t, read, keys, w):
+    return jnp.sum(jax.vmap(lambda ids, x: x * head(w, read(t, ids)))(keys(MORE), X))
+
+
+def vmapped_scalars(t, read, keys, w):
+    return jnp.sum(jax.vmap(lambda t, i: head(w, read(t, i)), in_axes=(None, 0))(t, keys(IDS)))
+
+
+def vmapped_twice(t, read, keys, w):
+    return jnp.sum(jax.vmap(jax.vmap(lambda i, x: x * head(w, read(t, i)), (0, None)))(keys(MORE), X))
+
+
+def vmap_of_jit(t, read, keys, w):
+    encode = jax.jit(lambda t, ids: head(w, read(t, ids)))
+    batch = jax.vmap(encode, in_axes=(None, 0))
+    return jnp.sum(batch(t, keys(MORE))) + jnp.sum(batch(t, keys(MORE[:2] + 1))) + encode(t, keys(MORE[0]))
+
+
+def vmap_of_remat(t, read, keys, w):
+    return jnp.sum(jax.vmap(jax.checkpoint(lambda ids, x: x * head(w, read(t, ids))))(keys(MORE), X))
+
+
+def vmap_of_cond(t, read, keys, w):
+    def example(ids, x):
+        return jax.lax.cond(x > 0, lambda: x * head(w, read(t, ids)), lambda: jnp.zeros(()))
+
+    return jnp.sum(jax.vmap(example)(keys(MORE), X))
+
+
+def same_keys_for_all(t, read, keys, w):
+    return jnp.sum(jax.vmap(lambda x: x * head(w, read(t, keys(IDS))))(X))
+
+
+def beside_each_other(t, read, keys, w):
+    t = jax.tree.map(lambda a, b: a, {"t": t}, {"t": t})["t"]  # two trees with the table are equal
+    return vmapped(t, read, keys, w) + head(w, read(t, keys(IDS))) + twice(t, read, keys, w)
+
+
+LOSSES = [
+    beside_each_other, vmap_of_jit, nested, twice, remat, remat_of_jit, vmapped, vmapped_scalars, vmapped_twice,
+    vmap_of_remat, vmap_of_cond, same_keys_for_all,
+]  # fmt: skip
+
+
+def wide(ids):
+    return kvjax.keys(np.asarray(ids, np.int64) * 2**40 - 7)
+
+
+@pytest.mark.parametrize("loss", few(LOSSES, 1))
+def test_equals_dense(make, loss):
+    dense = jax.random.normal(jax.random.key(1), (20, 4))
+    table = make(4).upsert(wide(np.arange(20)), dense)
+
+    @jax.jit
+    def of_table(t, w):
+        value, (g, gw) = kvjax.value_and_grad(
+            lambda t, w: loss(t, lambda t, ids: t.lookup(ids), wide, w), argnums=(0, 1)
+        )(t, w)
+        return value, kvjax.merge(g), gw
+
+    value, grads, gw = of_table(table, W)
+    want, (gd, gwd) = jax.value_and_grad(lambda t, w: loss(t, lambda t, ids: t[ids], jnp.asarray, w), (0, 1))(dense, W)
+    np.testing.assert_allclose(value, want, rtol=1e-5)
+    np.testing.assert_allclose(gw, gwd, rtol=1e-4, atol=1e-5)
+    active = np.asarray(grads.counts) > 0
+    got = np.zeros((20, 4), np.float32)
+    got[(np.asarray(grads.keys)[active] + 7) // 2**40] = np.asarray(grads.rows)[active]
+    np.testing.assert_allclose(got, gd, rtol=1e-4, atol=1e-5)
+
+
+@slow
+def test_each_example_counts(make):
+    """Occurrences, padding and duplicates are those of all examples together."""
+    table = make(2)
+    ids, mask = kvjax.keys(MORE), np.array([[True, True], [True, True], [False, True]])
+
+    def loss(t):
+        return jnp.sum(jax.vmap(lambda k, m: t.lookup(k, mask=m))(ids, mask))
+
+    grads = kvjax.grad(loss)(table)
+    assert grads.keys.shape == (3, 2) and grads.counts.tolist() == mask.astype(int).tolist()
+    table, _ = table.apply(optax.sgd(1.0), grads)
+    assert table.frequency([0, 3, 11, 5]).tolist() == [1, 2, 2, 0]
+    assert table.lookup([0, 3, 11, 5])[:, 0].tolist() == [-1.0, -2.0, -2.0, 0.0]
+
+
+@slow
+def test_on_a_mesh(make, mesh):
+    table = make(2, mesh=mesh(2), initializer=1.0)
+
+    def loss(t):
+        encode = jax.jit(lambda t, k: jnp.sum(t.lookup(k) ** 2))
+        return encode(t, kvjax.keys(IDS)) + encode(t, kvjax.keys(IDS + 1))
+
+    merged = kvjax.merge(jax.jit(kvjax.grad(loss))(table))
+    pairs = zip(np.asarray(merged.keys).tolist(), np.asarray(merged.counts).tolist(), strict=True)
+    assert {key: count for key, count in pairs if count} == {3: 2, 17: 2, 0: 1, 9: 1, 4: 2, 18: 2, 1: 1, 10: 1}
+    by_example = jax.jit(kvjax.grad(lambda t: jnp.sum(jax.vmap(lambda k: t.lookup(k) ** 2)(kvjax.keys(MORE)))))(table)
+    assert by_example.rows.tolist() == np.full((3, 2, 2), 2.0).tolist()

@@ -1,0 +1,161 @@
+"""Following handles: reads of the newest finished version, from any thread, beside training."""
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+from tests.support.marks import few_rows
+
+REFUSED = (ValueError, RuntimeError, jax.errors.JaxRuntimeError)
+KEYS = kvjax.keys(np.arange(512))
+
+
+def sorts(dim):
+    """A transform that is no row program, so that its step is one of several calls."""
+    return optax.stateless(lambda updates, _: jax.tree.map(lambda g: -jnp.sort(g), updates))
+
+
+TRANSFORMS = {"program": optax.sgd(1.0), "chunks": sorts(2)}
+
+
+def train(tx):
+    return jax.jit(lambda t, k: t.apply(tx, kvjax.SparseRows(k, jnp.ones((*k.shape, t.dim))))[0])
+
+
+TRAIN = {name: train(tx) for name, tx in TRANSFORMS.items()}
+
+
+@jax.jit
+def rows_of(table, keys):
+    return table.lookup(keys)
+
+
+def test_every_read_sees_the_newest_version(make):
+    table = make(2)
+    live = table.live()
+    for step in (1, 2, 3):
+        table = table.apply(optax.sgd(1.0), kvjax.SparseRows(np.array([7, 7]), jnp.ones((2, 2))))[0]
+        assert live.lookup(7).tolist() == rows_of(live, kvjax.keys(7)).tolist() == [-2.0 * step] * 2
+        assert live.contains([7, 8]).tolist() == [True, False]
+        assert (int(live.frequency(7)), int(live.version_of(7))) == (2 * step, step)
+    assert rows_of._cache_size() == 1  # for all versions
+    assert kvjax.lookup_bag(live, np.array([[7, 7]]), pad_id=-1).tolist() == [[-6.0, -6.0]]
+    assert jax.vmap(live.lookup)(kvjax.keys([7, 8]))[0].tolist() == [-6.0, -6.0]
+    assert (len(live), live.shape, live.stats().size, repr(live)) == (1, (1, 2), 1, repr(live))
+    assert repr(live).endswith("rows=1, live)")
+    assert live.refresh().upsert(7, [1.0, 1.0]).lookup(7).tolist() == live.lookup(7).tolist() == [1.0, 1.0]
+
+
+def test_a_read_that_starts_late_is_not_stale(make):
+    """As behind the rest of a model: the table is written between the call and its lookup."""
+    table = make(2).upsert(7, [1.0, 1.0])
+    begun, written, rows = threading.Event(), threading.Event(), []
+
+    def model(x):
+        begun.set()
+        assert written.wait(10)
+        return x
+
+    @jax.jit
+    def serve(table, keys, x):
+        x = jax.pure_callback(model, x, x)
+        words = keys.words + (x * 0).astype(jnp.uint32)
+        return table.lookup(kvjax.Keys(words)) + x
+
+    live, x = table.live(), jnp.float32(0)
+    thread = threading.Thread(target=lambda: rows.append(serve(live, kvjax.keys(7), x).tolist()))
+    thread.start()
+    assert begun.wait(10)
+    jax.block_until_ready(table.upsert(7, [2.0, 2.0]))
+    written.set()
+    thread.join()
+    assert rows == [[2.0, 2.0]]
+
+
+def test_slots_are_read_too(make):
+    table = make(2)
+    live = table.live()
+    tx = optax.trace(0.9)
+    table, _ = table.apply(tx, kvjax.SparseRows(np.array([7]), jnp.ones((1, 2))))
+    assert live.slot("trace", 7).tolist() == [1.0, 1.0]
+
+
+def test_a_following_handle_only_reads_rows(make, mesh):
+    table = make(2)
+    live, grads = table.live(), kvjax.SparseRows(np.array([7]), jnp.ones((1, 2)))
+    calls = {
+        "apply": lambda t: t.apply(optax.sgd(1.0), grads),
+        "upsert": lambda t: t.upsert(7, [1.0, 1.0]),
+        "export": lambda t: t.export(),
+        "after": lambda t: t.after(jnp.ones(2)),
+        "prefetch": lambda t: kvjax.prefetch(t, [7]),
+        "value_and_grad": lambda t: kvjax.grad(lambda t: t.lookup(7).sum())(t),
+    }
+    for op, call in calls.items():
+        with pytest.raises(ValueError, match=rf"{op}: want a handle of one version, got what table.live\(\) gives"):
+            call(live)
+    with pytest.raises(TypeError, match="live: want a call outside jit"):
+        jax.jit(lambda t: t.live().lookup(7))(table)
+    with pytest.raises(ValueError, match="live: want a table in one place, got one over the mesh"):
+        make(2, mesh=mesh(1)).live()
+    assert len(table) == 0
+    # In a loss it is like any array that is not trained.
+    assert kvjax.grad(lambda w: (w * live.lookup(7)).sum())(jnp.ones(2)).shape == (2,)
+    prefetched, table = kvjax.prefetch(table, [7])
+    table.upsert(7, [3.0, 3.0])
+    assert live.lookup(prefetched).tolist() == [[3.0, 3.0]]
+
+
+def test_initial_rows_of_a_function(make):
+    """They are made before the read, which may meet a version with other rows."""
+    table = make(2, initializer=jax.nn.initializers.ones, admit=kvjax.admit.MinCount(9, unadmitted=5))
+    table = table.upsert([8], [[2.0, 2.0]])
+    assert table.live().lookup([6, 8, 6, 5])[:, 0].tolist() == [1.0, 2.0, 1.0, 1.0]
+    table = make(2, initializer=lambda rng, shape, dtype: jax.random.normal(rng, shape, dtype))
+    want = table.lookup([1, 2, 3])
+    table = table.upsert([2], [[2.0, 2.0]])
+    np.testing.assert_array_equal(table.live().lookup([1, 2, 2, 3])[np.array([0, 3])], want[np.array([0, 2])])
+
+
+@pytest.mark.parametrize(
+    "transform,seconds", few_rows([("program", 0.3), ("chunks", 0.3), ("program", 8), ("chunks", 8)], 0, 1)
+)
+def test_reads_beside_training(make, transform, seconds):
+    """Nothing is stale or torn, nobody waits for ever, and what is read only grows newer."""
+    table, readers = make(2), 3
+    step = TRAIN[transform]
+    table = jax.block_until_ready(step(table, KEYS))
+    live, stop, reads, problems = table.live(), threading.Event(), [0] * readers, []
+    jax.block_until_ready(rows_of(live, KEYS))
+
+    def read(number):
+        last = 0.0
+        try:
+            while not stop.is_set():
+                rows = np.asarray(rows_of(live, KEYS) if number else live.lookup(KEYS))
+                assert (rows == rows[0, 0]).all(), "torn"
+                assert rows[0, 0] <= last, "older than before"
+                last, reads[number] = rows[0, 0], reads[number] + 1
+        except BaseException as error:
+            problems.append(error)
+            raise
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(readers)]
+    for thread in threads:
+        thread.start()
+    steps, end = 1, time.monotonic() + seconds
+    while time.monotonic() < end and not problems:
+        table, steps = jax.block_until_ready(step(table, KEYS)), steps + 1
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+    assert not problems and not any(thread.is_alive() for thread in threads)
+    print(f"{transform}: {steps} steps and {reads} reads in {seconds} s")
+    assert steps > 10 * seconds and min(reads) > 10 * seconds
+    assert live.lookup(7).tolist() == [-steps] * 2
