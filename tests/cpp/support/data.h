@@ -53,6 +53,22 @@ inline const std::vector<uint64_t> kAwkward = {
 };
 
 using Keys = std::vector<uint64_t>;
+
+/// n keys whose hashes by Mix, which is public, differ in the low bits or in the 16 high ones alone: whoever
+/// chooses ids can choose such as these.
+inline Keys Colliding(size_t n, bool low) {
+  Keys keys;
+  for (uint64_t i = 0; i < n; ++i) {
+    uint64_t x = low ? (uint64_t{0x9E37} << 48) + i : i << 48;
+    x ^= x >> 31 ^ x >> 62;
+    x *= 0x319642b2d24d8ec3ull;  // the inverses of Mix's factors
+    x ^= x >> 27 ^ x >> 54;
+    x *= 0x96de1b173f119089ull;
+    keys.push_back(x ^ x >> 30 ^ x >> 60);
+  }
+  return keys;
+}
+
 using Floats = std::vector<float>;
 
 inline kvjax::KeySpan Span(const Keys& keys, bool narrow = false) {
