@@ -58,6 +58,10 @@ inline Error MemoryError(std::string_view table, std::string_view op) {
                    "the table is as it was before: remove rows or give the process more memory");
 }
 
+/// The same where neither the table nor the call is known, or there is not even memory for their names.
+inline constexpr const char* kNoMemory =
+    "kvjax: want memory for the call, got none; tables are as they were before: give the process more memory";
+
 /// An exception that is neither an Error nor about memory.
 inline Error UnexpectedError(std::string_view op, std::string_view text) {
   return {ErrorCode::kInternal, std::string("kvjax: ").append(op).append(": ").append(text)};
@@ -239,6 +243,13 @@ inline Error PolicyDepthError(size_t most) {
 }
 
 // ---- tables of a process ---------------------------------------------------------------------------------
+
+/// A call in a fork of the process that made the table.
+inline Error ForkedError(std::string_view table, std::string_view op) {
+  return MakeError(ErrorCode::kFailedPrecondition, table, op, "the process that made it", "a forked one",
+                   "tables stay behind in the parent: start processes that use them by multiprocessing's "
+                   "'spawn', and make them there");
+}
 
 /// A new table with the name of another.
 inline Error NameError(std::string_view table) {
