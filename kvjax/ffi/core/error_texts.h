@@ -291,6 +291,16 @@ inline Error UserCodeError(std::string_view table, std::string_view op) {
                    "use the rows that the function is given");
 }
 
+/// A call that has waited so long for the user's function, whoever it comes from.
+inline Error SlowUserCodeError(std::string_view table, std::string_view op, int64_t milliseconds) {
+  return MakeError(
+      ErrorCode::kFailedPrecondition, table, op, "the end of an eviction",
+      "a sink or score function of it that has run for " + std::to_string(milliseconds / 1000) +
+          " s and more",
+      "call again once it is done, and let it hand slow work to a thread of its own; if it waits "
+      "for this call itself, use the rows that it is given instead");
+}
+
 /// What the user's function `what`, a sink or a score function, has raised.
 inline Error UserError(std::string_view table, std::string_view what, std::string_view raised) {
   return MakeError(ErrorCode::kInvalidArgument, table, "evict",

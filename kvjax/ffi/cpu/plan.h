@@ -14,6 +14,7 @@
 #include "kvjax/ffi/core/admit.h"
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/operation.h"
+#include "kvjax/ffi/core/route.h"
 #include "kvjax/ffi/core/shard_summary.h"
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/cpu/changed_rows.h"
@@ -30,11 +31,25 @@ struct Call {
   Phase phase;
 };
 
-/// Another write that has been planned, and what it takes to prepare it if it has only been proposed.
+/// Of the batch of a write the keys that a shard owns, and what belongs to them; where they are not all,
+/// these are copies.
+struct OwnBatch {
+  OwnBatch(KeySpan all, const bool* mask) : keys(all, mask) {}
+  Selected keys;
+  std::vector<std::byte> rows = {};
+  std::vector<float> old_rows = {}, new_rows = {};
+  std::vector<uint8_t> exists = {};
+};
+
+/// Another write that has been planned, with all memory that its commit will want, and what it takes to
+/// prepare it if it has only been proposed.
 struct Planned {
   uint32_t version;
   Change change;
-  std::string_view op = "";  // static
+  std::unique_ptr<OwnBatch> batch = nullptr;
+  std::vector<float> sums = {};    // (n, dim) of an addition, by distinct key
+  std::vector<bool> present = {};  // of accum, which fresh keys have got a row
+  std::string_view op = "";        // static
   std::vector<std::byte> initial = {};
   bool blank = true;
   std::optional<Policy> policy = std::nullopt;  // of an eviction by hand, which has no rows to come

@@ -174,6 +174,9 @@ class Table {
   [[nodiscard]] const ShardStep& shard_step() const { return shard_step_; }
   /// Forgets what has been planned: another shard could not do its part.
   void Abandon();
+  /// The batch of a write, as the commit of a plan wants it: that must not need memory.
+  void KeepBatch(uint32_t version, OwnBatch batch);
+  [[nodiscard]] OwnBatch TakeBatch(uint32_t version);
   void Count(const Traffic& traffic) const { traffic.AddTo(in_.counters); }
 
   // ---- whole tables, from the host ---------------------------------------------------------------------
@@ -238,26 +241,27 @@ class Table {
     return spec_.count_batches ? 1 : static_cast<uint32_t>(count);
   }
 
-  /// The change that `make` plans, or one that has been planned; none if this call ends here.
+  /// What `make` plans, or what has been planned; nothing if this call ends here.
   template <class Make>
-  std::optional<Change> Plan(Call call, Make make) {
-    if (call.phase == Phase::kWhole) return std::move(make().change);
+  std::optional<Planned> Plan(Call call, Make make) {
+    if (call.phase == Phase::kWhole) return make();
     if (call.phase != Phase::kCommit) {
       Abandoned();
       planned_.emplace(make()).ready = call.phase == Phase::kPlan;
       return std::nullopt;
     }
     if (!planned_ || planned_->version != call.version || !planned_->ready) throw NotPlanned();
-    std::optional<Change> change = std::move(planned_->change);
+    std::optional<Planned> planned = std::move(planned_);
     planned_.reset();
-    return change;
+    return planned;
   }
   /// The same for a change with rows to come, for which there must be space.
   template <class Make>
-  std::optional<Change> PlanRows(const ParallelFor& parallel, Call call, std::string_view op,
-                                 InitialRows initial, bool blank, Make make) {
+  std::optional<Planned> PlanRows(const ParallelFor& parallel, Call call, std::string_view op,
+                                  InitialRows initial, bool blank, Make make) {
     return Plan(call, [&] {
-      Planned planned{.version = call.version, .change = make(), .op = op, .blank = blank};
+      Planned planned = make();
+      planned.op = op, planned.blank = blank;
       if (call.phase == Phase::kPropose) {
         planned.initial.assign(initial.data, initial.data + initial.n * row_bytes());
         return planned;
@@ -268,9 +272,14 @@ class Table {
       return planned;
     });
   }
+  /// A row for every key.
+  [[nodiscard]] Planned Entering(const ParallelFor& parallel, Call call, KeySpan keys) const {
+    return {.version = call.version, .change = in_.Enter(parallel, keys)};
+  }
   [[nodiscard]] Totals Alone(const Change& change) const { return {in_.store.size(), change.entering()}; }
   [[nodiscard]] Error NotPlanned() const { return NotPlannedError(spec_.name); }
-  [[nodiscard]] Change PlanAccum(const ParallelFor& parallel, KeySpan keys, const bool* exists);
+  [[nodiscard]] Planned PlanAdd(const ParallelFor& parallel, Call call, KeySpan keys, const float* deltas);
+  [[nodiscard]] Planned PlanAccum(const ParallelFor& parallel, Call call, KeySpan keys, const bool* exists);
 
   [[nodiscard]] ApplyPlan PlanApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts,
                                     const StepGradients& gradients, int64_t step, const SlotLayout& layout);

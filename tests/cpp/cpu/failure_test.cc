@@ -234,6 +234,83 @@ TEST(Remove) {
   CheckStrongGuarantee({[](Live& t) { t.Drop(Range(0, 40)); }, 1});
 }
 
+/// Plans a write, and commits it without memory.
+void CheckCommit(const std::function<uint32_t(Live&, kvjax::Call)>& write) {
+  Live whole(Spec()), planned(Spec());
+  for (Live* table : {&whole, &planned}) Trained(*table);
+  write(whole, whole.version());
+  const uint32_t version = planned.version();
+  write(planned, {version, kvjax::Phase::kPlan});
+  faults = {.armed = true, .for_good = true, .fail_at = 1};
+  write(planned, {version, kvjax::Phase::kCommit});
+  faults.armed = false;
+  CHECK_EQ(faults.count, 0);
+  CHECK(data::Same(State(whole), State(planned)));
+}
+
+TEST(CommitsTakeNoMemory) {
+  static const auto mask = std::make_unique<bool[]>(kMany.size());
+  for (size_t i = 0; i < kMany.size(); ++i) mask[i] = i % 5 != 0;
+  const auto own = [&](auto write) {  // as a backend does it
+    CheckCommit([=](Live& t, kvjax::Call c) {
+      const bool kept = c.phase == kvjax::Phase::kCommit;
+      kvjax::OwnBatch batch = kept ? t.TakeBatch(c.version) : kvjax::OwnBatch(data::Span(kMany), mask.get());
+      const uint32_t next = write(t, c, batch);
+      if (c.phase == kvjax::Phase::kPlan) t.KeepBatch(c.version, std::move(batch));
+      return next;
+    });
+  };
+  using kvjax::Call, kvjax::OwnBatch;
+  own([](Live& t, Call c, OwnBatch& b) { return t.Insert(Serial, c, b.keys.keys(), {}); });
+  own([](Live& t, Call c, OwnBatch& b) { return t.Table::Pin(Serial, c, b.keys.keys(), {}); });
+  own([](Live& t, Call c, OwnBatch& b) { return t.Unpin(c, b.keys.keys()); });
+  own([](Live& t, Call c, OwnBatch& b) { return t.Remove(c, b.keys.keys()); });
+  own([](Live& t, Call c, OwnBatch& b) {
+    const auto* const rows = b.keys.Rows(data::Bytes(Values()), 4 * kDim, b.rows);
+    return t.Upsert(Serial, c, b.keys.keys(), rows);
+  });
+  own([](Live& t, Call c, OwnBatch& b) {
+    const auto* const rows = b.keys.Rows(data::Bytes(Values()), 4 * kDim, b.rows);
+    return t.Assign(Serial, c, b.keys.keys(), rows);
+  });
+  own([](Live& t, Call c, OwnBatch& b) {
+    return t.Add(Serial, c, b.keys.keys(), b.keys.Rows(Values().data(), kDim, b.old_rows), {});
+  });
+  own([](Live& t, Call c, OwnBatch& b) {
+    const float* const rows = b.keys.Rows(Values().data(), kDim, b.old_rows);
+    const auto* const exists = b.keys.Rows(reinterpret_cast<const uint8_t*>(mask.get()), 1, b.exists);
+    return t.Accum(Serial, c, b.keys.keys(), rows, rows, reinterpret_cast<const bool*>(exists));
+  });
+  CheckCommit([](Live& t, Call c) {
+    static const auto policy = kvjax::Policy::Parse("r\nleast_recent:12");
+    return t.Table::Evict(Serial, "evict", c, policy, 0);
+  });
+  CheckCommit([](Live& t, Call c) { return t.Clear(c); });
+  CheckCommit([](Live& t, Call c) { return t.ClearSlots(c); });
+}
+
+TEST(TheCommitOfAStepTakesNoMemory) {
+  Live table(Spec());
+  Trained(table);
+  const Keys keys = Range(15, 60);
+  const std::vector<int32_t> counts(keys.size(), 2);
+  const data::Floats rows(keys.size() * kDim, 0.5f);
+  const uint32_t version = table.version();
+  const int64_t next = -1;
+  table.Receive(Serial, version, data::Span(keys), counts.data(), rows.data(), 1, 0, 1, {});
+  kvjax::ShardSummary summary;
+  table.PlanStep(Serial, {.version = &version, .step = &next, .layout = Layout()}, summary);
+  CHECK(!table.Prepare(Serial, "apply", version, {summary}, 0));
+  int32_t active = 0;
+  int64_t step = 0;
+  faults = {.armed = true, .for_good = true, .fail_at = 1};
+  table.CommitStep(Serial, version, &active, &step);
+  faults.armed = false;
+  CHECK_EQ(faults.count, 0);
+  CHECK_EQ(active, 45);
+  CHECK_EQ(step, 2);
+}
+
 TEST(RemovalOneByOneSeldomAllocates) {
   // Else each would copy the list of free rows.
   Live table(1);

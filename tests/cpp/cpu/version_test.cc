@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -211,6 +212,23 @@ TEST(CallsThatComeFromTheUsersCodeByAnotherThreadGiveUp) {
     std::thread([&] { CHECK_THROWS(kFailedPrecondition, gate.Read("t", "lookup", 3)); }).join();
     std::thread([&] { CHECK_THROWS(kFailedPrecondition, gate.WriteAny("t", "on_evict")); }).join();
   }
+}
+
+TEST(WhoWaitsTooLongIsToldForWhat) {
+  VersionGate gate(3, 1001ms);
+  const auto said = [&] {
+    try {
+      (void)gate.ReadAny("t", "stats");
+    } catch (const kvjax::Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const VersionGate::CallingOut calling(gate);
+  CHECK(said().find("one from the sink or score function that it has called") != std::string::npos);
+  std::string innocent;
+  std::thread([&] { innocent = said(); }).join();
+  CHECK(innocent.find("a sink or score function of it that has run for 1 s and more") != std::string::npos);
 }
 
 }  // namespace
