@@ -127,10 +127,9 @@ struct Cpu : CpuBags, CpuSharded {
   }
   static void Scatter(Exec& pool, Table& t, const ScatterOperands& o) {
     const Chunk c(t, o.chunk);
-    t.Scatter(
+    *o.out = t.Scatter(
         On(pool), *o.version, c.of, c.n, o.values, o.slots,
         /*last=*/static_cast<size_t>(*o.chunk.start) + o.chunk.size >= static_cast<size_t>(*o.chunk.active));
-    *o.out = *o.version;
   }
   static void Merge(Exec&, const MergeOperands& o) {
     CheckSeals("", "merge", o.gradients);

@@ -61,7 +61,8 @@ struct Planned {
 struct ApplyPlan {
   SlotLayout layout;
   int64_t step = 0;
-  bool attach = false;  // the slots
+  bool attach = false;                                         // the slots
+  std::optional<RowStore::NewSlots> new_slots = std::nullopt;  // once it is prepared: these
   Change change = {};
   Admission::Decision decision = {};
   bool shares = false;                       // whether gradients of unadmitted keys go to the shared row
@@ -74,15 +75,33 @@ struct ApplyPlan {
   bool ready = false;                        // to be committed
 };
 
-/// The training write that a shard is in the middle of.
-struct ShardStep {
-  uint32_t version = 0;
+/// What is to be written to the rows of a step once it ends: as many of them as it has been made for, each
+/// with its value and then its record of slots.
+struct StagedRows {
+  void Reserve(size_t n, size_t bytes) {
+    rows.clear();
+    rows.reserve(n);
+    records.Resize(n * bytes);
+  }
+  std::vector<uint32_t> rows;
+  ReusedMemory<std::byte> records;
+};
+
+/// The training write that a table is in the middle of.
+struct Step {
+  uint32_t version = 0;  // that it is made from
   ReceiveBuffer received;
   std::optional<ApplyPlan> plan;
   std::optional<Program> program;  // of the update, if it is one
   std::unique_ptr<RowPass> pass;
-  std::vector<ApplyTarget> targets;
-  std::vector<float> shared_gradient;  // (dim,)
+  // For any other update, which runs in chunks outside of the table:
+  bool open = false;
+  uint32_t token = 0;                  // by which its calls know it
+  std::vector<uint64_t> keys;          // the distinct ones
+  std::vector<int32_t> counts;         // and their occurrences
+  std::vector<ApplyTarget> targets;    // of a shard
+  std::vector<float> shared_gradient;  // (dim,) of a shard
+  StagedRows staged;
 };
 
 }  // namespace kvjax

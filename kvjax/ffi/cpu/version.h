@@ -11,7 +11,6 @@
 #include <shared_mutex>
 #include <string>
 #include <string_view>
-#include <thread>
 
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/error_texts.h"
@@ -56,41 +55,6 @@ class VersionGate {
     return WriteLock(mutex_);
   }
 
-  // ---- steps: writes of several calls ------------------------------------------------------------------
-  //
-  // A training step makes the next version with its first call and is done with its last. In between only the
-  // step itself knows that version: whoever asks for the live one waits.
-
-  /// Makes the next version current; its rows are whole once EndStep is called.
-  uint32_t BeginStep() {
-    Touch();
-    in_step_ = true;
-    return Next();
-  }
-  /// The step continues.
-  void Touch() const { touched_ = Now(); }
-  void EndStep() { in_step_ = false; }
-
-  /// The live version, once its rows are whole. A step that has not continued for `patience` will not:
-  /// something else in its program has failed. Then the next version is made, so that it cannot continue
-  /// after all.
-  ///
-  /// Where `alone` is false others are in the same step, and none may end it for itself: that is an error
-  /// then.
-  [[nodiscard]] uint32_t Settled(Duration patience, std::string_view table = "", bool alone = true) {
-    const auto stuck = [&] { return Now() - touched_.load() >= patience.count(); };
-    for (;; std::this_thread::sleep_for(UserCode::kPause)) {
-      const uint32_t version = version_.load();  // first: a step that begins after it makes another
-      if (!in_step_.load()) return version;
-      if (!stuck()) continue;
-      const WriteLock lock(mutex_);
-      if (!in_step_.load() || !stuck()) continue;
-      if (!alone) throw HalfwayError(table);
-      in_step_ = false;
-      return Next();
-    }
-  }
-
   /// Lives while a writer calls the user's code.
   class CallingOut : UserCode::Call {
    public:
@@ -101,7 +65,6 @@ class VersionGate {
   uint32_t Next() { return version_ += 1; }
 
  private:
-  static int64_t Now() { return UserCode::Now(); }
   void WaitForUser(std::string_view table, std::string_view op) const { user_code_.Wait(table, op); }
   void Check(std::string_view table, std::string_view op, uint32_t version) const {
     const uint32_t live = version_.load();
@@ -110,9 +73,7 @@ class VersionGate {
 
   UserCode user_code_;
   mutable std::shared_mutex mutex_;
-  std::atomic<bool> in_step_ = false;
-  mutable std::atomic<int64_t> touched_ = 0;  // milliseconds
-  std::atomic<uint32_t> version_;             // written under the lock; version() reads it without
+  std::atomic<uint32_t> version_;  // written under the lock; version() reads it without
 };
 
 }  // namespace kvjax

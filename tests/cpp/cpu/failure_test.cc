@@ -303,11 +303,21 @@ TEST(TheCommitOfAStepTakesNoMemory) {
   CHECK(!table.Prepare(Serial, "apply", version, {summary}, 0));
   int32_t active = 0;
   int64_t step = 0;
+  data::Floats values(keys.size() * kDim), slot(keys.size() * kDim);
+  const auto to = [](data::Floats& v) { return reinterpret_cast<std::byte*>(v.data()); };
+  const auto fresh = std::make_unique<bool[]>(keys.size());
+  const std::vector<std::byte*> gathered = {to(slot)};
+  const std::vector<const std::byte*> scattered = {to(slot)};
   faults = {.armed = true, .for_good = true, .fail_at = 1};
-  table.CommitStep(Serial, version, &active, &step);
+  const uint32_t token = table.CommitStep(Serial, version, &active, &step);
+  const auto n = static_cast<size_t>(active);
+  const auto& targets = table.shard_step().targets;
+  table.Gather(Serial, token, targets.data(), n, to(values), fresh.get(), gathered);
+  table.Scatter(Serial, token, targets.data(), n, to(values), scattered, /*last=*/true);
   faults.armed = false;
   CHECK_EQ(faults.count, 0);
-  CHECK_EQ(active, 45);
+  CHECK_EQ(table.version(), version + 1);
+  CHECK_EQ(n, keys.size());
   CHECK_EQ(step, 2);
 }
 
