@@ -12,7 +12,7 @@ import kvjax
 from tests.support.marks import few
 from tests.support.tables import same_tables
 
-ADAM = optax.adam(0.1)
+ADAGRAD = optax.adagrad(0.1)
 
 
 class Fuse:
@@ -32,7 +32,7 @@ class Fuse:
 
 def write(table, keys):
     rows = jnp.arange(len(keys) * table.dim, dtype=jnp.float32).reshape(-1, table.dim)
-    table, _ = table.apply(ADAM, kvjax.SparseRows(np.asarray(keys), rows))
+    table, _ = table.apply(ADAGRAD, kvjax.SparseRows(np.asarray(keys), rows))
     jax.block_until_ready(table.version)
     return table
 
@@ -46,7 +46,7 @@ def test_a_step_that_fails_between_its_calls_leaves_nothing(make, first):
         table, twin = write(table, [1, 2, 3]), write(twin, [1, 2, 3])
     fuse.blown = True
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="the fuse has blown"):
-        write(table, [2, 3, 4, 5, 6, 7, 8])
+        write(table, [2, 3, 4, 5, 6, 7])
     start = time.monotonic()
     again = table.refresh()
     assert time.monotonic() - start < 3, "a step that failed has left something"
