@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -64,7 +64,7 @@ class Process:
             self.sinks[name] = sink
 
     @contextlib.contextmanager
-    def calling_out(self) -> Iterator[None]:
+    def calling_out(self) -> Generator[None]:
         """Runs the user's code; what it raises is kept for `blaming`, as XLA hands on no more than a text."""
         try:
             yield
@@ -73,7 +73,7 @@ class Process:
             raise
 
     @contextlib.contextmanager
-    def blaming(self) -> Iterator[None]:
+    def blaming(self) -> Generator[None]:
         """The error of a write that the user's code has stopped has the exception of that as its cause."""
         try:
             yield
