@@ -253,3 +253,25 @@ def test_a_forked_process_makes_keys_and_has_no_tables(tmp_path):
     assert len(lines) == 10 and all(
         "want the process that made it, got a forked one" in line for line in lines[1:-1]
     ), out
+
+
+@pytest.mark.parametrize("where", ["numpy", "jax"])
+def test_what_arrays_have(where):
+    keys = kvjax.keys(AWKWARD.reshape(2, 4))
+    keys = keys if where == "numpy" else jax.jit(lambda k: k)(keys)
+    assert keys.tolist() == AWKWARD.reshape(2, 4).tolist() and keys.dtype == np.asarray(keys).dtype
+    assert keys.ravel().tolist() == AWKWARD.tolist() and keys[1, 3].tolist() == -(2**63)
+    assert [int(key) for key in keys.ravel()] == AWKWARD.tolist()
+    with pytest.raises(TypeError, match=r"^kvjax: Keys: int\(\): want one key, got keys of shape \(2, 4\)"):
+        int(keys)
+
+
+def test_sequences_of_keys_are_stacked():
+    """Exactly, of one key and of many, also among ids and in programs."""
+    keys = kvjax.keys(AWKWARD)
+    assert kvjax.keys(list(keys)).tolist() == AWKWARD.tolist()
+    assert kvjax.keys([keys, AWKWARD]).tolist() == [AWKWARD.tolist()] * 2
+    assert kvjax.keys([keys[5], 7]).tolist() == [2**40 + 7, 7]
+    assert jax.jit(lambda k: kvjax.keys([k[5], k[0]]))(keys).tolist() == [2**40 + 7, 0]
+    with pytest.raises(ValueError, match=r"want a sequence of keys of one shape, got \[\(3,\), \(8,\)\]"):
+        kvjax.keys([keys, keys[:3]])
