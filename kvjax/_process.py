@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ class Process:
       outlived: hashes of what is gone, or may be, while JAX keeps programs for it: specs of tables that were dropped
         and not made again, and score functions.
       sinks: what shards call with evicted rows, by table; it goes with a table that moves.
+      raised: what a function of the user's has raised last, until the write that called it has failed for that.
     """
 
     def __init__(self):
@@ -38,6 +40,7 @@ class Process:
         self.of_modules: dict[str, bool] = {}
         self.sinks: dict[str, Any] = {}
         self.outlived: set[int] = set()
+        self.raised: BaseException | None = None
         self.forked = False
         self._scores: dict[str, Score] = {}
 
@@ -63,6 +66,27 @@ class Process:
         with self.lock:
             self.sinks[name] = sink
 
+    @contextlib.contextmanager
+    def calling_out(self) -> Generator[None]:
+        """Runs the user's code; what it raises is kept for `blaming`, as XLA hands on no more than a text."""
+        try:
+            yield
+        except BaseException as error:
+            self.raised = error
+            raise
+
+    @contextlib.contextmanager
+    def blaming(self) -> Generator[None]:
+        """The error of a write that the user's code has stopped has the exception of that as its cause."""
+        try:
+            yield
+        except (ValueError, RuntimeError) as error:
+            cause = self.raised
+            if cause is None or f"that works, got {type(cause).__name__}" not in str(error):
+                raise
+            self.raised = None
+            raise error from cause
+
     def name_score(self, name: str, score: Score) -> str:
         """The name by which compiled programs find a score function, as they do tables."""
         with self.lock:
@@ -87,12 +111,13 @@ class Process:
         Raises:
           ValueError: the function gives something else.
         """
-        rows = exported(raw)
-        scores = np.asarray(self._scores[name](rows))
-        real = scores.dtype.kind in "iuf" or scores.dtype.name in ("bfloat16", "float16")
-        if scores.shape != (len(rows),) or not real or not np.isfinite(scores.astype(np.float64)).all():
-            raise ValueError(f"want a score function that gives ({len(rows)},) finite real numbers, got {scores!r}")
-        return np.ascontiguousarray(scores, np.float64)
+        with self.calling_out():
+            rows = exported(raw)
+            scores = np.asarray(self._scores[name](rows))
+            real = scores.dtype.kind in "iuf" or scores.dtype.name in ("bfloat16", "float16")
+            if scores.shape != (len(rows),) or not real or not np.isfinite(scores.astype(np.float64)).all():
+                raise ValueError(f"want a score function that gives ({len(rows)},) finite real numbers, got {scores!r}")
+            return np.ascontiguousarray(scores, np.float64)
 
 
 PROCESS = Process()

@@ -50,10 +50,11 @@ def _words(run: Run | None) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-    """A training step that has made its rows. On a shard of a sharded table all but the first two are empty.
+    """A training step that goes on in chunks. On a shard of a sharded table all but the first three are empty.
 
     Attributes:
-      version: ``()`` uint32, the next version.
+      version: ``()`` uint32, the word by which the first call of a chunk knows the step; the last one gives the next
+        version.
       active: ``()`` int32, the rows of the step.
       step: ``(2,)`` uint32, the words of the step that was counted.
       targets: ``(n, 2)`` uint32, for each row of the step its id and which gradient it gets.
@@ -123,7 +124,7 @@ def scatter(
     slots: str,
     slot_arrays: Sequence[jax.Array],
 ) -> jax.Array:
-    """Writes the chunk back and hands the version through."""
+    """Writes the chunk back and hands the version through; the last one gives the next version."""
     operands = (version, begun.targets, start, begun.active, values, *slot_arrays)
     return write("kvjax_scatter", WORD, *operands, table=spec.name, slots=slots)
 

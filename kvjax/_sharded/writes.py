@@ -21,6 +21,7 @@ from kvjax._ops import routing, writes
 from kvjax._ops.initial_rows import initial_rows
 from kvjax._ops.operations import OPERATIONS
 from kvjax._ops.writes import Batch
+from kvjax._process import PROCESS
 from kvjax._sharded import copies, mesh
 from kvjax._sharded.exchange import owners
 from kvjax._sharded.space import prepare_proposed
@@ -63,6 +64,7 @@ def _batch(
     return Batch(keys, mask, values, initial_rows(spec, version, keys, mask))
 
 
+@PROCESS.blaming()
 def _write(
     writer: Writer,
     spec: TableSpec,

@@ -293,8 +293,9 @@ def set_sink(table: Handle, sink: Sink | None) -> None:
 
     def call(raw: dict[str, Any], reason: str) -> None:
         rows = spec.exported(raw)
-        # Of a sink that is None there is no call.
-        sink(rows.keys, rows.values, rows.slots, rows.freqs, rows.versions, reason)  # pyright: ignore[reportOptionalCall]
+        with PROCESS.calling_out():
+            # Of a sink that is None there is no call.
+            sink(rows.keys, rows.values, rows.slots, rows.freqs, rows.versions, reason)  # pyright: ignore[reportOptionalCall]
 
     given = None if sink is None else call
     for shard in spec.originals:

@@ -176,7 +176,8 @@ def version_on_host(table: Handle, op: str) -> int:
             "use what the call that took it returned, or table.refresh()",
         )  # fmt: skip
     try:
-        return int(version)
+        with PROCESS.blaming():
+            return int(version)
     except jax.errors.JaxRuntimeError as error:
         at_exit.met(error)
         raise

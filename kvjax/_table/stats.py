@@ -19,7 +19,7 @@ class Stats:
       max_capacity: the limit that the table was made with, or None.
       load: share of the cells of the key index that are taken.
       probe_mean: buckets (on a GPU, cells) between a key and its home in the index, on average (of a sample).
-      probe_longest: the same, the longest (of the sample).
+      probe_longest: the same, the longest way of any key since the index last grew (on a GPU, of the sample).
       bytes: memory by plane: "index", "values", "headers" (frequency and version), "slots", "admission".
       pinned: what of it is in pinned host memory (`kvjax.storage.Hybrid`; elsewhere nothing is): "bytes" of values and
         slots, and "rows".

@@ -19,6 +19,7 @@ from kvjax._keys.keys import Keys
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._ops import routing, training
 from kvjax._ops.initial_rows import initial_rows
+from kvjax._process import PROCESS
 from kvjax._programs.program import Run
 from kvjax._sharded import copies, mesh
 from kvjax._sharded.delivery import deliver
@@ -79,6 +80,7 @@ def check(spec: TableSpec, rowwise: Rowwise, grads: Any, state: Any) -> None:
         )  # fmt: skip
 
 
+@PROCESS.blaming()
 def apply(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array, Any]:
     """The training write of what `check` has let through. Returns the next version and the next globals."""
     program = lowered(spec, rowwise, update.state, update.extra)

@@ -45,6 +45,9 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
     ``optax.MultiSteps`` is refused, because rows that are rarely touched would never be trained: put `accumulate`
     around it.
 
+    The step of each table is done whole or not at all. Of several tables each is for itself: where one refuses its step
+    (it is full and ``on_full="error"``, say), the program fails, and others may have done theirs.
+
     Args:
       dense: transform of everything that is not a table.
       tables: transform of the rows, run row-wise (see `rowwise`); or a mapping from table names, or a function of

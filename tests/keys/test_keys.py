@@ -221,16 +221,18 @@ FORKED = """
 import os, sys, threading
 import jax.numpy as jnp, numpy as np
 import kvjax
-table = kvjax.get_table("t", dim=2).upsert(np.arange(4), np.ones((4, 2)))
+table = kvjax.get_table("t", dim=2, storage=kvjax.storage.Mmap(sys.argv[1])).upsert(np.arange(4), np.ones((4, 2)))
+native, version = table.spec.host, int(table.version)
 if os.fork():
     os.wait()
-    print(len(table), "in the parent")
+    print(len(table), "in the parent", table.export().values.sum())
 else:
     keys = kvjax.keys(np.array([2**40, -1]))
     joined = kvjax.Keys.concatenate([keys, keys[:1].salted(3)]).reshape(3, 1)
     print(np.asarray(joined).tolist(), (keys == 2**40).tolist(), keys)
     for use in (lambda: table.lookup(keys), lambda: table.upsert(keys, np.ones((2, 2))), lambda: len(table),
-                lambda: kvjax.get_table("u", dim=2), lambda: kvjax.drop_table("t"), lambda: kvjax.get_table("t")):
+                lambda: kvjax.get_table("u", dim=2), lambda: kvjax.drop_table("t"), lambda: kvjax.get_table("t"),
+                lambda: native.export_table("t", 0, version, True), lambda: native.drop("t")):
         try:
             use()
         except RuntimeError as error:
@@ -241,15 +243,16 @@ else:
 
 
 @pytest.mark.slow
-def test_a_forked_process_makes_keys_and_has_no_tables():
+def test_a_forked_process_makes_keys_and_has_no_tables(tmp_path):
     """As in the workers of a data loader, where JAX would wait for threads that are not there."""
-    out = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=120)
+    command = [sys.executable, "-W", "ignore", "-c", FORKED, str(tmp_path)]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=120)
     lines = out.stdout.splitlines()
     assert lines[0].endswith("[True, False] Keys([1099511627776, -1])"), out
-    assert lines[-1] == "4 in the parent"
-    assert len(lines) == 8 and all("want the process that made it, got a forked one" in line for line in lines[1:-1]), (
-        out
-    )
+    assert lines[-1] == "4 in the parent 8.0"
+    assert len(lines) == 10 and all(
+        "want the process that made it, got a forked one" in line for line in lines[1:-1]
+    ), out
 
 
 @pytest.mark.parametrize("where", ["numpy", "jax"])

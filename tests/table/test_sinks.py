@@ -44,6 +44,44 @@ def test_a_sink_that_fails_leaves_the_table_as_it_was(make):
         table.on_evict(3)
 
 
+class Dumb(Exception):
+    """One that fails to say why."""
+
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+class Surrogate(Exception):
+    def __str__(self):
+        return "\ud800"
+
+
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        (KeyError(7), "KeyError: 7"),
+        (ValueError(), "ValueError"),
+        (Dumb(), "Dumb, which cannot say why"),
+        (Surrogate(), "Surrogate, whose text is not Unicode"),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_what_the_users_code_raises_is_the_cause(raised, text, make):
+    def fails(*rows):
+        raise raised
+
+    table = filled(make(1)).on_evict(fails)
+    for write, what in (
+        (lambda t: t.restrict(3), "sink"),
+        (lambda t: t.evict(evict.LowestScore(3, fails)), "score function"),
+    ):
+        with pytest.raises(REFUSED, match=f"'{table.name}', evict: want a {what} that works, got {text};") as info:
+            len(write(table))
+        assert info.value.__cause__ is raised
+        table = table.refresh()
+    assert len(table) == 40
+
+
 def test_a_sink_that_calls_the_table_gets_an_error_and_no_deadlock(make):
     table = filled(make(1))
     other = make(1)

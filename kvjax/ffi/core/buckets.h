@@ -61,12 +61,17 @@ class Buckets {
     buckets_.get_deleter().mapped = mapped() ? bytes() : 0;
   }
   Buckets(Buckets&& other) noexcept
-      : buckets_(std::move(other.buckets_)), size_(std::exchange(other.size_, 0)) {}
+      : longest(std::exchange(other.longest, 0)),
+        buckets_(std::move(other.buckets_)),
+        size_(std::exchange(other.size_, 0)) {}
   Buckets& operator=(Buckets&& other) noexcept {
+    longest = std::exchange(other.longest, 0);
     buckets_ = std::move(other.buckets_);
     size_ = std::exchange(other.size_, 0);
     return *this;
   }
+
+  size_t longest = 0;  // way of a key from its home, in buckets
 
   [[nodiscard]] size_t size() const { return size_; }
   [[nodiscard]] size_t bytes() const { return size_ * sizeof(Bucket); }

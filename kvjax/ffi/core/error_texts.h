@@ -66,6 +66,10 @@ inline Error MemoryError(std::string_view table, std::string_view op) {
                    "the table is as it was before: remove rows or give the process more memory");
 }
 
+/// The same where neither the table nor the call is known, or there is not even memory for their names.
+inline constexpr const char* kNoMemory =
+    "kvjax: want memory for the call, got none; tables are as they were before: give the process more memory";
+
 /// An exception that is neither an Error nor about memory.
 inline Error UnexpectedError(std::string_view op, std::string_view text) {
   return {ErrorCode::kInternal, std::string("kvjax: ").append(op).append(": ").append(text)};
@@ -248,6 +252,13 @@ inline Error PolicyDepthError(size_t most) {
 
 // ---- tables of a process ---------------------------------------------------------------------------------
 
+/// A call in a fork of the process that made the table.
+inline Error ForkedError(std::string_view table, std::string_view op) {
+  return MakeError(ErrorCode::kFailedPrecondition, table, op, "the process that made it", "a forked one",
+                   "tables stay behind in the parent: start processes that use them by multiprocessing's "
+                   "'spawn', and make them there");
+}
+
 /// A new table with the name of another.
 inline Error NameError(std::string_view table) {
   return MakeError(ErrorCode::kInvalidArgument, table, "create", "a free name", "one in use",
@@ -286,6 +297,16 @@ inline Error UserCodeError(std::string_view table, std::string_view op) {
   return MakeError(ErrorCode::kFailedPrecondition, table, op, "a call after the eviction",
                    "one from the sink or score function that it has called",
                    "use the rows that the function is given");
+}
+
+/// A call that has waited so long for the user's function, whoever it comes from.
+inline Error SlowUserCodeError(std::string_view table, std::string_view op, int64_t milliseconds) {
+  return MakeError(
+      ErrorCode::kFailedPrecondition, table, op, "the end of an eviction",
+      "a sink or score function of it that has run for " + std::to_string(milliseconds / 1000) +
+          " s and more",
+      "call again once it is done, and let it hand slow work to a thread of its own; if it waits "
+      "for this call itself, use the rows that it is given instead");
 }
 
 /// What the user's function `what`, a sink or a score function, has raised.

@@ -27,8 +27,7 @@ KVJAX_HD constexpr uint64_t Salted(uint64_t key, uint64_t salt) {
 /// Virtual buckets are the unit of sharding and of checkpoints (their number is part of the format).
 inline constexpr uint32_t kNumBuckets = 1u << 16;
 
-/// The low bits choose the bucket. The key index uses the high ones, so a shard that owns a range of
-/// buckets still fills its index evenly.
+/// The low bits choose the bucket.
 KVJAX_HD constexpr uint32_t BucketOf(uint64_t key) {
   return static_cast<uint32_t>(Mix(key)) & (kNumBuckets - 1);
 }

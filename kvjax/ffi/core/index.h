@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "kvjax/ffi/core/buckets.h"
+#include "kvjax/ffi/core/secret.h"
 
 namespace kvjax {
 
@@ -130,22 +131,21 @@ class KeyIndex {
     }
   }
 
-  /// How many buckets keys lie behind their homes, sampled over the first: 0 is the home itself.
+  /// How many buckets keys lie behind their homes: 0 is the home itself.
   struct Probes {
-    double mean = 0.0;
-    size_t longest = 0;
+    double mean = 0.0;   // sampled over the first buckets
+    size_t longest = 0;  // of all keys that have come since the array was made
   };
   [[nodiscard]] Probes SampleProbes() const {
-    Probes probes;
+    Probes probes{.longest = std::max(first().longest, next().longest)};
     const Buckets& array = newest();
     size_t total = 0, keys = 0;
     for (size_t b = 0; b < std::min<size_t>(array.size(), 1024); ++b) {
       const Bucket& bucket = array.begin()[b];
       for (uint32_t c = 0; c < bucket.used; ++c) {
-        const size_t home = array.HomeOf(Mix(bucket.keys[c]));
+        const size_t home = array.HomeOf(Hash(bucket.keys[c]));
         const size_t distance = b - home + (b < home ? array.size() : 0);
         total += distance;
-        probes.longest = std::max(probes.longest, distance);
         ++keys;
       }
     }
@@ -173,9 +173,10 @@ class KeyIndex {
   [[nodiscard]] bool growing() const { return next().size() > 0; }
   [[nodiscard]] const Buckets& newest() const { return growing() ? next() : first(); }
 
+  [[nodiscard]] uint64_t Hash(uint64_t key) const { return PlaceHash(key, secret_); }
   /// The bucket where the search for a key begins; nullptr if there is none.
   [[nodiscard]] Bucket* Home(uint64_t key) const {
-    const uint64_t hash = Mix(key);
+    const uint64_t hash = Hash(key);
     const size_t home = first().HomeOf(hash);
     const size_t turn = home - start_ + (home < start_ ? first().size() : 0);
     const Buckets& array = arrays_[turn < moved_ ? 1 : 0];  // no branch, which nobody could foresee
@@ -202,8 +203,12 @@ class KeyIndex {
   }
 
   void Place(Bucket* bucket, uint64_t key, uint32_t row) noexcept {
-    for (; bucket->full(); bucket = Next(bucket)) ++bucket->passed;
+    size_t distance = 0;
+    for (; bucket->full(); bucket = Next(bucket), ++distance) ++bucket->passed;
     bucket->Add(key, row);
+    if (distance == 0) return;
+    Buckets& array = bucket >= next().begin() && bucket < next().end() ? next() : first();
+    array.longest = std::max(array.longest, distance);
   }
 
   /// The next array begins to take over, from a home that no key has passed.
@@ -227,7 +232,7 @@ class KeyIndex {
     for (bool passed = false; moved_ < goal || passed; ++moved_) {
       Bucket& bucket = first().begin()[(start_ + moved_) % first().size()];
       for (uint32_t c = 0; c < bucket.used; ++c) {
-        Place(next().begin() + next().HomeOf(Mix(bucket.keys[c])), bucket.keys[c], bucket.rows[c]);
+        Place(next().begin() + next().HomeOf(Hash(bucket.keys[c])), bucket.keys[c], bucket.rows[c]);
       }
       passed = bucket.passed > 0;
       bucket.used = 0;
@@ -240,6 +245,7 @@ class KeyIndex {
   std::array<Buckets, 2> arrays_;
   size_t start_ = 0, moved_ = 0;
   size_t size_ = 0;
+  uint64_t secret_ = Secret();
 };
 
 }  // namespace kvjax

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/process.h"
 #include "kvjax/ffi/core/slab.h"
 
 namespace kvjax {
@@ -27,6 +28,9 @@ namespace kvjax {
 ///
 /// A write through a mapping that finds the disk full is SIGBUS. So the blocks of a slab are reserved before
 /// it is handed out, when a full disk is still an ordinary error.
+///
+/// The file is one for all forks of the process. So a fork does not get the mapping, and what it does with
+/// its copy of this object is nothing.
 class MappedSlabs final : public SlabAllocator {
  public:
   /// Throws kvjax::Error, in the name of `table`.
@@ -37,6 +41,7 @@ class MappedSlabs final : public SlabAllocator {
     unlink(path.c_str());
   }
   ~MappedSlabs() override {
+    if (!process_.here()) return;
     for (const auto& [start, bytes] : windows_) munmap(start, bytes);
     close(file_);
   }
@@ -44,6 +49,7 @@ class MappedSlabs final : public SlabAllocator {
   MappedSlabs& operator=(const MappedSlabs&) = delete;
 
   std::byte* Allocate(size_t bytes) override {
+    if (!process_.here()) throw ForkedError(table_, "allocate");
     const std::lock_guard lock(mutex_);
     Pieces& free = free_[bytes];
     if (free.empty()) AddPiece(free, bytes);
@@ -55,6 +61,7 @@ class MappedSlabs final : public SlabAllocator {
   }
 
   void Free(std::byte* slab, size_t bytes) noexcept override {
+    if (!process_.here()) return;
     const std::lock_guard lock(mutex_);
     const auto piece = live_.find(slab);
     // Pages that are mapped, cached or on disk are all freed with the hole, and it reads as zeros.
@@ -85,6 +92,10 @@ class MappedSlabs final : public SlabAllocator {
     windows_.reserve(windows_.size() + 1);
     void* const window = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, file_, offset);
     if (window == MAP_FAILED) throw std::bad_alloc();
+    if (madvise(window, size, MADV_DONTFORK) != 0) {
+      munmap(window, size);
+      throw std::bad_alloc();
+    }
     madvise(window, size, MADV_RANDOM);  // what lies beside a row is no likelier to be wanted
     next_ = static_cast<std::byte*>(window);
     windows_.emplace_back(next_, size);
@@ -128,6 +139,7 @@ class MappedSlabs final : public SlabAllocator {
 
   const std::string folder_;
   const std::string table_;
+  const OwnProcess process_;
   int file_ = -1;
   std::mutex mutex_;
   std::vector<std::pair<std::byte*, size_t>> windows_;

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "kvjax/ffi/core/hash.h"
+#include "kvjax/ffi/core/secret.h"
 
 namespace kvjax {
 
@@ -25,7 +25,7 @@ class KeyNumbering {
 
   /// Number of `key`, which becomes the next free one if the key is new.
   uint32_t Add(uint64_t key) {
-    for (size_t i = Mix(key) >> shift_;; i = (i + 1) & (cells_.size() - 1)) {
+    for (size_t i = PlaceHash(key, secret_) >> shift_;; i = (i + 1) & (cells_.size() - 1)) {
       if (cells_[i] == kFree) {
         cells_[i] = static_cast<uint32_t>(keys_.size());
         keys_.push_back(key);
@@ -35,7 +35,7 @@ class KeyNumbering {
     }
   }
   [[nodiscard]] bool Has(uint64_t key) const {
-    for (size_t i = Mix(key) >> shift_;; i = (i + 1) & (cells_.size() - 1)) {
+    for (size_t i = PlaceHash(key, secret_) >> shift_;; i = (i + 1) & (cells_.size() - 1)) {
       if (cells_[i] == kFree) return false;
       if (keys_[cells_[i]] == key) return true;
     }
@@ -47,6 +47,7 @@ class KeyNumbering {
   static constexpr uint32_t kFree = 0xFFFFFFFFu;
   std::vector<uint32_t> cells_;
   int shift_;
+  uint64_t secret_ = Secret();
   std::vector<uint64_t> keys_;
 };
 

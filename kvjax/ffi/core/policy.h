@@ -114,6 +114,13 @@ class Policy {
   /// How many words of the alternatives, one after the other, rank rows; they are numbered in this order.
   [[nodiscard]] size_t rankings() const { return rankings_.size(); }
 
+  /// Whether it asks score functions, which are to get rows in one order, wherever these stand in memory.
+  [[nodiscard]] bool scored() const {
+    return std::any_of(alternatives_.begin(), alternatives_.end(), [](const Alternative& a) {
+      return std::any_of(a.words.begin(), a.words.end(), [](const Word& word) { return word.rule.scored(); });
+    });
+  }
+
   /// How many rows the k-th ranking takes in a table of `size` rows that must have space for `needed` more.
   [[nodiscard]] uint64_t Wanted(size_t k, uint64_t needed, uint64_t size) const {
     return WordAt(rankings_[k]).rule.Wanted(needed, size);

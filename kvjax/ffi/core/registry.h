@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/process.h"
 
 namespace kvjax {
 
@@ -27,9 +28,18 @@ class Registry {
     return *registry;
   }
 
+  /// Throws in a fork of the process that the tables belong to; one of a process without tables may make its
+  /// own.
+  void CheckProcess(std::string_view name, std::string_view op) {
+    if (process_.here()) return;
+    if (!entries_.empty()) throw ForkedError(name, op);
+    process_ = {};
+  }
+
   /// make(i) builds the shard of devices[i]. Throws if the name is taken.
   template <class Make>
   void Create(const std::string& name, const std::vector<int32_t>& devices, Make make) {
+    CheckProcess(name, "get_table");
     const std::lock_guard lock(mutex_);
     if (entries_.contains(name)) {
       throw NameError(name);
@@ -41,6 +51,7 @@ class Registry {
 
   /// The shard that lives on a device; the table itself if it is not sharded.
   std::shared_ptr<Table> Find(std::string_view name, std::string_view op, int32_t device) {
+    CheckProcess(name, op);
     const std::lock_guard lock(mutex_);
     const std::vector<Shard>& shards = Shards(name, op);
     for (const Shard& shard : shards) {
@@ -63,6 +74,7 @@ class Registry {
 
   /// All shards of this process, in the order in which they were made.
   std::vector<std::shared_ptr<Table>> All(std::string_view name, std::string_view op) {
+    CheckProcess(name, op);
     const std::lock_guard lock(mutex_);
     std::vector<std::shared_ptr<Table>> tables;
     for (const Shard& shard : Shards(name, op)) tables.push_back(shard.table);
@@ -123,6 +135,7 @@ class Registry {
     }
   }
 
+  OwnProcess process_;
   std::mutex mutex_;
   std::map<std::string, std::vector<Shard>, std::less<>> entries_;
 };

@@ -150,14 +150,26 @@ class RowStore {
 
   [[nodiscard]] const SlotLayout& layout() const { return layout_; }
 
-  /// Gives every row slots, where there were none. Throws std::bad_alloc.
-  void AttachSlots(const SlotLayout& layout) {
-    if (layout.empty()) return;
+  /// Slots that no row has yet.
+  struct NewSlots {
+    Plane plane;
+    SlotLayout layout;
+  };
+  /// Makes slots for all rows and `more` to come. Throws std::bad_alloc.
+  [[nodiscard]] NewSlots MakeSlots(const SlotLayout& layout, size_t more) const {
     Plane slots(allocator_, std::max<size_t>(layout.stride(), 4));  // slots may have no elements
-    slots.Reserve(std::max<size_t>(next_row_, values_.bytes() > 0 ? reserved_ : 0));
-    SlotLayout copy = layout;
-    slots_ = std::move(slots);
-    layout_ = std::move(copy);
+    const size_t rows = next_row_ + more - std::min(more, free_rows_.size());
+    slots.Reserve(std::max<size_t>(rows, values_.bytes() > 0 ? reserved_ : 0));
+    return {std::move(slots), layout};
+  }
+  /// Gives every row slots, where there were none.
+  void AttachSlots(NewSlots slots) noexcept {
+    slots_ = std::move(slots.plane);
+    layout_ = std::move(slots.layout);
+  }
+  /// The same in one. Throws std::bad_alloc.
+  void AttachSlots(const SlotLayout& layout) {
+    if (!layout.empty()) AttachSlots(MakeSlots(layout, 0));
   }
   void DetachSlots() noexcept {
     slots_ = Plane(allocator_, 0);

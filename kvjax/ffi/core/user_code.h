@@ -37,13 +37,12 @@ class UserCode {
   };
 
   /// Calls of others wait for the user's code to be done. One from inside it never could; if it comes by way
-  /// of another thread, it cannot be distinguished from the others, and gives up after a while.
+  /// of another thread, it cannot be distinguished from the others, and all of them give up after a while.
   void Wait(std::string_view table, std::string_view op) const {
     for (const int64_t since = Now(); outside_.load(); std::this_thread::sleep_for(kPause)) {
-      if (caller_.load() == std::this_thread::get_id() || Now() - since > patience_.count()) break;
+      if (caller_.load() == std::this_thread::get_id()) throw UserCodeError(table, op);
+      if (Now() - since > patience_.count()) throw SlowUserCodeError(table, op, patience_.count());
     }
-    if (!outside_.load()) return;
-    throw UserCodeError(table, op);
   }
 
   static int64_t Now() {

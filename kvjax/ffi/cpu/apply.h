@@ -1,6 +1,11 @@
 // The training write of a table: rows appear, are counted and updated, by a program where they lie or in
 // chunks that are handed out.
+//
+// Chunks go through XLA, and there may be an error between two of them. So what comes back is staged, and the
+// last one commits the step: until then nobody sees any of it.
 #pragma once
+#include <functional>
+
 #include "kvjax/ffi/core/operands.h"
 #include "kvjax/ffi/cpu/row_pass.h"
 #include "kvjax/ffi/cpu/table.h"
@@ -12,28 +17,31 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
                                   const SlotLayout& layout, InitialRows initial, Begun out) {
   const auto lock = Write(version, "apply", keys);
   keys.n = CheckMerged(keys, counts);
+  Abandoned();
   const StepGradients gradients{.keys = keys.data, .rows = rows};
   ApplyPlan plan = PlanApply(parallel, keys, counts, gradients, step, layout);
   MakeSpace(parallel, plan);
-  PrepareApply(parallel, keys, plan, initial);
-  const uint32_t next = CommitApply(plan, keys, counts);
-  HandOut(plan, out);
-  return next;
+  Stage(plan, keys, counts);
+  PrepareApply(parallel, keys, counts, plan, initial);
+  step_.version = version;
+  step_.plan = std::move(plan);
+  return HandOut(out);
 }
 
 inline uint32_t Table::Apply(const ParallelFor& parallel, const ApplyOperands& o) {
   const auto lock = Write(*o.version, "apply", o.keys);
+  Abandoned();
   const KeyGroups groups(o.keys.data, o.gradients.counts, o.keys.n);
   const KeySpan keys{groups.keys().data(), groups.size(), o.keys.narrow};
   StepGradients gradients{.keys = keys.data, .rows = o.gradients.rows, .groups = &groups};
   ApplyPlan plan = PlanApply(parallel, keys, groups.counts().data(), gradients, Load64(o.step), o.layout);
   MakeSpace(parallel, plan);
   RowPass pass(spec_, o.program, o.layout, o.shared, plan.step);
-  PrepareApply(parallel, keys, plan, o.initial);
+  PrepareApply(parallel, keys, groups.counts().data(), plan, o.initial);
   const uint32_t next = CommitApply(plan, keys, groups.counts().data());
   gradients.shared = plan.shared_sum.data();
   pass.Run(parallel, in_.store, plan.updates, gradients);
-  gate_.EndStep();
+  in_.store.Compact();
   return next;
 }
 
@@ -104,49 +112,34 @@ inline void Table::MakeSpace(const ParallelFor& parallel, ApplyPlan& plan) const
 }
 
 /// Does all of the plan that can fail, once there is space for it.
-inline void Table::PrepareApply(const ParallelFor& parallel, KeySpan keys, ApplyPlan& plan,
-                                InitialRows initial) {
+inline void Table::PrepareApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts,
+                                ApplyPlan& plan, InitialRows initial) {
   plan.updates.reserve(keys.n + 1);
   plan.shared_sum.resize(static_cast<size_t>(spec_.dim));
   plan.recent = Recent::Of(keys, plan.change, in_.admission.changes_others());
-  if (plan.attach) in_.store.AttachSlots(plan.layout);
-  try {
-    in_.Prepare(parallel, spec_, "apply", plan.change, initial, false);
-  } catch (...) {
-    if (plan.attach) in_.store.DetachSlots();
-    throw;
+  if (plan.attach && !plan.layout.empty()) {
+    plan.new_slots = in_.store.MakeSlots(plan.layout, plan.change.entering());
   }
+  in_.Prepare(parallel, spec_, "apply", plan.change, initial, false);
+  ListUpdates(plan, keys, counts);
 }
 
-/// Makes the rows of the step, which cannot fail, and says in the plan how they are to be updated; the step
-/// ends when they are.
-inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts) {
-  const size_t n = keys.n;
-  Change& change = plan.change;
-  Located& found = change.found;
-  in_.admission.Commit(found.fresh, plan.decision);
-  in_.Commit(change);
-  if (in_.store.Compact()) {  // rows have moved
-    for (size_t f = 0; f < found.fresh.size(); ++f) change.ids[f] = in_.store.index().Find(found.fresh[f]);
-    for (size_t i = 0; i < n; ++i)
-      found.rows[i] = found.rows[i] == kNoRow ? kNoRow : in_.store.index().Find(keys.data[i]);
-  }
-  const uint32_t shared = plan.shares ? in_.store.index().Find(spec_.admission.shared_key) : kNoRow;
+/// Says which rows there will be to update, and how.
+inline void Table::ListUpdates(ApplyPlan& plan, KeySpan keys, const int32_t* counts) const {
+  const Located& found = plan.change.found;
+  const uint32_t shared = plan.shares ? SharedRowOf(plan) : kNoRow;
   uint64_t own = 0;  // occurrences of the shared row's own key
-  for (size_t i = 0, m = 0; i < n; ++i) {
+  for (size_t i = 0, m = 0; i < keys.n; ++i) {
     const bool is_new = found.rows[i] == kNoRow;
     const uint32_t number = is_new ? found.numbers[m++] : 0;
-    const uint32_t row = is_new ? change.ids[number] : found.rows[i];
-    in_.counters.occurrences += static_cast<uint64_t>(counts[i]);
-    if (row == kNoRow) {
-      in_.counters.refused += static_cast<uint64_t>(counts[i]);
-    } else if (plan.shares && row == shared) {
+    const uint32_t row = is_new ? plan.change.ids[number] : found.rows[i];
+    if (row == kNoRow) continue;
+    if (plan.shares && row == shared) {
       own += static_cast<uint64_t>(counts[i]);
     } else {
       const uint64_t occurrences = is_new ? plan.decision.totals[number] : Occurrences(counts[i]);
       plan.updates.push_back({row, static_cast<uint32_t>(i), occurrences});
     }
-    in_.counters.admitted += is_new && row != kNoRow;
   }
   for (size_t d = 0; plan.shares && d < static_cast<size_t>(spec_.dim); ++d)
     plan.shared_sum[d] = static_cast<float>(plan.shared_gradient[d]);
@@ -154,66 +147,137 @@ inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t*
     const uint64_t occurrences = spec_.count_batches ? 1 : plan.occurrences + own;
     plan.updates.push_back({shared, kSharedGradient, occurrences});
   }
+}
+
+/// The row that unadmitted keys share, once the plan is carried out.
+inline uint32_t Table::SharedRowOf(const ApplyPlan& plan) const {
+  const uint64_t key = spec_.admission.shared_key;
+  const std::vector<uint64_t>& fresh = plan.change.found.fresh;
+  const auto at = std::find(fresh.begin(), fresh.end(), key);
+  return at == fresh.end() ? in_.store.index().Find(key)
+                           : plan.change.ids[static_cast<size_t>(at - fresh.begin())];
+}
+
+/// Makes the rows of the step and counts the batch, which cannot fail. The rows are then to be updated, and
+/// only after that they may move.
+inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts) {
+  const size_t n = keys.n;
+  const Located& found = plan.change.found;
+  if (plan.new_slots) in_.store.AttachSlots(*std::move(plan.new_slots));
+  in_.admission.Commit(found.fresh, plan.decision);
+  in_.Commit(plan.change);
+  for (size_t i = 0, m = 0; i < n; ++i) {
+    const auto occurrences = static_cast<uint64_t>(counts[i]);
+    in_.counters.occurrences += occurrences;
+    if (found.rows[i] != kNoRow) continue;
+    const bool admitted = plan.change.ids[found.numbers[m++]] != kNoRow;
+    in_.counters.admitted += admitted;
+    in_.counters.refused += admitted ? 0 : occurrences;
+  }
   in_.admission.Compact();
   in_.counters.distinct += n;
   in_.last_step = std::max(in_.last_step, plan.step);
   recent_ = std::move(plan.recent);
-  const uint32_t before = gate_.version(), next = gate_.BeginStep();
+  const uint32_t before = gate_.version(), next = gate_.Next();
   recent_.Happened(before, next);
   return next;
 }
 
-/// Counts the rows of a step and hands them out, for an update that no program does.
-inline void Table::HandOut(const ApplyPlan& plan, Begun out) {
+/// Takes the memory that the end of a step in chunks will want.
+inline void Table::Stage(const ApplyPlan& plan, KeySpan keys, const int32_t* counts) {
+  step_.keys.assign(keys.data, keys.data + keys.n);
+  step_.counts.assign(counts, counts + keys.n);
+  step_.staged.Reserve(keys.n + 1, row_bytes() + plan.layout.stride());
+}
+
+/// Hands out the rows of a step that is prepared. Returns the word by which the calls that follow know it.
+inline uint32_t Table::HandOut(Begun out) {
+  const ApplyPlan& plan = *step_.plan;
   for (size_t i = 0; i < plan.updates.size(); ++i) {
-    if (i + kAhead < plan.updates.size()) in_.store.PrefetchHeader(plan.updates[i + kAhead].row);
-    const RowUpdate& u = plan.updates[i];
-    CountUpdate(in_.store.Header(u.row), u.occurrences, plan.step);
-    out.targets[i] = {u.row, u.gradient};
+    out.targets[i] = {plan.updates[i].row, plan.updates[i].gradient};
   }
   std::copy(plan.shared_sum.begin(), plan.shared_sum.end(), out.shared_gradient);
   *out.active = static_cast<int32_t>(plan.updates.size());
   *out.step = plan.step;
+  step_.open = true;
+  return ++step_.token;
 }
 
-inline void Table::Gather(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
+inline void Table::Gather(const ParallelFor& parallel, uint32_t token, const Target* targets, size_t n,
                           std::byte* values, bool* fresh, const std::vector<std::byte*>& slots) const {
-  const auto lock = Read(version, "apply", {});
-  gate_.Touch();
-  CheckChunk(targets, n, slots.size());
-  const std::vector<Slot>& layout = in_.store.layout().slots();
-  parallel(n, kRowGrain, [&](size_t begin, size_t end) {
+  const auto lock = gate_.ReadAny(spec_.name, "apply");
+  CheckChunk(token, targets, n, slots.size());
+  const std::vector<Slot>& layout = step_.plan->layout.slots();
+  const bool attached = !in_.store.layout().empty();
+  const auto gather = [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       if (i + kAhead < end) in_.store.Prefetch(targets[i + kAhead].row);
       const uint32_t row = targets[i].row;
       std::memcpy(values + i * row_bytes(), in_.store.Value(row), row_bytes());
       fresh[i] = in_.store.Header(row).has_slots == 0;
       for (size_t s = 0; s < slots.size(); ++s) {
-        std::memcpy(slots[s] + i * layout[s].bytes, in_.store.Slots(row) + layout[s].offset, layout[s].bytes);
+        std::byte* const to = slots[s] + i * layout[s].bytes;
+        if (attached) {
+          std::memcpy(to, in_.store.Slots(row) + layout[s].offset, layout[s].bytes);
+        } else {  // they come with this step
+          std::memset(to, 0, layout[s].bytes);
+        }
       }
     }
-  });
+  };
+  parallel(n, kRowGrain, std::cref(gather));  // by reference: a copy would need memory
 }
 
-inline void Table::Scatter(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
-                           const std::byte* values, const std::vector<const std::byte*>& slots, bool last) {
-  const auto lock = Write(version, "apply", {});
-  gate_.Touch();
-  CheckChunk(targets, n, slots.size());
-  const std::vector<Slot>& layout = in_.store.layout().slots();
-  parallel(n, kRowGrain, [&](size_t begin, size_t end) {
+inline uint32_t Table::Scatter(const ParallelFor& parallel, uint32_t token, const Target* targets, size_t n,
+                               const std::byte* values, const std::vector<const std::byte*>& slots,
+                               bool last) {
+  const auto lock = gate_.WriteAny(spec_.name, "apply");
+  CheckChunk(token, targets, n, slots.size());
+  StagedRows& staged = step_.staged;
+  const std::vector<Slot>& layout = step_.plan->layout.slots();
+  const size_t before = staged.rows.size(), bytes = row_bytes() + step_.plan->layout.stride();
+  if (before + n > staged.rows.capacity()) throw ChunkError(spec_.name);
+  const auto stage = [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
-      if (i + kAhead < end) in_.store.Prefetch(targets[i + kAhead].row);
-      const uint32_t row = targets[i].row;
-      std::memcpy(in_.store.Value(row), values + i * row_bytes(), row_bytes());
-      // An optimizer without slots leaves them unwritten.
-      if (!slots.empty()) in_.store.Header(row).has_slots = 1;
+      std::byte* const record = staged.records.data() + (before + i) * bytes;
+      std::memcpy(record, values + i * row_bytes(), row_bytes());
       for (size_t s = 0; s < slots.size(); ++s) {
-        std::memcpy(in_.store.Slots(row) + layout[s].offset, slots[s] + i * layout[s].bytes, layout[s].bytes);
+        std::memcpy(record + row_bytes() + layout[s].offset, slots[s] + i * layout[s].bytes, layout[s].bytes);
       }
     }
-  });
-  if (last) gate_.EndStep();
+  };
+  parallel(n, kRowGrain, std::cref(stage));
+  for (size_t i = 0; i < n; ++i) staged.rows.push_back(targets[i].row);
+  return last ? EndStep(parallel) : token;
+}
+
+/// Commits the step with what has been staged for its rows.
+inline uint32_t Table::EndStep(const ParallelFor& parallel) {
+  ApplyPlan& plan = *step_.plan;
+  const uint32_t next = CommitApply(plan, {step_.keys.data(), step_.keys.size()}, step_.counts.data());
+  for (size_t i = 0; i < plan.updates.size(); ++i) {
+    if (i + kAhead < plan.updates.size()) in_.store.PrefetchHeader(plan.updates[i + kAhead].row);
+    CountUpdate(in_.store.Header(plan.updates[i].row), plan.updates[i].occurrences, plan.step);
+  }
+  const StagedRows& staged = step_.staged;
+  const size_t stride = plan.layout.stride();
+  const bool with_slots = !plan.layout.empty();  // an optimizer without slots leaves them unwritten
+  const auto write = [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      if (i + kAhead < end) in_.store.Prefetch(staged.rows[i + kAhead]);
+      const uint32_t row = staged.rows[i];
+      const std::byte* const record = staged.records.data() + i * (row_bytes() + stride);
+      std::memcpy(in_.store.Value(row), record, row_bytes());
+      if (!with_slots) continue;
+      in_.store.Header(row).has_slots = 1;
+      std::memcpy(in_.store.Slots(row), record + row_bytes(), stride);
+    }
+  };
+  parallel(staged.rows.size(), kRowGrain, std::cref(write));
+  in_.store.Compact();
+  step_.open = false;
+  step_.plan.reset();
+  return next;
 }
 
 /// Number of keys before the padding. Refuses what merging cannot have made: with a key twice, or with
@@ -231,10 +295,12 @@ inline size_t Table::CheckMerged(KeySpan keys, const int32_t* counts) const {
   return active;
 }
 
-inline void Table::CheckChunk(const Target* targets, size_t n, size_t num_slots) const {
-  const bool rows =
-      std::all_of(targets, targets + n, [&](const Target& t) { return t.row < in_.store.end_row(); });
-  if (rows && (num_slots == 0 || num_slots == in_.store.layout().slots().size())) return;
+/// Whether a chunk is one of the step that is open, and nothing has been written since that began.
+inline void Table::CheckChunk(uint32_t token, const Target* targets, size_t n, size_t num_slots) const {
+  if (!step_.open || step_.token != token || step_.version != gate_.version()) throw NotPlanned();
+  const uint32_t end = in_.store.end_row() + static_cast<uint32_t>(step_.plan->change.entering());
+  const bool rows = std::all_of(targets, targets + n, [&](const Target& t) { return t.row < end; });
+  if (rows && num_slots == step_.plan->layout.slots().size()) return;
   throw ChunkError(spec_.name);
 }
 

@@ -42,54 +42,47 @@ struct Cpu : CpuBags, CpuSharded {
     t.Changed(*o.version, *o.since, o.keys, o.changed);
   }
   static void WriteKeys(Exec& pool, Table& t, const WriteKeysOperands& o) {
-    const Selected own(o.keys, o.mask);
-    const Call call(*o.version, o.phase);
-    switch (o.op) {
-      case Op::kLookupOrInsert:
-        *o.next = t.Insert(On(pool), call, own.keys(), o.initial);
-        return;
-      case Op::kPin:
-        *o.next = t.Pin(On(pool), call, own.keys(), o.initial);
-        return;
-      case Op::kUnpin:
-        *o.next = t.Unpin(call, own.keys());
-        return;
-      case Op::kRemove:
-        *o.next = t.Remove(call, own.keys());
-        return;
-      default:
-        throw UnknownOpError(t.spec().name, Name(o.op));
-    }
+    WithOwn(t, o, [&](Call call, OwnBatch& own) {
+      const KeySpan keys = own.keys.keys();
+      switch (o.op) {
+        case Op::kLookupOrInsert:
+          return t.Insert(On(pool), call, keys, o.initial);
+        case Op::kPin:
+          return t.Pin(On(pool), call, keys, o.initial);
+        case Op::kUnpin:
+          return t.Unpin(call, keys);
+        case Op::kRemove:
+          return t.Remove(call, keys);
+        default:
+          throw UnknownOpError(t.spec().name, Name(o.op));
+      }
+    });
   }
   static void WriteRows(Exec& pool, Table& t, const WriteRowsOperands& o) {
-    const Selected own(o.keys, o.mask);
-    const Call call(*o.version, o.phase);
-    std::vector<std::byte> copy;
-    const auto rows = [&](size_t bytes) { return own.Rows(o.rows, bytes, copy); };
-    switch (o.op) {
-      case Op::kUpsert:
-        *o.next = t.Upsert(On(pool), call, own.keys(), rows(t.row_bytes()));
-        return;
-      case Op::kAssign:
-        *o.next = t.Assign(On(pool), call, own.keys(), rows(t.row_bytes()));
-        return;
-      case Op::kAdd: {
-        const std::byte* const deltas = rows(static_cast<size_t>(t.spec().dim) * sizeof(float));
-        *o.next = t.Add(On(pool), call, own.keys(), reinterpret_cast<const float*>(deltas), o.initial);
-        return;
+    WithOwn(t, o, [&](Call call, OwnBatch& own) {
+      const KeySpan keys = own.keys.keys();
+      const auto rows = [&](size_t bytes) { return own.keys.Rows(o.rows, bytes, own.rows); };
+      switch (o.op) {
+        case Op::kUpsert:
+          return t.Upsert(On(pool), call, keys, rows(t.row_bytes()));
+        case Op::kAssign:
+          return t.Assign(On(pool), call, keys, rows(t.row_bytes()));
+        case Op::kAdd: {
+          const std::byte* const deltas = rows(static_cast<size_t>(t.spec().dim) * sizeof(float));
+          return t.Add(On(pool), call, keys, reinterpret_cast<const float*>(deltas), o.initial);
+        }
+        default:
+          throw UnknownOpError(t.spec().name, Name(o.op));
       }
-      default:
-        throw UnknownOpError(t.spec().name, Name(o.op));
-    }
+    });
   }
   static void Accum(Exec& pool, Table& t, const AccumOperands& o) {
-    const Selected own(o.keys, o.mask);
-    const auto dim = static_cast<size_t>(t.spec().dim);
-    std::vector<float> old_copy, new_copy;
-    std::vector<uint8_t> exists_copy;
-    const auto* exists = own.Rows(reinterpret_cast<const uint8_t*>(o.exists), 1, exists_copy);
-    *o.next = t.Accum(On(pool), {*o.version, o.phase}, own.keys(), own.Rows(o.old_rows, dim, old_copy),
-                      own.Rows(o.new_rows, dim, new_copy), reinterpret_cast<const bool*>(exists));
+    WithOwn(t, o, [&](Call call, OwnBatch& own) {
+      const auto dim = static_cast<size_t>(t.spec().dim);
+      const auto* exists = own.keys.Rows(reinterpret_cast<const uint8_t*>(o.exists), 1, own.exists);
+      return t.Accum(On(pool), call, own.keys.keys(), own.keys.Rows(o.old_rows, dim, own.old_rows),
+                     own.keys.Rows(o.new_rows, dim, own.new_rows), reinterpret_cast<const bool*>(exists));
+    });
   }
   static void Evict(Exec& pool, Table& t, const EvictOperands& o) {
     *o.next = t.Evict(On(pool), Name(o.op), {*o.version, o.phase}, o.policy, Load64(o.step));
@@ -135,10 +128,9 @@ struct Cpu : CpuBags, CpuSharded {
   }
   static void Scatter(Exec& pool, Table& t, const ScatterOperands& o) {
     const Chunk c(t, o.chunk);
-    t.Scatter(
+    *o.out = t.Scatter(
         On(pool), *o.version, c.of, c.n, o.values, o.slots,
         /*last=*/static_cast<size_t>(*o.chunk.start) + o.chunk.size >= static_cast<size_t>(*o.chunk.active));
-    *o.out = *o.version;
   }
   static void Merge(Exec&, const MergeOperands& o) {
     CheckSeals("", "merge", o.gradients);
@@ -160,6 +152,17 @@ struct Cpu : CpuBags, CpuSharded {
   static std::optional<uint32_t> Given(const uint32_t* version) {
     return version == nullptr ? std::nullopt : std::optional(*version);
   }
+
+  /// A write, write(call, own keys), of one phase. A commit works on the batch that its plan has made.
+  template <class Operands, class Write>
+  static void WithOwn(Table& t, const Operands& o, Write write) {
+    const Call call(*o.version, o.phase);
+    const bool kept = call.phase == Phase::kCommit && o.mask != nullptr;
+    OwnBatch own = kept ? t.TakeBatch(call.version) : OwnBatch(o.keys, o.mask);
+    *o.next = write(call, own);
+    if (Plans(call.phase) && o.mask != nullptr) t.KeepBatch(call.version, std::move(own));
+  }
+
   /// The targets of a chunk: of the operand, or of the shard's own step if that is empty.
   struct Chunk {
     Chunk(const Table& t, const ChunkSpan& chunk) : own(chunk.num_rows == 0) {

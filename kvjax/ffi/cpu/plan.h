@@ -14,6 +14,7 @@
 #include "kvjax/ffi/core/admit.h"
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/operation.h"
+#include "kvjax/ffi/core/route.h"
 #include "kvjax/ffi/core/shard_summary.h"
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/cpu/changed_rows.h"
@@ -30,11 +31,25 @@ struct Call {
   Phase phase;
 };
 
-/// Another write that has been planned, and what it takes to prepare it if it has only been proposed.
+/// Of the batch of a write the keys that a shard owns, and what belongs to them; where they are not all,
+/// these are copies.
+struct OwnBatch {
+  OwnBatch(KeySpan all, const bool* mask) : keys(all, mask) {}
+  Selected keys;
+  std::vector<std::byte> rows = {};
+  std::vector<float> old_rows = {}, new_rows = {};
+  std::vector<uint8_t> exists = {};
+};
+
+/// Another write that has been planned, with all memory that its commit will want, and what it takes to
+/// prepare it if it has only been proposed.
 struct Planned {
   uint32_t version;
   Change change;
-  std::string_view op = "";  // static
+  std::unique_ptr<OwnBatch> batch = nullptr;
+  std::vector<float> sums = {};    // (n, dim) of an addition, by distinct key
+  std::vector<bool> present = {};  // of accum, which fresh keys have got a row
+  std::string_view op = "";        // static
   std::vector<std::byte> initial = {};
   bool blank = true;
   std::optional<Policy> policy = std::nullopt;  // of an eviction by hand, which has no rows to come
@@ -46,7 +61,8 @@ struct Planned {
 struct ApplyPlan {
   SlotLayout layout;
   int64_t step = 0;
-  bool attach = false;  // the slots
+  bool attach = false;                                         // the slots
+  std::optional<RowStore::NewSlots> new_slots = std::nullopt;  // once it is prepared: these
   Change change = {};
   Admission::Decision decision = {};
   bool shares = false;                       // whether gradients of unadmitted keys go to the shared row
@@ -59,15 +75,33 @@ struct ApplyPlan {
   bool ready = false;                        // to be committed
 };
 
-/// The training write that a shard is in the middle of.
-struct ShardStep {
-  uint32_t version = 0;
+/// What is to be written to the rows of a step once it ends: as many of them as it has been made for, each
+/// with its value and then its record of slots.
+struct StagedRows {
+  void Reserve(size_t n, size_t bytes) {
+    rows.clear();
+    rows.reserve(n);
+    records.Resize(n * bytes);
+  }
+  std::vector<uint32_t> rows;
+  ReusedMemory<std::byte> records;
+};
+
+/// The training write that a table is in the middle of.
+struct Step {
+  uint32_t version = 0;  // that it is made from
   ReceiveBuffer received;
   std::optional<ApplyPlan> plan;
   std::optional<Program> program;  // of the update, if it is one
   std::unique_ptr<RowPass> pass;
-  std::vector<ApplyTarget> targets;
-  std::vector<float> shared_gradient;  // (dim,)
+  // For any other update, which runs in chunks outside of the table:
+  bool open = false;
+  uint32_t token = 0;                  // by which its calls know it
+  std::vector<uint64_t> keys;          // the distinct ones
+  std::vector<int32_t> counts;         // and their occurrences
+  std::vector<ApplyTarget> targets;    // of a shard
+  std::vector<float> shared_gradient;  // (dim,) of a shard
+  StagedRows staged;
 };
 
 }  // namespace kvjax

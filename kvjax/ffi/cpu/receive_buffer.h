@@ -102,6 +102,10 @@ class ReceiveBuffer {
     std::vector<float> rows;
   };
 
+  struct Placed {
+    size_t operator()(uint64_t key) const { return PlaceHash(key, Secret()); }
+  };
+
   void Merge(const uint64_t* keys, const int32_t* counts, const float* rows, size_t n, size_t dim) {
     uint64_t* const out_keys = keys_.Resize(n + 1);  // + 1: never null
     int32_t* const out_counts = counts_.Resize(n);
@@ -111,7 +115,7 @@ class ReceiveBuffer {
   }
 
   std::vector<Sent> sent_;
-  std::unordered_map<uint64_t, size_t> given_;
+  std::unordered_map<uint64_t, size_t, Placed> given_;
   std::vector<std::byte> given_rows_;
   ReusedMemory<uint64_t> keys_;
   ReusedMemory<int32_t> counts_;

@@ -9,10 +9,10 @@ inline void Table::Receive(const ParallelFor& parallel, uint32_t version, KeySpa
                            const float* rows, size_t senders, int32_t round, int32_t rounds,
                            InitialRows initial) {
   const auto lock = Write(version, "apply", keys);
-  ReceiveBuffer& received = shard_step_.received;
+  ReceiveBuffer& received = step_.received;
   if (round == 0) {
     Abandoned();
-    shard_step_.version = version;
+    step_.version = version;
     received.Open(senders);
   }
   if (initial.n > 0) {
@@ -30,15 +30,14 @@ inline void Table::Receive(const ParallelFor& parallel, uint32_t version, KeySpa
 
 inline void Table::PlanStep(const ParallelFor& parallel, const PlanStepOperands& o, ShardSummary& summary) {
   const auto lock = Write(*o.version, "apply", {});
-  const ReceiveBuffer::Merged in = shard_step_.received.Close(static_cast<size_t>(spec_.dim));
+  const ReceiveBuffer::Merged in = step_.received.Close(static_cast<size_t>(spec_.dim));
   const StepGradients gradients{.keys = in.keys, .rows = in.rows};
-  shard_step_.plan = PlanApply(parallel, {in.keys, in.n}, in.counts, gradients, Load64(o.step), o.layout);
-  const ApplyPlan& plan = *shard_step_.plan;
-  shard_step_.program = o.program;
-  shard_step_.pass = nullptr;
+  step_.plan = PlanApply(parallel, {in.keys, in.n}, in.counts, gradients, Load64(o.step), o.layout);
+  const ApplyPlan& plan = *step_.plan;
+  step_.program = o.program;
+  step_.pass = nullptr;
   if (o.program) {
-    shard_step_.pass =
-        std::make_unique<RowPass>(spec_, *shard_step_.program, plan.layout, o.shared, plan.step);
+    step_.pass = std::make_unique<RowPass>(spec_, *step_.program, plan.layout, o.shared, plan.step);
   }
   summary = {.size = in_.store.size(), .entering = plan.change.entering(), .occurrences = plan.occurrences};
   if (!in_.admission.shares()) return;
@@ -81,8 +80,8 @@ inline std::optional<Tally> Table::Prepare(const ParallelFor& parallel, std::str
   all.entering += shares && lacks_shared;
   const bool alone = summaries.size() == 1;
   space_.reset();
-  if (shard_step_.plan && shard_step_.version == version) {
-    ApplyPlan& plan = *shard_step_.plan;
+  if (step_.plan && step_.version == version) {
+    ApplyPlan& plan = *step_.plan;
     if (in_.admission.shares()) AddUnadmitted(plan, summaries, shard);
     EnterShared(plan);
     space_.emplace(in_.source(spec_), "apply", plan.change, all, plan.step, alone);
@@ -107,20 +106,21 @@ inline std::optional<Tally> Table::Continue(const ParallelFor& parallel, std::st
 inline std::optional<Tally> Table::AskOrPrepare(const ParallelFor& parallel, bool known) {
   if (!known) return space_->Count();
   space_.reset();
-  if (!shard_step_.plan) {
+  if (!step_.plan) {
     const InitialRows initial{planned_->initial.data(), planned_->initial.size() / row_bytes()};
     in_.Prepare(parallel, spec_, planned_->op, planned_->change, initial, planned_->blank);
     planned_->ready = true;
     return std::nullopt;
   }
-  ApplyPlan& plan = *shard_step_.plan;
-  if (!shard_step_.pass) {
-    shard_step_.targets.resize(shard_step_.received.merged().n + 1);
-    shard_step_.shared_gradient.resize(static_cast<size_t>(spec_.dim));
+  ApplyPlan& plan = *step_.plan;
+  const ReceiveBuffer::Merged& in = step_.received.merged();
+  if (!step_.pass) {
+    step_.targets.resize(in.n + 1);
+    step_.shared_gradient.resize(static_cast<size_t>(spec_.dim));
+    Stage(plan, {in.keys, in.n}, in.counts);
   }
-  const std::vector<std::byte> given = shard_step_.received.Given(WithShared(plan), row_bytes());
-  PrepareApply(parallel, {shard_step_.received.merged().keys, shard_step_.received.merged().n}, plan,
-               {given.data(), given.size() / row_bytes()});
+  const std::vector<std::byte> given = step_.received.Given(WithShared(plan), row_bytes());
+  PrepareApply(parallel, {in.keys, in.n}, in.counts, plan, {given.data(), given.size() / row_bytes()});
   plan.ready = true;
   return std::nullopt;
 }
@@ -135,20 +135,17 @@ inline std::vector<uint64_t> Table::WithShared(const ApplyPlan& plan) const {
 inline uint32_t Table::CommitStep(const ParallelFor& parallel, uint32_t version, int32_t* active,
                                   int64_t* step) {
   const auto lock = Write(version, "apply", {});
-  if (!shard_step_.plan || shard_step_.version != version || !shard_step_.plan->ready) throw NotPlanned();
-  const ReceiveBuffer::Merged& in = shard_step_.received.merged();
-  ApplyPlan& plan = *shard_step_.plan;
+  if (!step_.plan || step_.version != version || !step_.plan->ready) throw NotPlanned();
+  if (!step_.pass) return HandOut({step_.targets.data(), active, step, step_.shared_gradient.data()});
+  const ReceiveBuffer::Merged& in = step_.received.merged();
+  ApplyPlan& plan = *step_.plan;
   const uint32_t next = CommitApply(plan, {in.keys, in.n}, in.counts);
-  if (shard_step_.pass) {
-    shard_step_.pass->Run(parallel, in_.store, plan.updates,
-                          {.keys = in.keys, .rows = in.rows, .shared = plan.shared_sum.data()});
-    *active = 0, *step = plan.step;  // nothing is left to do
-    gate_.EndStep();
-  } else {
-    HandOut(plan, {shard_step_.targets.data(), active, step, shard_step_.shared_gradient.data()});
-  }
-  shard_step_.pass.reset();
-  shard_step_.plan.reset();
+  step_.pass->Run(parallel, in_.store, plan.updates,
+                  {.keys = in.keys, .rows = in.rows, .shared = plan.shared_sum.data()});
+  in_.store.Compact();
+  *active = 0, *step = plan.step;  // nothing is left to do
+  step_.pass.reset();
+  step_.plan.reset();
   return next;
 }
 
@@ -160,12 +157,9 @@ inline void Table::Abandon() {
 inline void Table::Abandoned() noexcept {
   space_.reset();
   planned_.reset();
-  // Slots that only the step had asked for.
-  if (shard_step_.plan && shard_step_.plan->attach && in_.store.layout() == shard_step_.plan->layout) {
-    in_.store.DetachSlots();
-  }
-  shard_step_.pass.reset();
-  shard_step_.plan.reset();
+  step_.open = false;
+  step_.pass.reset();
+  step_.plan.reset();
 }
 
 }  // namespace kvjax

@@ -60,15 +60,13 @@ class SpaceMaker {
     const bool recent = spec.policy.empty() || spec.policy.least_recent();
     rows_ = recent ? LeastRecent(parallel, needed_) : Candidates(parallel);
     if (spec.policy.empty()) return Settle(parallel);
-    policy_ = spec.policy;
-    return Advance(parallel);
+    return Begin(parallel, spec.policy);
   }
 
   /// Begins to choose what `policy` evicts by hand.
   bool Evict(const ParallelFor& parallel, const Policy& policy) {
     rows_ = Candidates(parallel);
-    policy_ = policy;
-    return Advance(parallel);
+    return Begin(parallel, policy);
   }
 
   /// What this shard adds to the sum that it needs.
@@ -92,6 +90,17 @@ class SpaceMaker {
 
  private:
   static constexpr size_t kGrain = 2048;  // rows: below this, waking a second thread costs more than it saves
+
+  bool Begin(const ParallelFor& parallel, const Policy& policy) {
+    policy_ = policy;
+    if (policy_.scored()) {
+      std::sort(rows_.begin(), rows_.end(), [](const Candidate& x, const Candidate& y) {
+        return std::pair(BucketOf(x.key), static_cast<int64_t>(x.key)) <
+               std::pair(BucketOf(y.key), static_cast<int64_t>(y.key));
+      });
+    }
+    return Advance(parallel);
+  }
 
   /// Takes the rankings of the policy, as far as no other shard has to be asked, and then makes the
   /// choice.

@@ -44,10 +44,8 @@ class Table {
   [[nodiscard]] const TableSpec& spec() const { return spec_; }
   [[nodiscard]] uint32_t version() const { return gate_.version(); }
   void Settle() const {}  // calls are done when they return
-  /// The live version for a new handle, once no step is under way.
-  [[nodiscard]] uint32_t SettledVersion() {
-    return gate_.Settled(StepPatience(spec_.sharded), spec_.name, !spec_.sharded);
-  }
+  /// The live version for a new handle.
+  [[nodiscard]] uint32_t SettledVersion() const { return version(); }  // steps are whole when they have one
   [[nodiscard]] size_t row_bytes() const { return spec_.row_bytes(); }
 
   // ---- reads: without a version, of what the last write has finished --------------------------------------
@@ -125,9 +123,8 @@ class Table {
   // ---- the same in chunks, for any other update: BeginApply, then Gather and Scatter for each chunk
   // --------
   //
-  // BeginApply makes every row that the step needs and all memory it takes, and moves the version on; until
-  // the last Scatter nobody else gets that version: it is handed on with the result of the step, and whoever
-  // asks for the live one waits (version.h).
+  // BeginApply plans the step and takes all memory for it, and the last Scatter commits it. Until then it is
+  // nothing to others, and any other write ends it.
 
   using Target = ApplyTarget;
   static constexpr uint32_t kSharedGradient = ApplyTarget::kSharedGradient;
@@ -142,19 +139,21 @@ class Table {
   };
 
   /// keys are distinct; counts: (n,) occurrences; zeros, all at the end, are padding. rows: (n, dim)
-  /// gradients. A negative `step` stands for the one after the last.
+  /// gradients. A negative `step` stands for the one after the last. Returns the word by which the other
+  /// calls know the step.
   uint32_t BeginApply(const ParallelFor& parallel, uint32_t version, KeySpan keys, const int32_t* counts,
                       const float* rows, int64_t step, const SlotLayout& layout, InitialRows initial,
                       Begun out);
 
   /// Copies n rows out: values (n, dim), fresh (n,) true where no optimizer has written slots yet, and one
   /// array per slot.
-  void Gather(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
-              std::byte* values, bool* fresh, const std::vector<std::byte*>& slots) const;
+  void Gather(const ParallelFor& parallel, uint32_t token, const Target* targets, size_t n, std::byte* values,
+              bool* fresh, const std::vector<std::byte*>& slots) const;
 
-  /// Writes back what Gather copied out; `last` ends the step.
-  void Scatter(const ParallelFor& parallel, uint32_t version, const Target* targets, size_t n,
-               const std::byte* values, const std::vector<const std::byte*>& slots, bool last);
+  /// Takes back what Gather copied out; with `last` the step is done. Returns its word, or at last the next
+  /// version.
+  uint32_t Scatter(const ParallelFor& parallel, uint32_t token, const Target* targets, size_t n,
+                   const std::byte* values, const std::vector<const std::byte*>& slots, bool last);
 
   // ---- the same on one shard of several (sharded.h): Receive, PlanStep, Prepare, Continue, CommitStep
   // ----------
@@ -173,11 +172,15 @@ class Table {
   /// The same with the sum of what the shards have counted.
   std::optional<Tally> Continue(const ParallelFor& parallel, std::string_view op, uint32_t version,
                                 const Tally& sum);
-  /// Sets how many rows are left to be updated in chunks, and which step it is.
+  /// The same as Apply does; or as BeginApply, with how many rows are to be updated in chunks. Sets which
+  /// step it is.
   uint32_t CommitStep(const ParallelFor& parallel, uint32_t version, int32_t* active, int64_t* step);
-  [[nodiscard]] const ShardStep& shard_step() const { return shard_step_; }
+  [[nodiscard]] const Step& shard_step() const { return step_; }
   /// Forgets what has been planned: another shard could not do its part.
   void Abandon();
+  /// The batch of a write, as the commit of a plan wants it: that must not need memory.
+  void KeepBatch(uint32_t version, OwnBatch batch);
+  [[nodiscard]] OwnBatch TakeBatch(uint32_t version);
   void Count(const Traffic& traffic) const { traffic.AddTo(in_.counters); }
 
   // ---- whole tables, from the host ---------------------------------------------------------------------
@@ -242,26 +245,27 @@ class Table {
     return spec_.count_batches ? 1 : static_cast<uint32_t>(count);
   }
 
-  /// The change that `make` plans, or one that has been planned; none if this call ends here.
+  /// What `make` plans, or what has been planned; nothing if this call ends here.
   template <class Make>
-  std::optional<Change> Plan(Call call, Make make) {
-    if (call.phase == Phase::kWhole) return std::move(make().change);
+  std::optional<Planned> Plan(Call call, Make make) {
+    if (call.phase != Phase::kCommit) Abandoned();
+    if (call.phase == Phase::kWhole) return make();
     if (call.phase != Phase::kCommit) {
-      Abandoned();
       planned_.emplace(make()).ready = call.phase == Phase::kPlan;
       return std::nullopt;
     }
     if (!planned_ || planned_->version != call.version || !planned_->ready) throw NotPlanned();
-    std::optional<Change> change = std::move(planned_->change);
+    std::optional<Planned> planned = std::move(planned_);
     planned_.reset();
-    return change;
+    return planned;
   }
   /// The same for a change with rows to come, for which there must be space.
   template <class Make>
-  std::optional<Change> PlanRows(const ParallelFor& parallel, Call call, std::string_view op,
-                                 InitialRows initial, bool blank, Make make) {
+  std::optional<Planned> PlanRows(const ParallelFor& parallel, Call call, std::string_view op,
+                                  InitialRows initial, bool blank, Make make) {
     return Plan(call, [&] {
-      Planned planned{.version = call.version, .change = make(), .op = op, .blank = blank};
+      Planned planned = make();
+      planned.op = op, planned.blank = blank;
       if (call.phase == Phase::kPropose) {
         planned.initial.assign(initial.data, initial.data + initial.n * row_bytes());
         return planned;
@@ -272,25 +276,35 @@ class Table {
       return planned;
     });
   }
+  /// A row for every key.
+  [[nodiscard]] Planned Entering(const ParallelFor& parallel, Call call, KeySpan keys) const {
+    return {.version = call.version, .change = in_.Enter(parallel, keys)};
+  }
   [[nodiscard]] Totals Alone(const Change& change) const { return {in_.store.size(), change.entering()}; }
   [[nodiscard]] Error NotPlanned() const { return NotPlannedError(spec_.name); }
-  [[nodiscard]] Change PlanAccum(const ParallelFor& parallel, KeySpan keys, const bool* exists);
+  [[nodiscard]] Planned PlanAdd(const ParallelFor& parallel, Call call, KeySpan keys, const float* deltas);
+  [[nodiscard]] Planned PlanAccum(const ParallelFor& parallel, Call call, KeySpan keys, const bool* exists);
 
   [[nodiscard]] ApplyPlan PlanApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts,
                                     const StepGradients& gradients, int64_t step, const SlotLayout& layout);
   [[nodiscard]] bool LacksShared(const ApplyPlan& plan) const;
   void EnterShared(ApplyPlan& plan) const;
   void MakeSpace(const ParallelFor& parallel, ApplyPlan& plan) const;
-  void PrepareApply(const ParallelFor& parallel, KeySpan keys, ApplyPlan& plan, InitialRows initial);
+  void PrepareApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts, ApplyPlan& plan,
+                    InitialRows initial);
+  void ListUpdates(ApplyPlan& plan, KeySpan keys, const int32_t* counts) const;
+  [[nodiscard]] uint32_t SharedRowOf(const ApplyPlan& plan) const;
   void AddUnadmitted(ApplyPlan& plan, const std::vector<ShardSummary>& summaries, size_t shard) const;
   std::optional<Tally> AskOrPrepare(const ParallelFor& parallel, bool known);
   void Abandoned() noexcept;
   [[nodiscard]] std::vector<uint64_t> WithShared(const ApplyPlan& plan) const;
   uint32_t CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts);
-  void HandOut(const ApplyPlan& plan, Begun out);
+  void Stage(const ApplyPlan& plan, KeySpan keys, const int32_t* counts);
+  uint32_t HandOut(Begun out);
+  uint32_t EndStep(const ParallelFor& parallel);
 
   [[nodiscard]] size_t CheckMerged(KeySpan keys, const int32_t* counts) const;
-  void CheckChunk(const Target* targets, size_t n, size_t num_slots) const;
+  void CheckChunk(uint32_t token, const Target* targets, size_t n, size_t num_slots) const;
 
   [[nodiscard]] static bool Valid(const bool* mask, size_t i) { return mask == nullptr || mask[i]; }
 
@@ -321,7 +335,7 @@ class Table {
   Contents in_;
   VersionGate gate_;
   std::optional<Planned> planned_;
-  ShardStep shard_step_;
+  Step step_;
   Recent recent_;
   std::optional<SpaceMaker> space_;  // for one of the two, while the shards choose which rows are evicted
 };

@@ -1,7 +1,7 @@
 // The writes of a table but that of training: each plans what may fail, and then does what cannot.
 #pragma once
 #include <array>
-#include <new>
+#include <functional>
 #include <vector>
 
 #include "kvjax/ffi/core/copy.h"
@@ -11,20 +11,20 @@ namespace kvjax {
 
 inline uint32_t Table::Insert(const ParallelFor& parallel, Call call, KeySpan keys, InitialRows initial) {
   const auto lock = Write(call.version, "lookup_or_insert", keys);
-  const auto change = PlanRows(parallel, call, "lookup_or_insert", initial, /*blank=*/false,
-                               [&] { return in_.Enter(parallel, keys); });
-  if (!change) return 0;
-  in_.Commit(*change);
+  const auto planned = PlanRows(parallel, call, "lookup_or_insert", initial, /*blank=*/false,
+                                [&] { return Entering(parallel, call, keys); });
+  if (!planned) return 0;
+  in_.Commit(planned->change);
   return gate_.Next();
 }
 
 inline uint32_t Table::Pin(const ParallelFor& parallel, Call call, KeySpan keys, InitialRows initial) {
   const auto lock = Write(call.version, "pin", keys);
-  auto change =
-      PlanRows(parallel, call, "pin", initial, /*blank=*/false, [&] { return in_.Enter(parallel, keys); });
-  if (!change) return 0;
-  in_.Commit(*change);
-  for (const uint32_t row : std::move(*change).Rows()) in_.store.Header(row).pinned = 1;
+  auto planned = PlanRows(parallel, call, "pin", initial, /*blank=*/false,
+                          [&] { return Entering(parallel, call, keys); });
+  if (!planned) return 0;
+  in_.Commit(planned->change);
+  for (const uint32_t row : std::move(planned->change).Rows()) in_.store.Header(row).pinned = 1;
   return gate_.Next();
 }
 
@@ -40,41 +40,35 @@ inline uint32_t Table::Unpin(Call call, KeySpan keys) {
 
 inline uint32_t Table::Upsert(const ParallelFor& parallel, Call call, KeySpan keys, const std::byte* values) {
   const auto lock = Write(call.version, "upsert", keys);
-  auto change =
-      PlanRows(parallel, call, "upsert", {}, /*blank=*/true, [&] { return in_.Enter(parallel, keys); });
-  if (!change) return 0;
-  in_.Commit(*change);
-  WriteValues(parallel, std::move(*change).Rows(), values);
+  auto planned =
+      PlanRows(parallel, call, "upsert", {}, /*blank=*/true, [&] { return Entering(parallel, call, keys); });
+  if (!planned) return 0;
+  in_.Commit(planned->change);
+  WriteValues(parallel, std::move(planned->change).Rows(), values);
   return gate_.Next();
 }
 
 inline uint32_t Table::Assign(const ParallelFor& parallel, Call call, KeySpan keys, const std::byte* values) {
   const auto lock = Write(call.version, "assign", keys);
-  const auto change = Plan(
+  const auto planned = Plan(
       call, [&] { return Planned{call.version, Change{.found = in_.Locate(parallel, keys), .ids = {}}}; });
-  if (!change) return 0;
-  WriteValues(parallel, change->found.rows, values);
+  if (!planned) return 0;
+  WriteValues(parallel, planned->change.found.rows, values);
   return gate_.Next();
 }
 
 inline uint32_t Table::Add(const ParallelFor& parallel, Call call, KeySpan keys, const float* deltas,
                            InitialRows initial) {
   const auto lock = Write(call.version, "add", keys);
+  auto planned = PlanRows(parallel, call, "add", initial, /*blank=*/false,
+                          [&] { return PlanAdd(parallel, call, keys, deltas); });
+  if (!planned) return 0;
+  in_.Commit(planned->change);
   const auto dim = static_cast<size_t>(spec_.dim);
-  const std::vector<int32_t> ones(keys.n, 1);
-  std::vector<uint64_t> distinct(keys.n);
-  std::vector<float> sums(keys.n * dim);
-  std::vector<int32_t> counts(keys.n);
-  const size_t n =
-      MergeRows(keys.data, deltas, ones.data(), keys.n, dim, distinct.data(), sums.data(), counts.data());
-  auto change = PlanRows(parallel, call, "add", initial, /*blank=*/false,
-                         [&] { return in_.Enter(parallel, {distinct.data(), n}); });
-  if (!change) return 0;
-  in_.Commit(*change);
-  const std::vector<uint32_t> rows = std::move(*change).Rows();
-  for (size_t i = 0; i < n; ++i) {
-    if (i + kAhead < n) in_.store.Prefetch(rows[i + kAhead]);
-    AddTo(rows[i], [&](size_t d) { return sums[i * dim + d]; });
+  const std::vector<uint32_t> rows = std::move(planned->change).Rows();
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (i + kAhead < rows.size()) in_.store.Prefetch(rows[i + kAhead]);
+    AddTo(rows[i], [&](size_t d) { return planned->sums[i * dim + d]; });
   }
   return gate_.Next();
 }
@@ -84,10 +78,10 @@ inline uint32_t Table::Accum(const ParallelFor& parallel, Call call, KeySpan key
   const auto lock = Write(call.version, "accum", keys);
   const auto dim = static_cast<size_t>(spec_.dim);
   auto planned = PlanRows(parallel, call, "accum", {}, /*blank=*/true,
-                          [&] { return PlanAccum(parallel, keys, exists); });
+                          [&] { return PlanAccum(parallel, call, keys, exists); });
   if (!planned) return 0;
-  Change& change = *planned;
-  std::vector<bool> present(change.ids.size());
+  Change& change = planned->change;
+  std::vector<bool>& present = planned->present;
   in_.Commit(change);
   for (size_t i = 0, m = 0; i < keys.n; ++i) {
     uint32_t row = change.found.rows[i];
@@ -126,7 +120,7 @@ inline uint32_t Table::Evict(const ParallelFor& parallel, std::string_view op, C
                              const Policy& policy, int64_t step) {
   const auto lock = Write(call.version, op, {});
   if (step < 0) step = in_.last_step;
-  const auto change = Plan(call, [&] {
+  const auto planned = Plan(call, [&] {
     Planned evicting{.version = call.version, .change = {}, .op = "evict", .policy = policy, .step = step};
     if (call.phase == Phase::kPropose) return evicting;
     SpaceMaker(in_.source(spec_), "evict", evicting.change, Alone(evicting.change), step, true)
@@ -134,8 +128,8 @@ inline uint32_t Table::Evict(const ParallelFor& parallel, std::string_view op, C
     in_.Prepare(parallel, spec_, "evict", evicting.change, {}, /*blank=*/true);
     return evicting;
   });
-  if (!change) return 0;
-  in_.Commit(*change);
+  if (!planned) return 0;
+  in_.Commit(planned->change);
   in_.store.Compact();
   return gate_.Next();
 }
@@ -180,14 +174,25 @@ inline void Table::WriteValues(const ParallelFor& parallel, const std::vector<ui
     }
     flush();
   };
-  try {
-    parallel(kOwners, rows.size() < 2 * kGrain ? kOwners : kOwners / 8, write);
-  } catch (const std::bad_alloc&) {  // there was no memory to share the work
-    write(0, kOwners);
-  }
+  // By reference: a copy would need memory.
+  parallel(kOwners, rows.size() < 2 * kGrain ? kOwners : kOwners / 8, std::cref(write));
 }
 
-inline Change Table::PlanAccum(const ParallelFor& parallel, KeySpan keys, const bool* exists) {
+/// The deltas of equal keys are summed.
+inline Planned Table::PlanAdd(const ParallelFor& parallel, Call call, KeySpan keys, const float* deltas) {
+  const auto dim = static_cast<size_t>(spec_.dim);
+  const std::vector<int32_t> ones(keys.n, 1);
+  std::vector<uint64_t> distinct(keys.n);
+  std::vector<float> sums(keys.n * dim);
+  std::vector<int32_t> counts(keys.n);
+  const size_t n =
+      MergeRows(keys.data, deltas, ones.data(), keys.n, dim, distinct.data(), sums.data(), counts.data());
+  Planned planned = Entering(parallel, call, {distinct.data(), n});
+  planned.sums = std::move(sums);
+  return planned;
+}
+
+inline Planned Table::PlanAccum(const ParallelFor& parallel, Call call, KeySpan keys, const bool* exists) {
   Change change{.found = in_.Locate(parallel, keys), .ids = {}};
   change.ids.assign(change.found.fresh.size(), kNoRow);
   for (size_t i = 0, m = 0; i < keys.n; ++i) {
@@ -195,7 +200,21 @@ inline Change Table::PlanAccum(const ParallelFor& parallel, KeySpan keys, const 
     const uint32_t number = change.found.numbers[m++];
     if (!exists[i]) change.ids[number] = 0;
   }
-  return change;
+  Planned planned{.version = call.version, .change = std::move(change)};
+  planned.present.resize(planned.change.ids.size());
+  return planned;
+}
+
+inline void Table::KeepBatch(uint32_t version, OwnBatch batch) {
+  const auto lock = Write(version, "write", {});
+  if (!planned_ || planned_->version != version) throw NotPlanned();
+  planned_->batch = std::make_unique<OwnBatch>(std::move(batch));
+}
+
+inline OwnBatch Table::TakeBatch(uint32_t version) {
+  const auto lock = Write(version, "write", {});
+  if (!planned_ || planned_->version != version || !planned_->batch) throw NotPlanned();
+  return std::move(*planned_->batch);
 }
 
 }  // namespace kvjax

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kvjax/ffi/core/hash.h"
+#include "kvjax/ffi/core/secret.h"
 #include "kvjax/ffi/device/atomic.h"
 #include "kvjax/ffi/device/memory.h"
 
@@ -32,7 +32,7 @@ void GroupKeys(Q& q, const uint64_t* keys, Valid valid, size_t n, uint32_t* firs
                uint32_t* is_first = nullptr) {
   if (n == 0) return;
   constexpr uint32_t kFree = 0xFFFFFFFFu;
-  const uint64_t mask = std::bit_ceil(2 * n) - 1;
+  const uint64_t mask = std::bit_ceil(2 * n) - 1, secret = Secret();
   const Scratch<Q, uint32_t> firsts(q, mask + 1), cells(q, n);
   uint32_t *const f = firsts.data(), *const c = cells.data();
   q.Fill(f, 0xFF, (mask + 1) * sizeof(uint32_t));
@@ -40,7 +40,7 @@ void GroupKeys(Q& q, const uint64_t* keys, Valid valid, size_t n, uint32_t* firs
     if (!valid(i)) return;
     const auto me = static_cast<uint32_t>(i);
     const uint64_t key = keys[i];
-    uint64_t cell = (Mix(key) >> 20) & mask;
+    uint64_t cell = (PlaceHash(key, secret) >> 20) & mask;
     for (;; cell = (cell + 1) & mask) {
       uint32_t seen = Load(f[cell]);
       if (seen == kFree && Exchange(f[cell], seen, me)) break;

@@ -16,6 +16,7 @@
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/index.h"
 #include "kvjax/ffi/core/portable.h"
+#include "kvjax/ffi/core/secret.h"
 #include "kvjax/ffi/core/snapshot.h"
 #include "kvjax/ffi/device/atomic.h"
 #include "kvjax/ffi/device/memory.h"
@@ -38,8 +39,8 @@ class IndexView {
   };
 
   IndexView() = default;
-  KVJAX_HD IndexView(Digests* digests, Entry* entries, uint64_t buckets)
-      : digests_(digests), entries_(entries), mask_(buckets - 1) {}
+  KVJAX_HD IndexView(Digests* digests, Entry* entries, uint64_t buckets, uint64_t secret)
+      : digests_(digests), entries_(entries), mask_(buckets - 1), secret_(secret) {}
 
   /// The row of a key, or kNoRow. Nothing may change the index meanwhile.
   [[nodiscard]] KVJAX_HD uint32_t Find(uint64_t key) const {
@@ -49,7 +50,7 @@ class IndexView {
 
   /// The entry of a key, or nullptr. Nothing may change the index meanwhile.
   [[nodiscard]] KVJAX_HD Entry* Locate(uint64_t key) const {
-    const uint64_t hash = Mix(key);
+    const uint64_t hash = PlaceHash(key, secret_);
     const uint32_t wanted = Repeat(Digest(hash));
     for (uint64_t bucket = Home(hash), tried = 0; tried <= mask_; ++tried, bucket = (bucket + 1) & mask_) {
       const Digests digests = digests_[bucket];
@@ -69,7 +70,7 @@ class IndexView {
   /// Gives a key that is not there a row; many lanes may do so for distinct keys at once. Sets `took_empty`
   /// to whether a cell is used that was not in use before. There must be a free cell.
   KVJAX_HD void Insert(uint64_t key, uint32_t row, bool& took_empty) const {
-    const uint64_t hash = Mix(key);
+    const uint64_t hash = PlaceHash(key, secret_);
     for (uint64_t bucket = Home(hash);; bucket = (bucket + 1) & mask_) {
       for (uint32_t w = 0; w < 4; ++w) {
         uint32_t& word = digests_[bucket].words[w];
@@ -90,7 +91,7 @@ class IndexView {
   /// keys too: one of them gets the row. Sets `gave_empty` to whether the cell is as if it had never been
   /// used.
   KVJAX_HD uint32_t Erase(uint64_t key, bool& gave_empty) const {
-    const uint64_t hash = Mix(key);
+    const uint64_t hash = PlaceHash(key, secret_);
     const uint32_t wanted = Repeat(Digest(hash));
     for (uint64_t bucket = Home(hash), tried = 0; tried <= mask_; ++tried, bucket = (bucket + 1) & mask_) {
       const bool ends = HasEmpty(bucket);
@@ -136,7 +137,7 @@ class IndexView {
   }
   /// In how many buckets after its first a key that is there was looked for.
   [[nodiscard]] KVJAX_HD uint64_t Distance(uint64_t cell) const {
-    return (cell / kCells - Home(Mix(entries_[cell].key))) & mask_;
+    return (cell / kCells - Home(PlaceHash(entries_[cell].key, secret_))) & mask_;
   }
 
   [[nodiscard]] KVJAX_HD uint64_t cells() const { return (mask_ + 1) * kCells; }
@@ -144,7 +145,6 @@ class IndexView {
  private:
   static constexpr uint32_t kEmpty = 0, kErased = 1, kHighBits = 0x80808080u;
 
-  /// Checkpoints and shards use the low 16 bits of the hash, so these choose nothing here.
   [[nodiscard]] KVJAX_HD uint64_t Home(uint64_t hash) const { return (hash >> 16) & mask_; }
   KVJAX_HD static uint32_t Digest(uint64_t hash) { return 0x80u | static_cast<uint32_t>(hash >> 57); }
   KVJAX_HD static uint32_t Repeat(uint32_t byte) { return byte * 0x01010101u; }
@@ -168,6 +168,7 @@ class IndexView {
   Digests* digests_;
   Entry* entries_;
   uint64_t mask_;
+  uint64_t secret_;
 };
 
 /// The memory of an index.
@@ -181,7 +182,7 @@ class Index {
     q.Fill(digests_.data(), 0, digests_.bytes());
   }
 
-  [[nodiscard]] IndexView view() const { return {digests_.data(), entries_.data(), buckets_}; }
+  [[nodiscard]] IndexView view() const { return {digests_.data(), entries_.data(), buckets_, secret_}; }
   /// Cells that may be in use, so that searches stay short.
   [[nodiscard]] size_t capacity() const { return CapacityOf(buckets_); }
   [[nodiscard]] size_t cells() const { return buckets_ * IndexView::kCells; }
@@ -200,6 +201,7 @@ class Index {
   }
 
   size_t buckets_ = 0;
+  uint64_t secret_ = Secret();
   Array<Q, IndexView::Digests> digests_;
   Array<Q, IndexView::Entry> entries_;
 };

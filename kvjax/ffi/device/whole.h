@@ -261,16 +261,19 @@ uint32_t DeviceTable<Q>::CommitLoad(Loaded loaded) {
   return control.version;
 }
 
-/// How far keys are from where they are first looked for, of a sample of slots.
+/// How far keys are from where they are first looked for, of a sample of cells all over the index.
 struct Probes {
   uint64_t total, keys, longest;
 };
 template <class Q>
 void SampleProbes(Q& q, IndexView index, Probes* out) {
   constexpr uint64_t kSample = 4096;
-  q.Each(index.cells() < kSample ? index.cells() : kSample, [=] KVJAX_HD(size_t slot) {
-    if (index.At(slot) == nullptr) return;
-    const uint64_t distance = index.Distance(slot) * IndexView::kCells;
+  const uint64_t lanes = std::min(index.cells(), kSample);
+  const uint64_t apart = std::max<uint64_t>(index.cells() / kSample, 1);
+  q.Each(lanes, [=] KVJAX_HD(size_t lane) {
+    const uint64_t cell = lane * apart;
+    if (index.At(cell) == nullptr) return;
+    const uint64_t distance = index.Distance(cell) * IndexView::kCells;
     Add(out->total, distance);
     Add(out->keys, uint64_t{1});
     Raise(out->longest, distance);

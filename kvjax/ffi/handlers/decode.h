@@ -108,13 +108,14 @@ class Decoder {
   template <class T>
   Array1<const T> InAny(std::string_view what) {
     const ffi::AnyBuffer buffer = In();
-    Want(buffer.element_type() == HeldAs<T>::kType, Typed<T>(what), buffer);
+    Want(buffer.element_type() == HeldAs<T>::kType, [&] { return Typed<T>(what); }, buffer);
     return {static_cast<const T*>(buffer.untyped_data()), buffer.element_count() / HeldAs<T>::kWords};
   }
   /// (), or with the leading axes that vmap has given it.
   const uint32_t* InVersion(std::string_view what = "a version ()") {
     const ffi::AnyBuffer buffer = In();
-    Want(buffer.element_type() == ffi::U32 && buffer.element_count() >= 1, Typed<uint32_t>(what), buffer);
+    const bool ok = buffer.element_type() == ffi::U32 && buffer.element_count() >= 1;
+    Want(ok, [&] { return Typed<uint32_t>(what); }, buffer);
     return static_cast<const uint32_t*>(buffer.untyped_data());
   }
   /// The same for a read: nullptr for that of a following handle, which brings an array (0,).
@@ -178,7 +179,8 @@ class Decoder {
   template <class T>
   Array1<T> OutAll(std::string_view what) {
     const ffi::AnyBuffer buffer = Out();
-    Want(buffer.element_type() == HeldAs<T>::kType && buffer.element_count() >= 1, Typed<T>(what), buffer);
+    const bool ok = buffer.element_type() == HeldAs<T>::kType && buffer.element_count() >= 1;
+    Want(ok, [&] { return Typed<T>(what); }, buffer);
     return {static_cast<T*>(buffer.untyped_data()), buffer.element_count()};
   }
   std::byte* OutRows(const TableSpec& spec, size_t n) { return const_cast<std::byte*>(Rows(Out(), spec, n)); }
@@ -213,6 +215,12 @@ class Decoder {
   void Want(bool ok, std::string_view want, const ffi::AnyBuffer& got) const {
     Expect(ok, table_, op_, want, got);
   }
+  /// The same; what is wanted is only said where there is need: a call that goes well takes no memory.
+  template <class Say>
+    requires std::is_invocable_v<Say>
+  void Want(bool ok, Say say, const ffi::AnyBuffer& got) const {
+    if (!ok) Want(false, say(), got);
+  }
   static bool Holds(const ffi::AnyBuffer& buffer, ffi::DataType type, size_t count) {
     return buffer.element_type() == type && buffer.element_count() == count;
   }
@@ -224,16 +232,18 @@ class Decoder {
   }
   template <class T>
   const T* Checked(const ffi::AnyBuffer& buffer, std::string_view what, size_t count) const {
-    Want(Holds(buffer, HeldAs<T>::kType, count * HeldAs<T>::kWords), Typed<T>(what), buffer);
+    const bool ok = Holds(buffer, HeldAs<T>::kType, count * HeldAs<T>::kWords);
+    Want(ok, [&] { return Typed<T>(what); }, buffer);
     return static_cast<const T*>(buffer.untyped_data());
   }
   const std::byte* Rows(const ffi::AnyBuffer& buffer, const TableSpec& spec, size_t n) const {
-    Want(Holds(buffer, DataTypeOf(spec.type), n * static_cast<size_t>(spec.dim)),
-         Shaped(spec, n) + " of the table's dtype", buffer);
+    const bool ok = Holds(buffer, DataTypeOf(spec.type), n * static_cast<size_t>(spec.dim));
+    Want(ok, [&] { return Shaped(spec, n) + " of the table's dtype"; }, buffer);
     return static_cast<const std::byte*>(buffer.untyped_data());
   }
   const float* Floats(const ffi::AnyBuffer& buffer, const TableSpec& spec, size_t n) const {
-    Want(Holds(buffer, ffi::F32, n * static_cast<size_t>(spec.dim)), Shaped(spec, n) + " float32", buffer);
+    const bool ok = Holds(buffer, ffi::F32, n * static_cast<size_t>(spec.dim));
+    Want(ok, [&] { return Shaped(spec, n) + " float32"; }, buffer);
     return static_cast<const float*>(buffer.untyped_data());
   }
   static std::string Shaped(const TableSpec& spec, size_t n) {

@@ -167,7 +167,8 @@ ffi::Error Evict(typename B::Exec& exec, Decoder& in) {
   return MakeWrite<B>(exec, in, op, [&](const uint32_t* version, Phase phase, uint32_t* next) {
     const auto table = TableOf<B>(in);
     EvictOperands o{.op = op, .phase = phase, .version = version, .next = next};
-    o.policy = Policy::Parse(in.Text("policy"));
+    // Shards that choose together have the choice in their plans, and a commit must not need memory.
+    if (phase != Phase::kCommit || !EvictingBackend<B>) o.policy = Policy::Parse(in.Text("policy"));
     o.step = in.In<int64_t>("step (2,)", 1);
     B::Evict(in.Done(exec), *table, o);
   });

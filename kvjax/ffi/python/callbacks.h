@@ -2,6 +2,7 @@
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string_view.h>
 
 #include <concepts>
 #include <cstddef>
@@ -10,6 +11,7 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -44,6 +46,8 @@ nb::ndarray<nb::numpy, NumpyElement<T>, nb::ndim<1>> ToNumpy(std::vector<T, Allo
   return {owned->data(), {owned->size()}, owner};
 }
 
+inline nb::str ToStr(std::string_view text) { return nb::str(text.data(), text.size()); }
+
 /// The flat arrays that kvjax._values.snapshot.from_native reads.
 inline nb::dict SnapshotToNumpy(Snapshot&& s) {
   nb::dict out;
@@ -54,7 +58,7 @@ inline nb::dict SnapshotToNumpy(Snapshot&& s) {
   nb::list slots;
   for (size_t i = 0; i < s.slots.size(); ++i) {
     const Slot& slot = s.layout.slots()[i];
-    slots.append(nb::make_tuple(slot.name, slot.type, ToNumpy(std::move(s.slots[i]))));
+    slots.append(nb::make_tuple(ToStr(slot.name), ToStr(slot.type), ToNumpy(std::move(s.slots[i]))));
   }
   out[field::kSlots] = slots;
   return out;
@@ -68,6 +72,22 @@ inline std::shared_ptr<nb::object> Shared(nb::object object) {
           }};
 }
 
+/// The type of an exception and what it says, if it can say it.
+inline std::string Describe(const nb::python_error& error) {
+  std::string text;
+  try {
+    text = nb::cast<std::string_view>(error.type().attr("__name__"));
+    const nb::str said(error.value());
+    const auto what = nb::cast<std::string_view>(said);
+    if (!what.empty()) text.append(": ").append(what);
+  } catch (const nb::python_error&) {  // of its __str__
+    text += ", which cannot say why";
+  } catch (const std::bad_cast&) {
+    text += ", whose text is not Unicode";
+  }
+  return text;
+}
+
 /// What a Python function raises becomes the error of the operation that called it.
 template <class Call>
 auto CallPython(std::string_view table, std::string_view what, Call call) {
@@ -75,27 +95,28 @@ auto CallPython(std::string_view table, std::string_view what, Call call) {
   try {
     return call();
   } catch (nb::python_error& error) {
-    const std::string text = nb::cast<std::string>(error.type().attr("__name__")) + ": " +
-                             nb::cast<std::string>(nb::str(error.value()));
-    throw UserError(table, what, text);
+    throw UserError(table, what, Describe(error));
+  } catch (const std::bad_cast&) {
+    throw UserError(table, what, "a result of another type");
   }
 }
 
 /// sink(arrays, reason) for kvjax._table.contents, which gives the arrays their types.
-inline Sink MakeSink(const std::string& table, nb::object sink) {
+inline Sink MakeSink(std::string_view table, nb::object sink) {
   if (sink.is_none()) return nullptr;
-  return [table, sink = Shared(std::move(sink))](Snapshot rows, std::string_view reason) {
-    CallPython(table, "sink", [&] { (*sink)(SnapshotToNumpy(std::move(rows)), std::string(reason)); });
-  };
+  return
+      [table = std::string(table), sink = Shared(std::move(sink))](Snapshot rows, std::string_view reason) {
+        CallPython(table, "sink", [&] { (*sink)(SnapshotToNumpy(std::move(rows)), ToStr(reason)); });
+      };
 }
 
 /// score(name, arrays) -> (n,) float64.
-inline ScoreFunction MakeScore(const std::string& table, nb::object score) {
-  return [table, score = Shared(std::move(score))](std::string_view name, const Snapshot& rows,
-                                                   std::vector<double>& out) {
+inline ScoreFunction MakeScore(std::string_view table, nb::object score) {
+  return [table = std::string(table), score = Shared(std::move(score))](
+             std::string_view name, const Snapshot& rows, std::vector<double>& out) {
     CallPython(table, "score function", [&] {
       const auto scores = nb::cast<nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(
-          (*score)(std::string(name), SnapshotToNumpy(Snapshot(rows))));
+          (*score)(ToStr(name), SnapshotToNumpy(Snapshot(rows))));
       std::copy_n(scores.data(), std::min(out.size(), scores.shape(0)), out.begin());
     });
   };

@@ -2,15 +2,17 @@
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
+#include <nanobind/stl/string_view.h>
 
+#include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/route.h"
 #include "kvjax/ffi/core/select.h"
@@ -26,11 +28,25 @@ namespace nb = nanobind;
 template <class T>
 using HostArray = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-inline nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashStrings(const std::vector<nb::bytes>& items,
-                                                                uint64_t salt) {
-  std::vector<int64_t> out(items.size());
-  for (size_t i = 0; i < items.size(); ++i) {
-    out[i] = static_cast<int64_t>(HashBytes(items[i].c_str(), items[i].size(), salt));
+// nanobind's casters of std::string and std::vector end the process where there is no memory. So bound
+// functions take std::string_view and sequences, and these make of them what can be kept.
+
+inline std::string ToString(nb::handle text) { return std::string(nb::cast<std::string_view>(text)); }
+
+template <class T>
+std::vector<T> ToVector(const nb::sequence& items) {
+  std::vector<T> out;
+  out.reserve(nb::len(items));
+  for (const nb::handle item : items) out.push_back(nb::cast<T>(item));
+  return out;
+}
+
+inline nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashStrings(const nb::sequence& items, uint64_t salt) {
+  std::vector<int64_t> out;
+  out.reserve(nb::len(items));
+  for (const nb::handle item : items) {
+    const auto bytes = nb::cast<nb::bytes>(item);
+    out.push_back(static_cast<int64_t>(HashBytes(bytes.c_str(), bytes.size(), salt)));
   }
   return ToNumpy(std::move(out));
 }
@@ -62,6 +78,8 @@ inline void BindCommon(nb::module_& m) {
                        : error.code() == ErrorCode::kResourceExhausted ? PyExc_MemoryError
                                                                        : PyExc_RuntimeError;
       PyErr_SetString(type, error.what());
+    } catch (const std::bad_alloc&) {
+      PyErr_SetString(PyExc_MemoryError, kNoMemory);
     }
   });
   m.attr("MAX_DIM") = kMaxDim;

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <tuple>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -29,7 +29,6 @@ struct Prepared {
 /// one, bytes of all).
 template <class T>
 Prepared<T> PrepareLoad(const std::shared_ptr<T>& table, uint32_t version, const nb::dict& in) {
-  using SlotArray = std::tuple<std::string, std::string, size_t, HostArray<uint8_t>>;
   const std::string& name = table->spec().name;
   const auto expect = [&](bool ok, const std::string& what, size_t got) {
     if (!ok) throw ColumnError(name, what, got);
@@ -46,7 +45,6 @@ Prepared<T> PrepareLoad(const std::shared_ptr<T>& table, uint32_t version, const
     arrays.emplace_back(array);
   };
   EachColumn(table->row_bytes(), borrow, view);
-  const auto slots = nb::cast<std::vector<SlotArray>>(in[field::kSlots]);
   const bool with_counts = in.contains(field::kPendingKeys);  // else those of the table stay
   HostArray<int64_t> pending_keys, pending_counts;
   HostArray<uint16_t> sketch;
@@ -57,11 +55,15 @@ Prepared<T> PrepareLoad(const std::shared_ptr<T>& table, uint32_t version, const
     expect(pending_keys.shape(0) == pending_counts.shape(0), "one count per pending key",
            pending_counts.shape(0));
   }
-  for (const auto& [slot, type, width, array] : slots) {
+  for (const nb::handle each : nb::cast<nb::sequence>(in[field::kSlots])) {
+    const auto width = nb::cast<size_t>(each[2]);
+    const auto array = nb::cast<HostArray<uint8_t>>(each[3]);
+    const std::string slot = ToString(each[0]);
     const size_t bytes = view.n * width;
     expect(array.shape(0) == bytes, std::to_string(bytes) + " bytes of slot " + slot, array.shape(0));
-    view.layout.Add(slot, type, width);
+    view.layout.Add(slot, ToString(each[1]), width);
     view.slots.push_back(reinterpret_cast<const std::byte*>(array.data()));
+    arrays.emplace_back(array);
   }
   return HostCall(name, "load", [&] {
     const AdmissionState admission =
@@ -75,15 +77,18 @@ Prepared<T> PrepareLoad(const std::shared_ptr<T>& table, uint32_t version, const
 
 /// Contents for one of the shards of this process.
 template <class T>
-Prepared<T> PrepareLive(const std::string& name, size_t shard, uint32_t version, const nb::dict& in) {
-  return PrepareLoad(ShardOf<T>(name, "load", shard), version, in);
+Prepared<T> PrepareLive(std::string_view name, size_t shard, uint32_t version, const nb::dict& in) {
+  return WithMemory(name, "load", [&] { return PrepareLoad(ShardOf<T>(name, "load", shard), version, in); });
 }
 
 /// Replaces the contents of the table that these were read for; gives its next version.
 template <class T>
 uint32_t CommitLoad(Prepared<T>& prepared) {
-  return HostCall(prepared.table->spec().name, "load",
-                  [&] { return prepared.table->CommitLoad(std::move(prepared.loaded)); });
+  const std::string& name = prepared.table->spec().name;
+  return HostCall(name, "load", [&] {
+    Registry<T>::Get().CheckProcess(name, "load");
+    return prepared.table->CommitLoad(std::move(prepared.loaded));
+  });
 }
 
 /// Shards that no call finds yet.
@@ -96,33 +101,35 @@ struct Staged {
 /// As Create, but for handles of later versions than `version`, and filled: contents[i] are those of shard i.
 /// The shards in `originals` get the sink.
 template <class T>
-Staged<T> Stage(const std::string& name, const std::string& op, const nb::dict& o,
-                const std::vector<int32_t>& devices, const std::vector<uint32_t>& shards,
-                const std::vector<bool>& owns_shared, uint32_t version, const nb::sequence& contents,
-                const std::vector<size_t>& originals, const nb::object& sink) {
-  const uint32_t first = Registry<T>::VersionBehind(version);
-  auto make = ShardMaker<T>(name, o, devices, shards, owns_shared, first);
-  Staged<T> staged{devices, {}};
-  for (size_t i = 0; i < devices.size(); ++i) {
-    staged.tables.push_back(HostCall(name, op, [&] { return make(i); }));
-    Prepared<T> prepared = PrepareLoad(staged.tables[i], first, nb::cast<nb::dict>(contents[i]));
-    CommitLoad(prepared);
-  }
-  for (const size_t i : originals) staged.tables.at(i)->SetSink(MakeSink(name, sink));
-  return staged;
+Staged<T> Stage(std::string_view name, std::string_view op, const nb::dict& o, const nb::sequence& devices,
+                const nb::sequence& shards, const nb::sequence& owns_shared, uint32_t version,
+                const nb::sequence& contents, const nb::sequence& originals, const nb::object& sink) {
+  return WithMemory(name, op, [&] {
+    const uint32_t first = Registry<T>::VersionBehind(version);
+    Staged<T> staged{ToVector<int32_t>(devices), {}};
+    auto make = ShardMaker<T>(name, o, staged.devices, ToVector<uint32_t>(shards),
+                              ToVector<bool>(owns_shared), first);
+    for (size_t i = 0; i < staged.devices.size(); ++i) {
+      staged.tables.push_back(HostCall(name, op, [&] { return make(i); }));
+      Prepared<T> prepared = PrepareLoad(staged.tables[i], first, nb::cast<nb::dict>(contents[i]));
+      CommitLoad(prepared);
+    }
+    for (const size_t i : ToVector<size_t>(originals)) staged.tables.at(i)->SetSink(MakeSink(name, sink));
+    return staged;
+  });
 }
 
 /// Replaces the shards by them, unless these have been written since `version`.
 template <class T>
-void Replace(const std::string& name, const std::string& op, uint32_t version, const Staged<T>& staged) {
+void Replace(std::string_view name, std::string_view op, uint32_t version, const Staged<T>& staged) {
   HostCall(name, op, [&] { Registry<T>::Get().Replace(name, op, version, staged.devices, staged.tables); });
 }
 
 /// Puts them where no table of the name is.
 template <class T>
-void Adopt(const std::string& name, const std::string& op, const Staged<T>& staged) {
+void Adopt(std::string_view name, std::string_view op, const Staged<T>& staged) {
   HostCall(name, op, [&] {
-    Registry<T>::Get().Create(name, staged.devices, [&](size_t i) { return staged.tables[i]; });
+    Registry<T>::Get().Create(std::string(name), staged.devices, [&](size_t i) { return staged.tables[i]; });
   });
 }
 

@@ -5,9 +5,8 @@
 #pragma once
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
 #include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
 
 #include <concepts>
 #include <memory>
@@ -61,11 +60,9 @@ std::shared_ptr<T> ShardOf(std::string_view name, std::string_view op, size_t sh
   throw ShardError(name, op, all.size(), shard);
 }
 
-/// Runs a call on a table without the GIL; running out of memory names the table and the operation, as inside
-/// XLA.
+/// Runs body(); running out of memory names the table and the operation, as inside XLA.
 template <class Body>
-auto HostCall(std::string_view name, std::string_view op, Body body) {
-  const nb::gil_scoped_release release;
+auto WithMemory(std::string_view name, std::string_view op, Body body) {
   try {
     return body();
   } catch (const std::bad_alloc&) {
@@ -73,10 +70,19 @@ auto HostCall(std::string_view name, std::string_view op, Body body) {
   }
 }
 
+/// The same for a call on a table, without the GIL.
+template <class Body>
+auto HostCall(std::string_view name, std::string_view op, Body body) {
+  return WithMemory(name, op, [&] {
+    const nb::gil_scoped_release release;
+    return body();
+  });
+}
+
 inline AdmissionSpec ParseAdmission(const nb::dict& o) {
   using Kind = AdmissionSpec::Kind;
   using Unadmitted = AdmissionSpec::Unadmitted;
-  const auto kind = nb::cast<std::string>(o["kind"]), unadmitted = nb::cast<std::string>(o["unadmitted"]);
+  const std::string kind = ToString(o["kind"]), unadmitted = ToString(o["unadmitted"]);
   AdmissionSpec spec;
   const auto choose = [&](const std::string& text, auto&& choices) {
     for (const auto& [word, choice] : choices) {
@@ -105,13 +111,13 @@ inline AdmissionSpec ParseAdmission(const nb::dict& o) {
 /// make(i) builds shard shards[i] of a table for devices[i]. options: what TableSpec.native_options
 /// says; owns_shared: which of them have the row that unadmitted keys share.
 template <class T>
-auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<int32_t>& devices,
+auto ShardMaker(std::string_view name, const nb::dict& o, const std::vector<int32_t>& devices,
                 const std::vector<uint32_t>& shards, const std::vector<bool>& owns_shared,
                 uint32_t first_version) {
   const auto dim = nb::cast<int64_t>(o["dim"]);
   if (dim < 1 || dim > kMaxDim) throw DimError(name, kMaxDim, dim);
-  TableSpec spec{.name = name, .dim = dim, .type = ParseRowType(nb::cast<std::string>(o["dtype"]))};
-  spec.initializer = {Initializer::ParseKind(nb::cast<std::string>(o["kind"])), nb::cast<double>(o["a"]),
+  TableSpec spec{.name = std::string(name), .dim = dim, .type = ParseRowType(ToString(o["dtype"]))};
+  spec.initializer = {Initializer::ParseKind(ToString(o["kind"])), nb::cast<double>(o["a"]),
                       nb::cast<double>(o["b"]), nb::cast<uint64_t>(o["seed"])};
   if (spec.initializer.kind == Initializer::Kind::kPool) {
     const auto pool = nb::cast<HostArray<float>>(o["pool"]);
@@ -123,13 +129,13 @@ auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<in
   }
   if (!o["admit"].is_none()) spec.admission = ParseAdmission(nb::cast<nb::dict>(o["admit"]));
   spec.max_capacity = nb::cast<size_t>(o["max_capacity"]);
-  spec.on_full = ParseOnFull(nb::cast<std::string>(o["on_full"]));
-  spec.policy = Policy::Parse(nb::cast<std::string>(o["policy"]));
+  spec.on_full = ParseOnFull(ToString(o["on_full"]));
+  spec.policy = Policy::Parse(ToString(o["policy"]));
   spec.evict_every = nb::cast<int64_t>(o["evict_every"]);
   spec.count_batches = nb::cast<bool>(o["count_batches"]);
   spec.sharded = nb::cast<bool>(o["sharded"]);
   const auto capacity = nb::cast<size_t>(o["capacity"]);
-  const auto storage = nb::cast<std::string>(o["storage"]);
+  const auto storage = ToString(o["storage"]);
   ScoreFunction score = MakeScore(name, nb::object(o["score"]));
   return [=](size_t i) mutable {
     spec.device = devices[i];
@@ -144,15 +150,18 @@ auto ShardMaker(const std::string& name, const nb::dict& o, const std::vector<in
 /// The shards of this process: devices, where they live, [HOME] for a table that is not sharded; and
 /// as above.
 template <class T>
-void Create(const std::string& name, const nb::dict& o, const std::vector<int32_t>& devices,
-            const std::vector<uint32_t>& shards, const std::vector<bool>& owns_shared,
-            uint32_t first_version) {
-  auto make = ShardMaker<T>(name, o, devices, shards, owns_shared, first_version);
-  HostCall(name, "get_table", [&] { Registry<T>::Get().Create(name, devices, make); });
+void Create(std::string_view name, const nb::dict& o, const nb::sequence& devices, const nb::sequence& shards,
+            const nb::sequence& owns_shared, uint32_t first_version) {
+  WithMemory(name, "get_table", [&] {
+    const auto where = ToVector<int32_t>(devices);
+    auto make =
+        ShardMaker<T>(name, o, where, ToVector<uint32_t>(shards), ToVector<bool>(owns_shared), first_version);
+    HostCall(name, "get_table", [&] { Registry<T>::Get().Create(std::string(name), where, make); });
+  });
 }
 
 template <class T>
-nb::dict ExportTable(const std::string& name, size_t shard, uint32_t version, bool with_slots) {
+nb::dict ExportTable(std::string_view name, size_t shard, uint32_t version, bool with_slots) {
   const auto table = ShardOf<T>(name, "export", shard);
   Snapshot s;
   AdmissionState admission;
@@ -169,7 +178,7 @@ nb::dict ExportTable(const std::string& name, size_t shard, uint32_t version, bo
 
 /// Everything that kvjax.Stats says, by its names.
 template <class T>
-nb::dict TableStats(const std::string& name, size_t shard) {
+nb::dict TableStats(std::string_view name, size_t shard) {
   const auto table = ShardOf<T>(name, "stats", shard);
   const Statistics stats = HostCall(name, "stats", [&] { return table->Stats(); });
   nb::dict out, evicted;
@@ -185,26 +194,28 @@ nb::dict TableStats(const std::string& name, size_t shard) {
 
 /// The number of rows and the version that they belong to.
 template <class T>
-std::tuple<size_t, uint32_t> Rows(const std::string& name, size_t shard) {
+std::tuple<size_t, uint32_t> Rows(std::string_view name, size_t shard) {
   const auto table = ShardOf<T>(name, "repr", shard);
   return HostCall(name, "repr", [&] { return table->Rows(); });
 }
 
 /// Slots as (name, type), in the optimizer's order.
 template <class T>
-std::vector<std::tuple<std::string, std::string>> TableSlots(const std::string& name, size_t shard) {
+nb::list TableSlots(std::string_view name, size_t shard) {
   const auto table = ShardOf<T>(name, "slot", shard);
   const SlotLayout layout = HostCall(name, "slot", [&] { return table->Layout(); });
-  std::vector<std::tuple<std::string, std::string>> slots;
-  for (const Slot& slot : layout.slots()) slots.emplace_back(slot.name, slot.type);
+  nb::list slots;
+  for (const Slot& slot : layout.slots()) slots.append(nb::make_tuple(ToStr(slot.name), ToStr(slot.type)));
   return slots;
 }
 
 template <class T>
-void SetSink(const std::string& name, size_t shard, nb::object sink) {
-  const auto table = ShardOf<T>(name, "on_evict", shard);
-  Sink call = MakeSink(name, std::move(sink));
-  HostCall(name, "on_evict", [&] { table->SetSink(std::move(call)); });
+void SetSink(std::string_view name, size_t shard, nb::object sink) {
+  WithMemory(name, "on_evict", [&] {
+    const auto table = ShardOf<T>(name, "on_evict", shard);
+    Sink call = MakeSink(name, std::move(sink));
+    HostCall(name, "on_evict", [&] { table->SetSink(std::move(call)); });
+  });
 }
 
 template <WholeTable T>
@@ -226,31 +237,30 @@ void BindTables(nb::module_& m) {
       "and whether it has the row that unadmitted keys share; [HOME], [0], [True] for a table in one place.");
   m.def(
       "drop",
-      [](const std::string& name, const std::string& op, std::optional<uint32_t> only_at) {
-        return Registry<T>::Get().Drop(name, op, only_at);
+      [](std::string_view name, std::string_view op, std::optional<uint32_t> only_at) {
+        return HostCall(name, op, [&] { return Registry<T>::Get().Drop(name, op, only_at); });
       },
-      nb::call_guard<nb::gil_scoped_release>(), nb::arg("name"), nb::arg("op") = "drop_table",
-      nb::arg("only_at") = nb::none(),
+      nb::arg("name"), nb::arg("op") = "drop_table", nb::arg("only_at") = nb::none(),
       "Forgets a table, unless it has been written since version `only_at`. Returns the first version of a "
       "later\n"
       "table of the name.");
   m.def(
       "version",
-      [](const std::string& name, size_t shard) {
-        return ShardOf<T>(name, "version", shard)->SettledVersion();
+      [](std::string_view name, size_t shard) {
+        return HostCall(name, "version",
+                        [&] { return ShardOf<T>(name, "version", shard)->SettledVersion(); });
       },
-      nb::call_guard<nb::gil_scoped_release>(), nb::arg("name"), nb::arg("shard"),
-      "The live version, once no step is under way.");
+      nb::arg("name"), nb::arg("shard"), "The live version, once no step is under way.");
   m.def(
       "size",
-      [](const std::string& name, size_t shard, uint32_t version) {
+      [](std::string_view name, size_t shard, uint32_t version) {
         const auto table = ShardOf<T>(name, "size", shard);
         return HostCall(name, "size", [&] { return table->Size(version); });
       },
       nb::arg("name"), nb::arg("shard"), nb::arg("version"), "The number of rows of a shard.");
   m.def(
       "reserve",
-      [](const std::string& name, size_t shard, uint32_t version, size_t n) {
+      [](std::string_view name, size_t shard, uint32_t version, size_t n) {
         const auto table = ShardOf<T>(name, "reserve", shard);
         HostCall(name, "reserve", [&] { table->Reserve(version, n); });
       },
@@ -269,6 +279,7 @@ void BindTables(nb::module_& m) {
   m.def("rows", &Rows<T>, nb::arg("name"), nb::arg("shard"),
         "The number of rows, and the version they belong to.");
   m.def("slots", &TableSlots<T>, nb::arg("name"), nb::arg("shard"),
+        nb::sig("def slots(name: str, shard: int) -> list[tuple[str, str]]"),
         "The optimizer's slots as (name, type), in its order.");
   m.def("set_sink", &SetSink<T>, nb::arg("name"), nb::arg("shard"), nb::arg("sink").none(),
         nb::sig("def set_sink(name: str, shard: int, sink: collections.abc.Callable[[dict[str, object], "

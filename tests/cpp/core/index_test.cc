@@ -45,7 +45,7 @@ void CheckSame(const KeyIndex& index, const Reference& reference, const Keys& un
 
 /// The first key from `from` on that is at home in that one of four buckets.
 uint64_t KeyAt(uint64_t home, uint64_t from) {
-  while (kvjax::Mix(from) >> 62 != home) ++from;
+  while (kvjax::PlaceHash(from, kvjax::Secret()) >> 62 != home) ++from;
   return from;
 }
 
@@ -212,6 +212,34 @@ double SecondsToFind(const KeyIndex& index, const Keys& keys) {
     best = std::min(best, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   return best;
+}
+
+TEST(KeysThatCollideByTheFrozenHashAreSpread) {
+  KeyIndex index;
+  Reference reference;
+  const Keys keys = data::Colliding(20'000, /*low=*/true);
+  for (const uint64_t key : keys) {
+    Insert(index, key, static_cast<uint32_t>(reference.size()));
+    reference.emplace(key, static_cast<uint32_t>(reference.size()));
+  }
+  CHECK(index.SampleProbes().longest < 20);  // else up to 4,000
+  CheckSame(index, reference, keys);
+}
+
+TEST(TheLongestProbeIsThatOfAnyKey) {
+  KeyIndex index;
+  index.Reserve(100'000);
+  const size_t buckets = index.cells() / 5;
+  Keys keys;  // behind those that the mean is sampled of
+  for (uint64_t key = 0; keys.size() < 23; ++key) {
+    if (kvjax::MulHigh(kvjax::PlaceHash(key, kvjax::Secret()), buckets) == buckets / 2) keys.push_back(key);
+  }
+  for (const uint64_t key : keys) Insert(index, key, 0);
+  CHECK_EQ(index.SampleProbes().longest, 4u);
+  for (const uint64_t key : keys) index.Erase(key);
+  CHECK_EQ(index.SampleProbes().longest, 4u);
+  index.Reserve(300'000);  // which begins another array
+  CHECK_EQ(index.SampleProbes().longest, 0u);
 }
 
 TEST(ChurnDoesNotWearTheIndexOut) {

@@ -2,8 +2,10 @@
 #include "kvjax/ffi/core/mapped.h"
 
 #include <dirent.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "kvjax/ffi/core/registry.h"
 #include "kvjax/ffi/cpu/storage.h"
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
@@ -80,6 +83,66 @@ TEST(TheFileHasNoName) {
   slabs.Allocate(kSlab);
   CHECK(std::filesystem::is_empty(Folder()));
   CHECK(DiskBytes() >= kSlab);
+}
+
+/// What body(), in a fork of this process, returns.
+template <class Body>
+int InFork(Body body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body());
+  int status = -1;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
+}
+
+TEST(AForkOfTheProcessChangesNothing) {
+  auto slabs = std::make_unique<MappedSlabs>(Folder(), "t");
+  std::byte* const slab = slabs->Allocate(kSlab);
+  std::fill_n(slab, kSlab, std::byte{7});
+  const int code = InFork([&] {
+    unsigned char there;
+    const bool mapped = mincore(slab, 4096, &there) == 0;  // fails where nothing is
+    slabs->Free(slab, kSlab);
+    try {
+      slabs->Allocate(kSlab);
+    } catch (const kvjax::Error& error) {
+      slabs.reset();
+      return error.code() == ErrorCode::kFailedPrecondition && !mapped ? 5 : 1;
+    }
+    return 2;
+  });
+  CHECK_EQ(code, 5);
+  CHECK(DiskBytes() >= kSlab);
+  CHECK(std::all_of(slab, slab + kSlab, [](std::byte b) { return b == std::byte{7}; }));
+  slabs->Free(slab, kSlab);
+  CHECK(IsZero(slabs->Allocate(kSlab), kSlab));  // and here all goes on
+}
+
+TEST(TablesStayBehindInTheParent) {
+  using Tables = kvjax::Registry<kvjax::Table>;
+  const auto make = [](size_t) { return std::make_shared<data::Live>(2); };
+  const auto create = [&](const char* name) { Tables::Get().Create(name, {Tables::kEveryDevice}, make); };
+  const auto fails = [](auto call) {
+    try {
+      call();
+    } catch (const kvjax::Error& error) {
+      return error.code() == ErrorCode::kFailedPrecondition ? 1 : 100;
+    }
+    return 10;
+  };
+  // One that comes from a process without tables may make its own.
+  CHECK_EQ(InFork([&] { return create("own"), Tables::Get().Find("own", "lookup", 0) != nullptr ? 5 : 1; }),
+           5);
+  create("t");
+  CHECK_EQ(InFork([&] {
+             return fails([&] { Tables::Get().Find("t", "lookup", 0); }) +
+                    fails([&] { Tables::Get().All("t", "export"); }) +
+                    fails([&] { Tables::Get().Drop("t", "drop_table", {}); }) +
+                    fails([&] { Tables::Get().CheckProcess("t", "load"); }) + fails([&] { create("u"); });
+           }),
+           5);
+  CHECK(Tables::Get().Find("t", "lookup", 0) != nullptr);
+  Tables::Get().Drop("t", "drop_table", {});
 }
 
 TEST(SlabsAreZeroedDisjointAndUsedAgain) {

@@ -222,13 +222,15 @@ TEST(MemoryOfATableFallsWithItsRows) {
   data::Live trained(spec);
   trained.Ensure(keys);
   trained.Train({1}, 1);
-  const auto targets = trained.Train({keys[50'000], 5, keys[100], 6}, 2);
-  CHECK_EQ(trained.Size(trained.version()), 4u);
+  const data::Keys last = {keys[50'000], 5, keys[100], 6};
+  const auto targets = trained.Open(last, {1, 1, 1, 1}, {}, 2);
   data::Floats values(4 * 64);
   const auto fresh = std::make_unique<bool[]>(4);
-  trained.Gather(kvjax::Serial, trained.version(), targets.data(), 4,
-                 reinterpret_cast<std::byte*>(values.data()), fresh.get(), {});
-  CHECK(values == trained.Rows({keys[50'000], 5, keys[100], 6}));
+  trained.Gather(kvjax::Serial, trained.token, targets.data(), 4, reinterpret_cast<std::byte*>(values.data()),
+                 fresh.get(), {});
+  trained.End();
+  CHECK_EQ(trained.Size(trained.version()), 4u);
+  CHECK(values == trained.Rows(last));
 }
 
 }  // namespace

@@ -201,7 +201,12 @@ TEST(TheSinkGetsWhatGoesBeforeItGoes) {
     const Keys batch = RandomBatch(stream, 150, 25);
     const Snapshot before = table.Copy();
     given.clear();
-    const auto targets = table.Begin(batch, std::vector<int32_t>(batch.size(), 1), Layout());
+    const auto targets = table.Open(batch, std::vector<int32_t>(batch.size(), 1), Layout());
+    Floats values(2 * batch.size()), slot(3 * batch.size());
+    for (float& x : values) x = static_cast<float>(stream.Below(100));
+    for (float& x : slot) x = static_cast<float>(stream.Below(100));
+    table.Scatter(kvjax::Serial, table.token, targets.data(), targets.size(), data::Bytes(values),
+                  {data::Bytes(slot)}, true);
     const Set left = table.KeySet();
     std::map<int64_t, size_t> evicted;  // key, position in `before`
     for (size_t i = 0; i < before.keys.size(); ++i) {
@@ -229,11 +234,6 @@ TEST(TheSinkGetsWhatGoesBeforeItGoes) {
       }
     }
     CHECK(evicted.empty());
-    Floats values(2 * batch.size()), slot(3 * batch.size());
-    for (float& x : values) x = static_cast<float>(stream.Below(100));
-    for (float& x : slot) x = static_cast<float>(stream.Below(100));
-    table.Scatter(kvjax::Serial, table.version(), targets.data(), targets.size(), data::Bytes(values),
-                  {data::Bytes(slot)}, true);
   }
 }
 

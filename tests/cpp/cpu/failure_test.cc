@@ -42,7 +42,7 @@ namespace {
 using data::Keys;
 using data::Live;
 using data::State;
-using kvjax::AdmissionSpec;
+using kvjax::AdmissionSpec, kvjax::Call, kvjax::OwnBatch;
 using kvjax::Serial;
 using kvjax::Snapshot;
 using kvjax::TableSpec;
@@ -232,6 +232,88 @@ TEST(Evict) {
 
 TEST(Remove) {
   CheckStrongGuarantee({[](Live& t) { t.Drop(Range(0, 40)); }, 1});
+}
+
+/// Plans a write, and commits it without memory.
+void CheckCommit(const std::function<uint32_t(Live&, Call)>& write) {
+  Live whole(Spec()), planned(Spec());
+  for (Live* table : {&whole, &planned}) Trained(*table);
+  write(whole, whole.version());
+  const uint32_t version = planned.version();
+  write(planned, {version, kvjax::Phase::kPlan});
+  faults = {.armed = true, .for_good = true, .fail_at = 1};
+  write(planned, {version, kvjax::Phase::kCommit});
+  faults.armed = false;
+  CHECK_EQ(faults.count, 0);
+  CHECK(data::Same(State(whole), State(planned)));
+}
+
+TEST(CommitsTakeNoMemory) {
+  static const auto mask = std::make_unique<bool[]>(kMany.size());
+  for (size_t i = 0; i < kMany.size(); ++i) mask[i] = i % 5 != 0;
+  const auto own = [&](auto write) {  // as a backend does it
+    CheckCommit([=](Live& t, Call c) {
+      const bool kept = c.phase == kvjax::Phase::kCommit;
+      OwnBatch batch = kept ? t.TakeBatch(c.version) : OwnBatch(data::Span(kMany), mask.get());
+      const uint32_t next = write(t, c, batch);
+      if (c.phase == kvjax::Phase::kPlan) t.KeepBatch(c.version, std::move(batch));
+      return next;
+    });
+  };
+  own([](Live& t, Call c, OwnBatch& b) { return t.Insert(Serial, c, b.keys.keys(), {}); });
+  own([](Live& t, Call c, OwnBatch& b) { return t.Table::Pin(Serial, c, b.keys.keys(), {}); });
+  for (const auto write : {&kvjax::Table::Unpin, &kvjax::Table::Remove})
+    own([write](Live& t, Call c, OwnBatch& b) { return (t.*write)(c, b.keys.keys()); });
+  for (const auto write : {&kvjax::Table::Upsert, &kvjax::Table::Assign}) {
+    own([write](Live& t, Call c, OwnBatch& b) {
+      const auto* const rows = b.keys.Rows(data::Bytes(Values()), 4 * kDim, b.rows);
+      return (t.*write)(Serial, c, b.keys.keys(), rows);
+    });
+  }
+  own([](Live& t, Call c, OwnBatch& b) {
+    return t.Add(Serial, c, b.keys.keys(), b.keys.Rows(Values().data(), kDim, b.old_rows), {});
+  });
+  own([](Live& t, Call c, OwnBatch& b) {
+    const float* const rows = b.keys.Rows(Values().data(), kDim, b.old_rows);
+    const auto* const exists = b.keys.Rows(reinterpret_cast<const uint8_t*>(mask.get()), 1, b.exists);
+    return t.Accum(Serial, c, b.keys.keys(), rows, rows, reinterpret_cast<const bool*>(exists));
+  });
+  CheckCommit([](Live& t, Call c) {
+    static const auto policy = kvjax::Policy::Parse("r\nleast_recent:12");
+    return t.Table::Evict(Serial, "evict", c, policy, 0);
+  });
+  for (const auto write : {&kvjax::Table::Clear, &kvjax::Table::ClearSlots})
+    CheckCommit([write](Live& t, Call c) { return (t.*write)(c); });
+}
+
+TEST(TheCommitOfAStepTakesNoMemory) {
+  Live table(Spec());
+  Trained(table);
+  const Keys keys = Range(15, 60);
+  const data::Floats rows(keys.size() * kDim, 0.5f);
+  const uint32_t version = table.version();
+  const int64_t next = -1;
+  table.Receive(Serial, version, data::Span(keys), std::vector<int32_t>(keys.size(), 2).data(), rows.data(),
+                1, 0, 1, {});
+  kvjax::ShardSummary summary;
+  table.PlanStep(Serial, {.version = &version, .step = &next, .layout = Layout()}, summary);
+  CHECK(!table.Prepare(Serial, "apply", version, {summary}, 0));
+  int32_t active = 0;
+  int64_t step = 0;
+  data::Floats values(keys.size() * kDim), slot(keys.size() * kDim);
+  const auto to = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
+  const auto fresh = std::make_unique<bool[]>(keys.size());
+  const std::vector<std::byte*> gathered = {to(slot)};
+  const std::vector<const std::byte*> scattered(gathered.begin(), gathered.end());
+  faults = {.armed = true, .for_good = true, .fail_at = 1};
+  const uint32_t token = table.CommitStep(Serial, version, &active, &step);
+  const auto n = static_cast<size_t>(active);
+  const auto* const targets = table.shard_step().targets.data();
+  table.Gather(Serial, token, targets, n, to(values), fresh.get(), gathered);
+  table.Scatter(Serial, token, targets, n, to(values), scattered, /*last=*/true);
+  faults.armed = false;
+  CHECK_EQ(faults.count, 0);
+  CHECK(n == keys.size() && step == 2 && table.version() == version + 1);
 }
 
 TEST(RemovalOneByOneSeldomAllocates) {

@@ -78,13 +78,14 @@ TEST(NarrowKeysAreRefusedOnceKeysAreWide) {
 TEST(ForeignRowIdsAreRefused) {
   Live table(kDim);
   table.Ensure({1, 2});
-  for (uint32_t id : {2u, kvjax::kNoRow}) {
+  table.Open({1, 9}, {1, 1});
+  for (uint32_t id : {3u, kvjax::kNoRow}) {
     float row[kDim] = {};
     bool fresh;
     const kvjax::Table::Target target{id, 0};
-    CHECK_THROWS(kInvalidArgument, table.Gather(kvjax::Serial, table.version(), &target, 1,
+    CHECK_THROWS(kInvalidArgument, table.Gather(kvjax::Serial, table.token, &target, 1,
                                                 reinterpret_cast<std::byte*>(row), &fresh, {}));
-    CHECK_THROWS(kInvalidArgument, table.Scatter(kvjax::Serial, table.version(), &target, 1,
+    CHECK_THROWS(kInvalidArgument, table.Scatter(kvjax::Serial, table.token, &target, 1,
                                                  reinterpret_cast<const std::byte*>(row), {}, true));
   }
 }

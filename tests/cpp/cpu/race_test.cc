@@ -105,11 +105,11 @@ TEST(InspectionsBesideTraining) {
         Floats values(keys.size() * kDim), slot(keys.size() * kDim);
         const auto fresh = std::make_unique<bool[]>(keys.size());
         for (int step = 1; step <= 300; ++step) {
-          const auto ids = table.Begin(keys, counts, layout);
-          table.Gather(kvjax::Serial, table.version(), ids.data(), ids.size(),
+          const auto ids = table.Open(keys, counts, layout);
+          table.Gather(kvjax::Serial, table.token, ids.data(), ids.size(),
                        reinterpret_cast<std::byte*>(values.data()), fresh.get(),
                        {reinterpret_cast<std::byte*>(slot.data())});
-          table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), data::Bytes(values),
+          table.Scatter(kvjax::Serial, table.token, ids.data(), ids.size(), data::Bytes(values),
                         {data::Bytes(slot)}, true);
         }
       });
@@ -131,11 +131,11 @@ TEST(SettledVersionsAreOfWholeSteps) {
   ReadBeside(table, whole, [&] {
     const std::vector<int32_t> counts(kRows, 1);
     for (int step = 1; step <= 200; ++step) {
-      const auto targets = table.Begin(keys, counts);
+      const auto targets = table.Open(keys, counts);
       const Floats rows(kChunk * kDim, static_cast<float>(step));
       for (size_t start = 0; start < kRows; start += kChunk) {
         std::this_thread::sleep_for(std::chrono::microseconds(100));
-        table.Scatter(kvjax::Serial, table.version(), targets.data() + start, kChunk, data::Bytes(rows), {},
+        table.Scatter(kvjax::Serial, table.token, targets.data() + start, kChunk, data::Bytes(rows), {},
                       start + kChunk == kRows);
       }
       std::this_thread::sleep_for(std::chrono::microseconds(300));  // or all that is settled were stale
@@ -168,9 +168,9 @@ void Write(Live& table, const kvjax::Snapshot& saved, int step) {
   for (uint64_t key = stream.Below(7); key < 900; key += 1 + stream.Below(7)) keys.push_back(key);
   kvjax::SlotLayout layout;
   layout.Add("m", "float32[33]", 4 * kDim);
-  const auto targets = table.Begin(keys, std::vector<int32_t>(keys.size(), 1), layout);
+  const auto targets = table.Open(keys, std::vector<int32_t>(keys.size(), 1), layout);
   const Floats rows(targets.size() * kDim, static_cast<float>(step));
-  table.Scatter(kvjax::Serial, table.version(), targets.data(), targets.size(), data::Bytes(rows),
+  table.Scatter(kvjax::Serial, table.token, targets.data(), targets.size(), data::Bytes(rows),
                 {data::Bytes(rows)}, true);
   table.Pin({static_cast<uint64_t>(step)});
   if (step % 4 == 0) table.Evict("restrict\nleast_recent:-100");  // and compacts

@@ -143,7 +143,8 @@ uint32_t Step(Live& table, int32_t& active) {
   int64_t step = 0;
   const kvjax::ShardSummary summary = Plan(table);
   CHECK(!table.Prepare(Serial, "apply", table.version(), {summary}, 0));
-  return table.CommitStep(Serial, table.version(), &active, &step);
+  const uint32_t token = table.CommitStep(Serial, table.version(), &active, &step);
+  return table.Scatter(Serial, token, nullptr, 0, nullptr, {}, /*last=*/true);
 }
 
 TEST(GradientsAreSummedInTheOrderOfSendersWhateverTheRounds) {

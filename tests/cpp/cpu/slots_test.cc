@@ -33,7 +33,7 @@ Chunk Gather(const Live& table, const data::Targets& ids) {
   Chunk c{Floats(n * dim), Floats(n * dim), Floats(n), std::vector<uint8_t>(n), {}};
   const auto fresh = std::make_unique<bool[]>(n);
   const auto bytes = [](auto& v) { return reinterpret_cast<std::byte*>(v.data()); };
-  table.Gather(kvjax::Serial, table.version(), ids.data(), n, bytes(c.values), fresh.get(),
+  table.Gather(kvjax::Serial, table.token, ids.data(), n, bytes(c.values), fresh.get(),
                {bytes(c.mu), bytes(c.flag), bytes(c.nu)});
   c.fresh.assign(fresh.get(), fresh.get() + n);
   return c;
@@ -41,14 +41,14 @@ Chunk Gather(const Live& table, const data::Targets& ids) {
 
 void Scatter(Live& table, const data::Targets& ids, const Chunk& c) {
   const auto bytes = [](const auto& v) { return reinterpret_cast<const std::byte*>(v.data()); };
-  table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), bytes(c.values),
+  table.Scatter(kvjax::Serial, table.token, ids.data(), ids.size(), bytes(c.values),
                 {bytes(c.mu), bytes(c.flag), bytes(c.nu)}, true);
 }
 
 /// One step of Adam-like training: every slot and value becomes a number made of key, column and step.
 void Train(Live& table, const Keys& keys, float mark) {
   const size_t dim = static_cast<size_t>(table.spec().dim);
-  const auto ids = table.Begin(keys, std::vector<int32_t>(keys.size(), 1), Adam(dim));
+  const auto ids = table.Open(keys, std::vector<int32_t>(keys.size(), 1), Adam(dim));
   Chunk c = Gather(table, ids);
   for (size_t i = 0; i < keys.size(); ++i) {
     for (size_t d = 0; d < dim; ++d)
@@ -61,16 +61,16 @@ void Train(Live& table, const Keys& keys, float mark) {
 
 /// One step of an optimizer without slots.
 void TrainSgd(Live& table, const Keys& keys) {
-  const auto ids = table.Begin(keys, std::vector<int32_t>(keys.size(), 1));
+  const auto ids = table.Open(keys, std::vector<int32_t>(keys.size(), 1));
   const Floats values(keys.size() * static_cast<size_t>(table.spec().dim), 0.5f);
-  table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), data::Bytes(values), {}, true);
+  table.Scatter(kvjax::Serial, table.token, ids.data(), ids.size(), data::Bytes(values), {}, true);
 }
 
 TEST(SlotsComeBackAsTheyWereWritten) {
   Live table(5);
   CHECK_EQ(Adam(5).stride(), 28u);
   Train(table, {1, 2, 3}, 100);
-  const Chunk c = Gather(table, table.Begin({3, 9, 1}, {1, 1, 1}, Adam(5)));
+  const Chunk c = Gather(table, table.Open({3, 9, 1}, {1, 1, 1}, Adam(5)));
   CHECK(c.fresh == std::vector<uint8_t>({0, 1, 0}));
   CHECK(c.flag == std::vector<uint8_t>({1, 0, 1}));
   CHECK(c.nu == Floats({-102, 0, -100}));
@@ -81,7 +81,7 @@ TEST(ReusedRowsHaveFreshSlots) {
   Live table(2);
   Train(table, {1, 2}, 100);
   table.Drop({1});
-  CHECK_EQ(Gather(table, table.Begin({50}, {1}, Adam(2))).fresh[0], 1);
+  CHECK_EQ(Gather(table, table.Open({50}, {1}, Adam(2))).fresh[0], 1);
 }
 
 TEST(AnUnlikeLayoutIsRefused) {
@@ -93,7 +93,7 @@ TEST(AnUnlikeLayoutIsRefused) {
   CHECK_THROWS(kFailedPrecondition, table.Begin({3}, {1}, other));
   CHECK(data::Same(before, table.Copy()));
   TrainSgd(table, {1});  // an optimizer without slots leaves them alone
-  CHECK_EQ(Gather(table, table.Begin({1}, {1}, Adam(2))).nu[0], -100.0f);
+  CHECK_EQ(Gather(table, table.Open({1}, {1}, Adam(2))).nu[0], -100.0f);
   table.ClearSlots(table.version());
   CHECK(table.Copy().layout.empty());
   table.Begin({3}, {1}, other);
@@ -103,24 +103,24 @@ TEST(AnUnlikeLayoutIsRefused) {
 TEST(RowsOfAnOptimizerWithoutSlotsStayFresh) {
   Live table(2);
   TrainSgd(table, {1});
-  CHECK_EQ(Gather(table, table.Begin({1}, {1}, Adam(2))).fresh[0], 1);  // before any slots
+  CHECK_EQ(Gather(table, table.Open({1}, {1}, Adam(2))).fresh[0], 1);  // before any slots
   Train(table, {2}, 100);
   table.Drop({2});
   TrainSgd(table, {3});  // takes the row that key 2 had
-  CHECK_EQ(Gather(table, table.Begin({3}, {1}, Adam(2))).fresh[0], 1);
+  CHECK_EQ(Gather(table, table.Open({3}, {1}, Adam(2))).fresh[0], 1);
 }
 
 TEST(SlotsWithoutElementsAreHarmless) {
   Live table(2);
   kvjax::SlotLayout layout;
   layout.Add("empty", "float32[0]", 0);
-  const auto ids = table.Begin({1}, {1}, layout);
+  const auto ids = table.Open({1}, {1}, layout);
   Floats values(2);
   std::byte slot;
   bool fresh;
-  table.Gather(kvjax::Serial, table.version(), ids.data(), 1, reinterpret_cast<std::byte*>(values.data()),
-               &fresh, {&slot});
-  table.Scatter(kvjax::Serial, table.version(), ids.data(), 1, data::Bytes(values), {&slot}, true);
+  table.Gather(kvjax::Serial, table.token, ids.data(), 1, reinterpret_cast<std::byte*>(values.data()), &fresh,
+               {&slot});
+  table.Scatter(kvjax::Serial, table.token, ids.data(), 1, data::Bytes(values), {&slot}, true);
   const Snapshot s = table.Copy();
   CHECK_EQ(s.slots.size(), 1u);
   table.Restore(data::View(s));

@@ -73,11 +73,11 @@ void Train(Live& table, Reference& reference, const Batch& batch, data::Stream& 
   const Keys keys(distinct.begin(), distinct.end());
   std::vector<int32_t> counts;
   for (size_t i = 0; i < keys.size(); ++i) counts.push_back(static_cast<int32_t>(1 + stream.Below(3)));
-  const auto ids = table.Begin(keys, counts, {}, step);
+  const auto ids = table.Open(keys, counts, {}, step);
   CHECK_EQ(ids.size(), keys.size());
   Floats values(keys.size() * kDim);
   const auto fresh = std::make_unique<bool[]>(keys.size());
-  table.Gather(kvjax::Serial, table.version(), ids.data(), ids.size(),
+  table.Gather(kvjax::Serial, table.token, ids.data(), ids.size(),
                reinterpret_cast<std::byte*>(values.data()), fresh.get(), {});
   for (size_t i = 0; i < keys.size(); ++i) {
     const auto [entry, inserted] = reference.try_emplace(keys[i], Entry{InitialRow(table.spec(), keys[i])});
@@ -87,7 +87,7 @@ void Train(Live& table, Reference& reference, const Batch& batch, data::Stream& 
     entry->second.frequency += counts[i];
     entry->second.version = step;
   }
-  table.Scatter(kvjax::Serial, table.version(), ids.data(), ids.size(), data::Bytes(batch.rows), {}, true);
+  table.Scatter(kvjax::Serial, table.token, ids.data(), ids.size(), data::Bytes(batch.rows), {}, true);
 }
 
 TEST(RandomCallsMatchReference) {

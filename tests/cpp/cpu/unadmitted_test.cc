@@ -82,21 +82,22 @@ TEST(TheSharedRowGetsTheSumOfTheirGradients) {
       if (present) table.Put({kShared}, {20, 21});
       // 2^24 + 1 - 2^24 is 1, and not 0 as it would be in float32.
       const auto targets =
-          table.Begin({5, 1, 6, 7}, {2, 3, 4, 5}, {}, 9, {0x1p24f, 1, 50, 50, 1, 2, -0x1p24f, 4});
+          table.Open({5, 1, 6, 7}, {2, 3, 4, 5}, {}, 9, {0x1p24f, 1, 50, 50, 1, 2, -0x1p24f, 4});
       CHECK_EQ(targets.size(), 2u);
       CHECK_EQ(targets[0].gradient, 1u);
       CHECK_EQ(targets[1].gradient, Table::kSharedGradient);
       CHECK(table.shared_gradient == Floats({1, 7}));
+      Floats out(2);
+      bool fresh;
+      table.Gather(kvjax::Serial, table.token, &targets[1], 1, reinterpret_cast<std::byte*>(out.data()),
+                   &fresh, {});
+      table.End();
       CHECK(table.Of(kShared) == (Live::Info{true, count_batches ? 1 : 11, 9}));
       CHECK(table.Of(1) == (Live::Info{true, count_batches ? 1 : 3, 9}));
       CHECK_EQ(table.Size(table.version()), 2u);
       const Floats row = present ? Floats({20, 21}) : Initial(kShared);
       CHECK(table.Rows({kShared}) == row);
       CHECK(table.Rows({5}) == row);
-      Floats out(2);
-      bool fresh;
-      table.Gather(kvjax::Serial, table.version(), &targets[1], 1, reinterpret_cast<std::byte*>(out.data()),
-                   &fresh, {});
       CHECK(out == row);
     }
   }

@@ -185,12 +185,12 @@ TEST(SlotsAreReadByName) {
   kvjax::SlotLayout layout;
   layout.Add("flag", "bool", 1);
   layout.Add("mu", "float32", 4);
-  const auto targets = table.Begin({1, 2}, {1, 1}, layout);
+  table.Begin({1, 2}, {1, 1}, layout);
   CHECK(read("mu", 4) == Floats({0, 0, 0}));
+  const auto targets = table.Open({1, 2}, {1, 1}, layout);
   const Floats values(1), mu = {5};
   const std::byte flag{1};
-  table.Scatter(Serial, table.version(), targets.data(), 1, data::Bytes(values), {&flag, data::Bytes(mu)},
-                true);
+  table.Scatter(Serial, table.token, targets.data(), 1, data::Bytes(values), {&flag, data::Bytes(mu)}, true);
   CHECK(read("mu", 4) == Floats({5, 0, 0}));
   CHECK_THROWS(kFailedPrecondition, read("mu", 8));
   CHECK_THROWS(kFailedPrecondition, read("nu", 4));

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -22,75 +23,6 @@ using kvjax::VersionGate;
 using namespace std::chrono_literals;
 
 constexpr size_t kDim = 2;
-
-uint32_t BeginStep(VersionGate& gate) {
-  const auto lock = gate.Write("t", "apply", gate.version());
-  return gate.BeginStep();
-}
-
-TEST(AStepThatEndsIsSettled) {
-  VersionGate gate(0xFFFFFFFFu);  // and versions wrap around
-  CHECK_EQ(gate.Settled(1h), 0xFFFFFFFFu);
-  CHECK_EQ(BeginStep(gate), 0u);
-  gate.EndStep();
-  CHECK_EQ(gate.Settled(0ms), 0u);
-}
-
-TEST(AStepThatDoesNotGoOnIsLeftBehind) {
-  VersionGate gate(7);
-  const auto since = std::chrono::steady_clock::now();
-  CHECK_EQ(BeginStep(gate), 8u);
-  CHECK_EQ(gate.Settled(50ms), 9u);
-  CHECK(std::chrono::steady_clock::now() - since >= 45ms);
-  CHECK_EQ(gate.Settled(1h), 9u);  // once
-  CHECK_THROWS(kFailedPrecondition, gate.Read("t", "apply", 8));
-  CHECK_THROWS(kFailedPrecondition, gate.Write("t", "apply", 8));
-  CHECK_EQ(gate.Read("t", "apply", 9).owns_lock(), true);
-  CHECK_EQ(BeginStep(gate), 10u);  // the next one is waited for again
-  CHECK_EQ(gate.Settled(50ms), 11u);
-}
-
-TEST(AStepThatGoesOnIsWaitedFor) {
-  VersionGate gate(7);
-  BeginStep(gate);
-  std::atomic<bool> ended{false};
-  std::thread step([&] {
-    for (int i = 0; i < 30; ++i) {
-      std::this_thread::sleep_for(50ms);
-      gate.Touch();
-    }
-    ended = true;
-    gate.EndStep();
-  });
-  CHECK_EQ(gate.Settled(1s), 8u);  // after more than a second
-  CHECK(ended);
-  step.join();
-}
-
-TEST(ALiveReadWaitsForTheStep) {
-  VersionGate gate(7);
-  BeginStep(gate);
-  CHECK_THROWS(kFailedPrecondition, gate.Read("t", "lookup", std::nullopt, 20ms));
-  std::atomic<bool> ended{false};
-  std::thread step([&] {
-    for (int i = 0; i < 5; ++i) {
-      std::this_thread::sleep_for(20ms);
-      const auto lock = gate.Write("t", "apply", 8);  // which the reader does not keep out
-      gate.Touch();
-    }
-    ended = true;
-    gate.EndStep();
-    BeginStep(gate);  // comes after the reader that has waited
-    gate.EndStep();
-  });
-  {
-    const auto lock = gate.Read("t", "lookup", std::nullopt, 1s);
-    CHECK(ended);
-    CHECK_EQ(gate.version(), 8u);
-  }
-  step.join();
-  CHECK_EQ(gate.version(), 9u);
-}
 
 TEST(LiveReadsDoNotKeepWritersOut) {
   VersionGate gate(0);
@@ -113,91 +45,84 @@ TEST(LiveReadsDoNotKeepWritersOut) {
   for (std::thread& reader : readers) reader.join();
 }
 
-TEST(NoStepSlipsInWhileOthersAsk) {
-  VersionGate gate(1);
-  std::atomic<uint32_t> ended{1};
-  std::atomic<bool> done{false};
-  std::atomic<int> open{0};
-  std::thread other([&] {
-    while (!done) {
-      const uint32_t version = gate.Settled(1h);
-      open += version > ended;
-    }
-  });
-  const auto spin = [](std::chrono::microseconds time) {
-    const auto end = std::chrono::steady_clock::now() + time;
-    while (std::chrono::steady_clock::now() < end) {
-    }
-  };
-  for (int step = 0; step < 20'000; ++step) {
-    spin(20us);  // mostly there is no step, and the other thread asks without a pause
-    const uint32_t version = BeginStep(gate);
-    spin(2us);
-    ended = version;
-    gate.EndStep();
-  }
-  done = true;
-  other.join();
-  CHECK_EQ(open, 0);
-}
-
-/// A step of {1, 2, 3}, whose rows become `value`: chunk i is its i-th row.
+/// A step of {1, 2, 3}, of which 3 is new, whose rows become `value`: chunk i is its i-th row.
 struct Step {
   Live& table;
   float value;
-  Keys keys = {1, 2, 3};
-  data::Targets targets = table.Begin(keys, {1, 1, 1});
-  uint32_t version = table.version();
+  kvjax::SlotLayout layout = [] {
+    kvjax::SlotLayout slots;
+    slots.Add("mu", "float32", 4);
+    return slots;
+  }();
+  data::Targets targets = table.Open({1, 2, 3}, {1, 1, 1}, layout);
+  uint32_t token = table.token;
 
   void Gather(size_t i) const {
-    Floats row(kDim);
+    Floats row(kDim), mu(1);
     bool fresh;
-    table.Gather(kvjax::Serial, version, &targets[i], 1, reinterpret_cast<std::byte*>(row.data()), &fresh,
-                 {});
+    table.Gather(kvjax::Serial, token, &targets[i], 1, reinterpret_cast<std::byte*>(row.data()), &fresh,
+                 {reinterpret_cast<std::byte*>(mu.data())});
+    CHECK(fresh || mu[0] == 1.0f);
   }
-  void Scatter(size_t i) const {
-    table.Scatter(kvjax::Serial, version, &targets[i], 1, data::Bytes(Floats(kDim, value)), {}, i == 2);
+  uint32_t Scatter(size_t i) const {
+    const Floats mu = {1};
+    return table.Scatter(kvjax::Serial, token, &targets[i], 1, data::Bytes(Floats(kDim, value)),
+                         {data::Bytes(mu)}, i == 2);
   }
 };
 
-TEST(OthersSeeAStepOnceItIsWhole) {
+TEST(AStepIsNothingToOthersUntilItIsWhole) {
   Live table(kDim);
-  table.Put({1, 2, 3}, Floats(3 * kDim, 1.0f));
+  table.Put({1, 2}, Floats(2 * kDim, 1.0f));
+  const data::State before(table);
+  const uint32_t version = table.version();
   const Step step{table, 5.0f};
-  std::atomic<bool> settled{false};
-  uint32_t version = 0;
-  Floats rows;
-  std::thread other([&] {
-    version = table.SettledVersion();
-    settled = true;
-    rows = table.Rows({1, 2, 3});
-  });
   for (size_t i = 0; i < 3; ++i) {
     step.Gather(i);
-    std::this_thread::sleep_for(20ms);
-    CHECK(!settled);
-    step.Scatter(i);
+    CHECK_EQ(table.SettledVersion(), version);
+    CHECK(
+        data::Same(before, data::State(table)));  // also the slots that come with it, the new row and counts
+    CHECK_EQ(step.Scatter(i), i == 2 ? version + 1 : step.token);
   }
-  other.join();
-  CHECK(settled);
-  CHECK_EQ(version, step.version);
-  CHECK(rows == Floats(3 * kDim, 5.0f));
+  CHECK_EQ(table.SettledVersion(), version + 1);
+  CHECK(table.Rows({1, 2, 3}) == Floats(3 * kDim, 5.0f));
+  CHECK(table.Of(3) == (Live::Info{true, 1, 1}));
+  CHECK_THROWS(kFailedPrecondition, step.Scatter(2));
 }
 
-TEST(AnAbandonedStepCannotGoOn) {
+TEST(AStepThatDoesNotGoOnWasNothing) {
   Live table(kDim);
-  table.Put({1, 2, 3}, Floats(3 * kDim, 1.0f));
+  table.Put({1, 2}, Floats(2 * kDim, 1.0f));
+  const data::State before(table);
   const Step step{table, 5.0f};
   step.Scatter(0);
-  CHECK_EQ(table.SettledVersion(), step.version + 1);  // after 5 seconds
+  CHECK(data::Same(before, data::State(table)));
+  const Step next{table, 7.0f};  // by the same handle
   CHECK_THROWS(kFailedPrecondition, step.Gather(1));
-  CHECK_THROWS(kFailedPrecondition, step.Scatter(1));
   CHECK_THROWS(kFailedPrecondition, step.Scatter(2));
-  CHECK(table.Rows({1, 2, 3}) == Floats({5, 5, 1, 1, 1, 1}));
-  const Step next{table, 7.0f};
   for (size_t i = 0; i < 3; ++i) next.Scatter(i);
-  CHECK_EQ(table.SettledVersion(), next.version);
   CHECK(table.Rows({1, 2, 3}) == Floats(3 * kDim, 7.0f));
+}
+
+TEST(AnyOtherWriteEndsAStep) {
+  const Keys keys = {8, 9};
+  const Floats rows(2 * kDim, 3.0f);
+  for (const bool fails : {false, true}) {
+    kvjax::TableSpec spec = data::Spec(kDim);
+    spec.max_capacity = fails ? 3 : 100;
+    spec.on_full = kvjax::OnFull::kError;
+    Live table(spec);
+    table.Put({1, 2}, Floats(2 * kDim, 1.0f));
+    const Step step{table, 5.0f};
+    if (fails) {
+      CHECK_THROWS(kResourceExhausted, table.Put(keys, rows));
+    } else {
+      table.Put(keys, rows);
+    }
+    for (size_t i = 0; i < 3; ++i) CHECK_THROWS(kFailedPrecondition, step.Scatter(i));
+    CHECK(table.Rows({1, 2}) == Floats(2 * kDim, 1.0f));
+    CHECK_EQ(table.Size(table.version()), fails ? 2u : 4u);
+  }
 }
 
 TEST(OthersWaitForTheUsersCode) {
@@ -257,6 +182,23 @@ TEST(CallsThatComeFromTheUsersCodeByAnotherThreadGiveUp) {
     std::thread([&] { CHECK_THROWS(kFailedPrecondition, gate.Read("t", "lookup", 3)); }).join();
     std::thread([&] { CHECK_THROWS(kFailedPrecondition, gate.WriteAny("t", "on_evict")); }).join();
   }
+}
+
+TEST(WhoWaitsTooLongIsToldForWhat) {
+  VersionGate gate(3, 1001ms);
+  const auto said = [&] {
+    try {
+      (void)gate.ReadAny("t", "stats");
+    } catch (const kvjax::Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const VersionGate::CallingOut calling(gate);
+  CHECK(said().find("one from the sink or score function that it has called") != std::string::npos);
+  std::string innocent;
+  std::thread([&] { innocent = said(); }).join();
+  CHECK(innocent.find("a sink or score function of it that has run for 1 s and more") != std::string::npos);
 }
 
 }  // namespace

@@ -22,8 +22,9 @@ using Index = kvjax::device::Index<Threads>;
 
 constexpr uint64_t kCells = IndexView::kCells;
 
-uint64_t Home(uint64_t key, uint64_t buckets) { return (kvjax::Mix(key) >> 16) & (buckets - 1); }
-uint64_t Digest(uint64_t key) { return kvjax::Mix(key) >> 57; }
+uint64_t Hash(uint64_t key) { return kvjax::PlaceHash(key, kvjax::Secret()); }
+uint64_t Home(uint64_t key, uint64_t buckets) { return (Hash(key) >> 16) & (buckets - 1); }
+uint64_t Digest(uint64_t key) { return Hash(key) >> 57; }
 
 /// n keys that are first looked for in one bucket; with `digest`, all of that one.
 Keys KeysOf(uint64_t home, uint64_t buckets, size_t n, std::optional<uint64_t> digest = {}) {
@@ -108,6 +109,16 @@ TEST(RandomSequences) {
     }
     twin.Check();
   }
+}
+
+TEST(KeysThatCollideByTheFrozenHashAreSpread) {
+  Twin twin(2'000);
+  for (const uint64_t key : data::Colliding(2'000, /*low=*/false)) twin.Insert(key);
+  uint64_t farthest = 0;
+  for (uint64_t cell = 0; cell < twin.view.cells(); ++cell) {
+    if (twin.view.At(cell) != nullptr) farthest = std::max(farthest, twin.view.Distance(cell));
+  }
+  CHECK(farthest < 20);  // else up to 125
 }
 
 TEST(SearchesGoOverFullBucketsAndAroundTheEnd) {

@@ -101,8 +101,8 @@ void Train(data::Live& cpu, Chain& gpu, const Keys& batch, bool with_slots, floa
                             .chunk = {s.targets.data(), n, &s.start, &s.active, n},
                             .values = data::Bytes(s.rows),
                             .slots = slots});
-  const auto targets = cpu.Begin(s.keys, s.counts, layout);
-  cpu.Scatter(kvjax::Serial, cpu.version(), targets.data(), targets.size(), data::Bytes(s.rows), slots, true);
+  const auto targets = cpu.Open(s.keys, s.counts, layout);
+  cpu.Scatter(kvjax::Serial, cpu.token, targets.data(), targets.size(), data::Bytes(s.rows), slots, true);
 }
 
 /// Writes that make and erase rows, the same on the CPU.

@@ -135,7 +135,7 @@ struct Shards {
   void Commit(const kvjax::SlotLayout& layout, size_t chunk) {
     int32_t active = -1, gpu_active = -1;
     int64_t step = -1, gpu_step = -1;
-    cpu.CommitStep(Serial, cpu.version(), &active, &step);
+    const uint32_t token = cpu.CommitStep(Serial, cpu.version(), &active, &step);
     gpu.Write(
         [&](auto* version, auto* next) { gpu.CommitStep(gpu.q, {version, next, &gpu_active, &gpu_step}); });
     CHECK_EQ(step, gpu_step);
@@ -152,13 +152,13 @@ struct Shards {
       Bytes values(n * bytes);
       Floats slots(n * kDim);
       const Mask fresh(new bool[n + 1]);
-      cpu.Gather(Serial, cpu.version(), targets, n, values.data(), fresh.get(), raw(slots));
+      cpu.Gather(Serial, token, targets, n, values.data(), fresh.get(), raw(slots));
       for (size_t i = 0; i < n; ++i) {
         device::Descend(cpu.spec().type, kDim, values.data() + i * bytes,
                         in.rows + targets[i].gradient * kDim, layout.empty() || fresh[i],
                         slots.data() + i * kDim);
       }
-      cpu.Scatter(Serial, cpu.version(), targets, n, values.data(), constant(raw(slots)), true);
+      cpu.Scatter(Serial, token, targets, n, values.data(), constant(raw(slots)), true);
     }
     Bytes values(chunk * bytes);
     Floats slots(chunk * kDim), grads(chunk * kDim);

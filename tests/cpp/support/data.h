@@ -53,6 +53,22 @@ inline const std::vector<uint64_t> kAwkward = {
 };
 
 using Keys = std::vector<uint64_t>;
+
+/// n keys whose hashes by Mix, which is public, differ in the low bits or in the 16 high ones alone: whoever
+/// chooses ids can choose such as these.
+inline Keys Colliding(size_t n, bool low) {
+  Keys keys;
+  for (uint64_t i = 0; i < n; ++i) {
+    uint64_t x = low ? (uint64_t{0x9E37} << 48) + i : i << 48;
+    x ^= x >> 31 ^ x >> 62;
+    x *= 0x319642b2d24d8ec3ull;  // the inverses of Mix's factors
+    x ^= x >> 27 ^ x >> 54;
+    x *= 0x96de1b173f119089ull;
+    keys.push_back(x ^ x >> 30 ^ x >> 60);
+  }
+  return keys;
+}
+
 using Floats = std::vector<float>;
 
 inline kvjax::KeySpan Span(const Keys& keys, bool narrow = false) {
@@ -103,21 +119,32 @@ struct Live : kvjax::Table {
   }
   [[nodiscard]] kvjax::Snapshot Copy(bool with_slots = true) const { return Export(version(), with_slots); }
 
-  /// Rows that the step touches. gradients: (n, dim), zeros if there are none. Sets `shared_gradient` and
-  /// `step`.
-  Targets Begin(const Keys& keys, const std::vector<int32_t>& counts, const kvjax::SlotLayout& layout = {},
-                int64_t at_step = -1, Floats gradients = {}, kvjax::InitialRows initial = {}) {
+  /// Rows that a step touches, which is to be gone on with. gradients: (n, dim), zeros if there are none.
+  /// Sets `token`, `shared_gradient` and `step`.
+  Targets Open(const Keys& keys, const std::vector<int32_t>& counts, const kvjax::SlotLayout& layout = {},
+               int64_t at_step = -1, Floats gradients = {}, kvjax::InitialRows initial = {}) {
     Targets targets(keys.size() + 1);  // with nothing written behind the keys
     targets.back() = {123, 456};
     gradients.resize(keys.size() * static_cast<size_t>(spec().dim));
     shared_gradient.assign(static_cast<size_t>(spec().dim), 1e30f);
     int32_t active = 0;
-    BeginApply(kvjax::Serial, version(), Span(keys), counts.data(), gradients.data(), at_step, layout,
-               initial, {targets.data(), &active, &step, shared_gradient.data()});
+    token = BeginApply(kvjax::Serial, version(), Span(keys), counts.data(), gradients.data(), at_step, layout,
+                       initial, {targets.data(), &active, &step, shared_gradient.data()});
     if (targets.back().row != 123 || targets.back().gradient != 456)
       throw std::logic_error("too many targets");
     targets.resize(static_cast<size_t>(active));
     return targets;
+  }
+  /// A whole step that makes and counts its rows, and leaves their values and slots as they are.
+  Targets Begin(const Keys& keys, const std::vector<int32_t>& counts, const kvjax::SlotLayout& layout = {},
+                int64_t at_step = -1, Floats gradients = {}, kvjax::InitialRows initial = {}) {
+    Targets targets = Open(keys, counts, layout, at_step, std::move(gradients), initial);
+    End(layout);
+    return targets;
+  }
+  void End(const kvjax::SlotLayout& layout = {}) {
+    const std::vector<const std::byte*> none(layout.slots().size());
+    Scatter(kvjax::Serial, token, nullptr, 0, nullptr, none, /*last=*/true);
   }
   /// One occurrence of each key.
   Targets Train(const Keys& keys, int64_t at_step = -1) {
@@ -125,6 +152,7 @@ struct Live : kvjax::Table {
   }
   Floats shared_gradient;
   int64_t step = 0;
+  uint32_t token = 0;
 
   [[nodiscard]] Floats Rows(const Keys& keys, std::vector<uint8_t>* found = nullptr,
                             kvjax::Missing missing = kvjax::Missing::kTable) const {

@@ -274,13 +274,13 @@ inline void Train(data::Live& table, const Gradients& g, const kvjax::SlotLayout
                   const Bytes& given) {
   const auto dim = static_cast<size_t>(table.spec().dim);
   const auto targets =
-      table.Begin(g.keys, g.counts, layout, g.step, g.rows, {given.data(), given.size() / table.row_bytes()});
+      table.Open(g.keys, g.counts, layout, g.step, g.rows, {given.data(), given.size() / table.row_bytes()});
   const size_t n = targets.size();
   Bytes values(n * table.row_bytes()), slot(layout.empty() ? 0 : n * dim * 4);
   const Mask fresh(new bool[n + 1]);
   std::vector<std::byte*> slots;
   if (!layout.empty()) slots.push_back(slot.data());
-  table.Gather(kvjax::Serial, table.version(), targets.data(), n, values.data(), fresh.get(), slots);
+  table.Gather(kvjax::Serial, table.token, targets.data(), n, values.data(), fresh.get(), slots);
   for (size_t i = 0; i < n; ++i) {
     Floats scratch(dim);
     auto* const record = layout.empty() ? scratch.data() : reinterpret_cast<float*>(slot.data()) + i * dim;
@@ -290,8 +290,8 @@ inline void Train(data::Live& table, const Gradients& g, const kvjax::SlotLayout
     Descend(table.spec().type, dim, values.data() + i * table.row_bytes(), gradient,
             layout.empty() || fresh[i], record);
   }
-  table.Scatter(kvjax::Serial, table.version(), targets.data(), n, values.data(),
-                {slots.begin(), slots.end()}, true);
+  table.Scatter(kvjax::Serial, table.token, targets.data(), n, values.data(), {slots.begin(), slots.end()},
+                true);
 }
 
 /// What both count in the same way.

@@ -1,0 +1,56 @@
+"""Steps that fail half-way, in what XLA does between reading rows and writing them: they were nothing."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+from tests.support.marks import few
+from tests.support.tables import same_tables
+
+ADAGRAD = optax.adagrad(0.1)
+
+
+class Fuse:
+    """A constraint of Python's, so that there is no row program, that raises while it is `blown`."""
+
+    def __init__(self):
+        self.blown = False
+
+    def __call__(self, row):
+        return jax.pure_callback(self.check, jax.ShapeDtypeStruct(row.shape, row.dtype), row, vmap_method="expand_dims")
+
+    def check(self, rows):
+        if self.blown:
+            raise ArithmeticError("the fuse has blown")
+        return np.asarray(rows)
+
+
+def write(table, keys):
+    rows = jnp.arange(len(keys) * table.dim, dtype=jnp.float32).reshape(-1, table.dim)
+    table, _ = table.apply(ADAGRAD, kvjax.SparseRows(np.asarray(keys), rows))
+    jax.block_until_ready(table.version)
+    return table
+
+
+@pytest.mark.parametrize("first", few([False, True], False), ids=["trained", "first step"])
+def test_a_step_that_fails_between_its_calls_leaves_nothing(make, first):
+    fuse, calm = Fuse(), Fuse()
+    options = {"max_capacity": 6, "on_full": "evict", "admit": kvjax.admit.MinCount(1)}
+    table, twin = make(2, constraint=fuse, **options), make(2, constraint=calm, **options)
+    if not first:
+        table, twin = write(table, [1, 2, 3]), write(twin, [1, 2, 3])
+    fuse.blown = True
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="the fuse has blown"):
+        write(table, [2, 3, 4, 5, 6, 7])
+    start = time.monotonic()
+    again = table.refresh()
+    assert time.monotonic() - start < 3, "a step that failed has left something"
+    assert int(again.version) == int(table.version), "a step that failed has left something"
+    same_tables(again, twin)
+    fuse.blown = False
+    same_tables(write(table, [2, 3, 4, 5]), write(twin, [2, 3, 4, 5]))  # the old handle is the live one
