@@ -134,7 +134,7 @@ def test_rows_of_the_batch_and_pinned_rows_stay(make):
 
 def test_the_row_that_unadmitted_keys_share_stays(make):
     table = make(1, admit=kvjax.admit.MinCount(2, unadmitted=7))
-    table = train(table, [1, 2, 2])
+    table = train(train(table, [1, 2, 2]), [2])
     assert set(contents(table)) == {2, 7}
     assert set(contents(table.evict(evict.MinFrequency(100)))) == {7}
 
