@@ -133,7 +133,8 @@ class InChunks:
         return self.on_shard(spec, begun, merged.rows.shape[0], update)
 
     def on_shard(self, spec: TableSpec, begun: training.Begun, n: int, update: Update) -> tuple[jax.Array, Any]:
-        return _update_rows(spec, self.layout, update_of(spec, self.rowwise, update.extra), begun, n, update.state)
+        one = update_of(self.rowwise, spec.dim, update.extra, spec.constraint)
+        return _update_rows(spec, self.layout, one, begun, n, update.state)
 
 
 Way = ByProgram | InChunks

@@ -4,13 +4,17 @@ from kvjax._training.rowwise import Rowwise as Rowwise
 from kvjax._training.rowwise import rowwise as rowwise
 from kvjax.optax._accumulate import AccumulateState as AccumulateState
 from kvjax.optax._accumulate import accumulate as accumulate
+from kvjax.optax._compatibility import Compatibility as Compatibility
+from kvjax.optax._compatibility import LeafReport as LeafReport
+from kvjax.optax._compatibility import check_compatibility as check_compatibility
 from kvjax.optax._joint import global_norm as global_norm
 from kvjax.optax._joint import joint as joint
 from kvjax.optax._partition import PartitionState as PartitionState
 from kvjax.optax._partition import partition as partition
 
 __all__ = [
-    "AccumulateState", "PartitionState", "Rowwise", "accumulate", "global_norm", "joint", "partition", "rowwise",
+    "AccumulateState", "Compatibility", "LeafReport", "PartitionState", "Rowwise", "accumulate", "check_compatibility",
+    "global_norm", "joint", "partition", "rowwise",
 ]  # fmt: skip
 
 

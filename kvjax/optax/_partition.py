@@ -41,9 +41,9 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
     ``optax.apply_updates``, Flax's ``TrainState`` and ``nnx.Optimizer`` work as they are. Because it writes, it comes
     last in a chain, and each result is used: an update that is changed or thrown away leaves stale handles behind,
     which the next call reports. So wrappers that hold updates back do not go around it. Inside, each row would count
-    for itself: ``optax.apply_if_finite`` skips the rows whose gradients are not finite, and not the step, and
-    ``optax.MultiSteps`` is refused, because rows that are rarely touched would never be trained: put `accumulate`
-    around it.
+    for itself: ``optax.apply_if_finite`` would skip rows, and not the step, and by ``optax.MultiSteps`` rows that are
+    rarely touched would never be trained. Both are refused, as is what else would be wrong row by row (see `rowwise`);
+    put `accumulate` around it.
 
     Args:
       dense: transform of everything that is not a table.

@@ -163,7 +163,8 @@ def test_public_names():
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {
-        "AccumulateState", "PartitionState", "Rowwise", "accumulate", "global_norm", "joint", "partition", "rowwise",
+        "AccumulateState", "Compatibility", "LeafReport", "PartitionState", "Rowwise", "accumulate",
+        "check_compatibility", "global_norm", "joint", "partition", "rowwise",
     }  # fmt: skip
     assert set(kvjax.orbax.__all__) == {"TableHandler", "TableRestore", "TableSave", "combine", "split"}
     for package in (kvjax, kvjax.flax, kvjax.optax, kvjax.orbax):
