@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-import jax
 import jax.numpy as jnp
+import optax
 
 from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, layout_of
 
@@ -45,17 +45,17 @@ class Rowwise:
         if self.count not in COUNTS:
             raise ValueError(f"kvjax: rowwise: want count 'auto', 'row' or 'global', got {self.count!r}; choose one")
 
-    def init(self, dim: int) -> tuple[jax.Array, ...]:
+    def init(self, dim: int) -> optax.OptState:
         """The globals of a new table.
 
         Args:
           dim: width of the rows.
 
         Returns:
-          Arrays, to be handed to `Table.apply` as ``state``.
+          The transform's state with None for what is kept per row, to be handed to `Table.apply` as ``state``.
         """
-        state = self.tx.init(jnp.zeros((1, dim), jnp.float32))
-        return tuple(jnp.asarray(x) for x in self.layout(dim).globals_of(state))
+        layout, state = self.layout(dim), self.tx.init(jnp.zeros((1, dim), jnp.float32))
+        return layout.state_of(map(jnp.asarray, layout.globals_of(state)))
 
     def layout(self, dim: int) -> SlotLayout:
         """How the leaves of the state are split into slots and globals.
@@ -101,9 +101,9 @@ def rowwise(tx: HasUpdate, count: SlotCount = "auto") -> Rowwise:
 
     Example:
       >>> import kvjax, optax
-      >>> kvjax.optax.rowwise(optax.adam(1e-3)).init(8)
-      ()
-      >>> kvjax.optax.rowwise(optax.adam(1e-3), count="global").init(8)
-      (Array(0, dtype=int32),)
+      >>> kvjax.optax.rowwise(optax.adam(1e-3)).init(8)[0]
+      ScaleByAdamState(count=None, mu=None, nu=None)
+      >>> kvjax.optax.rowwise(optax.adam(1e-3), count="global").init(8)[0]
+      ScaleByAdamState(count=Array(0, dtype=int32), mu=None, nu=None)
     """
     return Rowwise(tx, count)

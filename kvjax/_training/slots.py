@@ -1,9 +1,11 @@
 """Slots: which leaves of a transform's state belong to a row, and which to all rows together.
 
 Slots are kept in the table beside their row. Globals (schedule counts, hyperparameters) are kept in the optimizer's
-state. A transform sees a row as the array ``(1, dim)``, which is what a dense table of one row would be, so that what
-asks for the number of axes (a mask of weight decay, ``optax.centralize``) is answered as it is there. The table keeps
-slots without that axis.
+state: that of the transform with None for slots, so that optax's own tools find them by name.
+
+A transform sees a row as the array ``(1, dim)``, which is what a dense table of one row would be, so that what asks for
+the number of axes (a mask of weight decay, ``optax.centralize``) is answered as it is there. The table keeps slots
+without that axis.
 """
 
 from __future__ import annotations
@@ -67,6 +69,11 @@ class SlotLayout:
         """Of the state of one row, as the table keeps them."""
         slots = [x for x, slot in zip(jax.tree.leaves(state), self.is_slot, strict=True) if slot]
         return [jnp.reshape(x, t.shape).astype(t.dtype) for x, t in zip(slots, self.types, strict=True)]
+
+    def state_of(self, globals_: Any) -> Any:
+        """The state of the transform with None for slots."""
+        g = iter(globals_)
+        return jax.tree.unflatten(self.treedef, [None if slot else next(g) for slot in self.is_slot])
 
     def globals_of(self, state: Any) -> list[Any]:
         return [x for x, slot in zip(jax.tree.leaves(state), self.is_slot, strict=True) if not slot]

@@ -202,7 +202,11 @@ def _measured(rowwise: Rowwise, dim: int, extra: dict[str, Any], patterns: Seque
     rows_of = jax.vmap(one.update, in_axes=(0, 0, 0, None), out_axes=(0, 0, shared))
 
     def first(values: Any) -> Any:
-        return (values, tx.init(values)), (values, jax.vmap(one.initial)(values), rowwise.init(dim))
+        return (values, tx.init(values)), (
+            values,
+            jax.vmap(one.initial)(values),
+            tuple(jax.tree.leaves(rowwise.init(dim))),
+        )
 
     def step(dense: Any, sparse: Any, grads: Any, touched: Any) -> Any:
         def kept(new: Any, old: Any) -> Any:

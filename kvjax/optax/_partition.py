@@ -26,7 +26,8 @@ class PartitionState(NamedTuple):
       count: ``()`` int32, updates so far; the next one is the step that rows are stamped with, unless the table is
         further already (see `Table.apply`).
       dense: state of the dense transform.
-      tables: by table name, what its transform keeps for all rows together. What it keeps per row is in the table.
+      tables: by table name, what its transform keeps for all rows together: its state with None for what it keeps per
+        row, which is in the table. So ``optax.tree_utils.tree_get`` and ``tree_set`` find hyperparameters and counts.
     """
 
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]  (the name every optax state gives it)

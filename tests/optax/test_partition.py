@@ -107,6 +107,35 @@ def test_transforms_that_hold_updates_back_are_refused(tx, make):
     kvjax.optax.partition(dense=tx, tables=optax.sgd(1.0)).init({"t": table, "w": jnp.ones(2)})
 
 
+def test_optax_finds_hyperparameters_and_counts_of_tables_by_name(make):
+    """As in any state: globals stand where the transform has them."""
+    injected = optax.inject_hyperparams(optax.adam)
+    params = {"t": make(2, initializer=1.0), "w": jnp.ones(2)}
+    tx = kvjax.optax.partition(dense=injected(learning_rate=0.1), tables=injected(learning_rate=0.1))
+    state = tx.init(params)
+    (name,) = state.tables
+    assert len(optax.tree_utils.tree_get_all_with_path(state, "learning_rate")) == 2
+    state = optax.tree_utils.tree_set(state, learning_rate=jnp.float32(0.25))
+    assert float(optax.tree_utils.tree_get(state.tables[name], "learning_rate")) == 0.25
+    grads = {"t": kvjax.SparseRows(np.array([7]), jnp.ones((1, 2))), "w": jnp.ones(2)}
+    for n in (1, 2):
+        updates, state = jax.jit(tx.update)(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        np.testing.assert_allclose(params["t"].lookup(7), 1 - 0.25 * n, rtol=1e-5)
+        np.testing.assert_allclose(params["w"], 1 - 0.25 * n, rtol=1e-5)
+    assert int(state.tables[name].count) == 2 and state.tables[name].inner_state[0].mu is None
+
+
+def test_globals_of_a_scan_keep_their_form(make):
+    """Also where a transform has none and the state begins as ()."""
+    for tx, state in ((optax.adam(0.1), ()), (rate := kvjax.optax.rowwise(optax.adam(0.1), "global"), rate.init(2))):
+        grads = kvjax.SparseRows(np.array([7]), jnp.ones((1, 2)))
+        step = lambda carry, _, tx=tx: (carry[0].apply(tx, grads, carry[1]), None)  # noqa: E731, B023
+        (table, after), _ = jax.lax.scan(step, (make(2), state), length=3)
+        assert jax.tree.structure(after) == jax.tree.structure(state) and int(table.frequency(7)) == 3
+    assert int(after[0].count) == 3
+
+
 def test_global_norm_is_that_of_a_dense_table():
     dense, state = states(OPTIMIZERS["sgd"])
     ids, y = next(batches("all", steps=1))
