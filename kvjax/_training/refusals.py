@@ -37,7 +37,7 @@ _SEARCHES = _Refusal(
 _SKIPS = _Refusal(
     "a transform that updates a row in each step that touches it",
     "which would skip rows instead of steps, and count the steps of each row by itself",
-    "choose in the step: jax.lax.cond(jnp.isfinite(kvjax.optax.global_norm(grads)), update, skip)",
+    "kvjax.optax.apply_if_finite(kvjax.optax.partition(...), n) leaves out whole steps",
 )
 _NOISE = _Refusal(
     "a transform without random keys in its state",

@@ -44,7 +44,7 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
     which the next call reports. So wrappers that hold updates back do not go around it. Inside, each row would count
     for itself: ``optax.apply_if_finite`` would skip rows, and not the step, and by ``optax.MultiSteps`` rows that are
     rarely touched would never be trained. Both are refused, as is what else would be wrong row by row (see `rowwise`);
-    put `accumulate` around it.
+    put `accumulate`, `apply_if_finite`, `apply_if` or `scale_loss` around it.
 
     Args:
       dense: transform of everything that is not a table.

@@ -71,7 +71,7 @@ def check(tx, dim, **extra):
 
 
 WRONG = {
-    "MultiSteps": "accumulate", "apply_every": "accumulate", "apply_if_finite": "lax.cond", "sam": "the loss",
+    "MultiSteps": "accumulate", "apply_every": "accumulate", "apply_if_finite": "whole steps", "sam": "the loss",
     "prodigy": "choose a rate", "dadapt_adamw": "choose a rate", "dog": "choose a rate", "dowg": "choose a rate",
     "momo": "choose a rate", "momo_adam": "choose a rate", "mechanize": "choose a rate", "polyak_sgd": "choose a rate",
     "lbfgs": "the loss", "galore": "whole matrices", "muon": "whole matrices", "noisy_sgd": "random keys",

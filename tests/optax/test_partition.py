@@ -18,6 +18,35 @@ def test_clip_by_global_norm_is_that_of_a_dense_table():
     np.testing.assert_allclose(rows_of(state), dense.params["Embed_0"]["embedding"], rtol=1e-6, atol=2e-7)
 
 
+@pytest.mark.parametrize("make_tx", [optax.clip_by_block_rms, optax.add_noise], ids=["block_rms", "noise"])
+def test_joint_refuses_what_depends_on_rows_of_zeros(make_tx, make):
+    """Duplicates leave such rows behind, and a dense table has one for each id that is not in the batch."""
+    tx = make_tx(1.0, 0.5, jax.random.key(0)) if make_tx is optax.add_noise else make_tx(0.1)
+    for init in (kvjax.optax.joint(tx).init, jax.jit(kvjax.optax.joint(tx).init)):
+        with pytest.raises(ValueError, match=r"kvjax: joint: want .*rows of zeros"):
+            init({"t": make(2), "w": jnp.ones(3)})
+
+
+@pytest.mark.parametrize(
+    "tx", [optax.clip_by_global_norm(0.5), optax.clip(0.1), optax.normalize_by_update_norm(), optax.centralize()]
+)
+def test_joint_is_that_of_dense_gradients_wherever_duplicates_stand(tx, make):
+    joint, params = kvjax.optax.joint(tx), {"t": make(2), "w": jnp.ones(3)}
+    state, w, rows = (
+        joint.init(params),
+        jnp.array([3.0, -4.0, 0.5]),
+        np.arange(1.0, 9.0, dtype=np.float32).reshape(4, 2),
+    )
+    dense = {"t": jnp.asarray(np.stack([rows[0], rows[1] + rows[2], rows[3]])), "w": w}
+    want, _ = tx.update(dense, tx.init(dense))
+    for order in ([0, 1, 2, 3], [1, 2, 0, 3], [3, 2, 1, 0]):
+        grads = {"t": kvjax.SparseRows(np.array([5, 6, 6, 7])[order], jnp.asarray(rows[order])), "w": w}
+        got, _ = joint.update(grads, state, params)
+        np.testing.assert_allclose(got["w"], want["w"], rtol=1e-5)
+        found = dict(zip(np.asarray(got["t"].keys).tolist(), got["t"].rows, strict=True))
+        np.testing.assert_allclose([found[5], found[6], found[7]], want["t"], rtol=1e-5)
+
+
 def test_clipping_the_raw_gradient_tree_is_refused():
     _, state = states(OPTIMIZERS["sgd"])
     tx = optax.chain(optax.clip_by_global_norm(0.1), state.tx)

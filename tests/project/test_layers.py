@@ -163,8 +163,9 @@ def test_public_names():
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {
-        "AccumulateState", "Compatibility", "LeafReport", "PartitionState", "Rowwise", "accumulate",
-        "check_compatibility", "global_norm", "joint", "partition", "rowwise",
+        "AccumulateState", "ApplyIfFiniteState", "ApplyIfState", "Compatibility", "LeafReport", "LossScaleState",
+        "PartitionState", "Rowwise", "accumulate", "apply_if", "apply_if_finite", "check_compatibility", "global_norm",
+        "joint", "partition", "rowwise", "scale_loss",
     }  # fmt: skip
     assert set(kvjax.orbax.__all__) == {"TableHandler", "TableRestore", "TableSave", "combine", "split"}
     for package in (kvjax, kvjax.flax, kvjax.optax, kvjax.orbax):
