@@ -101,7 +101,11 @@ FUSABLE = {
 
 def instructions(tx, dim):
     table, rowwise = kvjax.get_table(f"listed{dim}", dim=dim), kvjax.optax.rowwise(tx)
-    return lowered(table.spec, rowwise, rowwise.init(dim), {}).run.program.listing.split("update:\n")[1].splitlines()
+    return (
+        lowered(table.spec, rowwise, tuple(jax.tree.leaves(rowwise.init(dim))), {})
+        .run.program.listing.split("update:\n")[1]
+        .splitlines()
+    )
 
 
 def test_common_optimizers_take_every_fused_instruction():
