@@ -6,7 +6,6 @@ from typing import Any, Literal, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.sparse_rows import SparseRows
@@ -165,10 +164,10 @@ class Writes(Handle):
         self,
         tx: Transform,
         grads: SparseRows,
-        state: optax.OptState = (),
+        state: PyTree = (),
         step: ArrayLike | None = None,
-        **extra_args: Any,
-    ) -> tuple[Self, optax.OptState]:
+        **extra_args: PyTree,
+    ) -> tuple[Self, PyTree]:
         """The training write: inserts the keys of the gradients and updates their rows.
 
         Rows of equal keys are merged first. The transform then sees each row by itself and keeps its slots in the

@@ -15,6 +15,7 @@ from kvjax._training.coupling import Coupling, coupling_of
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
 from kvjax._training.slots import COUNTS, SlotLayout
 from kvjax._training.update import update_of
+from kvjax._values.arrays import PyTree
 from kvjax._values.slot_layout import type_text
 
 Verdict: TypeAlias = Literal["equal", "lazy", "per row", "refused"]
@@ -99,7 +100,7 @@ class Compatibility:
         return "\n".join([*lines, *([f"  mend: {self.mend}"] if self.mend else [])])
 
 
-def check_compatibility(tx: Transform, dim: int, **extra_args: Any) -> Compatibility:
+def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compatibility:
     """What a transform does to the rows of a table that are `dim` wide, compared with a dense array.
 
     Whether rows depend on each other is read off the transform's jaxpr, for all numbers there may be. How much of a

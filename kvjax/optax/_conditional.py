@@ -11,7 +11,7 @@ import optax
 
 from kvjax._keys.sparse_rows import is_sparse
 from kvjax._training.rowwise import check_transform
-from kvjax._values.arrays import ArrayLike
+from kvjax._values.arrays import ArrayLike, PyTree
 from kvjax._values.numbers import is_integer
 from kvjax.optax._joint import as_arrays
 
@@ -75,7 +75,7 @@ def is_finite(grads: Any) -> jax.Array:
 
 
 def apply_if(
-    tx: optax.GradientTransformation, condition: Callable[[Any], ArrayLike]
+    tx: optax.GradientTransformation, condition: Callable[[PyTree], ArrayLike]
 ) -> optax.GradientTransformationExtraArgs:
     """Updates only by gradients for which a condition holds; a step in which it does not writes nothing.
 
