@@ -48,7 +48,7 @@ _INLINED = {
 }
 _SAME = {
     "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient", "pvary",
-    "optimization_barrier", "mesh_cast",
+    "optimization_barrier", "mesh_cast", "split",
 }  # fmt: skip
 _ELEMENTWISE = {form.removesuffix("_f") for form in FORMS if form.endswith("_f")} | {
     "and", "or", "xor", "not", "clamp", "integer_pow", "square", "convert_element_type", "select_n",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+import jax
+
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._keys.steps import step_words
 from kvjax._table.handle import Handle, check_width, version_to_write
@@ -29,5 +31,6 @@ def train(table: H, rowwise: Rowwise, grads: SparseRows, state: Any, step: Any, 
     """`Table.apply` of what `check_gradient` has let through."""
     version = version_to_write(table, "apply")
     words = step_words(step, table.name, "apply")
-    version, state = apply(table.spec, rowwise, Update(version, grads, tuple(state), words, extra))
-    return table.at(version), state
+    leaves, form = jax.tree.flatten(state)
+    version, leaves = apply(table.spec, rowwise, Update(version, grads, tuple(leaves), words, extra))
+    return table.at(version), jax.tree.unflatten(form, leaves)

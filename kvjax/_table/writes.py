@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, Self, TypeVar
 
 import jax
@@ -165,10 +164,10 @@ class Writes(Handle):
         self,
         tx: Transform,
         grads: SparseRows,
-        state: Sequence[ArrayLike] = (),
+        state: PyTree = (),
         step: ArrayLike | None = None,
         **extra_args: PyTree,
-    ) -> tuple[Self, tuple[jax.Array, ...]]:
+    ) -> tuple[Self, PyTree]:
         """The training write: inserts the keys of the gradients and updates their rows.
 
         Rows of equal keys are merged first. The transform then sees each row by itself and keeps its slots in the
@@ -180,8 +179,9 @@ class Writes(Handle):
           tx: optax transform, or `kvjax.optax.rowwise(tx)`. Make it once: one that is made anew for each call outside
             ``jit`` compiles nothing, but takes milliseconds to trace.
           grads: `SparseRows` of this table.
-          state: what the transform keeps for all rows together: ``kvjax.optax.rowwise(tx).init(dim)`` at first,
-            then what the last call returned. Transforms without schedules have none, ``()``.
+          state: what the transform keeps for all rows together, its state with None for what is kept per row:
+            ``kvjax.optax.rowwise(tx).init(dim)`` at first, then what the last call returned. Transforms without
+            schedules have nothing in it; for them ``()`` will do.
           step: integer or ``()`` integer array; by default one more than the table's last step, and so if it is lower
             than that: an optimizer that counts from 0 anew does not make rows older than they are.
           **extra_args: handed to the transform's update.

@@ -8,6 +8,7 @@ cache between gather, update and scatter, on a GPU in one pass.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,7 +63,8 @@ class Update:
 
 def check(spec: TableSpec, rowwise: Rowwise, grads: Any, state: Any) -> None:
     """Raises what `apply` would for these gradients and globals, before anything is written."""
-    shared = rowwise.layout(spec.dim).is_slot.count(False)
+    layout = rowwise.layout(spec.dim)
+    want, got = jax.tree.structure(layout.state_of(itertools.repeat(0))), jax.tree.structure(state)
     if not isinstance(grads, SparseRows):
         raise fail(
             TypeError, spec.name, "apply", "SparseRows", type(grads).__name__,
@@ -73,9 +75,9 @@ def check(spec: TableSpec, rowwise: Rowwise, grads: Any, state: Any) -> None:
             ValueError, spec.name, "apply", f"gradient rows (..., {spec.dim})", f"{grads.rows.shape}",
             "these gradients belong to another table",
         )  # fmt: skip
-    if len(tuple(state)) != shared:
+    if want != got and (want.num_leaves or got != jax.tree.structure(())):
         raise fail(
-            ValueError, spec.name, "apply", f"a state of {shared} arrays", f"{len(tuple(state))}",
+            ValueError, spec.name, "apply", f"the state of this transform, {want}", f"{got}",
             "start from kvjax.optax.rowwise(tx).init(dim) and keep what apply returns",
         )  # fmt: skip
 
@@ -135,7 +137,8 @@ class InChunks:
         return self.on_shard(spec, begun, merged.rows.shape[0], update)
 
     def on_shard(self, spec: TableSpec, begun: training.Begun, n: int, update: Update) -> tuple[jax.Array, Any]:
-        return _update_rows(spec, self.layout, update_of(spec, self.rowwise, update.extra), begun, n, update.state)
+        one = update_of(self.rowwise, spec.dim, update.extra, spec.constraint)
+        return _update_rows(spec, self.layout, one, begun, n, update.state)
 
 
 Way = ByProgram | InChunks

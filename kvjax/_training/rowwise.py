@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
-import jax
 import jax.numpy as jnp
+import optax
 
 from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, layout_of
 
@@ -45,17 +45,17 @@ class Rowwise:
         if self.count not in COUNTS:
             raise ValueError(f"kvjax: rowwise: want count 'auto', 'row' or 'global', got {self.count!r}; choose one")
 
-    def init(self, dim: int) -> tuple[jax.Array, ...]:
+    def init(self, dim: int) -> optax.OptState:
         """The globals of a new table.
 
         Args:
           dim: width of the rows.
 
         Returns:
-          Arrays, to be handed to `Table.apply` as ``state``.
+          The transform's state with None for what is kept per row, to be handed to `Table.apply` as ``state``.
         """
-        _, shared = self.layout(dim).split(self.tx.init(jnp.zeros(dim, jnp.float32)))
-        return tuple(jnp.asarray(x) for x in shared)
+        layout, state = self.layout(dim), self.tx.init(jnp.zeros((1, dim), jnp.float32))
+        return layout.state_of(map(jnp.asarray, layout.globals_of(state)))
 
     def layout(self, dim: int) -> SlotLayout:
         """How the leaves of the state are split into slots and globals.
@@ -78,7 +78,10 @@ def rowwise(tx: HasUpdate, count: SlotCount = "auto") -> Rowwise:
     """Runs an optax transform for each touched row by itself.
 
     `kvjax.optax.partition` and `Table.apply` do this with any transform that they are given; call it to choose how
-    scalars are counted, or to make the state for `Table.apply`.
+    scalars are counted, or to make the state for `Table.apply`. The transform sees a row as a matrix ``(1, dim)``, so
+    what asks for the number of axes is answered as for a dense table. A transform by which rows of a dense table depend
+    on each other (by a norm over all of them) is run on each row by itself, with a warning when it is first used;
+    `check_compatibility` tells what a transform does to rows.
 
     Args:
       tx: any transform whose update of a row depends on that row alone. Rows that are not in a batch are not touched
@@ -92,14 +95,15 @@ def rowwise(tx: HasUpdate, count: SlotCount = "auto") -> Rowwise:
 
     Raises:
       TypeError: `tx` is not an optax transform.
-      ValueError: `count` is none of these. When it is used: its state has random keys, or it holds updates back
-        (``optax.MultiSteps``).
+      ValueError: `count` is none of these. When it is used: the transform would be something else row by row. It
+        holds updates back (``optax.MultiSteps``), estimates a rate from all parameters (``optax.contrib.prodigy``),
+        works on matrices (``optax.contrib.muon``), asks for the loss, or draws random numbers.
 
     Example:
       >>> import kvjax, optax
-      >>> kvjax.optax.rowwise(optax.adam(1e-3)).init(8)
-      ()
-      >>> kvjax.optax.rowwise(optax.adam(1e-3), count="global").init(8)
-      (Array(0, dtype=int32),)
+      >>> kvjax.optax.rowwise(optax.adam(1e-3)).init(8)[0]
+      ScaleByAdamState(count=None, mu=None, nu=None)
+      >>> kvjax.optax.rowwise(optax.adam(1e-3), count="global").init(8)[0]
+      ScaleByAdamState(count=Array(0, dtype=int32), mu=None, nu=None)
     """
     return Rowwise(tx, count)

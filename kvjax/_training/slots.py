@@ -1,13 +1,18 @@
 """Slots: which leaves of a transform's state belong to a row, and which to all rows together.
 
 Slots are kept in the table beside their row. Globals (schedule counts, hyperparameters) are kept in the optimizer's
-state.
+state: that of the transform with None for slots, so that optax's own tools find them by name.
+
+A transform sees a row as the array ``(1, dim)``, which is what a dense table of one row would be, so that what asks for
+the number of axes (a mask of weight decay, ``optax.centralize``) is answered as it is there. The table keeps slots
+without that axis.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
@@ -15,6 +20,8 @@ import jax.numpy as jnp
 import optax
 
 from kvjax._keys.keys import x64_enabled
+from kvjax._training.coupling import coupling_of
+from kvjax._training.refusals import check_state, loss_of_all_rows, no_state, other_state
 from kvjax._values.slot_layout import clean_name, layout_text, row_bytes, type_text
 
 SlotCount: TypeAlias = Literal["auto", "row", "global"]
@@ -23,12 +30,20 @@ COUNTS = get_args(SlotCount)
 
 @dataclasses.dataclass(frozen=True)
 class SlotLayout:
-    """How the leaves of a transform's state are split; `names` and `types` are of the slots alone."""
+    """How the leaves of a transform's state are split.
+
+    Attributes:
+      treedef: of the state.
+      is_slot: of each leaf of it.
+      names, types: of the slots, as the table keeps them.
+      shapes: of the slots, as the transform sees them.
+    """
 
     treedef: Any
     is_slot: tuple[bool, ...]
     names: tuple[str, ...]
     types: tuple[jax.ShapeDtypeStruct, ...]
+    shapes: tuple[tuple[int, ...], ...]
 
     @property
     def text(self) -> str:
@@ -44,19 +59,24 @@ class SlotLayout:
     def row_bytes(self) -> int:
         return sum(map(row_bytes, self.types))
 
-    @property
-    def axes(self) -> Any:
-        """vmap axes of the state: 0 for slots, None for globals."""
-        return jax.tree.unflatten(self.treedef, [0 if slot else None for slot in self.is_slot])
-
     def join(self, slots: Any, globals_: Any) -> Any:
-        s, g = iter(slots), iter(globals_)
+        """The state of one row."""
+        s = (x.reshape(shape) for x, shape in zip(slots, self.shapes, strict=True))
+        g = iter(globals_)
         return jax.tree.unflatten(self.treedef, [next(s) if slot else next(g) for slot in self.is_slot])
 
-    def split(self, state: Any) -> tuple[list[Any], list[Any]]:
-        leaves = jax.tree.leaves(state)
-        slots = [x for x, slot in zip(leaves, self.is_slot, strict=True) if slot]
-        return slots, [x for x, slot in zip(leaves, self.is_slot, strict=True) if not slot]
+    def slots_of(self, state: Any) -> list[jax.Array]:
+        """Of the state of one row, as the table keeps them."""
+        slots = [x for x, slot in zip(jax.tree.leaves(state), self.is_slot, strict=True) if slot]
+        return [jnp.reshape(x, t.shape).astype(t.dtype) for x, t in zip(slots, self.types, strict=True)]
+
+    def state_of(self, globals_: Any) -> Any:
+        """The state of the transform with None for slots."""
+        g = iter(globals_)
+        return jax.tree.unflatten(self.treedef, [None if slot else next(g) for slot in self.is_slot])
+
+    def globals_of(self, state: Any) -> list[Any]:
+        return [x for x, slot in zip(jax.tree.leaves(state), self.is_slot, strict=True) if not slot]
 
 
 def layout_of(tx: Any, count: str, dim: int) -> SlotLayout:
@@ -65,77 +85,64 @@ def layout_of(tx: Any, count: str, dim: int) -> SlotLayout:
 
 
 @functools.lru_cache(maxsize=256)
-def _layout_of(tx: optax.GradientTransformation, count: str, dim: int, x64: bool) -> SlotLayout:
-    tx = optax.with_extra_args_support(tx)
-    row = jax.ShapeDtypeStruct((dim,), jnp.float32)
-    wider = jax.ShapeDtypeStruct((dim + 3,), jnp.float32)
-    state = jax.eval_shape(tx.init, row)
-    _check_updates_at_once(state)
+def _layout_of(made: optax.GradientTransformation, count: str, dim: int, x64: bool) -> SlotLayout:
+    tx = optax.with_extra_args_support(made)
+    row = jax.ShapeDtypeStruct((1, dim), jnp.float32)
+    try:
+        state = jax.eval_shape(tx.init, row)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise no_state(error) from error
+    check_state(state)
     flat, treedef = jax.tree_util.tree_flatten_with_path(state)
     leaves = [x for _, x in flat]
-    widths = zip(leaves, jax.tree.leaves(jax.eval_shape(tx.init, wider)), strict=True)
-    grows = [a.shape != b.shape for a, b in widths]
+    wider, more = (_shapes(tx, shape, treedef) for shape in ((1, dim + 3), (2, dim)))
+    grows = [x.shape != shape for x, shape in zip(leaves, wider, strict=True)]
     # A scalar beside row-shaped moments corrects their bias, so it counts the steps of that row.
     moments = {path[:-1] for (path, _), g in zip(flat, grows, strict=True) if g}
     per_row = {"auto": lambda path: path[:-1] in moments, "row": lambda _: True, "global": lambda _: False}
     is_slot = [g or x.ndim > 0 or per_row[count](p) for (p, x), g in zip(flat, grows, strict=True)]
-    for path, leaf in flat:
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            raise ValueError(
-                f"kvjax: rowwise wants a transform without random keys in its state, got "
-                f"{jax.tree_util.keystr(path)}: every row would draw the same noise"
-            )
-    _promote(tx, row, leaves, treedef, is_slot)
+    coupling = coupling_of(tx, dim, is_slot)
+    if coupling is not None:  # otherwise it wants extra arguments, which only `apply` has
+        if coupling.updates and coupling.loss:
+            raise loss_of_all_rows()
+        if coupling.updates:
+            _warn_once(made, coupling.where)
+        # Scalars that are computed from data of a row cannot be shared by all rows.
+        is_slot = [slot or of_rows for slot, of_rows in zip(is_slot, coupling.of_rows, strict=True)]
     slots = [i for i, slot in enumerate(is_slot) if slot]
     names = _short_names([flat[i][0] for i in slots])
-    types = tuple(jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype) for i in slots)
-    return SlotLayout(treedef, tuple(is_slot), names, types)
+    types = tuple(jax.ShapeDtypeStruct(_of_one_row(leaves[i].shape, more[i]), leaves[i].dtype) for i in slots)
+    return SlotLayout(treedef, tuple(is_slot), names, types, tuple(leaves[i].shape for i in slots))
 
 
-# States of transforms that hold updates back for so many steps. A row would count the steps that touch it.
-_HOLD_BACK = (optax.MultiStepsState, optax.ApplyEvery)
-
-
-def _check_updates_at_once(state: Any) -> None:
-    """Whether a transform updates each row in each step that touches it.
+def _shapes(tx: Any, shape: tuple[int, int], treedef: Any) -> list[tuple[int, ...]]:
+    """Shapes of the leaves of the state for parameters of this shape.
 
     Raises:
-      ValueError: it collects gradients over steps, and a row that is rarely touched would never be trained.
+      ValueError: the state has other leaves then.
     """
-    for part in jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, _HOLD_BACK)):
-        if isinstance(part, _HOLD_BACK):
-            raise ValueError(
-                "kvjax: rowwise: want a transform that updates a row in each step that touches it, got one with "
-                f"{type(part).__name__}, which would count the steps of each row by itself; "
-                "kvjax.optax.accumulate(kvjax.optax.partition(...), k) sums the gradients of k steps by key"
-            )
+    leaves, found = jax.tree.flatten(jax.eval_shape(tx.init, jax.ShapeDtypeStruct(shape, jnp.float32)))
+    if found != treedef:
+        raise other_state(treedef, found)
+    return [x.shape for x in leaves]
 
 
-def _promote(tx: Any, row: Any, leaves: list[Any], treedef: Any, is_slot: list[bool]) -> None:
-    """Makes slots of the scalars that the update computes from data of the row: they cannot be shared by all rows."""
+def _of_one_row(one: tuple[int, ...], two: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a leaf without the axis of rows: the one that is longer where there are two rows."""
+    if len(one) != len(two):
+        return one
+    return tuple(n for n, m in zip(one, two, strict=True) if (n, m) != (1, 2))
 
-    def updated(grad: Any, state: Any, value: Any) -> tuple[Any, ...]:
-        return tuple(jax.tree.leaves(tx.update(grad, state, value)[1]))
 
-    def batched(x: Any, slot: bool) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((2, *x.shape) if slot else x.shape, x.dtype)
-
-    try:
-        jax.eval_shape(updated, row, jax.tree.unflatten(treedef, leaves), row)
-    except TypeError:
-        return  # it wants extra arguments, which only `apply` has; its scalars are taken to be shared
-    changed = True
-    while changed:  # a scalar may depend on another that has just become a slot
-        changed = False
-        axes = jax.tree.unflatten(treedef, [0 if slot else None for slot in is_slot])
-        state = jax.tree.unflatten(treedef, [batched(x, s) for x, s in zip(leaves, is_slot, strict=True)])
-        rows = batched(row, True)
-        for i in [i for i, slot in enumerate(is_slot) if not slot]:
-            out_axes = tuple(None if j == i else 0 for j in range(len(leaves)))
-            try:
-                jax.eval_shape(jax.vmap(updated, in_axes=(0, axes, 0), out_axes=out_axes), rows, state, rows)
-            except ValueError:
-                is_slot[i] = changed = True
+@functools.lru_cache(maxsize=256)
+def _warn_once(tx: optax.GradientTransformation, where: tuple[str, ...]) -> None:
+    warnings.warn(
+        f"kvjax: rows depend on each other in dense training by {', '.join(where)}; tables run it on each row by "
+        "itself, so a norm is that of a row. kvjax.optax.check_compatibility(tx, dim) tells by how much that differs; "
+        "kvjax.optax.joint(tx) before partition runs what keeps no arrays on whole gradients; "
+        "warnings.filterwarnings('ignore', 'kvjax: rows depend') if it is meant",
+        stacklevel=2,
+    )
 
 
 def _short_names(paths: list[Any]) -> tuple[str, ...]:

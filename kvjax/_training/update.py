@@ -38,23 +38,23 @@ class RowUpdate:
     update: Callable[..., tuple[jax.Array, list[jax.Array], list[jax.Array]]]
 
 
-def update_of(spec: TableSpec, rowwise: Rowwise, extra: dict[str, Any]) -> RowUpdate:
-    """The update of a row of this table; `extra` are extra arguments of the transform."""
+def update_of(
+    rowwise: Rowwise, dim: int, extra: dict[str, Any], constraint: Callable[..., Any] | None = None
+) -> RowUpdate:
+    """The update of a row `dim` wide; `extra` are extra arguments of the transform."""
     made: Any = rowwise.tx
-    tx, layout = optax.with_extra_args_support(made), rowwise.layout(spec.dim)
+    tx, layout = optax.with_extra_args_support(made), rowwise.layout(dim)
 
     def initial(value: jax.Array) -> list[jax.Array]:
-        slots, _ = layout.split(tx.init(value))
-        return [x.astype(t.dtype) for x, t in zip(slots, layout.types, strict=True)]
+        return layout.slots_of(tx.init(value.reshape(1, dim)))
 
     def update(grad: Any, value: Any, slots: Any, globals_: Any) -> Any:
-        updates, state = tx.update(grad, layout.join(slots, globals_), value, **extra)
-        value = optax.apply_updates(value, updates)
-        if spec.constraint is not None:
-            value = spec.constraint(value)
-        new_slots, new_globals = layout.split(state)
-        new_slots = [x.astype(t.dtype) for x, t in zip(new_slots, layout.types, strict=True)]
-        return value, new_slots, new_globals
+        row = value.reshape(1, dim)
+        updates, state = tx.update(grad.reshape(1, dim), layout.join(slots, globals_), row, **extra)
+        value = jnp.reshape(jnp.asarray(optax.apply_updates(row, updates)), dim)
+        if constraint is not None:
+            value = constraint(value)
+        return value, layout.slots_of(state), layout.globals_of(state)
 
     return RowUpdate(initial, update)
 
@@ -83,7 +83,8 @@ def _lowered_alone(spec: TableSpec, rowwise: Rowwise, x64: bool) -> Lowered | No
 
 
 def _lowered(spec: TableSpec, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any]) -> Lowered | None:
-    layout, functions = rowwise.layout(spec.dim), update_of(spec, rowwise, extra)
+    layout = rowwise.layout(spec.dim)
+    functions = update_of(rowwise, spec.dim, extra, spec.constraint)
     row = jax.ShapeDtypeStruct((spec.dim,), jnp.float32)
     globals_ = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in state]
     try:

@@ -4,13 +4,34 @@ from kvjax._training.rowwise import Rowwise as Rowwise
 from kvjax._training.rowwise import rowwise as rowwise
 from kvjax.optax._accumulate import AccumulateState as AccumulateState
 from kvjax.optax._accumulate import accumulate as accumulate
+from kvjax.optax._compatibility import Compatibility as Compatibility
+from kvjax.optax._compatibility import LeafReport as LeafReport
+from kvjax.optax._compatibility import check_compatibility as check_compatibility
+from kvjax.optax._conditional import ApplyIfFiniteState as ApplyIfFiniteState
+from kvjax.optax._conditional import ApplyIfState as ApplyIfState
+from kvjax.optax._conditional import LossScaleState as LossScaleState
+from kvjax.optax._conditional import apply_if as apply_if
+from kvjax.optax._conditional import apply_if_finite as apply_if_finite
+from kvjax.optax._conditional import scale_loss as scale_loss
+from kvjax.optax._ftrl import FtrlState as FtrlState
+from kvjax.optax._ftrl import GroupAdamState as GroupAdamState
+from kvjax.optax._ftrl import ftrl as ftrl
+from kvjax.optax._ftrl import group_adam as group_adam
 from kvjax.optax._joint import global_norm as global_norm
 from kvjax.optax._joint import joint as joint
 from kvjax.optax._partition import PartitionState as PartitionState
 from kvjax.optax._partition import partition as partition
+from kvjax.optax._rows import AdagradDecayState as AdagradDecayState
+from kvjax.optax._rows import FadingSquares as FadingSquares
+from kvjax.optax._rows import RowwiseAdagradState as RowwiseAdagradState
+from kvjax.optax._rows import adagrad_decay as adagrad_decay
+from kvjax.optax._rows import rowwise_adagrad as rowwise_adagrad
 
 __all__ = [
-    "AccumulateState", "PartitionState", "Rowwise", "accumulate", "global_norm", "joint", "partition", "rowwise",
+    "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "Compatibility", "FadingSquares",
+    "FtrlState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "Rowwise",
+    "RowwiseAdagradState", "accumulate", "adagrad_decay", "apply_if", "apply_if_finite", "check_compatibility", "ftrl",
+    "global_norm", "group_adam", "joint", "partition", "rowwise", "rowwise_adagrad", "scale_loss",
 ]  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from kvjax._keys.sparse_rows import is_sparse
 from kvjax._training.merge import merge
 from kvjax._training.rowwise import check_transform
 from kvjax._values.numbers import is_integer
+from kvjax.optax._conditional import update_if
 
 
 class AccumulateState(NamedTuple):
@@ -75,15 +76,12 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, AccumulateState]:
         kept = _put(_room(updates, every) if state.grads is None else state.grads, updates, state.steps)
 
+        last = state.steps == every - 1
+
         def write(kept: Any, inner: Any) -> Any:
             return tx.update(jax.tree.map(_mean, kept, is_leaf=is_sparse), inner, params, **extra)
 
-        def wait(kept: Any, inner: Any) -> Any:
-            new_updates, _ = jax.eval_shape(write, kept, inner)
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), new_updates), inner
-
-        last = state.steps == every - 1
-        new_updates, inner = jax.lax.cond(last, write, wait, kept, state.inner)
+        new_updates, inner = update_if(last, write, kept, state.inner)
         return new_updates, AccumulateState(jnp.where(last, 0, state.steps + 1), kept, inner)
 
     return optax.GradientTransformationExtraArgs(init, update)

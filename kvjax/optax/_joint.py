@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
+import numpy as np
 import optax
 
 from kvjax._keys.sparse_rows import is_sparse
@@ -42,8 +44,10 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
     """Runs a transform over dense gradients and the merged rows of tables as if all were dense arrays.
 
     For transforms like ``optax.clip_by_global_norm``, chained before `partition`. The rows of equal keys are summed
-    first, so a norm is what a dense table would give. Put two kinds of transforms into `partition` instead: those that
-    keep state per element, because rows differ from step to step, and those that read parameters (weight decay).
+    first, so a norm is what a dense table would give. A mean is not: a dense table has a row of zeros for each id that
+    a batch leaves out, and a batch has one in the place of each duplicate. Put two kinds of transforms into `partition`
+    instead: those that keep state per element, because rows differ from step to step, and those that read parameters
+    (weight decay).
 
     Args:
       tx: a transform of gradients without state per element.
@@ -52,7 +56,8 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
       An optax transform.
 
     Raises:
-      ValueError: the transform keeps arrays per element.
+      ValueError: in ``init``: the transform keeps arrays per element, or what it makes of a row depends on how many
+        rows of zeros there are (``optax.clip_by_block_rms``) or in which order rows stand.
 
     Example:
       >>> import kvjax, optax
@@ -72,6 +77,7 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
                 "kvjax.optax.joint wants a transform without state per element (clipping, scaling), got one with "
                 "arrays in its state; rows differ from step to step, so put it into kvjax.optax.partition"
             )
+        _check_rows_of_zeros(tx)
         return state
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
@@ -86,3 +92,35 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
         return jax.tree.map(put_back, merged, new_rows, is_leaf=is_sparse), state
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+@functools.lru_cache(maxsize=64)
+def _check_rows_of_zeros(tx: optax.GradientTransformationExtraArgs) -> None:
+    """Whether rows come out the same beside rows of zeros and in another order, small ones and great ones.
+
+    Raises:
+      ValueError: they do not.
+    """
+    rows = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
+
+    @jax.jit
+    def run(rows: Any) -> Any:
+        none: Any = {"t": None}
+        updates: Any = tx.update({"t": rows}, tx.init(none), none)[0]
+        return updates["t"]
+
+    for scale in (1e-3, 1.0, 1e6):
+        try:
+            with jax.ensure_compile_time_eval():
+                alone, beside, turned = (
+                    np.asarray(run(x * np.float32(scale))) for x in (rows, np.pad(rows, ((0, 2), (0, 0))), rows[::-1])
+                )
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            return  # it asks for what only a step has, and says so there
+        for got in (beside[:3], turned[::-1]):
+            if not np.allclose(got, alone, rtol=1e-4, atol=0):
+                raise ValueError(
+                    "kvjax: joint: want a transform that makes the same of a row beside rows of zeros, in any order, "
+                    "got one by which rows depend on how many there are; take a norm (optax.clip_by_global_norm), or "
+                    "put it into kvjax.optax.partition, where it sees one row at a time"
+                )

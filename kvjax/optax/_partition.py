@@ -26,7 +26,8 @@ class PartitionState(NamedTuple):
       count: ``()`` int32, updates so far; the next one is the step that rows are stamped with, unless the table is
         further already (see `Table.apply`).
       dense: state of the dense transform.
-      tables: by table name, what its transform keeps for all rows together. What it keeps per row is in the table.
+      tables: by table name, what its transform keeps for all rows together: its state with None for what it keeps per
+        row, which is in the table. So ``optax.tree_utils.tree_get`` and ``tree_set`` find hyperparameters and counts.
     """
 
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]  (the name every optax state gives it)
@@ -41,9 +42,9 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
     ``optax.apply_updates``, Flax's ``TrainState`` and ``nnx.Optimizer`` work as they are. Because it writes, it comes
     last in a chain, and each result is used: an update that is changed or thrown away leaves stale handles behind,
     which the next call reports. So wrappers that hold updates back do not go around it. Inside, each row would count
-    for itself: ``optax.apply_if_finite`` skips the rows whose gradients are not finite, and not the step, and
-    ``optax.MultiSteps`` is refused, because rows that are rarely touched would never be trained: put `accumulate`
-    around it.
+    for itself: ``optax.apply_if_finite`` would skip rows, and not the step, and by ``optax.MultiSteps`` rows that are
+    rarely touched would never be trained. Both are refused, as is what else would be wrong row by row (see `rowwise`);
+    put `accumulate`, `apply_if_finite`, `apply_if` or `scale_loss` around it.
 
     The step of each table is done whole or not at all. Of several tables each is for itself: where one refuses its step
     (it is full and ``on_full="error"``, say), the program fails, and others may have done theirs.

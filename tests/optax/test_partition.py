@@ -18,6 +18,35 @@ def test_clip_by_global_norm_is_that_of_a_dense_table():
     np.testing.assert_allclose(rows_of(state), dense.params["Embed_0"]["embedding"], rtol=1e-6, atol=2e-7)
 
 
+@pytest.mark.parametrize("make_tx", [optax.clip_by_block_rms, optax.add_noise], ids=["block_rms", "noise"])
+def test_joint_refuses_what_depends_on_rows_of_zeros(make_tx, make):
+    """Duplicates leave such rows behind, and a dense table has one for each id that is not in the batch."""
+    tx = make_tx(1.0, 0.5, jax.random.key(0)) if make_tx is optax.add_noise else make_tx(0.1)
+    for init in (kvjax.optax.joint(tx).init, jax.jit(kvjax.optax.joint(tx).init)):
+        with pytest.raises(ValueError, match=r"kvjax: joint: want .*rows of zeros"):
+            init({"t": make(2), "w": jnp.ones(3)})
+
+
+@pytest.mark.parametrize(
+    "tx", [optax.clip_by_global_norm(0.5), optax.clip(0.1), optax.normalize_by_update_norm(), optax.centralize()]
+)
+def test_joint_is_that_of_dense_gradients_wherever_duplicates_stand(tx, make):
+    joint, params = kvjax.optax.joint(tx), {"t": make(2), "w": jnp.ones(3)}
+    state, w, rows = (
+        joint.init(params),
+        jnp.array([3.0, -4.0, 0.5]),
+        np.arange(1.0, 9.0, dtype=np.float32).reshape(4, 2),
+    )
+    dense = {"t": jnp.asarray(np.stack([rows[0], rows[1] + rows[2], rows[3]])), "w": w}
+    want, _ = tx.update(dense, tx.init(dense))
+    for order in ([0, 1, 2, 3], [1, 2, 0, 3], [3, 2, 1, 0]):
+        grads = {"t": kvjax.SparseRows(np.array([5, 6, 6, 7])[order], jnp.asarray(rows[order])), "w": w}
+        got, _ = joint.update(grads, state, params)
+        np.testing.assert_allclose(got["w"], want["w"], rtol=1e-5)
+        found = dict(zip(np.asarray(got["t"].keys).tolist(), got["t"].rows, strict=True))
+        np.testing.assert_allclose([found[5], found[6], found[7]], want["t"], rtol=1e-5)
+
+
 def test_clipping_the_raw_gradient_tree_is_refused():
     _, state = states(OPTIMIZERS["sgd"])
     tx = optax.chain(optax.clip_by_global_norm(0.1), state.tx)
@@ -105,6 +134,35 @@ def test_transforms_that_hold_updates_back_are_refused(tx, make):
     with pytest.raises(ValueError, match=r"accumulate"):
         table.apply(tx, kvjax.SparseRows(np.array([7]), jnp.ones((1, 2))))
     kvjax.optax.partition(dense=tx, tables=optax.sgd(1.0)).init({"t": table, "w": jnp.ones(2)})
+
+
+def test_optax_finds_hyperparameters_and_counts_of_tables_by_name(make):
+    """As in any state: globals stand where the transform has them."""
+    injected = optax.inject_hyperparams(optax.adam)
+    params = {"t": make(2, initializer=1.0), "w": jnp.ones(2)}
+    tx = kvjax.optax.partition(dense=injected(learning_rate=0.1), tables=injected(learning_rate=0.1))
+    state = tx.init(params)
+    (name,) = state.tables
+    assert len(optax.tree_utils.tree_get_all_with_path(state, "learning_rate")) == 2
+    state = optax.tree_utils.tree_set(state, learning_rate=jnp.float32(0.25))
+    assert float(optax.tree_utils.tree_get(state.tables[name], "learning_rate")) == 0.25
+    grads = {"t": kvjax.SparseRows(np.array([7]), jnp.ones((1, 2))), "w": jnp.ones(2)}
+    for n in (1, 2):
+        updates, state = jax.jit(tx.update)(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        np.testing.assert_allclose(params["t"].lookup(7), 1 - 0.25 * n, rtol=1e-5)
+        np.testing.assert_allclose(params["w"], 1 - 0.25 * n, rtol=1e-5)
+    assert int(state.tables[name].count) == 2 and state.tables[name].inner_state[0].mu is None
+
+
+def test_globals_of_a_scan_keep_their_form(make):
+    """Also where a transform has none and the state begins as ()."""
+    for tx, state in ((optax.adam(0.1), ()), (rate := kvjax.optax.rowwise(optax.adam(0.1), "global"), rate.init(2))):
+        grads = kvjax.SparseRows(np.array([7]), jnp.ones((1, 2)))
+        step = lambda carry, _, tx=tx: (carry[0].apply(tx, grads, carry[1]), None)  # noqa: E731, B023
+        (table, after), _ = jax.lax.scan(step, (make(2), state), length=3)
+        assert jax.tree.structure(after) == jax.tree.structure(state) and int(table.frequency(7)) == 3
+    assert int(after[0].count) == 3
 
 
 def test_global_norm_is_that_of_a_dense_table():

@@ -247,7 +247,7 @@ def test_bad_arguments(make):
         table.upsert(np.arange(2), np.ones((2, 4), bool))
     with pytest.raises(ValueError, match=r"gradient rows \(..., 4\)"):
         table.apply(optax.sgd(0.1), kvjax.SparseRows(np.arange(2), jnp.ones((2, 3))))
-    with pytest.raises(ValueError, match="a state of 1 arrays"):
+    with pytest.raises(ValueError, match="the state of this transform, PyTreeDef"):
         tx = optax.sgd(optax.linear_schedule(1, 0, 5))
         table.apply(tx, kvjax.SparseRows(np.arange(2), jnp.ones((2, 4))))
     with pytest.raises(TypeError, match="integer step"):

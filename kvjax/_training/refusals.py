@@ -1,0 +1,114 @@
+"""Refusals: transforms that would be something else row by row, each with what is wrong about it and the mend."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class _Refusal(NamedTuple):
+    want: str
+    because: str
+    mend: str
+
+
+_HOLDS_BACK = _Refusal(
+    "a transform that updates a row in each step that touches it",
+    "which would count the steps of each row by itself, and never train a row that is rarely touched",
+    "kvjax.optax.accumulate(kvjax.optax.partition(...), k) sums the gradients of k steps by key",
+)
+_ESTIMATES = _Refusal(
+    "a transform with a learning rate",
+    "which estimates one rate from all parameters, and would begin again with each new row",
+    "choose a rate, for instance optax.adagrad(0.1)",
+)
+_MATRIX = _Refusal(
+    "a transform of rows",
+    "which works on whole matrices, and would see one of a single row",
+    "give it to the dense parameters, and tables a transform like optax.adam(1e-3)",
+)
+_SEARCHES = _Refusal(
+    "a transform that needs only gradients",
+    "which asks for the loss of the whole model again",
+    "give tables a transform like optax.adam(1e-3)",
+)
+_SKIPS = _Refusal(
+    "a transform that updates a row in each step that touches it",
+    "which would skip rows instead of steps, and count the steps of each row by itself",
+    "kvjax.optax.apply_if_finite(kvjax.optax.partition(...), n) leaves out whole steps",
+)
+_NOISE = _Refusal(
+    "a transform without random keys in its state",
+    "by which every row would draw the same noise",
+    "add the noise to gradients or rows yourself, with a key of the step",
+)
+# By the class of their state, as optax has them.
+_STATES = {
+    "MultiStepsState": _HOLDS_BACK,
+    "ApplyEvery": _HOLDS_BACK,
+    "ApplyIfFiniteState": _SKIPS,
+    "LookaheadState": _SEARCHES,
+    "SAMState": _SEARCHES,
+    "ProdigyState": _ESTIMATES,
+    "DAdaptAdamWState": _ESTIMATES,
+    "DoGState": _ESTIMATES,
+    "DoWGState": _ESTIMATES,
+    "ScaleByDistanceOverGradientsState": _ESTIMATES,
+    "MomoState": _ESTIMATES,
+    "MomoAdamState": _ESTIMATES,
+    "MechanicState": _ESTIMATES,
+    "MuonState": _MATRIX,
+    "GaLoreState": _MATRIX,
+    "HutchinsonState": _SEARCHES,
+    "SophiaState": _SEARCHES,
+    "ScaleByLBFGSState": _SEARCHES,
+    "ScaleByBacktrackingLinesearchState": _SEARCHES,
+    "ScaleByZoomLinesearchState": _SEARCHES,
+    "AddNoiseState": _NOISE,
+    "DifferentiallyPrivateAggregateState": _NOISE,
+}
+
+
+def check_state(state: Any) -> None:
+    """Whether a transform with this state means row by row what it means for an array.
+
+    Raises:
+      ValueError: it does not.
+    """
+    for part in jax.tree.leaves(state, is_leaf=_is_refused):
+        if _is_refused(part):
+            raise _error(_STATES[type(part).__name__], type(part).__name__)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            raise _error(_NOISE, jax.tree_util.keystr(path))
+
+
+def loss_of_all_rows() -> ValueError:
+    """Of a transform that takes the loss of all rows together with the norm of one."""
+    return _error(_ESTIMATES, "value=, the loss of all rows")
+
+
+def no_state(error: Exception) -> ValueError:
+    """Of a transform whose state cannot be made."""
+    return ValueError(
+        "kvjax: rowwise: want a transform whose state is made from one array of parameters, got one that raises "
+        f"{type(error).__name__}: {error}; give tables a transform like optax.adam(1e-3)"
+    )
+
+
+def other_state(one: Any, other: Any) -> ValueError:
+    """Of a transform whose state has not always the same leaves."""
+    return ValueError(
+        f"kvjax: rowwise: want a transform whose state always has the same leaves, got {one} and then {other}; give "
+        "tables a transform like optax.adam(1e-3)"
+    )
+
+
+def _is_refused(part: Any) -> bool:
+    return type(part).__name__ in _STATES
+
+
+def _error(refusal: _Refusal, got: str) -> ValueError:
+    return ValueError(f"kvjax: rowwise: want {refusal.want}, got one with {got}, {refusal.because}; {refusal.mend}")

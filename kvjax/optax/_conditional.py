@@ -1,0 +1,242 @@
+"""Steps that are left out: wrappers of a whole transform that write dense parameters and tables, or neither."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from kvjax._keys.sparse_rows import is_sparse
+from kvjax._training.rowwise import check_transform
+from kvjax._values.arrays import ArrayLike, PyTree
+from kvjax._values.numbers import is_integer
+from kvjax.optax._joint import as_arrays
+
+
+class ApplyIfState(NamedTuple):
+    """State of `apply_if`.
+
+    Attributes:
+      skipped: ``()`` int32, steps that were left out so far.
+      inner_state: state of the transform.
+    """
+
+    skipped: jax.Array
+    inner_state: Any
+
+
+class ApplyIfFiniteState(NamedTuple):
+    """State of `apply_if_finite`, with the names that optax gives it.
+
+    Attributes:
+      notfinite_count: ``()`` int32, steps in a row that were not finite.
+      last_finite: ``()`` bool, whether the last step was finite.
+      total_notfinite: ``()`` int32, steps that were not finite so far.
+      inner_state: state of the transform.
+    """
+
+    notfinite_count: jax.Array
+    last_finite: jax.Array
+    total_notfinite: jax.Array
+    inner_state: Any
+
+
+class LossScaleState(NamedTuple):
+    """State of `scale_loss`.
+
+    Attributes:
+      loss_scale: ``()`` float32, what the next loss is to be multiplied by.
+      finite_steps: ``()`` int32, finite steps since the scale has changed.
+      inner_state: state of the transform.
+    """
+
+    loss_scale: jax.Array
+    finite_steps: jax.Array
+    inner_state: Any
+
+
+def update_if(condition: jax.Array, write: Callable[[Any, Any], Any], grads: Any, inner: Any) -> Any:
+    """Updates and state as ``write(grads, inner)`` makes them, or, where the condition is false, updates of nothing and
+    the state as it was."""
+
+    def wait(grads: Any, inner: Any) -> Any:
+        updates, _ = jax.eval_shape(write, grads, inner)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), updates), inner
+
+    return jax.lax.cond(condition, write, wait, grads, inner)
+
+
+def is_finite(grads: Any) -> jax.Array:
+    """``()`` bool: all numbers of gradients as arrays are finite."""
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(grads)] or [jnp.bool_(True)]))
+
+
+def apply_if(
+    tx: optax.GradientTransformation, condition: Callable[[PyTree], ArrayLike]
+) -> optax.GradientTransformationExtraArgs:
+    """Updates only by gradients for which a condition holds; a step in which it does not writes nothing.
+
+    Neither dense parameters nor tables change then: no row is made, no frequency counted, and the states of
+    optimizers stay as they are.
+
+    Args:
+      tx: a transform of the whole tree of parameters, such as `partition`.
+      condition: function of the gradients to a ``()`` bool. In the place of the gradient of a table it gets its rows
+        ``(n, dim)``, those of equal keys summed, then rows of zeros.
+
+    Returns:
+      An optax transform.
+
+    Raises:
+      TypeError: the arguments are none of these.
+
+    Example:
+      >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+      >>> params = kvjax.get_table("doc_apply_if", dim=1)
+      >>> tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0))
+      >>> tx = kvjax.optax.apply_if(tx, lambda grads: optax.tree.norm(grads) < 10)
+      >>> state = tx.init(params)
+      >>> for size in (1.0, 100.0):
+      ...     grads = kvjax.SparseRows(np.array([7]), jnp.full((1, 1), size))
+      ...     updates, state = tx.update(grads, state, params)
+      ...     params = optax.apply_updates(params, updates)
+      >>> params.lookup(7).tolist(), int(params.frequency(7)), int(state.skipped)
+      ([-1.0], 1, 1)
+      >>> kvjax.drop_table("doc_apply_if")
+    """
+    check_transform(tx, "apply_if")
+    if not callable(condition):
+        raise TypeError(f"kvjax: apply_if: want a function of the gradients, got {condition!r}; it gives a bool")
+    tx = optax.with_extra_args_support(tx)
+
+    def init(params: Any) -> ApplyIfState:
+        return ApplyIfState(jnp.zeros((), jnp.int32), tx.init(params))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ApplyIfState]:
+        merged, arrays = as_arrays(updates)
+        holds = jnp.asarray(condition(arrays), bool)
+        new_updates, inner = update_if(holds, lambda g, s: tx.update(g, s, params, **extra), merged, state.inner_state)
+        return new_updates, ApplyIfState(state.skipped + jnp.where(holds, 0, 1), inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def apply_if_finite(
+    tx: optax.GradientTransformation, max_consecutive_errors: int
+) -> optax.GradientTransformationExtraArgs:
+    """``optax.apply_if_finite`` for dense parameters and tables together: leaves out steps that are not finite.
+
+    Optax's own cannot go around `partition`, which writes rows as it updates; inside, it would skip rows.
+
+    Args:
+      tx: a transform of the whole tree of parameters, such as `partition`.
+      max_consecutive_errors: so many steps in a row are left out; one more is taken as it is.
+
+    Returns:
+      An optax transform.
+
+    Raises:
+      TypeError, ValueError: the arguments are none of these.
+
+    Example:
+      >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+      >>> params = kvjax.get_table("doc_finite", dim=1)
+      >>> tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0))
+      >>> tx = kvjax.optax.apply_if_finite(tx, 5)
+      >>> grads = kvjax.SparseRows(np.array([7, 8]), jnp.array([[1.0], [jnp.nan]]))
+      >>> updates, state = tx.update(grads, tx.init(params), params)
+      >>> len(optax.apply_updates(params, updates)), int(state.total_notfinite)
+      (0, 1)
+      >>> kvjax.drop_table("doc_finite")
+    """
+    check_transform(tx, "apply_if_finite")
+    if not is_integer(max_consecutive_errors) or max_consecutive_errors < 0:
+        raise ValueError(
+            f"kvjax: apply_if_finite: want max_consecutive_errors of 0 or more, got {max_consecutive_errors!r}; how "
+            "many steps may be left out in a row"
+        )
+    tx = optax.with_extra_args_support(tx)
+
+    def init(params: Any) -> ApplyIfFiniteState:
+        return ApplyIfFiniteState(jnp.zeros((), jnp.int32), jnp.bool_(True), jnp.zeros((), jnp.int32), tx.init(params))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ApplyIfFiniteState]:
+        merged, arrays = as_arrays(updates)
+        finite = is_finite(arrays)
+        count = jnp.where(finite, 0, state.notfinite_count + 1)
+        new_updates, inner = update_if(
+            finite | (count > max_consecutive_errors),
+            lambda g, s: tx.update(g, s, params, **extra),
+            merged,
+            state.inner_state,
+        )
+        return new_updates, ApplyIfFiniteState(count, finite, state.total_notfinite + jnp.where(finite, 0, 1), inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def scale_loss(
+    tx: optax.GradientTransformation, initial: float = 2.0**15, period: int = 2000, factor: float = 2.0
+) -> optax.GradientTransformationExtraArgs:
+    """Dynamic loss scaling (Micikevicius et al. 2018, arXiv:1710.03740) of dense parameters and tables together.
+
+    The loss is multiplied by ``loss_scale`` of the state, so that gradients of 16 bits do not vanish; ``update``
+    divides gradients by it. A step whose gradients are not finite writes nothing and divides the scale by `factor`;
+    after `period` finite steps in a row it is multiplied by it.
+
+    Args:
+      tx: a transform of the whole tree of parameters, such as `partition`.
+      initial: first scale.
+      period: finite steps until the scale grows.
+      factor: by which it grows and shrinks, more than 1. Powers of two round nothing.
+
+    Returns:
+      An optax transform. ``optax.tree_utils.tree_get(state, "loss_scale")`` is the scale for the next loss.
+
+    Raises:
+      TypeError, ValueError: the arguments are none of these.
+
+    Example:
+      >>> import kvjax, optax, jax.numpy as jnp
+      >>> params = {"t": kvjax.get_table("doc_scale", dim=1), "w": jnp.ones(1)}
+      >>> tx = kvjax.optax.scale_loss(kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0)))
+      >>> state = tx.init(params)
+      >>> scale = optax.tree_utils.tree_get(state, "loss_scale")
+      >>> grads = kvjax.grad(lambda p: scale * jnp.sum(p["t"].lookup(7) + p["w"]))(params)
+      >>> updates, state = tx.update(grads, state, params)
+      >>> float(scale), updates["w"].tolist()
+      (32768.0, [-1.0])
+      >>> kvjax.drop_table("doc_scale")
+    """
+    check_transform(tx, "scale_loss")
+    if not (initial > 0 and factor > 1 and is_integer(period) and period > 0):
+        raise ValueError(
+            f"kvjax: scale_loss: want initial > 0, period of 1 or more steps and factor > 1, got {initial!r}, "
+            f"{period!r} and {factor!r}; see kvjax.optax.scale_loss"
+        )
+    tx = optax.with_extra_args_support(tx)
+
+    def init(params: Any) -> LossScaleState:
+        return LossScaleState(jnp.float32(initial), jnp.zeros((), jnp.int32), tx.init(params))
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, LossScaleState]:
+        merged, arrays = as_arrays(updates)
+        finite = is_finite(arrays)
+
+        def scaled(grad: Any) -> Any:
+            if is_sparse(grad):
+                return grad.replace(rows=grad.rows / state.loss_scale)
+            wide = jnp.promote_types(grad.dtype, jnp.float32)  # a scale may be more than float16 can hold
+            return (grad.astype(wide) / state.loss_scale.astype(wide)).astype(grad.dtype)
+
+        grads = jax.tree.map(scaled, merged, is_leaf=is_sparse)
+        new_updates, inner = update_if(finite, lambda g, s: tx.update(g, s, params, **extra), grads, state.inner_state)
+        steps = jnp.where(finite, state.finite_steps + 1, 0)
+        grown = jnp.where(steps >= period, state.loss_scale * factor, state.loss_scale)
+        scale = jnp.where(finite, grown, jnp.maximum(state.loss_scale / factor, jnp.finfo(jnp.float32).tiny))
+        return new_updates, LossScaleState(scale, jnp.where(steps >= period, 0, steps), inner)
+
+    return optax.GradientTransformationExtraArgs(init, update)

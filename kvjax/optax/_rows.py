@@ -1,0 +1,170 @@
+"""Adagrad for sparse rows: one accumulator a row, and accumulators that fade."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class RowwiseAdagradState(NamedTuple):
+    """State of `rowwise_adagrad`.
+
+    Attributes:
+      sum_of_squares: of a parameter ``(..., dim)`` ``(...)``: sums of the means of its rows' squared gradients.
+    """
+
+    sum_of_squares: Any
+
+
+class FadingSquares(NamedTuple):
+    """What `adagrad_decay` keeps beside parameters.
+
+    Attributes:
+      sum_of_squares: of the parameter's shape.
+      fades: of a parameter ``(..., dim)`` ``(...)`` int32: how often the sums of a row have faded.
+    """
+
+    sum_of_squares: Any
+    fades: Any
+
+
+class AdagradDecayState(NamedTuple):
+    """State of `adagrad_decay`.
+
+    Attributes:
+      count: ``()`` int32, steps; all rows of a table share it.
+      rows: `FadingSquares`.
+    """
+
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]  (the name every optax state gives it)
+    rows: FadingSquares
+
+
+def per_leaf(results: int, f: Callable[..., Any], tree: Any, *trees: Any) -> list[Any]:
+    """Trees of what a function makes of the leaves of some trees of the same form: as many as it has results."""
+    leaves, form = jax.tree.flatten(tree)
+    made = [f(*each) for each in zip(leaves, *(form.flatten_up_to(t) for t in trees), strict=True)]
+    return [form.unflatten([out[i] for out in made]) for i in range(results)]
+
+
+def rowwise_adagrad(
+    learning_rate: optax.ScalarOrSchedule, initial_accumulator_value: float = 0.1, eps: float = 1e-7
+) -> optax.GradientTransformationExtraArgs:
+    """Adagrad with one accumulator for each row, the mean of its squared gradients (FBGEMM's exact row-wise Adagrad).
+
+    It needs four bytes a row beside its values. A row is what the last axis of a parameter has; a vector is one row. In
+    tables it is equal to dense training, whichever rows a batch touches.
+
+    Args:
+      learning_rate: number or schedule.
+      initial_accumulator_value: where sums begin.
+      eps: is added to the sum, under the root.
+
+    Returns:
+      An optax transform. Its slot in tables is "sum_of_squares", ``()`` float32.
+
+    Example:
+      >>> import kvjax, jax.numpy as jnp, optax
+      >>> tx = kvjax.optax.rowwise_adagrad(1.0, initial_accumulator_value=0.0)
+      >>> params = jnp.zeros((2, 2))
+      >>> updates, state = tx.update(jnp.array([[1.0, 7.0], [0.0, 0.0]]), tx.init(params))
+      >>> (updates * 5).round().tolist(), state[0].sum_of_squares.tolist()
+      ([[-1.0, -7.0], [-0.0, -0.0]], [25.0, 0.0])
+    """
+
+    def init(params: Any) -> RowwiseAdagradState:
+        start = float(initial_accumulator_value)
+        return RowwiseAdagradState(jax.tree.map(lambda p: jnp.full(p.shape[:-1], start, p.dtype), params))
+
+    def one(grad: jax.Array, sums: jax.Array) -> tuple[jax.Array, jax.Array]:
+        squares = jnp.square(grad)
+        sums = sums + (jnp.mean(squares, -1) if grad.ndim else squares)
+        root = jnp.where(sums > 0, jax.lax.rsqrt(sums + eps), 0.0).astype(grad.dtype)
+        return grad * (root[..., None] if grad.ndim else root), sums
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, RowwiseAdagradState]:
+        updates, sums = per_leaf(2, one, updates, state.sum_of_squares)
+        return updates, RowwiseAdagradState(sums)
+
+    return optax.chain(optax.GradientTransformation(init, update), optax.scale_by_learning_rate(learning_rate))
+
+
+def adagrad_decay(
+    learning_rate: optax.ScalarOrSchedule,
+    every: int = 100_000,
+    decay: float = 0.9,
+    initial_accumulator_value: float = 0.1,
+    eps: float = 1e-7,
+) -> optax.GradientTransformationExtraArgs:
+    """Adagrad whose accumulators fade, so that training does not come to rest on a stream (DeepRec's AdagradDecay).
+
+    Each `every` steps sums are multiplied by `decay`, and never fall below where they began. A row remembers how often
+    its sums have faded, and makes up for what it has missed when it is touched. So in tables this is equal to dense
+    training, whichever rows a batch touches.
+
+    Args:
+      learning_rate: number or schedule.
+      every: steps, of all rows together.
+      decay: factor from 0 to 1.
+      initial_accumulator_value: where sums begin, and their least.
+      eps: is added to the sum, under the root.
+
+    Returns:
+      An optax transform. Its slots in tables are "sum_of_squares" ``(dim,)`` and "fades" ``()`` int32.
+
+    Raises:
+      ValueError: `every` or `decay` is none of these.
+
+    Example:
+      >>> import kvjax, jax.numpy as jnp
+      >>> tx = kvjax.optax.adagrad_decay(0.1, every=2, decay=0.5, initial_accumulator_value=0.0)
+      >>> params = jnp.zeros((1, 1))
+      >>> state = tx.init(params)
+      >>> for grad in (4.0, 0.0, 0.0):
+      ...     _, state = tx.update(jnp.full((1, 1), grad), state)
+      ...     print(state[0].rows.sum_of_squares.tolist())
+      [[16.0]]
+      [[16.0]]
+      [[8.0]]
+    """
+    if every < 1 or not 0 <= decay <= 1:
+        raise ValueError(
+            f"kvjax: adagrad_decay: want every of 1 or more steps and decay from 0 to 1, got {every!r} and {decay!r}; "
+            "see kvjax.optax.adagrad_decay"
+        )
+    start = float(initial_accumulator_value)
+
+    def init(params: Any) -> AdagradDecayState:
+        sums = jax.tree.map(lambda p: jnp.full_like(p, start), params)
+        fades = jax.tree.map(lambda p: jnp.zeros(p.shape[:-1], jnp.int32), params)
+        return AdagradDecayState(jnp.zeros((), jnp.int32), FadingSquares(sums, fades))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, AdagradDecayState]:
+        due = state.count // every
+
+        def one(grad: jax.Array, sums: jax.Array, fades: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+            wide = jnp.promote_types(grad.dtype, jnp.float32)
+            factor = jnp.power(jnp.asarray(decay, wide), (due - fades).astype(wide)).astype(grad.dtype)
+            faded = jnp.maximum(sums * (factor[..., None] if grad.ndim else factor), start)
+            # What is not due stays as it is, to the bit.
+            missed = due > fades
+            sums = jnp.where(missed[..., None] if grad.ndim else missed, faded, sums) + jnp.square(grad)
+            root = jnp.where(sums > 0, jax.lax.rsqrt(sums + eps), 0.0).astype(grad.dtype)
+            return grad * root, sums, jnp.maximum(fades, due)
+
+        updates, sums, fades = per_leaf(3, one, updates, state.rows.sum_of_squares, state.rows.fades)
+        return updates, AdagradDecayState(state.count + 1, FadingSquares(sums, fades))
+
+    return optax.chain(optax.GradientTransformation(init, update), optax.scale_by_learning_rate(learning_rate))
+
+
+def number(op: str, name: str, value: Any) -> None:
+    """Raises unless a hyperparameter is a number: a formula that has it in the state cannot follow a schedule."""
+    if callable(value):
+        raise TypeError(
+            f"kvjax: {op}: want a number as {name}, got a schedule; optax.inject_hyperparams(kvjax.optax.{op}) takes it"
+        )

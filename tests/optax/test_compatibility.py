@@ -1,0 +1,172 @@
+"""Verdicts on transforms: computed, true to what tables do, and said when they are used."""
+
+import math
+import pathlib
+import re
+import warnings
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+from kvjax.optax import check_compatibility, rowwise
+from tests.support.marks import slow
+from tests.support.transforms import EXTRA, row_by_row, transforms
+
+pytestmark = pytest.mark.usefixtures("promotion")
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "optimizers.md"
+
+
+@pytest.mark.parametrize(
+    "tx, verdict",
+    [(optax.sgd(0.1), "equal"), (optax.sgd(0.1, momentum=0.9), "lazy"), (optax.clip_by_global_norm(1.0), "per row")],
+)
+@row_by_row
+def test_verdicts(tx, verdict):
+    found = check_compatibility(tx, 4)
+    assert found.verdict == verdict and str(found).startswith(verdict)
+    assert (found.every_step > 1e-3) == (verdict == "per row") and (found.some_steps > 1e-3) == (verdict != "equal")
+    assert bool(found.mend) == (verdict != "equal")
+
+
+def test_the_leaves_of_a_state():
+    """Each is a slot or a global, and what is a slot under which count is said."""
+    tx = optax.inject_hyperparams(optax.adam)(learning_rate=optax.linear_schedule(0.1, 0.0, 9))
+    found = {leaf.name.split(".")[-1]: leaf for leaf in check_compatibility(tx, 4).leaves}
+    assert found["mu"].kept == "slot" and found["mu"].type == "float32[4]" and found["mu"].verdict == "lazy"
+    counts = [leaf for leaf in check_compatibility(tx, 4).leaves if leaf.type == "int32[]"]
+    assert {(leaf.kept, leaf.slot_under) for leaf in counts} == {("slot", ("auto", "row")), ("global", ("row",))}
+    (z,) = [leaf for leaf in check_compatibility(optax.contrib.schedule_free_sgd(0.1), 4).leaves if leaf.name == ".z"]
+    assert z.from_value and "starts from the row" in str(check_compatibility(optax.contrib.schedule_free_sgd(0.1), 4))
+
+
+def test_a_count_that_is_shared_changes_the_verdict_of_its_leaf():
+    """Adam's bias correction equals dense training only if all rows share the count."""
+    of = {count: check_compatibility(rowwise(optax.adam(0.1), count), 4).leaves[0] for count in ("row", "global")}
+    assert (of["row"].kept, of["row"].verdict) == ("slot", "lazy")
+    assert (of["global"].kept, of["global"].verdict, of["global"].difference) == ("global", "equal", 0.0)
+
+
+def test_extra_arguments():
+    plateau = optax.contrib.reduce_on_plateau()
+    assert check_compatibility(plateau, 4, value=1.0).verdict == "equal"
+    with pytest.raises(TypeError, match=r"check_compatibility: want the extra arguments .*'value'"):
+        check_compatibility(plateau, 4)
+    with pytest.raises(TypeError, match="optax transform"):
+        check_compatibility(0.1, 4)
+
+
+def test_a_factored_state_of_many_rows_is_told():
+    """Dense adafactor would factor the array; a row never is."""
+    assert "the shapes of its state" not in check(optax.scale_by_factored_rms(), 8).reason
+    assert "the shapes of its state" in check(optax.scale_by_factored_rms(), 128).reason
+
+
+def check(tx, dim, **extra):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return check_compatibility(tx, dim, **extra)
+
+
+WRONG = {
+    "MultiSteps": "accumulate", "apply_every": "accumulate", "apply_if_finite": "whole steps", "sam": "the loss",
+    "prodigy": "choose a rate", "dadapt_adamw": "choose a rate", "dog": "choose a rate", "dowg": "choose a rate",
+    "momo": "choose a rate", "momo_adam": "choose a rate", "mechanize": "choose a rate", "polyak_sgd": "choose a rate",
+    "lbfgs": "the loss", "galore": "whole matrices", "muon": "whole matrices", "noisy_sgd": "random keys",
+    "lookahead": "the loss", "sophia": "the loss", "monitor": "always has the same leaves",
+}  # fmt: skip
+
+
+def test_what_would_be_wrong_row_by_row_is_refused(make):
+    found, table = transforms(), make(4)
+    for name, words in WRONG.items():
+        with pytest.raises(ValueError, match=rf"kvjax: rowwise: want .*{words}"):
+            kvjax.optax.partition(dense=optax.sgd(1.0), tables=found[name]).init({"t": table})
+    assert check_compatibility(optax.chain(optax.clip(1.0), found["muon"]), 4).verdict == "refused"
+
+
+def test_a_changed_meaning_warns_once():
+    tx = optax.lamb(0.1)
+    with pytest.warns(UserWarning, match="kvjax: rows depend on each other .* by scale_by_trust_ratio") as seen:
+        for _ in range(3):
+            for dim in (2, 4):
+                for count in ("auto", "global"):
+                    rowwise(tx, count).init(dim)
+    assert len(seen) == 1
+    rowwise(optax.adamw(0.1)).init(4)  # warnings are errors here
+
+
+def test_a_row_is_a_matrix_of_one_row(make):
+    """What asks for the number of axes is answered as it is for a dense table."""
+    masked = optax.adamw(0.1, weight_decay=0.5, mask=lambda params: params.ndim > 1)
+    for tx in (optax.chain(optax.centralize(), optax.sgd(0.1)), masked):
+        table = make(3, initializer=1.0)
+        dense, grads = jnp.ones((2, 3)), jnp.arange(6.0).reshape(2, 3) ** 2
+        state = tx.init(dense)
+        for _ in range(2):
+            table, _ = table.apply(tx, kvjax.SparseRows(np.arange(2), grads))
+            updates, state = tx.update(grads, state, dense)
+            dense = optax.apply_updates(dense, updates)
+        np.testing.assert_allclose(table.lookup(np.arange(2)), dense, rtol=1e-6)
+    assert table.export(slots=True).slots["mu"].shape == (2, 3)
+
+
+def test_slots_are_kept_without_the_axis_of_rows():
+    types = rowwise(optax.chain(optax.adam(0.1), optax.flatten(optax.sgd(0.1, 0.9)))).layout(5).type_texts
+    assert types == {"count": "int32[]", "mu": "float32[5]", "nu": "float32[5]", "trace": "float32[5]"}
+    with pytest.raises(ValueError, match="always has the same leaves"):
+        rowwise(optax.masked(optax.trace(0.9), lambda params: params.shape[0] > 1)).init(4)
+
+
+# ---- the page of all of optax ------------------------------------------------------------------------------
+
+
+def line(name, found):
+    if found.verdict == "refused":
+        want = re.search(r"want (.*?), got", found.reason).group(1)
+        return f"| `{name}` | refused | | | | wants {want} |"
+    slots = ", ".join(leaf.type for leaf in found.leaves if leaf.kept == "slot") or "none"
+    where = re.search(r"\(by (.*)\)", found.reason)
+    return (
+        f"| `{name}` | {found.verdict} | {found.every_step:.1g} | {found.some_steps:.1g} | {slots} "
+        f"| {'rows meet in ' + where.group(1) if where else ''} |"
+    )
+
+
+def page():
+    head = PAGE.read_text().split("| transform |")[0] if PAGE.exists() else ""
+    lines = ["| transform | verdict | every row | some rows | slots of a row | why |", "|---|---|---|---|---|---|"]
+    for name, tx in sorted(transforms().items(), key=lambda item: item[0].lower()):
+        try:
+            found = check(tx, 8)
+        except TypeError:
+            found = check(tx, 8, **EXTRA)
+        lines.append(line(name, found))
+    return head + "\n".join(lines) + "\n"
+
+
+@slow
+def test_all_of_optax_has_a_verdict():
+    """To write the page anew: python -m tests.optax.test_compatibility"""
+    got, want = (
+        [text.split("|") for text in t.splitlines() if text.startswith("| `")] for t in (page(), PAGE.read_text())
+    )
+    assert len(got) > 120 and [g[1] for g in got] == [w[1] for w in want]
+    for one, other in zip(got, want, strict=True):
+        assert one[2] == other[2] and one[5:] == other[5:], (one, other)
+        for x, y in zip(one[3:5], other[3:5], strict=True):
+            assert x.strip() == y.strip() or math.isclose(float(x), float(y), rel_tol=0.3, abs_tol=1e-5), (one, other)
+
+
+def test_the_page_says_what_is_so():
+    """Of some of its lines, quickly."""
+    lines, found = PAGE.read_text().splitlines(), transforms()
+    for name in ("sgd", "muon", "clip_by_global_norm"):
+        (want,) = [text for text in lines if text.startswith(f"| `{name}` |")]
+        assert line(name, check(found[name], 8)).split("|")[2] == want.split("|")[2]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,190 @@
+"""The transforms that sparse rows want, against the formulas of their papers in float64, on arrays and on tables."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+from kvjax._training.update import lowered
+from kvjax.optax import adagrad_decay, ftrl, group_adam, rowwise_adagrad
+from tests.support.marks import few
+
+pytestmark = pytest.mark.usefixtures("promotion")
+ROWS, DIM, STEPS = 4, 3, 7
+
+
+def ftrl_of_paper(lr, l1, l2, shrinkage, beta, start):
+    """Of one row, gradients in, rows out."""
+
+    def run(w, grads):
+        n = np.full(DIM, start)
+        z = -w * ((beta + np.sqrt(n)) / lr + 2 * l2) - np.sign(w) * l1
+        for g in grads:
+            sigma = (np.sqrt(n + g**2) - np.sqrt(n)) / lr
+            z, n = z + g + 2 * shrinkage * w - sigma * w, n + g**2
+            w = np.where(np.abs(z) <= l1, 0.0, (np.sign(z) * l1 - z) / ((beta + np.sqrt(n)) / lr + 2 * l2))
+            yield w
+
+    return run
+
+
+def group_adam_of_paper(lr, b1, b2, eps, l1, l2, l21):
+    """Algorithm 1, but for where z starts."""
+
+    def run(w, grads):
+        m, v, q = np.zeros(DIM), np.zeros(DIM), eps / lr
+        s = w * (q + 2 * l2)
+        z = -s * (1 + l21 * np.sqrt(DIM) / max(np.linalg.norm(s), 1e-300)) - np.sign(w) * l1
+        for t, g in enumerate(grads, 1):
+            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+            new = (np.sqrt(v / (1 - b2**t)) + eps) / lr
+            z, q = z + m / (1 - b1**t) - (new - q) * w, new
+            s = np.where(np.abs(z) <= l1, 0.0, np.sign(z) * l1 - z)
+            size = np.linalg.norm(s)
+            w = s / (q + 2 * l2) * max(1 - np.sqrt(DIM) * l21 / size, 0) if size else np.zeros(DIM)
+            yield w
+
+    return run
+
+
+def rowwise_adagrad_of_paper(lr, start):
+    def run(w, grads):
+        n = start
+        for g in grads:
+            n += np.mean(g**2)
+            w = w - lr * g / np.sqrt(n + 1e-7)
+            yield w
+
+    return run
+
+
+def adagrad_decay_of_paper(lr, every, decay, start):
+    """The sums fade when their time has come, touched or not."""
+
+    def run(w, grads):
+        n = np.full(DIM, start)
+        for step, g in enumerate(grads):
+            if step and step % every == 0:
+                n = np.maximum(n * decay, start)
+            n = n + g**2
+            w = w - lr * g / np.sqrt(n + 1e-7)
+            yield w
+
+    return run
+
+
+CASES = {
+    "ftrl": (ftrl(0.3), ftrl_of_paper(0.3, 0, 0, 0, 0, 0.1)),
+    "ftrl sparse": (ftrl(0.3, l1=0.6, l2=0.1, beta=1.0), ftrl_of_paper(0.3, 0.6, 0.1, 0, 1.0, 0.1)),
+    "ftrl shrinkage": (ftrl(0.3, 0.1, l2_shrinkage=0.05), ftrl_of_paper(0.3, 0.1, 0, 0.05, 0, 0.1)),
+    "group_adam": (group_adam(0.1), group_adam_of_paper(0.1, 0.9, 0.999, 1e-8, 0, 0, 0)),
+    "group_adam sparse": (
+        group_adam(0.1, l1=0.5, l2=0.1, l21=1.5),
+        group_adam_of_paper(0.1, 0.9, 0.999, 1e-8, 0.5, 0.1, 1.5),
+    ),
+    "rowwise_adagrad": (rowwise_adagrad(0.3), rowwise_adagrad_of_paper(0.3, 0.1)),
+    "adagrad_decay": (adagrad_decay(0.3, 2, 0.3), adagrad_decay_of_paper(0.3, 2, 0.3, 0.1)),
+}
+
+
+def start_and_gradients(missing=False):
+    """Initial rows, one of them zero, and gradients of some steps; if missing, rows miss some of the steps."""
+    rng = np.random.default_rng(3)
+    rows, grads = rng.normal(size=(ROWS, DIM)) * 0.3, rng.normal(size=(STEPS, ROWS, DIM))
+    rows[1] = 0
+    if missing:
+        grads *= (rng.random((STEPS, ROWS)) < 0.4)[:, :, None]
+    return rows.astype(np.float32), grads.astype(np.float32)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_dense_rows_follow_the_formula(name):
+    tx, paper = CASES[name]
+    rows, grads = start_and_gradients()
+    want = zip(*(paper(rows[i].astype(np.float64), grads[:, i].astype(np.float64)) for i in range(ROWS)), strict=True)
+    values, state, update, zeros = jnp.asarray(rows), tx.init(rows), jax.jit(tx.update), []
+    for grad, expected in zip(grads, want, strict=True):
+        updates, state = update(grad, state, values)
+        values = optax.apply_updates(values, updates)
+        np.testing.assert_allclose(values, np.stack(expected), rtol=2e-5, atol=2e-6)
+        zeros += [np.asarray(values) == 0]
+    if "sparse" in name:
+        assert (np.all(zeros, 2) if "group" in name else np.array(zeros)).any()
+
+
+@pytest.mark.parametrize("name", few(CASES, "ftrl sparse", "adagrad_decay"))
+def test_tables_follow_dense_training(name, make):
+    """Those that are equal, also where rows miss steps; as row programs where tables run them."""
+    tx, _ = CASES[name]
+    rows, grads = start_and_gradients(missing="group_adam" not in name and name != "ftrl shrinkage")
+    table = make(DIM).upsert(np.arange(ROWS), rows)
+    state = kvjax.optax.rowwise(tx).init(DIM)
+    if not kvjax.ffi.on_device():
+        leaves = tuple(jax.tree.leaves(state))
+        assert lowered(table.spec, kvjax.optax.rowwise(tx), leaves, {}) is not None
+    values, dense, update = jnp.asarray(rows), tx.init(rows), jax.jit(tx.update)
+    step = jax.jit(lambda table, grads, state: table.apply(tx, grads, state))
+    for grad in grads:
+        touched = (grad != 0).any(1)
+        sparse = kvjax.SparseRows(kvjax.keys(np.arange(ROWS)), jnp.asarray(grad), jnp.asarray(touched, jnp.int32))
+        table, state = step(table, sparse, state)
+        updates, dense = update(grad, dense, values)
+        values = optax.apply_updates(values, updates)
+        np.testing.assert_allclose(table.lookup(np.arange(ROWS)), values, rtol=2e-5, atol=2e-6)
+
+
+def test_without_regularization_they_are_those_of_optax():
+    rows, grads = start_and_gradients()
+    for mine, optaxs in ((ftrl(0.3), optax.adagrad(0.3, eps=0.0)), (group_adam(0.1), optax.adam(0.1))):
+        results = []
+        for tx in (mine, optaxs):
+            values, state, update = jnp.asarray(rows), tx.init(rows), jax.jit(tx.update)
+            for grad in grads:
+                updates, state = update(grad, state, values)
+                values = optax.apply_updates(values, updates)
+            results.append(values)
+        np.testing.assert_allclose(*results, rtol=2e-5, atol=2e-6)
+
+
+def test_slots_and_globals():
+    types = {name: kvjax.optax.rowwise(tx).layout(8).type_texts for name, (tx, _) in CASES.items()}
+    assert types["rowwise_adagrad"] == {"sum_of_squares": "float32[]"}
+    assert types["adagrad_decay"] == {"sum_of_squares": "float32[8]", "fades": "int32[]"}
+    assert types["ftrl"] == {"z": "float32[8]", "sum_of_squares": "float32[8]"}
+    assert int(optax.tree_utils.tree_get(kvjax.optax.rowwise(adagrad_decay(0.1)).init(8), "count")) == 0
+
+
+@pytest.mark.parametrize("name", few([name for name in CASES if " " not in name], "group_adam"))
+def test_parameters_of_any_shape_and_kind(name):
+    """Scalars and vectors, in 16 bits, and nothing at all; zero gradients leave parameters where they are."""
+    tx, _ = CASES[name]
+    params = {
+        "a": jnp.ones(()),
+        "b": jnp.ones(3, jnp.bfloat16),
+        "c": jnp.zeros((2, 0)),
+        "d": None,
+        "e": jnp.ones((2, 2, 2)),
+    }
+    updates, state = jax.jit(lambda p: tx.update(jax.tree.map(jnp.zeros_like, p), tx.init(p), p))(params)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), updates) == jax.tree.map(lambda x: (x.shape, x.dtype), params)
+    assert jax.tree.structure(state) == jax.tree.structure(jax.eval_shape(tx.init, params))
+    for x in jax.tree.leaves(updates):
+        np.testing.assert_allclose(np.asarray(x, np.float32), 0, atol=2e-2 if x.dtype == jnp.bfloat16 else 1e-6)
+
+
+def test_rates_may_be_injected_and_what_does_not_fit_is_refused():
+    injected = optax.inject_hyperparams(ftrl)(learning_rate=lambda count: 0.3 / (1 + count))
+    rows, grads = start_and_gradients()
+    updates, _ = injected.update(grads[0], injected.init(rows), rows)
+    want, _ = ftrl(0.3).update(grads[0], ftrl(0.3).init(rows), rows)
+    np.testing.assert_allclose(updates, want, rtol=1e-6)
+    for make_tx in (ftrl, group_adam):
+        with pytest.raises(TypeError, match="want a number as learning_rate, got a schedule"):
+            make_tx(optax.linear_schedule(0.1, 0.0, 5))
+        with pytest.raises(ValueError, match=r"want update\(grads, state, params\)"):
+            make_tx(0.1).update(grads[0], make_tx(0.1).init(rows))
+    for wrong in ({"every": 0}, {"decay": 1.5}):
+        with pytest.raises(ValueError, match="adagrad_decay: want every of 1 or more"):
+            adagrad_decay(0.1, **wrong)

@@ -1,0 +1,108 @@
+"""Which rows of a dense array a transform's update depends on: what the jaxpr says is what numbers do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from kvjax._training.coupling import coupling_of
+from kvjax._training.refusals import check_state
+from tests.support.marks import few
+from tests.support.transforms import EXTRA, transforms
+
+pytestmark = pytest.mark.usefixtures("promotion")
+
+ROWS, DIM = 3, 4
+APART = {
+    "elementwise": lambda x: jnp.where(x > 0, jnp.sin(x), x * 2.0),
+    "of each row": lambda x: x / jnp.linalg.norm(x, axis=1, keepdims=True),
+    "transposed": lambda x: (x.T * jnp.arange(x.shape[0])).T[:, ::1],
+    "product with a matrix": lambda x: x @ jnp.ones((DIM, DIM)),
+    "joined and split": lambda x: jnp.concatenate(jnp.split(x, 2, 1)[::-1], 1),
+    "cut": lambda x: jnp.concatenate([x[:, 1:], x[:, :1]], 1),
+    "flat": lambda x: (x.reshape(-1) + 1.0).reshape(x.shape),
+    "cond": lambda x: jax.lax.cond(jnp.bool_(True), jnp.sin, jnp.cos, x),
+    "checkpoint": jax.checkpoint(jnp.tanh),
+}
+TOGETHER = {
+    "norm": lambda x: x / jnp.linalg.norm(x),
+    "of each column": lambda x: x - jnp.mean(x, 0),
+    "product of rows": lambda x: (x @ x.T) @ x,
+    "moved": lambda x: x[::-1] + x,
+    "greatest": lambda x: jnp.where(x == jnp.max(x), 0.0, x),
+    "chosen by all": lambda x: jax.lax.cond(jnp.all(jnp.isfinite(x)), jnp.sin, jnp.cos, x),
+    "loop": lambda x: jax.lax.fori_loop(0, 3, lambda i, x: x / jnp.sum(x), x),
+    "scan": lambda x: jax.lax.scan(lambda sum, row: (sum + row, sum), jnp.zeros(DIM), x)[1],
+    "sorted": lambda x: jnp.sort(x, 0),
+    "running sum": lambda x: jnp.cumsum(x, 0),
+}
+
+
+@pytest.mark.parametrize("name", [*APART, *TOGETHER])
+def test_functions(name):
+    f = (APART | TOGETHER)[name]
+    assert coupling_of(optax.stateless(lambda grads, params: f(grads)), DIM, ()).updates == (name in TOGETHER)
+    assert coupling_of(optax.stateless(lambda grads, params: f(params)), DIM, ()).updates == (name in TOGETHER)
+
+
+def test_what_reaches_rows_by_way_of_the_state():
+    """The sum of a step, of which the next one makes another, moves rows in the third."""
+
+    def update(grads, state, params=None):
+        return grads * state["last"], {"sum": jnp.sum(grads), "last": state["sum"] + 1.0, "count": state["count"] + 1}
+
+    state = {"sum": jnp.zeros(()), "last": jnp.zeros(()), "count": 0}
+    found = coupling_of(optax.GradientTransformation(lambda params: state, update), DIM, (False,) * 3)
+    assert found.updates and found.leaves == (False, True, True) and found.of_rows == (False, True, True)
+    assert found.where == ("test_what_reaches_rows_by_way_of_the_state",) and not any(found.starts)
+
+
+def test_what_a_state_starts_from_and_what_is_kept():
+    tx = optax.contrib.schedule_free_sgd(0.1)
+    names = [jax.tree_util.keystr(p) for p, _ in jax.tree_util.tree_flatten_with_path(tx.init(jnp.ones((1, DIM))))[0]]
+    found = coupling_of(tx, DIM, [name == ".step_count" for name in names])
+    assert [name for name, starts in zip(names, found.starts, strict=True) if starts] == [".z"]
+    assert not found.updates
+
+
+def test_the_loss_of_all_rows():
+    for tx, loss in (
+        (optax.polyak_sgd(), True),
+        (optax.chain(optax.lamb(0.1), optax.contrib.reduce_on_plateau()), False),
+    ):
+        kept = [False] * len(jax.tree.leaves(tx.init(jnp.ones((1, DIM)))))
+        found = coupling_of(tx, DIM, kept)
+        assert found.updates and found.loss == loss
+
+
+def spread(tx, extra, change):
+    """Whether rows come out otherwise when the gradients of the first one are changed."""
+    rng = np.random.default_rng(0)
+    tx, results = optax.with_extra_args_support(tx), []
+    start = jnp.asarray(rng.normal(size=(ROWS, DIM)), jnp.float32)
+    grads = jnp.asarray(rng.normal(size=(4, ROWS, DIM)), jnp.float32)
+    for changed in (grads, change(grads)):
+        values, state = start, tx.init(start)
+        for grad in changed:
+            updates, state = tx.update(grad, state, values, **extra)
+            values = optax.apply_updates(values, updates)
+        results.append(np.asarray(values)[1:])
+    return not np.array_equal(*results)
+
+
+ALL = transforms()
+
+
+@pytest.mark.parametrize("name", few(sorted(ALL), "sgd"))
+def test_rows_that_the_jaxpr_keeps_apart_stay_apart(name):
+    """By a row times 100, and by a NaN."""
+    tx = ALL[name]
+    try:
+        check_state(tx.init(jnp.zeros((ROWS, DIM))))
+        found = coupling_of(tx, DIM, [False] * len(jax.tree.leaves(tx.init(jnp.zeros((1, DIM))))))
+    except (AttributeError, TypeError, ValueError):
+        pytest.skip("refused")
+    extra = EXTRA if name == "reduce_on_plateau" or "polyak" in name else {}
+    seen = [spread(tx, extra, lambda g, x=x: g.at[1:, 0].multiply(x)) for x in (100.0, np.nan)]
+    assert any(seen) == found.updates
