@@ -23,7 +23,7 @@ struct Chain {
   }
   ~Chain() {
     q.Wait();
-    for (void* word : words) q.Free(word);
+    for (void* word : words) Later::Release(word);
   }
 
   template <class F>
