@@ -5,8 +5,11 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <list>
 #include <map>
+#include <memory>
 #include <utility>
+#include <vector>
 
 #include "tests/cpp/support/device.h"
 
@@ -144,6 +147,49 @@ class Later : public Threads {
   uint64_t stream_;
   static inline std::map<uint64_t, Line> lines;
   static inline std::map<const void*, const void*> ranges;
+};
+
+/// A table whose calls are asked for one after the other, each with the handle that the last one will have
+/// made.
+struct Chain {
+  explicit Chain(const kvjax::TableSpec& spec, kvjax::device::Budget budget = {}) : table(spec, 1, budget), handle(Word()) {
+    q.Copy(handle, &kFirst, sizeof(kFirst));
+  }
+  ~Chain() {
+    q.Wait();
+    for (void* word : words) Later::Release(word);
+  }
+
+  template <class F>
+  void Write(F f) {
+    uint32_t* const next = Word();
+    f(handle, next);
+    handle = next;
+  }
+  uint32_t* Word() {
+    words.push_back(static_cast<uint32_t*>(Later::Allocate(sizeof(uint32_t))));
+    return words.back();
+  }
+  /// An operand, which lives as long as the calls that read it.
+  template <class T>
+  T& Keep(T operand) {
+    auto kept = std::make_shared<T>(std::move(operand));
+    operands.push_back(kept);
+    return *kept;
+  }
+  uint32_t Now() {
+    q.Wait();
+    operands.clear();
+    table.Raise();
+    return *handle;
+  }
+
+  static constexpr uint32_t kFirst = 1;
+  Later q;
+  kvjax::device::DeviceTable<Later> table;
+  std::vector<uint32_t*> words;
+  uint32_t* handle;
+  std::list<std::shared_ptr<void>> operands;
 };
 
 }  // namespace later
