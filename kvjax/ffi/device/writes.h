@@ -305,38 +305,41 @@ typename DeviceTable<Q>::Bound DeviceTable<Q>::Upper() {
   return bound;
 }
 
-/// Space is kept ready for so many keys beside those that the device has reported: for as many calls as a host
-/// runs ahead of the device, few large ones or many small ones.
-inline size_t KeysAhead(size_t n, size_t size) {
+/// As many keys may be under way before the host waits for the device: those of a few large calls, or of as many small
+/// ones as JAX has under way.
+inline size_t MostUnderWay(size_t n, size_t size) {
   constexpr size_t kLargeCalls = 4, kSmallCalls = 32, kShare = 8;
   return std::max(kLargeCalls * n, std::min(kSmallCalls * n, size / kShare));
 }
+/// And for so many more there is space afterwards, so that not each call grows.
+inline size_t Spare(size_t n, size_t size) { return std::max(n, std::min(8 * n, size / 8)); }
 
-/// Reserves space for n rows more, and for one more write that is under way. It grows before it has to, and then
-/// twice as far, so that a call waits only if the host is further ahead of the device than that.
+/// Reserves space for n rows more, and for one more write that is under way. The host does not know how many rows the
+/// calls under way make. It grows as if all their keys were new, which costs a steady state nothing after its first
+/// calls; and waits only if it is further ahead of the device than is of use, or where memory is short.
 template <class Q>
 void DeviceTable<Q>::MakeSpace(Q& q, Op op, size_t n) {
   if (pending_.size() == pending_.capacity()) pending_.reserve(2 * pending_.size() + 8);
-  Bound now = Upper();
-  if (now.size + n >= kNoRow) {
-    throw RowsError(spec_.name, Name(op), now.size + n);
-  }
-  const size_t ahead = KeysAhead(n, now.size);
-  if (!short_of_memory_ && !Fits(now, ahead)) {
+  Bound now;
+  const auto fits = [&] {
+    now = Upper();
+    return Fits(now, now.pending + n);
+  };
+  if (fits()) return;
+  if (!short_of_memory_ && now.pending + n <= MostUnderWay(n, now.size)) {
     try {
-      Extend(q, now, now.pending + 2 * ahead);
+      return Extend(q, now, now.pending + n + Spare(n, now.size));
     } catch (const std::bad_alloc&) {
       short_of_memory_ = true;
     }
   }
   // Some of the earlier writes may turn out to have needed less; the device continues with the others.
-  const auto fits = [&] {
-    now = Upper();
-    return Fits(now, now.pending + n);
-  };
-  while (!fits()) {
-    if (pending_.empty() || !q.Pause()) return Extend(q, now, now.pending + n);
+  while (!pending_.empty() && q.Pause()) {
+    if (fits()) return;
   }
+  if (fits()) return;
+  if (now.size + n >= kNoRow) throw RowsError(spec_.name, Name(op), now.size + n);
+  Extend(q, now, now.pending + n);
 }
 
 /// Makes space for n keys beside what there is.

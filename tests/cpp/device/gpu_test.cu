@@ -1,78 +1,17 @@
 // The device table on a real GPU beside the CPU's, without JAX and Python: the launches of a stream, every call of a
 // table to the bit, and that nothing waits for what is none of its business. Exits with 77 where there is no GPU.
 //
-// Tests of host threads hand out addresses of the host. So here all memory of the program is pinned memory, which
-// kernels reach under the same address: what `new` gives, and the stack that the tests run on.
-#include <pthread.h>
-
+// Tests on host threads hand out addresses of the host; these do so too (see support/pinned.h).
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
-#include <mutex>
-#include <new>
 #include <thread>
 
 #include "kvjax/ffi/cuda/stream.cuh"
 #include "kvjax/ffi/cuda/table.h"
 #define CHECK_OWN_MAIN
 #include "tests/cpp/support/pair.h"
-
-namespace {
-
-/// Pieces of one block of pinned memory, by powers of two; all before and after it is malloc's.
-class Pinned {
- public:
-  static constexpr size_t kBytes = size_t{3} << 30, kStack = size_t{64} << 20, kLeast = 64;
-
-  void Open() {
-    void* memory = nullptr;
-    kvjax::device::Check(cudaHostAlloc(&memory, kBytes, cudaHostAllocMapped | cudaHostAllocPortable), "the arena");
-    next_ = begin_ = static_cast<std::byte*>(memory);
-    end_ = begin_ + kBytes;
-  }
-  void* Take(size_t bytes) {
-    if (begin_ == nullptr) return std::malloc(bytes > 0 ? bytes : 1);
-    const int power = PowerOf(bytes + kLeast);
-    const std::lock_guard lock(mutex_);
-    std::byte* piece = free_[power];
-    if (piece != nullptr) {
-      free_[power] = *reinterpret_cast<std::byte**>(piece + kLeast);
-    } else {
-      if (next_ + (size_t{1} << power) > end_) throw std::bad_alloc();
-      piece = next_;
-      next_ += size_t{1} << power;
-    }
-    *reinterpret_cast<int*>(piece) = power;
-    return piece + kLeast;
-  }
-  void Give(void* memory) {
-    auto* const at = static_cast<std::byte*>(memory);
-    if (at < begin_ || at >= end_) return std::free(memory);
-    const std::lock_guard lock(mutex_);
-    std::byte* const piece = at - kLeast;
-    const int power = *reinterpret_cast<int*>(piece);
-    *reinterpret_cast<std::byte**>(at) = free_[power];
-    free_[power] = piece;
-  }
-
- private:
-  static int PowerOf(size_t bytes) {
-    int power = 7;
-    while (size_t{1} << power < bytes) ++power;
-    return power;
-  }
-  std::byte *begin_ = nullptr, *next_ = nullptr, *end_ = nullptr;
-  std::byte* free_[64] = {};
-  std::mutex mutex_;
-};
-Pinned pinned;
-
-}  // namespace
-
-[[gnu::noinline]] void* operator new(size_t bytes) { return pinned.Take(bytes); }
-[[gnu::noinline]] void operator delete(void* p) noexcept { pinned.Give(p); }
-[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { pinned.Give(p); }
+#include "tests/cpp/support/pinned.h"
 
 namespace {
 
@@ -322,17 +261,5 @@ int main() {
     std::printf("no GPU: %s\n", kvjax::device::ErrorText(error).c_str());
     return 77;
   }
-  pinned.Open();
-  pthread_attr_t attributes;
-  pthread_t thread;
-  pthread_attr_init(&attributes);
-  pthread_attr_setstack(&attributes, operator new(Pinned::kStack), Pinned::kStack);
-  static int failed = 1;
-  const auto run = [](void*) -> void* {
-    failed = check::RunAll();
-    return nullptr;
-  };
-  if (pthread_create(&thread, &attributes, run, nullptr) != 0) return 1;
-  pthread_join(thread, nullptr);
-  return failed;
+  return pinned::Run([] { return check::RunAll(); });
 }

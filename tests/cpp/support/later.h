@@ -84,7 +84,9 @@ class Later : public Threads {
   void SortPairs(Key* keys, uint32_t* values, size_t n, int end_bit) {
     Ask([=] { Threads(1).SortPairs(keys, values, n, end_bit); });
   }
-  static void* Allocate(size_t bytes, kvjax::device::Use /*use*/ = kvjax::device::Use::kRows) {
+  static inline bool has_memory = true;  // for what lasts
+  static void* Allocate(size_t bytes, kvjax::device::Use use = kvjax::device::Use::kRows) {
+    if (!has_memory && use == kvjax::device::Use::kRows) throw std::bad_alloc();
     void* const memory = Threads::Allocate(bytes);
     ranges[memory] = static_cast<std::byte*>(memory) + bytes;
     return memory;
@@ -151,11 +153,13 @@ class Later : public Threads {
 
 /// A table whose calls are asked for one after the other, each with the handle that the last one will have
 /// made.
-struct Chain {
-  explicit Chain(const kvjax::TableSpec& spec, kvjax::device::Budget budget = {}) : table(spec, 1, budget), handle(Word()) {
+template <class Q>
+struct ChainOn {
+  explicit ChainOn(const kvjax::TableSpec& spec, kvjax::device::Budget budget = {})
+      : table(spec, 1, budget), handle(Word()) {
     q.Copy(handle, &kFirst, sizeof(kFirst));
   }
-  ~Chain() {
+  ~ChainOn() {
     q.Wait();
     for (void* word : words) Later::Release(word);
   }
@@ -167,7 +171,7 @@ struct Chain {
     handle = next;
   }
   uint32_t* Word() {
-    words.push_back(static_cast<uint32_t*>(Later::Allocate(sizeof(uint32_t))));
+    words.push_back(static_cast<uint32_t*>(Later::Allocate(sizeof(uint32_t), kvjax::device::Use::kScratch)));
     return words.back();
   }
   /// An operand, which lives as long as the calls that read it.
@@ -185,11 +189,13 @@ struct Chain {
   }
 
   static constexpr uint32_t kFirst = 1;
-  Later q;
-  kvjax::device::DeviceTable<Later> table;
+  Q q;
+  kvjax::device::DeviceTable<Q> table;
   std::vector<uint32_t*> words;
   uint32_t* handle;
   std::list<std::shared_ptr<void>> operands;
 };
+
+using Chain = ChainOn<Later>;
 
 }  // namespace later
