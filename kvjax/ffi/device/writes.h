@@ -326,9 +326,10 @@ void DeviceTable<Q>::MakeSpace(Q& q, Op op, size_t n) {
     return Fits(now, now.pending + n);
   };
   if (fits()) return;
-  if (!short_of_memory_ && now.pending + n <= MostUnderWay(n, now.size)) {
+  const size_t coming = now.pending + n + Spare(n, now.size);
+  if (!short_of_memory_ && now.pending + n <= MostUnderWay(n, now.size) && EndRow(now, coming) < kNoRow) {
     try {
-      return Extend(q, now, now.pending + n + Spare(n, now.size));
+      return Extend(q, now, coming);
     } catch (const std::bad_alloc&) {
       short_of_memory_ = true;
     }
@@ -345,8 +346,7 @@ void DeviceTable<Q>::MakeSpace(Q& q, Op op, size_t n) {
 /// Makes space for n keys beside what there is.
 template <class Q>
 void DeviceTable<Q>::Extend(Q& q, const Bound& now, size_t n) {
-  const size_t rows = std::max(EndRow(now, n), reserved_);
-  contents_.ReserveRows(q, control_.data(), std::min<size_t>(rows, kNoRow));
+  contents_.ReserveRows(q, control_.data(), std::max(EndRow(now, n), reserved_));
   if (now.cells_used + n > contents_.index().capacity()) {
     contents_.Reindex(q, control_.data(), std::max<size_t>(now.size + n, reserved_));
     reindexed_ = writes_;
