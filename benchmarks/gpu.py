@@ -14,9 +14,9 @@
 * full: the same at `max_capacity`, so that as many rows are evicted.
 
 Times are of calls that are queued some at a time and waited for ("wall"), and of as many calls in one program
-("inside"), where the host has no part. "bytes" are those that a perfect kernel moves for a key: the row that is read and
-written; for apply the value and its slot, read and written, and the gradient, read. "ratio" is the time inside a program
-per time of a device-to-device copy of as many bytes, measured beside it. Gradients are arguments, and random.
+("inside"), where the host has no part. "bytes" are those that a perfect kernel moves for a key: the row that is read
+and written; for apply the value and its slot, read and written, and the gradient, read. "ratio" is the time inside a
+program per time of a device-to-device copy of as many bytes, measured beside it. Gradients are arguments, and random.
 
 **Step**: 10 tables of dim 128, 65,536 samples with a key each, Adam, and little else: the features' inner products
 and a small dense net. Beside it the same on static arrays that hold the rows of all ids: a gather, and optax's Adam on

@@ -15,7 +15,12 @@ class Version(ctypes.Structure):
 
 
 class Metadata(ctypes.Structure):
-    _fields_ = (("struct_size", size), ("version", Version), ("traits", ctypes.c_uint32), ("state_type", ctypes.c_int64))
+    _fields_ = (
+        ("struct_size", size),
+        ("version", Version),
+        ("traits", ctypes.c_uint32),
+        ("state_type", ctypes.c_int64),
+    )
 
 
 class Extension(ctypes.Structure):

@@ -1,4 +1,5 @@
-// Failures: what has been thrown, as an error of ours, and the numbers of failures that other devices have to know of.
+// Failures: what has been thrown, as an error of ours, and the numbers of failures that other devices have to
+// know of.
 #pragma once
 #include <array>
 #include <cstddef>
@@ -63,9 +64,9 @@ class Failures {
   std::array<std::optional<std::pair<uint32_t, Error>>, kKept> kept_{};
 };
 
-/// Runs body(), which may fail for this device alone: put(status) gets 0, or on a sharded table the number of its
-/// failure. Returns the error that the call itself fails with, if so: on any other table this one, and where even
-/// the status cannot be put, that. Nothing is thrown: whoever calls may be C.
+/// Runs body(), which may fail for this device alone: put(status) gets 0, or on a sharded table the number of
+/// its failure. Returns the error that the call itself fails with, if so: on any other table this one, and
+/// where even the status cannot be put, that. Nothing is thrown: whoever calls may be C.
 template <class Put, class Body>
 std::optional<Error> Attempt(std::string_view table, std::string_view op, bool sharded, Put put, Body body) {
   uint32_t number = 0;

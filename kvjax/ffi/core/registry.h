@@ -27,8 +27,8 @@ class Registry {
     return *registry;
   }
 
-  /// make(i) builds the shard of devices[i]. Throws if the name is taken. Shards are made without the lock, and
-  /// given up without it: both may wait for a device, whose calls, on other threads, may want a table.
+  /// make(i) builds the shard of devices[i]. Throws if the name is taken. Shards are made without the lock,
+  /// and given up without it: both may wait for a device, whose calls, on other threads, may want a table.
   template <class Make>
   void Create(const std::string& name, const std::vector<int32_t>& devices, Make make) {
     CheckFree(name);

@@ -1,4 +1,5 @@
-// The CUDA backend: handlers for XLA over the device table, as nvcc compiles them. The table itself is in table.cu.
+// The CUDA backend: handlers for XLA over the device table, as nvcc compiles them. The table itself is in
+// table.cu.
 #include <algorithm>
 #include <string>
 #include <vector>

@@ -157,8 +157,8 @@ class Stream {
   void Free(void* memory) noexcept {
     if (memory != nullptr) cudaFreeAsync(memory, stream_);
   }
-  /// Frees it from outside of any stream: what has used it is done. cudaFree waits for nothing where memory is
-  /// from a pool.
+  /// Frees it from outside of any stream: what has used it is done. cudaFree waits for nothing where memory
+  /// is from a pool.
   static void Release(void* memory) noexcept {
     const UncapturedCalls calls;
     cudaFree(memory);

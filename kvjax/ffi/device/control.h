@@ -112,9 +112,9 @@ struct Report {
 struct CallView {
   Control* control;
   Report* report;
-  const uint32_t* version;  // of the handle
-  uint32_t op;              // an Op
-  bool narrow;              // its keys had 32 bits
+  const uint32_t* version;       // of the handle
+  uint32_t op;                   // an Op
+  bool narrow;                   // its keys had 32 bits
   uint32_t* refusing = nullptr;  // as Control::refusing, where the report is not the table's
 
   /// Reports a refusal to the host; the first one is kept until it has been raised. A call may have a million

@@ -1,5 +1,5 @@
-// Order: how the calls on a table follow each other, whatever streams they come on, and what the host waits for
-// before it gives the table's memory back.
+// Order: how the calls on a table follow each other, whatever streams they come on, and what the host waits
+// for before it gives the table's memory back.
 #pragma once
 #include <cstdint>
 #include <mutex>

@@ -119,10 +119,13 @@ class Plane {
     try {
       for (const size_t wanted = (rows + per_slab_ - 1) / per_slab_; slabs_.size() < wanted;) {
         // Each piece of pinned memory is a mapping of the process, which may have some ten thousands: so it
-        // is an eighth of what there is at least. On a device with a limit slabs may have to leave one by one.
+        // is an eighth of what there is at least. On a device with a limit slabs may have to leave one by
+        // one.
         const Memory memory = MemoryOf(slabs_.size(), device_rows_);
         const size_t all = wanted - slabs_.size();
-        const size_t pieces = memory == Memory::kPinned ? std::max(all, slabs_.size() / 8) : limited() ? 1 : all;
+        const size_t pieces = memory == Memory::kPinned ? std::max(all, slabs_.size() / 8)
+                              : limited()               ? 1
+                                                        : all;
         const auto more = Make(q, pieces, memory);
         slabs_.insert(slabs_.end(), more.begin(), more.end());
       }

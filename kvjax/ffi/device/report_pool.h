@@ -1,5 +1,5 @@
-// ReportPool: memory that both sides see, for the reports of all tables of a process. It is reused and never given
-// back, because a driver that takes back pinned memory may wait for all that its device is doing.
+// ReportPool: memory that both sides see, for the reports of all tables of a process. It is reused and never
+// given back, because a driver that takes back pinned memory may wait for all that its device is doing.
 #pragma once
 #include <cstddef>
 #include <memory>

@@ -261,8 +261,8 @@ class DeviceTable {
   Budget budget_;
   size_t trained_ = 0;  // keys since rows have last been swapped
   typename ReportPool<Q>::Pointer report_;
-  mutable std::atomic<uint32_t> raised_ = 0;    // of the refusals in the report
-  mutable std::atomic<bool> rearms_ = false;    // the device is to be told of that
+  mutable std::atomic<uint32_t> raised_ = 0;  // of the refusals in the report
+  mutable std::atomic<bool> rearms_ = false;  // the device is to be told of that
   Contents<Q> contents_;
   Admission<Q> admission_;
   Array<Q, Control> control_;
@@ -272,7 +272,8 @@ class DeviceTable {
   mutable Order<Q> order_;
   std::vector<std::pair<uint32_t, size_t>> pending_;  // writes with keys that have not been reported yet
   uint32_t writes_ = 0;
-  std::optional<uint32_t> reindexed_, admission_reindexed_;  // the last write before that, until the next is reported
+  std::optional<uint32_t> reindexed_,
+      admission_reindexed_;       // the last write before that, until the next is reported
   bool short_of_memory_ = false;  // there was none to grow ahead of need
   size_t reserved_ = 0;
   ShardStep<Q> step_;

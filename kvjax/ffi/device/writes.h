@@ -305,8 +305,8 @@ typename DeviceTable<Q>::Bound DeviceTable<Q>::Upper() {
   return bound;
 }
 
-/// As many keys may be under way before the host waits for the device: those of a few large calls, or of as many small
-/// ones as JAX has under way.
+/// As many keys may be under way before the host waits for the device: those of a few large calls, or of as
+/// many small ones as JAX has under way.
 inline size_t MostUnderWay(size_t n, size_t size) {
   constexpr size_t kLargeCalls = 4, kSmallCalls = 32, kShare = 8;
   return std::max(kLargeCalls * n, std::min(kSmallCalls * n, size / kShare));
@@ -314,9 +314,10 @@ inline size_t MostUnderWay(size_t n, size_t size) {
 /// And for so many more there is space afterwards, so that not each call grows.
 inline size_t Spare(size_t n, size_t size) { return std::max(n, std::min(8 * n, size / 8)); }
 
-/// Reserves space for n rows more, and for one more write that is under way. The host does not know how many rows the
-/// calls under way make. It grows as if all their keys were new, which costs a steady state nothing after its first
-/// calls; and waits only if it is further ahead of the device than is of use, or where memory is short.
+/// Reserves space for n rows more, and for one more write that is under way. The host does not know how many
+/// rows the calls under way make. It grows as if all their keys were new, which costs a steady state nothing
+/// after its first calls; and waits only if it is further ahead of the device than is of use, or where memory
+/// is short.
 template <class Q>
 void DeviceTable<Q>::MakeSpace(Q& q, Op op, size_t n) {
   if (pending_.size() == pending_.capacity()) pending_.reserve(2 * pending_.size() + 8);

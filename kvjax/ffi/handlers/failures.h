@@ -1,5 +1,5 @@
-// Errors of the core as those of XLA: Guard and Report turn what is thrown into an ffi::Error, as nothing may be thrown
-// across the FFI.
+// Errors of the core as those of XLA: Guard and Report turn what is thrown into an ffi::Error, as nothing may
+// be thrown across the FFI.
 #pragma once
 #include <optional>
 #include <string_view>

@@ -32,7 +32,9 @@ TEST(AStatusIsPutWhateverHappens) {
 
 TEST(WhereNoStatusCanBePutTheCallFails) {
   // On a GPU it takes a kernel, which may not start.
-  const auto fails = [](uint32_t) { throw kvjax::CudaError("the start of a kernel", "cudaErrorLaunchFailure"); };
+  const auto fails = [](uint32_t) {
+    throw kvjax::CudaError("the start of a kernel", "cudaErrorLaunchFailure");
+  };
   const auto out_of_memory = [](uint32_t) { throw std::bad_alloc(); };
   const auto odd = [](uint32_t) { throw std::runtime_error("odd"); };
   for (const bool sharded : {false, true}) {

@@ -21,11 +21,12 @@ struct Table {
 using Registry = kvjax::Registry<Table>;
 
 TEST(WhileATableIsMadeOthersAreFound) {
-  // Several GPUs: making a shard waits for one, which waits for another in a collective, whose next call wants its
-  // table.
+  // Several GPUs: making a shard waits for one, which waits for another in a collective, whose next call
+  // wants its table.
   Registry registry;
   registry.Create("there", {-1}, [](size_t) { return std::make_shared<Table>(); });
-  auto found = std::async(std::launch::deferred, [&] { return registry.Find("there", "lookup", 0) != nullptr; });
+  auto found =
+      std::async(std::launch::deferred, [&] { return registry.Find("there", "lookup", 0) != nullptr; });
   bool in_time = false;
   std::promise<void> making;
   std::thread finds;

@@ -1,5 +1,5 @@
-// What calls on a device table cost apart from the work of their kernels: kernels, allocations, and waits of the host.
-// docs/cuda.md has the table that this prints, and must have it as it is.
+// What calls on a device table cost apart from the work of their kernels: kernels, allocations, and waits of
+// the host. docs/cuda.md has the table that this prints, and must have it as it is.
 #include <fstream>
 #include <iomanip>
 #include <sstream>
@@ -88,9 +88,8 @@ struct Calls : later::ChainOn<Counting> {
                      .found = found.get()});
   }
   void Insert() {
-    Write([&](auto* by, auto* next) {
-      table.Insert(q, Of(Op::kLookupOrInsert, by, keys, nullptr, {}, next));
-    });
+    Write(
+        [&](auto* by, auto* next) { table.Insert(q, Of(Op::kLookupOrInsert, by, keys, nullptr, {}, next)); });
   }
   void Remove() {
     Write([&](auto* by, auto* next) { table.Remove(q, Of(Op::kRemove, by, Absent(), nullptr, {}, next)); });
@@ -101,8 +100,8 @@ struct Calls : later::ChainOn<Counting> {
     });
   }
   void Merge() {
-    kvjax::device::MergeGradients(q, keys.data(), rows.data(), counts.data(), kBatch, kDim, merged.data(), out.data(),
-                                  merged_counts.data());
+    kvjax::device::MergeGradients(q, keys.data(), rows.data(), counts.data(), kBatch, kDim, merged.data(),
+                                  out.data(), merged_counts.data());
   }
   void Begin() {
     Write([&](auto* by, auto* next) {
@@ -130,10 +129,8 @@ struct Calls : later::ChainOn<Counting> {
                      .slots = {reinterpret_cast<std::byte*>(slots.data())}});
   }
   void Scatter() {
-    table.Scatter(q, {.version = handle,
-                      .chunk = Chunk(),
-                      .values = data::Bytes(rows),
-                      .slots = {data::Bytes(slots)}});
+    table.Scatter(
+        q, {.version = handle, .chunk = Chunk(), .values = data::Bytes(rows), .slots = {data::Bytes(slots)}});
   }
   [[nodiscard]] kvjax::ChunkSpan Chunk() const { return {targets.data(), kBatch, &start, &active, kBatch}; }
   static const Keys& Absent() {
@@ -191,8 +188,8 @@ TEST(TheTableInTheDocumentationIsTrue) {
   row("`apply`, beginning, at `max_capacity`", full, [](Calls& c) { c.Begin(); });
 }
 
-/// A table of `rows` keys, made for just as many, that gets calls of n keys which it has, so many of them queued
-/// before the device has done the first; returns how often the host waits in `calls` of them.
+/// A table of `rows` keys, made for just as many, that gets calls of n keys which it has, so many of them
+/// queued before the device has done the first; returns how often the host waits in `calls` of them.
 size_t Waits(size_t rows, size_t n, size_t queued, size_t calls, bool new_keys) {
   Later::lag = 0;
   Chain gpu(data::Spec(1));
@@ -224,7 +221,7 @@ size_t Waits(size_t rows, size_t n, size_t queued, size_t calls, bool new_keys) 
 TEST(ASteadyStateNeverWaits) {
   // 3/4 of 2**14 cells, a sixteenth of them a call: three calls ahead of the device.
   CHECK_EQ(Waits(12 * 1024, 1024, 3, 100, false), 0u);
-  CHECK_EQ(Waits(12 * 1024, 1024, 3, 60, true), 0u);  // new keys: the table grows all the time
+  CHECK_EQ(Waits(12 * 1024, 1024, 3, 60, true), 0u);   // new keys: the table grows all the time
   CHECK_EQ(Waits(12 * 1024, 32, 31, 200, false), 0u);  // small calls: as many as JAX has under way
   CHECK_EQ(Waits(12 * 1024, 32, 31, 200, true), 0u);
   // Further ahead than there is space for, a call waits for the first of those before it, and no more.

@@ -145,7 +145,8 @@ bool FailsAt(const Case& c, int fail_at, const Snapshot& after, size_t shown) {
     failed = true;
   }
   faults.armed = false;
-  const bool had_so_many = faults.count >= fail_at;  // one that is made ahead of need may fail, and the call not
+  const bool had_so_many =
+      faults.count >= fail_at;  // one that is made ahead of need may fail, and the call not
   if (failed) {
     table.handle = version;
     CHECK_EQ(table.version(), version);

@@ -1,5 +1,6 @@
-// The device table on a real GPU beside the CPU's, without JAX and Python: the launches of a stream, every call of a
-// table to the bit, and that nothing waits for what is none of its business. Exits with 77 where there is no GPU.
+// The device table on a real GPU beside the CPU's, without JAX and Python: the launches of a stream, every
+// call of a table to the bit, and that nothing waits for what is none of its business. Exits with 77 where
+// there is no GPU.
 //
 // Tests on host threads hand out addresses of the host; these do so too (see support/pinned.h).
 #include <algorithm>
@@ -193,8 +194,8 @@ TEST(CallsOnTwoStreamsFollowEachOther) {
   std::vector<Keys> batches;
   for (int i = 0; i < 63; ++i) batches.push_back(pair.Batch(5000));
   for (int i = 0; i < 63; ++i) {
-    pair.gpu.Insert(i % 2 == 0 ? a : b, device::Of(kvjax::Op::kLookupOrInsert, handles + i, batches[i], nullptr, {},
-                                                   handles + i + 1));
+    pair.gpu.Insert(i % 2 == 0 ? a : b, device::Of(kvjax::Op::kLookupOrInsert, handles + i, batches[i],
+                                                   nullptr, {}, handles + i + 1));
   }
   a.Wait(), b.Wait();
   pair.gpu.Raise();
@@ -236,7 +237,9 @@ TEST(ACaptureIsNotDisturbed) {
   });
   while (stage != 1) std::this_thread::yield();
   pair.Run(5, 60);
-  { OnGpu(Spec(), own.stream, 19, 100).Run(3, 60); }
+  {
+    OnGpu(Spec(), own.stream, 19, 100).Run(3, 60);
+  }
   stage = 2;
   capturing.join();
   CHECK_EQ(begun, cudaSuccess);

@@ -1,5 +1,6 @@
-// Calls on several streams, and calls of the host beside them: they follow each other where they have to, and nothing
-// waits for a stream that is none of its business, as one of another device in the middle of a collective.
+// Calls on several streams, and calls of the host beside them: they follow each other where they have to, and
+// nothing waits for a stream that is none of its business, as one of another device in the middle of a
+// collective.
 #include <cstddef>
 
 // Every word that kernels write for the host goes over the bus.
@@ -41,9 +42,8 @@ TEST(CallsOnTwoStreamsFollowEachOther) {
         cpu.Ensure(keys);
       } else {
         const Keys& kept = gpu.Keep(keys);
-        gpu.Write([&](auto* by, auto* next) {
-          gpu.table.Remove(q, Of(Op::kRemove, by, kept, nullptr, {}, next));
-        });
+        gpu.Write(
+            [&](auto* by, auto* next) { gpu.table.Remove(q, Of(Op::kRemove, by, kept, nullptr, {}, next)); });
         cpu.Drop(keys);
       }
       if (stream.Below(10) == 0) CHECK_EQ(gpu.table.Stats().size, cpu.Stats().size);
@@ -114,8 +114,8 @@ TEST(KernelsThatReportToATableKeepIt) {
 }
 
 TEST(WhatACallGivesUpGoesBackInItsOrder) {
-  // Memory for a table that is cleared is made, and then there is none for the rest: the stream is to use the first
-  // before it is given back.
+  // Memory for a table that is cleared is made, and then there is none for the rest: the stream is to use the
+  // first before it is given back.
   Later::lag = 100000;
   kvjax::TableSpec spec = data::Spec(1 << 12);
   Chain gpu(spec);

@@ -1,5 +1,5 @@
-// Queues that do what they are asked for later, as the streams of a GPU do: each in its order, and none in that of
-// another, but for events.
+// Queues that do what they are asked for later, as the streams of a GPU do: each in its order, and none in
+// that of another, but for events.
 #pragma once
 #include <algorithm>
 #include <cstring>
@@ -97,8 +97,9 @@ class Later : public Threads {
   /// At once, whoever still wants to use it.
   static void Release(void* memory) noexcept {
     const auto it = ranges.find(memory);
-    std::memset(memory, 0xDD, static_cast<size_t>(static_cast<const std::byte*>(it->second) -
-                                                  static_cast<const std::byte*>(it->first)));
+    std::memset(memory, 0xDD,
+                static_cast<size_t>(static_cast<const std::byte*>(it->second) -
+                                    static_cast<const std::byte*>(it->first)));
     ranges.erase(it);
     Threads::Free(memory);
   }

@@ -20,7 +20,8 @@ class Pinned {
 
   void Open() {
     void* memory = nullptr;
-    kvjax::device::Check(cudaHostAlloc(&memory, kBytes, cudaHostAllocMapped | cudaHostAllocPortable), "the arena");
+    kvjax::device::Check(cudaHostAlloc(&memory, kBytes, cudaHostAllocMapped | cudaHostAllocPortable),
+                         "the arena");
     next_ = begin_ = static_cast<std::byte*>(memory);
     end_ = begin_ + kBytes;
   }
@@ -60,7 +61,6 @@ class Pinned {
   std::mutex mutex_;
 };
 Pinned all;
-
 
 }  // namespace
 
