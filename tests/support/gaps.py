@@ -24,7 +24,14 @@ class Gap:
 
     def explains(self, error: BaseException) -> bool:
         """Whether an error, or one of a group or of another process, is the gap's."""
-        return self.message in "".join(traceback.format_exception(error))
+        return self.message in text_of(error)
+
+
+def text_of(error: BaseException) -> str:
+    """All that an error says, with those that it comes from; a doctest's are beside it."""
+    causes = [error, *getattr(error, "failures", ())]
+    causes += [cause.exc_info[1] for cause in causes if hasattr(cause, "exc_info")]
+    return "".join("".join(traceback.format_exception(cause)) for cause in causes)
 
 
 GAPS = (
