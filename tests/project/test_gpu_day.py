@@ -35,7 +35,7 @@ def day(tmp_path):
 
     def run(**variables):
         out = tmp_path / "out"
-        defaults = {"PYTHON": python, "BACKEND": "emulated", "STATE": tmp_path / "state", "SECONDS_OF_STEPS": 2}
+        defaults = {"PYTHON": python, "BACKEND": "emulated", "STATE": tmp_path / "state", "SECONDS_OF_STEPS": 1}
         env = os.environ | {name: str(value) for name, value in (defaults | variables).items()}
         done = subprocess.run([SCRIPT, out], env=env, capture_output=True, text=True, timeout=280)
         assert done.returncode == 0, done.stderr
@@ -51,7 +51,7 @@ def test_a_day(day):
     for step in ("install", "machine", "cpp", "figures", "memory_cpp", "profile"):
         assert f"| {step} | passed |" in summary, summary
     assert "| quick | failed (1) |" in summary and "FAILED tests/some.py::test_it" in summary
-    assert "| slow | stopped after 2 s |" in summary
+    assert "| slow | stopped after 1 s |" in summary
     assert "a table of figures" in summary and "Not yet run" not in summary
     assert len(summary.splitlines()) < 90
     output, again = day()

@@ -2,8 +2,7 @@
 //
 // A call puts kernels on a queue and returns; nothing waits in the steady state. The host does not know the
 // version of the handle, nor how many rows there are: the device compares versions itself, and the host keeps
-// an upper bound of the rows, from what the device reports by the way, and waits only when that bound leaves
-// no space.
+// an upper bound of the rows, from what the device reports by the way, and makes space for that.
 #pragma once
 #include <algorithm>
 #include <atomic>
