@@ -28,10 +28,8 @@ class Gap:
 
 
 def text_of(error: BaseException) -> str:
-    """All that an error says, with those that it comes from; a doctest's are beside it."""
-    causes = [error, *getattr(error, "failures", ())]
-    causes += [cause.exc_info[1] for cause in causes if hasattr(cause, "exc_info")]
-    return "".join("".join(traceback.format_exception(cause)) for cause in causes)
+    """All that an error says, with those that it comes from."""
+    return "".join(traceback.format_exception(error))
 
 
 GAPS = (
