@@ -92,8 +92,8 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item):
-    """A test that falls into a gap of the backend has to fail as the gap says. Where this JAX runs no tables with mesh=,
-    tests of these are skipped."""
+    """A test that falls into a gap of the backend has to fail as the gap says. Where this JAX runs no tables with
+    mesh=, tests of these are skipped."""
     gap = gaps.of(item.nodeid, backend_of_tables())
     try:
         result = yield
