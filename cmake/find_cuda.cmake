@@ -80,9 +80,12 @@ else()
   # In the order in which they say what the user wants: by name, in the shell, in Python's environment (the packages
   # nvidia-cuda-nvcc and its kin), on the system.
   find_program(KVJAX_NVCC_IN_PATH nvcc PATHS ENV PATH NO_DEFAULT_PATH NO_CACHE)
-  execute_process(
-    COMMAND "${Python_EXECUTABLE}" -c "import nvidia; print(';'.join(p + '/cu13/bin/nvcc' for p in nvidia.__path__))"
-    OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE nvcc_in_packages ERROR_QUIET)
+  set(nvcc_in_packages "")
+  if(Python_EXECUTABLE)
+    execute_process(
+      COMMAND "${Python_EXECUTABLE}" -c "import nvidia; print(';'.join(p + '/cu13/bin/nvcc' for p in nvidia.__path__))"
+      OUTPUT_STRIP_TRAILING_WHITESPACE OUTPUT_VARIABLE nvcc_in_packages ERROR_QUIET)
+  endif()
   if(NOT DEFINED KVJAX_NVCCS)
     set(KVJAX_NVCCS ${CMAKE_CUDA_COMPILER} $ENV{CUDACXX} $ENV{CUDA_HOME}/bin/nvcc $ENV{CUDA_PATH}/bin/nvcc
                     ${KVJAX_NVCC_IN_PATH} ${nvcc_in_packages} /usr/local/cuda/bin/nvcc)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import kvjax
 from tests.support.marks import slow
@@ -19,6 +20,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPT = BENCHMARKS / "gpu.py"
 sys.path.insert(0, str(BENCHMARKS))
 import gpu  # noqa: E402
+import gpu_step  # noqa: E402
 
 
 def run(*args, script=SCRIPT):
@@ -32,13 +34,32 @@ def test_smoke(tmp_path):
     done = run("--smoke", "--json", tmp_path / "gpu.json")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     report = json.loads((tmp_path / "gpu.json").read_text())
-    finds = [("find", dim) for dim in (8, 32, 64)]
-    wanted = sorted(2 * [*finds, ("lookup_or_insert", 32), ("apply", 64)])  # at two loads
-    assert sorted((call["call"], call["dim"]) for call in report["calls"]) == wanted
+    assert [(call["call"], call["keys"], call["dim"]) for call in report["calls"]] == [
+        (case.call, case.keys, case.dim) for case in gpu.CASES
+    ]
     for figures in (*report["calls"], report["tiers"], report["step"]):
-        numbers = [x for x in figures.values() if not isinstance(x, str)]
+        numbers = [x for name, x in figures.items() if not isinstance(x, str | bool) and name != "goal"]
         assert all(math.isfinite(x) and x > 0 for x in numbers), figures
-    assert "lookup_or_" in done.stdout and "static arrays" in done.stdout
+    assert "lookup_or_" in done.stdout and "static with unique" in done.stdout
+    again = run("--show", tmp_path / "gpu.json")
+    assert again.returncode == 0 and again.stdout in done.stdout
+
+
+def test_bytes_are_those_of_a_perfect_kernel():
+    """A row read and written; of a step value, slot and gradient: 1,280 a row of dim 64."""
+    assert gpu.Case("lookup", 8).bytes == 64
+    assert gpu.Case("apply", 64).bytes == 1280
+
+
+@pytest.mark.parametrize("keys", ["known", "missing", "zipf"])
+def test_batches_are_what_they_are_called(keys):
+    rows, size = 1024, gpu.SMOKE
+    words = np.asarray(gpu.batches_of(gpu.Case("lookup", 8, keys), rows, size))
+    ids = words.reshape(-1, 2).copy().view(np.uint64)[:, 0].view(np.int64).reshape(words.shape[:2])
+    there = np.isin(ids, kvjax.hash_keys(np.arange(rows)))
+    assert (not there.any()) if keys == "missing" else there.all()
+    distinct = len(np.unique(ids[0]))
+    assert distinct < 0.8 * size.batch if keys == "zipf" else distinct == size.batch
 
 
 @slow
@@ -59,20 +80,21 @@ def test_without_a_gpu_it_says_so():
 
 
 @slow
-def test_both_steps_train_the_same():
+@pytest.mark.parametrize("unique", [False, True])
+def test_both_steps_train_the_same(unique):
     """What is timed against each other: the same losses and rows, with ids that repeat and that come late."""
     size, tx, rng = gpu.SMOKE, optax.adam(0.01, eps=0.1), np.random.default_rng(0)
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        our_step, mine = gpu.ours(size, tx)
+        our_step, mine = gpu_step.ours(size, tx)
         mine[0]["net"]["out"] += 1  # so that the first step changes rows
-        static_step, theirs = gpu.static(gpu.rows_of(mine[0]["tables"], size), tx)
+        static_step, theirs = gpu_step.static(gpu_step.rows_of(mine[0]["tables"], size), tx, unique)
         theirs[0]["net"]["out"] += 1
         labels = jnp.asarray(rng.integers(0, 2, size.samples), jnp.float32)
         for _ in range(4):
-            ids = rng.integers(0, size.rows, (gpu.TABLES, size.samples))
+            ids = rng.integers(0, size.rows, (gpu_step.TABLES, size.samples))
             ids[:, :9] = 5
             mine, loss = our_step(mine, [kvjax.keys(kvjax.hash_keys(i)) for i in ids], labels)
             theirs, want = static_step(theirs, [jnp.asarray(i, jnp.int32) for i in ids], labels)
             np.testing.assert_allclose(loss, want, rtol=1e-5)
-    for got, want in zip(gpu.rows_of(mine[0]["tables"], size), theirs[0]["tables"], strict=True):
+    for got, want in zip(gpu_step.rows_of(mine[0]["tables"], size), theirs[0]["tables"], strict=True):
         np.testing.assert_allclose(got, want, atol=1e-5)

@@ -3,6 +3,7 @@
 import ast
 from pathlib import Path
 
+from tests import conftest
 from tests.support import gaps
 from tests.support.marks import slow
 
@@ -15,6 +16,11 @@ def test_all_tests_on_the_list_exist():
             path, name = test.split("[")[0].split("::")
             names = {node.name for node in ast.parse((ROOT / path).read_text()).body if hasattr(node, "name")}
             assert name in names, test
+
+
+def test_backends_are_those_that_tests_run_on():
+    assert {backend for gap in gaps.GAPS for backend in gap.backends} <= set(conftest.BACKENDS)
+    assert conftest.backend_of_tables() in conftest.BACKENDS
 
 
 def test_a_gap_is_that_of_a_backend_and_of_parameters(monkeypatch):
@@ -31,7 +37,7 @@ OUTCOMES = """
 import pytest
 from tests.support import gaps
 
-gaps.GAPS = (gaps.Gap("not yet", ("cpu", "emulated", "loaded"), ("test_it.py::test_closed", "test_it.py::test_open")),)
+gaps.GAPS = (gaps.Gap("not yet", ("cpu", "emulated", "cuda"), ("test_it.py::test_closed", "test_it.py::test_open")),)
 
 def test_open():
     raise ExceptionGroup("several", [ValueError("that is not yet there"), ValueError("other")])

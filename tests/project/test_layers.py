@@ -116,6 +116,14 @@ def test_cpp_includes_run_one_way():
     assert seen > 20
 
 
+def test_nothing_waits_for_a_whole_device():
+    """Nor uses the stream that waits for all others: see kvjax/ffi/device/order.h."""
+    waits = r"cudaDeviceSynchronize|cudaStreamLegacy|cuda(Memcpy|Memset|Malloc|DeviceReset|HostUnregister)\("
+    for path in (ROOT / "kvjax/ffi").rglob("*"):
+        if path.suffix in (".h", ".cc", ".cu", ".cuh"):
+            assert not re.search(waits, path.read_text()), path
+
+
 def test_errors_of_cpp_have_one_home():
     for path in (ROOT / "kvjax/ffi").rglob("*"):
         if path.suffix in (".h", ".cc", ".cu", ".cuh") and path.name not in ("error.h", "error_texts.h"):

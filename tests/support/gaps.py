@@ -24,7 +24,12 @@ class Gap:
 
     def explains(self, error: BaseException) -> bool:
         """Whether an error, or one of a group or of another process, is the gap's."""
-        return self.message in "".join(traceback.format_exception(error))
+        return self.message in text_of(error)
+
+
+def text_of(error: BaseException) -> str:
+    """All that an error says, with those that it comes from."""
+    return "".join(traceback.format_exception(error))
 
 
 GAPS = (

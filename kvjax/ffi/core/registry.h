@@ -36,17 +36,16 @@ class Registry {
     process_ = {};
   }
 
-  /// make(i) builds the shard of devices[i]. Throws if the name is taken.
+  /// make(i) builds the shard of devices[i]. Throws if the name is taken. Shards are made without the lock,
+  /// and given up without it: both may wait for a device, whose calls, on other threads, may want a table.
   template <class Make>
   void Create(const std::string& name, const std::vector<int32_t>& devices, Make make) {
     CheckProcess(name, "get_table");
-    const std::lock_guard lock(mutex_);
-    if (entries_.contains(name)) {
-      throw NameError(name);
-    }
+    CheckFree(name);
     std::vector<Shard> shards;
     for (size_t i = 0; i < devices.size(); ++i) shards.push_back({devices[i], make(i)});
-    entries_.emplace(name, std::move(shards));
+    const std::lock_guard lock(mutex_);
+    if (!entries_.try_emplace(name, std::move(shards)).second) throw NameError(name);
   }
 
   /// The shard that lives on a device; the table itself if it is not sharded.
@@ -112,6 +111,10 @@ class Registry {
   }
 
  private:
+  void CheckFree(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    if (entries_.contains(name)) throw NameError(name);
+  }
   /// Without the lock: what a device is doing may wait for a call that wants it.
   void Settle(std::string_view name, std::string_view op) {
     for (const auto& table : All(name, op)) table->Settle();

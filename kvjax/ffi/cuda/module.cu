@@ -1,4 +1,5 @@
-// The CUDA backend: handlers for XLA over the device table, as nvcc compiles them.
+// The CUDA backend: handlers for XLA over the device table, as nvcc compiles them. The table itself is in
+// table.cu.
 #include <algorithm>
 #include <string>
 #include <vector>
@@ -21,7 +22,6 @@ struct OnStream {
 
 using Cuda = DeviceBackend<OnStream>;
 static_assert(ShardedBackend<Cuda>);
-template class DeviceTable<Stream>;
 
 std::vector<NamedHandler> CudaTargets() { return Targets<Cuda>(); }
 

@@ -3,13 +3,10 @@
 #include <string>
 #include <vector>
 
-#include "kvjax/ffi/cuda/stream.h"
-#include "kvjax/ffi/device/table.h"
+#include "kvjax/ffi/cuda/table.h"
 #include "kvjax/ffi/handlers/targets.h"
 
 namespace kvjax::device {
-
-extern template class DeviceTable<Stream>;
 
 std::vector<NamedHandler> CudaTargets();
 

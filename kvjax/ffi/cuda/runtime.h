@@ -36,6 +36,19 @@ inline int DeviceOf(cudaStream_t stream) {
   return device;
 }
 
+/// While it lasts, calls of this thread neither end the capture of a stream that another thread has under way
+/// nor are refused because of it: none of them is about a stream that is captured.
+class UncapturedCalls {
+ public:
+  UncapturedCalls() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~UncapturedCalls() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  UncapturedCalls(const UncapturedCalls&) = delete;
+  UncapturedCalls& operator=(const UncapturedCalls&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // then the one before
+};
+
 /// Makes a device the current one, and the one before it again at the end.
 class OnDevice {
  public:

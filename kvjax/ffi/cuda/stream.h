@@ -4,11 +4,13 @@
 // Threads (threads/threads.h) has the same functions and runs the same kernels on host threads. A kernel is a
 // functor or a lambda [=] KVJAX_HD (...) {...}; nvcc takes such lambdas only from functions that are public
 // and are themselves neither lambdas nor constructors. Everything runs in the order in which it was asked
-// for, and only Wait waits.
+// for, and only Wait waits. Nothing waits for a whole device, which other streams, and other devices through
+// them, may depend on.
 #pragma once
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -26,16 +28,50 @@ class Stream {
   static constexpr int kTile = 8;
   static constexpr bool kSynchronous = false;
 
-  explicit Stream(cudaStream_t stream) : on_(DeviceOf(stream)), stream_(stream) {}
-  /// A queue for calls that do not come from a program, once everything else on the device is done. Without
-  /// a device, below 0, it is the first.
-  static Stream Alone(int device) { return Stream(std::max(device, 0)); }
-  /// What a program does next is on another stream, and must find what was done alone.
+  explicit Stream(cudaStream_t stream) : Stream(DeviceOf(stream), stream) {}
+  /// A queue for calls that do not come from a program. Without a device, below 0, it is the first.
+  static Stream Alone(int device) { return Stream(std::max(device, 0), cudaStreamPerThread); }
+  /// What was done alone is done when the call returns.
   ~Stream() {
     if (stream_ == cudaStreamPerThread) cudaStreamSynchronize(stream_);
   }
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
+
+  /// A point in the order of a stream.
+  class Event {
+   public:
+    Event() = default;
+    ~Event() {
+      if (event_ != nullptr) cudaEventDestroy(event_);
+    }
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
+    /// Until the device has come to where it was last recorded.
+    void Wait() const {
+      const UncapturedCalls calls;
+      if (event_ != nullptr) Check(cudaEventSynchronize(event_), "a wait");
+    }
+
+   private:
+    friend Stream;
+    std::atomic<cudaEvent_t> event_ = nullptr;
+  };
+  /// Which stream it is: another one never has the same id, also if it gets the same address.
+  [[nodiscard]] uint64_t id() const { return id_; }
+  /// The event is here, now.
+  void Record(Event& event) {
+    if (event.event_ == nullptr) {
+      cudaEvent_t made = nullptr;
+      Check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "an event");
+      event.event_ = made;
+    }
+    Check(cudaEventRecord(event.event_, stream_), "an event");
+  }
+  /// What is asked of this stream from here on comes after the event. The host does not wait.
+  void WaitFor(const Event& event) {
+    if (event.event_ != nullptr) Check(cudaStreamWaitEvent(stream_, event.event_, 0), "an event");
+  }
 
   /// Eight lanes of a warp that work on one thing. All of them make each call below, together.
   struct Tile {
@@ -97,7 +133,7 @@ class Stream {
     Check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_), "a copy");
     cudaPointerAttributes of = {};
     Check(cudaPointerGetAttributes(&of, from), "a look at memory");
-    if (of.type == cudaMemoryTypeUnregistered) Wait();
+    if (of.type != cudaMemoryTypeDevice) Wait();
   }
   void Fill(void* to, int byte, size_t bytes) {
     if (bytes > 0) Check(cudaMemsetAsync(to, byte, bytes, stream_), "a fill");
@@ -121,33 +157,30 @@ class Stream {
   void Free(void* memory) noexcept {
     if (memory != nullptr) cudaFreeAsync(memory, stream_);
   }
-  /// Frees it from outside of any stream, once its device is done: cudaFree does not wait for the users of
-  /// memory from a pool.
+  /// Frees it from outside of any stream: what has used it is done. cudaFree waits for nothing where memory
+  /// is from a pool.
   static void Release(void* memory) noexcept {
-    int before = 0;
-    cudaPointerAttributes of = {};
-    if (cudaGetDevice(&before) == cudaSuccess && cudaPointerGetAttributes(&of, memory) == cudaSuccess) {
-      if (of.device != before) cudaSetDevice(of.device);
-      cudaDeviceSynchronize();
-      cudaFree(memory);
-      if (of.device != before) cudaSetDevice(before);
-    }
+    const UncapturedCalls calls;
+    cudaFree(memory);
   }
 
   /// Host memory that kernels reach too, under the same address.
   static void* AllocateShared(size_t bytes) {
+    const UncapturedCalls calls;
     void* memory = nullptr;
     Check(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable), "pinned memory");
     return memory;
   }
-  /// Once the device is done: this memory is not in the order of a stream.
+  /// What has used it is done: this memory is not in the order of a stream. The driver may wait for more.
   static void FreeShared(void* memory) noexcept {
-    cudaDeviceSynchronize();
+    const UncapturedCalls calls;
     cudaFreeHost(memory);
   }
 
   /// Until all that was asked for is done.
   void Wait() { Check(cudaStreamSynchronize(stream_), "a wait"); }
+  /// The same where nobody can be told of an error.
+  void Settle() noexcept { cudaStreamSynchronize(stream_); }
   /// For a moment. Returns whether something that was asked for is still to be done.
   bool Pause() {
     const cudaError_t state = cudaStreamQuery(stream_);
@@ -159,16 +192,20 @@ class Stream {
   }
 
  private:
-  explicit Stream(int device) : on_(device), stream_(cudaStreamPerThread) {
-    Check(cudaDeviceSynchronize(), "a wait");
+  Stream(int device, cudaStream_t stream) : on_(device), stream_(stream) {
+    unsigned long long id = 0;
+    Check(cudaStreamGetId(stream_, &id), "the id of a stream");
+    id_ = id + 1;  // 0 is none
   }
   template <class F>
   void Launch(void (*kernel)(size_t, F), size_t lanes, const F& f);
   template <class Call>
   void WithScratch(const char* what, size_t n, Call call);
 
+  UncapturedCalls calls_;
   OnDevice on_;
   cudaStream_t stream_;
+  uint64_t id_ = 0;
 };
 
 }  // namespace kvjax::device

@@ -11,8 +11,7 @@
 
 namespace kvjax::device {
 
-/// Why a call was not let in. The host learns of it once the device has come so far, and raises it then;
-/// kTaken while it is still being written.
+/// Why a call was not let in. The host learns of it once the device has come so far, and raises it then.
 enum class Refusal : uint32_t {
   kNone,
   kStale,
@@ -25,8 +24,7 @@ enum class Refusal : uint32_t {
   kLength,
   kLengths,
   kFull,
-  kUnplanned,
-  kTaken
+  kUnplanned
 };
 
 /// The sum over the lanes of a tile, which all of them get.
@@ -84,6 +82,7 @@ struct Control {
   uint32_t leaving;    // rows that it has taken away
   uint32_t active;     // keys before the padding
   uint32_t window;     // of waiting keys, see AdmissionSpec
+  uint32_t refusing;   // whether there is a refusal that has not been raised
   uint32_t wide;       // whether there has been a key that 32 bits, signed or unsigned, cannot hold
   uint64_t inserted, removed, admitted, distinct, over_capacity;
   Counts cells_used;     // of the index: in use, or erased and still marked
@@ -92,8 +91,9 @@ struct Control {
   Counts hits, misses, occurrences, refused;
 };
 
-/// In memory that both sides see. The device writes it; the host reads without waiting, and again if `begun`
-/// says that what it has read is of two writes.
+/// In memory that both sides see. The device alone writes it: words that both sides changed would need atomic
+/// operations over the bus, which not every machine has. The host reads without waiting, and again if
+/// `begun` says that what it has read is of two writes.
 struct Report {
   uint32_t begun;
   uint64_t size;
@@ -103,6 +103,7 @@ struct Report {
   uint32_t free_rows;
   uint32_t write;  // the last write that is in it
   uint32_t version;
+  uint32_t refusals;  // how many there have been; the last one is
   uint32_t refusal;
   uint32_t op;  // an Op, of the refused call
   uint32_t got, want;
@@ -112,19 +113,22 @@ struct Report {
 struct CallView {
   Control* control;
   Report* report;
-  const uint32_t* version;  // of the handle; nullptr for a read of whatever is live
-  uint32_t op;              // an Op
-  bool narrow;              // its keys had 32 bits
+  const uint32_t* version;       // of the handle; nullptr for a read of whatever is live
+  uint32_t op;                   // an Op
+  bool narrow;                   // its keys had 32 bits
+  uint32_t* refusing = nullptr;  // as Control::refusing, where the report is not the table's
 
-  /// Reports a refusal to the host; the first one is kept until it has been raised.
+  /// Reports a refusal to the host; the first one is kept until it has been raised. A call may have a million
+  /// lanes that come here, so all but one find that out in the device's own memory.
   KVJAX_HD void Refuse(Refusal why, uint32_t got, uint32_t want) const {
-    uint32_t none = 0;
-    if (!Exchange(report->refusal, none, static_cast<uint32_t>(Refusal::kTaken))) return;
-    report->op = op;
-    report->got = got;
-    report->want = want;
-    FenceForHost();
+    uint32_t &taken = refusing != nullptr ? *refusing : control->refusing, none = 0;
+    if (Load(taken) != 0 || !Exchange(taken, none, 1u)) return;
     StoreForHost(report->refusal, static_cast<uint32_t>(why));
+    StoreForHost(report->op, op);
+    StoreForHost(report->got, got);
+    StoreForHost(report->want, want);
+    FenceForHost();
+    StoreForHost(report->refusals, report->refusals + 1);
   }
   /// Whether a read is let in; `first` says that this lane may report to the host.
   [[nodiscard]] KVJAX_HD bool Current(bool first) const {
@@ -136,7 +140,7 @@ struct CallView {
   }
   /// Refuses the write under way: kernels from the next one on do nothing.
   KVJAX_HD void Close(Refusal why, uint32_t got, uint32_t want) const {
-    Store(control->open, 0u);
+    if (Load(control->open) != 0) Store(control->open, 0u);
     Refuse(why, got, want);
   }
   [[nodiscard]] KVJAX_HD bool open() const { return control->open != 0; }

@@ -107,7 +107,7 @@ void DeviceTable<Q>::EvictForSpace(const Entering& e, const EnterView& entering)
 
 template <class Q>
 void DeviceTable<Q>::Evict(Q& q, const EvictOperands& o) {
-  const Entered entered(*this, o.op);
+  const Entered entered(*this, q, o.op);
   const CallView call = View(o.op, o.version);
   DevicePolicy<Q> asked(q, o.policy, [&](const std::string& reason) { return NumberOf(q, reason); });
   BeginWrite(q, call);

@@ -15,6 +15,12 @@ enum class Memory : uint8_t { kDevice, kPinned };
 /// What the device's own is for: to last, or for the time of a call.
 enum class Use : uint8_t { kRows, kScratch };
 
+/// The queue of the call that this thread is in, see order.h; nullptr outside of calls.
+template <class Q>
+struct Calling {
+  static inline thread_local Q* queue = nullptr;
+};
+
 /// n elements that outlive the queue they were made on.
 template <class Q, class T>
 class Array {
@@ -33,9 +39,14 @@ class Array {
     std::swap(memory_, other.memory_);
     return *this;
   }
-  /// Waits for the device, which Retire does for pinned memory alone.
+  /// Inside of a call as Retire. Outside of any, what has used the memory must be done.
   ~Array() {
-    if (data_ != nullptr) memory_ == Memory::kDevice ? Q::Release(data_) : Q::FreeShared(data_);
+    if (data_ == nullptr) return;
+    if (Calling<Q>::queue != nullptr) {
+      Retire(*Calling<Q>::queue);
+    } else {
+      memory_ == Memory::kDevice ? Q::Release(data_) : Q::FreeShared(data_);
+    }
   }
   /// Gives the memory back once what is on the queue has been done. Pinned memory is given back by the host,
   /// which waits for that.
@@ -43,7 +54,9 @@ class Array {
     n_ = 0;
     if (data_ == nullptr) return;
     T* const data = std::exchange(data_, nullptr);
-    memory_ == Memory::kDevice ? q.Free(data) : Q::FreeShared(data);
+    if (memory_ == Memory::kDevice) return q.Free(data);
+    q.Settle();
+    Q::FreeShared(data);
   }
 
   [[nodiscard]] T* data() const { return data_; }
@@ -78,6 +91,25 @@ class Scratch {
   Q& q_;
   Array<Q, T> array_;
 };
+
+/// Words from the host that travel in the arguments of a kernel.
+template <class T>
+struct Handful {
+  static constexpr size_t kMost = 2048 / sizeof(T);
+  T words[kMost];
+};
+/// Writes n words. A copy of memory of the host may have to wait for it.
+template <class Q, class T>
+void WriteFromHost(Q& q, T* to, const T* from, size_t n) {
+  using Some = Handful<T>;
+  for (size_t begin = 0; begin < n; begin += Some::kMost) {
+    const size_t m = std::min(Some::kMost, n - begin);
+    Some some = {};
+    std::copy_n(from + begin, m, some.words);
+    T* const at = to + begin;
+    q.Each(m, [=] KVJAX_HD(size_t i) { at[i] = some.words[i]; });
+  }
+}
 
 /// n words, all the same.
 template <class Q>

@@ -119,19 +119,24 @@ class Plane {
     try {
       for (const size_t wanted = (rows + per_slab_ - 1) / per_slab_; slabs_.size() < wanted;) {
         // Each piece of pinned memory is a mapping of the process, which may have some ten thousands: so it
-        // is an eighth of what there is at least.
+        // is an eighth of what there is at least. On a device with a limit slabs may have to leave one by
+        // one.
         const Memory memory = MemoryOf(slabs_.size(), device_rows_);
-        const size_t pinned = std::max(wanted - slabs_.size(), slabs_.size() / 8);
-        const auto more = Make(q, memory == Memory::kPinned ? pinned : 1, memory);
+        const size_t all = wanted - slabs_.size();
+        const size_t pieces = memory == Memory::kPinned ? std::max(all, slabs_.size() / 8)
+                              : limited()               ? 1
+                                                        : all;
+        const auto more = Make(q, pieces, memory);
         slabs_.insert(slabs_.end(), more.begin(), more.end());
       }
       const auto addresses = Addresses();
       if (starts_.size() < slabs_.size()) {
         Array<Q, std::byte*> more(q, 2 * slabs_.size());
+        q.Copy(more.data(), starts_.data(), before * sizeof(std::byte*));
         std::swap(starts_, more);
         more.Retire(q);
       }
-      q.Copy(starts_.data(), addresses.data(), addresses.size() * sizeof(std::byte*));
+      WriteFromHost(q, starts_.data() + before, addresses.data() + before, addresses.size() - before);
     } catch (...) {
       for (; slabs_.size() > before; slabs_.pop_back()) slabs_.back().Retire(q);
       throw;
@@ -155,7 +160,7 @@ class Plane {
       q.Copy(moved[m].data, addresses[which[m]], slab_bytes_);
       addresses[which[m]] = moved[m].data;
     }
-    if (!which.empty()) q.Copy(starts_.data(), addresses.data(), addresses.size() * sizeof(std::byte*));
+    if (!which.empty()) WriteFromHost(q, starts_.data(), addresses.data(), addresses.size());
     device_rows_ = rows;
     for (size_t m = 0; m < which.size(); ++m) std::swap(slabs_[which[m]], moved[m]);
     for (Slab& old : moved) old.Retire(q);
@@ -177,6 +182,8 @@ class Plane {
     }
   };
 
+  /// Whether not all records may be on the device.
+  [[nodiscard]] bool limited() const { return device_rows_ <= UINT32_MAX; }
   [[nodiscard]] Memory MemoryOf(size_t slab, size_t device_rows) const {
     return slab * per_slab_ < device_rows ? Memory::kDevice : Memory::kPinned;
   }

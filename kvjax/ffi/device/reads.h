@@ -9,7 +9,7 @@ namespace kvjax::device {
 
 template <class Q>
 void DeviceTable<Q>::Lookup(Q& q, const LookupOperands& o) {
-  const Entered entered(*this, Op::kLookup, o.version);
+  const Entered entered(*this, q, Op::kLookup, o.version);
   const AdmissionSpec& admission = spec_.admission;
   const bool decides = o.missing == Missing::kTable && admission.kind != AdmissionSpec::Kind::kEvery &&
                        admission.unadmitted != AdmissionSpec::Unadmitted::kInitial;
@@ -39,7 +39,7 @@ void DeviceTable<Q>::Lookup(Q& q, const LookupOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::FindMissing(Q& q, const FindMissingOperands& o) {
-  const Entered entered(*this, Op::kLookup, o.version);
+  const Entered entered(*this, q, Op::kLookup, o.version);
   const WithShared<Q> all(q, spec_.admission, o.keys, {.mask = o.mask});
   const bool* const valid = all.valid().mask;
   const Numbered m(*this, q, View(Op::kLookup, o.version, o.keys.narrow), all.keys(), valid);
@@ -50,14 +50,14 @@ void DeviceTable<Q>::FindMissing(Q& q, const FindMissingOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::Inspect(Q& q, const InspectOperands& o) {
-  const Entered entered(*this, o.op, o.version);
+  const Entered entered(*this, q, o.op, o.version);
   InspectRows(q, View(o.op, o.version, o.keys.narrow), contents_.view(), admission_.view(), o.keys.data,
               o.keys.n, o.found, o.frequency, o.row_version);
 }
 
 template <class Q>
 void DeviceTable<Q>::ReadSlot(Q& q, const ReadSlotOperands& o) {
-  const Entered entered(*this, Op::kSlot, o.version);
+  const Entered entered(*this, q, Op::kSlot, o.version);
   const Slot& slot = FindSlot(spec_.name, contents_.layout(), o.slot, o.bytes);
   ReadSlotOf(q, View(Op::kSlot, o.version, o.keys.narrow), contents_.view(), slot.offset, o.bytes,
              o.keys.data, o.keys.n, o.out);
@@ -65,7 +65,7 @@ void DeviceTable<Q>::ReadSlot(Q& q, const ReadSlotOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::Changed(Q& q, const ChangedOperands& o) {
-  const Entered entered(*this, Op::kPrefetch);
+  const Entered entered(*this, q, Op::kPrefetch);
   MarkChanged(q, View(Op::kPrefetch, o.version, o.keys.narrow), o.since, o.keys.n, o.changed);
 }
 

@@ -1,7 +1,6 @@
 // Refusals of the device, raised as errors: those of core/error_texts.h, which the CPU's table raises at
 // once.
 #pragma once
-#include <atomic>
 #include <bit>
 #include <cstdint>
 #include <string>
@@ -12,14 +11,12 @@
 
 namespace kvjax::device {
 
-/// Raises what a report says has been refused, once.
+/// Raises what a report says has been refused.
 inline void RaiseRefused(const TableSpec& spec, Report& report) {
   const std::string& table = spec.name;
   const auto why = static_cast<Refusal>(LoadFromDevice(report.refusal));
-  if (why == Refusal::kNone || why == Refusal::kTaken) return;
-  const std::string_view op = NameOfOp(report.op);
-  const uint32_t got = report.got, want = report.want;
-  std::atomic_ref<uint32_t>(report.refusal).store(0);
+  const std::string_view op = NameOfOp(LoadFromDevice(report.op));
+  const uint32_t got = LoadFromDevice(report.got), want = LoadFromDevice(report.want);
   switch (why) {
     case Refusal::kStale:
       throw VersionError(table, op, got, want);
@@ -48,9 +45,18 @@ inline void RaiseRefused(const TableSpec& spec, Report& report) {
   }
 }
 
+/// Once each: the device reports no other before the next call has told it that this one has been raised.
 template <class Q>
 void DeviceTable<Q>::Raise() const {
+  const uint32_t refusals = LoadFromDevice(report_->refusals);
+  if (raised_.exchange(refusals) == refusals) return;
+  rearms_ = true;
   RaiseRefused(spec_, *report_);
+}
+/// After what has been raised, tells the device so.
+template <class Q>
+void DeviceTable<Q>::Rearm(Q& q) const {
+  if (rearms_.exchange(false)) q.Fill(&control_.data()->refusing, 0, sizeof(uint32_t));
 }
 
 /// The report of a call that belongs to no shard, or to the table as a whole. All devices make such a call of
@@ -58,31 +64,48 @@ void DeviceTable<Q>::Raise() const {
 /// device raises at once.
 template <class Q>
 class OwnReport {
+  struct Own {
+    Report report;
+    uint32_t refusing;
+  };
+
  public:
-  OwnReport(Q& q, const DeviceTable<Q>* table, Op op)
+  OwnReport(Q& q, DeviceTable<Q>* table, Op op)
       : q_(q), table_(table), own_(q, table != nullptr && table->spec().sharded ? 1 : 0) {
     if (table_ != nullptr) call_ = table_->View(op, nullptr);
+    if (own_.data() == nullptr) Cover();
     if (own_.data() == nullptr) return;
-    q.Fill(own_.data(), 0, sizeof(Report));
-    call_.report = own_.data();
+    q.Fill(own_.data(), 0, sizeof(Own));
+    call_.report = &own_.data()->report;
+    call_.refusing = &own_.data()->refusing;
   }
+  ~OwnReport() {
+    if (own_.data() == nullptr) Cover();
+  }
+  OwnReport(const OwnReport&) = delete;
+  OwnReport& operator=(const OwnReport&) = delete;
   [[nodiscard]] CallView call() const { return call_; }
 
   void Raise() const {
     if (own_.data() != nullptr) {
-      Report report;
-      q_.Copy(&report, own_.data(), sizeof(report));
+      Own own;
+      q_.Copy(&own, own_.data(), sizeof(own));
       q_.Wait();
-      RaiseRefused(table_->spec(), report);
+      if (own.refusing != 0) RaiseRefused(table_->spec(), own.report);
     } else if (Q::kSynchronous && table_ != nullptr) {
       table_->Raise();
     }
   }
 
  private:
+  /// The table's report stays until what has been asked of the queue is done.
+  void Cover() {
+    if (table_ != nullptr) table_->Cover(q_);
+  }
+
   Q& q_;
-  const DeviceTable<Q>* table_;
-  Scratch<Q, Report> own_;
+  DeviceTable<Q>* table_;
+  Scratch<Q, Own> own_;
   CallView call_ = {};
 };
 

@@ -19,7 +19,7 @@ void CountFlags(Q& q, const bool* flags, size_t n, uint32_t* total) {
 /// Checks what a device would, and makes space for the keys that may get rows.
 template <class Q>
 void DeviceTable<Q>::Plan(Q& q, const PlanOperands& o) {
-  const Entered entered(*this, o.op);
+  const Entered entered(*this, q, o.op);
   ExpectLive(q, o.op, o.version, o.keys.narrow);
   const bool makes_rows = About(o.op).makes_rows;
   coming_ = makes_rows ? o.keys.n : 0;
@@ -38,7 +38,7 @@ void DeviceTable<Q>::ExpectLive(Q& q, Op op, const uint32_t* version, bool narro
 
 template <class Q>
 void DeviceTable<Q>::Receive(Q& q, const ReceiveOperands& o) {
-  const Entered entered(*this, Op::kApply);
+  const Entered entered(*this, q, Op::kApply);
   const KeySpan keys = o.keys;
   const int32_t* const counts = o.gradients.counts;
   ExpectLive(q, Op::kApply, o.version, keys.narrow);
@@ -68,7 +68,7 @@ void DeviceTable<Q>::Receive(Q& q, const ReceiveOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::PlanStep(Q& q, const PlanStepOperands& o) {
-  const Entered entered(*this, Op::kApply);
+  const Entered entered(*this, q, Op::kApply);
   ExpectLive(q, Op::kApply, o.version, step_.narrow);
   if (!step_.received.complete()) throw NotPlannedError(spec_.name);
   step_.layout = o.layout;
@@ -90,7 +90,7 @@ void DeviceTable<Q>::PlanStep(Q& q, const PlanStepOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::CommitStep(Q& q, const CommitStepOperands& o) {
-  const Entered entered(*this, Op::kApply);
+  const Entered entered(*this, q, Op::kApply);
   if (!std::exchange(step_.ready, false)) throw NotPlannedError(spec_.name);
   step_.attached = false;
   step_.left = step_.n;
@@ -122,8 +122,9 @@ void DeviceTable<Q>::CommitStep(Q& q, const CommitStepOperands& o) {
 /// Forgets what has been planned: another shard cannot do its part.
 template <class Q>
 void DeviceTable<Q>::Abandon() {
-  const std::lock_guard lock(mutex_);
   Q q = Q::Alone(spec_.device);
+  const std::lock_guard lock(mutex_);
+  const typename Order<Q>::Turn turn(order_, q);
   Abandoned(q);
 }
 

@@ -2,8 +2,7 @@
 //
 // A call puts kernels on a queue and returns; nothing waits in the steady state. The host does not know the
 // version of the handle, nor how many rows there are: the device compares versions itself, and the host keeps
-// an upper bound of the rows, from what the device reports by the way, and waits only when that bound leaves
-// no space.
+// an upper bound of the rows, from what the device reports by the way, and makes space for that.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -12,6 +11,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -29,8 +29,10 @@
 #include "kvjax/ffi/device/admit.h"
 #include "kvjax/ffi/device/contents.h"
 #include "kvjax/ffi/device/control.h"
+#include "kvjax/ffi/device/order.h"
 #include "kvjax/ffi/device/read_kernels.h"
 #include "kvjax/ffi/device/receive_buffer.h"
+#include "kvjax/ffi/device/report_pool.h"
 #include "kvjax/ffi/device/shared_row.h"
 #include "kvjax/ffi/device/training_kernels.h"
 #include "kvjax/ffi/device/victims.h"
@@ -55,6 +57,10 @@ class DeviceTable {
   static constexpr int32_t kHome = Q::kSynchronous ? -1 : 0;
 
   DeviceTable(TableSpec spec, uint32_t first_version, Budget budget = {});
+  /// Waits for the calls on this table.
+  ~DeviceTable();
+  DeviceTable(const DeviceTable&) = delete;
+  DeviceTable& operator=(const DeviceTable&) = delete;
   static std::shared_ptr<DeviceTable> Make(const TableSpec& spec, const std::string& storage,
                                            uint32_t first_version, size_t capacity);
 
@@ -103,6 +109,11 @@ class DeviceTable {
   }
   /// Raises what the device has refused, if it has come so far.
   void Raise() const;
+  /// Kernels on the queue use the table, in no call of it: it stays until they are done.
+  void Cover(Q& q) {
+    const typename Order<Q>::Turn turn(order_, q);
+    Rearm(q);
+  }
 
   // ---- whole tables, from the host; these wait for the device -------------------------------------------
 
@@ -132,11 +143,18 @@ class DeviceTable {
   void SetScore(ScoreFunction score);
 
  private:
-  /// Holds the table for a call, and raises what earlier calls have been refused for: not one that continues
-  /// a training step, which another's fault must not tear.
+  /// Holds the table for a call, puts it behind those before it, and raises what these have been refused for:
+  /// not one that continues a training step, which another's fault must not tear.
   class Entered {
    public:
-    Entered(const DeviceTable& table, Op op, bool begins = true) : Entered(table, Name(op), begins) {}
+    Entered(const DeviceTable& table, Q& q, Op op, bool begins = true)
+        : Entered(table, q, Name(op), begins) {}
+    Entered(const DeviceTable& table, Q& q, std::string_view op, bool begins = true)
+        : Entered(table, op, begins) {
+      turn_.emplace(table.order_, q);
+      if (begins) table.Rearm(q);
+    }
+    /// Of a call that asks nothing of the device.
     Entered(const DeviceTable& table, std::string_view op, bool begins = true) {
       table.user_code_.Wait(table.spec_.name, op);
       lock_ = std::unique_lock(table.mutex_);
@@ -144,7 +162,7 @@ class DeviceTable {
     }
     /// For a read. One without a version is that of a following handle: it waits for the step that is under
     /// way, and throws if that does not go on.
-    Entered(const DeviceTable& table, Op op, const uint32_t* version) : Entered(table, op) {
+    Entered(const DeviceTable& table, Q& q, Op op, const uint32_t* version) : Entered(table, Name(op)) {
       const int64_t patience = StepPatience(false).count();
       while (version == nullptr && table.in_step_.load()) {
         lock_.unlock();
@@ -152,10 +170,13 @@ class DeviceTable {
         std::this_thread::sleep_for(UserCode::kPause);
         lock_.lock();
       }
+      turn_.emplace(table.order_, q);
+      table.Rearm(q);
     }
 
    private:
     std::unique_lock<std::mutex> lock_;
+    std::optional<typename Order<Q>::Turn> turn_;
   };
 
   /// The keys of a call that have no row, numbered by first occurrence; of a following handle's, all keys:
@@ -206,8 +227,9 @@ class DeviceTable {
   };
   [[nodiscard]] Bound Upper();
   [[nodiscard]] size_t EndRow(const Bound& bound, size_t to_come) const;
-  [[nodiscard]] bool HasSpace(size_t n);
+  [[nodiscard]] bool Fits(const Bound& bound, size_t n) const;
   void MakeSpace(Q& q, Op op, size_t n);
+  void Extend(Q& q, const Bound& now, size_t n);
 
   // What a write holds while it is being queued, see write_scopes.h.
   struct Finding;
@@ -228,7 +250,8 @@ class DeviceTable {
   void Abandoned(Q& q);
   [[nodiscard]] bool OwnStep(size_t num_rows) const { return spec_.sharded && num_rows == 0; }
   [[nodiscard]] ChunkView ChunkOf(const uint32_t* version, const ChunkSpan& chunk) const;
-  [[nodiscard]] bool Refused() const { return LoadFromDevice(report_->refusal) != 0; }
+  [[nodiscard]] bool Refused() const { return LoadFromDevice(report_->refusals) != raised_; }
+  void Rearm(Q& q) const;
 
   // Which rows are evicted, see evict.h.
   struct Choosing;
@@ -254,18 +277,21 @@ class DeviceTable {
   TableSpec spec_;
   Budget budget_;
   size_t trained_ = 0;  // keys since rows have last been swapped
-  struct FreeReport {
-    void operator()(Report* report) const { Q::FreeShared(report); }
-  };
-  std::unique_ptr<Report, FreeReport> report_;  // before what waits for the device as it is destroyed
+  typename ReportPool<Q>::Pointer report_;
+  mutable std::atomic<uint32_t> raised_ = 0;  // of the refusals in the report
+  mutable std::atomic<bool> rearms_ = false;  // the device is to be told of that
   Contents<Q> contents_;
   Admission<Q> admission_;
   Array<Q, Control> control_;
   Array<Q, float> pool_;
   mutable UserCode user_code_;
   mutable std::mutex mutex_;  // of the host's side; calls hold it while they queue their kernels
+  mutable Order<Q> order_;
   std::vector<std::pair<uint32_t, size_t>> pending_;  // writes with keys that have not been reported yet
   uint32_t writes_ = 0;
+  std::optional<uint32_t> reindexed_,
+      admission_reindexed_;       // the last write before that, until the next is reported
+  bool short_of_memory_ = false;  // there was none to grow ahead of need
   size_t reserved_ = 0;
   ShardStep<Q> step_;
   size_t coming_ = 0;  // keys of the write that a shard has planned

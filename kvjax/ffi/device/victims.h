@@ -73,8 +73,8 @@ class DevicePolicy {
     }
     there_words_ = Array<Q, PolicyWord>(q, words_.size());
     there_reasons_ = Array<Q, uint32_t>(q, reasons_.size());
-    q.Copy(there_words_.data(), words_.data(), there_words_.bytes());
-    q.Copy(there_reasons_.data(), reasons_.data(), there_reasons_.bytes());
+    WriteFromHost(q, there_words_.data(), words_.data(), words_.size());
+    WriteFromHost(q, there_reasons_.data(), reasons_.data(), reasons_.size());
   }
 
   [[nodiscard]] bool empty() const { return reasons_.empty(); }

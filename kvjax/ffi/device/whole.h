@@ -24,6 +24,9 @@ template <class Q>
 DeviceTable<Q>::DeviceTable(TableSpec spec, uint32_t first_version, Budget budget)
     : spec_(std::move(spec)), budget_(budget) {
   Q q = Q::Alone(spec_.device);
+  const typename Order<Q>::Turn turn(order_, q);
+  report_ = ReportPool<Q>::Take();
+  report_->version = first_version;
   contents_ = Contents<Q>(q, spec_.row_bytes(), 0, budget_);
   admission_ = Admission<Q>(q, spec_.admission);
   control_ = Array<Q, Control>(q, 1);
@@ -37,10 +40,15 @@ DeviceTable<Q>::DeviceTable(TableSpec spec, uint32_t first_version, Budget budge
     pool_ = Array<Q, float>(q, pool->size());
     q.Copy(pool_.data(), pool->data(), pool_.bytes());
   }
-  report_.reset(static_cast<Report*>(Q::AllocateShared(sizeof(Report))));
-  *report_ = {};
-  report_->version = first_version;
   q.Wait();
+}
+
+template <class Q>
+DeviceTable<Q>::~DeviceTable() {
+  try {
+    order_.Wait();
+  } catch (...) {  // a device that has failed does nothing any more
+  }
 }
 
 template <class Q>
@@ -112,7 +120,7 @@ uint32_t DeviceTable<Q>::version() const {
 }
 template <class Q>
 void DeviceTable<Q>::Settle() const {
-  (void)Q::Alone(spec_.device);
+  order_.Wait();
 }
 
 /// As VersionGate::Settled. It takes no lock unless a step has stopped half-way: a sink may ask for tables
@@ -126,10 +134,10 @@ uint32_t DeviceTable<Q>::SettledVersion() {
     const uint32_t live = version();  // first: a step that begins after it makes another
     if (!in_step_.load()) return live;
     if (!stuck()) continue;
-    const Entered entered(*this, "refresh");
+    Q q = Q::Alone(spec_.device);
+    const Entered entered(*this, q, "refresh");
     if (!in_step_.load() || !stuck()) continue;
     if (spec_.sharded) throw HalfwayError(spec_.name);
-    Q q = Q::Alone(spec_.device);
     Control control = Fetch(q, control_.data());
     ++control.version;
     q.Copy(control_.data(), &control, sizeof(control));
@@ -141,8 +149,8 @@ uint32_t DeviceTable<Q>::SettledVersion() {
 
 template <class Q>
 size_t DeviceTable<Q>::Size(uint32_t version) const {
-  const Entered entered(*this, "size");
   Q q = Q::Alone(spec_.device);
+  const Entered entered(*this, q, "size");
   const Control control = Fetch(q, control_.data());
   Raise();
   Expect("size", version, control);
@@ -151,22 +159,26 @@ size_t DeviceTable<Q>::Size(uint32_t version) const {
 
 template <class Q>
 void DeviceTable<Q>::Reserve(uint32_t version, size_t n) {
-  const Entered entered(*this, "reserve");
   Q q = Q::Alone(spec_.device);
+  const Entered entered(*this, q, "reserve");
   const Control control = Fetch(q, control_.data());
   Expect("reserve", version, control);
   const size_t rows =
       control.next_row + (n > control.size + control.free_rows ? n - control.size - control.free_rows : 0);
   contents_.ReserveRows(q, control_.data(), rows);
-  if (n > contents_.index().capacity()) contents_.Reindex(q, control_.data(), n);
+  if (n > contents_.index().capacity()) {
+    contents_.Reindex(q, control_.data(), n);
+    reindexed_ = writes_;
+  }
   reserved_ = std::max(reserved_, n);
+  short_of_memory_ = false;
   q.Wait();
 }
 
 template <class Q>
 Snapshot DeviceTable<Q>::Export(uint32_t version, bool with_slots) const {
-  const Entered entered(*this, "export");
   Q q = Q::Alone(spec_.device);
+  const Entered entered(*this, q, "export");
   const Control control = Fetch(q, control_.data());
   Expect("export", version, control);
   return Copy(q, control, with_slots);
@@ -174,8 +186,8 @@ Snapshot DeviceTable<Q>::Export(uint32_t version, bool with_slots) const {
 
 template <class Q>
 AdmissionState DeviceTable<Q>::ExportAdmission(uint32_t version) const {
-  const Entered entered(*this, "export");
   Q q = Q::Alone(spec_.device);
+  const Entered entered(*this, q, "export");
   const Control control = Fetch(q, control_.data());
   Expect("export", version, control);
   return admission_.Save(q, control);
@@ -191,8 +203,8 @@ typename DeviceTable<Q>::Loaded DeviceTable<Q>::PrepareLoad(uint32_t version, co
     if (distinct.Add(static_cast<uint64_t>(rows.keys[i])) < i) throw TwiceError(spec_.name, rows.keys[i]);
     counts.Forget(static_cast<uint64_t>(rows.keys[i]));
   }
-  const Entered entered(*this, "load");
   Q q = Q::Alone(spec_.device);
+  const Entered entered(*this, q, "load");
   const size_t space = std::max(rows.n, reserved_);
   Loaded loaded{version, Contents<Q>(q, row_bytes(), space, budget_), {}, Fetch(q, control_.data())};
   Expect("load", version, loaded.control);
@@ -249,8 +261,8 @@ typename DeviceTable<Q>::Loaded DeviceTable<Q>::PrepareLoad(uint32_t version, co
 
 template <class Q>
 uint32_t DeviceTable<Q>::CommitLoad(Loaded loaded) {
-  const Entered entered(*this, "load");
   Q q = Q::Alone(spec_.device);
+  const Entered entered(*this, q, "load");
   Expect("load", loaded.version, Fetch(q, control_.data()));
   std::swap(contents_, loaded.contents);
   std::swap(admission_, loaded.admission);
@@ -282,8 +294,8 @@ void SampleProbes(Q& q, IndexView index, Probes* out) {
 
 template <class Q>
 Statistics DeviceTable<Q>::Stats() const {
-  const Entered entered(*this, "stats");
   Q q = Q::Alone(spec_.device);
+  const Entered entered(*this, q, "stats");
   const Control control = Fetch(q, control_.data());
   Scratch<Q, Probes> there(q, 1);
   q.Fill(there.data(), 0, sizeof(Probes));
@@ -330,8 +342,8 @@ Statistics DeviceTable<Q>::Stats() const {
 
 template <class Q>
 std::pair<size_t, uint32_t> DeviceTable<Q>::Rows() const {
-  const Entered entered(*this, "repr");
   Q q = Q::Alone(spec_.device);
+  const Entered entered(*this, q, "repr");
   const Control control = Fetch(q, control_.data());
   return {control.size, control.version};
 }

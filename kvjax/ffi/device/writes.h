@@ -9,7 +9,7 @@ namespace kvjax::device {
 
 template <class Q>
 void DeviceTable<Q>::Insert(Q& q, const WriteKeysOperands& o) {
-  const Entered entered(*this, Op::kLookupOrInsert);
+  const Entered entered(*this, q, Op::kLookupOrInsert);
   const Entering e(*this, q, Op::kLookupOrInsert, o.version, o.keys, {.mask = o.mask});
   e.Enter(o.initial, /*blank=*/false, nullptr);
   e.End(o.next);
@@ -17,7 +17,7 @@ void DeviceTable<Q>::Insert(Q& q, const WriteKeysOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::Pin(Q& q, const WriteKeysOperands& o) {
-  const Entered entered(*this, Op::kPin);
+  const Entered entered(*this, q, Op::kPin);
   const Valid valid{.mask = o.mask};
   const Entering e(*this, q, Op::kPin, o.version, o.keys, valid);
   e.Enter(o.initial, /*blank=*/false, nullptr);
@@ -27,7 +27,7 @@ void DeviceTable<Q>::Pin(Q& q, const WriteKeysOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::Unpin(Q& q, const WriteKeysOperands& o) {
-  const Entered entered(*this, Op::kUnpin);
+  const Entered entered(*this, q, Op::kUnpin);
   const Valid valid{.mask = o.mask};
   const Finding f(*this, q, Op::kUnpin, o.version, o.keys, valid);
   SetPinned(q, f.call, contents_.view(), valid, f.first.data(), f.rows.data(), o.keys.n, false);
@@ -36,7 +36,7 @@ void DeviceTable<Q>::Unpin(Q& q, const WriteKeysOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::Remove(Q& q, const WriteKeysOperands& o) {
-  const Entered entered(*this, Op::kRemove);
+  const Entered entered(*this, q, Op::kRemove);
   const CallView call = View(Op::kRemove, o.version, o.keys.narrow);
   BeginWrite(q, call);
   EraseKeys(q, call, contents_.view(), o.keys.data, {.mask = o.mask}, o.keys.n);
@@ -45,7 +45,7 @@ void DeviceTable<Q>::Remove(Q& q, const WriteKeysOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::Upsert(Q& q, const WriteRowsOperands& o) {
-  const Entered entered(*this, Op::kUpsert);
+  const Entered entered(*this, q, Op::kUpsert);
   const Valid valid{.mask = o.mask};
   const Scratch<Q, uint32_t> last(q, o.keys.n);
   const Entering e(*this, q, Op::kUpsert, o.version, o.keys, valid);
@@ -57,7 +57,7 @@ void DeviceTable<Q>::Upsert(Q& q, const WriteRowsOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::Assign(Q& q, const WriteRowsOperands& o) {
-  const Entered entered(*this, Op::kAssign);
+  const Entered entered(*this, q, Op::kAssign);
   const Valid valid{.mask = o.mask};
   const Scratch<Q, uint32_t> last(q, o.keys.n);
   const Finding f(*this, q, Op::kAssign, o.version, o.keys, valid);
@@ -68,7 +68,7 @@ void DeviceTable<Q>::Assign(Q& q, const WriteRowsOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::Add(Q& q, const WriteRowsOperands& o) {
-  const Entered entered(*this, Op::kAdd);
+  const Entered entered(*this, q, Op::kAdd);
   const auto dim = static_cast<size_t>(spec_.dim);
   const size_t n = o.keys.n;
   Scratch<Q, uint64_t> distinct(q, n);
@@ -86,7 +86,7 @@ void DeviceTable<Q>::Add(Q& q, const WriteRowsOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::Accum(Q& q, const AccumOperands& o) {
-  const Entered entered(*this, Op::kAccum);
+  const Entered entered(*this, q, Op::kAccum);
   const Valid valid{.mask = o.mask};
   const size_t n = o.keys.n;
   const Entering e(*this, q, Op::kAccum, o.version, o.keys, valid, o.exists);
@@ -102,7 +102,7 @@ void DeviceTable<Q>::Accum(Q& q, const AccumOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::Clear(Q& q, const ClearOperands& o) {
-  const Entered entered(*this, Op::kClear);
+  const Entered entered(*this, q, Op::kClear);
   Control control = ExpectNow(q, Op::kClear, o.version);
   const CallView call = View(Op::kClear, o.version);
   Contents<Q> empty(q, row_bytes(), reserved_, budget_);
@@ -124,7 +124,7 @@ void DeviceTable<Q>::Clear(Q& q, const ClearOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::ClearSlots(Q& q, const ClearOperands& o) {
-  const Entered entered(*this, Op::kClearSlots);
+  const Entered entered(*this, q, Op::kClearSlots);
   (void)ExpectNow(q, Op::kClearSlots, o.version);
   const CallView call = View(Op::kClearSlots, o.version);
   BeginWrite(q, call);
@@ -135,7 +135,7 @@ void DeviceTable<Q>::ClearSlots(Q& q, const ClearOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::BeginApply(Q& q, const BeginApplyOperands& o) {
-  const Entered entered(*this, Op::kApply);
+  const Entered entered(*this, q, Op::kApply);
   const GradientSpan& g = o.gradients;
   Begin(q, o,
         {o.keys.data, g.counts, g.rows, o.keys.n, g.seals, g.num_seals, kSeal,
@@ -211,7 +211,7 @@ ChunkView DeviceTable<Q>::ChunkOf(const uint32_t* version, const ChunkSpan& chun
 
 template <class Q>
 void DeviceTable<Q>::Gather(Q& q, const GatherOperands& o) {
-  const Entered entered(*this, Op::kApply, /*begins=*/false);
+  const Entered entered(*this, q, Op::kApply, /*begins=*/false);
   touched_ = UserCode::Now();
   const ChunkView rows = ChunkOf(o.version, o.chunk);
   GatherView once{
@@ -228,7 +228,7 @@ void DeviceTable<Q>::Gather(Q& q, const GatherOperands& o) {
 
 template <class Q>
 void DeviceTable<Q>::Scatter(Q& q, const ScatterOperands& o) {
-  const Entered entered(*this, Op::kApply, /*begins=*/false);
+  const Entered entered(*this, q, Op::kApply, /*begins=*/false);
   touched_ = UserCode::Now();
   const bool own = OwnStep(o.chunk.num_rows);
   const size_t chunk = o.chunk.size;
@@ -275,12 +275,9 @@ size_t DeviceTable<Q>::EndRow(const Bound& bound, size_t to_come) const {
 }
 
 template <class Q>
-bool DeviceTable<Q>::HasSpace(size_t n) {
-  const Bound bound = Upper();
-  const size_t to_come = bound.pending + n;
-  return EndRow(bound, to_come) <= contents_.rows() &&
-         bound.cells_used + to_come <= contents_.index().capacity() &&
-         bound.waiting_cells + to_come <= admission_.capacity();
+bool DeviceTable<Q>::Fits(const Bound& bound, size_t n) const {
+  return EndRow(bound, n) <= contents_.rows() && bound.cells_used + n <= contents_.index().capacity() &&
+         bound.waiting_cells + n <= admission_.capacity();
 }
 
 /// What there is at most, from what the device has reported.
@@ -298,32 +295,67 @@ typename DeviceTable<Q>::Bound DeviceTable<Q>::Upper() {
              LoadFromDevice(report_->free_rows),
              0};
   } while (LoadFromDevice(report_->begun) != write);
-  std::erase_if(pending_, [&](const auto& sent) { return static_cast<int32_t>(sent.first - write) <= 0; });
+  const auto reported = [&](uint32_t number) { return static_cast<int32_t>(number - write) <= 0; };
+  std::erase_if(pending_, [&](const auto& sent) { return reported(sent.first); });
   for (const auto& [number, n] : pending_) bound.pending += n;
+  // Cells that are erased and still marked are gone since; the report does not know yet.
+  if (reindexed_ && reported(*reindexed_ + 1)) reindexed_.reset();
+  if (reindexed_) bound.cells_used = bound.size;
+  if (admission_reindexed_ && reported(*admission_reindexed_ + 1)) admission_reindexed_.reset();
+  if (admission_reindexed_) bound.waiting_cells = bound.waiting;
   return bound;
 }
 
-/// Reserves space for n rows more, and for one more write that is under way.
+/// As many keys may be under way before the host waits for the device: those of a few large calls, or of as
+/// many small ones as JAX has under way.
+inline size_t MostUnderWay(size_t n, size_t size) {
+  constexpr size_t kLargeCalls = 4, kSmallCalls = 32, kShare = 8;
+  return std::max(kLargeCalls * n, std::min(kSmallCalls * n, size / kShare));
+}
+/// And for so many more there is space afterwards, so that not each call grows.
+inline size_t Spare(size_t n, size_t size) { return std::max(n, std::min(8 * n, size / 8)); }
+
+/// Reserves space for n rows more, and for one more write that is under way. The host does not know how many
+/// rows the calls under way make. It grows as if all their keys were new, which costs a steady state nothing
+/// after its first calls; and waits only if it is further ahead of the device than is of use, or where memory
+/// is short.
 template <class Q>
 void DeviceTable<Q>::MakeSpace(Q& q, Op op, size_t n) {
   if (pending_.size() == pending_.capacity()) pending_.reserve(2 * pending_.size() + 8);
+  Bound now;
+  const auto fits = [&] {
+    now = Upper();
+    return Fits(now, now.pending + n);
+  };
+  if (fits()) return;
+  const size_t coming = now.pending + n + Spare(n, now.size);
+  if (!short_of_memory_ && now.pending + n <= MostUnderWay(n, now.size) && EndRow(now, coming) < kNoRow) {
+    try {
+      return Extend(q, now, coming);
+    } catch (const std::bad_alloc&) {
+      short_of_memory_ = true;
+    }
+  }
   // Some of the earlier writes may turn out to have needed less; the device continues with the others.
-  do {
-    if (HasSpace(n)) return;
-  } while (!pending_.empty() && q.Pause());
-  if (HasSpace(n)) return;
-  const Bound now = Upper();
-  if (now.size + n >= kNoRow) {
-    throw RowsError(spec_.name, Name(op), now.size + n);
+  while (!pending_.empty() && q.Pause()) {
+    if (fits()) return;
   }
-  // More than this call may need, so that the next ones need not wait: most of all where there are many rows.
-  const size_t coming = now.pending + std::max<size_t>(2 * n, std::min<size_t>(8 * n, now.size / 8));
-  contents_.ReserveRows(q, control_.data(), std::max(EndRow(now, coming), reserved_));
-  if (now.cells_used + now.pending + n > contents_.index().capacity()) {
-    contents_.Reindex(q, control_.data(), std::max<size_t>(now.size + coming, reserved_));
+  if (fits()) return;
+  if (now.size + n >= kNoRow) throw RowsError(spec_.name, Name(op), now.size + n);
+  Extend(q, now, now.pending + n);
+}
+
+/// Makes space for n keys beside what there is.
+template <class Q>
+void DeviceTable<Q>::Extend(Q& q, const Bound& now, size_t n) {
+  contents_.ReserveRows(q, control_.data(), std::max(EndRow(now, n), reserved_));
+  if (now.cells_used + n > contents_.index().capacity()) {
+    contents_.Reindex(q, control_.data(), std::max<size_t>(now.size + n, reserved_));
+    reindexed_ = writes_;
   }
-  if (now.waiting_cells + now.pending + n > admission_.capacity()) {
-    admission_.Reindex(q, control_.data(), now.waiting + coming);
+  if (now.waiting_cells + n > admission_.capacity()) {
+    admission_.Reindex(q, control_.data(), now.waiting + n);
+    admission_reindexed_ = writes_;
   }
 }
 

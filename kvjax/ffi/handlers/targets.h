@@ -16,7 +16,8 @@ struct NamedHandler {
 };
 
 /// One handler: gives Function(exec, decoder) the call. All of them have this one binding; what each operand
-/// is, its function says as it takes it.
+/// is, its function says as it takes it. It has no traits: a launch holds state of the host, as where rows
+/// are, so XLA must never capture a call into a command buffer and replay it.
 template <class B, ffi::Error (*Function)(typename B::Exec&, Decoder&)>
 XLA_FFI_Error* Handle(XLA_FFI_CallFrame* frame) {
   static auto* handler = ffi::Ffi::Bind()

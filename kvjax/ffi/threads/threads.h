@@ -25,8 +25,16 @@ class Threads {
 
   /// `threads` share a kernel in pieces of `grain` lanes.
   explicit Threads(unsigned threads = 2, size_t grain = 512) : threads_(threads), grain_(grain) {}
-  /// A queue for calls that do not come from a program, once everything else is done.
+  /// A queue for calls that do not come from a program.
   static Threads Alone(int /*device*/ = 0) { return Threads(); }
+
+  /// A point in the order of a queue. What has been asked for is done, so nobody waits.
+  struct Event {
+    void Wait() const {}
+  };
+  static constexpr uint64_t id() { return 1; }
+  static void Record(Event&) {}
+  static void WaitFor(const Event&) {}
 
   /// One lane.
   struct Tile {
@@ -117,6 +125,7 @@ class Threads {
   static void FailAllocation(size_t n) { countdown_ = n; }
 
   void Wait() {}
+  void Settle() noexcept {}
   static bool Pause() { return false; }
 
  private:

@@ -210,7 +210,8 @@ struct Reported {
 Reported OnDevice(const Ids& lengths, size_t n) {
   Reported reported{Ids(n, -7), {}};
   kvjax::device::Threads q(3, 2);
-  const kvjax::device::CallView call{nullptr, &reported.report, nullptr, 0, false};
+  uint32_t refusing = 0;
+  const kvjax::device::CallView call{nullptr, &reported.report, nullptr, 0, false, &refusing};
   kvjax::device::IdsOfLengths(q, call, lengths.data(), lengths.size(), n, reported.ids.data());
   return reported;
 }

@@ -53,7 +53,7 @@ class Failing : public kvjax::device::Threads {
 };
 
 struct Table : device::Device<Failing> {
-  explicit Table(const TableSpec& spec, Budget budget = {}) : Device(spec, {}, budget) {
+  explicit Table(const TableSpec& spec, Budget budget = {}) : Device(spec, Failing(), budget) {
     SetSink([this](const Snapshot& rows, std::string_view) { shown += rows.keys.size(); });
   }
   size_t shown = 0;
@@ -145,6 +145,8 @@ bool FailsAt(const Case& c, int fail_at, const Snapshot& after, size_t shown) {
     failed = true;
   }
   faults.armed = false;
+  const bool had_so_many =
+      faults.count >= fail_at;  // one that is made ahead of need may fail, and the call not
   if (failed) {
     table.handle = version;
     CHECK_EQ(table.version(), version);
@@ -158,7 +160,7 @@ bool FailsAt(const Case& c, int fail_at, const Snapshot& after, size_t shown) {
   CHECK_EQ(table.handle, version + static_cast<uint32_t>(c.versions));
   CHECK_EQ(table.version(), table.handle);
   CHECK(data::Same(after, table.Copy()));
-  return failed;
+  return had_so_many;
 }
 
 void CheckStrongGuarantee(const Case& c) {
@@ -194,8 +196,8 @@ device::Bytes ValueBytes() { return {data::Bytes(Values()), data::Bytes(Values()
 TEST(InsertUpsertAndPin) {
   const device::Bytes values = ValueBytes();
   CheckKeys([](Table& t) { t.Ensure(kMany); }, 8);
-  CheckStrongGuarantee({[&](Table& t) { t.Put(kMany, values); }, 8});
-  CheckStrongGuarantee({[](Table& t) { t.Pinned(kvjax::Op::kPin, kMany); }, 8});
+  CheckStrongGuarantee({[&](Table& t) { t.Put(kMany, values); }, 7});
+  CheckStrongGuarantee({[](Table& t) { t.Pinned(kvjax::Op::kPin, kMany); }, 7});
 }
 
 TEST(AssignAddAndAccum) {

@@ -1,9 +1,6 @@
 // The device table on a queue that does what it is asked for later, as a GPU does: the host must neither read
 // what is not there yet, nor give back memory that is still to be used, nor let more rows come than there is
 // space for.
-#include <list>
-#include <memory>
-
 #include "tests/cpp/support/later.h"
 
 namespace {
@@ -13,50 +10,8 @@ using device::Of;
 using kvjax::Op;
 using kvjax::TableSpec;
 using kvjax::device::Budget;
+using later::Chain;
 using later::Later;
-
-/// A table whose calls are asked for one after the other, each with the handle that the last one will have
-/// made.
-struct Chain {
-  explicit Chain(const TableSpec& spec, Budget budget = {}) : table(spec, 1, budget), handle(Word()) {
-    q.Copy(handle, &kFirst, sizeof(kFirst));
-  }
-  ~Chain() {
-    q.Wait();
-    for (void* word : words) q.Free(word);
-  }
-
-  template <class F>
-  void Write(F f) {
-    uint32_t* const next = Word();
-    f(handle, next);
-    handle = next;
-  }
-  uint32_t* Word() {
-    words.push_back(static_cast<uint32_t*>(Later::Allocate(sizeof(uint32_t))));
-    return words.back();
-  }
-  /// An operand, which lives as long as the calls that read it.
-  template <class T>
-  T& Keep(T operand) {
-    auto kept = std::make_shared<T>(std::move(operand));
-    operands.push_back(kept);
-    return *kept;
-  }
-  uint32_t Now() {
-    q.Wait();
-    operands.clear();
-    table.Raise();
-    return *handle;
-  }
-
-  static constexpr uint32_t kFirst = 1;
-  Later q;
-  kvjax::device::DeviceTable<Later> table;
-  std::vector<uint32_t*> words;
-  uint32_t* handle;
-  std::list<std::shared_ptr<void>> operands;
-};
 
 /// A training step, with slots or without, that gives all its rows one value.
 void Train(data::Live& cpu, Chain& gpu, const Keys& batch, bool with_slots, float value) {

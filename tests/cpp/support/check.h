@@ -63,6 +63,22 @@ void Throws(kvjax::ErrorCode code, F f, const char* text, const char* file, int 
   ++failures;
 }
 
+/// Runs all tests; returns what a process exits with.
+inline int RunAll() {
+  for (const Test& test : tests) {
+    const int before = failures;
+    try {
+      test.run();
+    } catch (const std::exception& error) {
+      ++failures;
+      std::cerr << test.name << " threw: " << error.what() << "\n";
+    }
+    std::cout << (failures == before ? "ok   " : "FAIL ") << test.name << std::endl;
+    if (failures > before + 100) break;
+  }
+  return failures == 0 ? 0 : 1;
+}
+
 }  // namespace check
 
 #define TEST(name)                                   \
@@ -74,17 +90,6 @@ void Throws(kvjax::ErrorCode code, F f, const char* text, const char* file, int 
 #define CHECK_THROWS(code, expression) \
   check::Throws(kvjax::ErrorCode::code, [&] { (void)(expression); }, #expression, __FILE__, __LINE__)
 
-int main() {
-  for (const check::Test& test : check::tests) {
-    const int before = check::failures;
-    try {
-      test.run();
-    } catch (const std::exception& error) {
-      ++check::failures;
-      std::cerr << test.name << " threw: " << error.what() << "\n";
-    }
-    std::cout << (check::failures == before ? "ok   " : "FAIL ") << test.name << std::endl;
-    if (check::failures > before + 100) break;
-  }
-  return check::failures == 0 ? 0 : 1;
-}
+#ifndef CHECK_OWN_MAIN
+int main() { return check::RunAll(); }
+#endif

@@ -104,7 +104,9 @@ class Device : public kvjax::device::DeviceTable<Q> {
  public:
   using Base = kvjax::device::DeviceTable<Q>;
 
-  Device(const kvjax::TableSpec& spec, Q on, kvjax::device::Budget budget = {})
+  /// on: what the queue is made of.
+  template <class On = Q>
+  Device(const kvjax::TableSpec& spec, On on, kvjax::device::Budget budget = {})
       : Base(spec, 1, budget), q(on), handle(1) {}
 
   /// Calls f(handle, next) and takes the next handle. Throws what the device has refused.

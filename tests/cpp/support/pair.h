@@ -42,7 +42,8 @@ std::optional<kvjax::ErrorCode> CodeOf(F f) {
 /// Q: what runs the kernels.
 template <class Q>
 struct PairOn {
-  PairOn(const TableSpec& spec, Q q, uint64_t seed, uint64_t universe, kvjax::device::Budget budget = {})
+  template <class On = Q>
+  PairOn(const TableSpec& spec, On q, uint64_t seed, uint64_t universe, kvjax::device::Budget budget = {})
       : cpu(spec, std::make_shared<kvjax::HostSlabs>(), 1), gpu(spec, q, budget), stream(seed) {
     for (size_t i = 0; i < universe; ++i) {
       keys.push_back(i < data::kAwkward.size() ? data::kAwkward[i] : stream.Next());
@@ -152,6 +153,7 @@ struct PairOn {
                found.get());
     gpu.Lookup(gpu.q,
                {&gpu.handle, data::Span(batch), mask.get(), rows, missing, got.data(), was_found.get()});
+    gpu.q.Wait();
     CHECK(data::SameBytes(want, got));
     CHECK(std::equal(found.get(), found.get() + n, was_found.get()));
     CHECK(gpu.Missing(batch, mask.get()) == MissingOnCpu(batch, mask.get()));
@@ -161,6 +163,7 @@ struct PairOn {
                 versions.data());
     gpu.Inspect(gpu.q, {kvjax::Op::kContains, &gpu.handle, data::Span(batch), was_found.get(),
                         gpu_frequencies.data(), gpu_versions.data()});
+    gpu.q.Wait();
     CHECK(frequencies == gpu_frequencies && versions == gpu_versions);
     CHECK(std::equal(found.get(), found.get() + n, was_found.get()));
     if (gpu.Layout().empty()) return;
@@ -168,6 +171,7 @@ struct PairOn {
     Bytes cpu_slots(n * slot), gpu_slots(n * slot, std::byte{1});
     cpu.ReadSlot(kvjax::Serial, cpu.version(), "m", slot, data::Span(batch), cpu_slots.data());
     gpu.ReadSlot(gpu.q, {&gpu.handle, "m", slot, data::Span(batch), gpu_slots.data()});
+    gpu.q.Wait();
     CHECK(data::SameBytes(cpu_slots, gpu_slots));
     gpu.Raise();
   }
