@@ -15,7 +15,7 @@ Counts are saved in checkpoints. They do not depend on the order of keys in a ba
 Example:
   >>> import kvjax
   >>> kvjax.admit.MinCount(3, unadmitted="zeros")
-  MinCount(count=3, unadmitted='zeros')
+  MinCount(count=3, unadmitted='zeros', max_age=None, max_waiting=None)
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class MinCount:
       >>> for _ in range(3):
       ...     table, _ = table.apply(optax.sgd(1.0), kvjax.SparseRows(np.array([7]), jnp.ones((1, 1))))
       ...     print(len(table), table.lookup(7).tolist(), int(table.frequency(7)))
-      0 [0.0] 0
+      0 [0.0] 1
       1 [-1.0] 2
       1 [-2.0] 3
       >>> kvjax.drop_table("doc_min_count")

@@ -178,9 +178,13 @@ def _equation(eqn: Any, args: list[np.ndarray]) -> list[np.ndarray]:
         return [args[0][tuple(slice(*each) for each in limits)]]
     if name.startswith(("reduce_", "arg")) and "axes" in params and len(args) == 1:
         return [_over(args[0], params["axes"])]
+    if name == "sort" or name.startswith("cum"):
+        axis = params["dimension" if name == "sort" else "axis"]
+        along = np.bitwise_or.reduce(np.bitwise_or.reduce(args), axis=axis, keepdims=True)
+        return [np.broadcast_to(along, shape) for _ in eqn.outvars]
     if name == "dot_general":
         return [_product(args, params["dimension_numbers"])]
-    # Loops, sorts and the like: each of their numbers may depend on all of their arguments.
+    # Loops and the like: each of their numbers may depend on all of their arguments.
     return [_all(np.array(_union(args)), getattr(v.aval, "shape", ())) for v in eqn.outvars]
 
 

@@ -185,14 +185,14 @@ def test_public_names():
 
 
 def test_files_stay_small():
-    one_class = {"kvjax/ffi/cpu/table.h": 450}
+    one_idea = {"kvjax/ffi/cpu/table.h": 450, "kvjax/ffi/core/error_texts.h": 500}
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
     paths = [ROOT / name for name in tracked] or sorted((ROOT / "kvjax").rglob("*"))
     for path in paths:
         name = str(path.relative_to(ROOT))
         if path.suffix in (".py", ".h", ".cc", ".cu", ".cuh") and path.exists():
             lines = len(path.read_text().splitlines())
-            assert lines <= one_class.get(name, 400), f"{name} has {lines} lines: is it one idea?"
+            assert lines <= one_idea.get(name, 400), f"{name} has {lines} lines: is it one idea?"
 
 
 def test_public_docstrings_name_every_argument():

@@ -82,7 +82,7 @@ def test_a_failure_leaves_the_table_as_it_was(make, mesh):
     for arguments, message in (
         ({"mesh": mesh(2), "axis": "y"}, "axis of the mesh's"),
         ({"mesh": mesh(2), "partitioner": lambda keys, n: jnp.full(keys.shape, n, jnp.int32)}, "shards in 0..1, got 2"),
-        ({"mesh": None, "partitioner": by_low_bits}, "mesh= beside partitioner="),
+        ({"mesh": None, "partitioner": by_low_bits}, "mesh= or devices= beside partitioner="),
     ):
         with pytest.raises(ValueError, match=f"(reshard|partitioner): want.*{message}"):
             kvjax.reshard(table, **arguments)

@@ -24,6 +24,8 @@ APART = {
     "flat": lambda x: (x.reshape(-1) + 1.0).reshape(x.shape),
     "cond": lambda x: jax.lax.cond(jnp.bool_(True), jnp.sin, jnp.cos, x),
     "checkpoint": jax.checkpoint(jnp.tanh),
+    "each sorted": lambda x: jnp.sort(x, 1),
+    "running sums of each": lambda x: jnp.cumsum(x, 1),
 }
 TOGETHER = {
     "norm": lambda x: x / jnp.linalg.norm(x),
