@@ -4,6 +4,9 @@ from kvjax._training.rowwise import Rowwise as Rowwise
 from kvjax._training.rowwise import rowwise as rowwise
 from kvjax.optax._accumulate import AccumulateState as AccumulateState
 from kvjax.optax._accumulate import accumulate as accumulate
+from kvjax.optax._average import EmaRowsState as EmaRowsState
+from kvjax.optax._average import ema_rows as ema_rows
+from kvjax.optax._average import lookup_average as lookup_average
 from kvjax.optax._compatibility import Compatibility as Compatibility
 from kvjax.optax._compatibility import LeafReport as LeafReport
 from kvjax.optax._compatibility import check_compatibility as check_compatibility
@@ -28,10 +31,11 @@ from kvjax.optax._rows import adagrad_decay as adagrad_decay
 from kvjax.optax._rows import rowwise_adagrad as rowwise_adagrad
 
 __all__ = [
-    "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "Compatibility", "FadingSquares",
-    "FtrlState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "Rowwise",
-    "RowwiseAdagradState", "accumulate", "adagrad_decay", "apply_if", "apply_if_finite", "check_compatibility", "ftrl",
-    "global_norm", "group_adam", "joint", "partition", "rowwise", "rowwise_adagrad", "scale_loss",
+    "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "Compatibility", "EmaRowsState",
+    "FadingSquares", "FtrlState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "Rowwise",
+    "RowwiseAdagradState", "accumulate", "adagrad_decay", "apply_if", "apply_if_finite", "check_compatibility",
+    "ema_rows", "ftrl", "global_norm", "group_adam", "joint", "lookup_average", "partition", "rowwise",
+    "rowwise_adagrad", "scale_loss",
 ]  # fmt: skip
 
 
