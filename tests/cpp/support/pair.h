@@ -151,8 +151,13 @@ struct PairOn {
     const auto missing = stream.Below(2) == 0 ? kvjax::Missing::kTable : kvjax::Missing::kInitial;
     cpu.Lookup(kvjax::Serial, cpu.version(), data::Span(batch), mask.get(), rows, missing, want.data(),
                found.get());
-    gpu.Lookup(gpu.q,
-               {&gpu.handle, data::Span(batch), mask.get(), rows, missing, got.data(), was_found.get()});
+    gpu.Lookup(gpu.q, {.version = &gpu.handle,
+                       .keys = data::Span(batch),
+                       .mask = mask.get(),
+                       .initial = rows,
+                       .missing = missing,
+                       .rows = got.data(),
+                       .found = was_found.get()});
     gpu.q.Wait();
     CHECK(data::SameBytes(want, got));
     CHECK(std::equal(found.get(), found.get() + n, was_found.get()));
