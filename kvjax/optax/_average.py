@@ -59,7 +59,7 @@ def ema_rows(decay: float) -> optax.GradientTransformation:
     def init(params: Any) -> EmaRowsState:
         return EmaRowsState(jax.tree.map(jnp.zeros_like, params))
 
-    def update(updates: Any, state: EmaRowsState, params: Any = None) -> tuple[Any, EmaRowsState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, EmaRowsState]:
         del params
         # The parameters move by an update, and the average by the rest of the way to them.
         lag = jax.tree.map(lambda lag, u: (decay * (lag - u)).astype(lag.dtype), state.average_lag, updates)

@@ -16,7 +16,7 @@ class FtrlState(NamedTuple):
     """State of `ftrl`, of the parameters' shapes.
 
     Attributes:
-      z: gradients less what the parameters have made of them; the parameters follow from it.
+      z: gradients less what the parameters have made of them; needed where these are 0.
       sum_of_squares: of gradients.
     """
 
@@ -30,7 +30,7 @@ class GroupAdamState(NamedTuple):
     Attributes:
       count: ``()`` int32, steps; of a row, in tables.
       mu, nu: moments.
-      z: what the parameters follow from.
+      z: what the parameters follow from; needed where these are 0.
     """
 
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]  (the name every optax state gives it)
@@ -50,9 +50,10 @@ def ftrl(
     """FTRL-Proximal (McMahan et al. 2013, "Ad Click Prediction: a View from the Trenches"), with sparse parameters.
 
     With n the sum of squared gradients, ``z += g + 2 l2_shrinkage w - (sqrt(n_new) - sqrt(n)) / lr w``, and
-    ``w = (sign(z) l1 - z) / ((beta + sqrt(n)) / lr + 2 l2)``, or 0 where ``|z| <= l1``. z starts such that w is what
-    the parameters are, so the first gradient moves them from there (where z starts at 0, it throws initial rows away),
-    and without `l1` and `l2` this is Adagrad. In tables it is equal to dense training, whichever rows a batch touches,
+    ``w = (sign(z) l1 - z) / ((beta + sqrt(n)) / lr + 2 l2)``, or 0 where ``|z| <= l1``. z is taken from w
+    wherever w is not 0. So the first gradient moves parameters from where they are (where z starts at 0, it throws
+    initial rows away), a rate that changes, also to 0, does not move what has been learnt, and without `l1` and `l2`
+    this is Adagrad. In tables it is equal to dense training, whichever rows a batch touches,
     unless there is `l2_shrinkage`.
 
     Args:
@@ -79,23 +80,22 @@ def ftrl(
       [0.1, 0.0, 2.5774]
     """
     number("ftrl", "learning_rate", learning_rate)
-    start = float(initial_accumulator_value)
-
-    def root(sums: Any) -> Any:
-        return (beta + jnp.sqrt(sums)) / learning_rate
+    start = initial_accumulator_value
 
     def init(params: Any) -> FtrlState:
-        def first(p: jax.Array) -> jax.Array:
-            return (-p * (root(jnp.full_like(p, start)) + 2 * l2) - jnp.sign(p) * l1).astype(p.dtype)
-
-        return FtrlState(jax.tree.map(first, params), jax.tree.map(lambda p: jnp.full_like(p, start), params))
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return FtrlState(zeros, jax.tree.map(lambda p: jnp.full_like(p, start), params))
 
     def one(grad: jax.Array, p: jax.Array, z: jax.Array, sums: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         new_sums = sums + jnp.square(grad)
-        z = (z + grad + 2 * l2_shrinkage * p - (root(new_sums) - root(sums)) * p).astype(z.dtype)
-        scale = root(new_sums) + 2 * l2
-        new = jnp.where(jnp.abs(z) <= l1, 0.0, (jnp.sign(z) * l1 - z) / jnp.where(scale > 0, scale, 1.0))
-        return jnp.where(scale > 0, new - p, 0.0).astype(p.dtype), z, new_sums
+        root, new_root = beta + jnp.sqrt(sums), beta + jnp.sqrt(new_sums)  # all is lr times the formula's
+        before = jnp.where(
+            p == 0, learning_rate * z, -p * (root + 2 * l2 * learning_rate) - sign(p, learning_rate * l1)
+        )
+        after = before + learning_rate * (grad + 2 * l2_shrinkage * p) - (new_root - root) * p
+        scale = new_root + 2 * l2 * learning_rate
+        new = -soft(after, learning_rate * l1) / jnp.where(scale > 0, scale, 1.0)
+        return jnp.where(scale > 0, new - p, 0.0).astype(p.dtype), unscaled(after, learning_rate, z, grad, p), new_sums
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, FtrlState]:
         _check_params("ftrl", params)
@@ -103,6 +103,20 @@ def ftrl(
         return updates, FtrlState(z, sums)
 
     return optax.with_extra_args_support(optax.GradientTransformation(init, update))
+
+
+def sign(x: jax.Array, size: Any) -> jax.Array:
+    return jnp.sign(x) * size
+
+
+def soft(x: jax.Array, threshold: Any) -> jax.Array:
+    """Each element nearer to 0."""
+    return jnp.sign(x) * jnp.maximum(jnp.abs(x) - threshold, 0.0)
+
+
+def unscaled(after: jax.Array, learning_rate: Any, z: jax.Array, grad: jax.Array, p: jax.Array) -> jax.Array:
+    """z of the next step, which needs it only where parameters are 0."""
+    return jnp.where(p == 0, z + grad, after / jnp.where(learning_rate > 0, learning_rate, 1.0)).astype(z.dtype)
 
 
 def group_adam(
@@ -118,8 +132,9 @@ def group_adam(
 
     A group is a row, what the last axis of a parameter has; a vector is one row. With the moments m and v of Adam,
     corrected, and ``q = (sqrt(v) + eps) / lr``: ``z += m - (q_new - q) w``; s is z, each element l1 nearer to 0; and
-    ``w = -s max(0, 1 - sqrt(dim) l21 / |s|) / (q_new + 2 l2)``. z starts such that w is what the parameters are, and
-    without `l1`, `l2` and `l21` this is Adam. In tables a row counts its own steps, as with Adam, and is lazy like it.
+    ``w = -s max(0, 1 - sqrt(dim) l21 / |s|) / (q_new + 2 l2)``. z is taken from w wherever w is not 0, as by `ftrl`,
+    and without `l1`, `l2` and `l21` this is Adam. In tables a row counts its own steps, as with Adam, and is lazy like
+    it.
 
     Args:
       learning_rate: number.
@@ -154,14 +169,8 @@ def group_adam(
         return l21 * math.sqrt(p.shape[-1] if p.ndim else 1)
 
     def init(params: Any) -> GroupAdamState:
-        def first(p: jax.Array) -> jax.Array:
-            s = -p * (eps / learning_rate + 2 * l2)
-            size = norm(s)
-            grown = s * (1 + threshold(p) / jnp.where(size > 0, size, 1.0))
-            return (grown - jnp.sign(p) * l1).astype(p.dtype)
-
-        mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
-        return GroupAdamState(jnp.zeros((), jnp.int32), mu, nu, jax.tree.map(first, params))
+        mu, nu, z = (jax.tree.map(jnp.zeros_like, params) for _ in range(3))
+        return GroupAdamState(jnp.zeros((), jnp.int32), mu, nu, z)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, GroupAdamState]:
         _check_params("group_adam", params)
@@ -172,16 +181,20 @@ def group_adam(
                 bias = 1 - jnp.asarray(b, jnp.promote_types(grad.dtype, jnp.float32)) ** steps
                 return moment / jnp.where(steps > 0, bias, 1.0).astype(grad.dtype)
 
-            def root(nu: jax.Array, steps: jax.Array) -> Any:
-                return (jnp.sqrt(corrected(nu, b2, steps)) + eps) / learning_rate
-
             mu, new_nu = b1 * mu + (1 - b1) * grad, b2 * nu + (1 - b2) * jnp.square(grad)
-            now = root(new_nu, count)
-            z = (z + corrected(mu, b1, count) - (now - root(nu, state.count)) * p).astype(z.dtype)
-            s = jnp.sign(z) * jnp.maximum(jnp.abs(z) - l1, 0.0)
+            moment = corrected(mu, b1, count)
+            # All is lr times the formula's.
+            root, now = (jnp.sqrt(corrected(v, b2, n)) + eps for v, n in ((nu, state.count), (new_nu, count)))
+            s = -p * (root + 2 * l2 * learning_rate)
             size = norm(s)
-            kept = jnp.maximum(1 - threshold(p) / jnp.where(size > 0, size, 1.0), 0.0)
-            return (-s * kept / (now + 2 * l2) - p).astype(p.dtype), mu, new_nu, z
+            s = s * (1 + learning_rate * threshold(p) / jnp.where(size > 0, size, 1.0))
+            before = jnp.where(p == 0, learning_rate * z, s - sign(p, learning_rate * l1))
+            after = before + learning_rate * moment - (now - root) * p
+            s = soft(after, learning_rate * l1)
+            size = norm(s)
+            kept = jnp.maximum(1 - learning_rate * threshold(p) / jnp.where(size > 0, size, 1.0), 0.0)
+            moved = (-s * kept / (now + 2 * l2 * learning_rate) - p).astype(p.dtype)
+            return moved, mu, new_nu, unscaled(after, learning_rate, z, moment, p)
 
         updates, mu, nu, z = per_leaf(4, one, updates, params, state.mu, state.nu, state.z)
         return updates, GroupAdamState(count, mu, nu, z)

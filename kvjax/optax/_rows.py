@@ -77,7 +77,7 @@ def rowwise_adagrad(
     """
 
     def init(params: Any) -> RowwiseAdagradState:
-        start = float(initial_accumulator_value)
+        start = initial_accumulator_value
         return RowwiseAdagradState(jax.tree.map(lambda p: jnp.full(p.shape[:-1], start, p.dtype), params))
 
     def one(grad: jax.Array, sums: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -95,8 +95,8 @@ def rowwise_adagrad(
 
 def adagrad_decay(
     learning_rate: optax.ScalarOrSchedule,
-    every: int = 100_000,
-    decay: float = 0.9,
+    every: int | jax.Array = 100_000,
+    decay: float | jax.Array = 0.9,
     initial_accumulator_value: float = 0.1,
     eps: float = 1e-7,
 ) -> optax.GradientTransformationExtraArgs:
@@ -131,12 +131,13 @@ def adagrad_decay(
       [[16.0]]
       [[8.0]]
     """
-    if every < 1 or not 0 <= decay <= 1:
+    # Hyperparameters that optax injects are known only as the program runs.
+    if (isinstance(every, int) and every < 1) or (isinstance(decay, float) and not 0 <= decay <= 1):
         raise ValueError(
             f"kvjax: adagrad_decay: want every of 1 or more steps and decay from 0 to 1, got {every!r} and {decay!r}; "
             "see kvjax.optax.adagrad_decay"
         )
-    start = float(initial_accumulator_value)
+    start = initial_accumulator_value
 
     def init(params: Any) -> AdagradDecayState:
         sums = jax.tree.map(lambda p: jnp.full_like(p, start), params)

@@ -44,7 +44,9 @@ def test_backends():
 def test_the_emulated_table_has_to_be_built():
     done = run("import kvjax", KVJAX_EMULATED="1")
     assert done.returncode != 0
-    assert "ImportError: kvjax: KVJAX_EMULATED=1 wants" in done.stderr and "cmake.define.KVJAX_EMULATED=ON" in done.stderr
+    assert (
+        "ImportError: kvjax: KVJAX_EMULATED=1 wants" in done.stderr and "cmake.define.KVJAX_EMULATED=ON" in done.stderr
+    )
 
 
 @pytest.mark.skipif(BUILT, reason="the real one is built")

@@ -188,3 +188,27 @@ def test_rates_may_be_injected_and_what_does_not_fit_is_refused():
     for wrong in ({"every": 0}, {"decay": 1.5}):
         with pytest.raises(ValueError, match="adagrad_decay: want every of 1 or more"):
             adagrad_decay(0.1, **wrong)
+
+
+@pytest.mark.parametrize("make_tx", [ftrl, group_adam, rowwise_adagrad, adagrad_decay])
+def test_rates_that_change(make_tx, make):
+    """Also to 0, as a warm-up begins, and from outside: what has been learnt stays where it is."""
+    injected = optax.inject_hyperparams(make_tx)(learning_rate=optax.linear_schedule(0.0, 0.5, 3))
+    params = {"w": jnp.asarray([[1.0, -2.0, 0.0]])}
+    state = jax.jit(injected.init)(params)
+    grads = {"w": jnp.asarray([[1.0, 1.0, 0.0]])}
+    updates, state = injected.update(grads, state, params)
+    np.testing.assert_array_equal(updates["w"], 0)
+    for _ in range(3):
+        updates, state = injected.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    assert (params["w"][0, :2] < jnp.asarray([1.0, -2.0])).all() and params["w"][0, 2] == 0
+    nothing = {"w": jnp.zeros((1, 3))}
+    if make_tx is not group_adam:  # whose momentum goes on
+        np.testing.assert_allclose(injected.update(nothing, state, params)[0]["w"], 0, atol=1e-6)
+    table = make(3, initializer=1.0)
+    tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.inject_hyperparams(make_tx)(learning_rate=0.0))
+    state = tx.init({"t": table})
+    rows = kvjax.SparseRows(np.array([4]), jnp.ones((1, 3)))
+    updates, _ = tx.update({"t": rows}, state, {"t": table})
+    np.testing.assert_array_equal(optax.apply_updates({"t": table}, updates)["t"].lookup(4), 1)
