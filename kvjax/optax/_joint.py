@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -57,7 +59,7 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
 
     Raises:
       ValueError: in ``init``: the transform keeps arrays per element, or what it makes of a row depends on how many
-        rows of zeros there are (``optax.clip_by_block_rms``) or in which order rows stand.
+        rows of zeros there are (``optax.clip_by_block_rms``) or in which order rows stand, or it reads parameters.
 
     Example:
       >>> import kvjax, optax
@@ -72,7 +74,8 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
     def init(params: Any) -> Any:
         without = jax.tree.map(lambda x: None if is_table(x) else x, params, is_leaf=is_table)
         state = tx.init(without)
-        if any(getattr(leaf, "ndim", 0) > 0 for leaf in jax.tree.leaves(state)):
+        kept = jax.eval_shape(tx.init, jax.ShapeDtypeStruct((2, 2), jnp.float32))  # also where all are tables
+        if any(getattr(leaf, "ndim", 0) > 0 for leaf in (*jax.tree.leaves(state), *jax.tree.leaves(kept))):
             raise ValueError(
                 "kvjax.optax.joint wants a transform without state per element (clipping, scaling), got one with "
                 "arrays in its state; rows differ from step to step, so put it into kvjax.optax.partition"
@@ -104,9 +107,9 @@ def _check_rows_of_zeros(tx: optax.GradientTransformationExtraArgs) -> None:
     rows = np.random.default_rng(0).normal(size=(3, 4)).astype(np.float32)
 
     @jax.jit
-    def run(rows: Any) -> Any:
-        none: Any = {"t": None}
-        updates: Any = tx.update({"t": rows}, tx.init(none), none)[0]
+    def run(rows: Any, params: Any = None) -> Any:
+        given: Any = {"t": params}
+        updates: Any = tx.update({"t": rows}, tx.init(given), given)[0]
         return updates["t"]
 
     for scale in (1e-3, 1.0, 1e6):
@@ -116,6 +119,7 @@ def _check_rows_of_zeros(tx: optax.GradientTransformationExtraArgs) -> None:
                     np.asarray(run(x * np.float32(scale))) for x in (rows, np.pad(rows, ((0, 2), (0, 0))), rows[::-1])
                 )
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            _check_parameters(lambda: jax.eval_shape(run, rows, rows))
             return  # it asks for what only a step has, and says so there
         for got in (beside[:3], turned[::-1]):
             if not np.allclose(got, alone, rtol=1e-4, atol=0):
@@ -124,3 +128,15 @@ def _check_rows_of_zeros(tx: optax.GradientTransformationExtraArgs) -> None:
                     "got one by which rows depend on how many there are; take a norm (optax.clip_by_global_norm), or "
                     "put it into kvjax.optax.partition, where it sees one row at a time"
                 )
+
+
+def _check_parameters(with_parameters: Callable[[], Any]) -> None:
+    """Raises if what fails without the rows of tables as parameters does not fail with them."""
+    try:
+        with_parameters()
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return
+    raise ValueError(
+        "kvjax: joint: want a transform of gradients alone, got one that reads the parameters (weight decay, clipping "
+        "by their norm); put it into kvjax.optax.partition"
+    )

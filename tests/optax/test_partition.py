@@ -27,6 +27,14 @@ def test_joint_refuses_what_depends_on_rows_of_zeros(make_tx, make):
             init({"t": make(2), "w": jnp.ones(3)})
 
 
+@pytest.mark.parametrize("tx", [optax.add_decayed_weights(0.1), optax.adaptive_grad_clip(0.1), optax.adam(1.0)])
+def test_joint_refuses_what_reads_rows_or_keeps_them(tx, make):
+    """Where all parameters are tables, too."""
+    for params in ({"t": make(2)}, {"t": make(2), "w": jnp.ones(3)}):
+        with pytest.raises(ValueError, match=r"joint.* wants? .*(of gradients alone|without state per element)"):
+            kvjax.optax.joint(tx).init(params)
+
+
 @pytest.mark.parametrize(
     "tx", [optax.clip_by_global_norm(0.5), optax.clip(0.1), optax.normalize_by_update_norm(), optax.centralize()]
 )
