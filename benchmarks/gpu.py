@@ -1,10 +1,10 @@
 """Tables on a GPU: keys a second beside what its memory allows, and a training step beside one on static tables.
 
-    python benchmarks/gpu.py [--json PATH]      # wants a GPU with 40 GB of memory
+    python benchmarks/gpu.py [--json PATH]      # wants a GPU with 80 GB of memory
     python benchmarks/gpu.py --smoke            # tiny, on whatever there is: only to see that it runs
     python benchmarks/gpu.py --show PATH        # figures that were written before
 
-**Calls** of 2**20 keys each, on a table that fills its index of 2**24 cells to half or three quarters (and once one of
+**Calls** of 2**20 keys each, on a table that fills its index of 2**25 cells to half or three quarters (and once one of
 2**27, whose index no cache holds). Their keys are
 
 * known: distinct, and all in the table, another of eight batches each time;
@@ -27,17 +27,20 @@ first place of each id. All count Adam's steps for a table and not for a row, so
 **Tiers**: finding 2**20 keys of a table in `kvjax.storage.Hybrid` that keeps a quarter of its rows on the GPU:
 keys that it was trained with, whose rows are there, and keys whose rows are in pinned host memory.
 
-Medians; whatever is compared is run in turns in one process.
+Medians; whatever is compared is run in turns in one process. A case that fails is an error in the figures, and the next
+one runs. Besides, `--only kernels` makes a few calls of each kind, for a profiler.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,6 +92,7 @@ CASES = [
     Case(APPLY, 64, load=0.75, goal=-1.5),
     Case(APPLY, 64, "zipf"),
 ]
+CASES.sort(key=lambda case: case.goal is None)  # those with goals first, if there is no time for all
 STEP_GOALS = {"unique": 1.0, "best": 1.3}  # the highest ratios to the static steps
 
 
@@ -175,6 +179,28 @@ def measure_calls(case: Case, size: Size) -> dict[str, Any]:
     }  # fmt: skip
 
 
+# ---- for a profiler ------------------------------------------------------------------------------------------------
+
+
+def call_kernels(size: Size) -> dict[str, Any]:
+    """Calls whose third kernel of each kind is one of a table that is in use: the rows come in one call."""
+    dim, rows, new = 64, 4 * size.batch, size.batch // 10
+    table = filled("kernels", dim, rows, rows)
+    grads, tx, calls = jax.random.normal(jax.random.key(0), (size.batch, dim)), optax.adagrad(0.1), 4
+    lookup = jax.jit(lambda table, keys: table.lookup(keys))
+    insert = jax.jit(lambda table, keys: table.lookup_or_insert(keys))
+    apply = jax.jit(lambda table, keys, grads: table.apply(tx, kvjax.SparseRows(keys, grads))[0])
+    for call in range(calls):
+        known = np.random.default_rng(call).permutation(rows)[: size.batch]
+        some = known.copy()
+        some[:new] = rows + call * new + np.arange(new)
+        jax.block_until_ready(lookup(table, kvjax.keys(kvjax.hash_keys(known))))
+        _, table = jax.block_until_ready(insert(table, kvjax.keys(kvjax.hash_keys(some))))
+        table = jax.block_until_ready(apply(table, kvjax.keys(kvjax.hash_keys(known)), grads))
+    kvjax.drop_table(table.name)
+    return {"calls_of_each": calls}
+
+
 # ---- rows in two memories ------------------------------------------------------------------------------------------
 
 
@@ -206,7 +232,11 @@ def measure_tiers(size: Size) -> dict[str, Any]:
 def show(report: dict[str, Any]) -> None:
     console = Console(width=120)
     console.print(f"{report['device']}, jax {report['jax']}, {report['date']}")
-    if calls := report.get("calls"):
+    for figures in (*report.get("calls", ()), report.get("step", {}), report.get("tiers", {})):
+        if error := figures.get("error"):
+            what = ", ".join(f"{name} {figures[name]}" for name in ("call", "keys", "dim", "load") if name in figures)
+            console.print(f"failed: {what or 'a part'}: {error[:300]}", markup=False)
+    if calls := [c for c in report.get("calls", ()) if "error" not in c]:
         table = Table("call", "keys", "dim", "load", "wall ms", "inside ms", "G keys/s", "bytes", "ratio", "goal")
         for c in calls:
             goal = "" if c["goal"] is None else f">= {c['goal']} G" if c["goal"] > 0 else f"ratio <= {-c['goal']}"
@@ -217,14 +247,14 @@ def show(report: dict[str, Any]) -> None:
             )  # fmt: skip
         bandwidth = float(np.median([c["copy_bytes_per_second"] for c in calls]))
         console.print(table, f"copy: {bandwidth / 1e9:.1f} GB/s, read and written")
-    if s := report.get("step"):
+    if "seconds" in (s := report.get("step", {})):
         table = Table("kvjax, ms", "static with unique", "without", "to unique", "to the best", "goals",
                       title=f"step of {TABLES} tables of dim {DIM}, adam")  # fmt: skip
         times = (f"{s[name] * 1e3:.3f}" for name in ("seconds", "static_unique_seconds", "static_seconds"))
         ratios = (f"{s['ratio_to_unique']:.2f}", f"{s['ratio_to_best']:.2f}")
         table.add_row(*times, *ratios, f"<= {STEP_GOALS['unique']} and {STEP_GOALS['best']}")
         console.print(table)
-    if t := report.get("tiers"):
+    if "ratio" in (t := report.get("tiers", {})):
         table = Table("rows on the GPU, ms", "in host memory, ms", "ratio", "GB/s from there", title="find of dim 64")
         table.add_row(
             f"{t['hot_seconds'] * 1e3:.3f}", f"{t['cold_seconds'] * 1e3:.3f}", f"{t['ratio']:.2f}",
@@ -243,19 +273,43 @@ def check_there_is_a_gpu() -> None:
         )
 
 
-PARTS: dict[str, Callable[[Size], Any]] = {
-    "calls": lambda size: [measure_calls(case, size) for case in track(CASES, "calls")],
-    "step": measure_step,
-    "tiers": measure_tiers,
-}
+PARTS: dict[str, Callable[[Size], dict[str, Any]]] = {"step": measure_step, "tiers": measure_tiers}
+
+
+def tried(measure: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+    """Figures, or why there are none; then its tables are no others' burden."""
+    try:
+        return measure(*args)
+    except Exception as error:
+        traceback.print_exc()
+        for name in kvjax.tables():
+            with contextlib.suppress(Exception):  # a device that has failed
+                kvjax.drop_table(name)
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+def measure_all(parts: list[str], size: Size, report: dict[str, Any], save: Callable[[], None]) -> bool:
+    """Adds the figures of the parts to a report, which is saved after each; whether there are all."""
+    for part in parts:
+        if part == "calls":
+            report[part] = []
+            for case in track(CASES, part):
+                report[part].append(dataclasses.asdict(case) | tried(measure_calls, case, size))
+                save()
+        else:
+            report[part] = tried(PARTS[part], size)
+            save()
+    return not any(
+        "error" in figures for part in parts for figures in (report[part] if part == "calls" else [report[part]])
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="tiny sizes on any backend; the times mean nothing")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures, also of parts while others run")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures, each as soon as it is there")
     parser.add_argument("--show", type=Path, metavar="PATH", help="only show figures that have been written")
-    parser.add_argument("--only", choices=list(PARTS), help="one part")
+    parser.add_argument("--only", choices=["calls", *PARTS, "kernels"], help="one part")
     parser.add_argument("--turns", type=int, help="how often, instead of as often as it takes")
     args = parser.parse_args()
     if args.show:
@@ -271,11 +325,17 @@ def main() -> None:
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "size": dataclasses.asdict(size),
     }
-    for name in [args.only] if args.only else PARTS:
-        report[name] = PARTS[name](size)
-        if args.json:  # a run that is stopped leaves what it has
+    if args.only == "kernels":
+        return print(call_kernels(size))
+
+    def save() -> None:  # a run that is stopped leaves what it has
+        if args.json:
             args.json.write_text(json.dumps(report, indent=2) + "\n")
+
+    complete = measure_all([args.only] if args.only else ["calls", *PARTS], size, report, save)
     show(report)
+    if not complete:
+        sys.exit("benchmarks/gpu.py: some figures are missing; the errors are above.")
 
 
 if __name__ == "__main__":

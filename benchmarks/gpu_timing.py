@@ -15,7 +15,7 @@ import kvjax
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-    cells: int = 2**24  # of the index
+    cells: int = 2**25  # of the index, so that three quarters leave it space for the calls under way
     most_cells: int = 2**27
     batch: int = 2**20  # keys a call
     copied: int = 2**30  # bytes

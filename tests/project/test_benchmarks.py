@@ -73,6 +73,40 @@ def test_score(tmp_path):
     assert f"score {got['score']:.2f}" in done.stdout and plot.stat().st_size > 5_000
 
 
+def test_a_case_that_fails_leaves_the_figures_of_others(monkeypatch, capsys):
+    saved = []
+    report = {"device": "none", "jax": "0", "date": "today"}
+
+    def measure(case, size):
+        kvjax.get_table("gpu", dim=2)
+        if case.keys == "zipf":
+            raise RuntimeError("no memory [left]")
+        kvjax.drop_table("gpu")
+        figures = ("load", "wall_seconds", "seconds", "billion_keys_per_second", "ratio", "copy_bytes_per_second")
+        return dict.fromkeys(figures, 0.5) | {"bytes": case.bytes}
+
+    monkeypatch.setattr(gpu, "measure_calls", measure)
+    monkeypatch.setitem(gpu.PARTS, "step", lambda size: 1 / 0)
+    whole = gpu.measure_all(["calls", "step"], gpu.SMOKE, report, lambda: saved.append(json.dumps(report)))
+    assert not whole and not kvjax.tables()
+    errors = [call.get("error") for call in report["calls"]]
+    assert len(errors) == len(gpu.CASES) and errors.count("RuntimeError: no memory [left]") == 3
+    assert len(saved) == len(errors) + 1 and [len(json.loads(s)["calls"]) for s in saved[:3]] == [1, 2, 3]
+    capsys.readouterr()
+    gpu.show(json.loads(saved[-1]))
+    shown = capsys.readouterr().out
+    assert "call apply, keys zipf, dim 64" in shown and "no memory [left]" in shown and "ZeroDivisionError" in shown
+    assert "ratio <= 1.5" in shown
+    goals = [case.goal is not None for case in gpu.CASES]
+    assert goals == sorted(goals, reverse=True)
+
+
+@slow
+def test_calls_for_a_profiler():
+    done = run("--smoke", "--only", "kernels")
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_without_a_gpu_it_says_so():
     done = run()
     assert done.returncode == 1 and "Traceback" not in done.stderr
