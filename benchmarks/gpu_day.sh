@@ -6,7 +6,8 @@
 # Wants a machine with a GPU, Python 3.12, jax for CUDA and no package index; compute-sanitizer and ncu for the last
 # steps. A step that fails or takes too long is noted, and the next one runs. A step that would not end within MINUTES
 # (9) of the start is left to the next call, which goes on where this one was: it knows from build/gpu_day. OUT gets the
-# logs of all steps so far, the figures and summary.md, one page.
+# logs of all steps so far, the figures and summary.md, one page. On another machine it goes on where OUT, or a copy of
+# it in the pack's folder, says.
 #
 # BACKEND=emulated rehearses it on host threads. SECONDS_OF_STEPS=n limits every step to n seconds, STEPS names those to
 # run, and STATE is another folder than build/gpu_day.
@@ -18,14 +19,19 @@ backend=${BACKEND:-cuda} pack=${PACK:-$root/build/gpu} state=${STATE:-$root/buil
 python=${PYTHON:-python3}
 steps=${STEPS:-install machine cpp figures quick slow memory_cpp memory_tests profile}
 operations="tests/ops/test_operations.py tests/table/test_evict.py tests/training/test_training.py"
+kernels='LookupRows|CountNew|EnterNew|MergeGradients|GatherRows|ScatterRows'
 mkdir -p "$out" "$state"
 cd "$root"
 
 # Where the machine's packages are not enough, those of the pack are used, and nothing that is there is changed.
 site=$state/site
 export PYTHONPATH=$site${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
-# Tables are beside what JAX takes at its start, and several processes share the GPU.
-export XLA_PYTHON_CLIENT_PREALLOCATE=false
+export PATH=$PATH:${CUDA_HOME:-/usr/local/cuda}/bin
+# Tables are beside what JAX takes at its start, and several processes share the GPU. A kernel that is loaded when it is
+# first called may wait for the whole device.
+export XLA_PYTHON_CLIENT_PREALLOCATE=false CUDA_MODULE_LOADING=EAGER
+# Of pytest's plugins those that the suite names: a warning of another one would end it before the first test.
+export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 
 limit_of() { # seconds
   case $1 in
@@ -35,8 +41,9 @@ limit_of() { # seconds
 }
 
 install() {
-  [ "$backend" = cuda ] || return 0
   rm -rf "$site"
+  mkdir -p "$site"
+  [ "$backend" = cuda ] || return 0
   local missing
   missing=$("$python" - "$pack"/wheels/*.whl <<'PYTHON'
 import importlib.metadata as metadata, sys
@@ -77,7 +84,7 @@ figures() {
 }
 
 suite() { # pytest's other arguments
-  "$python" -m pytest -q --backend="$backend" -n "${WORKERS:-8}" --maxfail=200 "$@"
+  "$python" -m pytest -p xdist -v --backend="$backend" -n "${WORKERS:-8}" --maxfail=200 "$@"
 }
 quick() { suite ${TESTS:-tests}; }
 slow() { suite -m slow ${TESTS:-tests}; }
@@ -89,17 +96,17 @@ sanitize() { # tool and its options, then the command
 memory_cpp() {
   [ "$backend" = cuda ] || { cpp; return; }
   local failed=0
-  timeout 90 bash -c "$(declare -f sanitize); sanitize --tool memcheck --track-stream-ordered-races all $pack/device_gpu_test" || failed=$?
-  timeout 45 bash -c "$(declare -f sanitize); sanitize --tool initcheck $pack/device_gpu_test" || failed=$?
-  timeout 45 bash -c "$(declare -f sanitize); sanitize --tool synccheck $pack/device_gpu_test" || failed=$?
+  timeout --kill-after 5 80 bash -c "$(declare -f sanitize); sanitize --tool memcheck --track-stream-ordered-races all $pack/device_gpu_test" || failed=$?
+  timeout --kill-after 5 40 bash -c "$(declare -f sanitize); sanitize --tool initcheck $pack/device_gpu_test" || failed=$?
+  timeout --kill-after 5 40 bash -c "$(declare -f sanitize); sanitize --tool synccheck $pack/device_gpu_test" || failed=$?
   return $failed
 }
 memory_tests() {
   local tests=${TESTS:-$operations} failed=0 options
   [ "$backend" = cuda ] || { suite $tests; return; }
   for options in "memcheck --track-stream-ordered-races all" initcheck synccheck; do
-    timeout 98 bash -c "$(declare -f sanitize); sanitize --target-processes all --tool $options \
-      $python -m pytest -q -n 0 --backend=cuda $tests" || failed=$?
+    timeout --kill-after 5 94 bash -c "$(declare -f sanitize); sanitize --target-processes all --tool $options \
+      $python -m pytest -p xdist -v -n 0 --backend=cuda $tests" || failed=$?
   done
   return $failed
 }
@@ -107,13 +114,13 @@ memory_tests() {
 profile() { # the clocks of the machine stay as they are
   [ "$backend" = cuda ] || return 0
   ncu --clock-control none --target-processes all --kernel-name-base demangled \
-    --kernel-name 'regex:LookupRows|CountNew|EnterNew|MergeGradients|GatherRows|ScatterRows' \
-    --launch-skip 40 --launch-count 12 \
+    --kernel-id "::regex:$kernels:3" \
     --metrics gpu__time_duration.sum,dram__bytes.sum,dram__throughput.avg.pct_of_peak_sustained_elapsed,lts__t_sector_hit_rate.pct,sm__warps_active.avg.pct_of_peak_sustained_active,launch__registers_per_thread \
-    "$python" benchmarks/gpu.py --only calls --turns 1
+    "$python" benchmarks/gpu.py --only kernels
 }
 
 note() { # step, result, seconds
+  sed -i "/^$1\t/d" "$state/steps"
   printf '%s\t%s\t%s\n' "$1" "$2" "$3" >>"$state/steps"
 }
 run() { # a step, in a shell of its own that ends with its limit
@@ -122,8 +129,9 @@ run() { # a step, in a shell of its own that ends with its limit
   limit=${SECONDS_OF_STEPS:-$limit}
   if [ "$ran" -gt 0 ] && ((SECONDS - began + limit > ${MINUTES:-9} * 60)); then return 1; fi
   ran=$((ran + 1))
-  export began root out backend pack state python site operations
-  timeout --kill-after 10 "$limit" bash -uo pipefail -c \
+  export began root out backend pack state python site operations kernels
+  # An interrupted pytest still says what has failed.
+  timeout --signal INT --kill-after 10 "$limit" bash -uo pipefail -c \
     "$(declare -f "$1" suite sanitize cpp); $1" >"$log" 2>&1
   code=$?
   case $code in 0) note "$1" passed $((SECONDS - start)) ;; 124 | 137) note "$1" "stopped after $limit s" $((SECONDS - start)) ;;
@@ -131,9 +139,13 @@ run() { # a step, in a shell of its own that ends with its limit
 }
 
 summary() {
-  local left=$1
-  echo "# $(date -u +%Y-%m-%d), commit $(git rev-parse --short HEAD 2>/dev/null || echo unknown), backend $backend"
+  local left=$1 commit packed
+  commit=$(git describe --always --dirty --abbrev=12 2>/dev/null || echo unknown)
+  packed=$(cat "$pack/commit" 2>/dev/null || echo unknown)
+  echo "# $(date -u +%Y-%m-%d), commit $commit, pack of $packed, backend $backend"
   echo
+  [ "$backend" != cuda ] || [ "$commit" = "$packed" ] ||
+    printf 'WARNING: what is installed is of commit %s, and tests and benchmarks are of %s.\n\n' "$packed" "$commit"
   grep -m 1 -oE 'NVIDIA [A-Z0-9][^|]*[^ |]' "$state/machine.log" 2>/dev/null
   tail -n 1 "$state/machine.log" 2>/dev/null
   printf '\n| step | result | seconds |\n|---|---|---|\n'
@@ -141,9 +153,13 @@ summary() {
   [ -z "$left" ] || printf '\nNot yet run:%s. Call it again.\n' "$left"
   local step
   while IFS=$'\t' read -r step result seconds; do
-    [ "$result" = passed ] && [ "$step" != quick ] && [ "$step" != slow ] && continue
+    case $result-$step in passed-quick | passed-slow | passed-profile) ;; passed-*) continue ;; esac
+    [ -e "$state/$step.log" ] || continue # of another machine
     printf '\n## %s: %s\n```\n' "$step" "$result"
-    { grep -E '^(FAILED|FAIL |ERROR|E  |========= (Invalid|ERROR|Program))|threw' "$state/$step.log" || true; } | sort | uniq -c | sort -rn | head -n 8 | cut -c 1-160
+    [ "$step" != profile ] || sed -nE "/==PROF==/d; s/.*($kernels).*/\1/p; s/^ +((gpu|dram|lts|sm|launch)__.*)/  \1/p" \
+      "$state/$step.log" | tr -s ' ' | head -n 60
+    { grep -E '(^|\] )(FAILED|ERROR) |^(FAIL |E  |========= (Invalid|ERROR|Program))|threw' "$state/$step.log" || true; } |
+      sed -E 's/^.*\] (FAILED|ERROR) /\1 /' | sort | uniq -c | sort -rn | head -n 8 | cut -c 1-160
     tail -n 2 "$state/$step.log" | cut -c 1-160
     printf '```\n'
   done <"$state/steps"
@@ -154,16 +170,29 @@ summary() {
   fi
 }
 
+if [ ! -e "$state/steps" ]; then # what another machine has done
+  for before in "$out" "$pack"; do
+    [ -e "$before/steps" ] || continue
+    cp "$before/steps" "$state/"
+    [ ! -e "$before/figures.json" ] || cp "$before/figures.json" "$state/"
+    [ ! -e "$before/logs.txt" ] || cp "$before/logs.txt" "$state/before.log"
+    break
+  done
+fi
 touch "$state/steps"
+finished() { # a step; what it has installed is not on every machine
+  cut -f 1 "$state/steps" | grep -qx "$1" && { [ "$1" != install ] || [ -d "$site" ]; }
+}
 left= ran=0
 for step in $steps; do
-  if cut -f 1 "$state/steps" | grep -qx "$step"; then continue; fi
+  if finished "$step"; then continue; fi
   if [ -n "$left" ]; then left+=" $step"; continue; fi
   echo "== $step ($((SECONDS - began)) s)"
   run "$step" || left+=" $step"
 done
 summary "$left" >"$out/summary.md"
-# Few files: the logs in one, with their ends, and the figures.
+# Few files: the logs in one, with their ends, the figures, and what is done.
 for log in "$state"/*.log; do printf '\n==== %s\n' "$(basename "$log")"; tail -c 1000000 "$log"; done >"$out/logs.txt"
 [ ! -e "$state/figures.json" ] || cp "$state/figures.json" "$out/"
+cp "$state/steps" "$out/"
 cat "$out/summary.md"

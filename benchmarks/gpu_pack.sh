@@ -14,6 +14,7 @@ limit=$((64 << 20)) # bytes
 
 rm -rf "$folder/wheels" "$folder/device_gpu_test"
 mkdir -p "$folder/wheels"
+git -C "$root" describe --always --dirty --abbrev=12 >"$folder/commit" # which gpu_day.sh compares with its own
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
