@@ -124,6 +124,28 @@ def test_nothing_waits_for_a_whole_device():
             assert not re.search(waits, path.read_text()), path
 
 
+def test_words_for_the_host_are_the_devices():
+    """Written by the device alone, for the whole system: both sides can change a word only by atomics over the bus."""
+    root = ROOT / "kvjax/ffi"
+    body = (root / "device/atomic.h").read_text().split("void StoreForHost(")[1].split("\n}")[0]
+    assert "cuda::thread_scope_system" in body and "thread_scope_device" not in body
+    words = re.search(r"struct Report \{(.*?)\n\};", (root / "device/control.h").read_text(), re.S)[1]
+    names = re.findall(r"(\w+)[;,]", re.sub("//.*", "", words))
+    assert {"begun", "write", "version", "refusals", "want"} <= set(names)
+    # The host writes one, before any call knows its table: the version that it begins with.
+    begins = ("whole.h", "report_->version = first_version")
+    seen = []
+    for path in (root / "device").glob("*.h"):
+        text = path.read_text()
+        word = rf"\breport_?(?:->|\.)(?:{'|'.join(names)})\b"
+        for found in re.findall(rf"{word} *(?:[-+|&]?=(?!=)|\+\+|--)[^;]*|(?:\+\+|--){word}", text):
+            assert (path.name, found) == begins, f"{path.name}: {found}"
+            seen.append(found)
+        for stored in re.findall(r"\bStore\((?:\w+(?:->|\.))*report_?(?:->|\.)\w+", text):
+            raise AssertionError(f"{path.name}: {stored} is for the host")
+    assert len(seen) == 1
+
+
 def test_errors_of_cpp_have_one_home():
     for path in (ROOT / "kvjax/ffi").rglob("*"):
         if path.suffix in (".h", ".cc", ".cu", ".cuh") and path.name not in ("error.h", "error_texts.h"):
