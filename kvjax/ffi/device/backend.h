@@ -61,22 +61,22 @@ struct DeviceBackend : DeviceBags<On>, DeviceSharded<On> {
   using Table = DeviceTable<Q>;
 
   static void Lookup(Exec& exec, Table& t, const LookupOperands& o) {
-    Q q = On::Make(exec);
-    t.Lookup(q, o);
-    FillUses(q, o.used, o.num_used);
-    Answered(q, t);
+    Answer(exec, t, o.version, [&](Q& q) {
+      t.Lookup(q, o);
+      FillUses(q, o.used, o.num_used);
+    });
   }
   static void FindMissing(Exec& exec, Table& t, const FindMissingOperands& o) {
-    Answer(exec, t, [&](Q& q) { t.FindMissing(q, o); });
+    Answer(exec, t, o.version, [&](Q& q) { t.FindMissing(q, o); });
   }
   static void Inspect(Exec& exec, Table& t, const InspectOperands& o) {
-    Answer(exec, t, [&](Q& q) { t.Inspect(q, o); });
+    Answer(exec, t, o.version, [&](Q& q) { t.Inspect(q, o); });
   }
   static void ReadSlot(Exec& exec, Table& t, const ReadSlotOperands& o) {
-    Answer(exec, t, [&](Q& q) { t.ReadSlot(q, o); });
+    Answer(exec, t, o.version, [&](Q& q) { t.ReadSlot(q, o); });
   }
   static void Changed(Exec& exec, Table& t, const ChangedOperands& o) {
-    Answer(exec, t, [&](Q& q) { t.Changed(q, o); });
+    Answer(exec, t, o.version, [&](Q& q) { t.Changed(q, o); });
   }
   static void WriteKeys(Exec& exec, Table& t, const WriteKeysOperands& o) {
     Write(exec, t, o.phase, {o.op, o.version, o.keys, o.mask}, [&](Q& q) {
@@ -160,17 +160,16 @@ struct DeviceBackend : DeviceBags<On>, DeviceSharded<On> {
   }
 
  private:
+  /// All shards must agree on a read, so one of a sharded table raises at once what it was refused for; that
+  /// of a following handle, without a version, nothing that was there before it.
   template <class Read>
-  static void Answer(Exec& exec, Table& t, Read read) {
+  static void Answer(Exec& exec, Table& t, const uint32_t* version, Read read) {
     Q q = On::Make(exec);
+    const uint32_t before = t.refusals();
     read(q);
-    Answered(q, t);
-  }
-  /// All shards must agree on a read, so one of a sharded table raises at once what it was refused for.
-  static void Answered(Q& q, Table& t) {
     if (!Q::kSynchronous && !t.spec().sharded) return;
     q.Wait();
-    t.Raise();
+    if (version != nullptr || t.refusals() != before) t.Raise();
   }
   /// Plans a write, or makes it.
   template <class Make>

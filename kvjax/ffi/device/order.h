@@ -35,6 +35,13 @@ class Order {
     Q* before_ = nullptr;
   };
 
+  /// Throws where the device has no event left: a call could not tell anybody, at its end.
+  explicit Order(int32_t device) {
+    Q q = Q::Alone(device);
+    q.Record(done_);
+    last_ = q.id();
+  }
+
   /// Until all calls whose turn has ended are done.
   void Wait() const { done_.Wait(); }
 

@@ -11,13 +11,22 @@
 
 namespace kvjax::device {
 
-/// Raises what a report says has been refused.
-inline void RaiseRefused(const TableSpec& spec, Report& report) {
+/// The words of a refusal.
+struct RefusalWords {
+  explicit RefusalWords(Report& report)
+      : why(static_cast<Refusal>(LoadFromDevice(report.refusal))),
+        op(LoadFromDevice(report.op)),
+        got(LoadFromDevice(report.got)),
+        want(LoadFromDevice(report.want)) {}
+  Refusal why;
+  uint32_t op, got, want;
+};
+
+[[noreturn]] inline void RaiseRefused(const TableSpec& spec, const RefusalWords& refused) {
   const std::string& table = spec.name;
-  const auto why = static_cast<Refusal>(LoadFromDevice(report.refusal));
-  const std::string_view op = NameOfOp(LoadFromDevice(report.op));
-  const uint32_t got = LoadFromDevice(report.got), want = LoadFromDevice(report.want);
-  switch (why) {
+  const std::string_view op = NameOfOp(refused.op);
+  const uint32_t got = refused.got, want = refused.want;
+  switch (refused.why) {
     case Refusal::kStale:
       throw VersionError(table, op, got, want);
     case Refusal::kWidth:
@@ -48,15 +57,22 @@ inline void RaiseRefused(const TableSpec& spec, Report& report) {
 /// Once each: the device reports no other before the next call has told it that this one has been raised.
 template <class Q>
 void DeviceTable<Q>::Raise() const {
-  const uint32_t refusals = LoadFromDevice(report_->refusals);
+  const uint32_t refusals = this->refusals();
   if (raised_.exchange(refusals) == refusals) return;
-  rearms_ = true;
-  RaiseRefused(spec_, *report_);
+  const RefusalWords refused(*report_);
+  rearms_ = true;  // from here on another thread may have the device write over the words
+  RaiseRefused(spec_, refused);
 }
 /// After what has been raised, tells the device so.
 template <class Q>
 void DeviceTable<Q>::Rearm(Q& q) const {
-  if (rearms_.exchange(false)) q.Fill(&control_.data()->refusing, 0, sizeof(uint32_t));
+  if (!rearms_.exchange(false)) return;
+  try {
+    q.Fill(&control_.data()->refusing, 0, sizeof(uint32_t));
+  } catch (...) {  // the next call tells it
+    rearms_ = true;
+    throw;
+  }
 }
 
 /// The report of a call that belongs to no shard, or to the table as a whole. All devices make such a call of
@@ -80,7 +96,10 @@ class OwnReport {
     call_.refusing = &own_.data()->refusing;
   }
   ~OwnReport() {
-    if (own_.data() == nullptr) Cover();
+    try {
+      if (own_.data() == nullptr) Cover();
+    } catch (...) {  // a queue that takes nothing any more uses nothing; the table's next call says so
+    }
   }
   OwnReport(const OwnReport&) = delete;
   OwnReport& operator=(const OwnReport&) = delete;
@@ -91,7 +110,7 @@ class OwnReport {
       Own own;
       q_.Copy(&own, own_.data(), sizeof(own));
       q_.Wait();
-      if (own.refusing != 0) RaiseRefused(table_->spec(), own.report);
+      if (own.refusing != 0) RaiseRefused(table_->spec(), RefusalWords(own.report));
     } else if (Q::kSynchronous && table_ != nullptr) {
       table_->Raise();
     }

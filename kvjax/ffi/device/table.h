@@ -107,6 +107,8 @@ class DeviceTable {
   CallView View(Op op, const uint32_t* version, bool narrow = false) const {
     return {control_.data(), report_.get(), version, static_cast<uint32_t>(op), narrow};
   }
+  /// How many calls the device has refused, as far as it has come.
+  [[nodiscard]] uint32_t refusals() const { return LoadFromDevice(report_->refusals); }
   /// Raises what the device has refused, if it has come so far.
   void Raise() const;
   /// Kernels on the queue use the table, in no call of it: it stays until they are done.
@@ -161,8 +163,9 @@ class DeviceTable {
       if (begins) table.Raise();
     }
     /// For a read. One without a version is that of a following handle: it waits for the step that is under
-    /// way, and throws if that does not go on.
-    Entered(const DeviceTable& table, Q& q, Op op, const uint32_t* version) : Entered(table, Name(op)) {
+    /// way, and throws if that does not go on. What others have been refused for is theirs to raise.
+    Entered(const DeviceTable& table, Q& q, Op op, const uint32_t* version)
+        : Entered(table, Name(op), version != nullptr) {
       const int64_t patience = StepPatience(false).count();
       while (version == nullptr && table.in_step_.load()) {
         lock_.unlock();
@@ -171,7 +174,7 @@ class DeviceTable {
         lock_.lock();
       }
       turn_.emplace(table.order_, q);
-      table.Rearm(q);
+      if (version != nullptr) table.Rearm(q);
     }
 
    private:
@@ -250,7 +253,7 @@ class DeviceTable {
   void Abandoned(Q& q);
   [[nodiscard]] bool OwnStep(size_t num_rows) const { return spec_.sharded && num_rows == 0; }
   [[nodiscard]] ChunkView ChunkOf(const uint32_t* version, const ChunkSpan& chunk) const;
-  [[nodiscard]] bool Refused() const { return LoadFromDevice(report_->refusals) != raised_; }
+  [[nodiscard]] bool Refused() const { return refusals() != raised_; }
   void Rearm(Q& q) const;
 
   // Which rows are evicted, see evict.h.

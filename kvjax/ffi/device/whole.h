@@ -22,7 +22,7 @@ void EnterLoaded(Q& q, IndexView index, Control* control, const uint64_t* keys, 
 
 template <class Q>
 DeviceTable<Q>::DeviceTable(TableSpec spec, uint32_t first_version, Budget budget)
-    : spec_(std::move(spec)), budget_(budget) {
+    : spec_(std::move(spec)), budget_(budget), order_(spec_.device) {
   Q q = Q::Alone(spec_.device);
   const typename Order<Q>::Turn turn(order_, q);
   report_ = ReportPool<Q>::Take();
@@ -263,10 +263,12 @@ template <class Q>
 uint32_t DeviceTable<Q>::CommitLoad(Loaded loaded) {
   Q q = Q::Alone(spec_.device);
   const Entered entered(*this, q, "load");
-  Expect("load", loaded.version, Fetch(q, control_.data()));
+  const Control live = Fetch(q, control_.data());
+  Expect("load", loaded.version, live);
   std::swap(contents_, loaded.contents);
   std::swap(admission_, loaded.admission);
   Control control = loaded.control;
+  control.refusing = live.refusing;  // that of then may have been raised since
   ++control.version;
   q.Copy(control_.data(), &control, sizeof(control));
   SettleReport(q);

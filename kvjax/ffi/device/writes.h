@@ -283,9 +283,12 @@ bool DeviceTable<Q>::Fits(const Bound& bound, size_t n) const {
 /// What there is at most, from what the device has reported.
 template <class Q>
 typename DeviceTable<Q>::Bound DeviceTable<Q>::Upper() {
+  constexpr int kPatience = 1 << 16;
   Bound bound;
   uint32_t write;
+  int rounds = 0;
   do {
+    if (++rounds % kPatience == 0) order_.Wait();  // throws if the device has failed half-way
     write = LoadFromDevice(report_->write);
     bound = {LoadFromDevice(report_->size),
              LoadFromDevice(report_->cells_used),
@@ -343,6 +346,7 @@ void DeviceTable<Q>::MakeSpace(Q& q, Op op, size_t n) {
   if (fits()) return;
   if (now.size + n >= kNoRow) throw RowsError(spec_.name, Name(op), now.size + n);
   Extend(q, now, now.pending + n);
+  short_of_memory_ = false;
 }
 
 /// Makes space for n keys beside what there is.

@@ -1,6 +1,7 @@
 // The device table on a queue that does what it is asked for later, as a GPU does: the host must neither read
 // what is not there yet, nor give back memory that is still to be used, nor let more rows come than there is
 // space for.
+#include "kvjax/ffi/device/backend_bags.h"
 #include "tests/cpp/support/later.h"
 
 namespace {
@@ -303,6 +304,86 @@ TEST(WhatFollowsARefusedWriteIsRefusedToo) {
   gpu.handle = live;
   insert(c);
   CHECK_EQ(t.Size(gpu.Now()), 3u);
+}
+
+/// A table of the keys 1 and 2, and calls through a handle that is stale.
+struct Stale : Chain {
+  Stale() : Chain(data::Spec(1)) {
+    uint32_t* const first = handle;
+    Write(
+        [&](auto* by, auto* next) { table.Insert(q, Of(Op::kLookupOrInsert, by, keys, nullptr, {}, next)); });
+    live = Now();
+    old = first;
+    Later::lag = 100000;
+  }
+  void Refuse() { table.Remove(q, Of(Op::kRemove, old, keys, nullptr, {}, Word())); }
+  /// Through a handle without a version.
+  void Follow() {
+    table.Lookup(q, {.version = nullptr, .keys = data::Span(keys), .rows = rows, .found = found});
+  }
+
+  const Keys keys = {1, 2};
+  uint32_t live = 0;
+  uint32_t* old = nullptr;
+  std::byte rows[8];
+  bool found[2] = {};
+};
+
+TEST(AFollowingReadLeavesToOthersWhatTheyWereRefusedFor) {
+  Stale t;
+  t.Refuse();
+  t.q.Wait();
+  t.Follow();
+  t.q.Wait();
+  CHECK(t.found[0] && t.found[1]);
+  CHECK_THROWS(kFailedPrecondition, t.table.Raise());
+  CHECK_EQ(t.table.Size(t.live), 2u);
+}
+
+TEST(WhatIsLoadedLeavesRefusalsAsTheyAre) {
+  Stale t;
+  const kvjax::Snapshot rows = t.table.Export(t.live, true);
+  t.Refuse();
+  auto loaded = t.table.PrepareLoad(t.live, data::View(rows), {});  // between a refusal and its error
+  CHECK_THROWS(kFailedPrecondition, t.table.Raise());
+  CHECK_EQ(t.table.Size(t.live), 2u);
+  t.live = t.table.CommitLoad(std::move(loaded));
+  t.Refuse();
+  t.q.Wait();
+  CHECK_THROWS(kFailedPrecondition, t.table.Raise());  // and not kept as one that nobody has raised yet
+}
+
+TEST(WhereAFillFailsTheDeviceIsToldLater) {
+  Stale t;
+  t.Refuse();
+  t.q.Wait();
+  CHECK_THROWS(kFailedPrecondition, t.table.Raise());
+  Later::fills = false;
+  bool threw = false;
+  try {
+    (void)t.table.Size(t.live);
+  } catch (const std::bad_alloc&) {
+    threw = true;
+  }
+  CHECK(threw);
+  Later::fills = true;
+  CHECK_EQ(t.table.Size(t.live), 2u);
+  t.Refuse();
+  t.q.Wait();
+  CHECK_THROWS(kFailedPrecondition, t.table.Raise());
+}
+
+TEST(TheEndOfAReportThrowsNothing) {
+  Stale t;
+  {
+    const kvjax::device::OwnReport<Later> report(t.q, &t.table, Op::kValueAndGrad);
+    t.Refuse();
+    t.q.Wait();
+    CHECK_THROWS(kFailedPrecondition, t.table.Raise());
+    Later::fills = false;
+  }
+  Later::fills = true;
+  CHECK_EQ(t.table.Size(t.live), 2u);
 }
 
 }  // namespace

@@ -74,7 +74,9 @@ class Later : public Threads {
     const auto* const begin = static_cast<const std::byte*>(from);
     Ask([to, copy = Bytes(begin, begin + bytes)] { std::memcpy(to, copy.data(), copy.size()); });
   }
+  static inline bool fills = true;
   void Fill(void* to, int byte, size_t bytes) {
+    if (!fills) throw std::bad_alloc();
     Ask([=] { Threads(1).Fill(to, byte, bytes); });
   }
   void ExclusiveSum(const uint32_t* in, uint32_t* out, size_t n) {
