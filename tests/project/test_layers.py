@@ -193,10 +193,11 @@ def test_public_names():
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {
-        "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "Compatibility", "FadingSquares",
-        "FtrlState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "Rowwise",
-        "RowwiseAdagradState", "accumulate", "adagrad_decay", "apply_if", "apply_if_finite", "check_compatibility",
-        "ftrl", "global_norm", "group_adam", "joint", "partition", "rowwise", "rowwise_adagrad", "scale_loss",
+        "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "Compatibility",
+        "EmaRowsState", "FadingSquares", "FtrlState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState",
+        "Rowwise", "RowwiseAdagradState", "accumulate", "adagrad_decay", "apply_if", "apply_if_finite", "check_compatibility",
+        "ema_rows", "ftrl", "global_norm", "group_adam", "joint", "lookup_average", "partition", "rowwise",
+        "rowwise_adagrad", "scale_loss",
     }  # fmt: skip
     assert set(kvjax.orbax.__all__) == {"TableHandler", "TableRestore", "TableSave", "combine", "split"}
     for package in (kvjax, kvjax.flax, kvjax.optax, kvjax.orbax):
