@@ -10,7 +10,7 @@ from flax import nnx
 from flax.training.train_state import TrainState
 
 import kvjax
-from tests.support.marks import few
+from tests.support.marks import few, slow
 
 KEYS = np.array([[1, 2, 0], [3, 0, 0], [0, 0, 0], [2, 3, 1]])
 TARGETS = np.array([1.0, -1.0, 3.0, 0.5], np.float32)
@@ -97,6 +97,7 @@ def test_layers_give_what_lookup_bag_gives(make):
             module.init(jax.random.key(0), keys.reshape(2, 2))
 
 
+@slow
 def test_padding_and_salts_in_layers(make):
     """The id says what is padding, before the salt; features with a salt each share a module and no row."""
     table = make(4, initializer=kvjax.initializers.normal(1.0))

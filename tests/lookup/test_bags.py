@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvjax
-from tests.support.marks import examples, wide_is_slow
+from tests.support.marks import examples, slow, wide_is_slow
 
 COMBINERS = ["sum", "mean", "sqrtn", "max"]
 
@@ -157,6 +157,7 @@ def test_weights_that_sum_to_zero_give_zeros_and_finite_gradients(make):
         assert float(value) == 0 and np.isfinite(sparse.rows).all() and np.isfinite(dense).all()
 
 
+@slow
 def test_max_norm(make):
     table = make(2).upsert(np.array([1, 2]), [[3.0, 4.0], [0.3, 0.4]])
     keys = np.array([[1, 2, 99]])  # a longer row, a shorter one and a zero row

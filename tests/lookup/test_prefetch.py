@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvjax
-from tests.support.marks import examples, few
+from tests.support.marks import examples, few, slow
 
 KEYS = np.arange(12)
 KEY_LISTS = st.lists(st.integers(0, 11), max_size=6)
@@ -64,6 +64,7 @@ def test_only_changed_rows_are_read_again(make):
     assert (table.stats().hits - before.hits, table.stats().misses - before.misses) == (2, 0)
 
 
+@slow
 def test_a_training_loop_that_looks_ahead_is_the_one_that_does_not(make, mesh):
     rng = np.random.default_rng(0)
     batches = [kvjax.keys(rng.integers(0, 40, (8, 2))) for _ in range(5)]

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import kvjax
+from tests.support.marks import slow
 
 REFUSED = (ValueError, RuntimeError, jax.errors.JaxRuntimeError)
 DENSE, ROWS = optax.sgd(0.5, momentum=0.9), optax.sgd(0.1)
@@ -36,6 +37,7 @@ def begun(make):
     return dense, DENSE.init(dense), make(2, initializer=1.0, max_capacity=2, on_full="error")
 
 
+@slow
 def test_two_programs_lose_nothing(make):
     """The first writes the rows and donates nothing; the second updates what is dense, once that has succeeded."""
     first, second = jax.jit(write), jax.jit(update, donate_argnums=(0, 1))

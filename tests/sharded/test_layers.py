@@ -230,7 +230,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", few(KINDS, "generated", "stochastic"))
+@pytest.mark.parametrize("kind", few(KINDS, "stochastic"))
 def test_kinds_of_tables(both, kind):
     rng = np.random.default_rng(1)
     batches = [rng.permutation(30)[:16] for _ in range(3)]

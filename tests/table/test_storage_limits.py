@@ -175,6 +175,7 @@ def test_a_table_in_a_file_may_be_larger_than_memory(tmp_path):
     assert done.stdout == "trained 524288\n"
 
 
+@slow
 def test_a_table_in_memory_that_is_larger_fails_cleanly():
     done = limited()
     assert done.returncode == 3, done.stdout + done.stderr

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import kvjax
-from tests.support.marks import few, wide_is_slow
+from tests.support.marks import few, slow, wide_is_slow
 
 SGD = optax.sgd(1.0)
 REFUSED = (ValueError, jax.errors.JaxRuntimeError)
@@ -279,6 +279,7 @@ def test_another_optimizer_needs_clear_slots(make):
     np.testing.assert_allclose(table.lookup(7), before - 0.5)
 
 
+@slow
 def test_memory_exhaustion_is_an_error_that_changes_nothing():
     """Under a limit of address space the write fails, and the table goes on as before."""
     script = """
