@@ -37,7 +37,7 @@ def faults(**environment):
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another malloc has other habits")
-@pytest.mark.parametrize("environment", few([{"KVJAX_KEEP_BUFFERS": "0"}, {"MALLOC_TRIM_THRESHOLD_": "131072"}], 0))
+@pytest.mark.parametrize("environment", few([{"KVJAX_KEEP_BUFFERS": "0"}, {"MALLOC_TRIM_THRESHOLD_": "131072"}]))
 def test_pages_are_kept_unless_the_user_says_otherwise(environment):
     assert any(faults() < 300 for _ in range(4))  # which arena a thread gets is a matter of chance
     assert faults(**environment) > 300  # even in huge pages it is more, and nine thousand a call without

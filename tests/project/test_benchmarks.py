@@ -107,6 +107,7 @@ def test_calls_for_a_profiler():
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@slow
 def test_without_a_gpu_it_says_so():
     done = run()
     assert done.returncode == 1 and "Traceback" not in done.stderr

@@ -48,6 +48,7 @@ def day(tmp_path):
     return run
 
 
+@slow
 def test_a_day(day):
     output, summary = day()
     assert [line.split()[1] for line in output.splitlines() if line.startswith("== ")] == STEPS.split()

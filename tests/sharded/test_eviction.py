@@ -164,6 +164,7 @@ def test_what_may_go_is_counted_on_all_shards(make, mesh):
     alike(*(t.refresh().upsert(np.arange(10, 13), np.ones((3, 1))) for t in (one, sharded)))
 
 
+@slow
 def test_copies_choose_alone_and_alike(make, mesh):
     options = {"max_capacity": 9, "on_full": "evict", "evict": evict.LeastFrequent(3)}
     one, copied = make(1, **options), make(1, **options, mesh=mesh(4), replicated=True)
@@ -253,7 +254,6 @@ def test_a_function_that_fails_on_one_shard_changes_nothing_on_any(function, wri
             (4, admit.Probability(0.4, unadmitted=7), 12),
         ],
         2,
-        8,
     ),
 )
 def test_admission(shards, admission, capacity, make, mesh):
@@ -281,6 +281,7 @@ def test_admission(shards, admission, capacity, make, mesh):
         np.testing.assert_array_equal(*found)
 
 
+@slow
 def test_the_shared_row_is_looked_up_inside_shard_map(make, mesh):
     axes = mesh(4)
     one, sharded = both(make, mesh, 4, dim=2, admit=admit.MinCount(3, unadmitted=-1), initializer=0.5)

@@ -202,7 +202,7 @@ PLACEMENTS = {
 
 
 # How keys are sharded means the same to the table in all kinds of programs, so not all three have to meet each other.
-QUICK = {"copied over model-jit-data", "over both-explicit-both", "swapped-shard_map-both", "replicated-jit-none"}
+QUICK = {"copied over model-jit-data", "over both-explicit-both", "swapped-shard_map-both"}
 MEETINGS = [
     pytest.param(
         placement, program, keys, id=(id_ := f"{placement}-{program}-{name}"), marks=() if id_ in QUICK else slow
@@ -227,6 +227,7 @@ def test_meshes_of_two_axes(make, mesh, check, placement, program, keys):
         check(train(jax.jit(run), table, split(mesh, keys), whole(mesh)))
 
 
+@slow
 def test_without_check_vma_each_device_has_its_own_batch(make, mesh):
     """JAX does not know then what is the same on several devices; copies of a table must get the same."""
     mesh = mesh(data=2, model=2)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import kvjax
-from tests.support.marks import few_rows
+from tests.support.marks import few_rows, slow
 
 REFUSED = (ValueError, RuntimeError, jax.errors.JaxRuntimeError)
 KEYS = kvjax.keys(np.arange(512))
@@ -112,6 +112,7 @@ def test_a_following_handle_only_reads_rows(make, mesh):
     assert live.lookup(prefetched).tolist() == [[3.0, 3.0]]
 
 
+@slow
 def test_initial_rows_of_a_function(make):
     """They are made before the read, which may meet a version with other rows."""
     table = make(2, initializer=jax.nn.initializers.ones, admit=kvjax.admit.MinCount(9, unadmitted=5))

@@ -16,7 +16,7 @@ ROUTES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("here", "there"), few_rows(ROUTES, 1, 3))
+@pytest.mark.parametrize(("here", "there"), few_rows(ROUTES, 3))
 def test_training_goes_on_the_same(here, there, make, places, promotion):
     options = {"dim": 3, "initializer": kvjax.initializers.normal(0.1), "seed": 5}
     one, table = make(**options), make(**options, **places[here])
@@ -33,7 +33,7 @@ def test_training_goes_on_the_same(here, there, make, places, promotion):
     few_rows(
         [(a, there) for a in (kvjax.admit.MinCount(3, unadmitted=7), kvjax.admit.Sketch(3, halve_every=4))
          for there in ("4", "one place")],
-        1, 2,
+        1,
     ),
 )  # fmt: skip
 def test_counts_of_admission_move_too(admit, there, make, places):

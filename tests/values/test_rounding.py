@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import kvjax
 from kvjax._training.rounding import random_bits, stochastic
-from tests.support.marks import examples, few, wide_is_slow
+from tests.support.marks import examples, few, slow, wide_is_slow
 
 SGD = optax.sgd(1.0)
 TYPES = [jnp.bfloat16, jnp.float16]
@@ -75,6 +75,7 @@ def test_what_lies_beyond_the_largest_value(dtype):
             np.testing.assert_array_equal(np.asarray(got)[:-1], x.astype(dtype)[:-1])
 
 
+@slow
 def test_random_bits_are_uniform_and_depend_on_everything():
     rows = jnp.ones((1000, 8))
     keys = np.zeros((1000, 2), np.uint32)
