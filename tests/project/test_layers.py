@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 # A package may import from those in the layers before it; adapters (the last) never from each other. Inside a package
 # modules import in no circle.
 LAYERS = [
+    ["kvjax._formats"],
     ["kvjax.ffi", "kvjax._values", "kvjax._spmd", "kvjax._process"],
     ["kvjax._keys", "kvjax.admit", "kvjax.constraints", "kvjax.evict", "kvjax.initializers", "kvjax.storage"],
     ["kvjax._spec", "kvjax._programs"],
@@ -22,6 +23,7 @@ LAYERS = [
     ["kvjax._training"],
     ["kvjax._table"],
     ["kvjax._lookup", "kvjax.checkpoint"],
+    ["kvjax.convert"],
     ["kvjax.flax", "kvjax.optax", "kvjax.orbax"],
 ]
 # The folders of kvjax/ffi that the files of each folder may include; a module is put together from all of them.
@@ -153,7 +155,7 @@ def test_errors_of_cpp_have_one_home():
 
 
 # What raises without saying whose error it is, for another function to say it: by file, or by the class that is raised.
-INNER = {"_process.py", "generated.py", "slot_layout.py", "_rules.py"}
+INNER = {"_process.py", "bundle.py", "generated.py", "slot_layout.py", "_rules.py"}
 INNER_ERRORS = {"Damaged", "NotLowered", "NeedsFunctionError", "FrozenInstanceError", "AttributeError"}
 INNER_FUNCTIONS = {"resolve", "_pool"}
 
@@ -187,8 +189,8 @@ def test_python_knows_no_platform():
 def test_public_names():
     assert set(kvjax.__all__) == {
         "Exported", "Keys", "KeysLike", "Prefetched", "Prune", "SparseRows", "Stats", "Table", "admit", "backends",
-        "constraints", "drop_table", "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys",
-        "lookup_bag", "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "stats", "storage",
+        "constraints", "convert", "drop_table", "evict", "flax", "get_table", "grad", "hash_keys", "initializers",
+        "keys", "lookup_bag", "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "stats", "storage",
         "tables", "value_and_grad",
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
@@ -200,10 +202,14 @@ def test_public_names():
         "rowwise_adagrad", "scale_loss",
     }  # fmt: skip
     assert set(kvjax.orbax.__all__) == {"TableHandler", "TableRestore", "TableSave", "combine", "split"}
-    for package in (kvjax, kvjax.flax, kvjax.optax, kvjax.orbax):
+    assert set(kvjax.convert.__all__) == {
+        "Imported", "from_deeprec", "from_dense", "from_npz", "from_parquet", "from_safetensors", "from_sok",
+        "from_tfplus", "from_tfra",
+    }  # fmt: skip
+    for package in (kvjax, kvjax.convert, kvjax.flax, kvjax.optax, kvjax.orbax):
         assert all(getattr(package, name).__doc__ for name in package.__all__)
     choices = [kvjax.admit, kvjax.constraints, kvjax.evict, kvjax.initializers, kvjax.storage]
-    for module in (kvjax, kvjax.flax, kvjax.flax.nnx, kvjax.optax, kvjax.orbax, *choices):
+    for module in (kvjax, kvjax.convert, kvjax.flax, kvjax.flax.nnx, kvjax.optax, kvjax.orbax, *choices):
         assert dir(module) == sorted(module.__all__), module
 
 
@@ -220,7 +226,7 @@ def test_files_stay_small():
 
 def test_public_docstrings_name_every_argument():
     seen = 0
-    for module in [kvjax, kvjax.flax, kvjax.flax.nnx, kvjax.optax, kvjax.orbax]:
+    for module in [kvjax, kvjax.convert, kvjax.flax, kvjax.flax.nnx, kvjax.optax, kvjax.orbax]:
         public = [getattr(module, name) for name in vars(module).get("__all__", ())]
         methods = [m for c in public if isinstance(c, type) for n, m in vars(c).items() if not n.startswith("_")]
         methods += [m for c in kvjax.Table.__mro__ for n, m in vars(c).items() if not n.startswith("_")]
@@ -240,7 +246,7 @@ UNTYPED = {"own_options", "tree_flatten", "tree_flatten_with_keys", "tree_unflat
 def test_public_signatures_say_their_types():
     """A tree is a PyTree, which type checkers cannot say more of; anything else has a type that is not Any."""
     modules = [kvjax, kvjax.admit, kvjax.evict, kvjax.initializers, kvjax.storage, kvjax.constraints]
-    modules += [kvjax.optax, kvjax.orbax, kvjax.flax]
+    modules += [kvjax.convert, kvjax.optax, kvjax.orbax, kvjax.flax]
     public = [getattr(module, name) for module in modules for name in module.__all__]
     public += [kvjax.flax.nnx.grad, kvjax.flax.nnx.value_and_grad]
     classes = {

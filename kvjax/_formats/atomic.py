@@ -1,0 +1,28 @@
+"""Files that are there as a whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import IO
+
+
+@contextlib.contextmanager
+def replaced(path: str | os.PathLike[str]) -> Generator[Path]:
+    """Another path beside this one, which takes its place when the body has ended well, and is gone when it has not."""
+    whole = Path(path)
+    part = whole.with_name(f".{whole.name[:200]}.{os.getpid()}.part")
+    try:
+        yield part
+        os.replace(part, whole)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def written(path: str | os.PathLike[str]) -> Generator[IO[bytes]]:
+    """A file to write, which takes the place of `path` when the body has ended well."""
+    with replaced(path) as part, open(part, "wb") as file:
+        yield file

@@ -1,0 +1,36 @@
+"""Errors of files: what was wanted of a file of another format, and what it is."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+
+class FileError(ValueError):
+    """A file that is not what it should be.
+
+    Args:
+      file: which.
+      want: what it should be.
+      got: what it is.
+      mend: what to do.
+    """
+
+    def __init__(self, file: str | os.PathLike[str], want: str, got: str, mend: str = "") -> None:
+        super().__init__(f"kvjax: {os.fspath(file)}: want {want}, got {got}{'; ' if mend else ''}{mend}")
+
+
+def needed(module: str, of: str, extra: str) -> Any:
+    """A module of an optional extra.
+
+    Raises:
+      ImportError: it is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.split(".")[0].replace("_", "-")
+        raise ImportError(
+            f"kvjax: {of}: want {package}, got no such module; pip install {package}, or kvjax[{extra}]"
+        ) from error

@@ -1,0 +1,81 @@
+"""Parquet: columns for data frames and data bases, by pyarrow."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from kvjax._formats.atomic import replaced
+from kvjax._formats.errors import FileError, needed
+from kvjax._formats.source import Source, as_written, ranges, row_bytes
+
+_META = "kvjax."
+
+
+def write(path: str | os.PathLike[str], source: Source) -> None:
+    """Writes a column each; what is no number for a row is a list of a fixed size, and bfloat16 is float32.
+
+    Raises:
+      ImportError: pyarrow is not installed.
+    """
+    arrow, parquet = needed("pyarrow", "writing Parquet", "parquet"), needed("pyarrow.parquet", "Parquet", "parquet")
+    empty = {name: _arrow(arrow, source.read(name, 0, 0)) for name in source.types}
+    fields = [(name, array.type) for name, array in empty.items()]
+    schema = arrow.schema(fields, metadata={_META + key: value for key, value in source.meta.items()})
+    width = max(row_bytes(kind) for kind in source.types.values())
+    with replaced(path) as part, parquet.ParquetWriter(os.fspath(part), schema) as writer:
+        for start, stop in ranges(source.num_rows, width):
+            arrays = [_arrow(arrow, source.read(name, start, stop)) for name in source.types]
+            writer.write_table(arrow.table(arrays, schema=schema))
+
+
+def _arrow(arrow: Any, array: np.ndarray) -> Any:
+    if array.dtype.name == "bfloat16":
+        array = array.astype(np.float32)
+    if array.ndim == 1:
+        return arrow.array(array)
+    width = int(np.prod(array.shape[1:]))
+    return arrow.FixedSizeListArray.from_arrays(arrow.array(as_written(array).reshape(-1)), width)
+
+
+def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The columns of numbers, and of lists of equally many numbers, of a file, and what `write` was told of them.
+
+    Raises:
+      FileError: it is no such file, or has a null or lists of several lengths.
+      ImportError: pyarrow is not installed.
+    """
+    arrow, parquet = needed("pyarrow", "reading Parquet", "parquet"), needed("pyarrow.parquet", "Parquet", "parquet")
+    try:
+        table = parquet.read_table(os.fspath(path))
+    except (arrow.ArrowException, OSError) as error:
+        raise FileError(path, "a Parquet file", f"{type(error).__name__}: {str(error)[:200]}") from error
+    meta = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+    arrays = {name: _numpy(path, name, table.column(name)) for name in table.column_names}
+    return (
+        {name: array for name, array in arrays.items() if array is not None},
+        {key.removeprefix(_META): value for key, value in meta.items() if key.startswith(_META)},
+    )
+
+
+def _numpy(path: str | os.PathLike[str], name: str, column: Any) -> np.ndarray | None:
+    """A column as an array; None for one that is not of numbers."""
+    column, shape = column.combine_chunks(), (len(column),)
+    kind = column.type
+    while hasattr(kind, "value_type") and str(kind).startswith(("list", "large_list", "fixed_size_list")):
+        if column.null_count:
+            raise FileError(
+                path, f"no null in {name!r}", f"{column.null_count} of {len(column)}", "leave these rows out"
+            )
+        lengths = {int(kind.list_size)} if hasattr(kind, "list_size") else set(column.value_lengths().to_pylist())
+        if len(lengths) > 1:
+            raise FileError(path, f"lists of one length in {name!r}", f"{len(lengths)} lengths", "pad or cut them")
+        (width,) = lengths or {0}
+        column = column.flatten()
+        shape, kind = (*shape, width), kind.value_type
+    if column.null_count:
+        raise FileError(path, f"no null in {name!r}", f"{column.null_count} of {len(column)}", "leave these rows out")
+    array = column.to_numpy(zero_copy_only=False)
+    return array.reshape(shape) if array.dtype.kind in "iufb" else None

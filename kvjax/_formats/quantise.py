@@ -1,0 +1,134 @@
+"""Quantised rows: fewer bits for what is only read, and what that changes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Literal, TypeAlias
+
+import ml_dtypes
+import numpy as np
+
+from kvjax._formats.errors import FileError
+from kvjax._formats.source import Source, ranges, row_bytes
+
+Quantised: TypeAlias = Literal["float16", "bfloat16", "int8"]
+"""How rows are stored: rounded to a dtype, or as int8 times a scale of each row."""
+
+SCALES = "scales"
+"""The column of scales: ``values * scales[:, None]`` is the row."""
+QUANTISED = "quantised"
+"""What `Source.meta` says of how rows are stored."""
+
+_FLOATS = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantisationError:
+    """What quantisation has changed, over all rows of an export.
+
+    Attributes:
+      dtype: of the rows in the file: "float16", "bfloat16" or "int8".
+      rows: so many.
+      bytes_before: of the values in the table.
+      bytes_after: of the values in the file, scales included.
+      max: the largest change of an element.
+      rms: the root of the mean square of the changes.
+      cosine: the least cosine between a row and what is stored of it, of rows that are not zero; 1 if there are none.
+      overflows: elements that the dtype cannot hold, which are infinite in the file.
+    """
+
+    dtype: str
+    rows: int
+    bytes_before: int
+    bytes_after: int
+    max: float
+    rms: float
+    cosine: float
+    overflows: int
+
+
+def quantise(source: Source, dtype: Quantised, file: str) -> tuple[Source, QuantisationError]:
+    """The source with its rows quantised, and what that changes.
+
+    Args:
+      source: with a column "values" of floats.
+      dtype: of the rows.
+      file: for errors.
+
+    Raises:
+      FileError: `dtype` is none of these, the rows are quantised already, or int8 meets one that is not finite.
+    """
+    if dtype not in ("int8", *_FLOATS):
+        raise FileError(file, "quantise as float16, bfloat16 or int8", f"{dtype!r}")
+    if QUANTISED in source.meta:
+        raise FileError(file, "rows that are not quantised yet", f"{source.meta[QUANTISED]}")
+    error = _error(source, dtype, file)
+    _, shape = source.types["values"]
+    types = dict(source.types) | {"values": (_FLOATS.get(dtype, np.dtype(np.int8)), shape)}
+    if dtype == "int8":
+        types[SCALES] = np.dtype(np.float32), ()
+
+    def read(name: str, start: int, stop: int) -> np.ndarray:
+        if name not in ("values", SCALES):
+            return source.read(name, start, stop)
+        stored = stored_as(source.read("values", start, stop), dtype)
+        return stored[name]
+
+    return dataclasses.replace(source, types=types, read=read, meta={**source.meta, QUANTISED: dtype}), error
+
+
+def stored_as(values: np.ndarray, dtype: Quantised) -> dict[str, np.ndarray]:
+    """What is stored of some rows: their values, and of int8 the scales. ``(n, dim)`` floats."""
+    if dtype != "int8":
+        with np.errstate(over="ignore"):
+            return {"values": values.astype(_FLOATS[dtype])}
+    wide = values.astype(np.float32)
+    # The largest element becomes 127. A scale that is rounded to 0 would lose a row of subnormal elements.
+    scales = np.max(np.abs(wide), axis=1, initial=0) / np.float32(127)
+    divisor = np.where(scales > 0, scales, np.float32(1))[:, None]
+    return {"values": np.clip(np.rint(wide / divisor), -127, 127).astype(np.int8), SCALES: scales}
+
+
+def restored(columns: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The rows that stored columns stand for: ``(n, dim)`` float32, or as they are where there are no scales."""
+    if SCALES not in columns:
+        return columns["values"]
+    return columns["values"].astype(np.float32) * columns[SCALES].astype(np.float32)[:, None]
+
+
+def _error(source: Source, dtype: Quantised, file: str) -> QuantisationError:
+    largest, squares, cosine, overflows = 0.0, 0.0, 1.0, 0
+    kind, (dim,) = source.types["values"]
+    for start, stop in ranges(source.num_rows, row_bytes(source.types["values"]) * 4):
+        given = source.read("values", start, stop)
+        before = given.astype(np.float64)
+        if dtype == "int8" and not np.isfinite(before).all():
+            bad = start + int(np.argmin(np.isfinite(before).all(axis=1)))
+            raise FileError(
+                file, "finite rows for int8", f"row {bad} with an element that is not", "float16 keeps these"
+            )
+        after = restored(stored_as(given, dtype)).astype(np.float64)
+        overflows += int((np.isinf(after) & np.isfinite(before)).sum())
+        finite = np.isfinite(before) & np.isfinite(after)
+        change = np.where(finite, after - np.where(finite, before, 0), 0)
+        largest = max(largest, float(np.abs(change).max(initial=0)))
+        squares += float((change**2).sum())
+        whole = finite.all(axis=1)
+        lengths = np.linalg.norm(before[whole], axis=1), np.linalg.norm(after[whole], axis=1)
+        dots = (before[whole] * after[whole]).sum(axis=1)
+        # A row of which nothing is left has no direction: 0.
+        cosines = dots / np.where(lengths[1] > 0, lengths[0] * lengths[1], 1)
+        cosine = min(cosine, float(cosines[lengths[0] > 0].min(initial=1.0)))
+    elements = source.num_rows * dim
+    width = 1 if dtype == "int8" else 2
+    return QuantisationError(
+        dtype=dtype,
+        rows=source.num_rows,
+        bytes_before=elements * kind.itemsize,
+        bytes_after=elements * width + (4 * source.num_rows if dtype == "int8" else 0),
+        max=largest,
+        rms=float(np.sqrt(squares / elements)) if elements else 0.0,
+        cosine=cosine,
+        overflows=overflows,
+    )

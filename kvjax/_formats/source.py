@@ -1,0 +1,109 @@
+"""Sources: columns of rows that are read piece by piece, from memory or from a disk."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from kvjax._formats.errors import FileError
+
+Type: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
+"""Dtype of a column, and the shape of what one row has of it."""
+
+PIECE_BYTES = 1 << 24
+"""About so many bytes of a column are in memory at once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Columns of equally many rows.
+
+    Attributes:
+      types: of each column.
+      num_rows: of each column.
+      read: from a column's name and a range of rows, as ``start, stop``, to ``(stop - start, ...)``.
+      meta: what is said of all rows together, as text.
+    """
+
+    types: dict[str, Type]
+    num_rows: int
+    read: Callable[[str, int, int], np.ndarray]
+    meta: Mapping[str, str]
+
+    @classmethod
+    def of(cls, columns: Mapping[str, np.ndarray], meta: Mapping[str, str]) -> Source:
+        """The source of arrays in memory."""
+        types = {name: (array.dtype, array.shape[1:]) for name, array in columns.items()}
+        return cls(types, len(next(iter(columns.values()))), lambda name, i, j: columns[name][i:j], meta)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a whole column."""
+        return (self.num_rows, *self.types[name][1])
+
+    def pieces(self, name: str) -> Iterator[np.ndarray]:
+        """A whole column, in pieces that follow each other; C-contiguous and little-endian."""
+        for start, stop in ranges(self.num_rows, row_bytes(self.types[name])):
+            yield as_written(self.read(name, start, stop))
+
+    def where(self, keep: np.ndarray) -> Source:
+        """The rows where `keep`, ``(num_rows,)`` bool, is true."""
+        block = 1 << 16
+        before = np.concatenate([[0], np.cumsum([part.sum() for part in _blocks(keep, block)], dtype=np.int64)])
+
+        def read(name: str, start: int, stop: int) -> np.ndarray:
+            if start >= stop:
+                return self.read(name, 0, 0)
+            first = int(np.searchsorted(before, start, "right")) - 1
+            last = int(np.searchsorted(before, stop, "left"))
+            i, j = first * block, min(last * block, self.num_rows)
+            return self.read(name, i, j)[keep[i:j]][start - int(before[first]) : stop - int(before[first])]
+
+        return dataclasses.replace(self, num_rows=int(before[-1]), read=read)
+
+    def only(self, names: list[str]) -> Source:
+        """Some of the columns."""
+        return dataclasses.replace(self, types={name: self.types[name] for name in names})
+
+
+def _blocks(array: np.ndarray, size: int) -> Iterator[np.ndarray]:
+    for start in range(0, len(array), size):
+        yield array[start : start + size]
+
+
+def ranges(num_rows: int, bytes_of_row: int) -> Iterator[tuple[int, int]]:
+    """Ranges that cover all rows, each of about `PIECE_BYTES`."""
+    step = max(1, PIECE_BYTES // max(1, bytes_of_row))
+    for start in range(0, num_rows, step):
+        yield start, min(num_rows, start + step)
+
+
+def row_bytes(kind: Type) -> int:
+    """Bytes of one row's part of a column."""
+    dtype, shape = kind
+    return dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+
+
+def as_written(array: np.ndarray) -> np.ndarray:
+    """The array as the formats have it: C-contiguous and little-endian."""
+    if array.dtype.byteorder == ">":
+        array = array.astype(array.dtype.newbyteorder("<"))
+    return np.ascontiguousarray(array)
+
+
+def raw(array: np.ndarray) -> memoryview:
+    """The bytes of an array as it is written."""
+    return as_written(array).reshape(-1).view(np.uint8).data
+
+
+def check_lengths(columns: Mapping[str, np.ndarray], file: str) -> None:
+    """Whether all columns of a file have equally many rows.
+
+    Raises:
+      FileError: they have not.
+    """
+    rows = {name: len(array) if array.ndim else -1 for name, array in columns.items()}
+    if len(set(rows.values())) > 1:
+        raise FileError(file, "columns of equally many rows", f"{rows}")

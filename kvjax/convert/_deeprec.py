@@ -1,0 +1,74 @@
+"""DeepRec: embedding variables of a TensorFlow checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import numpy as np
+
+from kvjax._formats.bundle import Bundle, latest
+from kvjax._formats.errors import FileError
+from kvjax.convert._imported import Imported, aligned, imported
+from kvjax.convert._parts import joined, parts_of
+
+
+def from_deeprec(
+    path: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None
+) -> Imported:  # fmt: skip
+    """Reads an embedding variable of DeepRec, with its frequencies and versions; needs google-crc32c
+    (``pip install kvjax[convert]``).
+
+    Based on DeepRec's ``embedding_var_ckpt_data.cc``, whose names of tensors it reads: "<name>-keys", "-values",
+    "-freqs", "-versions", of "<name>/part_0", "<name>/part_1", ... where the variable is partitioned. A version of -1,
+    which is DeepRec's for a row that no step has written, becomes 0.
+
+    Args:
+      path: a folder of checkpoints, of which the last is read, or the prefix of one ("model.ckpt-1000").
+      name: of the variable.
+      slots: of slots to take, DeepRec's name ("Adagrad") to the one of kvjax's optimizer ("sum_of_squares"; a table
+        that was trained with it once says so in ``table.export(slots=True).slots``). Others are left.
+
+    Raises:
+      FileError: there is no such checkpoint or variable, a part is missing, the bytes are not what was written, or
+        tensors do not fit each other.
+      ImportError: google-crc32c is not installed.
+
+    Example:
+      >>> import tempfile, kvjax, numpy as np
+      >>> rows = kvjax.convert.from_dense(np.ones((3, 2), np.float32)).rows
+      >>> prefix = tempfile.mkdtemp() + "/model.ckpt-1"
+      >>> rows.to_deeprec(prefix, "items", partitions=2)
+      >>> imported = kvjax.convert.from_deeprec(prefix, "items")
+      >>> sorted(imported.rows.keys.tolist())
+      [0, 1, 2]
+    """
+    bundle = Bundle(latest(path))
+    parts = parts_of(bundle, name)
+    columns = {"keys": joined(bundle, parts, "-keys"), "values": joined(bundle, parts, "-values")}
+    left: list[str] = []
+    for column in ("freqs", "versions"):
+        if all(f"{part}-{column}" in bundle.entries for part in parts):
+            array = joined(bundle, parts, f"-{column}")
+            if len(array):
+                columns[column] = np.maximum(array, 0) if column == "versions" else array
+            elif len(columns["keys"]):
+                left.append(f"{column}, which this variable did not keep")
+    if all(f"{part}-keys_filtered" in bundle.entries for part in parts):
+        waiting = sum(bundle.entries[f"{part}-keys_filtered"].shape[0] for part in parts)
+        left += [f"{waiting} keys that its filter had not admitted"] if waiting else []
+    there = sorted({slot for part in parts for slot in _slots(bundle, part)})
+    wanted = dict(slots or {})
+    if lost := sorted(wanted.keys() - set(there)):
+        raise FileError(bundle.prefix, f"the slots {lost} of {name!r}", f"{there}")
+    taken = {}
+    for slot, ours in wanted.items():
+        of, values = (joined(bundle, [f"{part}/{slot}" for part in parts], end) for end in ("-keys", "-values"))
+        taken[ours] = aligned(bundle.prefix, slot, columns["keys"], of, values)
+    left += [f"the slot {slot!r}" for slot in there if slot not in wanted]
+    return imported(bundle.prefix, f"DeepRec's {name!r}", columns, slots=taken, left=left)
+
+
+def _slots(bundle: Bundle, part: str) -> list[str]:
+    names = [entry.removeprefix(f"{part}/") for entry in bundle.entries if entry.startswith(f"{part}/")]
+    return [name.removesuffix("-keys") for name in names if name.endswith("-keys") and not name.startswith("part_")]

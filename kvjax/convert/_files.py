@@ -1,0 +1,138 @@
+"""Files of columns, kvjax's own exports or anybody's: safetensors, npz and Parquet; and dense embeddings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from kvjax._formats import npz, parquet, safetensors
+from kvjax._formats.errors import FileError
+from kvjax._formats.quantise import SCALES, restored
+from kvjax._values.arrays import ArrayLike
+from kvjax._values.exported import ROW_COLUMNS, SLOT
+from kvjax.convert._imported import Imported, imported
+
+
+def from_safetensors(path: str | os.PathLike[str], columns: Mapping[str, str | None] | None = None) -> Imported:
+    """Reads rows of a safetensors file; needs safetensors (``pip install kvjax[convert]``).
+
+    The columns are by default named as `kvjax.Exported` names them, slots as "slot.<name>", so an export comes back as
+    it was; only keys and values have to be there. Rows of int8 come back as float32.
+
+    Args:
+      path: of the file.
+      columns: what they are called there, by kvjax's names, where that differs; "keys": None for numbered rows.
+
+    Raises:
+      ValueError: it is no such file, lacks a column, or columns do not fit each other.
+      ImportError: safetensors is not installed.
+
+    Example:
+      >>> import tempfile, kvjax, numpy as np
+      >>> path = tempfile.mkdtemp() + "/rows.safetensors"
+      >>> kvjax.convert.from_dense(np.ones((3, 2), np.float32)).rows.to_safetensors(path)
+      >>> kvjax.convert.from_safetensors(path)
+      Imported(rows=3, dim=2, float32, keys int64, of a safetensors file)
+      >>> kvjax.convert.from_safetensors(path, {"keys": None}).rows.keys.tolist()
+      [0, 1, 2]
+    """
+    return _of(path, "a safetensors file", safetensors.read, columns)
+
+
+def from_npz(path: str | os.PathLike[str], columns: Mapping[str, str | None] | None = None) -> Imported:
+    """Reads rows of NumPy's archive of arrays.
+
+    The columns are by default named as `kvjax.Exported` names them, slots as "slot.<name>", so an export comes back as
+    it was; only keys and values have to be there. Rows of int8 come back as float32.
+
+    Args:
+      path: of the file.
+      columns: what they are called there, by kvjax's names, where that differs; "keys": None for numbered rows.
+
+    Raises:
+      ValueError: it is no such file, lacks a column, or columns do not fit each other.
+
+    Example:
+      >>> import tempfile, kvjax, numpy as np
+      >>> path = tempfile.mkdtemp() + "/rows.npz"
+      >>> np.savez(path, ids=np.array([7, 2**40]), rows=np.ones((2, 3)))
+      >>> kvjax.convert.from_npz(path, {"keys": "ids", "values": "rows"})
+      Imported(rows=2, dim=3, float64, keys int64, of an npz file)
+    """
+    return _of(path, "an npz file", npz.read, columns)
+
+
+def from_parquet(path: str | os.PathLike[str], columns: Mapping[str, str | None] | None = None) -> Imported:
+    """Reads rows of a Parquet file; needs pyarrow (``pip install kvjax[parquet]``).
+
+    The columns are by default named as `kvjax.Exported` names them, slots as "slot.<name>", so an export comes back as
+    it was (bfloat16 as float32, which holds it); only keys and values have to be there. Rows are lists of one length.
+
+    Args:
+      path: of the file.
+      columns: what they are called there, by kvjax's names, where that differs; "keys": None for numbered rows.
+
+    Raises:
+      ValueError: it is no such file, lacks a column, has nulls, or columns do not fit each other.
+      ImportError: pyarrow is not installed.
+    """
+    return _of(path, "a Parquet file", parquet.read, columns)
+
+
+def from_dense(embedding: ArrayLike, keys: ArrayLike | None = None) -> Imported:
+    """Takes the rows of a dense embedding, such as the ``embedding`` of Linen's or nnx' ``Embed``.
+
+    Args:
+      embedding: ``(n, dim)`` floats.
+      keys: ``(n,)`` integers, the key of each row; by default its number.
+
+    Raises:
+      ValueError: keys and rows do not fit each other, or a key is there twice.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> imported = kvjax.convert.from_dense(np.eye(2, dtype=np.float32), keys=np.array([-1, 2**40]))
+      >>> imported.rows.keys.tolist()
+      [-1, 1099511627776]
+    """
+    values = np.asarray(embedding)
+    given = np.arange(len(values) if values.ndim else 0) if keys is None else np.asarray(keys)
+    return imported("from_dense", "an array", {"keys": given, "values": values}, slots={}, left=[])
+
+
+_Read = Callable[[str | os.PathLike[str]], tuple[dict[str, np.ndarray], dict[str, str]]]
+
+
+def _of(path: str | os.PathLike[str], source: str, read: _Read, names: Mapping[str, str | None] | None) -> Imported:
+    arrays, meta = read(path)
+    given = dict(names or {})
+    if unknown := sorted(name for name in given if name not in (*ROW_COLUMNS, SCALES) and not name.startswith(SLOT)):
+        raise FileError(path, f"columns of {[*ROW_COLUMNS, SCALES, SLOT + '<name>']}", f"{unknown}")
+    theirs = dict.fromkeys(given.values())
+    # A column that has been given another name is not taken for one of kvjax's.
+    ours = {
+        name: name
+        for name in arrays
+        if (name in (*ROW_COLUMNS, SCALES) or name.startswith(SLOT)) and name not in theirs
+    }
+    ours |= given
+    ours = {"keys": "keys", "values": "values"} | ours
+    if lost := {there for there in ours.values() if there is not None} - arrays.keys():
+        raise FileError(
+            path, f"the columns {sorted(lost)}", f"{sorted(arrays)}", "say with columns= what they are called"
+        )
+    found = {name: arrays[there] for name, there in ours.items() if there is not None}
+    if ours["keys"] is None:
+        found["keys"] = np.arange(len(found["values"]) if found["values"].ndim else 0)
+    if found["values"].dtype == np.int8:
+        if found["values"].ndim != 2 or SCALES not in found or found[SCALES].shape != found["values"].shape[:1]:
+            raise FileError(path, f"a scale for each row of int8, as {SCALES!r}", f"{sorted(arrays)}")
+        found["values"] = restored(found)
+    found.pop(SCALES, None)
+    slots = {name.removeprefix(SLOT): found.pop(name) for name in list(found) if name.startswith(SLOT)}
+    left = [f"the column {name!r}" for name in arrays if name not in ours.values()]
+    step = meta.get("last_step", "")
+    last_step = int(step) if step.lstrip("-").isdecimal() else None
+    return imported(path, source, found, slots=slots, last_step=last_step, left=left)

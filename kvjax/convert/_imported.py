@@ -1,0 +1,216 @@
+"""Imported rows: what was read of another system's table, checked, and how it becomes a table."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from kvjax._formats.errors import FileError
+from kvjax._table.registry import drop_table, get_table, tables
+from kvjax._table.table import Table, check_table
+from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES, dtype_name
+from kvjax._values.errors import fail
+from kvjax._values.exported import Exported
+
+
+@dataclasses.dataclass(frozen=True)
+class Imported:
+    """Rows that were read of another system's table, and what was not taken of it.
+
+    Nothing is made before `make` or `load`; ``table.upsert(imported.rows.keys, imported.rows.values)`` adds the rows to
+    a table that has others.
+
+    Attributes:
+      rows: `kvjax.Exported`; frequencies and row versions are 0 where the system has none.
+      key_dtype: of the keys there: "int64", "uint64", "int32" or "uint32".
+      source: the files.
+      left: what was not taken, and why, a line each.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> kvjax.convert.from_dense(np.ones((3, 2), np.float32))
+      Imported(rows=3, dim=2, float32, keys int64, of an array)
+    """
+
+    rows: Exported
+    key_dtype: str
+    source: str
+    left: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        rows = self.rows
+        return (
+            f"Imported(rows={len(rows)}, dim={rows.values.shape[1]}, {rows.values.dtype.name}, keys {self.key_dtype}, "
+            f"of {self.source}{''.join(f'; left out: {line}' for line in self.left)})"
+        )
+
+    def make(self, name: str, **options: object) -> Table:
+        """Makes a table of the rows, or nothing if that fails.
+
+        Args:
+          name: of the new table.
+          **options: of `kvjax.get_table`. ``key_dtype`` and ``dtype`` are by default those of the rows; with another
+            ``dtype`` the rows are rounded to it.
+
+        Returns:
+          The live handle.
+
+        Raises:
+          ValueError: there is a table of that name, its dtype can't be that of the rows, or a key does not fit.
+          MemoryError: there are more rows than ``max_capacity``.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.convert.from_dense(np.ones((3, 2), np.float32)).make("doc_make", dtype="bfloat16")
+          >>> table.lookup(1).tolist(), len(table)
+          ([1.0, 1.0], 3)
+          >>> kvjax.drop_table("doc_make")
+        """
+        if name in tables():
+            raise fail(
+                ValueError, name, "import", "a new name", "that of a live table",
+                "Imported.load replaces the rows of a table, and upsert adds to them",
+            )  # fmt: skip
+        own = self.rows.values.dtype.name
+        if "dtype" not in options and own not in ROW_DTYPES:
+            raise fail(
+                ValueError, name, "import", f"rows of {list(ROW_DTYPES)}", own, 'say dtype="float32" to round them'
+            )
+        given: dict[str, Any] = {"key_dtype": self.key_dtype, "dtype": own} | options
+        table = get_table(name, dim=self.rows.values.shape[1], **given)
+        try:
+            return self.load(table, cast="dtype" in options)
+        except BaseException:
+            drop_table(name)
+            raise
+
+    def load(self, table: Table, cast: bool = False) -> Table:
+        """Replaces the rows of a table; it is unchanged if this fails.
+
+        Args:
+          table: the live handle.
+          cast: whether rows may be rounded to the table's dtype.
+
+        Returns:
+          The next handle.
+
+        Raises:
+          ValueError: dim or dtype is another, or a key does not fit the table's.
+          MemoryError: there are more rows than ``max_capacity``.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_import", dim=2)
+          >>> table = kvjax.convert.from_dense(np.ones((3, 2), np.float32)).load(table)
+          >>> len(table)
+          3
+          >>> kvjax.drop_table("doc_import")
+        """
+        check_table(table, "import")
+        rows, spec = self.rows, table.spec
+        keys, values = _keys(rows.keys, spec.key_dtype, table.name), rows.values
+        if values.dtype != spec.row_dtype and not cast:
+            raise fail(
+                ValueError,
+                table.name,
+                "import",
+                f"rows of {spec.dtype}",
+                values.dtype.name,
+                "say cast=True to round them",
+            )
+        return table.load(dataclasses.replace(rows, keys=keys, values=values.astype(spec.row_dtype)))
+
+
+def _keys(keys: np.ndarray, key_dtype: str, name: str) -> np.ndarray:
+    """Keys as the table has them, if all fit."""
+    limits = np.iinfo(key_dtype)
+    fits = np.array([limits.min <= int(k) <= limits.max for k in (keys.min(), keys.max())]) if len(keys) else [True]
+    if not np.all(fits):
+        raise fail(
+            ValueError, name, "import", f"keys that {key_dtype} holds", f"keys from {keys.min()} to {keys.max()}",
+            "make the table with another key_dtype",
+        )  # fmt: skip
+    return keys.astype(np.uint64 if key_dtype.startswith("u") else np.int64)
+
+
+def imported(
+    file: str | os.PathLike[str], source: str, columns: Mapping[str, np.ndarray], *, slots: Mapping[str, np.ndarray],
+    last_step: int | None = None, left: list[str],
+) -> Imported:  # fmt: skip
+    """What was read, checked.
+
+    Args:
+      file: for errors.
+      source: what it is, in words.
+      columns: "keys" ``(n,)``, "values" ``(n, dim)``, and "freqs", "versions", "has_slots", "pinned" ``(n,)`` if known.
+      slots: ``(n, ...)``, by the names that they are to have.
+      last_step: of the table; by default the last row version.
+      left: what was not taken.
+
+    Raises:
+      FileError: the columns do not fit each other, or a key is there twice.
+    """
+    keys, values = columns["keys"], columns["values"]
+    if keys.ndim != 1 or dtype_name(keys.dtype) not in KEY_DTYPES:
+        raise FileError(file, f"keys (n,) of {list(KEY_DTYPES)}", f"{keys.shape} {keys.dtype}")
+    if values.ndim != 2 or len(values) != len(keys) or values.shape[1] == 0 or not _is_float(values):
+        raise FileError(file, f"values ({len(keys)}, dim) of floats", f"{values.shape} {values.dtype}")
+    for name, array in [*columns.items(), *slots.items()]:
+        if len(array) != len(keys) or (name not in (*slots, "values") and array.ndim != 1):
+            raise FileError(file, f"{name!r} for {len(keys)} keys", f"{array.shape}")
+    for name in ("freqs", "versions"):
+        if name in columns and columns[name].dtype.kind not in "iu":
+            raise FileError(file, f"{name} of integers", f"{columns[name].dtype}")
+    wide = keys.astype(np.uint64 if keys.dtype.kind == "u" else np.int64)
+    found, counts = np.unique(wide, return_counts=True)
+    if len(found) != len(wide):
+        twice = found[counts > 1]
+        raise FileError(
+            file, "each key once", f"{len(twice)} keys that are there again, the first {twice[0]}",
+            "leave all but one of their rows out",
+        )  # fmt: skip
+    n = len(keys)
+    plain = {name: columns[name].astype(np.int64) if name in columns else np.zeros(n, np.int64) for name in _COUNTS}
+    if any((array < 0).any() for array in plain.values()):
+        raise FileError(file, "freqs and versions of at least 0", "negative ones")
+    has_slots = columns.get("has_slots", np.full(n, bool(slots)))
+    rows = Exported(
+        keys=wide,
+        values=np.ascontiguousarray(values),
+        **plain,
+        slots=dict(slots),
+        has_slots=has_slots.astype(bool),
+        pinned=columns.get("pinned", np.zeros(n, bool)).astype(bool),
+        last_step=int(plain["versions"].max(initial=0)) if last_step is None else last_step,
+        total=n,
+    )
+    return Imported(rows, keys.dtype.name, source, tuple(left))
+
+
+_COUNTS = ("freqs", "versions")
+
+
+def _is_float(array: np.ndarray) -> bool:
+    return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
+
+
+def aligned(
+    file: str | os.PathLike[str], name: str, keys: np.ndarray, of: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+    """The rows of `values`, which are under the keys `of`, in the order of `keys`.
+
+    Raises:
+      FileError: the keys are others.
+    """
+    if np.array_equal(keys, of):
+        return values
+    order, theirs = np.argsort(keys, kind="stable"), np.argsort(of, kind="stable")
+    if not np.array_equal(keys[order], of[theirs]):
+        raise FileError(file, f"{name!r} for the {len(keys)} keys of the table", f"{len(of)} keys, others among them")
+    out = np.empty_like(values)
+    out[order] = values[theirs]
+    return out

@@ -1,0 +1,47 @@
+"""Parts: a variable of a TensorFlow checkpoint, which may be partitioned, as one."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from kvjax._formats.bundle import Bundle
+from kvjax._formats.errors import FileError
+from kvjax._values.errors import meant
+
+
+def parts_of(bundle: Bundle, name: str) -> list[str]:
+    """What the tensors of each part of a variable begin with.
+
+    Raises:
+      FileError: there is no such variable, or a part of it is missing.
+    """
+    stem = name.removesuffix(":0")
+    for whole in (stem, f"{stem}:0"):
+        if f"{whole}-keys" in bundle.entries:
+            return [whole]
+    found = {}
+    for entry in bundle.entries:
+        if match := re.fullmatch(re.escape(stem) + r"/part_(\d+)(:0)?-keys", entry):
+            found[int(match[1])] = entry.removesuffix("-keys")
+    if not found:
+        names = sorted({re.sub(r"(/part_\d+.*)?(:0)?-keys$", "", e) for e in bundle.entries if e.endswith("-keys")})
+        raise FileError(
+            bundle.prefix, f"the variable {name!r}", f"{names[:20]}", meant(name, names).strip() or "give its name"
+        )
+    if sorted(found) != list(range(max(found) + 1)):
+        raise FileError(bundle.prefix, f"all parts of {name!r}", f"the parts {sorted(found)}")
+    return [found[i] for i in sorted(found)]
+
+
+def joined(bundle: Bundle, parts: list[str], end: str) -> np.ndarray:
+    """A tensor of all parts, one after the other.
+
+    Raises:
+      FileError: one is missing, or they differ in width.
+    """
+    arrays = [bundle.read(part + end) for part in parts]
+    if len({array.shape[1:] for array in arrays}) > 1:
+        raise FileError(bundle.prefix, f"parts of {end[1:]} of one width", f"{[array.shape for array in arrays]}")
+    return np.concatenate(arrays)

@@ -1,0 +1,95 @@
+"""SOK: the files of ``sok.dump``."""
+
+from __future__ import annotations
+
+import os
+import string
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from kvjax._formats.errors import FileError
+from kvjax.convert._imported import Imported, imported
+
+_HEADER = 296
+_DTYPES = ("int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
+
+
+def from_sok(
+    folder: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None
+) -> Imported:  # fmt: skip
+    """Reads a variable that ``sok.dump`` of NVIDIA's SparseOperationKit wrote.
+
+    Based on SOK's ``dump_load.py``, and not on files of it, which needs a GPU: "<table>-key", "<table>-weight" and
+    "<table>-<optimizer>-<slot>", each a header of 296 bytes (name, kind, slot, dtype; big-endian) and a bare array,
+    with the punctuation of the name as "_"; "meta_info" says how many rows there are, and is held against that.
+
+    Args:
+      folder: of the files.
+      name: of the variable.
+      slots: of slots to take, SOK's name ("Adagrad-accumulator") to the one of kvjax's optimizer ("sum_of_squares").
+        Others are left.
+
+    Raises:
+      FileError: a file is missing, is none of SOK's, or sizes do not fit each other.
+    """
+    stem = name.translate(str.maketrans(dict.fromkeys(string.punctuation, "_")))
+    path = Path(folder)
+    keys = _read(path / f"{stem}-key", 0)
+    weights = _read(path / f"{stem}-weight", 1)
+    rows = len(keys)
+    if rows == 0 or len(weights) % rows:
+        raise FileError(path / f"{stem}-weight", f"whole rows for {rows} keys", f"{len(weights)} elements")
+    dim = len(weights) // rows
+    _check_meta(path / "meta_info", name, stem, rows, dim)
+    there = {file.name.removeprefix(f"{stem}-"): file for file in sorted(path.glob(f"{stem}-*-*"))}
+    wanted = dict(slots or {})
+    if lost := sorted(wanted.keys() - there.keys()):
+        raise FileError(path, f"the slots {lost} of {name!r}", f"{sorted(there)}")
+    taken = {}
+    for slot, ours in wanted.items():
+        array = _read(there[slot], 2)
+        if len(array) != rows * dim:
+            raise FileError(there[slot], f"({rows}, {dim})", f"{len(array)} elements")
+        taken[ours] = array.reshape(rows, dim)
+    left = [f"the slot {slot!r}" for slot in there if slot not in wanted]
+    columns = {"keys": keys, "values": weights.reshape(rows, dim)}
+    return imported(path, f"SOK's {name!r}", columns, slots=taken, left=left)
+
+
+def _read(path: Path, kind: int) -> np.ndarray:
+    """What follows the header of a file of this kind: keys, weights or a slot."""
+    try:
+        with open(path, "rb") as file:
+            header = file.read(_HEADER)
+        size = os.path.getsize(path) - _HEADER
+    except OSError as error:
+        raise FileError(path, "a file of sok.dump", f"{error.strerror}") from error
+    found, number = (int.from_bytes(header[i : i + 4], "big") for i in (256, 292))
+    if len(header) < _HEADER or found != kind or number >= len(_DTYPES):
+        got = f"{size + _HEADER} bytes of kind {found} and dtype {number}"
+        raise FileError(path, f"SOK's header of kind {kind}", got)
+    dtype = np.dtype(_DTYPES[number]).newbyteorder("<")
+    if size % dtype.itemsize:
+        raise FileError(path, f"whole elements of {dtype}", f"{size} bytes")
+    return np.fromfile(path, dtype, offset=_HEADER)
+
+
+def _check_meta(path: Path, name: str, stem: str, rows: int, dim: int) -> None:
+    """Whether meta_info, if it is there, says of the variable what its files do."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    count = int.from_bytes(data[:4], "big")
+    # Of each table: dtypes of keys and rows, dim, rows, name and optimizer; each field of all tables together.
+    ends = np.cumsum([4, 4 * count, 4 * count, 4 * count, 8 * count, 256 * count, 32 * count])
+    if len(data) != ends[-1]:
+        raise FileError(path, f"{ends[-1]} bytes for {count} tables", f"{len(data)}")
+    names = data[ends[4] : ends[5]]
+    for i in range(count):
+        if names[256 * i : 256 * (i + 1)].decode("utf-8", "replace").strip() in (name, stem):
+            dims, numbers = data[ends[2] : ends[3]], data[ends[3] : ends[4]]
+            said = int.from_bytes(numbers[8 * i : 8 * i + 8], "big"), int.from_bytes(dims[4 * i : 4 * i + 4], "big")
+            if said != (rows, dim):
+                raise FileError(path, f"{name!r} with (rows, dim) {(rows, dim)}, as its files have", f"{said}")

@@ -1,0 +1,116 @@
+"""TFRA: the files of ``save_to_file_system``."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+
+from kvjax._formats.errors import FileError
+from kvjax.convert._imported import Imported, imported
+
+
+def from_tfra(
+    folder: str | os.PathLike[str], name: str, dim: int | None = None, *, key_dtype: str = "int64",
+    dtype: str = "float32",
+) -> Imported:  # fmt: skip
+    """Reads a ``dynamic_embedding.Variable`` of TensorFlow Recommenders Addons that ``save_to_file_system`` wrote.
+
+    The files are bare arrays, "<name>_mht_<i>of<n>_rank<r>_size<s>-keys" and "-values", little-endian. They do not say
+    what they are: of a wrong `dim` or dtype only the sizes can tell. All shards and ranks have to be there. Optimizer
+    slots are variables with files of their own, and TFRA saves neither frequencies nor scores.
+
+    Based on files of TFRA 0.8.1 with TensorFlow 2.16.2.
+
+    Args:
+      folder: of the files.
+      name: of the variable.
+      dim: of the rows; by default what the sizes say.
+      key_dtype: of the variable.
+      dtype: of its values.
+
+    Raises:
+      FileError: a shard is missing, or sizes do not fit.
+
+    Example:
+      >>> import tempfile, pathlib, kvjax, numpy as np
+      >>> folder = pathlib.Path(tempfile.mkdtemp())
+      >>> np.arange(3).tofile(folder / "items_mht_1of1_rank0_size1-keys")
+      >>> np.ones((3, 2), np.float32).tofile(folder / "items_mht_1of1_rank0_size1-values")
+      >>> kvjax.convert.from_tfra(folder, "items", dim=2).rows.values.shape
+      (3, 2)
+    """
+    kinds = np.dtype(key_dtype), np.dtype(dtype)
+    parts = [_read(stem, *kinds, dim) for stem in _stems(Path(folder), name)]
+    dims = {values.shape[1] for keys, values in parts if len(keys)} or {dim}
+    if len(dims) > 1 or None in dims:
+        got = f"{sorted(dims)}" if len(dims) > 1 else "no rows, which say none"
+        raise FileError(folder, "shards of one dim", got, "say dim=")
+    (width,) = dims
+    keys = np.concatenate([keys for keys, _ in parts])
+    values = np.concatenate([values.reshape(-1, width) for _, values in parts])
+    left = _others(Path(folder), name)
+    return imported(folder, f"TFRA's {name!r}", {"keys": keys, "values": values}, slots={}, left=left)
+
+
+_SHARD = r"(?:_mht_(?P<shard>\d+)of(?P<shards>\d+)(?:_rank(?P<rank>\d+)_size(?P<size>\d+))?)?"
+
+
+def _stems(folder: Path, name: str) -> list[Path]:
+    """The paths of all shards of a variable, without "-keys" and "-values"."""
+    found: dict[tuple[int, int], Path] = {}
+    whole: set[tuple[int, int]] = set()
+    for path in _keys_files(folder):
+        match = re.fullmatch(re.escape(_stem(name)) + _SHARD + "-keys", path.name)
+        if match:
+            shard, shards, rank, size = (int(match[group] or 0) for group in ("shard", "shards", "rank", "size"))
+            if (shard, rank) in found:
+                raise FileError(folder, "one save of the variable", f"{found[shard, rank].name} and {path.name}")
+            found[shard, rank] = path.with_name(path.name.removesuffix("-keys"))
+            whole.add((max(shards, 1), max(size, 1)))
+    if not found:
+        names = [path.name for path in _keys_files(folder)][:5]
+        raise FileError(folder, f"files of {name!r}, {_stem(name)}_mht_...-keys", f"{names}")
+    if len(whole) > 1:
+        raise FileError(folder, f"one save of {name!r}", f"shards and processes {sorted(whole)}")
+    ((shards, size),) = whole
+    wanted = {(i + 1, r) for i in range(shards) for r in range(size)} if (0, 0) not in found else {(0, 0)}
+    if found.keys() != wanted:
+        raise FileError(folder, f"all {len(wanted)} shards of {name!r}", f"shards (number, rank) {sorted(found)}")
+    return [found[key] for key in sorted(found)]
+
+
+def _read(
+    stem: Path, key_dtype: np.dtype[np.generic], dtype: np.dtype[np.generic], dim: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        keys_bytes, values_bytes = (os.path.getsize(f"{stem}{end}") for end in ("-keys", "-values"))
+    except OSError as error:
+        raise FileError(stem, "files -keys and -values", f"{error.strerror}") from error
+    rows, rest = divmod(keys_bytes, key_dtype.itemsize)
+    width = dim if dim is not None else values_bytes // max(1, rows * dtype.itemsize)
+    if rest or values_bytes != rows * width * dtype.itemsize:
+        raise FileError(
+            stem, f"keys of {key_dtype} and rows of {width} {dtype}", f"{keys_bytes} and {values_bytes} bytes",
+            "say the dim, key_dtype and dtype of the variable",
+        )  # fmt: skip
+    keys = np.fromfile(f"{stem}-keys", key_dtype.newbyteorder("<"))
+    values = np.fromfile(f"{stem}-values", dtype.newbyteorder("<")).reshape(rows, width)
+    return keys, values
+
+
+def _others(folder: Path, name: str) -> list[str]:
+    """Variables that look like slots of this one."""
+    others = {re.sub(_SHARD + "-keys$", "", path.name) for path in _keys_files(folder)}
+    slots = sorted(other for other in others - {_stem(name)} if other.startswith(_stem(name)))
+    return [f"{other}, which may be a slot: its rows are in an order of their own" for other in slots]
+
+
+def _keys_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*-keys"))
+
+
+def _stem(name: str) -> str:
+    return name.replace("/", "_")

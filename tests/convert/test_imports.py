@@ -1,0 +1,174 @@
+"""Tables of other systems: the files that they wrote, and files that are not as they should be."""
+
+import shutil
+import struct
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kvjax
+from kvjax import convert
+from tests.support.marks import slow
+from tests.support.tables import AWKWARD
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+TFRA_KEYS = np.array([0, 1, -1, 2**63 - 1, -(2**63), 2**40 + 7, 12, 13])
+
+
+def by_key(imported):
+    rows = imported.rows
+    return {int(k): row.tolist() for k, row in zip(rows.keys, rows.values, strict=True)}
+
+
+def test_tfra(make):
+    """Files of TFRA 0.8.1 with TensorFlow 2.16.2, two shards: rows arange(24).reshape(8, 3) / 4 under TFRA_KEYS."""
+    imported = convert.from_tfra(GOLDEN / "tfra", "items", dim=3)
+    want = dict(zip(TFRA_KEYS.tolist(), (np.arange(24).reshape(8, 3) / 4).tolist(), strict=True))
+    assert by_key(imported) == want and imported.left == ()
+    table = imported.load(make(3))
+    np.testing.assert_array_equal(table.lookup(TFRA_KEYS), np.array(list(want.values()), np.float32))
+    assert len(convert.from_tfra(GOLDEN / "tfra", "scope/one").rows) == 2
+
+
+def test_deeprec():
+    """A bundle that TensorFlow 2.16.2 wrote, with the names and types of DeepRec's."""
+    pytest.importorskip("google_crc32c")
+    imported = convert.from_deeprec(GOLDEN / "deeprec", "user", slots={"Adagrad": "sum_of_squares"})
+    keys = np.array([0, 4, 2**40 + 8, 4000000002, 1, 1001, 2**62 + 1])
+    rows = imported.rows
+    assert sorted(rows.keys.tolist()) == sorted(keys.tolist())
+    np.testing.assert_array_equal(rows.values, rows.keys[:, None] % 97 + np.arange(3) / 4)
+    np.testing.assert_array_equal(rows.slots["sum_of_squares"], rows.values + 100)
+    np.testing.assert_array_equal(rows.freqs, rows.keys % 7 + 1)
+    np.testing.assert_array_equal(rows.versions, np.where(rows.keys % 2 == 0, 0, rows.keys % 50))
+    assert rows.has_slots.all() and rows.last_step == rows.versions.max()
+    assert imported.left == ("3 keys that its filter had not admitted",)
+    left = convert.from_deeprec(GOLDEN / "deeprec/model.ckpt-50", "item").left
+    assert left == tuple(f"{name}, which this variable did not keep" for name in ("freqs", "versions"))
+
+
+def test_tfplus():
+    pytest.importorskip("google_crc32c")
+    imported = convert.from_tfplus(GOLDEN / "tfplus/model.ckpt-1", "emb")
+    rows = imported.rows
+    assert by_key(imported) == {int(k): [k % 13, k % 17] for k in (10, 12, 2**50, 11, -3)}
+    np.testing.assert_array_equal(rows.freqs, abs(rows.keys) % 9 + 1)
+    assert imported.left == (
+        "the days of the last updates, which are no steps", "the frequencies of 1 keys without a row",
+        "1 keys whose rows group lasso has removed", "8 initial rows",
+    )  # fmt: skip
+
+
+def write_sok(folder, keys, weights, slots=(), name="emb_0", meta=True):
+    """As SOK's dump_load.py has it."""
+    kinds = {"int64": 1, "uint32": 2, "float16": 4, "float32": 5}
+
+    def write(end, kind, slot, array):
+        head = name.rjust(256).encode() + struct.pack(">I", kind) + slot.rjust(32).encode()
+        (folder / f"{name}-{end}").write_bytes(head + struct.pack(">I", kinds[array.dtype.name]) + array.tobytes())
+
+    write("key", 0, "", keys)
+    write("weight", 1, "", weights)
+    for slot, array in dict(slots).items():
+        write(slot, 2, slot.split("-")[-1], array)
+    if meta:
+        numbers = struct.pack(">IIII", 1, 1, 5, weights.shape[1]) + struct.pack(">Q", len(keys))
+        (folder / "meta_info").write_bytes(numbers + name.rjust(256).encode() + b"Adagrad".rjust(32))
+
+
+def test_sok(tmp_path):
+    weights = np.arange(6, dtype=np.float32).reshape(3, 2)
+    write_sok(tmp_path, np.array([-1, 3, 2**40]), weights, {"Adagrad-accumulator": weights + 1})
+    imported = convert.from_sok(tmp_path, "emb:0", slots={"Adagrad-accumulator": "sum_of_squares"})
+    assert by_key(imported) == {-1: [0, 1], 3: [2, 3], 2**40: [4, 5]} and imported.left == ()
+    np.testing.assert_array_equal(imported.rows.slots["sum_of_squares"], weights + 1)
+    assert convert.from_sok(tmp_path, "emb:0").left == ("the slot 'Adagrad-accumulator'",)
+    (tmp_path / "emb_0-weight").write_bytes((tmp_path / "emb_0-weight").read_bytes()[:-8])
+    with pytest.raises(ValueError, match="whole rows for 3 keys, got 4 elements"):
+        convert.from_sok(tmp_path, "emb:0")
+
+
+def test_dense_embeddings_and_the_table_they_become():
+    values = np.random.default_rng(0).normal(size=(len(AWKWARD), 3)).astype(np.float32)
+    table = convert.from_dense(jnp.asarray(values), AWKWARD).make("made")
+    np.testing.assert_array_equal(table.lookup(AWKWARD), values)
+    with pytest.raises(ValueError, match="want a new name, got that of a live table"):
+        convert.from_dense(values).make("made")
+    with pytest.raises(ValueError, match=r"rows of .*, got float64; say dtype="):
+        convert.from_dense(values.astype(float)).make("other")
+    with pytest.raises(ValueError, match="keys that uint32 holds, got keys from -9223372036854775808"):
+        convert.from_dense(values, AWKWARD).make("other", key_dtype="uint32")
+    assert list(kvjax.tables()) == ["made"]
+    half = convert.from_dense(values).make("other", dtype="float16")
+    np.testing.assert_array_equal(half.lookup(np.arange(8)), values.astype(np.float16))
+    with pytest.raises(ValueError, match="want rows of float16, got float32; say cast=True"):
+        convert.from_dense(values).load(half)
+    assert len(convert.from_dense(values[:2]).load(half, cast=True)) == 2
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda f: (f / "items_mht_2of2_rank0_size1-keys").unlink(), "want all 2 shards of 'items'"),
+        (lambda f: (f / "items_mht_2of2_rank0_size1-values").unlink(), "files -keys and -values"),
+        (lambda f: (f / "items_mht_1of2_rank0_size1-keys").write_bytes(b"\0" * 23), "23 and 36 bytes"),
+        (lambda f: (f / "items_mht_1of2_rank0_size1-values").write_bytes(b"\0" * 32), "24 and 32 bytes"),
+        (lambda f: shutil.copy(f / "items_mht_1of2_rank0_size1-keys", f / "items_mht_1of2_rank0_size2-keys"),
+         "one save"),
+        (lambda f: (f / "items_mht_1of2_rank0_size1-keys").write_bytes(np.full(3, 7).tobytes()), "each key once"),
+        (shutil.rmtree, "files of 'items'"),
+    ],
+)  # fmt: skip
+def test_damaged_tfra(damage, message, tmp_path):
+    folder = tmp_path / "tfra"
+    shutil.copytree(GOLDEN / "tfra", folder)
+    damage(folder)
+    with pytest.raises(ValueError, match=message):
+        convert.from_tfra(folder, "items", dim=3)
+    with pytest.raises(ValueError, match="want keys of int64 and rows of 4 float32"):
+        convert.from_tfra(GOLDEN / "tfra", "items", dim=4)
+
+
+@slow
+def test_damaged_bundles(tmp_path):
+    """Whatever byte of the index is another, and whatever the data: an error of ours, or the same rows."""
+    pytest.importorskip("google_crc32c")
+    for path in (GOLDEN / "tfplus").iterdir():
+        shutil.copy(path, tmp_path)
+    want = by_key(convert.from_tfplus(tmp_path / "model.ckpt-1", "emb"))
+    for end in ("index", "data-00000-of-00001"):
+        path = tmp_path / f"model.ckpt-1.{end}"
+        data, caught = path.read_bytes(), 0
+        for at in range(len(data)):
+            for bad in (data[:at] + bytes([data[at] ^ 64]) + data[at + 1 :], data[:at]):
+                path.write_bytes(bad)
+                try:
+                    assert by_key(convert.from_tfplus(tmp_path / "model.ckpt-1", "emb")) == want
+                except ValueError as error:
+                    caught += 1
+                    assert str(error).startswith("kvjax: "), error
+        assert caught > len(data)
+        path.write_bytes(data)
+
+
+def test_what_is_not_there(tmp_path):
+    pytest.importorskip("google_crc32c")
+    with pytest.raises(ValueError, match=r"want the variable 'usr', got \['item', 'user'\].*did you mean 'user'"):
+        convert.from_deeprec(GOLDEN / "deeprec", "usr")
+    with pytest.raises(ValueError, match=r"the slots \['Adam'\] of 'user', got \['Adagrad'\]"):
+        convert.from_deeprec(GOLDEN / "deeprec", "user", slots={"Adam": "mu"})
+    with pytest.raises(ValueError, match="want one TensorFlow checkpoint, got"):
+        convert.from_deeprec(tmp_path, "user")
+    np.savez(tmp_path / "a.npz", ids=np.arange(2), rows=np.ones((2, 1), np.float32), more=np.ones(2))
+    with pytest.raises(ValueError, match=r"want the columns \['keys', 'values'\], got \['ids', 'more', 'rows'\]"):
+        convert.from_npz(tmp_path / "a.npz")
+    imported = convert.from_npz(tmp_path / "a.npz", {"keys": "ids", "values": "rows"})
+    assert imported.left == ("the column 'more'",)
+    assert convert.from_npz(tmp_path / "a.npz", {"keys": None, "values": "rows"}).rows.keys.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="columns of"):
+        convert.from_npz(tmp_path / "a.npz", {"key": "ids"})
+    np.savez(tmp_path / "b.npz", keys=np.array([1, 1]), values=np.ones((2, 1), np.float32))
+    with pytest.raises(ValueError, match="each key once, got 1 keys that are there again, the first 1"):
+        convert.from_npz(tmp_path / "b.npz")

@@ -1,0 +1,158 @@
+"""Exports as files: every column, exactly, read back; fewer bits, and what they change; missing libraries."""
+
+import sys
+import tracemalloc
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from kvjax import convert
+from kvjax._formats import bundle, safetensors, source
+from kvjax._formats.quantise import stored_as
+from kvjax._values.exported import Exported
+from tests.support.checkpoints import IDS, assert_equal, trained
+from tests.support.marks import few_rows
+
+FORMATS = {"safetensors": "safetensors", "npz": "numpy", "parquet": "pyarrow"}
+
+
+def reader(format):
+    pytest.importorskip(FORMATS[format])
+    return getattr(convert, f"from_{format}")
+
+
+def export_of(make, key_dtype="int64", dtype="float32", slots=True):
+    table = trained(make(3, key_dtype=key_dtype, dtype=dtype).upsert(IDS, np.ones((5, 3))), optax.rmsprop(0.1))
+    return table.export(slots=slots)
+
+
+@pytest.mark.parametrize(
+    "key_dtype, dtype", few_rows([("int64", "float32"), ("uint64", "bfloat16"), ("int64", "float16")], 1)
+)
+def test_exports_come_back_as_they_were(key_dtype, dtype, make, tmp_path):
+    rows = export_of(make, key_dtype, dtype)
+    for format in FORMATS:
+        path = tmp_path / f"rows.{format}"
+        assert getattr(rows, f"to_{format}")(path) is None
+        found = reader(format)(path).rows
+        if dtype == "bfloat16" and format == "parquet":
+            assert found.values.dtype == np.float32
+            found = found.of_columns(
+                {n: a.astype(rows.columns()[n].dtype) for n, a in found.columns().items()}, found.last_step
+            )
+        assert_equal(found, rows)
+        assert {n: a.dtype for n, a in found.columns().items()} == {n: a.dtype for n, a in rows.columns().items()}
+        none = rows.take(np.zeros(5, bool))
+        getattr(none, f"to_{format}")(str(path), slots=False)
+        assert reader(format)(path).rows.values.shape == (0, 3) and reader(format)(path).rows.slots == {}
+        assert [p.name for p in tmp_path.iterdir()] == [path.name]  # nothing half written beside it
+        path.unlink()
+
+
+def test_other_readers(make, tmp_path):
+    rows = export_of(make, "uint64")
+    rows.to_npz(tmp_path / "rows.npz")
+    np.testing.assert_array_equal(np.load(tmp_path / "rows.npz")["slot.nu"], rows.slots["nu"])
+    rows.to_safetensors(tmp_path / "rows.safetensors")
+    library = pytest.importorskip("safetensors.numpy")
+    np.testing.assert_array_equal(library.load_file(tmp_path / "rows.safetensors")["values"], rows.values)
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows.to_parquet(tmp_path / "rows.parquet")
+    found = parquet.read_table(tmp_path / "rows.parquet")
+    assert found.schema.metadata[b"kvjax.last_step"] == b"3" and found.column_names == list(rows.columns())
+    assert found["values"].to_pylist() == rows.values.tolist() and str(found.schema.field("keys").type) == "uint64"
+
+
+def test_a_library_that_is_missing(make, tmp_path, monkeypatch):
+    rows = make(1).export()
+    for module, name in {"pyarrow": "to_parquet", "google_crc32c": "to_deeprec"}.items():
+        monkeypatch.setitem(sys.modules, module, None)
+        args = ("v",) if name == "to_deeprec" else ()
+        with pytest.raises(ImportError, match=rf"want {module.replace('_', '-')}, got no such module; pip install"):
+            getattr(rows, name)(tmp_path / "rows", *args)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ImportError, match="want safetensors"):
+        convert.from_safetensors(tmp_path / "rows")
+    assert list(tmp_path.iterdir()) == []
+
+
+def rows_of(values, keys=None):
+    keys = np.arange(len(values)) if keys is None else keys
+    zeros = np.zeros(len(keys), np.int64)
+    return Exported(keys, values, zeros, zeros, {}, zeros.astype(bool), zeros.astype(bool), 0, len(keys))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+def test_quantised_rows(dtype, tmp_path):
+    values = np.random.default_rng(0).normal(size=(400, 7)).astype(np.float32)
+    values[3] = 0
+    error = rows_of(values).to_npz(tmp_path / "rows.npz", quantise=dtype)
+    found = convert.from_npz(tmp_path / "rows.npz").rows.values.astype(np.float64)
+    change = found - values
+    assert error.max == np.abs(change).max() > 0 and error.rms == pytest.approx(np.sqrt((change**2).mean()))
+    cosines = (found * values).sum(1)[values.any(1)] / (np.linalg.norm(found, axis=1) * np.linalg.norm(values, axis=1))[
+        values.any(1)
+    ]
+    assert error.cosine == pytest.approx(cosines.min()) and error.cosine > 0.999
+    assert error.bytes_before == values.nbytes and error.bytes_after == (
+        400 * 7 + 1600 if dtype == "int8" else 400 * 14
+    )
+    if dtype == "int8":
+        largest = np.abs(values).max(axis=1, keepdims=True)
+        assert (np.abs(change) <= largest / 254 * 1.001).all()
+
+
+def test_what_fewer_bits_cannot_hold(tmp_path):
+    path = tmp_path / "rows.npz"
+    error = rows_of(np.array([[1e6, 1], [1e-9, 0]], np.float32)).to_npz(path, quantise="float16")
+    assert error.overflows == 1 and error.cosine == 0  # of the row of which nothing is left
+    with pytest.raises(ValueError, match="want finite rows for int8, got row 1"):
+        rows_of(np.array([[1, 1], [np.nan, 0]], np.float32)).to_npz(tmp_path / "other.npz", quantise="int8")
+    with pytest.raises(ValueError, match="float16, bfloat16 or int8, got 'int4'"):
+        rows_of(np.ones((1, 1), np.float32)).to_npz(tmp_path / "other.npz", quantise="int4")
+    assert [p.name for p in tmp_path.iterdir()] == ["rows.npz"]
+    assert stored_as(np.full((1, 2), 1e-45, np.float32), "int8")["values"].any() == 0
+
+
+def test_deeprec_layout(make, tmp_path):
+    pytest.importorskip("google_crc32c")
+    keys = np.array([0, 7, 1007, 2**62, 999, 5])
+    rows = make(2, dtype="bfloat16").upsert(keys, np.arange(12).reshape(6, 2)).export()
+    rows.to_deeprec(tmp_path / "model.ckpt-1", "v", partitions=3)
+    found = bundle.Bundle(tmp_path / "model.ckpt-1")
+    assert len(found.entries) == 3 * 9
+    for part in range(3):
+        own = found.read(f"v/part_{part}-keys")
+        buckets, offsets = own % 1000, found.read(f"v/part_{part}-partition_offset")
+        assert (buckets % 3 == part).all() and (np.diff(buckets) >= 0).all() and offsets[-1] == len(own)
+        for bucket in range(1000):
+            assert (buckets[offsets[bucket] : offsets[bucket + 1]] == bucket).all()
+    back = convert.from_deeprec(tmp_path, "v").rows
+    order = np.argsort(back.keys), np.argsort(rows.keys)
+    np.testing.assert_array_equal(back.values[order[0]], rows.values[order[1]])
+    assert back.values.dtype == jnp.bfloat16
+    with pytest.raises(ValueError, match="want keys from 0 to 2\\*\\*63 - 1, got 1 others, the first -1"):
+        make(1).upsert(np.array([-1]), [[1.0]]).export().to_deeprec(tmp_path / "other", "v")
+
+
+def test_sources_are_read_piece_by_piece(monkeypatch, tmp_path):
+    rng = np.random.default_rng(0)
+    whole = {"keys": np.arange(150_000), "values": rng.normal(size=(150_000, 2)).astype(np.float32)}
+    keep = rng.random(150_000) < 0.4
+    keep[65536:131072] = False
+    monkeypatch.setattr(source, "PIECE_BYTES", 1 << 16)
+    kept = source.Source.of(whole, {}).where(keep)
+    for name, array in whole.items():
+        np.testing.assert_array_equal(np.concatenate(list(kept.pieces(name))), array[keep])
+    assert kept.read("keys", 5, 5).shape == (0,) and source.Source.of(whole, {}).where(keep & False).num_rows == 0
+
+    def read(name, start, stop):
+        return np.zeros((stop - start, 1024), np.float32)
+
+    endless = source.Source({"values": (np.dtype(np.float32), (1024,))}, 4_000, read, {})
+    tracemalloc.start()
+    safetensors.write(tmp_path / "large", endless)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20 and (tmp_path / "large").stat().st_size > 16_000_000
+    tracemalloc.stop()
