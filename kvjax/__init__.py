@@ -32,6 +32,7 @@ from kvjax._values.prune import Prune as Prune
 from kvjax.ffi import backends as backends
 
 if TYPE_CHECKING:
+    from kvjax import checkpoint as checkpoint
     from kvjax import convert as convert
     from kvjax import flax as flax
     from kvjax import optax as optax
@@ -39,8 +40,8 @@ if TYPE_CHECKING:
 else:  # from which a type checker would take it that there is every name
 
     def __getattr__(name: str) -> Any:
-        # The adapters load when they are first used: whoever needs no checkpoints does not wait for Orbax.
-        if name in ("convert", "flax", "optax", "orbax"):
+        # These load when they are first used: whoever needs no checkpoints does not wait for Orbax.
+        if name in ("checkpoint", "convert", "flax", "optax", "orbax"):
             return importlib.import_module(f"kvjax.{name}")
         raise AttributeError(f"module 'kvjax' has no attribute {name!r}")
 
@@ -53,7 +54,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Exported", "Keys", "KeysLike", "Prefetched", "Prune", "SparseRows", "Stats", "Table", "admit", "backends",
-    "constraints", "convert", "drop_table", "evict", "flax", "get_table", "grad", "hash_keys", "initializers", "keys",
-    "lookup_bag", "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "stats", "storage",
-    "tables", "value_and_grad",
+    "checkpoint", "constraints", "convert", "drop_table", "evict", "flax", "get_table", "grad", "hash_keys",
+    "initializers", "keys", "lookup_bag", "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "stats",
+    "storage", "tables", "value_and_grad",
 ]  # fmt: skip

@@ -1,9 +1,24 @@
-"""Checkpoints of tables: the format on disk, written and read; needs no Orbax."""
+"""Checkpoints of tables: saved, restored, verified, compared and pruned; needs no Orbax."""
 
 from kvjax.checkpoint._catalog import Catalog as Catalog
 from kvjax.checkpoint._catalog import seal as seal
-from kvjax.checkpoint._restore import Restore as Restore
-from kvjax.checkpoint._restore import restore as restore
+from kvjax.checkpoint._diff import Diff as Diff
+from kvjax.checkpoint._diff import TableDiff as TableDiff
+from kvjax.checkpoint._diff import diff as diff
+from kvjax.checkpoint._format import CheckpointError as CheckpointError
+from kvjax.checkpoint._restore import How as How
+from kvjax.checkpoint._restore_all import restore as restore
+from kvjax.checkpoint._restore_all import restore_all as restore_all
+from kvjax.checkpoint._save import save as save
+from kvjax.checkpoint._verify import FileReport as FileReport
+from kvjax.checkpoint._verify import Verified as Verified
+from kvjax.checkpoint._verify import verify as verify
 from kvjax.checkpoint._write import check_saved as check_saved
 from kvjax.checkpoint._write import snapshot as snapshot
 from kvjax.checkpoint._write import write as write
+
+__all__ = ["CheckpointError", "Diff", "FileReport", "TableDiff", "Verified", "diff", "restore", "save", "verify"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

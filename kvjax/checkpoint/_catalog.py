@@ -126,16 +126,28 @@ class Catalog:
             files = Files(folder, None)
             return check_meta(read_json(files.read(META, MOST_JSON)), UNSEALED, name), files
         entries: dict[str, tuple[int, str]] = {}
-        lists = self._lists[name]
-        for shard, (size, saved) in enumerate(lists):
-            path = shard_list(shard, len(lists))
-            found = read_json(Files(folder, {path: (size, saved)}).read(path, MOST_JSON))
-            entries |= _entries(found, path)
+        lists = self.lists(name)
+        for path in lists:
+            entries |= self.listed(name, path).entries or {}
         files = Files(folder, entries)
         meta = check_meta(read_json(files.read(META, MOST_JSON)), FORMAT, name)
         if meta["num_shards"] != len(lists):
             raise Damaged(f"want {len(lists)} shards, got {meta['num_shards']}")
         return meta, files
+
+    def lists(self, name: str) -> dict[str, tuple[int, str]]:
+        """Size and digest of each list of a table's files, by its path below the table's folder."""
+        lists = (self._lists or {})[name]
+        return {shard_list(shard, len(lists)): entry for shard, entry in enumerate(lists)}
+
+    def listed(self, name: str, path: str) -> Files:
+        """The files that one list of a table lists.
+
+        Raises:
+          Damaged: the list is not as it was written.
+        """
+        folder = self.folder(name)
+        return Files(folder, _entries(read_json(Files(folder, self.lists(name)).read(path, MOST_JSON)), path))
 
     def _read_seal(self) -> dict[str, list[tuple[int, str]]]:
         found = read_json(read(self.directory / META, MOST_JSON))

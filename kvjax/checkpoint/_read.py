@@ -44,11 +44,11 @@ def read(meta: dict[str, Any], files: Files, placement: Placement | None = None)
     Raises:
       Damaged: a file is not there, or not as it was written.
     """
-    shards = [_Shard(files, meta, i) for i in range(meta["num_shards"])]
-    arrays = _joined([shard.read(placement) for shard in shards])
+    shards = [Shard(files, meta, i) for i in range(meta["num_shards"])]
+    arrays = joined([shard.read(placement) for shard in shards])
     if meta["initializer"]["kind"] == "pool":
         pool = _Array(files, POOL, np.dtype(np.float32), tuple(meta["initializer"]["shape"]))
-        arrays |= _at_once({POOL: pool})
+        arrays |= at_once({POOL: pool})
     return Stored(meta, arrays)
 
 
@@ -87,7 +87,7 @@ class _Array:
             raise Damaged(f"want whole chunks of {self.folder}, got {error!s:.300}") from error
 
 
-class _Shard:
+class Shard:
     """One shard on disk."""
 
     def __init__(self, files: Files, meta: dict[str, Any], number: int) -> None:
@@ -107,23 +107,28 @@ class _Shard:
 
     def read(self, placement: Placement | None) -> dict[str, np.ndarray]:
         if placement is None or placement.num_shards == len({shard.shard for shard in placement.local}):
-            return _at_once(self.rows | self.extras)
+            return at_once(self.rows | self.extras)
         waiting = {name: store for name, store in self.extras.items() if name != "sketch"}
         pending = _owned(waiting, "pending_keys", placement) if waiting else {}
         if placement.partitioner is not None:
-            sketch = _at_once({name: self.extras[name] for name in self.extras if name == "sketch"})
+            sketch = at_once({name: self.extras[name] for name in self.extras if name == "sketch"})
             return _owned(self.rows, "keys", placement) | pending | sketch
         ranges = list(_shards(placement))
         buckets = [placement.buckets(first, last) for first, last in ranges]
-        (offsets,) = _at_once({"offsets": self.offsets}).values()
-        if offsets[0] != 0 or offsets[-1] != self.num_rows or (np.diff(offsets) < 0).any():
-            raise Damaged(f"want offsets from 0 to {self.num_rows}, got {offsets[0]} to {offsets[-1]}")
-        out = _at_once(self.rows, [slice(int(offsets[a]), int(offsets[b])) for a, b in buckets]) | pending
+        offsets = self.read_offsets()
+        out = at_once(self.rows, [slice(int(offsets[a]), int(offsets[b])) for a, b in buckets]) | pending
         if not placement.owned(out["keys"]).all():
             raise Damaged("want keys where the offsets say, got keys of other buckets")
         if "sketch" in self.extras:
             out["sketch"] = self._cells(placement, ranges)
         return out
+
+    def read_offsets(self) -> np.ndarray:
+        """The first row of each bucket."""
+        (offsets,) = at_once({"offsets": self.offsets}).values()
+        if offsets[0] != 0 or offsets[-1] != self.num_rows or (np.diff(offsets) < 0).any():
+            raise Damaged(f"want offsets from 0 to {self.num_rows}, got {offsets[0]} to {offsets[-1]}")
+        return offsets
 
     def _cells(self, placement: Placement, ranges: list[tuple[int, int]]) -> np.ndarray:
         """The cells of the sketch that some shards use; the others are 0."""
@@ -145,7 +150,7 @@ def _shards(placement: Placement) -> Iterator[tuple[int, int]]:
         yield first, last
 
 
-def _at_once(stores: dict[str, _Array], slices: Sequence[slice] = (_ALL,)) -> dict[str, np.ndarray]:
+def at_once(stores: dict[str, _Array], slices: Sequence[slice] = (_ALL,)) -> dict[str, np.ndarray]:
     """Some rows of each array; while the files of one are read, others are decoded."""
     pending = {name: [store.begin(rows) for rows in slices] for name, store in stores.items()}
     return {name: _concat([end() for end in ends]) for name, ends in pending.items()}
@@ -163,11 +168,11 @@ def _owned(stores: dict[str, _Array], keys: str, placement: Placement) -> dict[s
         piece = slice(start, min(n, start + _PIECE))
         mine = placement.owned(stores[keys].begin(piece)())
         if mine.any():
-            parts.append({name: array[mine] for name, array in _at_once(stores, [piece]).items()})
+            parts.append({name: array[mine] for name, array in at_once(stores, [piece]).items()})
     return concat(parts)
 
 
-def _joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """The arrays of several shards as one. A shard that lacks an extra array has nothing to keep there."""
     if len(parts) == 1:
         return parts[0]

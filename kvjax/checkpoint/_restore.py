@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from jax.typing import DTypeLike
+
+from kvjax._keys.keys import KeysLike
 from kvjax._process import PROCESS
 from kvjax._sharded.processes import together
 from kvjax._spec.options import Options
@@ -15,54 +18,30 @@ from kvjax._spec.spec import TableSpec
 from kvjax._table import contents
 from kvjax._table.contents import check_capacity
 from kvjax._table.move import prepare_move
-from kvjax._table.registry import drop_table, get_or_make, tables
+from kvjax._table.registry import drop_table, get_or_make
+from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table
+from kvjax._values.dtypes import dtype_name
 from kvjax._values.errors import fail
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._format import FIELDS, POOL, Stored
+from kvjax.checkpoint._overlay import converted, only, overlay
 from kvjax.checkpoint._read import read
 from kvjax.checkpoint._rules import load, load_initializer
+from kvjax.storage import Storage
 
 
-def restore(directory: Path, wanted: Mapping[str, Table | None] | None, sharding: Sharding) -> dict[str, Table]:
-    """Restores tables: all, or none if one of them cannot be.
+@dataclasses.dataclass(kw_only=True, repr=False)
+class How(Sharding):
+    """How a restore makes its tables: the arguments that `kvjax.checkpoint.restore` and `TableRestore` share.
 
-    Args:
-      directory: of the checkpoint.
-      wanted: what to load each table into; None instead of one for the one of that name, or a new one; None for all.
-      sharding: of new ones.
+    Its fields beside those of `Sharding` are described there."""
 
-    Raises:
-      CheckpointError: it is damaged.
-      ValueError: a table is not what was saved.
-    """
-    catalog = Catalog(directory)
-    if wanted is None:
-        wanted = {name: None for name in catalog.names}
-    restores = [Restore(catalog, name, table, sharding) for name, table in wanted.items()]
-    _check_distinct(restores)
-    for one in restores:  # all files, before a table is made
-        one.read()
-    try:
-        for one in restores:
-            one.prepare()
-    except BaseException:
-        for one in restores:
-            one.undo()
-        raise
-    return {one.name: one.commit() for one in restores}
-
-
-def _check_distinct(restores: Sequence[Restore]) -> None:
-    sources: dict[str, str] = {}
-    for one in restores:
-        target = one.table.name if one.table is not None else one.name
-        if target in sources:
-            raise fail(
-                ValueError, target, "restore", "one table of the checkpoint to load into it",
-                f"{sources[target]!r} and {one.name!r}", "give each a table of its own",
-            )  # fmt: skip
-        sources[target] = one.name
+    storage: Storage | None = None
+    dtype: DTypeLike | None = None
+    slots: bool = True
+    keys: KeysLike | None = None
+    merge: bool = False
 
 
 class Restore:
@@ -72,18 +51,19 @@ class Restore:
       catalog: of the checkpoint.
       name: of the table in it.
       table: to load into; None for the one of that name, or a new one.
-      sharding: of a new one.
+      how: to make it.
     """
 
-    def __init__(self, catalog: Catalog, name: str, table: Table | None, sharding: Sharding):
-        self.name, self.catalog, self.table = name, catalog, table or tables().get(name)
+    def __init__(self, catalog: Catalog, name: str, table: Table | None, how: How):
+        self.name, self.catalog, self.table = name, catalog, table or tables_of_process().get(name)
         # Of a module's table of which nobody has said the seed, what was saved says it; an earlier restore, too.
         self.drawn = self.table is not None and PROCESS.of_modules.get(self.table.name, False)
         if self.table is not None and self.drawn:
-            self.table = tables()[self.table.name]
+            self.table = tables_of_process()[self.table.name]
         self.given, self.made = table is not None or self.drawn, False
-        self.sharding = Sharding() if self.table else sharding
-        self.placement = self.table.spec.placement if self.table else placement_of(sharding, name, "restore")
+        self.how = how
+        self.sharding = Sharding() if self.table else how
+        self.placement = self.table.spec.placement if self.table else placement_of(how, name, "restore")
 
     def read(self) -> None:
         """Reads the table and checks it; nothing changes."""
@@ -96,13 +76,16 @@ class Restore:
         table = self.table if self.given else together(self.placement, self.name, "restore", lambda: self._make(stored))
         assert table is not None
         table = table.refresh()
+        merge = self.how.merge and self.table is not None
         rows = stored.snapshot()
-        if self.drawn and table.spec.seed != stored.meta["seed"]:
+        if self.drawn and not merge and table.spec.seed != stored.meta["seed"]:
             spec = dataclasses.replace(table.spec, seed=stored.meta["seed"])
             replaced = prepare_move(table, spec, "restore", bring=lambda _: rows)
             self._commit: Callable[[], Table] = lambda: Table(replaced.commit(), spec)
         else:
-            self._commit = contents.prepare_load(table, lambda: contents.checked(table.spec, rows))
+            self._commit = contents.prepare_load(
+                table, lambda: contents.checked(table.spec, overlay(table.snapshot(), rows) if merge else rows)
+            )
         self.stored = None  # what is prepared has its own copy
 
     def commit(self) -> Table:
@@ -118,17 +101,36 @@ class Restore:
         meta, files = self.catalog.open(self.name)
         if not self.given:
             self._load_rules(meta)
-        stored = self.catalog.checked(self.name, lambda: read(meta, files, self.placement))
+        if not self.how.slots:
+            meta = meta | {"slots": []}
+        stored = self._chosen(self.catalog.checked(self.name, lambda: read(meta, files, self.placement)))
         if self.table and self.given:
             _check_equal(self.table.spec, stored, but=("seed",) if self.drawn else ())
         return stored
 
+    def _chosen(self, stored: Stored) -> Stored:
+        """What is wanted of what was read."""
+        how, meta, arrays = self.how, stored.meta, stored.arrays
+        if how.keys is not None:
+            arrays = only(arrays, how.keys)
+            meta = meta | {"rows": len(arrays["keys"])}  # here, which is what can be held against a limit
+        if not how.slots:
+            arrays = arrays | {"has_slots": np.zeros(len(arrays["keys"]), bool)}
+        if how.dtype is not None and dtype_name(how.dtype) != meta["dtype"]:
+            dtype = dtype_name(how.dtype)
+            arrays = arrays | {"values": converted(arrays["values"], arrays["keys"], dtype, self.name)}
+            exact = {"rounding": "nearest"} if dtype == "float32" else {}
+            meta = meta | {"dtype": dtype} | exact
+        return dataclasses.replace(stored, meta=meta, arrays=arrays)
+
     def _load_rules(self, meta: dict[str, Any]) -> None:
         """Whether a table can be made of what the checkpoint says."""
-        try:
-            self.rules = {option: load(saved) for option, saved in meta.get("options", {}).items()}
-        except ValueError as error:
-            raise ValueError(f"kvjax: table {self.name!r}, restore: {error}") from error
+        self.rules = {}
+        for option, saved in meta.get("options", {}).items():
+            try:
+                self.rules[option] = load(saved)
+            except ValueError as error:
+                raise ValueError(f"kvjax: table {self.name!r}, restore: {option}: {error}") from error
         if "partitioner" in meta and self.sharding.given and self.sharding.partitioner is None:
             raise fail(
                 ValueError, self.name, "restore", f"the table's partitioner, {meta['partitioner']}, of which a "
@@ -142,10 +144,19 @@ class Restore:
         fields = {name: meta[name] for name in FIELDS if name in meta} | {"initializer": _initializer(stored)}
         self.made = self.table is None
         try:
-            return get_or_make(self.name, meta["dim"], self.placement, Options(**fields, **self.rules))
+            options = Options(storage=self.how.storage, **fields, **self.rules)
+            return get_or_make(self.name, meta["dim"], self.placement, options)
         except BaseException:
             self.made = False
             raise
+
+
+_UNSEEN = "make the table as it was saved: another would change the rows of unseen keys"
+_MENDS = {
+    "dtype": "make the table as it was saved, or give dtype= to convert the rows",
+    "seed": _UNSEEN,
+    "initializer": _UNSEEN,
+}
 
 
 def _initializer(stored: Stored) -> Any:
@@ -164,6 +175,6 @@ def _check_equal(spec: TableSpec, stored: Stored, but: tuple[str, ...]) -> None:
         if field not in but and getattr(spec, field) != saved:
             raise fail(
                 ValueError, spec.name, "restore", f"a checkpoint with {field} {getattr(spec, field)!r}", f"{saved!r}",
-                "make the table as it was saved (another seed or initializer would change the rows of unseen keys)",
+                _MENDS.get(field, "make the table as it was saved"),
             )  # fmt: skip
     check_capacity(spec, "restore", meta["rows"], "make the table with a larger max_capacity, or prune in TableSave")

@@ -109,16 +109,21 @@ def check_saved(tables: Mapping[str, Table]) -> None:
     Raises:
       ValueError: process 0 lacks a table that is to be saved by it.
     """
-    if jax.process_count() == 1:
+    place = everyone()
+    if place is None:
         return
-    everyone = Placement.of(Mesh(np.array(jax.devices()), ("all",)), ("all",))
-    alone = allgather_json(everyone, sorted(name for name, table in tables.items() if shared_placement(table) is None))
+    alone = allgather_json(place, sorted(name for name, table in tables.items() if shared_placement(table) is None))
     lost = sorted(set().union(*alone) - set(alone[0]))
     if lost:
         raise fail(
             ValueError, lost[0], "save", "a table of process 0, which saves those that are of one process", "none",
             "save it there too, or shard it over the processes",
         )  # fmt: skip
+
+
+def everyone() -> Placement | None:
+    """What all processes have in common, for `together`; None if there is one."""
+    return None if jax.process_count() == 1 else Placement.of(Mesh(np.array(jax.devices()), ("all",)), ("all",))
 
 
 def _copy(table: Table, prune: PruneLike | None) -> tuple[Snapshot, np.ndarray]:

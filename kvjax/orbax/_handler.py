@@ -12,10 +12,9 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future
 
-from kvjax._spec.sharding import Sharding
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint import Catalog, check_saved, restore, seal, snapshot, write
+from kvjax.checkpoint import Catalog, How, check_saved, restore_all, seal, snapshot, write
 
 
 class TableHandler(ocp.handlers.AsyncCheckpointHandler):
@@ -50,7 +49,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
 
     def restore(self, directory: str | os.PathLike[str], args: TableRestore | None = None) -> dict[str, Table]:
         args = args or TableRestore()
-        return restore(Path(directory), args.tables, args.sharding())
+        return restore_all(Catalog(Path(directory)), args.tables, args.how())
 
     def metadata(self, directory: str | os.PathLike[str]) -> dict[str, dict[str, object]]:
         """What each table of a checkpoint is, by name, as ``kvjax.json`` says it."""
@@ -96,7 +95,7 @@ class TableSave(ocp.args.CheckpointArgs):
 
 @ocp.args.register_with_handler(TableHandler, for_restore=True)
 @dataclasses.dataclass
-class TableRestore(Sharding, ocp.args.CheckpointArgs):
+class TableRestore(How, ocp.args.CheckpointArgs):
     """Restores tables; gives a dict of live handles by name.
 
     The contents of the tables are replaced, slots, frequencies and versions with them. A handle given here may be
@@ -115,6 +114,11 @@ class TableRestore(Sharding, ocp.args.CheckpointArgs):
       partitioner: as there. Tables that had one need one; it may be another.
       replicated: as there.
       wire: as there.
+      storage: where the rows of tables that are made here live, as in `kvjax.checkpoint.restore`.
+      dtype: to convert rows to, as there.
+      slots: whether to restore the optimizer's slots.
+      keys: of the rows to restore; by default all.
+      merge: leave the rows of a table that exists where the checkpoint has none of their keys.
 
     Example:
       >>> import tempfile, jax, kvjax, numpy as np, orbax.checkpoint as ocp
@@ -133,6 +137,6 @@ class TableRestore(Sharding, ocp.args.CheckpointArgs):
 
     tables: Mapping[str, Table | None] | None = None
 
-    def sharding(self) -> Sharding:
-        """Where tables that are made here shall be."""
-        return Sharding(**{field.name: getattr(self, field.name) for field in dataclasses.fields(Sharding)})
+    def how(self) -> How:
+        """How to make the tables."""
+        return How(**{field.name: getattr(self, field.name) for field in dataclasses.fields(How)})

@@ -21,7 +21,7 @@ def reshard(mesh):
 
 
 def restore(mesh):
-    return placement_of(kvjax.orbax.TableRestore(mesh=mesh).sharding(), "user", "restore")
+    return placement_of(kvjax.orbax.TableRestore(mesh=mesh), "user", "restore")
 
 
 @pytest.mark.parametrize("version", ["0.11.0", "0.11.2", "0.11.3.dev20261122"])

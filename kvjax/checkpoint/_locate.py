@@ -1,0 +1,63 @@
+"""Locating: the checkpoint of tables that a path means."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from kvjax.checkpoint._files import MOST_JSON, read, read_json
+from kvjax.checkpoint._format import META, UNSEALED, CheckpointError, Damaged
+
+PathLike = str | os.PathLike[str]
+
+
+def locate(path: PathLike) -> Path:
+    """The folder of a checkpoint: `path` itself, the one below an Orbax step, or that of the last step below its root.
+
+    Raises:
+      CheckpointError: there is none, or more than one.
+    """
+    path = Path(path)
+    if is_checkpoint(path):
+        return path
+    found = _below(path)
+    if not found:
+        steps = [(int(name[2]), child) for child in _folders(path) if (name := _STEP.fullmatch(child.name))]
+        found = next((items for _, step in sorted(steps, reverse=True) if (items := _below(step))), [])
+    if len(found) != 1:
+        got = f"none in {path}" if not found else f"{[str(item.relative_to(path)) for item in found]} in {path}"
+        raise CheckpointError(
+            f"kvjax: checkpoint: want a checkpoint of tables, got {got}; give the folder of one, of a step of an Orbax "
+            "CheckpointManager that has one, or of the manager"
+        )
+    return found[0]
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether tables have been saved at this path, sealed or in the format without a seal."""
+    if (path / META).exists():
+        return True
+    return any(_format_of(child / META) == UNSEALED for child in _folders(path))
+
+
+def _below(path: Path) -> list[Path]:
+    return [child for child in _folders(path) if is_checkpoint(child)]
+
+
+def _folders(path: Path) -> list[Path]:
+    return sorted(child for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
+
+
+def _format_of(path: Path) -> object:
+    if not path.exists():
+        return None
+    try:
+        meta = read_json(read(path, MOST_JSON))
+    except Damaged:
+        return None
+    return meta.get("format") if isinstance(meta, dict) else None
+
+
+# Orbax's names of finished steps: "12", "00012", "step_12".
+_STEP = re.compile(r"(.*_)?(\d+)")

@@ -1,0 +1,114 @@
+"""Restoring tables together: all that a call asks for, or none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from kvjax._keys.keys import Keys, KeysLike
+from kvjax._table.table import Table
+from kvjax._values.arrays import ArrayLike
+from kvjax._values.errors import fail
+from kvjax.checkpoint._catalog import Catalog
+from kvjax.checkpoint._locate import PathLike, locate
+from kvjax.checkpoint._restore import How, Restore
+from kvjax.storage import Storage
+
+
+def restore(
+    path: PathLike,
+    tables: Mapping[str, Table | None] | None = None,
+    *,
+    mesh: Mesh | None = None,
+    devices: Sequence[object] | None = None,
+    axis: str | tuple[str, ...] | None = None,
+    partitioner: Callable[[Keys, int], ArrayLike] | None = None,
+    replicated: bool = False,
+    wire: DTypeLike | None = None,
+    storage: Storage | None = None,
+    dtype: DTypeLike | None = None,
+    slots: bool = True,
+    keys: KeysLike | None = None,
+    merge: bool = False,
+) -> dict[str, Table]:
+    """Restores tables: all that are asked for, or none if one of them cannot be.
+
+    A checkpoint says what its tables were: a process that has none needs no more than the path. Only functions of
+    yours (an initializer, a constraint, a score) are not in it, and the error says which: make such a table first. The
+    contents of a table that exists are replaced, slots, frequencies and versions with them, and a handle given here may
+    be stale. Any number of shards and processes may have written the checkpoint: a table keeps the place that it has.
+
+    Args:
+      path: of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step.
+      tables: tables to load into, by their names in the checkpoint; None instead of a table loads into the one of that
+        name, or makes it as it was saved. By default all tables of the checkpoint.
+      mesh: over which tables that are made here are sharded, as in `kvjax.get_table`; by default each is in one place.
+      devices: as there.
+      axis: as there.
+      partitioner: as there. Tables that had one need one; it may be another.
+      replicated: as there.
+      wire: as there.
+      storage: where the rows of tables that are made here live, one of `kvjax.storage`; by default where a new table's
+        would.
+      dtype: to convert rows to, which a table that exists must have. A value that it cannot hold is an error.
+      slots: whether to restore the optimizer's slots; without them training begins with fresh ones.
+      keys: of the rows to restore, ``(n,)``; by default all. A key that the checkpoint lacks has no row afterwards.
+      merge: leave the rows of a table that exists where the checkpoint has none of their keys. Counts of waiting keys
+        are merged likewise; of a sketch, the checkpoint's are taken.
+
+    Returns:
+      The live handles by name.
+
+    Raises:
+      CheckpointError: there is no checkpoint, or it is damaged.
+      ValueError: a table is not what was saved, a function is missing, or an argument does not fit.
+
+    Example:
+      >>> import kvjax, numpy as np, tempfile
+      >>> table = kvjax.get_table("doc_read", dim=2).upsert(np.array([7, 8]), [[1.0, 2.0], [3.0, 4.0]])
+      >>> folder = tempfile.TemporaryDirectory()
+      >>> kvjax.checkpoint.save(folder.name + "/one", [table])
+      >>> kvjax.drop_table("doc_read")
+      >>> table = kvjax.checkpoint.restore(folder.name + "/one", dtype="bfloat16", keys=np.array([8]))["doc_read"]
+      >>> len(table), table.spec.dtype, table.lookup(8).tolist()
+      (1, 'bfloat16', [3.0, 4.0])
+      >>> kvjax.drop_table("doc_read")
+      >>> folder.cleanup()
+    """
+    how = How(
+        mesh=mesh, devices=devices, axis=axis, partitioner=partitioner, replicated=replicated, wire=wire,
+        storage=storage, dtype=dtype, slots=slots, keys=keys, merge=merge,
+    )  # fmt: skip
+    return restore_all(Catalog(locate(path)), tables, how)
+
+
+def restore_all(catalog: Catalog, tables: Mapping[str, Table | None] | None, how: How) -> dict[str, Table]:
+    """As `restore`, from a catalog."""
+    if tables is None:
+        tables = {name: None for name in catalog.names}
+    restores = [Restore(catalog, name, table, how) for name, table in tables.items()]
+    _check_distinct(restores)
+    for one in restores:  # all files, before a table is made
+        one.read()
+    try:
+        for one in restores:
+            one.prepare()
+    except BaseException:
+        for one in restores:
+            one.undo()
+        raise
+    return {one.name: one.commit() for one in restores}
+
+
+def _check_distinct(restores: Sequence[Restore]) -> None:
+    sources: dict[str, str] = {}
+    for one in restores:
+        target = one.table.name if one.table is not None else one.name
+        if target in sources:
+            raise fail(
+                ValueError, target, "restore", "one table of the checkpoint to load into it",
+                f"{sources[target]!r} and {one.name!r}", "give each a table of its own",
+            )  # fmt: skip
+        sources[target] = one.name

@@ -1,0 +1,152 @@
+"""Verifying: whether every file of a checkpoint is as it was written; no table is made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvjax.checkpoint._catalog import Catalog
+from kvjax.checkpoint._files import Files
+from kvjax.checkpoint._format import META, CheckpointError, Damaged
+from kvjax.checkpoint._locate import PathLike, locate
+from kvjax.checkpoint._read import read
+
+
+@dataclasses.dataclass(frozen=True)
+class FileReport:
+    """One file of a checkpoint.
+
+    Attributes:
+      path: below the checkpoint.
+      table: that it belongs to; "" for what is of all.
+      size: in bytes, as it was listed.
+      problem: what is wrong with it, or None.
+    """
+
+    path: str
+    table: str
+    size: int
+    problem: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Verified:
+    """What `verify` has found.
+
+    Attributes:
+      path: of the checkpoint.
+      files: all that it should have.
+      unlisted: files below it that belong to nothing, which is no problem.
+      sealed: whether there are digests. In the format without, arrays have only the checksums of zarr, and "files" are
+        whole tables.
+    """
+
+    path: Path
+    files: tuple[FileReport, ...]
+    unlisted: tuple[str, ...]
+    sealed: bool
+
+    @property
+    def ok(self) -> bool:
+        """Whether all files are as they were written."""
+        return not self.problems
+
+    @property
+    def problems(self) -> tuple[FileReport, ...]:
+        """The files that are not."""
+        return tuple(file for file in self.files if file.problem is not None)
+
+    @property
+    def bytes(self) -> int:
+        """Of all files together."""
+        return sum(file.size for file in self.files)
+
+
+def verify(path: PathLike) -> Verified:
+    """Reads every file of a checkpoint and compares it with what was written. Neither tables nor JAX's backend are
+    needed, and one file is in memory at a time.
+
+    Args:
+      path: of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step.
+
+    Returns:
+      What was found; damage is no error here.
+
+    Raises:
+      CheckpointError: there is no checkpoint at all.
+
+    Example:
+      >>> import kvjax, numpy as np, pathlib, tempfile
+      >>> table = kvjax.get_table("doc_verify", dim=2).upsert(np.array([7]), [[1.0, 2.0]])
+      >>> folder = tempfile.TemporaryDirectory()
+      >>> kvjax.checkpoint.save(folder.name + "/one", [table])
+      >>> kvjax.checkpoint.verify(folder.name + "/one").ok
+      True
+      >>> meta = pathlib.Path(folder.name, "one/doc_verify/kvjax.json")
+      >>> _ = meta.write_text(meta.read_text().replace("0.0", "1.0"))
+      >>> [file.path for file in kvjax.checkpoint.verify(folder.name + "/one").problems]
+      ['doc_verify/kvjax.json']
+      >>> kvjax.drop_table("doc_verify")
+      >>> folder.cleanup()
+    """
+    catalog = Catalog(locate(path))
+    try:
+        names = catalog.names
+    except CheckpointError as error:
+        return Verified(catalog.directory, (FileReport(META, "", 0, str(error)),), (), True)
+    sealed = (catalog.directory / META).exists()
+    files = [FileReport(META, "", (catalog.directory / META).stat().st_size, None)] if sealed else []
+    for name in names:
+        files += _listed(catalog, name) if sealed else [_unsealed(catalog, name)]
+        if sealed and not any(file.problem for file in files if file.table == name):
+            files += _unread(catalog, name)
+    known = {file.path for file in files}
+    found = (p.relative_to(catalog.directory).as_posix() for p in catalog.directory.rglob("*") if not p.is_dir())
+    return Verified(catalog.directory, tuple(files), tuple(sorted(set(found) - known)) if sealed else (), sealed)
+
+
+def _listed(catalog: Catalog, name: str) -> Iterator[FileReport]:
+    folder = catalog.folder(name)
+    below = folder.relative_to(catalog.directory).as_posix()
+    for path, (size, saved) in catalog.lists(name).items():
+        lists = Files(folder, {path: (size, saved)})
+        problem = _problem(lists, path)
+        yield FileReport(f"{below}/{path}", name, size, problem)
+        if problem is not None:
+            continue
+        try:
+            files = catalog.listed(name, path)
+        except Damaged as error:
+            yield FileReport(f"{below}/{path}", name, size, str(error))
+            continue
+        assert files.entries is not None
+        for one, (size, _) in files.entries.items():
+            yield FileReport(f"{below}/{one}", name, size, _problem(files, one))
+
+
+def _unread(catalog: Catalog, name: str) -> list[FileReport]:
+    """A table whose files are as they were written, but not what this kvjax reads."""
+    try:
+        catalog.open(name)
+    except CheckpointError as error:
+        return [FileReport(catalog.folder(name).name, name, 0, str(error))]
+    return []
+
+
+def _problem(files: Files, path: str) -> str | None:
+    assert files.entries is not None
+    try:
+        files.read(path, files.entries[path][0])
+    except Damaged as error:
+        return str(error)
+    return None
+
+
+def _unsealed(catalog: Catalog, name: str) -> FileReport:
+    try:
+        meta, files = catalog.open(name)
+        stored = catalog.checked(name, lambda: read(meta, files))
+    except CheckpointError as error:
+        return FileReport(catalog.folder(name).name, name, 0, str(error))
+    return FileReport(catalog.folder(name).name, name, sum(array.nbytes for array in stored.arrays.values()), None)

@@ -1,0 +1,241 @@
+"""kvjax.checkpoint without Orbax: save, restore in every way, verify and compare."""
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+from kvjax.checkpoint import CheckpointError, diff, restore, save, verify
+from tests.support.checkpoints import IDS, assert_equal, trained
+from tests.support.checkpoints import save as save_by_orbax
+from tests.support.marks import slow
+from tests.support.tables import by_low_bits
+
+TX = optax.rmsprop(0.1)
+
+
+def many(table, n=500):
+    keys = np.random.default_rng(1).integers(-(2**63), 2**63 - 1, n)
+    return table.upsert(keys, np.random.default_rng(2).normal(size=(n, table.dim)).astype(np.float32))
+
+
+def test_a_checkpoint_by_itself(make, tmp_path):
+    table = trained(make(3, initializer=kvjax.initializers.normal(0.1), max_capacity=50), TX)
+    was, name, spec = table.snapshot(), table.name, table.spec
+    save(tmp_path / "a", [table])
+    with pytest.raises(CheckpointError, match="nothing there"):
+        save(tmp_path / "a", [table])
+    assert verify(tmp_path / "a").ok and diff(tmp_path / "a", tmp_path / "a").same
+    kvjax.drop_table(name)
+    (got,) = restore(tmp_path / "a").values()
+    assert got.spec == spec and got.snapshot().slot_types == was.slot_types
+    assert_equal(got.snapshot().rows, was.rows)
+    save(tmp_path / "a", {name: got.clear()}, overwrite=True)
+    assert len(restore(tmp_path / "a")[name]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+
+
+@slow
+def test_a_new_process_needs_only_the_path(make, tmp_path):
+    table = make(
+        4, dtype="bfloat16", rounding="stochastic", initializer=kvjax.initializers.uniform(-1, 1), seed=5,
+        key_dtype="uint64", max_capacity=100, on_full="evict", evict=kvjax.evict.LeastFrequent(10),
+        admit=kvjax.admit.MinCount(1), count="batch", constraint=kvjax.constraints.max_norm(2.0),
+    )  # fmt: skip
+    save(tmp_path / "a", {"t": trained(table, TX).pin(IDS[:1])})
+    code = f"""
+import kvjax, numpy as np
+t = kvjax.checkpoint.restore({str(tmp_path / "a")!r})["t"]
+kvjax.checkpoint.save({str(tmp_path / "b")!r}, [t])
+s = t.spec
+print(s.dim, s.dtype, s.rounding, s.seed, s.key_dtype, s.max_capacity, s.on_full, s.evict, s.admit, s.count)
+"""
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    spec = table.spec
+    assert out.split("\n")[0] == (f"4 bfloat16 stochastic 5 uint64 100 evict {spec.evict} {spec.admit} batch")
+    assert diff(tmp_path / "a", tmp_path / "b").same
+
+
+@slow
+@pytest.mark.parametrize(
+    "option, name",
+    [
+        ({"initializer": lambda rng, shape, dtype: jax.random.normal(rng, shape, dtype)}, "the function that makes"),
+        ({"constraint": lambda row: row * 2}, "constraint: .*lambda"),
+        (
+            {"max_capacity": 9, "on_full": "evict", "evict": kvjax.evict.LowestScore(2, lambda rows: rows.freqs)},
+            "evict: .*lambda",
+        ),
+    ],
+)
+def test_a_missing_function_is_named(option, name, make, tmp_path):
+    table = make(2, **option).upsert(IDS, np.ones((5, 2)))
+    save(tmp_path / "a", [table])
+    kvjax.drop_table(table.name)
+    with pytest.raises(ValueError, match=name):
+        restore(tmp_path / "a")
+    assert table.name not in kvjax.tables()
+
+
+@slow
+def test_onto_other_shards_and_back(make, tmp_path):
+    table = many(trained(make(3, admit=kvjax.admit.MinCount(2)), TX)).pin(IDS[:2])
+    was, name = table.snapshot(), table.name
+    meshes = [None, 3, 8, None, by_low_bits, None]
+    for i, mesh in enumerate(meshes):
+        save(tmp_path / str(i), {name: table})
+        kvjax.drop_table(name)
+        options = {"partitioner": mesh} if callable(mesh) else {}
+        shards = 4 if callable(mesh) else mesh
+        if shards:
+            options["mesh"] = jax.make_mesh((shards,), ("x",), devices=jax.devices()[:shards])
+        table = restore(tmp_path / str(i), **options)[name]
+        assert table.spec.num_shards == (shards or 1)
+        assert diff(tmp_path / "0", tmp_path / str(i)).tables[name].changed == 0
+    same = table.snapshot()
+    assert_equal(same.rows, was.rows)
+    for column in was.admission:
+        np.testing.assert_array_equal(same.admission[column], was.admission[column])
+
+
+@slow
+def test_into_another_storage(make, tmp_path):
+    table = many(trained(make(3), TX))
+    was, name = table.snapshot(), table.name
+    save(tmp_path / "a", [table])
+    kvjax.drop_table(name)
+    (tmp_path / "rows").mkdir()
+    storage = kvjax.storage.Mmap(str(tmp_path / "rows"))
+    table = restore(tmp_path / "a", storage=storage)[name]
+    assert table.spec.storage == storage
+    assert_equal(table.snapshot().rows, was.rows)
+    with pytest.raises(ValueError, match=r"table\.to"):
+        restore(tmp_path / "a", storage=kvjax.storage.Host())
+    kvjax.drop_table(name)
+
+
+def test_rows_are_converted_only_when_asked(make, tmp_path):
+    table = trained(make(3), TX)
+    save(tmp_path / "a", {"t": table})
+    half = make(3, dtype="bfloat16", seed=table.spec.seed)
+    with pytest.raises(ValueError, match="dtype= to convert"):
+        restore(tmp_path / "a", {"t": half})
+    got = restore(tmp_path / "a", {"t": half}, dtype="bfloat16")["t"].export(slots=True)
+    want = table.export(slots=True)
+    np.testing.assert_array_equal(got.values, want.values.astype(jnp.bfloat16))
+    np.testing.assert_array_equal(got.slots["nu"], want.slots["nu"])
+    save(tmp_path / "b", {"t": table.upsert(IDS[:1], np.full((1, 3), 1e6))})
+    with pytest.raises(ValueError, match=r"float16 can hold.*bfloat16"):
+        restore(tmp_path / "b", dtype="float16")
+    assert "t" not in kvjax.tables()
+
+
+@slow
+def test_stochastic_rounding_ends_with_float32(make, tmp_path):
+    save(tmp_path / "a", {"t": trained(make(3, dtype="bfloat16", rounding="stochastic"), TX)})
+    table = restore(tmp_path / "a", dtype="float32")["t"]
+    assert (table.spec.dtype, table.spec.rounding) == ("float32", "nearest")
+    kvjax.drop_table("t")
+
+
+@pytest.mark.parametrize("num_shards", [None, pytest.param(4, marks=slow)])
+def test_some_keys_without_slots_and_merged(num_shards, make, tmp_path):
+    options = {} if num_shards is None else {"mesh": jax.make_mesh((num_shards,), ("x",), devices=jax.devices()[:4])}
+    table = trained(make(3, **options), TX)
+    save(tmp_path / "a", {"t": table})
+    want = table.export(slots=True)
+    some = want.keys[:2]
+    table = restore(tmp_path / "a", {"t": table}, keys=np.r_[some, 77], slots=False)["t"]
+    got = table.export(slots=True)
+    assert got.keys.tolist() == some.tolist() and not got.slots and not got.has_slots.any()
+    np.testing.assert_array_equal(got.values, want.values[:2])
+
+    table = table.clear().upsert(np.array([want.keys[0], 77]), np.full((2, 3), 9.0))
+    table = restore(tmp_path / "a", {"t": table}, merge=True)["t"]
+    assert len(table) == len(want) + 1 and table.lookup(77).tolist() == [9.0] * 3
+    assert_equal(table.export(slots=True).take(table.export().keys != 77), want)
+
+
+@slow
+def test_merging_with_other_slots_changes_nothing(make, tmp_path):
+    one = trained(make(3), optax.rmsprop(0.1, momentum=0.9))
+    save(tmp_path / "a", {"t": one})
+    target = trained(make(3, seed=one.spec.seed), TX)
+    was = target.snapshot()
+    with pytest.raises(ValueError, match="slots=False"):
+        restore(tmp_path / "a", {"t": target}, merge=True)
+    assert_equal(target.snapshot().rows, was.rows)
+    target = restore(tmp_path / "a", {"t": target}, merge=True, slots=False)["t"]
+    assert list(target.export(slots=True).slots) == ["nu"] and not target.export().has_slots.any()
+
+
+@slow
+def test_counts_of_waiting_keys_are_merged(make, tmp_path):
+    admit = kvjax.admit.MinCount(9)
+    one = make(2, admit=admit)
+    one, _ = one.apply(optax.sgd(0.1), kvjax.SparseRows(np.array([1, 2]), jnp.ones((2, 2))))
+    save(tmp_path / "a", {"t": one})
+    two, _ = one.apply(optax.sgd(0.1), kvjax.SparseRows(np.array([2, 3]), jnp.ones((2, 2))))
+    two = restore(tmp_path / "a", {"t": two}, merge=True)["t"]
+    assert two.frequency(np.array([1, 2, 3])).tolist() == [1, 1, 1]
+
+
+def test_paths_of_orbax_are_found(make, tmp_path):
+    table = make(2).upsert(IDS, np.ones((5, 2)))
+    save_by_orbax(tmp_path, 2, {"t": table})
+    save_by_orbax(tmp_path, 10, {"t": table.remove(IDS[:1])})
+    for path, rows in [(tmp_path / "2/tables", 5), (tmp_path / "2", 5), (tmp_path, 4)]:
+        assert len(restore(path, {"t": table})["t"]) == rows
+    with pytest.raises(CheckpointError, match="none in"):
+        verify(tmp_path / "nothing")
+
+
+def test_verify_names_the_file(make, tmp_path):
+    save(tmp_path / "a", {"t": trained(make(3)), "u": make(2)})
+    whole = verify(tmp_path / "a")
+    assert whole.ok and whole.sealed and {file.table for file in whole.files} == {"", "t", "u"}
+    assert whole.bytes == sum(path.stat().st_size for path in (tmp_path / "a").rglob("*") if path.is_file())
+    (tmp_path / "a/more").write_text("")
+    for file in whole.files:
+        path = tmp_path / "a" / file.path
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        found = verify(tmp_path / "a")
+        assert [problem.path for problem in found.problems] == [file.path] or file.path == "kvjax.json"
+        assert not found.ok
+        path.write_bytes(data)
+    assert verify(tmp_path / "a").unlisted == ("more",)
+
+
+@slow
+@pytest.mark.parametrize("piece", [1 << 26, 1])
+def test_differences(piece, make, tmp_path, monkeypatch):
+    monkeypatch.setattr("kvjax.checkpoint._pieces.PIECE_BYTES", piece * 4096)
+    table = many(trained(make(3), TX))
+    save(tmp_path / "a", {"t": table, "gone": make(1)})
+    keys = table.export().keys
+    other = table.remove(keys[:3]).upsert(keys[3:5], np.zeros((2, 3))).upsert(np.array([5, 6, 7, 8]), np.ones((4, 3)))
+    other = other.pin(keys[5:6])
+    save(tmp_path / "b", {"t": other, "new": make(1)})
+    found = diff(tmp_path / "a", tmp_path / "b", examples=2)
+    t = found.tables["t"]
+    assert (found.added, found.removed, found.same) == (("new",), ("gone",), False)
+    assert (t.added, t.removed, t.changed) == (4, 3, 3)
+    assert t.columns["values"] == 2 and t.columns["pinned"] == 1 and t.largest["values"] > 0
+    assert set(t.examples["removed"]) <= set(keys[:3].tolist()) and len(t.examples["changed"]) == 2
+    assert t.rows == (len(keys), len(other))
+    was = other.snapshot().rows
+    assert_equal(restore(tmp_path / "b", {"t": other})["t"].snapshot().rows, was)
+
+
+def test_the_arguments_of_both_restores_are_the_same():
+    import inspect
+
+    ours, orbax = (inspect.signature(f).parameters for f in (restore, kvjax.orbax.TableRestore))
+    assert set(ours) - {"path"} == set(orbax)
+    assert all(ours[name].default == orbax[name].default for name in orbax)
