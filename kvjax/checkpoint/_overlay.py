@@ -49,8 +49,8 @@ def _columns(given: Snapshot, slots: dict[str, str], keep: Any = slice(None)) ->
 
 def _admission(below: Snapshot, above: Snapshot, known: np.ndarray, counts_of_all: bool) -> dict[str, np.ndarray]:
     out = {}
-    none = dict.fromkeys(WAITING_COLUMNS, _NONE)
-    old, new = ({name: part.admission.get(name, none[name]) for name in none} for part in (below, above))
+    none: dict[str, np.ndarray] = {name: _NONE for name in WAITING_COLUMNS}
+    old, new = ({name: part.admission.get(name, _NONE) for name in none} for part in (below, above))
     if counts_of_all:
         old = none
     again = np.unique(np.concatenate([known, new["pending_keys"]]))

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import cast
 
 import jax
 
@@ -81,10 +82,15 @@ def save(
 
 def named(tables: Mapping[str, Table] | Iterable[Table]) -> dict[str, Table]:
     """Tables by the names under which they are saved."""
-    found = tables.items() if isinstance(tables, Mapping) else [(getattr(table, "name", ""), table) for table in tables]
-    for _, table in found:
+    if not isinstance(tables, Mapping):
+        tables = list(tables)
+        for table in tables:
+            check_table(table, "save")
+        return {table.name: table for table in tables}
+    given = dict(cast("Mapping[str, Table]", tables))
+    for table in given.values():
         check_table(table, "save")
-    return dict(found)
+    return given
 
 
 def check_free(target: Path, overwrite: bool) -> None:
