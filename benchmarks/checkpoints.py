@@ -1,57 +1,94 @@
-"""Checkpoints: saving and restoring one table, in processor time and by the clock, and what the digests take of it.
+"""Checkpoints: saving and restoring one table beside a plain copy of the same bytes, and the stages of both.
 
-    python benchmarks/checkpoints.py [--rows N] [--dim D] [--folder F]     # F: where they lie, by default here
+    python benchmarks/checkpoints.py [--rows N] [--dim D] [--adam] [--folder F]     # F: where they lie, by default here
 
-Medians of all turns but the first. To compare two versions of kvjax, run it with each in turns.
+Medians of all turns but the first, in processor time and by the clock. A plain copy is what the machine can do: the
+files of the checkpoint, read and written to the same disk one after the other, each flushed. Behind "|" are the stages
+of both, measured by themselves. To compare two versions of kvjax, run it with each in turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import shutil
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import optax
 
 import kvjax
-from kvjax.checkpoint import _files
+from kvjax._table import contents
+from kvjax.checkpoint import Catalog, _files, seal, snapshot, write
+from kvjax.checkpoint._read import read
 
 TURNS = 6
 
 
-def timed(call: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of the processor and of the clock."""
-    cpu, wall = time.process_time(), time.perf_counter()
-    call()
-    return time.process_time() - cpu, time.perf_counter() - wall
+class Clock:
+    """Seconds of the processor and of the clock of each stage, by its name."""
+
+    def __init__(self) -> None:
+        self.turns: dict[str, list[tuple[float, float]]] = defaultdict(list)
+
+    def __call__(self, name: str, call: Callable[[], Any]) -> Any:
+        cpu, wall = time.process_time(), time.perf_counter()
+        result = call()
+        self.turns[name].append((time.process_time() - cpu, time.perf_counter() - wall))
+        return result
+
+    def show(self, rows: int) -> None:
+        for name, turns in self.turns.items():
+            cpu, wall = (statistics.median(x) for x in zip(*turns[1:], strict=True))
+            rate = f"{rows / wall / 1e6:8.2f} million rows/s"
+            print(f"{name:20} {1e3 * cpu:6.0f} ms of the processor, {1e3 * wall:6.0f} ms by the clock, {rate}")
+
+
+def copy(folder: Path, to: Path) -> None:
+    """Each file, flushed as a checkpoint's are."""
+    shutil.copytree(folder, to)
+    for path in to.rglob("*"):
+        _files.flush(path)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--adam", action="store_true", help="with the slots of Adam")
     parser.add_argument("--folder", default=".")
     args = parser.parse_args()
     rng = np.random.default_rng(0)
     keys = rng.integers(-(2**63), 2**63 - 1, args.rows)
     rows = rng.normal(size=(args.rows, args.dim)).astype(np.float32)
     table = kvjax.get_table("t", dim=args.dim).upsert(keys, rows)
-    handler, seconds = kvjax.orbax.TableHandler(), {"save": [], "restore": [], "digests": []}
+    if args.adam:
+        for at in range(0, args.rows, 1 << 18):
+            part = keys[at : at + (1 << 18)]
+            table, _ = table.apply(optax.adam(0.1), kvjax.SparseRows(part, rows[at : at + (1 << 18)]))
+    handler, clock = kvjax.orbax.TableHandler(), Clock()
     for _ in range(TURNS):
-        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-            saved = kvjax.orbax.TableSave({"t": table})
-            seconds["save"].append(timed(lambda: handler.save(folder, saved)))  # noqa: B023
-            wanted = kvjax.orbax.TableRestore({"t": table})
-            seconds["restore"].append(timed(lambda: handler.restore(folder, wanted)))  # noqa: B023
+        with tempfile.TemporaryDirectory(dir=args.folder) as name:
+            folder, stages = Path(name) / "whole", Path(name) / "stages"
+            saved, wanted = kvjax.orbax.TableSave({"t": table}), kvjax.orbax.TableRestore({"t": table})
+            clock("save", lambda: handler.save(folder, saved))  # noqa: B023
+            clock("plain copy", lambda: copy(folder, Path(name) / "copy"))  # noqa: B023
+            clock("restore", lambda: handler.restore(folder, wanted))  # noqa: B023
             table = table.refresh()
-            files = [path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()]
-            seconds["digests"].append(timed(lambda: [_files.digest(data) for data in files]))  # noqa: B023
-    for name, turns in seconds.items():
-        cpu, wall = (1e3 * statistics.median(x) for x in zip(*turns[1:], strict=True))
-        print(f"{name:8} {cpu:6.0f} ms of the processor, {wall:6.0f} ms by the clock")
+            stored = clock("| collect and copy", lambda: snapshot("t", table))  # noqa: B023
+            clock("| write and flush", lambda: asyncio.run(write(stages, stored)))  # noqa: B023
+            clock("| seal", lambda: seal(stages))  # noqa: B023
+            stored = clock("| read and check", lambda: read(*Catalog(stages).open("t")))  # noqa: B023
+            rows_of = stored.snapshot()
+            load = clock("| fill a table", lambda: contents.prepare_load(table, lambda: rows_of))  # noqa: B023
+            table = clock("| exchange", load)
+    clock.show(args.rows)
 
 
 if __name__ == "__main__":

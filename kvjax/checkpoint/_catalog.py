@@ -14,6 +14,7 @@ from kvjax.checkpoint._files import MOST_JSON, Files, flush, read, read_json, wr
 from kvjax.checkpoint._format import (
     FORMAT,
     META,
+    PACKED,
     SEAL,
     UNSEALED,
     CheckpointError,
@@ -124,13 +125,13 @@ class Catalog:
         folder = self.folder(name)
         if self._lists is None:
             files = Files(folder, None)
-            return check_meta(read_json(files.read(META, MOST_JSON)), UNSEALED, name), files
+            return check_meta(read_json(files.read(META, MOST_JSON)), (UNSEALED,), name), files
         entries: dict[str, tuple[int, str]] = {}
         lists = self.lists(name)
         for path in lists:
             entries |= self.listed(name, path).entries or {}
         files = Files(folder, entries)
-        meta = check_meta(read_json(files.read(META, MOST_JSON)), FORMAT, name)
+        meta = check_meta(read_json(files.read(META, MOST_JSON)), (FORMAT, PACKED), name)
         if meta["num_shards"] != len(lists):
             raise Damaged(f"want {len(lists)} shards, got {meta['num_shards']}")
         return meta, files

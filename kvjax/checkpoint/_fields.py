@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES
 from kvjax._values.numbers import is_integer, is_real
 from kvjax._values.slot_layout import parse_type
 from kvjax._values.snapshot import ADMISSION_COLUMNS
-from kvjax.checkpoint._format import FORMAT, RULES, UNSEALED, Damaged
+from kvjax.checkpoint._format import FORMAT, PACKED, RULES, UNSEALED, Damaged
 from kvjax.checkpoint._rules import NeedsFunctionError, load, load_initializer
 from kvjax.ffi import host
 from kvjax.initializers import Pool, resolve
@@ -22,21 +22,21 @@ _MOST_ROWS = 2**48
 _MOST_SHARDS = 2**20
 
 
-def check_meta(meta: Any, format: str, name: str) -> dict[str, Any]:
+def check_meta(meta: Any, formats: Sequence[str], name: str) -> dict[str, Any]:
     """What kvjax.json says, if it can be a table's.
 
     Args:
       meta: the JSON.
-      format: that it must be of.
+      formats: of which it must be one.
       name: of the table.
 
     Raises:
       Damaged: it cannot, or has a field that this kvjax does not know.
     """
-    if not isinstance(meta, dict) or meta.get("format") != format:
+    if not isinstance(meta, dict) or meta.get("format") not in formats:
         got = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
-        raise Damaged(f"want kvjax.json of format {format!r}, got {got!r:.100}")
-    missing = sorted(_FIELDS.keys() - meta.keys() - _LATER - (_OFTEN if format == UNSEALED else set()))
+        raise Damaged(f"want kvjax.json of format {formats[0]!r}, got {got!r:.100}")
+    missing = sorted(_FIELDS.keys() - meta.keys() - _LATER - (_OFTEN if meta["format"] == UNSEALED else set()))
     if missing or meta.keys() - _FIELDS.keys():
         got = ", ".join([f"no {field!r}" for field in missing] + [repr(f) for f in meta.keys() - _FIELDS.keys()])
         raise Damaged(f"want kvjax.json with the fields of a table, got {got:.200}")
@@ -104,7 +104,7 @@ def _are_shards(x: Any) -> bool:
 
 
 _FIELDS: dict[str, Callable[[Any], bool]] = {
-    "format": lambda x: x in (FORMAT, UNSEALED),
+    "format": lambda x: x in (FORMAT, PACKED, UNSEALED),
     "name": _is_text,
     "dim": _integer(1, host.MAX_DIM),
     "dtype": lambda x: x in ROW_DTYPES,

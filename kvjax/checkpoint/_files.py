@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from kvjax.checkpoint._format import Damaged, digest
 
 MOST_JSON = 1 << 26
 """Bytes of a JSON file that nothing has said the size of."""
 
-List = Mapping[str, tuple[int, str]]
-"""Size and digest of each file, by its path below a folder, with "/" in it."""
+Entry = tuple[int, str]
+"""Size and digest of a file."""
+
+List = Mapping[str, Entry]
+"""The entry of each file, by its path below a folder, with "/" in it."""
 
 
 # ---- out -----------------------------------------------------------------------------------------------------
@@ -30,39 +35,29 @@ def flush(path: Path) -> None:
         os.close(fd)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Writes a file that is on the disk then, as a whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")  # processes may write the same one
-    new.write_text(text)
-    flush(new)
-    new.replace(path)
-
-
-def listed(folder: Path, parts: Iterable[str]) -> dict[str, tuple[int, str]]:
-    """Flushes files and folders, and lists the files.
+def write_file(path: Path, data: bytes | np.ndarray) -> Entry:
+    """Writes a new file, which is on the disk then; gives its size and digest.
 
     Args:
-      folder: below which they are.
-      parts: the files, and the folders of which all files are listed.
+      path: of the file, in a folder that is there.
+      data: bytes, or ``(n,)`` uint8.
     """
-    files: dict[str, tuple[int, str]] = {}
-    for part in parts:
-        for path in sorted((folder / part).rglob("*")) if (folder / part).is_dir() else []:
-            if path.is_dir():
-                flush(path)
-            else:
-                files[path.relative_to(folder).as_posix()] = _entry(path)
-        if (folder / part).is_file():
-            files[part] = _entry(folder / part)
-        flush(folder / part)
-    return files
-
-
-def _entry(path: Path) -> tuple[int, str]:
-    # TensorStore has written it and flushed it; a file is at most a chunk, which fits memory.
-    data = path.read_bytes()
+    with open(path, "xb", buffering=0) as file:
+        rest = memoryview(data) if isinstance(data, bytes) else data.data
+        while len(rest) > 0:  # the system may take less than all
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
     return len(data), digest(data)
+
+
+def write_text(path: Path, text: str) -> Entry:
+    """Writes a file that is on the disk then, as a whole or not at all; gives its size and digest."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_name(f"{path.name}.{os.getpid()}.new")  # processes may write the same one
+    new.unlink(missing_ok=True)
+    entry = write_file(new, text.encode())
+    new.replace(path)
+    return entry
 
 
 # ---- in ------------------------------------------------------------------------------------------------------
@@ -74,6 +69,13 @@ def read(path: Path, most: int) -> bytes:
     Raises:
       Damaged: there is none, it is something else, or has more than `most` bytes.
     """
+    fd, size = _opened(path, most)
+    with open(fd, "rb") as file:
+        return file.read(size)
+
+
+def _opened(path: Path, most: int) -> tuple[int, int]:
+    """A regular file, open, and its size."""
     try:
         # Opening a FIFO would wait for who writes it.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -84,8 +86,7 @@ def read(path: Path, most: int) -> bytes:
         os.close(fd)
         got = f"{found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "no file of bytes"
         raise Damaged(f"want {path.name} as a file of at most {most} bytes, got {got}")
-    with open(fd, "rb") as file:
-        return file.read(most)
+    return fd, found.st_size
 
 
 def read_json(data: bytes) -> Any:
@@ -119,10 +120,48 @@ class Files:
         """
         if self.entries is None:
             return read(self.folder / path, most)
+        size, saved = self._entry(path)
+        data = read(self.folder / path, min(size, most))
+        _check(path, len(data), digest(data), size, saved)
+        return data
+
+    def check_size(self, path: str, size: int) -> None:
+        """Whether the file at this path was listed with so many bytes, and has them.
+
+        Raises:
+          Damaged: it was not, or has not.
+        """
+        listed, _ = self._entry(path)
+        fd, found = _opened(self.folder / path, size)
+        os.close(fd)
+        if listed != size or found != size:
+            raise Damaged(f"want {path} with {size} bytes, got {found}, of which {listed} are listed")
+
+    def read_into(self, path: str, to: np.ndarray) -> None:
+        """Reads the file at this path.
+
+        Args:
+          path: of a file with as many bytes.
+          to: ``(n,)`` uint8, which gets them.
+
+        Raises:
+          Damaged: it is not as it was listed.
+        """
+        size, saved = self._entry(path)
+        fd, _ = _opened(self.folder / path, len(to))
+        with open(fd, "rb", buffering=0) as file:
+            rest = to.data
+            while len(rest) > 0 and (got := file.readinto(rest)):
+                rest = rest[got:]
+        _check(path, len(to) - len(rest), digest(to), size, saved)
+
+    def _entry(self, path: str) -> Entry:
+        assert self.entries is not None
         if path not in self.entries:
             raise Damaged(f"want {path} in the list of files, got none of that name")
-        size, saved = self.entries[path]
-        data = read(self.folder / path, min(size, most))
-        if len(data) != size or digest(data) != saved:
-            raise Damaged(f"want {path} with {size} bytes of digest {saved}, got {len(data)} of {digest(data)}")
-        return data
+        return self.entries[path]
+
+
+def _check(path: str, size: int, found: str, want: int, saved: str) -> None:
+    if size != want or found != saved:
+        raise Damaged(f"want {path} with {want} bytes of digest {saved}, got {size} of {found}")

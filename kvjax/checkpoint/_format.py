@@ -1,10 +1,10 @@
-"""The format: how tables lie on disk, which anything that reads zarr can open.
+"""The format: how tables lie on disk, which anything that reads zarr can open; docs/format.md has all of it.
 
     kvjax.json                              the seal: all tables, and the digests of the lists below
     <table>/kvjax.json                      what the table is, and the type of each array
     <table>/initializer.pool/               the rows that keys without a row read as, if it is an array
     <table>/shard-00000-of-00001.json       the list: size and digest of each file that this shard's process wrote
-    <table>/shard-00000-of-00001/keys/      zarr v3 arrays, zstd with checksums, rows sorted by (bucket, key):
+    <table>/shard-00000-of-00001/keys/      zarr v3 arrays of plain bytes, rows sorted by (bucket, key):
         values/ freqs/ versions/ has_slots/ offsets/ slot.<name>/
         pinned/ pending_keys/ pending_counts/ sketch/            only where there is something to keep
 
@@ -15,8 +15,8 @@ own; kvjax.json says how many rows each has. The shards of one process are one o
 
 Each file has its digest under its path, so bytes that were changed, or that are whole but of another place, table or
 step, are not what the list says; a list has its digest in the seal, and the seal its own. A digest is the XXH64 of a
-file's bytes, as 16 hexadecimal digits. "v1", without seal and lists, is still read: its arrays have the checksums of
-zarr alone.
+file's bytes, as 16 hexadecimal digits. Two earlier formats are still read: "v2", with packed chunks, and "v1", which
+also has no seal and no lists.
 
 The names of folders are percent-encoded, those of tables with the dots and a leading "_", which are for names of
 Orbax's and of this page. What is longer than a file system takes is cut, and gets the digest of the whole name.
@@ -27,7 +27,6 @@ Orbax does.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -38,14 +37,14 @@ from kvjax._values.exported import ROW_COLUMNS, Exported, slot_column
 from kvjax._values.snapshot import ADMISSION_COLUMNS, Snapshot
 from kvjax.ffi import host
 
-FORMAT, UNSEALED, SEAL = "kvjax.table.v2", "kvjax.table.v1", "kvjax.tables.v2"
+FORMAT, PACKED, UNSEALED = "kvjax.table.v3", "kvjax.table.v2", "kvjax.table.v1"
+SEAL = "kvjax.tables.v2"
 META = "kvjax.json"
 POOL = "initializer.pool"
 COLUMNS = tuple(name for name in ROW_COLUMNS if name != "pinned")
 """The columns of rows that are always there; "pinned" is only where something is."""
 FIELDS = saved_as("fields")
 RULES = saved_as("rules")
-_CHUNK_BYTES = 1 << 22
 _LONGEST_NAME = 200  # of the 255 bytes that file systems take: whoever copies a checkpoint may add to a name
 
 
@@ -81,9 +80,9 @@ class Stored:
         return Snapshot(rows, np.zeros(0, np.int64), slot_types, admission)
 
 
-def digest(data: bytes) -> str:
-    """The digest of a file's bytes."""
-    return f"{int(host.hash_strings([data], 0)[0]) % 2**64:016x}"
+def digest(data: bytes | np.ndarray) -> str:
+    """The digest of a file's bytes, which may be ``(n,)`` uint8."""
+    return f"{host.digest(np.frombuffer(data, np.uint8)):016x}"
 
 
 # ---- names ---------------------------------------------------------------------------------------------------
@@ -109,47 +108,3 @@ def array_folder(name: str) -> str:
 def _cut(text: str, name: str) -> str:
     # No name is encoded with a "=", so what is cut is like no other.
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 17]}={digest(name.encode())}"
-
-
-# ---- arrays --------------------------------------------------------------------------------------------------
-
-
-def row_bytes(dtype: np.dtype[Any], shape: Sequence[int]) -> int:
-    """Bytes of a row of an array of this shape."""
-    size = dtype.itemsize
-    for n in shape[1:]:
-        size *= n
-    return max(size, 1)
-
-
-def chunk_rows(dtype: np.dtype[Any], shape: Sequence[int]) -> int:
-    """Rows in a chunk of an array of this shape; the last chunk is filled up."""
-    return max(1, min(shape[0], _CHUNK_BYTES // row_bytes(dtype, shape)))
-
-
-def chunk_path(chunk: int, shape: Sequence[int]) -> str:
-    """Where a chunk is below the folder of an array of this shape."""
-    return "/".join(["c", str(chunk), *("0" for _ in shape[1:])])
-
-
-def array_spec(dtype: np.dtype[Any], shape: Sequence[int]) -> dict[str, Any]:
-    """An array as TensorStore opens it, but for where it is."""
-    return {
-        "driver": "zarr3",
-        # A chunk that is missing is damage, not zeros.
-        "fill_missing_data_reads": False,
-        "store_data_equal_to_fill_value": True,
-        "metadata": {
-            "shape": list(shape),
-            "data_type": dtype.name,
-            "chunk_grid": {
-                "name": "regular",
-                "configuration": {"chunk_shape": [chunk_rows(dtype, shape), *(max(n, 1) for n in shape[1:])]},
-            },
-            "codecs": [
-                {"name": "bytes", "configuration": {"endian": "little"}},
-                {"name": "zstd", "configuration": {"level": 1}},
-                {"name": "crc32c"},
-            ],
-        },
-    }

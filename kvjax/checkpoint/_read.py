@@ -7,29 +7,17 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import tensorstore as ts
 
 from kvjax._spec.placement import Placement
 from kvjax._values.snapshot import ADMISSION_COLUMNS, column_types, concat
+from kvjax.checkpoint._arrays import Reading
 from kvjax.checkpoint._fields import shards_of
 from kvjax.checkpoint._files import Files
-from kvjax.checkpoint._format import (
-    POOL,
-    Damaged,
-    Stored,
-    array_folder,
-    array_spec,
-    chunk_path,
-    chunk_rows,
-    row_bytes,
-    shard_folder,
-)
+from kvjax.checkpoint._format import FORMAT, POOL, Damaged, Stored, array_folder, shard_folder
 from kvjax.ffi import host
 
 # Keys of which the owners are asked at once.
 _PIECE = 1 << 18
-# Bytes that a byte of zstd can stand for: a block of 4 bytes is 128 KiB at most.
-_DENSEST = 1 << 15
 _ALL = slice(None)
 
 
@@ -47,19 +35,17 @@ def read(meta: dict[str, Any], files: Files, placement: Placement | None = None)
     shards = [Shard(files, meta, i) for i in range(meta["num_shards"])]
     arrays = joined([shard.read(placement) for shard in shards])
     if meta["initializer"]["kind"] == "pool":
-        pool = _Array(files, POOL, np.dtype(np.float32), tuple(meta["initializer"]["shape"]))
+        packed = meta["format"] != FORMAT
+        pool = _Array(files, POOL, np.dtype(np.float32), tuple(meta["initializer"]["shape"]), packed)
         arrays |= at_once({POOL: pool})
     return Stored(meta, arrays)
 
 
 class _Array:
-    """An array on disk, of the dtype and shape that were written.
+    """An array on disk, of the dtype and shape that were written: nothing that lies beside it is believed."""
 
-    TensorStore decodes bytes that are in memory by then: it opens no file and believes none about the array.
-    """
-
-    def __init__(self, files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self.files, self.folder, self.dtype, self.shape = files, folder, dtype, shape
+    def __init__(self, files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[int, ...], packed: bool) -> None:
+        self.files, self.folder, self.dtype, self.shape, self.packed = files, folder, dtype, shape, packed
 
     def begin(self, rows: slice = _ALL) -> Callable[[], np.ndarray]:
         """Begins to read some rows; the call that it gives ends it."""
@@ -67,24 +53,11 @@ class _Array:
         shape = (max(stop - start, 0), *self.shape[1:])
         if 0 in shape:
             return lambda: np.zeros(shape, self.dtype)
-        chunk = chunk_rows(self.dtype, self.shape)
-        size = chunk * row_bytes(self.dtype, self.shape)
-        spec = array_spec(self.dtype, self.shape) | {"kvstore": {"driver": "memory"}}
-        store: Any = ts.open(spec, create=True, context=ts.Context()).result()
-        for i in range(start // chunk, -(-stop // chunk)):
-            path = chunk_path(i, self.shape)
-            data = self.files.read(f"{self.folder}/{path}", size + (size >> 7) + 1024)
-            if size > len(data) * _DENSEST:  # nothing is allocated for bytes that are not there
-                raise Damaged(f"want {self.folder}/{path} with {size} bytes, got {len(data)}, which cannot hold them")
-            store.kvstore.write(path, data).result()
-        pending = store[start:stop].read()
-        return lambda: self._end(pending)
-
-    def _end(self, pending: ts.Future[np.ndarray]) -> np.ndarray:
-        try:
-            return pending.result()
-        except ValueError as error:  # TensorStore's, for bytes that are no chunk
-            raise Damaged(f"want whole chunks of {self.folder}, got {error!s:.300}") from error
+        if self.packed:
+            from kvjax.checkpoint._packed import PackedReading as Way  # and TensorStore, which is large
+        else:
+            Way = Reading
+        return Way(self.files, self.folder, self.dtype, self.shape, start, stop).end
 
 
 class Shard:
@@ -94,7 +67,7 @@ class Shard:
         shard, folder = shards_of(meta)[number], shard_folder(number, meta["num_shards"])
 
         def array(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Array:
-            return _Array(files, f"{folder}/{array_folder(name)}", dtype, shape)
+            return _Array(files, f"{folder}/{array_folder(name)}", dtype, shape, meta["format"] != FORMAT)
 
         types = column_types(meta["dim"], jnp.dtype(meta["dtype"]), meta["key_dtype"], dict(meta["slots"]))
         del types["pinned"]  # which is an extra

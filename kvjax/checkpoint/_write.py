@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import tensorstore as ts
 from jax.sharding import Mesh
 
 from kvjax._sharded.processes import allgather_json, together
@@ -21,16 +20,17 @@ from kvjax._values.errors import fail
 from kvjax._values.names import is_name
 from kvjax._values.prune import PruneLike, keep_mask
 from kvjax._values.snapshot import Snapshot
-from kvjax.checkpoint._files import flush, listed, write_text
+from kvjax.checkpoint._arrays import ArrayWriter
+from kvjax.checkpoint._files import Entry, flush, write_text
 from kvjax.checkpoint._format import (
     FIELDS,
     FORMAT,
     META,
     POOL,
     RULES,
+    CheckpointError,
     Stored,
     array_folder,
-    array_spec,
     shard_folder,
     shard_list,
     table_folder,
@@ -137,25 +137,42 @@ def _copy(table: Table, prune: PruneLike | None) -> tuple[Snapshot, np.ndarray]:
 
 
 async def write(directory: Path, stored: Stored) -> None:
-    """Writes what this process has of one table below `directory`, and lists it; `seal` comes when all have."""
-    if stored.shard is None:
-        return
-    meta, first, arrays = stored.meta, stored.shard == 0, dict(stored.arrays)
-    folder, shard = directory / table_folder(meta["name"]), shard_folder(stored.shard, meta["num_shards"])
+    """Writes what this process has of one table below `directory`, and lists it; `seal` comes when all have.
+
+    Everything is on the disk then.
+
+    Raises:
+      CheckpointError: the table is there already.
+    """
+    if stored.shard is not None:
+        await asyncio.to_thread(_write_shard, directory, stored, stored.shard)
+
+
+def _write_shard(directory: Path, stored: Stored, number: int) -> None:
+    meta, first, arrays = stored.meta, number == 0, dict(stored.arrays)
+    folder, shard = directory / table_folder(meta["name"]), shard_folder(number, meta["num_shards"])
     pool = {name: arrays.pop(name) for name in [POOL] if name in arrays}
-    pending = [_write_array(folder / shard / array_folder(name), array) for name, array in arrays.items()]
+    folders = {f"{shard}/{array_folder(name)}": array for name, array in arrays.items()} | (pool if first else {})
+    for path in folders:
+        try:
+            (folder / path).mkdir(parents=True)
+        except FileExistsError as error:
+            raise CheckpointError(
+                f"kvjax: table {meta['name']!r}, save: want a folder without it, got {folder}; save to another"
+            ) from error
+    writers = {path: ArrayWriter(folder / path, array.dtype, array.shape) for path, array in folders.items()}
+    entries: dict[str, Entry] = {}
+    try:
+        for path, array in folders.items():
+            writers[path].add(array)
+        for path, writer in writers.items():
+            entries |= {f"{path}/{name}": entry for name, entry in writer.end().items()}
+    finally:  # where one has failed, nobody writes any more when the caller hears of it
+        for writer in writers.values():
+            writer.wait()
     if first:
-        pending += [_write_array(folder / name, array) for name, array in pool.items()]
-    await asyncio.gather(*pending)
-    if first:
-        write_text(folder / META, json.dumps(meta, indent=1, sort_keys=True))
-    entries = listed(folder, [shard, *([META, *pool] if first else [])])
-    write_text(folder / shard_list(stored.shard, meta["num_shards"]), json.dumps(entries, indent=0))
-    flush(folder)
-
-
-async def _write_array(path: Path, array: np.ndarray) -> None:
-    spec = array_spec(array.dtype, array.shape) | {"kvstore": {"driver": "file", "path": str(path)}}
-    store = await ts.open(spec, create=True, delete_existing=True)
-    if array.size:
-        await store.write(array)
+        entries[META] = write_text(folder / META, json.dumps(meta, indent=1, sort_keys=True))
+    listed = dict(sorted(entries.items()))
+    write_text(folder / shard_list(number, meta["num_shards"]), json.dumps(listed, indent=0))
+    for path in [*folders, shard, ""]:
+        flush(folder / path)

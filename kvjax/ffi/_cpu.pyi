@@ -25,6 +25,9 @@ def owners(keys: numpy.typing.NDArray[numpy.int64], shards: int) -> numpy.typing
 def hash_strings(items: Sequence[bytes], salt: int) -> numpy.typing.NDArray[numpy.int64]:
     """A key (n,) for each of n strings."""
 
+def digest(data: numpy.typing.NDArray[numpy.uint8]) -> int:
+    """The XXH64 of bytes (n,)."""
+
 def hash_integers(items: numpy.typing.NDArray[numpy.int64], salt: int) -> numpy.typing.NDArray[numpy.int64]:
     """A key (n,) for each of n numbers."""
 

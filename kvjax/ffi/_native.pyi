@@ -30,6 +30,9 @@ class Native(Protocol):
     def hash_strings(self, items: Sequence[bytes], salt: int) -> numpy.typing.NDArray[numpy.int64]:
         """A key (n,) for each of n strings."""
 
+    def digest(self, data: numpy.typing.NDArray[numpy.uint8]) -> int:
+        """The XXH64 of bytes (n,)."""
+
     def hash_integers(self, items: numpy.typing.NDArray[numpy.int64], salt: int) -> numpy.typing.NDArray[numpy.int64]:
         """A key (n,) for each of n numbers."""
     OPERATIONS: dict[str, dict[str, bool]]

@@ -109,7 +109,7 @@ def damages(rng, folder, n):
         old.rename(path)
         if kind is not lose:
             continue
-        depth = rng.choice(["*", "*/shard*/*", "*/shard*/*/c/*"])
+        depth = rng.choice(["*", "*/shard*/*", "*/shard*/*/c.*"])
         pair = rng.sample(sorted((folder / "1").glob(depth)), 2)
         exchange(*pair)
         yield "exchange", pair
@@ -137,7 +137,7 @@ def test_damage_is_refused_or_harmless(saved):
 def test_the_first_format_is_refused_in_our_words(tmp_path):
     """It has no digests, so a number may be another; but what no table can have is told, whatever it is."""
     rng, refused = random.Random(1), 0
-    golden = Path(__file__).parents[1] / "golden/checkpoint"
+    golden = Path(__file__).parents[1] / "golden/checkpoint_v1"
     text = (golden / "golden/kvjax.json").read_bytes()
     shutil.copytree(golden, tmp_path / "v1")
     for i in range(examples(60, len(text) * 8)):
@@ -163,7 +163,7 @@ def test_a_table_that_is_lost_is_missed(saved):
     with pytest.raises(CheckpointError, match="table 'one', restore: want the file"):
         restore(folder / "1")
     (folder / "2/kvjax.json").unlink()
-    with pytest.raises(CheckpointError, match=r"format 'kvjax.table.v1', got 'kvjax.table.v2'"):
+    with pytest.raises(CheckpointError, match=r"format 'kvjax.table.v1', got 'kvjax.table.v3'"):
         restore(folder / "2")
     (folder / "3").mkdir()
     for nothing in ("3", "4"):
@@ -176,7 +176,7 @@ def test_what_zarr_says_of_an_array_is_not_believed(first, saved, tmp_path):
     """Else big endian or a transposed array would be other rows, and a forged shape all memory."""
     folder, want = saved
     if first:
-        folder = shutil.copytree(Path(__file__).parents[1] / "golden/checkpoint", tmp_path / "v1")
+        folder = shutil.copytree(Path(__file__).parents[1] / "golden/checkpoint_v1", tmp_path / "v1")
         want = {"golden": restore(folder)["golden"].export(slots=True)}
     else:
         folder = folder / "1"
@@ -203,15 +203,14 @@ def test_sizes_are_held_against_the_bytes_that_are_there(saved):
             restore(folder)
 
 
-def test_a_chunk_that_unpacks_to_more_than_a_chunk(saved):
-    folder = saved[0] / "1"
+def test_a_chunk_that_unpacks_to_more_than_a_chunk(tmp_path):
+    folder = shutil.copytree(Path(__file__).parents[1] / "golden/checkpoint_v1", tmp_path / "v1")
     zeros = {"shape": [1 << 24], "data_type": "uint8", "chunk_grid": {"name": "regular", "configuration": {
         "chunk_shape": [1 << 24]}}, "codecs": [{"name": "bytes"}, {"name": "zstd"}, {"name": "crc32c"}]}  # fmt: skip
     spec = {"driver": "zarr3", "kvstore": f"file://{folder}/bomb", "metadata": zeros}
     store = ts.open(spec | {"store_data_equal_to_fill_value": True}, create=True).result()
     store.write(np.zeros(1 << 24, np.uint8)).result()
-    shutil.copy(folder / "bomb/c/0", folder / "two" / SHARD / "freqs/c/0")
-    rewrite(folder, "two")
+    shutil.copy(folder / "bomb/c/0", folder / "golden" / SHARD / "freqs/c/0")
     with pytest.raises(CheckpointError, match=r"want whole chunks of .*freqs"):
         restore(folder)
 
@@ -265,7 +264,6 @@ def test_a_refused_restore_changes_no_other_table(saved):
 
 
 def test_everything_is_on_the_disk_before_the_step_is_listed(saved, monkeypatch):
-    """TensorStore flushes its files by itself, and the folders that it makes not."""
     folder, flushed = saved[0] / "3", set()
     fsync = os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (flushed.add(os.readlink(f"/proc/self/fd/{fd}")), fsync(fd)))
@@ -273,7 +271,7 @@ def test_everything_is_on_the_disk_before_the_step_is_listed(saved, monkeypatch)
     new = {path.removesuffix(f".{os.getpid()}.new") for path in flushed}
     folders = {str(path) for path in [folder.parent, folder, *folder.rglob("*")] if path.is_dir()}
     assert folders <= new and len(folders) > 10
-    assert {str(path) for path in folder.rglob("*.json") if path.name != "zarr.json"} <= new
+    assert {str(path) for path in folder.rglob("*") if path.is_file()} <= new
 
 
 @pytest.mark.parametrize(

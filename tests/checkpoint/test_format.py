@@ -1,8 +1,10 @@
 """The files of a checkpoint: what is in them, and what is wrong with them is found before anything changes."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tensorstore as ts
@@ -14,7 +16,7 @@ from tests.support.checkpoints import DAMAGES, IDS, assert_equal, restore, save,
 
 def test_golden_checkpoint():
     """A checkpoint that an earlier kvjax wrote; this one and every later must read it."""
-    folder = Path(__file__).parents[1] / "golden/checkpoint"
+    folder = Path(__file__).parents[1] / "golden/checkpoint_v1"
     table = kvjax.orbax.TableHandler().restore(folder)["golden"]
     out = table.export(slots=True)
     assert out.keys.tolist() == [2**40, -(2**63), -1, 7]
@@ -23,6 +25,23 @@ def test_golden_checkpoint():
     np.testing.assert_array_equal(out.values[3], [7.0, 8.0])
     np.testing.assert_allclose(out.slots["trace"][0], [1.5, 1.5])
     np.testing.assert_allclose(out.values[0], [0.75, 0.75])
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_golden_checkpoints_of_later_formats(version, tmp_path):
+    """With all that a table may have: a row pool, slots, pins, keys that wait, a sketch, rows of 2 bytes."""
+    shutil.unpack_archive(Path(__file__).parents[1] / f"golden/checkpoint_{version}.zip", tmp_path)
+    tables = kvjax.orbax.TableHandler().restore(tmp_path)
+    one, other = tables["pinned/\u00e4"], tables["half"]
+    for table, keys in ((one, [0, 2**40, -1]), (other, [0, 2**40, 2**64 - 1])):
+        out = table.export(slots=True)
+        assert out.keys.tolist() == keys and out.pinned.tolist() == [False, True, False]
+        assert out.freqs.tolist() == [2, 2, 3] and out.versions.tolist() == [2, 1, 2] and out.last_step == 2
+        assert list(out.slots) == ["count", "mu", "nu"] and out.slots["count"].tolist() == [2, 1, 2]
+    np.testing.assert_array_equal(one.export().values[0], np.float32([3.0000083446502686, 4.000008583068848]))
+    np.testing.assert_array_equal(other.export().values[2], np.array([2.015625, 3.015625, 4.03125], jnp.bfloat16))
+    assert one.snapshot().admission["pending_counts"].tolist() == [1] and other.snapshot().admission["sketch"].sum() > 0
+    np.testing.assert_array_equal(one.spec.initializer.array(), [[1.0, 2.0], [3.0, 4.0]])
 
 
 def test_prune_on_save(make, tmp_path):
@@ -43,10 +62,11 @@ def test_equal_tables_give_equal_files(make, tmp_path):
     other = other.upsert(IDS[::-1], np.ones((5, 2)))
     save(tmp_path / "a", 1, {"t": one})
     save(tmp_path / "b", 1, {"t": other})
-    for path in sorted((tmp_path / "a/1/tables/t/shard-00000-of-00001").rglob("c/*")):
-        if path.is_file():
-            twin = tmp_path / "b" / path.relative_to(tmp_path / "a")
-            assert path.read_bytes() == twin.read_bytes(), path
+    chunks = sorted((tmp_path / "a/1/tables/t/shard-00000-of-00001").rglob("c.*"))
+    assert len(chunks) == 6
+    for path in chunks:
+        twin = tmp_path / "b" / path.relative_to(tmp_path / "a")
+        assert path.read_bytes() == twin.read_bytes(), path
 
 
 def test_others_can_read_the_arrays(make, tmp_path):

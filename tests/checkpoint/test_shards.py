@@ -3,7 +3,9 @@
 import asyncio
 import dataclasses
 import json
+import re
 import shutil
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,8 +14,8 @@ import pytest
 
 import kvjax
 from kvjax._spec.placement import Placement
-from kvjax.checkpoint import Catalog, _format, _read, _write, seal
-from tests.support.checkpoints import DAMAGES, array_at, restore, rewrite, save
+from kvjax.checkpoint import Catalog, _arrays, _format, _read, _write, seal
+from tests.support.checkpoints import DAMAGES, array_at, chunks_of, restore, rewrite, save
 from tests.support.marks import few, few_rows
 from tests.support.tables import KEYS, by_high_bits, by_low_bits, same_rows, same_tables, trained
 
@@ -194,12 +196,39 @@ def test_a_process_reads_the_rows_of_its_shards(two_shards, mesh, monkeypatch):
             assert np.isin(placement.owners(stored.arrays["pending_keys"]), list(shards)).all()
 
 
-def test_a_process_reads_no_more_than_it_needs(make, mesh, tmp_path):
+def test_the_reader_of_the_docs(two_shards, make, tmp_path):
+    """Which knows nothing of kvjax, on checkpoints of one process and of two."""
+    folder, table, whole = two_shards
+    text = (Path(__file__).parents[2] / "docs/format.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert code.count("\n") <= 60 and "kvjax" not in re.sub(r"kvjax\.json", "", code)
+    reader = {}
+    exec(compile(code, "format.md", "exec"), reader)
+    meta, shards = reader["read_table"](folder, "t")
+    assert meta["rows"] == len(whole) and len(shards) == 2 and "pinned" in shards[0]
+    columns = table.export(slots=True).columns()
+    for name in columns.keys() - {"pinned"}:
+        np.testing.assert_array_equal(np.concatenate([shard[name] for shard in shards]), columns[name], err_msg=name)
+    assert sum(len(shard["pending_keys"]) for shard in shards) == len(table.snapshot().admission["pending_keys"]) > 0
+    other, name = trained(make(3, dtype="bfloat16", admit=kvjax.admit.Sketch(2)), 2), "_a.\u00e4" * 99
+    kvjax.orbax.TableHandler().save(tmp_path / "other", kvjax.orbax.TableSave({name: other}))
+    _, (shard,) = reader["read_table"](tmp_path / "other", name)
+    np.testing.assert_array_equal(shard["values"], other.export().values)
+    np.testing.assert_array_equal(shard["sketch"], other.snapshot().admission["sketch"])
+    np.testing.assert_array_equal(shard["offsets"], other.snapshot().offsets)
+    values = chunks_of(folder / "t/shard-00001-of-00002/values")[0]
+    values.write_bytes(values.read_bytes()[::-1])
+    with pytest.raises(ValueError, match="not as it was written"):
+        reader["read_table"](folder, "t")
+
+
+def test_a_process_reads_no_more_than_it_needs(make, mesh, tmp_path, monkeypatch):
     """Chunks with the rows of others may even be missing."""
+    monkeypatch.setattr(_arrays, "_CHUNK_BYTES", 1 << 22)
     table = make(1024, mesh=mesh(4)).upsert(np.arange(4096), np.ones((4096, 1024)))
     save(tmp_path, 1, {"t": table})
     folder = tmp_path / "1/tables"
-    chunks = sorted((folder / "t/shard-00000-of-00001/values/c").glob("*/*"), key=lambda p: int(p.parent.name))
+    chunks = chunks_of(folder / "t/shard-00000-of-00001/values")
     assert len(chunks) == 4
     chunks[-1].unlink()
     first, last = (part(table.spec.placement, {shard}) for shard in (0, 3))

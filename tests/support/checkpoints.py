@@ -1,6 +1,5 @@
 """Tables through Orbax's CheckpointManager, and ways in which a checkpoint may be damaged."""
 
-import asyncio
 import json
 import shutil
 
@@ -11,7 +10,8 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 import kvjax
-from kvjax.checkpoint import _files, _write, seal
+from kvjax.checkpoint import _arrays, seal
+from kvjax.checkpoint._format import digest
 
 IDS = np.array([2**40, -1, 0, -(2**63), 2**63 - 1])
 
@@ -37,13 +37,27 @@ def array_at(path):
 def rewrite(folder, table, arrays=None, meta=None):
     """Writes arrays and fields of a table below `folder` as other contents, with all digests as they should be."""
     for path, array in (arrays or {}).items():
-        asyncio.run(_write._write_array(folder / table / path, array))
+        shutil.rmtree(folder / table / path)
+        (folder / table / path).mkdir()
+        _arrays.write_array(folder / table / path, array).end()
     path = folder / table / "kvjax.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | (meta or {})))
     for found in (folder / table).glob("shard-*.json"):
-        listed = _files.listed(folder / table, {name.split("/")[0] for name in json.loads(found.read_text())})
-        found.write_text(json.dumps(listed))
+        parts = {name.split("/")[0] for name in json.loads(found.read_text())}
+        found.write_text(json.dumps(listed(folder / table, parts)))
     seal(folder)
+
+
+def listed(folder, parts):
+    """The list of some files, and of all files of some folders."""
+    paths = [path for part in parts for path in (folder / part, *(folder / part).rglob("*")) if path.is_file()]
+    data = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    return {name: (len(bytes), digest(bytes)) for name, bytes in data.items()}
+
+
+def chunks_of(folder):
+    """The chunks of an array, in their order."""
+    return sorted(folder.glob("c.*"), key=lambda path: int(path.name.split(".")[1]))
 
 
 def damage_delete(folder):
@@ -51,11 +65,11 @@ def damage_delete(folder):
 
 
 def damage_chunk_missing(folder):
-    next(p for p in (folder / "shard-00000-of-00001/values/c").rglob("*") if p.is_file()).unlink()
+    chunks_of(folder / "shard-00000-of-00001/values")[0].unlink()
 
 
 def damage_bit(folder):
-    path = next(p for p in (folder / "shard-00000-of-00001/values/c").rglob("*") if p.is_file())
+    path = chunks_of(folder / "shard-00000-of-00001/values")[0]
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 4
     path.write_bytes(data)

@@ -51,6 +51,11 @@ inline nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashStrings(const nb::sequen
   return ToNumpy(std::move(out));
 }
 
+inline uint64_t Digest(HostArray<uint8_t> data) {
+  const nb::gil_scoped_release release;
+  return HashBytes(data.data(), data.shape(0), 0);
+}
+
 inline nb::ndarray<nb::numpy, int64_t, nb::ndim<1>> HashIntegers(HostArray<int64_t> items, uint64_t salt) {
   std::vector<int64_t> out(items.shape(0));
   for (size_t i = 0; i < out.size(); ++i) {
@@ -98,6 +103,9 @@ inline void BindCommon(nb::module_& m) {
         nb::sig("def hash_strings(items: collections.abc.Sequence[bytes], salt: int) -> "
                 "numpy.typing.NDArray[numpy.int64]"),
         "A key (n,) for each of n strings.");
+  m.def("digest", &Digest, nb::arg("data"),
+        nb::sig("def digest(data: numpy.typing.NDArray[numpy.uint8]) -> int"),
+        "The XXH64 of bytes (n,).");
   m.def("hash_integers", &HashIntegers, nb::arg("items"), nb::arg("salt"),
         nb::sig("def hash_integers(items: numpy.typing.NDArray[numpy.int64], salt: int) -> "
                 "numpy.typing.NDArray[numpy.int64]"),

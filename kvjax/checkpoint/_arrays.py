@@ -1,0 +1,165 @@
+"""Arrays on disk: zarr v3 with plain chunks, each a file of rows as they lie in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvjax.checkpoint._files import Entry, Files, write_file
+from kvjax.checkpoint._format import Damaged
+
+ZARR = "zarr.json"
+_CHUNK_BYTES = 1 << 23
+_THREADS = max(4, min(os.cpu_count() or 1, 16))
+
+POOL = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvjax_files")
+"""Threads that read and write files: some copy and digest while others wait for the disk."""
+
+_UNDER_WAY = threading.BoundedSemaphore(_THREADS + 1)
+"""Chunks that are written at once, in all; so memory stays bounded where rows come faster than the disk takes them."""
+
+
+def row_bytes(dtype: np.dtype[Any], shape: Sequence[int]) -> int:
+    """Bytes of a row of an array of this shape."""
+    size = dtype.itemsize
+    for n in shape[1:]:
+        size *= n
+    return size
+
+
+def chunk_rows(dtype: np.dtype[Any], shape: Sequence[int]) -> int:
+    """Rows in a chunk of an array of this shape: as many in each, so the last is filled up by fewer rows than there are
+    chunks."""
+    chunks = -(-shape[0] * row_bytes(dtype, shape) // _CHUNK_BYTES)
+    return -(-shape[0] // max(chunks, 1)) or 1
+
+
+def chunk_path(chunk: int, shape: Sequence[int]) -> str:
+    """Where a chunk is below the folder of an array of this shape."""
+    return ".".join(["c", str(chunk), *("0" for _ in shape[1:])])
+
+
+def zarr_json(dtype: np.dtype[Any], shape: Sequence[int]) -> bytes:
+    """What other readers of zarr have to know of an array; kvjax does not read it."""
+    said = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": list(shape),
+        "data_type": dtype.name,
+        "chunk_grid": {
+            "name": "regular",
+            "configuration": {"chunk_shape": [chunk_rows(dtype, shape), *(max(n, 1) for n in shape[1:])]},
+        },
+        "chunk_key_encoding": {"name": "default", "configuration": {"separator": "."}},
+        "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+        "fill_value": False if dtype.kind == "b" else [0, 0] if dtype.kind == "c" else 0,
+    }
+    return json.dumps(said).encode()
+
+
+class ArrayWriter:
+    """Writes an array into a folder that is there, as its rows come.
+
+    Args:
+      folder: of the array.
+      dtype: of its elements.
+      shape: of all of it.
+    """
+
+    def __init__(self, folder: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+        self._folder, self._shape = folder, shape
+        self._chunk = chunk_rows(dtype, shape) * row_bytes(dtype, shape)
+        self._begun: np.ndarray | None = None  # a chunk of which the first `_filled` bytes are here
+        self._filled = 0
+        self._files = {ZARR: POOL.submit(write_file, folder / ZARR, zarr_json(dtype, shape))}
+
+    def add(self, rows: np.ndarray) -> None:
+        """Adds rows, which must not change before `end`; waits while many files are under way."""
+        data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
+        while len(data) > 0:
+            if self._begun is None and len(data) >= self._chunk:
+                self._submit(data[: self._chunk])
+                data = data[self._chunk :]
+                continue
+            if self._begun is None:
+                self._begun, self._filled = np.empty(self._chunk, np.uint8), 0
+            n = min(self._chunk - self._filled, len(data))
+            self._begun[self._filled : self._filled + n] = data[:n]
+            self._filled, data = self._filled + n, data[n:]
+            if self._filled == self._chunk:
+                self._submit(self._begun)
+
+    def end(self) -> dict[str, Entry]:
+        """Fills up the last chunk; gives the entry of each file, once it is on the disk."""
+        if self._begun is not None:
+            self._begun[self._filled :] = 0
+            self._submit(self._begun)
+        return {path: file.result() for path, file in self._files.items()}
+
+    def wait(self) -> None:
+        """Until nothing is under way, whatever has become of it."""
+        wait(self._files.values())
+
+    def _submit(self, chunk: np.ndarray) -> None:
+        path = chunk_path(len(self._files) - 1, self._shape)
+        _UNDER_WAY.acquire()
+        try:
+            self._files[path] = file = POOL.submit(write_file, self._folder / path, chunk)
+        except BaseException:
+            _UNDER_WAY.release()
+            raise
+        file.add_done_callback(lambda _: _UNDER_WAY.release())
+        self._begun = None
+
+
+def write_array(folder: Path, array: np.ndarray) -> ArrayWriter:
+    """Begins to write an array into a folder that is there; `end` ends it."""
+    writer = ArrayWriter(folder, array.dtype, array.shape)
+    writer.add(array)
+    return writer
+
+
+class Reading:
+    """Rows start..stop of an array, on their way into memory; `end` gives them.
+
+    Nothing is allocated for chunks that are not there as they were listed.
+
+    Raises:
+      Damaged: they are not.
+    """
+
+    def __init__(
+        self, files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[int, ...], start: int, stop: int
+    ) -> None:
+        self._folder, n, size = folder, chunk_rows(dtype, shape), row_bytes(dtype, shape)
+        chunks: list[tuple[int, str]] = []
+        for i in range(start // n, -(-stop // n)):
+            chunks.append((i, f"{folder}/{chunk_path(i, shape)}"))
+            files.check_size(chunks[-1][1], n * size)
+        self._rows = np.empty((stop - start, *shape[1:]), dtype)
+        to = self._rows.reshape(-1).view(np.uint8)
+        self._parts = [POOL.submit(_read_part, files, path, n * size, to, (i * n - start) * size) for i, path in chunks]
+
+    def end(self) -> np.ndarray:
+        for part in self._parts:
+            part.result()
+        if self._rows.dtype == bool and (self._rows.view(np.uint8) > 1).any():
+            raise Damaged(f"want truth values in {self._folder}, got other bytes than 0 and 1")
+        return self._rows
+
+
+def _read_part(files: Files, path: str, size: int, to: np.ndarray, at: int) -> None:
+    """Reads a chunk of so many bytes whose first is for to[at]; what is beyond either end of `to` is left out."""
+    if at >= 0 and at + size <= len(to):
+        return files.read_into(path, to[at : at + size])
+    chunk = np.empty(size, np.uint8)
+    files.read_into(path, chunk)
+    low, high = max(at, 0), min(at + size, len(to))
+    to[low:high] = chunk[low - at : high - at]
