@@ -3,12 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
 import numpy as np
 
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.exported import Exported
+
+
+@dataclasses.dataclass(frozen=True)
+class PrunedRows:
+    """Rows that something leaves out.
+
+    Attributes:
+      rows: how many.
+      bytes: of their columns.
+      norm: the sum of their Euclidean norms.
+    """
+
+    rows: int
+    bytes: int
+    norm: float
+
+
+@dataclasses.dataclass(frozen=True)
+class PruneReport:
+    """What pruning would leave out, counted without doing it.
+
+    Attributes:
+      total: all rows.
+      dropped: those that are left out.
+      by_rule: what each rule leaves out by itself, of rows that others may leave out, too; ``top_k`` of those that
+        have passed all others.
+      norm_lost: the share of the rows' norms that is left out, 0 to 1.
+    """
+
+    total: PrunedRows
+    dropped: PrunedRows
+    by_rule: Mapping[str, PrunedRows]
+
+    @property
+    def norm_lost(self) -> float:
+        return self.dropped.norm / self.total.norm if self.total.norm else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +57,8 @@ class Prune:
       max_age: keep rows written within so many steps of the table's last step.
       min_norm: keep rows whose Euclidean norm is at least this.
       zero_rows: leave out rows that are exactly zero.
+      predicate: a function from `kvjax.Exported` to ``(n,)`` bool, true for rows that pass. Where rows are read in
+        pieces, it is called for each piece.
       top_k: of the rows that pass, keep the so many most frequent; ties go to the row that was written later,
         then to the order of the export.
       keep: keys ``(m,)`` that are kept whatever the tests say.
@@ -36,6 +75,7 @@ class Prune:
     zero_rows: bool = False
     top_k: int | None = None
     keep: ArrayLike | None = None
+    predicate: Callable[[Exported], np.ndarray] | None = None
 
     def __post_init__(self) -> None:
         for name in ("min_frequency", "max_age", "min_norm", "top_k"):
@@ -52,23 +92,88 @@ class Prune:
         Returns:
           ``(n,)`` bool.
         """
-        keep = np.ones(len(rows), bool)
-        if self.min_frequency is not None:
-            keep &= rows.freqs >= self.min_frequency
-        if self.max_age is not None:
-            keep &= rows.last_step - rows.versions <= self.max_age
-        if self.min_norm is not None:
-            keep &= np.linalg.norm(rows.values.astype(np.float32), axis=1) >= self.min_norm
-        if self.zero_rows:
-            keep &= (rows.values != 0).any(axis=1)
+        return self.chosen(self.passing(rows), rows.keys, rows.freqs, rows.versions)
+
+    def passing(self, rows: Exported) -> np.ndarray:
+        """Which rows pass all tests that ask about a row alone, ``(n,)`` bool: all but ``top_k`` and ``keep``.
+
+        Args:
+          rows: an export, or a piece of it, of n rows.
+        """
+        return np.logical_and.reduce([np.ones(len(rows), bool), *self._tests(rows).values()])
+
+    def chosen(self, keep: np.ndarray, keys: np.ndarray, freqs: np.ndarray, versions: np.ndarray) -> np.ndarray:
+        """Which rows are kept of those that pass.
+
+        Args:
+          keep: ``(n,)`` bool, those that pass.
+          keys: ``(n,)``, of all rows.
+          freqs: ``(n,)`` int64.
+          versions: ``(n,)`` int64.
+
+        Returns:
+          ``(n,)`` bool.
+        """
+        keep = keep.copy()
         if self.top_k is not None and keep.sum() > self.top_k:
             candidates = np.flatnonzero(keep)
-            order = np.lexsort((-rows.versions[candidates], -rows.freqs[candidates]))
+            order = np.lexsort((-versions[candidates], -freqs[candidates]))
             keep[:] = False
             keep[candidates[order[: self.top_k]]] = True
         if self.keep is not None:
-            keep |= np.isin(rows.keys, np.asarray(self.keep).astype(rows.keys.dtype))
+            keep |= np.isin(keys, np.asarray(self.keep).astype(keys.dtype))
         return keep
+
+    def report(self, rows: Exported) -> PruneReport:
+        """What would be left out of an export: a dry run.
+
+        Args:
+          rows: the export.
+
+        Returns:
+          Rows, bytes and norms, in all and by rule.
+
+        Example:
+          >>> import kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_report", dim=1).upsert(np.arange(4), [[0.0], [1.0], [2.0], [3.0]])
+          >>> report = kvjax.Prune(min_norm=1.5, zero_rows=True).report(table.export())
+          >>> report.dropped.rows, report.by_rule["zero_rows"].rows, round(report.norm_lost, 3), len(table)
+          (2, 1, 0.167, 4)
+          >>> kvjax.drop_table("doc_report")
+        """
+        norms = norms_of(rows.values)
+        size = sum(array.nbytes for array in rows.columns().values()) // max(len(rows), 1)
+
+        def pruned(dropped: np.ndarray) -> PrunedRows:
+            n = int(dropped.sum())
+            return PrunedRows(n, n * size, float(norms[dropped].sum()))
+
+        tests = self._tests(rows)
+        passing = np.logical_and.reduce([np.ones(len(rows), bool), *tests.values()])
+        by_rule = {name: ~test for name, test in tests.items()}
+        if self.top_k is not None:
+            top = dataclasses.replace(self, keep=None).chosen(passing, rows.keys, rows.freqs, rows.versions)
+            by_rule["top_k"] = passing & ~top
+        return PruneReport(
+            total=pruned(np.ones(len(rows), bool)),
+            dropped=pruned(~self.chosen(passing, rows.keys, rows.freqs, rows.versions)),
+            by_rule={name: pruned(dropped) for name, dropped in by_rule.items()},
+        )
+
+    def _tests(self, rows: Exported) -> dict[str, np.ndarray]:
+        """Of each test that asks about a row alone and is set, the rows that pass: ``(n,)`` bool."""
+        tests: dict[str, np.ndarray] = {}
+        if self.min_frequency is not None:
+            tests["min_frequency"] = rows.freqs >= self.min_frequency
+        if self.max_age is not None:
+            tests["max_age"] = rows.last_step - rows.versions <= self.max_age
+        if self.min_norm is not None:
+            tests["min_norm"] = norms_of(rows.values) >= self.min_norm
+        if self.zero_rows:
+            tests["zero_rows"] = (rows.values != 0).any(axis=1)
+        if self.predicate is not None:
+            tests["predicate"] = _asked(self.predicate, rows)
+        return tests
 
     def __repr__(self) -> str:
         given = [f"{f.name}={getattr(self, f.name)!r}" for f in dataclasses.fields(self)
@@ -76,14 +181,21 @@ class Prune:
         return f"Prune({', '.join(given)})"
 
 
-PruneLike = Prune | Callable[[Exported], np.ndarray]
+PruneLike: TypeAlias = Prune | Callable[[Exported], np.ndarray]
 
 
 def keep_mask(prune: PruneLike, rows: Exported) -> np.ndarray:
     """Which rows `prune` keeps: ``(n,)`` bool."""
-    if isinstance(prune, Prune):
-        return prune.mask(rows)
-    mask = np.asarray(prune(rows))
+    return prune.mask(rows) if isinstance(prune, Prune) else _asked(prune, rows)
+
+
+def norms_of(values: np.ndarray) -> np.ndarray:
+    """The Euclidean norm of each row: ``(n, dim)`` to ``(n,)`` float32."""
+    return np.linalg.norm(values.astype(np.float32), axis=1)
+
+
+def _asked(predicate: Callable[[Exported], np.ndarray], rows: Exported) -> np.ndarray:
+    mask = np.asarray(predicate(rows))
     if mask.dtype != bool or mask.shape != (len(rows),):
         raise ValueError(f"kvjax: prune wants a function that gives ({len(rows)},) bool, got {mask.shape} {mask.dtype}")
     return mask

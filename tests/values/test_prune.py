@@ -1,0 +1,54 @@
+"""Pruning: rules alone and together, pieces like the whole, and a dry run that says what each leaves out."""
+
+import numpy as np
+import pytest
+
+import kvjax
+from kvjax._values.exported import Exported
+
+
+def rows_of(n=50, seed=0):
+    rng = np.random.default_rng(seed)
+    values = rng.normal(size=(n, 3)).astype(np.float32)
+    values[::7] = 0
+    none = np.zeros(n, bool)
+    return Exported(
+        rng.permutation(n), values, rng.integers(0, 9, n), rng.integers(0, 20, n), {}, none, none, last_step=20, total=n
+    )
+
+
+def even(rows):
+    return rows.keys % 2 == 0
+
+
+ALL = kvjax.Prune(min_frequency=2, max_age=15, min_norm=0.5, zero_rows=True, top_k=6, keep=[1, 3], predicate=even)
+
+
+def test_rules_together():
+    rows = rows_of()
+    norms = np.linalg.norm(rows.values, axis=1)
+    passing = (rows.freqs >= 2) & (20 - rows.versions <= 15) & (norms >= 0.5) & (rows.keys % 2 == 0)
+    kept = rows.take(ALL.mask(rows))
+    assert len(kept) == 8 and {1, 3} <= set(kept.keys.tolist())
+    mine = ~np.isin(kept.keys, [1, 3])
+    assert np.isin(kept.keys[mine], rows.keys[passing]).all()
+    assert kept.freqs[mine].min() >= np.sort(rows.freqs[passing])[-6]
+    pieces = np.concatenate([ALL.passing(rows.take(np.arange(50) // 10 == i)) for i in range(5)])
+    np.testing.assert_array_equal(ALL.chosen(pieces, rows.keys, rows.freqs, rows.versions), ALL.mask(rows))
+
+
+def test_a_dry_run_says_what_each_rule_leaves_out():
+    rows = rows_of()
+    report = ALL.report(rows)
+    assert list(report.by_rule) == ["min_frequency", "max_age", "min_norm", "zero_rows", "predicate", "top_k"]
+    mask = ALL.mask(rows)
+    norms = np.linalg.norm(rows.values, axis=1)
+    assert report.dropped.rows == (~mask).sum() and report.dropped.norm == pytest.approx(norms[~mask].sum())
+    assert report.norm_lost == pytest.approx(norms[~mask].sum() / norms.sum())
+    assert report.by_rule["predicate"].rows == (rows.keys % 2 == 1).sum()
+    assert report.by_rule["zero_rows"].rows == 8 and report.by_rule["zero_rows"].norm == 0
+    assert report.total.bytes == sum(a.nbytes for a in rows.columns().values())
+    none = kvjax.Prune(top_k=0).report(rows.take(np.zeros(50, bool)))
+    assert none.dropped.rows == 0 and none.norm_lost == 0
+    with pytest.raises(ValueError, match=r"want|wants a function that gives \(50,\) bool"):
+        kvjax.Prune(predicate=lambda rows: 1).mask(rows)
