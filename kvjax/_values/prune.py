@@ -100,7 +100,7 @@ class Prune:
         Args:
           rows: an export, or a piece of it, of n rows.
         """
-        return np.logical_and.reduce([np.ones(len(rows), bool), *self._tests(rows).values()])
+        return np.logical_and.reduce([np.ones(len(rows), bool), *self.tests(rows).values()])
 
     def chosen(self, keep: np.ndarray, keys: np.ndarray, freqs: np.ndarray, versions: np.ndarray) -> np.ndarray:
         """Which rows are kept of those that pass.
@@ -141,27 +141,45 @@ class Prune:
           (2, 1, 0.167, 4)
           >>> kvjax.drop_table("doc_report")
         """
-        norms = norms_of(rows.values)
         size = sum(array.nbytes for array in rows.columns().values()) // max(len(rows), 1)
+        return self.reported(self.tests(rows), norms_of(rows.values), size, rows.keys, rows.freqs, rows.versions)
+
+    def reported(
+        self, tests: Mapping[str, np.ndarray], norms: np.ndarray, row_bytes: int, keys: np.ndarray, freqs: np.ndarray,
+        versions: np.ndarray,
+    ) -> PruneReport:  # fmt: skip
+        """As `report`, of what is known of n rows.
+
+        Args:
+          tests: as `tests` gives them, each ``(n,)`` bool.
+          norms: ``(n,)``.
+          row_bytes: of all columns of a row.
+          keys: ``(n,)``.
+          freqs: ``(n,)`` int64.
+          versions: ``(n,)`` int64.
+        """
 
         def pruned(dropped: np.ndarray) -> PrunedRows:
             n = int(dropped.sum())
-            return PrunedRows(n, n * size, float(norms[dropped].sum()))
+            return PrunedRows(n, n * row_bytes, float(norms[dropped].sum(dtype=np.float64)))
 
-        tests = self._tests(rows)
-        passing = np.logical_and.reduce([np.ones(len(rows), bool), *tests.values()])
+        every = np.ones(len(keys), bool)
+        passing = np.logical_and.reduce([every, *tests.values()])
         by_rule = {name: ~test for name, test in tests.items()}
         if self.top_k is not None:
-            top = dataclasses.replace(self, keep=None).chosen(passing, rows.keys, rows.freqs, rows.versions)
-            by_rule["top_k"] = passing & ~top
+            by_rule["top_k"] = passing & ~dataclasses.replace(self, keep=None).chosen(passing, keys, freqs, versions)
         return PruneReport(
-            total=pruned(np.ones(len(rows), bool)),
-            dropped=pruned(~self.chosen(passing, rows.keys, rows.freqs, rows.versions)),
+            total=pruned(every),
+            dropped=pruned(~self.chosen(passing, keys, freqs, versions)),
             by_rule={name: pruned(dropped) for name, dropped in by_rule.items()},
         )
 
-    def _tests(self, rows: Exported) -> dict[str, np.ndarray]:
-        """Of each test that asks about a row alone and is set, the rows that pass: ``(n,)`` bool."""
+    def tests(self, rows: Exported) -> dict[str, np.ndarray]:
+        """Of each test that asks about a row alone and is set, the rows that pass: ``(n,)`` bool.
+
+        Args:
+          rows: an export, or a piece of it, of n rows.
+        """
         tests: dict[str, np.ndarray] = {}
         if self.min_frequency is not None:
             tests["min_frequency"] = rows.freqs >= self.min_frequency

@@ -1,5 +1,7 @@
 """Tables of other systems: what they wrote, as rows that a table takes."""
 
+from kvjax.convert._checkpoint import ExportReport as ExportReport
+from kvjax.convert._checkpoint import export_checkpoint as export_checkpoint
 from kvjax.convert._deeprec import from_deeprec as from_deeprec
 from kvjax.convert._files import from_dense as from_dense
 from kvjax.convert._files import from_npz as from_npz
@@ -11,8 +13,8 @@ from kvjax.convert._tfplus import from_tfplus as from_tfplus
 from kvjax.convert._tfra import from_tfra as from_tfra
 
 __all__ = [
-    "Imported", "from_deeprec", "from_dense", "from_npz", "from_parquet", "from_safetensors", "from_sok",
-    "from_tfplus", "from_tfra",
+    "ExportReport", "Imported", "export_checkpoint", "from_deeprec", "from_dense", "from_npz", "from_parquet",
+    "from_safetensors", "from_sok", "from_tfplus", "from_tfra",
 ]  # fmt: skip
 
 

@@ -203,8 +203,8 @@ def test_public_names():
     }  # fmt: skip
     assert set(kvjax.orbax.__all__) == {"TableHandler", "TableRestore", "TableSave", "combine", "split"}
     assert set(kvjax.convert.__all__) == {
-        "Imported", "from_deeprec", "from_dense", "from_npz", "from_parquet", "from_safetensors", "from_sok",
-        "from_tfplus", "from_tfra",
+        "ExportReport", "Imported", "export_checkpoint", "from_deeprec", "from_dense", "from_npz", "from_parquet",
+        "from_safetensors", "from_sok", "from_tfplus", "from_tfra",
     }  # fmt: skip
     assert set(kvjax.checkpoint.__all__) == {
         "CheckpointError", "Diff", "FileReport", "TableDiff", "Verified", "diff", "restore", "save", "verify",

@@ -1,0 +1,187 @@
+"""Checkpoints as sources: a table on disk as files of other programs, without a table in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from kvjax._formats import deeprec, npz, parquet, safetensors
+from kvjax._formats.errors import FileError
+from kvjax._formats.quantise import QuantisationError, Quantised, quantise
+from kvjax._formats.source import Source, ranges, row_bytes
+from kvjax._values.errors import meant
+from kvjax._values.exported import ROW_COLUMNS, SLOT, Exported
+from kvjax._values.prune import Prune, PruneReport, norms_of
+from kvjax._values.snapshot import column_types
+from kvjax.checkpoint._catalog import Catalog
+from kvjax.checkpoint._locate import locate
+from kvjax.checkpoint._pieces import Pieces
+
+FORMATS: Mapping[str, Callable[[str | os.PathLike[str], Source], None]] = {
+    "safetensors": safetensors.write,
+    "npz": npz.write,
+    "parquet": parquet.write,
+}
+"""Writers of formats that take rows in pieces."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ExportReport:
+    """What an export of a checkpoint has written.
+
+    Attributes:
+      table: its name.
+      rows: in the file.
+      total: in the checkpoint.
+      format: of the file.
+      error: what quantisation has changed, if it was asked for.
+    """
+
+    table: str
+    rows: int
+    total: int
+    format: str
+    error: QuantisationError | None
+
+
+def export_checkpoint(
+    checkpoint: str | os.PathLike[str], path: str | os.PathLike[str], *, table: str | None = None,
+    format: str | None = None, quantise: Quantised | None = None, slots: bool = False, prune: Prune | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> ExportReport:  # fmt: skip
+    """Writes a table of a checkpoint as a file for other programs, and makes no table for it.
+
+    Rows are read in pieces of about 16 MiB, and checked as a restore checks them. Beside them, pruning takes up to 40
+    bytes for each row. Only DeepRec's layout needs all rows in memory.
+
+    Args:
+      checkpoint: a folder of `kvjax.checkpoint.save`, a step of an Orbax ``CheckpointManager``, or the manager's: then
+        its last step.
+      path: of the file, which is replaced; of "deeprec" the prefix of the files.
+      table: its name; by default the only one.
+      format: "safetensors", "npz", "parquet" or "deeprec"; by default what the path ends with.
+      quantise: "float16", "bfloat16" or "int8"; not for DeepRec.
+      slots: whether to write the optimizer's slots too.
+      prune: which rows to leave out.
+      progress: is called with the bytes of each piece that has been read.
+
+    Returns:
+      What was written.
+
+    Raises:
+      ValueError: there is no such checkpoint or table, it is damaged, or the format cannot hold it.
+      ImportError: a library of the format is not installed.
+
+    Example:
+      >>> import kvjax, numpy as np, tempfile
+      >>> folder = tempfile.TemporaryDirectory()
+      >>> table = kvjax.get_table("doc_out", dim=2).upsert(np.array([7, 8]), [[1.0, 2.0], [0.0, 0.0]])
+      >>> kvjax.checkpoint.save(folder.name + "/one", [table])
+      >>> prune = kvjax.Prune(zero_rows=True)
+      >>> kvjax.convert.export_checkpoint(folder.name + "/one", folder.name + "/out.npz", prune=prune).rows
+      1
+      >>> kvjax.drop_table("doc_out")
+      >>> folder.cleanup()
+    """
+    kind = format or Path(path).suffix.removeprefix(".")
+    if kind not in (*FORMATS, "deeprec"):
+        raise FileError(
+            path, f"a format of {[*FORMATS, 'deeprec']}", f"{kind!r}", "say format=, or end the path with it"
+        )
+    name, source = open_table(checkpoint, table, progress)
+    whole = source.num_rows
+    if not slots:
+        source = source.only([column for column in source.types if not column.startswith(SLOT)])
+    if prune is not None:
+        source = source.where(mask_of(source, prune))
+    error = None
+    if kind == "deeprec":
+        if quantise is not None:
+            raise FileError(path, "no quantise= for DeepRec, which has none", f"{quantise!r}")
+        columns = {column: source.read(column, 0, source.num_rows) for column in source.types}
+        own = {column.removeprefix(SLOT): array for column, array in columns.items() if column.startswith(SLOT)}
+        own = {slot: array for slot, array in own.items() if array.shape == columns["values"].shape}
+        deeprec.write(path, name, columns, own, 1)
+    else:
+        if quantise is not None:
+            source, error = _quantise(source, quantise, os.fspath(path))
+        FORMATS[kind](path, source)
+    return ExportReport(name, source.num_rows, whole, kind, error)
+
+
+_quantise = quantise  # which is the name of an argument, too
+
+
+def open_table(
+    checkpoint: str | os.PathLike[str], table: str | None = None, progress: Callable[[int], object] | None = None
+) -> tuple[str, Source]:
+    """A table of a checkpoint by its name, or the only one, and its rows.
+
+    Raises:
+      ValueError: there is no such checkpoint or table.
+    """
+    catalog = Catalog(locate(checkpoint))
+    names = catalog.names
+    if len(names) != 1 if table is None else table not in names:
+        got = f"{names}" if table is None else f"{table!r} of {names}"
+        raise FileError(
+            catalog.directory, "one table of the checkpoint", got, meant(table, names).strip() or "say which"
+        )
+    name = names[0] if table is None else table
+    return name, source_of(Pieces(catalog, name), progress)
+
+
+def source_of(pieces: Pieces, progress: Callable[[int], object] | None = None) -> Source:
+    """The rows of a table on disk, sorted by (bucket, key)."""
+    meta, offsets = pieces.meta, pieces.offsets
+    types = column_types(meta["dim"], jnp.dtype(meta["dtype"]), meta["key_dtype"], dict(meta["slots"]))
+    kinds = {name: types[name] for name in [*ROW_COLUMNS, *(name for name in types if name.startswith(SLOT))]}
+
+    def read(name: str, start: int, stop: int) -> np.ndarray:
+        dtype, shape = kinds[name]
+        if start >= stop:
+            return np.zeros((0, *shape), dtype)
+        first = int(np.searchsorted(offsets, start, "right")) - 1
+        last = int(np.searchsorted(offsets, stop, "left"))
+        array = pieces.between(first, last, [name])[name][start - int(offsets[first]) : stop - int(offsets[first])]
+        if progress is not None:
+            progress(array.nbytes)
+        return array
+
+    return Source(kinds, meta["rows"], read, {"last_step": str(meta["last_step"])})
+
+
+def mask_of(source: Source, prune: Prune) -> np.ndarray:
+    """Which rows are kept, ``(n,)`` bool, read in pieces."""
+    tests, _ = _tested(source, prune, norms=False)
+    passing = np.logical_and.reduce([np.ones(source.num_rows, bool), *tests.values()])
+    if prune.top_k is None and prune.keep is None:
+        return passing
+    return prune.chosen(passing, *(source.read(name, 0, source.num_rows) for name in ("keys", "freqs", "versions")))
+
+
+def report_of(source: Source, prune: Prune) -> PruneReport:
+    """`Prune.report` of rows that are read in pieces."""
+    tests, norms = _tested(source, prune, norms=True)
+    size = sum(map(row_bytes, source.types.values()))
+    columns = (source.read(name, 0, source.num_rows) for name in ("keys", "freqs", "versions"))
+    return prune.reported(tests, norms, size, *columns)
+
+
+def _tested(source: Source, prune: Prune, norms: bool) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """What each test says of all rows; and, if asked for, their norms."""
+    last_step, parts, lengths = int(source.meta["last_step"]), list[dict[str, np.ndarray]](), list[np.ndarray]()
+    asked = source if prune.predicate is not None else source.only(list(ROW_COLUMNS))
+    size = sum(map(row_bytes, asked.types.values()))
+    for start, stop in list(ranges(source.num_rows, size)) or [(0, 0)]:
+        rows = Exported.of_columns({name: asked.read(name, start, stop) for name in asked.types}, last_step)
+        parts.append(prune.tests(rows))
+        if norms:
+            lengths.append(norms_of(rows.values))
+    tests = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return tests, np.concatenate(lengths) if norms else np.zeros(0, np.float32)

@@ -1,0 +1,58 @@
+"""Checkpoints as files of other programs: the same rows as an export of the table, in pieces, pruned, quantised."""
+
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+from kvjax import convert
+from kvjax._formats import source
+from kvjax.convert import _checkpoint
+from tests.support.checkpoints import assert_equal, trained
+
+
+def saved(make, folder, n=300):
+    keys = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, n)
+    table = trained(make(3, dtype="bfloat16").upsert(keys, np.arange(3 * n).reshape(n, 3) % 7), optax.rmsprop(0.1))
+    kvjax.checkpoint.save(folder / "one", [table])
+    return table
+
+
+def test_a_checkpoint_is_exported_in_pieces(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "PIECE_BYTES", 1 << 10)
+    table = saved(make, tmp_path)
+    prune = kvjax.Prune(min_norm=1, top_k=200, keep=[0], predicate=lambda rows: rows.keys > 0)
+    seen = []
+    report = convert.export_checkpoint(tmp_path / "one", tmp_path / "all.npz", slots=True, progress=seen.append)
+    whole = table.export(slots=True)
+    assert report.rows == report.total == len(table) and len(seen) > 10
+    assert sum(seen) == sum(array.nbytes for array in whole.columns().values())
+    assert_equal(convert.from_npz(tmp_path / "all.npz").rows, whole)
+    report = convert.export_checkpoint(tmp_path / "one", tmp_path / "some.npz", prune=prune, quantise="int8")
+    want = table.export(prune)
+    found = convert.from_npz(tmp_path / "some.npz").rows
+    np.testing.assert_array_equal(found.keys, want.keys)
+    assert np.abs(found.values - want.values.astype(np.float32)).max() == report.error.max <= 7 / 254
+    _, rows = _checkpoint.open_table(tmp_path / "one")
+    in_pieces, whole = _checkpoint.report_of(rows, prune), prune.report(table.export(slots=True))
+    assert {n: r.rows for n, r in in_pieces.by_rule.items()} == {n: r.rows for n, r in whole.by_rule.items()}
+    assert in_pieces.dropped.bytes == whole.dropped.bytes and in_pieces.norm_lost == pytest.approx(whole.norm_lost)
+    for format in ("safetensors", "parquet", "xlsx"):
+        path = tmp_path / f"out.{format}"
+        if format == "xlsx":
+            with pytest.raises(ValueError, match=r"want a format of .*, got 'xlsx'"):
+                convert.export_checkpoint(tmp_path / "one", path)
+        else:
+            convert.export_checkpoint(tmp_path / "one", path)
+            np.testing.assert_array_equal(getattr(convert, f"from_{format}")(path).rows.keys, table.export().keys)
+    with pytest.raises(ValueError, match=r"want one table of the checkpoint, got 'tabel0'.*did you mean 'table0'"):
+        convert.export_checkpoint(tmp_path / "one", tmp_path / "x.npz", table="tabel0")
+
+
+def test_an_empty_table(make, tmp_path):
+    kvjax.checkpoint.save(tmp_path / "one", [make(2)])
+    for format in ("npz", "safetensors", "parquet", "deeprec"):
+        report = convert.export_checkpoint(
+            tmp_path / "one", tmp_path / "out", format=format, prune=kvjax.Prune(min_norm=1, top_k=1)
+        )
+        assert report.rows == 0, format
