@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Generator
 from pathlib import Path
 from typing import IO
@@ -13,7 +14,7 @@ from typing import IO
 def replaced(path: str | os.PathLike[str]) -> Generator[Path]:
     """Another path beside this one, which takes its place when the body has ended well, and is gone when it has not."""
     whole = Path(path)
-    part = whole.with_name(f".{whole.name[:200]}.{os.getpid()}.part")
+    part = whole.with_name(f".{whole.name[:200]}.{secrets.token_hex(8)}.part")
     try:
         yield part
         os.replace(part, whole)

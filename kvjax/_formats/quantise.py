@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from kvjax._formats.errors import FileError
+from kvjax._formats.int8 import to_int8
 from kvjax._formats.source import Source, ranges, row_bytes
 
 Quantised: TypeAlias = Literal["float16", "bfloat16", "int8"]
@@ -83,11 +84,8 @@ def stored_as(values: np.ndarray, dtype: Quantised) -> dict[str, np.ndarray]:
     if dtype != "int8":
         with np.errstate(over="ignore"):
             return {"values": values.astype(_FLOATS[dtype])}
-    wide = values.astype(np.float32)
-    # The largest element becomes 127. A scale that is rounded to 0 would lose a row of subnormal elements.
-    scales = np.max(np.abs(wide), axis=1, initial=0) / np.float32(127)
-    divisor = np.where(scales > 0, scales, np.float32(1))[:, None]
-    return {"values": np.clip(np.rint(wide / divisor), -127, 127).astype(np.int8), SCALES: scales}
+    codes, scales = to_int8(values.astype(np.float32))
+    return {"values": codes, SCALES: scales}
 
 
 def restored(columns: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, Self, TypeAlias
 
@@ -14,6 +15,7 @@ from jax.core import Tracer
 from kvjax._keys import salt as _mix
 from kvjax._keys.hashing import hash_keys
 from kvjax._values.arrays import HasArray
+from kvjax._values.integers import as_bits
 
 
 @jax.tree_util.register_pytree_node_class
@@ -84,7 +86,7 @@ class Keys:
 
     @property
     def size(self) -> int:
-        return int(np.prod(self.shape))
+        return math.prod(self.shape)  # symbolic where a program is exported
 
     def __len__(self) -> int:
         if not hasattr(self.words, "shape"):
@@ -285,7 +287,7 @@ def as_keys(ids: Any, where: str = "keys") -> Keys:
         return _from_jax(ids, where)
     if isinstance(ids, (list, tuple)) and any(isinstance(each, Keys) for each in ids):
         return _stacked([as_keys(each, where) for each in ids], where)
-    return Keys(_words_of_numpy(ids, where))
+    return Keys(as_bits(ids, where)[..., None].view(np.uint32))
 
 
 def _stacked(parts: Sequence[Keys], where: str) -> Keys:
@@ -295,37 +297,6 @@ def _stacked(parts: Sequence[Keys], where: str) -> Keys:
             f"kvjax: {where}: want a sequence of keys of one shape, got {shapes}; kvjax.Keys.concatenate joins them"
         )
     return Keys.concatenate([part[None] for part in parts])
-
-
-def _words_of_numpy(ids: Any, where: str) -> np.ndarray:
-    array = np.asarray(ids)
-    if array.size == 0 and not isinstance(ids, np.ndarray):
-        array = array.astype(np.int64)  # an empty list has no type of its own
-    if array.dtype.kind not in "iu":
-        array = _words_of_objects(ids, array, where)
-    wide = array.astype(np.uint64 if array.dtype.kind == "u" else np.int64, order="C")
-    return wide[..., None].view(np.uint32)
-
-
-def _words_of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
-    """Python's integers as uint64, of which NumPy makes something else if some are below 0 and some above 2**63 - 1."""
-    want, got = "integers of at most 64 bits", str(array.dtype)
-    objects = array if isinstance(ids, np.ndarray) else np.array(ids, object)
-    if objects.dtype == object:
-        integers = [isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in objects.flat]
-        others = [x for x, is_integer in zip(objects.flat, integers, strict=True) if not is_integer]
-        wide = [x for x, is_integer in zip(objects.flat, integers, strict=True) if is_integer and not _fits(x)]
-        if not others and not wide:
-            return np.array([int(x) % 2**64 for x in objects.flat], np.uint64).reshape(objects.shape)
-        got = f"{type(others[0]).__name__} {others[0]!r} among them" if others else f"{wide[0]}, which has more"
-    raise TypeError(
-        f"kvjax: {where}: want {want}, got {got}; hash strings and other values with kvjax.hash_keys, and give missing "
-        "ids a number that is padding (pad_id=)"
-    )
-
-
-def _fits(x: int) -> bool:
-    return -(2**63) <= x < 2**64
 
 
 def _from_jax(ids: jax.Array, where: str) -> Keys:

@@ -42,7 +42,7 @@ def test_backends():
 
 @pytest.mark.skipif(BUILT, reason="it is built")
 def test_the_emulated_table_has_to_be_built():
-    done = run("import kvjax", KVJAX_EMULATED="1")
+    done = run("import kvjax; kvjax.get_table", KVJAX_EMULATED="1")
     assert done.returncode != 0
     assert (
         "ImportError: kvjax: KVJAX_EMULATED=1 wants" in done.stderr and "cmake.define.KVJAX_EMULATED=ON" in done.stderr

@@ -24,7 +24,8 @@ LAYERS = [
     ["kvjax._table"],
     ["kvjax._lookup", "kvjax.checkpoint"],
     ["kvjax.convert"],
-    ["kvjax.flax", "kvjax.optax", "kvjax.orbax"],
+    ["kvjax._public"],
+    ["kvjax.flax", "kvjax.optax", "kvjax.orbax", "kvjax.serving"],
 ]
 # The folders of kvjax/ffi that the files of each folder may include; a module is put together from all of them.
 CPP_FOLDERS = {
@@ -190,8 +191,8 @@ def test_public_names():
     assert set(kvjax.__all__) == {
         "Exported", "Keys", "KeysLike", "Prefetched", "Prune", "SparseRows", "Stats", "Table", "admit", "backends",
         "checkpoint", "constraints", "convert", "drop_table", "evict", "flax", "get_table", "grad", "hash_keys",
-        "initializers", "keys", "lookup_bag", "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "stats",
-        "storage", "tables", "value_and_grad",
+        "initializers", "keys", "lookup_bag", "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "serving",
+        "stats", "storage", "tables", "value_and_grad",
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {
@@ -209,9 +210,11 @@ def test_public_names():
     assert set(kvjax.checkpoint.__all__) == {
         "CheckpointError", "Diff", "FileReport", "TableDiff", "Verified", "diff", "restore", "save", "verify",
     }  # fmt: skip
-    for package in (kvjax, kvjax.checkpoint, kvjax.convert, kvjax.flax, kvjax.optax, kvjax.orbax):
+    assert set(kvjax.serving.__all__) == {"FrozenError", "FrozenTable"}
+    for package in (kvjax, kvjax.checkpoint, kvjax.convert, kvjax.flax, kvjax.optax, kvjax.orbax, kvjax.serving):
         assert all(getattr(package, name).__doc__ for name in package.__all__)
     choices = [kvjax.admit, kvjax.constraints, kvjax.evict, kvjax.initializers, kvjax.storage, kvjax.checkpoint]
+    choices += [kvjax.serving]
     for module in (kvjax, kvjax.convert, kvjax.flax, kvjax.flax.nnx, kvjax.optax, kvjax.orbax, *choices):
         assert dir(module) == sorted(module.__all__), module
 
@@ -229,7 +232,8 @@ def test_files_stay_small():
 
 def test_public_docstrings_name_every_argument():
     seen = 0
-    for module in [kvjax, kvjax.checkpoint, kvjax.convert, kvjax.flax, kvjax.flax.nnx, kvjax.optax, kvjax.orbax]:
+    modules = [kvjax, kvjax.checkpoint, kvjax.convert, kvjax.flax, kvjax.flax.nnx, kvjax.optax, kvjax.orbax]
+    for module in [*modules, kvjax.serving]:
         public = [getattr(module, name) for name in vars(module).get("__all__", ())]
         methods = [m for c in public if isinstance(c, type) for n, m in vars(c).items() if not n.startswith("_")]
         methods += [m for c in kvjax.Table.__mro__ for n, m in vars(c).items() if not n.startswith("_")]
@@ -249,7 +253,7 @@ UNTYPED = {"own_options", "tree_flatten", "tree_flatten_with_keys", "tree_unflat
 def test_public_signatures_say_their_types():
     """A tree is a PyTree, which type checkers cannot say more of; anything else has a type that is not Any."""
     modules = [kvjax, kvjax.admit, kvjax.evict, kvjax.initializers, kvjax.storage, kvjax.constraints]
-    modules += [kvjax.checkpoint, kvjax.convert, kvjax.optax, kvjax.orbax, kvjax.flax]
+    modules += [kvjax.checkpoint, kvjax.convert, kvjax.optax, kvjax.orbax, kvjax.flax, kvjax.serving]
     public = [getattr(module, name) for module in modules for name in module.__all__]
     public += [kvjax.flax.nnx.grad, kvjax.flax.nnx.value_and_grad]
     classes = {

@@ -1,0 +1,49 @@
+"""Integers of up to 64 bits, whatever form they come in, as their 64 bits in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def as_bits(ids: Any, where: str) -> np.ndarray:
+    """The 64 bits of integers, exactly: -1 and 2**64 - 1 are the same.
+
+    Args:
+      ids: ``(...)`` integers, a NumPy array or what NumPy makes one of.
+      where: names the table and the operation in errors.
+
+    Returns:
+      ``(...)`` int64 or uint64, contiguous, by the type that they came in.
+
+    Raises:
+      TypeError: they are not integers, or have more than 64 bits.
+    """
+    array = np.asarray(ids)
+    if array.size == 0 and not isinstance(ids, np.ndarray):
+        array = array.astype(np.int64)  # an empty list has no type of its own
+    if array.dtype.kind not in "iu":
+        array = _of_objects(ids, array, where)
+    return array.astype(np.uint64 if array.dtype.kind == "u" else np.int64, order="C")
+
+
+def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
+    """Python's integers as uint64, of which NumPy makes something else if some are below 0 and some above 2**63 - 1."""
+    want, got = "integers of at most 64 bits", str(array.dtype)
+    objects = array if isinstance(ids, np.ndarray) else np.array(ids, object)
+    if objects.dtype == object:
+        integers = [isinstance(x, (int, np.integer)) and not isinstance(x, bool) for x in objects.flat]
+        others = [x for x, is_integer in zip(objects.flat, integers, strict=True) if not is_integer]
+        wide = [x for x, is_integer in zip(objects.flat, integers, strict=True) if is_integer and not _fits(x)]
+        if not others and not wide:
+            return np.array([int(x) % 2**64 for x in objects.flat], np.uint64).reshape(objects.shape)
+        got = f"{type(others[0]).__name__} {others[0]!r} among them" if others else f"{wide[0]}, which has more"
+    raise TypeError(
+        f"kvjax: {where}: want {want}, got {got}; hash strings and other values with kvjax.hash_keys, and give missing "
+        "ids a number that is padding (pad_id=)"
+    )
+
+
+def _fits(x: int) -> bool:
+    return -(2**63) <= x < 2**64

@@ -1,0 +1,320 @@
+"""The format: a frozen table is one file, little-endian, which is mapped and never changed.
+
+    0                   b"kvjaxFT1", and zeros up to 64
+    starts              (2**bits,) uint32: the first hash of each bucket, which the upper bits of a hash choose
+    hashes              (n + 1,) uint64, in order, and 2**64 - 1
+    rows                (n + 1, dim) in the stored dtype; the last one is what keys without a row read as
+    scales              (n + 1,) float32, of int8 only
+    pool                (p, dim) float32, of a pool of initial rows only
+    description         JSON: the fields of `Description`, and the CRC-32 of each array
+    the last 16 bytes   uint32 length and uint32 CRC-32 of the description, b"kvjaxFTe"
+
+Each array begins at a multiple of 64, at the first one behind what is before it; so sizes follow from the description,
+and must be those of the file. The file is written beside its place, flushed, and renamed: who has mapped the one from
+before keeps it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import mmap
+import os
+import stat
+import struct
+import zlib
+from collections.abc import Generator, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvjax._formats.atomic import written
+from kvjax._values.errors import fail
+from kvjax._values.names import is_name
+from kvjax._values.numbers import is_integer, is_real
+from kvjax.serving._initial import KINDS, Initial
+from kvjax.serving._rows import DTYPES
+
+MAGIC, END = b"kvjaxFT1", b"kvjaxFTe"
+_ALIGN = 64
+_TAIL = struct.Struct("<II8s")
+_MOST_JSON = 1 << 20
+_MOST_DIM = 1 << 24
+_PIECE = 1 << 24
+
+
+class FrozenError(ValueError):
+    """A file that is no frozen table, or is damaged."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What a file says of its table.
+
+    Attributes:
+      name: of the table.
+      dim: width of a row.
+      rows: how many keys have one.
+      dtype: of the stored rows, a key of `DTYPES`.
+      key_dtype: "int64", "uint64", "int32" or "uint32".
+      step: the table's last step.
+      bits: of a hash that choose its bucket.
+      steps: of a search.
+      missing: what keys without a row read as: "init", or "row", the last one.
+      initial: how initial rows are made; None if nobody knows.
+      error: what the stored dtype has changed: "largest" of any element, and "relative", the root of the squared
+        differences over that of the squared elements.
+    """
+
+    name: str
+    dim: int
+    rows: int
+    dtype: str
+    key_dtype: str
+    step: int
+    bits: int
+    steps: int
+    missing: str
+    initial: Initial | None
+    error: dict[str, float]
+
+    def arrays(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+        """Dtype and shape of each array, in the order of the file."""
+        n = self.rows + 1
+        found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
+            "starts": (np.dtype("<u4"), (2**self.bits,)),
+            "hashes": (np.dtype("<u8"), (n,)),
+            "rows": (DTYPES[self.dtype], (n, self.dim)),
+        }
+        if self.dtype == "int8":
+            found["scales"] = (np.dtype("<f4"), (n,))
+        if self.initial is not None and self.initial.pool:
+            found["pool"] = (np.dtype("<f4"), (self.initial.pool, self.dim))
+        return found
+
+    def places(self) -> tuple[dict[str, tuple[int, int]], int]:
+        """First byte and size of each array, and where the description begins."""
+        at, found = _ALIGN, {}
+        for name, (dtype, shape) in self.arrays().items():
+            size = dtype.itemsize
+            for n in shape:  # in Python's integers, which do not overflow
+                size *= n
+            found[name] = (at, size)
+            at = -(-(at + size) // _ALIGN) * _ALIGN
+        return found, at
+
+    def to_json(self, digests: dict[str, int]) -> bytes:
+        return json.dumps(dataclasses.asdict(self) | {"crc32": digests}, sort_keys=True).encode()
+
+    @classmethod
+    def of_json(cls, data: bytes) -> tuple[Description, dict[str, int]]:
+        """What `to_json` was called with.
+
+        Raises:
+          _Unfit: it is something else.
+        """
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise _Unfit("JSON", f"{error!s:.100}") from error
+        fields = {field.name for field in dataclasses.fields(cls)}
+        if not isinstance(found, dict) or found.keys() != fields | {"crc32"}:
+            raise _Unfit("the fields of a frozen table", f"{found!r:.200}")
+        for field, good in _FIELDS.items():
+            if not good(found[field]):
+                raise _Unfit(f"{field} as a table can have it", f"{found[field]!r:.100}")
+        digests = found.pop("crc32")
+        initial = found.pop("initial")
+        if found["missing"] == "init" and initial is None:
+            raise _Unfit("an initializer beside missing='init'", "none")
+        description = cls(**found, initial=None if initial is None else Initial(**initial))
+        if digests.keys() != description.arrays().keys():
+            raise _Unfit(f"digests of {list(description.arrays())}", f"{list(digests)!r:.100}")
+        return description, digests
+
+
+class _Unfit(Exception):
+    """What was wanted, and what was got."""
+
+
+def _integer(least: int, most: int) -> Any:
+    return lambda x: is_integer(x) and least <= x <= most
+
+
+def _is_initial(x: Any) -> bool:
+    if x is None:
+        return True
+    if not isinstance(x, dict) or x.keys() != {field.name for field in dataclasses.fields(Initial)}:
+        return False
+    pool = _integer(1, 2**32 - 1)(x["pool"]) if x["kind"] == "pool" else x["pool"] == 0
+    numbers = is_real(x["a"]) and is_real(x["b"]) and _integer(0, 2**64 - 1)(x["seed"])
+    return x["kind"] in KINDS and bool(pool) and numbers and x["dtype"] in DTYPES and x["dtype"] != "int8"
+
+
+_FIELDS: dict[str, Any] = {
+    "name": is_name,
+    "dim": _integer(1, _MOST_DIM),
+    "rows": _integer(0, 2**32 - 2),
+    "dtype": lambda x: isinstance(x, str) and x in DTYPES,
+    "key_dtype": lambda x: x in ("int64", "uint64", "int32", "uint32"),
+    "step": _integer(-(2**63), 2**63 - 1),
+    "bits": _integer(1, 32),
+    "steps": _integer(0, 32),
+    "missing": lambda x: x in ("init", "row"),
+    "initial": _is_initial,
+    "error": lambda x: isinstance(x, dict) and x.keys() == {"largest", "relative"} and all(map(is_real, x.values())),
+    "crc32": lambda x: isinstance(x, dict) and all(map(_integer(0, 2**32 - 1), x.values())),
+}
+
+
+# ---- out -----------------------------------------------------------------------------------------------------
+
+
+Codes = tuple[np.ndarray, np.ndarray | None]
+"""Rows and scales as they are stored."""
+
+
+def write(path: Path, describe: Any, arrays: dict[str, np.ndarray], blocks: Iterable[Codes]) -> None:
+    """Writes a file, as a whole or not at all; nothing else changes.
+
+    Args:
+      path: of the file, which is replaced.
+      describe: gives the `Description` once all blocks have been written; before that, all but its error.
+      arrays: those of the file that are no rows.
+      blocks: the rows, a few at a time.
+    """
+    description: Description = describe()
+    places, end = description.places()
+    digests = dict.fromkeys(places, 0)
+    scales: list[np.ndarray] = []
+
+    with replacing(path) as file:
+        file.write(MAGIC)
+
+        def put(name: str, parts: Iterable[np.ndarray]) -> None:
+            dtype = description.arrays()[name][0]
+            file.write(bytes(places[name][0] - file.tell()))
+            for part in parts:
+                data: Any = np.ascontiguousarray(part, dtype).reshape(-1).view(np.uint8)
+                digests[name] = zlib.crc32(data, digests[name])
+                file.write(data)
+            assert file.tell() == sum(places[name])
+
+        def rows() -> Iterator[np.ndarray]:
+            for codes, scale in blocks:
+                yield codes
+                if scale is not None:
+                    scales.append(scale)
+
+        for name in places:
+            put(name, rows() if name == "rows" else scales if name == "scales" else [arrays[name]])
+        file.write(bytes(end - file.tell()))
+        data = describe().to_json(digests)
+        file.write(data + _TAIL.pack(len(data), zlib.crc32(data), END))
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Generator[Any]:
+    """A file that takes the place of `path` once it is written and on the disk."""
+    with written(path) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    flush_folder(path.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Has the names in a folder on the disk."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# ---- in ------------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Mapped:
+    """A file, mapped.
+
+    Attributes:
+      description: what it says of its table.
+      arrays: its arrays, which are read from the disk as they are used.
+      digests: CRC-32 of each.
+      identity: changes when another file takes the place.
+    """
+
+    description: Description
+    arrays: dict[str, np.ndarray]
+    digests: dict[str, int]
+    identity: tuple[int, int, int]
+
+
+def identity_of(found: os.stat_result) -> tuple[int, int, int]:
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def read(path: Path) -> Mapped:
+    """Maps a file, after a look at its sizes and its description.
+
+    Raises:
+      FrozenError: it is no frozen table, or not whole.
+      OSError: it cannot be opened.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO would wait for who writes it
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise _Unfit("a file of bytes", "something else")
+        size = found.st_size
+        head = os.pread(fd, len(MAGIC), 0)
+        tail = os.pread(fd, _TAIL.size, max(size - _TAIL.size, 0))
+        if head != MAGIC:
+            raise _Unfit(f"a file that begins with {MAGIC!r}", f"{head!r}")
+        if size < _ALIGN + _TAIL.size or _TAIL.unpack(tail)[2] != END:
+            raise _Unfit(f"a file that ends with {END!r}", f"{tail[-len(END) :]!r}")
+        length, digest, _ = _TAIL.unpack(tail)
+        if length > min(_MOST_JSON, size - _ALIGN - _TAIL.size):
+            raise _Unfit("a description within the file", f"one of {length} bytes in a file of {size}")
+        at = size - _TAIL.size - length
+        data = os.pread(fd, length, at)
+        if zlib.crc32(data) != digest:
+            raise _Unfit(f"a description of CRC-32 {digest:08x}", f"{zlib.crc32(data):08x}")
+        description, digests = Description.of_json(data)
+        places, end = description.places()
+        if at != end:
+            raise _Unfit(f"arrays of {end} bytes", f"{at}")
+        whole = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+    except _Unfit as error:
+        raise damaged(path, "open", *error.args) from error
+    finally:
+        os.close(fd)
+    arrays = {
+        name: np.frombuffer(whole, dtype, places[name][1] // dtype.itemsize, places[name][0]).reshape(shape)
+        for name, (dtype, shape) in description.arrays().items()
+    }
+    return Mapped(description, arrays, digests, identity_of(found))
+
+
+def check(path: Path, mapped: Mapped) -> None:
+    """Whether all bytes are those that were written.
+
+    Raises:
+      FrozenError: some are not.
+    """
+    for name, array in mapped.arrays.items():
+        found = 0
+        data: Any = array.reshape(-1).view(np.uint8)
+        for start in range(0, len(data), _PIECE):
+            found = zlib.crc32(data[start : start + _PIECE], found)
+        if found != mapped.digests[name]:
+            raise damaged(path, "verify", f"{name} of CRC-32 {mapped.digests[name]:08x}", f"{found:08x}")
+
+
+def damaged(path: Path, op: str, want: str, got: str) -> Exception:
+    mend = "the file is no frozen table, is damaged, or a later kvjax has written it: write it again"
+    return fail(FrozenError, str(path), op, want, got, mend)

@@ -1,0 +1,327 @@
+"""`FrozenTable`: an immutable table in a mapped file, read by NumPy alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+
+from kvjax._values.arrays import ArrayLike, HasArray
+from kvjax._values.errors import fail
+from kvjax._values.integers import as_bits
+from kvjax.serving._format import Mapped, check, identity_of, read
+from kvjax.serving._rows import decode, rounded
+from kvjax.serving._search import find, mixed, unmixed
+from kvjax.serving._source import Missing, Source, row_of
+from kvjax.serving._write import freeze, freeze_changes
+
+if TYPE_CHECKING:
+    from kvjax._values.prune import PruneLike
+
+PathLike = str | os.PathLike[str]
+IdsLike = HasArray | int | list[Any] | tuple[Any, ...]
+"""Integers ``(...)``: `kvjax.Keys`, NumPy's, Python's, nested sequences of them, or JAX's."""
+
+
+class FrozenTable:
+    """A table that never changes: one file, mapped, for any number of threads and processes at once.
+
+    Reading takes NumPy and nothing else: ``import kvjax.serving`` loads no JAX. Processes that open the same file share
+    its memory. Another file that is written to the same path leaves open tables as they are; `refresh` opens it.
+
+    Attributes:
+      path: of the file.
+      name: of the table it was written from.
+      dim: width of a row.
+      dtype: in which rows are stored, "float32", "float16", "bfloat16" or "int8".
+      step: the table's last step when it was written.
+      error: what storing rows in that dtype has changed: "largest" of any element, and "relative", the root of the
+        squared differences over that of the squared elements; 0 for what was stored as it was.
+
+    Example:
+      >>> import tempfile, kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_frozen", dim=2, initializer=0.5).upsert(np.array([2**40, -1]), [[1, 2], [3, 4]])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     frozen = kvjax.serving.FrozenTable.write(f"{folder}/user.frozen", table)
+      >>> frozen
+      FrozenTable('doc_frozen', dim=2, dtype=float32, rows=2, step=0)
+      >>> frozen.lookup([-1, 7, 2**40])
+      array([[3. , 4. ],
+             [0.5, 0.5],
+             [1. , 2. ]], dtype=float32)
+      >>> kvjax.drop_table("doc_frozen")
+    """
+
+    def __init__(self, path: Path, mapped: Mapped) -> None:
+        """For `open` and `write`."""
+        description, arrays = mapped.description, mapped.arrays
+        self.path, self._mapped = path, mapped
+        self.name, self.dim, self.dtype, self.step = (
+            description.name, description.dim, description.dtype, description.step,
+        )  # fmt: skip
+        self.error = description.error
+        self._hashes, self._starts, self._steps = arrays["hashes"], arrays["starts"], description.steps
+        self._rows, self._scales = arrays["rows"], arrays.get("scales")
+        self._initial, self._pool = description.initial, arrays.get("pool")
+        self._as_initial = description.missing == "init"
+        self._narrow = description.key_dtype in ("int32", "uint32")
+
+    # ---- files -----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def open(cls, path: PathLike, verify: bool = False) -> FrozenTable:
+        """Opens a file, which takes no longer for a large one: its arrays are read as they are used.
+
+        Args:
+          path: of a file that `write` or `update` has made.
+          verify: whether to read all of it and hold it against its digests, see `verify`.
+
+        Raises:
+          FrozenError: it is none, or not whole.
+          OSError: it cannot be opened.
+        """
+        frozen = cls(Path(path), read(Path(path)))
+        if verify:
+            frozen.verify()
+        return frozen
+
+    @classmethod
+    def write(
+        cls,
+        path: PathLike,
+        source: Source,
+        *,
+        dtype: str | None = None,
+        prune: PruneLike | None = None,
+        missing: Missing | None = None,
+        name: str | None = None,
+    ) -> FrozenTable:
+        """Writes a file, as a whole or not at all, and opens it.
+
+        Args:
+          path: of the file. One that is there is replaced; who has it open keeps what it was.
+          source: a `kvjax.Table`, what its ``export()`` gives, or the folder of a checkpoint's tables (the item that
+            `kvjax.orbax.TableSave` has saved).
+          dtype: in which rows are stored; by default the table's. "int8" takes a scale for each row.
+          prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep.
+          missing: what keys without a row read as: "init" (their initial row, to the bit), "zeros", or a row
+            ``(dim,)``. By default what they read as in the table; of keys that wait for their admission, what
+            ``unadmitted=`` says. An export does not say it, and where a function of yours makes the initial rows,
+            only JAX could: there it must be given.
+          name: of a table of the checkpoint, if it has several; or one for an export.
+
+        Returns:
+          The open table.
+
+        Raises:
+          ValueError: rows cannot be stored in that dtype, or nobody has said what keys without a row read as.
+          OSError: the file cannot be written.
+        """
+        freeze(Path(path), source, name, dtype, prune, missing)
+        return cls.open(path)
+
+    def update(
+        self,
+        keys: IdsLike = (),
+        rows: ArrayLike = (),
+        *,
+        removed: IdsLike = (),
+        path: PathLike | None = None,
+        step: int | None = None,
+    ) -> FrozenTable:
+        """Writes this table with some rows changed, added and removed, as a file of its own, and opens it.
+
+        Rows that do not change are copied as they are stored; the cost is that of a copy of the file. This table stays
+        as it is, so readers have the one or the other, and never some rows of each.
+
+        Args:
+          keys: ``(n,)``, distinct.
+          rows: ``(n, dim)``, what they read as from now on.
+          removed: ``(m,)`` keys that have no row any more; keys that never had one may be among them.
+          path: of the new file; by default it takes the place of this one.
+          step: the table's last step now.
+
+        Returns:
+          The new table.
+
+        Raises:
+          ValueError: a key is there twice, or the rows have another shape.
+
+        Example:
+          >>> import tempfile, kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_frozen_update", dim=1).upsert(np.arange(3), np.ones((3, 1)))
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     before = kvjax.serving.FrozenTable.write(f"{folder}/t.frozen", table)
+          ...     after = before.update([2, 9], [[5.0], [6.0]], removed=[0])
+          >>> before.lookup([0, 1, 2, 9])[:, 0].tolist(), after.lookup([0, 1, 2, 9])[:, 0].tolist()
+          ([1.0, 1.0, 1.0, 0.0], [0.0, 1.0, 5.0, 6.0])
+          >>> kvjax.drop_table("doc_frozen_update")
+        """
+        bits, gone = self._bits(keys, "update"), self._bits(removed, "update")
+        values: Any = rows
+        if bits.size == 0 and np.size(values) == 0:
+            values = np.zeros((0, self.dim), np.float32)
+        path = self.path if path is None else Path(path)
+        freeze_changes(path, self._mapped, bits.reshape(-1), values, gone, step)
+        return type(self).open(path)
+
+    def refresh(self) -> FrozenTable:
+        """The table that is at this path now: this one, unless another file has taken its place.
+
+        Raises:
+          FrozenError, OSError: what is there now cannot be opened; this table can be read on.
+        """
+        now = identity_of(os.stat(self.path))
+        return self if now == self._mapped.identity else type(self).open(self.path)
+
+    def verify(self) -> None:
+        """Reads all of the file and holds it against its digests.
+
+        Lookups do not: they read nothing but the file, whatever its bytes are, but rows of a file that somebody has
+        damaged may be wrong.
+
+        Raises:
+          FrozenError: it is not what was written.
+        """
+        check(self.path, self._mapped)
+
+    def __reduce__(self) -> Any:
+        return type(self).open, (str(self.path),)
+
+    # ---- reads -----------------------------------------------------------------------------------------------
+
+    @overload
+    def lookup(
+        self, keys: IdsLike, *, mask: ArrayLike | None = None, pad_id: int | None = None,
+        missing: Missing | None = None, return_found: Literal[False] = False,
+    ) -> np.ndarray: ...  # fmt: skip
+
+    @overload
+    def lookup(
+        self, keys: IdsLike, *, mask: ArrayLike | None = None, pad_id: int | None = None,
+        missing: Missing | None = None, return_found: Literal[True],
+    ) -> tuple[np.ndarray, np.ndarray]: ...  # fmt: skip
+
+    def lookup(
+        self,
+        keys: IdsLike,
+        *,
+        mask: ArrayLike | None = None,
+        pad_id: int | None = None,
+        missing: Missing | None = None,
+        return_found: bool = False,
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
+        """Reads rows, as `kvjax.Table.lookup` does, from any thread.
+
+        Args:
+          keys: ``(...)``.
+          mask: ``(...)`` bool, false for padding, whose rows are zeros.
+          pad_id: a key that is padding wherever it stands.
+          missing: what a key without a row reads as: "init" (its initial row), "zeros", or a row ``(dim,)``. By
+            default what was said when the file was written.
+          return_found: whether to return too which keys have a row.
+
+        Returns:
+          Rows ``(..., dim)`` float32, or ``(rows, found)`` with found ``(...)`` bool.
+
+        Raises:
+          TypeError: the keys are not integers, or the mask is not bool.
+          ValueError: the mask has another shape, or nobody knows the initial rows.
+        """
+        bits = self._bits(keys, "lookup")
+        flat = bits.reshape(-1)
+        hashes = mixed(flat)
+        at, found = find(self._hashes, self._starts, self._steps, hashes)
+        at[~found] = len(self._hashes) - 1
+        rows = self._rows.take(at, axis=0, mode="clip")
+        scales = None if self._scales is None else self._scales.take(at, mode="clip")
+        rows = rows if self.dtype == "float32" else decode(rows, scales, self.dtype)
+        as_initial = self._as_initial if missing is None else isinstance(missing, str) and missing == "init"
+        if as_initial:
+            lost = np.flatnonzero(~found)
+            if len(lost):
+                rows[lost] = self._initial_rows(flat[lost], hashes[lost])
+        elif missing is not None:
+            rows[~found] = row_of(self.name, "lookup", missing, self.dim)
+        valid = self._valid(bits, mask, pad_id)
+        if valid is not None:
+            rows[~valid.reshape(-1)] = 0
+            found &= valid.reshape(-1)
+        rows = rows.reshape(*bits.shape, self.dim)
+        return (rows, found.reshape(bits.shape)) if return_found else rows
+
+    def contains(self, keys: IdsLike) -> np.ndarray:
+        """Whether keys have a row.
+
+        Args:
+          keys: ``(...)``.
+
+        Returns:
+          ``(...)`` bool.
+        """
+        bits = self._bits(keys, "contains")
+        return find(self._hashes, self._starts, self._steps, mixed(bits.reshape(-1)))[1].reshape(bits.shape)
+
+    def export(self) -> tuple[np.ndarray, np.ndarray]:
+        """All keys ``(n,)`` int64 (uint64 for a table of unsigned keys), and their rows ``(n, dim)`` float32."""
+        n, unsigned = len(self), self._mapped.description.key_dtype.startswith("u")
+        scales = None if self._scales is None else self._scales[:n]
+        keys = unmixed(self._hashes[:n])
+        return keys if unsigned else keys.view(np.int64), decode(self._rows[:n], scales, self.dtype)
+
+    def __len__(self) -> int:
+        return self._mapped.description.rows
+
+    def __bool__(self) -> bool:
+        return True  # an empty table is a table
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(rows, dim)``."""
+        return len(self), self.dim
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file's arrays."""
+        return sum(array.nbytes for array in self._mapped.arrays.values())
+
+    def __repr__(self) -> str:
+        return f"FrozenTable({self.name!r}, dim={self.dim}, dtype={self.dtype}, rows={len(self)}, step={self.step})"
+
+    # ---- inside ----------------------------------------------------------------------------------------------
+
+    def _bits(self, keys: Any, op: str) -> np.ndarray:
+        jax = sys.modules.get("jax")
+        wide = self._narrow or jax is None or not isinstance(keys, jax.Array) or jax.config.jax_enable_x64
+        if not wide and keys.dtype.itemsize == 4:
+            raise fail(
+                TypeError, self.name, op, "keys of 64 bits",
+                "a JAX array of 32-bit integers while jax_enable_x64 is off, to which jit and jnp cut NumPy's 64-bit "
+                "ids", "give kvjax.keys(numpy_ids), or the NumPy ids",
+            )  # fmt: skip
+        return as_bits(keys, f"table {self.name!r}, {op}").view(np.uint64)
+
+    def _valid(self, bits: np.ndarray, mask: Any, pad_id: Any) -> np.ndarray | None:
+        if mask is not None:
+            mask = np.asarray(mask)
+            if mask.dtype != np.bool_:
+                raise fail(TypeError, self.name, "lookup", "a bool mask", f"{mask.dtype}", "compare it first")
+            if mask.shape != bits.shape:
+                raise fail(ValueError, self.name, "lookup", f"a mask {bits.shape}", f"{mask.shape}", "give one per key")
+        if pad_id is None:
+            return mask
+        pad = self._bits(pad_id, "lookup, pad_id")
+        if pad.shape != ():
+            raise fail(ValueError, self.name, "lookup", "one pad_id", f"{pad.shape}", "give a mask for more")
+        return bits != pad if mask is None else mask & (bits != pad)
+
+    def _initial_rows(self, keys: np.ndarray, hashes: np.ndarray) -> np.ndarray:
+        if self._initial is None:
+            raise fail(
+                ValueError, self.name, "lookup", "missing='zeros' or a row", "missing='init' of a file that does not "
+                "know how initial rows are made", "write it from a table with one of kvjax.initializers",
+            )  # fmt: skip
+        return rounded(self._initial.rows(np, keys, hashes, self.dim, self._pool), self._initial.dtype)

@@ -1,0 +1,170 @@
+"""Sources: what a frozen table is written from, in the one form that the writer takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from kvjax._values.arrays import ArrayLike
+from kvjax._values.errors import fail, meant
+from kvjax.serving._initial import Initial
+from kvjax.serving._rows import to_float32
+
+if TYPE_CHECKING:
+    from kvjax._table.table import Table
+    from kvjax._values.exported import Exported
+    from kvjax._values.prune import PruneLike
+
+Source: TypeAlias = "Table | Exported | str | os.PathLike[str]"
+"""What a frozen table is written from: a table, an export, or the folder of a checkpoint's tables."""
+
+Missing: TypeAlias = Literal["init", "zeros"] | ArrayLike
+"""What keys without a row read as: their initial row, zeros, or a row ``(dim,)``."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What a frozen table is to hold.
+
+    Attributes:
+      name: of the table.
+      rows: the export.
+      key_dtype: of the table.
+      missing: what keys without a row read as.
+      initial: how initial rows are made; None if nobody knows.
+      pool: ``(p, dim)`` float32, of a pool.
+    """
+
+    name: str
+    rows: Exported
+    key_dtype: str
+    missing: Any
+    initial: Initial | None
+    pool: np.ndarray | None
+
+    def default_row(self, missing: Any) -> np.ndarray | None:
+        """The row ``(dim,)`` float32 of keys without one; None for the initial row of each.
+
+        Raises:
+          ValueError: nobody knows what they read as, or it is no row.
+        """
+        dim = self.rows.values.shape[1]
+        asked = self.missing if missing is None else missing
+        if isinstance(asked, str) and asked == "init" and self.initial is not None:
+            return None
+        if asked is None or (isinstance(asked, str) and asked == "init"):
+            why = "an export has none" if self.missing is None else "a function of yours makes the initial rows"
+            raise fail(
+                ValueError, self.name, "freeze", "missing='zeros' or a row for keys without one",
+                f"none, and no initializer that is known without JAX ({why})", "FrozenTable.write(..., missing=)",
+            )  # fmt: skip
+        return row_of(self.name, "freeze", asked, dim)
+
+
+def row_of(name: str, op: str, missing: Any, dim: int) -> np.ndarray:
+    """ "zeros" or a row as ``(dim,)`` float32."""
+    if isinstance(missing, str):
+        if missing != "zeros":
+            raise fail(ValueError, name, op, "missing='init', 'zeros' or a row", repr(missing), "choose one")
+        return np.zeros(dim, np.float32)
+    row = to_float32(missing)
+    if row.shape != (dim,):
+        raise fail(ValueError, name, op, f"a missing row ({dim},)", str(row.shape), "give one row")
+    return row
+
+
+def contents_of(source: Any, name: str | None, prune: PruneLike | None) -> Contents:
+    """What a table, an export or a checkpoint holds, pruned.
+
+    Raises:
+      TypeError: it is something else.
+      ValueError: it cannot be frozen.
+    """
+    # Here, because they stand on more than NumPy, and whoever only reads need not have it.
+    from kvjax._values.exported import Exported
+    from kvjax._values.prune import keep_mask
+
+    if isinstance(source, Exported):
+        unsigned = source.keys.dtype.kind == "u"
+        contents = Contents(name or "frozen", source, "uint64" if unsigned else "int64", None, None, None)
+    elif isinstance(source, (str, os.PathLike)):
+        contents = _of_checkpoint(Path(source), name)
+    elif hasattr(source, "spec") and hasattr(source, "export"):
+        contents = _of_table(source)
+    else:
+        raise fail(
+            TypeError, name or "frozen", "freeze", "a kvjax.Table, what table.export() gives, or the folder of a "
+            "checkpoint's tables", type(source).__name__, "give one of these",
+        )  # fmt: skip
+    if prune is None:
+        return contents
+    return dataclasses.replace(contents, rows=contents.rows.take(keep_mask(prune, contents.rows)))
+
+
+def _of_table(table: Any) -> Contents:
+    spec = table.spec
+    if spec.placement is not None and len(spec.placement.processes) > 1:
+        raise fail(
+            ValueError, spec.name, "freeze", "a table of one process", f"one of {len(spec.placement.processes)}",
+            "save it with kvjax.orbax.TableSave, and freeze the checkpoint",
+        )  # fmt: skip
+    missing = _unadmitted(spec.admit)
+    if not isinstance(missing, str):  # the row that unadmitted keys share, or its initial row
+        missing = np.asarray(table.lookup(np.array(missing, np.uint64), missing="init"))
+    initial, pool = _initial_of(spec.initializer, spec.seed, spec.dtype)
+    return Contents(spec.name, table.export(), spec.key_dtype, missing, initial, pool)
+
+
+def _of_checkpoint(folder: Path, name: str | None) -> Contents:
+    from kvjax.checkpoint._catalog import Catalog
+    from kvjax.checkpoint._format import POOL
+    from kvjax.checkpoint._read import read
+    from kvjax.checkpoint._rules import load, load_initializer
+
+    catalog = Catalog(folder)
+    if name is None and len(catalog.names) == 1:
+        (name,) = catalog.names
+    if name is None:
+        raise fail(
+            ValueError, str(folder), "freeze", "name= of one of the checkpoint's tables", "none",
+            f"the checkpoint holds {catalog.names}",
+        )  # fmt: skip
+    if name not in catalog.names:
+        mend = f"{meant(name, catalog.names)}the checkpoint holds {catalog.names}"
+        raise fail(ValueError, str(folder), "freeze", "one of its tables", repr(name), mend)
+    meta, files = catalog.open(name)
+    stored = catalog.checked(name, lambda: read(meta, files))
+    rows = stored.snapshot().rows
+    made = load_initializer(meta["initializer"], stored.arrays.get(POOL))
+    initial, pool = _initial_of(made, meta["seed"], meta["dtype"])
+    missing = _unadmitted(load(meta.get("options", {}).get("admit")))
+    if not isinstance(missing, str):
+        at = np.flatnonzero(rows.keys.view(np.uint64) == np.uint64(missing))
+        missing = rows.values[at[0]] if len(at) else _initial_row(initial, pool, missing, meta["dim"])
+    return Contents(name, rows, meta["key_dtype"], missing, initial, pool)
+
+
+def _unadmitted(admit: Any) -> Any:
+    """What keys that were never admitted read as: "init", "zeros", or the key, 64 bits, whose row they share."""
+    if admit is None or isinstance(admit.unadmitted, str):
+        return "init" if admit is None else admit.unadmitted
+    return int(admit.unadmitted) % 2**64
+
+
+def _initial_of(made: Any, seed: int, dtype: str) -> tuple[Initial | None, np.ndarray | None]:
+    if hasattr(made, "function"):  # a function of the user's, which takes JAX
+        return None, None
+    if hasattr(made, "array"):
+        return Initial("pool", 0.0, 0.0, seed, dtype, made.rows), made.array()
+    return Initial(made.kind, made.a, made.b, seed, dtype), None
+
+
+def _initial_row(initial: Initial | None, pool: np.ndarray | None, key: int, dim: int) -> Any:
+    from kvjax.serving._search import mixed
+
+    keys = np.array([key], np.uint64)
+    return None if initial is None else initial.rows(np, keys, mixed(keys), dim, pool)[0]

@@ -1,0 +1,1 @@
+"""Frozen tables, and what serves them."""

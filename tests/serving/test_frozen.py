@@ -1,0 +1,268 @@
+"""Frozen tables read as the tables they were written from, without JAX."""
+
+import pickle
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvjax
+from kvjax.serving import FrozenError, FrozenTable
+from kvjax.serving._search import find, mixed, starts_of, unmixed
+from tests.golden import reference
+from tests.support.checkpoints import save
+from tests.support.marks import examples, slow
+from tests.support.tables import AWKWARD
+
+INITIALIZERS = {
+    "constant": 0.5,
+    "uniform": kvjax.initializers.uniform(-1.0, 1.0),
+    "normal": kvjax.initializers.normal(),
+    "truncated": kvjax.initializers.truncated_normal(0.3),
+    "pool": np.arange(21.0).reshape(3, 7) / 8,
+}
+UNSEEN = np.concatenate([np.arange(100, 400) * 2**54, AWKWARD - 3])
+
+
+def check(frozen, table, keys):
+    np.testing.assert_array_equal(frozen.lookup(keys), np.asarray(table.lookup(keys)).astype(np.float32))
+    _, found = frozen.lookup(keys, return_found=True)
+    np.testing.assert_array_equal(found, table.contains(keys))
+    np.testing.assert_array_equal(frozen.contains(keys), found)
+    frozen.verify()
+
+
+def test_reads_as_the_table(make, tmp_path):
+    """Written, read, changed and replaced; every key value, and keys without a row."""
+    table = make(7, initializer=INITIALIZERS["normal"], seed=2**63 + 5, dtype="bfloat16")
+    rows = np.arange(8 * 7).reshape(8, 7) / 4
+    table = table.upsert(AWKWARD, rows)
+    frozen = FrozenTable.write(tmp_path / "t", table)
+    check(frozen, table, np.concatenate([AWKWARD, UNSEEN]).reshape(4, -1))
+    check(frozen, table, kvjax.keys(AWKWARD[3]))
+    assert (len(frozen), frozen.dim, frozen.dtype, frozen.error["largest"]) == (8, 7, "bfloat16", 0.0)
+    keys, values = frozen.export()
+    np.testing.assert_array_equal(values[np.argsort(keys)], rows[np.argsort(AWKWARD)])
+
+    changed = frozen.update(AWKWARD[:2], rows[2:4], removed=AWKWARD[2:3])
+    np.testing.assert_array_equal(changed.lookup(AWKWARD[[0, 1, 3]]), rows[[2, 3, 3]])
+    assert len(changed) == 7 and not changed.contains(AWKWARD[2])
+    check(frozen, table, AWKWARD)  # as it was
+    assert frozen.refresh().lookup(AWKWARD[0]).tolist() == rows[2].tolist() and changed.refresh() is changed
+    assert len(pickle.loads(pickle.dumps(changed))) == 7
+
+
+@slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("initializer", INITIALIZERS.values(), ids=INITIALIZERS)
+def test_initial_rows(dtype, initializer, make, tmp_path):
+    table = make(7, initializer=initializer, dtype=dtype, seed=2**64 - 3).upsert(AWKWARD, np.ones((8, 7)))
+    check(FrozenTable.write(tmp_path / "t", table), table, np.concatenate([AWKWARD, UNSEEN]))
+
+
+@slow
+def test_what_keys_without_a_row_read_as(make, tmp_path):
+    admit = kvjax.admit.MinCount(3, unadmitted="zeros")
+    zeros = make(2, initializer=1.0, admit=admit).upsert(7, [5.0, 5.0])
+    shared = make(2, initializer=1.0, admit=kvjax.admit.MinCount(3, unadmitted=-1)).upsert(-1, [3.0, 4.0])
+    unmade = make(2, initializer=1.0, admit=kvjax.admit.MinCount(3, unadmitted=-1))
+    for table, want in ((zeros, [0, 0]), (shared, [3, 4]), (unmade, [1, 1])):
+        frozen = FrozenTable.write(tmp_path / "t", table)
+        check(frozen, table, [7, 8, -1])
+        assert frozen.lookup(9).tolist() == want and frozen.lookup(9, missing="init").tolist() == [1, 1]
+        assert frozen.lookup(9, missing=[8, 9]).tolist() == [8, 9] and not frozen.lookup(9, missing="zeros").any()
+        assert FrozenTable.write(tmp_path / "u", table, missing=[2, 0]).lookup(9).tolist() == [2, 0]
+    made = make(2, initializer=jax.nn.initializers.normal()).upsert(7, [5.0, 5.0])
+    for source in (made, made.export()):
+        with pytest.raises(ValueError, match="freeze: want missing='zeros' or a row for keys without one, got none"):
+            FrozenTable.write(tmp_path / "v", source)
+        assert not (tmp_path / "v").exists()
+        frozen = FrozenTable.write(tmp_path / "w", source, missing="zeros", name="made")
+        assert frozen.lookup([7, 8]).tolist() == [[5, 5], [0, 0]]
+        with pytest.raises(ValueError, match="lookup: want missing='zeros' or a row, got missing='init'"):
+            frozen.lookup(8, missing="init")
+
+
+def test_masks_and_bad_arguments(make, tmp_path):
+    table = make(1, initializer=0.5).upsert([1, 2], [[1.0], [2.0]])
+    frozen = FrozenTable.write(tmp_path / "t", table)
+    rows, found = frozen.lookup([1, 2, 3], mask=[True, False, True], pad_id=3, return_found=True)
+    assert rows.tolist() == [[1], [0], [0]] and found.tolist() == [True, False, False]
+    assert frozen.lookup([]).shape == (0, 1) and frozen.lookup(np.zeros((2, 0), int)).shape == (2, 0, 1)
+    assert frozen.lookup([2**64 - 1, -1])[:, 0].tolist() == [0.5, 0.5]
+    for keys, mask, want in (
+        ([1.5], None, "want integers of at most 64 bits"), (["a"], None, "want integers"), ([2**64], None, "has more"),
+        ([1], [1], "want a bool mask"), (jnp.arange(2), None, "want keys of 64 bits"),
+    ):  # fmt: skip
+        with pytest.raises(TypeError, match=want):
+            frozen.lookup(keys, mask=mask)
+    for options, want in (
+        ({"mask": [True, False]}, "want a mask"), ({"missing": "x"}, "missing='init'"),
+        ({"missing": [1, 2]}, "a missing row"), ({"pad_id": [1, 2]}, "want one pad_id"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=want):
+            frozen.lookup([1], **options)
+    with pytest.raises(ValueError, match="update: want distinct keys, got 4 twice"):
+        frozen.update([4, 4], [[1], [2]])
+    with pytest.raises(ValueError, match="want keys that change or go"):
+        frozen.update([4], [[1]], removed=[4])
+    with pytest.raises(ValueError, match=r"want rows \(1, 1\)"):
+        frozen.update([4], [[1, 2]])
+    with pytest.raises(ValueError, match="want dtype in"):
+        FrozenTable.write(tmp_path / "t", table, dtype="int4")
+    with pytest.raises(TypeError, match="freeze: want a kvjax"):
+        FrozenTable.write(tmp_path / "t", {})
+    check(frozen.refresh(), table, [1, 2, 3])
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+@slow
+def test_rows_in_fewer_bits(make, tmp_path):
+    rng = np.random.default_rng(0)
+    rows = (rng.normal(size=(500, 24)) * 10.0 ** rng.integers(-30, 4, (500, 1))).astype(np.float32)
+    rows[0], rows[1] = 0, -0.0
+    table = make(24).upsert(np.arange(500), rows)
+    want = {
+        "float32": rows, "float16": rows.astype(np.float16).astype(np.float32),
+        "bfloat16": rows.astype(ml_dtypes.bfloat16).astype(np.float32),
+    }  # fmt: skip
+    for dtype in ("float32", "float16", "bfloat16", "int8"):
+        frozen = FrozenTable.write(tmp_path / dtype, table, dtype=dtype)
+        got = frozen.lookup(np.arange(500))
+        if dtype in want:
+            np.testing.assert_array_equal(got, want[dtype])
+        else:
+            assert (np.abs(got - rows) < np.abs(rows).max(1, keepdims=True) / 250 + 1e-40).all()
+        np.testing.assert_allclose(frozen.error["largest"], np.abs(got - rows.astype(np.float64)).max(), rtol=1e-6)
+        assert frozen.error["relative"] < 0.01
+        kept = frozen.update([0], rows[:1]).lookup(np.arange(500))
+        np.testing.assert_array_equal(kept, got)  # as they were stored, not stored again
+    for bad, dtype in ((1e6, "float16"), (3.4e38, "bfloat16"), (np.inf, "int8"), (np.nan, "int8")):
+        with pytest.raises(ValueError, match=f"want rows that {dtype} can hold"):
+            FrozenTable.write(
+                tmp_path / "bad", table.upsert(0, np.full(24, bad)).export(), dtype=dtype, missing="zeros"
+            )
+        table = table.refresh()
+    odd = table.upsert(0, np.array([np.inf, -np.inf, np.nan, *[1.0] * 21]))
+    for dtype in ("float32", "float16", "bfloat16"):
+        np.testing.assert_array_equal(
+            FrozenTable.write(tmp_path / "odd", odd, dtype=dtype).lookup(0)[:4], [np.inf, -np.inf, np.nan, 1]
+        )
+
+
+@slow
+def test_a_checkpoint_is_frozen_as_its_table(make, tmp_path, mesh):
+    one = make(3, initializer=INITIALIZERS["uniform"], admit=kvjax.admit.MinCount(2, unadmitted=5)).upsert(
+        AWKWARD, np.ones((8, 3))
+    )
+    two = make(7, initializer=INITIALIZERS["pool"], key_dtype="uint64", dtype="float16", mesh=mesh(4))
+    two, _ = two.apply(optax.sgd(0.1), kvjax.SparseRows(AWKWARD, jnp.ones((8, 7))), step=3)
+    save(tmp_path / "c", 0, {"one": one, "two": two})
+    for name, table in (("one", one), ("two", two)):
+        frozen = FrozenTable.write(tmp_path / "t", tmp_path / "c/0/tables", name=name)
+        check(frozen, table, np.concatenate([AWKWARD, UNSEEN]))
+        direct = FrozenTable.write(tmp_path / "d", table)
+        assert direct.step == frozen.step
+        np.testing.assert_array_equal(direct.export()[0], frozen.export()[0])
+    assert frozen.export()[0].dtype == np.uint64 and frozen.step == 3
+    with pytest.raises(ValueError, match=r"want name= of one .* holds \['one', 'two'\]"):
+        FrozenTable.write(tmp_path / "t", tmp_path / "c/0/tables")
+    with pytest.raises(ValueError, match="did you mean 'one'"):
+        FrozenTable.write(tmp_path / "t", tmp_path / "c/0/tables", name="on")
+    pruned = FrozenTable.write(
+        tmp_path / "p", tmp_path / "c/0/tables", name="two", prune=kvjax.Prune(keep=[7], min_frequency=2)
+    )
+    assert len(pruned) == 0 and pruned.lookup(AWKWARD).shape == (8, 7)
+
+
+# ---- against a dict ----------------------------------------------------------------------------------------------
+
+_KEYS = st.one_of(st.integers(-(2**63), 2**63 - 1), st.integers(-3, 3), st.sampled_from(AWKWARD.tolist()))
+_CHANGES = st.lists(
+    st.tuples(st.dictionaries(_KEYS, st.integers(-99, 99), max_size=20), st.sets(_KEYS, max_size=8)), max_size=4
+)
+
+
+@slow
+@settings(max_examples=examples(5, 120), deadline=None)
+@given(
+    st.dictionaries(_KEYS, st.integers(-99, 99), max_size=60),
+    _CHANGES,
+    st.lists(_KEYS),
+    st.sampled_from(["float32", "float16", "int8"]),
+)
+def test_like_a_dict(first, changes, asked, dtype):
+    def rows_of(d):
+        return np.repeat(np.array(list(d.values()), np.float32)[:, None], 2, 1).reshape(-1, 2)
+
+    zeros = np.zeros(len(first), np.int64)
+    keys = np.array(list(first), np.int64)
+    rows = kvjax.Exported(keys, rows_of(first), zeros, zeros, {}, zeros > 0, zeros > 0, 0, len(first))
+    model = dict(first)
+    with tempfile.TemporaryDirectory() as folder:
+        frozen = FrozenTable.write(Path(folder) / "t", rows, dtype=dtype, missing=[7, 7])
+        for changed, removed in [({}, set()), *changes]:
+            removed -= changed.keys()
+            frozen = frozen.update(list(changed), rows_of(changed), removed=list(removed))
+            model = {k: v for k, v in model.items() if k not in removed} | changed
+            frozen.verify()
+            assert len(frozen) == len(model) and set(frozen.export()[0].tolist()) == model.keys()
+            query = [*model, *asked]
+            want = [[model.get(k, 7)] * 2 for k in query]
+            np.testing.assert_allclose(frozen.lookup(query), np.array(want).reshape(-1, 2), atol=1e-5)
+            assert frozen.contains(query).tolist() == [k in model for k in query]
+
+
+def test_search():
+    """The hash is the frozen one; the search is right also where keys were chosen to collide."""
+    keys = np.concatenate([AWKWARD.view(np.uint64), np.random.default_rng(0).integers(0, 2**64 - 1, 5000, np.uint64)])
+    np.testing.assert_array_equal(mixed(keys), reference.mix(keys))
+    np.testing.assert_array_equal(unmixed(mixed(keys)), keys)
+    edge = np.array([0, 1, 2**63, 2**64 - 2, 2**64 - 1], np.uint64)
+    for hashes in (np.unique(mixed(keys)), np.arange(3000, dtype=np.uint64), edge, edge[:0], edge[-1:]):
+        starts, steps = starts_of(hashes)
+        wanted = np.concatenate([hashes, hashes + np.uint64(1), hashes - np.uint64(1), edge])
+        at, found = find(np.append(hashes, np.uint64(2**64 - 1)), starts, steps, wanted)
+        np.testing.assert_array_equal(found, np.isin(wanted, hashes))
+        np.testing.assert_array_equal(hashes[at[found]], wanted[found])
+
+
+# ---- without JAX -------------------------------------------------------------------------------------------------
+
+
+@slow
+def test_takes_numpy_alone(make, tmp_path):
+    table = make(2, initializer=kvjax.initializers.normal(1.0)).upsert(AWKWARD, np.ones((8, 2)))
+    FrozenTable.write(tmp_path / "t", table)
+    program = f"""
+import sys
+import kvjax.serving
+frozen = kvjax.serving.FrozenTable.open({str(tmp_path / "t")!r}, verify=True)
+rows = frozen.lookup({UNSEEN[:5].tolist()})
+frozen = frozen.update([3], [[1.0, 2.0]])
+assert not {{"jax", "flax", "orbax", "optax", "ml_dtypes", "tensorstore", "kvjax.ffi"}} & sys.modules.keys()
+print(rows.tolist())
+assert sorted(dir(kvjax)) == dir(kvjax) and kvjax.get_table("t", dim=2).dim == 2
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_array_equal(np.array(eval(done.stdout), np.float32), table.lookup(UNSEEN[:5]))
+
+
+@pytest.mark.parametrize("kind", ["nothing", "folder", "text"])
+def test_no_frozen_table(kind, tmp_path):
+    path = tmp_path / "t"
+    path.mkdir() if kind == "folder" else path.write_text("" if kind == "nothing" else "x" * 5000)
+    with pytest.raises(FrozenError, match=r"^kvjax: table .*, open: want a file"):
+        FrozenTable.open(path)
+    with pytest.raises(FileNotFoundError):
+        FrozenTable.open(tmp_path / "other")
