@@ -32,8 +32,9 @@ class Error:
 
     def add(self, rows: np.ndarray, stored: np.ndarray) -> None:
         """Adds rows ``(n, dim)`` float32 and what they read as."""
-        wide = rows.astype(np.float64)
-        difference = stored - wide
+        # What is not finite is stored as it is, or not at all.
+        wide = np.where(np.isfinite(rows), rows, 0).astype(np.float64)
+        difference = np.where(np.isfinite(rows), stored, 0) - wide
         if rows.size:
             self.largest = max(self.largest, float(np.abs(difference).max()))
         self.squares += float((difference**2).sum())

@@ -136,19 +136,21 @@ class _Blocks:
         """Raises:
         ValueError: a row cannot be stored.
         """
+        if self.dtype == "int8":
+            self._check(rows[~np.isfinite(rows)])
         codes, scales = encode(rows, self.dtype)
         if self.dtype != "float32":
             stored = decode(codes, scales, self.dtype)
-            lost = ~np.isfinite(stored) & np.isfinite(rows)
-            if lost.any() or (self.dtype == "int8" and not np.isfinite(rows).all()):
-                got = rows[lost][0] if lost.any() else "elements that are not finite"
-                raise fail(
-                    ValueError, self.name, "freeze", f"rows that {self.dtype} can hold", str(got),
-                    "choose another dtype, or mend the rows",
-                )  # fmt: skip
-            with np.errstate(invalid="ignore"):
-                self._error.add(rows, stored)
+            self._check(rows[~np.isfinite(stored) & np.isfinite(rows)])
+            self._error.add(rows, stored)
         return codes, scales
+
+    def _check(self, lost: np.ndarray) -> None:
+        if lost.size:
+            raise fail(
+                ValueError, self.name, "freeze", f"rows that {self.dtype} can hold", f"{lost[0]}",
+                "choose another dtype, or mend the rows",
+            )  # fmt: skip
 
     def error(self) -> dict[str, float]:
         """What a description says of it; of an update the larger of before and now."""

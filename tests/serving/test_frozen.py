@@ -142,7 +142,8 @@ def test_rows_in_fewer_bits(make, tmp_path):
             np.testing.assert_array_equal(got, want[dtype])
         else:
             assert (np.abs(got - rows) < np.abs(rows).max(1, keepdims=True) / 250 + 1e-40).all()
-        np.testing.assert_allclose(frozen.error["largest"], np.abs(got - rows.astype(np.float64)).max(), rtol=1e-6)
+        want_error = np.abs(got - rows.astype(np.float64)).max()
+        np.testing.assert_allclose(frozen.error["largest"], want_error, rtol=1e-6)
         assert frozen.error["relative"] < 0.01
         kept = frozen.update([0], rows[:1]).lookup(np.arange(500))
         np.testing.assert_array_equal(kept, got)  # as they were stored, not stored again
