@@ -36,8 +36,8 @@ def __dir__() -> list[str]:
 __version__ = "0.1.0"
 
 _MODULES = (
-    "admit", "checkpoint", "constraints", "convert", "evict", "ffi", "flax", "initializers", "optax", "orbax", "serving",
-    "storage",
+    "admit", "checkpoint", "constraints", "convert", "evict", "ffi", "flax", "initializers", "optax", "orbax",
+    "serving", "storage",
 )  # fmt: skip
 
 __all__ = [

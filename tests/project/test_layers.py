@@ -191,8 +191,8 @@ def test_public_names():
     assert set(kvjax.__all__) == {
         "Exported", "Keys", "KeysLike", "Prefetched", "Prune", "SparseRows", "Stats", "Table", "admit", "backends",
         "checkpoint", "constraints", "convert", "drop_table", "evict", "flax", "get_table", "grad", "hash_keys",
-        "initializers", "keys", "lookup_bag", "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "serving",
-        "stats", "storage", "tables", "value_and_grad",
+        "initializers", "keys", "lookup_bag", "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard",
+        "serving", "stats", "storage", "tables", "value_and_grad",
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {
