@@ -16,6 +16,7 @@ from kvjax._keys.sparse_rows import SparseRows, seal_words
 from kvjax._ops.call import WORD, array, flag, initial_operand, nothing, read, write
 from kvjax._programs.program import Run
 from kvjax._spec.spec import TableSpec
+from kvjax._values.facts import NUM_FACTS
 
 
 def merge(keys: Keys, rows: jax.Array, counts: jax.Array, seals: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -61,6 +62,7 @@ class Begun:
       keys: ``(n, 2)`` uint32 of the gradients.
       rows: ``(n, dim)`` float32, the gradients.
       shared: ``(dim,)`` float32, the gradient of the row that unadmitted keys share.
+      facts: ``(n, 9)`` uint32 about the rows, or ``(0, 9)`` if nobody wants them.
     """
 
     version: jax.Array
@@ -70,10 +72,17 @@ class Begun:
     keys: Any
     rows: Any
     shared: Any
+    facts: Any
 
 
 def begin_apply(
-    spec: TableSpec, version: jax.Array, grads: SparseRows, step: jax.Array, initial: jax.Array | None, slots: str
+    spec: TableSpec,
+    version: jax.Array,
+    grads: SparseRows,
+    step: jax.Array,
+    initial: jax.Array | None,
+    slots: str,
+    facts: bool,
 ) -> Begun:
     n = grads.counts.shape[0]
     results = (
@@ -82,12 +91,13 @@ def begin_apply(
         array((), jnp.int32),
         array((2,), jnp.uint32),
         array((spec.dim,), jnp.float32),
+        array((n if facts else 0, NUM_FACTS), jnp.uint32),
     )
     gradient = (grads.keys.words, grads.counts, seal_words(grads.seal), grads.rows)
     operands = (version, *gradient, step, initial_operand(spec, initial))
     attributes = {"table": spec.name, "slots": slots, "narrow": flag(grads.keys.narrow)}
-    version, targets, active, used, shared = write("kvjax_begin_apply", results, *operands, **attributes)
-    return Begun(version, active, used, targets, grads.keys.words, grads.rows, shared)
+    version, targets, active, used, shared, about = write("kvjax_begin_apply", results, *operands, **attributes)
+    return Begun(version, active, used, targets, grads.keys.words, grads.rows, shared, about)
 
 
 def gather(
@@ -99,19 +109,22 @@ def gather(
     slots: str,
     slot_types: Sequence[jax.ShapeDtypeStruct],
     gradients: bool = True,
+    facts: bool = False,
 ) -> tuple[jax.Array, ...]:
-    """Values and gradients ``(chunk, dim)``, fresh ``(chunk,)`` bool, keys ``(chunk, 2)``, then one array per slot.
+    """Values and gradients ``(chunk, dim)``, fresh ``(chunk,)`` bool, keys ``(chunk, 2)``, facts ``(chunk, 9)`` uint32,
+    then one array per slot.
 
-    Without `gradients` these are ``(0, dim)``.
+    Without `gradients` these are ``(0, dim)``, and without `facts` those ``(0, 9)``.
     """
     results = (
         array((chunk, spec.dim), spec.row_dtype),
         array((chunk if gradients else 0, spec.dim), jnp.float32),
         array((chunk,), jnp.bool_),
         array((chunk, 2), jnp.uint32),
+        array((chunk if facts else 0, NUM_FACTS), jnp.uint32),
         *(array((chunk, *slot.shape), slot.dtype) for slot in slot_types),
     )
-    operands = (version, begun.targets, begun.keys, begun.rows, begun.shared, start, begun.active)
+    operands = (version, begun.targets, begun.keys, begun.rows, begun.shared, begun.facts, start, begun.active)
     return write("kvjax_gather", results, *operands, table=spec.name, slots=slots)
 
 
@@ -152,12 +165,15 @@ def plan_step(
     delivered: jax.Array,
     slots: str,
     run: Run | None,
+    facts: bool,
 ) -> jax.Array:
     """This shard's summary ``(f, 2)`` uint32. delivered: the status of what was received; run: of the update, if it is
-    a program."""
+    a program; facts: whether another one wants them."""
     result = array((spec.summary_words, 2), jnp.uint32)
     operands = (version, step, delivered, nothing(spec, (0, 2), np.uint32) if run is None else run.shared)
-    return write("kvjax_plan_step", result, *operands, table=spec.name, slots=slots, program=_words(run))
+    return write(
+        "kvjax_plan_step", result, *operands, table=spec.name, slots=slots, program=_words(run), facts=flag(facts)
+    )
 
 
 def commit_step(spec: TableSpec, version: jax.Array) -> Begun:
@@ -165,4 +181,5 @@ def commit_step(spec: TableSpec, version: jax.Array) -> Begun:
     # A step that a program has updated has no active rows left.
     version, active, step = write("kvjax_commit_step", results, version, table=spec.name)
     words, rows = nothing(spec, (0, 2), np.uint32), nothing(spec, (0, spec.dim), np.float32)
-    return Begun(version, active, step, words, words, rows, nothing(spec, (0,), np.float32))
+    shared, facts = nothing(spec, (0,), np.float32), nothing(spec, (0, NUM_FACTS), np.uint32)
+    return Begun(version, active, step, words, words, rows, shared, facts)

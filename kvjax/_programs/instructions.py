@@ -28,8 +28,9 @@ class Form(NamedTuple):
 
 FORMS = {name: Form(code, arity, reduces) for code, (name, arity, reduces) in enumerate(host.INSTRUCTIONS)}
 
-VALUE, GRADIENT = -1, -2
-"""Sources of fields that are no slots."""
+VALUE, GRADIENT, FACTS, CONSTANT = -1, -2, -3, -16
+"""Sources of fields that are no slots. Those of facts go down from the one, those of rows of constants from the other.
+"""
 
 SUFFIXES = {"float32": "f", "bfloat16": "f", "float16": "f", "int32": "i", "uint32": "i", "bool": "i", "float64": "d"}
 """Which form of an instruction computes with a dtype. What has 16 bits is computed in float32 and rounded."""
@@ -37,7 +38,7 @@ SUFFIXES = {"float32": "f", "bfloat16": "f", "float16": "f", "int32": "i", "uint
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A part of a row: its value, its gradient, or the slot of that number."""
+    """A part of a row: its value, its gradient, a fact about it, or the slot of that number; or a row of constants."""
 
     DTYPES: ClassVar = {"float32": 0, "int32": 0, "uint32": 0, "bfloat16": 1, "float16": 2, "bool": 3}
 
@@ -61,7 +62,7 @@ class Register:
 
     Attributes:
       field: where it is loaded from, if it is.
-      value: of a shared one: ``()``.
+      value: of a shared one: ``()``; of constants ``(dim,)``.
     """
 
     kind: Literal["vector", "scalar", "shared"]

@@ -18,7 +18,7 @@ import numpy as np
 from jax.core import Tracer, eval_jaxpr
 from jax.extend import core as jex
 
-from kvjax._programs.instructions import FORMS, SUFFIXES, Field, Instruction, NotLowered, Register
+from kvjax._programs.instructions import CONSTANT, FORMS, SUFFIXES, Field, Instruction, NotLowered, Register
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,8 @@ _SAME = {
     "optimization_barrier", "mesh_cast", "split",
 }  # fmt: skip
 _ELEMENTWISE = {form.removesuffix("_f") for form in FORMS if form.endswith("_f")} | {
-    "and", "or", "xor", "not", "clamp", "integer_pow", "square", "convert_element_type", "select_n",
+    "and", "or", "xor", "not", "clamp", "integer_pow", "square", "convert_element_type", "select_n", "shift_left",
+    "shift_right_arithmetic", "shift_right_logical",
 }  # fmt: skip
 _REDUCTIONS = {
     "reduce_sum": "sum",
@@ -74,6 +75,7 @@ _UNSIGNED = {
     "rem",
     "abs",
     "sign",
+    "shift_right_arithmetic",
 }  # that int32 does not do for uint32
 
 
@@ -85,6 +87,7 @@ class Lowering:
         self.instructions: list[Instruction] = []
         self._made: dict[Any, Register] = {}  # what an instruction has made of these operands before
         self._shared: dict[Any, Register] = {}
+        self._debug_info: Any = None  # of the jaxpr, as JAX wants it for those made of its parts
 
     # ---- registers ---------------------------------------------------------------------------------------------
 
@@ -98,10 +101,17 @@ class Lowering:
         if isinstance(value, Register):
             return value
         dtype = jnp.result_type(value.value)
-        if not value.uniform or str(dtype) not in SUFFIXES:
+        row = not value.uniform and np.size(value.value) == self.dim > 1 and dtype.itemsize <= 4
+        if not (value.uniform or row) or str(dtype) not in SUFFIXES:
             raise NotLowered(f"a value of no row, {dtype}{list(np.shape(value.value))}")
         key = (str(dtype), np.asarray(value.value).tobytes()) if value.concrete else id(value.value)
-        return self._shared.setdefault(key, Register("shared", dtype, value=value.value))
+        if (row, key) not in self._shared:
+            register = Register("shared", dtype, value=value.value)
+            if row:
+                field = Field(CONSTANT - len(self._shared), "float32", self.dim)
+                register = Register("vector", dtype, field, (np if value.concrete else jnp).ravel(value.value))
+            self._shared[row, key] = register
+        return self._shared[row, key]
 
     def emit(self, op: str, dtype: Any, *args: Value) -> Register:
         """Appends an instruction; its result has the elements of its widest operand."""
@@ -146,6 +156,7 @@ class Lowering:
     # ---- equations ---------------------------------------------------------------------------------------------
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
+        self._debug_info = jaxpr.debug_info
         env: dict[Any, Value] = dict(zip(jaxpr.constvars, map(shared, consts), strict=True))
         env |= dict(zip(jaxpr.invars, args, strict=True))
 
@@ -169,7 +180,7 @@ class Lowering:
         if name == "cond":
             return self._cond(eqn, args)
         if all(isinstance(x, Shared) for x in args):
-            return _evaluated(eqn, args)  # pyright: ignore[reportArgumentType]
+            return _evaluated(eqn, args, self._debug_info)  # pyright: ignore[reportArgumentType]
         for x in (*eqn.invars, *eqn.outvars):
             self._width(x.aval)
         if name in _SAME and len(args) == len(eqn.outvars):
@@ -195,7 +206,7 @@ class Lowering:
         if isinstance(index, Shared) and index.concrete:
             return self._inlined(branches[int(np.clip(index.value, 0, len(branches) - 1))], args[1:])
         if all(isinstance(x, Shared) for x in args):
-            return _evaluated(eqn, args)  # pyright: ignore[reportArgumentType]
+            return _evaluated(eqn, args, self._debug_info)  # pyright: ignore[reportArgumentType]
         *others, result = [
             self._inlined(branch, args[1:]) for branch in branches
         ]  # the last is for all that is greater
@@ -286,7 +297,7 @@ def shared(x: Any) -> Shared:
     return Shared(x, False)
 
 
-def _evaluated(eqn: Any, args: Sequence[Shared]) -> list[Value]:
+def _evaluated(eqn: Any, args: Sequence[Shared], debug_info: Any) -> list[Value]:
     """An equation on values of no row, outside of the program."""
     if eqn.primitive.name in _SAME and len(args) == len(eqn.outvars) and all(x.uniform for x in args):
         return list(args)
@@ -297,7 +308,7 @@ def _evaluated(eqn: Any, args: Sequence[Shared]) -> list[Value]:
             return [shared(eqn.primitive.bind(*[jnp.asarray(x.value) for x in args], **eqn.params))]
         variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, jex.Literal)))
         values = {v: x.full(v.aval.shape) for v, x in zip(eqn.invars, args, strict=True) if v in variables}
-        alone = jex.Jaxpr((), variables, eqn.outvars, [eqn])
+        alone = jex.Jaxpr((), variables, eqn.outvars, [eqn], debug_info=debug_info)
         return [shared(x) for x in eval_jaxpr(alone, (), *[values[v] for v in variables])]
 
 

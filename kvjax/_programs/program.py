@@ -11,7 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from kvjax._programs.instructions import FORMS, GRADIENT, VALUE, Field, Instruction, NotLowered, Register
+from kvjax._programs.instructions import (
+    CONSTANT,
+    FACTS,
+    FORMS,
+    GRADIENT,
+    VALUE,
+    Field,
+    Instruction,
+    NotLowered,
+    Register,
+)
 from kvjax.ffi import host
 
 _VECTOR, _SCALAR, _SHARED, _FIELD = range(4)  # kinds of registers, as core/program.h numbers them
@@ -41,7 +51,7 @@ class Run:
 
     Attributes:
       program: what is done to each row.
-      shared: ``(s, 2)`` uint32, its shared registers, eight bytes each.
+      shared: ``(s, 2)`` uint32, its shared registers, eight bytes each, and behind them rows of constants.
     """
 
     program: Program = dataclasses.field(metadata={"static": True})
@@ -76,17 +86,20 @@ def encoded(dim: int, initial: Section, update: Section) -> tuple[Program, jax.A
     """
     encoder = _Encoder(dim)
     lists = [encoder.section(initial), encoder.section(update)]
-    if max(len(encoder.shared), len(encoder.fields), *map(len, lists)) > host.MAX_INSTRUCTIONS:
+    row = -(-dim // 2)  # cells of a row of constants
+    shared = len(encoder.shared) + row * len(encoder.constants)
+    if max(shared, len(encoder.fields), *map(len, lists)) > host.MAX_INSTRUCTIONS:
         raise NotLowered(f"more than {host.MAX_INSTRUCTIONS} instructions")
-    head = [encoder.used["vector"], encoder.used["scalar"], len(encoder.shared), len(encoder.fields)]
+    head = [encoder.used["vector"], encoder.used["scalar"], shared, len(encoder.fields)]
     words = [*head, *map(len, lists)]
+    constants = {field: CONSTANT - len(encoder.shared) - row * i for i, field in enumerate(encoder.constants)}
     for field in encoder.fields:
-        words += [field.source, field.type, field.width]
+        words += [constants.get(field, field.source), field.type, field.width]
     for each in lists:
         for word in each:
             words += word
     listing = "\n".join(["initial slots:", *encoder.text(lists[0]), "update:", *encoder.text(lists[1])])
-    return Program(tuple(words), listing), _cells([r.value for r in encoder.shared])
+    return Program(tuple(words), listing), _cells([r.value for r in encoder.shared], list(encoder.constants.values()))
 
 
 class _Encoder:
@@ -95,6 +108,7 @@ class _Encoder:
         self.used = {"vector": 0, "scalar": 0}
         self.shared: dict[Register, int] = {}
         self.fields: dict[Field, int] = {}
+        self.constants: dict[Field, Any] = {}
 
     def section(self, section: Section) -> list[list[int]]:
         instructions, in_place = self._stored(section)
@@ -106,6 +120,8 @@ class _Encoder:
             if register.kind == "shared":
                 return _SHARED << 16 | self.shared.setdefault(register, len(self.shared))
             field = register.field or in_place.get(register)
+            if field is not None and field.source <= CONSTANT:
+                self.constants[field] = register.value
             if field is not None:
                 return _FIELD << 16 | self.fields.setdefault(field, len(self.fields))
             return places[register]
@@ -153,7 +169,7 @@ class _Encoder:
             ):
                 in_place[register] = field
                 continue
-            if register.field is not None and register.field.source != GRADIENT:  # which another store may overwrite
+            if register.field is not None and register.field.source > GRADIENT:  # which another store may overwrite
                 copy = Register(register.kind, register.dtype)
                 copies.append(Instruction("mov", copy, (register,)))
                 register = copy
@@ -168,17 +184,29 @@ class _Encoder:
             if kind != _FIELD:
                 return "vsg"[kind] + str(number)
             source = fields[number].source
+            if source <= FACTS:
+                return f"constants{CONSTANT - source}" if source <= CONSTANT else f"fact{FACTS - source}"
             return {VALUE: "value", GRADIENT: "grad"}.get(source, f"slot{source}")
 
         return [f"  {name(out)} = {names[op]} {' '.join(name(a) for a in args if a >= 0)}" for op, out, *args in words]
 
 
-def _cells(values: Sequence[Any]) -> Any:
-    """Eight bytes for each, of which numbers of four have the first. What is known is known to NumPy, whose arrays
-    belong to no trace and no mesh."""
-    if any(isinstance(x, Tracer) for x in values):
-        return jnp.stack([_cell(jnp.asarray(x)) if isinstance(x, Tracer) else _known(x) for x in values])
-    return np.stack([_known(x) for x in values]) if values else np.zeros((0, 2), np.uint32)
+def _cells(values: Sequence[Any], rows: Sequence[Any]) -> Any:
+    """Eight bytes for each value, of which numbers of four have the first, and then rows. What is known is known to
+    NumPy, whose arrays belong to no trace and no mesh."""
+    cells = [_cell(jnp.asarray(x)) if isinstance(x, Tracer) else _known(x) for x in values]
+    cells = [np.zeros((0, 2), np.uint32), *(x[None] for x in cells), *map(_row_cells, rows)]
+    return (jnp if any(isinstance(x, Tracer) for x in cells) else np).concatenate(cells)
+
+
+def _row_cells(x: Any) -> Any:
+    """A row of constants: four bytes for each element."""
+    if not isinstance(x, Tracer):
+        x = np.asarray(x)
+        words = x.astype(np.float32 if jnp.issubdtype(x.dtype, jnp.floating) else np.uint32).view(np.uint32)
+        return np.pad(words, (0, words.size % 2)).reshape(-1, 2)
+    words = jax.vmap(_cell)(x)[:, 0]
+    return jnp.pad(words, (0, words.size % 2)).reshape(-1, 2)
 
 
 def _known(x: Any) -> np.ndarray:

@@ -22,6 +22,7 @@ def deliver(
     step: jax.Array,
     slots: str,
     run: Run | None,
+    facts: bool,
 ) -> tuple[jax.Array, jax.Array, routing.Traffic]:
     """One device's part: sends its gradients, takes those of the rows it owns, and plans the step.
 
@@ -32,6 +33,7 @@ def deliver(
       step: ``(2,)`` uint32, the words of int64.
       slots: the layout that the optimizer wants.
       run: of the program of its update, if it is one.
+      facts: whether an update that is none wants facts about rows.
 
     Returns:
       Summaries ``(shards, f, 2)`` uint32 of all shards, or ``(1, f, 2)`` of this one if no other needs them;
@@ -52,7 +54,7 @@ def deliver(
 
     status, rounds = exchange.each_round(columns, body)
     traffic = exchange.traffic(rounds, columns=3, sent=4 * spec.dim, returned=0)
-    summary = training.plan_step(spec, version, step, status, slots, run)
+    summary = training.plan_step(spec, version, step, status, slots, run, facts)
     if not spec.needs_summaries:
         return summary[None], status, traffic
     return jax.lax.all_gather(summary, spec.mesh_placement.axes), status, traffic

@@ -33,8 +33,9 @@ from kvjax._training.merge import check_dtypes, merge
 from kvjax._training.rounding import random_bits, stochastic
 from kvjax._training.rowwise import Rowwise
 from kvjax._training.slots import SlotLayout
-from kvjax._training.update import RowUpdate, lowered, update_of
+from kvjax._training.update import RowUpdate, lowered, takes_facts, update_of
 from kvjax._values.errors import fail
+from kvjax._values.facts import ROW_FACTS, RowFacts, facts_of
 
 _GROUP = 64  # rows
 
@@ -85,10 +86,12 @@ def check(spec: TableSpec, rowwise: Rowwise, grads: Any, state: Any) -> None:
 @PROCESS.blaming()
 def apply(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array, Any]:
     """The training write of what `check` has let through. Returns the next version and the next globals."""
-    program = lowered(spec, rowwise, update.state, update.extra)
-    layout = rowwise.layout(spec.dim)
+    extra = {name: x for name, x in update.extra.items() if name != ROW_FACTS}  # the table has its own
+    update = dataclasses.replace(update, extra=extra)
+    layout, facts = rowwise.layout(spec.dim), takes_facts(rowwise, spec.dim, extra)
+    program = lowered(spec, rowwise, update.state, extra, facts)
     if program is None:
-        return _apply(spec, InChunks(rowwise, layout), update)
+        return _apply(spec, InChunks(rowwise, layout, facts), update)
     whole = dataclasses.replace(update, state=(), extra={}, run=program.run)
     return _apply(spec, ByProgram(layout.text), whole)[0], program.globals_
 
@@ -99,9 +102,11 @@ class ByProgram:
 
     Attributes:
       slots: the layout, as the C++ side reads it.
+      facts: whether it wants facts about rows from outside of the table.
     """
 
     slots: str
+    facts: bool = False
 
     def in_one_place(self, spec: TableSpec, update: Update) -> tuple[jax.Array, Any]:
         program = update.run
@@ -121,10 +126,15 @@ class ByProgram:
 
 @dataclasses.dataclass(frozen=True)
 class InChunks:
-    """The way of any update: XLA runs it on rows that are gathered and scattered."""
+    """The way of any update: XLA runs it on rows that are gathered and scattered.
+
+    Attributes:
+      facts: whether it wants facts about rows.
+    """
 
     rowwise: Rowwise
     layout: SlotLayout
+    facts: bool
 
     @property
     def slots(self) -> str:
@@ -133,12 +143,12 @@ class InChunks:
     def in_one_place(self, spec: TableSpec, update: Update) -> tuple[jax.Array, Any]:
         merged = merge(update.grads)
         initial = initial_rows(spec, update.version, merged.keys, merged.counts > 0)
-        begun = training.begin_apply(spec, update.version, merged, update.step, initial, self.slots)
+        begun = training.begin_apply(spec, update.version, merged, update.step, initial, self.slots, self.facts)
         return self.on_shard(spec, begun, merged.rows.shape[0], update)
 
     def on_shard(self, spec: TableSpec, begun: training.Begun, n: int, update: Update) -> tuple[jax.Array, Any]:
         one = update_of(self.rowwise, spec.dim, update.extra, spec.constraint)
-        return _update_rows(spec, self.layout, one, begun, n, update.state)
+        return _update_rows(spec, self, one, begun, n, update.state)
 
 
 Way = ByProgram | InChunks
@@ -197,7 +207,9 @@ def _apply_on_shard(spec: TableSpec, way: Way, update: Update, status: jax.Array
     status: ``()`` uint32, of what came before.
     """
     version = update.version
-    summaries, delivered, traffic = deliver(spec, version, merge(update.grads), update.step, way.slots, update.run)
+    summaries, delivered, traffic = deliver(
+        spec, version, merge(update.grads), update.step, way.slots, update.run, way.facts
+    )
     number = prepare(spec, "apply", version, summaries, jnp.maximum(status, delivered))
     (version,) = routing.agree(spec, "apply", number, [varying_like(version, delivered)], traffic)
     begun = training.commit_step(spec, version)
@@ -214,9 +226,10 @@ def _flat(grads: SparseRows) -> SparseRows:
 
 
 def _update_rows(
-    spec: TableSpec, layout: SlotLayout, update: RowUpdate, begun: training.Begun, n: int, state: Any
+    spec: TableSpec, way: InChunks, update: RowUpdate, begun: training.Begun, n: int, state: Any
 ) -> tuple[jax.Array, Any]:
     """The rows of a step, chunk by chunk; n of them are to be expected."""
+    layout = way.layout
     # Whole groups of rows: in what is left over behind the last full vector, XLA may round otherwise, and a row would
     # depend on its place in the batch.
     limit, groups = spec.storage.chunk_bytes, -(-n // _GROUP)
@@ -229,13 +242,14 @@ def _update_rows(
 
     def body(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
         start, version, _ = carry
-        values, grads, fresh, words, *slots = training.gather(
-            spec, version, begun, start, chunk, layout.text, layout.types, gradients=not in_place
+        values, grads, fresh, words, facts, *slots = training.gather(
+            spec, version, begun, start, chunk, layout.text, layout.types, gradients=not in_place, facts=way.facts
         )
         if in_place:
             # As they are in memory: what made them shall not be made again, rounded otherwise, as part of the update.
             grads = jnp.pad(jax.lax.optimization_barrier(begun.rows), ((0, chunk - n), (0, 0)))
-        rows, slots, globals_ = _updated(update, layout, grads, values, fresh, slots, state)
+        about = facts_of(facts) if way.facts else None
+        rows, slots, globals_ = _updated(update, layout, grads, values, fresh, slots, state, about)
         values = _stored(spec, rows, words, begun.step)
         version = training.scatter(spec, version, begun, start, values, layout.text, slots)
         globals_ = tuple(new.astype(old.dtype) for new, old in zip(globals_, state, strict=True))
@@ -258,6 +272,7 @@ def _updated(
     fresh: jax.Array,
     stored: Sequence[jax.Array],
     globals_: Any,
+    facts: RowFacts | None,
 ) -> Any:
     """One chunk: gradients and values ``(chunk, dim)`` to new values in float32, slots and globals."""
     rows = values.astype(jnp.float32)
@@ -266,7 +281,8 @@ def _updated(
         for first, old in zip(jax.vmap(update.initial)(rows), stored, strict=True)
     ]
     shared = [None] * layout.is_slot.count(False)
-    return jax.vmap(update.update, in_axes=(0, 0, 0, None), out_axes=(0, 0, shared))(grads, rows, slots, globals_)
+    run = jax.vmap(update.update, in_axes=(0, 0, 0, None, 0), out_axes=(0, 0, shared))
+    return run(grads, rows, slots, globals_, facts)
 
 
 def _stored(spec: TableSpec, rows: jax.Array, words: jax.Array, step: jax.Array) -> jax.Array:

@@ -17,6 +17,7 @@ import optax
 from jax.extend import core as jex
 
 from kvjax._training.refusals import other_state
+from kvjax._values.facts import ROW_FACTS, fact_types
 
 # What a number may depend on.
 _ROW = (1, 2)
@@ -69,7 +70,10 @@ def coupling_of(tx: Any, dim: int, kept: Sequence[bool], extra: dict[str, Any] |
     rows, many = (jax.ShapeDtypeStruct((n, dim), jnp.float32) for n in (len(_ROW), _MANY))
     loss = jax.ShapeDtypeStruct((), jnp.float32)
     state = jax.eval_shape(tx.init, rows)
-    for given in ({}, {"value": loss}) if extra is None else (extra,):
+    # Facts about rows belong to each of them, as their numbers do. What takes none is asked without.
+    facts = jax.tree.map(lambda x: jax.ShapeDtypeStruct((len(_ROW),), x.dtype), fact_types())
+    wanted = ({}, {"value": loss}) if extra is None else (extra,)
+    for given in (some for each in wanted for some in (each | {ROW_FACTS: facts}, each)):
         try:
             init = jax.make_jaxpr(tx.init)(rows)
             update, out = jax.make_jaxpr(lambda g, s, p, e: tx.update(g, s, p, **e), return_shape=True)(
@@ -82,7 +86,11 @@ def coupling_of(tx: Any, dim: int, kept: Sequence[bool], extra: dict[str, Any] |
         found = {}
         if not _grows_by_rows(state, jax.eval_shape(tx.init, many)):
             found["the shapes of its state"] = None
-        extras = [np.full(np.shape(x), _LOSS) for x in jax.tree.leaves(given)]
+        extras = [
+            np.array(_ROW) if name == ROW_FACTS else np.full(np.shape(x), _LOSS)
+            for name in sorted(given)
+            for x in jax.tree.leaves(given[name])
+        ]
         return _coupling(init, update, dim, kept, extras, found)
     return None
 

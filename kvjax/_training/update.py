@@ -15,15 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.extend import core as jex
 
 from kvjax._keys.keys import x64_enabled
 from kvjax._programs.fuse import contracted, fused
-from kvjax._programs.instructions import GRADIENT, VALUE, Field, NotLowered
+from kvjax._programs.instructions import FACTS, GRADIENT, VALUE, Field, NotLowered
 from kvjax._programs.lower import Lowering, Shared, Value, shared
 from kvjax._programs.program import Run, Section, encoded, live
 from kvjax._spec.spec import TableSpec
 from kvjax._training.rowwise import Rowwise
 from kvjax._training.slots import SlotLayout
+from kvjax._values.facts import FACT_DTYPES, NUM_FACTS, ROW_FACTS, RowFacts, fact_types
 from kvjax.ffi import is_device
 
 
@@ -31,7 +33,8 @@ from kvjax.ffi import is_device
 class RowUpdate:
     """Attributes:
     initial: value ``(dim,)`` float32 to the slots of a row that has none yet.
-    update: gradient and value ``(dim,)`` float32, slots and globals to the new value, slots and globals.
+    update: gradient and value ``(dim,)`` float32, slots, globals and facts to the new value, slots and globals. The
+      facts are None or those of the row, ``()`` each.
     """
 
     initial: Callable[..., list[jax.Array]]
@@ -48,15 +51,42 @@ def update_of(
     def initial(value: jax.Array) -> list[jax.Array]:
         return layout.slots_of(tx.init(value.reshape(1, dim)))
 
-    def update(grad: Any, value: Any, slots: Any, globals_: Any) -> Any:
+    def update(grad: Any, value: Any, slots: Any, globals_: Any, facts: RowFacts | None = None) -> Any:
         row = value.reshape(1, dim)
-        updates, state = tx.update(grad.reshape(1, dim), layout.join(slots, globals_), row, **extra)
+        about = {} if facts is None else {ROW_FACTS: jax.tree.map(lambda x: jnp.reshape(x, 1), facts)}
+        updates, state = tx.update(grad.reshape(1, dim), layout.join(slots, globals_), row, **extra, **about)
         value = jnp.reshape(jnp.asarray(optax.apply_updates(row, updates)), dim)
         if constraint is not None:
             value = constraint(value)
         return value, layout.slots_of(state), layout.globals_of(state)
 
     return RowUpdate(initial, update)
+
+
+def takes_facts(rowwise: Rowwise, dim: int, extra: dict[str, Any]) -> bool:
+    """Whether the update of a row reads facts about it; `extra` are extra arguments of the transform."""
+    return _takes_facts(rowwise, dim, extra) if extra else _takes_facts_alone(rowwise, dim, x64_enabled())
+
+
+@functools.lru_cache(maxsize=256)
+def _takes_facts_alone(rowwise: Rowwise, dim: int, x64: bool) -> bool:
+    return _takes_facts(rowwise, dim, {})
+
+
+def _takes_facts(rowwise: Rowwise, dim: int, extra: dict[str, Any]) -> bool:
+    if not isinstance(rowwise.tx, optax.GradientTransformationExtraArgs):
+        return False
+    row, layout = jax.ShapeDtypeStruct((dim,), jnp.float32), rowwise.layout(dim)
+    update, globals_ = update_of(rowwise, dim, extra).update, jax.tree.leaves(jax.eval_shape(lambda: rowwise.init(dim)))
+    operands = (row, row, list(layout.types), globals_)
+    try:
+        closed = jax.make_jaxpr(update)(*operands, fact_types())
+    except TypeError:
+        jax.eval_shape(update, *operands)  # it is one that takes other arguments only
+        return False
+    facts = closed.jaxpr.invars[-NUM_FACTS:]
+    read = {v for eqn in closed.jaxpr.eqns for v in eqn.invars if not isinstance(v, jex.Literal)}
+    return any(v in read or v in closed.jaxpr.outvars for v in facts)
 
 
 class Lowered(NamedTuple):
@@ -66,30 +96,38 @@ class Lowered(NamedTuple):
     globals_: tuple[jax.Array, ...]
 
 
-def lowered(spec: TableSpec, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any]) -> Lowered | None:
-    """The program of an update, or None if it is none: the update then goes the way of any function."""
+def lowered(
+    spec: TableSpec, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any], facts: bool = False
+) -> Lowered | None:
+    """The program of an update, or None if it is none: the update then goes the way of any function.
+
+    facts: whether it takes facts about rows.
+    """
     if is_device(spec.storage.backend):  # whose tables do not run them yet
         return None
     if not state and not extra:
-        return _lowered_alone(spec, rowwise, x64_enabled())
-    return _lowered(spec, rowwise, state, extra)
+        return _lowered_alone(spec, rowwise, facts, x64_enabled())
+    return _lowered(spec, rowwise, state, extra, facts)
 
 
 @functools.lru_cache(maxsize=256)
-def _lowered_alone(spec: TableSpec, rowwise: Rowwise, x64: bool) -> Lowered | None:
+def _lowered_alone(spec: TableSpec, rowwise: Rowwise, facts: bool, x64: bool) -> Lowered | None:
     """Of a transform without globals, which is the same in all calls."""
     with jax.ensure_compile_time_eval():
-        return _lowered(spec, rowwise, (), {})
+        return _lowered(spec, rowwise, (), {}, facts)
 
 
-def _lowered(spec: TableSpec, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any]) -> Lowered | None:
+def _lowered(
+    spec: TableSpec, rowwise: Rowwise, state: tuple[jax.Array, ...], extra: dict[str, Any], facts: bool
+) -> Lowered | None:
     layout = rowwise.layout(spec.dim)
     functions = update_of(rowwise, spec.dim, extra, spec.constraint)
     row = jax.ShapeDtypeStruct((spec.dim,), jnp.float32)
     globals_ = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in state]
     try:
         initial = jax.make_jaxpr(functions.initial)(row)
-        update = jax.make_jaxpr(functions.update)(row, row, list(layout.types), globals_)
+        about = fact_types() if facts else None
+        update = jax.make_jaxpr(functions.update)(row, row, list(layout.types), globals_, about)
         return _Trace(spec, layout).program(initial, update, state)
     except NotLowered:
         return None
@@ -112,7 +150,10 @@ class _Trace:
         first = self._section(initial, [self._loaded_value()], self.slots)[0]
         operands = [self.low.load(Field(GRADIENT, "float32", self.spec.dim)), self._loaded_value()]
         operands += [self.low.load(field) for field in self.slots]
-        section, rest = self._section(update, [*operands, *map(shared, state)], [self.value, *self.slots])
+        operands += map(shared, state)
+        facts = zip(range(len(update.in_avals) - len(operands)), FACT_DTYPES, strict=False)
+        operands += [self.low.load(Field(FACTS - i, dtype, 1)) for i, dtype in facts]
+        section, rest = self._section(update, operands, [self.value, *self.slots])
         globals_ = []
         for x, old, aval in zip(rest, state, update.out_avals[1 + len(self.slots) :], strict=True):
             if not isinstance(x, Shared):

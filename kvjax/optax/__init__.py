@@ -2,6 +2,8 @@
 
 from kvjax._training.rowwise import Rowwise as Rowwise
 from kvjax._training.rowwise import rowwise as rowwise
+from kvjax._values.facts import RowFacts as RowFacts
+from kvjax._values.facts import Words as Words
 from kvjax.optax._accumulate import AccumulateState as AccumulateState
 from kvjax.optax._accumulate import accumulate as accumulate
 from kvjax.optax._average import EmaRowsState as EmaRowsState
@@ -24,6 +26,11 @@ from kvjax.optax._joint import global_norm as global_norm
 from kvjax.optax._joint import joint as joint
 from kvjax.optax._partition import PartitionState as PartitionState
 from kvjax.optax._partition import partition as partition
+from kvjax.optax._row_facts import RowNoiseState as RowNoiseState
+from kvjax.optax._row_facts import add_row_noise as add_row_noise
+from kvjax.optax._row_facts import mean_of_duplicates as mean_of_duplicates
+from kvjax.optax._row_facts import scale_by_cowclip as scale_by_cowclip
+from kvjax.optax._row_facts import scale_by_frequency as scale_by_frequency
 from kvjax.optax._rows import AdagradDecayState as AdagradDecayState
 from kvjax.optax._rows import FadingSquares as FadingSquares
 from kvjax.optax._rows import RowwiseAdagradState as RowwiseAdagradState
@@ -32,10 +39,11 @@ from kvjax.optax._rows import rowwise_adagrad as rowwise_adagrad
 
 __all__ = [
     "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "Compatibility", "EmaRowsState",
-    "FadingSquares", "FtrlState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "Rowwise",
-    "RowwiseAdagradState", "accumulate", "adagrad_decay", "apply_if", "apply_if_finite", "check_compatibility",
-    "ema_rows", "ftrl", "global_norm", "group_adam", "joint", "lookup_average", "partition", "rowwise",
-    "rowwise_adagrad", "scale_loss",
+    "FadingSquares", "FtrlState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "RowFacts",
+    "RowNoiseState", "Rowwise", "RowwiseAdagradState", "Words", "accumulate", "adagrad_decay", "add_row_noise",
+    "apply_if", "apply_if_finite", "check_compatibility", "ema_rows", "ftrl", "global_norm", "group_adam", "joint",
+    "lookup_average", "mean_of_duplicates", "partition", "rowwise", "rowwise_adagrad", "scale_by_cowclip",
+    "scale_by_frequency", "scale_loss",
 ]  # fmt: skip
 
 

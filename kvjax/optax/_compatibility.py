@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
@@ -14,8 +14,9 @@ import optax
 from kvjax._training.coupling import Coupling, coupling_of
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
 from kvjax._training.slots import COUNTS, SlotLayout
-from kvjax._training.update import update_of
+from kvjax._training.update import takes_facts, update_of
 from kvjax._values.arrays import PyTree
+from kvjax._values.facts import ROW_FACTS, RowFacts, Words
 from kvjax._values.slot_layout import type_text
 
 Verdict: TypeAlias = Literal["equal", "lazy", "per row", "refused"]
@@ -200,7 +201,8 @@ def _measured(rowwise: Rowwise, dim: int, extra: dict[str, Any], patterns: Seque
     start = rng.normal(size=(_ROWS, dim)).astype(np.float32)
     noise = rng.normal(size=(_STEPS, _ROWS, dim)).astype(np.float32)
     shared = [None] * layout.is_slot.count(False)
-    rows_of = jax.vmap(one.update, in_axes=(0, 0, 0, None), out_axes=(0, 0, shared))
+    takes = takes_facts(rowwise, dim, extra)
+    rows_of = jax.vmap(one.update, in_axes=(0, 0, 0, None, 0), out_axes=(0, 0, shared))
 
     def first(values: Any) -> Any:
         return (values, tx.init(values)), (
@@ -209,27 +211,40 @@ def _measured(rowwise: Rowwise, dim: int, extra: dict[str, Any], patterns: Seque
             tuple(jax.tree.leaves(rowwise.init(dim))),
         )
 
-    def step(dense: Any, sparse: Any, grads: Any, touched: Any) -> Any:
+    def step(dense: Any, sparse: Any, grads: Any, touched: Any, facts: RowFacts) -> Any:
         def kept(new: Any, old: Any) -> Any:
             return jnp.where(touched.reshape(-1, *[1] * (old.ndim - 1)), new, old)
 
         grads = kept(grads, jnp.zeros_like(grads))
         values, state = dense
-        updates, state = tx.update(grads, state, values, **extra)
+        updates, state = tx.update(grads, state, values, **extra, **({ROW_FACTS: facts} if takes else {}))
         rows, slots, globals_ = sparse
-        new_rows, new_slots, globals_ = rows_of(grads, rows, slots, globals_)
+        new_rows, new_slots, globals_ = rows_of(grads, rows, slots, globals_, facts if takes else None)
         sparse = kept(new_rows, rows), [*map(kept, new_slots, slots)], tuple(globals_)
         return (optax.apply_updates(values, updates), state), sparse
 
     begin = jax.jit(first)(start)
-    compiled = jax.jit(step).lower(*begin, noise[0], patterns[0][0]).compile({"xla_backend_optimization_level": "0"})
+    operands = (noise[0], patterns[0][0], next(_facts(patterns[0])))
+    compiled = jax.jit(step).lower(*begin, *operands).compile({"xla_backend_optimization_level": "0"})
     results = []
     for touched in patterns:
         dense, sparse = begin
-        for grads, now in zip(noise, touched, strict=True):
-            dense, sparse = compiled(dense, sparse, grads, now)
+        for grads, now, facts in zip(noise, touched, _facts(touched), strict=True):
+            dense, sparse = compiled(dense, sparse, grads, now, facts)
         results.append(_difference(layout, start, dense, sparse))
     return results
+
+
+def _facts(touched: np.ndarray) -> Iterator[RowFacts]:
+    """Of all rows in each step, of keys from 0 on; a row that is not touched has no occurrences in it."""
+    frequency, last = np.zeros(_ROWS, np.int32), np.full(_ROWS, -1)
+    for step, now in enumerate(touched, 1):
+        words = [Words(x.astype(np.uint32), (x >> 32).astype(np.uint32)) for x in (last, np.full(_ROWS, step))]
+        missed = np.where(frequency > 0, step - last - 1, 0).astype(np.int32)
+        frequency = frequency + now.astype(np.int32)
+        key = Words(np.arange(_ROWS, dtype=np.uint32), np.zeros(_ROWS, np.uint32))
+        yield RowFacts(now.astype(np.int32), frequency, missed, words[0], words[1], key)
+        last = np.where(now, step, last)
 
 
 def _difference(layout: SlotLayout, start: np.ndarray, dense: Any, sparse: Any) -> _Difference:

@@ -300,6 +300,27 @@ def test_what_looks_like_an_instruction_and_is_none(name, both):
         assert_same(*both(lambda table: steps(table, tx, n=2), dim=4), rtol=1e-5)
 
 
+@pytest.mark.parametrize("dim", few([5, 8], 0))
+def test_constants_that_differ_by_column(dim, both):
+    """Known as the program is made, and known as it runs; of any type that registers have."""
+    columns, mask = np.arange(dim, dtype=np.float32), np.arange(dim) % 2 == 0
+    bits = np.arange(dim, dtype=np.uint32) * np.uint32(0x9E3779B9)
+
+    def update(grads, state, params=None, *, rates, **extra):
+        words = (state["n"] + 1)[..., None] * jnp.asarray(bits)
+        noise = ((words ^ (words >> 7) ^ (words << 3)) >> 8).astype(jnp.float32) * 2.0**-24
+        grads = jnp.where(mask, grads * columns, params) * rates + noise.reshape(grads.shape)
+        return -0.1 * grads, {"n": state["n"] + 1, "start": state["start"] + jnp.arange(dim)}
+
+    def init(params):
+        return {"n": jnp.zeros(params.shape[:-1], jnp.uint32), "start": jnp.arange(params.size).reshape(params.shape)}
+
+    tx, rates = optax.GradientTransformationExtraArgs(init, update), jnp.linspace(0.5, 1.5, dim)
+    table = kvjax.get_table(f"constants{dim}", dim=dim)
+    assert "constants" in str(lowered(table.spec, kvjax.optax.rowwise(tx), (), {"rates": rates}).run.program)
+    assert_same(*both(lambda table: steps(table, tx, rates=rates), dim=dim), rtol=1e-5)
+
+
 def test_numbers_of_64_bits_that_are_chosen_between(both):
     def init(row):
         return jnp.zeros((), jnp.int32), jnp.zeros_like(row)

@@ -197,10 +197,11 @@ def test_public_names():
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {
         "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "Compatibility", "EmaRowsState",
-        "FadingSquares", "FtrlState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "Rowwise",
-        "RowwiseAdagradState", "accumulate", "adagrad_decay", "apply_if", "apply_if_finite", "check_compatibility",
-        "ema_rows", "ftrl", "global_norm", "group_adam", "joint", "lookup_average", "partition", "rowwise",
-        "rowwise_adagrad", "scale_loss",
+        "FadingSquares", "FtrlState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "RowFacts",
+        "RowNoiseState", "Rowwise", "RowwiseAdagradState", "Words", "accumulate", "adagrad_decay", "add_row_noise",
+        "apply_if", "apply_if_finite", "check_compatibility", "ema_rows", "ftrl", "global_norm", "group_adam", "joint",
+        "lookup_average", "mean_of_duplicates", "partition", "rowwise", "rowwise_adagrad", "scale_by_cowclip",
+        "scale_by_frequency", "scale_loss",
     }  # fmt: skip
     assert set(kvjax.orbax.__all__) == {"TableHandler", "TableRestore", "TableSave", "combine", "split"}
     assert set(kvjax.convert.__all__) == {

@@ -72,6 +72,9 @@ namespace kvjax {
   MAP(and_i, 2, int32_t, int32_t, a & b)                                                         \
   CALL(or_i, 2, int32_t, int32_t, a | b)                                                          \
   CALL(xor_i, 2, int32_t, int32_t, a ^ b)                                                         \
+  CALL(shift_left_i, 2, int32_t, int32_t, Bits(b) < 32 ? Word(Bits(a) << b) : 0)                  \
+  CALL(shift_right_logical_i, 2, int32_t, int32_t, Bits(b) < 32 ? Word(Bits(a) >> b) : 0)         \
+  CALL(shift_right_arithmetic_i, 2, int32_t, int32_t, a >> (Bits(b) < 32 ? b : 31))               \
   CALL(eq_i, 2, int32_t, int32_t, a == b)                                                         \
   CALL(ne_i, 2, int32_t, int32_t, a != b)                                                         \
   MAP(lt_i, 2, int32_t, int32_t, a < b)                                                          \

@@ -13,6 +13,7 @@
 
 #include "kvjax/ffi/core/bag.h"
 #include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/facts.h"
 #include "kvjax/ffi/core/operation.h"
 #include "kvjax/ffi/core/policy.h"
 #include "kvjax/ffi/core/program.h"
@@ -176,6 +177,7 @@ struct BeginApplyOperands {
   int32_t* active = nullptr;          // out (), how many of the targets are valid
   int64_t* used_step = nullptr;       // out ()
   float* shared_gradient = nullptr;   // out (dim,), the gradient of the shared row
+  RowFacts* facts = nullptr;          // out (n,), or nullptr if nobody wants them
 };
 
 /// Which rows of a step a chunk is about: [start, start + chunk), cut at `active`. No targets (num_rows is 0)
@@ -194,10 +196,12 @@ struct GatherOperands {
   const uint64_t* keys = nullptr;          // (num_rows,), of the step
   const float* rows = nullptr;             // (num_rows, dim), its gradients
   const float* shared_gradient = nullptr;  // (dim,), that of the shared row
+  const RowFacts* facts = nullptr;         // (num_rows,), of the step
   std::byte* values = nullptr;             // out (chunk, dim) of the table's dtype
   float* grads = nullptr;                  // out (chunk, dim), or nullptr if nobody wants them
   bool* fresh = nullptr;                   // out (chunk,), whether no optimizer has written the row's slots
   uint64_t* row_keys = nullptr;            // out (chunk,)
+  RowFacts* row_facts = nullptr;           // out (chunk,), or nullptr if nobody wants them
   std::vector<std::byte*> slots = {};      // out (chunk, bytes of the slot) each
 };
 
@@ -258,6 +262,7 @@ struct PlanStepOperands {
   SlotLayout layout = {};
   std::optional<Program> program = {};  // of the update, if it is one
   const uint64_t* shared = nullptr;     // (program.shared,) its shared registers
+  bool facts = false;                   // whether another update wants facts about rows
   uint64_t* summary = nullptr;          // out (words,), see ShardSummary
   size_t words = 0;
 };

@@ -3,6 +3,7 @@
 // Python makes a program from an optimizer's update (kvjax/_programs), and a table runs it on the rows of a
 // step where they lie.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/facts.h"
 #include "kvjax/ffi/core/instructions.h"
 #include "kvjax/ffi/core/row.h"
 
@@ -31,13 +33,25 @@ class Register {
   int32_t word_;
 };
 
-/// A part of a row. `source` is a slot's number, or one of the two below.
+/// A part of a row. `source` is a slot's number, or one of those below: the words of RowFacts follow kFacts
+/// downwards; and kConstant less a number is a row of constants, the same for all rows, which begins at that
+/// of the shared registers.
 struct Field {
-  static constexpr int32_t kValue = -1, kGradient = -2;
+  static constexpr int32_t kValue = -1, kGradient = -2, kFacts = -3, kConstant = -16;
   enum class Type : int32_t { kWord, kBFloat16, kFloat16, kBool };
   int32_t source;
   Type type;
   int32_t width;  // elements: dim or 1
+
+  [[nodiscard]] bool is_fact() const {
+    return source <= kFacts && source > kFacts - int32_t{RowFacts::kWords};
+  }
+  /// Which word of the facts it is.
+  [[nodiscard]] size_t fact() const { return static_cast<size_t>(kFacts - source); }
+  [[nodiscard]] bool is_constant() const { return source <= kConstant; }
+  /// The shared register with which it begins.
+  [[nodiscard]] size_t constant() const { return static_cast<size_t>(int64_t{kConstant} - source); }
+  [[nodiscard]] bool writable() const { return source >= kValue; }
 
   [[nodiscard]] size_t bytes() const {
     const size_t item = type == Type::kWord ? 4 : type == Type::kBool ? 1 : 2;
@@ -61,6 +75,11 @@ struct Program {
   std::vector<Field> fields = {};
   std::vector<Instruction> initial = {};  // makes the slots of a row that has none yet
   std::vector<Instruction> update = {};
+
+  /// Whether it reads facts about rows.
+  [[nodiscard]] bool wants_facts() const {
+    return std::any_of(fields.begin(), fields.end(), [](const Field& field) { return field.is_fact(); });
+  }
 
   /// `words`: the counts of vectors, scalars, shared registers, fields, and instructions of the two lists;
   /// then three words for each field, and for each instruction two and its operands. Throws unless it is
@@ -111,6 +130,12 @@ inline bool Program::Fits(const Field& field, RowType type, const SlotLayout& la
   const bool known = field.type >= Field::Type::kWord && field.type <= Field::Type::kBool;
   if (!known || (field.width != dim && field.width != 1)) return false;
   if (field.source == Field::kGradient) return field.type == Field::Type::kWord && field.width == dim;
+  if (field.is_fact()) return field.type == Field::Type::kWord && field.width == 1;
+  if (field.is_constant()) {
+    constexpr size_t kCell = 8;  // bytes of a shared register
+    return field.type == Field::Type::kWord && field.width == dim &&
+           field.constant() * kCell + field.bytes() <= static_cast<size_t>(shared) * kCell;
+  }
   if (field.source == Field::kValue) {
     const Field::Type wanted = type == RowType::kFloat32    ? Field::Type::kWord
                                : type == RowType::kBFloat16 ? Field::Type::kBFloat16
@@ -149,10 +174,10 @@ inline bool Program::Fits(const Instruction& i) const {
   for (int32_t j = 0; j < form.arity; ++j) {
     if (!Exists(i.arg[j])) return false;
   }
-  const auto is_gradient = [&](Register r) {
-    return r.kind() == Kind::kField && fields[static_cast<size_t>(r.number())].source == Field::kGradient;
+  const auto is_read_only = [&](Register r) {
+    return r.kind() == Kind::kField && !fields[static_cast<size_t>(r.number())].writable();
   };
-  if (i.out.kind() == Kind::kShared || is_gradient(i.out)) return false;
+  if (i.out.kind() == Kind::kShared || is_read_only(i.out)) return false;
   if (i.op == Opcode::k_load || i.op == Opcode::k_store) {
     const Register row = i.op == Opcode::k_load ? i.arg[0] : i.out;
     const Register other = i.op == Opcode::k_load ? i.out : i.arg[0];

@@ -25,7 +25,7 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
   PrepareApply(parallel, keys, counts, plan, initial);
   step_.version = version;
   step_.plan = std::move(plan);
-  return HandOut(out);
+  return HandOut(out, keys, counts);
 }
 
 inline uint32_t Table::Apply(const ParallelFor& parallel, const ApplyOperands& o) {
@@ -33,13 +33,14 @@ inline uint32_t Table::Apply(const ParallelFor& parallel, const ApplyOperands& o
   Abandoned();
   const KeyGroups groups(o.keys.data, o.gradients.counts, o.keys.n);
   const KeySpan keys{groups.keys().data(), groups.size(), o.keys.narrow};
-  StepGradients gradients{.keys = keys.data, .rows = o.gradients.rows, .groups = &groups};
+  StepGradients gradients{
+      .keys = keys.data, .rows = o.gradients.rows, .groups = &groups, .counts = groups.counts().data()};
   ApplyPlan plan = PlanApply(parallel, keys, groups.counts().data(), gradients, Load64(o.step), o.layout);
   MakeSpace(parallel, plan);
   RowPass pass(spec_, o.program, o.layout, o.shared, plan.step);
   PrepareApply(parallel, keys, groups.counts().data(), plan, o.initial);
   const uint32_t next = CommitApply(plan, keys, groups.counts().data());
-  gradients.shared = plan.shared_sum.data();
+  gradients.shared = plan.shared_sum.data(), gradients.shared_count = plan.shared_count;
   pass.Run(parallel, in_.store, plan.updates, gradients);
   in_.store.Compact();
   return next;
@@ -144,7 +145,8 @@ inline void Table::ListUpdates(ApplyPlan& plan, KeySpan keys, const int32_t* cou
   for (size_t d = 0; plan.shares && d < static_cast<size_t>(spec_.dim); ++d)
     plan.shared_sum[d] = static_cast<float>(plan.shared_gradient[d]);
   if (shared != kNoRow) {
-    const uint64_t occurrences = spec_.count_batches ? 1 : plan.occurrences + own;
+    plan.shared_count = plan.occurrences + own;
+    const uint64_t occurrences = spec_.count_batches ? 1 : plan.shared_count;
     plan.updates.push_back({shared, kSharedGradient, occurrences});
   }
 }
@@ -191,10 +193,16 @@ inline void Table::Stage(const ApplyPlan& plan, KeySpan keys, const int32_t* cou
 }
 
 /// Hands out the rows of a step that is prepared. Returns the word by which the calls that follow know it.
-inline uint32_t Table::HandOut(Begun out) {
+inline uint32_t Table::HandOut(Begun out, KeySpan keys, const int32_t* counts) {
   const ApplyPlan& plan = *step_.plan;
+  const StepGradients gradients{.counts = counts, .shared_count = plan.shared_count};
   for (size_t i = 0; i < plan.updates.size(); ++i) {
-    out.targets[i] = {plan.updates[i].row, plan.updates[i].gradient};
+    const RowUpdate& u = plan.updates[i];
+    out.targets[i] = {u.row, u.gradient};
+    if (out.facts == nullptr) continue;
+    const uint64_t key = u.gradient == kSharedGradient ? spec_.admission.shared_key : keys.data[u.gradient];
+    out.facts[i] =
+        FactsOf(in_.store.Header(u.row), gradients.Occurrences(u.gradient), u.occurrences, plan.step, key);
   }
   std::copy(plan.shared_sum.begin(), plan.shared_sum.end(), out.shared_gradient);
   *out.active = static_cast<int32_t>(plan.updates.size());

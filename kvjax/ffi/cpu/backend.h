@@ -98,9 +98,10 @@ struct Cpu : CpuBags, CpuSharded {
   static void BeginApply(Exec& pool, Table& t, const BeginApplyOperands& o) {
     CheckSeals(t.spec().name, "apply", o.gradients);
     int64_t used = 0;
-    *o.next = t.BeginApply(On(pool), *o.version, o.keys, o.gradients.counts, o.gradients.rows, Load64(o.step),
-                           o.layout, o.initial,
-                           {reinterpret_cast<Table::Target*>(o.targets), o.active, &used, o.shared_gradient});
+    *o.next = t.BeginApply(
+        On(pool), *o.version, o.keys, o.gradients.counts, o.gradients.rows, Load64(o.step), o.layout,
+        o.initial,
+        {reinterpret_cast<Table::Target*>(o.targets), o.active, &used, o.shared_gradient, o.facts});
     std::memcpy(o.used_step, &used, sizeof(used));
   }
   static void Gather(Exec& pool, Table& t, const GatherOperands& o) {
@@ -125,6 +126,12 @@ struct Cpu : CpuBags, CpuSharded {
       std::memcpy(o.row_keys + i, from, run * sizeof(uint64_t));
     }
     std::memset(o.row_keys + c.n, 0, (o.chunk.size - c.n) * sizeof(uint64_t));
+    if (o.row_facts == nullptr) return;
+    const std::vector<RowFacts>& own = t.shard_step().facts;
+    const auto start = static_cast<size_t>(*o.chunk.start);
+    if (c.own && own.size() < start + c.n) throw ChunkError(t.spec().name);
+    std::copy_n((c.own ? own.data() : o.facts) + start, c.n, o.row_facts);
+    std::fill_n(o.row_facts + c.n, o.chunk.size - c.n, RowFacts());
   }
   static void Scatter(Exec& pool, Table& t, const ScatterOperands& o) {
     const Chunk c(t, o.chunk);

@@ -13,6 +13,7 @@
 
 #include "kvjax/ffi/core/admit.h"
 #include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/facts.h"
 #include "kvjax/ffi/core/operation.h"
 #include "kvjax/ffi/core/route.h"
 #include "kvjax/ffi/core/shard_summary.h"
@@ -72,6 +73,7 @@ struct ApplyPlan {
   Recent recent = {};                        // what will have changed
   std::vector<RowUpdate> updates = {};       // once it is committed: the rows
   std::vector<float> shared_sum = {};        // (dim,) and the gradient of the shared one
+  uint64_t shared_count = 0;                 // and occurrences of the keys that share it
   bool ready = false;                        // to be committed
 };
 
@@ -101,6 +103,8 @@ struct Step {
   std::vector<int32_t> counts;         // and their occurrences
   std::vector<ApplyTarget> targets;    // of a shard
   std::vector<float> shared_gradient;  // (dim,) of a shard
+  bool wants_facts = false;            // of a shard
+  std::vector<RowFacts> facts;         // of a shard
   StagedRows staged;
 };
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/facts.h"
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/program.h"
@@ -42,7 +43,13 @@ struct StepGradients {
   const uint64_t* keys = nullptr;  // distinct
   const float* rows = nullptr;
   const KeyGroups* groups = nullptr;
-  const float* shared = nullptr;  // (dim,) that of the row that unadmitted keys share
+  const float* shared = nullptr;    // (dim,) that of the row that unadmitted keys share
+  const int32_t* counts = nullptr;  // occurrences of each key
+  uint64_t shared_count = 0;        // of all keys that share that row
+
+  [[nodiscard]] uint64_t Occurrences(uint32_t gradient) const {
+    return gradient == ApplyTarget::kSharedGradient ? shared_count : static_cast<uint64_t>(counts[gradient]);
+  }
 
   template <class Sum>
   const float* Of(uint32_t gradient, size_t dim, float* memory, Sum sum) const {
@@ -61,9 +68,10 @@ class RowPass {
       : spec_(spec),
         shared_(static_cast<size_t>(program.shared)),
         batch_{&program, &layout, shared_.data(), spec.row_bytes(), spec.initializer.seed, step},
-        has_slots_(!layout.empty()) {
+        has_slots_(!layout.empty()),
+        wants_facts_(program.wants_facts()) {
     if (!shared_.empty()) std::memcpy(shared_.data(), shared, shared_.size() * sizeof(program::Cell));
-    idle_.push_back(std::make_unique<Worker>(batch_));
+    idle_.push_back(std::make_unique<Worker>(batch_, wants_facts_));
   }
 
   /// The same bits for any number of threads: no row knows of another.
@@ -82,15 +90,17 @@ class RowPass {
 
   /// What one thread needs: a machine, and two tiles, of which one is computed while the other is fetched.
   struct Worker {
-    explicit Worker(const program::Batch& batch) : machine(batch, program::BestKernels()) {
+    Worker(const program::Batch& batch, bool wants_facts) : machine(batch, program::BestKernels()) {
       const auto rows = static_cast<size_t>(machine.rows());
       for (std::vector<program::TileRow>& tile : tiles) tile.reserve(rows);
       for (std::vector<float>& memory : sums)
         memory.resize(rows * 2 * static_cast<size_t>(batch.program->dim));
+      for (std::vector<RowFacts>& some : facts) some.resize(wants_facts ? rows : 0);
     }
     program::Machine machine;
     std::vector<program::TileRow> tiles[2];
     std::vector<float> sums[2];
+    std::vector<RowFacts> facts[2];
   };
 
   /// An idle worker, or another; where there is no memory for one, the first that becomes idle.
@@ -99,7 +109,7 @@ class RowPass {
     if (idle_.empty() && !out_of_memory_) {
       lock.unlock();
       try {
-        auto worker = std::make_unique<Worker>(batch_);
+        auto worker = std::make_unique<Worker>(batch_, wants_facts_);
         lock.lock();
         idle_.reserve(++workers_);  // so that Give cannot fail
         return worker;
@@ -146,21 +156,24 @@ class RowPass {
     for (size_t i = 0; i < updates.size(); ++i) {
       const RowUpdate& u = updates[i];
       RowHeader& header = store.Header(u.row);
-      CountUpdate(header, u.occurrences, batch_.step);
       const bool fresh = has_slots_ && header.has_slots == 0;
       if (fresh) header.has_slots = 1;
       const uint64_t* const key = u.gradient == ApplyTarget::kSharedGradient ? &spec_.admission.shared_key
                                                                              : gradients.keys + u.gradient;
+      RowFacts* const facts = wants_facts_ ? &worker.facts[number][i] : nullptr;
+      if (wants_facts_)
+        *facts = FactsOf(header, gradients.Occurrences(u.gradient), u.occurrences, batch_.step, *key);
+      CountUpdate(header, u.occurrences, batch_.step);
       float* const memory = worker.sums[number].data() + i * 2 * dim;
       tile.push_back({store.Value(u.row), store.Slots(u.row),
-                      gradients.Of(u.gradient, dim, memory, worker.machine.sum()), key, fresh});
+                      gradients.Of(u.gradient, dim, memory, worker.machine.sum()), key, fresh, facts});
     }
   }
 
   const TableSpec& spec_;
   std::vector<program::Cell> shared_;
   program::Batch batch_;
-  bool has_slots_;
+  bool has_slots_, wants_facts_;
   std::mutex mutex_;
   std::condition_variable given_;
   std::vector<std::unique_ptr<Worker>> idle_;

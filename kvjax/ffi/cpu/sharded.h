@@ -35,6 +35,7 @@ inline void Table::PlanStep(const ParallelFor& parallel, const PlanStepOperands&
   step_.plan = PlanApply(parallel, {in.keys, in.n}, in.counts, gradients, Load64(o.step), o.layout);
   const ApplyPlan& plan = *step_.plan;
   step_.program = o.program;
+  step_.wants_facts = o.facts;
   step_.pass = nullptr;
   if (o.program) {
     step_.pass = std::make_unique<RowPass>(spec_, *step_.program, plan.layout, o.shared, plan.step);
@@ -117,6 +118,7 @@ inline std::optional<Tally> Table::AskOrPrepare(const ParallelFor& parallel, boo
   if (!step_.pass) {
     step_.targets.resize(in.n + 1);
     step_.shared_gradient.resize(static_cast<size_t>(spec_.dim));
+    step_.facts.resize(step_.wants_facts ? in.n + 1 : 0);
     Stage(plan, {in.keys, in.n}, in.counts);
   }
   const std::vector<std::byte> given = step_.received.Given(WithShared(plan), row_bytes());
@@ -136,12 +138,20 @@ inline uint32_t Table::CommitStep(const ParallelFor& parallel, uint32_t version,
                                   int64_t* step) {
   const auto lock = Write(version, "apply", {});
   if (!step_.plan || step_.version != version || !step_.plan->ready) throw NotPlanned();
-  if (!step_.pass) return HandOut({step_.targets.data(), active, step, step_.shared_gradient.data()});
   const ReceiveBuffer::Merged& in = step_.received.merged();
+  if (!step_.pass) {
+    RowFacts* const facts = step_.wants_facts ? step_.facts.data() : nullptr;
+    return HandOut({step_.targets.data(), active, step, step_.shared_gradient.data(), facts}, {in.keys, in.n},
+                   in.counts);
+  }
   ApplyPlan& plan = *step_.plan;
   const uint32_t next = CommitApply(plan, {in.keys, in.n}, in.counts);
   step_.pass->Run(parallel, in_.store, plan.updates,
-                  {.keys = in.keys, .rows = in.rows, .shared = plan.shared_sum.data()});
+                  {.keys = in.keys,
+                   .rows = in.rows,
+                   .shared = plan.shared_sum.data(),
+                   .counts = in.counts,
+                   .shared_count = plan.shared_count});
   in_.store.Compact();
   *active = 0, *step = plan.step;  // nothing is left to do
   step_.pass.reset();

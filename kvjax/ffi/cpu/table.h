@@ -18,6 +18,7 @@
 #include "kvjax/ffi/core/checks.h"
 #include "kvjax/ffi/core/copy.h"
 #include "kvjax/ffi/core/error.h"
+#include "kvjax/ffi/core/facts.h"
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/operands.h"
 #include "kvjax/ffi/core/pages.h"
@@ -130,12 +131,13 @@ class Table {
   static constexpr uint32_t kSharedGradient = ApplyTarget::kSharedGradient;
 
   /// The results of BeginApply: targets has space for n, of which the first `active` are valid;
-  /// shared_gradient: (dim,).
+  /// shared_gradient: (dim,); facts: (n,), or nullptr if nobody wants them.
   struct Begun {
     Target* targets;
     int32_t* active;
     int64_t* step;
     float* shared_gradient;
+    RowFacts* facts = nullptr;
   };
 
   /// keys are distinct; counts: (n,) occurrences; zeros, all at the end, are padding. rows: (n, dim)
@@ -300,7 +302,7 @@ class Table {
   [[nodiscard]] std::vector<uint64_t> WithShared(const ApplyPlan& plan) const;
   uint32_t CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts);
   void Stage(const ApplyPlan& plan, KeySpan keys, const int32_t* counts);
-  uint32_t HandOut(Begun out);
+  uint32_t HandOut(Begun out, KeySpan keys, const int32_t* counts);
   uint32_t EndStep(const ParallelFor& parallel);
 
   [[nodiscard]] size_t CheckMerged(KeySpan keys, const int32_t* counts) const;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/facts.h"
 #include "kvjax/ffi/core/initial.h"
 #include "kvjax/ffi/core/slab.h"
 #include "kvjax/ffi/core/spec.h"
@@ -174,6 +175,8 @@ struct ShardStep {
   size_t left = 0;  // of which so many have not been written
   Array<Q, uint32_t> step, targets;
   Array<Q, float> shared_gradient;
+  bool wants_facts = false;
+  Array<Q, RowFacts> facts;
 };
 
 }  // namespace kvjax::device

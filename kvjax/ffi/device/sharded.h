@@ -82,6 +82,8 @@ void DeviceTable<Q>::PlanStep(Q& q, const PlanStepOperands& o) {
   step_.n = Fetch(q, total.data());
   MakeSpace(q, Op::kApply, step_.n);
   Grow(q, step_.targets, 2 * step_.n);
+  step_.wants_facts = o.facts;
+  if (o.facts) Grow(q, step_.facts, step_.n);
   Grow(q, step_.shared_gradient, static_cast<size_t>(spec_.dim));
   Grow(q, step_.step, 2);
   q.Copy(step_.step.data(), o.step, 2 * sizeof(uint32_t));
@@ -115,7 +117,8 @@ void DeviceTable<Q>::CommitStep(Q& q, const CommitStepOperands& o) {
                                 .targets = step_.targets.data(),
                                 .active = o.active,
                                 .used_step = o.used_step,
-                                .shared_gradient = step_.shared_gradient.data()};
+                                .shared_gradient = step_.shared_gradient.data(),
+                                .facts = step_.wants_facts ? step_.facts.data() : nullptr};
   Begin(q, step, {in.keys, in.counts, in.rows, n, nullptr, 0, 0, step_.step.data(), spec_.count_batches});
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/facts.h"
 #include "kvjax/ffi/device/write_kernels.h"
 
 namespace kvjax::device {
@@ -48,10 +49,12 @@ struct Unadmitted {
 /// Counts the occurrences of rows (n,) and finds which row each gradient belongs to: targets (n, 2). Keys
 /// that have no row are targets with kNoRow, which the rest of the step passes over. totals: (n,) what each
 /// row counts, nullptr for its occurrences in this call. With unadmitted keys, rows[n] is the shared one,
-/// whose target stands at the position of the first refused key.
+/// whose target stands at the position of the first refused key. facts: (n,) about the rows of the targets,
+/// or nullptr.
 template <class Q>
 void CountRows(Q& q, CallView call, RowsView in, GradientsView g, const uint32_t* rows,
-               const uint32_t* totals, const Unadmitted* unadmitted, uint32_t* targets) {
+               const uint32_t* totals, const Unadmitted* unadmitted, uint64_t shared_key, uint32_t* targets,
+               RowFacts* facts) {
   q.Tiles(g.n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
     Control& control = *call.control;
     const bool counts = i < g.n && i < control.active && call.open();
@@ -69,16 +72,19 @@ void CountRows(Q& q, CallView call, RowsView in, GradientsView g, const uint32_t
     targets[2 * i + 1] = static_cast<uint32_t>(i);
     if (!counts) return;
     uint64_t counted = totals != nullptr ? totals[i] : g.count_batches ? 1 : occurrences;
+    uint64_t here = occurrences, key = g.keys[i];
     if (row == kNoRow) {
       if (!shares || i != unadmitted->position) return;
       targets[2 * i] = rows[g.n];
       targets[2 * i + 1] = ApplyTarget::kSharedGradient;
-      counted = g.count_batches ? 1 : unadmitted->occurrences.Sum();
+      here = unadmitted->occurrences.Sum(), key = shared_key;
+      counted = g.count_batches ? 1 : here;
     } else if (shares && row == rows[g.n]) {
       targets[2 * i] = kNoRow;  // its gradient is part of the shared one
       return;
     }
     RowHeader& header = in.Header(targets[2 * i]);
+    if (facts != nullptr) facts[i] = FactsOf(header, here, counted, control.step, key);
     const uint64_t frequency = header.frequency + counted;
     header.frequency = frequency < kMaxFrequency ? frequency : kMaxFrequency;
     header.version = control.step;
@@ -154,6 +160,8 @@ struct GatherView {
   float* grads;
   bool* fresh;
   uint64_t* row_keys;
+  const RowFacts* facts;
+  RowFacts* row_facts;  // nullptr if nobody wants them
 };
 
 /// See Table::Gather. Where there is no row nobody uses what is written, but an optimizer should see numbers.
@@ -169,6 +177,8 @@ void GatherRows(Q& q, ChunkView chunk, GatherView v, Parts parts, size_t n) {
       v.fresh[i] = !has || chunk.in.Header(row).has_slots == 0;
       v.row_keys[i] = !has ? 0 : shared_gradient ? v.shared_key : v.keys[position];
     }
+    if (i < n && v.row_facts != nullptr)
+      v.row_facts[i] = has && v.facts != nullptr ? v.facts[position] : RowFacts();
     if (v.grads != nullptr) {
       const float* const from = !has              ? nullptr
                                 : shared_gradient ? v.shared_gradient

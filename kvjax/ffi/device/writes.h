@@ -173,7 +173,7 @@ void DeviceTable<Q>::Begin(Q& q, const BeginApplyOperands& o, const GradientsVie
   e.Enter(o.initial, /*blank=*/false, admits ? decision.verdict.data() : nullptr);
   if (admits) admission_.Commit(q, e.call, keys.data, keys.n, decision);
   CountRows(q, e.call, contents_.view(), gradients, e.rows.data(), admits ? decision.totals.data() : nullptr,
-            shares ? scratch.unadmitted.data() : nullptr, o.targets);
+            shares ? scratch.unadmitted.data() : nullptr, admission.shared_key, o.targets, o.facts);
   if (slots.undo) slots.undo = Fetch(q, control_.data()).open == 0;
   touched_ = UserCode::Now();
   in_step_ = !Refused();  // a call that is known to have been refused is no step
@@ -214,10 +214,18 @@ void DeviceTable<Q>::Gather(Q& q, const GatherOperands& o) {
   const Entered entered(*this, q, Op::kApply, /*begins=*/false);
   touched_ = UserCode::Now();
   const ChunkView rows = ChunkOf(o.version, o.chunk);
-  GatherView once{
-      o.keys,  o.rows,  o.shared_gradient, spec_.admission.shared_key, static_cast<size_t>(spec_.dim),
-      o.grads, o.fresh, o.row_keys};
+  GatherView once{o.keys,
+                  o.rows,
+                  o.shared_gradient,
+                  spec_.admission.shared_key,
+                  static_cast<size_t>(spec_.dim),
+                  o.grads,
+                  o.fresh,
+                  o.row_keys,
+                  o.facts,
+                  o.row_facts};
   if (OwnStep(o.chunk.num_rows)) {
+    once.facts = step_.wants_facts ? step_.facts.data() : nullptr;
     once.keys = step_.received.merged().keys, once.rows = step_.received.merged().rows;
     once.shared_gradient = step_.shared_gradient.data();
   }

@@ -168,6 +168,7 @@ ffi::Error PlanStep(typename B::Exec& exec, Decoder& in) {
     o.layout = SlotLayout::Parse(in.Text("slots"));
     o.program = in.ProgramFor(table->spec(), o.layout);
     o.shared = shared.data;
+    o.facts = in.Flag("facts");
     if (shared.n != (o.program ? static_cast<size_t>(o.program->shared) : 0))
       throw ProgramError(in.table(), 0);
     B::PlanStep(in.Done(exec), *table, o);

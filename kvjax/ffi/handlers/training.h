@@ -59,6 +59,14 @@ ffi::Error Apply(typename B::Exec& exec, Decoder& in) {
   });
 }
 
+/// Facts about n rows, or nullptr for those of none, which nobody wants.
+inline RowFacts* OutFacts(Decoder& in, std::string_view what, size_t n) {
+  const ffi::AnyBuffer facts = in.Out();
+  const bool wanted = facts.element_count() > 0;
+  in.Want(Decoder::Holds(facts, ffi::U32, wanted ? n * RowFacts::kWords : 0), what, facts);
+  return wanted ? static_cast<RowFacts*>(facts.untyped_data()) : nullptr;
+}
+
 template <Backend B>
 ffi::Error BeginApply(typename B::Exec& exec, Decoder& in) {
   in.Names(Name(Op::kApply), in.Text("table"));
@@ -76,6 +84,7 @@ ffi::Error BeginApply(typename B::Exec& exec, Decoder& in) {
     o.active = in.Out<int32_t>("active ()", 1);
     o.used_step = in.Out<int64_t>("step (2,)", 1);
     o.shared_gradient = in.OutFloats(table->spec(), 1);
+    o.facts = OutFacts(in, "facts (n, 9) or (0, 9)", o.keys.n);
     B::BeginApply(in.Done(exec), *table, o);
   });
 }
@@ -93,8 +102,9 @@ inline void WantSlots(const Decoder& in, const SlotLayout& layout, size_t chunk,
   }
 }
 
-/// Results: values, grads (or (0, dim) if nobody wants them), fresh, row keys, and one array per slot.
-/// targets, keys, rows and shared_gradient are empty if the step is that of a shard, which has them itself.
+/// Results: values, grads (or (0, dim) if nobody wants them), fresh, row keys, facts about the rows (or (0,
+/// 9)), and one array per slot. targets, keys, rows, shared_gradient and facts are empty if the step is that
+/// of a shard, which has them itself.
 template <Backend B>
 ffi::Error Gather(typename B::Exec& exec, Decoder& in) {
   in.Names(Name(Op::kApply), in.Text("table"));
@@ -113,6 +123,11 @@ ffi::Error Gather(typename B::Exec& exec, Decoder& in) {
     in.Want(Decoder::Holds(shared_gradient, ffi::F32, shared_size), "the shared gradient (dim,) float32",
             shared_gradient);
     o.shared_gradient = static_cast<const float*>(shared_gradient.untyped_data());
+    const ffi::AnyBuffer facts = in.In();
+    const bool given = facts.element_count() > 0;
+    in.Want(Decoder::Holds(facts, ffi::U32, given ? n * RowFacts::kWords : 0), "facts (n, 9) or (0, 9)",
+            facts);
+    o.facts = given ? static_cast<const RowFacts*>(facts.untyped_data()) : nullptr;
     o.chunk = {.targets = targets.data, .num_rows = n};
     o.chunk.start = in.In<int32_t>("start ()", 1);
     o.chunk.active = in.In<int32_t>("active ()", 1);
@@ -127,6 +142,8 @@ ffi::Error Gather(typename B::Exec& exec, Decoder& in) {
     o.grads = wanted ? static_cast<float*>(grads.untyped_data()) : nullptr;
     o.fresh = static_cast<bool*>(fresh.untyped_data());
     o.row_keys = in.Out<uint64_t>("keys (chunk, 2)", chunk);
+    o.row_facts = OutFacts(in, "facts (chunk, 9) or (0, 9)", chunk);
+    in.Want(o.row_facts == nullptr || given || n == 0, "the facts (n, 9) of the step", facts);
     std::vector<ffi::AnyBuffer> slots;
     while (in.HasOut()) {
       slots.push_back(in.Out());

@@ -186,10 +186,10 @@ TEST(ProgramsThatAreNoneAreRefused) {
   size_t let_in = 0;
   for (int trial = 0; trial < 20'000; ++trial) {
     std::vector<int32_t> changed = words;
-    const int32_t numbers[] = {-3,      -2,          -1,       0,          1,          2,
-                               3,       4,           5,        16,         kScalar,    kScalar + 1,
-                               kShared, kShared + 2, kField,   kField + 1, kField + 2, kField + 3,
-                               1 << 30, INT32_MIN,   INT32_MAX};
+    const int32_t numbers[] = {
+        -3,      -2,        -1,          0,       1,           2,      3,          4,          5,
+        16,      kScalar,   kScalar + 1, kShared, kShared + 2, kField, kField + 1, kField + 2, kField + 3,
+        1 << 30, INT32_MIN, INT32_MAX,   -11,     -12,         -16,    -17,        1 << 16};
     for (uint64_t n = 1 + stream.Below(3); n > 0; --n)
       changed[stream.Below(changed.size())] = stream.Below(3) == 0
                                                   ? static_cast<int32_t>(stream.Below(80))
@@ -203,8 +203,9 @@ TEST(ProgramsThatAreNoneAreRefused) {
       auto value = std::make_unique<float[]>(4), gradient = std::make_unique<float[]>(4);
       auto slot = std::make_unique<std::byte[]>(layout.stride());
       const uint64_t key = 7;
-      const kvjax::program::TileRow row{reinterpret_cast<std::byte*>(value.get()), slot.get(), gradient.get(),
-                                        &key, true};
+      const auto facts = std::make_unique<kvjax::RowFacts>();
+      const kvjax::program::TileRow row{
+          reinterpret_cast<std::byte*>(value.get()), slot.get(), gradient.get(), &key, true, facts.get()};
       machine.Run({&row, 1}, {});
     } catch (const kvjax::Error&) {
     }

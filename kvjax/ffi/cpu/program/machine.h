@@ -11,6 +11,7 @@
 #include <span>
 #include <vector>
 
+#include "kvjax/ffi/core/facts.h"
 #include "kvjax/ffi/core/program.h"
 #include "kvjax/ffi/core/row.h"
 #include "kvjax/ffi/cpu/program/kernels.h"
@@ -24,7 +25,8 @@ struct TileRow {
   std::byte* slots;
   const float* gradient;  // a sum already
   const uint64_t* key;
-  bool fresh;  // no optimizer has written its slots
+  bool fresh;                       // no optimizer has written its slots
+  const RowFacts* facts = nullptr;  // if the program wants them
 };
 using Tile = std::span<const TileRow>;
 
@@ -162,7 +164,12 @@ class Machine {
     for (size_t f = 0; f < p.fields.size(); ++f) {
       float** const to = pointers_.data() + (static_cast<size_t>(p.vectors) + f) * static_cast<size_t>(rows_);
       const int32_t source = p.fields[f].source;
-      if (source == Field::kGradient) {  // which nothing writes
+      if (p.fields[f].is_fact()) {  // no more than the gradient does anything write this, or constants
+        for (size_t r = 0; r < tile.size(); ++r) to[r] = WordsOf(tile[r].facts) + p.fields[f].fact();
+      } else if (p.fields[f].is_constant()) {
+        const Cell* const row = batch_.shared + p.fields[f].constant();
+        std::fill_n(to, tile.size(), reinterpret_cast<float*>(const_cast<Cell*>(row)));
+      } else if (source == Field::kGradient) {
         for (size_t r = 0; r < tile.size(); ++r) to[r] = const_cast<float*>(tile[r].gradient);
       } else if (source == Field::kValue) {
         for (size_t r = 0; r < tile.size(); ++r) to[r] = reinterpret_cast<float*>(tile[r].value);
@@ -171,6 +178,10 @@ class Machine {
         for (size_t r = 0; r < tile.size(); ++r) to[r] = reinterpret_cast<float*>(tile[r].slots + offset);
       }
     }
+  }
+
+  static float* WordsOf(const RowFacts* facts) {
+    return reinterpret_cast<float*>(const_cast<RowFacts*>(facts));
   }
 
   // By force inline: GCC takes a function that only prefetches for one without effects, and drops calls of

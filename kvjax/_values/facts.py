@@ -1,0 +1,84 @@
+"""Facts about a row: what a table knows of it in a step, for transforms whose update asks by ``row_facts=``."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+ROW_FACTS = "row_facts"
+"""The name of the extra argument."""
+
+
+class Words(NamedTuple):
+    """A number of 64 bits, whatever ``jax_enable_x64`` is.
+
+    Attributes:
+      low, high: ``(...)`` uint32, its halves; of a negative number those of its two's complement.
+    """
+
+    low: Any
+    high: Any
+
+
+class RowFacts(NamedTuple):
+    """What a table knows of the rows of a step, as the extra argument ``row_facts=`` of a transform's update.
+
+    A transform that takes it, as in ``update(updates, state, params=None, *, row_facts=None, **extra_args)`` of an
+    ``optax.GradientTransformationExtraArgs``, gets it in tables, also inside of ``optax.chain`` and the like. There a
+    row is ``(1, dim)`` and each fact ``(1,)``: what parameters have but for their last axis. Dense parameters have no
+    such facts, so there it is None, unless you give ``update`` a `RowFacts` (a tree of them for a tree of parameters)
+    of arrays of those shapes; tables take no notice of it. Numbers that do not fit are the greatest that do.
+
+    Attributes:
+      occurrences: ``(...)`` int32, how often the key is in the gradients of this step: the sum of its counts, over all
+        devices, and with `accumulate` over all of its steps. Of the row that unadmitted keys share: of all of them.
+      frequency: ``(...)`` int32, `Table.frequency` after this step. So it is 1 or more.
+      missed: ``(...)`` int32, the steps between this one and that which last wrote the row: step - last_step - 1. 0 if
+        the row is trained for the first time, also if it has been inserted or assigned before.
+      last_step: `Words`, the step that last wrote the row (in exports ``versions``, before this step), or -1 if it is
+        trained for the first time.
+      step: `Words`, this step, which the row is stamped with.
+      key: `Words`, the key of the row.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, kvjax, numpy as np, optax
+      >>> def update(updates, state, params=None, *, row_facts=None, **extra_args):
+      ...     return jax.tree.map(lambda g: -g / row_facts.occurrences[..., None], updates), state
+      >>> tx = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+      >>> table = kvjax.get_table("doc_facts", dim=1)
+      >>> table, _ = table.apply(tx, kvjax.SparseRows(np.array([7, 9, 7]), jnp.array([[1.0], [1.0], [2.0]])))
+      >>> table.lookup(np.array([7, 9]))[:, 0].tolist()
+      [-1.5, -1.0]
+      >>> kvjax.drop_table("doc_facts")
+    """
+
+    occurrences: Any
+    frequency: Any
+    missed: Any
+    last_step: Words
+    step: Words
+    key: Words
+
+
+_FORM = RowFacts(0, 0, 0, Words(0, 0), Words(0, 0), Words(0, 0))
+NUM_FACTS = len(jax.tree.leaves(_FORM))
+FACT_DTYPES = ("int32",) * 3 + ("uint32",) * (NUM_FACTS - 3)
+"""Of the leaves, in the order in which ``core/facts.h`` has them."""
+
+
+def facts_from(leaves: Any) -> RowFacts:
+    return jax.tree.unflatten(jax.tree.structure(_FORM), list(leaves))
+
+
+def fact_types() -> RowFacts:
+    """Of one row."""
+    return facts_from(jax.ShapeDtypeStruct((), jnp.dtype(dtype)) for dtype in FACT_DTYPES)
+
+
+def facts_of(words: jax.Array) -> RowFacts:
+    """The facts ``(n,)`` about rows whose words are ``(n, NUM_FACTS)`` uint32."""
+    return facts_from(
+        jax.lax.bitcast_convert_type(words[:, i], jnp.dtype(dtype)) for i, dtype in enumerate(FACT_DTYPES)
+    )
