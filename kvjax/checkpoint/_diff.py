@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -123,7 +124,8 @@ def _add(found: TableDiff, a: dict[str, np.ndarray], b: dict[str, np.ndarray], e
     gone[in_a] = come[in_b] = False
     other = np.zeros(len(in_a), bool)
     for name in (a.keys() & b.keys()) - {"keys"}:
-        old, new = a[name][in_a].reshape(len(in_a), -1), b[name][in_b].reshape(len(in_b), -1)
+        old, new = a[name][in_a], b[name][in_b]
+        old, new = (array.reshape(len(array), math.prod(array.shape[1:])) for array in (old, new))
         differs = _differ(old, new)
         if differs.any():
             found.columns[name] = found.columns.get(name, 0) + int(differs.sum())

@@ -9,6 +9,7 @@ from kvjax import convert
 from kvjax._formats import source
 from kvjax.convert import _checkpoint
 from tests.support.checkpoints import assert_equal, trained
+from tests.support.marks import slow
 
 
 def saved(make, folder, n=300):
@@ -18,6 +19,7 @@ def saved(make, folder, n=300):
     return table
 
 
+@slow
 def test_a_checkpoint_is_exported_in_pieces(make, tmp_path, monkeypatch):
     monkeypatch.setattr(source, "PIECE_BYTES", 1 << 10)
     table = saved(make, tmp_path)

@@ -26,6 +26,8 @@ LAYERS = [
     ["kvjax.convert"],
     ["kvjax._public"],
     ["kvjax.flax", "kvjax.optax", "kvjax.orbax", "kvjax.serving"],
+    ["kvjax._command"],
+    ["kvjax.__main__"],
 ]
 # The folders of kvjax/ffi that the files of each folder may include; a module is put together from all of them.
 CPP_FOLDERS = {
@@ -157,7 +159,9 @@ def test_errors_of_cpp_have_one_home():
 
 # What raises without saying whose error it is, for another function to say it: by file, or by the class that is raised.
 INNER = {"_process.py", "bundle.py", "generated.py", "slot_layout.py", "_rules.py"}
-INNER_ERRORS = {"Damaged", "NotLowered", "NeedsFunctionError", "FrozenInstanceError", "AttributeError"}
+INNER_ERRORS = {
+    "ArgumentTypeError", "AttributeError", "Damaged", "FrozenInstanceError", "NeedsFunctionError", "NotLowered"
+}  # fmt: skip
 INNER_FUNCTIONS = {"resolve", "_pool"}
 
 

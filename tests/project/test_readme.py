@@ -9,13 +9,14 @@ ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 # How many blocks of code there are in each.
 TEXTS = {
-    "README.md": 7, "docs/cuda.md": 0, "docs/design.md": 0, "docs/exports.md": 1, "docs/format.md": 1,
-    "docs/optimizers.md": 2, "docs/scaling.md": 0, "docs/sharding.md": 5,
+    "README.md": 7, "docs/command-line.md": 1, "docs/cuda.md": 0, "docs/design.md": 0, "docs/exports.md": 1,
+    "docs/format.md": 1, "docs/optimizers.md": 2, "docs/scaling.md": 0, "docs/sharding.md": 5,
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_code_blocks(name, tmp_path, capsys, promotion):
+def test_code_blocks(name, tmp_path, capsys, monkeypatch, promotion):
+    monkeypatch.chdir(tmp_path)
     text = (ROOT / name).read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
     assert len(blocks) == TEXTS[name]

@@ -1,0 +1,84 @@
+"""``kvjax inspect``: what the tables of a checkpoint are, and how their rows are distributed."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+from kvjax._command.output import print_json, print_table, progress, size
+from kvjax._command.saved import SavedTable, tables_at
+
+_QUANTILES = {"min": 0, "10%": 10, "median": 50, "90%": 90, "99%": 99, "max": 100}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints them."""
+    folder, tables = tables_at(args.checkpoint, args.table)
+    about = [_about(table) for table in tables]
+    if args.stats:
+        with progress("reading rows", args.json):
+            for table, said in zip(tables, about, strict=True):
+                said["stats"] = distributions(table)
+    if args.plot:
+        from kvjax._command.plot import plot
+
+        plot(args.plot, args.checkpoint, tables)
+    if args.json:
+        print_json({"checkpoint": str(folder), "tables": about})
+        return 0
+    columns = ("table", "rows", "dim", "dtype", "keys", "last step", "shards", "slots", "on disk")
+    print_table(
+        str(folder), columns,
+        [(t["name"], t["rows"], t["dim"], t["dtype"], t["key_dtype"], t["last_step"], t["num_shards"],
+          list(t["slots"]), size(t["bytes"])) for t in about],
+    )  # fmt: skip
+    for said in about:
+        if args.table:
+            made = {key: said[key] for key in ("seed", "initializer", "trainable", "rounding")}
+            print_table(f"{said['name']}: made with", ("option", "value"), [*(made | said["options"]).items()])
+        if args.stats:
+            print_table(
+                f"{said['name']}: rows", ("", *_QUANTILES), [(name, *q.values()) for name, q in said["stats"].items()]
+            )
+    return 0
+
+
+def _about(table: SavedTable) -> dict[str, Any]:
+    meta = table.meta
+    fields = (
+        "name",
+        "rows",
+        "dim",
+        "dtype",
+        "key_dtype",
+        "last_step",
+        "num_shards",
+        "seed",
+        "initializer",
+        "trainable",
+    )
+    said = {field: meta.get(field) for field in fields}
+    set_options = {name: value for name, value in meta.get("options", {}).items() if value is not None}
+    return said | {
+        "rounding": meta.get("rounding"), "options": set_options, "format": meta["format"],
+        "slots": dict(meta["slots"]), "bytes": table.bytes,
+    }  # fmt: skip
+
+
+def distributions(table: SavedTable) -> dict[str, dict[str, float]]:
+    """Quantiles of frequency, age and norm over all rows; empty for an empty table."""
+    columns = {
+        "frequency": table.column("freqs"),
+        "age": table.last_step - table.column("versions"),
+        "norm": table.norms(),
+    }
+    return {name: _quantiles(array) for name, array in columns.items()}
+
+
+def _quantiles(array: np.ndarray) -> dict[str, float]:
+    if not len(array):
+        return dict.fromkeys(_QUANTILES, 0.0)
+    found = np.percentile(array, list(_QUANTILES.values()), method="closest_observation").tolist()
+    return dict(zip(_QUANTILES, found, strict=True))

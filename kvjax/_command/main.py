@@ -1,0 +1,126 @@
+"""Arguments: what can be said to each command, and which module runs it."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+_CHECKPOINT = (
+    "a checkpoint's folder, a step of an Orbax CheckpointManager, or the manager's folder (then its last step)"
+)
+_EPILOG = "Exit status: 0 if all is well, 1 if verify found damage or diff a difference, 2 for an error."
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands."""
+    top = argparse.ArgumentParser(prog="kvjax", description="Looks at checkpoints of kvjax's tables.", epilog=_EPILOG)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=text, description=text, epilog=_EPILOG)
+        if name != "completion":
+            sub.add_argument("--json", action="store_true", help="print JSON")
+        return sub
+
+    inspect = command("inspect", "what the tables of a checkpoint are, and how much is in them")
+    _path(inspect, "checkpoint", _CHECKPOINT)
+    inspect.add_argument("--table", help="only this one")
+    inspect.add_argument("--stats", action="store_true", help="how frequencies, ages and norms of rows are distributed")
+    _path(
+        inspect, "--plot", "draw these distributions, and the growth over a manager's steps (needs matplotlib)", "FILE"
+    )
+
+    top_rows = command("top", "the rows that stand out")
+    _path(top_rows, "checkpoint", _CHECKPOINT)
+    top_rows.add_argument("--table", help="its name; by default the only one")
+    top_rows.add_argument("-n", type=_count, default=10, help="how many rows (default: 10)")
+    top_rows.add_argument("--by", choices=("frequency", "recent", "oldest", "norm"), default="frequency")
+
+    verify = command("verify", "whether every file of a checkpoint is as it was written")
+    _path(verify, "checkpoint", _CHECKPOINT)
+
+    diff = command("diff", "what has come, gone and changed between two checkpoints")
+    _path(diff, "first", _CHECKPOINT)
+    _path(diff, "second", _CHECKPOINT)
+    diff.add_argument("--examples", type=_count, default=5, help="keys of each kind to show (default: 5)")
+
+    prune = command("prune", "a checkpoint without the rows of its tables that rules leave out")
+    _path(prune, "checkpoint", _CHECKPOINT)
+    prune.add_argument("out", nargs="?", help="folder of the new checkpoint; the old one stays as it is")
+    prune.add_argument("--dry-run", action="store_true", help="only say what each rule would leave out")
+    _rules(prune)
+
+    convert = command("convert", "a table as a file of another program, or another system's as a checkpoint")
+    _path(convert, "source", "a checkpoint, a file, or what --from says")
+    _path(convert, "out", "the file, the prefix of DeepRec's files, or the folder of a new checkpoint")
+    convert.add_argument("--table", help="the table's, or the other system's variable's, name")
+    convert.add_argument("--from", dest="kind", choices=(*_FILES, "tfra", "deeprec", "tfplus", "sok", "kvjax"),
+                         help="what the source is; by default what its name ends with, or a checkpoint")  # fmt: skip
+    convert.add_argument(
+        "--to", choices=(*_FILES, "deeprec", "kvjax"), help="by default what the name ends with, or kvjax"
+    )
+    convert.add_argument("--slots", action="store_true", help="the optimizer's slots, too")
+    convert.add_argument(
+        "--slot", action="append", default=[], metavar="THEIRS=OURS", help="a slot of DeepRec's or SOK's"
+    )
+    convert.add_argument("--quantise", choices=("float16", "bfloat16", "int8"), help="store rows in fewer bits")
+    convert.add_argument("--dim", type=_count, help="of TFRA's variable")
+    convert.add_argument("--key-dtype", default="int64", help="of TFRA's variable (default: int64)")
+    convert.add_argument("--dtype", default="float32", help="of TFRA's values (default: float32)")
+    _rules(convert)
+
+    completion = command("completion", "a script that completes commands in a shell (needs shtab)")
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    return top
+
+
+_FILES = ("safetensors", "npz", "parquet")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+      argv: its arguments; by default those of the process.
+
+    Returns:
+      The exit status: 0, 1 if what was looked at is not as it should be, or 2 for an error.
+    """
+    args = parser().parse_args(argv)
+    try:
+        status = importlib.import_module(f"kvjax._command.{args.command}").run(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # of `kvjax top ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+    except (ValueError, OSError, ImportError, MemoryError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _rules(command: argparse.ArgumentParser) -> None:
+    rules = command.add_argument_group("rows to keep")
+    rules.add_argument("--min-frequency", type=_count, metavar="N", help="those that occurred at least so often")
+    rules.add_argument("--max-age", type=_count, metavar="STEPS", help="those written within so many steps of the last")
+    rules.add_argument("--min-norm", type=float, metavar="X", help="those whose Euclidean norm is at least this")
+    rules.add_argument("--zero-rows", action="store_true", help="leave out rows of zeros")
+    rules.add_argument("--top-k", type=_count, metavar="N", help="of those that are left, the N most frequent")
+
+
+def _path(command: argparse.ArgumentParser, name: str, text: str, metavar: str | None = None) -> None:
+    action = command.add_argument(name, help=text, metavar=metavar)
+    # How shtab is told what completes this.
+    action.complete = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}  # type: ignore[attr-defined]
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"want a number from 0, got {text}")
+    return number

@@ -1,0 +1,62 @@
+"""Plots: distributions of frequencies, ages and norms, and the growth over steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvjax._command.saved import SavedTable, steps_at
+from kvjax._formats.errors import needed
+
+
+def plot(path: str | os.PathLike[str], checkpoint: str, tables: Sequence[SavedTable]) -> None:
+    """Draws a row of panels for each table.
+
+    Args:
+      path: of the picture; its ending says the format.
+      checkpoint: as it was given: below a manager's root there are other steps, too.
+      tables: of the last one.
+    """
+    figure_of = needed("matplotlib.figure", "--plot", "cli").Figure
+    growth = _growth(checkpoint)
+    panels = 4 if growth else 3
+    figure = figure_of(figsize=(4 * panels, 3 * max(1, len(tables))), layout="constrained")
+    axes = figure.subplots(max(1, len(tables)), panels, squeeze=False)
+    for line, table in zip(axes, tables, strict=False):
+        columns = {
+            "frequency": table.column("freqs"),
+            "age, steps": table.last_step - table.column("versions"),
+            "norm": table.norms(),
+        }
+        for axis, (name, array) in zip(line, columns.items(), strict=False):
+            _histogram(axis, array, logarithmic=name == "frequency")
+            axis.set(xlabel=name, ylabel="rows", title=f"{table.name}: {name}")
+        if growth:
+            steps = growth.get(table.name, {})
+            line[-1].plot(list(steps), list(steps.values()), marker=".")
+            line[-1].set(xlabel="step", ylabel="rows", ylim=(0, None), title=f"{table.name}: growth")
+    figure.savefig(os.fspath(path))
+
+
+def _histogram(axis: object, array: np.ndarray, logarithmic: bool) -> None:
+    array = array[np.isfinite(array)]
+    if logarithmic:
+        array = array + 1  # so that rows that never occurred are there
+        bins = np.geomspace(1, max(2, float(array.max(initial=1))), 40)
+        axis.hist(array, bins=bins)  # type: ignore[attr-defined]
+        axis.set_xscale("log")  # type: ignore[attr-defined]
+    else:
+        axis.hist(array, bins=40)  # type: ignore[attr-defined]
+    axis.set_yscale("symlog")  # type: ignore[attr-defined]
+
+
+def _growth(checkpoint: str) -> dict[str, dict[int, int]]:
+    """Rows of each table by step."""
+    out: dict[str, dict[int, int]] = {}
+    for step, found in steps_at(checkpoint):
+        for tables in found.values():
+            for table in tables:
+                out.setdefault(table.name, {})[step] = table.rows
+    return out

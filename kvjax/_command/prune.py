@@ -1,0 +1,72 @@
+"""``kvjax prune``: a checkpoint without the rows that rules leave out, or what they would leave out."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from typing import TYPE_CHECKING
+
+from kvjax._command.output import print_json, print_table, progress, size
+
+if TYPE_CHECKING:
+    from kvjax import Prune
+
+
+def rules_of(args: argparse.Namespace) -> Prune | None:
+    """What the arguments say; None if they say nothing."""
+    from kvjax import Prune
+
+    names = ("min_frequency", "max_age", "min_norm", "zero_rows", "top_k")
+    given = {name: value for name in names if (value := getattr(args, name)) not in (None, False)}
+    return Prune(**given) if given else None
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prunes, or says what would go."""
+    prune = rules_of(args)
+    if prune is None or (args.out is None) != args.dry_run:
+        got = "no rule" if prune is None else f"{'no ' if args.out is None else ''}OUT"
+        raise ValueError(f"kvjax prune: want a rule, and either OUT or --dry-run, got {got}; see kvjax prune --help")
+    from kvjax.checkpoint._catalog import Catalog
+    from kvjax.checkpoint._locate import locate
+    from kvjax.checkpoint._pieces import Pieces
+    from kvjax.convert._checkpoint import report_of, source_of
+
+    catalog = Catalog(locate(args.checkpoint))
+    with progress("reading rows", args.json) as read:
+        reports = {name: report_of(source_of(Pieces(catalog, name), read), prune) for name in catalog.names}
+    if not args.dry_run:
+        _write(args, prune)
+    if args.json:
+        print_json({
+            name: {
+                "rows": r.total.rows, "dropped": r.dropped, "norm_lost": r.norm_lost, "by_rule": dict(r.by_rule),
+            } for name, r in reports.items()
+        })  # fmt: skip
+        return 0
+    for name, report in reports.items():
+        lines = [(rule, p.rows, size(p.bytes), share(p.norm, report.total.norm)) for rule, p in report.by_rule.items()]
+        together = report.dropped
+        lines.append(("together", together.rows, size(together.bytes), share(together.norm, report.total.norm)))
+        title = f"{name}: {report.total.rows} rows, {'would leave' if args.dry_run else 'left'} out"
+        print_table(title, ("rule", "rows", "bytes", "of the norms"), lines)
+    return 0
+
+
+def share(part: float, whole: float) -> str:
+    """In per cent."""
+    return f"{100 * part / whole if whole else 0:.2f}%"
+
+
+def _write(args: argparse.Namespace, prune: Prune) -> None:
+    """Restores and saves again; the tables are in memory in between."""
+    import kvjax
+    from kvjax.checkpoint import restore, save
+
+    tables = restore(args.checkpoint)
+    try:
+        save(args.out, tables, prune=prune)
+    finally:
+        for table in tables.values():
+            with contextlib.suppress(ValueError):
+                kvjax.drop_table(table.name)

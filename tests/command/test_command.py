@@ -1,0 +1,169 @@
+"""The command line: what each command prints, its exit status, and that looking at a checkpoint loads no JAX."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvjax
+from kvjax._command.main import main
+from tests.support.checkpoints import IDS, save
+from tests.support.marks import slow
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+@pytest.fixture
+def run(capsys):
+    """Runs a command: ``run("inspect", folder)`` gives its status and what it printed, decoded if it is JSON."""
+
+    def run(*args):
+        status = main([str(arg) for arg in args])
+        out, err = capsys.readouterr()
+        return status, json.loads(out) if "--json" in args and status < 2 else out + err
+
+    return run
+
+
+@pytest.fixture
+def manager(make, tmp_path):
+    """The root of a manager with two steps, the last of which has a table with a slot and an empty one."""
+    keys, values = np.concatenate([np.arange(8), IDS[[0, 1, 3, 4]]]), np.arange(24, dtype=np.float32).reshape(12, 2) / 4
+    numbers, yes = np.arange(12), np.ones(12, bool)
+    rows = kvjax.Exported(keys, values, numbers % 5, numbers % 4, {"nu": values}, yes, ~yes, 3, 12)
+    table = make(2, evict=kvjax.evict.MinNorm(0.1).every(1000)).load(rows)
+    save(tmp_path / "manager", 1, {"user": table}, prune=kvjax.Prune(predicate=lambda rows: rows.freqs < 1))
+    save(tmp_path / "manager", 12, {"user": table, "item": make(3, dtype="bfloat16")})
+    return tmp_path / "manager"
+
+
+def test_inspect(manager, run, make):
+    for path in (manager, manager / "12", manager / "12/tables"):
+        status, found = run("inspect", path, "--json", "--stats")
+        tables = {table["name"]: table for table in found["tables"]}
+        assert status == 0 and found["checkpoint"] == str(manager / "12/tables")
+        assert tables["user"]["rows"] == 12 and tables["item"]["dtype"] == "bfloat16"
+        assert tables["user"]["options"]["evict"]["rule"] == "Every" and tables["user"]["last_step"] == 3
+        live = kvjax.checkpoint.restore(manager, {"user": None})["user"].export()
+        stats = tables["user"]["stats"]
+        assert stats["frequency"]["max"] == live.freqs.max() and stats["age"]["min"] == 0
+        assert stats["norm"]["max"] == pytest.approx(np.linalg.norm(live.values, axis=1).max())
+        assert tables["item"]["stats"]["norm"]["max"] == 0
+    status, text = run("inspect", manager, "--table", "user")
+    assert status == 0 and "Every(policy=MinNorm(norm=0.1), steps=1000)" in text and "item" not in text
+
+
+@slow
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_checkpoints_of_all_formats(version, run, tmp_path):
+    folder = GOLDEN / "checkpoint_v1"
+    if version > 1:
+        shutil.unpack_archive(GOLDEN / f"checkpoint_v{version}.zip", tmp_path)
+        folder = next(tmp_path.rglob("shard-*")).parents[1]
+    status, found = run("inspect", folder, "--json", "--stats")
+    assert status == 0 and found["tables"][0]["stats"]["frequency"]["max"] > 0
+    table = found["tables"][0]["name"]
+    status, found = run("top", folder, "--table", table, "--json", "-n", 2)
+    assert len(found["rows"]) == 2
+
+
+@slow
+def test_top(manager, run):
+    rows = kvjax.checkpoint.restore(manager)["user"].export()
+    norms = np.linalg.norm(rows.values, axis=1)
+    order = {"frequency": -rows.freqs, "recent": -rows.versions, "oldest": rows.versions, "norm": -norms}
+    for by, values in order.items():
+        status, found = run("top", manager, "--table", "user", "--by", by, "-n", 4, "--json")
+        assert [row["key"] for row in found["rows"]] == rows.keys[np.argsort(values, kind="stable")[:4]].tolist()
+    status, text = run("top", manager)
+    assert status == 2 and "want one table, got ['item', 'user']; say which: --table" in text
+    assert "4 of 12 rows" in run("top", manager, "--table", "user", "-n", "4")[1]
+
+
+def test_verify_and_diff(manager, run):
+    assert run("verify", manager)[0] == 0 and run("diff", manager, manager / "12")[0] == 0
+    status, found = run("diff", manager / "1", manager, "--json")
+    assert status == 1 and found["added"] == ["item"] and found["tables"]["user"]["added"] == 9
+    assert "only in the second: item" in run("diff", manager / "1", manager)[1]
+    path = manager / "12/tables/user/kvjax.json"
+    path.write_text(path.read_text().replace('"seed": ', '"seed": 1'))
+    status, found = run("verify", manager, "--json")
+    assert status == 1 and [p["path"] for p in found["problems"]] == ["user/kvjax.json"]
+    assert "1 damaged" in run("verify", manager)[1]
+    path.write_text("{")
+    status, text = run("inspect", manager)
+    assert status == 2 and text.startswith("kvjax: ") and "kvjax verify says what is damaged" in text
+
+
+@slow
+def test_prune(manager, run, tmp_path):
+    status, found = run("prune", manager, "--min-frequency", 3, "--zero-rows", "--dry-run", "--json")
+    rows = kvjax.checkpoint.restore(manager)["user"].export()
+    assert found["user"]["by_rule"]["min_frequency"]["rows"] == (rows.freqs < 3).sum()
+    kvjax.drop_table("user")
+    kvjax.drop_table("item")
+    status, text = run("prune", manager, tmp_path / "small", "--min-frequency", 3, "--zero-rows")
+    assert status == 0 and "left out" in text and not kvjax.tables().keys() & {"user", "item"}
+    kept = kvjax.checkpoint.restore(tmp_path / "small")["user"].export()
+    assert set(kept.keys.tolist()) == set(rows.keys[rows.freqs >= 3].tolist())
+    assert run("prune", manager, "--dry-run")[0] == 2 and run("prune", manager, "--min-norm", 1)[0] == 2
+
+
+@slow
+def test_convert(manager, run, tmp_path):
+    status, found = run("convert", manager, tmp_path / "u.npz", "--table", "user", "--slots", "--json")
+    assert status == 0 and found["rows"] == 12 and found["error"] is None
+    rows = kvjax.convert.from_npz(tmp_path / "u.npz").rows
+    assert "nu" in rows.slots
+    status, text = run("convert", tmp_path / "u.npz", tmp_path / "again", "--slots", "--table", "again")
+    assert status == 0 and not kvjax.tables().keys() & {"again"}
+    np.testing.assert_array_equal(kvjax.checkpoint.restore(tmp_path / "again")["again"].lookup(rows.keys), rows.values)
+    status, text = run("convert", tmp_path / "u.npz", tmp_path / "v.npz", "--quantise", "int8", "--top-k", 3)
+    assert status == 0 and "cosine" in text and len(np.load(tmp_path / "v.npz")["keys"]) == 3
+    args = "--from", "tfra", "--table", "items", "--dim", 3, "--json"
+    assert run("convert", GOLDEN / "tfra", tmp_path / "tfra", *args)[1]["rows"] == 8
+    for wrong in ((manager, tmp_path / "x"), (GOLDEN / "tfra", tmp_path / "x", "--from", "tfra"), (manager, "x.npz")):
+        status, text = run("convert", *wrong)
+        assert status == 2 and text.startswith("kvjax"), text
+    assert not (tmp_path / "x").exists()
+
+
+@slow
+def test_plots_and_completion(manager, run, tmp_path):
+    pytest.importorskip("matplotlib")
+    assert run("inspect", manager, "--plot", tmp_path / "p.svg")[0] == 0
+    drawn = (tmp_path / "p.svg").read_text()
+    assert drawn.count('id="axes_') == 8  # three distributions and the growth of two tables
+    pytest.importorskip("shtab")
+    for shell in ("bash", "zsh"):
+        status, script = run("completion", shell)
+        assert status == 0 and "--min-frequency" in script
+
+
+def test_what_is_said_wrongly(run, capsys, tmp_path):
+    assert run("inspect", tmp_path)[1].startswith(f"kvjax: {tmp_path}: want a checkpoint of tables, got none")
+    for args in ([], ["what"], ["top", str(tmp_path), "-n", "-1"]):
+        with pytest.raises(SystemExit) as error:
+            main(args)
+        assert error.value.code == 2 and "usage: kvjax" in capsys.readouterr().err
+
+
+@slow
+def test_looking_at_a_checkpoint_loads_no_jax(manager):
+    code = (
+        "import sys, time; from kvjax._command.main import main; "
+        f"main(['inspect', {str(manager)!r}]); main(['top', {str(manager)!r}, '--table', 'user']); "
+        "assert not {'jax', 'flax', 'orbax', 'optax', 'tensorstore'} & set(sys.modules), sorted(sys.modules); "
+        "print('seconds', time.process_time())"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert "user" in out and float(out.split("seconds")[1]) < 0.5
+    begun = time.perf_counter()
+    piped = subprocess.Popen([sys.executable, "-m", "kvjax", "inspect", str(manager)], stdout=subprocess.PIPE)
+    piped.stdout.close()  # as head does
+    assert piped.wait(60) == 0 and time.perf_counter() - begun < 60
