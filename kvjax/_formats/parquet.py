@@ -21,14 +21,14 @@ def write(path: str | os.PathLike[str], source: Source) -> None:
       ImportError: pyarrow is not installed.
     """
     arrow, parquet = needed("pyarrow", "writing Parquet", "parquet"), needed("pyarrow.parquet", "Parquet", "parquet")
-    empty = {name: _arrow(arrow, source.read(name, 0, 0)) for name in source.types}
+    empty = {name: _arrow(arrow, array) for name, array in source.read(list(source.types), 0, 0).items()}
     fields = [(name, array.type) for name, array in empty.items()]
     schema = arrow.schema(fields, metadata={_META + key: value for key, value in source.meta.items()})
     width = max(row_bytes(kind) for kind in source.types.values())
     with replaced(path) as part, parquet.ParquetWriter(os.fspath(part), schema) as writer:
         for start, stop in ranges(source.num_rows, width):
-            arrays = [_arrow(arrow, source.read(name, start, stop)) for name in source.types]
-            writer.write_table(arrow.table(arrays, schema=schema))
+            columns = source.read(list(source.types), start, stop)
+            writer.write_table(arrow.table([_arrow(arrow, array) for array in columns.values()], schema=schema))
 
 
 def _arrow(arrow: Any, array: np.ndarray) -> Any:

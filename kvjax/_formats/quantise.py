@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import ml_dtypes
@@ -70,11 +70,11 @@ def quantise(source: Source, dtype: Quantised, file: str) -> tuple[Source, Quant
     if dtype == "int8":
         types[SCALES] = np.dtype(np.float32), ()
 
-    def read(name: str, start: int, stop: int) -> np.ndarray:
-        if name not in ("values", SCALES):
-            return source.read(name, start, stop)
-        stored = stored_as(source.read("values", start, stop), dtype)
-        return stored[name]
+    def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
+        found = source.read(list(dict.fromkeys("values" if name == SCALES else name for name in names)), start, stop)
+        if "values" in found:
+            found |= stored_as(found["values"], dtype)
+        return {name: found[name] for name in names}
 
     return dataclasses.replace(source, types=types, read=read, meta={**source.meta, QUANTISED: dtype}), error
 
@@ -99,7 +99,7 @@ def _error(source: Source, dtype: Quantised, file: str) -> QuantisationError:
     largest, squares, cosine, overflows = 0.0, 0.0, 1.0, 0
     kind, (dim,) = source.types["values"]
     for start, stop in ranges(source.num_rows, row_bytes(source.types["values"]) * 4):
-        given = source.read("values", start, stop)
+        given = source.read(["values"], start, stop)["values"]
         before = given.astype(np.float64)
         if dtype == "int8" and not np.isfinite(before).all():
             bad = start + int(np.argmin(np.isfinite(before).all(axis=1)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,20 +24,24 @@ class Source:
     Attributes:
       types: of each column.
       num_rows: of each column.
-      read: from a column's name and a range of rows, as ``start, stop``, to ``(stop - start, ...)``.
+      read: from names of columns and a range of rows, as ``start, stop``, to their arrays ``(stop - start, ...)``.
       meta: what is said of all rows together, as text.
     """
 
     types: dict[str, Type]
     num_rows: int
-    read: Callable[[str, int, int], np.ndarray]
+    read: Callable[[Sequence[str], int, int], dict[str, np.ndarray]]
     meta: Mapping[str, str]
 
     @classmethod
     def of(cls, columns: Mapping[str, np.ndarray], meta: Mapping[str, str]) -> Source:
         """The source of arrays in memory."""
         types = {name: (array.dtype, array.shape[1:]) for name, array in columns.items()}
-        return cls(types, len(next(iter(columns.values()))), lambda name, i, j: columns[name][i:j], meta)
+
+        def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
+            return {name: columns[name][start:stop] for name in names}
+
+        return cls(types, len(next(iter(columns.values()))), read, meta)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a whole column."""
@@ -46,20 +50,21 @@ class Source:
     def pieces(self, name: str) -> Iterator[np.ndarray]:
         """A whole column, in pieces that follow each other; C-contiguous and little-endian."""
         for start, stop in ranges(self.num_rows, row_bytes(self.types[name])):
-            yield as_written(self.read(name, start, stop))
+            yield as_written(self.read([name], start, stop)[name])
 
     def where(self, keep: np.ndarray) -> Source:
         """The rows where `keep`, ``(num_rows,)`` bool, is true."""
         block = 1 << 16
         before = np.concatenate([[0], np.cumsum([part.sum() for part in _blocks(keep, block)], dtype=np.int64)])
 
-        def read(name: str, start: int, stop: int) -> np.ndarray:
+        def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
             if start >= stop:
-                return self.read(name, 0, 0)
+                return self.read(names, 0, 0)
             first = int(np.searchsorted(before, start, "right")) - 1
             last = int(np.searchsorted(before, stop, "left"))
             i, j = first * block, min(last * block, self.num_rows)
-            return self.read(name, i, j)[keep[i:j]][start - int(before[first]) : stop - int(before[first])]
+            own = slice(start - int(before[first]), stop - int(before[first]))
+            return {name: array[keep[i:j]][own] for name, array in self.read(names, i, j).items()}
 
         return dataclasses.replace(self, num_rows=int(before[-1]), read=read)
 

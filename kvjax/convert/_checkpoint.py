@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -103,7 +103,7 @@ def export_checkpoint(
     if kind == "deeprec":
         if quantise is not None:
             raise FileError(path, "no quantise= for DeepRec, which has none", f"{quantise!r}")
-        columns = {column: source.read(column, 0, source.num_rows) for column in source.types}
+        columns = source.read(list(source.types), 0, source.num_rows)
         own = {column.removeprefix(SLOT): array for column, array in columns.items() if column.startswith(SLOT)}
         own = {slot: array for slot, array in own.items() if array.shape == columns["values"].shape}
         deeprec.write(path, name, columns, own, 1)
@@ -142,16 +142,16 @@ def source_of(pieces: Pieces, progress: Callable[[int], object] | None = None) -
     types = column_types(meta["dim"], jnp.dtype(meta["dtype"]), meta["key_dtype"], dict(meta["slots"]))
     kinds = {name: types[name] for name in [*ROW_COLUMNS, *(name for name in types if name.startswith(SLOT))]}
 
-    def read(name: str, start: int, stop: int) -> np.ndarray:
-        dtype, shape = kinds[name]
+    def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
         if start >= stop:
-            return np.zeros((0, *shape), dtype)
+            return {name: np.zeros((0, *kinds[name][1]), kinds[name][0]) for name in names}
         first = int(np.searchsorted(offsets, start, "right")) - 1
         last = int(np.searchsorted(offsets, stop, "left"))
-        array = pieces.between(first, last, [name])[name][start - int(offsets[first]) : stop - int(offsets[first])]
+        own = slice(start - int(offsets[first]), stop - int(offsets[first]))
+        found = {name: array[own] for name, array in pieces.between(first, last, names).items() if name in names}
         if progress is not None:
-            progress(array.nbytes)
-        return array
+            progress(sum(array.nbytes for array in found.values()))
+        return {name: found[name] for name in names}
 
     return Source(kinds, meta["rows"], read, {"last_step": str(meta["last_step"])})
 
@@ -162,15 +162,19 @@ def mask_of(source: Source, prune: Prune) -> np.ndarray:
     passing = np.logical_and.reduce([np.ones(source.num_rows, bool), *tests.values()])
     if prune.top_k is None and prune.keep is None:
         return passing
-    return prune.chosen(passing, *(source.read(name, 0, source.num_rows) for name in ("keys", "freqs", "versions")))
+    return prune.chosen(passing, *_ranked(source))
 
 
 def report_of(source: Source, prune: Prune) -> PruneReport:
     """`Prune.report` of rows that are read in pieces."""
     tests, norms = _tested(source, prune, norms=True)
     size = sum(map(row_bytes, source.types.values()))
-    columns = (source.read(name, 0, source.num_rows) for name in ("keys", "freqs", "versions"))
-    return prune.reported(tests, norms, size, *columns)
+    return prune.reported(tests, norms, size, *_ranked(source))
+
+
+def _ranked(source: Source) -> Iterator[np.ndarray]:
+    """What `Prune` ranks all rows by."""
+    return iter(source.read(["keys", "freqs", "versions"], 0, source.num_rows).values())
 
 
 def _tested(source: Source, prune: Prune, norms: bool) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -179,7 +183,7 @@ def _tested(source: Source, prune: Prune, norms: bool) -> tuple[dict[str, np.nda
     asked = source if prune.predicate is not None else source.only(list(ROW_COLUMNS))
     size = sum(map(row_bytes, asked.types.values()))
     for start, stop in list(ranges(source.num_rows, size)) or [(0, 0)]:
-        rows = Exported.of_columns({name: asked.read(name, start, stop) for name in asked.types}, last_step)
+        rows = Exported.of_columns(asked.read(list(asked.types), start, stop), last_step)
         parts.append(prune.tests(rows))
         if norms:
             lengths.append(norms_of(rows.values))

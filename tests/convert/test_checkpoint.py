@@ -51,6 +51,7 @@ def test_a_checkpoint_is_exported_in_pieces(make, tmp_path, monkeypatch):
         convert.export_checkpoint(tmp_path / "one", tmp_path / "x.npz", table="tabel0")
 
 
+@slow
 def test_an_empty_table(make, tmp_path):
     kvjax.checkpoint.save(tmp_path / "one", [make(2)])
     for format in ("npz", "safetensors", "parquet", "deeprec"):
