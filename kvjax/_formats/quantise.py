@@ -76,7 +76,9 @@ def quantise(source: Source, dtype: Quantised, file: str) -> tuple[Source, Quant
             found |= stored_as(found["values"], dtype)
         return {name: found[name] for name in names}
 
-    return dataclasses.replace(source, types=types, read=read, meta={**source.meta, QUANTISED: dtype}), error
+    widths = dict.fromkeys(("values", SCALES), row_bytes(source.types["values"]))
+    said = {**source.meta, QUANTISED: dtype}
+    return dataclasses.replace(source, types=types, read=read, meta=said, widths=widths), error
 
 
 def stored_as(values: np.ndarray, dtype: Quantised) -> dict[str, np.ndarray]:
@@ -100,24 +102,26 @@ def _error(source: Source, dtype: Quantised, file: str) -> QuantisationError:
     kind, (dim,) = source.types["values"]
     for start, stop in ranges(source.num_rows, row_bytes(source.types["values"]) * 4):
         given = source.read(["values"], start, stop)["values"]
-        before = given.astype(np.float64)
-        if dtype == "int8" and not np.isfinite(before).all():
-            bad = start + int(np.argmin(np.isfinite(before).all(axis=1)))
+        before = given.astype(np.float32)
+        finite = np.isfinite(before)
+        if dtype == "int8" and not finite.all():
+            bad = start + int(np.argmin(finite.all(axis=1)))
             raise FileError(
                 file, "finite rows for int8", f"row {bad} with an element that is not", "float16 keeps these"
             )
-        after = restored(stored_as(given, dtype)).astype(np.float64)
-        overflows += int((np.isinf(after) & np.isfinite(before)).sum())
-        finite = np.isfinite(before) & np.isfinite(after)
-        change = np.where(finite, after - np.where(finite, before, 0), 0)
+        after = restored(stored_as(given, dtype)).astype(np.float32)
+        lost = finite & ~np.isfinite(after)
+        overflows += int(lost.sum())
+        if overflows or not finite.all():  # what is not finite has no distance
+            before, after = (np.where(finite & ~lost, array, 0) for array in (before, after))
+        change = after - before
         largest = max(largest, float(np.abs(change).max(initial=0)))
-        squares += float((change**2).sum())
-        whole = finite.all(axis=1)
-        lengths = np.linalg.norm(before[whole], axis=1), np.linalg.norm(after[whole], axis=1)
-        dots = (before[whole] * after[whole]).sum(axis=1)
+        squares += float(np.einsum("ij,ij->", change, change, dtype=np.float64))
+        pairs = (before, after), (before, before), (after, after)
+        dots, own, stored = (np.einsum("ij,ij->i", x, y, dtype=np.float64) for x, y in pairs)
         # A row of which nothing is left has no direction: 0.
-        cosines = dots / np.where(lengths[1] > 0, lengths[0] * lengths[1], 1)
-        cosine = min(cosine, float(cosines[lengths[0] > 0].min(initial=1.0)))
+        cosines = dots / np.sqrt(np.where(stored > 0, own * stored, 1))
+        cosine = min(cosine, float(cosines[own > 0].min(initial=1.0)))
     elements = source.num_rows * dim
     width = 1 if dtype == "int8" else 2
     return QuantisationError(

@@ -26,12 +26,14 @@ class Source:
       num_rows: of each column.
       read: from names of columns and a range of rows, as ``start, stop``, to their arrays ``(stop - start, ...)``.
       meta: what is said of all rows together, as text.
+      widths: bytes that are read for a row of a column, where these are not what it has.
     """
 
     types: dict[str, Type]
     num_rows: int
     read: Callable[[Sequence[str], int, int], dict[str, np.ndarray]]
     meta: Mapping[str, str]
+    widths: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
 
     @classmethod
     def of(cls, columns: Mapping[str, np.ndarray], meta: Mapping[str, str]) -> Source:
@@ -49,7 +51,7 @@ class Source:
 
     def pieces(self, name: str) -> Iterator[np.ndarray]:
         """A whole column, in pieces that follow each other; C-contiguous and little-endian."""
-        for start, stop in ranges(self.num_rows, row_bytes(self.types[name])):
+        for start, stop in ranges(self.num_rows, self.widths.get(name, row_bytes(self.types[name]))):
             yield as_written(self.read([name], start, stop)[name])
 
     def where(self, keep: np.ndarray) -> Source:

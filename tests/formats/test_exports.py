@@ -10,7 +10,7 @@ import pytest
 
 from kvjax import convert
 from kvjax._formats import bundle, safetensors, source
-from kvjax._formats.quantise import stored_as
+from kvjax._formats.quantise import quantise, stored_as
 from kvjax._values.exported import Exported
 from tests.support.checkpoints import IDS, assert_equal, trained
 from tests.support.marks import few_rows, slow
@@ -160,3 +160,16 @@ def test_sources_are_read_piece_by_piece(monkeypatch, tmp_path):
     safetensors.write(tmp_path / "large", endless)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20 and (tmp_path / "large").stat().st_size > 16_000_000
     tracemalloc.stop()
+
+
+def test_what_is_computed_from_wide_rows_is_read_in_pieces_of_these(monkeypatch):
+    monkeypatch.setattr(source, "PIECE_BYTES", 1 << 12)
+    seen = []
+
+    def read(names, start, stop):
+        seen.append(stop - start)
+        return {"values": np.ones((stop - start, 64), np.float32)}
+
+    wide, error = quantise(source.Source({"values": (np.dtype(np.float32), (64,))}, 1000, read, {}), "int8", "file")
+    assert sum(map(len, wide.pieces("scales"))) == sum(map(len, wide.pieces("values"))) == 1000
+    assert max(seen) == 16 and error.max == 0
