@@ -18,11 +18,15 @@ def salted(words: jax.Array, salt: int) -> jax.Array:
     """A bijection of keys for every salt: words ``(..., 2)`` uint32, the low one first."""
     odd = 0x9E3779B97F4A7C15
     # With salt 0 the host adds `odd` alone before it mixes.
-    (mixed,) = host.hash_integers(np.array([(salt - odd) % 2**64], np.uint64).view(np.int64), 0).tolist()
-    x = _add((words[..., 0], words[..., 1]), (mixed + odd) % 2**64)
-    x = _times(_shifted(x, 30), 0xBF58476D1CE4E5B9)
+    (first,) = host.hash_integers(np.array([(salt - odd) % 2**64], np.uint64).view(np.int64), 0).tolist()
+    return jnp.stack(mixed(*_add((words[..., 0], words[..., 1]), (first + odd) % 2**64)), -1)
+
+
+def mixed(low: jax.Array, high: jax.Array) -> _Words:
+    """The frozen hash of keys, ``Mix``: the low and the high word, each ``(...)`` uint32."""
+    x = _times(_shifted((low, high), 30), 0xBF58476D1CE4E5B9)
     x = _times(_shifted(x, 27), 0x94D049BB133111EB)
-    return jnp.stack(_shifted(x, 31), -1)
+    return _shifted(x, 31)
 
 
 def _add(x: _Words, constant: int) -> _Words:

@@ -20,6 +20,7 @@ from kvjax.serving._write import freeze, freeze_changes
 
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
+    from kvjax.serving._jax import FrozenArrays
 
 PathLike = str | os.PathLike[str]
 IdsLike = HasArray | int | list[Any] | tuple[Any, ...]
@@ -290,6 +291,30 @@ class FrozenTable:
 
     def __repr__(self) -> str:
         return f"FrozenTable({self.name!r}, dim={self.dim}, dtype={self.dtype}, rows={len(self)}, step={self.step})"
+
+    def as_jax(self) -> FrozenArrays:
+        """The same table as arrays of JAX, on the default device, to look up inside ``jit``: plain JAX without custom
+        calls, for any platform, with x64 on or off.
+
+        Returns:
+          A pytree. Give it to compiled functions as an argument: closed over, its rows would be constants of the
+          program.
+
+        Raises:
+          ValueError: there are 2**30 rows or more.
+
+        Example:
+          >>> import jax, tempfile, kvjax, numpy as np
+          >>> table = kvjax.get_table("doc_as_jax", dim=1, initializer=0.5).upsert(2**40, [1.0])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     arrays = kvjax.serving.FrozenTable.write(f"{folder}/t.frozen", table).as_jax()
+          >>> jax.jit(lambda t, keys: t.lookup(keys))(arrays, kvjax.keys([2**40, 7])).tolist()
+          [[1.0], [0.5]]
+          >>> kvjax.drop_table("doc_as_jax")
+        """
+        from kvjax.serving._jax import arrays_of
+
+        return arrays_of(self._mapped)
 
     # ---- inside ----------------------------------------------------------------------------------------------
 

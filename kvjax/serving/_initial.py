@@ -78,7 +78,7 @@ def _words(xp: Any, keys: Any, dim: int, seed: int) -> Any:
         p0, p1 = c0 * xp.uint64(0xD2511F53), c2 * xp.uint64(0xCD9E8D57)
         counter = [(p1 >> half) ^ c1 ^ xp.uint64(k0), p1 & low, (p0 >> half) ^ c3 ^ xp.uint64(k1), p0 & low]
         k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
-    return xp.stack(counter, -1).reshape(*keys.shape, -1)[..., :dim]
+    return xp.stack(counter, -1).reshape(*keys.shape, 4 * block.shape[1])[..., :dim]
 
 
 def _log(xp: Any, x: Any) -> Any:

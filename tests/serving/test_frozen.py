@@ -92,6 +92,7 @@ def test_what_keys_without_a_row_read_as(make, tmp_path):
             frozen.lookup(8, missing="init")
 
 
+@slow
 def test_masks_and_bad_arguments(make, tmp_path):
     table = make(1, initializer=0.5).upsert([1, 2], [[1.0], [2.0]])
     frozen = FrozenTable.write(tmp_path / "t", table)

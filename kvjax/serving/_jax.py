@@ -1,0 +1,166 @@
+"""A frozen table as arrays of JAX: the search of `_search.py` on pairs of 32-bit words, in plain JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from kvjax._keys.keys import Keys, KeysLike, as_keys
+from kvjax._keys.masks import mask_of
+from kvjax._keys.salt import mixed
+from kvjax._values.arrays import ArrayLike
+from kvjax._values.errors import fail
+from kvjax.serving._format import Mapped
+from kvjax.serving._initial import Initial
+from kvjax.serving._source import Missing, row_of
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class FrozenArrays:
+    """A frozen table on a device; made by `FrozenTable.as_jax`.
+
+    Attributes:
+      hashes: ``(n + 1, 2)`` uint32, the low word first.
+      starts: ``(2**bits,)`` uint32.
+      rows: ``(n + 1, dim)`` as they are stored.
+      scales: ``(n + 1,)`` float32, of int8 only.
+      pool: ``(p, dim)`` float32, of a pool of initial rows only.
+      name: of the table.
+      steps: of a search.
+      initial: how initial rows are made; None if nobody knows.
+      as_initial: whether keys without a row read as their initial row; else they read as the last row.
+      narrow: whether ids have 32 bits by themselves.
+    """
+
+    hashes: jax.Array
+    starts: jax.Array
+    rows: jax.Array
+    scales: jax.Array | None
+    pool: jax.Array | None
+    name: str = dataclasses.field(metadata={"static": True})
+    steps: int = dataclasses.field(metadata={"static": True})
+    initial: Initial | None = dataclasses.field(metadata={"static": True})
+    as_initial: bool = dataclasses.field(metadata={"static": True})
+    narrow: bool = dataclasses.field(metadata={"static": True})
+
+    @property
+    def dim(self) -> int:
+        return self.rows.shape[1]
+
+    def __len__(self) -> int:
+        return self.rows.shape[0] - 1
+
+    @overload
+    def lookup(
+        self, keys: KeysLike, *, mask: ArrayLike | None = None, pad_id: int | None = None,
+        missing: Missing | None = None, return_found: Literal[False] = False,
+    ) -> jax.Array: ...  # fmt: skip
+
+    @overload
+    def lookup(
+        self, keys: KeysLike, *, mask: ArrayLike | None = None, pad_id: int | None = None,
+        missing: Missing | None = None, return_found: Literal[True],
+    ) -> tuple[jax.Array, jax.Array]: ...  # fmt: skip
+
+    def lookup(
+        self,
+        keys: KeysLike,
+        *,
+        mask: ArrayLike | None = None,
+        pad_id: int | None = None,
+        missing: Missing | None = None,
+        return_found: bool = False,
+    ) -> jax.Array | tuple[jax.Array, jax.Array]:
+        """`FrozenTable.lookup` in JAX. Random initial rows may differ in the last bit of float32, as compilers fuse.
+
+        Args:
+          keys: ``(...)``, as all methods of `kvjax.Table` take them.
+          mask: ``(...)`` bool, false for padding, whose rows are zeros.
+          pad_id: a key that is padding wherever it stands.
+          missing: what a key without a row reads as: "init", "zeros", or a row ``(dim,)``.
+          return_found: whether to return too which keys have a row.
+
+        Returns:
+          Rows ``(..., dim)`` float32, or ``(rows, found)`` with found ``(...)`` bool.
+        """
+        asked = as_keys(keys, f"table {self.name!r}, lookup")
+        if asked.narrow and not self.narrow:
+            raise fail(
+                TypeError, self.name, "lookup", "keys of 64 bits",
+                "a JAX array of 32-bit integers while jax_enable_x64 is off, to which jit and jnp cut NumPy's 64-bit "
+                "ids", "pass kvjax.keys(numpy_ids) into compiled functions",
+            )  # fmt: skip
+        words = jnp.asarray(asked.words)
+        valid = mask_of(Keys(words), mask, pad_id, self.name, "lookup")
+        at, found, hashes = self._find(words)
+        at = jnp.where(found, at, len(self))
+        rows = self.rows[at].astype(jnp.float32)
+        if self.scales is not None:
+            rows *= self.scales[at][..., None]
+        as_initial = self.as_initial if missing is None else isinstance(missing, str) and missing == "init"
+        if as_initial:
+            rows = self._with_initial(rows, found, words, hashes)
+        elif missing is not None:
+            rows = jnp.where(found[..., None], rows, row_of(self.name, "lookup", missing, self.dim))
+        if valid is not None:
+            rows, found = jnp.where(valid[..., None], rows, jnp.float32(0)), found & valid
+        return (rows, found) if return_found else rows
+
+    def _find(self, words: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        low, high = mixed(words[..., 0], words[..., 1])
+        bits = self.starts.shape[0].bit_length() - 1
+        at = self.starts[high >> (32 - bits)].astype(jnp.int32)
+        for step in reversed(range(self.steps)):
+            there = jnp.take(self.hashes, at + (2**step - 1), axis=0, mode="clip")
+            below = (there[..., 1] < high) | ((there[..., 1] == high) & (there[..., 0] < low))
+            at += below.astype(jnp.int32) << step
+        at = jnp.minimum(at, len(self))
+        there = self.hashes[at]
+        found = (there[..., 0] == low) & (there[..., 1] == high) & (at < len(self))
+        return at, found, jnp.stack([low, high], -1)
+
+    def _with_initial(self, rows: jax.Array, found: jax.Array, words: jax.Array, hashes: jax.Array) -> jax.Array:
+        initial = self.initial
+        if initial is None:
+            raise fail(
+                ValueError, self.name, "lookup", "missing='zeros' or a row", "missing='init' of a file that does not "
+                "know how initial rows are made", "write it from a table with one of kvjax.initializers",
+            )  # fmt: skip
+
+        def some(rows: jax.Array) -> jax.Array:
+            with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+                keys64, hashes64 = (lax.bitcast_convert_type(pair, jnp.uint64) for pair in (words, hashes))
+                made = initial.rows(jnp, keys64, hashes64, self.dim, self.pool).astype(jnp.float32)
+                made = made.astype(initial.dtype).astype(jnp.float32)
+                return jnp.where(found[..., None], rows, made)
+
+        return lax.cond(found.all(), lambda rows: rows, some, rows)
+
+
+def arrays_of(mapped: Mapped) -> FrozenArrays:
+    """A mapped file on the default device."""
+    description, arrays = mapped.description, mapped.arrays
+    if description.rows >= 2**30:
+        raise fail(
+            ValueError, description.name, "as_jax", "fewer than 2**30 rows", f"{description.rows}",
+            "read it by FrozenTable.lookup, on the host",
+        )  # fmt: skip
+    rows = arrays["rows"].view(jnp.bfloat16) if description.dtype == "bfloat16" else arrays["rows"]
+    optional = {name: jnp.asarray(arrays[name]) if name in arrays else None for name in ("scales", "pool")}
+    return FrozenArrays(
+        hashes=jnp.asarray(arrays["hashes"].view(np.uint32).reshape(-1, 2)),
+        starts=jnp.asarray(arrays["starts"]),
+        rows=jnp.asarray(rows),
+        **optional,
+        name=description.name,
+        steps=description.steps,
+        initial=description.initial,
+        as_initial=description.missing == "init",
+        narrow=description.key_dtype in ("int32", "uint32"),
+    )

@@ -1,0 +1,64 @@
+"""Frozen tables inside compiled programs, in plain JAX."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import kvjax
+from kvjax.serving import FrozenTable
+from tests.serving.test_frozen import INITIALIZERS, UNSEEN
+from tests.support.marks import few, slow, wide_is_slow
+from tests.support.tables import AWKWARD
+
+QUERY = np.concatenate([AWKWARD, UNSEEN, AWKWARD[:3]])
+lookup = jax.jit(lambda arrays, keys, **options: arrays.lookup(keys, **options), static_argnames="return_found")
+
+
+@wide_is_slow
+@pytest.mark.parametrize("initializer", few(INITIALIZERS, "constant"))
+def test_reads_as_by_numpy(initializer, x64, make, tmp_path):
+    table = make(7, initializer=INITIALIZERS[initializer], seed=2**64 - 3)
+    table = table.upsert(AWKWARD, np.arange(56.0).reshape(8, 7))
+    frozen = FrozenTable.write(tmp_path / "t", table)
+    arrays = frozen.as_jax()
+    assert (len(arrays), arrays.dim) == (8, 7) and not jax.tree.leaves(arrays)[0].weak_type
+    want, there = frozen.lookup(QUERY, return_found=True)
+    rows, found = lookup(arrays, kvjax.keys(QUERY), return_found=True)
+    np.testing.assert_array_max_ulp(np.asarray(rows), want, 1)
+    np.testing.assert_array_equal(found, there)
+    assert "custom_call" not in lookup.lower(arrays, kvjax.keys(QUERY)).as_text()
+    np.testing.assert_array_equal(lookup(arrays, kvjax.keys(AWKWARD)), want[:8])
+
+
+OPTIONS = [{}, {"missing": "zeros"}, {"missing": [1.0, 2.0, 3.0]}, {"pad_id": int(AWKWARD[2])}]
+MASK = np.arange(16).reshape(2, 8) % 2 == 0
+
+
+def all_forms(table, keys):
+    plain = [table.lookup(keys, **options) for options in OPTIONS]
+    return plain, table.lookup(keys, mask=MASK, return_found=True), table.lookup(keys[:0])
+
+
+@slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
+def test_forms(dtype, make, tmp_path):
+    rows = np.ones((8, 3)) * AWKWARD[:, None] % 7
+    table = make(3, initializer=INITIALIZERS["uniform"], dtype="bfloat16").upsert(AWKWARD, rows)
+    frozen = FrozenTable.write(tmp_path / "t", table, dtype=dtype)
+    arrays, ids = frozen.as_jax(), QUERY[:16].reshape(2, 8)
+    got, want = jax.jit(all_forms)(arrays, kvjax.keys(ids)), all_forms(frozen, ids)
+    for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert one.shape == other.shape
+        np.testing.assert_array_max_ulp(np.asarray(one, np.float32), other.astype(np.float32), 1)
+    by_one = jax.jit(jax.vmap(lambda table, keys: table.lookup(keys), in_axes=(None, 0)))(arrays, kvjax.keys(ids))
+    np.testing.assert_array_equal(by_one, got[0][0])
+    empty = FrozenTable.write(tmp_path / "e", table.export().take(np.zeros(8, bool)), missing=[1, 2, 3], dtype=dtype)
+    np.testing.assert_array_equal(lookup(empty.as_jax(), kvjax.keys(ids)), empty.lookup(ids))
+    for error, keys, options, words in (
+        (TypeError, jnp.arange(2), {}, "lookup: want keys of 64 bits"),
+        (ValueError, [1], {"missing": "init"}, "missing='init' of a file"),
+        (ValueError, [1], {"missing": [1.0]}, "want a missing row"),
+    ):  # fmt: skip
+        with pytest.raises(error, match=words):
+            jax.eval_shape(lambda: empty.as_jax().lookup(keys, **options))  # noqa: B023
