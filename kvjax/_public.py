@@ -5,6 +5,8 @@ from kvjax import constraints as constraints
 from kvjax import evict as evict
 from kvjax import initializers as initializers
 from kvjax import storage as storage
+from kvjax._export.program import Program as Program
+from kvjax._export.program import export as export
 from kvjax._keys.hashing import hash_keys as hash_keys
 from kvjax._keys.keys import Keys as Keys
 from kvjax._keys.keys import KeysLike as KeysLike

@@ -50,8 +50,7 @@ def generate(spec: TableSpec, words: jax.Array, count: jax.Array) -> jax.Array:
     initializer = spec.initializer
     assert isinstance(initializer, Generated)
     chunk = max(8, min(256, 16384 // spec.dim))
-    padding = -words.shape[0] % chunk
-    words = jnp.pad(words, ((0, padding), (0, 0)))
+    words = jnp.pad(words, ((0, chunk), (0, 0)))  # by a chunk, also where the number is symbolic
 
     def body(carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         start, rows = carry

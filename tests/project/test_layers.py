@@ -22,7 +22,7 @@ LAYERS = [
     ["kvjax._sharded"],
     ["kvjax._training"],
     ["kvjax._table"],
-    ["kvjax._lookup", "kvjax.checkpoint"],
+    ["kvjax._lookup", "kvjax.checkpoint", "kvjax._export"],
     ["kvjax.convert"],
     ["kvjax._public"],
     ["kvjax.flax", "kvjax.optax", "kvjax.orbax", "kvjax.serving"],
@@ -193,10 +193,10 @@ def test_python_knows_no_platform():
 
 def test_public_names():
     assert set(kvjax.__all__) == {
-        "Exported", "Keys", "KeysLike", "Prefetched", "Prune", "SparseRows", "Stats", "Table", "admit", "backends",
-        "checkpoint", "constraints", "convert", "drop_table", "evict", "flax", "get_table", "grad", "hash_keys",
-        "initializers", "keys", "lookup_bag", "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard",
-        "serving", "stats", "storage", "tables", "value_and_grad",
+        "Exported", "Keys", "KeysLike", "Prefetched", "Program", "Prune", "SparseRows", "Stats", "Table", "admit",
+        "backends", "checkpoint", "constraints", "convert", "drop_table", "evict", "export", "flax", "get_table",
+        "grad", "hash_keys", "initializers", "keys", "lookup_bag", "lookup_many", "merge", "optax", "orbax",
+        "prefetch", "reshard", "serving", "stats", "storage", "tables", "value_and_grad",
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {

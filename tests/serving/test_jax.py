@@ -8,15 +8,15 @@ import pytest
 import kvjax
 from kvjax.serving import FrozenTable
 from tests.serving.test_frozen import INITIALIZERS, UNSEEN
-from tests.support.marks import few, slow, wide_is_slow
+from tests.support.marks import slow
 from tests.support.tables import AWKWARD
 
 QUERY = np.concatenate([AWKWARD, UNSEEN, AWKWARD[:3]])
 lookup = jax.jit(lambda arrays, keys, **options: arrays.lookup(keys, **options), static_argnames="return_found")
 
 
-@wide_is_slow
-@pytest.mark.parametrize("initializer", few(INITIALIZERS, "constant"))
+@slow
+@pytest.mark.parametrize("initializer", INITIALIZERS)
 def test_reads_as_by_numpy(initializer, x64, make, tmp_path):
     table = make(7, initializer=INITIALIZERS[initializer], seed=2**64 - 3)
     table = table.upsert(AWKWARD, np.arange(56.0).reshape(8, 7))

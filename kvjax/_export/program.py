@@ -1,0 +1,196 @@
+"""`kvjax.export`, and the program that it makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from kvjax._export.used import TableUse, check, used_by
+from kvjax._formats.errors import needed
+from kvjax._table.registry import tables
+from kvjax._table.table import is_table
+from kvjax._values.arrays import PyTree
+from kvjax.ffi import DEVICE, HOST
+
+_MAGIC = b"kvjaxPG1"
+_HEAD = struct.Struct("<8sIII")
+
+Shapes = str | None | Sequence[str | None]
+
+
+class ProgramError(ValueError):
+    """Bytes that are no exported program, or arguments that are not the program's."""
+
+
+class Program:
+    """A compiled function of tables and arrays, which needs none of the code that it was made of.
+
+    Tables are found by name in the process that calls it, and each call reads what the last write has finished, as
+    through `Table.live`. Everything else comes with each call.
+
+    Attributes:
+      tables: what the program takes each table to be, by name.
+      inputs: path and type of each array among the arguments, "0/params/kernel" and "float32[b,3]".
+      platforms: on which it runs.
+      exported: the ``jax.export.Exported``, whose arguments are the arrays of `inputs`.
+    """
+
+    def __init__(self, exported: Any, uses: dict[str, TableUse], paths: Sequence[str]) -> None:
+        """For `export` and `deserialize`."""
+        self.exported, self.tables = exported, uses
+        self.inputs = {path: str(aval.str_short()) for path, aval in zip(paths, exported.in_avals, strict=True)}
+        self.platforms = tuple(exported.platforms)
+
+    def __call__(self, *args: PyTree) -> PyTree:
+        """Runs the program.
+
+        Args:
+          *args: as the function had them. What stood where tables were is passed over: tables, what
+            `kvjax.orbax.split` leaves, or None.
+
+        Returns:
+          What the function returned.
+
+        Raises:
+          KeyError, ValueError: a table of the program is not in the process, or is another.
+          ProgramError: arguments are missing, or of other types.
+        """
+        check(self.tables, tables(), "call")
+        found = dict(_arrays(args))
+        if found.keys() != self.inputs.keys():
+            missing, extra = sorted(self.inputs.keys() - found.keys()), sorted(found.keys() - self.inputs.keys())
+            raise ProgramError(
+                f"kvjax: program, call: want arrays at {list(self.inputs)}, got none at {missing} and others at {extra};"
+                " give arguments of the structure that the program was exported with"
+            )
+        try:
+            return self.exported.call(*(found[path] for path in self.inputs))
+        except (ValueError, TypeError) as error:
+            raise ProgramError(
+                f"kvjax: program, call: want {self.inputs}, got {error!s:.600}; give arrays of these types"
+            ) from error
+
+    def serialize(self) -> bytes:
+        """The program as bytes, for `deserialize`. Needs flatbuffers (``pip install kvjax[export]``).
+
+        Raises:
+          ImportError: flatbuffers is not installed.
+        """
+        needed("flatbuffers", "Program.serialize", "export")
+        about = {"tables": {name: dataclasses.asdict(use) for name, use in self.tables.items()}}
+        head = json.dumps(about | {"inputs": list(self.inputs)}).encode()
+        body = bytes(self.exported.serialize())
+        return _HEAD.pack(_MAGIC, len(head), len(body), zlib.crc32(head + body)) + head + body
+
+    @classmethod
+    def deserialize(cls, data: bytes) -> Program:
+        """The program that `serialize` has given, in any process. Its tables may come later.
+
+        Args:
+          data: the bytes.
+
+        Raises:
+          ProgramError: they are none, are damaged, or a later JAX has made them.
+        """
+        if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:
+            raise ProgramError(
+                f"kvjax: program, deserialize: want bytes that begin with {_MAGIC!r}, got {bytes(data[:8])!r}; give "
+                "what Program.serialize returned"
+            )
+        _, length, size, digest = _HEAD.unpack_from(data)
+        rest = data[_HEAD.size :]
+        if len(rest) != length + size or zlib.crc32(rest) != digest:
+            raise ProgramError(
+                f"kvjax: program, deserialize: want {length + size} bytes of CRC-32 {digest:08x}, got {len(rest)} of "
+                f"{zlib.crc32(rest):08x}; the program is damaged: export it again"
+            )
+        needed("flatbuffers", "Program.deserialize", "export")
+        about = json.loads(rest[:length])
+        try:
+            exported = jax.export.deserialize(bytearray(rest[length:]))
+        except Exception as error:
+            raise ProgramError(
+                f"kvjax: program, deserialize: want a program that jax {jax.__version__} reads, got {error!s:.300}; "
+                "export it with this version of JAX, or an older one"
+            ) from error
+        return cls(exported, {name: TableUse(**use) for name, use in about["tables"].items()}, about["inputs"])
+
+    def __repr__(self) -> str:
+        return f"Program(tables={list(self.tables)}, inputs={self.inputs}, platforms={self.platforms})"
+
+
+def export(
+    fn: Callable[..., PyTree],
+    *args: PyTree,
+    shapes: Shapes = None,
+    platforms: Sequence[str] = (HOST, DEVICE),
+) -> Program:
+    """Exports a function that reads tables, for processes that have the tables and not its code.
+
+    Args:
+      fn: of `args`, traced by JAX; it only reads its tables. They are found among the arguments, such as in
+        ``params``; one that it closes over must be ``table.live()``. Other arrays that it closes over become constants.
+      *args: arrays, or ``jax.ShapeDtypeStruct``, in any trees.
+      shapes: of the arguments, as ``jax.export.symbolic_args_specs`` takes them, so that one program takes batches of
+        any size from 1 on: ``(None, "b, ...")`` lets the first axis of each array of the second argument be any b.
+        None for shapes as they are.
+      platforms: on which the program shall run.
+
+    Returns:
+      The program. ``program.serialize()`` gives bytes, `Program.deserialize` takes them.
+
+    Raises:
+      ValueError: the function writes a table, or closes over a handle of one version, or a table has a mesh.
+
+    Example:
+      >>> import jax.numpy as jnp, kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_exported", dim=2).upsert([1, 2], [[1.0, 2.0], [3.0, 4.0]])
+      >>> params = {"table": table, "scale": np.float32(10)}
+      >>> score = lambda params, keys: params["scale"] * jnp.sum(params["table"].lookup(keys), -1)
+      >>> program = kvjax.export(score, params, kvjax.keys([1]), shapes=(None, "b, ..."))
+      >>> program.tables
+      {'doc_exported': TableUse(dim=2, dtype='float32', seed=None)}
+      >>> program({"scale": np.float32(10)}, kvjax.keys([2, 1, 7])).tolist()
+      [70.0, 30.0, 0.0]
+      >>> table = table.upsert(1, [5.0, 5.0])
+      >>> program({"scale": np.float32(1)}, kvjax.keys([1])).tolist()
+      [10.0]
+      >>> kvjax.drop_table("doc_exported")
+    """
+    leaves, tree = jax.tree.flatten(args, is_leaf=is_table)
+    leaves = [leaf.live() if is_table(leaf) else leaf for leaf in leaves]
+
+    def flat(*arrays: Any) -> PyTree:
+        rest = iter(arrays)
+        return fn(*jax.tree.unflatten(tree, [leaf if is_table(leaf) else next(rest) for leaf in leaves]))
+
+    given = dict(_arrays(args))
+    # A spec for an argument holds for all arrays in it.
+    per_argument = [shapes] * len(args) if shapes is None or isinstance(shapes, str) else list(shapes)
+    if len(per_argument) != len(args):
+        raise ProgramError(
+            f"kvjax: export: want shapes of {len(args)} arguments, got {len(per_argument)}; give None or "
+            "'b, ...' for each"
+        )
+    per_array = tuple(per_argument[int(path.split("/")[0])] for path in given)
+    specs = jax.export.symbolic_args_specs(tuple(given.values()), per_array)
+    jitted = jax.jit(flat)
+    targets, uses = used_by(jax.make_jaxpr(jitted)(*specs).jaxpr)
+    allowed = [jax.export.DisabledSafetyCheck.custom_call(target) for target in sorted(targets)]
+    exported = jax.export.export(jitted, platforms=list(platforms), disabled_checks=allowed)(*specs)
+    return Program(exported, uses, list(given))
+
+
+def _arrays(args: tuple[PyTree, ...]) -> list[tuple[str, Any]]:
+    """The arrays among arguments, without tables, by where they are: in the words that do not tell a dict from a
+    dataclass, so that what was restored will do."""
+    found = jax.tree_util.tree_leaves_with_path(args, is_leaf=is_table)
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in found if not is_table(leaf)
+    ]

@@ -1,0 +1,172 @@
+"""Exported programs run without the code that they were made of, and read what the tables hold now."""
+
+import subprocess
+import sys
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+import kvjax
+from kvjax._export.program import ProgramError
+from tests.support.marks import slow
+from tests.support.tables import AWKWARD
+
+SHAPES = (None, "b, ...")
+
+
+def score(params, keys):
+    return params["scale"] * jnp.sum(params["table"].lookup(keys), -1)
+
+
+@pytest.fixture
+def table(make):
+    return make(2, initializer=0.5).upsert(AWKWARD, np.arange(16.0).reshape(8, 2))
+
+
+@slow
+def test_follows_its_tables(table):
+    """Any batch, whatever has been written since; as bytes, for each platform."""
+    program = kvjax.export(score, {"scale": np.float32(2), "table": table}, kvjax.keys([1]), shapes=SHAPES)
+    program = kvjax.Program.deserialize(program.serialize())
+    assert program.platforms == ("cpu", "cuda") and program.tables[table.name].dim == 2
+    assert program.inputs == {"0/scale": "float32[]", "1/0": "uint32[b,2]"}
+    params = {"scale": np.float32(10)}
+    assert program(params, kvjax.keys(AWKWARD[:3])).tolist() == [10.0, 50.0, 90.0]
+    table = table.upsert(AWKWARD[0], [4.0, 4.0])
+    for rest in (params | {"table": table}, params | {"table": None}, kvjax.orbax.split(params | {"table": table})[0]):
+        assert program(rest, kvjax.keys(AWKWARD[:1])).tolist() == [80.0]
+    assert program(params, kvjax.keys([77])).tolist() == [10.0]
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, users, watched, x):
+        e = kvjax.flax.Embed("user", features=4, pad_id=-1)(users)
+        bag = kvjax.flax.EmbedBag("video", features=4, pad_id=-1)(watched)
+        return nn.Dense(1)(jnp.concatenate([e, bag, x], -1))[:, 0]
+
+
+_SERVER = """
+import sys
+import numpy as np
+import kvjax
+kvjax.checkpoint.restore(sys.argv[1])
+program = kvjax.Program.deserialize(open(sys.argv[2], "rb").read())
+given = np.load(sys.argv[3])
+params = {"params": {"Dense_0": {"kernel": given["kernel"], "bias": given["bias"]}}}
+for n in (5, 1, 3):
+    got = program(params, kvjax.keys(given["users"][:n]), kvjax.keys(given["watched"][:n]), given["x"][:n])
+    np.testing.assert_allclose(got, given["want"][:n], rtol=1e-5)
+assert "flax" not in sys.modules
+"""
+
+
+@slow
+def test_in_a_process_without_the_model(tmp_path, promotion):
+    net = Net()
+    users, watched = np.array([7, -1, 2**40, 9, 8]), np.array([[1, -1], [2, 1], [-1, -1], [3, 3], [2**50, 9]])
+    batch = (kvjax.keys(users), kvjax.keys(watched), np.ones((5, 2), np.float32))
+    params = jax.jit(net.init)(jax.random.key(0), *batch)
+    dense, found = kvjax.orbax.split(params)
+    for table in found.values():
+        table.upsert([7, 9, 1], np.arange(12.0).reshape(3, 4))
+    params = jax.tree.map(lambda x: x.refresh() if isinstance(x, kvjax.Table) else x, params,
+                          is_leaf=lambda x: isinstance(x, kvjax.Table))  # fmt: skip
+    kvjax.checkpoint.save(tmp_path / "tables", kvjax.orbax.split(params)[1])
+    one = jax.tree.map(lambda x: x[:1], batch)
+    program = kvjax.export(net.apply, params, *one, shapes=(None, *["b, ..."] * 3))
+    assert program.tables.keys() == {"user", "video"}
+    (tmp_path / "program").write_bytes(program.serialize())
+    want = jax.jit(net.apply)(params, *batch)
+    np.savez(tmp_path / "given.npz", users=users, watched=watched, x=batch[2], want=want, **dense["params"]["Dense_0"])
+    command = [sys.executable, "-c", _SERVER, *(str(tmp_path / name) for name in ("tables", "program", "given.npz"))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@slow
+def test_initial_rows_of_a_function_are_in_the_program(make, x64):
+    """So the process must have a table of the same seed."""
+    options = dict(initializer=jax.nn.initializers.normal(1.0))
+    table = make(3, seed=7, **options).upsert(1, np.ones(3))
+    program = kvjax.export(lambda t, k: t.lookup(k), table, kvjax.keys([1]), shapes=SHAPES)
+    assert program.tables[table.name].seed == 7
+    for keys in (AWKWARD, np.arange(700)):
+        np.testing.assert_allclose(program(None, kvjax.keys(keys)), table.lookup(keys), rtol=1e-6)
+    kvjax.drop_table(table.name)
+    kvjax.get_table(table.name, dim=3, seed=8, **options)
+    with pytest.raises(ValueError, match="call: want TableUse"):
+        program(None, kvjax.keys([1]))
+
+
+@slow
+def test_nnx_and_live_handles(table):
+    class Tower(nnx.Module):
+        def __init__(self, rngs):
+            self.embed, self.out = kvjax.flax.nnx.Embed(table), nnx.Linear(2, 1, rngs=rngs)
+
+        def __call__(self, keys):
+            return self.out(self.embed(keys))[:, 0]
+
+    model = Tower(nnx.Rngs(0))
+    graph, state = nnx.split(model)
+    program = kvjax.export(lambda s, k: nnx.merge(graph, s)(k), state, kvjax.keys([1]), shapes=SHAPES)
+    keys = kvjax.keys(AWKWARD)
+    np.testing.assert_allclose(program(state, keys), model(keys), rtol=1e-6)
+    live = table.live()
+    closed = kvjax.export(lambda k: live.lookup(k), kvjax.keys([1, 2]))
+    np.testing.assert_array_equal(closed(keys[:2]), table.lookup(keys[:2]))
+    np.testing.assert_array_equal(jax.jit(closed)(keys[:2]), table.lookup(keys[:2]))
+
+
+@slow
+def test_what_cannot_be_exported(table, mesh):
+    grads = kvjax.SparseRows(kvjax.keys([1]), jnp.ones((1, 2)))
+    cached = jax.jit(lambda k: table.lookup(k))
+    cached(kvjax.keys([1]))
+    for function in (lambda k: table.lookup(k), cached):
+        with pytest.raises(ValueError, match="export: want tables among the arguments, or following handles"):
+            kvjax.export(function, kvjax.keys([1]))
+    with pytest.raises(ValueError, match="want a handle of one version"):
+        kvjax.export(lambda t: t.apply(optax.sgd(0.1), grads), table)
+    with pytest.raises(ValueError, match="export: want a function that only reads its tables"):
+        kvjax.export(lambda k: table.upsert(k, jnp.ones((1, 2))).version, kvjax.keys([1]))
+    with pytest.raises(ProgramError, match="want shapes of 2 arguments, got 1"):
+        kvjax.export(score, {"scale": 1.0, "table": table}, kvjax.keys([1]), shapes=("b",))
+    sharded = kvjax.get_table("sharded", dim=2, mesh=mesh(2))
+    with pytest.raises(ValueError, match="live: want a table in one place"):
+        kvjax.export(score, {"scale": 1.0, "table": sharded}, kvjax.keys([1]))
+
+
+@slow
+def test_calls_are_checked(table):
+    program = kvjax.export(score, {"scale": np.float32(2), "table": table}, kvjax.keys([1]), shapes=SHAPES)
+    good = ({"scale": np.float32(1)}, kvjax.keys([1, 2]))
+    for args, want in (
+        (({}, good[1]), r"got none at \['0/scale'\]"), (good[:1], "got none at"),
+        (({"scale": np.float32(1), "more": 1}, good[1]), r"others at \['0/more'\]"),
+        (({"scale": np.ones(3, np.float32)}, good[1]), "want {'0/scale': 'float32"),
+        ((good[0], kvjax.keys([])), "Expected value >= 1 for dimension variable 'b'"),
+    ):  # fmt: skip
+        with pytest.raises(ProgramError, match=want):
+            program(*args)
+    kvjax.drop_table(table.name)
+    with pytest.raises(KeyError, match="call: want the tables of the program in this process"):
+        program(*good)
+    for options in ({"dim": 3}, {"dim": 2, "dtype": "bfloat16"}):
+        kvjax.get_table(table.name, **options)
+        with pytest.raises(ValueError, match="call: want TableUse"):
+            program(*good)
+        kvjax.drop_table(table.name)
+    kvjax.get_table(table.name, dim=2, initializer=4.0)
+    assert program(*good).tolist() == [8.0, 8.0]
+
+    data = program.serialize()
+    for bad in (b"", b"x" * 99, data[:-1], data[:40], data[:60] + b"?" + data[61:]):
+        with pytest.raises(ProgramError, match="deserialize: want"):
+            kvjax.Program.deserialize(bad)
