@@ -66,8 +66,8 @@ class Program:
         if found.keys() != self.inputs.keys():
             missing, extra = sorted(self.inputs.keys() - found.keys()), sorted(found.keys() - self.inputs.keys())
             raise ProgramError(
-                f"kvjax: program, call: want arrays at {list(self.inputs)}, got none at {missing} and others at {extra};"
-                " give arguments of the structure that the program was exported with"
+                f"kvjax: program, call: want arrays at {list(self.inputs)}, got none at {missing} and others at "
+                f"{extra}; give arguments of the structure that the program was exported with"
             )
         try:
             return self.exported.call(*(found[path] for path in self.inputs))
