@@ -8,15 +8,19 @@ from typing import Any, Literal, Self, overload
 import jax
 from jax.core import Tracer
 
+from kvjax._sharded.writes import clear
 from kvjax._table import contents
 from kvjax._table.handle import (
     Handle,
     check_on_host,
     version_on_host,
+    version_to_write,
     wait,
 )
 from kvjax._table.move import move
 from kvjax._table.stats import Stats, stats_of
+from kvjax._table.switch import switched
+from kvjax._training.rowwise import Transform, as_rowwise
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.numbers import is_integer
@@ -148,6 +152,45 @@ class Whole(Handle):
           >>> kvjax.drop_table("doc_load")
         """
         return contents.load(self, lambda: contents.checked(self.spec, rows, slot_types))
+
+    def switch_optimizer(self, tx: Transform) -> Self:
+        """Makes the slots those of another optimizer, which trains the table from then on. Not inside ``jit``.
+
+        Slots that both have, by name, dtype and shape, are kept: those of adam by adamw, the sums of squares of adagrad
+        by `kvjax.optax.ftrl`. Where a state counts the steps of a row it is kept as a whole or not at all, because its
+        moments are corrected by the count. The others begin as they do for a new row. A warning says which are kept,
+        fresh and dropped, unless all are kept. What an optimizer keeps for all rows is not here: begin with
+        ``tx.init(params)``. After the restore of a checkpoint that another optimizer has trained it is the same. If
+        slots are kept, the table is copied; the counts of admission, frequencies and the like stay. In several
+        processes all of them call this together.
+
+        Args:
+          tx: an optax transform, or `kvjax.optax.rowwise` of one.
+
+        Returns:
+          The next handle.
+
+        Raises:
+          RuntimeError: the handle is stale; as for all errors, the table is as it was.
+          ValueError: the transform is none for tables.
+
+        Example:
+          >>> import jax.numpy as jnp, kvjax, numpy as np, optax
+          >>> table = kvjax.get_table("doc_switch", dim=1)
+          >>> grads = kvjax.SparseRows(np.array([7]), jnp.ones((1, 1)))
+          >>> table, _ = table.apply(optax.adam(0.1), grads)
+          >>> table, _ = table.switch_optimizer(optax.adamw(0.1)).apply(optax.adamw(0.1), grads)
+          >>> table.slot("count", 7).tolist()
+          2
+          >>> kvjax.drop_table("doc_switch")
+        """
+        check_on_host(self, "switch_optimizer")
+        rowwise, version = as_rowwise(tx), version_to_write(self, "switch_optimizer")
+        before = self.snapshot(once=True)
+        if list(before.slot_types.items()) in ([], list(rowwise.layout(self.dim).type_texts.items())):
+            return self
+        after = switched(self.name, rowwise, before)
+        return self.at(clear(self.spec, version, "clear_slots")) if after is None else self.load(after)
 
     def to(self, storage: Storage) -> Self:
         """Moves the live table into another storage, with all that belongs to it: rows, slots, frequencies, versions,

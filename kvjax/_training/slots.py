@@ -37,6 +37,7 @@ class SlotLayout:
       is_slot: of each leaf of it.
       names, types: of the slots, as the table keeps them.
       shapes: of the slots, as the transform sees them.
+      parts: of the slots, the part of the state that each is in.
     """
 
     treedef: Any
@@ -44,6 +45,15 @@ class SlotLayout:
     names: tuple[str, ...]
     types: tuple[jax.ShapeDtypeStruct, ...]
     shapes: tuple[tuple[int, ...], ...]
+    parts: tuple[Any, ...]
+
+    @property
+    def groups(self) -> dict[Any, list[str]]:
+        """Names of the slots by the part of the state that they are in."""
+        groups: dict[Any, list[str]] = {}
+        for name, part in zip(self.names, self.parts, strict=True):
+            groups.setdefault(part, []).append(name)
+        return groups
 
     @property
     def text(self) -> str:
@@ -98,7 +108,8 @@ def _layout_of(made: optax.GradientTransformation, count: str, dim: int, x64: bo
     wider, more = (_shapes(tx, shape, treedef) for shape in ((1, dim + 3), (2, dim)))
     grows = [x.shape != shape for x, shape in zip(leaves, wider, strict=True)]
     # A scalar beside row-shaped moments corrects their bias, so it counts the steps of that row.
-    moments = {path[:-1] for (path, _), g in zip(flat, grows, strict=True) if g}
+    shapes = zip(flat, grows, more, strict=True)
+    moments = {path[:-1] for (path, x), g, shape in shapes if g or (x.ndim > 0 and x.shape != shape)}
     per_row = {"auto": lambda path: path[:-1] in moments, "row": lambda _: True, "global": lambda _: False}
     is_slot = [g or x.ndim > 0 or per_row[count](p) for (p, x), g in zip(flat, grows, strict=True)]
     coupling = coupling_of(tx, dim, is_slot)
@@ -112,7 +123,8 @@ def _layout_of(made: optax.GradientTransformation, count: str, dim: int, x64: bo
     slots = [i for i, slot in enumerate(is_slot) if slot]
     names = _short_names([flat[i][0] for i in slots])
     types = tuple(jax.ShapeDtypeStruct(_of_one_row(leaves[i].shape, more[i]), leaves[i].dtype) for i in slots)
-    return SlotLayout(treedef, tuple(is_slot), names, types, tuple(leaves[i].shape for i in slots))
+    parts = tuple(jax.tree_util.keystr(flat[i][0][:-1]) for i in slots)
+    return SlotLayout(treedef, tuple(is_slot), names, types, tuple(leaves[i].shape for i in slots), parts)
 
 
 def _shapes(tx: Any, shape: tuple[int, int], treedef: Any) -> list[tuple[int, ...]]:

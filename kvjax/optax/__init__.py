@@ -36,14 +36,17 @@ from kvjax.optax._rows import FadingSquares as FadingSquares
 from kvjax.optax._rows import RowwiseAdagradState as RowwiseAdagradState
 from kvjax.optax._rows import adagrad_decay as adagrad_decay
 from kvjax.optax._rows import rowwise_adagrad as rowwise_adagrad
+from kvjax.optax._segments import SegmentsState as SegmentsState
+from kvjax.optax._segments import segments as segments
 
 __all__ = [
     "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "Compatibility", "EmaRowsState",
     "FadingSquares", "FtrlState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "RowFacts",
-    "RowNoiseState", "Rowwise", "RowwiseAdagradState", "Words", "accumulate", "adagrad_decay", "add_row_noise",
+    "RowNoiseState", "Rowwise", "RowwiseAdagradState", "SegmentsState", "Words", "accumulate",
+    "adagrad_decay", "add_row_noise",
     "apply_if", "apply_if_finite", "check_compatibility", "ema_rows", "ftrl", "global_norm", "group_adam", "joint",
     "lookup_average", "mean_of_duplicates", "partition", "rowwise", "rowwise_adagrad", "scale_by_cowclip",
-    "scale_by_frequency", "scale_loss",
+    "scale_by_frequency", "scale_loss", "segments",
 ]  # fmt: skip
 
 

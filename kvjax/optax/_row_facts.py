@@ -195,9 +195,9 @@ def add_row_noise(eta: float, gamma: float = 0.0, seed: int = 0) -> optax.Gradie
 
     Example:
       >>> import jax.numpy as jnp, kvjax, numpy as np, optax
-      >>> table = kvjax.get_table("doc_noise", dim=1000)
+      >>> table = kvjax.get_table("doc_noise", dim=400)
       >>> tx = optax.chain(kvjax.optax.add_row_noise(0.01, seed=3), optax.sgd(1.0))
-      >>> grads, state = kvjax.SparseRows(np.array([7]), jnp.zeros((1, 1000))), kvjax.optax.rowwise(tx).init(1000)
+      >>> grads, state = kvjax.SparseRows(np.array([7]), jnp.zeros((1, 400))), kvjax.optax.rowwise(tx).init(400)
       >>> table, state = table.apply(tx, grads, state)
       >>> f"{table.lookup(7).std():.1f}"
       '0.1'

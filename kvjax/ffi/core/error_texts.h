@@ -90,9 +90,10 @@ inline Error SlotError(std::string_view table, std::string_view slot, size_t byt
 
 /// An optimizer with other slots than those that the table holds.
 inline Error OptimizerError(std::string_view table, const std::string& held, const std::string& wanted) {
-  return MakeError(ErrorCode::kFailedPrecondition, table, "apply",
-                   "the optimizer whose slots the table holds (" + held + ")", "one with " + wanted,
-                   "table.clear_slots() forgets the old optimizer's state");
+  return MakeError(
+      ErrorCode::kFailedPrecondition, table, "apply",
+      "the optimizer whose slots the table holds (" + held + ")", "one with " + wanted,
+      "table.switch_optimizer(tx) keeps the slots that both have; table.clear_slots() forgets them all");
 }
 
 /// A chunk that is not inside its step.
