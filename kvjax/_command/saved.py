@@ -1,7 +1,7 @@
 """Saved tables, by NumPy alone: what a checkpoint says of itself, and columns of its rows.
 
-Nothing is held against digests here: ``kvjax verify`` does that. Checkpoints of formats before the present one are read
-by kvjax.checkpoint, which loads JAX.
+Nothing is held against digests here: ``kvjax verify`` does that. Rows of formats before the present one, and of deltas,
+are read by kvjax.checkpoint, which loads JAX.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SavedTable:
         Raises:
           FileError: a file of it is not there, or not whole.
         """
-        if self.meta["format"] != "kvjax.table.v3":
+        if self.meta["format"] != "kvjax.table.v3" or "delta" in self.meta:
             yield from self._pieces_of_others(name)
             return
         shards = [shard["rows"] for shard in self.meta.get("shards", [self.meta])]

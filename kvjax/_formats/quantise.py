@@ -25,7 +25,7 @@ _FLOATS = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloa
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantisationError:
+class QuantisationReport:
     """What quantisation has changed, over all rows of an export.
 
     Attributes:
@@ -49,7 +49,7 @@ class QuantisationError:
     overflows: int
 
 
-def quantise(source: Source, dtype: Quantised, file: str) -> tuple[Source, QuantisationError]:
+def quantise(source: Source, dtype: Quantised, file: str) -> tuple[Source, QuantisationReport]:
     """The source with its rows quantised, and what that changes.
 
     Args:
@@ -97,7 +97,7 @@ def restored(columns: Mapping[str, np.ndarray]) -> np.ndarray:
     return columns["values"].astype(np.float32) * columns[SCALES].astype(np.float32)[:, None]
 
 
-def _error(source: Source, dtype: Quantised, file: str) -> QuantisationError:
+def _error(source: Source, dtype: Quantised, file: str) -> QuantisationReport:
     largest, squares, cosine, overflows = 0.0, 0.0, 1.0, 0
     kind, (dim,) = source.types["values"]
     for start, stop in ranges(source.num_rows, row_bytes(source.types["values"]) * 4):
@@ -124,7 +124,7 @@ def _error(source: Source, dtype: Quantised, file: str) -> QuantisationError:
         cosine = min(cosine, float(cosines[own > 0].min(initial=1.0)))
     elements = source.num_rows * dim
     width = 1 if dtype == "int8" else 2
-    return QuantisationError(
+    return QuantisationReport(
         dtype=dtype,
         rows=source.num_rows,
         bytes_before=elements * kind.itemsize,

@@ -8,8 +8,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from kvjax._formats.errors import FileError
-
 Type: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
 """Dtype of a column, and the shape of what one row has of it."""
 
@@ -103,14 +101,3 @@ def as_written(array: np.ndarray) -> np.ndarray:
 def raw(array: np.ndarray) -> memoryview:
     """The bytes of an array as it is written."""
     return as_written(array).reshape(-1).view(np.uint8).data
-
-
-def check_lengths(columns: Mapping[str, np.ndarray], file: str) -> None:
-    """Whether all columns of a file have equally many rows.
-
-    Raises:
-      FileError: they have not.
-    """
-    rows = {name: len(array) if array.ndim else -1 for name, array in columns.items()}
-    if len(set(rows.values())) > 1:
-        raise FileError(file, "columns of equally many rows", f"{rows}")

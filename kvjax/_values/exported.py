@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvjax._formats import deeprec, npz, parquet, safetensors
-from kvjax._formats.quantise import QuantisationError, Quantised, quantise
+from kvjax._formats.quantise import QuantisationReport, Quantised, quantise
 from kvjax._formats.source import Source
 
 SLOT = "slot."
@@ -62,7 +62,7 @@ class Exported:
 
     def to_parquet(
         self, path: str | os.PathLike[str], quantise: Quantised | None = None, slots: bool = True
-    ) -> QuantisationError | None:
+    ) -> QuantisationReport | None:
         """Writes the rows as a Parquet file, which needs pyarrow (``pip install kvjax[parquet]``).
 
         A column for each array, keys as int64 or uint64, and rows as lists of a fixed size; bfloat16 as float32, which
@@ -86,7 +86,7 @@ class Exported:
 
     def to_safetensors(
         self, path: str | os.PathLike[str], quantise: Quantised | None = None, slots: bool = True
-    ) -> QuantisationError | None:
+    ) -> QuantisationReport | None:
         """Writes the rows as a safetensors file: a tensor for each array, and ``last_step`` in the metadata.
 
         Rows can be stored with fewer bits: rounded to ``"float16"`` or ``"bfloat16"``, or as ``"int8"`` with a column
@@ -122,7 +122,7 @@ class Exported:
 
     def to_npz(
         self, path: str | os.PathLike[str], quantise: Quantised | None = None, slots: bool = True
-    ) -> QuantisationError | None:
+    ) -> QuantisationReport | None:
         """Writes the rows as an npz file, NumPy's archive of arrays, not compressed.
 
         An array for each column. NumPy's format has no bfloat16: such rows are their bits as uint16. The member
@@ -175,7 +175,7 @@ class Exported:
 
     def _source(
         self, path: str | os.PathLike[str], dtype: Quantised | None, slots: bool
-    ) -> tuple[Source, QuantisationError | None]:
+    ) -> tuple[Source, QuantisationReport | None]:
         columns = {name: array for name, array in self.columns().items() if slots or not name.startswith(SLOT)}
         source = Source.of(columns, {"last_step": str(self.last_step)})
         return (source, None) if dtype is None else quantise(source, dtype, os.fspath(path))

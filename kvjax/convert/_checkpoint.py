@@ -12,7 +12,7 @@ import numpy as np
 
 from kvjax._formats import deeprec, npz, parquet, safetensors
 from kvjax._formats.errors import FileError
-from kvjax._formats.quantise import QuantisationError, Quantised, quantise
+from kvjax._formats.quantise import QuantisationReport, Quantised, quantise
 from kvjax._formats.source import Source, ranges, row_bytes
 from kvjax._values.errors import meant
 from kvjax._values.exported import ROW_COLUMNS, SLOT, Exported
@@ -46,7 +46,7 @@ class ExportReport:
     rows: int
     total: int
     format: str
-    error: QuantisationError | None
+    error: QuantisationReport | None
 
 
 def export_checkpoint(

@@ -172,3 +172,28 @@ def test_what_is_not_there(tmp_path):
     np.savez(tmp_path / "b.npz", keys=np.array([1, 1]), values=np.ones((2, 1), np.float32))
     with pytest.raises(ValueError, match="each key once, got 1 keys that are there again, the first 1"):
         convert.from_npz(tmp_path / "b.npz")
+
+
+def test_tfra_of_several_processes(tmp_path):
+    for rank in range(2):
+        for shard in (1, 2):
+            stem = tmp_path / f"a_b_mht_{shard}of2_rank{rank}_size2"
+            np.array([10 * rank + shard]).tofile(f"{stem}-keys")
+            np.full(2, rank + shard / 4, np.float16).tofile(f"{stem}-values")
+    (tmp_path / "a_b_Adam_m_mht_1of2_rank0_size2-keys").touch()
+    imported = convert.from_tfra(tmp_path, "a/b", dtype="float16")
+    assert by_key(imported) == {1: [0.25] * 2, 2: [0.5] * 2, 11: [1.25] * 2, 12: [1.5] * 2}
+    assert imported.left == ("a_b_Adam_m, which may be a slot: its rows are in an order of their own",)
+    (tmp_path / "a_b_mht_2of2_rank1_size2-keys").rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"all 4 shards of 'a/b', got shards .* \[\(1, 0\), \(1, 1\), \(2, 0\)\]"):
+        convert.from_tfra(tmp_path, "a/b")
+
+
+@slow
+def test_an_import_becomes_a_sharded_table(mesh):
+    imported = convert.from_tfra(GOLDEN / "tfra", "items", dim=3)
+    table = imported.make("sharded", mesh=mesh(4), dtype="bfloat16")
+    assert sum(table.size(by="shard").values()) == 8
+    np.testing.assert_array_equal(table.lookup(imported.rows.keys), imported.rows.values.astype(jnp.bfloat16))
+    table = imported.load(table, cast=True)
+    assert len(table) == 8
