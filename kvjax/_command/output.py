@@ -5,22 +5,31 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 
 def print_json(value: object) -> None:
-    """As JSON; data classes and NumPy's numbers, too."""
-    print(json.dumps(value, default=_plain, indent=1))
+    """As JSON; data classes and NumPy's numbers, too. What is no finite number is null, as JSON has no other."""
+    print(json.dumps(_plain(value), indent=1))
 
 
-def _plain(value: Any) -> object:
+def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
-        return value.tolist()
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, (bool, int, str)):
+        return value
     if not dataclasses.is_dataclass(value):
         return str(value)
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
 
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

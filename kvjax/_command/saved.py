@@ -17,6 +17,7 @@ import numpy as np
 
 from kvjax._formats.errors import FileError
 from kvjax._values.errors import meant
+from kvjax._values.prune import norms_of
 
 META = "kvjax.json"
 _STEP = re.compile(r"(.*_)?(\d+)")
@@ -59,8 +60,17 @@ class SavedTable:
 
     def norms(self) -> np.ndarray:
         """The Euclidean norm of each row, ``(rows,)`` float32."""
-        parts = [np.linalg.norm(piece.astype(np.float32), axis=1) for piece in self.pieces("values")]
+        parts = [norms_of(piece) for piece in self.pieces("values")]
         return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+
+    def norms_at(self, rows: np.ndarray) -> np.ndarray:
+        """The norms of some rows, by their places ``(n,)``."""
+        out, start = np.zeros(len(rows), np.float32), 0
+        for piece in self.pieces("values"):
+            here = (rows >= start) & (rows < start + len(piece))
+            out[here] = norms_of(piece[rows[here] - start])
+            start += len(piece)
+        return out
 
     def _chunks(self, folder: Path, rows: int) -> Iterator[np.ndarray]:
         try:
@@ -69,7 +79,7 @@ class SavedTable:
             dtype = np.dtype(getattr(ml_dtypes, kind, kind))
             for i in range(-(-rows // shape[0])):
                 path = folder / ".".join(["c", str(i), *("0" for _ in shape[1:])])
-                chunk = np.fromfile(path, dtype).reshape(shape)
+                chunk = np.memmap(path, dtype, "r").reshape(shape)  # what is not looked at is not read
                 yield chunk[: rows - i * shape[0]]
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             raise FileError(

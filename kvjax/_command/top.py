@@ -14,15 +14,18 @@ def run(args: argparse.Namespace) -> int:
     """Prints them."""
     with progress("reading rows", args.json):
         table = table_at(args.checkpoint, args.table)
-        freqs, versions, norms = table.column("freqs"), table.column("versions"), table.norms()
-        order = {"frequency": -freqs, "recent": -versions, "oldest": versions, "norm": -norms}[args.by]
+        if args.by == "norm":
+            order = -table.norms()
+        else:
+            order = table.column("freqs" if args.by == "frequency" else "versions")
+            order = order if args.by == "oldest" else -order
         chosen = np.argsort(order, kind="stable")[: args.n]
-        keys = table.column("keys")[chosen]
-        columns = [column[chosen].tolist() for column in (freqs, versions, norms)]
+        keys, *columns = (table.column(name)[chosen].tolist() for name in ("keys", "freqs", "versions"))
+        columns.append(table.norms_at(chosen).tolist())
     names = ("key", "frequency", "row version", "age", "norm")
     rows = [
         (key, freq, version, table.last_step - version, norm)
-        for key, freq, version, norm in zip(keys.tolist(), *columns, strict=True)
+        for key, freq, version, norm in zip(keys, *columns, strict=True)
     ]
     if args.json:
         print_json({"table": table.name, "by": args.by, "rows": [dict(zip(names, row, strict=True)) for row in rows]})

@@ -1,10 +1,12 @@
 """The command line: what each command prints, its exit status, and that looking at a checkpoint loads no JAX."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 
 import kvjax
 from kvjax._command.main import main
+from kvjax._command.output import print_json
 from tests.support.checkpoints import IDS, save
 from tests.support.marks import slow
 
@@ -151,6 +154,24 @@ def test_what_is_said_wrongly(run, capsys, tmp_path):
         with pytest.raises(SystemExit) as error:
             main(args)
         assert error.value.code == 2 and "usage: kvjax" in capsys.readouterr().err
+
+
+@slow
+def test_without_rich(manager, run, monkeypatch):
+    for module in ("rich.box", "rich.console", "rich.table", "rich.text"):
+        monkeypatch.setitem(sys.modules, module, None)
+    status, text = run("inspect", manager)
+    assert status == 0 and re.search(r"^user +12 +2 +float32 +int64 +3 +1 +nu ", text, re.M)
+
+
+@slow
+def test_output_for_programs(capsys):
+    print_json({"a": float("nan"), 1: np.float32(2), "b": (np.arange(2), True, None, Path("x"), kvjax.Prune(top_k=1))})
+    found = json.loads(capsys.readouterr().out)
+    assert found["a"] is None and found["1"] == 2 and found["b"][:4] == [[0, 1], True, None, "x"]
+    assert found["b"][4]["top_k"] == 1
+    script = tomllib.loads((GOLDEN.parents[1] / "pyproject.toml").read_text())["project"]["scripts"]["kvjax"]
+    assert script == f"{main.__module__}:{main.__name__}"
 
 
 @slow
