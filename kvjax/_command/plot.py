@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from kvjax._command.saved import SavedTable, steps_at
 from kvjax._formats.errors import needed
+
+_BARS = 40
 
 
 def plot(path: str | os.PathLike[str], checkpoint: str, tables: Sequence[SavedTable]) -> None:
@@ -40,16 +44,20 @@ def plot(path: str | os.PathLike[str], checkpoint: str, tables: Sequence[SavedTa
     figure.savefig(os.fspath(path))
 
 
-def _histogram(axis: object, array: np.ndarray, logarithmic: bool) -> None:
+def _histogram(axis: Any, array: np.ndarray, logarithmic: bool) -> None:
+    """Of a column; whole numbers are in the middle of their bars."""
     array = array[np.isfinite(array)]
+    low, high = (float(array.min()), float(array.max())) if len(array) else (0.0, 1.0)
     if logarithmic:
-        array = array + 1  # so that rows that never occurred are there
-        bins = np.geomspace(1, max(2, float(array.max(initial=1))), 40)
-        axis.hist(array, bins=bins)  # type: ignore[attr-defined]
-        axis.set_xscale("log")  # type: ignore[attr-defined]
+        bins = np.concatenate([[-0.5], np.geomspace(0.5, max(1.5, high + 0.5), _BARS)])
+        axis.set_xscale("symlog", linthresh=1)
+    elif array.dtype.kind in "iu":
+        step = math.ceil((high - low + 1) / _BARS)
+        bins = np.arange(low - 0.5, high + step, step)
     else:
-        axis.hist(array, bins=40)  # type: ignore[attr-defined]
-    axis.set_yscale("symlog")  # type: ignore[attr-defined]
+        bins = np.linspace(low, max(high, low + 1e-6), _BARS)
+    axis.hist(array, bins=bins)
+    axis.set_yscale("symlog")
 
 
 def _growth(checkpoint: str) -> dict[str, dict[int, int]]:
