@@ -42,10 +42,10 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str,
       FileError: it is no such archive, or needs pickle.
     """
     try:
-        with np.load(os.fspath(path), allow_pickle=False) as archive:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files if name != META}
             meta = json.loads(archive[META]) if META in archive.files else {}
-    except (ValueError, OSError, EOFError, MemoryError, zipfile.BadZipFile, AttributeError, TypeError) as error:
+    except Exception as error:  # zipfile's and NumPy's, which have no common one
         raise FileError(path, "an npz archive of plain arrays", f"{type(error).__name__}: {error}") from error
     meta = {str(key): str(value) for key, value in meta.items()} if isinstance(meta, dict) else {}
     for name in filter(None, meta.pop(_BFLOAT16, "").split(",")):

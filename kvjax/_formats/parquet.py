@@ -47,13 +47,16 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str,
       FileError: it is no such file, or has a null or lists of several lengths.
       ImportError: pyarrow is not installed.
     """
-    arrow, parquet = needed("pyarrow", "reading Parquet", "parquet"), needed("pyarrow.parquet", "Parquet", "parquet")
+    parquet = needed("pyarrow.parquet", "reading Parquet", "parquet")
     try:
         table = parquet.read_table(os.fspath(path))
-    except (arrow.ArrowException, OSError) as error:
+        arrays = {name: _numpy(path, name, table.column(name)) for name in table.column_names}
+    except FileError:
+        raise
+    except Exception as error:  # pyarrow's, and what Python makes of names that are no text
         raise FileError(path, "a Parquet file", f"{type(error).__name__}: {str(error)[:200]}") from error
-    meta = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
-    arrays = {name: _numpy(path, name, table.column(name)) for name in table.column_names}
+    said = (table.schema.metadata or {}).items()
+    meta = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in said}
     return (
         {name: array for name, array in arrays.items() if array is not None},
         {key.removeprefix(_META): value for key, value in meta.items() if key.startswith(_META)},

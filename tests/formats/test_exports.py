@@ -173,3 +173,23 @@ def test_what_is_computed_from_wide_rows_is_read_in_pieces_of_these(monkeypatch)
     wide, error = quantise(source.Source({"values": (np.dtype(np.float32), (64,))}, 1000, read, {}), "int8", "file")
     assert sum(map(len, wide.pieces("scales"))) == sum(map(len, wide.pieces("values"))) == 1000
     assert max(seen) == 16 and error.max == 0
+
+
+@slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_damaged_files(format, tmp_path):
+    """Bytes that are others, and ends that are missing: an error of ours, or rows of some kind; never a crash."""
+    path = tmp_path / f"rows.{format}"
+    read = reader(format)
+    getattr(rows_of(np.ones((5, 2), np.float32)), f"to_{format}")(path)
+    data, caught = path.read_bytes(), 0
+    rng = np.random.default_rng(0)
+    for at in rng.permutation(len(data))[:300]:
+        for bad in (data[:at] + bytes([data[at] ^ (1 << int(rng.integers(8)))]) + data[at + 1 :], data[:at]):
+            path.write_bytes(bad)
+            try:
+                assert read(path).rows.values.ndim == 2
+            except ValueError as error:
+                caught += 1
+                assert str(error).startswith("kvjax: "), error
+    assert caught > 300
