@@ -48,7 +48,7 @@ def write(
             "hash the ids to 63 bits, or leave these rows out with prune",
         )  # fmt: skip
     if not 1 <= parts <= BUCKETS:
-        raise FileError(prefix, f"1 to {BUCKETS} partitions", f"{parts}")
+        raise FileError(prefix, f"1 to {BUCKETS} partitions", f"{parts}", "choose a number of these")
     buckets = keys % BUCKETS
     tensors: dict[str, bundle.Tensor] = {}
     for i, part in enumerate(part_names(name, parts)):

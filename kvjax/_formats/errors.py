@@ -6,6 +6,9 @@ import importlib
 import os
 from typing import Any
 
+DAMAGED = "the files are damaged, incomplete, or of something else"
+"""What to think of, where nothing else is known."""
+
 
 class FileError(ValueError):
     """A file that is not what it should be.
@@ -17,8 +20,8 @@ class FileError(ValueError):
       mend: what to do.
     """
 
-    def __init__(self, file: str | os.PathLike[str], want: str, got: str, mend: str = "") -> None:
-        super().__init__(f"kvjax: {os.fspath(file)}: want {want}, got {got}{'; ' if mend else ''}{mend}")
+    def __init__(self, file: str | os.PathLike[str], want: str, got: str, mend: str = DAMAGED) -> None:
+        super().__init__(f"kvjax: {os.fspath(file)}: want {want}, got {got}; {mend}")
 
 
 def needed(module: str, of: str, extra: str) -> Any:

@@ -61,9 +61,9 @@ def quantise(source: Source, dtype: Quantised, file: str) -> tuple[Source, Quant
       FileError: `dtype` is none of these, the rows are quantised already, or int8 meets one that is not finite.
     """
     if dtype not in ("int8", *_FLOATS):
-        raise FileError(file, "quantise as float16, bfloat16 or int8", f"{dtype!r}")
+        raise FileError(file, "quantise as float16, bfloat16 or int8", f"{dtype!r}", "choose one of these")
     if QUANTISED in source.meta:
-        raise FileError(file, "rows that are not quantised yet", f"{source.meta[QUANTISED]}")
+        raise FileError(file, "rows that are not quantised yet", f"{source.meta[QUANTISED]}", "quantise an export once")
     error = _error(source, dtype, file)
     _, shape = source.types["values"]
     types = dict(source.types) | {"values": (_FLOATS.get(dtype, np.dtype(np.int8)), shape)}

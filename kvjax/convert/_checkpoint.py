@@ -102,7 +102,7 @@ def export_checkpoint(
     error = None
     if kind == "deeprec":
         if quantise is not None:
-            raise FileError(path, "no quantise= for DeepRec, which has none", f"{quantise!r}")
+            raise FileError(path, "no quantise= for DeepRec, which has none", f"{quantise!r}", "leave it out")
         columns = source.read(list(source.types), 0, source.num_rows)
         own = {column.removeprefix(SLOT): array for column, array in columns.items() if column.startswith(SLOT)}
         own = {slot: array for slot, array in own.items() if array.shape == columns["values"].shape}

@@ -60,7 +60,7 @@ def from_deeprec(
     there = sorted({slot for part in parts for slot in _slots(bundle, part)})
     wanted = dict(slots or {})
     if lost := sorted(wanted.keys() - set(there)):
-        raise FileError(bundle.prefix, f"the slots {lost} of {name!r}", f"{there}")
+        raise FileError(bundle.prefix, f"the slots {lost} of {name!r}", f"{there}", "name those that are there")
     taken = {}
     for slot, ours in wanted.items():
         of, values = (joined(bundle, [f"{part}/{slot}" for part in parts], end) for end in ("-keys", "-values"))

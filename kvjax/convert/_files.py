@@ -109,7 +109,9 @@ def _of(path: str | os.PathLike[str], source: str, read: _Read, names: Mapping[s
     arrays, meta = read(path)
     given = dict(names or {})
     if unknown := sorted(name for name in given if name not in (*ROW_COLUMNS, SCALES) and not name.startswith(SLOT)):
-        raise FileError(path, f"columns of {[*ROW_COLUMNS, SCALES, SLOT + '<name>']}", f"{unknown}")
+        raise FileError(
+            path, f"columns of {[*ROW_COLUMNS, SCALES, SLOT + '<name>']}", f"{unknown}", "give names by these"
+        )
     theirs = dict.fromkeys(given.values())
     # A column that has been given another name is not taken for one of kvjax's.
     ours = {

@@ -46,7 +46,7 @@ def from_sok(
     there = {file.name.removeprefix(f"{stem}-"): file for file in sorted(path.glob(f"{stem}-*-*"))}
     wanted = dict(slots or {})
     if lost := sorted(wanted.keys() - there.keys()):
-        raise FileError(path, f"the slots {lost} of {name!r}", f"{sorted(there)}")
+        raise FileError(path, f"the slots {lost} of {name!r}", f"{sorted(there)}", "name those that are there")
     taken = {}
     for slot, ours in wanted.items():
         array = _read(there[slot], 2)

@@ -55,6 +55,7 @@ def from_tfra(
     return imported(folder, f"TFRA's {name!r}", {"keys": keys, "values": values}, slots={}, left=left)
 
 
+_ONE = "give a folder that has one"
 _SHARD = r"(?:_mht_(?P<shard>\d+)of(?P<shards>\d+)(?:_rank(?P<rank>\d+)_size(?P<size>\d+))?)?"
 
 
@@ -67,14 +68,16 @@ def _stems(folder: Path, name: str) -> list[Path]:
         if match:
             shard, shards, rank, size = (int(match[group] or 0) for group in ("shard", "shards", "rank", "size"))
             if (shard, rank) in found:
-                raise FileError(folder, "one save of the variable", f"{found[shard, rank].name} and {path.name}")
+                raise FileError(folder, "one save of the variable", f"{found[shard, rank].name} and {path.name}", _ONE)
             found[shard, rank] = path.with_name(path.name.removesuffix("-keys"))
             whole.add((max(shards, 1), max(size, 1)))
     if not found:
         names = [path.name for path in _keys_files(folder)][:5]
-        raise FileError(folder, f"files of {name!r}, {_stem(name)}_mht_...-keys", f"{names}")
+        raise FileError(
+            folder, f"files of {name!r}, {_stem(name)}_mht_...-keys", f"{names}", "give its name and folder"
+        )
     if len(whole) > 1:
-        raise FileError(folder, f"one save of {name!r}", f"shards and processes {sorted(whole)}")
+        raise FileError(folder, f"one save of {name!r}", f"shards and processes {sorted(whole)}", _ONE)
     ((shards, size),) = whole
     wanted = {(i + 1, r) for i in range(shards) for r in range(size)} if (0, 0) not in found else {(0, 0)}
     if found.keys() != wanted:
