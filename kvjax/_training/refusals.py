@@ -42,7 +42,7 @@ _SKIPS = _Refusal(
 _NOISE = _Refusal(
     "a transform without random keys in its state",
     "by which every row would draw the same noise",
-    "add the noise to gradients or rows yourself, with a key of the step",
+    "kvjax.optax.add_row_noise(eta, gamma, seed) draws it by the row's key and the step",
 )
 # By the class of their state, as optax has them.
 _STATES = {

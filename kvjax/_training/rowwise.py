@@ -81,7 +81,7 @@ def rowwise(tx: HasUpdate, count: SlotCount = "auto") -> Rowwise:
     scalars are counted, or to make the state for `Table.apply`. The transform sees a row as a matrix ``(1, dim)``, so
     what asks for the number of axes is answered as for a dense table. A transform by which rows of a dense table depend
     on each other (by a norm over all of them) is run on each row by itself, with a warning when it is first used;
-    `check_compatibility` tells what a transform does to rows.
+    `check_compatibility` tells what a transform does to rows. One whose update takes ``row_facts=`` gets `RowFacts`.
 
     Args:
       tx: any transform whose update of a row depends on that row alone. Rows that are not in a batch are not touched

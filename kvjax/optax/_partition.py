@@ -55,7 +55,8 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
         the name, to transforms.
 
     Returns:
-      An optax transform. Extra arguments of ``update`` go to both.
+      An optax transform. Extra arguments of ``update`` go to both, but for ``row_facts=``, of which tables have their
+      own (see `RowFacts`).
 
     Raises:
       ValueError: a table has no transform, a transform no table, a transform holds updates back, or the gradients do

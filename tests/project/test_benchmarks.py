@@ -45,6 +45,12 @@ def test_smoke(tmp_path):
     assert again.returncode == 0 and again.stdout in done.stdout
 
 
+@slow
+def test_optimizers_in_tiny():
+    done = run("--quick", "--only", "adagrad", "segments", script=BENCHMARKS / "optimizers.py")
+    assert done.returncode == 0 and "adagrad" in done.stdout and "by hand" in done.stdout, done.stderr[-2000:]
+
+
 def test_bytes_are_those_of_a_perfect_kernel():
     """A row read and written; of a step value, slot and gradient: 1,280 a row of dim 64."""
     assert gpu.Case("lookup", 8).bytes == 64
