@@ -29,6 +29,7 @@ class Process:
       outlived: hashes of what is gone, or may be, while JAX keeps programs for it: specs of tables that were dropped
         and not made again, and score functions.
       sinks: what shards call with evicted rows, by table; it goes with a table that moves.
+      cursors: where the cursors of deltas are, by name and tables; by folder, those of saves that are not sealed yet.
       raised: what a function of the user's has raised last, until the write that called it has failed for that.
     """
 
@@ -39,6 +40,7 @@ class Process:
         self.births: dict[str, int] = {}
         self.of_modules: dict[str, bool] = {}
         self.sinks: dict[str, Any] = {}
+        self.cursors: dict[Any, Any] = {}
         self.outlived: set[int] = set()
         self.raised: BaseException | None = None
         self.forked = False

@@ -89,15 +89,15 @@ def snapshot(spec: TableSpec, version: int, slots: bool, shards: Sequence[int]) 
         from_native(spec.host.export_table(spec.name, shard, version, slots), spec.dim, spec.row_dtype, spec.key_dtype)
         for shard in shards or spec.shards[:1]
     ]
-    return _joined(parts) if shards else _emptied(parts[0])
+    return joined(parts) if shards else _emptied(parts[0])
 
 
-def _joined(parts: Sequence[Snapshot]) -> Snapshot:
+def joined(parts: Sequence[Snapshot]) -> Snapshot:
     """The snapshots of some shards as one, sorted by (bucket, key)."""
     if len(parts) == 1:
         return parts[0]
     columns = concat([part.rows.columns() for part in parts])
-    order, buckets = _order(columns["keys"])
+    order, buckets = by_bucket(columns["keys"])
     waiting = concat([{name: part.admission[name] for name in WAITING_COLUMNS} for part in parts])
     rows = Exported.of_columns(
         take(columns, order),
@@ -109,13 +109,13 @@ def _joined(parts: Sequence[Snapshot]) -> Snapshot:
         offsets=np.searchsorted(buckets, np.arange(host.NUM_BUCKETS + 1)).astype(np.int64),
         slot_types=next((part.slot_types for part in parts if part.slot_types), {}),
         # The cells of a bucket are used by the shard that owns it alone.
-        admission=take(waiting, _order(waiting["pending_keys"])[0])
+        admission=take(waiting, by_bucket(waiting["pending_keys"])[0])
         | {"sketch": np.max([part.admission["sketch"] for part in parts], axis=0)},
     )
 
 
-def _order(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """By (bucket, key): where the keys stand now, and their buckets then."""
+def by_bucket(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sorts keys ``(n,)`` by (bucket, key): where they stand now, and their buckets then."""
     buckets = buckets_of(keys)
     order = np.lexsort((keys.view(np.int64), buckets))
     return order, buckets[order]

@@ -27,8 +27,15 @@ from kvjax.checkpoint._format import (
 T = TypeVar("T")
 
 
-def seal(directory: Path) -> None:
+def seal(directory: Path, stands_for: str | None = None) -> str:
     """Lists the tables below `directory`, once all processes have written what they have of them.
+
+    Args:
+      directory: of the checkpoint.
+      stands_for: the digest of a seal in the place of which deltas may build on this one.
+
+    Returns:
+      The digest of the seal, which is of all that is in the checkpoint.
 
     Raises:
       CheckpointError: what a process has written is not here.
@@ -45,10 +52,12 @@ def seal(directory: Path) -> None:
             ) from error
         tables[meta["name"]] = [[len(data), digest(data)] for data in lists]
         flush(folder)
-    contents = {"format": SEAL, "tables": tables}
-    write_text(directory / META, json.dumps({"contents": contents, "digest": digest(_canonical(contents))}))
+    contents = {"format": SEAL, "tables": tables} | ({"stands_for": stands_for} if stands_for else {})
+    whole = digest(_canonical(contents))
+    write_text(directory / META, json.dumps({"contents": contents, "digest": whole}))
     flush(directory)
     flush(directory.parent)
+    return whole
 
 
 def _canonical(contents: Any) -> bytes:
@@ -61,13 +70,30 @@ class Catalog:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    @functools.cached_property
+    @property
+    def digest(self) -> str | None:
+        """Of the seal, by which deltas name what they build on; None where there is none, or it is damaged."""
+        return next(iter(self.digests), None)
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The digest, and that of a checkpoint which this one stands for."""
+        try:
+            return () if self._seal is None else self._seal[0]
+        except CheckpointError:
+            return ()
+
+    @property
     def _lists(self) -> dict[str, list[tuple[int, str]]] | None:
         """Size and digest of the lists of each table; None where there is no seal.
 
         Raises:
           CheckpointError: the seal is damaged.
         """
+        return None if self._seal is None else self._seal[1]
+
+    @functools.cached_property
+    def _seal(self) -> tuple[tuple[str, ...], dict[str, list[tuple[int, str]]]] | None:
         try:
             return self._read_seal() if (self.directory / META).exists() else None
         except Damaged as error:
@@ -150,7 +176,7 @@ class Catalog:
         folder = self.folder(name)
         return Files(folder, _entries(read_json(Files(folder, self.lists(name)).read(path, MOST_JSON)), path))
 
-    def _read_seal(self) -> dict[str, list[tuple[int, str]]]:
+    def _read_seal(self) -> tuple[tuple[str, ...], dict[str, list[tuple[int, str]]]]:
         found = read_json(read(self.directory / META, MOST_JSON))
         try:
             contents = found["contents"]
@@ -160,7 +186,9 @@ class Catalog:
                 )
             if contents["format"] != SEAL:
                 raise Damaged(f"want format {SEAL!r}, got {contents['format']!r}, which a later kvjax may have written")
-            return {name: [_entry(entry) for entry in lists] for name, lists in contents["tables"].items()}
+            tables = {name: [_entry(entry) for entry in lists] for name, lists in contents["tables"].items()}
+            digests = [str(found["digest"]), *([str(contents["stands_for"])] if "stands_for" in contents else [])]
+            return tuple(digests), tables
         except (KeyError, TypeError, AttributeError, UnicodeEncodeError, RecursionError) as error:
             raise Damaged(f"want contents and their digest, got {type(error).__name__} of {error}") from error
 

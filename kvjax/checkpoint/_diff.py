@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kvjax.checkpoint._catalog import Catalog
-from kvjax.checkpoint._locate import PathLike, locate
+from kvjax.checkpoint._chain import Chain
+from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._pieces import Pieces, cuts
 
 _IGNORED = {"format", "rows", "num_shards", "shards", "extras", "num_buckets", "name"}
@@ -93,7 +93,7 @@ def diff(a: PathLike, b: PathLike, *, examples: int = 5) -> Diff:
       >>> kvjax.drop_table("doc_diff")
       >>> folder.cleanup()
     """
-    one, other = Catalog(locate(a)), Catalog(locate(b))
+    one, other = Chain(a), Chain(b)
     both = [name for name in one.names if name in other.names]
     return Diff(
         {name: _diff_table(one, other, name, examples) for name in both},
@@ -102,8 +102,8 @@ def diff(a: PathLike, b: PathLike, *, examples: int = 5) -> Diff:
     )
 
 
-def _diff_table(one: Catalog, other: Catalog, name: str, examples: int) -> TableDiff:
-    tables = [Pieces(catalog, name) for catalog in (one, other)]
+def _diff_table(one: Chain, other: Chain, name: str, examples: int) -> TableDiff:
+    tables = [Pieces(chain, name) for chain in (one, other)]
     metas = [table.meta for table in tables]
     found = TableDiff((metas[0]["rows"], metas[1]["rows"]))
     for field in sorted((metas[0].keys() | metas[1].keys()) - _IGNORED):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES
 from kvjax._values.numbers import is_integer, is_real
 from kvjax._values.slot_layout import parse_type
 from kvjax._values.snapshot import ADMISSION_COLUMNS
-from kvjax.checkpoint._format import FORMAT, PACKED, RULES, UNSEALED, Damaged
+from kvjax.checkpoint._format import FORMAT, PACKED, REMOVED, RULES, UNSEALED, Damaged
 from kvjax.checkpoint._rules import NeedsFunctionError, load, load_initializer
 from kvjax.ffi import host
 from kvjax.initializers import Pool, resolve
@@ -84,7 +85,7 @@ def _is_slot_type(text: str) -> bool:
 
 def _are_extras(x: Any) -> bool:
     """Dtype and shape of each, as {"pinned": ["bool", [9]], ...}."""
-    known = {"pinned": "bool"} | ADMISSION_COLUMNS
+    known = {"pinned": "bool", REMOVED: "int64"} | ADMISSION_COLUMNS
     return isinstance(x, dict) and all(
         isinstance(kind, list) and len(kind) == 2 and kind[0] == known.get(name) and _is_length(kind[1])
         for name, kind in x.items()
@@ -93,6 +94,12 @@ def _are_extras(x: Any) -> bool:
 
 def _is_length(shape: Any) -> bool:
     return isinstance(shape, list) and len(shape) == 1 and _integer(0, _MOST_ROWS)(shape[0])
+
+
+def _is_delta(x: Any) -> bool:
+    """The digest of the checkpoint that it builds on, as {"since": "0123456789abcdef", "counts_of_all": false}."""
+    ok = isinstance(x, dict) and x.keys() == {"since", "counts_of_all"} and _is_bool(x["counts_of_all"])
+    return ok and isinstance(x["since"], str) and re.fullmatch("[0-9a-f]{16}", x["since"]) is not None
 
 
 def _are_shards(x: Any) -> bool:
@@ -122,8 +129,9 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "extras": _are_extras,
     "shards": _are_shards,
     "partitioner": _is_text,
+    "delta": _is_delta,
 }
-_LATER = {"extras", "shards", "partitioner"}
+_LATER = {"extras", "shards", "partitioner", "delta"}
 """Fields that not all tables have."""
 _OFTEN = {"rounding", "options"}
 """Fields that the first kvjax did not write."""
@@ -161,6 +169,7 @@ def _check_shards(meta: dict[str, Any]) -> None:
     _check("shards" not in meta or "extras" not in meta, "shards", rows)
     for shard in shards:
         extras = {name: shape[0] for name, (_, shape) in shard["extras"].items()}
+        _check("delta" in meta or REMOVED not in extras, "extras", extras)
         _check(extras.get("pinned", shard["rows"]) == shard["rows"], "extras", extras)
         _check(extras.get("pending_keys") == extras.get("pending_counts"), "extras", extras)
         _check(extras.get("sketch", 0) % host.NUM_BUCKETS == 0, "extras", extras)

@@ -41,6 +41,7 @@ FORMAT, PACKED, UNSEALED = "kvjax.table.v3", "kvjax.table.v2", "kvjax.table.v1"
 SEAL = "kvjax.tables.v2"
 META = "kvjax.json"
 POOL = "initializer.pool"
+REMOVED = "removed"
 COLUMNS = tuple(name for name in ROW_COLUMNS if name != "pinned")
 """The columns of rows that are always there; "pinned" is only where something is."""
 FIELDS = saved_as("fields")

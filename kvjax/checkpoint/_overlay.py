@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,8 +12,8 @@ import numpy as np
 from kvjax._keys.keys import as_keys
 from kvjax._values.exported import Exported, slot_column
 from kvjax._values.slot_layout import parse_type
-from kvjax._values.snapshot import ADMISSION_COLUMNS, WAITING_COLUMNS, Snapshot, concat, take
-from kvjax.checkpoint._format import POOL
+from kvjax._values.snapshot import ADMISSION_COLUMNS, WAITING_COLUMNS, Columns, Snapshot, concat, take
+from kvjax.checkpoint._format import POOL, REMOVED, Stored
 
 _NONE = np.zeros(0, np.int64)
 
@@ -33,9 +35,24 @@ def overlay(below: Snapshot, above: Snapshot, removed: np.ndarray = _NONE, count
         raise ValueError(f"kvjax: restore: want rows with the slots {slots}, got {above.slot_types}; slots=False")
     last_step = max(below.rows.last_step, above.rows.last_step)
     known = np.unique(np.concatenate([_words(above.rows.keys), removed]))
-    parts = [_columns(below, slots, ~_among(_words(below.rows.keys), known)), _columns(above, slots)]
+    parts = [_columns(below, slots, ~among(_words(below.rows.keys), known)), _columns(above, slots)]
     rows = Exported.of_columns(concat(parts), last_step)
-    return Snapshot(rows, _NONE, dict(slots), _admission(below, above, known, counts_of_all))
+    return Snapshot(rows, _NONE, dict(slots), overlaid_counts(below.admission, above.admission, known, counts_of_all))
+
+
+def together(links: Sequence[Stored]) -> Stored:
+    """A table as it was at the last of some checkpoints, of which the first has all of it and the others deltas."""
+    if len(links) == 1:
+        return links[0]
+    rows, last = links[0].snapshot(), links[-1]
+    for link in links[1:]:
+        counts = {name: array for name, array in rows.admission.items() if name != "sketch"}  # of which a delta has all
+        rows = dataclasses.replace(rows, admission=counts)
+        rows = overlay(rows, link.snapshot(), link.arrays.get(REMOVED, _NONE), link.meta["delta"]["counts_of_all"])
+    meta = {name: value for name, value in last.meta.items() if name != "delta"}
+    meta |= {"rows": len(rows.rows), "slots": list(map(list, rows.slot_types.items()))}
+    pool = {name: array for name, array in last.arrays.items() if name == POOL}
+    return Stored(meta, rows.rows.columns() | rows.admission | pool)
 
 
 def _columns(given: Snapshot, slots: dict[str, str], keep: Any = slice(None)) -> dict[str, np.ndarray]:
@@ -47,30 +64,33 @@ def _columns(given: Snapshot, slots: dict[str, str], keep: Any = slice(None)) ->
     return columns
 
 
-def _admission(below: Snapshot, above: Snapshot, known: np.ndarray, counts_of_all: bool) -> dict[str, np.ndarray]:
-    out = {}
-    none: dict[str, np.ndarray] = {name: _NONE for name in WAITING_COLUMNS}
-    old, new = ({name: part.admission.get(name, _NONE) for name in none} for part in (below, above))
+def overlaid_counts(below: Columns, above: Columns, known: np.ndarray, counts_of_all: bool) -> dict[str, np.ndarray]:
+    """What is counted of keys without a row, by the names of `ADMISSION_COLUMNS`; arguments as those of `overlay`.
+
+    Args:
+      below: counts.
+      above: counts, of which a sketch takes the place of the other.
+      known: keys ``(m,)`` int64, sorted, of which `above` has the counts if there are any.
+      counts_of_all: whether it has those of all keys.
+    """
+    old, new = ({name: part.get(name, _NONE) for name in WAITING_COLUMNS} for part in (below, above))
     if counts_of_all:
-        old = none
+        old = {name: _NONE for name in WAITING_COLUMNS}
     again = np.unique(np.concatenate([known, new["pending_keys"]]))
-    waiting = concat([take(old, ~_among(old["pending_keys"], again)), new])
-    if len(waiting["pending_keys"]):
-        out |= waiting
-    cells = [part.admission["sketch"] for part in (below, above) if len(part.admission.get("sketch", _NONE))]
-    if cells:
-        out["sketch"] = cells[-1]
-    return out
+    waiting = concat([take(old, ~among(old["pending_keys"], again)), new])
+    out = waiting if len(waiting["pending_keys"]) else {}
+    cells = [part["sketch"] for part in (below, above) if len(part.get("sketch", _NONE))]
+    return out | ({"sketch": cells[-1]} if cells else {})
 
 
 def only(arrays: dict[str, np.ndarray], wanted: Any) -> dict[str, np.ndarray]:
     """Of the arrays of a table what belongs to some keys: their rows, and what is counted of those that wait."""
     keys = np.unique(np.asarray(as_keys(wanted, "restore(keys=)")).reshape(-1).view(np.int64))
-    of_rows = {name: array for name, array in arrays.items() if name not in (*ADMISSION_COLUMNS, POOL)}
-    out = arrays | take(of_rows, _among(_words(arrays["keys"]), keys))
+    of_rows = {name: array for name, array in arrays.items() if name not in (*ADMISSION_COLUMNS, POOL, REMOVED)}
+    out = arrays | take(of_rows, among(_words(arrays["keys"]), keys))
     if "pending_keys" in arrays:
         waiting = {name: arrays[name] for name in WAITING_COLUMNS}
-        out |= take(waiting, _among(arrays["pending_keys"], keys))
+        out |= take(waiting, among(arrays["pending_keys"], keys))
     return out
 
 
@@ -95,7 +115,7 @@ def _words(keys: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(keys).view(np.int64)
 
 
-def _among(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
+def among(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Which keys ``(n,)`` are among those known ``(m,)``, which are sorted."""
     if len(known) == 0:
         return np.zeros(len(keys), bool)

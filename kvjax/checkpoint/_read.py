@@ -13,7 +13,7 @@ from kvjax._values.snapshot import ADMISSION_COLUMNS, column_types, concat
 from kvjax.checkpoint._arrays import Reading
 from kvjax.checkpoint._fields import shards_of
 from kvjax.checkpoint._files import Files
-from kvjax.checkpoint._format import FORMAT, POOL, Damaged, Stored, array_folder, shard_folder
+from kvjax.checkpoint._format import FORMAT, POOL, REMOVED, Damaged, Stored, array_folder, shard_folder
 from kvjax.ffi import host
 
 # Keys of which the owners are asked at once.
@@ -34,11 +34,19 @@ def read(meta: dict[str, Any], files: Files, placement: Placement | None = None)
     """
     shards = [Shard(files, meta, i) for i in range(meta["num_shards"])]
     arrays = joined([shard.read(placement) for shard in shards])
-    if meta["initializer"]["kind"] == "pool":
-        packed = meta["format"] != FORMAT
-        pool = _Array(files, POOL, np.dtype(np.float32), tuple(meta["initializer"]["shape"]), packed)
-        arrays |= at_once({POOL: pool})
-    return Stored(meta, arrays)
+    return Stored(meta, arrays | read_pool(files, meta))
+
+
+def read_pool(files: Files, meta: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The rows of an initializer that is made of some, by their name.
+
+    Raises:
+      Damaged: as `read`.
+    """
+    if meta["initializer"]["kind"] != "pool":
+        return {}
+    shape = tuple(meta["initializer"]["shape"])
+    return at_once({POOL: _Array(files, POOL, np.dtype(np.float32), shape, meta["format"] != FORMAT)})
 
 
 class _Array:
@@ -76,9 +84,13 @@ class Shard:
         self.rows = {name: array(name, dtype, (self.num_rows, *shape)) for name, (dtype, shape) in types.items()}
         self.rows |= {name: store for name, store in extras.items() if name == "pinned"}
         self.extras = {name: store for name, store in extras.items() if name in ADMISSION_COLUMNS}
+        self.removed = {name: store for name, store in extras.items() if name == REMOVED}
         self.offsets = array("offsets", np.dtype(np.int64), (host.NUM_BUCKETS + 1,))
 
     def read(self, placement: Placement | None) -> dict[str, np.ndarray]:
+        return self._read(placement) | at_once(self.removed)
+
+    def _read(self, placement: Placement | None) -> dict[str, np.ndarray]:
         if placement is None or placement.num_shards == len({shard.shard for shard in placement.local}):
             return at_once(self.rows | self.extras)
         waiting = {name: store for name, store in self.extras.items() if name != "sketch"}

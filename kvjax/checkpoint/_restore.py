@@ -23,9 +23,10 @@ from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table
 from kvjax._values.dtypes import dtype_name
 from kvjax._values.errors import fail
-from kvjax.checkpoint._catalog import Catalog
+from kvjax.checkpoint._chain import Chain, Link
 from kvjax.checkpoint._format import FIELDS, POOL, Stored
 from kvjax.checkpoint._overlay import converted, only, overlay
+from kvjax.checkpoint._overlay import together as overlaid
 from kvjax.checkpoint._read import read
 from kvjax.checkpoint._rules import load, load_initializer
 from kvjax.storage import Storage
@@ -48,14 +49,14 @@ class Restore:
     """One table on its way from a checkpoint: `read` it and check it, `prepare` what it shall be, and `commit` that.
 
     Args:
-      catalog: of the checkpoint.
+      chain: of the checkpoint.
       name: of the table in it.
       table: to load into; None for the one of that name, or a new one.
       how: to make it.
     """
 
-    def __init__(self, catalog: Catalog, name: str, table: Table | None, how: How):
-        self.name, self.catalog, self.table = name, catalog, table or tables_of_process().get(name)
+    def __init__(self, chain: Chain, name: str, table: Table | None, how: How):
+        self.name, self.chain, self.table = name, chain, table or tables_of_process().get(name)
         # Of a module's table of which nobody has said the seed, what was saved says it; an earlier restore, too.
         self.drawn = self.table is not None and PROCESS.of_modules.get(self.table.name, False)
         if self.table is not None and self.drawn:
@@ -98,15 +99,17 @@ class Restore:
             drop_table(self.name)
 
     def _read(self) -> Stored:
-        meta, files = self.catalog.open(self.name)
+        links = self.chain.links(self.name)
         if not self.given:
-            self._load_rules(meta)
-        if not self.how.slots:
-            meta = meta | {"slots": []}
-        stored = self._chosen(self.catalog.checked(self.name, lambda: read(meta, files, self.placement)))
+            self._load_rules(links[-1].meta)
+        stored = overlaid([self._read_link(link) for link in links])
         if self.table and self.given:
             _check_equal(self.table.spec, stored, but=("seed",) if self.drawn else ())
         return stored
+
+    def _read_link(self, link: Link) -> Stored:
+        meta = link.meta if self.how.slots else link.meta | {"slots": []}
+        return self._chosen(link.catalog.checked(self.name, lambda: read(meta, link.files, self.placement)))
 
     def _chosen(self, stored: Stored) -> Stored:
         """What is wanted of what was read."""

@@ -11,8 +11,8 @@ from kvjax._keys.keys import Keys, KeysLike
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
-from kvjax.checkpoint._catalog import Catalog
-from kvjax.checkpoint._locate import PathLike, locate
+from kvjax.checkpoint._chain import Chain
+from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._restore import How, Restore
 from kvjax.storage import Storage
 
@@ -32,6 +32,7 @@ def restore(
     slots: bool = True,
     keys: KeysLike | None = None,
     merge: bool = False,
+    base: PathLike | Sequence[PathLike] | None = None,
 ) -> dict[str, Table]:
     """Restores tables: all that are asked for, or none if one of them cannot be.
 
@@ -57,12 +58,14 @@ def restore(
       keys: of the rows to restore, ``(n,)``; by default all. A key that the checkpoint lacks has no row afterwards.
       merge: leave the rows of a table that exists where the checkpoint has none of their keys. Counts of waiting keys
         are merged likewise; of a sketch, the checkpoint's are taken.
+      base: of a delta, where to look for the checkpoints that it builds on, a path or several. After these, those next
+        to it are tried, and the other steps of its manager.
 
     Returns:
       The live handles by name.
 
     Raises:
-      CheckpointError: there is no checkpoint, or it is damaged.
+      CheckpointError: there is no checkpoint, or it is damaged, or one is not there that a delta builds on.
       ValueError: a table is not what was saved, a function is missing, or an argument does not fit.
 
     Example:
@@ -81,14 +84,14 @@ def restore(
         mesh=mesh, devices=devices, axis=axis, partitioner=partitioner, replicated=replicated, wire=wire,
         storage=storage, dtype=dtype, slots=slots, keys=keys, merge=merge,
     )  # fmt: skip
-    return restore_all(Catalog(locate(path)), tables, how)
+    return restore_all(Chain(path, base), tables, how)
 
 
-def restore_all(catalog: Catalog, tables: Mapping[str, Table | None] | None, how: How) -> dict[str, Table]:
-    """As `restore`, from a catalog."""
+def restore_all(chain: Chain, tables: Mapping[str, Table | None] | None, how: How) -> dict[str, Table]:
+    """As `restore`, from a chain."""
     if tables is None:
-        tables = {name: None for name in catalog.names}
-    restores = [Restore(catalog, name, table, how) for name, table in tables.items()]
+        tables = {name: None for name in chain.names}
+    restores = [Restore(chain, name, table, how) for name, table in tables.items()]
     _check_distinct(restores)
     for one in restores:  # all files, before a table is made
         one.read()

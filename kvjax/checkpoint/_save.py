@@ -14,17 +14,25 @@ from kvjax._sharded.processes import together
 from kvjax._table.table import Table, check_table
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint._catalog import seal
+from kvjax.checkpoint._cursors import cursor_at, moving, sealed
 from kvjax.checkpoint._files import flush
-from kvjax.checkpoint._format import CheckpointError
+from kvjax.checkpoint._format import CheckpointError, Stored
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._write import check_saved, everyone, snapshot, write
 
 
 def save(
     path: PathLike, tables: Mapping[str, Table] | Iterable[Table], *, prune: PruneLike | None = None,
-    overwrite: bool = False,
+    cursor: str | None = None, since: str | None = None, overwrite: bool = False,
 ) -> None:  # fmt: skip
     """Saves tables into a folder, which is there as a whole, or not at all.
+
+    With ``since=`` it is a delta: only the rows that have changed since the last save with that cursor, and the keys
+    whose rows have gone, by whatever write. `restore` finds what it builds on, `compact` makes one of both. While a
+    table has cursors it remembers which keys are touched, in about 25 bytes for each. Where that is not known, a delta
+    has all rows of the table, and builds on nothing: after ``clear``, ``clear_slots``, ``load``, a restore or a move of
+    the table, and once more keys were touched than it has rows (and more than 65,536). Tables on a GPU, or sharded over
+    several processes, have no cursors yet.
 
     In several processes all save together, into a folder that they share, as `kvjax.orbax.TableSave` does.
 
@@ -32,10 +40,14 @@ def save(
       path: of the folder, which is not there yet.
       tables: live handles by the names they get in the checkpoint; or just handles.
       prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep; by default all.
+      cursor: saves everything, and puts a cursor of this name there, or moves it. Cursors are of the tables that are
+        saved together, and gone with the process; each remembers on its own, as for training and for serving.
+      since: name of the cursor from which to save what has changed; it moves to this save.
       overwrite: replace the checkpoint that is there.
 
     Raises:
-      CheckpointError: there is something at the path.
+      CheckpointError: there is something at the path, or no such cursor.
+      ValueError: a table cannot have cursors, or `prune` is beside one.
       TypeError: something else than tables is given.
       OSError: the disk is full, or the folder cannot be written. Nothing is left at the path then.
 
@@ -48,6 +60,11 @@ def save(
       >>> table = kvjax.checkpoint.restore(folder.name + "/one")["doc_saved"]
       >>> table.lookup(7).tolist()
       [1.0, 2.0]
+      >>> kvjax.checkpoint.save(folder.name + "/base", [table], cursor="serving")
+      >>> table = table.upsert(np.array([8]), [[3.0, 4.0]])
+      >>> kvjax.checkpoint.save(folder.name + "/delta", [table], since="serving")
+      >>> kvjax.checkpoint.restore(folder.name + "/delta")["doc_saved"].shape
+      (2, 2)
       >>> kvjax.drop_table("doc_saved")
       >>> folder.cleanup()
     """
@@ -66,18 +83,38 @@ def save(
 
     def finish() -> None:
         if jax.process_index() == 0:
-            seal(scratch)
+            digest = seal(scratch)
             install(scratch, target)
+            sealed(scratch, digest)
 
     together(place, "", "save", begin)
     try:
-        check_saved(given)
-        stored = [snapshot(name, table, prune) for name, table in given.items()]
+        stored = copied(given, scratch, prune, cursor, since)
         together(place, "", "save", lambda: asyncio.run(put()))
         together(place, "", "save", finish)
     finally:
         if jax.process_index() == 0:
             shutil.rmtree(scratch, ignore_errors=True)
+
+
+def copied(
+    tables: Mapping[str, Table], directory: Path, prune: PruneLike | None, cursor: str | None, since: str | None
+) -> list[Stored]:
+    """What this process has of tables to save below `directory`; a cursor is on its way there."""
+    check_saved(tables)
+    if cursor is not None and since is not None and cursor != since:
+        raise ValueError(
+            f"kvjax: save: want cursor= for all rows or since= for a delta, which moves its cursor, got {cursor!r} and "
+            f"{since!r}; save twice"
+        )
+    if prune is not None and (cursor or since) is not None:
+        raise ValueError(
+            "kvjax: save: want all rows in a checkpoint that deltas build on, got prune=; leave out the cursor, or use "
+            "kvjax.checkpoint.prune on the checkpoint"
+        )
+    at = None if since is None else cursor_at(since, tables)
+    with moving(cursor or since, tables, directory):
+        return [snapshot(name, table, prune, at) for name, table in tables.items()]
 
 
 def named(tables: Mapping[str, Table] | Iterable[Table]) -> dict[str, Table]:

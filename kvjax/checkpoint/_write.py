@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,21 @@ from jax.sharding import Mesh
 
 from kvjax._sharded.processes import allgather_json, together
 from kvjax._spec.placement import Placement
+from kvjax._table.changes import changes_since
 from kvjax._table.table import Table
 from kvjax._values.errors import fail
 from kvjax._values.names import is_name
 from kvjax._values.prune import PruneLike, keep_mask
 from kvjax._values.snapshot import Snapshot
 from kvjax.checkpoint._arrays import ArrayWriter
+from kvjax.checkpoint._cursors import Cursor
 from kvjax.checkpoint._files import Entry, flush, write_text
 from kvjax.checkpoint._format import (
     FIELDS,
     FORMAT,
     META,
     POOL,
+    REMOVED,
     RULES,
     CheckpointError,
     Stored,
@@ -40,15 +43,24 @@ from kvjax.ffi import host
 from kvjax.initializers import Pool
 
 
-def snapshot(name: str, table: Table, prune: PruneLike | None = None) -> Stored:
-    """Copies a table out of memory, to be saved under a name; training may go on while the copy is written."""
+def snapshot(name: str, table: Table, prune: PruneLike | None = None, since: Cursor | None = None) -> Stored:
+    """Copies a table out of memory, to be saved under a name; training may go on while the copy is written.
+
+    With a cursor, only what has changed since that, if the table knows.
+    """
     spec, placement, process = table.spec, shared_placement(table), jax.process_index()
     check_name(name, spec.name)
     if placement is None and process != 0:
         return Stored({}, {})
-    copy, offsets = together(placement, spec.name, "save", lambda: _copy(table, prune))
+    changes = None if since is None else changes_since(table, since.marks[name][1])
+    if changes is None:
+        copy, offsets = together(placement, spec.name, "save", lambda: _copy(table, prune))
+    else:
+        copy, offsets = changes.rows, changes.rows.offsets
     rows = copy.rows
     extras = {name: array for name, array in (copy.admission | {"pinned": rows.pinned}).items() if array.any()}
+    if changes is not None and len(changes.removed):
+        extras[REMOVED] = changes.removed
     own = {
         "rows": len(rows),
         "extras": {name: [array.dtype.name, list(array.shape)] for name, array in extras.items()},
@@ -77,6 +89,8 @@ def snapshot(name: str, table: Table, prune: PruneLike | None = None) -> Stored:
     }
     if spec.placement is not None and spec.placement.partitioner is not None:
         meta["partitioner"] = name_of(spec.placement.partitioner)
+    if since is not None and changes is not None:
+        meta["delta"] = {"since": since.checkpoint, "counts_of_all": changes.counts_of_all}
     if len(shards) == 1:
         meta["extras"] = shards[0]["extras"]
     else:
@@ -149,10 +163,27 @@ async def write(directory: Path, stored: Stored) -> None:
 
 
 def _write_shard(directory: Path, stored: Stored, number: int) -> None:
-    meta, first, arrays = stored.meta, number == 0, dict(stored.arrays)
+    kinds = {name: (array.dtype, array.shape) for name, array in stored.arrays.items()}
+    write_shard(directory, stored.meta, number, kinds, [stored.arrays])
+
+
+def write_shard(
+    directory: Path, meta: dict[str, Any], number: int, kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+    pieces: Iterable[Mapping[str, np.ndarray]],
+) -> None:  # fmt: skip
+    """Writes one shard of a table below `directory`, and lists it.
+
+    Args:
+      directory: of the checkpoint.
+      meta: what kvjax.json says; the first shard also writes that, and the initializer's pool.
+      number: of the shard.
+      kinds: dtype and shape of each array.
+      pieces: their rows, in order; not each piece need have some of each.
+    """
+    first = number == 0
     folder, shard = directory / table_folder(meta["name"]), shard_folder(number, meta["num_shards"])
-    pool = {name: arrays.pop(name) for name in [POOL] if name in arrays}
-    folders = {f"{shard}/{array_folder(name)}": array for name, array in arrays.items()} | (pool if first else {})
+    names = {name: name if name == POOL else f"{shard}/{array_folder(name)}" for name in kinds if first or name != POOL}
+    folders = {path: kinds[name] for name, path in names.items()}
     for path in folders:
         try:
             (folder / path).mkdir(parents=True)
@@ -160,11 +191,13 @@ def _write_shard(directory: Path, stored: Stored, number: int) -> None:
             raise CheckpointError(
                 f"kvjax: table {meta['name']!r}, save: want a folder without it, got {folder}; save to another"
             ) from error
-    writers = {path: ArrayWriter(folder / path, array.dtype, array.shape) for path, array in folders.items()}
+    writers = {path: ArrayWriter(folder / path, dtype, shape) for path, (dtype, shape) in folders.items()}
     entries: dict[str, Entry] = {}
     try:
-        for path, array in folders.items():
-            writers[path].add(array)
+        for piece in pieces:
+            for name, rows in piece.items():
+                if name in names:
+                    writers[names[name]].add(rows)
         for path, writer in writers.items():
             entries |= {f"{path}/{name}": entry for name, entry in writer.end().items()}
     finally:  # where one has failed, nobody writes any more when the caller hears of it

@@ -138,5 +138,20 @@ def replace(name: str, op: str, version: int, staged: Staged) -> None:
 def adopt(name: str, op: str, staged: Staged) -> None:
     """Makes a table of the shards, where there is none of the name."""
 
+def open_cursor(name: str, shard: int, version: int) -> int:
+    """
+    Has a shard remember which keys are touched from now on. Returns the cursor's token.
+    """
+
+def close_cursor(name: str, shard: int, token: int) -> None:
+    """Forgets a cursor, if the shard has it."""
+
+def export_since(name: str, shard: int, version: int, token: int) -> dict[str, object] | None:
+    """
+    What has changed in a shard since a cursor: as export_table, of the rows that were touched, with removed,
+    the keys that were and have none, and counts_of_all, whether pending_keys are all that wait and not only
+    those among them. None if the shard does not know, and all of it is to be taken.
+    """
+
 def handlers() -> dict[str, object]:
     """XLA FFI handlers by target name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -14,7 +14,7 @@ from orbax.checkpoint import future
 
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint import Catalog, How, check_saved, restore_all, seal, snapshot, write
+from kvjax.checkpoint import Catalog, Chain, How, PathLike, copied, restore_all, seal, sealed, write
 
 
 class TableHandler(ocp.handlers.AsyncCheckpointHandler):
@@ -30,8 +30,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
     """
 
     async def async_save(self, directory: str | os.PathLike[str], args: TableSave) -> list[future.Future]:
-        check_saved(args.tables)
-        stored = [snapshot(name, table, args.prune) for name, table in args.tables.items()]
+        stored = copied(args.tables, Path(directory), args.prune, args.cursor, args.delta_since)
 
         async def commit() -> None:
             await asyncio.gather(*(write(Path(directory), s) for s in stored))
@@ -49,7 +48,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
 
     def restore(self, directory: str | os.PathLike[str], args: TableRestore | None = None) -> dict[str, Table]:
         args = args or TableRestore()
-        return restore_all(Catalog(Path(directory)), args.tables, args.how())
+        return restore_all(Chain(directory, args.base), args.tables, args.how())
 
     def metadata(self, directory: str | os.PathLike[str]) -> dict[str, dict[str, object]]:
         """What each table of a checkpoint is, by name, as ``kvjax.json`` says it."""
@@ -58,7 +57,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
 
     def finalize(self, directory: str | os.PathLike[str]) -> None:
         """Seals the checkpoint: everything is there, and on the disk."""
-        seal(Path(directory))
+        sealed(Path(directory), seal(Path(directory)))
 
     def close(self) -> None:
         """The handler holds nothing."""
@@ -73,6 +72,9 @@ class TableSave(ocp.args.CheckpointArgs):
       tables: live handles, by the names they get in the checkpoint.
       prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep; by default all. In
         several processes it is asked for the rows of each process: ``top_k`` is of each, not of all.
+      cursor: puts a cursor of this name at what is saved, from which deltas can go on, as in `kvjax.checkpoint.save`.
+      delta_since: name of the cursor since which to save what has changed, as ``since`` there. A manager that deletes
+        steps must keep those that deltas build on.
 
     Example:
       >>> import tempfile, kvjax, numpy as np, orbax.checkpoint as ocp
@@ -91,6 +93,8 @@ class TableSave(ocp.args.CheckpointArgs):
 
     tables: Mapping[str, Table]
     prune: PruneLike | None = None
+    cursor: str | None = None
+    delta_since: str | None = None
 
 
 @ocp.args.register_with_handler(TableHandler, for_restore=True)
@@ -119,6 +123,7 @@ class TableRestore(How, ocp.args.CheckpointArgs):
       slots: whether to restore the optimizer's slots.
       keys: of the rows to restore; by default all.
       merge: leave the rows of a table that exists where the checkpoint has none of their keys.
+      base: of a delta, where to look for what it builds on, before the other steps.
 
     Example:
       >>> import tempfile, jax, kvjax, numpy as np, orbax.checkpoint as ocp
@@ -136,6 +141,7 @@ class TableRestore(How, ocp.args.CheckpointArgs):
     """
 
     tables: Mapping[str, Table | None] | None = None
+    base: PathLike | Sequence[PathLike] | None = None
 
     def how(self) -> How:
         """How to make the tables."""

@@ -214,7 +214,8 @@ def test_public_names():
         "from_safetensors", "from_sok", "from_tfplus", "from_tfra",
     }  # fmt: skip
     assert set(kvjax.checkpoint.__all__) == {
-        "CheckpointError", "Diff", "FileReport", "TableDiff", "Verified", "diff", "restore", "save", "verify",
+        "CheckpointError", "Diff", "FileReport", "TableDiff", "Verified", "compact", "diff", "prune", "restore",
+        "save", "verify",
     }  # fmt: skip
     assert set(kvjax.serving.__all__) == {"FrozenError", "FrozenTable"}
     for package in (kvjax, kvjax.checkpoint, kvjax.convert, kvjax.flax, kvjax.optax, kvjax.orbax, kvjax.serving):

@@ -129,7 +129,9 @@ class Admission {
 
   [[nodiscard]] const AdmissionSpec& spec() const { return spec_; }
   [[nodiscard]] bool shares() const { return spec_.shares(); }
-  /// Keys without a row that are counted one by one.
+  /// Whether keys without a row are counted one by one.
+  [[nodiscard]] bool counts_keys() const { return spec_.kind == AdmissionSpec::Kind::kMinCount; }
+  /// Those that are.
   [[nodiscard]] size_t tracked() const { return waiting_.size(); }
   [[nodiscard]] size_t bytes() const { return waiting_.bytes() + cells_.size() * sizeof(uint16_t); }
 
@@ -162,6 +164,9 @@ class Admission {
     if (spec_.kind == AdmissionSpec::Kind::kMinCount) waiting_.Reserve(waiting_.size() + waiting);
     return d;
   }
+
+  /// Whether a decision ends a window: then the counts of all keys that wait are saved as others.
+  [[nodiscard]] bool EndsWindow(const Decision& d) const { return d.window != window_; }
 
   /// Counts the batch that was decided: the first keys of `keys`.
   void Commit(const std::vector<uint64_t>& keys, const Decision& d) noexcept {
@@ -209,6 +214,16 @@ class Admission {
     std::fill(cells_.begin(), cells_.end(), uint16_t{0});
   }
 
+  /// What is known of some keys without a row, sorted by (bucket, key), and all cells.
+  [[nodiscard]] AdmissionState Save(const std::vector<int64_t>& keys) const {
+    AdmissionState state;
+    for (const int64_t key : keys) {
+      const uint32_t word = waiting_.Find(static_cast<uint64_t>(key));
+      if (word != kNoRow) state.keys.push_back(key), state.counts.push_back(spec_.Saved(word, window_));
+    }
+    state.cells = cells_;
+    return state;
+  }
   [[nodiscard]] AdmissionState Save() const {
     AdmissionState state;
     std::vector<std::pair<int64_t, int64_t>> counts;

@@ -166,6 +166,7 @@ inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t*
   const size_t n = keys.n;
   const Located& found = plan.change.found;
   if (plan.new_slots) in_.store.AttachSlots(*std::move(plan.new_slots));
+  Touch(plan, keys);
   in_.admission.Commit(found.fresh, plan.decision);
   in_.Commit(plan.change);
   for (size_t i = 0, m = 0; i < n; ++i) {
@@ -183,6 +184,15 @@ inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t*
   const uint32_t before = gate_.version(), next = gate_.Next();
   recent_.Happened(before, next);
   return next;
+}
+
+/// Remembers for deltas which rows and counts the step is about to change.
+inline void Table::Touch(const ApplyPlan& plan, KeySpan keys) noexcept {
+  const bool counts = in_.admission.counts_keys();
+  in_.Touch(keys, counts ? nullptr : plan.change.found.rows.data());
+  in_.Touch({plan.decision.forgotten.data(), plan.decision.forgotten.size()});
+  if (plan.shares) in_.Touch({&spec_.admission.shared_key, 1});
+  if (in_.admission.EndsWindow(plan.decision)) in_.touched.LoseCounts();
 }
 
 /// Takes the memory that the end of a step in chunks will want.

@@ -29,6 +29,7 @@
 #include "kvjax/ffi/cpu/change.h"
 #include "kvjax/ffi/cpu/shortlist.h"
 #include "kvjax/ffi/cpu/space.h"
+#include "kvjax/ffi/cpu/touched.h"
 
 namespace kvjax {
 
@@ -42,6 +43,7 @@ class Contents {
   int64_t last_step = 0;
   mutable Shortlist shortlist;  // a plan that comes to nothing may fill it
   mutable Counters counters;    // reads count too
+  Touched touched;
   Sink sink;
   ScoreFunction score;
 
@@ -49,6 +51,7 @@ class Contents {
   void Replace(RowStore rows, int64_t step) {
     store = std::move(rows), last_step = step;
     shortlist.Clear();
+    touched.Lose();
   }
 
   // ---- coming ------------------------------------------------------------------------------------------
@@ -150,8 +153,14 @@ class Contents {
     }
   }
 
+  /// Keys whose rows are others now; where `rows` are given, those that have none are not.
+  void Touch(KeySpan keys, const uint32_t* rows = nullptr) noexcept {
+    touched.Add(keys.data, keys.n, store.size(), [&](size_t i) { return rows && rows[i] == kNoRow; });
+  }
+
   void Commit(const Change& change) noexcept {
     counters.over_capacity += change.over_capacity;
+    Touch({change.found.fresh.data(), change.ids.size()}, change.ids.data());
     for (size_t f = 0; f < change.ids.size(); ++f) {
       if (f + kAhead < change.ids.size()) store.PrefetchKey(change.found.fresh[f + kAhead]);
       if (change.ids[f] == kNoRow) continue;
@@ -160,7 +169,10 @@ class Contents {
       ++counters.inserted;
     }
     for (const auto& [reason, rows] : change.leaving) {
-      for (const KeyRow& r : rows) store.Erase(r.key);
+      for (const KeyRow& r : rows) {
+        Touch({&r.key, 1});
+        store.Erase(r.key);
+      }
       counters.evicted.find(reason)->second += rows.size();
     }
   }

@@ -32,6 +32,16 @@
 
 namespace kvjax {
 
+/// What has changed since a cursor: rows, keys that have none, sorted by (bucket, key), and counts of these,
+/// or of all keys that wait. With `whole` it is not known, and nothing is here.
+struct Delta {
+  Snapshot rows = {};
+  std::vector<int64_t> removed = {};
+  AdmissionState admission = {};
+  bool counts_of_all = false;
+  bool whole = false;
+};
+
 class Table {
  public:
   static constexpr int32_t kHome = -1;  // of an unsharded table: every device
@@ -205,6 +215,11 @@ class Table {
     return CommitLoad(PrepareLoad(version, rows, admission));
   }
 
+  /// A cursor from which ExportSince goes on; tokens are known to the table that gave them.
+  Touched::Token OpenCursor(uint32_t version);
+  void CloseCursor(Touched::Token token);
+  [[nodiscard]] Delta ExportSince(uint32_t version, Touched::Token token, bool with_slots) const;
+
   /// Reserves space for `n` rows in all.
   void Reserve(uint32_t version, size_t n);
 
@@ -301,6 +316,7 @@ class Table {
   void Abandoned() noexcept;
   [[nodiscard]] std::vector<uint64_t> WithShared(const ApplyPlan& plan) const;
   uint32_t CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t* counts);
+  void Touch(const ApplyPlan& plan, KeySpan keys) noexcept;
   void Stage(const ApplyPlan& plan, KeySpan keys, const int32_t* counts);
   uint32_t HandOut(Begun out, KeySpan keys, const int32_t* counts);
   uint32_t EndStep(const ParallelFor& parallel);
@@ -345,6 +361,7 @@ class Table {
 }  // namespace kvjax
 
 #include "kvjax/ffi/cpu/apply.h"
+#include "kvjax/ffi/cpu/delta.h"
 #include "kvjax/ffi/cpu/reads.h"
 #include "kvjax/ffi/cpu/sharded.h"
 #include "kvjax/ffi/cpu/whole.h"

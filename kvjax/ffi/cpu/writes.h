@@ -24,6 +24,7 @@ inline uint32_t Table::Pin(const ParallelFor& parallel, Call call, KeySpan keys,
                           [&] { return Entering(parallel, call, keys); });
   if (!planned) return 0;
   in_.Commit(planned->change);
+  in_.Touch(keys);
   for (const uint32_t row : std::move(planned->change).Rows()) in_.store.Header(row).pinned = 1;
   return gate_.Next();
 }
@@ -33,6 +34,7 @@ inline uint32_t Table::Unpin(Call call, KeySpan keys) {
   if (!Plan(call, [&] { return Planned{call.version, {}}; })) return 0;
   for (size_t i = 0; i < keys.n; ++i) {
     const uint32_t row = in_.store.index().Find(keys.data[i]);
+    in_.Touch({keys.data + i, 1}, &row);
     if (row != kNoRow) in_.store.Header(row).pinned = 0;
   }
   return gate_.Next();
@@ -44,6 +46,7 @@ inline uint32_t Table::Upsert(const ParallelFor& parallel, Call call, KeySpan ke
       PlanRows(parallel, call, "upsert", {}, /*blank=*/true, [&] { return Entering(parallel, call, keys); });
   if (!planned) return 0;
   in_.Commit(planned->change);
+  in_.Touch(keys);
   WriteValues(parallel, std::move(planned->change).Rows(), values);
   return gate_.Next();
 }
@@ -53,6 +56,7 @@ inline uint32_t Table::Assign(const ParallelFor& parallel, Call call, KeySpan ke
   const auto planned = Plan(
       call, [&] { return Planned{call.version, Change{.found = in_.Locate(parallel, keys), .ids = {}}}; });
   if (!planned) return 0;
+  in_.Touch(keys, planned->change.found.rows.data());
   WriteValues(parallel, planned->change.found.rows, values);
   return gate_.Next();
 }
@@ -64,6 +68,7 @@ inline uint32_t Table::Add(const ParallelFor& parallel, Call call, KeySpan keys,
                           [&] { return PlanAdd(parallel, call, keys, deltas); });
   if (!planned) return 0;
   in_.Commit(planned->change);
+  in_.Touch(keys);
   const auto dim = static_cast<size_t>(spec_.dim);
   const std::vector<uint32_t> rows = std::move(planned->change).Rows();
   for (size_t i = 0; i < rows.size(); ++i) {
@@ -83,6 +88,7 @@ inline uint32_t Table::Accum(const ParallelFor& parallel, Call call, KeySpan key
   Change& change = planned->change;
   std::vector<bool>& present = planned->present;
   in_.Commit(change);
+  in_.Touch(keys, change.found.rows.data());
   for (size_t i = 0, m = 0; i < keys.n; ++i) {
     uint32_t row = change.found.rows[i];
     bool had = row != kNoRow;
@@ -111,7 +117,11 @@ inline uint32_t Table::Remove(Call call, KeySpan keys) {
     return Planned{call.version, {}};
   };
   if (!Plan(call, plan)) return 0;
-  for (size_t i = 0; i < keys.n; ++i) in_.counters.removed += in_.store.Erase(keys.data[i]);
+  for (size_t i = 0; i < keys.n; ++i) {
+    if (!in_.store.Erase(keys.data[i])) continue;
+    in_.Touch({keys.data + i, 1});
+    ++in_.counters.removed;
+  }
   in_.store.Compact();
   return gate_.Next();
 }
@@ -147,6 +157,7 @@ inline uint32_t Table::ClearSlots(Call call) {
   const auto lock = Write(call.version, "clear_slots", {});
   if (!Plan(call, [&] { return Planned{call.version, {}}; })) return 0;
   in_.store.DetachSlots();
+  in_.touched.Lose();
   return gate_.Next();
 }
 

@@ -8,6 +8,7 @@
 #include "kvjax/ffi/core/program.h"
 #include "kvjax/ffi/handlers/targets.h"
 #include "kvjax/ffi/python/common.h"
+#include "kvjax/ffi/python/deltas.h"
 #include "kvjax/ffi/python/shards.h"
 #include "kvjax/ffi/python/tables.h"
 
@@ -68,6 +69,7 @@ void BindBackend(nb::module_& m, std::vector<NamedHandler> (*targets)()) {
   m.attr("MAX_INSTRUCTIONS") = Program::kMost;
   BindTables<T>(m);
   BindShards<T>(m);
+  BindDeltas<T>(m);
   m.def(
       "handlers", [targets] { return HandlersToPython(targets()); },
       nb::sig("def handlers() -> dict[str, object]"), "XLA FFI handlers by target name.");

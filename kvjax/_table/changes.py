@@ -1,0 +1,75 @@
+"""Changes: what writes have done to a table since a cursor, for deltas."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvjax._spec.unsupported import check_changes
+from kvjax._table import contents
+from kvjax._table.handle import Handle, version_on_host
+from kvjax._values.snapshot import Snapshot, from_native
+
+Tokens = dict[int, int]
+"""What each shard of this process knows a cursor by; no two cursors of a process have one in common."""
+
+
+class Changes(NamedTuple):
+    """What has changed since a cursor.
+
+    Attributes:
+      rows: those that were touched and are there, and counts of keys that wait.
+      removed: keys ``(m,)`` int64 that were touched and have no row.
+      counts_of_all: whether the counts are of all keys that wait, and not only of those among the removed.
+    """
+
+    rows: Snapshot
+    removed: np.ndarray
+    counts_of_all: bool
+
+
+def open_cursor(table: Handle) -> Tokens:
+    """Has a table remember, from this handle on, which of its keys are touched.
+
+    Raises:
+      ValueError: such tables cannot yet.
+      RuntimeError: the handle is stale.
+    """
+    spec = table.spec
+    check_changes(spec, "save")
+    version, tokens = version_on_host(table, "save"), Tokens()
+    try:
+        for shard in spec.originals:
+            tokens[shard] = spec.host.open_cursor(spec.name, shard, version)
+    except BaseException:
+        close_cursor(table, tokens)
+        raise
+    return tokens
+
+
+def close_cursor(table: Handle, tokens: Tokens) -> None:
+    """Has a table forget a cursor, if it is still the one that has it."""
+    for shard, token in tokens.items():
+        try:
+            table.spec.host.close_cursor(table.name, shard, token)
+        except (KeyError, ValueError, IndexError):  # dropped, or moved to fewer shards
+            return
+
+
+def changes_since(table: Handle, tokens: Tokens) -> Changes | None:
+    """What has changed since a cursor; None if the table does not know, and may be another altogether."""
+    spec, version = table.spec, version_on_host(table, "save")
+    if tokens.keys() != set(spec.originals):
+        return None
+    found: list[Any] = [spec.host.export_since(spec.name, shard, version, token) for shard, token in tokens.items()]
+    raw = [part for part in found if part is not None]
+    if len(raw) < len(found) or len({part["counts_of_all"] for part in raw}) != 1:
+        return None
+    parts = [from_native(part, spec.dim, spec.row_dtype, spec.key_dtype) for part in raw]
+    removed = np.concatenate([part["removed"] for part in raw])
+    return Changes(
+        contents.joined(parts),
+        removed[contents.by_bucket(removed)[0]] if len(parts) > 1 else removed,
+        raw[0]["counts_of_all"],
+    )

@@ -1,0 +1,109 @@
+"""Chains: a checkpoint with those that its deltas build on, found by their digests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvjax.checkpoint._catalog import Catalog
+from kvjax.checkpoint._files import Files
+from kvjax.checkpoint._format import META, CheckpointError
+from kvjax.checkpoint._locate import PathLike, locate
+
+_EQUAL = ("dim", "dtype", "key_dtype", "seed", "initializer")
+
+
+class Link(NamedTuple):
+    """What one checkpoint of a chain has of a table: what it says, its files, and where they are."""
+
+    meta: dict[str, Any]
+    files: Files
+    catalog: Catalog
+
+
+class Chain:
+    """A checkpoint, and for its deltas those that they build on.
+
+    A delta says the digest of its base's seal, which covers all that is in it. So any other base is not found, and
+    neither names nor times of folders matter.
+
+    Args:
+      path: of a checkpoint, or where `locate` finds one; or its catalog.
+      base: where to look for those that come before it, beside the folders next to it.
+    """
+
+    def __init__(self, path: PathLike | Catalog, base: PathLike | Sequence[PathLike] | None = None) -> None:
+        self.catalog = path if isinstance(path, Catalog) else Catalog(locate(path))
+        given = [] if base is None else base if isinstance(base, Sequence) and not isinstance(base, str) else [base]
+        self._given = [locate(each) for each in given]
+        self._found: dict[str, Catalog] = {}
+        self._unread = self._nearby()
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tables."""
+        return self.catalog.names
+
+    def links(self, name: str) -> list[Link]:
+        """What there is of a table, from one that has all of it to the last delta.
+
+        Raises:
+          CheckpointError: one of them is not there, or damaged.
+        """
+        catalog, links, seen = self.catalog, list[Link](), set[str]()
+        while True:
+            meta, files = catalog.open(name)
+            links.append(Link(meta, files, catalog))
+            if (delta := meta.get("delta")) is None:
+                break
+            if delta["since"] in seen:
+                raise CheckpointError(f"kvjax: table {name!r}, restore: want a chain of deltas, got a circle")
+            seen.add(delta["since"])
+            catalog = self._base(name, delta["since"], catalog)
+        last = links[0].meta
+        for link in links[1:]:
+            others = [field for field in _EQUAL if link.meta[field] != last[field]]
+            if others:
+                raise CheckpointError(
+                    f"kvjax: table {name!r}, restore: want a delta of a table of the same {others}, got another in "
+                    f"{link.catalog.directory}"
+                )
+        return links[::-1]
+
+    def _base(self, name: str, digest: str, of: Catalog) -> Catalog:
+        while digest not in self._found:
+            catalog = next(self._unread, None)
+            if catalog is None:
+                raise CheckpointError(
+                    f"kvjax: table {name!r}, restore: want the checkpoint of digest {digest}, on which the delta in "
+                    f"{of.directory} builds, got none beside it; give its folder as base="
+                )
+            for found in catalog.digests:
+                self._found.setdefault(found, catalog)
+        return self._found[digest]
+
+    def _nearby(self) -> Iterator[Catalog]:
+        """The checkpoints that were given, and those next to this one: of a folder, or of the steps of a manager."""
+        here, seen = self.catalog.directory, set[Path]()
+        beside = (path for path in _latest_first(here.parent))
+        steps = (path / here.name for path in _latest_first(here.parent.parent))
+        for group in (self._given, beside, steps):
+            for path in group:
+                if path not in seen and (path / META).is_file():
+                    seen.add(path)
+                    yield Catalog(path)
+
+
+def _latest_first(folder: Path) -> list[Path]:
+    try:
+        return sorted((path for path in folder.iterdir() if path.is_dir()), key=_mtime, reverse=True)
+    except OSError:  # which may not be listed
+        return []
+
+
+def _mtime(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,108 @@
+"""Cursors: from where the deltas of tables go on.
+
+A cursor has a name, and is of the tables that are saved together. It is at the checkpoint that was last saved with it,
+and moves once another is sealed: until then a save may fail, and the next delta begins where this one did.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Generator, Mapping
+from pathlib import Path
+
+from kvjax._process import PROCESS
+from kvjax._table.changes import Tokens, close_cursor, open_cursor
+from kvjax._table.table import Table
+from kvjax.checkpoint._format import CheckpointError
+
+Marks = dict[str, tuple[Table, Tokens]]
+"""By the names under which tables are saved: a handle, and what the table knows the cursor by."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cursor:
+    """Where a cursor is.
+
+    Attributes:
+      checkpoint: the digest of the seal of the checkpoint that it is at.
+      marks: of the tables.
+    """
+
+    checkpoint: str
+    marks: Marks
+
+
+@dataclasses.dataclass(frozen=True)
+class _Moving:
+    """A cursor on its way to a checkpoint that is not sealed yet."""
+
+    key: tuple[str, tuple[str, ...]]
+    marks: Marks
+
+
+def cursor_at(name: str, tables: Mapping[str, Table]) -> Cursor:
+    """Where the cursor of this name, of these tables, is.
+
+    Raises:
+      CheckpointError: there is none.
+    """
+    found = PROCESS.cursors.get(_key(name, tables))
+    if found is None:
+        known = sorted(f"{key[0]!r} of {list(key[1])}" for key in PROCESS.cursors if not isinstance(key, Path))
+        raise CheckpointError(
+            f"kvjax: save: want a cursor {name!r} of the tables {sorted(tables)} in this process, got "
+            f"{', '.join(known) or 'none'}; save them whole first, with cursor={name!r}"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def moving(name: str | None, tables: Mapping[str, Table], directory: Path) -> Generator[None]:
+    """Begins to move a cursor to what is saved of the tables in the body; `sealed` ends it.
+
+    Args:
+      name: of the cursor; None for none.
+      tables: by the names under which they are saved.
+      directory: of the checkpoint.
+    """
+    if name is None:
+        yield
+        return
+    key = _key(name, tables)
+    for folder, old in _under_way():
+        if old.key == key or folder == directory:  # which has failed, or would move it back
+            _close(PROCESS.cursors.pop(folder).marks)
+    marks: Marks = {}
+    try:
+        for saved, table in tables.items():
+            marks[saved] = table, open_cursor(table)
+        yield
+    except BaseException:
+        _close(marks)
+        raise
+    PROCESS.cursors[directory] = _Moving(key, marks)
+
+
+def sealed(directory: Path, digest: str) -> None:
+    """Says that a checkpoint is there as a whole: a cursor that was on its way to it is at it."""
+    found = PROCESS.cursors.pop(directory, None)
+    if found is None:
+        return
+    old = PROCESS.cursors.get(found.key)
+    PROCESS.cursors[found.key] = Cursor(digest, found.marks)
+    if old is not None:
+        _close(old.marks)
+
+
+def _under_way() -> list[tuple[Path, _Moving]]:
+    return [(key, value) for key, value in PROCESS.cursors.items() if isinstance(key, Path)]
+
+
+def _close(marks: Marks) -> None:
+    for table, tokens in marks.values():
+        close_cursor(table, tokens)
+
+
+def _key(name: str, tables: Mapping[str, Table]) -> tuple[str, tuple[str, ...]]:
+    return name, tuple(sorted(tables))

@@ -1,0 +1,171 @@
+"""Rewriting checkpoints piece by piece: compact makes one of a delta and what it builds on, prune leaves rows out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvjax._values.exported import Exported
+from kvjax._values.prune import Prune, PruneLike, PruneReport, keep_mask, norms_of
+from kvjax.checkpoint._catalog import seal
+from kvjax.checkpoint._chain import Chain
+from kvjax.checkpoint._format import FORMAT
+from kvjax.checkpoint._locate import PathLike
+from kvjax.checkpoint._pieces import Pieces, cuts
+from kvjax.checkpoint._save import check_free, install
+from kvjax.checkpoint._write import write_shard
+
+
+def compact(
+    path: PathLike, out: PathLike, *, base: PathLike | Sequence[PathLike] | None = None, overwrite: bool = False
+) -> None:
+    """Makes one checkpoint of a delta and of all that it builds on, as if the tables had been saved whole then.
+
+    Neither tables nor memory for all rows are needed. Later deltas are found to build on it, too: what it was made of,
+    which stays as it is, may be deleted.
+
+    Args:
+      path: of the last delta, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step.
+      out: of the new checkpoint, where nothing is yet.
+      base: where to look for the checkpoints that it builds on, as in `restore`.
+      overwrite: replace the checkpoint that is there.
+
+    Raises:
+      CheckpointError: a checkpoint is not there, or damaged, or something is at `out`.
+
+    Example:
+      >>> import kvjax, numpy as np, tempfile
+      >>> table = kvjax.get_table("doc_compact", dim=1).upsert(np.array([7, 8]), [[1.0], [2.0]])
+      >>> folder = tempfile.TemporaryDirectory()
+      >>> kvjax.checkpoint.save(folder.name + "/base", [table], cursor="serving")
+      >>> table = table.remove(np.array([7]))
+      >>> kvjax.checkpoint.save(folder.name + "/delta", [table], since="serving")
+      >>> kvjax.checkpoint.compact(folder.name + "/delta", folder.name + "/whole")
+      >>> kvjax.checkpoint.diff(folder.name + "/base", folder.name + "/whole").tables["doc_compact"].removed
+      1
+      >>> kvjax.drop_table("doc_compact")
+      >>> folder.cleanup()
+    """
+    chain = Chain(path, base)
+    _rewrite(chain, Path(out), overwrite, {}, stands_for=chain.catalog.digest)
+
+
+def prune(
+    path: PathLike, out: PathLike | None, prune: PruneLike, *, tables: Sequence[str] | None = None,
+    base: PathLike | Sequence[PathLike] | None = None, overwrite: bool = False,
+) -> dict[str, PruneReport]:  # fmt: skip
+    """Copies a checkpoint without some of its rows, a few at a time; the checkpoint itself stays as it is.
+
+    Args:
+      path: of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step.
+      out: of the new checkpoint, where nothing is yet; None to write none, for a dry run.
+      prune: `kvjax.Prune`, whose ``top_k`` is of a whole table; or a function from `kvjax.Exported`, of some rows of
+        the table, to ``(n,)`` bool, true for rows to keep.
+      tables: names of those to prune, by default all; the others are copied.
+      base: where to look for the checkpoints that a delta builds on, as in `restore`.
+      overwrite: replace the checkpoint that is there.
+
+    Returns:
+      For each table that is pruned what is left out, by rule.
+
+    Raises:
+      CheckpointError: a checkpoint is not there, or damaged, or something is at `out`, or there is no such table.
+
+    Example:
+      >>> import kvjax, numpy as np, tempfile
+      >>> table = kvjax.get_table("doc_prune", dim=1).upsert(np.arange(3), [[0.0], [1.0], [3.0]])
+      >>> folder = tempfile.TemporaryDirectory()
+      >>> kvjax.checkpoint.save(folder.name + "/one", [table])
+      >>> reports = kvjax.checkpoint.prune(folder.name + "/one", folder.name + "/two", kvjax.Prune(min_norm=2.0))
+      >>> reports["doc_prune"].dropped.rows, reports["doc_prune"].norm_lost
+      (2, 0.25)
+      >>> kvjax.checkpoint.restore(folder.name + "/two")["doc_prune"].shape
+      (1, 1)
+      >>> kvjax.drop_table("doc_prune")
+      >>> folder.cleanup()
+    """
+    chain = Chain(path, base)
+    if out is not None:
+        check_free(Path(out).absolute(), overwrite)
+    keeps: dict[str, np.ndarray] = {}
+    reports: dict[str, PruneReport] = {}
+    for name in chain.names if tables is None else tables:
+        keeps[name], reports[name] = _kept(Pieces(chain, name), prune)
+    if out is not None:
+        _rewrite(chain, Path(out), overwrite, keeps)
+    return reports
+
+
+def _kept(pieces: Pieces, prune: PruneLike) -> tuple[np.ndarray, PruneReport]:
+    """Which rows are kept, ``(n,)`` bool, and what the others are."""
+    rule = prune if isinstance(prune, Prune) else Prune(predicate=lambda rows: keep_mask(prune, rows))
+    tests: list[dict[str, np.ndarray]] = []
+    norms: list[np.ndarray] = []
+    headers: list[dict[str, np.ndarray]] = []
+    for first, last in cuts([pieces]):
+        rows = Exported.of_columns(pieces.between(first, last), pieces.meta["last_step"])
+        tests.append(rule.tests(rows))
+        norms.append(norms_of(rows.values))
+        headers.append({"keys": rows.keys, "freqs": rows.freqs, "versions": rows.versions})
+    whole = {name: np.concatenate([piece[name] for piece in headers]) for name in headers[0]}
+    asked = {name: np.concatenate([piece[name] for piece in tests]) for name in tests[0]}
+    passing = np.logical_and.reduce([np.ones(len(whole["keys"]), bool), *asked.values()])
+    report = rule.reported(asked, np.concatenate(norms), pieces.row_bytes, **whole)
+    return rule.chosen(passing, **whole), report
+
+
+def _rewrite(
+    chain: Chain, out: Path, overwrite: bool, keeps: Mapping[str, np.ndarray], stands_for: str | None = None
+) -> None:
+    """Writes the tables of a checkpoint as another, and of some only the rows to keep."""
+    target = out.absolute()
+    check_free(target, overwrite)
+    scratch = target.with_name(f".{target.name}.kvjax-new")
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    try:
+        for name in chain.names:
+            _rewrite_table(scratch, Pieces(chain, name), keeps.get(name))
+        seal(scratch, stands_for)
+        install(scratch, target)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _rewrite_table(directory: Path, pieces: Pieces, keep: np.ndarray | None) -> None:
+    offsets, extras = pieces.offsets, pieces.extras()
+    if keep is not None:
+        offsets = np.concatenate([[0], np.cumsum(keep)])[offsets].astype(np.int64)
+    n = int(offsets[-1])
+    pinned = np.concatenate([piece["pinned"] for piece in _rows(pieces, keep, ["pinned"])])
+    if pinned.any():
+        extras["pinned"] = pinned
+    whole = {"offsets": offsets} | extras | pieces.pool()
+    columns = [name for name in pieces.types if name != "pinned"]
+    kinds = {name: (pieces.types[name][0], (n, *pieces.types[name][1])) for name in columns}
+    kinds |= {name: (array.dtype, array.shape) for name, array in whole.items()}
+    meta: dict[str, Any] = {field: value for field, value in pieces.meta.items() if field != "shards"} | {
+        "format": FORMAT,
+        "rows": n,
+        "num_shards": 1,
+        "extras": {name: [array.dtype.name, list(array.shape)] for name, array in extras.items()},
+    }
+
+    def parts() -> Iterator[Mapping[str, np.ndarray]]:
+        yield whole
+        yield from _rows(pieces, keep, columns)
+
+    write_shard(directory, meta, 0, kinds, parts())
+
+
+def _rows(pieces: Pieces, keep: np.ndarray | None, names: list[str]) -> Iterator[dict[str, np.ndarray]]:
+    for first, last in cuts([pieces]):
+        columns = pieces.between(first, last, names)
+        if keep is not None:
+            mine = keep[int(pieces.offsets[first]) : int(pieces.offsets[last])]
+            columns = {name: array[mine] for name, array in columns.items()}
+        yield {name: columns[name] for name in names}

@@ -1,0 +1,94 @@
+// The keys that cursors remember: those touched since, of any number of cursors that come and go.
+#include "kvjax/ffi/cpu/touched.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+
+#include "tests/cpp/support/check.h"
+#include "tests/cpp/support/data.h"
+
+namespace {
+
+using kvjax::Touched;
+using Set = std::set<uint64_t>;
+
+std::optional<Set> Of(const Touched& touched, Touched::Token token) {
+  const auto since = touched.At(token);
+  if (!since) return std::nullopt;
+  CHECK(since->keys.size() == Set(since->keys.begin(), since->keys.end()).size());
+  return Set(since->keys.begin(), since->keys.end());
+}
+
+/// Against a set for each cursor, which is lost or not.
+TEST(EachCursorHasTheKeysSinceThen) {
+  data::Stream stream(3);
+  Touched touched;
+  std::map<Touched::Token, std::optional<Set>> model;
+  for (int i = 0; i < 4000; ++i) {
+    switch (stream.Below(12)) {
+      case 0:
+        model[touched.Open()] = Set();
+        break;
+      case 1:
+        if (!model.empty()) {
+          auto cursor = model.begin();
+          std::advance(cursor, stream.Below(model.size()));
+          touched.Close(cursor->first);
+          CHECK(!Of(touched, cursor->first));
+          model.erase(cursor);
+        }
+        break;
+      case 2:
+        if (stream.Below(20) == 0) {
+          touched.Lose();
+          for (auto& [token, keys] : model) keys.reset();
+        }
+        break;
+      default: {
+        data::Keys batch(stream.Below(9));
+        for (uint64_t& key : batch) key = stream.Below(60);
+        touched.Add(batch.data(), batch.size(), 100, [&](size_t j) { return batch[j] == 7; });
+        for (auto& [token, keys] : model) {
+          for (const uint64_t key : batch) {
+            if (keys && key != 7) keys->insert(key);
+          }
+        }
+      }
+    }
+    for (const auto& [token, keys] : model) CHECK(Of(touched, token) == keys);
+  }
+  for (const auto& [token, keys] : model) touched.Close(token);
+  CHECK(!touched.wanted());
+}
+
+TEST(MemoryIsTakenForCursorsAloneAndNoMoreThanRowsAreWorth) {
+  Touched touched;
+  data::Keys many(200'000);
+  for (size_t i = 0; i < many.size(); ++i) many[i] = i;
+  touched.Add(many.data(), many.size(), many.size());
+  CHECK(touched.bytes() == 0);
+  const auto token = touched.Open();
+  touched.Add(many.data(), many.size(), many.size());
+  CHECK(Of(touched, token)->size() == many.size());
+  CHECK(touched.bytes() < 30 * many.size());
+  touched.Add(many.data(), 1, many.size() / 2);
+  CHECK(!Of(touched, token) && touched.bytes() == 0);
+  const auto later = touched.Open();
+  touched.Add(many.data(), 10, 0);
+  CHECK(!Of(touched, token) && Of(touched, later)->size() == 10);
+  touched.Close(later);
+  CHECK(touched.bytes() == 0);
+}
+
+TEST(CountsAreLostToTheCursorsOfTheirTime) {
+  Touched touched;
+  const auto before = touched.Open();
+  touched.LoseCounts();
+  const auto after = touched.Open();
+  CHECK(touched.At(before)->counts_of_all && !touched.At(after)->counts_of_all);
+  CHECK(!touched.At(after + 1));
+}
+
+}  // namespace
