@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from typing import TYPE_CHECKING
 
 from kvjax._command.output import print_json, print_table, progress, size
@@ -27,6 +26,7 @@ def run(args: argparse.Namespace) -> int:
     if prune is None or (args.out is None) != args.dry_run:
         got = "no rule" if prune is None else f"{'no ' if args.out is None else ''}OUT"
         raise ValueError(f"kvjax prune: want a rule, and either OUT or --dry-run, got {got}; see kvjax prune --help")
+    from kvjax.checkpoint import prune as write
     from kvjax.checkpoint._catalog import Catalog
     from kvjax.checkpoint._locate import locate
     from kvjax.checkpoint._pieces import Pieces
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     with progress("reading rows", args.json) as read:
         reports = {name: report_of(source_of(Pieces(catalog, name), read), prune) for name in catalog.names}
     if not args.dry_run:
-        _write(args, prune)
+        write(args.checkpoint, args.out, prune)
     if args.json:
         print_json({
             name: {
@@ -56,17 +56,3 @@ def run(args: argparse.Namespace) -> int:
 def share(part: float, whole: float) -> str:
     """In per cent."""
     return f"{100 * part / whole if whole else 0:.2f}%"
-
-
-def _write(args: argparse.Namespace, prune: Prune) -> None:
-    """Restores and saves again; the tables are in memory in between."""
-    import kvjax
-    from kvjax.checkpoint import restore, save
-
-    tables = restore(args.checkpoint)
-    try:
-        save(args.out, tables, prune=prune)
-    finally:
-        for table in tables.values():
-            with contextlib.suppress(ValueError):
-                kvjax.drop_table(table.name)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvjax._table.contents import by_bucket
+from kvjax._values.snapshot import ADMISSION_COLUMNS, take
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._files import Files
-from kvjax.checkpoint._format import META, CheckpointError
+from kvjax.checkpoint._format import META, POOL, CheckpointError, Stored
 from kvjax.checkpoint._locate import PathLike, locate
+from kvjax.checkpoint._overlay import together
+from kvjax.checkpoint._read import read
 
 _EQUAL = ("dim", "dtype", "key_dtype", "seed", "initializer")
 
@@ -70,6 +75,20 @@ class Chain:
                     f"{link.catalog.directory}"
                 )
         return links[::-1]
+
+    def read(self, name: str) -> Stored:
+        """All of a table, sorted by (bucket, key).
+
+        Raises:
+          CheckpointError: as `links`.
+        """
+        links = self.links(name)
+        parts = [link.catalog.checked(name, lambda at=link: read(at.meta, at.files)) for link in links]
+        stored = together(parts)
+        if len(links) == 1 and links[0].meta["num_shards"] == 1:
+            return stored
+        rows = {column: array for column, array in stored.arrays.items() if column not in (*ADMISSION_COLUMNS, POOL)}
+        return dataclasses.replace(stored, arrays=stored.arrays | take(rows, by_bucket(rows["keys"])[0]))
 
     def _base(self, name: str, digest: str, of: Catalog) -> Catalog:
         while digest not in self._found:

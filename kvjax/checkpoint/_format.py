@@ -18,6 +18,9 @@ step, are not what the list says; a list has its digest in the seal, and the sea
 file's bytes, as 16 hexadecimal digits. Two earlier formats are still read: "v2", with packed chunks, and "v1", which
 also has no seal and no lists.
 
+A delta has "delta" in its kvjax.json, with the digest of the seal that it builds on. Its rows are those that were
+touched since, and removed/ has the keys that were and have none.
+
 The names of folders are percent-encoded, those of tables with the dots and a leading "_", which are for names of
 Orbax's and of this page. What is longer than a file system takes is cut, and gets the digest of the whole name.
 Everything goes below one directory; that a checkpoint is there as a whole or not at all is for the caller to see to, as

@@ -112,6 +112,10 @@ def copied(
             "kvjax: save: want all rows in a checkpoint that deltas build on, got prune=; leave out the cursor, or use "
             "kvjax.checkpoint.prune on the checkpoint"
         )
+    if (cursor or since) is not None and jax.process_count() > 1:
+        raise ValueError(
+            f"kvjax: save: want a program of one process beside a cursor, got one of {jax.process_count()}; save whole"
+        )
     at = None if since is None else cursor_at(since, tables)
     with moving(cursor or since, tables, directory):
         return [snapshot(name, table, prune, at) for name, table in tables.items()]

@@ -120,12 +120,11 @@ def _of_table(table: Any) -> Contents:
 
 
 def _of_checkpoint(folder: Path, name: str | None) -> Contents:
-    from kvjax.checkpoint._catalog import Catalog
+    from kvjax.checkpoint._chain import Chain
     from kvjax.checkpoint._format import POOL
-    from kvjax.checkpoint._read import read
     from kvjax.checkpoint._rules import load, load_initializer
 
-    catalog = Catalog(folder)
+    catalog = Chain(folder)
     if name is None and len(catalog.names) == 1:
         (name,) = catalog.names
     if name is None:
@@ -136,9 +135,8 @@ def _of_checkpoint(folder: Path, name: str | None) -> Contents:
     if name not in catalog.names:
         mend = f"{meant(name, catalog.names)}the checkpoint holds {catalog.names}"
         raise fail(ValueError, str(folder), "freeze", "one of its tables", repr(name), mend)
-    meta, files = catalog.open(name)
-    stored = catalog.checked(name, lambda: read(meta, files))
-    rows = stored.snapshot().rows
+    stored = catalog.read(name)
+    meta, rows = stored.meta, stored.snapshot().rows
     made = load_initializer(meta["initializer"], stored.arrays.get(POOL))
     initial, pool = _initial_of(made, meta["seed"], meta["dtype"])
     missing = _unadmitted(load(meta.get("options", {}).get("admit")))
