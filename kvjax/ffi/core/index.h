@@ -29,9 +29,10 @@ class KeyIndex {
 
   /// Finds n keys in three stages, each a group of keys behind the one before, so that the cache lines that
   /// one wants are on their way while the others work: hashes keys, probes for them, and uses their rows. The
-  /// probe ends with found(i, row), which may fetch what use(i, what found has returned) will read.
+  /// probe ends with found(i, row), which may fetch what use(i, what found has returned) will read. Rows
+  /// that are `known` (n,) are not searched for.
   template <class Found, class Use>
-  void FindEach(const uint64_t* keys, size_t n, Found found, Use use) const {
+  void FindEach(const uint64_t* keys, size_t n, Found found, Use use, const uint32_t* known = nullptr) const {
     constexpr size_t kGroup = 32, kRing = 2 * kGroup;
     Bucket* homes[kRing];
     std::invoke_result_t<Found, size_t, uint32_t> founds[kRing];
@@ -39,10 +40,12 @@ class KeyIndex {
       for (size_t i = begin, end = std::min(n, begin + kGroup); i < end; ++i) work(i);
     };
     for (size_t begin = 0; begin < n + 2 * kGroup; begin += kGroup) {
-      stage(begin, [&](size_t i) { __builtin_prefetch(homes[i % kRing] = Home(keys[i])); });
+      if (known == nullptr)
+        stage(begin, [&](size_t i) { __builtin_prefetch(homes[i % kRing] = Home(keys[i])); });
       if (begin >= kGroup) {
-        stage(begin - kGroup,
-              [&](size_t i) { founds[i % kRing] = found(i, FindFrom(homes[i % kRing], keys[i])); });
+        stage(begin - kGroup, [&](size_t i) {
+          founds[i % kRing] = found(i, known != nullptr ? known[i] : FindFrom(homes[i % kRing], keys[i]));
+        });
       }
       if (begin >= 2 * kGroup) stage(begin - 2 * kGroup, [&](size_t i) { use(i, founds[i % kRing]); });
     }

@@ -9,8 +9,8 @@
 
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/groups.h"
 #include "kvjax/ffi/core/hash.h"
-#include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/spec.h"
 
 namespace kvjax {

@@ -19,7 +19,7 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
   keys.n = CheckMerged(keys, counts);
   Abandoned();
   const StepGradients gradients{.keys = keys.data, .rows = rows};
-  ApplyPlan plan = PlanApply(parallel, keys, counts, gradients, step, layout);
+  ApplyPlan plan = PlanApply(in_.Locate(parallel, keys), keys, counts, gradients, step, layout);
   MakeSpace(parallel, plan);
   Stage(plan, keys, counts);
   PrepareApply(parallel, keys, counts, plan, initial);
@@ -31,11 +31,12 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
 inline uint32_t Table::Apply(const ParallelFor& parallel, const ApplyOperands& o) {
   const auto lock = Write(*o.version, "apply", o.keys);
   Abandoned();
-  const KeyGroups groups(o.keys.data, o.gradients.counts, o.keys.n);
+  const KeyGroups groups(parallel, o.keys.data, o.gradients.counts, o.keys.n);
   const KeySpan keys{groups.keys().data(), groups.size(), o.keys.narrow};
   StepGradients gradients{
       .keys = keys.data, .rows = o.gradients.rows, .groups = &groups, .counts = groups.counts().data()};
-  ApplyPlan plan = PlanApply(parallel, keys, groups.counts().data(), gradients, Load64(o.step), o.layout);
+  ApplyPlan plan = PlanApply(LocateGroups(parallel, o.keys, groups, keys), keys, groups.counts().data(),
+                             gradients, Load64(o.step), o.layout);
   MakeSpace(parallel, plan);
   RowPass pass(spec_, o.program, o.layout, o.shared, plan.step);
   PrepareApply(parallel, keys, groups.counts().data(), plan, o.initial);
@@ -43,18 +44,29 @@ inline uint32_t Table::Apply(const ParallelFor& parallel, const ApplyOperands& o
   gradients.shared = plan.shared_sum.data(), gradients.shared_count = plan.shared_count;
   pass.Run(parallel, in_.store, plan.updates, gradients);
   in_.store.Compact();
+  last_batch_.Trained(next);
   return next;
+}
+
+/// The rows of the distinct keys of a batch, which has mostly been looked up.
+inline Located Table::LocateGroups(const ParallelFor& parallel, KeySpan batch, const KeyGroups& groups,
+                                   KeySpan keys) const {
+  const auto known = last_batch_.Find(version(), batch);
+  if (known == nullptr) return in_.Locate(parallel, keys);
+  std::vector<uint32_t> rows(keys.n);
+  for (size_t g = 0; g < keys.n; ++g) rows[g] = known->rows[groups.first(g)];
+  return Contents::Numbered(keys, std::move(rows));
 }
 
 /// What the gradients of distinct keys, each with its occurrences, will do: which keys get a row. Changes
 /// nothing.
-inline ApplyPlan Table::PlanApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts,
+inline ApplyPlan Table::PlanApply(Located located, KeySpan keys, const int32_t* counts,
                                   const StepGradients& gradients, int64_t step, const SlotLayout& layout) {
   ApplyPlan plan{.layout = layout, .step = step};
   plan.attach = AttachesSlots(spec_.name, in_.store.layout(), layout);
   // The table's last step is the clock: an optimizer that counts anew does not turn it back.
   if (step < in_.last_step) plan.step = in_.last_step + (in_.last_step < INT64_MAX ? 1 : 0);
-  plan.change.found = in_.Locate(parallel, keys);
+  plan.change.found = std::move(located);
   const Located& found = plan.change.found;
   std::vector<uint32_t> occurrences(found.fresh.size());
   for (size_t i = 0, m = 0; i < keys.n; ++i) {

@@ -139,10 +139,10 @@ struct Cpu : CpuBags, CpuSharded {
         On(pool), *o.version, c.of, c.n, o.values, o.slots,
         /*last=*/static_cast<size_t>(*o.chunk.start) + o.chunk.size >= static_cast<size_t>(*o.chunk.active));
   }
-  static void Merge(Exec&, const MergeOperands& o) {
+  static void Merge(Exec& pool, const MergeOperands& o) {
     CheckSeals("", "merge", o.gradients);
-    MergeRows(o.keys.data, o.gradients.rows, o.gradients.counts, o.keys.n, o.dim, o.out_keys, o.out_rows,
-              o.out_counts);
+    MergeRows(On(pool), o.keys.data, o.gradients.rows, o.gradients.counts, o.keys.n, o.dim, o.out_keys,
+              o.out_rows, o.out_counts);
   }
   static void Seal(Exec&, const SealOperands& o) {
     for (size_t i = 0; i < o.lookups; ++i) {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/call.h"
-#include "kvjax/ffi/core/merge.h"
+#include "kvjax/ffi/core/groups.h"
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/cpu/contents.h"
 

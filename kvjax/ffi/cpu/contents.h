@@ -19,7 +19,7 @@
 #include "kvjax/ffi/core/admit.h"
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/error_texts.h"
-#include "kvjax/ffi/core/merge.h"
+#include "kvjax/ffi/core/groups.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/policy.h"
 #include "kvjax/ffi/core/snapshot.h"
@@ -57,11 +57,15 @@ class Contents {
   // ---- coming ------------------------------------------------------------------------------------------
 
   [[nodiscard]] Located Locate(const ParallelFor& parallel, KeySpan keys) const {
-    Located found;
-    found.rows.resize(keys.n);
+    std::vector<uint32_t> rows(keys.n);
     parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
-      store.index().Find(keys.data + begin, end - begin, found.rows.data() + begin);
+      store.index().Find(keys.data + begin, end - begin, rows.data() + begin);
     });
+    return Numbered(keys, std::move(rows));
+  }
+  /// The same of keys whose rows are known.
+  [[nodiscard]] static Located Numbered(KeySpan keys, std::vector<uint32_t> rows) {
+    Located found{.rows = std::move(rows), .fresh = {}, .numbers = {}};
     const auto missing = static_cast<size_t>(std::count(found.rows.begin(), found.rows.end(), kNoRow));
     if (missing == 0) return found;
     KeyNumbering fresh(missing);

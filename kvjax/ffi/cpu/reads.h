@@ -19,9 +19,13 @@ inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeyS
   const auto initially = [&](size_t i) {  // of a key without a row
     return Valid(mask, i) && (!decides || in_.admission.ReadsInitial(keys.data[i]));
   };
+  const auto known = last_batch_.Find(this->version(), keys);
+  const auto kept = last_batch_.BeginLookup(this->version(), keys.n);
   const auto read = [&](size_t begin, size_t end, auto bytes) {
     uint64_t hits = 0, misses = 0;
+    uint32_t* const keep = kept == nullptr ? nullptr : kept->rows.data() + begin;
     const auto fetch = [&](size_t j, uint32_t row) -> const std::byte* {
+      if (keep != nullptr) keep[j] = row;
       if (row == kNoRow || !Valid(mask, begin + j)) return nullptr;
       const std::byte* const value = in_.store.Value(row);
       PrefetchRecord(value, bytes);
@@ -45,7 +49,9 @@ inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeyS
         std::memcpy(target, shared.data(), bytes);
       }
     };
-    in_.store.index().FindEach(keys.data + begin, end - begin, fetch, copy);
+    if (kept != nullptr) std::copy_n(keys.data + begin, end - begin, kept->keys.begin() + begin);
+    const uint32_t* const rows = known == nullptr ? nullptr : known->rows.data() + begin;
+    in_.store.index().FindEach(keys.data + begin, end - begin, fetch, copy, rows);
     in_.counters.hits += hits;
     in_.counters.misses += misses;
   };
@@ -53,6 +59,7 @@ inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeyS
   WithSize(row_bytes(), [&](auto bytes) {
     parallel(keys.n, kGrain, [&](size_t begin, size_t end) { read(begin, end, bytes); });
   });
+  if (kept != nullptr) last_batch_.Keep(kept);
   KeyNumbering fresh(given ? keys.n : 0);
   for (size_t i = 0; given && i < keys.n; ++i) {
     if (!Valid(mask, i) || (found[i] && version)) continue;

@@ -48,8 +48,9 @@ class ReceiveBuffer {
 
   /// keys, counts: (senders, n); rows: (senders, n, dim); a count of 0 marks padding. `only` says that
   /// nothing else will come.
-  void Add(const uint64_t* keys, const int32_t* counts, const float* rows, size_t n, size_t dim, bool only) {
-    if (only) return Merge(keys, counts, rows, sent_.size() * n, dim);
+  void Add(const ParallelFor& parallel, const uint64_t* keys, const int32_t* counts, const float* rows,
+           size_t n, size_t dim, bool only) {
+    if (only) return Merge(parallel, keys, counts, rows, sent_.size() * n, dim);
     for (size_t s = 0; s < sent_.size(); ++s) {
       Sent& from = sent_[s];
       for (size_t i = s * n; i < (s + 1) * n; ++i) {
@@ -69,7 +70,7 @@ class ReceiveBuffer {
     }
   }
 
-  Merged Close(size_t dim) {
+  Merged Close(const ParallelFor& parallel, size_t dim) {
     if (merged_.keys != nullptr) return merged_;
     Sent all;
     for (Sent& from : sent_) {
@@ -78,7 +79,7 @@ class ReceiveBuffer {
       all.rows.insert(all.rows.end(), from.rows.begin(), from.rows.end());
       from = {};
     }
-    Merge(all.keys.data(), all.counts.data(), all.rows.data(), all.keys.size(), dim);
+    Merge(parallel, all.keys.data(), all.counts.data(), all.rows.data(), all.keys.size(), dim);
     return merged_;
   }
 
@@ -106,12 +107,13 @@ class ReceiveBuffer {
     size_t operator()(uint64_t key) const { return PlaceHash(key, Secret()); }
   };
 
-  void Merge(const uint64_t* keys, const int32_t* counts, const float* rows, size_t n, size_t dim) {
+  void Merge(const ParallelFor& parallel, const uint64_t* keys, const int32_t* counts, const float* rows,
+             size_t n, size_t dim) {
     uint64_t* const out_keys = keys_.Resize(n + 1);  // + 1: never null
     int32_t* const out_counts = counts_.Resize(n);
     float* const out_rows = rows_.Resize(n * dim);
-    merged_ = {MergeRows(keys, rows, counts, n, dim, out_keys, out_rows, out_counts), out_keys, out_counts,
-               out_rows};
+    merged_ = {MergeRows(parallel, keys, rows, counts, n, dim, out_keys, out_rows, out_counts), out_keys,
+               out_counts, out_rows};
   }
 
   std::vector<Sent> sent_;

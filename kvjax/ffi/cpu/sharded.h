@@ -24,15 +24,16 @@ inline void Table::Receive(const ParallelFor& parallel, uint32_t version, KeySpa
     }
     received.Give(missing.keys(), initial.data, row_bytes());
   }
-  received.Add(keys.data, counts, rows, senders == 0 ? 0 : keys.n / senders, static_cast<size_t>(spec_.dim),
-               rounds == 1);
+  received.Add(parallel, keys.data, counts, rows, senders == 0 ? 0 : keys.n / senders,
+               static_cast<size_t>(spec_.dim), rounds == 1);
 }
 
 inline void Table::PlanStep(const ParallelFor& parallel, const PlanStepOperands& o, ShardSummary& summary) {
   const auto lock = Write(*o.version, "apply", {});
-  const ReceiveBuffer::Merged in = step_.received.Close(static_cast<size_t>(spec_.dim));
+  const ReceiveBuffer::Merged in = step_.received.Close(parallel, static_cast<size_t>(spec_.dim));
   const StepGradients gradients{.keys = in.keys, .rows = in.rows};
-  step_.plan = PlanApply(parallel, {in.keys, in.n}, in.counts, gradients, Load64(o.step), o.layout);
+  step_.plan = PlanApply(in_.Locate(parallel, {in.keys, in.n}), {in.keys, in.n}, in.counts, gradients,
+                         Load64(o.step), o.layout);
   const ApplyPlan& plan = *step_.plan;
   step_.program = o.program;
   step_.wants_facts = o.facts;

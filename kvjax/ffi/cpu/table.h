@@ -19,6 +19,7 @@
 #include "kvjax/ffi/core/copy.h"
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/facts.h"
+#include "kvjax/ffi/core/groups.h"
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/operands.h"
 #include "kvjax/ffi/core/pages.h"
@@ -27,6 +28,7 @@
 #include "kvjax/ffi/core/snapshot.h"
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/cpu/contents.h"
+#include "kvjax/ffi/cpu/last_batch.h"
 #include "kvjax/ffi/cpu/plan.h"
 #include "kvjax/ffi/cpu/version.h"
 
@@ -302,7 +304,9 @@ class Table {
   [[nodiscard]] Planned PlanAdd(const ParallelFor& parallel, Call call, KeySpan keys, const float* deltas);
   [[nodiscard]] Planned PlanAccum(const ParallelFor& parallel, Call call, KeySpan keys, const bool* exists);
 
-  [[nodiscard]] ApplyPlan PlanApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts,
+  [[nodiscard]] Located LocateGroups(const ParallelFor& parallel, KeySpan batch, const KeyGroups& groups,
+                                     KeySpan keys) const;
+  [[nodiscard]] ApplyPlan PlanApply(Located found, KeySpan keys, const int32_t* counts,
                                     const StepGradients& gradients, int64_t step, const SlotLayout& layout);
   [[nodiscard]] bool LacksShared(const ApplyPlan& plan) const;
   void EnterShared(ApplyPlan& plan) const;
@@ -355,6 +359,7 @@ class Table {
   std::optional<Planned> planned_;
   Step step_;
   Recent recent_;
+  mutable LastBatch last_batch_;
   std::optional<SpaceMaker> space_;  // for one of the two, while the shards choose which rows are evicted
 };
 

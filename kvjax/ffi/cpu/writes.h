@@ -11,11 +11,18 @@ namespace kvjax {
 
 inline uint32_t Table::Insert(const ParallelFor& parallel, Call call, KeySpan keys, InitialRows initial) {
   const auto lock = Write(call.version, "lookup_or_insert", keys);
-  const auto planned = PlanRows(parallel, call, "lookup_or_insert", initial, /*blank=*/false,
-                                [&] { return Entering(parallel, call, keys); });
+  auto planned = PlanRows(parallel, call, "lookup_or_insert", initial, /*blank=*/false,
+                          [&] { return Entering(parallel, call, keys); });
   if (!planned) return 0;
   in_.Commit(planned->change);
-  return gate_.Next();
+  const uint32_t next = gate_.Next();
+  if (const auto batch = last_batch_.Begin(next, keys.n)) {
+    const std::vector<uint32_t> rows = std::move(planned->change).Rows();
+    std::copy_n(keys.data, keys.n, batch->keys.begin());
+    std::copy(rows.begin(), rows.end(), batch->rows.begin());
+    last_batch_.Keep(batch);
+  }
+  return next;
 }
 
 inline uint32_t Table::Pin(const ParallelFor& parallel, Call call, KeySpan keys, InitialRows initial) {
@@ -196,8 +203,8 @@ inline Planned Table::PlanAdd(const ParallelFor& parallel, Call call, KeySpan ke
   std::vector<uint64_t> distinct(keys.n);
   std::vector<float> sums(keys.n * dim);
   std::vector<int32_t> counts(keys.n);
-  const size_t n =
-      MergeRows(keys.data, deltas, ones.data(), keys.n, dim, distinct.data(), sums.data(), counts.data());
+  const size_t n = MergeRows(parallel, keys.data, deltas, ones.data(), keys.n, dim, distinct.data(),
+                             sums.data(), counts.data());
   Planned planned = Entering(parallel, call, {distinct.data(), n});
   planned.sums = std::move(sums);
   return planned;

@@ -1,7 +1,7 @@
 // Whole device tables, from the host: copied out, replaced, observed. All of it waits for the device.
 #pragma once
 #include "kvjax/ffi/core/checks.h"
-#include "kvjax/ffi/core/merge.h"
+#include "kvjax/ffi/core/groups.h"
 #include "kvjax/ffi/device/refusals.h"
 #include "kvjax/ffi/device/table.h"
 #include "kvjax/ffi/device/tiers.h"

@@ -24,8 +24,8 @@ Merged Merge(const data::Keys& keys, const data::Floats& rows, const std::vector
   const size_t n = keys.size();
   // Rubbish in the outputs: every element must be written.
   Merged out{data::Keys(n, 0xABAB), data::Floats(n * dim, -7.0f), std::vector<int32_t>(n, -7), 0};
-  out.distinct = kvjax::MergeRows(keys.data(), rows.data(), counts.data(), n, dim, out.keys.data(),
-                                  out.rows.data(), out.counts.data());
+  out.distinct = kvjax::MergeRows(kvjax::Serial, keys.data(), rows.data(), counts.data(), n, dim,
+                                  out.keys.data(), out.rows.data(), out.counts.data());
   return out;
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvjax/ffi/core/groups.h"
 #include "kvjax/ffi/cpu/table.h"
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
@@ -56,6 +57,40 @@ TEST(WithoutThreadsTheCallerDoesAll) {
   };
   kvjax::Share(4, refuse, 1000, 1, [&](size_t begin, size_t end) { done += end - begin; });
   CHECK_EQ(done, 1000u);
+}
+
+TEST(GroupsAreThoseOfOnePassInTheOrderOfTheBatch) {
+  for (const size_t n : {size_t{0}, size_t{1}, size_t{3'000}, 5 * kBatch}) {
+    for (const uint64_t distinct : {uint64_t{1}, uint64_t{500}, uint64_t{4 * kBatch}}) {
+      data::Stream stream(n + distinct);
+      Keys keys(n);
+      std::vector<int32_t> counts(n);
+      for (size_t i = 0; i < n; ++i) {
+        keys[i] = kvjax::Mix(stream.Below(distinct));
+        counts[i] = stream.Below(50) == 0 ? INT32_MAX : static_cast<int32_t>(stream.Below(4)) - 1;
+      }
+      kvjax::KeyNumbering numbering(n);
+      std::vector<std::vector<uint32_t>> rows;
+      std::vector<int64_t> sums;
+      for (size_t i = 0; i < n; ++i) {
+        if (counts[i] <= 0) continue;
+        const uint32_t g = numbering.Add(keys[i]);
+        if (g == rows.size()) rows.emplace_back(), sums.emplace_back();
+        rows[g].push_back(static_cast<uint32_t>(i));
+        sums[g] = std::min<int64_t>(sums[g] + counts[i], INT32_MAX);
+      }
+      for (const kvjax::ParallelFor& parallel :
+           {kvjax::ParallelFor(kvjax::Serial), kvjax::ParallelFor(OnFour)}) {
+        const kvjax::KeyGroups groups(parallel, keys.data(), counts.data(), n);
+        CHECK_EQ(groups.size(), rows.size());
+        CHECK(std::equal(groups.keys().begin(), groups.keys().end(), numbering.keys().begin()));
+        for (size_t g = 0; g < groups.size(); ++g) {
+          CHECK_EQ(int64_t{groups.counts()[g]}, sums[g]);
+          CHECK(std::ranges::equal(groups.rows(g), rows[g]));
+        }
+      }
+    }
+  }
 }
 
 /// Half of the keys twice or more often, so that it matters which row is written last.

@@ -279,6 +279,65 @@ TEST(ThreadsAndPartsOfABatchChangeNothing) {
   CHECK(parts.frequencies == want.frequencies);
 }
 
+/// What a step of `trained` does to a table, after a lookup of `looked_up` and perhaps more.
+template <class Between>
+kvjax::Snapshot LookUpAndTrain(const Keys& looked_up, const Keys& trained, Between between) {
+  constexpr int64_t kDim = 4;
+  Live table(kDim);
+  const SlotLayout layout = SlotLayout::Parse("n|int32[]|4");
+  kvjax::ApplyOperands o;
+  o.layout = layout, o.program = Program::Parse("t", Sgd(kDim), kDim, RowType::kFloat32, layout);
+  const uint64_t shared[2] = {0x3E800000, 1};  // a rate of 0.25
+  std::vector<int32_t> counts(trained.size(), 1);
+  for (size_t i = 0; i < counts.size(); i += 5) counts[i] = 0;
+  const uint32_t seal = kvjax::kSeal;
+  for (int64_t step = 1; step < 4; ++step) {
+    static_cast<void>(table.Rows(looked_up));
+    if (step == 3) between(table);
+    Floats gradients;
+    for (size_t i = 0; i < trained.size() * kDim; ++i) gradients.push_back(static_cast<float>(i % 61));
+    const uint32_t version = table.version();
+    uint32_t next;
+    o.version = &version, o.next = &next, o.step = &step, o.shared = shared;
+    o.keys = data::Span(trained), o.gradients = {counts.data(), gradients.data(), &seal, 1};
+    table.Apply(Serial, o);
+  }
+  return table.Export(table.version(), true);
+}
+
+TEST(WhatALookupHasFoundIsTrainedWhereItIs) {
+  data::Stream stream(8);
+  Keys keys, others;
+  for (size_t i = 0; i < 3000; ++i) keys.push_back(stream.Below(2000)), others.push_back(stream.Below(2000));
+  const auto nothing = [](Live&) {};
+  // The keys of the lookup are those of the step, others, or the same ones with one that differs at the end.
+  const kvjax::Snapshot want = LookUpAndTrain({}, keys, nothing);
+  Keys almost = keys;
+  almost.back() += 5000;
+  for (const Keys& looked_up : {keys, others, almost}) {
+    CHECK(data::Same(LookUpAndTrain(looked_up, keys, nothing), want));
+  }
+  // Writes come between the two: other keys have the rows that the lookup has found.
+  const auto replace = [&](Live& table) {
+    table.Drop(keys);
+    table.Ensure({others.begin(), others.begin() + 1000});
+  };
+  CHECK(data::Same(LookUpAndTrain(keys, keys, replace), LookUpAndTrain({}, keys, replace)));
+}
+
+TEST(ALookupOfWhatHasBeenInsertedReadsItsRows) {
+  data::Stream stream(9);
+  Keys keys;
+  for (size_t i = 0; i < 3000; ++i) keys.push_back(stream.Below(2000));
+  Live table(4), other(4);
+  table.Ensure(keys);
+  const Floats initial = other.Rows(keys);
+  CHECK(table.Rows(keys) == initial);
+  table.Drop(keys);
+  table.Ensure({1 << 20, 1 << 21, 1 << 22});  // which get rows that were theirs
+  CHECK(table.Rows(keys) == initial);
+}
+
 TEST(AnEmptyStepCounts) {
   Live table(4);
   kvjax::ApplyOperands o;

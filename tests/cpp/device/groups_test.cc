@@ -127,8 +127,8 @@ template <class Q>
 void CheckMerge(Q& q, const Keys& keys, const Floats& rows, const std::vector<int32_t>& counts, size_t dim) {
   const size_t n = keys.size();
   Merged want(n, dim), got(n, dim);
-  kvjax::MergeRows(keys.data(), rows.data(), counts.data(), n, dim, want.keys.data(), want.rows.data(),
-                   want.counts.data());
+  kvjax::MergeRows(kvjax::Serial, keys.data(), rows.data(), counts.data(), n, dim, want.keys.data(),
+                   want.rows.data(), want.counts.data());
   MergeGradients(q, keys.data(), rows.data(), counts.data(), n, dim, got.keys.data(), got.rows.data(),
                  got.counts.data());
   CHECK(got.keys == want.keys);

@@ -1,0 +1,199 @@
+// The distinct keys of a batch: numbered one after the other, or grouped by all threads.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/pages.h"
+#include "kvjax/ffi/core/parallel.h"
+#include "kvjax/ffi/core/portable.h"
+#include "kvjax/ffi/core/secret.h"
+
+namespace kvjax {
+
+/// Distinct keys numbered in the order of their first occurrence, by a small hash set that lives as
+/// long as one batch.
+class KeyNumbering {
+ public:
+  explicit KeyNumbering(size_t max_keys)
+      : cells_(std::bit_ceil(std::max<size_t>(2 * max_keys, 2)), kFree),
+        shift_(64 - std::countr_zero(cells_.size())) {
+    keys_.reserve(max_keys);
+  }
+
+  /// Number of `key`, which becomes the next free one if the key is new.
+  uint32_t Add(uint64_t key) {
+    for (size_t i = PlaceHash(key, secret_) >> shift_;; i = (i + 1) & (cells_.size() - 1)) {
+      if (cells_[i] == kFree) {
+        cells_[i] = static_cast<uint32_t>(keys_.size());
+        keys_.push_back(key);
+        return cells_[i];
+      }
+      if (keys_[cells_[i]] == key) return cells_[i];
+    }
+  }
+  [[nodiscard]] bool Has(uint64_t key) const {
+    for (size_t i = PlaceHash(key, secret_) >> shift_;; i = (i + 1) & (cells_.size() - 1)) {
+      if (cells_[i] == kFree) return false;
+      if (keys_[cells_[i]] == key) return true;
+    }
+  }
+  [[nodiscard]] const std::vector<uint64_t>& keys() const& { return keys_; }
+  [[nodiscard]] std::vector<uint64_t> keys() && { return std::move(keys_); }
+
+ private:
+  static constexpr uint32_t kFree = 0xFFFFFFFFu;
+  std::vector<uint32_t> cells_;
+  int shift_;
+  uint64_t secret_ = Secret();
+  std::vector<uint64_t> keys_;
+};
+
+/// The distinct keys of a batch in order of first occurrence, and which of its rows belong to each.
+///
+/// Keys are dealt out by their hash to parts that stay in the cache, and each part is numbered by itself.
+/// What comes out depends neither on the parts nor on who does them.
+class KeyGroups {
+ public:
+  /// counts: (n,) how often each key occurred; 0 marks padding, which is skipped.
+  KeyGroups(const ParallelFor& parallel, const uint64_t* keys, const int32_t* counts, size_t n)
+      : n_(n),
+        blocks_((n + kBlock - 1) / kBlock),
+        parts_(std::clamp<size_t>(n / kPart, 1, kMostParts)),
+        begins_(blocks_ * parts_ + 1),
+        found_(begins_.size()),
+        items_(n),
+        firsts_(n),
+        rows_(n) {
+    Deal(parallel, keys, counts);
+    parallel(parts_, 1, [&](size_t begin, size_t end) {
+      std::vector<uint32_t> cells;
+      for (size_t part = begin; part < end; ++part) Number(part, counts, cells);
+    });
+    List(parallel, keys);
+    Unfilled<Item>().swap(items_);
+  }
+
+  [[nodiscard]] size_t size() const { return keys_.size(); }
+  [[nodiscard]] const Unfilled<uint64_t>& keys() const { return keys_; }
+  /// How often each key occurred, INT32_MAX for more.
+  [[nodiscard]] const Unfilled<int32_t>& counts() const { return counts_; }
+  /// Where a group stands first.
+  [[nodiscard]] uint32_t first(size_t group) const { return groups_[group]; }
+  /// The rows of a group, in the order in which they stand.
+  [[nodiscard]] std::span<const uint32_t> rows(size_t group) const {
+    const First& first = firsts_[groups_[group]];
+    return {first.size == 1 ? &groups_[group] : rows_.data() + first.begin, first.size};
+  }
+
+ private:
+  static constexpr size_t kBlock = 8192, kPart = 4096;  // keys
+  static constexpr size_t kMostParts = 256;
+
+  struct Item {
+    uint64_t key;
+    uint32_t at;  // its place in the batch
+    union {
+      uint32_t hash;   // its low bits, and once the key is known
+      uint32_t first;  // where it stands first
+    };
+  };
+  /// What is known of the key that stands in a place of the batch for the first time; elsewhere size is 0.
+  struct First {
+    uint32_t begin = 0, size = 0;  // of its rows
+    int32_t count = 0;
+  };
+
+  template <class F>
+  void EachBlock(const ParallelFor& parallel, F f) {
+    parallel(blocks_, 1, [&](size_t begin, size_t end) {
+      for (size_t b = begin; b < end; ++b) f(b, b * kBlock, std::min(n_, (b + 1) * kBlock));
+    });
+  }
+  [[nodiscard]] size_t PartOf(uint64_t hash) const { return MulHigh(hash, parts_); }
+
+  /// Deals the keys out to parts, in each in the order of the batch.
+  void Deal(const ParallelFor& parallel, const uint64_t* keys, const int32_t* counts) {
+    const uint64_t secret = Secret();
+    EachBlock(parallel, [&](size_t b, size_t begin, size_t end) {
+      std::array<uint32_t, kMostParts> sizes{};
+      for (size_t i = begin; i < end; ++i) sizes[PartOf(PlaceHash(keys[i], secret))] += counts[i] > 0;
+      for (size_t p = 0; p < parts_; ++p) begins_[p * blocks_ + b] = sizes[p];
+    });
+    uint32_t begin = 0;
+    for (uint32_t& size : begins_) begin += std::exchange(size, begin);
+    EachBlock(parallel, [&](size_t b, size_t from, size_t to) {
+      std::array<uint32_t, kMostParts> next;
+      for (size_t p = 0; p < parts_; ++p) next[p] = begins_[p * blocks_ + b];
+      for (size_t i = from; i < to; ++i) {
+        firsts_[i] = {};
+        if (counts[i] <= 0) continue;
+        const uint64_t hash = PlaceHash(keys[i], secret);
+        items_[next[PartOf(hash)]++] = {keys[i], static_cast<uint32_t>(i), static_cast<uint32_t>(hash)};
+      }
+    });
+  }
+
+  /// Numbers the keys of a part, and puts the rows of each together.
+  void Number(size_t part, const int32_t* counts, std::vector<uint32_t>& cells) {
+    const uint32_t begin = begins_[part * blocks_], end = begins_[(part + 1) * blocks_];
+    const size_t mask = std::bit_ceil(std::max<size_t>(2 * (end - begin), 2)) - 1;
+    constexpr uint32_t kFree = 0xFFFFFFFFu;
+    cells.assign(mask + 1, kFree);
+    uint32_t* const found = &found_[part * blocks_];
+    for (uint32_t j = begin; j < end; ++j) {  // a cell has the first item of its key
+      Item& item = items_[j];
+      size_t c = item.hash & mask;
+      while (cells[c] != kFree && items_[cells[c]].key != item.key) c = (c + 1) & mask;
+      if (cells[c] == kFree) cells[c] = j, ++found[item.at / kBlock];
+      item.first = items_[cells[c]].at;
+      First& first = firsts_[item.first];
+      ++first.size;
+      first.count =
+          static_cast<int32_t>(std::min<int64_t>(int64_t{first.count} + counts[item.at], INT32_MAX));
+    }
+    uint32_t next = begin;
+    for (uint32_t j = begin; j < end; ++j) {
+      const Item& item = items_[j];
+      First& first = firsts_[item.first];
+      if (item.first == item.at) first.begin = next, next += std::exchange(first.size, 0);
+      rows_[first.begin + first.size++] = item.at;
+    }
+  }
+
+  /// Lists the groups in the order of their first keys.
+  void List(const ParallelFor& parallel, const uint64_t* keys) {
+    std::vector<uint32_t> before(blocks_);
+    uint32_t groups = 0;
+    for (size_t b = 0; b < blocks_; ++b) {
+      before[b] = groups;
+      for (size_t p = 0; p < parts_; ++p) groups += found_[p * blocks_ + b];
+    }
+    keys_.resize(groups), counts_.resize(groups), groups_.resize(groups);
+    EachBlock(parallel, [&](size_t b, size_t begin, size_t end) {
+      uint32_t g = before[b];
+      for (size_t i = begin; i < end; ++i) {
+        if (firsts_[i].size == 0) continue;
+        keys_[g] = keys[i], counts_[g] = firsts_[i].count, groups_[g] = static_cast<uint32_t>(i);
+        ++g;
+      }
+    });
+  }
+
+  size_t n_, blocks_, parts_;
+  std::vector<uint32_t> begins_,
+      found_;               // (parts, blocks): where the items of a block begin in a part; groups
+  Unfilled<Item> items_;    // by part
+  Unfilled<First> firsts_;  // (n,)
+  Unfilled<uint32_t> rows_;
+  Unfilled<uint64_t> keys_;  // of the groups, as what follows
+  Unfilled<int32_t> counts_;
+  Unfilled<uint32_t> groups_;  // where each stands first
+};
+
+}  // namespace kvjax
