@@ -141,7 +141,7 @@ def test_damaged_bundles(tmp_path):
     for end in ("index", "data-00000-of-00001"):
         path = tmp_path / f"model.ckpt-1.{end}"
         data, caught = path.read_bytes(), 0
-        for at in range(len(data)):
+        for at in range(0, len(data), 3):
             for bad in (data[:at] + bytes([data[at] ^ 64]) + data[at + 1 :], data[:at]):
                 path.write_bytes(bad)
                 try:
@@ -149,7 +149,7 @@ def test_damaged_bundles(tmp_path):
                 except ValueError as error:
                     caught += 1
                     assert str(error).startswith("kvjax: "), error
-        assert caught > len(data)
+        assert caught > len(data) / 3
         path.write_bytes(data)
 
 

@@ -184,7 +184,7 @@ def test_damaged_files(format, tmp_path):
     getattr(rows_of(np.ones((5, 2), np.float32)), f"to_{format}")(path)
     data, caught = path.read_bytes(), 0
     rng = np.random.default_rng(0)
-    for at in rng.permutation(len(data))[:300]:
+    for at in rng.permutation(len(data))[:120]:
         for bad in (data[:at] + bytes([data[at] ^ (1 << int(rng.integers(8)))]) + data[at + 1 :], data[:at]):
             path.write_bytes(bad)
             try:
@@ -192,4 +192,4 @@ def test_damaged_files(format, tmp_path):
             except ValueError as error:
                 caught += 1
                 assert str(error).startswith("kvjax: "), error
-    assert caught > 300
+    assert caught > 120
