@@ -36,13 +36,24 @@ def _out(args: argparse.Namespace, to: str) -> dict[str, Any]:
     from kvjax.convert import export_checkpoint
 
     if to == "kvjax":
-        raise ValueError("kvjax convert: want a format to convert a checkpoint to, got none; say --to, or kvjax prune")
+        return _whole(args)
     with progress("reading rows", args.json) as read:
         report = export_checkpoint(
             args.source, args.out, table=args.table, format=to, quantise=args.quantise, slots=args.slots,
             prune=rules_of(args), progress=read,
         )  # fmt: skip
     return dict(vars(report))
+
+
+def _whole(args: argparse.Namespace) -> dict[str, Any]:
+    """A delta, and what it builds on, as one checkpoint."""
+    from kvjax.checkpoint import compact
+
+    if args.table or args.slots or args.quantise or rules_of(args):
+        raise ValueError("kvjax convert: want a file as OUT, or no options, got a checkpoint; say --to, or kvjax prune")
+    with progress("reading rows", args.json):
+        compact(args.source, args.out)
+    return {"format": "kvjax"}
 
 
 def _in(args: argparse.Namespace, kind: str, to: str) -> dict[str, Any]:

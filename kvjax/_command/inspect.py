@@ -29,10 +29,11 @@ def run(args: argparse.Namespace) -> int:
         print_json({"checkpoint": str(folder), "tables": about})
         return 0
     columns = ("table", "rows", "dim", "dtype", "keys", "last step", "shards", "slots", "on disk")
+    columns += ("delta",) if any(said["delta"] for said in about) else ()
     print_table(
         str(folder), columns,
         [(t["name"], t["rows"], t["dim"], t["dtype"], t["key_dtype"], t["last_step"], t["num_shards"],
-          list(t["slots"]), size(t["bytes"])) for t in about],
+          list(t["slots"]), size(t["bytes"]), t["delta"])[: len(columns)] for t in about],
     )  # fmt: skip
     for said in about:
         if args.table:
@@ -63,7 +64,7 @@ def _about(table: SavedTable) -> dict[str, Any]:
     set_options = {name: value for name, value in meta.get("options", {}).items() if value is not None}
     return said | {
         "rounding": meta.get("rounding"), "options": set_options, "format": meta["format"],
-        "slots": dict(meta["slots"]), "bytes": table.bytes,
+        "slots": dict(meta["slots"]), "bytes": table.bytes, "delta": "delta" in meta,
     }  # fmt: skip
 
 

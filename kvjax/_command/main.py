@@ -47,9 +47,10 @@ def parser() -> argparse.ArgumentParser:
     _path(diff, "second", _CHECKPOINT)
     diff.add_argument("--examples", type=_count, default=5, help="keys of each kind to show (default: 5)")
 
-    prune = command("prune", "a checkpoint without the rows of its tables that rules leave out")
+    prune = command("prune", "a checkpoint without the rows that rules leave out")
     _path(prune, "checkpoint", _CHECKPOINT)
     prune.add_argument("out", nargs="?", help="folder of the new checkpoint; the old one stays as it is")
+    prune.add_argument("--table", action="append", help="prune only this one, and copy the others; may be said again")
     prune.add_argument("--dry-run", action="store_true", help="only say what each rule would leave out")
     _rules(prune)
 

@@ -22,21 +22,14 @@ def rules_of(args: argparse.Namespace) -> Prune | None:
 
 def run(args: argparse.Namespace) -> int:
     """Prunes, or says what would go."""
-    prune = rules_of(args)
-    if prune is None or (args.out is None) != args.dry_run:
-        got = "no rule" if prune is None else f"{'no ' if args.out is None else ''}OUT"
+    rules = rules_of(args)
+    if rules is None or (args.out is None) != args.dry_run:
+        got = "no rule" if rules is None else f"{'no ' if args.out is None else ''}OUT"
         raise ValueError(f"kvjax prune: want a rule, and either OUT or --dry-run, got {got}; see kvjax prune --help")
-    from kvjax.checkpoint import prune as write
-    from kvjax.checkpoint._catalog import Catalog
-    from kvjax.checkpoint._locate import locate
-    from kvjax.checkpoint._pieces import Pieces
-    from kvjax.convert._checkpoint import report_of, source_of
+    from kvjax.checkpoint import prune
 
-    catalog = Catalog(locate(args.checkpoint))
-    with progress("reading rows", args.json) as read:
-        reports = {name: report_of(source_of(Pieces(catalog, name), read), prune) for name in catalog.names}
-    if not args.dry_run:
-        write(args.checkpoint, args.out, prune)
+    with progress("reading rows", args.json):
+        reports = prune(args.checkpoint, args.out, rules, tables=args.table)
     if args.json:
         print_json({
             name: {

@@ -30,5 +30,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json({"table": table.name, "by": args.by, "rows": [dict(zip(names, row, strict=True)) for row in rows]})
     else:
-        print_table(f"{table.name}: {len(rows)} of {table.rows} rows by {args.by}", names, rows)
+        print_table(f"{table.name}: {len(rows)} of {len(order)} rows by {args.by}", names, rows)
     return 0

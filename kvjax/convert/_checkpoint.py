@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from kvjax._formats.quantise import QuantisationReport, Quantised, quantise
 from kvjax._formats.source import Source, ranges, row_bytes
 from kvjax._values.errors import meant
 from kvjax._values.exported import ROW_COLUMNS, SLOT, Exported
-from kvjax._values.prune import Prune, PruneReport, norms_of
+from kvjax._values.prune import Prune
 from kvjax._values.snapshot import column_types
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._locate import locate
@@ -56,8 +56,8 @@ def export_checkpoint(
 ) -> ExportReport:  # fmt: skip
     """Writes a table of a checkpoint as a file for other programs, and makes no table for it.
 
-    Rows are read in pieces of about 16 MiB, and checked as a restore checks them. Beside them, pruning takes up to 40
-    bytes for each row. Only DeepRec's layout needs all rows in memory.
+    Rows are read in pieces of about 16 MiB, and checked as a restore checks them. Beside them, pruning takes a
+    byte for each row, and with ``top_k`` or ``keep`` 25. Only DeepRec's layout needs all rows in memory.
 
     Args:
       checkpoint: a folder of `kvjax.checkpoint.save`, a step of an Orbax ``CheckpointManager``, or the manager's: then
@@ -158,34 +158,11 @@ def source_of(pieces: Pieces, progress: Callable[[int], object] | None = None) -
 
 def mask_of(source: Source, prune: Prune) -> np.ndarray:
     """Which rows are kept, ``(n,)`` bool, read in pieces."""
-    tests, _ = _tested(source, prune, norms=False)
-    passing = np.logical_and.reduce([np.ones(source.num_rows, bool), *tests.values()])
+    asked = source if prune.predicate is not None else source.only(list(ROW_COLUMNS))
+    passing, size = np.zeros(source.num_rows, bool), sum(map(row_bytes, asked.types.values()))
+    for start, stop in ranges(source.num_rows, size):
+        rows = Exported.of_columns(asked.read(list(asked.types), start, stop), int(source.meta["last_step"]))
+        passing[start:stop] = prune.passing(rows)
     if prune.top_k is None and prune.keep is None:
         return passing
-    return prune.chosen(passing, *_ranked(source))
-
-
-def report_of(source: Source, prune: Prune) -> PruneReport:
-    """`Prune.report` of rows that are read in pieces."""
-    tests, norms = _tested(source, prune, norms=True)
-    size = sum(map(row_bytes, source.types.values()))
-    return prune.reported(tests, norms, size, *_ranked(source))
-
-
-def _ranked(source: Source) -> Iterator[np.ndarray]:
-    """What `Prune` ranks all rows by."""
-    return iter(source.read(["keys", "freqs", "versions"], 0, source.num_rows).values())
-
-
-def _tested(source: Source, prune: Prune, norms: bool) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """What each test says of all rows; and, if asked for, their norms."""
-    last_step, parts, lengths = int(source.meta["last_step"]), list[dict[str, np.ndarray]](), list[np.ndarray]()
-    asked = source if prune.predicate is not None else source.only(list(ROW_COLUMNS))
-    size = sum(map(row_bytes, asked.types.values()))
-    for start, stop in list(ranges(source.num_rows, size)) or [(0, 0)]:
-        rows = Exported.of_columns(asked.read(list(asked.types), start, stop), last_step)
-        parts.append(prune.tests(rows))
-        if norms:
-            lengths.append(norms_of(rows.values))
-    tests = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return tests, np.concatenate(lengths) if norms else np.zeros(0, np.float32)
+    return prune.chosen(passing, **source.read(["keys", "freqs", "versions"], 0, source.num_rows))

@@ -130,10 +130,34 @@ def test_convert(manager, run, tmp_path):
     assert status == 0 and "cosine" in text and len(np.load(tmp_path / "v.npz")["keys"]) == 3
     args = "--from", "tfra", "--table", "items", "--dim", 3, "--json"
     assert run("convert", GOLDEN / "tfra", tmp_path / "tfra", *args)[1]["rows"] == 8
-    for wrong in ((manager, tmp_path / "x"), (GOLDEN / "tfra", tmp_path / "x", "--from", "tfra"), (manager, "x.npz")):
+    wrongly = (
+        (GOLDEN / "tfra", tmp_path / "x", "--from", "tfra"),
+        (manager, "x.npz"),
+        (manager, tmp_path / "x", "--slots"),
+    )
+    for wrong in wrongly:
         status, text = run("convert", *wrong)
         assert status == 2 and text.startswith("kvjax"), text
     assert not (tmp_path / "x").exists()
+
+
+@slow
+def test_deltas(run, make, tmp_path):
+    table = make(2).upsert(np.arange(6), np.ones((6, 2)))
+    kvjax.checkpoint.save(tmp_path / "base", [table], cursor="serving")
+    table = table.remove(np.array([0])).upsert(np.array([7]), [[3.0, 4.0]])
+    kvjax.checkpoint.save(tmp_path / "delta", [table], since="serving")
+    assert run("verify", tmp_path / "delta")[0] == 0
+    status, found = run("inspect", tmp_path / "delta", "--stats", "--json")
+    assert found["tables"][0]["stats"]["norm"]["max"] == 5 and found["tables"][0]["delta"]
+    assert run("top", tmp_path / "delta", "--by", "norm", "--json")[1]["rows"][0]["key"] == 7
+    status, found = run("convert", tmp_path / "delta", tmp_path / "delta.npz", "--json")
+    assert status == 0 and found["rows"] == 6
+    assert run("convert", tmp_path / "delta", tmp_path / "whole")[0] == 0
+    status, found = run("diff", tmp_path / "base", tmp_path / "whole", "--json")
+    assert (found["tables"]["table0"]["added"], found["tables"]["table0"]["removed"]) == (1, 1)
+    status, found = run("prune", tmp_path / "delta", tmp_path / "small", "--min-norm", 4, "--json")
+    assert status == 0 and found["table0"]["dropped"]["rows"] == 5
 
 
 @slow

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import kvjax
 from kvjax._command.main import main
 from tests.support.marks import slow
 
@@ -25,6 +26,7 @@ def test_the_commands_print_what_the_page_says(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (made,) = re.findall(r"```python\n(.*?)```", TEXT, re.S)
     exec(compile(made, "command-line.md", "exec"), {})
+    kvjax.drop_table("user")
     (runs,) = re.findall(r"```console\n(.*?)```", TEXT, re.S)
     commands = re.findall(r"^\$ kvjax (.*?)\n(.*?)(?=^\$ |\Z)", runs, re.M | re.S)
     assert len(commands) == runs.count("$ kvjax")
