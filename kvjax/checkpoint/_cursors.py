@@ -95,6 +95,15 @@ def sealed(directory: Path, digest: str) -> None:
         _close(old.marks)
 
 
+def put(name: str, tables: Mapping[str, Table], digest: str) -> None:
+    """Puts a cursor at a checkpoint from which tables have been restored just now."""
+    key = _key(name, tables)
+    old = PROCESS.cursors.get(key)
+    PROCESS.cursors[key] = Cursor(digest, {saved: (table, open_cursor(table)) for saved, table in tables.items()})
+    if old is not None:
+        _close(old.marks)
+
+
 def _under_way() -> list[tuple[Path, _Moving]]:
     return [(key, value) for key, value in PROCESS.cursors.items() if isinstance(key, Path)]
 

@@ -15,6 +15,7 @@ from kvjax._sharded.processes import together
 from kvjax._spec.options import Options
 from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
+from kvjax._spec.unsupported import check_changes
 from kvjax._table import contents
 from kvjax._table.contents import check_capacity
 from kvjax._table.move import prepare_move
@@ -28,7 +29,7 @@ from kvjax.checkpoint._format import FIELDS, POOL, Stored
 from kvjax.checkpoint._overlay import converted, only, overlay
 from kvjax.checkpoint._overlay import together as overlaid
 from kvjax.checkpoint._read import read
-from kvjax.checkpoint._rules import load, load_initializer
+from kvjax.checkpoint._rules import dump, load, load_initializer
 from kvjax.storage import Storage
 
 
@@ -70,12 +71,18 @@ class Restore:
         """Reads the table and checks it; nothing changes."""
         self.stored: Stored | None = together(self.placement, self.name, "restore", self._read)
 
-    def prepare(self) -> None:
-        """Makes the table, if there is none, and all that it takes to fill it; nothing else changes."""
+    def prepare(self, cursor: bool = False) -> None:
+        """Makes the table, if there is none, and all that it takes to fill it; nothing else changes.
+
+        Args:
+          cursor: whether the table is to get one, and so must be able to.
+        """
         stored = self.stored
         assert stored is not None
         table = self.table if self.given else together(self.placement, self.name, "restore", lambda: self._make(stored))
         assert table is not None
+        if cursor:
+            self._check_cursor(table.spec, stored.meta)
         table = table.refresh()
         merge = self.how.merge and self.table is not None
         rows = stored.snapshot()
@@ -88,6 +95,15 @@ class Restore:
                 table, lambda: contents.checked(table.spec, overlay(table.snapshot(), rows) if merge else rows)
             )
         self.stored = None  # what is prepared has its own copy
+
+    def _check_cursor(self, spec: TableSpec, meta: dict[str, Any]) -> None:
+        check_changes(spec, "restore")
+        admit = dump(spec.admit)
+        if admit != meta.get("options", {}).get("admit"):  # whose counts would not be those of the checkpoint
+            raise fail(
+                ValueError, spec.name, "restore", "a table with the admission that was saved beside cursor=",
+                f"{spec.admit}", "save it whole, with a cursor",
+            )  # fmt: skip
 
     def commit(self) -> Table:
         """Puts it into the table; gives the live handle."""

@@ -12,6 +12,7 @@ from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax.checkpoint._chain import Chain
+from kvjax.checkpoint._cursors import put
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._restore import How, Restore
 from kvjax.storage import Storage
@@ -33,6 +34,7 @@ def restore(
     keys: KeysLike | None = None,
     merge: bool = False,
     base: PathLike | Sequence[PathLike] | None = None,
+    cursor: str | None = None,
 ) -> dict[str, Table]:
     """Restores tables: all that are asked for, or none if one of them cannot be.
 
@@ -60,6 +62,8 @@ def restore(
         are merged likewise; of a sketch, the checkpoint's are taken.
       base: of a delta, where to look for the checkpoints that it builds on, a path or several. After these, those next
         to it are tried, and the other steps of its manager.
+      cursor: puts a cursor of this name at the checkpoint, of the tables that are restored as they were saved, all of
+        them, so that deltas go on from there (`save`).
 
     Returns:
       The live handles by name.
@@ -84,25 +88,49 @@ def restore(
         mesh=mesh, devices=devices, axis=axis, partitioner=partitioner, replicated=replicated, wire=wire,
         storage=storage, dtype=dtype, slots=slots, keys=keys, merge=merge,
     )  # fmt: skip
-    return restore_all(Chain(path, base), tables, how)
+    return restore_all(Chain(path, base), tables, how, cursor)
 
 
-def restore_all(chain: Chain, tables: Mapping[str, Table | None] | None, how: How) -> dict[str, Table]:
+def restore_all(
+    chain: Chain, tables: Mapping[str, Table | None] | None, how: How, cursor: str | None = None
+) -> dict[str, Table]:
     """As `restore`, from a chain."""
     if tables is None:
         tables = {name: None for name in chain.names}
+    if cursor is not None:
+        _check_all(chain, tables, how)
     restores = [Restore(chain, name, table, how) for name, table in tables.items()]
     _check_distinct(restores)
     for one in restores:  # all files, before a table is made
         one.read()
     try:
         for one in restores:
-            one.prepare()
+            one.prepare(cursor is not None)
     except BaseException:
         for one in restores:
             one.undo()
         raise
-    return {one.name: one.commit() for one in restores}
+    restored = {one.name: one.commit() for one in restores}
+    if cursor is not None and chain.catalog.digest is not None:
+        put(cursor, restored, chain.catalog.digest)
+    return restored
+
+
+def _check_all(chain: Chain, tables: Mapping[str, Table | None], how: How) -> None:
+    """Whether deltas can go on from what is restored.
+
+    Raises:
+      ValueError: it is not all of the checkpoint.
+    """
+    changed = [name for name in ("dtype", "keys") if getattr(how, name) is not None]
+    changed += [name for name, plain in (("slots", True), ("merge", False)) if getattr(how, name) != plain]
+    changed += [] if set(tables) == set(chain.names) else ["tables"]
+    changed += [] if chain.catalog.digest is not None else ["a format without a seal"]
+    if changed:
+        raise ValueError(
+            f"kvjax: restore: want cursor= beside all of a checkpoint, as it was saved, got {', '.join(changed)}; "
+            "leave that out, or save the tables whole, with a cursor"
+        )
 
 
 def _check_distinct(restores: Sequence[Restore]) -> None:

@@ -48,7 +48,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
 
     def restore(self, directory: str | os.PathLike[str], args: TableRestore | None = None) -> dict[str, Table]:
         args = args or TableRestore()
-        return restore_all(Chain(Catalog(Path(directory)), args.base), args.tables, args.how())
+        return restore_all(Chain(Catalog(Path(directory)), args.base), args.tables, args.how(), args.cursor)
 
     def metadata(self, directory: str | os.PathLike[str]) -> dict[str, dict[str, object]]:
         """What each table of a checkpoint is, by name, as ``kvjax.json`` says it."""
@@ -124,6 +124,7 @@ class TableRestore(How, ocp.args.CheckpointArgs):
       keys: of the rows to restore; by default all.
       merge: leave the rows of a table that exists where the checkpoint has none of their keys.
       base: of a delta, where to look for what it builds on, before the other steps.
+      cursor: puts a cursor of this name at the checkpoint, from which deltas go on.
 
     Example:
       >>> import tempfile, jax, kvjax, numpy as np, orbax.checkpoint as ocp
@@ -142,6 +143,7 @@ class TableRestore(How, ocp.args.CheckpointArgs):
 
     tables: Mapping[str, Table | None] | None = None
     base: PathLike | Sequence[PathLike] | None = None
+    cursor: str | None = None
 
     def how(self) -> How:
         """How to make the tables."""

@@ -247,6 +247,25 @@ def test_deltas_by_orbax(make, tmp_path):
 
 
 @slow
+def test_deltas_go_on_after_a_restore(make, tmp_path):
+    table = make(2, admit=kvjax.admit.MinCount(2)).upsert(KEYS, np.ones((len(KEYS), 2)))
+    save(tmp_path / "base", {"t": table}, cursor="c")
+    save(tmp_path / "a", {"t": step(table, [*KEYS[:3], 500])}, since="c")
+    PROCESS.cursors.clear()  # as in another process
+    for wrong in ({"slots": False}, {"keys": KEYS}, {"merge": True}):
+        with pytest.raises(ValueError, match=f"got {next(iter(wrong))}"):
+            restore(tmp_path / "a", {"t": table}, cursor="c", **wrong)
+    with pytest.raises(ValueError, match="the admission that was saved"):
+        restore(tmp_path / "a", {"t": make(2, seed=table.spec.seed)}, cursor="c")
+    table = restore(tmp_path / "a", {"t": table}, cursor="c")["t"]
+    table = step(table.remove(KEYS[:1]), [500])
+    save(tmp_path / "b", {"t": table}, since="c")
+    want = table.snapshot()
+    assert has_delta(tmp_path / "b") and len(want.admission["pending_keys"]) == 0
+    assert_same(restore(tmp_path / "b", {"t": table})["t"].snapshot(), want)
+
+
+@slow
 def test_ways_to_restore_a_delta(make, tmp_path):
     """Other shards, a dtype, some keys, no slots: as from a checkpoint that was saved whole."""
     table = step(make(2).upsert(KEYS, np.ones((len(KEYS), 2))), KEYS[:5])
