@@ -19,6 +19,7 @@ def trained(table, tx, keys=KEYS, n=1):
     return table
 
 
+@slow
 def test_matching_slots_stay_and_others_begin_anew(make):
     table = trained(make(dim=2, seed=1), optax.adagrad(0.1), KEYS[:2]).upsert(KEYS[2:], jnp.ones((1, 2)))
     before = table.export(slots=True)
