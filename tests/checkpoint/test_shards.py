@@ -13,10 +13,11 @@ import orbax.checkpoint as ocp
 import pytest
 
 import kvjax
+from kvjax._command.saved import table_at
 from kvjax._spec.placement import Placement
 from kvjax.checkpoint import Catalog, _arrays, _format, _read, _write, seal
 from tests.support.checkpoints import DAMAGES, array_at, chunks_of, restore, rewrite, save
-from tests.support.marks import few, few_rows
+from tests.support.marks import few, few_rows, slow
 from tests.support.tables import KEYS, by_high_bits, by_low_bits, same_rows, same_tables, trained
 
 
@@ -220,6 +221,20 @@ def test_the_reader_of_the_docs(two_shards, make, tmp_path):
     values.write_bytes(values.read_bytes()[::-1])
     with pytest.raises(ValueError, match="not as it was written"):
         reader["read_table"](folder, "t")
+
+
+@slow
+def test_exports_and_the_command_line_read_all_shards(two_shards):
+    folder, table, whole = two_shards
+    kvjax.convert.export_checkpoint(folder, folder / "rows.npz", slots=True)
+    rows = kvjax.convert.from_npz(folder / "rows.npz").rows
+    same_rows(rows, table.export(slots=True))
+    saved = table_at(str(folder), "t")
+    for name, column in table.export().columns().items():
+        if name != "pinned":
+            np.testing.assert_array_equal(saved.column(name), column, err_msg=name)
+    chosen = np.array([len(whole) - 1, 0, len(whole) // 2])
+    np.testing.assert_array_equal(saved.norms_at(chosen), saved.norms()[chosen])
 
 
 def test_a_process_reads_no_more_than_it_needs(make, mesh, tmp_path, monkeypatch):
