@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import kvjax
@@ -197,3 +198,14 @@ def test_an_import_becomes_a_sharded_table(mesh):
     np.testing.assert_array_equal(table.lookup(imported.rows.keys), imported.rows.values.astype(jnp.bfloat16))
     table = imported.load(table, cast=True)
     assert len(table) == 8
+
+
+@slow
+def test_training_goes_on_with_the_slots_of_deeprec(promotion):
+    pytest.importorskip("google_crc32c")
+    imported = convert.from_deeprec(GOLDEN / "deeprec", "user", slots={"Adagrad": "sum_of_squares"})
+    table, key = imported.make("user"), np.array([4])
+    row, slot = (np.asarray(array) for array in (table.lookup(key), table.slot("sum_of_squares", key)))
+    table, _ = table.apply(optax.adagrad(0.1), kvjax.SparseRows(key, jnp.ones((1, 3))))
+    np.testing.assert_array_equal(table.slot("sum_of_squares", key), slot + 1)
+    np.testing.assert_allclose(table.lookup(key), row - 0.1 / np.sqrt(slot + 1 + 1e-7), rtol=1e-6)
