@@ -1,0 +1,171 @@
+"""Readers in threads and processes have one version or another, and never a mixture, while others are published."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from kvjax._values.exported import Exported
+from kvjax.serving import Changes, FrozenError, FrozenTable, Versions
+from tests.support.marks import slow
+
+N = 2000
+
+
+def rows(value, n=N):
+    zeros = np.zeros(n, np.int64)
+    values = np.full((n, 4), value, np.float32)
+    return Exported(np.arange(n), values, zeros, zeros, {}, zeros > 0, zeros > 0, 0, n)
+
+
+def one_of(version):
+    """All tables and files of a version hold its number."""
+    keys = np.arange(N)
+    numbers = {float(x) for table in version.values() for x in np.unique(table.lookup(keys))}
+    assert numbers == {float(version.files["number"])}, numbers
+    return numbers.pop()
+
+
+def publish(versions, number):
+    """Every third time whole tables, else what has changed."""
+    files = {"number": str(number).encode()}
+    if number % 3 == 0:
+        return versions.publish({"one": rows(number), "two": rows(number)}, files, missing="zeros")
+    changes = Changes(np.arange(N)[::-1], np.full((N, 4), number), removed=[N + 5], step=number)
+    return versions.update({"one": changes, "two": changes}, files)
+
+
+_READER = f"""
+import sys
+import numpy as np
+from kvjax.serving import Versions
+N = {N}
+versions, seen, end = Versions(sys.argv[1]), [], float(sys.argv[2])
+keys = np.arange(N)
+print("reading", flush=True)
+while not seen or seen[-1] < end:
+    version = versions.refresh()
+    numbers = {{float(x) for table in version.values() for x in np.unique(table.lookup(keys))}}
+    assert numbers == {{float(version.files["number"])}}, numbers
+    seen.append(numbers.pop())
+assert seen == sorted(seen)
+print(len(set(seen)))
+"""
+
+
+@slow
+def test_no_mixture(tmp_path):
+    versions, end = Versions(tmp_path / "v"), 30
+    publish(versions, 0)
+    command = [sys.executable, "-c", _READER, str(tmp_path / "v"), str(end)]
+    readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    for reader in readers:
+        assert reader.stdout.readline() == "reading\n"
+    shared, seen, failed, done = Versions(tmp_path / "v"), [set(), set()], [], threading.Event()
+
+    def read(i):
+        try:
+            while not done.is_set():
+                seen[i].add(one_of(shared.refresh() if i else shared.current()))
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=read, args=(i,)) for i in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for number in range(1, end + 1):
+        publish(versions, number)
+        time.sleep(0.005)
+    outputs = [reader.communicate(timeout=60)[0] for reader in readers]
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+    assert [reader.returncode for reader in readers] == [0, 0], outputs
+    assert all(int(output) > 3 for output in outputs) and len(seen[1]) > 3
+    assert len([path for path in (tmp_path / "v").iterdir() if path.name.isdigit()]) == 2
+
+
+@slow
+def test_one_file_is_replaced_under_its_readers(tmp_path):
+    frozen = FrozenTable.write(tmp_path / "t", rows(0), missing="zeros")
+    failed, done = [], threading.Event()
+
+    def read():
+        mine = frozen
+        try:
+            while not done.is_set():
+                assert len(np.unique(mine.lookup(np.arange(N)))) == 1
+                mine = mine.refresh()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for number in range(1, 40):
+        frozen = frozen.update(np.arange(N), np.full((N, 4), number))
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+
+
+def test_what_goes_wrong_leaves_the_current_version(tmp_path):
+    versions = Versions(tmp_path / "v")
+    with pytest.raises(FrozenError, match="refresh: want a version that has been published, got none"):
+        versions.current()
+    versions.publish({"a/b": rows(0, 3)}, {"number": b"0"}, missing="zeros")
+    version = versions.current()
+    assert list(version) == ["a/b"] and version.number == 1 and len(version["a/b"]) == 3
+    with pytest.raises(KeyError, match="update: want a table of the current version"):
+        versions.update({"other": Changes()})
+    with pytest.raises(ValueError, match="want distinct keys"):
+        versions.update({"a/b": Changes([1, 1], np.ones((2, 4)))})
+    assert versions.refresh() is version
+    again = versions.update({}, {"number": b"1"})
+    assert os.stat(again["a/b"].path).st_nlink == 2 and again.files == {"number": b"1"}
+    shutil.rmtree(again.path)
+    with pytest.raises(FrozenError, match="want the files of the current version"):
+        Versions(tmp_path / "v").refresh()
+    (tmp_path / "v/current").write_text("../../etc")
+    with pytest.raises(FrozenError, match="want the name of a version"):
+        versions.refresh()
+    assert versions.current()["a/b"].lookup([0]).tolist() == [[0.0] * 4]
+
+
+_WRITER = """
+import sys
+sys.path[:0] = sys.argv[2:]
+from tests.serving.test_versions import Versions, publish
+versions = Versions(sys.argv[1])
+number = int(versions.current().files["number"])
+print("writing", flush=True)
+while True:
+    publish(versions, number := number + 1)
+"""
+
+
+@slow
+def test_killed_writers_leave_whole_versions(tmp_path):
+    versions, last = Versions(tmp_path / "v"), 0
+    publish(versions, 0)
+    for i in range(6):
+        command = [sys.executable, "-c", _WRITER, str(tmp_path / "v"), *sys.path]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE)
+        writer.stdout.readline()
+        time.sleep(0.02 + 0.013 * i)
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        writer.stdout.close()
+        number = one_of(Versions(tmp_path / "v").current())
+        assert number >= last
+        last = number
+    publish(versions, 3 * int(last) + 3)
+    assert not list((tmp_path / "v").glob(".new-*")) and last > 0
