@@ -41,6 +41,14 @@ def test_two_tower_resumes_to_the_same_result(tmp_path):
     assert (tmp_path / "whole/two_tower.png").stat().st_size > 10_000
 
 
+@slow
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_serve_updates_while_it_answers(dtype):
+    printed = run("serve.py", "--dtype", dtype)
+    assert "answers of versions [1" in printed and "no request failed" in printed, printed
+    assert "exported program" in printed and f"FrozenTable, {dtype}" in printed
+
+
 def alike(a, b):
     """The same training on other devices: sums of gradients are in another order, and nothing else differs."""
     np.testing.assert_allclose(a["loss"], b["loss"], rtol=1e-4)

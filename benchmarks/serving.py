@@ -1,0 +1,114 @@
+"""Frozen tables against what else could read rows: a NumPy gather without a search, and a dict of Python's.
+
+    python benchmarks/serving.py [--rows 1000000] [--dim 16] [--json FILE]
+
+Each batch is asked of each reader in turn, so that a busy machine slows all of them alike; medians and the 99th
+percentile of wall-clock time. The gather is given row numbers, so it is what no search could beat.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import kvjax
+from kvjax.serving import FrozenTable
+
+BATCHES = (1, 64, 4096)
+
+
+def export_of(rows: int, dim: int) -> kvjax.Exported:
+    rng = np.random.default_rng(0)
+    keys = np.unique(rng.integers(-(2**63), 2**63 - 1, rows + 10))
+    rng.shuffle(keys)
+    keys, zeros = keys[:rows], np.zeros(rows, np.int64)
+    values = rng.normal(size=(rows, dim)).astype(np.float32)
+    return kvjax.Exported(keys, values, zeros, zeros, {}, zeros > 0, zeros > 0, 0, rows)
+
+
+def readers(export: kvjax.Exported, folder: Path) -> dict:
+    """Functions of keys ``(n,)`` and of their row numbers."""
+    frozen = {d: FrozenTable.write(folder / d, export, dtype=d, missing="zeros") for d in ("float32", "int8")}
+    arrays, lookup = frozen["float32"].as_jax(), jax.jit(lambda table, keys: table.lookup(keys))
+    numbers = dict(zip(export.keys.tolist(), export.values, strict=True))
+    return {
+        "FrozenTable, float32": lambda keys, at: frozen["float32"].lookup(keys),
+        "FrozenTable, int8": lambda keys, at: frozen["int8"].lookup(keys),
+        "as_jax, jit": lambda keys, at: jax.block_until_ready(lookup(arrays, kvjax.keys(keys))),
+        "dict of rows": lambda keys, at: np.stack([numbers[key] for key in keys.tolist()]),
+        "gather of row numbers": lambda keys, at: export.values[at],
+    }
+
+
+def measure(export: kvjax.Exported, folder: Path, repeats: int) -> list[dict]:
+    found, rng = [], np.random.default_rng(1)
+    asked = readers(export, folder)
+    for batch in BATCHES:
+        seconds = {name: [] for name in asked}
+        for i in track(range(-3, repeats), f"batches of {batch}"):
+            at = rng.integers(0, len(export), batch)
+            keys, want = export.keys[at], export.values[at]
+            for name, read in asked.items():
+                started = time.perf_counter()
+                rows = read(keys, at)
+                if i >= 0:
+                    seconds[name].append(time.perf_counter() - started)
+                elif name != "FrozenTable, int8":
+                    np.testing.assert_array_equal(rows, want)
+        for name, each in seconds.items():
+            p50, p99 = np.percentile(each, [50, 99])
+            found.append({"reader": name, "batch": batch, "p50": p50, "p99": p99, "keys_per_second": batch / p50})
+    return found
+
+
+def files(export: kvjax.Exported, folder: Path) -> dict[str, float]:
+    """Processor seconds of what is done with whole files."""
+    frozen, out = None, {}
+    changed = export.keys[: len(export) // 100]
+    steps = {
+        "write": lambda: FrozenTable.write(folder / "t", export, missing="zeros"),
+        "open": lambda: FrozenTable.open(folder / "t"),
+        "verify": lambda: FrozenTable.open(folder / "t").verify(),
+        "update 1 % of the rows": lambda: frozen.update(changed, np.zeros((len(changed), frozen.dim))),
+    }
+    for name, step in steps.items():
+        started = time.process_time()
+        frozen = step() or frozen
+        out[name] = time.process_time() - started
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--repeats", type=int, default=300)
+    parser.add_argument("--smoke", action="store_true", help="a second, to see that it runs")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if args.smoke:
+        args.rows, args.repeats = 2000, 5
+    export = export_of(args.rows, args.dim)
+    with tempfile.TemporaryDirectory() as folder:
+        whole = files(export, Path(folder))
+        found = measure(export, Path(folder), args.repeats)
+    console = Console(width=100)
+    table = Table("reader", "batch", "us, p50", "us, p99", "M keys/s", title=f"{args.rows:,} rows of {args.dim}")
+    for r in found:
+        times = (f"{1e6 * r[p]:.1f}" for p in ("p50", "p99"))
+        table.add_row(r["reader"], f"{r['batch']}", *times, f"{r['keys_per_second'] / 1e6:.2f}")
+    console.print(table)
+    console.print("processor seconds:", ", ".join(f"{name} {seconds:.4f}" for name, seconds in whole.items()))
+    if args.json:
+        args.json.write_text(json.dumps({"readers": found, "files": whole}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,318 @@
+"""Serving: train a click model, publish it, answer over HTTP in a process without JAX, and update it meanwhile.
+
+    python examples/serve.py                      # a synthetic click log
+    python examples/serve.py --data train.txt.gz  # a log in the Criteo format
+    python examples/serve.py --serve FOLDER       # only the server of a folder that this has published
+
+Three processes: this one trains and publishes versions (`kvjax.serving.Versions`); the server is uvicorn with an ASGI
+app that has NumPy, frozen tables and the dense parameters, and no JAX; the third has the tables of a checkpoint and the
+exported program (`kvjax.export`), and no model. Each answer says its version and is held against what the trained model
+says of it, so an answer that mixed two versions would end this with an error.
+"""
+
+import argparse
+import asyncio
+import functools
+import http.client
+import io
+import json
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvjax.serving import Changes, FrozenTable, Version, Versions
+
+DIM, WIDTH, PROBE = 16, 32, 64
+
+
+# ---- the server: NumPy alone -----------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=2)
+def layers_of(data: bytes) -> dict[str, np.ndarray]:
+    return dict(np.load(io.BytesIO(data)))
+
+
+def predict(version: Version, keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
+    """Click probabilities ``(n,)`` of keys ``(n, 26)`` and dense features ``(n, 13)``."""
+    layers = layers_of(version.files["dense.npz"])
+    x = np.concatenate([version["ads"].lookup(keys).mean(1), dense], 1)
+    x = np.maximum(x @ layers["kernel0"] + layers["bias0"], 0)
+    return 1 / (1 + np.exp(-(x @ layers["kernel1"] + layers["bias1"])[:, 0]))
+
+
+def app_of(versions: Versions) -> Any:
+    """An ASGI application: POST {"keys": [[...]], "dense": [[...]]} gives {"version": 1, "p": [...]}."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message.get("more_body", False)
+        try:
+            asked = json.loads(body)
+            version = versions.refresh()  # one for the whole request
+            keys = np.array(asked["keys"], np.int64)
+            p = predict(version, keys, np.array(asked["dense"], np.float32))
+            status, answer = 200, {"version": version.number, "p": p.tolist()}
+        except (KeyError, TypeError, ValueError) as error:
+            status, answer = 400, {"error": str(error)}
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": json.dumps(answer).encode()})
+
+    return app
+
+
+def serve(folder: Path) -> None:
+    import uvicorn
+
+    assert "jax" not in sys.modules
+    sock = socket.create_server(("127.0.0.1", 0))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does it for its own sockets alone
+    print(sock.getsockname()[1], flush=True)
+    config = uvicorn.Config(app_of(Versions(folder)), log_level="warning", lifespan="off")
+    asyncio.run(uvicorn.Server(config).serve(sockets=[sock]))
+
+
+# ---- the third process: tables and a program, no model -----------------------------------------------------------
+
+
+def run_program(folder: Path, batches: int) -> None:
+    import kvjax
+
+    kvjax.checkpoint.restore(folder / "tables")
+    program = kvjax.Program.deserialize((folder / "program").read_bytes())
+    probe = np.load(folder / "probe.npz")
+    params = json_tree(np.load(folder / "params.npz"))
+    seconds = []
+    for i in range(-3, batches):  # the first ones compile
+        started = time.perf_counter()
+        p = np.asarray(program(params, kvjax.keys(probe["keys"]), probe["dense"]))
+        if i >= 0:
+            seconds.append(time.perf_counter() - started)
+    np.testing.assert_allclose(p, probe["want"], rtol=1e-4)
+    print(json.dumps(seconds), flush=True)
+
+
+def json_tree(layers: Any) -> dict[str, Any]:
+    """The dense parameters as Flax has them."""
+    return {"params": {f"Dense_{i}": {k: layers[f"{k}{i}"] for k in ("kernel", "bias")} for i in (0, 1)}}
+
+
+# ---- training ----------------------------------------------------------------------------------------------------
+
+
+class Trainer:
+    """The model, its state, and what of it is published."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        import criteo
+        import flax.linen as nn
+        import jax
+        import jax.numpy as jnp
+        import optax
+        from flax.training.train_state import TrainState
+
+        import kvjax
+
+        class Net(nn.Module):
+            @nn.compact
+            def __call__(self, keys: Any, dense: jax.Array) -> jax.Array:
+                rows = kvjax.flax.Embed("ads", DIM, initializer=kvjax.initializers.normal(0.01))(keys)
+                x = nn.relu(nn.Dense(WIDTH)(jnp.concatenate([rows.mean(1), dense], 1)))
+                return nn.Dense(1)(x)[:, 0]
+
+        def step(state: Any, keys: Any, dense: Any, label: Any) -> Any:
+            def loss(params: Any) -> jax.Array:
+                return optax.sigmoid_binary_cross_entropy(state.apply_fn(params, keys, dense), label).mean()
+
+            value, grads = kvjax.value_and_grad(loss)(state.params)
+            return state.apply_gradients(grads=grads), value
+
+        self.kvjax, self.jax, self.criteo = kvjax, jax, criteo
+        self.log = criteo.File(args.data) if args.data else criteo.planted(args.rows, 0)[0]
+        self.batch, self.at = args.batch, 0
+        self.net, self.step = Net(), jax.jit(step)
+        self.score = jax.jit(lambda params, keys, dense: jax.nn.sigmoid(self.net.apply(params, keys, dense)))
+        self.probe = self._of(next(self.log.batches(0, PROBE, PROBE)))[:2]
+        params = self.net.init(jax.random.key(0), kvjax.keys(self.probe[0]), self.probe[1])
+        tx = kvjax.optax.partition(dense=optax.adam(1e-2), tables=optax.adagrad(0.1))
+        self.state = TrainState.create(apply_fn=self.net.apply, params=params, tx=tx)
+
+    def _of(self, rows: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Keys of columns, which share a table by salts, dense features and labels."""
+        keys = [self.kvjax.hash_keys(rows.cats[:, c], salt=c) for c in range(self.criteo.CATS)]
+        return np.stack(keys, 1), self.criteo.log_dense(rows.dense), rows.label
+
+    def train(self, steps: int) -> float:
+        """Trains and gives the last loss."""
+        from rich.progress import track
+
+        loss = 0.0
+        for _ in track(range(steps), "train"):
+            if self.at + self.batch > len(self.log):
+                self.at = 0
+            keys, dense, label = self._of(next(self.log.batches(self.at, self.at + self.batch, self.batch)))
+            self.state, loss = self.step(self.state, self.kvjax.keys(keys), dense, label)
+            self.at += self.batch
+        return float(loss)
+
+    @property
+    def table(self) -> Any:
+        return self.state.params["params"]["Embed_0"]["table"]
+
+    def layers(self) -> dict[str, np.ndarray]:
+        dense = self.state.params["params"]
+        return {f"{k}{i}": np.asarray(dense[f"Dense_{i}"][k]) for i in (0, 1) for k in ("kernel", "bias")}
+
+    def files(self) -> dict[str, bytes]:
+        data = io.BytesIO()
+        np.savez(data, **self.layers())
+        return {"dense.npz": data.getvalue()}
+
+    def want(self) -> np.ndarray:
+        """What the model says of the probe now."""
+        return np.asarray(self.score(self.state.params, self.kvjax.keys(self.probe[0]), self.probe[1]))
+
+    def save(self, folder: Path) -> None:
+        """The tables as a checkpoint, and the model as a program, for the third process."""
+        kvjax = self.kvjax
+        kvjax.checkpoint.save(folder / "tables", {"ads": self.table})
+        keys, dense = kvjax.keys(self.probe[0]), self.probe[1]
+        program = kvjax.export(self.score, self.state.params, keys, dense, shapes=(None, "b, ...", "b, ..."))
+        (folder / "program").write_bytes(program.serialize())
+        np.savez(folder / "probe.npz", keys=self.probe[0], dense=dense, want=self.want())
+        np.savez(folder / "params.npz", **self.layers())
+
+
+# ---- the load ----------------------------------------------------------------------------------------------------
+
+
+class Load(threading.Thread):
+    """Asks the server for the probe again and again, and checks each answer against its version."""
+
+    def __init__(self, port: int, probe: Any, want: dict[int, np.ndarray], slack: dict[str, float]) -> None:
+        super().__init__()
+        self.connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self.connection.connect()
+        # The head and the body of a request are two segments, of which the second would wait for the first.
+        self.connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.body = json.dumps({"keys": probe[0].tolist(), "dense": probe[1].tolist()})
+        self.want, self.seconds, self.versions, self.error = want, [], set[int](), None
+        self.done, self.slack = threading.Event(), slack
+
+    def run(self) -> None:
+        try:
+            while not self.done.is_set():
+                started = time.perf_counter()
+                self.connection.request("POST", "/", self.body)
+                answer = json.loads(self.connection.getresponse().read())
+                self.seconds.append(time.perf_counter() - started)
+                np.testing.assert_allclose(answer["p"], self.want[answer["version"]], **self.slack)
+                self.versions.add(answer["version"])
+        except Exception as error:
+            self.error = error
+
+
+def report(results: dict[str, tuple[list[float], int]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("", "ms, p50", "ms, p99", "keys/s", title=f"{PROBE} examples of 26 keys a request")
+    for name, (seconds, keys) in results.items():
+        p50, p99 = np.percentile(seconds, [50, 99])
+        table.add_row(name, f"{1e3 * p50:.3f}", f"{1e3 * p99:.3f}", f"{keys / p50:,.0f}")
+    Console().print(table)
+
+
+def timed(frozen: FrozenTable, keys: np.ndarray, n: int) -> list[float]:
+    seconds = []
+    for _ in range(n):
+        started = time.perf_counter()
+        frozen.lookup(keys)
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def main(args: argparse.Namespace, folder: Path) -> None:
+    trainer, versions = Trainer(args), Versions(folder / "versions")
+    print(f"loss {trainer.train(args.steps):.4f}, {len(trainer.table):,} rows")
+    published = versions.publish({"ads": trainer.table}, trainer.files(), dtype=args.dtype)
+    want = {published.number: trainer.want()}
+    trainer.save(folder)
+
+    me = [sys.executable, __file__]
+    server = subprocess.Popen([*me, "--serve", str(versions.path)], stdout=subprocess.PIPE, text=True)
+    try:
+        port = int(server.stdout.readline())
+        # What is stored in fewer bits answers a little else.
+        slack = {"rtol": 1e-3} if args.dtype == "float32" else {"atol": 0.02}
+        clients = [Load(port, trainer.probe, want, slack) for _ in range(args.clients)]
+        for client in clients:
+            client.start()
+        for _ in range(args.updates):
+            time.sleep(args.seconds / (args.updates + 1))
+            before = trainer.table.export().last_step
+            loss, rows = trainer.train(max(args.steps // 4, 1)), trainer.table.export()
+            changed = rows.take(rows.versions > before)
+            want[versions.current().number + 1] = trainer.want()
+            changes = Changes(changed.keys, changed.values, step=rows.last_step)
+            new = versions.update({"ads": changes}, trainer.files())
+            print(f"loss {loss:.4f}; version {new.number} has {len(changed):,} changed rows of {len(rows):,}")
+        time.sleep(args.seconds / (args.updates + 1))
+        for client in clients:
+            client.done.set()
+        for client in clients:
+            client.join()
+            if client.error is not None:
+                raise client.error
+    finally:
+        server.terminate()
+        server.wait()
+    seen = set().union(*(client.versions for client in clients))
+    print(f"answers of versions {sorted(seen)}, each as the model of its version says; no request failed")
+
+    command = [*me, "--program", str(folder), "--batches", str(args.batches)]
+    program = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    keys = trainer.probe[0].size
+    report({
+        f"HTTP, {args.clients} clients": ([s for client in clients for s in client.seconds], keys * args.clients),
+        "exported program": (program, keys),
+        f"FrozenTable, {args.dtype}": (timed(versions.current()["ads"], trainer.probe[0], args.batches), keys),
+    })  # fmt: skip
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, help="a log in the Criteo format; by default a synthetic one")
+    parser.add_argument("--rows", type=int, default=60_000, help="of the synthetic log")
+    parser.add_argument("--batch", type=int, default=512)
+    parser.add_argument("--steps", type=int, default=160, help="before the first version; a quarter before each other")
+    parser.add_argument("--updates", type=int, default=3, help="versions while the server answers")
+    parser.add_argument("--seconds", type=float, default=3.0, help="of load, beside training")
+    parser.add_argument("--clients", type=int, default=2)
+    parser.add_argument("--dtype", default="float32", help="in which rows are stored: float32, float16, bfloat16, int8")
+    parser.add_argument("--batches", type=int, default=300, help="to time the other two by")
+    parser.add_argument("--smoke", action="store_true", help="a few seconds, to see that it runs")
+    parser.add_argument("--serve", type=Path, metavar="FOLDER", help="only answer from this folder of versions")
+    parser.add_argument("--program", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.smoke:
+        args.rows, args.batch, args.steps, args.updates, args.seconds, args.batches = 4000, 64, 12, 2, 0.6, 10
+    if args.serve:
+        serve(args.serve)
+    elif args.program:
+        run_program(args.program, args.batches)
+    else:
+        with tempfile.TemporaryDirectory() as temporary:
+            main(args, Path(temporary))
