@@ -44,9 +44,9 @@ class LastBatch {
   }
   /// The same for a lookup.
   [[nodiscard]] std::shared_ptr<Batch> BeginLookup(uint32_t version, size_t n) const {
+    if (n < kFewest || !trained_ || version != version_) return nullptr;
     const std::shared_ptr<const Batch> last = Last();
-    const bool first = trained_ && version == version_ && (last == nullptr || last->version != version);
-    return first ? Begin(version, n) : nullptr;
+    return last == nullptr || last->version != version ? Begin(version, n) : nullptr;
   }
   void Keep(std::shared_ptr<const Batch> batch) {
     const std::lock_guard lock(mutex_);
