@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,14 +17,12 @@ from kvjax.checkpoint._format import POOL, REMOVED, Stored
 _NONE = np.zeros(0, np.int64)
 
 
-def overlay(below: Snapshot, above: Snapshot, removed: np.ndarray = _NONE, counts_of_all: bool = False) -> Snapshot:
+def overlay(below: Snapshot, above: Snapshot) -> Snapshot:
     """The rows of two snapshots; of a key that is in both, that of `above`. They are in no order.
 
     Args:
       below: of a table.
       above: of the same table, or another of its dim and dtype.
-      removed: keys ``(m,)`` int64 that have no row, and do not wait unless `above` says so.
-      counts_of_all: whether no other key waits than those of `above`.
 
     Raises:
       ValueError: both have slots, but not the same.
@@ -34,25 +31,37 @@ def overlay(below: Snapshot, above: Snapshot, removed: np.ndarray = _NONE, count
     if above.slot_types and dict(slots) != dict(above.slot_types):
         raise ValueError(f"kvjax: restore: want rows with the slots {slots}, got {above.slot_types}; slots=False")
     last_step = max(below.rows.last_step, above.rows.last_step)
-    known = np.unique(np.concatenate([_words(above.rows.keys), removed]))
+    known = np.unique(_words(above.rows.keys))
     parts = [_columns(below, slots, ~among(_words(below.rows.keys), known)), _columns(above, slots)]
     rows = Exported.of_columns(concat(parts), last_step)
-    return Snapshot(rows, _NONE, dict(slots), overlaid_counts(below.admission, above.admission, known, counts_of_all))
+    return Snapshot(rows, _NONE, dict(slots), overlaid_counts(below.admission, above.admission, known, False))
 
 
 def together(links: Sequence[Stored]) -> Stored:
     """A table as it was at the last of some checkpoints, of which the first has all of it and the others deltas."""
     if len(links) == 1:
         return links[0]
-    rows, last = links[0].snapshot(), links[-1]
-    for link in links[1:]:
-        counts = {name: array for name, array in rows.admission.items() if name != "sketch"}  # of which a delta has all
-        rows = dataclasses.replace(rows, admission=counts)
-        rows = overlay(rows, link.snapshot(), link.arrays.get(REMOVED, _NONE), link.meta["delta"]["counts_of_all"])
+    last, slots = links[-1], next((link.meta["slots"] for link in links if link.meta["slots"]), [])
+    parts: list[dict[str, np.ndarray]] = []
+    later = _NONE  # keys that the checkpoints behind have touched; so the rows of each are copied once
+    for link in reversed(links):
+        given = link.snapshot()
+        parts.append(_columns(given, dict(slots), ~among(_words(given.rows.keys), later)))
+        if link is not links[0]:
+            later = np.union1d(later, _touched(link))
+    counts: dict[str, np.ndarray] = {}
+    for link in links:
+        counts.pop("sketch", None)  # of which a delta has all
+        of_all = link.meta.get("delta", {}).get("counts_of_all", True)
+        counts = overlaid_counts(counts, link.arrays, _NONE if of_all else _touched(link), of_all)
+    rows = concat(parts[::-1])
     meta = {name: value for name, value in last.meta.items() if name != "delta"}
-    meta |= {"rows": len(rows.rows), "slots": list(map(list, rows.slot_types.items()))}
-    pool = {name: array for name, array in last.arrays.items() if name == POOL}
-    return Stored(meta, rows.rows.columns() | rows.admission | pool)
+    meta |= {"rows": len(rows["keys"]), "slots": slots}
+    return Stored(meta, rows | counts | {name: array for name, array in last.arrays.items() if name == POOL})
+
+
+def _touched(link: Stored) -> np.ndarray:
+    return np.union1d(_words(link.arrays["keys"]), link.arrays.get(REMOVED, _NONE))
 
 
 def _columns(given: Snapshot, slots: dict[str, str], keep: Any = slice(None)) -> dict[str, np.ndarray]:
@@ -65,7 +74,7 @@ def _columns(given: Snapshot, slots: dict[str, str], keep: Any = slice(None)) ->
 
 
 def overlaid_counts(below: Columns, above: Columns, known: np.ndarray, counts_of_all: bool) -> dict[str, np.ndarray]:
-    """What is counted of keys without a row, by the names of `ADMISSION_COLUMNS`; arguments as those of `overlay`.
+    """What is counted of keys without a row, by the names of `ADMISSION_COLUMNS`.
 
     Args:
       below: counts.
