@@ -82,7 +82,10 @@ def _words(xp: Any, keys: Any, dim: int, seed: int) -> Any:
 
 
 def _log(xp: Any, x: Any) -> Any:
-    m, exponent = xp.frexp(x)
+    # frexp of numbers that are positive and normal; JAX's own loses 64 bits where x64 is on for a part of a program.
+    bits = x.view(xp.uint64)
+    exponent = (bits >> xp.uint64(52)).astype(xp.int64) - 1022
+    m = ((bits & xp.uint64(2**52 - 1)) | xp.uint64(1022 << 52)).view(xp.float64)
     low = m < 0.70710678118654752440
     m, exponent = xp.where(low, m * 2.0, m), xp.where(low, exponent - 1, exponent)
     s = (m - 1.0) / (m + 1.0)
