@@ -38,6 +38,7 @@ class SparseRows:
         them. Its words are uint32 constants, by which `merge` knows that none did all the same.
       merged: whether the keys are distinct and the padding stands at the end, as `merge` leaves them.
       table: name of the table whose gradient `kvjax.value_and_grad` made, which no other takes; None if made by hand.
+      viewed: whether it was taken at rows that `kvjax.optax.caught_up` brought to the present.
 
     Args:
       keys: `Keys` or integers ``(...)``.
@@ -59,6 +60,7 @@ class SparseRows:
     seal: jax.Array
     merged: bool
     table: str | None
+    viewed: bool
 
     def __init__(self, keys: KeysLike, rows: ArrayLike, counts: ArrayLike | None = None) -> None:
         keys = as_keys(keys)
@@ -73,16 +75,17 @@ class SparseRows:
         self.seal = sealed(jnp.uint32(_SEAL))
         self.merged = False
         self.table = None
+        self.viewed = False
 
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[bool, str | None]]:
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[bool, str | None, bool]]:
         names = ("keys", "rows", "counts", "seal")
-        return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], (self.merged, self.table)
+        return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], (self.merged, self.table, self.viewed)
 
     @classmethod
-    def tree_unflatten(cls, aux: tuple[bool, str | None], children: Sequence[Any]) -> Self:
+    def tree_unflatten(cls, aux: tuple[bool, str | None, bool], children: Sequence[Any]) -> Self:
         new = object.__new__(cls)
         new.keys, new.rows, new.counts, new.seal = children
-        new.merged, new.table = aux
+        new.merged, new.table, new.viewed = aux
         return new
 
     def replace(self, **fields: Any) -> SparseRows:
@@ -94,7 +97,7 @@ class SparseRows:
           **fields: attributes by name.
         """
         merged = self.merged and not fields.keys() & {"keys", "counts"}
-        new = self.tree_unflatten((merged, self.table), (self.keys, self.rows, self.counts, self.seal))
+        new = self.tree_unflatten((merged, self.table, self.viewed), (self.keys, self.rows, self.counts, self.seal))
         for name, value in fields.items():
             setattr(new, name, value)
         return new

@@ -108,8 +108,10 @@ def value_and_grad(
                     tape.taps = []  # JAX's caches keep the tapes; the tracers need not stay with them
             value, aux = out if has_aux else (out, None)
             # A table that the loss hands out is a handle like any other.
-            aux = jax.tree.map(lambda x: Table(x.version, x.spec) if is_table(x) else x, aux, is_leaf=is_table)
-            return value, aux
+            plain = jax.tree.map(
+                lambda x: Table(x.version, x.spec, view=x.view) if is_table(x) else x, aux, is_leaf=is_table
+            )
+            return value, plain
 
         (value, aux), (dense_grads, taps) = jax.value_and_grad(
             tapped, argnums=(0, 1), has_aux=True, allow_int=allow_int
@@ -192,11 +194,16 @@ def _warn_of_untrained(names: set[str], given: Any) -> None:
 
 def _record(handles: Sequence[Table], tapes: Sequence[Tape]) -> list[Table]:
     by_name = {tape.spec.name: tape for tape in tapes}
-    return [Table(h.version, h.spec, Site(by_name[h.name]) if h.spec.trainable else None) for h in handles]
+    return [Table(h.version, h.spec, Site(by_name[h.name]) if h.spec.trainable else None, h.view) for h in handles]
 
 
 def _empty(table: Table) -> SparseRows:
-    return SparseRows(np.zeros(0, np.int64), jnp.zeros((0, table.dim), jnp.float32)).replace(table=table.name)
+    return SparseRows(np.zeros(0, np.int64), jnp.zeros((0, table.dim), jnp.float32)).replace(**_made(table))
+
+
+def _made(table: Table) -> dict[str, Any]:
+    """What a gradient says of the handle that it was taken through."""
+    return {"table": table.name, "viewed": table.view is not None}
 
 
 def _gradient(table: Table, used: jax.Array, taps: Sequence[Any], waits: Sequence[jax.Array]) -> SparseRows:
@@ -210,7 +217,7 @@ def _gradient(table: Table, used: jax.Array, taps: Sequence[Any], waits: Sequenc
         return _empty(table).replace(seal=seal)
     if len(taps) == 1:
         ((rows, digits, _),) = taps
-        return SparseRows(Keys(words_of(digits)), rows, counts_of(digits)).replace(seal=seal, table=table.name)
+        return SparseRows(Keys(words_of(digits)), rows, counts_of(digits)).replace(seal=seal, **_made(table))
 
     def run(*taps: Any) -> Any:
         rows = jnp.concatenate([row.reshape(-1, table.dim) for row, _, _ in taps])
@@ -220,4 +227,4 @@ def _gradient(table: Table, used: jax.Array, taps: Sequence[Any], waits: Sequenc
     first = taps[0][1]
     even = sum(d.size // 5 for _, d, _ in taps) % max(1, jax.typeof(first).sharding.mesh.size) == 0
     words, rows, counts = as_auto(run, sharding_of(first, 1) if even else (), *taps)[0]
-    return SparseRows(Keys(words), rows, counts).replace(seal=seal, table=table.name)
+    return SparseRows(Keys(words), rows, counts).replace(seal=seal, **_made(table))

@@ -45,7 +45,7 @@ def num_rows(table: Handle, shards: Sequence[int]) -> int:
     """The rows of some shards of this process, once all writes up to the handle are done; of a following one, now."""
     if table.follows:
         return sum(table.spec.host.rows(table.name, shard)[0] for shard in shards)
-    version = version_on_host(table, "size")
+    version = version_on_host(table.stored, "size")
     return sum(table.spec.host.size(table.name, shard, version) for shard in shards)
 
 

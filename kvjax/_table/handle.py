@@ -17,6 +17,7 @@ from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import manual_axes
 from kvjax._table import at_exit
+from kvjax._table.view import View
 from kvjax._values.errors import fail
 
 _NO_ROWS = (
@@ -52,24 +53,27 @@ class VersionKey:
 class Handle:
     """What all methods of `kvjax.Table` stand on: a version of a table that a spec names."""
 
-    __slots__ = ("spec", "tape", "version")
+    __slots__ = ("spec", "tape", "version", "view")
 
     version: jax.Array
     spec: TableSpec
     tape: Any
+    view: View | None
 
-    def __init__(self, version: Any, spec: TableSpec, tape: Any = None) -> None:
+    def __init__(self, version: Any, spec: TableSpec, tape: Any = None, view: View | None = None) -> None:
         self.version = version
         self.spec = spec
         self.tape = tape  # kvjax.value_and_grad's record of the lookups, None everywhere else
+        self.view = view  # of kvjax.optax.caught_up, None everywhere else
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[TableSpec, Any]]:
         tape = None if self.tape is None else self.tape.again()
-        return [(VersionKey(self.spec.name), self.version)], (self.spec, tape)
+        view = [] if self.view is None else [(jax.tree_util.GetAttrKey("view"), self.view)]
+        return [(VersionKey(self.spec.name), self.version), *view], (self.spec, tape)
 
     @classmethod
     def tree_unflatten(cls, aux: tuple[TableSpec, Any], children: Sequence[Any]) -> Self:
-        return cls(children[0], *aux)
+        return cls(children[0], *aux, *children[1:])
 
     # Copies of an immutable value are itself. Pickled, or as an array, it would be what `_NO_ROWS` says.
 
@@ -97,6 +101,11 @@ class Handle:
     def follows(self) -> bool:
         """Whether this is a following handle, see `Table.live`: its leaf is empty, ``(0,)``."""
         return getattr(self.version, "shape", None) == (0,)
+
+    @property
+    def stored(self) -> Self:
+        """The same handle without a view."""
+        return type(self)(self.version, self.spec, self.tape)
 
     def at(self, version: Any) -> Self:
         """The handle of another version of the same table.
@@ -156,6 +165,7 @@ def version_to_write(table: Handle, op: str) -> jax.Array:
     """The version operand of a write."""
     check_outside_a_loss(table, op)
     check_one_version(table, op)
+    check_without_a_view(table, op)
     axes = manual_axes() if table.spec.placement is None else {}
     if any(size > 1 for size in axes.values()):
         raise fail(
@@ -214,6 +224,15 @@ def check_one_version(table: Handle, op: str) -> None:
         raise fail(
             ValueError, table.name, op, "a handle of one version",
             "what table.live() gives, through which rows are only read", "table.refresh() gives one",
+        )  # fmt: skip
+
+
+def check_without_a_view(table: Handle, op: str) -> None:
+    """Whether a call that writes has a handle of what is stored."""
+    if table.view is not None:
+        raise fail(
+            ValueError, table.name, op, "the handle itself", "what kvjax.optax.caught_up gives, which only reads",
+            "give the parameters from before caught_up",
         )  # fmt: skip
 
 

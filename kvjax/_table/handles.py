@@ -15,6 +15,7 @@ from kvjax._table.handle import (
     check_on_host,
     check_one_version,
     check_outside_a_loss,
+    check_without_a_view,
     check_spec,
     live_version,
     version_to_read,
@@ -37,7 +38,7 @@ class Handles(Handle):
         check_one_version(self, "after")
         leaves = [leaf for leaf in jax.tree.leaves(x) if hasattr(leaf, "dtype")]
         version = order.after(self.spec, version_to_read(self, "after"), elements(self.spec, leaves))
-        return type(self)(version, self.spec, self.tape)
+        return type(self)(version, self.spec, self.tape, self.view)
 
     def refresh(self) -> Self:
         """The live handle of this table, for instance after a failed step. Not inside ``jit``.
@@ -50,6 +51,7 @@ class Handles(Handle):
             `kvjax.orbax.split`. The table of this process does not have its rows.
         """
         check_outside_a_loss(self, "refresh")
+        check_without_a_view(self, "refresh")
         check_spec(self, "refresh")
         at_exit.acknowledge()
         live = self.at(live_version(self.spec))
@@ -94,6 +96,7 @@ class Handles(Handle):
           >>> kvjax.drop_table("doc_live")
         """
         check_on_host(self, "live")
+        check_without_a_view(self, "live")
         check_spec(self, "live")
         if self.spec.placement is not None:
             raise fail(

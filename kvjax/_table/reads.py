@@ -12,7 +12,7 @@ from kvjax._keys.keys import Keys, KeysLike, x64_enabled
 from kvjax._keys.masks import mask_of
 from kvjax._sharded import reads
 from kvjax._table import tapes
-from kvjax._table.handle import Handle, keys_for, version_to_read, wait
+from kvjax._table.handle import Handle, check_without_a_view, keys_for, version_to_read, wait
 from kvjax._table.prefetched import Prefetched
 from kvjax._training.rowwise import Transform, as_rowwise
 from kvjax._values.arrays import ArrayLike
@@ -180,6 +180,7 @@ class Reads(Handle):
           [1.0, 1.0]
           >>> kvjax.drop_table("doc_slot")
         """
+        check_without_a_view(self, "slot")
         version, keys = version_to_read(self, "slot"), keys_for(self, keys, "slot")
         if tx is not None:
             types = as_rowwise(tx).layout(self.dim).type_texts
@@ -247,6 +248,8 @@ def lookup(table: Handle, query: Query, missing: Any = None, with_found: bool = 
     else:
         asks = with_found or substitute is not None
         rows, found, used = reads.lookup(spec, version, query.keys, mask, as_initial, with_found=asks)
+    if table.view is not None:
+        rows = table.view.rows(spec, version, query.keys, rows)
     if table.tape is not None:
         rows = table.tape.attach(rows, query.keys, mask, used)
     elif spec.trainable and not table.follows:

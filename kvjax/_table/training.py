@@ -9,7 +9,9 @@ import jax
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._keys.steps import step_words
 from kvjax._table.handle import Handle, check_width, version_to_write
+from kvjax._table.view import check_late
 from kvjax._training.apply import Update, apply, check
+from kvjax._training.catch_up import Late
 from kvjax._training.rowwise import Rowwise
 from kvjax._values.errors import fail
 
@@ -24,6 +26,15 @@ def check_gradient(table: Handle, rowwise: Rowwise, grads: Any, state: Any) -> N
             ValueError, table.name, "apply", "gradients of this table", f"those of table {grads.table!r}",
             "each table takes its own; for rows of your own making, kvjax.SparseRows(grads.keys, grads.rows)",
         )  # fmt: skip
+    if isinstance(rowwise, Late):
+        check_late(table.spec, rowwise, "apply")
+        if grads.table is not None and not grads.viewed:
+            raise fail(
+                ValueError, table.name, "apply", f"gradients at rows of now, as kvjax.optax.{rowwise.name} has them",
+                "some at rows as they are stored, which may be behind",
+                "differentiate with respect to kvjax.optax.caught_up(params, state, tx), and give the update the "
+                "parameters from before it",
+            )  # fmt: skip
     check_width(table.spec, grads.keys, "apply")
 
 

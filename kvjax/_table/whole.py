@@ -123,7 +123,10 @@ class Whole(Handle):
           The export, and what belongs to the table as a whole.
         """
         shards = self.spec.originals if once else self.spec.kept
-        return contents.snapshot(self.spec, version_on_host(self, "export"), slots, shards)
+        version = version_on_host(self.stored, "export")
+        if self.view is None:
+            return contents.snapshot(self.spec, version, slots, shards)
+        return self.view.snapshot(self.spec, contents.snapshot(self.spec, version, True, shards), slots)
 
     def load(self, rows: Exported | Snapshot, slot_types: dict[str, str] | None = None) -> Self:
         """Replaces the rows of the table; it is unchanged if this fails.

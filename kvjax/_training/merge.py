@@ -76,6 +76,7 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
         words, rows, counts, seals = as_auto(run, (), *parts)[1]
         merged = parts[0].replace(keys=Keys(words, narrow), rows=rows, counts=counts, seal=seals, merged=True)
         merged.table = next(iter(names), None)
+        merged.viewed = all(part.viewed or part.table is None for part in parts)
     if isinstance(scale, (int, float)) and scale == 1:
         return merged
     return merged.replace(rows=merged.rows * jnp.asarray(scale, jnp.float32))

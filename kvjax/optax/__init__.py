@@ -9,6 +9,11 @@ from kvjax.optax._accumulate import accumulate as accumulate
 from kvjax.optax._average import EmaRowsState as EmaRowsState
 from kvjax.optax._average import ema_rows as ema_rows
 from kvjax.optax._average import lookup_average as lookup_average
+from kvjax.optax._catch_up import CatchUpRows as CatchUpRows
+from kvjax.optax._catch_up import CatchUpState as CatchUpState
+from kvjax.optax._catch_up import catch_up as catch_up
+from kvjax.optax._catch_up import caught_up as caught_up
+from kvjax.optax._catch_up import sweep as sweep
 from kvjax.optax._compatibility import Compatibility as Compatibility
 from kvjax.optax._compatibility import LeafReport as LeafReport
 from kvjax.optax._compatibility import check_compatibility as check_compatibility

@@ -77,7 +77,7 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
     """
     check_transform(dense, "partition")
     dense = optax.with_extra_args_support(dense)
-    choose = _chooser(tables)
+    choose = chooser(tables)
 
     def init(params: Any) -> PartitionState:
         leaves, _ = jax.tree.flatten(params, is_leaf=is_table)
@@ -156,7 +156,7 @@ def _check_names(tables: Any, names: list[str]) -> None:
             )
 
 
-def _chooser(tables: Any) -> Callable[[str], Rowwise]:
+def chooser(tables: Any) -> Callable[[str], Rowwise]:
     is_function = callable(tables) and not hasattr(
         tables, "update"
     )  # a transform may be an object that is callable, too

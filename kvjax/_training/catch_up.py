@@ -1,0 +1,117 @@
+"""Catching up: a transform that makes up, when a row is touched, for the steps in which it was not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from kvjax._training.closed_form import ClosedForm
+from kvjax._training.recognize import closed_form_of
+from kvjax._training.rowwise import Rowwise
+
+_UNIT = np.float32(2.0**-16)  # of the whole part of a row's decay
+
+
+class CatchUpRows(NamedTuple):
+    """What `kvjax.optax.catch_up` keeps beside parameters ``(..., dim)``; each ``(...)``.
+
+    Attributes:
+      last_step: int32, the step up to which the parameters and the slots are those of dense training.
+      clock: as it stood then.
+    """
+
+    last_step: jax.Array
+    clock: dict[str, jax.Array]
+
+
+class CatchUpState(NamedTuple):
+    """State of `kvjax.optax.catch_up`.
+
+    Attributes:
+      steps: ``()`` int32, steps so far.
+      clock: by name ``()``: how far moments carry a row in the steps to come, and the logarithm of all decay so far in
+        whole and small parts.
+      rows: `CatchUpRows`.
+      inner: state of the transform.
+    """
+
+    steps: jax.Array
+    clock: dict[str, jax.Array]
+    rows: CatchUpRows
+    inner: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Late(Rowwise):
+    """A transform whose rows are behind until they are brought to the present; made by `kvjax.optax.catch_up`.
+
+    Attributes:
+      present: state and parameters ``(..., dim)`` to those of now. What reads rows by the transform asks it.
+      name: of the function that made it, for errors.
+    """
+
+    present: Callable[[Any, Any], tuple[Any, Any]] = dataclasses.field(kw_only=True)
+    name: str = dataclasses.field(kw_only=True)
+
+
+def catching_up(tx: Any) -> Late:
+    """`kvjax.optax.catch_up`."""
+    form = closed_form_of(tx)
+
+    def init(params: Any) -> CatchUpState:
+        clock = _clock(form, jnp.zeros((), jnp.int32), {})
+        rows = CatchUpRows(jnp.zeros(params.shape[:-1], jnp.int32), _for_rows(clock, params))
+        return CatchUpState(jnp.zeros((), jnp.int32), clock, rows, form.tx.init(params))
+
+    def present(state: CatchUpState, params: Any) -> tuple[CatchUpState, Any]:
+        steps = state.steps - state.rows.last_step
+        leaves = jax.tree.leaves(state.inner)
+        slots = [x for x, slot in zip(leaves, form.is_slot, strict=True) if slot]
+        decayed = _decayed(form, state.clock, state.rows.clock)
+        value, slots = form.after(steps, decayed, state.rows.clock, state.clock, slots, params)
+        now = iter(slots)
+        inner = [next(now) if slot else x for x, slot in zip(leaves, form.is_slot, strict=True)]
+        rows = CatchUpRows(jnp.broadcast_to(state.steps, params.shape[:-1]), _for_rows(state.clock, params))
+        return state._replace(rows=rows, inner=jax.tree.unflatten(form.treedef, inner)), value
+
+    def update(updates: Any, state: CatchUpState, params: Any = None, **extra: Any) -> tuple[Any, CatchUpState]:
+        if params is None:
+            raise ValueError("kvjax: catch_up: want update(grads, state, params), got no params; they move by it")
+        state, value = present(state, params)
+        updates, inner = form.tx.update(updates, state.inner, value, **extra)
+        steps = state.steps + np.int32(1)
+        clock = _clock(form, steps, state.clock)
+        rows = CatchUpRows(jnp.broadcast_to(steps, params.shape[:-1]), _for_rows(clock, params))
+        return updates + (value - params), CatchUpState(steps, clock, rows, inner)
+
+    made = optax.GradientTransformationExtraArgs(init, update)
+    return Late(made, "global", present=present, name="catch_up")
+
+
+def _clock(form: ClosedForm, steps: Any, before: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """After so many steps; `before` is that of one step less."""
+    clock = form.reach(steps)
+    if form.decays:
+        # In float32 alone a sum of many small numbers would stop growing.
+        small = before.get("decay_small", np.float32(0)) + (form.decay(steps - np.int32(1)) if before else np.float32(0))
+        whole = jnp.floor(small / _UNIT)
+        clock["decay_small"] = small - whole * _UNIT
+        clock["decay_whole"] = before.get("decay_whole", jnp.int32(0)) + whole.astype(jnp.int32)
+    return clock
+
+
+def _decayed(form: ClosedForm, now: dict[str, jax.Array], then: dict[str, jax.Array]) -> jax.Array:
+    if not form.decays:
+        return jnp.float32(0)
+    whole = (now["decay_whole"] - then["decay_whole"]).astype(jnp.float32)
+    return whole * _UNIT + (now["decay_small"] - then["decay_small"])
+
+
+def _for_rows(clock: dict[str, jax.Array], params: Any) -> dict[str, jax.Array]:
+    return {name: jnp.broadcast_to(x, params.shape[:-1]) for name, x in clock.items()}

@@ -1,0 +1,182 @@
+"""Closed forms: what many steps without a gradient make of a row and its slots, at the cost of one.
+
+Such a step multiplies each slot by a number of its own and the row by a number of the step, and moves the row, by a sum of
+slots (momentum) or by one of them over the root of another (Adam). So many steps do the same, with sums over them in the
+place of the rates. The sums over all steps to come are those of a step later, times a factor, and what that step adds. So
+a row keeps those of its last step, and those of now give what lies between, however many steps that are.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from kvjax._training.rowwise import Rowwise
+
+Numbers = dict[str, jax.Array]
+
+_TAIL = 1e-8  # of the sum over the steps that a moment carries a row, what is left out
+LONGEST = 4096  # steps that a moment may carry a row
+LARGE = 1e30  # a second moment beside which epsilon is nothing
+_TINY = 1e-30
+
+
+@dataclasses.dataclass(frozen=True)
+class ClosedForm:
+    """Attributes:
+    tx: the transform.
+    treedef, is_slot: of its state, as `SlotLayout` has them.
+    first: of the leaves that are counts, what they start from.
+    factors: by which each slot is multiplied in a step.
+    movers: slots that move the row.
+    root: the slot over whose root the only mover moves it, or None if they move it by their sum.
+    decays: whether the row is multiplied by something.
+    eps: what is added to the root of that slot, after many steps.
+    least, most: of what is added to the root in any step, as parts of `eps`.
+    """
+
+    tx: optax.GradientTransformationExtraArgs
+    treedef: Any
+    is_slot: tuple[bool, ...]
+    first: tuple[int, ...]
+    factors: tuple[float, ...] = ()
+    movers: tuple[int, ...] = ()
+    root: int | None = None
+    decays: bool = False
+    eps: float = 0.0
+    least: float = 1.0
+    most: float = 1.0
+
+    # ---- what moves a row, over many steps ---------------------------------------------------------------------
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """The sums that a row needs, each with the factor between its terms of one step and the next."""
+        if not self.movers:
+            return {}
+        if self.root is None:
+            return {f"reach{i}": self.factors[i] for i in self.movers}
+        fade = math.sqrt(self.factors[self.root])
+        powers = 3 if self.eps else 1
+        return {f"reach{p}": self.factors[self.movers[0]] / fade ** (1 + p) for p in range(powers)}
+
+    @property
+    def horizon(self) -> int:
+        """Steps after which a moment does not move its row any more."""
+        largest = max([_TINY, *self.rates.values()])
+        return max(1, math.ceil(math.log(_TAIL) / math.log(largest))) if largest < 1 else LONGEST + 1
+
+    def reach(self, count: Any) -> Numbers:
+        """How far the slots of now carry a row in all steps to come, if it has no gradient in them.
+
+        Args:
+          count: steps so far, ``()`` int32.
+
+        Returns:
+          ``()`` float32 by name.
+        """
+        if not self.rates:
+            return {}
+        steps = np.arange(self.horizon, dtype=np.int32)
+        terms = jax.vmap(self._terms)(jnp.asarray(count, jnp.int32) + steps)
+        # The step itself multiplies the row before it moves it.
+        kept = jnp.exp(-jnp.cumsum(terms["decay"])) if self.decays else jnp.ones((), jnp.float32)
+        return {
+            name: jnp.sum(terms[name] / kept * np.power(rate, steps, dtype=np.float64).astype(np.float32))
+            for name, rate in self.rates.items()
+        }
+
+    def decay(self, count: Any) -> jax.Array:
+        """By how much the logarithm of a row shrinks in the step after `count`, ``()`` float32."""
+        return -jnp.log1p(self._moved(jnp.asarray(count, jnp.int32), {}, 1.0))
+
+    def _terms(self, count: Any) -> Numbers:
+        """What one step adds to each sum, before the factors."""
+        terms = {"decay": self.decay(count)}
+        if self.root is None:
+            return terms | {f"reach{i}": -self._moved(count, {i: 1.0}) for i in self.movers}
+        push, eps = self._push_and_eps(count)
+        parts = eps / np.float32(self.eps) if self.eps else eps
+        return terms | {name: push * parts**p for p, name in enumerate(self.rates)}
+
+    def _push_and_eps(self, count: Any) -> tuple[jax.Array, jax.Array]:
+        """Of a step that moves a row by ``push * mover / (sqrt(root) + eps)``."""
+        (mover,), root = self.movers, self.root
+        assert root is not None
+        far = -self._moved(count, {mover: 1.0, root: LARGE})
+        near = -self._moved(count, {mover: 1.0, root: 0.0})
+        push = far * np.float32(math.sqrt(LARGE))
+        known = (push != 0) & jnp.isfinite(near)
+        return push, jnp.where(known, push / jnp.where(known, near, np.float32(1)), np.float32(0))
+
+    def _moved(self, count: Any, slots: dict[int, float], value: float = 0.0) -> jax.Array:
+        """The update of a row of one element in a step without a gradient; slots that are not named are 1, or 0 if
+        they move rows."""
+        values = [slots.get(i, 0.0 if i in self.movers else 1.0) for i in range(len(self.factors))]
+        full = [jnp.full((1, 1), x, jnp.float32) for x in values]
+        return self.step(count, full, jnp.full((1, 1), value, jnp.float32))[0].reshape(())
+
+    def step(self, count: Any, slots: Sequence[Any], value: Any) -> tuple[Any, list[Any], list[Any]]:
+        """A step without a gradient: update, slots and counts, of slots and a row ``(1, dim)``."""
+        given, counts = iter(slots), iter(self.first)
+        leaves = [next(given) if slot else jnp.int32(next(counts)) + count for slot in self.is_slot]
+        update, state = self.tx.update(jnp.zeros_like(value), jax.tree.unflatten(self.treedef, leaves), value)
+        after = list(zip(jax.tree.leaves(state), self.is_slot, strict=True))
+        return update, [x for x, slot in after if slot], [x for x, slot in after if not slot]
+
+    # ---- many steps --------------------------------------------------------------------------------------------
+
+    def after(self, steps: Any, decayed: Any, ahead: Numbers, left: Numbers, slots: Sequence[Any], value: Any) -> Any:
+        """Rows and slots after steps without a gradient.
+
+        Args:
+          steps: ``(...)`` int32, how many.
+          decayed: ``(...)`` float32, what `decay` is in sum over them.
+          ahead: `reach` at their begin, ``(...)`` each.
+          left: `reach` at their end.
+          slots: ``(..., dim)`` each.
+          value: ``(..., dim)``.
+        """
+        k = steps.astype(jnp.float32)
+        gone = {
+            name: ahead[name] - jnp.exp(k * np.float32(_log(rate)) + decayed) * left[name]
+            for name, rate in self.rates.items()
+        }
+        wide = {name: x[..., None] for name, x in gone.items()}
+        if self.root is not None:
+            value = value - self._over_root(wide, slots)
+        else:
+            for i in self.movers:
+                value = value - slots[i] * wide[f"reach{i}"]
+        if self.decays:
+            value = value * jnp.exp(-decayed)[..., None]
+        kept = [
+            x if factor == 1 else x * jnp.exp(k * np.float32(_log(factor)))[..., None].astype(x.dtype)
+            for x, factor in zip(slots, self.factors, strict=True)
+        ]
+        return value, kept
+
+    def _over_root(self, sums: Numbers, slots: Sequence[Any]) -> jax.Array:
+        """The sum over steps of ``push * mover / (root + eps)`` by its mean of eps, and a term for its variance."""
+        (mover,), root = self.movers, self.root
+        assert root is not None
+        move, below = slots[mover].astype(jnp.float32), jnp.sqrt(slots[root].astype(jnp.float32))
+        if self.eps:
+            total = jnp.where(sums["reach0"] == 0, np.float32(1), sums["reach0"])
+            mean = jnp.clip(sums["reach1"] / total, np.float32(self.least), np.float32(self.most))
+            variance = jnp.clip(sums["reach2"] / total - mean * mean, np.float32(0), mean * mean)
+            below = below + mean * np.float32(self.eps)
+            part = np.float32(self.eps) / below
+            return move * sums["reach0"] / below * (variance * part * part + np.float32(1))
+        return jnp.where(move == 0, np.float32(0), move * sums["reach0"] / below)
+
+
+def _log(factor: float) -> float:
+    return math.log(max(factor, _TINY))
