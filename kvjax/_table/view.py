@@ -12,8 +12,7 @@ import numpy as np
 from kvjax._keys.keys import Keys
 from kvjax._sharded import reads
 from kvjax._spec.spec import TableSpec
-from kvjax._training.catch_up import Late
-from kvjax._training.update import update_of
+from kvjax._training.catch_up import Late, present_row
 from kvjax._values.errors import fail
 from kvjax._values.snapshot import Snapshot
 
@@ -58,7 +57,7 @@ class View:
             reads.read_slot(spec, name, version, keys, t.dtype, t.shape)
             for name, t in zip(layout.names, layout.types, strict=True)
         ]
-        now = self._now(spec.dim)
+        now = present_row(self.rowwise, spec.dim)
         for _ in keys.shape:
             now = jax.vmap(now, in_axes=(0, 0, None))
         return now(stored.astype(jnp.float32), slots, self.globals_)[0].astype(spec.row_dtype)
@@ -76,7 +75,7 @@ class View:
         values = np.empty_like(rows.values)
         new = {name: np.empty((n, *t.shape), t.dtype) for name, t in zip(layout.names, layout.types, strict=True)}
         old = rows.slots if rows.slots else {name: np.zeros_like(x) for name, x in new.items()}
-        now = jax.jit(jax.vmap(self._now(spec.dim), in_axes=(0, 0, None)))
+        now = jax.jit(jax.vmap(present_row(self.rowwise, spec.dim), in_axes=(0, 0, None)))
         for start in range(0, n, _AT_ONCE):
             some = slice(start, min(start + _AT_ONCE, n))
             at = np.arange(start, start + min(_AT_ONCE, n)).clip(max=n - 1)  # of one shape: the last row again
@@ -91,17 +90,3 @@ class View:
         return dataclasses.replace(
             stored, rows=dataclasses.replace(rows, values=values, **kept), slot_types=types
         )
-
-    def _now(self, dim: int) -> Any:
-        """The row ``(dim,)`` and the slots of now, of what is stored and the globals."""
-        layout, first = self.rowwise.layout(dim), update_of(self.rowwise, dim, {}).initial
-
-        def now(value: jax.Array, slots: Any, globals_: Any) -> Any:
-            stored = layout.join(slots, globals_)
-            fresh = layout.join(first(value), globals_)
-            written = jnp.reshape(stored.rows.last_step, ()) > 0  # a row without slots reads zeros
-            state = jax.tree.map(lambda x, y: jnp.where(written, x, y), stored, fresh)
-            state, row = self.rowwise.present(state, value.reshape(1, dim))
-            return row.reshape(dim), layout.slots_of(state)
-
-        return now

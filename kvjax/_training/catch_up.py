@@ -14,6 +14,7 @@ import optax
 from kvjax._training.closed_form import ClosedForm
 from kvjax._training.recognize import closed_form_of
 from kvjax._training.rowwise import Rowwise
+from kvjax._training.update import update_of
 
 _UNIT = np.float32(2.0**-16)  # of the whole part of a row's decay
 
@@ -58,6 +59,22 @@ class Late(Rowwise):
 
     present: Callable[[Any, Any], tuple[Any, Any]] = dataclasses.field(kw_only=True)
     name: str = dataclasses.field(kw_only=True)
+
+
+def present_row(rowwise: Late, dim: int) -> Callable[..., tuple[jax.Array, list[jax.Array]]]:
+    """A function from a row ``(dim,)`` float32 and its slots, as the table has them, and the globals to the row and the
+    slots of now."""
+    layout, first = rowwise.layout(dim), update_of(rowwise, dim, {}).initial
+
+    def now(value: jax.Array, slots: Any, globals_: Any) -> tuple[jax.Array, list[jax.Array]]:
+        stored, fresh = (layout.join(x, globals_) for x in (slots, first(value)))
+        written = jnp.reshape(stored.rows.last_step, ()) > 0  # the slots of a row without any read as zeros
+        state, row = rowwise.present(
+            jax.tree.map(lambda x, y: jnp.where(written, x, y), stored, fresh), value.reshape(1, dim)
+        )
+        return row.reshape(dim), layout.slots_of(state)
+
+    return now
 
 
 def catching_up(tx: Any) -> Late:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from kvjax._training.catch_up import Late, present_row
 from kvjax._training.coupling import Coupling, coupling_of
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
 from kvjax._training.slots import COUNTS, SlotLayout
@@ -30,8 +31,8 @@ _MEANS = {
 }
 _MENDS = {
     "equal": "",
-    "lazy": "none if lazy rows are meant (a higher rate makes up for the steps that rows miss); optax.sgd and "
-    "optax.adagrad are equal to dense training",
+    "lazy": "none if lazy rows are meant (a higher rate makes up for the steps that rows miss); "
+    "kvjax.optax.catch_up(tx) makes most of them equal to dense training, and optax.sgd and optax.adagrad are",
     "per row": "kvjax.optax.joint(tx) before partition, if it keeps no arrays; none if norms of a row are meant",
 }
 
@@ -231,6 +232,10 @@ def _measured(rowwise: Rowwise, dim: int, extra: dict[str, Any], patterns: Seque
         dense, sparse = begin
         for grads, now, facts in zip(noise, touched, _facts(touched), strict=True):
             dense, sparse = compiled(dense, sparse, grads, now, facts)
+        if isinstance(rowwise, Late):  # whose rows are behind
+            rows, slots, globals_ = sparse
+            now = jax.vmap(present_row(rowwise, dim), in_axes=(0, 0, None))
+            sparse = *now(rows, slots, globals_), globals_
         results.append(_difference(layout, start, dense, sparse))
     return results
 
