@@ -110,7 +110,7 @@ def _inspect_part(spec: TableSpec, version: Any, keys: Keys, mask: Any, asked: s
 def read_slot(
     spec: TableSpec, slot: str, version: jax.Array, keys: Keys, dtype: Any, shape: Sequence[int]
 ) -> jax.Array:
-    """The slot ``(..., *shape)``."""
+    """The slot ``(..., *shape)``; all of them as words ``(..., n)`` uint32, if its name is the text of a layout."""
     if spec.placement is None:
         return reads.read_slot(spec, slot, version, keys, dtype, shape)[0]
     kind = {"slot": slot, "dtype": jnp.dtype(dtype), "shape": tuple(shape)}

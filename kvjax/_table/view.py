@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from kvjax._sharded import reads
 from kvjax._spec.spec import TableSpec
 from kvjax._training.catch_up import Late, present_row
 from kvjax._values.errors import fail
+from kvjax._values.slot_layout import row_bytes
 from kvjax._values.snapshot import Snapshot
 
 
@@ -53,14 +55,11 @@ class View:
           stored: ``(..., dim)``, what is in the table under them.
         """
         layout = self.rowwise.layout(spec.dim)
-        slots = [
-            reads.read_slot(spec, name, version, keys, t.dtype, t.shape)
-            for name, t in zip(layout.names, layout.types, strict=True)
-        ]
+        words = reads.read_slot(spec, layout.text, version, keys, jnp.uint32, (sum(map(_words, layout.types)),))
         now = present_row(self.rowwise, spec.dim)
         for _ in keys.shape:
             now = jax.vmap(now, in_axes=(0, 0, None))
-        return now(stored.astype(jnp.float32), slots, self.globals_)[0].astype(spec.row_dtype)
+        return now(stored.astype(jnp.float32), _slots(layout.types, words), self.globals_)[0].astype(spec.row_dtype)
 
     def snapshot(self, spec: TableSpec, stored: Snapshot, slots: bool) -> Snapshot:
         """A snapshot with all rows as they are now; with their slots, which all of them then have.
@@ -90,3 +89,22 @@ class View:
         return dataclasses.replace(
             stored, rows=dataclasses.replace(rows, values=values, **kept), slot_types=types
         )
+
+
+def _words(t: jax.ShapeDtypeStruct) -> int:
+    """How many words of 32 bits a slot takes."""
+    return -(-row_bytes(t) // 4)
+
+
+def _slots(types: Sequence[jax.ShapeDtypeStruct], words: jax.Array) -> list[jax.Array]:
+    """Slots ``(..., *shape)`` of all slots of rows in words ``(..., n)`` uint32, at which each of them begins."""
+    slots, begin = [], 0
+    for t in types:
+        part = words[..., begin : (begin := begin + _words(t))]
+        if jnp.dtype(t.dtype).itemsize == 8:
+            part = part.reshape(*part.shape[:-1], -1, 2)
+        kind = jnp.uint8 if t.dtype == jnp.bool_ else t.dtype
+        x = jax.lax.bitcast_convert_type(part, kind)
+        x = x.reshape(*words.shape[:-1], -1)[..., : t.size].reshape(*words.shape[:-1], *t.shape)
+        slots.append(x.astype(t.dtype))
+    return slots

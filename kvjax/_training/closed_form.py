@@ -63,7 +63,7 @@ class ClosedForm:
             return {}
         if self.root is None:
             return {f"reach{i}": self.factors[i] for i in self.movers}
-        fade = math.sqrt(self.factors[self.root])
+        fade = math.sqrt(max(self.factors[self.root], _TINY))
         powers = 3 if self.eps else 1
         return {f"reach{p}": self.factors[self.movers[0]] / fade ** (1 + p) for p in range(powers)}
 
@@ -144,39 +144,47 @@ class ClosedForm:
           slots: ``(..., dim)`` each.
           value: ``(..., dim)``.
         """
-        k = steps.astype(jnp.float32)
+        kept = [self._power(factor, steps) for factor in self.factors]
+        grown = jnp.exp(decayed)
         gone = {
-            name: ahead[name] - jnp.exp(k * np.float32(_log(rate)) + decayed) * left[name]
-            for name, rate in self.rates.items()
+            name: (ahead[name] - fade * grown * left[name])[..., None]
+            for name, fade in zip(self.rates, self._fades(steps, kept), strict=True)
         }
-        wide = {name: x[..., None] for name, x in gone.items()}
         if self.root is not None:
-            value = value - self._over_root(wide, slots)
+            value = value - self._over_root(gone, slots)
         else:
             for i in self.movers:
-                value = value - slots[i] * wide[f"reach{i}"]
+                value = value - slots[i] * gone[f"reach{i}"]
         if self.decays:
-            value = value * jnp.exp(-decayed)[..., None]
-        kept = [
-            x if factor == 1 else x * jnp.exp(k * np.float32(_log(factor)))[..., None].astype(x.dtype)
-            for x, factor in zip(slots, self.factors, strict=True)
-        ]
-        return value, kept
+            value = value * (np.float32(1) / grown)[..., None]
+        return value, [x if k is None else x * k[..., None].astype(x.dtype) for x, k in zip(slots, kept, strict=True)]
+
+    def _power(self, factor: float, steps: Any) -> Any:
+        """``factor ** steps``, or None for 1."""
+        log = np.float32(math.log(max(factor, _TINY)))
+        return None if factor == 1 else jnp.exp(steps.astype(jnp.float32) * log)
+
+    def _fades(self, steps: Any, kept: Sequence[Any]) -> list[Any]:
+        """The factor of each of `rates` over steps."""
+        if self.root is None:
+            return [kept[i] for i in self.movers]
+        # Beyond the horizon nothing is left, and the inverse of a power would have no end.
+        fade = kept[self.movers[0]]
+        near = jnp.minimum(steps, np.int32(2 * self.horizon))
+        grown = self._power(1 / math.sqrt(max(self.factors[self.root], _TINY)), near)
+        if grown is None:
+            return [fade] * len(self.rates)
+        return [fade := fade * grown for _ in self.rates]
 
     def _over_root(self, sums: Numbers, slots: Sequence[Any]) -> jax.Array:
         """The sum over steps of ``push * mover / (root + eps)`` by its mean of eps, and a term for its variance."""
         (mover,), root = self.movers, self.root
         assert root is not None
         move, below = slots[mover].astype(jnp.float32), jnp.sqrt(slots[root].astype(jnp.float32))
-        if self.eps:
-            total = jnp.where(sums["reach0"] == 0, np.float32(1), sums["reach0"])
-            mean = jnp.clip(sums["reach1"] / total, np.float32(self.least), np.float32(self.most))
-            variance = jnp.clip(sums["reach2"] / total - mean * mean, np.float32(0), mean * mean)
-            below = below + mean * np.float32(self.eps)
-            part = np.float32(self.eps) / below
-            return move * sums["reach0"] / below * (variance * part * part + np.float32(1))
-        return jnp.where(move == 0, np.float32(0), move * sums["reach0"] / below)
-
-
-def _log(factor: float) -> float:
-    return math.log(max(factor, _TINY))
+        if not self.eps:
+            return jnp.where(move == 0, np.float32(0), move * sums["reach0"] / below)
+        total = jnp.where(sums["reach0"] == 0, np.float32(1), sums["reach0"])
+        mean = jnp.clip(sums["reach1"] / total, np.float32(self.least), np.float32(self.most))
+        variance = jnp.clip(sums["reach2"] / total - mean * mean, np.float32(0), mean * mean)
+        over = np.float32(1) / (below + mean * np.float32(self.eps))
+        return (move * sums["reach0"]) * over * (over * over * (variance * np.float32(self.eps**2)) + np.float32(1))

@@ -99,16 +99,23 @@ inline void Table::Inspect(const ParallelFor& parallel, std::string_view op, Rea
 inline void Table::ReadSlot(const ParallelFor& parallel, ReadVersion version, std::string_view name,
                             size_t bytes, KeySpan keys, std::byte* out) const {
   const auto lock = Read(version, "slot", keys);
-  const Slot* const slot = &FindSlot(spec_.name, in_.store.layout(), name, bytes);
+  const size_t offset = SlotOffset(spec_.name, in_.store.layout(), name, bytes);
   parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      const uint32_t row = in_.store.index().Find(keys.data[i]);
+    const auto fetch = [&](size_t, uint32_t row) {
+      if (row == kNoRow) return row;
+      __builtin_prefetch(&in_.store.Header(row));
+      PrefetchRecord(in_.store.Slots(row) + offset, bytes);
+      return row;
+    };
+    const auto copy = [&](size_t j, uint32_t row) {
+      std::byte* const target = out + (begin + j) * bytes;
       if (row != kNoRow && in_.store.Header(row).has_slots != 0) {
-        std::memcpy(out + i * bytes, in_.store.Slots(row) + slot->offset, bytes);
+        std::memcpy(target, in_.store.Slots(row) + offset, bytes);
       } else {
-        std::memset(out + i * bytes, 0, bytes);
+        std::memset(target, 0, bytes);
       }
-    }
+    };
+    in_.store.index().FindEach(keys.data + begin, end - begin, fetch, copy);
   });
 }
 
