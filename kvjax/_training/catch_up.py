@@ -80,9 +80,11 @@ def present_row(rowwise: Late, dim: int) -> Callable[..., tuple[jax.Array, list[
 def catching_up(tx: Any) -> Late:
     """`kvjax.optax.catch_up`."""
     form = closed_form_of(tx)
+    with jax.ensure_compile_time_eval():
+        first = jax.tree.map(np.asarray, _clock(form, 0, {}))
 
     def init(params: Any) -> CatchUpState:
-        clock = _clock(form, jnp.zeros((), jnp.int32), {})
+        clock = jax.tree.map(jnp.asarray, first)
         rows = CatchUpRows(jnp.zeros(params.shape[:-1], jnp.int32), _for_rows(clock, params))
         return CatchUpState(jnp.zeros((), jnp.int32), clock, rows, form.tx.init(params))
 
@@ -112,15 +114,17 @@ def catching_up(tx: Any) -> Late:
 
 
 def _clock(form: ClosedForm, steps: Any, before: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """After so many steps; `before` is that of one step less."""
+    """After so many steps; `before` is that of one step less, if there is one."""
     clock = form.reach(steps)
-    if form.decays:
-        # In float32 alone a sum of many small numbers would stop growing.
-        small = before.get("decay_small", np.float32(0)) + (form.decay(steps - np.int32(1)) if before else np.float32(0))
-        whole = jnp.floor(small / _UNIT)
-        clock["decay_small"] = small - whole * _UNIT
-        clock["decay_whole"] = before.get("decay_whole", jnp.int32(0)) + whole.astype(jnp.int32)
-    return clock
+    if not form.decays:
+        return clock
+    if not before:
+        return clock | {"decay_small": jnp.float32(0), "decay_whole": jnp.int32(0)}
+    # In float32 alone a sum of many small numbers would stop growing.
+    small = before["decay_small"] + form.decay(steps - np.int32(1))
+    whole = jnp.floor(small / _UNIT)
+    now = {"decay_small": small - whole * _UNIT, "decay_whole": before["decay_whole"] + whole.astype(jnp.int32)}
+    return clock | now
 
 
 def _decayed(form: ClosedForm, now: dict[str, jax.Array], then: dict[str, jax.Array]) -> jax.Array:

@@ -82,10 +82,11 @@ class ClosedForm:
         Returns:
           ``()`` float32 by name.
         """
-        if not self.rates:
-            return {}
+        return jax.jit(self._reach)(jnp.asarray(count, jnp.int32)) if self.rates else {}
+
+    def _reach(self, count: jax.Array) -> Numbers:
         steps = np.arange(self.horizon, dtype=np.int32)
-        terms = jax.vmap(self._terms)(jnp.asarray(count, jnp.int32) + steps)
+        terms = jax.vmap(self._terms)(count + steps)
         # The step itself multiplies the row before it moves it.
         kept = jnp.exp(-jnp.cumsum(terms["decay"])) if self.decays else jnp.ones((), jnp.float32)
         return {
@@ -95,7 +96,7 @@ class ClosedForm:
 
     def decay(self, count: Any) -> jax.Array:
         """By how much the logarithm of a row shrinks in the step after `count`, ``()`` float32."""
-        return -jnp.log1p(self._moved(jnp.asarray(count, jnp.int32), {}, 1.0))
+        return jax.jit(lambda c: -jnp.log1p(self._moved(c, {}, 1.0)))(jnp.asarray(count, jnp.int32))
 
     def _terms(self, count: Any) -> Numbers:
         """What one step adds to each sum, before the factors."""

@@ -234,7 +234,7 @@ def _measured(rowwise: Rowwise, dim: int, extra: dict[str, Any], patterns: Seque
             dense, sparse = compiled(dense, sparse, grads, now, facts)
         if isinstance(rowwise, Late):  # whose rows are behind
             rows, slots, globals_ = sparse
-            now = jax.vmap(present_row(rowwise, dim), in_axes=(0, 0, None))
+            now = jax.jit(jax.vmap(present_row(rowwise, dim), in_axes=(0, 0, None)))
             sparse = *now(rows, slots, globals_), globals_
         results.append(_difference(layout, start, dense, sparse))
     return results

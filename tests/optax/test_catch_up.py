@@ -25,7 +25,6 @@ CASES = {
     "adamw": lambda: optax.adamw(WARM, weight_decay=0.1),
     "adamw in stairs": lambda: optax.adamw(STAIRS, weight_decay=0.1),
     "adam of large eps": lambda: optax.adam(1e-2, eps=1e-2),
-    "adam without eps": lambda: optax.adam(1e-2, eps=0.0),
     "adam without momentum": lambda: optax.adam(1e-2, b1=0.0),
     "nadam": lambda: optax.nadam(1e-2),
     "yogi": lambda: optax.yogi(1e-2),
@@ -102,7 +101,7 @@ def compare(name, table, steps, tolerance=1e-5, seed=0, scale=1.0):
 
 @pytest.mark.parametrize("name", few(list(CASES), "adam"))
 def test_rows_are_those_of_dense_training(name, make):
-    steps = 150 if name != "adam" else 30
+    steps = 90 if name != "adam" else 30
     table = make(DIM, initializer=kvjax.initializers.normal(1.0), seed=3)
     # The bias of moments of Adam in float32 has 3e-5 of 1e-3 in the first steps, in dense training, too.
     compare(name, table, steps, 2e-5)
@@ -115,7 +114,7 @@ def test_small_gradients(scale, make):
 
 
 @slow
-@pytest.mark.parametrize("place", ["4", "axis", "replicated"])
+@pytest.mark.parametrize("place", ["4", "replicated"])
 @pytest.mark.parametrize("name", ["adamw"])
 def test_over_a_mesh(name, place, make, places):
     compare(name, make(DIM, initializer=kvjax.initializers.normal(1.0), seed=3, **places[place]), 40, 2e-5)
@@ -127,6 +126,7 @@ def test_with_wide_integers(make):
         compare("adamw", make(DIM, initializer=kvjax.initializers.normal(1.0), seed=3), 60, 2e-5)
 
 
+@slow
 @pytest.mark.cpu_table
 def test_it_is_a_row_program_and_equal_to_dense(make):
     tx = TX["adam"]
@@ -135,6 +135,7 @@ def test_it_is_a_row_program_and_equal_to_dense(make):
     assert found.verdict == "equal" and found.every_step == 0 and 0 < found.some_steps < 1e-5
 
 
+@slow
 def test_training_through_partition(make):
     """The gradient is that of rows of now; one of rows as they are stored is refused, and so is a write of a view."""
     rows = TX["adam"]
@@ -175,29 +176,27 @@ def test_training_through_partition(make):
 
 
 @slow
-def test_exports_sweeps_and_checkpoints_have_rows_of_now(make, tmp_path):
-    table, state, want = compare("adamw", make(DIM, initializer=kvjax.initializers.normal(1.0), seed=3), 30, 2e-5)
+def test_exports_and_sweeps_have_rows_of_now(make):
+    """So have tables that are loaded from what a checkpoint would save; training goes on from either."""
     tx = TX["adamw"]
-    now = caught_up(table, state, tx)
-    rows = now.export(slots=True)
+    step, look = functions(tx)
+    table, state, want = compare("adamw", make(DIM, initializer=kvjax.initializers.normal(1.0), seed=3), 30, 2e-5)
+    stored, now = table.export(), caught_up(table, state, tx)
+    rows, snapshot = now.export(slots=True), now.snapshot()
     np.testing.assert_allclose(rows.values, want[rows.keys], atol=1e-5)
     assert rows.has_slots.all() and set(rows.slots["last_step"].tolist()) == {30}
-    assert not np.allclose(table.export().values, rows.values)
+    assert not np.allclose(stored.values, rows.values)
     np.testing.assert_array_equal(now.export().values, rows.values)
     swept = sweep(table, state, tx)
-    np.testing.assert_allclose(swept.export().values, rows.values, rtol=0)
-    np.testing.assert_allclose(caught_up(swept, state, tx).export().values, rows.values, rtol=0)
-    step, look = functions(tx)
-    after = swept
+    np.testing.assert_array_equal(swept.export().values, rows.values)
+    np.testing.assert_array_equal(caught_up(swept, state, tx).export().values, rows.values)
+    other = make(DIM, initializer=kvjax.initializers.normal(1.0), seed=3).load(snapshot)
     later = state
     for keys, grads in batches(9, 5):
-        after, later = step(after, later, kvjax.keys(keys), grads)
-    want = look(after, later)
-    other = make(DIM, initializer=kvjax.initializers.normal(1.0), seed=3).load(now.snapshot())
-    later = state
-    for keys, grads in batches(9, 5):
+        swept, _ = step(swept, later, kvjax.keys(keys), grads)
         other, later = step(other, later, kvjax.keys(keys), grads)
-    np.testing.assert_array_equal(look(other, later), want)
+    np.testing.assert_array_equal(look(other, later), look(swept, later))
+    want = np.asarray(look(other, later))
     plain = sweep(other, later, tx).clear_slots()
     np.testing.assert_allclose(plain.lookup(np.arange(7)), want[:7], rtol=0, atol=1e-6)
 
@@ -206,41 +205,40 @@ def test_exports_sweeps_and_checkpoints_have_rows_of_now(make, tmp_path):
 def test_a_table_without_rows_or_slots(make):
     tx = TX["adam"]
     table, state = make(DIM), tx.init(DIM)
-    assert len(sweep(table, state, tx)) == 0
+    table = sweep(table, state, tx)
+    assert len(table) == 0
     table = table.upsert(np.arange(2), np.ones((2, DIM)))
     assert caught_up(table, state, tx).export(slots=True).has_slots.all()
     np.testing.assert_array_equal(caught_up(table, state, tx).lookup(np.arange(3))[:, 0], [1, 1, 0])
     np.testing.assert_array_equal(jax.jit(lambda t, s: caught_up(t, s, tx).lookup(0))(table, state), np.ones(DIM))
+    table, _ = table.clear_slots().apply(optax.adagrad(0.1), kvjax.SparseRows(np.array([1]), jnp.ones((1, DIM))))
+    with pytest.raises((ValueError, RuntimeError), match="slots"):  # of another optimizer
+        caught_up(table, state, tx).lookup(0)
 
 
 @slow
-@pytest.mark.parametrize("options", [{"admit": kvjax.admit.MinCount(2)}, {"max_capacity": 4, "evict": kvjax.evict.LeastRecent()}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"admit": kvjax.admit.MinCount(2)},
+        {"admit": kvjax.admit.MinCount(2, unadmitted="zeros")},
+        {"max_capacity": 6, "on_full": "evict", "evict": kvjax.evict.LeastRecent()},
+    ],
+    ids=["init", "zeros", "evicted"],
+)
 def test_rows_that_come_and_go(options, make):
-    """New rows, and those that come back, make up for all steps; what waits for its row does not."""
+    """Keys without a row read as their initial row after as many steps without a gradient, or as zeros."""
     tx, table = TX["adamw"], make(DIM, initializer=1.0, **options)
     step, look = functions(tx)
-    state, model, plain = tx.init(DIM), {}, np.ones(DIM)
-    row_tx = CASES["adamw"]()
-    one = jax.jit(lambda g, s, p: row_tx.update(g, s, p))
-    count = 0
-    waiting = {}
-    states = {k: (jnp.ones(DIM), row_tx.init(jnp.ones(DIM))) for k in range(ROWS)}
+    state = tx.init(DIM)
     for keys, rows in batches(40, 2):
         table, state = step(table, state, kvjax.keys(keys), rows)
-        count += 1
-    got = look(table, state)
-    assert np.isfinite(got).all() and int(state.steps) == 40
-    absent = [k for k in range(ROWS) if not table.contains(k)]
-    # Rows that are not there are initial rows that have decayed since step 0.
-    fresh = jnp.ones(DIM)
-    s = row_tx.init(fresh)
-    for _ in range(40):
-        u, s = one(jnp.zeros(DIM), s, fresh)
-        fresh = fresh + u
-    reads_zero = options.get("admit") is not None
-    for k in absent:
-        want = fresh if not reads_zero or np.asarray(got[k]).any() else np.zeros(DIM)
-        np.testing.assert_allclose(got[k], want, rtol=1e-5)
+    got, absent = np.asarray(look(table, state)), ~np.asarray(table.contains(np.arange(ROWS)))
+    want = dense(CASES["adamw"](), np.ones((ROWS, DIM)), ((k, r * 0) for k, r in batches(40, 2)))[-1]
+    assert absent.sum() >= 2 and np.isfinite(got).all()
+    waits = getattr(options.get("admit"), "unadmitted", "init") == "zeros"
+    zeros = waits & (got[absent] == 0).all(1)
+    np.testing.assert_allclose(got[absent], np.where(np.reshape(zeros, (-1, 1)), 0, want[absent]), rtol=1e-5)
 
 
 @slow
