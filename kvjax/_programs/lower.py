@@ -177,7 +177,7 @@ class Lowering:
         name = eqn.primitive.name
         alone = all(isinstance(x, Shared) for x in args) and all(v.aval.size == 1 for v in eqn.outvars)
         if name in ("jit", "pjit") and alone:  # as a whole: it may be long
-            return _evaluated(eqn, args)  # pyright: ignore[reportArgumentType]
+            return _evaluated(eqn, args, self._debug_info)  # pyright: ignore[reportArgumentType]
         if name in _INLINED:
             return self._inlined(eqn.params[_INLINED[name]], args)
         if name == "cond":

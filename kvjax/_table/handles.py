@@ -15,8 +15,8 @@ from kvjax._table.handle import (
     check_on_host,
     check_one_version,
     check_outside_a_loss,
-    check_without_a_view,
     check_spec,
+    check_without_a_view,
     live_version,
     version_to_read,
 )

@@ -11,8 +11,7 @@ from kvjax._keys.steps import step_words
 from kvjax._table.handle import Handle, check_width, version_to_write
 from kvjax._table.view import check_late
 from kvjax._training.apply import Update, apply, check
-from kvjax._training.catch_up import Late
-from kvjax._training.rowwise import Rowwise
+from kvjax._training.rowwise import Late, Rowwise
 from kvjax._values.errors import fail
 
 H = TypeVar("H", bound=Handle)

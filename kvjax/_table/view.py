@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +12,11 @@ import numpy as np
 from kvjax._keys.keys import Keys
 from kvjax._sharded import reads
 from kvjax._spec.spec import TableSpec
-from kvjax._training.catch_up import Late, present_row
+from kvjax._training.catch_up import present_row
+from kvjax._training.rowwise import Late
 from kvjax._values.errors import fail
 from kvjax._values.slot_layout import row_bytes
 from kvjax._values.snapshot import Snapshot
-
 
 
 def check_late(spec: TableSpec, rowwise: Late, op: str) -> None:
@@ -86,9 +85,7 @@ class View:
                 new[name][some] = np.asarray(x)[:size]
         kept = {"slots": new, "has_slots": np.ones(n, bool)} if slots else {"slots": {}}
         types = layout.type_texts if slots else {}
-        return dataclasses.replace(
-            stored, rows=dataclasses.replace(rows, values=values, **kept), slot_types=types
-        )
+        return dataclasses.replace(stored, rows=dataclasses.replace(rows, values=values, **kept), slot_types=types)
 
 
 def _words(t: jax.ShapeDtypeStruct) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -13,7 +12,7 @@ import optax
 
 from kvjax._training.closed_form import ClosedForm
 from kvjax._training.recognize import closed_form_of
-from kvjax._training.rowwise import Rowwise
+from kvjax._training.rowwise import Late
 from kvjax._training.update import update_of
 
 _UNIT = np.float32(2.0**-16)  # of the whole part of a row's decay
@@ -46,19 +45,6 @@ class CatchUpState(NamedTuple):
     clock: dict[str, jax.Array]
     rows: CatchUpRows
     inner: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Late(Rowwise):
-    """A transform whose rows are behind until they are brought to the present; made by `kvjax.optax.catch_up`.
-
-    Attributes:
-      present: state and parameters ``(..., dim)`` to those of now. What reads rows by the transform asks it.
-      name: of the function that made it, for errors.
-    """
-
-    present: Callable[[Any, Any], tuple[Any, Any]] = dataclasses.field(kw_only=True)
-    name: str = dataclasses.field(kw_only=True)
 
 
 def present_row(rowwise: Late, dim: int) -> Callable[..., tuple[jax.Array, list[jax.Array]]]:
@@ -99,18 +85,22 @@ def catching_up(tx: Any) -> Late:
         rows = CatchUpRows(jnp.broadcast_to(state.steps, params.shape[:-1]), _for_rows(state.clock, params))
         return state._replace(rows=rows, inner=jax.tree.unflatten(form.treedef, inner)), value
 
-    def update(updates: Any, state: CatchUpState, params: Any = None, **extra: Any) -> tuple[Any, CatchUpState]:
-        if params is None:
-            raise ValueError("kvjax: catch_up: want update(grads, state, params), got no params; they move by it")
+    def step(grads: Any, state: CatchUpState, params: Any, **extra: Any) -> tuple[Any, CatchUpState]:
         state, value = present(state, params)
-        updates, inner = form.tx.update(updates, state.inner, value, **extra)
+        updates, inner = form.tx.update(grads, state.inner, value, **extra)
         steps = state.steps + np.int32(1)
         clock = _clock(form, steps, state.clock)
         rows = CatchUpRows(jnp.broadcast_to(steps, params.shape[:-1]), _for_rows(clock, params))
-        return updates + (value - params), CatchUpState(steps, clock, rows, inner)
+        return optax.apply_updates(value, updates), CatchUpState(steps, clock, rows, inner)
+
+    def update(updates: Any, state: CatchUpState, params: Any = None, **extra: Any) -> tuple[Any, CatchUpState]:
+        if params is None:
+            raise ValueError("kvjax: catch_up: want update(grads, state, params), got no params; they move by it")
+        after, state = step(updates, state, params, **extra)
+        return after - params, state
 
     made = optax.GradientTransformationExtraArgs(init, update)
-    return Late(made, "global", present=present, name="catch_up")
+    return Late(made, "global", present=present, step=step, name="catch_up")
 
 
 def _clock(form: ClosedForm, steps: Any, before: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -1,9 +1,9 @@
 """Closed forms: what many steps without a gradient make of a row and its slots, at the cost of one.
 
-Such a step multiplies each slot by a number of its own and the row by a number of the step, and moves the row, by a sum of
-slots (momentum) or by one of them over the root of another (Adam). So many steps do the same, with sums over them in the
-place of the rates. The sums over all steps to come are those of a step later, times a factor, and what that step adds. So
-a row keeps those of its last step, and those of now give what lies between, however many steps that are.
+Such a step multiplies each slot by a number of its own and the row by a number of the step, and moves the row: by a sum
+of slots (momentum), or by one of them over the root of another (Adam). So do many of them, with sums over steps in the
+place of the rates. The sums over all steps to come are those of a later step, times a factor, and the steps between. So
+a row keeps the sums of its last step, and with those of now that gives what lies between, however many steps that are.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-
-from kvjax._training.rowwise import Rowwise
 
 Numbers = dict[str, jax.Array]
 
@@ -152,7 +150,7 @@ class ClosedForm:
             for name, fade in zip(self.rates, self._fades(steps, kept), strict=True)
         }
         if self.root is not None:
-            value = value - self._over_root(gone, slots)
+            value = value + self._over_root(gone, slots)
         else:
             for i in self.movers:
                 value = value - slots[i] * gone[f"reach{i}"]
@@ -178,14 +176,15 @@ class ClosedForm:
         return [fade := fade * grown for _ in self.rates]
 
     def _over_root(self, sums: Numbers, slots: Sequence[Any]) -> jax.Array:
-        """The sum over steps of ``push * mover / (root + eps)`` by its mean of eps, and a term for its variance."""
+        """The sum over steps of ``-push * mover / (root + eps)``, by the mean and the variance of eps."""
         (mover,), root = self.movers, self.root
         assert root is not None
         move, below = slots[mover].astype(jnp.float32), jnp.sqrt(slots[root].astype(jnp.float32))
         if not self.eps:
-            return jnp.where(move == 0, np.float32(0), move * sums["reach0"] / below)
+            return -sums["reach0"] * jnp.where(move == 0, np.float32(0), move / below)
         total = jnp.where(sums["reach0"] == 0, np.float32(1), sums["reach0"])
         mean = jnp.clip(sums["reach1"] / total, np.float32(self.least), np.float32(self.most))
-        variance = jnp.clip(sums["reach2"] / total - mean * mean, np.float32(0), mean * mean)
-        over = np.float32(1) / (below + mean * np.float32(self.eps))
-        return (move * sums["reach0"]) * over * (over * over * (variance * np.float32(self.eps**2)) + np.float32(1))
+        variance = jnp.clip(sums["reach2"] / total - mean * mean, np.float32(0), mean * mean * np.float32(0.75))
+        # The first two levels of the sum's continued fraction.
+        below = below + mean * np.float32(self.eps)
+        return -sums["reach0"] * (move / (below - variance * np.float32(self.eps**2) / below))

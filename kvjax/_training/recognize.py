@@ -86,7 +86,9 @@ class _Trial:
             for form in (self._by_sum(bare), *(self._over_root(bare, *pair) for pair in self._pairs())):
                 if form is not None:
                     return _fading(form)
-        raise _refused(_WANT, "one that moves rows otherwise than by its slots, or by one of them over the root of another")
+        raise _refused(
+            _WANT, "one that moves rows otherwise than by its slots, or by one of them over the root of another"
+        )
 
     def _factor(self, i: int, name: str) -> float:
         each = self.after[:, i] / self.given[:, i]

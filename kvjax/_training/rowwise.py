@@ -66,6 +66,21 @@ class Rowwise:
         return layout_of(self.tx, self.count, dim)
 
 
+@dataclasses.dataclass(frozen=True)
+class Late(Rowwise):
+    """A transform whose rows are behind until they are brought to the present; made by `kvjax.optax.catch_up`.
+
+    Attributes:
+      present: state and parameters ``(..., dim)`` to those of now. What reads rows by the transform asks it.
+      step: gradients, state and parameters to the next parameters and state; its ``update`` gives their difference.
+      name: of the function that made it, for errors.
+    """
+
+    present: Callable[[Any, Any], tuple[Any, Any]] = dataclasses.field(kw_only=True)
+    step: Callable[..., tuple[Any, Any]] = dataclasses.field(kw_only=True)
+    name: str = dataclasses.field(kw_only=True)
+
+
 Transform: TypeAlias = HasUpdate | Rowwise
 """What is taken as the transform of a table's rows."""
 

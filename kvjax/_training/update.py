@@ -23,7 +23,7 @@ from kvjax._programs.instructions import FACTS, GRADIENT, VALUE, Field, NotLower
 from kvjax._programs.lower import Lowering, Shared, Value, shared
 from kvjax._programs.program import Run, Section, encoded, live
 from kvjax._spec.spec import TableSpec
-from kvjax._training.rowwise import Rowwise
+from kvjax._training.rowwise import Late, Rowwise
 from kvjax._training.slots import SlotLayout
 from kvjax._values.facts import FACT_DTYPES, NUM_FACTS, ROW_FACTS, RowFacts, fact_types
 from kvjax.ffi import is_device
@@ -51,11 +51,17 @@ def update_of(
     def initial(value: jax.Array) -> list[jax.Array]:
         return layout.slots_of(tx.init(value.reshape(1, dim)))
 
+    def moved(grads: Any, state: Any, row: Any, **extra: Any) -> tuple[Any, Any]:
+        updates, state = tx.update(grads, state, row, **extra)
+        return jnp.asarray(optax.apply_updates(row, updates)), state
+
+    step = rowwise.step if isinstance(rowwise, Late) else moved
+
     def update(grad: Any, value: Any, slots: Any, globals_: Any, facts: RowFacts | None = None) -> Any:
-        row = value.reshape(1, dim)
         about = {} if facts is None else {ROW_FACTS: jax.tree.map(lambda x: jnp.reshape(x, 1), facts)}
-        updates, state = tx.update(grad.reshape(1, dim), layout.join(slots, globals_), row, **extra, **about)
-        value = jnp.reshape(jnp.asarray(optax.apply_updates(row, updates)), dim)
+        state = layout.join(slots, globals_)
+        row, state = step(grad.reshape(1, dim), state, value.reshape(1, dim), **extra, **about)
+        value = jnp.reshape(row, dim)
         if constraint is not None:
             value = constraint(value)
         return value, layout.slots_of(state), layout.globals_of(state)

@@ -11,8 +11,8 @@ from kvjax._table.table import Table, is_table
 from kvjax._table.view import View, check_late
 from kvjax._training.catch_up import CatchUpRows as CatchUpRows
 from kvjax._training.catch_up import CatchUpState as CatchUpState
-from kvjax._training.catch_up import Late, catching_up
-from kvjax._training.rowwise import HasUpdate, check_transform
+from kvjax._training.catch_up import catching_up
+from kvjax._training.rowwise import HasUpdate, Late, check_transform
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
 from kvjax.optax._partition import PartitionState, TableTx, chooser

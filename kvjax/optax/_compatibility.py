@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from kvjax._training.catch_up import Late, present_row
+from kvjax._training.catch_up import present_row
 from kvjax._training.coupling import Coupling, coupling_of
-from kvjax._training.rowwise import Rowwise, Transform, as_rowwise
+from kvjax._training.rowwise import Late, Rowwise, Transform, as_rowwise
 from kvjax._training.slots import COUNTS, SlotLayout
 from kvjax._training.update import takes_facts, update_of
 from kvjax._values.arrays import PyTree
