@@ -68,7 +68,7 @@ class _Trial:
             raise _refused("rates that follow from the step", "numbers in the state that do not count steps")
 
     def step(self, counts: Any, slots: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[Any]]:
-        """Updates ``(n, dim)``, slots ``(n, slots, dim)`` and counts ``(n,)`` after the steps behind `counts` ``(n,)``."""
+        """Updates ``(n, dim)``, slots ``(n, slots, dim)`` and counts, each ``(n,)``, of the steps after `counts`."""
         n = len(counts)
         at = np.arange(max(2 * _EARLY, n)).clip(max=n - 1)  # of one shape, so that one program does
         given = [slots[at, i][:, None] for i in range(self.slots)]

@@ -1,5 +1,6 @@
 """Optax transforms for trees that hold tables."""
 
+from kvjax._training.rowwise import Late as Late
 from kvjax._training.rowwise import Rowwise as Rowwise
 from kvjax._training.rowwise import rowwise as rowwise
 from kvjax._values.facts import RowFacts as RowFacts
@@ -45,13 +46,13 @@ from kvjax.optax._segments import SegmentsState as SegmentsState
 from kvjax.optax._segments import segments as segments
 
 __all__ = [
-    "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "Compatibility", "EmaRowsState",
-    "FadingSquares", "FtrlState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "RowFacts",
-    "RowNoiseState", "Rowwise", "RowwiseAdagradState", "SegmentsState", "Words", "accumulate",
-    "adagrad_decay", "add_row_noise",
-    "apply_if", "apply_if_finite", "check_compatibility", "ema_rows", "ftrl", "global_norm", "group_adam", "joint",
-    "lookup_average", "mean_of_duplicates", "partition", "rowwise", "rowwise_adagrad", "scale_by_cowclip",
-    "scale_by_frequency", "scale_loss", "segments",
+    "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "CatchUpRows", "CatchUpState",
+    "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GroupAdamState", "Late", "LeafReport",
+    "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState", "Rowwise", "RowwiseAdagradState", "SegmentsState",
+    "Words", "accumulate", "adagrad_decay", "add_row_noise", "apply_if", "apply_if_finite", "catch_up", "caught_up",
+    "check_compatibility", "ema_rows", "ftrl", "global_norm", "group_adam", "joint", "lookup_average",
+    "mean_of_duplicates", "partition", "rowwise", "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency",
+    "scale_loss", "segments", "sweep",
 ]  # fmt: skip
 
 

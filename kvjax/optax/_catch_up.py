@@ -32,8 +32,8 @@ def catch_up(tx: HasUpdate) -> Late:
 
     It works for what moves a row without a gradient by its moments, at rates that follow from the step: ``optax.sgd``,
     with momentum or Nesterov's, ``optax.adam``, ``adamw``, ``nadam``, ``yogi``, ``rmsprop``, ``adadelta``, ``adagrad``,
-    and what is chained of them with ``optax.add_decayed_weights`` and schedules. Whether it is such a transform is tried
-    in float64, as it is made. Counts are shared by all rows (``count="global"``).
+    and what is chained of them with ``optax.add_decayed_weights`` and schedules. Whether it is such a transform is
+    tried in float64, as it is made. Counts are shared by all rows (``count="global"``).
 
     Args:
       tx: an optax transform.
@@ -46,8 +46,8 @@ def catch_up(tx: HasUpdate) -> Late:
     Raises:
       TypeError: `tx` is not an optax transform.
       ValueError: it has no closed form, with the reason: the step without a gradient keeps its size (``optax.lion``,
-        ``signum``, Adam with beta1 above the root of beta2) or is made otherwise (``adabelief``, ``lamb``), or its rates
-        are in the state (``optax.inject_hyperparams``). From a write: the gradient was taken at rows as they are
+        ``signum``, Adam with beta1 above the root of beta2) or is made otherwise (``adabelief``, ``lamb``), or its
+        rates are in the state (``optax.inject_hyperparams``). From a write: the gradient was taken at rows as they are
         stored, and not through `caught_up`; or the table has ``constraint=`` or a row that unadmitted keys share.
 
     Example:
@@ -98,8 +98,9 @@ def caught_up(params: T, state: PyTree, tx: TableTx) -> T:
       ...     return optax.apply_updates(params, updates), state
       >>> for key in (7, 8):
       ...     params, state = step(params, state, kvjax.keys(key))
-      >>> params["t"].lookup(7).round(3).tolist(), kvjax.optax.caught_up(params, state, rows)["t"].lookup(7).round(3).tolist()
-      ([-0.1], [-0.167])
+      >>> now = kvjax.optax.caught_up(params, state, rows)
+      >>> [p["t"].lookup(7).round(3).tolist() for p in (params, now)]
+      [[-0.1], [-0.167]]
       >>> kvjax.drop_table("doc_caught_up")
     """
     choose = chooser(tx)

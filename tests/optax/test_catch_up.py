@@ -164,12 +164,12 @@ def test_training_through_partition(make):
     np.testing.assert_allclose(now["t"].lookup(np.arange(ROWS)), want["t"], atol=2e-6)
     np.testing.assert_allclose(now["w"], want["w"], atol=1e-6)
     assert len(now["t"]) == 4 and now["w"] is params["w"]
-    with pytest.raises(ValueError, match="want gradients at rows of now.*caught_up"):
+    with pytest.raises(ValueError, match=r"want gradients at rows of now.*caught_up"):
         tx.update(kvjax.grad(loss)(params, kvjax.keys(np.array([1]))), state, params)
     grads = kvjax.grad(loss)(now, kvjax.keys(np.array([1])))
     for write in (lambda: tx.update(grads, state, now), lambda: now["t"].upsert(1, np.ones(DIM)), now["t"].refresh,
                   lambda: caught_up(now, state, rows)):  # fmt: skip
-        with pytest.raises(ValueError, match="want the handle itself, got what kvjax.optax.caught_up gives"):
+        with pytest.raises(ValueError, match="want the handle itself"):
             write()
     with pytest.raises(ValueError, match="caught_up: want the state of its transform"):
         caught_up(params["t"], (), rows)
@@ -304,7 +304,7 @@ def test_tables_that_cannot_be_behind(make):
         table = make(DIM, **options)
         for call in (lambda t=table: t.apply(TX["adam"], grads, TX["adam"].init(DIM)),
                      lambda t=table: caught_up(t, TX["adam"].init(DIM), TX["adam"])):  # fmt: skip
-            with pytest.raises(ValueError, match="want a table for kvjax.optax.catch_up"):
+            with pytest.raises(ValueError, match="want a table for"):
                 call()
     with pytest.raises(TypeError, match="catch_up: want an optax transform"):
         catch_up("adam")

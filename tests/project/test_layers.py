@@ -200,13 +200,13 @@ def test_public_names():
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {
-        "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "Compatibility", "EmaRowsState",
-        "FadingSquares", "FtrlState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "RowFacts",
-        "RowNoiseState", "Rowwise", "RowwiseAdagradState", "SegmentsState", "Words", "accumulate",
-        "adagrad_decay", "add_row_noise",
-        "apply_if", "apply_if_finite", "check_compatibility", "ema_rows", "ftrl", "global_norm", "group_adam", "joint",
+        "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "CatchUpRows", "CatchUpState",
+        "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GroupAdamState", "Late", "LeafReport",
+        "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState", "Rowwise", "RowwiseAdagradState",
+        "SegmentsState", "Words", "accumulate", "adagrad_decay", "add_row_noise", "apply_if", "apply_if_finite",
+        "catch_up", "caught_up", "check_compatibility", "ema_rows", "ftrl", "global_norm", "group_adam", "joint",
         "lookup_average", "mean_of_duplicates", "partition", "rowwise", "rowwise_adagrad", "scale_by_cowclip",
-        "scale_by_frequency", "scale_loss", "segments",
+        "scale_by_frequency", "scale_loss", "segments", "sweep",
     }  # fmt: skip
     assert set(kvjax.orbax.__all__) == {"TableHandler", "TableRestore", "TableSave", "combine", "split"}
     assert set(kvjax.convert.__all__) == {
