@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from kvjax._training.closed_form import ClosedForm
-from kvjax._training.recognize import closed_form_of
+from kvjax._training.recognize import closed_form_of, refused
 from kvjax._training.rowwise import Late
 from kvjax._training.update import update_of
 
@@ -63,9 +63,21 @@ def present_row(rowwise: Late, dim: int) -> Callable[..., tuple[jax.Array, list[
     return now
 
 
-def catching_up(tx: Any) -> Late:
-    """`kvjax.optax.catch_up`."""
-    form = closed_form_of(tx)
+def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = None) -> Late:
+    """A transform whose rows make up for the steps that they have missed.
+
+    Args:
+      tx: the transform.
+      name: of the function that is asked for it.
+      shrink: parameters ``(..., dim)`` and steps ``(...)`` float32 to what a penalty makes of them in so many steps. It
+        comes after each update.
+    """
+    form = closed_form_of(tx, name)
+    if shrink is not None and (form.movers or form.decays):
+        raise refused(
+            name, "a transform that leaves rows where they are while they have no gradient",
+            "one that moves them or lets them decay", "optax.sgd, optax.adagrad and optax.rmsprop without momentum do",
+        )  # fmt: skip
     with jax.ensure_compile_time_eval():
         first = jax.tree.map(np.asarray, _clock(form, 0, {}))
 
@@ -82,6 +94,8 @@ def catching_up(tx: Any) -> Late:
         value, slots = form.after(steps, decayed, state.rows.clock, state.clock, slots, params)
         now = iter(slots)
         inner = [next(now) if slot else x for x, slot in zip(leaves, form.is_slot, strict=True)]
+        if shrink is not None:
+            value = shrink(value, steps.astype(jnp.float32))
         rows = CatchUpRows(jnp.broadcast_to(state.steps, params.shape[:-1]), _for_rows(state.clock, params))
         return state._replace(rows=rows, inner=jax.tree.unflatten(form.treedef, inner)), value
 
@@ -91,16 +105,19 @@ def catching_up(tx: Any) -> Late:
         steps = state.steps + np.int32(1)
         clock = _clock(form, steps, state.clock)
         rows = CatchUpRows(jnp.broadcast_to(steps, params.shape[:-1]), _for_rows(clock, params))
-        return optax.apply_updates(value, updates), CatchUpState(steps, clock, rows, inner)
+        value = jnp.asarray(optax.apply_updates(value, updates))
+        if shrink is not None:
+            value = shrink(value, jnp.ones(params.shape[:-1], jnp.float32))
+        return value, CatchUpState(steps, clock, rows, inner)
 
     def update(updates: Any, state: CatchUpState, params: Any = None, **extra: Any) -> tuple[Any, CatchUpState]:
         if params is None:
-            raise ValueError("kvjax: catch_up: want update(grads, state, params), got no params; they move by it")
+            raise ValueError(f"kvjax: {name}: want update(grads, state, params), got no params; they move by it")
         after, state = step(updates, state, params, **extra)
         return after - params, state
 
     made = optax.GradientTransformationExtraArgs(init, update)
-    return Late(made, "global", present=present, step=step, name="catch_up")
+    return Late(made, "global", present=present, step=step, name=name)
 
 
 def _clock(form: ClosedForm, steps: Any, before: dict[str, jax.Array]) -> dict[str, jax.Array]:

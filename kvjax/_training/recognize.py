@@ -20,16 +20,16 @@ _WIDTH = 3  # of the rows that are tried
 _COUNTS = (0, 1, 7, 60, 2000)
 _SCALES = (1.0, 1e-3, 1e-6, 1e-9, 1e-12)
 _EARLY = 512  # steps in which the bias of moments matters
-_MEND = "leave catch_up out, and rows that a batch leaves out stay as they are"
+_MEND = "leave it out, and rows that a batch leaves out stay as they are"
 _WANT = "a transform whose steps without a gradient have a closed form"
 
 
-def _refused(want: str, got: str, mend: str = _MEND) -> ValueError:
-    return ValueError(f"kvjax: catch_up: want {want}, got {got}; {mend}")
+def refused(op: str, want: str, got: str, mend: str = _MEND) -> ValueError:
+    return ValueError(f"kvjax: {op}: want {want}, got {got}; {mend}")
 
 
-def closed_form_of(made: Any) -> ClosedForm:
-    """The closed form of an optax transform.
+def closed_form_of(made: Any, op: str) -> ClosedForm:
+    """The closed form of an optax transform; `op` is for errors.
 
     Raises:
       ValueError: there is none, with the reason.
@@ -38,24 +38,27 @@ def closed_form_of(made: Any) -> ClosedForm:
     tx = optax.with_extra_args_support(made)
     if any(shape != (1, _WIDTH) for shape in layout.shapes):
         shapes = dict(zip(layout.names, layout.shapes, strict=True))
-        raise _refused("a transform that keeps for each element what belongs to it", f"slots {shapes} of a row (1, 3)")
+        raise refused(
+            op, "a transform that keeps for each element what belongs to it", f"slots {shapes} of a row (1, 3)"
+        )
     # In float64 the numbers that users have written come out as they are.
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         counts = layout.globals_of(tx.init(jnp.zeros((1, _WIDTH))))
         if not all(jnp.issubdtype(jnp.result_type(x), jnp.integer) for x in counts):
-            raise _refused(
+            raise refused(
+            op,
                 "rates that follow from the step", "hyperparameters in the state, which may change at any time",
                 "give schedules to the transform itself, optax.adam(schedule), and leave optax.inject_hyperparams out",
             )  # fmt: skip
         bare = ClosedForm(tx, layout.treedef, layout.is_slot, tuple(int(x) for x in counts))
-        return _Trial(bare, layout.names).form()
+        return _Trial(bare, layout.names, op).form()
 
 
 class _Trial:
     """Steps of a transform that is tried."""
 
-    def __init__(self, bare: ClosedForm, names: Sequence[str]):
-        self.bare, self.names, self.slots = bare, names, len(names)
+    def __init__(self, bare: ClosedForm, names: Sequence[str], op: str):
+        self.bare, self.names, self.slots, self.op = bare, names, len(names), op
         self.compiled: Callable[..., Any] = jax.jit(jax.vmap(bare.step))
         rng = np.random.default_rng(0)
         slots = rng.uniform(0.1, 1.0, (len(_SCALES), self.slots, _WIDTH)) ** 3 * np.reshape(_SCALES, (-1, 1, 1))
@@ -65,7 +68,7 @@ class _Trial:
         self.update, self.after, counted = self.step(self.counts, self.given, self.value)
         self.still = self.step(self.counts, self.given, np.zeros_like(self.value))[0]
         if any((x != first + self.counts + 1).any() for x, first in zip(counted, bare.first, strict=True)):
-            raise _refused("rates that follow from the step", "numbers in the state that do not count steps")
+            raise refused(self.op, "rates that follow from the step", "numbers in the state that do not count steps")
 
     def step(self, counts: Any, slots: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[Any]]:
         """Updates ``(n, dim)``, slots ``(n, slots, dim)`` and counts, each ``(n,)``, of the steps after `counts`."""
@@ -85,15 +88,17 @@ class _Trial:
         if _near(moved, part * self.value):
             for form in (self._by_sum(bare), *(self._over_root(bare, *pair) for pair in self._pairs())):
                 if form is not None:
-                    return _fading(form)
-        raise _refused(
-            _WANT, "one that moves rows otherwise than by its slots, or by one of them over the root of another"
+                    return _fading(form, self.op)
+        raise refused(
+            self.op,
+            _WANT,
+            "one that moves rows otherwise than by its slots, or by one of them over the root of another",
         )
 
     def _factor(self, i: int, name: str) -> float:
         each = self.after[:, i] / self.given[:, i]
         if not (np.ptp(each) <= 1e-9 and each.min() >= 0 and each.max() <= 1 + 1e-9):
-            raise _refused(_WANT, f"slot {name!r}, which changes by more than a factor")
+            raise refused(self.op, _WANT, f"slot {name!r}, which changes by more than a factor")
         return min(1.0, float(each.flat[0]))
 
     def _pairs(self) -> Any:
@@ -142,16 +147,17 @@ def _near(got: np.ndarray, want: np.ndarray) -> bool:
     return bool(np.all(np.isfinite(want)) and np.all(np.abs(got - want) <= 1e-6 * size))
 
 
-def _fading(form: ClosedForm) -> ClosedForm:
+def _fading(form: ClosedForm, op: str) -> ClosedForm:
     """The form, if what moves a row fades soon enough."""
     if form.horizon > LONGEST:
         beta = ""
         if form.root is not None:
             of = form.factors
             beta = f" (beta1 {of[form.movers[0]]:g} over the root of beta2 {of[form.root]:g})"
-        raise _refused(
+        raise refused(
+            op,
             "moments that fade", f"one whose steps without a gradient hardly grow smaller{beta}",
-            "choose a smaller beta1 or momentum, or leave catch_up out",
+            "choose a smaller beta1 or momentum, or leave it out",
         )  # fmt: skip
     if form.root is None:
         return form

@@ -44,15 +44,17 @@ from kvjax.optax._rows import adagrad_decay as adagrad_decay
 from kvjax.optax._rows import rowwise_adagrad as rowwise_adagrad
 from kvjax.optax._segments import SegmentsState as SegmentsState
 from kvjax.optax._segments import segments as segments
+from kvjax.optax._sparse_groups import group_lasso as group_lasso
+from kvjax.optax._sparse_groups import sparse_group_ftrl as sparse_group_ftrl
 
 __all__ = [
     "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "CatchUpRows", "CatchUpState",
     "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GroupAdamState", "Late", "LeafReport",
     "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState", "Rowwise", "RowwiseAdagradState", "SegmentsState",
     "Words", "accumulate", "adagrad_decay", "add_row_noise", "apply_if", "apply_if_finite", "catch_up", "caught_up",
-    "check_compatibility", "ema_rows", "ftrl", "global_norm", "group_adam", "joint", "lookup_average",
+    "check_compatibility", "ema_rows", "ftrl", "global_norm", "group_adam", "group_lasso", "joint", "lookup_average",
     "mean_of_duplicates", "partition", "rowwise", "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency",
-    "scale_loss", "segments", "sweep",
+    "scale_loss", "segments", "sparse_group_ftrl", "sweep",
 ]  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def catch_up(tx: HasUpdate) -> Late:
       >>> kvjax.drop_table("doc_catch_up")
     """
     check_transform(tx, "catch_up")
-    return catching_up(tx)
+    return catching_up(tx, "catch_up")
 
 
 def caught_up(params: T, state: PyTree, tx: TableTx) -> T:

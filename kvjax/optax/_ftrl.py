@@ -98,7 +98,7 @@ def ftrl(
         return jnp.where(scale > 0, new - p, 0.0).astype(p.dtype), unscaled(after, learning_rate, z, grad, p), new_sums
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, FtrlState]:
-        _check_params("ftrl", params)
+        check_params("ftrl", params)
         updates, z, sums = per_leaf(3, one, updates, params, state.z, state.sum_of_squares)
         return updates, FtrlState(z, sums)
 
@@ -173,7 +173,7 @@ def group_adam(
         return GroupAdamState(jnp.zeros((), jnp.int32), mu, nu, z)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, GroupAdamState]:
-        _check_params("group_adam", params)
+        check_params("group_adam", params)
         count = state.count + 1
 
         def one(grad: jax.Array, p: jax.Array, mu: jax.Array, nu: jax.Array, z: jax.Array) -> tuple[jax.Array, ...]:
@@ -202,6 +202,6 @@ def group_adam(
     return optax.with_extra_args_support(optax.GradientTransformation(init, update))
 
 
-def _check_params(op: str, params: Any) -> None:
+def check_params(op: str, params: Any) -> None:
     if params is None:
         raise ValueError(f"kvjax: {op}: want update(grads, state, params), got no params; the update follows from them")

@@ -1,0 +1,160 @@
+"""Sparse groups: rows that do not earn their place become exactly zero, whichever optimizer trains them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from kvjax._training.catch_up import catching_up
+from kvjax._training.rowwise import HasUpdate, Late, check_transform
+from kvjax.optax._ftrl import FtrlState, check_params, sign, soft, unscaled
+from kvjax.optax._rows import number, per_leaf
+
+
+def sparse_group_ftrl(
+    learning_rate: float | jax.Array,
+    l1: float | jax.Array = 0.0,
+    l2: float | jax.Array = 0.0,
+    l21: float | jax.Array = 0.0,
+    l2_shrinkage: float | jax.Array = 0.0,
+    beta: float | jax.Array = 0.0,
+    initial_accumulator_value: float = 0.1,
+) -> optax.GradientTransformationExtraArgs:
+    """FTRL-Proximal with sparse groups: `ftrl`, whose rows are exactly 0 as long as they do not earn their place.
+
+    A group is a row, what the last axis of a parameter has; a vector is one row. With z and n as in `ftrl`, and s what
+    is z with each element l1 nearer to 0, ``w = -s max(0, 1 - sqrt(dim) l21 / |s|) / ((beta + sqrt(n)) / lr + 2 l2)``.
+    z is taken from w wherever w is not 0. In tables it is equal to dense training, whichever rows a batch touches,
+    unless there is `l2_shrinkage`: a row without a gradient keeps its z, and so its place. `kvjax.Prune` with
+    ``zero_rows=True`` leaves the zeros out of exports and checkpoints.
+
+    Args:
+      learning_rate: number.
+      l1: makes elements exactly 0.
+      l2: keeps them small.
+      l21: makes rows exactly 0.
+      l2_shrinkage: keeps them small, as part of the gradient.
+      beta: is added to the root of the sum.
+      initial_accumulator_value: where sums begin.
+
+    Returns:
+      An optax transform; its update needs ``params``.
+
+    Raises:
+      TypeError: the learning rate is a schedule.
+      ValueError: in ``update``, without params.
+
+    Source: Ni et al., Feature Selection for Facebook Feed Ranking System via a Group-Sparsity-Regularized
+      Training Algorithm (2019); the same form for Adam is Yue et al. 2021, arXiv:2107.14432, see `group_adam`. TFPlus
+      has it as SparseGroupFtrl.
+
+    Example:
+      >>> import kvjax, jax.numpy as jnp, optax
+      >>> tx = kvjax.optax.sparse_group_ftrl(0.5, l21=1.0)
+      >>> params = jnp.array([[0.05, 0.05], [3.0, 3.0]])
+      >>> updates, _ = tx.update(jnp.full((2, 2), 0.1), tx.init(params), params)
+      >>> (optax.apply_updates(params, updates) == 0).all(1).tolist()
+      [True, False]
+    """
+    number("sparse_group_ftrl", "learning_rate", learning_rate)
+    start = initial_accumulator_value
+
+    def init(params: Any) -> FtrlState:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return FtrlState(zeros, jax.tree.map(lambda p: jnp.full_like(p, start), params))
+
+    def one(grad: jax.Array, p: jax.Array, z: jax.Array, sums: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        new_sums = sums + jnp.square(grad)
+        root, new_root = beta + jnp.sqrt(sums), beta + jnp.sqrt(new_sums)  # all is lr times the formula's
+        size = learning_rate * l21 * math.sqrt(p.shape[-1] if p.ndim else 1)
+        s = -p * (root + 2 * l2 * learning_rate)
+        s = s * (1 + size / _at_least(_norm(s)))
+        before = jnp.where(p == 0, learning_rate * z, s - sign(p, learning_rate * l1))
+        after = before + learning_rate * (grad + 2 * l2_shrinkage * p) - (new_root - root) * p
+        scale = new_root + 2 * l2 * learning_rate
+        new = -nearer(soft(after, learning_rate * l1), size) / jnp.where(scale > 0, scale, 1.0)
+        return jnp.where(scale > 0, new - p, 0.0).astype(p.dtype), unscaled(after, learning_rate, z, grad, p), new_sums
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, FtrlState]:
+        check_params("sparse_group_ftrl", params)
+        updates, z, sums = per_leaf(3, one, updates, params, state.z, state.sum_of_squares)
+        return updates, FtrlState(z, sums)
+
+    return optax.with_extra_args_support(optax.GradientTransformation(init, update))
+
+
+def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.0) -> Late:
+    """Group lasso behind an optimizer: rows whose gradients do not hold against it shrink to exactly 0.
+
+    After each update of `tx` a row (the last axis) is brought nearer to 0, by the proximal step of its penalty: each
+    element by `l1`, all by the factor ``1 / (1 + 2 l2)``, and the row in its length by ``sqrt(dim) l21``. They are
+    strengths of a step: learning rate times penalty.
+
+    In dense training rows without a gradient shrink, too. In a table they make up for it as those of `catch_up` do:
+    where they are touched next, and where they are read through `caught_up`, with which losses are differentiated. With
+    one of the three strengths that equals dense training; with several, the steps that a row has missed count as one
+    of their total strength. ``caught_up(...).export(kvjax.Prune(zero_rows=True))``, and a checkpoint that is saved of
+    it so, leave out what has become 0; `sweep` writes it, in as long as it takes to export and load the table.
+
+    Args:
+      tx: a transform that leaves rows alone while they have no gradient: ``optax.sgd``, ``adagrad``, ``rmsprop``,
+        ``adadelta``, at any schedule.
+      l1: by which each element shrinks in a step.
+      l2: by which all do in proportion.
+      l21: by which rows do, for each of them times the root of its width.
+
+    Returns:
+      A transform of rows, as `catch_up` gives. Beside the slots of `tx` a row has "last_step", four bytes.
+
+    Raises:
+      TypeError: `tx` is not an optax transform.
+      ValueError: a strength is below 0, or `tx` moves rows without a gradient; from a write as for `catch_up`.
+
+    Source: Yuan and Lin, Model selection and estimation in regression with grouped variables (2006); the proximal step
+      of both penalties together is that of Simon, Friedman, Hastie and Tibshirani, A sparse-group lasso (2013).
+
+    Example:
+      >>> import jax.numpy as jnp, kvjax, numpy as np, optax
+      >>> tx = kvjax.optax.group_lasso(optax.sgd(1.0), l21=0.5)
+      >>> table = kvjax.get_table("doc_group_lasso", dim=1)
+      >>> state = tx.init(1)
+      >>> for key in (7, 8, 8, 8):
+      ...     table, state = table.apply(tx, kvjax.SparseRows(np.array([key]), jnp.full((1, 1), -1.0)), state)
+      >>> now = kvjax.optax.caught_up(table, state, tx)
+      >>> now.lookup(np.array([7, 8]))[:, 0].tolist(), len(now.export(kvjax.Prune(zero_rows=True)))
+      ([0.0, 1.5], 1)
+      >>> kvjax.drop_table("doc_group_lasso")
+    """
+    check_transform(tx, "group_lasso")
+    if min(l1, l2, l21) < 0:
+        raise ValueError(
+            f"kvjax: group_lasso: want strengths of 0 or more, got l1={l1}, l2={l2}, l21={l21}; see "
+            "kvjax.optax.group_lasso"
+        )
+
+    def shrink(rows: Any, steps: Any) -> Any:
+        k = steps[..., None]
+        if l1:
+            rows = soft(rows, k * jnp.float32(l1))
+        if l2:
+            rows = rows * jnp.exp(k * jnp.float32(-math.log1p(2 * l2)))
+        return nearer(rows, k * jnp.float32(l21 * math.sqrt(rows.shape[-1]))) if l21 else rows
+
+    return catching_up(tx, "group_lasso", shrink)
+
+
+def nearer(rows: jax.Array, size: Any) -> jax.Array:
+    """Rows so much nearer to 0 in their Euclidean length; those that are not as long are 0."""
+    return rows * jnp.maximum(1 - size / _at_least(_norm(rows)), 0.0)
+
+
+def _norm(rows: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.sum(jnp.square(rows), -1, keepdims=True)) if rows.ndim else jnp.abs(rows)
+
+
+def _at_least(norm: jax.Array) -> jax.Array:
+    return jnp.where(norm > 0, norm, 1.0)
