@@ -123,7 +123,9 @@ def sweep(params: T, state: PyTree, tx: TableTx) -> T:
     When training by this transform has ended, ``table.clear_slots()`` after it makes an ordinary table.
 
     Args:
-      params, state, tx: as for `caught_up`.
+      params: as for `caught_up`.
+      state: as for `caught_up`.
+      tx: as for `caught_up`.
 
     Returns:
       The parameters with the next handles.
