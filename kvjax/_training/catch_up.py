@@ -110,7 +110,7 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = N
             value = shrink(value, jnp.ones(params.shape[:-1], jnp.float32))
         return value, CatchUpState(steps, clock, rows, inner)
 
-    def update(updates: Any, state: CatchUpState, params: Any = None, **extra: Any) -> tuple[Any, CatchUpState]:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, CatchUpState]:
         if params is None:
             raise ValueError(f"kvjax: {name}: want update(grads, state, params), got no params; they move by it")
         after, state = step(updates, state, params, **extra)
