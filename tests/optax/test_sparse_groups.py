@@ -12,7 +12,7 @@ from tests.support.marks import slow
 
 pytestmark = [pytest.mark.usefixtures("promotion"), slow]
 ROWS, DIM = 8, 3
-LR, L1, L2, L21, BETA, START = 0.3, 0.05, 0.01, 0.4, 0.5, 0.1
+LR, L1, L2, L21, BETA, START = 0.3, 0.05, 0.01, 1.5, 0.5, 0.1
 
 
 def gradients(steps, seed=0):
@@ -54,8 +54,8 @@ def test_ftrl_with_groups_is_its_formula(make):
     table = make(DIM, initializer=kvjax.initializers.normal(0.05), seed=1)
     start = np.asarray(table.lookup(np.arange(ROWS)))
     step = jax.jit(lambda table, keys, rows: table.apply(tx, kvjax.SparseRows(keys, rows))[0])
-    want, params, state = by_formula(start, gradients(25)), jnp.asarray(start), tx.init(jnp.asarray(start))
-    for grads in gradients(25):
+    want, params, state = by_formula(start, gradients(25, 10)), jnp.asarray(start), tx.init(jnp.asarray(start))
+    for grads in gradients(25, 10):
         keys = np.flatnonzero(grads.any(1))
         table = step(table, kvjax.keys(keys), grads[keys])
         updates, state = tx.update(grads, state, params)
