@@ -132,7 +132,7 @@ def test_it_is_a_row_program_and_equal_to_dense(make):
     tx = TX["adam"]
     assert lowered(make(4).spec, tx, tuple(jax.tree.leaves(tx.init(4))), {}) is not None
     found = check_compatibility(tx, 4)
-    assert found.verdict == "equal" and found.every_step == 0 and 0 < found.some_steps < 1e-5
+    assert found.verdict == "equal" and found.every_step == 0 and 0 < found.some_steps < 1e-4
 
 
 @slow
