@@ -1,6 +1,7 @@
 """Checkpoints of tables: saved, restored, verified, compared and pruned; needs no Orbax."""
 
 from kvjax.checkpoint._catalog import Catalog as Catalog
+from kvjax.checkpoint._catalog import missing_lists as missing_lists
 from kvjax.checkpoint._catalog import seal as seal
 from kvjax.checkpoint._chain import Chain as Chain
 from kvjax.checkpoint._cursors import sealed as sealed
@@ -19,6 +20,8 @@ from kvjax.checkpoint._save import save as save
 from kvjax.checkpoint._verify import FileReport as FileReport
 from kvjax.checkpoint._verify import Verified as Verified
 from kvjax.checkpoint._verify import verify as verify
+from kvjax.checkpoint._write import check_saved as check_saved
+from kvjax.checkpoint._write import freeze as freeze
 from kvjax.checkpoint._write import snapshot as snapshot
 from kvjax.checkpoint._write import write as write
 

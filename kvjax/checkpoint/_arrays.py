@@ -16,7 +16,7 @@ from kvjax.checkpoint._files import Entry, Files, write_file
 from kvjax.checkpoint._format import Damaged
 
 ZARR = "zarr.json"
-_CHUNK_BYTES = 1 << 23
+_CHUNK_BYTES = 1 << 22
 _THREADS = max(4, min(os.cpu_count() or 1, 16))
 
 POOL = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvjax_files")

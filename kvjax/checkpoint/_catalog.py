@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -58,6 +58,13 @@ def seal(directory: Path, stands_for: str | None = None) -> str:
     flush(directory)
     flush(directory.parent)
     return whole
+
+
+def missing_lists(directory: Path, meta: Mapping[str, Any]) -> list[Path]:
+    """The lists of a table's shards that no process has written yet."""
+    n = meta["num_shards"]
+    paths = [directory / table_folder(meta["name"]) / shard_list(i, n) for i in range(n)]
+    return [path for path in paths if not path.exists()]
 
 
 def _canonical(contents: Any) -> bytes:

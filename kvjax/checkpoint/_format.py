@@ -30,7 +30,7 @@ Orbax does.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import numpy as np
@@ -39,6 +39,9 @@ from kvjax._spec.options import saved_as
 from kvjax._values.exported import ROW_COLUMNS, Exported, slot_column
 from kvjax._values.snapshot import ADMISSION_COLUMNS, Snapshot
 from kvjax.ffi import host
+
+if TYPE_CHECKING:
+    from kvjax._table.frozen import FrozenRows
 
 FORMAT, PACKED, UNSEALED = "kvjax.table.v3", "kvjax.table.v2", "kvjax.table.v1"
 SEAL = "kvjax.tables.v2"
@@ -68,11 +71,13 @@ class Stored:
       meta: what kvjax.json says.
       arrays: by name.
       shard: which of the shards on disk this process writes, None for none. The first also writes what all share.
+      frozen: what gives the columns of the rows, where they are not among the arrays.
     """
 
     meta: dict[str, Any]
     arrays: dict[str, np.ndarray]
     shard: int | None = None
+    frozen: FrozenRows | None = None
 
     def snapshot(self) -> Snapshot:
         slot_types = dict(self.meta["slots"])

@@ -18,7 +18,7 @@ from kvjax.checkpoint._cursors import cursor_at, moving, sealed
 from kvjax.checkpoint._files import flush
 from kvjax.checkpoint._format import CheckpointError, Stored
 from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._write import check_saved, everyone, snapshot, write
+from kvjax.checkpoint._write import check_saved, everyone, freeze, write
 
 
 def save(
@@ -118,7 +118,7 @@ def copied(
         )
     at = None if since is None else cursor_at(since, tables)
     with moving(cursor or since, tables, directory):
-        return [snapshot(name, table, prune, at) for name, table in tables.items()]
+        return [freeze(name, table, prune, at) for name, table in tables.items()]
 
 
 def named(tables: Mapping[str, Table] | Iterable[Table]) -> dict[str, Table]:

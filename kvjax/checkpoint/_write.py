@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from jax.sharding import Mesh
 from kvjax._sharded.processes import allgather_json, together
 from kvjax._spec.placement import Placement
 from kvjax._table.changes import changes_since
+from kvjax._table.frozen import FrozenRows, freeze_rows
 from kvjax._table.table import Table
 from kvjax._values.errors import fail
 from kvjax._values.names import is_name
@@ -48,31 +50,55 @@ def snapshot(name: str, table: Table, prune: PruneLike | None = None, since: Cur
 
     With a cursor, only what has changed since that, if the table knows.
     """
+    return _stored(name, table, since, lambda: _copy(table, prune))
+
+
+def freeze(name: str, table: Table, prune: PruneLike | None = None, since: Cursor | None = None) -> Stored:
+    """As `snapshot`, but rows are copied only as they are written, and before that those that training comes to.
+
+    Not where rows are pruned, have changed since a cursor, or come from several shards of a partitioner's.
+    """
+    return _stored(name, table, since, lambda: (freeze_rows(table) if prune is None else None) or _copy(table, prune))
+
+
+def _copy(table: Table, prune: PruneLike | None) -> Snapshot:
+    copy = table.snapshot(once=True)
+    if prune is None:
+        return copy
+    keep = keep_mask(prune, copy.rows)
+    offsets = np.concatenate([[0], np.cumsum(keep)])[copy.offsets].astype(np.int64)
+    return dataclasses.replace(copy, rows=copy.rows.take(keep), offsets=offsets)
+
+
+def _stored(name: str, table: Table, since: Cursor | None, take: Callable[[], Snapshot | FrozenRows]) -> Stored:
     spec, placement, process = table.spec, shared_placement(table), jax.process_index()
     check_name(name, spec.name)
     if placement is None and process != 0:
         return Stored({}, {})
     changes = None if since is None else changes_since(table, since.marks[name][1])
-    if changes is None:
-        copy, offsets = together(placement, spec.name, "save", lambda: _copy(table, prune))
-    else:
-        copy, offsets = changes.rows, changes.rows.offsets
-    rows = copy.rows
-    extras = {name: array for name, array in (copy.admission | {"pinned": rows.pinned}).items() if array.any()}
+    taken = together(placement, spec.name, "save", take) if changes is None else changes.rows
+    arrays = {name: array for name, array in taken.admission.items() if array.any()}
     if changes is not None and len(changes.removed):
-        extras[REMOVED] = changes.removed
+        arrays[REMOVED] = changes.removed
+    extras = {name: [array.dtype.name, list(array.shape)] for name, array in arrays.items()}
+    frozen = taken if isinstance(taken, FrozenRows) else None
+    rows = taken if isinstance(taken, FrozenRows) else taken.rows
+    size = len(rows)
+    if isinstance(rows, FrozenRows):
+        pinned = rows.pinned
+    else:
+        pinned = bool(rows.pinned.any())
+        arrays |= {name: array for name, array in rows.columns().items() if name != "pinned" or pinned}
     own = {
-        "rows": len(rows),
-        "extras": {name: [array.dtype.name, list(array.shape)] for name, array in extras.items()},
+        "rows": size,
+        "extras": extras | ({"pinned": ["bool", [size]]} if pinned else {}),
         "last_step": rows.last_step,
-        "slots": list(copy.slot_types.items()),  # in the optimizer's order, which is part of what they are
+        "slots": list(taken.slot_types.items()),  # in the optimizer's order, which is part of what they are
     }
     writers, processes = (placement.writers, placement.processes) if placement else ((0,), (0,))
     by_process = dict(zip(processes, allgather_json(placement, own), strict=True))
     shards = [by_process[p] for p in writers]
-    arrays = rows.columns() | {"offsets": offsets} | extras
-    if "pinned" not in extras:
-        del arrays["pinned"]
+    arrays["offsets"] = taken.offsets
     if isinstance(spec.initializer, Pool):
         arrays[POOL] = spec.initializer.array()
     meta = {
@@ -95,7 +121,7 @@ def snapshot(name: str, table: Table, prune: PruneLike | None = None, since: Cur
         meta["extras"] = shards[0]["extras"]
     else:
         meta["shards"] = [{key: shard[key] for key in ("rows", "extras")} for shard in shards]
-    return Stored(meta, arrays, writers.index(process) if process in writers else None)
+    return Stored(meta, arrays, writers.index(process) if process in writers else None, frozen)
 
 
 def check_name(name: Any, table: str) -> None:
@@ -140,16 +166,6 @@ def everyone() -> Placement | None:
     return None if jax.process_count() == 1 else Placement.of(Mesh(np.array(jax.devices()), ("all",)), ("all",))
 
 
-def _copy(table: Table, prune: PruneLike | None) -> tuple[Snapshot, np.ndarray]:
-    """What is to be kept of a table, and the first row of each bucket."""
-    copy = table.snapshot(once=True)
-    if prune is None:
-        return copy, copy.offsets
-    keep = keep_mask(prune, copy.rows)
-    offsets = np.concatenate([[0], np.cumsum(keep)])[copy.offsets].astype(np.int64)
-    return dataclasses.replace(copy, rows=copy.rows.take(keep)), offsets
-
-
 async def write(directory: Path, stored: Stored) -> None:
     """Writes what this process has of one table below `directory`, and lists it; `seal` comes when all have.
 
@@ -164,7 +180,12 @@ async def write(directory: Path, stored: Stored) -> None:
 
 def _write_shard(directory: Path, stored: Stored, number: int) -> None:
     kinds = {name: (array.dtype, array.shape) for name, array in stored.arrays.items()}
-    write_shard(directory, stored.meta, number, kinds, [stored.arrays])
+    pieces: Iterable[Mapping[str, np.ndarray]] = [stored.arrays]
+    if stored.frozen is not None:
+        n = stored.frozen.size
+        kinds |= {name: (dtype, (n, *shape)) for name, (dtype, shape) in stored.frozen.types.items()}
+        pieces = chain(pieces, stored.frozen.parts())
+    write_shard(directory, stored.meta, number, kinds, pieces)
 
 
 def write_shard(

@@ -153,5 +153,20 @@ def export_since(name: str, shard: int, version: int, token: int) -> dict[str, o
     those among them. None if the shard does not know, and all of it is to be taken.
     """
 
+class Frozen:
+    """The rows of a shard as they were at one moment."""
+
+def freeze(name: str, shard: int, version: int, with_slots: bool) -> dict[str, Any]:
+    """
+    What export_table gives, but for the columns: rows, whether one is pinned, offsets, last_step, slots as
+    (name, type), the admission; and as frozen what next_part gives the columns of. Writes may go on.
+    """
+
+def next_part(frozen: Frozen) -> dict[str, object]:
+    """
+    The columns of the next rows, as export_table gives them, in the end of none; and how many seconds to
+    pause before the next, so that writes go on at about their pace.
+    """
+
 def handlers() -> dict[str, object]:
     """XLA FFI handlers by target name."""

@@ -10,6 +10,9 @@ class Prepared:
 class Staged:
     """Shards that no call finds yet."""
 
+class Frozen:
+    """The rows of a shard as they were at one moment."""
+
 class Native(Protocol):
     """A native module: the calls on whole tables of one backend, its handlers and constants."""
 
@@ -146,6 +149,18 @@ class Native(Protocol):
         What has changed in a shard since a cursor: as export_table, of the rows that were touched, with removed,
         the keys that were and have none, and counts_of_all, whether pending_keys are all that wait and not only
         those among them. None if the shard does not know, and all of it is to be taken.
+        """
+
+    def freeze(self, name: str, shard: int, version: int, with_slots: bool) -> dict[str, Any]:
+        """
+        What export_table gives, but for the columns: rows, whether one is pinned, offsets, last_step, slots as
+        (name, type), the admission; and as frozen what next_part gives the columns of. Writes may go on.
+        """
+
+    def next_part(self, frozen: Frozen) -> dict[str, object]:
+        """
+        The columns of the next rows, as export_table gives them, in the end of none; and how many seconds to
+        pause before the next, so that writes go on at about their pace.
         """
 
     def handlers(self) -> dict[str, object]:

@@ -20,8 +20,8 @@ from kvjax.checkpoint import Catalog, Chain, How, PathLike, copied, restore_all,
 class TableHandler(ocp.handlers.AsyncCheckpointHandler):
     """Saves and restores tables; Orbax finds it through `TableSave` and `TableRestore`.
 
-    Saving copies the tables out first (training may then go on) and writes in the background. A checkpoint is complete
-    or not there at all, as for every Orbax item.
+    A save lists the rows, and copies and writes them in the background. Training may go on, and changes nothing of what
+    is saved. A checkpoint is complete or not there at all, as for every Orbax item.
 
     In several processes all save and restore together, with tables in one order. Each writes and reads the rows of its
     own shards. Of a table that is not sharded over several, each process has one of its own: process 0 writes its own,

@@ -15,6 +15,7 @@ from flax.training.train_state import TrainState
 
 import kvjax
 from tests.support.checkpoints import IDS, assert_equal, restore, save, trained
+from tests.support.marks import slow
 from tests.support.transforms import row_by_row
 
 
@@ -217,3 +218,24 @@ def test_combine_without_a_template(tmp_path):
         kvjax.orbax.combine(restored["state"], restored["tables"], like=state.replace(params={"t": table}))
     with pytest.raises(ValueError, match=r"got one without params/x"):
         kvjax.orbax.combine(restored["state"], restored["tables"], like=state.replace(params=params | {"x": 1.0}))
+
+
+@slow
+def test_the_manager_keeps_what_its_policy_says(make, tmp_path):
+    """The best steps, saved in the background beside a dense state; each restores as it was."""
+    table, wants = trained(make(3)), {}
+    options = ocp.CheckpointManagerOptions(max_to_keep=2, best_fn=lambda metrics: metrics["loss"], best_mode="min")
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        for step, loss in enumerate([3.0, 1.0, 4.0, 2.0]):
+            wants[step] = table.export(slots=True)
+            args = ocp.args.Composite(
+                tables=kvjax.orbax.TableSave({"t": table}), dense=ocp.args.StandardSave({"w": jnp.full(2, step)})
+            )
+            manager.save(step, args=args, metrics={"loss": loss})
+            table = trained(table)
+        manager.wait_until_finished()
+        assert manager.all_steps() == [1, 3] and manager.best_step() == 1
+        for step in (1, 3):
+            args = ocp.args.Composite(tables=kvjax.orbax.TableRestore({"t": table}))
+            table = manager.restore(step, args=args)["tables"]["t"]
+            assert_equal(table.export(slots=True), wants[step])

@@ -208,7 +208,9 @@ def test_public_names():
         "joint", "lookup_average", "mean_of_duplicates", "partition", "rowwise", "rowwise_adagrad", "scale_by_cowclip",
         "scale_by_frequency", "scale_loss", "segments", "sparse_group_ftrl", "sweep",
     }  # fmt: skip
-    assert set(kvjax.orbax.__all__) == {"TableHandler", "TableRestore", "TableSave", "combine", "split"}
+    assert set(kvjax.orbax.__all__) == {
+        "StatefulTables", "TableHandler", "TableRestore", "TableSave", "combine", "split",
+    }  # fmt: skip
     assert set(kvjax.convert.__all__) == {
         "ExportReport", "Imported", "export_checkpoint", "from_deeprec", "from_dense", "from_npz", "from_parquet",
         "from_safetensors", "from_sok", "from_tfplus", "from_tfra",

@@ -68,6 +68,30 @@ struct Snapshot : Columns<OwnedArray> {
   }
 };
 
+/// A snapshot that is handed out as the rows of a table are that are copied out part by part: all at once.
+class WholeSnapshot {
+ public:
+  explicit WholeSnapshot(Snapshot all) : all_(std::move(all)), size_(all_.keys.size()) {}
+  [[nodiscard]] size_t size() const { return size_; }
+  [[nodiscard]] const std::vector<int64_t>& offsets() const { return all_.offsets; }
+  [[nodiscard]] const SlotLayout& layout() const { return all_.layout; }
+  [[nodiscard]] int64_t last_step() const { return all_.last_step; }
+  [[nodiscard]] bool pinned() const {
+    return std::any_of(all_.pinned.begin(), all_.pinned.end(), [](std::byte b) { return b != std::byte{0}; });
+  }
+  [[nodiscard]] Snapshot Next() {
+    Snapshot rest;
+    rest.layout = all_.layout;
+    rest.Resize(0, 0);
+    return std::exchange(all_, std::move(rest));
+  }
+  [[nodiscard]] double pause() const { return 0; }
+
+ private:
+  Snapshot all_;
+  size_t size_;
+};
+
 /// Rows in arrays that somebody else owns. `pinned` may be missing.
 struct SnapshotView : Columns<BorrowedArray> {
   size_t n = 0;
@@ -152,15 +176,22 @@ inline std::vector<int64_t> SortByBucket(std::vector<KeyRow>& rows) {
   return std::move(sorted.offsets);
 }
 
-/// Copies `rows` out in their order, each value `row_bytes` wide; `offsets` and `last_step` stay empty.
-inline Snapshot CopyRows(const RowStore& store, std::span<const KeyRow> rows, size_t row_bytes,
-                         bool with_slots, const ParallelFor& parallel = Serial) {
-  const size_t n = rows.size();
-  Snapshot out;
-  if (with_slots) out.layout = store.layout();
-  out.Resize(n, row_bytes);
+/// All rows of a store.
+inline SortedRows SortByBucket(const ParallelFor& parallel, const RowStore& store) {
+  constexpr size_t kFew = 2048;
+  const size_t chunks = store.size() < kFew ? 1 : 16;
+  return SortByBucket(parallel, store.size(), chunks, [&](size_t chunk, auto f) {
+    store.index().ForEach(chunk, chunks, [&](uint64_t key, uint32_t row) { f(KeyRow{key, row}); });
+  });
+}
+
+/// Copies `rows` in their order into `out`, which has space for them. Of row i, record(i) is what to take in
+/// its place: its header, its value and its slots one behind the other; or nullptr for what the store has.
+template <class Record>
+void CopyRows(const RowStore& store, std::span<const KeyRow> rows, size_t row_bytes,
+              const ParallelFor& parallel, Snapshot& out, Record record) {
   constexpr size_t kGrain = 1024, kAhead = 16;
-  parallel(n, kGrain, [&](size_t begin, size_t end) {
+  parallel(rows.size(), kGrain, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       if (i + kAhead < end) {
         store.PrefetchValue(rows[i + kAhead].row);
@@ -168,20 +199,35 @@ inline Snapshot CopyRows(const RowStore& store, std::span<const KeyRow> rows, si
         if (!out.slots.empty()) store.PrefetchSlots(rows[i + kAhead].row);
       }
       const auto [key, row] = rows[i];
-      const RowHeader& header = store.Header(row);
+      const std::byte* const kept = record(i);
+      RowHeader header;
+      std::memcpy(&header, kept != nullptr ? kept : reinterpret_cast<const std::byte*>(&store.Header(row)),
+                  sizeof(header));
       out.Set(i, key, header);
-      CopyRecord(out.values.data() + i * row_bytes, store.Value(row), row_bytes);
+      CopyRecord(out.values.data() + i * row_bytes,
+                 kept != nullptr ? kept + sizeof(header) : store.Value(row), row_bytes);
+      if (out.slots.empty()) continue;
+      const std::byte* const slots = kept != nullptr ? kept + sizeof(header) + row_bytes : store.Slots(row);
       for (size_t s = 0; s < out.slots.size(); ++s) {
         const Slot& slot = out.layout.slots()[s];
         std::byte* const to = out.slots[s].data() + i * slot.bytes;
         if (header.has_slots != 0) {
-          std::copy_n(store.Slots(row) + slot.offset, slot.bytes, to);
+          std::copy_n(slots + slot.offset, slot.bytes, to);
         } else {  // what an earlier key left there stays behind
           std::fill_n(to, slot.bytes, std::byte{0});
         }
       }
     }
   });
+}
+
+/// Copies `rows` out in their order, each value `row_bytes` wide; `offsets` and `last_step` stay empty.
+inline Snapshot CopyRows(const RowStore& store, std::span<const KeyRow> rows, size_t row_bytes,
+                         bool with_slots, const ParallelFor& parallel = Serial) {
+  Snapshot out;
+  if (with_slots) out.layout = store.layout();
+  out.Resize(rows.size(), row_bytes);
+  CopyRows(store, rows, row_bytes, parallel, out, [](size_t) -> const std::byte* { return nullptr; });
   return out;
 }
 

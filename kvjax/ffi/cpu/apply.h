@@ -43,7 +43,7 @@ inline uint32_t Table::Apply(const ParallelFor& parallel, const ApplyOperands& o
   const uint32_t next = CommitApply(plan, keys, groups.counts().data());
   gradients.shared = plan.shared_sum.data(), gradients.shared_count = plan.shared_count;
   pass.Run(parallel, in_.store, plan.updates, gradients);
-  in_.store.Compact();
+  in_.Compact();
   last_batch_.Trained(next);
   return next;
 }
@@ -135,6 +135,9 @@ inline void Table::PrepareApply(const ParallelFor& parallel, KeySpan keys, const
   }
   in_.Prepare(parallel, spec_, "apply", plan.change, initial, false);
   ListUpdates(plan, keys, counts);
+  if (!plan.shares) return;
+  const uint32_t shared = SharedRowOf(plan);
+  in_.Keep({&shared, 1});
 }
 
 /// Says which rows there will be to update, and how.
@@ -304,7 +307,7 @@ inline uint32_t Table::EndStep(const ParallelFor& parallel) {
     }
   };
   parallel(staged.rows.size(), kRowGrain, std::cref(write));
-  in_.store.Compact();
+  in_.Compact();
   step_.open = false;
   step_.plan.reset();
   return next;

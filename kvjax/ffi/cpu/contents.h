@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -27,6 +28,7 @@
 #include "kvjax/ffi/core/stats.h"
 #include "kvjax/ffi/core/store.h"
 #include "kvjax/ffi/cpu/change.h"
+#include "kvjax/ffi/cpu/frozen.h"
 #include "kvjax/ffi/cpu/shortlist.h"
 #include "kvjax/ffi/cpu/space.h"
 #include "kvjax/ffi/cpu/touched.h"
@@ -49,9 +51,34 @@ class Contents {
 
   /// Other rows take the place of all.
   void Replace(RowStore rows, int64_t step) {
+    const Frozen* owner = nullptr;
+    EachFrozen([&](Frozen& frozen) {
+      owner == nullptr ? frozen.TakeOver(store) : frozen.TakeOver(*owner);
+      if (owner == nullptr) owner = &frozen;
+    });
     store = std::move(rows), last_step = step;
     shortlist.Clear();
     touched.Lose();
+  }
+
+  // ---- what is being copied out --------------------------------------------------------------------------
+
+  /// From now on writes keep for it what they are about to change. Throws std::bad_alloc.
+  void Watch(const std::shared_ptr<Frozen>& frozen) {
+    EachFrozen([](Frozen&) {});
+    frozen_.push_back(frozen);
+  }
+  /// Before these rows change; those that are kNoRow are passed over. Throws std::bad_alloc.
+  void Keep(std::span<const uint32_t> rows) {
+    EachFrozen([&](Frozen& frozen) { frozen.Keep(store, rows); });
+  }
+  void KeepAll() {
+    EachFrozen([&](Frozen& frozen) { frozen.KeepAll(store); });
+  }
+  /// As the store's, unless its rows have to stay where they are.
+  void Compact() noexcept {
+    EachFrozen([](Frozen&) {});
+    if (frozen_.empty()) store.Compact();
   }
 
   // ---- coming ------------------------------------------------------------------------------------------
@@ -92,9 +119,9 @@ class Contents {
     return spec.evict_every > 0 && step / spec.evict_every > last_step / spec.evict_every;
   }
 
-  /// Reserves all memory, and writes headers and values of the rows to come while they are still free; with
-  /// `blank` the caller will write their values, otherwise they get their initial ones. Sets `ids` of the
-  /// fresh keys whose id is not kNoRow. Shows the sink the victims.
+  /// Reserves all memory, keeps the rows that will change, and writes headers and values of the rows to come
+  /// while they are still free; with `blank` the caller will write their values, otherwise they get their
+  /// initial ones. Sets `ids` of the fresh keys whose id is not kNoRow. Shows the sink the victims.
   void Prepare(const ParallelFor& parallel, const TableSpec& spec, std::string_view op, Change& change,
                InitialRows initial, bool blank) {
     const size_t entering = change.entering();
@@ -107,6 +134,8 @@ class Contents {
     for (uint32_t& id : change.ids) {
       if (id != kNoRow) id = store.FreeRow(next++);
     }
+    Keep(change.found.rows);
+    Keep(change.ids);  // of which some may have been others' rows
     parallel(change.ids.size(), blank ? kGrain : 64, [&](size_t begin, size_t end) {
       for (size_t f = begin; f < end; ++f) {
         if (change.ids[f] == kNoRow) continue;
@@ -184,6 +213,19 @@ class Contents {
  private:
   static constexpr size_t kGrain = 2048;  // keys: below this, waking a second thread costs more than it saves
   static constexpr size_t kAhead = 16;    // keys: how far ahead their cells are fetched
+
+  /// Calls f for those that want rows of the table, and forgets the others.
+  template <class F>
+  void EachFrozen(F f) {
+    std::erase_if(frozen_, [&](const std::weak_ptr<Frozen>& weak) {
+      const std::shared_ptr<Frozen> frozen = weak.lock();
+      if (frozen == nullptr || frozen->free()) return true;
+      f(*frozen);
+      return false;
+    });
+  }
+
+  std::vector<std::weak_ptr<Frozen>> frozen_;
 };
 
 /// Contents that are to replace those of a table of this version.

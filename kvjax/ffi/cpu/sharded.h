@@ -153,7 +153,7 @@ inline uint32_t Table::CommitStep(const ParallelFor& parallel, uint32_t version,
                    .shared = plan.shared_sum.data(),
                    .counts = in.counts,
                    .shared_count = plan.shared_count});
-  in_.store.Compact();
+  in_.Compact();
   *active = 0, *step = plan.step;  // nothing is left to do
   step_.pass.reset();
   step_.plan.reset();

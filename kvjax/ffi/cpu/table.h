@@ -28,6 +28,7 @@
 #include "kvjax/ffi/core/snapshot.h"
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/cpu/contents.h"
+#include "kvjax/ffi/cpu/frozen.h"
 #include "kvjax/ffi/cpu/last_batch.h"
 #include "kvjax/ffi/cpu/plan.h"
 #include "kvjax/ffi/cpu/version.h"
@@ -207,6 +208,12 @@ class Table {
   /// All rows; `with_slots` false leaves the optimizer's slots behind.
   [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots) const;
   [[nodiscard]] AdmissionState ExportAdmission(uint32_t version) const;
+
+  /// The same, but the rows stay where they are, to be copied out part by part by NextOf, and writes may go
+  /// on.
+  [[nodiscard]] std::pair<std::shared_ptr<Frozen>, AdmissionState> Freeze(uint32_t version, bool with_slots);
+  /// The next rows of what Freeze has given; in the end none.
+  [[nodiscard]] Snapshot NextOf(Frozen& frozen) const;
 
   /// Replaces the contents; the table is unchanged if this throws.
   using Loaded = LoadedContents;

@@ -15,14 +15,30 @@ inline std::shared_ptr<Table> Table::Make(const TableSpec& spec, const std::stri
 
 inline Snapshot Table::Export(uint32_t version, bool with_slots) const {
   const auto lock = Read(version, "export", {});
-  const size_t chunks = in_.store.size() < kGrain ? 1 : 16;
-  SortedRows sorted = SortByBucket(OnThreads, in_.store.size(), chunks, [&](size_t chunk, auto f) {
-    in_.store.index().ForEach(chunk, chunks, [&](uint64_t key, uint32_t row) { f(KeyRow{key, row}); });
-  });
+  SortedRows sorted = SortByBucket(OnThreads, in_.store);
   Snapshot out = CopyRows(in_.store, sorted.rows, row_bytes(), with_slots, OnThreads);
   out.offsets = std::move(sorted.offsets);
   out.last_step = in_.last_step;
   return out;
+}
+
+inline std::pair<std::shared_ptr<Frozen>, AdmissionState> Table::Freeze(uint32_t version, bool with_slots) {
+  const auto lock = Write(version, "save", {});
+  AdmissionState admission = in_.admission.Save();
+  auto frozen = std::make_shared<Frozen>(OnThreads, in_.store, row_bytes(), with_slots, in_.last_step);
+  // What has been planned before this has kept its rows for others.
+  if (planned_) frozen->KeepAll(in_.store);
+  if (step_.plan) {
+    frozen->Keep(in_.store, step_.plan->change.found.rows);
+    for (const RowUpdate& update : step_.plan->updates) frozen->Keep(in_.store, {&update.row, 1});
+  }
+  in_.Watch(frozen);
+  return {std::move(frozen), std::move(admission)};
+}
+
+inline Snapshot Table::NextOf(Frozen& frozen) const {
+  const auto lock = gate_.Read(spec_.name, "save", std::nullopt);
+  return frozen.Next(in_.store);
 }
 
 inline AdmissionState Table::ExportAdmission(uint32_t version) const {

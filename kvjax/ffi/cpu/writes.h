@@ -38,7 +38,11 @@ inline uint32_t Table::Pin(const ParallelFor& parallel, Call call, KeySpan keys,
 
 inline uint32_t Table::Unpin(Call call, KeySpan keys) {
   const auto lock = Write(call.version, "unpin", keys);
-  if (!Plan(call, [&] { return Planned{call.version, {}}; })) return 0;
+  const auto plan = [&] {
+    in_.Keep(in_.Locate(Serial, keys).rows);
+    return Planned{call.version, {}};
+  };
+  if (!Plan(call, plan)) return 0;
   for (size_t i = 0; i < keys.n; ++i) {
     const uint32_t row = in_.store.index().Find(keys.data[i]);
     in_.Touch({keys.data + i, 1}, &row);
@@ -60,8 +64,11 @@ inline uint32_t Table::Upsert(const ParallelFor& parallel, Call call, KeySpan ke
 
 inline uint32_t Table::Assign(const ParallelFor& parallel, Call call, KeySpan keys, const std::byte* values) {
   const auto lock = Write(call.version, "assign", keys);
-  const auto planned = Plan(
-      call, [&] { return Planned{call.version, Change{.found = in_.Locate(parallel, keys), .ids = {}}}; });
+  const auto planned = Plan(call, [&] {
+    Planned writing{call.version, Change{.found = in_.Locate(parallel, keys), .ids = {}}};
+    in_.Keep(writing.change.found.rows);
+    return writing;
+  });
   if (!planned) return 0;
   in_.Touch(keys, planned->change.found.rows.data());
   WriteValues(parallel, planned->change.found.rows, values);
@@ -129,7 +136,7 @@ inline uint32_t Table::Remove(Call call, KeySpan keys) {
     in_.Touch({keys.data + i, 1});
     ++in_.counters.removed;
   }
-  in_.store.Compact();
+  in_.Compact();
   return gate_.Next();
 }
 
@@ -147,7 +154,7 @@ inline uint32_t Table::Evict(const ParallelFor& parallel, std::string_view op, C
   });
   if (!planned) return 0;
   in_.Commit(planned->change);
-  in_.store.Compact();
+  in_.Compact();
   return gate_.Next();
 }
 
@@ -162,7 +169,11 @@ inline uint32_t Table::Clear(Call call) {
 
 inline uint32_t Table::ClearSlots(Call call) {
   const auto lock = Write(call.version, "clear_slots", {});
-  if (!Plan(call, [&] { return Planned{call.version, {}}; })) return 0;
+  const auto plan = [&] {
+    in_.KeepAll();  // of which headers will change
+    return Planned{call.version, {}};
+  };
+  if (!Plan(call, plan)) return 0;
   in_.store.DetachSlots();
   in_.touched.Lose();
   return gate_.Next();

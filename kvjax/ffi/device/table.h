@@ -135,6 +135,12 @@ class DeviceTable {
   void Reserve(uint32_t version, size_t n);
   [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots) const;
   [[nodiscard]] AdmissionState ExportAdmission(uint32_t version) const;
+  /// As the CPU's table, but the rows are copied to the host at once.
+  [[nodiscard]] std::pair<std::shared_ptr<WholeSnapshot>, AdmissionState> Freeze(uint32_t version,
+                                                                                 bool with_slots) const {
+    return {std::make_shared<WholeSnapshot>(Export(version, with_slots)), ExportAdmission(version)};
+  }
+  [[nodiscard]] Snapshot NextOf(WholeSnapshot& frozen) const { return frozen.Next(); }
   [[nodiscard]] Loaded PrepareLoad(uint32_t version, const SnapshotView& rows,
                                    const AdmissionState& admission);
   uint32_t CommitLoad(Loaded loaded);

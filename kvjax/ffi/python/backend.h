@@ -9,6 +9,7 @@
 #include "kvjax/ffi/handlers/targets.h"
 #include "kvjax/ffi/python/common.h"
 #include "kvjax/ffi/python/deltas.h"
+#include "kvjax/ffi/python/frozen.h"
 #include "kvjax/ffi/python/shards.h"
 #include "kvjax/ffi/python/tables.h"
 
@@ -70,6 +71,7 @@ void BindBackend(nb::module_& m, std::vector<NamedHandler> (*targets)()) {
   BindTables<T>(m);
   BindShards<T>(m);
   BindDeltas<T>(m);
+  BindFrozen<T>(m);
   m.def(
       "handlers", [targets] { return HandlersToPython(targets()); },
       nb::sig("def handlers() -> dict[str, object]"), "XLA FFI handlers by target name.");

@@ -42,6 +42,7 @@ concept WholeTable = requires(T& table, const TableSpec& spec, const std::string
   { table.Size(version) } -> std::convertible_to<size_t>;
   { table.Export(version, true) } -> std::same_as<Snapshot>;
   { table.ExportAdmission(version) } -> std::same_as<AdmissionState>;
+  { table.NextOf(*table.Freeze(version, true).first) } -> std::same_as<Snapshot>;
   { table.PrepareLoad(version, rows, admission) } -> std::same_as<typename T::Loaded>;
   { table.CommitLoad(std::move(loaded)) } -> std::convertible_to<uint32_t>;
   { table.Stats() } -> std::same_as<Statistics>;
@@ -160,6 +161,12 @@ void Create(std::string_view name, const nb::dict& o, const nb::sequence& device
   });
 }
 
+inline void AdmissionToNumpy(AdmissionState&& admission, nb::dict& out) {
+  out[field::kPendingKeys] = ToNumpy(std::move(admission.keys));
+  out[field::kPendingCounts] = ToNumpy(std::move(admission.counts));
+  out[field::kSketch] = ToNumpy(std::move(admission.cells));
+}
+
 template <class T>
 nb::dict ExportTable(std::string_view name, size_t shard, uint32_t version, bool with_slots) {
   const auto table = ShardOf<T>(name, "export", shard);
@@ -170,9 +177,7 @@ nb::dict ExportTable(std::string_view name, size_t shard, uint32_t version, bool
     admission = table->ExportAdmission(version);
   });
   nb::dict out = SnapshotToNumpy(std::move(s));
-  out[field::kPendingKeys] = ToNumpy(std::move(admission.keys));
-  out[field::kPendingCounts] = ToNumpy(std::move(admission.counts));
-  out[field::kSketch] = ToNumpy(std::move(admission.cells));
+  AdmissionToNumpy(std::move(admission), out);
   return out;
 }
 

@@ -231,6 +231,40 @@ TEST(ReadersBesideEveryWrite) {
   CHECK(data::Same(data::State(serial), data::State(table)));
 }
 
+TEST(FrozenRowsBesideEveryWrite) {
+  // What is copied out part by part, beside writes, is what was there when it was frozen.
+  Live table(kDim), source(kDim);
+  Keys keys;
+  for (uint64_t key = 0; key < 9000; ++key) keys.push_back(key);  // three parts
+  source.Put(keys, Floats(keys.size() * kDim, 3.0f));
+  const kvjax::Snapshot saved = source.Copy();
+  table.Put(keys, Floats(keys.size() * kDim, 3.0f));
+  std::atomic<int> copied{0};
+  const auto copy = [&](uint32_t version) {
+    const auto [frozen, admission] = table.Freeze(version, true);
+    std::vector<int64_t> found;
+    for (;;) {
+      const kvjax::Snapshot part = table.NextOf(*frozen);
+      if (part.keys.empty()) break;
+      found.insert(found.end(), part.keys.begin(), part.keys.end());
+      for (size_t i = 0; i < part.keys.size(); ++i) {
+        if (part.versions[i] > frozen->last_step()) return false;  // it has been written since
+        if (part.has_slots[i] == std::byte{0}) continue;
+        Floats row(2 * kDim);  // the value and the slot, which each step makes the same
+        std::memcpy(row.data(), part.values.data() + i * kDim * 4, kDim * 4);
+        std::memcpy(row.data() + kDim, part.slots[0].data() + i * kDim * 4, kDim * 4);
+        if (!IsOneNumber(row)) return false;
+      }
+    }
+    ++copied;
+    return found.size() == frozen->size() && frozen->offsets().back() == static_cast<int64_t>(found.size());
+  };
+  ReadBeside(table, copy, [&] {
+    for (int step = 0; step < 60; ++step) Write(table, saved, step);
+  });
+  CHECK(copied > 0);
+}
+
 TEST(StaleLoadsBesideClears) {
   Live table(kDim);
   const auto load = [&](uint32_t version) {

@@ -1,0 +1,132 @@
+"""Tables as a checkpointable of Orbax's v1 API."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+from orbax.checkpoint import v1
+
+from kvjax._table.table import Table
+from kvjax._values.prune import PruneLike
+from kvjax.checkpoint import (
+    Catalog,
+    Chain,
+    CheckpointError,
+    How,
+    check_saved,
+    freeze,
+    missing_lists,
+    restore_all,
+    seal,
+    write,
+)
+
+# Seconds that process 0 waits for what others write, as long as Orbax does.
+_PATIENCE = 600
+
+
+class StatefulTables:
+    """Tables beside other checkpointables of ``orbax.checkpoint.v1``, as `TableSave` and `TableRestore` are for v0.
+
+    A save is of the handles that are here when it begins, and training may go on while it is written. A load puts the
+    restored handles here; tables that are None here are made as they were saved, and so are all if there are none, or
+    if Orbax is given nothing to load into (for which ``import kvjax.orbax`` has to come before the Checkpointer).
+
+    Attributes:
+      tables: live handles, by their names in the checkpoint.
+      prune: which rows are saved, as in `TableSave`.
+
+    Example:
+      >>> import kvjax.orbax, numpy as np, tempfile
+      >>> from orbax.checkpoint import v1 as ocp
+      >>> table = kvjax.get_table("doc_stateful", dim=2).upsert(np.array([7]), [[1.0, 2.0]])
+      >>> folder = tempfile.TemporaryDirectory()
+      >>> with ocp.training.Checkpointer(folder.name) as checkpointer:
+      ...     state = kvjax.orbax.StatefulTables({"doc_stateful": table})
+      ...     _ = checkpointer.save_checkpointables(0, {"tables": state})
+      ...     kvjax.drop_table("doc_stateful")
+      ...     table = checkpointer.load_checkpointables(0)["tables"].tables["doc_stateful"]
+      >>> table.lookup(7).tolist()
+      [1.0, 2.0]
+      >>> kvjax.drop_table("doc_stateful")
+      >>> folder.cleanup()
+    """
+
+    def __init__(self, tables: Mapping[str, Table | None] | None = None, *, prune: PruneLike | None = None) -> None:
+        self.tables: dict[str, Any] = dict(tables or {})
+        self.prune = prune
+
+    def __repr__(self) -> str:
+        return f"StatefulTables({list(self.tables)})"
+
+    async def save(self, directory: v1.path.PathAwaitingCreation) -> Awaitable[None]:
+        """Begins to save the tables; what it gives ends it."""
+        check_saved(self.tables)
+        stored = [freeze(name, table, self.prune) for name, table in self.tables.items()]
+
+        async def commit() -> None:
+            folder = Path(await directory.await_creation())
+            await asyncio.gather(*(write(folder, one) for one in stored))
+            if jax.process_index() == 0:
+                await _wait_for_all(folder, [one.meta for one in stored])
+                seal(folder)
+
+        return commit()
+
+    async def load(self, directory: v1.path.Path) -> Awaitable[None]:
+        """Restores the tables."""
+        self.tables = restore_all(Chain(Catalog(Path(directory)), None), self.tables or None, How())
+
+        async def done() -> None:
+            """Nothing is left to do."""
+
+        return done()
+
+
+async def _wait_for_all(folder: Path, metas: Sequence[Mapping[str, Any]]) -> None:
+    """Until all processes have written what they have of the tables, which nobody tells this one."""
+    end = time.monotonic() + _PATIENCE
+    while missing := [path for meta in metas for path in missing_lists(folder, meta)]:
+        if time.monotonic() > end:
+            raise CheckpointError(
+                f"kvjax: save: want the parts of all processes within {_PATIENCE} s, got no {missing[0]}; see why the "
+                "others have not written it, and whether all share the folder"
+            )
+        await asyncio.sleep(0.05)
+
+
+class TablesHandler:
+    """Has Orbax v1 load tables without being given any, and tell what they are."""
+
+    async def save(self, directory: v1.path.PathAwaitingCreation, checkpointable: StatefulTables) -> Awaitable[None]:
+        return await checkpointable.save(directory)
+
+    async def load(
+        self, directory: v1.path.Path, abstract_checkpointable: StatefulTables | None = None
+    ) -> Awaitable[StatefulTables]:
+        tables = StatefulTables() if abstract_checkpointable is None else abstract_checkpointable
+        rest = await tables.load(directory)
+
+        async def done() -> StatefulTables:
+            await rest
+            return tables
+
+        return done()
+
+    async def metadata(self, directory: v1.path.Path) -> dict[str, dict[str, Any]]:
+        catalog = Catalog(Path(directory))
+        return {name: catalog.open(name)[0] for name in catalog.names}
+
+    def is_handleable(self, checkpointable: Any) -> bool:
+        return isinstance(checkpointable, StatefulTables)
+
+    def is_abstract_handleable(self, abstract_checkpointable: Any) -> bool:
+        return isinstance(abstract_checkpointable, StatefulTables)
+
+
+v1.handlers.register_handler(TablesHandler, secondary_typestrs=["kvjax.orbax._handler.TableHandler"])

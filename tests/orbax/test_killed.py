@@ -1,0 +1,87 @@
+"""Saves that are killed: the latest step that is listed restores whole, and the next save goes on from there."""
+
+import multiprocessing
+import random
+import time
+
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from orbax.checkpoint import v1
+
+import kvjax.orbax
+from tests.support.marks import slow
+
+ROWS = 20_000
+MOST = 20, 12.0
+"""Kills of a test, and the seconds after which it makes no more."""
+
+
+def save_for_ever(folder, api, begun):
+    """Saves one step after the other: all elements of the rows are the number of the step."""
+    keys = np.arange(ROWS)
+    table = kvjax.get_table("t", dim=16)
+    if api == "v0":
+        with ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(max_to_keep=3)) as manager:
+            step = (manager.latest_step() or 0) + 1
+            while True:
+                table = table.upsert(keys, np.full((ROWS, 16), step))
+                manager.save(step, args=ocp.args.Composite(tables=kvjax.orbax.TableSave({"t": table})))
+                begun.set()
+                step += 1
+    with v1.training.Checkpointer(folder) as checkpointer:
+        step = checkpointer.latest.step + 1 if checkpointer.latest else 1
+        while True:
+            table = table.upsert(keys, np.full((ROWS, 16), step))
+            pending = checkpointer.save_checkpointables_async(
+                step, {"tables": kvjax.orbax.StatefulTables({"t": table})}
+            )
+            begun.set()
+            pending.result()
+            step += 1
+
+
+def latest(folder, api):
+    """The last step that is listed, and the table of it."""
+    if api == "v0":
+        with ocp.CheckpointManager(folder) as manager:
+            step = manager.latest_step()
+            if step is None:
+                return 0, None
+            args = ocp.args.Composite(tables=kvjax.orbax.TableRestore())
+            return step, manager.restore(step, args=args)["tables"]["t"]
+    with v1.training.Checkpointer(folder) as checkpointer:
+        if checkpointer.latest is None:
+            return 0, None
+        return checkpointer.latest.step, checkpointer.load_checkpointables()["tables"].tables["t"]
+
+
+@slow
+@pytest.mark.parametrize("api", ["v0", "v1"])
+def test_the_latest_step_is_whole(api, tmp_path):
+    rng, last, whole = random.Random(api), 0, 0
+    # Processes that are forked from one that has imported everything, and has no threads yet, begin at once.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.orbax.test_killed"])
+    end = time.monotonic() + MOST[1]
+    for _ in range(MOST[0]):
+        begun = context.Event()
+        process = context.Process(target=save_for_ever, args=(tmp_path, api, begun))
+        process.start()
+        try:
+            assert begun.wait(60), process.exitcode
+            time.sleep(rng.uniform(0, 0.3))
+        finally:
+            process.kill()
+            process.join()
+        step, table = latest(tmp_path, api)
+        assert step >= last
+        if table is not None:
+            rows = table.export()
+            assert len(rows) == ROWS and (rows.values == step).all()
+            kvjax.drop_table("t")
+            whole += 1
+        last = step
+        if time.monotonic() > end:
+            break
+    assert whole > 0 and last > 1
