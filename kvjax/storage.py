@@ -1,8 +1,8 @@
 """Storage: where the rows of a table live in this process.
 
-What a table is does not depend on it: `Host` and `Mmap` give the same bits, and so do `Device` and `Hybrid`; a
-checkpoint of a table in one storage is restored into any other, and `kvjax.Table.to` moves a live one. Memory and disk
-are given back when rows are cleared and when the table is dropped.
+What a table is does not depend on it: `Host`, `Mmap` and `External` give the same bits, and so do `Device` and
+`Hybrid`; a checkpoint of a table in one storage is restored into any other, and `kvjax.Table.to` moves a live one.
+Memory and disk are given back when rows are cleared and when the table is dropped.
 
 Example:
   >>> import kvjax, numpy as np, tempfile
@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol, runtime_checkable
+
+import numpy as np
 
 from kvjax._values.numbers import is_integer
 from kvjax.ffi import DEVICE, HOST, on_device
 
-__all__ = ["Device", "Host", "Hybrid", "Mmap"]
+__all__ = ["Device", "Engine", "External", "Host", "Hybrid", "Mmap"]
 
 
 def __dir__() -> list[str]:
@@ -106,6 +108,115 @@ class Mmap:
         return f"mmap:{self.path}"
 
 
+Column = Literal["values", "slots"]
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """Rows under their keys outside of kvjax: a Redis, a RocksDB, a parameter server; see `External`.
+
+    A key has up to two rows: its "values" ``(dim,)`` of the table's dtype, and once an optimizer with slots has trained
+    it, its "slots" ``(bytes,)`` uint8. The keys of a call are distinct. Calls come one at a time, from any thread,
+    inside calls of the table, and must not call it, nor JAX. What they raise is the cause of kvjax's error.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> class Memory:
+      ...     def __init__(self):
+      ...         self.rows = {}
+      ...     def get(self, column, keys):
+      ...         return np.stack([self.rows[column, key] for key in keys.tolist()])
+      ...     def put(self, column, keys, rows):
+      ...         self.rows.update({(column, key): row.copy() for key, row in zip(keys.tolist(), rows)})
+      ...     def delete(self, keys):
+      ...         for key in keys.tolist():
+      ...             self.rows.pop(("values", key))
+      ...             self.rows.pop(("slots", key), None)
+      >>> memory = Memory()
+      >>> table = kvjax.get_table("doc_engine", dim=2, storage=kvjax.storage.External(memory))
+      >>> table = table.upsert(np.array([7]), [[1.0, 2.0]])
+      >>> table.lookup(7).tolist(), memory.rows["values", 7].tolist()
+      ([1.0, 2.0], [1.0, 2.0])
+      >>> kvjax.drop_table("doc_engine")
+    """
+
+    def get(self, column: Column, keys: np.ndarray) -> np.ndarray:
+        """The rows that were put last.
+
+        Args:
+          column: "values" or "slots".
+          keys: ``(n,)`` uint64, all of which have been put, and not deleted.
+
+        Returns:
+          ``(n, dim)`` of the table's dtype, or ``(n, bytes)`` uint8.
+        """
+        ...
+
+    def put(self, column: Column, keys: np.ndarray, rows: np.ndarray) -> object:
+        """Keeps rows, in the place of those that the keys have.
+
+        Args:
+          column: "values" or "slots".
+          keys: ``(n,)`` uint64.
+          rows: ``(n, dim)`` of the table's dtype, or ``(n, bytes)`` uint8.
+        """
+        ...
+
+    def delete(self, keys: np.ndarray) -> object:
+        """Forgets the values of keys, and their slots where there are such.
+
+        Args:
+          keys: ``(n,)`` uint64. Of a delete that has failed, some may be gone already.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class External:
+    """Rows in an engine of your own. Index, frequencies and versions, 45 to 70 bytes a key, stay in memory.
+
+    A call gets the rows of its keys from the engine before it begins, and puts those that it has changed when it ends.
+    In between no row is in memory, so a table may be larger than it is, and what serves can read the engine by itself.
+    Each call waits for the engine. Eviction by ``MinNorm`` and by scores, and exports, read all rows.
+
+    If the engine does not give rows, the call is an error that has changed nothing. If it does not take them, they stay
+    in memory, with a warning, and the next write is an error unless it takes them then: a table is whole at any time.
+    What `Table.load` or a restore brings is put by the next call.
+
+    The engine is no checkpoint: a new table reads nothing that it has not put, and the index goes with the process.
+    What a table has put stays there when it is dropped, moved or made anew; rows that are removed, evicted or cleared
+    are deleted. It is for tables in one place, on the CPU, and for one table.
+
+    Attributes:
+      engine: an `Engine`.
+
+    Raises:
+      TypeError: it has no ``get``, ``put`` and ``delete``.
+      ValueError: in `kvjax.get_table`: another table has it, or ``mesh=`` stands beside it.
+    """
+
+    backend: ClassVar[str] = HOST
+    chunk_bytes: ClassVar[int | None] = _CHUNK_BYTES
+    engine: Engine
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.engine, Engine):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
+            raise TypeError(
+                f"kvjax: storage.External: want an engine with get, put and delete, got {self.engine!r}; see "
+                "kvjax.storage.Engine"
+            )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, External) and other.engine is self.engine
+
+    def __hash__(self) -> int:
+        return hash((External, id(self.engine)))
+
+    @property
+    def text(self) -> str:
+        return "engine"
+
+
 @dataclasses.dataclass(frozen=True)
 class Device:
     """Rows, slots and index in the memory of the GPU that the program runs on: what a new table gets there by itself.
@@ -171,7 +282,7 @@ class Hybrid:
         return f"hybrid:{self.device_bytes}"
 
 
-Storage = Host | Mmap | Device | Hybrid
+Storage = Host | Mmap | External | Device | Hybrid
 """What `kvjax.get_table` takes as ``storage``."""
 
 

@@ -37,12 +37,22 @@ def apply(
     initial: jax.Array | None,
     slots: str,
     run: Run,
+    holds: bool,
 ) -> jax.Array:
-    """A whole training write, of gradients ``(n, dim)`` float32 with keys ``(n,)``. Returns the next version."""
+    """A whole training write, of gradients ``(n, dim)`` float32 with keys ``(n,)``. Returns the next version, or of a
+    step that holds for `end_apply` the word by which that knows it."""
     gradient = (grads.keys.words, grads.counts, seal_words(grads.seal), grads.rows)
     operands = (version, *gradient, step, initial_operand(spec, initial), run.shared)
     attributes = {"table": spec.name, "slots": slots, "narrow": flag(grads.keys.narrow), "program": _words(run)}
-    return write("kvjax_apply", WORD, *operands, **attributes)
+    return write("kvjax_apply", WORD, *operands, holds=flag(holds), **attributes)
+
+
+def end_apply(spec: TableSpec, token: jax.Array, rows: jax.Array, others: jax.Array) -> jax.Array:
+    """Does a step that holds, once `others` exist. Returns the next version.
+
+    rows: the gradients of the batch, ``(n, dim)`` float32.
+    """
+    return write("kvjax_end_apply", WORD, token, rows, others, table=spec.name)
 
 
 def _words(run: Run | None) -> np.ndarray:
@@ -136,10 +146,12 @@ def scatter(
     values: jax.Array,
     slots: str,
     slot_arrays: Sequence[jax.Array],
+    holds: bool,
 ) -> jax.Array:
-    """Writes the chunk back and hands the version through; the last one gives the next version."""
+    """Writes the chunk back and hands the version through; the last one gives the next version, unless the step holds
+    for `end_apply`."""
     operands = (version, begun.targets, start, begun.active, values, *slot_arrays)
-    return write("kvjax_scatter", WORD, *operands, table=spec.name, slots=slots)
+    return write("kvjax_scatter", WORD, *operands, table=spec.name, slots=slots, holds=flag(holds))
 
 
 def receive(

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from kvjax._spec.engines import Calls
 from kvjax.evict import Every
 from kvjax.initializers import Generated, Pool
+from kvjax.storage import External
 
 Native = dict[str, Any]
 TableSpec = Any  # which is made of the options, and so comes after them
@@ -79,4 +81,5 @@ def count(spec: TableSpec) -> Native:
 
 
 def storage(spec: TableSpec) -> Native:
-    return {"storage": spec.storage.text}
+    engine = Calls(spec) if isinstance(spec.storage, External) else None
+    return {"storage": spec.storage.text, "engine": engine}

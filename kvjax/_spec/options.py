@@ -147,7 +147,7 @@ def _count(request: Request, count: Any) -> str:
 
 
 def _storage(request: Request, storage: Any) -> Storage:
-    what = "one of kvjax.storage (Device(), Host(), Hybrid(bytes), Mmap(path))"
+    what = "one of kvjax.storage (Device(), External(engine), Host(), Hybrid(bytes), Mmap(path))"
     request.want(isinstance(storage, Storage), what, storage)
     return storage
 

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import jax
 
 from kvjax import ffi
+from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._values.errors import fail
-from kvjax.storage import Hybrid
+from kvjax.storage import External, Hybrid
 
 # What tables in the memory of a GPU cannot be yet, by the argument of kvjax.get_table that asks for it.
 _NOT_ON_CUDA: dict[str, Callable[[TableSpec], bool]] = {
@@ -31,6 +32,8 @@ def check_backend(spec: TableSpec, op: str) -> None:
       RuntimeError: it is not here.
       ValueError: the table asks for what it cannot do yet.
     """
+    if isinstance(spec.storage, External):
+        _check_external(spec, op)
     backend = spec.storage.backend
     if backend == ffi.DEVICE and (trouble := ffi.trouble(backend)):
         raise fail(
@@ -43,6 +46,20 @@ def check_backend(spec: TableSpec, op: str) -> None:
         if asked(spec):
             mend = "leave it out, or storage=kvjax.storage.Host() in programs for the CPU"
             raise _not_on_cuda(spec, op, option, mend)
+
+
+def _check_external(spec: TableSpec, op: str) -> None:
+    if spec.placement is not None:
+        raise fail(
+            ValueError, spec.name, op, "a table in one place beside storage.External", "one with mesh=",
+            "leave mesh= out, or the storage",
+        )  # fmt: skip
+    for name, other in PROCESS.all_specs().items():
+        if name != spec.name and other.storage == spec.storage:
+            raise fail(
+                ValueError, spec.name, op, "an engine of its own", f"that of table {name!r}",
+                "give each table another object, whose keys are apart",
+            )  # fmt: skip
 
 
 def check_evict(spec: TableSpec, op: str) -> None:

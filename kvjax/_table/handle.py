@@ -158,6 +158,8 @@ def version_to_read(table: Handle, op: str) -> jax.Array:
             TypeError, table.name, op, "a handle whose version is () uint32", got,
             "something did arithmetic on the tree that holds it; table.refresh() gives the live handle",
         )  # fmt: skip
+    if version.shape == (0,):
+        _check_rows(table, op)
     return version
 
 
@@ -216,6 +218,13 @@ def check_spec(table: Handle, op: str) -> None:
             RuntimeError, table.name, op, "the table that the handle was made for",
             f"another of its name, with {now.differences(table.spec)}", "get its handle by kvjax.get_table(name)",
         )  # fmt: skip
+
+
+def _check_rows(table: Handle, op: str) -> None:
+    """Whether the rows that a following handle reads are still of the type that it was made for: no version says so."""
+    now = PROCESS.spec_of(table.name)
+    if now is not None and (now.dim, now.dtype, now.placement) != (table.dim, table.spec.dtype, table.spec.placement):
+        check_spec(table, op)
 
 
 def check_one_version(table: Handle, op: str) -> None:

@@ -20,7 +20,9 @@ class Stats:
       load: share of the cells of the key index that are taken.
       probe_mean: buckets (on a GPU, cells) between a key and its home in the index, on average (of a sample).
       probe_longest: the same, the longest way of any key since the index last grew (on a GPU, of the sample).
-      bytes: memory by plane: "index", "values", "headers" (frequency and version), "slots", "admission".
+      bytes: memory by plane: "index", "values", "headers" (frequency and version), "slots", "admission". Rows that have
+        been made count, whole pages of them; with `kvjax.storage.Mmap` the disk that is reserved, with
+        `kvjax.storage.External` nothing for values and slots.
       pinned: what of it is in pinned host memory (`kvjax.storage.Hybrid`; elsewhere nothing is): "bytes" of values and
         slots, and "rows".
       pinned_share: share of the occurrences in training of keys that have rows, of those whose rows are in pinned host

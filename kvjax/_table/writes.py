@@ -208,7 +208,8 @@ class Writes(Handle):
         return train(self, rowwise, grads, state, step, extra_args)
 
     def remove(self, keys: KeysLike) -> Self:
-        """Removes rows with their slots, frequency and version; keys without a row are passed over.
+        """Removes rows with their slots, frequency and version, and the counts of keys that wait for a row
+        (`kvjax.admit.MinCount`). Other keys are passed over.
 
         Args:
           keys: ``(...)``.

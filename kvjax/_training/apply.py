@@ -8,6 +8,7 @@ cache between gather, update and scatter, on a GPU in one pass.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -36,6 +37,7 @@ from kvjax._training.slots import SlotLayout
 from kvjax._training.update import RowUpdate, lowered, takes_facts, update_of
 from kvjax._values.errors import fail
 from kvjax._values.facts import ROW_FACTS, RowFacts, facts_of
+from kvjax.ffi import is_device
 
 _GROUP = 64  # rows
 
@@ -64,6 +66,7 @@ class Update:
 
 def check(spec: TableSpec, rowwise: Rowwise, grads: Any, state: Any) -> None:
     """Raises what `apply` would for these gradients and globals, before anything is written."""
+    rowwise.warn(spec.dim)
     layout = rowwise.layout(spec.dim)
     want, got = jax.tree.structure(layout.state_of(itertools.repeat(0))), jax.tree.structure(state)
     if not isinstance(grads, SparseRows):
@@ -84,16 +87,38 @@ def check(spec: TableSpec, rowwise: Rowwise, grads: Any, state: Any) -> None:
 
 
 @PROCESS.blaming()
-def apply(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array, Any]:
-    """The training write of what `check` has let through. Returns the next version and the next globals."""
+def apply(spec: TableSpec, rowwise: Rowwise, update: Update, holds: bool = False) -> tuple[jax.Array, Any]:
+    """The training write of what `check` has let through. Returns the next version and the next globals.
+
+    holds: whether the step is only planned, and what is returned is no version but the word for its `end`.
+    """
     extra = {name: x for name, x in update.extra.items() if name != ROW_FACTS}  # the table has its own
     update = dataclasses.replace(update, extra=extra)
     layout, facts = rowwise.layout(spec.dim), takes_facts(rowwise, spec.dim, extra)
     program = lowered(spec, rowwise, update.state, extra, facts)
     if program is None:
-        return _apply(spec, InChunks(rowwise, layout, facts), update)
+        return _apply(spec, InChunks(rowwise, layout, facts, holds), update)
     whole = dataclasses.replace(update, state=(), extra={}, run=program.run)
-    return _apply(spec, ByProgram(layout.text), whole)[0], program.globals_
+    return _apply(spec, ByProgram(layout.text, holds), whole)[0], program.globals_
+
+
+def can_hold(spec: TableSpec) -> bool:
+    """Whether steps of the table can be planned by one call and done by another: in one place, on the CPU."""
+    return spec.placement is None and not is_device(spec.storage.backend)
+
+
+@PROCESS.blaming()
+def end(spec: TableSpec, token: jax.Array, grads: SparseRows, others: jax.Array) -> jax.Array:
+    """Does a step that holds, once `others` exist. Returns the next version."""
+    return _end_compiled(spec, token, grads, others)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _end_compiled(spec: TableSpec, token: jax.Array, grads: SparseRows, others: jax.Array) -> jax.Array:
+    def run(token: jax.Array, grads: SparseRows, others: jax.Array) -> Any:
+        return (), (training.end_apply(spec, token, _flat(grads).rows, others),)
+
+    return as_auto(run, (), token, grads, others)[1][0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +127,12 @@ class ByProgram:
 
     Attributes:
       slots: the layout, as the C++ side reads it.
+      holds: whether the step is only planned.
       facts: whether it wants facts about rows from outside of the table.
     """
 
     slots: str
+    holds: bool
     facts: bool = False
 
     def in_one_place(self, spec: TableSpec, update: Update) -> tuple[jax.Array, Any]:
@@ -116,7 +143,8 @@ class ByProgram:
         def run(grads: SparseRows) -> Any:
             flat = _flat(grads)
             initial = initial_rows(spec, update.version, flat.keys, flat.counts > 0)
-            return (), (training.apply(spec, update.version, flat, update.step, initial, self.slots, program),)
+            slots, holds = self.slots, self.holds
+            return (), (training.apply(spec, update.version, flat, update.step, initial, slots, program, holds),)
 
         return as_auto(run, (), update.grads)[1][0], ()
 
@@ -130,11 +158,13 @@ class InChunks:
 
     Attributes:
       facts: whether it wants facts about rows.
+      holds: whether the step is only planned.
     """
 
     rowwise: Rowwise
     layout: SlotLayout
     facts: bool
+    holds: bool
 
     @property
     def slots(self) -> str:
@@ -251,7 +281,7 @@ def _update_rows(
         about = facts_of(facts) if way.facts else None
         rows, slots, globals_ = _updated(update, layout, grads, values, fresh, slots, state, about)
         values = _stored(spec, rows, words, begun.step)
-        version = training.scatter(spec, version, begun, start, values, layout.text, slots)
+        version = training.scatter(spec, version, begun, start, values, layout.text, slots, way.holds)
         globals_ = tuple(new.astype(old.dtype) for new, old in zip(globals_, state, strict=True))
         return start + jnp.int32(chunk), version, globals_
 

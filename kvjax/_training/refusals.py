@@ -44,8 +44,18 @@ _NOISE = _Refusal(
     "by which every row would draw the same noise",
     "kvjax.optax.add_row_noise(eta, gamma, seed) draws it by the row's key and the step",
 )
-# By the class of their state, as optax has them.
+_WHOLE = _Refusal(
+    "the transform of a table's rows",
+    "which is of a whole tree of parameters",
+    "give what partition got as tables=, and put what wraps steps around partition",
+)
+# By the class of their state, as optax has them, and kvjax.
 _STATES = {
+    "kvjax.PartitionState": _WHOLE,
+    "kvjax.AccumulateState": _WHOLE,
+    "kvjax.ApplyIfState": _WHOLE,
+    "kvjax.ApplyIfFiniteState": _WHOLE,
+    "kvjax.LossScaleState": _WHOLE,
     "MultiStepsState": _HOLDS_BACK,
     "ApplyEvery": _HOLDS_BACK,
     "ApplyIfFiniteState": _SKIPS,
@@ -79,7 +89,7 @@ def check_state(state: Any) -> None:
     """
     for part in jax.tree.leaves(state, is_leaf=_is_refused):
         if _is_refused(part):
-            raise _error(_STATES[type(part).__name__], type(part).__name__)
+            raise _error(_STATES[_name(part)], _name(part))
     for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             raise _error(_NOISE, jax.tree_util.keystr(path))
@@ -106,8 +116,13 @@ def other_state(one: Any, other: Any) -> ValueError:
     )
 
 
+def _name(part: Any) -> str:
+    ours = type(part).__module__.startswith("kvjax.")
+    return "kvjax." * ours + type(part).__name__
+
+
 def _is_refused(part: Any) -> bool:
-    return type(part).__name__ in _STATES
+    return _name(part) in _STATES
 
 
 def _error(refusal: _Refusal, got: str) -> ValueError:

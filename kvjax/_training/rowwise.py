@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import jax.numpy as jnp
 import optax
 
-from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, layout_of
+from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, layout_of, warn_once
 
 
 class HasUpdate(Protocol):
@@ -54,6 +54,11 @@ class Rowwise:
         Returns:
           The transform's state with None for what is kept per row, to be handed to `Table.apply` as ``state``.
         """
+        self.warn(dim)
+        return self.first_globals(dim)
+
+    def first_globals(self, dim: int) -> optax.OptState:
+        """As `init`, without a word."""
         layout, state = self.layout(dim), self.tx.init(jnp.zeros((1, dim), jnp.float32))
         return layout.state_of(map(jnp.asarray, layout.globals_of(state)))
 
@@ -64,6 +69,11 @@ class Rowwise:
           dim: width of the rows.
         """
         return layout_of(self.tx, self.count, dim)
+
+    def warn(self, dim: int) -> None:
+        """Says once if the transform is something else row by row."""
+        if coupled := self.layout(dim).coupled:
+            warn_once(self.tx, coupled)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -22,6 +22,7 @@ import optax
 from kvjax._keys.keys import x64_enabled
 from kvjax._training.coupling import coupling_of
 from kvjax._training.refusals import check_state, loss_of_all_rows, no_state, other_state
+from kvjax._values.errors import level_of_user
 from kvjax._values.slot_layout import clean_name, layout_text, row_bytes, type_text
 
 SlotCount: TypeAlias = Literal["auto", "row", "global"]
@@ -38,6 +39,7 @@ class SlotLayout:
       names, types: of the slots, as the table keeps them.
       shapes: of the slots, as the transform sees them.
       parts: of the slots, the part of the state that each is in.
+      coupled: by what rows depend on each other in dense training.
     """
 
     treedef: Any
@@ -46,6 +48,7 @@ class SlotLayout:
     types: tuple[jax.ShapeDtypeStruct, ...]
     shapes: tuple[tuple[int, ...], ...]
     parts: tuple[Any, ...]
+    coupled: tuple[str, ...] = ()
 
     @property
     def groups(self) -> dict[Any, list[str]]:
@@ -116,15 +119,14 @@ def _layout_of(made: optax.GradientTransformation, count: str, dim: int, x64: bo
     if coupling is not None:  # otherwise it wants extra arguments, which only `apply` has
         if coupling.updates and coupling.loss:
             raise loss_of_all_rows()
-        if coupling.updates:
-            _warn_once(made, coupling.where)
         # Scalars that are computed from data of a row cannot be shared by all rows.
         is_slot = [slot or of_rows for slot, of_rows in zip(is_slot, coupling.of_rows, strict=True)]
     slots = [i for i, slot in enumerate(is_slot) if slot]
     names = _short_names([flat[i][0] for i in slots])
     types = tuple(jax.ShapeDtypeStruct(_of_one_row(leaves[i].shape, more[i]), leaves[i].dtype) for i in slots)
     parts = tuple(jax.tree_util.keystr(flat[i][0][:-1]) for i in slots)
-    return SlotLayout(treedef, tuple(is_slot), names, types, tuple(leaves[i].shape for i in slots), parts)
+    coupled = coupling.where if coupling is not None and coupling.updates else ()
+    return SlotLayout(treedef, tuple(is_slot), names, types, tuple(leaves[i].shape for i in slots), parts, coupled)
 
 
 def _shapes(tx: Any, shape: tuple[int, int], treedef: Any) -> list[tuple[int, ...]]:
@@ -147,13 +149,14 @@ def _of_one_row(one: tuple[int, ...], two: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=256)
-def _warn_once(tx: optax.GradientTransformation, where: tuple[str, ...]) -> None:
+def warn_once(tx: Any, where: tuple[str, ...]) -> None:
+    """Says that a transform changes its meaning row by row, of each once."""
     warnings.warn(
         f"kvjax: rows depend on each other in dense training by {', '.join(where)}; tables run it on each row by "
         "itself, so a norm is that of a row. kvjax.optax.check_compatibility(tx, dim) tells by how much that differs; "
         "kvjax.optax.joint(tx) before partition runs what keeps no arrays on whole gradients; "
         "warnings.filterwarnings('ignore', 'kvjax: rows depend') if it is meant",
-        stacklevel=2,
+        stacklevel=level_of_user(),
     )
 
 

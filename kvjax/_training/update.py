@@ -83,7 +83,8 @@ def _takes_facts(rowwise: Rowwise, dim: int, extra: dict[str, Any]) -> bool:
     if not isinstance(rowwise.tx, optax.GradientTransformationExtraArgs):
         return False
     row, layout = jax.ShapeDtypeStruct((dim,), jnp.float32), rowwise.layout(dim)
-    update, globals_ = update_of(rowwise, dim, extra).update, jax.tree.leaves(jax.eval_shape(lambda: rowwise.init(dim)))
+    update = update_of(rowwise, dim, extra).update
+    globals_ = jax.tree.leaves(jax.eval_shape(lambda: rowwise.first_globals(dim)))
     operands = (row, row, list(layout.types), globals_)
     try:
         closed = jax.make_jaxpr(update)(*operands, fact_types())

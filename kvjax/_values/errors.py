@@ -1,6 +1,7 @@
 """Errors: the one form that those of Python and of the C++ side have."""
 
 import difflib
+import inspect
 from collections.abc import Iterable
 
 
@@ -18,3 +19,15 @@ def meant(name: object, names: Iterable[str]) -> str:
     """
     close = difflib.get_close_matches(str(name), list(names), n=1)
     return f"did you mean {close[0]!r}? " if close else ""
+
+
+def level_of_user() -> int:
+    """The ``stacklevel`` of a warning of the caller's that shall point at the user's line: the first that is not of
+    kvjax, nor of what calls it for the user."""
+    level, frame = 0, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+_BETWEEN = ("kvjax", "jax", "flax", "optax", "contextlib", "functools")

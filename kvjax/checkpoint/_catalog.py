@@ -158,7 +158,10 @@ class Catalog:
         folder = self.folder(name)
         if self._lists is None:
             files = Files(folder, None)
-            return check_meta(read_json(files.read(META, MOST_JSON)), (UNSEALED,), name), files
+            meta = read_json(files.read(META, MOST_JSON))
+            if isinstance(meta, dict) and meta.get("format") in (FORMAT, PACKED):
+                raise Damaged(f"want {self.directory / META}, the seal that lists all tables, got no such file")
+            return check_meta(meta, (UNSEALED,), name), files
         entries: dict[str, tuple[int, str]] = {}
         lists = self.lists(name)
         for path in lists:

@@ -80,12 +80,12 @@ def _opened(path: Path, most: int) -> tuple[int, int]:
         # Opening a FIFO would wait for who writes it.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise Damaged(f"want the file {path.name}, got {error.strerror or error}") from error
+        raise Damaged(f"want the file {path}, got {error.strerror or error}") from error
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_size > most:
         os.close(fd)
         got = f"{found.st_size} bytes" if stat.S_ISREG(found.st_mode) else "no file of bytes"
-        raise Damaged(f"want {path.name} as a file of at most {most} bytes, got {got}")
+        raise Damaged(f"want {path} as a file of at most {most} bytes, got {got}")
     return fd, found.st_size
 
 

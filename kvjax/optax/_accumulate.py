@@ -12,7 +12,7 @@ from kvjax._keys.sparse_rows import is_sparse
 from kvjax._training.merge import merge
 from kvjax._training.rowwise import check_transform
 from kvjax._values.numbers import is_integer
-from kvjax.optax._conditional import update_if
+from kvjax.optax._conditional import init_within, update_if
 
 
 class AccumulateState(NamedTuple):
@@ -71,7 +71,7 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
     every = int(every)
 
     def init(params: Any) -> AccumulateState:
-        return AccumulateState(jnp.zeros((), jnp.int32), None, tx.init(params))
+        return AccumulateState(jnp.zeros((), jnp.int32), None, init_within(tx, params, "accumulate"))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, AccumulateState]:
         kept = _put(_room(updates, every) if state.grads is None else state.grads, updates, state.steps)

@@ -18,6 +18,7 @@ from kvjax._training.slots import COUNTS, SlotLayout
 from kvjax._training.update import takes_facts, update_of
 from kvjax._values.arrays import PyTree
 from kvjax._values.facts import ROW_FACTS, RowFacts, Words
+from kvjax._values.numbers import is_integer
 from kvjax._values.slot_layout import type_text
 
 Verdict: TypeAlias = Literal["equal", "lazy", "per row", "refused"]
@@ -121,6 +122,7 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
 
     Raises:
       TypeError: `tx` is no transform, or it wants other extra arguments.
+      ValueError: `dim` is no width of a row.
 
     Example:
       >>> import kvjax, optax
@@ -131,6 +133,10 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
       'refused'
     """
     rowwise = as_rowwise(tx)
+    if not is_integer(dim) or dim < 1:
+        raise ValueError(
+            f"kvjax: check_compatibility: want a dim of 1 or more, got {dim!r}; give the width of the rows"
+        )
     try:
         layouts = {count: Rowwise(rowwise.tx, count).layout(dim) for count in COUNTS}
     except ValueError as error:
@@ -211,7 +217,7 @@ def _measured(rowwise: Rowwise, dim: int, extra: dict[str, Any], patterns: Seque
         return (values, tx.init(values)), (
             values,
             jax.vmap(one.initial)(values),
-            tuple(jax.tree.leaves(rowwise.init(dim))),
+            tuple(jax.tree.leaves(rowwise.first_globals(dim))),
         )
 
     def step(dense: Any, sparse: Any, grads: Any, touched: Any, facts: RowFacts) -> Any:

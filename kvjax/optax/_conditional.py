@@ -58,6 +58,27 @@ class LossScaleState(NamedTuple):
     inner_state: Any
 
 
+def init_within(tx: Any, params: Any, op: str) -> Any:
+    """The first state of a transform whose steps may be left out.
+
+    Raises:
+      ValueError: it accumulates, and so changes its state in each step.
+    """
+    state = tx.init(params)
+    for part in jax.tree.leaves(state, is_leaf=_accumulates):
+        if _accumulates(part):
+            mend = f"put it around, kvjax.optax.accumulate(kvjax.optax.{op}(tx), k)"
+            raise ValueError(
+                f"kvjax: {op}: want a transform that updates in each step, got kvjax.optax.accumulate inside; "
+                + (mend if op != "accumulate" else "give one of them the product of both")
+            )
+    return state
+
+
+def _accumulates(part: Any) -> bool:
+    return type(part).__name__ == "AccumulateState"  # whose file stands on this one
+
+
 def update_if(condition: jax.Array, write: Callable[[Any, Any], Any], grads: Any, inner: Any) -> Any:
     """Updates and state as ``write(grads, inner)`` makes them, or, where the condition is false, updates of nothing and
     the state as it was."""
@@ -113,7 +134,7 @@ def apply_if(
     tx = optax.with_extra_args_support(tx)
 
     def init(params: Any) -> ApplyIfState:
-        return ApplyIfState(jnp.zeros((), jnp.int32), tx.init(params))
+        return ApplyIfState(jnp.zeros((), jnp.int32), init_within(tx, params, "apply_if"))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ApplyIfState]:
         merged, arrays = as_arrays(updates)
@@ -161,7 +182,8 @@ def apply_if_finite(
     tx = optax.with_extra_args_support(tx)
 
     def init(params: Any) -> ApplyIfFiniteState:
-        return ApplyIfFiniteState(jnp.zeros((), jnp.int32), jnp.bool_(True), jnp.zeros((), jnp.int32), tx.init(params))
+        inner = init_within(tx, params, "apply_if_finite")
+        return ApplyIfFiniteState(jnp.zeros((), jnp.int32), jnp.bool_(True), jnp.zeros((), jnp.int32), inner)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ApplyIfFiniteState]:
         merged, arrays = as_arrays(updates)
@@ -220,7 +242,7 @@ def scale_loss(
     tx = optax.with_extra_args_support(tx)
 
     def init(params: Any) -> LossScaleState:
-        return LossScaleState(jnp.float32(initial), jnp.zeros((), jnp.int32), tx.init(params))
+        return LossScaleState(jnp.float32(initial), jnp.zeros((), jnp.int32), init_within(tx, params, "scale_loss"))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, LossScaleState]:
         merged, arrays = as_arrays(updates)

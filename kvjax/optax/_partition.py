@@ -11,7 +11,7 @@ import optax
 
 from kvjax._keys.sparse_rows import SparseRows, is_sparse
 from kvjax._table.table import Table, is_table
-from kvjax._table.training import check_gradient, train
+from kvjax._table.training import Write, check_gradient, train_all
 from kvjax._training.merge import merge
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise, check_transform
 from kvjax._values.errors import meant
@@ -46,8 +46,9 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
     rarely touched would never be trained. Both are refused, as is what else would be wrong row by row (see `rowwise`);
     put `accumulate`, `apply_if_finite`, `apply_if` or `scale_loss` around it.
 
-    The step of each table is done whole or not at all. Of several tables each is for itself: where one refuses its step
-    (it is full and ``on_full="error"``, say), the program fails, and others may have done theirs.
+    The step of each table is done whole or not at all. Tables in one place on the CPU do theirs together: all steps are
+    planned before the first is done, so where any table refuses (it is full and ``on_full="error"``, say), these are as
+    they were. Tables over a mesh, or on a GPU, are each for itself: others may have done their step by then.
 
     Args:
       dense: transform of everything that is not a table.
@@ -95,27 +96,29 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
         _check_same_tree(params, updates)
         pairs = zip(*(jax.tree.leaves(tree, is_leaf=_is_either) for tree in (params, updates)), strict=True)
         gradients: dict[str, list[Any]] = {}
+        trained: dict[str, Table] = {}
         for table, grad in pairs:  # all are checked before the first is written
             if is_table(table) and table.spec.trainable:
                 check_gradient(table, choose(table.name), grad, state.tables[table.name])
                 gradients.setdefault(table.name, []).append(grad)
+                trained.setdefault(table.name, table)
         dense_updates, dense_state = dense.update(_without(updates), state.dense, _without(params), **extra)
         step = state.count + 1
-        globals_ = dict(state.tables)
-        written: dict[str, Table] = {}  # once, however many handles of it the parameters have
+        # Each once, however many handles of it the parameters have.
+        writes = [
+            Write(table, choose(name), _joined(gradients[name]), state.tables[name]) for name, table in trained.items()
+        ]
+        results = train_all(writes, step, extra)
+        written = {table.name: table.version for table, _ in results}
+        globals_ = state.tables | {table.name: new for table, new in results}
 
-        def write(table: Any, grad: Any) -> Any:
+        def update_of(table: Any) -> Any:
             if not is_table(table):
                 return None
-            if not table.spec.trainable:
-                return Table(jnp.zeros((), jnp.uint32), table.spec)
-            name = table.name
-            if name not in written:
-                grad = _joined(gradients[name])
-                written[name], globals_[name] = train(table, choose(name), grad, globals_[name], step, extra)
-            return Table(written[name].version - table.version, table.spec)
+            changed = table.spec.trainable
+            return Table(written[table.name] - table.version if changed else jnp.zeros((), jnp.uint32), table.spec)
 
-        table_updates = jax.tree.map(write, params, updates, is_leaf=_is_either)
+        table_updates = jax.tree.map(update_of, params, is_leaf=is_table)
         new_updates = jax.tree.map(
             lambda d, t: t if is_table(t) else d, dense_updates, table_updates,
             is_leaf=lambda x: x is None or is_table(x),

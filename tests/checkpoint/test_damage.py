@@ -160,10 +160,10 @@ def test_the_first_format_is_refused_in_our_words(tmp_path):
 def test_a_table_that_is_lost_is_missed(saved):
     folder, _ = saved
     shutil.rmtree(folder / "1/one")
-    with pytest.raises(CheckpointError, match="table 'one', restore: want the file"):
+    with pytest.raises(CheckpointError, match=r"table 'one', restore: want the file .*1/one/shard-"):
         restore(folder / "1")
     (folder / "2/kvjax.json").unlink()
-    with pytest.raises(CheckpointError, match=r"format 'kvjax.table.v1', got 'kvjax.table.v3'"):
+    with pytest.raises(CheckpointError, match=r"want .*2/kvjax.json, the seal that lists all tables, got no such file"):
         restore(folder / "2")
     (folder / "3").mkdir()
     for nothing in ("3", "4"):

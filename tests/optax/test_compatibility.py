@@ -98,6 +98,31 @@ def test_a_changed_meaning_warns_once():
     rowwise(optax.adamw(0.1)).init(4)  # warnings are errors here
 
 
+def test_the_warning_is_at_the_line_of_the_user(make):
+    tx, table = optax.lamb(0.2), make(2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert check_compatibility(tx, 2).verdict == "per row"  # which says so itself, and uses no warning up
+    grads = kvjax.SparseRows(np.array([1]), jnp.ones((1, 2)))
+    with pytest.warns(UserWarning, match="kvjax: rows depend") as seen:
+        table, _ = table.apply(tx, grads)
+    assert [one.filename for one in seen] == [__file__]
+    with pytest.warns(UserWarning, match="kvjax: rows depend") as seen:
+        kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.lamb(0.3)).init({"t": table})
+    assert [one.filename for one in seen] == [__file__]
+
+
+def test_what_is_no_transform_of_rows_is_refused():
+    tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(0.1))
+    for whole in (tx, kvjax.optax.scale_loss(tx), kvjax.optax.accumulate(tx, 2)):
+        found = check_compatibility(whole, 4)
+        assert found.verdict == "refused" and "want the transform of a table's rows" in found.reason
+        assert "give what partition got as tables=" in found.mend
+    for dim in (0, -1, 2.0):
+        with pytest.raises(ValueError, match=r"check_compatibility: want a dim of 1 or more, got"):
+            check_compatibility(optax.sgd(0.1), dim)
+
+
 def test_a_row_is_a_matrix_of_one_row(make):
     """What asks for the number of axes is answered as it is for a dense table."""
     masked = optax.adamw(0.1, weight_decay=0.5, mask=lambda params: params.ndim > 1)

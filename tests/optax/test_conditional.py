@@ -120,3 +120,19 @@ def test_what_does_not_fit_is_refused():
     for wrong in ({"initial": 0.0}, {"period": 0}, {"factor": 1.0}):
         with pytest.raises(ValueError, match="scale_loss: want initial > 0"):
             of.scale_loss(PARTITION, **wrong)
+
+
+def test_accumulation_goes_around(make):
+    params = {"t": make(2)}
+    tx = kvjax.optax.accumulate(kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(0.1)), 2)
+    for op, wrap in (
+        ("scale_loss", kvjax.optax.scale_loss),
+        ("apply_if", lambda tx: kvjax.optax.apply_if(tx, lambda grads: True)),
+        ("apply_if_finite", lambda tx: kvjax.optax.apply_if_finite(tx, 2)),
+    ):
+        with pytest.raises(
+            ValueError, match=rf"{op}: want a transform .*; put it around, .*accumulate\(kvjax.optax.{op}"
+        ):
+            wrap(optax.chain(optax.clip(1.0), tx)).init(params)
+    with pytest.raises(ValueError, match="product of both"):
+        kvjax.optax.accumulate(tx, 2).init(params)

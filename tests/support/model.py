@@ -109,9 +109,11 @@ class Model:
         self.make_room(new, set(keys))
         self._enter(new)
 
-    def _enter(self, keys):
+    def _enter(self, keys, trained=False):
         for k in keys:
-            self.rows[k] = Row(np.array(self.initial(k), np.float32), version=self.last_step)
+            # Training counts what it gives rows.
+            counted = 0 if trained else self.admission.count(k)
+            self.rows[k] = Row(np.array(self.initial(k), np.float32), counted, self.last_step)
             self.admission.pending.pop(k, None)
             self.stats["inserted"] += 1
 
@@ -146,6 +148,7 @@ class Model:
     def remove(self, keys):
         for k in keys:
             self.stats["removed"] += self.rows.pop(k, None) is not None
+            self.admission.pending.pop(k, None)
 
     def pin(self, keys, pinned=True):
         if pinned:
@@ -186,7 +189,7 @@ class Model:
             entering.append(shared)
         self.make_room(entering, {*sums, shared}, step, timed=True)
         self.admission.commit(totals, refused)
-        self._enter(entering)
+        self._enter(entering, trained=True)
         pool, pooled = {}, 0
         for k, grad in sums.items():
             if shared is not None and (k in refused or k == shared):

@@ -40,8 +40,23 @@ def test_rows_made_by_hand_need_no_admission(make):
     table = table.upsert(np.array([7]), [[1.0]])
     assert table.stats().tracked == 0 and len(table) == 1
     table = train(table, [7])
-    assert table.lookup(7).tolist() == [0.0] and int(table.frequency(7)) == 1
+    assert table.lookup(7).tolist() == [0.0] and int(table.frequency(7)) == 2  # with the one before it had a row
     assert len(make(1, admit=admit.MinCount(5)).lookup_or_insert(np.arange(3))[1]) == 3
+
+
+@slow
+@pytest.mark.parametrize("policy", [admit.MinCount(5), admit.Sketch(5, size=2**21)], ids=["count", "sketch"])
+def test_writes_by_hand_change_no_frequency(make, policy):
+    table = train(make(1, admit=policy), [1, 1, 2, 2, 2, 3, 4])
+    writes = {1: lambda t: t.pin(1), 2: lambda t: t.upsert(2, [1.0]), 3: lambda t: t.add(3, [1.0])}
+    for key, write in writes.items():
+        before = int(table.frequency(key))
+        table = write(table)
+        assert table.contains(key) and int(table.frequency(key)) == before == {1: 2, 2: 3, 3: 1}[key]
+    table = table.remove(np.array([1, 4, 4, 9]))
+    left = 0 if isinstance(policy, admit.MinCount) else 1  # cells of a sketch are those of many keys
+    assert table.frequency(np.array([1, 4])).tolist() == [2 * left, left] and table.stats().tracked == 0
+    assert table.stats().removed == 1 and len(table) == 2
 
 
 def test_count_by_batch(make):

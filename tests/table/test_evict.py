@@ -9,7 +9,7 @@ import pytest
 import kvjax
 from kvjax import evict
 from tests.support.eviction import POLICIES, REFUSED, filled, many, train
-from tests.support.marks import few, wide_is_slow
+from tests.support.marks import few, slow, wide_is_slow
 from tests.support.policies import chosen_rows
 
 
@@ -202,6 +202,15 @@ def test_policies_every_so_many_steps(make):
 
 
 # ---- memory, arguments
+
+
+@slow
+@pytest.mark.cpu_table
+def test_bytes_are_those_of_rows_and_not_reserved(make):
+    table = make(4, capacity=1_000_000).upsert(np.arange(3), np.ones((3, 4)))
+    assert table.stats().bytes["values"] == table.stats().bytes["headers"] == 4096  # a page of each
+    table = table.upsert(np.arange(300_000), np.ones((300_000, 4)))
+    assert 300_000 * 16 <= table.stats().bytes["values"] <= 300_000 * 16 + 2**21
 
 
 @pytest.mark.cpu_table

@@ -112,6 +112,18 @@ def test_a_following_handle_only_reads_rows(make, mesh):
     assert live.lookup(prefetched).tolist() == [[3.0, 3.0]]
 
 
+def test_a_table_of_other_rows_is_said(make):
+    table = make(2)
+    live = table.live()
+    kvjax.drop_table(table.name)
+    kvjax.get_table(table.name, dim=2)
+    assert live.lookup(7).shape == (2,)  # of the table that has the name now
+    kvjax.drop_table(table.name)
+    kvjax.get_table(table.name, dim=3)
+    with pytest.raises(RuntimeError, match=r"lookup: want the table that the handle was made for, .* dim 3"):
+        live.lookup(7)
+
+
 @slow
 def test_initial_rows_of_a_function(make):
     """They are made before the read, which may meet a version with other rows."""

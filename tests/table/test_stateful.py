@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import kvjax
 from kvjax import admit, evict
+from tests.support.engines import Memory
 from tests.support.marks import examples
 from tests.support.model import Full, Model
 from tests.support.policies import mix
@@ -53,7 +54,8 @@ ADMIT = [
 INITIAL = [kvjax.initializers.normal(1.0), jax.nn.initializers.normal(1.0), kvjax.initializers.from_pool(np.eye(3))]
 COUNT = ["occurrences", "batch"]
 # On a device none or some of the rows there are; 21 take a slab, and as many of their slots.
-STORAGES = [None, *([Small(0), Small(600)] if kvjax.ffi.on_device() else [kvjax.storage.Mmap(tempfile.gettempdir())])]
+ON_HOST = [kvjax.storage.Mmap(tempfile.gettempdir()), kvjax.storage.External(Memory())]
+STORAGES = [None, *([Small(0), Small(600)] if kvjax.ffi.on_device() else ON_HOST)]
 FULL = [
     {},
     {"evict": (evict.MaxAge(3) | evict.LeastFrequent(2) & evict.MinNorm(2.0)).every(2)},

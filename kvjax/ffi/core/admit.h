@@ -206,8 +206,9 @@ class Admission {
     if (8 * waiting_.size() < waiting_.capacity()) waiting_.Shrink(2 * waiting_.size());
   }
 
-  /// The key has a row now that no training step gave it.
-  void Forget(uint64_t key) noexcept { waiting_.Erase(key); }
+  /// The key has a row now that no training step gave it, or is to be forgotten. Returns whether it was
+  /// counted.
+  bool Forget(uint64_t key) noexcept { return waiting_.Erase(key) != kNoRow; }
 
   void Clear() noexcept {
     waiting_.Clear();

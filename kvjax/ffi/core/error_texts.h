@@ -310,15 +310,16 @@ inline Error UserCodeError(std::string_view table, std::string_view op) {
 inline Error SlowUserCodeError(std::string_view table, std::string_view op, int64_t milliseconds) {
   return MakeError(
       ErrorCode::kFailedPrecondition, table, op, "the end of an eviction",
-      "a sink or score function of it that has run for " + std::to_string(milliseconds / 1000) +
+      "a sink, score function or engine of it that has run for " + std::to_string(milliseconds / 1000) +
           " s and more",
       "call again once it is done, and let it hand slow work to a thread of its own; if it waits "
       "for this call itself, use the rows that it is given instead");
 }
 
-/// What the user's function `what`, a sink or a score function, has raised.
-inline Error UserError(std::string_view table, std::string_view what, std::string_view raised) {
-  return MakeError(ErrorCode::kInvalidArgument, table, "evict",
+/// What the user's function `what`, a sink, a score function or an engine, has raised.
+inline Error UserError(std::string_view table, std::string_view op, std::string_view what,
+                       std::string_view raised) {
+  return MakeError(ErrorCode::kInvalidArgument, table, op,
                    std::string("a ").append(what).append(" that works"), raised,
                    "mend it and begin again with table.refresh(): the table is as it was");
 }

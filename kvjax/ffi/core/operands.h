@@ -161,7 +161,16 @@ struct ApplyOperands {
   InitialRows initial = {};           // (m, dim)
   Program program = {};
   const uint64_t* shared = nullptr;  // (program.shared,) its shared registers
-  uint32_t* next = nullptr;          // out ()
+  bool holds = false;                // whether another call ends it
+  uint32_t* next = nullptr;          // out (), or the word by which that call knows it
+};
+
+/// The end of a step that holds for it.
+struct EndApplyOperands {
+  const uint32_t* token = nullptr;  // ()
+  const float* rows = nullptr;      // (n, dim) the gradients, if a program updates the rows
+  size_t num_rows = 0;
+  uint32_t* next = nullptr;  // out ()
 };
 
 /// keys: distinct, then padding.
@@ -210,6 +219,7 @@ struct ScatterOperands {
   ChunkSpan chunk = {};
   const std::byte* values = nullptr;         // (chunk, dim) of the table's dtype
   std::vector<const std::byte*> slots = {};  // (chunk, bytes of the slot) each
+  bool holds = false;                        // whether another call ends the step
   uint32_t* out = nullptr;                   // out (), the version
 };
 

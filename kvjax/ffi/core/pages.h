@@ -16,6 +16,12 @@ namespace kvjax {
 
 inline constexpr size_t kPage = size_t{1} << 12, kHugePage = size_t{1} << 21;
 
+/// Bytes of the pages that hold so many.
+inline size_t InPages(size_t bytes, bool huge) {
+  const size_t page = huge ? kHugePage : kPage;
+  return (bytes + page - 1) / page * page;
+}
+
 /// `bytes` zeroed bytes, with `huge` aligned to a huge page and asked to be made of them (the system may
 /// decline). Throws std::bad_alloc.
 inline std::byte* MapPages(size_t bytes, bool huge) {
@@ -38,6 +44,14 @@ inline void UnmapPages(std::byte* start, size_t bytes) noexcept {
   // Cutting a hole may need one mapping more than the system allows; the memory can be given back all the
   // same.
   if (munmap(start, bytes) != 0) madvise(start, bytes, MADV_DONTNEED);
+}
+
+/// Gives memory back and keeps its address space, which reads as zeros.
+inline void GiveBackPages(std::byte* start, size_t bytes) noexcept { madvise(start, bytes, MADV_DONTNEED); }
+
+/// Small pages only, so that each is memory on its own.
+inline void WantSmallPages(std::byte* start, size_t bytes) noexcept {
+  madvise(start, bytes, MADV_NOHUGEPAGE);
 }
 
 /// Asks for huge pages where an array of somebody else's is about to be written, perhaps for the first time:

@@ -145,6 +145,7 @@ class Policy {
     std::vector<std::vector<double>> scores;
     for (const WordAddress& address : scored_tests_)
       scores.push_back(Scores(view, rows, WordAt(address).name));
+    const std::vector<double> norms = NormsAway(view, rows);
     std::vector<uint32_t> choice(rows.size());
     view.parallel(rows.size(), kGrain, [&](size_t begin, size_t end) {
       std::vector<Truth> truths;
@@ -158,9 +159,9 @@ class Policy {
             } else if (rule.ranks()) {
               truths[i - begin].Push(ranked[number][i] != 0);
             } else {
-              const double x = normed          ? Norm(view.type, view.dim, view.store.Value(rows[i].row))
-                               : rule.scored() ? scores[number][i]
-                                               : 0.0;
+              const double x = !normed          ? (rule.scored() ? scores[number][i] : 0.0)
+                               : !norms.empty() ? norms[i]
+                                                : Norm(view.type, view.dim, view.store.Value(rows[i].row));
               truths[i - begin].Push(rule.Holds(rows[i].header, view.step, x));
             }
           }
@@ -217,6 +218,26 @@ class Policy {
     if (word != "lowest_score") throw PolicyError(word);
     ranking.kind = Kind::kLowest;
     return {ranking, std::string(text)};
+  }
+
+  /// The norm of each row, where a rule wants it and some rows are not in memory.
+  [[nodiscard]] std::vector<double> NormsAway(const View& view, const std::vector<Candidate>& rows) const {
+    const auto normed = [](const Word& word) { return word.rule.kind == Rule::Kind::kNorm; };
+    const bool wanted = std::any_of(alternatives_.begin(), alternatives_.end(), [&](const Alternative& a) {
+      return std::any_of(a.words.begin(), a.words.end(), normed);
+    });
+    const RowsAway* const away = view.store.away();
+    if (!wanted || away == nullptr) return {};
+    std::vector<double> norms;
+    std::vector<KeyRow> all;
+    for (const Candidate& r : rows) {
+      norms.push_back(
+          away->here(r.row, RowsAway::kValues) ? Norm(view.type, view.dim, view.store.Value(r.row)) : 0);
+      all.push_back({r.key, r.row});
+    }
+    away->ReadAll(view.store, RowsAway::kValues, all,
+                  [&](size_t i, const std::byte* value) { norms[i] = Norm(view.type, view.dim, value); });
+    return norms;
   }
 
   static std::vector<double> Scores(const View& view, const std::vector<Candidate>& rows,

@@ -46,6 +46,12 @@ KVJAX_HD inline float LoadElement(RowType type, const std::byte* row, int64_t co
   return type == RowType::kBFloat16 ? FromBFloat16(half) : FromFloat16(half);
 }
 
+/// A key and the row it has.
+struct KeyRow {
+  uint64_t key;
+  uint32_t row;
+};
+
 /// What the table knows of a row beside its value. `frequency` counts the occurrences of the key in
 /// training, `version` is the step that last wrote the row, `has_slots` is 0 until an optimizer has, and a
 /// pinned row is never evicted.

@@ -24,6 +24,8 @@ class SlabAllocator {
   virtual std::byte* Allocate(size_t bytes) = 0;
   /// Gives memory and disk back to the system, not to a pool.
   virtual void Free(std::byte* slab, size_t bytes) noexcept = 0;
+  /// What slabs of `reserved` bytes take of memory, or disk, of which the first `used` have been written.
+  [[nodiscard]] virtual size_t Taken(size_t /*used*/, size_t reserved) const { return reserved; }
 };
 
 /// Slabs in host memory. The system commits a page when it is first written, so a slab that is hardly used
@@ -43,6 +45,9 @@ class HostSlabs final : public SlabAllocator {
   void Free(std::byte* slab, size_t bytes) noexcept override {
     UnmapPages(slab, bytes);
     bytes_ -= bytes;
+  }
+  [[nodiscard]] size_t Taken(size_t used, size_t reserved) const override {
+    return std::min(InPages(used, bytes_ > huge_from_), reserved);
   }
 
  private:
@@ -80,6 +85,11 @@ class Plane {
   }
 
   [[nodiscard]] size_t stride() const { return stride_; }
+  /// What it takes with so many records, from the first one on.
+  [[nodiscard]] size_t bytes(size_t rows) const {
+    return allocator_->Taken(rows / per_slab_ * slab_bytes() + rows % per_slab_ * stride_, bytes());
+  }
+  /// The same with as many as there is space for.
   [[nodiscard]] size_t bytes() const { return slabs_.size() * slab_bytes(); }
 
   /// Reserves space for `rows` records in all. What the allocator throws leaves everything as it was.
@@ -102,6 +112,18 @@ class Plane {
     if (stride_ == 0) return;
     const size_t keep = rows / per_slab_ + (rows % per_slab_ != 0 ? 1 : 0);
     for (; slabs_.size() > keep; slabs_.pop_back()) allocator_->Free(slabs_.back(), slab_bytes());
+  }
+
+  /// Gives back the memory of the slabs with these rows, in ascending order; they are zeros then.
+  template <class Rows>
+  void Forget(const Rows& rows) const noexcept {
+    if (stride_ == 0) return;
+    size_t last = SIZE_MAX;
+    for (const auto& r : rows) {
+      const size_t slab = r.row / per_slab_;
+      if (slab >= slabs_.size() || std::exchange(last, slab) == slab) continue;
+      GiveBackPages(slabs_[slab], slab_bytes());
+    }
   }
 
   [[nodiscard]] std::byte* At(uint32_t row) const {

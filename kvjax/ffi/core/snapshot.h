@@ -104,12 +104,6 @@ struct SnapshotView : Columns<BorrowedArray> {
   }
 };
 
-/// A key and the row it has.
-struct KeyRow {
-  uint64_t key;
-  uint32_t row;
-};
-
 /// Rows by (bucket, key), and where those of each bucket begin: (kNumBuckets + 1,).
 struct SortedRows {
   Unfilled<KeyRow> rows;
@@ -228,6 +222,18 @@ inline Snapshot CopyRows(const RowStore& store, std::span<const KeyRow> rows, si
   if (with_slots) out.layout = store.layout();
   out.Resize(rows.size(), row_bytes);
   CopyRows(store, rows, row_bytes, parallel, out, [](size_t) -> const std::byte* { return nullptr; });
+  if (store.away() == nullptr) return out;
+  // What is not in memory was copied as zeros.
+  store.away()->ReadAll(store, RowsAway::kValues, rows, [&](size_t i, const std::byte* value) {
+    std::memcpy(out.values.data() + i * row_bytes, value, row_bytes);
+  });
+  if (out.slots.empty()) return out;
+  store.away()->ReadAll(store, RowsAway::kSlots, rows, [&](size_t i, const std::byte* record) {
+    for (size_t s = 0; s < out.slots.size(); ++s) {
+      const Slot& slot = out.layout.slots()[s];
+      std::copy_n(record + slot.offset, slot.bytes, out.slots[s].data() + i * slot.bytes);
+    }
+  });
   return out;
 }
 

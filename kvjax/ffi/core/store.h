@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvjax/ffi/core/away.h"
 #include "kvjax/ffi/core/index.h"
 #include "kvjax/ffi/core/row.h"
 #include "kvjax/ffi/core/slab.h"
@@ -32,14 +33,15 @@ class RowStore {
   [[nodiscard]] RowStore Empty() const {
     RowStore empty(allocator_, values_.stride());
     empty.reserved_ = reserved_;
+    if (away_) empty.away_ = away_->Empty();
     return empty;
   }
 
   [[nodiscard]] size_t size() const { return index_.size(); }
   [[nodiscard]] const KeyIndex& index() const { return index_; }
-  [[nodiscard]] size_t value_bytes() const { return values_.bytes(); }
-  [[nodiscard]] size_t header_bytes() const { return headers_.bytes(); }
-  [[nodiscard]] size_t slot_bytes() const { return slots_.bytes(); }
+  [[nodiscard]] size_t value_bytes() const { return away_ ? 0 : values_.bytes(next_row_); }
+  [[nodiscard]] size_t header_bytes() const { return headers_.bytes(next_row_); }
+  [[nodiscard]] size_t slot_bytes() const { return away_ ? 0 : slots_.bytes(next_row_); }
   /// Row ids in use are below this.
   [[nodiscard]] uint32_t end_row() const { return next_row_; }
   /// Whether it has ever held a key that 32 bits, signed or unsigned, cannot.
@@ -53,6 +55,22 @@ class RowStore {
   [[nodiscard]] std::byte* Value(uint32_t row) const { return values_.At(row); }
   /// The record of all slots, or nullptr if there are none.
   [[nodiscard]] std::byte* Slots(uint32_t row) const { return layout_.empty() ? nullptr : slots_.At(row); }
+
+  /// Where the rows of such a table are, or nullptr; then only those of a call have values and slots.
+  [[nodiscard]] RowsAway* away() const { return away_.get(); }
+  void SetAway(std::unique_ptr<RowsAway> away) {
+    away->Reserve(std::max<size_t>(next_row_, reserved_), 0);
+    away_ = std::move(away);
+  }
+  /// Of one of the two planes that RowsAway fills.
+  [[nodiscard]] std::byte* Record(uint32_t row, bool slots) const {
+    return slots ? slots_.At(row) : values_.At(row);
+  }
+  /// Gives back the memory of rows, and not their address space; what was in it is gone.
+  void Forget(std::vector<KeyRow>& rows) const noexcept {
+    std::sort(rows.begin(), rows.end(), [](const KeyRow& x, const KeyRow& y) { return x.row < y.row; });
+    for (const Plane* plane : {&values_, &slots_}) plane->Forget(rows);
+  }
 
   // See PrefetchRecord.
   [[gnu::always_inline]] void PrefetchValue(uint32_t row) const { values_.Prefetch(row); }
@@ -79,6 +97,7 @@ class RowStore {
       headers_.Reserve(rows);
       slots_.Reserve(rows);
       index_.Reserve(index_.size() + n);
+      if (away_) away_->Reserve(rows, n);
     } catch (...) {  // what was gained is given back, or the next call would find no memory left
       for (Plane* plane : {&values_, &headers_, &slots_})
         plane->Shrink(std::max<size_t>(next_row_, reserved_));
@@ -94,6 +113,7 @@ class RowStore {
   void ReserveErase(size_t n) {
     const size_t free = free_rows_.size() + n;
     if (free > free_rows_.capacity()) free_rows_.reserve(std::max(free, 2 * free_rows_.capacity()));
+    if (away_) away_->ReserveErase(n);
   }
 
   /// The row id that the (i + 1)-th Insert from now on takes; if it has been reserved, it may be filled.
@@ -111,6 +131,7 @@ class RowStore {
       free_rows_.pop_back();
     }
     index_.Insert(key, row);
+    if (away_) away_->Inserted(key, row);
     const auto k = static_cast<int64_t>(key);
     if (k < INT32_MIN || k > static_cast<int64_t>(UINT32_MAX)) wide_ = true;
     return row;
@@ -118,8 +139,10 @@ class RowStore {
   /// Takes the row of a key away, if it has one. Space must have been reserved.
   bool Erase(uint64_t key) noexcept {
     const uint32_t row = index_.Erase(key);
-    if (row != kNoRow) free_rows_.push_back(row);
-    return row != kNoRow;
+    if (row == kNoRow) return false;
+    free_rows_.push_back(row);
+    if (away_) away_->Erased(key, row);
+    return true;
   }
 
   /// Once fewer than half of the rows are left, moves them together and gives the rest of the memory back.
@@ -132,11 +155,15 @@ class RowStore {
     index_.ForEachMutable([&](uint64_t, uint32_t& row) {
       if (row < live) return;
       while (*gap >= live) ++gap;  // there is a gap below for every row above
-      std::memcpy(values_.At(*gap), values_.At(row), values_.stride());
       std::memcpy(headers_.At(*gap), headers_.At(row), headers_.stride());
-      if (!layout_.empty()) std::memcpy(slots_.At(*gap), slots_.At(row), slots_.stride());
+      if (!away_ || away_->here(row, RowsAway::kValues))
+        std::memcpy(values_.At(*gap), values_.At(row), values_.stride());
+      if (!layout_.empty() && (!away_ || away_->here(row, RowsAway::kSlots)))
+        std::memcpy(slots_.At(*gap), slots_.At(row), slots_.stride());
+      if (away_) away_->Moved(row, *gap);
       row = *gap++;
     });
+    if (away_) away_->Renumber([&](uint64_t key) { return index_.Find(key); });
     next_row_ = static_cast<uint32_t>(live);
     std::vector<uint32_t>().swap(free_rows_);
     values_.Shrink(keep);
@@ -188,6 +215,7 @@ class RowStore {
   uint32_t next_row_ = 0;
   size_t reserved_ = 0;
   bool wide_ = false;
+  std::unique_ptr<RowsAway> away_;
 };
 
 }  // namespace kvjax

@@ -15,7 +15,7 @@ namespace kvjax {
 inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version, KeySpan keys,
                                   const int32_t* counts, const float* rows, int64_t step,
                                   const SlotLayout& layout, InitialRows initial, Begun out) {
-  const auto lock = Write(version, "apply", keys);
+  const auto lock = Write(version, "apply", keys, Column::kBoth);
   keys.n = CheckMerged(keys, counts);
   Abandoned();
   const StepGradients gradients{.keys = keys.data, .rows = rows};
@@ -29,23 +29,61 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
 }
 
 inline uint32_t Table::Apply(const ParallelFor& parallel, const ApplyOperands& o) {
-  const auto lock = Write(*o.version, "apply", o.keys);
+  const auto lock = Write(*o.version, "apply", o.keys, Column::kBoth);
   Abandoned();
-  const KeyGroups groups(parallel, o.keys.data, o.gradients.counts, o.keys.n);
+  try {
+    PlanProgram(parallel, o);
+  } catch (...) {
+    Abandoned();
+    throw;
+  }
+  return o.holds ? ++step_.token : EndProgram(parallel, o.gradients.rows);
+}
+
+/// Does all of a step that can fail.
+inline void Table::PlanProgram(const ParallelFor& parallel, const ApplyOperands& o) {
+  step_.version = *o.version;
+  step_.num_rows = o.keys.n;
+  step_.groups = std::make_unique<KeyGroups>(parallel, o.keys.data, o.gradients.counts, o.keys.n);
+  const KeyGroups& groups = *step_.groups;
   const KeySpan keys{groups.keys().data(), groups.size(), o.keys.narrow};
-  StepGradients gradients{
+  const StepGradients gradients{
       .keys = keys.data, .rows = o.gradients.rows, .groups = &groups, .counts = groups.counts().data()};
-  ApplyPlan plan = PlanApply(LocateGroups(parallel, o.keys, groups, keys), keys, groups.counts().data(),
-                             gradients, Load64(o.step), o.layout);
+  step_.program = o.program;
+  ApplyPlan& plan =
+      step_.plan.emplace(PlanApply(LocateGroups(parallel, o.keys, groups, keys), keys, groups.counts().data(),
+                                   gradients, Load64(o.step), o.layout));
   MakeSpace(parallel, plan);
-  RowPass pass(spec_, o.program, o.layout, o.shared, plan.step);
+  step_.pass = std::make_unique<RowPass>(spec_, *step_.program, plan.layout, o.shared, plan.step);
   PrepareApply(parallel, keys, groups.counts().data(), plan, o.initial);
-  const uint32_t next = CommitApply(plan, keys, groups.counts().data());
-  gradients.shared = plan.shared_sum.data(), gradients.shared_count = plan.shared_count;
-  pass.Run(parallel, in_.store, plan.updates, gradients);
+  plan.ready = true;
+}
+
+/// rows: the gradients of its batch.
+inline uint32_t Table::EndProgram(const ParallelFor& parallel, const float* rows) {
+  const KeyGroups& groups = *step_.groups;
+  ApplyPlan& plan = *step_.plan;
+  const uint32_t next = CommitApply(plan, {groups.keys().data(), groups.size()}, groups.counts().data());
+  step_.pass->Run(parallel, in_.store, plan.updates,
+                  {.keys = groups.keys().data(),
+                   .rows = rows,
+                   .groups = &groups,
+                   .shared = plan.shared_sum.data(),
+                   .counts = groups.counts().data(),
+                   .shared_count = plan.shared_count});
   in_.Compact();
   last_batch_.Trained(next);
+  Abandoned();
   return next;
+}
+
+inline uint32_t Table::EndApply(const ParallelFor& parallel, const EndApplyOperands& o) {
+  const auto lock = gate_.WriteAny(spec_.name, "apply");
+  const Visit visit(*this, true);
+  const bool planned = step_.plan && step_.plan->ready && step_.token == *o.token;
+  const bool same = !step_.pass || step_.num_rows == o.num_rows;
+  if (!planned || !same || step_.version != gate_.version()) throw NotPlanned();
+  return step_.pass ? EndProgram(parallel, o.rows) : EndStep(parallel);
 }
 
 /// The rows of the distinct keys of a batch, which has mostly been looked up.
@@ -239,6 +277,7 @@ inline uint32_t Table::HandOut(Begun out, KeySpan keys, const int32_t* counts) {
 inline void Table::Gather(const ParallelFor& parallel, uint32_t token, const Target* targets, size_t n,
                           std::byte* values, bool* fresh, const std::vector<std::byte*>& slots) const {
   const auto lock = gate_.ReadAny(spec_.name, "apply");
+  const Visit visit(*this, false);
   CheckChunk(token, targets, n, slots.size());
   const std::vector<Slot>& layout = step_.plan->layout.slots();
   const bool attached = !in_.store.layout().empty();
@@ -262,9 +301,10 @@ inline void Table::Gather(const ParallelFor& parallel, uint32_t token, const Tar
 }
 
 inline uint32_t Table::Scatter(const ParallelFor& parallel, uint32_t token, const Target* targets, size_t n,
-                               const std::byte* values, const std::vector<const std::byte*>& slots,
-                               bool last) {
+                               const std::byte* values, const std::vector<const std::byte*>& slots, bool last,
+                               bool holds) {
   const auto lock = gate_.WriteAny(spec_.name, "apply");
+  const Visit visit(*this, true);
   CheckChunk(token, targets, n, slots.size());
   StagedRows& staged = step_.staged;
   const std::vector<Slot>& layout = step_.plan->layout.slots();
@@ -281,7 +321,9 @@ inline uint32_t Table::Scatter(const ParallelFor& parallel, uint32_t token, cons
   };
   parallel(n, kRowGrain, std::cref(stage));
   for (size_t i = 0; i < n; ++i) staged.rows.push_back(targets[i].row);
-  return last ? EndStep(parallel) : token;
+  if (last && !holds) return EndStep(parallel);
+  step_.plan->ready = last;
+  return token;
 }
 
 /// Commits the step with what has been staged for its rows.

@@ -95,6 +95,7 @@ struct Cpu : CpuBags, CpuSharded {
     CheckSeals(t.spec().name, "apply", o.gradients);
     *o.next = t.Apply(On(pool), o);
   }
+  static void EndApply(Exec& pool, Table& t, const EndApplyOperands& o) { *o.next = t.EndApply(On(pool), o); }
   static void BeginApply(Exec& pool, Table& t, const BeginApplyOperands& o) {
     CheckSeals(t.spec().name, "apply", o.gradients);
     int64_t used = 0;
@@ -137,7 +138,8 @@ struct Cpu : CpuBags, CpuSharded {
     const Chunk c(t, o.chunk);
     *o.out = t.Scatter(
         On(pool), *o.version, c.of, c.n, o.values, o.slots,
-        /*last=*/static_cast<size_t>(*o.chunk.start) + o.chunk.size >= static_cast<size_t>(*o.chunk.active));
+        /*last=*/static_cast<size_t>(*o.chunk.start) + o.chunk.size >= static_cast<size_t>(*o.chunk.active),
+        o.holds);
   }
   static void Merge(Exec& pool, const MergeOperands& o) {
     CheckSeals("", "merge", o.gradients);

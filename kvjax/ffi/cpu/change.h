@@ -27,6 +27,7 @@ struct Change {
   std::vector<uint32_t> ids;
   std::vector<std::pair<std::string, std::vector<KeyRow>>> leaving = {};  // by reason
   size_t over_capacity = 0;                                               // rows beyond what was asked for
+  bool by_hand = false;  // and not by training, which counts what it gives rows
 
   /// The row of each key of the call, once the change is committed; kNoRow for those that get none.
   [[nodiscard]] std::vector<uint32_t> Rows() && {

@@ -56,6 +56,7 @@ class Contents {
       owner == nullptr ? frozen.TakeOver(store) : frozen.TakeOver(*owner);
       if (owner == nullptr) owner = &frozen;
     });
+    if (rows.away() != nullptr) rows.away()->Replaces(store, rows);
     store = std::move(rows), last_step = step;
     shortlist.Clear();
     touched.Lose();
@@ -106,7 +107,7 @@ class Contents {
 
   /// A row for every key that has none.
   [[nodiscard]] Change Enter(const ParallelFor& parallel, KeySpan keys) const {
-    Change change{.found = Locate(parallel, keys), .ids = {}};
+    Change change{.found = Locate(parallel, keys), .ids = {}, .by_hand = true};
     change.ids.assign(change.found.fresh.size(), 0);
     return change;
   }
@@ -139,7 +140,9 @@ class Contents {
     parallel(change.ids.size(), blank ? kGrain : 64, [&](size_t begin, size_t end) {
       for (size_t f = begin; f < end; ++f) {
         if (change.ids[f] == kNoRow) continue;
-        store.Header(change.ids[f]) = {.frequency = 0, .pinned = 0, .has_slots = 0, .version = last_step};
+        const uint64_t counted = change.by_hand ? admission.Count(change.found.fresh[f]) : 0;
+        store.Header(change.ids[f]) = {
+            .frequency = counted, .pinned = 0, .has_slots = 0, .version = last_step};
         if (!blank) StoreInitial(spec, op, change.found.fresh[f], f, initial, store.Value(change.ids[f]));
       }
     });

@@ -14,6 +14,7 @@
 #include "kvjax/ffi/core/admit.h"
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/facts.h"
+#include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/operation.h"
 #include "kvjax/ffi/core/route.h"
 #include "kvjax/ffi/core/shard_summary.h"
@@ -96,6 +97,8 @@ struct Step {
   std::optional<ApplyPlan> plan;
   std::optional<Program> program;  // of the update, if it is one
   std::unique_ptr<RowPass> pass;
+  std::unique_ptr<KeyGroups> groups;  // of its batch, where that was not received,
+  size_t num_rows = 0;                // and how many gradients that has
   // For any other update, which runs in chunks outside of the table:
   bool open = false;
   uint32_t token = 0;                  // by which its calls know it

@@ -7,7 +7,7 @@ namespace kvjax {
 inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeySpan keys, const bool* mask,
                           InitialRows initial, Missing missing, std::byte* out, bool* found,
                           bool own_rows) const {
-  const auto lock = Read(version, "lookup", keys);
+  const auto lock = Read(version, "lookup", keys, Column::kValues);
   const auto unadmitted = missing == Missing::kTable && spec_.admission.kind != AdmissionSpec::Kind::kEvery
                               ? spec_.admission.unadmitted
                               : AdmissionSpec::Unadmitted::kInitial;
@@ -98,7 +98,7 @@ inline void Table::Inspect(const ParallelFor& parallel, std::string_view op, Rea
 
 inline void Table::ReadSlot(const ParallelFor& parallel, ReadVersion version, std::string_view name,
                             size_t bytes, KeySpan keys, std::byte* out) const {
-  const auto lock = Read(version, "slot", keys);
+  const auto lock = Read(version, "slot", keys, Column::kSlots);
   const size_t offset = SlotOffset(spec_.name, in_.store.layout(), name, bytes);
   parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
     const auto fetch = [&](size_t, uint32_t row) {

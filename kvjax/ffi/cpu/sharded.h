@@ -170,6 +170,7 @@ inline void Table::Abandoned() noexcept {
   planned_.reset();
   step_.open = false;
   step_.pass.reset();
+  step_.groups.reset();
   step_.plan.reset();
 }
 

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -116,7 +117,7 @@ class Table {
   uint32_t Accum(const ParallelFor& parallel, Call call, KeySpan keys, const float* old_values,
                  const float* new_values, const bool* exists);
 
-  /// Removes rows with all that belongs to them; keys without a row are passed over.
+  /// Removes rows with all that belongs to them, and the counts of keys that wait for one.
   uint32_t Remove(Call call, KeySpan keys);
 
   /// Removes what the policy chooses; a negative `step` stands for the table's last.
@@ -131,8 +132,11 @@ class Table {
 
   // ---- the training write -------------------------------------------------------------------------------
 
-  /// The whole of it, for an update that is a row program. Gradients of equal keys are summed.
+  /// The whole of it, for an update that is a row program. Gradients of equal keys are summed. A step that
+  /// holds is only planned, with all memory for it: it gives the word by which EndApply knows it, and any
+  /// other write ends it.
   uint32_t Apply(const ParallelFor& parallel, const ApplyOperands& o);
+  uint32_t EndApply(const ParallelFor& parallel, const EndApplyOperands& o);
 
   // ---- the same in chunks, for any other update: BeginApply, then Gather and Scatter for each chunk
   // --------
@@ -165,10 +169,11 @@ class Table {
   void Gather(const ParallelFor& parallel, uint32_t token, const Target* targets, size_t n, std::byte* values,
               bool* fresh, const std::vector<std::byte*>& slots) const;
 
-  /// Takes back what Gather copied out; with `last` the step is done. Returns its word, or at last the next
-  /// version.
+  /// Takes back what Gather copied out; with `last` the step is done, unless it holds for EndApply. Returns
+  /// its word, or at last the next version.
   uint32_t Scatter(const ParallelFor& parallel, uint32_t token, const Target* targets, size_t n,
-                   const std::byte* values, const std::vector<const std::byte*>& slots, bool last);
+                   const std::byte* values, const std::vector<const std::byte*>& slots, bool last,
+                   bool holds = false);
 
   // ---- the same on one shard of several (sharded.h): Receive, PlanStep, Prepare, Continue, CommitStep
   // ----------
@@ -232,6 +237,8 @@ class Table {
   /// Reserves space for `n` rows in all.
   void Reserve(uint32_t version, size_t n);
 
+  /// Of a new table, whose rows are to live there.
+  void SetEngine(Engine engine);
   void SetSink(Sink sink);
   void SetScore(ScoreFunction score);
 
@@ -251,16 +258,57 @@ class Table {
   static constexpr size_t kRowGrain = 256;  // rows: the same for copying them with their slots
   static constexpr size_t kAhead = 16;      // rows: how far ahead their cache lines are fetched
 
-  [[nodiscard]] VersionGate::ReadLock Read(ReadVersion version, std::string_view op, KeySpan keys) const {
-    auto lock = gate_.Read(spec_.name, op, version);
+  using Column = RowsAway::Column;
+
+  /// The end of a call on rows that may live in an engine; of any other table it is nothing.
+  class Visit {
+   public:
+    Visit(const Table& table, bool writes) : table_(table), writes_(writes) {
+      if (table.in_.store.away() != nullptr) turn_ = std::unique_lock(table.away_turn_);
+    }
+    Visit(Visit&&) = default;
+    ~Visit() {
+      if (!turn_) return;
+      // The store may have been replaced since this began.
+      table_.in_.store.away()->End(table_.in_.store, table_.version(), table_.planning(), writes_);
+    }
+
+   private:
+    const Table& table_;
+    bool writes_;
+    std::unique_lock<std::mutex> turn_;  // also those that read take turns, as they bring rows
+  };
+
+  /// A call that has been let in, to the columns of its rows that it wants.
+  template <class Lock>
+  struct Entered {
+    Lock lock;
+    Visit visit;
+  };
+
+  [[nodiscard]] Entered<VersionGate::ReadLock> Read(ReadVersion version, std::string_view op, KeySpan keys,
+                                                    Column columns = Column::kNone) const {
+    Entered<VersionGate::ReadLock> entered{gate_.Read(spec_.name, op, version), {*this, false}};
     CheckWidth(op, keys);
-    return lock;
+    Bring(keys, columns);
+    return entered;
   }
-  [[nodiscard]] VersionGate::WriteLock Write(uint32_t version, std::string_view op, KeySpan keys) {
-    auto lock = gate_.Write(spec_.name, op, version);
+  [[nodiscard]] Entered<VersionGate::WriteLock> Write(uint32_t version, std::string_view op, KeySpan keys,
+                                                      Column columns = Column::kNone) {
+    Entered<VersionGate::WriteLock> entered{gate_.Write(spec_.name, op, version), {*this, true}};
     CheckWidth(op, keys);
-    return lock;
+    if (RowsAway* const away = in_.store.away()) away->Begin(in_.store);
+    Bring(keys, columns);
+    return entered;
   }
+  void Bring(KeySpan keys, Column columns) const {
+    RowsAway* const away = in_.store.away();
+    if (away == nullptr || columns == Column::kNone) return;
+    away->Bring(in_.store, {keys.data, keys.n}, columns);
+    if (in_.admission.shares()) away->Bring(in_.store, {&spec_.admission.shared_key, 1}, columns);
+  }
+  /// Whether rows that have been planned wait for the call that makes them.
+  [[nodiscard]] bool planning() const { return step_.plan || planned_; }
   void CheckWidth(std::string_view op, KeySpan keys) const {
     if (!keys.narrow || !in_.store.wide()) return;
     throw WidthError(spec_.name, op);
@@ -331,6 +379,8 @@ class Table {
   void Stage(const ApplyPlan& plan, KeySpan keys, const int32_t* counts);
   uint32_t HandOut(Begun out, KeySpan keys, const int32_t* counts);
   uint32_t EndStep(const ParallelFor& parallel);
+  void PlanProgram(const ParallelFor& parallel, const ApplyOperands& o);
+  uint32_t EndProgram(const ParallelFor& parallel, const float* rows);
 
   [[nodiscard]] size_t CheckMerged(KeySpan keys, const int32_t* counts) const;
   void CheckChunk(uint32_t token, const Target* targets, size_t n, size_t num_slots) const;
@@ -363,6 +413,7 @@ class Table {
   TableSpec spec_;
   Contents in_;
   VersionGate gate_;
+  mutable std::mutex away_turn_;
   std::optional<Planned> planned_;
   Step step_;
   Recent recent_;

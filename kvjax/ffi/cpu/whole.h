@@ -49,10 +49,10 @@ inline AdmissionState Table::ExportAdmission(uint32_t version) const {
 inline Table::Loaded Table::PrepareLoad(uint32_t version, const SnapshotView& rows,
                                         const AdmissionState& admission) const {
   CheckLoad(spec_, rows);
-  auto reading = Read(version, "load", {});  // another writer may hold the live handle
-  RowStore next = in_.store.Empty();
-  Admission next_admission = in_.admission.With(admission);
-  reading.unlock();
+  auto [next, next_admission] = [&] {
+    const auto reading = Read(version, "load", {});  // another writer may hold the live handle
+    return std::pair(in_.store.Empty(), in_.admission.With(admission));
+  }();
   if (const size_t twice = FillStore(next, rows, row_bytes(), OnThreads); twice < rows.n) {
     throw TwiceError(spec_.name, rows.keys[twice]);
   }
@@ -61,7 +61,8 @@ inline Table::Loaded Table::PrepareLoad(uint32_t version, const SnapshotView& ro
 }
 
 inline uint32_t Table::CommitLoad(Loaded loaded) {
-  const auto lock = Write(loaded.version, "load", {});
+  const auto lock =
+      gate_.Write(spec_.name, "load", loaded.version);  // the engine gets them from the next call
   in_.Replace(std::move(loaded.store), loaded.last_step);
   in_.admission = std::move(loaded.admission);
   return gate_.Next();
@@ -70,6 +71,21 @@ inline uint32_t Table::CommitLoad(Loaded loaded) {
 inline void Table::Reserve(uint32_t version, size_t n) {
   const auto lock = Write(version, "reserve", {});
   in_.store.ReserveInAll(n);
+}
+
+inline void Table::SetEngine(Engine engine) {
+  const auto calling_out = [this](auto call) {
+    return [this, call = std::move(call)](auto... of) {
+      const VersionGate::CallingOut calling(gate_);
+      call(of...);
+    };
+  };
+  const auto lock = gate_.WriteAny(spec_.name, "get_table");
+  in_.store.SetAway(std::make_unique<RowsAway>(
+      std::make_shared<const Engine>(Engine{calling_out(std::move(engine.get)),
+                                            calling_out(std::move(engine.put)),
+                                            calling_out(std::move(engine.remove))}),
+      row_bytes(), version()));
 }
 
 inline void Table::SetSink(Sink sink) {

@@ -52,7 +52,7 @@ inline uint32_t Table::Unpin(Call call, KeySpan keys) {
 }
 
 inline uint32_t Table::Upsert(const ParallelFor& parallel, Call call, KeySpan keys, const std::byte* values) {
-  const auto lock = Write(call.version, "upsert", keys);
+  const auto lock = Write(call.version, "upsert", keys, Column::kValues);
   auto planned =
       PlanRows(parallel, call, "upsert", {}, /*blank=*/true, [&] { return Entering(parallel, call, keys); });
   if (!planned) return 0;
@@ -63,7 +63,7 @@ inline uint32_t Table::Upsert(const ParallelFor& parallel, Call call, KeySpan ke
 }
 
 inline uint32_t Table::Assign(const ParallelFor& parallel, Call call, KeySpan keys, const std::byte* values) {
-  const auto lock = Write(call.version, "assign", keys);
+  const auto lock = Write(call.version, "assign", keys, Column::kValues);
   const auto planned = Plan(call, [&] {
     Planned writing{call.version, Change{.found = in_.Locate(parallel, keys), .ids = {}}};
     in_.Keep(writing.change.found.rows);
@@ -77,7 +77,7 @@ inline uint32_t Table::Assign(const ParallelFor& parallel, Call call, KeySpan ke
 
 inline uint32_t Table::Add(const ParallelFor& parallel, Call call, KeySpan keys, const float* deltas,
                            InitialRows initial) {
-  const auto lock = Write(call.version, "add", keys);
+  const auto lock = Write(call.version, "add", keys, Column::kValues);
   auto planned = PlanRows(parallel, call, "add", initial, /*blank=*/false,
                           [&] { return PlanAdd(parallel, call, keys, deltas); });
   if (!planned) return 0;
@@ -94,7 +94,7 @@ inline uint32_t Table::Add(const ParallelFor& parallel, Call call, KeySpan keys,
 
 inline uint32_t Table::Accum(const ParallelFor& parallel, Call call, KeySpan keys, const float* old_values,
                              const float* new_values, const bool* exists) {
-  const auto lock = Write(call.version, "accum", keys);
+  const auto lock = Write(call.version, "accum", keys, Column::kValues);
   const auto dim = static_cast<size_t>(spec_.dim);
   auto planned = PlanRows(parallel, call, "accum", {}, /*blank=*/true,
                           [&] { return PlanAccum(parallel, call, keys, exists); });
@@ -132,10 +132,11 @@ inline uint32_t Table::Remove(Call call, KeySpan keys) {
   };
   if (!Plan(call, plan)) return 0;
   for (size_t i = 0; i < keys.n; ++i) {
-    if (!in_.store.Erase(keys.data[i])) continue;
-    in_.Touch({keys.data + i, 1});
-    ++in_.counters.removed;
+    const bool counted = in_.admission.Forget(keys.data[i]), had_row = in_.store.Erase(keys.data[i]);
+    if (counted || had_row) in_.Touch({keys.data + i, 1});
+    in_.counters.removed += had_row;
   }
+  in_.admission.Compact();
   in_.Compact();
   return gate_.Next();
 }
@@ -161,8 +162,9 @@ inline uint32_t Table::Evict(const ParallelFor& parallel, std::string_view op, C
 inline uint32_t Table::Clear(Call call) {
   const auto lock = Write(call.version, "clear", {});
   if (!Plan(call, [&] { return Planned{call.version, {}}; })) return 0;
-  in_.counters.removed += in_.store.size();
+  const size_t rows = in_.store.size();
   in_.Replace(in_.store.Empty(), 0);
+  in_.counters.removed += rows;
   in_.admission.Clear();
   return gate_.Next();
 }
@@ -222,7 +224,7 @@ inline Planned Table::PlanAdd(const ParallelFor& parallel, Call call, KeySpan ke
 }
 
 inline Planned Table::PlanAccum(const ParallelFor& parallel, Call call, KeySpan keys, const bool* exists) {
-  Change change{.found = in_.Locate(parallel, keys), .ids = {}};
+  Change change{.found = in_.Locate(parallel, keys), .ids = {}, .by_hand = true};
   change.ids.assign(change.found.fresh.size(), kNoRow);
   for (size_t i = 0, m = 0; i < keys.n; ++i) {
     if (change.found.rows[i] != kNoRow) continue;

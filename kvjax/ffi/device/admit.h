@@ -149,6 +149,18 @@ void ForgetWaiting(Q& q, CallView call, IndexView waiting, const uint64_t* keys,
   });
 }
 
+/// The keys that are valid are not counted any more; equal keys may come.
+template <class Q>
+void ForgetKeys(Q& q, CallView call, IndexView waiting, const uint64_t* keys, Valid valid, size_t n) {
+  q.Each(n, [=] KVJAX_HD(size_t i) {
+    if (!call.open() || !valid(i)) return;
+    bool gave_empty = false;
+    if (waiting.Erase(keys[i], gave_empty) == kNoRow) return;
+    call.control->waiting.Add(i, ~uint64_t{0});
+    if (gave_empty) call.control->waiting_cells.Add(i, ~uint64_t{0});
+  });
+}
+
 /// Enters distinct keys with the words of their counts.
 template <class Q>
 void EnterWaiting(Q& q, IndexView waiting, Control* control, const int64_t* keys, const uint32_t* words,

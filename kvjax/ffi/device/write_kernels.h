@@ -105,7 +105,9 @@ struct EnterView {
   bool blank;     // the caller writes the values of new rows
   bool given;     // or they come with the call
   bool distinct;  // no key that is valid comes twice
-  size_t most;    // keys there is space for
+  bool by_hand;   // and not by training, which counts what it gives rows
+  AdmissionView admission;
+  size_t most;  // keys there is space for
   const uint64_t* keys;
   Valid valid;
   const uint32_t* first;      // of equal keys, as GroupKeys gives it
@@ -162,7 +164,10 @@ void EnterNew(Q& q, EnterView v, size_t n) {
     if (enters) {
       row = v.in.FreeRow(control, v.number[i]);
       v.in.index.Insert(key, row, took_empty);
-      v.in.Header(row) = {.frequency = 0, .pinned = 0, .has_slots = 0, .version = control.last_step};
+      v.in.Header(row) = {.frequency = v.by_hand ? v.admission.Count(key) : 0,
+                          .pinned = 0,
+                          .has_slots = 0,
+                          .version = control.last_step};
       v.rows[i] = row;
     }
     const int used = tile.Count(took_empty);

@@ -59,6 +59,8 @@ struct DeviceTable<Q>::Entering {
                       .blank = blank,
                       .given = given,
                       .distinct = gradients != nullptr && gradients->n == keys.n,
+                      .by_hand = gradients == nullptr,
+                      .admission = table.admission_.view(),
                       .most = Most(),
                       .keys = keys.data,
                       .valid = valid,

@@ -42,7 +42,10 @@ concept Backend = requires(typename B::Exec& exec, typename B::Table& table, con
 /// Whose tables run row programs.
 template <class B>
 concept ProgramBackend = Backend<B> && requires(typename B::Exec& exec, typename B::Table& table,
-                                                const ApplyOperands& apply) { B::Apply(exec, table, apply); };
+                                                const ApplyOperands& apply, const EndApplyOperands& end) {
+  B::Apply(exec, table, apply);
+  B::EndApply(exec, table, end);  // of a step of either kind that holds for it
+};
 
 template <class B>
 concept ShardedBackend =

@@ -54,6 +54,7 @@ ffi::Error Apply(typename B::Exec& exec, Decoder& in) {
     o.program = *std::move(program);
     o.initial = in.InInitial(table->spec());
     o.shared = in.InShared(static_cast<size_t>(o.program.shared));
+    o.holds = in.Flag("holds");
     o.next = in.OutWord();
     B::Apply(in.Done(exec), *table, o);
   });
@@ -65,6 +66,22 @@ inline RowFacts* OutFacts(Decoder& in, std::string_view what, size_t n) {
   const bool wanted = facts.element_count() > 0;
   in.Want(Decoder::Holds(facts, ffi::U32, wanted ? n * RowFacts::kWords : 0), what, facts);
   return wanted ? static_cast<RowFacts*>(facts.untyped_data()) : nullptr;
+}
+
+/// The operands behind the rows are only waited for.
+template <ProgramBackend B>
+ffi::Error EndApply(typename B::Exec& exec, Decoder& in) {
+  in.Names(Name(Op::kApply), in.Text("table"));
+  return Guard(in.table(), in.op(), [&] {
+    const auto table = TableOf<B>(in);
+    EndApplyOperands o;
+    o.token = in.InVersion("the word of a step ()");
+    const Array1<const float> rows = in.InAny<float>("rows (n, dim)");
+    o.rows = rows.data, o.num_rows = rows.n / static_cast<size_t>(table->spec().dim);
+    o.next = in.OutWord();
+    in.SkipOperands();
+    B::EndApply(in.Done(exec), *table, o);
+  });
 }
 
 template <Backend B>
@@ -179,6 +196,7 @@ ffi::Error Scatter(typename B::Exec& exec, Decoder& in) {
       o.slots.push_back(static_cast<const std::byte*>(slots.back().untyped_data()));
     }
     WantSlots(in, SlotLayout::Parse(in.Text("slots")), chunk, slots);
+    o.holds = in.Flag("holds");
     o.out = in.OutWord();
     B::Scatter(in.Done(exec), *table, o);
   });

@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -15,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvjax/ffi/core/away.h"
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/snapshot.h"
@@ -90,14 +92,14 @@ inline std::string Describe(const nb::python_error& error) {
 
 /// What a Python function raises becomes the error of the operation that called it.
 template <class Call>
-auto CallPython(std::string_view table, std::string_view what, Call call) {
+auto CallPython(std::string_view table, std::string_view op, std::string_view what, Call call) {
   const nb::gil_scoped_acquire gil;
   try {
     return call();
   } catch (nb::python_error& error) {
-    throw UserError(table, what, Describe(error));
+    throw UserError(table, op, what, Describe(error));
   } catch (const std::bad_cast&) {
-    throw UserError(table, what, "a result of another type");
+    throw UserError(table, op, what, "a result of another type");
   }
 }
 
@@ -106,15 +108,49 @@ inline Sink MakeSink(std::string_view table, nb::object sink) {
   if (sink.is_none()) return nullptr;
   return
       [table = std::string(table), sink = Shared(std::move(sink))](Snapshot rows, std::string_view reason) {
-        CallPython(table, "sink", [&] { (*sink)(SnapshotToNumpy(std::move(rows)), ToStr(reason)); });
+        CallPython(table, "evict", "sink", [&] { (*sink)(SnapshotToNumpy(std::move(rows)), ToStr(reason)); });
       };
+}
+
+/// Bytes as an array that lives as long as the call.
+inline nb::object BytesToNumpy(const std::byte* data, size_t n) {
+  return nb::cast(ToNumpy(std::vector<std::byte>(data, data + n)));
+}
+
+/// engine.get(column, keys, width) -> (n * width,) uint8, engine.put(column, keys, width, bytes) and
+/// engine.delete(keys), with keys (n,) uint64: kvjax._spec.engines.
+inline Engine MakeEngine(std::string_view table, nb::object engine) {
+  const auto call = [table = std::string(table), engine = Shared(std::move(engine))](auto body) {
+    CallPython(table, "storage", "storage engine", [&] { body(*engine); });
+  };
+  const auto keys_of = [](Engine::Keys keys) {
+    return ToNumpy(std::vector<uint64_t>(keys.begin(), keys.end()));
+  };
+  return {
+      .get =
+          [=](std::string_view column, Engine::Keys keys, size_t width, std::byte* rows) {
+            call([&](nb::object& o) {
+              const auto got =
+                  nb::cast<nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(
+                      o.attr("get")(ToStr(column), keys_of(keys), width));
+              std::memcpy(rows, got.data(), std::min(keys.size() * width, got.shape(0)));
+            });
+          },
+      .put =
+          [=](std::string_view column, Engine::Keys keys, size_t width, const std::byte* rows) {
+            call([&](nb::object& o) {
+              o.attr("put")(ToStr(column), keys_of(keys), width, BytesToNumpy(rows, keys.size() * width));
+            });
+          },
+      .remove = [=](Engine::Keys keys) { call([&](nb::object& o) { o.attr("delete")(keys_of(keys)); }); },
+  };
 }
 
 /// score(name, arrays) -> (n,) float64.
 inline ScoreFunction MakeScore(std::string_view table, nb::object score) {
   return [table = std::string(table), score = Shared(std::move(score))](
              std::string_view name, const Snapshot& rows, std::vector<double>& out) {
-    CallPython(table, "score function", [&] {
+    CallPython(table, "evict", "score function", [&] {
       const auto scores = nb::cast<nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(
           (*score)(ToStr(name), SnapshotToNumpy(Snapshot(rows))));
       std::copy_n(scores.data(), std::min(out.size(), scores.shape(0)), out.begin());

@@ -138,11 +138,16 @@ auto ShardMaker(std::string_view name, const nb::dict& o, const std::vector<int3
   const auto capacity = nb::cast<size_t>(o["capacity"]);
   const auto storage = ToString(o["storage"]);
   ScoreFunction score = MakeScore(name, nb::object(o["score"]));
+  const auto engine =
+      o["engine"].is_none() ? std::nullopt : std::optional(MakeEngine(name, nb::object(o["engine"])));
   return [=](size_t i) mutable {
     spec.device = devices[i];
     spec.shard = shards[i];
     spec.owns_shared = owns_shared[i];
     auto table = T::Make(spec, storage, first_version, capacity);
+    if constexpr (requires { table->SetEngine(*engine); }) {
+      if (engine) table->SetEngine(*engine);
+    }
     table->SetScore(score);  // a copy: the last reference must not be freed under the registry's lock
     return table;
   };
@@ -237,8 +242,8 @@ void BindTables(nb::module_& m) {
       "storage,\n"
       "sharded, capacity, max_capacity, on_full, admit (None, or a dict of kvjax.admit), policy, "
       "evict_every,\n"
-      "count_batches and score. devices, shards, owns_shared: for each shard the device it lives on, its "
-      "number,\n"
+      "count_batches, score and engine (of storage.External).\n"
+      "devices, shards, owns_shared: for each shard the device it lives on, its number,\n"
       "and whether it has the row that unadmitted keys share; [HOME], [0], [True] for a table in one place.");
   m.def(
       "drop",

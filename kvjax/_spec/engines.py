@@ -1,0 +1,68 @@
+"""Engines: the C++ side's calls of an engine of the user's, with rows in their types, and checked."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from kvjax._process import PROCESS
+from kvjax.storage import Column
+
+TableSpec = Any  # which is made of the options, and so comes after them
+
+
+class Calls:
+    """What the C++ side calls for the rows of a table.
+
+    Args:
+      spec: of the table, with a `kvjax.storage.External`.
+    """
+
+    def __init__(self, spec: TableSpec) -> None:
+        self._spec, self._engine = spec, spec.storage.engine
+
+    def get(self, column: Column, keys: np.ndarray, width: int) -> np.ndarray:
+        """Rows ``(n * width,)`` uint8."""
+        with PROCESS.calling_out():
+            got = np.asarray(self._engine.get(column, keys))
+            shape, dtype = self._type(len(keys), column, width)
+            if got.shape != shape or got.dtype != dtype:
+                raise ValueError(f"kvjax: storage: want {column} {shape} {dtype} from get, got {got.shape} {got.dtype}")
+            return np.ascontiguousarray(got).view(np.uint8).reshape(-1)
+
+    def put(self, column: Column, keys: np.ndarray, width: int, rows: np.ndarray) -> None:
+        """Rows ``(n * width,)`` uint8."""
+        shape, dtype = self._type(len(keys), column, width)
+        with PROCESS.calling_out(), self._refusing():
+            self._engine.put(column, keys, rows.view(dtype).reshape(shape))
+
+    def delete(self, keys: np.ndarray) -> None:
+        with PROCESS.calling_out(), self._refusing():
+            self._engine.delete(keys)
+
+    def _type(self, n: int, column: Column, width: int) -> tuple[tuple[int, int], np.dtype[Any]]:
+        if column == "slots":
+            return (n, width), np.dtype(np.uint8)
+        return (n, self._spec.dim), self._spec.row_dtype
+
+    def _refusing(self) -> _Refusing:
+        return _Refusing(self._spec.name)
+
+
+class _Refusing:
+    """Says once for each error what becomes of rows that an engine does not take; the call ends all the same."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is not None:
+            warnings.warn(
+                f"kvjax: table {self._name!r}, storage: want an engine that takes rows, got {type(error).__name__}: "
+                f"{error}; they stay in memory, and the next write tries again before it begins",
+                stacklevel=2,
+            )

@@ -1,0 +1,243 @@
+// Rows that live in an engine of the user's: they are in memory while a call works on them, and in between
+// only there.
+//
+// The index and the headers of such a table stay in memory, and its planes are address space: what a call
+// wants of them is brought from the engine first, which may fail and changes nothing; what it has changed is
+// put back when it ends. Rows that the engine does not take stay in memory, and are tried again by the next
+// write before it begins. So a table is always whole: what is here is newer than what is there.
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "kvjax/ffi/core/index.h"
+#include "kvjax/ffi/core/pages.h"
+#include "kvjax/ffi/core/row.h"
+#include "kvjax/ffi/core/slab.h"
+
+namespace kvjax {
+
+/// What the user's object does for rows under their keys. What it throws stops the call.
+struct Engine {
+  using Keys = std::span<const uint64_t>;
+  /// rows: (n, width) bytes
+  std::function<void(std::string_view column, Keys keys, size_t width, std::byte* rows)> get;
+  std::function<void(std::string_view column, Keys keys, size_t width, const std::byte* rows)> put;
+  std::function<void(Keys keys)> remove;
+};
+
+/// Slabs of which a page is memory only while something is in it.
+class AddressSpace final : public SlabAllocator {
+ public:
+  std::byte* Allocate(size_t bytes) override {
+    std::byte* const slab = MapPages(bytes, false);
+    WantSmallPages(slab, bytes);
+    return slab;
+  }
+  void Free(std::byte* slab, size_t bytes) noexcept override { UnmapPages(slab, bytes); }
+  [[nodiscard]] size_t Taken(size_t used, size_t reserved) const override {
+    return std::min(InPages(used, false), reserved);
+  }
+};
+
+class RowsAway {
+ public:
+  enum Column : uint8_t { kNone = 0, kValues = 1, kSlots = 2, kBoth = 3 };
+
+  /// row_bytes: of a value; version: of the table now.
+  RowsAway(std::shared_ptr<const Engine> engine, size_t row_bytes, uint32_t version)
+      : engine_(std::move(engine)), row_bytes_(row_bytes), seen_(version) {}
+
+  /// Of a store without rows, of the same table.
+  [[nodiscard]] std::unique_ptr<RowsAway> Empty() const {
+    return std::make_unique<RowsAway>(engine_, row_bytes_, seen_);
+  }
+
+  [[nodiscard]] bool here(uint32_t row, Column column) const { return (here_[row] & column) == column; }
+
+  // ---- rows that come and go with their keys, in space that has been reserved
+  // ------------------------------
+
+  void Reserve(size_t rows, size_t more) {
+    if (rows > here_.size()) here_.resize(std::max(rows, 2 * here_.size()));
+    Grow(entries_, more);
+  }
+  void ReserveErase(size_t n) { Grow(gone_, n); }
+  void Inserted(uint64_t key, uint32_t row) noexcept {
+    here_[row] = kBoth;
+    entries_.push_back({key, row});
+  }
+  void Erased(uint64_t key, uint32_t row) noexcept {
+    here_[row] = kNone;
+    gone_.push_back(key);
+  }
+  void Moved(uint32_t from, uint32_t to) noexcept { here_[to] = std::exchange(here_[from], kNone); }
+  /// Once rows have moved: find(key) gives the row that a key has now.
+  template <class Find>
+  void Renumber(Find find) noexcept {
+    std::erase_if(entries_, [&](KeyRow& r) { return (r.row = find(r.key)) == kNoRow; });
+  }
+
+  /// The rows of `before` are replaced by those of `next`, all of which are in memory.
+  template <class Store>
+  void Replaces(const Store& before, const Store& next) {
+    std::vector<uint64_t> gone = before.away()->gone_;
+    before.index().ForEach([&](uint64_t key, uint32_t) {
+      if (next.index().Find(key) == kNoRow) gone.push_back(key);
+    });
+    gone_ = std::move(gone);
+    changed_ = true;
+  }
+
+  // ---- a call
+  // ------------------------------------------------------------------------------------------------
+
+  /// Before a write: what the engine has not taken yet.
+  template <class Store>
+  void Begin(const Store& store) {
+    if (changed_) Flush(store);
+  }
+
+  /// Brings columns of the rows of keys, where there are such.
+  template <class Store>
+  void Bring(const Store& store, Engine::Keys keys, Column columns) {
+    for (const Column column : {kValues, kSlots}) {
+      if ((columns & column) == 0 || Width(store, column) == 0) continue;
+      std::vector<KeyRow> rows, first;
+      for (const uint64_t key : keys) {
+        const uint32_t row = store.index().Find(key);
+        if (row == kNoRow || here(row, column)) continue;
+        if (here_[row] == kNone) first.push_back({key, row});
+        here_[row] |= column;  // so that no row comes twice
+        rows.push_back({key, row});
+      }
+      try {
+        Grow(entries_, first.size());
+        Read(store, column, rows, [&](const KeyRow& r, const std::byte* record) {
+          std::memcpy(store.Record(r.row, column == kSlots), record, Width(store, column));
+        });
+      } catch (...) {
+        for (const KeyRow& r : rows) here_[r.row] &= static_cast<uint8_t>(~column);
+        throw;
+      }
+      entries_.insert(entries_.end(), first.begin(), first.end());
+    }
+  }
+
+  /// Calls f(i, record) for those of the rows of which a column is only in the engine.
+  template <class Store, class F>
+  void ReadAll(const Store& store, Column column, std::span<const KeyRow> rows, F f) const {
+    std::vector<KeyRow> away;
+    std::vector<size_t> places;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (here(rows[i].row, column)) continue;
+      away.push_back(rows[i]), places.push_back(i);
+    }
+    Read(store, column, away, [&](const KeyRow& r, const std::byte* record) {
+      f(places[static_cast<size_t>(&r - away.data())], record);
+    });
+  }
+
+  /// Calls f(row, record) for a column of rows as the engine has it; slots that nobody has written are not
+  /// there.
+  template <class Store, class F>
+  void Read(const Store& store, Column column, std::span<const KeyRow> rows, F f) const {
+    const size_t width = Width(store, column);
+    std::vector<uint64_t> keys;
+    std::vector<const KeyRow*> wanted;
+    Unfilled<std::byte> records;
+    const auto get = [&] {
+      if (keys.empty()) return;
+      records.resize(keys.size() * width);
+      engine_->get(Name(column), keys, width, records.data());
+      for (size_t i = 0; i < keys.size(); ++i) f(*wanted[i], records.data() + i * width);
+      keys.clear(), wanted.clear();
+    };
+    for (const KeyRow& r : rows) {
+      if (column == kSlots && store.Header(r.row).has_slots == 0) continue;
+      keys.push_back(r.key), wanted.push_back(&r);
+      if (keys.size() == kBatch) get();
+    }
+    get();
+  }
+
+  /// After a call, of which the table has this version: puts back what has changed, and gives the memory of
+  /// all rows back unless the call has only planned what another one will do.
+  template <class Store>
+  void End(const Store& store, uint32_t version, bool planning, bool writes) noexcept {
+    if (std::exchange(seen_, version) != version) changed_ = true;
+    if (planning) return;
+    if (changed_ && (writes || !failed_)) {
+      try {
+        Flush(store);
+      } catch (...) {  // MakeEngine has said so; the next write says it again
+        failed_ = true;
+      }
+    }
+    if (changed_) return;
+    store.Forget(entries_);
+    for (const KeyRow& r : entries_) here_[r.row] = kNone;
+    entries_.clear();
+    if (entries_.capacity() > kBatch) std::vector<KeyRow>().swap(entries_);
+  }
+
+ private:
+  static constexpr size_t kBatch = size_t{1} << 16;  // rows of one call of the engine
+
+  template <class T>
+  static void Grow(std::vector<T>& items, size_t more) {
+    const size_t n = items.size() + more;
+    if (n > items.capacity()) items.reserve(std::max(n, 2 * items.capacity()));
+  }
+  static std::string_view Name(Column column) { return column == kSlots ? "slots" : "values"; }
+  template <class Store>
+  [[nodiscard]] size_t Width(const Store& store, Column column) const {
+    return column == kSlots ? store.layout().stride() : row_bytes_;
+  }
+
+  template <class Store>
+  void Flush(const Store& store) {
+    for (const Column column : {kValues, kSlots}) {
+      const size_t width = Width(store, column);
+      std::vector<uint64_t> keys;
+      Unfilled<std::byte> records;
+      const auto put = [&] {
+        if (!keys.empty()) engine_->put(Name(column), keys, width, records.data());
+        keys.clear(), records.clear();
+      };
+      for (const KeyRow& r : entries_) {
+        if (width == 0 || !here(r.row, column) || store.index().Find(r.key) != r.row) continue;
+        if (column == kSlots && store.Header(r.row).has_slots == 0) continue;
+        keys.push_back(r.key);
+        const std::byte* const record = store.Record(r.row, column == kSlots);
+        records.insert(records.end(), record, record + width);
+        if (keys.size() == kBatch) put();
+      }
+      put();
+    }
+    std::erase_if(gone_, [&](uint64_t key) { return store.index().Find(key) != kNoRow; });
+    for (size_t begin = 0; begin < gone_.size(); begin += kBatch) {
+      engine_->remove(Engine::Keys(gone_).subspan(begin, std::min(kBatch, gone_.size() - begin)));
+    }
+    std::vector<uint64_t>().swap(gone_);
+    changed_ = failed_ = false;
+  }
+
+  std::shared_ptr<const Engine> engine_;
+  size_t row_bytes_;
+  uint32_t seen_;                // the version at the end of the last call
+  bool changed_ = false;         // whether what is here, or gone, is not what the engine has
+  bool failed_ = false;          // whether it has refused that
+  std::vector<uint8_t> here_;    // by row: the columns that are in memory
+  std::vector<KeyRow> entries_;  // those rows
+  std::vector<uint64_t> gone_;   // keys whose rows the engine still has
+};
+
+}  // namespace kvjax

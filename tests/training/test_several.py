@@ -1,0 +1,91 @@
+"""Steps over several tables in one program: all of them do theirs, or none."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+from tests.support.marks import few, slow
+from tests.support.tables import same_tables
+from tests.training.test_half_way import Fuse
+
+pytestmark = pytest.mark.cpu_table  # those of a device are each for itself
+REFUSED = (ValueError, RuntimeError, jax.errors.JaxRuntimeError)
+TX = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.adagrad(0.1))
+
+
+def tables_of(make, fuse, *last):
+    """The first counts keys before they get rows and evicts some; the second is no program; then those in `last`."""
+    first = make(2, max_capacity=6, on_full="evict", evict=kvjax.evict.LeastFrequent(), admit=kvjax.admit.MinCount(1))
+    return {"a": first, "b": make(2, constraint=fuse), "w": jnp.ones(2)} | {
+        str(i): make(2, **options) for i, options in enumerate(last)
+    }
+
+
+def step(params, state, grads):
+    updates, state = TX.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+compiled = jax.jit(step)
+
+
+def train(params, state, ids, step=compiled):
+    rows = jnp.ones((len(ids), 2))
+    keys = kvjax.keys(np.array(ids))
+    tables = {name for name, p in params.items() if isinstance(p, kvjax.Table)}
+    grads = {name: kvjax.SparseRows(keys, rows) if name in tables else p for name, p in params.items()}
+    return jax.block_until_ready(step(params, state, grads))
+
+
+@pytest.mark.parametrize("eager", few([False, True], False), ids=["jit", "eager"])
+def test_none_keeps_a_step_that_one_refuses(make, eager):
+    run = step if eager else compiled
+    fuse, full = Fuse(), {"max_capacity": 4, "on_full": "error"}
+    params, twins = (tables_of(make, f, full) for f in (fuse, Fuse()))
+    state, twin_state = TX.init(params), TX.init(twins)
+    for ids in ([1, 2, 3], [2, 3, 4]):
+        params, state = train(params, state, ids, run)
+        twins, twin_state = train(twins, twin_state, ids, run)
+    stats = {name: params[name].stats() for name in "ab0"}
+    for refuses in ("full", "fuse"):
+        fuse.blown = refuses == "fuse"
+        with pytest.raises(REFUSED, match="max_capacity=4" if refuses == "full" else "the fuse has blown"):
+            train(params, state, [5, 6, 7] if refuses == "full" else [1, 2], run)
+        fuse.blown = False
+        for name in "ab0":
+            same_tables(params[name], twins[name])
+            assert params[name].stats() == stats[name]  # no count has moved, nor the last step
+            assert int(params[name].refresh().version) == int(params[name].version)
+    params, state = train(params, state, [1, 2, 4], run)  # and these handles go on
+    twins, twin_state = train(twins, twin_state, [1, 2, 4], run)
+    for name in "ab0":
+        same_tables(params[name], twins[name])
+
+
+@slow
+def test_a_planned_step_that_is_not_done_is_forgotten(make):
+    params = tables_of(make, Fuse(), {"max_capacity": 1, "on_full": "error"})
+    state = TX.init(params)
+    with pytest.raises(REFUSED, match="max_capacity=1"):
+        train(params, state, [1, 2])
+    table = params["a"].upsert(kvjax.keys([9]), jnp.ones((1, 2)))
+    assert table.export().keys.tolist() == [9] and len(params["b"].upsert(kvjax.keys([1]), jnp.zeros((1, 2)))) == 1
+
+
+@slow
+def test_results_are_those_of_each_table_alone(make):
+    params = tables_of(make, Fuse(), {}, {"trainable": False})
+    alone = {name: make(2, seed=t.spec.seed, constraint=t.spec.constraint, admit=t.spec.admit)
+             for name, t in params.items() if name in "ab0"}  # fmt: skip
+    state = TX.init(params)
+    states = dict.fromkeys(alone, ())
+    for ids in ([1, 2, 1], [2, 3, 4], [4, 4, 4]):
+        params, state = train(params, state, ids)
+        for name in alone:
+            grads = kvjax.SparseRows(kvjax.keys(np.array(ids)), jnp.ones((3, 2)))
+            alone[name], states[name] = alone[name].apply(optax.adagrad(0.1), grads, states[name])
+    for name in alone:
+        same_tables(params[name], alone[name])
