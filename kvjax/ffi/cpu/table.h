@@ -33,6 +33,7 @@
 #include "kvjax/ffi/cpu/last_batch.h"
 #include "kvjax/ffi/cpu/plan.h"
 #include "kvjax/ffi/cpu/version.h"
+#include "kvjax/ffi/cpu/visit.h"
 
 namespace kvjax {
 
@@ -132,14 +133,12 @@ class Table {
 
   // ---- the training write -------------------------------------------------------------------------------
 
-  /// The whole of it, for an update that is a row program. Gradients of equal keys are summed. A step that
-  /// holds is only planned, with all memory for it: it gives the word by which EndApply knows it, and any
-  /// other write ends it.
+  /// The whole of it, for a row program. Gradients of equal keys are summed. A step that holds is only
+  /// planned, with its memory: it gives the word by which EndApply knows it, and any other write ends it.
   uint32_t Apply(const ParallelFor& parallel, const ApplyOperands& o);
   uint32_t EndApply(const ParallelFor& parallel, const EndApplyOperands& o);
 
-  // ---- the same in chunks, for any other update: BeginApply, then Gather and Scatter for each chunk
-  // --------
+  // ---- the same in chunks, for any other update: BeginApply, then Gather and Scatter for each -----
   //
   // BeginApply plans the step and takes all memory for it, and the last Scatter commits it. Until then it is
   // nothing to others, and any other write ends it.
@@ -175,8 +174,7 @@ class Table {
                    const std::byte* values, const std::vector<const std::byte*>& slots, bool last,
                    bool holds = false);
 
-  // ---- the same on one shard of several (sharded.h): Receive, PlanStep, Prepare, Continue, CommitStep
-  // ----------
+  // ---- the same on one shard (sharded.h): Receive, PlanStep, Prepare, Continue, CommitStep ---
 
   /// Gradients that have arrived: keys and counts (senders, n), rows (senders, n, dim), in the given one of
   /// `rounds` rounds; initial rows of the keys that have none here.
@@ -259,32 +257,10 @@ class Table {
   static constexpr size_t kAhead = 16;      // rows: how far ahead their cache lines are fetched
 
   using Column = RowsAway::Column;
-
-  /// The end of a call on rows that may live in an engine; of any other table it is nothing.
-  class Visit {
-   public:
-    Visit(const Table& table, bool writes) : table_(table), writes_(writes) {
-      if (table.in_.store.away() != nullptr) turn_ = std::unique_lock(table.away_turn_);
-    }
-    Visit(Visit&&) = default;
-    ~Visit() {
-      if (!turn_) return;
-      // The store may have been replaced since this began.
-      table_.in_.store.away()->End(table_.in_.store, table_.version(), table_.planning(), writes_);
-    }
-
-   private:
-    const Table& table_;
-    bool writes_;
-    std::unique_lock<std::mutex> turn_;  // also those that read take turns, as they bring rows
-  };
-
-  /// A call that has been let in, to the columns of its rows that it wants.
+  friend class VisitOf<Table>;
+  using Visit = VisitOf<Table>;
   template <class Lock>
-  struct Entered {
-    Lock lock;
-    Visit visit;
-  };
+  using Entered = EnteredBy<Table, Lock>;
 
   [[nodiscard]] Entered<VersionGate::ReadLock> Read(ReadVersion version, std::string_view op, KeySpan keys,
                                                     Column columns = Column::kNone) const {
