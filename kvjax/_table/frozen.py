@@ -12,6 +12,7 @@ import numpy as np
 from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import Handle, version_on_host
 from kvjax._values.snapshot import ADMISSION_COLUMNS, WAITING_COLUMNS, column_types, concat, from_native
+from kvjax.storage import External
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +73,13 @@ def freeze_rows(table: Handle) -> FrozenRows | None:
       table: the live handle.
 
     Returns:
-      None if there are none, or their rows, one shard after the other, are not sorted: a partitioner has dealt them
-      out.
+      None if there are none, or they live in an engine of the user's, or their rows, one shard after the other, are not
+      sorted: a partitioner has dealt them out.
     """
     spec, version = table.spec, version_on_host(table, "save")
     placement, shards = spec.placement, spec.originals
-    if not shards or (placement is not None and placement.partitioner is not None and len(shards) > 1):
+    dealt = placement is not None and placement.partitioner is not None and len(shards) > 1
+    if not shards or dealt or isinstance(spec.storage, External):
         return None
     if placement is not None:  # each has a range of buckets
         shards = sorted(shards, key=lambda i: placement.local[i].shard)
