@@ -26,7 +26,6 @@ from kvjax._spec.spec import TableSpec
 from kvjax._training.rowwise import Late, Rowwise
 from kvjax._training.slots import SlotLayout
 from kvjax._values.facts import FACT_DTYPES, NUM_FACTS, ROW_FACTS, RowFacts, fact_types
-from kvjax.ffi import is_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,8 +109,6 @@ def lowered(
 
     facts: whether it takes facts about rows.
     """
-    if is_device(spec.storage.backend):  # whose tables do not run them yet
-        return None
     if not state and not extra:
         return _lowered_alone(spec, rowwise, facts, x64_enabled())
     return _lowered(spec, rowwise, state, extra, facts)

@@ -20,7 +20,7 @@ from tests.support import marks
 from tests.support.marks import few, slow
 from tests.support.transforms import row_by_row, transforms
 
-pytestmark = [pytest.mark.usefixtures("promotion"), pytest.mark.cpu_table, row_by_row]
+pytestmark = [pytest.mark.usefixtures("promotion"), row_by_row]
 
 
 def programs():

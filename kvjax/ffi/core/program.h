@@ -13,6 +13,7 @@
 #include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/facts.h"
 #include "kvjax/ffi/core/instructions.h"
+#include "kvjax/ffi/core/portable.h"
 #include "kvjax/ffi/core/row.h"
 
 namespace kvjax {
@@ -25,12 +26,13 @@ class Register {
   enum class Kind { kVector, kScalar, kShared, kField };
   static constexpr int32_t kKindShift = 16;
 
-  explicit constexpr Register(int32_t word = -1) : word_(word) {}
-  [[nodiscard]] Kind kind() const { return static_cast<Kind>(word_ >> kKindShift); }
-  [[nodiscard]] int32_t number() const { return word_ & ((1 << kKindShift) - 1); }
+  constexpr Register() = default;
+  explicit constexpr Register(int32_t word) : word_(word) {}
+  [[nodiscard]] KVJAX_HD Kind kind() const { return static_cast<Kind>(word_ >> kKindShift); }
+  [[nodiscard]] KVJAX_HD int32_t number() const { return word_ & ((1 << kKindShift) - 1); }
 
  private:
-  int32_t word_;
+  int32_t word_ = -1;
 };
 
 /// A part of a row. `source` is a slot's number, or one of those below: the words of RowFacts follow kFacts

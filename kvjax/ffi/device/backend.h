@@ -7,6 +7,7 @@
 #include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/operands.h"
 #include "kvjax/ffi/core/registry.h"
+#include "kvjax/ffi/device/apply.h"
 #include "kvjax/ffi/device/backend_bags.h"
 #include "kvjax/ffi/device/backend_sharded.h"
 #include "kvjax/ffi/device/evict.h"
@@ -117,6 +118,11 @@ struct DeviceBackend : DeviceBags<On>, DeviceSharded<On> {
   static void Clear(Exec& exec, Table& t, const ClearOperands& o) {
     Write(exec, t, o.phase, {o.op, o.version},
           [&](Q& q) { o.op == Op::kClearSlots ? t.ClearSlots(q, o) : t.Clear(q, o); });
+  }
+  static void Apply(Exec& exec, Table& t, const ApplyOperands& o) {
+    Q q = On::Make(exec);
+    t.Apply(q, o);
+    Done(t);
   }
   static void BeginApply(Exec& exec, Table& t, const BeginApplyOperands& o) {
     Q q = On::Make(exec);

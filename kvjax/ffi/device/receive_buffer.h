@@ -3,11 +3,13 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/facts.h"
 #include "kvjax/ffi/core/initial.h"
+#include "kvjax/ffi/core/program.h"
 #include "kvjax/ffi/core/slab.h"
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/device/groups.h"
@@ -171,8 +173,10 @@ struct ShardStep {
   bool ready = false;     // to be committed
   bool attached = false;  // slots, which only this step has asked for
   SlotLayout layout;
-  size_t n = 0;     // rows
-  size_t left = 0;  // of which so many have not been written
+  std::optional<Program> program;  // of the update, if it is one
+  Array<Q, uint64_t> shared;       // its shared registers
+  size_t n = 0;                    // rows
+  size_t left = 0;                 // of which so many have not been written
   Array<Q, uint32_t> step, targets;
   Array<Q, float> shared_gradient;
   bool wants_facts = false;

@@ -82,11 +82,15 @@ void DeviceTable<Q>::PlanStep(Q& q, const PlanStepOperands& o) {
   step_.n = Fetch(q, total.data());
   MakeSpace(q, Op::kApply, step_.n);
   Grow(q, step_.targets, 2 * step_.n);
-  step_.wants_facts = o.facts;
-  if (o.facts) Grow(q, step_.facts, step_.n);
+  step_.wants_facts = o.facts || (o.program && o.program->wants_facts());
+  if (step_.wants_facts) Grow(q, step_.facts, step_.n);
   Grow(q, step_.shared_gradient, static_cast<size_t>(spec_.dim));
   Grow(q, step_.step, 2);
   q.Copy(step_.step.data(), o.step, 2 * sizeof(uint32_t));
+  step_.program = o.program;
+  const size_t shared = o.program ? static_cast<size_t>(o.program->shared) : 0;
+  Grow(q, step_.shared, shared);
+  q.Copy(step_.shared.data(), o.shared, shared * sizeof(uint64_t));
   step_.ready = true;
 }
 
@@ -119,7 +123,14 @@ void DeviceTable<Q>::CommitStep(Q& q, const CommitStepOperands& o) {
                                 .used_step = o.used_step,
                                 .shared_gradient = step_.shared_gradient.data(),
                                 .facts = step_.wants_facts ? step_.facts.data() : nullptr};
-  Begin(q, step, {in.keys, in.counts, in.rows, n, nullptr, 0, 0, step_.step.data(), spec_.count_batches});
+  const GradientsView gradients{in.keys,           in.counts,          in.rows, n, nullptr, 0, 0,
+                                step_.step.data(), spec_.count_batches};
+  if (!step_.program) return Begin(q, step, gradients);
+  const RegisterScratch<Q> registers(q, *step_.program, n);
+  const DeviceProgram<Q> program(q, *step_.program, step_.layout, step_.shared.data(),
+                                 spec_.initializer.seed);
+  Begin(q, step, gradients);
+  Run(q, program, registers, step, in.rows);
 }
 
 /// Forgets what has been planned: another shard cannot do its part.

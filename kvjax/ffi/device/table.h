@@ -30,6 +30,7 @@
 #include "kvjax/ffi/device/contents.h"
 #include "kvjax/ffi/device/control.h"
 #include "kvjax/ffi/device/order.h"
+#include "kvjax/ffi/device/program.h"
 #include "kvjax/ffi/device/read_kernels.h"
 #include "kvjax/ffi/device/receive_buffer.h"
 #include "kvjax/ffi/device/report_pool.h"
@@ -89,6 +90,7 @@ class DeviceTable {
   void Evict(Q& q, const EvictOperands& o);
   void Clear(Q& q, const ClearOperands& o);
   void ClearSlots(Q& q, const ClearOperands& o);
+  void Apply(Q& q, const ApplyOperands& o);
   void BeginApply(Q& q, const BeginApplyOperands& o);
   /// The rows of a step; without targets, of that which the shard has committed.
   void Gather(Q& q, const GatherOperands& o);
@@ -255,6 +257,8 @@ class DeviceTable {
   [[nodiscard]] std::vector<Parts> PartsOf(const std::byte* values,
                                            const std::vector<const std::byte*>& slots) const;
   void Begin(Q& q, const BeginApplyOperands& o, const GradientsView& gradients);
+  void Run(Q& q, const DeviceProgram<Q>& program, const RegisterScratch<Q>& registers,
+           const BeginApplyOperands& begun, const float* gradients);
   void ExpectLive(Q& q, Op op, const uint32_t* version, bool narrow) const;
   void Abandoned(Q& q);
   [[nodiscard]] bool OwnStep(size_t num_rows) const { return spec_.sharded && num_rows == 0; }

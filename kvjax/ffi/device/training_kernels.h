@@ -115,13 +115,14 @@ struct ChunkView {
   RowsView in;
   const uint32_t* targets;
   size_t num_rows;
-  const int32_t* start;
+  const int32_t* start;  // nullptr for 0
   const int32_t* active;
 
   /// The position in the step of the i-th row of the chunk, and its row id; kNoRow for none.
   KVJAX_HD uint32_t Row(size_t i, size_t& position) const {
-    position = static_cast<size_t>(*start) + i;
-    if (*start < 0 || *active < 0 || position >= static_cast<size_t>(*active) || position >= num_rows)
+    const int32_t from = start != nullptr ? *start : 0;
+    position = static_cast<size_t>(from) + i;
+    if (from < 0 || *active < 0 || position >= static_cast<size_t>(*active) || position >= num_rows)
       return kNoRow;
     const uint32_t row = targets[2 * position];
     if (row == kNoRow) return kNoRow;

@@ -1,4 +1,6 @@
 // Row programs: every kernel of every instruction set, programs that are none, and training by program.
+#include "tests/cpp/support/program.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -29,8 +31,11 @@ using kvjax::program::Cell;
 using kvjax::program::Kernels;
 using kvjax::program::Shape;
 using kvjax::program::Step;
-
-constexpr int32_t kVector = 0, kScalar = 1 << 16, kShared = 2 << 16, kField = 3 << 16;
+using programs::Awkward;
+using programs::kField;
+using programs::kScalar;
+using programs::kShared;
+using programs::Sgd;
 
 std::vector<Kernels> AllKernels() {
   std::vector<Kernels> all = {kvjax::program::BaselineKernels()};
@@ -40,13 +45,6 @@ std::vector<Kernels> AllKernels() {
   if (best == "avx512") all.push_back(kvjax::program::Avx512Kernels());
 #endif
   return all;
-}
-
-/// Ordinary numbers among the ends of the type.
-float Awkward(data::Stream& stream) {
-  const float ends[] = {0.0f, -0.0f, 1.0f, -1.0f, INFINITY, -INFINITY, NAN, 3e38f, -3e38f, 65504.0f, 1e-6f};
-  const uint64_t n = stream.Below(40);
-  return n < std::size(ends) ? ends[n] : static_cast<float>(stream.Below(2000)) / 100 - 10;
 }
 
 /// What one instruction makes of awkward operands, as bits.
@@ -148,26 +146,6 @@ TEST(SumsOfRowsAreThoseOneAfterTheOther) {
       }
     }
   }
-}
-
-/// value -= grad * g0; slot 0 counts.
-std::vector<int32_t> Sgd(int32_t dim) {
-  std::vector<int32_t> words = {1, 1, 2, 3, 2, 5};  // registers, fields, instructions
-  for (const int32_t field : {Field::kValue, Field::kGradient}) words.insert(words.end(), {field, 0, dim});
-  words.insert(words.end(), {0, 0, 1});  // slot 0
-  const auto add = [&](Opcode code, std::initializer_list<int32_t> registers) {
-    words.push_back(static_cast<int32_t>(code));
-    words.insert(words.end(), registers);
-    words.resize(words.size() + 1 + kvjax::kMostOperands - registers.size(), -1);
-  };
-  add(Opcode::k_sub_i, {kScalar, kShared + 1, kShared + 1});  // 0
-  add(Opcode::k_store, {kField + 2, kScalar});
-  add(Opcode::k_mul_f, {kVector, kField + 1, kShared});
-  add(Opcode::k_sub_f, {kField, kField, kVector});
-  add(Opcode::k_load, {kScalar, kField + 2});
-  add(Opcode::k_add_i, {kScalar, kScalar, kShared + 1});  // + 1
-  add(Opcode::k_store, {kField + 2, kScalar});
-  return words;
 }
 
 TEST(ProgramsThatAreNoneAreRefused) {

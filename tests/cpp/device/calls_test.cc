@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "tests/cpp/support/later.h"
+#include "tests/cpp/support/program.h"
 
 namespace {
 
@@ -117,6 +118,18 @@ struct Calls : later::ChainOn<Counting> {
                            .shared_gradient = shared_gradient});
     });
   }
+  void Apply() {
+    Write([&](auto* by, auto* next) {
+      table.Apply(q, {.version = by,
+                      .keys = data::Span(keys),
+                      .gradients = {counts.data(), rows.data()},
+                      .step = &at,
+                      .layout = layout,
+                      .program = program,
+                      .shared = shared,
+                      .next = next});
+    });
+  }
   void Gather() {
     table.Gather(q, {.version = handle,
                      .chunk = Chunk(),
@@ -144,6 +157,9 @@ struct Calls : later::ChainOn<Counting> {
   std::vector<uint32_t> targets;
   data::Floats rows, out, slots;
   device::Mask found = device::Mask(new bool[kBatch]);
+  kvjax::Program program =
+      kvjax::Program::Parse("t", programs::Descent(kDim), kDim, kvjax::RowType::kFloat32, layout);
+  uint64_t shared[1] = {};
   float shared_gradient[kDim] = {};
   int64_t at = -1, used = 0;
   int32_t start = 0, active = 0;
@@ -180,6 +196,7 @@ TEST(TheTableInTheDocumentationIsTrue) {
   row("`lookup_or_insert`", plain, [](Calls& c) { c.Insert(); });
   row("`upsert`", plain, [](Calls& c) { c.Upsert(); });
   row("`remove`", plain, [](Calls& c) { c.Remove(); });
+  row("`apply` of a row program", plain, [](Calls& c) { c.Apply(); });
   row("`merge` of gradients", plain, [](Calls& c) { c.Merge(); });
   row("`apply`, beginning", plain, [](Calls& c) { c.Begin(); });
   row("`apply`, gather", plain, [](Calls& c) { c.Gather(); });

@@ -1,0 +1,225 @@
+// Row programs on the device table: every instruction beside the CPU's kernels, and training beside the CPU's
+// table, with one lane to a tile and with eight.
+#include <bit>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "tests/cpp/support/lanes.h"
+//
+#include "kvjax/ffi/cpu/program/machine.h"
+#include "kvjax/ffi/cpu/program/subnormal.h"
+#include "kvjax/ffi/cpu/table.h"
+#include "kvjax/ffi/device/program.h"
+#include "tests/cpp/support/device.h"
+#include "tests/cpp/support/program.h"
+
+namespace {
+
+using data::Floats;
+using data::Keys;
+using device::Lanes;
+using kvjax::InstructionForm;
+using kvjax::Opcode;
+using kvjax::Program;
+using kvjax::RowType;
+using kvjax::SlotLayout;
+using kvjax::device::Threads;
+using programs::kField;
+using programs::kScalar;
+using programs::kVector;
+
+/// One instruction on slots: operand j is slot j, of a row's elements or of one, and the result the last
+/// slot.
+struct Case {
+  Case(Opcode op, int32_t vectors, int32_t dim) : dim(dim) {
+    const InstructionForm& form = kvjax::kInstructionForms[static_cast<size_t>(op)];
+    const bool reduces = form.kind == InstructionForm::Kind::kReduce;
+    const int32_t arity = form.arity;
+    const auto wide = [&](int32_t j) {
+      return j < arity ? (vectors >> j & 1) != 0 : vectors != 0 && !reduces;
+    };
+    std::vector<int32_t> fields, update;
+    for (int32_t j = 0; j <= arity; ++j) {
+      const int32_t width = wide(j) ? dim : 1;
+      layout.Add("s" + std::to_string(j), "x", 4 * static_cast<size_t>(width));
+      fields.insert(fields.end(), {j, static_cast<int32_t>(kvjax::Field::Type::kWord), width});
+    }
+    const std::string_view name = form.name;
+    const bool compares = name.starts_with("l") || name.starts_with("g");
+    const bool in_doubles = form.doubles && name != "f_to_d" && name != "i_to_d";
+    const bool out_doubles =
+        form.doubles && name.ends_with("_d") && !(in_doubles && compares && name != "log_d");
+    std::vector<int32_t> operands = {wide(arity) ? kVector + arity : kScalar + arity};
+    for (int32_t j = 0; j < arity; ++j) {
+      const int32_t r = (wide(j) ? kVector : kScalar) + j;
+      programs::Add(update, Opcode::k_load, {r, kField + j}), ++instructions;
+      if (in_doubles) programs::Add(update, Opcode::k_f_to_d, {r, r}), ++instructions;
+      operands.push_back(r);
+    }
+    programs::Add(update, op, operands), ++instructions;
+    if (out_doubles) programs::Add(update, Opcode::k_d_to_f, {operands[0], operands[0]}), ++instructions;
+    programs::Add(update, Opcode::k_store, {kField + arity, operands[0]}), ++instructions;
+    std::vector<int32_t> words = {arity + 1, arity + 1, 0, arity + 1, 0, instructions};
+    words.insert(words.end(), fields.begin(), fields.end());
+    words.insert(words.end(), update.begin(), update.end());
+    program = Program::Parse("t", words, dim, RowType::kFloat32, layout);
+    integers = name.ends_with("_i") || name.starts_with("i_to") || name == "u_to_f";
+    choice = name == "select";
+    makes_floats = !integers &&
+                   !(form.kind != InstructionForm::Kind::kReduce &&
+                     (name.starts_with("eq") || name.starts_with("ne_") || compares)) &&
+                   name != "is_finite_f" && name != "f_to_i" && name != "select";
+  }
+
+  /// Slots full of awkward numbers.
+  [[nodiscard]] std::vector<std::byte> Slots(uint64_t seed) const {
+    data::Stream stream(seed);
+    std::vector<std::byte> bytes(layout.stride());
+    for (size_t at = 0; at + 4 <= bytes.size(); at += 4) {
+      const float x = programs::Awkward(stream);
+      const auto whole = static_cast<int32_t>(stream.Below(7)) - 3;
+      const bool chooses = choice && at < layout.slots()[0].bytes;
+      std::memcpy(bytes.data() + at, integers || chooses ? static_cast<const void*>(&whole) : &x, 4);
+    }
+    return bytes;
+  }
+  /// The result, as bits; one NaN is as good as another.
+  [[nodiscard]] std::vector<uint32_t> Result(const std::vector<std::byte>& slots) const {
+    const kvjax::Slot& slot = layout.slots().back();
+    std::vector<uint32_t> words(slot.bytes / 4);
+    std::memcpy(words.data(), slots.data() + slot.offset, slot.bytes);
+    for (uint32_t& word : words) {
+      if (makes_floats && (word & 0x7FFFFFFFu) > 0x7F800000u) word = 0x7FC00000u;
+    }
+    return words;
+  }
+
+  int32_t dim, instructions = 0;
+  SlotLayout layout;
+  Program program;
+  bool integers = false, choice = false, makes_floats = true;
+};
+
+template <class Q>
+std::vector<uint32_t> OnDevice(const Case& c, std::vector<std::byte> slots) {
+  Q q = Q::Alone();
+  const kvjax::device::DeviceProgram<Q> program(q, c.program, c.layout, nullptr, 1);
+  std::vector<float> vectors(static_cast<size_t>(c.program.vectors * c.dim));
+  std::vector<uint64_t> scalars(8 * static_cast<size_t>(c.program.scalars));
+  const auto view = program.view();
+  const kvjax::program::NoSubnormals scope;  // which the CPU's machine has none of either
+  const kvjax::device::RowPlaces row{nullptr, slots.data(), nullptr, nullptr, 7, 2};
+  q.Tiles(Q::Tile::size(), [&](typename Q::Tile tile, size_t i) {
+    const kvjax::device::Lane<typename Q::Tile> lane(
+        view, tile, vectors.data(), scalars.data() + i * static_cast<size_t>(c.program.scalars), row);
+    lane.Run(view.update, view.updates);
+  });
+  return c.Result(slots);
+}
+
+std::vector<uint32_t> OnCpu(const Case& c, std::vector<std::byte> slots) {
+  kvjax::program::Machine machine({&c.program, &c.layout, nullptr, 4, 1, 2}, kvjax::program::BestKernels());
+  const uint64_t key = 7;
+  const kvjax::program::TileRow row{nullptr, slots.data(), nullptr, &key, false};
+  machine.Run({&row, 1}, {});
+  return c.Result(slots);
+}
+
+TEST(EveryInstructionGivesTheBitsOfTheCpu) {
+  size_t ran = 0;
+  for (int32_t op = 0; op < static_cast<int32_t>(Opcode::kCount); ++op) {
+    const InstructionForm& form = kvjax::kInstructionForms[op];
+    const auto code = static_cast<Opcode>(op);
+    const bool rounds = code == Opcode::k_stochastic_bfloat16 || code == Opcode::k_stochastic_float16;
+    if (form.kind == InstructionForm::Kind::kMove && !rounds) continue;
+    for (const int32_t dim : {2, 16, 37}) {
+      for (int32_t vectors = 0; vectors < 1 << form.arity; ++vectors) {
+        if ((form.kind == InstructionForm::Kind::kReduce || rounds) && vectors == 0) continue;
+        if (form.doubles && vectors != 0) continue;
+        if (form.kind == InstructionForm::Kind::kFused && vectors != form.vectors()) continue;
+        const Case c(code, vectors, dim);
+        const auto slots = c.Slots(static_cast<uint64_t>(op * 64 + vectors));
+        const auto want = OnCpu(c, slots);
+        const bool same = OnDevice<Threads>(c, slots) == want && OnDevice<Lanes>(c, slots) == want;
+        if (!same) std::cerr << form.name << " " << vectors << " dim " << dim << "\n";
+        CHECK(same);
+        ++ran;
+      }
+    }
+  }
+  CHECK(ran > 250);
+}
+
+kvjax::ApplyOperands Of(const device::Gradients& g, const SlotLayout& layout, const Program& program,
+                        const uint64_t* shared) {
+  kvjax::ApplyOperands o;
+  o.keys = data::Span(g.keys);
+  o.gradients = {g.counts.data(), g.rows.data(), g.seals.data(), g.seals.size()};
+  o.step = &g.step, o.layout = layout, o.program = program, o.shared = shared;
+  return o;
+}
+
+template <class Q>
+void TrainBesideTheCpu(kvjax::TableSpec spec, size_t batch) {
+  constexpr int32_t kDim = 20;
+  const auto dim = static_cast<size_t>(kDim);
+  data::Live cpu(spec);
+  device::Device<Q> gpu(spec, Q());
+  const SlotLayout layout = SlotLayout::Parse("n|int32[]|4");
+  const Program program = Program::Parse("t", programs::Sgd(kDim), kDim, RowType::kFloat32, layout);
+  const float rate = 0.25f;
+  uint64_t shared[2] = {0, 1};
+  std::memcpy(shared, &rate, 4);
+  data::Stream stream(batch);
+  for (int64_t step = 1; step < 8; ++step) {
+    device::Gradients g;
+    g.step = step;
+    for (size_t i = 0; i < (step == 4 ? 0 : batch); ++i) {
+      g.keys.push_back(stream.Below(3) == 0 ? 5 : stream.Below(batch));
+      g.counts.push_back(stream.Below(20) == 0 ? 0 : 1);
+      for (size_t d = 0; d < dim; ++d) g.rows.push_back(static_cast<float>(stream.Below(64)) - 31);
+    }
+    auto o = Of(g, layout, program, shared);
+    const uint32_t version = cpu.version();
+    uint32_t next = 0;
+    o.version = &version, o.next = &next;
+    cpu.Apply(kvjax::Serial, o);
+    gpu.Write([&](auto* handle, auto* after) {
+      o.version = handle, o.next = after;
+      gpu.Apply(gpu.q, o);
+    });
+  }
+  CHECK(data::Same(cpu.Copy(), gpu.Export(gpu.handle, true)));
+}
+
+TEST(TrainingIsThatOfTheCpu) {
+  auto spec = data::Spec(20);
+  spec.initializer = {};
+  TrainBesideTheCpu<Threads>(spec, 700);
+  TrainBesideTheCpu<Lanes>(spec, 150);
+  spec.admission.kind = kvjax::AdmissionSpec::Kind::kMinCount;
+  spec.admission.threshold = 2;
+  spec.admission.unadmitted = kvjax::AdmissionSpec::Unadmitted::kShared;
+  spec.admission.shared_key = 7;
+  TrainBesideTheCpu<Threads>(spec, 300);
+  TrainBesideTheCpu<Lanes>(spec, 100);
+}
+
+TEST(ARefusedStepChangesNothing) {
+  device::Device<Threads> t(data::Spec(20), Threads());
+  const SlotLayout layout = SlotLayout::Parse("n|int32[]|4");
+  const Program program = Program::Parse("t", programs::Sgd(20), 20, RowType::kFloat32, layout);
+  const uint64_t shared[2] = {0, 1};
+  device::Gradients g{.keys = {1, 2}, .counts = {1, 1}, .rows = Floats(40, 1.0f)};
+  g.seals[0] = 0;
+  const auto o = Of(g, layout, program, shared);
+  CHECK_THROWS(kInvalidArgument, t.Write([&](auto* handle, auto* next) {
+    auto broken = o;
+    broken.version = handle, broken.next = next;
+    t.Apply(t.q, broken);
+  }));
+  CHECK_EQ(t.Export(t.handle, true).keys.size(), 0u);
+}
+
+}  // namespace
