@@ -13,6 +13,7 @@
 #define CHECK_OWN_MAIN
 #include "tests/cpp/support/pair.h"
 #include "tests/cpp/support/pinned.h"
+#include "tests/cpp/support/trained.h"
 
 namespace {
 
@@ -127,6 +128,18 @@ TEST(RandomCalls) {
   OnGpu(Spec(), own.stream, 1, 30).Run(60, 40);
   OnGpu(Spec(5), own.stream, 2, 4000).Run(40, 700);
   OnGpu(Spec(64), own.stream, 3, 60000).Run(12, 30000);
+}
+
+TEST(TrainingByProgram) {
+  const Own own;
+  TableSpec spec = Spec(20);
+  spec.initializer = {};
+  programs::TrainBesideTheCpu<Stream>(spec, 50000, own.stream);
+  spec.admission.kind = AdmissionSpec::Kind::kMinCount;
+  spec.admission.threshold = 2;
+  spec.admission.unadmitted = AdmissionSpec::Unadmitted::kShared;
+  spec.admission.shared_key = 7;
+  programs::TrainBesideTheCpu<Stream>(spec, 20000, own.stream);
 }
 
 TEST(RowTypesAndInitialRows) {

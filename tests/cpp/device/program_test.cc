@@ -13,6 +13,7 @@
 #include "kvjax/ffi/device/program.h"
 #include "tests/cpp/support/device.h"
 #include "tests/cpp/support/program.h"
+#include "tests/cpp/support/trained.h"
 
 namespace {
 
@@ -28,6 +29,7 @@ using kvjax::device::Threads;
 using programs::kField;
 using programs::kScalar;
 using programs::kVector;
+using programs::TrainBesideTheCpu;
 
 /// One instruction on slots: operand j is slot j, of a row's elements or of one, and the result the last
 /// slot.
@@ -151,48 +153,6 @@ TEST(EveryInstructionGivesTheBitsOfTheCpu) {
   CHECK(ran > 250);
 }
 
-kvjax::ApplyOperands Of(const device::Gradients& g, const SlotLayout& layout, const Program& program,
-                        const uint64_t* shared) {
-  kvjax::ApplyOperands o;
-  o.keys = data::Span(g.keys);
-  o.gradients = {g.counts.data(), g.rows.data(), g.seals.data(), g.seals.size()};
-  o.step = &g.step, o.layout = layout, o.program = program, o.shared = shared;
-  return o;
-}
-
-template <class Q>
-void TrainBesideTheCpu(kvjax::TableSpec spec, size_t batch) {
-  constexpr int32_t kDim = 20;
-  const auto dim = static_cast<size_t>(kDim);
-  data::Live cpu(spec);
-  device::Device<Q> gpu(spec, Q());
-  const SlotLayout layout = SlotLayout::Parse("n|int32[]|4");
-  const Program program = Program::Parse("t", programs::Sgd(kDim), kDim, RowType::kFloat32, layout);
-  const float rate = 0.25f;
-  uint64_t shared[2] = {0, 1};
-  std::memcpy(shared, &rate, 4);
-  data::Stream stream(batch);
-  for (int64_t step = 1; step < 8; ++step) {
-    device::Gradients g;
-    g.step = step;
-    for (size_t i = 0; i < (step == 4 ? 0 : batch); ++i) {
-      g.keys.push_back(stream.Below(3) == 0 ? 5 : stream.Below(batch));
-      g.counts.push_back(stream.Below(20) == 0 ? 0 : 1);
-      for (size_t d = 0; d < dim; ++d) g.rows.push_back(static_cast<float>(stream.Below(64)) - 31);
-    }
-    auto o = Of(g, layout, program, shared);
-    const uint32_t version = cpu.version();
-    uint32_t next = 0;
-    o.version = &version, o.next = &next;
-    cpu.Apply(kvjax::Serial, o);
-    gpu.Write([&](auto* handle, auto* after) {
-      o.version = handle, o.next = after;
-      gpu.Apply(gpu.q, o);
-    });
-  }
-  CHECK(data::Same(cpu.Copy(), gpu.Export(gpu.handle, true)));
-}
-
 TEST(TrainingIsThatOfTheCpu) {
   auto spec = data::Spec(20);
   spec.initializer = {};
@@ -213,7 +173,7 @@ TEST(ARefusedStepChangesNothing) {
   const uint64_t shared[2] = {0, 1};
   device::Gradients g{.keys = {1, 2}, .counts = {1, 1}, .rows = Floats(40, 1.0f)};
   g.seals[0] = 0;
-  const auto o = Of(g, layout, program, shared);
+  const auto o = programs::Of(g, layout, program, shared);
   CHECK_THROWS(kInvalidArgument, t.Write([&](auto* handle, auto* next) {
     auto broken = o;
     broken.version = handle, broken.next = next;
