@@ -42,10 +42,13 @@ concept Backend = requires(typename B::Exec& exec, typename B::Table& table, con
 /// Whose tables run row programs.
 template <class B>
 concept ProgramBackend = Backend<B> && requires(typename B::Exec& exec, typename B::Table& table,
-                                                const ApplyOperands& apply, const EndApplyOperands& end) {
-  B::Apply(exec, table, apply);
-  B::EndApply(exec, table, end);  // of a step of either kind that holds for it
-};
+                                                const ApplyOperands& apply) { B::Apply(exec, table, apply); };
+
+/// Whose steps can be planned by one call and made by another, once those of other tables are planned.
+template <class B>
+concept HoldingBackend =
+    ProgramBackend<B> && requires(typename B::Exec& exec, typename B::Table& table,
+                                  const EndApplyOperands& end) { B::EndApply(exec, table, end); };
 
 template <class B>
 concept ShardedBackend =

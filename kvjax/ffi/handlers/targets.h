@@ -66,10 +66,8 @@ std::vector<NamedHandler> Targets() {
       {"kvjax_bag_place", Handle<B, BagPlace<B>>},
       {"kvjax_bag_ids", Handle<B, BagIds<B>>},
   };
-  if constexpr (ProgramBackend<B>) {
-    targets.push_back({"kvjax_apply", Handle<B, Apply<B>>});
-    targets.push_back({"kvjax_end_apply", Handle<B, EndApply<B>>});
-  }
+  if constexpr (ProgramBackend<B>) targets.push_back({"kvjax_apply", Handle<B, Apply<B>>});
+  if constexpr (HoldingBackend<B>) targets.push_back({"kvjax_end_apply", Handle<B, EndApply<B>>});
   if constexpr (ShardedBackend<B>) {
     targets.insert(targets.end(), {
                                       {"kvjax_owned", Handle<B, OwnedKeys<B>>},

@@ -69,7 +69,7 @@ inline RowFacts* OutFacts(Decoder& in, std::string_view what, size_t n) {
 }
 
 /// The operands behind the rows are only waited for.
-template <ProgramBackend B>
+template <HoldingBackend B>
 ffi::Error EndApply(typename B::Exec& exec, Decoder& in) {
   in.Names(Name(Op::kApply), in.Text("table"));
   return Guard(in.table(), in.op(), [&] {
