@@ -1,4 +1,4 @@
-"""``python -m kvjax``."""
+"""The command line as ``python -m kvjax``."""
 
 import sys
 

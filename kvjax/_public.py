@@ -6,6 +6,7 @@ from kvjax import evict as evict
 from kvjax import initializers as initializers
 from kvjax import storage as storage
 from kvjax._export.program import Program as Program
+from kvjax._export.program import ProgramError as ProgramError
 from kvjax._export.program import export as export
 from kvjax._keys.hashing import hash_keys as hash_keys
 from kvjax._keys.keys import Keys as Keys

@@ -74,14 +74,14 @@ class SavedTable:
 
     def _chunks(self, folder: Path, rows: int) -> Iterator[np.ndarray]:
         try:
-            about = json.loads((folder / "zarr.json").read_bytes())
+            about = _read(folder / "zarr.json")
             shape, kind = tuple(about["chunk_grid"]["configuration"]["chunk_shape"]), about["data_type"]
             dtype = np.dtype(getattr(ml_dtypes, kind, kind))
             for i in range(-(-rows // shape[0])):
                 path = folder / ".".join(["c", str(i), *("0" for _ in shape[1:])])
-                chunk = np.memmap(path, dtype, "r").reshape(shape)  # what is not looked at is not read
+                chunk = np.memmap(_regular(path), dtype, "r").reshape(shape)  # what is not looked at is not read
                 yield chunk[: rows - i * shape[0]]
-        except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        except (OSError, ValueError, KeyError, TypeError, IndexError, ZeroDivisionError) as error:
             raise FileError(
                 folder, "an array of the checkpoint", f"{error}", "kvjax verify says what is damaged"
             ) from error
@@ -162,10 +162,21 @@ def _is_table(meta: dict[str, Any]) -> bool:
 def _read(path: Path) -> dict[str, Any]:
     """What a file of JSON says; nothing, if it is none."""
     try:
-        said = json.loads(path.read_bytes())
+        said = json.loads(_regular(path).read_bytes())
     except (OSError, ValueError, RecursionError):
         return {}
     return said if isinstance(said, dict) else {}
+
+
+def _regular(path: Path) -> Path:
+    """The path of a regular file; a FIFO would wait for who writes it.
+
+    Raises:
+      FileError: it is something else.
+    """
+    if not path.is_file():
+        raise FileError(path, "a file of bytes", "none", "kvjax verify says what is damaged")
+    return path
 
 
 def _folders(path: Path) -> list[Path]:

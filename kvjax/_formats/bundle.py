@@ -214,11 +214,11 @@ def tensor(array: np.ndarray) -> Tensor:
 
 
 def write(prefix: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None:
-    """Writes a bundle of one data file; the index comes last, so that a bundle that is there is whole."""
+    """Writes a bundle of one data file. Both files are whole before one takes its place, the index last."""
     crc32c = needed("google_crc32c", "a TensorFlow checkpoint", "convert")
     prefix = os.fspath(prefix)
     entries = {b"": _message({1: 1, 3: _message({1: 1})})}
-    with replaced(prefix + ".data-00000-of-00001") as part:
+    with replaced(prefix + ".index") as index, replaced(prefix + ".data-00000-of-00001") as part:
         offset = 0
         with open(part, "wb") as file:
             for name, (dtype, shape, pieces) in sorted(tensors.items(), key=lambda item: item[0].encode()):
@@ -230,9 +230,7 @@ def write(prefix: str | os.PathLike[str], tensors: Mapping[str, Tensor]) -> None
                 entry = {1: _NUMBERS[dtype], 2: dims, 4: offset, 5: size}
                 entries[name.encode()] = _message(entry) + b"\x35" + struct.pack("<I", _masked(crc))
                 offset += size
-    index = prefix + ".index"
-    with replaced(index) as part:
-        part.write_bytes(_index(entries, crc32c))
+        index.write_bytes(_index(entries, crc32c))
 
 
 def _message(fields: Mapping[int, int | bytes]) -> bytes:

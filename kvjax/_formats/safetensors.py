@@ -49,5 +49,5 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str,
     try:
         with library.safe_open(os.fspath(path), framework="numpy") as file:
             return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except (library.SafetensorError, TypeError, KeyError, AttributeError) as error:
+    except (library.SafetensorError, OSError, TypeError, KeyError, AttributeError) as error:
         raise FileError(path, "a file of safetensors with dtypes that NumPy has", f"{error}") from error

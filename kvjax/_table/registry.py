@@ -153,7 +153,9 @@ def _placement(given: Arguments, name: str, known: TableSpec | None) -> Placemen
 
 
 def _spec(name: str, dim: Any, placement: Placement | None, options: Options, known: TableSpec | None) -> TableSpec:
-    where = options.storage or (known.storage if known else storage.default())
+    where = options.storage
+    if where is None:
+        where = known.storage if known else storage.default()
     spec = TableSpec.resolve(name, "get_table", dim, placement, dataclasses.replace(options, storage=where))
     check_backend(spec, "get_table")
     return spec

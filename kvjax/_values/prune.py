@@ -10,6 +10,8 @@ import numpy as np
 
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.exported import Exported
+from kvjax._values.integers import as_bits
+from kvjax._values.numbers import is_integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Prune:
             value = getattr(self, name)
             if value is not None and not value >= 0:
                 raise ValueError(f"kvjax: Prune wants {name} >= 0, got {value!r}")
+        if self.top_k is not None and not is_integer(self.top_k):
+            raise ValueError(f"kvjax: Prune wants a number of rows as top_k, got {self.top_k!r}")
 
     def mask(self, rows: Exported) -> np.ndarray:
         """Which rows are kept.
@@ -121,7 +125,7 @@ class Prune:
             keep[:] = False
             keep[candidates[order[: self.top_k]]] = True
         if self.keep is not None:
-            keep |= np.isin(keys, np.asarray(self.keep).astype(keys.dtype))
+            keep |= np.isin(keys, as_bits(self.keep, "Prune(keep=)").view(keys.dtype))
         return keep
 
     def report(self, rows: Exported) -> PruneReport:

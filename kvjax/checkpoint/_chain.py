@@ -13,7 +13,7 @@ from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._files import Files
 from kvjax.checkpoint._format import META, POOL, CheckpointError, Stored
 from kvjax.checkpoint._locate import PathLike, locate
-from kvjax.checkpoint._overlay import together
+from kvjax.checkpoint._overlay import overlaid
 from kvjax.checkpoint._read import read
 
 _EQUAL = ("dim", "dtype", "key_dtype", "seed", "initializer")
@@ -84,7 +84,7 @@ class Chain:
         """
         links = self.links(name)
         parts = [link.catalog.checked(name, lambda at=link: read(at.meta, at.files)) for link in links]
-        stored = together(parts)
+        stored = overlaid(parts)
         if len(links) == 1 and links[0].meta["num_shards"] == 1:
             return stored
         rows = {column: array for column, array in stored.arrays.items() if column not in (*ADMISSION_COLUMNS, POOL)}

@@ -37,7 +37,7 @@ def overlay(below: Snapshot, above: Snapshot) -> Snapshot:
     return Snapshot(rows, _NONE, dict(slots), overlaid_counts(below.admission, above.admission, known, False))
 
 
-def together(links: Sequence[Stored]) -> Stored:
+def overlaid(links: Sequence[Stored]) -> Stored:
     """A table as it was at the last of some checkpoints, of which the first has all of it and the others deltas."""
     if len(links) == 1:
         return links[0]

@@ -26,8 +26,7 @@ from kvjax._values.dtypes import dtype_name
 from kvjax._values.errors import fail
 from kvjax.checkpoint._chain import Chain, Link
 from kvjax.checkpoint._format import FIELDS, POOL, Stored
-from kvjax.checkpoint._overlay import converted, only, overlay
-from kvjax.checkpoint._overlay import together as overlaid
+from kvjax.checkpoint._overlay import converted, only, overlaid, overlay
 from kvjax.checkpoint._read import read
 from kvjax.checkpoint._rules import dump, load, load_initializer
 from kvjax.storage import Storage

@@ -152,6 +152,11 @@ def install(scratch: Path, target: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
     if target.exists():
         target.rename(old)
-    scratch.rename(target)
+    try:
+        scratch.rename(target)
+    except BaseException:
+        if old.exists():
+            old.rename(target)
+        raise
     flush(target.parent)
     shutil.rmtree(old, ignore_errors=True)

@@ -65,7 +65,8 @@ class Verified:
 
 def verify(path: PathLike) -> Verified:
     """Reads every file of a checkpoint and compares it with what was written. Neither tables nor JAX's backend are
-    needed, and one file is in memory at a time.
+    needed, and one file is in memory at a time. Of a delta these are its own files: what it builds on is verified by
+    itself.
 
     Args:
       path: of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step.

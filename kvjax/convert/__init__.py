@@ -1,5 +1,6 @@
 """Tables of other systems: what they wrote, as rows that a table takes."""
 
+from kvjax._formats.errors import FileError as FileError
 from kvjax.convert._checkpoint import ExportReport as ExportReport
 from kvjax.convert._checkpoint import export_checkpoint as export_checkpoint
 from kvjax.convert._deeprec import from_deeprec as from_deeprec
@@ -13,8 +14,8 @@ from kvjax.convert._tfplus import from_tfplus as from_tfplus
 from kvjax.convert._tfra import from_tfra as from_tfra
 
 __all__ = [
-    "ExportReport", "Imported", "export_checkpoint", "from_deeprec", "from_dense", "from_npz", "from_parquet",
-    "from_safetensors", "from_sok", "from_tfplus", "from_tfra",
+    "ExportReport", "FileError", "Imported", "export_checkpoint", "from_deeprec", "from_dense", "from_npz",
+    "from_parquet", "from_safetensors", "from_sok", "from_tfplus", "from_tfra",
 ]  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +39,22 @@ def test_a_checkpoint_by_itself(make, tmp_path):
     save(tmp_path / "a", {name: got.clear()}, overwrite=True)
     assert len(restore(tmp_path / "a")[name]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+
+
+def test_what_was_there_stays_if_it_cannot_be_replaced(make, tmp_path, monkeypatch):
+    table = many(make(2))
+    save(tmp_path / "a", [table])
+    rename = Path.rename
+
+    def failing(path, to):
+        return 1 / 0 if path.name.endswith("-new") else rename(path, to)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "rename", failing)
+        with pytest.raises(ZeroDivisionError):
+            save(tmp_path / "a", [table.clear()], overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
+    assert len(restore(tmp_path / "a")[table.name]) == 500
 
 
 @slow

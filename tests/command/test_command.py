@@ -1,6 +1,7 @@
 """The command line: what each command prints, its exit status, and that looking at a checkpoint loads no JAX."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -101,6 +102,21 @@ def test_verify_and_diff(manager, run):
     path.write_text("{")
     status, text = run("inspect", manager)
     assert status == 2 and text.startswith("kvjax: ") and "kvjax verify says what is damaged" in text
+    path.unlink()
+    os.mkfifo(path)
+    assert run("inspect", manager)[0] == 2  # and does not wait
+
+
+def test_sizes_that_are_none_are_an_error(manager, run):
+    folder = next((manager / "12/tables/user").glob("shard*/freqs"))
+    about = folder / "zarr.json"
+    about.write_text(about.read_text().replace('"chunk_shape": [', '"chunk_shape": [0'))
+    status, text = run("inspect", manager, "--stats")
+    assert status == 2 and "kvjax verify says what is damaged" in text
+    next(folder.glob("c.*")).unlink()
+    about.write_text(about.read_text().replace('"chunk_shape": [0', '"chunk_shape": ['))
+    os.mkfifo(folder / "c.0")
+    assert run("top", manager, "--table", "user")[0] == 2
 
 
 @slow

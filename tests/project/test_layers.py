@@ -193,10 +193,10 @@ def test_python_knows_no_platform():
 
 def test_public_names():
     assert set(kvjax.__all__) == {
-        "Exported", "Keys", "KeysLike", "Prefetched", "Program", "Prune", "SparseRows", "Stats", "Table", "admit",
-        "backends", "checkpoint", "constraints", "convert", "drop_table", "evict", "export", "flax", "get_table",
-        "grad", "hash_keys", "initializers", "keys", "lookup_bag", "lookup_many", "merge", "optax", "orbax",
-        "prefetch", "reshard", "serving", "stats", "storage", "tables", "value_and_grad",
+        "Exported", "Keys", "KeysLike", "Prefetched", "Program", "ProgramError", "Prune", "SparseRows", "Stats",
+        "Table", "admit", "backends", "checkpoint", "constraints", "convert", "drop_table", "evict", "export", "flax",
+        "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag", "lookup_many", "merge", "optax",
+        "orbax", "prefetch", "reshard", "serving", "stats", "storage", "tables", "value_and_grad",
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {
@@ -212,8 +212,8 @@ def test_public_names():
         "StatefulTables", "TableHandler", "TableRestore", "TableSave", "combine", "split",
     }  # fmt: skip
     assert set(kvjax.convert.__all__) == {
-        "ExportReport", "Imported", "export_checkpoint", "from_deeprec", "from_dense", "from_npz", "from_parquet",
-        "from_safetensors", "from_sok", "from_tfplus", "from_tfra",
+        "ExportReport", "FileError", "Imported", "export_checkpoint", "from_deeprec", "from_dense", "from_npz",
+        "from_parquet", "from_safetensors", "from_sok", "from_tfplus", "from_tfra",
     }  # fmt: skip
     assert set(kvjax.checkpoint.__all__) == {
         "CheckpointError", "Diff", "FileReport", "TableDiff", "Verified", "compact", "diff", "prune", "restore",

@@ -45,6 +45,8 @@ def test_storage_of_one_name_must_agree(tmp_path, monkeypatch):
         kvjax.get_table("a", storage=Host())
     with pytest.raises(ValueError, match=r"want one of kvjax\.storage"):
         kvjax.get_table("b", dim=2, storage="mmap")
+    with pytest.raises(ValueError, match=r"want one of kvjax\.storage"):
+        kvjax.get_table("b", dim=2, storage=[])
     assert hash(Mmap(".")) == hash(Mmap(tmp_path))
 
 

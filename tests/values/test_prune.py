@@ -52,3 +52,14 @@ def test_a_dry_run_says_what_each_rule_leaves_out():
     assert none.dropped.rows == 0 and none.norm_lost == 0
     with pytest.raises(ValueError, match=r"want|wants a function that gives \(50,\) bool"):
         kvjax.Prune(predicate=lambda rows: 1).mask(rows)
+
+
+def test_keys_to_keep_and_numbers_of_rows_are_exact():
+    ids = np.array([-1, -(2**63), 2**53 + 1, 3], np.int64)
+    table = kvjax.get_table("kept", dim=1).upsert(ids, np.zeros((4, 1), np.float32))
+    rows = table.export(prune=kvjax.Prune(zero_rows=True, keep=[-1, 2**63, 2**53 + 1]))
+    assert sorted(rows.keys.tolist()) == sorted(ids[:3].tolist())
+    with pytest.raises(TypeError, match="want integers"):
+        table.export(prune=kvjax.Prune(zero_rows=True, keep=[3.7]))
+    with pytest.raises(ValueError, match="a number of rows as top_k"):
+        kvjax.Prune(top_k=2.5)
