@@ -99,8 +99,8 @@ def caught_up(params: T, state: PyTree, tx: TableTx) -> T:
       >>> for key in (7, 8):
       ...     params, state = step(params, state, kvjax.keys(key))
       >>> now = kvjax.optax.caught_up(params, state, rows)
-      >>> [p["t"].lookup(7).round(3).tolist() for p in (params, now)]
-      [[-0.1], [-0.167]]
+      >>> [round(float(p["t"].lookup(7)[0]), 3) for p in (params, now)]
+      [-0.1, -0.167]
       >>> kvjax.drop_table("doc_caught_up")
     """
     choose = chooser(tx)

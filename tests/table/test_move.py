@@ -186,4 +186,4 @@ def test_a_step_is_one_pass(make, elsewhere, promotion):
     here, there = make(dim=64), make(dim=64, storage=Device())
     texts = [lowering.lowered(lowering.step, t, state, keys, platform="cuda") for t in (here, there)]
     assert ["stablehlo.while" in text for text in texts] == [False, False]
-    assert [lowering.targets(text) for text in texts] == [lowering.BY_PROGRAM, lowering.IN_CHUNKS]
+    assert [lowering.targets(text) for text in texts] == 2 * [lowering.CALLS_OF_STEP]
