@@ -64,6 +64,7 @@ class Version(Mapping[str, FrozenTable]):
         found = sorted(path.glob(f"*{_SUFFIX}"))
         self._tables = {unquote(file.name.removesuffix(_SUFFIX)): FrozenTable.open(file) for file in found}
         self._files = {unquote(file.name): file.read_bytes() for file in sorted((path / _FILES).iterdir())}
+        os.stat(path)  # else it went meanwhile, and some of it may not have been listed
 
     def __getitem__(self, name: str) -> FrozenTable:
         return self._tables[name]
@@ -184,7 +185,7 @@ class Versions:
         Raises:
           ValueError, OSError: as `FrozenTable.write`; the current version stays.
         """
-        with self._new(keep) as (folder, _):
+        with self._new(keep) as folder:
             for name, source in tables.items():
                 path = folder / (quote(name, safe="") + _SUFFIX)
                 FrozenTable.write(path, source, dtype=dtype, prune=prune, missing=missing)
@@ -205,7 +206,8 @@ class Versions:
           KeyError: a table is not in the version from before.
           ValueError, OSError: as `FrozenTable.update`; the current version stays.
         """
-        with self._new(keep) as (folder, before):
+        with self._new(keep) as folder:
+            before = self.refresh() if (self.path / "current").exists() else None
             old = {} if before is None else dict(before)
             for name in changes.keys() - old.keys():
                 raise fail(
@@ -223,18 +225,21 @@ class Versions:
         return self.refresh()
 
     @contextlib.contextmanager
-    def _new(self, keep: int) -> Generator[tuple[Path, Version | None]]:
-        """A folder to fill, and the version from before; when it is filled, it is the current one."""
+    def _new(self, keep: int) -> Generator[Path]:
+        """A folder to fill; when it is filled, it is the current version."""
         with open(self.path / "lock", "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed, however
-            before = self.refresh() if (self.path / "current").exists() else None
-            for left in self.path.glob(".new-*"):  # of writers that were killed
-                shutil.rmtree(left)
-            number = max([int(path.name) for path in self._all()], default=0) + 1
+            for left in [*self.path.glob(".new-*"), *self.path.glob(".old-*")]:  # of writers that were killed
+                shutil.rmtree(left, ignore_errors=True)
+            # No version gets the number of another, also of one whose folder is lost.
+            numbers = [0 if self._current is None else self._current.number, *(int(path.name) for path in self._all())]
+            with contextlib.suppress(FrozenError):
+                numbers.append(int(self._name()))
+            number = max(numbers) + 1
             folder = self.path / f".new-{secrets.token_hex(8)}"
             (folder / _FILES).mkdir(parents=True)
             try:
-                yield folder, before
+                yield folder
                 flush_folder(folder / _FILES)
                 flush_folder(folder)
                 folder.rename(self.path / f"{number:08}")
@@ -244,7 +249,9 @@ class Versions:
             with replacing(self.path / "current") as file:
                 file.write(f"{number:08}".encode())
             for path in self._all()[: -max(keep, 1)]:
-                shutil.rmtree(path)
+                # Gone at once: who is opening it must not find some of it.
+                gone = path.rename(self.path / f".old-{secrets.token_hex(8)}")
+                shutil.rmtree(gone, ignore_errors=True)
 
     def _all(self) -> list[Path]:
         return sorted(path for path in self.path.iterdir() if re.fullmatch("[0-9]{8}", path.name))

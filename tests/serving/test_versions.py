@@ -138,6 +138,34 @@ def test_what_goes_wrong_leaves_the_current_version(tmp_path):
     with pytest.raises(FrozenError, match="want the name of a version"):
         versions.refresh()
     assert versions.current()["a/b"].lookup([0]).tolist() == [[0.0] * 4]
+    for damaged in (b"../../etc", b"00000002"):  # the folder of the second one is lost
+        (tmp_path / "v/current").write_bytes(damaged)
+        assert versions.publish({"a/b": rows(7, 3)}, missing="zeros")["a/b"].lookup([0]).tolist() == [[7.0] * 4]
+
+
+def test_a_version_that_goes_while_it_is_opened_is_not_taken_for_a_whole_one(tmp_path, monkeypatch):
+    """A slow reader and two writers: at every file that it opens, what it opens is replaced."""
+    versions, open_file, readers_thread = Versions(tmp_path), FrozenTable.open, threading.get_ident()
+    publish(versions, 0)
+    number = 0
+
+    def write():
+        nonlocal number
+        for _ in range(2):
+            publish(versions, number := number + 1)
+
+    def slow_open(path):
+        if number < 4 and threading.get_ident() == readers_thread:
+            writer = threading.Thread(target=write)
+            writer.start(), writer.join(60)
+        return open_file(path)
+
+    reader = Versions(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("kvjax.serving._versions.FrozenTable.open", slow_open)
+        found = reader.refresh()
+    assert sorted(found) == ["one", "two"] and one_of(found) == number == 4
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
 _WRITER = """
