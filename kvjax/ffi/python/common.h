@@ -104,8 +104,7 @@ inline void BindCommon(nb::module_& m) {
                 "numpy.typing.NDArray[numpy.int64]"),
         "A key (n,) for each of n strings.");
   m.def("digest", &Digest, nb::arg("data"),
-        nb::sig("def digest(data: numpy.typing.NDArray[numpy.uint8]) -> int"),
-        "The XXH64 of bytes (n,).");
+        nb::sig("def digest(data: numpy.typing.NDArray[numpy.uint8]) -> int"), "The XXH64 of bytes (n,).");
   m.def("hash_integers", &HashIntegers, nb::arg("items"), nb::arg("salt"),
         nb::sig("def hash_integers(items: numpy.typing.NDArray[numpy.int64], salt: int) -> "
                 "numpy.typing.NDArray[numpy.int64]"),

@@ -198,7 +198,8 @@ TEST(WhoWaitsTooLongIsToldForWhat) {
   CHECK(said().find("one from the sink or score function that it has called") != std::string::npos);
   std::string innocent;
   std::thread([&] { innocent = said(); }).join();
-  CHECK(innocent.find("a sink, score function or engine of it that has run for 1 s and more") != std::string::npos);
+  CHECK(innocent.find("a sink, score function or engine of it that has run for 1 s and more") !=
+        std::string::npos);
 }
 
 }  // namespace
