@@ -12,8 +12,8 @@ import optax
 
 from kvjax._training.closed_form import ClosedForm
 from kvjax._training.recognize import closed_form_of, refused
-from kvjax._training.rowwise import Late
-from kvjax._training.update import update_of
+from kvjax._training.rowwise import Late, Rowwise
+from kvjax._training.update import takes_facts, update_of
 
 _UNIT = np.float32(2.0**-16)  # of the whole part of a row's decay
 
@@ -72,6 +72,8 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = N
       shrink: parameters ``(..., dim)`` and steps ``(...)`` float32 to what a penalty makes of them in so many steps. It
         comes after each update.
     """
+    if takes_facts(Rowwise(tx, "global"), 1, {}):
+        raise refused(name, "a transform of gradients, rows and slots", "one that takes row_facts")
     form = closed_form_of(tx, name)
     if shrink is not None and (form.movers or form.decays):
         raise refused(

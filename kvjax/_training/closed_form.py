@@ -62,8 +62,8 @@ class ClosedForm:
         if self.root is None:
             return {f"reach{i}": self.factors[i] for i in self.movers}
         fade = math.sqrt(max(self.factors[self.root], _TINY))
-        powers = 3 if self.eps else 1
-        return {f"reach{p}": self.factors[self.movers[0]] / fade ** (1 + p) for p in range(powers)}
+        powers = (0, 1, -1) if self.eps else (0,)
+        return {f"reach{i}": self.factors[self.movers[0]] / fade ** (1 + p) for i, p in enumerate(powers)}
 
     @property
     def horizon(self) -> int:
@@ -103,7 +103,9 @@ class ClosedForm:
             return terms | {f"reach{i}": -self._moved(count, {i: 1.0}) for i in self.movers}
         push, eps = self._push_and_eps(count)
         parts = eps / np.float32(self.eps) if self.eps else eps
-        return terms | {name: push * parts**p for p, name in enumerate(self.rates)}
+        # Where epsilon is not known, the step moves no row.
+        over = jnp.where(parts == 0, np.float32(0), push / jnp.where(parts == 0, np.float32(1), parts))
+        return terms | dict(zip(self.rates, (push, push * parts, over), strict=False))
 
     def _push_and_eps(self, count: Any) -> tuple[jax.Array, jax.Array]:
         """Of a step that moves a row by ``push * mover / (sqrt(root) + eps)``."""
@@ -168,15 +170,15 @@ class ClosedForm:
         if self.root is None:
             return [kept[i] for i in self.movers]
         # Beyond the horizon nothing is left, and the inverse of a power would have no end.
-        fade = kept[self.movers[0]]
+        whole = fade = kept[self.movers[0]]
         near = jnp.minimum(steps, np.int32(2 * self.horizon))
         grown = self._power(1 / math.sqrt(max(self.factors[self.root], _TINY)), near)
         if grown is None:
             return [fade] * len(self.rates)
-        return [fade := fade * grown for _ in self.rates]
+        return [fade * grown, fade * grown * grown, whole][: len(self.rates)]
 
     def _over_root(self, sums: Numbers, slots: Sequence[Any]) -> jax.Array:
-        """The sum over steps of ``-push * mover / (root + eps)``, by the mean and the variance of eps."""
+        """The sum over steps of ``-push * mover / (root + eps)``, by the mean of eps and that of its inverse."""
         (mover,), root = self.movers, self.root
         assert root is not None
         move, below = slots[mover].astype(jnp.float32), jnp.sqrt(slots[root].astype(jnp.float32))
@@ -184,7 +186,9 @@ class ClosedForm:
             return -sums["reach0"] * jnp.where(move == 0, np.float32(0), move / below)
         total = jnp.where(sums["reach0"] == 0, np.float32(1), sums["reach0"])
         mean = jnp.clip(sums["reach1"] / total, np.float32(self.least), np.float32(self.most))
-        variance = jnp.clip(sums["reach2"] / total - mean * mean, np.float32(0), mean * mean * np.float32(0.75))
-        # The first two levels of the sum's continued fraction.
+        over = sums["reach2"] / total
+        harmonic = jnp.clip(1 / jnp.where(over == 0, np.float32(1), over), np.float32(self.least), mean)
+        # Two levels of the sum's continued fraction: right where the root is great beside eps, and where it is 0.
+        less = (mean - harmonic) * mean * np.float32(self.eps**2)
         below = below + mean * np.float32(self.eps)
-        return -sums["reach0"] * (move / (below - variance * np.float32(self.eps**2) / below))
+        return -sums["reach0"] * (move / (below - less / below))

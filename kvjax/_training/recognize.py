@@ -64,7 +64,7 @@ class _Trial:
         slots = rng.uniform(0.1, 1.0, (len(_SCALES), self.slots, _WIDTH)) ** 3 * np.reshape(_SCALES, (-1, 1, 1))
         self.counts = np.repeat(_COUNTS, len(_SCALES))
         self.given = np.tile(slots, (len(_COUNTS), 1, 1))
-        self.value = np.broadcast_to(rng.normal(size=_WIDTH), (len(self.counts), _WIDTH))
+        self.value = np.broadcast_to(np.abs(rng.normal(size=_WIDTH)) * (1, -1, 1), (len(self.counts), _WIDTH))
         self.update, self.after, counted = self.step(self.counts, self.given, self.value)
         self.still = self.step(self.counts, self.given, np.zeros_like(self.value))[0]
         if any((x != first + self.counts + 1).any() for x, first in zip(counted, bare.first, strict=True)):
@@ -86,6 +86,12 @@ class _Trial:
         # The row by a factor of the step alone.
         part = moved[:, :1] / self.value[:, :1]
         if _near(moved, part * self.value):
+            if not np.all(part > -1):
+                raise refused(
+                    self.op, "weights that decay by less than all of them in a step",
+                    f"one that multiplies a row by {float(1 + part.min()):g}",
+                    "choose a smaller rate or weight_decay",
+                )  # fmt: skip
             for form in (self._by_sum(bare), *(self._over_root(bare, *pair) for pair in self._pairs())):
                 if form is not None:
                     return _fading(form, self.op)

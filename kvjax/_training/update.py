@@ -91,8 +91,11 @@ def _takes_facts(rowwise: Rowwise, dim: int, extra: dict[str, Any]) -> bool:
         jax.eval_shape(update, *operands)  # it is one that takes other arguments only
         return False
     facts = closed.jaxpr.invars[-NUM_FACTS:]
-    read = {v for eqn in closed.jaxpr.eqns for v in eqn.invars if not isinstance(v, jex.Literal)}
-    return any(v in read or v in closed.jaxpr.outvars for v in facts)
+    read = {v for v in closed.jaxpr.outvars if not isinstance(v, jex.Literal)}
+    for eqn in reversed(closed.jaxpr.eqns):  # `update` reshapes facts for any transform
+        if eqn.effects or any(v in read for v in eqn.outvars):
+            read |= {v for v in eqn.invars if not isinstance(v, jex.Literal)}
+    return any(v in read for v in facts)
 
 
 class Lowered(NamedTuple):

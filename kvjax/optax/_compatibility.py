@@ -151,7 +151,7 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
             "kvjax: check_compatibility: want the extra arguments of the transform's update, got "
             f"{sorted(extra_args)}: {error}; for instance check_compatibility(tx, {dim}, value=1.0)"
         ) from error
-    equal = _EQUAL_LATE if isinstance(rowwise, Late) else _EQUAL
+    equal = max(_EQUAL_LATE, every.rounding, some.rounding) if isinstance(rowwise, Late) else _EQUAL
     verdict = _verdict(coupling is None or coupling.updates, every.rows, some.rows, equal)
     where = f" (by {', '.join(coupling.where)})" if coupling is not None and verdict == "per row" else ""
     return Compatibility(
@@ -161,7 +161,7 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
 
 
 def _verdict(coupled: bool, every: float, some: float, equal: float = _EQUAL) -> Verdict:
-    if coupled or not every <= _EQUAL:
+    if coupled or not every <= equal:
         return "per row"
     return "equal" if some <= equal else "lazy"
 
@@ -192,6 +192,7 @@ def _leaves(
 class _Difference(NamedTuple):
     rows: float
     leaves: list[float]
+    rounding: float  # what float32 rounds rows apart by, in the same unit
 
 
 def _sometimes() -> np.ndarray:
@@ -266,7 +267,9 @@ def _difference(layout: SlotLayout, start: np.ndarray, dense: Any, sparse: Any) 
     all_ = (np.broadcast_to(x, (_ROWS, *x.shape)) for x in globals_)
     mine = [next(each) if slot else next(all_) for slot in layout.is_slot]
     leaves = [_apart(x, y) for x, y in zip(mine, jax.tree.leaves(state), strict=True)]
-    return _Difference(_relative(rows, values, np.max(np.abs(values - start), initial=0)), leaves)
+    far = np.max(np.abs(values - start), initial=0)
+    rounding = _STEPS * np.finfo(np.float32).eps * np.max(np.abs(values)) / far if far > 0 else 0.0
+    return _Difference(_relative(rows, values, far), leaves, float(rounding))
 
 
 def _apart(rows: np.ndarray, dense: np.ndarray) -> float:

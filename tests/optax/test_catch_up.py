@@ -8,7 +8,7 @@ import pytest
 
 import kvjax
 from kvjax._training.update import lowered
-from kvjax.optax import catch_up, caught_up, check_compatibility, partition, sweep
+from kvjax.optax import catch_up, caught_up, check_compatibility, mean_of_duplicates, partition, sweep
 from tests.support.marks import few, slow
 
 pytestmark = pytest.mark.usefixtures("promotion")
@@ -114,6 +114,26 @@ def test_small_gradients(scale, make):
 
 
 @slow
+@pytest.mark.parametrize("b2, tolerance", [(0.999, 3e-3), (0.95, 2e-2)])
+def test_gradients_around_epsilon(b2, tolerance, make):
+    """From far below epsilon to far above, each row measured by what it moves itself, from the first step on."""
+    tx, sizes = optax.adam(1e-2, b2=b2), np.logspace(-12, -2, 41)
+    table, late, keys = make(1, initializer=0.0), catch_up(tx), kvjax.keys(np.arange(len(sizes)))
+    with jax.enable_x64(True):
+        want = np.zeros(len(sizes))
+        dense_state = tx.init(want)
+        for i in range(60):
+            updates, dense_state = tx.update(np.float32(sizes).astype(float) * (i == 0), dense_state)
+            want = want + updates
+    table, state = table.apply(late, kvjax.SparseRows(keys, np.float32(sizes[:, None])), late.init(1))
+    clock = kvjax.SparseRows(kvjax.keys(np.array([-1])), jnp.zeros((1, 1)))
+    for _ in range(59):
+        table, state = table.apply(late, clock, state)
+    got = np.asarray(caught_up(table, state, late).lookup(keys))[:, 0]
+    np.testing.assert_allclose(got, want, rtol=tolerance)
+
+
+@slow
 @pytest.mark.parametrize("place", ["4", "replicated"])
 @pytest.mark.parametrize("name", ["adamw"])
 def test_over_a_mesh(name, place, make, places):
@@ -124,6 +144,27 @@ def test_over_a_mesh(name, place, make, places):
 def test_with_wide_integers(make):
     with jax.enable_x64(True):
         compare("adamw", make(DIM, initializer=kvjax.initializers.normal(1.0), seed=3), 60, 2e-5)
+
+
+@slow
+def test_checkpoints_of_what_is_caught_up(make, tmp_path):
+    """They have rows of now, and training goes on from them beside the state."""
+    table, tx = make(2), catch_up(optax.sgd(1.0, momentum=0.5))
+    state = tx.init(2)
+    for key in (7, 8, 8):
+        table, state = table.apply(tx, kvjax.SparseRows(np.array([key]), jnp.ones((1, 2))), state)
+    now = caught_up(table, state, tx)
+    rows = np.asarray(now.lookup(np.array([7, 8])))
+    kvjax.checkpoint.save(tmp_path / "now", {"t": now})
+    restored = kvjax.checkpoint.restore(tmp_path / "now", {"t": table})["t"]
+    np.testing.assert_array_equal(restored.lookup(np.array([7, 8])), rows)
+    np.testing.assert_array_equal(caught_up(restored, state, tx).lookup(np.array([7, 8])), rows)
+
+
+@slow
+@pytest.mark.parametrize("make", [lambda: optax.adadelta(0.1), lambda: optax.adam(1e-4)], ids=["adadelta", "adam"])
+def test_the_rounding_of_small_steps_is_no_difference(make):
+    assert check_compatibility(catch_up(make()), 8).verdict == "equal"
 
 
 @slow
@@ -286,8 +327,11 @@ def test_inside_a_scan(make):
         (lambda: optax.novograd(0.1), "want a transform that keeps for each element"),
         (lambda: optax.radam(0.1), "otherwise than by its slots"),
         (lambda: kvjax.optax.ftrl(0.1), "got slot 'z', which changes by more than a factor"),
+        (lambda: optax.adamw(0.1, weight_decay=10.0), "decay by less than all .*, got one that multiplies a row by"),
+        (lambda: optax.chain(optax.adam(0.1), optax.keep_params_nonnegative()), "otherwise than by its slots"),
+        (lambda: optax.chain(mean_of_duplicates(), optax.sgd(0.1)), "got one that takes row_facts"),
     ],
-    ids=["lion", "betas", "injected", "belief", "novograd", "radam", "ftrl"],
+    ids=["lion", "betas", "injected", "belief", "novograd", "radam", "ftrl", "decay", "non-negative", "facts"],
 )
 @slow
 @pytest.mark.filterwarnings("ignore:kvjax. rows depend")
