@@ -20,8 +20,6 @@ from kvjax.checkpoint._save import save as save
 from kvjax.checkpoint._verify import FileReport as FileReport
 from kvjax.checkpoint._verify import Verified as Verified
 from kvjax.checkpoint._verify import verify as verify
-from kvjax.checkpoint._write import check_saved as check_saved
-from kvjax.checkpoint._write import freeze as freeze
 from kvjax.checkpoint._write import snapshot as snapshot
 from kvjax.checkpoint._write import write as write
 

@@ -101,6 +101,7 @@ def copied(
     tables: Mapping[str, Table], directory: Path, prune: PruneLike | None, cursor: str | None, since: str | None
 ) -> list[Stored]:
     """What this process has of tables to save below `directory`; a cursor is on its way there."""
+    tables = named(tables)
     check_saved(tables)
     if cursor is not None and since is not None and cursor != since:
         raise ValueError(

@@ -18,8 +18,7 @@ from kvjax.checkpoint import (
     Chain,
     CheckpointError,
     How,
-    check_saved,
-    freeze,
+    copied,
     missing_lists,
     restore_all,
     seal,
@@ -66,8 +65,7 @@ class StatefulTables:
 
     async def save(self, directory: v1.path.PathAwaitingCreation) -> Awaitable[None]:
         """Begins to save the tables; what it gives ends it."""
-        check_saved(self.tables)
-        stored = [freeze(name, table, self.prune) for name, table in self.tables.items()]
+        stored = copied(self.tables, Path(), self.prune, None, None)
 
         async def commit() -> None:
             folder = Path(await directory.await_creation())

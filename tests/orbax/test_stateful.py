@@ -1,5 +1,7 @@
 """Tables through Orbax's v1 API."""
 
+import asyncio
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,6 +77,12 @@ def in_two_processes(folder):
 
 
 @slow
+def test_what_is_no_table_is_refused():
+    for other in (None, 3):
+        with pytest.raises(TypeError, match="kvjax: save: want"):
+            asyncio.run(kvjax.orbax.StatefulTables({"t": other}).save(None))
+
+
 def test_several_processes(tmp_path):
     processes.run(in_two_processes, str(tmp_path), n=2, devices=1)
     with ocp.training.Checkpointer(tmp_path) as checkpointer:
