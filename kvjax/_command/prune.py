@@ -16,7 +16,7 @@ def rules_of(args: argparse.Namespace) -> Prune | None:
     from kvjax import Prune
 
     names = ("min_frequency", "max_age", "min_norm", "zero_rows", "top_k")
-    given = {name: value for name in names if (value := getattr(args, name)) not in (None, False)}
+    given = {name: value for name in names if (value := getattr(args, name)) is not None and value is not False}
     return Prune(**given) if given else None
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from kvjax._keys.keys import Keys, KeysLike
-from kvjax._table.table import Table
+from kvjax._table.table import Table, check_table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax.checkpoint._chain import Chain
@@ -97,6 +98,15 @@ def restore_all(
     """As `restore`, from a chain."""
     if tables is None:
         tables = {name: None for name in chain.names}
+    anything = cast("object", tables)
+    if not isinstance(anything, Mapping):
+        raise TypeError(
+            f"kvjax: restore: want tables by their names in the checkpoint, got {type(anything).__name__}; give "
+            "{name: table}, or {name: None} for the table of that name"
+        )
+    for table in tables.values():
+        if table is not None:
+            check_table(table, "restore")
     if cursor is not None:
         _check_all(chain, tables, how)
     restores = [Restore(chain, name, table, how) for name, table in tables.items()]

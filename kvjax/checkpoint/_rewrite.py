@@ -90,7 +90,7 @@ def prune(
     """
     chain = Chain(path, base)
     if out is not None:
-        check_free(Path(out).absolute(), overwrite)
+        check_free(Path(out).resolve(), overwrite)
     keeps: dict[str, np.ndarray] = {}
     reports: dict[str, PruneReport] = {}
     for name in chain.names if tables is None else tables:
@@ -122,7 +122,7 @@ def _rewrite(
     chain: Chain, out: Path, overwrite: bool, keeps: Mapping[str, np.ndarray], stands_for: str | None = None
 ) -> None:
     """Writes the tables of a checkpoint as another, and of some only the rows to keep."""
-    target = out.absolute()
+    target = out.resolve()
     check_free(target, overwrite)
     scratch = target.with_name(f".{target.name}.kvjax-new")
     shutil.rmtree(scratch, ignore_errors=True)

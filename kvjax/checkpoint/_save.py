@@ -11,13 +11,13 @@ from typing import cast
 import jax
 
 from kvjax._sharded.processes import together
-from kvjax._table.table import Table, check_table
+from kvjax._table.table import Table, check_table, is_table
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint._catalog import seal
 from kvjax.checkpoint._cursors import cursor_at, moving, sealed
 from kvjax.checkpoint._files import flush
 from kvjax.checkpoint._format import CheckpointError, Stored
-from kvjax.checkpoint._locate import PathLike
+from kvjax.checkpoint._locate import PathLike, is_checkpoint
 from kvjax.checkpoint._write import check_saved, everyone, freeze, write
 
 
@@ -43,10 +43,11 @@ def save(
       cursor: saves everything, and puts a cursor of this name there, or moves it. Cursors are of the tables that are
         saved together, and gone with the process; each remembers on its own, as for training and for serving.
       since: name of the cursor from which to save what has changed; it moves to this save.
-      overwrite: replace the checkpoint that is there.
+      overwrite: replace the checkpoint that is there. Nothing else is replaced.
 
     Raises:
-      CheckpointError: there is something at the path, or no such cursor.
+      CheckpointError: there is something at the path (with `overwrite`, something that is no checkpoint), or there is
+        no such cursor.
       ValueError: a table cannot have cursors, or `prune` is beside one.
       TypeError: something else than tables is given.
       OSError: the disk is full, or the folder cannot be written. Nothing is left at the path then.
@@ -68,7 +69,7 @@ def save(
       >>> kvjax.drop_table("doc_saved")
       >>> folder.cleanup()
     """
-    target, given = Path(path).absolute(), named(tables)
+    target, given = Path(path).resolve(), named(tables)  # not in the place of a link
     scratch = target.with_name(f".{target.name}.kvjax-new")
     place = everyone()
 
@@ -124,6 +125,9 @@ def copied(
 
 def named(tables: Mapping[str, Table] | Iterable[Table]) -> dict[str, Table]:
     """Tables by the names under which they are saved."""
+    anything = cast("object", tables)
+    if is_table(anything) or not isinstance(anything, Iterable):
+        raise TypeError(f"kvjax: save: want tables, or tables by name, got {type(anything).__name__}; give [table]")
     if not isinstance(tables, Mapping):
         tables = list(tables)
         for table in tables:
@@ -139,11 +143,18 @@ def check_free(target: Path, overwrite: bool) -> None:
     """Whether a checkpoint may be put there.
 
     Raises:
-      CheckpointError: something is there.
+      CheckpointError: something is there, or it is no checkpoint, which is not ours to replace.
     """
-    if target.exists() and not overwrite:
+    if not target.exists():
+        return
+    if not overwrite:
         raise CheckpointError(
             f"kvjax: save: want a path with nothing there, got {target}, which exists; give another, or overwrite=True"
+        )
+    if not is_checkpoint(target) and not (target.is_dir() and not any(target.iterdir())):
+        raise CheckpointError(
+            f"kvjax: save: want a checkpoint to replace, or nothing, got {target}, which is something else; give "
+            "another path, or delete that first"
         )
 
 

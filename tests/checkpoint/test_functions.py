@@ -256,3 +256,31 @@ def test_the_arguments_of_both_restores_are_the_same():
     ours, orbax = (inspect.signature(f).parameters for f in (restore, kvjax.orbax.TableRestore))
     assert set(ours) - {"path"} == set(orbax)
     assert all(ours[name].default == orbax[name].default for name in orbax)
+
+
+def test_overwrite_replaces_nothing_but_a_checkpoint(make, tmp_path):
+    table = make(2).upsert(np.arange(3), np.ones((3, 2)))
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/mine.txt").write_text("mine")
+    for path in (tmp_path, tmp_path / "notes", tmp_path / "notes/mine.txt"):
+        with pytest.raises(CheckpointError, match="a checkpoint to replace"):
+            save(path, [table], overwrite=True)
+    assert (tmp_path / "notes/mine.txt").read_text() == "mine"
+    (tmp_path / "empty").mkdir()
+    save(tmp_path / "empty", [table], overwrite=True)
+    (tmp_path / "link").symlink_to("empty")
+    for _ in range(2):
+        save(tmp_path / "link", [table], overwrite=True)
+    assert (tmp_path / "link").is_symlink() and verify(tmp_path / "link").ok
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "link", "notes"]
+
+
+def test_what_is_no_table_is_said(make, tmp_path):
+    table = make(2).upsert(np.arange(3), np.ones((3, 2)))
+    for given in (table, 5, ["t"], {"t": None}):
+        with pytest.raises(TypeError, match="kvjax: save: want "):
+            save(tmp_path / "a", given)
+    save(tmp_path / "a", {"t": table})
+    for given in (["t"], table, "t", {"t": "t"}):
+        with pytest.raises(TypeError, match="kvjax: restore: want "):
+            restore(tmp_path / "a", given)

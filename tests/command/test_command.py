@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 import kvjax
-from kvjax._command.main import main
+from kvjax._command.main import main, parser
 from kvjax._command.output import print_json
+from kvjax._command.prune import rules_of
 from tests.support.checkpoints import IDS, save
 from tests.support.marks import slow
 
@@ -117,6 +118,12 @@ def test_sizes_that_are_none_are_an_error(manager, run):
     about.write_text(about.read_text().replace('"chunk_shape": [0', '"chunk_shape": ['))
     os.mkfifo(folder / "c.0")
     assert run("top", manager, "--table", "user")[0] == 2
+
+
+def test_a_rule_of_0_is_a_rule():
+    args = parser().parse_args(["prune", "here", "--max-age", "0", "--top-k", "0", "--min-norm", "0"])
+    assert rules_of(args) == kvjax.Prune(max_age=0, top_k=0, min_norm=0.0)
+    assert rules_of(parser().parse_args(["prune", "here"])) is None
 
 
 @slow
