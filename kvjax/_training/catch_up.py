@@ -92,8 +92,12 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = N
         steps = state.steps - state.rows.last_step
         leaves = jax.tree.leaves(state.inner)
         slots = [x for x, slot in zip(leaves, form.is_slot, strict=True) if slot]
-        decayed = _decayed(form, state.clock, state.rows.clock)
-        value, slots = form.after(steps, decayed, state.rows.clock, state.clock, slots, params)
+        # A row is ahead of a state that is older than its table, or begun anew: nothing is missed then.
+        behind = steps > 0
+        steps = jnp.maximum(steps, np.int32(0))
+        decayed = jnp.where(behind, _decayed(form, state.clock, state.rows.clock), np.float32(0))
+        ahead = {name: jnp.where(behind, state.rows.clock[name], state.clock[name]) for name in form.rates}
+        value, slots = form.after(steps, decayed, ahead, state.clock, slots, params)
         now = iter(slots)
         inner = [next(now) if slot else x for x, slot in zip(leaves, form.is_slot, strict=True)]
         if shrink is not None:

@@ -243,6 +243,21 @@ def test_exports_and_sweeps_have_rows_of_now(make):
 
 
 @slow
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_a_state_that_is_begun_anew(name, make):
+    """Rows of a table that goes on with it have missed nothing, and go on from where they are."""
+    table, tx = make(DIM, initializer=1.0), catch_up(CASES[name]())
+    step, look = functions(tx)
+    state, keys, rows = tx.init(DIM), kvjax.keys(np.arange(2)), jnp.ones((2, DIM))
+    for _ in range(200):
+        table, state = step(table, state, keys, rows)
+    before = table.lookup(np.arange(2))
+    np.testing.assert_allclose(look(table, tx.init(DIM))[:2], before, rtol=1e-6)
+    table, _ = step(table, tx.init(DIM), keys, rows)
+    assert np.abs(table.lookup(np.arange(2)) - before).max() < 0.05
+
+
+@slow
 def test_a_table_without_rows_or_slots(make):
     tx = TX["adam"]
     table, state = make(DIM), tx.init(DIM)
