@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 import kvjax
-from tests.support.marks import few
+from tests.support.marks import few, slow
 
 KEYS = kvjax.keys(np.array([[2**40, -1], [7, 2**40]]))
 
@@ -125,6 +125,7 @@ def test_tabulate_shows_tables(kind):
     assert "Keys(" in text or kind == "numpy"
 
 
+@slow
 def test_nnx_argnums():
     """Two models and an array of one loss, each by its own filter, as nnx.value_and_grad."""
 

@@ -1,6 +1,7 @@
 """The shape of the project: imports run one way, the public names are these, files stay small."""
 
 import ast
+import functools
 import graphlib
 import inspect
 import re
@@ -72,6 +73,7 @@ def imports(tree):
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@functools.cache
 def modules():
     """Each module of kvjax with the modules that it imports."""
     paths = {".".join(p.relative_to(ROOT).with_suffix("").parts): p for p in (ROOT / "kvjax").rglob("*.py")}

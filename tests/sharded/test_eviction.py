@@ -53,6 +53,7 @@ def test_restrict_and_pins(shards, make, mesh):
         alike(one, sharded)
 
 
+@slow
 def test_ties_are_broken_alike(make, mesh):
     """All rows tie, so that the hash alone decides, to its last bit."""
     one, sharded = (t.upsert(np.arange(3000), np.ones((3000, 1))) for t in both(make, mesh, 8))

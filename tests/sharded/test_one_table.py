@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import kvjax
-from tests.support.marks import few
+from tests.support.marks import few, slow
 from tests.support.tables import AWKWARD, same_rows
 
 
@@ -93,6 +93,7 @@ def test_a_failure_of_one_shard_is_one_of_all_and_changes_nothing(make, mesh):
     assert table.refresh().version == table.version
 
 
+@slow
 def test_results_of_numpy_keys_are_on_every_device(make, mesh):
     table = make(mesh=mesh(4))
     for n in (3, 16):

@@ -8,7 +8,7 @@ import pytest
 
 import kvjax
 from kvjax._values.generated import rng_of
-from tests.support.marks import wide_is_slow
+from tests.support.marks import slow, wide_is_slow
 
 JAX = jax.nn.initializers
 KEYS = np.concatenate([np.array([0, -1, 2**40 + 7, -(2**63), 2**63 - 1]), np.arange(400) * 2**33 + 1])
@@ -102,6 +102,7 @@ def test_the_row_that_unadmitted_keys_share(make):
     np.testing.assert_allclose(table.lookup(np.array([1, 2])), expected(table, np.array([1, 2])), rtol=1e-6)
 
 
+@slow
 def test_stochastic_rounding_counts_the_steps_itself(make):
     tables = [make(8, dtype="bfloat16", initializer=JAX.normal(1.0), seed=1, rounding="stochastic") for _ in range(2)]
     grads = kvjax.SparseRows(np.arange(50), jnp.full((50, 8), 1e-3))
