@@ -100,6 +100,7 @@ class Frozen {
     out.layout = layout_;
     out.last_step = last_step_;
     out.Resize(end - begin, row_bytes_);
+    if (begin == end) return out;
     std::vector<const std::byte*> kept(end - begin);  // the records of rows
     for (size_t i = begin; i < end; i += kPart) {
       const Part& part = parts_[i / kPart];
