@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -80,7 +81,20 @@ def ftrl(
       [0.1, 0.0, 2.5774]
     """
     number("ftrl", "learning_rate", learning_rate)
-    start = initial_accumulator_value
+    return follow_leader("ftrl", learning_rate, l1, l2, l2_shrinkage, beta, initial_accumulator_value)
+
+
+def follow_leader(
+    name: str,
+    learning_rate: float | jax.Array,
+    l1: Any,
+    l2: Any,
+    l2_shrinkage: Any,
+    beta: Any,
+    start: Any,
+    group: Callable[[jax.Array], jax.Array] | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """FTRL, with a penalty on the length of rows if `group` gives it, times the learning rate, for parameters."""
 
     def init(params: Any) -> FtrlState:
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -89,16 +103,19 @@ def ftrl(
     def one(grad: jax.Array, p: jax.Array, z: jax.Array, sums: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         new_sums = sums + jnp.square(grad)
         root, new_root = beta + jnp.sqrt(sums), beta + jnp.sqrt(new_sums)  # all is lr times the formula's
-        before = jnp.where(
-            p == 0, learning_rate * z, -p * (root + 2 * l2 * learning_rate) - sign(p, learning_rate * l1)
-        )
+        length = None if group is None else group(p)
+        s = -p * (root + 2 * l2 * learning_rate)
+        if length is not None:
+            s = s * (1 + length / _at_least(_norm(s)))
+        before = jnp.where(p == 0, learning_rate * z, s - sign(p, learning_rate * l1))
         after = before + learning_rate * (grad + 2 * l2_shrinkage * p) - (new_root - root) * p
         scale = new_root + 2 * l2 * learning_rate
-        new = -soft(after, learning_rate * l1) / jnp.where(scale > 0, scale, 1.0)
+        left = soft(after, learning_rate * l1)
+        new = -(left if length is None else nearer(left, length)) / jnp.where(scale > 0, scale, 1.0)
         return jnp.where(scale > 0, new - p, 0.0).astype(p.dtype), unscaled(after, learning_rate, z, grad, p), new_sums
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, FtrlState]:
-        check_params("ftrl", params)
+        check_params(name, params)
         updates, z, sums = per_leaf(3, one, updates, params, state.z, state.sum_of_squares)
         return updates, FtrlState(z, sums)
 
@@ -112,6 +129,19 @@ def sign(x: jax.Array, size: Any) -> jax.Array:
 def soft(x: jax.Array, threshold: Any) -> jax.Array:
     """Each element nearer to 0."""
     return jnp.sign(x) * jnp.maximum(jnp.abs(x) - threshold, 0.0)
+
+
+def nearer(rows: jax.Array, size: Any) -> jax.Array:
+    """Rows so much nearer to 0 in their Euclidean length; those that are not as long are 0."""
+    return rows * jnp.maximum(1 - size / _at_least(_norm(rows)), 0.0)
+
+
+def _norm(rows: jax.Array) -> jax.Array:
+    return jnp.sqrt(jnp.sum(jnp.square(rows), -1, keepdims=True)) if rows.ndim else jnp.abs(rows)
+
+
+def _at_least(norm: jax.Array) -> jax.Array:
+    return jnp.where(norm > 0, norm, 1.0)
 
 
 def unscaled(after: jax.Array, learning_rate: Any, z: jax.Array, grad: jax.Array, p: jax.Array) -> jax.Array:

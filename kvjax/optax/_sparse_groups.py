@@ -11,8 +11,8 @@ import optax
 
 from kvjax._training.catch_up import catching_up
 from kvjax._training.rowwise import HasUpdate, Late, check_transform
-from kvjax.optax._ftrl import FtrlState, check_params, sign, soft, unscaled
-from kvjax.optax._rows import number, per_leaf
+from kvjax.optax._ftrl import follow_leader, nearer, soft
+from kvjax.optax._rows import number
 
 
 def sparse_group_ftrl(
@@ -61,30 +61,12 @@ def sparse_group_ftrl(
       [True, False]
     """
     number("sparse_group_ftrl", "learning_rate", learning_rate)
+
+    def length(p: jax.Array) -> jax.Array:
+        return learning_rate * l21 * math.sqrt(p.shape[-1] if p.ndim else 1)
+
     start = initial_accumulator_value
-
-    def init(params: Any) -> FtrlState:
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        return FtrlState(zeros, jax.tree.map(lambda p: jnp.full_like(p, start), params))
-
-    def one(grad: jax.Array, p: jax.Array, z: jax.Array, sums: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        new_sums = sums + jnp.square(grad)
-        root, new_root = beta + jnp.sqrt(sums), beta + jnp.sqrt(new_sums)  # all is lr times the formula's
-        size = learning_rate * l21 * math.sqrt(p.shape[-1] if p.ndim else 1)
-        s = -p * (root + 2 * l2 * learning_rate)
-        s = s * (1 + size / _at_least(_norm(s)))
-        before = jnp.where(p == 0, learning_rate * z, s - sign(p, learning_rate * l1))
-        after = before + learning_rate * (grad + 2 * l2_shrinkage * p) - (new_root - root) * p
-        scale = new_root + 2 * l2 * learning_rate
-        new = -nearer(soft(after, learning_rate * l1), size) / jnp.where(scale > 0, scale, 1.0)
-        return jnp.where(scale > 0, new - p, 0.0).astype(p.dtype), unscaled(after, learning_rate, z, grad, p), new_sums
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, FtrlState]:
-        check_params("sparse_group_ftrl", params)
-        updates, z, sums = per_leaf(3, one, updates, params, state.z, state.sum_of_squares)
-        return updates, FtrlState(z, sums)
-
-    return optax.with_extra_args_support(optax.GradientTransformation(init, update))
+    return follow_leader("sparse_group_ftrl", learning_rate, l1, l2, l2_shrinkage, beta, start, length)
 
 
 def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.0) -> Late:
@@ -145,16 +127,3 @@ def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.
         return nearer(rows, k * jnp.float32(l21 * math.sqrt(rows.shape[-1]))) if l21 else rows
 
     return catching_up(tx, "group_lasso", shrink)
-
-
-def nearer(rows: jax.Array, size: Any) -> jax.Array:
-    """Rows so much nearer to 0 in their Euclidean length; those that are not as long are 0."""
-    return rows * jnp.maximum(1 - size / _at_least(_norm(rows)), 0.0)
-
-
-def _norm(rows: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.sum(jnp.square(rows), -1, keepdims=True)) if rows.ndim else jnp.abs(rows)
-
-
-def _at_least(norm: jax.Array) -> jax.Array:
-    return jnp.where(norm > 0, norm, 1.0)
