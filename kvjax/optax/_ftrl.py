@@ -92,7 +92,7 @@ def follow_leader(
     l2_shrinkage: Any,
     beta: Any,
     start: Any,
-    group: Callable[[jax.Array], jax.Array] | None = None,
+    group: Callable[[jax.Array], float | jax.Array] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """FTRL, with a penalty on the length of rows if `group` gives it, times the learning rate, for parameters."""
 

@@ -62,7 +62,7 @@ def sparse_group_ftrl(
     """
     number("sparse_group_ftrl", "learning_rate", learning_rate)
 
-    def length(p: jax.Array) -> jax.Array:
+    def length(p: jax.Array) -> float | jax.Array:
         return learning_rate * l21 * math.sqrt(p.shape[-1] if p.ndim else 1)
 
     start = initial_accumulator_value
