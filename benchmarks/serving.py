@@ -35,11 +35,11 @@ def export_of(rows: int, dim: int) -> kvjax.Exported:
 
 def readers(export: kvjax.Exported, folder: Path) -> dict:
     """Functions of keys ``(n,)`` and of their row numbers."""
-    frozen = {d: FrozenTable.write(folder / d, export, dtype=d, missing="zeros") for d in ("float32", "int8")}
-    arrays, lookup = frozen["float32"].as_jax(), jax.jit(lambda table, keys: table.lookup(keys))
+    frozen = {str(q): FrozenTable.write(folder / str(q), export, quantise=q, missing="zeros") for q in (None, "int8")}
+    arrays, lookup = frozen["None"].as_jax(), jax.jit(lambda table, keys: table.lookup(keys))
     numbers = dict(zip(export.keys.tolist(), export.values, strict=True))
     return {
-        "FrozenTable, float32": lambda keys, at: frozen["float32"].lookup(keys),
+        "FrozenTable, float32": lambda keys, at: frozen["None"].lookup(keys),
         "FrozenTable, int8": lambda keys, at: frozen["int8"].lookup(keys),
         "as_jax, jit": lambda keys, at: jax.block_until_ready(lookup(arrays, kvjax.keys(keys))),
         "dict of rows": lambda keys, at: np.stack([numbers[key] for key in keys.tolist()]),

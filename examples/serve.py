@@ -247,7 +247,7 @@ def timed(frozen: FrozenTable, keys: np.ndarray, n: int) -> list[float]:
 def main(args: argparse.Namespace, folder: Path) -> None:
     trainer, versions = Trainer(args), Versions(folder / "versions")
     print(f"loss {trainer.train(args.steps):.4f}, {len(trainer.table):,} rows")
-    published = versions.publish({"ads": trainer.table}, trainer.files(), dtype=args.dtype)
+    published = versions.publish({"ads": trainer.table}, trainer.files(), quantise=args.quantise)
     want = {published.number: trainer.want()}
     trainer.save(folder)
 
@@ -256,7 +256,7 @@ def main(args: argparse.Namespace, folder: Path) -> None:
     try:
         port = int(server.stdout.readline())
         # What is stored in fewer bits answers a little else.
-        slack = {"rtol": 1e-3} if args.dtype == "float32" else {"atol": 0.02}
+        slack = {"rtol": 1e-3} if args.quantise is None else {"atol": 0.02}
         clients = [Load(port, trainer.probe, want, slack) for _ in range(args.clients)]
         for client in clients:
             client.start()
@@ -284,11 +284,11 @@ def main(args: argparse.Namespace, folder: Path) -> None:
 
     command = [*me, "--program", str(folder), "--batches", str(args.batches)]
     program = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    keys = trainer.probe[0].size
+    keys, frozen = trainer.probe[0].size, versions.current()["ads"]
     report({
         f"HTTP, {args.clients} clients": ([s for client in clients for s in client.seconds], keys * args.clients),
         "exported program": (program, keys),
-        f"FrozenTable, {args.dtype}": (timed(versions.current()["ads"], trainer.probe[0], args.batches), keys),
+        f"FrozenTable, {frozen.dtype}": (timed(frozen, trainer.probe[0], args.batches), keys),
     })  # fmt: skip
 
 
@@ -301,7 +301,7 @@ if __name__ == "__main__":
     parser.add_argument("--updates", type=int, default=3, help="versions while the server answers")
     parser.add_argument("--seconds", type=float, default=3.0, help="of load, beside training")
     parser.add_argument("--clients", type=int, default=2)
-    parser.add_argument("--dtype", default="float32", help="in which rows are stored: float32, float16, bfloat16, int8")
+    parser.add_argument("--quantise", help="store rows with fewer bits: float16, bfloat16 or int8")
     parser.add_argument("--batches", type=int, default=300, help="to time the other two by")
     parser.add_argument("--smoke", action="store_true", help="a few seconds, to see that it runs")
     parser.add_argument("--serve", type=Path, metavar="FOLDER", help="only answer from this folder of versions")

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._command.saved import SavedTable, steps_at
+from kvjax._command.saved import SavedTable, tables_of
 from kvjax._formats.errors import needed
+from kvjax.checkpoint._locate import steps_at
 
 _BARS = 40
 
@@ -63,8 +64,8 @@ def _histogram(axis: Any, array: np.ndarray, logarithmic: bool) -> None:
 def _growth(checkpoint: str) -> dict[str, dict[int, int]]:
     """Rows of each table by step."""
     out: dict[str, dict[int, int]] = {}
-    for step, found in steps_at(checkpoint):
-        for tables in found.values():
-            for table in tables:
+    for step, folders in steps_at(checkpoint):
+        for folder in folders:
+            for table in tables_of(folder):
                 out.setdefault(table.name, {})[step] = table.rows
     return out

@@ -6,21 +6,33 @@ are read by kvjax.checkpoint, which loads JAX.
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from kvjax._formats.errors import FileError
 from kvjax._values.errors import meant
 from kvjax._values.prune import norms_of
+from kvjax._values.snapshot import column_types
+from kvjax.checkpoint._files import MOST_JSON, read, read_json
+from kvjax.checkpoint._format import (
+    FORMAT,
+    META,
+    Damaged,
+    array_folder,
+    chunk_path,
+    chunk_rows,
+    row_bytes,
+    sealed_tables,
+    shard_folder,
+    shards_of,
+    table_folder,
+)
+from kvjax.checkpoint._locate import locate
 
-META = "kvjax.json"
-_STEP = re.compile(r"(.*_)?(\d+)")
+_VERIFY = "kvjax verify says what is damaged"
 
 
 class SavedTable:
@@ -51,12 +63,17 @@ class SavedTable:
         Raises:
           FileError: a file of it is not there, or not whole.
         """
-        if self.meta["format"] != "kvjax.table.v3" or "delta" in self.meta:
+        if self.meta["format"] != FORMAT or "delta" in self.meta:
             yield from self._pieces_of_others(name)
             return
-        shards = [shard["rows"] for shard in self.meta.get("shards", [self.meta])]
-        for i, rows in enumerate(shards):
-            yield from self._chunks(self.folder / f"shard-{i:05}-of-{len(shards):05}" / name, rows)
+        try:
+            meta, shards = self.meta, shards_of(self.meta)
+            dtype, shape = column_types(meta["dim"], np.dtype(meta["dtype"]), meta["key_dtype"], {})[name]
+            for i, shard in enumerate(shards):
+                folder = self.folder / shard_folder(i, len(shards)) / array_folder(name)
+                yield from _chunks(folder, dtype, (shard["rows"], *shape))
+        except (OSError, ValueError, OverflowError, KeyError, TypeError) as error:
+            raise FileError(self.folder, f"the column {name!r} of the checkpoint", f"{error}", _VERIFY) from error
 
     def norms(self) -> np.ndarray:
         """The Euclidean norm of each row, ``(rows,)`` float32."""
@@ -72,25 +89,21 @@ class SavedTable:
             start += len(piece)
         return out
 
-    def _chunks(self, folder: Path, rows: int) -> Iterator[np.ndarray]:
-        try:
-            about = _read(folder / "zarr.json")
-            shape, kind = tuple(about["chunk_grid"]["configuration"]["chunk_shape"]), about["data_type"]
-            dtype = np.dtype(getattr(ml_dtypes, kind, kind))
-            for i in range(-(-rows // shape[0])):
-                path = folder / ".".join(["c", str(i), *("0" for _ in shape[1:])])
-                chunk = np.memmap(_regular(path), dtype, "r").reshape(shape)  # what is not looked at is not read
-                yield chunk[: rows - i * shape[0]]
-        except (OSError, ValueError, KeyError, TypeError, IndexError, ZeroDivisionError) as error:
-            raise FileError(
-                folder, "an array of the checkpoint", f"{error}", "kvjax verify says what is damaged"
-            ) from error
-
     def _pieces_of_others(self, name: str) -> Iterator[np.ndarray]:
         from kvjax.convert._checkpoint import open_table
 
         _, source = open_table(self.folder.parent, self.name)
         yield from source.pieces(name)
+
+
+def _chunks(folder: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    n = chunk_rows(dtype, shape)
+    for start in range(0, shape[0], n):
+        path = folder / chunk_path(start // n, shape)
+        if not path.is_file() or path.stat().st_size != n * row_bytes(dtype, shape):  # a FIFO would wait
+            raise Damaged(f"want {path} with {n * row_bytes(dtype, shape)} bytes, got another or none")
+        chunk = np.memmap(path, dtype, "r", shape=(n, *shape[1:]))  # what is not looked at is not read
+        yield chunk[: shape[0] - start]
 
 
 def tables_at(path: str, only: str | None = None) -> tuple[Path, list[SavedTable]]:
@@ -101,21 +114,22 @@ def tables_at(path: str, only: str | None = None) -> tuple[Path, list[SavedTable
       only: the name of one of them.
 
     Raises:
-      FileError: there is none.
+      CheckpointError: there is no checkpoint.
+      FileError: it has no such table, or one that it lists is not there.
     """
-    found = _found(Path(path)) or next((found for _, found in reversed(list(steps_at(path))) if found), {})
-    if len(found) != 1:
-        raise FileError(
-            path, "a checkpoint of tables", f"{[str(each) for each in found] or 'none'}",
-            "give the folder of one, an Orbax step, or the manager's folder",
-        )  # fmt: skip
-    ((folder, tables),) = found.items()
-    if only is not None and only not in {table.name for table in tables}:
-        names = [table.name for table in tables]
+    folder = locate(path)
+    folders = _table_folders(folder)
+    if only is not None and only not in folders:
+        names = list(folders)
         raise FileError(
             folder, "one of its tables", f"{only!r} of {names}", meant(only, names).strip() or "say another"
         )
-    return folder, [table for table in tables if only in (None, table.name)]
+    return folder, [_table(name, each) for name, each in folders.items() if only in (None, name)]
+
+
+def tables_of(folder: Path) -> list[SavedTable]:
+    """All tables of the checkpoint in a folder."""
+    return [_table(name, each) for name, each in _table_folders(folder).items()]
 
 
 def table_at(path: str, name: str | None) -> SavedTable:
@@ -130,54 +144,35 @@ def table_at(path: str, name: str | None) -> SavedTable:
     return tables[0]
 
 
-def steps_at(path: str) -> Iterator[tuple[int, dict[Path, list[SavedTable]]]]:
-    """The steps below a manager's root, in order, with the checkpoints of tables in each."""
-    folders = [(int(name[2]), child) for child in _folders(Path(path)) if (name := _STEP.fullmatch(child.name))]
-    for step, folder in sorted(folders):
-        yield step, _found(folder)
-
-
-def _found(path: Path) -> dict[Path, list[SavedTable]]:
-    """The checkpoint of tables at a path, or those in the folders right below it."""
-    places = [path] if _is_checkpoint(path) else filter(_is_checkpoint, _folders(path))
-    return {place: _tables(place) for place in places}
-
-
-def _is_checkpoint(path: Path) -> bool:
-    return "contents" in _read(path / META) or any(_is_table(_read(file)) for file in path.glob(f"*/{META}"))
-
-
-def _tables(path: Path) -> list[SavedTable]:
-    metas = [(file.parent, _read(file)) for file in sorted(path.glob(f"*/{META}"))]
-    if damaged := [folder for folder, meta in metas if not _is_table(meta)]:
-        raise FileError(damaged[0] / META, "what a table is", "something else", "kvjax verify says what is damaged")
-    return [SavedTable(folder, meta) for folder, meta in metas]
-
-
-def _is_table(meta: dict[str, Any]) -> bool:
-    known = all(isinstance(meta.get(field), int) for field in ("rows", "dim", "last_step"))
-    return known and isinstance(meta.get("name"), str) and str(meta.get("format")).startswith("kvjax.table.")
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """What a file of JSON says; nothing, if it is none."""
+def _table_folders(folder: Path) -> dict[str, Path]:
+    """Where each table is that the seal lists; before there were seals, each that is there."""
+    if not (folder / META).exists():
+        return {str(_said(path).get("name")): path.parent for path in sorted(folder.glob(f"*/{META}"))}
     try:
-        said = json.loads(_regular(path).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return said if isinstance(said, dict) else {}
+        _, tables = sealed_tables(_said(folder / META))
+    except Damaged as error:
+        raise FileError(folder / META, "the list of all tables", f"{error}", _VERIFY) from error
+    return {name: folder / table_folder(name) for name in sorted(tables)}
 
 
-def _regular(path: Path) -> Path:
-    """The path of a regular file; a FIFO would wait for who writes it.
+def _table(name: str, folder: Path) -> SavedTable:
+    meta = _said(folder / META)
+    known = all(isinstance(meta.get(field), int) for field in ("rows", "dim", "last_step"))
+    if not known or meta.get("name") != name or not str(meta.get("format")).startswith("kvjax.table."):
+        raise FileError(folder / META, f"what the table {name!r} is", "something else", _VERIFY)
+    return SavedTable(folder, meta)
+
+
+def _said(path: Path) -> dict[str, Any]:
+    """What a file of JSON says.
 
     Raises:
-      FileError: it is something else.
+      FileError: it is none.
     """
-    if not path.is_file():
-        raise FileError(path, "a file of bytes", "none", "kvjax verify says what is damaged")
-    return path
-
-
-def _folders(path: Path) -> list[Path]:
-    return sorted(child for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
+    try:
+        said = read_json(read(path, MOST_JSON))
+        if isinstance(said, dict):
+            return said
+        raise Damaged("want fields, got none")
+    except Damaged as error:
+        raise FileError(path, "what the checkpoint lists", f"something else ({error})", _VERIFY) from error

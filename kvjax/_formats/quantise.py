@@ -1,32 +1,28 @@
-"""Quantised rows: fewer bits for what is only read, and what that changes."""
+"""Quantised rows: fewer bits for what is only read, and what that changes; by NumPy alone.
+
+NumPy has no bfloat16, so rows of it are their 16 bits here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-import ml_dtypes
 import numpy as np
 
 from kvjax._formats.errors import FileError
-from kvjax._formats.int8 import to_int8
-from kvjax._formats.source import Source, ranges, row_bytes
 
 Quantised: TypeAlias = Literal["float16", "bfloat16", "int8"]
 """How rows are stored: rounded to a dtype, or as int8 times a scale of each row."""
 
-SCALES = "scales"
-"""The column of scales: ``values * scales[:, None]`` is the row."""
-QUANTISED = "quantised"
-"""What `Source.meta` says of how rows are stored."""
-
-_FLOATS = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+QUANTISED: tuple[Quantised, ...] = ("float16", "bfloat16", "int8")
+STORED = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "int8": np.dtype("i1")}
+"""What an element is once it is stored, by the name of the dtype."""
 
 
 @dataclasses.dataclass(frozen=True)
 class QuantisationReport:
-    """What quantisation has changed, over all rows of an export.
+    """What quantisation has changed, over all rows.
 
     Attributes:
       dtype: of the rows in the file: "float16", "bfloat16" or "int8".
@@ -35,8 +31,8 @@ class QuantisationReport:
       bytes_after: of the values in the file, scales included.
       max: the largest change of an element.
       rms: the root of the mean square of the changes.
-      cosine: the least cosine between a row and what is stored of it, of rows that are not zero; 1 if there are none.
-      overflows: elements that the dtype cannot hold, which are infinite in the file.
+      cosine: the least cosine between a row and what is stored of it, of finite rows that are not zero; 1 if there are
+        none.
     """
 
     dtype: str
@@ -46,91 +42,135 @@ class QuantisationReport:
     max: float
     rms: float
     cosine: float
-    overflows: int
 
 
-def quantise(source: Source, dtype: Quantised, file: str) -> tuple[Source, QuantisationReport]:
-    """The source with its rows quantised, and what that changes.
-
-    Args:
-      source: with a column "values" of floats.
-      dtype: of the rows.
-      file: for errors.
+def check_quantised(dtype: object, what: str) -> None:
+    """Whether rows can be quantised to this.
 
     Raises:
-      FileError: `dtype` is none of these, the rows are quantised already, or int8 meets one that is not finite.
+      FileError: they cannot.
     """
-    if dtype not in ("int8", *_FLOATS):
-        raise FileError(file, "quantise as float16, bfloat16 or int8", f"{dtype!r}", "choose one of these")
-    if QUANTISED in source.meta:
-        raise FileError(file, "rows that are not quantised yet", f"{source.meta[QUANTISED]}", "quantise an export once")
-    error = _error(source, dtype, file)
-    _, shape = source.types["values"]
-    types = dict(source.types) | {"values": (_FLOATS.get(dtype, np.dtype(np.int8)), shape)}
-    if dtype == "int8":
-        types[SCALES] = np.dtype(np.float32), ()
-
-    def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
-        found = source.read(list(dict.fromkeys("values" if name == SCALES else name for name in names)), start, stop)
-        if "values" in found:
-            found |= stored_as(found["values"], dtype)
-        return {name: found[name] for name in names}
-
-    widths = dict.fromkeys(("values", SCALES), row_bytes(source.types["values"]))
-    said = {**source.meta, QUANTISED: dtype}
-    return dataclasses.replace(source, types=types, read=read, meta=said, widths=widths), error
+    if dtype not in QUANTISED:
+        raise FileError(what, f"quantise= as one of {list(QUANTISED)}", f"{dtype!r}", "choose one of these")
 
 
-def stored_as(values: np.ndarray, dtype: Quantised) -> dict[str, np.ndarray]:
-    """What is stored of some rows: their values, and of int8 the scales. ``(n, dim)`` floats."""
-    if dtype != "int8":
-        with np.errstate(over="ignore"):
-            return {"values": values.astype(_FLOATS[dtype])}
-    codes, scales = to_int8(values.astype(np.float32))
-    return {"values": codes, SCALES: scales}
+class Quantiser:
+    """Stores blocks of rows, and adds up what that changes.
 
+    Args:
+      dtype: one of `STORED`; "float32" changes nothing.
+      what: is stored, for errors.
+      itemsize: bytes of an element in the table.
 
-def restored(columns: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The rows that stored columns stand for: ``(n, dim)`` float32, or as they are where there are no scales."""
-    if SCALES not in columns:
-        return columns["values"]
-    return columns["values"].astype(np.float32) * columns[SCALES].astype(np.float32)[:, None]
+    """
 
+    def __init__(self, dtype: str, what: str, itemsize: int = 4) -> None:
+        self.dtype, self.what, self.itemsize = dtype, what, itemsize
+        self.rows = self._elements = 0
+        self._largest, self._squares, self._cosine = 0.0, 0.0, 1.0
 
-def _error(source: Source, dtype: Quantised, file: str) -> QuantisationReport:
-    largest, squares, cosine, overflows = 0.0, 0.0, 1.0, 0
-    kind, (dim,) = source.types["values"]
-    for start, stop in ranges(source.num_rows, row_bytes(source.types["values"]) * 4):
-        given = source.read(["values"], start, stop)["values"]
-        before = given.astype(np.float32)
-        finite = np.isfinite(before)
-        if dtype == "int8" and not finite.all():
-            bad = start + int(np.argmin(finite.all(axis=1)))
+    def encode(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """As `encode` does.
+
+        Raises:
+          FileError: the dtype cannot hold an element; int8 none that is not finite.
+        """
+        codes, scales = encode(rows, self.dtype)
+        stored = decode(codes, scales, self.dtype)
+        finite = np.isfinite(rows)
+        lost = ~finite if self.dtype == "int8" else finite & ~np.isfinite(stored)
+        if lost.any():
+            row, column = np.argwhere(lost)[0]
             raise FileError(
-                file, "finite rows for int8", f"row {bad} with an element that is not", "float16 keeps these"
-            )
-        after = restored(stored_as(given, dtype)).astype(np.float32)
-        lost = finite & ~np.isfinite(after)
-        overflows += int(lost.sum())
-        if overflows or not finite.all():  # what is not finite has no distance
-            before, after = (np.where(finite & ~lost, array, 0) for array in (before, after))
+                self.what, f"rows that {self.dtype} can hold", f"{rows[row, column]} in row {self.rows + row}",
+                "choose another dtype, or mend the rows",
+            )  # fmt: skip
+        self.rows, self._elements = self.rows + len(rows), self._elements + rows.size
+        if self.dtype != "float32":
+            self._add(np.where(finite, rows, 0), np.where(finite, stored, 0))
+        return codes, scales
+
+    def _add(self, before: np.ndarray, after: np.ndarray) -> None:
         change = after - before
-        largest = max(largest, float(np.abs(change).max(initial=0)))
-        squares += float(np.einsum("ij,ij->", change, change, dtype=np.float64))
+        self._largest = max(self._largest, float(np.abs(change).max(initial=0)))
+        self._squares += float(np.einsum("ij,ij->", change, change, dtype=np.float64))
         pairs = (before, after), (before, before), (after, after)
         dots, own, stored = (np.einsum("ij,ij->i", x, y, dtype=np.float64) for x, y in pairs)
         # A row of which nothing is left has no direction: 0.
         cosines = dots / np.sqrt(np.where(stored > 0, own * stored, 1))
-        cosine = min(cosine, float(cosines[own > 0].min(initial=1.0)))
-    elements = source.num_rows * dim
-    width = 1 if dtype == "int8" else 2
-    return QuantisationReport(
-        dtype=dtype,
-        rows=source.num_rows,
-        bytes_before=elements * kind.itemsize,
-        bytes_after=elements * width + (4 * source.num_rows if dtype == "int8" else 0),
-        max=largest,
-        rms=float(np.sqrt(squares / elements)) if elements else 0.0,
-        cosine=cosine,
-        overflows=overflows,
-    )
+        self._cosine = min(self._cosine, float(cosines[own > 0].min(initial=1.0)))
+
+    def report(self) -> QuantisationReport | None:
+        """What has changed by now; None for "float32"."""
+        if self.dtype == "float32":
+            return None
+        scales = 4 * self.rows if self.dtype == "int8" else 0
+        return QuantisationReport(
+            dtype=self.dtype,
+            rows=self.rows,
+            bytes_before=self._elements * self.itemsize,
+            bytes_after=self._elements * STORED[self.dtype].itemsize + scales,
+            max=self._largest,
+            rms=(self._squares / max(self._elements, 1)) ** 0.5,
+            cosine=self._cosine,
+        )
+
+
+def encode(rows: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Rows in fewer bits, rounded to the nearest value, ties to the even one.
+
+    Args:
+      rows: ``(n, dim)`` float32.
+      dtype: one of `STORED`.
+
+    Returns:
+      Codes ``(n, dim)``, and of int8 the scale of each row ``(n,)`` float32; without sense for rows that are not
+      finite.
+    """
+    if dtype == "bfloat16":
+        return _to_bfloat16(rows), None
+    if dtype == "int8":
+        return _to_int8(rows)
+    with np.errstate(over="ignore"):
+        return rows.astype(STORED[dtype]), None
+
+
+def decode(codes: np.ndarray, scales: np.ndarray | None, dtype: str) -> np.ndarray:
+    """What `encode` was given, as far as it is left: ``(..., dim)`` float32."""
+    if dtype == "bfloat16":
+        return (codes.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    rows = codes.astype(np.float32)
+    if scales is not None:
+        with np.errstate(over="ignore", invalid="ignore"):  # of a file that is damaged
+            rows *= scales[..., None]
+    return rows
+
+
+def rounded(rows: np.ndarray, dtype: str) -> np.ndarray:
+    """float32 rows with the values that a table of a dtype would have."""
+    return rows if dtype == "float32" else decode(*encode(rows, dtype), dtype)
+
+
+def to_float32(rows: Any) -> np.ndarray:
+    """Rows of any dtype that a table has, as float32, which holds them exactly."""
+    rows = np.asarray(rows)
+    return decode(rows.view(np.uint16), None, "bfloat16") if rows.dtype.name == "bfloat16" else rows.astype(np.float32)
+
+
+def _to_bfloat16(rows: np.ndarray) -> np.ndarray:
+    bits = np.ascontiguousarray(rows, np.float32).view(np.uint32)
+    even = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    nan = np.isnan(rows)  # stays one
+    return (np.where(nan, bits | np.uint32(0x400000), even) >> np.uint32(16)).astype(np.uint16)
+
+
+def _to_int8(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Codes, and the scale of each row, of which its largest element is 127. A row so small that its scale would be 0
+    becomes zeros.
+
+    Source: symmetric quantisation by rows, as of FBGEMM's row-wise tables.
+    """
+    with np.errstate(invalid="ignore"):
+        scales = np.max(np.abs(rows), axis=1, initial=0) / np.float32(127)
+        divisor = np.where(scales > 0, scales, np.float32(1))[:, None]
+        return np.clip(np.rint(rows / divisor), -127, 127).astype(np.int8), scales

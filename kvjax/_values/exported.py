@@ -9,7 +9,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvjax._formats import deeprec, npz, parquet, safetensors
-from kvjax._formats.quantise import QuantisationReport, Quantised, quantise
+from kvjax._formats.quantise import QuantisationReport, Quantised, Quantiser
+from kvjax._formats.quantised import quantised
 from kvjax._formats.source import Source
 
 SLOT = "slot."
@@ -78,11 +79,11 @@ class Exported:
 
         Raises:
           ImportError: pyarrow is not installed.
-          ValueError: int8 meets a row that is not finite.
+          ValueError: an element is too large for float16 or bfloat16, or not finite and for int8.
         """
-        source, error = self._source(path, quantise, slots)
+        source, quantiser = self._source(path, quantise, slots)
         parquet.write(path, source)
-        return error
+        return quantiser and quantiser.report()
 
     def to_safetensors(
         self, path: str | os.PathLike[str], quantise: Quantised | None = None, slots: bool = True
@@ -106,7 +107,7 @@ class Exported:
           of a row, and the bytes); None without it.
 
         Raises:
-          ValueError: int8 meets a row that is not finite.
+          ValueError: an element is too large for float16 or bfloat16, or not finite and for int8.
 
         Example:
           >>> import tempfile, kvjax, numpy as np
@@ -116,9 +117,9 @@ class Exported:
           (0.0039, 16, 12)
           >>> kvjax.drop_table("doc_st")
         """
-        source, error = self._source(path, quantise, slots)
+        source, quantiser = self._source(path, quantise, slots)
         safetensors.write(path, source)
-        return error
+        return quantiser and quantiser.report()
 
     def to_npz(
         self, path: str | os.PathLike[str], quantise: Quantised | None = None, slots: bool = True
@@ -137,7 +138,7 @@ class Exported:
           What quantisation has changed; None without it.
 
         Raises:
-          ValueError: int8 meets a row that is not finite.
+          ValueError: an element is too large for float16 or bfloat16, or not finite and for int8.
 
         Example:
           >>> import tempfile, kvjax, numpy as np
@@ -148,9 +149,9 @@ class Exported:
           [[1.0, 2.0]]
           >>> kvjax.drop_table("doc_npz")
         """
-        source, error = self._source(path, quantise, slots)
+        source, quantiser = self._source(path, quantise, slots)
         npz.write(path, source)
-        return error
+        return quantiser and quantiser.report()
 
     def to_deeprec(self, prefix: str | os.PathLike[str], name: str, partitions: int = 1, slots: bool = False) -> None:
         """Writes the rows as an embedding variable of DeepRec, in a TensorFlow checkpoint; needs google-crc32c
@@ -175,10 +176,10 @@ class Exported:
 
     def _source(
         self, path: str | os.PathLike[str], dtype: Quantised | None, slots: bool
-    ) -> tuple[Source, QuantisationReport | None]:
+    ) -> tuple[Source, Quantiser | None]:
         columns = {name: array for name, array in self.columns().items() if slots or not name.startswith(SLOT)}
         source = Source.of(columns, {"last_step": str(self.last_step)})
-        return (source, None) if dtype is None else quantise(source, dtype, os.fspath(path))
+        return (source, None) if dtype is None else quantised(source, dtype, os.fspath(path))
 
     def columns(self) -> dict[str, np.ndarray]:
         """Every array of the export by name, slots as "slot.<name>"; each ``(n, ...)``."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
+import ml_dtypes as ml_dtypes  # by which NumPy knows their names
 import numpy as np
 
 
@@ -23,7 +23,7 @@ def parse_type(text: str) -> tuple[np.dtype, tuple[int, ...]]:
     """
     dtype, _, shape = text.rstrip("]").partition("[")
     try:
-        return jnp.dtype(dtype), tuple(int(n) for n in shape.split(",") if n)
+        return np.dtype(dtype), tuple(int(n) for n in shape.split(",") if n)
     except TypeError as error:
         raise ValueError(f'want the type of a slot, as "float32[64]", got {text!r}') from error
 

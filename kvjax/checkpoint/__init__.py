@@ -1,27 +1,25 @@
-"""Checkpoints of tables: saved, restored, verified, compared and pruned; needs no Orbax."""
+"""Checkpoints of tables: saved, restored, verified, compared and pruned; needs no Orbax.
 
-from kvjax.checkpoint._catalog import Catalog as Catalog
-from kvjax.checkpoint._catalog import missing_lists as missing_lists
-from kvjax.checkpoint._catalog import seal as seal
-from kvjax.checkpoint._chain import Chain as Chain
-from kvjax.checkpoint._cursors import sealed as sealed
-from kvjax.checkpoint._diff import Diff as Diff
-from kvjax.checkpoint._diff import TableDiff as TableDiff
-from kvjax.checkpoint._diff import diff as diff
-from kvjax.checkpoint._format import CheckpointError as CheckpointError
-from kvjax.checkpoint._locate import PathLike as PathLike
-from kvjax.checkpoint._restore import How as How
-from kvjax.checkpoint._restore_all import restore as restore
-from kvjax.checkpoint._restore_all import restore_all as restore_all
-from kvjax.checkpoint._rewrite import compact as compact
-from kvjax.checkpoint._rewrite import prune as prune
-from kvjax.checkpoint._save import copied as copied
-from kvjax.checkpoint._save import save as save
-from kvjax.checkpoint._verify import FileReport as FileReport
-from kvjax.checkpoint._verify import Verified as Verified
-from kvjax.checkpoint._verify import verify as verify
-from kvjax.checkpoint._write import snapshot as snapshot
-from kvjax.checkpoint._write import write as write
+Its names come with the first one that is used, so that the command line can look at the format on disk without JAX.
+"""
+
+# ruff: noqa: F403, F405
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvjax.checkpoint._public import *
+else:
+
+    def __getattr__(name: str) -> Any:
+        if not name.startswith("_"):
+            public = importlib.import_module("kvjax.checkpoint._public")
+            globals().update({each: each_of for each, each_of in vars(public).items() if not each.startswith("_")})
+            if name in globals():
+                return globals()[name]
+        raise AttributeError(f"module 'kvjax.checkpoint' has no attribute {name!r}")
+
 
 __all__ = [
     "CheckpointError", "Diff", "FileReport", "TableDiff", "Verified", "compact", "diff", "prune", "restore", "save",

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from kvjax.checkpoint._files import Entry, Files, write_file
-from kvjax.checkpoint._format import Damaged
+from kvjax.checkpoint._format import Damaged, chunk_path, chunk_rows, row_bytes
 
 ZARR = "zarr.json"
-_CHUNK_BYTES = 1 << 22
 _THREADS = max(4, min(os.cpu_count() or 1, 16))
 
 POOL = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvjax_files")
@@ -24,26 +23,6 @@ POOL = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvjax_files")
 
 _UNDER_WAY = threading.BoundedSemaphore(_THREADS + 1)
 """Chunks that are written at once, in all; so memory stays bounded where rows come faster than the disk takes them."""
-
-
-def row_bytes(dtype: np.dtype[Any], shape: Sequence[int]) -> int:
-    """Bytes of a row of an array of this shape."""
-    size = dtype.itemsize
-    for n in shape[1:]:
-        size *= n
-    return size
-
-
-def chunk_rows(dtype: np.dtype[Any], shape: Sequence[int]) -> int:
-    """Rows in a chunk of an array of this shape: as many in each, so the last is filled up by fewer rows than there are
-    chunks."""
-    chunks = -(-shape[0] * row_bytes(dtype, shape) // _CHUNK_BYTES)
-    return -(-shape[0] // max(chunks, 1)) or 1
-
-
-def chunk_path(chunk: int, shape: Sequence[int]) -> str:
-    """Where a chunk is below the folder of an array of this shape."""
-    return ".".join(["c", str(chunk), *("0" for _ in shape[1:])])
 
 
 def zarr_json(dtype: np.dtype[Any], shape: Sequence[int]) -> bytes:

@@ -20,6 +20,8 @@ from kvjax.checkpoint._format import (
     CheckpointError,
     Damaged,
     digest,
+    entry_of,
+    sealed_tables,
     shard_list,
     table_folder,
 )
@@ -189,18 +191,13 @@ class Catalog:
     def _read_seal(self) -> tuple[tuple[str, ...], dict[str, list[tuple[int, str]]]]:
         found = read_json(read(self.directory / META, MOST_JSON))
         try:
-            contents = found["contents"]
-            if found["digest"] != digest(_canonical(contents)):
-                raise Damaged(
-                    f"want what has the digest {str(found['digest'])[:20]!r}, got {digest(_canonical(contents))}"
-                )
-            if contents["format"] != SEAL:
-                raise Damaged(f"want format {SEAL!r}, got {contents['format']!r}, which a later kvjax may have written")
-            tables = {name: [_entry(entry) for entry in lists] for name, lists in contents["tables"].items()}
-            digests = [str(found["digest"]), *([str(contents["stands_for"])] if "stands_for" in contents else [])]
-            return tuple(digests), tables
-        except (KeyError, TypeError, AttributeError, UnicodeEncodeError, RecursionError) as error:
+            whole = digest(_canonical(found["contents"]))
+            if found["digest"] != whole:
+                raise Damaged(f"want what has the digest {str(found['digest'])[:20]!r}, got {whole}")
+        except (KeyError, TypeError, UnicodeEncodeError, RecursionError) as error:
             raise Damaged(f"want contents and their digest, got {type(error).__name__} of {error}") from error
+        contents, tables = sealed_tables(found)
+        return (whole, *([str(contents["stands_for"])] if "stands_for" in contents else [])), tables
 
 
 _DAMAGED = "the checkpoint is damaged, or a later kvjax has written it: restore an older one"
@@ -209,12 +206,4 @@ _DAMAGED = "the checkpoint is damaged, or a later kvjax has written it: restore 
 def _entries(found: Any, path: str) -> dict[str, tuple[int, str]]:
     if not isinstance(found, dict):
         raise Damaged(f"want a list of files in {path}, got {type(found).__name__}")
-    return {name: _entry(entry) for name, entry in found.items()}
-
-
-def _entry(entry: Any) -> tuple[int, str]:
-    match entry:
-        case [int(size), str(saved)] if size >= 0:
-            return size, saved
-        case _:
-            raise Damaged(f"want the size and digest of a file, got {entry!r:.100}")
+    return {name: entry_of(entry) for name, entry in found.items()}

@@ -11,10 +11,11 @@ from kvjax._table.contents import by_bucket
 from kvjax._values.snapshot import ADMISSION_COLUMNS, take
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._files import Files
-from kvjax.checkpoint._format import META, POOL, CheckpointError, Stored
+from kvjax.checkpoint._format import META, POOL, CheckpointError
 from kvjax.checkpoint._locate import PathLike, locate
 from kvjax.checkpoint._overlay import overlaid
 from kvjax.checkpoint._read import read
+from kvjax.checkpoint._stored import Stored
 
 _EQUAL = ("dim", "dtype", "key_dtype", "seed", "initializer")
 

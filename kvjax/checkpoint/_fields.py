@@ -14,8 +14,9 @@ from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES
 from kvjax._values.numbers import is_integer, is_real
 from kvjax._values.slot_layout import parse_type
 from kvjax._values.snapshot import ADMISSION_COLUMNS
-from kvjax.checkpoint._format import FORMAT, PACKED, REMOVED, RULES, UNSEALED, Damaged
+from kvjax.checkpoint._format import FORMAT, PACKED, REMOVED, UNSEALED, Damaged, shards_of
 from kvjax.checkpoint._rules import NeedsFunctionError, load, load_initializer
+from kvjax.checkpoint._stored import RULES
 from kvjax.ffi import host
 from kvjax.initializers import Pool, resolve
 
@@ -190,8 +191,3 @@ def _check_rules(meta: dict[str, Any]) -> None:
             request.options[rule] = ENTRIES[rule].metadata["resolve"](request, value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise Damaged(f"want {rule} in kvjax.json as one that a table can have, got {error}") from error
-
-
-def shards_of(meta: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows and extra arrays of each shard on disk."""
-    return meta.get("shards") or [{"rows": meta["rows"], "extras": meta.get("extras", {})}]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from kvjax._formats.atomic import flush as flush
 from kvjax.checkpoint._format import Damaged, digest
 
 MOST_JSON = 1 << 26
@@ -24,15 +25,6 @@ List = Mapping[str, Entry]
 
 
 # ---- out -----------------------------------------------------------------------------------------------------
-
-
-def flush(path: Path) -> None:
-    """Has the system write a file, or what files a folder has, to the disk."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def write_file(path: Path, data: bytes | np.ndarray) -> Entry:

@@ -25,23 +25,20 @@ The names of folders are percent-encoded, those of tables with the dots and a le
 Orbax's and of this page. What is longer than a file system takes is cut, and gets the digest of the whole name.
 Everything goes below one directory; that a checkpoint is there as a whole or not at all is for the caller to see to, as
 Orbax does.
+
+This module and those that it is read by (`_files`, `_arrays`, `_locate`) load no JAX, so that the command line can look
+at a checkpoint without.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
-from kvjax._spec.options import saved_as
-from kvjax._values.exported import ROW_COLUMNS, Exported, slot_column
-from kvjax._values.snapshot import ADMISSION_COLUMNS, Snapshot
-from kvjax.ffi import host
-
-if TYPE_CHECKING:
-    from kvjax._table.frozen import FrozenRows
+from kvjax._values.exported import ROW_COLUMNS
 
 FORMAT, PACKED, UNSEALED = "kvjax.table.v3", "kvjax.table.v2", "kvjax.table.v1"
 SEAL = "kvjax.tables.v2"
@@ -50,8 +47,6 @@ POOL = "initializer.pool"
 REMOVED = "removed"
 COLUMNS = tuple(name for name in ROW_COLUMNS if name != "pinned")
 """The columns of rows that are always there; "pinned" is only where something is."""
-FIELDS = saved_as("fields")
-RULES = saved_as("rules")
 _LONGEST_NAME = 200  # of the 255 bytes that file systems take: whoever copies a checkpoint may add to a name
 
 
@@ -63,34 +58,46 @@ class Damaged(ValueError):
     """What is not as it was written: "want ..., got ..."."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Stored:
-    """A table as it goes to disk or comes from it: its description, and the arrays that this process has of it.
+# ---- descriptions --------------------------------------------------------------------------------------------
 
-    Attributes:
-      meta: what kvjax.json says.
-      arrays: by name.
-      shard: which of the shards on disk this process writes, None for none. The first also writes what all share.
-      frozen: what gives the columns of the rows, where they are not among the arrays.
+
+def shards_of(meta: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows and extra arrays of each shard on disk, as a table's kvjax.json says."""
+    return meta.get("shards") or [{"rows": meta["rows"], "extras": meta.get("extras", {})}]
+
+
+def sealed_tables(seal: Any) -> tuple[dict[str, Any], dict[str, list[tuple[int, str]]]]:
+    """What a seal says of all tables, without its digest, and size and digest of the lists of each.
+
+    Raises:
+      Damaged: it is no seal.
     """
+    try:
+        contents = seal["contents"]
+        if contents["format"] != SEAL:
+            raise Damaged(f"want format {SEAL!r}, got {contents['format']!r}, which a later kvjax may have written")
+        return contents, {name: [entry_of(entry) for entry in lists] for name, lists in contents["tables"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Damaged(f"want contents and their digest, got {type(error).__name__} of {error}") from error
 
-    meta: dict[str, Any]
-    arrays: dict[str, np.ndarray]
-    shard: int | None = None
-    frozen: FrozenRows | None = None
 
-    def snapshot(self) -> Snapshot:
-        slot_types = dict(self.meta["slots"])
-        names = (*COLUMNS, *map(slot_column, slot_types))
-        pinned = self.arrays.get("pinned", np.zeros(len(self.arrays["keys"]), bool))
-        columns = {name: self.arrays[name] for name in names} | {"pinned": pinned}
-        rows = Exported.of_columns(columns, self.meta["last_step"])
-        admission = {name: self.arrays[name] for name in ADMISSION_COLUMNS if name in self.arrays}
-        return Snapshot(rows, np.zeros(0, np.int64), slot_types, admission)
+def entry_of(entry: Any) -> tuple[int, str]:
+    """Size and digest of a file, as a list of files has them.
+
+    Raises:
+      Damaged: it is something else.
+    """
+    match entry:
+        case [int(size), str(saved)] if size >= 0:
+            return size, saved
+        case _:
+            raise Damaged(f"want the size and digest of a file, got {entry!r:.100}")
 
 
 def digest(data: bytes | np.ndarray) -> str:
     """The digest of a file's bytes, which may be ``(n,)`` uint8."""
+    from kvjax.ffi import host  # and JAX, for which who only looks at a checkpoint does not wait
+
     return f"{host.digest(np.frombuffer(data, np.uint8)):016x}"
 
 
@@ -117,3 +124,28 @@ def array_folder(name: str) -> str:
 def _cut(text: str, name: str) -> str:
     # No name is encoded with a "=", so what is cut is like no other.
     return text if len(text) <= _LONGEST_NAME else f"{text[: _LONGEST_NAME - 17]}={digest(name.encode())}"
+
+
+# ---- chunks --------------------------------------------------------------------------------------------------
+
+_CHUNK_BYTES = 1 << 22
+
+
+def row_bytes(dtype: np.dtype[Any], shape: Sequence[int]) -> int:
+    """Bytes of a row of an array of this shape."""
+    size = dtype.itemsize
+    for n in shape[1:]:
+        size *= n
+    return size
+
+
+def chunk_rows(dtype: np.dtype[Any], shape: Sequence[int]) -> int:
+    """Rows in a chunk of an array of this shape: as many in each, so the last is filled up by fewer rows than there are
+    chunks."""
+    chunks = -(-shape[0] * row_bytes(dtype, shape) // _CHUNK_BYTES)
+    return -(-shape[0] // max(chunks, 1)) or 1
+
+
+def chunk_path(chunk: int, shape: Sequence[int]) -> str:
+    """Where a chunk is below the folder of an array of this shape."""
+    return ".".join(["c", str(chunk), *("0" for _ in shape[1:])])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from kvjax.checkpoint._files import MOST_JSON, read, read_json
@@ -23,8 +24,7 @@ def locate(path: PathLike) -> Path:
         return path
     found = _below(path)
     if not found:
-        steps = [(int(name[2]), child) for child in _folders(path) if (name := _STEP.fullmatch(child.name))]
-        found = next((items for _, step in sorted(steps, reverse=True) if (items := _below(step))), [])
+        found = next((items for _, step in reversed(_steps(path)) if (items := _below(step))), [])
     if len(found) != 1:
         got = f"none in {path}" if not found else f"{[str(item.relative_to(path)) for item in found]} in {path}"
         raise CheckpointError(
@@ -34,11 +34,21 @@ def locate(path: PathLike) -> Path:
     return found[0]
 
 
+def steps_at(path: PathLike) -> Iterator[tuple[int, list[Path]]]:
+    """The steps below an Orbax root, in order, with the checkpoints of tables in each."""
+    for step, folder in _steps(Path(path)):
+        yield step, _below(folder)
+
+
 def is_checkpoint(path: Path) -> bool:
     """Whether tables have been saved at this path, sealed or in the format without a seal."""
     if (path / META).exists():
         return True
     return any(_format_of(child / META) == UNSEALED for child in _folders(path))
+
+
+def _steps(path: Path) -> list[tuple[int, Path]]:
+    return sorted((int(name[2]), child) for child in _folders(path) if (name := _STEP.fullmatch(child.name)))
 
 
 def _below(path: Path) -> list[Path]:

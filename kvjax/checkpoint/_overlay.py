@@ -12,7 +12,8 @@ from kvjax._keys.keys import as_keys
 from kvjax._values.exported import Exported, slot_column
 from kvjax._values.slot_layout import parse_type
 from kvjax._values.snapshot import ADMISSION_COLUMNS, WAITING_COLUMNS, Columns, Snapshot, concat, take
-from kvjax.checkpoint._format import POOL, REMOVED, Stored
+from kvjax.checkpoint._format import POOL, REMOVED
+from kvjax.checkpoint._stored import Stored
 
 _NONE = np.zeros(0, np.int64)
 

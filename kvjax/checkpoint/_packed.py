@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import tensorstore as ts
 
-from kvjax.checkpoint._arrays import row_bytes
 from kvjax.checkpoint._files import Files
-from kvjax.checkpoint._format import Damaged
+from kvjax.checkpoint._format import Damaged, row_bytes
 
 _CHUNK_BYTES = 1 << 22
 # Bytes that a byte of zstd can stand for: a block of 4 bytes is 128 KiB at most.

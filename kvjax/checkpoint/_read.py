@@ -11,9 +11,9 @@ import numpy as np
 from kvjax._spec.placement import Placement
 from kvjax._values.snapshot import ADMISSION_COLUMNS, column_types, concat
 from kvjax.checkpoint._arrays import Reading
-from kvjax.checkpoint._fields import shards_of
 from kvjax.checkpoint._files import Files
-from kvjax.checkpoint._format import FORMAT, POOL, REMOVED, Damaged, Stored, array_folder, shard_folder
+from kvjax.checkpoint._format import FORMAT, POOL, REMOVED, Damaged, array_folder, shard_folder, shards_of
+from kvjax.checkpoint._stored import Stored
 from kvjax.ffi import host
 
 # Keys of which the owners are asked at once.

@@ -25,10 +25,11 @@ from kvjax._table.table import Table
 from kvjax._values.dtypes import dtype_name
 from kvjax._values.errors import fail
 from kvjax.checkpoint._chain import Chain, Link
-from kvjax.checkpoint._format import FIELDS, POOL, Stored
+from kvjax.checkpoint._format import POOL
 from kvjax.checkpoint._overlay import converted, only, overlaid, overlay
 from kvjax.checkpoint._read import read
 from kvjax.checkpoint._rules import dump, load, load_initializer
+from kvjax.checkpoint._stored import FIELDS, Stored
 from kvjax.storage import Storage
 
 

@@ -16,8 +16,9 @@ from kvjax._values.prune import PruneLike
 from kvjax.checkpoint._catalog import seal
 from kvjax.checkpoint._cursors import cursor_at, moving, sealed
 from kvjax.checkpoint._files import flush
-from kvjax.checkpoint._format import CheckpointError, Stored
+from kvjax.checkpoint._format import CheckpointError
 from kvjax.checkpoint._locate import PathLike, is_checkpoint
+from kvjax.checkpoint._stored import Stored
 from kvjax.checkpoint._write import check_saved, everyone, freeze, write
 
 

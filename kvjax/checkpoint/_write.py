@@ -27,20 +27,18 @@ from kvjax.checkpoint._arrays import ArrayWriter
 from kvjax.checkpoint._cursors import Cursor
 from kvjax.checkpoint._files import Entry, flush, write_text
 from kvjax.checkpoint._format import (
-    FIELDS,
     FORMAT,
     META,
     POOL,
     REMOVED,
-    RULES,
     CheckpointError,
-    Stored,
     array_folder,
     shard_folder,
     shard_list,
     table_folder,
 )
 from kvjax.checkpoint._rules import dump, name_of
+from kvjax.checkpoint._stored import FIELDS, RULES, Stored
 from kvjax.ffi import host
 from kvjax.initializers import Pool
 

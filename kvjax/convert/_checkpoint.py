@@ -12,7 +12,8 @@ import numpy as np
 
 from kvjax._formats import deeprec, npz, parquet, safetensors
 from kvjax._formats.errors import FileError
-from kvjax._formats.quantise import QuantisationReport, Quantised, quantise
+from kvjax._formats.quantise import QuantisationReport, Quantised
+from kvjax._formats.quantised import quantised
 from kvjax._formats.source import Source, ranges, row_bytes
 from kvjax._values.errors import meant
 from kvjax._values.exported import ROW_COLUMNS, SLOT, Exported
@@ -99,7 +100,7 @@ def export_checkpoint(
         source = source.only([column for column in source.types if not column.startswith(SLOT)])
     if prune is not None:
         source = source.where(mask_of(source, prune))
-    error = None
+    quantiser = None
     if kind == "deeprec":
         if quantise is not None:
             raise FileError(path, "no quantise= for DeepRec, which has none", f"{quantise!r}", "leave it out")
@@ -109,12 +110,9 @@ def export_checkpoint(
         deeprec.write(path, name, columns, own, 1)
     else:
         if quantise is not None:
-            source, error = _quantise(source, quantise, os.fspath(path))
+            source, quantiser = quantised(source, quantise, os.fspath(path))
         FORMATS[kind](path, source)
-    return ExportReport(name, source.num_rows, whole, kind, error)
-
-
-_quantise = quantise  # which is the name of an argument, too
+    return ExportReport(name, source.num_rows, whole, kind, quantiser and quantiser.report())
 
 
 def open_table(

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvjax._formats import npz, parquet, safetensors
 from kvjax._formats.errors import FileError
-from kvjax._formats.quantise import SCALES, restored
+from kvjax._formats.quantised import SCALES, restored
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.exported import ROW_COLUMNS, SLOT
 from kvjax.convert._imported import Imported, imported

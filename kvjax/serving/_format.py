@@ -1,6 +1,6 @@
 """The format: a frozen table is one file, little-endian, which is mapped and never changed.
 
-    0                   b"kvjaxFT1", and zeros up to 64
+    0                   b"kvjaxFT2", and zeros up to 64
     starts              (2**bits,) uint32: the first hash of each bucket, which the upper bits of a hash choose
     hashes              (n + 1,) uint64, in order, and 2**64 - 1
     rows                (n + 1, dim) in the stored dtype; the last one is what keys without a row read as
@@ -16,7 +16,6 @@ before keeps it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import mmap
@@ -24,20 +23,20 @@ import os
 import stat
 import struct
 import zlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvjax._formats.atomic import written
+from kvjax._formats.quantise import QUANTISED, STORED, QuantisationReport
 from kvjax._values.errors import fail
 from kvjax._values.names import is_name
 from kvjax._values.numbers import is_integer, is_real
 from kvjax.serving._initial import KINDS, Initial
-from kvjax.serving._rows import DTYPES
 
-MAGIC, END = b"kvjaxFT1", b"kvjaxFTe"
+MAGIC, END = b"kvjaxFT2", b"kvjaxFTe"
 _ALIGN = 64
 _TAIL = struct.Struct("<II8s")
 _MOST_JSON = 1 << 20
@@ -57,15 +56,14 @@ class Description:
       name: of the table.
       dim: width of a row.
       rows: how many keys have one.
-      dtype: of the stored rows, a key of `DTYPES`.
+      dtype: of the stored rows, a key of `STORED`.
       key_dtype: "int64", "uint64", "int32" or "uint32".
       step: the table's last step.
       bits: of a hash that choose its bucket.
       steps: of a search.
       missing: what keys without a row read as: "init", or "row", the last one.
       initial: how initial rows are made; None if nobody knows.
-      error: what the stored dtype has changed: "largest" of any element, and "relative", the root of the squared
-        differences over that of the squared elements.
+      error: what quantisation has changed; None for rows that are as they were.
     """
 
     name: str
@@ -78,7 +76,7 @@ class Description:
     steps: int
     missing: str
     initial: Initial | None
-    error: dict[str, float]
+    error: QuantisationReport | None
 
     def arrays(self) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
         """Dtype and shape of each array, in the order of the file."""
@@ -86,7 +84,7 @@ class Description:
         found: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {
             "starts": (np.dtype("<u4"), (2**self.bits,)),
             "hashes": (np.dtype("<u8"), (n,)),
-            "rows": (DTYPES[self.dtype], (n, self.dim)),
+            "rows": (STORED[self.dtype], (n, self.dim)),
         }
         if self.dtype == "int8":
             found["scales"] = (np.dtype("<f4"), (n,))
@@ -126,10 +124,13 @@ class Description:
             if not good(found[field]):
                 raise _Unfit(f"{field} as a table can have it", f"{found[field]!r:.100}")
         digests = found.pop("crc32")
-        initial = found.pop("initial")
+        initial, error = found.pop("initial"), found.pop("error")
         if found["missing"] == "init" and initial is None:
             raise _Unfit("an initializer beside missing='init'", "none")
-        description = cls(**found, initial=None if initial is None else Initial(**initial))
+        description = cls(
+            **found, initial=None if initial is None else Initial(**initial),
+            error=None if error is None else QuantisationReport(**error),
+        )  # fmt: skip
         if digests.keys() != description.arrays().keys():
             raise _Unfit(f"digests of {list(description.arrays())}", f"{list(digests)!r:.100}")
         return description, digests
@@ -150,21 +151,28 @@ def _is_initial(x: Any) -> bool:
         return False
     pool = _integer(1, 2**32 - 1)(x["pool"]) if x["kind"] == "pool" else x["pool"] == 0
     numbers = is_real(x["a"]) and is_real(x["b"]) and _integer(0, 2**64 - 1)(x["seed"])
-    return x["kind"] in KINDS and bool(pool) and numbers and x["dtype"] in DTYPES and x["dtype"] != "int8"
+    return x["kind"] in KINDS and bool(pool) and numbers and x["dtype"] in STORED and x["dtype"] != "int8"
+
+
+def _is_report(x: Any) -> bool:
+    fields: dict[str, Any] = dict.fromkeys(("rows", "bytes_before", "bytes_after"), _integer(0, 2**63 - 1))
+    fields |= dict.fromkeys(("max", "rms", "cosine"), is_real)
+    known = isinstance(x, dict) and x.keys() == {"dtype", *fields} and x["dtype"] in QUANTISED
+    return known and all(good(x[field]) for field, good in fields.items())
 
 
 _FIELDS: dict[str, Any] = {
     "name": is_name,
     "dim": _integer(1, _MOST_DIM),
     "rows": _integer(0, 2**32 - 2),
-    "dtype": lambda x: isinstance(x, str) and x in DTYPES,
+    "dtype": lambda x: isinstance(x, str) and x in STORED,
     "key_dtype": lambda x: x in ("int64", "uint64", "int32", "uint32"),
     "step": _integer(-(2**63), 2**63 - 1),
     "bits": _integer(1, 32),
     "steps": _integer(0, 32),
     "missing": lambda x: x in ("init", "row"),
     "initial": _is_initial,
-    "error": lambda x: isinstance(x, dict) and x.keys() == {"largest", "relative"} and all(map(is_real, x.values())),
+    "error": lambda x: x is None or _is_report(x),
     "crc32": lambda x: isinstance(x, dict) and all(map(_integer(0, 2**32 - 1), x.values())),
 }
 
@@ -190,7 +198,7 @@ def write(path: Path, describe: Any, arrays: dict[str, np.ndarray], blocks: Iter
     digests = dict.fromkeys(places, 0)
     scales: list[np.ndarray] = []
 
-    with replacing(path) as file:
+    with written(path) as file:
         file.write(MAGIC)
 
         def put(name: str, parts: Iterable[np.ndarray]) -> None:
@@ -213,25 +221,6 @@ def write(path: Path, describe: Any, arrays: dict[str, np.ndarray], blocks: Iter
         file.write(bytes(end - file.tell()))
         data = describe().to_json(digests)
         file.write(data + _TAIL.pack(len(data), zlib.crc32(data), END))
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Generator[Any]:
-    """A file that takes the place of `path` once it is written and on the disk."""
-    with written(path) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    flush_folder(path.parent)
-
-
-def flush_folder(folder: Path) -> None:
-    """Has the names in a folder on the disk."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # ---- in ------------------------------------------------------------------------------------------------------

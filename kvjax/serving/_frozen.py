@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
+from kvjax._formats.quantise import Quantised, decode, rounded
 from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.errors import fail
 from kvjax._values.integers import as_bits
 from kvjax.serving._format import Mapped, check, identity_of, read
-from kvjax.serving._rows import decode, rounded
 from kvjax.serving._search import find, mixed, unmixed
 from kvjax.serving._source import Missing, Source, row_of
 from kvjax.serving._write import freeze, freeze_changes
@@ -39,8 +39,8 @@ class FrozenTable:
       dim: width of a row.
       dtype: in which rows are stored, "float32", "float16", "bfloat16" or "int8".
       step: the table's last step when it was written.
-      error: what storing rows in that dtype has changed: "largest" of any element, and "relative", the root of the
-        squared differences over that of the squared elements; 0 for what was stored as it was.
+      error: what quantisation has changed, a report with ``max``, ``rms`` and ``cosine`` as exports give it; None for
+        rows that are as they were. After an update, the worse of what it was and what it is of the changed rows.
 
     Example:
       >>> import tempfile, kvjax, numpy as np
@@ -95,7 +95,7 @@ class FrozenTable:
         path: PathLike,
         source: Source,
         *,
-        dtype: str | None = None,
+        quantise: Quantised | None = None,
         prune: PruneLike | None = None,
         missing: Missing | None = None,
         name: str | None = None,
@@ -106,7 +106,8 @@ class FrozenTable:
           path: of the file. One that is there is replaced; who has it open keeps what it was.
           source: a `kvjax.Table`, what its ``export()`` gives, or the folder of a checkpoint's tables (the item that
             `kvjax.orbax.TableSave` has saved).
-          dtype: in which rows are stored; by default the table's. "int8" takes a scale for each row.
+          quantise: "float16", "bfloat16" or "int8" (with a scale for each row), to store rows with fewer bits; by
+            default they stay as they are. `error` says what that has changed.
           prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep.
           missing: what keys without a row read as: "init" (their initial row, to the bit), "zeros", or a row
             ``(dim,)``. By default what they read as in the table; of keys that wait for their admission, what
@@ -118,10 +119,10 @@ class FrozenTable:
           The open table.
 
         Raises:
-          ValueError: rows cannot be stored in that dtype, or nobody has said what keys without a row read as.
+          ValueError: rows cannot be quantised so, or nobody has said what keys without a row read as.
           OSError: the file cannot be written.
         """
-        freeze(Path(path), source, name, dtype, prune, missing)
+        freeze(Path(path), source, name, quantise, prune, missing)
         return cls.open(path)
 
     def update(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from kvjax._formats.quantise import to_float32
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
 from kvjax.serving._initial import Initial
-from kvjax.serving._rows import to_float32
 
 if TYPE_CHECKING:
     from kvjax._table.table import Table

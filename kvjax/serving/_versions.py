@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
+from kvjax._formats.atomic import flush, written
+from kvjax._formats.quantise import Quantised
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
-from kvjax.serving._format import FrozenError, flush_folder, replacing
+from kvjax.serving._format import FrozenError
 from kvjax.serving._frozen import FrozenTable, IdsLike, PathLike
 from kvjax.serving._source import Missing, Source
 
@@ -168,7 +170,7 @@ class Versions:
         files: Mapping[str, bytes] | None = None,
         *,
         keep: int = 2,
-        dtype: str | None = None,
+        quantise: Quantised | None = None,
         prune: PruneLike | None = None,
         missing: Missing | None = None,
     ) -> Version:
@@ -178,7 +180,7 @@ class Versions:
           tables: what each is written from, by name, as `FrozenTable.write` takes it.
           files: other files of the version, by name.
           keep: how many versions stay on the disk. Servers that have an older one open keep it all the same.
-          dtype: of all tables, as `FrozenTable.write` takes it.
+          quantise: rows of all tables, as `FrozenTable.write` does.
           prune: as there.
           missing: as there.
 
@@ -188,7 +190,7 @@ class Versions:
         with self._new(keep) as folder:
             for name, source in tables.items():
                 path = folder / (quote(name, safe="") + _SUFFIX)
-                FrozenTable.write(path, source, dtype=dtype, prune=prune, missing=missing)
+                FrozenTable.write(path, source, quantise=quantise, prune=prune, missing=missing)
             _write_files(folder, files or {})
         return self.refresh()
 
@@ -240,13 +242,13 @@ class Versions:
             (folder / _FILES).mkdir(parents=True)
             try:
                 yield folder
-                flush_folder(folder / _FILES)
-                flush_folder(folder)
+                flush(folder / _FILES)
+                flush(folder)
                 folder.rename(self.path / f"{number:08}")
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
-            with replacing(self.path / "current") as file:
+            with written(self.path / "current") as file:
                 file.write(f"{number:08}".encode())
             for path in self._all()[: -max(keep, 1)]:
                 # Gone at once: who is opening it must not find some of it.
@@ -262,7 +264,7 @@ class Versions:
 
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     for name, data in files.items():
-        with replacing(folder / _FILES / quote(name, safe="")) as file:
+        with written(folder / _FILES / quote(name, safe="")) as file:
             file.write(data)
 
 

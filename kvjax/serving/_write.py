@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from kvjax._formats.quantise import STORED, QuantisationReport, Quantiser, check_quantised, to_float32
 from kvjax._values.errors import fail
 from kvjax.serving._format import Codes, Description, Mapped, write
-from kvjax.serving._rows import DTYPES, Error, decode, encode, to_float32
 from kvjax.serving._search import SENTINEL, find, mixed, starts_of
 from kvjax.serving._source import contents_of
 
@@ -19,34 +19,39 @@ if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
 
 _BLOCK_BYTES = 1 << 22
+Error = Callable[[], QuantisationReport | None]
+"""What quantisation has changed, once all rows have been written."""
 
 
-def freeze(path: Path, source: Any, name: str | None, dtype: Any, prune: PruneLike | None, missing: Any) -> None:
+def freeze(path: Path, source: Any, name: str | None, quantise: Any, prune: PruneLike | None, missing: Any) -> None:
     """`FrozenTable.write`."""
     contents = contents_of(source, name, prune)
-    rows = contents.rows
+    rows, what = contents.rows, _what(contents.name, "freeze")
     default = contents.default_row(missing)
-    dtype = str(rows.values.dtype) if dtype is None else str(getattr(dtype, "__name__", dtype))
-    if dtype not in DTYPES:
-        mend = "see kvjax.serving.FrozenTable.write"
-        raise fail(ValueError, contents.name, "freeze", f"dtype in {tuple(DTYPES)}", repr(dtype), mend)
+    if quantise is not None:
+        check_quantised(quantise, what)
+    elif rows.values.dtype.name not in STORED:
+        got = rows.values.dtype.name
+        raise fail(ValueError, contents.name, "freeze", f"rows of {list(STORED)}", got, "say quantise=")
+    dtype = rows.values.dtype.name if quantise is None else str(quantise)
     hashes, order = _ordered(contents.name, "freeze", rows.keys)
     dim = rows.values.shape[1]
     last = np.zeros(dim, np.float32) if default is None else default
-    blocks = _Blocks(contents.name, dtype)
+    quantiser = Quantiser(dtype, what, rows.values.dtype.itemsize)
 
     def all_blocks() -> Iterator[Codes]:
         for part in _parts(len(order), dim):
-            yield blocks.encode(to_float32(rows.values[order[part]]))
-        yield blocks.encode(last[None])
+            yield quantiser.encode(to_float32(rows.values[order[part]]))
+        yield Quantiser(dtype, what).encode(last[None])
 
     description = Description(
         name=contents.name, dim=dim, rows=len(rows), dtype=dtype, key_dtype=contents.key_dtype,
         step=int(rows.last_step), bits=1, steps=0, missing="init" if default is None else "row",
-        initial=contents.initial, error=blocks.error(),
+        initial=contents.initial, error=None,
     )  # fmt: skip
     arrays = {} if contents.pool is None else {"pool": contents.pool}
-    _write(path, description, hashes, arrays, blocks, all_blocks())
+    error = quantiser.report if quantise is not None else lambda: None
+    _write(path, description, hashes, arrays, error, all_blocks())
 
 
 def freeze_changes(
@@ -62,8 +67,8 @@ def freeze_changes(
     gone = mixed(np.unique(removed.reshape(-1).view(np.uint64)))
     if np.isin(gone, added).any():
         raise fail(ValueError, name, "update", "keys that change or go", "some that do both", "leave them out of one")
-    blocks = _Blocks(name, description.dtype)
-    codes, scales = blocks.encode(rows[order])
+    quantiser = Quantiser(description.dtype, _what(name, "update"))
+    codes, scales = quantiser.encode(rows[order])
 
     n, hashes = description.rows, old.arrays["hashes"]
     keep = np.ones(n, bool)
@@ -81,12 +86,32 @@ def freeze_changes(
             yield _pick(old, (codes, scales), sources[part])
         yield old.arrays["rows"][n:], old.arrays["scales"][n:] if "scales" in old.arrays else None
 
-    blocks.before = description.error
+    error = _after(description.error, quantiser.report(), description.rows, len(sources))
     description = dataclasses.replace(
         description, rows=len(sources), step=description.step if step is None else int(step)
     )
     arrays = {name: array for name, array in old.arrays.items() if name == "pool"}
-    _write(path, description, merged, arrays, blocks, all_blocks())
+    _write(path, description, merged, arrays, lambda: error, all_blocks())
+
+
+def _after(
+    before: QuantisationReport | None, now: QuantisationReport | None, rows: int, merged: int
+) -> QuantisationReport | None:
+    """The report of an update: of the rows that stay nobody knows more than what was said of all before."""
+    if now is None or (before is None and now.max == 0):
+        return before
+    if before is None:  # of a table that had such rows by itself
+        row = now.bytes_after // max(now.rows, 1)
+        before = dataclasses.replace(now, rows=rows, bytes_before=row * rows, bytes_after=row * rows)
+    return dataclasses.replace(
+        before,
+        rows=merged,
+        bytes_before=before.bytes_before // max(rows, 1) * merged,
+        bytes_after=before.bytes_after // max(rows, 1) * merged,
+        max=max(before.max, now.max),
+        rms=max(before.rms, now.rms),
+        cosine=min(before.cosine, now.cosine),
+    )
 
 
 def _pick(old: Mapped, new: Codes, sources: np.ndarray) -> Codes:
@@ -101,11 +126,15 @@ def _pick(old: Mapped, new: Codes, sources: np.ndarray) -> Codes:
     return picked, picked_scales
 
 
-def _write(path: Path, description: Description, hashes: np.ndarray, arrays: Any, blocks: _Blocks, rows: Any) -> None:
+def _what(name: str, op: str) -> str:
+    return f"table {name!r}, {op}"
+
+
+def _write(path: Path, description: Description, hashes: np.ndarray, arrays: Any, error: Error, rows: Any) -> None:
     starts, steps = starts_of(hashes)
     description = dataclasses.replace(description, bits=len(starts).bit_length() - 1, steps=steps)
     arrays = arrays | {"starts": starts, "hashes": np.append(hashes, SENTINEL)}
-    write(path, lambda: dataclasses.replace(description, error=blocks.error()), arrays, rows)
+    write(path, lambda: dataclasses.replace(description, error=error()), arrays, rows)
 
 
 def _ordered(name: str, op: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -123,37 +152,3 @@ def _ordered(name: str, op: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarr
 def _parts(n: int, dim: int) -> Iterator[slice]:
     size = max(1, _BLOCK_BYTES // (4 * dim))
     return (slice(start, min(n, start + size)) for start in range(0, n, size))
-
-
-class _Blocks:
-    """Stores blocks of rows, and adds up what that changes."""
-
-    def __init__(self, name: str, dtype: str) -> None:
-        self.name, self.dtype, self._error = name, dtype, Error()
-        self.before = {"largest": 0.0, "relative": 0.0}
-
-    def encode(self, rows: np.ndarray) -> Codes:
-        """Raises:
-        ValueError: a row cannot be stored.
-        """
-        if self.dtype == "int8":
-            self._check(rows[~np.isfinite(rows)])
-        codes, scales = encode(rows, self.dtype)
-        if self.dtype != "float32":
-            stored = decode(codes, scales, self.dtype)
-            self._check(rows[~np.isfinite(stored) & np.isfinite(rows)])
-            self._error.add(rows, stored)
-        return codes, scales
-
-    def _check(self, lost: np.ndarray) -> None:
-        if lost.size:
-            raise fail(
-                ValueError, self.name, "freeze", f"rows that {self.dtype} can hold", f"{lost[0]}",
-                "choose another dtype, or mend the rows",
-            )  # fmt: skip
-
-    def error(self) -> dict[str, float]:
-        """What a description says of it; of an update the larger of before and now."""
-        error = self._error
-        now = {"largest": error.largest, "relative": (error.squares / error.total) ** 0.5 if error.total else 0.0}
-        return {name: float(max(now[name], self.before[name])) for name in now}

@@ -15,7 +15,7 @@ import pytest
 import kvjax
 from kvjax._command.saved import table_at
 from kvjax._spec.placement import Placement
-from kvjax.checkpoint import Catalog, _arrays, _format, _read, _write, seal
+from kvjax.checkpoint import Catalog, _format, _read, _stored, _write, seal
 from tests.support.checkpoints import DAMAGES, array_at, chunks_of, restore, rewrite, save
 from tests.support.marks import few, few_rows, slow
 from tests.support.tables import KEYS, by_high_bits, by_low_bits, same_rows, same_tables, trained
@@ -173,7 +173,7 @@ def two_shards(make, mesh, tmp_path):
     meta = {key: value for key, value in stored.meta.items() if key != "extras"}
     meta |= {"num_shards": 2, "shards": shards_meta, "name": "t"}
     for i, arrays in enumerate(parts):
-        asyncio.run(_write.write(tmp_path, _format.Stored(meta, arrays, i)))
+        asyncio.run(_write.write(tmp_path, _stored.Stored(meta, arrays, i)))
     seal(tmp_path)
     return tmp_path, table, whole
 
@@ -239,7 +239,7 @@ def test_exports_and_the_command_line_read_all_shards(two_shards):
 
 def test_a_process_reads_no_more_than_it_needs(make, mesh, tmp_path, monkeypatch):
     """Chunks with the rows of others may even be missing."""
-    monkeypatch.setattr(_arrays, "_CHUNK_BYTES", 1 << 22)
+    monkeypatch.setattr(_format, "_CHUNK_BYTES", 1 << 22)
     table = make(1024, mesh=mesh(4)).upsert(np.arange(4096), np.ones((4096, 1024)))
     save(tmp_path, 1, {"t": table})
     folder = tmp_path / "1/tables"

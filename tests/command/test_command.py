@@ -108,16 +108,21 @@ def test_verify_and_diff(manager, run):
     assert run("inspect", manager)[0] == 2  # and does not wait
 
 
-def test_sizes_that_are_none_are_an_error(manager, run):
-    folder = next((manager / "12/tables/user").glob("shard*/freqs"))
-    about = folder / "zarr.json"
-    about.write_text(about.read_text().replace('"chunk_shape": [', '"chunk_shape": [0'))
+def test_what_is_lost_or_cut_is_an_error(manager, run):
+    folder = manager / "12/tables"
+    chunk = next(folder.glob("user/shard*/freqs/c.0"))
+    chunk.write_bytes(chunk.read_bytes()[:-1])
     status, text = run("inspect", manager, "--stats")
-    assert status == 2 and "kvjax verify says what is damaged" in text
-    next(folder.glob("c.*")).unlink()
-    about.write_text(about.read_text().replace('"chunk_shape": [0', '"chunk_shape": ['))
-    os.mkfifo(folder / "c.0")
-    assert run("top", manager, "--table", "user")[0] == 2
+    assert status == 2 and "want the column 'freqs' of the checkpoint" in text and "kvjax verify says" in text
+    chunk.unlink()
+    os.mkfifo(chunk)
+    assert run("top", manager, "--table", "user")[0] == 2  # and does not wait
+    shutil.rmtree(folder / "item")
+    status, text = run("inspect", manager)
+    assert status == 2 and f"{folder}/item/kvjax.json: want what the checkpoint lists" in text
+    assert run("inspect", manager, "--table", "user")[0] == 0
+    (folder / "kvjax.json").write_text("{}")
+    assert "want the list of all tables" in run("inspect", manager)[1]
 
 
 def test_a_rule_of_0_is_a_rule():
@@ -196,7 +201,8 @@ def test_plots_and_completion(manager, run, tmp_path):
 
 
 def test_what_is_said_wrongly(run, capsys, tmp_path):
-    assert run("inspect", tmp_path)[1].startswith(f"kvjax: {tmp_path}: want a checkpoint of tables, got none")
+    text = run("inspect", tmp_path)[1]
+    assert text.startswith(f"kvjax: checkpoint: want a checkpoint of tables, got none in {tmp_path}")
     for args in ([], ["what"], ["top", str(tmp_path), "-n", "-1"]):
         with pytest.raises(SystemExit) as error:
             main(args)

@@ -10,7 +10,8 @@ import pytest
 
 from kvjax import convert
 from kvjax._formats import bundle, safetensors, source
-from kvjax._formats.quantise import quantise, stored_as
+from kvjax._formats.quantise import encode
+from kvjax._formats.quantised import quantised
 from kvjax._values.exported import Exported
 from tests.support.checkpoints import IDS, assert_equal, trained
 from tests.support.marks import few_rows, slow
@@ -107,14 +108,15 @@ def test_quantised_rows(dtype, tmp_path):
 
 def test_what_fewer_bits_cannot_hold(tmp_path):
     path = tmp_path / "rows.npz"
-    error = rows_of(np.array([[1e6, 1], [1e-9, 0]], np.float32)).to_npz(path, quantise="float16")
-    assert error.overflows == 1 and error.cosine == 0  # of the row of which nothing is left
-    with pytest.raises(ValueError, match="want finite rows for int8, got row 1"):
+    assert rows_of(np.array([[np.inf, 1], [1e-9, 0]], np.float32)).to_npz(path, quantise="float16").cosine == 0
+    with pytest.raises(ValueError, match=r"want rows that float16 can hold, got 1000000\.0 in row 1"):
+        rows_of(np.array([[1, 1], [0, 1e6]], np.float32)).to_npz(tmp_path / "other.npz", quantise="float16")
+    with pytest.raises(ValueError, match="want rows that int8 can hold, got nan in row 1"):
         rows_of(np.array([[1, 1], [np.nan, 0]], np.float32)).to_npz(tmp_path / "other.npz", quantise="int8")
-    with pytest.raises(ValueError, match="float16, bfloat16 or int8, got 'int4'"):
+    with pytest.raises(ValueError, match=r"want quantise= as one of .*, got 'int4'"):
         rows_of(np.ones((1, 1), np.float32)).to_npz(tmp_path / "other.npz", quantise="int4")
     assert [p.name for p in tmp_path.iterdir()] == ["rows.npz"]
-    assert stored_as(np.full((1, 2), 1e-45, np.float32), "int8")["values"].any() == 0
+    assert not encode(np.full((1, 2), 1e-45, np.float32), "int8")[0].any()
 
 
 def test_deeprec_layout(make, tmp_path):
@@ -170,9 +172,10 @@ def test_what_is_computed_from_wide_rows_is_read_in_pieces_of_these(monkeypatch)
         seen.append(stop - start)
         return {"values": np.ones((stop - start, 64), np.float32)}
 
-    wide, error = quantise(source.Source({"values": (np.dtype(np.float32), (64,))}, 1000, read, {}), "int8", "file")
+    plain = source.Source({"values": (np.dtype(np.float32), (64,))}, 1000, read, {})
+    wide, quantiser = quantised(plain, "int8", "file")
     assert sum(map(len, wide.pieces("scales"))) == sum(map(len, wide.pieces("values"))) == 1000
-    assert max(seen) == 16 and error.max == 0
+    assert max(seen) == 16 and quantiser.report().max == 0 and quantiser.rows == 1000
 
 
 @slow

@@ -20,7 +20,7 @@ from tests.support.marks import examples, slow
 def written(tmp_path_factory):
     table = kvjax.get_table("whole", dim=3, initializer=np.eye(3)).upsert(np.arange(200), np.ones((200, 3)))
     path = tmp_path_factory.mktemp("frozen") / "t"
-    FrozenTable.write(path, table, dtype="int8")
+    FrozenTable.write(path, table, quantise="int8")
     kvjax.drop_table("whole")
     return path.read_bytes()
 

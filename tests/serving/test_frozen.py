@@ -49,7 +49,7 @@ def test_reads_as_the_table(make, tmp_path):
     frozen = FrozenTable.write(tmp_path / "t", table)
     check(frozen, table, np.concatenate([AWKWARD, UNSEEN]).reshape(4, -1))
     check(frozen, table, kvjax.keys(AWKWARD[3]))
-    assert (len(frozen), frozen.dim, frozen.dtype, frozen.error["largest"]) == (8, 7, "bfloat16", 0.0)
+    assert (len(frozen), frozen.dim, frozen.dtype, frozen.error) == (8, 7, "bfloat16", None)
     keys, values = frozen.export()
     np.testing.assert_array_equal(values[np.argsort(keys)], rows[np.argsort(AWKWARD)])
 
@@ -118,8 +118,8 @@ def test_masks_and_bad_arguments(make, tmp_path):
         frozen.update([4], [[1]], removed=[4])
     with pytest.raises(ValueError, match=r"want rows \(1, 1\)"):
         frozen.update([4], [[1, 2]])
-    with pytest.raises(ValueError, match="want dtype in"):
-        FrozenTable.write(tmp_path / "t", table, dtype="int4")
+    with pytest.raises(ValueError, match="freeze: want quantise= as one of"):
+        FrozenTable.write(tmp_path / "t", table, quantise="int4")
     with pytest.raises(TypeError, match="freeze: want a kvjax"):
         FrozenTable.write(tmp_path / "t", {})
     check(frozen.refresh(), table, [1, 2, 3])
@@ -133,31 +133,37 @@ def test_rows_in_fewer_bits(make, tmp_path):
     rows[0], rows[1] = 0, -0.0
     table = make(24).upsert(np.arange(500), rows)
     want = {
-        "float32": rows, "float16": rows.astype(np.float16).astype(np.float32),
+        None: rows, "float16": rows.astype(np.float16).astype(np.float32),
         "bfloat16": rows.astype(ml_dtypes.bfloat16).astype(np.float32),
     }  # fmt: skip
-    for dtype in ("float32", "float16", "bfloat16", "int8"):
-        frozen = FrozenTable.write(tmp_path / dtype, table, dtype=dtype)
+    for dtype in (None, "float16", "bfloat16", "int8"):
+        frozen = FrozenTable.write(tmp_path / str(dtype), table, quantise=dtype)
         got = frozen.lookup(np.arange(500))
         if dtype in want:
             np.testing.assert_array_equal(got, want[dtype])
         else:
             assert (np.abs(got - rows) < np.abs(rows).max(1, keepdims=True) / 250 + 1e-40).all()
-        want_error = np.abs(got - rows.astype(np.float64)).max()
-        np.testing.assert_allclose(frozen.error["largest"], want_error, rtol=1e-6)
-        assert frozen.error["relative"] < 0.01
-        kept = frozen.update([0], rows[:1]).lookup(np.arange(500))
-        np.testing.assert_array_equal(kept, got)  # as they were stored, not stored again
+        kept = frozen.update([0], rows[:1])
+        np.testing.assert_array_equal(kept.lookup(np.arange(500)), got)  # as they were stored, not stored again
+        assert frozen.error == kept.error
+        exported = table.export().to_npz(tmp_path / "same.npz", quantise=dtype)
+        if dtype is None:
+            assert frozen.error is exported is None
+        else:  # an export of the same rows says the same
+            assert vars(frozen.error) == pytest.approx(vars(exported))
+            np.testing.assert_allclose(frozen.error.max, np.abs(got - rows.astype(np.float64)).max(), rtol=1e-6)
+            other = frozen.update([0], rng.normal(size=(1, 24)) * 1e4 + 4e4)
+            assert other.error.max > frozen.error.max and other.error.bytes_after == frozen.error.bytes_after
     for bad, dtype in ((1e6, "float16"), (3.4e38, "bfloat16"), (np.inf, "int8"), (np.nan, "int8")):
         with pytest.raises(ValueError, match=f"want rows that {dtype} can hold"):
             FrozenTable.write(
-                tmp_path / "bad", table.upsert(0, np.full(24, bad)).export(), dtype=dtype, missing="zeros"
+                tmp_path / "bad", table.upsert(0, np.full(24, bad)).export(), quantise=dtype, missing="zeros"
             )
         table = table.refresh()
     odd = table.upsert(0, np.array([np.inf, -np.inf, np.nan, *[1.0] * 21]))
-    for dtype in ("float32", "float16", "bfloat16"):
+    for dtype in (None, "float16", "bfloat16"):
         np.testing.assert_array_equal(
-            FrozenTable.write(tmp_path / "odd", odd, dtype=dtype).lookup(0)[:4], [np.inf, -np.inf, np.nan, 1]
+            FrozenTable.write(tmp_path / "odd", odd, quantise=dtype).lookup(0)[:4], [np.inf, -np.inf, np.nan, 1]
         )
 
 
@@ -200,9 +206,9 @@ _CHANGES = st.lists(
     st.dictionaries(_KEYS, st.integers(-99, 99), max_size=60),
     _CHANGES,
     st.lists(_KEYS),
-    st.sampled_from(["float32", "float16", "int8"]),
+    st.sampled_from([None, "float16", "int8"]),
 )
-def test_like_a_dict(first, changes, asked, dtype):
+def test_like_a_dict(first, changes, asked, quantise):
     def rows_of(d):
         return np.repeat(np.array(list(d.values()), np.float32)[:, None], 2, 1).reshape(-1, 2)
 
@@ -211,7 +217,7 @@ def test_like_a_dict(first, changes, asked, dtype):
     rows = kvjax.Exported(keys, rows_of(first), zeros, zeros, {}, zeros > 0, zeros > 0, 0, len(first))
     model = dict(first)
     with tempfile.TemporaryDirectory() as folder:
-        frozen = FrozenTable.write(Path(folder) / "t", rows, dtype=dtype, missing=[7, 7])
+        frozen = FrozenTable.write(Path(folder) / "t", rows, quantise=quantise, missing=[7, 7])
         for changed, removed in [({}, set()), *changes]:
             removed -= changed.keys()
             frozen = frozen.update(list(changed), rows_of(changed), removed=list(removed))
