@@ -4,10 +4,10 @@
     python examples/serve.py --data train.txt.gz  # a log in the Criteo format
     python examples/serve.py --serve FOLDER       # only the server of a folder that this has published
 
-Three processes: this one trains and publishes versions (`kvjax.serving.Versions`); the server is uvicorn with an ASGI
+Three processes: this one trains and publishes releases (`kvjax.serving.Releases`); the server is uvicorn with an ASGI
 app that has NumPy, frozen tables and the dense parameters, and no JAX; the third has the tables of a checkpoint and the
-exported program (`kvjax.export`), and no model. Each answer says its version and is held against what the trained model
-says of it, so an answer that mixed two versions would end this with an error.
+exported program (`kvjax.export`), and no model. Each answer says its release and is held against what the trained model
+says of it, so an answer that mixed two releases would end this with an error.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax.serving import Changes, FrozenTable, Version, Versions
+from kvjax.serving import Changes, FrozenTable, Release, Releases
 
 DIM, WIDTH, PROBE = 16, 32, 64
 
@@ -40,16 +40,16 @@ def layers_of(data: bytes) -> dict[str, np.ndarray]:
     return dict(np.load(io.BytesIO(data)))
 
 
-def predict(version: Version, keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
+def predict(release: Release, keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
     """Click probabilities ``(n,)`` of keys ``(n, 26)`` and dense features ``(n, 13)``."""
-    layers = layers_of(version.files["dense.npz"])
-    x = np.concatenate([version["ads"].lookup(keys).mean(1), dense], 1)
+    layers = layers_of(release.files["dense.npz"])
+    x = np.concatenate([release["ads"].lookup(keys).mean(1), dense], 1)
     x = np.maximum(x @ layers["kernel0"] + layers["bias0"], 0)
     return 1 / (1 + np.exp(-(x @ layers["kernel1"] + layers["bias1"])[:, 0]))
 
 
-def app_of(versions: Versions) -> Any:
-    """An ASGI application: POST {"keys": [[...]], "dense": [[...]]} gives {"version": 1, "p": [...]}."""
+def app_of(releases: Releases) -> Any:
+    """An ASGI application: POST {"keys": [[...]], "dense": [[...]]} gives {"release": 1, "p": [...]}."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -60,10 +60,10 @@ def app_of(versions: Versions) -> Any:
             body, more = body + message["body"], message.get("more_body", False)
         try:
             asked = json.loads(body)
-            version = versions.refresh()  # one for the whole request
+            release = releases.refresh()  # one for the whole request
             keys = np.array(asked["keys"], np.int64)
-            p = predict(version, keys, np.array(asked["dense"], np.float32))
-            status, answer = 200, {"version": version.number, "p": p.tolist()}
+            p = predict(release, keys, np.array(asked["dense"], np.float32))
+            status, answer = 200, {"release": release.number, "p": p.tolist()}
         except (KeyError, TypeError, ValueError) as error:
             status, answer = 400, {"error": str(error)}
         headers = [(b"content-type", b"application/json")]
@@ -80,7 +80,7 @@ def serve(folder: Path) -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does it for its own sockets alone
     print(sock.getsockname()[1], flush=True)
-    config = uvicorn.Config(app_of(Versions(folder)), log_level="warning", lifespan="off")
+    config = uvicorn.Config(app_of(Releases(folder)), log_level="warning", lifespan="off")
     asyncio.run(uvicorn.Server(config).serve(sockets=[sock]))
 
 
@@ -199,7 +199,7 @@ class Trainer:
 
 
 class Load(threading.Thread):
-    """Asks the server for the probe again and again, and checks each answer against its version."""
+    """Asks the server for the probe again and again, and checks each answer against its release."""
 
     def __init__(self, port: int, probe: Any, want: dict[int, np.ndarray], slack: dict[str, float]) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class Load(threading.Thread):
         # The head and the body of a request are two segments, of which the second would wait for the first.
         self.connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.body = json.dumps({"keys": probe[0].tolist(), "dense": probe[1].tolist()})
-        self.want, self.seconds, self.versions, self.error = want, [], set[int](), None
+        self.want, self.seconds, self.releases, self.error = want, [], set[int](), None
         self.done, self.slack = threading.Event(), slack
 
     def run(self) -> None:
@@ -218,8 +218,8 @@ class Load(threading.Thread):
                 self.connection.request("POST", "/", self.body)
                 answer = json.loads(self.connection.getresponse().read())
                 self.seconds.append(time.perf_counter() - started)
-                np.testing.assert_allclose(answer["p"], self.want[answer["version"]], **self.slack)
-                self.versions.add(answer["version"])
+                np.testing.assert_allclose(answer["p"], self.want[answer["release"]], **self.slack)
+                self.releases.add(answer["release"])
         except Exception as error:
             self.error = error
 
@@ -245,14 +245,14 @@ def timed(frozen: FrozenTable, keys: np.ndarray, n: int) -> list[float]:
 
 
 def main(args: argparse.Namespace, folder: Path) -> None:
-    trainer, versions = Trainer(args), Versions(folder / "versions")
+    trainer, releases = Trainer(args), Releases(folder / "releases")
     print(f"loss {trainer.train(args.steps):.4f}, {len(trainer.table):,} rows")
-    published = versions.publish({"ads": trainer.table}, trainer.files(), quantise=args.quantise)
+    published = releases.publish({"ads": trainer.table}, trainer.files(), quantise=args.quantise)
     want = {published.number: trainer.want()}
     trainer.save(folder)
 
     me = [sys.executable, __file__]
-    server = subprocess.Popen([*me, "--serve", str(versions.path)], stdout=subprocess.PIPE, text=True)
+    server = subprocess.Popen([*me, "--serve", str(releases.path)], stdout=subprocess.PIPE, text=True)
     try:
         port = int(server.stdout.readline())
         # What is stored in fewer bits answers a little else.
@@ -265,10 +265,10 @@ def main(args: argparse.Namespace, folder: Path) -> None:
             before = trainer.table.export().last_step
             loss, rows = trainer.train(max(args.steps // 4, 1)), trainer.table.export()
             changed = rows.take(rows.versions > before)
-            want[versions.current().number + 1] = trainer.want()
+            want[releases.current().number + 1] = trainer.want()
             changes = Changes(changed.keys, changed.values, step=rows.last_step)
-            new = versions.update({"ads": changes}, trainer.files())
-            print(f"loss {loss:.4f}; version {new.number} has {len(changed):,} changed rows of {len(rows):,}")
+            new = releases.update({"ads": changes}, trainer.files())
+            print(f"loss {loss:.4f}; release {new.number} has {len(changed):,} changed rows of {len(rows):,}")
         time.sleep(args.seconds / (args.updates + 1))
         for client in clients:
             client.done.set()
@@ -279,12 +279,12 @@ def main(args: argparse.Namespace, folder: Path) -> None:
     finally:
         server.terminate()
         server.wait()
-    seen = set().union(*(client.versions for client in clients))
-    print(f"answers of versions {sorted(seen)}, each as the model of its version says; no request failed")
+    seen = set().union(*(client.releases for client in clients))
+    print(f"answers of releases {sorted(seen)}, each as the model of its release says; no request failed")
 
     command = [*me, "--program", str(folder), "--batches", str(args.batches)]
     program = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    keys, frozen = trainer.probe[0].size, versions.current()["ads"]
+    keys, frozen = trainer.probe[0].size, releases.current()["ads"]
     report({
         f"HTTP, {args.clients} clients": ([s for client in clients for s in client.seconds], keys * args.clients),
         "exported program": (program, keys),
@@ -297,14 +297,14 @@ if __name__ == "__main__":
     parser.add_argument("--data", type=Path, help="a log in the Criteo format; by default a synthetic one")
     parser.add_argument("--rows", type=int, default=60_000, help="of the synthetic log")
     parser.add_argument("--batch", type=int, default=512)
-    parser.add_argument("--steps", type=int, default=160, help="before the first version; a quarter before each other")
-    parser.add_argument("--updates", type=int, default=3, help="versions while the server answers")
+    parser.add_argument("--steps", type=int, default=160, help="before the first release; a quarter before each other")
+    parser.add_argument("--updates", type=int, default=3, help="releases while the server answers")
     parser.add_argument("--seconds", type=float, default=3.0, help="of load, beside training")
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--quantise", help="store rows with fewer bits: float16, bfloat16 or int8")
     parser.add_argument("--batches", type=int, default=300, help="to time the other two by")
     parser.add_argument("--smoke", action="store_true", help="a few seconds, to see that it runs")
-    parser.add_argument("--serve", type=Path, metavar="FOLDER", help="only answer from this folder of versions")
+    parser.add_argument("--serve", type=Path, metavar="FOLDER", help="only answer from this folder of releases")
     parser.add_argument("--program", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.smoke:

@@ -40,7 +40,7 @@ def _out(args: argparse.Namespace, to: str) -> dict[str, Any]:
     with progress("reading rows", args.json) as read:
         report = export_checkpoint(
             args.source, args.out, table=args.table, format=to, quantise=args.quantise, slots=args.slots,
-            prune=rules_of(args), progress=read,
+            prune=rules_of(args), progress=read, base=args.base,
         )  # fmt: skip
     return dict(vars(report))
 
@@ -52,7 +52,7 @@ def _whole(args: argparse.Namespace) -> dict[str, Any]:
     if args.table or args.slots or args.quantise or rules_of(args):
         raise ValueError("kvjax convert: want a file as OUT, or no options, got a checkpoint; say --to, or kvjax prune")
     with progress("reading rows", args.json):
-        compact(args.source, args.out)
+        compact(args.source, args.out, base=args.base)
     return {"format": "kvjax"}
 
 

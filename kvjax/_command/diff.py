@@ -12,7 +12,7 @@ def run(args: argparse.Namespace) -> int:
     from kvjax.checkpoint import diff
 
     with progress("comparing rows", args.json):
-        found = diff(args.first, args.second, examples=args.examples)
+        found = diff(args.first, args.second, examples=args.examples, base=args.base)
     if args.json:
         print_json({"same": found.same, "added": found.added, "removed": found.removed, "tables": dict(found.tables)})
         return 0 if found.same else 1

@@ -28,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     inspect = command("inspect", "what the tables of a checkpoint are, and how much is in them")
     _path(inspect, "checkpoint", _CHECKPOINT)
     inspect.add_argument("--table", help="only this one")
+    _base(inspect)
     inspect.add_argument("--stats", action="store_true", help="how frequencies, ages and norms of rows are distributed")
     _path(
         inspect, "--plot", "draw these distributions, and the growth over a manager's steps (needs matplotlib)", "FILE"
@@ -36,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     top_rows = command("top", "the rows that stand out")
     _path(top_rows, "checkpoint", _CHECKPOINT)
     top_rows.add_argument("--table", help="its name; by default the only one")
+    _base(top_rows)
     top_rows.add_argument("-n", type=_count, default=10, help="how many rows (default: 10)")
     top_rows.add_argument("--by", choices=("frequency", "recent", "oldest", "norm"), default="frequency")
 
@@ -45,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     diff = command("diff", "what has come, gone and changed between two checkpoints")
     _path(diff, "first", _CHECKPOINT)
     _path(diff, "second", _CHECKPOINT)
+    _base(diff)
     diff.add_argument("--examples", type=_count, default=5, help="keys of each kind to show (default: 5)")
 
     prune = command("prune", "a checkpoint without the rows that rules leave out")
@@ -52,6 +55,7 @@ def parser() -> argparse.ArgumentParser:
     prune.add_argument("out", nargs="?", help="folder of the new checkpoint; the old one stays as it is")
     prune.add_argument("--table", action="append", help="prune only this one, and copy the others; may be said again")
     prune.add_argument("--dry-run", action="store_true", help="only say what each rule would leave out")
+    _base(prune)
     _rules(prune)
 
     convert = command("convert", "a table as a file of another program, or another system's as a checkpoint")
@@ -71,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
     convert.add_argument("--dim", type=_count, help="of TFRA's variable")
     convert.add_argument("--key-dtype", default="int64", help="of TFRA's variable (default: int64)")
     convert.add_argument("--dtype", default="float32", help="of TFRA's values (default: float32)")
+    _base(convert)
     _rules(convert)
 
     completion = command("completion", "a script that completes commands in a shell (needs shtab)")
@@ -114,8 +119,13 @@ def _rules(command: argparse.ArgumentParser) -> None:
     rules.add_argument("--top-k", type=_count, metavar="N", help="of those that are left, the N most frequent")
 
 
-def _path(command: argparse.ArgumentParser, name: str, text: str, metavar: str | None = None) -> None:
-    action = command.add_argument(name, help=text, metavar=metavar)
+def _base(command: argparse.ArgumentParser) -> None:
+    text = "of a delta, where to look for what it builds on, beside the folders next to it; may be said again"
+    _path(command, "--base", text, "FOLDER", action="append")
+
+
+def _path(command: argparse.ArgumentParser, name: str, text: str, metavar: str | None = None, **options: str) -> None:
+    action = command.add_argument(name, help=text, metavar=metavar, **options)  # type: ignore[arg-type]
     # How shtab is told what completes this.
     action.complete = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}  # type: ignore[attr-defined]
 

@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from kvjax.checkpoint import prune
 
     with progress("reading rows", args.json):
-        reports = prune(args.checkpoint, args.out, rules, tables=args.table)
+        reports = prune(args.checkpoint, args.out, rules, tables=args.table, base=args.base)
     if args.json:
         print_json({
             name: {

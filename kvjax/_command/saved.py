@@ -6,7 +6,7 @@ are read by kvjax.checkpoint, which loads JAX.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,12 @@ class SavedTable:
     Args:
       folder: of the table.
       meta: what kvjax.json says.
+
+    Attributes:
+      bases: where to look for what a delta builds on, beside the folders next to it.
     """
+
+    bases: Sequence[str] = ()
 
     def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
         self.folder, self.meta = folder, meta
@@ -92,7 +97,7 @@ class SavedTable:
     def _pieces_of_others(self, name: str) -> Iterator[np.ndarray]:
         from kvjax.convert._checkpoint import open_table
 
-        _, source = open_table(self.folder.parent, self.name)
+        _, source = open_table(self.folder.parent, self.name, self.bases)
         yield from source.pieces(name)
 
 
@@ -106,12 +111,13 @@ def _chunks(folder: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Itera
         yield chunk[: shape[0] - start]
 
 
-def tables_at(path: str, only: str | None = None) -> tuple[Path, list[SavedTable]]:
+def tables_at(path: str, only: str | None = None, bases: Sequence[str] | None = None) -> tuple[Path, list[SavedTable]]:
     """The tables of the checkpoint at a path, and where that is.
 
     Args:
       path: of a checkpoint, an Orbax step, or a manager's root.
       only: the name of one of them.
+      bases: where to look for what a delta builds on.
 
     Raises:
       CheckpointError: there is no checkpoint.
@@ -124,7 +130,10 @@ def tables_at(path: str, only: str | None = None) -> tuple[Path, list[SavedTable
         raise FileError(
             folder, "one of its tables", f"{only!r} of {names}", meant(only, names).strip() or "say another"
         )
-    return folder, [_table(name, each) for name, each in folders.items() if only in (None, name)]
+    tables = [_table(name, each) for name, each in folders.items() if only in (None, name)]
+    for table in tables:
+        table.bases = bases or ()
+    return folder, tables
 
 
 def tables_of(folder: Path) -> list[SavedTable]:
@@ -132,13 +141,13 @@ def tables_of(folder: Path) -> list[SavedTable]:
     return [_table(name, each) for name, each in _table_folders(folder).items()]
 
 
-def table_at(path: str, name: str | None) -> SavedTable:
+def table_at(path: str, name: str | None, bases: Sequence[str] | None = None) -> SavedTable:
     """The table of that name, or the only one.
 
     Raises:
       FileError: there is none, or there are several.
     """
-    folder, tables = tables_at(path, name)
+    folder, tables = tables_at(path, name, bases)
     if len(tables) != 1:
         raise FileError(folder, "one table", f"{[table.name for table in tables]}", "say which: --table")
     return tables[0]

@@ -13,7 +13,7 @@ from kvjax._command.saved import table_at
 def run(args: argparse.Namespace) -> int:
     """Prints them."""
     with progress("reading rows", args.json):
-        table = table_at(args.checkpoint, args.table)
+        table = table_at(args.checkpoint, args.table, args.base)
         if args.by == "norm":
             order = -table.norms()
         else:

@@ -158,7 +158,7 @@ class Prune:
           tests: as `tests` gives them, each ``(n,)`` bool.
           norms: ``(n,)``.
           row_bytes: of all columns of a row.
-          keys: ``(n,)``.
+          keys: ``(n,)``; these and what follows matter to ``top_k`` and ``keep`` alone.
           freqs: ``(n,)`` int64.
           versions: ``(n,)`` int64.
         """
@@ -167,7 +167,7 @@ class Prune:
             n = int(dropped.sum())
             return PrunedRows(n, n * row_bytes, float(norms[dropped].sum(dtype=np.float64)))
 
-        every = np.ones(len(keys), bool)
+        every = np.ones(len(norms), bool)
         passing = np.logical_and.reduce([every, *tests.values()])
         by_rule = {name: ~test for name, test in tests.items()}
         if self.top_k is not None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvjax._table.contents import by_bucket
-from kvjax._values.snapshot import ADMISSION_COLUMNS, take
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._files import Files
-from kvjax.checkpoint._format import META, POOL, CheckpointError
+from kvjax.checkpoint._format import META, CheckpointError
 from kvjax.checkpoint._locate import PathLike, locate
-from kvjax.checkpoint._overlay import overlaid
-from kvjax.checkpoint._read import read
-from kvjax.checkpoint._stored import Stored
 
 _EQUAL = ("dim", "dtype", "key_dtype", "seed", "initializer")
 
@@ -51,8 +45,12 @@ class Chain:
         """Of the tables."""
         return self.catalog.names
 
-    def links(self, name: str) -> list[Link]:
+    def links(self, name: str, since: Collection[str] = ()) -> list[Link]:
         """What there is of a table, from one that has all of it to the last delta.
+
+        Args:
+          name: of the table.
+          since: digests of a checkpoint. If deltas build on that, those after it are enough, and it need not be there.
 
         Raises:
           CheckpointError: one of them is not there, or damaged.
@@ -61,7 +59,7 @@ class Chain:
         while True:
             meta, files = catalog.open(name)
             links.append(Link(meta, files, catalog))
-            if (delta := meta.get("delta")) is None:
+            if (delta := meta.get("delta")) is None or delta["since"] in since:
                 break
             if delta["since"] in seen:
                 raise CheckpointError(f"kvjax: table {name!r}, restore: want a chain of deltas, got a circle")
@@ -76,20 +74,6 @@ class Chain:
                     f"{link.catalog.directory}"
                 )
         return links[::-1]
-
-    def read(self, name: str) -> Stored:
-        """All of a table, sorted by (bucket, key).
-
-        Raises:
-          CheckpointError: as `links`.
-        """
-        links = self.links(name)
-        parts = [link.catalog.checked(name, lambda at=link: read(at.meta, at.files)) for link in links]
-        stored = overlaid(parts)
-        if len(links) == 1 and links[0].meta["num_shards"] == 1:
-            return stored
-        rows = {column: array for column, array in stored.arrays.items() if column not in (*ADMISSION_COLUMNS, POOL)}
-        return dataclasses.replace(stored, arrays=stored.arrays | take(rows, by_bucket(rows["keys"])[0]))
 
     def _base(self, name: str, digest: str, of: Catalog) -> Catalog:
         while digest not in self._found:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from kvjax.checkpoint._chain import Chain
+from kvjax.checkpoint._chain_rows import ChainRows, cuts
 from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._pieces import Pieces, cuts
 
 _IGNORED = {"format", "rows", "num_shards", "shards", "extras", "num_buckets", "name"}
 
@@ -66,13 +66,14 @@ class Diff:
         return not self.added and not self.removed and all(table.same for table in self.tables.values())
 
 
-def diff(a: PathLike, b: PathLike, *, examples: int = 5) -> Diff:
+def diff(a: PathLike, b: PathLike, *, examples: int = 5, base: PathLike | Sequence[PathLike] | None = None) -> Diff:
     """Compares two checkpoints, row by row, to the bit. Neither tables nor memory for all rows are needed.
 
     Args:
       a: of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step.
       b: the one to compare it with.
       examples: keys of each kind to give.
+      base: where to look for the checkpoints that deltas build on, as in `restore`.
 
     Returns:
       What has come, gone and changed from `a` to `b`. Counts of keys without a row are not compared.
@@ -93,7 +94,7 @@ def diff(a: PathLike, b: PathLike, *, examples: int = 5) -> Diff:
       >>> kvjax.drop_table("doc_diff")
       >>> folder.cleanup()
     """
-    one, other = Chain(a), Chain(b)
+    one, other = Chain(a, base), Chain(b, base)
     both = [name for name in one.names if name in other.names]
     return Diff(
         {name: _diff_table(one, other, name, examples) for name in both},
@@ -103,7 +104,7 @@ def diff(a: PathLike, b: PathLike, *, examples: int = 5) -> Diff:
 
 
 def _diff_table(one: Chain, other: Chain, name: str, examples: int) -> TableDiff:
-    tables = [Pieces(chain, name) for chain in (one, other)]
+    tables = [ChainRows(chain, name) for chain in (one, other)]
     metas = [table.meta for table in tables]
     found = TableDiff((metas[0]["rows"], metas[1]["rows"]))
     for field in sorted((metas[0].keys() | metas[1].keys()) - _IGNORED):
@@ -117,7 +118,7 @@ def _diff_table(one: Chain, other: Chain, name: str, examples: int) -> TableDiff
 
 
 def _add(found: TableDiff, a: dict[str, np.ndarray], b: dict[str, np.ndarray], examples: int) -> None:
-    """Adds the differences of two pieces, whose keys are distinct."""
+    """Adds the differences of the rows of some buckets, whose keys are distinct."""
     words = [columns["keys"].view(np.int64) for columns in (a, b)]
     _, in_a, in_b = np.intersect1d(words[0], words[1], assume_unique=True, return_indices=True)
     gone, come = np.ones(len(words[0]), bool), np.ones(len(words[1]), bool)

@@ -16,6 +16,8 @@ PathLike = str | os.PathLike[str]
 def locate(path: PathLike) -> Path:
     """The folder of a checkpoint: `path` itself, the one below an Orbax step, or that of the last step below its root.
 
+    Where numbered checkpoints are right below `path`, as "12" or "delta_12", it is the last of them.
+
     Raises:
       CheckpointError: there is none, or more than one.
     """
@@ -24,7 +26,9 @@ def locate(path: PathLike) -> Path:
         return path
     found = _below(path)
     if not found:
-        found = next((items for _, step in reversed(_steps(path)) if (items := _below(step))), [])
+        found = next((items for _, step in reversed(_numbered(_folders(path))) if (items := _below(step))), [])
+    elif len(numbered := _numbered(found)) == len(found):
+        found = [numbered[-1][1]]
     if len(found) != 1:
         got = f"none in {path}" if not found else f"{[str(item.relative_to(path)) for item in found]} in {path}"
         raise CheckpointError(
@@ -36,7 +40,7 @@ def locate(path: PathLike) -> Path:
 
 def steps_at(path: PathLike) -> Iterator[tuple[int, list[Path]]]:
     """The steps below an Orbax root, in order, with the checkpoints of tables in each."""
-    for step, folder in _steps(Path(path)):
+    for step, folder in _numbered(_folders(Path(path))):
         yield step, _below(folder)
 
 
@@ -47,8 +51,9 @@ def is_checkpoint(path: Path) -> bool:
     return any(_format_of(child / META) == UNSEALED for child in _folders(path))
 
 
-def _steps(path: Path) -> list[tuple[int, Path]]:
-    return sorted((int(name[2]), child) for child in _folders(path) if (name := _STEP.fullmatch(child.name)))
+def _numbered(folders: list[Path]) -> list[tuple[int, Path]]:
+    """Those whose names end with a number, in that order."""
+    return sorted((int(name[2]), folder) for folder in folders if (name := _STEP.fullmatch(folder.name)))
 
 
 def _below(path: Path) -> list[Path]:
@@ -56,7 +61,10 @@ def _below(path: Path) -> list[Path]:
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(child for child in path.iterdir() if child.is_dir()) if path.is_dir() else []
+    """But for hidden ones, which are on their way to their place or from it."""
+    if not path.is_dir():
+        return []
+    return sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
 
 
 def _format_of(path: Path) -> object:
@@ -69,5 +77,5 @@ def _format_of(path: Path) -> object:
     return meta.get("format") if isinstance(meta, dict) else None
 
 
-# Orbax's names of finished steps: "12", "00012", "step_12".
+# Orbax's names of finished steps, too: "12", "00012", "step_12".
 _STEP = re.compile(r"(.*_)?(\d+)")

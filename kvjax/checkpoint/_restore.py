@@ -25,8 +25,9 @@ from kvjax._table.table import Table
 from kvjax._values.dtypes import dtype_name
 from kvjax._values.errors import fail
 from kvjax.checkpoint._chain import Chain, Link
+from kvjax.checkpoint._chosen import converted, only
 from kvjax.checkpoint._format import POOL
-from kvjax.checkpoint._overlay import converted, only, overlaid, overlay
+from kvjax.checkpoint._overlay import merged, of_chain
 from kvjax.checkpoint._read import read
 from kvjax.checkpoint._rules import dump, load, load_initializer
 from kvjax.checkpoint._stored import FIELDS, Stored
@@ -92,7 +93,7 @@ class Restore:
             self._commit: Callable[[], Table] = lambda: Table(replaced.commit(), spec)
         else:
             self._commit = contents.prepare_load(
-                table, lambda: contents.checked(table.spec, overlay(table.snapshot(), rows) if merge else rows)
+                table, lambda: contents.checked(table.spec, merged(table.snapshot(), rows) if merge else rows)
             )
         self.stored = None  # what is prepared has its own copy
 
@@ -118,7 +119,7 @@ class Restore:
         links = self.chain.links(self.name)
         if not self.given:
             self._load_rules(links[-1].meta)
-        stored = overlaid([self._read_link(link) for link in links])
+        stored = of_chain([self._read_link(link) for link in links])
         if self.table and self.given:
             _check_equal(self.table.spec, stored, but=("seed",) if self.drawn else ())
         return stored

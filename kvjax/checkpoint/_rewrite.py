@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._values.exported import Exported
-from kvjax._values.prune import Prune, PruneLike, PruneReport, keep_mask, norms_of
+from kvjax._values.prune import PruneLike, PruneReport
 from kvjax.checkpoint._catalog import seal
 from kvjax.checkpoint._chain import Chain
+from kvjax.checkpoint._chain_rows import ChainRows, cuts
 from kvjax.checkpoint._format import FORMAT
 from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._pieces import Pieces, cuts
+from kvjax.checkpoint._prune import kept
 from kvjax.checkpoint._save import check_free, install
 from kvjax.checkpoint._write import write_shard
 
@@ -94,28 +94,10 @@ def prune(
     keeps: dict[str, np.ndarray] = {}
     reports: dict[str, PruneReport] = {}
     for name in chain.names if tables is None else tables:
-        keeps[name], reports[name] = _kept(Pieces(chain, name), prune)
+        keeps[name], reports[name] = kept(ChainRows(chain, name).source(), prune)
     if out is not None:
         _rewrite(chain, Path(out), overwrite, keeps)
     return reports
-
-
-def _kept(pieces: Pieces, prune: PruneLike) -> tuple[np.ndarray, PruneReport]:
-    """Which rows are kept, ``(n,)`` bool, and what the others are."""
-    rule = prune if isinstance(prune, Prune) else Prune(predicate=lambda rows: keep_mask(prune, rows))
-    tests: list[dict[str, np.ndarray]] = []
-    norms: list[np.ndarray] = []
-    headers: list[dict[str, np.ndarray]] = []
-    for first, last in cuts([pieces]):
-        rows = Exported.of_columns(pieces.between(first, last), pieces.meta["last_step"])
-        tests.append(rule.tests(rows))
-        norms.append(norms_of(rows.values))
-        headers.append({"keys": rows.keys, "freqs": rows.freqs, "versions": rows.versions})
-    whole = {name: np.concatenate([piece[name] for piece in headers]) for name in headers[0]}
-    asked = {name: np.concatenate([piece[name] for piece in tests]) for name in tests[0]}
-    passing = np.logical_and.reduce([np.ones(len(whole["keys"]), bool), *asked.values()])
-    report = rule.reported(asked, np.concatenate(norms), pieces.row_bytes, **whole)
-    return rule.chosen(passing, **whole), report
 
 
 def _rewrite(
@@ -129,26 +111,26 @@ def _rewrite(
     scratch.mkdir(parents=True)
     try:
         for name in chain.names:
-            _rewrite_table(scratch, Pieces(chain, name), keeps.get(name))
+            _rewrite_table(scratch, ChainRows(chain, name), keeps.get(name))
         seal(scratch, stands_for)
         install(scratch, target)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _rewrite_table(directory: Path, pieces: Pieces, keep: np.ndarray | None) -> None:
-    offsets, extras = pieces.offsets, pieces.extras()
+def _rewrite_table(directory: Path, rows: ChainRows, keep: np.ndarray | None) -> None:
+    offsets, extras = rows.offsets, rows.counts()
     if keep is not None:
         offsets = np.concatenate([[0], np.cumsum(keep)])[offsets].astype(np.int64)
     n = int(offsets[-1])
-    pinned = np.concatenate([piece["pinned"] for piece in _rows(pieces, keep, ["pinned"])])
+    pinned = np.concatenate([part["pinned"] for part in _parts(rows, keep, ["pinned"])])
     if pinned.any():
         extras["pinned"] = pinned
-    whole = {"offsets": offsets} | extras | pieces.pool()
-    columns = [name for name in pieces.types if name != "pinned"]
-    kinds = {name: (pieces.types[name][0], (n, *pieces.types[name][1])) for name in columns}
+    whole = {"offsets": offsets} | extras | rows.pool()
+    columns = [name for name in rows.types if name != "pinned"]
+    kinds = {name: (rows.types[name][0], (n, *rows.types[name][1])) for name in columns}
     kinds |= {name: (array.dtype, array.shape) for name, array in whole.items()}
-    meta: dict[str, Any] = {field: value for field, value in pieces.meta.items() if field != "shards"} | {
+    meta: dict[str, Any] = {field: value for field, value in rows.meta.items() if field != "shards"} | {
         "format": FORMAT,
         "rows": n,
         "num_shards": 1,
@@ -157,15 +139,15 @@ def _rewrite_table(directory: Path, pieces: Pieces, keep: np.ndarray | None) -> 
 
     def parts() -> Iterator[Mapping[str, np.ndarray]]:
         yield whole
-        yield from _rows(pieces, keep, columns)
+        yield from _parts(rows, keep, columns)
 
     write_shard(directory, meta, 0, kinds, parts())
 
 
-def _rows(pieces: Pieces, keep: np.ndarray | None, names: list[str]) -> Iterator[dict[str, np.ndarray]]:
-    for first, last in cuts([pieces]):
-        columns = pieces.between(first, last, names)
+def _parts(rows: ChainRows, keep: np.ndarray | None, names: list[str]) -> Iterator[dict[str, np.ndarray]]:
+    for first, last in cuts([rows]):
+        columns = rows.between(first, last, names)
         if keep is not None:
-            mine = keep[int(pieces.offsets[first]) : int(pieces.offsets[last])]
+            mine = keep[int(rows.offsets[first]) : int(rows.offsets[last])]
             columns = {name: array[mine] for name, array in columns.items()}
         yield {name: columns[name] for name in names}

@@ -7,21 +7,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import jax.numpy as jnp
-import numpy as np
-
 from kvjax._formats import deeprec, npz, parquet, safetensors
 from kvjax._formats.errors import FileError
 from kvjax._formats.quantise import QuantisationReport, Quantised
 from kvjax._formats.quantised import quantised
-from kvjax._formats.source import Source, ranges, row_bytes
+from kvjax._formats.source import Source
 from kvjax._values.errors import meant
-from kvjax._values.exported import ROW_COLUMNS, SLOT, Exported
-from kvjax._values.prune import Prune
-from kvjax._values.snapshot import column_types
-from kvjax.checkpoint._catalog import Catalog
-from kvjax.checkpoint._locate import locate
-from kvjax.checkpoint._pieces import Pieces
+from kvjax._values.exported import SLOT
+from kvjax._values.prune import PruneLike
+from kvjax.checkpoint._chain import Chain
+from kvjax.checkpoint._chain_rows import ChainRows
+from kvjax.checkpoint._locate import PathLike
+from kvjax.checkpoint._prune import kept
 
 FORMATS: Mapping[str, Callable[[str | os.PathLike[str], Source], None]] = {
     "safetensors": safetensors.write,
@@ -51,14 +48,15 @@ class ExportReport:
 
 
 def export_checkpoint(
-    checkpoint: str | os.PathLike[str], path: str | os.PathLike[str], *, table: str | None = None,
-    format: str | None = None, quantise: Quantised | None = None, slots: bool = False, prune: Prune | None = None,
-    progress: Callable[[int], object] | None = None,
+    checkpoint: PathLike, path: PathLike, *, table: str | None = None, format: str | None = None,
+    quantise: Quantised | None = None, slots: bool = False, prune: PruneLike | None = None,
+    base: PathLike | Sequence[PathLike] | None = None, progress: Callable[[int], object] | None = None,
 ) -> ExportReport:  # fmt: skip
     """Writes a table of a checkpoint as a file for other programs, and makes no table for it.
 
-    Rows are read in pieces of about 16 MiB, and checked as a restore checks them. Beside them, pruning takes a
-    byte for each row, and with ``top_k`` or ``keep`` 25. Only DeepRec's layout needs all rows in memory.
+    Rows are read in pieces of about 16 MiB, and checked as a restore checks them. Beside them, pruning takes 4 bytes
+    for each row and one for each rule; with ``top_k`` or ``keep`` 24 more. Only DeepRec's layout needs all rows in
+    memory.
 
     Args:
       checkpoint: a folder of `kvjax.checkpoint.save`, a step of an Orbax ``CheckpointManager``, or the manager's: then
@@ -68,7 +66,8 @@ def export_checkpoint(
       format: "safetensors", "npz", "parquet" or "deeprec"; by default what the path ends with.
       quantise: "float16", "bfloat16" or "int8"; not for DeepRec.
       slots: whether to write the optimizer's slots too.
-      prune: which rows to leave out.
+      prune: which rows to leave out, as in `kvjax.checkpoint.prune`.
+      base: where to look for the checkpoints that a delta builds on, as in `kvjax.checkpoint.restore`.
       progress: is called with the bytes of each piece that has been read.
 
     Returns:
@@ -94,12 +93,13 @@ def export_checkpoint(
         raise FileError(
             path, f"a format of {[*FORMATS, 'deeprec']}", f"{kind!r}", "say format=, or end the path with it"
         )
-    name, source = open_table(checkpoint, table, progress)
+    name, source = open_table(checkpoint, table, base, progress)
     whole = source.num_rows
+    keep = None if prune is None else kept(source, prune)[0]
     if not slots:
         source = source.only([column for column in source.types if not column.startswith(SLOT)])
-    if prune is not None:
-        source = source.where(mask_of(source, prune))
+    if keep is not None:
+        source = source.where(keep)
     quantiser = None
     if kind == "deeprec":
         if quantise is not None:
@@ -116,51 +116,20 @@ def export_checkpoint(
 
 
 def open_table(
-    checkpoint: str | os.PathLike[str], table: str | None = None, progress: Callable[[int], object] | None = None
-) -> tuple[str, Source]:
+    checkpoint: PathLike, table: str | None = None, base: PathLike | Sequence[PathLike] | None = None,
+    progress: Callable[[int], object] | None = None,
+) -> tuple[str, Source]:  # fmt: skip
     """A table of a checkpoint by its name, or the only one, and its rows.
 
     Raises:
       ValueError: there is no such checkpoint or table.
     """
-    catalog = Catalog(locate(checkpoint))
-    names = catalog.names
+    chain = Chain(checkpoint, base)
+    names = chain.names
     if len(names) != 1 if table is None else table not in names:
         got = f"{names}" if table is None else f"{table!r} of {names}"
         raise FileError(
-            catalog.directory, "one table of the checkpoint", got, meant(table, names).strip() or "say which"
+            chain.catalog.directory, "one table of the checkpoint", got, meant(table, names).strip() or "say which"
         )
     name = names[0] if table is None else table
-    return name, source_of(Pieces(catalog, name), progress)
-
-
-def source_of(pieces: Pieces, progress: Callable[[int], object] | None = None) -> Source:
-    """The rows of a table on disk, sorted by (bucket, key)."""
-    meta, offsets = pieces.meta, pieces.offsets
-    types = column_types(meta["dim"], jnp.dtype(meta["dtype"]), meta["key_dtype"], dict(meta["slots"]))
-    kinds = {name: types[name] for name in [*ROW_COLUMNS, *(name for name in types if name.startswith(SLOT))]}
-
-    def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
-        if start >= stop:
-            return {name: np.zeros((0, *kinds[name][1]), kinds[name][0]) for name in names}
-        first = int(np.searchsorted(offsets, start, "right")) - 1
-        last = int(np.searchsorted(offsets, stop, "left"))
-        own = slice(start - int(offsets[first]), stop - int(offsets[first]))
-        found = {name: array[own] for name, array in pieces.between(first, last, names).items() if name in names}
-        if progress is not None:
-            progress(sum(array.nbytes for array in found.values()))
-        return {name: found[name] for name in names}
-
-    return Source(kinds, meta["rows"], read, {"last_step": str(meta["last_step"])})
-
-
-def mask_of(source: Source, prune: Prune) -> np.ndarray:
-    """Which rows are kept, ``(n,)`` bool, read in pieces."""
-    asked = source if prune.predicate is not None else source.only(list(ROW_COLUMNS))
-    passing, size = np.zeros(source.num_rows, bool), sum(map(row_bytes, asked.types.values()))
-    for start, stop in ranges(source.num_rows, size):
-        rows = Exported.of_columns(asked.read(list(asked.types), start, stop), int(source.meta["last_step"]))
-        passing[start:stop] = prune.passing(rows)
-    if prune.top_k is None and prune.keep is None:
-        return passing
-    return prune.chosen(passing, **source.read(["keys", "freqs", "versions"], 0, source.num_rows))
+    return name, ChainRows(chain, name).source(progress)

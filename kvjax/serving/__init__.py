@@ -2,11 +2,11 @@
 
 from kvjax.serving._format import FrozenError as FrozenError
 from kvjax.serving._frozen import FrozenTable as FrozenTable
-from kvjax.serving._versions import Changes as Changes
-from kvjax.serving._versions import Version as Version
-from kvjax.serving._versions import Versions as Versions
+from kvjax.serving._releases import Changes as Changes
+from kvjax.serving._releases import Release as Release
+from kvjax.serving._releases import Releases as Releases
 
-__all__ = ["Changes", "FrozenError", "FrozenTable", "Version", "Versions"]
+__all__ = ["Changes", "FrozenError", "FrozenTable", "Release", "Releases"]
 
 
 def __dir__() -> list[str]:

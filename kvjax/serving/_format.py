@@ -20,6 +20,7 @@ import dataclasses
 import json
 import mmap
 import os
+import shutil
 import stat
 import struct
 import zlib
@@ -221,6 +222,14 @@ def write(path: Path, describe: Any, arrays: dict[str, np.ndarray], blocks: Iter
         file.write(bytes(end - file.tell()))
         data = describe().to_json(digests)
         file.write(data + _TAIL.pack(len(data), zlib.crc32(data), END))
+
+
+def share(old: Path, new: Path) -> None:
+    """Gives a file another name, or a copy where the file system has no links."""
+    try:
+        os.link(old, new)
+    except OSError:
+        shutil.copyfile(old, new)
 
 
 # ---- in ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -13,10 +14,10 @@ from kvjax._formats.quantise import Quantised, decode, rounded
 from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.errors import fail
 from kvjax._values.integers import as_bits
+from kvjax.serving._contents import Missing, RowsLike, contents_of, row_of
 from kvjax.serving._format import Mapped, check, identity_of, read
 from kvjax.serving._search import find, mixed, unmixed
-from kvjax.serving._source import Missing, Source, row_of
-from kvjax.serving._write import freeze, freeze_changes
+from kvjax.serving._write import write_changes, write_whole
 
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
@@ -41,6 +42,7 @@ class FrozenTable:
       step: the table's last step when it was written.
       error: what quantisation has changed, a report with ``max``, ``rms`` and ``cosine`` as exports give it; None for
         rows that are as they were. After an update, the worse of what it was and what it is of the changed rows.
+      missing: the row ``(dim,)`` float32 that keys without one read as; None for the initial row of each.
 
     Example:
       >>> import tempfile, kvjax, numpy as np
@@ -67,7 +69,9 @@ class FrozenTable:
         self._hashes, self._starts, self._steps = arrays["hashes"], arrays["starts"], description.steps
         self._rows, self._scales = arrays["rows"], arrays.get("scales")
         self._initial, self._pool = description.initial, arrays.get("pool")
-        self._as_initial = description.missing == "init"
+        scales = None if self._scales is None else self._scales[-1:]
+        row = decode(self._rows[-1:], scales, self.dtype)[0]
+        self.missing = None if description.missing == "init" else row
         self._narrow = description.key_dtype in ("int32", "uint32")
 
     # ---- files -----------------------------------------------------------------------------------------------
@@ -93,19 +97,19 @@ class FrozenTable:
     def write(
         cls,
         path: PathLike,
-        source: Source,
+        source: RowsLike,
         *,
         quantise: Quantised | None = None,
         prune: PruneLike | None = None,
         missing: Missing | None = None,
         name: str | None = None,
+        base: PathLike | Sequence[PathLike] | None = None,
     ) -> FrozenTable:
         """Writes a file, as a whole or not at all, and opens it.
 
         Args:
           path: of the file. One that is there is replaced; who has it open keeps what it was.
-          source: a `kvjax.Table`, what its ``export()`` gives, or the folder of a checkpoint's tables (the item that
-            `kvjax.orbax.TableSave` has saved).
+          source: a `kvjax.Table`, what its ``export()`` gives, or a checkpoint, as `kvjax.checkpoint.restore` takes it.
           quantise: "float16", "bfloat16" or "int8" (with a scale for each row), to store rows with fewer bits; by
             default they stay as they are. `error` says what that has changed.
           prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep.
@@ -114,6 +118,7 @@ class FrozenTable:
             ``unadmitted=`` says. An export does not say it, and where a function of yours makes the initial rows,
             only JAX could: there it must be given.
           name: of a table of the checkpoint, if it has several; or one for an export.
+          base: where to look for the checkpoints that a delta builds on, as in `kvjax.checkpoint.restore`.
 
         Returns:
           The open table.
@@ -122,7 +127,7 @@ class FrozenTable:
           ValueError: rows cannot be quantised so, or nobody has said what keys without a row read as.
           OSError: the file cannot be written.
         """
-        freeze(Path(path), source, name, quantise, prune, missing)
+        write_whole(Path(path), contents_of(source, name, prune, base), quantise, missing)
         return cls.open(path)
 
     def update(
@@ -133,6 +138,7 @@ class FrozenTable:
         removed: IdsLike = (),
         path: PathLike | None = None,
         step: int | None = None,
+        missing: Literal["zeros"] | ArrayLike | None = None,
     ) -> FrozenTable:
         """Writes this table with some rows changed, added and removed, as a file of its own, and opens it.
 
@@ -145,6 +151,7 @@ class FrozenTable:
           removed: ``(m,)`` keys that have no row any more; keys that never had one may be among them.
           path: of the new file; by default it takes the place of this one.
           step: the table's last step now.
+          missing: what keys without a row read as from now on, "zeros" or a row ``(dim,)``; by default as before.
 
         Returns:
           The new table.
@@ -167,7 +174,8 @@ class FrozenTable:
         if bits.size == 0 and np.size(values) == 0:
             values = np.zeros((0, self.dim), np.float32)
         path = self.path if path is None else Path(path)
-        freeze_changes(path, self._mapped, bits.reshape(-1), values, gone, step)
+        default = None if missing is None else row_of(self.name, "update", missing, self.dim)
+        write_changes(path, self._mapped, bits.reshape(-1), values, gone, step, default)
         return type(self).open(path)
 
     def refresh(self) -> FrozenTable:
@@ -241,7 +249,7 @@ class FrozenTable:
         rows = self._rows.take(at, axis=0, mode="clip")
         scales = None if self._scales is None else self._scales.take(at, mode="clip")
         rows = rows if self.dtype == "float32" else decode(rows, scales, self.dtype)
-        as_initial = self._as_initial if missing is None else isinstance(missing, str) and missing == "init"
+        as_initial = self.missing is None if missing is None else isinstance(missing, str) and missing == "init"
         if as_initial:
             lost = np.flatnonzero(~found)
             if len(lost):

@@ -15,9 +15,9 @@ from kvjax._keys.masks import mask_of
 from kvjax._keys.salt import mixed
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
+from kvjax.serving._contents import Missing, row_of
 from kvjax.serving._format import Mapped
 from kvjax.serving._initial import Initial
-from kvjax.serving._source import Missing, row_of
 
 
 @jax.tree_util.register_dataclass

@@ -5,36 +5,32 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kvjax._formats.quantise import STORED, QuantisationReport, Quantiser, check_quantised, to_float32
 from kvjax._values.errors import fail
+from kvjax.serving._contents import Contents
 from kvjax.serving._format import Codes, Description, Mapped, write
 from kvjax.serving._search import SENTINEL, find, mixed, starts_of
-from kvjax.serving._source import contents_of
-
-if TYPE_CHECKING:
-    from kvjax._values.prune import PruneLike
 
 _BLOCK_BYTES = 1 << 22
 Error = Callable[[], QuantisationReport | None]
 """What quantisation has changed, once all rows have been written."""
 
 
-def freeze(path: Path, source: Any, name: str | None, quantise: Any, prune: PruneLike | None, missing: Any) -> None:
+def write_whole(path: Path, contents: Contents, quantise: Any, missing: Any) -> None:
     """`FrozenTable.write`."""
-    contents = contents_of(source, name, prune)
-    rows, what = contents.rows, _what(contents.name, "freeze")
+    rows, what = contents.rows, _what(contents.name, "write")
     default = contents.default_row(missing)
     if quantise is not None:
         check_quantised(quantise, what)
     elif rows.values.dtype.name not in STORED:
         got = rows.values.dtype.name
-        raise fail(ValueError, contents.name, "freeze", f"rows of {list(STORED)}", got, "say quantise=")
+        raise fail(ValueError, contents.name, "write", f"rows of {list(STORED)}", got, "say quantise=")
     dtype = rows.values.dtype.name if quantise is None else str(quantise)
-    hashes, order = _ordered(contents.name, "freeze", rows.keys)
+    hashes, order = _ordered(contents.name, "write", rows.keys)
     dim = rows.values.shape[1]
     last = np.zeros(dim, np.float32) if default is None else default
     quantiser = Quantiser(dtype, what, rows.values.dtype.itemsize)
@@ -54,9 +50,10 @@ def freeze(path: Path, source: Any, name: str | None, quantise: Any, prune: Prun
     _write(path, description, hashes, arrays, error, all_blocks())
 
 
-def freeze_changes(
-    path: Path, old: Mapped, keys: np.ndarray, values: Any, removed: np.ndarray, step: int | None
-) -> None:
+def write_changes(
+    path: Path, old: Mapped, keys: np.ndarray, values: Any, removed: np.ndarray, step: int | None,
+    default: np.ndarray | None,
+) -> None:  # fmt: skip
     """`FrozenTable.update`: rows that have not changed are copied as they are stored."""
     description, name = old.description, old.description.name
     rows = to_float32(values)
@@ -84,12 +81,14 @@ def freeze_changes(
     def all_blocks() -> Iterator[Codes]:
         for part in _parts(len(sources), description.dim):
             yield _pick(old, (codes, scales), sources[part])
-        yield old.arrays["rows"][n:], old.arrays["scales"][n:] if "scales" in old.arrays else None
+        last = old.arrays["rows"][n:], old.arrays["scales"][n:] if "scales" in old.arrays else None
+        yield last if default is None else Quantiser(description.dtype, _what(name, "update")).encode(default[None])
 
     error = _after(description.error, quantiser.report(), description.rows, len(sources))
     description = dataclasses.replace(
-        description, rows=len(sources), step=description.step if step is None else int(step)
-    )
+        description, rows=len(sources), step=description.step if step is None else int(step),
+        missing=description.missing if default is None else "row",
+    )  # fmt: skip
     arrays = {name: array for name, array in old.arrays.items() if name == "pool"}
     _write(path, description, merged, arrays, lambda: error, all_blocks())
 

@@ -321,9 +321,9 @@ def test_damaged_and_other_deltas_are_refused(make, tmp_path):
 
 
 @slow
-@pytest.mark.parametrize("piece", [1 << 26, 4096])
+@pytest.mark.parametrize("piece", [1 << 24, 1024])
 def test_pruned_offline(piece, make, tmp_path, monkeypatch):
-    monkeypatch.setattr("kvjax.checkpoint._pieces.PIECE_BYTES", piece)
+    monkeypatch.setattr("kvjax._formats.source.PIECE_BYTES", piece)
     table = step(make(2, initializer=np.eye(2)).upsert(KEYS, np.arange(len(KEYS) * 2.0).reshape(-1, 2)), KEYS[:9])
     table = step(table, KEYS[:3]).pin(KEYS[:2])
     save(tmp_path / "base", {"t": table}, cursor="c")

@@ -232,7 +232,7 @@ def test_verify_names_the_file(make, tmp_path):
 @slow
 @pytest.mark.parametrize("piece", [1 << 26, 1])
 def test_differences(piece, make, tmp_path, monkeypatch):
-    monkeypatch.setattr("kvjax.checkpoint._pieces.PIECE_BYTES", piece * 4096)
+    monkeypatch.setattr("kvjax._formats.source.PIECE_BYTES", piece * 4096)
     table = many(trained(make(3), TX))
     save(tmp_path / "a", {"t": table, "gone": make(1)})
     keys = table.export().keys

@@ -186,6 +186,16 @@ def test_deltas(run, make, tmp_path):
     assert (found["tables"]["table0"]["added"], found["tables"]["table0"]["removed"]) == (1, 1)
     status, found = run("prune", tmp_path / "delta", tmp_path / "small", "--min-norm", 4, "--json")
     assert status == 0 and found["table0"]["dropped"]["rows"] == 5
+    (tmp_path / "far").mkdir()
+    base, delta = (tmp_path / "base").rename(tmp_path / "far/base"), tmp_path / "delta"
+    shutil.rmtree(tmp_path / "whole"), shutil.rmtree(tmp_path / "small")
+    for command in (
+        ("inspect", delta, "--stats"), ("top", delta), ("diff", delta, delta), ("convert", delta, tmp_path / "o.npz"),
+        ("convert", delta, tmp_path / "whole"), ("prune", delta, tmp_path / "small", "--min-norm", 4),
+    ):  # fmt: skip
+        status, text = run(*command)
+        assert status == 2 and "give its folder as base=" in text, text
+        assert run(*command, "--base", base)[0] == 0
 
 
 @slow

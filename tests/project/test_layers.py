@@ -221,7 +221,7 @@ def test_public_names():
         "CheckpointError", "Diff", "FileReport", "TableDiff", "Verified", "compact", "diff", "prune", "restore",
         "save", "verify",
     }  # fmt: skip
-    assert set(kvjax.serving.__all__) == {"Changes", "FrozenError", "FrozenTable", "Version", "Versions"}
+    assert set(kvjax.serving.__all__) == {"Changes", "FrozenError", "FrozenTable", "Release", "Releases"}
     for package in (kvjax, kvjax.checkpoint, kvjax.convert, kvjax.flax, kvjax.optax, kvjax.orbax, kvjax.serving):
         assert all(getattr(package, name).__doc__ for name in package.__all__)
     choices = [kvjax.admit, kvjax.constraints, kvjax.evict, kvjax.initializers, kvjax.storage, kvjax.checkpoint]

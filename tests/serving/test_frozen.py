@@ -83,7 +83,7 @@ def test_what_keys_without_a_row_read_as(make, tmp_path):
         assert FrozenTable.write(tmp_path / "u", table, missing=[2, 0]).lookup(9).tolist() == [2, 0]
     made = make(2, initializer=jax.nn.initializers.normal()).upsert(7, [5.0, 5.0])
     for source in (made, made.export()):
-        with pytest.raises(ValueError, match="freeze: want missing='zeros' or a row for keys without one, got none"):
+        with pytest.raises(ValueError, match="write: want missing='zeros' or a row for keys without one, got none"):
             FrozenTable.write(tmp_path / "v", source)
         assert not (tmp_path / "v").exists()
         frozen = FrozenTable.write(tmp_path / "w", source, missing="zeros", name="made")
@@ -118,9 +118,9 @@ def test_masks_and_bad_arguments(make, tmp_path):
         frozen.update([4], [[1]], removed=[4])
     with pytest.raises(ValueError, match=r"want rows \(1, 1\)"):
         frozen.update([4], [[1, 2]])
-    with pytest.raises(ValueError, match="freeze: want quantise= as one of"):
+    with pytest.raises(ValueError, match="write: want quantise= as one of"):
         FrozenTable.write(tmp_path / "t", table, quantise="int4")
-    with pytest.raises(TypeError, match="freeze: want a kvjax"):
+    with pytest.raises(TypeError, match="write: want a kvjax"):
         FrozenTable.write(tmp_path / "t", {})
     check(frozen.refresh(), table, [1, 2, 3])
     assert [path.name for path in tmp_path.iterdir()] == ["t"]

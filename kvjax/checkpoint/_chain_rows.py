@@ -1,36 +1,37 @@
-"""Pieces: the rows of a table on disk, some buckets at a time, for what need not have all of them in memory."""
+"""Rows of a chain: a table on disk, some buckets at a time, for what need not have all of it in memory."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
+from kvjax._formats import source
+from kvjax._formats.source import Source, row_bytes
 from kvjax._table.contents import buckets_of, by_bucket
-from kvjax._values.snapshot import WAITING_COLUMNS, column_types, concat, take
-from kvjax.checkpoint._catalog import Catalog
+from kvjax._values.exported import ROW_COLUMNS, SLOT
+from kvjax._values.snapshot import WAITING_COLUMNS, concat, take
 from kvjax.checkpoint._chain import Chain, Link
 from kvjax.checkpoint._format import REMOVED, Damaged
-from kvjax.checkpoint._overlay import among, overlaid_counts
+from kvjax.checkpoint._overlay import counts_of, meta_of, overlaid, overlaid_counts, types_of, words
 from kvjax.checkpoint._read import Shard, at_once, joined, read_pool
 from kvjax.ffi import host
 
-PIECE_BYTES = 1 << 26
-"""Of rows that are in memory at once."""
 
-
-class Pieces:
-    """The rows of one table, by ranges of buckets; those of a delta with what it builds on.
+class ChainRows:
+    """The rows of one table of a checkpoint, by ranges of buckets; those of a delta with what it builds on.
 
     Args:
-      checkpoint: the catalog or the chain of it.
+      chain: of the checkpoint.
       name: of the table.
+      since: digests of a checkpoint: if deltas build on that, only what has changed since.
 
     Attributes:
       meta: what the table is, as `Catalog.open` gives it.
+      partial: whether these are the rows since a checkpoint.
+      types: dtype and shape of what a row has in each column.
       offsets: ``(buckets + 1,)`` int64, the first row of each bucket.
       row_bytes: of all columns of a row.
 
@@ -38,16 +39,14 @@ class Pieces:
       CheckpointError: it is not there, or damaged; so do its methods.
     """
 
-    def __init__(self, checkpoint: Catalog | Chain, name: str) -> None:
-        chain = checkpoint if isinstance(checkpoint, Chain) else Chain(checkpoint)
-        self._layers = [_Layer(link, name) for link in chain.links(name)]
-        last = self._layers[-1].meta
-        slots = next((layer.meta["slots"] for layer in self._layers if layer.meta["slots"]), [])
-        self.meta: dict[str, Any] = {field: last[field] for field in last if field != "delta"} | {"slots": slots}
-        self.types = column_types(last["dim"], jnp.dtype(last["dtype"]), last["key_dtype"], dict(slots))
-        self.row_bytes = sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.types.values())
-        self.offsets: np.ndarray = np.sum([layer.offsets for layer in self._layers], axis=0)
-        if len(self._layers) > 1:
+    def __init__(self, chain: Chain, name: str, since: Collection[str] = ()) -> None:
+        self._links = [_LinkRows(link, name) for link in chain.links(name, since)]
+        self.partial = "delta" in self._links[0].meta
+        self.meta: dict[str, Any] = meta_of([link.meta for link in self._links])
+        self.types = types_of(self.meta)
+        self.row_bytes = sum(map(row_bytes, self.types.values()))
+        self.offsets: np.ndarray = np.sum([link.offsets for link in self._links], axis=0)
+        if len(self._links) > 1:
             self.offsets = self._counted()
             self.meta["rows"] = int(self.offsets[-1])
 
@@ -67,36 +66,50 @@ class Pieces:
           names: of the columns; by default all. There are always keys.
         """
         wanted = {name: kind for name, kind in self.types.items() if names is None or name in ("keys", *names)}
-        columns: dict[str, np.ndarray] = {}
-        for layer in self._layers:
-            above = layer.between(first, last, list(wanted))
-            for name, (dtype, shape) in wanted.items():  # pins and slots that this layer knew none of
-                above.setdefault(name, np.zeros((len(above["keys"]), *shape), dtype))
-            if not columns:
-                columns = above
-            elif layer.touched(above["keys"]).size:
-                stay = ~among(columns["keys"].view(np.int64), layer.touched(above["keys"]))
-                columns = concat([take(columns, stay), {name: above[name] for name in columns}])
-        return take(columns, by_bucket(columns["keys"])[0]) if len(self._layers) > 1 else columns
+        parts = [link.between(first, last, list(wanted)) for link in self._links]
+        columns = overlaid(parts, wanted)
+        return take(columns, by_bucket(columns["keys"])[0]) if len(parts) > 1 else columns
 
-    def extras(self) -> dict[str, np.ndarray]:
+    def source(self, progress: Callable[[int], object] | None = None) -> Source:
+        """The rows as a `Source`, sorted by (bucket, key).
+
+        Args:
+          progress: is called with the bytes of each piece that has been read.
+        """
+        kinds = {name: self.types[name] for name in [*ROW_COLUMNS, *(n for n in self.types if n.startswith(SLOT))]}
+        offsets = self.offsets
+
+        def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
+            if start >= stop:
+                return {name: np.zeros((0, *kinds[name][1]), kinds[name][0]) for name in names}
+            first = int(np.searchsorted(offsets, start, "right")) - 1
+            last = int(np.searchsorted(offsets, stop, "left"))
+            own = slice(start - int(offsets[first]), stop - int(offsets[first]))
+            found = {name: array[own] for name, array in self.between(first, last, names).items() if name in names}
+            if progress is not None:
+                progress(sum(array.nbytes for array in found.values()))
+            return {name: found[name] for name in names}
+
+        return Source(kinds, self.meta["rows"], read, {"last_step": str(self.meta["last_step"])})
+
+    def removed(self) -> np.ndarray:
+        """Keys ``(m,)`` int64 that went, and are not there again, if this is partial; sorted."""
+        gone = functools.reduce(np.union1d, [link.removed for link in self._links])
+        return np.setdiff1d(gone, words(self.between(0, host.NUM_BUCKETS, ())["keys"]), assume_unique=True)
+
+    def counts(self) -> dict[str, np.ndarray]:
         """What admission knows of keys without a row, whole; waiting keys are sorted by (bucket, key)."""
-        counts: dict[str, np.ndarray] = {}
-        for layer in self._layers:
-            above, counts_of_all = layer.counts(), layer.meta.get("delta", {}).get("counts_of_all", True)
-            keys = np.zeros(0, np.int64) if counts_of_all else layer.touched(layer.all_keys())
-            counts.pop("sketch", None)  # of which a delta has all
-            counts = overlaid_counts(counts, above, keys, counts_of_all)
+        counts = overlaid_counts(counts_of(link.meta, link.counts(), link.all_keys) for link in self._links)
         if "pending_keys" in counts:
             counts |= take({name: counts[name] for name in WAITING_COLUMNS}, by_bucket(counts["pending_keys"])[0])
         return counts
 
     def pool(self) -> dict[str, np.ndarray]:
         """The rows of the initializer, by their name; empty if it is none of rows."""
-        return self._layers[-1].pool()
+        return self._links[-1].pool()
 
 
-class _Layer:
+class _LinkRows:
     """The rows of a table in one checkpoint of a chain."""
 
     def __init__(self, link: Link, name: str) -> None:
@@ -109,10 +122,14 @@ class _Layer:
                 [at_once(shard.removed).get(REMOVED, np.zeros(0, np.int64)) for shard in self._shards],
             ),
         )
-        self.removed = np.concatenate(removed)
+        removed = np.concatenate(removed)
+        order, buckets = by_bucket(removed)
+        self.removed = removed[order]
+        self._removed_offsets = np.searchsorted(buckets, np.arange(host.NUM_BUCKETS + 1))
         self.offsets: np.ndarray = np.sum(self._by_shard, axis=0)
 
     def between(self, first: int, last: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """A part of `overlaid`."""
         return self._catalog.checked(self._name, lambda: self._between(first, last, names))
 
     def _between(self, first: int, last: int, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -127,14 +144,10 @@ class _Layer:
         if len(parts) > 1:
             columns = take(columns, by_bucket(columns["keys"])[0])
         _check_sorted(columns["keys"], first, last)
-        return columns
+        return columns | {REMOVED: self.removed[self._removed_offsets[first] : self._removed_offsets[last]]}
 
-    def all_keys(self) -> np.ndarray:
-        return self.between(0, host.NUM_BUCKETS, ["keys"])["keys"]
-
-    def touched(self, keys: np.ndarray) -> np.ndarray:
-        """Which keys of the checkpoints before are not as they were: these and those that were removed, sorted."""
-        return np.unique(np.concatenate([keys.view(np.int64), self.removed]))
+    def all_keys(self) -> dict[str, np.ndarray]:
+        return self.between(0, host.NUM_BUCKETS, ["keys"])
 
     def pool(self) -> dict[str, np.ndarray]:
         return self._catalog.checked(self._name, lambda: read_pool(self._files, self.meta))
@@ -143,17 +156,18 @@ class _Layer:
         return self._catalog.checked(self._name, lambda: joined([at_once(shard.extras) for shard in self._shards]))
 
 
-def cuts(tables: Sequence[Pieces], row_bytes: int | None = None) -> Iterator[tuple[int, int]]:
-    """Ranges of buckets of which tables have, together, rows of about `PIECE_BYTES`.
+def cuts(tables: Sequence[ChainRows], bytes_of_row: int | None = None) -> Iterator[tuple[int, int]]:
+    """Ranges of buckets, of which the tables have whole rows of about four times `source.PIECE_BYTES`.
 
     Args:
       tables: of which they are.
-      row_bytes: that a row has; by default those of all columns.
+      bytes_of_row: by default of all columns.
     """
-    total: np.ndarray = np.sum([table.offsets * (row_bytes or table.row_bytes) for table in tables], axis=0)
+    total: np.ndarray = np.sum([table.offsets * (bytes_of_row or table.row_bytes) for table in tables], axis=0)
+    size = 4 * source.PIECE_BYTES  # a chunk has so many rows that less would read chunks of narrow columns often
     first = 0
     while first < host.NUM_BUCKETS:
-        last = int(np.searchsorted(total, total[first] + PIECE_BYTES, side="right")) - 1
+        last = int(np.searchsorted(total, total[first] + size, side="right")) - 1
         last = min(max(last, first + 1), host.NUM_BUCKETS)
         yield first, last
         first = last

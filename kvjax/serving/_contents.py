@@ -1,4 +1,4 @@
-"""Sources: what a frozen table is written from, in the one form that the writer takes."""
+"""Contents: what a frozen table is written from, in the one form that the writer takes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from kvjax._table.table import Table
     from kvjax._values.exported import Exported
     from kvjax._values.prune import PruneLike
+    from kvjax.checkpoint import Chain, ChainRows
 
-Source: TypeAlias = "Table | Exported | str | os.PathLike[str]"
+RowsLike: TypeAlias = "Table | Exported | str | os.PathLike[str]"
 """What a frozen table is written from: a table, an export, or the folder of a checkpoint's tables."""
 
 Missing: TypeAlias = Literal["init", "zeros"] | ArrayLike
@@ -59,10 +60,10 @@ class Contents:
         if asked is None or (isinstance(asked, str) and asked == "init"):
             why = "an export has none" if self.missing is None else "a function of yours makes the initial rows"
             raise fail(
-                ValueError, self.name, "freeze", "missing='zeros' or a row for keys without one",
+                ValueError, self.name, "write", "missing='zeros' or a row for keys without one",
                 f"none, and no initializer that is known without JAX ({why})", "FrozenTable.write(..., missing=)",
             )  # fmt: skip
-        return row_of(self.name, "freeze", asked, dim)
+        return row_of(self.name, "write", asked, dim)
 
 
 def row_of(name: str, op: str, missing: Any, dim: int) -> np.ndarray:
@@ -77,7 +78,7 @@ def row_of(name: str, op: str, missing: Any, dim: int) -> np.ndarray:
     return row
 
 
-def contents_of(source: Any, name: str | None, prune: PruneLike | None) -> Contents:
+def contents_of(source: Any, name: str | None, prune: PruneLike | None, base: Any = None) -> Contents:
     """What a table, an export or a checkpoint holds, pruned.
 
     Raises:
@@ -92,12 +93,12 @@ def contents_of(source: Any, name: str | None, prune: PruneLike | None) -> Conte
         unsigned = source.keys.dtype.kind == "u"
         contents = Contents(name or "frozen", source, "uint64" if unsigned else "int64", None, None, None)
     elif isinstance(source, (str, os.PathLike)):
-        contents = _of_checkpoint(Path(source), name)
+        contents = _of_checkpoint(Path(source), name, base)
     elif hasattr(source, "spec") and hasattr(source, "export"):
         contents = _of_table(source)
     else:
         raise fail(
-            TypeError, name or "frozen", "freeze", "a kvjax.Table, what table.export() gives, or the folder of a "
+            TypeError, name or "frozen", "write", "a kvjax.Table, what table.export() gives, or the folder of a "
             "checkpoint's tables", type(source).__name__, "give one of these",
         )  # fmt: skip
     if prune is None:
@@ -109,8 +110,8 @@ def _of_table(table: Any) -> Contents:
     spec = table.spec
     if spec.placement is not None and len(spec.placement.processes) > 1:
         raise fail(
-            ValueError, spec.name, "freeze", "a table of one process", f"one of {len(spec.placement.processes)}",
-            "save it with kvjax.orbax.TableSave, and freeze the checkpoint",
+            ValueError, spec.name, "write", "a table of one process", f"one of {len(spec.placement.processes)}",
+            "save it with kvjax.orbax.TableSave, and write it from the checkpoint",
         )  # fmt: skip
     missing = _unadmitted(spec.admit)
     if not isinstance(missing, str):  # the row that unadmitted keys share, or its initial row
@@ -119,31 +120,46 @@ def _of_table(table: Any) -> Contents:
     return Contents(spec.name, table.export(), spec.key_dtype, missing, initial, pool)
 
 
-def _of_checkpoint(folder: Path, name: str | None) -> Contents:
-    from kvjax.checkpoint._chain import Chain
+def _of_checkpoint(folder: Path, name: str | None, base: Any) -> Contents:
+    from kvjax.checkpoint import Chain
+
+    chain = Chain(folder, base)
+    if name is None and len(chain.names) == 1:
+        (name,) = chain.names
+    if name is None:
+        raise fail(
+            ValueError, str(folder), "write", "name= of one of the checkpoint's tables", "none",
+            f"the checkpoint holds {chain.names}",
+        )  # fmt: skip
+    if name not in chain.names:
+        mend = f"{meant(name, chain.names)}the checkpoint holds {chain.names}"
+        raise fail(ValueError, str(folder), "write", "one of its tables", repr(name), mend)
+    return of_chain(chain, name)
+
+
+def of_chain(chain: Chain, name: str) -> Contents:
+    """What a table of a checkpoint holds."""
+    from kvjax._values.exported import ROW_COLUMNS, Exported
+    from kvjax.checkpoint import ChainRows
+
+    saved = ChainRows(chain, name)
+    meta, source = saved.meta, saved.source().only(list(ROW_COLUMNS))
+    rows = Exported.of_columns(source.read(list(ROW_COLUMNS), 0, source.num_rows), meta["last_step"])
+    missing, initial, pool = unseen(saved)
+    if not isinstance(missing, str):
+        at = np.flatnonzero(rows.keys.view(np.uint64) == np.uint64(missing))
+        missing = rows.values[at[0]] if len(at) else initial_row(initial, pool, missing, meta["dim"])
+    return Contents(name, rows, meta["key_dtype"], missing, initial, pool)
+
+
+def unseen(saved: ChainRows) -> tuple[Any, Initial | None, np.ndarray | None]:
+    """What keys without a row read as in a table on disk, as `_unadmitted`, and how initial rows are made."""
     from kvjax.checkpoint._format import POOL
     from kvjax.checkpoint._rules import load, load_initializer
 
-    catalog = Chain(folder)
-    if name is None and len(catalog.names) == 1:
-        (name,) = catalog.names
-    if name is None:
-        raise fail(
-            ValueError, str(folder), "freeze", "name= of one of the checkpoint's tables", "none",
-            f"the checkpoint holds {catalog.names}",
-        )  # fmt: skip
-    if name not in catalog.names:
-        mend = f"{meant(name, catalog.names)}the checkpoint holds {catalog.names}"
-        raise fail(ValueError, str(folder), "freeze", "one of its tables", repr(name), mend)
-    stored = catalog.read(name)
-    meta, rows = stored.meta, stored.snapshot().rows
-    made = load_initializer(meta["initializer"], stored.arrays.get(POOL))
-    initial, pool = _initial_of(made, meta["seed"], meta["dtype"])
-    missing = _unadmitted(load(meta.get("options", {}).get("admit")))
-    if not isinstance(missing, str):
-        at = np.flatnonzero(rows.keys.view(np.uint64) == np.uint64(missing))
-        missing = rows.values[at[0]] if len(at) else _initial_row(initial, pool, missing, meta["dim"])
-    return Contents(name, rows, meta["key_dtype"], missing, initial, pool)
+    meta = saved.meta
+    made = load_initializer(meta["initializer"], saved.pool().get(POOL))
+    return _unadmitted(load(meta.get("options", {}).get("admit"))), *_initial_of(made, meta["seed"], meta["dtype"])
 
 
 def _unadmitted(admit: Any) -> Any:
@@ -161,7 +177,8 @@ def _initial_of(made: Any, seed: int, dtype: str) -> tuple[Initial | None, np.nd
     return Initial(made.kind, made.a, made.b, seed, dtype), None
 
 
-def _initial_row(initial: Initial | None, pool: np.ndarray | None, key: int, dim: int) -> Any:
+def initial_row(initial: Initial | None, pool: np.ndarray | None, key: int, dim: int) -> Any:
+    """The initial row ``(dim,)`` of a key; None if nobody knows it."""
     from kvjax.serving._search import mixed
 
     keys = np.array([key], np.uint64)

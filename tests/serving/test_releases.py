@@ -1,4 +1,4 @@
-"""Readers in threads and processes have one version or another, and never a mixture, while others are published."""
+"""Readers in threads and processes have one release or another, and never a mixture, while others are published."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvjax._values.exported import Exported
-from kvjax.serving import Changes, FrozenError, FrozenTable, Versions
+from kvjax.serving import Changes, FrozenError, FrozenTable, Releases
 from tests.support.marks import slow
 
 N = 2000
@@ -24,35 +24,35 @@ def rows(value, n=N):
     return Exported(np.arange(n), values, zeros, zeros, {}, zeros > 0, zeros > 0, 0, n)
 
 
-def one_of(version):
-    """All tables and files of a version hold its number."""
+def one_of(release):
+    """All tables and files of a release hold its number."""
     keys = np.arange(N)
-    numbers = {float(x) for table in version.values() for x in np.unique(table.lookup(keys))}
-    assert numbers == {float(version.files["number"])}, numbers
+    numbers = {float(x) for table in release.values() for x in np.unique(table.lookup(keys))}
+    assert numbers == {float(release.files["number"])}, numbers
     return numbers.pop()
 
 
-def publish(versions, number):
+def publish(releases, number):
     """Every third time whole tables, else what has changed."""
     files = {"number": str(number).encode()}
     if number % 3 == 0:
-        return versions.publish({"one": rows(number), "two": rows(number)}, files, missing="zeros")
+        return releases.publish({"one": rows(number), "two": rows(number)}, files, missing="zeros")
     changes = Changes(np.arange(N)[::-1], np.full((N, 4), number), removed=[N + 5], step=number)
-    return versions.update({"one": changes, "two": changes}, files)
+    return releases.update({"one": changes, "two": changes}, files)
 
 
 _READER = f"""
 import sys
 import numpy as np
-from kvjax.serving import Versions
+from kvjax.serving import Releases
 N = {N}
-versions, seen, end = Versions(sys.argv[1]), [], float(sys.argv[2])
+releases, seen, end = Releases(sys.argv[1]), [], float(sys.argv[2])
 keys = np.arange(N)
 print("reading", flush=True)
 while not seen or seen[-1] < end:
-    version = versions.refresh()
-    numbers = {{float(x) for table in version.values() for x in np.unique(table.lookup(keys))}}
-    assert numbers == {{float(version.files["number"])}}, numbers
+    release = releases.refresh()
+    numbers = {{float(x) for table in release.values() for x in np.unique(table.lookup(keys))}}
+    assert numbers == {{float(release.files["number"])}}, numbers
     seen.append(numbers.pop())
 assert seen == sorted(seen)
 print(len(set(seen)))
@@ -61,13 +61,13 @@ print(len(set(seen)))
 
 @slow
 def test_no_mixture(tmp_path):
-    versions, end = Versions(tmp_path / "v"), 30
-    publish(versions, 0)
+    releases, end = Releases(tmp_path / "v"), 30
+    publish(releases, 0)
     command = [sys.executable, "-c", _READER, str(tmp_path / "v"), str(end)]
     readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     for reader in readers:
         assert reader.stdout.readline() == "reading\n"
-    shared, seen, failed, done = Versions(tmp_path / "v"), [set(), set()], [], threading.Event()
+    shared, seen, failed, done = Releases(tmp_path / "v"), [set(), set()], [], threading.Event()
 
     def read(i):
         try:
@@ -80,7 +80,7 @@ def test_no_mixture(tmp_path):
     for thread in threads:
         thread.start()
     for number in range(1, end + 1):
-        publish(versions, number)
+        publish(releases, number)
         time.sleep(0.005)
     outputs = [reader.communicate(timeout=60)[0] for reader in readers]
     done.set()
@@ -117,42 +117,42 @@ def test_one_file_is_replaced_under_its_readers(tmp_path):
     assert not failed, failed
 
 
-def test_what_goes_wrong_leaves_the_current_version(tmp_path):
-    versions = Versions(tmp_path / "v")
-    with pytest.raises(FrozenError, match="refresh: want a version that has been published, got none"):
-        versions.current()
-    versions.publish({"a/b": rows(0, 3)}, {"number": b"0"}, missing="zeros")
-    version = versions.current()
-    assert list(version) == ["a/b"] and version.number == 1 and len(version["a/b"]) == 3
-    with pytest.raises(KeyError, match="update: want a table of the current version"):
-        versions.update({"other": Changes()})
+def test_what_goes_wrong_leaves_the_current_release(tmp_path):
+    releases = Releases(tmp_path / "v")
+    with pytest.raises(FrozenError, match="refresh: want a release that has been published, got none"):
+        releases.current()
+    releases.publish({"a/b": rows(0, 3)}, {"number": b"0"}, missing="zeros")
+    release = releases.current()
+    assert list(release) == ["a/b"] and release.number == 1 and len(release["a/b"]) == 3
+    with pytest.raises(KeyError, match="update: want a table of the current release"):
+        releases.update({"other": Changes()})
     with pytest.raises(ValueError, match="want distinct keys"):
-        versions.update({"a/b": Changes([1, 1], np.ones((2, 4)))})
-    assert versions.refresh() is version
-    again = versions.update({}, {"number": b"1"})
+        releases.update({"a/b": Changes([1, 1], np.ones((2, 4)))})
+    assert releases.refresh() is release
+    again = releases.update({}, {"number": b"1"})
     assert os.stat(again["a/b"].path).st_nlink == 2 and again.files == {"number": b"1"}
     shutil.rmtree(again.path)
-    with pytest.raises(FrozenError, match="want the files of the current version"):
-        Versions(tmp_path / "v").refresh()
+    with pytest.raises(FrozenError, match="want the files of the current release"):
+        Releases(tmp_path / "v").refresh()
     (tmp_path / "v/current").write_text("../../etc")
-    with pytest.raises(FrozenError, match="want the name of a version"):
-        versions.refresh()
-    assert versions.current()["a/b"].lookup([0]).tolist() == [[0.0] * 4]
+    with pytest.raises(FrozenError, match="want the name of a release"):
+        releases.refresh()
+    assert releases.current()["a/b"].lookup([0]).tolist() == [[0.0] * 4]
     for damaged in (b"../../etc", b"00000002"):  # the folder of the second one is lost
         (tmp_path / "v/current").write_bytes(damaged)
-        assert versions.publish({"a/b": rows(7, 3)}, missing="zeros")["a/b"].lookup([0]).tolist() == [[7.0] * 4]
+        assert releases.publish({"a/b": rows(7, 3)}, missing="zeros")["a/b"].lookup([0]).tolist() == [[7.0] * 4]
 
 
-def test_a_version_that_goes_while_it_is_opened_is_not_taken_for_a_whole_one(tmp_path, monkeypatch):
+def test_a_release_that_goes_while_it_is_opened_is_not_taken_for_a_whole_one(tmp_path, monkeypatch):
     """A slow reader and two writers: at every file that it opens, what it opens is replaced."""
-    versions, open_file, readers_thread = Versions(tmp_path), FrozenTable.open, threading.get_ident()
-    publish(versions, 0)
+    releases, open_file, readers_thread = Releases(tmp_path), FrozenTable.open, threading.get_ident()
+    publish(releases, 0)
     number = 0
 
     def write():
         nonlocal number
         for _ in range(2):
-            publish(versions, number := number + 1)
+            publish(releases, number := number + 1)
 
     def slow_open(path):
         if number < 4 and threading.get_ident() == readers_thread:
@@ -160,9 +160,9 @@ def test_a_version_that_goes_while_it_is_opened_is_not_taken_for_a_whole_one(tmp
             writer.start(), writer.join(60)
         return open_file(path)
 
-    reader = Versions(tmp_path)
+    reader = Releases(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr("kvjax.serving._versions.FrozenTable.open", slow_open)
+        patched.setattr("kvjax.serving._releases.FrozenTable.open", slow_open)
         found = reader.refresh()
     assert sorted(found) == ["one", "two"] and one_of(found) == number == 4
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
@@ -171,20 +171,20 @@ def test_a_version_that_goes_while_it_is_opened_is_not_taken_for_a_whole_one(tmp
 _WRITER = """
 import sys
 sys.path[:0] = sys.argv[2:]
-from tests.serving.test_versions import Versions, publish
-versions = Versions(sys.argv[1])
-number = int(versions.current().files["number"])
-print("writing", flush=True)
+from tests.serving.test_releases import Releases, publish
+releases = Releases(sys.argv[1])
+number = int(releases.current().files["number"])
 while True:
-    publish(versions, number := number + 1)
+    publish(releases, number := number + 1)
+    print("writing", flush=True)
 """
 
 
 @slow
-def test_killed_writers_leave_whole_versions(tmp_path):
-    versions, last = Versions(tmp_path / "v"), 0
-    publish(versions, 0)
-    for i in range(6):
+def test_killed_writers_leave_whole_releases(tmp_path):
+    releases, last = Releases(tmp_path / "v"), 0
+    publish(releases, 0)
+    for i in range(4):
         command = [sys.executable, "-c", _WRITER, str(tmp_path / "v"), *sys.path]
         writer = subprocess.Popen(command, stdout=subprocess.PIPE)
         writer.stdout.readline()
@@ -192,8 +192,8 @@ def test_killed_writers_leave_whole_versions(tmp_path):
         writer.send_signal(signal.SIGKILL)
         writer.wait()
         writer.stdout.close()
-        number = one_of(Versions(tmp_path / "v").current())
+        number = one_of(Releases(tmp_path / "v").current())
         assert number >= last
         last = number
-    publish(versions, 3 * int(last) + 3)
+    publish(releases, 3 * int(last) + 3)
     assert not list((tmp_path / "v").glob(".new-*")) and last > 0

@@ -1,0 +1,32 @@
+"""Pruning rows that are not all in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvjax._formats.source import Source, ranges, row_bytes
+from kvjax._values.exported import ROW_COLUMNS, Exported
+from kvjax._values.prune import Prune, PruneLike, PruneReport, keep_mask, norms_of
+
+
+def kept(rows: Source, prune: PruneLike) -> tuple[np.ndarray, PruneReport]:
+    """Which rows are kept, ``(n,)`` bool, and what the others are.
+
+    Beside a piece, this takes 4 bytes for each row and one for each test; with ``top_k`` or ``keep`` 24 more.
+    """
+    rule = prune if isinstance(prune, Prune) else Prune(predicate=lambda some: keep_mask(prune, some))
+    names = list(rows.types if rule.predicate is not None else ROW_COLUMNS)
+    tests: dict[str, list[np.ndarray]] = {}
+    norms = [np.zeros(0, np.float32)]
+    for start, stop in ranges(rows.num_rows, sum(row_bytes(rows.types[name]) for name in names)):
+        some = Exported.of_columns(rows.read(names, start, stop), int(rows.meta["last_step"]))
+        for name, test in rule.tests(some).items():
+            tests.setdefault(name, []).append(test)
+        norms.append(norms_of(some.values))
+    asked = {name: np.concatenate(parts) for name, parts in tests.items()}
+    header = ["keys", "freqs", "versions"]
+    ranked = rule.top_k is not None or rule.keep is not None
+    whole = rows.read(header, 0, rows.num_rows if ranked else 0)
+    passing = np.logical_and.reduce([np.ones(rows.num_rows, bool), *asked.values()])
+    report = rule.reported(asked, np.concatenate(norms), sum(map(row_bytes, rows.types.values())), **whole)
+    return rule.chosen(passing, **whole), report

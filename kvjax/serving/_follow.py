@@ -1,0 +1,76 @@
+"""Following: a table is written as it is at a checkpoint, from an older one and what deltas say has changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvjax._formats.quantise import rounded
+from kvjax.serving._contents import initial_row, of_chain, row_of, unseen
+from kvjax.serving._format import share
+from kvjax.serving._frozen import FrozenTable
+from kvjax.serving._write import write_whole
+
+if TYPE_CHECKING:
+    from kvjax.checkpoint import Chain, ChainRows
+
+
+def write_at(
+    path: Path, chain: Chain, name: str, before: FrozenTable | None, since: Collection[str], quantise: Any, missing: Any
+) -> None:
+    """Writes a table of a checkpoint.
+
+    Args:
+      path: of the new file.
+      chain: of the checkpoint.
+      name: of the table.
+      before: the table as it was at another checkpoint; None if there is none.
+      since: digests of that checkpoint.
+      quantise: as `FrozenTable.write` does; by default as `before` is.
+      missing: as there.
+    """
+    from kvjax.checkpoint import ChainRows
+
+    if before is not None and since and stays(before, quantise, missing):
+        if set(since) & set(chain.catalog.digests):
+            share(before.path, path)
+            return
+        rows = ChainRows(chain, name, since)
+        if rows.partial:
+            source, removed, step = rows.source(), rows.removed(), rows.meta["last_step"]
+            keys, values = source.read(["keys", "values"], 0, source.num_rows).values()
+            if not len(keys) and not len(removed) and step == before.step:
+                share(before.path, path)
+                return
+            shared = _shared(rows, keys, values, removed) if missing is None else None
+            before.update(keys, values, removed=removed, path=path, step=step, missing=shared)
+            return
+    if quantise is None and before is not None and before.error is not None:
+        quantise = before.dtype
+    write_whole(path, of_chain(chain, name), quantise, missing)
+
+
+def stays(before: FrozenTable, quantise: Any, missing: Any) -> bool:
+    """Whether rows that do not change are stored, and those that are not there read, as they were."""
+    if quantise is not None and str(quantise) != before.dtype:
+        return False
+    if missing is None:
+        return True
+    if isinstance(missing, str) and missing == "init":
+        return before.missing is None
+    row = row_of(before.name, "write", missing, before.dim)
+    return before.missing is not None and np.array_equal(rounded(row[None], before.dtype)[0], before.missing)
+
+
+def _shared(rows: ChainRows, keys: np.ndarray, values: np.ndarray, removed: np.ndarray) -> Any:
+    """The row ``(dim,)`` that unadmitted keys share, if it is another; else None."""
+    key, initial, pool = unseen(rows)
+    if isinstance(key, str):
+        return None
+    if len(at := np.flatnonzero(keys.view(np.uint64) == np.uint64(key))):
+        return values[at[0]]
+    gone = (removed.view(np.uint64) == np.uint64(key)).any()
+    return initial_row(initial, pool, key, rows.meta["dim"]) if gone else None

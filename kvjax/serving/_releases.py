@@ -1,0 +1,351 @@
+"""`Releases`: a folder of releases of a model's tables and files, of which one is the current one.
+
+current          the name of the current release, replaced by a rename
+lock             held by who writes
+00000012/        a release, which never changes: <table>.frozen, other files under files/, and "checkpoint", the digests
+                 of the one that its tables are of
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from kvjax._formats.atomic import flush, written
+from kvjax._formats.quantise import Quantised
+from kvjax._values.arrays import ArrayLike
+from kvjax._values.errors import fail
+from kvjax.serving._contents import Missing, RowsLike
+from kvjax.serving._format import FrozenError, share
+from kvjax.serving._frozen import FrozenTable, IdsLike, PathLike
+
+if TYPE_CHECKING:
+    from kvjax._values.prune import PruneLike
+
+_SUFFIX = ".frozen"
+_FILES = "files"
+_CHECKPOINT = "checkpoint"
+
+
+@dataclasses.dataclass(frozen=True)
+class Changes:
+    """What changes in a table.
+
+    Attributes:
+      keys: ``(n,)``, distinct.
+      rows: ``(n, dim)``, what they read as from now on.
+      removed: ``(m,)`` keys that have no row any more.
+      step: the table's last step then; None for no change.
+    """
+
+    keys: IdsLike = ()
+    rows: ArrayLike = ()
+    removed: IdsLike = ()
+    step: int | None = None
+
+
+class Release(Mapping[str, FrozenTable]):
+    """The tables of one release, by name. Take one for each request, and all that is read belongs together.
+
+    Attributes:
+      number: 1 for the first.
+      path: of its folder.
+      checkpoint: digests of the checkpoint that its tables are of; () if they are not of one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """For `Releases`."""
+        self.number, self.path = int(path.name), path
+        found = sorted(path.glob(f"*{_SUFFIX}"))
+        self._tables = {unquote(file.name.removesuffix(_SUFFIX)): FrozenTable.open(file) for file in found}
+        at = path / _CHECKPOINT
+        self.checkpoint = tuple(at.read_text().split()) if at.exists() else ()
+        self._files = {unquote(file.name): file.read_bytes() for file in sorted((path / _FILES).iterdir())}
+        os.stat(path)  # else it went meanwhile, and some of it may not have been listed
+
+    def __getitem__(self, name: str) -> FrozenTable:
+        return self._tables[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def __bool__(self) -> bool:
+        return True
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The other files, by name."""
+        return dict(self._files)
+
+    def __repr__(self) -> str:
+        return f"Release({self.number}, tables={list(self._tables)}, files={list(self._files)})"
+
+
+class Releases:
+    """A folder in which a trainer publishes releases of a model, and from which servers read the current one.
+
+    A release holds tables and any other files: dense parameters, a program of `kvjax.export`. It is there as a whole
+    before it becomes the current one, and a server that has it goes on with it until it asks for another: so nobody
+    reads some of one release and some of another. Any number of threads and processes may read, and any may publish,
+    one after the other. A writer that is killed leaves the current release as it is.
+
+    Args:
+      path: of the folder, on one file system; it is made if there is none.
+
+    Example:
+      >>> import tempfile, kvjax, numpy as np
+      >>> from kvjax.serving import Changes, Releases
+      >>> user = kvjax.get_table("doc_releases", dim=1).upsert([1, 2], [[1.0], [2.0]])
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     first = Releases(folder).publish({"user": user}, {"bias": b"0.5"})
+      ...     server = Releases(folder)
+      ...     before = server.current()
+      ...     _ = Releases(folder).update({"user": Changes([2], [[9.0]], removed=[1])})
+      ...     after = server.refresh()
+      >>> [v["user"].lookup([1, 2])[:, 0].tolist() for v in (before, after)], after.files
+      ([[1.0, 2.0], [0.0, 9.0]], {'bias': b'0.5'})
+      >>> kvjax.drop_table("doc_releases")
+    """
+
+    def __init__(self, path: PathLike) -> None:
+        self.path = Path(path)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._current: Release | None = None
+        self._opening = threading.Lock()
+
+    # ---- reading ---------------------------------------------------------------------------------------------
+
+    def current(self) -> Release:
+        """The release that was current when this was last asked for by `refresh`, or now, the first time.
+
+        Raises:
+          FrozenError: none has been published, or it is damaged.
+        """
+        current = self._current
+        return self.refresh() if current is None else current
+
+    def refresh(self) -> Release:
+        """The release that is current now. To ask costs the reading of a small file.
+
+        Raises:
+          FrozenError: none has been published, or it is damaged: `current` goes on with the one from before.
+        """
+        with self._opening:
+            while True:
+                name = self._name()
+                if self._current is not None and self._current.path.name == name:
+                    return self._current
+                try:
+                    self._current = Release(self.path / name)
+                    return self._current
+                except FileNotFoundError as error:
+                    if self._name() == name:  # else it went while this one came
+                        raise self._damaged("the files of the current release", str(error)) from error
+
+    def _name(self) -> str:
+        try:
+            text = (self.path / "current").read_bytes()
+        except FileNotFoundError as error:
+            raise self._damaged("a release that has been published", "none") from error
+        if not re.fullmatch(rb"[0-9]{8}", text):
+            raise self._damaged("the name of a release in its file 'current'", f"{text!r:.50}")
+        return text.decode()
+
+    def _damaged(self, want: str, got: str) -> Exception:
+        return fail(FrozenError, str(self.path), "refresh", want, got, "publish a release with Releases.publish")
+
+    # ---- writing ---------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        tables: Mapping[str, RowsLike],
+        files: Mapping[str, bytes] | None = None,
+        *,
+        keep: int = 2,
+        quantise: Quantised | None = None,
+        prune: PruneLike | None = None,
+        missing: Missing | None = None,
+    ) -> Release:
+        """Makes a release of whole tables the current one.
+
+        Args:
+          tables: what each is written from, by name, as `FrozenTable.write` takes it.
+          files: other files of the release, by name.
+          keep: how many releases stay on the disk. Servers that have an older one open keep it all the same.
+          quantise: rows of all tables, as `FrozenTable.write` does.
+          prune: as there.
+          missing: as there.
+
+        Raises:
+          ValueError, OSError: as `FrozenTable.write`; the current release stays.
+        """
+        with self._new(keep) as folder:
+            for name, source in tables.items():
+                path = _file_of(folder, name)
+                FrozenTable.write(path, source, quantise=quantise, prune=prune, missing=missing)
+            _write_files(folder, files or {})
+        return self.refresh()
+
+    def update(
+        self, changes: Mapping[str, Changes], files: Mapping[str, bytes] | None = None, *, keep: int = 2
+    ) -> Release:
+        """Makes a release the current one that is as the one from before, but for some changes.
+
+        Args:
+          changes: of tables, by name; the others stay, and share their files on the disk.
+          files: those that change, by name.
+          keep: see `publish`.
+
+        Raises:
+          KeyError: a table is not in the release from before.
+          ValueError, OSError: as `FrozenTable.update`; the current release stays.
+        """
+        with self._new(keep) as folder:
+            before = self._before()
+            old = {} if before is None else dict(before)
+            for name in changes.keys() - old.keys():
+                raise fail(
+                    KeyError, name, "update", "a table of the current release", f"{sorted(old)}",
+                    "publish it first, with Releases.publish",
+                )  # fmt: skip
+            for name, table in old.items():
+                path = folder / table.path.name
+                if name not in changes:
+                    share(table.path, path)
+                    continue
+                change = changes[name]
+                table.update(change.keys, change.rows, removed=change.removed, path=path, step=change.step)
+            _write_files(folder, ({} if before is None else before.files) | dict(files or {}))
+            if before is not None and not changes:
+                _write_checkpoint(folder, before.checkpoint)
+        return self.refresh()
+
+    def follow(
+        self,
+        checkpoint: PathLike,
+        files: Mapping[str, bytes] | None = None,
+        *,
+        keep: int = 2,
+        quantise: Quantised | None = None,
+        missing: Missing | None = None,
+        base: PathLike | Sequence[PathLike] | None = None,
+    ) -> Release:
+        """Makes the tables of a checkpoint the current release; nothing happens if they are that already.
+
+        If the checkpoint is a delta that builds, through any number of others, on that of the release before, only what
+        has changed since is read, and the rest copied; tables in which nothing has changed share their files. Else
+        whole tables are written. So whoever calls this again and again with the folder below which a trainer saves its
+        deltas (``kvjax.checkpoint.save(folder / str(step), tables, since="serving")``, or a manager of Orbax),
+        publishes each. This takes JAX, servers do not.
+
+        Args:
+          checkpoint: as `kvjax.checkpoint.restore` takes it.
+          files: those that change, by name.
+          keep: see `publish`.
+          quantise: rows of all tables, as `FrozenTable.write` does; by default as in the release before.
+          missing: as there; by default as in the release before, but for a row that unadmitted keys share.
+          base: where to look for the checkpoints that a delta builds on, as in `kvjax.checkpoint.restore`.
+
+        Raises:
+          CheckpointError: there is no checkpoint, or it is damaged; the current release stays.
+          ValueError, OSError: as `FrozenTable.write`; the current release stays.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> from kvjax.serving import Releases
+          >>> user = kvjax.get_table("doc_follow", dim=1).upsert([1, 2], [[1.0], [2.0]])
+          >>> folder = tempfile.TemporaryDirectory()
+          >>> saved, server = folder.name + "/saved", Releases(folder.name + "/model")
+          >>> kvjax.checkpoint.save(saved + "/0", [user], cursor="serving")
+          >>> before = server.follow(saved)
+          >>> user = user.upsert([2], [[9.0]]).remove([1])
+          >>> kvjax.checkpoint.save(saved + "/1", [user], since="serving")
+          >>> after = server.follow(saved)
+          >>> [release["doc_follow"].lookup([1, 2])[:, 0].tolist() for release in (before, after)]
+          [[1.0, 2.0], [0.0, 9.0]]
+          >>> kvjax.drop_table("doc_follow")
+          >>> folder.cleanup()
+        """
+        from kvjax.checkpoint import Chain
+        from kvjax.serving._follow import stays, write_at
+
+        chain, before = Chain(checkpoint, base), self._before()
+        digests = chain.catalog.digests
+        if before is not None and not files and set(before.checkpoint) & set(digests):  # noqa: SIM102
+            if all(stays(table, quantise, missing) for table in before.values()):
+                return before
+        with self._new(keep) as folder:
+            before = self._before()
+            old: Mapping[str, FrozenTable] = {} if before is None else before
+            since = () if before is None else before.checkpoint
+            for name in chain.names:
+                write_at(_file_of(folder, name), chain, name, old.get(name), since, quantise, missing)
+            _write_files(folder, ({} if before is None else before.files) | dict(files or {}))
+            _write_checkpoint(folder, digests)
+        return self.refresh()
+
+    def _before(self) -> Release | None:
+        return self.refresh() if (self.path / "current").exists() else None
+
+    @contextlib.contextmanager
+    def _new(self, keep: int) -> Generator[Path]:
+        """A folder to fill; when it is filled, it is the current release."""
+        with open(self.path / "lock", "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed, however
+            for left in [*self.path.glob(".new-*"), *self.path.glob(".old-*")]:  # of writers that were killed
+                shutil.rmtree(left, ignore_errors=True)
+            # No release gets the number of another, also of one whose folder is lost.
+            numbers = [0 if self._current is None else self._current.number, *(int(path.name) for path in self._all())]
+            with contextlib.suppress(FrozenError):
+                numbers.append(int(self._name()))
+            number = max(numbers) + 1
+            folder = self.path / f".new-{secrets.token_hex(8)}"
+            (folder / _FILES).mkdir(parents=True)
+            try:
+                yield folder
+                flush(folder / _FILES)
+                flush(folder)
+                folder.rename(self.path / f"{number:08}")
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            with written(self.path / "current") as file:
+                file.write(f"{number:08}".encode())
+            for path in self._all()[: -max(keep, 1)]:
+                # Gone at once: who is opening it must not find some of it.
+                gone = path.rename(self.path / f".old-{secrets.token_hex(8)}")
+                shutil.rmtree(gone, ignore_errors=True)
+
+    def _all(self) -> list[Path]:
+        return sorted(path for path in self.path.iterdir() if re.fullmatch("[0-9]{8}", path.name))
+
+    def __repr__(self) -> str:
+        return f"Releases({str(self.path)!r})"
+
+
+def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, data in files.items():
+        with written(folder / _FILES / quote(name, safe="")) as file:
+            file.write(data)
+
+
+def _write_checkpoint(folder: Path, digests: Sequence[str]) -> None:
+    with written(folder / _CHECKPOINT) as file:
+        file.write(" ".join(digests).encode())
+
+
+def _file_of(folder: Path, name: str) -> Path:
+    return folder / (quote(name, safe="") + _SUFFIX)

@@ -1,0 +1,112 @@
+"""Releases follow checkpoints: of deltas only what has changed is read, and every release is the table as it was."""
+
+import os
+import shutil
+
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+from kvjax._process import PROCESS
+from kvjax.checkpoint import CheckpointError, compact, save
+from kvjax.serving import Changes, FrozenTable, Releases
+from kvjax.serving._contents import of_chain
+from tests.support.checkpoints import trained
+from tests.support.marks import slow
+from tests.support.tables import AWKWARD
+
+pytestmark = [slow]
+ASKED = np.concatenate([AWKWARD, np.arange(300, 310)])
+
+
+@pytest.fixture(autouse=True)
+def no_cursors():
+    yield
+    PROCESS.cursors.clear()
+
+
+def same(frozen, table):
+    np.testing.assert_array_equal(frozen.lookup(ASKED), table.lookup(ASKED))
+    assert len(frozen) == len(table) and frozen.step == table.export().last_step
+
+
+@pytest.mark.parametrize(
+    "admit", [None, kvjax.admit.MinCount(2, unadmitted=int(AWKWARD[0]))], ids=["plain", "shared row"]
+)
+def test_follows_deltas(admit, make, tmp_path, monkeypatch):
+    """The row that unadmitted keys share is what keys without a row read as: it changes with its delta."""
+    saved, releases = tmp_path / "saved", Releases(tmp_path / "model")
+    table = make(2, initializer=kvjax.initializers.normal(1.0), admit=admit).upsert(AWKWARD, np.ones((8, 2)))
+    other = make(1).upsert([1], [[1.0]])
+    reads = []
+    monkeypatch.setattr("kvjax.serving._follow.of_chain", lambda *given: reads.append(1) or of_chain(*given))
+    with pytest.raises(CheckpointError, match="want a checkpoint of tables"):
+        releases.follow(saved)
+    for step in range(5):
+        tables = {"a": table, "b": other}
+        if step == 0:
+            save(saved / "step_0", tables, cursor="serving")
+        else:
+            save(saved / f"step_{step}", tables, since="serving")
+        if step == 2:
+            continue  # one that nobody has followed
+        if step == 3:
+            shutil.rmtree(saved / "step_0")  # only a release that is far behind would need it
+        release = releases.follow(saved, {"step": str(step).encode()})
+        same(release["a"], table)
+        assert release.files == {"step": str(step).encode()}
+        assert releases.follow(saved) is release
+        table = trained(table.remove(AWKWARD[step + 1 : step + 2]), optax.sgd(0.1))
+        table = table.upsert(AWKWARD[:1], np.full((1, 2), float(step)))
+    assert os.stat(release["b"].path).st_nlink > 1  # in which nothing has changed
+    assert len(reads) == 2
+
+
+def test_what_no_delta_tells_is_written_whole(make, tmp_path):
+    table, releases = make(2).upsert(AWKWARD, np.ones((8, 2))), Releases(tmp_path / "model")
+    save(tmp_path / "0", [table], cursor="c")
+    name = table.name
+    assert releases.follow(tmp_path / "0", quantise="float16")[name].dtype == "float16"
+    table = table.remove(AWKWARD[:1])
+    save(tmp_path / "1", [table], since="c")
+    compact(tmp_path / "1", tmp_path / "whole")
+    assert releases.follow(tmp_path / "whole")[name].dtype == "float16"
+    save(tmp_path / "2", [table.upsert(AWKWARD[:1], np.full((1, 2), 5.0))], since="c")
+    shutil.rmtree(tmp_path / "1"), shutil.rmtree(tmp_path / "0")
+    release = releases.follow(tmp_path / "2")  # on what the compacted one stands for
+    same(release[name], table.refresh())
+    release = releases.update({name: Changes([1], [[7.0, 7.0]])})
+    assert release.checkpoint == () and releases.update({}, {"x": b""}).checkpoint == ()
+    back = releases.follow(tmp_path / "2", missing="zeros")  # which is not that any more
+    same(back[name], table.refresh())
+    assert releases.follow(tmp_path / "2", missing="zeros") is back
+    assert releases.follow(tmp_path / "2", missing=[1.0, 2.0])[name].lookup([5]).tolist() == [[1.0, 2.0]]
+    shutil.rmtree(tmp_path / "whole")
+    with pytest.raises(CheckpointError, match="got none beside it; give its folder as base="):
+        Releases(tmp_path / "new").follow(tmp_path / "2")
+
+
+def test_bases_are_found_or_said(make, tmp_path):
+    table = make(2).upsert(AWKWARD, np.ones((8, 2)))
+    save(tmp_path / "far/base", [table], cursor="c")
+    table = table.upsert([1], [[4.0, 4.0]])
+    delta, base = tmp_path / "near/delta", tmp_path / "far/base"
+    save(delta, [table], since="c")
+    calls = {
+        "write": lambda **at: FrozenTable.write(tmp_path / "t", delta, **at).lookup(ASKED),
+        "export": lambda **at: kvjax.convert.export_checkpoint(delta, tmp_path / "x.npz", **at).rows,
+        "diff": lambda **at: kvjax.checkpoint.diff(delta, delta, **at).same,
+        "prune": lambda **at: kvjax.checkpoint.prune(delta, None, kvjax.Prune(), **at)[table.name].total.rows,
+        "follow": lambda **at: len(Releases(tmp_path / "model").follow(delta, **at)[table.name]),
+        "compact": lambda **at: compact(delta, tmp_path / "whole", **at),
+    }
+    wants = {"export": 8, "diff": True, "prune": 8, "follow": 8, "compact": None}
+    for name, call in calls.items():
+        with pytest.raises(CheckpointError, match="give its folder as base="):
+            call()
+        got = call(base=base)
+        if name in wants:
+            assert got == wants[name]
+        else:
+            np.testing.assert_array_equal(got, table.lookup(ASKED))
