@@ -14,7 +14,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace core_bag {
 
 using Ids = std::vector<int32_t>;
 
@@ -248,4 +248,4 @@ TEST(TheFirstLengthThatDoesNotFitIsReported) {
   check({2, INT32_MAX, INT32_MAX, 1}, Refusal::kLengths, 1, 6);
 }
 
-}  // namespace
+}  // namespace core_bag

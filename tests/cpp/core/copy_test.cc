@@ -6,7 +6,7 @@
 
 #include "tests/cpp/support/check.h"
 
-namespace {
+namespace core_copy {
 
 using Bytes = std::vector<std::byte>;
 
@@ -31,4 +31,4 @@ TEST(ARecordIsCopiedAndNothingBesideIt) {
   }
 }
 
-}  // namespace
+}  // namespace core_copy

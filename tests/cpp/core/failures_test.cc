@@ -5,7 +5,7 @@
 
 #include "tests/cpp/support/check.h"
 
-namespace {
+namespace core_failures {
 
 using kvjax::Attempt;
 using kvjax::Error;
@@ -47,4 +47,4 @@ TEST(WhereNoStatusCanBePutTheCallFails) {
   }
 }
 
-}  // namespace
+}  // namespace core_failures

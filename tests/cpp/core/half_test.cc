@@ -8,7 +8,7 @@
 #include "kvjax/ffi/core/row.h"
 #include "tests/cpp/support/check.h"
 
-namespace {
+namespace core_half {
 
 using kvjax::FromFloat16;
 using kvjax::RowType;
@@ -90,4 +90,4 @@ TEST(RowTypesHaveNames) {
   CHECK_EQ(kvjax::ItemSize(RowType::kFloat16), 2u);
 }
 
-}  // namespace
+}  // namespace core_half

@@ -9,7 +9,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace core_index {
 
 using data::Keys;
 using kvjax::KeyIndex;
@@ -269,4 +269,4 @@ TEST(ChurnDoesNotWearTheIndexOut) {
   CHECK(SecondsToFind(index, erased) < 20 * SecondsToFind(fresh, erased) + 1e-3);
 }
 
-}  // namespace
+}  // namespace core_index

@@ -11,7 +11,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace core_initial {
 
 using kvjax::Initializer;
 using Kind = Initializer::Kind;
@@ -159,4 +159,4 @@ TEST(KindsHaveNames) {
   CHECK_THROWS(kInvalidArgument, Initializer::ParseKind("Normal"));
 }
 
-}  // namespace
+}  // namespace core_initial

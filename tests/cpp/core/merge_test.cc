@@ -10,7 +10,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace core_merge {
 
 struct Merged {
   data::Keys keys;
@@ -140,4 +140,4 @@ TEST(RandomBatchesMatchReference) {
   }
 }
 
-}  // namespace
+}  // namespace core_merge

@@ -7,7 +7,7 @@
 
 #include "tests/cpp/support/check.h"
 
-namespace {
+namespace core_registry {
 
 using namespace std::chrono_literals;
 
@@ -59,4 +59,4 @@ TEST(OneOfTwoWithANameIsRefusedAndLeavesNothing) {
   CHECK_EQ(Table::alive, before);
 }
 
-}  // namespace
+}  // namespace core_registry

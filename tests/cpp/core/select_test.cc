@@ -11,7 +11,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace core_select {
 
 using data::Keys;
 using kvjax::Call;
@@ -203,4 +203,4 @@ TEST(ShardsKeepTheRowsOfOneTable) {
   }
 }
 
-}  // namespace
+}  // namespace core_select

@@ -13,7 +13,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace core_slab {
 
 using kvjax::HostSlabs;
 using kvjax::Plane;
@@ -259,4 +259,4 @@ TEST(PagesOfAnyNumberOfBytesAreGivenBackWhole) {
   CHECK(AddressSpace() < before + (size_t{100} << 20));
 }
 
-}  // namespace
+}  // namespace core_slab

@@ -8,7 +8,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace core_snapshot {
 
 using kvjax::KeyRow;
 
@@ -51,4 +51,4 @@ TEST(RowsAreSortedHoweverManyThreadsDoIt) {
   }
 }
 
-}  // namespace
+}  // namespace core_snapshot

@@ -12,7 +12,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace core_store {
 
 using kvjax::kNoRow;
 using kvjax::RowHeader;
@@ -233,4 +233,4 @@ TEST(MemoryOfATableFallsWithItsRows) {
   CHECK(values == trained.Rows(last));
 }
 
-}  // namespace
+}  // namespace core_store

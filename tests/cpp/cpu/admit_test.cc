@@ -10,7 +10,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_admit {
 
 using data::Keys;
 using data::Live;
@@ -364,4 +364,4 @@ TEST(AStateOfAnotherAdmissionIsLeftOut) {
   CHECK(sketch.With({{}, {}, {1, 2}}).Save().cells == std::vector<uint16_t>(65536 * 4));
 }
 
-}  // namespace
+}  // namespace cpu_admit

@@ -10,7 +10,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_capacity {
 
 using data::Floats;
 using data::Keys;
@@ -347,4 +347,4 @@ TEST(CallsFromSinksAndScoresAreErrors) {
   CHECK(table.KeySet() == Set({2, 3, 4}));
 }
 
-}  // namespace
+}  // namespace cpu_capacity

@@ -10,7 +10,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_evict {
 
 using data::Floats;
 using data::Keys;
@@ -397,4 +397,4 @@ TEST(UnknownPoliciesAreRefused) {
   CHECK(table.KeySet() == Set{1});
 }
 
-}  // namespace
+}  // namespace cpu_evict

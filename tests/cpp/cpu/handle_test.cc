@@ -4,7 +4,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_handle {
 
 using data::Keys;
 using data::Live;
@@ -90,4 +90,4 @@ TEST(ForeignRowIdsAreRefused) {
   }
 }
 
-}  // namespace
+}  // namespace cpu_handle

@@ -14,7 +14,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_parallel {
 
 using data::Floats;
 using data::Keys;
@@ -142,4 +142,4 @@ TEST(AnExportIsWhatItsLoadHas) {
   CHECK(copy.Rows(keys) == table.Rows(keys));
 }
 
-}  // namespace
+}  // namespace cpu_parallel

@@ -14,7 +14,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_program {
 
 using data::Floats;
 using data::Keys;
@@ -331,4 +331,4 @@ TEST(AnEmptyStepCounts) {
   CHECK_THROWS(kFailedPrecondition, table.Apply(Serial, o));  // through the handle of before
 }
 
-}  // namespace
+}  // namespace cpu_program

@@ -11,7 +11,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_race {
 
 using data::Floats;
 using data::Keys;
@@ -305,4 +305,4 @@ TEST(ParallelCallsTouchDisjointData) {
   CHECK(data::Same(alone.Copy(), shared.Copy()));
 }
 
-}  // namespace
+}  // namespace cpu_race

@@ -6,7 +6,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_secret {
 
 using data::Floats;
 using data::Keys;
@@ -77,4 +77,4 @@ TEST(NoResultDependsOnTheSecret) {
   kvjax::Secret() = secret;
 }
 
-}  // namespace
+}  // namespace cpu_secret

@@ -7,7 +7,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_sharded {
 
 using data::Floats;
 using data::Keys;
@@ -251,4 +251,4 @@ TEST(WhatHasChangedSinceAnEarlierVersion) {
   CHECK(ask(before) == std::vector<bool>({true, true, true}));
 }
 
-}  // namespace
+}  // namespace cpu_sharded

@@ -9,7 +9,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_shortlist {
 
 using data::Keys;
 using data::Live;
@@ -109,4 +109,4 @@ TEST(TheShortlistChoosesWhatAllRowsWould) {
   TestShortlist("ours\nleast_recent:needed");
 }
 
-}  // namespace
+}  // namespace cpu_shortlist

@@ -8,7 +8,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_slots {
 
 using data::Floats;
 using data::Keys;
@@ -196,4 +196,4 @@ TEST(LoadRefusesAKeyTwiceAndChangesNothing) {
   CHECK(data::Same(before, table.Copy()));
 }
 
-}  // namespace
+}  // namespace cpu_slots

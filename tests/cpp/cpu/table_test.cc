@@ -10,7 +10,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_table {
 
 using data::Floats;
 using data::Keys;
@@ -153,4 +153,4 @@ TEST(StepsCountOnFromTheLast) {
   CHECK_EQ(version_of(0), -1);
 }
 
-}  // namespace
+}  // namespace cpu_table

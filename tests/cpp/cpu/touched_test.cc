@@ -9,7 +9,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_touched {
 
 using kvjax::Touched;
 using Set = std::set<uint64_t>;
@@ -91,4 +91,4 @@ TEST(CountsAreLostToTheCursorsOfTheirTime) {
   CHECK(!touched.At(after + 1));
 }
 
-}  // namespace
+}  // namespace cpu_touched

@@ -7,7 +7,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_unadmitted {
 
 using data::Floats;
 using data::Keys;
@@ -269,4 +269,4 @@ TEST(InitialRowsMayBeGiven) {
   }
 }
 
-}  // namespace
+}  // namespace cpu_unadmitted

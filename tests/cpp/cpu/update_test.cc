@@ -10,7 +10,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_update {
 
 using data::Floats;
 using data::Keys;
@@ -245,4 +245,4 @@ TEST(CountersTellWhatHappened) {
   });
 }
 
-}  // namespace
+}  // namespace cpu_update

@@ -12,7 +12,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace cpu_version {
 
 using data::Floats;
 using data::Keys;
@@ -202,4 +202,4 @@ TEST(WhoWaitsTooLongIsToldForWhat) {
         std::string::npos);
 }
 
-}  // namespace
+}  // namespace cpu_version

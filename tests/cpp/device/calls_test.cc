@@ -7,7 +7,7 @@
 #include "tests/cpp/support/later.h"
 #include "tests/cpp/support/program.h"
 
-namespace {
+namespace device_calls {
 
 using data::Keys;
 using device::Of;
@@ -275,4 +275,4 @@ TEST(WithoutMemoryToGrowAheadCallsGoOn) {
   CHECK_EQ(gpu.table.Size(gpu.Now()), key + 40);
 }
 
-}  // namespace
+}  // namespace device_calls

@@ -1,7 +1,7 @@
 // Eviction from the device table, against the CPU's: the same rows for the same reasons, to the last tie.
 #include "tests/cpp/support/pair.h"
 
-namespace {
+namespace device_evict {
 
 using namespace pairs;
 
@@ -164,4 +164,4 @@ TEST(WhatIsFullSaysSo) {
   }
 }
 
-}  // namespace
+}  // namespace device_evict

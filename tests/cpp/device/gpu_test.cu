@@ -10,7 +10,6 @@
 
 #include "kvjax/ffi/cuda/stream.cuh"
 #include "kvjax/ffi/cuda/table.h"
-#define CHECK_OWN_MAIN
 #include "tests/cpp/support/pair.h"
 #include "tests/cpp/support/pinned.h"
 #include "tests/cpp/support/trained.h"
@@ -277,5 +276,5 @@ int main() {
     std::printf("no GPU: %s\n", kvjax::device::ErrorText(error).c_str());
     return 77;
   }
-  return pinned::Run([] { return check::RunAll(); });
+  return pinned::Run([] { return check::Run(); });
 }

@@ -12,7 +12,7 @@
 #include "tests/cpp/support/data.h"
 #include "tests/cpp/support/lanes.h"
 
-namespace {
+namespace device_groups {
 
 using data::Floats;
 using data::Keys;
@@ -190,4 +190,4 @@ TEST(PaddingMayHoldAnythingAndOneRowIsCopied) {
   CheckMerge(q, {4, 5}, {-0.0f, 0.0f}, {1, 1}, 1);
 }
 
-}  // namespace
+}  // namespace device_groups

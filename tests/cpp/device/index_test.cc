@@ -12,7 +12,7 @@
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
-namespace {
+namespace device_index {
 
 using data::Keys;
 using kvjax::kNoRow;
@@ -303,4 +303,4 @@ TEST(OneLaneFindsWhileOthersDo) {
   CHECK_EQ(wrong, 0u);
 }
 
-}  // namespace
+}  // namespace device_index

@@ -11,7 +11,7 @@
 #include "tests/cpp/support/data.h"
 #include "tests/cpp/support/lanes.h"
 
-namespace {
+namespace device_initial {
 
 using kvjax::Initializer;
 using kvjax::RowType;
@@ -132,4 +132,4 @@ TEST(RecordsAreWhereDivisionSays) {
   }
 }
 
-}  // namespace
+}  // namespace device_initial

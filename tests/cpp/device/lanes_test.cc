@@ -3,7 +3,7 @@
 
 #include "tests/cpp/support/pair.h"
 
-namespace {
+namespace device_lanes {
 
 using device::Lanes;
 using pairs::AdmissionSpec;
@@ -105,4 +105,4 @@ TEST(SlotsOfAnyNumber) {
   }
 }
 
-}  // namespace
+}  // namespace device_lanes

@@ -15,7 +15,7 @@
 #include "tests/cpp/support/program.h"
 #include "tests/cpp/support/trained.h"
 
-namespace {
+namespace device_program {
 
 using data::Floats;
 using data::Keys;
@@ -182,4 +182,4 @@ TEST(ARefusedStepChangesNothing) {
   CHECK_EQ(t.Export(t.handle, true).keys.size(), 0u);
 }
 
-}  // namespace
+}  // namespace device_program

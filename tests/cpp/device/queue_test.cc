@@ -4,7 +4,7 @@
 #include "kvjax/ffi/device/backend_bags.h"
 #include "tests/cpp/support/later.h"
 
-namespace {
+namespace device_queue {
 
 using data::Keys;
 using device::Of;
@@ -386,4 +386,4 @@ TEST(TheEndOfAReportThrowsNothing) {
   CHECK_EQ(t.table.Size(t.live), 2u);
 }
 
-}  // namespace
+}  // namespace device_queue

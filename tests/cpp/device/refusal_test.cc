@@ -2,7 +2,7 @@
 // same.
 #include "tests/cpp/support/pair.h"
 
-namespace {
+namespace device_refusal {
 
 using namespace pairs;
 using device::Of;
@@ -234,4 +234,4 @@ TEST(AnotherOptimizerMustAsk) {
   CHECK_EQ(pair.gpu.Layout().slots()[0].name, std::string("v"));
 }
 
-}  // namespace
+}  // namespace device_refusal

@@ -8,7 +8,7 @@
 #include "kvjax/ffi/device/route.h"
 #include "tests/cpp/support/later.h"
 
-namespace {
+namespace device_sharded {
 
 using data::Floats;
 using data::Keys;
@@ -283,4 +283,4 @@ TEST(AWriteThatWasNotPlannedIsNotLetIn) {
   both.Compare();
 }
 
-}  // namespace
+}  // namespace device_sharded

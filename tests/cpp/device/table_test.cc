@@ -1,7 +1,7 @@
 // The device table on host threads against the CPU's: the same after every call, to the bit.
 #include "tests/cpp/support/pair.h"
 
-namespace {
+namespace device_table {
 
 using namespace pairs;
 
@@ -117,4 +117,4 @@ TEST(LoadsAreWhole) {
   pair.Run(10, 900);
 }
 
-}  // namespace
+}  // namespace device_table

@@ -4,7 +4,7 @@
 
 #include "tests/cpp/support/pair.h"
 
-namespace {
+namespace device_tiers {
 
 using namespace pairs;
 using kvjax::device::Budget;
@@ -260,4 +260,4 @@ TEST(BinsAscendWithFrequencies) {
   }
 }
 
-}  // namespace
+}  // namespace device_tiers

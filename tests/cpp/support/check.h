@@ -2,6 +2,7 @@
 #pragma once
 #include <exception>
 #include <iostream>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -11,6 +12,7 @@
 namespace check {
 
 struct Test {
+  std::string_view file;
   const char* name;
   void (*run)();
 };
@@ -18,7 +20,7 @@ inline std::vector<Test> tests;
 inline int failures = 0;
 
 struct Register {
-  Register(const char* name, void (*run)()) { tests.push_back({name, run}); }
+  Register(const char* file, const char* name, void (*run)()) { tests.push_back({file, name, run}); }
 };
 
 template <class T>
@@ -63,9 +65,12 @@ void Throws(kvjax::ErrorCode code, F f, const char* text, const char* file, int 
   ++failures;
 }
 
-/// Runs all tests; returns what a process exits with.
-inline int RunAll() {
+/// Runs the tests of the files whose path holds `topic`; returns what a process exits with.
+inline int Run(std::string_view topic = "") {
+  size_t ran = 0;
   for (const Test& test : tests) {
+    if (test.file.find(topic) == std::string_view::npos) continue;
+    ++ran;
     const int before = failures;
     try {
       test.run();
@@ -76,20 +81,17 @@ inline int RunAll() {
     std::cout << (failures == before ? "ok   " : "FAIL ") << test.name << std::endl;
     if (failures > before + 100) break;
   }
-  return failures == 0 ? 0 : 1;
+  if (ran == 0) std::cerr << "no tests of " << topic << "\n";
+  return failures == 0 && ran > 0 ? 0 : 1;
 }
 
 }  // namespace check
 
-#define TEST(name)                                   \
-  static void name();                                \
-  static const check::Register name##_(#name, name); \
+#define TEST(name)                                             \
+  static void name();                                          \
+  static const check::Register name##_(__FILE__, #name, name); \
   static void name()
 #define CHECK(condition) check::Equal(static_cast<bool>(condition), true, #condition, __FILE__, __LINE__)
 #define CHECK_EQ(a, b) check::Equal(a, b, #a " == " #b, __FILE__, __LINE__)
 #define CHECK_THROWS(code, expression) \
   check::Throws(kvjax::ErrorCode::code, [&] { (void)(expression); }, #expression, __FILE__, __LINE__)
-
-#ifndef CHECK_OWN_MAIN
-int main() { return check::RunAll(); }
-#endif
