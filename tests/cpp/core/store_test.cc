@@ -26,10 +26,20 @@ kvjax::SlotLayout Layout() {
   return layout;
 }
 
+/// Host memory of which all that is reserved counts, written or not.
+class Reserved final : public kvjax::SlabAllocator {
+ public:
+  std::byte* Allocate(size_t bytes) override { return slabs_.Allocate(bytes); }
+  void Free(std::byte* slab, size_t bytes) noexcept override { slabs_.Free(slab, bytes); }
+
+ private:
+  kvjax::HostSlabs slabs_;
+};
+
 /// A store whose rows hold a mark in every part, and what they should hold.
 class Marked {
  public:
-  explicit Marked(bool slots) : store(std::make_shared<kvjax::HostSlabs>(), kRow) {
+  explicit Marked(bool slots) : store(std::make_shared<Reserved>(), kRow) {
     if (slots) store.AttachSlots(Layout());
   }
 

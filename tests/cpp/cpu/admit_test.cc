@@ -69,14 +69,15 @@ TEST(MinCountAdmitsAtTheKthOccurrence) {
       const Batch batch(stream, universe, 3);
       const uint64_t one = universe[stream.Below(universe.size())];
       switch (stream.Below(10)) {
-        case 0:  // a row that training did not give: what was counted is forgotten
+        case 0:  // a row that training did not give: it takes what was counted along
           table.Ensure({one});
-          rows.try_emplace(one, 0);
+          rows.try_emplace(one, waiting.contains(one) ? waiting[one] : 0);
           waiting.erase(one);
           break;
-        case 1:  // a removed key starts from nothing
+        case 1:  // a removed key starts from nothing, counted or not
           table.Drop({one});
           rows.erase(one);
+          waiting.erase(one);
           break;
         default: {
           const auto targets = table.Begin(batch.keys, batch.counts);
