@@ -9,15 +9,22 @@ As DeepRec's embedding_var_ckpt_data.cc writes it.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Generator, Mapping
+from pathlib import Path
 
 import numpy as np
 
 from kvjax._formats import bundle
 from kvjax._formats.errors import FileError
+from kvjax._formats.source import Source, Type, as_written, ranges, row_bytes
 
 BUCKETS = 1000
+_COLUMNS = ("values", "freqs", "versions")
+_IN_MEMORY = 1 << 26
+"""Bytes of rows that are put in order in memory; more are in a file meanwhile."""
 
 
 def part_names(name: str, parts: int) -> list[str]:
@@ -26,22 +33,25 @@ def part_names(name: str, parts: int) -> list[str]:
 
 
 def write(
-    prefix: str | os.PathLike[str], name: str, columns: Mapping[str, np.ndarray], slots: Mapping[str, np.ndarray],
-    parts: int,
-) -> None:  # fmt: skip
-    """Writes a variable.
+    prefix: str | os.PathLike[str], name: str, source: Source, slots: Mapping[str, str], parts: int
+) -> tuple[str, ...]:
+    """Writes a variable. Beside pieces of rows it takes 16 bytes of memory for each, and while it is written as much of
+    the disk as the rows have.
 
     Args:
       prefix: of the files.
       name: of the variable.
-      columns: "keys" ``(n,)`` int64, "values" ``(n, dim)``, "freqs" and "versions" ``(n,)`` int64.
-      slots: of its slots, ``(n, dim)`` each; DeepRec has a variable for each, named "<part>/<slot>".
+      source: its columns "keys", "values", "freqs" and "versions".
+      slots: columns of its slots, by the names that they get; DeepRec has a variable for each, "<part>/<slot>".
       parts: into which it is partitioned, by ``key % 1000 % parts``.
+
+    Returns:
+      What was left out: slots that have not the shape of a row.
 
     Raises:
       FileError: a key is negative: DeepRec loses those at its next save, because it takes ``key % 1000`` of C++.
     """
-    keys = columns["keys"].view(np.int64)
+    keys = source.read(["keys"], 0, source.num_rows)["keys"].view(np.int64)
     if (keys < 0).any():
         raise FileError(
             prefix, "keys from 0 to 2**63 - 1", f"{int((keys < 0).sum())} others, the first {keys[keys < 0][0]}",
@@ -49,21 +59,54 @@ def write(
         )  # fmt: skip
     if not 1 <= parts <= BUCKETS:
         raise FileError(prefix, f"1 to {BUCKETS} partitions", f"{parts}", "choose a number of these")
-    buckets = keys % BUCKETS
-    tensors: dict[str, bundle.Tensor] = {}
-    for i, part in enumerate(part_names(name, parts)):
-        mine = np.flatnonzero(buckets % parts == i)
-        rows = mine[np.argsort(buckets[mine], kind="stable")]
-        offsets = np.searchsorted(buckets[rows], np.arange(BUCKETS + 1)).astype(np.int32)
-        variables = {part: columns["values"]} | {f"{part}/{slot}": array for slot, array in slots.items()}
-        for variable, values in variables.items():
-            kept = {
-                "-keys": keys[rows],
-                "-values": values[rows],
-                "-freqs": columns["freqs"][rows],
-                "-versions": columns["versions"][rows],
-                "-partition_offset": offsets,
-                "-partition_filter_offset": np.zeros(BUCKETS + 1, np.int32),
-            } | {f"-{column}_filtered": np.zeros(0, np.int64) for column in ("keys", "freqs", "versions")}
-            tensors |= {variable + end: bundle.tensor(array) for end, array in kept.items()}
-    bundle.write(prefix, tensors)
+    row = source.types["values"][1]
+    own = {slot: column for slot, column in slots.items() if source.types[column][1] == row}
+    buckets = (keys % BUCKETS).astype(np.int16)
+    order = np.lexsort((buckets, buckets % parts))
+    ends = np.searchsorted((buckets % parts)[order], np.arange(parts + 1))
+    with _ordered(prefix, source.only([*_COLUMNS, *own.values()]), order) as columns:
+        tensors: dict[str, bundle.Tensor] = {}
+        for i, part in enumerate(part_names(name, parts)):
+            mine = slice(int(ends[i]), int(ends[i + 1]))
+            offsets = np.searchsorted(buckets[order[mine]], np.arange(BUCKETS + 1)).astype(np.int32)
+            for variable, values in {part: "values", **{f"{part}/{slot}": own[slot] for slot in own}}.items():
+                tensors |= {
+                    f"{variable}-keys": bundle.tensor(keys[order[mine]]),
+                    f"{variable}-values": bundle.tensor(columns[values][mine]),
+                    f"{variable}-freqs": bundle.tensor(columns["freqs"][mine]),
+                    f"{variable}-versions": bundle.tensor(columns["versions"][mine]),
+                    f"{variable}-partition_offset": bundle.tensor(offsets),
+                    f"{variable}-partition_filter_offset": bundle.tensor(np.zeros(BUCKETS + 1, np.int32)),
+                }
+                none = bundle.tensor(np.zeros(0, np.int64))
+                tensors |= {f"{variable}-{column}_filtered": none for column in ("keys", "freqs", "versions")}
+        bundle.write(prefix, tensors)
+    return tuple(f"the slot {slot!r}, which has not the shape of a row" for slot in slots if slot not in own)
+
+
+@contextlib.contextmanager
+def _ordered(prefix: str | os.PathLike[str], source: Source, order: np.ndarray) -> Generator[dict[str, np.ndarray]]:
+    """The columns of a source with the row ``order[i]`` at i; they are read once, from the first row to the last."""
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    with _space(prefix, source.types, source.num_rows) as columns:
+        widest = max(map(row_bytes, source.types.values()))
+        for start, stop in ranges(source.num_rows, widest):
+            for name, array in source.read(list(source.types), start, stop).items():
+                columns[name][place[start:stop]] = as_written(array)
+        yield columns
+
+
+@contextlib.contextmanager
+def _space(prefix: str | os.PathLike[str], types: Mapping[str, Type], rows: int) -> Generator[dict[str, np.ndarray]]:
+    sizes = {name: rows * row_bytes(kind) for name, kind in types.items()}
+    if sum(sizes.values()) <= _IN_MEMORY:
+        yield {name: np.empty((rows, *shape), dtype) for name, (dtype, shape) in types.items()}
+        return
+    with contextlib.ExitStack() as files:
+        columns: dict[str, np.ndarray] = {}
+        for name, (dtype, shape) in types.items():
+            file = files.enter_context(tempfile.TemporaryFile(dir=Path(prefix).parent))
+            os.posix_fallocate(file.fileno(), 0, sizes[name])  # a full disk is an error here, and not a signal later
+            columns[name] = np.memmap(file, dtype, "r+", shape=(rows, *shape))
+        yield columns

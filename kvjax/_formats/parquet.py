@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from kvjax._formats.errors import FileError, needed
 from kvjax._formats.source import Source, as_written, ranges, row_bytes
 
 _META = "kvjax."
+_CRC = _META + "crc32"
 
 
 def write(path: str | os.PathLike[str], source: Source) -> None:
@@ -22,13 +24,22 @@ def write(path: str | os.PathLike[str], source: Source) -> None:
     """
     arrow, parquet = needed("pyarrow", "writing Parquet", "parquet"), needed("pyarrow.parquet", "Parquet", "parquet")
     empty = {name: _arrow(arrow, array) for name, array in source.read(list(source.types), 0, 0).items()}
-    fields = [(name, array.type) for name, array in empty.items()]
-    schema = arrow.schema(fields, metadata={_META + key: value for key, value in source.meta.items()})
+    meta = {_META + key: value for key, value in source.meta.items()}
+    bare = arrow.schema([(name, array.type) for name, array in empty.items()])
+    schema = bare.with_metadata(meta | {_CRC: _digest(bare, source.num_rows, meta)})
     width = max(row_bytes(kind) for kind in source.types.values())
-    with replaced(path) as part, parquet.ParquetWriter(os.fspath(part), schema) as writer:
+    options = {"use_dictionary": False, "write_page_checksum": True}  # rows are too different for a dictionary
+    with replaced(path) as part, parquet.ParquetWriter(os.fspath(part), schema, **options) as writer:
         for start, stop in ranges(source.num_rows, width):
             columns = source.read(list(source.types), start, stop)
             writer.write_table(arrow.table([_arrow(arrow, array) for array in columns.values()], schema=schema))
+
+
+def _digest(bare: Any, rows: int, meta: dict[str, str]) -> str:
+    """CRC-32 of what a file says of its columns; their pages have their own."""
+    types = [(field.name, field.type, getattr(field.type, "list_size", None)) for field in bare]
+    fields = [(name, f"{kind if size is None else kind.value_type}", size) for name, kind, size in types]
+    return f"{zlib.crc32(repr((fields, rows, sorted(meta.items()))).encode()):08x}"
 
 
 def _arrow(arrow: Any, array: np.ndarray) -> Any:
@@ -44,12 +55,12 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str,
     """The columns of numbers, and of lists of equally many numbers, of a file, and what `write` was told of them.
 
     Raises:
-      FileError: it is no such file, or has a null or lists of several lengths.
+      FileError: it is no such file, not what `write` has written, or has a null or lists of several lengths.
       ImportError: pyarrow is not installed.
     """
     parquet = needed("pyarrow.parquet", "reading Parquet", "parquet")
     try:
-        table = parquet.read_table(os.fspath(path))
+        table = parquet.read_table(os.fspath(path), page_checksum_verification=True)
         arrays = {name: _numpy(path, name, table.column(name)) for name in table.column_names}
     except FileError:
         raise
@@ -57,9 +68,13 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str,
         raise FileError(path, "a Parquet file", f"{type(error).__name__}: {str(error)[:200]}") from error
     said = (table.schema.metadata or {}).items()
     meta = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in said}
+    ours = {key: value for key, value in meta.items() if key.startswith(_META)}
+    digest = ours.pop(_CRC, None)
+    if digest is not None and digest != _digest(table.schema, len(table), ours):
+        raise FileError(path, "the columns that were written", "others, by their CRC-32")
     return (
         {name: array for name, array in arrays.items() if array is not None},
-        {key.removeprefix(_META): value for key, value in meta.items() if key.startswith(_META)},
+        {key.removeprefix(_META): value for key, value in ours.items()},
     )
 
 

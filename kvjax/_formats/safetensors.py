@@ -1,53 +1,82 @@
 """safetensors: a header of JSON, and then the bytes of each column.
 
-Written here, because the library of that name takes only tensors that are in memory; read by it.
+Written here, because the library of that name takes only tensors that are in memory; read by it. The format has no
+checksums, so kvjax's files have a CRC-32 of each column, and of what is said of all, in their metadata.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import zlib
+from collections.abc import Mapping
 
 import numpy as np
 
 from kvjax._formats.atomic import written
 from kvjax._formats.errors import FileError, needed
-from kvjax._formats.source import Source, raw, row_bytes
+from kvjax._formats.source import Source, digest_of, raw, row_bytes
 
 _DTYPES = {
     "bool": "BOOL", "int8": "I8", "uint8": "U8", "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32",
     "int64": "I64", "uint64": "U64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
 }  # fmt: skip
+_CRC = "crc32"
 
 
 def write(path: str | os.PathLike[str], source: Source) -> None:
     """Writes a column as a tensor each, and `Source.meta` as the metadata."""
-    header: dict[str, object] = {"__metadata__": dict(source.meta)}
+    tensors: dict[str, object] = {}
     end = 0
     for name, (dtype, _) in source.types.items():
         if dtype.name not in _DTYPES:
             raise FileError(path, f"columns of {sorted(_DTYPES)}", f"{name!r} of {dtype.name}", "leave it out")
         start, end = end, end + source.num_rows * row_bytes(source.types[name])
-        header[name] = {"dtype": _DTYPES[dtype.name], "shape": source.shape(name), "data_offsets": [start, end]}
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
+        tensors[name] = {"dtype": _DTYPES[dtype.name], "shape": source.shape(name), "data_offsets": [start, end]}
+    digests = {name: digest_of(name, kind, source.num_rows) for name, kind in source.types.items()}
+
+    def header() -> bytes:
+        said = {**source.meta, _CRC: _sealed(digests, source.meta)}
+        text = json.dumps({"__metadata__": said, **tensors}, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return len(text).to_bytes(8, "little") + text
+
     with written(path) as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(header())
         for name in source.types:
             for piece in source.pieces(name):
-                file.write(raw(piece))
+                data = raw(piece)
+                digests[name] = zlib.crc32(data, digests[name])
+                file.write(data)
+        file.seek(0)
+        file.write(header())  # of the same length
 
 
 def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The tensors of a file by name, and its metadata.
 
     Raises:
-      FileError: it is no such file.
+      FileError: it is no such file, or not what `write` has written.
       ImportError: safetensors is not installed.
     """
     library = needed("safetensors", "reading safetensors", "convert")
     try:
         with library.safe_open(os.fspath(path), framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            meta = dict(file.metadata() or {})
     except (library.SafetensorError, OSError, TypeError, KeyError, AttributeError) as error:
         raise FileError(path, "a file of safetensors with dtypes that NumPy has", f"{error}") from error
+    sealed = meta.pop(_CRC, None)
+    if sealed is not None and sealed != _sealed({name: _digest(name, array) for name, array in arrays.items()}, meta):
+        raise FileError(path, "the columns that were written", "others, by their CRC-32")
+    return arrays, meta
+
+
+def _digest(name: str, array: np.ndarray) -> int:
+    return zlib.crc32(raw(array), digest_of(name, (array.dtype, array.shape[1:]), len(array)))
+
+
+def _sealed(digests: Mapping[str, int], meta: Mapping[str, str]) -> str:
+    """The digests as text; its length does not depend on them."""
+    of_meta = zlib.crc32(json.dumps(dict(meta), sort_keys=True).encode())
+    return " ".join(f"{digest:08x}" for digest in (of_meta, *(digests[name] for name in sorted(digests))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -89,6 +90,11 @@ def row_bytes(kind: Type) -> int:
     """Bytes of one row's part of a column."""
     dtype, shape = kind
     return dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+
+
+def digest_of(name: str, kind: object, rows: int) -> int:
+    """CRC-32 of what a column is, from which that of its bytes goes on."""
+    return zlib.crc32(f"{name} {kind} {rows}".encode())
 
 
 def as_written(array: np.ndarray) -> np.ndarray:

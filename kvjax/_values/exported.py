@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import warnings
 from collections.abc import Mapping
 
 import numpy as np
@@ -165,14 +166,17 @@ class Exported:
           prefix: of the files, which are replaced.
           name: of the variable.
           partitions: 1 to 1000; a key is in partition ``key % 1000 % partitions``.
-          slots: whether to write the export's slots of the shape of a row, as the variables "<name>/<slot>".
+          slots: whether to write the export's slots, as the variables "<name>/<slot>". Those that have not the shape of
+            a row are left out, with a warning.
 
         Raises:
           ImportError: google-crc32c is not installed.
           ValueError: a key is negative, or 2**63 or more, which DeepRec cannot save; or partitions are out of range.
         """
-        own = {slot: array for slot, array in self.slots.items() if array.shape == self.values.shape}
-        deeprec.write(prefix, name, self.columns(), own if slots else {}, partitions)
+        source, _ = self._source(prefix, None, slots)
+        left = deeprec.write(prefix, name, source, {slot: SLOT + slot for slot in self.slots if slots}, partitions)
+        if left:
+            warnings.warn(f"kvjax: {os.fspath(prefix)}: left out {'; '.join(left)}", stacklevel=2)
 
     def _source(
         self, path: str | os.PathLike[str], dtype: Quantised | None, slots: bool

@@ -38,6 +38,7 @@ class ExportReport:
       total: in the checkpoint.
       format: of the file.
       error: what quantisation has changed, if it was asked for.
+      left: what the format cannot hold, a line each.
     """
 
     table: str
@@ -45,6 +46,7 @@ class ExportReport:
     total: int
     format: str
     error: QuantisationReport | None
+    left: tuple[str, ...] = ()
 
 
 def export_checkpoint(
@@ -55,8 +57,8 @@ def export_checkpoint(
     """Writes a table of a checkpoint as a file for other programs, and makes no table for it.
 
     Rows are read in pieces of about 16 MiB, and checked as a restore checks them. Beside them, pruning takes 4 bytes
-    for each row and one for each rule; with ``top_k`` or ``keep`` 24 more. Only DeepRec's layout needs all rows in
-    memory.
+    for each row and one for each rule; with ``top_k`` or ``keep`` 24 more. DeepRec's layout has rows in an order of its
+    own: 16 bytes of memory for each, and as much space beside the files as they take, until they are whole.
 
     Args:
       checkpoint: a folder of `kvjax.checkpoint.save`, a step of an Orbax ``CheckpointManager``, or the manager's: then
@@ -100,19 +102,17 @@ def export_checkpoint(
         source = source.only([column for column in source.types if not column.startswith(SLOT)])
     if keep is not None:
         source = source.where(keep)
-    quantiser = None
+    quantiser, left = None, ()
     if kind == "deeprec":
         if quantise is not None:
             raise FileError(path, "no quantise= for DeepRec, which has none", f"{quantise!r}", "leave it out")
-        columns = source.read(list(source.types), 0, source.num_rows)
-        own = {column.removeprefix(SLOT): array for column, array in columns.items() if column.startswith(SLOT)}
-        own = {slot: array for slot, array in own.items() if array.shape == columns["values"].shape}
-        deeprec.write(path, name, columns, own, 1)
+        own = {column.removeprefix(SLOT): column for column in source.types if column.startswith(SLOT)}
+        left = deeprec.write(path, name, source, own, 1)
     else:
         if quantise is not None:
             source, quantiser = quantised(source, quantise, os.fspath(path))
         FORMATS[kind](path, source)
-    return ExportReport(name, source.num_rows, whole, kind, quantiser and quantiser.report())
+    return ExportReport(name, source.num_rows, whole, kind, quantiser and quantiser.report(), left)
 
 
 def open_table(
