@@ -10,5 +10,11 @@ from kvjax._formats.errors import needed
 
 def run(args: argparse.Namespace) -> int:
     """Prints the script."""
-    print(needed("shtab", "kvjax completion", "cli").complete(parser(), shell=args.shell))
+    shtab = needed("shtab", "kvjax completion", "cli")
+    if args.shell not in shtab.SUPPORTED_SHELLS:
+        raise ValueError(
+            f"kvjax completion: want one of {list(shtab.SUPPORTED_SHELLS)}, which this shtab knows, got {args.shell}; "
+            "pip install -U shtab"
+        )
+    print(shtab.complete(parser(), shell=args.shell))
     return 0

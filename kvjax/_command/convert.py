@@ -52,7 +52,7 @@ def _whole(args: argparse.Namespace) -> dict[str, Any]:
     if args.table or args.slots or args.quantise or rules_of(args):
         raise ValueError("kvjax convert: want a file as OUT, or no options, got a checkpoint; say --to, or kvjax prune")
     with progress("reading rows", args.json):
-        compact(args.source, args.out, base=args.base)
+        compact(args.source, args.out, base=args.base, overwrite=args.overwrite)
     return {"format": "kvjax"}
 
 
@@ -82,10 +82,9 @@ def _read(args: argparse.Namespace, kind: str) -> Imported:
         raise ValueError(f"kvjax convert: want the name of {kind}'s variable, got none; say --table")
     slots = dict(each.split("=", 1) if "=" in each else (each, each) for each in args.slot)
     if kind == "tfra":
-        return convert.from_tfra(args.source, args.table, args.dim, key_dtype=args.key_dtype, dtype=args.dtype)
-    if kind == "tfplus":
-        return convert.from_tfplus(args.source, args.table)
-    read = convert.from_deeprec if kind == "deeprec" else convert.from_sok
+        kinds = {"key_dtype": args.key_dtype, "dtype": args.dtype}
+        return convert.from_tfra(args.source, args.table, args.dim, slots=slots, **kinds)
+    read = {"deeprec": convert.from_deeprec, "tfplus": convert.from_tfplus, "sok": convert.from_sok}[kind]
     return read(args.source, args.table, slots=slots)
 
 
@@ -99,6 +98,6 @@ def _save(args: argparse.Namespace, imported: Imported, rows: Any) -> None:
     name = args.table or Path(args.source).stem
     table = dataclasses.replace(imported, rows=rows).make(name)
     try:
-        save(args.out, [table])
+        save(args.out, [table], overwrite=args.overwrite)
     finally:
         kvjax.drop_table(name)

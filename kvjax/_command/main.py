@@ -8,6 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+import kvjax
+
 _CHECKPOINT = (
     "a checkpoint's folder, a step of an Orbax CheckpointManager, or the manager's folder (then its last step)"
 )
@@ -17,6 +19,7 @@ _EPILOG = "Exit status: 0 if all is well, 1 if verify found damage or diff a dif
 def parser() -> argparse.ArgumentParser:
     """All commands."""
     top = argparse.ArgumentParser(prog="kvjax", description="Looks at checkpoints of kvjax's tables.", epilog=_EPILOG)
+    top.add_argument("--version", action="version", version=f"kvjax {kvjax.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def command(name: str, text: str) -> argparse.ArgumentParser:
@@ -53,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     prune = command("prune", "a checkpoint without the rows that rules leave out")
     _path(prune, "checkpoint", _CHECKPOINT)
     prune.add_argument("out", nargs="?", help="folder of the new checkpoint; the old one stays as it is")
+    _overwrite(prune)
     prune.add_argument("--table", action="append", help="prune only this one, and copy the others; may be said again")
     prune.add_argument("--dry-run", action="store_true", help="only say what each rule would leave out")
     _base(prune)
@@ -61,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     convert = command("convert", "a table as a file of another program, or another system's as a checkpoint")
     _path(convert, "source", "a checkpoint, a file, or what --from says")
     _path(convert, "out", "the file, the prefix of DeepRec's files, or the folder of a new checkpoint")
+    _overwrite(convert)
     convert.add_argument("--table", help="the table's, or the other system's variable's, name")
     convert.add_argument("--from", dest="kind", choices=(*_FILES, "tfra", "deeprec", "tfplus", "sok", "kvjax"),
                          help="what the source is; by default what its name ends with, or a checkpoint")  # fmt: skip
@@ -69,7 +74,11 @@ def parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("--slots", action="store_true", help="the optimizer's slots, too")
     convert.add_argument(
-        "--slot", action="append", default=[], metavar="THEIRS=OURS", help="a slot of DeepRec's or SOK's"
+        "--slot",
+        action="append",
+        default=[],
+        metavar="THEIRS=OURS",
+        help="a slot of the other system's to take, and its name here; may be said again",
     )
     convert.add_argument("--quantise", choices=("float16", "bfloat16", "int8"), help="store rows in fewer bits")
     convert.add_argument("--dim", type=_count, help="of TFRA's variable")
@@ -79,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     _rules(convert)
 
     completion = command("completion", "a script that completes commands in a shell (needs shtab)")
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"))
     return top
 
 
@@ -106,8 +115,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError, ImportError, MemoryError) as error:
-        print(error, file=sys.stderr)
+        print(_as_said(str(error), args), file=sys.stderr)
         return 2
+
+
+def _as_said(text: str, args: argparse.Namespace) -> str:
+    """An error of a function, with the flags of the command for its arguments."""
+    for argument, flag in {"overwrite=True": "--overwrite", "base=": "--base", "name=": "--table"}.items():
+        if hasattr(args, flag.removeprefix("--")):
+            text = text.replace(argument, flag)
+    return text
 
 
 def _rules(command: argparse.ArgumentParser) -> None:
@@ -124,10 +141,16 @@ def _base(command: argparse.ArgumentParser) -> None:
     _path(command, "--base", text, "FOLDER", action="append")
 
 
+def _overwrite(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--overwrite", action="store_true", help="replace a checkpoint that is there")
+
+
 def _path(command: argparse.ArgumentParser, name: str, text: str, metavar: str | None = None, **options: str) -> None:
     action = command.add_argument(name, help=text, metavar=metavar, **options)  # type: ignore[arg-type]
     # How shtab is told what completes this.
-    action.complete = {"bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f"}  # type: ignore[attr-defined]
+    action.complete = {  # type: ignore[attr-defined]
+        "bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f", "fish": "(__fish_complete_path (commandline -ct))",
+    }  # fmt: skip
 
 
 def _count(text: str) -> int:

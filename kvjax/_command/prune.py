@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from kvjax.checkpoint import prune
 
     with progress("reading rows", args.json):
-        reports = prune(args.checkpoint, args.out, rules, tables=args.table, base=args.base)
+        reports = prune(args.checkpoint, args.out, rules, tables=args.table, base=args.base, overwrite=args.overwrite)
     if args.json:
         print_json({
             name: {

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvjax._formats.bundle import Bundle, latest
-from kvjax._formats.errors import FileError
-from kvjax.convert._imported import Imported, aligned, imported
-from kvjax.convert._parts import joined, parts_of
+from kvjax.convert._imported import Imported, imported, of_keys
+from kvjax.convert._parts import joined, parts_of, slots_of
 
 
 def from_deeprec(
@@ -57,18 +56,6 @@ def from_deeprec(
     if all(f"{part}-keys_filtered" in bundle.entries for part in parts):
         waiting = sum(bundle.entries[f"{part}-keys_filtered"].shape[0] for part in parts)
         left += [f"{waiting} keys that its filter had not admitted"] if waiting else []
-    there = sorted({slot for part in parts for slot in _slots(bundle, part)})
-    wanted = dict(slots or {})
-    if lost := sorted(wanted.keys() - set(there)):
-        raise FileError(bundle.prefix, f"the slots {lost} of {name!r}", f"{there}", "name those that are there")
-    taken = {}
-    for slot, ours in wanted.items():
-        of, values = (joined(bundle, [f"{part}/{slot}" for part in parts], end) for end in ("-keys", "-values"))
-        taken[ours] = aligned(bundle.prefix, slot, columns["keys"], of, values)
-    left += [f"the slot {slot!r}" for slot in there if slot not in wanted]
-    return imported(bundle.prefix, f"DeepRec's {name!r}", columns, slots=taken, left=left)
-
-
-def _slots(bundle: Bundle, part: str) -> list[str]:
-    names = [entry.removeprefix(f"{part}/") for entry in bundle.entries if entry.startswith(f"{part}/")]
-    return [name.removesuffix("-keys") for name in names if name.endswith("-keys") and not name.startswith("part_")]
+    taken, others = slots_of(bundle, name, parts, slots or {})
+    arrays, columns["has_slots"], without = of_keys(bundle.prefix, columns["keys"], taken)
+    return imported(bundle.prefix, f"DeepRec's {name!r}", columns, slots=arrays, left=left + without + others)

@@ -198,19 +198,68 @@ def _is_float(array: np.ndarray) -> bool:
     return array.dtype.kind == "f" or array.dtype.name == "bfloat16"
 
 
-def aligned(
-    file: str | os.PathLike[str], name: str, keys: np.ndarray, of: np.ndarray, values: np.ndarray
-) -> np.ndarray:
-    """The rows of `values`, which are under the keys `of`, in the order of `keys`.
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A slot as another system has it: a table of its own, whose rows are in an order of their own.
+
+    Attributes:
+      name: there.
+      keys: ``(m,)``.
+      values: ``(m, ...)``.
+    """
+
+    name: str
+    keys: np.ndarray
+    values: np.ndarray
+
+
+def of_keys(
+    file: str | os.PathLike[str], keys: np.ndarray, slots: Mapping[str, Slot]
+) -> tuple[dict[str, np.ndarray], np.ndarray, list[str]]:
+    """The rows of slots in the order of the table's keys.
+
+    Args:
+      file: for errors.
+      keys: ``(n,)`` of the table.
+      slots: by the names that they are to have.
+
+    Returns:
+      ``(n, ...)`` of each, zeros for keys that it lacks; ``(n,)`` bool, true for keys that all slots have; and what was
+      left.
 
     Raises:
-      FileError: the keys are others.
+      FileError: a slot has a key twice, or not as many rows as keys.
     """
-    if np.array_equal(keys, of):
-        return values
-    order, theirs = np.argsort(keys, kind="stable"), np.argsort(of, kind="stable")
-    if not np.array_equal(keys[order], of[theirs]):
-        raise FileError(file, f"{name!r} for the {len(keys)} keys of the table", f"{len(of)} keys, others among them")
-    out = np.empty_like(values)
-    out[order] = values[theirs]
-    return out
+    found: dict[str, np.ndarray] = {}
+    has_slots, left = np.full(len(keys), bool(slots)), list[str]()
+    for ours, slot in slots.items():
+        if len(slot.keys) != len(slot.values):
+            got = f"{len(slot.keys)} and {len(slot.values)}"
+            raise FileError(file, f"as many keys as rows of the slot {slot.name!r}", got)
+        at, there = places(file, f"the slot {slot.name!r}", slot.keys, keys)
+        found[ours] = np.zeros((len(keys), *slot.values.shape[1:]), slot.values.dtype)
+        found[ours][there] = slot.values[at[there]]
+        has_slots &= there
+        if more := len(slot.keys) - int(there.sum()):
+            left.append(f"{more} rows of the slot {slot.name!r} whose keys have no row")
+    if slots and not has_slots.all():
+        left.append(f"slots of {int((~has_slots).sum())} keys, which not all of {list(slots)} have")
+    return found, has_slots, left
+
+
+def places(
+    file: str | os.PathLike[str], what: str, among: np.ndarray, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where each of `keys` ``(n,)`` is among others, and whether it is: ``(n,)`` each.
+
+    Raises:
+      FileError: of the others one is there twice.
+    """
+    order = np.argsort(among, kind="stable")
+    ordered = among[order]
+    if (again := ordered[1:][ordered[1:] == ordered[:-1]]).size:
+        raise FileError(file, f"each key of {what} once", f"{len(again)} that are there again, the first {again[0]}")
+    if not len(among):
+        return np.zeros(len(keys), np.int64), np.zeros(len(keys), bool)
+    at = np.minimum(np.searchsorted(ordered, keys), len(among) - 1)
+    return order[at], ordered[at] == keys

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import numpy as np
 
 from kvjax._formats.bundle import Bundle
 from kvjax._formats.errors import FileError
 from kvjax._values.errors import meant
+from kvjax.convert._imported import Slot
 
 
 def parts_of(bundle: Bundle, name: str) -> list[str]:
@@ -45,3 +47,36 @@ def joined(bundle: Bundle, parts: list[str], end: str) -> np.ndarray:
     if len({array.shape[1:] for array in arrays}) > 1:
         raise FileError(bundle.prefix, f"parts of {end[1:]} of one width", f"{[array.shape for array in arrays]}")
     return np.concatenate(arrays)
+
+
+def slots_of(
+    bundle: Bundle, name: str, parts: list[str], wanted: Mapping[str, str]
+) -> tuple[dict[str, Slot], list[str]]:
+    """The slots of a variable, which are variables named "<part>/<slot>".
+
+    Args:
+      bundle: of them.
+      name: of the variable.
+      parts: of it.
+      wanted: which to take, their names to ours.
+
+    Returns:
+      Those, by our names, and what was left.
+
+    Raises:
+      FileError: one is not there, or not in all parts.
+    """
+    there = sorted({slot for part in parts for slot in _slots(bundle, part)})
+    if lost := sorted(wanted.keys() - set(there)):
+        raise FileError(bundle.prefix, f"the slots {lost} of {name!r}", f"{there}", "name those that are there")
+    taken = {
+        ours: Slot(slot, *(joined(bundle, [f"{part}/{slot}" for part in parts], end) for end in ("-keys", "-values")))
+        for slot, ours in wanted.items()
+    }
+    return taken, [f"the slot {slot!r}" for slot in there if slot not in wanted]
+
+
+def _slots(bundle: Bundle, part: str) -> list[str]:
+    names = [entry.removeprefix(f"{part}/") for entry in bundle.entries if entry.startswith(f"{part}/")]
+    ends = [name.removesuffix("-keys") for name in names if name.endswith("-keys") and not name.startswith("part_")]
+    return [name for name in ends if f"{part}/{name}-values" in bundle.entries]

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
 import numpy as np
 
 from kvjax._formats.bundle import Bundle, latest
 from kvjax._formats.errors import FileError
-from kvjax.convert._imported import Imported, imported
-from kvjax.convert._parts import joined, parts_of
+from kvjax.convert._imported import Imported, imported, of_keys, places
+from kvjax.convert._parts import joined, parts_of, slots_of
 
 
-def from_tfplus(path: str | os.PathLike[str], name: str) -> Imported:
+def from_tfplus(
+    path: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None
+) -> Imported:  # fmt: skip
     """Reads a KvVariable of TFPlus, with its frequencies; needs google-crc32c (``pip install kvjax[convert]``).
 
     Based on the names and types in TFPlus' ``kv_variable_ops.py`` and ``dynamic_save.hpp``: "<name>-keys", "-values",
     "-freq_keys" and "-freq_values" (the low 16 bits are the frequency, the high ones a day), of "<name>/part_0", ...
-    where the variable is partitioned. Its slots are variables of their own. Rows without a frequency there get 0.
+    where the variable is partitioned; slots are variables named "<name>/<slot>". Rows without a frequency there get 0.
 
     Args:
       path: a folder of checkpoints, of which the last is read, or the prefix of one.
       name: of the variable.
+      slots: of slots to take, TFPlus' name ("GroupAdam") to the one of kvjax's optimizer, as `from_deeprec` takes them.
+        Others are left.
 
     Raises:
       FileError: there is no such checkpoint or variable, a part is missing, it is a delta, the bytes are not what was
@@ -37,23 +42,18 @@ def from_tfplus(path: str | os.PathLike[str], name: str) -> Imported:
     left: list[str] = []
     if all(f"{part}-freq_keys" in bundle.entries for part in parts):
         of, words = joined(bundle, parts, "-freq_keys"), joined(bundle, parts, "-freq_values").reshape(-1)
-        columns["freqs"] = _looked_up(bundle.prefix, columns["keys"], of, (words & 0xFFFF).astype(np.int64))
+        if len(of) != len(words):
+            raise FileError(bundle.prefix, "one frequency for each key", f"{len(words)} for {len(of)} keys")
+        at, there = places(bundle.prefix, "the frequencies", of, columns["keys"])
+        columns["freqs"] = np.zeros(len(there), np.int64)
+        columns["freqs"][there] = words[at[there]] & 0xFFFF
         if words.dtype == np.uint32 and (words >> 16).any():
             left.append("the days of the last updates, which are no steps")
-        if more := len(of) - int(np.isin(of, columns["keys"]).sum()):
+        if more := len(of) - int(there.sum()):
             left.append(f"the frequencies of {more} keys without a row")
     for end, what in (("blacklist", "keys whose rows group lasso has removed"), ("init_table", "initial rows")):
         count = sum(bundle.entries[f"{part}-{end}"].shape[0] for part in parts if f"{part}-{end}" in bundle.entries)
         left += [f"{count} {what}"] if count else []
-    return imported(bundle.prefix, f"TFPlus' {name!r}", columns, slots={}, left=left)
-
-
-def _looked_up(file: str, keys: np.ndarray, of: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The value of each key, 0 for those that are not in `of`."""
-    if len(of) != len(values) or len(np.unique(of)) != len(of):
-        raise FileError(file, "one frequency for each key", f"{len(values)} for {len(np.unique(of))} of {len(of)} keys")
-    order = np.argsort(of)
-    at = np.minimum(np.searchsorted(of[order], keys), max(len(of) - 1, 0))
-    if not len(of):
-        return np.zeros(len(keys), np.int64)
-    return np.where(of[order][at] == keys, values[order][at], 0)
+    taken, others = slots_of(bundle, name, parts, slots or {})
+    arrays, columns["has_slots"], without = of_keys(bundle.prefix, columns["keys"], taken)
+    return imported(bundle.prefix, f"TFPlus' {name!r}", columns, slots=arrays, left=left + without + others)

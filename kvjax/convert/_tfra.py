@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from kvjax._formats.errors import FileError
-from kvjax.convert._imported import Imported, imported
+from kvjax.convert._imported import Imported, Slot, imported, of_keys
 
 
 def from_tfra(
     folder: str | os.PathLike[str], name: str, dim: int | None = None, *, key_dtype: str = "int64",
-    dtype: str = "float32",
+    dtype: str = "float32", slots: Mapping[str, str] | None = None,
 ) -> Imported:  # fmt: skip
     """Reads a ``dynamic_embedding.Variable`` of TensorFlow Recommenders Addons that ``save_to_file_system`` wrote.
 
     The files are bare arrays, "<name>_mht_<i>of<n>_rank<r>_size<s>-keys" and "-values", little-endian. They do not say
     what they are: of a wrong `dim` or dtype only the sizes can tell. All shards and ranks have to be there. Optimizer
-    slots are variables with files of their own, and TFRA saves neither frequencies nor scores.
+    slots are variables with files of their own, "<name>/<slot>"; TFRA saves neither frequencies nor scores.
 
     Based on files of TFRA 0.8.1 with TensorFlow 2.16.2.
 
@@ -30,6 +31,9 @@ def from_tfra(
       dim: of the rows; by default what the sizes say.
       key_dtype: of the variable.
       dtype: of its values.
+      slots: of slots to take, TFRA's name to the one of kvjax's optimizer: ``{"m": "mu", "v": "nu"}`` for Adam. What a
+        variable's name ends with is enough ("m" for "items/lookup/m"). Keys that a slot lacks have none; other slots
+        are left.
 
     Raises:
       FileError: a shard is missing, or sizes do not fit.
@@ -42,17 +46,28 @@ def from_tfra(
       >>> kvjax.convert.from_tfra(folder, "items", dim=2).rows.values.shape
       (3, 2)
     """
-    kinds = np.dtype(key_dtype), np.dtype(dtype)
-    parts = [_read(stem, *kinds, dim) for stem in _stems(Path(folder), name)]
+    path, kinds = Path(folder), (np.dtype(key_dtype), np.dtype(dtype))
+    keys, values = _joined(path, name, *kinds, dim)
+    there = _slots(path, name)
+    chosen = {ours: _meant(path, name, slot, there) for slot, ours in (slots or {}).items()}
+    taken = {ours: Slot(stem, *_joined(path, stem, *kinds, None)) for ours, stem in chosen.items()}
+    arrays, has_slots, left = of_keys(folder, keys, taken)
+    left += [f"{stem}, which may be a slot" for stem in there if stem not in chosen.values()]
+    columns = {"keys": keys, "values": values, "has_slots": has_slots}
+    return imported(folder, f"TFRA's {name!r}", columns, slots=arrays, left=left)
+
+
+def _joined(
+    folder: Path, name: str, key_dtype: np.dtype[np.generic], dtype: np.dtype[np.generic], dim: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Keys and rows of all shards of a variable."""
+    parts = [_read(stem, key_dtype, dtype, dim) for stem in _stems(folder, name)]
     dims = {values.shape[1] for keys, values in parts if len(keys)} or {dim}
     if len(dims) > 1 or None in dims:
-        got = f"{sorted(dims)}" if len(dims) > 1 else "no rows, which say none"
-        raise FileError(folder, "shards of one dim", got, "say dim=")
+        got = f"{sorted(map(str, dims))}" if len(dims) > 1 else "no rows, which say none"
+        raise FileError(folder, f"shards of one dim of {name!r}", got, "say dim=")
     (width,) = dims
-    keys = np.concatenate([keys for keys, _ in parts])
-    values = np.concatenate([values.reshape(-1, width) for _, values in parts])
-    left = _others(Path(folder), name)
-    return imported(folder, f"TFRA's {name!r}", {"keys": keys, "values": values}, slots={}, left=left)
+    return np.concatenate([keys for keys, _ in parts]), np.concatenate([v.reshape(-1, width) for _, v in parts])
 
 
 _ONE = "give a folder that has one"
@@ -99,16 +114,34 @@ def _read(
             stem, f"keys of {key_dtype} and rows of {width} {dtype}", f"{keys_bytes} and {values_bytes} bytes",
             "say the dim, key_dtype and dtype of the variable",
         )  # fmt: skip
-    keys = np.fromfile(f"{stem}-keys", key_dtype.newbyteorder("<"))
-    values = np.fromfile(f"{stem}-values", dtype.newbyteorder("<")).reshape(rows, width)
-    return keys, values
+    return _mapped(f"{stem}-keys", key_dtype), _mapped(f"{stem}-values", dtype).reshape(rows, width)
 
 
-def _others(folder: Path, name: str) -> list[str]:
-    """Variables that look like slots of this one."""
+def _mapped(path: str, dtype: np.dtype[np.generic]) -> np.ndarray:
+    """The elements of a file, which are read as they are copied."""
+    if os.path.getsize(path) == 0:
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype.newbyteorder("<"), "r")
+
+
+def _slots(folder: Path, name: str) -> list[str]:
+    """The stems of variables that look like slots of this one."""
     others = {re.sub(_SHARD + "-keys$", "", path.name) for path in _keys_files(folder)}
-    slots = sorted(other for other in others - {_stem(name)} if other.startswith(_stem(name)))
-    return [f"{other}, which may be a slot: its rows are in an order of their own" for other in slots]
+    return sorted(other for other in others if other.startswith(_stem(name) + "_"))
+
+
+def _meant(folder: Path, name: str, slot: str, there: list[str]) -> str:
+    """The stem of the variable that a slot's name means.
+
+    Raises:
+      FileError: there is none, or more than one.
+    """
+    found = [stem for stem in there if stem == _stem(f"{name}/{slot}")] or [
+        stem for stem in there if stem.endswith(_stem(f"/{slot}"))
+    ]
+    if len(found) != 1:
+        raise FileError(folder, f"one slot {slot!r} of {name!r}", f"{found or there}", "give more of its name")
+    return found[0]
 
 
 def _keys_files(folder: Path) -> list[Path]:

@@ -204,10 +204,20 @@ def test_plots_and_completion(manager, run, tmp_path):
     assert run("inspect", manager, "--plot", tmp_path / "p.svg")[0] == 0
     drawn = (tmp_path / "p.svg").read_text()
     assert drawn.count('id="axes_') == 8  # three distributions and the growth of two tables
-    pytest.importorskip("shtab")
-    for shell in ("bash", "zsh"):
+    shtab = pytest.importorskip("shtab")
+    for shell in {"bash", "zsh", "fish", "tcsh"} & set(shtab.SUPPORTED_SHELLS):
         status, script = run("completion", shell)
-        assert status == 0 and "--min-frequency" in script
+        assert status == 0 and "min-frequency" in script
+
+
+def test_errors_name_the_flags_of_the_command(manager, run, tmp_path):
+    rules = ("--min-frequency", 1)
+    assert run("prune", manager, tmp_path / "small", *rules)[0] == 0
+    status, text = run("prune", manager, tmp_path / "small", *rules)
+    assert status == 2 and "give another, or --overwrite" in text and "overwrite=True" not in text
+    assert run("prune", manager, tmp_path / "small", *rules, "--overwrite")[0] == 0
+    with pytest.raises(SystemExit, match="0"):
+        run("--version")
 
 
 def test_what_is_said_wrongly(run, capsys, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 import kvjax
 from kvjax import convert
+from kvjax._formats import bundle
 from tests.support.marks import slow
 from tests.support.tables import AWKWARD
 
@@ -31,6 +32,43 @@ def test_tfra(make):
     table = imported.load(make(3))
     np.testing.assert_array_equal(table.lookup(TFRA_KEYS), np.array(list(want.values()), np.float32))
     assert len(convert.from_tfra(GOLDEN / "tfra", "scope/one").rows) == 2
+
+
+def test_tfra_slots():
+    """Files of TFRA 0.8.1: two steps of Adam(0.1) from rows of 0.5, with the gradients arange(18).reshape(6, 3) / 8."""
+    folder, keys = GOLDEN / "tfra_slots", np.array([0, 1, -1, 2**40 + 7, 12, 13])
+    imported = convert.from_tfra(folder, "user/emb", slots={"m": "mu", "user/emb_lookup/v": "nu"})
+    rows, gradients = imported.rows, dict(zip(keys.tolist(), np.arange(18).reshape(6, 3) / 8, strict=True))
+    want = np.array([gradients[key] for key in rows.keys.tolist()])
+    np.testing.assert_allclose(rows.slots["mu"], want * (1 - 0.9**2), rtol=1e-5)
+    np.testing.assert_allclose(rows.slots["nu"], want**2 * (1 - 0.999**2), rtol=1e-4)
+    assert imported.left == () and rows.has_slots.all()
+    left = convert.from_tfra(folder, "user/emb", slots={"m": "mu"}).left
+    assert left == ("user_emb_user_emb_lookup_v, which may be a slot",)
+    with pytest.raises(ValueError, match=r"want one slot 'w' of 'user/emb', got \['user_emb_user_emb_lookup_m', "):
+        convert.from_tfra(folder, "user/emb", slots={"w": "mu"})
+
+
+def test_slots_of_other_keys_than_the_table_has(tmp_path):
+    def write(stem, keys, values):
+        np.array(keys).tofile(tmp_path / f"{stem}_mht_1of1_rank0_size1-keys")
+        np.array(values, np.float32).tofile(tmp_path / f"{stem}_mht_1of1_rank0_size1-values")
+
+    write("a", [7, 5, 9], [[7, 7], [5, 5], [9, 9]])
+    write("a_m", [9, 7, 1], [[9, 0], [7, 0], [1, 0]])
+    imported = convert.from_tfra(tmp_path, "a", slots={"m": "mu"})
+    assert imported.rows.slots["mu"].tolist() == [[7, 0], [0, 0], [9, 0]]
+    assert imported.rows.has_slots.tolist() == [True, False, True]
+    assert imported.left == (
+        "1 rows of the slot 'a_m' whose keys have no row", "slots of 1 keys, which not all of ['mu'] have",
+    )  # fmt: skip
+    write("a_m", [9, 9], [[9, 0], [7, 0]])
+    with pytest.raises(ValueError, match="each key of the slot 'a_m' once, got 1 that are there again, the first 9"):
+        convert.from_tfra(tmp_path, "a", slots={"m": "mu"})
+    write("b_m", [3], [[3, 3]])
+    write("b_v_m", [3], [[3, 3]])
+    write("b", [3], [[3, 3]])
+    assert convert.from_tfra(tmp_path, "b", slots={"m": "mu"}).rows.slots["mu"].tolist() == [[3, 3]]  # named wholly
 
 
 def test_deeprec():
@@ -60,6 +98,24 @@ def test_tfplus():
         "the days of the last updates, which are no steps", "the frequencies of 1 keys without a row",
         "1 keys whose rows group lasso has removed", "8 initial rows",
     )  # fmt: skip
+
+
+def test_tfplus_slots(tmp_path):
+    """By the names that TensorFlow's slot_creator gives them."""
+    pytest.importorskip("google_crc32c")
+    keys, order = np.array([3, 1, 2]), np.array([1, 2, 0])
+    values = np.arange(6, dtype=np.float32).reshape(3, 2)
+    tensors = {"emb-keys": keys, "emb-values": values}
+    tensors |= {"emb/Adam-keys": keys[order], "emb/Adam-values": values[order] + 10}
+    tensors |= {"emb/Adam_1-keys": keys[:2], "emb/Adam_1-values": values[:2]}
+    bundle.write(tmp_path / "m", {name: bundle.tensor(array) for name, array in tensors.items()})
+    imported = convert.from_tfplus(tmp_path / "m", "emb", slots={"Adam": "mu"})
+    np.testing.assert_array_equal(imported.rows.slots["mu"], values + 10)
+    assert imported.rows.has_slots.all() and imported.left == ("the slot 'Adam_1'",)
+    both = convert.from_tfplus(tmp_path / "m", "emb", slots={"Adam": "mu", "Adam_1": "nu"})
+    assert both.rows.has_slots.tolist() == [True, True, False]
+    with pytest.raises(ValueError, match=r"the slots \['Ftrl'\] of 'emb', got \['Adam', 'Adam_1'\]"):
+        convert.from_tfplus(tmp_path / "m", "emb", slots={"Ftrl": "z"})
 
 
 def write_sok(folder, keys, weights, slots=(), name="emb_0", meta=True):
@@ -184,7 +240,7 @@ def test_tfra_of_several_processes(tmp_path):
     (tmp_path / "a_b_Adam_m_mht_1of2_rank0_size2-keys").touch()
     imported = convert.from_tfra(tmp_path, "a/b", dtype="float16")
     assert by_key(imported) == {1: [0.25] * 2, 2: [0.5] * 2, 11: [1.25] * 2, 12: [1.5] * 2}
-    assert imported.left == ("a_b_Adam_m, which may be a slot: its rows are in an order of their own",)
+    assert imported.left == ("a_b_Adam_m, which may be a slot",)
     (tmp_path / "a_b_mht_2of2_rank1_size2-keys").rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match=r"all 4 shards of 'a/b', got shards .* \[\(1, 0\), \(1, 1\), \(2, 0\)\]"):
         convert.from_tfra(tmp_path, "a/b")
