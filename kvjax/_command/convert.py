@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ def run(args: argparse.Namespace) -> int:
     kind = args.kind or (suffix if suffix in _FILES and Path(args.source).is_file() else "kvjax")
     ends = Path(args.out).suffix.removeprefix(".")
     to = args.to or (ends if ends in _FILES else "kvjax")
+    _check_used(args, kind, to)
     said = _out(args, to) if kind == "kvjax" else _in(args, kind, to)
     if args.json:
         print_json(said)
@@ -30,6 +32,27 @@ def run(args: argparse.Namespace) -> int:
         lines += [(name, each) for name, each in vars(error).items() if name not in said] if error else []
         print_table(f"{args.source} -> {args.out}", ("", ""), lines)
     return 0
+
+
+def _check_used(args: argparse.Namespace, kind: str, to: str) -> None:
+    """Whether each option that was given means something.
+
+    Raises:
+      ValueError: one does not.
+    """
+    others = kind not in ("kvjax", *_FILES)
+    used = {
+        "table": kind not in _FILES or to in ("kvjax", "deeprec"), "base": kind == "kvjax", "overwrite": to == "kvjax",
+        "slots": to != "kvjax", "slot": others, "quantise": to in _FILES, "dim": kind == "tfra",
+        "key_dtype": kind == "tfra", "dtype": kind == "tfra" or (kind != "kvjax" and to == "kvjax"),
+    }  # fmt: skip
+    for name, is_used in used.items():
+        if getattr(args, name) and not is_used:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(
+                f"kvjax convert: want options that a way from {kind} to {to} has, got {option}; leave it out, or say "
+                "another --from or --to"
+            )
 
 
 def _out(args: argparse.Namespace, to: str) -> dict[str, Any]:
@@ -49,8 +72,8 @@ def _whole(args: argparse.Namespace) -> dict[str, Any]:
     """A delta, and what it builds on, as one checkpoint."""
     from kvjax.checkpoint import compact
 
-    if args.table or args.slots or args.quantise or rules_of(args):
-        raise ValueError("kvjax convert: want a file as OUT, or no options, got a checkpoint; say --to, or kvjax prune")
+    if args.table or rules_of(args):
+        raise ValueError("kvjax convert: want a file as OUT, or no rules, got a checkpoint; say --to, or kvjax prune")
     with progress("reading rows", args.json):
         compact(args.source, args.out, base=args.base, overwrite=args.overwrite)
     return {"format": "kvjax"}
@@ -61,16 +84,16 @@ def _in(args: argparse.Namespace, kind: str, to: str) -> dict[str, Any]:
     rows, prune = imported.rows, rules_of(args)
     if prune is not None:
         rows = rows.take(prune.mask(rows))
-    error = None
+    left, error = list(imported.left), None
     if to == "kvjax":
-        if args.quantise is not None:
-            raise ValueError("kvjax convert: want no --quantise for a checkpoint, got one; tables have --dtype")
-        _save(args, imported, rows)
+        _save(args, imported, rows, {"dtype": args.dtype} if args.dtype and kind != "tfra" else {})
     elif to == "deeprec":
-        rows.to_deeprec(args.out, args.table or "table", slots=args.slots)
+        with warnings.catch_warnings(record=True) as warned:
+            rows.to_deeprec(args.out, args.table or "table", slots=args.slots)
+        left += [str(each.message) for each in warned]
     else:
         error = getattr(rows, f"to_{to}")(args.out, quantise=args.quantise, slots=args.slots)
-    return {"rows": len(rows), "total": len(imported.rows), "format": to, "left": imported.left, "error": error}
+    return {"rows": len(rows), "total": len(imported.rows), "format": to, "left": left, "error": error}
 
 
 def _read(args: argparse.Namespace, kind: str) -> Imported:
@@ -82,13 +105,13 @@ def _read(args: argparse.Namespace, kind: str) -> Imported:
         raise ValueError(f"kvjax convert: want the name of {kind}'s variable, got none; say --table")
     slots = dict(each.split("=", 1) if "=" in each else (each, each) for each in args.slot)
     if kind == "tfra":
-        kinds = {"key_dtype": args.key_dtype, "dtype": args.dtype}
+        kinds = {"key_dtype": args.key_dtype or "int64", "dtype": args.dtype or "float32"}
         return convert.from_tfra(args.source, args.table, args.dim, slots=slots, **kinds)
     read = {"deeprec": convert.from_deeprec, "tfplus": convert.from_tfplus, "sok": convert.from_sok}[kind]
     return read(args.source, args.table, slots=slots)
 
 
-def _save(args: argparse.Namespace, imported: Imported, rows: Any) -> None:
+def _save(args: argparse.Namespace, imported: Imported, rows: Any, options: dict[str, str]) -> None:
     """As a checkpoint of one table."""
     import dataclasses
 
@@ -96,7 +119,7 @@ def _save(args: argparse.Namespace, imported: Imported, rows: Any) -> None:
     from kvjax.checkpoint import save
 
     name = args.table or Path(args.source).stem
-    table = dataclasses.replace(imported, rows=rows).make(name)
+    table = dataclasses.replace(imported, rows=rows).make(name, **options)
     try:
         save(args.out, [table], overwrite=args.overwrite)
     finally:

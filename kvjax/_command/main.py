@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -82,8 +83,8 @@ def parser() -> argparse.ArgumentParser:
     )
     convert.add_argument("--quantise", choices=("float16", "bfloat16", "int8"), help="store rows in fewer bits")
     convert.add_argument("--dim", type=_count, help="of TFRA's variable")
-    convert.add_argument("--key-dtype", default="int64", help="of TFRA's variable (default: int64)")
-    convert.add_argument("--dtype", default="float32", help="of TFRA's values (default: float32)")
+    convert.add_argument("--key-dtype", help="of TFRA's variable (default: int64)")
+    convert.add_argument("--dtype", help="of TFRA's values (default: float32), or of the table that is made of others")
     _base(convert)
     _rules(convert)
 
@@ -121,9 +122,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _as_said(text: str, args: argparse.Namespace) -> str:
     """An error of a function, with the flags of the command for its arguments."""
-    for argument, flag in {"overwrite=True": "--overwrite", "base=": "--base", "name=": "--table"}.items():
-        if hasattr(args, flag.removeprefix("--")):
-            text = text.replace(argument, flag)
+    flags = {"overwrite=True": "--overwrite", 'dtype="float32"': "--dtype float32", "format=": "--to"}
+    flags |= {f"{name}=": f"--{name}" for name in ("base", "quantise", "dim")}
+    for argument, flag in flags.items():
+        if hasattr(args, flag.split()[0].removeprefix("--")):
+            text = re.sub(rf"\b{re.escape(argument)}", flag, text)
     return text
 
 
@@ -149,7 +152,8 @@ def _path(command: argparse.ArgumentParser, name: str, text: str, metavar: str |
     action = command.add_argument(name, help=text, metavar=metavar, **options)  # type: ignore[arg-type]
     # How shtab is told what completes this.
     action.complete = {  # type: ignore[attr-defined]
-        "bash": "_shtab_compgen_files", "zsh": "_files", "tcsh": "f", "fish": "(__fish_complete_path (commandline -ct))",
+        "bash": "_shtab_compgen_files", "zsh": "_files", "fish": "(__fish_complete_path (commandline -ct))",
+        "tcsh": "f",
     }  # fmt: skip
 
 

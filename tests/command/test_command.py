@@ -151,17 +151,25 @@ def test_convert(manager, run, tmp_path):
     assert status == 0 and found["rows"] == 12 and found["error"] is None
     rows = kvjax.convert.from_npz(tmp_path / "u.npz").rows
     assert "nu" in rows.slots
-    status, text = run("convert", tmp_path / "u.npz", tmp_path / "again", "--slots", "--table", "again")
+    status, text = run("convert", tmp_path / "u.npz", tmp_path / "again", "--table", "again")
     assert status == 0 and not kvjax.tables().keys() & {"again"}
     np.testing.assert_array_equal(kvjax.checkpoint.restore(tmp_path / "again")["again"].lookup(rows.keys), rows.values)
     status, text = run("convert", tmp_path / "u.npz", tmp_path / "v.npz", "--quantise", "int8", "--top-k", 3)
     assert status == 0 and "cosine" in text and len(np.load(tmp_path / "v.npz")["keys"]) == 3
     args = "--from", "tfra", "--table", "items", "--dim", 3, "--json"
     assert run("convert", GOLDEN / "tfra", tmp_path / "tfra", *args)[1]["rows"] == 8
+    args = "--from", "tfra", "--table", "user/emb", "--slot", "m=mu", "--slot", "v=nu"
+    status, text = run("convert", GOLDEN / "tfra_slots", tmp_path / "slots", *args)
+    assert status == 0 and "left out" not in text
+    assert run("inspect", tmp_path / "slots", "--json")[1]["tables"][0]["slots"] == dict.fromkeys(
+        ["mu", "nu"], "float32[3]"
+    )
     wrongly = (
         (GOLDEN / "tfra", tmp_path / "x", "--from", "tfra"),
         (manager, "x.npz"),
         (manager, tmp_path / "x", "--slots"),
+        (manager, tmp_path / "x.npz", "--table", "user", "--dim", 3),
+        (tmp_path / "u.npz", tmp_path / "x", "--quantise", "int8"),
     )
     for wrong in wrongly:
         status, text = run("convert", *wrong)
@@ -194,7 +202,7 @@ def test_deltas(run, make, tmp_path):
         ("convert", delta, tmp_path / "whole"), ("prune", delta, tmp_path / "small", "--min-norm", 4),
     ):  # fmt: skip
         status, text = run(*command)
-        assert status == 2 and "give its folder as base=" in text, text
+        assert status == 2 and "give its folder as --base" in text, text
         assert run(*command, "--base", base)[0] == 0
 
 
