@@ -42,11 +42,11 @@ def test_two_tower_resumes_to_the_same_result(tmp_path):
 
 
 @slow
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_serve_updates_while_it_answers(dtype):
-    printed = run("serve.py", "--dtype", dtype)
-    assert "answers of versions [1" in printed and "no request failed" in printed, printed
-    assert "exported program" in printed and f"FrozenTable, {dtype}" in printed
+@pytest.mark.parametrize("options", [(), ("--quantise", "int8")])
+def test_serve_updates_while_it_answers(options):
+    printed = run("serve.py", *options)
+    assert "answers of releases [1" in printed and "no request failed" in printed, printed
+    assert "exported program" in printed and f"FrozenTable, {options[-1] if options else 'float32'}" in printed
 
 
 def alike(a, b):
