@@ -20,8 +20,12 @@ def run(args: argparse.Namespace) -> int:
     """Converts, and says what."""
     suffix = Path(args.source).suffix.removeprefix(".")
     kind = args.kind or (suffix if suffix in _FILES and Path(args.source).is_file() else "kvjax")
-    ends = Path(args.out).suffix.removeprefix(".")
-    to = args.to or (ends if ends in _FILES else "kvjax")
+    to = args.to or Path(args.out).suffix.removeprefix(".") or "kvjax"
+    if to not in (*_FILES, "deeprec", "kvjax"):
+        raise ValueError(
+            f"kvjax convert: {args.out}: want a file with one of {[f'.{each}' for each in _FILES]}, or a folder "
+            f"without a dot, got .{to}; say --to"
+        )
     _check_used(args, kind, to)
     said = _out(args, to) if kind == "kvjax" else _in(args, kind, to)
     if args.json:
