@@ -24,8 +24,9 @@ import numpy as np
 import optax
 
 import kvjax
+from kvjax._formats.atomic import flush
 from kvjax._table import contents
-from kvjax.checkpoint import Catalog, _files, seal, snapshot, write
+from kvjax.checkpoint import Catalog, seal, snapshot, write
 from kvjax.checkpoint._read import read
 
 TURNS = 6
@@ -54,7 +55,7 @@ def copy(folder: Path, to: Path) -> None:
     """Each file, flushed as a checkpoint's are."""
     shutil.copytree(folder, to)
     for path in to.rglob("*"):
-        _files.flush(path)
+        flush(path)
 
 
 def main() -> None:

@@ -1,13 +1,35 @@
-"""Files that are there as a whole and on the disk, or not at all."""
+"""Files and folders that are there as a whole or not at all, and on the disk then."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import errno
+import fcntl
 import os
 import secrets
+import shutil
 from collections.abc import Generator
 from pathlib import Path
 from typing import IO
+
+
+def flush(path: str | os.PathLike[str]) -> None:
+    """Has the system write a file, or the names in a folder, to the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def beside(path: Path, end: str) -> Path:
+    """A hidden path in the same folder, whose name is not longer than file systems take."""
+    name = os.fsdecode(os.fsencode(path.name)[:200])
+    return path.with_name(f".{name}.{end}")
+
+
+# ---- files ---------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -15,7 +37,7 @@ def replaced(path: str | os.PathLike[str]) -> Generator[Path]:
     """Another path beside this one; what is written there takes its place when the body has ended well, and is gone
     when it has not."""
     whole = Path(path)
-    part = whole.with_name(f".{whole.name[:200]}.{secrets.token_hex(8)}.part")
+    part = beside(whole, f"{secrets.token_hex(8)}.part")
     try:
         yield part
         flush(part)
@@ -32,10 +54,113 @@ def written(path: str | os.PathLike[str]) -> Generator[IO[bytes]]:
         yield file
 
 
-def flush(path: str | os.PathLike[str]) -> None:
-    """Has the system write a file, or the names in a folder, to the disk."""
-    fd = os.open(path, os.O_RDONLY)
+# ---- folders -------------------------------------------------------------------------------------------------
+
+
+class NewFolder:
+    """A folder that is filled beside its place, and then takes that as a whole.
+
+    Only one is made for a place at a time, by whichever process. What a process leaves behind that is killed, the next
+    one for this place removes.
+
+    Args:
+      target: the place, which is no link.
+
+    Attributes:
+      path: where to fill it, between `begin` and `install`.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target, self.path = target, beside(target, "kvjax-new")
+        self._lock: int | None = None
+
+    def begin(self) -> None:
+        """Makes an empty folder.
+
+        Raises:
+          BlockingIOError: another one is made for this place.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(self.path)
+        for path in self.path.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+    def install(self) -> None:
+        """Puts it into its place. What was there is gone then: there is always the one or the other."""
+        if not self.target.exists():
+            self.path.rename(self.target)
+        elif not _exchange(self.path, self.target):
+            _replace(self.path, self.target)
+        flush(self.target.parent)
+        self._unlock()
+        with contextlib.suppress(OSError):  # who has it is another, who will remove it
+            self._lock = _lock(self.path)
+        self.discard()
+
+    def discard(self) -> None:
+        """Removes what is left, if it is ours."""
+        if self._lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+        self._lock = None
+
+
+def recovered(path: Path) -> Path:
+    """Where a folder is that a process was replacing when it was killed, where folders cannot be exchanged."""
+    old = _old(path)
+    return old if not path.exists() and old.exists() else path
+
+
+def _lock(folder: Path) -> int:
+    """Locks a folder until what this gives is closed, or the process ends."""
+    while True:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise BlockingIOError(errno.EWOULDBLOCK, "another process fills it", str(folder)) from error
+                # A file system without locks: whoever saves there sees to it that there is one.
+            found = os.stat(folder)
+            if os.path.samestat(os.fstat(fd), found):
+                return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # it was put into its place meanwhile, and this is another
+
+
+def _old(path: Path) -> Path:
+    return beside(path, "kvjax-old")
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Has two folders change their places in one step; false where the system cannot."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if call is None:
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def _replace(new: Path, target: Path) -> None:
+    """The same in two steps; between them `recovered` finds the old one."""
+    old = _old(target)
+    shutil.rmtree(old, ignore_errors=True)
+    target.rename(old)
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        new.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

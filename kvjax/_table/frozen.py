@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -45,10 +45,12 @@ class FrozenRows:
     def __len__(self) -> int:
         return self.size
 
-    def parts(self) -> Iterator[dict[str, np.ndarray]]:
+    def parts(self, pause: Callable[[float], object] = time.sleep) -> Iterator[dict[str, np.ndarray]]:
         """The columns, a few rows at a time, sorted by (bucket, key); each row is given once.
 
-        While the table is written, this pauses between them: copying them takes a twentieth of the time.
+        Args:
+          pause: called while the table is written, before each part, with the seconds to wait so that writes, which
+            cannot go on while a part is copied, have to wait for a fortieth of the time.
         """
         spec = self._spec
         for shard in self._shards:
@@ -56,7 +58,8 @@ class FrozenRows:
                 raw: dict[str, Any] = spec.host.next_part(shard)
                 if len(raw["keys"]) == 0:
                     break
-                time.sleep(raw["pause"])
+                if raw["pause"] > 0:
+                    pause(raw["pause"])
                 columns = from_native(raw, spec.dim, spec.row_dtype, spec.key_dtype).rows.columns()
                 n = len(columns["keys"])
                 # A shard that no training has come to has no slots.

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from kvjax.checkpoint._files import Entry, Files, write_file
+from kvjax.checkpoint._files import Entry, Files
 from kvjax.checkpoint._format import Damaged, chunk_path, chunk_rows, row_bytes
+from kvjax.checkpoint._pace import Spent
 
 ZARR = "zarr.json"
 _THREADS = max(4, min(os.cpu_count() or 1, 16))
@@ -50,14 +51,15 @@ class ArrayWriter:
       folder: of the array.
       dtype: of its elements.
       shape: of all of it.
+      spent: by which it is written.
     """
 
-    def __init__(self, folder: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
-        self._folder, self._shape = folder, shape
+    def __init__(self, folder: Path, dtype: np.dtype[Any], shape: tuple[int, ...], spent: Spent) -> None:
+        self._folder, self._shape, self._spent = folder, shape, spent
         self._chunk = chunk_rows(dtype, shape) * row_bytes(dtype, shape)
         self._begun: np.ndarray | None = None  # a chunk of which the first `_filled` bytes are here
         self._filled = 0
-        self._files = {ZARR: POOL.submit(write_file, folder / ZARR, zarr_json(dtype, shape))}
+        self._files = {ZARR: POOL.submit(spent.write, folder / ZARR, zarr_json(dtype, shape))}
 
     def add(self, rows: np.ndarray) -> None:
         """Adds rows, which must not change before `end`; waits while many files are under way."""
@@ -90,7 +92,7 @@ class ArrayWriter:
         path = chunk_path(len(self._files) - 1, self._shape)
         _UNDER_WAY.acquire()
         try:
-            self._files[path] = file = POOL.submit(write_file, self._folder / path, chunk)
+            self._files[path] = file = POOL.submit(self._spent.write, self._folder / path, chunk)
         except BaseException:
             _UNDER_WAY.release()
             raise
@@ -100,7 +102,7 @@ class ArrayWriter:
 
 def write_array(folder: Path, array: np.ndarray) -> ArrayWriter:
     """Begins to write an array into a folder that is there; `end` ends it."""
-    writer = ArrayWriter(folder, array.dtype, array.shape)
+    writer = ArrayWriter(folder, array.dtype, array.shape, Spent())
     writer.add(array)
     return writer
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
+from kvjax._formats.atomic import flush
+from kvjax._values.numbers import is_integer
 from kvjax.checkpoint._fields import check_meta
-from kvjax.checkpoint._files import MOST_JSON, Files, flush, read, read_json, write_text
+from kvjax.checkpoint._files import MOST_JSON, Files, read, read_json, write_text
 from kvjax.checkpoint._format import (
     FORMAT,
     META,
@@ -46,20 +48,33 @@ def seal(directory: Path, stands_for: str | None = None) -> str:
     for folder in sorted(path.parent for path in directory.glob(f"*/{META}")):
         try:
             meta = read_json(read(folder / META, MOST_JSON))
-            paths = [folder / shard_list(i, meta["num_shards"]) for i in range(meta["num_shards"])]
-            lists = [read(path, MOST_JSON) for path in paths]
+            n = meta["num_shards"]
+            lists = [read(folder / shard_list(i, n), MOST_JSON) for i in range(n)]
         except Damaged as error:
             raise CheckpointError(
                 f"kvjax: save: {error}, in {folder}; save to a folder that all processes of the table share"
             ) from error
         tables[meta["name"]] = [[len(data), digest(data)] for data in lists]
         flush(folder)
-    contents = {"format": SEAL, "tables": tables} | ({"stands_for": stands_for} if stands_for else {})
+    contents: dict[str, Any] = {"format": SEAL, "tables": tables} | ({"stands_for": stands_for} if stands_for else {})
+    if (step := step_of(directory)) is not None:
+        contents["step"] = step
     whole = digest(_canonical(contents))
     write_text(directory / META, json.dumps({"contents": contents, "digest": whole}))
     flush(directory)
     flush(directory.parent)
     return whole
+
+
+def step_of(directory: Path) -> int | None:
+    """What sets the Orbax step that a checkpoint is an item of apart from others: when it was begun, in ns; None where
+    there is none, or not yet (v1 of Orbax says so last)."""
+    try:
+        said = read_json(read(directory.parent / "_CHECKPOINT_METADATA", MOST_JSON))
+    except Damaged:
+        return None
+    begun = said.get("init_timestamp_nsecs") if isinstance(said, dict) else None
+    return begun if is_integer(begun) else None
 
 
 def missing_lists(directory: Path, meta: Mapping[str, Any]) -> list[Path]:
@@ -197,6 +212,12 @@ class Catalog:
         except (KeyError, TypeError, UnicodeEncodeError, RecursionError) as error:
             raise Damaged(f"want contents and their digest, got {type(error).__name__} of {error}") from error
         contents, tables = sealed_tables(found)
+        step = step_of(self.directory)
+        if step is not None and contents.get("step", step) != step:
+            raise Damaged(
+                f"want what was saved with the step {self.directory.parent}, begun at {step} ns, got the item of one "
+                f"begun at {contents['step']!r:.100}; to restore it by itself, move it out of the step"
+            )
         return (whole, *([str(contents["stands_for"])] if "stands_for" in contents else [])), tables
 
 

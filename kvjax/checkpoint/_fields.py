@@ -11,6 +11,7 @@ import numpy as np
 
 from kvjax._spec.options import ENTRIES, Request
 from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES
+from kvjax._values.names import is_name
 from kvjax._values.numbers import is_integer, is_real
 from kvjax._values.slot_layout import parse_type
 from kvjax._values.snapshot import ADMISSION_COLUMNS
@@ -64,13 +65,9 @@ def _is_bool(x: Any) -> bool:
     return isinstance(x, bool)
 
 
-def _is_text(x: Any) -> bool:
-    return isinstance(x, str) and x != ""
-
-
 def _are_slots(x: Any) -> bool:
     """Names and types, as [["mu", "float32[4]"], ...]."""
-    if not isinstance(x, list) or not all(isinstance(s, list) and len(s) == 2 and all(map(_is_text, s)) for s in x):
+    if not isinstance(x, list) or not all(isinstance(s, list) and len(s) == 2 and all(map(is_name, s)) for s in x):
         return False
     return len({slot for slot, _ in x}) == len(x) and all(_is_slot_type(text) for _, text in x)
 
@@ -113,7 +110,7 @@ def _are_shards(x: Any) -> bool:
 
 _FIELDS: dict[str, Callable[[Any], bool]] = {
     "format": lambda x: x in (FORMAT, PACKED, UNSEALED),
-    "name": _is_text,
+    "name": is_name,
     "dim": _integer(1, host.MAX_DIM),
     "dtype": lambda x: x in ROW_DTYPES,
     "key_dtype": lambda x: x in KEY_DTYPES,
@@ -129,7 +126,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "slots": _are_slots,
     "extras": _are_extras,
     "shards": _are_shards,
-    "partitioner": _is_text,
+    "partitioner": is_name,
     "delta": _is_delta,
 }
 _LATER = {"extras", "shards", "partitioner", "delta"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._formats.atomic import flush as flush
+from kvjax._formats.atomic import written
 from kvjax.checkpoint._format import Damaged, digest
 
 MOST_JSON = 1 << 26
@@ -45,11 +45,10 @@ def write_file(path: Path, data: bytes | np.ndarray) -> Entry:
 def write_text(path: Path, text: str) -> Entry:
     """Writes a file that is on the disk then, as a whole or not at all; gives its size and digest."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new = path.with_name(f"{path.name}.{os.getpid()}.new")  # processes may write the same one
-    new.unlink(missing_ok=True)
-    entry = write_file(new, text.encode())
-    new.replace(path)
-    return entry
+    data = text.encode()
+    with written(path) as file:
+        file.write(data)
+    return len(data), digest(data)
 
 
 # ---- in ------------------------------------------------------------------------------------------------------

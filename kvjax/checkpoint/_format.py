@@ -39,6 +39,7 @@ from urllib.parse import quote
 import numpy as np
 
 from kvjax._values.exported import ROW_COLUMNS
+from kvjax._values.names import is_name
 
 FORMAT, PACKED, UNSEALED = "kvjax.table.v3", "kvjax.table.v2", "kvjax.table.v1"
 SEAL = "kvjax.tables.v2"
@@ -76,7 +77,10 @@ def sealed_tables(seal: Any) -> tuple[dict[str, Any], dict[str, list[tuple[int, 
         contents = seal["contents"]
         if contents["format"] != SEAL:
             raise Damaged(f"want format {SEAL!r}, got {contents['format']!r}, which a later kvjax may have written")
-        return contents, {name: [entry_of(entry) for entry in lists] for name, lists in contents["tables"].items()}
+        tables = {name: [entry_of(entry) for entry in lists] for name, lists in contents["tables"].items()}
+        if not all(map(is_name, tables)):
+            raise Damaged("want names of tables, got some that are none")
+        return contents, tables
     except (KeyError, TypeError, AttributeError) as error:
         raise Damaged(f"want contents and their digest, got {type(error).__name__} of {error}") from error
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvjax._formats.atomic import recovered
 from kvjax.checkpoint._files import MOST_JSON, read, read_json
 from kvjax.checkpoint._format import META, UNSEALED, CheckpointError, Damaged
 
@@ -21,7 +22,7 @@ def locate(path: PathLike) -> Path:
     Raises:
       CheckpointError: there is none, or more than one.
     """
-    path = Path(path)
+    path = recovered(Path(path))
     if is_checkpoint(path):
         return path
     found = _below(path)

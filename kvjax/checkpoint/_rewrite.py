@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kvjax._formats.atomic import NewFolder
 from kvjax._values.prune import PruneLike, PruneReport
 from kvjax.checkpoint._catalog import seal
 from kvjax.checkpoint._chain import Chain
@@ -16,7 +16,7 @@ from kvjax.checkpoint._chain_rows import ChainRows, cuts
 from kvjax.checkpoint._format import FORMAT
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._prune import kept
-from kvjax.checkpoint._save import check_free, install
+from kvjax.checkpoint._save import begin, check_free
 from kvjax.checkpoint._write import write_shard
 
 
@@ -104,18 +104,15 @@ def _rewrite(
     chain: Chain, out: Path, overwrite: bool, keeps: Mapping[str, np.ndarray], stands_for: str | None = None
 ) -> None:
     """Writes the tables of a checkpoint as another, and of some only the rows to keep."""
-    target = out.resolve()
-    check_free(target, overwrite)
-    scratch = target.with_name(f".{target.name}.kvjax-new")
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+    new = NewFolder(out.resolve())
     try:
+        begin(new, overwrite)
         for name in chain.names:
-            _rewrite_table(scratch, ChainRows(chain, name), keeps.get(name))
-        seal(scratch, stands_for)
-        install(scratch, target)
+            _rewrite_table(new.path, ChainRows(chain, name), keeps.get(name))
+        seal(new.path, stands_for)
+        new.install()
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        new.discard()
 
 
 def _rewrite_table(directory: Path, rows: ChainRows, keep: np.ndarray | None) -> None:

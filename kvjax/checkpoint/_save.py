@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import cast
 
 import jax
 
+from kvjax._formats.atomic import NewFolder
 from kvjax._sharded.processes import together
 from kvjax._table.table import Table, check_table, is_table
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint._catalog import seal
 from kvjax.checkpoint._cursors import cursor_at, moving, sealed
-from kvjax.checkpoint._files import flush
 from kvjax.checkpoint._format import CheckpointError
 from kvjax.checkpoint._locate import PathLike, is_checkpoint
 from kvjax.checkpoint._stored import Stored
@@ -47,8 +46,8 @@ def save(
       overwrite: replace the checkpoint that is there. Nothing else is replaced.
 
     Raises:
-      CheckpointError: there is something at the path (with `overwrite`, something that is no checkpoint), or there is
-        no such cursor.
+      CheckpointError: there is something at the path (with `overwrite`, something that is no checkpoint), or another
+        process is saving there, or there is no such cursor.
       ValueError: a table cannot have cursors, or `prune` is beside one.
       TypeError: something else than tables is given.
       OSError: the disk is full, or the folder cannot be written. Nothing is left at the path then.
@@ -70,33 +69,27 @@ def save(
       >>> kvjax.drop_table("doc_saved")
       >>> folder.cleanup()
     """
-    target, given = Path(path).resolve(), named(tables)  # not in the place of a link
-    scratch = target.with_name(f".{target.name}.kvjax-new")
+    given, new = named(tables), NewFolder(Path(path).resolve())  # not in the place of a link
     place = everyone()
 
-    def begin() -> None:
-        if jax.process_index() == 0:
-            check_free(target, overwrite)
-            shutil.rmtree(scratch, ignore_errors=True)
-            scratch.mkdir(parents=True)
-
     async def put() -> None:
-        await asyncio.gather(*(write(scratch, s) for s in stored))
+        await asyncio.gather(*(write(new.path, s) for s in stored))
 
     def finish() -> None:
-        if jax.process_index() == 0:
-            digest = seal(scratch)
-            install(scratch, target)
-            sealed(scratch, digest)
+        digest = seal(new.path)
+        new.install()
+        sealed(new.path, digest)
 
-    together(place, "", "save", begin)
+    def first(body: Callable[[], None]) -> None:
+        together(place, "", "save", body if jax.process_index() == 0 else lambda: None)
+
     try:
-        stored = copied(given, scratch, prune, cursor, since)
+        first(lambda: begin(new, overwrite))
+        stored = copied(given, new.path, prune, cursor, since)
         together(place, "", "save", lambda: asyncio.run(put()))
-        together(place, "", "save", finish)
+        first(finish)
     finally:
-        if jax.process_index() == 0:
-            shutil.rmtree(scratch, ignore_errors=True)
+        new.discard()
 
 
 def copied(
@@ -140,6 +133,22 @@ def named(tables: Mapping[str, Table] | Iterable[Table]) -> dict[str, Table]:
     return given
 
 
+def begin(new: NewFolder, overwrite: bool) -> None:
+    """Begins a checkpoint.
+
+    Raises:
+      CheckpointError: as `check_free`, or another process is saving to the same path.
+    """
+    check_free(new.target, overwrite)
+    try:
+        new.begin()
+    except BlockingIOError as error:
+        raise CheckpointError(
+            f"kvjax: save: want {new.target} for this save alone, got another one that is under way; wait for that, or "
+            "give another path"
+        ) from error
+
+
 def check_free(target: Path, overwrite: bool) -> None:
     """Whether a checkpoint may be put there.
 
@@ -150,26 +159,11 @@ def check_free(target: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise CheckpointError(
-            f"kvjax: save: want a path with nothing there, got {target}, which exists; give another, or overwrite=True"
+            f"kvjax: save: want a path with nothing there, got {target}, which exists; give another, or "
+            "overwrite it (overwrite=True; kvjax --overwrite on the command line)"
         )
     if not is_checkpoint(target) and not (target.is_dir() and not any(target.iterdir())):
         raise CheckpointError(
             f"kvjax: save: want a checkpoint to replace, or nothing, got {target}, which is something else; give "
             "another path, or delete that first"
         )
-
-
-def install(scratch: Path, target: Path) -> None:
-    """Puts a folder that is whole, and on the disk, where it belongs."""
-    old = target.with_name(f".{target.name}.kvjax-old")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        target.rename(old)
-    try:
-        scratch.rename(target)
-    except BaseException:
-        if old.exists():
-            old.rename(target)
-        raise
-    flush(target.parent)
-    shutil.rmtree(old, ignore_errors=True)

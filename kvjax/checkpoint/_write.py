@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from kvjax._formats.atomic import flush
 from kvjax._sharded.processes import allgather_json, together
 from kvjax._spec.placement import Placement
 from kvjax._table.changes import changes_since
@@ -25,7 +26,7 @@ from kvjax._values.prune import PruneLike, keep_mask
 from kvjax._values.snapshot import Snapshot
 from kvjax.checkpoint._arrays import ArrayWriter
 from kvjax.checkpoint._cursors import Cursor
-from kvjax.checkpoint._files import Entry, flush, write_text
+from kvjax.checkpoint._files import Entry, write_text
 from kvjax.checkpoint._format import (
     FORMAT,
     META,
@@ -37,6 +38,7 @@ from kvjax.checkpoint._format import (
     shard_list,
     table_folder,
 )
+from kvjax.checkpoint._pace import Pace, Spent
 from kvjax.checkpoint._rules import dump, name_of
 from kvjax.checkpoint._stored import FIELDS, RULES, Stored
 from kvjax.ffi import host
@@ -179,16 +181,17 @@ async def write(directory: Path, stored: Stored) -> None:
 def _write_shard(directory: Path, stored: Stored, number: int) -> None:
     kinds = {name: (array.dtype, array.shape) for name, array in stored.arrays.items()}
     pieces: Iterable[Mapping[str, np.ndarray]] = [stored.arrays]
+    spent = Spent()
     if stored.frozen is not None:
         n = stored.frozen.size
         kinds |= {name: (dtype, (n, *shape)) for name, (dtype, shape) in stored.frozen.types.items()}
-        pieces = chain(pieces, stored.frozen.parts())
-    write_shard(directory, stored.meta, number, kinds, pieces)
+        pieces = chain(pieces, stored.frozen.parts(Pace(spent).pause))
+    write_shard(directory, stored.meta, number, kinds, pieces, spent)
 
 
 def write_shard(
     directory: Path, meta: dict[str, Any], number: int, kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
-    pieces: Iterable[Mapping[str, np.ndarray]],
+    pieces: Iterable[Mapping[str, np.ndarray]], spent: Spent | None = None,
 ) -> None:  # fmt: skip
     """Writes one shard of a table below `directory`, and lists it.
 
@@ -198,6 +201,7 @@ def write_shard(
       number: of the shard.
       kinds: dtype and shape of each array.
       pieces: their rows, in order; not each piece need have some of each.
+      spent: what counts the time that writing takes.
     """
     first = number == 0
     folder, shard = directory / table_folder(meta["name"]), shard_folder(number, meta["num_shards"])
@@ -210,7 +214,8 @@ def write_shard(
             raise CheckpointError(
                 f"kvjax: table {meta['name']!r}, save: want a folder without it, got {folder}; save to another"
             ) from error
-    writers = {path: ArrayWriter(folder / path, dtype, shape) for path, (dtype, shape) in folders.items()}
+    spent = spent or Spent()
+    writers = {path: ArrayWriter(folder / path, dtype, shape, spent) for path, (dtype, shape) in folders.items()}
     entries: dict[str, Entry] = {}
     try:
         for piece in pieces:

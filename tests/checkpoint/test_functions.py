@@ -1,5 +1,6 @@
 """kvjax.checkpoint without Orbax: save, restore in every way, verify and compare."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import optax
 import pytest
 
 import kvjax
+from kvjax._formats import atomic
 from kvjax.checkpoint import CheckpointError, diff, restore, save, verify
 from tests.support.checkpoints import IDS, assert_equal, trained
 from tests.support.checkpoints import save as save_by_orbax
@@ -41,20 +43,47 @@ def test_a_checkpoint_by_itself(make, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
 
 
-def test_what_was_there_stays_if_it_cannot_be_replaced(make, tmp_path, monkeypatch):
-    table = many(make(2))
+@pytest.mark.parametrize("exchanges", [True, False], ids=["exchange", "rename twice"])
+def test_what_was_there_stays_if_it_cannot_be_replaced(exchanges, make, tmp_path, monkeypatch):
+    """Whether the system can exchange folders, or not."""
+    table, found = many(make(2)), []
     save(tmp_path / "a", [table])
     rename = Path.rename
 
     def failing(path, to):
+        found.extend(restore(tmp_path / "a").values())  # while there is nothing of that name
         return 1 / 0 if path.name.endswith("-new") else rename(path, to)
+
+    def refused(one, other):
+        return 1 / 0 if exchanges else False
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", failing)
+        patched.setattr(atomic, "_exchange", refused)
         with pytest.raises(ZeroDivisionError):
             save(tmp_path / "a", [table.clear()], overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"]
-    assert len(restore(tmp_path / "a")[table.name]) == 500
+    assert len(restore(tmp_path / "a")[table.name]) == 500 and len(found) == (0 if exchanges else 3)
+    monkeypatch.setattr(atomic, "_exchange", refused if not exchanges else atomic._exchange)
+    save(tmp_path / "a", [table.refresh().clear()], overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"] and len(restore(tmp_path / "a")[table.name]) == 0
+
+
+def test_two_saves_to_one_path(make, tmp_path):
+    """The second is refused while the first is under way; what a killed one has left is in nobody's way."""
+    table = many(make(2))
+    other = atomic.NewFolder(tmp_path / "a")
+    other.begin()
+    (other.path / "theirs").write_text("theirs")
+    for call in (lambda: save(tmp_path / "a", [table]), lambda: save(tmp_path / "a", [table], overwrite=True)):
+        with pytest.raises(CheckpointError, match="alone, got another one that is under way"):
+            call()
+    assert (other.path / "theirs").read_text() == "theirs"
+    os.close(other._lock)  # as the system does when a process ends
+    save(tmp_path / "a", [table])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a"] and verify(tmp_path / "a").unlisted == ()
+    save(tmp_path / ("n" * 255), [table])  # of which the folder beside it has a shorter name
+    assert verify(tmp_path / ("n" * 255)).ok
 
 
 @slow

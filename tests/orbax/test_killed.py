@@ -1,8 +1,14 @@
-"""Saves that are killed: the latest step that is listed restores whole, and the next save goes on from there."""
+"""Saves that are killed: the latest step that is listed restores whole, and the next save goes on from there.
+
+python -m tests.orbax.test_killed [N]      # kills of each API
+"""
 
 import multiprocessing
 import random
+import sys
+import tempfile
 import time
+from pathlib import Path
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -13,7 +19,7 @@ import kvjax.orbax
 from tests.support.marks import slow
 
 ROWS = 20_000
-MOST = 20, 12.0
+MOST = 20, 7.0
 """Kills of a test, and the seconds after which it makes no more."""
 
 
@@ -21,6 +27,14 @@ def save_for_ever(folder, api, begun):
     """Saves one step after the other: all elements of the rows are the number of the step."""
     keys = np.arange(ROWS)
     table = kvjax.get_table("t", dim=16)
+    if api == "path":  # one step in the place of the other
+        step = latest(folder, api)[0]
+        table = table.refresh()
+        while True:
+            step += 1
+            table = table.upsert(keys, np.full((ROWS, 16), step))
+            kvjax.checkpoint.save(folder / "it", [table], overwrite=True)
+            begun.set()
     if api == "v0":
         with ocp.CheckpointManager(folder, options=ocp.CheckpointManagerOptions(max_to_keep=3)) as manager:
             step = (manager.latest_step() or 0) + 1
@@ -43,6 +57,11 @@ def save_for_ever(folder, api, begun):
 
 def latest(folder, api):
     """The last step that is listed, and the table of it."""
+    if api == "path":
+        if not list(folder.glob("it")):
+            return 0, None
+        table = kvjax.checkpoint.restore(folder / "it")["t"]
+        return int(table.lookup(0)[0]), table
     if api == "v0":
         with ocp.CheckpointManager(folder) as manager:
             step = manager.latest_step()
@@ -57,16 +76,20 @@ def latest(folder, api):
 
 
 @slow
-@pytest.mark.parametrize("api", ["v0", "v1"])
+@pytest.mark.parametrize("api", ["v0", "v1", "path"])
 def test_the_latest_step_is_whole(api, tmp_path):
+    kill(api, tmp_path, *MOST)
+
+
+def kill(api, folder, times, seconds):
     rng, last, whole = random.Random(api), 0, 0
     # Processes that are forked from one that has imported everything, and has no threads yet, begin at once.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.orbax.test_killed"])
-    end = time.monotonic() + MOST[1]
-    for _ in range(MOST[0]):
+    end = time.monotonic() + seconds
+    for _ in range(times):
         begun = context.Event()
-        process = context.Process(target=save_for_ever, args=(tmp_path, api, begun))
+        process = context.Process(target=save_for_ever, args=(folder, api, begun))
         process.start()
         try:
             assert begun.wait(60), process.exitcode
@@ -74,7 +97,7 @@ def test_the_latest_step_is_whole(api, tmp_path):
         finally:
             process.kill()
             process.join()
-        step, table = latest(tmp_path, api)
+        step, table = latest(folder, api)
         assert step >= last
         if table is not None:
             rows = table.export()
@@ -85,3 +108,10 @@ def test_the_latest_step_is_whole(api, tmp_path):
         if time.monotonic() > end:
             break
     assert whole > 0 and last > 1
+    return whole, last
+
+
+if __name__ == "__main__":
+    for api in ("v0", "v1", "path"):
+        with tempfile.TemporaryDirectory() as name:
+            print(api, *kill(api, Path(name), int(sys.argv[1]) if len(sys.argv) > 1 else 100, 3600.0), flush=True)

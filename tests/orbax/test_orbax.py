@@ -14,6 +14,7 @@ from flax import serialization
 from flax.training.train_state import TrainState
 
 import kvjax
+from kvjax.checkpoint import CheckpointError
 from tests.support.checkpoints import IDS, assert_equal, restore, save, trained
 from tests.support.marks import slow
 from tests.support.transforms import row_by_row
@@ -239,3 +240,19 @@ def test_the_manager_keeps_what_its_policy_says(make, tmp_path):
             args = ocp.args.Composite(tables=kvjax.orbax.TableRestore({"t": table}))
             table = manager.restore(step, args=args)["tables"]["t"]
             assert_equal(table.export(slots=True), wants[step])
+
+
+def test_an_item_of_another_step_is_refused(make, tmp_path):
+    """Each is whole by itself. Steps that are renamed or copied whole are what they were."""
+    table = make(2)
+    for step in (1, 2):
+        table = table.upsert(np.arange(3), np.full((3, 2), step))
+        save(tmp_path, step, {"t": table})
+    (tmp_path / "2").rename(tmp_path / "7")
+    assert (restore(tmp_path, 7, {"t": table})["t"].lookup(np.arange(3)) == 2).all()
+    (tmp_path / "7/tables").rename(tmp_path / "7/other")
+    (tmp_path / "1/tables").rename(tmp_path / "7/tables")
+    with pytest.raises(CheckpointError, match=r"want what was saved with the step .*7, begun at .* move it out"):
+        restore(tmp_path, 7, {"t": table.refresh()})
+    (tmp_path / "7/tables").rename(tmp_path / "alone")
+    assert (kvjax.checkpoint.restore(tmp_path / "alone", {"t": table.refresh()})["t"].lookup(np.arange(3)) == 1).all()

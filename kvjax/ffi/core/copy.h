@@ -48,6 +48,7 @@ void WithSize(size_t bytes, F f) {
   if ((bytes & 8) != 0) copy.template operator()<8>();
   if ((bytes & 4) != 0) copy.template operator()<4>();
   if ((bytes & 2) != 0) copy.template operator()<2>();
+  if ((bytes & 1) != 0) copy.template operator()<1>();
 }
 
 /// The same into an array that is written from front to back, and is larger than a cache: fetches what will

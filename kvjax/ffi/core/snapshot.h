@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -104,59 +105,88 @@ struct SnapshotView : Columns<BorrowedArray> {
   }
 };
 
+/// A key and its row where there are lists of all of them: without the 4 bytes that align a KeyRow.
+struct [[gnu::packed, gnu::aligned(4)]] ListedRow {
+  uint64_t key;
+  uint32_t row;
+
+  operator KeyRow() const { return {key, row}; }
+};
+static_assert(sizeof(ListedRow) == 12);
+
 /// Rows by (bucket, key), and where those of each bucket begin: (kNumBuckets + 1,).
 struct SortedRows {
-  Unfilled<KeyRow> rows;
+  Unfilled<ListedRow> rows;
   std::vector<int64_t> offsets;
 
   /// Buckets are sorted in so many parts, each of a width that fits into a cache. (Here, as GCC 12 behind
   /// nvcc fails on constants of a template's own.)
   static constexpr uint32_t kParts = 256, kWidth = kNumBuckets / kParts;
-  using Parts = std::array<size_t, kParts + 1>;
-  using Places = std::array<size_t, kWidth + 1>;
+  using Places = std::array<size_t, kWidth>;
+
+  /// The first row of a part, or the end.
+  [[nodiscard]] size_t Begin(size_t part) const { return static_cast<size_t>(offsets[part * kWidth]); }
+
+  /// Sorts a part that holds its rows in any order. Throws std::bad_alloc.
+  void SortPart(size_t part) {
+    const size_t begin = Begin(part), first_bucket = part * kWidth;
+    ListedRow* const to = rows.data();
+    const Unfilled<ListedRow> from(to + begin, to + Begin(part + 1));
+    Places place;
+    std::copy_n(offsets.begin() + static_cast<ptrdiff_t>(first_bucket), kWidth, place.begin());
+    for (const ListedRow& r : from) to[place[BucketOf(r.key) % kWidth]++] = r;
+    for (size_t b = 0, first = begin; b < kWidth; first = place[b++]) {
+      std::sort(to + first, to + place[b], [](const ListedRow& x, const ListedRow& y) {
+        return static_cast<int64_t>(x.key) < static_cast<int64_t>(y.key);
+      });
+    }
+  }
 };
 
-/// Sorts n rows: each(c, f) calls f for those in chunk c of `chunks`, every time the same.
+/// Deals n rows out to the parts, which are still to be sorted: each(c, f) calls f for those in chunk c of
+/// `chunks`, every time the same.
+template <class Each>
+SortedRows DealByBucket(const ParallelFor& parallel, size_t n, size_t chunks, Each each) {
+  constexpr uint32_t kParts = SortedRows::kParts, kWidth = SortedRows::kWidth;
+  std::vector<std::vector<uint32_t>> counts(chunks);  // how many rows of a bucket a chunk has
+  parallel(chunks, 1, [&](size_t begin, size_t end) {
+    for (size_t c = begin; c < end; ++c) {
+      counts[c].resize(kNumBuckets);
+      each(c, [&](const KeyRow& r) { ++counts[c][BucketOf(r.key)]; });
+    }
+  });
+  SortedRows out{Unfilled<ListedRow>(n), std::vector<int64_t>(kNumBuckets + 1)};
+  std::vector<std::array<size_t, kParts>> next(chunks);  // where the rows of a part that a chunk has go
+  size_t at = 0;
+  for (size_t p = 0; p < kParts; ++p) {
+    size_t to = at;
+    for (size_t c = 0; c < chunks; ++c) {
+      next[c][p] = to;
+      for (size_t b = p * kWidth; b < (p + 1) * kWidth; ++b) to += counts[c][b];
+    }
+    for (size_t b = p * kWidth; b < (p + 1) * kWidth; ++b) {
+      for (const auto& chunk : counts) at += chunk[b];
+      out.offsets[b + 1] = static_cast<int64_t>(at);
+    }
+  }
+  parallel(chunks, 1, [&](size_t begin, size_t end) {
+    for (size_t c = begin; c < end; ++c) {
+      each(c, [&](const KeyRow& r) { out.rows[next[c][BucketOf(r.key) / kWidth]++] = {r.key, r.row}; });
+    }
+  });
+  return out;
+}
+
+/// Sorts n rows.
 ///
 /// They are dealt out by the high bits of their buckets, then part by part, which fits into a cache, by the
 /// low ones; the few of a bucket are sorted by key.
 template <class Each>
 SortedRows SortByBucket(const ParallelFor& parallel, size_t n, size_t chunks, Each each) {
-  constexpr uint32_t kParts = SortedRows::kParts, kWidth = SortedRows::kWidth;
-  std::vector<SortedRows::Parts> next(chunks);  // how many rows of a part a chunk has, then where they go
-  parallel(chunks, 1, [&](size_t begin, size_t end) {
-    for (size_t c = begin; c < end; ++c) {
-      each(c, [&](const KeyRow& r) { ++next[c][BucketOf(r.key) / kWidth]; });
-    }
-  });
-  SortedRows::Parts starts{};
-  for (size_t p = 0, at = 0; p < kParts; ++p, starts[p] = at) {
-    for (auto& chunk : next) at += std::exchange(chunk[p], at);
-  }
-  SortedRows out{Unfilled<KeyRow>(n), std::vector<int64_t>(kNumBuckets + 1)};
-  parallel(chunks, 1, [&](size_t begin, size_t end) {
-    for (size_t c = begin; c < end; ++c) {
-      each(c, [&](const KeyRow& r) { out.rows[next[c][BucketOf(r.key) / kWidth]++] = r; });
-    }
-  });
+  constexpr uint32_t kParts = SortedRows::kParts;
+  SortedRows out = DealByBucket(parallel, n, chunks, each);
   parallel(kParts, n < kParts ? kParts : 1, [&](size_t begin, size_t end) {
-    Unfilled<KeyRow> part;
-    for (size_t p = begin; p < end; ++p) {
-      KeyRow* const rows = out.rows.data() + starts[p];
-      part.assign(rows, rows + (starts[p + 1] - starts[p]));
-      SortedRows::Places place{};
-      for (const KeyRow& r : part) ++place[BucketOf(r.key) % kWidth + 1];
-      for (size_t b = 0; b < kWidth; ++b) {
-        place[b + 1] += place[b];
-        out.offsets[p * kWidth + b + 1] = static_cast<int64_t>(starts[p] + place[b + 1]);
-      }
-      for (const KeyRow& r : part) rows[place[BucketOf(r.key) % kWidth]++] = r;
-      for (size_t b = 0, first = 0; b < kWidth; first = place[b++]) {
-        std::sort(rows + first, rows + place[b], [](const KeyRow& x, const KeyRow& y) {
-          return static_cast<int64_t>(x.key) < static_cast<int64_t>(y.key);
-        });
-      }
-    }
+    for (size_t p = begin; p < end; ++p) out.SortPart(p);
   });
   return out;
 }
@@ -170,50 +200,52 @@ inline std::vector<int64_t> SortByBucket(std::vector<KeyRow>& rows) {
   return std::move(sorted.offsets);
 }
 
-/// All rows of a store.
-inline SortedRows SortByBucket(const ParallelFor& parallel, const RowStore& store) {
+/// All rows of a store, dealt out to the parts.
+inline SortedRows DealByBucket(const ParallelFor& parallel, const RowStore& store) {
   constexpr size_t kFew = 2048;
   const size_t chunks = store.size() < kFew ? 1 : 16;
-  return SortByBucket(parallel, store.size(), chunks, [&](size_t chunk, auto f) {
+  return DealByBucket(parallel, store.size(), chunks, [&](size_t chunk, auto f) {
     store.index().ForEach(chunk, chunks, [&](uint64_t key, uint32_t row) { f(KeyRow{key, row}); });
   });
 }
 
-/// Copies `rows` in their order into `out`, which has space for them. Of row i, record(i) is what to take in
-/// its place: its header, its value and its slots one behind the other; or nullptr for what the store has.
-template <class Record>
-void CopyRows(const RowStore& store, std::span<const KeyRow> rows, size_t row_bytes,
-              const ParallelFor& parallel, Snapshot& out, Record record) {
-  constexpr size_t kGrain = 1024, kAhead = 16;
-  parallel(rows.size(), kGrain, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      if (i + kAhead < end) {
-        store.PrefetchValue(rows[i + kAhead].row);
-        store.PrefetchHeader(rows[i + kAhead].row);
-        if (!out.slots.empty()) store.PrefetchSlots(rows[i + kAhead].row);
-      }
-      const auto [key, row] = rows[i];
-      const std::byte* const kept = record(i);
-      RowHeader header;
-      std::memcpy(&header, kept != nullptr ? kept : reinterpret_cast<const std::byte*>(&store.Header(row)),
-                  sizeof(header));
-      out.Set(i, key, header);
-      CopyRecord(out.values.data() + i * row_bytes,
-                 kept != nullptr ? kept + sizeof(header) : store.Value(row), row_bytes);
-      if (out.slots.empty()) continue;
-      const std::byte* const slots = kept != nullptr ? kept + sizeof(header) + row_bytes : store.Slots(row);
-      for (size_t s = 0; s < out.slots.size(); ++s) {
-        const Slot& slot = out.layout.slots()[s];
-        std::byte* const to = out.slots[s].data() + i * slot.bytes;
-        if (header.has_slots != 0) {
-          std::copy_n(slots + slot.offset, slot.bytes, to);
-        } else {  // what an earlier key left there stays behind
-          std::fill_n(to, slot.bytes, std::byte{0});
-        }
+/// Copies `rows` in their order into `out`, which has space for them: the first becomes its row `at`. Of row
+/// i, record(i) is what to take in its place: its header, its value and its slots one behind the other; or
+/// nullptr for what the store has.
+template <class Row, class Record>
+void CopyRows(const RowStore& store, std::span<const Row> rows, size_t row_bytes, Snapshot& out, size_t at,
+              Record record) {
+  constexpr size_t kAhead = 16;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    if (i + kAhead < rows.size()) {
+      store.PrefetchValue(rows[i + kAhead].row);
+      store.PrefetchHeader(rows[i + kAhead].row);
+      if (!out.slots.empty()) store.PrefetchSlots(rows[i + kAhead].row);
+    }
+    const KeyRow r = rows[i];
+    const std::byte* const kept = record(i);
+    RowHeader header;
+    std::memcpy(&header, kept != nullptr ? kept : reinterpret_cast<const std::byte*>(&store.Header(r.row)),
+                sizeof(header));
+    out.Set(at + i, r.key, header);
+    CopyRecord(out.values.data() + (at + i) * row_bytes,
+               kept != nullptr ? kept + sizeof(header) : store.Value(r.row), row_bytes);
+    if (out.slots.empty()) continue;
+    const std::byte* const slots = kept != nullptr ? kept + sizeof(header) + row_bytes : store.Slots(r.row);
+    for (size_t s = 0; s < out.slots.size(); ++s) {
+      const Slot& slot = out.layout.slots()[s];
+      std::byte* const to = out.slots[s].data() + (at + i) * slot.bytes;
+      if (header.has_slots != 0) {
+        CopyRecord(to, slots + slot.offset, slot.bytes);
+      } else {  // what an earlier key left there stays behind
+        std::fill_n(to, slot.bytes, std::byte{0});
       }
     }
-  });
+  }
 }
+
+/// For rows of which none has a record.
+inline const std::byte* NoRecord(size_t /*row*/) { return nullptr; }
 
 /// Copies `rows` out in their order, each value `row_bytes` wide; `offsets` and `last_step` stay empty.
 inline Snapshot CopyRows(const RowStore& store, std::span<const KeyRow> rows, size_t row_bytes,
@@ -221,7 +253,10 @@ inline Snapshot CopyRows(const RowStore& store, std::span<const KeyRow> rows, si
   Snapshot out;
   if (with_slots) out.layout = store.layout();
   out.Resize(rows.size(), row_bytes);
-  CopyRows(store, rows, row_bytes, parallel, out, [](size_t) -> const std::byte* { return nullptr; });
+  constexpr size_t kGrain = 1024;
+  parallel(rows.size(), kGrain, [&](size_t begin, size_t end) {
+    CopyRows(store, rows.subspan(begin, end - begin), row_bytes, out, begin, NoRecord);
+  });
   if (store.away() == nullptr) return out;
   // What is not in memory was copied as zeros.
   store.away()->ReadAll(store, RowsAway::kValues, rows, [&](size_t i, const std::byte* value) {
@@ -237,16 +272,51 @@ inline Snapshot CopyRows(const RowStore& store, std::span<const KeyRow> rows, si
   return out;
 }
 
+/// Copies all rows out, sorted; `last_step` stays empty.
+inline Snapshot CopyAll(const RowStore& store, size_t row_bytes, bool with_slots,
+                        const ParallelFor& parallel) {
+  SortedRows sorted = DealByBucket(parallel, store);
+  const size_t n = sorted.rows.size();
+  constexpr uint32_t kParts = SortedRows::kParts;
+  Snapshot out;
+  if (store.away() != nullptr) {
+    for (size_t p = 0; p < kParts; ++p) sorted.SortPart(p);
+    out = CopyRows(store, std::vector<KeyRow>(sorted.rows.begin(), sorted.rows.end()), row_bytes, with_slots);
+  } else {
+    if (with_slots) out.layout = store.layout();
+    out.Resize(n, row_bytes);
+    parallel(kParts, n < kParts ? kParts : 1, [&](size_t begin, size_t end) {
+      for (size_t p = begin; p < end; ++p) {  // while the list of a part is in the cache
+        sorted.SortPart(p);
+        const std::span<const ListedRow> rows(sorted.rows.data() + sorted.Begin(p),
+                                              sorted.Begin(p + 1) - sorted.Begin(p));
+        CopyRows(store, rows, row_bytes, out, sorted.Begin(p), NoRecord);
+      }
+    });
+  }
+  out.offsets = std::move(sorted.offsets);
+  return out;
+}
+
 /// Fills an empty store; returns the position of the first key that comes twice, or n.
 inline size_t FillStore(RowStore& store, const SnapshotView& in, size_t row_bytes,
                         const ParallelFor& parallel = Serial) {
   store.AttachSlots(in.layout);
   store.Reserve(in.n);
   constexpr size_t kGrain = 1024, kAhead = 16;
+  std::atomic<bool> sorted = true;  // then none comes twice
+  parallel(in.n, kGrain, [&](size_t begin, size_t end) {
+    for (size_t i = std::max<size_t>(begin, 1); i < end && sorted; ++i) {
+      const auto order = [&](size_t at) {
+        return std::pair(BucketOf(static_cast<uint64_t>(in.keys[at])), in.keys[at]);
+      };
+      if (order(i - 1) >= order(i)) sorted = false;
+    }
+  });
   for (size_t i = 0; i < in.n; ++i) {  // row i is that of key i
     if (i + kAhead < in.n) store.PrefetchKey(static_cast<uint64_t>(in.keys[i + kAhead]));
     const auto key = static_cast<uint64_t>(in.keys[i]);
-    if (store.index().Find(key) != kNoRow) return i;
+    if (!sorted && store.index().Find(key) != kNoRow) return i;
     store.Insert(key);
   }
   parallel(in.n, kGrain, [&](size_t begin, size_t end) {

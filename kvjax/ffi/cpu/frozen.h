@@ -4,6 +4,7 @@
 // two of a row only where a write has come to it before the reader, and only until the reader has.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -19,6 +20,7 @@
 #include "kvjax/ffi/core/row.h"
 #include "kvjax/ffi/core/snapshot.h"
 #include "kvjax/ffi/core/store.h"
+#include "kvjax/ffi/cpu/kept.h"
 
 namespace kvjax {
 
@@ -29,25 +31,33 @@ class Frozen {
          int64_t last_step)
       : row_bytes_(row_bytes),
         last_step_(last_step),
-        sorted_(SortByBucket(parallel, store)),
-        place_(store.end_row()),
+        list_(DealByBucket(parallel, store)),
+        size_(list_.rows.size()),
+        wanted_(store.end_row()),
+        layout_(with_slots ? store.layout() : SlotLayout()),
+        kept_(sizeof(RowHeader) + row_bytes_ + layout_.stride()),
         own_(std::make_shared<RowStore>(store.Empty())) {
-    if (with_slots) layout_ = store.layout();
-    record_ = sizeof(RowHeader) + row_bytes_ + layout_.stride();
-    parts_.resize(sorted_.rows.size() / kPart + 1);
-    parallel(place_.size(), kGrain, [&](size_t begin, size_t end) {
-      std::fill(place_.begin() + static_cast<ptrdiff_t>(begin), place_.begin() + static_cast<ptrdiff_t>(end),
-                kNoRow);
+    const bool all = size_ == wanted_.size();  // no row id is free
+    parallel(wanted_.size(), kGrain, [&](size_t begin, size_t end) {
+      std::fill(wanted_.begin() + static_cast<ptrdiff_t>(begin),
+                wanted_.begin() + static_cast<ptrdiff_t>(end), uint8_t{all});
     });
-    parallel(size(), kGrain, [&](size_t begin, size_t end) {
-      for (size_t i = begin; i < end; ++i) place_[sorted_.rows[i].row] = static_cast<uint32_t>(i);
+    if (!all) {
+      parallel(size_, kGrain, [&](size_t begin, size_t end) {
+        for (size_t i = begin; i < end; ++i) wanted_[list_.rows[i].row] = 1;
+      });
+    }
+    std::atomic<bool> pinned = false;
+    parallel(wanted_.size(), kGrain, [&](size_t begin, size_t end) {
+      for (size_t row = begin; row < end && !pinned; ++row) {
+        if (wanted_[row] != 0 && store.Header(static_cast<uint32_t>(row)).pinned != 0) pinned = true;
+      }
     });
-    for (uint32_t row = 0; row < place_.size() && !pinned_; ++row)
-      pinned_ = place_[row] != kNoRow && store.Header(row).pinned != 0;
+    pinned_ = pinned;
   }
 
-  [[nodiscard]] size_t size() const { return sorted_.rows.size(); }
-  [[nodiscard]] const std::vector<int64_t>& offsets() const { return sorted_.offsets; }
+  [[nodiscard]] size_t size() const { return size_; }
+  [[nodiscard]] const std::vector<int64_t>& offsets() const { return list_.offsets; }
   [[nodiscard]] const SlotLayout& layout() const { return layout_; }
   [[nodiscard]] int64_t last_step() const { return last_step_; }
   /// Whether a row is pinned.
@@ -60,58 +70,56 @@ class Frozen {
     written_ = true;
     if (free()) return;
     for (const uint32_t row : rows) {
-      if (row >= place_.size() || place_[row] == kNoRow || place_[row] < copied_) continue;
-      Part& part = parts_[place_[row] / kPart];
-      const size_t n = part.places.size();
-      part.records.resize((n + 1) * record_);
-      part.places.push_back(place_[row]);
-      std::byte* const to = part.records.data() + n * record_;
-      std::memcpy(to, &live.Header(row), sizeof(RowHeader));
-      std::memcpy(to + sizeof(RowHeader), live.Value(row), row_bytes_);
-      if (layout_.stride() > 0)
-        std::memcpy(to + sizeof(RowHeader) + row_bytes_, live.Slots(row), layout_.stride());
-      place_[row] = kNoRow;
+      if (row < wanted_.size() && wanted_[row] != 0) KeepOne(live, row);
     }
   }
   /// Keeps all of them.
   void KeepAll(const RowStore& live) {
-    std::vector<uint32_t> rows;
-    rows.reserve(size() - copied_);
-    for (size_t i = copied_; i < size(); ++i) rows.push_back(sorted_.rows[i].row);
-    Keep(live, rows);
+    written_ = true;
+    if (free()) return;
+    for (size_t row = 0; row < wanted_.size(); ++row) {
+      if (wanted_[row] != 0) KeepOne(live, static_cast<uint32_t>(row));
+    }
   }
   /// The table gets other rows, and these are nobody else's from now on.
   void TakeOver(RowStore& live) noexcept { *own_ = std::move(live), taken_over_ = true; }
   /// The same, where another one has taken them over.
   void TakeOver(const Frozen& other) noexcept { own_ = other.own_, taken_over_ = true; }
   /// Whether it no longer wants the table's rows.
-  [[nodiscard]] bool free() const { return taken_over_ || copied_ == size(); }
+  [[nodiscard]] bool free() const { return taken_over_ || copied_ == size_; }
 
-  // ---- by who reads, while nobody writes ----------------------------------------------------------------
+  // ---- by who reads -------------------------------------------------------------------------------------
 
-  /// The next rows, with their slots; none are left if it is empty. While writes go on they are few, and no
-  /// other thread is asked to help.
+  /// Sorts the rows that come next; may be called while others write.
+  void Sort() {
+    const std::lock_guard lock(reading_);
+    SortNext();
+  }
+  /// The next rows, with their slots; none are left if it is empty. Called while nobody writes. While writes
+  /// go on they are few, and no other thread is asked to help.
   [[nodiscard]] Snapshot Next(const RowStore& live) {
     const std::lock_guard lock(reading_);
+    SortNext();  // if another reader has taken those that were
     const auto started = std::chrono::steady_clock::now();
     const bool busy = std::exchange(written_, false);
-    const size_t begin = copied_, end = std::min(size(), begin + (busy ? kPart : kPart * kAlone));
+    const size_t begin = copied_, end = std::min(size_, begin + (busy ? kPart : kPart * kAlone));
     Snapshot out;
     out.layout = layout_;
     out.last_step = last_step_;
     out.Resize(end - begin, row_bytes_);
     if (begin == end) return out;
-    std::vector<const std::byte*> kept(end - begin);  // the records of rows
-    for (size_t i = begin; i < end; i += kPart) {
-      const Part& part = parts_[i / kPart];
-      for (size_t k = 0; k < part.places.size(); ++k)
-        kept[part.places[k] - begin] = part.records.data() + k * record_;
+    const std::span<const ListedRow> rows(list_.rows.data() + begin, end - begin);
+    const auto copy = [&](size_t first, size_t last) {
+      const std::span<const ListedRow> some = rows.subspan(first, last - first);
+      CopyRows(taken_over_ ? *own_ : live, some, row_bytes_, out, first,
+               [&](size_t i) { return wanted_[some[i].row] != 0 ? nullptr : kept_.Find(some[i].row); });
+    };
+    busy ? Serial(rows.size(), kPart, copy) : OnThreads(rows.size(), kPart, copy);
+    for (const ListedRow& r : rows) {
+      if (std::exchange(wanted_[r.row], uint8_t{0}) == 0) kept_.Forget(r.row);
     }
-    CopyRows(taken_over_ ? *own_ : live, {sorted_.rows.data() + begin, end - begin}, row_bytes_,
-             busy ? ParallelFor(Serial) : ParallelFor(OnThreads), out, [&](size_t i) { return kept[i]; });
-    for (size_t i = begin; i < end; i += kPart) parts_[i / kPart] = {};
     copied_ = end;
-    if (copied_ == size()) own_.reset();
+    GiveBack();
     pause_ =
         busy ? kPace * std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count() : 0;
     return out;
@@ -122,24 +130,52 @@ class Frozen {
  private:
   static constexpr size_t kPart = size_t{1} << 12;  // rows, for which a write has to wait
   static constexpr size_t kAlone = 8;               // parts at once while there is none
-  static constexpr double kPace = 19;               // so a twentieth of the time
+  static constexpr double kPace = 39;               // so a fortieth of the time
   static constexpr size_t kGrain = size_t{1} << 14;
 
-  /// Records of rows of a part that were kept: header, value, slots.
-  struct Part {
-    Unfilled<std::byte> records;
-    std::vector<uint32_t> places;
-  };
+  void KeepOne(const RowStore& live, uint32_t row) {
+    std::byte* const to = kept_.Add(row);
+    std::memcpy(to, &live.Header(row), sizeof(RowHeader));
+    std::memcpy(to + sizeof(RowHeader), live.Value(row), row_bytes_);
+    if (layout_.stride() > 0)
+      std::memcpy(to + sizeof(RowHeader) + row_bytes_, live.Slots(row), layout_.stride());
+    wanted_[row] = 0;
+  }
 
-  size_t row_bytes_, record_ = 0;
+  void SortNext() {
+    const size_t to = std::min(size_, copied_ + kPart * kAlone);
+    for (; sorted_ < SortedRows::kParts && list_.Begin(sorted_) < to; ++sorted_) list_.SortPart(sorted_);
+  }
+
+  /// The memory of what will not be read any more.
+  void GiveBack() noexcept {
+    if (copied_ == size_) {
+      own_.reset();
+      Unfilled<ListedRow>().swap(list_.rows);
+      Unfilled<uint8_t>().swap(wanted_);
+      kept_ = KeptRows(0);
+      return;
+    }
+    const auto address = [this](size_t row) { return reinterpret_cast<uintptr_t>(list_.rows.data() + row); };
+    const uintptr_t from = std::max(given_back_, (address(0) + kHugePage - 1) & ~(kHugePage - 1));
+    const uintptr_t to = address(copied_) & ~(kHugePage - 1);
+    if (to <= from) return;
+    GiveBackPages(reinterpret_cast<std::byte*>(from), to - from);
+    given_back_ = to;
+  }
+
+  size_t row_bytes_;
   int64_t last_step_;
-  SortedRows sorted_;
-  Unfilled<uint32_t> place_;  // of each row in them; kNoRow if it has none, or has been kept
-  std::vector<Part> parts_;
+  SortedRows list_;
+  size_t size_;
+  Unfilled<uint8_t> wanted_;  // of each row of the table: whether it is still to be copied from there
   SlotLayout layout_;
+  KeptRows kept_;  // those rows of the list that are neither wanted nor copied
   bool pinned_ = false;
+  size_t sorted_ = 0;  // parts of the list
   size_t copied_ = 0;
-  bool written_ = false;  // since the last rows were copied
+  uintptr_t given_back_ = 0;  // up to here
+  bool written_ = false;      // since the last rows were copied
   double pause_ = 0;
   bool taken_over_ = false;
   std::shared_ptr<RowStore> own_;  // where the rows are once they are no longer the table's

@@ -15,9 +15,7 @@ inline std::shared_ptr<Table> Table::Make(const TableSpec& spec, const std::stri
 
 inline Snapshot Table::Export(uint32_t version, bool with_slots) const {
   const auto lock = Read(version, "export", {});
-  SortedRows sorted = SortByBucket(OnThreads, in_.store);
-  Snapshot out = CopyRows(in_.store, sorted.rows, row_bytes(), with_slots, OnThreads);
-  out.offsets = std::move(sorted.offsets);
+  Snapshot out = CopyAll(in_.store, row_bytes(), with_slots, OnThreads);
   out.last_step = in_.last_step;
   return out;
 }
@@ -37,6 +35,7 @@ inline std::pair<std::shared_ptr<Frozen>, AdmissionState> Table::Freeze(uint32_t
 }
 
 inline Snapshot Table::NextOf(Frozen& frozen) const {
+  frozen.Sort();  // which needs nothing of the table
   const auto lock = gate_.Read(spec_.name, "save", std::nullopt);
   return frozen.Next(in_.store);
 }

@@ -21,8 +21,9 @@ void CheckSorted(std::vector<KeyRow> rows, const kvjax::SortedRows& sorted) {
   CHECK_EQ(sorted.rows.size(), rows.size());
   CHECK_EQ(sorted.offsets.size(), size_t{kvjax::kNumBuckets} + 1);
   for (size_t i = 0; i < rows.size(); ++i) {
-    CHECK_EQ(sorted.rows[i].key, rows[i].key);
-    CHECK_EQ(sorted.rows[i].row, rows[i].row);
+    const KeyRow found = sorted.rows[i];
+    CHECK_EQ(found.key, rows[i].key);
+    CHECK_EQ(found.row, rows[i].row);
   }
   for (size_t b = 0, i = 0; b <= kvjax::kNumBuckets; ++b) {
     while (i < rows.size() && kvjax::BucketOf(rows[i].key) < b) ++i;
@@ -46,7 +47,7 @@ TEST(RowsAreSortedHoweverManyThreadsDoIt) {
     std::vector<KeyRow> in_place = rows;
     kvjax::SortedRows sorted;
     sorted.offsets = kvjax::SortByBucket(in_place);
-    sorted.rows.assign(in_place.begin(), in_place.end());
+    for (const KeyRow& r : in_place) sorted.rows.push_back({r.key, r.row});
     CheckSorted(rows, sorted);
   }
 }

@@ -1,0 +1,135 @@
+"""Saving while training goes on: what it takes from the rate of steps, how long it blocks, how much memory it needs.
+
+    python benchmarks/saving.py [--rows N] [--dim D] [--batch B] [--uniform] [--saves S] [--folder F]
+
+Adam's slots; keys by Zipf's law (exponent 1.05) or uniform. Windows of steps with a save and without take turns, so
+that both meet the same neighbours on the machine. The processor's time for a step tells how much of it the save took
+where others use the machine, too. Memory is that of the process which is no
+file's (RssAnon), every 5 ms, above what it was when the save began.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+
+import kvjax
+
+TX = optax.adam(1e-3)
+
+
+def anonymous() -> int:
+    """Bytes of memory of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return int(line.split()[1]) << 10
+    raise OSError("no RssAnon")
+
+
+class Peak:
+    """The most memory between its making and `end`."""
+
+    def __init__(self) -> None:
+        self.first = self.most = anonymous()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.005):
+            self.most = max(self.most, anonymous())
+
+    def end(self) -> int:
+        self._stop.set()
+        self._thread.join()
+        return self.most - self.first
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=16_384)
+    parser.add_argument("--uniform", action="store_true")
+    parser.add_argument("--saves", type=int, default=5)
+    parser.add_argument("--folder", default=".")
+    args = parser.parse_args()
+    rng = np.random.default_rng(0)
+    before = anonymous()
+    table = kvjax.get_table("t", dim=args.dim, initializer=kvjax.initializers.normal(0.01))
+
+    @jax.jit
+    def step(table: kvjax.Table, keys: kvjax.Keys, grads: jax.Array) -> kvjax.Table:
+        return table.apply(TX, kvjax.SparseRows(keys, grads))[0]
+
+    grads = jnp.asarray(rng.normal(size=(args.batch, args.dim)), jnp.float32)
+    for at in range(0, args.rows, args.batch):
+        table = step(table, kvjax.keys(np.arange(at, at + args.batch) * 11), grads)
+    len(table)
+    held = sum(table.stats().bytes.values())
+    ranks = rng.integers(0, args.rows, (64, args.batch)) if args.uniform else zipf(rng, args.rows, (64, args.batch))
+    batches = [kvjax.keys(ranks[i] * 11) for i in range(64)]
+    turn = 0
+
+    def steps(keep_on: Callable[[], bool]) -> tuple[float, float, float]:
+        """Steps a second, ms of the processor for one, and the longest one in ms, while keep_on()."""
+        nonlocal table, turn
+        begun, cpu, count, longest = time.perf_counter(), time.process_time(), 0, 0.0
+        while count == 0 or keep_on():
+            at = time.perf_counter()
+            table = step(table, batches[turn % 64], grads)
+            jax.block_until_ready(table)
+            turn, count, longest = turn + 1, count + 1, max(longest, time.perf_counter() - at)
+        cpu = time.process_time() - cpu
+        return count / (time.perf_counter() - begun), 1e3 * cpu / count, 1e3 * longest
+
+    print(f"table: {held / 1e6:.0f} MB; process {(anonymous() - before) / 1e6:.0f} MB", flush=True)
+    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+        options = ocp.CheckpointManagerOptions(max_to_keep=1)
+        with ocp.CheckpointManager(Path(folder).resolve(), options=options) as manager:
+            steps(until(2.0))
+            for turn_of in range(args.saves):
+                alone, cost, _ = steps(until(3.0))
+                peak, begun = Peak(), time.perf_counter()
+                manager.save(turn_of, args=ocp.args.Composite(tables=kvjax.orbax.TableSave({"t": table})))
+                blocked = time.perf_counter() - begun
+                beside, cost_beside, longest = steps(manager.is_saving_in_progress)
+                lasted, more = time.perf_counter() - begun, peak.end()
+                manager.wait_until_finished()
+                after, cost_after, _ = steps(until(3.0))
+                rate = beside * (1 - blocked / lasted)
+                lost = 1 - rate / ((alone + after) / 2)
+                print(
+                    f"save of {lasted:5.1f} s: blocked {1e3 * blocked:4.0f} ms, longest step {longest:4.0f} ms; "
+                    f"steps/s {alone:6.1f} before, {rate:6.1f} beside, {after:6.1f} after: {100 * lost:5.1f}% lost; "
+                    f"processor {cost:.2f}, {cost_beside:.2f}, {cost_after:.2f} ms a step; "
+                    f"memory {more / 1e6:4.0f} MB, {100 * more / held:.1f}% of the table",
+                    flush=True,
+                )
+
+
+def until(seconds: float) -> Callable[[], bool]:
+    """Whether so much time has not gone by since now."""
+    end = time.perf_counter() + seconds
+    return lambda: time.perf_counter() < end
+
+
+def zipf(rng: np.random.Generator, n: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Ranks below n, by Zipf's law with the exponent 1.05, in an order of their own."""
+    share = np.cumsum(1 / np.arange(1, n + 1) ** 1.05)
+    found = np.searchsorted(share / share[-1], rng.random(shape))
+    return rng.permutation(n)[found]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""Pace: saves beside training take a fortieth of the machine, all together, and end."""
+
+import itertools
+
+import numpy as np
+
+from kvjax.checkpoint import _pace
+
+
+def test_saves_take_their_share_together(monkeypatch, tmp_path):
+    now, slept = [0.0], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += seconds
+
+    clock = itertools.count()  # each write takes a second
+    monkeypatch.setattr(_pace.time, "thread_time", lambda: next(clock))
+    spent = _pace.Spent()
+    assert spent.write(tmp_path / "a", np.zeros(3, np.uint8))[0] == 3 and spent.write(tmp_path / "b", b"")[0] == 0
+    monkeypatch.setattr(_pace.time, "thread_time", lambda: 0.0)
+    monkeypatch.setattr(_pace.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(_pace.time, "sleep", sleep)
+    monkeypatch.setattr(_pace.os, "cpu_count", lambda: 4)
+    monkeypatch.setattr(_pace.Pace, "_until", 0.0)
+    one, other = _pace.Pace(spent), _pace.Pace(_pace.Spent())
+    one.pause(0.5)
+    assert slept == [2.0 * 40 / 4]
+    one.pause(0.5)  # nothing was spent
+    now[0] -= 15
+    other.pause(0.5)  # which waits for what the first has spent
+    assert slept[1:] == [0.5, 14.5]
+    for _ in range(100):
+        one.pause(5.0)
+    assert sum(slept) - 14.5 == 300.0 and len(slept) < 70
