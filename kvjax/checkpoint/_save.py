@@ -159,8 +159,7 @@ def check_free(target: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise CheckpointError(
-            f"kvjax: save: want a path with nothing there, got {target}, which exists; give another, or "
-            "overwrite it (overwrite=True; kvjax --overwrite on the command line)"
+            f"kvjax: save: want a path with nothing there, got {target}, which exists; give another, or overwrite=True"
         )
     if not is_checkpoint(target) and not (target.is_dir() and not any(target.iterdir())):
         raise CheckpointError(
