@@ -39,9 +39,10 @@ TRANSFORMS: dict[str, Callable[[], Any]] = {
     "ftrl": lambda: kvjax.optax.ftrl(RATE, l1=0.01),
     "cowclip + adam": lambda: optax.chain(kvjax.optax.scale_by_cowclip(), optax.adam(RATE)),
     "segments": lambda: kvjax.optax.segments({"bias": (0, optax.sgd(RATE))}, rest=optax.adagrad(RATE)),
+    "catch_up(momentum)": lambda: kvjax.optax.catch_up(optax.sgd(RATE, momentum=0.9)),
+    "catch_up(adam)": lambda: kvjax.optax.catch_up(optax.adam(RATE)),
+    "catch_up(adamw)": lambda: kvjax.optax.catch_up(optax.adamw(RATE)),
 }
-if catch_up := getattr(kvjax.optax, "catch_up", None):
-    TRANSFORMS["catch_up(adam)"] = lambda: catch_up(optax.adam(RATE))
 
 
 # ---- by hand: rows, slots and gradients (n, dim) to rows and slots -----------------------------------------
@@ -100,12 +101,17 @@ class Way:
             self.cpu.append(time.process_time() - cpu)
 
 
+def _table_name(name: str, dim: int) -> str:
+    return "".join(x if x.isalnum() else "_" for x in f"{name} {dim}")
+
+
 def table_way(name: str, rows: int, dim: int) -> Way:
     tx = TRANSFORMS[name]()
-    table = kvjax.get_table(f"{name} {dim}".replace(" ", "_"), dim=dim, capacity=rows, seed=0)
+    table = kvjax.get_table(_table_name(name, dim), dim=dim, capacity=rows, seed=0)
     table = table.upsert(kvjax.hash_keys(np.arange(rows)), np.zeros((rows, dim), np.float32))
     step = jax.jit(lambda state, keys, grads: state[0].apply(tx, kvjax.SparseRows(keys, grads), state[1]))
-    state = (table, kvjax.optax.rowwise(tx).init(dim))
+    rowwise = tx if isinstance(tx, kvjax.optax.Rowwise) else kvjax.optax.rowwise(tx)
+    state = (table, rowwise.init(dim))
     return Way(lambda s, k, g, n: step(s, k, g), state, lambda ids: kvjax.keys(kvjax.hash_keys(ids)))
 
 
@@ -138,7 +144,7 @@ def hand_way(name: str, rows: int, dim: int) -> Way:
 
 def ways_of(name: str, rows: int, dim: int) -> dict[str, Way]:
     ways = {"table": table_way(name, rows, dim)}
-    if name not in ("cowclip + adam", "catch_up(adam)"):  # which dense arrays have not
+    if name != "cowclip + adam" and not name.startswith("catch_up"):  # which dense arrays have not
         ways["dense"] = dense_way(name, rows, dim)
     if name in BY_HAND:
         ways["by hand"] = hand_way(name, rows, dim)
@@ -151,7 +157,7 @@ def measure(name: str, rows: int, dim: int, keys: int, calls: int) -> dict[str, 
         ids, grads = rng.choice(rows, keys, replace=False), jnp.asarray(rng.normal(size=(keys, dim)), jnp.float32)
         for way in ways.values():
             way.run(ids, grads, turn >= 2)  # the first compile
-    kvjax.drop_table(f"{name} {dim}".replace(" ", "_"))
+    kvjax.drop_table(_table_name(name, dim))
     return ways
 
 

@@ -22,7 +22,7 @@ from kvjax._lookup.taps import Site, Tape, counts_of, words_of
 from kvjax._ops import order
 from kvjax._sharded.mesh import elements
 from kvjax._spmd.explicit import as_auto, sharding_of
-from kvjax._table.handle import check_one_version
+from kvjax._table.handle import check_one_version, check_without_a_view
 from kvjax._table.table import Table, is_table
 from kvjax._table.tapes import untaped
 from kvjax._values.arrays import PyTree
@@ -177,6 +177,8 @@ def _outermost(leaves: Any) -> list[Table]:
                 f"kvjax: table {handle.name!r}, value_and_grad: want one value_and_grad over a table, got one inside "
                 "another; take the rows out with lookup and differentiate the inner loss with jax.grad"
             )
+        if handle.view is not None and not handle.view.trains:
+            check_without_a_view(handle, "value_and_grad")
     return handles
 
 

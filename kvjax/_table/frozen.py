@@ -77,8 +77,7 @@ def freeze_rows(table: Handle) -> FrozenRows | None:
 
     Returns:
       None if there are none, or they live in an engine of the user's, or their rows, one shard after the other, are not
-      sorted: a partitioner has dealt them out; or if the handle is what `kvjax.optax.caught_up` gives, whose rows are
-      not those that are stored.
+      sorted: a partitioner has dealt them out; or if the handle has a view, whose rows are not those that are stored.
     """
     if table.view is not None:
         return None

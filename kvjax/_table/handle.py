@@ -64,7 +64,7 @@ class Handle:
         self.version = version
         self.spec = spec
         self.tape = tape  # kvjax.value_and_grad's record of the lookups, None everywhere else
-        self.view = view  # of kvjax.optax.caught_up, None everywhere else
+        self.view = view  # of kvjax.optax.caught_up and averaged, None everywhere else
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[TableSpec, Any]]:
         tape = None if self.tape is None else self.tape.again()
@@ -240,8 +240,9 @@ def check_without_a_view(table: Handle, op: str) -> None:
     """Whether a call that writes has a handle of what is stored."""
     if table.view is not None:
         raise fail(
-            ValueError, table.name, op, "the handle itself", "what kvjax.optax.caught_up gives, which only reads",
-            "give the parameters from before caught_up",
+            ValueError, table.name, op, "the handle itself",
+            f"what kvjax.optax.{table.view.made_by} gives, which only reads",
+            f"give the parameters from before {table.view.made_by}",
         )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from kvjax._sharded import reads
 from kvjax._table import tapes
 from kvjax._table.handle import Handle, check_without_a_view, keys_for, version_to_read, wait
 from kvjax._table.prefetched import Prefetched
+from kvjax._table.view import SlotView
 from kvjax._training.rowwise import Transform, as_rowwise
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
@@ -21,6 +22,9 @@ from kvjax._values.slot_layout import parse_type
 
 Missing: TypeAlias = Literal["init", "zeros"] | ArrayLike
 """What keys without a row read as, see `Reads.lookup`."""
+
+
+H = TypeVar("H", bound=Handle)
 
 
 class Reads(Handle):
@@ -36,6 +40,7 @@ class Reads(Handle):
         mask: ArrayLike | None = None,
         pad_id: int | None = None,
         missing: Missing | None = None,
+        slot: str | None = None,
         return_found: Literal[False] = False,
     ) -> jax.Array: ...
 
@@ -47,6 +52,7 @@ class Reads(Handle):
         mask: ArrayLike | None = None,
         pad_id: int | None = None,
         missing: Missing | None = None,
+        slot: str | None = None,
         return_found: Literal[True],
     ) -> tuple[jax.Array, jax.Array]: ...
 
@@ -58,6 +64,7 @@ class Reads(Handle):
         mask: ArrayLike | None = None,
         pad_id: int | None = None,
         missing: Missing | None = None,
+        slot: str | None = None,
         return_found: bool,
     ) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
@@ -68,6 +75,7 @@ class Reads(Handle):
         mask: ArrayLike | None = None,
         pad_id: int | None = None,
         missing: Missing | None = None,
+        slot: str | None = None,
         return_found: bool = False,
     ) -> jax.Array | tuple[jax.Array, jax.Array]:
         """Reads rows; changes nothing.
@@ -78,6 +86,8 @@ class Reads(Handle):
           pad_id: a key that is padding wherever it stands.
           missing: what a key without a row reads as: "init" (its initial row), "zeros", or a row ``(dim,)``. By
             default its initial row, unless the table's ``admit=`` says otherwise.
+          slot: name of a slot of a row's width, which is read in the place of rows that have it: "ema" of
+            `kvjax.optax.ema_rows`. It has no gradient.
           return_found: whether to return too which keys have a row.
 
         Returns:
@@ -86,6 +96,7 @@ class Reads(Handle):
         Raises:
           TypeError: the keys are not integers, or the mask is not bool.
           ValueError: the mask has another shape.
+          KeyError: the table has no such slot now.
           RuntimeError: the handle is stale (from a program, a ``jax.errors.JaxRuntimeError``, which is one).
 
         Example:
@@ -96,7 +107,7 @@ class Reads(Handle):
           >>> kvjax.drop_table("doc_lookup")
         """
         query = query_of(self, "lookup", keys, mask, pad_id)
-        rows, found = lookup(self, query, missing, with_found=return_found)
+        rows, found = lookup(self if slot is None else of_slot(self, slot), query, missing, with_found=return_found)
         return (rows, found) if return_found else rows
 
     def contains(self, keys: KeysLike) -> jax.Array:
@@ -182,20 +193,8 @@ class Reads(Handle):
         """
         check_without_a_view(self, "slot")
         version, keys = version_to_read(self, "slot"), keys_for(self, keys, "slot")
-        if tx is not None:
-            types = as_rowwise(tx).layout(self.dim).type_texts
-        else:
-            if not isinstance(version, Tracer):
-                wait(self)
-            types = dict(self.spec.host.slots(self.name, 0))
-        if name not in types:
-            raise fail(
-                KeyError, self.name, "slot", f"one of its slots {list(types)}", repr(name),
-                f"{meant(name, types)}slots appear with the first `apply` of an optimizer that has them; before it, "
-                "slot(name, keys, tx)",
-            )  # fmt: skip
-        dtype, shape = parse_type(types[name])
-        return reads.read_slot(self.spec, name, version, keys, dtype, shape)
+        of = _slot_types(self, "slot", name, tx, "slot(name, keys, tx)")[name]
+        return reads.read_slot(self.spec, name, version, keys, of.dtype, of.shape)
 
 
 class Query(NamedTuple):
@@ -250,14 +249,60 @@ def lookup(table: Handle, query: Query, missing: Any = None, with_found: bool = 
         rows, found, used = reads.lookup(spec, version, query.keys, mask, as_initial, with_found=asks)
     if table.view is not None:
         rows = table.view.rows(spec, version, query.keys, rows)
+        rows = rows if mask is None else jnp.where(mask[..., None], rows, jnp.zeros((), rows.dtype))
     if table.tape is not None:
         rows = table.tape.attach(rows, query.keys, mask, used)
-    elif spec.trainable and not table.follows:
+    elif spec.trainable and not table.follows and (table.view is None or table.view.trains):
         tapes.note(table.name)
     if substitute is not None:
         as_read = found if mask is None else found | ~mask
         rows = jnp.where(as_read[..., None], rows, substitute)
     return rows, found
+
+
+def of_slot(table: H, slot: str, tx: Transform | None = None, op: str = "lookup") -> H:
+    """The handle by which a table reads as one of its slots.
+
+    Args:
+      table: the handle.
+      slot: its name.
+      tx: the optimizer, or None: that whose slots the table has now.
+      op: for errors.
+    """
+    check_without_a_view(table, op)
+    types = _slot_types(table, op, slot, tx, "kvjax.optax.averaged(params, tx)")
+    if types[slot].shape != (table.dim,):
+        raise fail(
+            ValueError, table.name, op, f"a slot of rows ({table.dim},)", f"{slot!r}, {types[slot].shape}",
+            "table.slot(name, keys) reads any",
+        )  # fmt: skip
+    if table.spec.shares_row:
+        raise fail(
+            ValueError, table.name, op, "a table whose keys read their own rows", "one with a shared row",
+            "admit= with unadmitted='init' or 'zeros'; table.slot(name, keys) reads any slot",
+        )  # fmt: skip
+    return type(table)(table.version, table.spec, view=SlotView(slot, tuple(types.items())))
+
+
+def _slot_types(
+    table: Handle, op: str, name: str, tx: Transform | None, before: str
+) -> dict[str, jax.ShapeDtypeStruct]:
+    """The slots of a table, of which one has this name; `before` says what to do before there are any."""
+    if tx is not None:
+        layout = as_rowwise(tx).layout(table.dim)
+        types = dict(zip(layout.names, layout.types, strict=True))
+    else:
+        if not isinstance(version_to_read(table, op), Tracer):
+            wait(table)
+        held = {of: parse_type(text) for of, text in table.spec.host.slots(table.name, 0)}
+        types = {of: jax.ShapeDtypeStruct(shape, dtype) for of, (dtype, shape) in held.items()}
+    if name not in types:
+        raise fail(
+            KeyError, table.name, op, f"one of its slots {list(types)}", repr(name),
+            f"{meant(name, types)}slots appear with the first `apply` of an optimizer that has them; before it, "
+            f"{before}",
+        )  # fmt: skip
+    return types
 
 
 def _mask_of_prefetched(table: Handle, prefetched: Prefetched, mask: Any) -> Any:

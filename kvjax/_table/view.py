@@ -1,9 +1,10 @@
-"""Views: what a handle needs to read rows as they are now, where those that a batch left out are behind."""
+"""Views: what a handle needs to read its rows as others than are stored: those of now, or what a slot keeps of them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from kvjax._spec.spec import TableSpec
 from kvjax._training.catch_up import present_row
 from kvjax._training.rowwise import Late
 from kvjax._values.errors import fail
-from kvjax._values.slot_layout import row_bytes
+from kvjax._values.slot_layout import layout_text, row_bytes
 from kvjax._values.snapshot import Snapshot
 
 
@@ -33,19 +34,20 @@ def check_late(spec: TableSpec, rowwise: Late, op: str) -> None:
 _AT_ONCE = 1 << 16  # rows
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class View:
+class View(Protocol):
     """Attributes:
-    rowwise: the transform.
-    globals_: what it keeps for all rows together.
+    made_by: the function that gives handles with it, for errors.
+    trains: whether a gradient at its rows is one of the table's.
     """
 
-    rowwise: Late = dataclasses.field(metadata={"static": True})
-    globals_: tuple[jax.Array, ...]
+    @property
+    def made_by(self) -> str: ...
+
+    @property
+    def trains(self) -> bool: ...
 
     def rows(self, spec: TableSpec, version: jax.Array, keys: Keys, stored: jax.Array) -> jax.Array:
-        """Rows as they are now.
+        """Rows as the view has them.
 
         Args:
           spec: of the table.
@@ -53,21 +55,77 @@ class View:
           keys: ``(...)``.
           stored: ``(..., dim)``, what is in the table under them.
         """
-        layout = self.rowwise.layout(spec.dim)
-        words = reads.read_slot(spec, layout.text, version, keys, jnp.uint32, (sum(map(_words, layout.types)),))
-        now = present_row(self.rowwise, spec.dim)
-        for _ in keys.shape:
-            now = jax.vmap(now, in_axes=(0, 0, None))
-        return now(stored.astype(jnp.float32), _slots(layout.types, words), self.globals_)[0].astype(spec.row_dtype)
+        ...
 
     def snapshot(self, spec: TableSpec, stored: Snapshot, slots: bool) -> Snapshot:
-        """A snapshot with all rows as they are now; with their slots, which all of them then have.
+        """A snapshot of such rows.
 
         Args:
           spec: of the table.
           stored: with slots.
           slots: whether to keep them.
         """
+        ...
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SlotView:
+    """Rows as a slot of their width keeps them; those without slots are themselves.
+
+    Attributes:
+      slot: its name.
+      types: of all slots of the table by name, in their order.
+    """
+
+    slot: str = dataclasses.field(metadata={"static": True})
+    types: tuple[tuple[str, jax.ShapeDtypeStruct], ...] = dataclasses.field(metadata={"static": True})
+    made_by: str = dataclasses.field(default="averaged", metadata={"static": True})
+    trains: bool = dataclasses.field(default=False, metadata={"static": True})
+
+    def rows(self, spec: TableSpec, version: jax.Array, keys: Keys, stored: jax.Array) -> jax.Array:
+        """See `View`."""
+        # Of all slots, as a table may be asked before its first step for those that it will have.
+        kept = _read_slots(spec, version, keys, dict(self.types))[self.slot]
+        has = reads.read_slot(spec, "", version, keys, jnp.bool_, ())
+        return jnp.where(has[..., None], kept.astype(spec.row_dtype), stored)
+
+    def snapshot(self, spec: TableSpec, stored: Snapshot, slots: bool) -> Snapshot:
+        """See `View`."""
+        rows = stored.rows
+        values = rows.values
+        if self.slot in rows.slots:
+            values = np.where(rows.has_slots[:, None], rows.slots[self.slot].astype(values.dtype), values)
+        kept, types = (rows.slots, stored.slot_types) if slots else ({}, {})
+        return dataclasses.replace(stored, rows=dataclasses.replace(rows, values=values, slots=kept), slot_types=types)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PresentView:
+    """Rows as they are now, where those that a batch left out are behind.
+
+    Attributes:
+      rowwise: the transform.
+      globals_: what it keeps for all rows together.
+    """
+
+    rowwise: Late = dataclasses.field(metadata={"static": True})
+    globals_: tuple[jax.Array, ...]
+    made_by: str = dataclasses.field(default="caught_up", metadata={"static": True})
+    trains: bool = dataclasses.field(default=True, metadata={"static": True})
+
+    def rows(self, spec: TableSpec, version: jax.Array, keys: Keys, stored: jax.Array) -> jax.Array:
+        """See `View`."""
+        layout = self.rowwise.layout(spec.dim)
+        slots = _read_slots(spec, version, keys, dict(zip(layout.names, layout.types, strict=True)))
+        now = present_row(self.rowwise, spec.dim)
+        for _ in keys.shape:
+            now = jax.vmap(now, in_axes=(0, 0, None))
+        return now(stored.astype(jnp.float32), list(slots.values()), self.globals_)[0].astype(spec.row_dtype)
+
+    def snapshot(self, spec: TableSpec, stored: Snapshot, slots: bool) -> Snapshot:
+        """See `View`; all rows then have slots."""
         rows, layout = stored.rows, self.rowwise.layout(spec.dim)
         n = len(rows)
         values = np.empty_like(rows.values)
@@ -93,15 +151,19 @@ def _words(t: jax.ShapeDtypeStruct) -> int:
     return -(-row_bytes(t) // 4)
 
 
-def _slots(types: Sequence[jax.ShapeDtypeStruct], words: jax.Array) -> list[jax.Array]:
-    """Slots ``(..., *shape)`` of all slots of rows in words ``(..., n)`` uint32, at which each of them begins."""
-    slots, begin = [], 0
-    for t in types:
+def _read_slots(
+    spec: TableSpec, version: jax.Array, keys: Keys, types: Mapping[str, jax.ShapeDtypeStruct]
+) -> dict[str, jax.Array]:
+    """All slots of rows ``(..., *shape)`` by name, in one read of words ``(..., n)`` uint32, at which each begins."""
+    size = sum(map(_words, types.values()))
+    words = reads.read_slot(spec, layout_text(types), version, keys, jnp.uint32, (size,))
+    slots, begin = {}, 0
+    for name, t in types.items():
         part = words[..., begin : (begin := begin + _words(t))]
         if jnp.dtype(t.dtype).itemsize == 8:
             part = part.reshape(*part.shape[:-1], -1, 2)
         kind = jnp.uint8 if t.dtype == jnp.bool_ else t.dtype
         x = jax.lax.bitcast_convert_type(part, kind)
         x = x.reshape(*words.shape[:-1], -1)[..., : t.size].reshape(*words.shape[:-1], *t.shape)
-        slots.append(x.astype(t.dtype))
+        slots[name] = x.astype(t.dtype)
     return slots

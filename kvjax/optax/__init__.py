@@ -8,8 +8,8 @@ from kvjax._values.facts import Words as Words
 from kvjax.optax._accumulate import AccumulateState as AccumulateState
 from kvjax.optax._accumulate import accumulate as accumulate
 from kvjax.optax._average import EmaRowsState as EmaRowsState
+from kvjax.optax._average import averaged as averaged
 from kvjax.optax._average import ema_rows as ema_rows
-from kvjax.optax._average import lookup_average as lookup_average
 from kvjax.optax._catch_up import CatchUpRows as CatchUpRows
 from kvjax.optax._catch_up import CatchUpState as CatchUpState
 from kvjax.optax._catch_up import catch_up as catch_up
@@ -51,8 +51,8 @@ __all__ = [
     "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "CatchUpRows", "CatchUpState",
     "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GroupAdamState", "Late", "LeafReport",
     "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState", "Rowwise", "RowwiseAdagradState", "SegmentsState",
-    "Words", "accumulate", "adagrad_decay", "add_row_noise", "apply_if", "apply_if_finite", "catch_up", "caught_up",
-    "check_compatibility", "ema_rows", "ftrl", "global_norm", "group_adam", "group_lasso", "joint", "lookup_average",
+    "Words", "accumulate", "adagrad_decay", "add_row_noise", "apply_if", "apply_if_finite", "averaged", "catch_up",
+    "caught_up", "check_compatibility", "ema_rows", "ftrl", "global_norm", "group_adam", "group_lasso", "joint",
     "mean_of_duplicates", "partition", "rowwise", "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency",
     "scale_loss", "segments", "sparse_group_ftrl", "sweep",
 ]  # fmt: skip

@@ -1,28 +1,31 @@
-"""Averages of rows over steps, for evaluation: what an average is ahead or behind of its row is a slot."""
+"""Averages of rows over steps, for evaluation: a slot of each row, and parameters that read as it."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from kvjax._keys.keys import KeysLike
-from kvjax._table.table import Table
-from kvjax._training.rowwise import Transform
+from kvjax._table.handle import check_outside_a_loss
+from kvjax._table.reads import of_slot
+from kvjax._table.table import is_table
+from kvjax._training.rowwise import as_rowwise
+from kvjax.optax._partition import TableTx, chooser
 
-_SLOT = "average_lag"
+T = TypeVar("T")
+_SLOT = "ema"
 
 
 class EmaRowsState(NamedTuple):
     """State of `ema_rows`.
 
     Attributes:
-      average_lag: the average less the parameters, of their shape and dtype.
+      ema: the average, of the parameters' shape and dtype.
     """
 
-    average_lag: Any
+    ema: Any
 
 
 def ema_rows(decay: float) -> optax.GradientTransformation:
@@ -36,10 +39,12 @@ def ema_rows(decay: float) -> optax.GradientTransformation:
       decay: in 0..1.
 
     Returns:
-      An optax transform. Its slot in tables is "average_lag", ``(dim,)``: what `lookup_average` adds to a row.
+      An optax transform; its update needs ``params``. Its slot in tables is "ema", ``(dim,)``, which ``lookup(keys,
+      slot="ema")`` reads, and all of a model in which `averaged` stands. That of dense parameters is
+      ``optax.tree_utils.tree_get(state, "ema")``.
 
     Raises:
-      ValueError: `decay` is not in 0..1.
+      ValueError: `decay` is not in 0..1; or, in ``update``, without params.
 
     Source: Polyak and Juditsky, Acceleration of stochastic approximation by averaging (1992).
 
@@ -49,7 +54,7 @@ def ema_rows(decay: float) -> optax.GradientTransformation:
       >>> tx = optax.chain(optax.sgd(1.0), kvjax.optax.ema_rows(0.5))
       >>> for _ in range(2):
       ...     table, _ = table.apply(tx, kvjax.SparseRows(np.array([7]), jnp.ones((1, 1))))
-      >>> table.lookup(7).tolist(), kvjax.optax.lookup_average(table, 7).tolist()
+      >>> table.lookup(7).tolist(), table.lookup(7, slot="ema").tolist()
       ([-2.0], [-1.25])
       >>> kvjax.drop_table("doc_ema")
     """
@@ -57,30 +62,65 @@ def ema_rows(decay: float) -> optax.GradientTransformation:
         raise ValueError(f"kvjax: ema_rows: want a decay in 0..1, got {decay}")
 
     def init(params: Any) -> EmaRowsState:
-        return EmaRowsState(jax.tree.map(jnp.zeros_like, params))
+        return EmaRowsState(jax.tree.map(jnp.asarray, params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, EmaRowsState]:
-        del params
-        # The parameters move by an update, and the average by the rest of the way to them.
-        lag = jax.tree.map(lambda lag, u: (decay * (lag - u)).astype(lag.dtype), state.average_lag, updates)
-        return updates, EmaRowsState(lag)
+        if params is None:
+            raise ValueError("kvjax: ema_rows: want update(grads, state, params), got no params; it averages them")
+        after = optax.apply_updates(params, updates)
+        average = jax.tree.map(lambda ema, x: (decay * ema + (1 - decay) * x).astype(ema.dtype), state.ema, after)
+        return updates, EmaRowsState(average)
 
     return optax.GradientTransformation(init, update)
 
 
-def lookup_average(table: Table, keys: KeysLike, tx: Transform | None = None) -> jax.Array:
-    """The averages of rows that `ema_rows` has kept.
+def averaged(params: T, tx: TableTx) -> T:
+    """Parameters whose tables read as the averages that `ema_rows` keeps, for evaluation and export; writes nothing.
 
     Args:
-      table: a handle.
-      keys: ``(...)``.
-      tx: the optimizer, needed in a compiled function that begins with the table's first `apply`, see `Table.slot`.
+      params: a tree that holds tables, or a `Table`.
+      tx: what `partition` was given as ``tables=``, or `Table.apply` as its transform. Tables whose transform has no
+        `ema_rows` stay as they are, and so do dense parameters.
 
     Returns:
-      ``(..., dim)`` float32. Of a key without a row, and of a row that this optimizer has not written, what a lookup
-      gives.
+      The same tree. Its tables only read: lookups, also of layers and bags, and `Table.export`. A key without a row,
+      and a row that no step of this optimizer has written, read as they are.
 
     Raises:
-      KeyError: the table's optimizer has no `ema_rows`, or has not trained it yet.
+      KeyError: no table has an `ema_rows`, or one has several, which have no single name.
+      ValueError: a table has a row that unadmitted keys share; or a gradient is taken at these parameters.
+
+    Example:
+      >>> import jax.numpy as jnp, kvjax, optax
+      >>> params = {"t": kvjax.get_table("doc_averaged", dim=1), "w": jnp.ones(1)}
+      >>> rows = optax.chain(optax.sgd(1.0), kvjax.optax.ema_rows(0.5))
+      >>> tx = kvjax.optax.partition(dense=optax.sgd(0.0), tables=rows)
+      >>> state = tx.init(params)
+      >>> for _ in range(2):
+      ...     grads = kvjax.grad(lambda p: jnp.sum(p["t"].lookup(7) * p["w"]))(params)
+      ...     updates, state = tx.update(grads, state, params)
+      ...     params = optax.apply_updates(params, updates)
+      >>> kvjax.optax.averaged(params, rows)["t"].lookup(7).tolist()
+      [-1.25]
+      >>> kvjax.drop_table("doc_averaged")
     """
-    return table.lookup(keys).astype(jnp.float32) + table.slot(_SLOT, keys, tx).astype(jnp.float32)
+    choose, found = chooser(tx), 0
+
+    def seen(x: Any) -> Any:
+        nonlocal found
+        if not is_table(x) or not x.spec.trainable:
+            return x
+        check_outside_a_loss(x, "averaged")
+        rowwise = as_rowwise(choose(x.name))
+        if _SLOT not in rowwise.layout(x.dim).names:
+            return x
+        found += 1
+        return of_slot(x, _SLOT, rowwise, "averaged")
+
+    made = jax.tree.map(seen, params, is_leaf=is_table)
+    if not found:
+        raise KeyError(
+            "kvjax: averaged: want tables with the slot 'ema', got none whose transform has one; chain "
+            "kvjax.optax.ema_rows(decay) behind it"
+        )
+    return made

@@ -8,7 +8,7 @@ import jax
 
 from kvjax._table.handle import check_one_version, check_outside_a_loss, check_without_a_view
 from kvjax._table.table import Table, is_table
-from kvjax._table.view import View, check_late
+from kvjax._table.view import PresentView, check_late
 from kvjax._training.catch_up import CatchUpRows as CatchUpRows
 from kvjax._training.catch_up import CatchUpState as CatchUpState
 from kvjax._training.catch_up import catching_up
@@ -164,7 +164,7 @@ def _viewed(table: Table, rowwise: Late, state: Any) -> Table:
             ValueError, table.name, op, f"the state of its transform, {want}", f"{form}",
             "give the state that the last update returned",
         )  # fmt: skip
-    return Table(table.version, table.spec, view=View(rowwise, tuple(leaves)))
+    return Table(table.version, table.spec, view=PresentView(rowwise, tuple(leaves)))
 
 
 def _state_of(table: Table, params: Any, state: Any) -> Any:

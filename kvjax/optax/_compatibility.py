@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from kvjax._training.catch_up import present_row
+from kvjax._training.catch_up import catching_up
 from kvjax._training.coupling import Coupling, coupling_of
 from kvjax._training.rowwise import Late, Rowwise, Transform, as_rowwise
-from kvjax._training.slots import COUNTS, SlotLayout
-from kvjax._training.update import takes_facts, update_of
+from kvjax._training.slots import COUNTS, SlotCount, SlotLayout
 from kvjax._values.arrays import PyTree
-from kvjax._values.facts import ROW_FACTS, RowFacts, Words
 from kvjax._values.numbers import is_integer
 from kvjax._values.slot_layout import type_text
+from kvjax.optax._trials import Trial, tried
 
 Verdict: TypeAlias = Literal["equal", "lazy", "per row", "refused"]
 
-_ROWS, _STEPS = 6, 8
 _EQUAL = 1e-5  # of the greatest displacement
 _EQUAL_LATE = 1e-4  # in the first steps float32 has 6e-5 of the bias of Adam's moments, which XLA's powers round apart
 _MEANS = {
@@ -33,10 +29,17 @@ _MEANS = {
 }
 _MENDS = {
     "equal": "",
-    "lazy": "none if lazy rows are meant (a higher rate makes up for the steps that rows miss); "
-    "kvjax.optax.catch_up(tx) makes most of them equal to dense training, and optax.sgd and optax.adagrad are",
+    "lazy": "none if lazy rows are meant (a higher rate makes up for the steps that rows miss); otherwise optax.sgd or "
+    "optax.adagrad, which are equal to dense training; kvjax.optax.catch_up has no closed form of it",
     "per row": "kvjax.optax.joint(tx) before partition, if it keeps no arrays; none if norms of a row are meant",
 }
+_CATCH_UP = (
+    "kvjax.optax.catch_up(tx) makes rows equal to dense training; none if lazy rows are meant (a higher rate makes up "
+    "for the steps that rows miss)"
+)
+_SHARE = 'kvjax.optax.rowwise(tx, count="global") shares the count, as dense training does'
+_LOST, _FARTHER = 1e-3, 4.0  # of the way of a gradient in dense training
+_HELD = "kvjax.optax.accumulate(kvjax.optax.partition(...), k) around all, if it is to hold gradients back"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +55,7 @@ class LeafReport:
       difference: its greatest difference from dense training, of its greatest magnitude there, with rows that are
         touched now and then; nan where there is no counterpart.
       from_value: whether it starts from the values of a row.
+      mend: what makes it that of dense training, if anything does.
     """
 
     name: str
@@ -61,6 +65,24 @@ class LeafReport:
     verdict: Verdict
     difference: float
     from_value: bool
+    mend: str
+
+
+@dataclasses.dataclass(frozen=True)
+class CountReport:
+    """What a transform does to rows with one choice of ``count=``.
+
+    Attributes:
+      every_step: see `Compatibility`.
+      some_steps: see `Compatibility`.
+      reached: how far a gradient that comes alone moves its row in the end, when the row is touched now and then
+        without a gradient: least and most, as a part of its way in dense training. 1 and 1: gradients are conserved;
+        less: a part goes with the steps that a row misses; 0: one that is held back is lost; 2: one is applied twice.
+    """
+
+    every_step: float
+    some_steps: float
+    reached: tuple[float, float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +95,7 @@ class Compatibility:
       every_step: greatest difference of a row from dense training with the same gradients, when every row is touched in
         every step, as a part of the greatest displacement.
       some_steps: the same when about half of the rows are touched in a step.
+      counts: the same by the choices of ``count=`` (see `rowwise`), and whether gradients are conserved.
       leaves: of its state.
       reason: why it is refused, or what the verdict means.
       mend: what to do about it.
@@ -81,6 +104,7 @@ class Compatibility:
     verdict: Verdict
     every_step: float
     some_steps: float
+    counts: dict[SlotCount, CountReport]
     leaves: tuple[LeafReport, ...]
     reason: str
     mend: str
@@ -92,6 +116,12 @@ class Compatibility:
                 f"  difference: {self.every_step:.2g} of the greatest displacement with every row touched in every "
                 f"step, {self.some_steps:.2g} with about half of them"
             )
+        for names, of in _alike(self.counts):
+            least, most = of.reached
+            lines.append(
+                f"  count={names}: {of.every_step:.2g} and {of.some_steps:.2g}; a gradient that comes alone goes "
+                f"{least:.2g} to {most:.2g} of its way"
+            )
         for leaf in self.leaves:
             others = ", ".join(f'"{c}"' for c in COUNTS if (c in leaf.slot_under) != (leaf.kept == "slot"))
             other = {"slot": "global", "global": "slot"}[leaf.kept]
@@ -100,6 +130,7 @@ class Compatibility:
                 + (f" ({other} with count={others})" if others else "")
                 + (", starts from the row" if leaf.from_value else "")
                 + f"; {leaf.verdict}, difference {leaf.difference:.2g}"
+                + (f"; mend: {leaf.mend}" if leaf.mend else "")
             )
         return "\n".join([*lines, *([f"  mend: {self.mend}"] if self.mend else [])])
 
@@ -141,23 +172,60 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
         layouts = {count: Rowwise(rowwise.tx, count).layout(dim) for count in COUNTS}
     except ValueError as error:
         reason, _, mend = str(error).partition("; ")
-        return Compatibility("refused", np.nan, np.nan, (), reason, mend)
+        return Compatibility("refused", np.nan, np.nan, {}, (), reason, mend)
     layout = layouts[rowwise.count]
     coupling = coupling_of(rowwise.tx, dim, layout.is_slot, extra_args or None)
+    # The one that is asked for, and those that share other scalars.
+    kinds = {layout.is_slot: rowwise}
+    for count, other in layouts.items():
+        kinds.setdefault(other.is_slot, Rowwise(rowwise.tx, count))
     try:
-        every, some = _measured(rowwise, dim, extra_args, [np.ones((_STEPS, _ROWS), bool), _sometimes()])
+        measured = dict(zip(kinds, tried(list(kinds.values()), dim, extra_args), strict=True))
     except TypeError as error:
         raise TypeError(
             "kvjax: check_compatibility: want the extra arguments of the transform's update, got "
             f"{sorted(extra_args)}: {error}; for instance check_compatibility(tx, {dim}, value=1.0)"
         ) from error
+    every, some, reached = measured[layout.is_slot]
     equal = max(_EQUAL_LATE, every.rounding, some.rounding) if isinstance(rowwise, Late) else _EQUAL
     verdict = _verdict(coupling is None or coupling.updates, every.rows, some.rows, equal)
     where = f" (by {', '.join(coupling.where)})" if coupling is not None and verdict == "per row" else ""
-    return Compatibility(
-        verdict, every.rows, some.rows, _leaves(rowwise, dim, layouts, coupling, every, some),
-        _MEANS[verdict] + where, _MENDS[verdict],
-    )  # fmt: skip
+    by_count = {count: measured[layouts[count].is_slot] for count in COUNTS}
+    counts = {count: CountReport(m.every.rows, m.some.rows, m.reached) for count, m in by_count.items()}
+    mend = leaf_mend = _MENDS[verdict]
+    if verdict == "lazy":
+        mend, leaf_mend = _mends(rowwise, reached, counts)
+    leaves = _leaves(rowwise, dim, layouts, coupling, by_count, leaf_mend)
+    return Compatibility(verdict, every.rows, some.rows, counts, leaves, _MEANS[verdict] + where, mend)
+
+
+def _mends(rowwise: Rowwise, reached: tuple[float, float], counts: dict[SlotCount, CountReport]) -> tuple[str, str]:
+    """Of a lazy transform, and of the slots that make it lazy."""
+    if _conserves(*counts["global"].reached) and not _conserves(*reached):
+        return f"{_SHARE}: a row that counts its own touches begins, or slows down, at other steps", "none"
+    if reached[0] < _LOST:
+        return _HELD, _HELD
+    return (_CATCH_UP, "kvjax.optax.catch_up(tx)") if _catches_up(rowwise) else (_MENDS["lazy"], "none")
+
+
+def _conserves(least: float, most: float) -> bool:
+    return least >= _LOST and most <= _FARTHER
+
+
+def _catches_up(rowwise: Rowwise) -> bool:
+    try:
+        catching_up(rowwise.tx, "catch_up")
+    except (TypeError, ValueError):  # it has no closed form, or wants more than gradients
+        return False
+    return not isinstance(rowwise, Late)
+
+
+def _alike(counts: dict[SlotCount, CountReport]) -> list[tuple[str, CountReport]]:
+    """Reports with the choices that have them."""
+    alike: dict[CountReport, list[str]] = {}
+    for count, report in counts.items():
+        alike.setdefault(report, []).append(f'"{count}"')
+    return [(" and ".join(names), report) for report, names in alike.items()]
 
 
 def _verdict(coupled: bool, every: float, some: float, equal: float = _EQUAL) -> Verdict:
@@ -167,124 +235,31 @@ def _verdict(coupled: bool, every: float, some: float, equal: float = _EQUAL) ->
 
 
 def _leaves(
-    rowwise: Rowwise, dim: int, layouts: dict[Any, SlotLayout], coupling: Coupling | None, every: Any, some: Any
+    rowwise: Rowwise,
+    dim: int,
+    layouts: dict[Any, SlotLayout],
+    coupling: Coupling | None,
+    measured: dict[SlotCount, Trial],
+    mend: str,
 ) -> tuple[LeafReport, ...]:
     state = jax.eval_shape(rowwise.tx.init, jax.ShapeDtypeStruct((1, dim), jnp.float32))
     layout, reports = layouts[rowwise.count], []
-    slot_types = iter(layout.types)
+    slot_types, (every, some, _) = iter(layout.types), measured[rowwise.count]
     for i, (path, leaf) in enumerate(jax.tree_util.tree_flatten_with_path(state)[0]):
         slot = layout.is_slot[i]
         of = next(slot_types) if slot else leaf
+        verdict = _verdict(coupling is None or coupling.leaves[i], every.leaves[i], some.leaves[i])
+        shared = not layouts["global"].is_slot[i] and measured["global"].some.leaves[i] <= _EQUAL
         reports.append(
             LeafReport(
                 name=jax.tree_util.keystr(path),
                 type=type_text(of.dtype, of.shape),
                 kept="slot" if slot else "global",
                 slot_under=tuple(count for count in COUNTS if layouts[count].is_slot[i]),
-                verdict=_verdict(coupling is None or coupling.leaves[i], every.leaves[i], some.leaves[i]),
+                verdict=verdict,
                 difference=some.leaves[i],
                 from_value=coupling is not None and coupling.starts[i],
+                mend="" if verdict == "equal" else _SHARE if slot and shared and mend != _HELD else mend,
             )
         )
     return tuple(reports)
-
-
-class _Difference(NamedTuple):
-    rows: float
-    leaves: list[float]
-    rounding: float  # what float32 rounds rows apart by, in the same unit
-
-
-def _sometimes() -> np.ndarray:
-    """Which rows are touched in which step: each of them now and then, the last one first in the middle."""
-    touched = np.random.default_rng(1).random((_STEPS, _ROWS)) < 0.5
-    touched[: _STEPS // 2, -1] = False
-    touched[_STEPS // 2] = True
-    return touched
-
-
-def _measured(rowwise: Rowwise, dim: int, extra: dict[str, Any], patterns: Sequence[np.ndarray]) -> list[_Difference]:
-    """Differences between a dense array and its rows, by the same gradients, for some patterns of touched rows."""
-    tx: Any = optax.with_extra_args_support(rowwise.tx)  # pyright: ignore[reportArgumentType]
-    layout, one = rowwise.layout(dim), update_of(rowwise, dim, extra)
-    rng = np.random.default_rng(0)
-    start = rng.normal(size=(_ROWS, dim)).astype(np.float32)
-    noise = rng.normal(size=(_STEPS, _ROWS, dim)).astype(np.float32)
-    shared = [None] * layout.is_slot.count(False)
-    takes = takes_facts(rowwise, dim, extra)
-    rows_of = jax.vmap(one.update, in_axes=(0, 0, 0, None, 0), out_axes=(0, 0, shared))
-
-    def first(values: Any) -> Any:
-        return (values, tx.init(values)), (
-            values,
-            jax.vmap(one.initial)(values),
-            tuple(jax.tree.leaves(rowwise.first_globals(dim))),
-        )
-
-    def step(dense: Any, sparse: Any, grads: Any, touched: Any, facts: RowFacts) -> Any:
-        def kept(new: Any, old: Any) -> Any:
-            return jnp.where(touched.reshape(-1, *[1] * (old.ndim - 1)), new, old)
-
-        grads = kept(grads, jnp.zeros_like(grads))
-        values, state = dense
-        updates, state = tx.update(grads, state, values, **extra, **({ROW_FACTS: facts} if takes else {}))
-        rows, slots, globals_ = sparse
-        new_rows, new_slots, globals_ = rows_of(grads, rows, slots, globals_, facts if takes else None)
-        sparse = kept(new_rows, rows), [*map(kept, new_slots, slots)], tuple(globals_)
-        return (optax.apply_updates(values, updates), state), sparse
-
-    begin = jax.jit(first)(start)
-    operands = (noise[0], patterns[0][0], next(_facts(patterns[0])))
-    compiled = jax.jit(step).lower(*begin, *operands).compile({"xla_backend_optimization_level": "0"})
-    results = []
-    for touched in patterns:
-        dense, sparse = begin
-        for grads, now, facts in zip(noise, touched, _facts(touched), strict=True):
-            dense, sparse = compiled(dense, sparse, grads, now, facts)
-        if isinstance(rowwise, Late):  # whose rows are behind
-            rows, slots, globals_ = sparse
-            now = jax.jit(jax.vmap(present_row(rowwise, dim), in_axes=(0, 0, None)))
-            sparse = *now(rows, slots, globals_), globals_
-        results.append(_difference(layout, start, dense, sparse))
-    return results
-
-
-def _facts(touched: np.ndarray) -> Iterator[RowFacts]:
-    """Of all rows in each step, of keys from 0 on; a row that is not touched has no occurrences in it."""
-    frequency, last = np.zeros(_ROWS, np.int32), np.full(_ROWS, -1)
-    for step, now in enumerate(touched, 1):
-        words = [Words(x.astype(np.uint32), (x >> 32).astype(np.uint32)) for x in (last, np.full(_ROWS, step))]
-        missed = np.where(frequency > 0, step - last - 1, 0).astype(np.int32)
-        frequency = frequency + now.astype(np.int32)
-        key = Words(np.arange(_ROWS, dtype=np.uint32), np.zeros(_ROWS, np.uint32))
-        yield RowFacts(now.astype(np.int32), frequency, missed, words[0], words[1], key)
-        last = np.where(now, step, last)
-
-
-def _difference(layout: SlotLayout, start: np.ndarray, dense: Any, sparse: Any) -> _Difference:
-    (values, state), (rows, slots, globals_) = jax.tree.map(np.asarray, (dense, sparse))
-    each = (x.reshape(_ROWS, *shape) for x, shape in zip(slots, layout.shapes, strict=True))
-    all_ = (np.broadcast_to(x, (_ROWS, *x.shape)) for x in globals_)
-    mine = [next(each) if slot else next(all_) for slot in layout.is_slot]
-    leaves = [_apart(x, y) for x, y in zip(mine, jax.tree.leaves(state), strict=True)]
-    far = np.max(np.abs(values - start), initial=0)
-    rounding = _STEPS * np.finfo(np.float32).eps * np.max(np.abs(values)) / far if far > 0 else 0.0
-    return _Difference(_relative(rows, values, far), leaves, float(rounding))
-
-
-def _apart(rows: np.ndarray, dense: np.ndarray) -> float:
-    """The difference of a leaf that each row has from that of the array: along its axis of rows, if it has one."""
-    if dense.size == rows.size:
-        dense = dense.reshape(rows.shape)
-        return _relative(rows, dense, np.max(np.abs(dense.astype(np.float64)), initial=0))
-    axis = next((i for i, (n, m) in enumerate(zip(dense.shape, rows.shape[1:], strict=False)) if n != m), None)
-    if rows.ndim - 1 != dense.ndim or (axis is not None and dense.shape[axis] != _ROWS):
-        return np.nan
-    dense = dense[None] if axis is None else np.expand_dims(np.moveaxis(dense, axis, 0), axis + 1)
-    dense = np.broadcast_to(dense, rows.shape)
-    return _relative(rows, dense, np.max(np.abs(dense.astype(np.float64)), initial=0))
-
-
-def _relative(got: np.ndarray, want: np.ndarray, scale: float) -> float:
-    difference = np.max(np.abs(got.astype(np.float64) - want.astype(np.float64)), initial=0)
-    return float(difference / scale) if scale > 0 else float(difference)

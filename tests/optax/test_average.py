@@ -7,8 +7,10 @@ import optax
 import pytest
 
 import kvjax
+import kvjax.flax
 from kvjax._training.update import lowered
-from kvjax.optax import ema_rows, lookup_average
+from kvjax.optax import averaged, ema_rows
+from tests.support.marks import slow
 
 pytestmark = pytest.mark.usefixtures("promotion")
 TX = optax.chain(optax.adam(0.1), ema_rows(0.8))
@@ -20,18 +22,62 @@ def test_rows_follow_the_formula(make):
     keys = np.arange(8)
     average = np.asarray(table.lookup(keys), np.float64)
     step = jax.jit(lambda table, grads: table.apply(TX, grads)[0])
-    with pytest.raises(KeyError, match="average_lag"):
-        lookup_average(table, keys)  # before the first step there is none
+    with pytest.raises(KeyError, match="'ema'"):
+        table.lookup(keys, slot="ema")  # before the first step there is none
+    np.testing.assert_array_equal(averaged(table, TX).lookup(keys), table.lookup(keys))
     for _ in range(6):
         touched = rng.integers(0, 7, 6)  # never the last
         table = step(table, kvjax.SparseRows(touched, jnp.asarray(rng.normal(size=(6, 3)), jnp.float32)))
         now = np.asarray(table.lookup(keys), np.float64)
         some = np.unique(touched)
         average[some] = 0.8 * average[some] + 0.2 * now[some]
-        np.testing.assert_allclose(lookup_average(table, keys), average, atol=1e-6)
+        np.testing.assert_allclose(table.lookup(keys, slot="ema"), average, atol=1e-6)
     table = table.upsert(100, np.ones(3))  # a row without slots
-    np.testing.assert_array_equal(lookup_average(table, np.array([100, 7])), table.lookup(np.array([100, 7])))
-    np.testing.assert_array_equal(jax.jit(lookup_average)(table, kvjax.keys(keys)), lookup_average(table, keys))
+    some = np.array([100, 7, 3, 5])
+    read = jax.jit(lambda table, keys, **options: averaged(table, TX).lookup(keys, **options))
+    got = table.lookup(some, slot="ema", mask=np.array([True, True, True, False]))
+    np.testing.assert_array_equal(got[:2], table.lookup(some[:2]))
+    assert not got[3].any() and np.abs(average[3] - np.asarray(got[2])).max() < 1e-6
+    np.testing.assert_array_equal(read(table, kvjax.keys(some)), table.lookup(some, slot="ema"))
+    np.testing.assert_array_equal(read(table, kvjax.keys([10**9]), missing=jnp.zeros(3)), jnp.zeros((1, 3)))
+    exported = averaged(table, TX).export()
+    np.testing.assert_array_equal(exported.values, table.lookup(exported.keys, slot="ema"))
+
+
+@slow
+def test_models_read_averages(make, mesh):
+    """Of layers and bags, over a mesh; and of a dense tree beside them."""
+    table = make(2, mesh=mesh(2), dtype="bfloat16", initializer=1.0)
+    params = {"t": table, "other": make(2, initializer=3.0), "w": jnp.ones(2)}
+    rows = {table.name: optax.chain(optax.sgd(1.0), ema_rows(0.5)), params["other"].name: optax.sgd(1.0)}
+    tx = kvjax.optax.partition(dense=optax.chain(optax.sgd(1.0), ema_rows(0.5)), tables=rows)
+    state, keys = tx.init(params), kvjax.keys(np.array([7, 8]))
+    both = np.array([[7, 8], [7, 99]])
+    for _ in range(2):
+        grads = {"t": kvjax.SparseRows(keys, jnp.ones((2, 2))), "other": kvjax.SparseRows(keys, jnp.ones((2, 2)))}
+        updates, state = tx.update(grads | {"w": jnp.ones(2)}, state, params)
+        params = optax.apply_updates(params, updates)
+    seen = averaged(params, rows)
+    assert seen["t"].lookup(both)[..., 0].tolist() == [[-0.25, -0.25], [-0.25, 1.0]]
+    assert params["t"].lookup(both, slot="ema")[..., 0].tolist() == [[-0.25, -0.25], [-0.25, 1.0]]
+    assert kvjax.lookup_bag(seen["t"], both, combiner="sum")[:, 0].tolist() == [-0.5, 0.75]
+    assert kvjax.flax.Embed(table.name).apply({"params": {"table": seen["t"]}}, both[0])[:, 0].tolist() == [-0.25] * 2
+    assert seen["other"].lookup(7).tolist() == [1.0, 1.0] and seen["w"].tolist() == [-1.0, -1.0]
+    assert optax.tree_utils.tree_get(state.dense, "ema")["w"].tolist() == [-0.25, -0.25]
+
+
+@slow
+def test_averages_only_read(make):
+    """They are no rows to train; but a loss may read them beside those that it trains."""
+    table, _ = make(1, initializer=1.0).apply(TX, kvjax.SparseRows(np.array([7]), jnp.ones((1, 1))))
+    with pytest.raises(ValueError, match=r"value_and_grad: .*, got what kvjax\.optax\.averaged gives"):
+        kvjax.grad(lambda t: jnp.sum(t.lookup(7)))(averaged(table, TX))
+    with pytest.raises(ValueError, match=r"got what kvjax\.optax\.averaged gives"):
+        averaged(table, TX).upsert(7, [1.0])
+    grads = kvjax.grad(lambda t: jnp.sum((t.lookup(7) - t.lookup(7, slot="ema")) ** 2))(table)
+    assert grads.keys.size == 1
+    np.testing.assert_allclose(grads.rows, 2 * (table.lookup(7) - table.lookup(7, slot="ema"))[None], rtol=1e-6)
+    assert table.live().lookup(7, slot="ema").tolist() == table.lookup(7, slot="ema").tolist()
 
 
 def test_arrays_have_the_average_too():
@@ -41,7 +87,7 @@ def test_arrays_have_the_average_too():
         updates, state = TX.update(jnp.ones(4), state, params)
         params = optax.apply_updates(params, updates)
         average = 0.8 * average + 0.2 * params
-    np.testing.assert_allclose(params + state[1].average_lag, average, rtol=1e-6)
+    np.testing.assert_allclose(state[1].ema, average, rtol=1e-6)
 
 
 @pytest.mark.cpu_table
@@ -54,6 +100,14 @@ def test_it_is_a_row_program_and_keeps_rows_apart(make):
 def test_what_is_wrong_is_said(make):
     with pytest.raises(ValueError, match=r"ema_rows: want a decay in 0\.\.1, got 1.5"):
         ema_rows(1.5)
-    table, _ = make(2).apply(optax.sgd(0.1), kvjax.SparseRows(np.array([1]), jnp.ones((1, 2))))
-    with pytest.raises(KeyError, match="average_lag"):
-        lookup_average(table, 1)
+    table, _ = make(2).apply(optax.adam(0.1), kvjax.SparseRows(np.array([1]), jnp.ones((1, 2))))
+    for name, error in (("ema", KeyError), ("count", ValueError)):
+        with pytest.raises(error, match=f"lookup: want .*{name}"):
+            table.lookup(1, slot=name)
+    with pytest.raises(KeyError, match="averaged: want tables with the slot 'ema'"):
+        averaged(table, optax.adam(0.1))
+    shared = make(2, admit=kvjax.admit.MinCount(2, unadmitted=-1))
+    with pytest.raises(ValueError, match="averaged: want a table whose keys read their own rows"):
+        averaged(shared, TX)
+    with pytest.raises(ValueError, match="ema_rows: want update"):
+        ema_rows(0.5).update(jnp.ones(1), ema_rows(0.5).init(jnp.ones(1)))

@@ -42,6 +42,52 @@ def test_the_leaves_of_a_state():
     assert z.from_value and "starts from the row" in str(check_compatibility(optax.contrib.schedule_free_sgd(0.1), 4))
 
 
+def held_back():
+    """Sums two steps, as optax.apply_every does, by another name."""
+
+    def update(grads, state, params=None):
+        first = state["count"] % 2 == 0
+        held = jnp.where(first, 0, state["held"]) + grads
+        return jnp.where(first, 0, held), {"count": state["count"] + 1, "held": held}
+
+    return optax.GradientTransformation(
+        lambda params: {"count": jnp.zeros((), jnp.int32), "held": jnp.zeros_like(params)}, update
+    )
+
+
+@slow
+def test_gradients_are_lost_or_doubled():
+    """By a row's own count those of its first touch of two, by the steps of all what is left from the cycle before."""
+    found = check_compatibility(held_back(), 4)
+    assert {count: of.reached for count, of in found.counts.items()} == {
+        "auto": (0.0, 1.0), "row": (0.0, 1.0), "global": (0.0, 2.0)
+    }  # fmt: skip
+    assert "accumulate" in found.mend and "0 to 2 of its way" in str(found)
+    assert ["accumulate" in leaf.mend for leaf in found.leaves] == [True, True]
+    assert {of.reached for of in check_compatibility(optax.adagrad(0.1), 4).counts.values()} == {(1.0, 1.0)}
+    least, most = check_compatibility(optax.adam(0.1), 4).counts["auto"].reached
+    assert 0.1 < least < 1 and most < 1.1
+
+
+@slow
+def test_mends():
+    """What is said to help does: catch_up, and one count for all rows where a schedule reads it."""
+    for tx, words, leaf in (
+        (optax.adam(0.1), r"catch_up\(tx\) makes rows equal", "catch_up"),
+        (optax.lion(0.1), "no closed form", "none"),
+        (optax.contrib.madgrad(optax.linear_schedule(0.1, 0.0, 5)), 'count="global"', "none"),
+        (optax.clip_by_global_norm(1.0), "joint", ""),
+    ):
+        found = check(tx, 4)
+        assert re.search(words, found.mend)
+        assert all(leaf in x.mend for x in found.leaves if x.type == "float32[4]" and x.verdict != "equal")
+    scheduled = optax.contrib.madgrad(optax.linear_schedule(0.1, 0.0, 5))
+    reached = {count: of.reached[1] for count, of in check_compatibility(scheduled, 4).counts.items()}
+    assert reached["auto"] > 10 and reached["global"] < 1
+    (count,) = [leaf for leaf in check_compatibility(optax.adam(0.1), 4).leaves if leaf.type == "int32[]"]
+    assert 'count="global"' in count.mend
+
+
 def test_a_count_that_is_shared_changes_the_verdict_of_its_leaf():
     """Adam's bias correction equals dense training only if all rows share the count."""
     of = {count: check_compatibility(rowwise(optax.adam(0.1), count), 4).leaves[0] for count in ("row", "global")}
@@ -85,6 +131,25 @@ def test_what_would_be_wrong_row_by_row_is_refused(make):
         with pytest.raises(ValueError, match=rf"kvjax: rowwise: want .*{words}"):
             kvjax.optax.partition(dense=optax.sgd(1.0), tables=found[name]).init({"t": table})
     assert check_compatibility(optax.chain(optax.clip(1.0), found["muon"]), 4).verdict == "refused"
+
+
+@slow
+def test_it_is_refused_inside_of_whatever_holds_it(make):
+    found, table = transforms(), make(4)
+    grads = kvjax.SparseRows(np.array([1]), jnp.ones((1, 4)))
+    for name, words in WRONG.items():
+        tx = getattr(found[name], "gradient_transformation", lambda tx=found[name]: tx)()
+        injected = optax.inject_hyperparams(lambda rate, tx=tx: optax.chain(tx, optax.scale(rate)))
+        for within in (
+            optax.named_chain(("a", optax.clip(1.0)), ("b", tx)), optax.masked(tx, True), injected(rate=0.1),
+            optax.multi_transform({"a": tx, "b": optax.sgd(0.1)}, "a"), optax.flatten(tx),
+            kvjax.optax.segments({"a": (0, tx)}, rest=optax.sgd(0.1)),
+        ):  # fmt: skip
+            with pytest.raises(ValueError, match=rf"kvjax: rowwise: want .*{words}"):
+                rowwise(within).init(4)
+        with pytest.raises(ValueError, match=rf"kvjax: rowwise: want .*{words}"):
+            table.apply(tx, grads)
+    assert len(table) == 0
 
 
 def test_a_changed_meaning_warns_once():
@@ -151,18 +216,22 @@ def test_slots_are_kept_without_the_axis_of_rows():
 def line(name, found):
     if found.verdict == "refused":
         want = re.search(r"want (.*?), got", found.reason).group(1)
-        return f"| `{name}` | refused | | | | wants {want} |"
+        return f"| `{name}` | refused | | | | | wants {want} | |"
     slots = ", ".join(leaf.type for leaf in found.leaves if leaf.kept == "slot") or "none"
     where = re.search(r"\(by (.*)\)", found.reason)
+    mend = next(
+        (x for x in ("catch_up", "joint", 'count="global"') if x in found.mend and "no closed" not in found.mend), ""
+    )
+    alone = " to ".join(f"{x:.1g}" for x in found.counts["auto"].reached)
     return (
-        f"| `{name}` | {found.verdict} | {found.every_step:.1g} | {found.some_steps:.1g} | {slots} "
-        f"| {'rows meet in ' + where.group(1) if where else ''} |"
+        f"| `{name}` | {found.verdict} | {found.every_step:.1g} | {found.some_steps:.1g} | {alone} | {slots} "
+        f"| {'rows meet in ' + where.group(1) if where else ''} | {mend} |"
     )
 
 
 def page():
     head = PAGE.read_text().split("| transform |")[0] if PAGE.exists() else ""
-    lines = ["| transform | verdict | every row | some rows | slots of a row | why |", "|---|---|---|---|---|---|"]
+    lines = ["| transform | verdict | every row | some rows | alone | slots of a row | why | mend |", "|---" * 8 + "|"]
     for name, tx in sorted(transforms().items(), key=lambda item: item[0].lower()):
         try:
             found = check(tx, 8)
@@ -180,8 +249,8 @@ def test_all_of_optax_has_a_verdict():
     )
     assert len(got) > 120 and [g[1] for g in got] == [w[1] for w in want]
     for one, other in zip(got, want, strict=True):
-        assert one[2] == other[2] and one[5:] == other[5:], (one, other)
-        for x, y in zip(one[3:5], other[3:5], strict=True):
+        assert one[2] == other[2] and one[6:] == other[6:], (one, other)
+        for x, y in zip(*("|".join(each[3:6]).replace(" to ", "|").split("|") for each in (one, other)), strict=True):
             assert x.strip() == y.strip() or math.isclose(float(x), float(y), rel_tol=0.3, abs_tol=1e-5), (one, other)
 
 

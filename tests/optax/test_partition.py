@@ -5,9 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from flax.training.train_state import TrainState
 
 import kvjax
+import kvjax.flax
+from tests.support.marks import slow
 from tests.support.training import OPTIMIZERS, batches, dense_step, kv_step, loss_fn, rows_of, states, train_both, wide
 
 pytestmark = pytest.mark.usefixtures("promotion")
@@ -161,6 +164,26 @@ def test_optax_finds_hyperparameters_and_counts_of_tables_by_name(make):
         np.testing.assert_allclose(params["t"].lookup(7), 1 - 0.25 * n, rtol=1e-5)
         np.testing.assert_allclose(params["w"], 1 - 0.25 * n, rtol=1e-5)
     assert int(state.tables[name].count) == 2 and state.tables[name].inner_state[0].mu is None
+
+
+@slow
+def test_optax_finds_one_table_of_several_by_its_name(make, mesh):
+    """In the state of an nnx.Optimizer, over a mesh."""
+    names = [make(2, mesh=mesh(2), initializer=1.0).name for _ in range(2)]
+    model = nnx.List([kvjax.flax.nnx.Embed(name) for name in names])
+    tables = optax.inject_hyperparams(optax.sgd)(learning_rate=0.25)
+    tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=tables)
+    optimizer, keys = nnx.Optimizer(model, tx, wrt=nnx.Param), kvjax.keys(np.arange(4))
+
+    def of_first(path, value):
+        return any(getattr(part, "key", None) == names[0] for part in path)
+
+    state = optimizer.opt_state
+    assert len(optax.tree_utils.tree_get_all_with_path(state, "learning_rate")) == 2
+    optimizer.opt_state = optax.tree_utils.tree_set(state, of_first, learning_rate=jnp.float32(0.0))
+    optimizer.update(model, kvjax.flax.nnx.grad(lambda m: sum(jnp.sum(embed(keys)) for embed in m))(model))
+    assert [float(embed(keys)[0, 0]) for embed in model] == [1.0, 0.75]
+    assert float(optax.tree_utils.tree_get(optimizer.opt_state, "learning_rate", filtering=of_first)[...]) == 0.0
 
 
 def test_globals_of_a_scan_keep_their_form(make):

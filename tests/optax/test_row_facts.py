@@ -84,8 +84,8 @@ def zeros(keys, dim):
 
 
 @slow
-def test_noise_is_that_of_its_key_and_step(make, places):
-    """Whatever the order of a batch, its duplicates, the shards, and the way of the update."""
+def test_noise_is_that_of_its_key_and_step(make, places, tmp_path):
+    """Whatever the order of a batch, its duplicates, what else is in it, the shards, and a restore."""
     tx, keys = optax.chain(add_row_noise(0.25, seed=2**40 + 1), optax.sgd(1.0)), np.arange(40) * 7919**3
     rows, state = [], kvjax.optax.rowwise(tx).init(8)
     for i, place in enumerate([places["one place"], {}, places["4"]]):
@@ -94,6 +94,12 @@ def test_noise_is_that_of_its_key_and_step(make, places):
         rows.append(np.asarray(table.lookup(keys)))
     for other in rows[1:]:
         np.testing.assert_allclose(other, rows[0], rtol=0, atol=1e-6)
+    kvjax.checkpoint.save(tmp_path / "saved", [table])
+    (restored,) = kvjax.checkpoint.restore(tmp_path / "saved", {table.name: table}).values()
+    half, _ = restored.apply(tx, zeros(keys[:20], 8), state, step=7)  # the rest of the batch with a step of its own
+    whole, _ = make(dim=8).apply(tx, zeros(keys, 8), state, step=7)
+    moved = np.asarray(half.lookup(keys[:20])) - rows[0][:20]
+    np.testing.assert_allclose(moved, whole.lookup(keys[:20]), rtol=0, atol=1e-6)
     noise = rows[0].ravel()
     assert abs(noise.std() - 0.5) < 0.06 and abs(noise.mean()) < 0.06 and len(set(noise)) == noise.size
     again, _ = make(dim=8).apply(tx, zeros(keys, 8), state, step=4)

@@ -206,8 +206,8 @@ def test_public_names():
         "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GroupAdamState", "Late", "LeafReport",
         "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState", "Rowwise", "RowwiseAdagradState",
         "SegmentsState", "Words", "accumulate", "adagrad_decay", "add_row_noise", "apply_if", "apply_if_finite",
-        "catch_up", "caught_up", "check_compatibility", "ema_rows", "ftrl", "global_norm", "group_adam", "group_lasso",
-        "joint", "lookup_average", "mean_of_duplicates", "partition", "rowwise", "rowwise_adagrad", "scale_by_cowclip",
+        "averaged", "catch_up", "caught_up", "check_compatibility", "ema_rows", "ftrl", "global_norm", "group_adam",
+        "group_lasso", "joint", "mean_of_duplicates", "partition", "rowwise", "rowwise_adagrad", "scale_by_cowclip",
         "scale_by_frequency", "scale_loss", "segments", "sparse_group_ftrl", "sweep",
     }  # fmt: skip
     assert set(kvjax.orbax.__all__) == {

@@ -31,9 +31,10 @@ inline bool AttachesSlots(std::string_view table, const SlotLayout& held, const 
 }
 
 /// Where in the slots of a row the one of that name and width begins; all of them do at 0, if the name is the
-/// text of a whole layout. Throws if the table has others.
+/// text of a whole layout, and an empty one is about none of them. Throws if the table has others.
 inline size_t SlotOffset(std::string_view table, const SlotLayout& layout, std::string_view name,
                          size_t bytes) {
+  if (name.empty()) return 0;
   if (name.find('|') == std::string_view::npos) return FindSlot(table, layout, name, bytes).offset;
   AttachesSlots(table, layout, SlotLayout::Parse(name));
   return 0;

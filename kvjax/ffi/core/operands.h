@@ -65,7 +65,7 @@ struct InspectOperands {
 
 struct ReadSlotOperands {
   const uint32_t* version = nullptr;  // ()
-  std::string_view slot = {};         // its name
+  std::string_view slot = {};         // its name; empty: whether the row has slots
   size_t bytes = 0;                   // of a row of it
   KeySpan keys = {};                  // (n,)
   std::byte* out = nullptr;           // out (n, bytes)

@@ -109,7 +109,10 @@ inline void Table::ReadSlot(const ParallelFor& parallel, ReadVersion version, st
     };
     const auto copy = [&](size_t j, uint32_t row) {
       std::byte* const target = out + (begin + j) * bytes;
-      if (row != kNoRow && in_.store.Header(row).has_slots != 0) {
+      const bool has = row != kNoRow && in_.store.Header(row).has_slots != 0;
+      if (name.empty()) {
+        std::memset(target, has ? 1 : 0, bytes);
+      } else if (has) {
         std::memcpy(target, in_.store.Slots(row) + offset, bytes);
       } else {
         std::memset(target, 0, bytes);

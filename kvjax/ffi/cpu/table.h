@@ -84,7 +84,8 @@ class Table {
   void Inspect(const ParallelFor& parallel, std::string_view op, ReadVersion version, KeySpan keys,
                bool* found, int64_t* frequency, int64_t* row_version) const;
 
-  /// The optimizer's slot of that name: out (n, bytes of the slot), zeros where none has been written.
+  /// The optimizer's slot of that name: out (n, bytes of the slot), zeros where none has been written; without
+  /// a name ones or zeros, for whether one has.
   void ReadSlot(const ParallelFor& parallel, ReadVersion version, std::string_view name, size_t bytes,
                 KeySpan keys, std::byte* out) const;
 

@@ -106,11 +106,19 @@ void InspectRows(Q& q, CallView call, RowsView in, AdmissionView by, const uint6
   });
 }
 
-/// See Table::ReadSlot; the slot is `bytes` at `offset` of the record.
+/// See Table::ReadSlot; the slot is `bytes` at `offset` of the record, if it is one.
 template <class Q>
-void ReadSlotOf(Q& q, CallView call, RowsView in, size_t offset, size_t bytes, const uint64_t* keys, size_t n,
-                std::byte* out) {
+void ReadSlotOf(Q& q, CallView call, RowsView in, bool slot, size_t offset, size_t bytes, const uint64_t* keys,
+                size_t n, std::byte* out) {
   CheckEmpty(q, call, n);
+  if (!slot) {
+    q.Each(n, [=] KVJAX_HD(size_t i) {
+      const uint32_t row = call.Current(i == 0) ? in.index.Find(keys[i]) : kNoRow;
+      const bool has = row != kNoRow && in.Header(row).has_slots != 0;
+      for (size_t j = 0; j < bytes; ++j) out[i * bytes + j] = static_cast<std::byte>(has);
+    });
+    return;
+  }
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
     const uint32_t row = i < n && call.Current(i == 0) ? in.index.Find(keys[i]) : kNoRow;
     const bool has = row != kNoRow && in.Header(row).has_slots != 0;

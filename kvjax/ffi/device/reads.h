@@ -59,8 +59,8 @@ template <class Q>
 void DeviceTable<Q>::ReadSlot(Q& q, const ReadSlotOperands& o) {
   const Entered entered(*this, q, Op::kSlot, o.version);
   const size_t offset = SlotOffset(spec_.name, contents_.layout(), o.slot, o.bytes);
-  ReadSlotOf(q, View(Op::kSlot, o.version, o.keys.narrow), contents_.view(), offset, o.bytes, o.keys.data,
-             o.keys.n, o.out);
+  ReadSlotOf(q, View(Op::kSlot, o.version, o.keys.narrow), contents_.view(), !o.slot.empty(), offset, o.bytes,
+             o.keys.data, o.keys.n, o.out);
 }
 
 template <class Q>
