@@ -76,8 +76,19 @@ def test_averages_only_read(make):
         averaged(table, TX).upsert(7, [1.0])
     grads = kvjax.grad(lambda t: jnp.sum((t.lookup(7) - t.lookup(7, slot="ema")) ** 2))(table)
     assert grads.keys.size == 1
-    np.testing.assert_allclose(grads.rows, 2 * (table.lookup(7) - table.lookup(7, slot="ema"))[None], rtol=1e-6)
+    np.testing.assert_allclose(grads.rows, 2 * (table.lookup(7) - table.lookup(7, slot="ema")), rtol=1e-6)
     assert table.live().lookup(7, slot="ema").tolist() == table.lookup(7, slot="ema").tolist()
+
+
+@slow
+def test_padding_is_zeros_through_any_view(make):
+    """Also where the key that stands there has a row, which goes on by its momentum."""
+    late = kvjax.optax.catch_up(optax.sgd(1.0, momentum=0.5))
+    table, state = make(1), late.init(1)
+    for key in (7, 8):
+        table, state = table.apply(late, kvjax.SparseRows(np.array([key]), jnp.ones((1, 1))), state)
+    rows = kvjax.optax.caught_up(table, state, late).lookup(np.array([7, 7, 8]), mask=np.array([True, False, True]))
+    assert rows[:, 0].tolist() == [-1.5, 0.0, -1.0]
 
 
 def test_arrays_have_the_average_too():
