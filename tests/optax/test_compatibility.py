@@ -34,12 +34,14 @@ def test_verdicts(tx, verdict):
 def test_the_leaves_of_a_state():
     """Each is a slot or a global, and what is a slot under which count is said."""
     tx = optax.inject_hyperparams(optax.adam)(learning_rate=optax.linear_schedule(0.1, 0.0, 9))
-    found = {leaf.name.split(".")[-1]: leaf for leaf in check_compatibility(tx, 4).leaves}
+    leaves = check_compatibility(tx, 4).leaves
+    found = {leaf.name.split(".")[-1]: leaf for leaf in leaves}
     assert found["mu"].kept == "slot" and found["mu"].type == "float32[4]" and found["mu"].verdict == "lazy"
-    counts = [leaf for leaf in check_compatibility(tx, 4).leaves if leaf.type == "int32[]"]
+    counts = [leaf for leaf in leaves if leaf.type == "int32[]"]
     assert {(leaf.kept, leaf.slot_under) for leaf in counts} == {("slot", ("auto", "row")), ("global", ("row",))}
-    (z,) = [leaf for leaf in check_compatibility(optax.contrib.schedule_free_sgd(0.1), 4).leaves if leaf.name == ".z"]
-    assert z.from_value and "starts from the row" in str(check_compatibility(optax.contrib.schedule_free_sgd(0.1), 4))
+    free = check_compatibility(optax.contrib.schedule_free_sgd(0.1), 4)
+    (z,) = [leaf for leaf in free.leaves if leaf.name == ".z"]
+    assert z.from_value and "starts from the row" in str(free)
 
 
 def held_back():
