@@ -34,20 +34,23 @@ def pytest_addoption(parser):
     parser.addoption(
         "--backend", choices=list(BACKENDS), help="whose tables are tested; by default those that a program would get"
     )
+    parser.addoption(
+        "--haste", action="store_true", help="compile as hastily as for the quick tests alone, for which it is the default"
+    )
 
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "cpu_table: about the CPU table alone; skipped where tables are on a device")
     config.addinivalue_line("markers", "slow: takes seconds, and adds to what a quick test checks; run by .ci/run")
     marks.full = config.option.markexpr != "not slow"
-    if not marks.full:
+    if config.option.haste or not marks.full:
         # Compiling takes most of the time, and a fifth of it where programs may be slow. Where slow tests run, too, all
-        # of them run as users' programs do.
+        # of them run as users' programs do, unless --haste says otherwise.
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
-        marks.same_bits = importlib.metadata.version("jaxlib").startswith("0.10.")
-        if marks.same_bits:  # and has this flag; one that is not known ends the process
+        marks.hasty = True
+        if importlib.metadata.version("jaxlib").startswith("0.10."):  # one that is not known ends the process
             os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
-    elif "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    if marks.full and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         # What this process compiles, its workers and the programs that they start need not compile again.
         folder = tempfile.mkdtemp(prefix="kvjax-tests-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))

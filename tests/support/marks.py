@@ -10,10 +10,10 @@ wide_is_slow = pytest.mark.parametrize(
 """For a test that uses the fixture x64: only with 32-bit JAX integers is it quick."""
 
 full = False
-"""Whether slow tests run, too; tests/conftest.py sets it, like `same_bits`, before it imports any of them."""
+"""Whether slow tests run, too; tests/conftest.py sets it, like `hasty`, before it imports any of them."""
 
-same_bits = True
-"""Whether XLA gives the same bits for the same arithmetic in different programs: not in haste, as of jaxlib 0.11."""
+hasty = False
+"""Whether programs are compiled in haste, and so may round in other places than one another."""
 
 
 def few(cases, *quick):

@@ -44,7 +44,7 @@ QUICK = [("sgd", "permutation"), ("adagrad", "permutation"), ("nesterov", "all")
 def test_every_row_touched(name, kind):
     dense, state = train_both(*states(OPTIMIZERS[name]), kind)
     want = dense.params["Embed_0"]["embedding"]
-    if marks.same_bits and marks.full and kind == "permutation" and name == "sgd":  # contracted as LLVM does it
+    if not marks.hasty and kind == "permutation" and name == "sgd":  # contracted as LLVM does it
         np.testing.assert_array_equal(rows_of(state), want)
     else:
         np.testing.assert_allclose(rows_of(state), want, rtol=1e-6, atol=2e-7)
