@@ -47,8 +47,9 @@ def _check_used(args: argparse.Namespace, kind: str, to: str) -> None:
     others = kind not in ("kvjax", *_FILES)
     used = {
         "table": kind not in _FILES or to in ("kvjax", "deeprec"), "base": kind == "kvjax", "overwrite": to == "kvjax",
-        "slots": to != "kvjax", "slot": others, "quantise": to in _FILES, "dim": kind == "tfra",
-        "key_dtype": kind == "tfra", "dtype": kind == "tfra" or (kind != "kvjax" and to == "kvjax"),
+        "slots": to != "kvjax", "slot": others, "partitions": to == "deeprec", "quantise": to in _FILES,
+        "dim": kind == "tfra", "key_dtype": kind == "tfra",
+        "dtype": kind == "tfra" or (kind != "kvjax" and to == "kvjax"),
     }  # fmt: skip
     for name, is_used in used.items():
         if getattr(args, name) and not is_used:
@@ -67,7 +68,7 @@ def _out(args: argparse.Namespace, to: str) -> dict[str, Any]:
     with progress("reading rows", args.json) as read:
         report = export_checkpoint(
             args.source, args.out, table=args.table, format=to, quantise=args.quantise, slots=args.slots,
-            prune=rules_of(args), progress=read, base=args.base,
+            prune=rules_of(args), progress=read, base=args.base, partitions=args.partitions or 1,
         )  # fmt: skip
     return dict(vars(report))
 
@@ -93,7 +94,7 @@ def _in(args: argparse.Namespace, kind: str, to: str) -> dict[str, Any]:
         _save(args, imported, rows, {"dtype": args.dtype} if args.dtype and kind != "tfra" else {})
     elif to == "deeprec":
         with warnings.catch_warnings(record=True) as warned:
-            rows.to_deeprec(args.out, args.table or "table", slots=args.slots)
+            rows.to_deeprec(args.out, args.table or "table", args.partitions or 1, slots=args.slots)
         left += [str(each.message) for each in warned]
     else:
         error = getattr(rows, f"to_{to}")(args.out, quantise=args.quantise, slots=args.slots)

@@ -82,6 +82,7 @@ def parser() -> argparse.ArgumentParser:
         help="a slot of the other system's to take, and its name here; may be said again",
     )
     convert.add_argument("--quantise", choices=("float16", "bfloat16", "int8"), help="store rows in fewer bits")
+    convert.add_argument("--partitions", type=_count, help="of DeepRec's variable (default: 1)")
     convert.add_argument("--dim", type=_count, help="of TFRA's variable")
     convert.add_argument("--key-dtype", help="of TFRA's variable (default: int64)")
     convert.add_argument("--dtype", help="of TFRA's values (default: float32), or of the table that is made of others")

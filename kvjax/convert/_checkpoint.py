@@ -52,7 +52,8 @@ class ExportReport:
 def export_checkpoint(
     checkpoint: PathLike, path: PathLike, *, table: str | None = None, format: str | None = None,
     quantise: Quantised | None = None, slots: bool = False, prune: PruneLike | None = None,
-    base: PathLike | Sequence[PathLike] | None = None, progress: Callable[[int], object] | None = None,
+    base: PathLike | Sequence[PathLike] | None = None, partitions: int = 1,
+    progress: Callable[[int], object] | None = None,
 ) -> ExportReport:  # fmt: skip
     """Writes a table of a checkpoint as a file for other programs, and makes no table for it.
 
@@ -70,6 +71,7 @@ def export_checkpoint(
       slots: whether to write the optimizer's slots too.
       prune: which rows to leave out, as in `kvjax.checkpoint.prune`.
       base: where to look for the checkpoints that a delta builds on, as in `kvjax.checkpoint.restore`.
+      partitions: of DeepRec's variable, see `kvjax.Exported.to_deeprec`.
       progress: is called with the bytes of each piece that has been read.
 
     Returns:
@@ -95,6 +97,8 @@ def export_checkpoint(
         raise FileError(
             path, f"a format of {[*FORMATS, 'deeprec']}", f"{kind!r}", "say format=, or end the path with it"
         )
+    if partitions != 1 and kind != "deeprec":
+        raise FileError(path, f"no partitions= for {kind}", f"{partitions}", "leave it out, or say format='deeprec'")
     name, source = open_table(checkpoint, table, base, progress)
     whole = source.num_rows
     keep = None if prune is None else kept(source, prune)[0]
@@ -107,7 +111,7 @@ def export_checkpoint(
         if quantise is not None:
             raise FileError(path, "no quantise= for DeepRec, which has none", f"{quantise!r}", "leave it out")
         own = {column.removeprefix(SLOT): column for column in source.types if column.startswith(SLOT)}
-        left = deeprec.write(path, name, source, own, 1)
+        left = deeprec.write(path, name, source, own, partitions)
     else:
         if quantise is not None:
             source, quantiser = quantised(source, quantise, os.fspath(path))

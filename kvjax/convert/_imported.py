@@ -122,7 +122,7 @@ class Imported:
                 values.dtype.name,
                 "say cast=True to round them",
             )
-        return table.load(dataclasses.replace(rows, keys=keys, values=values.astype(spec.row_dtype)))
+        return table.load(dataclasses.replace(rows, keys=keys, values=values.astype(spec.row_dtype, copy=False)))
 
 
 def _keys(keys: np.ndarray, key_dtype: str, name: str) -> np.ndarray:
@@ -134,7 +134,7 @@ def _keys(keys: np.ndarray, key_dtype: str, name: str) -> np.ndarray:
             ValueError, name, "import", f"keys that {key_dtype} holds", f"keys from {keys.min()} to {keys.max()}",
             "make the table with another key_dtype",
         )  # fmt: skip
-    return keys.astype(np.uint64 if key_dtype.startswith("u") else np.int64)
+    return keys.astype(np.uint64 if key_dtype.startswith("u") else np.int64, copy=False)
 
 
 def imported(

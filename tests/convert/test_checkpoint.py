@@ -42,6 +42,17 @@ def test_a_checkpoint_is_exported_in_pieces(make, tmp_path, monkeypatch):
         else:
             convert.export_checkpoint(tmp_path / "one", path)
             np.testing.assert_array_equal(getattr(convert, f"from_{format}")(path).rows.keys, table.export().keys)
+    positive = kvjax.Prune(predicate=lambda rows: rows.keys > 0)
+    report = convert.export_checkpoint(
+        tmp_path / "one", tmp_path / "d", format="deeprec", prune=positive, partitions=3, slots=True
+    )
+    assert report.left == ()
+    back = convert.from_deeprec(tmp_path / "d", "table0", slots={"nu": "nu"})
+    kept = whole.take(whole.keys > 0)
+    order, theirs = np.argsort(kept.keys), np.argsort(back.rows.keys)
+    np.testing.assert_array_equal(back.rows.slots["nu"][theirs], kept.slots["nu"][order])
+    with pytest.raises(ValueError, match="want no partitions= for npz"):
+        convert.export_checkpoint(tmp_path / "one", tmp_path / "x.npz", partitions=3)
     with pytest.raises(ValueError, match=r"want one table of the checkpoint, got 'tabel0'.*did you mean 'table0'"):
         convert.export_checkpoint(tmp_path / "one", tmp_path / "x.npz", table="tabel0")
 

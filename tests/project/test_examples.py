@@ -42,11 +42,10 @@ def test_two_tower_resumes_to_the_same_result(tmp_path):
 
 
 @slow
-@pytest.mark.parametrize("options", [(), ("--quantise", "int8")])
-def test_serve_updates_while_it_answers(options):
-    printed = run("serve.py", *options)
+def test_serve_updates_while_it_answers():
+    printed = run("serve.py")
     assert "answers of releases [1" in printed and "no request failed" in printed, printed
-    assert "exported program" in printed and f"FrozenTable, {options[-1] if options else 'float32'}" in printed
+    assert "exported program" in printed and "FrozenTable, float32" in printed
 
 
 def alike(a, b):
