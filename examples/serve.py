@@ -4,10 +4,11 @@
     python examples/serve.py --data train.txt.gz  # a log in the Criteo format
     python examples/serve.py --serve FOLDER       # only the server of a folder that this has published
 
-Three processes: this one trains and publishes releases (`kvjax.serving.Releases`); the server is uvicorn with an ASGI
-app that has NumPy, frozen tables and the dense parameters, and no JAX; the third has the tables of a checkpoint and the
-exported program (`kvjax.export`), and no model. Each answer says its release and is held against what the trained model
-says of it, so an answer that mixed two releases would end this with an error.
+Three processes: this one trains, saves deltas (`kvjax.checkpoint.save`, with the cursor "serving") and publishes each
+as a release (`kvjax.serving.Releases.follow`); the server is uvicorn with an ASGI app that has NumPy, frozen tables and
+the dense parameters, and no JAX; the third has the tables of the last delta and the exported program (`kvjax.export`),
+and no model. Each answer says its release and is held against what the trained model says of it, so an answer that mixed
+two releases would end this with an error.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax.serving import Changes, FrozenTable, Release, Releases
+from kvjax.serving import FrozenTable, Release, Releases
 
 DIM, WIDTH, PROBE = 16, 32, 64
 
@@ -90,7 +91,7 @@ def serve(folder: Path) -> None:
 def run_program(folder: Path, batches: int) -> None:
     import kvjax
 
-    kvjax.checkpoint.restore(folder / "tables")
+    kvjax.checkpoint.restore(folder / "checkpoints")  # the last delta, and what it builds on
     program = kvjax.Program.deserialize((folder / "program").read_bytes())
     probe = np.load(folder / "probe.npz")
     params = json_tree(np.load(folder / "params.npz"))
@@ -184,10 +185,14 @@ class Trainer:
         """What the model says of the probe now."""
         return np.asarray(self.score(self.state.params, self.kvjax.keys(self.probe[0]), self.probe[1]))
 
-    def save(self, folder: Path) -> None:
-        """The tables as a checkpoint, and the model as a program, for the third process."""
+    def save(self, folder: Path, number: int) -> None:
+        """The tables as a checkpoint: the first whole, the others what has changed since the one before."""
+        since = {"cursor": "serving"} if number == 0 else {"since": "serving"}
+        self.kvjax.checkpoint.save(folder / "checkpoints" / str(number), {"ads": self.table}, **since)
+
+    def export(self, folder: Path) -> None:
+        """The model as a program, and what it says of the probe, for the third process."""
         kvjax = self.kvjax
-        kvjax.checkpoint.save(folder / "tables", {"ads": self.table})
         keys, dense = kvjax.keys(self.probe[0]), self.probe[1]
         program = kvjax.export(self.score, self.state.params, keys, dense, shapes=(None, "b, ...", "b, ..."))
         (folder / "program").write_bytes(program.serialize())
@@ -247,9 +252,9 @@ def timed(frozen: FrozenTable, keys: np.ndarray, n: int) -> list[float]:
 def main(args: argparse.Namespace, folder: Path) -> None:
     trainer, releases = Trainer(args), Releases(folder / "releases")
     print(f"loss {trainer.train(args.steps):.4f}, {len(trainer.table):,} rows")
-    published = releases.publish({"ads": trainer.table}, trainer.files(), quantise=args.quantise)
-    want = {published.number: trainer.want()}
-    trainer.save(folder)
+    trainer.save(folder, 0)
+    first = releases.follow(folder / "checkpoints", trainer.files(), quantise=args.quantise)
+    want = {first.number: trainer.want()}
 
     me = [sys.executable, __file__]
     server = subprocess.Popen([*me, "--serve", str(releases.path)], stdout=subprocess.PIPE, text=True)
@@ -260,15 +265,15 @@ def main(args: argparse.Namespace, folder: Path) -> None:
         clients = [Load(port, trainer.probe, want, slack) for _ in range(args.clients)]
         for client in clients:
             client.start()
-        for _ in range(args.updates):
+        for number in range(1, args.updates + 1):
             time.sleep(args.seconds / (args.updates + 1))
-            before = trainer.table.export().last_step
-            loss, rows = trainer.train(max(args.steps // 4, 1)), trainer.table.export()
-            changed = rows.take(rows.versions > before)
+            loss = trainer.train(max(args.steps // 4, 1))
+            trainer.save(folder, number)
             want[releases.current().number + 1] = trainer.want()
-            changes = Changes(changed.keys, changed.values, step=rows.last_step)
-            new = releases.update({"ads": changes}, trainer.files())
-            print(f"loss {loss:.4f}; release {new.number} has {len(changed):,} changed rows of {len(rows):,}")
+            started = time.perf_counter()
+            new = releases.follow(folder / "checkpoints", trainer.files())
+            took = time.perf_counter() - started
+            print(f"loss {loss:.4f}; release {new.number} of a delta, {len(new['ads']):,} rows, {1e3 * took:.0f} ms")
         time.sleep(args.seconds / (args.updates + 1))
         for client in clients:
             client.done.set()
@@ -279,6 +284,7 @@ def main(args: argparse.Namespace, folder: Path) -> None:
     finally:
         server.terminate()
         server.wait()
+    trainer.export(folder)
     seen = set().union(*(client.releases for client in clients))
     print(f"answers of releases {sorted(seen)}, each as the model of its release says; no request failed")
 

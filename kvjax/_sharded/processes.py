@@ -19,6 +19,11 @@ from kvjax._values.errors import fail
 T = TypeVar("T")
 
 
+def everyone() -> Placement | None:
+    """What all processes have in common, for `together`; None if there is one."""
+    return None if jax.process_count() == 1 else Placement.of(Mesh(np.array(jax.devices()), ("all",)), ("all",))
+
+
 def allgather(placement: Placement | None, x: Any) -> np.ndarray:
     """What each process of the mesh has.
 

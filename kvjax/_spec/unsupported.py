@@ -73,21 +73,6 @@ def check_evict(spec: TableSpec, op: str) -> None:
         raise _not_on_cuda(spec, op, f"{op} of a table with mesh=", mend)
 
 
-def check_changes(spec: TableSpec, op: str) -> None:
-    """Whether a table can say what has changed since a cursor, for deltas.
-
-    Raises:
-      ValueError: it cannot yet.
-    """
-    if ffi.is_device(spec.storage.backend):
-        raise _not_on_cuda(spec, op, "a cursor of deltas", "save it whole, or storage=kvjax.storage.Host()")
-    if spec.placement is not None and len(spec.placement.processes) > 1:
-        raise fail(
-            ValueError, spec.name, op, "tables of one process beside a cursor of deltas",
-            f"one that is sharded over {len(spec.placement.processes)}", "save it whole",
-        )  # fmt: skip
-
-
 def _not_on_cuda(spec: TableSpec, op: str, got: str, mend: str) -> Exception:
     want = f"what tables on CUDA can do with storage={spec.storage}"
     return fail(ValueError, spec.name, op, want, f"{got}, which is not on CUDA yet", mend)

@@ -6,13 +6,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvjax._spec.unsupported import check_changes
+from kvjax import ffi
+from kvjax._spec.spec import TableSpec
 from kvjax._table import contents
+from kvjax._table.compared import Digests
 from kvjax._table.handle import Handle, version_on_host
+from kvjax._values.errors import fail
 from kvjax._values.snapshot import Snapshot, from_native
 
-Tokens = dict[int, int]
-"""What each shard of this process knows a cursor by; no two cursors of a process have one in common."""
+Mark = dict[int, int] | Digests
+"""Where a cursor is in a table: what each shard of this process knows it by, which no two cursors have in common; or,
+of a table on a device, what its rows were."""
 
 
 class Changes(NamedTuple):
@@ -29,16 +33,22 @@ class Changes(NamedTuple):
     counts_of_all: bool
 
 
-def open_cursor(table: Handle) -> Tokens:
+def open_cursor(table: Handle) -> Mark:
     """Has a table remember, from this handle on, which of its keys are touched.
 
     Raises:
-      ValueError: such tables cannot yet.
+      ValueError: the handle is what `kvjax.optax.caught_up` gives, on whose rows no delta can build.
       RuntimeError: the handle is stale.
     """
     spec = table.spec
-    check_changes(spec, "save")
-    version, tokens = version_on_host(table, "save"), Tokens()
+    if table.view is not None:
+        raise fail(
+            ValueError, spec.name, "save", "the rows that are stored beside a cursor of deltas",
+            "those of kvjax.optax.caught_up", "leave the cursor out, or save the table itself",
+        )  # fmt: skip
+    version, tokens = version_on_host(table, "save"), dict[int, int]()
+    if ffi.is_device(spec.storage.backend):
+        return Digests.of(spec, _snapshot(spec, version).rows)
     try:
         for shard in spec.originals:
             tokens[shard] = spec.host.open_cursor(spec.name, shard, version)
@@ -48,21 +58,25 @@ def open_cursor(table: Handle) -> Tokens:
     return tokens
 
 
-def close_cursor(table: Handle, tokens: Tokens) -> None:
+def close_cursor(table: Handle, mark: Mark) -> None:
     """Has a table forget a cursor, if it is still the one that has it."""
-    for shard, token in tokens.items():
+    for shard, token in () if isinstance(mark, Digests) else mark.items():
         try:
             table.spec.host.close_cursor(table.name, shard, token)
         except (KeyError, ValueError, IndexError):  # dropped, or moved to fewer shards
             return
 
 
-def changes_since(table: Handle, tokens: Tokens) -> Changes | None:
+def changes_since(table: Handle, mark: Mark) -> Changes | None:
     """What has changed since a cursor; None if the table does not know, and may be another altogether."""
     spec, version = table.spec, version_on_host(table, "save")
-    if tokens.keys() != set(spec.originals):
+    if table.view is not None or (isinstance(mark, Digests) and not mark.knows(spec)):
         return None
-    found: list[Any] = [spec.host.export_since(spec.name, shard, version, token) for shard, token in tokens.items()]
+    if isinstance(mark, Digests):
+        return Changes(*mark.changed(_snapshot(spec, version)), counts_of_all=True)
+    if mark.keys() != set(spec.originals):
+        return None
+    found: list[Any] = [spec.host.export_since(spec.name, shard, version, token) for shard, token in mark.items()]
     raw = [part for part in found if part is not None]
     if len(raw) < len(found) or len({part["counts_of_all"] for part in raw}) != 1:
         return None
@@ -73,3 +87,7 @@ def changes_since(table: Handle, tokens: Tokens) -> Changes | None:
         removed[contents.by_bucket(removed)[0]] if len(parts) > 1 else removed,
         raw[0]["counts_of_all"],
     )
+
+
+def _snapshot(spec: TableSpec, version: int) -> Snapshot:
+    return contents.snapshot(spec, version, slots=True, shards=spec.originals)

@@ -1,7 +1,9 @@
 """Cursors: from where the deltas of tables go on.
 
 A cursor has a name, and is of the tables that are saved together. It is at the checkpoint that was last saved with it,
-and moves once another is sealed: until then a save may fail, and the next delta begins where this one did.
+and moves once another is sealed: until then a save may fail, and the next delta begins where this one did. In several
+processes all have it, and process 0 alone hears that a checkpoint is sealed: with the next save the others take its
+word.
 """
 
 from __future__ import annotations
@@ -12,11 +14,12 @@ from collections.abc import Generator, Mapping
 from pathlib import Path
 
 from kvjax._process import PROCESS
-from kvjax._table.changes import Tokens, close_cursor, open_cursor
+from kvjax._sharded.processes import allgather_json, everyone, together
+from kvjax._table.changes import Mark, close_cursor, open_cursor
 from kvjax._table.table import Table
 from kvjax.checkpoint._format import CheckpointError
 
-Marks = dict[str, tuple[Table, Tokens]]
+Marks = dict[str, tuple[Table, Mark]]
 """By the names under which tables are saved: a handle, and what the table knows the cursor by."""
 
 
@@ -26,11 +29,13 @@ class Cursor:
 
     Attributes:
       checkpoint: the digest of the seal of the checkpoint that it is at.
-      marks: of the tables.
+      marks: of the tables; none if this process does not know.
+      directory: below which the checkpoint was saved; None if it was restored.
     """
 
     checkpoint: str
     marks: Marks
+    directory: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +52,7 @@ def cursor_at(name: str, tables: Mapping[str, Table]) -> Cursor:
     Raises:
       CheckpointError: there is none.
     """
-    found = PROCESS.cursors.get(_key(name, tables))
+    found = agreed(name, tables)
     if found is None:
         known = sorted(f"{key[0]!r} of {list(key[1])}" for key in PROCESS.cursors if not isinstance(key, Path))
         raise CheckpointError(
@@ -55,6 +60,23 @@ def cursor_at(name: str, tables: Mapping[str, Table]) -> Cursor:
             f"{', '.join(known) or 'none'}; save them whole first, with cursor={name!r}"
         )
     return found
+
+
+def agreed(name: str, tables: Mapping[str, Table]) -> Cursor | None:
+    """Where the cursor is in process 0, if it is anywhere; all processes ask together."""
+    key, place = _key(name, tables), everyone()
+    mine: Cursor | None = PROCESS.cursors.get(key)
+    if place is None:
+        return mine
+    said = allgather_json(place, None if mine is None else [mine.checkpoint, mine.directory and str(mine.directory)])[0]
+    if said is None:
+        return None
+    checkpoint, directory = said
+    if mine is None or mine.checkpoint != checkpoint:
+        on_its_way: _Moving | None = PROCESS.cursors.pop(Path(directory), None) if directory else None
+        known = on_its_way is not None and on_its_way.key == key
+        _put(key, Cursor(checkpoint, on_its_way.marks if on_its_way is not None and known else {}))
+    return PROCESS.cursors[key]
 
 
 @contextlib.contextmanager
@@ -74,9 +96,13 @@ def moving(name: str | None, tables: Mapping[str, Table], directory: Path) -> Ge
         if old.key == key or folder == directory:  # which has failed, or would move it back
             _close(PROCESS.cursors.pop(folder).marks)
     marks: Marks = {}
-    try:
+
+    def begin() -> None:
         for saved, table in tables.items():
             marks[saved] = table, open_cursor(table)
+
+    try:
+        together(everyone(), "", "save", begin)
         yield
     except BaseException:
         _close(marks)
@@ -89,17 +115,17 @@ def sealed(directory: Path, digest: str) -> None:
     found = PROCESS.cursors.pop(directory, None)
     if found is None:
         return
-    old = PROCESS.cursors.get(found.key)
-    PROCESS.cursors[found.key] = Cursor(digest, found.marks)
-    if old is not None:
-        _close(old.marks)
+    _put(found.key, Cursor(digest, found.marks, directory))
 
 
 def put(name: str, tables: Mapping[str, Table], digest: str) -> None:
     """Puts a cursor at a checkpoint from which tables have been restored just now."""
-    key = _key(name, tables)
+    _put(_key(name, tables), Cursor(digest, {saved: (table, open_cursor(table)) for saved, table in tables.items()}))
+
+
+def _put(key: tuple[str, tuple[str, ...]], cursor: Cursor) -> None:
     old = PROCESS.cursors.get(key)
-    PROCESS.cursors[key] = Cursor(digest, {saved: (table, open_cursor(table)) for saved, table in tables.items()})
+    PROCESS.cursors[key] = cursor
     if old is not None:
         _close(old.marks)
 
@@ -109,8 +135,8 @@ def _under_way() -> list[tuple[Path, _Moving]]:
 
 
 def _close(marks: Marks) -> None:
-    for table, tokens in marks.values():
-        close_cursor(table, tokens)
+    for table, mark in marks.values():
+        close_cursor(table, mark)
 
 
 def _key(name: str, tables: Mapping[str, Table]) -> tuple[str, tuple[str, ...]]:

@@ -15,7 +15,6 @@ from kvjax._sharded.processes import together
 from kvjax._spec.options import Options
 from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
-from kvjax._spec.unsupported import check_changes
 from kvjax._table import contents
 from kvjax._table.contents import check_capacity
 from kvjax._table.move import prepare_move
@@ -76,7 +75,7 @@ class Restore:
         """Makes the table, if there is none, and all that it takes to fill it; nothing else changes.
 
         Args:
-          cursor: whether the table is to get one, and so must be able to.
+          cursor: whether the table is to get one.
         """
         stored = self.stored
         assert stored is not None
@@ -98,7 +97,6 @@ class Restore:
         self.stored = None  # what is prepared has its own copy
 
     def _check_cursor(self, spec: TableSpec, meta: dict[str, Any]) -> None:
-        check_changes(spec, "restore")
         admit = dump(spec.admit)
         if admit != meta.get("options", {}).get("admit"):  # whose counts would not be those of the checkpoint
             raise fail(

@@ -10,15 +10,15 @@ from typing import cast
 import jax
 
 from kvjax._formats.atomic import NewFolder
-from kvjax._sharded.processes import together
+from kvjax._sharded.processes import everyone, together
 from kvjax._table.table import Table, check_table, is_table
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint._catalog import seal
-from kvjax.checkpoint._cursors import cursor_at, moving, sealed
+from kvjax.checkpoint._cursors import agreed, cursor_at, moving, sealed
 from kvjax.checkpoint._format import CheckpointError
 from kvjax.checkpoint._locate import PathLike, is_checkpoint
 from kvjax.checkpoint._stored import Stored
-from kvjax.checkpoint._write import check_saved, everyone, freeze, write
+from kvjax.checkpoint._write import check_saved, freeze, write
 
 
 def save(
@@ -31,8 +31,9 @@ def save(
     whose rows have gone, by whatever write. `restore` finds what it builds on, `compact` makes one of both. While a
     table has cursors it remembers which keys are touched, in about 25 bytes for each. Where that is not known, a delta
     has all rows of the table, and builds on nothing: after ``clear``, ``clear_slots``, ``load``, a restore or a move of
-    the table, and once more keys were touched than it has rows (and more than 65,536). Tables on a GPU, or sharded over
-    several processes, have no cursors yet.
+    the table, and once more keys were touched than it has rows (and more than 65,536). A table on a GPU remembers a
+    digest of each row instead, 16 bytes in the host's memory for each, and a save copies all rows to the host to
+    compare them: what is written is in proportion to the change, and what is read is not.
 
     In several processes all save together, into a folder that they share, as `kvjax.orbax.TableSave` does.
 
@@ -108,11 +109,9 @@ def copied(
             "kvjax: save: want all rows in a checkpoint that deltas build on, got prune=; leave out the cursor, or use "
             "kvjax.checkpoint.prune on the checkpoint"
         )
-    if (cursor or since) is not None and jax.process_count() > 1:
-        raise ValueError(
-            f"kvjax: save: want a program of one process beside a cursor, got one of {jax.process_count()}; save whole"
-        )
     at = None if since is None else cursor_at(since, tables)
+    if cursor is not None:
+        agreed(cursor, tables)  # else a save that fails would leave it at different places
     with moving(cursor or since, tables, directory):
         return [freeze(name, table, prune, at) for name, table in tables.items()]
 

@@ -12,19 +12,19 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
 from kvjax._formats.atomic import flush
-from kvjax._sharded.processes import allgather_json, together
+from kvjax._sharded.processes import allgather_json, everyone, together
 from kvjax._spec.placement import Placement
-from kvjax._table.changes import changes_since
+from kvjax._table.changes import Changes, changes_since
 from kvjax._table.frozen import FrozenRows, freeze_rows
 from kvjax._table.table import Table
 from kvjax._values.errors import fail
 from kvjax._values.names import is_name
-from kvjax._values.prune import PruneLike, keep_mask
+from kvjax._values.prune import Prune, PruneLike, keep_mask
 from kvjax._values.snapshot import Snapshot
 from kvjax.checkpoint._arrays import ArrayWriter
+from kvjax.checkpoint._best import part_of_best
 from kvjax.checkpoint._cursors import Cursor
 from kvjax.checkpoint._files import Entry, write_text
 from kvjax.checkpoint._format import (
@@ -50,7 +50,7 @@ def snapshot(name: str, table: Table, prune: PruneLike | None = None, since: Cur
 
     With a cursor, only what has changed since that, if the table knows.
     """
-    return _stored(name, table, since, lambda: _copy(table, prune))
+    return _stored(name, table, prune, since, lambda: table.snapshot(once=True))
 
 
 def freeze(name: str, table: Table, prune: PruneLike | None = None, since: Cursor | None = None) -> Stored:
@@ -58,25 +58,54 @@ def freeze(name: str, table: Table, prune: PruneLike | None = None, since: Curso
 
     Not where rows are pruned, have changed since a cursor, or come from several shards of a partitioner's.
     """
-    return _stored(name, table, since, lambda: (freeze_rows(table) if prune is None else None) or _copy(table, prune))
+    return _stored(name, table, prune, since, lambda: freeze_rows(table) or table.snapshot(once=True))
 
 
-def _copy(table: Table, prune: PruneLike | None) -> Snapshot:
-    copy = table.snapshot(once=True)
-    if prune is None:
-        return copy
-    keep = keep_mask(prune, copy.rows)
+def _pruned(table: Table, prune: PruneLike) -> Snapshot:
+    """A copy without some of the rows, of which ``top_k`` is of those of all processes."""
+    placement, name = shared_placement(table), table.spec.name
+    rule = prune if isinstance(prune, Prune) else Prune(predicate=lambda rows: keep_mask(prune, rows))
+
+    def begin() -> tuple[Snapshot, np.ndarray]:
+        copy = table.snapshot(once=True)
+        return copy, rule.passing(copy.rows)
+
+    copy, passing = together(placement, name, "save", begin)
+    rows = copy.rows
+    if rule.top_k is not None and placement is not None:
+        some = rows.take(passing)
+        rule = dataclasses.replace(
+            rule, top_k=part_of_best(placement, rule.top_k, some.keys, some.freqs, some.versions)
+        )
+    keep = rule.chosen(passing, rows.keys, rows.freqs, rows.versions)
     offsets = np.concatenate([[0], np.cumsum(keep)])[copy.offsets].astype(np.int64)
-    return dataclasses.replace(copy, rows=copy.rows.take(keep), offsets=offsets)
+    return dataclasses.replace(copy, rows=rows.take(keep), offsets=offsets)
 
 
-def _stored(name: str, table: Table, since: Cursor | None, take: Callable[[], Snapshot | FrozenRows]) -> Stored:
+def _changes(table: Table, name: str, since: Cursor) -> Changes | None:
+    """What has changed since a cursor, if that is known in all processes of the table."""
+    placement, mark = shared_placement(table), since.marks.get(name)
+    found = together(
+        placement, table.spec.name, "save", lambda: None if mark is None else changes_since(table, mark[1])
+    )
+    known = allgather_json(placement, None if found is None else found.counts_of_all)
+    return None if None in known or len(set(known)) != 1 else found
+
+
+def _stored(
+    name: str, table: Table, prune: PruneLike | None, since: Cursor | None, take: Callable[[], Snapshot | FrozenRows]
+) -> Stored:
     spec, placement, process = table.spec, shared_placement(table), jax.process_index()
     check_name(name, spec.name)
     if placement is None and process != 0:
         return Stored({}, {})
-    changes = None if since is None else changes_since(table, since.marks[name][1])
-    taken = together(placement, spec.name, "save", take) if changes is None else changes.rows
+    changes = None if since is None else _changes(table, name, since)
+    if changes is not None:
+        taken: Snapshot | FrozenRows = changes.rows
+    elif prune is not None:
+        taken = _pruned(table, prune)
+    else:
+        taken = together(placement, spec.name, "save", take)
     arrays = {name: array for name, array in taken.admission.items() if array.any()}
     if changes is not None and len(changes.removed):
         arrays[REMOVED] = changes.removed
@@ -159,11 +188,6 @@ def check_saved(tables: Mapping[str, Table]) -> None:
             ValueError, lost[0], "save", "a table of process 0, which saves those that are of one process", "none",
             "save it there too, or shard it over the processes",
         )  # fmt: skip
-
-
-def everyone() -> Placement | None:
-    """What all processes have in common, for `together`; None if there is one."""
-    return None if jax.process_count() == 1 else Placement.of(Mesh(np.array(jax.devices()), ("all",)), ("all",))
 
 
 async def write(directory: Path, stored: Stored) -> None:

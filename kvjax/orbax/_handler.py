@@ -71,7 +71,7 @@ class TableSave(ocp.args.CheckpointArgs):
     Attributes:
       tables: live handles, by the names they get in the checkpoint.
       prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep; by default all. In
-        several processes it is asked for the rows of each process: ``top_k`` is of each, not of all.
+        several processes it is asked for the rows of each process; ``top_k`` is of all.
       cursor: puts a cursor of this name at what is saved, from which deltas can go on, as in `kvjax.checkpoint.save`.
       delta_since: name of the cursor since which to save what has changed, as ``since`` there. A manager that deletes
         steps must keep those that deltas build on.

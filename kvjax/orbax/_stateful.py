@@ -18,10 +18,12 @@ from kvjax.checkpoint import (
     Chain,
     CheckpointError,
     How,
+    PathLike,
     copied,
     missing_lists,
     restore_all,
     seal,
+    sealed,
     write,
 )
 
@@ -39,6 +41,9 @@ class StatefulTables:
     Attributes:
       tables: live handles, by their names in the checkpoint.
       prune: which rows are saved, as in `TableSave`.
+      cursor: puts a cursor of this name at each save, as there.
+      delta_since: name of the cursor since which to save what has changed, as there.
+      base: where to look for what a delta builds on, as in `TableRestore`.
 
     Example:
       >>> import kvjax.orbax, numpy as np, tempfile
@@ -56,29 +61,34 @@ class StatefulTables:
       >>> folder.cleanup()
     """
 
-    def __init__(self, tables: Mapping[str, Table | None] | None = None, *, prune: PruneLike | None = None) -> None:
+    def __init__(
+        self, tables: Mapping[str, Table | None] | None = None, *, prune: PruneLike | None = None,
+        cursor: str | None = None, delta_since: str | None = None, base: PathLike | Sequence[PathLike] | None = None,
+    ) -> None:  # fmt: skip
         self.tables: dict[str, Any] = dict(tables or {})
-        self.prune = prune
+        self.prune, self.cursor, self.delta_since, self.base = prune, cursor, delta_since, base
 
     def __repr__(self) -> str:
         return f"StatefulTables({list(self.tables)})"
 
     async def save(self, directory: v1.path.PathAwaitingCreation) -> Awaitable[None]:
         """Begins to save the tables; what it gives ends it."""
-        stored = copied(self.tables, Path(), self.prune, None, None)
+        moves = (self.cursor or self.delta_since) is not None
+        place = Path(directory.path) if moves else Path()
+        stored = copied(self.tables, place, self.prune, self.cursor, self.delta_since)
 
         async def commit() -> None:
             folder = Path(await directory.await_creation())
             await asyncio.gather(*(write(folder, one) for one in stored))
             if jax.process_index() == 0:
                 await _wait_for_all(folder, [one.meta for one in stored])
-                seal(folder)
+                sealed(place, seal(folder))
 
         return commit()
 
     async def load(self, directory: v1.path.Path) -> Awaitable[None]:
         """Restores the tables."""
-        self.tables = restore_all(Chain(Catalog(Path(directory)), None), self.tables or None, How())
+        self.tables = restore_all(Chain(Catalog(Path(directory)), self.base), self.tables or None, How())
 
         async def done() -> None:
             """Nothing is left to do."""

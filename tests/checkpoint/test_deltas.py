@@ -18,8 +18,6 @@ from kvjax._process import PROCESS
 from kvjax.checkpoint import CheckpointError, compact, diff, prune, restore, save, verify
 from tests.support.marks import examples, slow
 
-pytestmark = pytest.mark.cpu_table
-
 TX = optax.adagrad(0.1)
 KEYS = np.array([0, 1, -1, 7, 2**40, -(2**63), 2**63 - 1, *range(100, 120)])
 
