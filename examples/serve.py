@@ -7,8 +7,8 @@
 Three processes: this one trains, saves deltas (`kvjax.checkpoint.save`, with the cursor "serving") and publishes each
 as a release (`kvjax.serving.Releases.follow`); the server is uvicorn with an ASGI app that has NumPy, frozen tables and
 the dense parameters, and no JAX; the third has the tables of the last delta and the exported program (`kvjax.export`),
-and no model. Each answer says its release and is held against what the trained model says of it, so an answer that mixed
-two releases would end this with an error.
+and no model. Each answer says its release and is held against what the trained model says of it, so an answer that
+mixed two releases would end this with an error.
 """
 
 import argparse

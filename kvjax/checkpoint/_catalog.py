@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -31,12 +31,12 @@ from kvjax.checkpoint._format import (
 T = TypeVar("T")
 
 
-def seal(directory: Path, stands_for: str | None = None) -> str:
+def seal(directory: Path, stands_for: Sequence[str] = ()) -> str:
     """Lists the tables below `directory`, once all processes have written what they have of them.
 
     Args:
       directory: of the checkpoint.
-      stands_for: the digest of a seal in the place of which deltas may build on this one.
+      stands_for: digests of seals in the place of which deltas may build on this one.
 
     Returns:
       The digest of the seal, which is of all that is in the checkpoint.
@@ -56,7 +56,9 @@ def seal(directory: Path, stands_for: str | None = None) -> str:
             ) from error
         tables[meta["name"]] = [[len(data), digest(data)] for data in lists]
         flush(folder)
-    contents: dict[str, Any] = {"format": SEAL, "tables": tables} | ({"stands_for": stands_for} if stands_for else {})
+    contents: dict[str, Any] = {"format": SEAL, "tables": tables}
+    if stands_for:
+        contents["stands_for"] = list(stands_for)
     if (step := step_of(directory)) is not None:
         contents["step"] = step
     whole = digest(_canonical(contents))
@@ -82,6 +84,13 @@ def missing_lists(directory: Path, meta: Mapping[str, Any]) -> list[Path]:
     n = meta["num_shards"]
     paths = [directory / table_folder(meta["name"]) / shard_list(i, n) for i in range(n)]
     return [path for path in paths if not path.exists()]
+
+
+def _stands_for(said: Any) -> list[str]:
+    digests: list[Any] = [said] if isinstance(said, str) else said  # there was one at first
+    if not isinstance(digests, list) or not all(isinstance(each, str) for each in digests):
+        raise TypeError(f"stands_for {said!r:.100}")
+    return digests
 
 
 def _canonical(contents: Any) -> bytes:
@@ -218,7 +227,7 @@ class Catalog:
                 f"want what was saved with the step {self.directory.parent}, begun at {step} ns, got the item of one "
                 f"begun at {contents['step']!r:.100}; to restore it by itself, move it out of the step"
             )
-        return (whole, *([str(contents["stands_for"])] if "stands_for" in contents else [])), tables
+        return (whole, *_stands_for(contents.get("stands_for", []))), tables
 
 
 _DAMAGED = "the checkpoint is damaged, or a later kvjax has written it: restore an older one"

@@ -51,7 +51,7 @@ def compact(
       >>> folder.cleanup()
     """
     chain = Chain(path, base)
-    _rewrite(chain, Path(out), overwrite, {}, stands_for=chain.catalog.digest)
+    _rewrite(chain, Path(out), overwrite, {}, stands_for=chain.catalog.digests)
 
 
 def prune(
@@ -101,7 +101,7 @@ def prune(
 
 
 def _rewrite(
-    chain: Chain, out: Path, overwrite: bool, keeps: Mapping[str, np.ndarray], stands_for: str | None = None
+    chain: Chain, out: Path, overwrite: bool, keeps: Mapping[str, np.ndarray], stands_for: Sequence[str] = ()
 ) -> None:
     """Writes the tables of a checkpoint as another, and of some only the rows to keep."""
     new = NewFolder(out.resolve())

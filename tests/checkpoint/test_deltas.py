@@ -80,7 +80,7 @@ OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from(
             ["upsert", "step", "step", "remove", "evict", "restrict", "pin", "unpin", "assign", "add", "insert",
-             "accum", "clear", "clear_slots", "load", "grow", "save", "save", "save", "move"]
+             "accum", "clear", "clear_slots", "load", "grow", "save", "save", "save", "move", "compact", "restore"]
         ),
         st.lists(st.integers(0, len(KEYS) - 1), min_size=5, max_size=5),  # of one shape, to compile once
     ),
@@ -152,18 +152,24 @@ def test_whatever_has_been_done(options, make, tmp_path_factory):
         table = kvjax.get_table(name, dim=2, **options)
         save(folder / "0", {"t": table}, cursor="serving")
         save(folder / "other", {"t": table}, cursor="training")
-        wants = []
+        wants = [table.snapshot()]
         for operation, numbers in [*operations, ("save", [])]:
-            keys = KEYS[np.array(numbers, int)]
+            keys, last = KEYS[np.array(numbers, int)], folder / str(len(wants) - 1)
             if operation == "save":
-                save(folder / str(len(wants) + 1), {"t": table}, since="serving")
+                save(folder / str(len(wants)), {"t": table}, since="serving")
                 wants.append(table.snapshot())
+            elif operation == "compact":  # later deltas build on it
+                compact(last, folder / "new")
+                shutil.rmtree(last)
+                (folder / "new").rename(last)
+            elif operation == "restore":
+                table = restore(last, {"t": table}, cursor="serving")["t"]
             elif operation != "move" or not shards:
                 with contextlib.suppress(RuntimeError, MemoryError):  # a full table, which stays as it is
                     table = write(table, operation, keys)
         save(folder / "trained", {"t": table}, since="training")
         compact(folder / "trained", folder / "compact")
-        for path, want in [*((str(i + 1), w) for i, w in enumerate(wants)), ("trained", wants[-1])]:
+        for path, want in [*((str(i), w) for i, w in enumerate(wants)), ("trained", wants[-1])]:
             table = restore(folder / path, {"t": table})["t"]
             assert_same(table.snapshot(), want)
         assert diff(folder / "compact", folder / "trained").same
@@ -175,6 +181,7 @@ def test_whatever_has_been_done(options, make, tmp_path_factory):
 
 
 @slow
+@pytest.mark.cpu_table  # others compare all rows, and know
 @pytest.mark.parametrize("write", ["clear", "clear_slots", "load", "restore", "move", "drop"])
 def test_what_is_not_known_is_saved_whole(write, make, tmp_path):
     table = step(kvjax.get_table("t", dim=2).upsert(KEYS, np.ones((len(KEYS), 2))), [7, 8])

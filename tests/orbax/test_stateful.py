@@ -1,6 +1,7 @@
 """Tables through Orbax's v1 API."""
 
 import asyncio
+import json
 
 import jax
 import jax.numpy as jnp
@@ -57,23 +58,24 @@ def test_damage_is_refused_in_our_words(make, tmp_path):
             checkpointer.load_checkpointables(0)
 
 
-def in_two_processes(folder):
-    """Each has half of the rows; both save and restore them, and process 0 alone a table of its own."""
+def in_three_processes(folder):
+    """Each has a third of the rows; all save and restore them, a delta too, and process 0 alone a table of its own."""
     mesh = jax.make_mesh((jax.device_count(),), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     keys = np.arange(1000)
     table = kvjax.get_table("t", dim=2, mesh=mesh).upsert(keys, np.stack([keys, keys], 1).astype(np.float32))
     alone = kvjax.get_table("alone", dim=1).upsert(keys[:3], np.ones((3, 1)))
     with ocp.training.Checkpointer(folder) as checkpointer:
         for step in range(2):
-            state = kvjax.orbax.StatefulTables({"t": table, "alone": alone})
+            how = {"delta_since": "c"} if step else {"cursor": "c"}
+            state = kvjax.orbax.StatefulTables({"t": table, "alone": alone}, **how)
             pending = checkpointer.save_checkpointables_async(step, {"tables": state})
-            table = table.add(keys, np.ones((1000, 2)))
+            table = table.add(keys[:500], np.ones((500, 2)))
             pending.result()
         state = kvjax.orbax.StatefulTables({"t": table.clear(), "alone": alone.clear()})
         checkpointer.load_checkpointables(1, {"tables": state})
     rows = state.tables["t"].export()
-    assert 300 < len(rows) < 700 and len(state.tables["alone"]) == 3
-    np.testing.assert_array_equal(rows.values[:, 0], rows.keys + 1)
+    assert 200 < len(rows) < 500 and len(state.tables["alone"]) == 3
+    np.testing.assert_array_equal(rows.values[:, 0], rows.keys + (rows.keys < 500))
 
 
 @slow
@@ -84,9 +86,12 @@ def test_what_is_no_table_is_refused():
 
 
 def test_several_processes(tmp_path):
-    processes.run(in_two_processes, str(tmp_path), n=2, devices=1)
+    processes.run(in_three_processes, str(tmp_path), n=3, devices=1)
     with ocp.training.Checkpointer(tmp_path) as checkpointer:
-        tables = checkpointer.load_checkpointables(0)["tables"].tables
-    rows = tables["t"].export()
-    assert len(rows) == 1000
-    np.testing.assert_array_equal(rows.values[:, 1], rows.keys)
+        for step in (0, 1):
+            tables = checkpointer.load_checkpointables(step)["tables"].tables
+            rows = tables["t"].export()
+            assert len(rows) == 1000
+            np.testing.assert_array_equal(rows.values[:, 1], rows.keys + step * (rows.keys < 500))
+    meta = json.loads((tmp_path / "1/tables/t/kvjax.json").read_text())
+    assert meta["rows"] == 500 and len(meta["shards"]) == 3 and "delta" in meta

@@ -4,6 +4,7 @@ Each launch makes many checks, since starting takes most of the time. The refere
 process trains on the whole batch.
 """
 
+import json
 import re
 
 import jax
@@ -80,9 +81,9 @@ def fails(match, call):
     assert re.search(match, str(info.value)), info.value
 
 
-def save(folder, number, tables, prune=None):
+def save(folder, number, tables, **how):
     with ocp.CheckpointManager(folder) as manager:
-        manager.save(number, args=ocp.args.Composite(tables=kvjax.orbax.TableSave(tables, prune)))
+        manager.save(number, args=ocp.args.Composite(tables=kvjax.orbax.TableSave(tables, **how)))
         manager.wait_until_finished()
 
 
@@ -231,8 +232,13 @@ def four(folder):
     assert_is(both["copy"], reference)
     table, reference = trained(both["t"], batches(2, 1)), trained(reference, batches(2, 1))
     assert_is(table, reference)
-    save(folder, 2, {"t": table, "r": reference})
-    save(folder, 3, {"t": table, "r": reference}, kvjax.Prune(min_frequency=4))
+    save(folder, 2, {"t": table, "r": reference}, cursor="c")
+    for number in (3, 4):
+        gone = KEYS[number : 3 * number]
+        table, reference = (trained(each.remove(gone), batches(1, number)) for each in (table, reference))
+        save(folder, number, {"t": table, "r": reference}, delta_since="c")
+    save(folder, 5, {"t": table, "r": reference}, prune=kvjax.Prune(top_k=9, keep=KEYS[-1:]))  # of all, ties too
+    assert_is(restore(folder, 3, {"t": table})["t"], restore(folder, 3, {"r": reference})["r"])
     print("done")
 
 
@@ -248,7 +254,10 @@ def test_all_of_it(tmp_path):
     assert copies == ["shard-00000-of-00001"]
     mesh = jax.make_mesh((8,), ("x",))
     sizes = []
-    for number in (1, 2, 3):
+    for number in (1, 2, 3, 4, 5):
+        for name in "tr":
+            meta = json.loads((tmp_path / str(number) / "tables" / name / "kvjax.json").read_text())
+            assert ("delta" in meta) == (number in (3, 4))
         both = restore(tmp_path, number, {"r": None, "t": None}, **({"mesh": mesh} if number == 1 else {}))
         one, other = both["r"].snapshot(), both["t"].snapshot()
         same_rows(one.rows, other.rows)
@@ -256,7 +265,7 @@ def test_all_of_it(tmp_path):
         sizes.append(len(one.rows))
         for name in both:
             kvjax.drop_table(name)
-    assert 0 < sizes[2] < sizes[1] and 20 < sizes[0] <= sizes[1]
+    assert sizes[4] in (9, 10) and 20 < sizes[0] <= sizes[1]
 
 
 # ---- a process dies ------------------------------------------------------------------------------------------------
