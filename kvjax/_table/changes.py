@@ -48,7 +48,7 @@ def open_cursor(table: Handle) -> Mark:
         )  # fmt: skip
     version, tokens = version_on_host(table, "save"), dict[int, int]()
     if ffi.is_device(spec.storage.backend):
-        return Digests.of(spec, _snapshot(spec, version).rows)
+        return Digests.of(spec, _snapshot(spec, version))
     try:
         for shard in spec.originals:
             tokens[shard] = spec.host.open_cursor(spec.name, shard, version)
@@ -70,15 +70,14 @@ def close_cursor(table: Handle, mark: Mark) -> None:
 def changes_since(table: Handle, mark: Mark) -> Changes | None:
     """What has changed since a cursor; None if the table does not know, and may be another altogether."""
     spec, version = table.spec, version_on_host(table, "save")
-    if table.view is not None or (isinstance(mark, Digests) and not mark.knows(spec)):
-        return None
     if isinstance(mark, Digests):
-        return Changes(*mark.changed(_snapshot(spec, version)), counts_of_all=True)
+        found = mark.changed(spec, _snapshot(spec, version))
+        return None if found is None else Changes(*found, counts_of_all=True)
     if mark.keys() != set(spec.originals):
         return None
-    found: list[Any] = [spec.host.export_since(spec.name, shard, version, token) for shard, token in mark.items()]
-    raw = [part for part in found if part is not None]
-    if len(raw) < len(found) or len({part["counts_of_all"] for part in raw}) != 1:
+    raws: list[Any] = [spec.host.export_since(spec.name, shard, version, token) for shard, token in mark.items()]
+    raw = [part for part in raws if part is not None]
+    if len(raw) < len(raws) or len({part["counts_of_all"] for part in raw}) != 1:
         return None
     parts = [from_native(part, spec.dim, spec.row_dtype, spec.key_dtype) for part in raw]
     removed = np.concatenate([part["removed"] for part in raw])

@@ -21,26 +21,27 @@ class Digests:
 
     Attributes:
       table: what the table was, as far as rows of another one would not be its changes.
+      slots: dtype and shape of each slot; empty if it had none.
       keys: ``(n,)`` int64, sorted.
       digests: ``(n,)`` uint64, of all that a row has.
     """
 
     table: tuple[Any, ...]
+    slots: dict[str, str]
     keys: np.ndarray
     digests: np.ndarray
 
     @classmethod
-    def of(cls, spec: TableSpec, rows: Exported) -> Digests:
-        keys = rows.keys.view(np.int64)
+    def of(cls, spec: TableSpec, now: Snapshot) -> Digests:
+        keys = now.rows.keys.view(np.int64)
         order = np.argsort(keys)
-        return cls(_identity(spec), keys[order], digests_of(rows)[order])
+        return cls(_identity(spec), dict(now.slot_types), keys[order], digests_of(now.rows)[order])
 
-    def knows(self, spec: TableSpec) -> bool:
-        """Whether a table is what it was, whatever its rows are."""
-        return self.table == _identity(spec)
-
-    def changed(self, now: Snapshot) -> tuple[Snapshot, np.ndarray]:
-        """The rows that are others now, or new, in the order of the disk; and the keys ``(m,)`` int64 that went."""
+    def changed(self, spec: TableSpec, now: Snapshot) -> tuple[Snapshot, np.ndarray] | None:
+        """The rows that are others now, or new, in the order of the disk; and the keys ``(m,)`` int64 that went. None if
+        the table is another one, or its slots are gone or others."""
+        if self.table != _identity(spec) or (self.slots and self.slots != now.slot_types):
+            return None
         keys, at = now.rows.keys.view(np.int64), np.zeros(len(now.rows), np.int64)
         if len(self.keys):
             at = np.searchsorted(self.keys, keys).clip(max=len(self.keys) - 1)

@@ -87,10 +87,11 @@ def missing_lists(directory: Path, meta: Mapping[str, Any]) -> list[Path]:
 
 
 def _stands_for(said: Any) -> list[str]:
-    digests: list[Any] = [said] if isinstance(said, str) else said  # there was one at first
-    if not isinstance(digests, list) or not all(isinstance(each, str) for each in digests):
-        raise TypeError(f"stands_for {said!r:.100}")
-    return digests
+    match [said] if isinstance(said, str) else said:  # there was one at first
+        case [*digests] if all(isinstance(each, str) for each in digests):
+            return digests
+        case other:
+            raise TypeError(f"stands_for {other!r:.100}")
 
 
 def _canonical(contents: Any) -> bytes:

@@ -155,6 +155,8 @@ def test_checkpoints_of_what_is_caught_up(make, tmp_path):
         table, state = table.apply(tx, kvjax.SparseRows(np.array([key]), jnp.ones((1, 2))), state)
     now = caught_up(table, state, tx)
     rows = np.asarray(now.lookup(np.array([7, 8])))
+    with pytest.raises(ValueError, match="save: want the rows that are stored beside a cursor of deltas"):
+        kvjax.checkpoint.save(tmp_path / "now", {"t": now}, cursor="c")
     kvjax.checkpoint.save(tmp_path / "now", {"t": now})
     restored = kvjax.checkpoint.restore(tmp_path / "now", {"t": table})["t"]
     np.testing.assert_array_equal(restored.lookup(np.array([7, 8])), rows)
