@@ -38,8 +38,10 @@ class Digests:
         return cls(_identity(spec), dict(now.slot_types), keys[order], digests_of(now.rows)[order])
 
     def changed(self, spec: TableSpec, now: Snapshot) -> tuple[Snapshot, np.ndarray] | None:
-        """The rows that are others now, or new, in the order of the disk; and the keys ``(m,)`` int64 that went. None if
-        the table is another one, or its slots are gone or others."""
+        """The rows that are others now, or new, in the order of the disk; and the keys ``(m,)`` int64 that went.
+
+        None if the table is another one, or its slots are gone or others.
+        """
         if self.table != _identity(spec) or (self.slots and self.slots != now.slot_types):
             return None
         keys, at = now.rows.keys.view(np.int64), np.zeros(len(now.rows), np.int64)

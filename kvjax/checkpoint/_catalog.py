@@ -91,7 +91,7 @@ def _stands_for(said: Any) -> list[str]:
         case [*digests] if all(isinstance(each, str) for each in digests):
             return digests
         case other:
-            raise TypeError(f"stands_for {other!r:.100}")
+            raise Damaged(f"want digests as stands_for, got {other!r:.100}")
 
 
 def _canonical(contents: Any) -> bytes:

@@ -141,7 +141,7 @@ def test_whatever_has_been_done(options, make, tmp_path_factory):
 
     @given(OPERATIONS)
     @settings(
-        max_examples=examples(2, 5 if not shards else 3), deadline=None,
+        max_examples=examples(2, 3 if options else 5), deadline=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     def run(operations):

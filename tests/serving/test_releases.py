@@ -61,7 +61,7 @@ print(len(set(seen)))
 
 @slow
 def test_no_mixture(tmp_path):
-    releases, end = Releases(tmp_path / "v"), 30
+    releases, end = Releases(tmp_path / "v"), 20
     publish(releases, 0)
     command = [sys.executable, "-c", _READER, str(tmp_path / "v"), str(end)]
     readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
@@ -109,7 +109,7 @@ def test_one_file_is_replaced_under_its_readers(tmp_path):
     threads = [threading.Thread(target=read) for _ in range(3)]
     for thread in threads:
         thread.start()
-    for number in range(1, 40):
+    for number in range(1, 25):
         frozen = frozen.update(np.arange(N), np.full((N, 4), number))
     done.set()
     for thread in threads:

@@ -161,7 +161,9 @@ def two(folder):
     other = reference.export().take(own_keys(table, reference) | (np.arange(len(reference)) < 9))
     fails("the rows of its own shards in each process, or all rows in all", lambda: table.load(other))
     rule = kvjax.Prune(predicate=sorry)
-    fails("failure in process 1 .*sorry" if me == 0 else "sorry", lambda: save(folder + "x", 1, {"t": table}, prune=rule))
+    fails(
+        "failure in process 1 .*sorry" if me == 0 else "sorry", lambda: save(folder + "x", 1, {"t": table}, prune=rule)
+    )
     assert_is(table, reference)
     assert_is(table.load(reference.snapshot()), reference)
     table = table.refresh()
