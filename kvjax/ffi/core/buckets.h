@@ -2,8 +2,9 @@
 //
 // A key belongs into the bucket that its hash names, its home, or while that is full into the next one that
 // is not. Each bucket counts the keys that have passed it, so a search ends where none has, and a key that
-// leaves takes its count along: there are no tombstones, and nothing else moves.
+// leaves takes its count along: there are no tombstones. Its cell goes to a key that has passed it.
 #pragma once
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -54,31 +55,47 @@ class Buckets {
   /// Throws std::bad_alloc.
   explicit Buckets(size_t n) : size_(n) {
     if (mapped()) {
-      buckets_.reset(reinterpret_cast<Bucket*>(MapPages(bytes(), true)));
+      buckets_.reset(reinterpret_cast<Bucket*>(MapPages(reserved(), true)));
     } else {
       buckets_.reset(new Bucket[n]());
     }
-    buckets_.get_deleter().mapped = mapped() ? bytes() : 0;
+    buckets_.get_deleter().mapped = mapped() ? reserved() : 0;
   }
   Buckets(Buckets&& other) noexcept
       : longest(std::exchange(other.longest, 0)),
         buckets_(std::move(other.buckets_)),
-        size_(std::exchange(other.size_, 0)) {}
+        size_(std::exchange(other.size_, 0)),
+        given_back_(std::exchange(other.given_back_, 0)) {}
   Buckets& operator=(Buckets&& other) noexcept {
     longest = std::exchange(other.longest, 0);
     buckets_ = std::move(other.buckets_);
     size_ = std::exchange(other.size_, 0);
+    given_back_ = std::exchange(other.given_back_, 0);
     return *this;
   }
 
   size_t longest = 0;  // way of a key from its home, in buckets
 
   [[nodiscard]] size_t size() const { return size_; }
-  [[nodiscard]] size_t bytes() const { return size_ * sizeof(Bucket); }
+  /// Of memory that is in use, if it is by the first `n` buckets.
+  [[nodiscard]] size_t bytes(size_t n) const {
+    return mapped() ? std::min(InPages(n * sizeof(Bucket), true), reserved()) - given_back_ : reserved();
+  }
+  [[nodiscard]] size_t bytes() const { return bytes(size_); }
   [[nodiscard]] Bucket* begin() const { return buckets_.get(); }
   [[nodiscard]] Bucket* end() const { return buckets_.get() + size_; }
   /// In the order of hashes, so that keys move to a larger array from front to back in both.
   [[nodiscard]] size_t HomeOf(uint64_t hash) const { return MulHigh(hash, size_); }
+
+  /// Gives back the memory of the first `n` buckets, from which all keys have moved. Those that have passed
+  /// the end stand at the front, in a page that stays.
+  void GiveBack(size_t n) noexcept {
+    constexpr size_t kFront = kHugePage / sizeof(Bucket);
+    const size_t from = kHugePage + given_back_, end = n * sizeof(Bucket) / kHugePage * kHugePage;
+    if (!mapped() || end <= from || begin()[kFront - 1].passed > 0) return;
+    GiveBackPages(reinterpret_cast<std::byte*>(begin()) + from, end - from);
+    given_back_ += end - from;
+  }
 
  private:
   struct Free {
@@ -92,10 +109,11 @@ class Buckets {
       }
     }
   };
-  [[nodiscard]] bool mapped() const { return bytes() >= 2 * kHugePage; }
+  [[nodiscard]] size_t reserved() const { return size_ * sizeof(Bucket); }
+  [[nodiscard]] bool mapped() const { return reserved() >= 2 * kHugePage; }
 
   std::unique_ptr<Bucket[], Free> buckets_;
-  size_t size_ = 0;
+  size_t size_ = 0, given_back_ = 0;  // buckets, bytes
 };
 
 }  // namespace kvjax

@@ -1,7 +1,8 @@
 // The key index: any 64-bit key -> row id.
 //
 // It grows by half, and a part at a time: a second, larger array takes over the homes of the first one after
-// the other, some for every key that comes. So no call waits until all keys have moved.
+// the other, some for every key that comes. So no call waits until all keys have moved, and the first one
+// gives back its memory as it empties: at most 24 bytes a key are in use.
 #pragma once
 #include <algorithm>
 #include <array>
@@ -20,34 +21,58 @@ class KeyIndex {
  public:
   [[nodiscard]] size_t size() const { return size_; }
   [[nodiscard]] size_t cells() const { return newest().size() * Bucket::kCells; }
-  [[nodiscard]] size_t bytes() const { return first().bytes() + next().bytes(); }
+  /// Of memory that is in use.
+  [[nodiscard]] size_t bytes() const {
+    if (!growing()) return first().bytes();
+    const auto share = static_cast<double>(moved_) / static_cast<double>(first().size());
+    return first().bytes() + next().bytes(static_cast<size_t>(share * static_cast<double>(next().size())));
+  }
   /// How many keys fit before the index grows.
   [[nodiscard]] size_t capacity() const { return MaxSize(newest().size()); }
 
   /// Row id of `key`, or kNoRow.
   [[nodiscard]] uint32_t Find(uint64_t key) const { return FindFrom(Home(key), key); }
 
-  /// Finds n keys in three stages, each a group of keys behind the one before, so that the cache lines that
-  /// one wants are on their way while the others work: hashes keys, probes for them, and uses their rows. The
-  /// probe ends with found(i, row), which may fetch what use(i, what found has returned) will read. Rows
-  /// that are `known` (n,) are not searched for.
+  /// Finds n keys in four stages, each a group of keys behind the one before, so that the cache lines that
+  /// one wants are on their way while the others work: hashes keys, looks into their homes, searches on for
+  /// the few that had to pass these, and uses their rows. The search ends with found(i, row), which may fetch
+  /// what use(i, what found has returned) will read. Rows that are `known` (n,) are not searched for.
   template <class Found, class Use>
   void FindEach(const uint64_t* keys, size_t n, Found found, Use use, const uint32_t* known = nullptr) const {
-    constexpr size_t kGroup = 32, kRing = 2 * kGroup;
+    constexpr size_t kGroup = 32, kRing = 4 * kGroup;
+    const bool searches = known == nullptr && newest().size() > 0;
     Bucket* homes[kRing];
+    uint32_t rows[kRing];
     std::invoke_result_t<Found, size_t, uint32_t> founds[kRing];
+    size_t passed[kGroup], num_passed = 0;
     const auto stage = [n](size_t begin, auto&& work) {
       for (size_t i = begin, end = std::min(n, begin + kGroup); i < end; ++i) work(i);
     };
-    for (size_t begin = 0; begin < n + 2 * kGroup; begin += kGroup) {
-      if (known == nullptr)
+    for (size_t begin = 0; begin < n + 3 * kGroup; begin += kGroup) {
+      if (searches) {
         stage(begin, [&](size_t i) { __builtin_prefetch(homes[i % kRing] = Home(keys[i])); });
-      if (begin >= kGroup) {
-        stage(begin - kGroup, [&](size_t i) {
-          founds[i % kRing] = found(i, known != nullptr ? known[i] : FindFrom(homes[i % kRing], keys[i]));
+        for (; num_passed > 0; --num_passed) {
+          const size_t i = passed[num_passed - 1];
+          rows[i % kRing] = FindFrom(Next(homes[i % kRing]), keys[i]);
+        }
+        if (begin >= kGroup) {
+          stage(begin - kGroup, [&](size_t i) {
+            const Bucket* const home = homes[i % kRing];
+            const uint32_t cell = home->Find(keys[i]);
+            const bool here = cell < Bucket::kCells, goes_on = !here && home->passed > 0;
+            rows[i % kRing] = here ? home->rows[cell] : kNoRow;
+            __builtin_prefetch(home + goes_on);
+            passed[num_passed] = i;
+            num_passed += goes_on;
+          });
+        }
+      }
+      if (begin >= 2 * kGroup) {
+        stage(begin - 2 * kGroup, [&](size_t i) {
+          founds[i % kRing] = found(i, searches ? rows[i % kRing] : known != nullptr ? known[i] : kNoRow);
         });
       }
-      if (begin >= 2 * kGroup) stage(begin - 2 * kGroup, [&](size_t i) { use(i, founds[i % kRing]); });
+      if (begin >= 3 * kGroup) stage(begin - 3 * kGroup, [&](size_t i) { use(i, founds[i % kRing]); });
     }
   }
 
@@ -92,6 +117,7 @@ class KeyIndex {
     for (; (cell = bucket->Find(key)) == Bucket::kCells; bucket = Next(bucket)) --bucket->passed;
     bucket->Remove(cell);
     --size_;
+    Refill(bucket);
     return row;
   }
 
@@ -164,10 +190,10 @@ class KeyIndex {
   static constexpr size_t kSmall = 1024;  // below this it doubles
   static constexpr size_t kPace = 4;      // homes that move for each key that comes
 
-  // Three of five cells, so that nearly all searches end in the home: the line behind it has not been
-  // fetched.
-  static constexpr size_t MaxSize(size_t buckets) { return buckets * 3; }
-  static constexpr size_t SizeFor(size_t keys) { return keys / 3 + 1; }
+  // Four of five cells: 16 bytes a key at most, and 24 once it has grown. One key in five is then not in its
+  // home, which FindEach prepares for.
+  static constexpr size_t MaxSize(size_t buckets) { return buckets * 4; }
+  static constexpr size_t SizeFor(size_t keys) { return keys / 4 + 1; }
 
   [[nodiscard]] Buckets& first() { return arrays_[0]; }
   [[nodiscard]] Buckets& next() { return arrays_[1]; }
@@ -210,8 +236,35 @@ class KeyIndex {
     for (; bucket->full(); bucket = Next(bucket), ++distance) ++bucket->passed;
     bucket->Add(key, row);
     if (distance == 0) return;
-    Buckets& array = bucket >= next().begin() && bucket < next().end() ? next() : first();
+    Buckets& array = Holds(next(), bucket) ? next() : first();
     array.longest = std::max(array.longest, distance);
+  }
+
+  /// Gives a cell that has become free to a key that has passed it, and so on: otherwise keys would drift
+  /// from their homes as others come and go, and searches become ever longer.
+  void Refill(Bucket* free) noexcept {
+    const Buckets& array = Holds(next(), free) ? next() : first();
+    const auto from = [&](size_t home, const Bucket* to) {
+      const auto at = static_cast<size_t>(to - array.begin());
+      return at - home + (at < home ? array.size() : 0);
+    };
+    while (free->passed > 0) {
+      const auto hole = static_cast<size_t>(free - array.begin());
+      for (Bucket* bucket = Next(free); bucket != free; bucket = Next(bucket)) {
+        uint32_t cell = 0;
+        while (cell < bucket->used &&
+               from(array.HomeOf(Hash(bucket->keys[cell])), bucket) < from(hole, bucket))
+          ++cell;
+        if (cell == bucket->used) continue;
+        free->Add(bucket->keys[cell], bucket->rows[cell]);
+        bucket->Remove(cell);
+        for (; free != bucket; free = Next(free)) --free->passed;
+        break;
+      }
+    }
+  }
+  [[nodiscard]] static bool Holds(const Buckets& array, const Bucket* bucket) {
+    return bucket >= array.begin() && bucket < array.end();
   }
 
   /// The next array begins to take over, from a home that no key has passed.
@@ -241,7 +294,9 @@ class KeyIndex {
       bucket.used = 0;
       bucket.passed = 0;
     }
-    if (moved_ >= first().size()) Finish();
+    if (moved_ >= first().size()) return Finish();
+    const size_t before = start_ == 0 ? 0 : first().size() - start_;  // that moved before the front did
+    if (moved_ > before) first().GiveBack(moved_ - before);
   }
 
   // While it grows, the keys of `moved_` homes from `start_` on are in the second.
