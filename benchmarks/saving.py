@@ -5,7 +5,7 @@
 Adam's slots; keys by Zipf's law (exponent 1.05) or uniform. Windows of steps with a save and without take turns, so
 that both meet the same neighbours on the machine. The processor's time for a step tells how much of it the save took
 where others use the machine, too. Memory is that of the process which is no
-file's (RssAnon), every 5 ms, above what it was when the save began.
+file's (RssAnon), every 50 ms, above what it was when the save began.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Peak:
         self._thread.start()
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.005):
+        while not self._stop.wait(0.05):
             self.most = max(self.most, anonymous())
 
     def end(self) -> int:
