@@ -35,7 +35,7 @@ def pytest_addoption(parser):
         "--backend", choices=list(BACKENDS), help="whose tables are tested; by default those that a program would get"
     )
     parser.addoption(
-        "--haste", action="store_true", help="compile as hastily as for the quick tests alone, for which it is the default"
+        "--haste", action="store_true", help="compile in haste, as is the default for the quick tests alone"
     )
 
 
