@@ -85,6 +85,7 @@ def test_what_is_no_table_is_refused():
             asyncio.run(kvjax.orbax.StatefulTables({"t": other}).save(None))
 
 
+@slow
 def test_several_processes(tmp_path):
     processes.run(in_three_processes, str(tmp_path), n=3, devices=1)
     with ocp.training.Checkpointer(tmp_path) as checkpointer:
