@@ -51,6 +51,13 @@ def test_optimizers_in_tiny():
     assert done.returncode == 0 and "adagrad" in done.stdout and "by hand" in done.stdout, done.stderr[-2000:]
 
 
+@slow
+def test_quality_in_tiny():
+    tiny = ["--examples", "2400", "--epochs", "1", "--seeds", "1", "--dim", "3", "--rates", "1"]
+    done = run("clicks", *tiny, script=BENCHMARKS / "quality.py")
+    assert done.returncode == 0 and "catch_up(adam)" in done.stdout and "stochastic" in done.stdout, done.stderr[-2000:]
+
+
 def test_bytes_are_those_of_a_perfect_kernel():
     """A row read and written; of a step value, slot and gradient: 1,280 a row of dim 64."""
     assert gpu.Case("lookup", 8).bytes == 64
