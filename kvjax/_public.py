@@ -18,6 +18,7 @@ from kvjax._lookup.features import lookup_many as lookup_many
 from kvjax._lookup.gradients import grad as grad
 from kvjax._lookup.gradients import value_and_grad as value_and_grad
 from kvjax._lookup.prefetch import prefetch as prefetch
+from kvjax._table.commit import commit as commit
 from kvjax._table.prefetched import Prefetched as Prefetched
 from kvjax._table.registry import drop_table as drop_table
 from kvjax._table.registry import get_table as get_table

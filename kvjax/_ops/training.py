@@ -37,14 +37,23 @@ def apply(
     initial: jax.Array | None,
     slots: str,
     run: Run,
+    *,
     holds: bool,
-) -> jax.Array:
+    reports: bool,
+) -> tuple[jax.Array, jax.Array]:
     """A whole training write, of gradients ``(n, dim)`` float32 with keys ``(n,)``. Returns the next version, or of a
-    step that holds for `end_apply` the word by which that knows it."""
+    step that holds for `end_apply` the word by which that knows it; and the status, which is 0 unless it reports."""
     gradient = (grads.keys.words, grads.counts, seal_words(grads.seal), grads.rows)
     operands = (version, *gradient, step, initial_operand(spec, initial), run.shared)
     attributes = {"table": spec.name, "slots": slots, "narrow": flag(grads.keys.narrow), "program": _words(run)}
-    return write("kvjax_apply", WORD, *operands, holds=flag(holds), **attributes)
+    return _planned("kvjax_apply", [WORD], operands, reports, holds=flag(holds), **attributes)
+
+
+def _planned(target: str, results: list[Any], operands: Any, reports: bool, **attributes: Any) -> Any:
+    """What a call that plans a step gives, and its status: 0 if it does not report one, but fails."""
+    status = [WORD] if reports else []
+    given = write(target, [*results, *status], *operands, reports=flag(reports), **attributes)
+    return *given[: len(results)], given[-1] if reports else jnp.uint32(0)
 
 
 def end_apply(spec: TableSpec, token: jax.Array, rows: jax.Array, others: jax.Array) -> jax.Array:
@@ -53,6 +62,17 @@ def end_apply(spec: TableSpec, token: jax.Array, rows: jax.Array, others: jax.Ar
     rows: the gradients of the batch, ``(n, dim)`` float32.
     """
     return write("kvjax_end_apply", WORD, token, rows, others, table=spec.name)
+
+
+def end_refused(spec: TableSpec, version: jax.Array, number: jax.Array) -> jax.Array:
+    """Ends a step that has been refused, for the failure of that number, which `kvjax.commit` asks for. Returns the
+    version."""
+    return write("kvjax_end_refused", WORD, version, number, table=spec.name)
+
+
+def unasked(spec: TableSpec, number: jax.Array) -> jax.Array:
+    """The number of a failure that `end_refused` was told, or 0 once it has been asked for."""
+    return read("kvjax_unasked", WORD, number, table=spec.name)
 
 
 def _words(run: Run | None) -> np.ndarray:
@@ -93,21 +113,25 @@ def begin_apply(
     initial: jax.Array | None,
     slots: str,
     facts: bool,
-) -> Begun:
+    *,
+    reports: bool,
+) -> tuple[Begun, jax.Array]:
+    """The step, and its status, as `apply` has it."""
     n = grads.counts.shape[0]
-    results = (
+    results = [
         WORD,
         array((n, 2), jnp.uint32),
         array((), jnp.int32),
         array((2,), jnp.uint32),
         array((spec.dim,), jnp.float32),
         array((n if facts else 0, NUM_FACTS), jnp.uint32),
-    )
+    ]
     gradient = (grads.keys.words, grads.counts, seal_words(grads.seal), grads.rows)
     operands = (version, *gradient, step, initial_operand(spec, initial))
     attributes = {"table": spec.name, "slots": slots, "narrow": flag(grads.keys.narrow)}
-    version, targets, active, used, shared, about = write("kvjax_begin_apply", results, *operands, **attributes)
-    return Begun(version, active, used, targets, grads.keys.words, grads.rows, shared, about)
+    given = _planned("kvjax_begin_apply", results, operands, reports, **attributes)
+    version, targets, active, used, shared, about, status = given
+    return Begun(version, active, used, targets, grads.keys.words, grads.rows, shared, about), status
 
 
 def gather(

@@ -11,6 +11,8 @@ import sys
 
 import jax
 
+from kvjax import ffi
+
 _met: set[str] = set()
 
 
@@ -19,15 +21,19 @@ def met(error: BaseException) -> None:
     _met.add(str(error))
 
 
-def acknowledge() -> None:
-    """Takes the failures of programs that have been started as known."""
+def acknowledge() -> bool:
+    """Takes the failures of programs that have been started as known. Whether there is one."""
     try:
         jax.effects_barrier()
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         met(error)
+        return True
+    return False
 
 
 def _say_what_failed() -> None:
+    for text in ffi.left_failures():
+        print(f"kvjax: a step was refused, and kvjax.commit has not been called: {text}", file=sys.stderr)
     try:
         jax.effects_barrier()
     except (ValueError, jax.errors.JaxRuntimeError) as error:

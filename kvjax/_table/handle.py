@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from kvjax import ffi
 from kvjax._keys.keys import Keys, as_keys
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
@@ -181,6 +182,11 @@ def version_to_write(table: Handle, op: str) -> jax.Array:
 def version_on_host(table: Handle, op: str) -> int:
     """The handle's version for a call on the whole table, once the writes that lead to it are done."""
     check_on_host(table, op)
+    for refused in ffi.left_failures():
+        raise fail(
+            RuntimeError, table.name, op, "steps that have been asked about", f"one that was refused ({refused})",
+            "kvjax.commit(state) raises that, and then goes on with the state from before it",
+        )  # fmt: skip
     version: Any = version_to_write(table, op)  # NumPy's have the type and shape too
     if isinstance(version, jax.Array) and version.is_deleted():
         raise fail(
@@ -264,21 +270,29 @@ def wait(table: Handle) -> None:
         jax.block_until_ready(table.version)
 
 
-def wait_for_programs() -> None:
-    """Waits for all programs that are writing; one that has failed says so where its result is used."""
-    with contextlib.suppress(ValueError, jax.errors.JaxRuntimeError):
+def wait_for_programs() -> bool:
+    """Waits for all programs that are writing; one that has failed says so where its result is used. Whether one has,
+    as far as JAX remembers."""
+    try:
         jax.effects_barrier()
+    except (ValueError, jax.errors.JaxRuntimeError):
+        return True
+    return False
 
 
-def live_version(spec: TableSpec) -> jax.Array:
+def live_version(spec: TableSpec, failed: bool = False) -> jax.Array:
     """The live version of the table that `spec` names, once the writes that have been started are done.
 
+    Args:
+      spec: of the table.
+      failed: whether some program is known to have failed.
+
     Raises:
-      RuntimeError: the shards of this process have different ones: a write has stopped half-way.
+      RuntimeError: a write has stopped half-way, so that the table is at no version.
     """
     check_process(spec.name, "get_table")
-    wait_for_programs()
-    versions = {spec.host.version(spec.name, shard) for shard in spec.shards}
+    failed |= wait_for_programs()
+    versions = {spec.host.version(spec.name, shard, failed) for shard in spec.shards}
     if len(versions) > 1:
         raise fail(
             RuntimeError, spec.name, "refresh", "shards of one version", f"versions {sorted(versions)}",

@@ -48,13 +48,14 @@ class Handles(Handle):
 
         Raises:
           RuntimeError: this handle comes from another process, for instance from a checkpoint that was saved without
-            `kvjax.orbax.split`. The table of this process does not have its rows.
+            `kvjax.orbax.split`. The table of this process does not have its rows. Or a step has stopped half-way, by
+            what the user's code raised in an update that is no row program, on a GPU or on one device of a mesh:
+            restore the last checkpoint.
         """
         check_outside_a_loss(self, "refresh")
         check_without_a_view(self, "refresh")
         check_spec(self, "refresh")
-        at_exit.acknowledge()
-        live = self.at(live_version(self.spec))
+        live = self.at(live_version(self.spec, at_exit.acknowledge()))
         check_spec(self, "refresh")  # another may have taken its name meanwhile
         if self.follows:
             return live

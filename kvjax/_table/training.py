@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._keys.steps import step_words
-from kvjax._ops import order
+from kvjax._ops import order, training
+from kvjax._spec.spec import TableSpec
+from kvjax._spec.unsupported import check_refusal
 from kvjax._table.handle import Handle, check_width, version_to_write
 from kvjax._table.view import check_late
-from kvjax._training.apply import Update, apply, can_hold, check, end
+from kvjax._training.apply import apply, can_hold, check, end, plan
 from kvjax._training.rowwise import Late, Rowwise
+from kvjax._training.ways import Update
 from kvjax._values.errors import fail
 
 H = TypeVar("H", bound=Handle)
@@ -56,16 +61,41 @@ class Write(NamedTuple):
 def train_all(writes: Sequence[Write], step: Any, extra: dict[str, Any]) -> list[tuple[Any, Any]]:
     """The same for distinct tables. Where their steps can be held, all are planned before the first is done: so if one
     table refuses, all are as they were."""
-    holds = len(writes) > 1 and all(can_hold(write.table.spec) for write in writes)
-    words, states = [], []
-    for table, rowwise, grads, state in writes:
-        leaves, form = jax.tree.flatten(state)
-        version, number = version_to_write(table, "apply"), step_words(step, table.name, "apply")
-        update = Update(version, grads, tuple(leaves), number, extra)
-        word, leaves = apply(table.spec, rowwise, update, holds)
-        words.append(word)
-        states.append(jax.tree.unflatten(form, leaves))
-    if holds:
-        planned = order.after(writes[0].table.spec, words[0], words[1:])
-        words = [end(write.table.spec, word, write.grads, planned) for write, word in zip(writes, words, strict=True)]
-    return [(write.table.at(word), state) for write, word, state in zip(writes, words, states, strict=True)]
+    if len(writes) == 1 or not all(can_hold(write.table.spec) for write in writes):
+        return [_result(write, apply(*_update(write, step, extra))) for write in writes]
+    held = [plan(*_update(write, step, extra), None) for write in writes]
+    planned = order.after(held[0].spec, held[0].word, [each.word for each in held[1:]])
+    return [_result(write, end(each, planned)) for write, each in zip(writes, held, strict=True)]
+
+
+def train_or_refuse(
+    writes: Sequence[Write], step: Any, extra: dict[str, Any], refused: jax.Array
+) -> tuple[list[tuple[Any, Any]], jax.Array]:
+    """The same, but what one table refuses is no error: all are as they were, and the handles stay live.
+
+    refused: ``()`` uint32, what the step before gave.
+
+    Returns:
+      The results, and 0, or the number of the failure ``()`` uint32: of this step, or of the one before until it has
+      been asked for (`kvjax.commit`), and no table is written.
+    """
+    for write in writes:
+        check_refusal(write.table.spec, "apply")
+    if not writes:
+        return [], jnp.zeros((), jnp.uint32)
+    unasked = training.unasked(writes[0].table.spec, refused)
+    held = [plan(*_update(write, step, extra), unasked) for write in writes]
+    number = functools.reduce(jnp.maximum, [each.status for each in held])
+    results = [_result(write, end(each, number)) for write, each in zip(writes, held, strict=True)]
+    return results, number
+
+
+def _update(write: Write, step: Any, extra: dict[str, Any]) -> tuple[TableSpec, Rowwise, Update]:
+    table, leaves = write.table, tuple(jax.tree.leaves(write.state))
+    version, number = version_to_write(table, "apply"), step_words(step, table.name, "apply")
+    return table.spec, write.rowwise, Update(version, write.grads, leaves, number, extra)
+
+
+def _result(write: Write, done: tuple[jax.Array, Any]) -> tuple[Any, Any]:
+    version, leaves = done
+    return write.table.at(version), jax.tree.unflatten(jax.tree.structure(write.state), leaves)

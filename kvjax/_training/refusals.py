@@ -52,6 +52,7 @@ _WHOLE = _Refusal(
 # By the class of their state, as optax has them, and kvjax.
 _STATES = {
     "kvjax.PartitionState": _WHOLE,
+    "kvjax.CommitState": _WHOLE,
     "kvjax.AccumulateState": _WHOLE,
     "kvjax.ApplyIfState": _WHOLE,
     "kvjax.ApplyIfFiniteState": _WHOLE,

@@ -119,6 +119,22 @@ def set_process(number: int) -> None:
         each.set_process(number)
 
 
+def left_failures() -> list[str]:
+    """What steps have been refused for that nobody has asked for: the last of each module, as text."""
+    found = (each.left_failure() for each in {host, *_modules.values()})
+    return [text for number, text in found if number]
+
+
+def ask_failure(number: int) -> None:
+    """Raises the failure of a number that a step has given as its status, unless it has been asked for before.
+
+    Raises:
+      ValueError, RuntimeError, MemoryError, KeyError: as it is.
+    """
+    modules = {each.left_failure()[0]: each for each in (host, *_modules.values())}
+    modules.get(number, _modules[DEVICE if on_device() else HOST]).ask_failure(number)
+
+
 def ordinal(device: Any) -> int:
     """What an FFI call that runs on a device of this process is told as its DeviceOrdinal."""
     return device.id if device.platform == "cpu" else device.local_hardware_id

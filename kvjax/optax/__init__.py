@@ -1,5 +1,6 @@
 """Optax transforms for trees that hold tables."""
 
+from kvjax._table.commit import CommitState as CommitState
 from kvjax._training.rowwise import Late as Late
 from kvjax._training.rowwise import Rowwise as Rowwise
 from kvjax._training.rowwise import rowwise as rowwise
@@ -49,7 +50,7 @@ from kvjax.optax._sparse_groups import sparse_group_ftrl as sparse_group_ftrl
 
 __all__ = [
     "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "CatchUpRows", "CatchUpState",
-    "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GroupAdamState", "Late", "LeafReport",
+    "CommitState", "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GroupAdamState", "Late", "LeafReport",
     "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState", "Rowwise", "RowwiseAdagradState", "SegmentsState",
     "Words", "accumulate", "adagrad_decay", "add_row_noise", "apply_if", "apply_if_finite", "averaged", "catch_up",
     "caught_up", "check_compatibility", "ema_rows", "ftrl", "global_norm", "group_adam", "group_lasso", "joint",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import optax
 
 from kvjax._keys.sparse_rows import SparseRows, is_sparse
+from kvjax._table.commit import CommitState
 from kvjax._table.table import Table, is_table
-from kvjax._table.training import Write, check_gradient, train_all
+from kvjax._table.training import Write, check_gradient, train_all, train_or_refuse
 from kvjax._training.merge import merge
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise, check_transform
 from kvjax._values.errors import meant
@@ -35,7 +36,9 @@ class PartitionState(NamedTuple):
     tables: dict[str, Any]
 
 
-def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.GradientTransformationExtraArgs:
+def partition(
+    dense: optax.GradientTransformation, tables: TableTx, on_refused: Literal["error", "keep"] = "error"
+) -> optax.GradientTransformationExtraArgs:
     """Updates dense parameters by one transform and the rows of tables by another.
 
     ``update`` writes the rows and returns, as the "update" of a `Table`, the difference of versions; so
@@ -46,22 +49,24 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
     rarely touched would never be trained. Both are refused, as is what else would be wrong row by row (see `rowwise`);
     put `accumulate`, `apply_if_finite`, `apply_if` or `scale_loss` around it.
 
-    The step of each table is done whole or not at all. Tables in one place on the CPU do theirs together: all steps are
-    planned before the first is done, so where any table refuses (it is full and ``on_full="error"``, say), these are as
-    they were. Tables over a mesh, or on a GPU, are each for itself: others may have done their step by then.
+    The step of each table is done whole or not at all, and those of several are planned before the first is done: so
+    where any table refuses (it is full and ``on_full="error"``, say), all are as they were. Tables in one place on a GPU
+    are each for itself: others may have done their step by then.
 
     Args:
       dense: transform of everything that is not a table.
       tables: transform of the rows, run row-wise (see `rowwise`); or a mapping from table names, or a function of
         the name, to transforms.
+      on_refused: what happens then: "error", which in a compiled program takes all its results away, and with them what
+        was donated to it; or "keep", by which all comes out as it went in, until `kvjax.commit` raises the error.
 
     Returns:
       An optax transform. Extra arguments of ``update`` go to both, but for ``row_facts=``, of which tables have their
       own (see `RowFacts`).
 
     Raises:
-      ValueError: a table has no transform, a transform no table, a transform holds updates back, or the gradients do
-        not fit the parameters.
+      ValueError: a table has no transform, a transform no table, a transform holds updates back, the gradients do not
+        fit the parameters, or `on_refused` is none of these, or is "keep" for a table in one place on a GPU.
       TypeError: the gradient of a table is not `SparseRows`.
 
     Example:
@@ -77,20 +82,25 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
       >>> kvjax.drop_table("doc_partition")
     """
     check_transform(dense, "partition")
+    if on_refused not in ("error", "keep"):
+        raise ValueError(f"kvjax: partition: want on_refused='error' or 'keep', got {on_refused!r}; see kvjax.commit")
+    keeps = on_refused == "keep"
     dense = optax.with_extra_args_support(dense)
     choose = chooser(tables)
 
-    def init(params: Any) -> PartitionState:
+    def init(params: Any) -> Any:
         leaves, _ = jax.tree.flatten(params, is_leaf=is_table)
         found = [leaf for leaf in leaves if is_table(leaf) and leaf.spec.trainable]
         _check_names(tables, [leaf.name for leaf in leaves if is_table(leaf)])
-        return PartitionState(
+        state = PartitionState(
             count=jnp.zeros((), jnp.int32),
             dense=dense.init(_without(params)),
             tables={t.name: choose(t.name).init(t.dim) for t in found},
         )
+        return CommitState(jnp.zeros((), jnp.uint32), state) if keeps else state
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, PartitionState]:
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        refused, state = state if keeps else (None, state)
         if params is None:
             raise ValueError("kvjax.optax.partition wants update(grads, state, params), got no params")
         _check_same_tree(params, updates)
@@ -108,7 +118,10 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
         writes = [
             Write(table, choose(name), _joined(gradients[name]), state.tables[name]) for name, table in trained.items()
         ]
-        results = train_all(writes, step, extra)
+        if refused is None:
+            results = train_all(writes, step, extra)
+        else:
+            results, refused = train_or_refuse(writes, step, extra, refused)
         written = {table.name: table.version for table, _ in results}
         globals_ = state.tables | {table.name: new for table, new in results}
 
@@ -123,9 +136,25 @@ def partition(dense: optax.GradientTransformation, tables: TableTx) -> optax.Gra
             lambda d, t: t if is_table(t) else d, dense_updates, table_updates,
             is_leaf=lambda x: x is None or is_table(x),
         )  # fmt: skip
-        return new_updates, PartitionState(step, dense_state, globals_)
+        new_state = PartitionState(step, dense_state, globals_)
+        return (new_updates, new_state) if refused is None else _unless(refused, new_updates, new_state, state)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _unless(refused: jax.Array, updates: Any, new: PartitionState, old: PartitionState) -> tuple[Any, CommitState]:
+    """Updates of nothing and the state as it was, if a table has refused its step: those of tables are nothing then."""
+    done = refused == 0
+
+    def update_of(x: Any) -> Any:
+        # What is added to a parameter and leaves its bits: -0.0, as 0.0 would change that.
+        return x if is_table(x) else jnp.where(done, x, jnp.asarray(-0.0).astype(x.dtype))
+
+    def state_of(new: Any, old: Any) -> Any:
+        return jnp.where(done, new, old)
+
+    updates = jax.tree.map(update_of, updates, is_leaf=is_table)
+    return updates, CommitState(refused, jax.tree.map(state_of, new, old))
 
 
 def _is_either(x: Any) -> bool:

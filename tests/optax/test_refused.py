@@ -1,5 +1,8 @@
 """What is left of dense parameters after a step whose write was refused."""
 
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,60 +11,166 @@ import pytest
 
 import kvjax
 from tests.support.marks import slow
+from tests.support.tables import same_tables
+from tests.training.test_half_way import Fuse
+from tests.training.test_several import stats_of
 
 REFUSED = (ValueError, RuntimeError, jax.errors.JaxRuntimeError)
-DENSE, ROWS = optax.sgd(0.5, momentum=0.9), optax.sgd(0.1)
+DENSE = optax.sgd(0.5, momentum=0.9)
+ROWS = optax.sgd(lambda n: 0.1 / (1.0 + n.astype(jnp.float32)), momentum=0.9)  # which counts steps
+FULL = {"max_capacity": 2, "on_full": "error"}
 
 
-def loss(dense, table, keys):
-    return jnp.sum(table.lookup(keys) @ dense["w"])
+def loss(params, keys):
+    return sum(jnp.sum(params[name].lookup(keys) @ params["w"]) for name in sorted(params) if name != "w")
 
 
-def write(dense, table, keys):
-    grads, rows = kvjax.grad(loss, argnums=(0, 1))(dense, table, keys)
-    return grads, table.apply(ROWS, rows)[0]
+def step_of(tx):
+    def step(params, state, keys):
+        value, grads = kvjax.value_and_grad(loss)(params, keys)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    return step
 
 
-def update(dense, state, grads):
-    updates, state = DENSE.update(grads, state, dense)
-    return optax.apply_updates(dense, updates), state
+def begun(make, tx, *options, **common):
+    """The bits of w include the sign of a zero, and its third element has no gradient that is not 0."""
+    tables = {str(i): make(3, initializer=np.float32([1, 1, 0]), **common, **each) for i, each in enumerate(options)}
+    params = {"w": jnp.float32([1, 1, -0.0])} | tables
+    return params, tx.init(params)
 
 
-def whole_step(dense, state, table, keys):
-    grads, table = write(dense, table, keys)
-    return *update(dense, state, grads), table
+def bits(tree):
+    return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
 
 
-def begun(make):
-    dense = {"w": jnp.ones(2)}
-    return dense, DENSE.init(dense), make(2, initializer=1.0, max_capacity=2, on_full="error")
+KEEPS = kvjax.optax.partition(dense=DENSE, tables=ROWS, on_refused="keep")
+kept = jax.jit(step_of(KEEPS), donate_argnums=(0, 1))
+RAISES = kvjax.optax.partition(dense=DENSE, tables=ROWS)
+raised = jax.jit(step_of(RAISES))
 
 
+@pytest.mark.cpu_table
+@pytest.mark.parametrize(
+    "fuse, shards",
+    [(False, None), pytest.param(True, None, marks=slow), pytest.param(False, 2, marks=slow),
+     pytest.param(True, 2, marks=slow)],
+    ids=["program", "chunks", "mesh", "mesh and chunks"],
+)  # fmt: skip
+def test_a_refused_step_is_none_of_its_program(make, mesh, fuse, shards):
+    """Two tables, of which the second is full: all is as it was, to the bit, and goes on once there is space."""
+    place = {} if shards is None else {"mesh": mesh(shards)}
+    first = {"constraint": Fuse()} if fuse else {}
+    params, state = begun(make, KEEPS, first, FULL, **place)
+    twins, twin_state = begun(make, RAISES, first, FULL, **place)
+    for ids in ([1], [1, 2]):
+        params, state, _ = kept(params, state, kvjax.keys(ids))
+        twins, twin_state, _ = raised(twins, twin_state, kvjax.keys(ids))
+    counted = [stats_of(params[name]) for name in "01"]
+    before = bits(kvjax.commit((params, state)))
+    for ids in ([1, 2, 3], [1]):  # the second has space, and comes before anybody has asked
+        params, state, _ = kept(params, state, kvjax.keys(ids))
+    with pytest.raises(RuntimeError, match=r"apply: want at most max_capacity=2.*kvjax.commit\(state\) raises"):
+        params["0"].export()
+    with pytest.raises(MemoryError, match="apply: want at most max_capacity=2"):
+        kvjax.commit(state)
+    assert bits(kvjax.commit(params | {"opt": state})["w"]) == bits(twins["w"])
+    assert bits((params, state.inner_state)) == before[: len(bits(params))] + bits(twin_state)
+    for name in "01":
+        same_tables(params[name], twins[name])
+        assert stats_of(params[name]) == counted[int(name)]
+    for ids in ([1, 2], [2]):
+        params["1"], twins["1"] = params["1"].remove(kvjax.keys([1])), twins["1"].remove(kvjax.keys([1]))
+        params, state, _ = kept(params, state, kvjax.keys(ids))
+        twins, twin_state, _ = raised(twins, twin_state, kvjax.keys(ids))
+        kvjax.commit(state)
+    assert bits((params["w"], state.inner_state)) == bits((twins["w"], twin_state))
+    for name in "01":
+        same_tables(params[name], twins[name])
+
+
+@pytest.mark.cpu_table
 @slow
-def test_two_programs_lose_nothing(make):
-    """The first writes the rows and donates nothing; the second updates what is dense, once that has succeeded."""
-    first, second = jax.jit(write), jax.jit(update, donate_argnums=(0, 1))
-    dense, state, table = begun(make)
-    for keys in ([1], [1, 2], [1, 2, 3], [2]):
-        try:
-            grads, table = jax.block_until_ready(first(dense, table, kvjax.keys(keys)))
-        except REFUSED as error:
-            assert "max_capacity=2" in str(error) and keys == [1, 2, 3]
-            continue  # with everything as it was
-        dense, state = second(dense, state, grads)
-    dense_of_one, state_of_one, other = begun(make)
-    for keys in ([1], [1, 2], [2]):
-        dense_of_one, state_of_one, other = whole_step(dense_of_one, state_of_one, other, kvjax.keys(keys))
-    np.testing.assert_allclose(dense["w"], dense_of_one["w"], rtol=1e-6)
-    np.testing.assert_allclose(table.export().values, other.export().values, rtol=1e-6)
+def test_a_sink_that_fails_is_the_cause(make):
+    def sink(*rows):
+        raise ArithmeticError("the disk is full")
+
+    params, state = begun(make, KEEPS, {"max_capacity": 2, "on_full": "evict"})
+    params["0"] = params["0"].on_evict(sink)
+    for ids in ([1, 2], [3, 4]):
+        params, state, _ = kept(params, state, kvjax.keys(ids))
+    with pytest.raises(ValueError, match="the disk is full") as caught:
+        kvjax.commit(state)
+    assert isinstance(caught.value.__cause__, ArithmeticError)
+    assert sorted(params["0"].export().keys.tolist()) == [1, 2]
+
+
+@pytest.mark.cpu_table
+@slow
+def test_a_stale_handle_and_accumulation(make):
+    """What is wrong with the program's arguments is kept, too; and the state may be inside of another."""
+    tx = kvjax.optax.accumulate(KEEPS, 2)
+    params, state = begun(make, tx, {})
+    params["0"].upsert(kvjax.keys([9]), jnp.ones((1, 3)))
+    grads = {"w": params["w"], "0": kvjax.SparseRows(kvjax.keys([1]), jnp.ones((1, 3)))}
+    update = jax.jit(tx.update)
+    for _ in range(2):
+        updates, state = update(grads, state, params)
+    assert bits(optax.apply_updates(params, updates)["w"]) == bits(params["w"])
+    with pytest.raises(RuntimeError, match="a stale one"):
+        kvjax.commit(state)
+    params["0"] = params["0"].refresh()
+    for _ in range(2):
+        updates, state = update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    assert params["0"].export().keys.tolist() == [1, 9] and kvjax.commit(state) is state
+
+
+def test_what_commit_takes(make):
+    with pytest.raises(TypeError, match="commit: want, outside jit, .* got none"):
+        kvjax.commit({"w": jnp.ones(2)})
+    with pytest.raises(TypeError, match="commit: want, outside jit, .* got a traced one"):
+        jax.eval_shape(kvjax.commit, KEEPS.init({"w": jnp.ones(2)}))
+    with pytest.raises(ValueError, match="want on_refused='error' or 'keep', got 'raise'"):
+        kvjax.optax.partition(dense=DENSE, tables=DENSE, on_refused="raise")
+    state = KEEPS.init({"w": jnp.ones(2)})
+    updates, after = KEEPS.update({"w": jnp.ones(2)}, state, {"w": jnp.ones(2)})  # no table at all
+    assert updates["w"].tolist() == [-0.5, -0.5] and kvjax.commit(after) is after
+    lost = state._replace(refused=jnp.uint32(77 << 20 | 5))
+    with pytest.raises(RuntimeError, match="a failure in another process"):
+        kvjax.commit(lost)
+
+
+@pytest.mark.skipif(not kvjax.ffi.on_device(), reason="about tables of a device")
+def test_a_table_of_a_device_says_that_it_cannot(make):
+    params = {"t": make(2)}
+    with pytest.raises(ValueError, match="on_refused='keep'.* in one place, which is not on CUDA yet"):
+        KEEPS.update({"t": kvjax.SparseRows(kvjax.keys([1]), jnp.ones((1, 2)))}, KEEPS.init(params), params)
 
 
 @pytest.mark.parametrize("donate", [False, True])
 def test_one_program_loses_what_it_was_given(make, donate):
     """So says the README; if a JAX to come keeps it, the README can say so, too."""
-    dense, state, table = begun(make)
-    step = jax.jit(whole_step, donate_argnums=(0, 1) if donate else ())
+    params, state = begun(make, RAISES, FULL)
+    step = jax.jit(step_of(RAISES), donate_argnums=(0, 1) if donate else ())
+    table = params["0"]
     with pytest.raises(REFUSED, match="max_capacity=2"):
-        jax.block_until_ready(step(dense, state, table, kvjax.keys([1, 2, 3])))
-    assert dense["w"].is_deleted() == donate
-    assert len(table) == 0
+        jax.block_until_ready(step(params, state, kvjax.keys([1, 2, 3])))
+    assert params["w"].is_deleted() == donate
+    assert len(table.refresh()) == 0
+
+
+PROGRAM = """
+import jax.numpy as jnp, numpy as np, optax, kvjax
+table = kvjax.get_table("t", dim=1, max_capacity=1, on_full="error")
+tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0), on_refused="keep")
+tx.update(kvjax.SparseRows(np.arange(2), jnp.ones((2, 1))), tx.init(table), table)
+"""
+
+
+@pytest.mark.cpu_table
+@slow
+def test_what_nobody_asks_for_is_said_at_the_end():
+    program = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    assert program.stderr.startswith("kvjax: a step was refused, and kvjax.commit has not been called: kvjax: table 't'")

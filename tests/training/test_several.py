@@ -1,26 +1,30 @@
 """Steps over several tables in one program: all of them do theirs, or none."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import kvjax
-from tests.support.marks import few, slow
-from tests.support.tables import same_tables
+from tests.support.marks import slow
+from tests.support.tables import same_rows, same_tables
 from tests.training.test_half_way import Fuse
 
-pytestmark = pytest.mark.cpu_table  # those of a device are each for itself
 REFUSED = (ValueError, RuntimeError, jax.errors.JaxRuntimeError)
 TX = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.adagrad(0.1))
 
 
-def tables_of(make, fuse, *last):
+def tables_of(make, fuse, *last, mesh=None):
     """The first counts keys before they get rows and evicts some; the second is no program; then those in `last`."""
-    first = make(2, max_capacity=6, on_full="evict", evict=kvjax.evict.LeastFrequent(), admit=kvjax.admit.MinCount(1))
-    return {"a": first, "b": make(2, constraint=fuse), "w": jnp.ones(2)} | {
-        str(i): make(2, **options) for i, options in enumerate(last)
+    first = make(
+        2, max_capacity=6, on_full="evict", evict=kvjax.evict.LeastFrequent(), admit=kvjax.admit.MinCount(1), mesh=mesh
+    )
+    return {"a": first, "b": make(2, constraint=fuse, mesh=mesh), "w": jnp.ones(2)} | {
+        str(i): make(2, mesh=mesh, **options) for i, options in enumerate(last)
     }
 
 
@@ -40,16 +44,30 @@ def train(params, state, ids, step=compiled):
     return jax.block_until_ready(step(params, state, grads))
 
 
-@pytest.mark.parametrize("eager", few([False, True], False), ids=["jit", "eager"])
-def test_none_keeps_a_step_that_one_refuses(make, eager):
+def stats_of(table):
+    """What a step counts, but for lookups, and for what it takes whether it is done or not: memory, and exchanges."""
+    stats = dataclasses.asdict(table.stats())
+    for name in ("capacity", "load", "bytes", "hits", "misses", "exchanged_bytes", "exchanged_keys", "rounds"):
+        del stats[name]
+    return stats
+
+
+@pytest.mark.cpu_table  # those of a device are each for itself
+@pytest.mark.parametrize(
+    "eager, shards",
+    [(False, None), pytest.param(True, None, marks=slow), pytest.param(False, 2, marks=slow)],
+    ids=["jit", "eager", "mesh"],
+)
+def test_none_keeps_a_step_that_one_refuses(make, mesh, eager, shards):
     run = step if eager else compiled
     fuse, full = Fuse(), {"max_capacity": 4, "on_full": "error"}
-    params, twins = (tables_of(make, f, full) for f in (fuse, Fuse()))
+    where = None if shards is None else mesh(shards)
+    params, twins = (tables_of(make, f, full, mesh=where) for f in (fuse, Fuse()))
     state, twin_state = TX.init(params), TX.init(twins)
     for ids in ([1, 2, 3], [2, 3, 4]):
         params, state = train(params, state, ids, run)
         twins, twin_state = train(twins, twin_state, ids, run)
-    stats = {name: params[name].stats() for name in "ab0"}
+    stats = {name: stats_of(params[name]) for name in "ab0"}
     for refuses in ("full", "fuse"):
         fuse.blown = refuses == "fuse"
         with pytest.raises(REFUSED, match="max_capacity=4" if refuses == "full" else "the fuse has blown"):
@@ -57,7 +75,7 @@ def test_none_keeps_a_step_that_one_refuses(make, eager):
         fuse.blown = False
         for name in "ab0":
             same_tables(params[name], twins[name])
-            assert params[name].stats() == stats[name]  # no count has moved, nor the last step
+            assert stats_of(params[name]) == stats[name]  # no count has moved, nor the last step
             assert int(params[name].refresh().version) == int(params[name].version)
     params, state = train(params, state, [1, 2, 4], run)  # and these handles go on
     twins, twin_state = train(twins, twin_state, [1, 2, 4], run)
@@ -65,6 +83,28 @@ def test_none_keeps_a_step_that_one_refuses(make, eager):
         same_tables(params[name], twins[name])
 
 
+@slow
+@pytest.mark.parametrize("inside", [False, True], ids=["outside", "inside"])
+def test_shards_of_any_backend_do_theirs_together(make, mesh, inside):
+    """The second table is trained by another optimizer, which only its shards know."""
+    place = mesh(2)
+    params = {"a": make(2, mesh=place), "b": make(2, mesh=place)}
+    state = TX.init(params)
+    rows = kvjax.SparseRows(kvjax.keys([1, 2, 3, 4]), jnp.ones((4, 2)))
+    params["b"], _ = params["b"].apply(optax.sgd(0.1, momentum=0.9), rows)
+    before = {name: t.export() for name, t in params.items()}
+    run = jax.shard_map(step, mesh=place, in_specs=P(), out_specs=P(), check_vma=False) if inside else step
+    with pytest.raises(REFUSED, match="the optimizer whose slots the table holds"):
+        jax.block_until_ready(jax.jit(run)(params, state, {"a": rows, "b": rows}))
+    for name, t in params.items():
+        same_rows(t.export(), before[name])
+        assert int(t.refresh().version) == int(t.version)
+    params["b"] = params["b"].clear_slots()
+    params, state = jax.jit(run)(params, state, {"a": rows, "b": rows})
+    assert params["a"].export().freqs.tolist() == [2 if inside else 1] * 4
+
+
+@pytest.mark.cpu_table
 @slow
 def test_a_planned_step_that_is_not_done_is_forgotten(make):
     params = tables_of(make, Fuse(), {"max_capacity": 1, "on_full": "error"})
@@ -75,10 +115,13 @@ def test_a_planned_step_that_is_not_done_is_forgotten(make):
     assert table.export().keys.tolist() == [9] and len(params["b"].upsert(kvjax.keys([1]), jnp.zeros((1, 2)))) == 1
 
 
+@pytest.mark.cpu_table
 @slow
-def test_results_are_those_of_each_table_alone(make):
-    params = tables_of(make, Fuse(), {}, {"trainable": False})
-    alone = {name: make(2, seed=t.spec.seed, constraint=t.spec.constraint, admit=t.spec.admit)
+@pytest.mark.parametrize("shards", [None, 2], ids=["one place", "mesh"])
+def test_results_are_those_of_each_table_alone(make, mesh, shards):
+    where = None if shards is None else mesh(shards)
+    params = tables_of(make, Fuse(), {}, {"trainable": False}, mesh=where)
+    alone = {name: make(2, seed=t.spec.seed, constraint=t.spec.constraint, admit=t.spec.admit, mesh=where)
              for name, t in params.items() if name in "ab0"}  # fmt: skip
     state = TX.init(params)
     states = dict.fromkeys(alone, ())

@@ -12,7 +12,7 @@
 
 namespace kvjax {
 
-/// A step of a sharded table whose program has ended: its shards may be at different steps.
+/// A step in chunks, of a device table, whose program has ended: some rows are updated, others not.
 inline Error HalfwayError(std::string_view table) {
   return MakeError(ErrorCode::kFailedPrecondition, table, "refresh", "a training step that goes on",
                    "one that has stopped half-way", "kvjax.drop_table(name) and restore the last checkpoint");
@@ -22,8 +22,8 @@ inline Error HalfwayError(std::string_view table) {
 inline Error LiveError(std::string_view table, std::string_view op) {
   return MakeError(
       ErrorCode::kFailedPrecondition, table, op, "a finished version", "a training step that does not go on",
-      "if its program has failed, table.refresh() ends it; a program that trains a table reads it "
-      "by the handle that it trains");
+      "if its program has failed, rows are half updated: kvjax.drop_table(name) and restore the last "
+      "checkpoint; a program that trains a table reads it by the handle that it trains");
 }
 
 /// A handle of another version than the live one.

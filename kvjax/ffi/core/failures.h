@@ -57,11 +57,34 @@ class Failures {
     return kept && kept->first == number ? std::optional(kept->second) : std::nullopt;
   }
 
+  // Those that a step has kept to itself, for somebody to ask for: see kvjax/_table/commit.py.
+
+  void Leave(uint32_t number) {
+    const std::lock_guard lock(mutex_);
+    if (asked_[number % kKept] != number) left_ = number;
+  }
+  /// The last of them that nobody has asked for, or 0.
+  uint32_t left() {
+    const std::lock_guard lock(mutex_);
+    return left_;
+  }
+  void Ask(uint32_t number) {
+    const std::lock_guard lock(mutex_);
+    asked_[number % kKept] = number;
+    if (left_ == number) left_ = 0;
+  }
+  bool IsAsked(uint32_t number) {
+    const std::lock_guard lock(mutex_);
+    return asked_[number % kKept] == number;
+  }
+
  private:
   static constexpr uint32_t kKept = 1024, kLast = (1u << 20) - 1;
   std::mutex mutex_;
   uint32_t next_ = 0, process_ = 0;
   std::array<std::optional<std::pair<uint32_t, Error>>, kKept> kept_{};
+  uint32_t left_ = 0;
+  std::array<uint32_t, kKept> asked_{};
 };
 
 /// Runs body(), which may fail for this device alone: put(status) gets 0, or on a sharded table the number of

@@ -140,7 +140,12 @@ inline uint32_t Table::CommitStep(const ParallelFor& parallel, uint32_t version,
   const auto lock = Write(version, "apply", {});
   if (!step_.plan || step_.version != version || !step_.plan->ready) throw NotPlanned();
   const ReceiveBuffer::Merged& in = step_.received.merged();
+  if (step_.open) {  // its chunks have come back
+    *active = 0, *step = step_.plan->step;
+    return EndStep(parallel);
+  }
   if (!step_.pass) {
+    step_.plan->ready = false;  // until they have
     RowFacts* const facts = step_.wants_facts ? step_.facts.data() : nullptr;
     return HandOut({step_.targets.data(), active, step, step_.shared_gradient.data(), facts}, {in.keys, in.n},
                    in.counts);

@@ -136,10 +136,27 @@ ChunkView DeviceTable<Q>::ChunkOf(const uint32_t* version, const ChunkSpan& chun
           own ? step_.n : chunk.num_rows, chunk.start,      chunk.active};
 }
 
+/// Calls f(), which goes on with a step in chunks; where it cannot, the step has stopped half-way.
+template <class Q>
+template <class F>
+void DeviceTable<Q>::GoOn(F f) {
+  try {
+    touched_ = UserCode::Now();
+    f();
+  } catch (...) {
+    touched_ = kStopped;
+    throw;
+  }
+}
+
 template <class Q>
 void DeviceTable<Q>::Gather(Q& q, const GatherOperands& o) {
   const Entered entered(*this, q, Op::kApply, /*begins=*/false);
-  touched_ = UserCode::Now();
+  GoOn([&] { CopyOutChunk(q, o); });
+}
+
+template <class Q>
+void DeviceTable<Q>::CopyOutChunk(Q& q, const GatherOperands& o) {
   const ChunkView rows = ChunkOf(o.version, o.chunk);
   GatherView once{o.keys,
                   o.rows,
@@ -164,7 +181,11 @@ void DeviceTable<Q>::Gather(Q& q, const GatherOperands& o) {
 template <class Q>
 void DeviceTable<Q>::Scatter(Q& q, const ScatterOperands& o) {
   const Entered entered(*this, q, Op::kApply, /*begins=*/false);
-  touched_ = UserCode::Now();
+  GoOn([&] { TakeChunk(q, o); });
+}
+
+template <class Q>
+void DeviceTable<Q>::TakeChunk(Q& q, const ScatterOperands& o) {
   const bool own = OwnStep(o.chunk.num_rows);
   const size_t chunk = o.chunk.size;
   const ChunkView rows = ChunkOf(o.version, o.chunk);

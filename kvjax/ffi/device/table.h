@@ -132,7 +132,10 @@ class DeviceTable {
   [[nodiscard]] uint32_t version() const;
   /// Waits for all that has been asked of the device.
   void Settle() const;
-  [[nodiscard]] uint32_t SettledVersion();
+  /// The live version for a new handle, once no step in chunks is under way; one whose program has ended
+  /// throws, as some rows are updated, and others not. `failed` says that some program has failed, so that
+  /// there is less to wait for.
+  [[nodiscard]] uint32_t SettledVersion(bool failed);
   [[nodiscard]] size_t Size(uint32_t version) const;
   void Reserve(uint32_t version, size_t n);
   [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots) const;
@@ -174,7 +177,7 @@ class DeviceTable {
     /// way, and throws if that does not go on. What others have been refused for is theirs to raise.
     Entered(const DeviceTable& table, Q& q, Op op, const uint32_t* version)
         : Entered(table, Name(op), version != nullptr) {
-      const int64_t patience = StepPatience(false).count();
+      const int64_t patience = StepPatience(false, false).count();
       while (version == nullptr && table.in_step_.load()) {
         lock_.unlock();
         if (UserCode::Now() - table.touched_.load() >= patience) throw LiveError(table.spec_.name, Name(op));
@@ -257,6 +260,10 @@ class DeviceTable {
   [[nodiscard]] std::vector<Parts> PartsOf(const std::byte* values,
                                            const std::vector<const std::byte*>& slots) const;
   void Begin(Q& q, const BeginApplyOperands& o, const GradientsView& gradients);
+  template <class F>
+  void GoOn(F f);
+  void CopyOutChunk(Q& q, const GatherOperands& o);
+  void TakeChunk(Q& q, const ScatterOperands& o);
   void Run(Q& q, const DeviceProgram<Q>& program, const RegisterScratch<Q>& registers,
            const BeginApplyOperands& begun, const float* gradients);
   void ExpectLive(Q& q, Op op, const uint32_t* version, bool narrow) const;
@@ -315,7 +322,8 @@ class DeviceTable {
   Sink sink_;
   ScoreFunction score_;
   std::atomic<bool> in_step_ = false;
-  std::atomic<int64_t> touched_ = 0;  // milliseconds
+  static constexpr int64_t kStopped = -int64_t{1} << 40;  // longer ago than anybody waits
+  std::atomic<int64_t> touched_ = 0;                      // milliseconds
 };
 
 }  // namespace kvjax::device

@@ -123,27 +123,15 @@ void DeviceTable<Q>::Settle() const {
   order_.Wait();
 }
 
-/// As VersionGate::Settled. It takes no lock unless a step has stopped half-way: a sink may ask for tables
-/// while the call that has called it holds one.
+/// It takes no lock: a sink may ask for tables while the call that has called it holds one.
 template <class Q>
-uint32_t DeviceTable<Q>::SettledVersion() {
-  const int64_t patience = StepPatience(spec_.sharded).count();
-  const auto stuck = [&] { return UserCode::Now() - touched_.load() >= patience; };
+uint32_t DeviceTable<Q>::SettledVersion(bool failed) {
+  const int64_t patience = StepPatience(spec_.sharded, failed).count();
   for (;; std::this_thread::sleep_for(UserCode::kPause)) {
     Settle();
     const uint32_t live = version();  // first: a step that begins after it makes another
     if (!in_step_.load()) return live;
-    if (!stuck()) continue;
-    Q q = Q::Alone(spec_.device);
-    const Entered entered(*this, q, "refresh");
-    if (!in_step_.load() || !stuck()) continue;
-    if (spec_.sharded) throw HalfwayError(spec_.name);
-    Control control = Fetch(q, control_.data());
-    ++control.version;
-    q.Copy(control_.data(), &control, sizeof(control));
-    SettleReport(q);
-    in_step_ = false;
-    return control.version;
+    if (UserCode::Now() - touched_.load() >= patience) throw HalfwayError(spec_.name);
   }
 }
 

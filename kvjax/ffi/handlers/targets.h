@@ -59,6 +59,8 @@ std::vector<NamedHandler> Targets() {
       {"kvjax_scatter", Handle<B, Scatter<B>>},
       {"kvjax_seal", Handle<B, Seal<B>>},
       {"kvjax_after", Handle<B, After<B>>},
+      {"kvjax_unasked", Handle<B, Unasked<B>>},
+      {"kvjax_end_refused", Handle<B, EndRefused<B>>},
       {"kvjax_bag_sum", Handle<B, BagSum<B>>},
       {"kvjax_bag_expand", Handle<B, BagExpand<B>>},
       {"kvjax_bag_dot", Handle<B, BagDot<B>>},

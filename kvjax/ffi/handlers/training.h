@@ -13,6 +13,7 @@
 #include "kvjax/ffi/handlers/backend.h"
 #include "kvjax/ffi/handlers/decode.h"
 #include "kvjax/ffi/handlers/failures.h"
+#include "kvjax/ffi/handlers/tables.h"
 
 namespace kvjax {
 
@@ -38,10 +39,17 @@ ffi::Error Merge(typename B::Exec& exec, Decoder& in) {
   });
 }
 
+/// The call that plans a step, body(). One that `reports` fails nobody: its last result is a status () then.
+template <class B, class Body>
+ffi::Error PlanTraining(typename B::Exec& exec, Decoder& in, Body body) {
+  in.Names(Name(Op::kApply), in.Text("table"));
+  if (!in.Flag("reports")) return Guard(in.table(), in.op(), body);
+  return AnswerRead<B>(exec, in, in.op(), true, body);
+}
+
 template <ProgramBackend B>
 ffi::Error Apply(typename B::Exec& exec, Decoder& in) {
-  in.Names(Name(Op::kApply), in.Text("table"));
-  return Guard(in.table(), in.op(), [&] {
+  return PlanTraining<B>(exec, in, [&] {
     const auto table = TableOf<B>(in);
     ApplyOperands o;
     o.version = in.InVersion();
@@ -86,8 +94,7 @@ ffi::Error EndApply(typename B::Exec& exec, Decoder& in) {
 
 template <Backend B>
 ffi::Error BeginApply(typename B::Exec& exec, Decoder& in) {
-  in.Names(Name(Op::kApply), in.Text("table"));
-  return Guard(in.table(), in.op(), [&] {
+  return PlanTraining<B>(exec, in, [&] {
     const auto table = TableOf<B>(in);
     BeginApplyOperands o;
     o.version = in.InVersion();
@@ -222,6 +229,34 @@ ffi::Error After(typename B::Exec& exec, Decoder& in) {
     uint32_t* const out = in.OutWord();
     in.SkipOperands();
     B::Copy(in.Done(exec), version, out);
+  });
+}
+
+/// refused: () uint32, 0 or the number of a failure that a step has kept to itself. Gives it, or 0 once
+/// somebody has asked for it.
+template <Backend B>
+ffi::Error Unasked(typename B::Exec& exec, Decoder& in) {
+  in.Names(Name(Op::kApply), in.Text("table"));
+  return Guard(in.table(), in.op(), [&] {
+    const uint32_t* const refused = in.InVersion("the number of a failure ()");
+    uint32_t* const out = in.OutWord();
+    const uint32_t number = B::Read(in.Done(exec), refused);
+    B::Fill(exec, out, 1, Failures::Get().IsAsked(number) ? 0 : number);
+  });
+}
+
+/// The end of a step that has been refused, in the place of the call that would do it: the version stays, and
+/// somebody has to ask for the failure of that number () uint32.
+template <Backend B>
+ffi::Error EndRefused(typename B::Exec& exec, Decoder& in) {
+  in.Names(Name(Op::kApply), in.Text("table"));
+  return Guard(in.table(), in.op(), [&] {
+    const uint32_t* const version = in.InVersion();
+    const uint32_t* const refused = in.InVersion("the number of a failure ()");
+    uint32_t* const out = in.OutWord();
+    Failures::Get().Leave(B::Read(in.Done(exec), refused));
+    if (const auto table = TableOf<B>(in)) table->Abandon();
+    B::Copy(exec, version, out);
   });
 }
 

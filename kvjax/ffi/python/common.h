@@ -95,6 +95,24 @@ inline void BindCommon(nb::module_& m) {
   m.def(
       "set_process", [](uint32_t process) { Failures::Get().SetProcess(process); }, nb::arg("process"),
       "Says which of several processes this is, so that the numbers of their failures differ.");
+  m.def(
+      "left_failure",
+      [] {
+        const uint32_t number = Failures::Get().left();
+        const std::optional<Error> failure = Failures::Get().Find(number);
+        return nb::make_tuple(number, nb::str(failure ? failure->what() : ""));
+      },
+      nb::sig("def left_failure() -> tuple[int, str]"),
+      "The last failure that a step has kept to itself and that nobody has asked for, its number and text; or "
+      "0.");
+  m.def(
+      "ask_failure",
+      [](uint32_t number) {
+        if (Failures::Get().IsAsked(number)) return;
+        Failures::Get().Ask(number);
+        throw Failures::Get().Find(number).value_or(ElsewhereError("", "commit"));
+      },
+      nb::arg("number"), "Raises the failure of a number, unless somebody has asked for it before.");
   m.def("owners", &Owners, nb::arg("keys"), nb::arg("shards"),
         nb::sig("def owners(keys: numpy.typing.NDArray[numpy.int64], shards: int) -> "
                 "numpy.typing.NDArray[numpy.int32]"),

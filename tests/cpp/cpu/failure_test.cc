@@ -310,10 +310,34 @@ TEST(TheCommitOfAStepTakesNoMemory) {
   const auto n = static_cast<size_t>(active);
   const auto* const targets = table.shard_step().targets.data();
   table.Gather(Serial, token, targets, n, to(values), fresh.get(), gathered);
-  table.Scatter(Serial, token, targets, n, to(values), scattered, /*last=*/true);
+  table.Scatter(Serial, token, targets, n, to(values), scattered, /*last=*/true, /*holds=*/true);
+  CHECK_EQ(table.version(), version);
+  CHECK_EQ(table.CommitStep(Serial, version, &active, &step), version + 1);
   faults.armed = false;
   CHECK_EQ(faults.count, 0);
   CHECK(n == keys.size() && step == 2 && table.version() == version + 1);
+}
+
+TEST(AStepOfAShard) {
+  const Op step = [](Live& t) {
+    const Keys keys = Range(15, 60);
+    const data::Floats rows(keys.size() * kDim, 0.5f);
+    const uint32_t version = t.version();
+    const int64_t next = -1;
+    int32_t active = 0;
+    int64_t used = 0;
+    for (int32_t round = 0; round < 3; ++round) {
+      t.Receive(Serial, version, {keys.data() + 15 * round, 15}, std::vector<int32_t>(15, 2).data(),
+                rows.data(), 1, round, 3, {});
+    }
+    kvjax::ShardSummary summary;
+    t.PlanStep(Serial, {.version = &version, .step = &next}, summary);
+    CHECK(!t.Prepare(Serial, "apply", version, {summary}, 0));
+    const uint32_t token = t.CommitStep(Serial, version, &active, &used);
+    t.Scatter(Serial, token, nullptr, 0, nullptr, {}, /*last=*/true, /*holds=*/true);
+    t.CommitStep(Serial, version, &active, &used);
+  };
+  CheckStrongGuarantee({step, 20, Spec(), Some});
 }
 
 TEST(RemovalOneByOneSeldomAllocates) {

@@ -144,7 +144,11 @@ uint32_t Step(Live& table, int32_t& active) {
   const kvjax::ShardSummary summary = Plan(table);
   CHECK(!table.Prepare(Serial, "apply", table.version(), {summary}, 0));
   const uint32_t token = table.CommitStep(Serial, table.version(), &active, &step);
-  return table.Scatter(Serial, token, nullptr, 0, nullptr, {}, /*last=*/true);
+  const uint32_t version = table.version();
+  CHECK_THROWS(kFailedPrecondition, table.CommitStep(Serial, version, &active, &step));  // not before they are back
+  CHECK_EQ(table.Scatter(Serial, token, nullptr, 0, nullptr, {}, /*last=*/true, /*holds=*/true), token);
+  int32_t none = 0;
+  return table.CommitStep(Serial, version, &none, &step);
 }
 
 TEST(GradientsAreSummedInTheOrderOfSendersWhateverTheRounds) {

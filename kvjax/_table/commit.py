@@ -1,0 +1,82 @@
+"""`kvjax.commit`: asks whether steps have been refused, where `kvjax.optax.partition` keeps that to itself."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+from jax.core import Tracer
+
+from kvjax import ffi
+from kvjax._process import PROCESS
+
+T = TypeVar("T")
+
+
+class CommitState(NamedTuple):
+    """State of ``partition(..., on_refused="keep")``, for `kvjax.commit`.
+
+    Attributes:
+      refused: ``()`` uint32, 0, or a number by which this process knows what a step was refused for.
+      inner_state: a `kvjax.optax.PartitionState`.
+    """
+
+    refused: jax.Array
+    inner_state: Any
+
+
+def commit(state: T) -> T:
+    """Waits for the steps that lead to a state, and raises what the first of them that was refused was refused for.
+
+    A step of ``kvjax.optax.partition(..., on_refused="keep")`` that a table refuses (it is full, a sink fails, there is
+    no memory) changes nothing: tables, dense parameters and the states of optimizers come out of the program as they
+    went in, also where they were donated. Nor do the steps after it, until this function has raised the error. It
+    raises it once. The state that it was given is then the one from before the refused step, and training goes on with
+    it, once there is space, say. So call it as often as batches may be lost: each time it waits for the device.
+
+    Not inside ``jit``. Until it is called, calls on the host that are about whole tables (`Table.export`, a save)
+    raise, and so does the end of the process say what was refused.
+
+    Args:
+      state: any pytree with the state of such an optimizer in it, for instance a ``TrainState``.
+
+    Returns:
+      The same state.
+
+    Raises:
+      MemoryError: there is no space for a step, in the process or in a table.
+      ValueError, RuntimeError: what else a step was refused for.
+      TypeError: there is no such state in it, or it is traced.
+
+    Example:
+      >>> import kvjax, optax, jax.numpy as jnp, numpy as np
+      >>> params = kvjax.get_table("doc_commit", dim=1, max_capacity=1, on_full="error")
+      >>> tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0), on_refused="keep")
+      >>> state = tx.init(params)
+      >>> for ids in ([7], [7, 8], [7]):
+      ...     updates, state = tx.update(kvjax.SparseRows(np.array(ids), jnp.ones((len(ids), 1))), state, params)
+      ...     params = optax.apply_updates(params, updates)
+      ...     try:
+      ...         state = kvjax.commit(state)
+      ...     except MemoryError as error:
+      ...         print(str(error)[:63])
+      kvjax: table 'doc_commit', apply: want at most max_capacity=1
+      >>> params.lookup(7).tolist(), params.frequency(7).tolist()
+      ([-2.0], 2)
+      >>> kvjax.drop_table("doc_commit")
+    """
+    parts = [part for part in jax.tree.leaves(state, is_leaf=_is_state) if _is_state(part)]
+    numbers = [number for part in parts for number in jax.tree.leaves(part.refused)]
+    if not numbers or any(isinstance(number, Tracer) for number in numbers):
+        raise TypeError(
+            "kvjax: commit: want, outside jit, a state of kvjax.optax.partition(..., on_refused='keep'), got "
+            + ("a traced one" if numbers else "none in this tree")
+        )
+    with PROCESS.blaming():
+        for number in numbers:
+            ffi.ask_failure(int(number))
+    return state
+
+
+def _is_state(x: Any) -> bool:
+    return isinstance(x, CommitState)

@@ -1,0 +1,220 @@
+"""The two ways of an update: the table runs it as a row program, or XLA on rows that are gathered and scattered.
+
+In chunks it is vmapped over the rows of a batch, so the result for a row does not depend on what else is in the batch:
+on the CPU in chunks that stay in the cache between gather, update and scatter, on a GPU in one pass.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from kvjax._keys.keys import Keys
+from kvjax._keys.sparse_rows import SparseRows
+from kvjax._ops import training
+from kvjax._ops.initial_rows import initial_rows
+from kvjax._programs.program import Run
+from kvjax._spec.spec import TableSpec
+from kvjax._spmd.explicit import as_auto
+from kvjax._training.merge import check_dtypes, merge
+from kvjax._training.rounding import random_bits, stochastic
+from kvjax._training.rowwise import Rowwise
+from kvjax._training.slots import SlotLayout
+from kvjax._training.update import RowUpdate, update_of
+from kvjax._values.facts import RowFacts, facts_of
+from kvjax.ffi import is_device
+
+_GROUP = 64  # rows
+
+Phase = Literal["whole", "plan", "keep"]
+"""How far a call takes a step: to its end; or it holds it once it is planned, and fails where it is refused; or keeps
+to itself what it is refused for, and gives the number of that as a status."""
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Update:
+    """What a training write is made of.
+
+    Attributes:
+      version: ``()`` uint32.
+      grads: of the table.
+      state: the globals of the transform.
+      step: ``(2,)`` uint32, the words of int64.
+      extra: extra arguments of the transform.
+      run: its program, if it is one; the globals and extra arguments are then part of that.
+    """
+
+    version: jax.Array
+    grads: SparseRows
+    state: tuple[jax.Array, ...]
+    step: jax.Array
+    extra: dict[str, Any]
+    run: Run | None = None
+
+
+Planned = tuple[jax.Array, Any, jax.Array]
+"""The next version, or of a step that holds the word by which its end knows it; the globals; and the status."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ByProgram:
+    """The way of an update that the table runs itself.
+
+    Attributes:
+      slots: the layout, as the C++ side reads it.
+      phase: how far calls go.
+      facts: whether it wants facts about rows from outside of the table.
+    """
+
+    slots: str
+    phase: Phase
+    facts: bool = False
+
+    def in_one_place(self, spec: TableSpec, update: Update) -> Planned:
+        program = update.run
+        assert program is not None
+        check_dtypes([update.grads])
+
+        def run(grads: SparseRows) -> Any:
+            gradient = flat(grads)
+            initial = initial_rows(spec, update.version, gradient.keys, gradient.counts > 0)
+            given = (update.version, gradient, update.step, initial, self.slots, program)
+            return (), training.apply(spec, *given, holds=self.phase != "whole", reports=self.phase == "keep")
+
+        word, status = as_auto(run, (), update.grads)[1]
+        return word, (), status
+
+    def stages(self, spec: TableSpec) -> bool:
+        """Whether there are chunks, and they wait for the end of the step."""
+        return False
+
+    def on_shard(self, spec: TableSpec, begun: training.Begun, n: int, update: Update) -> tuple[jax.Array, Any]:
+        return begun.version, update.state  # the commit has done it
+
+
+@dataclasses.dataclass(frozen=True)
+class InChunks:
+    """The way of any update: XLA runs it on rows that are gathered and scattered.
+
+    Attributes:
+      facts: whether it wants facts about rows.
+      phase: how far calls go.
+    """
+
+    rowwise: Rowwise
+    layout: SlotLayout
+    facts: bool
+    phase: Phase
+
+    @property
+    def slots(self) -> str:
+        return self.layout.text
+
+    def in_one_place(self, spec: TableSpec, update: Update) -> Planned:
+        merged = merge(update.grads)
+        initial = initial_rows(spec, update.version, merged.keys, merged.counts > 0)
+        begun, status = training.begin_apply(
+            spec, update.version, merged, update.step, initial, self.slots, self.facts, reports=self.phase == "keep"
+        )
+
+        def chunks() -> tuple[jax.Array, Any]:
+            return self._chunks(spec, begun, merged.rows.shape[0], update, holds=self.phase != "whole")
+
+        if self.phase != "keep":
+            return *chunks(), status
+        return *jax.lax.cond(status == 0, chunks, lambda: (begun.version, update.state)), status
+
+    def stages(self, spec: TableSpec) -> bool:
+        """Whether the chunks wait for the end of the step: a device writes them where the rows are."""
+        return not is_device(spec.storage.backend)
+
+    def on_shard(self, spec: TableSpec, begun: training.Begun, n: int, update: Update) -> tuple[jax.Array, Any]:
+        return self._chunks(spec, begun, n, update, holds=self.stages(spec))
+
+    def _chunks(
+        self, spec: TableSpec, begun: training.Begun, n: int, update: Update, holds: bool
+    ) -> tuple[jax.Array, Any]:
+        one = update_of(self.rowwise, spec.dim, update.extra, spec.constraint)
+        return _update_rows(spec, self, one, begun, n, update.state, holds)
+
+
+Way = ByProgram | InChunks
+
+
+def flat(grads: SparseRows) -> SparseRows:
+    """Gradients ``(n,)``, float32, with the leading axes in one."""
+    rows = grads.rows.reshape(-1, grads.rows.shape[-1]).astype(jnp.float32)
+    keys = Keys(grads.keys.words.reshape(-1, 2), grads.keys.narrow)
+    return grads.replace(keys=keys, rows=rows, counts=grads.counts.reshape(-1))
+
+
+def _update_rows(
+    spec: TableSpec, way: InChunks, update: RowUpdate, begun: training.Begun, n: int, state: Any, holds: bool
+) -> tuple[jax.Array, Any]:
+    """The rows of a step, chunk by chunk; n of them are to be expected."""
+    layout = way.layout
+    # Whole groups of rows: in what is left over behind the last full vector, XLA may round otherwise, and a row would
+    # depend on its place in the batch.
+    limit, groups = spec.storage.chunk_bytes, -(-n // _GROUP)
+    if limit is not None:
+        groups = min(groups, limit // (4 * spec.dim + layout.row_bytes) // _GROUP)
+    chunk = _GROUP * max(1, groups)
+    at_once = limit is None and spec.placement is None  # a shard may have got more rows than its device had
+    # The rows of a step at once stand where their gradients do, unless one of them gets the sum of several.
+    in_place = at_once and not spec.shares_row
+
+    def body(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        start, version, _ = carry
+        values, grads, fresh, words, facts, *slots = training.gather(
+            spec, version, begun, start, chunk, layout.text, layout.types, gradients=not in_place, facts=way.facts
+        )
+        if in_place:
+            # As they are in memory: what made them shall not be made again, rounded otherwise, as part of the update.
+            grads = jnp.pad(jax.lax.optimization_barrier(begun.rows), ((0, chunk - n), (0, 0)))
+        about = facts_of(facts) if way.facts else None
+        rows, slots, globals_ = _updated(update, layout, grads, values, fresh, slots, state, about)
+        values = _stored(spec, rows, words, begun.step)
+        version = training.scatter(spec, version, begun, start, values, layout.text, slots, holds)
+        globals_ = tuple(new.astype(old.dtype) for new, old in zip(globals_, state, strict=True))
+        return start + jnp.int32(chunk), version, globals_
+
+    first = (jnp.int32(0), begun.version, state)
+    if at_once:
+        _, version, state = body(first)
+        return version, state
+    # The first chunk runs even if no row is touched: the globals count the step all the same.
+    _, version, state = jax.lax.while_loop(lambda carry: carry[0] < jnp.maximum(begun.active, 1), body, first)
+    return version, state
+
+
+def _updated(
+    update: RowUpdate,
+    layout: SlotLayout,
+    grads: jax.Array,
+    values: jax.Array,
+    fresh: jax.Array,
+    stored: Sequence[jax.Array],
+    globals_: Any,
+    facts: RowFacts | None,
+) -> Any:
+    """One chunk: gradients and values ``(chunk, dim)`` to new values in float32, slots and globals."""
+    rows = values.astype(jnp.float32)
+    slots = [
+        jnp.where(fresh.reshape(-1, *[1] * (old.ndim - 1)), first, old)
+        for first, old in zip(jax.vmap(update.initial)(rows), stored, strict=True)
+    ]
+    shared = [None] * layout.is_slot.count(False)
+    run = jax.vmap(update.update, in_axes=(0, 0, 0, None, 0), out_axes=(0, 0, shared))
+    return run(grads, rows, slots, globals_, facts)
+
+
+def _stored(spec: TableSpec, rows: jax.Array, words: jax.Array, step: jax.Array) -> jax.Array:
+    """Updated rows ``(chunk, dim)`` float32 of keys ``(chunk, 2)`` as the table keeps them."""
+    if spec.rounding == "nearest":
+        return rows.astype(spec.row_dtype)
+    return stochastic(rows, spec.row_dtype, random_bits(rows, words, step, spec.seed))
