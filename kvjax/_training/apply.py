@@ -200,13 +200,14 @@ def _on_shards(
 
     status, words: ``()`` uint32, the same on all.
     """
-    status = jnp.uint32(0) if status is None else status
+    before = jnp.uint32(0) if status is None else status
+    placement = spec.mesh_placement
     if not _inside(spec):
-        return _everywhere(spec, update, part, status, words)
+        return _everywhere(spec, update, part, before, words)
     grads = flat(update.grads)
     same = copies.check_copies(spec, "apply", (grads.keys, grads.rows, grads.counts))
-    piece = dataclasses.replace(update, grads=copies.piece(spec.placement, grads))
-    return part(piece, jnp.maximum(same, status), *words)
+    piece = dataclasses.replace(update, grads=copies.piece(placement, grads))
+    return part(piece, jnp.maximum(same, before), *words)
 
 
 def _everywhere(
@@ -226,9 +227,8 @@ def _everywhere(
             return tuple(leaves)
 
         gradient = flat(SparseRows(Keys(keys), rows, counts))
-        keys, rows, counts = (  # a count of 0 for padding
-            mesh.pieces(placement.num_devices, x, None)[0] for x in (gradient.keys.words, gradient.rows, gradient.counts)
-        )
+        columns = gradient.keys.words, gradient.rows, gradient.counts
+        keys, rows, counts = (mesh.pieces(placement.num_devices, x, None)[0] for x in columns)  # padding counts 0
         in_specs = (split, split, split, *[whole] * (1 + len(common)))
         return (), mesh.on_mesh(placement, local, in_specs, whole, (keys, rows, counts, seal, *common))
 

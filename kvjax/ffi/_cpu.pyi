@@ -19,6 +19,16 @@ def set_process(process: int) -> None:
     Says which of several processes this is, so that the numbers of their failures differ.
     """
 
+def left_failure() -> tuple[int, str]:
+    """
+    The last failure that a step has kept to itself and that nobody has asked for, its number and text; or 0.
+    """
+
+def ask_failure(number: int) -> None:
+    """
+    Raises the failure of a number, unless somebody has asked for it before.
+    """
+
 def owners(keys: numpy.typing.NDArray[numpy.int64], shards: int) -> numpy.typing.NDArray[numpy.int32]:
     """The shard (n,) of each key by its virtual bucket."""
 
@@ -67,8 +77,10 @@ def drop(name: str, op: str = "drop_table", only_at: int | None = None) -> int:
     table of the name.
     """
 
-def version(name: str, shard: int) -> int:
-    """The live version, once no step is under way."""
+def version(name: str, shard: int, failed: bool) -> int:
+    """
+    The live version, once no step is under way; `failed` says that some program has.
+    """
 
 def size(name: str, shard: int, version: int) -> int:
     """The number of rows of a shard."""

@@ -27,6 +27,16 @@ class Native(Protocol):
         Says which of several processes this is, so that the numbers of their failures differ.
         """
 
+    def left_failure(self) -> tuple[int, str]:
+        """
+        The last failure that a step has kept to itself and that nobody has asked for, its number and text; or 0.
+        """
+
+    def ask_failure(self, number: int) -> None:
+        """
+        Raises the failure of a number, unless somebody has asked for it before.
+        """
+
     def owners(self, keys: numpy.typing.NDArray[numpy.int64], shards: int) -> numpy.typing.NDArray[numpy.int32]:
         """The shard (n,) of each key by its virtual bucket."""
 
@@ -70,8 +80,10 @@ class Native(Protocol):
         table of the name.
         """
 
-    def version(self, name: str, shard: int) -> int:
-        """The live version, once no step is under way."""
+    def version(self, name: str, shard: int, failed: bool) -> int:
+        """
+        The live version, once no step is under way; `failed` says that some program has.
+        """
 
     def size(self, name: str, shard: int, version: int) -> int:
         """The number of rows of a shard."""

@@ -50,8 +50,8 @@ def partition(
     put `accumulate`, `apply_if_finite`, `apply_if` or `scale_loss` around it.
 
     The step of each table is done whole or not at all, and those of several are planned before the first is done: so
-    where any table refuses (it is full and ``on_full="error"``, say), all are as they were. Tables in one place on a GPU
-    are each for itself: others may have done their step by then.
+    where any table refuses (it is full and ``on_full="error"``, say), all are as they were. Tables in one place on a
+    GPU are each for itself: others may have done their step by then.
 
     Args:
       dense: transform of everything that is not a table.

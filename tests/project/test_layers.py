@@ -196,15 +196,16 @@ def test_python_knows_no_platform():
 def test_public_names():
     assert set(kvjax.__all__) == {
         "Exported", "Keys", "KeysLike", "Prefetched", "Program", "ProgramError", "Prune", "SparseRows", "Stats",
-        "Table", "admit", "backends", "checkpoint", "commit", "constraints", "convert", "drop_table", "evict", "export", "flax",
-        "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag", "lookup_many", "merge", "optax",
+        "Table", "admit", "backends", "checkpoint", "commit", "constraints", "convert", "drop_table", "evict",
+        "export", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag", "lookup_many",
+        "merge", "optax",
         "orbax", "prefetch", "reshard", "serving", "stats", "storage", "tables", "value_and_grad",
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {
         "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "CatchUpRows", "CatchUpState",
-        "CommitState", "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GroupAdamState", "Late", "LeafReport",
-        "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState", "Rowwise", "RowwiseAdagradState",
+        "CommitState", "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GroupAdamState", "Late",
+        "LeafReport", "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState", "Rowwise", "RowwiseAdagradState",
         "SegmentsState", "Words", "accumulate", "adagrad_decay", "add_row_noise", "apply_if", "apply_if_finite",
         "averaged", "catch_up", "caught_up", "check_compatibility", "ema_rows", "ftrl", "global_norm", "group_adam",
         "group_lasso", "joint", "mean_of_duplicates", "partition", "rowwise", "rowwise_adagrad", "scale_by_cowclip",

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import kvjax
-from tests.support.marks import few
+from tests.support.marks import few, slow
 from tests.support.tables import same_tables
 
 ADAGRAD = optax.adagrad(0.1)
@@ -20,12 +20,13 @@ class Fuse:
 
     def __init__(self):
         self.blown = False
+        self.blows = lambda rows: True  # by which
 
     def __call__(self, row):
         return jax.pure_callback(self.check, jax.ShapeDtypeStruct(row.shape, row.dtype), row, vmap_method="expand_dims")
 
     def check(self, rows):
-        if self.blown:
+        if self.blown and self.blows(np.asarray(rows)):
             raise ArithmeticError("the fuse has blown")
         return np.asarray(rows)
 
@@ -49,8 +50,42 @@ def test_a_step_that_fails_between_its_calls_leaves_nothing(make, first):
         write(table, [2, 3, 4, 5, 6, 7])
     start = time.monotonic()
     again = table.refresh()
-    assert time.monotonic() - start < 3, "a step that failed has left something"
-    assert int(again.version) == int(table.version), "a step that failed has left something"
+    assert time.monotonic() - start < 3 and int(again.version) == int(table.version)
     same_tables(again, twin)
     fuse.blown = False
     same_tables(write(table, [2, 3, 4, 5]), write(twin, [2, 3, 4, 5]))  # the old handle is the live one
+
+
+@pytest.mark.skipif(not kvjax.ffi.on_device(), reason="about tables of a device, whose rows change in place")
+def test_a_device_says_at_once_that_a_step_has_stopped(make):
+    """The table is half updated: nobody gets a handle of it."""
+    fuse = Fuse()
+    table = write(make(2, constraint=fuse), [1, 2, 3])
+    live, name = table.live(), table.name
+    fuse.blown = True
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="the fuse has blown"):
+        write(table, [2, 3, 4])
+    start = time.monotonic()
+    for ask in (table.refresh, lambda: kvjax.get_table(name)):
+        with pytest.raises(RuntimeError, match=r"stopped half-way; kvjax.drop_table\(name\) and restore"):
+            ask()
+    assert time.monotonic() - start < 4
+    with pytest.raises((ValueError, RuntimeError), match="a stale one"):
+        jax.block_until_ready(table.lookup([1]))
+    with pytest.raises((ValueError, RuntimeError), match="rows are half updated"):
+        jax.block_until_ready(live.lookup([1]))
+
+
+@slow
+@pytest.mark.cpu_table
+def test_one_shard_that_fails_is_said_at_once(make, mesh):
+    """What the user's code raises on one device alone: the others have ended their part."""
+    fuse = Fuse()
+    fuse.blows = lambda rows: (rows == 7).any()
+    table = make(1, mesh=mesh(2), constraint=fuse)
+    rows = kvjax.SparseRows(kvjax.keys(np.arange(8)), jnp.ones((8, 1)).at[3].set(-7))
+    fuse.blown = True
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="the fuse has blown"):
+        jax.block_until_ready(table.apply(optax.sgd(1.0), rows)[0].version)
+    with pytest.raises(RuntimeError, match=r"want shards of one version, .* restore the last checkpoint"):
+        table.refresh()

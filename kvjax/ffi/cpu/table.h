@@ -61,7 +61,9 @@ class Table {
   [[nodiscard]] uint32_t version() const { return gate_.version(); }
   void Settle() const {}  // calls are done when they return
   /// The live version for a new handle.
-  [[nodiscard]] uint32_t SettledVersion(bool) const { return version(); }  // steps are whole when they have one
+  [[nodiscard]] uint32_t SettledVersion(bool) const {
+    return version();
+  }  // steps are whole when they have one
   [[nodiscard]] size_t row_bytes() const { return spec_.row_bytes(); }
 
   // ---- reads: without a version, of what the last write has finished --------------------------------------
@@ -191,8 +193,8 @@ class Table {
   /// The same with the sum of what the shards have counted.
   std::optional<Tally> Continue(const ParallelFor& parallel, std::string_view op, uint32_t version,
                                 const Tally& sum);
-  /// The same as Apply does; or first as BeginApply, with how many rows are to be updated in chunks, and again
-  /// once these are staged. Sets which step it is.
+  /// The same as Apply does; or first as BeginApply, with how many rows are to be updated in chunks, and
+  /// again once these are staged. Sets which step it is.
   uint32_t CommitStep(const ParallelFor& parallel, uint32_t version, int32_t* active, int64_t* step);
   [[nodiscard]] const Step& shard_step() const { return step_; }
   /// Forgets what has been planned: another shard could not do its part.

@@ -103,7 +103,8 @@ inline void BindCommon(nb::module_& m) {
         return nb::make_tuple(number, nb::str(failure ? failure->what() : ""));
       },
       nb::sig("def left_failure() -> tuple[int, str]"),
-      "The last failure that a step has kept to itself and that nobody has asked for, its number and text; or "
+      "The last failure that a step has kept to itself and that nobody has asked for, its number and text; "
+      "or "
       "0.");
   m.def(
       "ask_failure",

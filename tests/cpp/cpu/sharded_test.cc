@@ -145,7 +145,8 @@ uint32_t Step(Live& table, int32_t& active) {
   CHECK(!table.Prepare(Serial, "apply", table.version(), {summary}, 0));
   const uint32_t token = table.CommitStep(Serial, table.version(), &active, &step);
   const uint32_t version = table.version();
-  CHECK_THROWS(kFailedPrecondition, table.CommitStep(Serial, version, &active, &step));  // not before they are back
+  CHECK_THROWS(kFailedPrecondition,
+               table.CommitStep(Serial, version, &active, &step));  // not before they are back
   CHECK_EQ(table.Scatter(Serial, token, nullptr, 0, nullptr, {}, /*last=*/true, /*holds=*/true), token);
   int32_t none = 0;
   return table.CommitStep(Serial, version, &none, &step);
