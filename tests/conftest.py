@@ -121,7 +121,7 @@ def _strict():
 @pytest.fixture(autouse=True)
 def _drop_tables():
     yield
-    for name in kvjax.tables():
+    for name in kvjax.stats():  # also of those of which a step has stopped half-way
         kvjax.drop_table(name)
 
 
