@@ -172,7 +172,7 @@ def test_a_table_that_another_thread_replaces_meanwhile(make, monkeypatch):
     """The version that is read is never taken for another table's."""
     table, read = make(2), handle.live_version
 
-    def replaced(spec):
+    def replaced(spec, failed=False):
         monkeypatch.undo()
         kvjax.drop_table(spec.name)
         kvjax.get_table(spec.name, dim=3)
