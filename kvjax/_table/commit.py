@@ -59,7 +59,7 @@ def commit(state: T) -> T:
       ...     try:
       ...         state = kvjax.commit(state)
       ...     except MemoryError as error:
-      ...         print(str(error)[:63])
+      ...         print(str(error)[:61])
       kvjax: table 'doc_commit', apply: want at most max_capacity=1
       >>> params.lookup(7).tolist(), params.frequency(7).tolist()
       ([-2.0], 2)
