@@ -26,8 +26,9 @@ class Process:
       of_modules: the live tables that a module's ``init`` made, and may make anew, by name; true of those whose seed
         nobody gave.
       forked: whether this is a child of the process whose tables these are, in which neither they nor JAX can run.
-      outlived: hashes of what is gone, or may be, while JAX keeps programs for it: specs of tables that were dropped
-        and not made again, and score functions.
+      traced: names of the tables that JAX may keep programs for.
+      outlived: hashes of what is gone, or may be, while JAX keeps programs for it: specs of such tables that were
+        dropped and not made again, and score functions.
       sinks: what shards call with evicted rows, by table; it goes with a table that moves.
       cursors: where the cursors of deltas are, by name and tables; by folder, those of saves that are not sealed yet.
       raised: what a function of the user's has raised last, until the write that called it has failed for that.
@@ -41,6 +42,7 @@ class Process:
         self.of_modules: dict[str, bool] = {}
         self.sinks: dict[str, Any] = {}
         self.cursors: dict[Any, Any] = {}
+        self.traced: set[str] = set()
         self.outlived: set[int] = set()
         self.raised: BaseException | None = None
         self.forked = False

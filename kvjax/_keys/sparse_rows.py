@@ -9,20 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from kvjax._keys.keys import Keys, KeysLike, as_keys
+from kvjax._keys.seal import sealed
 from kvjax._values.arrays import ArrayLike
 from kvjax.ffi import host
 
 _SEAL: int = host.SEAL
-
-
-def sealed(word: jax.Array) -> jax.Array:
-    """A seal ``(...)`` of its word ``(...)`` uint32."""
-    return jax.random.wrap_key_data(jnp.stack([word, word], -1), impl="threefry2x32")
-
-
-def seal_words(seal: jax.Array) -> jax.Array:
-    """The words ``(...)`` uint32 of seals ``(...)``."""
-    return jax.random.key_data(seal)[..., 0]
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -33,9 +24,9 @@ class SparseRows:
       keys: `Keys` of shape ``(...)``; keys may repeat unless the gradient is merged.
       rows: ``(..., dim)`` float32.
       counts: ``(...)`` int32, how often each key occurred; 0 marks padding, whose row is ignored.
-      seal: a key of JAX's random numbers, though nothing is drawn from it: no arithmetic accepts one. So what would
-        treat the whole gradient as arrays (a norm, a sum, a scale) is an error, and does not count keys in or destroy
-        them. Its words are uint32 constants, by which `merge` knows that none did all the same.
+      seal: of a dtype that no arithmetic accepts. So what would treat the whole gradient as arrays (a norm, a sum, a
+        scale) is an error, and does not count keys in or destroy them. Its words are uint32 constants, by which
+        `merge` knows that none did all the same.
       merged: whether the keys are distinct and the padding stands at the end, as `merge` leaves them.
       table: name of the table whose gradient `kvjax.value_and_grad` made, which no other takes; None if made by hand.
       viewed: whether it was taken at rows that `kvjax.optax.caught_up` brought to the present.

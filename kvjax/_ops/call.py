@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import varying_like
 
@@ -26,13 +27,20 @@ def array(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
 
 
 def read(target: str, results: Any, *operands: Any, vmap: str = "sequential", **attributes: Any) -> Any:
+    _note(attributes)
     call = jax.ffi.ffi_call(target, results, vmap_method=vmap)
     return varying_like(call(*operands, **attributes), *operands)
 
 
 def write(target: str, results: Any, *operands: Any, **attributes: Any) -> Any:
+    _note(attributes)
     call = jax.ffi.ffi_call(target, results, has_side_effect=True)
     return varying_like(call(*operands, **attributes), *operands)
+
+
+def _note(attributes: dict[str, Any]) -> None:
+    if "table" in attributes:
+        PROCESS.traced.add(attributes["table"])
 
 
 def flag(value: bool) -> np.bool_:

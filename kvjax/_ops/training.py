@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import Keys
-from kvjax._keys.sparse_rows import SparseRows, seal_words
+from kvjax._keys.seal import words_in
+from kvjax._keys.sparse_rows import SparseRows
 from kvjax._ops.call import WORD, array, flag, initial_operand, nothing, read, write
 from kvjax._programs.program import Run
 from kvjax._spec.spec import TableSpec
@@ -43,7 +44,7 @@ def apply(
 ) -> tuple[jax.Array, jax.Array]:
     """A whole training write, of gradients ``(n, dim)`` float32 with keys ``(n,)``. Returns the next version, or of a
     step that holds for `end_apply` the word by which that knows it; and the status, which is 0 unless it reports."""
-    gradient = (grads.keys.words, grads.counts, seal_words(grads.seal), grads.rows)
+    gradient = (grads.keys.words, grads.counts, words_in(grads.seal), grads.rows)
     operands = (version, *gradient, step, initial_operand(spec, initial), run.shared)
     attributes = {"table": spec.name, "slots": slots, "narrow": flag(grads.keys.narrow), "program": _words(run)}
     return _planned("kvjax_apply", [WORD], operands, reports, holds=flag(holds), **attributes)
@@ -126,7 +127,7 @@ def begin_apply(
         array((spec.dim,), jnp.float32),
         array((n if facts else 0, NUM_FACTS), jnp.uint32),
     ]
-    gradient = (grads.keys.words, grads.counts, seal_words(grads.seal), grads.rows)
+    gradient = (grads.keys.words, grads.counts, words_in(grads.seal), grads.rows)
     operands = (version, *gradient, step, initial_operand(spec, initial))
     attributes = {"table": spec.name, "slots": slots, "narrow": flag(grads.keys.narrow)}
     given = _planned("kvjax_begin_apply", results, operands, reports, **attributes)
@@ -190,7 +191,7 @@ def receive(
 ) -> jax.Array:
     """Status. turn: the round and their number; keys ``(senders, n)`` and what belongs to them."""
     attributes = {"table": spec.name, "senders": np.int64(keys.shape[0]), "narrow": flag(keys.narrow)}
-    operands = (version, *turn, keys.words, counts, seal_words(seal), rows, initial_operand(spec, initial))
+    operands = (version, *turn, keys.words, counts, words_in(seal), rows, initial_operand(spec, initial))
     return write("kvjax_receive", WORD, *operands, **attributes)
 
 

@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from kvjax import ffi
 from kvjax._keys.keys import Keys, as_keys
+from kvjax._keys.seal import is_sealed, words_in
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import manual_axes
@@ -152,7 +153,7 @@ def check_process(name: str, op: str) -> None:
 def version_to_read(table: Handle, op: str) -> jax.Array:
     """The version operand of a read, if it still looks like one."""
     check_process(table.name, op)
-    version: Any = table.version
+    version: Any = words_in(table.version) if is_sealed(table.version) else table.version
     if getattr(version, "dtype", None) != jnp.uint32 or getattr(version, "shape", None) not in ((), (0,)):
         got = f"{getattr(version, 'shape', '')} {getattr(version, 'dtype', type(version).__name__)}"
         raise fail(
@@ -204,9 +205,9 @@ def version_on_host(table: Handle, op: str) -> int:
 def check_on_host(table: Handle, op: str) -> None:
     """Whether a call on the whole table stands where it can: outside ``jit``, and outside a loss."""
     check_outside_a_loss(table, op)
-    if isinstance(table.version, Tracer):
+    if isinstance(table.version, Tracer) or is_sealed(table.version):
         raise fail(
-            TypeError, table.name, op, "a call outside jit", "one inside",
+            TypeError, table.name, op, "a call outside jit and outside a loss", "one inside",
             "whole tables and their numbers are of the host: take them between steps",
         )  # fmt: skip
 

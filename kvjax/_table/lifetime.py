@@ -15,7 +15,8 @@ from kvjax.ffi import set_process
 MANY = 128
 """Dropped tables and score functions for which JAX keeps programs, 1.5 to 3 MiB each: it holds what is static about a
 handle for as long as the function that was called with it, and nothing clears the programs of one table alone. So all
-are cleared then, which costs less than compiling for so many tables has."""
+are cleared then, which costs less than compiling for so many tables has. Tables that no program was made for do not
+count: they would cost others theirs."""
 
 
 def create(spec: TableSpec) -> TableSpec:
@@ -40,7 +41,9 @@ def drop(name: str) -> None:
             mend = meant(name, PROCESS.specs) + "see kvjax.tables()"
             raise fail(KeyError, name, "drop_table", "a table of this name", "none", mend)
         PROCESS.first_versions[name] = PROCESS.specs[name].host.drop(name)
-        PROCESS.outlived.add(hash(PROCESS.specs.pop(name)))
+        spec = PROCESS.specs.pop(name)
+        if name in PROCESS.traced:
+            PROCESS.outlived.add(hash(spec))
         PROCESS.births.pop(name, None)
         PROCESS.of_modules.pop(name, None)
         PROCESS.sinks.pop(name, None)
@@ -52,6 +55,7 @@ def _clear_programs() -> None:
         many = len(PROCESS.outlived) >= MANY
         if many:
             PROCESS.outlived.clear()
+            PROCESS.traced.clear()
     if many:
         jax.clear_caches()
 

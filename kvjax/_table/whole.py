@@ -8,6 +8,7 @@ from typing import Any, Literal, Self, overload
 import jax
 from jax.core import Tracer
 
+from kvjax._keys.seal import is_sealed
 from kvjax._sharded.writes import clear
 from kvjax._table import contents
 from kvjax._table.handle import (
@@ -312,7 +313,7 @@ class Whole(Handle):
 def _state(table: Handle) -> str:
     """What `repr` says of a handle."""
     version: Any = table.version
-    if isinstance(version, Tracer):
+    if isinstance(version, Tracer) or is_sealed(version):
         return "version=traced"
     if isinstance(version, jax.Array) and version.is_deleted():
         return "version=donated"

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from kvjax._keys.keys import Keys
-from kvjax._keys.sparse_rows import SparseRows, seal_words
+from kvjax._keys.seal import words_in
+from kvjax._keys.sparse_rows import SparseRows
 from kvjax._ops import training
 from kvjax._spmd.explicit import as_auto
 from kvjax._values.arrays import ArrayLike
@@ -69,7 +70,7 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
                 Keys(jnp.concatenate([p.keys.words.reshape(-1, 2) for p in parts])),
                 jnp.concatenate([p.rows.reshape(-1, dim).astype(jnp.float32) for p in parts]),
                 jnp.concatenate([p.counts.reshape(-1) for p in parts]),
-                seal_words(seals),
+                words_in(seals),
             )
             return (), (*results, seals)
 

@@ -1,5 +1,7 @@
 // What several tests share: a deterministic stream of numbers, awkward keys and a way to call a table.
 #pragma once
+#include <time.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/hash.h"
+#include "kvjax/ffi/core/secret.h"
 #include "kvjax/ffi/core/snapshot.h"
 #include "kvjax/ffi/cpu/table.h"
 
@@ -67,6 +70,33 @@ inline Keys Colliding(size_t n, bool low) {
     keys.push_back(x ^ x >> 30 ^ x >> 60);
   }
   return keys;
+}
+
+/// Processor seconds of run(), at best of three: what others do on the machine is not in it.
+template <class F>
+double Seconds(F run) {
+  const auto now = [] {
+    timespec time{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+  };
+  double best = 1e9;
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    const double start = now();
+    run();
+    best = std::min(best, now() - start);
+  }
+  return best;
+}
+
+/// The same for keys that collide by the frozen hash: with the secret of the process, and with none.
+template <class F>
+std::pair<double, double> SecondsBySecret(F run) {
+  const double spread = Seconds(run);
+  const uint64_t secret = std::exchange(kvjax::Secret(), 0);
+  const double together = Seconds(run);
+  kvjax::Secret() = secret;
+  return {spread, together};
 }
 
 using Floats = std::vector<float>;
