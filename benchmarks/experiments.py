@@ -40,7 +40,7 @@ class Clicks(nn.Module):
 
     @nn.compact
     def __call__(self, users, items):
-        options = {"features": 8, "initializer": kvjax.initializers.normal(0.01)}
+        options = {"features": 8, "initializer": kvjax.initializers.normal(0.001)}
         user = kvjax.flax.Embed("clicks_user", **options)(users)
         item = kvjax.flax.Embed("clicks_item", **options)(items)
         return jnp.sum(user + item, -1) + self.param("bias", nn.initializers.zeros, ())
@@ -56,7 +56,7 @@ def auc(scores, labels):
 def experiment(key, users, items, labels):
     """The AUC on the last quarter of the clicks, after one pass over the others."""
     net = Clicks()
-    tx = kvjax.optax.partition(dense=optax.adam(1e-2), tables=optax.adagrad(0.05))
+    tx = kvjax.optax.partition(dense=optax.adam(1e-2), tables=optax.adagrad(0.007))
     params = net.init(jax.random.key(key), kvjax.keys(users[:1]), kvjax.keys(items[:1]))["params"]
     state = TrainState.create(apply_fn=net.apply, params=params, tx=tx)
 
@@ -90,7 +90,7 @@ def four_experiments():
         print(f"experiment {key}: AUC {found[-1]:.4f}{'  (' + words + ')' if words else ''}")
     spread = max(found) - min(found)
     print(f"spread {spread:.4f}, the last above the first by {found[-1] - found[0]:+.4f}")
-    return spread < 0.01
+    return spread < 0.003
 
 
 def numpy_ids():
