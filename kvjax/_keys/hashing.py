@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from kvjax._values.arrays import HasArray
+from kvjax._values.integers import salt_of
 from kvjax.ffi import host
 
 HashedLike: TypeAlias = HasArray | str | bytes | int | Sequence["HashedLike"]
@@ -28,7 +29,7 @@ def hash_keys(items: HashedLike, salt: int = 0) -> np.ndarray:
       ``(...)`` int64.
 
     Raises:
-      TypeError: the items are neither strings nor bytes nor integers.
+      TypeError: the items are neither strings nor bytes nor integers, or the salt is no integer.
 
     Source:
       XXH64: Y. Collet, xxHash. The integer mixer is the finaliser of splitmix64.
@@ -40,7 +41,7 @@ def hash_keys(items: HashedLike, salt: int = 0) -> np.ndarray:
       >>> bool((kvjax.hash_keys([1, 2], salt=0) != kvjax.hash_keys([1, 2], salt=1)).all())
       True
     """
-    salt = int(salt) % 2**64
+    salt = salt_of(salt, "hash_keys")
     array = np.asarray(items)
     if array.dtype.kind in "US" and not isinstance(items, np.ndarray):
         array = np.array(items, dtype=object)  # NumPy's own string types cut trailing zero bytes

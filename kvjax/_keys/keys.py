@@ -15,7 +15,7 @@ from jax.core import Tracer
 from kvjax._keys import salt as _mix
 from kvjax._keys.hashing import hash_keys
 from kvjax._values.arrays import HasArray
-from kvjax._values.integers import as_bits
+from kvjax._values.integers import as_bits, salt_of
 
 
 @jax.tree_util.register_pytree_node_class
@@ -202,7 +202,7 @@ class Keys:
         """
         if isinstance(self.words, np.ndarray):
             return keys(hash_keys(np.asarray(self), salt))
-        return Keys(_mix.salted(self.words, int(salt)))
+        return Keys(_mix.salted(self.words, salt_of(salt, "Keys.salted")))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         words = np.ascontiguousarray(np.asarray(self.words))

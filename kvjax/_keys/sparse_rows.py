@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kvjax._keys.keys import Keys, KeysLike, as_keys
 from kvjax._keys.seal import sealed
@@ -37,7 +38,7 @@ class SparseRows:
       counts: ``(...)`` int32; by default 1 for every key.
 
     Raises:
-      ValueError: the shapes do not belong together.
+      ValueError: the shapes do not belong together, or counts are no counts.
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np
@@ -57,7 +58,7 @@ class SparseRows:
         keys = as_keys(keys)
         self.keys = Keys(jnp.asarray(keys.words), keys.narrow)
         self.rows = jnp.asarray(rows)
-        self.counts = jnp.ones(self.keys.shape, jnp.int32) if counts is None else jnp.asarray(counts, jnp.int32)
+        self.counts = jnp.ones(self.keys.shape, jnp.int32) if counts is None else _as_counts(counts)
         if self.rows.shape[:-1] != self.keys.shape or self.counts.shape != self.keys.shape:
             raise ValueError(
                 f"kvjax: SparseRows wants keys (...), rows (..., dim) and counts (...), got keys {self.keys.shape}, "
@@ -98,6 +99,17 @@ class SparseRows:
             return tuple(x.shape) if hasattr(x, "shape") else x
 
         return f"SparseRows(keys={shape(self.keys)}, rows={shape(self.rows)}, merged={self.merged})"
+
+
+def _as_counts(counts: ArrayLike) -> jax.Array:
+    """Counts ``(...)`` int32: others would be cut, and what is below 1 is padding."""
+    given: Any = counts if hasattr(counts, "dtype") else np.asarray(counts)
+    wrong = None if given.size == 0 or jnp.issubdtype(given.dtype, jnp.integer) else str(given.dtype)
+    if wrong is None and isinstance(given, np.ndarray) and given.size and not 0 <= given.min() <= given.max() < 2**31:
+        wrong = f"{given.min()} to {given.max()}"
+    if wrong is not None:
+        raise ValueError(f"kvjax: SparseRows wants counts of integers, 0 or more and below 2**31, got {wrong}")
+    return jnp.asarray(given, jnp.int32)
 
 
 def is_sparse(x: Any) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import jax
 import jax.numpy as jnp
@@ -63,10 +64,15 @@ class Handle:
     view: View | None
 
     def __init__(self, version: Any, spec: TableSpec, tape: Any = None, view: View | None = None) -> None:
-        self.version = version
-        self.spec = spec
-        self.tape = tape  # kvjax.value_and_grad's record of the lookups, None everywhere else
-        self.view = view  # of kvjax.optax.caught_up and averaged, None everywhere else
+        put = functools.partial(object.__setattr__, self)
+        put("version", version)
+        put("spec", spec)
+        put("tape", tape)  # kvjax.value_and_grad's record of the lookups, None everywhere else
+        put("view", view)  # of kvjax.optax.caught_up and averaged, None everywhere else
+
+    def __setattr__(self, name: str, value: Any) -> NoReturn:
+        got, mend = f"{name} to be set", "each write returns the next handle, and kvjax.get_table makes another table"
+        raise fail(AttributeError, self.name, "setattr", "a handle that stays as it is", got, mend)
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[TableSpec, Any]]:
         tape = None if self.tape is None else self.tape.again()
@@ -160,8 +166,7 @@ def version_to_read(table: Handle, op: str) -> jax.Array:
             TypeError, table.name, op, "a handle whose version is () uint32", got,
             "something did arithmetic on the tree that holds it; table.refresh() gives the live handle",
         )  # fmt: skip
-    if version.shape == (0,):
-        _check_rows(table, op)
+    _check_rows(table, op)
     return version
 
 
@@ -228,9 +233,13 @@ def check_spec(table: Handle, op: str) -> None:
 
 
 def _check_rows(table: Handle, op: str) -> None:
-    """Whether the rows that a following handle reads are still of the type that it was made for: no version says so."""
-    now = PROCESS.spec_of(table.name)
-    if now is not None and (now.dim, now.dtype, now.placement) != (table.dim, table.spec.dtype, table.spec.placement):
+    """Whether the rows of the table are still of the type that the handle was made for: of a following one no version
+    says so, and of others it would be the shapes that do."""
+    now, spec = PROCESS.specs.get(table.name), table.spec
+    if now is spec or now is None:
+        return
+    moved = table.follows and now.placement != spec.placement
+    if (now.dim, now.dtype) != (spec.dim, spec.dtype) or moved:
         check_spec(table, op)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,11 @@ def as_bits(ids: Any, where: str) -> np.ndarray:
     Raises:
       TypeError: they are not integers, or have more than 64 bits.
     """
+    if isinstance(ids, np.ma.MaskedArray) and np.ma.is_masked(ids):
+        raise TypeError(
+            f"kvjax: {where}: want integers, got a masked array of NumPy, whose mask would be lost; give ids.data, and "
+            "mask=~np.ma.getmaskarray(ids) where masks are taken"
+        )
     array = np.asarray(ids)
     if array.size == 0 and not isinstance(ids, np.ndarray):
         array = array.astype(np.int64)  # an empty list has no type of its own
@@ -43,6 +49,17 @@ def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
         f"kvjax: {where}: want {want}, got {got}; hash strings and other values with kvjax.hash_keys, and give missing "
         "ids a number that is padding (pad_id=)"
     )
+
+
+def salt_of(salt: Any, where: str) -> int:
+    """A salt, in 64 bits.
+
+    Raises:
+      TypeError: it is no integer.
+    """
+    if isinstance(salt, bool) or not hasattr(salt, "__index__"):
+        raise TypeError(f"kvjax: {where}: want an integer as salt, got {salt!r}; number the features")
+    return operator.index(salt) % 2**64
 
 
 def _fits(x: int) -> bool:

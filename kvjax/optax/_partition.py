@@ -15,7 +15,7 @@ from kvjax._table.table import Table, is_table
 from kvjax._table.training import Write, check_gradient, train_all, train_or_refuse
 from kvjax._training.merge import merge
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise, check_transform
-from kvjax._values.errors import meant
+from kvjax._values.errors import fail, meant
 
 TableTx: TypeAlias = Transform | Mapping[str, Transform] | Callable[[str], Transform]
 
@@ -44,10 +44,12 @@ def partition(
     ``update`` writes the rows and returns, as the "update" of a `Table`, the difference of versions; so
     ``optax.apply_updates``, Flax's ``TrainState`` and ``nnx.Optimizer`` work as they are. Because it writes, it comes
     last in a chain, and each result is used: an update that is changed or thrown away leaves stale handles behind,
-    which the next call reports. So wrappers that hold updates back do not go around it. Inside, each row would count
-    for itself: ``optax.apply_if_finite`` would skip rows, and not the step, and by ``optax.MultiSteps`` rows that are
-    rarely touched would never be trained. Both are refused, as is what else would be wrong row by row (see `rowwise`);
-    put `accumulate`, `apply_if_finite`, `apply_if` or `scale_loss` around it.
+    which the next call reports. What stands behind it in a chain sees versions and no rows: weight decay there would
+    decay no table, and belongs into `tables`. So wrappers that hold updates back do not go around it. Inside, each
+    row would count for itself: ``optax.apply_if_finite`` would skip rows, and not the step, and by
+    ``optax.MultiSteps`` rows that are rarely touched would never be trained. Both are refused, as is what else
+    would be wrong row by row (see `rowwise`); put `accumulate`, `apply_if_finite`, `apply_if` or `scale_loss`
+    around it.
 
     The step of each table is done whole or not at all, and those of several are planned before the first is done: so
     where any table refuses (it is full and ``on_full="error"``, say), all are as they were. Tables in one place on a
@@ -109,7 +111,7 @@ def partition(
         trained: dict[str, Table] = {}
         for table, grad in pairs:  # all are checked before the first is written
             if is_table(table) and table.spec.trainable:
-                check_gradient(table, choose(table.name), grad, state.tables[table.name])
+                check_gradient(table, choose(table.name), grad, _globals_of(table, state))
                 gradients.setdefault(table.name, []).append(grad)
                 trained.setdefault(table.name, table)
         dense_updates, dense_state = dense.update(_without(updates), state.dense, _without(params), **extra)
@@ -155,6 +157,15 @@ def _unless(refused: jax.Array, updates: Any, new: PartitionState, old: Partitio
 
     updates = jax.tree.map(update_of, updates, is_leaf=is_table)
     return updates, CommitState(refused, jax.tree.map(state_of, new, old))
+
+
+def _globals_of(table: Table, state: PartitionState) -> Any:
+    if table.name not in state.tables:
+        raise fail(
+            ValueError, table.name, "partition", "its part of the optimizer's state",
+            f"a state of tables {sorted(state.tables)}", "init(params) makes the state of these parameters",
+        )  # fmt: skip
+    return state.tables[table.name]
 
 
 def _is_either(x: Any) -> bool:

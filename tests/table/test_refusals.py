@@ -42,6 +42,22 @@ WRONG = {
     "drop": (lambda t: kvjax.drop_table("table00"), "did you mean 'table0'"),
     "embed": (lambda t: kvjax.flax.nnx.Embed("table00"), "did you mean 'table0'"),
     "embed 3": (lambda t: kvjax.flax.nnx.Embed(3, 4), "Embed: want the name of a table or a kvjax.Table, got 3"),
+    "masked ids": (lambda t: t.lookup(np.ma.array([1, 2], mask=[0, 1])), "lookup: want integers, got a masked array"),
+    "salt": (lambda t: kvjax.keys(IDS).salted(1.5), "want an integer as salt, got 1.5"),
+    "hash_keys": (lambda t: kvjax.hash_keys(["a"], salt="user"), "want an integer as salt, got 'user'"),
+    "counts": (lambda t: kvjax.SparseRows(IDS, jnp.ones((1, 4)), np.array([1.7])), "counts of integers.*float64"),
+    "negative": (
+        lambda t: kvjax.SparseRows(IDS, jnp.ones((1, 4)), [-1]),
+        "counts of integers, 0 or more.*got -1 to -1",
+    ),
+    "large": (lambda t: kvjax.SparseRows(IDS, jnp.ones((1, 4)), [2**40]), r"below 2\*\*31, got 1099511627776"),
+    "state": (
+        lambda t: kvjax.optax.partition(SGD, SGD).update(
+            {"t": GRADS}, kvjax.optax.partition(SGD, SGD).init({}), {"t": t}
+        ),
+        "partition: want its part of the optimizer's state, got a state of tables",
+    ),
+    "set": (lambda t: setattr(t, "version", 3), "setattr: want a handle that stays as it is, got version to be set"),
     "slot": (lambda t: t.apply(optax.adagrad(0.1), GRADS)[0].slot("sum_of_square", 7), "did you mean 'sum_of_squares'"),
 }
 
@@ -49,7 +65,7 @@ WRONG = {
 @pytest.mark.parametrize("call", WRONG)
 def test_wrong_arguments(call, make):
     use, text = WRONG[call]
-    with pytest.raises((TypeError, ValueError, KeyError), match=text):
+    with pytest.raises((TypeError, ValueError, KeyError, AttributeError), match=text):
         use(make())
 
 
@@ -86,6 +102,17 @@ def test_a_dropped_table_is_named_with_what_was_asked(use, make):
     kvjax.drop_table(table.name)
     with pytest.raises(KeyError, match=f"table '{table.name}', {use}: want a table of this name"):
         uses[use](table)
+
+
+@pytest.mark.parametrize("use", ["lookup", "upsert", "apply"])
+@pytest.mark.parametrize("options", [{"dim": 3}, {"dim": 4, "dtype": "bfloat16"}])
+def test_another_table_of_the_name_is_said(use, options, make):
+    """And not which shapes XLA has got."""
+    table = make()
+    kvjax.drop_table(table.name)
+    kvjax.get_table(table.name, **options)
+    with pytest.raises(RuntimeError, match=f"table '{table.name}', {use}: .*another of its name, with d"):
+        USES[use](table)
 
 
 def test_dir_shows_what_there_is_to_use():
