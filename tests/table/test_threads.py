@@ -163,7 +163,7 @@ def test_a_handle_of_a_dropped_table_is_not_one_of_the_next(make):
     new = kvjax.get_table(old.name, dim=3, initializer=9.0)
     with pytest.raises(RuntimeError, match="another of its name, with dim 3"):
         old.refresh()
-    with pytest.raises(REFUSED, match="stale|another of its name"):
+    with pytest.raises(REFUSED, match=r"stale|another of its name"):
         old.on_evict(print)
     assert new.lookup(5).tolist() == [9.0] * 3
 
