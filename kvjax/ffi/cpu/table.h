@@ -61,7 +61,7 @@ class Table {
   [[nodiscard]] uint32_t version() const { return gate_.version(); }
   void Settle() const {}  // calls are done when they return
   /// The live version for a new handle.
-  [[nodiscard]] uint32_t SettledVersion(bool) const {
+  [[nodiscard]] uint32_t SettledVersion(bool /*failed*/ = false) const {
     return version();
   }  // steps are whole when they have one
   [[nodiscard]] size_t row_bytes() const { return spec_.row_bytes(); }
@@ -86,8 +86,8 @@ class Table {
   void Inspect(const ParallelFor& parallel, std::string_view op, ReadVersion version, KeySpan keys,
                bool* found, int64_t* frequency, int64_t* row_version) const;
 
-  /// The optimizer's slot of that name: out (n, bytes of the slot), zeros where none has been written; without
-  /// a name ones or zeros, for whether one has.
+  /// The optimizer's slot of that name: out (n, bytes of the slot), zeros where none has been written;
+  /// without a name ones or zeros, for whether one has.
   void ReadSlot(const ParallelFor& parallel, ReadVersion version, std::string_view name, size_t bytes,
                 KeySpan keys, std::byte* out) const;
 

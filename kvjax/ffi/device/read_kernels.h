@@ -108,8 +108,8 @@ void InspectRows(Q& q, CallView call, RowsView in, AdmissionView by, const uint6
 
 /// See Table::ReadSlot; the slot is `bytes` at `offset` of the record, if it is one.
 template <class Q>
-void ReadSlotOf(Q& q, CallView call, RowsView in, bool slot, size_t offset, size_t bytes, const uint64_t* keys,
-                size_t n, std::byte* out) {
+void ReadSlotOf(Q& q, CallView call, RowsView in, bool slot, size_t offset, size_t bytes,
+                const uint64_t* keys, size_t n, std::byte* out) {
   CheckEmpty(q, call, n);
   if (!slot) {
     q.Each(n, [=] KVJAX_HD(size_t i) {

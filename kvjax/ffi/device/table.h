@@ -135,7 +135,7 @@ class DeviceTable {
   /// The live version for a new handle, once no step in chunks is under way; one whose program has ended
   /// throws, as some rows are updated, and others not. `failed` says that some program has failed, so that
   /// there is less to wait for.
-  [[nodiscard]] uint32_t SettledVersion(bool failed);
+  [[nodiscard]] uint32_t SettledVersion(bool failed = false);
   [[nodiscard]] size_t Size(uint32_t version) const;
   void Reserve(uint32_t version, size_t n);
   [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots) const;
