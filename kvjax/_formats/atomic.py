@@ -80,8 +80,10 @@ class NewFolder:
         Raises:
           BlockingIOError: another one is made for this place.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(self.path)
+        while self._lock is None:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another one has just put it into its place
+                self._lock = _lock(self.path)
         for path in self.path.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 

@@ -86,6 +86,19 @@ def test_two_saves_to_one_path(make, tmp_path):
     assert verify(tmp_path / ("n" * 255)).ok
 
 
+def test_a_save_begins_as_another_ends(make, tmp_path, monkeypatch):
+    lock, gone = atomic._lock, []
+
+    def late(folder):
+        if not gone:
+            gone.append(folder.rmdir())  # the other one has put it into its place
+        return lock(folder)
+
+    monkeypatch.setattr(atomic, "_lock", late)
+    save(tmp_path / "a", [make(2)])
+    assert gone and verify(tmp_path / "a").ok
+
+
 @slow
 def test_a_new_process_needs_only_the_path(make, tmp_path):
     table = make(
