@@ -103,7 +103,7 @@ class Releases:
     one after the other. A writer that is killed leaves the current release as it is.
 
     Args:
-      path: of the folder, on one file system; it is made if there is none.
+      path: of the folder, on one file system; the first release makes it.
 
     Example:
       >>> import tempfile, kvjax, numpy as np
@@ -122,7 +122,6 @@ class Releases:
 
     def __init__(self, path: PathLike) -> None:
         self.path = Path(path)
-        self.path.mkdir(parents=True, exist_ok=True)
         self._current: Release | None = None
         self._opening = threading.Lock()
 
@@ -303,6 +302,7 @@ class Releases:
     @contextlib.contextmanager
     def _new(self, keep: int) -> Generator[Path]:
         """A folder to fill; when it is filled, it is the current release."""
+        self.path.mkdir(parents=True, exist_ok=True)
         with open(self.path / "lock", "ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed, however
             for left in [*self.path.glob(".new-*"), *self.path.glob(".old-*")]:  # of writers that were killed

@@ -24,6 +24,12 @@ def rows(value, n=N):
     return Exported(np.arange(n), values, zeros, zeros, {}, zeros > 0, zeros > 0, 0, n)
 
 
+def test_who_reads_makes_no_folder(tmp_path):
+    with pytest.raises(FrozenError, match="want a release that has been published"):
+        Releases(tmp_path / "modle").current()
+    assert not list(tmp_path.iterdir())
+
+
 def one_of(release):
     """All tables and files of a release hold its number."""
     keys = np.arange(N)
