@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._files import Files
 from kvjax.checkpoint._format import META, CheckpointError
-from kvjax.checkpoint._locate import PathLike, locate
+from kvjax.checkpoint._locate import PathLike, all_at, locate
 
 _EQUAL = ("dim", "dtype", "key_dtype", "seed", "initializer")
 
@@ -30,13 +30,13 @@ class Chain:
 
     Args:
       path: of a checkpoint, or where `locate` finds one; or its catalog.
-      base: where to look for those that come before it, beside the folders next to it.
+      base: where to look for those that come before it, beside the folders next to it: checkpoints, or folders of them.
     """
 
     def __init__(self, path: PathLike | Catalog, base: PathLike | Sequence[PathLike] | None = None) -> None:
         self.catalog = path if isinstance(path, Catalog) else Catalog(locate(path))
         given = [] if base is None else base if isinstance(base, Sequence) and not isinstance(base, str) else [base]
-        self._given = [locate(each) for each in given]
+        self._given = [path for each in given for path in all_at(each)]
         self._found: dict[str, Catalog] = {}
         self._unread = self._nearby()
 
@@ -88,11 +88,13 @@ class Chain:
         return self._found[digest]
 
     def _nearby(self) -> Iterator[Catalog]:
-        """The checkpoints that were given, and those next to this one: of a folder, or of the steps of a manager."""
+        """The checkpoints that were given, those next to this one, of a folder or of the steps of a manager, and those
+        next to the given."""
         here, seen = self.catalog.directory, set[Path]()
         beside = (path for path in _latest_first(here.parent))
         steps = (path / here.name for path in _latest_first(here.parent.parent))
-        for group in (self._given, beside, steps):
+        near_given = (path for given in self._given for path in _latest_first(given.parent))
+        for group in (self._given, beside, steps, near_given):
             for path in group:
                 if path not in seen and (path / META).is_file():
                     seen.add(path)

@@ -31,7 +31,8 @@ def locate(path: PathLike) -> Path:
     elif len(numbered := _numbered(found)) == len(found):
         found = [numbered[-1][1]]
     if len(found) != 1:
-        got = f"none in {path}" if not found else f"{[str(item.relative_to(path)) for item in found]} in {path}"
+        none = f"none in {path}" + ("" if path.exists() else ", which is not there")
+        got = none if not found else f"{[str(item.relative_to(path)) for item in found]} in {path}"
         raise CheckpointError(
             f"kvjax: checkpoint: want a checkpoint of tables, got {got}; give the folder of one, of a step of an Orbax "
             "CheckpointManager that has one, or of the manager"
@@ -40,9 +41,22 @@ def locate(path: PathLike) -> Path:
 
 
 def steps_at(path: PathLike) -> Iterator[tuple[int, list[Path]]]:
-    """The steps below an Orbax root, in order, with the checkpoints of tables in each."""
-    for step, folder in _numbered(_folders(Path(path))):
-        yield step, _below(folder)
+    """The numbered checkpoints below a folder, or the steps of an Orbax manager, in order; what there is in each."""
+    for step, folder in _numbered([] if is_checkpoint(path := Path(path)) else _folders(path)):
+        yield step, [folder] if is_checkpoint(folder) else _below(folder)
+
+
+def all_at(path: PathLike) -> list[Path]:
+    """The checkpoint at a path, or all in a folder, or in the steps of a manager, the last ones first.
+
+    Raises:
+      CheckpointError: there is none.
+    """
+    path = recovered(Path(path))
+    if is_checkpoint(path):
+        return [path]
+    found = _below(path) or [item for _, items in steps_at(path) for item in items] or [locate(path)]
+    return found[::-1]
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -61,8 +61,9 @@ def restore(
       keys: of the rows to restore, ``(n,)``; by default all. A key that the checkpoint lacks has no row afterwards.
       merge: leave the rows of a table that exists where the checkpoint has none of their keys. Counts of waiting keys
         are merged likewise; of a sketch, the checkpoint's are taken.
-      base: of a delta, where to look for the checkpoints that it builds on, a path or several. After these, those next
-        to it are tried, and the other steps of its manager.
+      base: of a delta, where to look for the checkpoints that it builds on: one, a folder of some, a manager, or
+        several of these. After them, those next to it are tried, the other steps of its manager, and those next to what
+        was given.
       cursor: puts a cursor of this name at the checkpoint, of the tables that are restored as they were saved, all of
         them, so that deltas go on from there (`save`).
 

@@ -76,6 +76,21 @@ def test_base_and_deltas_are_the_table(make, tmp_path):
         restore(tmp_path / "b", {"t": table})
 
 
+def test_base_is_a_checkpoint_or_a_folder_of_some(make, tmp_path):
+    table = make(1).upsert(KEYS[:3], np.ones((3, 1)))
+    save(tmp_path / "0", {"t": table}, cursor="c")
+    for i in (1, 2, 3):
+        table = table.upsert(KEYS[i : i + 1], [[i]])
+        save(tmp_path / str(i), {"t": table}, since="c")
+    (tmp_path / "far/more").mkdir(parents=True)
+    delta = (tmp_path / "3").rename(tmp_path / "far/more/3")
+    want = table.snapshot()
+    for base in (tmp_path, tmp_path / "2"):  # which builds on those beside it
+        assert_same(restore(delta, {"t": table}, base=base)["t"].snapshot(), want)
+    with pytest.raises(CheckpointError, match=r"none in .*nowhere, which is not there"):
+        restore(delta, {"t": table}, base=tmp_path / "nowhere")
+
+
 OPERATIONS = st.lists(
     st.tuples(
         st.sampled_from(
