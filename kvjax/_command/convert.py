@@ -78,7 +78,10 @@ def _whole(args: argparse.Namespace) -> dict[str, Any]:
     from kvjax.checkpoint import compact
 
     if args.table or rules_of(args):
-        raise ValueError("kvjax convert: want a file as OUT, or no rules, got a checkpoint; say --to, or kvjax prune")
+        raise ValueError(
+            "kvjax convert: want a file as OUT beside --table or rules, got a folder, which gets all of a checkpoint; "
+            "say --to, or kvjax prune"
+        )
     with progress("reading rows", args.json):
         compact(args.source, args.out, base=args.base, overwrite=args.overwrite)
     return {"format": "kvjax"}

@@ -7,6 +7,7 @@ import importlib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 
 import kvjax
@@ -35,7 +36,11 @@ def parser() -> argparse.ArgumentParser:
     _base(inspect)
     inspect.add_argument("--stats", action="store_true", help="how frequencies, ages and norms of rows are distributed")
     _path(
-        inspect, "--plot", "draw these distributions, and the growth over a manager's steps (needs matplotlib)", "FILE"
+        inspect,
+        "--plot",
+        "draw these distributions, and the growth over numbered checkpoints in a folder or a manager's steps (needs "
+        "matplotlib)",
+        "FILE",
     )
 
     top_rows = command("top", "the rows that stand out")
@@ -119,12 +124,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError, MemoryError) as error:
         print(_as_said(str(error), args), file=sys.stderr)
         return 2
+    except Exception:  # a bug; Python's own status would be 1, a difference
+        traceback.print_exc()
+        return 2
 
 
 def _as_said(text: str, args: argparse.Namespace) -> str:
     """An error of a function, with the flags of the command for its arguments."""
     flags = {"overwrite=True": "--overwrite", 'dtype="float32"': "--dtype float32", "format=": "--to"}
-    flags |= {f"{name}=": f"--{name}" for name in ("base", "quantise", "dim")}
+    flags |= {f"{name}=": f"--{name}" for name in ("base", "quantise", "dim", "table")}
     for argument, flag in flags.items():
         if hasattr(args, flag.split()[0].removeprefix("--")):
             text = re.sub(rf"\b{re.escape(argument)}", flag, text)
@@ -141,8 +149,10 @@ def _rules(command: argparse.ArgumentParser) -> None:
 
 
 def _base(command: argparse.ArgumentParser) -> None:
-    text = "of a delta, where to look for what it builds on, beside the folders next to it; may be said again"
-    _path(command, "--base", text, "FOLDER", action="append")
+    text = (
+        "of a delta, where to look for what it builds on, beside the folders next to it: a checkpoint, or a folder of "
+    )
+    _path(command, "--base", text + "some; may be said again", "FOLDER", action="append")
 
 
 def _overwrite(command: argparse.ArgumentParser) -> None:
@@ -159,7 +169,6 @@ def _path(command: argparse.ArgumentParser, name: str, text: str, metavar: str |
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
+    if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"want a number from 0, got {text}")
-    return number
+    return int(text)

@@ -21,11 +21,11 @@ def plot(path: str | os.PathLike[str], checkpoint: str, tables: Sequence[SavedTa
 
     Args:
       path: of the picture; its ending says the format.
-      checkpoint: as it was given: below a manager's root there are other steps, too.
+      checkpoint: as it was given: below a manager's root, or a folder of numbered checkpoints, there are others, too.
       tables: of the last one.
     """
     figure_of = needed("matplotlib.figure", "--plot", "cli").Figure
-    growth = _growth(checkpoint)
+    growth = _growth(checkpoint, tables[0].bases if tables else ())
     panels = 4 if growth else 3
     figure = figure_of(figsize=(4 * panels, 3 * max(1, len(tables))), layout="constrained")
     axes = figure.subplots(max(1, len(tables)), panels, squeeze=False)
@@ -61,11 +61,11 @@ def _histogram(axis: Any, array: np.ndarray, logarithmic: bool) -> None:
     axis.set_yscale("symlog")
 
 
-def _growth(checkpoint: str) -> dict[str, dict[int, int]]:
+def _growth(checkpoint: str, bases: Sequence[str]) -> dict[str, dict[int, int]]:
     """Rows of each table by step."""
     out: dict[str, dict[int, int]] = {}
     for step, folders in steps_at(checkpoint):
         for folder in folders:
-            for table in tables_of(folder):
-                out.setdefault(table.name, {})[step] = table.rows
+            for table in tables_of(folder, bases):
+                out.setdefault(table.name, {})[step] = table.all_rows
     return out

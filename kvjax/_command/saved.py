@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from kvjax.checkpoint._format import (
     table_folder,
 )
 from kvjax.checkpoint._locate import locate
+
+if TYPE_CHECKING:
+    from kvjax._formats.source import Source
 
 _VERIFY = "kvjax verify says what is damaged"
 
@@ -57,6 +60,13 @@ class SavedTable:
         """Of its files."""
         return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
 
+    @property
+    def all_rows(self) -> int:
+        """How many there are, of a delta with those of what it builds on."""
+        if "delta" not in self.meta:
+            return self.rows
+        return self._source().num_rows
+
     def column(self, name: str) -> np.ndarray:
         """A column of all rows."""
         parts = list(self.pieces(name))
@@ -69,7 +79,7 @@ class SavedTable:
           FileError: a file of it is not there, or not whole.
         """
         if self.meta["format"] != FORMAT or "delta" in self.meta:
-            yield from self._pieces_of_others(name)
+            yield from self._source().pieces(name)
             return
         try:
             meta, shards = self.meta, shards_of(self.meta)
@@ -94,11 +104,10 @@ class SavedTable:
             start += len(piece)
         return out
 
-    def _pieces_of_others(self, name: str) -> Iterator[np.ndarray]:
+    def _source(self) -> Source:
         from kvjax.convert._checkpoint import open_table
 
-        _, source = open_table(self.folder.parent, self.name, self.bases)
-        yield from source.pieces(name)
+        return open_table(self.folder.parent, self.name, self.bases)[1]
 
 
 def _chunks(folder: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[np.ndarray]:
@@ -136,9 +145,12 @@ def tables_at(path: str, only: str | None = None, bases: Sequence[str] | None = 
     return folder, tables
 
 
-def tables_of(folder: Path) -> list[SavedTable]:
+def tables_of(folder: Path, bases: Sequence[str] = ()) -> list[SavedTable]:
     """All tables of the checkpoint in a folder."""
-    return [_table(name, each) for name, each in _table_folders(folder).items()]
+    tables = [_table(name, each) for name, each in _table_folders(folder).items()]
+    for table in tables:
+        table.bases = bases
+    return tables
 
 
 def table_at(path: str, name: str | None, bases: Sequence[str] | None = None) -> SavedTable:

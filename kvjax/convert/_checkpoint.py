@@ -133,7 +133,10 @@ def open_table(
     if len(names) != 1 if table is None else table not in names:
         got = f"{names}" if table is None else f"{table!r} of {names}"
         raise FileError(
-            chain.catalog.directory, "one table of the checkpoint", got, meant(table, names).strip() or "say which"
+            chain.catalog.directory,
+            "one table of the checkpoint",
+            got,
+            meant(table, names).strip() or "say which: table=",
         )
     name = names[0] if table is None else table
     return name, ChainRows(chain, name).source(progress)

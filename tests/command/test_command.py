@@ -16,6 +16,7 @@ import pytest
 import kvjax
 from kvjax._command.main import main, parser
 from kvjax._command.output import print_json
+from kvjax._command.plot import _growth
 from kvjax._command.prune import rules_of
 from tests.support.checkpoints import IDS, save
 from tests.support.marks import slow
@@ -219,12 +220,29 @@ def test_plots_and_completion(manager, run, tmp_path):
         assert status == 0 and "min-frequency" in script
 
 
+def test_growth_of_deltas(make, tmp_path):
+    table = make(2).upsert(np.arange(6), np.ones((6, 2)))
+    kvjax.checkpoint.save(tmp_path / "0", [table], cursor="serving")
+    table = table.remove(np.array([0])).upsert(np.array([7, 8]), np.ones((2, 2)))
+    kvjax.checkpoint.save(tmp_path / "1", [table], since="serving")
+    assert _growth(str(tmp_path), ()) == {"table0": {0: 6, 1: 7}}  # the delta has 2 rows of its own
+    assert _growth(str(tmp_path / "1"), ()) == {}
+
+
+def test_a_bug_is_no_difference(run, monkeypatch):
+    monkeypatch.setattr("kvjax._command.verify.run", lambda args: {}["bug"])
+    status, text = run("verify", "x")
+    assert status == 2 and "KeyError: 'bug'" in text
+
+
 def test_errors_name_the_flags_of_the_command(manager, run, tmp_path):
     rules = ("--min-frequency", 1)
     assert run("prune", manager, tmp_path / "small", *rules)[0] == 0
     status, text = run("prune", manager, tmp_path / "small", *rules)
     assert status == 2 and "give another, or --overwrite" in text and "overwrite=True" not in text
     assert run("prune", manager, tmp_path / "small", *rules, "--overwrite")[0] == 0
+    assert "say which: --table" in run("convert", manager, tmp_path / "o.npz")[1]
+    assert "got a folder, which gets all" in run("convert", manager, tmp_path / "o", "--table", "user")[1]
     with pytest.raises(SystemExit, match="0"):
         run("--version")
 
@@ -232,10 +250,12 @@ def test_errors_name_the_flags_of_the_command(manager, run, tmp_path):
 def test_what_is_said_wrongly(run, capsys, tmp_path):
     text = run("inspect", tmp_path)[1]
     assert text.startswith(f"kvjax: checkpoint: want a checkpoint of tables, got none in {tmp_path}")
-    for args in ([], ["what"], ["top", str(tmp_path), "-n", "-1"]):
+    assert f"none in {tmp_path}/nowhere, which is not there; " in run("inspect", tmp_path / "nowhere")[1]
+    for args in ([], ["what"], ["top", str(tmp_path), "-n", "-1"], ["top", str(tmp_path), "-n", "ten"]):
         with pytest.raises(SystemExit) as error:
             main(args)
-        assert error.value.code == 2 and "usage: kvjax" in capsys.readouterr().err
+        text = capsys.readouterr().err
+        assert error.value.code == 2 and "usage: kvjax" in text and "_count" not in text
 
 
 @slow
