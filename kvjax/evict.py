@@ -93,7 +93,14 @@ class Policy(abc.ABC):
 
     def calls_python(self) -> bool:
         """Whether a score function of the user is in it."""
-        return any(word.split(":")[0] in ("min_score", "lowest_score") for word in self.formula().split())
+        return self._has("min_score", "lowest_score")
+
+    def reads_rows(self) -> bool:
+        """Whether it judges rows by their values, or a function of the user's may."""
+        return self.calls_python() or self._has("min_norm")
+
+    def _has(self, *names: str) -> bool:
+        return any(word.split(":")[0] in names for word in self.formula().split())
 
 
 @dataclasses.dataclass(frozen=True)

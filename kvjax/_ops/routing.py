@@ -17,6 +17,10 @@ from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import varying_like
 
 
+AHEAD = 2**32 - 1
+"""The number by which `agree` raises that rows are ahead of their optimizer's state."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Routed:
     """A batch of one device, sorted by the shards that own its keys.

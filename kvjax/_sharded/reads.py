@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from kvjax._keys.keys import Keys
-from kvjax._ops import reads
+from kvjax._ops import reads, routing
 from kvjax._ops.initial_rows import initial_rows
 from kvjax._sharded.exchange import ask
 from kvjax._sharded.mesh import over_keys
@@ -115,6 +115,37 @@ def read_slot(
         return reads.read_slot(spec, slot, version, keys, dtype, shape)[0]
     kind = {"slot": slot, "dtype": jnp.dtype(dtype), "shape": tuple(shape)}
     return over_keys(_slot_part, spec, "slot", version, keys, None, **kind)[0][0]
+
+
+def read_slots_until(
+    spec: TableSpec, layout: str, version: jax.Array, keys: Keys, words: int, at: int, steps: jax.Array
+) -> jax.Array:
+    """All slots of rows as words ``(..., words)`` uint32.
+
+    An error is raised if one of them is ahead: if its word `at`, an int32, is more than `steps`, ``()`` int32.
+    """
+    if spec.placement is None:
+        found = reads.read_slot(spec, layout, version, keys, jnp.uint32, (words,))[0]
+        return routing.agree(spec, "lookup", _ahead(found, at, steps), [found])[0]
+    versions = jnp.stack([version, jax.lax.bitcast_convert_type(steps, jnp.uint32)])
+    options = {"layout": layout, "words": words, "at": at}
+    return over_keys(_slots_until_part, spec, "lookup", versions, keys, None, **options)[0][0]
+
+
+def _slots_until_part(spec: TableSpec, version: Any, keys: Keys, mask: Any, layout: str, words: int, at: int) -> Any:
+    def answer(keys: Keys, mask: Any) -> Any:
+        values, status = reads.read_slot(spec, layout, version[0], keys, jnp.uint32, (words,))
+        steps = jax.lax.bitcast_convert_type(version[1], jnp.int32)
+        return (values,), jnp.maximum(status, _ahead(values, at, steps))
+
+    answers, used = ask(spec, "lookup", keys, mask, answer)
+    return answers, (used,)
+
+
+def _ahead(words: jax.Array, at: int, steps: jax.Array) -> jax.Array:
+    """The number of the failure that rows are ahead, or 0; ``()`` uint32."""
+    last = jax.lax.bitcast_convert_type(words[..., at], jnp.int32)
+    return jnp.where(jnp.any(last > steps), jnp.uint32(routing.AHEAD), jnp.uint32(0))
 
 
 def _slot_part(spec: TableSpec, version: Any, keys: Keys, mask: Any, slot: str, dtype: Any, shape: Any) -> Any:

@@ -13,6 +13,7 @@ from kvjax._process import PROCESS
 from kvjax._sharded.processes import allgather, together
 from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
+from kvjax._table.behind import all_present, note_present
 from kvjax._table.handle import Handle, version_leaf, version_on_host
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
@@ -195,17 +196,19 @@ def prepare_load(table: H, rows: Callable[[], Snapshot]) -> Callable[[], H]:
     """As `load`, but nothing changes before the call that it gives."""
     spec = table.spec
 
-    def prepare() -> tuple[list[Any], np.ndarray]:
+    def prepare() -> tuple[list[Any], np.ndarray, bool]:
         version, given = version_on_host(table, "load"), rows()
         parts = split(spec, given)
         prepared = [spec.host.prepare_load(spec.name, i, version, to_native(part)) for i, part in enumerate(parts)]
-        return prepared, _summary(spec, given, parts)
+        return prepared, _summary(spec, given, parts), all_present(given.slot_types, given.rows)
 
-    prepared, mine = together(spec.placement, spec.name, "load", prepare)
+    prepared, mine, present = together(spec.placement, spec.name, "load", prepare)
     _check_summaries(spec, "load", allgather(spec.placement, mine))
 
     def commit() -> H:
         (version,) = {spec.host.commit_load(part) for part in prepared}
+        if present:
+            note_present(spec)
         return table.at(version_leaf(spec, version))
 
     return commit

@@ -11,6 +11,7 @@ from kvjax._keys.seal import is_sealed, sealed
 from kvjax._ops import order
 from kvjax._sharded.mesh import elements
 from kvjax._table import at_exit
+from kvjax._table.behind import warn_if_behind
 from kvjax._table.handle import (
     Handle,
     check_on_host,
@@ -101,6 +102,7 @@ class Handles(Handle):
         check_on_host(self, "live")
         check_without_a_view(self, "live")
         check_spec(self, "live")
+        warn_if_behind(self, "live")
         if self.spec.placement is not None:
             raise fail(
                 ValueError, self.name, "live", "a table in one place",

@@ -118,7 +118,8 @@ class PresentView:
     def rows(self, spec: TableSpec, version: jax.Array, keys: Keys, stored: jax.Array) -> jax.Array:
         """See `View`."""
         layout = self.rowwise.layout(spec.dim)
-        slots = _read_slots(spec, version, keys, dict(zip(layout.names, layout.types, strict=True)))
+        types = dict(zip(layout.names, layout.types, strict=True))
+        slots = _read_slots(spec, version, keys, types, layout.state_of(self.globals_).steps)
         now = present_row(self.rowwise, spec.dim)
         for _ in keys.shape:
             now = jax.vmap(now, in_axes=(0, 0, None))
@@ -127,7 +128,14 @@ class PresentView:
     def snapshot(self, spec: TableSpec, stored: Snapshot, slots: bool) -> Snapshot:
         """See `View`; all rows then have slots."""
         rows, layout = stored.rows, self.rowwise.layout(spec.dim)
-        n = len(rows)
+        n, steps = len(rows), int(layout.state_of(self.globals_).steps)
+        last = int(rows.slots["last_step"].max(initial=0)) if rows.slots else 0
+        if last > steps:
+            raise fail(
+                ValueError, spec.name, "export", "the optimizer's state that the last write returned",
+                f"one of {steps} steps for rows of step {last}", "keep and restore it together with the table; to begin "
+                "with a new one, sweep by the state that belongs to the rows, then table.clear_slots()",
+            )  # fmt: skip
         values = np.empty_like(rows.values)
         new = {name: np.empty((n, *t.shape), t.dtype) for name, t in zip(layout.names, layout.types, strict=True)}
         old = rows.slots if rows.slots else {name: np.zeros_like(x) for name, x in new.items()}
@@ -146,17 +154,30 @@ class PresentView:
         return dataclasses.replace(stored, rows=dataclasses.replace(rows, values=values, **kept), slot_types=types)
 
 
+def _word_of(name: str, types: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+    """The first word of a slot among those of all."""
+    return sum(_words(t) for t in list(types.values())[: list(types).index(name)])
+
+
 def _words(t: jax.ShapeDtypeStruct) -> int:
     """How many words of 32 bits a slot takes."""
     return -(-row_bytes(t) // 4)
 
 
 def _read_slots(
-    spec: TableSpec, version: jax.Array, keys: Keys, types: Mapping[str, jax.ShapeDtypeStruct]
+    spec: TableSpec,
+    version: jax.Array,
+    keys: Keys,
+    types: Mapping[str, jax.ShapeDtypeStruct],
+    steps: jax.Array | None = None,
 ) -> dict[str, jax.Array]:
-    """All slots of rows ``(..., *shape)`` by name, in one read of words ``(..., n)`` uint32, at which each begins."""
-    size = sum(map(_words, types.values()))
-    words = reads.read_slot(spec, layout_text(types), version, keys, jnp.uint32, (size,))
+    """All slots of rows ``(..., *shape)`` by name, in one read of words ``(..., n)`` uint32, at which each begins; an
+    error if a row's last step is beyond `steps`, ``()`` int32."""
+    size, text = sum(map(_words, types.values())), layout_text(types)
+    if steps is None:
+        words = reads.read_slot(spec, text, version, keys, jnp.uint32, (size,))
+    else:
+        words = reads.read_slots_until(spec, text, version, keys, size, _word_of("last_step", types), steps)
     slots, begin = {}, 0
     for name, t in types.items():
         part = words[..., begin : (begin := begin + _words(t))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Literal, Self, overload
 
 import jax
@@ -11,6 +12,7 @@ from jax.core import Tracer
 from kvjax._keys.seal import is_sealed
 from kvjax._sharded.writes import clear
 from kvjax._table import contents
+from kvjax._table.behind import check_present, found_behind, may_be_behind, warn
 from kvjax._table.handle import (
     Handle,
     check_on_host,
@@ -126,8 +128,17 @@ class Whole(Handle):
         shards = self.spec.originals if once else self.spec.kept
         version = version_on_host(self.stored, "export")
         if self.view is None:
-            return contents.snapshot(self.spec, version, slots, shards)
+            return self._stored_snapshot(version, slots, shards)
         return self.view.snapshot(self.spec, contents.snapshot(self.spec, version, True, shards), slots)
+
+    def _stored_snapshot(self, version: int, slots: bool, shards: Sequence[int]) -> Snapshot:
+        late = may_be_behind(self)
+        snapshot = contents.snapshot(self.spec, version, slots or late, shards)
+        if late and (found := found_behind(self, snapshot.rows)):
+            warn(self, "export", found)
+        if slots or not late:
+            return snapshot
+        return dataclasses.replace(snapshot, rows=dataclasses.replace(snapshot.rows, slots={}), slot_types={})
 
     def load(self, rows: Exported | Snapshot, slot_types: dict[str, str] | None = None) -> Self:
         """Replaces the rows of the table; it is unchanged if this fails.
@@ -190,9 +201,10 @@ class Whole(Handle):
         """
         check_on_host(self, "switch_optimizer")
         rowwise, version = as_rowwise(tx), version_to_write(self, "switch_optimizer")
-        before = self.snapshot(once=True)
+        before = contents.snapshot(self.spec, version_on_host(self, "switch_optimizer"), True, self.spec.originals)
         if list(before.slot_types.items()) in ([], list(rowwise.layout(self.dim).type_texts.items())):
             return self
+        check_present(self, "switch_optimizer", before.slot_types, before.rows)
         after = switched(self.name, rowwise, before)
         return self.at(clear(self.spec, version, "clear_slots")) if after is None else self.load(after)
 

@@ -12,6 +12,7 @@ from kvjax._keys.sparse_rows import SparseRows
 from kvjax._keys.steps import step_words
 from kvjax._sharded import writes
 from kvjax._spec.unsupported import check_evict
+from kvjax._table.behind import warn_if_behind
 from kvjax._table.handle import Handle, keys_for, version_to_write
 from kvjax._table.reads import Query, lookup
 from kvjax._table.training import check_gradient, train
@@ -255,6 +256,8 @@ class Writes(Handle):
             )  # fmt: skip
         if policy.needs_number():
             raise fail(ValueError, self.name, "evict", "a number of rows", repr(policy), "give n: LeastRecent(100)")
+        if policy.reads_rows():
+            warn_if_behind(self, "evict")
         return _evict(self, "evict", policy.text(), step)
 
     def restrict(self, n: int, by: Literal["version", "frequency"] = "version") -> Self:
@@ -356,7 +359,9 @@ class Writes(Handle):
           ['trace']
           >>> kvjax.drop_table("doc_clear_slots")
         """
-        return self.at(writes.clear(self.spec, version_to_write(self, "clear_slots"), "clear_slots"))
+        version = version_to_write(self, "clear_slots")
+        warn_if_behind(self, "clear_slots")
+        return self.at(writes.clear(self.spec, version, "clear_slots"))
 
 
 def _write_keys(table: H, op: str, keys: Keys) -> H:

@@ -12,9 +12,12 @@ import optax
 
 from kvjax._training.closed_form import ClosedForm
 from kvjax._training.recognize import closed_form_of, refused
-from kvjax._training.rowwise import Late, Rowwise
+from kvjax._training.replay import replaying
+from kvjax._training.rowwise import Late, Rowwise, check_transform
 from kvjax._training.update import takes_facts, update_of
+from kvjax._values.numbers import is_integer
 
+_MOST = 4096  # steps that are replayed
 _UNIT = np.float32(2.0**-16)  # of the whole part of a row's decay
 
 
@@ -63,6 +66,22 @@ def present_row(rowwise: Late, dim: int) -> Callable[..., tuple[jax.Array, list[
     return now
 
 
+def late(tx: Any, name: str, replay: int, shrink: Callable[[Any, Any], Any] | None = None) -> Late:
+    """A transform whose rows make up for the steps that they have missed, by a formula or by `replay` of them.
+
+    Raises:
+      TypeError, ValueError: it is none, or they cannot.
+    """
+    check_transform(tx, name)
+    if not is_integer(replay) or not 0 <= replay <= _MOST:
+        raise ValueError(f"kvjax: {name}: want replay= in 0..{_MOST}, got {replay!r}; 200 will do where beta1 is 0.9")
+    if isinstance(tx, Rowwise):
+        raise refused(name, "an optax transform", f"{type(tx).__name__}, which is one of rows", "give the transform")
+    if takes_facts(Rowwise(tx, "global"), 1, {}):
+        raise refused(name, "a transform of gradients, rows and slots", "one that takes row_facts")
+    return replaying(tx, name, int(replay), shrink) if replay else catching_up(tx, name, shrink)
+
+
 def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = None) -> Late:
     """A transform whose rows make up for the steps that they have missed.
 
@@ -72,13 +91,12 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = N
       shrink: parameters ``(..., dim)`` and steps ``(...)`` float32 to what a penalty makes of them in so many steps. It
         comes after each update.
     """
-    if takes_facts(Rowwise(tx, "global"), 1, {}):
-        raise refused(name, "a transform of gradients, rows and slots", "one that takes row_facts")
     form = closed_form_of(tx, name)
     if shrink is not None and (form.movers or form.decays):
         raise refused(
             name, "a transform that leaves rows where they are while they have no gradient",
-            "one that moves them or lets them decay", "optax.sgd, optax.adagrad and optax.rmsprop without momentum do",
+            "one that moves them or lets them decay", 
+            "optax.sgd, optax.adagrad and optax.rmsprop without momentum do; replay=200 takes others step by step",
         )  # fmt: skip
     with jax.ensure_compile_time_eval():
         first = jax.tree.map(np.asarray, _clock(form, 0, {}))
@@ -92,12 +110,10 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = N
         steps = state.steps - state.rows.last_step
         leaves = jax.tree.leaves(state.inner)
         slots = [x for x, slot in zip(leaves, form.is_slot, strict=True) if slot]
-        # A row is ahead of a state that is older than its table, or begun anew: nothing is missed then.
-        behind = steps > 0
+        # A row is ahead of a state that is older than its table. Lookups say so; nothing is missed then.
         steps = jnp.maximum(steps, np.int32(0))
-        decayed = jnp.where(behind, _decayed(form, state.clock, state.rows.clock), np.float32(0))
-        ahead = {name: jnp.where(behind, state.rows.clock[name], state.clock[name]) for name in form.rates}
-        value, slots = form.after(steps, decayed, ahead, state.clock, slots, params)
+        decayed = _decayed(form, state.clock, state.rows.clock)
+        value, slots = form.after(steps, decayed, state.rows.clock, state.clock, slots, params)
         now = iter(slots)
         inner = [next(now) if slot else x for x, slot in zip(leaves, form.is_slot, strict=True)]
         if shrink is not None:

@@ -62,8 +62,17 @@ class ClosedForm:
         if self.root is None:
             return {f"reach{i}": self.factors[i] for i in self.movers}
         fade = math.sqrt(max(self.factors[self.root], _TINY))
-        powers = (0, 1, -1) if self.eps else (0,)
-        return {f"reach{i}": self.factors[self.movers[0]] / fade ** (1 + p) for i, p in enumerate(powers)}
+        sums = {p: self.factors[self.movers[0]] / fade ** (1 + p) for p in self.powers}
+        return {f"reach{i}": rate for i, rate in enumerate(sums.values())}
+
+    @property
+    def powers(self) -> tuple[int, ...]:
+        """Of epsilon, whose means over steps a row needs."""
+        if not self.eps:
+            return (0,)
+        fade = math.sqrt(max(self.factors[self.root or 0], _TINY))
+        # Its square grows as the root fades, and may have no mean.
+        return (0, 1, -1, 2) if self.factors[self.movers[0]] < 0.995 * fade**3 else (0, 1, -1)
 
     @property
     def horizon(self) -> int:
@@ -105,7 +114,7 @@ class ClosedForm:
         parts = eps / np.float32(self.eps) if self.eps else eps
         # Where epsilon is not known, the step moves no row.
         over = jnp.where(parts == 0, np.float32(0), push / jnp.where(parts == 0, np.float32(1), parts))
-        return terms | dict(zip(self.rates, (push, push * parts, over), strict=False))
+        return terms | dict(zip(self.rates, (push, push * parts, over, push * parts * parts), strict=False))
 
     def _push_and_eps(self, count: Any) -> tuple[jax.Array, jax.Array]:
         """Of a step that moves a row by ``push * mover / (sqrt(root) + eps)``."""
@@ -145,18 +154,21 @@ class ClosedForm:
           slots: ``(..., dim)`` each.
           value: ``(..., dim)``.
         """
-        kept = [self._power(factor, steps) for factor in self.factors]
-        grown = jnp.exp(decayed)
-        gone = {
-            name: (ahead[name] - fade * grown * left[name])[..., None]
-            for name, fade in zip(self.rates, self._fades(steps, kept), strict=True)
-        }
+        missed = steps > 0  # a row that is ahead has missed nothing
+        kept = [None if i == self.root else self._power(factor, steps) for i, factor in enumerate(self.factors)]
+        grown = jnp.exp(jnp.where(missed, decayed, np.float32(0))) if self.decays else None
+        gone = {}
+        for name, fade in zip(self.rates, self._fades(steps, kept), strict=True):
+            sum_ = ahead[name] - (fade if grown is None else fade * grown) * left[name]
+            # Of the mean of epsilon nothing is left where no step is.
+            weighs = self.root is None or name == "reach0"
+            gone[name] = (jnp.where(missed, sum_, np.float32(0)) if weighs else sum_)[..., None]
         if self.root is not None:
             value = value + self._over_root(gone, slots)
         else:
             for i in self.movers:
                 value = value - slots[i] * gone[f"reach{i}"]
-        if self.decays:
+        if grown is not None:
             value = value * (np.float32(1) / grown)[..., None]
         return value, [x if k is None else x * k[..., None].astype(x.dtype) for x, k in zip(slots, kept, strict=True)]
 
@@ -165,30 +177,39 @@ class ClosedForm:
         log = np.float32(math.log(max(factor, _TINY)))
         return None if factor == 1 else jnp.exp(steps.astype(jnp.float32) * log)
 
-    def _fades(self, steps: Any, kept: Sequence[Any]) -> list[Any]:
-        """The factor of each of `rates` over steps."""
+    def _fades(self, steps: Any, kept: list[Any]) -> list[Any]:
+        """The factor of each of `rates` over steps. What the root is multiplied by is put beside the other factors."""
         if self.root is None:
             return [kept[i] for i in self.movers]
+        whole = kept[self.movers[0]]
+        fade = math.sqrt(max(self.factors[self.root], _TINY))
+        faded = self._power(fade, steps)
+        if faded is None:
+            return [whole] * len(self.rates)
+        kept[self.root] = faded * faded
         # Beyond the horizon nothing is left, and the inverse of a power would have no end.
-        whole = fade = kept[self.movers[0]]
-        near = jnp.minimum(steps, np.int32(2 * self.horizon))
-        grown = self._power(1 / math.sqrt(max(self.factors[self.root], _TINY)), near)
-        if grown is None:
-            return [fade] * len(self.rates)
-        return [fade * grown, fade * grown * grown, whole][: len(self.rates)]
+        grown = np.float32(1) / jnp.maximum(faded, np.float32(max(fade ** (2 * self.horizon), _TINY)))
+        near = whole * grown
+        return [near, near * grown, whole, near * grown * grown][: len(self.rates)]
 
     def _over_root(self, sums: Numbers, slots: Sequence[Any]) -> jax.Array:
-        """The sum over steps of ``-push * mover / (root + eps)``, by the mean of eps and that of its inverse."""
+        """The sum over steps of ``-push * mover / (root + eps)``, by means of powers of eps in them."""
         (mover,), root = self.movers, self.root
         assert root is not None
         move, below = slots[mover].astype(jnp.float32), jnp.sqrt(slots[root].astype(jnp.float32))
         if not self.eps:
             return -sums["reach0"] * jnp.where(move == 0, np.float32(0), move / below)
         total = jnp.where(sums["reach0"] == 0, np.float32(1), sums["reach0"])
-        mean = jnp.clip(sums["reach1"] / total, np.float32(self.least), np.float32(self.most))
+        least, most, eps = np.float32(self.least), np.float32(self.most), np.float32(self.eps)
+        mean = jnp.clip(sums["reach1"] / total, least, most)
         over = sums["reach2"] / total
-        harmonic = jnp.clip(1 / jnp.where(over == 0, np.float32(1), over), np.float32(self.least), mean)
-        # Two levels of the sum's continued fraction: right where the root is great beside eps, and where it is 0.
-        less = (mean - harmonic) * mean * np.float32(self.eps**2)
-        below = below + mean * np.float32(self.eps)
-        return -sums["reach0"] * (move / (below - less / below))
+        gap = mean - jnp.clip(1 / jnp.where(over == 0, np.float32(1), over), least, mean)
+        node = mean
+        if "reach3" in sums:
+            spread = sums["reach3"] / total - mean * mean
+            node = jnp.where(gap == 0, mean, jnp.clip(spread / jnp.where(gap == 0, np.float32(1), gap), least, most))
+        # Two levels of the sum's continued fraction, which is Gauss quadrature by two nodes: its first terms where the
+        # root is great beside eps, and exact where it is 0.
+        low = node * eps
+        below = below + low
+        return -sums["reach0"] * (move / ((below + (mean * eps - low)) - gap * eps * low / below))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, layout_of, warn_once
+from kvjax._values.numbers import is_integer
 
 
 class HasUpdate(Protocol):
@@ -53,7 +54,16 @@ class Rowwise:
 
         Returns:
           The transform's state with None for what is kept per row, to be handed to `Table.apply` as ``state``.
+
+        Raises:
+          TypeError: `dim` is no width.
         """
+        if not is_integer(dim):
+            name = getattr(self, "name", "rowwise")
+            raise TypeError(
+                f"kvjax: {name}: want the width of rows, got {type(dim).__name__}; this is a transform of a table's rows "
+                f"and not of parameters: kvjax.optax.{name} goes around optax.chain, and not into it"
+            )
         self.warn(dim)
         return self.first_globals(dim)
 
@@ -84,11 +94,16 @@ class Late(Rowwise):
       present: state and parameters ``(..., dim)`` to those of now. What reads rows by the transform asks it.
       step: gradients, state and parameters to the next parameters and state; its ``update`` gives their difference.
       name: of the function that made it, for errors.
+      layout_of: width of the rows to the layout, where it is not found by looking at the state.
     """
 
     present: Callable[[Any, Any], tuple[Any, Any]] = dataclasses.field(kw_only=True)
     step: Callable[..., tuple[Any, Any]] = dataclasses.field(kw_only=True)
     name: str = dataclasses.field(kw_only=True)
+    layout_of: Callable[[int], SlotLayout] | None = dataclasses.field(default=None, kw_only=True)
+
+    def layout(self, dim: int) -> SlotLayout:
+        return super().layout(dim) if self.layout_of is None else self.layout_of(dim)
 
 
 Transform: TypeAlias = HasUpdate | Rowwise

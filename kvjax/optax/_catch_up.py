@@ -11,8 +11,8 @@ from kvjax._table.table import Table, is_table
 from kvjax._table.view import PresentView, check_late
 from kvjax._training.catch_up import CatchUpRows as CatchUpRows
 from kvjax._training.catch_up import CatchUpState as CatchUpState
-from kvjax._training.catch_up import catching_up
-from kvjax._training.rowwise import HasUpdate, Late, check_transform
+from kvjax._training.catch_up import late
+from kvjax._training.rowwise import HasUpdate, Late
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
 from kvjax.optax._partition import PartitionState, TableTx, chooser
@@ -20,7 +20,7 @@ from kvjax.optax._partition import PartitionState, TableTx, chooser
 T = TypeVar("T")
 
 
-def catch_up(tx: HasUpdate) -> Late:
+def catch_up(tx: HasUpdate, replay: int = 0) -> Late:
     """Makes a table equal to a dense array, whichever rows a batch leaves out.
 
     Dense training moves all rows in every step: by their momentum, by weight decay. A table that is trained by `tx`
@@ -61,8 +61,7 @@ def catch_up(tx: HasUpdate) -> Late:
       ([-1.0], [-1.75])
       >>> kvjax.drop_table("doc_catch_up")
     """
-    check_transform(tx, "catch_up")
-    return catching_up(tx, "catch_up")
+    return late(tx, "catch_up", replay)
 
 
 def caught_up(params: T, state: PyTree, tx: TableTx) -> T:

@@ -169,12 +169,12 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
             f"kvjax: check_compatibility: want a dim of 1 or more, got {dim!r}; give the width of the rows"
         )
     try:
-        layouts = {count: Rowwise(rowwise.tx, count).layout(dim) for count in COUNTS}
+        layouts = {count: dataclasses.replace(rowwise, count=count).layout(dim) for count in COUNTS}
     except ValueError as error:
         reason, _, mend = str(error).partition("; ")
         return Compatibility("refused", np.nan, np.nan, {}, (), reason, mend)
     layout = layouts[rowwise.count]
-    coupling = coupling_of(rowwise.tx, dim, layout.is_slot, extra_args or None)
+    coupling = _coupling(rowwise, dim, layout, extra_args)
     # The one that is asked for, and those that share other scalars.
     kinds = {layout.is_slot: rowwise}
     for count, other in layouts.items():
@@ -226,6 +226,15 @@ def _alike(counts: dict[SlotCount, CountReport]) -> list[tuple[str, CountReport]
     for count, report in counts.items():
         alike.setdefault(report, []).append(f'"{count}"')
     return [(" and ".join(names), report) for report, names in alike.items()]
+
+
+def _coupling(rowwise: Rowwise, dim: int, layout: SlotLayout, extra: dict[str, Any]) -> Coupling | None:
+    if not isinstance(rowwise, Late) or rowwise.layout_of is None:
+        return coupling_of(rowwise.tx, dim, layout.is_slot, extra or None)
+    # That of the transform whose steps are replayed: all rows of a loop look as if they depended on each other.
+    n = len(layout.is_slot)
+    coupled = bool(layout.coupled)
+    return Coupling(coupled, layout.coupled, False, (coupled,) * n, layout.is_slot, (False,) * n)
 
 
 def _verdict(coupled: bool, every: float, some: float, equal: float = _EQUAL) -> Verdict:

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from kvjax._training.catch_up import catching_up
-from kvjax._training.rowwise import HasUpdate, Late, check_transform
+from kvjax._training.catch_up import late
+from kvjax._training.rowwise import HasUpdate, Late
 from kvjax.optax._ftrl import follow_leader, nearer, soft
 from kvjax.optax._rows import number
 
@@ -69,7 +69,7 @@ def sparse_group_ftrl(
     return follow_leader("sparse_group_ftrl", learning_rate, l1, l2, l2_shrinkage, beta, start, length)
 
 
-def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.0) -> Late:
+def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.0, replay: int = 0) -> Late:
     """Group lasso behind an optimizer: rows whose gradients do not hold against it shrink to exactly 0.
 
     After each update of `tx` a row (the last axis) is brought nearer to 0, by the proximal step of its penalty: each
@@ -111,10 +111,9 @@ def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.
       ([0.0, 1.5], 1)
       >>> kvjax.drop_table("doc_group_lasso")
     """
-    check_transform(tx, "group_lasso")
-    if min(l1, l2, l21) < 0:
+    if not all(0 <= x < math.inf for x in (l1, l2, l21)):
         raise ValueError(
-            f"kvjax: group_lasso: want strengths of 0 or more, got l1={l1}, l2={l2}, l21={l21}; see "
+            f"kvjax: group_lasso: want finite strengths of 0 or more, got l1={l1}, l2={l2}, l21={l21}; see "
             "kvjax.optax.group_lasso"
         )
 
@@ -126,4 +125,4 @@ def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.
             rows = rows * jnp.exp(k * jnp.float32(-math.log1p(2 * l2)))
         return nearer(rows, k * jnp.float32(l21 * math.sqrt(rows.shape[-1]))) if l21 else rows
 
-    return catching_up(tx, "group_lasso", shrink)
+    return late(tx, "group_lasso", replay, shrink)

@@ -102,6 +102,15 @@ inline Error OptimizerError(std::string_view table, const std::string& held, con
       "table.switch_optimizer(tx) keeps the slots that both have; table.clear_slots() forgets them all");
 }
 
+/// A lookup of rows of now, of rows that are ahead of the state that says what now is.
+inline Error AheadError(std::string_view table, std::string_view op) {
+  return MakeError(
+      ErrorCode::kFailedPrecondition, table, op, "the optimizer's state that the last write returned",
+      "an older one: rows are ahead of it",
+      "keep and restore it together with the table; to begin with a new one, sweep by the state that "
+      "belongs to the rows, then table.clear_slots()");
+}
+
 /// A chunk that is not inside its step.
 inline Error RangeError(std::string_view table, int32_t start, int32_t active) {
   return MakeError(ErrorCode::kInvalidArgument, table, "apply", "a chunk inside the step",

@@ -40,7 +40,10 @@ class Failures {
     static auto* failures = new Failures();
     return *failures;
   }
-  /// A number above 0 for the failure.
+  /// The number of a failure that a program finds by itself: rows are ahead of their optimizer's state.
+  static constexpr uint32_t kAhead = UINT32_MAX;
+
+  /// A number above 0 for the failure, and below kAhead.
   uint32_t Keep(Error error) {
     const std::lock_guard lock(mutex_);
     next_ = next_ == kLast ? 1 : next_ + 1;
@@ -79,7 +82,7 @@ class Failures {
   }
 
  private:
-  static constexpr uint32_t kKept = 1024, kLast = (1u << 20) - 1;
+  static constexpr uint32_t kKept = 1024, kLast = (1u << 20) - 2;
   std::mutex mutex_;
   uint32_t next_ = 0, process_ = 0;
   std::array<std::optional<std::pair<uint32_t, Error>>, kKept> kept_{};

@@ -113,11 +113,15 @@ namespace kvjax {
   REDUCE(rmin_i, int32_t, INT32_MAX, x < y ? x : y)                                               \
   FUSED(fma_div_div, "svsvv", float, float, fma_f(a, div_f(div_f(b, c), d), e))                   \
   FUSED(fma_add_div, "svvsv", float, float, fma_f(a, b, div_f(div_f(c, d), e)))                   \
+  FUSED(fma_square_mul_mul, "svsvs", float, float, fma_f(a, mul_f(b, b), mul_f(c, mul_f(d, e))))  \
+  FUSED(fma_mul_mul, "svsvs", float, float, fma_f(a, b, mul_f(c, mul_f(d, e))))                   \
   FUSED(fma_square_mul, "svsv", float, float, fma_f(a, mul_f(b, b), mul_f(c, d)))                 \
   FUSED(fma_mul, "svsv", float, float, fma_f(a, b, mul_f(c, d)))                                  \
   FUSED(fma_of_mul, "svvv", float, float, fma_f(a, mul_f(b, c), d))                               \
   FUSED(fma_of_div, "svvv", float, float, fma_f(a, div_f(b, c), d))                               \
   FUSED(add_sqrt_div, "vss", float, float, add_f(sqrt_f(div_f(a, b)), c))                         \
+  FUSED(add_of_sqrt, "vs", float, float, add_f(sqrt_f(a), b))                                     \
+  FUSED(add_sub_div, "vss", float, float, sub_f(add_f(a, b), div_f(c, a)))                        \
   FUSED(rsqrt_add, "vs", float, float, rsqrt_f(add_f(a, b)))                                      \
   FUSED(sqrt_add, "vs", float, float, sqrt_f(add_f(a, b)))                                        \
   FUSED(next_i, "sss", int32_t, int32_t, select(lt_i(a, b), b, add_i(a, c)))

@@ -98,6 +98,7 @@ ffi::Error Agree(typename B::Exec& exec, Decoder& in) {
     const auto table = Registry<typename B::Table>::Get().FindIfThere(in.table(), in.device);
     if (const uint32_t number = B::Read(exec, agreed); number != 0) {
       if (in.Flag("writes") && table != nullptr) table->Abandon();
+      if (number == Failures::kAhead) throw AheadError(in.table(), in.op());
       throw Failures::Get().Find(number).value_or(ElsewhereError(in.table(), in.op()));
     }
     if (starts.n > 0 && table != nullptr) {
