@@ -110,14 +110,12 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = N
         steps = state.steps - state.rows.last_step
         leaves = jax.tree.leaves(state.inner)
         slots = [x for x, slot in zip(leaves, form.is_slot, strict=True) if slot]
-        # A row is ahead of a state that is older than its table. Lookups say so; nothing is missed then.
-        steps = jnp.maximum(steps, np.int32(0))
         decayed = _decayed(form, state.clock, state.rows.clock)
         value, slots = form.after(steps, decayed, state.rows.clock, state.clock, slots, params)
         now = iter(slots)
         inner = [next(now) if slot else x for x, slot in zip(leaves, form.is_slot, strict=True)]
         if shrink is not None:
-            value = shrink(value, steps.astype(jnp.float32))
+            value = shrink(value, jnp.maximum(steps.astype(jnp.float32), np.float32(0)))
         rows = CatchUpRows(jnp.broadcast_to(state.steps, params.shape[:-1]), _for_rows(state.clock, params))
         return state._replace(rows=rows, inner=jax.tree.unflatten(form.treedef, inner)), value
 

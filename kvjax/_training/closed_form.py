@@ -147,18 +147,19 @@ class ClosedForm:
         """Rows and slots after steps without a gradient.
 
         Args:
-          steps: ``(...)`` int32, how many.
+          steps: ``(...)`` int32, how many; none if less than 0.
           decayed: ``(...)`` float32, what `decay` is in sum over them.
           ahead: `reach` at their begin, ``(...)`` each.
           left: `reach` at their end.
           slots: ``(..., dim)`` each.
           value: ``(..., dim)``.
         """
-        missed = steps > 0  # a row that is ahead has missed nothing
-        kept = [None if i == self.root else self._power(factor, steps) for i, factor in enumerate(self.factors)]
+        many = jnp.maximum(steps.astype(jnp.float32), np.float32(0))  # a row that is ahead has missed nothing
+        missed = many > 0
+        kept = [None if i == self.root else self._power(factor, many) for i, factor in enumerate(self.factors)]
         grown = jnp.exp(jnp.where(missed, decayed, np.float32(0))) if self.decays else None
         gone = {}
-        for name, fade in zip(self.rates, self._fades(steps, kept), strict=True):
+        for name, fade in zip(self.rates, self._fades(many, kept), strict=True):
             sum_ = ahead[name] - (fade if grown is None else fade * grown) * left[name]
             # Of the mean of epsilon nothing is left where no step is.
             weighs = self.root is None or name == "reach0"
@@ -173,9 +174,9 @@ class ClosedForm:
         return value, [x if k is None else x * k[..., None].astype(x.dtype) for x, k in zip(slots, kept, strict=True)]
 
     def _power(self, factor: float, steps: Any) -> Any:
-        """``factor ** steps``, or None for 1."""
-        log = np.float32(math.log(max(factor, _TINY)))
-        return None if factor == 1 else jnp.exp(steps.astype(jnp.float32) * log)
+        """``factor ** steps``, or None for 1; steps are float32."""
+        # In programs rows of the same base and exponent share a power.
+        return None if factor == 1 else jnp.power(np.float32(max(factor, _TINY)), steps)
 
     def _fades(self, steps: Any, kept: list[Any]) -> list[Any]:
         """The factor of each of `rates` over steps. What the root is multiplied by is put beside the other factors."""

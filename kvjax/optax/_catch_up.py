@@ -35,19 +35,26 @@ def catch_up(tx: HasUpdate, replay: int = 0) -> Late:
     and what is chained of them with ``optax.add_decayed_weights`` and schedules. Whether it is such a transform is
     tried in float64, as it is made. Counts are shared by all rows (``count="global"``).
 
+    What has no such formulas takes the missed steps one by one, if `replay` says up to how many: ``optax.adabelief``,
+    ``amsgrad``, ``adamax``, ``radam``, norms of a row, and ``optax.inject_hyperparams``, whose last rates are kept. It
+    costs as many updates of a row as it has missed steps. Of more steps the first ones are taken, and in the rest rows
+    and slots go on by what multiplies them: whether that is dense training to 1e-5 of a row's way is tried as well.
+    Rates that are kept in the state are exact in the last `replay` steps; of older ones the oldest of these stands in.
+
     Args:
       tx: an optax transform.
+      replay: 0, or the steps in which its moments end: 200 where beta1 is 0.9. At most 4096.
 
     Returns:
       What `partition`, `Table.apply` and `check_compatibility` take as a transform of rows. Beside the slots of `tx` a
-      row has "last_step" and up to five numbers, four bytes each: "reach..." (how far its moments carry it) and
-      "decay_...".
+      row has "last_step" and up to six numbers, four bytes each: "reach..." (how far its moments carry it) and
+      "decay_..."; with `replay` only the first.
 
     Raises:
       TypeError: `tx` is not an optax transform.
       ValueError: it has no closed form, with the reason: the step without a gradient keeps its size (``optax.lion``,
-        ``signum``, Adam with beta1 above the root of beta2) or is made otherwise (``adabelief``, ``lamb``), or its
-        rates are in the state (``optax.inject_hyperparams``). From a write: the gradient was taken at rows as they are
+        ``signum``, Adam with beta1 above the root of beta2) or is made otherwise (``adabelief``), or its rates are in
+        the state (``optax.inject_hyperparams``). With `replay`: its steps do not end. From a write: the gradient was taken at rows as they are
         stored, and not through `caught_up`; or the table has ``constraint=`` or a row that unadmitted keys share.
 
     Example:
@@ -81,7 +88,8 @@ def caught_up(params: T, state: PyTree, tx: TableTx) -> T:
       parameters from before.
 
     Raises:
-      ValueError: there is no state for a table, or the table can not be trained so (see `catch_up`).
+      ValueError: there is no state for a table, or the table can not be trained so (see `catch_up`). From a lookup or
+        an export: rows are ahead of the state, which is not the one that the last write returned.
 
     Example:
       >>> import jax, jax.numpy as jnp, kvjax, optax

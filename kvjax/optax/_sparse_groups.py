@@ -84,17 +84,19 @@ def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.
 
     Args:
       tx: a transform that leaves rows alone while they have no gradient: ``optax.sgd``, ``adagrad``, ``rmsprop``,
-        ``adadelta``, at any schedule.
+        ``adadelta``, at any schedule. With `replay` also Adam and others that do not.
       l1: by which each element shrinks in a step.
       l2: by which all do in proportion.
       l21: by which rows do, for each of them times the root of its width.
+      replay: as for `catch_up`. Each missed step is then one of `tx` and of the penalty, so several strengths equal
+        dense training, too.
 
     Returns:
       A transform of rows, as `catch_up` gives. Beside the slots of `tx` a row has "last_step", four bytes.
 
     Raises:
       TypeError: `tx` is not an optax transform.
-      ValueError: a strength is below 0, or `tx` moves rows without a gradient; from a write as for `catch_up`.
+      ValueError: a strength is no finite number of 0 or more, or `tx` moves rows without a gradient; from a write as for `catch_up`.
 
     Source: Yuan and Lin, Model selection and estimation in regression with grouped variables (2006); the proximal step
       of both penalties together is that of Simon, Friedman, Hastie and Tibshirani, A sparse-group lasso (2013).

@@ -94,19 +94,59 @@ void MapElements(const Step& s, int32_t rows, int32_t dim) {
   }
 }
 
-template <class F, class In, class Out>
-void FindCall(Step& step) {
-  step.element = reinterpret_cast<Element>(&F::Of);
-  step.kernel = &MapElements<In, Out>;
+// Single elements lie one to a cell of 8 bytes: some rows at a time are brought together, so that they are
+// computed side by side.
+constexpr int32_t kBlock = 16;
+
+template <class T>
+void ReadBlock(const Source& source, int32_t r, int32_t n, T* to) {
+  const T first = *Read<T>(source, r, false);
+  for (int32_t i = 0; i < kBlock; ++i) to[i] = first;
+  if (source.stride == 0) return;
+  if (n == kBlock) {
+    for (int32_t i = 0; i < kBlock; ++i)
+      to[i] = *Read<T>(Source{.cells = source.cells, .stride = 1}, r + i, false);
+  } else {
+    for (int32_t i = 1; i < n; ++i) to[i] = *Read<T>(source, r + i, false);
+  }
+}
+
+/// of(a, b, c) of single elements of all rows.
+template <int kArity, class In, class Out, class Of>
+[[gnu::always_inline]] inline void MapBlocks(const Step& s, int32_t rows, Of of) {
+  alignas(64) In a[kBlock], b[kBlock], c[kBlock];
+  alignas(64) Out out[kBlock];
+  for (int32_t r = 0; r < rows; r += kBlock) {
+    const int32_t n = rows - r < kBlock ? rows - r : kBlock;
+    ReadBlock(s.arg[0], r, n, a);
+    if constexpr (kArity > 1) ReadBlock(s.arg[1], r, n, b);
+    if constexpr (kArity > 2) ReadBlock(s.arg[2], r, n, c);
+    for (int32_t i = 0; i < kBlock; ++i)
+      out[i] = of(a[i], kArity > 1 ? b[i] : a[i], kArity > 2 ? c[i] : a[i]);
+    for (int32_t i = 0; i < n; ++i) *Write<Out>(s, r + i, false) = out[i];
+  }
 }
 
 template <class F, int kArity, class In, class Out>
 void MapScalars(const Step& s, int32_t rows, int32_t) {
+  MapBlocks<kArity, In, Out>(s, rows, [](In a, In b, In c) { return F::Of(a, b, c, In(), In()); });
+}
+
+/// The same by a call for each.
+template <int kArity, class In, class Out>
+void CallScalars(const Step& s, int32_t rows, int32_t) {
+  const auto of = reinterpret_cast<Out (*)(In, In, In, In, In)>(s.element);
   for (int32_t r = 0; r < rows; ++r) {
-    const In a = *Read<In>(s.arg[0], r, false), b = kArity > 1 ? *Read<In>(s.arg[1], r, false) : a,
-             c = kArity > 2 ? *Read<In>(s.arg[2], r, false) : a;
-    *Write<Out>(s, r, false) = F::Of(a, b, c, In(), In());
+    const In a = *Read<In>(s.arg[0], r, false);
+    const In b = kArity > 1 ? In(*Read<In>(s.arg[1], r, false)) : a;
+    *Write<Out>(s, r, false) = of(a, b, a, In(), In());
   }
+}
+
+template <class F, int kArity, class In, class Out>
+void FindCall(bool vector, Step& step) {
+  step.element = reinterpret_cast<Element>(&F::Of);
+  step.kernel = vector || kArity > 2 ? &MapElements<In, Out> : &CallScalars<kArity, In, Out>;
 }
 
 template <class F, int kArity, class In, class Out, int kVectors = (1 << kArity) - 1>
@@ -118,7 +158,7 @@ void FindMap(Shape shape, Step& step) {
   } else if constexpr (kVectors > (kArity == 1 ? 0 : 1)) {
     FindMap<F, kArity, In, Out, kVectors - 1>(shape, step);
   } else {
-    FindCall<F, In, Out>(step);  // a row of equal elements
+    FindCall<F, kArity, In, Out>(true, step);  // a row of equal elements
   }
 }
 
@@ -299,7 +339,7 @@ void Find(Opcode op, Shape shape, Step& step) {
     return FindMap<name##_map, arity, In, Out>(shape, step);
 #define KVJAX_CALL(name, arity, In, Out, expression) \
   case Opcode::k_##name:                             \
-    return FindCall<name##_map, In, Out>(step);
+    return FindCall<name##_map, arity, In, Out>(shape.vector, step);
 #define KVJAX_REDUCE(name, T, zero, expression) \
   case Opcode::k_##name:                        \
     step.kernel = &Reduce<name##_reduce, T>;    \
