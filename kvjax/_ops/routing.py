@@ -16,7 +16,6 @@ from kvjax._ops.operations import OPERATIONS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import varying_like
 
-
 AHEAD = 2**32 - 1
 """The number by which `agree` raises that rows are ahead of their optimizer's state."""
 

@@ -21,8 +21,8 @@ from kvjax._values.exported import Exported
 
 _SLOT, _TYPE = "last_step", "int32[]"  # of `kvjax._training.catch_up.CatchUpRows`
 _MEND = (
-    "give it what kvjax.optax.caught_up(params, state, tx) returns, or write them with kvjax.optax.sweep(params, state, "
-    "tx) before"
+    "give it what kvjax.optax.caught_up(params, state, tx) returns, or write them with "
+    "kvjax.optax.sweep(params, state, tx) before"
 )
 
 

@@ -133,8 +133,8 @@ class PresentView:
         if last > steps:
             raise fail(
                 ValueError, spec.name, "export", "the optimizer's state that the last write returned",
-                f"one of {steps} steps for rows of step {last}", "keep and restore it together with the table; to begin "
-                "with a new one, sweep by the state that belongs to the rows, then table.clear_slots()",
+                f"one of {steps} steps for rows of step {last}", "keep and restore it together with the table; to "
+                "begin with a new one, sweep by the state that belongs to the rows, then table.clear_slots()",
             )  # fmt: skip
         values = np.empty_like(rows.values)
         new = {name: np.empty((n, *t.shape), t.dtype) for name, t in zip(layout.names, layout.types, strict=True)}

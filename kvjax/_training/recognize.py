@@ -20,7 +20,10 @@ _WIDTH = 3  # of the rows that are tried
 _COUNTS = (0, 1, 7, 60, 2000)
 _SCALES = (1.0, 1e-3, 1e-6, 1e-9, 1e-12)
 _EARLY = 512  # steps in which the bias of moments matters
-_MEND = "replay=200 may do, which takes missed steps one by one; or leave it out, and rows that a batch leaves out stay as they are"
+_MEND = (
+    "replay=200 may do, which takes missed steps one by one; or leave it out, and rows that a batch leaves out stay as "
+    "they are"
+)
 _WANT = "a transform whose steps without a gradient have a closed form"
 
 
@@ -48,7 +51,7 @@ def closed_form_of(made: Any, op: str) -> ClosedForm:
             raise refused(
             op,
                 "rates that follow from the step", "hyperparameters in the state, which may change at any time",
-                "give schedules to the transform itself, optax.adam(schedule), or replay=200, which keeps the last rates",
+                "give schedules to the transform itself, optax.adam(schedule), or replay=200, which keeps rates",
             )  # fmt: skip
         bare = ClosedForm(tx, layout.treedef, layout.is_slot, tuple(int(x) for x in counts))
         return _Trial(bare, layout.names, op).form()

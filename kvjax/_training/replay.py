@@ -131,7 +131,7 @@ class _Replay:
             i, inner, value = carry
             at = jnp.maximum(i, oldest) % np.int32(self.number)
             counted = zip(state.past, self.counts, strict=True)
-            known = self._with(inner, [x[at] if n is None else (n + i).astype(x.dtype) for x, n in counted])
+            known = self.joined(inner, [x[at] if n is None else (n + i).astype(x.dtype) for x, n in counted])
             after, next_ = self.step(jnp.zeros_like(value), known, value)
             now = (last <= i) & (i < end)
             return i + np.int32(1), self._where(now, next_, inner), _where(now, after, value)
@@ -165,7 +165,7 @@ class _Replay:
         leaves = [faded(x, y) if slot else x for x, y, slot in zip(olds, news, self.is_slot, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(inner), leaves), value
 
-    def _with(self, inner: Any, shared: list[Any]) -> Any:
+    def joined(self, inner: Any, shared: list[Any]) -> Any:
         leaves, treedef = jax.tree.flatten(inner)
         given = iter(shared)
         return jax.tree.unflatten(
@@ -183,7 +183,7 @@ def _where(missed: Any, new: Any, old: Any) -> Any:
 
 
 def _by_row(x: Any, like: Any) -> Any:
-    """``(...)`` so that it meets the rows of a leaf ``(..., dim)`` or ``(...)``; a leaf of one row may have any form."""
+    """``(...)`` so that it meets the rows of a leaf ``(..., dim)`` or ``(...)``; of one row any leaf will do."""
     if x.size == 1:
         return x.reshape(())
     return x.reshape(*x.shape, *[1] * (like.ndim - x.ndim))
@@ -226,7 +226,7 @@ def _check(replay: _Replay, init: Callable[[Any], ReplayState], name: str) -> No
             step, (jnp.int32(0), first.past, first.inner, start), grads
         )
         begun, value = jax.tree.map(lambda x: x[_BEGUN - 1], (states, values))
-        behind = replay._with(begun, replay.shared(inner))
+        behind = replay.joined(begun, replay.shared(inner))
         rows = ReplayRows(jnp.full(1, _BEGUN, jnp.int32))
         return value, replay.present(ReplayState(steps, past, rows, behind), value)[1], want
 
@@ -238,6 +238,6 @@ def _check(replay: _Replay, init: Callable[[Any], ReplayState], name: str) -> No
             name,
             f"steps without a gradient that have hardly anything to move after {replay.number} of them",
             f"a row that is {off / max(way, 1e-30):.1e} of its way off when it misses {replay.number + _BEYOND}",
-            "choose a larger replay= if its moments fade later; one whose steps keep their size (lion, signum, lamb) is "
-            "for lazy training",
+            "choose a larger replay= if its moments fade later; one whose steps keep their size (lion, signum, lamb) "
+            "is for lazy training",
         )  # fmt: skip

@@ -61,8 +61,8 @@ class Rowwise:
         if not is_integer(dim):
             name = getattr(self, "name", "rowwise")
             raise TypeError(
-                f"kvjax: {name}: want the width of rows, got {type(dim).__name__}; this is a transform of a table's rows "
-                f"and not of parameters: kvjax.optax.{name} goes around optax.chain, and not into it"
+                f"kvjax: {name}: want the width of rows, got {type(dim).__name__}; this is a transform of a "
+                f"table's rows and not of parameters: kvjax.optax.{name} goes around optax.chain, and not into it"
             )
         self.warn(dim)
         return self.first_globals(dim)

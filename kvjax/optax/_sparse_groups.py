@@ -96,7 +96,8 @@ def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.
 
     Raises:
       TypeError: `tx` is not an optax transform.
-      ValueError: a strength is no finite number of 0 or more, or `tx` moves rows without a gradient; from a write as for `catch_up`.
+      ValueError: a strength is no finite number of 0 or more, or `tx` moves rows without a gradient; from
+        a write as for `catch_up`.
 
     Source: Yuan and Lin, Model selection and estimation in regression with grouped variables (2006); the proximal step
       of both penalties together is that of Simon, Friedman, Hastie and Tibshirani, A sparse-group lasso (2013).

@@ -81,8 +81,11 @@ def test_without_groups_it_is_ftrl():
     np.testing.assert_allclose(one, two, rtol=1e-6)
 
 
-@pytest.mark.parametrize("strength", [{"l1": 2e-3}, {"l2": 2e-3}, {"l21": 4e-3}])
-@pytest.mark.parametrize("inner", [optax.adagrad(0.05), optax.sgd(0.02)], ids=["adagrad", "sgd"])
+@pytest.mark.parametrize(
+    "strength, inner",
+    [({"l1": 2e-3}, optax.sgd(0.02)), ({"l2": 2e-3}, optax.sgd(0.02)), ({"l21": 4e-3}, optax.adagrad(0.05))],
+    ids=["l1", "l2", "l21"],
+)
 def test_group_lasso_equals_dense_training(strength, inner, make):
     """Rows that no batch has shrink as those of a dense array do."""
     tx = group_lasso(inner, **strength)
@@ -108,6 +111,32 @@ def test_group_lasso_equals_dense_training(strength, inner, make):
         swept = sweep(table, state, tx)
         assert (np.asarray(swept.export().values) == 0).all(1).sum() == zeros.sum()
     assert check_compatibility(tx, 4).verdict == "equal"
+
+
+def test_group_lasso_around_adam(make):
+    """By replay: each missed step is one of Adam and of all three strengths."""
+    inner, strength = optax.adam(0.02), {"l1": 1e-3, "l2": 1e-3, "l21": 2e-3}
+    tx, table = (
+        group_lasso(inner, **strength, replay=200),
+        make(DIM, initializer=kvjax.initializers.normal(0.2), seed=1),
+    )
+    w, state = np.asarray(table.lookup(np.arange(ROWS)), np.float64), tx.init(DIM)
+    # All rows are given, and those without a gradient are padding, so that one program does.
+    step, keys = jax.jit(lambda t, s, k, g, n: t.apply(tx, kvjax.SparseRows(k, g, n), s)), kvjax.keys(np.arange(ROWS))
+    with jax.enable_x64(True):
+        dense = inner.init(jnp.asarray(w))
+    for grads in gradients(12):
+        with jax.enable_x64(True):
+            updates, dense = inner.update(jnp.asarray(grads, jnp.float64), dense, jnp.asarray(w))
+        w = groups(soft(w + np.asarray(updates), 1e-3) / (1 + 2e-3), np.sqrt(DIM) * 2e-3)
+        table, state = step(table, state, keys, grads, jnp.asarray(grads.any(1), jnp.int32))
+    np.testing.assert_allclose(caught_up(table, state, tx).lookup(np.arange(ROWS)), w, atol=1e-5)
+
+
+@pytest.mark.parametrize("strength", [-1.0, np.nan, np.inf])
+def test_strengths_are_numbers(strength):
+    with pytest.raises(ValueError, match="group_lasso: want finite strengths of 0 or more"):
+        group_lasso(optax.sgd(0.1), l21=strength)
 
 
 def test_several_strengths_at_once(make):
