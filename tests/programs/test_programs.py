@@ -94,6 +94,7 @@ def test_all_of_optax_is_there():
 
 
 FUSABLE = {
+    "catch_up": kvjax.optax.catch_up(optax.adam(1e-3)),
     "adam": optax.adam(0.1), "adamw": optax.adamw(0.1), "nadam": optax.nadam(0.1), "adadelta": optax.adadelta(0.1),
     "rmsprop": optax.rmsprop(0.1), "adagrad": optax.adagrad(0.1), "lion": optax.lion(0.1),
 }  # fmt: skip
