@@ -1,0 +1,116 @@
+"""Rows that are behind are said to be, whoever reads them; and steps that rows have missed are replayed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import kvjax
+from kvjax.optax import catch_up, caught_up, sweep
+from tests.optax.test_catch_up import DIM, LOOK, ROWS, STEP, TX, batches, functions
+from tests.support.marks import slow
+
+pytestmark = pytest.mark.usefixtures("promotion")
+
+
+@slow
+@pytest.mark.cpu_table
+def test_rows_that_are_behind_are_said_to_be(make, tmp_path):
+    """By whatever reads them as they are stored, until they are swept."""
+    tx, grads = catch_up(optax.sgd(1.0, momentum=0.5)), jnp.ones((1, 2))
+    table, state = make(2, initializer=1.0), tx.init(2)
+    for key in (7, 8, 8):
+        table, state = table.apply(tx, kvjax.SparseRows(np.array([key]), grads), state)
+    kvjax.checkpoint.save(tmp_path / "now", {"t": caught_up(table, state, tx)})
+    rows = caught_up(table, state, tx).lookup(np.array([7, 8]))
+    np.testing.assert_array_equal(kvjax.checkpoint.restore(tmp_path / "now", {"t": table})["t"].lookup([7, 8]), rows)
+    table = table.refresh()
+    reads = {
+        "export": lambda t: t.export(),
+        "save": lambda t: kvjax.checkpoint.save(tmp_path / str(t.version), {"t": t}),
+        "live": lambda t: t.live(),
+        "evict": lambda t: t.evict(kvjax.evict.MinNorm(1e-9) | kvjax.evict.MaxAge(100)),
+        "clear_slots": lambda t: t.clear_slots(),
+    }
+    table, state = table.apply(tx, kvjax.SparseRows(np.array([8]), grads), state)
+    for op, read in list(reads.items())[:3]:
+        with pytest.warns(UserWarning, match=f"{op}: it reads rows as they are stored, .*sweep"):
+            read(table)
+    with pytest.raises(ValueError, match=r"switch_optimizer: want rows of now, got some that are behind \(1 of 2"):
+        table.switch_optimizer(optax.sgd(1.0))
+    with pytest.warns(UserWarning, match="evict: it reads"):
+        table = reads["evict"](table)
+    table = sweep(table.restrict(2), state, tx)
+    assert len(table) == 2
+    for op in ("export", "save", "live"):
+        reads[op](table)
+    table = reads["evict"](table)
+    with pytest.warns(UserWarning, match="slots kept"):
+        plain = table.switch_optimizer(optax.sgd(1.0, momentum=0.5))
+    assert list(plain.stats().slots) == ["trace"]
+    table, state = plain.clear_slots(), tx.init(2)
+    table, state = table.apply(tx, kvjax.SparseRows(np.array([8]), grads), state)
+    table, state = table.apply(tx, kvjax.SparseRows(np.array([7]), grads), state)
+    with pytest.warns(UserWarning, match="clear_slots: it reads"):
+        table.clear_slots()
+
+
+@slow
+@pytest.mark.parametrize("place", ["one", "4"])
+def test_a_state_that_is_older_than_its_rows(place, make, places):
+    """It is an error where rows are read by it, of one step less and of one that is begun anew."""
+    tx, table = TX["adam"], make(DIM, initializer=1.0, **({} if place == "one" else places[place]))
+    states = [tx.init(DIM)]
+    for keys, rows in batches(2):
+        table, state = STEP(table, states[-1], kvjax.keys(keys), rows)
+        states.append(state)
+    LOOK(table, states[2])
+    for state in states[:2]:
+        with pytest.raises(Exception, match="want the optimizer's state that the last write returned"):
+            jax.block_until_ready(LOOK(table, state))
+        with pytest.raises(ValueError, match=r"got one of \d steps for rows of step 2"):
+            caught_up(table, state, tx).export()
+
+
+@slow
+def test_replayed_steps_are_those_of_dense_training(make):
+    """Of a transform without a closed form, at a rate that is changed by hand."""
+    made = optax.inject_hyperparams(optax.adabelief)(1e-2)
+    tx, table = catch_up(made, replay=200), make(DIM, initializer=kvjax.initializers.normal(0.01), seed=3)
+    step, look = functions(tx)
+    want = np.asarray(table.lookup(np.arange(ROWS)), np.float64)
+    far, state = np.zeros_like(want), tx.init(DIM)
+    with jax.enable_x64(True):
+        dense_state, update = made.init(jnp.asarray(want)), jax.jit(made.update)
+    for i, (keys, rows) in enumerate(batches(40)):
+        rate = 1e-3 if i % 9 > 4 else 1e-2
+        state = optax.tree_utils.tree_set(state, learning_rate=jnp.float32(rate))
+        table, state = step(table, state, kvjax.keys(keys), rows)
+        grads = np.zeros_like(want)
+        np.add.at(grads, keys[keys >= 0], rows[keys >= 0])
+        with jax.enable_x64(True):
+            dense_state = optax.tree_utils.tree_set(dense_state, learning_rate=jnp.asarray(np.float32(rate), float))
+            moved, dense_state = update(grads, dense_state, want)
+        want, far = want + np.asarray(moved), far + np.asarray(moved)
+    now = look(table, state)
+    np.testing.assert_allclose(now, want, rtol=0, atol=3e-5 * np.abs(far).max())
+    np.testing.assert_allclose(sweep(table, state, tx).lookup(np.arange(ROWS))[:7], now[:7], rtol=1e-6)
+
+
+@slow
+@pytest.mark.parametrize(
+    "tx", [optax.lion(0.1), optax.adam(0.1, b1=0.999, b2=0.99), optax.adabelief(0.1, b1=0.99)],
+    ids=["lion", "betas", "too few"],
+)  # fmt: skip
+def test_steps_that_do_not_end_are_not_replayed(tx):
+    with pytest.raises(ValueError, match=r"have hardly anything to move after 50 of them, got a row that is .* off"):
+        catch_up(tx, replay=50)
+
+
+def test_what_cannot_be_caught_up():
+    for replay in (-1, 1.5, 5000):
+        with pytest.raises(ValueError, match=r"catch_up: want replay= in 0\.\.4096"):
+            catch_up(optax.sgd(0.1), replay=replay)
+    with pytest.raises(TypeError, match="catch_up goes around optax"):
+        optax.chain(TX["adam"], optax.scale(1.0)).init(jnp.zeros((1, 2)))
