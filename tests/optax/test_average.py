@@ -48,7 +48,7 @@ def test_rows_follow_the_formula(make):
 def test_models_read_averages(make, mesh):
     """Of layers and bags, over a mesh; and of a dense tree beside them."""
     table = make(2, mesh=mesh(2), dtype="bfloat16", initializer=1.0)
-    params = {"t": table, "other": make(2, initializer=3.0), "w": jnp.ones(2)}
+    params = {"t": table, "other": make(2, mesh=mesh(2), replicated=True, initializer=3.0), "w": jnp.ones(2)}
     rows = {table.name: optax.chain(optax.sgd(1.0), ema_rows(0.5)), params["other"].name: optax.sgd(1.0)}
     tx = kvjax.optax.partition(dense=optax.chain(optax.sgd(1.0), ema_rows(0.5)), tables=rows)
     state, keys = tx.init(params), kvjax.keys(np.array([7, 8]))

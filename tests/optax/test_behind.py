@@ -22,8 +22,11 @@ def test_rows_that_are_behind_are_said_to_be(make, tmp_path):
     table, state = make(2, initializer=1.0), tx.init(2)
     for key in (7, 8, 8):
         table, state = table.apply(tx, kvjax.SparseRows(np.array([key]), grads), state)
-    kvjax.checkpoint.save(tmp_path / "now", {"t": caught_up(table, state, tx)})
-    rows = caught_up(table, state, tx).lookup(np.array([7, 8]))
+    now = caught_up(table, state, tx)
+    with pytest.raises(ValueError, match="save: want the rows that are stored beside a cursor of deltas"):
+        kvjax.checkpoint.save(tmp_path / "now", {"t": now}, cursor="c")
+    kvjax.checkpoint.save(tmp_path / "now", {"t": now})
+    rows = now.lookup(np.array([7, 8]))
     np.testing.assert_array_equal(kvjax.checkpoint.restore(tmp_path / "now", {"t": table})["t"].lookup([7, 8]), rows)
     table = table.refresh()
     reads = {

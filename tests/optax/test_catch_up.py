@@ -131,6 +131,12 @@ def test_random_touches(place, make, places, tmp_path, seed, at):
 
 
 @slow
+def test_with_wide_integers(make):
+    with jax.enable_x64(True):
+        compare("adamw", make(DIM, initializer=kvjax.initializers.normal(1.0), seed=3), 20, 2e-5)
+
+
+@slow
 @pytest.mark.parametrize("b2, small, around", [(0.999, 1.5e-5, 5e-3), (0.95, 5e-5, 2e-2)])
 def test_gradients_around_epsilon(b2, small, around):
     """From far below epsilon to far above, each row measured by what it moves itself, from the first step on."""
@@ -161,7 +167,7 @@ def test_it_is_a_row_program_and_equal_to_dense(make):
     tx = TX["adam"]
     assert lowered(make(4).spec, tx, tuple(jax.tree.leaves(tx.init(4))), {}) is not None
     found = check_compatibility(tx, 4)
-    assert found.verdict == "equal" and found.every_step == 0 and 0 < found.some_steps < 1e-4
+    assert found.verdict == "equal" and found.every_step < 1e-6 and 0 < found.some_steps < 1e-4
 
 
 @slow

@@ -201,10 +201,10 @@ def test_a_new_transform_of_the_same_kind_compiles_nothing(make):
     table, grads = make(dim=4), kvjax.SparseRows(np.array([7]), jnp.ones((1, 4)))
     for _ in range(2):  # a new table's version is NumPy's, for which jit has an entry of its own
         table, _ = table.apply(optax.adam(0.1), grads)
-    before = training._apply_compiled._cache_size()
+    before = training._compiled(training._apply)._cache_size()
     for _ in range(3):
         table, _ = table.apply(optax.adam(0.1), grads)
-    assert training._apply_compiled._cache_size() == before
+    assert training._compiled(training._apply)._cache_size() == before
     assert int(table.frequency(7)) == 5
 
 
