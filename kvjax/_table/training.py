@@ -61,7 +61,7 @@ class Write(NamedTuple):
 def train_all(writes: Sequence[Write], step: Any, extra: dict[str, Any]) -> list[tuple[Any, Any]]:
     """The same for distinct tables. Where their steps can be held, all are planned before the first is done: so if one
     table refuses, all are as they were."""
-    if len(writes) == 1 or not all(can_hold(write.table.spec) for write in writes):
+    if len(writes) < 2 or not all(can_hold(write.table.spec) for write in writes):
         return [_result(write, apply(*_update(write, step, extra))) for write in writes]
     held = [plan(*_update(write, step, extra), None) for write in writes]
     planned = order.after(held[0].spec, held[0].word, [each.word for each in held[1:]])
