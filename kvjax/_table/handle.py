@@ -124,6 +124,37 @@ class Handle:
         return type(self)(version, self.spec)
 
 
+@jax.tree_util.register_pytree_node_class
+class Written:
+    """What a write adds to the version of a handle, in the place of the version: of the updates of `partition`.
+
+    It can only be added. Whatever takes it for the update of an array beside its parameters, as weight decay does, gets
+    JAX's error about trees that differ, and is not silently without effect on rows.
+
+    Args:
+      raised: ``()`` uint32.
+    """
+
+    __slots__ = ("raised",)
+    __array_ufunc__ = None  # NumPy's versions leave the sum to us
+
+    def __init__(self, raised: Any) -> None:
+        self.raised = raised
+
+    def __radd__(self, version: Any) -> Any:
+        return version + self.raised
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        return (self.raised,), None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, children: Sequence[Any]) -> Self:
+        return cls(*children)
+
+    def __repr__(self) -> str:
+        return f"Written({self.raised})"
+
+
 # ---- checks ----------------------------------------------------------------------------------------------------
 
 

@@ -117,7 +117,14 @@ def caught_up(params: T, state: PyTree, tx: TableTx) -> T:
         if not is_table(x) or not x.spec.trainable:
             return x
         rowwise = choose(x.name)
-        return _viewed(x, rowwise, _state_of(x, params, state)) if isinstance(rowwise, Late) else x
+        if isinstance(rowwise, Late):
+            return _viewed(x, rowwise, _state_of(x, params, state))
+        if isinstance(_held(x, params, state), CatchUpState):
+            raise fail(
+                ValueError, x.name, "caught_up", "what kvjax.optax.catch_up made, as the state is of such a transform",
+                "another transform", "give what partition got as tables=",
+            )  # fmt: skip
+        return x
 
     return jax.tree.map(seen, params, is_leaf=is_table)
 
@@ -165,26 +172,41 @@ def _viewed(table: Table, rowwise: Late, state: Any) -> Table:
     check_one_version(table, op)
     check_without_a_view(table, op)
     check_late(table.spec, rowwise, op)
-    leaves, form = jax.tree.flatten(state)
     want = jax.tree.structure(jax.eval_shape(lambda: rowwise.init(table.dim)))
-    if form != want:
+    leaves = _leaves_of(state, want)
+    if leaves is None:
         raise fail(
-            ValueError, table.name, op, f"the state of its transform, {want}", f"{form}",
+            ValueError, table.name, op, f"the state of its transform, {want}", f"{jax.tree.structure(state)}",
             "give the state that the last update returned",
         )  # fmt: skip
     return Table(table.version, table.spec, view=PresentView(rowwise, tuple(leaves)))
 
 
+def _leaves_of(state: Any, want: Any) -> list[Any] | None:
+    """The leaves of a state, also where each is in a box (``nnx.Optimizer`` has variables); None if it is another's."""
+    try:
+        leaves = [jax.tree.leaves(box) for box in want.flatten_up_to(state)]
+    except ValueError:
+        return None
+    return [leaf for (leaf,) in leaves] if all(len(each) == 1 for each in leaves) else None
+
+
 def _state_of(table: Table, params: Any, state: Any) -> Any:
+    held = _held(table, params, state)
+    if held is None:
+        raise fail(
+            ValueError, table.name, "caught_up", "the state of kvjax.optax.partition in the optimizer's", "none for it",
+            "give the state that belongs to the parameters",
+        )  # fmt: skip
+    return held
+
+
+def _held(table: Table, params: Any, state: Any) -> Any:
+    """The state of the table's transform, None if there is none."""
     found = [x for x in jax.tree.leaves(state, is_leaf=_is_partition) if _is_partition(x) and table.name in x.tables]
     if found:
         return found[0].tables[table.name]
-    if is_table(params):
-        return state
-    raise fail(
-        ValueError, table.name, "caught_up", "the state of kvjax.optax.partition in the optimizer's", "none for it",
-        "give the state that belongs to the parameters",
-    )  # fmt: skip
+    return state if is_table(params) else None
 
 
 def _is_partition(x: Any) -> bool:

@@ -11,6 +11,7 @@ import optax
 
 from kvjax._keys.sparse_rows import SparseRows, is_sparse
 from kvjax._table.commit import CommitState
+from kvjax._table.handle import Written
 from kvjax._table.table import Table, is_table
 from kvjax._table.training import Write, check_gradient, train_all, train_or_refuse
 from kvjax._training.merge import merge
@@ -45,8 +46,8 @@ def partition(
     ``optax.apply_updates``, Flax's ``TrainState`` and ``nnx.Optimizer`` work as they are. Because it writes, it comes
     last in a chain, and each result is used: an update that is changed or thrown away leaves stale handles behind,
     which the next call reports. What stands behind it in a chain sees versions and no rows: weight decay there would
-    decay no table, and belongs into `tables`. So wrappers that hold updates back do not go around it. Inside, each
-    row would count for itself: ``optax.apply_if_finite`` would skip rows, and not the step, and by
+    decay no table, so it is an error, and belongs into `tables`. Wrappers that hold updates back do not go around it
+    either. Inside, each row would count for itself: ``optax.apply_if_finite`` would skip rows, and not the step, and by
     ``optax.MultiSteps`` rows that are rarely touched would never be trained. Both are refused, as is what else
     would be wrong row by row (see `rowwise`); put `accumulate`, `apply_if_finite`, `apply_if` or `scale_loss`
     around it.
@@ -131,7 +132,8 @@ def partition(
             if not is_table(table):
                 return None
             changed = table.spec.trainable
-            return Table(written[table.name] - table.version if changed else jnp.zeros((), jnp.uint32), table.spec)
+            raised = written[table.name] - table.version if changed else jnp.zeros((), jnp.uint32)
+            return Table(Written(raised), table.spec)
 
         table_updates = jax.tree.map(update_of, params, is_leaf=is_table)
         new_updates = jax.tree.map(

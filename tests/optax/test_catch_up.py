@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import nnx
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -208,6 +209,17 @@ def test_training_through_partition(make):
             write()
     with pytest.raises(ValueError, match="caught_up: want the state of its transform"):
         caught_up(params["t"], (), rows)
+    for other in (optax.adam(1e-2), tx):
+        with pytest.raises(ValueError, match=r"caught_up: want what kvjax\.optax\.catch_up made"):
+            caught_up(params, state, other)
+
+
+def test_the_state_of_an_nnx_optimizer(make):
+    """Each of its leaves is in a variable."""
+    rows, table = TX["adam"], make(DIM)
+    state = nnx.Optimizer(nnx.Dict(t=nnx.Param(table)), partition(dense=optax.sgd(1.0), tables=rows), wrt=nnx.Param)
+    now = caught_up({"t": table}, state.opt_state, rows)["t"]
+    np.testing.assert_array_equal(now.lookup(1), table.lookup(1))
 
 
 @slow

@@ -107,6 +107,29 @@ def test_partition_checks_all_tables_before_it_writes_one(make):
     assert len(params["a"]) == 0 and int(params["a"].refresh().version) == int(params["a"].version)
 
 
+def test_parameters_without_tables_that_are_trained(make):
+    tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0))
+    for params in ({"w": jnp.ones(2)}, {"w": jnp.ones(2), "t": make(2, trainable=False)}):
+        updates, _ = tx.update(kvjax.grad(lambda p: jnp.sum(p["w"]))(params), tx.init(params), params)
+        assert optax.apply_updates(params, updates)["w"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("behind", [optax.add_decayed_weights(1e-4), optax.adam(1e-3)], ids=["decay", "adam"])
+def test_what_reads_parameters_behind_partition_is_an_error(behind, make):
+    """It would do nothing to rows."""
+    params = {"t": make(2), "w": jnp.ones(2)}
+    tx = optax.chain(kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0)), behind)
+    grads = {"t": kvjax.SparseRows(np.array([1]), jnp.ones((1, 2))), "w": jnp.ones(2)}
+    with pytest.raises(ValueError, match=r"kvjax.*Written"):
+        jax.eval_shape(tx.update, grads, tx.init(params), params)
+
+
+@pytest.mark.parametrize("as_version", [jnp.asarray, np.asarray, np.uint32], ids=["jax", "numpy", "scalar"])
+def test_updates_are_added_to_versions_of_any_kind(as_version):
+    raised = as_version(np.uint32(7)) + kvjax._table.handle.Written(np.uint32(2))
+    assert int(raised) == 9 and raised.dtype == np.uint32
+
+
 def test_rowwise_checks_its_arguments():
     with pytest.raises(ValueError, match="count"):
         kvjax.optax.rowwise(optax.sgd(0.1), count="bogus")
