@@ -32,7 +32,9 @@ def commit(state: T) -> T:
     no memory) changes nothing: tables, dense parameters and the states of optimizers come out of the program as they
     went in, also where they were donated. Nor do the steps after it, until this function has raised the error. It
     raises it once. The state that it was given is then the one from before the refused step, and training goes on with
-    it, once there is space, say. So call it as often as batches may be lost: each time it waits for the device.
+    it, once there is space, say. So call it as often as batches may be lost: each time it waits for the device. What
+    counts outside of `partition` has counted these steps: ``TrainState.step``, and transforms and wrappers around it
+    (`kvjax.optax.accumulate` has dropped the gradients of its refused updates).
 
     Not inside ``jit``. Until it is called, calls on the host that are about whole tables (`Table.export`, a save)
     raise, and so does the end of the process say what was refused.

@@ -23,8 +23,16 @@ class HasUpdate(Protocol):
     def update(self) -> Callable[..., Any]: ...
 
 
+_OF_ROWS = (
+    "what kvjax.optax.rowwise or catch_up made, which a table takes as a whole (partition(tables=), Table.apply); "
+    "chain or wrap the transform inside of it"
+)
+
+
 def check_transform(tx: Any, op: str) -> None:
     """Whether this works as an optax transform; `op` is for the error."""
+    if isinstance(tx, Rowwise):
+        raise TypeError(f"kvjax: {op}: want an optax transform, got {_OF_ROWS}")
     if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
         raise TypeError(f"kvjax: {op}: want an optax transform, got {tx!r}; make one, for instance optax.adam(1e-3)")
 

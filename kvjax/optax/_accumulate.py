@@ -36,7 +36,9 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
     them is trained as one that occurs in each. The steps in between write nothing. The gradients are kept in the state,
     which they enter with the first step: that one is compiled for itself, and cannot be the body of a ``lax.scan``, and
     the state of ``init`` is no template from which a later one can be restored. Where all microbatches are there at
-    once, ``lax.scan`` over them and `kvjax.merge` need no such memory.
+    once, ``lax.scan`` over them and `kvjax.merge` need no such memory. Of an update that a table refuses the gradients
+    are gone, also with ``partition(..., on_refused="keep")``: after `kvjax.commit` training goes on with the next
+    batches.
 
     Args:
       tx: a transform of the whole tree of parameters, such as `partition`.

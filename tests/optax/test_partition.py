@@ -135,6 +135,13 @@ def test_rowwise_checks_its_arguments():
         kvjax.optax.rowwise(optax.sgd(0.1), count="bogus")
     with pytest.raises(TypeError, match="optax transform"):
         kvjax.optax.rowwise(0.1)
+    rows = kvjax.optax.rowwise(optax.adam(0.1))
+    for wrong in (
+        lambda: kvjax.optax.partition(dense=rows, tables=rows),
+        lambda: kvjax.optax.segments({"bias": (0, rows)}, rest=optax.adam(0.1)),
+    ):
+        with pytest.raises(TypeError, match=r"want .* got .*which a table takes as a whole"):
+            wrong()
     with pytest.raises(ValueError, match="random keys"):
         kvjax.optax.rowwise(optax.add_noise(0.1, 0.5, jax.random.key(0))).init(3)
 
