@@ -117,6 +117,10 @@ class Catalog:
         except CheckpointError:
             return ()
 
+    def replaced(self) -> bool:
+        """Whether another checkpoint has taken the place of this one since its seal was read."""
+        return self.digest is not None and Catalog(self.directory).digest not in (None, self.digest)
+
     @property
     def _lists(self) -> dict[str, list[tuple[int, str]]] | None:
         """Size and digest of the lists of each table; None where there is no seal.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
+import jax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
@@ -14,6 +15,7 @@ from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._cursors import put
+from kvjax.checkpoint._format import CheckpointError
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._restore import How, Restore
 from kvjax.storage import Storage
@@ -90,7 +92,13 @@ def restore(
         mesh=mesh, devices=devices, axis=axis, partitioner=partitioner, replicated=replicated, wire=wire,
         storage=storage, dtype=dtype, slots=slots, keys=keys, merge=merge,
     )  # fmt: skip
-    return restore_all(Chain(path, base), tables, how, cursor)
+    while True:
+        chain = Chain(path, base)
+        try:
+            return restore_all(chain, tables, how, cursor)
+        except CheckpointError:  # before any table is changed
+            if jax.process_count() > 1 or not chain.catalog.replaced():
+                raise
 
 
 def restore_all(

@@ -51,7 +51,7 @@ def compact(
       >>> folder.cleanup()
     """
     chain = Chain(path, base)
-    _rewrite(chain, Path(out), overwrite, {}, stands_for=chain.catalog.digests)
+    _rewrite("compact", chain, Path(out), overwrite, {}, stands_for=chain.catalog.digests)
 
 
 def prune(
@@ -90,23 +90,23 @@ def prune(
     """
     chain = Chain(path, base)
     if out is not None:
-        check_free(Path(out).resolve(), overwrite)
+        check_free(Path(out).resolve(), overwrite, "prune")
     keeps: dict[str, np.ndarray] = {}
     reports: dict[str, PruneReport] = {}
     for name in chain.names if tables is None else tables:
         keeps[name], reports[name] = kept(ChainRows(chain, name).source(), prune)
     if out is not None:
-        _rewrite(chain, Path(out), overwrite, keeps)
+        _rewrite("prune", chain, Path(out), overwrite, keeps)
     return reports
 
 
 def _rewrite(
-    chain: Chain, out: Path, overwrite: bool, keeps: Mapping[str, np.ndarray], stands_for: Sequence[str] = ()
+    op: str, chain: Chain, out: Path, overwrite: bool, keeps: Mapping[str, np.ndarray], stands_for: Sequence[str] = ()
 ) -> None:
     """Writes the tables of a checkpoint as another, and of some only the rows to keep."""
     new = NewFolder(out.resolve())
     try:
-        begin(new, overwrite)
+        begin(new, overwrite, op)
         for name in chain.names:
             _rewrite_table(new.path, ChainRows(chain, name), keeps.get(name))
         seal(new.path, stands_for)

@@ -132,23 +132,23 @@ def named(tables: Mapping[str, Table] | Iterable[Table]) -> dict[str, Table]:
     return given
 
 
-def begin(new: NewFolder, overwrite: bool) -> None:
-    """Begins a checkpoint.
+def begin(new: NewFolder, overwrite: bool, op: str = "save") -> None:
+    """Begins a checkpoint, for an operation of that name.
 
     Raises:
       CheckpointError: as `check_free`, or another process is saving to the same path.
     """
-    check_free(new.target, overwrite)
+    check_free(new.target, overwrite, op)
     try:
         new.begin()
     except BlockingIOError as error:
         raise CheckpointError(
-            f"kvjax: save: want {new.target} for this save alone, got another one that is under way; wait for that, or "
+            f"kvjax: {op}: want {new.target} for this {op} alone, got another one that is under way; wait for that, or "
             "give another path"
         ) from error
 
 
-def check_free(target: Path, overwrite: bool) -> None:
+def check_free(target: Path, overwrite: bool, op: str = "save") -> None:
     """Whether a checkpoint may be put there.
 
     Raises:
@@ -158,10 +158,10 @@ def check_free(target: Path, overwrite: bool) -> None:
         return
     if not overwrite:
         raise CheckpointError(
-            f"kvjax: save: want a path with nothing there, got {target}, which exists; give another, or overwrite=True"
+            f"kvjax: {op}: want a path with nothing there, got {target}, which exists; give another, or overwrite=True"
         )
     if not is_checkpoint(target) and not (target.is_dir() and not any(target.iterdir())):
         raise CheckpointError(
-            f"kvjax: save: want a checkpoint to replace, or nothing, got {target}, which is something else; give "
+            f"kvjax: {op}: want a checkpoint to replace, or nothing, got {target}, which is something else; give "
             "another path, or delete that first"
         )

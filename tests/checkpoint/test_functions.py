@@ -13,7 +13,8 @@ import pytest
 
 import kvjax
 from kvjax._formats import atomic
-from kvjax.checkpoint import CheckpointError, diff, restore, save, verify
+from kvjax.checkpoint import CheckpointError, compact, diff, prune, restore, save, verify
+from kvjax.checkpoint._restore import Restore
 from tests.support.checkpoints import IDS, assert_equal, trained
 from tests.support.checkpoints import save as save_by_orbax
 from tests.support.marks import slow
@@ -86,6 +87,28 @@ def test_two_saves_to_one_path(make, tmp_path):
     assert verify(tmp_path / ("n" * 255)).ok
 
 
+def test_a_restore_of_what_is_replaced_meanwhile_is_of_the_other(make, tmp_path, monkeypatch):
+    table = make(1).upsert(IDS[:2], [[1.0], [2.0]])
+    save(tmp_path / "a", [table])
+    save(tmp_path / "b", [table.upsert(IDS[:2], [[3.0], [4.0]])])
+    read, done = Restore.read, []
+
+    def late(self):
+        if not done:
+            done.append(atomic._exchange(tmp_path / "a", tmp_path / "b"))
+        read(self)
+
+    monkeypatch.setattr(Restore, "read", late)
+    assert restore(tmp_path / "a")["table0"].lookup(IDS[:2])[:, 0].tolist() == [3, 4] and done
+
+
+def test_errors_name_the_operation(make, tmp_path):
+    save(tmp_path / "a", [make(1)])
+    for op, call in (("compact", compact), ("prune", lambda path, out: prune(path, out, kvjax.Prune(min_norm=1.0)))):
+        with pytest.raises(CheckpointError, match=f"kvjax: {op}: want a path with nothing there"):
+            call(tmp_path / "a", tmp_path / "a")
+
+
 def test_a_save_begins_as_another_ends(make, tmp_path, monkeypatch):
     lock, gone = atomic._lock, []
 
@@ -97,6 +120,9 @@ def test_a_save_begins_as_another_ends(make, tmp_path, monkeypatch):
     monkeypatch.setattr(atomic, "_lock", late)
     save(tmp_path / "a", [make(2)])
     assert gone and verify(tmp_path / "a").ok
+    (tmp_path / ".b.kvjax-new").write_text("in the way")
+    with pytest.raises(FileExistsError):
+        save(tmp_path / "b", [make(2)])
 
 
 @slow
