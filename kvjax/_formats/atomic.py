@@ -81,9 +81,12 @@ class NewFolder:
           BlockingIOError: another one is made for this place.
         """
         while self._lock is None:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # another one has just put it into its place
+            try:
+                self.path.mkdir(parents=True, exist_ok=True)
                 self._lock = _lock(self.path)
+            except (FileNotFoundError, FileExistsError):  # another one has just put it into its place
+                if os.path.lexists(self.path) and not self.path.is_dir():
+                    raise
         for path in self.path.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
