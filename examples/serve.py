@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax.serving import FrozenTable, Release, Releases
+from kvjax.serving import FrozenError, FrozenTable, Release, Releases
 
 DIM, WIDTH, PROBE = 16, 32, 64
 
@@ -49,6 +49,14 @@ def predict(release: Release, keys: np.ndarray, dense: np.ndarray) -> np.ndarray
     return 1 / (1 + np.exp(-(x @ layers["kernel1"] + layers["bias1"])[:, 0]))
 
 
+def newest(releases: Releases) -> Release:
+    """The newest release that can be opened."""
+    try:
+        return releases.refresh()
+    except (FrozenError, OSError):
+        return releases.current()
+
+
 def app_of(releases: Releases) -> Any:
     """An ASGI application: POST {"keys": [[...]], "dense": [[...]]} gives {"release": 1, "p": [...]}."""
 
@@ -61,10 +69,12 @@ def app_of(releases: Releases) -> Any:
             body, more = body + message["body"], message.get("more_body", False)
         try:
             asked = json.loads(body)
-            release = releases.refresh()  # one for the whole request
+            release = newest(releases)  # one for the whole request
             keys = np.array(asked["keys"], np.int64)
             p = predict(release, keys, np.array(asked["dense"], np.float32))
             status, answer = 200, {"release": release.number, "p": p.tolist()}
+        except FrozenError as error:  # there is none yet
+            status, answer = 503, {"error": str(error)}
         except (KeyError, TypeError, ValueError) as error:
             status, answer = 400, {"error": str(error)}
         headers = [(b"content-type", b"application/json")]

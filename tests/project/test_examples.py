@@ -1,5 +1,6 @@
 """The examples run, resume after a kill to the same result, and read what they say they read."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvjax.serving import Releases
 from tests.support import processes
 from tests.support.marks import few, slow
 
@@ -15,6 +17,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 import criteo  # noqa: E402
 import ctr  # noqa: E402
+import serve  # noqa: E402
 import two_tower_data  # noqa: E402
 
 
@@ -46,6 +49,22 @@ def test_serve_updates_while_it_answers():
     printed = run("serve.py")
     assert "answers of releases [1" in printed and "no request failed" in printed, printed
     assert "exported program" in printed and "FrozenTable, float32" in printed
+
+
+def test_a_server_goes_on_with_the_last_whole_release(tmp_path):
+    releases, sent = Releases(tmp_path), []
+
+    async def receive():
+        return {"body": b"{}"}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(serve.app_of(releases)({"type": "http"}, receive, send))
+    assert sent[0]["status"] == 503 and b"want a release" in sent[1]["body"]
+    first = releases.publish({})
+    (tmp_path / "current").write_bytes(b"00000009")
+    assert serve.newest(releases) is first
 
 
 def alike(a, b):
