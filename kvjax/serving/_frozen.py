@@ -58,10 +58,10 @@ class FrozenTable:
       >>> kvjax.drop_table("doc_frozen")
     """
 
-    def __init__(self, path: Path, mapped: Mapped) -> None:
-        """For `open` and `write`."""
+    def __init__(self, path: Path, mapped: Mapped, released: bool = False) -> None:
+        """For `open` and `write`, and for what is of a release, whose files never change."""
         description, arrays = mapped.description, mapped.arrays
-        self.path, self._mapped = path, mapped
+        self.path, self._mapped, self._released = path, mapped, released
         self.name, self.dim, self.dtype, self.step = (
             description.name, description.dim, description.dtype, description.step,
         )  # fmt: skip
@@ -149,7 +149,7 @@ class FrozenTable:
           keys: ``(n,)``, distinct.
           rows: ``(n, dim)``, what they read as from now on.
           removed: ``(m,)`` keys that have no row any more; keys that never had one may be among them.
-          path: of the new file; by default it takes the place of this one.
+          path: of the new file; by default it takes the place of this one. A table of a `Release` needs one.
           step: the table's last step now.
           missing: what keys without a row read as from now on, "zeros" or a row ``(dim,)``; by default as before.
 
@@ -174,6 +174,11 @@ class FrozenTable:
         if bits.size == 0 and np.size(values) == 0:
             values = np.zeros((0, self.dim), np.float32)
         path = self.path if path is None else Path(path)
+        if self._released and path == self.path:
+            raise fail(
+                ValueError, self.name, "update", "path= of another file", "a table of a release, which never changes",
+                "publish a new release, with Releases.update",
+            )  # fmt: skip
         default = None if missing is None else row_of(self.name, "update", missing, self.dim)
         write_changes(path, self._mapped, bits.reshape(-1), values, gone, step, default)
         return type(self).open(path)

@@ -18,7 +18,7 @@ import shutil
 import threading
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, unquote
 
 from kvjax._formats.atomic import flush, written
@@ -26,7 +26,7 @@ from kvjax._formats.quantise import Quantised
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax.serving._contents import Missing, RowsLike
-from kvjax.serving._format import FrozenError, share
+from kvjax.serving._format import FrozenError, read, share
 from kvjax.serving._frozen import FrozenTable, IdsLike, PathLike
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _SUFFIX = ".frozen"
 _FILES = "files"
 _CHECKPOINT = "checkpoint"
+_LONGEST_NAME = 200  # of the 255 bytes that file systems take, as the file has a longer one while it is written
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Release(Mapping[str, FrozenTable]):
         """For `Releases`."""
         self.number, self.path = int(path.name), path
         found = sorted(path.glob(f"*{_SUFFIX}"))
-        self._tables = {unquote(file.name.removesuffix(_SUFFIX)): FrozenTable.open(file) for file in found}
+        self._tables = {unquote(file.name.removesuffix(_SUFFIX)): FrozenTable(file, read(file), True) for file in found}
         at = path / _CHECKPOINT
         self.checkpoint = tuple(at.read_text().split()) if at.exists() else ()
         self._files = {unquote(file.name): file.read_bytes() for file in sorted((path / _FILES).iterdir())}
@@ -338,6 +339,8 @@ class Releases:
 
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     for name, data in files.items():
+        if not isinstance(cast("object", data), (bytes, bytearray, memoryview)):
+            raise fail(TypeError, name, "publish", "a file's bytes", type(data).__name__, "encode it")
         with written(folder / _FILES / quote(name, safe="")) as file:
             file.write(data)
 
@@ -348,4 +351,10 @@ def _write_checkpoint(folder: Path, digests: Sequence[str]) -> None:
 
 
 def _file_of(folder: Path, name: str) -> Path:
-    return folder / (quote(name, safe="") + _SUFFIX)
+    encoded = quote(name, safe="")
+    if not 0 < len(encoded) <= _LONGEST_NAME:
+        raise fail(
+            ValueError, name, "publish", f"a name of 1 to {_LONGEST_NAME} bytes, percent-encoded", f"{len(encoded)}",
+            "publish it under a shorter one",
+        )  # fmt: skip
+    return folder / (encoded + _SUFFIX)

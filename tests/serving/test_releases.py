@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvjax._values.exported import Exported
-from kvjax.serving import Changes, FrozenError, FrozenTable, Releases
+from kvjax.serving import Changes, FrozenError, FrozenTable, Releases, _releases
 from tests.support.marks import slow
 
 N = 2000
@@ -28,6 +28,18 @@ def test_who_reads_makes_no_folder(tmp_path):
     with pytest.raises(FrozenError, match="want a release that has been published"):
         Releases(tmp_path / "modle").current()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_release_is_changed_by_nobody(tmp_path):
+    releases = Releases(tmp_path)
+    table = releases.publish({"one": rows(1)}, missing="zeros")["one"]
+    with pytest.raises(ValueError, match=r"a table of a release, which never changes; .* Releases\.update"):
+        table.update([1], np.zeros((1, 4)))
+    assert table.update([1], np.zeros((1, 4)), path=tmp_path / "own").update([1], np.ones((1, 4))).lookup(1)[0] == 1
+    for tables, files, error in (({"日本" * 60: rows(1)}, {}, ValueError), ({}, {"w": "text"}, TypeError)):
+        with pytest.raises(error, match=r"kvjax: table .*, publish: want"):
+            releases.publish(tables, files, missing="zeros")
+    assert Releases(tmp_path).current().number == 1
 
 
 def one_of(release):
@@ -151,7 +163,7 @@ def test_what_goes_wrong_leaves_the_current_release(tmp_path):
 
 def test_a_release_that_goes_while_it_is_opened_is_not_taken_for_a_whole_one(tmp_path, monkeypatch):
     """A slow reader and two writers: at every file that it opens, what it opens is replaced."""
-    releases, open_file, readers_thread = Releases(tmp_path), FrozenTable.open, threading.get_ident()
+    releases, read, readers_thread = Releases(tmp_path), _releases.read, threading.get_ident()
     publish(releases, 0)
     number = 0
 
@@ -160,15 +172,15 @@ def test_a_release_that_goes_while_it_is_opened_is_not_taken_for_a_whole_one(tmp
         for _ in range(2):
             publish(releases, number := number + 1)
 
-    def slow_open(path):
+    def slow_read(path):
         if number < 4 and threading.get_ident() == readers_thread:
             writer = threading.Thread(target=write)
             writer.start(), writer.join(60)
-        return open_file(path)
+        return read(path)
 
     reader = Releases(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr("kvjax.serving._releases.FrozenTable.open", slow_open)
+        patched.setattr(_releases, "read", slow_read)
         found = reader.refresh()
     assert sorted(found) == ["one", "two"] and one_of(found) == number == 4
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
