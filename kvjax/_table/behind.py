@@ -31,7 +31,11 @@ def may_be_behind(table: Handle) -> bool:
     if not isinstance(table.version, Tracer):
         wait(table)
     spec = table.spec
-    if not _late(dict(spec.host.slots(spec.name, 0))):
+    try:
+        slots = spec.host.slots(spec.name, 0)
+    except KeyError:
+        return False  # there is no table any more, which the call itself says better
+    if not _late(dict(slots)):
         return False
     return PROCESS.present.get(spec.name) != _trained(spec)
 

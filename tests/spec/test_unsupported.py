@@ -46,14 +46,6 @@ def test_shards_of_a_device_table_choose_no_rows_yet(mesh, elsewhere):
             choose()
 
 
-def test_a_device_table_has_no_cursors_yet(elsewhere, tmp_path):
-    table = kvjax.get_table("cursors", dim=2, storage=Device())
-    with pytest.raises(ValueError, match="a cursor of deltas, which is not on CUDA yet; save it whole"):
-        kvjax.checkpoint.save(tmp_path / "a", [table], cursor="c")
-    assert not list(tmp_path.iterdir())
-    kvjax.checkpoint.save(tmp_path / "a", [table])
-
-
 def test_what_a_device_table_can_do_is_taken(elsewhere):
     evict = kvjax.evict.MaxAge(3) | kvjax.evict.LeastFrequent()
     options = {"admit": kvjax.admit.MinCount(2), "evict": evict, "on_full": "evict", "max_capacity": 100}
