@@ -249,7 +249,10 @@ TEST(ManyLanesEraseOneKey) {
     const Index index(q, 100);
     const IndexView view = index.view();
     const Keys keys = KeysOf(1, view.cells() / kCells, round % 2 == 0 ? 5 : 40);
-    std::atomic<size_t> used = InsertAll(q, view, keys);
+    // The four first, so that they are in their home: a full bucket, where there are 40, whose cells stay
+    // used.
+    const Keys first(keys.begin(), keys.begin() + 4), rest(keys.begin() + 4, keys.end());
+    std::atomic<size_t> used = InsertAll(q, view, first) + InsertAll(q, view, rest, 4);
     std::unordered_map<uint64_t, uint32_t> map;
     for (size_t i = 0; i < keys.size(); ++i) map[keys[i]] = static_cast<uint32_t>(i);
     Keys victims;
