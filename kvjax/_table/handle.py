@@ -318,7 +318,7 @@ def wait_for_programs() -> bool:
     as far as JAX remembers."""
     try:
         jax.effects_barrier()
-    except (ValueError, jax.errors.JaxRuntimeError):
+    except (ValueError, jax.errors.JaxRuntimeError, ExceptionGroup):  # a group, of several programs: as of jax 0.12
         return True
     return False
 
