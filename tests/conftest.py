@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 # Before JAX starts. With fewer threads than twice the devices, XLA's collectives on the CPU may wait for each other for
@@ -24,6 +25,13 @@ BACKENDS = {
 }
 
 ROOT = Path(__file__).parents[1]
+
+# The same examples in every run, so that only a change makes a test fail, and no minutes of shrinking when one does.
+# `--hypothesis-profile=search` tries others, and shrinks.
+_phases = [hypothesis.Phase.explicit, hypothesis.Phase.generate]
+hypothesis.settings.register_profile("fixed", derandomize=True, database=None, deadline=None, phases=_phases)
+hypothesis.settings.register_profile("search", deadline=None)
+hypothesis.settings.load_profile("fixed")
 
 pytest.register_assert_rewrite("tests.support")
 

@@ -156,7 +156,7 @@ def test_whatever_has_been_done(options, make, tmp_path_factory):
 
     @given(OPERATIONS)
     @settings(
-        max_examples=examples(2, 3 if options else 5), deadline=None,
+        max_examples=examples(2, 3 if options else 5),
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     def run(operations):

@@ -32,7 +32,7 @@ def check(table, keys, writes):
     return table
 
 
-@settings(max_examples=examples(8, 40), deadline=None)
+@settings(max_examples=examples(8, 40))
 @given(keys=KEY_LISTS, writes=st.lists(st.tuples(st.sampled_from(sorted(WRITES)), KEY_LISTS), max_size=2))
 def test_rows_are_exact(keys, writes):
     for options in (

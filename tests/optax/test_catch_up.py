@@ -47,7 +47,9 @@ def batches(steps, seed=0):
         keys = np.flatnonzero(rng.random(ROWS) < (chance if i < steps - 3 else np.eye(ROWS)[7]))[: BATCH - 1]
         keys = np.concatenate([keys, keys[:1]])
         rows = np.zeros((BATCH, DIM), np.float32)
-        rows[: len(keys)] = rng.normal(size=(len(keys), DIM)) * (1e-6 if seed % 2 else 1)
+        rows[: len(keys)] = rng.normal(size=(len(keys), DIM))
+        if seed % 2:  # as small as docs/laziness.md says that rows are still those of dense training
+            rows = np.copysign(1e-6 * (1 + abs(rows)), rows)
         yield np.pad(keys, (0, BATCH - len(keys)), constant_values=-1), rows
 
 
@@ -114,7 +116,7 @@ def test_rows_are_those_of_dense_training(name, make):
 @slow
 @pytest.mark.parametrize("place", ["one", "4", "replicated"])
 @given(st.integers(1, 2**32), st.integers(1, 39))
-@settings(max_examples=examples(1, 3), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(1, 3), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_touches(place, make, places, tmp_path, seed, at):
     """Also of small gradients, in tables that grow, and that are saved and restored in the middle."""
     options = {} if place == "one" else places[place]

@@ -201,7 +201,7 @@ _CHANGES = st.lists(
 
 
 @slow
-@settings(max_examples=examples(5, 120), deadline=None)
+@settings(max_examples=examples(5, 120))
 @given(
     st.dictionaries(_KEYS, st.integers(-99, 99), max_size=60),
     _CHANGES,

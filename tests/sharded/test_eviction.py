@@ -103,7 +103,7 @@ WRITES = {
 }
 
 
-@settings(max_examples=examples(6, 25), deadline=None)
+@settings(max_examples=examples(6, 25))
 @given(
     writes=st.lists(st.tuples(st.sampled_from(sorted(WRITES)), st.lists(st.integers(-9, 30), min_size=5, max_size=5))),
     capacity=st.sampled_from([None, 8, 13]),

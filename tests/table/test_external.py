@@ -50,6 +50,17 @@ def test_rows_are_in_the_engine_and_leave_it(table, engine):
     assert engine.columns() == {"values": set(), "slots": set()}
 
 
+def test_rows_written_before_the_first_step_keep_the_slots_it_makes(table, engine):
+    told = []
+    table.on_evict(lambda keys, rows, slots, freqs, versions, reason: told.append(slots["sum_of_squares"].tolist()))
+    table = table.upsert(keys(7, 8), np.zeros((2, 4), np.float32))
+    table = trained(table, [7])
+    assert engine.columns() == {"values": {7, 8}, "slots": {7}}
+    want = table.export(slots=True).slots["sum_of_squares"].tolist()
+    jax.block_until_ready(table.evict(kvjax.evict.MaxAge(0), step=9))
+    assert sorted(told[0]) == sorted(want) and engine.columns() == {"values": set(), "slots": set()}
+
+
 @slow
 def test_a_get_that_fails_changes_nothing(table, engine):
     table = trained(table, [1, 2])

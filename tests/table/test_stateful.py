@@ -284,5 +284,4 @@ TestTable = TableMachine.TestCase
 TestTable.settings = settings(
     max_examples=25 if kvjax.backends()["cuda"] == "emulated" else examples(12, 80),
     stateful_step_count=25,
-    deadline=None,
 )

@@ -49,7 +49,7 @@ def test_results_do_not_depend_on_the_storage(other, x64, promotion):
 
     operations_of = st.sampled_from(["train", "upsert", "insert", "remove", "clear"])
 
-    @hypothesis.settings(max_examples=examples(4, 10), deadline=None)
+    @hypothesis.settings(max_examples=examples(4, 10))
     @hypothesis.given(st.lists(st.tuples(operations_of, keys_of), max_size=8))
     def run(operations):
         with tempfile.TemporaryDirectory() as folder:

@@ -36,7 +36,7 @@ def test_exact_values_never_change(dtype):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@settings(deadline=None, max_examples=examples(25, 100))
+@settings(max_examples=examples(25, 100))
 @given(x=st.floats(-(2.0**17), 2.0**17, width=32, allow_subnormal=False), seed=st.integers(0, 2**32 - 1))
 def test_only_the_two_neighbours(dtype, x, seed):
     bits = jnp.asarray(np.random.default_rng(seed).integers(0, 2**32, 64, np.uint32))

@@ -105,11 +105,12 @@ class RowsAway {
     if (changed_) Flush(store);
   }
 
-  /// Brings columns of the rows of keys, where there are such.
+  /// Brings columns of the rows of keys, where there are such. Also slots of a table that has none yet: those
+  /// that the call attaches are here then.
   template <class Store>
   void Bring(const Store& store, Engine::Keys keys, Column columns) {
     for (const Column column : {kValues, kSlots}) {
-      if ((columns & column) == 0 || Width(store, column) == 0) continue;
+      if ((columns & column) == 0) continue;
       std::vector<KeyRow> rows, first;
       for (const uint64_t key : keys) {
         const uint32_t row = store.index().Find(key);
