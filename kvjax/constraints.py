@@ -18,9 +18,10 @@ Example:
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
-import jax
-import jax.numpy as jnp
+if TYPE_CHECKING:
+    import jax  # which is loaded where rows are: a checkpoint has names and numbers
 
 __all__ = ["max_norm", "non_negative"]
 
@@ -47,6 +48,8 @@ class max_norm:  # named as a function, for that is its use; a class, so that eq
             raise ValueError(f"kvjax: max_norm wants a limit above 0, got {self.limit!r}")
 
     def __call__(self, row: jax.Array) -> jax.Array:
+        import jax.numpy as jnp
+
         norm = jnp.linalg.norm(row)
         limit = jnp.float32(self.limit)
         return row * jnp.where(norm > limit, limit / norm, jnp.float32(1))
@@ -57,6 +60,8 @@ class non_negative:
     """Puts 0 where an element is negative."""
 
     def __call__(self, row: jax.Array) -> jax.Array:
+        import jax.numpy as jnp
+
         return jnp.maximum(row, jnp.float32(0))
 
 

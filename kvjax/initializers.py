@@ -26,10 +26,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, get_args
 
-import jax
 import numpy as np
 
 from kvjax._values.arrays import ArrayLike
+from kvjax._values.dtypes import is_float
 from kvjax._values.generated import Generated
 
 __all__ = [
@@ -234,7 +234,7 @@ def from_pool(array: ArrayLike) -> Pool:
 
 def _pool(array: ArrayLike) -> Pool:
     given = np.asarray(array)
-    if not (np.issubdtype(given.dtype, np.integer) or jax.numpy.issubdtype(given.dtype, np.floating)):
+    if not (np.issubdtype(given.dtype, np.integer) or is_float(given.dtype)):
         raise TypeError(f"want an initializer of real numbers, got {given.dtype}; see kvjax.initializers")
     with np.errstate(over="ignore"):
         rows = np.atleast_2d(given.astype(np.float32))
@@ -259,15 +259,17 @@ def resolve(initializer: Any, dim: int) -> Made:
       TypeError: it is none of what the head of this file names.
       ValueError: its numbers are not finite, or its rows have another width.
     """
-    if initializer is zeros or initializer is jax.nn.initializers.zeros:
+    if not isinstance(initializer, _OURS):
+        initializer = _of_jax(initializer)
+    if initializer is zeros:
         initializer = 0.0
-    if initializer is ones or initializer is jax.nn.initializers.ones:
+    if initializer is ones:
         initializer = 1.0
     if isinstance(initializer, VarianceScaling):
         initializer = initializer.of_dim(dim)
     if isinstance(initializer, (int, float, np.integer, np.floating)) and not isinstance(initializer, bool):
         initializer = constant(float(initializer))
-    if isinstance(initializer, (np.ndarray, jax.Array, list, tuple)):
+    if isinstance(initializer, (np.ndarray, list, tuple)):
         initializer = _pool(initializer)
     if isinstance(initializer, Initializer):
         if not (abs(initializer.a) <= _LARGEST and abs(initializer.b) <= _LARGEST):
@@ -293,3 +295,16 @@ def resolve(initializer: Any, dim: int) -> Made:
         f"want as initializer a number, an array, one of kvjax.initializers or a function (rng, shape, dtype), got "
         f"{initializer!r}; see kvjax.initializers"
     )
+
+
+_OURS = (Initializer, Pool, Generated, VarianceScaling)
+
+
+def _of_jax(initializer: Any) -> Any:
+    """What is one of JAX's constants or arrays by what this file has for it; anything else as it is."""
+    import jax
+
+    if isinstance(initializer, jax.Array):
+        return np.asarray(initializer)
+    constants = (jax.nn.initializers.zeros, zeros), (jax.nn.initializers.ones, ones)
+    return next((ours for theirs, ours in constants if initializer is theirs), initializer)

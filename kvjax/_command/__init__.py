@@ -1,1 +1,1 @@
-"""The command line, ``kvjax`` or ``python -m kvjax``. What only looks at a checkpoint loads no JAX."""
+"""The command line, ``kvjax`` or ``python -m kvjax``. No command loads JAX."""

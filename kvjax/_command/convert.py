@@ -75,7 +75,7 @@ def _out(args: argparse.Namespace, to: str) -> dict[str, Any]:
 
 def _whole(args: argparse.Namespace) -> dict[str, Any]:
     """A delta, and what it builds on, as one checkpoint."""
-    from kvjax.checkpoint import compact
+    from kvjax.checkpoint._rewrite import compact
 
     if args.table or rules_of(args):
         raise ValueError(
@@ -105,7 +105,7 @@ def _in(args: argparse.Namespace, kind: str, to: str) -> dict[str, Any]:
 
 
 def _read(args: argparse.Namespace, kind: str) -> Imported:
-    from kvjax import convert
+    import kvjax.convert as convert
 
     if kind in _FILES:
         return getattr(convert, f"from_{kind}")(args.source)

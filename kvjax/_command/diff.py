@@ -9,7 +9,7 @@ from kvjax._command.output import print_json, print_table, progress
 
 def run(args: argparse.Namespace) -> int:
     """Prints it; 1 if anything is another."""
-    from kvjax.checkpoint import diff
+    from kvjax.checkpoint._diff import diff
 
     with progress("comparing rows", args.json):
         found = diff(args.first, args.second, examples=args.examples, base=args.base)

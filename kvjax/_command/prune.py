@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from kvjax._command.output import print_json, print_table, progress, size
 
 if TYPE_CHECKING:
-    from kvjax import Prune
+    from kvjax._values.prune import Prune
 
 
 def rules_of(args: argparse.Namespace) -> Prune | None:
     """What the arguments say; None if they say nothing."""
-    from kvjax import Prune
+    from kvjax._values.prune import Prune
 
     names = ("min_frequency", "max_age", "min_norm", "zero_rows", "top_k")
     given = {name: value for name in names if (value := getattr(args, name)) is not None and value is not False}
@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     if rules is None or (args.out is None) != args.dry_run:
         got = "no rule" if rules is None else f"{'no ' if args.out is None else ''}OUT"
         raise ValueError(f"kvjax prune: want a rule, and either OUT or --dry-run, got {got}; see kvjax prune --help")
-    from kvjax.checkpoint import prune
+    from kvjax.checkpoint._rewrite import prune
 
     with progress("reading rows", args.json):
         reports = prune(args.checkpoint, args.out, rules, tables=args.table, base=args.base, overwrite=args.overwrite)

@@ -1,7 +1,7 @@
 """Saved tables, by NumPy alone: what a checkpoint says of itself, and columns of its rows.
 
 Nothing is held against digests here: ``kvjax verify`` does that. Rows of formats before the present one, and of deltas,
-are read by kvjax.checkpoint, which loads JAX.
+are read by kvjax.checkpoint.
 """
 
 from __future__ import annotations

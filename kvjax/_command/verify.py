@@ -9,7 +9,7 @@ from kvjax._command.output import print_json, print_table, progress, size
 
 def run(args: argparse.Namespace) -> int:
     """Prints what is damaged; 1 if something is."""
-    from kvjax.checkpoint import verify
+    from kvjax.checkpoint._verify import verify
 
     with progress("reading files", args.json):
         found = verify(args.checkpoint)

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
 
+from kvjax import constraints
 from kvjax._spec import native
 from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES, dtype_name
 from kvjax._values.errors import fail
@@ -26,6 +24,10 @@ from kvjax.evict import Every, Policy
 from kvjax.ffi import host
 from kvjax.initializers import InitializerLike, resolve
 from kvjax.storage import Storage
+
+if TYPE_CHECKING:
+    import jax
+    from jax.typing import DTypeLike
 
 OnFull: TypeAlias = Literal["grow", "evict", "error"]
 Count: TypeAlias = Literal["occurrences", "batch"]
@@ -160,7 +162,7 @@ def _rounding(request: Request, rounding: Any) -> str:
 
 
 def _constraint(request: Request, constraint: Any) -> Callable[[Any], Any] | None:
-    if constraint is not None:
+    if constraint is not None and type(constraint) not in constraints.RULES.values():
         got, row = _shape_of(constraint, request.dim), f"float32[{request.dim}]"
         request.want(got == row, f"constraint: a function {row} -> {row}", got)
     return constraint
@@ -168,7 +170,9 @@ def _constraint(request: Request, constraint: Any) -> Callable[[Any], Any] | Non
 
 def _shape_of(constraint: Any, dim: int) -> str:
     """What a constraint makes of a row: "float32[8]", or the error it raises."""
-    row = jax.ShapeDtypeStruct((dim,), jnp.float32)
+    import jax
+
+    row = jax.ShapeDtypeStruct((dim,), np.float32)
     try:
         hash(constraint)  # it is part of what compiled programs are found by
         out = jax.eval_shape(constraint, row)

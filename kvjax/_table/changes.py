@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kvjax import ffi
+from kvjax._keys.buckets import by_bucket
 from kvjax._spec.spec import TableSpec
 from kvjax._table import contents
 from kvjax._table.behind import warn_if_behind
@@ -85,7 +86,7 @@ def changes_since(table: Handle, mark: Mark) -> Changes | None:
     removed = np.concatenate([part["removed"] for part in raw])
     return Changes(
         contents.joined(parts),
-        removed[contents.by_bucket(removed)[0]] if len(parts) > 1 else removed,
+        removed[by_bucket(removed)[0]] if len(parts) > 1 else removed,
         raw[0]["counts_of_all"],
     )
 

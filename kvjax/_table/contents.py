@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
+from kvjax._keys.buckets import by_bucket
 from kvjax._process import PROCESS
 from kvjax._sharded.processes import allgather, together
 from kvjax._spec.placement import Placement
@@ -32,11 +33,6 @@ from kvjax.ffi import host
 H = TypeVar("H", bound=Handle)
 Sink: TypeAlias = Callable[[np.ndarray, np.ndarray, dict[str, np.ndarray], np.ndarray, np.ndarray, str], object]
 """What `Table.on_evict` takes."""
-
-
-def buckets_of(keys: np.ndarray) -> np.ndarray:
-    """The virtual bucket of each key: int64 ``(n,)`` to int32 ``(n,)``."""
-    return host.owners(np.ascontiguousarray(keys).view(np.int64), host.NUM_BUCKETS)
 
 
 # ---- numbers of rows -------------------------------------------------------------------------------------------
@@ -113,13 +109,6 @@ def joined(parts: Sequence[Snapshot]) -> Snapshot:
         admission=take(waiting, by_bucket(waiting["pending_keys"])[0])
         | {"sketch": np.max([part.admission["sketch"] for part in parts], axis=0)},
     )
-
-
-def by_bucket(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sorts keys ``(n,)`` by (bucket, key): where they stand now, and their buckets then."""
-    buckets = buckets_of(keys)
-    order = np.lexsort((keys.view(np.int64), buckets))
-    return order, buckets[order]
 
 
 def _emptied(part: Snapshot) -> Snapshot:

@@ -1,24 +1,16 @@
-"""Initial rows by any function ``(rng, shape, dtype)``, such as those of ``jax.nn.initializers``.
+"""Initial rows by any function ``(rng, shape, dtype)``, as a value: functions are called by `kvjax._values.called`.
 
-The function is called for each key by itself, with a random key made of the table's seed and the key. So the row of a
-key is the same in any batch, and the same under any flags: the generator is pinned to the threefry2x32 of partitionable
-arrays, and the types to those of 32-bit JAX.
-
-Source: threefry2x32: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, as JAX implements it.
+What a checkpoint says of one is read without JAX.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-_PROBES = np.array([[0, 0], [7, 0], [1, 2**31]], np.uint32)
+if TYPE_CHECKING:
+    import jax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,21 +41,9 @@ class Generated:
                 "want the function that makes its initial rows, got a checkpoint, which holds no functions; make the "
                 "table first, with the initializer it had, and restore into it"
             )
-        want = f"want an initializer (rng, shape, dtype) -> array of shape (1, {dim}) float32"
-        try:
-            with _pinned():
-                row = jax.eval_shape(lambda words: _call(function, 0, words, dim), jnp.zeros(2, jnp.uint32))
-        except Exception as error:
-            raise TypeError(
-                f"{want}, got one that raises {type(error).__name__}: {error}; a table calls it for each key by itself"
-            ) from error
-        if not isinstance(row, jax.ShapeDtypeStruct) or row.shape != (1, dim) or row.dtype != jnp.float32:
-            raise TypeError(f"{want}, got {row}; a table calls it for each key by itself")
-        with jax.ensure_compile_time_eval():
-            rows = np.asarray(cls(function).rows(0, jnp.asarray(_PROBES), dim))
-        if not np.isfinite(rows).all():
-            raise ValueError(f"{want}, got one whose numbers are not finite; see kvjax.initializers")
-        return cls(function, tuple(float(f"{x:.4g}") for x in rows[:, [0, dim // 2, dim - 1]].reshape(-1)))
+        from kvjax._values import called
+
+        return cls(function, called.probes(function, dim))
 
     def rows(self, seed: int, words: jax.Array, dim: int) -> jax.Array:
         """Initial rows of keys.
@@ -76,27 +56,6 @@ class Generated:
         Returns:
           ``(n, dim)`` float32.
         """
-        with _pinned():
-            return jax.vmap(lambda key: _call(self.function, seed, key, dim)[0])(words)
+        from kvjax._values import called
 
-
-def rng_of(seed: int, words: jax.Array) -> jax.Array:
-    """The random key ``()`` of one key, whose words ``(2,)`` uint32 are folded into the table's seed."""
-    high, low = seed >> 32, seed & 0xFFFFFFFF
-    rng = jax.random.wrap_key_data(jnp.array([high, low], jnp.uint32), impl="threefry2x32")
-    return jax.random.fold_in(jax.random.fold_in(rng, words[0]), words[1])
-
-
-def _call(function: Any, seed: int, words: jax.Array, dim: int) -> Any:
-    return function(rng_of(seed, words), (1, dim), jnp.float32)
-
-
-@contextlib.contextmanager
-def _pinned():
-    with (
-        jax.threefry_partitionable(True),
-        jax.enable_x64(False),
-        jax.numpy_dtype_promotion("standard"),
-        jax.numpy_rank_promotion("allow"),
-    ):
-        yield
+        return called.rows(self.function, seed, words, dim)

@@ -6,9 +6,9 @@ from bisect import bisect_left, bisect_right
 
 import numpy as np
 
+from kvjax._keys.buckets import buckets_of
 from kvjax._sharded.processes import allgather_json
 from kvjax._spec.placement import Placement
-from kvjax._table.contents import buckets_of
 
 
 def part_of_best(

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvjax._formats import source
 from kvjax._formats.source import Source, row_bytes
-from kvjax._table.contents import buckets_of, by_bucket
+from kvjax._keys.buckets import buckets_of, by_bucket
 from kvjax._values.exported import ROW_COLUMNS, SLOT
 from kvjax._values.snapshot import WAITING_COLUMNS, concat, take
 from kvjax.checkpoint._chain import Chain, Link

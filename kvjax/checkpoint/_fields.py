@@ -6,11 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from kvjax._spec.options import ENTRIES, Request
-from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES
+from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES, is_number
 from kvjax._values.names import is_name
 from kvjax._values.numbers import is_integer, is_real
 from kvjax._values.slot_layout import parse_type
@@ -77,8 +76,8 @@ def _is_slot_type(text: str) -> bool:
         dtype, shape = parse_type(text)
     except ValueError:
         return False
-    number = jnp.issubdtype(dtype, jnp.number) or dtype == np.bool_
-    return bool(number) and all(n >= 0 for n in shape) and text == f"{dtype.name}[{','.join(map(str, shape))}]"
+    number = is_number(dtype) or dtype == np.bool_
+    return number and all(n >= 0 for n in shape) and text == f"{dtype.name}[{','.join(map(str, shape))}]"
 
 
 def _are_extras(x: Any) -> bool:

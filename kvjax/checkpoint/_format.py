@@ -26,8 +26,8 @@ Orbax's and of this page. What is longer than a file system takes is cut, and ge
 Everything goes below one directory; that a checkpoint is there as a whole or not at all is for the caller to see to, as
 Orbax does.
 
-This module and those that it is read by (`_files`, `_arrays`, `_locate`) load no JAX, so that the command line can look
-at a checkpoint without.
+Only making, saving and restoring tables loads JAX (`_save`, `_write`, `_restore`, ...): whatever reads or rewrites
+checkpoints alone does without, and so the command line does.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ import numpy as np
 
 from kvjax._values.exported import ROW_COLUMNS
 from kvjax._values.names import is_name
+from kvjax.ffi import host
 
 FORMAT, PACKED, UNSEALED = "kvjax.table.v3", "kvjax.table.v2", "kvjax.table.v1"
 SEAL = "kvjax.tables.v2"
@@ -100,8 +101,6 @@ def entry_of(entry: Any) -> tuple[int, str]:
 
 def digest(data: bytes | np.ndarray) -> str:
     """The digest of a file's bytes, which may be ``(n,)`` uint8."""
-    from kvjax.ffi import host  # and JAX, for which who only looks at a checkpoint does not wait
-
     return f"{host.digest(np.frombuffer(data, np.uint8)):016x}"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from kvjax._formats.source import Type
@@ -66,7 +65,7 @@ def meta_of(metas: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def types_of(meta: Mapping[str, Any]) -> dict[str, Type]:
     """Dtype and shape of what a row has in each column."""
-    return column_types(meta["dim"], jnp.dtype(meta["dtype"]), meta["key_dtype"], dict(meta["slots"]))
+    return column_types(meta["dim"], np.dtype(meta["dtype"]), meta["key_dtype"], dict(meta["slots"]))
 
 
 def of_chain(links: Sequence[Stored]) -> Stored:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from kvjax._spec.placement import Placement
 from kvjax._values.snapshot import ADMISSION_COLUMNS, column_types, concat
 from kvjax.checkpoint._arrays import Reading
 from kvjax.checkpoint._files import Files
 from kvjax.checkpoint._format import FORMAT, POOL, REMOVED, Damaged, array_folder, shard_folder, shards_of
 from kvjax.checkpoint._stored import Stored
 from kvjax.ffi import host
+
+if TYPE_CHECKING:
+    from kvjax._spec.placement import Placement
 
 # Keys of which the owners are asked at once.
 _PIECE = 1 << 18
@@ -77,7 +78,7 @@ class Shard:
         def array(name: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> _Array:
             return _Array(files, f"{folder}/{array_folder(name)}", dtype, shape, meta["format"] != FORMAT)
 
-        types = column_types(meta["dim"], jnp.dtype(meta["dtype"]), meta["key_dtype"], dict(meta["slots"]))
+        types = column_types(meta["dim"], np.dtype(meta["dtype"]), meta["key_dtype"], dict(meta["slots"]))
         del types["pinned"]  # which is an extra
         extras = {name: array(name, np.dtype(dtype), tuple(shape)) for name, (dtype, shape) in shard["extras"].items()}
         self.num_rows: int = shard["rows"]

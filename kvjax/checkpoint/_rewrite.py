@@ -15,9 +15,9 @@ from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._chain_rows import ChainRows, cuts
 from kvjax.checkpoint._format import FORMAT
 from kvjax.checkpoint._locate import PathLike
+from kvjax.checkpoint._new import begin, check_free
 from kvjax.checkpoint._prune import kept
-from kvjax.checkpoint._save import begin, check_free
-from kvjax.checkpoint._write import write_shard
+from kvjax.checkpoint._write_shard import write_shard
 
 
 def compact(

@@ -5,16 +5,17 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvjax._formats.errors import FileError
-from kvjax._table.registry import drop_table, get_table, tables
-from kvjax._table.table import Table, check_table
 from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES, dtype_name
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
+
+if TYPE_CHECKING:
+    from kvjax._table.table import Table  # and JAX, for which who only reads files does not wait
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +71,8 @@ class Imported:
           ([1.0, 1.0], 3)
           >>> kvjax.drop_table("doc_make")
         """
+        from kvjax._table.registry import drop_table, get_table, tables
+
         if name in tables():
             raise fail(
                 ValueError, name, "import", "a new name", "that of a live table",
@@ -110,6 +113,8 @@ class Imported:
           3
           >>> kvjax.drop_table("doc_import")
         """
+        from kvjax._table.table import check_table
+
         check_table(table, "import")
         rows, spec = self.rows, table.spec
         keys, values = _keys(rows.keys, spec.key_dtype, table.name), rows.values

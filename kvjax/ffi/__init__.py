@@ -1,6 +1,7 @@
-"""The backends that were built, loaded and registered with XLA: the one place that knows platforms.
+"""The backends that were built, loaded, and registered with XLA: the one place that knows platforms.
 
-The same target name is registered for every platform, and XLA chooses; nothing above this module does.
+The same target name is registered for every platform, and XLA chooses; nothing above this module does. JAX is loaded by
+who calls the targets: hashes, digests and constants do not need it.
 """
 
 from __future__ import annotations
@@ -9,8 +10,6 @@ import importlib
 import os
 import sys
 from typing import TYPE_CHECKING, Any, cast
-
-import jax
 
 if TYPE_CHECKING:
     from kvjax.ffi._native import Native  # pyright: ignore[reportMissingModuleSource]  # a stub alone
@@ -44,16 +43,11 @@ def _import(module: str) -> Native | str:
 
 def _load() -> tuple[dict[str, Native], dict[str, str]]:
     modules, states = {}, {}
-    for backend, (name, platform) in _PLATFORMS.items():
+    for backend, (name, _) in _PLATFORMS.items():
         module = _import(name)
         states[backend] = module if isinstance(module, str) else "loaded"
         if not isinstance(module, str):
             modules[backend] = module
-            handlers = module.handlers()
-            if _EMULATED and backend == HOST:
-                handlers |= _import_emulated().handlers()  # what it cannot do yet stays
-            for target, handler in handlers.items():
-                jax.ffi.register_ffi_target(target, handler, platform=platform)
     return modules, states
 
 
@@ -77,9 +71,23 @@ if HOST not in _modules:
 host: Native = _modules[HOST]
 """What the compiled code says from Python that is about no table: hashes, owners, constants."""
 
+_built = dict(_modules)
+
 if _EMULATED:
     _modules |= dict.fromkeys(_PLATFORMS, _import_emulated())
     _states[DEVICE] = "emulated"
+
+
+def register() -> None:
+    """Tells XLA what the targets are of the backends that were built."""
+    import jax
+
+    for backend, built in _built.items():
+        handlers = built.handlers()
+        if _EMULATED and backend == HOST:
+            handlers |= _modules[HOST].handlers()  # what it cannot do yet stays
+        for target, handler in handlers.items():
+            jax.ffi.register_ffi_target(target, handler, platform=_PLATFORMS[backend][1])
 
 
 def module(backend: str) -> Native:
@@ -110,7 +118,11 @@ def trouble(backend: str) -> str | None:
 
 def on_device() -> bool:
     """Whether tables of this process belong in the memory of the GPU: its backend is there, and programs run on it."""
-    return _EMULATED or (DEVICE in _modules and jax.default_backend() == "gpu")
+    if _EMULATED or DEVICE not in _modules:
+        return _EMULATED
+    import jax
+
+    return jax.default_backend() == "gpu"
 
 
 def set_process(number: int) -> None:

@@ -33,8 +33,8 @@ def test_a_mesh_that_a_table_is_not_on(make, mesh):
 @pytest.mark.parametrize("shards", [1, 2, 3, 7, 8])
 def test_buckets_are_those_of_the_owners(mesh, shards):
     """What checkpoints are cut by is what C++ routes by: keys of each shard's range, and only they, are its own."""
+    from kvjax._keys.buckets import buckets_of
     from kvjax._spec.placement import Placement
-    from kvjax._table.contents import buckets_of
 
     placement = Placement.of(mesh(shards), ("x",))
     keys = np.concatenate([AWKWARD, np.arange(200_000)])

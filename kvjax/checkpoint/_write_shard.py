@@ -1,0 +1,70 @@
+"""Shards, as they are written: arrays piece by piece, and the list of their files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvjax._formats.atomic import flush
+from kvjax.checkpoint._arrays import ArrayWriter
+from kvjax.checkpoint._files import Entry, write_text
+from kvjax.checkpoint._format import (
+    META,
+    POOL,
+    CheckpointError,
+    array_folder,
+    shard_folder,
+    shard_list,
+    table_folder,
+)
+from kvjax.checkpoint._pace import Spent
+
+
+def write_shard(
+    directory: Path, meta: dict[str, Any], number: int, kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+    pieces: Iterable[Mapping[str, np.ndarray]], spent: Spent | None = None,
+) -> None:  # fmt: skip
+    """Writes one shard of a table below `directory`, and lists it.
+
+    Args:
+      directory: of the checkpoint.
+      meta: what kvjax.json says; the first shard also writes that, and the initializer's pool.
+      number: of the shard.
+      kinds: dtype and shape of each array.
+      pieces: their rows, in order; not each piece need have some of each.
+      spent: what counts the time that writing takes.
+    """
+    first = number == 0
+    folder, shard = directory / table_folder(meta["name"]), shard_folder(number, meta["num_shards"])
+    names = {name: name if name == POOL else f"{shard}/{array_folder(name)}" for name in kinds if first or name != POOL}
+    folders = {path: kinds[name] for name, path in names.items()}
+    for path in folders:
+        try:
+            (folder / path).mkdir(parents=True)
+        except FileExistsError as error:
+            raise CheckpointError(
+                f"kvjax: table {meta['name']!r}, save: want a folder without it, got {folder}; save to another"
+            ) from error
+    spent = spent or Spent()
+    writers = {path: ArrayWriter(folder / path, dtype, shape, spent) for path, (dtype, shape) in folders.items()}
+    entries: dict[str, Entry] = {}
+    try:
+        for piece in pieces:
+            for name, rows in piece.items():
+                if name in names:
+                    writers[names[name]].add(rows)
+        for path, writer in writers.items():
+            entries |= {f"{path}/{name}": entry for name, entry in writer.end().items()}
+    finally:  # where one has failed, nobody writes any more when the caller hears of it
+        for writer in writers.values():
+            writer.wait()
+    if first:
+        entries[META] = write_text(folder / META, json.dumps(meta, indent=1, sort_keys=True))
+    listed = dict(sorted(entries.items()))
+    write_text(folder / shard_list(number, meta["num_shards"]), json.dumps(listed, indent=0))
+    for path in [*folders, shard, ""]:
+        flush(folder / path)
