@@ -280,8 +280,9 @@ def test_output_for_programs(capsys):
 def test_no_command_loads_jax(manager, tmp_path):
     one, out = str(manager / "1"), str(tmp_path / "out")
     runs = [
-        ["verify", manager], ["inspect", manager, "--stats"], ["top", manager, "--table", "user"], ["diff", one, manager],
-        ["prune", manager, "--dry-run", "--min-norm", "1"], ["prune", manager, out + "1", "--min-norm", "1"],
+        ["verify", manager], ["inspect", manager, "--stats"], ["top", manager, "--table", "user"],
+        ["diff", one, manager], ["prune", manager, "--dry-run", "--min-norm", "1"],
+        ["prune", manager, out + "1", "--min-norm", "1"],
         ["convert", manager, out + ".npz", "--table", "user", "--slots"], ["convert", manager, out + "2"],
     ]  # fmt: skip
     code = (
