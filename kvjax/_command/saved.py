@@ -107,7 +107,7 @@ class SavedTable:
     def _source(self) -> Source:
         from kvjax.convert._checkpoint import open_table
 
-        return open_table(self.folder.parent, self.name, self.bases)[1]
+        return open_table(self.folder.parent, self.name, self.bases, op="read")[1]
 
 
 def _chunks(folder: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[np.ndarray]:

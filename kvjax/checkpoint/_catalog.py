@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
 from kvjax._formats.atomic import flush
@@ -31,12 +31,13 @@ from kvjax.checkpoint._format import (
 T = TypeVar("T")
 
 
-def seal(directory: Path, stands_for: Sequence[str] = ()) -> str:
+def seal(directory: Path, stands_for: Sequence[str] = (), saved_at: int | None = None) -> str:
     """Lists the tables below `directory`, once all processes have written what they have of them.
 
     Args:
       directory: of the checkpoint.
       stands_for: digests of seals in the place of which deltas may build on this one.
+      saved_at: the time now, in ns, if the checkpoint is an item of a step that says only at its end when it was begun.
 
     Returns:
       The digest of the seal, which is of all that is in the checkpoint.
@@ -61,6 +62,8 @@ def seal(directory: Path, stands_for: Sequence[str] = ()) -> str:
         contents["stands_for"] = list(stands_for)
     if (step := step_of(directory)) is not None:
         contents["step"] = step
+    elif saved_at is not None:
+        contents["saved_at"] = saved_at
     whole = digest(_canonical(contents))
     write_text(directory / META, json.dumps({"contents": contents, "digest": whole}))
     flush(directory)
@@ -70,13 +73,19 @@ def seal(directory: Path, stands_for: Sequence[str] = ()) -> str:
 
 def step_of(directory: Path) -> int | None:
     """What sets the Orbax step that a checkpoint is an item of apart from others: when it was begun, in ns; None where
-    there is none, or not yet (v1 of Orbax says so last)."""
+    there is none, or not yet (``save_checkpointables`` of v1 says so last)."""
+    return _times(directory)[0]
+
+
+def _times(directory: Path) -> tuple[int | None, int | None]:
+    """When the Orbax step of an item was begun and committed, in ns, as far as that is known."""
     try:
         said = read_json(read(directory.parent / "_CHECKPOINT_METADATA", MOST_JSON))
     except Damaged:
-        return None
-    begun = said.get("init_timestamp_nsecs") if isinstance(said, dict) else None
-    return begun if is_integer(begun) else None
+        return None, None
+    said = said if isinstance(said, dict) else {}
+    begun, ended = (said.get(f"{name}_timestamp_nsecs") for name in ("init", "commit"))
+    return begun if is_integer(begun) else None, ended if is_integer(ended) else None
 
 
 def missing_lists(directory: Path, meta: Mapping[str, Any]) -> list[Path]:
@@ -99,10 +108,15 @@ def _canonical(contents: Any) -> bytes:
 
 
 class Catalog:
-    """The tables below a directory; nothing is read before it is asked for, so that processes can do so together."""
+    """The tables below a directory; nothing is read before it is asked for, so that processes can do so together.
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    Args:
+      directory: of the checkpoint.
+      op: what it is read for, which errors name.
+    """
+
+    def __init__(self, directory: Path, op: str = "restore") -> None:
+        self.directory, self.op = directory, op
 
     @property
     def digest(self) -> str | None:
@@ -135,7 +149,7 @@ class Catalog:
         try:
             return self._read_seal() if (self.directory / META).exists() else None
         except Damaged as error:
-            raise CheckpointError(f"kvjax: restore: {error}, in {self.directory / META}; {_DAMAGED}") from error
+            raise CheckpointError(f"kvjax: {self.op}: {error}, in {self.directory / META}; {_DAMAGED}") from error
 
     @functools.cached_property
     def _folders(self) -> dict[str, str]:
@@ -145,7 +159,7 @@ class Catalog:
         found = {unquote(path.parent.name): path.parent.name for path in self.directory.glob(f"*/{META}")}
         if not found:
             raise CheckpointError(
-                f"kvjax: restore: want a checkpoint of tables, got none in {self.directory}; give the folder of an "
+                f"kvjax: {self.op}: want a checkpoint of tables, got none in {self.directory}; give the folder of an "
                 "item that kvjax.orbax.TableSave has saved, or restore an older checkpoint"
             )
         return found
@@ -167,7 +181,7 @@ class Catalog:
         """
         if name not in self._folders:
             raise CheckpointError(
-                f"kvjax: table {name!r}, restore: want one of the checkpoint's tables, got none of that name; the "
+                f"kvjax: table {name!r}, {self.op}: want one of the checkpoint's tables, got none of that name; the "
                 f"checkpoint holds {self.names}"
             )
         return self.checked(name, lambda: self._open(name))
@@ -182,7 +196,7 @@ class Catalog:
             return body()
         except Damaged as error:
             raise CheckpointError(
-                f"kvjax: table {name!r}, restore: {error} in {self.folder(name)}; {_DAMAGED}"
+                f"kvjax: table {name!r}, {self.op}: {error} in {self.folder(name)}; {_DAMAGED}"
             ) from error
 
     def _open(self, name: str) -> tuple[dict[str, Any], Files]:
@@ -226,14 +240,28 @@ class Catalog:
         except (KeyError, TypeError, UnicodeEncodeError, RecursionError) as error:
             raise Damaged(f"want contents and their digest, got {type(error).__name__} of {error}") from error
         contents, tables = sealed_tables(found)
-        step = step_of(self.directory)
-        if step is not None and contents.get("step", step) != step:
-            raise Damaged(
-                f"want what was saved with the step {self.directory.parent}, begun at {step} ns, got the item of one "
-                f"begun at {contents['step']!r:.100}; to restore it by itself, move it out of the step"
-            )
+        self._check_step(contents)
         return (whole, *_stands_for(contents.get("stands_for", []))), tables
 
+    def _check_step(self, contents: Mapping[str, Any]) -> None:
+        """Whether this was saved with the step that it is an item of, as far as both say when."""
+        begun, ended = _times(self.directory)
+        if begun is None:
+            return
+        got, at = None, cast("Any", contents.get("saved_at"))
+        if contents.get("step", begun) != begun:
+            got = f"begun at {contents['step']!r:.100}"
+        elif ended is not None and is_integer(at) and not begun - _SLACK < at < ended + _SLACK:
+            got = f"that was saved at {at}"
+        if got is not None:
+            raise Damaged(
+                f"want what was saved with the step {self.directory.parent}, begun at {begun} ns, got the item of one "
+                f"{got}; to restore it by itself, move it out of the step"
+            )
+
+
+_SLACK = 10**9
+"""Nanoseconds by which a clock may be set back during a save."""
 
 _DAMAGED = "the checkpoint is damaged, or a later kvjax has written it: restore an older one"
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvjax.checkpoint._catalog import Catalog
+from kvjax.checkpoint._copies import Copies
 from kvjax.checkpoint._files import Files
 from kvjax.checkpoint._format import META, CheckpointError
 from kvjax.checkpoint._locate import PathLike, all_at, locate
@@ -31,13 +32,16 @@ class Chain:
     Args:
       path: of a checkpoint, or where `locate` finds one; or its catalog.
       base: where to look for those that come before it, beside the folders next to it: checkpoints, or folders of them.
+      op: what it is read for, which errors name; of a catalog that it was made for.
     """
 
-    def __init__(self, path: PathLike | Catalog, base: PathLike | Sequence[PathLike] | None = None) -> None:
-        self.catalog = path if isinstance(path, Catalog) else Catalog(locate(path))
+    def __init__(
+        self, path: PathLike | Catalog, base: PathLike | Sequence[PathLike] | None = None, op: str = "restore"
+    ) -> None:
+        self.catalog = path if isinstance(path, Catalog) else Catalog(locate(path), op)
         given = [] if base is None else base if isinstance(base, Sequence) and not isinstance(base, str) else [base]
         self._given = [path for each in given for path in all_at(each)]
-        self._found: dict[str, Catalog] = {}
+        self._found: dict[str, list[Catalog]] = {}
         self._unread = self._nearby()
 
     @property
@@ -55,37 +59,51 @@ class Chain:
         Raises:
           CheckpointError: one of them is not there, or damaged.
         """
-        catalog, links, seen = self.catalog, list[Link](), set[str]()
-        while True:
-            meta, files = catalog.open(name)
-            links.append(Link(meta, files, catalog))
-            if (delta := meta.get("delta")) is None or delta["since"] in since:
-                break
+        links, seen = [Link(*self.catalog.open(name), self.catalog)], set[str]()
+        while (delta := links[-1].meta.get("delta")) is not None and delta["since"] not in since:
             if delta["since"] in seen:
-                raise CheckpointError(f"kvjax: table {name!r}, restore: want a chain of deltas, got a circle")
+                raise CheckpointError(f"kvjax: table {name!r}, {self.catalog.op}: want a chain of deltas, got a circle")
             seen.add(delta["since"])
-            catalog = self._base(name, delta["since"], catalog)
+            links.append(self._base(name, delta["since"], links[-1].catalog))
         last = links[0].meta
         for link in links[1:]:
             others = [field for field in _EQUAL if link.meta[field] != last[field]]
             if others:
                 raise CheckpointError(
-                    f"kvjax: table {name!r}, restore: want a delta of a table of the same {others}, got another in "
-                    f"{link.catalog.directory}"
+                    f"kvjax: table {name!r}, {self.catalog.op}: want a delta of a table of the same {others}, got "
+                    f"another in {link.catalog.directory}"
                 )
         return links[::-1]
 
-    def _base(self, name: str, digest: str, of: Catalog) -> Catalog:
-        while digest not in self._found:
-            catalog = next(self._unread, None)
-            if catalog is None:
-                raise CheckpointError(
-                    f"kvjax: table {name!r}, restore: want the checkpoint of digest {digest}, on which the delta in "
-                    f"{of.directory} builds, got none beside it; give its folder as base="
-                )
-            for found in catalog.digests:
-                self._found.setdefault(found, catalog)
-        return self._found[digest]
+    def _base(self, name: str, digest: str, of: Catalog) -> Link:
+        """A table of the checkpoint of a digest, of which there may be copies: of the first that is not damaged."""
+        damage: CheckpointError | None = None
+        for catalog in self._copies(digest):
+            try:
+                meta, files = catalog.open(name)
+            except CheckpointError as error:
+                damage = damage or error
+                continue
+            others = (c for c in self._copies(digest) if c is not catalog and c.digest == catalog.digest)
+            return Link(meta, Copies(files, (Files(c.folder(name), files.entries) for c in others)), catalog)
+        raise damage or CheckpointError(
+            f"kvjax: table {name!r}, {of.op}: want the checkpoint of digest {digest}, on which the delta in "
+            f"{of.directory} builds, got none beside it; give its folder as base="
+        )
+
+    def _copies(self, digest: str) -> Iterator[Catalog]:
+        """All checkpoints of a digest, which are looked for as they are asked for."""
+        given = 0
+        while True:
+            found = self._found.setdefault(digest, [])
+            if given < len(found):
+                given += 1
+                yield found[given - 1]
+            elif (catalog := next(self._unread, None)) is not None:
+                for each in catalog.digests:
+                    self._found.setdefault(each, []).append(catalog)
+            else:
+                return
 
     def _nearby(self) -> Iterator[Catalog]:
         """The checkpoints that were given, those next to this one, of a folder or of the steps of a manager, and those
@@ -98,7 +116,7 @@ class Chain:
             for path in group:
                 if path not in seen and (path / META).is_file():
                     seen.add(path)
-                    yield Catalog(path)
+                    yield Catalog(path, self.catalog.op)
 
 
 def _latest_first(folder: Path) -> list[Path]:

@@ -94,7 +94,7 @@ def diff(a: PathLike, b: PathLike, *, examples: int = 5, base: PathLike | Sequen
       >>> kvjax.drop_table("doc_diff")
       >>> folder.cleanup()
     """
-    one, other = Chain(a, base), Chain(b, base)
+    one, other = (Chain(path, base, "diff") for path in (a, b))
     both = [name for name in one.names if name in other.names]
     return Diff(
         {name: _diff_table(one, other, name, examples) for name in both},

@@ -17,7 +17,8 @@ PathLike = str | os.PathLike[str]
 def locate(path: PathLike) -> Path:
     """The folder of a checkpoint: `path` itself, the one below an Orbax step, or that of the last step below its root.
 
-    Where numbered checkpoints are right below `path`, as "12" or "delta_12", it is the last of them.
+    Where numbered checkpoints are right below `path`, as "12" or "delta_12", it is the last of them, whatever other
+    checkpoints are beside them.
 
     Raises:
       CheckpointError: there is none, or more than one.
@@ -28,7 +29,7 @@ def locate(path: PathLike) -> Path:
     found = _below(path)
     if not found:
         found = next((items for _, step in reversed(_numbered(_folders(path))) if (items := _below(step))), [])
-    elif len(numbered := _numbered(found)) == len(found):
+    elif (numbered := _numbered(found)) and not (path / "_CHECKPOINT_METADATA").exists():  # whose items are its own
         found = [numbered[-1][1]]
     if len(found) != 1:
         none = f"none in {path}" + ("" if path.exists() else ", which is not there")

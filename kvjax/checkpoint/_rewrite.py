@@ -50,7 +50,7 @@ def compact(
       >>> kvjax.drop_table("doc_compact")
       >>> folder.cleanup()
     """
-    chain = Chain(path, base)
+    chain = Chain(path, base, "compact")
     _rewrite("compact", chain, Path(out), overwrite, {}, stands_for=chain.catalog.digests)
 
 
@@ -88,7 +88,7 @@ def prune(
       >>> kvjax.drop_table("doc_prune")
       >>> folder.cleanup()
     """
-    chain = Chain(path, base)
+    chain = Chain(path, base, "prune")
     if out is not None:
         check_free(Path(out).resolve(), overwrite, "prune")
     keeps: dict[str, np.ndarray] = {}

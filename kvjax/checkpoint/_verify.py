@@ -91,7 +91,7 @@ def verify(path: PathLike) -> Verified:
       >>> kvjax.drop_table("doc_verify")
       >>> folder.cleanup()
     """
-    catalog = Catalog(locate(path))
+    catalog = Catalog(locate(path), "verify")
     try:
         names = catalog.names
     except CheckpointError as error:

@@ -121,14 +121,14 @@ def export_checkpoint(
 
 def open_table(
     checkpoint: PathLike, table: str | None = None, base: PathLike | Sequence[PathLike] | None = None,
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[int], object] | None = None, op: str = "export",
 ) -> tuple[str, Source]:  # fmt: skip
     """A table of a checkpoint by its name, or the only one, and its rows.
 
     Raises:
       ValueError: there is no such checkpoint or table.
     """
-    chain = Chain(checkpoint, base)
+    chain = Chain(checkpoint, base, op)
     names = chain.names
     if len(names) != 1 if table is None else table not in names:
         got = f"{names}" if table is None else f"{table!r} of {names}"

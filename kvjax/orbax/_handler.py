@@ -52,7 +52,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
 
     def metadata(self, directory: str | os.PathLike[str]) -> dict[str, dict[str, object]]:
         """What each table of a checkpoint is, by name, as ``kvjax.json`` says it."""
-        catalog = Catalog(Path(directory))
+        catalog = Catalog(Path(directory), "metadata")
         return {name: catalog.open(name)[0] for name in catalog.names}
 
     def finalize(self, directory: str | os.PathLike[str]) -> None:

@@ -82,7 +82,7 @@ class StatefulTables:
             await asyncio.gather(*(write(folder, one) for one in stored))
             if jax.process_index() == 0:
                 await _wait_for_all(folder, [one.meta for one in stored])
-                sealed(place, seal(folder))
+                sealed(place, seal(folder, saved_at=time.time_ns()))
 
         return commit()
 
@@ -127,7 +127,7 @@ class TablesHandler:
         return done()
 
     async def metadata(self, directory: v1.path.Path) -> dict[str, dict[str, Any]]:
-        catalog = Catalog(Path(directory))
+        catalog = Catalog(Path(directory), "metadata")
         return {name: catalog.open(name)[0] for name in catalog.names}
 
     def is_handleable(self, checkpointable: Any) -> bool:

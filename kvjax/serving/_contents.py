@@ -123,7 +123,7 @@ def _of_table(table: Any) -> Contents:
 def _of_checkpoint(folder: Path, name: str | None, base: Any) -> Contents:
     from kvjax.checkpoint import Chain
 
-    chain = Chain(folder, base)
+    chain = Chain(folder, base, "write")
     if name is None and len(chain.names) == 1:
         (name,) = chain.names
     if name is None:

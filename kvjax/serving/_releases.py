@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, unquote
 
 from kvjax._formats.atomic import flush, written
-from kvjax._formats.quantise import Quantised
+from kvjax._formats.quantise import Quantised, check_quantised
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax.serving._contents import Missing, RowsLike
@@ -282,7 +282,9 @@ class Releases:
         from kvjax.checkpoint import Chain
         from kvjax.serving._follow import stays, write_at
 
-        chain, before = Chain(checkpoint, base), self._before()
+        if quantise is not None:
+            check_quantised(quantise, str(self.path))
+        chain, before = Chain(checkpoint, base, "follow"), self._before()
         digests = chain.catalog.digests
         if before is not None and not files and set(before.checkpoint) & set(digests):  # noqa: SIM102
             if all(stays(table, quantise, missing) for table in before.values()):

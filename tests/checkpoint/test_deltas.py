@@ -89,6 +89,30 @@ def test_base_is_a_checkpoint_or_a_folder_of_some(make, tmp_path):
         assert_same(restore(delta, {"t": table}, base=base)["t"].snapshot(), want)
     with pytest.raises(CheckpointError, match=r"none in .*nowhere, which is not there"):
         restore(delta, {"t": table}, base=tmp_path / "nowhere")
+    save(tmp_path / "latest", {"t": table.refresh()})  # which has no number, beside those that have
+    assert restore(tmp_path, {"t": table})["t"].shape == (3, 1)  # as in the last of these
+
+
+@slow
+def test_a_damaged_copy_of_a_base_hides_no_other(make, tmp_path):
+    table = make(1).upsert(KEYS[:3], np.ones((3, 1)))
+    save(tmp_path / "base", {"t": table}, cursor="c")
+    table = table.upsert(KEYS[:1], [[2.0]])
+    save(tmp_path / "delta", {"t": table}, since="c")
+    want, unread = table.snapshot(), ("zarr.json", "offsets")
+    for path in [path.relative_to(tmp_path / "base") for path in (tmp_path / "base").rglob("*") if path.is_file()]:
+        if {path.name, path.parent.name} & {*unread}:
+            continue
+        shutil.copytree(tmp_path / "base", tmp_path / "copy")  # newer, so it is looked at first
+        for damaged in (tmp_path / "copy" / path, tmp_path / "base" / path):
+            damaged.write_bytes((data := damaged.read_bytes())[:-1] + bytes([data[-1] ^ 4]))
+            if damaged.is_relative_to(tmp_path / "copy"):
+                table = restore(tmp_path / "delta", {"t": table})["t"]
+                assert_same(table.snapshot(), want)
+        with pytest.raises(CheckpointError):
+            restore(tmp_path / "delta", {"t": table})
+        (tmp_path / "base" / path).write_bytes(data)
+        shutil.rmtree(tmp_path / "copy")
 
 
 OPERATIONS = st.lists(

@@ -107,6 +107,22 @@ def test_errors_name_the_operation(make, tmp_path):
     for op, call in (("compact", compact), ("prune", lambda path, out: prune(path, out, kvjax.Prune(min_norm=1.0)))):
         with pytest.raises(CheckpointError, match=f"kvjax: {op}: want a path with nothing there"):
             call(tmp_path / "a", tmp_path / "a")
+    meta = next((tmp_path / "a").glob("*/kvjax.json"))
+    meta.write_text(meta.read_text() + " ")
+    calls = {
+        "compact": lambda: compact(tmp_path / "a", tmp_path / "b"),
+        "prune": lambda: prune(tmp_path / "a", None, kvjax.Prune(min_norm=1.0)),
+        "diff": lambda: diff(tmp_path / "a", tmp_path / "a"),
+        "export": lambda: kvjax.convert.export_checkpoint(tmp_path / "a", tmp_path / "a.npz"),
+        "write": lambda: kvjax.serving.FrozenTable.write(tmp_path / "a.kvfrozen", tmp_path / "a"),
+        "follow": lambda: kvjax.serving.Releases(tmp_path / "model").follow(tmp_path / "a"),
+        "restore": lambda: restore(tmp_path / "a"),
+    }
+    for op, call in calls.items():
+        with pytest.raises(CheckpointError, match=f"^kvjax: table 'table0', {op}: want .*kvjax.json as a file of"):
+            call()
+    (tmp_path / "a/kvjax.json").write_text("{}")
+    assert "kvjax: verify: want" in str(verify(tmp_path / "a").problems[0].problem)
 
 
 def test_a_save_begins_as_another_ends(make, tmp_path, monkeypatch):

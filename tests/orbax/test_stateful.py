@@ -48,6 +48,24 @@ def test_what_v0_has_saved_v1_reads(make, tmp_path):
 
 
 @slow
+def test_an_item_of_another_step_is_refused(make, tmp_path, monkeypatch):
+    """Also where Orbax says only at the end of a save when the step was begun."""
+    table = make(2)
+    monkeypatch.setattr("kvjax.checkpoint._catalog._SLACK", 0)  # for saves of the same second
+    for step in "12":
+        table = table.upsert(IDS, np.full((5, 2), int(step)))
+        ocp.save_checkpointables(tmp_path / step, {"tables": kvjax.orbax.StatefulTables({"t": table})})
+    found = ocp.load_checkpointables(tmp_path / "1")["tables"].tables["t"]
+    assert (found.lookup(IDS) == 1).all()
+    (tmp_path / "2/tables").rename(tmp_path / "alone")
+    (tmp_path / "1/tables").rename(tmp_path / "2/tables")
+    with pytest.raises(CheckpointError, match=r"want what was saved with the step .* that was saved at"):
+        ocp.load_checkpointables(tmp_path / "2")
+    found = kvjax.checkpoint.restore(tmp_path / "alone")["t"]
+    assert (found.lookup(IDS) == 2).all()
+
+
+@slow
 def test_damage_is_refused_in_our_words(make, tmp_path):
     table = trained(make(3))
     with ocp.training.Checkpointer(tmp_path) as checkpointer:

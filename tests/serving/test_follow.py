@@ -43,6 +43,8 @@ def test_follows_deltas(admit, make, tmp_path, monkeypatch):
     monkeypatch.setattr("kvjax.serving._follow.of_chain", lambda *given: reads.append(1) or of_chain(*given))
     with pytest.raises(CheckpointError, match="want a checkpoint of tables"):
         releases.follow(saved)
+    with pytest.raises(ValueError, match="quantise= as one of"):
+        releases.follow(saved, quantise="float32")
     for step in range(5):
         tables = {"a": table, "b": other}
         if step == 0:
