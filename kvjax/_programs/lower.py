@@ -15,10 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer, eval_jaxpr
+from jax.core import Tracer
 from jax.extend import core as jex
 
 from kvjax._programs.instructions import CONSTANT, FORMS, SUFFIXES, Field, Instruction, NotLowered, Register
+from kvjax._values.equations import evaluate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -309,10 +310,8 @@ def _evaluated(eqn: Any, args: Sequence[Shared], debug_info: Any) -> list[Value]
     with jax.ensure_compile_time_eval() if known else contextlib.nullcontext():
         if alike:
             return [shared(eqn.primitive.bind(*[jnp.asarray(x.value) for x in args], **eqn.params))]
-        variables = list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, jex.Literal)))
-        values = {v: x.full(v.aval.shape) for v, x in zip(eqn.invars, args, strict=True) if v in variables}
-        alone = jex.Jaxpr((), variables, eqn.outvars, [eqn], debug_info=debug_info)
-        return [shared(x) for x in eval_jaxpr(alone, (), *[values[v] for v in variables])]
+        values = [x.full(v.aval.shape) for v, x in zip(eqn.invars, args, strict=True)]
+        return [shared(x) for x in evaluate(eqn, values, debug_info)]
 
 
 def _is_neutral(name: str, y: Value) -> bool:

@@ -85,7 +85,7 @@ def update_if(condition: jax.Array, write: Callable[[Any, Any], Any], grads: Any
 
     def wait(grads: Any, inner: Any) -> Any:
         updates, _ = jax.eval_shape(write, grads, inner)
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), updates), inner
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), updates), inner
 
     return jax.lax.cond(condition, write, wait, grads, inner)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -17,6 +18,7 @@ from kvjax._table.training import Write, check_gradient, train_all, train_or_ref
 from kvjax._training.merge import merge
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise, check_transform
 from kvjax._values.errors import fail, meant
+from kvjax.optax._chosen import Choice
 
 TableTx: TypeAlias = Transform | Mapping[str, Transform] | Callable[[str], Transform]
 
@@ -115,16 +117,23 @@ def partition(
                 check_gradient(table, choose(table.name), grad, _globals_of(table, state))
                 gradients.setdefault(table.name, []).append(grad)
                 trained.setdefault(table.name, table)
-        dense_updates, dense_state = dense.update(_without(updates), state.dense, _without(params), **extra)
         step = state.count + 1
         # Each once, however many handles of it the parameters have.
         writes = [
             Write(table, choose(name), _joined(gradients[name]), state.tables[name]) for name, table in trained.items()
         ]
+        dense_grads, dense_params = _without(updates), _without(params)
+
+        def update_dense(grads: Any, kept: Any) -> Any:
+            return dense.update(grads, kept, dense_params, **extra)
+
         if refused is None:
+            dense_updates, dense_state = update_dense(dense_grads, state.dense)
             results = train_all(writes, step, extra)
         else:
+            choice = Choice(update_dense, dense_grads, state.dense)
             results, refused = train_or_refuse(writes, step, extra, refused)
+            dense_updates, dense_state = choice.made_if(refused == 0)
         written = {table.name: table.version for table, _ in results}
         globals_ = state.tables | {table.name: new for table, new in results}
 
@@ -140,25 +149,13 @@ def partition(
             lambda d, t: t if is_table(t) else d, dense_updates, table_updates,
             is_leaf=lambda x: x is None or is_table(x),
         )  # fmt: skip
-        new_state = PartitionState(step, dense_state, globals_)
-        return (new_updates, new_state) if refused is None else _unless(refused, new_updates, new_state, state)
+        if refused is None:
+            return new_updates, PartitionState(step, dense_state, globals_)
+        common = state.count, state.tables
+        step, globals_ = jax.tree.map(functools.partial(jnp.where, refused == 0), (step, globals_), common)
+        return new_updates, CommitState(refused, PartitionState(step, dense_state, globals_))
 
     return optax.GradientTransformationExtraArgs(init, update)
-
-
-def _unless(refused: jax.Array, updates: Any, new: PartitionState, old: PartitionState) -> tuple[Any, CommitState]:
-    """Updates of nothing and the state as it was, if a table has refused its step: those of tables are nothing then."""
-    done = refused == 0
-
-    def update_of(x: Any) -> Any:
-        # What is added to a parameter and leaves its bits: -0.0, as 0.0 would change that.
-        return x if is_table(x) else jnp.where(done, x, jnp.asarray(-0.0).astype(x.dtype))
-
-    def state_of(new: Any, old: Any) -> Any:
-        return jnp.where(done, new, old)
-
-    updates = jax.tree.map(update_of, updates, is_leaf=is_table)
-    return updates, CommitState(refused, jax.tree.map(state_of, new, old))
 
 
 def _globals_of(table: Table, state: PartitionState) -> Any:

@@ -1,5 +1,6 @@
 """What is left of dense parameters after a step whose write was refused."""
 
+import contextlib
 import functools
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import kvjax
 from tests.support.marks import slow
@@ -33,6 +36,14 @@ def step_of(tx):
         return optax.apply_updates(params, updates), state, value
 
     return step
+
+
+def updated(tx):
+    def update(params, state, dense, rows):
+        updates, state = tx.update({"w": dense, "0": rows}, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return update
 
 
 def begun(make, tx, *options, **common):
@@ -98,6 +109,50 @@ def test_a_refused_step_is_none_of_its_program(make, mesh, fuse, shards):
 
 @pytest.mark.cpu_table
 @slow
+def test_what_is_not_refused_costs_no_copies(make):
+    """Donated states are updated in place, as without the option: a choice between old and new ones behind the update
+    had each copied, and read once more."""
+    size, amounts = 1 << 16, []
+    for tx in (kvjax.optax.partition(dense=DENSE, tables=ROWS, on_refused=on) for on in ("error", "keep")):
+        params = {"w": jnp.ones(size), "0": make(3)}
+        rows = kvjax.SparseRows(kvjax.keys([1]), jnp.ones((1, 3)))
+        step = jax.jit(updated(tx), donate_argnums=(0, 1))
+        program = step.lower(params, tx.init(params), params["w"], rows).compile()
+        amounts.append((program.memory_analysis().temp_size_in_bytes, program.cost_analysis()["bytes accessed"]))
+    for without, kept in zip(*amounts, strict=True):
+        assert kept < without + size  # bytes, of which an array has four times as many
+
+
+@pytest.mark.cpu_table
+@slow
+@pytest.mark.parametrize("inside", [False, True], ids=["sharded", "inside"])
+def test_dense_parameters_of_a_mesh(make, mesh, inside):
+    """With a collective; over Explicit axes, and in one device's part of a program."""
+    place = mesh(2)
+    typed = jax.make_mesh((2,), place.axis_names, axis_types=(AxisType.Explicit,))
+    clipped = optax.chain(optax.clip_by_global_norm(0.5), DENSE)
+    tx = kvjax.optax.partition(dense=clipped, tables=ROWS, on_refused="keep")
+    tx = kvjax.optax.apply_if(tx, lambda grads: jnp.all(grads["0"] < 2))
+    with contextlib.nullcontext() if inside else jax.set_mesh(typed):
+        w = jax.device_put(jnp.arange(4.0), NamedSharding(typed, P(place.axis_names)))
+        params = {"w": jnp.arange(4.0) if inside else w, "0": make(3, mesh=place if inside else typed, **FULL)}
+        state, run = tx.init(params), updated(tx)
+        if inside:
+            run = jax.shard_map(run, mesh=place, in_specs=P(), out_specs=P())
+        run = jax.jit(run)
+        for ids, refused in (([1, 2], False), ([3], True), ([1], False)):
+            before, rows = (
+                bits((params, state.inner_state.inner_state)),
+                kvjax.SparseRows(kvjax.keys(ids), jnp.ones((len(ids), 3))),
+            )
+            params, state = run(params, state, params["w"], rows)
+            with pytest.raises(MemoryError) if refused else contextlib.nullcontext():
+                kvjax.commit(state)
+            assert (bits((params, state.inner_state.inner_state)) == before) == refused
+
+
+@pytest.mark.cpu_table
+@slow
 def test_a_sink_that_fails_is_the_cause(make):
     def sink(*rows):
         raise ArithmeticError("the disk is full")
@@ -131,6 +186,13 @@ def test_a_stale_handle_and_accumulation(make):
         updates, state = update(grads, state, params)
         params = optax.apply_updates(params, updates)
     assert params["0"].export().keys.tolist() == [1, 9] and kvjax.commit(state) is state
+
+
+def test_what_is_wrong_with_dense_gradients_is_said_before_a_table_is_written(make):
+    params, state = begun(make, KEEPS, {})
+    with pytest.raises((TypeError, ValueError), match="shape"):
+        updated(KEEPS)(params, state, jnp.ones(7), kvjax.SparseRows(kvjax.keys([1]), jnp.ones((1, 3))))
+    assert len(params["0"]) == 0
 
 
 def test_what_commit_takes(make):
