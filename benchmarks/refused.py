@@ -31,7 +31,9 @@ def program(name: str, on_refused: str, size: int, keys: kvjax.Keys, slope: jax.
     state = tx.init(params)
 
     def step(params, state, keys, slope):
-        loss = lambda p: jnp.sum(p["t"].lookup(keys)) + jnp.sum(p["w"] * slope)
+        def loss(params):
+            return jnp.sum(params["t"].lookup(keys)) + jnp.sum(params["w"] * slope)
+
         value, grads = kvjax.value_and_grad(loss)(params)
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state, value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 
@@ -82,6 +82,23 @@ def check_refusal(spec: TableSpec, op: str) -> None:
     if ffi.is_device(spec.storage.backend) and spec.placement is None:
         mend = "mesh=, also over one device, or partition(..., on_refused='error')"
         raise _not_on_cuda(spec, op, "partition(..., on_refused='keep') of a table in one place", mend)
+
+
+def check_together(specs: Sequence[TableSpec], op: str) -> None:
+    """Whether one program can write all of these tables: XLA has no place for a write in one place among those that all
+    devices of a mesh do.
+
+    Raises:
+      ValueError: it cannot.
+    """
+    alone = next((spec for spec in specs if spec.placement is None), None)
+    spread = next((spec for spec in specs if spec.placement is not None and spec.placement.num_devices > 1), None)
+    if alone is not None and spread is not None:
+        raise fail(
+            ValueError, alone.name, op, f"a table over the mesh of table {spread.name!r}, which is trained with it",
+            "one in one place", f"get_table({alone.name!r}, ..., mesh=mesh), also with replicated=True for a copy on "
+            "each device; or train it by an optimizer and a program of its own",
+        )  # fmt: skip
 
 
 def _not_on_cuda(spec: TableSpec, op: str, got: str, mend: str) -> Exception:

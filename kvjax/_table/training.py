@@ -13,7 +13,7 @@ from kvjax._keys.sparse_rows import SparseRows
 from kvjax._keys.steps import step_words
 from kvjax._ops import order, training
 from kvjax._spec.spec import TableSpec
-from kvjax._spec.unsupported import check_refusal
+from kvjax._spec.unsupported import check_refusal, check_together
 from kvjax._table.handle import Handle, check_width, version_to_write
 from kvjax._table.view import check_late
 from kvjax._training.apply import apply, can_hold, check, end, plan
@@ -61,6 +61,7 @@ class Write(NamedTuple):
 def train_all(writes: Sequence[Write], step: Any, extra: dict[str, Any]) -> list[tuple[Any, Any]]:
     """The same for distinct tables. Where their steps can be held, all are planned before the first is done: so if one
     table refuses, all are as they were."""
+    check_together([write.table.spec for write in writes], "apply")
     if len(writes) < 2 or not all(can_hold(write.table.spec) for write in writes):
         return [_result(write, apply(*_update(write, step, extra))) for write in writes]
     held = [plan(*_update(write, step, extra), None) for write in writes]
@@ -79,6 +80,7 @@ def train_or_refuse(
       The results, and 0, or the number of the failure ``()`` uint32: of this step, or of the one before until it has
       been asked for (`kvjax.commit`), and no table is written.
     """
+    check_together([write.table.spec for write in writes], "apply")
     for write in writes:
         check_refusal(write.table.spec, "apply")
     if not writes:
