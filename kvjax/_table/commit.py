@@ -72,8 +72,9 @@ def commit(state: T) -> T:
     if not numbers or any(isinstance(number, Tracer) for number in numbers):
         raise TypeError(
             "kvjax: commit: want, outside jit, a state of kvjax.optax.partition(..., on_refused='keep'), got "
-            + ("a traced one" if numbers else "none in this tree")
-        )
+            + ("a traced one; call it between steps" if numbers else "none in this tree; make the optimizer with that, "
+               "as without it a step that is refused raises by itself")
+        )  # fmt: skip
     with PROCESS.blaming():
         for number in numbers:
             ffi.ask_failure(int(number))

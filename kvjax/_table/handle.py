@@ -129,10 +129,11 @@ class Written:
     """What a write adds to the version of a handle, in the place of the version: of the updates of `partition`.
 
     It can only be added. Whatever takes it for the update of an array beside its parameters, as weight decay does, gets
-    JAX's error about trees that differ, and is not silently without effect on rows.
+    JAX's error about trees that differ, and whatever takes its leaf for a number, as a scale or a clip does, that about
+    its dtype: neither is silently without effect on rows.
 
     Args:
-      raised: ``()`` uint32.
+      raised: ``()`` uint32, or that sealed.
     """
 
     __slots__ = ("raised",)
@@ -142,7 +143,7 @@ class Written:
         self.raised = raised
 
     def __radd__(self, version: Any) -> Any:
-        return version + self.raised
+        return version + (words_in(self.raised) if is_sealed(self.raised) else self.raised)
 
     def tree_flatten(self) -> tuple[tuple[Any], None]:
         return (self.raised,), None

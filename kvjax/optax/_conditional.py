@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from kvjax._keys.seal import is_sealed, sealed
 from kvjax._keys.sparse_rows import is_sparse
 from kvjax._training.rowwise import check_transform
 from kvjax._values.arrays import ArrayLike, PyTree
@@ -85,9 +86,15 @@ def update_if(condition: jax.Array, write: Callable[[Any, Any], Any], grads: Any
 
     def wait(grads: Any, inner: Any) -> Any:
         updates, _ = jax.eval_shape(write, grads, inner)
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=x.sharding), updates), inner
+        return jax.tree.map(_nothing, updates), inner
 
     return jax.lax.cond(condition, write, wait, grads, inner)
+
+
+def _nothing(like: jax.ShapeDtypeStruct) -> jax.Array:
+    dtype = jnp.uint32 if is_sealed(like) else like.dtype
+    zeros = jnp.zeros(like.shape, dtype, device=like.sharding)
+    return sealed(zeros) if is_sealed(like) else zeros
 
 
 def is_finite(grads: Any) -> jax.Array:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from kvjax._keys.seal import sealed
 from kvjax._keys.sparse_rows import SparseRows, is_sparse
 from kvjax._table.commit import CommitState
 from kvjax._table.handle import Written
@@ -46,11 +47,11 @@ def partition(
 
     ``update`` writes the rows and returns, as the "update" of a `Table`, the difference of versions; so
     ``optax.apply_updates``, Flax's ``TrainState`` and ``nnx.Optimizer`` work as they are. Because it writes, it comes
-    last in a chain, and each result is used: an update that is changed or thrown away leaves stale handles behind,
-    which the next call reports. What stands behind it in a chain sees versions and no rows: weight decay there would
-    decay no table, so it is an error, and belongs into `tables`. Wrappers that hold updates back do not go around it
-    either. Inside, each row would count for itself: ``optax.apply_if_finite`` would skip rows, and not the step, and by
-    ``optax.MultiSteps`` rows that are rarely touched would never be trained. Both are refused, as is what else
+    last in a chain, and each result is used: an update that is thrown away leaves stale handles behind, which the next
+    call reports. What stands behind it in a chain sees no rows: weight decay, a scale or a clip there would change no
+    table, so it is an error, and belongs into `dense` and `tables`. Wrappers that hold updates back do not go around
+    it either. Inside, each row would count for itself: ``optax.apply_if_finite`` would skip rows, and not the step, and
+    by ``optax.MultiSteps`` rows that are rarely touched would never be trained. Both are refused, as is what else
     would be wrong row by row (see `rowwise`); put `accumulate`, `apply_if_finite`, `apply_if` or `scale_loss`
     around it.
 
@@ -142,7 +143,7 @@ def partition(
                 return None
             changed = table.spec.trainable
             raised = written[table.name] - table.version if changed else jnp.zeros((), jnp.uint32)
-            return Table(Written(raised), table.spec)
+            return Table(Written(sealed(raised)), table.spec)
 
         table_updates = jax.tree.map(update_of, params, is_leaf=is_table)
         new_updates = jax.tree.map(

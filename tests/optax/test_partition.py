@@ -114,6 +114,19 @@ def test_parameters_without_tables_that_are_trained(make):
         assert optax.apply_updates(params, updates)["w"].tolist() == [0.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    "behind", [optax.scale(-1.0), optax.clip(1.0), optax.clip_by_global_norm(1.0)], ids=["scale", "clip", "norm"]
+)
+def test_what_changes_updates_behind_partition_is_an_error(behind, make):
+    """It would change the version that comes next, and no row; the table is as it was."""
+    params = {"t": make(2), "w": jnp.ones(2)}
+    tx = optax.chain(kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0)), behind)
+    grads = {"t": kvjax.SparseRows(kvjax.keys([1]), jnp.ones((1, 2))), "w": jnp.ones(2)}
+    with pytest.raises(TypeError, match="kvjax, not a number"):
+        jax.jit(tx.update)(grads, tx.init(params), params)
+    assert len(params["t"]) == 0
+
+
 @pytest.mark.parametrize("behind", [optax.add_decayed_weights(1e-4), optax.adam(1e-3)], ids=["decay", "adam"])
 def test_what_reads_parameters_behind_partition_is_an_error(behind, make):
     """It would do nothing to rows."""

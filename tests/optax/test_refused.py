@@ -198,6 +198,8 @@ def test_what_is_wrong_with_dense_gradients_is_said_before_a_table_is_written(ma
 def test_what_commit_takes(make):
     with pytest.raises(TypeError, match=r"commit: want, outside jit, .* got none"):
         kvjax.commit({"w": jnp.ones(2)})
+    with pytest.raises(TypeError, match="got none in this tree; make the optimizer with that"):
+        kvjax.commit(RAISES.init({"w": jnp.ones(2)}))
     with pytest.raises(TypeError, match=r"commit: want, outside jit, .* got a traced one"):
         jax.eval_shape(kvjax.commit, KEEPS.init({"w": jnp.ones(2)}))
     with pytest.raises(ValueError, match="want on_refused='error' or 'keep', got 'raise'"):

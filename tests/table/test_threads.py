@@ -1,5 +1,6 @@
 """Several threads, and functions of the user's that run inside a write."""
 
+import signal
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ import pytest
 
 import kvjax
 from kvjax._table import handle
+from tests.support.marks import slow
 
 REFUSED = (ValueError, RuntimeError, jax.errors.JaxRuntimeError)
 
@@ -54,6 +56,24 @@ def test_a_step_is_whole_to_other_threads(make):
     thread.join()
     assert not torn
     assert (table.export().values == -16).all()
+
+
+@slow
+def test_refresh_after_an_interrupt_is_of_the_write_under_way(make):
+    """Ctrl-C while the loop waits for what a step needs, so that its write is still to come."""
+    slow_rows = jax.jit(lambda x, last: last * jax.lax.fori_loop(0, 40, lambda _, y: y @ x, x)[:2])
+    step = jax.jit(lambda table, rows: table.upsert(kvjax.keys([1, 2]), rows))
+    table, eye = make(700), jnp.eye(700)
+    table = step(table, jax.block_until_ready(slow_rows(eye, 1.0)))  # compiled
+    rows = slow_rows(eye, 2.0)
+    with pytest.raises(KeyboardInterrupt):
+        lost = step(table, rows)
+        signal.raise_signal(signal.SIGINT)
+        jax.block_until_ready(lost.version)
+    under_way = not rows.is_ready()
+    live = table.refresh()
+    assert under_way and int(live.version) == int(table.version) + 1
+    assert live.lookup(kvjax.keys([1]))[0, 0] == 2
 
 
 def test_numbers_wait_for_the_handle(make):
