@@ -297,7 +297,9 @@ def resolve(initializer: Any, dim: int) -> Made:
     )
 
 
-_OURS = (Initializer, Pool, Generated, VarianceScaling)
+_OURS = (
+    Initializer, Pool, Generated, VarianceScaling, int, float, np.integer, np.floating, np.ndarray, list, tuple
+)  # fmt: skip
 
 
 def _of_jax(initializer: Any) -> Any:

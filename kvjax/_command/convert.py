@@ -88,14 +88,16 @@ def _whole(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _in(args: argparse.Namespace, kind: str, to: str) -> dict[str, Any]:
+    if kind not in _FILES and args.table is None:
+        raise ValueError(f"kvjax convert: want the name of {kind}'s variable, got none; say --table")
+    if to == "kvjax":
+        return _as_checkpoint(args, kind)
     imported = _read(args, kind)
     rows, prune = imported.rows, rules_of(args)
     if prune is not None:
         rows = rows.take(prune.mask(rows))
     left, error = list(imported.left), None
-    if to == "kvjax":
-        _save(args, imported, rows, {"dtype": args.dtype} if args.dtype and kind != "tfra" else {})
-    elif to == "deeprec":
+    if to == "deeprec":
         with warnings.catch_warnings(record=True) as warned:
             rows.to_deeprec(args.out, args.table or "table", args.partitions or 1, slots=args.slots)
         left += [str(each.message) for each in warned]
@@ -104,31 +106,31 @@ def _in(args: argparse.Namespace, kind: str, to: str) -> dict[str, Any]:
     return {"rows": len(rows), "total": len(imported.rows), "format": to, "left": left, "error": error}
 
 
+def _as_checkpoint(args: argparse.Namespace, kind: str) -> dict[str, Any]:
+    """As a checkpoint of one table, rows a few at a time."""
+    from kvjax.convert import import_checkpoint
+
+    how: dict[str, Any] = {} if kind in _FILES else {"variable": args.table, "slots": _slots(args)}
+    how |= {"dim": args.dim, "key_dtype": args.key_dtype or "int64"} if kind == "tfra" else {}
+    with progress("reading rows", args.json):
+        report = import_checkpoint(
+            args.source, args.out, table=args.table, format=kind, prune=rules_of(args), overwrite=args.overwrite,
+            dtype=args.dtype, **how,
+        )  # fmt: skip
+    return {"rows": report.rows, "total": report.total, "format": "kvjax", "left": list(report.left), "error": None}
+
+
+def _slots(args: argparse.Namespace) -> dict[str, str]:
+    return dict(each.split("=", 1) if "=" in each else (each, each) for each in args.slot)
+
+
 def _read(args: argparse.Namespace, kind: str) -> Imported:
     import kvjax.convert as convert
 
     if kind in _FILES:
         return getattr(convert, f"from_{kind}")(args.source)
-    if args.table is None:
-        raise ValueError(f"kvjax convert: want the name of {kind}'s variable, got none; say --table")
-    slots = dict(each.split("=", 1) if "=" in each else (each, each) for each in args.slot)
     if kind == "tfra":
         kinds = {"key_dtype": args.key_dtype or "int64", "dtype": args.dtype or "float32"}
-        return convert.from_tfra(args.source, args.table, args.dim, slots=slots, **kinds)
+        return convert.from_tfra(args.source, args.table, args.dim, slots=_slots(args), **kinds)
     read = {"deeprec": convert.from_deeprec, "tfplus": convert.from_tfplus, "sok": convert.from_sok}[kind]
-    return read(args.source, args.table, slots=slots)
-
-
-def _save(args: argparse.Namespace, imported: Imported, rows: Any, options: dict[str, str]) -> None:
-    """As a checkpoint of one table."""
-    import dataclasses
-
-    import kvjax
-    from kvjax.checkpoint import save
-
-    name = args.table or Path(args.source).stem
-    table = dataclasses.replace(imported, rows=rows).make(name, **options)
-    try:
-        save(args.out, [table], overwrite=args.overwrite)
-    finally:
-        kvjax.drop_table(name)
+    return read(args.source, args.table, slots=_slots(args))

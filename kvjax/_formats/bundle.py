@@ -19,7 +19,7 @@ import numpy as np
 
 from kvjax._formats.atomic import replaced
 from kvjax._formats.errors import FileError, needed
-from kvjax._formats.source import PIECE_BYTES, as_written, raw
+from kvjax._formats.source import PIECE_BYTES, InFile, as_written, raw
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER, _TRAILER = 48, 5
@@ -87,7 +87,16 @@ class Bundle:
             raise FileError(index, "a checkpoint of a little-endian machine", "one of a big-endian machine")
 
     def read(self, name: str) -> np.ndarray:
-        """A tensor.
+        """A tensor, in memory.
+
+        Raises:
+          FileError: as `column`.
+        """
+        found = self.column(name)
+        return found.whole()
+
+    def column(self, name: str) -> InFile:
+        """A tensor, which is read once to be held against its checksum, and then as it is asked for.
 
         Raises:
           FileError: it is not there, is no array of numbers, or its bytes are not what was written.
@@ -101,12 +110,22 @@ class Bundle:
         try:
             if count * entry.dtype.itemsize != entry.size or entry.offset + entry.size > os.path.getsize(path):
                 raise FileError(path, f"{name!r} {entry.shape} {entry.dtype}", f"{entry.size} bytes at {entry.offset}")
-            data = np.fromfile(path, np.uint8, entry.size, offset=entry.offset)
+            crc = self._crc_of(path, entry)
+            # What is read when it is asked for has been held against its checksum; nobody should change it meanwhile.
+            data = InFile(path, entry.dtype, entry.shape, entry.offset)
         except OSError as error:
             raise FileError(path, f"the data of {name!r}", f"{error.strerror}") from error
-        if _masked(self._crc32c.value(data.tobytes())) != entry.crc:
+        if crc != entry.crc:
             raise FileError(path, f"{name!r} with the checksum {entry.crc:08x}", "other bytes", "the file is damaged")
-        return data.view(entry.dtype).reshape(entry.shape)
+        return data
+
+    def _crc_of(self, path: str, entry: Entry) -> int:
+        crc, rest = 0, entry.size
+        with open(path, "rb") as file:
+            file.seek(entry.offset)
+            while rest > 0 and (piece := file.read(min(rest, PIECE_BYTES))):
+                crc, rest = self._crc32c.extend(crc, piece), rest - len(piece)
+        return _masked(crc)
 
     def _table(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
         footer = data[-_FOOTER:]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import zipfile
+from typing import cast
 
 import ml_dtypes
 import numpy as np
 
 from kvjax._formats.atomic import written
 from kvjax._formats.errors import FileError
-from kvjax._formats.source import Source, raw
+from kvjax._formats.source import Column, Source, raw, row_bytes
 
 META = "kvjax.json"
 """The member that has `Source.meta`; NumPy shows it as bytes."""
@@ -35,21 +36,74 @@ def write(path: str | os.PathLike[str], source: Source) -> None:
         archive.writestr(META, json.dumps(meta))
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def columns(path: str | os.PathLike[str]) -> tuple[dict[str, Column], dict[str, str]]:
     """The arrays of an archive by name, and what `write` was told of them, if it was kvjax's.
 
+    They are read when they are asked for: fast from the first row to the last, and held against their checksums at the
+    end.
+
     Raises:
-      FileError: it is no such archive, or needs pickle.
+      FileError: it is no such archive, or needs pickle; so does reading from it.
     """
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files if name != META}
-            meta = json.loads(archive[META]) if META in archive.files else {}
+        archive = zipfile.ZipFile(path)  # which is open as long as one of its columns is
+        names = {name.removesuffix(".npy"): name for name in archive.namelist()}
+        meta = json.loads(archive.read(names[META])) if META in names else {}
+        arrays: dict[str, Column] = {name: _Member(path, archive, full) for name, full in names.items() if name != META}
+    except FileError:
+        raise
     except Exception as error:  # zipfile's and NumPy's, which have no common one
-        raise FileError(path, "an npz archive of plain arrays", f"{type(error).__name__}: {error}") from error
+        raise _none(path, error) from error
     meta = {str(key): str(value) for key, value in meta.items()} if isinstance(meta, dict) else {}
     for name in filter(None, meta.pop(_BFLOAT16, "").split(",")):
         if name not in arrays or arrays[name].dtype != np.uint16:
             raise FileError(path, f"the bits of bfloat16 as uint16 in {name!r}", "something else")
-        arrays[name] = arrays[name].view(ml_dtypes.bfloat16)
+        cast("_Member", arrays[name]).dtype = np.dtype(ml_dtypes.bfloat16)
     return arrays, meta
+
+
+def _none(path: str | os.PathLike[str], error: Exception) -> FileError:
+    return FileError(path, "an npz archive of plain arrays", f"{type(error).__name__}: {error}")
+
+
+class _Member:
+    """An array of an archive, read in order; going back begins anew."""
+
+    def __init__(self, path: str | os.PathLike[str], archive: zipfile.ZipFile, name: str) -> None:
+        self._path, self._archive, self._name = path, archive, name
+        self._begin()
+        self.dtype, self.shape = self._stored, self._shape
+        size = row_bytes((self._stored, self._shape[1:])) * (self._shape[0] if self._shape else 1)
+        there = self._archive.getinfo(name).file_size - self._file.tell()
+        if size != there:  # before anything is allocated for it
+            raise FileError(path, f"{name!r} with {size} bytes of rows", f"{there}")
+
+    def _begin(self) -> None:
+        self._file = self._archive.open(self._name)
+        version = np.lib.format.read_magic(self._file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        self._shape, fortran, self._stored = read(self._file)
+        if self._stored.hasobject or (fortran and len(self._shape) > 1):
+            raise ValueError("objects" if self._stored.hasobject else "an array by columns")
+        self._row = 0
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(self.shape[0])
+        out = np.empty((max(stop - start, 0), *self.shape[1:]), self._stored)
+        try:
+            if start < self._row:
+                self._begin()
+            size = row_bytes((self._stored, self.shape[1:]))
+            self._file.seek((start - self._row) * size, os.SEEK_CUR)
+            to = out.reshape(-1).view(np.uint8).data
+            at = 0
+            while at < len(to):  # zipfile gives as much as it likes, and its check at the end
+                part = self._file.read(min(len(to) - at, 1 << 20))
+                if not part:
+                    raise EOFError(f"{at} bytes of {len(to)}")
+                to[at : at + len(part)] = part
+                at += len(part)
+            self._row = max(start, stop)
+        except Exception as error:  # as above
+            raise _none(self._path, error) from error
+        return out.view(self.dtype)

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvjax._formats.atomic import replaced
 from kvjax._formats.errors import FileError, needed
-from kvjax._formats.source import Source, as_written, ranges, row_bytes
+from kvjax._formats.source import Column, Source, as_written, ranges, row_bytes
 
 _META = "kvjax."
 _CRC = _META + "crc32"
@@ -51,31 +51,82 @@ def _arrow(arrow: Any, array: np.ndarray) -> Any:
     return arrow.FixedSizeListArray.from_arrays(arrow.array(as_written(array).reshape(-1)), width)
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def columns(path: str | os.PathLike[str]) -> tuple[dict[str, Column], dict[str, str]]:
     """The columns of numbers, and of lists of equally many numbers, of a file, and what `write` was told of them.
 
+    They are read when they are asked for, a row group at a time.
+
     Raises:
-      FileError: it is no such file, not what `write` has written, or has a null or lists of several lengths.
+      FileError: it is no such file, not what `write` has written, or has a null or lists of several lengths; so does
+        reading from it.
       ImportError: pyarrow is not installed.
     """
     parquet = needed("pyarrow.parquet", "reading Parquet", "parquet")
     try:
-        table = parquet.read_table(os.fspath(path), page_checksum_verification=True)
-        arrays = {name: _numpy(path, name, table.column(name)) for name in table.column_names}
+        file = parquet.ParquetFile(os.fspath(path), page_checksum_verification=True)
+        schema, rows = file.schema_arrow, file.metadata.num_rows
+        ends = np.cumsum([file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)], dtype=np.int64)
+        if rows != (ends[-1] if len(ends) else 0):
+            raise ValueError(f"{rows} rows, and row groups that end with {ends}")
+        arrays = {name: _Groups(path, file, name, ends) for name in schema.names}
     except FileError:
         raise
     except Exception as error:  # pyarrow's, and what Python makes of names that are no text
-        raise FileError(path, "a Parquet file", f"{type(error).__name__}: {str(error)[:200]}") from error
-    said = (table.schema.metadata or {}).items()
+        raise _none(path, error) from error
+    said = (schema.metadata or {}).items()
     meta = {key.decode(errors="replace"): value.decode(errors="replace") for key, value in said}
     ours = {key: value for key, value in meta.items() if key.startswith(_META)}
     digest = ours.pop(_CRC, None)
-    if digest is not None and digest != _digest(table.schema, len(table), ours):
+    if digest is not None and digest != _digest(schema, rows, ours):
         raise FileError(path, "the columns that were written", "others, by their CRC-32")
     return (
-        {name: array for name, array in arrays.items() if array is not None},
+        {name: array for name, array in arrays.items() if array.first is not None},
         {key.removeprefix(_META): value for key, value in ours.items()},
     )
+
+
+def _none(path: str | os.PathLike[str], error: Exception) -> FileError:
+    return FileError(path, "a Parquet file", f"{type(error).__name__}: {str(error)[:200]}")
+
+
+class _Groups:
+    """A column of a file, of which a row group is in memory at a time; `first` is None if it is not of numbers."""
+
+    def __init__(self, path: str | os.PathLike[str], file: Any, name: str, ends: np.ndarray) -> None:
+        self._path, self._file, self._name, self._ends, self._at = path, file, name, ends, 0
+        empty = file.schema_arrow.empty_table()
+        self.first = self._read(0) if len(ends) else _numpy(path, name, empty.column(name))
+        if self.first is not None:
+            self._group = self.first
+            self.dtype, self.shape = self.first.dtype, (int(ends[-1]) if len(ends) else 0, *self.first.shape[1:])
+
+    def _read(self, group: int) -> np.ndarray | None:
+        try:
+            column = self._file.read_row_group(group, [self._name]).column(self._name)
+            rows = int(self._ends[group] - (self._ends[group - 1] if group else 0))
+            if len(column) != rows:
+                raise ValueError(f"{len(column)} rows of {self._name!r} in a group of {rows}")
+            return _numpy(self._path, self._name, column)
+        except FileError:
+            raise
+        except Exception as error:  # pyarrow's
+            raise _none(self._path, error) from error
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(self.shape[0])
+        parts = [np.zeros((0, *self.shape[1:]), self.dtype)]
+        while start < stop:
+            group = int(np.searchsorted(self._ends, start, "right"))
+            begin = int(self._ends[group - 1]) if group else 0
+            if group != self._at:
+                found = self._read(group)
+                if found is None or found.shape[1:] != self.shape[1:]:
+                    raise FileError(self._path, f"lists of one length in {self._name!r}", "several", "pad or cut them")
+                self._group, self._at, self.first = found, group, found
+            end = min(stop, int(self._ends[group]))
+            parts.append(self._group[start - begin : end - begin])
+            start = end
+        return np.concatenate(parts)
 
 
 def _numpy(path: str | os.PathLike[str], name: str, column: Any) -> np.ndarray | None:

@@ -10,12 +10,13 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from kvjax._formats.atomic import written
 from kvjax._formats.errors import FileError, needed
-from kvjax._formats.source import Source, digest_of, raw, row_bytes
+from kvjax._formats.source import Column, Source, digest_of, ranges, raw, row_bytes
 
 _DTYPES = {
     "bool": "BOOL", "int8": "I8", "uint8": "U8", "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32",
@@ -52,28 +53,54 @@ def write(path: str | os.PathLike[str], source: Source) -> None:
         file.write(header())  # of the same length
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The tensors of a file by name, and its metadata.
+def columns(path: str | os.PathLike[str]) -> tuple[dict[str, Column], dict[str, str]]:
+    """The tensors of a file by name, which are read when they are asked for, and its metadata.
+
+    What `write` has written is read once before, to compare it with its checksums.
 
     Raises:
-      FileError: it is no such file, or not what `write` has written.
+      FileError: it is no such file, or not what `write` has written; so does reading from it.
       ImportError: safetensors is not installed.
     """
     library = needed("safetensors", "reading safetensors", "convert")
     try:
-        with library.safe_open(os.fspath(path), framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            meta = dict(file.metadata() or {})
+        file = library.safe_open(os.fspath(path), framework="numpy")
+        arrays: dict[str, Column] = {name: _Tensor(path, file, name) for name in file.keys()}  # noqa: SIM118
+        meta = dict(file.metadata() or {})
     except (library.SafetensorError, OSError, TypeError, KeyError, AttributeError) as error:
-        raise FileError(path, "a file of safetensors with dtypes that NumPy has", f"{error}") from error
+        raise _none(path, error) from error
     sealed = meta.pop(_CRC, None)
     if sealed is not None and sealed != _sealed({name: _digest(name, array) for name, array in arrays.items()}, meta):
         raise FileError(path, "the columns that were written", "others, by their CRC-32")
     return arrays, meta
 
 
-def _digest(name: str, array: np.ndarray) -> int:
-    return zlib.crc32(raw(array), digest_of(name, (array.dtype, array.shape[1:]), len(array)))
+def _none(path: str | os.PathLike[str], error: Exception) -> FileError:
+    return FileError(path, "a file of safetensors with dtypes that NumPy has", f"{error}")
+
+
+class _Tensor:
+    def __init__(self, path: str | os.PathLike[str], file: Any, name: str) -> None:
+        self._path, self._slice = path, file.get_slice(name)
+        self.shape = tuple(self._slice.get_shape())
+        self.dtype = (self._slice[:1] if self.shape and self.shape[0] else file.get_tensor(name)).dtype
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(self.shape[0])
+        if start >= stop:
+            return np.zeros((0, *self.shape[1:]), self.dtype)
+        try:
+            return self._slice[start:stop]
+        except Exception as error:  # the library's
+            raise _none(self._path, error) from error
+
+
+def _digest(name: str, array: Column) -> int:
+    size = row_bytes((array.dtype, array.shape[1:]))
+    crc = digest_of(name, (array.dtype, array.shape[1:]), array.shape[0])
+    for start, stop in ranges(array.shape[0], size):
+        crc = zlib.crc32(raw(array[start:stop]), crc)
+    return crc
 
 
 def _sealed(digests: Mapping[str, int], meta: Mapping[str, str]) -> str:

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
+
+from kvjax._formats.errors import FileError
 
 Type: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
 """Dtype of a column, and the shape of what one row has of it."""
 
 PIECE_BYTES = 1 << 24
 """About so many bytes of a column are in memory at once."""
+
+
+class Column(Protocol):
+    """An array of which a range of rows is read when it is asked for, as ``column[start:stop]``."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __getitem__(self, rows: slice, /) -> np.ndarray: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,14 +48,14 @@ class Source:
     widths: Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
 
     @classmethod
-    def of(cls, columns: Mapping[str, np.ndarray], meta: Mapping[str, str]) -> Source:
-        """The source of arrays in memory."""
+    def of(cls, columns: Mapping[str, Column], meta: Mapping[str, str]) -> Source:
+        """The source of arrays in memory or in files."""
         types = {name: (array.dtype, array.shape[1:]) for name, array in columns.items()}
 
         def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
             return {name: columns[name][start:stop] for name in names}
 
-        return cls(types, len(next(iter(columns.values()))), read, meta)
+        return cls(types, next(iter(columns.values())).shape[0], read, meta)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a whole column."""
@@ -72,6 +85,70 @@ class Source:
     def only(self, names: list[str]) -> Source:
         """Some of the columns."""
         return dataclasses.replace(self, types={name: self.types[name] for name in names})
+
+
+class Concatenated:
+    """Columns, one after the other, as one; of the same type."""
+
+    def __init__(self, parts: Sequence[Column]) -> None:
+        self._parts, self.dtype = parts, parts[0].dtype
+        self._ends = np.cumsum([part.shape[0] for part in parts])
+        self.shape = (int(self._ends[-1]), *parts[0].shape[1:])
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(self.shape[0])
+        found = [self._parts[0][:0]]
+        for part, end in zip(self._parts, self._ends.tolist(), strict=True):
+            begin = end - part.shape[0]
+            if start < end and stop > begin:
+                found.append(part[max(start - begin, 0) : min(stop, end) - begin])
+        return found[1] if len(found) == 2 else np.concatenate(found)
+
+
+class Mapped:
+    """A column of which a function makes another of the same dtype, row by row."""
+
+    def __init__(
+        self, column: Column, function: Callable[[np.ndarray], np.ndarray], shape: tuple[int, ...] | None = None
+    ) -> None:
+        self.dtype, self.shape = column.dtype, column.shape if shape is None else shape
+        self._column, self._function = column, function
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return self._function(self._column[rows])
+
+
+class InFile:
+    """A bare array in a file, little-endian, of which rows are read when they are asked for.
+
+    Args:
+      path: of the file.
+      dtype: of its elements.
+      shape: of the array.
+      offset: of its first byte.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], dtype: np.dtype[Any], shape: tuple[int, ...], offset: int = 0
+    ) -> None:
+        self.dtype, self.shape, self._path, self._offset = dtype, shape, path, offset
+
+    def of_shape(self, shape: tuple[int, ...]) -> InFile:
+        """The same elements as an array of another shape."""
+        return InFile(self._path, self.dtype, shape, self._offset)
+
+    def whole(self) -> np.ndarray:
+        """All of it; one without rows has one element."""
+        return self[:] if self.shape else self.of_shape((1,))[:].reshape(())
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(self.shape[0])
+        size = row_bytes((self.dtype, self.shape[1:]))
+        count = max(stop - start, 0) * (size // self.dtype.itemsize)
+        found = np.fromfile(self._path, self.dtype, count, offset=self._offset + start * size)
+        if len(found) != count:
+            raise FileError(self._path, f"{count} elements at {self._offset + start * size}", f"{len(found)}")
+        return found.reshape(max(stop - start, 0), *self.shape[1:])
 
 
 def _blocks(array: np.ndarray, size: int) -> Iterator[np.ndarray]:

@@ -12,10 +12,12 @@ from kvjax.convert._imported import Imported as Imported
 from kvjax.convert._sok import from_sok as from_sok
 from kvjax.convert._tfplus import from_tfplus as from_tfplus
 from kvjax.convert._tfra import from_tfra as from_tfra
+from kvjax.convert._to_checkpoint import ImportReport as ImportReport
+from kvjax.convert._to_checkpoint import import_checkpoint as import_checkpoint
 
 __all__ = [
-    "ExportReport", "FileError", "Imported", "export_checkpoint", "from_deeprec", "from_dense", "from_npz",
-    "from_parquet", "from_safetensors", "from_sok", "from_tfplus", "from_tfra",
+    "ExportReport", "FileError", "ImportReport", "Imported", "export_checkpoint", "from_deeprec", "from_dense",
+    "from_npz", "from_parquet", "from_safetensors", "from_sok", "from_tfplus", "from_tfra", "import_checkpoint",
 ]  # fmt: skip
 
 

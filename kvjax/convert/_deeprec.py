@@ -8,7 +8,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvjax._formats.bundle import Bundle, latest
-from kvjax.convert._imported import Imported, imported, of_keys
+from kvjax._formats.source import Column, Mapped
+from kvjax.convert._imported import Imported
+from kvjax.convert._incoming import Incoming, incoming
 from kvjax.convert._parts import joined, parts_of, slots_of
 
 
@@ -42,20 +44,24 @@ def from_deeprec(
       >>> sorted(imported.rows.keys.tolist())
       [0, 1, 2]
     """
+    return open_deeprec(path, name, slots=slots).read()
+
+
+def open_deeprec(path: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None) -> Incoming:
+    """As `from_deeprec`, to be read piece by piece."""
     bundle = Bundle(latest(path))
     parts = parts_of(bundle, name)
-    columns = {"keys": joined(bundle, parts, "-keys"), "values": joined(bundle, parts, "-values")}
+    columns: dict[str, Column] = {"keys": joined(bundle, parts, "-keys"), "values": joined(bundle, parts, "-values")}
     left: list[str] = []
     for column in ("freqs", "versions"):
         if all(f"{part}-{column}" in bundle.entries for part in parts):
             array = joined(bundle, parts, f"-{column}")
-            if len(array):
-                columns[column] = np.maximum(array, 0) if column == "versions" else array
-            elif len(columns["keys"]):
+            if array.shape[0]:
+                columns[column] = Mapped(array, lambda rows: np.maximum(rows, 0)) if column == "versions" else array
+            elif columns["keys"].shape[0]:
                 left.append(f"{column}, which this variable did not keep")
     if all(f"{part}-keys_filtered" in bundle.entries for part in parts):
         waiting = sum(bundle.entries[f"{part}-keys_filtered"].shape[0] for part in parts)
         left += [f"{waiting} keys that its filter had not admitted"] if waiting else []
     taken, others = slots_of(bundle, name, parts, slots or {})
-    arrays, columns["has_slots"], without = of_keys(bundle.prefix, columns["keys"], taken)
-    return imported(bundle.prefix, f"DeepRec's {name!r}", columns, slots=arrays, left=left + without + others)
+    return incoming(bundle.prefix, f"DeepRec's {name!r}", columns, joined=taken, left=left + others)

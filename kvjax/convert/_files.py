@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from kvjax._formats import npz, parquet, safetensors
 from kvjax._formats.errors import FileError
 from kvjax._formats.quantised import SCALES, restored
+from kvjax._formats.source import Column
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.exported import ROW_COLUMNS, SLOT
-from kvjax.convert._imported import Imported, imported
+from kvjax.convert._imported import Imported
+from kvjax.convert._incoming import Incoming, incoming
 
 
 def from_safetensors(path: str | os.PathLike[str], columns: Mapping[str, str | None] | None = None) -> Imported:
@@ -38,7 +40,7 @@ def from_safetensors(path: str | os.PathLike[str], columns: Mapping[str, str | N
       >>> kvjax.convert.from_safetensors(path, {"keys": None}).rows.keys.tolist()
       [0, 1, 2]
     """
-    return _of(path, "a safetensors file", safetensors.read, columns)
+    return open_file("safetensors", path, columns).read()
 
 
 def from_npz(path: str | os.PathLike[str], columns: Mapping[str, str | None] | None = None) -> Imported:
@@ -61,7 +63,7 @@ def from_npz(path: str | os.PathLike[str], columns: Mapping[str, str | None] | N
       >>> kvjax.convert.from_npz(path, {"keys": "ids", "values": "rows"})
       Imported(rows=2, dim=3, float64, keys int64, of an npz file)
     """
-    return _of(path, "an npz file", npz.read, columns)
+    return open_file("npz", path, columns).read()
 
 
 def from_parquet(path: str | os.PathLike[str], columns: Mapping[str, str | None] | None = None) -> Imported:
@@ -78,7 +80,7 @@ def from_parquet(path: str | os.PathLike[str], columns: Mapping[str, str | None]
       ValueError: it is no such file, lacks a column, has nulls, or columns do not fit each other.
       ImportError: pyarrow is not installed.
     """
-    return _of(path, "a Parquet file", parquet.read, columns)
+    return open_file("parquet", path, columns).read()
 
 
 def from_dense(embedding: ArrayLike, keys: ArrayLike | None = None) -> Imported:
@@ -99,15 +101,20 @@ def from_dense(embedding: ArrayLike, keys: ArrayLike | None = None) -> Imported:
     """
     values = np.asarray(embedding)
     given = np.arange(len(values) if values.ndim else 0) if keys is None else np.asarray(keys)
-    return imported("from_dense", "an array", {"keys": given, "values": values}, slots={}, left=[])
+    return incoming("from_dense", "an array", {"keys": given, "values": values}).read()
 
 
-_Read = Callable[[str | os.PathLike[str]], tuple[dict[str, np.ndarray], dict[str, str]]]
+_FORMATS = {
+    "safetensors": ("a safetensors file", safetensors.columns), "npz": ("an npz file", npz.columns),
+    "parquet": ("a Parquet file", parquet.columns),
+}  # fmt: skip
 
 
-def _of(path: str | os.PathLike[str], source: str, read: _Read, names: Mapping[str, str | None] | None) -> Imported:
+def open_file(format: str, path: str | os.PathLike[str], columns: Mapping[str, str | None] | None = None) -> Incoming:
+    """A file of columns, as `from_safetensors` and the like take it, to be read piece by piece."""
+    source, read = _FORMATS[format]
     arrays, meta = read(path)
-    given = dict(names or {})
+    given = dict(columns or {})
     if unknown := sorted(name for name in given if name not in (*ROW_COLUMNS, SCALES) and not name.startswith(SLOT)):
         raise FileError(
             path, f"columns of {[*ROW_COLUMNS, SCALES, SLOT + '<name>']}", f"{unknown}", "give names by these"
@@ -127,14 +134,33 @@ def _of(path: str | os.PathLike[str], source: str, read: _Read, names: Mapping[s
         )
     found = {name: arrays[there] for name, there in ours.items() if there is not None}
     if ours["keys"] is None:
-        found["keys"] = np.arange(len(found["values"]) if found["values"].ndim else 0)
+        found["keys"] = _Numbers(found["values"].shape[0] if found["values"].shape else 0)
+    scales = found.pop(SCALES, None)
     if found["values"].dtype == np.int8:
-        if found["values"].ndim != 2 or SCALES not in found or found[SCALES].shape != found["values"].shape[:1]:
+        if len(found["values"].shape) != 2 or scales is None or scales.shape != found["values"].shape[:1]:
             raise FileError(path, f"a scale for each row of int8, as {SCALES!r}", f"{sorted(arrays)}")
-        found["values"] = restored(found)
-    found.pop(SCALES, None)
-    slots = {name.removeprefix(SLOT): found.pop(name) for name in list(found) if name.startswith(SLOT)}
+        found["values"] = _Restored(found["values"], scales)
     left = [f"the column {name!r}" for name in arrays if name not in ours.values()]
     step = meta.get("last_step", "")
     last_step = int(step) if step.lstrip("-").isdecimal() else None
-    return imported(path, source, found, slots=slots, last_step=last_step, left=left)
+    return incoming(path, source, found, last_step=last_step, left=left)
+
+
+class _Numbers:
+    """The number of each row."""
+
+    def __init__(self, rows: int) -> None:
+        self.dtype, self.shape = np.dtype(np.int64), (rows,)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return np.arange(*rows.indices(self.shape[0]))
+
+
+class _Restored:
+    """Rows of int8 as the floats that they stand for."""
+
+    def __init__(self, values: Column, scales: Column) -> None:
+        self._values, self._scales, self.shape, self.dtype = values, scales, values.shape, np.dtype(np.float32)
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return restored({"values": self._values[rows], SCALES: self._scales[rows]})

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-import numpy as np
-
 from kvjax._formats.bundle import Bundle
 from kvjax._formats.errors import FileError
+from kvjax._formats.source import Column, Concatenated
 from kvjax._values.errors import meant
-from kvjax.convert._imported import Slot
+from kvjax._values.exported import SLOT
+from kvjax.convert._incoming import Joined
 
 
 def parts_of(bundle: Bundle, name: str) -> list[str]:
@@ -37,21 +37,21 @@ def parts_of(bundle: Bundle, name: str) -> list[str]:
     return [found[i] for i in sorted(found)]
 
 
-def joined(bundle: Bundle, parts: list[str], end: str) -> np.ndarray:
+def joined(bundle: Bundle, parts: list[str], end: str) -> Column:
     """A tensor of all parts, one after the other.
 
     Raises:
       FileError: one is missing, or they differ in width.
     """
-    arrays = [bundle.read(part + end) for part in parts]
-    if len({array.shape[1:] for array in arrays}) > 1:
-        raise FileError(bundle.prefix, f"parts of {end[1:]} of one width", f"{[array.shape for array in arrays]}")
-    return np.concatenate(arrays)
+    columns = [bundle.column(part + end) for part in parts]
+    if len({(column.dtype, column.shape[1:]) for column in columns}) > 1 or not columns[0].shape:
+        raise FileError(bundle.prefix, f"parts of {end[1:]} of one width", f"{[column.shape for column in columns]}")
+    return Concatenated(columns)
 
 
 def slots_of(
     bundle: Bundle, name: str, parts: list[str], wanted: Mapping[str, str]
-) -> tuple[dict[str, Slot], list[str]]:
+) -> tuple[dict[str, Joined], list[str]]:
     """The slots of a variable, which are variables named "<part>/<slot>".
 
     Args:
@@ -61,7 +61,7 @@ def slots_of(
       wanted: which to take, their names to ours.
 
     Returns:
-      Those, by our names, and what was left.
+      Those, by the columns that they are to be, and what was left.
 
     Raises:
       FileError: one is not there, or not in all parts.
@@ -70,9 +70,12 @@ def slots_of(
     if lost := sorted(wanted.keys() - set(there)):
         raise FileError(bundle.prefix, f"the slots {lost} of {name!r}", f"{there}", "name those that are there")
     taken = {
-        ours: Slot(slot, *(joined(bundle, [f"{part}/{slot}" for part in parts], end) for end in ("-keys", "-values")))
+        SLOT + ours: Joined.slot(
+            bundle.prefix, slot,
+            *(joined(bundle, [f"{part}/{slot}" for part in parts], end) for end in ("-keys", "-values")),
+        )
         for slot, ours in wanted.items()
-    }
+    }  # fmt: skip
     return taken, [f"the slot {slot!r}" for slot in there if slot not in wanted]
 
 

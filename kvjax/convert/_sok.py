@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from kvjax._formats.errors import FileError
-from kvjax.convert._imported import Imported, imported
+from kvjax._formats.source import InFile
+from kvjax._values.exported import SLOT
+from kvjax.convert._imported import Imported
+from kvjax.convert._incoming import Incoming, incoming
 
 _HEADER = 296
 _DTYPES = ("int32", "int64", "uint32", "uint64", "float16", "float32", "float64")
@@ -34,31 +37,35 @@ def from_sok(
     Raises:
       FileError: a file is missing, is none of SOK's, or sizes do not fit each other.
     """
+    return open_sok(folder, name, slots=slots).read()
+
+
+def open_sok(folder: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None) -> Incoming:
+    """As `from_sok`, to be read piece by piece."""
     stem = name.translate(str.maketrans(dict.fromkeys(string.punctuation, "_")))
     path = Path(folder)
     keys = _read(path / f"{stem}-key", 0)
     weights = _read(path / f"{stem}-weight", 1)
-    rows = len(keys)
-    if rows == 0 or len(weights) % rows:
-        raise FileError(path / f"{stem}-weight", f"whole rows for {rows} keys", f"{len(weights)} elements")
-    dim = len(weights) // rows
+    (rows,), (elements,) = keys.shape, weights.shape
+    if rows == 0 or elements % rows:
+        raise FileError(path / f"{stem}-weight", f"whole rows for {rows} keys", f"{elements} elements")
+    dim = elements // rows
     _check_meta(path / "meta_info", name, stem, rows, dim)
     there = {file.name.removeprefix(f"{stem}-"): file for file in sorted(path.glob(f"{stem}-*-*"))}
     wanted = dict(slots or {})
     if lost := sorted(wanted.keys() - there.keys()):
         raise FileError(path, f"the slots {lost} of {name!r}", f"{sorted(there)}", "name those that are there")
-    taken = {}
+    columns = {"keys": keys, "values": weights.of_shape((rows, dim))}
     for slot, ours in wanted.items():
         array = _read(there[slot], 2)
-        if len(array) != rows * dim:
-            raise FileError(there[slot], f"({rows}, {dim})", f"{len(array)} elements")
-        taken[ours] = array.reshape(rows, dim)
+        if array.shape != (rows * dim,):
+            raise FileError(there[slot], f"({rows}, {dim})", f"{array.shape[0]} elements")
+        columns[SLOT + ours] = array.of_shape((rows, dim))
     left = [f"the slot {slot!r}" for slot in there if slot not in wanted]
-    columns = {"keys": keys, "values": weights.reshape(rows, dim)}
-    return imported(path, f"SOK's {name!r}", columns, slots=taken, left=left)
+    return incoming(path, f"SOK's {name!r}", columns, left=left)
 
 
-def _read(path: Path, kind: int) -> np.ndarray:
+def _read(path: Path, kind: int) -> InFile:
     """What follows the header of a file of this kind: keys, weights or a slot."""
     try:
         with open(path, "rb") as file:
@@ -70,10 +77,10 @@ def _read(path: Path, kind: int) -> np.ndarray:
     if len(header) < _HEADER or found != kind or number >= len(_DTYPES):
         got = f"{size + _HEADER} bytes of kind {found} and dtype {number}"
         raise FileError(path, f"SOK's header of kind {kind}", got)
-    dtype = np.dtype(_DTYPES[number]).newbyteorder("<")
+    dtype = np.dtype(_DTYPES[number])
     if size % dtype.itemsize:
         raise FileError(path, f"whole elements of {dtype}", f"{size} bytes")
-    return np.fromfile(path, dtype, offset=_HEADER)
+    return InFile(path, dtype, (size // dtype.itemsize,), _HEADER)
 
 
 def _check_meta(path: Path, name: str, stem: str, rows: int, dim: int) -> None:

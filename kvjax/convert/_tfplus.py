@@ -9,7 +9,9 @@ import numpy as np
 
 from kvjax._formats.bundle import Bundle, latest
 from kvjax._formats.errors import FileError
-from kvjax.convert._imported import Imported, imported, of_keys, places
+from kvjax._formats.source import Mapped, Source, ranges
+from kvjax.convert._imported import Imported
+from kvjax.convert._incoming import Incoming, Joined, incoming
 from kvjax.convert._parts import joined, parts_of, slots_of
 
 
@@ -33,6 +35,11 @@ def from_tfplus(
         written, or tensors do not fit each other.
       ImportError: google-crc32c is not installed.
     """
+    return open_tfplus(path, name, slots=slots).read()
+
+
+def open_tfplus(path: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None) -> Incoming:
+    """As `from_tfplus`, to be read piece by piece."""
     bundle = Bundle(latest(path))
     parts = parts_of(bundle, name)
     for part in parts:
@@ -40,20 +47,17 @@ def from_tfplus(
             raise FileError(bundle.prefix, "a full checkpoint", f"a delta of {name!r}", "give the full one")
     columns = {"keys": joined(bundle, parts, "-keys"), "values": joined(bundle, parts, "-values")}
     left: list[str] = []
+    taken, others = slots_of(bundle, name, parts, slots or {})
     if all(f"{part}-freq_keys" in bundle.entries for part in parts):
-        of, words = joined(bundle, parts, "-freq_keys"), joined(bundle, parts, "-freq_values").reshape(-1)
-        if len(of) != len(words):
-            raise FileError(bundle.prefix, "one frequency for each key", f"{len(words)} for {len(of)} keys")
-        at, there = places(bundle.prefix, "the frequencies", of, columns["keys"])
-        columns["freqs"] = np.zeros(len(there), np.int64)
-        columns["freqs"][there] = words[at[there]] & 0xFFFF
-        if words.dtype == np.uint32 and (words >> 16).any():
+        of, words = joined(bundle, parts, "-freq_keys"), joined(bundle, parts, "-freq_values")
+        if of.shape != words.shape[:1] or words.shape[1:] not in ((), (1,)) or words.dtype.kind not in "iu":
+            raise FileError(bundle.prefix, "one frequency for each key", f"{words.shape} for {of.shape} keys")
+        if words.dtype == np.uint32 and any((words[a:b] >> 16).any() for a, b in ranges(words.shape[0], 4)):
             left.append("the days of the last updates, which are no steps")
-        if more := len(of) - int(there.sum()):
-            left.append(f"the frequencies of {more} keys without a row")
+        counts = Mapped(words, lambda rows: rows.reshape(-1) & 0xFFFF, of.shape)
+        frequencies = Source.of({"keys": of, "values": counts}, {})
+        taken["freqs"] = Joined(frequencies, "the frequencies", "the frequencies of {} keys without a row")
     for end, what in (("blacklist", "keys whose rows group lasso has removed"), ("init_table", "initial rows")):
         count = sum(bundle.entries[f"{part}-{end}"].shape[0] for part in parts if f"{part}-{end}" in bundle.entries)
         left += [f"{count} {what}"] if count else []
-    taken, others = slots_of(bundle, name, parts, slots or {})
-    arrays, columns["has_slots"], without = of_keys(bundle.prefix, columns["keys"], taken)
-    return imported(bundle.prefix, f"TFPlus' {name!r}", columns, slots=arrays, left=left + without + others)
+    return incoming(bundle.prefix, f"TFPlus' {name!r}", columns, joined=taken, left=left + others)

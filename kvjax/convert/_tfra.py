@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from kvjax._formats.errors import FileError
-from kvjax.convert._imported import Imported, Slot, imported, of_keys
+from kvjax._formats.source import Column, Concatenated, InFile
+from kvjax._values.exported import SLOT
+from kvjax.convert._imported import Imported
+from kvjax.convert._incoming import Incoming, Joined, incoming
 
 
 def from_tfra(
@@ -46,28 +49,37 @@ def from_tfra(
       >>> kvjax.convert.from_tfra(folder, "items", dim=2).rows.values.shape
       (3, 2)
     """
+    return open_tfra(folder, name, dim, key_dtype=key_dtype, dtype=dtype, slots=slots).read()
+
+
+def open_tfra(
+    folder: str | os.PathLike[str], name: str, dim: int | None = None, *, key_dtype: str = "int64",
+    dtype: str = "float32", slots: Mapping[str, str] | None = None,
+) -> Incoming:  # fmt: skip
+    """As `from_tfra`, to be read piece by piece."""
     path, kinds = Path(folder), (np.dtype(key_dtype), np.dtype(dtype))
     keys, values = _joined(path, name, *kinds, dim)
     there = _slots(path, name)
     chosen = {ours: _meant(path, name, slot, there) for slot, ours in (slots or {}).items()}
-    taken = {ours: Slot(stem, *_joined(path, stem, *kinds, None)) for ours, stem in chosen.items()}
-    arrays, has_slots, left = of_keys(folder, keys, taken)
-    left += [f"{stem}, which may be a slot" for stem in there if stem not in chosen.values()]
-    columns = {"keys": keys, "values": values, "has_slots": has_slots}
-    return imported(folder, f"TFRA's {name!r}", columns, slots=arrays, left=left)
+    taken = {
+        SLOT + ours: Joined.slot(folder, stem, *_joined(path, stem, *kinds, None)) for ours, stem in chosen.items()
+    }
+    left = [f"{stem}, which may be a slot" for stem in there if stem not in chosen.values()]
+    return incoming(folder, f"TFRA's {name!r}", {"keys": keys, "values": values}, joined=taken, left=left)
 
 
 def _joined(
     folder: Path, name: str, key_dtype: np.dtype[np.generic], dtype: np.dtype[np.generic], dim: int | None
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[Column, Column]:
     """Keys and rows of all shards of a variable."""
     parts = [_read(stem, key_dtype, dtype, dim) for stem in _stems(folder, name)]
-    dims = {values.shape[1] for keys, values in parts if len(keys)} or {dim}
+    dims = {values.shape[1] for _, values in parts if values.shape[0]} or {dim}
     if len(dims) > 1 or None in dims:
         got = f"{sorted(map(str, dims))}" if len(dims) > 1 else "no rows, which say none"
         raise FileError(folder, f"shards of one dim of {name!r}", got, "say dim=")
     (width,) = dims
-    return np.concatenate([keys for keys, _ in parts]), np.concatenate([v.reshape(-1, width) for _, v in parts])
+    rows = [values.of_shape((values.shape[0], int(width or 0))) for _, values in parts]
+    return Concatenated([keys for keys, _ in parts]), Concatenated(rows)
 
 
 _ONE = "give a folder that has one"
@@ -102,7 +114,7 @@ def _stems(folder: Path, name: str) -> list[Path]:
 
 def _read(
     stem: Path, key_dtype: np.dtype[np.generic], dtype: np.dtype[np.generic], dim: int | None
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[InFile, InFile]:
     try:
         keys_bytes, values_bytes = (os.path.getsize(f"{stem}{end}") for end in ("-keys", "-values"))
     except OSError as error:
@@ -114,14 +126,7 @@ def _read(
             stem, f"keys of {key_dtype} and rows of {width} {dtype}", f"{keys_bytes} and {values_bytes} bytes",
             "say the dim, key_dtype and dtype of the variable",
         )  # fmt: skip
-    return _mapped(f"{stem}-keys", key_dtype), _mapped(f"{stem}-values", dtype).reshape(rows, width)
-
-
-def _mapped(path: str, dtype: np.dtype[np.generic]) -> np.ndarray:
-    """The elements of a file, which are read as they are copied."""
-    if os.path.getsize(path) == 0:
-        return np.zeros(0, dtype)
-    return np.memmap(path, dtype.newbyteorder("<"), "r")
+    return InFile(f"{stem}-keys", key_dtype, (rows,)), InFile(f"{stem}-values", dtype, (rows, width))
 
 
 def _slots(folder: Path, name: str) -> list[str]:

@@ -284,6 +284,7 @@ def test_no_command_loads_jax(manager, tmp_path):
         ["diff", one, manager], ["prune", manager, "--dry-run", "--min-norm", "1"],
         ["prune", manager, out + "1", "--min-norm", "1"],
         ["convert", manager, out + ".npz", "--table", "user", "--slots"], ["convert", manager, out + "2"],
+        ["convert", out + ".npz", out + "3"],
     ]  # fmt: skip
     code = (
         "import json, sys, time; from kvjax._command.main import main; begun = [0.0]\n"

@@ -63,7 +63,7 @@ def test_slots_of_other_keys_than_the_table_has(tmp_path):
         "1 rows of the slot 'a_m' whose keys have no row", "slots of 1 keys, which not all of ['mu'] have",
     )  # fmt: skip
     write("a_m", [9, 9], [[9, 0], [7, 0]])
-    with pytest.raises(ValueError, match="each key of the slot 'a_m' once, got 1 that are there again, the first 9"):
+    with pytest.raises(ValueError, match=r"each key of the slot 'a_m' once, got 1 keys .* again, the first 9"):
         convert.from_tfra(tmp_path, "a", slots={"m": "mu"})
     write("b_m", [3], [[3, 3]])
     write("b_v_m", [3], [[3, 3]])
@@ -95,7 +95,7 @@ def test_tfplus():
     assert by_key(imported) == {int(k): [k % 13, k % 17] for k in (10, 12, 2**50, 11, -3)}
     np.testing.assert_array_equal(rows.freqs, abs(rows.keys) % 9 + 1)
     assert imported.left == (
-        "the days of the last updates, which are no steps", "the frequencies of 1 keys without a row",
+        "the frequencies of 1 keys without a row", "the days of the last updates, which are no steps",
         "1 keys whose rows group lasso has removed", "8 initial rows",
     )  # fmt: skip
 

@@ -215,8 +215,8 @@ def test_public_names():
         "StatefulTables", "TableHandler", "TableRestore", "TableSave", "combine", "split",
     }  # fmt: skip
     assert set(kvjax.convert.__all__) == {
-        "ExportReport", "FileError", "Imported", "export_checkpoint", "from_deeprec", "from_dense", "from_npz",
-        "from_parquet", "from_safetensors", "from_sok", "from_tfplus", "from_tfra",
+        "ExportReport", "FileError", "ImportReport", "Imported", "export_checkpoint", "from_deeprec", "from_dense",
+        "from_npz", "from_parquet", "from_safetensors", "from_sok", "from_tfplus", "from_tfra", "import_checkpoint",
     }  # fmt: skip
     assert set(kvjax.checkpoint.__all__) == {
         "CheckpointError", "Diff", "FileReport", "TableDiff", "Verified", "compact", "diff", "prune", "restore",

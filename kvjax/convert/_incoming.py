@@ -1,0 +1,204 @@
+"""Incoming rows: another system's table, to be read piece by piece, or whole as an `Imported`."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from kvjax._formats.errors import FileError
+from kvjax._formats.source import Column, Source
+from kvjax._values.dtypes import KEY_DTYPES, dtype_name, is_float
+from kvjax._values.exported import SLOT, Exported
+from kvjax._values.snapshot import Columns
+from kvjax.convert._imported import Imported
+
+
+@dataclasses.dataclass(frozen=True)
+class Joined:
+    """A column whose rows are under keys in an order of their own.
+
+    Attributes:
+      source: "keys" and "values".
+      what: for errors.
+      left: what is said of those whose keys have no row, with "{}" for their number.
+    """
+
+    source: Source
+    what: str
+    left: str
+
+    @classmethod
+    def slot(cls, file: str | os.PathLike[str], name: str, keys: Column, values: Column) -> Joined:
+        """A slot by its name there, which is a table of its own.
+
+        Raises:
+          FileError: it has not as many rows as keys.
+        """
+        if keys.shape != values.shape[:1]:
+            got = f"{keys.shape[0]} and {values.shape[0]}"
+            raise FileError(file, f"as many keys as rows of the slot {name!r}", got)
+        source = Source.of({"keys": keys, "values": values}, {})
+        return cls(source, f"the slot {name!r}", f"{{}} rows of the slot {name!r} whose keys have no row")
+
+
+@dataclasses.dataclass(frozen=True)
+class Incoming:
+    """Rows of another system's table, whose types fit each other; nothing is read of them yet.
+
+    Attributes:
+      file: for errors.
+      source: what it is, in words.
+      rows: "keys", "values", and those of the columns of `kvjax.Exported` that are in the same order.
+      joined: those that are in another, by their names.
+      last_step: of the table, if it is known.
+      left: what was not taken.
+    """
+
+    file: str | os.PathLike[str]
+    source: str
+    rows: Source
+    joined: Mapping[str, Joined]
+    last_step: int | None
+    left: tuple[str, ...]
+
+    @property
+    def key_dtype(self) -> str:
+        """Of the keys there."""
+        return self.rows.types["keys"][0].name
+
+    @property
+    def sources(self) -> dict[str, Source]:
+        """All that there is to read: the rows, as "", and what is joined to them."""
+        return {"": self.rows} | {name: each.source for name, each in self.joined.items()}
+
+    def read(self) -> Imported:
+        """All of it.
+
+        Raises:
+          FileError: it is damaged, or a key is there twice.
+        """
+        parts = {name: source.read(list(source.types), 0, source.num_rows) for name, source in self.sources.items()}
+        lost = Counter[str]()
+        columns = self.together(parts, lost)
+        columns["values"] = np.ascontiguousarray(columns["values"])
+        step = int(columns["versions"].max(initial=0)) if self.last_step is None else self.last_step
+        rows = Exported.of_columns(columns, step)
+        return Imported(rows, self.key_dtype, self.source, self.left_of(lost))
+
+    def together(self, parts: Mapping[str, Columns], lost: Counter[str]) -> dict[str, np.ndarray]:
+        """The columns of `kvjax.Exported`, of all rows or of those of some buckets, in the order of the rows.
+
+        Args:
+          parts: what `sources` have of these.
+          lost: gets the numbers of what is left out.
+
+        Raises:
+          FileError: a key is there twice, or a count is negative.
+        """
+        columns = dict(parts[""])
+        keys = wide(columns["keys"])
+        words, n = keys.view(np.int64), len(keys)
+        _check_once(self.file, "each key once", np.sort(words), keys, "leave all but one of their rows out")
+        has_slots = columns.get("has_slots", np.full(n, any(name.startswith(SLOT) for name in self.columns)))
+        for name, each in self.joined.items():
+            found = parts[name]
+            at, there = _places(self.file, each.what, wide(found["keys"]).view(np.int64), words)
+            columns[name] = np.zeros((n, *found["values"].shape[1:]), found["values"].dtype)
+            columns[name][there] = found["values"][at[there]]
+            lost[name] += len(found["keys"]) - int(there.sum())
+            if name.startswith(SLOT):
+                has_slots = has_slots & there
+        lost[_WITHOUT] += int((~has_slots).sum()) if any(name.startswith(SLOT) for name in self.joined) else 0
+        for name in ("freqs", "versions"):
+            columns[name] = columns.get(name, np.zeros(n, np.int64)).astype(np.int64)
+            if (columns[name] < 0).any():
+                raise FileError(self.file, "freqs and versions of at least 0", "negative ones")
+        pinned = columns.get("pinned", np.zeros(n, bool)).astype(bool)
+        return columns | {"keys": keys, "has_slots": has_slots.astype(bool), "pinned": pinned}
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of those that there are."""
+        return [*self.rows.types, *self.joined]
+
+    def left_of(self, lost: Counter[str]) -> tuple[str, ...]:
+        """What was not taken, a line each, once all is read."""
+        slots = [name.removeprefix(SLOT) for name in self.joined if name.startswith(SLOT)]
+        texts = {name: each.left for name, each in self.joined.items()}
+        texts[_WITHOUT] = f"slots of {{}} keys, which not all of {slots} have"
+        return (*(text.replace("{}", str(lost[name]), 1) for name, text in texts.items() if lost[name]), *self.left)
+
+
+_WITHOUT = ""
+"""Under which `Incoming.together` counts keys without slots."""
+
+
+def incoming(
+    file: str | os.PathLike[str], source: str, columns: Mapping[str, Column], *,
+    joined: Mapping[str, Joined] | None = None, last_step: int | None = None, left: Sequence[str] = (),
+) -> Incoming:  # fmt: skip
+    """Rows to read, if their types fit each other.
+
+    Args:
+      file: for errors.
+      source: what it is, in words.
+      columns: "keys" ``(n,)``, "values" ``(n, dim)``, "freqs", "versions", "has_slots", "pinned" ``(n,)`` if known, and
+        slots ``(n, ...)``, as "slot.<name>".
+      joined: columns that are in another order.
+      last_step: of the table; by default the last row version.
+      left: what was not taken.
+
+    Raises:
+      FileError: they do not.
+    """
+    keys, values = columns["keys"], columns["values"]
+    if len(keys.shape) != 1 or dtype_name(keys.dtype) not in KEY_DTYPES:
+        raise FileError(file, f"keys (n,) of {list(KEY_DTYPES)}", f"{keys.shape} {keys.dtype}")
+    n = keys.shape[0]
+    fits = len(values.shape) == 2 and values.shape[0] == n and values.shape[1] != 0
+    if not fits or not is_float(values.dtype):
+        raise FileError(file, f"values ({n}, dim) of floats", f"{values.shape} {values.dtype}")
+    for name, column in columns.items():
+        if column.shape[:1] != (n,) or (name != "values" and not name.startswith(SLOT) and len(column.shape) != 1):
+            raise FileError(file, f"{name!r} for {n} keys", f"{column.shape}")
+    for name in ("freqs", "versions"):
+        if name in columns and columns[name].dtype.kind not in "iu":
+            raise FileError(file, f"{name} of integers", f"{columns[name].dtype}")
+    return Incoming(file, source, Source.of(columns, {}), dict(joined or {}), last_step, tuple(left))
+
+
+def wide(keys: np.ndarray) -> np.ndarray:
+    """Keys as 64 bits."""
+    return keys.astype(np.uint64 if keys.dtype.kind == "u" else np.int64)
+
+
+def _check_once(
+    file: str | os.PathLike[str], want: str, ordered: np.ndarray, like: np.ndarray, mend: str | None = None
+) -> None:
+    """Whether keys ``(n,)`` in order are distinct; an error has them as `like` are."""
+    again = ordered[1:][ordered[1:] == ordered[:-1]]
+    if len(again):
+        found = np.unique(again).view(like.dtype)
+        got = f"{len(found)} keys that are there again, the first {found[0]}"
+        raise FileError(file, want, got, *([] if mend is None else [mend]))
+
+
+def _places(
+    file: str | os.PathLike[str], what: str, among: np.ndarray, keys: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where each of `keys` ``(n,)`` is among others, and whether it is: ``(n,)`` each.
+
+    Raises:
+      FileError: of the others one is there twice.
+    """
+    order = np.argsort(among, kind="stable")
+    ordered = among[order]
+    _check_once(file, f"each key of {what} once", ordered, ordered)
+    if not len(among):
+        return np.zeros(len(keys), np.int64), np.zeros(len(keys), bool)
+    at = np.minimum(np.searchsorted(ordered, keys), len(among) - 1)
+    return order[at], ordered[at] == keys

@@ -1,0 +1,221 @@
+"""Imports as checkpoints: another system's table, which need not fit into memory, without a table of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvjax._formats.atomic import NewFolder
+from kvjax._formats.errors import FileError
+from kvjax._formats.source import ranges
+from kvjax._keys.buckets import by_bucket
+from kvjax._spec.options import ENTRIES, Request
+from kvjax._values.dtypes import ROW_DTYPES
+from kvjax._values.exported import SLOT
+from kvjax._values.prune import PruneLike
+from kvjax._values.slot_layout import type_text
+from kvjax._values.snapshot import column_types
+from kvjax.checkpoint._catalog import seal
+from kvjax.checkpoint._fields import check_meta
+from kvjax.checkpoint._format import FORMAT, Damaged
+from kvjax.checkpoint._locate import PathLike
+from kvjax.checkpoint._new import begin, check_free
+from kvjax.checkpoint._rewrite import prune as pruned
+from kvjax.checkpoint._rules import dump
+from kvjax.checkpoint._stored import FIELDS, RULES
+from kvjax.checkpoint._write_shard import write_shard
+from kvjax.convert._deeprec import open_deeprec
+from kvjax.convert._files import open_file
+from kvjax.convert._incoming import Incoming
+from kvjax.convert._sok import open_sok
+from kvjax.convert._spread import spread
+from kvjax.convert._tfplus import open_tfplus
+from kvjax.convert._tfra import open_tfra
+from kvjax.ffi import host
+
+_FILES = ("safetensors", "npz", "parquet")
+_SYSTEMS = {"tfra": open_tfra, "deeprec": open_deeprec, "tfplus": open_tfplus, "sok": open_sok}
+
+
+@dataclasses.dataclass(frozen=True)
+class ImportReport:
+    """What an import has written as a checkpoint.
+
+    Attributes:
+      table: its name.
+      rows: in the checkpoint.
+      total: in what was read.
+      left: what was not taken, and why, a line each.
+    """
+
+    table: str
+    rows: int
+    total: int
+    left: tuple[str, ...]
+
+
+def import_checkpoint(
+    source: PathLike, path: PathLike, *, table: str | None = None, format: str | None = None,
+    variable: str | None = None, prune: PruneLike | None = None, overwrite: bool = False,
+    dtype: str | None = None, seed: int | None = None, **how: object,
+) -> ImportReport:  # fmt: skip
+    """Writes another system's table as a checkpoint of one table, and makes no table for it.
+
+    Rows are read and put in order in pieces, of which about 200 MiB are in memory (from 128 GB of rows on a thousandth of
+    them), and one row group of a Parquet file. What is more goes through files beside the checkpoint, which take as much
+    space as the rows until that is whole.
+    Nothing is there if it fails. The table has the default options of `kvjax.get_table`, but for those given here.
+
+    Args:
+      source: a file, or what ``kvjax.convert.from_...`` takes first.
+      path: of the folder of the checkpoint, where nothing is yet.
+      table: its name; by default the variable's, or that of the file.
+      format: "safetensors", "npz", "parquet", "tfra", "deeprec", "tfplus" or "sok"; by default what the
+        source ends with.
+      variable: of the other system.
+      prune: which rows to leave out, as in `kvjax.checkpoint.prune`; then all are written once before.
+      overwrite: replace the checkpoint that is there.
+      dtype: of the rows; by default theirs. Of "tfra", whose files do not say it, theirs too.
+      seed: of initial rows.
+      **how: what ``kvjax.convert.from_<format>`` takes beside: ``columns``, ``slots``, ``dim``, ``key_dtype``.
+
+    Returns:
+      What was written.
+
+    Raises:
+      ValueError: it is none of that format, is damaged, or a table cannot hold it; as the function of the format does.
+      CheckpointError: there is something at the path.
+      ImportError: a library of the format is not installed.
+
+    Example:
+      >>> import kvjax, numpy as np, tempfile
+      >>> folder = tempfile.TemporaryDirectory()
+      >>> np.savez(folder.name + "/items.npz", keys=np.array([7, 8]), values=np.ones((2, 3), np.float32))
+      >>> kvjax.convert.import_checkpoint(folder.name + "/items.npz", folder.name + "/one").rows
+      2
+      >>> kvjax.checkpoint.restore(folder.name + "/one")["items"].lookup(7).tolist()
+      [1.0, 1.0, 1.0]
+      >>> kvjax.drop_table("items")
+      >>> folder.cleanup()
+    """
+    kind = format or Path(source).suffix.removeprefix(".")
+    if kind not in (*_FILES, *_SYSTEMS):
+        raise FileError(
+            source, f"a format of {[*_FILES, *_SYSTEMS]}", f"{kind!r}", "say format=, or end the path with it"
+        )
+    if (variable is None) != (kind in _FILES):
+        raise FileError(
+            source, "variable= for another system's alone", f"{variable!r} for {kind}",
+            "leave it out" if variable else "give the name of the variable",
+        )  # fmt: skip
+    options = {name: value for name, value in {"dtype": dtype, "seed": seed}.items() if value is not None}
+    if kind == "tfra" and dtype is not None:
+        how["dtype"] = dtype
+    opened: Any = functools.partial(open_file, kind) if variable is None else _SYSTEMS[kind]
+    incoming: Incoming = opened(source, *([] if variable is None else [variable]), **how)
+    name = table or variable or Path(source).stem
+    out = Path(path).resolve()
+    if prune is None:
+        return _write(incoming, name, options, out, overwrite)
+    check_free(out, overwrite, "import")
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".") as folder:
+        whole = _write(incoming, name, options, Path(folder) / "whole", False)
+        dropped = pruned(Path(folder) / "whole", out, prune, overwrite=overwrite)[name].dropped
+    return dataclasses.replace(whole, rows=whole.rows - dropped.rows)
+
+
+def _write(incoming: Incoming, name: str, options: Mapping[str, Any], out: Path, overwrite: bool) -> ImportReport:
+    new = NewFolder(out)
+    try:
+        begin(new, overwrite, "import")
+        left = _Arrays(incoming, name, options, new.target.parent).write(new.path)
+        seal(new.path)
+        new.install()
+    finally:
+        new.discard()
+    return ImportReport(name, incoming.rows.num_rows, incoming.rows.num_rows, left)
+
+
+class _Arrays:
+    """The arrays of a table on disk, made of incoming rows a few buckets at a time.
+
+    Raises:
+      FileError: no table can have such rows.
+    """
+
+    def __init__(self, incoming: Incoming, name: str, options: Mapping[str, Any], scratch: Path) -> None:
+        self.incoming, self.scratch, n = incoming, scratch, incoming.rows.num_rows
+        dtype, (dim,) = incoming.rows.types["values"]
+        if "dtype" not in options and dtype.name not in ROW_DTYPES:
+            want, got = f"rows of {list(ROW_DTYPES)}", f"{dtype.name}"
+            raise FileError(incoming.file, want, got, 'say dtype="float32" to round them')
+        types = {column: each.source.types["values"] for column, each in incoming.joined.items()}
+        types |= incoming.rows.types
+        slots = {column.removeprefix(SLOT): types[column] for column in types if column.startswith(SLOT)}
+        texts = {slot: type_text(*kind) for slot, kind in slots.items()}
+        request = Request(name, "import", dim)
+        given = {"dtype": dtype.name, "key_dtype": incoming.key_dtype} | dict(options)
+        for option, entry in ENTRIES.items():
+            if option in (*FIELDS, *RULES):
+                value = entry.metadata["resolve"](request, given.get(option, entry.default))
+                request.options[option] = value
+        last_step, pinned = self._scanned()
+        self.meta: dict[str, Any] = {
+            "format": FORMAT, "name": name, "dim": dim, "num_buckets": host.NUM_BUCKETS, "num_shards": 1, "rows": n,
+            "last_step": last_step if incoming.last_step is None else incoming.last_step,
+            **{option: dump(request[option]) for option in FIELDS},
+            "options": {option: dump(request[option]) for option in RULES},
+            "slots": [list(item) for item in texts.items()], "extras": {"pinned": ["bool", [n]]} if pinned else {},
+        }  # fmt: skip
+        try:
+            check_meta(self.meta, (FORMAT,), name)
+        except Damaged as error:
+            raise FileError(
+                incoming.file, "what a table can have", f"{error}", "leave out what does not fit"
+            ) from error
+        self.types = column_types(dim, np.dtype(request["dtype"]), request["key_dtype"], texts)
+        if not pinned:
+            del self.types["pinned"]
+
+    def _scanned(self) -> tuple[int, bool]:
+        """The last row version, and whether a row is pinned."""
+        rows, last, pinned = self.incoming.rows, 0, False
+        names = [name for name in ("versions", "pinned") if name in rows.types]
+        for start, stop in ranges(rows.num_rows if names else 0, 8):
+            found = rows.read(names, start, stop)
+            last = max(last, int(found.get("versions", np.zeros(0, np.int64)).max(initial=0)))
+            pinned = pinned or bool(found.get("pinned", np.zeros(0, bool)).any())
+        return last, pinned
+
+    def write(self, directory: Path) -> tuple[str, ...]:
+        """Writes them; gives what was left out."""
+        n, lost = self.meta["rows"], Counter[str]()
+        kinds = {name: (dtype, (n, *shape)) for name, (dtype, shape) in self.types.items()}
+        kinds["offsets"] = np.dtype(np.int64), (host.NUM_BUCKETS + 1,)
+        write_shard(directory, self.meta, 0, kinds, self._pieces(lost))
+        return self.incoming.left_of(lost)
+
+    def _pieces(self, lost: Counter[str]) -> Iterator[Mapping[str, np.ndarray]]:
+        counts = np.zeros(host.NUM_BUCKETS, np.int64)
+        for parts in spread(self.incoming.sources, self.scratch):
+            columns = self.incoming.together(parts, lost)
+            order, buckets = by_bucket(columns["keys"])
+            counts += np.bincount(buckets, minlength=len(counts))
+            for name in self.types:
+                yield {name: self._cast(name, columns.pop(name)[order])}
+            del parts, columns  # before the next are read
+        yield {"offsets": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)}
+
+    def _cast(self, name: str, rows: np.ndarray) -> np.ndarray:
+        dtype = self.types[name][0]
+        if name != "values" or rows.dtype == dtype:
+            return rows.astype(dtype, copy=False)
+        with np.errstate(over="ignore"):  # as a table that is loaded with cast=True takes them
+            return rows.astype(dtype)

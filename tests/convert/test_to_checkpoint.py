@@ -1,0 +1,105 @@
+"""Imports as checkpoints: bytes as of a table that is made of the rows and saved, whatever is in memory at once."""
+
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import kvjax
+from kvjax import convert
+from kvjax._formats import source
+from tests.support.checkpoints import trained
+from tests.support.marks import slow
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+SYSTEMS = {
+    "tfra": ("tfra_slots", "user/emb", {"slots": {"m": "mu", "v": "nu"}}),
+    "deeprec": ("deeprec", "user", {"slots": {"Adagrad": "sum_of_squares"}}),
+    "tfplus": ("tfplus/model.ckpt-1", "emb", {}),
+}
+
+
+def files_of(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@slow
+@pytest.mark.parametrize("piece", [1 << 24, 64])
+@pytest.mark.parametrize("format", ["npz", "safetensors", "parquet", *SYSTEMS])
+def test_it_is_the_checkpoint_of_the_table_that_is_made_of_the_rows(format, piece, make, tmp_path, monkeypatch):
+    where, variable, how = tmp_path / f"rows.{format}", None, {}
+    if format in SYSTEMS:
+        pytest.importorskip("google_crc32c")
+        folder, variable, how = SYSTEMS[format]
+        where = GOLDEN / folder
+    else:
+        pytest.importorskip({"parquet": "pyarrow"}.get(format, "numpy"))
+        table = trained(make(3, key_dtype="uint64", dtype="bfloat16")).pin(np.array([7], np.uint64))
+        getattr(table.export(slots=True), f"to_{format}")(where)
+    read = getattr(convert, f"from_{format}")
+    imported = read(where, *filter(None, [variable]), **how)
+    dtype = "bfloat16" if format == "parquet" else None  # which has none
+    table = imported.make("t", **({"dtype": dtype} if dtype else {}))
+    kvjax.checkpoint.save(tmp_path / "whole", [table])
+    kvjax.drop_table("t")
+    monkeypatch.setattr(source, "PIECE_BYTES", piece)
+    given = {"table": "t", "format": format, "variable": variable, "dtype": dtype, **how}
+    report = convert.import_checkpoint(where, tmp_path / "some", **given)
+    assert (report.rows, report.left) == (len(imported.rows), imported.left)
+    assert files_of(tmp_path / "some") == files_of(tmp_path / "whole")
+    prune = kvjax.Prune(top_k=3)
+    report = convert.import_checkpoint(where, tmp_path / "some", **given, prune=prune, overwrite=True)
+    kvjax.checkpoint.prune(tmp_path / "whole", tmp_path / "top", prune)
+    assert report.rows == 3 < report.total and files_of(tmp_path / "some") == files_of(tmp_path / "top")
+
+
+@slow
+def test_what_is_wrong_leaves_nothing(make, tmp_path):
+    np.savez(tmp_path / "twice.npz", keys=np.array([1, 2, 1]), values=np.ones((3, 1), np.float32))
+    np.savez(tmp_path / "wide.npz", keys=np.array([1, 2]), values=np.ones((2, 1)))
+    np.savez(tmp_path / "old.npz", keys=np.array([1]), values=np.ones((1, 1), np.float32), freqs=np.array([-1]))
+    wrongs = {
+        ("twice.npz",): "each key once, got 1 keys that are there again, the first 1",
+        ("wide.npz",): "rows of .*, got float64; say dtype=",
+        ("old.npz",): "freqs and versions of at least 0",
+        ("rows.what",): "a format of",
+        ("rows.npz", "variable"): "variable= for another system's alone",
+        ("rows.tfra",): "variable= for another system's alone",
+    }
+    for (name, *more), message in wrongs.items():
+        with pytest.raises(ValueError, match=message):
+            convert.import_checkpoint(tmp_path / name, tmp_path / "out", **dict.fromkeys(more, "x"))
+    assert {path.suffix for path in tmp_path.iterdir()} == {".npz"}
+    convert.import_checkpoint(tmp_path / "wide.npz", tmp_path / "out", dtype="float16", seed=3)
+    (table,) = kvjax.checkpoint.restore(tmp_path / "out").values()
+    assert (table.name, table.spec.dtype, table.spec.seed, len(table)) == ("wide", "float16", 3, 2)
+    np.savez(tmp_path / "none.npz", keys=np.zeros(0, np.int64), values=np.ones((0, 2), np.float32))
+    assert convert.import_checkpoint(tmp_path / "none.npz", tmp_path / "none").rows == 0
+    assert kvjax.checkpoint.restore(tmp_path / "none")["none"].shape == (0, 2)
+
+
+@slow
+@pytest.mark.parametrize("format", ["npz", "safetensors", "parquet", "tfra"])
+def test_rows_are_read_piece_by_piece(format, tmp_path, monkeypatch):
+    """Of 40 MB, an import and an export have a part in memory; beside it there are some numbers for each bucket."""
+    pytest.importorskip({"parquet": "pyarrow", "safetensors": "safetensors"}.get(format, "numpy"))
+    monkeypatch.setattr(source, "PIECE_BYTES", 1 << 19)
+    monkeypatch.setattr("kvjax.checkpoint._format._CHUNK_BYTES", 1 << 18)
+    n, where, how = 50_000, tmp_path / f"rows.{format}", {}
+    values = np.tile(np.arange(n, dtype=np.float32)[:, None], (1, 200))
+    if format == "tfra":
+        where, how = tmp_path, {"variable": "t"}
+        np.arange(n).tofile(tmp_path / "t-keys")
+        values.tofile(tmp_path / "t-values")
+    else:
+        getattr(convert.from_dense(values).rows, f"to_{format}")(where)
+    tracemalloc.start()
+    try:
+        convert.import_checkpoint(where, tmp_path / "out", format=format, **how)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < values.nbytes / 2, peak
+    some = kvjax.checkpoint.restore(tmp_path / "out", keys=np.array([7, n - 1]))
+    assert next(iter(some.values())).lookup(np.array([7, n - 1]))[:, -1].tolist() == [7, n - 1]
