@@ -18,7 +18,6 @@ from kvjax._values.snapshot import Columns
 from kvjax.convert._incoming import wide
 from kvjax.ffi import host
 
-
 _MOST = 4096
 """Ranges, so that what goes to each at a time is not too little for a disk."""
 

@@ -68,9 +68,9 @@ def import_checkpoint(
 ) -> ImportReport:  # fmt: skip
     """Writes another system's table as a checkpoint of one table, and makes no table for it.
 
-    Rows are read and put in order in pieces, of which about 200 MiB are in memory (from 128 GB of rows on a thousandth of
-    them), and one row group of a Parquet file. What is more goes through files beside the checkpoint, which take as much
-    space as the rows until that is whole.
+    Rows are read and put in order in pieces, of which about 200 MiB are in memory (from 128 GB of rows on a thousandth
+    of them), and one row group of a Parquet file. What is more goes through files beside the checkpoint, which take as
+    much space as the rows until that is whole.
     Nothing is there if it fails. The table has the default options of `kvjax.get_table`, but for those given here.
 
     Args:
