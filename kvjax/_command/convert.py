@@ -112,10 +112,10 @@ def _as_checkpoint(args: argparse.Namespace, kind: str) -> dict[str, Any]:
 
     how: dict[str, Any] = {} if kind in _FILES else {"variable": args.table, "slots": _slots(args)}
     how |= {"dim": args.dim, "key_dtype": args.key_dtype or "int64"} if kind == "tfra" else {}
-    with progress("reading rows", args.json):
+    with progress("writing rows", args.json) as written:
         report = import_checkpoint(
             args.source, args.out, table=args.table, format=kind, prune=rules_of(args), overwrite=args.overwrite,
-            dtype=args.dtype, **how,
+            dtype=args.dtype, progress=written, **how,
         )  # fmt: skip
     return {"rows": report.rows, "total": report.total, "format": "kvjax", "left": list(report.left), "error": None}
 

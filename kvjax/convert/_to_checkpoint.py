@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ class ImportReport:
 def import_checkpoint(
     source: PathLike, path: PathLike, *, table: str | None = None, format: str | None = None,
     variable: str | None = None, prune: PruneLike | None = None, overwrite: bool = False,
-    dtype: str | None = None, seed: int | None = None, **how: object,
+    dtype: str | None = None, seed: int | None = None, progress: Callable[[int], object] | None = None, **how: object,
 ) -> ImportReport:  # fmt: skip
     """Writes another system's table as a checkpoint of one table, and makes no table for it.
 
@@ -84,6 +84,7 @@ def import_checkpoint(
       overwrite: replace the checkpoint that is there.
       dtype: of the rows; by default theirs. Of "tfra", whose files do not say it, theirs too.
       seed: of initial rows.
+      progress: is called with the bytes of each piece that is written.
       **how: what ``kvjax.convert.from_<format>`` takes beside: ``columns``, ``slots``, ``dim``, ``key_dtype``.
 
     Returns:
@@ -123,19 +124,23 @@ def import_checkpoint(
     name = table or variable or Path(source).stem
     out = Path(path).resolve()
     if prune is None:
-        return _write(incoming, name, options, out, overwrite)
+        return _write(incoming, name, options, out, overwrite, progress)
     check_free(out, overwrite, "import")
+    out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".") as folder:
-        whole = _write(incoming, name, options, Path(folder) / "whole", False)
+        whole = _write(incoming, name, options, Path(folder) / "whole", False, progress)
         dropped = pruned(Path(folder) / "whole", out, prune, overwrite=overwrite)[name].dropped
     return dataclasses.replace(whole, rows=whole.rows - dropped.rows)
 
 
-def _write(incoming: Incoming, name: str, options: Mapping[str, Any], out: Path, overwrite: bool) -> ImportReport:
+def _write(
+    incoming: Incoming, name: str, options: Mapping[str, Any], out: Path, overwrite: bool,
+    progress: Callable[[int], object] | None,
+) -> ImportReport:  # fmt: skip
     new = NewFolder(out)
     try:
         begin(new, overwrite, "import")
-        left = _Arrays(incoming, name, options, new.target.parent).write(new.path)
+        left = _Arrays(incoming, name, options, new.target.parent).write(new.path, progress or (lambda _: None))
         seal(new.path)
         new.install()
     finally:
@@ -194,22 +199,24 @@ class _Arrays:
             pinned = pinned or bool(found.get("pinned", np.zeros(0, bool)).any())
         return last, pinned
 
-    def write(self, directory: Path) -> tuple[str, ...]:
+    def write(self, directory: Path, progress: Callable[[int], object]) -> tuple[str, ...]:
         """Writes them; gives what was left out."""
         n, lost = self.meta["rows"], Counter[str]()
         kinds = {name: (dtype, (n, *shape)) for name, (dtype, shape) in self.types.items()}
         kinds["offsets"] = np.dtype(np.int64), (host.NUM_BUCKETS + 1,)
-        write_shard(directory, self.meta, 0, kinds, self._pieces(lost))
+        write_shard(directory, self.meta, 0, kinds, self._pieces(lost, progress))
         return self.incoming.left_of(lost)
 
-    def _pieces(self, lost: Counter[str]) -> Iterator[Mapping[str, np.ndarray]]:
+    def _pieces(self, lost: Counter[str], progress: Callable[[int], object]) -> Iterator[Mapping[str, np.ndarray]]:
         counts = np.zeros(host.NUM_BUCKETS, np.int64)
         for parts in spread(self.incoming.sources, self.scratch):
             columns = self.incoming.together(parts, lost)
             order, buckets = by_bucket(columns["keys"])
             counts += np.bincount(buckets, minlength=len(counts))
             for name in self.types:
-                yield {name: self._cast(name, columns.pop(name)[order])}
+                rows = self._cast(name, columns.pop(name)[order])
+                progress(rows.nbytes)
+                yield {name: rows}
             del parts, columns  # before the next are read
         yield {"offsets": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)}
 

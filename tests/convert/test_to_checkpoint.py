@@ -86,6 +86,7 @@ def test_rows_are_read_piece_by_piece(format, tmp_path, monkeypatch):
     pytest.importorskip({"parquet": "pyarrow", "safetensors": "safetensors"}.get(format, "numpy"))
     monkeypatch.setattr(source, "PIECE_BYTES", 1 << 19)
     monkeypatch.setattr("kvjax.checkpoint._format._CHUNK_BYTES", 1 << 18)
+    seen = []
     n, where, how = 50_000, tmp_path / f"rows.{format}", {}
     values = np.tile(np.arange(n, dtype=np.float32)[:, None], (1, 200))
     if format == "tfra":
@@ -96,10 +97,10 @@ def test_rows_are_read_piece_by_piece(format, tmp_path, monkeypatch):
         getattr(convert.from_dense(values).rows, f"to_{format}")(where)
     tracemalloc.start()
     try:
-        convert.import_checkpoint(where, tmp_path / "out", format=format, **how)
+        convert.import_checkpoint(where, tmp_path / "out", format=format, progress=seen.append, **how)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < values.nbytes / 2, peak
+    assert peak < values.nbytes / 2 and len(seen) > 50 and sum(seen) > values.nbytes, peak
     some = kvjax.checkpoint.restore(tmp_path / "out", keys=np.array([7, n - 1]))
     assert next(iter(some.values())).lookup(np.array([7, n - 1]))[:, -1].tolist() == [7, n - 1]
