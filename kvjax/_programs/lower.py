@@ -136,11 +136,11 @@ class Lowering:
         return self._emitted("mov", "vector", register.dtype, [register])
 
     def single(self, value: Value) -> Register:
-        """A scalar: an element of the row's own."""
+        """One element: of the row's own, or that all rows share."""
         register = self.register(value)
         if register.kind == "vector":
             raise NotLowered("a row in the place of one element")
-        return self._emitted("mov", "scalar", register.dtype, [register]) if register.kind == "shared" else register
+        return register
 
     def section(self) -> list[Instruction]:
         """The instructions up to here; those that follow know nothing of them."""

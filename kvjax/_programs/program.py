@@ -78,6 +78,28 @@ def live(section: Section) -> Section:
     return Section(kept[::-1], stores)
 
 
+def ordered(section: Section) -> Section:
+    """What follows from the single elements that a row keeps comes first: a table makes it once for rows that are alike
+    in them (``cpu/program/alike.h``)."""
+    kept: set[Register] = set()
+    loads: list[Instruction] = []
+    made: list[Instruction] = []
+    rest: list[Instruction] = []
+    for instruction in section.instructions:
+        op, out, args = instruction
+        if op == "load":
+            field = args[0].field
+            follows, to = field is not None and field.source >= 0, loads
+        else:
+            follows, to = any(a in kept for a in args) and all(a in kept or a.kind == "shared" for a in args), made
+        if follows and out.kind == "scalar":
+            to.append(instruction)
+            kept.add(out)
+        else:
+            rest.append(instruction)
+    return Section(loads + made + rest, section.stores)
+
+
 def encoded(dim: int, initial: Section, update: Section) -> tuple[Program, jax.Array]:
     """The program, and its shared registers ``(s, 2)`` uint32.
 
@@ -173,7 +195,8 @@ class _Encoder:
                 copy = Register(register.kind, register.dtype)
                 copies.append(Instruction("mov", copy, (register,)))
                 register = copy
-            last.append(Instruction("store", Register(register.kind, register.dtype, field), (register,)))
+            kind = "scalar" if register.kind == "shared" else register.kind
+            last.append(Instruction("store", Register(kind, register.dtype, field), (register,)))
         return instructions + copies + last, in_place
 
     def text(self, words: Sequence[Sequence[int]]) -> list[str]:

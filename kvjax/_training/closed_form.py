@@ -24,6 +24,7 @@ _TAIL = 1e-8  # of the sum over the steps that a moment carries a row, what is l
 LONGEST = 4096  # steps that a moment may carry a row
 LARGE = 1e30  # a second moment beside which epsilon is nothing
 _TINY = 1e-30
+_SMALLEST = 1e-17  # whose square float32 has in full
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,4 +214,7 @@ class ClosedForm:
         # root is great beside eps, and exact where it is 0.
         low = node * eps
         below = below + low
-        return -sums["reach0"] * (move / ((below + (mean * eps - low)) - gap * eps * low / below))
+        high, rest = mean * eps - low, gap * eps * low
+        if self.eps * self.least < _SMALLEST:  # two divisions
+            return -sums["reach0"] * (move / ((below + high) - rest / below))
+        return -sums["reach0"] * (move * (below / ((below + high) * below - rest)))

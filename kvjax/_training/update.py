@@ -21,7 +21,7 @@ from kvjax._keys.keys import x64_enabled
 from kvjax._programs.fuse import contracted, fused
 from kvjax._programs.instructions import FACTS, GRADIENT, VALUE, Field, NotLowered
 from kvjax._programs.lower import Lowering, Shared, Value, shared
-from kvjax._programs.program import Run, Section, encoded, live
+from kvjax._programs.program import Run, Section, encoded, live, ordered
 from kvjax._spec.spec import TableSpec
 from kvjax._training.rowwise import Late, Rowwise
 from kvjax._training.slots import SlotLayout
@@ -181,4 +181,4 @@ class _Trace:
             wide = field.width == self.spec.dim > 1
             register = self.low.widened(out) if wide else self.low.single(out)
             stores.append((field, register))
-        return fused(live(contracted(Section(self.low.section(), stores)))), outs[len(fields) :]
+        return ordered(fused(live(contracted(Section(self.low.section(), stores))))), outs[len(fields) :]

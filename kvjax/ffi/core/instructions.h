@@ -121,7 +121,7 @@ namespace kvjax {
   FUSED(fma_of_div, "svvv", float, float, fma_f(a, div_f(b, c), d))                               \
   FUSED(add_sqrt_div, "vss", float, float, add_f(sqrt_f(div_f(a, b)), c))                         \
   FUSED(add_of_sqrt, "vs", float, float, add_f(sqrt_f(a), b))                                     \
-  FUSED(add_sub_div, "vss", float, float, sub_f(add_f(a, b), div_f(c, a)))                        \
+  FUSED(div_fms_add, "vss", float, float, div_f(a, fms_f(add_f(a, b), a, c)))                     \
   FUSED(rsqrt_add, "vs", float, float, rsqrt_f(add_f(a, b)))                                      \
   FUSED(sqrt_add, "vs", float, float, sqrt_f(add_f(a, b)))                                        \
   FUSED(next_i, "sss", int32_t, int32_t, select(lt_i(a, b), b, add_i(a, c)))

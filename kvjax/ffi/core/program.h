@@ -183,8 +183,9 @@ inline bool Program::Fits(const Instruction& i) const {
   if (i.op == Opcode::k_load || i.op == Opcode::k_store) {
     const Register row = i.op == Opcode::k_load ? i.arg[0] : i.out;
     const Register other = i.op == Opcode::k_load ? i.out : i.arg[0];
-    if (row.kind() != Kind::kField || other.kind() == Kind::kShared) return false;
+    if (row.kind() != Kind::kField) return false;
     const bool wide = fields[static_cast<size_t>(row.number())].width == dim && dim > 1;
+    if (other.kind() == Kind::kShared) return !wide && i.op == Opcode::k_store;
     if (other.kind() == Kind::kField) return wide && InPlace(other);
     return other.kind() == (wide ? Kind::kVector : Kind::kScalar);
   }

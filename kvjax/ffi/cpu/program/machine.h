@@ -8,12 +8,14 @@
 #include <cstdint>
 #include <memory>
 #include <new>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "kvjax/ffi/core/facts.h"
 #include "kvjax/ffi/core/program.h"
 #include "kvjax/ffi/core/row.h"
+#include "kvjax/ffi/cpu/program/alike.h"
 #include "kvjax/ffi/cpu/program/kernels.h"
 #include "kvjax/ffi/cpu/program/subnormal.h"
 
@@ -58,6 +60,7 @@ class Machine {
     random_.keys = keys_.data();
     Bind(p.initial, initial_);
     Bind(p.update, update_);
+    FindAlike();
   }
 
   /// Rows that fit a tile.
@@ -71,9 +74,9 @@ class Machine {
       for (const TileRow& row : tile) {
         if (row.fresh) fresh_.push_back(row);
       }
-      if (!fresh_.empty()) Run(initial_, fresh_, {});
+      if (!fresh_.empty()) Run(initial_, fresh_, {}, false);
     }
-    Run(update_, tile, next);
+    Run(update_, tile, next, alike_.has_value());
   }
 
   /// Sums rows, as SumInOrder does.
@@ -88,6 +91,7 @@ class Machine {
   // More would leave the first cache, and of fewer rows the work between two kernels would be most of it.
   static constexpr size_t kRegisterBytes = size_t{32} << 10;
   static constexpr size_t kFewest = 16, kMost = 256;
+  static constexpr size_t kFewestShared = 4;  // instructions; to find rows takes as long as a few
 
   static int32_t RowsOfTile(const Program& p) {
     const size_t row =
@@ -145,16 +149,69 @@ class Machine {
     }
   }
 
-  void Run(const std::vector<Step>& steps, Tile tile, Tile next) {
+  /// Finds what the update makes of single elements that rows keep. A program begins with that.
+  void FindAlike() {
+    const std::vector<Instruction>& update = batch_.program->update;
+    const auto is_scalar = [](Register r) { return r.kind() == Register::Kind::kScalar; };
+    std::vector<bool> kept(static_cast<size_t>(batch_.program->scalars)), made(kept.size()),
+        read(kept.size());
+    const auto is_one_of = [&](const std::vector<bool>& of, Register r) {
+      return is_scalar(r) && of[static_cast<size_t>(r.number())];
+    };
+    for (; loads_ < update.size(); ++loads_) {
+      const Instruction& i = update[loads_];
+      if (i.op != Opcode::k_load || !is_scalar(i.out) || !IsSlot(i.arg[0]) || is_one_of(kept, i.out)) break;
+      kept[static_cast<size_t>(i.out.number())] = true;
+    }
+    made = kept;
+    for (shared_ = loads_; shared_ < update.size(); ++shared_) {
+      const Instruction& i = update[shared_];
+      const InstructionForm& form = kInstructionForms[static_cast<size_t>(i.op)];
+      const bool follows = std::all_of(i.arg, i.arg + form.arity, [&](Register r) {
+        return r.kind() == Register::Kind::kShared || is_one_of(made, r);
+      });
+      if (!is_scalar(i.out) || !follows || form.kind == InstructionForm::Kind::kMove) break;
+      made[static_cast<size_t>(i.out.number())] = true;
+    }
+    if (loads_ == 0 || shared_ < loads_ + kFewestShared) return;
+    for (size_t at = shared_; at < update.size(); ++at) {
+      const Instruction& i = update[at];
+      for (int32_t j = 0; j < kInstructionForms[static_cast<size_t>(i.op)].arity; ++j) {
+        if (is_one_of(made, i.arg[j])) read[static_cast<size_t>(i.arg[j].number())] = true;
+      }
+      if (is_scalar(i.out)) made[static_cast<size_t>(i.out.number())] = false;
+    }
+    const auto cells = [&](const std::vector<bool>& of) {
+      std::vector<Cell*> which;
+      for (size_t r = 0; r < of.size(); ++r) {
+        if (of[r]) which.push_back(scalars_.data() + r * static_cast<size_t>(rows_));
+      }
+      return which;
+    };
+    alike_.emplace(cells(kept), cells(read), static_cast<size_t>(rows_));
+  }
+  [[nodiscard]] bool IsSlot(Register r) const {
+    return batch_.program->fields[static_cast<size_t>(r.number())].source >= 0;
+  }
+
+  void Run(const std::vector<Step>& steps, Tile tile, Tile next, bool alike) {
     Locate(tile);
-    // A few rows after each step, so that they do not wait for each other.
     const auto rows = static_cast<int32_t>(tile.size());
     size_t fetched = 0, done = 0;
-    for (const Step& step : steps) {
-      step.kernel(step, rows, batch_.program->dim);
-      for (const size_t until = next.size() * ++done / steps.size(); fetched < until; ++fetched)
-        Fetch(next[fetched]);
+    const auto run = [&](size_t until, int32_t on) {
+      for (; done < until; ++done) {
+        if (on != 0) steps[done].kernel(steps[done], on, batch_.program->dim);
+        // A few rows after each step, so that they do not wait for each other.
+        for (const size_t by = next.size() * (done + 1) / steps.size(); fetched < by; ++fetched)
+          Fetch(next[fetched]);
+      }
+    };
+    if (alike) {
+      run(loads_, rows);
+      run(shared_, alike_->Find(rows));
+      alike_->Give(rows);
     }
+    run(steps.size(), rows);
   }
 
   /// Points the fields to the rows of a tile.
@@ -209,6 +266,9 @@ class Machine {
   std::vector<float*> pointers_;  // to the rows of each vector register, and of each field
   std::vector<std::unique_ptr<std::byte[]>> memory_;
   std::vector<Step> initial_, update_;
+  size_t loads_ = 0,
+         shared_ = 0;           // where the update's loads of single elements end, and what follows from them
+  std::optional<Alike> alike_;  // if that is worth finding rows for
   std::vector<TileRow> fresh_;
   std::vector<const uint64_t*> keys_;
   Random random_;
