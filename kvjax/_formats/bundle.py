@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from kvjax._formats.atomic import replaced
-from kvjax._formats.errors import FileError, needed
+from kvjax._formats.errors import FileError, check_regular, needed
 from kvjax._formats.source import PIECE_BYTES, InFile, as_written, raw
 
 _MAGIC = 0xDB4775248B80FB57
@@ -70,6 +70,7 @@ class Bundle:
         self.prefix = os.fspath(prefix).removesuffix(".index")
         self._crc32c = needed("google_crc32c", "a TensorFlow checkpoint", "convert")
         index = self.prefix + ".index"
+        check_regular(index, "the index of a TensorFlow checkpoint")
         try:
             if (size := os.path.getsize(index)) > _MOST_INDEX:
                 raise FileError(index, f"an index of at most {_MOST_INDEX} bytes", f"{size}")
@@ -110,9 +111,9 @@ class Bundle:
         try:
             if count * entry.dtype.itemsize != entry.size or entry.offset + entry.size > os.path.getsize(path):
                 raise FileError(path, f"{name!r} {entry.shape} {entry.dtype}", f"{entry.size} bytes at {entry.offset}")
-            crc = self._crc_of(path, entry)
             # What is read when it is asked for has been held against its checksum; nobody should change it meanwhile.
             data = InFile(path, entry.dtype, entry.shape, entry.offset)
+            crc = self._crc_of(path, entry)
         except OSError as error:
             raise FileError(path, f"the data of {name!r}", f"{error.strerror}") from error
         if crc != entry.crc:

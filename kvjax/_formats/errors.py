@@ -24,6 +24,17 @@ class FileError(ValueError):
         super().__init__(f"kvjax: {os.fspath(file)}: want {want}, got {got}; {mend}")
 
 
+def check_regular(path: str | os.PathLike[str], want: str) -> None:
+    """Whether something is no pipe or device, of which reading would wait or never end; whoever opens what is not there
+    hears of that.
+
+    Raises:
+      FileError: it is.
+    """
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FileError(path, want, "something that is no regular file")
+
+
 def needed(module: str, of: str, extra: str) -> Any:
     """A module of an optional extra.
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from kvjax._formats.errors import FileError
+from kvjax._formats.errors import FileError, check_regular
 
 Type: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
 """Dtype of a column, and the shape of what one row has of it."""
@@ -131,6 +131,7 @@ class InFile:
     def __init__(
         self, path: str | os.PathLike[str], dtype: np.dtype[Any], shape: tuple[int, ...], offset: int = 0
     ) -> None:
+        check_regular(path, "an array in a file")
         self.dtype, self.shape, self._path, self._offset = dtype, shape, path, offset
 
     def of_shape(self, shape: tuple[int, ...]) -> InFile:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvjax._formats import npz, parquet, safetensors
-from kvjax._formats.errors import FileError
+from kvjax._formats.errors import FileError, check_regular
 from kvjax._formats.quantised import SCALES, restored
 from kvjax._formats.source import Column
 from kvjax._values.arrays import ArrayLike
@@ -113,6 +113,7 @@ _FORMATS = {
 def open_file(format: str, path: str | os.PathLike[str], columns: Mapping[str, str | None] | None = None) -> Incoming:
     """A file of columns, as `from_safetensors` and the like take it, to be read piece by piece."""
     source, read = _FORMATS[format]
+    check_regular(path, source)
     arrays, meta = read(path)
     given = dict(columns or {})
     if unknown := sorted(name for name in given if name not in (*ROW_COLUMNS, SCALES) and not name.startswith(SLOT)):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvjax._formats.errors import FileError
+from kvjax._formats.errors import FileError, check_regular
 from kvjax._formats.source import InFile
 from kvjax._values.exported import SLOT
 from kvjax.convert._imported import Imported
@@ -67,6 +67,7 @@ def open_sok(folder: str | os.PathLike[str], name: str, *, slots: Mapping[str, s
 
 def _read(path: Path, kind: int) -> InFile:
     """What follows the header of a file of this kind: keys, weights or a slot."""
+    check_regular(path, "a file of sok.dump")
     try:
         with open(path, "rb") as file:
             header = file.read(_HEADER)
@@ -85,6 +86,7 @@ def _read(path: Path, kind: int) -> InFile:
 
 def _check_meta(path: Path, name: str, stem: str, rows: int, dim: int) -> None:
     """Whether meta_info, if it is there, says of the variable what its files do."""
+    check_regular(path, "what sok.dump says of its tables")
     if not path.exists():
         return
     data = path.read_bytes()

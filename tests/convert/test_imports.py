@@ -1,5 +1,6 @@
 """Tables of other systems: the files that they wrote, and files that are not as they should be."""
 
+import os
 import shutil
 import struct
 from pathlib import Path
@@ -229,6 +230,20 @@ def test_what_is_not_there(tmp_path):
     np.savez(tmp_path / "b.npz", keys=np.array([1, 1]), values=np.ones((2, 1), np.float32))
     with pytest.raises(ValueError, match="each key once, got 1 keys that are there again, the first 1"):
         convert.from_npz(tmp_path / "b.npz")
+
+
+@slow
+def test_a_pipe_is_not_waited_for(tmp_path):
+    pytest.importorskip("google_crc32c")
+    for name in ("t-keys", "t-values", "m.index", "t-key", "t-weight", "rows"):
+        os.mkfifo(tmp_path / name)
+    for read, *args in (
+        (convert.from_tfra, tmp_path, "t", 2), (convert.from_deeprec, tmp_path / "m", "t"),
+        (convert.from_sok, tmp_path, "t"), (convert.from_npz, tmp_path / "rows"),
+        (convert.from_parquet, tmp_path / "rows"), (convert.from_safetensors, tmp_path / "rows"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="got something that is no regular file"):
+            read(*args)
 
 
 def test_tfra_of_several_processes(tmp_path):
