@@ -1,8 +1,12 @@
 // Copies of records: their size is known only at run time, but is the same for all records of a loop.
 #pragma once
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <type_traits>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 namespace kvjax {
 
@@ -57,6 +61,38 @@ void WithSize(size_t bytes, F f) {
   constexpr size_t kAhead = 2048;
   for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(to + kAhead + i, 1);
   CopyRecord(to, from, bytes);
+}
+
+/// Whether records can go to an array past the caches: they are whole lines there.
+inline bool CanStream([[maybe_unused]] const std::byte* to, [[maybe_unused]] size_t bytes) {
+#if defined(__SSE2__)
+  return bytes > 0 && bytes % 64 == 0 && reinterpret_cast<uintptr_t>(to) % 64 == 0;
+#else
+  return false;
+#endif
+}
+
+/// Copies a record of lines past the caches, into an array that is larger than they are. What is written in
+/// no order is otherwise read first, and waited for.
+[[gnu::always_inline]] inline void StreamLines(std::byte* to, const std::byte* from, size_t bytes) {
+#if defined(__SSE2__)
+  const auto* in = reinterpret_cast<const __m128i*>(from);
+  auto* out = reinterpret_cast<__m128i*>(to);
+  for (size_t i = 0; i < bytes / sizeof(__m128i); i += 4) {
+    const __m128i line[] = {_mm_loadu_si128(in + i), _mm_loadu_si128(in + i + 1), _mm_loadu_si128(in + i + 2),
+                            _mm_loadu_si128(in + i + 3)};
+    for (size_t j = 0; j < 4; ++j) _mm_stream_si128(out + i + j, line[j]);
+  }
+#else
+  CopyRecord(to, from, bytes);
+#endif
+}
+
+/// Before other threads hear of what was streamed.
+inline void EndStreams() {
+#if defined(__SSE2__)
+  _mm_sfence();
+#endif
 }
 
 }  // namespace kvjax

@@ -82,13 +82,32 @@ struct PageAllocator {
   static constexpr size_t kFrom = 2 * kHugePage;
 };
 
+/// For arrays that are handed out as results: malloc's, which keeps them for the next (cpu/malloc.h), from
+/// the beginning of a cache line on.
+template <class T>
+struct ResultAllocator {
+  using value_type = T;
+
+  T* allocate(size_t n) {
+    if (n > SIZE_MAX / sizeof(T)) throw std::bad_alloc();
+    void* const items = ::operator new(n * sizeof(T), kLine);
+    WantHugePages(static_cast<std::byte*>(items), n * sizeof(T));
+    return static_cast<T*>(items);
+  }
+  void deallocate(T* items, size_t) noexcept { ::operator delete(items, kLine); }
+  bool operator==(const ResultAllocator&) const = default;
+
+ private:
+  static constexpr std::align_val_t kLine{64};
+};
+
 /// For arrays whose maker writes every element: these begin without a value, so that the memory is first
 /// touched by the thread that fills it.
-template <class T>
-struct UnfilledAllocator : PageAllocator<T> {
+template <class T, template <class> class From = PageAllocator>
+struct UnfilledAllocator : From<T> {
   template <class U>
   struct rebind {
-    using other = UnfilledAllocator<U>;
+    using other = UnfilledAllocator<U, From>;
   };
   template <class U, class... Args>
   void construct(U* item, Args&&... args) {
@@ -101,5 +120,7 @@ struct UnfilledAllocator : PageAllocator<T> {
 };
 template <class T>
 using Unfilled = std::vector<T, UnfilledAllocator<T>>;
+template <class T>
+using UnfilledResult = std::vector<T, UnfilledAllocator<T, ResultAllocator>>;
 
 }  // namespace kvjax

@@ -1,7 +1,6 @@
 // Snapshots: rows as columns of plain arrays, sorted by (bucket, key), so that equal tables give equal bytes.
 #pragma once
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +13,7 @@
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/pages.h"
 #include "kvjax/ffi/core/parallel.h"
+#include "kvjax/ffi/core/sorted.h"
 #include "kvjax/ffi/core/store.h"
 
 namespace kvjax {
@@ -46,7 +46,7 @@ void EachColumn(size_t row_bytes, F f, All&... all) {
 }
 
 template <class T>
-using OwnedArray = Unfilled<T>;
+using OwnedArray = UnfilledResult<T>;
 template <class T>
 using BorrowedArray = const T*;
 
@@ -105,120 +105,16 @@ struct SnapshotView : Columns<BorrowedArray> {
   }
 };
 
-/// A key and its row where there are lists of all of them: without the 4 bytes that align a KeyRow.
-struct [[gnu::packed, gnu::aligned(4)]] ListedRow {
-  uint64_t key;
-  uint32_t row;
-
-  operator KeyRow() const { return {key, row}; }
-};
-static_assert(sizeof(ListedRow) == 12);
-
-/// Rows by (bucket, key), and where those of each bucket begin: (kNumBuckets + 1,).
-struct SortedRows {
-  Unfilled<ListedRow> rows;
-  std::vector<int64_t> offsets;
-
-  /// Buckets are sorted in so many parts, each of a width that fits into a cache. (Here, as GCC 12 behind
-  /// nvcc fails on constants of a template's own.)
-  static constexpr uint32_t kParts = 256, kWidth = kNumBuckets / kParts;
-  using Places = std::array<size_t, kWidth>;
-
-  /// The first row of a part, or the end.
-  [[nodiscard]] size_t Begin(size_t part) const { return static_cast<size_t>(offsets[part * kWidth]); }
-
-  /// Sorts a part that holds its rows in any order. Throws std::bad_alloc.
-  void SortPart(size_t part) {
-    const size_t begin = Begin(part), first_bucket = part * kWidth;
-    ListedRow* const to = rows.data();
-    const Unfilled<ListedRow> from(to + begin, to + Begin(part + 1));
-    Places place;
-    std::copy_n(offsets.begin() + static_cast<ptrdiff_t>(first_bucket), kWidth, place.begin());
-    for (const ListedRow& r : from) to[place[BucketOf(r.key) % kWidth]++] = r;
-    for (size_t b = 0, first = begin; b < kWidth; first = place[b++]) {
-      std::sort(to + first, to + place[b], [](const ListedRow& x, const ListedRow& y) {
-        return static_cast<int64_t>(x.key) < static_cast<int64_t>(y.key);
-      });
-    }
-  }
-};
-
-/// Deals n rows out to the parts, which are still to be sorted: each(c, f) calls f for those in chunk c of
-/// `chunks`, every time the same.
-template <class Each>
-SortedRows DealByBucket(const ParallelFor& parallel, size_t n, size_t chunks, Each each) {
-  constexpr uint32_t kParts = SortedRows::kParts, kWidth = SortedRows::kWidth;
-  std::vector<std::vector<uint32_t>> counts(chunks);  // how many rows of a bucket a chunk has
-  parallel(chunks, 1, [&](size_t begin, size_t end) {
-    for (size_t c = begin; c < end; ++c) {
-      counts[c].resize(kNumBuckets);
-      each(c, [&](const KeyRow& r) { ++counts[c][BucketOf(r.key)]; });
-    }
-  });
-  SortedRows out{Unfilled<ListedRow>(n), std::vector<int64_t>(kNumBuckets + 1)};
-  std::vector<std::array<size_t, kParts>> next(chunks);  // where the rows of a part that a chunk has go
-  size_t at = 0;
-  for (size_t p = 0; p < kParts; ++p) {
-    size_t to = at;
-    for (size_t c = 0; c < chunks; ++c) {
-      next[c][p] = to;
-      for (size_t b = p * kWidth; b < (p + 1) * kWidth; ++b) to += counts[c][b];
-    }
-    for (size_t b = p * kWidth; b < (p + 1) * kWidth; ++b) {
-      for (const auto& chunk : counts) at += chunk[b];
-      out.offsets[b + 1] = static_cast<int64_t>(at);
-    }
-  }
-  parallel(chunks, 1, [&](size_t begin, size_t end) {
-    for (size_t c = begin; c < end; ++c) {
-      each(c, [&](const KeyRow& r) { out.rows[next[c][BucketOf(r.key) / kWidth]++] = {r.key, r.row}; });
-    }
-  });
-  return out;
-}
-
-/// Sorts n rows.
-///
-/// They are dealt out by the high bits of their buckets, then part by part, which fits into a cache, by the
-/// low ones; the few of a bucket are sorted by key.
-template <class Each>
-SortedRows SortByBucket(const ParallelFor& parallel, size_t n, size_t chunks, Each each) {
-  constexpr uint32_t kParts = SortedRows::kParts;
-  SortedRows out = DealByBucket(parallel, n, chunks, each);
-  parallel(kParts, n < kParts ? kParts : 1, [&](size_t begin, size_t end) {
-    for (size_t p = begin; p < end; ++p) out.SortPart(p);
-  });
-  return out;
-}
-
-/// Sorts rows by (bucket, key). Returns the first position of each bucket.
-inline std::vector<int64_t> SortByBucket(std::vector<KeyRow>& rows) {
-  SortedRows sorted = SortByBucket(Serial, rows.size(), 1, [&](size_t, auto f) {
-    for (const KeyRow& r : rows) f(r);
-  });
-  std::copy(sorted.rows.begin(), sorted.rows.end(), rows.begin());
-  return std::move(sorted.offsets);
-}
-
-/// All rows of a store, dealt out to the parts.
-inline SortedRows DealByBucket(const ParallelFor& parallel, const RowStore& store) {
-  constexpr size_t kFew = 2048;
-  const size_t chunks = store.size() < kFew ? 1 : 16;
-  return DealByBucket(parallel, store.size(), chunks, [&](size_t chunk, auto f) {
-    store.index().ForEach(chunk, chunks, [&](uint64_t key, uint32_t row) { f(KeyRow{key, row}); });
-  });
-}
-
 /// Copies `rows` in their order into `out`, which has space for them: the first becomes its row `at`. Of row
 /// i, record(i) is what to take in its place: its header, its value and its slots one behind the other; or
-/// nullptr for what the store has.
+/// nullptr for what the store has. With row_bytes 0 all but the values.
 template <class Row, class Record>
 void CopyRows(const RowStore& store, std::span<const Row> rows, size_t row_bytes, Snapshot& out, size_t at,
               Record record) {
-  constexpr size_t kAhead = 16;
+  constexpr size_t kAhead = 32;
   for (size_t i = 0; i < rows.size(); ++i) {
     if (i + kAhead < rows.size()) {
-      store.PrefetchValue(rows[i + kAhead].row);
+      if (row_bytes > 0) store.PrefetchValue(rows[i + kAhead].row);
       store.PrefetchHeader(rows[i + kAhead].row);
       if (!out.slots.empty()) store.PrefetchSlots(rows[i + kAhead].row);
     }
@@ -272,6 +168,20 @@ inline Snapshot CopyRows(const RowStore& store, std::span<const KeyRow> rows, si
   return out;
 }
 
+/// Copies the value of each row to places[row] of `to`, or nowhere for kNoRow. Rows are read in the order of
+/// memory, and written past the caches to where they belong: the processor waits for neither.
+inline void ScatterValues(const RowStore& store, std::span<const uint32_t> places, size_t row_bytes,
+                          std::byte* to, const ParallelFor& parallel) {
+  constexpr size_t kGrain = 1024;
+  parallel(places.size(), kGrain, [&](size_t begin, size_t end) {
+    for (size_t row = begin; row < end; ++row) {
+      if (places[row] == kNoRow) continue;
+      StreamLines(to + places[row] * row_bytes, store.Value(static_cast<uint32_t>(row)), row_bytes);
+    }
+    EndStreams();
+  });
+}
+
 /// Copies all rows out, sorted; `last_step` stays empty.
 inline Snapshot CopyAll(const RowStore& store, size_t row_bytes, bool with_slots,
                         const ParallelFor& parallel) {
@@ -285,14 +195,21 @@ inline Snapshot CopyAll(const RowStore& store, size_t row_bytes, bool with_slots
   } else {
     if (with_slots) out.layout = store.layout();
     out.Resize(n, row_bytes);
+    const bool scatter = CanStream(out.values.data(), row_bytes);
+    Unfilled<uint32_t> places(scatter ? store.end_row() : 0);  // of each row
+    if (n < places.size()) std::fill(places.begin(), places.end(), kNoRow);
     parallel(kParts, n < kParts ? kParts : 1, [&](size_t begin, size_t end) {
       for (size_t p = begin; p < end; ++p) {  // while the list of a part is in the cache
         sorted.SortPart(p);
-        const std::span<const ListedRow> rows(sorted.rows.data() + sorted.Begin(p),
-                                              sorted.Begin(p + 1) - sorted.Begin(p));
-        CopyRows(store, rows, row_bytes, out, sorted.Begin(p), NoRecord);
+        const size_t first = sorted.Begin(p);
+        const std::span<const ListedRow> rows(sorted.rows.data() + first, sorted.Begin(p + 1) - first);
+        CopyRows(store, rows, scatter ? 0 : row_bytes, out, first, NoRecord);
+        for (size_t i = 0; scatter && i < rows.size(); ++i) {
+          places[rows[i].row] = static_cast<uint32_t>(first + i);
+        }
       }
     });
+    ScatterValues(store, places, row_bytes, out.values.data(), parallel);
   }
   out.offsets = std::move(sorted.offsets);
   return out;

@@ -31,4 +31,19 @@ TEST(ARecordIsCopiedAndNothingBesideIt) {
   }
 }
 
+TEST(LinesAreStreamedAndNothingBesideThem) {
+  constexpr size_t kLine = 64, kAll = 16 * kLine;
+  alignas(kLine) std::byte to[kAll];
+  Bytes from(kAll + 1);
+  for (size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::byte>(1 + i % 251);
+  CHECK(!kvjax::CanStream(to, 0) && !kvjax::CanStream(to, kLine + 4) && !kvjax::CanStream(to + 4, kLine));
+  for (size_t bytes = kLine; bytes < kAll - kLine; bytes += kLine) {
+    std::fill(std::begin(to), std::end(to), std::byte{0});
+    kvjax::StreamLines(to + kLine, from.data() + 1, bytes);
+    kvjax::EndStreams();
+    CHECK(std::equal(to + kLine, to + kLine + bytes, from.begin() + 1));
+    CHECK(to[kLine - 1] == std::byte{0} && to[kLine + bytes] == std::byte{0});
+  }
+}
+
 }  // namespace core_copy

@@ -31,6 +31,19 @@ void CheckSorted(std::vector<KeyRow> rows, const kvjax::SortedRows& sorted) {
   }
 }
 
+TEST(LongRunsOfABucketAreMerged) {
+  data::Stream stream(2);
+  std::vector<kvjax::ListedRow> rows, sorted;
+  for (const size_t n : {0, 1, 31, 32, 33, 64, 65, 96, 97, 1000}) {
+    rows.resize(n), sorted.resize(n);
+    for (size_t i = 0; i < n; ++i) rows[i] = {i % 3 == 0 ? uint64_t{i} - n / 2 : stream.Next(), uint32_t(i)};
+    std::vector<kvjax::ListedRow> from = rows;
+    kvjax::SortByKey(from.data(), n, sorted.data());
+    std::sort(rows.begin(), rows.end(), kvjax::Precedes);
+    for (size_t i = 0; i < n; ++i) CHECK_EQ(sorted[i].row, rows[i].row);
+  }
+}
+
 TEST(RowsAreSortedHoweverManyThreadsDoIt) {
   data::Stream stream(1);
   for (const size_t n : {size_t{0}, size_t{1}, size_t{200}, size_t{30'000}}) {
