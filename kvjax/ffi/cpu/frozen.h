@@ -4,6 +4,7 @@
 // two of a row only where a write has come to it before the reader, and only until the reader has.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -69,8 +70,20 @@ class Frozen {
   void Keep(const RowStore& live, std::span<const uint32_t> rows) {
     written_ = true;
     if (free()) return;
-    for (const uint32_t row : rows) {
-      if (row < wanted_.size() && wanted_[row] != 0) KeepOne(live, row);
+    constexpr size_t kGroup = 32, kAhead = 64;
+    std::array<uint32_t, kGroup> group;
+    for (size_t i = 0; i < rows.size();) {
+      size_t n = 0;
+      for (; i < rows.size() && n < kGroup; ++i) {
+        if (i + kAhead < rows.size()) __builtin_prefetch(wanted_.data() + rows[i + kAhead]);
+        if (!wants(rows[i])) continue;
+        live.Prefetch(rows[i]);
+        kept_.Prefetch(rows[i]);
+        group[n++] = rows[i];
+      }
+      for (size_t k = 0; k < n; ++k) {
+        if (wants(group[k])) KeepOne(live, group[k]);  // a row may be there twice
+      }
     }
   }
   /// Keeps all of them.
@@ -132,6 +145,8 @@ class Frozen {
   static constexpr size_t kAlone = 8;               // parts at once while there is none
   static constexpr double kPace = 39;               // so a fortieth of the time
   static constexpr size_t kGrain = size_t{1} << 14;
+
+  [[nodiscard]] bool wants(uint32_t row) const { return row < wanted_.size() && wanted_[row] != 0; }
 
   void KeepOne(const RowStore& live, uint32_t row) {
     std::byte* const to = kept_.Add(row);
