@@ -3,8 +3,9 @@
     python benchmarks/checkpoints.py [--rows N] [--dim D] [--adam] [--folder F]     # F: where they lie, by default here
 
 Medians of all turns but the first, in processor time and by the clock. A plain copy is what the machine can do: the
-files of the checkpoint, read and written to the same disk one after the other, each flushed. Behind "|" are the stages
-of both, measured by themselves. To compare two versions of kvjax, run it with each in turns.
+files of the checkpoint, read and written to the same disk one after the other, each flushed. The last lines say what
+part of its speed a save and a restore have. Behind "|" are the stages of both, measured by themselves. To compare two
+versions of kvjax, run it with each in turns.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ class Clock:
             cpu, wall = (statistics.median(x) for x in zip(*turns[1:], strict=True))
             rate = f"{rows / wall / 1e6:8.2f} million rows/s"
             print(f"{name:20} {1e3 * cpu:6.0f} ms of the processor, {1e3 * wall:6.0f} ms by the clock, {rate}")
+        copies = self.turns["plain copy"][1:]
+        for name in ("save", "restore"):  # turn by turn, so that both of a ratio meet the same disk
+            parts = [copy[1] / turn[1] for copy, turn in zip(copies, self.turns[name][1:], strict=True)]
+            listed = ", ".join(f"{part:.2f}" for part in sorted(parts))
+            print(f"{name}: {statistics.median(parts):.2f} of the speed of a plain copy (turns: {listed})")
 
 
 def copy(folder: Path, to: Path) -> None:

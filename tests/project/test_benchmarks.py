@@ -59,6 +59,12 @@ def test_quality_in_tiny():
 
 
 @slow
+def test_exports_in_tiny():
+    done = run("--rows", "1000", "--turns", "3", script=BENCHMARKS / "exports.py")
+    assert done.returncode == 0 and "gather, fresh" in done.stdout, done.stderr[-2000:]
+
+
+@slow
 def test_experiments_begin_anew_and_ids_stay_whole():
     done = run(script=BENCHMARKS / "experiments.py")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
