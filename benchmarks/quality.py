@@ -98,6 +98,7 @@ def main() -> None:
         parser.add_argument(f"--{option}", type=int, default=default)
     parser.add_argument("--rate", type=float, help="of dense Adam, by default that of the task")
     parser.add_argument("--rates", type=float, nargs="+", default=[1.0, 3.0, 10.0], help="multiples of the dense rate")
+    parser.add_argument("--count", choices=["auto", "global"], default="auto", help="of lazy Adam, as in rowwise")
     args = parser.parse_args()
     size = args.users if args.task == "items" else args.examples
     task = getattr(quality_tasks, args.task)(args.data, size, args.batch, args.epochs)
@@ -119,7 +120,7 @@ def main() -> None:
     row("dense Adam", lambda seed: on_arrays(task, args.dim, seed, task.rate))
     rows = kvjax.optax.catch_up(optax.adam(task.rate))
     row("catch_up(adam), the same rate", lambda seed: in_tables(task, args.dim, seed, rows))
-    lazy = {m: optax.adam(m * task.rate) for m in args.rates}
+    lazy = {m: kvjax.optax.rowwise(optax.adam(m * task.rate), args.count) for m in args.rates}
     found = {
         m: row(f"lazy Adam, {m:g} times the rate", lambda seed, tx=tx: in_tables(task, args.dim, seed, tx))
         for m, tx in lazy.items()

@@ -7,7 +7,6 @@ that none is.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -16,14 +15,9 @@ from jax.core import Tracer
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import Handle, wait
-from kvjax._values.errors import fail, level_of_user
+from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
-
-_SLOT, _TYPE = "last_step", "int32[]"  # of `kvjax._training.catch_up.CatchUpRows`
-_MEND = (
-    "give it what kvjax.optax.caught_up(params, state, tx) returns, or write them with "
-    "kvjax.optax.sweep(params, state, tx) before"
-)
+from kvjax._values.late import LAST_STEP, are_late, found_late, warn_late
 
 
 def may_be_behind(table: Handle) -> bool:
@@ -35,18 +29,14 @@ def may_be_behind(table: Handle) -> bool:
         slots = spec.host.slots(spec.name, 0)
     except KeyError:
         return False  # there is no table any more, which the call itself says better
-    if not _late(dict(slots)):
+    if not are_late(dict(slots)):
         return False
     return PROCESS.present.get(spec.name) != _trained(spec)
 
 
 def warn(table: Handle, op: str, rows: str = "may be behind") -> None:
     """Says that a call reads rows as they are stored."""
-    warnings.warn(
-        f"kvjax: table {table.name!r}, {op}: it reads rows as they are stored, and those that steps have left out "
-        f"{rows}; {_MEND}. Rows and a state that are saved and restored together go on as they are",
-        stacklevel=level_of_user(),
-    )
+    warn_late(table.name, op, rows)
 
 
 def warn_if_behind(table: Handle, op: str) -> None:
@@ -59,12 +49,16 @@ def found_behind(table: Handle, rows: Exported) -> str:
     """How many rows are behind, in words; empty if none is. Rows are those of now, with slots."""
     if not len(rows):
         return ""
-    last = np.where(rows.has_slots, rows.slots[_SLOT], 0) if _SLOT in rows.slots else np.zeros(len(rows), int)
-    missed = last.max() - last
-    if not missed.any():
+    found = found_late(rows.slots[LAST_STEP], rows.has_slots) if LAST_STEP in rows.slots else ""
+    if not found:
         note_present(table.spec)
-        return ""
-    return f"are behind ({np.count_nonzero(missed)} of {len(rows)}, by up to {missed.max()} steps)"
+    return found
+
+
+def warn_if_found_behind(table: Handle, op: str, rows: Exported) -> None:
+    """The same where rows are behind that a call has copied out, with slots."""
+    if table.view is None and may_be_behind(table) and (found := found_behind(table, rows)):
+        warn(table, op, found)
 
 
 def check_present(table: Handle, op: str, slot_types: dict[str, str], rows: Exported) -> None:
@@ -73,7 +67,7 @@ def check_present(table: Handle, op: str, slot_types: dict[str, str], rows: Expo
     Raises:
       ValueError: rows are behind.
     """
-    if _late(slot_types) and (found := found_behind(table, rows)):
+    if are_late(slot_types) and (found := found_behind(table, rows)):
         raise fail(
             ValueError, table.name, op, "rows of now", f"some that {found}",
             "kvjax.optax.sweep(params, state, tx) writes what they have missed",
@@ -87,13 +81,9 @@ def note_present(spec: TableSpec) -> None:
 
 def all_present(slot_types: dict[str, str], rows: Exported) -> bool:
     """Whether rows that are loaded into a table are all of one step."""
-    if not _late(slot_types) or not rows.has_slots.all():
+    if not are_late(slot_types) or not rows.has_slots.all():
         return False
-    return not np.ptp(rows.slots[_SLOT]) if len(rows) else True
-
-
-def _late(slot_types: dict[str, str]) -> bool:
-    return slot_types.get(_SLOT) == _TYPE
+    return not np.ptp(rows.slots[LAST_STEP]) if len(rows) else True
 
 
 def _trained(spec: TableSpec) -> tuple[Any, ...]:

@@ -10,7 +10,6 @@ from kvjax import ffi
 from kvjax._keys.buckets import by_bucket
 from kvjax._spec.spec import TableSpec
 from kvjax._table import contents
-from kvjax._table.behind import warn_if_behind
 from kvjax._table.compared import Digests
 from kvjax._table.handle import Handle, version_on_host
 from kvjax._values.errors import fail
@@ -77,7 +76,6 @@ def changes_since(table: Handle, mark: Mark) -> Changes | None:
         return None if found is None else Changes(*found, counts_of_all=True)
     if mark.keys() != set(spec.originals):
         return None
-    warn_if_behind(table, "save")
     raws: list[Any] = [spec.host.export_since(spec.name, shard, version, token) for shard, token in mark.items()]
     raw = [part for part in raws if part is not None]
     if len(raw) < len(raws) or len({part["counts_of_all"] for part in raw}) != 1:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from kvjax._spec.spec import TableSpec
-from kvjax._table.behind import warn_if_behind
 from kvjax._table.handle import Handle, version_on_host
 from kvjax._values.snapshot import ADMISSION_COLUMNS, WAITING_COLUMNS, column_types, concat, from_native
 from kvjax.storage import External
@@ -83,7 +82,6 @@ def freeze_rows(table: Handle) -> FrozenRows | None:
     if table.view is not None:
         return None
     spec, version = table.spec, version_on_host(table, "save")
-    warn_if_behind(table, "save")
     placement, shards = spec.placement, spec.originals
     dealt = placement is not None and placement.partitioner is not None and len(shards) > 1
     if not shards or dealt or isinstance(spec.storage, External):

@@ -15,6 +15,7 @@ from kvjax._sharded import reads
 from kvjax._spec.spec import TableSpec
 from kvjax._training.catch_up import present_row
 from kvjax._training.rowwise import Late
+from kvjax._training.signature import is_of
 from kvjax._values.errors import fail
 from kvjax._values.slot_layout import layout_text, row_bytes
 from kvjax._values.snapshot import Snapshot
@@ -119,7 +120,10 @@ class PresentView:
         """See `View`."""
         layout = self.rowwise.layout(spec.dim)
         types = dict(zip(layout.names, layout.types, strict=True))
-        slots = _read_slots(spec, version, keys, types, layout.state_of(self.globals_).steps)
+        state = layout.state_of(self.globals_)
+        # By another transform no row has a present.
+        until = jnp.where(is_of(state.made_by, self.rowwise.signature), state.steps, np.int32(-1))
+        slots = _read_slots(spec, version, keys, types, until)
         now = present_row(self.rowwise, spec.dim)
         for _ in keys.shape:
             now = jax.vmap(now, in_axes=(0, 0, None))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Literal, Self, overload
 
 import jax
@@ -12,7 +11,7 @@ from jax.core import Tracer
 from kvjax._keys.seal import is_sealed
 from kvjax._sharded.writes import clear
 from kvjax._table import contents
-from kvjax._table.behind import check_present, found_behind, may_be_behind, warn
+from kvjax._table.behind import check_present, may_be_behind, warn_if_found_behind
 from kvjax._table.handle import (
     Handle,
     check_on_host,
@@ -109,7 +108,9 @@ class Whole(Handle):
           ((3, 1), (0, 3))
           >>> kvjax.drop_table("doc_export")
         """
-        rows = self.snapshot(slots).rows
+        snapshot = self.snapshot(slots or may_be_behind(self))
+        warn_if_found_behind(self, "export", snapshot.rows)
+        rows = snapshot.rows if slots else dataclasses.replace(snapshot.rows, slots={})
         if prune is not None:
             rows = rows.take(keep_mask(prune, rows))
         return (len(rows), rows.total) if dry_run else rows
@@ -127,18 +128,8 @@ class Whole(Handle):
         """
         shards = self.spec.originals if once else self.spec.kept
         version = version_on_host(self.stored, "export")
-        if self.view is None:
-            return self._stored_snapshot(version, slots, shards)
-        return self.view.snapshot(self.spec, contents.snapshot(self.spec, version, True, shards), slots)
-
-    def _stored_snapshot(self, version: int, slots: bool, shards: Sequence[int]) -> Snapshot:
-        late = may_be_behind(self)
-        snapshot = contents.snapshot(self.spec, version, slots or late, shards)
-        if late and (found := found_behind(self, snapshot.rows)):
-            warn(self, "export", found)
-        if slots or not late:
-            return snapshot
-        return dataclasses.replace(snapshot, rows=dataclasses.replace(snapshot.rows, slots={}), slot_types={})
+        found = contents.snapshot(self.spec, version, slots or self.view is not None, shards)
+        return found if self.view is None else self.view.snapshot(self.spec, found, slots)
 
     def load(self, rows: Exported | Snapshot, slot_types: dict[str, str] | None = None) -> Self:
         """Replaces the rows of the table; it is unchanged if this fails.

@@ -14,6 +14,7 @@ from kvjax._training.closed_form import ClosedForm
 from kvjax._training.recognize import closed_form_of, refused
 from kvjax._training.replay import replaying
 from kvjax._training.rowwise import Late, Rowwise, check_transform
+from kvjax._training.signature import signature
 from kvjax._training.update import takes_facts, update_of
 from kvjax._values.numbers import is_integer
 
@@ -42,12 +43,14 @@ class CatchUpState(NamedTuple):
         whole and small parts.
       rows: `CatchUpRows`.
       inner: state of the transform.
+      made_by: ``()`` float32, the `signature` of the transform that made it.
     """
 
     steps: jax.Array
     clock: dict[str, jax.Array]
     rows: CatchUpRows
     inner: Any
+    made_by: jax.Array
 
 
 def present_row(rowwise: Late, dim: int) -> Callable[..., tuple[jax.Array, list[jax.Array]]]:
@@ -100,11 +103,12 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = N
         )  # fmt: skip
     with jax.ensure_compile_time_eval():
         first = jax.tree.map(np.asarray, _clock(form, 0, {}))
+        made_by = signature([*form.signs(), *([] if shrink is None else [shrink(np.ones((1, 3)), np.ones(1))])])
 
     def init(params: Any) -> CatchUpState:
         clock = jax.tree.map(jnp.asarray, first)
         rows = CatchUpRows(jnp.zeros(params.shape[:-1], jnp.int32), _for_rows(clock, params))
-        return CatchUpState(jnp.zeros((), jnp.int32), clock, rows, form.tx.init(params))
+        return CatchUpState(jnp.zeros((), jnp.int32), clock, rows, form.tx.init(params), jnp.float32(made_by))
 
     def present(state: CatchUpState, params: Any) -> tuple[CatchUpState, Any]:
         steps = state.steps - state.rows.last_step
@@ -128,7 +132,7 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = N
         value = jnp.asarray(optax.apply_updates(value, updates))
         if shrink is not None:
             value = shrink(value, jnp.ones(params.shape[:-1], jnp.float32))
-        return value, CatchUpState(steps, clock, rows, inner)
+        return value, CatchUpState(steps, clock, rows, inner, jnp.float32(made_by))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, CatchUpState]:
         if params is None:
@@ -137,7 +141,7 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = N
         return after - params, state
 
     made = optax.GradientTransformationExtraArgs(init, update)
-    return Late(made, "global", present=present, step=step, name=name)
+    return Late(made, "global", present=present, step=step, name=name, signature=made_by)
 
 
 def _clock(form: ClosedForm, steps: Any, before: dict[str, jax.Array]) -> dict[str, jax.Array]:

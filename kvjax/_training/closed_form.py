@@ -142,6 +142,13 @@ class ClosedForm:
         after = list(zip(jax.tree.leaves(state), self.is_slot, strict=True))
         return update, [x for x, slot in after if slot], [x for x, slot in after if not slot]
 
+    def signs(self) -> list[Any]:
+        """Numbers by which this form is told from another: what many steps without a gradient depend on."""
+        steps = jnp.asarray([0, 1, 10, 100, 1000, 10000], jnp.int32)
+        sums = jax.jit(jax.vmap(self._reach))(steps) if self.rates else {}
+        decay = [jax.vmap(self.decay)(steps)] if self.decays else []
+        return [np.array(self.factors), np.array(self.eps), *sums.values(), *decay]
+
     # ---- many steps --------------------------------------------------------------------------------------------
 
     def after(self, steps: Any, decayed: Any, ahead: Numbers, left: Numbers, slots: Sequence[Any], value: Any) -> Any:

@@ -13,6 +13,7 @@ import optax
 
 from kvjax._training.recognize import refused
 from kvjax._training.rowwise import Late, Rowwise
+from kvjax._training.signature import signature
 from kvjax._training.slots import SlotLayout
 
 _BEGUN, _BEYOND = 6, 300  # steps with a gradient, and steps more than are replayed, in which a transform is tried
@@ -38,12 +39,14 @@ class ReplayState(NamedTuple):
         step i at i modulo their number.
       rows: `ReplayRows`.
       inner: state of the transform.
+      made_by: ``()`` float32, the `signature` of the transform that made it.
     """
 
     steps: jax.Array
     past: tuple[jax.Array, ...]
     rows: ReplayRows
     inner: Any
+    made_by: jax.Array
 
 
 def replaying(made: Any, name: str, number: int, shrink: Callable[[Any, Any], Any] | None = None) -> Late:
@@ -64,14 +67,15 @@ def replaying(made: Any, name: str, number: int, shrink: Callable[[Any, Any], An
         inner = tx.init(params)
         past = tuple(jnp.zeros((number, *jnp.shape(x)), jnp.result_type(x)) for x in replay.shared(inner))
         rows = ReplayRows(jnp.zeros(params.shape[:-1], jnp.int32))
-        return ReplayState(jnp.zeros((), jnp.int32), past, rows, inner)
+        return ReplayState(jnp.zeros((), jnp.int32), past, rows, inner, jnp.float32(replay.signature))
 
     def step(grads: Any, state: ReplayState, params: Any, **extra: Any) -> tuple[Any, ReplayState]:
         state, value = replay.present(state, params)
         past = replay.remembered(state.past, state.inner, state.steps)
         value, inner = replay.step(grads, state.inner, value, **extra)
         steps = state.steps + np.int32(1)
-        return value, ReplayState(steps, past, ReplayRows(jnp.broadcast_to(steps, params.shape[:-1])), inner)
+        rows = ReplayRows(jnp.broadcast_to(steps, params.shape[:-1]))
+        return value, ReplayState(steps, past, rows, inner, jnp.float32(replay.signature))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ReplayState]:
         if params is None:
@@ -79,10 +83,12 @@ def replaying(made: Any, name: str, number: int, shrink: Callable[[Any, Any], An
         after, state = step(updates, state, params, **extra)
         return after - params, state
 
-    _check(replay, init, name)
+    replay.signature = _check(replay, init, name)
     made = optax.GradientTransformationExtraArgs(init, update)
     layout = functools.lru_cache(maxsize=16)(functools.partial(_layout, replay, init))
-    return Late(made, "global", present=replay.present, step=step, name=name, layout_of=layout)
+    return Late(
+        made, "global", present=replay.present, step=step, name=name, signature=replay.signature, layout_of=layout
+    )
 
 
 class _Replay:
@@ -93,6 +99,7 @@ class _Replay:
         self.rowwise, self.number, self.shrink = Rowwise(made, "global"), number, shrink
         self.is_slot = self.rowwise.layout(3).is_slot
         self.counts = self._counts()
+        self.signature = np.float32(0)
 
     def shared(self, inner: Any) -> list[Any]:
         """What is kept for all rows together."""
@@ -194,7 +201,7 @@ def _layout(replay: _Replay, init: Callable[[Any], ReplayState], dim: int) -> Sl
     state = jax.eval_shape(init, jax.ShapeDtypeStruct((1, dim), jnp.float32))
     return SlotLayout(
         jax.tree.structure(state),
-        (False, *[False] * len(state.past), True, *inner.is_slot),
+        (False, *[False] * len(state.past), True, *inner.is_slot, False),
         ("last_step", *inner.names),
         (jax.ShapeDtypeStruct((), jnp.int32), *inner.types),
         ((1,), *inner.shapes),
@@ -203,8 +210,9 @@ def _layout(replay: _Replay, init: Callable[[Any], ReplayState], dim: int) -> Sl
     )
 
 
-def _check(replay: _Replay, init: Callable[[Any], ReplayState], name: str) -> None:
-    """Whether rows that miss more steps than are replayed come out as if they had taken all of them.
+def _check(replay: _Replay, init: Callable[[Any], ReplayState], name: str) -> np.float32:
+    """Whether rows that miss more steps than are replayed come out as if they had taken all of them; and by what that
+    is, the `signature` of the transform.
 
     Raises:
       ValueError: they do not.
@@ -228,7 +236,7 @@ def _check(replay: _Replay, init: Callable[[Any], ReplayState], name: str) -> No
         begun, value = jax.tree.map(lambda x: x[_BEGUN - 1], (states, values))
         behind = replay.joined(begun, replay.shared(inner))
         rows = ReplayRows(jnp.full(1, _BEGUN, jnp.int32))
-        return value, replay.present(ReplayState(steps, past, rows, behind), value)[1], want
+        return value, replay.present(ReplayState(steps, past, rows, behind, jnp.float32(0)), value)[1], want
 
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         value, got, want = (np.asarray(x) for x in jax.jit(run)(jnp.asarray(rng.normal(size=(1, 3))), grads))
@@ -241,3 +249,4 @@ def _check(replay: _Replay, init: Callable[[Any], ReplayState], name: str) -> No
             "choose a larger replay= if its moments fade later; one whose steps keep their size (lion, signum, lamb) "
             "is for lazy training",
         )  # fmt: skip
+    return signature([want - value])

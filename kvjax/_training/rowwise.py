@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, layout_of, warn_once
@@ -102,12 +103,14 @@ class Late(Rowwise):
       present: state and parameters ``(..., dim)`` to those of now. What reads rows by the transform asks it.
       step: gradients, state and parameters to the next parameters and state; its ``update`` gives their difference.
       name: of the function that made it, for errors.
+      signature: by which it is told from another one.
       layout_of: width of the rows to the layout, where it is not found by looking at the state.
     """
 
     present: Callable[[Any, Any], tuple[Any, Any]] = dataclasses.field(kw_only=True)
     step: Callable[..., tuple[Any, Any]] = dataclasses.field(kw_only=True)
     name: str = dataclasses.field(kw_only=True)
+    signature: np.float32 = dataclasses.field(kw_only=True)
     layout_of: Callable[[int], SlotLayout] | None = dataclasses.field(default=None, kw_only=True)
 
     def layout(self, dim: int) -> SlotLayout:

@@ -23,6 +23,7 @@ from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table
 from kvjax._values.dtypes import dtype_name
 from kvjax._values.errors import fail
+from kvjax._values.late import LAST_COLUMN, are_late, warn_if_saved_late
 from kvjax.checkpoint._chain import Chain, Link
 from kvjax.checkpoint._chosen import converted, only
 from kvjax.checkpoint._format import POOL
@@ -118,12 +119,16 @@ class Restore:
         if not self.given:
             self._load_rules(links[-1].meta)
         stored = of_chain([self._read_link(link) for link in links])
+        if not self.how.slots:
+            stored = _without_slots(stored, self.name)
         if self.table and self.given:
             _check_equal(self.table.spec, stored, but=("seed",) if self.drawn else ())
         return stored
 
     def _read_link(self, link: Link) -> Stored:
-        meta = link.meta if self.how.slots else link.meta | {"slots": []}
+        meta = link.meta
+        if not self.how.slots:  # but for what says whether rows are behind
+            meta = meta | {"slots": [(name, kind) for name, kind in meta["slots"] if are_late({name: kind})]}
         return self._chosen(link.catalog.checked(self.name, lambda: read(meta, link.files, self.placement)))
 
     def _chosen(self, stored: Stored) -> Stored:
@@ -132,8 +137,6 @@ class Restore:
         if how.keys is not None:
             arrays = only(arrays, how.keys)
             meta = meta | {"rows": len(arrays["keys"])}  # here, which is what can be held against a limit
-        if not how.slots:
-            arrays = arrays | {"has_slots": np.zeros(len(arrays["keys"]), bool)}
         if how.dtype is not None and dtype_name(how.dtype) != meta["dtype"]:
             dtype = dtype_name(how.dtype)
             arrays = arrays | {"values": converted(arrays["values"], arrays["keys"], dtype, self.name)}
@@ -196,3 +199,10 @@ def _check_equal(spec: TableSpec, stored: Stored, but: tuple[str, ...]) -> None:
                 _MENDS.get(field, "make the table as it was saved"),
             )  # fmt: skip
     check_capacity(spec, "restore", meta["rows"], "make the table with a larger max_capacity, or prune in TableSave")
+
+
+def _without_slots(stored: Stored, name: str) -> Stored:
+    warn_if_saved_late(name, "restore", stored.arrays)
+    arrays = {column: x for column, x in stored.arrays.items() if column != LAST_COLUMN}
+    arrays |= {"has_slots": np.zeros(len(arrays["keys"]), bool)}
+    return dataclasses.replace(stored, meta=stored.meta | {"slots": []}, arrays=arrays)

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvjax._sharded.processes import allgather_json, everyone, together
 from kvjax._spec.placement import Placement
+from kvjax._table.behind import warn_if_found_behind
 from kvjax._table.changes import Changes, changes_since
 from kvjax._table.frozen import FrozenRows, freeze_rows
 from kvjax._table.table import Table
@@ -55,6 +56,7 @@ def _pruned(table: Table, prune: PruneLike) -> Snapshot:
 
     def begin() -> tuple[Snapshot, np.ndarray]:
         copy = table.snapshot(once=True)
+        warn_if_found_behind(table, "save", copy.rows)
         return copy, rule.passing(copy.rows)
 
     copy, passing = together(placement, name, "save", begin)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import jax
+from jax.core import Tracer
 
 from kvjax._table.handle import check_one_version, check_outside_a_loss, check_without_a_view
 from kvjax._table.table import Table, is_table
@@ -13,6 +14,7 @@ from kvjax._training.catch_up import CatchUpRows as CatchUpRows
 from kvjax._training.catch_up import CatchUpState as CatchUpState
 from kvjax._training.catch_up import late
 from kvjax._training.rowwise import HasUpdate, Late
+from kvjax._training.signature import is_of
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
 from kvjax.optax._partition import PartitionState, TableTx, chooser
@@ -178,6 +180,13 @@ def _viewed(table: Table, rowwise: Late, state: Any) -> Table:
         raise fail(
             ValueError, table.name, op, f"the state of its transform, {want}", f"{jax.tree.structure(state)}",
             "give the state that the last update returned",
+        )  # fmt: skip
+    made_by = rowwise.layout(table.dim).state_of(leaves).made_by
+    if not isinstance(made_by, Tracer) and not is_of(made_by, rowwise.signature):
+        raise fail(
+            ValueError, table.name, op, "the transform by which the state was made",
+            "another one (its rates, betas or decay differ)", "give what trained the table; to go on by another, sweep "
+            "by the one that did, then table.clear_slots() and a new state",
         )  # fmt: skip
     return Table(table.version, table.spec, view=PresentView(rowwise, tuple(leaves)))
 

@@ -8,7 +8,7 @@ import pytest
 
 import kvjax
 from kvjax.optax import catch_up, caught_up, sweep
-from tests.optax.test_catch_up import DIM, LOOK, ROWS, STEP, TX, batches, functions
+from tests.optax.test_catch_up import DIM, LOOK, ROWS, STAIRS, STEP, TX, WARM, batches, functions
 from tests.support.marks import slow
 
 pytestmark = pytest.mark.usefixtures("promotion")
@@ -31,14 +31,20 @@ def test_rows_that_are_behind_are_said_to_be(make, tmp_path):
     table = table.refresh()
     reads = {
         "export": lambda t: t.export(),
-        "save": lambda t: kvjax.checkpoint.save(tmp_path / str(t.version), {"t": t}),
         "live": lambda t: t.live(),
         "evict": lambda t: t.evict(kvjax.evict.MinNorm(1e-9) | kvjax.evict.MaxAge(100)),
         "clear_slots": lambda t: t.clear_slots(),
     }
     table, state = table.apply(tx, kvjax.SparseRows(np.array([8]), grads), state)
-    for op, read in list(reads.items())[:3]:
-        with pytest.warns(UserWarning, match=f"{op}: it reads rows as they are stored, .*sweep"):
+    again = make(2, initializer=1.0, seed=table.spec.seed)
+    kvjax.checkpoint.save(tmp_path / "behind", {"t": table})  # with slots, by which they are caught up
+    for op, read in {
+        **dict(list(reads.items())[:2]),
+        "save": lambda t: kvjax.checkpoint.save(tmp_path / "some", {"t": t}, prune=kvjax.Prune(min_frequency=1)),
+        "restore": lambda t: kvjax.checkpoint.restore(tmp_path / "behind", {"t": again}, slots=False),
+        "write": lambda t: kvjax.serving.FrozenTable.write(tmp_path / "frozen", tmp_path / "behind"),
+    }.items():
+        with pytest.warns(UserWarning, match=f"{op}: it reads rows as they are stored, .*(sweep|save what)"):
             read(table)
     with pytest.raises(ValueError, match=r"switch_optimizer: want rows of now, got some that are behind \(1 of 2"):
         table.switch_optimizer(optax.sgd(1.0))
@@ -46,7 +52,7 @@ def test_rows_that_are_behind_are_said_to_be(make, tmp_path):
         table = reads["evict"](table)
     table = sweep(table.restrict(2), state, tx)
     assert len(table) == 2
-    for op in ("export", "save", "live"):
+    for op in ("export", "live"):
         reads[op](table)
     table = reads["evict"](table)
     with pytest.warns(UserWarning, match="slots kept"):
@@ -74,6 +80,30 @@ def test_a_state_that_is_older_than_its_rows(place, make, places):
             jax.block_until_ready(LOOK(table, state))
         with pytest.raises(ValueError, match=r"got one of \d steps for rows of step 2"):
             caught_up(table, state, tx).export()
+
+
+@slow
+def test_the_state_of_another_transform(make):
+    """It is an error where rows are read, outside of jit and in it: rates, betas and decay are told apart."""
+    grads = kvjax.SparseRows(np.array([7]), jnp.ones((1, 2)))
+    pairs = [
+        (optax.adam(1e-2), optax.adam(1.01e-2)), (optax.adam(1e-2), optax.adam(1e-2, b1=0.89)),
+        (optax.sgd(1.0, momentum=0.5), optax.sgd(1.0, momentum=0.6)), (optax.adamw(1e-2), optax.adamw(1e-2, eps=2e-8)),
+        (optax.sgd(WARM, momentum=0.5), optax.sgd(STAIRS, momentum=0.5)),
+        (optax.chain(optax.sgd(0.1), optax.add_decayed_weights(-1e-3)),
+         optax.chain(optax.sgd(0.1), optax.add_decayed_weights(-2e-3))),
+    ]  # fmt: skip
+    for one, other in pairs:
+        table, tx, wrong = make(2, initializer=1.0), catch_up(one), catch_up(other)
+        table, state = table.apply(tx, grads, tx.init(2))
+        with pytest.raises(ValueError, match="caught_up: want the transform by which the state was made"):
+            caught_up(table, state, wrong)
+        caught_up(table, state, catch_up(one)).lookup(7)
+    with pytest.raises(Exception, match="or another transform"):
+        jax.block_until_ready(jax.jit(lambda t, s: caught_up(t, s, wrong).lookup(7))(table, state))
+    replayed = [catch_up(optax.adabelief(rate), replay=200) for rate in (1e-2, 2e-2)]
+    with pytest.raises(ValueError, match="caught_up: want the transform by which"):
+        caught_up(make(2), replayed[0].init(2), replayed[1])
 
 
 @slow

@@ -10,7 +10,7 @@ README = (ROOT / "README.md").read_text()
 # How many blocks of code there are in each.
 TEXTS = {
     "README.md": 7, "docs/command-line.md": 1, "docs/cuda.md": 0, "docs/design.md": 0, "docs/exports.md": 1,
-    "docs/format.md": 1, "docs/laziness.md": 1, "docs/optimizers.md": 2, "docs/scaling.md": 0, "docs/serving.md": 1,
+    "docs/format.md": 1, "docs/laziness.md": 2, "docs/optimizers.md": 2, "docs/scaling.md": 0, "docs/serving.md": 1,
     "docs/sharding.md": 5,
 }  # fmt: skip
 

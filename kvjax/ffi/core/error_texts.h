@@ -105,10 +105,11 @@ inline Error OptimizerError(std::string_view table, const std::string& held, con
 /// A lookup of rows of now, of rows that are ahead of the state that says what now is.
 inline Error AheadError(std::string_view table, std::string_view op) {
   return MakeError(
-      ErrorCode::kFailedPrecondition, table, op, "the optimizer's state that the last write returned",
-      "an older one: rows are ahead of it",
-      "keep and restore it together with the table; to begin with a new one, sweep by the state that "
-      "belongs to the rows, then table.clear_slots()");
+      ErrorCode::kFailedPrecondition, table, op,
+      "the optimizer's state that the last write returned, and the transform of that write",
+      "an older state, of which rows are ahead, or another transform (its rates, betas or decay differ)",
+      "keep and restore the state together with the table; to begin with a new one, or with another "
+      "transform, sweep by those that belong to the rows, then table.clear_slots()");
 }
 
 /// A chunk that is not inside its step.

@@ -1,0 +1,55 @@
+"""Late rows: what is known and said, without JAX, of rows that `kvjax.optax.catch_up` has trained.
+
+Those that steps have left out are behind until they are brought to the present.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+
+from kvjax._values.errors import level_of_user
+from kvjax._values.exported import SLOT
+
+LAST_STEP, _TYPE = "last_step", "int32[]"  # of `kvjax._training.catch_up.CatchUpRows`
+LAST_COLUMN = SLOT + LAST_STEP
+_MEND = (
+    "give it what kvjax.optax.caught_up(params, state, tx) returns, or write them with "
+    "kvjax.optax.sweep(params, state, tx) before"
+)
+
+
+def are_late(slot_types: Mapping[str, str]) -> bool:
+    """Whether rows with these slots may be behind."""
+    return slot_types.get(LAST_STEP) == _TYPE
+
+
+def warn_late(name: str, op: str, rows: str = "may be behind", mend: str = _MEND) -> None:
+    """Says that a call reads rows as they are stored."""
+    warnings.warn(
+        f"kvjax: table {name!r}, {op}: it reads rows as they are stored, and those that steps have left out {rows}; "
+        f"{mend}. Rows and a state that are saved and restored together go on as they are",
+        stacklevel=level_of_user(),
+    )
+
+
+def found_late(last: np.ndarray, has_slots: np.ndarray) -> str:
+    """How many rows are behind the newest, in words; empty if none is.
+
+    Args:
+      last: ``(n,)``, the slot of that name.
+      has_slots: ``(n,)`` bool.
+    """
+    missed = np.max(last, initial=0, where=has_slots) - np.where(has_slots, last, 0)
+    if not missed.any():
+        return ""
+    return f"are behind ({np.count_nonzero(missed)} of {len(missed)}, by up to {missed.max()} steps)"
+
+
+def warn_if_saved_late(name: str, op: str, columns: Mapping[str, np.ndarray]) -> None:
+    """Says that a call takes rows that are behind from a checkpoint, without their slots."""
+    last = columns.get(LAST_COLUMN)
+    if last is not None and (found := found_late(last, columns["has_slots"])):
+        warn_late(name, op, found, "save what caught_up returns, or restore the rows with their slots and their state")
