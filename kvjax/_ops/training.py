@@ -41,12 +41,13 @@ def apply(
     *,
     holds: bool,
     reports: bool,
+    planned: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """A whole training write, of gradients ``(n, dim)`` float32 with keys ``(n,)``. Returns the next version, or of a
-    step that holds for `end_apply` the word by which that knows it; and the status, which is 0 unless it reports."""
-    gradient = (grads.keys.words, grads.counts, words_in(grads.seal), grads.rows)
-    operands = (version, *gradient, step, initial_operand(spec, initial), run.shared)
-    attributes = {"table": spec.name, "slots": slots, "narrow": flag(grads.keys.narrow), "program": _words(run)}
+    step that holds for `end_apply` the word by which that knows it; and the status, which is 0 unless it reports. One
+    that `plan_apply` has planned does nothing for a version that is not the live one."""
+    operands = (version, *_operands(grads), step, initial_operand(spec, initial), run.shared)
+    attributes = _attributes(spec, grads, slots) | {"planned": flag(planned), "program": _words(run)}
     return _planned("kvjax_apply", [WORD], operands, reports, holds=flag(holds), **attributes)
 
 
@@ -55,6 +56,22 @@ def _planned(target: str, results: list[Any], operands: Any, reports: bool, **at
     status = [WORD] if reports else []
     given = write(target, [*results, *status], *operands, reports=flag(reports), **attributes)
     return *given[: len(results)], given[-1] if reports else jnp.uint32(0)
+
+
+def _operands(grads: SparseRows) -> tuple[jax.Array, ...]:
+    return (grads.keys.words, grads.counts, words_in(grads.seal), grads.rows)
+
+
+def _attributes(spec: TableSpec, grads: SparseRows, slots: str) -> dict[str, Any]:
+    return {"table": spec.name, "slots": slots, "narrow": flag(grads.keys.narrow)}
+
+
+def plan_apply(
+    spec: TableSpec, version: jax.Array, grads: SparseRows, step: jax.Array, initial: jax.Array | None, slots: str
+) -> jax.Array:
+    """The status of a step on a device: 0 if `apply` or `begin_apply` can do it. Nothing is held for that."""
+    operands = (version, *_operands(grads), step, initial_operand(spec, initial))
+    return write("kvjax_plan_apply", WORD, *operands, **_attributes(spec, grads, slots))
 
 
 def end_apply(spec: TableSpec, token: jax.Array, rows: jax.Array, others: jax.Array) -> jax.Array:
@@ -116,6 +133,7 @@ def begin_apply(
     facts: bool,
     *,
     reports: bool,
+    planned: bool,
 ) -> tuple[Begun, jax.Array]:
     """The step, and its status, as `apply` has it."""
     n = grads.counts.shape[0]
@@ -127,9 +145,8 @@ def begin_apply(
         array((spec.dim,), jnp.float32),
         array((n if facts else 0, NUM_FACTS), jnp.uint32),
     ]
-    gradient = (grads.keys.words, grads.counts, words_in(grads.seal), grads.rows)
-    operands = (version, *gradient, step, initial_operand(spec, initial))
-    attributes = {"table": spec.name, "slots": slots, "narrow": flag(grads.keys.narrow)}
+    operands = (version, *_operands(grads), step, initial_operand(spec, initial))
+    attributes = _attributes(spec, grads, slots) | {"planned": flag(planned)}
     given = _planned("kvjax_begin_apply", results, operands, reports, **attributes)
     version, targets, active, used, shared, about, status = given
     return Begun(version, active, used, targets, grads.keys.words, grads.rows, shared, about), status

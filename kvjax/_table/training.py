@@ -16,7 +16,7 @@ from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_refusal, check_together
 from kvjax._table.handle import Handle, check_width, version_to_write
 from kvjax._table.view import check_late
-from kvjax._training.apply import apply, can_hold, check, end, plan
+from kvjax._training.apply import apply, check, end, plan
 from kvjax._training.rowwise import Late, Rowwise
 from kvjax._training.ways import Update
 from kvjax._values.errors import fail
@@ -59,14 +59,19 @@ class Write(NamedTuple):
 
 
 def train_all(writes: Sequence[Write], step: Any, extra: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """The same for distinct tables. Where their steps can be held, all are planned before the first is done: so if one
-    table refuses, all are as they were."""
+    """The same for distinct tables. All steps are planned before the first is done: so if one table refuses, all are as
+    they were. Those that may stop half-way come first, so that the others are as they were then, too."""
     check_together([write.table.spec for write in writes], "apply")
-    if len(writes) < 2 or not all(can_hold(write.table.spec) for write in writes):
+    if len(writes) < 2:
         return [_result(write, apply(*_update(write, step, extra))) for write in writes]
     held = [plan(*_update(write, step, extra), None) for write in writes]
-    planned = order.after(held[0].spec, held[0].word, [each.word for each in held[1:]])
-    return [_result(write, end(each, planned)) for write, each in zip(writes, held, strict=True)]
+    number = functools.reduce(jnp.maximum, [each.status for each in held])
+    planned = order.after(held[0].spec, number, [each.word for each in held])
+    done = {each.spec.name: end(each, planned) for each in held if each.may_stop}
+    if done:
+        planned = order.after(held[0].spec, planned, [version for version, _ in done.values()])
+    done |= {each.spec.name: end(each, planned) for each in held if not each.may_stop}
+    return [_result(write, done[write.table.name]) for write in writes]
 
 
 def train_or_refuse(

@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 from kvjax._keys.keys import Keys
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._ops import order, routing, training
+from kvjax._ops.initial_rows import initial_rows
 from kvjax._process import PROCESS
 from kvjax._sharded import copies, mesh
 from kvjax._sharded.delivery import deliver
@@ -65,7 +66,8 @@ class Held:
     Attributes:
       word: ``()`` uint32, by which its end knows it.
       state: the next globals, or of an update in chunks what its end wants.
-      status: ``()`` uint32, 0 or the number of what it was refused for, if it keeps that to itself.
+      status: ``()`` uint32, 0 or the number of what it was refused for, if it keeps that to itself; of a device in one
+        place, which says it later, 1.
     """
 
     spec: TableSpec
@@ -75,11 +77,16 @@ class Held:
     state: Any
     status: jax.Array
 
+    @property
+    def may_stop(self) -> bool:
+        """Whether the end may stop half-way, as what the user's code raises in XLA's part of it comes too late."""
+        return _tries(self.spec) and isinstance(self.way, InChunks)
 
-def can_hold(spec: TableSpec) -> bool:
-    """Whether steps of the table can be planned by one call and done by another: a device plans them, too, where it is
-    a shard."""
-    return spec.placement is not None or not is_device(spec.storage.backend)
+
+def _tries(spec: TableSpec) -> bool:
+    """Whether a step is planned by trying it, so that its end does all of it: a device's in one place. It holds nothing
+    from call to call, and nobody waits for it."""
+    return spec.placement is None and is_device(spec.storage.backend)
 
 
 @PROCESS.blaming()
@@ -95,7 +102,7 @@ def plan(spec: TableSpec, rowwise: Rowwise, update: Update, unasked: jax.Array |
     """The same as far as `end`.
 
     Args:
-      spec: of a table whose steps can be held.
+      spec: of the table.
       rowwise: the transform.
       update: what `check` has let through.
       unasked: if the step keeps to itself what it is refused for, ``()`` uint32: 0, or the number of what a step before
@@ -110,7 +117,7 @@ def plan(spec: TableSpec, rowwise: Rowwise, update: Update, unasked: jax.Array |
 def end(held: Held, joint: jax.Array) -> tuple[jax.Array, Any]:
     """Does a planned step, once `joint` exists. Returns the next version and the next globals.
 
-    joint: ``()`` uint32. If the step has a status, that of all steps: where it is not 0, the version stays.
+    joint: ``()`` uint32, the greatest status of all steps: where it is not 0, the version stays.
     """
     update = held.update if held.update.run is not None else dataclasses.replace(held.update, state=held.state)
     version, state = _run(_end, held.spec, held.way, update, held.word, joint)
@@ -157,6 +164,14 @@ def _apply(spec: TableSpec, way: Way, update: Update) -> Planned:
 def _plan(spec: TableSpec, way: Way, update: Update, unasked: jax.Array | None) -> Planned:
     if spec.placement is not None:
         return _on_shards(spec, update, functools.partial(_plan_on_shard, spec, way), unasked)
+    if _tries(spec):
+
+        def run(grads: SparseRows) -> Any:
+            gradient = flat(grads)
+            initial = initial_rows(spec, update.version, gradient.keys, gradient.counts > 0)
+            return (), (training.plan_apply(spec, update.version, gradient, update.step, initial, way.slots),)
+
+        return jnp.asarray(update.version), update.state, as_auto(run, (), update.grads)[1][0]
     if unasked is None:
         return way.in_one_place(spec, update)
     skip = jnp.asarray(update.version), update.state, unasked
@@ -164,6 +179,11 @@ def _plan(spec: TableSpec, way: Way, update: Update, unasked: jax.Array | None) 
 
 
 def _end(spec: TableSpec, way: Way, update: Update, word: jax.Array, joint: jax.Array) -> tuple[jax.Array, Any]:
+    if _tries(spec):
+        planned = joint == 0
+        whole = dataclasses.replace(way, phase="planned")
+        version, state, _ = whole.in_one_place(spec, update, jnp.where(planned, update.version, ~update.version))
+        return jax.tree.map(functools.partial(jnp.where, planned), (version, state), (update.version, update.state))
     if spec.placement is None:
 
         def run(word: jax.Array, joint: jax.Array, grads: SparseRows) -> Any:

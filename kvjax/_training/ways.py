@@ -30,9 +30,9 @@ from kvjax.ffi import is_device
 
 _GROUP = 64  # rows
 
-Phase = Literal["whole", "plan", "keep"]
-"""How far a call takes a step: to its end; or it holds it once it is planned, and fails where it is refused; or keeps
-to itself what it is refused for, and gives the number of that as a status."""
+Phase = Literal["whole", "planned", "plan", "keep"]
+"""How far a call takes a step: to its end, which another may have planned; or it holds it once it is planned, and fails
+where it is refused; or keeps to itself what it is refused for, and gives the number of that as a status."""
 
 
 @jax.tree_util.register_dataclass
@@ -75,7 +75,8 @@ class ByProgram:
     phase: Phase
     facts: bool = False
 
-    def in_one_place(self, spec: TableSpec, update: Update) -> Planned:
+    def in_one_place(self, spec: TableSpec, update: Update, version: jax.Array | None = None) -> Planned:
+        """version: of the write, if it is not that of the reads."""
         program = update.run
         assert program is not None
         check_dtypes([update.grads])
@@ -83,8 +84,12 @@ class ByProgram:
         def run(grads: SparseRows) -> Any:
             gradient = flat(grads)
             initial = initial_rows(spec, update.version, gradient.keys, gradient.counts > 0)
-            given = (update.version, gradient, update.step, initial, self.slots, program)
-            return (), training.apply(spec, *given, holds=self.phase != "whole", reports=self.phase == "keep")
+            written = update.version if version is None else version
+            given = (written, gradient, update.step, initial, self.slots, program)
+            holds = self.phase in ("plan", "keep")
+            return (), training.apply(
+                spec, *given, holds=holds, reports=self.phase == "keep", planned=self.phase == "planned"
+            )
 
         word, status = as_auto(run, (), update.grads)[1]
         return word, (), status
@@ -115,15 +120,16 @@ class InChunks:
     def slots(self) -> str:
         return self.layout.text
 
-    def in_one_place(self, spec: TableSpec, update: Update) -> Planned:
+    def in_one_place(self, spec: TableSpec, update: Update, version: jax.Array | None = None) -> Planned:
         merged = merge(update.grads)
         initial = initial_rows(spec, update.version, merged.keys, merged.counts > 0)
         begun, status = training.begin_apply(
-            spec, update.version, merged, update.step, initial, self.slots, self.facts, reports=self.phase == "keep"
-        )
+            spec, update.version if version is None else version, merged, update.step, initial, self.slots, self.facts,
+            reports=self.phase == "keep", planned=self.phase == "planned",
+        )  # fmt: skip
 
         def chunks() -> tuple[jax.Array, Any]:
-            return self._chunks(spec, begun, merged.rows.shape[0], update, holds=self.phase != "whole")
+            return self._chunks(spec, begun, merged.rows.shape[0], update, holds=self.phase in ("plan", "keep"))
 
         if self.phase != "keep":
             return *chunks(), status

@@ -52,7 +52,7 @@ def stats_of(table):
     return stats
 
 
-@pytest.mark.cpu_table  # those of a device are each for itself
+@pytest.mark.cpu_table  # a device's in chunks may stop half-way
 @pytest.mark.parametrize(
     "eager, shards",
     [(False, None), pytest.param(True, None, marks=slow), pytest.param(False, 2, marks=slow)],
@@ -81,6 +81,38 @@ def test_none_keeps_a_step_that_one_refuses(make, mesh, eager, shards):
     twins, twin_state = train(twins, twin_state, [1, 2, 4], run)
     for name in "ab0":
         same_tables(params[name], twins[name])
+
+
+@pytest.mark.skipif(not kvjax.ffi.on_device(), reason="about tables of a device in one place")
+@pytest.mark.parametrize("eager", [False, True], ids=["jit", "eager"])
+def test_a_device_tries_all_steps_before_the_first(make, eager):
+    """A sink sees rows once. A step that stops half-way, by what the user's code raises, is that of one table alone."""
+    run, seen, fuse = step if eager else compiled, [], Fuse()
+    params = tables_of(make, fuse, {"max_capacity": 4, "on_full": "error"})
+    params["a"] = params["a"].on_evict(lambda keys, *rest: seen.append(sorted(keys.tolist())))
+    state = TX.init(params)
+    for ids in ([1, 2, 3], [2, 3, 4]):
+        params, state = train(params, state, ids, run)
+    stats, before = {name: stats_of(params[name]) for name in "ab0"}, {n: params[n].export() for n in "ab0"}
+    with pytest.raises(REFUSED, match="max_capacity=4"):
+        train(params, state, [5, 6, 7], run)
+    for name in "ab0":
+        same_rows(params[name].export(), before[name])
+        assert stats_of(params[name]) == stats[name] and int(params[name].refresh().version) == int(
+            params[name].version
+        )
+    params["0"] = params["0"].remove(kvjax.keys([1, 2, 3, 4]))
+    assert seen == []
+    params, state = train(params, state, [5, 6, 7, 8], run)
+    assert len(seen) == 1 and len(seen[0]) == 2
+    before = {n: params[n].export() for n in "a0"}
+    fuse.blown = True
+    with pytest.raises(REFUSED, match="the fuse has blown"):
+        train(params, state, [5, 6], run)
+    for name in "a0":
+        same_rows(params[name].export(), before[name])
+    with pytest.raises(RuntimeError, match="stopped half-way"):
+        params["b"].refresh()
 
 
 @slow

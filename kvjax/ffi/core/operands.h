@@ -162,7 +162,20 @@ struct ApplyOperands {
   Program program = {};
   const uint64_t* shared = nullptr;  // (program.shared,) its shared registers
   bool holds = false;                // whether another call ends it
+  bool planned = false;              // whether another call has planned it: see PlanApplyOperands
   uint32_t* next = nullptr;          // out (), or the word by which that call knows it
+};
+
+/// What a step would be refused for, where it changes nothing and holds nothing. The call that does it, as
+/// `planned`, is given the version, or another one if it is to do nothing, which is no failure then.
+struct PlanApplyOperands {
+  const uint32_t* version = nullptr;  // ()
+  KeySpan keys = {};                  // (n,)
+  GradientSpan gradients = {};        // (n, dim), of which no row is read
+  const int64_t* step = nullptr;      // ()
+  SlotLayout layout = {};             // that the optimizer wants
+  InitialRows initial = {};           // (m, dim)
+  uint32_t* status = nullptr;         // out (), 0 if it can be done
 };
 
 /// The end of a step that holds for it.
@@ -187,6 +200,7 @@ struct BeginApplyOperands {
   int64_t* used_step = nullptr;       // out ()
   float* shared_gradient = nullptr;   // out (dim,), the gradient of the shared row
   RowFacts* facts = nullptr;          // out (n,), or nullptr if nobody wants them
+  bool planned = false;               // as in ApplyOperands
 };
 
 /// Which rows of a step a chunk is about: [start, start + chunk), cut at `active`. No targets (num_rows is 0)

@@ -33,11 +33,31 @@ void DeviceTable<Q>::Apply(Q& q, const ApplyOperands& o) {
                                  .active = active.data(),
                                  .used_step = used_step.data(),
                                  .shared_gradient = shared_gradient.data(),
-                                 .facts = facts.data()};
+                                 .facts = facts.data(),
+                                 .planned = o.planned};
   const auto* const step = reinterpret_cast<const uint32_t*>(o.step);
   Begin(q, begin,
         {keys.data(), counts.data(), rows.data(), n, g.seals, g.num_seals, kSeal, step, spec_.count_batches});
   Run(q, program, registers, begin, rows.data());
+}
+
+/// Only the keys are merged: what a step is refused for does not depend on its rows.
+template <class Q>
+void DeviceTable<Q>::PlanApply(Q& q, const PlanApplyOperands& o) {
+  const Entered entered(*this, q, Op::kApply);
+  const size_t n = o.keys.n;
+  const Scratch<Q, uint64_t> keys(q, n);
+  const Scratch<Q, int32_t> counts(q, n);
+  const GradientSpan& g = o.gradients;
+  MergeGradients(q, o.keys.data, g.rows, g.counts, n, 0, keys.data(), nullptr, counts.data());
+  const BeginApplyOperands begin{.version = o.version,
+                                 .keys = {keys.data(), n, o.keys.narrow},
+                                 .layout = o.layout,
+                                 .initial = o.initial};
+  Begin(q, begin,
+        {keys.data(), counts.data(), nullptr, n, g.seals, g.num_seals, kSeal,
+         reinterpret_cast<const uint32_t*>(o.step), spec_.count_batches},
+        o.status);
 }
 
 /// Runs the program on the rows of a step that has begun, which ends it.
@@ -69,13 +89,16 @@ void DeviceTable<Q>::BeginApply(Q& q, const BeginApplyOperands& o) {
          reinterpret_cast<const uint32_t*>(o.step), spec_.count_batches});
 }
 
+/// With a `status`, plans the step as far as it may be refused, and gives that.
 template <class Q>
-void DeviceTable<Q>::Begin(Q& q, const BeginApplyOperands& o, const GradientsView& gradients) {
+void DeviceTable<Q>::Begin(Q& q, const BeginApplyOperands& o, const GradientsView& gradients,
+                           uint32_t* status) {
+  const bool plans = status != nullptr;
   const SlotLayout& layout = o.layout;
   const KeySpan keys = o.keys;
   NewSlots slots(*this, q);
   if (!(layout == contents_.layout()) && !layout.empty()) (void)ExpectNow(q, Op::kApply, o.version);
-  if (AttachesSlots(spec_.name, contents_.layout(), layout)) {
+  if (AttachesSlots(spec_.name, contents_.layout(), layout) && !plans) {
     contents_.Attach(q, layout);
     slots.undo = true;
   }
@@ -85,24 +108,30 @@ void DeviceTable<Q>::Begin(Q& q, const BeginApplyOperands& o, const GradientsVie
   const WithShared<Q> all(q, admission, keys, {.counts = gradients.counts});
   const Decision<Q> decision(q, admits ? all.keys().n : 0);
   const UnadmittedScratch<Q> scratch(q, shares, keys.n, dim);
-  const Entering e(*this, q, Op::kApply, o.version, all.keys(), all.valid(), nullptr, &gradients);
+  const Entering e(*this, q, Op::kApply, o.version, all.keys(), all.valid(), nullptr, &gradients, o.planned);
   const IndexView index = contents_.index().view();
   if (admits) DecideWindow(q, e.call, admission_.view(), index, gradients, decision.window.data());
   if (admits) DecideKeys(q, e.call, admission_.view(), index, gradients, decision.view());
   if (shares) {
     FindUnadmitted(q, e.call, index, gradients, admission.shared_key, e.first.data(), decision.verdict.data(),
                    scratch.in_sum.data(), scratch.unadmitted.data());
+  }
+  if (shares && !plans) {
     SumUnadmitted(q, gradients, dim, scratch.hashes.data(), scratch.order.data(), scratch.in_sum.data(),
                   scratch.unadmitted.data(), scratch.blocks.data(), o.shared_gradient);
-  } else {
+  } else if (!plans) {
     q.Fill(o.shared_gradient, 0, dim * sizeof(float));
   }
-  e.Enter(o.initial, /*blank=*/false, admits ? decision.verdict.data() : nullptr);
+  e.Enter(o.initial, /*blank=*/false, admits ? decision.verdict.data() : nullptr, plans);
+  if (plans) {
+    q.Once([call = e.call, status] KVJAX_HD() { *status = call.open() ? 0 : 1; });
+    return;
+  }
   if (admits) admission_.Commit(q, e.call, keys.data, keys.n, decision);
   CountRows(q, e.call, contents_.view(), gradients, e.rows.data(), admits ? decision.totals.data() : nullptr,
             shares ? scratch.unadmitted.data() : nullptr, admission.shared_key, o.targets, o.facts);
   if (slots.undo) slots.undo = Fetch(q, control_.data()).open == 0;
-  touched_ = UserCode::Now();
+  Touch();
   in_step_ = !Refused();  // a call that is known to have been refused is no step
   e.End(o.next, EndStep{shares ? scratch.unadmitted.data() : nullptr, o.active,
                         reinterpret_cast<uint32_t*>(o.used_step)});
@@ -141,7 +170,7 @@ template <class Q>
 template <class F>
 void DeviceTable<Q>::GoOn(F f) {
   try {
-    touched_ = UserCode::Now();
+    Touch();
     f();
   } catch (...) {
     touched_ = kStopped;

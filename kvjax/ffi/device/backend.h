@@ -124,6 +124,11 @@ struct DeviceBackend : DeviceBags<On>, DeviceSharded<On> {
     t.Apply(q, o);
     Done(t);
   }
+  static void PlanApply(Exec& exec, Table& t, const PlanApplyOperands& o) {
+    Q q = On::Make(exec);
+    t.PlanApply(q, o);
+    Done(t);
+  }
   static void BeginApply(Exec& exec, Table& t, const BeginApplyOperands& o) {
     Q q = On::Make(exec);
     t.BeginApply(q, o);

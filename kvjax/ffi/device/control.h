@@ -117,10 +117,12 @@ struct CallView {
   uint32_t op;                   // an Op
   bool narrow;                   // its keys had 32 bits
   uint32_t* refusing = nullptr;  // as Control::refusing, where the report is not the table's
+  bool planned = false;          // of a write: another version than the live one says to do nothing
 
   /// Reports a refusal to the host; the first one is kept until it has been raised. A call may have a million
   /// lanes that come here, so all but one find that out in the device's own memory.
   KVJAX_HD void Refuse(Refusal why, uint32_t got, uint32_t want) const {
+    if (planned && *version != control->version) return;
     uint32_t &taken = refusing != nullptr ? *refusing : control->refusing, none = 0;
     if (Load(taken) != 0 || !Exchange(taken, none, 1u)) return;
     StoreForHost(report->refusal, static_cast<uint32_t>(why));

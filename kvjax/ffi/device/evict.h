@@ -87,9 +87,9 @@ bool DeviceTable<Q>::MayBeFull(size_t n) {
   return bound.size + bound.pending + n > spec_.max_capacity;
 }
 
-/// Evicts rows so that the call's fit, or because the table's policy is due.
+/// Evicts rows so that the call's fit, or because the table's policy is due; or plans that.
 template <class Q>
-void DeviceTable<Q>::EvictForSpace(const Entering& e, const EnterView& entering) {
+void DeviceTable<Q>::EvictForSpace(const Entering& e, const EnterView& entering, bool plans) {
   const bool trains = e.gradients != nullptr, full = MayBeFull(e.keys.n);
   const int64_t every = trains ? spec_.evict_every : 0;
   if (!full && every == 0) return;
@@ -102,7 +102,7 @@ void DeviceTable<Q>::EvictForSpace(const Entering& e, const EnterView& entering)
     AskLast(e.q, choosing.view, spec_.on_full);
     if (spec_.on_full == OnFull::kEvict) Ask(e.q, choosing, last_, Choice::kLast);
   }
-  Leave(e.q, choosing);
+  Leave(e.q, choosing, plans);
 }
 
 template <class Q>
@@ -133,11 +133,13 @@ void DeviceTable<Q>::Ask(Q& q, const Choosing& c, const DevicePolicy<Q>& policy,
   MarkChosen(q, c.view, asked);
 }
 
-/// Evicts what has been chosen, once the sink, which may stop it, has seen it.
+/// Evicts what has been chosen, once the sink, which may stop it, has seen it: where the call is planned, as
+/// that is.
 template <class Q>
-void DeviceTable<Q>::Leave(Q& q, const Choosing& c) {
-  EndChoice(q, c.view);
-  if (sink_) Show(q, c);
+void DeviceTable<Q>::Leave(Q& q, const Choosing& c, bool plans) {
+  EndChoice(q, c.view, !plans);
+  if (sink_ && !c.view.call.planned) Show(q, c);
+  if (plans) return;
   EachVictim(q, c.view, EraseVictim{c.view});
   SettleNow(q, c.view.call);
 }

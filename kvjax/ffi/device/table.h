@@ -91,6 +91,7 @@ class DeviceTable {
   void Clear(Q& q, const ClearOperands& o);
   void ClearSlots(Q& q, const ClearOperands& o);
   void Apply(Q& q, const ApplyOperands& o);
+  void PlanApply(Q& q, const PlanApplyOperands& o);
   void BeginApply(Q& q, const BeginApplyOperands& o);
   /// The rows of a step; without targets, of that which the shard has committed.
   void Gather(Q& q, const GatherOperands& o);
@@ -180,7 +181,7 @@ class DeviceTable {
       const int64_t patience = StepPatience(false, false).count();
       while (version == nullptr && table.in_step_.load()) {
         lock_.unlock();
-        if (UserCode::Now() - table.touched_.load() >= patience) throw LiveError(table.spec_.name, Name(op));
+        if (table.Stopped(patience)) throw LiveError(table.spec_.name, Name(op));
         std::this_thread::sleep_for(UserCode::kPause);
         lock_.lock();
       }
@@ -259,9 +260,22 @@ class DeviceTable {
   }
   [[nodiscard]] std::vector<Parts> PartsOf(const std::byte* values,
                                            const std::vector<const std::byte*>& slots) const;
-  void Begin(Q& q, const BeginApplyOperands& o, const GradientsView& gradients);
+  void Begin(Q& q, const BeginApplyOperands& o, const GradientsView& gradients, uint32_t* status = nullptr);
   template <class F>
   void GoOn(F f);
+  /// Of a step between two of its calls.
+  void Touch() {
+    touched_ = UserCode::Now();
+    stepper_ = std::this_thread::get_id();
+  }
+  /// Whether a step that is under way does not go on: its last call was so long ago, or was made by this
+  /// thread, which is not in it any more. Then nobody else waits for it.
+  [[nodiscard]] bool Stopped(int64_t patience) const {
+    const bool ours = stepper_.load() == std::this_thread::get_id();
+    if (!ours && UserCode::Now() - touched_.load() < patience) return false;
+    touched_ = kStopped;
+    return true;
+  }
   void CopyOutChunk(Q& q, const GatherOperands& o);
   void TakeChunk(Q& q, const ScatterOperands& o);
   void Run(Q& q, const DeviceProgram<Q>& program, const RegisterScratch<Q>& registers,
@@ -275,9 +289,9 @@ class DeviceTable {
 
   // Which rows are evicted, see evict.h.
   struct Choosing;
-  void EvictForSpace(const Entering& e, const EnterView& entering);
+  void EvictForSpace(const Entering& e, const EnterView& entering, bool plans);
   void Ask(Q& q, const Choosing& c, const DevicePolicy<Q>& policy, Choice::Asked asked);
-  void Leave(Q& q, const Choosing& c);
+  void Leave(Q& q, const Choosing& c, bool plans = false);
   void Score(Q& q, const Choosing& c);
   void Show(Q& q, const Choosing& c);
   [[nodiscard]] bool MayBeFull(size_t n);
@@ -323,7 +337,8 @@ class DeviceTable {
   ScoreFunction score_;
   std::atomic<bool> in_step_ = false;
   static constexpr int64_t kStopped = -int64_t{1} << 40;  // longer ago than anybody waits
-  std::atomic<int64_t> touched_ = 0;                      // milliseconds
+  mutable std::atomic<int64_t> touched_ = 0;              // milliseconds
+  std::atomic<std::thread::id> stepper_{};                // that of the last call of the step
 };
 
 }  // namespace kvjax::device

@@ -301,9 +301,9 @@ void AskLast(Q& q, ChoiceView v, OnFull on_full) {
   });
 }
 
-/// All have chosen. Refuses the write if that is too little.
+/// All have chosen. Refuses the write if that is too little; `counts`: otherwise who has chosen is noted.
 template <class Q>
-void EndChoice(Q& q, ChoiceView v) {
+void EndChoice(Q& q, ChoiceView v, bool counts = true) {
   q.Once([=] KVJAX_HD() {
     const Choice& choice = *v.choice;
     if (choice.was_asked[1]) {
@@ -312,7 +312,7 @@ void EndChoice(Q& q, ChoiceView v) {
         v.call.Close(Refusal::kFull, static_cast<uint32_t>(choice.after), static_cast<uint32_t>(chosen));
       }
     }
-    if (!v.call.open()) return;
+    if (!counts || !v.call.open()) return;
     for (int who = 0; who < 2; ++who) {
       if (!choice.was_asked[who]) continue;
       const PolicyView& policy = v.policies[who];

@@ -131,7 +131,7 @@ uint32_t DeviceTable<Q>::SettledVersion(bool failed) {
     Settle();
     const uint32_t live = version();  // first: a step that begins after it makes another
     if (!in_step_.load()) return live;
-    if (UserCode::Now() - touched_.load() >= patience) throw HalfwayError(spec_.name);
+    if (Stopped(patience)) throw HalfwayError(spec_.name);
   }
 }
 

@@ -28,7 +28,7 @@ struct DeviceTable<Q>::Finding {
 template <class Q>
 struct DeviceTable<Q>::Entering {
   Entering(DeviceTable& table, Q& q, Op op, const uint32_t* version, KeySpan keys, Valid valid,
-           const bool* exists = nullptr, const GradientsView* gradients = nullptr)
+           const bool* exists = nullptr, const GradientsView* gradients = nullptr, bool planned = false)
       : table(table),
         q(q),
         op(op),
@@ -39,6 +39,7 @@ struct DeviceTable<Q>::Entering {
         call(table.View(op, version, keys.narrow)),
         first(q, keys.n),
         rows(q, keys.n) {
+    call.planned = planned;
     BeginWrite(q, call, gradients != nullptr ? gradients->step : nullptr);
     GroupKeys(q, keys.data, valid, keys.n, first.data());
     if (gradients != nullptr) CheckGradients(q, call, *gradients, first.data());
@@ -48,7 +49,8 @@ struct DeviceTable<Q>::Entering {
   [[nodiscard]] size_t Most() const {
     return table.spec_.sharded && gradients == nullptr ? table.coming_ : keys.n;
   }
-  void Enter(InitialRows initial, bool blank, const uint8_t* allowed) const {
+  /// `plans`: then all that may refuse the call, and no more.
+  void Enter(InitialRows initial, bool blank, const uint8_t* allowed, bool plans = false) const {
     // Rows that come with the call are those of all new keys, also of those that get none.
     const bool given = !blank && table.spec_.initializer.kind == Generator::Kind::kGiven;
     const bool apart = given && allowed != nullptr;
@@ -72,7 +74,8 @@ struct DeviceTable<Q>::Entering {
                       .is_new = apart ? news.news.data() : news.flags.data(),
                       .before = apart ? news.befores.data() : news.numbers.data()};
     CountNew(q, v, keys.n);
-    table.EvictForSpace(*this, v);
+    table.EvictForSpace(*this, v, plans);
+    if (plans) return;
     EnterNew(q, v, keys.n);
     if (gradients != nullptr || !table.admission_.counts_keys()) return;
     ForgetWaiting(q, call, table.admission_.view().waiting, keys.data, valid, first.data(), rows.data(),

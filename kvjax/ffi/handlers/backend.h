@@ -50,6 +50,12 @@ concept HoldingBackend =
     ProgramBackend<B> && requires(typename B::Exec& exec, typename B::Table& table,
                                   const EndApplyOperands& end) { B::EndApply(exec, table, end); };
 
+/// Whose steps can be tried by one call, which holds nothing, and made by another.
+template <class B>
+concept PlanningBackend =
+    ProgramBackend<B> && requires(typename B::Exec& exec, typename B::Table& table,
+                                  const PlanApplyOperands& plan) { B::PlanApply(exec, table, plan); };
+
 template <class B>
 concept ShardedBackend =
     Backend<B> &&

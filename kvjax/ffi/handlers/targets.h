@@ -70,6 +70,7 @@ std::vector<NamedHandler> Targets() {
   };
   if constexpr (ProgramBackend<B>) targets.push_back({"kvjax_apply", Handle<B, Apply<B>>});
   if constexpr (HoldingBackend<B>) targets.push_back({"kvjax_end_apply", Handle<B, EndApply<B>>});
+  if constexpr (PlanningBackend<B>) targets.push_back({"kvjax_plan_apply", Handle<B, PlanApply<B>>});
   if constexpr (ShardedBackend<B>) {
     targets.insert(targets.end(), {
                                       {"kvjax_owned", Handle<B, OwnedKeys<B>>},

@@ -63,8 +63,26 @@ ffi::Error Apply(typename B::Exec& exec, Decoder& in) {
     o.initial = in.InInitial(table->spec());
     o.shared = in.InShared(static_cast<size_t>(o.program.shared));
     o.holds = in.Flag("holds");
+    o.planned = in.Flag("planned");
     o.next = in.OutWord();
     B::Apply(in.Done(exec), *table, o);
+  });
+}
+
+template <PlanningBackend B>
+ffi::Error PlanApply(typename B::Exec& exec, Decoder& in) {
+  in.Names(Name(Op::kApply), in.Text("table"));
+  return Guard(in.table(), in.op(), [&] {
+    const auto table = TableOf<B>(in);
+    PlanApplyOperands o;
+    o.version = in.InVersion();
+    o.keys = in.InKeys(in.Flag("narrow"));
+    o.gradients = in.InGradients(table->spec(), o.keys.n);
+    o.step = in.In<int64_t>("step (2,)", 1);
+    o.layout = SlotLayout::Parse(in.Text("slots"));
+    o.initial = in.InInitial(table->spec());
+    o.status = in.OutWord();
+    B::PlanApply(in.Done(exec), *table, o);
   });
 }
 
@@ -109,6 +127,7 @@ ffi::Error BeginApply(typename B::Exec& exec, Decoder& in) {
     o.used_step = in.Out<int64_t>("step (2,)", 1);
     o.shared_gradient = in.OutFloats(table->spec(), 1);
     o.facts = OutFacts(in, "facts (n, 9) or (0, 9)", o.keys.n);
+    o.planned = in.Flag("planned");
     B::BeginApply(in.Done(exec), *table, o);
   });
 }

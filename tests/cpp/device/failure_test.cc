@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <functional>
 #include <new>
+#include <thread>
 
 #include "tests/cpp/support/device.h"
 
@@ -219,6 +220,30 @@ TEST(BeginApply) {
   }
 }
 
+TEST(PlanApply) {
+  const Op plan = [](Table& t) {
+    const Keys keys = Range(15, 60);
+    const device::Gradients g{
+        .keys = keys, .counts = std::vector<int32_t>(keys.size(), 3), .seals = {kvjax::kSeal}};
+    uint32_t status = 7;
+    t.PlanApply(t.q, {.version = &t.handle,
+                      .keys = data::Span(g.keys),
+                      .gradients = {g.counts.data(), nullptr, g.seals.data(), g.seals.size()},
+                      .step = &g.step,
+                      .layout = device::Momentum(kDim),
+                      .status = &status});
+    CHECK_EQ(status, 0u);
+  };
+  TableSpec spec = Spec();
+  spec.admission = {.kind = kvjax::AdmissionSpec::Kind::kMinCount, .threshold = 3};
+  CheckStrongGuarantee({.op = plan, .at_least = 10, .spec = spec, .versions = 0});
+  spec.max_capacity = 50;
+  spec.on_full = kvjax::OnFull::kEvict;
+  spec.policy =
+      kvjax::Policy::Parse("a reason that does not fit into a std::string\nleast_frequent:needed:3.5");
+  CheckStrongGuarantee({.op = plan, .at_least = 14, .spec = spec, .fill = Trained, .versions = 0});
+}
+
 TEST(BeginApplyWithEviction) {
   TableSpec spec = Spec();
   spec.max_capacity = 50;
@@ -278,6 +303,64 @@ TEST(RowsInPinnedMemory) {
   Trained(source);
   const Snapshot saved = source.Copy();
   check([&](Table& t) { t.Restore(data::View(saved)); }, 30, Trained);
+}
+
+TEST(AStepWhoseChunkFindsNoMemoryIsKnownToHaveStopped) {
+  const Keys keys = Range(15, 30);
+  const size_t n = keys.size();
+  const device::Gradients g{.keys = keys,
+                            .counts = std::vector<int32_t>(n, 1),
+                            .rows = data::Floats(n * kDim),
+                            .seals = {kvjax::kSeal}};
+  device::Bytes values(n * kDim * 4), slot(n * kDim * 4);
+  data::Floats shared_gradient(kDim), gradients(n * kDim);
+  const device::Mask fresh(new bool[n]);
+  Keys row_keys(n);
+  for (const bool reads : {true, false}) {
+    int failures = 0;
+    for (bool failed = true; failed; ++failures) {
+      Table t(Spec());
+      Trained(t);
+      std::vector<uint32_t> targets(2 * n);
+      int32_t active = 0;
+      int64_t used = 0;
+      t.Write([&](auto* version, auto* next) {
+        t.BeginApply(t.q, Of(g, version, device::Momentum(kDim), {}, next, targets.data(), &active, &used,
+                             shared_gradient.data()));
+      });
+      const int32_t start = 0;
+      const kvjax::ChunkSpan chunk{targets.data(), n, &start, &active, n};
+      const kvjax::GatherOperands gather{.version = &t.handle,
+                                         .chunk = chunk,
+                                         .keys = keys.data(),
+                                         .rows = g.rows.data(),
+                                         .shared_gradient = shared_gradient.data(),
+                                         .values = values.data(),
+                                         .grads = gradients.data(),
+                                         .fresh = fresh.get(),
+                                         .row_keys = row_keys.data(),
+                                         .slots = {slot.data()}};
+      const kvjax::ScatterOperands scatter{
+          .version = &t.handle, .chunk = chunk, .values = values.data(), .slots = {slot.data()}};
+      faults = {true, 0, failures + 1};
+      failed = false;
+      try {
+        if (reads) {
+          t.Gather(t.q, gather);
+        } else {
+          t.Scatter(t.q, scatter);
+        }
+      } catch (const std::bad_alloc&) {
+        failed = true;
+      }
+      faults.armed = false;
+      if (!failed) break;
+      const int64_t asked = kvjax::UserCode::Now();
+      std::thread([&] { CHECK_THROWS(kFailedPrecondition, t.SettledVersion()); }).join();
+      CHECK(kvjax::UserCode::Now() - asked < 1000);
+    }
+    CHECK(failures > 0);
+  }
 }
 
 TEST(APassOverTheRowsThatFindsNoMemoryIsLeftOut) {
