@@ -57,7 +57,9 @@ def partition(
 
     The step of each table is done whole or not at all, and those of several are planned before the first is done: so
     where any table refuses (it is full and ``on_full="error"``, say), all are as they were. Tables in one place on a
-    GPU are each for itself: others may have done their step by then.
+    GPU try their steps first, where there are several. But a step of theirs that is no row program may stop half-way,
+    by what the user's code raises in it: then that table is broken, and says so, and others that are no row programs
+    may have done their steps.
 
     Args:
       dense: transform of everything that is not a table.

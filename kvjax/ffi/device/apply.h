@@ -124,7 +124,7 @@ void DeviceTable<Q>::Begin(Q& q, const BeginApplyOperands& o, const GradientsVie
   }
   e.Enter(o.initial, /*blank=*/false, admits ? decision.verdict.data() : nullptr, plans);
   if (plans) {
-    q.Once([call = e.call, status] KVJAX_HD() { *status = call.open() ? 0 : 1; });
+    SayWhetherOpen(q, e.call, status);
     return;
   }
   if (admits) admission_.Commit(q, e.call, keys.data, keys.n, decision);

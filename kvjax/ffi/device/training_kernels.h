@@ -38,6 +38,12 @@ void CheckGradients(Q& q, CallView call, GradientsView g, const uint32_t* first)
   });
 }
 
+/// status: 0 if the call is let in, 1 if it has been refused.
+template <class Q>
+void SayWhetherOpen(Q& q, CallView call, uint32_t* status) {
+  q.Once([=] KVJAX_HD() { *status = call.open() ? 0 : 1; });
+}
+
 /// The gradients of keys that get no row, whose sum trains one that they share.
 struct Unadmitted {
   uint32_t position;   // of the first of them, kNoRow for none
