@@ -232,7 +232,11 @@ def test_public_names():
 
 
 def test_files_stay_small():
-    one_idea = {"kvjax/ffi/cpu/table.h": 450, "kvjax/ffi/core/error_texts.h": 500}
+    one_idea = {
+        "kvjax/ffi/cpu/table.h": 450,
+        "tests/cpp/device/failure_test.cc": 420,
+        "kvjax/ffi/core/error_texts.h": 500,
+    }
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
     paths = [ROOT / name for name in tracked] or sorted((ROOT / "kvjax").rglob("*"))
     for path in paths:

@@ -308,58 +308,39 @@ TEST(RowsInPinnedMemory) {
 TEST(AStepWhoseChunkFindsNoMemoryIsKnownToHaveStopped) {
   const Keys keys = Range(15, 30);
   const size_t n = keys.size();
-  const device::Gradients g{.keys = keys,
-                            .counts = std::vector<int32_t>(n, 1),
-                            .rows = data::Floats(n * kDim),
-                            .seals = {kvjax::kSeal}};
+  const std::vector<int32_t> ones(n, 1);
+  const device::Gradients g{
+      .keys = keys, .counts = ones, .rows = data::Floats(n * kDim), .seals = {kvjax::kSeal}};
   device::Bytes values(n * kDim * 4), slot(n * kDim * 4);
-  data::Floats shared_gradient(kDim), gradients(n * kDim);
-  const device::Mask fresh(new bool[n]);
-  Keys row_keys(n);
-  for (const bool reads : {true, false}) {
-    int failures = 0;
-    for (bool failed = true; failed; ++failures) {
-      Table t(Spec());
-      Trained(t);
-      std::vector<uint32_t> targets(2 * n);
-      int32_t active = 0;
-      int64_t used = 0;
-      t.Write([&](auto* version, auto* next) {
-        t.BeginApply(t.q, Of(g, version, device::Momentum(kDim), {}, next, targets.data(), &active, &used,
-                             shared_gradient.data()));
-      });
-      const int32_t start = 0;
-      const kvjax::ChunkSpan chunk{targets.data(), n, &start, &active, n};
-      const kvjax::GatherOperands gather{.version = &t.handle,
-                                         .chunk = chunk,
-                                         .keys = keys.data(),
-                                         .rows = g.rows.data(),
-                                         .shared_gradient = shared_gradient.data(),
-                                         .values = values.data(),
-                                         .grads = gradients.data(),
-                                         .fresh = fresh.get(),
-                                         .row_keys = row_keys.data(),
-                                         .slots = {slot.data()}};
-      const kvjax::ScatterOperands scatter{
-          .version = &t.handle, .chunk = chunk, .values = values.data(), .slots = {slot.data()}};
-      faults = {true, 0, failures + 1};
-      failed = false;
-      try {
-        if (reads) {
-          t.Gather(t.q, gather);
-        } else {
-          t.Scatter(t.q, scatter);
-        }
-      } catch (const std::bad_alloc&) {
-        failed = true;
-      }
+  data::Floats shared(kDim);
+  for (int fail_at = 1, reads = 1; reads >= 0;) {
+    Table t(Spec());
+    Trained(t);
+    std::vector<uint32_t> targets(2 * n);
+    int32_t active = 0, start = 0;
+    int64_t used = 0;
+    t.Write([&](auto* version, auto* next) {
+      t.BeginApply(t.q, Of(g, version, device::Momentum(kDim), {}, next, targets.data(), &active, &used,
+                           shared.data()));
+    });
+    const kvjax::ChunkSpan chunk{targets.data(), n, &start, &active, n};
+    const kvjax::GatherOperands gather{
+        .version = &t.handle, .chunk = chunk, .values = values.data(), .slots = {slot.data()}};
+    const kvjax::ScatterOperands scatter{
+        .version = &t.handle, .chunk = chunk, .values = values.data(), .slots = {slot.data()}};
+    faults = {true, 0, fail_at};
+    try {
+      reads != 0 ? t.Gather(t.q, gather) : t.Scatter(t.q, scatter);
       faults.armed = false;
-      if (!failed) break;
+      CHECK(fail_at > 1);
+      fail_at = 1, --reads;
+    } catch (const std::bad_alloc&) {
+      faults.armed = false;
       const int64_t asked = kvjax::UserCode::Now();
       std::thread([&] { CHECK_THROWS(kFailedPrecondition, t.SettledVersion()); }).join();
       CHECK(kvjax::UserCode::Now() - asked < 1000);
+      ++fail_at;
     }
-    CHECK(failures > 0);
   }
 }
 
