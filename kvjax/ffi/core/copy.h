@@ -63,6 +63,9 @@ void WithSize(size_t bytes, F f) {
   CopyRecord(to, from, bytes);
 }
 
+/// Bytes from which an array is too large for the caches to have it when it is read next.
+inline constexpr size_t kStreamFrom = size_t{16} << 20;
+
 /// Whether records can go to an array past the caches: they are whole lines there.
 inline bool CanStream([[maybe_unused]] const std::byte* to, [[maybe_unused]] size_t bytes) {
 #if defined(__SSE2__)

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -56,8 +57,8 @@ class KeyNumbering {
 
 /// The distinct keys of a batch in order of first occurrence, and which of its rows belong to each.
 ///
-/// Keys are dealt out by their hash to parts that stay in the cache, and each part is numbered by itself.
-/// What comes out depends neither on the parts nor on who does them.
+/// Keys are dealt out by their hash to parts that stay in the cache, and each part is numbered by itself, in
+/// memory of its own. What comes out depends neither on the parts nor on who does them.
 class KeyGroups {
  public:
   /// counts: (n,) how often each key occurred; 0 marks padding, which is skipped.
@@ -68,15 +69,16 @@ class KeyGroups {
         begins_(blocks_ * parts_ + 1),
         found_(begins_.size()),
         items_(n),
-        firsts_(n),
+        numbered_(n),
         rows_(n) {
     Deal(parallel, keys, counts);
     parallel(parts_, 1, [&](size_t begin, size_t end) {
       std::vector<uint32_t> cells;
       for (size_t part = begin; part < end; ++part) Number(part, counts, cells);
     });
-    List(parallel, keys);
+    List(parallel);
     Unfilled<Item>().swap(items_);
+    Unfilled<Numbered>().swap(numbered_);
   }
 
   [[nodiscard]] size_t size() const { return keys_.size(); }
@@ -84,11 +86,11 @@ class KeyGroups {
   /// How often each key occurred, INT32_MAX for more.
   [[nodiscard]] const Unfilled<int32_t>& counts() const { return counts_; }
   /// Where a group stands first.
-  [[nodiscard]] uint32_t first(size_t group) const { return groups_[group]; }
+  [[nodiscard]] uint32_t first(size_t group) const { return groups_[group].first; }
   /// The rows of a group, in the order in which they stand.
   [[nodiscard]] std::span<const uint32_t> rows(size_t group) const {
-    const First& first = firsts_[groups_[group]];
-    return {first.size == 1 ? &groups_[group] : rows_.data() + first.begin, first.size};
+    const Group& g = groups_[group];
+    return {g.size == 1 ? &g.first : rows_.data() + g.end - g.size, g.size};
   }
 
  private:
@@ -99,14 +101,19 @@ class KeyGroups {
     uint64_t key;
     uint32_t at;  // its place in the batch
     union {
-      uint32_t hash;   // its low bits, and once the key is known
-      uint32_t first;  // where it stands first
+      uint32_t hash;    // its low bits
+      uint32_t number;  // of its key in the part, once that is known
     };
   };
-  /// What is known of the key that stands in a place of the batch for the first time; elsewhere size is 0.
-  struct First {
-    uint32_t begin = 0, size = 0;  // of its rows
-    int32_t count = 0;
+  struct Group {
+    uint32_t first;      // where it stands first
+    uint32_t end, size;  // of its rows, if there are more
+  };
+  /// A key of a part.
+  struct Numbered {
+    uint64_t key;
+    Group group;
+    int32_t count;
   };
 
   template <class F>
@@ -131,7 +138,6 @@ class KeyGroups {
       std::array<uint32_t, kMostParts> next;
       for (size_t p = 0; p < parts_; ++p) next[p] = begins_[p * blocks_ + b];
       for (size_t i = from; i < to; ++i) {
-        firsts_[i] = {};
         if (counts[i] <= 0) continue;
         const uint64_t hash = PlaceHash(keys[i], secret);
         items_[next[PartOf(hash)]++] = {keys[i], static_cast<uint32_t>(i), static_cast<uint32_t>(hash)};
@@ -146,54 +152,73 @@ class KeyGroups {
     constexpr uint32_t kFree = 0xFFFFFFFFu;
     cells.assign(mask + 1, kFree);
     uint32_t* const found = &found_[part * blocks_];
-    for (uint32_t j = begin; j < end; ++j) {  // a cell has the first item of its key
-      Item& item = items_[j];
+    Numbered* const keys = numbered_.data() + begin;
+    uint32_t size = 0, again = begin;
+    for (uint32_t j = begin; j < end; ++j) {
+      const Item item = items_[j];
       size_t c = item.hash & mask;
-      while (cells[c] != kFree && items_[cells[c]].key != item.key) c = (c + 1) & mask;
-      if (cells[c] == kFree) cells[c] = j, ++found[item.at / kBlock];
-      item.first = items_[cells[c]].at;
-      First& first = firsts_[item.first];
-      ++first.size;
-      first.count =
-          static_cast<int32_t>(std::min<int64_t>(int64_t{first.count} + counts[item.at], INT32_MAX));
+      while (cells[c] != kFree && keys[cells[c]].key != item.key) c = (c + 1) & mask;
+      if (cells[c] == kFree) {
+        ++found[item.at / kBlock];
+        cells[c] = size;
+        keys[size++] = {item.key, {.first = item.at, .end = kFree, .size = 1}, counts[item.at]};
+        continue;
+      }
+      Numbered& key = keys[cells[c]];
+      ++key.group.size;
+      key.count = static_cast<int32_t>(std::min<int64_t>(int64_t{key.count} + counts[item.at], INT32_MAX));
+      items_[again++] = {item.key, item.at, {.number = cells[c]}};
     }
     uint32_t next = begin;
-    for (uint32_t j = begin; j < end; ++j) {
-      const Item& item = items_[j];
-      First& first = firsts_[item.first];
-      if (item.first == item.at) first.begin = next, next += std::exchange(first.size, 0);
-      rows_[first.begin + first.size++] = item.at;
+    for (uint32_t j = begin; j < again; ++j) {  // what is left of the items: keys that are there again
+      Group& group = keys[items_[j].number].group;
+      if (group.end == kFree) {
+        group.end = next, next += group.size;
+        rows_[group.end++] = group.first;
+      }
+      rows_[group.end++] = items_[j].at;
     }
   }
 
   /// Lists the groups in the order of their first keys.
-  void List(const ParallelFor& parallel, const uint64_t* keys) {
-    std::vector<uint32_t> before(blocks_);
-    uint32_t groups = 0;
-    for (size_t b = 0; b < blocks_; ++b) {
-      before[b] = groups;
-      for (size_t p = 0; p < parts_; ++p) groups += found_[p * blocks_ + b];
+  void List(const ParallelFor& parallel) {
+    std::vector<uint32_t> before(blocks_ + 1);
+    for (size_t p = 0; p < parts_; ++p) {
+      uint32_t end = begins_[p * blocks_];  // of the keys of a part that stand first in a block
+      for (size_t b = 0; b < blocks_; ++b) {
+        before[b + 1] += found_[p * blocks_ + b];
+        found_[p * blocks_ + b] = end += found_[p * blocks_ + b];
+      }
     }
-    keys_.resize(groups), counts_.resize(groups), groups_.resize(groups);
-    EachBlock(parallel, [&](size_t b, size_t begin, size_t end) {
+    std::partial_sum(before.begin(), before.end(), before.begin());
+    keys_.resize(before[blocks_]), counts_.resize(before[blocks_]), groups_.resize(before[blocks_]);
+    EachBlock(parallel, [&](size_t b, size_t from, size_t to) {
+      constexpr uint32_t kNone = 0xFFFFFFFFu;
+      std::array<uint32_t, kBlock> numbers;
+      std::fill_n(numbers.begin(), to - from, kNone);
+      for (size_t p = 0; p < parts_; ++p) {
+        uint32_t k = b == 0 ? begins_[p * blocks_] : found_[p * blocks_ + b - 1];
+        for (; k < found_[p * blocks_ + b]; ++k) numbers[numbered_[k].group.first - from] = k;
+      }
       uint32_t g = before[b];
-      for (size_t i = begin; i < end; ++i) {
-        if (firsts_[i].size == 0) continue;
-        keys_[g] = keys[i], counts_[g] = firsts_[i].count, groups_[g] = static_cast<uint32_t>(i);
+      for (size_t i = 0; i < to - from; ++i) {
+        if (numbers[i] == kNone) continue;
+        const Numbered& key = numbered_[numbers[i]];
+        keys_[g] = key.key, counts_[g] = key.count, groups_[g] = key.group;
         ++g;
       }
     });
   }
 
   size_t n_, blocks_, parts_;
-  std::vector<uint32_t> begins_,
-      found_;               // (parts, blocks): where the items of a block begin in a part; groups
-  Unfilled<Item> items_;    // by part
-  Unfilled<First> firsts_;  // (n,)
+  std::vector<uint32_t> begins_,  // (parts, blocks): where the items of a block begin in a part
+      found_;                     // its distinct keys that stand there first; once listed, where these end
+  Unfilled<Item> items_;          // by part, as what follows
+  Unfilled<Numbered> numbered_;
   Unfilled<uint32_t> rows_;
   Unfilled<uint64_t> keys_;  // of the groups, as what follows
   Unfilled<int32_t> counts_;
-  Unfilled<uint32_t> groups_;  // where each stands first
+  Unfilled<Group> groups_;
 };
 
 }  // namespace kvjax

@@ -5,6 +5,7 @@
 // last one commits the step: until then nobody sees any of it.
 #pragma once
 #include <functional>
+#include <numeric>
 
 #include "kvjax/ffi/core/operands.h"
 #include "kvjax/ffi/cpu/row_pass.h"
@@ -92,7 +93,9 @@ inline Located Table::LocateGroups(const ParallelFor& parallel, KeySpan batch, c
   const auto known = last_batch_.Find(version(), batch);
   if (known == nullptr) return in_.Locate(parallel, keys);
   std::vector<uint32_t> rows(keys.n);
-  for (size_t g = 0; g < keys.n; ++g) rows[g] = known->rows[groups.first(g)];
+  parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+    for (size_t g = begin; g < end; ++g) rows[g] = known->rows[groups.first(g)];
+  });
   return Contents::Numbered(keys, std::move(rows));
 }
 
@@ -107,7 +110,7 @@ inline ApplyPlan Table::PlanApply(Located located, KeySpan keys, const int32_t* 
   plan.change.found = std::move(located);
   const Located& found = plan.change.found;
   std::vector<uint32_t> occurrences(found.fresh.size());
-  for (size_t i = 0, m = 0; i < keys.n; ++i) {
+  for (size_t i = 0, m = 0; !found.fresh.empty() && i < keys.n; ++i) {
     if (found.rows[i] == kNoRow) occurrences[found.numbers[m++]] = Occurrences(counts[i]);
   }
   plan.decision = in_.admission.Decide(found.fresh, occurrences, in_.last_step, plan.step);
@@ -172,15 +175,24 @@ inline void Table::PrepareApply(const ParallelFor& parallel, KeySpan keys, const
     plan.new_slots = in_.store.MakeSlots(plan.layout, plan.change.entering());
   }
   in_.Prepare(parallel, spec_, "apply", plan.change, initial, false);
-  ListUpdates(plan, keys, counts);
+  ListUpdates(parallel, plan, keys, counts);
   if (!plan.shares) return;
   const uint32_t shared = SharedRowOf(plan);
   in_.Keep({&shared, 1});
 }
 
 /// Says which rows there will be to update, and how.
-inline void Table::ListUpdates(ApplyPlan& plan, KeySpan keys, const int32_t* counts) const {
+inline void Table::ListUpdates(const ParallelFor& parallel, ApplyPlan& plan, KeySpan keys,
+                               const int32_t* counts) const {
   const Located& found = plan.change.found;
+  if (found.fresh.empty() && !plan.shares) {  // every key has a row of its own
+    plan.updates.resize(keys.n);
+    parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i)
+        plan.updates[i] = {found.rows[i], static_cast<uint32_t>(i), Occurrences(counts[i])};
+    });
+    return;
+  }
   const uint32_t shared = plan.shares ? SharedRowOf(plan) : kNoRow;
   uint64_t own = 0;  // occurrences of the shared row's own key
   for (size_t i = 0, m = 0; i < keys.n; ++i) {
@@ -222,10 +234,10 @@ inline uint32_t Table::CommitApply(ApplyPlan& plan, KeySpan keys, const int32_t*
   Touch(plan, keys);
   in_.admission.Commit(found.fresh, plan.decision);
   in_.Commit(plan.change);
-  for (size_t i = 0, m = 0; i < n; ++i) {
-    const auto occurrences = static_cast<uint64_t>(counts[i]);
-    in_.counters.occurrences += occurrences;
+  in_.counters.occurrences += std::accumulate(counts, counts + n, uint64_t{0});
+  for (size_t i = 0, m = 0; !found.fresh.empty() && i < n; ++i) {
     if (found.rows[i] != kNoRow) continue;
+    const auto occurrences = static_cast<uint64_t>(counts[i]);
     const bool admitted = plan.change.ids[found.numbers[m++]] != kNoRow;
     in_.counters.admitted += admitted;
     in_.counters.refused += admitted ? 0 : occurrences;

@@ -16,6 +16,7 @@
 #include "kvjax/ffi/core/facts.h"
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/operation.h"
+#include "kvjax/ffi/core/pages.h"
 #include "kvjax/ffi/core/route.h"
 #include "kvjax/ffi/core/shard_summary.h"
 #include "kvjax/ffi/core/spec.h"
@@ -72,7 +73,7 @@ struct ApplyPlan {
   std::vector<double> shared_gradient = {};  // (dim,) their sum
   uint64_t occurrences = 0;                  // of the unadmitted keys
   Recent recent = {};                        // what will have changed
-  std::vector<RowUpdate> updates = {};       // once it is committed: the rows
+  Unfilled<RowUpdate> updates = {};          // once it is committed: the rows
   std::vector<float> shared_sum = {};        // (dim,) and the gradient of the shared one
   uint64_t shared_count = 0;                 // and occurrences of the keys that share it
   bool ready = false;                        // to be committed

@@ -21,6 +21,7 @@ inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeyS
   };
   const auto known = last_batch_.Find(this->version(), keys);
   const auto kept = last_batch_.BeginLookup(this->version(), keys.n);
+  const bool streams = keys.n * row_bytes() >= kStreamFrom && CanStream(out, row_bytes());
   const auto read = [&](size_t begin, size_t end, auto bytes) {
     uint64_t hits = 0, misses = 0;
     uint32_t* const keep = kept == nullptr ? nullptr : kept->rows.data() + begin;
@@ -37,7 +38,11 @@ inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeyS
       found[i] = value != nullptr;
       if (value != nullptr) {
         ++hits;
-        AppendRecord(target, value, bytes);
+        if (streams) {
+          StreamLines(target, value, bytes);
+        } else {
+          AppendRecord(target, value, bytes);
+        }
         return;
       }
       misses += Valid(mask, i);
@@ -52,6 +57,7 @@ inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeyS
     if (kept != nullptr) std::copy_n(keys.data + begin, end - begin, kept->keys.begin() + begin);
     const uint32_t* const rows = known == nullptr ? nullptr : known->rows.data() + begin;
     in_.store.index().FindEach(keys.data + begin, end - begin, fetch, copy, rows);
+    if (streams) EndStreams();
     in_.counters.hits += hits;
     in_.counters.misses += misses;
   };

@@ -347,7 +347,7 @@ class Table {
   void MakeSpace(const ParallelFor& parallel, ApplyPlan& plan) const;
   void PrepareApply(const ParallelFor& parallel, KeySpan keys, const int32_t* counts, ApplyPlan& plan,
                     InitialRows initial);
-  void ListUpdates(ApplyPlan& plan, KeySpan keys, const int32_t* counts) const;
+  void ListUpdates(const ParallelFor& parallel, ApplyPlan& plan, KeySpan keys, const int32_t* counts) const;
   [[nodiscard]] uint32_t SharedRowOf(const ApplyPlan& plan) const;
   void AddUnadmitted(ApplyPlan& plan, const std::vector<ShardSummary>& summaries, size_t shard) const;
   std::optional<Tally> AskOrPrepare(const ParallelFor& parallel, bool known);
