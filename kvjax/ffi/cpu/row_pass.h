@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/copy.h"
 #include "kvjax/ffi/core/facts.h"
 #include "kvjax/ffi/core/merge.h"
 #include "kvjax/ffi/core/parallel.h"
@@ -49,6 +50,25 @@ struct StepGradients {
 
   [[nodiscard]] uint64_t Occurrences(uint32_t gradient) const {
     return gradient == ApplyTarget::kSharedGradient ? shared_count : static_cast<uint64_t>(counts[gradient]);
+  }
+
+  /// That of a key which needs no sum, or nullptr.
+  [[nodiscard]] const float* Single(uint32_t gradient, size_t dim) const {
+    if (gradient == ApplyTarget::kSharedGradient) return shared;
+    if (groups == nullptr) return rows + gradient * dim;
+    const std::span<const uint32_t> which = groups->rows(gradient);
+    return which.size() == 1 ? rows + which[0] * dim : nullptr;
+  }
+  /// Fetches where the rows of such a key are listed.
+  [[gnu::always_inline]] void PrefetchList(uint32_t gradient) const {
+    if (groups != nullptr && gradient != ApplyTarget::kSharedGradient) groups->Prefetch(gradient);
+  }
+  /// Fetches the first of them: the sum fetches the others.
+  [[gnu::always_inline]] void PrefetchRows(uint32_t gradient, size_t dim) const {
+    constexpr size_t kMost = 8;
+    const std::span<const uint32_t> which = groups->rows(gradient);
+    for (const uint32_t row : which.first(std::min(which.size(), kMost)))
+      PrefetchRecord(reinterpret_cast<const std::byte*>(rows + row * dim), dim * sizeof(float));
   }
 
   template <class Sum>
@@ -138,21 +158,28 @@ class RowPass {
       begin = std::min(begin, updates.size());
       return updates.subspan(begin, std::min(rows, updates.size() - begin));
     };
-    for (const RowUpdate& u : tile(0)) store.PrefetchHeader(u.row);
+    for (const RowUpdate& u : tile(0)) Announce(u, store, gradients);
     Fill(worker, 0, store, tile(0), tile(rows), gradients);
     for (size_t begin = 0, now = 0; begin < updates.size(); begin += rows, now ^= 1) {
       Fill(worker, now ^ 1, store, tile(begin + rows), tile(begin + 2 * rows), gradients);
+      Sum(worker, now, tile(begin), gradients);
       worker.machine.Run(worker.tiles[now], worker.tiles[now ^ 1]);
     }
   }
 
-  /// Finds the parts of a tile's rows, sums their gradients and counts them; `next` will come after them.
+  [[gnu::always_inline]] static void Announce(const RowUpdate& u, const RowStore& store,
+                                              const StepGradients& gradients) {
+    store.PrefetchHeader(u.row);
+    gradients.PrefetchList(u.gradient);
+  }
+
+  /// Finds the parts of a tile's rows and counts them; `next` will come after them.
   void Fill(Worker& worker, size_t number, RowStore& store, std::span<const RowUpdate> updates,
             std::span<const RowUpdate> next, const StepGradients& gradients) const {
     std::vector<program::TileRow>& tile = worker.tiles[number];
     tile.clear();
     const auto dim = static_cast<size_t>(spec_.dim);
-    for (const RowUpdate& u : next) store.PrefetchHeader(u.row);
+    for (const RowUpdate& u : next) Announce(u, store, gradients);
     for (size_t i = 0; i < updates.size(); ++i) {
       const RowUpdate& u = updates[i];
       RowHeader& header = store.Header(u.row);
@@ -164,9 +191,23 @@ class RowPass {
       if (wants_facts_)
         *facts = FactsOf(header, gradients.Occurrences(u.gradient), u.occurrences, batch_.step, *key);
       CountUpdate(header, u.occurrences, batch_.step);
+      const float* gradient = gradients.Single(u.gradient, dim);
+      if (gradient == nullptr) {
+        gradients.PrefetchRows(u.gradient, dim);
+        gradient = worker.sums[number].data() + i * 2 * dim;
+      }
+      tile.push_back({store.Value(u.row), store.Slots(u.row), gradient, key, fresh, facts});
+    }
+  }
+
+  /// Sums the gradients of the keys that occur several times, which have been fetched by now.
+  void Sum(Worker& worker, size_t number, std::span<const RowUpdate> updates,
+           const StepGradients& gradients) const {
+    const auto dim = static_cast<size_t>(spec_.dim);
+    for (size_t i = 0; i < updates.size(); ++i) {
+      if (gradients.Single(updates[i].gradient, dim) != nullptr) continue;
       float* const memory = worker.sums[number].data() + i * 2 * dim;
-      tile.push_back({store.Value(u.row), store.Slots(u.row),
-                      gradients.Of(u.gradient, dim, memory, worker.machine.sum()), key, fresh, facts});
+      gradients.Of(updates[i].gradient, dim, memory, worker.machine.sum());
     }
   }
 
