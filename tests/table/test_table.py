@@ -49,6 +49,17 @@ def test_any_width_and_growth(dim, make):
     assert len(table) == len(keys)
 
 
+def test_a_large_result_is_that_of_its_parts(make):
+    """From 16 MiB on rows are written past the caches, in some widths."""
+    n, dim, rng = 66_000, 64, np.random.default_rng(0)
+    table = make(dim).upsert(np.arange(500), rng.normal(size=(500, dim)).astype(np.float32))
+    keys, mask = rng.integers(0, 600, n), rng.random(n) < 0.9
+    rows, found = table.lookup(keys, mask=mask, return_found=True)
+    parts = [table.lookup(k, mask=m, return_found=True) for k, m in zip(keys.reshape(2, -1), mask.reshape(2, -1), strict=True)]
+    np.testing.assert_array_equal(rows, np.concatenate([part for part, _ in parts]))
+    np.testing.assert_array_equal(found, mask & (keys < 500))
+
+
 def test_the_index_grows_before_searches_get_long(make):
     """It fills to 4/5 of its cells, on a device to 7/8."""
     table = make(1, capacity=100)

@@ -5,6 +5,10 @@
 // unmaps them when they are freed, so every call pays for the page faults of its results: ten times what a
 // lookup costs. The buffers of XLA's own operations are as large, so it does not help to choose the memory of
 // ours.
+//
+// Threads beside the first one take memory from arenas of 64 MiB, which malloc unmaps when they are empty,
+// whatever it was told. One arena for all (MALLOC_ARENA_MAX=1) ends that too; it is left to the user, because
+// all threads of the process would then wait for its lock.
 #pragma once
 #include <cstdlib>
 #include <cstring>
