@@ -55,7 +55,10 @@ def test_a_large_result_is_that_of_its_parts(make):
     table = make(dim).upsert(np.arange(500), rng.normal(size=(500, dim)).astype(np.float32))
     keys, mask = rng.integers(0, 600, n), rng.random(n) < 0.9
     rows, found = table.lookup(keys, mask=mask, return_found=True)
-    parts = [table.lookup(k, mask=m, return_found=True) for k, m in zip(keys.reshape(2, -1), mask.reshape(2, -1), strict=True)]
+    parts = [
+        table.lookup(k, mask=m, return_found=True)
+        for k, m in zip(keys.reshape(2, -1), mask.reshape(2, -1), strict=True)
+    ]
     np.testing.assert_array_equal(rows, np.concatenate([part for part, _ in parts]))
     np.testing.assert_array_equal(found, mask & (keys < 500))
 
