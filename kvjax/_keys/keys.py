@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +139,7 @@ class Keys:
             raise TypeError(
                 "kvjax: Keys: want keys of one width on both sides of ==, got 64-bit ids and a JAX array of 32 bits "
                 "while jax_enable_x64 is off, where JAX may have cut ids; compare with NumPy ids, or with "
-                "kvjax.keys(array) where its ids have 32 bits"
+                "kvjax.keys(array, key_dtype='int32') where its ids never had more bits"
             )
         theirs: Any = them.words
         shape = np.broadcast_shapes(self.words.shape, theirs.shape)
@@ -246,19 +246,22 @@ All methods of `kvjax.Table`, `kvjax.lookup_bag` and the Flax modules take it; s
 """
 
 
-def keys(ids: KeysLike) -> Keys:
+def keys(ids: KeysLike, *, key_dtype: Literal["int64", "int32"] = "int64") -> Keys:
     """Makes `Keys` of integer ids, exactly.
 
     Args:
       ids: ``(...)`` integers: NumPy array, Python int or nested list (exact at 64 bits), a list of `Keys`, which are
-        stacked, or a JAX array, which is taken at its own width: the caller says that JAX has cut none of them. Hash
-        strings with `kvjax.hash_keys` first.
+        stacked, or a JAX array. Hash strings with `kvjax.hash_keys` first.
+      key_dtype: "int32" says that the ids never had more than 32 bits, and so that a JAX array of 32 bits is whole
+        while ``jax_enable_x64`` is off. Without it such an array is an error, since ``jit`` and ``jnp`` cut NumPy's
+        64-bit ids to it.
 
     Returns:
       `Keys` of shape ``(...)``.
 
     Raises:
-      TypeError: the ids are not integers, or integers of more than 64 bits.
+      TypeError: the ids are not integers, or integers of more than 64 bits, or JAX may have cut them.
+      ValueError: `key_dtype` is neither.
 
     Example:
       >>> import kvjax, numpy as np
@@ -268,7 +271,16 @@ def keys(ids: KeysLike) -> Keys:
       >>> np.asarray(ids)
       array([1099511627783,            -1])
     """
-    return Keys(as_keys(ids).words)
+    if key_dtype not in ("int64", "int32"):
+        raise ValueError(f"kvjax: keys: want key_dtype 'int64' or 'int32', got {key_dtype!r}")
+    made = as_keys(ids)
+    if made.narrow and key_dtype == "int64":
+        raise TypeError(
+            "kvjax: keys: want ids of 64 bits, got a JAX array of 32-bit integers while jax_enable_x64 is off, to "
+            "which jit and jnp cut NumPy's 64-bit ids; make keys of NumPy's ids, before a compiled function takes "
+            "them; for ids that never had more than 32 bits say kvjax.keys(ids, key_dtype='int32')"
+        )
+    return Keys(made.words)
 
 
 def as_keys(ids: Any, where: str = "keys") -> Keys:

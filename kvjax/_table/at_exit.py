@@ -21,27 +21,33 @@ def met(error: BaseException) -> None:
     _met.add(str(error))
 
 
-def acknowledge() -> bool:
-    """Takes the failures of programs that have been started as known. Whether there is one."""
+def wait_for_programs() -> list[Exception]:
+    """Waits for all programs that are writing. What some have failed with, as far as JAX remembers."""
     try:
         jax.effects_barrier()
+    except ExceptionGroup as group:  # as of jax 0.12
+        return list(group.exceptions)
     except (ValueError, jax.errors.JaxRuntimeError) as error:
+        return [error]
+    return []
+
+
+def acknowledge() -> bool:
+    """Takes the failures of programs that have been started as known. Whether there is one."""
+    failed = wait_for_programs()
+    for error in failed:
         met(error)
-        return True
-    return False
+    return bool(failed)
 
 
 def _say_what_failed() -> None:
-    for text in ffi.left_failures():
+    failed = [text for text in map(str, wait_for_programs()) if "kvjax:" in text]  # JAX says the others
+    for _, text in ffi.left_failures():
         print(f"kvjax: a step was refused, and kvjax.commit has not been called: {text}", file=sys.stderr)
-    try:
-        jax.effects_barrier()
-    except (ValueError, jax.errors.JaxRuntimeError) as error:
-        text = str(error)
-        if "kvjax:" not in text:
-            return  # JAX says it
+    for text in failed:
         if text not in _met and text not in str(getattr(sys, "last_value", None)):
             print(f"kvjax: a write has failed that nobody has asked about: {text}", file=sys.stderr)
+    if failed:
         for device in jax.local_devices():
             with jax.default_device(device):
                 jax.jit(_nothing)()  # whose success takes the place of the failure that JAX keeps for the device

@@ -6,9 +6,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 from jax.core import Tracer
+from jax.tree_util import keystr
 
 from kvjax import ffi
 from kvjax._process import PROCESS
+from kvjax._table.at_exit import wait_for_programs
 
 T = TypeVar("T")
 
@@ -25,7 +27,7 @@ class CommitState(NamedTuple):
     inner_state: Any
 
 
-def commit(state: T) -> T:
+def commit(state: T = None) -> T:
     """Waits for the steps that lead to a state, and raises what the first of them that was refused was refused for.
 
     A step of ``kvjax.optax.partition(..., on_refused="keep")`` that a table refuses (it is full, a sink fails, there is
@@ -36,11 +38,13 @@ def commit(state: T) -> T:
     counts outside of `partition` has counted these steps: ``TrainState.step``, and transforms and wrappers around it
     (`kvjax.optax.accumulate` has dropped the gradients of its refused updates).
 
-    Not inside ``jit``. Until it is called, calls on the host that are about whole tables (`Table.export`, a save)
-    raise, and so does the end of the process say what was refused.
+    Not inside ``jit``. Until it is called, calls on the host that are about the whole of a table whose step it was
+    (`Table.export`, a save) raise, and the end of the process says what was refused. What was refused to the state of a
+    checkpoint, in another process, is no longer asked about.
 
     Args:
-      state: any pytree with the state of such an optimizer in it, for instance a ``TrainState``.
+      state: any pytree with the state of such an optimizer in it, for instance a ``TrainState``, an ``nnx.Optimizer``
+        or its ``nnx.state``. Without one, it asks for all steps of the process, for where a refused state is lost.
 
     Returns:
       The same state.
@@ -67,19 +71,25 @@ def commit(state: T) -> T:
       ([-2.0], 2)
       >>> kvjax.drop_table("doc_commit")
     """
-    parts = [part for part in jax.tree.leaves(state, is_leaf=_is_state) if _is_state(part)]
-    numbers = [number for part in parts for number in jax.tree.leaves(part.refused)]
-    if not numbers or any(isinstance(number, Tracer) for number in numbers):
-        raise TypeError(
-            "kvjax: commit: want, outside jit, a state of kvjax.optax.partition(..., on_refused='keep'), got "
-            + ("a traced one; call it between steps" if numbers else "none in this tree; make the optimizer with that, "
-               "as without it a step that is refused raises by itself")
-        )  # fmt: skip
+    if state is None:
+        wait_for_programs()
+        numbers = [number for number, _ in ffi.left_failures()]
+    else:
+        numbers = _numbers(state)
+        if not numbers or any(isinstance(number, Tracer) for number in numbers):
+            raise TypeError(
+                "kvjax: commit: want, outside jit, a state of kvjax.optax.partition(..., on_refused='keep'), got "
+                + ("a traced one; call it between steps" if numbers else "none in this tree; make the optimizer with "
+                   "that, as without it a step that is refused raises by itself")
+            )  # fmt: skip
     with PROCESS.blaming():
         for number in numbers:
             ffi.ask_failure(int(number))
     return state
 
 
-def _is_state(x: Any) -> bool:
-    return isinstance(x, CommitState)
+def _numbers(state: Any) -> list[Any]:
+    """The leaves ``refused`` beside an ``inner_state``: Flax makes dictionaries of named tuples."""
+    leaves = [([keystr((key,), simple=True) for key in path], x) for path, x in jax.tree.leaves_with_path(state)]
+    inner = {tuple(path[:i]) for path, _ in leaves for i, key in enumerate(path) if key == "inner_state"}
+    return [x for path, x in leaves if any(key == "refused" and tuple(path[:i]) in inner for i, key in enumerate(path))]

@@ -174,7 +174,7 @@ def check_width(spec: TableSpec, keys: Keys, op: str) -> None:
             TypeError, spec.name, op, "keys of 64 bits",
             "a JAX array of 32-bit integers while jax_enable_x64 is off, to which jit and jnp cut NumPy's 64-bit ids",
             "pass kvjax.keys(numpy_ids) into compiled functions, which is exact; for ids that never had more than 32 "
-            "bits, kvjax.keys(array) where they are used says so, or key_dtype='int32' where the table is made",
+            "bits, kvjax.keys(ids, key_dtype='int32') says so, or key_dtype='int32' where the table is made",
         )  # fmt: skip
 
 
@@ -220,11 +220,6 @@ def version_to_write(table: Handle, op: str) -> jax.Array:
 def version_on_host(table: Handle, op: str) -> int:
     """The handle's version for a call on the whole table, once the writes that lead to it are done."""
     check_on_host(table, op)
-    for refused in ffi.left_failures():
-        raise fail(
-            RuntimeError, table.name, op, "steps that have been asked about", f"one that was refused ({refused})",
-            "kvjax.commit(state) raises that, and then goes on with the state from before it",
-        )  # fmt: skip
     version: Any = version_to_write(table, op)  # NumPy's have the type and shape too
     if isinstance(version, jax.Array) and version.is_deleted():
         raise fail(
@@ -233,10 +228,17 @@ def version_on_host(table: Handle, op: str) -> int:
         )  # fmt: skip
     try:
         with PROCESS.blaming():
-            return int(version)
+            number = int(version)
     except jax.errors.JaxRuntimeError as error:
         at_exit.met(error)
         raise
+    for _, refused in ffi.left_failures(table.name):
+        raise fail(
+            RuntimeError, table.name, op, "steps that have been asked about", f"one that was refused ({refused})",
+            "kvjax.commit(state) raises that, and then goes on with the state from before it; kvjax.commit() does "
+            "where that state is lost",
+        )  # fmt: skip
+    return number
 
 
 def check_on_host(table: Handle, op: str) -> None:
@@ -314,16 +316,6 @@ def wait(table: Handle) -> None:
         jax.block_until_ready(table.version)
 
 
-def wait_for_programs() -> bool:
-    """Waits for all programs that are writing; one that has failed says so where its result is used. Whether one has,
-    as far as JAX remembers."""
-    try:
-        jax.effects_barrier()
-    except (ValueError, jax.errors.JaxRuntimeError, ExceptionGroup):  # a group, of several programs: as of jax 0.12
-        return True
-    return False
-
-
 def live_version(spec: TableSpec, failed: bool = False) -> jax.Array:
     """The live version of the table that `spec` names, once the writes that have been started are done.
 
@@ -335,7 +327,7 @@ def live_version(spec: TableSpec, failed: bool = False) -> jax.Array:
       RuntimeError: a write has stopped half-way, so that the table is at no version.
     """
     check_process(spec.name, "get_table")
-    failed |= wait_for_programs()
+    failed |= bool(at_exit.wait_for_programs())
     versions = {spec.host.version(spec.name, shard, failed) for shard in spec.shards}
     if len(versions) > 1:
         raise fail(

@@ -8,9 +8,10 @@ import jax
 
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
-from kvjax._table.handle import check_process, wait_for_programs
+from kvjax._table.at_exit import wait_for_programs
+from kvjax._table.handle import check_process
 from kvjax._values.errors import fail, meant
-from kvjax.ffi import set_process
+from kvjax.ffi import forget_failures, set_process
 
 MANY = 128
 """Dropped tables and score functions for which JAX keeps programs, 1.5 to 3 MiB each: it holds what is static about a
@@ -48,6 +49,7 @@ def drop(name: str) -> None:
         PROCESS.present.pop(name, None)
         PROCESS.of_modules.pop(name, None)
         PROCESS.sinks.pop(name, None)
+        forget_failures(name)
     _clear_programs()
 
 

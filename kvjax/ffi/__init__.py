@@ -131,10 +131,17 @@ def set_process(number: int) -> None:
         each.set_process(number)
 
 
-def left_failures() -> list[str]:
-    """What steps have been refused for that nobody has asked for: the last of each module, as text."""
-    found = (each.left_failure() for each in {host, *_modules.values()})
-    return [text for number, text in found if number]
+def left_failures(table: str | None = None) -> list[tuple[int, str]]:
+    """What steps (of a table, if one is named) have been refused for that nobody has asked for: numbers and texts, of
+    each module as they came."""
+    found = [left for each in {host, *_modules.values()} for left in each.left_failures()]
+    return [(number, text) for number, text, tables in found if table is None or table in tables]
+
+
+def forget_failures(table: str) -> None:
+    """Says that a table is gone: what was refused to it no longer keeps anybody from one of its name."""
+    for each in {host, *_modules.values()}:
+        each.forget_failures(table)
 
 
 def ask_failure(number: int) -> None:
@@ -143,8 +150,14 @@ def ask_failure(number: int) -> None:
     Raises:
       ValueError, RuntimeError, MemoryError, KeyError: as it is.
     """
-    modules = {each.left_failure()[0]: each for each in (host, *_modules.values())}
-    modules.get(number, _modules[DEVICE if on_device() else HOST]).ask_failure(number)
+    errors: list[Exception] = []
+    for each in {host, *_modules.values()}:
+        try:
+            each.ask_failure(number)
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def ordinal(device: Any) -> int:

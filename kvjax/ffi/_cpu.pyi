@@ -19,10 +19,13 @@ def set_process(process: int) -> None:
     Says which of several processes this is, so that the numbers of their failures differ.
     """
 
-def left_failure() -> tuple[int, str]:
+def left_failures() -> list[tuple[int, str, list[str]]]:
     """
-    The last failure that a step has kept to itself and that nobody has asked for, its number and text; or 0.
+    The failures that steps have kept to themselves and that nobody has asked for: number, text, and tables whose steps they were; as they came.
     """
+
+def forget_failures(table: str) -> None:
+    """Says that a table is gone, and with it those whose steps were refused."""
 
 def ask_failure(number: int) -> None:
     """

@@ -27,10 +27,13 @@ class Native(Protocol):
         Says which of several processes this is, so that the numbers of their failures differ.
         """
 
-    def left_failure(self) -> tuple[int, str]:
+    def left_failures(self) -> list[tuple[int, str, list[str]]]:
         """
-        The last failure that a step has kept to itself and that nobody has asked for, its number and text; or 0.
+        The failures that steps have kept to themselves and that nobody has asked for: number, text, and tables whose steps they were; as they came.
         """
+
+    def forget_failures(self, table: str) -> None:
+        """Says that a table is gone, and with it those whose steps were refused."""
 
     def ask_failure(self, number: int) -> None:
         """

@@ -33,12 +33,21 @@ def global_norm(grads: PyTree) -> jax.Array:
     Returns:
       ``()`` float32.
 
+    Raises:
+      TypeError: there are tables in the tree, so it holds parameters or their updates; a table has its norm in itself
+        (`Table.export`), and its version would be summed here.
+
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np
       >>> grads = {"t": kvjax.SparseRows(np.array([7, 7]), jnp.ones((2, 2))), "w": jnp.ones(1)}
       >>> float(kvjax.optax.global_norm(grads))
       3.0
     """
+    if any(is_table(part) for part in jax.tree.leaves(grads, is_leaf=is_table)):
+        raise TypeError(
+            "kvjax: global_norm: want gradients, got a tree with tables, so parameters or updates; of dense ones alone: "
+            "kvjax.orbax.split(params)[0]"
+        )
     return optax.tree.norm(as_arrays(grads)[1])
 
 

@@ -1,5 +1,6 @@
 """Keys are exact: every dtype, every value, x64 on and off, through every transformation."""
 
+import functools
 import subprocess
 import sys
 
@@ -54,7 +55,7 @@ def test_jax_integers_at_their_own_width(dtype, x64):
         pytest.skip("JAX has no 64-bit integers with x64 off")
     info = np.iinfo(dtype)
     ids = np.array([info.min, info.max, 1], dtype)
-    np.testing.assert_array_equal(np.asarray(kvjax.keys(jnp.asarray(ids))), ids.astype(np.int64))
+    np.testing.assert_array_equal(np.asarray(kvjax.keys(jnp.asarray(ids), key_dtype="int32")), ids.astype(np.int64))
 
 
 @pytest.mark.parametrize("bad", [np.array([1.5]), np.array([True]), ["a"], np.array([2**70], object), np.array([None])])
@@ -113,8 +114,20 @@ def test_ids_of_32_bits_are_taken_where_somebody_says_so(make):
     table = make(key_dtype="int32").upsert(jnp.array([7, -1]), rows)
     read = jax.jit(lambda t, ids: t.lookup(ids))
     np.testing.assert_array_equal(read(table, np.array([-1, 7], np.int32)), rows[::-1])
-    other = make().upsert(kvjax.keys(jnp.array([7, -1])), rows)
-    np.testing.assert_array_equal(jax.jit(lambda t, ids: t.lookup(kvjax.keys(ids)))(other, np.array([7, -1])), rows)
+    said = functools.partial(kvjax.keys, key_dtype="int32")
+    other = make().upsert(said(jnp.array([7, -1])), rows)
+    np.testing.assert_array_equal(jax.jit(lambda t, ids: t.lookup(said(ids)))(other, np.array([7, -1])), rows)
+
+
+def test_keys_made_inside_of_a_program_are_refused_too(make):
+    """Three ids that would be one: `kvjax.keys` around the ids where they are used is too late."""
+    table, ids = make(), np.array([7, 2**40 + 7, 2**50 + 7])
+    inside = jax.jit(lambda t, ids: t.lookup(kvjax.keys(ids)))
+    for call in (inside, lambda t, ids: t.lookup(kvjax.keys(jnp.asarray(ids, jnp.int32)))):
+        with pytest.raises(TypeError, match=r"keys: want ids of 64 bits.*key_dtype='int32'"):
+            call(table, ids)
+    with pytest.raises(ValueError, match="want key_dtype 'int64' or 'int32', got 'int8'"):
+        kvjax.keys(ids, key_dtype="int8")
 
 
 def test_truncated_keys_are_refused_by_a_table_of_wide_ones(make):
@@ -128,7 +141,7 @@ def test_truncated_keys_are_refused_by_a_table_of_wide_ones(make):
                 jax.block_until_ready(use(table, np.array([2**40 + 7], dtype)))
     assert len(table) == 1
     np.testing.assert_array_equal(read(table, kvjax.keys(np.array([2**40 + 7]))), np.ones((1, 4)))
-    np.testing.assert_array_equal(read(table, kvjax.keys(jnp.array([7]))), np.zeros((1, 4)))
+    np.testing.assert_array_equal(read(table, kvjax.keys(jnp.array([7]), key_dtype="int32")), np.zeros((1, 4)))
 
 
 def test_with_x64_jax_cuts_nothing(make):

@@ -24,5 +24,5 @@ def test_salted_is_hash_keys(salt, x64):
 def test_salted_keys_are_wide_also_when_the_ids_were_not(make):
     """A table of salted keys takes the salted keys of 32-bit ids: they are keys of 64 bits, and the same ones."""
     table = make(2).upsert(kvjax.keys(np.array([5, -6])).salted(3), np.ones((2, 2)))
-    found = jax.jit(lambda t, ids: t.lookup(kvjax.keys(ids).salted(3)))(table, jnp.array([5, -6]))
+    found = jax.jit(lambda t, ids: t.lookup(kvjax.keys(ids, key_dtype="int32").salted(3)))(table, jnp.array([5, -6]))
     np.testing.assert_array_equal(found, np.ones((2, 2)))

@@ -39,7 +39,7 @@ KEYS = {
     "hashed": lambda x: kvjax.hash_keys(x.astype(str)),
     "hashed bytes": lambda x: kvjax.hash_keys([str(i).encode() for i in x]),
     "list": lambda x: x.tolist(),
-    "jax int32": lambda x: kvjax.keys(jnp.asarray(x % 1000, jnp.int32)),
+    "jax int32": lambda x: kvjax.keys(jnp.asarray(x % 1000, jnp.int32), key_dtype="int32"),
     "numpy uint8": lambda x: (x % 100).astype(np.uint8),
 }
 

@@ -239,6 +239,11 @@ def test_globals_of_a_scan_keep_their_form(make):
     assert int(after[0].count) == 3
 
 
+def test_global_norm_takes_no_tables(make):
+    with pytest.raises(TypeError, match="global_norm: want gradients, got a tree with tables"):
+        kvjax.optax.global_norm({"t": make(), "w": jnp.ones(2)})
+
+
 def test_global_norm_is_that_of_a_dense_table():
     dense, state = states(OPTIMIZERS["sgd"])
     ids, y = next(batches("all", steps=1))

@@ -188,6 +188,79 @@ def test_a_stale_handle_and_accumulation(make):
     assert params["0"].export().keys.tolist() == [1, 9] and kvjax.commit(state) is state
 
 
+def refuse(make, tx=KEEPS, name="0"):
+    """A state with a step that its table, which is full, has refused."""
+    params = {name: make(1, max_capacity=1, on_full="error")}
+    rows = kvjax.SparseRows(kvjax.keys([1, 2]), jnp.ones((2, 1)))
+    return params[name], tx.update({name: rows}, tx.init(params), params)[1]
+
+
+@pytest.mark.cpu_table
+def test_every_refused_state_is_asked_for_by_itself(make):
+    """What one model was refused keeps nobody from the tables of another; lost or dropped, nobody from any."""
+    (a, first), (b, second) = refuse(make), refuse(make)
+    with pytest.raises(MemoryError, match=f"table '{b.name}', apply: want at most"):
+        kvjax.commit(second)
+    assert len(b.export().keys) == 0 and len(make().export().keys) == 0
+    with pytest.raises(RuntimeError, match=r"one that was refused.*kvjax.commit\(\) does where that state is lost"):
+        a.export()
+    kvjax.drop_table(b.name)
+    del first
+    with pytest.raises(MemoryError, match=f"table '{a.name}', apply: want at most"):
+        kvjax.commit()
+    assert len(a.export().keys) == 0 and kvjax.commit() is None
+    c, third = refuse(make)
+    kvjax.drop_table(c.name)
+    assert len(kvjax.get_table(c.name, dim=1).export().keys) == 0  # another table of that name
+    with pytest.raises(MemoryError):
+        kvjax.commit(third)
+
+
+@pytest.mark.cpu_table
+def test_what_another_process_was_refused_is_not_asked_about(make):
+    """A checkpoint of a refused state, which is whole: its number means nothing here."""
+    table, state = refuse(make)
+    with pytest.raises(MemoryError):
+        kvjax.commit(state)
+    old = state._replace(refused=state.refused ^ jnp.uint32(1 << 19))  # no number of this process
+    assert kvjax.commit(old) is old
+    params = {"0": table}
+    rows = kvjax.SparseRows(kvjax.keys([1]), jnp.ones((1, 1)))
+    updates, state = KEEPS.update({"0": rows}, old, params)
+    assert len(optax.apply_updates(params, updates)["0"]) == 1 and int(state.refused) == 0
+
+
+@pytest.mark.cpu_table
+@slow
+def test_calls_on_whole_tables_wait_for_a_step_that_will_be_refused(make):
+    """A model before the write, so that the step is under way when they are asked."""
+    params, state = begun(make, KEEPS, FULL)
+
+    @jax.jit
+    def step(params, state, big):
+        for _ in range(4):
+            big = jnp.tanh(big @ big)
+        rows = kvjax.SparseRows(kvjax.keys([1, 2, 3]), jnp.ones((3, 3)) * big[0, 0])
+        return updated(KEEPS)(params, state, params["w"], rows)
+
+    step(*(params, state), jnp.ones((1000, 1000)))  # compiles
+    with contextlib.suppress(MemoryError):
+        kvjax.commit()
+    params, state = step(params, state, jnp.ones((1000, 1000)))
+    with pytest.raises(RuntimeError, match="one that was refused"):
+        params["0"].export()
+    with pytest.raises(MemoryError):
+        kvjax.commit(state)
+
+
+@pytest.mark.cpu_table
+def test_states_of_flax(make):
+    """NNX makes dictionaries of optimizers' states."""
+    table, state = refuse(make)
+    with pytest.raises(MemoryError):
+        kvjax.commit({"opt_state": {"refused": state.refused, "inner_state": {"count": jnp.int32(0)}}})
+
+
 def test_what_is_wrong_with_dense_gradients_is_said_before_a_table_is_written(make):
     params, state = begun(make, KEEPS, {})
     with pytest.raises((TypeError, ValueError), match="shape"):
@@ -207,7 +280,7 @@ def test_what_commit_takes(make):
     state = KEEPS.init({"w": jnp.ones(2)})
     updates, after = KEEPS.update({"w": jnp.ones(2)}, state, {"w": jnp.ones(2)})  # no table at all
     assert updates["w"].tolist() == [-0.5, -0.5] and kvjax.commit(after) is after
-    lost = state._replace(refused=jnp.uint32(77 << 20 | 5))
+    lost = state._replace(refused=jnp.uint32(77 << 20 | 5))  # of the process of that number
     with pytest.raises(RuntimeError, match="a failure in another process"):
         kvjax.commit(lost)
 
@@ -232,10 +305,16 @@ def test_one_program_loses_what_it_was_given(make, donate):
 
 
 PROGRAM = """
-import jax.numpy as jnp, numpy as np, optax, kvjax
+import jax, jax.numpy as jnp, numpy as np, optax, kvjax
 table = kvjax.get_table("t", dim=1, max_capacity=1, on_full="error")
 tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0), on_refused="keep")
-tx.update(kvjax.SparseRows(np.arange(2), jnp.ones((2, 1))), tx.init(table), table)
+@jax.jit
+def step(table, big):  # which is under way when the process ends
+    for _ in range(8):
+        big = jnp.tanh(big @ big)
+    return tx.update(kvjax.SparseRows(np.arange(2), jnp.ones((2, 1)) * big[0, 0]), tx.init(table), table)
+step = step.lower(table, jnp.ones((1000, 1000))).compile()
+step(table, jnp.ones((1000, 1000)))
 """
 
 

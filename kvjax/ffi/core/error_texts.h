@@ -55,7 +55,7 @@ inline Error WidthError(std::string_view table, std::string_view op) {
   return MakeError(ErrorCode::kInvalidArgument, table, op, "64-bit keys, as this table holds them",
                    "32-bit keys made while jax_enable_x64 is off, where JAX cuts 64-bit integers to 32",
                    "pass kvjax.keys(numpy_ids), which is exact; for ids that really have 32 bits, "
-                   "kvjax.keys(array) says so");
+                   "kvjax.keys(ids, key_dtype='int32') says so");
 }
 
 /// Gradients whose seal is broken.

@@ -1,6 +1,7 @@
 // Failures: what has been thrown, as an error of ours, and the numbers of failures that other devices have to
 // know of.
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -8,11 +9,14 @@
 #include <mutex>
 #include <new>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/secret.h"
 
 namespace kvjax {
 
@@ -56,37 +60,78 @@ class Failures {
   /// The failure of that number, if it was kept in this process.
   std::optional<Error> Find(uint32_t number) {
     const std::lock_guard lock(mutex_);
-    const auto& kept = kept_[number % kKept];
-    return kept && kept->first == number ? std::optional(kept->second) : std::nullopt;
+    return FindKept(number);
   }
 
   // Those that a step has kept to itself, for somebody to ask for: see kvjax/_table/commit.py.
 
-  void Leave(uint32_t number) {
+  /// A failure that nobody has asked for, and the tables whose steps were refused for it.
+  struct Left {
+    uint32_t number;
+    Error error;
+    std::vector<std::string> tables;
+  };
+
+  void Leave(uint32_t number, std::string_view table) {
     const std::lock_guard lock(mutex_);
-    if (asked_[number % kKept] != number) left_ = number;
+    if (asked_[number % kKept] == number) return;
+    auto left = FindLeft(number);
+    if (left == left_.end()) {
+      left_.push_back({number, FindKept(number).value_or(ElsewhereError(table, "apply")), {}});
+      left = left_.end() - 1;
+    }
+    if (std::find(left->tables.begin(), left->tables.end(), table) == left->tables.end()) {
+      left->tables.emplace_back(table);
+    }
   }
-  /// The last of them that nobody has asked for, or 0.
-  uint32_t left() {
+  /// In the order in which they came.
+  std::vector<Left> left() {
     const std::lock_guard lock(mutex_);
     return left_;
   }
-  void Ask(uint32_t number) {
+  /// A table of that name is gone, and what was refused to it no longer keeps anybody from it.
+  void Forget(std::string_view table) {
     const std::lock_guard lock(mutex_);
-    asked_[number % kKept] = number;
-    if (left_ == number) left_ = 0;
+    for (Left& left : left_) std::erase(left.tables, table);
   }
-  bool IsAsked(uint32_t number) {
+  /// Whether steps are still to be refused for it. A number of another process is for that one to say, and one
+  /// that this process never gave is from a checkpoint.
+  bool IsUnasked(uint32_t number) {
     const std::lock_guard lock(mutex_);
-    return asked_[number % kKept] == number;
+    return FindLeft(number) != left_.end() || (FindKept(number) && asked_[number % kKept] != number);
+  }
+  /// The failure, for the first who asks.
+  std::optional<Error> Ask(uint32_t number) {
+    const std::lock_guard lock(mutex_);
+    std::optional<Error> error;
+    if (number == 0) return error;
+    if (const auto left = FindLeft(number); left != left_.end()) {
+      error = std::move(left->error);
+      left_.erase(left);
+    } else if (asked_[number % kKept] != number) {
+      error = FindKept(number);
+      if (!error && number >> 20 != process_) error = ElsewhereError("", "commit");
+    }
+    asked_[number % kKept] = number;
+    return error;
   }
 
  private:
   static constexpr uint32_t kKept = 1024, kLast = (1u << 20) - 2;
+
+  std::optional<Error> FindKept(uint32_t number) {
+    const auto& kept = kept_[number % kKept];
+    return kept && kept->first == number ? std::optional(kept->second) : std::nullopt;
+  }
+  std::vector<Left>::iterator FindLeft(uint32_t number) {
+    return std::find_if(left_.begin(), left_.end(), [&](const Left& left) { return left.number == number; });
+  }
+
   std::mutex mutex_;
-  uint32_t next_ = 0, process_ = 0;
+  // Not from 1, so that a number in a checkpoint is not soon that of a failure of another run.
+  uint32_t next_ = static_cast<uint32_t>(Secret() % kLast), process_ = 0;
   std::array<std::optional<std::pair<uint32_t, Error>>, kKept> kept_{};
-  uint32_t left_ = 0;
+  std::vector<Left> left_;
   std::array<uint32_t, kKept> asked_{};
 };
 

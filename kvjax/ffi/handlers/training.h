@@ -251,8 +251,8 @@ ffi::Error After(typename B::Exec& exec, Decoder& in) {
   });
 }
 
-/// refused: () uint32, 0 or the number of a failure that a step has kept to itself. Gives it, or 0 once
-/// somebody has asked for it.
+/// refused: () uint32, 0 or the number of a failure that a step has kept to itself. Gives it, or 0 unless
+/// somebody is still to ask for it.
 template <Backend B>
 ffi::Error Unasked(typename B::Exec& exec, Decoder& in) {
   in.Names(Name(Op::kApply), in.Text("table"));
@@ -260,7 +260,7 @@ ffi::Error Unasked(typename B::Exec& exec, Decoder& in) {
     const uint32_t* const refused = in.InVersion("the number of a failure ()");
     uint32_t* const out = in.OutWord();
     const uint32_t number = B::Read(in.Done(exec), refused);
-    B::Fill(exec, out, 1, Failures::Get().IsAsked(number) ? 0 : number);
+    B::Fill(exec, out, 1, Failures::Get().IsUnasked(number) ? number : 0);
   });
 }
 
@@ -273,7 +273,7 @@ ffi::Error EndRefused(typename B::Exec& exec, Decoder& in) {
     const uint32_t* const version = in.InVersion();
     const uint32_t* const refused = in.InVersion("the number of a failure ()");
     uint32_t* const out = in.OutWord();
-    Failures::Get().Leave(B::Read(in.Done(exec), refused));
+    Failures::Get().Leave(B::Read(in.Done(exec), refused), in.table());
     if (const auto table = TableOf<B>(in)) table->Abandon();
     B::Copy(exec, version, out);
   });

@@ -96,22 +96,26 @@ inline void BindCommon(nb::module_& m) {
       "set_process", [](uint32_t process) { Failures::Get().SetProcess(process); }, nb::arg("process"),
       "Says which of several processes this is, so that the numbers of their failures differ.");
   m.def(
-      "left_failure",
+      "left_failures",
       [] {
-        const uint32_t number = Failures::Get().left();
-        const std::optional<Error> failure = Failures::Get().Find(number);
-        return nb::make_tuple(number, nb::str(failure ? failure->what() : ""));
+        nb::list found;
+        for (const Failures::Left& left : Failures::Get().left()) {
+          nb::list tables;
+          for (const std::string& table : left.tables) tables.append(ToStr(table));
+          found.append(nb::make_tuple(left.number, nb::str(left.error.what()), tables));
+        }
+        return found;
       },
-      nb::sig("def left_failure() -> tuple[int, str]"),
-      "The last failure that a step has kept to itself and that nobody has asked for, its number and text; "
-      "or "
-      "0.");
+      nb::sig("def left_failures() -> list[tuple[int, str, list[str]]]"),
+      "The failures that steps have kept to themselves and that nobody has asked for: number, text, and tables "
+      "whose steps they were; as they came.");
+  m.def(
+      "forget_failures", [](std::string_view table) { Failures::Get().Forget(table); }, nb::arg("table"),
+      "Says that a table is gone, and with it those whose steps were refused.");
   m.def(
       "ask_failure",
       [](uint32_t number) {
-        if (Failures::Get().IsAsked(number)) return;
-        Failures::Get().Ask(number);
-        throw Failures::Get().Find(number).value_or(ElsewhereError("", "commit"));
+        if (const std::optional<Error> error = Failures::Get().Ask(number)) throw *error;
       },
       nb::arg("number"), "Raises the failure of a number, unless somebody has asked for it before.");
   m.def("owners", &Owners, nb::arg("keys"), nb::arg("shards"),
