@@ -21,7 +21,7 @@ def set_process(process: int) -> None:
 
 def left_failures() -> list[tuple[int, str, list[str]]]:
     """
-    The failures that steps have kept to themselves and that nobody has asked for: number, text, and tables whose steps they were; as they came.
+    The failures that nobody has asked for: numbers, texts, and tables whose steps they were.
     """
 
 def forget_failures(table: str) -> None:

@@ -29,7 +29,7 @@ class Native(Protocol):
 
     def left_failures(self) -> list[tuple[int, str, list[str]]]:
         """
-        The failures that steps have kept to themselves and that nobody has asked for: number, text, and tables whose steps they were; as they came.
+        The failures that nobody has asked for: numbers, texts, and tables whose steps they were.
         """
 
     def forget_failures(self, table: str) -> None:

@@ -45,8 +45,8 @@ def global_norm(grads: PyTree) -> jax.Array:
     """
     if any(is_table(part) for part in jax.tree.leaves(grads, is_leaf=is_table)):
         raise TypeError(
-            "kvjax: global_norm: want gradients, got a tree with tables, so parameters or updates; of dense ones alone: "
-            "kvjax.orbax.split(params)[0]"
+            "kvjax: global_norm: want gradients, got a tree with tables, so parameters or updates; "
+            "kvjax.orbax.split(params)[0] has the dense ones alone"
         )
     return optax.tree.norm(as_arrays(grads)[1])
 

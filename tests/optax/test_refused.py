@@ -256,7 +256,7 @@ def test_calls_on_whole_tables_wait_for_a_step_that_will_be_refused(make):
 @pytest.mark.cpu_table
 def test_states_of_flax(make):
     """NNX makes dictionaries of optimizers' states."""
-    table, state = refuse(make)
+    _, state = refuse(make)
     with pytest.raises(MemoryError):
         kvjax.commit({"opt_state": {"refused": state.refused, "inner_state": {"count": jnp.int32(0)}}})
 

@@ -94,8 +94,8 @@ class Failures {
     const std::lock_guard lock(mutex_);
     for (Left& left : left_) std::erase(left.tables, table);
   }
-  /// Whether steps are still to be refused for it. A number of another process is for that one to say, and one
-  /// that this process never gave is from a checkpoint.
+  /// Whether steps are still to be refused for it. A number of another process is for that one to say, and
+  /// one that this process never gave is from a checkpoint.
   bool IsUnasked(uint32_t number) {
     const std::lock_guard lock(mutex_);
     return FindLeft(number) != left_.end() || (FindKept(number) && asked_[number % kKept] != number);

@@ -107,8 +107,7 @@ inline void BindCommon(nb::module_& m) {
         return found;
       },
       nb::sig("def left_failures() -> list[tuple[int, str, list[str]]]"),
-      "The failures that steps have kept to themselves and that nobody has asked for: number, text, and tables "
-      "whose steps they were; as they came.");
+      "The failures that nobody has asked for: numbers, texts, and tables whose steps they were.");
   m.def(
       "forget_failures", [](std::string_view table) { Failures::Get().Forget(table); }, nb::arg("table"),
       "Says that a table is gone, and with it those whose steps were refused.");
