@@ -15,7 +15,9 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import inspect
 import os
 from typing import ClassVar, Literal, Protocol, runtime_checkable
 
@@ -191,7 +193,7 @@ class External:
       engine: an `Engine`.
 
     Raises:
-      TypeError: it has no ``get``, ``put`` and ``delete``.
+      TypeError: it has no ``get``, ``put`` and ``delete``, or they do not take what `Engine` says.
       ValueError: in `kvjax.get_table`: another table has it, or ``mesh=`` stands beside it.
     """
 
@@ -205,6 +207,17 @@ class External:
                 f"kvjax: storage.External: want an engine with get, put and delete, got {self.engine!r}; see "
                 "kvjax.storage.Engine"
             )
+        for name in ("get", "put", "delete"):
+            own, wanted = getattr(self.engine, name), list(inspect.signature(getattr(Engine, name)).parameters)[1:]
+            with contextlib.suppress(ValueError):  # a callable without a signature
+                taken = inspect.signature(own)
+                try:
+                    taken.bind(*wanted)
+                except TypeError as error:
+                    raise TypeError(
+                        f"kvjax: storage.External: want an engine with {name}({', '.join(wanted)}), got "
+                        f"{name}{taken}: {error}; see kvjax.storage.Engine"
+                    ) from None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, External) and other.engine is self.engine

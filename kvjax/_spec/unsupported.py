@@ -85,8 +85,8 @@ def check_refusal(spec: TableSpec, op: str) -> None:
 
 
 def check_together(specs: Sequence[TableSpec], op: str) -> None:
-    """Whether one program can write all of these tables: XLA has no place for a write in one place among those that all
-    devices of a mesh do.
+    """Whether one program can write all of these tables: it runs on the devices of one mesh, and XLA has no place in it
+    for a write in one place.
 
     Raises:
       ValueError: it cannot.
@@ -99,6 +99,19 @@ def check_together(specs: Sequence[TableSpec], op: str) -> None:
             "one in one place", f"get_table({alone.name!r}, ..., mesh=mesh), also with replicated=True for a copy on "
             "each device; or train it by an optimizer and a program of its own",
         )  # fmt: skip
+    placed = [(spec, frozenset(spec.placement.mesh.devices.flat)) for spec in specs if spec.placement is not None]
+    for spec, devices in placed[1:]:
+        first, others = placed[0]
+        if devices != others:
+            raise fail(
+                ValueError, spec.name, op, f"a table over the devices of table {first.name!r}, which is trained with "
+                f"it: {_numbers(others)}", f"one over {_numbers(devices)}", "make both over one mesh (axis= takes some "
+                "of its axes), or train them by an optimizer and a program each",
+            )  # fmt: skip
+
+
+def _numbers(devices: frozenset[jax.Device]) -> list[int]:
+    return sorted(device.id for device in devices)
 
 
 def _not_on_cuda(spec: TableSpec, op: str, got: str, mend: str) -> Exception:

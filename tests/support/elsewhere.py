@@ -14,7 +14,7 @@ class Elsewhere:
 
     def __getattr__(self, call):
         function = getattr(ffi.host, call)
-        if call in ("HOME", "set_process", "commit_load", "ask_failure", "left_failure"):
+        if call in ("HOME", "set_process", "commit_load", "ask_failure", "left_failures", "forget_failures"):
             return function
 
         def there(name, *args, **options):

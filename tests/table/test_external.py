@@ -111,6 +111,10 @@ def test_what_get_gives_is_checked(table, engine, got):
 def test_what_is_no_engine_or_cannot_be_is_refused(make, table, engine):
     with pytest.raises(TypeError, match=r"storage\.External: want an engine with get, put and delete"):
         External({})
+    engine.put = lambda keys, rows: None
+    with pytest.raises(TypeError, match=r"want an engine with put\(column, keys, rows\), got put\(keys, rows\)"):
+        External(engine)
+    del engine.put
     with pytest.raises(ValueError, match=f"want an engine of its own, got that of table '{table.name}'"):
         kvjax.get_table("other", dim=4, storage=External(engine))
     with pytest.raises(ValueError, match=r"want a table in one place beside storage\.External"):

@@ -149,6 +149,10 @@ def test_a_table_in_one_place_beside_one_over_a_mesh_is_named(make, mesh, on_ref
         with pytest.raises(ValueError, match=f"table '{b}', apply: want a table over the mesh of table '{a}'"):
             run({"a": rows, "b": rows, "c": rows}, tx.init(params), params)
     assert len(params["a"]) == len(params["b"]) == 0
+    params |= {"b": make(2, mesh=mesh(4))}
+    b = params["b"].name
+    with pytest.raises(ValueError, match=rf"'{b}', apply: .*trained with it: \[0, 1\], got one over \[0, 1, 2, 3\]"):
+        jax.jit(tx.update)({"a": rows, "b": rows, "c": rows}, tx.init(params), params)
 
 
 @pytest.mark.cpu_table
