@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -60,7 +61,7 @@ def seal(directory: Path, stands_for: Sequence[str] = (), saved_at: int | None =
     contents: dict[str, Any] = {"format": SEAL, "tables": tables}
     if stands_for:
         contents["stands_for"] = list(stands_for)
-    if (step := step_of(directory)) is not None:
+    if (step := _step_of_save(directory, saved_at is None)) is not None:
         contents["step"] = step
     elif saved_at is not None:
         contents["saved_at"] = saved_at
@@ -75,6 +76,18 @@ def step_of(directory: Path) -> int | None:
     """What sets the Orbax step that a checkpoint is an item of apart from others: when it was begun, in ns; None where
     there is none, or not yet (``save_checkpointables`` of v1 says so last)."""
     return _times(directory)[0]
+
+
+def _step_of_save(directory: Path, is_said: bool) -> int | None:
+    """The same while Orbax saves the step: if it `is_said` before the end, a thread of its own writes it down."""
+    latest = time.monotonic() + (_MOST_SECONDS if is_said and _UNFINISHED in directory.parent.name else 0)
+    while (step := step_of(directory)) is None and time.monotonic() < latest:
+        time.sleep(0.002)
+    return step
+
+
+_UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a folder that Orbax fills
+_MOST_SECONDS = 20
 
 
 def _times(directory: Path) -> tuple[int | None, int | None]:

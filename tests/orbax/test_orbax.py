@@ -1,7 +1,9 @@
 """Tables in Orbax checkpoints."""
 
 import copy
+import json
 import pickle
+import threading
 
 import flax.linen as nn
 import jax
@@ -240,6 +242,18 @@ def test_the_manager_keeps_what_its_policy_says(make, tmp_path):
             args = ocp.args.Composite(tables=kvjax.orbax.TableRestore({"t": table}))
             table = manager.restore(step, args=args)["tables"]["t"]
             assert_equal(table.export(slots=True), wants[step])
+
+
+def test_a_step_may_say_late_when_it_was_begun(make, tmp_path):
+    """Orbax writes it down in a thread of its own, and a table may be saved before."""
+    item = tmp_path / "7.orbax-checkpoint-tmp" / "tables"
+    item.mkdir(parents=True)
+    begun = json.dumps({"init_timestamp_nsecs": 77})
+    late = threading.Timer(0.1, (item.parent / "_CHECKPOINT_METADATA").write_text, [begun])
+    late.start()
+    kvjax.orbax.TableHandler().save(item, kvjax.orbax.TableSave({"t": make(2)}))
+    late.join()
+    assert json.loads((item / "kvjax.json").read_text())["contents"]["step"] == 77
 
 
 def test_an_item_of_another_step_is_refused(make, tmp_path):
