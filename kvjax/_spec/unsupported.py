@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
@@ -110,7 +111,7 @@ def check_together(specs: Sequence[TableSpec], op: str) -> None:
             )  # fmt: skip
 
 
-def _numbers(devices: frozenset[jax.Device]) -> list[int]:
+def _numbers(devices: frozenset[Any]) -> list[int]:
     return sorted(device.id for device in devices)
 
 
