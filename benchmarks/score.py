@@ -2,7 +2,6 @@
 
     python benchmarks/score.py                       # 6 minutes on two cores
     python benchmarks/score.py --smoke               # tiny sizes, to see that it runs
-    python benchmarks/score.py --plot docs/speed.png # also the cost of a key from 1e5 to 1e7 rows
 
 A ratio above 1 is in kvjax's favour; the score is the geometric mean of the ratios. No other system is needed.
 """
@@ -21,7 +20,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from score_pairs import SMOKE, Pair, Size, all_of, filled, lookups, train_steps
+from score_pairs import SMOKE, Pair, Size, all_of, filled
 
 import kvjax
 
@@ -75,42 +74,10 @@ def score(results: list[Result]) -> float:
     return math.exp(sum(math.log(r.ratio) for r in results) / len(results))
 
 
-# ---- the cost of a key as the table grows -------------------------------------------------------------------------
-
-
-def costs(size: Size, dim: int = 16) -> dict[int, dict[str, float]]:
-    """Nanoseconds a key, by rows and call; the gather is the floor that memory sets."""
-    out = {}
-    for rows in size.plot:
-        at = dataclasses.replace(size, rows=rows)
-        look, _ = lookups(at, dim)
-        step = next(train_steps(at, dim))
-        found, trained = measured(look, size.turns), measured(step, size.turns)
-        ns = 1e6 / size.keys
-        out[rows] = {"jnp.take": found.other * ns, "lookup": found.ours * ns, "training step, Adam": trained.ours * ns}
-        drop_tables()
-    return out
-
-
-def draw(costs: dict[int, dict[str, float]], to: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for name in next(iter(costs.values())):
-        axes.plot(list(costs), [c[name] for c in costs.values()], marker="o", label=name)
-    axes.set(xscale="log", yscale="log", xlabel="rows of the table", ylabel="ns a key", title="Cost of a key, dim 16")
-    axes.legend(frameon=False)
-    figure.savefig(to, dpi=110)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     size = SMOKE if args.smoke else Size()
     results = run(size)
@@ -122,8 +89,6 @@ def main() -> None:
     if args.json:
         report = {"score": score(results), "results": [{**dataclasses.asdict(r), "ratio": r.ratio} for r in results]}
         args.json.write_text(json.dumps(report, indent=1))
-    if args.plot:
-        draw(costs(size), args.plot)
 
 
 if __name__ == "__main__":

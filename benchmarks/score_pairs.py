@@ -23,10 +23,9 @@ class Size:
     keys: int = 65_536
     dims: tuple[int, ...] = (16, 64, 128)
     turns: int = 25
-    plot: tuple[int, ...] = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 
 
-SMOKE = Size(rows=3_000, keys=256, dims=(4,), turns=3, plot=(300, 1_000))
+SMOKE = Size(rows=3_000, keys=256, dims=(4,), turns=3)
 
 
 @dataclasses.dataclass(frozen=True)

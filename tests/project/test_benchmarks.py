@@ -89,13 +89,22 @@ def test_batches_are_what_they_are_called(keys):
 
 @slow
 def test_score(tmp_path):
-    report, plot = tmp_path / "score.json", tmp_path / "speed.png"
-    done = run("--smoke", "--json", report, "--plot", plot, script=BENCHMARKS / "score.py")
+    report = tmp_path / "score.json"
+    done = run("--smoke", "--json", report, script=BENCHMARKS / "score.py")
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     got = json.loads(report.read_text())
     ratios = [r["ratio"] for r in got["results"]]
     assert len(ratios) == 10 and math.isclose(got["score"], math.prod(ratios) ** (1 / len(ratios)))
-    assert f"score {got['score']:.2f}" in done.stdout and plot.stat().st_size > 5_000
+    assert f"score {got['score']:.2f}" in done.stdout
+
+
+@slow
+def test_growth_and_cores_in_tiny(tmp_path):
+    done = run("--smoke", "--plot", tmp_path / "growth.png", script=BENCHMARKS / "growth.py")
+    assert done.returncode == 0 and "step / update" in done.stdout, done.stderr[-2000:]
+    assert (tmp_path / "growth.png").stat().st_size > 5_000
+    done = run("--smoke", "--cores", "1", script=BENCHMARKS / "cores.py")
+    assert done.returncode == 0 and "raw gather" in done.stdout, done.stderr[-2000:]
 
 
 def test_a_case_that_fails_leaves_the_figures_of_others(monkeypatch, capsys):
