@@ -1,4 +1,4 @@
-"""``kvjax diff``: what is another in two checkpoints."""
+"""``kvjax diff``: how two checkpoints differ."""
 
 from __future__ import annotations
 

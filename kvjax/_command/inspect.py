@@ -1,4 +1,4 @@
-"""``kvjax inspect``: what the tables of a checkpoint are, and how their rows are distributed."""
+"""``kvjax inspect``: the tables of a checkpoint, and how frequencies, ages and norms of their rows are distributed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments: what can be said to each command, and which module runs it."""
+"""Arguments: those of each command, and the module that runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Output: tables on a terminal, JSON for programs, and progress of what takes long."""
+"""Output: tables on a terminal, JSON for programs, and progress bars for long work."""
 
 from __future__ import annotations
 

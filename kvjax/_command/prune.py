@@ -1,4 +1,4 @@
-"""``kvjax prune``: a checkpoint without the rows that rules leave out, or what they would leave out."""
+"""``kvjax prune``: a checkpoint without the rows that rules leave out, or a dry run that counts them."""
 
 from __future__ import annotations
 

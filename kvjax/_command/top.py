@@ -1,4 +1,4 @@
-"""``kvjax top``: the rows that stand out."""
+"""``kvjax top``: the rows that are used most, or come first by another order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of tables a program uses, read off its jaxpr."""
+"""Tables that a program uses, and how it uses them, found in its jaxpr."""
 
 from __future__ import annotations
 

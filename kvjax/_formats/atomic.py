@@ -1,4 +1,4 @@
-"""Files and folders that are there as a whole or not at all, and on the disk then."""
+"""Atomic files and folders: complete and flushed to the disk, or not there at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of files: what was wanted of a file of another format, and what it is."""
+"""Errors of files of other formats: what was wanted of one, and what it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Quantised sources: columns whose rows are stored in fewer bits as they are read."""
+"""Quantised sources: columns whose rows are quantised as they are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources: columns of rows that are read piece by piece, from memory or from a disk."""
+"""Sources: columns of rows that are read in pieces, from memory or from a disk."""
 
 from __future__ import annotations
 

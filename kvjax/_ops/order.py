@@ -1,4 +1,4 @@
-"""Calls that order others, one function per target: what they wait for has happened once their result exists."""
+"""Calls that order others, one function per target: once their result exists, what they wait for has happened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At exit: a write that failed and that nobody has asked about is said once.
+"""The check at exit: a write that failed and that nobody has asked about is reported once.
 
 JAX keeps the failure of a device's last program and prints it with two tracebacks when Python exits, also if the
 program has met the error long before.

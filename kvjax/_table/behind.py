@@ -1,4 +1,4 @@
-"""Rows that are behind: what is said where a table that `kvjax.optax.catch_up` trains is read as it is stored.
+"""Rows that are behind: warnings and errors where a table that `kvjax.optax.catch_up` trains is read as it is stored.
 
 Such a table is known by a slot, so it needs no memory of its transform, also after a restore. Whether its rows are
 behind is seen where they are copied out. Where they are not, it is enough that they have been trained since it was seen

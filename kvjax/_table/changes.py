@@ -1,4 +1,4 @@
-"""Changes: what writes have done to a table since a cursor, for deltas."""
+"""Changes: the keys that writes have touched or removed since a cursor, for deltas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another optimizer for a table that has slots: which of them stay, and what the others start from."""
+"""The switch to another optimizer: which slots of a table stay, and what the others start from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views: what a handle needs to read its rows as others than are stored: those of now, or what a slot keeps of them."""
+"""Views: how a handle reads its rows as something else than is stored: caught up, or a slot in their place."""
 
 from __future__ import annotations
 

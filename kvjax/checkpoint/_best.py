@@ -1,4 +1,4 @@
-"""The best rows of all: how many of those that several processes keep together are of each of them."""
+"""Top-k over several processes: how many of the rows that they keep together are in each process."""
 
 from __future__ import annotations
 

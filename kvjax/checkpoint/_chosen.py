@@ -1,4 +1,4 @@
-"""What is chosen of a table on its way from a checkpoint: some keys, another dtype."""
+"""Choices of a restore: which keys are taken from a checkpoint, and in which dtype."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differences of two checkpoints, found a few buckets at a time."""
+"""Differences between two checkpoints, found a few buckets at a time."""
 
 from __future__ import annotations
 

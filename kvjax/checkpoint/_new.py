@@ -1,4 +1,4 @@
-"""New checkpoints: where one may be put, and what is left alone."""
+"""New checkpoints: the paths where one may be written, and the files there that are not touched."""
 
 from __future__ import annotations
 

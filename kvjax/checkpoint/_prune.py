@@ -1,4 +1,4 @@
-"""Pruning rows that are not all in memory."""
+"""Pruning of rows that are not all in memory."""
 
 from __future__ import annotations
 

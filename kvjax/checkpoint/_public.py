@@ -1,4 +1,4 @@
-"""What `kvjax.checkpoint` gives: its public names, and what adapters use."""
+"""The public names of `kvjax.checkpoint`, and what adapters use of it."""
 
 from kvjax.checkpoint._catalog import Catalog as Catalog
 from kvjax.checkpoint._catalog import missing_lists as missing_lists

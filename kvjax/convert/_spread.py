@@ -1,4 +1,4 @@
-"""Spreading: rows in any order, put on disk so that those of a range of buckets are together, a piece at a time."""
+"""Spreading: rows in any order are put on disk by ranges of buckets, a piece at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Updates that are taken only where a condition holds, without a copy of what was there.
+"""Conditional updates: taken only where a condition holds, without a copy of the old values.
 
 Who chooses between old and new results behind an update keeps the old state until the last result has been made from
 it: XLA copies a state that was donated, and reads it once more. So each new leaf of the state is chosen where it is

@@ -1,4 +1,4 @@
-"""Steps that are left out: wrappers of a whole transform that write dense parameters and tables, or neither."""
+"""Conditional steps: wrappers of a whole transform that write dense parameters and tables, or neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Following: a table is written as it is at a checkpoint, from an older one and what deltas say has changed since."""
+"""Following: writes a frozen table as it is at a checkpoint, from an older one and the deltas since then."""
 
 from __future__ import annotations
 
