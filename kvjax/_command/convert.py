@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import warnings
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,8 @@ from kvjax._command.output import print_json, print_table, progress
 from kvjax._command.prune import rules_of
 
 if TYPE_CHECKING:
-    from kvjax.convert import Imported
+    from kvjax._values.prune import PruneLike
+    from kvjax.convert import ImportReport
 
 _FILES = ("safetensors", "npz", "parquet")
 
@@ -49,7 +50,7 @@ def _check_used(args: argparse.Namespace, kind: str, to: str) -> None:
         "table": kind not in _FILES or to in ("kvjax", "deeprec"), "base": kind == "kvjax", "overwrite": to == "kvjax",
         "slots": to != "kvjax", "slot": others, "partitions": to == "deeprec", "quantise": to in _FILES,
         "dim": kind == "tfra", "key_dtype": kind == "tfra",
-        "dtype": kind == "tfra" or (kind != "kvjax" and to == "kvjax"),
+        "dtype": kind != "kvjax",
     }  # fmt: skip
     for name, is_used in used.items():
         if getattr(args, name) and not is_used:
@@ -91,46 +92,37 @@ def _in(args: argparse.Namespace, kind: str, to: str) -> dict[str, Any]:
     if kind not in _FILES and args.table is None:
         raise ValueError(f"kvjax convert: want the name of {kind}'s variable, got none; say --table")
     if to == "kvjax":
-        return _as_checkpoint(args, kind)
-    imported = _read(args, kind)
-    rows, prune = imported.rows, rules_of(args)
-    if prune is not None:
-        rows = rows.take(prune.mask(rows))
-    left, error = list(imported.left), None
-    if to == "deeprec":
-        with warnings.catch_warnings(record=True) as warned:
-            rows.to_deeprec(args.out, args.table or "table", args.partitions or 1, slots=args.slots)
-        left += [str(each.message) for each in warned]
-    else:
-        error = getattr(rows, f"to_{to}")(args.out, quantise=args.quantise, slots=args.slots)
-    return {"rows": len(rows), "total": len(imported.rows), "format": to, "left": left, "error": error}
+        report = _as_checkpoint(args, kind, args.out, args.table, rules_of(args))
+        return {"rows": report.rows, "total": report.total, "format": to, "left": list(report.left), "error": None}
+    from kvjax.convert import export_checkpoint
+
+    beside = Path(args.out).resolve().parent
+    beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=beside, prefix=".") as folder:  # so rows need not fit into memory
+        report = _as_checkpoint(args, kind, folder + "/whole", args.table or "table", None)
+        with progress("reading rows", args.json) as read:
+            out = export_checkpoint(
+                folder + "/whole", args.out, format=to, quantise=args.quantise, slots=args.slots, prune=rules_of(args),
+                progress=read, partitions=args.partitions or 1,
+            )  # fmt: skip
+    left = [*report.left, *out.left]
+    return {"rows": out.rows, "total": out.total, "format": to, "left": left, "error": out.error}
 
 
-def _as_checkpoint(args: argparse.Namespace, kind: str) -> dict[str, Any]:
+def _as_checkpoint(
+    args: argparse.Namespace, kind: str, out: str, table: str | None, prune: PruneLike | None
+) -> ImportReport:
     """As a checkpoint of one table, rows a few at a time."""
     from kvjax.convert import import_checkpoint
 
     how: dict[str, Any] = {} if kind in _FILES else {"variable": args.table, "slots": _slots(args)}
     how |= {"dim": args.dim, "key_dtype": args.key_dtype or "int64"} if kind == "tfra" else {}
     with progress("writing rows", args.json) as written:
-        report = import_checkpoint(
-            args.source, args.out, table=args.table, format=kind, prune=rules_of(args), overwrite=args.overwrite,
-            dtype=args.dtype, progress=written, **how,
+        return import_checkpoint(
+            args.source, out, table=table, format=kind, prune=prune, overwrite=args.overwrite, dtype=args.dtype,
+            progress=written, **how,
         )  # fmt: skip
-    return {"rows": report.rows, "total": report.total, "format": "kvjax", "left": list(report.left), "error": None}
 
 
 def _slots(args: argparse.Namespace) -> dict[str, str]:
     return dict(each.split("=", 1) if "=" in each else (each, each) for each in args.slot)
-
-
-def _read(args: argparse.Namespace, kind: str) -> Imported:
-    import kvjax.convert as convert
-
-    if kind in _FILES:
-        return getattr(convert, f"from_{kind}")(args.source)
-    if kind == "tfra":
-        kinds = {"key_dtype": args.key_dtype or "int64", "dtype": args.dtype or "float32"}
-        return convert.from_tfra(args.source, args.table, args.dim, slots=_slots(args), **kinds)
-    read = {"deeprec": convert.from_deeprec, "tfplus": convert.from_tfplus, "sok": convert.from_sok}[kind]
-    return read(args.source, args.table, slots=_slots(args))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from kvjax.checkpoint._direct import aligned
 from kvjax.checkpoint._files import Entry, Files
 from kvjax.checkpoint._format import Damaged, chunk_path, chunk_rows, row_bytes
 from kvjax.checkpoint._pace import Spent
@@ -62,15 +63,11 @@ class ArrayWriter:
         self._files = {ZARR: POOL.submit(spent.write, folder / ZARR, zarr_json(dtype, shape))}
 
     def add(self, rows: np.ndarray) -> None:
-        """Adds rows, which must not change before `end`; waits while many files are under way."""
+        """Adds rows; waits while many files are under way."""
         data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         while len(data) > 0:
-            if self._begun is None and len(data) >= self._chunk:
-                self._submit(data[: self._chunk])
-                data = data[self._chunk :]
-                continue
             if self._begun is None:
-                self._begun, self._filled = np.empty(self._chunk, np.uint8), 0
+                self._begun, self._filled = aligned(self._chunk), 0
             n = min(self._chunk - self._filled, len(data))
             self._begun[self._filled : self._filled + n] = data[:n]
             self._filled, data = self._filled + n, data[n:]

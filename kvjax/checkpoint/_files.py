@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvjax._formats.atomic import written
+from kvjax.checkpoint._direct import write_all
 from kvjax.checkpoint._format import Damaged, digest
 
 MOST_JSON = 1 << 26
@@ -35,9 +36,7 @@ def write_file(path: Path, data: bytes | np.ndarray) -> Entry:
       data: bytes, or ``(n,)`` uint8.
     """
     with open(path, "xb", buffering=0) as file:
-        rest = memoryview(data) if isinstance(data, bytes) else data.data
-        while len(rest) > 0:  # the system may take less than all
-            rest = rest[file.write(rest) :]
+        write_all(file.fileno(), np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data)
         os.fsync(file.fileno())
     return len(data), digest(data)
 

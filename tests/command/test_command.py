@@ -157,6 +157,7 @@ def test_convert(manager, run, tmp_path):
     np.testing.assert_array_equal(kvjax.checkpoint.restore(tmp_path / "again")["again"].lookup(rows.keys), rows.values)
     status, text = run("convert", tmp_path / "u.npz", tmp_path / "v.npz", "--quantise", "int8", "--top-k", 3)
     assert status == 0 and "cosine" in text and len(np.load(tmp_path / "v.npz")["keys"]) == 3
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     args = "--from", "tfra", "--table", "items", "--dim", 3, "--json"
     assert run("convert", GOLDEN / "tfra", tmp_path / "tfra", *args)[1]["rows"] == 8
     args = "--from", "tfra", "--table", "user/emb", "--slot", "m=mu", "--slot", "v=nu"
@@ -284,7 +285,7 @@ def test_no_command_loads_jax(manager, tmp_path):
         ["diff", one, manager], ["prune", manager, "--dry-run", "--min-norm", "1"],
         ["prune", manager, out + "1", "--min-norm", "1"],
         ["convert", manager, out + ".npz", "--table", "user", "--slots"], ["convert", manager, out + "2"],
-        ["convert", out + ".npz", out + "3"],
+        ["convert", out + ".npz", out + "3"], ["convert", out + ".npz", out + "4.npz"],
     ]  # fmt: skip
     code = (
         "import json, sys, time; from kvjax._command.main import main; begun = [0.0]\n"

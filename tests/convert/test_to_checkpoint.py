@@ -8,6 +8,7 @@ import pytest
 
 import kvjax
 from kvjax import convert
+from kvjax._command.main import main
 from kvjax._formats import source
 from tests.support.checkpoints import trained
 from tests.support.marks import slow
@@ -102,5 +103,13 @@ def test_rows_are_read_piece_by_piece(format, tmp_path, monkeypatch):
     finally:
         tracemalloc.stop()
     assert peak < values.nbytes / 2 and len(seen) > 50 and sum(seen) > values.nbytes, peak
+    tracemalloc.start()
+    try:  # from file to file, too
+        given = ["--from", format, *(["--table", "t"] if how else [])]
+        assert main(["convert", str(where), str(tmp_path / "again.npz"), "--json", *given]) == 0
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < values.nbytes / 2 and len(np.load(tmp_path / "again.npz")["keys"]) == n, peak
     some = kvjax.checkpoint.restore(tmp_path / "out", keys=np.array([7, n - 1]))
     assert next(iter(some.values())).lookup(np.array([7, n - 1]))[:, -1].tolist() == [7, n - 1]

@@ -1,0 +1,54 @@
+"""Chunks go to the disk past the system's cache, whole, whatever the file system can do."""
+
+import errno
+import fcntl
+import os
+
+import numpy as np
+import pytest
+
+from kvjax.checkpoint import _direct, _files
+
+
+def _put(path, n, at=0):
+    data = _direct.aligned(n + at)[at:]
+    data[:] = np.random.default_rng(n).integers(0, 256, n)
+    entry = _files.write_file(path, data)
+    assert path.read_bytes() == data.tobytes()
+    assert entry == (n, _files.digest(data))
+
+
+@pytest.mark.parametrize("refused", ["nothing", "the way", "the bytes", "all but a part"])
+def test_every_byte_is_written(tmp_path, monkeypatch, refused):
+    way, write, wide = fcntl.fcntl, os.write, []
+
+    def set_way(fd, command, *flags):
+        if refused == "the way" and flags and flags[0] & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "")
+        return way(fd, command, *flags)
+
+    def put(fd, data):
+        if way(fd, fcntl.F_GETFL) & os.O_DIRECT:
+            wide.append(len(data))
+            if refused == "the bytes":
+                raise OSError(errno.EINVAL, "")
+            if refused == "all but a part" and len(wide) % 2:
+                data = data[:4096]
+        return write(fd, data)
+
+    monkeypatch.setattr(fcntl, "fcntl", set_way)
+    monkeypatch.setattr(os, "write", put)
+    for i, n in enumerate([0, 1, 4095, 4096, 4097, 12288, 20001]):
+        _put(tmp_path / str(i), n)
+        _put(tmp_path / f"{i} beside", n, at=16)
+    assert all(n % 4096 == 0 for n in wide)
+    assert bool(wide) == (refused != "the way")
+
+
+def test_other_failures_are_said(tmp_path, monkeypatch):
+    def put(fd, data):
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(os, "write", put)
+    with pytest.raises(OSError, match="no space"):
+        _put(tmp_path / "full", 8192)
