@@ -67,11 +67,20 @@ def _attributes(spec: TableSpec, grads: SparseRows, slots: str) -> dict[str, Any
 
 
 def plan_apply(
-    spec: TableSpec, version: jax.Array, grads: SparseRows, step: jax.Array, initial: jax.Array | None, slots: str
+    spec: TableSpec,
+    version: jax.Array,
+    grads: SparseRows,
+    step: jax.Array,
+    initial: jax.Array | None,
+    slots: str,
+    *,
+    reports: bool,
 ) -> jax.Array:
-    """The status of a step on a device: 0 if `apply` or `begin_apply` can do it. Nothing is held for that."""
+    """The status of a step on a device: 0 if `apply` or `begin_apply` can do it. Nothing is held for that. One that
+    reports waits for the device, so that it is the number of a failure; one that does not, fails later by itself."""
     operands = (version, *_operands(grads), step, initial_operand(spec, initial))
-    return write("kvjax_plan_apply", WORD, *operands, **_attributes(spec, grads, slots))
+    refused, status = _planned("kvjax_plan_apply", [WORD], operands, reports, **_attributes(spec, grads, slots))
+    return status if reports else refused
 
 
 def end_apply(spec: TableSpec, token: jax.Array, rows: jax.Array, others: jax.Array) -> jax.Array:

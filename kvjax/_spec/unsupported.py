@@ -74,17 +74,6 @@ def check_evict(spec: TableSpec, op: str) -> None:
         raise _not_on_cuda(spec, op, f"{op} of a table with mesh=", mend)
 
 
-def check_refusal(spec: TableSpec, op: str) -> None:
-    """Whether a step of the table can be refused by a status, and not by an error.
-
-    Raises:
-      ValueError: it cannot yet.
-    """
-    if ffi.is_device(spec.storage.backend) and spec.placement is None:
-        mend = "mesh=, also over one device, or partition(..., on_refused='error')"
-        raise _not_on_cuda(spec, op, "partition(..., on_refused='keep') of a table in one place", mend)
-
-
 def check_together(specs: Sequence[TableSpec], op: str) -> None:
     """Whether one program can write all of these tables: it runs on the devices of one mesh, and XLA has no place in it
     for a write in one place.

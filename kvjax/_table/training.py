@@ -13,10 +13,10 @@ from kvjax._keys.sparse_rows import SparseRows
 from kvjax._keys.steps import step_words
 from kvjax._ops import order, training
 from kvjax._spec.spec import TableSpec
-from kvjax._spec.unsupported import check_refusal, check_together
+from kvjax._spec.unsupported import check_together
 from kvjax._table.handle import Handle, check_width, version_to_write
 from kvjax._table.view import check_late
-from kvjax._training.apply import apply, check, end, plan
+from kvjax._training.apply import Held, apply, check, end, plan
 from kvjax._training.rowwise import Late, Rowwise
 from kvjax._training.ways import Update
 from kvjax._values.errors import fail
@@ -66,7 +66,11 @@ def train_all(writes: Sequence[Write], step: Any, extra: dict[str, Any]) -> list
         return [_result(write, apply(*_update(write, step, extra))) for write in writes]
     held = [plan(*_update(write, step, extra), None) for write in writes]
     number = functools.reduce(jnp.maximum, [each.status for each in held])
-    planned = order.after(held[0].spec, number, [each.word for each in held])
+    return _ended(writes, held, order.after(held[0].spec, number, [each.word for each in held]))
+
+
+def _ended(writes: Sequence[Write], held: Sequence[Held], planned: jax.Array) -> list[tuple[Any, Any]]:
+    """The results of planned steps, once the greatest status of them exists."""
     done = {each.spec.name: end(each, planned) for each in held if each.may_stop}
     if done:
         planned = order.after(held[0].spec, planned, [version for version, _ in done.values()])
@@ -86,15 +90,12 @@ def train_or_refuse(
       been asked for (`kvjax.commit`), and no table is written.
     """
     check_together([write.table.spec for write in writes], "apply")
-    for write in writes:
-        check_refusal(write.table.spec, "apply")
     if not writes:
         return [], jnp.zeros((), jnp.uint32)
     unasked = training.unasked(writes[0].table.spec, refused)
     held = [plan(*_update(write, step, extra), unasked) for write in writes]
     number = functools.reduce(jnp.maximum, [each.status for each in held])
-    results = [_result(write, end(each, number)) for write, each in zip(writes, held, strict=True)]
-    return results, number
+    return _ended(writes, held, number), number
 
 
 def _update(write: Write, step: Any, extra: dict[str, Any]) -> tuple[TableSpec, Rowwise, Update]:

@@ -28,7 +28,7 @@ from kvjax._sharded.writes import settle
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto
 from kvjax._spmd.varying import varying_like
-from kvjax._training.merge import merge
+from kvjax._training.merge import check_dtypes, merge
 from kvjax._training.rowwise import Rowwise
 from kvjax._training.update import lowered, takes_facts
 from kvjax._training.ways import ByProgram, InChunks, Phase, Planned, Update, Way, flat
@@ -164,24 +164,31 @@ def _apply(spec: TableSpec, way: Way, update: Update) -> Planned:
 def _plan(spec: TableSpec, way: Way, update: Update, unasked: jax.Array | None) -> Planned:
     if spec.placement is not None:
         return _on_shards(spec, update, functools.partial(_plan_on_shard, spec, way), unasked)
-    if _tries(spec):
-
-        def run(grads: SparseRows) -> Any:
-            gradient = flat(grads)
-            initial = initial_rows(spec, update.version, gradient.keys, gradient.counts > 0)
-            return (), (training.plan_apply(spec, update.version, gradient, update.step, initial, way.slots),)
-
-        return jnp.asarray(update.version), update.state, as_auto(run, (), update.grads)[1][0]
+    planned = functools.partial(_tried if _tries(spec) else type(way).in_one_place, way, spec, update)
     if unasked is None:
-        return way.in_one_place(spec, update)
+        return planned()
     skip = jnp.asarray(update.version), update.state, unasked
-    return jax.lax.cond(unasked == 0, lambda: way.in_one_place(spec, update), lambda: skip)
+    return jax.lax.cond(unasked == 0, planned, lambda: skip)
+
+
+def _tried(way: Way, spec: TableSpec, update: Update) -> Planned:
+    check_dtypes([update.grads])
+
+    def run(grads: SparseRows) -> Any:
+        gradient = flat(grads)
+        initial = initial_rows(spec, update.version, gradient.keys, gradient.counts > 0)
+        given = update.version, gradient, update.step, initial, way.slots
+        return (), (training.plan_apply(spec, *given, reports=way.phase == "keep"),)
+
+    return jnp.asarray(update.version), update.state, as_auto(run, (), update.grads)[1][0]
 
 
 def _end(spec: TableSpec, way: Way, update: Update, word: jax.Array, joint: jax.Array) -> tuple[jax.Array, Any]:
     if _tries(spec):
-        planned = joint == 0
-        whole = dataclasses.replace(way, phase="planned")
+        planned, whole = joint == 0, dataclasses.replace(way, phase="planned")
+        if way.phase == "keep":
+            done = functools.partial(whole.in_one_place, spec, update)
+            return _unless_refused(spec, way, update.version, joint, lambda: done()[:2], update.state)
         version, state, _ = whole.in_one_place(spec, update, jnp.where(planned, update.version, ~update.version))
         return jax.tree.map(functools.partial(jnp.where, planned), (version, state), (update.version, update.state))
     if spec.placement is None:

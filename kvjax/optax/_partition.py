@@ -66,7 +66,8 @@ def partition(
       tables: transform of the rows, run row-wise (see `rowwise`); or a mapping from table names, or a function of
         the name, to transforms.
       on_refused: what happens then: "error", which in a compiled program takes all its results away, and with them what
-        was donated to it; or "keep", by which all comes out as it went in, until `kvjax.commit` raises the error.
+        was donated to it; or "keep", by which all comes out as it went in, until `kvjax.commit` raises the error. For
+        that, the host waits for a GPU once in each step.
 
     Returns:
       An optax transform. Extra arguments of ``update`` go to both, but for ``row_facts=``, of which tables have their
@@ -74,7 +75,7 @@ def partition(
 
     Raises:
       ValueError: a table has no transform, a transform no table, a transform holds updates back, the gradients do not
-        fit the parameters, or `on_refused` is none of these, or is "keep" for a table in one place on a GPU.
+        fit the parameters, or `on_refused` is none of these.
       TypeError: the gradient of a table is not `SparseRows`.
 
     Example:

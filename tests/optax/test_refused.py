@@ -23,6 +23,7 @@ REFUSED = (ValueError, RuntimeError, jax.errors.JaxRuntimeError)
 DENSE = optax.sgd(0.5, momentum=0.9)
 ROWS = optax.sgd(lambda n: 0.1 / (1.0 + n.astype(jnp.float32)), momentum=0.9)  # which counts steps
 FULL = {"max_capacity": 2, "on_full": "error"}
+ON_CPU = pytest.mark.cpu_table  # shards on devices have no max_capacity
 
 
 def loss(params, keys):
@@ -63,11 +64,10 @@ RAISES = kvjax.optax.partition(dense=DENSE, tables=ROWS)
 raised = jax.jit(step_of(RAISES))
 
 
-@pytest.mark.cpu_table
 @pytest.mark.parametrize(
     "fuse, shards",
-    [(False, None), pytest.param(True, None, marks=slow), pytest.param(False, 2, marks=slow),
-     pytest.param(True, 2, marks=slow)],
+    [(False, None), pytest.param(True, None, marks=slow), pytest.param(False, 2, marks=(slow, ON_CPU)),
+     pytest.param(True, 2, marks=(slow, ON_CPU))],
     ids=["program", "chunks", "mesh", "mesh and chunks"],
 )  # fmt: skip
 def test_a_refused_step_is_none_of_its_program(make, mesh, fuse, shards):
@@ -107,7 +107,6 @@ def test_a_refused_step_is_none_of_its_program(make, mesh, fuse, shards):
         close(one.values, other.values)
 
 
-@pytest.mark.cpu_table
 @slow
 def test_what_is_not_refused_costs_no_copies(make):
     """Donated states are updated in place, as without the option: a choice between old and new ones behind the update
@@ -123,7 +122,7 @@ def test_what_is_not_refused_costs_no_copies(make):
         assert kept < without + size  # bytes, of which an array has four times as many
 
 
-@pytest.mark.cpu_table
+@ON_CPU
 @slow
 @pytest.mark.parametrize("inside", [False, True], ids=["sharded", "inside"])
 def test_dense_parameters_of_a_mesh(make, mesh, inside):
@@ -151,7 +150,6 @@ def test_dense_parameters_of_a_mesh(make, mesh, inside):
             assert (bits((params, state.inner_state.inner_state)) == before) == refused
 
 
-@pytest.mark.cpu_table
 @slow
 def test_a_sink_that_fails_is_the_cause(make):
     def sink(*rows):
@@ -167,7 +165,6 @@ def test_a_sink_that_fails_is_the_cause(make):
     assert sorted(params["0"].export().keys.tolist()) == [1, 2]
 
 
-@pytest.mark.cpu_table
 @slow
 def test_a_stale_handle_and_accumulation(make):
     """What is wrong with the program's arguments is kept, too; and the state may be inside of another."""
@@ -195,7 +192,6 @@ def refuse(make, tx=KEEPS, name="0"):
     return params[name], tx.update({name: rows}, tx.init(params), params)[1]
 
 
-@pytest.mark.cpu_table
 def test_every_refused_state_is_asked_for_by_itself(make):
     """What one model was refused keeps nobody from the tables of another; lost or dropped, nobody from any."""
     (a, first), (b, second) = refuse(make), refuse(make)
@@ -216,7 +212,6 @@ def test_every_refused_state_is_asked_for_by_itself(make):
         kvjax.commit(third)
 
 
-@pytest.mark.cpu_table
 def test_what_another_process_was_refused_is_not_asked_about(make):
     """A checkpoint of a refused state, which is whole: its number means nothing here."""
     table, state = refuse(make)
@@ -230,7 +225,6 @@ def test_what_another_process_was_refused_is_not_asked_about(make):
     assert len(optax.apply_updates(params, updates)["0"]) == 1 and int(state.refused) == 0
 
 
-@pytest.mark.cpu_table
 @slow
 def test_calls_on_whole_tables_wait_for_a_step_that_will_be_refused(make):
     """A model before the write, so that the step is under way when they are asked."""
@@ -253,7 +247,6 @@ def test_calls_on_whole_tables_wait_for_a_step_that_will_be_refused(make):
         kvjax.commit(state)
 
 
-@pytest.mark.cpu_table
 def test_states_of_flax(make):
     """NNX makes dictionaries of optimizers' states."""
     _, state = refuse(make)
@@ -285,13 +278,6 @@ def test_what_commit_takes(make):
         kvjax.commit(lost)
 
 
-@pytest.mark.skipif(not kvjax.ffi.on_device(), reason="about tables of a device")
-def test_a_table_of_a_device_says_that_it_cannot(make):
-    params = {"t": make(2)}
-    with pytest.raises(ValueError, match=r"on_refused='keep'.* in one place, which is not on CUDA yet"):
-        KEEPS.update({"t": kvjax.SparseRows(kvjax.keys([1]), jnp.ones((1, 2)))}, KEEPS.init(params), params)
-
-
 @pytest.mark.parametrize("donate", [False, True])
 def test_one_program_loses_what_it_was_given(make, donate):
     """So says the README; if a JAX to come keeps it, the README can say so, too."""
@@ -318,7 +304,6 @@ step(table, jnp.ones((1000, 1000)))
 """
 
 
-@pytest.mark.cpu_table
 @slow
 def test_what_nobody_asks_for_is_said_at_the_end():
     program = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)

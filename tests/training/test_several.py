@@ -139,8 +139,6 @@ def test_shards_of_any_backend_do_theirs_together(make, mesh, inside):
 @pytest.mark.parametrize("on_refused", ["error", "keep"])
 def test_a_table_in_one_place_beside_one_over_a_mesh_is_named(make, mesh, on_refused):
     """Where XLA would say only that a write has no sharding, or that it must not have that one."""
-    if on_refused == "keep" and kvjax.ffi.on_device():
-        return
     params = {"a": make(2, mesh=mesh(2)), "b": make(2), "c": make(2, trainable=False)}
     tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(0.1), on_refused=on_refused)
     rows = kvjax.SparseRows(kvjax.keys([1]), jnp.ones((1, 2)))

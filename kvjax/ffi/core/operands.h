@@ -175,6 +175,7 @@ struct PlanApplyOperands {
   const int64_t* step = nullptr;      // ()
   SlotLayout layout = {};             // that the optimizer wants
   InitialRows initial = {};           // (m, dim)
+  bool reports = false;               // whether the call waits for the device, and throws what that says
   uint32_t* status = nullptr;         // out (), 0 if it can be done
 };
 

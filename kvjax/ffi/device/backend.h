@@ -127,7 +127,9 @@ struct DeviceBackend : DeviceBags<On>, DeviceSharded<On> {
   static void PlanApply(Exec& exec, Table& t, const PlanApplyOperands& o) {
     Q q = On::Make(exec);
     t.PlanApply(q, o);
-    Done(t);
+    if (!o.reports) return Done(t);
+    q.Wait();
+    t.Raise();
   }
   static void BeginApply(Exec& exec, Table& t, const BeginApplyOperands& o) {
     Q q = On::Make(exec);

@@ -71,8 +71,7 @@ ffi::Error Apply(typename B::Exec& exec, Decoder& in) {
 
 template <PlanningBackend B>
 ffi::Error PlanApply(typename B::Exec& exec, Decoder& in) {
-  in.Names(Name(Op::kApply), in.Text("table"));
-  return Guard(in.table(), in.op(), [&] {
+  return PlanTraining<B>(exec, in, [&] {
     const auto table = TableOf<B>(in);
     PlanApplyOperands o;
     o.version = in.InVersion();
@@ -81,6 +80,7 @@ ffi::Error PlanApply(typename B::Exec& exec, Decoder& in) {
     o.step = in.In<int64_t>("step (2,)", 1);
     o.layout = SlotLayout::Parse(in.Text("slots"));
     o.initial = in.InInitial(table->spec());
+    o.reports = in.Flag("reports");
     o.status = in.OutWord();
     B::PlanApply(in.Done(exec), *table, o);
   });
