@@ -8,8 +8,8 @@ import pytest
 
 import kvjax
 from kvjax._training.update import lowered
-from kvjax.optax import adagrad_decay, ftrl, group_adam, rowwise_adagrad
-from tests.support.marks import few
+from kvjax.optax import adagrad_decay, ftrl, group_adam, lazy_adam, rowwise_adagrad
+from tests.support.marks import few, slow
 
 pytestmark = pytest.mark.usefixtures("promotion")
 ROWS, DIM, STEPS = 4, 3, 7
@@ -44,6 +44,17 @@ def group_adam_of_paper(lr, b1, b2, eps, l1, l2, l21):
             s = np.where(np.abs(z) <= l1, 0.0, np.sign(z) * l1 - z)
             size = np.linalg.norm(s)
             w = s / (q + 2 * l2) * max(1 - np.sqrt(DIM) * l21 / size, 0) if size else np.zeros(DIM)
+            yield w
+
+    return run
+
+
+def adam_of_paper(lr, b1, b2, eps):
+    def run(w, grads):
+        m = v = np.zeros(DIM)
+        for t, g in enumerate(grads, 1):
+            m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+            w = w - lr * m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + eps)
             yield w
 
     return run
@@ -84,6 +95,7 @@ CASES = {
         group_adam(0.1, l1=0.5, l2=0.1, l21=1.5),
         group_adam_of_paper(0.1, 0.9, 0.999, 1e-8, 0.5, 0.1, 1.5),
     ),
+    "lazy_adam": (lazy_adam(0.1), adam_of_paper(0.1, 0.9, 0.999, 1e-8)),
     "rowwise_adagrad": (rowwise_adagrad(0.3), rowwise_adagrad_of_paper(0.3, 0.1)),
     "adagrad_decay": (adagrad_decay(0.3, 2, 0.3), adagrad_decay_of_paper(0.3, 2, 0.3, 0.1)),
 }
@@ -118,7 +130,7 @@ def test_dense_rows_follow_the_formula(name):
 def test_tables_follow_dense_training(name, make):
     """Those that are equal, also where rows miss steps; as row programs."""
     tx, _ = CASES[name]
-    rows, grads = start_and_gradients(missing="group_adam" not in name and name != "ftrl shrinkage")
+    rows, grads = start_and_gradients(missing="adam" not in name and name != "ftrl shrinkage")
     table = make(DIM).upsert(np.arange(ROWS), rows)
     state = kvjax.optax.rowwise(tx).init(DIM)
     leaves = tuple(jax.tree.leaves(state))
@@ -132,6 +144,34 @@ def test_tables_follow_dense_training(name, make):
         updates, dense = update(grad, dense, values)
         values = optax.apply_updates(values, updates)
         np.testing.assert_allclose(table.lookup(np.arange(ROWS)), values, rtol=2e-5, atol=2e-6)
+
+
+@slow
+def test_rare_rows_go_as_far_as_in_dense_adam(make):
+    """Rows that come in each step, in each third, at random, and twice, late: where they are in the end, by the rate of
+    dense training. Plain lazy Adam leaves them behind."""
+    steps, rng, keys = 240, np.random.default_rng(0), np.arange(ROWS)
+    at = np.arange(steps)
+    touched = np.stack([at >= 0, at % 3 == 0, rng.random(steps) < 0.1, np.isin(at, (100, 150))], 1)
+    grads = (1 + 0.3 * rng.normal(size=(steps, ROWS, DIM))).astype(np.float32) * touched[..., None]
+    ways = {}
+    for name, tx in (("dense", optax.adam(1e-3)), ("lazy", lazy_adam(1e-3)), ("plain", optax.adam(1e-3))):
+        if name == "dense":
+            first = jnp.zeros((ROWS, DIM))
+            ways[name] = -jax.lax.scan(
+                lambda s, g, tx=tx: (lambda u, s: (s, u))(*tx.update(g, s)), tx.init(first), grads
+            )[1].sum(0)
+            continue
+        step = jax.jit(
+            lambda table, state, grads, counts, tx=tx: table.apply(tx, kvjax.SparseRows(keys, grads, counts), state)
+        )
+        table, state = make(DIM), kvjax.optax.rowwise(tx).init(DIM)
+        for grad, now in zip(grads, touched.astype(np.int32), strict=True):
+            table, state = step(table, state, grad, now)
+        ways[name] = -table.lookup(keys)
+    np.testing.assert_allclose(ways["lazy"][0], ways["dense"][0], rtol=1e-4)
+    np.testing.assert_allclose(ways["lazy"], ways["dense"], rtol=0.05)
+    assert (ways["plain"][1:] < 0.8 * ways["dense"][1:]).all()
 
 
 def test_without_regularization_they_are_those_of_optax():
@@ -187,9 +227,11 @@ def test_rates_may_be_injected_and_what_does_not_fit_is_refused():
     for wrong in ({"every": 0}, {"decay": 1.5}):
         with pytest.raises(ValueError, match="adagrad_decay: want every of 1 or more"):
             adagrad_decay(0.1, **wrong)
+    with pytest.raises(ValueError, match="lazy_adam: want b1 and b2 from 0 to below 1"):
+        lazy_adam(0.1, b2=1.0)
 
 
-@pytest.mark.parametrize("make_tx", few([ftrl, group_adam, rowwise_adagrad, adagrad_decay], 0))
+@pytest.mark.parametrize("make_tx", few([ftrl, group_adam, rowwise_adagrad, adagrad_decay, lazy_adam], 0))
 def test_rates_that_change(make_tx, make):
     """Also to 0, as a warm-up begins, and from outside: what has been learnt stays where it is."""
     injected = optax.inject_hyperparams(make_tx)(learning_rate=optax.linear_schedule(0.0, 0.5, 3))
@@ -203,7 +245,7 @@ def test_rates_that_change(make_tx, make):
         params = optax.apply_updates(params, updates)
     assert (params["w"][0, :2] < jnp.asarray([1.0, -2.0])).all() and params["w"][0, 2] == 0
     nothing = {"w": jnp.zeros((1, 3))}
-    if make_tx is not group_adam:  # whose momentum goes on
+    if make_tx not in (group_adam, lazy_adam):  # whose momentum goes on
         np.testing.assert_allclose(injected.update(nothing, state, params)[0]["w"], 0, atol=1e-6)
     table = make(3, initializer=1.0)
     tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.inject_hyperparams(make_tx)(learning_rate=0.0))

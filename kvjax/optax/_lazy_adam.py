@@ -1,0 +1,108 @@
+"""Lazy Adam at the rates of dense training: a touched row takes at once the way that dense Adam carries it until the
+next touch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from kvjax.optax._rows import per_leaf
+
+
+class LazyAdamRows(NamedTuple):
+    """What `lazy_adam` keeps beside parameters.
+
+    Attributes:
+      mu: of the parameter's shape: what is left of the first moment for the steps to come.
+      nu: of the parameter's shape: the second moment.
+      touched: of a parameter ``(..., dim)`` ``(...)`` int32: the step that last updated a row, 0 if none has.
+    """
+
+    mu: Any
+    nu: Any
+    touched: Any
+
+
+class LazyAdamState(NamedTuple):
+    """State of `lazy_adam`.
+
+    Attributes:
+      count: ``()`` int32, steps; all rows of a table share it.
+      rows: `LazyAdamRows`.
+    """
+
+    count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]  (the name every optax state gives it)
+    rows: LazyAdamRows
+
+
+def lazy_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    b1: float | jax.Array = 0.9,
+    b2: float | jax.Array = 0.999,
+    eps: float | jax.Array = 1e-8,
+) -> optax.GradientTransformationExtraArgs:
+    """Adam for rows that batches leave out, at the rate of dense Adam.
+
+    Dense Adam (Kingma and Ba 2015, arXiv:1412.6980) moves a row also in the steps that leave it out, and its second
+    moment fades in them. A table that runs ``optax.adam`` does neither (LazyAdam), so its rows move less, the more the
+    rarer they are, and want another rate. Here the second moment fades by the steps that a row has missed, and a
+    touched row takes at once what the first moment carries it in as many steps as lie behind its last touch; the rest
+    stays in the moment. So each gradient goes as far as in dense Adam, only sooner or later, however often a row is
+    touched. What `catch_up` makes equal to dense training step by step is here so in sum, without views of rows.
+
+    Where every step touches all rows it is ``optax.adam``, and so it is for dense parameters.
+
+    Args:
+      learning_rate: number or schedule.
+      b1: how the first moment fades in a step.
+      b2: how the second one does.
+      eps: is added to the root of the second moment.
+
+    Returns:
+      An optax transform. Its slots in tables are "mu" and "nu" ``(dim,)`` float32 and "touched" ``()`` int32.
+
+    Raises:
+      ValueError: `b1` or `b2` is no factor below 1.
+
+    Example:
+      >>> import kvjax, jax.numpy as jnp, numpy as np
+      >>> tx = kvjax.optax.lazy_adam(0.1)
+      >>> table, state = kvjax.get_table("doc_lazy_adam", dim=1), kvjax.optax.rowwise(tx).init(1)
+      >>> for key in (7, 8, 8, 7):
+      ...     table, state = table.apply(tx, kvjax.SparseRows(np.array([key]), jnp.ones((1, 1))), state)
+      >>> [round(float(x), 3) for x in table.lookup(np.array([7, 8]))[:, 0]]
+      [-0.312, -0.223]
+      >>> kvjax.drop_table("doc_lazy_adam")
+    """
+    if any(isinstance(b, float | int) and not 0 <= b < 1 for b in (b1, b2)):  # injected ones are not known yet
+        raise ValueError(f"kvjax: lazy_adam: want b1 and b2 from 0 to below 1, got {b1!r} and {b2!r}; 0.9 and 0.999 do")
+
+    def init(params: Any) -> LazyAdamState:
+        mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+        touched = jax.tree.map(lambda p: jnp.zeros(p.shape[:-1], jnp.int32), params)
+        return LazyAdamState(jnp.zeros((), jnp.int32), LazyAdamRows(mu, nu, touched))
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, LazyAdamState]:
+        count = state.count + 1
+
+        def one(update: jax.Array, *kept: jax.Array) -> tuple[jax.Array, ...]:
+            wide = jnp.promote_types(update.dtype, jnp.float32)
+            (grad, mu, nu), touched = (x.astype(wide) for x in (update, *kept[:2])), kept[2]
+            first, second = (jnp.asarray(b, wide) for b in (b1, b2))
+            steps, all_ = (count - touched).astype(wide), count.astype(wide)
+            left = first**steps
+            reach = (1 - left) / (1 - first)  # how far a moment goes in so many steps, of its way in one
+            faded, left, reach = (x[..., None] if grad.ndim else x for x in (second**steps, left, reach))
+            mu, nu = mu + (1 - first) * grad, faded * nu + (1 - second) * jnp.square(grad)
+            root = jnp.sqrt(nu / (1 - second**all_)) + eps
+            step, mu = reach * mu / (1 - first**all_) / root, left * mu
+            now = jnp.broadcast_to(count, touched.shape)
+            return step.astype(update.dtype), mu.astype(kept[0].dtype), nu.astype(kept[1].dtype), now
+
+        step, mu, nu, touched = per_leaf(4, one, updates, *state.rows)
+        return step, LazyAdamState(count, LazyAdamRows(mu, nu, touched))
+
+    return optax.chain(optax.GradientTransformation(init, update), optax.scale_by_learning_rate(learning_rate))
