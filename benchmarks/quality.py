@@ -9,7 +9,8 @@ ten steps after, and a lazy row by the rate: so rows that are rarely touched wan
 The data of items has CSR arrays train_ptr, train_item, test_ptr, test_item; that of clicks logs of ten columns, train
 and test, to which wrong apps are drawn. Without it both are made up. Compared are dense Adam on arrays, tables with
 catch_up(adam) and lazy_adam at its rate, optax.adam in tables at multiples of it, and the best of these with
-bfloat16 rows, rounded to nearest and stochastically. For one seed all start from the same rows and see the same batches.
+bfloat16 rows, rounded to nearest and stochastically. For one seed all start from the same rows and see the same
+batches.
 """
 
 import argparse
@@ -49,6 +50,7 @@ def dropped() -> None:
 
 def on_arrays(task: Task, dim: int, seed: int, rate: float) -> float:
     arrays = {name: table.lookup(np.arange(task.rows[name])) for name, table in made(task, dim, seed).items()}
+    jax.block_until_ready(arrays)
     dropped()
     params: Any = {"rows": arrays, "dense": task.dense}
     tx = optax.adam(rate)

@@ -12,6 +12,7 @@ import optax
 
 from kvjax._training.closed_form import ClosedForm
 from kvjax._training.recognize import closed_form_of, refused
+from kvjax._training.refusals import ColumnsError
 from kvjax._training.replay import replaying
 from kvjax._training.rowwise import Late, Rowwise, check_transform
 from kvjax._training.signature import signature
@@ -80,9 +81,29 @@ def late(tx: Any, name: str, replay: int, shrink: Callable[[Any, Any], Any] | No
         raise ValueError(f"kvjax: {name}: want replay= in 0..{_MOST}, got {replay!r}; 200 will do where beta1 is 0.9")
     if isinstance(tx, Rowwise):
         raise refused(name, "an optax transform", f"{type(tx).__name__}, which is one of rows", "give the transform")
+    if _is_of_parts(tx):
+        raise refused(
+            name, "a transform of whole rows", "one that has kvjax.optax.segments in it",
+            "keep the parts in tables of their own; or give them transforms that leave rows where they are without a "
+            "gradient (optax.sgd, optax.adagrad), or kvjax.optax.lazy_adam, and no catch_up",
+        )  # fmt: skip
     if takes_facts(Rowwise(tx, "global"), 1, {}):
         raise refused(name, "a transform of gradients, rows and slots", "one that takes row_facts")
     return replaying(tx, name, int(replay), shrink) if replay else catching_up(tx, name, shrink)
+
+
+def _is_of_parts(tx: Any) -> bool:
+    try:
+        state = jax.eval_shape(tx.init, jax.ShapeDtypeStruct((1, 3), jnp.float32))
+    except ColumnsError:
+        return True
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return False  # what is wrong with it is said elsewhere
+
+    def is_parts(x: Any) -> bool:
+        return type(x).__name__ == "SegmentsState"
+
+    return any(map(is_parts, jax.tree.leaves(state, is_leaf=is_parts)))
 
 
 def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = None) -> Late:

@@ -8,6 +8,10 @@ import jax
 import jax.numpy as jnp
 
 
+class ColumnsError(ValueError):
+    """Of a transform that is given columns which a row has not."""
+
+
 class _Refusal(NamedTuple):
     want: str
     because: str

@@ -21,7 +21,7 @@ import optax
 
 from kvjax._keys.keys import x64_enabled
 from kvjax._training.coupling import coupling_of
-from kvjax._training.refusals import check_state, loss_of_all_rows, no_state, other_state
+from kvjax._training.refusals import ColumnsError, check_state, loss_of_all_rows, no_state, other_state
 from kvjax._values.errors import level_of_user
 from kvjax._values.slot_layout import clean_name, layout_text, row_bytes, type_text
 
@@ -100,21 +100,11 @@ def layout_of(tx: Any, count: str, dim: int) -> SlotLayout:
 @functools.lru_cache(maxsize=256)
 def _layout_of(made: optax.GradientTransformation, count: str, dim: int, x64: bool) -> SlotLayout:
     tx = optax.with_extra_args_support(made)
-    row = jax.ShapeDtypeStruct((1, dim), jnp.float32)
-    try:
-        state = jax.eval_shape(tx.init, row)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise no_state(error) from error
+    state = _state(tx, dim)
     check_state(state)
     flat, treedef = jax.tree_util.tree_flatten_with_path(state)
     leaves = [x for _, x in flat]
-    wider, more = (_shapes(tx, shape, treedef) for shape in ((1, dim + 3), (2, dim)))
-    grows = [x.shape != shape for x, shape in zip(leaves, wider, strict=True)]
-    # A scalar beside row-shaped moments corrects their bias, so it counts the steps of that row.
-    shapes = zip(flat, grows, more, strict=True)
-    moments = {path[:-1] for (path, x), g, shape in shapes if g or (x.ndim > 0 and x.shape != shape)}
-    per_row = {"auto": lambda path: path[:-1] in moments, "row": lambda _: True, "global": lambda _: False}
-    is_slot = [g or x.ndim > 0 or per_row[count](p) for (p, x), g in zip(flat, grows, strict=True)]
+    is_slot, more = _split(tx, flat, treedef, count, dim)
     coupling = coupling_of(tx, dim, is_slot)
     if coupling is not None:  # otherwise it wants extra arguments, which only `apply` has
         if coupling.updates and coupling.loss:
@@ -127,6 +117,50 @@ def _layout_of(made: optax.GradientTransformation, count: str, dim: int, x64: bo
     parts = tuple(jax.tree_util.keystr(flat[i][0][:-1]) for i in slots)
     coupled = coupling.where if coupling is not None and coupling.updates else ()
     return SlotLayout(treedef, tuple(is_slot), names, types, tuple(leaves[i].shape for i in slots), parts, coupled)
+
+
+def leaves_by_shape(made: Any, count: str, dim: int) -> list[tuple[str, jax.ShapeDtypeStruct, bool]]:
+    """Of each leaf of a transform's state its path, what it is for one row, and whether it would be a slot: of any
+    transform, also one that is refused. None if its state cannot be made of rows."""
+    tx = optax.with_extra_args_support(made)
+    try:
+        flat, treedef = jax.tree_util.tree_flatten_with_path(_state(tx, dim))
+        is_slot, more = _split(tx, flat, treedef, count, dim)
+    except ValueError:
+        return []
+    return [
+        (
+            jax.tree_util.keystr(path),
+            jax.ShapeDtypeStruct(_of_one_row(x.shape, shape) if slot else x.shape, x.dtype),
+            slot,
+        )
+        for (path, x), shape, slot in zip(flat, more, is_slot, strict=True)
+    ]
+
+
+def _state(tx: Any, dim: int) -> Any:
+    """The state of one row, as shapes and dtypes.
+
+    Raises:
+      ValueError: there is none.
+    """
+    try:
+        return jax.eval_shape(tx.init, jax.ShapeDtypeStruct((1, dim), jnp.float32))
+    except ColumnsError:
+        raise
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise no_state(error) from error
+
+
+def _split(tx: Any, flat: Any, treedef: Any, count: str, dim: int) -> tuple[list[bool], list[tuple[int, ...]]]:
+    """Which leaves of a state are slots, as far as shapes tell; and their shapes for two rows."""
+    wider, more = (_shapes(tx, shape, treedef) for shape in ((1, dim + 3), (2, dim)))
+    grows = [x.shape != shape for (_, x), shape in zip(flat, wider, strict=True)]
+    # A scalar beside row-shaped moments corrects their bias, so it counts the steps of that row.
+    shapes = zip(flat, grows, more, strict=True)
+    moments = {path[:-1] for (path, x), g, shape in shapes if g or (x.ndim > 0 and x.shape != shape)}
+    per_row = {"auto": lambda path: path[:-1] in moments, "row": lambda _: True, "global": lambda _: False}
+    return [g or x.ndim > 0 or per_row[count](path) for (path, x), g in zip(flat, grows, strict=True)], more
 
 
 def _shapes(tx: Any, shape: tuple[int, int], treedef: Any) -> list[tuple[int, ...]]:

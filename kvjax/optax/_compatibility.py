@@ -12,7 +12,7 @@ import numpy as np
 from kvjax._training.catch_up import catching_up
 from kvjax._training.coupling import Coupling, coupling_of
 from kvjax._training.rowwise import Late, Rowwise, Transform, as_rowwise
-from kvjax._training.slots import COUNTS, SlotCount, SlotLayout
+from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, leaves_by_shape
 from kvjax._values.arrays import PyTree
 from kvjax._values.numbers import is_integer
 from kvjax._values.slot_layout import type_text
@@ -96,7 +96,7 @@ class Compatibility:
         every step, as a part of the greatest displacement.
       some_steps: the same when about half of the rows are touched in a step.
       counts: the same by the choices of ``count=`` (see `rowwise`), and whether gradients are conserved.
-      leaves: of its state.
+      leaves: of its state; those of a refused transform as they would be, none if its state cannot be made of rows.
       reason: why it is refused, or what the verdict means.
       mend: what to do about it.
     """
@@ -172,7 +172,7 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
         layouts = {count: dataclasses.replace(rowwise, count=count).layout(dim) for count in COUNTS}
     except ValueError as error:
         reason, _, mend = str(error).partition("; ")
-        return Compatibility("refused", np.nan, np.nan, {}, (), reason, mend)
+        return Compatibility("refused", np.nan, np.nan, {}, _refused_leaves(rowwise, dim, mend), reason, mend)
     layout = layouts[rowwise.count]
     coupling = _coupling(rowwise, dim, layout, extra_args)
     # The one that is asked for, and those that share other scalars.
@@ -241,6 +241,26 @@ def _verdict(coupled: bool, every: float, some: float, equal: float = _EQUAL) ->
     if coupled or not every <= equal:
         return "per row"
     return "equal" if some <= equal else "lazy"
+
+
+def _refused_leaves(rowwise: Rowwise, dim: int, mend: str) -> tuple[LeafReport, ...]:
+    """What its state would be, if it can be made of rows."""
+    by_count = {count: leaves_by_shape(rowwise.tx, count, dim) for count in COUNTS}
+    reports = []
+    for i, (name, of, slot) in enumerate(by_count[rowwise.count]):
+        reports.append(
+            LeafReport(
+                name=name,
+                type=f"{of.dtype}[{','.join(map(str, of.shape))}]",  # there are dtypes that no slot has
+                kept="slot" if slot else "global",
+                slot_under=tuple(count for count in COUNTS if by_count[count][i][2]),
+                verdict="refused",
+                difference=np.nan,
+                from_value=False,
+                mend=mend,
+            )
+        )
+    return tuple(reports)
 
 
 def _leaves(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from kvjax._training.refusals import ColumnsError
 from kvjax._training.rowwise import check_transform
 from kvjax._values.numbers import is_integer
 
@@ -102,7 +103,8 @@ def _columns_of(name: str, columns: Any) -> Callable[[int], list[int]]:
     bools = [isinstance(x, (bool, np.bool_)) for x in given]
     if not given or not (all(bools) or all(is_integer(x) for x in given)):
         raise TypeError(
-            f"kvjax: segments: want the columns of {name!r} as an integer, a slice, integers or bools, got {columns!r}"
+            f"kvjax: segments: want the columns of {name!r} as an integer, a slice, integers or bools, got "
+            f"{columns!r}; for instance slice(0, 2)"
         )
     if all(bools):
         return lambda dim: [i for i, chosen in enumerate(given) if chosen]
@@ -115,9 +117,16 @@ def _runs(parts: dict[str, Callable[[int], list[int]]], shape: tuple[int, ...]) 
     owner = dict.fromkeys(range(dim), "rest")
     for name, of in parts.items():
         for column in of(dim):
-            if not 0 <= column < dim or owner[column] != "rest":
-                other = f"that of {owner[column]!r}" if 0 <= column < dim else f"none of {dim}"
-                raise ValueError(f"kvjax: segments: want columns of {name!r} alone, got column {column}, {other}")
+            if not 0 <= column < dim:
+                raise ColumnsError(
+                    f"kvjax: segments: want columns of a row of {dim}, from 0 to {dim - 1}, for {name!r}, got column "
+                    f"{column}; leave it out, or count from the end by negative ones"
+                )
+            if owner[column] != "rest":
+                raise ColumnsError(
+                    f"kvjax: segments: want each column in one part, got column {column} in {owner[column]!r} and "
+                    f"{name!r}; take it out of one of them"
+                )
             owner[column] = name
     runs: dict[str, list[tuple[int, int]]] = {name: [] for name in (*parts, "rest")}
     for column, name in owner.items():
@@ -127,7 +136,10 @@ def _runs(parts: dict[str, Callable[[int], list[int]]], shape: tuple[int, ...]) 
             runs[name].append((column, column + 1))
     for name, own in runs.items():
         if not own:
-            raise ValueError(f"kvjax: segments: want columns for each part, got none of {dim} for {name!r}")
+            raise ColumnsError(
+                f"kvjax: segments: want columns for each part, got none of {dim} for {name!r}; "
+                + ("leave it some" if name == "rest" else "leave the part out")
+            )
     return runs
 
 

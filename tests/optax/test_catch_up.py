@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import kvjax
 from kvjax._training.update import lowered
-from kvjax.optax import catch_up, caught_up, check_compatibility, mean_of_duplicates, partition, sweep
+from kvjax.optax import catch_up, caught_up, check_compatibility, mean_of_duplicates, partition, segments, sweep
 from tests.support.marks import examples, few, slow
 
 pytestmark = pytest.mark.usefixtures("promotion")
@@ -321,8 +321,26 @@ def test_rows_of_16_bits(rounding, make):
         (lambda: optax.adamw(0.1, weight_decay=10.0), "decay by less than all .*, got one that multiplies a row by"),
         (lambda: optax.chain(optax.adam(0.1), optax.keep_params_nonnegative()), "otherwise than by its slots"),
         (lambda: optax.chain(mean_of_duplicates(), optax.sgd(0.1)), "got one that takes row_facts"),
+        (lambda: segments({"a": (0, optax.adam(0.1))}, optax.adam(0.1)), "got one that has kvjax.optax.segments in it"),
+        (
+            lambda: optax.chain(segments({"a": (7, optax.adam(0.1))}, optax.sgd(0.1))),
+            "got one that has kvjax.optax.seg",
+        ),
     ],
-    ids=["lion", "betas", "injected", "belief", "novograd", "radam", "ftrl", "decay", "non-negative", "facts"],
+    ids=[
+        "lion",
+        "betas",
+        "injected",
+        "belief",
+        "novograd",
+        "radam",
+        "ftrl",
+        "decay",
+        "non-negative",
+        "facts",
+        "segments",
+        "segments of wide rows",
+    ],
 )
 @slow
 @pytest.mark.filterwarnings("ignore:kvjax. rows depend")

@@ -132,7 +132,12 @@ def test_what_would_be_wrong_row_by_row_is_refused(make):
     for name, words in WRONG.items():
         with pytest.raises(ValueError, match=rf"kvjax: rowwise: want .*{words}"):
             kvjax.optax.partition(dense=optax.sgd(1.0), tables=found[name]).init({"t": table})
-    assert check_compatibility(optax.chain(optax.clip(1.0), found["muon"]), 4).verdict == "refused"
+    refused = check_compatibility(optax.chain(optax.clip(1.0), found["muon"]), 4)
+    assert refused.verdict == "refused"
+    # Each leaf of the state that there would be, and what is to be done.
+    assert {(x.verdict, x.mend == refused.mend) for x in refused.leaves} == {("refused", True)}
+    leaves = {x.name: x for x in check_compatibility(optax.add_noise(0.1, 0.5, key=0), 4).leaves}
+    assert leaves[".rng_key"].type == "key<fry>[]" and "slot (global with" in str(check(found["MultiSteps"], 4))
 
 
 @slow

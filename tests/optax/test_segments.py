@@ -93,9 +93,12 @@ def test_what_are_no_parts_is_refused(make):
         with pytest.raises(error, match=words):
             segments(parts, rest=sgd)
     for parts, words in (
-        ({"a": (0, sgd), "b": (slice(0, 2), sgd)}, "column 0, that of 'a'"), ({"a": (2, sgd)}, "column 2, none of 2"),
-        ({"a": (-3, sgd)}, "column -1, none of 2"), ({"a": (slice(None), sgd)}, "none of 2 for 'rest'"),
+        ({"a": (0, sgd), "b": (slice(0, 2), sgd)}, "column 0 in 'a' and 'b'; take it"),
+        ({"a": (2, sgd)}, "row of 2, .*column 2;"),
+        ({"a": (-3, sgd)}, "row of 2, .*column -1;"), ({"a": (slice(None), sgd)}, "none of 2 for 'rest'"),
         ({"a": ([False], sgd)}, "none of 2 for 'a'"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=words):
             segments(parts, rest=sgd).init(jnp.zeros((1, 2)))
+        with pytest.raises(ValueError, match=f"^kvjax: segments: want .*{words}"):  # and no other error around it
+            rowwise(segments(parts, rest=sgd)).init(2)
