@@ -18,13 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from kvjax._training.quadrature import rational
+
 Numbers = dict[str, jax.Array]
 
 _TAIL = 1e-8  # of the sum over the steps that a moment carries a row, what is left out
 LONGEST = 4096  # steps that a moment may carry a row
 LARGE = 1e30  # a second moment beside which epsilon is nothing
 _TINY = 1e-30
-_SMALLEST = 1e-17  # whose square float32 has in full
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,17 +64,18 @@ class ClosedForm:
         if self.root is None:
             return {f"reach{i}": self.factors[i] for i in self.movers}
         fade = math.sqrt(max(self.factors[self.root], _TINY))
-        sums = {p: self.factors[self.movers[0]] / fade ** (1 + p) for p in self.powers}
+        sums = {p: self.factors[self.movers[0]] / fade ** (1 + p / 2) for p in self.powers}
         return {f"reach{i}": rate for i, rate in enumerate(sums.values())}
 
     @property
     def powers(self) -> tuple[int, ...]:
-        """Of epsilon, whose means over steps a row needs."""
+        """Of the root of epsilon, whose sums over steps a row needs: six for three nodes, in order, but for the first."""
         if not self.eps:
             return (0,)
-        fade = math.sqrt(max(self.factors[self.root or 0], _TINY))
-        # Its square grows as the root fades, and may have no mean.
-        return (0, 1, -1, 2) if self.factors[self.movers[0]] < 0.995 * fade**3 else (0, 1, -1)
+        fade = max(self.factors[self.root or 0], _TINY)
+        # Epsilon grows as the root fades, and then may have no mean.
+        least = -3 if self.factors[self.movers[0]] < 0.995 * fade else -5
+        return (0, *(p for p in range(least, least + 6) if p))
 
     @property
     def horizon(self) -> int:
@@ -114,8 +116,8 @@ class ClosedForm:
         push, eps = self._push_and_eps(count)
         parts = eps / np.float32(self.eps) if self.eps else eps
         # Where epsilon is not known, the step moves no row.
-        over = jnp.where(parts == 0, np.float32(0), push / jnp.where(parts == 0, np.float32(1), parts))
-        return terms | dict(zip(self.rates, (push, push * parts, over, push * parts * parts), strict=False))
+        root, known = jnp.sqrt(jnp.where(parts == 0, np.float32(1), parts)), jnp.where(parts == 0, np.float32(0), push)
+        return terms | {name: known * root**p if p else push for name, p in zip(self.rates, self.powers, strict=True)}
 
     def _push_and_eps(self, count: Any) -> tuple[jax.Array, jax.Array]:
         """Of a step that moves a row by ``push * mover / (sqrt(root) + eps)``."""
@@ -198,8 +200,8 @@ class ClosedForm:
         kept[self.root] = faded * faded
         # Beyond the horizon nothing is left, and the inverse of a power would have no end.
         grown = np.float32(1) / jnp.maximum(faded, np.float32(max(fade ** (2 * self.horizon), _TINY)))
-        near = whole * grown
-        return [near, near * grown, whole, near * grown * grown][: len(self.rates)]
+        root = jnp.sqrt(grown)
+        return [whole * root ** (2 + p) for p in self.powers]
 
     def _over_root(self, sums: Numbers, slots: Sequence[Any]) -> jax.Array:
         """The sum over steps of ``-push * mover / (root + eps)``, by means of powers of eps in them."""
@@ -208,20 +210,9 @@ class ClosedForm:
         move, below = slots[mover].astype(jnp.float32), jnp.sqrt(slots[root].astype(jnp.float32))
         if not self.eps:
             return -sums["reach0"] * jnp.where(move == 0, np.float32(0), move / below)
-        total = jnp.where(sums["reach0"] == 0, np.float32(1), sums["reach0"])
-        least, most, eps = np.float32(self.least), np.float32(self.most), np.float32(self.eps)
-        mean = jnp.clip(sums["reach1"] / total, least, most)
-        over = sums["reach2"] / total
-        gap = mean - jnp.clip(1 / jnp.where(over == 0, np.float32(1), over), least, mean)
-        node = mean
-        if "reach3" in sums:
-            spread = sums["reach3"] / total - mean * mean
-            node = jnp.where(gap == 0, mean, jnp.clip(spread / jnp.where(gap == 0, np.float32(1), gap), least, most))
-        # Two levels of the sum's continued fraction, which is Gauss quadrature by two nodes: its first terms where the
-        # root is great beside eps, and exact where it is 0.
-        low = node * eps
+        of = rational({p: sums[f"reach{i}"] for i, p in enumerate(self.powers)}, self.least, self.most)
+        low = of.c * np.float32(self.eps)
         below = below + low
-        high, rest = mean * eps - low, gap * eps * low
-        if self.eps * self.least < _SMALLEST:  # two divisions
-            return -sums["reach0"] * (move / ((below + high) - rest / below))
-        return -sums["reach0"] * (move * (below / ((below + high) * below - rest)))
+        y = low / below
+        over = move * (1 + y * (of.n0 + y * of.n1)) / (below * (1 + y * (of.d0 + y * (of.d1 + y * of.d2))))
+        return -sums["reach0"] * over

@@ -49,7 +49,7 @@ def catch_up(tx: HasUpdate, replay: int = 0) -> Late:
 
     Returns:
       What `partition`, `Table.apply` and `check_compatibility` take as a transform of rows. Beside the slots of `tx` a
-      row has "last_step" and up to six numbers, four bytes each: "reach..." (how far its moments carry it) and
+      row has "last_step" and up to eight numbers, four bytes each: "reach..." (how far its moments carry it) and
       "decay_..."; with `replay` only the first.
 
     Raises:

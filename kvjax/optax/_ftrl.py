@@ -111,8 +111,8 @@ def follow_leader(
         after = before + learning_rate * (grad + 2 * l2_shrinkage * p) - (new_root - root) * p
         scale = new_root + 2 * l2 * learning_rate
         left = soft(after, learning_rate * l1)
-        new = -(left if length is None else nearer(left, length)) / jnp.where(scale > 0, scale, 1.0)
-        return jnp.where(scale > 0, new - p, 0.0).astype(p.dtype), unscaled(after, learning_rate, z, grad, p), new_sums
+        new = -(left if length is None else nearer(left, length)) / jnp.where(scale == 0, 1.0, scale)
+        return jnp.where(scale == 0, 0.0, new - p).astype(p.dtype), unscaled(after, learning_rate, z, grad, p), new_sums
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, FtrlState]:
         check_params(name, params)
@@ -224,6 +224,9 @@ def group_adam(
             size = norm(s)
             kept = jnp.maximum(1 - learning_rate * threshold(p) / jnp.where(size > 0, size, 1.0), 0.0)
             moved = (-s * kept / (now + 2 * l2 * learning_rate) - p).astype(p.dtype)
+            # A row without any gradient yet is so small beside the threshold that its last bits would move it.
+            same = jnp.all(after == before, -1, keepdims=True) if p.ndim else after == before
+            moved = jnp.where(same, jnp.zeros_like(moved), moved)
             return moved, mu, new_nu, unscaled(after, learning_rate, z, moment, p)
 
         updates, mu, nu, z = per_leaf(4, one, updates, params, state.mu, state.nu, state.z)

@@ -48,8 +48,8 @@ def batches(steps, seed=0):
         keys = np.concatenate([keys, keys[:1]])
         rows = np.zeros((BATCH, DIM), np.float32)
         rows[: len(keys)] = rng.normal(size=(len(keys), DIM))
-        if seed % 2:  # as small as docs/laziness.md says that rows are still those of dense training
-            rows = np.copysign(1e-6 * (1 + abs(rows)), rows)
+        if seed % 2:  # above epsilon and far below
+            rows = np.float32(10.0 ** rng.uniform(-10, -5, (BATCH, 1))) * rows
         yield np.pad(keys, (0, BATCH - len(keys)), constant_values=-1), rows
 
 
@@ -139,7 +139,7 @@ def test_with_wide_integers(make):
 
 
 @slow
-@pytest.mark.parametrize("b2, small, around", [(0.999, 1.5e-5, 5e-3), (0.95, 5e-5, 2e-2)])
+@pytest.mark.parametrize("b2, small, around", [(0.999, 1e-5, 5e-5), (0.95, 1e-5, 5e-4), (0.9, 2e-3, 5e-3)])
 def test_gradients_around_epsilon(b2, small, around):
     """From far below epsilon to far above, each row measured by what it moves itself, from the first step on."""
     tx, sizes = optax.adam(1e-2, b2=b2), np.float32(np.logspace(-12, -2, 41))[:, None]

@@ -213,6 +213,18 @@ def test_parameters_of_any_shape_and_kind(name):
         np.testing.assert_allclose(np.asarray(x, np.float32), 0, atol=2e-2 if x.dtype == jnp.bfloat16 else 1e-6)
 
 
+@pytest.mark.parametrize("name", few(CASES, "ftrl sparse", "group_adam sparse"))
+def test_zeros_and_what_is_not_finite(name):
+    """Gradients of zeros leave rows where they are, and NaN is seen in the row: no element stands still and says nothing."""
+    tx, _ = CASES[name]
+    rows = jnp.asarray(start_and_gradients()[0]) + 1
+    grads = jnp.zeros_like(rows).at[1:3].set(1.0).at[2, 1].set(jnp.nan)
+    updates, _ = jax.jit(lambda g, p: tx.update(g, tx.init(p), p))(grads, rows)
+    assert jnp.isnan(updates[2, 1]) and jnp.isfinite(updates[1]).all()
+    if name != "ftrl shrinkage":
+        np.testing.assert_allclose(updates[0], 0, atol=3e-7)
+
+
 def test_rates_may_be_injected_and_what_does_not_fit_is_refused():
     injected = optax.inject_hyperparams(ftrl)(learning_rate=lambda count: 0.3 / (1 + count))
     rows, grads = start_and_gradients()
