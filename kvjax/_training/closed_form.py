@@ -69,7 +69,7 @@ class ClosedForm:
 
     @property
     def powers(self) -> tuple[int, ...]:
-        """Of the root of epsilon, whose sums over steps a row needs: six for three nodes, in order, but for the first."""
+        """Of the root of epsilon, whose sums over steps a row needs: 0 first, then the others in order."""
         if not self.eps:
             return (0,)
         fade = max(self.factors[self.root or 0], _TINY)

@@ -215,7 +215,7 @@ def test_parameters_of_any_shape_and_kind(name):
 
 @pytest.mark.parametrize("name", few(CASES, "ftrl sparse", "group_adam sparse"))
 def test_zeros_and_what_is_not_finite(name):
-    """Gradients of zeros leave rows where they are, and NaN is seen in the row: no element stands still and says nothing."""
+    """Gradients of zeros leave rows where they are, and NaN is seen in them: none just stands still."""
     tx, _ = CASES[name]
     rows = jnp.asarray(start_and_gradients()[0]) + 1
     grads = jnp.zeros_like(rows).at[1:3].set(1.0).at[2, 1].set(jnp.nan)
