@@ -105,12 +105,26 @@ class KeyIndex {
     ++size_;
   }
 
+  /// The same for n keys that are not equal; those whose row is kNoRow are left out.
+  void Insert(const uint64_t* keys, const uint32_t* rows, size_t n) noexcept {
+    constexpr size_t kAhead = 16, kRing = 4 * kAhead;  // keys
+    Bucket* homes[kRing];
+    for (size_t i = 0; i < n + 2 * kAhead; ++i) {
+      if (i < n) __builtin_prefetch(homes[i % kRing] = Home(keys[i]), 1);
+      if (const size_t j = i - kAhead; j < n) __builtin_prefetch(homes[j % kRing] + homes[j % kRing]->full(), 1);
+      if (const size_t j = i - 2 * kAhead; j < n && rows[j] != kNoRow) {
+        Place(homes[j % kRing], keys[j], rows[j]);
+        ++size_;
+      }
+    }
+  }
+
   /// Where the row id of `key` stands, or nullptr.
   [[nodiscard]] uint32_t* Locate(uint64_t key) noexcept { return Search(Home(key), key); }
 
   /// Removes `key`; returns the row id it had, or kNoRow.
   uint32_t Erase(uint64_t key) noexcept {
-    const uint32_t row = Find(key);
+    const uint32_t row = size_ == 0 ? kNoRow : Find(key);
     if (row == kNoRow) return kNoRow;
     Bucket* bucket = Home(key);
     uint32_t cell;

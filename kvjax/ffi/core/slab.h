@@ -22,6 +22,8 @@ class SlabAllocator {
   virtual ~SlabAllocator() = default;
   /// Returns `bytes` zeroed bytes aligned to a page, or throws std::bad_alloc or kvjax::Error.
   virtual std::byte* Allocate(size_t bytes) = 0;
+  /// The same for a slab of which every byte is about to be written.
+  virtual std::byte* AllocateFull(size_t bytes) { return Allocate(bytes); }
   /// Gives memory and disk back to the system, not to a pool.
   virtual void Free(std::byte* slab, size_t bytes) noexcept = 0;
   /// What slabs of `reserved` bytes take of memory, or disk, of which the first `used` have been written.
@@ -30,18 +32,16 @@ class SlabAllocator {
 
 /// Slabs in host memory. The system commits a page when it is first written, so a slab that is hardly used
 /// costs address space and little else; a slab of one huge page is committed as a whole. So huge pages come
-/// only once `huge_from` bytes are out, where a table's last, partly used slabs no longer count.
+/// to slabs that will be full at once, and to others only once `huge_from` bytes are out, where a table's
+/// last, partly used slabs no longer count. With SIZE_MAX there are none.
 class HostSlabs final : public SlabAllocator {
  public:
   static constexpr size_t kHugeFrom = size_t{32} << 20;
 
   explicit HostSlabs(size_t huge_from = kHugeFrom) : huge_from_(huge_from) {}
 
-  std::byte* Allocate(size_t bytes) override {
-    std::byte* const slab = MapPages(bytes, bytes_ >= huge_from_);
-    bytes_ += bytes;
-    return slab;
-  }
+  std::byte* Allocate(size_t bytes) override { return Map(bytes, bytes_ >= huge_from_); }
+  std::byte* AllocateFull(size_t bytes) override { return Map(bytes, huge_from_ < SIZE_MAX); }
   void Free(std::byte* slab, size_t bytes) noexcept override {
     UnmapPages(slab, bytes);
     bytes_ -= bytes;
@@ -51,6 +51,12 @@ class HostSlabs final : public SlabAllocator {
   }
 
  private:
+  std::byte* Map(size_t bytes, bool huge) {
+    std::byte* const slab = MapPages(bytes, huge);
+    bytes_ += bytes;
+    return slab;
+  }
+
   size_t huge_from_;
   std::atomic<size_t> bytes_ = 0;  // a table and the one that is to replace it share their allocator
 };
@@ -92,14 +98,16 @@ class Plane {
   /// The same with as many as there is space for.
   [[nodiscard]] size_t bytes() const { return slabs_.size() * slab_bytes(); }
 
-  /// Reserves space for `rows` records in all. What the allocator throws leaves everything as it was.
-  void Reserve(size_t rows) {
+  /// Reserves space for `rows` records in all, of which those below `filled` are about to be written. What
+  /// the allocator throws leaves everything as it was.
+  void Reserve(size_t rows, size_t filled = 0) {
     if (stride_ == 0) return;
     const size_t before = slabs_.size() * per_slab_;
     try {
       while (slabs_.size() * per_slab_ < rows) {
         slabs_.reserve(std::bit_ceil(slabs_.size() + 1));  // so that push_back below cannot throw
-        slabs_.push_back(allocator_->Allocate(slab_bytes()));
+        const bool full = (slabs_.size() + 1) * per_slab_ <= filled;
+        slabs_.push_back(full ? allocator_->AllocateFull(slab_bytes()) : allocator_->Allocate(slab_bytes()));
       }
     } catch (...) {
       Shrink(before);  // or the next call, small as it may be, would find no memory left

@@ -89,13 +89,11 @@ class RowStore {
 
   // ---- rows made and erased -----------------------------------------------------------------------------
 
-  /// Reserves space for `n` more rows. Throws std::bad_alloc.
-  void Reserve(size_t n) {
+  /// Reserves space for `n` more rows, which mostly come at once. Throws std::bad_alloc.
+  void Reserve(size_t n, bool at_once = true) {
     const size_t rows = next_row_ + (n > free_rows_.size() ? n - free_rows_.size() : 0);
     try {
-      values_.Reserve(rows);
-      headers_.Reserve(rows);
-      slots_.Reserve(rows);
+      for (Plane* plane : {&values_, &headers_, &slots_}) plane->Reserve(rows, at_once ? rows : 0);
       index_.Reserve(index_.size() + n);
       if (away_) away_->Reserve(rows, n);
     } catch (...) {  // what was gained is given back, or the next call would find no memory left
@@ -106,7 +104,7 @@ class RowStore {
   }
   /// As Reserve, for `n` rows in all; Compact leaves them that space.
   void ReserveInAll(size_t n) {
-    if (n > size()) Reserve(n - size());
+    if (n > size()) Reserve(n - size(), /*at_once=*/false);
     reserved_ = std::max(reserved_, n);
   }
   /// Reserves space for `n` more rows to be erased. Throws std::bad_alloc.
@@ -123,18 +121,26 @@ class RowStore {
   }
   /// Gives a key that has none a row, in the space that was reserved.
   uint32_t Insert(uint64_t key) noexcept {
-    uint32_t row = next_row_;
-    if (free_rows_.empty()) {
-      ++next_row_;
-    } else {
-      row = free_rows_.back();
-      free_rows_.pop_back();
-    }
-    index_.Insert(key, row);
-    if (away_) away_->Inserted(key, row);
-    const auto k = static_cast<int64_t>(key);
-    if (k < INT32_MIN || k > static_cast<int64_t>(UINT32_MAX)) wide_ = true;
+    const uint32_t row = FreeRow(0);
+    Insert(&key, &row, 1);
     return row;
+  }
+  /// The same for n keys that are not equal, with the rows that FreeRow has promised; those whose row is
+  /// kNoRow get none. Returns how many got one.
+  size_t Insert(const uint64_t* keys, const uint32_t* rows, size_t n) noexcept {
+    index_.Insert(keys, rows, n);
+    size_t taken = 0;
+    for (size_t i = 0; i < n; ++i) {
+      if (rows[i] == kNoRow) continue;
+      ++taken;
+      if (away_) away_->Inserted(keys[i], rows[i]);
+      const auto key = static_cast<int64_t>(keys[i]);
+      wide_ |= key < INT32_MIN || key > static_cast<int64_t>(UINT32_MAX);
+    }
+    const size_t again = std::min(taken, free_rows_.size());
+    free_rows_.resize(free_rows_.size() - again);
+    next_row_ += static_cast<uint32_t>(taken - again);
+    return taken;
   }
   /// Takes the row of a key away, if it has one. Space must have been reserved.
   bool Erase(uint64_t key) noexcept {

@@ -197,12 +197,9 @@ class Contents {
   void Commit(const Change& change) noexcept {
     counters.over_capacity += change.over_capacity;
     Touch({change.found.fresh.data(), change.ids.size()}, change.ids.data());
+    counters.inserted += store.Insert(change.found.fresh.data(), change.ids.data(), change.ids.size());
     for (size_t f = 0; f < change.ids.size(); ++f) {
-      if (f + kAhead < change.ids.size()) store.PrefetchKey(change.found.fresh[f + kAhead]);
-      if (change.ids[f] == kNoRow) continue;
-      store.Insert(change.found.fresh[f]);
-      admission.Forget(change.found.fresh[f]);
-      ++counters.inserted;
+      if (change.ids[f] != kNoRow) admission.Forget(change.found.fresh[f]);
     }
     for (const auto& [reason, rows] : change.leaving) {
       for (const KeyRow& r : rows) {

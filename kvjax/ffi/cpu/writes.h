@@ -184,26 +184,28 @@ inline uint32_t Table::ClearSlots(Call call) {
 inline void Table::WriteValues(const ParallelFor& parallel, const std::vector<uint32_t>& rows,
                                const std::byte* values) noexcept {
   constexpr size_t kOwners = 64, kTogether = 64;  // rows, so that new ones, which are neighbours, stay so
-  constexpr size_t kGroup = 32;
+  constexpr size_t kBlock = 512;
   const size_t bytes = row_bytes();
   const auto write = [&](size_t first, size_t last) {
-    std::array<size_t, kGroup> group;
-    size_t m = 0;
-    const auto flush = [&] {
-      for (size_t j = 0; j < m; ++j) {
-        CopyRecord(in_.store.Value(rows[group[j]]), values + group[j] * bytes, bytes);
-        in_.store.Header(rows[group[j]]).version = in_.last_step;
+    std::array<size_t, kBlock> own;
+    for (size_t begin = 0; begin < rows.size(); begin += kBlock) {
+      size_t m = 0;
+      for (size_t i = begin, end = std::min(begin + kBlock, rows.size()); i < end; ++i) {
+        own[m] = i;  // without a branch, which nobody could foresee
+        m += (rows[i] / kTogether % kOwners - first < last - first) & (rows[i] != kNoRow);
       }
-      m = 0;
-    };
-    for (size_t i = 0; i < rows.size(); ++i) {
-      if (rows[i] == kNoRow || rows[i] / kTogether % kOwners - first >= last - first) continue;
-      in_.store.PrefetchValue(rows[i]);
-      in_.store.PrefetchHeader(rows[i]);
-      group[m++] = i;
-      if (m == kGroup) flush();
+      const auto fetch = [&](size_t j) {
+        if (j >= m) return;
+        in_.store.PrefetchValue(rows[own[j]]);
+        in_.store.PrefetchHeader(rows[own[j]]);
+      };
+      for (size_t j = 0; j < kAhead; ++j) fetch(j);
+      for (size_t j = 0; j < m; ++j) {
+        fetch(j + kAhead);
+        CopyRecord(in_.store.Value(rows[own[j]]), values + own[j] * bytes, bytes);
+        in_.store.Header(rows[own[j]]).version = in_.last_step;
+      }
     }
-    flush();
   };
   // By reference: a copy would need memory.
   parallel(kOwners, rows.size() < 2 * kGrain ? kOwners : kOwners / 8, std::cref(write));
