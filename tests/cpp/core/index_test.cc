@@ -49,6 +49,26 @@ uint64_t KeyAt(uint64_t home, uint64_t from) {
   return from;
 }
 
+TEST(BatchesEnterInAnyNumberWhileItGrows) {
+  KeyIndex index;
+  Reference reference;
+  Keys universe = data::kAwkward;
+  data::Stream random(7);
+  const size_t sizes[] = {0, 1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 1000, 5, 3000, 0, 20'000};
+  for (const size_t n : sizes) {
+    const size_t begin = reference.empty() ? 0 : universe.size();  // the awkward ones first
+    while (universe.size() < begin + n) universe.push_back(random.Next());
+    std::vector<uint32_t> rows;
+    for (size_t i = begin; i < universe.size(); ++i) {
+      rows.push_back(i % 5 == 3 ? kNoRow : static_cast<uint32_t>(i));
+      if (rows.back() != kNoRow) reference[universe[i]] = rows.back();
+    }
+    index.Reserve(index.size() + rows.size());
+    index.Insert(universe.data() + begin, rows.data(), rows.size());
+    CheckSame(index, reference, universe);
+  }
+}
+
 TEST(EmptyIndexFindsNothing) {
   KeyIndex index;
   CHECK_EQ(index.Find(0), kNoRow);

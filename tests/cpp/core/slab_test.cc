@@ -180,6 +180,28 @@ TEST(HugePagesComeOnceATableIsLarge) {
   for (std::byte* slab : live) slabs.Free(slab, kSlab);
 }
 
+TEST(SlabsThatWillBeFullAreSaidToBe) {
+  class Listing final : public kvjax::SlabAllocator {
+   public:
+    std::byte* Allocate(size_t bytes) override { return Add(false, host.Allocate(bytes)); }
+    std::byte* AllocateFull(size_t bytes) override { return Add(true, host.AllocateFull(bytes)); }
+    void Free(std::byte* slab, size_t bytes) noexcept override { host.Free(slab, bytes); }
+    std::byte* Add(bool is_full, std::byte* slab) {
+      full.push_back(is_full);
+      CHECK(!is_full || reinterpret_cast<uintptr_t>(slab) % kvjax::kHugePage == 0);
+      return slab;
+    }
+    HostSlabs host;
+    std::vector<bool> full;
+  };
+  const auto slabs = std::make_shared<Listing>();
+  Plane plane(slabs, 4096);  // 512 to a slab
+  plane.Reserve(600);
+  plane.Reserve(2600, 2600);
+  plane.Reserve(3584, 3584);
+  CHECK(slabs->full == std::vector<bool>({false, false, true, true, true, false, true}));
+}
+
 TEST(MovesFreeEachSlabOnce) {
   const auto first = std::make_shared<CountingSlabs>(), second = std::make_shared<CountingSlabs>();
   {

@@ -182,7 +182,14 @@ TEST(FreeRowsArePromisedInTheOrderOfInsertion) {
   std::vector<uint32_t> promised;
   for (size_t i = 0; i < 6; ++i) promised.push_back(marked.store.FreeRow(i));
   CHECK(promised == std::vector<uint32_t>({5, 2, 7, 10, 11, 12}));
-  for (size_t i = 0; i < 6; ++i) CHECK_EQ(marked.store.Insert(100 + i), promised[i]);
+  CHECK_EQ(marked.store.Insert(100), 5u);
+  const uint64_t keys[] = {101, 102, 103, 104, uint64_t{1} << 40, 106};
+  const uint32_t rows[] = {2, kvjax::kNoRow, 7, 10, kvjax::kNoRow, 11};
+  CHECK_EQ(marked.store.Insert(keys, rows, 6), 4u);
+  CHECK(!marked.store.wide());  // that key has got no row
+  for (size_t i = 0; i < 6; ++i) CHECK_EQ(marked.store.index().Find(keys[i]), rows[i]);
+  CHECK_EQ(marked.store.Insert(uint64_t{1} << 40), 12u);
+  CHECK(marked.store.wide());
 }
 
 TEST(SlotsAreAttachedAndDetached) {
