@@ -10,6 +10,9 @@
 #include <cstdint>
 #include <memory>
 #include <utility>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/pages.h"
@@ -32,7 +35,19 @@ struct alignas(64) Bucket {
   /// The cell of `key`, or kCells.
   [[nodiscard]] uint32_t Find(uint64_t key) const {
     uint32_t match = 1u << kCells;
+#if defined(__SSE2__)
+    static_assert(kCells == 5);
+    const auto equal = [wanted = _mm_set1_epi64x(static_cast<int64_t>(key))](__m128i two) {
+      const __m128i halves = _mm_cmpeq_epi32(two, wanted);
+      const __m128i both = _mm_and_si128(halves, _mm_shuffle_epi32(halves, _MM_SHUFFLE(2, 3, 0, 1)));
+      return static_cast<uint32_t>(_mm_movemask_pd(_mm_castsi128_pd(both)));
+    };
+    const auto* const pairs = reinterpret_cast<const __m128i*>(keys);
+    match |=
+        equal(_mm_load_si128(pairs)) | equal(_mm_load_si128(pairs + 1)) << 2 | uint32_t{keys[4] == key} << 4;
+#else
     for (uint32_t c = 0; c < kCells; ++c) match |= uint32_t{keys[c] == key} << c;
+#endif
     // Unused cells hold old keys.
     return static_cast<uint32_t>(std::countr_zero(match & (~0u << kCells | ((1u << used) - 1))));
   }

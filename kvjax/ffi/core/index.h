@@ -111,7 +111,8 @@ class KeyIndex {
     Bucket* homes[kRing];
     for (size_t i = 0; i < n + 2 * kAhead; ++i) {
       if (i < n) __builtin_prefetch(homes[i % kRing] = Home(keys[i]), 1);
-      if (const size_t j = i - kAhead; j < n) __builtin_prefetch(homes[j % kRing] + homes[j % kRing]->full(), 1);
+      if (const size_t j = i - kAhead; j < n)
+        __builtin_prefetch(homes[j % kRing] + homes[j % kRing]->full(), 1);
       if (const size_t j = i - 2 * kAhead; j < n && rows[j] != kNoRow) {
         Place(homes[j % kRing], keys[j], rows[j]);
         ++size_;
@@ -218,9 +219,10 @@ class KeyIndex {
 
   [[nodiscard]] uint64_t Hash(uint64_t key) const { return PlaceHash(key, secret_); }
   /// The bucket where the search for a key begins; nullptr if there is none.
-  [[nodiscard]] Bucket* Home(uint64_t key) const {
+  [[nodiscard, gnu::always_inline]] Bucket* Home(uint64_t key) const {
     const uint64_t hash = Hash(key);
     const size_t home = first().HomeOf(hash);
+    if (moved_ == 0) return first().begin() + home;
     const size_t turn = home - start_ + (home < start_ ? first().size() : 0);
     const Buckets& array = arrays_[turn < moved_ ? 1 : 0];  // no branch, which nobody could foresee
     return array.begin() + array.HomeOf(hash);

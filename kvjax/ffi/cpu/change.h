@@ -13,12 +13,12 @@
 
 namespace kvjax {
 
-/// The rows of a call's keys. `fresh` are the distinct keys without one in order of first occurrence, and
-/// `numbers` has the number in it of each key whose row is kNoRow.
+/// The rows of a call's keys. `fresh` are the distinct keys without one in order of first occurrence;
+/// `places` says where the keys stand whose row is kNoRow, and `numbers` which of `fresh` each of these is.
 struct Located {
   std::vector<uint32_t> rows;
-  std::vector<uint64_t> fresh;
-  std::vector<uint32_t> numbers;
+  std::vector<uint64_t> fresh = {};
+  std::vector<uint32_t> places = {}, numbers = {};
 };
 
 /// What a write is about to do: ids[f] is the row that fresh key f will have, kNoRow if it gets none.
@@ -31,9 +31,7 @@ struct Change {
 
   /// The row of each key of the call, once the change is committed; kNoRow for those that get none.
   [[nodiscard]] std::vector<uint32_t> Rows() && {
-    for (size_t i = 0, m = 0; i < found.rows.size(); ++i) {
-      if (found.rows[i] == kNoRow) found.rows[i] = ids[found.numbers[m++]];
-    }
+    for (size_t m = 0; m < found.places.size(); ++m) found.rows[found.places[m]] = ids[found.numbers[m]];
     return std::move(found.rows);
   }
   [[nodiscard]] size_t entering() const {

@@ -93,15 +93,18 @@ class Contents {
   }
   /// The same of keys whose rows are known.
   [[nodiscard]] static Located Numbered(KeySpan keys, std::vector<uint32_t> rows) {
-    Located found{.rows = std::move(rows), .fresh = {}, .numbers = {}};
+    Located found{.rows = std::move(rows)};
     const auto missing = static_cast<size_t>(std::count(found.rows.begin(), found.rows.end(), kNoRow));
     if (missing == 0) return found;
-    KeyNumbering fresh(missing);
-    found.numbers.reserve(missing);
-    for (size_t i = 0; i < keys.n; ++i) {
-      if (found.rows[i] == kNoRow) found.numbers.push_back(fresh.Add(keys.data[i]));
+    found.places.resize(missing);
+    for (size_t i = 0, m = 0; m < missing; ++i) {
+      found.places[m] = static_cast<uint32_t>(i);  // without a branch, which nobody could foresee
+      m += found.rows[i] == kNoRow;
     }
-    found.fresh = fresh.keys();
+    KeyNumbering fresh(missing);
+    found.numbers.resize(missing);
+    for (size_t m = 0; m < missing; ++m) found.numbers[m] = fresh.Add(keys.data[found.places[m]]);
+    found.fresh = std::move(fresh).keys();
     return found;
   }
 
