@@ -109,6 +109,7 @@ class KeyIndex {
   void Insert(const uint64_t* keys, const uint32_t* rows, size_t n) noexcept {
     constexpr size_t kAhead = 16, kRing = 4 * kAhead;  // keys
     Bucket* homes[kRing];
+    if (cells() == 0) return;  // then there are none
     for (size_t i = 0; i < n + 2 * kAhead; ++i) {
       if (i < n) __builtin_prefetch(homes[i % kRing] = Home(keys[i]), 1);
       if (const size_t j = i - kAhead; j < n)

@@ -54,6 +54,9 @@ TEST(BatchesEnterInAnyNumberWhileItGrows) {
   Reference reference;
   Keys universe = data::kAwkward;
   data::Stream random(7);
+  const std::vector<uint32_t> none(universe.size(), kNoRow);
+  index.Insert(universe.data(), none.data(), none.size());
+  CheckSame(index, reference, universe);
   const size_t sizes[] = {0, 1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 1000, 5, 3000, 0, 20'000};
   for (const size_t n : sizes) {
     const size_t begin = reference.empty() ? 0 : universe.size();  // the awkward ones first
