@@ -1,10 +1,12 @@
 // Snapshots: rows as columns of plain arrays, sorted by (bucket, key), so that equal tables give equal bytes.
 #pragma once
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -230,22 +232,34 @@ inline size_t FillStore(RowStore& store, const SnapshotView& in, size_t row_byte
       if (order(i - 1) >= order(i)) sorted = false;
     }
   });
-  for (size_t i = 0; i < in.n; ++i) {  // row i is that of key i
-    if (i + kAhead < in.n) store.PrefetchKey(static_cast<uint64_t>(in.keys[i + kAhead]));
-    const auto key = static_cast<uint64_t>(in.keys[i]);
-    if (!sorted && store.index().Find(key) != kNoRow) return i;
-    store.Insert(key);
+  const auto* const keys = reinterpret_cast<const uint64_t*>(in.keys);
+  for (size_t i = 0; !sorted && i < in.n; ++i) {  // row i is that of key i
+    if (i + kAhead < in.n) store.PrefetchKey(keys[i + kAhead]);
+    if (store.index().Find(keys[i]) != kNoRow) return i;
+    store.Insert(keys[i]);
   }
+  std::array<uint32_t, kGrain> ids;
+  for (size_t i = 0; sorted && i < in.n; i += kGrain) {
+    std::iota(ids.begin(), ids.end(), static_cast<uint32_t>(i));
+    store.Insert(keys + i, ids.data(), std::min(kGrain, in.n - i));
+  }
+  // What comes first in a slab is at the beginning of a page.
+  const bool streams = in.n * row_bytes >= kStreamFrom && CanStream(nullptr, row_bytes);
   parallel(in.n, kGrain, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       const auto row = static_cast<uint32_t>(i);
       store.Header(row) = in.Header(i);
-      CopyRecord(store.Value(row), in.values + i * row_bytes, row_bytes);
+      if (streams) {
+        StreamLines(store.Value(row), in.values + i * row_bytes, row_bytes);
+      } else {
+        CopyRecord(store.Value(row), in.values + i * row_bytes, row_bytes);
+      }
       for (size_t s = 0; s < in.slots.size(); ++s) {
         const Slot& slot = in.layout.slots()[s];
         std::copy_n(in.slots[s] + i * slot.bytes, slot.bytes, store.Slots(row) + slot.offset);
       }
     }
+    if (streams) EndStreams();
   });
   return in.n;
 }

@@ -186,6 +186,8 @@ inline void Table::WriteValues(const ParallelFor& parallel, const std::vector<ui
   constexpr size_t kOwners = 64, kTogether = 64;  // rows, so that new ones, which are neighbours, stay so
   constexpr size_t kBlock = 512;
   const size_t bytes = row_bytes();
+  // What comes first in a slab is at the beginning of a page.
+  const bool streams = rows.size() * bytes >= kStreamFrom && CanStream(nullptr, bytes);
   const auto write = [&](size_t first, size_t last) {
     std::array<size_t, kBlock> own;
     for (size_t begin = 0; begin < rows.size(); begin += kBlock) {
@@ -196,16 +198,22 @@ inline void Table::WriteValues(const ParallelFor& parallel, const std::vector<ui
       }
       const auto fetch = [&](size_t j) {
         if (j >= m) return;
-        in_.store.PrefetchValue(rows[own[j]]);
+        if (!streams) in_.store.PrefetchValue(rows[own[j]]);
         in_.store.PrefetchHeader(rows[own[j]]);
       };
       for (size_t j = 0; j < kAhead; ++j) fetch(j);
       for (size_t j = 0; j < m; ++j) {
         fetch(j + kAhead);
-        CopyRecord(in_.store.Value(rows[own[j]]), values + own[j] * bytes, bytes);
+        std::byte* const value = in_.store.Value(rows[own[j]]);
+        if (streams) {
+          StreamLines(value, values + own[j] * bytes, bytes);
+        } else {
+          CopyRecord(value, values + own[j] * bytes, bytes);
+        }
         in_.store.Header(rows[own[j]]).version = in_.last_step;
       }
     }
+    if (streams) EndStreams();
   };
   // By reference: a copy would need memory.
   parallel(kOwners, rows.size() < 2 * kGrain ? kOwners : kOwners / 8, std::cref(write));

@@ -100,32 +100,35 @@ Keys Repeated(data::Stream& stream) {
   return keys;
 }
 
-TEST(OfEqualKeysTheLastOneWins) {
+void TheLastOneWins(size_t dim) {
   data::Stream stream(3);
-  Live table(kDim);
+  Live table(static_cast<int64_t>(dim));
   table.Ensure(Repeated(stream));
   for (const bool assign : {false, true}) {
     const Keys keys = Repeated(stream);
     const Floats before = table.Rows(keys);
-    Floats values(kBatch * kDim);
-    for (float& v : values) v = static_cast<float>(stream.Below(1 << 20));
+    Floats values(kBatch * dim);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>((i + 1) % 999'983);
     const auto bytes = reinterpret_cast<const std::byte*>(values.data());
     const uint32_t version = table.version();
     assign ? table.Assign(OnFour, version, data::Span(keys), bytes)
            : table.Upsert(OnFour, version, data::Span(keys), bytes);
     std::vector<size_t> last(kBatch);
     for (size_t i = 0; i < kBatch; ++i) last[keys[i]] = i;
-    Floats rows(kBatch * kDim);
+    Floats rows(kBatch * dim);
     const auto found = std::make_unique<bool[]>(kBatch);
     table.Lookup(OnFour, table.version(), data::Span(keys), nullptr, {}, kvjax::Missing::kTable,
                  reinterpret_cast<std::byte*>(rows.data()), found.get());
     for (size_t i = 0; i < kBatch; ++i) {
       CHECK(found[i] || assign);  // which makes no rows
-      const float* const row = found[i] ? &values[last[keys[i]] * kDim] : &before[i * kDim];
-      CHECK(std::equal(row, row + kDim, &rows[i * kDim]));
+      const float* const row = found[i] ? &values[last[keys[i]] * dim] : &before[i * dim];
+      CHECK(std::equal(row, row + dim, &rows[i * dim]));
     }
   }
 }
+
+TEST(OfEqualKeysTheLastOneWins) { TheLastOneWins(kDim); }
+TEST(OfEqualKeysTheLastOneWinsPastTheCaches) { TheLastOneWins(kvjax::kStreamFrom / kBatch / 64 * 16 + 16); }
 
 TEST(AnExportIsWhatItsLoadHas) {
   data::Stream stream(4);
