@@ -86,7 +86,8 @@ def test_huge_pages_come_where_they_help(make):
         return (huge_bytes() - before) >> 20
 
     assert gained(Host(huge_pages=False), 32_768) == 0  # 128 MiB
-    assert gained(Host(), 4096) == 0  # 16 MiB
+    assert gained(Host(), 500) == 0  # not one slab
+    assert gained(Host(), 4096) >= 8  # 16 MiB at once
     assert gained(Host(), 32_768) >= 64  # about 96; the system may be short of them
     assert gained(Host(huge_pages=True), 4096) >= 8
 
