@@ -8,7 +8,7 @@ ten steps after, and a lazy row by the rate: so rows that are rarely touched wan
 
 The data of items has CSR arrays train_ptr, train_item, test_ptr, test_item; that of clicks logs of ten columns, train
 and test, to which wrong apps are drawn. Without it both are made up. Compared are dense Adam on arrays, tables with
-catch_up(adam) and lazy_adam at its rate, optax.adam in tables at multiples of it, and the best of these with
+catch_up(adam) and gap_adam at its rate, optax.adam in tables at multiples of it, and the best of these with
 bfloat16 rows, rounded to nearest and stochastically. For one seed all start from the same rows and see the same
 batches.
 """
@@ -122,8 +122,8 @@ def main() -> None:
     row("dense Adam", lambda seed: on_arrays(task, args.dim, seed, task.rate))
     rows = kvjax.optax.catch_up(optax.adam(task.rate))
     row("catch_up(adam), the same rate", lambda seed: in_tables(task, args.dim, seed, rows))
-    own = kvjax.optax.lazy_adam(task.rate)
-    row("lazy_adam, the same rate", lambda seed: in_tables(task, args.dim, seed, own))
+    own = kvjax.optax.gap_adam(task.rate)
+    row("gap_adam, the same rate", lambda seed: in_tables(task, args.dim, seed, own))
     lazy = {m: kvjax.optax.rowwise(optax.adam(m * task.rate), args.count) for m in args.rates}
     found = {
         m: row(f"lazy Adam, {m:g} times the rate", lambda seed, tx=tx: in_tables(task, args.dim, seed, tx))

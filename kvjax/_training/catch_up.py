@@ -85,7 +85,7 @@ def late(tx: Any, name: str, replay: int, shrink: Callable[[Any, Any], Any] | No
         raise refused(
             name, "a transform of whole rows", "one that has kvjax.optax.segments in it",
             "keep the parts in tables of their own; or give them transforms that leave rows where they are without a "
-            "gradient (optax.sgd, optax.adagrad), or kvjax.optax.lazy_adam, and no catch_up",
+            "gradient (optax.sgd, optax.adagrad), or kvjax.optax.gap_adam, and no catch_up",
         )  # fmt: skip
     if takes_facts(Rowwise(tx, "global"), 1, {}):
         raise refused(name, "a transform of gradients, rows and slots", "one that takes row_facts")

@@ -35,9 +35,9 @@ def save(
     digest of each row instead, 16 bytes in the host's memory for each, and a save copies all rows to the host to
     compare them: what is written is in proportion to the change, and what is read is not.
 
-    A save takes some 50 MB of memory, 13 bytes a row, and the rows that training comes to while it lasts: less than a tenth
-    of a table from about a gigabyte on. GPU tables, pruned saves and deltas are copied first. Of a restore, rows are in
-    memory twice, as they were read and in the table, beside those that it replaces.
+    A save takes some 50 MB of memory, 13 bytes a row, and the rows that training comes to while it lasts: less than a
+    tenth of a table from about a gigabyte on. GPU tables, pruned saves and deltas are copied first. Of a restore, rows
+    are in memory twice, as they were read and in the table, beside those that it replaces.
 
     In several processes all save together, into a folder that they share, as `kvjax.orbax.TableSave` does.
 

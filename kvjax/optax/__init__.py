@@ -29,11 +29,11 @@ from kvjax.optax._ftrl import FtrlState as FtrlState
 from kvjax.optax._ftrl import GroupAdamState as GroupAdamState
 from kvjax.optax._ftrl import ftrl as ftrl
 from kvjax.optax._ftrl import group_adam as group_adam
+from kvjax.optax._gap_adam import GapAdamRows as GapAdamRows
+from kvjax.optax._gap_adam import GapAdamState as GapAdamState
+from kvjax.optax._gap_adam import gap_adam as gap_adam
 from kvjax.optax._joint import global_norm as global_norm
 from kvjax.optax._joint import joint as joint
-from kvjax.optax._lazy_adam import LazyAdamRows as LazyAdamRows
-from kvjax.optax._lazy_adam import LazyAdamState as LazyAdamState
-from kvjax.optax._lazy_adam import lazy_adam as lazy_adam
 from kvjax.optax._partition import PartitionState as PartitionState
 from kvjax.optax._partition import partition as partition
 from kvjax.optax._row_facts import RowNoiseState as RowNoiseState
@@ -53,13 +53,12 @@ from kvjax.optax._sparse_groups import sparse_group_ftrl as sparse_group_ftrl
 
 __all__ = [
     "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "CatchUpRows", "CatchUpState",
-    "CommitState", "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GroupAdamState", "Late",
-    "LazyAdamRows", "LazyAdamState", "LeafReport", "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState",
-    "Rowwise", "RowwiseAdagradState", "SegmentsState", "Words", "accumulate", "adagrad_decay", "add_row_noise",
-    "apply_if", "apply_if_finite", "averaged", "catch_up", "caught_up", "check_compatibility", "ema_rows", "ftrl",
-    "global_norm", "group_adam", "group_lasso", "joint", "lazy_adam", "mean_of_duplicates", "partition", "rowwise",
-    "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency", "scale_loss", "segments", "sparse_group_ftrl",
-    "sweep",
+    "CommitState", "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GapAdamRows", "GapAdamState",
+    "GroupAdamState", "Late", "LeafReport", "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState", "Rowwise",
+    "RowwiseAdagradState", "SegmentsState", "Words", "accumulate", "adagrad_decay", "add_row_noise", "apply_if",
+    "apply_if_finite", "averaged", "catch_up", "caught_up", "check_compatibility", "ema_rows", "ftrl", "gap_adam",
+    "global_norm", "group_adam", "group_lasso", "joint", "mean_of_duplicates", "partition", "rowwise",
+    "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency", "scale_loss", "segments", "sparse_group_ftrl", "sweep",
 ]  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import kvjax
 from kvjax._training.update import lowered
-from kvjax.optax import adagrad_decay, ftrl, group_adam, lazy_adam, rowwise_adagrad
+from kvjax.optax import adagrad_decay, ftrl, gap_adam, group_adam, rowwise_adagrad
 from tests.support.marks import few, slow
 
 pytestmark = pytest.mark.usefixtures("promotion")
@@ -95,7 +95,7 @@ CASES = {
         group_adam(0.1, l1=0.5, l2=0.1, l21=1.5),
         group_adam_of_paper(0.1, 0.9, 0.999, 1e-8, 0.5, 0.1, 1.5),
     ),
-    "lazy_adam": (lazy_adam(0.1), adam_of_paper(0.1, 0.9, 0.999, 1e-8)),
+    "gap_adam": (gap_adam(0.1), adam_of_paper(0.1, 0.9, 0.999, 1e-8)),
     "rowwise_adagrad": (rowwise_adagrad(0.3), rowwise_adagrad_of_paper(0.3, 0.1)),
     "adagrad_decay": (adagrad_decay(0.3, 2, 0.3), adagrad_decay_of_paper(0.3, 2, 0.3, 0.1)),
 }
@@ -155,7 +155,7 @@ def test_rare_rows_go_as_far_as_in_dense_adam(make):
     touched = np.stack([at >= 0, at % 3 == 0, rng.random(steps) < 0.1, np.isin(at, (100, 150))], 1)
     grads = (1 + 0.3 * rng.normal(size=(steps, ROWS, DIM))).astype(np.float32) * touched[..., None]
     ways = {}
-    for name, tx in (("dense", optax.adam(1e-3)), ("lazy", lazy_adam(1e-3)), ("plain", optax.adam(1e-3))):
+    for name, tx in (("dense", optax.adam(1e-3)), ("lazy", gap_adam(1e-3)), ("plain", optax.adam(1e-3))):
         if name == "dense":
             first = jnp.zeros((ROWS, DIM))
             ways[name] = -jax.lax.scan(
@@ -239,11 +239,11 @@ def test_rates_may_be_injected_and_what_does_not_fit_is_refused():
     for wrong in ({"every": 0}, {"decay": 1.5}):
         with pytest.raises(ValueError, match="adagrad_decay: want every of 1 or more"):
             adagrad_decay(0.1, **wrong)
-    with pytest.raises(ValueError, match="lazy_adam: want b1 and b2 from 0 to below 1"):
-        lazy_adam(0.1, b2=1.0)
+    with pytest.raises(ValueError, match="gap_adam: want b1 and b2 from 0 to below 1"):
+        gap_adam(0.1, b2=1.0)
 
 
-@pytest.mark.parametrize("make_tx", few([ftrl, group_adam, rowwise_adagrad, adagrad_decay, lazy_adam], 0))
+@pytest.mark.parametrize("make_tx", few([ftrl, group_adam, rowwise_adagrad, adagrad_decay, gap_adam], 0))
 def test_rates_that_change(make_tx, make):
     """Also to 0, as a warm-up begins, and from outside: what has been learnt stays where it is."""
     injected = optax.inject_hyperparams(make_tx)(learning_rate=optax.linear_schedule(0.0, 0.5, 3))
@@ -257,7 +257,7 @@ def test_rates_that_change(make_tx, make):
         params = optax.apply_updates(params, updates)
     assert (params["w"][0, :2] < jnp.asarray([1.0, -2.0])).all() and params["w"][0, 2] == 0
     nothing = {"w": jnp.zeros((1, 3))}
-    if make_tx not in (group_adam, lazy_adam):  # whose momentum goes on
+    if make_tx not in (group_adam, gap_adam):  # whose momentum goes on
         np.testing.assert_allclose(injected.update(nothing, state, params)[0]["w"], 0, atol=1e-6)
     table = make(3, initializer=1.0)
     tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.inject_hyperparams(make_tx)(learning_rate=0.0))

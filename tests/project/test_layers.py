@@ -204,13 +204,13 @@ def test_public_names():
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {
         "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "CatchUpRows", "CatchUpState",
-        "CommitState", "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GroupAdamState", "Late",
-        "LazyAdamRows", "LazyAdamState", "LeafReport", "LossScaleState", "PartitionState", "RowFacts",
-        "RowNoiseState", "Rowwise", "RowwiseAdagradState", "SegmentsState", "Words", "accumulate", "adagrad_decay",
-        "add_row_noise", "apply_if", "apply_if_finite", "averaged", "catch_up", "caught_up", "check_compatibility",
-        "ema_rows", "ftrl", "global_norm", "group_adam", "group_lasso", "joint", "lazy_adam", "mean_of_duplicates",
-        "partition", "rowwise", "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency", "scale_loss",
-        "segments", "sparse_group_ftrl", "sweep",
+        "CommitState", "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GapAdamRows", "GapAdamState",
+        "GroupAdamState", "Late", "LeafReport", "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState",
+        "Rowwise", "RowwiseAdagradState", "SegmentsState", "Words", "accumulate", "adagrad_decay", "add_row_noise",
+        "apply_if", "apply_if_finite", "averaged", "catch_up", "caught_up", "check_compatibility", "ema_rows", "ftrl",
+        "gap_adam", "global_norm", "group_adam", "group_lasso", "joint", "mean_of_duplicates", "partition", "rowwise",
+        "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency", "scale_loss", "segments", "sparse_group_ftrl",
+        "sweep",
     }  # fmt: skip
     assert set(kvjax.orbax.__all__) == {
         "StatefulTables", "TableHandler", "TableRestore", "TableSave", "combine", "split",

@@ -1,5 +1,4 @@
-"""Lazy Adam at the rates of dense training: a touched row takes at once the way that dense Adam carries it until the
-next touch."""
+"""Adam over gaps: a touched row takes at once the way that dense Adam carries it until its next touch."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ import optax
 from kvjax.optax._rows import per_leaf
 
 
-class LazyAdamRows(NamedTuple):
-    """What `lazy_adam` keeps beside parameters.
+class GapAdamRows(NamedTuple):
+    """What `gap_adam` keeps beside parameters.
 
     Attributes:
       mu: of the parameter's shape: what is left of the first moment for the steps to come.
@@ -26,19 +25,19 @@ class LazyAdamRows(NamedTuple):
     touched: Any
 
 
-class LazyAdamState(NamedTuple):
-    """State of `lazy_adam`.
+class GapAdamState(NamedTuple):
+    """State of `gap_adam`.
 
     Attributes:
       count: ``()`` int32, steps; all rows of a table share it.
-      rows: `LazyAdamRows`.
+      rows: `GapAdamRows`.
     """
 
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]  (the name every optax state gives it)
-    rows: LazyAdamRows
+    rows: GapAdamRows
 
 
-def lazy_adam(
+def gap_adam(
     learning_rate: optax.ScalarOrSchedule,
     b1: float | jax.Array = 0.9,
     b2: float | jax.Array = 0.999,
@@ -47,11 +46,12 @@ def lazy_adam(
     """Adam for rows that batches leave out, at the rate of dense Adam.
 
     Dense Adam (Kingma and Ba 2015, arXiv:1412.6980) moves a row also in the steps that leave it out, and its second
-    moment fades in them. A table that runs ``optax.adam`` does neither (LazyAdam), so its rows move less, the more the
-    rarer they are, and want another rate. Here the second moment fades by the steps that a row has missed, and a
-    touched row takes at once what the first moment carries it in as many steps as lie behind its last touch; the rest
-    stays in the moment. So each gradient goes as far as in dense Adam, only sooner or later, however often a row is
-    touched. What `catch_up` makes equal to dense training step by step is here so in sum, without views of rows.
+    moment fades in them. A table that runs ``optax.adam`` does neither (nor does TensorFlow's LazyAdam), so its rows
+    move less, the more the rarer they are, and want another rate. Here the second moment fades by the steps that a row
+    has missed, and a touched row takes at once what the first moment carries it in as many steps as lie behind its last
+    touch; the rest stays in the moment. So each gradient goes as far as in dense Adam, only sooner or later, however
+    often a row is touched. What `catch_up` makes equal to dense training step by step is here so in sum, without views
+    of rows.
 
     Where every step touches all rows it is ``optax.adam``, and so it is for dense parameters.
 
@@ -69,23 +69,23 @@ def lazy_adam(
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np
-      >>> tx = kvjax.optax.lazy_adam(0.1)
-      >>> table, state = kvjax.get_table("doc_lazy_adam", dim=1), kvjax.optax.rowwise(tx).init(1)
+      >>> tx = kvjax.optax.gap_adam(0.1)
+      >>> table, state = kvjax.get_table("doc_gap_adam", dim=1), kvjax.optax.rowwise(tx).init(1)
       >>> for key in (7, 8, 8, 7):
       ...     table, state = table.apply(tx, kvjax.SparseRows(np.array([key]), jnp.ones((1, 1))), state)
       >>> [round(float(x), 3) for x in table.lookup(np.array([7, 8]))[:, 0]]
       [-0.312, -0.223]
-      >>> kvjax.drop_table("doc_lazy_adam")
+      >>> kvjax.drop_table("doc_gap_adam")
     """
     if any(isinstance(b, float | int) and not 0 <= b < 1 for b in (b1, b2)):  # injected ones are not known yet
-        raise ValueError(f"kvjax: lazy_adam: want b1 and b2 from 0 to below 1, got {b1!r} and {b2!r}; 0.9 and 0.999 do")
+        raise ValueError(f"kvjax: gap_adam: want b1 and b2 from 0 to below 1, got {b1!r} and {b2!r}; 0.9 and 0.999 do")
 
-    def init(params: Any) -> LazyAdamState:
+    def init(params: Any) -> GapAdamState:
         mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
         touched = jax.tree.map(lambda p: jnp.zeros(p.shape[:-1], jnp.int32), params)
-        return LazyAdamState(jnp.zeros((), jnp.int32), LazyAdamRows(mu, nu, touched))
+        return GapAdamState(jnp.zeros((), jnp.int32), GapAdamRows(mu, nu, touched))
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, LazyAdamState]:
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, GapAdamState]:
         count = state.count + 1
 
         def one(update: jax.Array, *kept: jax.Array) -> tuple[jax.Array, ...]:
@@ -103,6 +103,6 @@ def lazy_adam(
             return step.astype(update.dtype), mu.astype(kept[0].dtype), nu.astype(kept[1].dtype), now
 
         step, mu, nu, touched = per_leaf(4, one, updates, *state.rows)
-        return step, LazyAdamState(count, LazyAdamRows(mu, nu, touched))
+        return step, GapAdamState(count, GapAdamRows(mu, nu, touched))
 
     return optax.chain(optax.GradientTransformation(init, update), optax.scale_by_learning_rate(learning_rate))
