@@ -27,6 +27,10 @@ def run(args: argparse.Namespace) -> int:
             f"kvjax convert: {args.out}: want a file with one of {[f'.{each}' for each in _FILES]}, or a folder "
             f"without a dot, got .{to}; say --to"
         )
+    if Path(args.source).exists() and Path(args.out).exists() and Path(args.source).samefile(args.out):
+        raise ValueError(
+            f"kvjax convert: {args.out}: want another place than the source's, got the same; say another OUT"
+        )
     _check_used(args, kind, to)
     said = _out(args, to) if kind == "kvjax" else _in(args, kind, to)
     if args.json:

@@ -79,14 +79,17 @@ class NewFolder:
 
         Raises:
           BlockingIOError: another one is made for this place.
+          OSError: there can be no folder.
         """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
         while self._lock is None:
             try:
-                self.path.mkdir(parents=True, exist_ok=True)
-                self._lock = _lock(self.path)
-            except (FileNotFoundError, FileExistsError):  # another one has just put it into its place
+                self.path.mkdir(exist_ok=True)
+            except FileExistsError:  # another one has just put it into its place
                 if os.path.lexists(self.path) and not self.path.is_dir():
                     raise
+            with contextlib.suppress(FileNotFoundError):  # likewise
+                self._lock = _lock(self.path)
         for path in self.path.iterdir():
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvjax._values.errors import level_of_user
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._copies import Copies
 from kvjax.checkpoint._files import Files
 from kvjax.checkpoint._format import META, CheckpointError
-from kvjax.checkpoint._locate import PathLike, all_at, locate
+from kvjax.checkpoint._locate import PathLike, all_at, is_checkpoint, locate
+
+_UNDER_WAY = ".orbax-checkpoint-tmp"
+"""Ends the names of Orbax's steps and items until they are whole."""
 
 _EQUAL = ("dim", "dtype", "key_dtype", "seed", "initializer")
 
@@ -33,6 +38,10 @@ class Chain:
       path: of a checkpoint, or where `locate` finds one; or its catalog.
       base: where to look for those that come before it, beside the folders next to it: checkpoints, or folders of them.
       op: what it is read for, which errors name; of a catalog that it was made for.
+
+    Attributes:
+      catalog: of the checkpoint.
+      given: the checkpoints of `base`.
     """
 
     def __init__(
@@ -40,7 +49,7 @@ class Chain:
     ) -> None:
         self.catalog = path if isinstance(path, Catalog) else Catalog(locate(path), op)
         given = [] if base is None else base if isinstance(base, Sequence) and not isinstance(base, str) else [base]
-        self._given = [path for each in given for path in all_at(each)]
+        self.given = [path for each in given for path in all_at(each)]
         self._found: dict[str, list[Catalog]] = {}
         self._unread = self._nearby()
 
@@ -110,13 +119,39 @@ class Chain:
         next to the given."""
         here, seen = self.catalog.directory, set[Path]()
         beside = (path for path in _latest_first(here.parent))
-        steps = (path / here.name for path in _latest_first(here.parent.parent))
-        near_given = (path for given in self._given for path in _latest_first(given.parent))
-        for group in (self._given, beside, steps, near_given):
+        item = here.name.removesuffix(_UNDER_WAY)
+        steps = (path / item for path in _latest_first(here.parent.parent))
+        near_given = (path for given in self.given for path in _latest_first(given.parent))
+        for group in (self.given, beside, steps, near_given):
             for path in group:
                 if path not in seen and (path / META).is_file():
                     seen.add(path)
                     yield Catalog(path, self.catalog.op)
+
+
+def places_of(path: Path, known: Sequence[Path]) -> tuple[Path, ...]:
+    """Where a checkpoint is that has just been saved, and what it builds on; says so if that is not there any more.
+
+    Args:
+      path: of the checkpoint.
+      known: where those may be that it builds on.
+    """
+    here = Path(str(path).replace(_UNDER_WAY, ""))
+    try:
+        catalog = Catalog(path, "save")
+        if not any("delta" in catalog.open(name)[0] for name in catalog.names):
+            return (here,)
+        known = [place for place in known if is_checkpoint(place)]
+        chain = Chain(catalog, known)
+        for name in chain.names:
+            chain.links(name)
+    except CheckpointError as error:
+        warnings.warn(
+            f"{str(error).replace(_UNDER_WAY, '')}. Without that, this delta and those after it do not restore: keep what "
+            "they build on (a manager with max_to_keep= deletes it), or save the tables whole, with the cursor",
+            stacklevel=level_of_user(),
+        )
+    return (*known, here)
 
 
 def _latest_first(folder: Path) -> list[Path]:

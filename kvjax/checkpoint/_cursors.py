@@ -17,6 +17,7 @@ from kvjax._process import PROCESS
 from kvjax._sharded.processes import allgather_json, everyone, together
 from kvjax._table.changes import Mark, close_cursor, open_cursor
 from kvjax._table.table import Table
+from kvjax.checkpoint._chain import Chain, places_of
 from kvjax.checkpoint._format import CheckpointError
 
 Marks = dict[str, tuple[Table, Mark]]
@@ -31,11 +32,13 @@ class Cursor:
       checkpoint: the digest of the seal of the checkpoint that it is at.
       marks: of the tables; none if this process does not know.
       directory: below which the checkpoint was saved; None if it was restored.
+      places: where it and what it builds on are, as far as this process knows.
     """
 
     checkpoint: str
     marks: Marks
     directory: Path | None = None
+    places: tuple[Path, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,17 +113,26 @@ def moving(name: str | None, tables: Mapping[str, Table], directory: Path) -> Ge
     PROCESS.cursors[directory] = _Moving(key, marks)
 
 
-def sealed(directory: Path, digest: str) -> None:
-    """Says that a checkpoint is there as a whole: a cursor that was on its way to it is at it."""
+def sealed(directory: Path, digest: str, at: Path | None = None) -> None:
+    """Says that a checkpoint is there as a whole: a cursor that was on its way to it is at it.
+
+    Args:
+      directory: below which it was saved.
+      digest: of its seal.
+      at: where it is; by default there.
+    """
     found = PROCESS.cursors.pop(directory, None)
     if found is None:
         return
-    _put(found.key, Cursor(digest, found.marks, directory))
+    old: Cursor | None = PROCESS.cursors.get(found.key)
+    places = places_of(at or directory, () if old is None else old.places)
+    _put(found.key, Cursor(digest, found.marks, directory, places))
 
 
-def put(name: str, tables: Mapping[str, Table], digest: str) -> None:
+def put(name: str, tables: Mapping[str, Table], chain: Chain, digest: str) -> None:
     """Puts a cursor at a checkpoint from which tables have been restored just now."""
-    _put(_key(name, tables), Cursor(digest, {saved: (table, open_cursor(table)) for saved, table in tables.items()}))
+    marks: Marks = {saved: (table, open_cursor(table)) for saved, table in tables.items()}
+    _put(_key(name, tables), Cursor(digest, marks, places=(chain.catalog.directory, *chain.given)))
 
 
 def _put(key: tuple[str, tuple[str, ...]], cursor: Cursor) -> None:

@@ -120,10 +120,9 @@ def restore_all(
         _check_all(chain, tables, how)
     restores = [Restore(chain, name, table, how) for name, table in tables.items()]
     _check_distinct(restores)
-    for one in restores:  # all files, before a table is made
-        one.read()
     try:
-        for one in restores:
+        for one in restores:  # so that what was read of one table is in memory at a time
+            one.read()
             one.prepare(cursor is not None)
     except BaseException:
         for one in restores:
@@ -131,7 +130,7 @@ def restore_all(
         raise
     restored = {one.name: one.commit() for one in restores}
     if cursor is not None and chain.catalog.digest is not None:
-        put(cursor, restored, chain.catalog.digest)
+        put(cursor, restored, chain, chain.catalog.digest)
     return restored
 
 

@@ -74,7 +74,7 @@ class TableSave(ocp.args.CheckpointArgs):
         several processes it is asked for the rows of each process; ``top_k`` is of all.
       cursor: puts a cursor of this name at what is saved, from which deltas can go on, as in `kvjax.checkpoint.save`.
       delta_since: name of the cursor since which to save what has changed, as ``since`` there. A manager that deletes
-        steps must keep those that deltas build on.
+        steps must keep those that deltas build on; a delta without them is a warning.
 
     Example:
       >>> import tempfile, kvjax, numpy as np, orbax.checkpoint as ocp

@@ -82,7 +82,7 @@ class StatefulTables:
             await asyncio.gather(*(write(folder, one) for one in stored))
             if jax.process_index() == 0:
                 await _wait_for_all(folder, [one.meta for one in stored])
-                sealed(place, seal(folder, saved_at=time.time_ns()))
+                sealed(place, seal(folder, saved_at=time.time_ns()), folder)
 
         return commit()
 

@@ -359,6 +359,25 @@ def test_overwrite_replaces_nothing_but_a_checkpoint(make, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "link", "notes"]
 
 
+def test_a_place_where_no_folder_can_be_is_an_error(make):
+    with pytest.raises(FileNotFoundError, match="kvjax_there"):  # and not an attempt after the other
+        save("/proc/kvjax_there", [make(2)])
+
+
+def test_a_restore_has_the_rows_of_one_table_in_memory_at_a_time(make, tmp_path, monkeypatch):
+    tables = [make(2).upsert(np.arange(3), np.ones((3, 2))) for _ in range(3)]
+    save(tmp_path / "a", tables)
+    held, read = [], Restore.read
+
+    def counted(self):
+        held.append(self)
+        read(self)
+        assert [one for one in held if getattr(one, "stored", None) is not None] == [self]
+
+    monkeypatch.setattr(Restore, "read", counted)
+    assert len(restore(tmp_path / "a")) == len(held) == 3
+
+
 def test_what_is_no_table_is_said(make, tmp_path):
     table = make(2).upsert(np.arange(3), np.ones((3, 2)))
     for given in (table, 5, ["t"], {"t": None}):

@@ -172,6 +172,7 @@ def test_convert(manager, run, tmp_path):
         (manager, tmp_path / "x", "--slots"),
         (manager, tmp_path / "x.npz", "--table", "user", "--dim", 3),
         (tmp_path / "u.npz", tmp_path / "x", "--quantise", "int8"),
+        (tmp_path / "u.npz", tmp_path / "u.npz"),
         (manager, tmp_path / "x.parqet", "--table", "user"),
     )
     for wrong in wrongly:

@@ -270,3 +270,21 @@ def test_an_item_of_another_step_is_refused(make, tmp_path):
         restore(tmp_path, 7, {"t": table.refresh()})
     (tmp_path / "7/tables").rename(tmp_path / "alone")
     assert (kvjax.checkpoint.restore(tmp_path / "alone", {"t": table.refresh()})["t"].lookup(np.arange(3)) == 1).all()
+
+
+def test_a_manager_that_deletes_what_deltas_build_on_is_said(make, tmp_path):
+    table = make(2).upsert(np.arange(3), np.ones((3, 2)))
+    options = ocp.CheckpointManagerOptions(max_to_keep=1)
+
+    def save(manager, step, **how):
+        manager.save(step, args=ocp.args.Composite(tables=kvjax.orbax.TableSave({"t": table}, **how)))
+        manager.wait_until_finished()
+
+    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+        save(manager, 0, cursor="c")
+        save(manager, 1, delta_since="c")  # which can be restored until 0 is gone, and that is after it
+        with pytest.warns(UserWarning, match=r"got none beside it.* keep what they build on"):
+            save(manager, 2, delta_since="c")
+        save(manager, 3, cursor="c")
+        assert len(manager.restore(3, args=ocp.args.Composite(tables=kvjax.orbax.TableRestore()))["tables"]["t"]) == 3
+    kvjax.drop_table("t")

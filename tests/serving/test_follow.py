@@ -31,6 +31,7 @@ def same(frozen, table):
     assert len(frozen) == len(table) and frozen.step == table.export().last_step
 
 
+@pytest.mark.filterwarnings("ignore:.*got none beside it")  # which a release does not need
 @pytest.mark.parametrize(
     "admit", [None, kvjax.admit.MinCount(2, unadmitted=int(AWKWARD[0]))], ids=["plain", "shared row"]
 )
