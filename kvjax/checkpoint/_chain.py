@@ -147,8 +147,8 @@ def places_of(path: Path, known: Sequence[Path]) -> tuple[Path, ...]:
             chain.links(name)
     except CheckpointError as error:
         warnings.warn(
-            f"{str(error).replace(_UNDER_WAY, '')}. Without that, this delta and those after it do not restore: keep what "
-            "they build on (a manager with max_to_keep= deletes it), or save the tables whole, with the cursor",
+            f"{str(error).replace(_UNDER_WAY, '')}. Without that, this delta and those after it do not restore: keep "
+            "what they build on (a manager with max_to_keep= deletes it), or save the tables whole, with the cursor",
             stacklevel=level_of_user(),
         )
     return (*known, here)

@@ -35,9 +35,9 @@ def save(
     digest of each row instead, 16 bytes in the host's memory for each, and a save copies all rows to the host to
     compare them: what is written is in proportion to the change, and what is read is not.
 
-    A save takes some 50 MB of memory, 13 bytes a row, and the rows that training comes to while it lasts: less than a tenth
-    of a table from about a gigabyte on. GPU tables, pruned saves and deltas are copied first. A restore
-    needs the memory of the tables, of those that they replace, and once more of the largest one's rows.
+    A save takes some 50 MB of memory, 13 bytes a row, and the rows that training comes to while it lasts: less than a
+    tenth of a table from about a gigabyte on. GPU tables, pruned saves and deltas are copied first. A restore needs the
+    memory of the tables, of those that they replace, and once more of the largest one's rows.
 
     In several processes all save together, into a folder that they share, as `kvjax.orbax.TableSave` does.
 
@@ -47,8 +47,8 @@ def save(
       prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep; by default all.
       cursor: saves everything, and puts a cursor of this name there, or moves it. Cursors are of the tables that are
         saved together, and gone with the process; each remembers on its own, as for training and for serving.
-      since: name of the cursor from which to save what has changed; it moves to this save. What that builds on has to be
-        kept where a restore finds it, or is given it as ``base=``; a warning says if it does not.
+      since: name of the cursor from which to save what has changed; it moves to this save. What that builds on has to
+        be kept, where a restore finds it or is given it as ``base=``; if it is gone, a warning says so.
       overwrite: replace the checkpoint that is there. Nothing else is replaced.
 
     Raises:
