@@ -35,8 +35,20 @@ def beside(path: Path, end: str) -> Path:
 @contextlib.contextmanager
 def replaced(path: str | os.PathLike[str]) -> Generator[Path]:
     """Another path beside this one; what is written there takes its place when the body has ended well, and is gone
-    when it has not."""
+    when it has not.
+
+    Raises:
+      OSError: there can be no file, which is said before anything is written.
+    """
     whole = Path(path)
+    if whole.is_dir():
+        raise IsADirectoryError(
+            errno.EISDIR, "kvjax: write: want a file to write, got a folder; name one in it", str(path)
+        )
+    if not whole.parent.is_dir():
+        raise FileNotFoundError(
+            errno.ENOENT, "kvjax: write: want a folder to write the file in, got none; make it first", str(path)
+        )
     part = beside(whole, f"{secrets.token_hex(8)}.part")
     try:
         yield part

@@ -343,7 +343,7 @@ def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     for name, data in files.items():
         if not isinstance(cast("object", data), (bytes, bytearray, memoryview)):
             raise fail(TypeError, name, "publish", "a file's bytes", type(data).__name__, "encode it")
-        with written(folder / _FILES / quote(name, safe="")) as file:
+        with written(_file_of(folder / _FILES, name, "")) as file:
             file.write(data)
 
 
@@ -352,11 +352,11 @@ def _write_checkpoint(folder: Path, digests: Sequence[str]) -> None:
         file.write(" ".join(digests).encode())
 
 
-def _file_of(folder: Path, name: str) -> Path:
+def _file_of(folder: Path, name: str, suffix: str = _SUFFIX) -> Path:
     encoded = quote(name, safe="")
-    if not 0 < len(encoded) <= _LONGEST_NAME:
+    if not 0 < len(encoded) <= _LONGEST_NAME or encoded + suffix in (".", ".."):
         raise fail(
-            ValueError, name, "publish", f"a name of 1 to {_LONGEST_NAME} bytes, percent-encoded", f"{len(encoded)}",
-            "publish it under a shorter one",
+            ValueError, name, "publish", f"a name of 1 to {_LONGEST_NAME} bytes, percent-encoded, but '.' and '..'",
+            f"{len(encoded)}", "publish it under another one",
         )  # fmt: skip
-    return folder / (encoded + _SUFFIX)
+    return folder / (encoded + suffix)

@@ -67,6 +67,17 @@ def test_other_readers(make, tmp_path):
     assert found["values"].to_pylist() == rows.values.tolist() and str(found.schema.field("keys").type) == "uint64"
 
 
+def test_a_place_where_no_file_can_be_is_said_before_rows_are_written(tmp_path):
+    rows = convert.from_dense(np.ones((3, 2), np.float32)).rows
+    for format in FORMATS:
+        reader(format)
+        with pytest.raises(IsADirectoryError, match="want a file to write, got a folder"):
+            getattr(rows, f"to_{format}")(tmp_path)
+        with pytest.raises(FileNotFoundError, match=r"want a folder to write the file in.*no/rows'"):
+            getattr(rows, f"to_{format}")(tmp_path / "no/rows")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_library_that_is_missing(make, tmp_path, monkeypatch):
     rows = make(1).export()
     for module, name in {"pyarrow": "to_parquet", "google_crc32c": "to_deeprec"}.items():

@@ -146,6 +146,9 @@ def test_what_goes_wrong_leaves_the_current_release(tmp_path):
         releases.update({"other": Changes()})
     with pytest.raises(ValueError, match="want distinct keys"):
         releases.update({"a/b": Changes([1, 1], np.ones((2, 4)))})
+    for name in ("", "..", "n" * 300):
+        with pytest.raises(ValueError, match="publish: want a name of 1 to"):
+            releases.update({}, {name: b"1"})
     assert releases.refresh() is release
     again = releases.update({}, {"number": b"1"})
     assert os.stat(again["a/b"].path).st_nlink == 2 and again.files == {"number": b"1"}
