@@ -37,7 +37,7 @@ def write(path: str | os.PathLike[str], source: Source) -> None:
     digests = {name: digest_of(name, kind, source.num_rows) for name, kind in source.types.items()}
 
     def header() -> bytes:
-        said = {**source.meta, _CRC: _sealed(digests, source.meta)}
+        said = {**source.meta, _CRC: _digest_of_all(digests, source.meta)}
         text = json.dumps({"__metadata__": said, **tensors}, separators=(",", ":")).encode()
         text += b" " * (-len(text) % 8)
         return len(text).to_bytes(8, "little") + text
@@ -69,8 +69,9 @@ def columns(path: str | os.PathLike[str]) -> tuple[dict[str, Column], dict[str, 
         meta = dict(file.metadata() or {})
     except (library.SafetensorError, OSError, TypeError, KeyError, AttributeError) as error:
         raise _none(path, error) from error
-    sealed = meta.pop(_CRC, None)
-    if sealed is not None and sealed != _sealed({name: _digest(name, array) for name, array in arrays.items()}, meta):
+    said = meta.pop(_CRC, None)
+    digests = {name: _digest(name, array) for name, array in arrays.items()}
+    if said is not None and said != _digest_of_all(digests, meta):
         raise FileError(path, "the columns that were written", "others, by their CRC-32")
     return arrays, meta
 
@@ -103,7 +104,7 @@ def _digest(name: str, array: Column) -> int:
     return crc
 
 
-def _sealed(digests: Mapping[str, int], meta: Mapping[str, str]) -> str:
+def _digest_of_all(digests: Mapping[str, int], meta: Mapping[str, str]) -> str:
     """The digests as text; its length does not depend on them."""
     of_meta = zlib.crc32(json.dumps(dict(meta), sort_keys=True).encode())
     return " ".join(f"{digest:08x}" for digest in (of_meta, *(digests[name] for name in sorted(digests))))

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import Keys, KeysLike, as_keys
-from kvjax._keys.seal import sealed
+from kvjax._keys.opaque import opaque_seal
 from kvjax._values.arrays import ArrayLike
 from kvjax.ffi import host
 
@@ -64,7 +64,7 @@ class SparseRows:
                 f"kvjax: SparseRows wants keys (...), rows (..., dim) and counts (...), got keys {self.keys.shape}, "
                 f"rows {self.rows.shape}, counts {self.counts.shape}"
             )
-        self.seal = sealed(jnp.uint32(_SEAL))
+        self.seal = opaque_seal(jnp.uint32(_SEAL))
         self.merged = False
         self.table = None
         self.viewed = False

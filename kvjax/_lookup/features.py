@@ -52,7 +52,7 @@ def lookup_many(features: Mapping[str, Feature]) -> dict[str, jax.Array]:
     # Handles that differ are asked each for itself, so that a stale one is refused.
     groups: dict[tuple[str, int], list[str]] = {}
     for name, (table, _, _) in parsed.items():
-        groups.setdefault((table.name, id(table.version)), []).append(name)
+        groups.setdefault((table.name, id(table.given)), []).append(name)
     rows = {}
     for names in groups.values():
         rows |= _lookup_group(names, [parsed[name] for name in names])

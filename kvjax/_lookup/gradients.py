@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import Keys
-from kvjax._keys.seal import is_sealed, sealed, words_in
+from kvjax._keys.opaque import opaque_seal
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._lookup.taps import Site, Tape, counts_of, words_of
 from kvjax._ops import order
@@ -109,7 +109,7 @@ def value_and_grad(
                     tape.taps = []  # JAX's caches keep the tapes; the tracers need not stay with them
             value, aux = out if has_aux else (out, None)
             # A table that the loss hands out is a handle like any other.
-            plain = jax.tree.map(lambda x: _plain(x) if is_table(x) else x, aux, is_leaf=is_table)
+            plain = jax.tree.map(lambda x: x.taped(None) if is_table(x) else x, aux, is_leaf=is_table)
             return value, plain
 
         (value, aux), (dense_grads, taps) = jax.value_and_grad(
@@ -194,16 +194,9 @@ def _warn_of_untrained(names: set[str], given: Any) -> None:
 
 
 def _record(handles: Sequence[Table], tapes: Sequence[Tape]) -> list[Table]:
-    """The handles as the loss gets them: with a tape, and a version that no sum over the parameters takes in."""
+    """The handles as the loss gets them: with a tape."""
     by_name = {tape.spec.name: tape for tape in tapes}
-    return [
-        Table(sealed(h.version), h.spec, Site(by_name[h.name]) if h.spec.trainable else None, h.view) for h in handles
-    ]
-
-
-def _plain(table: Table) -> Table:
-    version = words_in(table.version) if is_sealed(table.version) else table.version
-    return Table(version, table.spec, view=table.view)
+    return [h.taped(Site(by_name[h.name])) if h.spec.trainable else h for h in handles]
 
 
 def _empty(table: Table) -> SparseRows:
@@ -221,7 +214,7 @@ def _gradient(table: Table, used: jax.Array, taps: Sequence[Any], waits: Sequenc
     A write made of this gradient comes after every read: those of the backward pass are behind `used` and the dense
     gradients, those of the forward pass behind the value and the auxiliary output.
     """
-    seal = sealed(order.seal(table.spec, used, elements(table.spec, waits)))
+    seal = opaque_seal(order.seal(table.spec, used, elements(table.spec, waits)))
     if not taps:
         return _empty(table).replace(seal=seal)
     if len(taps) == 1:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import Keys
-from kvjax._keys.seal import words_in
+from kvjax._keys.opaque import words_in
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._ops.call import WORD, array, flag, initial_operand, nothing, read, write
 from kvjax._programs.program import Run

@@ -11,6 +11,7 @@ from jax.tree_util import keystr
 from kvjax import ffi
 from kvjax._process import PROCESS
 from kvjax._table.at_exit import wait_for_programs
+from kvjax._table.handle import Handle
 
 T = TypeVar("T")
 
@@ -90,6 +91,7 @@ def commit(state: T = None) -> T:
 
 def _numbers(state: Any) -> list[Any]:
     """The leaves ``refused`` beside an ``inner_state``: Flax makes dictionaries of named tuples."""
-    leaves = [([keystr((key,), simple=True) for key in path], x) for path, x in jax.tree.leaves_with_path(state)]
+    with_paths = jax.tree.leaves_with_path(state, is_leaf=lambda x: isinstance(x, Handle))  # which would warn of these
+    leaves = [([keystr((key,), simple=True) for key in path], x) for path, x in with_paths]
     inner = {tuple(path[:i]) for path, _ in leaves for i, key in enumerate(path) if key == "inner_state"}
     return [x for path, x in leaves if any(key == "refused" and tuple(path[:i]) in inner for i, key in enumerate(path))]

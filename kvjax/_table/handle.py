@@ -15,11 +15,12 @@ from jax.core import Tracer
 
 from kvjax import ffi
 from kvjax._keys.keys import Keys, as_keys
-from kvjax._keys.seal import is_sealed, words_in
+from kvjax._keys.opaque import are_words, is_opaque, opaque, replaced, words_in
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import manual_axes
 from kvjax._table import at_exit
+from kvjax._table.refused import warn_of_refused
 from kvjax._table.view import View
 from kvjax._values.errors import fail
 
@@ -56,16 +57,18 @@ class VersionKey:
 class Handle:
     """What all methods of `kvjax.Table` stand on: a version of a table that a spec names."""
 
-    __slots__ = ("spec", "tape", "version", "view")
+    __slots__ = ("given", "kept", "spec", "tape", "view")
 
-    version: jax.Array
+    given: Any  # the version, its leaf, or what stands in its place in a tree of something else
+    kept: Any  # the other of version and leaf, once somebody has asked for it
     spec: TableSpec
     tape: Any
     view: View | None
 
     def __init__(self, version: Any, spec: TableSpec, tape: Any = None, view: View | None = None) -> None:
         put = functools.partial(object.__setattr__, self)
-        put("version", version)
+        put("given", version)
+        put("kept", None)
         put("spec", spec)
         put("tape", tape)  # kvjax.value_and_grad's record of the lookups, None everywhere else
         put("view", view)  # of kvjax.optax.caught_up and averaged, None everywhere else
@@ -75,9 +78,10 @@ class Handle:
         raise fail(AttributeError, self.name, "setattr", "a handle that stays as it is", got, mend)
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[TableSpec, Any]]:
+        warn_of_refused()
         tape = None if self.tape is None else self.tape.again()
         view = [] if self.view is None else [(jax.tree_util.GetAttrKey("view"), self.view)]
-        return [(VersionKey(self.spec.name), self.version), *view], (self.spec, tape)
+        return [(VersionKey(self.spec.name), self.leaf), *view], (self.spec, tape)
 
     @classmethod
     def tree_unflatten(cls, aux: tuple[TableSpec, Any], children: Sequence[Any]) -> Self:
@@ -98,6 +102,29 @@ class Handle:
         raise fail(TypeError, self.name, "as an array", "its rows", "a handle", _NO_ROWS)
 
     @property
+    def version(self) -> Any:
+        return self._kept(words_in) if is_opaque(self.given) and not self.donated else self.given
+
+    @property
+    def donated(self) -> bool:
+        """Whether a program has taken the buffer of this handle for its results."""
+        leaf: Any = self.given
+        return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
+
+    @property
+    def leaf(self) -> Any:
+        """The version as it stands in trees, where no arithmetic takes it for a parameter: an opaque word."""
+        return self._kept(opaque) if are_words(self.given) else self.given
+
+    def _kept(self, make: Any) -> Any:
+        if self.kept is not None:
+            return self.kept
+        made = make(self.given)
+        if not isinstance(made, Tracer):  # which may be of a trace within that of the handle
+            object.__setattr__(self, "kept", made)
+        return made
+
+    @property
     def name(self) -> str:
         return self.spec.name
 
@@ -108,12 +135,16 @@ class Handle:
     @property
     def follows(self) -> bool:
         """Whether this is a following handle, see `Table.live`: its leaf is empty, ``(0,)``."""
-        return getattr(self.version, "shape", None) == (0,)
+        return getattr(self.given, "shape", None) == (0,)
 
     @property
     def stored(self) -> Self:
         """The same handle without a view."""
-        return type(self)(self.version, self.spec, self.tape)
+        return type(self)(self.given, self.spec, self.tape)
+
+    def taped(self, tape: Any) -> Self:
+        """The same handle with another tape."""
+        return type(self)(self.given, self.spec, tape, self.view)
 
     def at(self, version: Any) -> Self:
         """The handle of another version of the same table.
@@ -124,29 +155,33 @@ class Handle:
         return type(self)(version, self.spec)
 
 
+_NOTHING = np.zeros((1, 1), jax.dtypes.float0)
+
+
 @jax.tree_util.register_pytree_node_class
 class Written:
     """What a write adds to the version of a handle, in the place of the version: of the updates of `partition`.
 
     It can only be added. Whatever takes it for the update of an array beside its parameters, as weight decay does, gets
-    JAX's error about trees that differ, and whatever takes its leaf for a number, as a scale or a clip does, that about
-    its dtype: neither is silently without effect on rows.
+    JAX's error about trees that differ, and whatever computes with its leaves, as a scale, a clip or a test for NaN
+    does, that about their dtypes: none is silently without effect on rows.
 
     Args:
-      raised: ``()`` uint32, or that sealed.
+      raised: ``()`` uint32, opaque.
+      nothing: ``(1, 1)`` float0, which not even a comparison takes, and which is a matrix for what looks for those.
     """
 
-    __slots__ = ("raised",)
-    __array_ufunc__ = None  # NumPy's versions leave the sum to us
+    __slots__ = ("nothing", "raised")
 
-    def __init__(self, raised: Any) -> None:
+    def __init__(self, raised: Any, nothing: Any = _NOTHING) -> None:
         self.raised = raised
+        self.nothing = nothing
 
     def __radd__(self, version: Any) -> Any:
-        return version + (words_in(self.raised) if is_sealed(self.raised) else self.raised)
+        return replaced(words_in(version) + words_in(self.raised))
 
-    def tree_flatten(self) -> tuple[tuple[Any], None]:
-        return (self.raised,), None
+    def tree_flatten(self) -> tuple[tuple[Any, Any], None]:
+        return (self.raised, self.nothing), None
 
     @classmethod
     def tree_unflatten(cls, aux: None, children: Sequence[Any]) -> Self:
@@ -191,7 +226,12 @@ def check_process(name: str, op: str) -> None:
 def version_to_read(table: Handle, op: str) -> jax.Array:
     """The version operand of a read, if it still looks like one."""
     check_process(table.name, op)
-    version: Any = words_in(table.version) if is_sealed(table.version) else table.version
+    if table.donated:
+        raise fail(
+            RuntimeError, table.name, op, "a handle that is still there", "one that was donated",
+            "use what the call that took it returned, or table.refresh()",
+        )  # fmt: skip
+    version: Any = table.version
     if getattr(version, "dtype", None) != jnp.uint32 or getattr(version, "shape", None) not in ((), (0,)):
         got = f"{getattr(version, 'shape', '')} {getattr(version, 'dtype', type(version).__name__)}"
         raise fail(
@@ -221,11 +261,6 @@ def version_on_host(table: Handle, op: str) -> int:
     """The handle's version for a call on the whole table, once the writes that lead to it are done."""
     check_on_host(table, op)
     version: Any = version_to_write(table, op)  # NumPy's have the type and shape too
-    if isinstance(version, jax.Array) and version.is_deleted():
-        raise fail(
-            RuntimeError, table.name, op, "a handle that is still there", "one that was donated",
-            "use what the call that took it returned, or table.refresh()",
-        )  # fmt: skip
     try:
         with PROCESS.blaming():
             number = int(version)
@@ -244,7 +279,7 @@ def version_on_host(table: Handle, op: str) -> int:
 def check_on_host(table: Handle, op: str) -> None:
     """Whether a call on the whole table stands where it can: outside ``jit``, and outside a loss."""
     check_outside_a_loss(table, op)
-    if isinstance(table.version, Tracer) or is_sealed(table.version):
+    if isinstance(table.version, Tracer):
         raise fail(
             TypeError, table.name, op, "a call outside jit and outside a loss", "one inside",
             "whole tables and their numbers are of the host: take them between steps",

@@ -7,7 +7,6 @@ from typing import Self
 import jax
 import numpy as np
 
-from kvjax._keys.seal import is_sealed, sealed
 from kvjax._ops import order
 from kvjax._sharded.mesh import elements
 from kvjax._table import at_exit
@@ -40,7 +39,6 @@ class Handles(Handle):
         check_one_version(self, "after")
         leaves = [leaf for leaf in jax.tree.leaves(x) if hasattr(leaf, "dtype")]
         version = order.after(self.spec, version_to_read(self, "after"), elements(self.spec, leaves))
-        version = sealed(version) if is_sealed(self.version) else version
         return type(self)(version, self.spec, self.tape, self.view)
 
     def refresh(self) -> Self:

@@ -281,7 +281,7 @@ def of_slot(table: H, slot: str, tx: Transform | None = None, op: str = "lookup"
             ValueError, table.name, op, "a table whose keys read their own rows", "one with a shared row",
             "admit= with unadmitted='init' or 'zeros'; table.slot(name, keys) reads any slot",
         )  # fmt: skip
-    return type(table)(table.version, table.spec, view=SlotView(slot, tuple(types.items())))
+    return type(table)(table.given, table.spec, view=SlotView(slot, tuple(types.items())))
 
 
 def _slot_types(

@@ -15,6 +15,7 @@ from kvjax._ops import order, training
 from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_together
 from kvjax._table.handle import Handle, check_width, version_to_write
+from kvjax._table.refused import watch
 from kvjax._table.view import check_late
 from kvjax._training.apply import Held, apply, check, end, plan
 from kvjax._training.rowwise import Late, Rowwise
@@ -92,6 +93,7 @@ def train_or_refuse(
     check_together([write.table.spec for write in writes], "apply")
     if not writes:
         return [], jnp.zeros((), jnp.uint32)
+    watch()
     unasked = training.unasked(writes[0].table.spec, refused)
     held = [plan(*_update(write, step, extra), unasked) for write in writes]
     number = functools.reduce(jnp.maximum, [each.status for each in held])

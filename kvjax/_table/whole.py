@@ -5,10 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, Self, overload
 
-import jax
 from jax.core import Tracer
 
-from kvjax._keys.seal import is_sealed
 from kvjax._sharded.writes import clear
 from kvjax._table import contents
 from kvjax._table.behind import check_present, may_be_behind, warn_if_found_behind
@@ -316,9 +314,9 @@ class Whole(Handle):
 def _state(table: Handle) -> str:
     """What `repr` says of a handle."""
     version: Any = table.version
-    if isinstance(version, Tracer) or is_sealed(version):
+    if isinstance(version, Tracer):
         return "version=traced"
-    if isinstance(version, jax.Array) and version.is_deleted():
+    if table.donated:
         return "version=donated"
     try:
         wait(table)  # for the write of every shard

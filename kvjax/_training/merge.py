@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from kvjax._keys.keys import Keys
-from kvjax._keys.seal import words_in
+from kvjax._keys.opaque import words_in
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._ops import training
 from kvjax._spmd.explicit import as_auto

@@ -188,7 +188,7 @@ def _viewed(table: Table, rowwise: Late, state: Any) -> Table:
             "another one (its rates, betas or decay differ)", "give what trained the table; to go on by another, sweep "
             "by the one that did, then table.clear_slots() and a new state",
         )  # fmt: skip
-    return Table(table.version, table.spec, view=PresentView(rowwise, tuple(leaves)))
+    return Table(table.given, table.spec, view=PresentView(rowwise, tuple(leaves)))
 
 
 def _leaves_of(state: Any, want: Any) -> list[Any] | None:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from kvjax._keys.seal import is_sealed, sealed
+from kvjax._keys.opaque import is_opaque, opaque
 from kvjax._keys.sparse_rows import is_sparse
 from kvjax._training.rowwise import check_transform
 from kvjax._values.arrays import ArrayLike, PyTree
@@ -91,10 +92,12 @@ def update_if(condition: jax.Array, write: Callable[[Any, Any], Any], grads: Any
     return jax.lax.cond(condition, write, wait, grads, inner)
 
 
-def _nothing(like: jax.ShapeDtypeStruct) -> jax.Array:
-    dtype = jnp.uint32 if is_sealed(like) else like.dtype
+def _nothing(like: jax.ShapeDtypeStruct) -> Any:
+    if like.dtype == jax.dtypes.float0:
+        return np.zeros(like.shape, like.dtype)
+    dtype = jnp.uint32 if is_opaque(like) else like.dtype
     zeros = jnp.zeros(like.shape, dtype, device=like.sharding)
-    return sealed(zeros) if is_sealed(like) else zeros
+    return opaque(zeros) if is_opaque(like) else zeros
 
 
 def is_finite(grads: Any) -> jax.Array:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from kvjax._keys.seal import sealed
+from kvjax._keys.opaque import opaque
 from kvjax._keys.sparse_rows import SparseRows, is_sparse
 from kvjax._table.commit import CommitState
 from kvjax._table.handle import Written
@@ -146,7 +146,7 @@ def partition(
                 return None
             changed = table.spec.trainable
             raised = written[table.name] - table.version if changed else jnp.zeros((), jnp.uint32)
-            return Table(Written(sealed(raised)), table.spec)
+            return Table(Written(opaque(raised)), table.spec)
 
         table_updates = jax.tree.map(update_of, params, is_leaf=is_table)
         new_updates = jax.tree.map(

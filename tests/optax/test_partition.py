@@ -115,14 +115,16 @@ def test_parameters_without_tables_that_are_trained(make):
 
 
 @pytest.mark.parametrize(
-    "behind", [optax.scale(-1.0), optax.clip(1.0), optax.clip_by_global_norm(1.0)], ids=["scale", "clip", "norm"]
+    "behind",
+    [optax.scale(-1.0), optax.clip(1.0), optax.clip_by_global_norm(1.0), optax.zero_nans(), optax.centralize()],
+    ids=["scale", "clip", "norm", "zeros", "centralize"],
 )
 def test_what_changes_updates_behind_partition_is_an_error(behind, make):
     """It would change the version that comes next, and no row; the table is as it was."""
     params = {"t": make(2), "w": jnp.ones(2)}
     tx = optax.chain(kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0)), behind)
     grads = {"t": kvjax.SparseRows(kvjax.keys([1]), jnp.ones((1, 2))), "w": jnp.ones(2)}
-    with pytest.raises(TypeError, match="kvjax, not a number"):
+    with pytest.raises(TypeError, match=r"kvjax .*not a number|float0"):
         jax.jit(tx.update)(grads, tx.init(params), params)
     assert len(params["t"]) == 0
 
@@ -135,12 +137,6 @@ def test_what_reads_parameters_behind_partition_is_an_error(behind, make):
     grads = {"t": kvjax.SparseRows(np.array([1]), jnp.ones((1, 2))), "w": jnp.ones(2)}
     with pytest.raises(ValueError, match=r"kvjax.*Written"):
         jax.eval_shape(tx.update, grads, tx.init(params), params)
-
-
-@pytest.mark.parametrize("as_version", [jnp.asarray, np.asarray, np.uint32], ids=["jax", "numpy", "scalar"])
-def test_updates_are_added_to_versions_of_any_kind(as_version):
-    raised = as_version(np.uint32(7)) + kvjax._table.handle.Written(np.uint32(2))
-    assert int(raised) == 9 and raised.dtype == np.uint32
 
 
 def test_rowwise_checks_its_arguments():

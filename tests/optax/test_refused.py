@@ -4,6 +4,7 @@ import contextlib
 import functools
 import subprocess
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +15,13 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import kvjax
+from kvjax._keys.opaque import words_in
 from tests.support.marks import slow
 from tests.support.tables import same_rows
 from tests.training.test_half_way import Fuse
 from tests.training.test_several import stats_of
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*a step was refused, and so are all after it")
 REFUSED = (ValueError, RuntimeError, jax.errors.JaxRuntimeError)
 DENSE = optax.sgd(0.5, momentum=0.9)
 ROWS = optax.sgd(lambda n: 0.1 / (1.0 + n.astype(jnp.float32)), momentum=0.9)  # which counts steps
@@ -55,7 +58,7 @@ def begun(make, tx, *options, **common):
 
 
 def bits(tree):
-    return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
+    return [np.asarray(words_in(x)).tobytes() for x in jax.tree.leaves(tree)]
 
 
 KEEPS = kvjax.optax.partition(dense=DENSE, tables=ROWS, on_refused="keep")
@@ -183,6 +186,22 @@ def test_a_stale_handle_and_accumulation(make):
         updates, state = update(grads, state, params)
         params = optax.apply_updates(params, updates)
     assert params["0"].export().keys.tolist() == [1, 9] and kvjax.commit(state) is state
+
+
+@pytest.mark.cpu_table
+def test_a_loop_that_asks_seldom_is_warned_once(make):
+    params, state = begun(make, KEEPS, FULL, {})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for ids in ([1, 2], [3], [1], [2]):
+            params, state, value = kept(params, state, kvjax.keys(ids))
+            jax.block_until_ready(value)
+            jax.effects_barrier()
+    (warning,) = said
+    assert f"table '{params['0'].name}', apply: want at most max_capacity=2" in str(warning.message)
+    assert "kvjax.commit(state) has raised this" in str(warning.message) and warning.filename == __file__
+    with pytest.raises(MemoryError):
+        kvjax.commit(state)
 
 
 def refuse(make, tx=KEEPS, name="0"):

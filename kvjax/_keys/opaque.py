@@ -1,0 +1,91 @@
+"""Opaque words, which no arithmetic accepts: the versions of handles, and the seals of gradients.
+
+What treats all leaves of a tree as numbers (a norm, a sum, a cast) would count them in. So they have a dtype of their
+own, which goes wherever arrays go, and whose name is in JAX's errors. JAX has such dtypes for the keys of random
+numbers alone; nothing is drawn from these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.extend.random import define_prng_impl
+
+
+def _draws_nothing(*_: Any) -> NoReturn:
+    raise TypeError("kvjax: want a key of random numbers, got a word of a table or of its gradient")
+
+
+def _impl(name: str, tag: str) -> Hashable:
+    return define_prng_impl(
+        key_shape=(1,), seed=_draws_nothing, split=_draws_nothing, random_bits=_draws_nothing,
+        fold_in=_draws_nothing, name=name, tag=tag,
+    )  # fmt: skip
+
+
+# JAX's errors show the tags, so they have the mends.
+_VERSION = _impl(
+    "kvjax_version",
+    "kvjax table, not a number; kvjax.orbax.split(tree)[0] is without, kvjax.optax.averaged has averages of rows",
+)
+_SEAL = _impl("kvjax_seal", "kvjax gradient, not a number; kvjax.optax.joint, global_norm and kvjax.merge take those")
+
+
+def opaque(words: Any) -> jax.Array:
+    """Versions ``(...)`` uint32 as opaque words ``(...)``."""
+    return _wrapped(words, _VERSION)
+
+
+def opaque_seal(words: Any) -> jax.Array:
+    """Seals ``(...)`` uint32 as opaque words ``(...)``."""
+    return _wrapped(words, _SEAL)
+
+
+def _wrapped(words: Any, impl: Hashable) -> jax.Array:
+    if isinstance(words, Tracer):
+        return jax.random.wrap_key_data(words[..., None], impl=impl)
+    with jax.ensure_compile_time_eval():  # of a handle that a program closes over, too
+        return jax.random.wrap_key_data(jnp.asarray(words[..., None]), impl=impl)
+
+
+def words_in(x: Any) -> Any:
+    """The words ``(...)`` uint32 of opaque ones ``(...)``; anything else as it is."""
+    if not is_opaque(x) or not isinstance(x, jax.Array):
+        return x
+    if isinstance(x, Tracer):
+        return jax.random.key_data(x)[..., 0]
+    with jax.ensure_compile_time_eval():
+        return jax.random.key_data(x)[..., 0]
+
+
+def is_opaque(x: Any) -> bool:
+    return jnp.issubdtype(getattr(x, "dtype", bool), jax.dtypes.prng_key)
+
+
+def are_words(x: Any) -> bool:
+    """Whether this is an array of words, and nothing that stands for one (a shape, a sharding)."""
+    return isinstance(x, (np.ndarray, np.generic, jax.Array)) and x.dtype == np.uint32
+
+
+def replaced(words: Any) -> jax.Array:
+    """Opaque words that ``optax.apply_updates`` takes for the sum of a parameter and its update.
+
+    It casts the sum to the dtype of the parameter, which these have, but JAX's method is missing outside of ``jit``.
+    """
+    made = opaque(words)
+    if isinstance(made, Tracer):
+        return made
+
+    def astype(dtype: Any, *_: Any, **__: Any) -> jax.Array:
+        if dtype != made.dtype:
+            raise TypeError(f"astype does not accept dtype {made.dtype}, to cast to {dtype}")
+        return made
+
+    to_cast: Any = opaque(words)
+    to_cast.astype = astype
+    return to_cast

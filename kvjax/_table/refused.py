@@ -1,0 +1,35 @@
+"""Refused steps that nobody has asked about: each is said once, by the first call that passes a handle after it.
+
+A program with such a step raises nothing, and a loop of compiled steps runs nothing of kvjax's between them but the
+flattening of its handles. So that is where it is seen.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+from kvjax import ffi
+from kvjax._values.errors import level_of_user
+
+_said: set[int] = set()
+_keeps = False
+
+
+def watch() -> None:
+    """Says that steps of this process keep to themselves what they are refused for."""
+    global _keeps
+    _keeps = True
+
+
+def warn_of_refused() -> None:
+    """Warns of steps that are known to have been refused."""
+    if not _keeps:
+        return
+    for number, text in ffi.left_failures():
+        if number not in _said:
+            _said.add(number)
+            warnings.warn(
+                f"{text} (a step was refused, and so are all after it, which change nothing until "
+                "kvjax.commit(state) has raised this)",
+                stacklevel=level_of_user(),
+            )
