@@ -30,8 +30,7 @@ def _impl(name: str, tag: str) -> Hashable:
 
 # JAX's errors show the tags, so they have the mends.
 _VERSION = _impl(
-    "kvjax_version",
-    "kvjax table, not a number; kvjax.orbax.split(tree)[0] is without, kvjax.optax.averaged has averages of rows",
+    "kvjax_version", "kvjax table, not a number; kvjax.grad, kvjax.orbax.split and kvjax.optax.averaged know tables"
 )
 _SEAL = _impl("kvjax_seal", "kvjax gradient, not a number; kvjax.optax.joint, global_norm and kvjax.merge take those")
 
@@ -83,7 +82,7 @@ def replaced(words: Any) -> jax.Array:
 
     def astype(dtype: Any, *_: Any, **__: Any) -> jax.Array:
         if dtype != made.dtype:
-            raise TypeError(f"astype does not accept dtype {made.dtype}, to cast to {dtype}")
+            raise TypeError(f"kvjax: astype: want the dtype {made.dtype}, got {dtype}")
         return made
 
     to_cast: Any = opaque(words)

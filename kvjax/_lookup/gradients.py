@@ -23,7 +23,7 @@ from kvjax._lookup.taps import Site, Tape, counts_of, words_of
 from kvjax._ops import order
 from kvjax._sharded.mesh import elements
 from kvjax._spmd.explicit import as_auto, sharding_of
-from kvjax._table.handle import check_one_version, check_without_a_view
+from kvjax._table.handle import check_one_version, check_without_a_view, with_tape
 from kvjax._table.table import Table, is_table
 from kvjax._table.tapes import untaped
 from kvjax._values.arrays import PyTree
@@ -109,7 +109,7 @@ def value_and_grad(
                     tape.taps = []  # JAX's caches keep the tapes; the tracers need not stay with them
             value, aux = out if has_aux else (out, None)
             # A table that the loss hands out is a handle like any other.
-            plain = jax.tree.map(lambda x: x.taped(None) if is_table(x) else x, aux, is_leaf=is_table)
+            plain = jax.tree.map(lambda x: with_tape(x, None) if is_table(x) else x, aux, is_leaf=is_table)
             return value, plain
 
         (value, aux), (dense_grads, taps) = jax.value_and_grad(
@@ -196,7 +196,7 @@ def _warn_of_untrained(names: set[str], given: Any) -> None:
 def _record(handles: Sequence[Table], tapes: Sequence[Tape]) -> list[Table]:
     """The handles as the loss gets them: with a tape."""
     by_name = {tape.spec.name: tape for tape in tapes}
-    return [h.taped(Site(by_name[h.name])) if h.spec.trainable else h for h in handles]
+    return [with_tape(h, Site(by_name[h.name])) if h.spec.trainable else h for h in handles]
 
 
 def _empty(table: Table) -> SparseRows:

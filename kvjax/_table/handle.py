@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,6 +24,7 @@ from kvjax._table.refused import warn_of_refused
 from kvjax._table.view import View
 from kvjax._values.errors import fail
 
+H = TypeVar("H", bound="Handle")
 _NO_ROWS = (
     "rows are not part of a handle: save them with kvjax.orbax.split and TableSave, or take them out with "
     "table.export()"
@@ -142,10 +143,6 @@ class Handle:
         """The same handle without a view."""
         return type(self)(self.given, self.spec, self.tape)
 
-    def taped(self, tape: Any) -> Self:
-        """The same handle with another tape."""
-        return type(self)(self.given, self.spec, tape, self.view)
-
     def at(self, version: Any) -> Self:
         """The handle of another version of the same table.
 
@@ -153,6 +150,11 @@ class Handle:
           version: ``()`` uint32.
         """
         return type(self)(version, self.spec)
+
+
+def with_tape(table: H, tape: Any) -> H:
+    """The same handle with another tape."""
+    return type(table)(table.given, table.spec, tape, table.view)
 
 
 _NOTHING = np.zeros((1, 1), jax.dtypes.float0)
