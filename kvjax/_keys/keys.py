@@ -130,6 +130,7 @@ class Keys:
 
         Raises:
           TypeError: JAX may have cut one of the two to 32 bits (see `narrow`) and not the other.
+          ValueError: their shapes do not broadcast.
         """
         try:
             them = as_keys(other)
@@ -142,7 +143,13 @@ class Keys:
                 "kvjax.keys(array, key_dtype='int32') where its ids never had more bits"
             )
         theirs: Any = them.words
-        shape = np.broadcast_shapes(self.words.shape, theirs.shape)
+        try:
+            shape = np.broadcast_shapes(self.words.shape, theirs.shape)
+        except ValueError:
+            raise ValueError(
+                f"kvjax: Keys: want keys of shapes that broadcast on both sides of ==, got {self.shape} and "
+                f"{them.shape}; reshape or index one of them, as keys[:, None]"
+            ) from None
         if isinstance(self.words, np.ndarray) and isinstance(theirs, np.ndarray):
             return (self.words == theirs).all(-1)
         return jnp.all(jnp.broadcast_to(self.words, shape) == jnp.broadcast_to(theirs, shape), -1)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table, is_table
@@ -61,7 +62,8 @@ def combine(state: PyTree, tables: Mapping[str, Table] | None = None, like: PyTr
 
     Args:
       state: what `split` gave, or what Orbax restored into it, or without it, beside `like`.
-      tables: live handles by name, as `split` or `TableRestore` gives them. Tables made with ``checkpoint=False`` are
+      tables: live handles by name, as `split` or `TableRestore` gives them, of the step of the state: a state does not
+        say which that was. Tables made with ``checkpoint=False`` are
         in neither: they are those of the process.
       like: a state of the same structure, with its tables or as `split` gives it, for what
         ``ocp.args.StandardRestore()`` restores: dicts and lists of arrays, which do not say where tables stood. Its own
@@ -73,6 +75,7 @@ def combine(state: PyTree, tables: Mapping[str, Table] | None = None, like: PyTr
     Raises:
       TypeError: the tables are something else, for instance the state.
       KeyError: a table is not given, or not in the process; or the state has no place for any.
+      RuntimeError: a table has been written since, so that its handle is stale.
       ValueError: the state is not `like` the other.
 
     Example:
@@ -132,8 +135,22 @@ def _leaves(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
     ]
 
 
+def _check_now(table: Table) -> None:
+    """Whether a handle is of the rows that there are, as far as it is known yet."""
+    if table.follows or table.tape is not None or isinstance(table.version, Tracer):
+        return
+    try:
+        len(table)
+    except RuntimeError as error:
+        raise fail(
+            RuntimeError, table.name, "combine", "tables as they are now", f"one of another time ({error})",
+            "give what TableRestore has restored beside the state, or what split gave after the last step",
+        ) from error  # fmt: skip
+
+
 def _table_of(name: str, given: Mapping[str, Table]) -> Table:
     if name in given:
+        _check_now(given[name])
         return given[name]
     table = tables_of_process().get(name)
     if table is None or table.spec.checkpoint:

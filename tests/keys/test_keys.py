@@ -178,6 +178,8 @@ def test_keys_are_compared_one_by_one(x64):
     twins = jax.jit(lambda k: k.reshape(8, 1) == k.reshape(1, 8))(kvjax.keys([1, 2**40] * 4))
     assert twins.sum() == 32
     assert (ids == "a") is False and (ids != None) is True  # noqa: E711
+    with pytest.raises(ValueError, match=r"want keys of shapes that broadcast .*got \(8,\) and \(3,\)"):
+        ids == kvjax.keys([1, 2, 3])  # noqa: B015
     with pytest.raises(TypeError, match="unhashable"):
         hash(ids)
 

@@ -198,6 +198,17 @@ def test_combine_wants_the_tables_that_were_split_off(make):
         kvjax.orbax.combine(dense, tables)
 
 
+def test_combine_wants_tables_of_now(make):
+    """A state that was split off before the last step has its rows no more."""
+    state = {"t": make()}
+    dense, tables = kvjax.orbax.split(state)
+    state["t"] = state["t"].upsert(7, [1.0] * state["t"].dim)
+    with pytest.raises(RuntimeError, match=r"combine: want tables as they are now, got one of another time .*stale"):
+        kvjax.orbax.combine(dense, tables)
+    assert len(kvjax.orbax.combine(*kvjax.orbax.split(state))["t"]) == 1
+    assert jax.eval_shape(lambda tables: kvjax.orbax.combine(dense, tables), tables)["t"].name == state["t"].name
+
+
 def test_combine_without_a_template(tmp_path):
     """StandardRestore() gives dicts and lists, with None where a table stood."""
     table = kvjax.get_table("t", dim=2).upsert(IDS, np.ones((5, 2)))
