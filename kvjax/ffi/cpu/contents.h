@@ -205,9 +205,10 @@ class Contents {
       if (change.ids[f] != kNoRow) admission.Forget(change.found.fresh[f]);
     }
     for (const auto& [reason, rows] : change.leaving) {
-      for (const KeyRow& r : rows) {
-        Touch({&r.key, 1});
-        store.Erase(r.key);
+      for (size_t i = 0; i < rows.size(); ++i) {
+        if (i + kAhead < rows.size()) store.PrefetchKey(rows[i + kAhead].key);
+        Touch({&rows[i].key, 1});
+        store.Erase(rows[i].key);
       }
       counters.evicted.find(reason)->second += rows.size();
     }

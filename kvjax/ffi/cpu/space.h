@@ -105,7 +105,7 @@ class SpaceMaker {
   /// Takes the rankings of the policy, as far as no other shard has to be asked, and then makes the
   /// choice.
   bool Advance(const ParallelFor& parallel) {
-    const Policy::View view{from_.store, from_.spec.type, from_.spec.dim, step_, from_.score, parallel};
+    const Policy::View view = Seen(parallel);
     while (ranking_ < policy_.rankings()) {
       const uint64_t n = policy_.Wanted(ranking_, needed_, totals_.size);
       std::vector<RowRank> first;
@@ -163,24 +163,30 @@ class SpaceMaker {
   /// Rows that may be evicted.
   [[nodiscard]] std::vector<Candidate> Candidates(const ParallelFor& parallel) const {
     std::vector<Candidate> rows = AllRows(parallel);
-    KeepFree(rows);
+    const std::vector<bool> stay = Staying();
+    std::erase_if(rows, [&](const Candidate& r) { return !IsFree(r, stay); });
     return rows;
   }
 
   /// The same, or some of them: at least the `n` that were written least recently.
   [[nodiscard]] std::vector<Candidate> LeastRecent(const ParallelFor& parallel, uint64_t n) const {
+    if (n == 0) return {};
+    const std::vector<bool> stay = Staying();
+    const auto free = [&](const Candidate& r) { return IsFree(r, stay); };
     std::vector<Candidate> rows;
-    if (alone_) rows = from_.shortlist.Rows(parallel, from_.store);
-    KeepFree(rows);
-    if (!rows.empty() && rows.size() >= n) return rows;
+    if (alone_) rows = from_.shortlist.First(parallel, from_.store, n, free);
+    if (rows.size() == n) return rows;
     rows = AllRows(parallel);
-    if (alone_) from_.shortlist.Fill(rows, n, from_.last_step);
-    KeepFree(rows);
+    if (alone_) {
+      const size_t wanted = Shortlist::Wanted(rows.size(), n);
+      from_.shortlist.Fill(rows, Policy::Last().First(Seen(parallel), rows, 0, wanted), from_.last_step);
+    }
+    std::erase_if(rows, [&](const Candidate& r) { return !free(r); });
     return rows;
   }
 
-  /// Leaves rows out that are pinned, shared or of the change.
-  void KeepFree(std::vector<Candidate>& rows) const {
+  /// By row, whether it stays because it is shared or of the change.
+  [[nodiscard]] std::vector<bool> Staying() const {
     const RowStore& store = from_.store;
     std::vector<bool> stays(store.end_row());
     if (from_.admission.shares()) {  // the row of many keys
@@ -190,7 +196,14 @@ class SpaceMaker {
     for (const uint32_t row : change_->found.rows) {
       if (row != kNoRow) stays[row] = true;
     }
-    std::erase_if(rows, [&](const Candidate& r) { return r.header.pinned != 0 || stays[r.row]; });
+    return stays;
+  }
+  static bool IsFree(const Candidate& row, const std::vector<bool>& stay) {
+    return row.header.pinned == 0 && !stay[row.row];
+  }
+
+  [[nodiscard]] Policy::View Seen(const ParallelFor& parallel) const {
+    return {from_.store, from_.spec.type, from_.spec.dim, step_, from_.score, parallel};
   }
 
   [[nodiscard]] std::vector<Candidate> AllRows(const ParallelFor& parallel) const {
