@@ -108,18 +108,23 @@ class RowPass {
  private:
   static constexpr size_t kGrain = 256;  // rows: below this, waking a second thread costs more than it saves
 
-  /// What one thread needs: a machine, and two tiles, of which one is computed while the other is fetched.
+  /// A gradient that is to be summed, and where to.
+  struct Repeated {
+    uint32_t gradient;
+    float* sum;
+  };
+  /// What one thread needs: a machine, and what belongs to its two tiles.
   struct Worker {
     Worker(const program::Batch& batch, bool wants_facts) : machine(batch, program::BestKernels()) {
       const auto rows = static_cast<size_t>(machine.rows());
-      for (std::vector<program::TileRow>& tile : tiles) tile.reserve(rows);
+      for (std::vector<Repeated>& some : repeated) some.reserve(rows);
       for (std::vector<float>& memory : sums)
         memory.resize(rows * 2 * static_cast<size_t>(batch.program->dim));
       for (std::vector<RowFacts>& some : facts) some.resize(wants_facts ? rows : 0);
     }
     program::Machine machine;
-    std::vector<program::TileRow> tiles[2];
     std::vector<float> sums[2];
+    std::vector<Repeated> repeated[2];
     std::vector<RowFacts> facts[2];
   };
 
@@ -162,8 +167,8 @@ class RowPass {
     Fill(worker, 0, store, tile(0), tile(rows), gradients);
     for (size_t begin = 0, now = 0; begin < updates.size(); begin += rows, now ^= 1) {
       Fill(worker, now ^ 1, store, tile(begin + rows), tile(begin + 2 * rows), gradients);
-      Sum(worker, now, tile(begin), gradients);
-      worker.machine.Run(worker.tiles[now], worker.tiles[now ^ 1]);
+      Sum(worker, now, gradients);
+      worker.machine.Run(now);
     }
   }
 
@@ -176,8 +181,8 @@ class RowPass {
   /// Finds the parts of a tile's rows and counts them; `next` will come after them.
   void Fill(Worker& worker, size_t number, RowStore& store, std::span<const RowUpdate> updates,
             std::span<const RowUpdate> next, const StepGradients& gradients) const {
-    std::vector<program::TileRow>& tile = worker.tiles[number];
-    tile.clear();
+    program::Tile& tile = worker.machine.tile(number);
+    tile.Clear(), worker.repeated[number].clear();
     const auto dim = static_cast<size_t>(spec_.dim);
     for (const RowUpdate& u : next) Announce(u, store, gradients);
     for (size_t i = 0; i < updates.size(); ++i) {
@@ -194,21 +199,18 @@ class RowPass {
       const float* gradient = gradients.Single(u.gradient, dim);
       if (gradient == nullptr) {
         gradients.PrefetchRows(u.gradient, dim);
-        gradient = worker.sums[number].data() + i * 2 * dim;
+        float* const sum = worker.sums[number].data() + i * 2 * dim;
+        worker.repeated[number].push_back({u.gradient, sum});
+        gradient = sum;
       }
-      tile.push_back({store.Value(u.row), store.Slots(u.row), gradient, key, fresh, facts});
+      tile.Add({store.Value(u.row), store.Slots(u.row), gradient, key, fresh, facts});
     }
   }
 
   /// Sums the gradients of the keys that occur several times, which have been fetched by now.
-  void Sum(Worker& worker, size_t number, std::span<const RowUpdate> updates,
-           const StepGradients& gradients) const {
-    const auto dim = static_cast<size_t>(spec_.dim);
-    for (size_t i = 0; i < updates.size(); ++i) {
-      if (gradients.Single(updates[i].gradient, dim) != nullptr) continue;
-      float* const memory = worker.sums[number].data() + i * 2 * dim;
-      gradients.Of(updates[i].gradient, dim, memory, worker.machine.sum());
-    }
+  void Sum(Worker& worker, size_t number, const StepGradients& gradients) const {
+    for (const Repeated& some : worker.repeated[number])
+      gradients.Of(some.gradient, static_cast<size_t>(spec_.dim), some.sum, worker.machine.sum());
   }
 
   const TableSpec& spec_;

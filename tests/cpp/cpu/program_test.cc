@@ -183,9 +183,9 @@ TEST(ProgramsThatAreNoneAreRefused) {
       auto slot = std::make_unique<std::byte[]>(layout.stride());
       const uint64_t key = 7;
       const auto facts = std::make_unique<kvjax::RowFacts>();
-      const kvjax::program::TileRow row{
-          reinterpret_cast<std::byte*>(value.get()), slot.get(), gradient.get(), &key, true, facts.get()};
-      machine.Run({&row, 1}, {});
+      machine.tile(0).Add(
+          {reinterpret_cast<std::byte*>(value.get()), slot.get(), gradient.get(), &key, true, facts.get()});
+      machine.Run(0);
     } catch (const kvjax::Error&) {
     }
   }
@@ -230,12 +230,13 @@ TEST(RowsThatAreAlikeGetWhatEachOfThemWouldGetAlone) {
   const auto run = [&](std::span<Row> rows) {
     kvjax::program::Machine machine({&program, &layout, shared.data(), 16, 1, 2},
                                     kvjax::program::BestKernels());
-    for (size_t i = 0; i < rows.size();) {
-      std::vector<kvjax::program::TileRow> tile;
+    for (size_t i = 0, now = 0; i < rows.size(); now ^= 1) {
+      kvjax::program::Tile& tile = machine.tile(now);
+      tile.Clear();
       for (; i < rows.size() && tile.size() < static_cast<size_t>(machine.rows()); ++i)
-        tile.push_back({reinterpret_cast<std::byte*>(rows[i].value),
-                        reinterpret_cast<std::byte*>(&rows[i].slots), rows[i].gradient, &key, false});
-      machine.Run(tile, {});
+        tile.Add({reinterpret_cast<std::byte*>(rows[i].value), reinterpret_cast<std::byte*>(&rows[i].slots),
+                  rows[i].gradient, &key, false});
+      machine.Run(now);
     }
   };
   // So many kinds that they are forgotten once, or given up; and again few.

@@ -123,8 +123,8 @@ std::vector<uint32_t> OnDevice(const Case& c, std::vector<std::byte> slots) {
 std::vector<uint32_t> OnCpu(const Case& c, std::vector<std::byte> slots) {
   kvjax::program::Machine machine({&c.program, &c.layout, nullptr, 4, 1, 2}, kvjax::program::BestKernels());
   const uint64_t key = 7;
-  const kvjax::program::TileRow row{nullptr, slots.data(), nullptr, &key, false};
-  machine.Run({&row, 1}, {});
+  machine.tile(0).Add({nullptr, slots.data(), nullptr, &key, false});
+  machine.Run(0);
   return c.Result(slots);
 }
 

@@ -43,14 +43,20 @@ constexpr int32_t kLanes = 16;
 inline uint32_t Bits(int32_t x) { return static_cast<uint32_t>(x); }
 inline int32_t Word(uint32_t x) { return static_cast<int32_t>(x); }
 
+/// Where the elements of a row begin.
+inline char* Place(float* const* rows, int32_t r, size_t offset) {
+  return reinterpret_cast<char*>(rows[r]) + offset;
+}
+
 template <class T>
 const Words<T>* Read(const Source& source, int32_t r, bool vector) {
-  return vector ? reinterpret_cast<const Words<T>*>(source.rows[r])
+  return vector ? reinterpret_cast<const Words<T>*>(Place(source.rows, r, source.offset))
                 : reinterpret_cast<const Words<T>*>(source.cells + r * source.stride);
 }
 template <class T>
 Words<T>* Write(const Step& step, int32_t r, bool vector) {
-  return vector ? reinterpret_cast<Words<T>*>(step.out_rows[r]) : reinterpret_cast<Words<T>*>(step.out + r);
+  return vector ? reinterpret_cast<Words<T>*>(Place(step.out_rows, r, step.out_offset))
+                : reinterpret_cast<Words<T>*>(step.out + r);
 }
 
 // ---- element by element
@@ -242,13 +248,13 @@ template <bool kLoad, int kType, bool kVector>
 void Move(const Step& s, int32_t rows, int32_t) {
   for (int32_t r = 0; r < rows; ++r) {
     if constexpr (kLoad) {
-      const void* const from = s.arg[0].rows[r];
+      const void* const from = Place(s.arg[0].rows, r, s.arg[0].offset);
       Float* const to = Write<float>(s, r, kVector);
 #pragma GCC ivdep
       for (int32_t i = 0; i < s.width; ++i) Get<kType>(from, i, to);
     } else {
       const Float* const from = Read<float>(s.arg[0], r, kVector);
-      void* const to = s.out_rows[r];
+      void* const to = Place(s.out_rows, r, s.out_offset);
 #pragma GCC ivdep
       for (int32_t i = 0; i < s.width; ++i) Put<kType>(from, i, to);
     }

@@ -15,9 +15,11 @@ struct Cell {
   uint64_t word;
 };
 
-/// What is read: a pointer for each row to its elements, or one element for each row (stride 1) or all (0).
+/// What is read: a pointer for each row, and how many bytes behind it its elements begin, or one element for
+/// each row (stride 1) or all (0).
 struct Source {
   float* const* rows = nullptr;
+  size_t offset = 0;
   const Cell* cells = nullptr;
   int32_t stride = 0;
 };
@@ -41,6 +43,7 @@ struct Step {
   Kernel kernel = nullptr;
   Source arg[kMostOperands];
   float* const* out_rows = nullptr;  // one of the two
+  size_t out_offset = 0;
   Cell* out = nullptr;
   int32_t width = 1;          // elements of a row that move
   Element element = nullptr;  // what the kernel calls for each element, if it does

@@ -1,7 +1,7 @@
 // The machine that runs a row program: its registers, for a tile of rows at a time.
 //
-// A tile is as many rows as keep the registers in the cache. While it is computed, the rows of the next one
-// are fetched.
+// A tile is as many rows as keep the registers in the cache. There are two: while one is computed, the rows
+// of the other are fetched.
 #pragma once
 #include <algorithm>
 #include <cstddef>
@@ -18,19 +18,9 @@
 #include "kvjax/ffi/cpu/program/alike.h"
 #include "kvjax/ffi/cpu/program/kernels.h"
 #include "kvjax/ffi/cpu/program/subnormal.h"
+#include "kvjax/ffi/cpu/program/tile.h"
 
 namespace kvjax::program {
-
-/// Where the parts of a tile's row are.
-struct TileRow {
-  std::byte* value;
-  std::byte* slots;
-  const float* gradient;  // a sum already
-  const uint64_t* key;
-  bool fresh;                       // no optimizer has written its slots
-  const RowFacts* facts = nullptr;  // if the program wants them
-};
-using Tile = std::span<const TileRow>;
 
 /// What all rows of a call have in common.
 struct Batch {
@@ -46,7 +36,10 @@ struct Batch {
 class Machine {
  public:
   Machine(const Batch& batch, const Kernels& kernels)
-      : batch_(batch), kernels_(kernels), rows_(RowsOfTile(*batch.program)), random_{batch.seed, batch.step} {
+      : batch_(batch),
+        kernels_(kernels),
+        rows_(RowsOfTile(batch)),
+        tiles_{Tile(Rows()), Tile(Rows()), Tile(Rows())} {
     const Program& p = *batch.program;
     const size_t rows = static_cast<size_t>(rows_), dim = static_cast<size_t>(p.dim);
     const size_t vector = rows * dim, words = vector * static_cast<size_t>(p.vectors);
@@ -56,27 +49,32 @@ class Machine {
     for (size_t v = 0; v < static_cast<size_t>(p.vectors); ++v) {
       for (size_t r = 0; r < rows; ++r) pointers_[v * rows + r] = registers_.get() + v * vector + r * dim;
     }
-    fresh_.reserve(rows), keys_.resize(rows);
-    random_.keys = keys_.data();
-    Bind(p.initial, initial_);
-    Bind(p.update, update_);
+    for (size_t t = 0; t < kTiles; ++t) random_[t] = {batch.seed, batch.step, tiles_[t].keys()};
+    Bind(p.initial, initial_, kFresh);
+    Bind(p.update, update_[0], 0);
+    update_[1] = update_[0];
+    for (Step& step : update_[1]) {
+      for (Source& source : step.arg) source.rows = tiles_[0].Same(source.rows, tiles_[1]);
+      step.out_rows = tiles_[0].Same(step.out_rows, tiles_[1]);
+      step.random = &random_[1];
+    }
     FindAlike();
   }
 
   /// Rows that fit a tile.
   [[nodiscard]] int32_t rows() const { return rows_; }
 
-  /// Runs the program on a tile, and fetches the rows of the one that comes `next`.
-  void Run(Tile tile, Tile next) {
+  /// One of the two tiles, to be filled.
+  [[nodiscard]] Tile& tile(size_t number) { return tiles_[number]; }
+
+  /// Runs the program on a tile, and fetches the rows of the other.
+  void Run(size_t number) {
     const NoSubnormals scope;
-    if (!initial_.empty()) {
-      fresh_.clear();
-      for (const TileRow& row : tile) {
-        if (row.fresh) fresh_.push_back(row);
-      }
-      if (!fresh_.empty()) Run(initial_, fresh_, {}, false);
-    }
-    Run(update_, tile, next, alike_.has_value());
+    Tile& fresh = tiles_[kFresh];
+    fresh.Clear();
+    if (!initial_.empty()) fresh.AddFresh(tiles_[number]);
+    if (fresh.size() > 0) Run(initial_, fresh, nullptr, false);
+    Run(update_[number], tiles_[number], &tiles_[number ^ 1], alike_.has_value());
   }
 
   /// Sums rows, as SumInOrder does.
@@ -88,17 +86,19 @@ class Machine {
 
  private:
   static constexpr std::align_val_t kLine{64};
-  // More would leave the first cache, and of fewer rows the work between two kernels would be most of it.
-  static constexpr size_t kRegisterBytes = size_t{32} << 10;
-  static constexpr size_t kFewest = 16, kMost = 256;
+  // Registers and parts of rows: of two tiles, more would leave the first cache, and of fewer rows the work
+  // between two kernels would be most of it.
+  static constexpr size_t kTileBytes = size_t{12} << 10;
+  static constexpr size_t kFewest = 8, kMost = 256;
+  static constexpr size_t kFresh = 2, kTiles = 3;
   static constexpr size_t kFewestShared = 4;  // instructions; to find rows takes as long as a few
 
-  static int32_t RowsOfTile(const Program& p) {
-    const size_t row =
-        std::max<size_t>(static_cast<size_t>(p.vectors) * static_cast<size_t>(p.dim) * sizeof(float) +
-                             static_cast<size_t>(p.scalars) * sizeof(Cell),
-                         1);
-    return static_cast<int32_t>(std::clamp(kRegisterBytes / row, kFewest, kMost));
+  static int32_t RowsOfTile(const Batch& batch) {
+    const Program& p = *batch.program;
+    const size_t row = (static_cast<size_t>(p.vectors) + 1) * static_cast<size_t>(p.dim) * sizeof(float) +
+                       static_cast<size_t>(p.scalars) * sizeof(Cell) + batch.value_bytes +
+                       batch.layout->stride();  // and one gradient
+    return static_cast<int32_t>(std::clamp(kTileBytes / row, kFewest, kMost));
   }
 
   [[nodiscard]] float* const* Pointers(Register r) const {
@@ -110,27 +110,47 @@ class Machine {
   static bool HasPointers(Register r) {
     return r.kind() == Register::Kind::kVector || r.kind() == Register::Kind::kField;
   }
-  [[nodiscard]] Source From(Register r) {
-    if (HasPointers(r)) return {.rows = Pointers(r)};
+  [[nodiscard]] Source From(Register r, const Tile& tile) {
+    if (r.kind() == Register::Kind::kField) return OfField(r, tile);
+    if (r.kind() == Register::Kind::kVector) return {.rows = Pointers(r)};
     if (r.kind() == Register::Kind::kShared) return {.cells = batch_.shared + r.number(), .stride = 0};
     return {.cells = Scalars(r), .stride = 1};
   }
+  [[nodiscard]] Source OfField(Register r, const Tile& tile) {
+    const Field& field = batch_.program->fields[static_cast<size_t>(r.number())];
+    if (field.is_fact()) return {.rows = tile.part(Tile::kFacts), .offset = sizeof(float) * field.fact()};
+    if (field.is_constant()) {  // the same place for all rows, which nothing writes
+      const Cell* const row = batch_.shared + field.constant();
+      float** const to = const_cast<float**>(Pointers(r));
+      std::fill_n(to, Rows(), reinterpret_cast<float*>(const_cast<Cell*>(row)));
+      return {.rows = to};
+    }
+    if (field.source == Field::kGradient) return {.rows = tile.part(Tile::kGradient)};
+    if (field.source == Field::kValue) return {.rows = tile.part(Tile::kValue)};
+    const Slot& slot = batch_.layout->slots()[static_cast<size_t>(field.source)];
+    return {.rows = tile.part(Tile::kSlots), .offset = slot.offset};
+  }
+  [[nodiscard]] size_t Rows() const { return static_cast<size_t>(rows_); }
   [[nodiscard]] Cell* Scalars(Register r) {
     return scalars_.data() + static_cast<size_t>(r.number()) * static_cast<size_t>(rows_);
   }
 
-  void Bind(const std::vector<Instruction>& from, std::vector<Step>& to) {
+  void Bind(const std::vector<Instruction>& from, std::vector<Step>& to, size_t number) {
+    const Tile& tile = tiles_[number];
     for (const Instruction& i : from) {
       Step step;
       const InstructionForm& form = kInstructionForms[static_cast<size_t>(i.op)];
       Shape shape;
       for (int32_t j = 0; j < form.arity; ++j) {
-        step.arg[j] = From(i.arg[j]);
+        step.arg[j] = From(i.arg[j], tile);
         shape.vectors |= HasPointers(i.arg[j]) ? 1 << j : 0;
       }
       shape.shared_base = i.arg[0].kind() == Register::Kind::kShared;
       shape.vector = HasPointers(i.out);
-      if (HasPointers(i.out)) step.out_rows = Pointers(i.out);
+      if (HasPointers(i.out)) {
+        const Source out = From(i.out, tile);
+        step.out_rows = out.rows, step.out_offset = out.offset;
+      }
       if (i.out.kind() == Register::Kind::kScalar) step.out = Scalars(i.out);
       if (i.op == Opcode::k_load || i.op == Opcode::k_store) {
         const Register row = i.op == Opcode::k_load ? i.arg[0] : i.out;
@@ -139,7 +159,7 @@ class Machine {
         shape.type = static_cast<int32_t>(field.type);
         shape.vector = HasPointers(i.op == Opcode::k_load ? i.out : i.arg[0]);
       }
-      step.random = &random_;
+      step.random = &random_[number];
       if ((i.op == Opcode::k_pow_f || i.op == Opcode::k_pow_d) && shape.shared_base) {
         memory_.push_back(std::make_unique<std::byte[]>(Step::kMemory));
         step.memory = memory_.back().get();
@@ -194,16 +214,16 @@ class Machine {
     return batch_.program->fields[static_cast<size_t>(r.number())].source >= 0;
   }
 
-  void Run(const std::vector<Step>& steps, Tile tile, Tile next, bool alike) {
-    Locate(tile);
+  void Run(const std::vector<Step>& steps, const Tile& tile, const Tile* next, bool alike) {
     const auto rows = static_cast<int32_t>(tile.size());
+    const size_t to_fetch = next == nullptr ? 0 : next->size();
     size_t fetched = 0, done = 0;
     const auto run = [&](size_t until, int32_t on) {
       for (; done < until; ++done) {
-        if (on != 0) steps[done].kernel(steps[done], on, batch_.program->dim);
         // A few rows after each step, so that they do not wait for each other.
-        for (const size_t by = next.size() * (done + 1) / steps.size(); fetched < by; ++fetched)
-          Fetch(next[fetched]);
+        for (const size_t by = to_fetch * (done + 1) / steps.size(); fetched < by; ++fetched)
+          Fetch(*next, fetched);
+        if (on != 0) steps[done].kernel(steps[done], on, batch_.program->dim);
       }
     };
     if (alike) {
@@ -214,44 +234,17 @@ class Machine {
     run(steps.size(), rows);
   }
 
-  /// Points the fields to the rows of a tile.
-  void Locate(Tile tile) {
-    const Program& p = *batch_.program;
-    for (size_t r = 0; r < tile.size(); ++r) keys_[r] = tile[r].key;
-    for (size_t f = 0; f < p.fields.size(); ++f) {
-      float** const to = pointers_.data() + (static_cast<size_t>(p.vectors) + f) * static_cast<size_t>(rows_);
-      const int32_t source = p.fields[f].source;
-      if (p.fields[f].is_fact()) {  // no more than the gradient does anything write this, or constants
-        for (size_t r = 0; r < tile.size(); ++r) to[r] = WordsOf(tile[r].facts) + p.fields[f].fact();
-      } else if (p.fields[f].is_constant()) {
-        const Cell* const row = batch_.shared + p.fields[f].constant();
-        std::fill_n(to, tile.size(), reinterpret_cast<float*>(const_cast<Cell*>(row)));
-      } else if (source == Field::kGradient) {
-        for (size_t r = 0; r < tile.size(); ++r) to[r] = const_cast<float*>(tile[r].gradient);
-      } else if (source == Field::kValue) {
-        for (size_t r = 0; r < tile.size(); ++r) to[r] = reinterpret_cast<float*>(tile[r].value);
-      } else {
-        const size_t offset = batch_.layout->slots()[static_cast<size_t>(source)].offset;
-        for (size_t r = 0; r < tile.size(); ++r) to[r] = reinterpret_cast<float*>(tile[r].slots + offset);
-      }
-    }
-  }
-
-  static float* WordsOf(const RowFacts* facts) {
-    return reinterpret_cast<float*>(const_cast<RowFacts*>(facts));
-  }
-
   // By force inline: GCC takes a function that only prefetches for one without effects, and drops calls of
   // it.
-  [[gnu::always_inline]] void Fetch(const TileRow& row) const {
-    Fetch(row.value, batch_.value_bytes);
-    Fetch(row.slots, batch_.layout->stride());
-    Fetch(reinterpret_cast<const std::byte*>(row.gradient),
-          static_cast<size_t>(batch_.program->dim) * sizeof(float));
+  [[gnu::always_inline]] void Fetch(const Tile& tile, size_t row) const {
+    Fetch(tile.part(Tile::kValue)[row], batch_.value_bytes);
+    Fetch(tile.part(Tile::kSlots)[row], batch_.layout->stride());
+    Fetch(tile.part(Tile::kGradient)[row], static_cast<size_t>(batch_.program->dim) * sizeof(float));
   }
-  [[gnu::always_inline]] static void Fetch(const std::byte* from, size_t bytes) {
+  [[gnu::always_inline]] static void Fetch(const float* from, size_t bytes) {
     constexpr size_t kMostBytes = 2048;  // the processor sees by itself how longer ones go on
-    for (size_t i = 0; i < std::min(bytes, kMostBytes); i += 64) __builtin_prefetch(from + i, 0, 3);
+    for (size_t i = 0; i < std::min(bytes, kMostBytes); i += 64)
+      __builtin_prefetch(reinterpret_cast<const std::byte*>(from) + i, 0, 3);
   }
 
   struct Free {
@@ -261,17 +254,16 @@ class Machine {
   Batch batch_;
   const Kernels& kernels_;
   int32_t rows_;
+  Tile tiles_[kTiles];
   std::unique_ptr<float, Free> registers_;
   std::vector<Cell> scalars_;
-  std::vector<float*> pointers_;  // to the rows of each vector register, and of each field
+  std::vector<float*> pointers_;  // to the rows of each vector register, and of each field of constants
   std::vector<std::unique_ptr<std::byte[]>> memory_;
-  std::vector<Step> initial_, update_;
+  std::vector<Step> initial_, update_[2];  // by tile
   size_t loads_ = 0,
          shared_ = 0;           // where the update's loads of single elements end, and what follows from them
   std::optional<Alike> alike_;  // if that is worth finding rows for
-  std::vector<TileRow> fresh_;
-  std::vector<const uint64_t*> keys_;
-  Random random_;
+  Random random_[kTiles];
 };
 
 }  // namespace kvjax::program
