@@ -3,8 +3,8 @@
     python benchmarks/transforms.py                # a minute; builds two C++ files with c++ first
     python benchmarks/transforms.py --smoke        # tiny sizes, to see that it runs
 
-Both visit the same random rows and count them; the kernel by hand is made for its dim and for this processor. Rows are
-compared at the end. Time is that of the processor, ns a row, the median of turns.
+It wants an x86 processor and GCC. Both visit the same random rows and count them; the kernel by hand is made for its
+dim and for this processor. Rows are compared at the end. Time is that of the processor, ns a row, the median of turns.
 """
 
 from __future__ import annotations

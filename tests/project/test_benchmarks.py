@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +51,13 @@ def test_smoke(tmp_path):
 def test_optimizers_in_tiny():
     done = run("--quick", "--only", "adagrad", "segments", script=BENCHMARKS / "optimizers.py")
     assert done.returncode == 0 and "adagrad" in done.stdout and "by hand" in done.stdout, done.stderr[-2000:]
+
+
+@slow
+@pytest.mark.skipif(shutil.which("c++") is None or platform.machine() != "x86_64", reason="builds kernels for x86")
+def test_kernels_by_hand_do_what_their_transforms_do():
+    done = run("--smoke", script=BENCHMARKS / "transforms.py")
+    assert done.returncode == 0 and "amsgrad" in done.stdout, done.stderr[-2000:]
 
 
 @slow
