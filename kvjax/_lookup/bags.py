@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -135,7 +136,9 @@ def combined(
     rows = clip_norm(table, _OP, lookup(table, query, missing)[0], max_norm)
     if padded:
         part = functools.partial(_combine_padded, combiner, empty is not None)
-        made, *filled = mesh.over_batch(table.spec, _OP, part, keys.ndim - 1, rows, mask, weights)
+        # The rows that a following handle has read are of its caller alone.
+        spec = dataclasses.replace(table.spec, placement=None) if table.follows else table.spec
+        made, *filled = mesh.over_batch(spec, _OP, part, keys.ndim - 1, rows, mask, weights)
     else:
         made, *filled = _combine(combiner, empty is not None, bags, ids, rows, weights)
     if empty is not None:

@@ -5,7 +5,7 @@ A read of a sharded table goes to the owners of its keys (`kvjax._sharded.exchan
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from kvjax._keys.keys import Keys
 from kvjax._ops import reads, routing
 from kvjax._ops.initial_rows import initial_rows
+from kvjax._sharded import following
 from kvjax._sharded.exchange import ask
 from kvjax._sharded.mesh import over_keys
 from kvjax._spec.spec import TableSpec
@@ -36,12 +37,24 @@ def lookup(
         initial = initial_rows(spec, version, keys, mask)
         return reads.lookup(spec, version, keys, mask, initial, as_initial)[:3]
     options = {"as_initial": as_initial, "few": few, "with_found": with_found}
-    (rows, *found), (used,) = over_keys(_lookup_part, spec, "lookup", version, keys, mask, **options)
+    (rows, *found), (used,) = _over(version)(_lookup_part, spec, "lookup", version, keys, mask, **options)
     return rows, found[0] if found else jnp.zeros(0, bool), used
 
 
+def _over(version: jax.Array) -> Callable[..., Any]:
+    """How a read gets to the shards: through a following handle, whose version is ``(0,)``, to each by itself."""
+    return following.over_shards if version.shape == (0,) else over_keys
+
+
 def _lookup_part(
-    spec: TableSpec, version: Any, keys: Keys, mask: Any, as_initial: bool, few: bool, with_found: bool
+    spec: TableSpec,
+    version: Any,
+    keys: Keys,
+    mask: Any,
+    as_initial: bool,
+    few: bool,
+    with_found: bool,
+    ask: Callable[..., Any] = ask,
 ) -> Any:
     wire = spec.placement.wire if spec.placement else None
 
@@ -94,11 +107,13 @@ def inspect(spec: TableSpec, op: str, version: jax.Array, keys: Keys) -> tuple[j
     """Found ``(...)`` bool, frequency and version ``(..., 2)`` uint32, the words of int64."""
     if spec.placement is None:
         return reads.inspect(spec, op, version, keys)[:3]
-    (found, freq, written), _ = over_keys(_inspect_part, spec, op, version, keys, None, asked=op)
+    (found, freq, written), _ = _over(version)(_inspect_part, spec, op, version, keys, None, asked=op)
     return found, freq, written
 
 
-def _inspect_part(spec: TableSpec, version: Any, keys: Keys, mask: Any, asked: str) -> Any:
+def _inspect_part(
+    spec: TableSpec, version: Any, keys: Keys, mask: Any, asked: str, ask: Callable[..., Any] = ask
+) -> Any:
     def answer(keys: Keys, mask: Any) -> Any:
         *answers, status = reads.inspect(spec, asked, version, keys)
         return tuple(answers), status
@@ -114,7 +129,7 @@ def read_slot(
     if spec.placement is None:
         return reads.read_slot(spec, slot, version, keys, dtype, shape)[0]
     kind = {"slot": slot, "dtype": jnp.dtype(dtype), "shape": tuple(shape)}
-    return over_keys(_slot_part, spec, "slot", version, keys, None, **kind)[0][0]
+    return _over(version)(_slot_part, spec, "slot", version, keys, None, **kind)[0][0]
 
 
 def read_slots_until(
@@ -148,7 +163,16 @@ def _ahead(words: jax.Array, at: int, steps: jax.Array) -> jax.Array:
     return jnp.where(jnp.any(last > steps), jnp.uint32(routing.AHEAD), jnp.uint32(0))
 
 
-def _slot_part(spec: TableSpec, version: Any, keys: Keys, mask: Any, slot: str, dtype: Any, shape: Any) -> Any:
+def _slot_part(
+    spec: TableSpec,
+    version: Any,
+    keys: Keys,
+    mask: Any,
+    slot: str,
+    dtype: Any,
+    shape: Any,
+    ask: Callable[..., Any] = ask,
+) -> Any:
     def answer(keys: Keys, mask: Any) -> Any:
         values, status = reads.read_slot(spec, slot, version, keys, dtype, shape)
         return (values,), status

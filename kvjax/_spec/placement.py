@@ -76,8 +76,8 @@ class Placement:
         return tuple(sorted({device.process_index for device in self.mesh.devices.flat}))
 
     @functools.cached_property
-    def _shards(self) -> np.ndarray:
-        """Devices ``(num_shards, replicas)``."""
+    def devices(self) -> np.ndarray:
+        """``(num_shards, replicas)``."""
         names = list(self.mesh.axis_names)
         order = [names.index(axis) for axis in self.axes]
         rest = [i for i in range(len(names)) if i not in order]
@@ -86,14 +86,14 @@ class Placement:
     @property
     def writers(self) -> tuple[int, ...]:
         """The processes that have the first copy of a shard, in order: together they have each row once."""
-        return tuple(sorted({device.process_index for device in self._shards[:, 0]}))
+        return tuple(sorted({device.process_index for device in self.devices[:, 0]}))
 
     @functools.cached_property
     def local(self) -> tuple[Local, ...]:
         """The shards of this process, in the order of the mesh."""
         return tuple(
             Local(ordinal(device), shard, replica)
-            for (shard, replica), device in np.ndenumerate(self._shards)
+            for (shard, replica), device in np.ndenumerate(self.devices)
             if device.process_index == jax.process_index()
         )
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from kvjax._ops import order
+from kvjax._sharded import following
 from kvjax._sharded.mesh import elements
 from kvjax._table import at_exit
 from kvjax._table.behind import warn_if_behind
@@ -77,6 +78,9 @@ class Handles(Handle):
         the table takes a handle of one version, and is an error. Dense parameters that go with it must be the reader's
         own: those that a training step donates are gone.
 
+        A table over a mesh is read shard by shard, so that no read waits for the devices of another: rows of two shards
+        may be a step apart. Such a read is one outside of ``jit``: look rows up, and give the compiled function those.
+
         Where a function makes the initial rows, each read makes those of all its keys. Not inside ``jit``: give the
         compiled function what this returns.
 
@@ -84,8 +88,7 @@ class Handles(Handle):
           The following handle, of the table of this name, whichever that is. A lookup through it has no gradient.
 
         Raises:
-          ValueError: the table has a mesh. Its shards are not read at one moment, and programs over several devices
-            that two threads start may wait for each other for ever.
+          ValueError: the table is over a mesh of several processes; from a compiled read, over any.
           RuntimeError: the handle is of another table; from a read, a training step has stopped half-way (`refresh`).
 
         Example:
@@ -101,11 +104,10 @@ class Handles(Handle):
         check_without_a_view(self, "live")
         check_spec(self, "live")
         warn_if_behind(self, "live")
-        if self.spec.placement is not None:
+        if self.spec.placement is not None and None in following.devices(self.spec.placement):
             raise fail(
-                ValueError, self.name, "live", "a table in one place",
-                f"one over the mesh {dict(self.spec.placement.mesh.shape)}",
-                "its shards are not read at one moment, and programs over several devices that two threads start may "
-                "wait for each other for ever: read it between two steps, in the thread that trains",
+                ValueError, self.name, "live", "a table whose shards are all in this process",
+                f"one over the mesh {dict(self.spec.placement.mesh.shape)} of several", "each process would have to "
+                "read when the others do: read it between two steps, by the handle that is trained",
             )  # fmt: skip
         return self.at(np.zeros(0, np.uint32))

@@ -102,14 +102,61 @@ def test_a_following_handle_only_reads_rows(make, mesh):
             call(live)
     with pytest.raises(TypeError, match="live: want a call outside jit"):
         jax.jit(lambda t: t.live().lookup(7))(table)
-    with pytest.raises(ValueError, match="live: want a table in one place, got one over the mesh"):
-        make(2, mesh=mesh(1)).live()
+    with pytest.raises(ValueError, match=r"lookup: want a read outside jit.* look the rows up before the program"):
+        rows_of(make(2, mesh=mesh(1)).live(), KEYS)
     assert len(table) == 0
     # In a loss it is like any array that is not trained.
     assert kvjax.grad(lambda w: (w * live.lookup(7)).sum())(jnp.ones(2)).shape == (2,)
     prefetched, table = kvjax.prefetch(table, [7])
     table.upsert(7, [3.0, 3.0])
     assert live.lookup(prefetched).tolist() == [[3.0, 3.0]]
+
+
+@slow
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"replicated": True}, {"admit": kvjax.admit.MinCount(9)}],
+    ids=["shards", "copies", "shared row"],
+)
+def test_a_mesh_is_read_shard_by_shard(make, mesh, options):
+    """Outside of programs, whatever mesh is around; what it reads is what the handle of the last write reads."""
+    table = make(2, mesh=mesh(2), **options)
+    live, ids = table.live(), np.array([[3, 1], [4, -1], [1, 5]])
+    table, _ = table.apply(optax.trace(0.9), kvjax.SparseRows(np.array([1, 3, 4, 4]), jnp.ones((4, 2))))
+    reads = [
+        lambda t: t.lookup(ids, pad_id=-1, missing="zeros"),
+        lambda t: t.frequency(ids),
+        lambda t: t.slot("trace", ids),
+        lambda t: kvjax.lookup_bag(t, ids, pad_id=-1, combiner="mean"),
+    ]
+    for read in reads:
+        np.testing.assert_array_equal(read(live), read(table))
+    with jax.set_mesh(mesh(2)):
+        assert live.lookup(np.zeros((0, 3), int)).shape == (0, 3, 2) and len(live) == len(table)
+
+
+@slow
+def test_threads_read_a_mesh_beside_training(make, mesh):
+    """Programs of several devices, whose threads would wait for each other: each row is one of a finished step."""
+    table, steps = make(2, mesh=mesh(4)), 30
+    live, done, seen = table.live(), threading.Event(), []
+
+    def follow():
+        while not done.is_set():
+            seen.append(np.asarray(live.lookup(KEYS)))
+
+    threads = [threading.Thread(target=follow) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for _ in range(steps):
+        table = TRAIN["program"](table, KEYS)
+    jax.block_until_ready(table.version)
+    done.set()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert seen and all((rows[:, 0] == rows[:, 1]).all() for rows in seen)
+    assert (np.asarray(live.lookup(KEYS)) == -float(steps)).all()
 
 
 def test_a_table_of_other_rows_is_said(make):
