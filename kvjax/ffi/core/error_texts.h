@@ -417,6 +417,17 @@ inline Error DifferError(std::string_view table, std::string_view op) {
                    "gathered over it, or shard_map with check_vma=True, where kvjax does it");
 }
 
+/// A training step that no shard has done, for an error of one of them: JAX may raise it only where a result
+/// of the step is used, so it says what is in hand then.
+inline Error StepError(const Error& refused) {
+  return {
+      refused.code(),
+      std::string(refused.what())
+          .append("; no shard has done the step, and what its program returned, dense parameters too, is "
+                  "nothing: go on from what it was given and table.refresh(), or, where that was donated, "
+                  "from a checkpoint; partition(..., on_refused='keep') gives all back")};
+}
+
 /// A failure whose error another process has.
 inline Error ElsewhereError(std::string_view table, std::string_view op) {
   return MakeError(ErrorCode::kFailedPrecondition, table, op, "a call that all shards can do",

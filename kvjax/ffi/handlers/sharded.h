@@ -99,7 +99,8 @@ ffi::Error Agree(typename B::Exec& exec, Decoder& in) {
     if (const uint32_t number = B::Read(exec, agreed); number != 0) {
       if (in.Flag("writes") && table != nullptr) table->Abandon();
       if (number == Failures::kAhead) throw AheadError(in.table(), in.op());
-      throw Failures::Get().Find(number).value_or(ElsewhereError(in.table(), in.op()));
+      const Error refused = Failures::Get().Find(number).value_or(ElsewhereError(in.table(), in.op()));
+      throw in.op() == Name(Op::kApply) ? StepError(refused) : refused;
     }
     if (starts.n > 0 && table != nullptr) {
       table->Count({.keys = B::Read(exec, reinterpret_cast<const uint32_t*>(starts.data) + starts.n - 1),
