@@ -111,6 +111,9 @@ namespace kvjax {
   REDUCE(sum_i, int32_t, 0, Word(Bits(x) + Bits(y)))                                              \
   REDUCE(rmax_i, int32_t, INT32_MIN, x > y ? x : y)                                               \
   REDUCE(rmin_i, int32_t, INT32_MAX, x < y ? x : y)                                               \
+  FUSED(fma_div_mul, "svvvv", float, float, fma_f(a, div_f(b, mul_f(c, d)), e))                   \
+  FUSED(fma_fma_fma, "vssss", float, float, fma_f(a, fma_f(a, fma_f(a, b, c), d), e))             \
+  FUSED(mul_fma_fma, "vvsss", float, float, mul_f(a, fma_f(b, fma_f(b, c, d), e)))                \
   FUSED(fma_div_div, "svsvv", float, float, fma_f(a, div_f(div_f(b, c), d), e))                   \
   FUSED(fma_add_div, "svvsv", float, float, fma_f(a, b, div_f(div_f(c, d), e)))                   \
   FUSED(fma_square_mul_mul, "svsvs", float, float, fma_f(a, mul_f(b, b), mul_f(c, mul_f(d, e))))  \
@@ -121,7 +124,6 @@ namespace kvjax {
   FUSED(fma_of_div, "svvv", float, float, fma_f(a, div_f(b, c), d))                               \
   FUSED(add_sqrt_div, "vss", float, float, add_f(sqrt_f(div_f(a, b)), c))                         \
   FUSED(add_of_sqrt, "vs", float, float, add_f(sqrt_f(a), b))                                     \
-  FUSED(div_fms_add, "vss", float, float, div_f(a, fms_f(add_f(a, b), a, c)))                     \
   FUSED(rsqrt_add, "vs", float, float, rsqrt_f(add_f(a, b)))                                      \
   FUSED(sqrt_add, "vs", float, float, sqrt_f(add_f(a, b)))                                        \
   FUSED(next_i, "sss", int32_t, int32_t, select(lt_i(a, b), b, add_i(a, c)))
