@@ -136,7 +136,7 @@ def _as_said(text: str, args: argparse.Namespace) -> str:
     for argument, flag in flags.items():
         if hasattr(args, flag.split()[0].removeprefix("--")):
             text = re.sub(rf"\b{re.escape(argument)}", flag, text)
-    return text
+    return text if text.startswith("kvjax") else f"kvjax: {args.command}: {text}"  # of the system, say
 
 
 def _rules(command: argparse.ArgumentParser) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,9 @@ def plot(path: str | os.PathLike[str], checkpoint: str, tables: Sequence[SavedTa
             steps = growth.get(table.name, {})
             line[-1].plot(list(steps), list(steps.values()), marker=".")
             line[-1].set(xlabel="step", ylabel="rows", ylim=(0, None), title=f"{table.name}: growth")
-    figure.savefig(os.fspath(path))
+    with warnings.catch_warnings():  # of letters that the font does not have
+        warnings.simplefilter("ignore")
+        figure.savefig(os.fspath(path))
 
 
 def _histogram(axis: Any, array: np.ndarray, logarithmic: bool) -> None:
