@@ -208,8 +208,9 @@ class Catalog:
         try:
             return body()
         except Damaged as error:
+            mend = _REPLACED if self.replaced() else _DAMAGED
             raise CheckpointError(
-                f"kvjax: table {name!r}, {self.op}: {error} in {self.folder(name)}; {_DAMAGED}"
+                f"kvjax: table {name!r}, {self.op}: {error} in {self.folder(name)}; {mend}"
             ) from error
 
     def _open(self, name: str) -> tuple[dict[str, Any], Files]:
@@ -277,6 +278,7 @@ _SLACK = 10**9
 """Nanoseconds by which a clock may be set back during a save."""
 
 _DAMAGED = "the checkpoint is damaged, or a later kvjax has written it: restore an older one"
+_REPLACED = "another checkpoint has taken the place of this one meanwhile: do it again"
 
 
 def _entries(found: Any, path: str) -> dict[str, tuple[int, str]]:

@@ -91,7 +91,14 @@ def verify(path: PathLike) -> Verified:
       >>> kvjax.drop_table("doc_verify")
       >>> folder.cleanup()
     """
-    catalog = Catalog(locate(path), "verify")
+    while True:
+        catalog = Catalog(locate(path), "verify")
+        found = _verified(catalog)
+        if found.ok or not catalog.replaced():
+            return found
+
+
+def _verified(catalog: Catalog) -> Verified:
     try:
         names = catalog.names
     except CheckpointError as error:

@@ -121,9 +121,18 @@ def _of_table(table: Any) -> Contents:
 
 
 def _of_checkpoint(folder: Path, name: str | None, base: Any) -> Contents:
-    from kvjax.checkpoint import Chain
+    from kvjax.checkpoint import Chain, CheckpointError
 
-    chain = Chain(folder, base, "write")
+    while True:
+        chain = Chain(folder, base, "write")
+        try:
+            return of_chain(chain, _name_in(chain, folder, name))
+        except CheckpointError:
+            if not chain.catalog.replaced():
+                raise
+
+
+def _name_in(chain: Chain, folder: Path, name: str | None) -> str:
     if name is None and len(chain.names) == 1:
         (name,) = chain.names
     if name is None:
@@ -134,7 +143,7 @@ def _of_checkpoint(folder: Path, name: str | None, base: Any) -> Contents:
     if name not in chain.names:
         mend = f"{meant(name, chain.names)}the checkpoint holds {chain.names}"
         raise fail(ValueError, str(folder), "write", "one of its tables", repr(name), mend)
-    return of_chain(chain, name)
+    return name
 
 
 def of_chain(chain: Chain, name: str) -> Contents:

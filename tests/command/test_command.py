@@ -249,6 +249,21 @@ def test_errors_name_the_flags_of_the_command(manager, run, tmp_path):
         run("--version")
 
 
+def test_errors_of_the_system_name_the_command(manager, run, tmp_path):
+    pytest.importorskip("matplotlib")
+    nowhere = tmp_path / "nowhere" / "p.svg"
+    status, text = run("inspect", manager, "--plot", nowhere)
+    assert status == 2 and text.startswith("kvjax: inspect: ") and str(nowhere) in text
+    assert run("inspect", manager, "--plot", tmp_path / "p.what")[1].startswith("kvjax: inspect: Format 'what'")
+
+
+def test_letters_that_a_font_lacks_are_no_matter(make, run, tmp_path, recwarn):
+    pytest.importorskip("matplotlib")
+    kvjax.checkpoint.save(tmp_path / "a", {"日本": make(1)})
+    assert run("inspect", tmp_path / "a", "--plot", tmp_path / "p.svg")[0] == 0
+    assert run("inspect", tmp_path / "a", "--plot", tmp_path / "p.png")[0] == 0 and not recwarn.list
+
+
 def test_what_is_said_wrongly(run, capsys, tmp_path):
     text = run("inspect", tmp_path)[1]
     assert text.startswith(f"kvjax: checkpoint: want a checkpoint of tables, got none in {tmp_path}")
