@@ -14,7 +14,10 @@ import pytest
 import tensorstore as ts
 
 import kvjax
+from kvjax._formats import atomic
+from kvjax.checkpoint import Catalog, compact, save, verify
 from kvjax.checkpoint._format import CheckpointError
+from kvjax.serving import FrozenTable
 from tests.support import damages
 from tests.support.checkpoints import IDS, array_at, assert_equal, rewrite, trained
 from tests.support.marks import examples
@@ -238,3 +241,25 @@ def test_a_save_of_which_a_part_is_elsewhere_is_no_checkpoint(saved):
     (folder / "1/one" / f"{SHARD}.json").unlink()
     with pytest.raises(CheckpointError, match=r"^kvjax: save: want the file .*share"):
         HANDLER.finalize(folder / "1")
+
+
+def test_who_reads_what_is_replaced_meanwhile_does_not_call_it_damaged(make, tmp_path, monkeypatch):
+    table = make(1).upsert(IDS[:2], [[1.0], [2.0]])
+    save(tmp_path / "a", [table])
+    save(tmp_path / "b", [table.upsert(IDS[:2], [[3.0], [4.0]])])
+    lists, exchanges = Catalog.lists, iter([True])
+
+    def late(self, name):
+        found = lists(self, name)
+        if next(exchanges, False):
+            atomic._exchange(tmp_path / "a", tmp_path / "b")
+        return found
+
+    monkeypatch.setattr(Catalog, "lists", late)
+    frozen = FrozenTable.write(tmp_path / "a.frozen", tmp_path / "a")
+    assert frozen.lookup(IDS[:2])[:, 0].tolist() == [3, 4]
+    exchanges = iter([True])
+    assert verify(tmp_path / "a").ok
+    exchanges = iter([True])
+    with pytest.raises(CheckpointError, match="another checkpoint has taken the place of this one meanwhile: do it"):
+        compact(tmp_path / "a", tmp_path / "c")

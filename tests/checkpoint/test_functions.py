@@ -13,9 +13,8 @@ import pytest
 
 import kvjax
 from kvjax._formats import atomic
-from kvjax.checkpoint import Catalog, CheckpointError, compact, diff, prune, restore, save, verify
+from kvjax.checkpoint import CheckpointError, compact, diff, prune, restore, save, verify
 from kvjax.checkpoint._restore import Restore
-from kvjax.serving import FrozenTable
 from tests.support.checkpoints import IDS, assert_equal, trained
 from tests.support.checkpoints import save as save_by_orbax
 from tests.support.marks import slow
@@ -101,28 +100,6 @@ def test_a_restore_of_what_is_replaced_meanwhile_is_of_the_other(make, tmp_path,
 
     monkeypatch.setattr(Restore, "read", late)
     assert restore(tmp_path / "a")["table0"].lookup(IDS[:2])[:, 0].tolist() == [3, 4] and done
-
-
-def test_who_reads_what_is_replaced_meanwhile_does_not_call_it_damaged(make, tmp_path, monkeypatch):
-    table = make(1).upsert(IDS[:2], [[1.0], [2.0]])
-    save(tmp_path / "a", [table])
-    save(tmp_path / "b", [table.upsert(IDS[:2], [[3.0], [4.0]])])
-    lists, exchanges = Catalog.lists, iter([True])
-
-    def late(self, name):
-        found = lists(self, name)
-        if next(exchanges, False):
-            atomic._exchange(tmp_path / "a", tmp_path / "b")
-        return found
-
-    monkeypatch.setattr(Catalog, "lists", late)
-    frozen = FrozenTable.write(tmp_path / "a.frozen", tmp_path / "a")
-    assert frozen.lookup(IDS[:2])[:, 0].tolist() == [3, 4]
-    exchanges = iter([True])
-    assert verify(tmp_path / "a").ok
-    exchanges = iter([True])
-    with pytest.raises(CheckpointError, match="another checkpoint has taken the place of this one meanwhile: do it"):
-        compact(tmp_path / "a", tmp_path / "c")
 
 
 def test_errors_name_the_operation(make, tmp_path):
