@@ -29,6 +29,17 @@ def beside(path: Path, end: str) -> Path:
     return path.with_name(f".{name}.{end}")
 
 
+@contextlib.contextmanager
+def naming(path: str | os.PathLike[str]) -> Generator[None]:
+    """Has errors of the system in the body say which file they are of: a disk that is full does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise
+
+
 # ---- files ---------------------------------------------------------------------------------------------------
 
 
@@ -51,7 +62,8 @@ def replaced(path: str | os.PathLike[str]) -> Generator[Path]:
         )
     part = beside(whole, f"{secrets.token_hex(8)}.part")
     try:
-        yield part
+        with naming(whole):
+            yield part
         flush(part)
         os.replace(part, whole)
         flush(whole.parent)

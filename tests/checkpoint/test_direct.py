@@ -7,6 +7,7 @@ import os
 import numpy as np
 import pytest
 
+from kvjax._formats import atomic
 from kvjax.checkpoint import _direct, _files
 
 
@@ -50,5 +51,8 @@ def test_other_failures_are_said(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr(os, "write", put)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(OSError, match=r"no space: '.*/full'"):
         _put(tmp_path / "full", 8192)
+    with pytest.raises(OSError, match=r"no space: '.*/whole'"), atomic.written(tmp_path / "whole"):
+        put(0, b"")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]
