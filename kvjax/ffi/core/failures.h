@@ -132,7 +132,7 @@ class Failures {
   uint32_t next_ = static_cast<uint32_t>(Secret() % kLast), process_ = 0;
   std::array<std::optional<std::pair<uint32_t, Error>>, kKept> kept_{};
   std::vector<Left> left_;
-  std::array<uint32_t, kKept> asked_{};
+  uint32_t asked_[kKept] = {};  // nvcc does not read the size of a second std::array
 };
 
 /// Runs body(), which may fail for this device alone: put(status) gets 0, or on a sharded table the number of
