@@ -7,7 +7,7 @@ numbers alone; nothing is drawn from these.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, NoReturn
 
 import jax
@@ -29,10 +29,10 @@ def _impl(name: str, tag: str) -> Hashable:
 
 
 # JAX's errors show the tags, so they have the mends.
-_VERSION = _impl(
-    "kvjax_version", "kvjax table, not a number; kvjax.grad, kvjax.orbax.split and kvjax.optax.averaged know tables"
-)
-_SEAL = _impl("kvjax_seal", "kvjax gradient, not a number; kvjax.optax.joint, global_norm and kvjax.merge take those")
+_VERSION_TAG = "kvjax table, not a number; kvjax.grad, kvjax.orbax.split and kvjax.optax.averaged know tables"
+_SEAL_TAG = "kvjax gradient, not a number; kvjax.optax.joint, global_norm and kvjax.merge take those"
+_VERSION = _impl("kvjax_version", _VERSION_TAG)
+_SEAL = _impl("kvjax_seal", _SEAL_TAG)
 
 
 def opaque(words: Any) -> jax.Array:
@@ -62,8 +62,12 @@ def words_in(x: Any) -> Any:
         return jax.random.key_data(x)[..., 0]
 
 
+_OPAQUE = jax.dtypes.prng_key
+
+
 def is_opaque(x: Any) -> bool:
-    return jnp.issubdtype(getattr(x, "dtype", bool), jax.dtypes.prng_key)
+    # As `jnp.issubdtype` has it, which takes ten times as long: handles are flattened by every call.
+    return getattr(getattr(x, "dtype", None), "type", None) is _OPAQUE
 
 
 def are_words(x: Any) -> bool:
@@ -71,20 +75,34 @@ def are_words(x: Any) -> bool:
     return isinstance(x, (np.ndarray, np.generic, jax.Array)) and x.dtype == np.uint32
 
 
-def replaced(words: Any) -> jax.Array:
-    """Opaque words that ``optax.apply_updates`` takes for the sum of a parameter and its update.
+# Outside of ``jit`` JAX's own method ``astype`` is missing.
 
-    It casts the sum to the dtype of the parameter, which these have, but JAX's method is missing outside of ``jit``.
-    """
+
+def uncast(words: Any) -> Any:
+    """Opaque versions whose casts are refused with the mend."""
+    return _with_astype(words, _refuse_version)
+
+
+def uncast_seal(words: Any) -> Any:
+    """Opaque seals whose casts are refused with the mend."""
+    return _with_astype(words, _refuse_seal)
+
+
+def replaced(words: Any) -> Any:
+    """Opaque versions that ``optax.apply_updates`` takes for the sum of a parameter and its update, which it casts."""
     made = opaque(words)
-    if isinstance(made, Tracer):
-        return made
+    return _with_astype(opaque(words), lambda dtype, *_, **__: made if dtype == made.dtype else _refuse_version(dtype))
 
-    def astype(dtype: Any, *_: Any, **__: Any) -> jax.Array:
-        if dtype != made.dtype:
-            raise TypeError(f"kvjax: astype: want the dtype {made.dtype}, got {dtype}")
-        return made
 
-    to_cast: Any = opaque(words)
-    to_cast.astype = astype
-    return to_cast
+def _with_astype(words: Any, astype: Callable[..., Any]) -> Any:
+    if isinstance(words, jax.Array) and not isinstance(words, Tracer):
+        words.astype = astype
+    return words
+
+
+def _refuse_version(dtype: Any, *_: Any, **__: Any) -> NoReturn:
+    raise TypeError(f"kvjax: astype: want no cast of a {_VERSION_TAG}; got one to {dtype}")
+
+
+def _refuse_seal(dtype: Any, *_: Any, **__: Any) -> NoReturn:
+    raise TypeError(f"kvjax: astype: want no cast of a {_SEAL_TAG}; got one to {dtype}")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import Keys, KeysLike, as_keys
-from kvjax._keys.opaque import opaque_seal
+from kvjax._keys.opaque import opaque_seal, uncast_seal
 from kvjax._values.arrays import ArrayLike
 from kvjax.ffi import host
 
@@ -71,6 +71,7 @@ class SparseRows:
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[bool, str | None, bool]]:
         names = ("keys", "rows", "counts", "seal")
+        uncast_seal(self.seal)
         return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], (self.merged, self.table, self.viewed)
 
     @classmethod

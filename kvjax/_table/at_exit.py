@@ -18,7 +18,12 @@ _met: set[str] = set()
 
 def met(error: BaseException) -> None:
     """Says that the program has seen an error."""
-    _met.add(str(error))
+    _met.add(_ours(error))
+
+
+def _ours(error: BaseException) -> str:
+    """What kvjax says in an error, which is the same wherever JAX meets it; nothing in an error of others."""
+    return "".join(str(error).partition("kvjax:")[1:])
 
 
 def wait_for_programs() -> list[Exception]:
@@ -41,8 +46,8 @@ def acknowledge() -> bool:
 
 
 def _say_what_failed() -> None:
-    failed = [text for text in map(str, wait_for_programs()) if "kvjax:" in text]  # JAX says the others
-    for _, text in ffi.left_failures():
+    failed = list(filter(None, map(_ours, wait_for_programs())))  # JAX says the others
+    for _, text, _ in ffi.left_failures():
         print(f"kvjax: a step was refused, and kvjax.commit has not been called: {text}", file=sys.stderr)
     for text in failed:
         if text not in _met and text not in str(getattr(sys, "last_value", None)):

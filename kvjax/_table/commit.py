@@ -74,7 +74,7 @@ def commit(state: T = None) -> T:
     """
     if state is None:
         wait_for_programs()
-        numbers = [number for number, _ in ffi.left_failures()]
+        numbers = [number for number, *_ in ffi.left_failures()]
     else:
         numbers = _numbers(state)
         if not numbers or any(isinstance(number, Tracer) for number in numbers):

@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from kvjax import ffi
 from kvjax._keys.keys import Keys, as_keys
-from kvjax._keys.opaque import are_words, is_opaque, opaque, replaced, words_in
+from kvjax._keys.opaque import are_words, is_opaque, opaque, replaced, uncast, words_in
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import manual_axes
@@ -109,13 +109,14 @@ class Handle:
     @property
     def donated(self) -> bool:
         """Whether a program has taken the buffer of this handle for its results."""
-        leaf: Any = self.given
-        return isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.is_deleted()
+        forms = [x for x in (self.given, self.kept) if isinstance(x, jax.Array) and not isinstance(x, Tracer)]
+        return any(x.is_deleted() for x in forms)
 
     @property
     def leaf(self) -> Any:
         """The version as it stands in trees, where no arithmetic takes it for a parameter: an opaque word."""
-        return self._kept(opaque) if are_words(self.given) else self.given
+        made = self._kept(opaque) if are_words(self.given) else self.given
+        return uncast(made) if is_opaque(made) else made
 
     def _kept(self, make: Any) -> Any:
         if self.kept is not None:
@@ -269,7 +270,7 @@ def version_on_host(table: Handle, op: str) -> int:
     except jax.errors.JaxRuntimeError as error:
         at_exit.met(error)
         raise
-    for _, refused in ffi.left_failures(table.name):
+    for _, refused, _ in ffi.left_failures(table.name):
         raise fail(
             RuntimeError, table.name, op, "steps that have been asked about", f"one that was refused ({refused})",
             "kvjax.commit(state) raises that, and then goes on with the state from before it; kvjax.commit() does "

@@ -1,4 +1,4 @@
-"""Refused steps that nobody has asked about: each is said once, by the first call that passes a handle after it.
+"""Refused steps that nobody asked about before the next: each is said once, by a call that passes a handle.
 
 A program with such a step raises nothing, and a loop of compiled steps runs nothing of kvjax's between them but the
 flattening of its handles. So that is where it is seen.
@@ -22,11 +22,11 @@ def watch() -> None:
 
 
 def warn_of_refused() -> None:
-    """Warns of steps that are known to have been refused."""
+    """Warns of steps that have been refused, and others after them."""
     if not _keeps:
         return
-    for number, text in ffi.left_failures():
-        if number not in _said:
+    for number, text, others in ffi.left_failures():
+        if others and number not in _said:
             _said.add(number)
             warnings.warn(
                 f"{text} (a step was refused, and so are all after it, which change nothing until "

@@ -131,11 +131,11 @@ def set_process(number: int) -> None:
         each.set_process(number)
 
 
-def left_failures(table: str | None = None) -> list[tuple[int, str]]:
-    """What steps (of a table, if one is named) have been refused for that nobody has asked for: numbers and texts, of
-    each module as they came."""
+def left_failures(table: str | None = None) -> list[tuple[int, str, bool]]:
+    """What steps (of a table, if one is named) have been refused for that nobody has asked for: numbers, texts, and
+    whether other steps were refused for them, too; of each module as they came."""
     found = [left for each in {host, *_modules.values()} for left in each.left_failures()]
-    return [(number, text) for number, text, tables in found if table is None or table in tables]
+    return [(number, text, others) for number, text, tables, others in found if table is None or table in tables]
 
 
 def forget_failures(table: str) -> None:

@@ -19,9 +19,9 @@ def set_process(process: int) -> None:
     Says which of several processes this is, so that the numbers of their failures differ.
     """
 
-def left_failures() -> list[tuple[int, str, list[str]]]:
+def left_failures() -> list[tuple[int, str, list[str], bool]]:
     """
-    The failures that nobody has asked for: numbers, texts, and tables whose steps they were.
+    Failures nobody has asked for: numbers, texts, tables whose steps they were, whether others followed.
     """
 
 def forget_failures(table: str) -> None:

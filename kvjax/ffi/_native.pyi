@@ -27,9 +27,9 @@ class Native(Protocol):
         Says which of several processes this is, so that the numbers of their failures differ.
         """
 
-    def left_failures(self) -> list[tuple[int, str, list[str]]]:
+    def left_failures(self) -> list[tuple[int, str, list[str], bool]]:
         """
-        The failures that nobody has asked for: numbers, texts, and tables whose steps they were.
+        Failures nobody has asked for: numbers, texts, tables whose steps they were, whether others followed.
         """
 
     def forget_failures(self, table: str) -> None:

@@ -70,6 +70,7 @@ class Failures {
     uint32_t number;
     Error error;
     std::vector<std::string> tables;
+    bool others = false;  // whether steps after it have been refused for it, too
   };
 
   void Leave(uint32_t number, std::string_view table) {
@@ -77,7 +78,7 @@ class Failures {
     if (asked_[number % kKept] == number) return;
     auto left = FindLeft(number);
     if (left == left_.end()) {
-      left_.push_back({number, FindKept(number).value_or(ElsewhereError(table, "apply")), {}});
+      left_.push_back({number, FindKept(number).value_or(ElsewhereError(table, "apply"))});
       left = left_.end() - 1;
     }
     if (std::find(left->tables.begin(), left->tables.end(), table) == left->tables.end()) {
@@ -94,11 +95,13 @@ class Failures {
     const std::lock_guard lock(mutex_);
     for (Left& left : left_) std::erase(left.tables, table);
   }
-  /// Whether steps are still to be refused for it. A number of another process is for that one to say, and
-  /// one that this process never gave is from a checkpoint.
-  bool IsUnasked(uint32_t number) {
+  /// Whether the step that begins now is refused for it, too. A number of another process is for that one to
+  /// say, and one that this process never gave is from a checkpoint.
+  bool RefusesAnother(uint32_t number) {
     const std::lock_guard lock(mutex_);
-    return FindLeft(number) != left_.end() || (FindKept(number) && asked_[number % kKept] != number);
+    const auto left = FindLeft(number);
+    if (left == left_.end()) return FindKept(number) && asked_[number % kKept] != number;
+    return left->others = true;
   }
   /// The failure, for the first who asks.
   std::optional<Error> Ask(uint32_t number) {

@@ -252,7 +252,7 @@ ffi::Error After(typename B::Exec& exec, Decoder& in) {
 }
 
 /// refused: () uint32, 0 or the number of a failure that a step has kept to itself. Gives it, or 0 unless
-/// somebody is still to ask for it.
+/// somebody is still to ask for it, and the step that begins is refused for it, too.
 template <Backend B>
 ffi::Error Unasked(typename B::Exec& exec, Decoder& in) {
   in.Names(Name(Op::kApply), in.Text("table"));
@@ -260,7 +260,7 @@ ffi::Error Unasked(typename B::Exec& exec, Decoder& in) {
     const uint32_t* const refused = in.InVersion("the number of a failure ()");
     uint32_t* const out = in.OutWord();
     const uint32_t number = B::Read(in.Done(exec), refused);
-    B::Fill(exec, out, 1, Failures::Get().IsUnasked(number) ? number : 0);
+    B::Fill(exec, out, 1, Failures::Get().RefusesAnother(number) ? number : 0);
   });
 }
 

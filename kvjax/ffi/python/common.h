@@ -102,12 +102,13 @@ inline void BindCommon(nb::module_& m) {
         for (const Failures::Left& left : Failures::Get().left()) {
           nb::list tables;
           for (const std::string& table : left.tables) tables.append(ToStr(table));
-          found.append(nb::make_tuple(left.number, nb::str(left.error.what()), tables));
+          found.append(nb::make_tuple(left.number, nb::str(left.error.what()), tables, left.others));
         }
         return found;
       },
-      nb::sig("def left_failures() -> list[tuple[int, str, list[str]]]"),
-      "The failures that nobody has asked for: numbers, texts, and tables whose steps they were.");
+      nb::sig("def left_failures() -> list[tuple[int, str, list[str], bool]]"),
+      "Failures nobody has asked for: numbers, texts, tables whose steps they were, whether others "
+      "followed.");
   m.def(
       "forget_failures", [](std::string_view table) { Failures::Get().Forget(table); }, nb::arg("table"),
       "Says that a table is gone, and with it those whose steps were refused.");
