@@ -367,10 +367,3 @@ def test_gradients_belong_to_their_table(make):
         kvjax.merge([grads["a"], grads["b"]])
     a, _ = a.apply(optax.sgd(1.0), kvjax.SparseRows(grads["b"].keys, grads["b"].rows))
     assert a.contains(np.array([2])).tolist() == [True]
-
-
-def test_casts_of_gradients_are_refused(table):
-    grads = kvjax.grad(lambda t: jnp.sum(t.lookup(IDS)))(table)
-    for cast in (jax.tree.map, jax.jit(jax.tree.map, static_argnums=0)):
-        with pytest.raises((TypeError, ValueError), match="kvjax gradient, not a number"):
-            cast(lambda g: g.astype(jnp.bfloat16), grads)
