@@ -139,7 +139,7 @@ def test_what_cannot_be_exported(table, mesh):
     with pytest.raises(ProgramError, match="want shapes of 2 arguments, got 1"):
         kvjax.export(score, {"scale": 1.0, "table": table}, kvjax.keys([1]), shapes=("b",))
     sharded = kvjax.get_table("sharded", dim=2, mesh=mesh(2))
-    with pytest.raises(ValueError, match="live: want a table in one place"):
+    with pytest.raises(ValueError, match="lookup: want a read outside jit, or a table in one place"):
         kvjax.export(score, {"scale": 1.0, "table": sharded}, kvjax.keys([1]))
 
 

@@ -129,6 +129,7 @@ def test_a_mesh_is_read_shard_by_shard(make, mesh, options):
         lambda t: t.slot("trace", ids),
         lambda t: kvjax.lookup_bag(t, ids, pad_id=-1, combiner="mean"),
     ]
+    jax.block_until_ready(table)
     for read in reads:
         np.testing.assert_array_equal(read(live), read(table))
     with jax.set_mesh(mesh(2)):

@@ -59,8 +59,10 @@ def test_a_step_is_whole_to_other_threads(make):
 
 
 @slow
-def test_refresh_after_an_interrupt_is_of_the_write_under_way(make):
+def test_refresh_after_an_interrupt_is_of_the_write_under_way(make, request):
     """Ctrl-C while the loop waits for what a step needs, so that its write is still to come."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have it ignored behind an &
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     slow_rows = jax.jit(lambda x, last: last * jax.lax.fori_loop(0, 40, lambda _, y: y @ x, x)[:2])
     step = jax.jit(lambda table, rows: table.upsert(kvjax.keys([1, 2]), rows))
     table, eye = make(700), jnp.eye(700)
