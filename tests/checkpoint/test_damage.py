@@ -20,7 +20,7 @@ from kvjax.checkpoint._format import CheckpointError
 from kvjax.serving import FrozenTable
 from tests.support import damages
 from tests.support.checkpoints import IDS, array_at, assert_equal, rewrite, trained
-from tests.support.marks import examples
+from tests.support.marks import examples, slow
 
 SHARD = "shard-00000-of-00001"
 HANDLER = kvjax.orbax.TableHandler()
@@ -66,6 +66,23 @@ def test_damage_is_refused_or_harmless(tmp_path):
     """`python -m tests.support.damages` does many more."""
     found = damages.check(tmp_path, damages.write(tmp_path), examples(30, 500))
     assert sum(count for (_, became), count in found.items() if became == "refused") > found.total() / 2
+
+
+@slow
+@pytest.mark.parametrize(("name", "each"), [("kvjax.json", 1), ("flips/kvjax.json", 7)])
+def test_every_bit_of_what_describes_tables_counts(name, each, tmp_path):
+    """Of the seal all are flipped, of a table's own file, which is longer, one in seven."""
+    folder = tmp_path / "c"
+    save(folder, [kvjax.get_table("flips", dim=1).upsert(IDS, np.ones((5, 1)))])
+    kvjax.drop_table("flips")
+    text = (folder / name).read_bytes()
+    for bit in range(0, len(text) * 8, each):
+        data = bytearray(text)
+        data[bit // 8] ^= 1 << bit % 8
+        (folder / name).write_bytes(data)
+        with pytest.raises(CheckpointError, match=r"^kvjax: "):
+            restore(folder)
+        assert kvjax.tables() == {}, bit
 
 
 def test_the_first_format_is_refused_in_our_words(tmp_path):
