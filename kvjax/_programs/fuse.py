@@ -21,7 +21,7 @@ def contracted(section: Section) -> Section:
     products: dict[Register, tuple[Register, ...]] = {}
     instructions: list[Instruction] = []
     for op, out, args in section.instructions:
-        if op == "mul_f" and uses[out] == 1 and out.dtype == np.float32:
+        if op == "mul_f" and out is not None and uses[out] == 1 and out.dtype == np.float32:
             products[out] = args
         if op in ("add_f", "sub_f"):
             x, y = args
@@ -36,7 +36,7 @@ def contracted(section: Section) -> Section:
 def fused(section: Section) -> Section:
     """Takes the fused instructions of the C++ side for the calls that they stand for. The bits are the same."""
     uses = _uses(section)
-    made = {instruction.out: instruction for instruction in section.instructions}
+    made = {instruction.out: instruction for instruction in section.instructions if instruction.out is not None}
     kept: list[Instruction] = []
     within: set[Register] = set()  # what a fused instruction computes on its way
     for instruction in reversed(section.instructions):
@@ -54,7 +54,8 @@ def fused(section: Section) -> Section:
 
 
 def _uses(section: Section) -> Counter[Register]:
-    return Counter([*(a for i in section.instructions for a in i.args), *(r for _, r in section.stores)])
+    read = [*(a for i in section.instructions for a in i.args), *(r for _, r in section.stores)]
+    return Counter(register.base for register in read)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,43 +2,28 @@
 
 What depends on no row (schedules, hyperparameters, their counts) is not lowered: its equations are evaluated where
 the program is made, so under `jit` they stay in XLA, and reach the program as shared registers. A register knows of a
-shape only whether it is that of a row or of one element, so reshapes and broadcasts cost no instruction.
+shape only how many elements there are, so reshapes and broadcasts cost no instruction; nor does what only takes rows
+apart and puts them together, as registers may be parts of others.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.extend import core as jex
 
-from kvjax._programs.instructions import CONSTANT, FORMS, SUFFIXES, Field, Instruction, NotLowered, Register
-from kvjax._values.equations import evaluate
+from kvjax._programs.instructions import FORMS, SUFFIXES, Instruction, NotLowered, Register
+from kvjax._programs.registers import Parts, Registers, Shared, Value, joined, shared
+from kvjax._values.equations import evaluate, moved
 
-
-@dataclasses.dataclass(frozen=True)
-class Shared:
-    """A value that no row has, of any shape; if `uniform`, it is ``()`` and stands for an array of equal elements."""
-
-    value: Any
-    uniform: bool
-
-    @property
-    def concrete(self) -> bool:
-        return not isinstance(self.value, Tracer)
-
-    def full(self, shape: Sequence[int]) -> Any:
-        return jnp.broadcast_to(self.value, shape) if self.uniform else self.value
-
-
-Value = Register | Shared
-
+_MOST_PARTS = 64
 _INLINED = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -49,8 +34,13 @@ _INLINED = {
 }
 _SAME = {
     "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "copy", "copy_p", "stop_gradient", "pvary",
-    "optimization_barrier", "mesh_cast", "split",
+    "optimization_barrier", "mesh_cast",
 }  # fmt: skip
+_MOVES = {
+    "slice": (0,), "split": (0,), "rev": (0,), "dynamic_slice": (0,), "dynamic_update_slice": (0, 1), "gather": (0,),
+    "scatter": (0, 2), "pad": (0, 1), "concatenate": None, "stack": None,
+}  # fmt: skip
+"""What only moves elements, and which of its operands have them; all where there is none."""
 _ELEMENTWISE = {form.removesuffix("_f") for form in FORMS if form.endswith("_f")} | {
     "and", "or", "xor", "not", "clamp", "integer_pow", "square", "convert_element_type", "select_n", "shift_left",
     "shift_right_arithmetic", "shift_right_logical",
@@ -80,81 +70,12 @@ _UNSIGNED = {
 }  # that int32 does not do for uint32
 
 
-class Lowering:
-    """The instructions of rows of `dim` elements, so far."""
+class Lowering(Registers):
+    """The instructions that equations are made to."""
 
     def __init__(self, dim: int):
-        self.dim = dim
-        self.instructions: list[Instruction] = []
-        self._made: dict[Any, Register] = {}  # what an instruction has made of these operands before
-        self._shared: dict[Any, Register] = {}
+        super().__init__(dim)
         self._debug_info: Any = None  # of the jaxpr, as JAX wants it for those made of its parts
-
-    # ---- registers ---------------------------------------------------------------------------------------------
-
-    def load(self, field: Field, dtype: Any = None) -> Register:
-        """The register of a part of the row, as `dtype`."""
-        kind = "vector" if field.width == self.dim > 1 else "scalar"
-        register = Register(kind, np.dtype(jnp.dtype(dtype or field.dtype)), field)
-        return register if field.in_place(self.dim) else self._emitted("load", kind, register.dtype, [register])
-
-    def register(self, value: Value) -> Register:
-        if isinstance(value, Register):
-            return value
-        dtype = jnp.result_type(value.value)
-        row = not value.uniform and np.size(value.value) == self.dim > 1 and dtype.itemsize <= 4
-        if not (value.uniform or row) or str(dtype) not in SUFFIXES:
-            raise NotLowered(f"a value of no row, {dtype}{list(np.shape(value.value))}")
-        key = (str(dtype), np.asarray(value.value).tobytes()) if value.concrete else id(value.value)
-        if (row, key) not in self._shared:
-            register = Register("shared", dtype, value=value.value)
-            if row:
-                field = Field(CONSTANT - len(self._shared), "float32", self.dim)
-                register = Register("vector", dtype, field, (np if value.concrete else jnp).ravel(value.value))
-            self._shared[row, key] = register
-        return self._shared[row, key]
-
-    def emit(self, op: str, dtype: Any, *args: Value) -> Register:
-        """Appends an instruction; its result has the elements of its widest operand."""
-        if op not in FORMS:
-            raise NotLowered(op)
-        registers = [self.register(x) for x in args]
-        if op == "select" and any(r.dtype == np.float64 for r in registers):
-            raise NotLowered("select of float64")
-        vector = any(r.kind == "vector" for r in registers) and not FORMS[op].reduces
-        if vector and (op.endswith("_d") or any(r.dtype == np.float64 for r in registers)):
-            raise NotLowered("float64 rows")
-        return self._emitted(op, "vector" if vector else "scalar", np.dtype(dtype), registers)
-
-    def widened(self, value: Value) -> Register:
-        """A vector of equal elements."""
-        register = self.register(value)
-        if register.kind == "vector":
-            return register
-        if register.dtype == np.float64:
-            raise NotLowered("float64 rows")
-        return self._emitted("mov", "vector", register.dtype, [register])
-
-    def single(self, value: Value) -> Register:
-        """One element: of the row's own, or that all rows share."""
-        register = self.register(value)
-        if register.kind == "vector":
-            raise NotLowered("a row in the place of one element")
-        return register
-
-    def section(self) -> list[Instruction]:
-        """The instructions up to here; those that follow know nothing of them."""
-        instructions, self.instructions, self._made = self.instructions, [], {}
-        return instructions
-
-    def _emitted(self, op: str, kind: Any, dtype: Any, args: Sequence[Register]) -> Register:
-        key = (op, kind, dtype, *(a.field or a for a in args))
-        if key not in self._made:
-            self._made[key] = Register(kind, dtype)
-            self.instructions.append(Instruction(op, self._made[key], tuple(args)))
-        return self._made[key]
-
-    # ---- equations ---------------------------------------------------------------------------------------------
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Value]) -> list[Value]:
         self._debug_info = jaxpr.debug_info
@@ -185,6 +106,12 @@ class Lowering:
             return self._cond(eqn, args)
         if all(isinstance(x, Shared) for x in args):
             return _evaluated(eqn, args, self._debug_info)  # pyright: ignore[reportArgumentType]
+        if name == "while":
+            return self._while(eqn, args)
+        if name == "dynamic_slice" and not all(isinstance(x, Shared) for x in args[1:]):
+            return [self._picked(eqn, args)]
+        if name in _MOVES:
+            return self._moved(eqn, args)
         for x in (*eqn.invars, *eqn.outvars):
             self._width(x.aval)
         if name in _SAME and len(args) == len(eqn.outvars):
@@ -198,7 +125,7 @@ class Lowering:
         return [self._elementwise(name, eqn, args)]
 
     def _width(self, aval: Any) -> int:
-        if aval.size == 1 or (aval.size == self.dim and sum(n != 1 for n in aval.shape) == 1):
+        if aval.size and sum(n != 1 for n in aval.shape) <= 1:
             return aval.size
         raise NotLowered(f"an array of shape {aval.shape}")
 
@@ -231,15 +158,95 @@ class Lowering:
         done = {"reduce_and": {"bool"}, "reduce_or": {"bool"}, "reduce_sum": {"float32", "int32", "uint32"}}
         if str(aval.dtype) not in done.get(name, {"float32", "int32"}):
             raise NotLowered(f"{name} of {aval.dtype}")
-        return self.emit(f"{op}_{_suffix(aval.dtype)}", out.dtype, self.widened(x))
+        return self._over(f"{op}_{_suffix(aval.dtype)}", out.dtype, x, aval.size)
+
+    def _over(self, op: str, dtype: Any, x: Value, width: int) -> Value:
+        """One element of all those of a row."""
+        parts = x.each if isinstance(x, Parts) else [(x, width)]
+        first, *others = [self.emitted(op, dtype, [self.widened(y, n)]) if n > 1 else y for y, n in parts]
+        name = {"sum": "add", "prod": "mul"}.get(op[:-2], op[1:-2]) + op[-2:]
+        return functools.reduce(lambda y, z: self.emit(name, dtype, y, z), others, first)
 
     def _product(self, eqn: Any, args: list[Value]) -> Value:
         """The inner product of two rows, or of two elements."""
         avals = [x.aval for x in (*eqn.invars, *eqn.outvars)]
         if self._width(avals[-1]) != 1 or any(x.dtype != np.float32 for x in avals):
             raise NotLowered(f"dot_general of {avals}")
-        product = self._elementwise("mul", eqn, args)
-        return self.emit("sum_f", np.float32, self.widened(product)) if self._width(avals[0]) > 1 else product
+        product, width = self._elementwise("mul", eqn, args), self._width(avals[0])
+        return self._over("sum_f", np.float32, product, width) if width > 1 else product
+
+    def _moved(self, eqn: Any, args: list[Value]) -> list[Value]:
+        """What moves elements to places that are known: it is done to their numbers, which say where each is from."""
+        name, moves = eqn.primitive.name, _MOVES[eqn.primitive.name]
+        own = [i for i in range(len(args)) if moves is None or i in moves]
+        begins = list(itertools.accumulate((eqn.invars[i].aval.size for i in own), initial=0))
+        operands: list[Any] = []
+        for i, (x, aval) in enumerate(zip(args, (v.aval for v in eqn.invars), strict=True)):
+            if i in own:
+                numbers = np.arange(aval.size).reshape(aval.shape) + begins[own.index(i)]
+                operands.append(numbers.astype(aval.dtype if aval.dtype.itemsize == 4 else np.int32))
+            elif isinstance(x, Shared) and x.concrete:
+                operands.append(x.full(aval.shape))
+            else:
+                raise NotLowered(f"{name} to places that are not known")
+        results = moved(eqn, operands)
+        if results is None:
+            with jax.ensure_compile_time_eval():
+                results = evaluate(eqn, [jnp.asarray(x) for x in operands], self._debug_info)
+        return [
+            self._from([args[i] for i in own], begins, v.aval, x) for v, x in zip(eqn.outvars, results, strict=True)
+        ]
+
+    def _from(self, operands: list[Value], begins: list[int], aval: Any, numbers: Any) -> Value:
+        """The elements of these numbers, which count through the operands; each begins with one of `begins`."""
+        self._width(aval)
+        numbers = np.ravel(numbers)
+        if not ((numbers >= 0) & (numbers < begins[-1])).all():
+            raise NotLowered("elements from nowhere")
+        of = np.searchsorted(begins, numbers, "right") - 1
+        at = numbers.astype(np.int64) - np.asarray(begins)[of]
+        alike = np.array([_alike(x) for x in operands])[of[1:]]
+        goes_on = (of[1:] == of[:-1]) & (alike | (at[1:] == at[:-1] + 1))
+        first = [0, *(np.flatnonzero(~goes_on) + 1).tolist()]
+        if len(first) > _MOST_PARTS:
+            raise NotLowered(f"a row in more than {_MOST_PARTS} parts")
+        spans = [(operands[of[i]], int(at[i]), n - i) for i, n in itertools.pairwise([*first, numbers.size])]
+        return joined([(self.part(x, begin, begin + n), n) for x, begin, n in spans])
+
+    def _picked(self, eqn: Any, args: list[Value]) -> Value:
+        """One of the values that no row has, by a number of the row's."""
+        table, *at = args
+        aval = eqn.invars[0].aval
+        if not isinstance(table, Shared) or eqn.outvars[0].aval.size != 1 or sum(n != 1 for n in aval.shape) > 1:
+            raise NotLowered("a part of a row, by a number of the row's")
+        if table.uniform:
+            return table
+        (index,) = [x for x, n in zip(at, aval.shape, strict=True) if n != 1]
+        return self._append("pick", aval.dtype, [self.register(table), self.single(index)], 1)
+
+    def _while(self, eqn: Any, args: list[Value]) -> list[Value]:
+        """A loop that each row leaves by itself. What stays as it is in it is no register of its own."""
+        p, of_cond = eqn.params, eqn.params["cond_nconsts"]
+        known = of_cond + p["body_nconsts"]
+        body = p["body_jaxpr"].jaxpr
+        stays = [x is y for x, y in zip(body.outvars, body.invars[p["body_nconsts"] :], strict=True)]
+        first = zip(args[known:], eqn.outvars, stays, strict=True)
+        carry = [x if same else self.variable(x, self._width(v.aval)) for x, v, same in first]
+        before = dict(self._made)  # nothing that a loop makes is there if it has not run
+        self.instructions.append(Instruction("loop", None, ()))
+        (goes_on,) = self._inlined(p["cond_jaxpr"], [*args[:of_cond], *carry])
+        goes_on = self.single(goes_on)
+        if goes_on.kind == "shared":
+            goes_on = self._append("mov", goes_on.dtype, [goes_on], 1)
+        self.instructions.append(Instruction("leave", None, (goes_on,)))
+        after = self._inlined(p["body_jaxpr"], [*args[of_cond:known], *carry])
+        changes = [(x, self.settled(y, x.width)) for x, y, same in zip(carry, after, stays, strict=True) if not same]
+        changed = [x for x, _ in changes]
+        for x, y in [(x, self.variable(y, y.width) if y in changed else y) for x, y in changes]:
+            self.instructions.append(Instruction("mov", x, (y,)))
+        self.instructions.append(Instruction("again", None, ()))
+        self._made = before
+        return carry
 
     def _elementwise(self, name: str, eqn: Any, args: list[Value]) -> Value:
         dtype, result = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
@@ -279,7 +286,7 @@ class Lowering:
             op = {"i_to_f": "u_to_f"}.get(op, "")
         return self._rounded(self.emit(op, to, x), to)
 
-    def _rounded(self, x: Register, dtype: Any) -> Register:
+    def _rounded(self, x: Value, dtype: Any) -> Value:
         """What has 16 bits in JAX has a value that 16 bits can have."""
         return self.emit(f"{dtype}_f", dtype, x) if str(dtype) in ("bfloat16", "float16") else x
 
@@ -293,12 +300,9 @@ class Lowering:
         return self._rounded(self.emit(f"mul_{s}", dtype, squared, x), dtype) if y % 2 else squared
 
 
-def shared(x: Any) -> Shared:
-    if np.size(x) == 1:
-        return Shared(jnp.reshape(x, ()) if isinstance(x, jax.Array) else np.asarray(x).reshape(()), True)
-    if not isinstance(x, Tracer) and np.size(x) and (np.asarray(x) == np.ravel(x)[0]).all():
-        return Shared(np.ravel(x)[0], True)
-    return Shared(x, False)
+def _alike(value: Value) -> bool:
+    """Whether all its elements are the same one."""
+    return value.kind != "vector" if isinstance(value, Register) else isinstance(value, Shared) and value.uniform
 
 
 def _evaluated(eqn: Any, args: Sequence[Shared], debug_info: Any) -> list[Value]:

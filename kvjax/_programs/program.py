@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from kvjax._programs.instructions import (
     FACTS,
     FORMS,
     GRADIENT,
+    REGISTER,
     VALUE,
     Field,
     Instruction,
@@ -69,12 +72,14 @@ class Section:
 def live(section: Section) -> Section:
     """Without what nothing reads, and without stores of what is there already."""
     stores = [(field, register) for field, register in section.stores if register.field != field]
-    wanted = {register for _, register in stores}
+    wanted, before = {register.base for _, register in stores}, -1
     kept: list[Instruction] = []
-    for instruction in reversed(section.instructions):
-        if instruction.out in wanted:
-            kept.append(instruction)
-            wanted.update(instruction.args)
+    while len(wanted) != before:  # what a loop changes at its end it may read at its begin
+        kept, before = [], len(wanted)
+        for instruction in reversed(section.instructions):
+            if instruction.out is None or instruction.out in wanted:
+                kept.append(instruction)
+                wanted.update(a.base for a in instruction.args)
     return Section(kept[::-1], stores)
 
 
@@ -82,6 +87,7 @@ def ordered(section: Section) -> Section:
     """What follows from the single elements that a row keeps comes first: a table makes it once for rows that are alike
     in them (``cpu/program/alike.h``)."""
     kept: set[Register] = set()
+    times = Counter(instruction.out for instruction in section.instructions)  # what changes in a loop is made twice
     loads: list[Instruction] = []
     made: list[Instruction] = []
     rest: list[Instruction] = []
@@ -92,7 +98,7 @@ def ordered(section: Section) -> Section:
             follows, to = field is not None and field.source >= 0, loads
         else:
             follows, to = any(a in kept for a in args) and all(a in kept or a.kind == "shared" for a in args), made
-        if follows and out.kind == "scalar":
+        if follows and out is not None and out.kind == "scalar" and times[out] == 1:
             to.append(instruction)
             kept.add(out)
         else:
@@ -108,15 +114,16 @@ def encoded(dim: int, initial: Section, update: Section) -> tuple[Program, jax.A
     """
     encoder = _Encoder(dim)
     lists = [encoder.section(initial), encoder.section(update)]
-    row = -(-dim // 2)  # cells of a row of constants
-    shared = len(encoder.shared) + row * len(encoder.constants)
+    cells = [-(-field.width // 2) for field in encoder.constants]  # of each row of constants
+    shared = len(encoder.shared) + sum(cells)
     if max(shared, len(encoder.fields), *map(len, lists)) > host.MAX_INSTRUCTIONS:
         raise NotLowered(f"more than {host.MAX_INSTRUCTIONS} instructions")
     head = [encoder.used["vector"], encoder.used["scalar"], shared, len(encoder.fields)]
     words = [*head, *map(len, lists)]
-    constants = {field: CONSTANT - len(encoder.shared) - row * i for i, field in enumerate(encoder.constants)}
+    begins = itertools.accumulate(cells, initial=len(encoder.shared))
+    constants = {field: CONSTANT - begin for field, begin in zip(encoder.constants, begins, strict=False)}
     for field in encoder.fields:
-        words += [constants.get(field, field.source), field.type, field.width]
+        words += [constants.get(field, field.source), field.type, field.first, field.width]
     for each in lists:
         for word in each:
             words += word
@@ -134,41 +141,47 @@ class _Encoder:
 
     def section(self, section: Section) -> list[list[int]]:
         instructions, in_place = self._stored(section)
-        last = {a: i for i, instruction in enumerate(instructions) for a in instruction.args}
+        last = _last_uses(instructions)
         places: dict[Register, int] = {}
         free: dict[str, list[int]] = {"vector": [], "scalar": []}
 
         def place(register: Register) -> int:
             if register.kind == "shared":
                 return _SHARED << 16 | self.shared.setdefault(register, len(self.shared))
-            field = register.field or in_place.get(register)
-            if field is not None and field.source <= CONSTANT:
+            field, base = register.field or in_place.get(register.base), register.base
+            if field is None and register.kind == "vector" and (base is not register or register.width != self.dim):
+                field = Field(REGISTER - (places[base] & 0xFFFF), "float32", base.width)
+            if field is None:
+                return places[register]
+            if base is not register:
+                field = field.part(register.first, register.width)
+            if REGISTER < field.source <= CONSTANT:
                 self.constants[field] = register.value
-            if field is not None:
-                return _FIELD << 16 | self.fields.setdefault(field, len(self.fields))
-            return places[register]
+            return _FIELD << 16 | self.fields.setdefault(field, len(self.fields))
 
         words: list[list[int]] = []
         for i, (op, out, args) in enumerate(instructions):
             operands = [place(a) for a in args]
-            for a in dict.fromkeys(args):
-                if a in places and last[a] == i:
-                    free[a.kind].append(places[a] & 0xFFFF)
-            if out.kind != "shared" and out.field is None and out not in in_place:
+            ended = [r for r in last.get(i, ()) if r in places]
+            parts = any(a.whole is not None for a in args)  # whose elements move: they stay until these are made
+            for r in () if parts else ended:
+                free[r.kind].append(places[r] & 0xFFFF)
+            if out is not None and out.field is None and out not in in_place and out not in places:
                 if not free[out.kind]:
                     free[out.kind].append(self.used[out.kind])
                     self.used[out.kind] += 1
                 places[out] = _KINDS[out.kind] << 16 | free[out.kind].pop()
-                if out not in last:
-                    free[out.kind].append(places[out] & 0xFFFF)
-            words.append([FORMS[op].opcode, place(out), *operands, *[-1] * (host.MAX_OPERANDS - len(operands))])
+            for r in ended if parts else ():
+                free[r.kind].append(places[r] & 0xFFFF)
+            to = -1 if out is None else place(out)
+            words.append([FORMS[op].opcode, to, *operands, *[-1] * (host.MAX_OPERANDS - len(operands))])
         return words
 
     def _stored(self, section: Section) -> tuple[list[Instruction], dict[Register, Field]]:
         """The instructions with those that store, and which results are made in the field where they belong."""
         instructions = list(section.instructions)
         made = {instruction.out: i for i, instruction in enumerate(instructions)}
-        times = [register for _, register in section.stores]
+        times = Counter([*(register for _, register in section.stores), *(i.out for i in instructions)])
         read = {a: i for i, instruction in enumerate(instructions) for a in instruction.args}
         loaded: dict[Field, int] = {}
         for a, i in read.items():
@@ -185,18 +198,18 @@ class _Encoder:
             if (
                 at is not None
                 and register.kind == "vector"
-                and field.in_place(self.dim)
-                and times.count(register) == 1
-                and loaded.get(field, -1) <= at
+                and field.in_place
+                and times[register] == 2  # it is made and stored, once
+                and all(i < at or (i == at and read == field) for read, i in loaded.items() if read.meets(field))
             ):
                 in_place[register] = field
                 continue
             if register.field is not None and register.field.source > GRADIENT:  # which another store may overwrite
-                copy = Register(register.kind, register.dtype)
+                copy = Register(register.kind, register.dtype, width=register.width)
                 copies.append(Instruction("mov", copy, (register,)))
                 register = copy
             kind = "scalar" if register.kind == "shared" else register.kind
-            last.append(Instruction("store", Register(kind, register.dtype, field), (register,)))
+            last.append(Instruction("store", Register(kind, register.dtype, field, width=field.width), (register,)))
         return instructions + copies + last, in_place
 
     def text(self, words: Sequence[Sequence[int]]) -> list[str]:
@@ -206,12 +219,42 @@ class _Encoder:
             kind, number = word >> 16, word & 0xFFFF
             if kind != _FIELD:
                 return "vsg"[kind] + str(number)
-            source = fields[number].source
-            if source <= FACTS:
-                return f"constants{CONSTANT - source}" if source <= CONSTANT else f"fact{FACTS - source}"
-            return {VALUE: "value", GRADIENT: "grad"}.get(source, f"slot{source}")
+            field = fields[number]
+            part = f"[{field.first}:{field.first + field.width}]"
+            if field.source <= REGISTER:
+                return f"v{REGISTER - field.source}{part}"
+            if field.source <= FACTS:
+                of_rows = field.source > CONSTANT
+                return f"fact{FACTS - field.source}" if of_rows else f"constants{CONSTANT - field.source}"
+            whole = field.width == self.dim or (field.source >= 0 and field.first == 0)
+            return {VALUE: "value", GRADIENT: "grad"}.get(field.source, f"slot{field.source}") + ("" if whole else part)
 
-        return [f"  {name(out)} = {names[op]} {' '.join(name(a) for a in args if a >= 0)}" for op, out, *args in words]
+        def line(op: int, out: int, args: Sequence[int]) -> str:
+            does = " ".join([names[op], *(name(a) for a in args if a >= 0)])
+            return does if out < 0 else f"{name(out)} = {does}"
+
+        return [f"  {line(op, out, args)}" for op, out, *args in words]
+
+
+def _last_uses(instructions: Sequence[Instruction]) -> dict[int, list[Register]]:
+    """By instruction, the registers that nothing reads after it. What a loop has from before it keeps to its end."""
+    first: dict[Register, int] = {}
+    last: dict[Register, int] = {}
+    begins: list[int] = []
+    for i, (op, out, args) in enumerate(instructions):
+        touched = [register.base for register in (*args, *([] if out is None else [out]))]
+        for register in touched:
+            first.setdefault(register, i)
+            last[register] = i
+        if op == "loop":
+            begins.append(i)
+        if op == "again":
+            begin = begins.pop()
+            last |= {register: i for register, at in last.items() if at > begin and first[register] < begin}
+    ends: dict[int, list[Register]] = {}
+    for register, i in last.items():
+        ends.setdefault(i, []).append(register)
+    return ends
 
 
 def _cells(values: Sequence[Any], rows: Sequence[Any]) -> Any:

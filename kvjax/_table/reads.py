@@ -15,6 +15,7 @@ from kvjax._table import tapes
 from kvjax._table.handle import Handle, check_without_a_view, keys_for, version_to_read, wait
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.view import SlotView
+from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Transform, as_rowwise
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
@@ -289,7 +290,8 @@ def _slot_types(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """The slots of a table, of which one has this name; `before` says what to do before there are any."""
     if tx is not None:
-        layout = as_rowwise(tx).layout(table.dim)
+        with of_table(table.name, op):
+            layout = as_rowwise(tx).layout(table.dim)
         types = dict(zip(layout.names, layout.types, strict=True))
     else:
         if not isinstance(version_to_read(table, op), Tracer):

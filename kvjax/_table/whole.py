@@ -20,6 +20,7 @@ from kvjax._table.handle import (
 from kvjax._table.move import move
 from kvjax._table.stats import Stats, stats_of
 from kvjax._table.switch import switched
+from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Transform, as_rowwise
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
@@ -190,8 +191,10 @@ class Whole(Handle):
         """
         check_on_host(self, "switch_optimizer")
         rowwise, version = as_rowwise(tx), version_to_write(self, "switch_optimizer")
+        with of_table(self.name, "switch_optimizer"):
+            layout = rowwise.layout(self.dim)
         before = contents.snapshot(self.spec, version_on_host(self, "switch_optimizer"), True, self.spec.originals)
-        if list(before.slot_types.items()) in ([], list(rowwise.layout(self.dim).type_texts.items())):
+        if list(before.slot_types.items()) in ([], list(layout.type_texts.items())):
             return self
         check_present(self, "switch_optimizer", before.slot_types, before.rows)
         after = switched(self.name, rowwise, before)

@@ -29,6 +29,7 @@ from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto
 from kvjax._spmd.varying import varying_like
 from kvjax._training.merge import check_dtypes, merge
+from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Rowwise
 from kvjax._training.update import lowered, takes_facts
 from kvjax._training.ways import ByProgram, InChunks, Phase, Planned, Update, Way, flat
@@ -39,7 +40,8 @@ from kvjax.ffi import is_device
 
 def check(spec: TableSpec, rowwise: Rowwise, grads: Any, state: Any) -> None:
     """Raises what `apply` would for these gradients and globals, before anything is written."""
-    rowwise.warn(spec.dim)
+    with of_table(spec.name, "apply"):
+        rowwise.warn(spec.dim)
     layout = rowwise.layout(spec.dim)
     want, got = jax.tree.structure(layout.state_of(itertools.repeat(0))), jax.tree.structure(state)
     if not isinstance(grads, SparseRows):

@@ -17,6 +17,7 @@ import optax
 from jax.extend import core as jex
 
 from kvjax._training.refusals import other_state
+from kvjax._values.equations import moved
 from kvjax._values.facts import ROW_FACTS, fact_types
 
 # What a number may depend on.
@@ -36,7 +37,6 @@ _ELEMENTWISE = {
     "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square",
     "stop_gradient", "sub", "tan", "tanh", "xor",
 }  # fmt: skip
-_RESHAPED = {"reshape", "squeeze", "expand_dims"}
 
 
 class Coupling(NamedTuple):
@@ -168,22 +168,8 @@ def _equation(eqn: Any, args: list[np.ndarray]) -> list[np.ndarray]:
         if len(eqn.outvars) > 1:
             return args
         return [np.bitwise_or.reduce([np.broadcast_to(x, shape) for x in args])]
-    if name in _RESHAPED:
-        return [args[0].reshape(shape)]
-    if name == "broadcast_in_dim":
-        at = dict(zip(params["broadcast_dimensions"], args[0].shape, strict=True))
-        return [np.broadcast_to(args[0].reshape([at.get(i, 1) for i in range(len(shape))]), shape)]
-    if name == "transpose":
-        return [args[0].transpose(params["permutation"])]
-    if name == "concatenate":
-        return [np.concatenate(args, params["dimension"])]
-    if name == "split":
-        return np.split(args[0], np.cumsum(params["sizes"])[:-1], params["axis"])
-    if name == "slice":
-        limits = zip(
-            params["start_indices"], params["limit_indices"], params["strides"] or [1] * len(shape), strict=True
-        )
-        return [args[0][tuple(slice(*each) for each in limits)]]
+    if (results := moved(eqn, args)) is not None:
+        return results
     if name.startswith(("reduce_", "arg")) and "axes" in params and len(args) == 1:
         return [_over(args[0], params["axes"])]
     if name == "sort" or name.startswith("cum"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +12,15 @@ import jax.numpy as jnp
 
 class ColumnsError(ValueError):
     """Of a transform that is given columns which a row has not."""
+
+
+@contextlib.contextmanager
+def of_table(table: str, op: str) -> Iterator[None]:
+    """Errors that depend on how wide a table's rows are name the table."""
+    try:
+        yield
+    except ColumnsError as error:
+        raise ColumnsError(f"kvjax: table {table!r}, {op}, {str(error).removeprefix('kvjax: ')}") from None
 
 
 class _Refusal(NamedTuple):

@@ -138,17 +138,27 @@ class _Replay:
             i, inner, value = carry
             at = jnp.maximum(i, oldest) % np.int32(self.number)
             counted = zip(state.past, self.counts, strict=True)
-            known = self.joined(inner, [x[at] if n is None else (n + i).astype(x.dtype) for x, n in counted])
+            known = self.joined(
+                inner,
+                [
+                    jax.lax.dynamic_index_in_dim(x, at, keepdims=False) if n is None else (n + i).astype(x.dtype)
+                    for x, n in counted
+                ],
+            )
             after, next_ = self.step(jnp.zeros_like(value), known, value)
-            now = (last <= i) & (i < end)
+            now = None if last.size == 1 else (last <= i) & (i < end)  # a row alone has missed each of these steps
             return i + np.int32(1), self._where(now, next_, inner), _where(now, after, value)
 
         def missed(carry: Any) -> Any:
             return carry[0] < jnp.max(end)
 
+        def went_on(carry: Any) -> Any:
+            left, *row = carry
+            return jnp.zeros_like(left), *self._beyond(left, *row)
+
         _, inner, value = jax.lax.while_loop(missed, replayed, (jnp.min(last), state.inner, params))
         beyond = jnp.maximum(oldest - last, np.int32(0))
-        inner, value = self._beyond(beyond, inner, value)
+        _, inner, value = jax.lax.while_loop(lambda carry: jnp.any(carry[0] > 0), went_on, (beyond, inner, value))
         rows = ReplayRows(jnp.broadcast_to(state.steps, params.shape[:-1]))
         return state._replace(rows=rows, inner=inner), value
 
@@ -186,6 +196,8 @@ class _Replay:
 
 
 def _where(missed: Any, new: Any, old: Any) -> Any:
+    if missed is None:
+        return new.astype(jnp.result_type(old))
     return jnp.where(_by_row(missed, old), new, old).astype(jnp.result_type(old))
 
 

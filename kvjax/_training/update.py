@@ -20,8 +20,9 @@ from jax.extend import core as jex
 from kvjax._keys.keys import x64_enabled
 from kvjax._programs.fuse import contracted, fused
 from kvjax._programs.instructions import FACTS, GRADIENT, VALUE, Field, NotLowered
-from kvjax._programs.lower import Lowering, Shared, Value, shared
+from kvjax._programs.lower import Lowering
 from kvjax._programs.program import Run, Section, encoded, live, ordered
+from kvjax._programs.registers import Shared, Value, parts_of, shared
 from kvjax._spec.spec import TableSpec
 from kvjax._training.rowwise import Late, Rowwise
 from kvjax._training.slots import SlotLayout
@@ -149,7 +150,7 @@ class _Trace:
         self.slots = [self._slot(i, t) for i, t in enumerate(layout.types)]
 
     def _slot(self, number: int, of: jax.ShapeDtypeStruct) -> Field:
-        if of.size not in (1, self.spec.dim) or str(of.dtype) not in Field.DTYPES:
+        if not 1 <= of.size <= self.spec.dim or str(of.dtype) not in Field.DTYPES:
             raise NotLowered(f"a slot {of.dtype}{list(of.shape)}")
         return Field(number, str(of.dtype), of.size)
 
@@ -176,9 +177,10 @@ class _Trace:
         outs = self.low.run(closed.jaxpr, closed.consts, args)
         stores = []
         for field, out in zip(fields, outs, strict=False):
-            if field == self.value and self.spec.rounding != "nearest":
-                out = self.low.emit(f"stochastic_{field.dtype}", np.float32, self.low.widened(out))
-            wide = field.width == self.spec.dim > 1
-            register = self.low.widened(out) if wide else self.low.single(out)
-            stores.append((field, register))
+            for part, first, width in parts_of(out, field.width):
+                register = self.low.settled(part, width)
+                if field == self.value and self.spec.rounding != "nearest":
+                    before = self.low.register(shared(np.int32(first)))
+                    register = self.low.emitted(f"stochastic_{field.dtype}", np.float32, [register, before])
+                stores.append((field.part(first, width), register))
         return ordered(fused(live(contracted(Section(self.low.section(), stores))))), outs[len(fields) :]

@@ -17,6 +17,7 @@ from kvjax._table.handle import Written
 from kvjax._table.table import Table, is_table
 from kvjax._table.training import Write, check_gradient, train_all, train_or_refuse
 from kvjax._training.merge import merge
+from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise, check_transform
 from kvjax._values.errors import fail, meant
 from kvjax.optax._chosen import Choice
@@ -104,7 +105,7 @@ def partition(
         state = PartitionState(
             count=jnp.zeros((), jnp.int32),
             dense=dense.init(_without(params)),
-            tables={t.name: choose(t.name).init(t.dim) for t in found},
+            tables={t.name: _begun(t, choose(t.name)) for t in found},
         )
         return CommitState(jnp.zeros((), jnp.uint32), state) if keeps else state
 
@@ -160,6 +161,11 @@ def partition(
         return new_updates, CommitState(refused, PartitionState(step, dense_state, globals_))
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _begun(table: Table, rowwise: Rowwise) -> Any:
+    with of_table(table.name, "partition"):
+        return rowwise.init(table.dim)
 
 
 def _globals_of(table: Table, state: PartitionState) -> Any:

@@ -11,12 +11,14 @@ namespace kvjax {
 // single element for a row may hold float64 (_d), for updates that count in it. MAP(name, arity, in, out,
 // expression of a, b and c) works element by element, and so does CALL, for what is rare or takes a call of a
 // function; REDUCE(name, type, neutral element, expression of x and y) makes one element of a row's;
-// MOVE(name) goes between a register and a row, or needs to know the row. FUSED(name, kinds, in, out, calls
+// MOVE(name, arity) goes between registers and rows, needs to know the row, or says where the program goes on.
+// FUSED(name, kinds, in, out, calls
 // of MAPs) does several in one pass over its operands, which are rows (v) or single elements (s), with the
 // same bits; where an update has what the calls say, Python takes it, the first in the list first.
 // clang-format off
 #define KVJAX_INSTRUCTIONS(MAP, CALL, REDUCE, MOVE, FUSED)                                        \
-  MOVE(load) MOVE(store) MOVE(stochastic_bfloat16) MOVE(stochastic_float16)                       \
+  MOVE(load, 1) MOVE(store, 1) MOVE(pick, 2) MOVE(stochastic_bfloat16, 2)                         \
+  MOVE(stochastic_float16, 2) MOVE(loop, 0) MOVE(leave, 1) MOVE(again, 0)                         \
   MAP(mov, 1, float, float, a)                                                                    \
   MAP(neg_f, 1, float, float, -a)                                                                 \
   MAP(abs_f, 1, float, float, __builtin_fabsf(a))                                                 \
@@ -158,7 +160,7 @@ struct InstructionForm {
 };
 
 inline constexpr InstructionForm kInstructionForms[] = {
-#define KVJAX_MOVE(name) {#name, InstructionForm::Kind::kMove, 1, false},
+#define KVJAX_MOVE(name, arity) {#name, InstructionForm::Kind::kMove, arity, false},
 #define KVJAX_MAP(name, arity, In, Out, expression) \
   {#name, InstructionForm::Kind::kMap, arity, sizeof(In) == 8 || sizeof(Out) == 8},
 #define KVJAX_REDUCE(name, ...) {#name, InstructionForm::Kind::kReduce, 1, false},

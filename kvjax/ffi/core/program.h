@@ -35,36 +35,46 @@ class Register {
   int32_t word_ = -1;
 };
 
-/// A part of a row. `source` is a slot's number, or one of those below: the words of RowFacts follow kFacts
-/// downwards; and kConstant less a number is a row of constants, the same for all rows, which begins at that
-/// of the shared registers.
+/// Some elements of a row, or of a register. `source` is a slot's number, or one of those below: the words of
+/// RowFacts follow kFacts downwards; kConstant less a number is a row of constants, the same for all rows,
+/// which begins at that of the shared registers; and kRegister less a number is that vector register.
 struct Field {
-  static constexpr int32_t kValue = -1, kGradient = -2, kFacts = -3, kConstant = -16;
+  static constexpr int32_t kValue = -1, kGradient = -2, kFacts = -3, kConstant = -16, kRegister = -(1 << 20);
   enum class Type : int32_t { kWord, kBFloat16, kFloat16, kBool };
   int32_t source;
   Type type;
-  int32_t width;  // elements: dim or 1
+  int32_t first;  // of the elements of the source
+  int32_t width;  // how many
 
   [[nodiscard]] bool is_fact() const {
     return source <= kFacts && source > kFacts - int32_t{RowFacts::kWords};
   }
   /// Which word of the facts it is.
   [[nodiscard]] size_t fact() const { return static_cast<size_t>(kFacts - source); }
-  [[nodiscard]] bool is_constant() const { return source <= kConstant; }
+  [[nodiscard]] bool is_constant() const { return source <= kConstant && source > kRegister; }
   /// The shared register with which it begins.
   [[nodiscard]] size_t constant() const { return static_cast<size_t>(int64_t{kConstant} - source); }
-  [[nodiscard]] bool writable() const { return source >= kValue; }
+  [[nodiscard]] bool is_register() const { return source <= kRegister; }
+  [[nodiscard]] int64_t vector() const { return int64_t{kRegister} - source; }
+  [[nodiscard]] bool writable() const { return source >= kValue || is_register(); }
 
-  [[nodiscard]] size_t bytes() const {
-    const size_t item = type == Type::kWord ? 4 : type == Type::kBool ? 1 : 2;
-    return item * static_cast<size_t>(width);
-  }
+  /// Bytes of an element, before the first one, and before the end.
+  [[nodiscard]] size_t item() const { return type == Type::kWord ? 4 : type == Type::kBool ? 1 : 2; }
+  [[nodiscard]] size_t offset() const { return item() * static_cast<size_t>(first); }
+  [[nodiscard]] size_t end() const { return offset() + item() * static_cast<size_t>(width); }
 };
 
+/// The rows for which the argument of `leave` is 0 leave the loop, which goes from `loop` to `again`.
 struct Instruction {
   Opcode op;
-  Register out;
+  Register out;  // of `leave` the number of its `again`, and of that the number of `loop`
   Register arg[kMostOperands];
+  bool meets = false;  // elements change their places in the row, and so the lanes of a device that have them
+
+  /// Whether it says where the program goes on.
+  [[nodiscard]] KVJAX_HD bool jumps() const {
+    return op == Opcode::k_loop || op == Opcode::k_leave || op == Opcode::k_again;
+  }
 };
 
 /// A program, decoded and checked: whoever runs it can trust its registers and fields.
@@ -83,8 +93,15 @@ struct Program {
     return std::any_of(fields.begin(), fields.end(), [](const Field& field) { return field.is_fact(); });
   }
 
+  [[nodiscard]] const Field& FieldOf(Register r) const { return fields[static_cast<size_t>(r.number())]; }
+  /// How many elements a register has.
+  [[nodiscard]] int32_t WidthOf(Register r) const {
+    if (r.kind() == Register::Kind::kField) return FieldOf(r).width;
+    return r.kind() == Register::Kind::kVector ? dim : 1;
+  }
+
   /// `words`: the counts of vectors, scalars, shared registers, fields, and instructions of the two lists;
-  /// then three words for each field, and for each instruction two and its operands. Throws unless it is
+  /// then four words for each field, and for each instruction two and its operands. Throws unless it is
   /// about rows of this kind.
   static Program Parse(std::string_view table, std::span<const int32_t> words, int64_t dim, RowType type,
                        const SlotLayout& layout);
@@ -92,6 +109,8 @@ struct Program {
  private:
   [[nodiscard]] bool Fits(const Field& field, RowType type, const SlotLayout& layout) const;
   [[nodiscard]] bool Fits(const Instruction& instruction) const;
+  [[nodiscard]] bool FitsMove(const Instruction& instruction) const;
+  [[nodiscard]] static bool Link(std::vector<Instruction>& list);
   [[nodiscard]] bool Exists(Register r) const;
   [[nodiscard]] bool InPlace(Register r) const;
   [[nodiscard]] bool IsVector(Register r) const {
@@ -114,7 +133,8 @@ inline Program Program::Parse(std::string_view table, std::span<const int32_t> w
   p.initial.resize(static_cast<size_t>(count()));
   p.update.resize(static_cast<size_t>(count()));
   for (Field& field : p.fields) {
-    field.source = next(), field.type = static_cast<Field::Type>(next()), field.width = next();
+    field.source = next(), field.type = static_cast<Field::Type>(next());
+    field.first = next(), field.width = next();
     if (!p.Fits(field, type, layout)) throw ProgramError(table, at);
   }
   for (std::vector<Instruction>* list : {&p.initial, &p.update}) {
@@ -122,31 +142,64 @@ inline Program Program::Parse(std::string_view table, std::span<const int32_t> w
       i.op = static_cast<Opcode>(next()), i.out = Register(next());
       for (Register& arg : i.arg) arg = Register(next());
       if (!p.Fits(i)) throw ProgramError(table, at);
+      const auto moves = [&](Register r) {
+        return r.kind() == Register::Kind::kField && p.FieldOf(r).first != 0;
+      };
+      const int32_t arity = kInstructionForms[static_cast<size_t>(i.op)].arity;
+      i.meets = !i.jumps() && (moves(i.out) || std::any_of(i.arg, i.arg + arity, moves));
     }
+    if (!Link(*list)) throw ProgramError(table, at);
   }
   if (at != words.size()) throw ProgramError(table, at);
   return p;
 }
 
+/// Sets where `leave` and `again` go on. False unless loops are in each other, each with one `leave`.
+inline bool Program::Link(std::vector<Instruction>& list) {
+  struct Open {
+    size_t begin;
+    Instruction* leave;
+  };
+  std::vector<Open> loops;
+  const auto target = [](size_t at) { return Register(static_cast<int32_t>(at)); };
+  for (size_t at = 0; at < list.size(); ++at) {
+    Instruction& i = list[at];
+    if (i.op == Opcode::k_loop) loops.push_back({at, nullptr});
+    if (i.op != Opcode::k_leave && i.op != Opcode::k_again) continue;
+    const bool leaves = i.op == Opcode::k_leave;
+    if (loops.empty() || (loops.back().leave == nullptr) != leaves) return false;
+    if (leaves) {
+      loops.back().leave = &i;
+    } else {
+      i.out = target(loops.back().begin), loops.back().leave->out = target(at);
+      loops.pop_back();
+    }
+  }
+  return loops.empty();
+}
+
 inline bool Program::Fits(const Field& field, RowType type, const SlotLayout& layout) const {
   const bool known = field.type >= Field::Type::kWord && field.type <= Field::Type::kBool;
-  if (!known || (field.width != dim && field.width != 1)) return false;
-  if (field.source == Field::kGradient) return field.type == Field::Type::kWord && field.width == dim;
-  if (field.is_fact()) return field.type == Field::Type::kWord && field.width == 1;
+  if (!known || field.first < 0 || field.width < 1) return false;
+  const bool words = field.type == Field::Type::kWord,
+             in_row = int64_t{field.first} + field.width <= dim;
+  if (field.source == Field::kGradient) return words && in_row;
+  if (field.is_fact()) return words && field.first == 0 && field.width == 1;
+  if (field.is_register()) return words && in_row && field.vector() < vectors;
   if (field.is_constant()) {
     constexpr size_t kCell = 8;  // bytes of a shared register
-    return field.type == Field::Type::kWord && field.width == dim &&
-           field.constant() * kCell + field.bytes() <= static_cast<size_t>(shared) * kCell;
+    return words && field.constant() * kCell + field.end() <= static_cast<size_t>(shared) * kCell;
   }
   if (field.source == Field::kValue) {
     const Field::Type wanted = type == RowType::kFloat32    ? Field::Type::kWord
                                : type == RowType::kBFloat16 ? Field::Type::kBFloat16
                                                             : Field::Type::kFloat16;
-    return field.type == wanted && field.width == dim;
+    return field.type == wanted && in_row;
   }
   const std::vector<Slot>& slots = layout.slots();
-  return field.source >= 0 && static_cast<size_t>(field.source) < slots.size() &&
-         field.bytes() == slots[static_cast<size_t>(field.source)].bytes;
+  if (field.source < 0 || static_cast<size_t>(field.source) >= slots.size()) return false;
+  const size_t bytes = slots[static_cast<size_t>(field.source)].bytes;
+  return field.end() <= bytes && bytes % field.item() == 0;
 }
 
 inline bool Program::Exists(Register r) const {
@@ -165,44 +218,55 @@ inline bool Program::Exists(Register r) const {
 
 /// Whether an instruction may work on the field where it lies.
 inline bool Program::InPlace(Register r) const {
-  const Field& field = fields[static_cast<size_t>(r.number())];
-  return field.type == Field::Type::kWord && field.width == dim && dim > 1;
+  return FieldOf(r).type == Field::Type::kWord && FieldOf(r).width > 1;
 }
 
 inline bool Program::Fits(const Instruction& i) const {
-  if (i.op < Opcode{0} || i.op >= Opcode::kCount || !Exists(i.out)) return false;
+  if (i.op < Opcode{0} || i.op >= Opcode::kCount) return false;
   const InstructionForm& form = kInstructionForms[static_cast<size_t>(i.op)];
   using Kind = Register::Kind;
-  for (int32_t j = 0; j < form.arity; ++j) {
-    if (!Exists(i.arg[j])) return false;
+  if (!std::all_of(i.arg, i.arg + form.arity, [&](Register r) { return Exists(r); })) return false;
+  if (i.op == Opcode::k_loop || i.op == Opcode::k_again) return true;
+  if (i.op == Opcode::k_leave) return i.arg[0].kind() == Kind::kScalar;
+  if (!Exists(i.out) || i.out.kind() == Kind::kShared) return false;
+  if (i.out.kind() == Kind::kField && !FieldOf(i.out).writable()) return false;
+  if (form.kind == InstructionForm::Kind::kMove) return FitsMove(i);
+  int32_t vectors = 0, width = 0;
+  for (int32_t j = 0; j <= form.arity; ++j) {
+    const bool reduced = form.kind == InstructionForm::Kind::kReduce;
+    const Register r = j < form.arity ? i.arg[j] : i.out;
+    if (r.kind() == Kind::kField && !InPlace(r)) return false;
+    if (!IsVector(r) || (j == form.arity && reduced)) continue;
+    if (width != 0 && WidthOf(r) != width) return false;
+    width = WidthOf(r);
+    if (j < form.arity) vectors |= 1 << j;
   }
-  const auto is_read_only = [&](Register r) {
-    return r.kind() == Kind::kField && !fields[static_cast<size_t>(r.number())].writable();
-  };
-  if (i.out.kind() == Kind::kShared || is_read_only(i.out)) return false;
+  const bool vector = vectors != 0;
+  if (form.doubles && (vector || IsVector(i.out))) return false;
+  if (form.kind == InstructionForm::Kind::kReduce) return vector && i.out.kind() == Kind::kScalar;
+  if (form.kind == InstructionForm::Kind::kMap) return IsVector(i.out) || !vector;
+  return vectors == form.vectors() && IsVector(i.out) == vector;
+}
+
+inline bool Program::FitsMove(const Instruction& i) const {
+  using Kind = Register::Kind;
   if (i.op == Opcode::k_load || i.op == Opcode::k_store) {
     const Register row = i.op == Opcode::k_load ? i.arg[0] : i.out;
     const Register other = i.op == Opcode::k_load ? i.out : i.arg[0];
     if (row.kind() != Kind::kField) return false;
-    const bool wide = fields[static_cast<size_t>(row.number())].width == dim && dim > 1;
-    if (other.kind() == Kind::kShared) return !wide && i.op == Opcode::k_store;
-    if (other.kind() == Kind::kField) return wide && InPlace(other);
-    return other.kind() == (wide ? Kind::kVector : Kind::kScalar);
+    const int32_t width = WidthOf(row);
+    if (other.kind() == Kind::kShared) return width == 1 && i.op == Opcode::k_store;
+    if (width == 1) return other.kind() == Kind::kScalar;
+    if (other.kind() == Kind::kField && !InPlace(other)) return false;
+    return IsVector(other) && WidthOf(other) == width;
   }
-  int32_t vectors = 0;
-  for (int32_t j = 0; j < form.arity; ++j) {
-    if (i.arg[j].kind() == Kind::kField && !InPlace(i.arg[j])) return false;
-    vectors |= (IsVector(i.arg[j]) ? 1 : 0) << j;
+  if (i.op == Opcode::k_pick) {
+    return i.arg[0].kind() == Kind::kField && FieldOf(i.arg[0]).is_constant() && !IsVector(i.arg[1]) &&
+           i.out.kind() == Kind::kScalar;
   }
-  const bool vector = vectors != 0;
-  if (i.out.kind() == Kind::kField && !InPlace(i.out)) return false;
-  if (form.doubles && (vector || IsVector(i.out))) return false;
-  if (form.kind == InstructionForm::Kind::kReduce) return vector && i.out.kind() == Kind::kScalar;
-  if (form.kind == InstructionForm::Kind::kMove && i.arg[0].kind() == Kind::kShared) return false;
-  if (form.kind == InstructionForm::Kind::kMap) return IsVector(i.out) || !vector;
-  if (form.kind == InstructionForm::Kind::kFused)
-    return vectors == form.vectors() && IsVector(i.out) == vector;
-  return IsVector(i.out) == vector && (vector || dim == 1);
+  const auto in_place = [&](Register r) { return r.kind() != Kind::kField || InPlace(r); };  // stochastic
+  return i.arg[0].kind() != Kind::kShared && !IsVector(i.arg[1]) && in_place(i.arg[0]) && in_place(i.out) &&
+         IsVector(i.arg[0]) == IsVector(i.out) && WidthOf(i.arg[0]) == WidthOf(i.out);
 }
 
 }  // namespace kvjax

@@ -96,6 +96,12 @@ class Stream {
 #endif
       return x;
     }
+    /// What each lane has written, all of them see from here on.
+    KVJAX_HD void Sync() const {
+#ifdef __CUDA_ARCH__
+      __syncwarp(Lanes());
+#endif
+    }
     /// How many lanes say yes.
     [[nodiscard]] KVJAX_HD int Count(bool yes) const {
 #ifdef __CUDA_ARCH__

@@ -25,7 +25,7 @@ namespace instruction {
 KVJAX_HD inline uint32_t Bits(int32_t x) { return static_cast<uint32_t>(x); }
 KVJAX_HD inline int32_t Word(uint32_t x) { return static_cast<int32_t>(x); }
 
-#define KVJAX_MOVE(name)
+#define KVJAX_MOVE(name, arity)
 #define KVJAX_MAP(name, arity, In_, Out_, expression)                                                     \
   struct name##_map {                                                                                     \
     using In = In_;                                                                                       \
@@ -62,15 +62,18 @@ KVJAX_INSTRUCTIONS(KVJAX_MAP, KVJAX_MAP, KVJAX_REDUCE, KVJAX_MOVE, KVJAX_FUSED)
 
 /// A field of a program, and where its elements are.
 struct FieldView {
-  enum Place : int32_t { kValue, kSlots, kGradient, kFacts, kConstants };
+  enum Place : int32_t { kValue, kSlots, kGradient, kFacts, kConstants, kRegisters };
   Place place;
   Field::Type type;
   uint32_t offset;  // bytes
+  int32_t width;
 
-  static FieldView Of(const Field& field, const SlotLayout& layout) {
+  static FieldView Of(const Field& field, const SlotLayout& layout, int32_t dim) {
     const auto at = [&](Place place, size_t offset) {
-      return FieldView{place, field.type, static_cast<uint32_t>(offset)};
+      return FieldView{place, field.type, static_cast<uint32_t>(offset + field.offset()), field.width};
     };
+    if (field.is_register())
+      return at(kRegisters, sizeof(float) * static_cast<size_t>(field.vector()) * static_cast<size_t>(dim));
     if (field.is_constant()) return at(kConstants, field.constant() * sizeof(uint64_t));
     if (field.is_fact()) return at(kFacts, field.fact() * sizeof(uint32_t));
     if (field.source == Field::kGradient) return at(kGradient, 0);
@@ -105,7 +108,14 @@ class Lane {
       : p_(p), tile_(tile), vectors_(vectors), scalars_(scalars), row_(row) {}
 
   KVJAX_HD void Run(const Instruction* instructions, int32_t n) const {
-    for (int32_t i = 0; i < n; ++i) Run(instructions[i]);
+    for (int32_t at = 0; at < n; ++at) {
+      const Instruction& i = instructions[at];
+      if (i.op == Opcode::k_again) at = i.out.number();
+      if (i.op == Opcode::k_leave && Read<int32_t>(At(i.arg[0]), 0) == 0) at = i.out.number();
+      if (i.meets) tile_.Sync();
+      Run(i);
+      if (i.meets) tile_.Sync();
+    }
   }
 
  private:
@@ -113,6 +123,7 @@ class Lane {
   struct Operand {
     std::byte* at;
     uint32_t stride;  // bytes; 0 for one element
+    int32_t width;
   };
   static constexpr uint32_t kWord = sizeof(float);
 
@@ -120,26 +131,29 @@ class Lane {
     const auto number = static_cast<size_t>(r.number());
     switch (r.kind()) {
       case Register::Kind::kVector:
-        return {reinterpret_cast<std::byte*>(vectors_ + number * static_cast<size_t>(p_.dim)), kWord};
+        return {reinterpret_cast<std::byte*>(vectors_ + number * static_cast<size_t>(p_.dim)), kWord,
+                p_.dim};
       case Register::Kind::kScalar:
-        return {reinterpret_cast<std::byte*>(scalars_ + number), 0};
+        return {reinterpret_cast<std::byte*>(scalars_ + number), 0, 1};
       case Register::Kind::kShared:
-        return {reinterpret_cast<std::byte*>(const_cast<uint64_t*>(p_.shared + number)), 0};
+        return {reinterpret_cast<std::byte*>(const_cast<uint64_t*>(p_.shared + number)), 0, 1};
       case Register::Kind::kField:
         break;
     }
-    return {PlaceOf(p_.fields[number]), kWord};
+    return {PlaceOf(p_.fields[number]), kWord, p_.fields[number].width};
   }
   [[nodiscard]] KVJAX_HD std::byte* PlaceOf(const FieldView& field) const {
     switch (field.place) {
       case FieldView::kValue:
-        return row_.value;
+        return row_.value + field.offset;
       case FieldView::kSlots:
         return row_.slots + field.offset;
       case FieldView::kGradient:  // which nothing writes, nor what follows
-        return reinterpret_cast<std::byte*>(const_cast<float*>(row_.gradient));
+        return reinterpret_cast<std::byte*>(const_cast<float*>(row_.gradient)) + field.offset;
       case FieldView::kFacts:
         return reinterpret_cast<std::byte*>(const_cast<RowFacts*>(row_.facts)) + field.offset;
+      case FieldView::kRegisters:
+        return reinterpret_cast<std::byte*>(vectors_) + field.offset;
       case FieldView::kConstants:
         break;
     }
@@ -157,9 +171,9 @@ class Lane {
   }
   /// Calls f with each column that is the lane's; of one element, with 0.
   template <class F>
-  KVJAX_HD void Columns(bool row, F f) const {
-    if (!row) return f(0);
-    for (int32_t c = tile_.rank(); c < p_.dim; c += tile_.size()) f(c);
+  KVJAX_HD void Columns(const Operand& of, F f) const {
+    if (of.stride == 0) return f(0);
+    for (int32_t c = tile_.rank(); c < of.width; c += tile_.size()) f(c);
   }
 
   template <class F>
@@ -168,7 +182,7 @@ class Lane {
     Operand arg[kMostOperands];
     for (int32_t j = 0; j < kMostOperands; ++j) arg[j] = At(i.arg[j < arity ? j : 0]);
     const Operand out = At(i.out);
-    Columns(out.stride > 0, [&](int32_t c) {
+    Columns(out, [&](int32_t c) {
       Write(out, c,
             F::Of(Read<In>(arg[0], c), Read<In>(arg[1], c), Read<In>(arg[2], c), Read<In>(arg[3], c),
                   Read<In>(arg[4], c)));
@@ -184,7 +198,7 @@ class Lane {
     const Operand in = At(i.arg[0]);
     T sum[kOwn];
     for (T& x : sum) x = F::Zero();
-    Columns(true, [&](int32_t c) {
+    Columns(in, [&](int32_t c) {
       T& x = sum[c % kSums / kSize];
       x = F::Of(x, Read<T>(in, c));
     });
@@ -233,7 +247,7 @@ class Lane {
       const uint32_t word = tile_.rank() == 0 ? Get(from, field.type, 0) : 0;
       return Write(out, 0, tile_.Shuffle(word, 0));
     }
-    Columns(true, [&](int32_t c) { Write(out, c, Get(from, field.type, c)); });
+    Columns(out, [&](int32_t c) { Write(out, c, Get(from, field.type, c)); });
   }
   KVJAX_HD void Store(const Instruction& i) const {
     const FieldView& field = p_.fields[i.out.number()];
@@ -243,7 +257,14 @@ class Lane {
       if (tile_.rank() == 0) Put(to, field.type, 0, Read<uint32_t>(from, 0));
       return;
     }
-    Columns(true, [&](int32_t c) { Put(to, field.type, c, Read<uint32_t>(from, c)); });
+    Columns(from, [&](int32_t c) { Put(to, field.type, c, Read<uint32_t>(from, c)); });
+  }
+
+  KVJAX_HD void Pick(const Instruction& i) const {
+    const FieldView& field = p_.fields[i.arg[0].number()];
+    const auto index = Read<int32_t>(At(i.arg[1]), 0);
+    const int32_t column = index < 0 ? 0 : index < field.width ? index : field.width - 1;
+    Write(At(i.out), 0, Get(PlaceOf(field), field.type, column));
   }
 
   /// As the CPU's; kvjax/_training/rounding.py says what it computes.
@@ -258,11 +279,12 @@ class Lane {
       state = Mix32((state ^ static_cast<uint32_t>(from >> 32)) + 0x9E3779B9u);
     }
     const Operand in = At(i.arg[0]), out = At(i.out);
-    Columns(out.stride > 0, [&](int32_t c) {
+    const auto before = Read<uint32_t>(At(i.arg[1]), 0);  // columns
+    Columns(out, [&](int32_t c) {
       const auto x = Read<float>(in, c);
       const float magnitude = __builtin_fabsf(x);
       const auto bits = std::bit_cast<uint32_t>(x);
-      const uint32_t random = Mix32(Mix32(state ^ Mix32(static_cast<uint32_t>(c) + 1)) + bits);
+      const uint32_t random = Mix32(Mix32(state ^ Mix32(before + static_cast<uint32_t>(c) + 1)) + bits);
       auto rounded = std::bit_cast<float>((bits + (random & kTail)) & ~kTail);
       if constexpr (kHalf) {  // subnormal ones of the type are multiples of the smallest
         const float multiple = magnitude / 0x1p-24f, low = __builtin_floorf(multiple);
@@ -289,7 +311,7 @@ class Lane {
 #define KVJAX_REDUCE(name, T, zero, expression) \
   case Opcode::k_##name:                        \
     return Reduce<instruction::name##_reduce>(i);
-#define KVJAX_MOVE(name)
+#define KVJAX_MOVE(name, arity)
       KVJAX_INSTRUCTIONS(KVJAX_MAP, KVJAX_MAP, KVJAX_REDUCE, KVJAX_MOVE, KVJAX_FUSED)
 #undef KVJAX_MOVE
 #undef KVJAX_MAP
@@ -299,10 +321,15 @@ class Lane {
         return Load(i);
       case Opcode::k_store:
         return Store(i);
+      case Opcode::k_pick:
+        return Pick(i);
       case Opcode::k_stochastic_bfloat16:
         return Stochastic<false>(i);
       case Opcode::k_stochastic_float16:
         return Stochastic<true>(i);
+      case Opcode::k_loop:  // where a program goes on is above
+      case Opcode::k_leave:
+      case Opcode::k_again:
       case Opcode::kCount:
         return;
     }

@@ -24,7 +24,7 @@ class DeviceProgram {
         shared_(shared),
         seed_(seed) {
     std::vector<FieldView> fields;
-    for (const Field& field : p.fields) fields.push_back(FieldView::Of(field, layout));
+    for (const Field& field : p.fields) fields.push_back(FieldView::Of(field, layout, p.dim));
     WriteFromHost(q, fields_.data(), fields.data(), fields.size());
     WriteFromHost(q, initial_.data(), p.initial.data(), p.initial.size());
     WriteFromHost(q, update_.data(), p.update.data(), p.update.size());

@@ -44,6 +44,8 @@ class Threads {
     T Shuffle(T x, int) const {
       return x;
     }
+    /// What each lane has written, all of them see from here on.
+    void Sync() const {}
     /// How many lanes say yes.
     static int Count(bool yes) { return yes ? 1 : 0; }
   };

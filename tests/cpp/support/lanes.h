@@ -83,6 +83,7 @@ class Lanes : public kvjax::device::Threads {
       std::memcpy(&x, &meeting->Meet(lane, word)[from], sizeof(T));
       return x;
     }
+    void Sync() const { meeting->Meet(lane, 0); }
     [[nodiscard]] int Count(bool yes) const {
       const uint64_t* const all = meeting->Meet(lane, yes ? 1 : 0);
       int sum = 0;

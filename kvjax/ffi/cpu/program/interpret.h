@@ -268,6 +268,15 @@ void FindMove(Shape shape, Step& step) {
   if constexpr (kType < kBool) FindMove<kLoad, kType + 1>(shape, step);
 }
 
+/// One of a row of constants, the same for all rows: the first or the last of them for an index beyond.
+inline void Pick(const Step& s, int32_t rows, int32_t width) {
+  const auto* const from = reinterpret_cast<const Int*>(Place(s.arg[0].rows, 0, s.arg[0].offset));
+  for (int32_t r = 0; r < rows; ++r) {
+    const int32_t index = *Read<int32_t>(s.arg[1], r, false);
+    *Write<int32_t>(s, r, false) = from[index < 0 ? 0 : index < width ? index : width - 1];
+  }
+}
+
 inline uint32_t Mix32(uint32_t x) {
   x = (x ^ (x >> 16)) * 0x85EBCA6Bu;
   x = (x ^ (x >> 13)) * 0xC2B2AE35u;
@@ -285,13 +294,14 @@ void Stochastic(const Step& s, int32_t rows, int32_t dim) {
     uint32_t state = 0;
     for (const uint64_t from : {s.random->seed, static_cast<uint64_t>(s.random->step), *s.random->keys[r]})
       for (const int half : {0, 1}) state = Mix32((state ^ word(from, half)) + 0x9E3779B9u);
+    const auto before = static_cast<uint32_t>(*Read<int32_t>(s.arg[1], r, false));  // columns
     const Float* const in = Read<float>(s.arg[0], r, s.arg[0].rows != nullptr);
     Float* const out = Write<float>(s, r, s.out_rows != nullptr);
 #pragma GCC ivdep
     for (int32_t i = 0; i < dim; ++i) {
       const float x = in[i], magnitude = __builtin_fabsf(x);
       const auto bits = __builtin_bit_cast(uint32_t, x);
-      const uint32_t random = Mix32(Mix32(state ^ Mix32(static_cast<uint32_t>(i) + 1)) + bits);
+      const uint32_t random = Mix32(Mix32(state ^ Mix32(before + static_cast<uint32_t>(i) + 1)) + bits);
       float rounded = __builtin_bit_cast(float, (bits + (random & kTail)) & ~kTail);
       if constexpr (kHalf) {  // subnormal ones of the type are multiples of the smallest
         const float multiple = magnitude / 0x1p-24f, low = __builtin_floorf(multiple);
@@ -307,7 +317,7 @@ void Stochastic(const Step& s, int32_t rows, int32_t dim) {
 // ---- all of them
 // -------------------------------------------------------------------------------------------
 
-#define KVJAX_MOVE(name)
+#define KVJAX_MOVE(name, arity)
 #define KVJAX_MAP(name, arity, In, Out, expression)                                              \
   struct name##_map {                                                                            \
     static Out Of([[maybe_unused]] In a, [[maybe_unused]] In b, [[maybe_unused]] In c, In, In) { \
@@ -364,12 +374,18 @@ void Find(Opcode op, Shape shape, Step& step) {
       return FindMove<true, kWord>(shape, step);
     case Opcode::k_store:
       return FindMove<false, kWord>(shape, step);
+    case Opcode::k_pick:
+      step.kernel = &Pick;
+      return;
     case Opcode::k_stochastic_bfloat16:
       step.kernel = &Stochastic<false>;
       return;
     case Opcode::k_stochastic_float16:
       step.kernel = &Stochastic<true>;
       return;
+    case Opcode::k_loop:  // where a program goes on, the machine knows
+    case Opcode::k_leave:
+    case Opcode::k_again:
     case Opcode::kCount:
       return;
   }

@@ -35,8 +35,8 @@ struct Random {
 using Element = void (*)();
 
 struct Step;
-/// Runs one instruction on some rows of `dim` elements.
-using Kernel = void (*)(const Step& step, int32_t rows, int32_t dim);
+/// Runs one instruction on some rows of `width` elements.
+using Kernel = void (*)(const Step& step, int32_t rows, int32_t width);
 
 /// An instruction, bound to where its registers are.
 struct Step {
@@ -45,7 +45,7 @@ struct Step {
   float* const* out_rows = nullptr;  // one of the two
   size_t out_offset = 0;
   Cell* out = nullptr;
-  int32_t width = 1;          // elements of a row that move
+  int32_t width = 1;          // elements of a row that it works on
   Element element = nullptr;  // what the kernel calls for each element, if it does
   const Random* random = nullptr;
   void* memory = nullptr;  // of the kernel, kMemory bytes, zeros at first

@@ -10,6 +10,7 @@
 #include <new>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kvjax/ffi/core/facts.h"
@@ -67,14 +68,15 @@ class Machine {
   /// One of the two tiles, to be filled.
   [[nodiscard]] Tile& tile(size_t number) { return tiles_[number]; }
 
-  /// Runs the program on a tile, and fetches the rows of the other.
+  /// Runs the program on a tile, whose rows may change places, and fetches the rows of the other.
   void Run(size_t number) {
     const NoSubnormals scope;
     Tile& fresh = tiles_[kFresh];
     fresh.Clear();
     if (!initial_.empty()) fresh.AddFresh(tiles_[number]);
-    if (fresh.size() > 0) Run(initial_, fresh, nullptr, false);
-    Run(update_[number], tiles_[number], &tiles_[number ^ 1], alike_.has_value());
+    const Program& p = *batch_.program;
+    if (fresh.size() > 0) Run(p.initial, initial_, fresh, nullptr, false);
+    Run(p.update, update_[number], tiles_[number], &tiles_[number ^ 1], alike_.has_value());
   }
 
   /// Sums rows, as SumInOrder does.
@@ -117,18 +119,20 @@ class Machine {
     return {.cells = Scalars(r), .stride = 1};
   }
   [[nodiscard]] Source OfField(Register r, const Tile& tile) {
-    const Field& field = batch_.program->fields[static_cast<size_t>(r.number())];
+    const Field& field = batch_.program->FieldOf(r);
     if (field.is_fact()) return {.rows = tile.part(Tile::kFacts), .offset = sizeof(float) * field.fact()};
+    if (field.is_register())
+      return {.rows = pointers_.data() + static_cast<size_t>(field.vector()) * Rows(), .offset = field.offset()};
     if (field.is_constant()) {  // the same place for all rows, which nothing writes
       const Cell* const row = batch_.shared + field.constant();
       float** const to = const_cast<float**>(Pointers(r));
       std::fill_n(to, Rows(), reinterpret_cast<float*>(const_cast<Cell*>(row)));
-      return {.rows = to};
+      return {.rows = to, .offset = field.offset()};
     }
-    if (field.source == Field::kGradient) return {.rows = tile.part(Tile::kGradient)};
-    if (field.source == Field::kValue) return {.rows = tile.part(Tile::kValue)};
+    if (field.source == Field::kGradient) return {.rows = tile.part(Tile::kGradient), .offset = field.offset()};
+    if (field.source == Field::kValue) return {.rows = tile.part(Tile::kValue), .offset = field.offset()};
     const Slot& slot = batch_.layout->slots()[static_cast<size_t>(field.source)];
-    return {.rows = tile.part(Tile::kSlots), .offset = slot.offset};
+    return {.rows = tile.part(Tile::kSlots), .offset = slot.offset + field.offset()};
   }
   [[nodiscard]] size_t Rows() const { return static_cast<size_t>(rows_); }
   [[nodiscard]] Cell* Scalars(Register r) {
@@ -144,7 +148,14 @@ class Machine {
       for (int32_t j = 0; j < form.arity; ++j) {
         step.arg[j] = From(i.arg[j], tile);
         shape.vectors |= HasPointers(i.arg[j]) ? 1 << j : 0;
+        step.width = std::max(step.width, batch_.program->WidthOf(i.arg[j]));
       }
+      if (i.jumps()) {
+        loops_.reserve(loops_.capacity() + 1);  // so that Run cannot fail
+        to.push_back(step);
+        continue;
+      }
+      step.width = std::max(step.width, batch_.program->WidthOf(i.out));
       shape.shared_base = i.arg[0].kind() == Register::Kind::kShared;
       shape.vector = HasPointers(i.out);
       if (HasPointers(i.out)) {
@@ -155,7 +166,6 @@ class Machine {
       if (i.op == Opcode::k_load || i.op == Opcode::k_store) {
         const Register row = i.op == Opcode::k_load ? i.arg[0] : i.out;
         const Field& field = batch_.program->fields[static_cast<size_t>(row.number())];
-        step.width = field.width;
         shape.type = static_cast<int32_t>(field.type);
         shape.vector = HasPointers(i.op == Opcode::k_load ? i.out : i.arg[0]);
       }
@@ -214,7 +224,8 @@ class Machine {
     return batch_.program->fields[static_cast<size_t>(r.number())].source >= 0;
   }
 
-  void Run(const std::vector<Step>& steps, const Tile& tile, const Tile* next, bool alike) {
+  void Run(const std::vector<Instruction>& list, const std::vector<Step>& steps, Tile& tile, const Tile* next,
+           bool alike) {
     const auto rows = static_cast<int32_t>(tile.size());
     const size_t to_fetch = next == nullptr ? 0 : next->size();
     size_t fetched = 0, done = 0;
@@ -223,7 +234,11 @@ class Machine {
         // A few rows after each step, so that they do not wait for each other.
         for (const size_t by = to_fetch * (done + 1) / steps.size(); fetched < by; ++fetched)
           Fetch(*next, fetched);
-        if (on != 0) steps[done].kernel(steps[done], on, batch_.program->dim);
+        if (list[done].jumps()) {
+          Jump(list[done], steps[done], tile, done, on);
+        } else if (on != 0) {
+          steps[done].kernel(steps[done], on, steps[done].width);
+        }
       }
     };
     if (alike) {
@@ -232,6 +247,31 @@ class Machine {
       alike_->Give(rows);
     }
     run(steps.size(), rows);
+  }
+
+  /// The first `on` rows of the tile are in the loop: those that leave it come behind them.
+  void Jump(const Instruction& i, const Step& step, Tile& tile, size_t& done, int32_t& on) {
+    const auto target = static_cast<size_t>(i.out.number());
+    if (i.op == Opcode::k_again) done = target;
+    if (i.op != Opcode::k_leave) return;
+    if (loops_.empty() || loops_.back().leave != done) loops_.push_back({done, on});
+    int32_t stay = 0;
+    for (int32_t r = 0; r < on; ++r) {
+      if (static_cast<uint32_t>(step.arg[0].cells[r].word) == 0) continue;
+      if (stay != r) Swap(static_cast<size_t>(stay), static_cast<size_t>(r), tile);
+      ++stay;
+    }
+    on = stay;
+    if (on > 0) return;
+    done = target, on = loops_.back().before;
+    loops_.pop_back();
+  }
+  /// Each of two rows gets the place of the other, in the registers too.
+  void Swap(size_t a, size_t b, Tile& tile) {
+    const size_t vectors = static_cast<size_t>(batch_.program->vectors) * Rows();
+    for (size_t at = 0; at < vectors; at += Rows()) std::swap(pointers_[at + a], pointers_[at + b]);
+    for (size_t at = 0; at < scalars_.size(); at += Rows()) std::swap(scalars_[at + a], scalars_[at + b]);
+    tile.Swap(a, b);
   }
 
   // By force inline: GCC takes a function that only prefetches for one without effects, and drops calls of
@@ -262,6 +302,11 @@ class Machine {
   std::vector<Step> initial_, update_[2];  // by tile
   size_t loads_ = 0,
          shared_ = 0;           // where the update's loads of single elements end, and what follows from them
+  struct Loop {
+    size_t leave;
+    int32_t before;  // rows
+  };
+  std::vector<Loop> loops_;     // that the rows are in
   std::optional<Alike> alike_;  // if that is worth finding rows for
   Random random_[kTiles];
 };

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "kvjax/ffi/core/facts.h"
@@ -46,6 +47,13 @@ class Tile {
       Add({reinterpret_cast<std::byte*>(other.part(kValue)[r]),
            reinterpret_cast<std::byte*>(other.part(kSlots)[r]), other.part(kGradient)[r], other.keys_[r],
            true, reinterpret_cast<RowFacts*>(other.part(kFacts)[r])});
+  }
+
+  /// Each of the two rows gets the place of the other.
+  void Swap(size_t a, size_t b) {
+    for (size_t part = 0; part < kParts; ++part)
+      std::swap(parts_[part * most_ + a], parts_[part * most_ + b]);
+    std::swap(keys_[a], keys_[b]);
   }
 
   /// Where that part of each row begins; the same place as long as the tile lives.
