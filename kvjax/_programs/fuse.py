@@ -53,6 +53,46 @@ def fused(section: Section) -> Section:
     return Section(kept[::-1], section.stores)
 
 
+def renamed(section: Section) -> Section:
+    """What is made and then copied to a register that changes in a loop is made there, if nothing wants the old one."""
+    instructions: list[Instruction | None] = list(section.instructions)
+    times, uses = Counter(i.out for i in section.instructions), _uses(section)
+    for at, (op, changed, args) in enumerate(section.instructions):
+        if op != "mov" or changed is None or times[changed] == 1 or times[args[0]] != 1:
+            continue
+        made, since, reads = args[0], [], 0
+        for i in reversed(range(at)):
+            before = instructions[i]
+            if before is None:
+                continue
+            of = [a.base for a in before.args]
+            reads += of.count(made)
+            since.append(i)
+            if before.out in (None, made, changed) or changed in of:
+                break
+        begin = instructions[since[-1]] if since else None
+        apart = begin is None or begin.out is not made or any(a.whole is changed for a in begin.args)
+        if apart or reads + 1 != uses[made] or made.kind != changed.kind or made.width != changed.width:
+            continue
+        for i in since:
+            instructions[i] = _with(instructions[i], made, changed)
+        instructions[at] = None
+    return Section([i for i in instructions if i is not None], section.stores)
+
+
+def _with(instruction: Instruction | None, old: Register, new: Register) -> Instruction:
+    """The instruction with one register in the place of another."""
+    assert instruction is not None
+
+    def of(register: Register) -> Register:
+        if register.whole is old:
+            return dataclasses.replace(register, whole=new)
+        return new if register is old else register
+
+    out = None if instruction.out is None else of(instruction.out)
+    return Instruction(instruction.op, out, tuple(map(of, instruction.args)))
+
+
 def _uses(section: Section) -> Counter[Register]:
     read = [*(a for i in section.instructions for a in i.args), *(r for _, r in section.stores)]
     return Counter(register.base for register in read)

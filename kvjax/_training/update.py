@@ -18,7 +18,7 @@ import optax
 from jax.extend import core as jex
 
 from kvjax._keys.keys import x64_enabled
-from kvjax._programs.fuse import contracted, fused
+from kvjax._programs.fuse import contracted, fused, renamed
 from kvjax._programs.instructions import FACTS, GRADIENT, VALUE, Field, NotLowered
 from kvjax._programs.lower import Lowering
 from kvjax._programs.program import Run, Section, encoded, live, ordered
@@ -183,4 +183,4 @@ class _Trace:
                     before = self.low.register(shared(np.int32(first)))
                     register = self.low.emitted(f"stochastic_{field.dtype}", np.float32, [register, before])
                 stores.append((field.part(first, width), register))
-        return ordered(fused(live(contracted(Section(self.low.section(), stores))))), outs[len(fields) :]
+        return renamed(ordered(fused(live(contracted(Section(self.low.section(), stores)))))), outs[len(fields) :]
