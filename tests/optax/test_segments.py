@@ -102,3 +102,11 @@ def test_what_are_no_parts_is_refused(make):
             segments(parts, rest=sgd).init(jnp.zeros((1, 2)))
         with pytest.raises(ValueError, match=f"^kvjax: segments: want .*{words}"):  # and no other error around it
             rowwise(segments(parts, rest=sgd)).init(2)
+    table, tx = make(dim=2), segments({"a": (2, sgd)}, rest=sgd)
+    grads = kvjax.SparseRows(np.array([7]), jnp.ones((1, 2)))
+    for op, call in (
+        ("apply", lambda: table.apply(tx, grads)), ("switch_optimizer", lambda: table.switch_optimizer(tx)),
+        ("partition", lambda: kvjax.optax.partition(dense=sgd, tables=tx).init({"t": table})),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"^kvjax: table '{table.name}', {op}, segments: want columns .*column 2;"):
+            call()
