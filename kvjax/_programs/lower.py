@@ -230,8 +230,11 @@ class Lowering(Registers):
         known = of_cond + p["body_nconsts"]
         body = p["body_jaxpr"].jaxpr
         stays = [x is y for x, y in zip(body.outvars, body.invars[p["body_nconsts"] :], strict=True)]
-        first = zip(args[known:], eqn.outvars, stays, strict=True)
-        carry = [x if same else self.variable(x, self._width(v.aval)) for x, v, same in first]
+        changing = [i for i, same in enumerate(stays) if not same]
+        variables = [self.variable(args[known + i], self._width(eqn.outvars[i].aval)) for i in changing]
+        carry: list[Value] = list(args[known:])
+        for i, variable in zip(changing, variables, strict=True):
+            carry[i] = variable
         before = dict(self._made)  # nothing that a loop makes is there if it has not run
         self.instructions.append(Instruction("loop", None, ()))
         (goes_on,) = self._inlined(p["cond_jaxpr"], [*args[:of_cond], *carry])
@@ -240,9 +243,9 @@ class Lowering(Registers):
             goes_on = self._append("mov", goes_on.dtype, [goes_on], 1)
         self.instructions.append(Instruction("leave", None, (goes_on,)))
         after = self._inlined(p["body_jaxpr"], [*args[of_cond:known], *carry])
-        changes = [(x, self.settled(y, x.width)) for x, y, same in zip(carry, after, stays, strict=True) if not same]
-        changed = [x for x, _ in changes]
-        for x, y in [(x, self.variable(y, y.width) if y in changed else y) for x, y in changes]:
+        new = [self.settled(after[i], x.width) for i, x in zip(changing, variables, strict=True)]
+        new = [self.variable(x, x.width) if x.base in variables else x for x in new]
+        for x, y in zip(variables, new, strict=True):
             self.instructions.append(Instruction("mov", x, (y,)))
         self.instructions.append(Instruction("again", None, ()))
         self._made = before

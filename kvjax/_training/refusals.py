@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ class ColumnsError(ValueError):
 
 
 @contextlib.contextmanager
-def of_table(table: str, op: str) -> Iterator[None]:
+def of_table(table: str, op: str) -> Generator[None]:
     """Errors that depend on how wide a table's rows are name the table."""
     try:
         yield

@@ -34,8 +34,7 @@ def segments(
 
     Each transform sees its columns as an array of its own, ``(..., columns)``: its slots are as wide as they are, and a
     norm is that of the part. In dense parameters columns are the last axis. A table names the slots of a part after it
-    where names would be the same otherwise ("bias.0.mu"). An update of parts is no row program, because these know only
-    whole rows and single elements; the table gathers and scatters the rows of a batch instead, with the same results.
+    where names would be the same otherwise ("bias.0.mu").
 
     Args:
       transforms: by name, columns and their transform. Columns are an integer, a slice, integers (negative ones count
