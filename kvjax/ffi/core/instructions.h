@@ -11,10 +11,10 @@ namespace kvjax {
 // single element for a row may hold float64 (_d), for updates that count in it. MAP(name, arity, in, out,
 // expression of a, b and c) works element by element, and so does CALL, for what is rare or takes a call of a
 // function; REDUCE(name, type, neutral element, expression of x and y) makes one element of a row's;
-// MOVE(name, arity) goes between registers and rows, needs to know the row, or says where the program goes on.
-// FUSED(name, kinds, in, out, calls
-// of MAPs) does several in one pass over its operands, which are rows (v) or single elements (s), with the
-// same bits; where an update has what the calls say, Python takes it, the first in the list first.
+// MOVE(name, arity) goes between registers and rows, needs to know the row, or says where the program goes
+// on. FUSED(name, kinds, in, out, calls of MAPs) does several in one pass over its operands, which are rows
+// (v) or single elements (s), with the same bits; where an update has what the calls say, Python takes it,
+// the first in the list first.
 // clang-format off
 #define KVJAX_INSTRUCTIONS(MAP, CALL, REDUCE, MOVE, FUSED)                                        \
   MOVE(load, 1) MOVE(store, 1) MOVE(pick, 2) MOVE(stochastic_bfloat16, 2)                         \

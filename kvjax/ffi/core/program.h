@@ -181,8 +181,7 @@ inline bool Program::Link(std::vector<Instruction>& list) {
 inline bool Program::Fits(const Field& field, RowType type, const SlotLayout& layout) const {
   const bool known = field.type >= Field::Type::kWord && field.type <= Field::Type::kBool;
   if (!known || field.first < 0 || field.width < 1) return false;
-  const bool words = field.type == Field::Type::kWord,
-             in_row = int64_t{field.first} + field.width <= dim;
+  const bool words = field.type == Field::Type::kWord, in_row = int64_t{field.first} + field.width <= dim;
   if (field.source == Field::kGradient) return words && in_row;
   if (field.is_fact()) return words && field.first == 0 && field.width == 1;
   if (field.is_register()) return words && in_row && field.vector() < vectors;

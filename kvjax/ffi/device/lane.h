@@ -131,8 +131,7 @@ class Lane {
     const auto number = static_cast<size_t>(r.number());
     switch (r.kind()) {
       case Register::Kind::kVector:
-        return {reinterpret_cast<std::byte*>(vectors_ + number * static_cast<size_t>(p_.dim)), kWord,
-                p_.dim};
+        return {reinterpret_cast<std::byte*>(vectors_ + number * static_cast<size_t>(p_.dim)), kWord, p_.dim};
       case Register::Kind::kScalar:
         return {reinterpret_cast<std::byte*>(scalars_ + number), 0, 1};
       case Register::Kind::kShared:

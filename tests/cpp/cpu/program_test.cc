@@ -196,7 +196,8 @@ TEST(RowsThatAreAlikeGetWhatEachOfThemWouldGetAlone) {
   constexpr int32_t kDim = 4;
   // With n of slot 0 and m of slot 1: value -= grad * (g0 ** (2 * n + 2) - m); n += 1.
   std::vector<int32_t> words = {1, 3, 2, 4, 0, 9};
-  for (const int32_t field : {Field::kValue, Field::kGradient}) words.insert(words.end(), {field, 0, 0, kDim});
+  for (const int32_t field : {Field::kValue, Field::kGradient})
+    words.insert(words.end(), {field, 0, 0, kDim});
   words.insert(words.end(), {0, 0, 0, 1, 1, 0, 0, 1});
   const auto add = [&](Opcode op, std::initializer_list<int32_t> registers) {
     programs::Add(words, op, registers);
@@ -277,8 +278,8 @@ TEST(PartsOfRowsMoveInLoopsThatEachRowLeavesByItself) {
         row.slots.n = static_cast<int32_t>(stream.Below(turns));
         row.value[5] = static_cast<float>(stream.Below(9));
         want.push_back(row.After());
-        tile.Add({reinterpret_cast<std::byte*>(row.value), reinterpret_cast<std::byte*>(&row.slots), row.gradient,
-                  &key, false});
+        tile.Add({reinterpret_cast<std::byte*>(row.value), reinterpret_cast<std::byte*>(&row.slots),
+                  row.gradient, &key, false});
       }
       machine.Run(now % 2);
       CHECK(rows == want);

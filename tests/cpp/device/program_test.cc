@@ -163,8 +163,7 @@ template <class Q>
 void MoveInALoop() {
   using programs::LoopedRow;
   const SlotLayout layout = SlotLayout::Parse(LoopedRow::kLayout);
-  const Program program =
-      Program::Parse("t", programs::PartsInALoop(), 6, RowType::kFloat32, layout);
+  const Program program = Program::Parse("t", programs::PartsInALoop(), 6, RowType::kFloat32, layout);
   const std::vector<uint64_t> shared = LoopedRow::Shared();
   for (int32_t n = 0; n < 9; ++n) {
     LoopedRow row;

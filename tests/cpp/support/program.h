@@ -52,7 +52,8 @@ inline std::vector<int32_t> Sgd(int32_t dim) {
 /// value -= grad * g0; slot 0, of dim elements, is the gradient.
 inline std::vector<int32_t> Descent(int32_t dim) {
   std::vector<int32_t> words = {1, 0, 1, 3, 0, 3};
-  for (const int32_t field : {Field::kValue, Field::kGradient, 0}) words.insert(words.end(), {field, 0, 0, dim});
+  for (const int32_t field : {Field::kValue, Field::kGradient, 0})
+    words.insert(words.end(), {field, 0, 0, dim});
   Add(words, Opcode::k_mul_f, {kVector, kField + 1, kShared});
   Add(words, Opcode::k_sub_f, {kField, kField, kVector});
   Add(words, Opcode::k_store, {kField + 2, kField + 1});
@@ -92,27 +93,37 @@ struct LoopedRow {
   }
 };
 
-/// A program for them: a register moves by one element, and is multiplied by the gradient and a constant of the turn, as
-/// often as slot 0 says; then value[1:6] is multiplied by it, slot 1 is its middle, and slot 2 a sum.
+/// A program for them: a register moves by one element, and is multiplied by the gradient and a constant of
+/// the turn, as often as slot 0 says; then value[1:6] is multiplied by it, slot 1 is its middle, and slot 2 a
+/// sum.
 inline std::vector<int32_t> PartsInALoop() {
   // Fields: 0 value[1:6], 1 gradient[0:5], 2 slot 0, 3 v0[1:6], 4 v0[2:5], 5 slot 1, 6 slot 2, 7 v0[0:1],
   // 8 constants of 5, 9 v1[0:5], 10 v0[0:5].
   std::vector<int32_t> words = {2, 4, 2 + 3, 11, 0, 16};
   const int32_t v0 = Field::kRegister, v1 = Field::kRegister - 1;
-  for (const auto& [source, first, width] : std::initializer_list<std::array<int32_t, 3>>{
-           {Field::kValue, 1, 5}, {Field::kGradient, 0, 5}, {0, 0, 1}, {v0, 1, 5}, {v0, 2, 3}, {1, 0, 3},
-           {2, 0, 1}, {v0, 0, 1}, {Field::kConstant - 2, 0, 5}, {v1, 0, 5}, {v0, 0, 5}})
+  for (const auto& [source, first, width] :
+       std::initializer_list<std::array<int32_t, 3>>{{Field::kValue, 1, 5},
+                                                     {Field::kGradient, 0, 5},
+                                                     {0, 0, 1},
+                                                     {v0, 1, 5},
+                                                     {v0, 2, 3},
+                                                     {1, 0, 3},
+                                                     {2, 0, 1},
+                                                     {v0, 0, 1},
+                                                     {Field::kConstant - 2, 0, 5},
+                                                     {v1, 0, 5},
+                                                     {v0, 0, 5}})
     words.insert(words.end(), {source, 0, first, width});
   const auto add = [&](Opcode op, std::vector<int32_t> registers) { Add(words, op, std::move(registers)); };
   add(Opcode::k_load, {kScalar, kField + 2});
-  add(Opcode::k_sub_i, {kScalar + 1, kScalar, kScalar});                   // the turn
-  add(Opcode::k_mov, {kVector, kShared});                                  // v0: ones
+  add(Opcode::k_sub_i, {kScalar + 1, kScalar, kScalar});  // the turn
+  add(Opcode::k_mov, {kVector, kShared});                 // v0: ones
   add(Opcode::k_loop, {-1});
   add(Opcode::k_lt_i, {kScalar + 2, kScalar + 1, kScalar});
   add(Opcode::k_leave, {-1, kScalar + 2});
   add(Opcode::k_pick, {kScalar + 3, kField + 8, kScalar + 1});
-  add(Opcode::k_mul_f, {kField + 9, kField + 3, kField + 1});              // v1[0:5] = v0[1:6] * gradient
-  add(Opcode::k_mul_f, {kField + 10, kField + 9, kScalar + 3});            // v0[0:5]
+  add(Opcode::k_mul_f, {kField + 9, kField + 3, kField + 1});    // v1[0:5] = v0[1:6] * gradient
+  add(Opcode::k_mul_f, {kField + 10, kField + 9, kScalar + 3});  // v0[0:5]
   add(Opcode::k_add_i, {kScalar + 1, kScalar + 1, kShared + 1});
   add(Opcode::k_again, {-1});
   add(Opcode::k_mul_f, {kField + 0, kField + 0, kField + 3});

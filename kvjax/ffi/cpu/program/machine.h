@@ -122,14 +122,16 @@ class Machine {
     const Field& field = batch_.program->FieldOf(r);
     if (field.is_fact()) return {.rows = tile.part(Tile::kFacts), .offset = sizeof(float) * field.fact()};
     if (field.is_register())
-      return {.rows = pointers_.data() + static_cast<size_t>(field.vector()) * Rows(), .offset = field.offset()};
+      return {.rows = pointers_.data() + static_cast<size_t>(field.vector()) * Rows(),
+              .offset = field.offset()};
     if (field.is_constant()) {  // the same place for all rows, which nothing writes
       const Cell* const row = batch_.shared + field.constant();
       float** const to = const_cast<float**>(Pointers(r));
       std::fill_n(to, Rows(), reinterpret_cast<float*>(const_cast<Cell*>(row)));
       return {.rows = to, .offset = field.offset()};
     }
-    if (field.source == Field::kGradient) return {.rows = tile.part(Tile::kGradient), .offset = field.offset()};
+    if (field.source == Field::kGradient)
+      return {.rows = tile.part(Tile::kGradient), .offset = field.offset()};
     if (field.source == Field::kValue) return {.rows = tile.part(Tile::kValue), .offset = field.offset()};
     const Slot& slot = batch_.layout->slots()[static_cast<size_t>(field.source)];
     return {.rows = tile.part(Tile::kSlots), .offset = slot.offset + field.offset()};
@@ -301,7 +303,7 @@ class Machine {
   std::vector<std::unique_ptr<std::byte[]>> memory_;
   std::vector<Step> initial_, update_[2];  // by tile
   size_t loads_ = 0,
-         shared_ = 0;           // where the update's loads of single elements end, and what follows from them
+         shared_ = 0;  // where the update's loads of single elements end, and what follows from them
   struct Loop {
     size_t leave;
     int32_t before;  // rows
