@@ -229,16 +229,19 @@ class Machine {
   void Run(const std::vector<Instruction>& list, const std::vector<Step>& steps, Tile& tile, const Tile* next,
            bool alike) {
     const auto rows = static_cast<int32_t>(tile.size());
-    const size_t to_fetch = next == nullptr ? 0 : next->size();
+    // A few rows after each step that all rows take, so that they do not wait for each other. Fractions of
+    // 2^16.
+    const size_t first = alike ? shared_ : 0, left = std::max<size_t>(steps.size() - first, 1);
+    const size_t to_fetch = next == nullptr ? 0 : next->size(), each = ((to_fetch << 16) + left - 1) / left;
     size_t fetched = 0, done = 0;
     const auto run = [&](size_t until, int32_t on) {
+      if (on == 0) done = until;
       for (; done < until; ++done) {
-        // A few rows after each step, so that they do not wait for each other.
-        for (const size_t by = to_fetch * (done + 1) / steps.size(); fetched < by; ++fetched)
-          Fetch(*next, fetched);
+        const size_t by = done < first ? 0 : std::min(to_fetch, (done + 1 - first) * each >> 16);
+        for (; fetched < by; ++fetched) Fetch(*next, fetched);
         if (list[done].jumps()) {
           Jump(list[done], steps[done], tile, done, on);
-        } else if (on != 0) {
+        } else {
           steps[done].kernel(steps[done], on, steps[done].width);
         }
       }
