@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import glob
 import os
 import secrets
 import shutil
@@ -30,14 +31,30 @@ def beside(path: Path, end: str) -> Path:
 
 
 @contextlib.contextmanager
-def naming(path: str | os.PathLike[str]) -> Generator[None]:
-    """Has errors of the system in the body say which file they are of: a disk that is full does not."""
+def saying(what: str, path: str | os.PathLike[str] | None = None) -> Generator[None]:
+    """Has errors of the system in the body say what they are of, and the mend; the outermost one says what.
+
+    Args:
+      what: "table 'user', save".
+      path: of the file, which an error on a full disk does not say.
+    """
     try:
         yield
     except OSError as error:
-        if error.filename is None:
+        if error.filename is None and path is not None:
             error.filename = os.fspath(path)
+        plain = getattr(error, "said_by_system", error.strerror)
+        if error.errno is not None and not str(plain).startswith("kvjax: "):
+            error.said_by_system = plain  # pyright: ignore[reportAttributeAccessIssue]
+            error.strerror = (
+                f"kvjax: {what}: {plain}; {_MENDS.get(error.errno, 'see to that disk, or write to another')}"
+            )
         raise
+
+
+_MENDS = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make space there, or write to another disk") | dict.fromkeys(
+    (errno.EACCES, errno.EPERM, errno.EROFS), "let this process write there, or write elsewhere"
+)
 
 
 # ---- files ---------------------------------------------------------------------------------------------------
@@ -46,7 +63,7 @@ def naming(path: str | os.PathLike[str]) -> Generator[None]:
 @contextlib.contextmanager
 def replaced(path: str | os.PathLike[str]) -> Generator[Path]:
     """Another path beside this one; what is written there takes its place when the body has ended well, and is gone
-    when it has not.
+    when it has not. What a process has left there that was killed, the next one to write this file removes.
 
     Raises:
       OSError: there can be no file, which is said before anything is written.
@@ -60,15 +77,36 @@ def replaced(path: str | os.PathLike[str]) -> Generator[Path]:
         raise FileNotFoundError(
             errno.ENOENT, "kvjax: write: want a folder to write the file in, got none; make it first", str(path)
         )
-    part = beside(whole, f"{secrets.token_hex(8)}.part")
-    try:
-        with naming(whole):
+    with saying("write", whole):
+        part, lock = _new_part(whole)
+        try:
             yield part
-        flush(part)
-        os.replace(part, whole)
-        flush(whole.parent)
-    finally:
-        part.unlink(missing_ok=True)
+            flush(part)
+            os.replace(part, whole)
+            flush(whole.parent)
+        finally:
+            part.unlink(missing_ok=True)
+            os.close(lock)
+
+
+def _new_part(whole: Path) -> tuple[Path, int]:
+    """A new file beside one, locked until it is closed, or the process ends; those whose writers are gone go."""
+    for left in whole.parent.glob(glob.escape(beside(whole, "").name) + "?" * 16 + ".part"):
+        with contextlib.suppress(OSError):  # its writer is there, or has just gone
+            fd = os.open(left, os.O_RDONLY)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                left.unlink()
+            finally:
+                os.close(fd)
+    while True:
+        part = beside(whole, f"{secrets.token_hex(8)}.part")
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        with contextlib.suppress(OSError):  # a file system without locks, where none is taken for left
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        if part.exists():
+            return part, fd
+        os.close(fd)  # another has taken it for left, before it was locked
 
 
 @contextlib.contextmanager

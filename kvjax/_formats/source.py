@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
 from kvjax._formats.errors import FileError, check_regular
+
+T = TypeVar("T")
 
 Type: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
 """Dtype of a column, and the shape of what one row has of it."""
@@ -82,9 +85,30 @@ class Source:
 
         return dataclasses.replace(self, num_rows=int(before[-1]), read=read)
 
+    def slices(self, ranges: Sequence[tuple[int, int]]) -> Source:
+        """The rows of some ranges, which is all that is read."""
+        ends = np.cumsum([stop - start for start, stop in ranges], dtype=np.int64).tolist()
+
+        def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
+            found: list[dict[str, np.ndarray]] = []
+            for (low, high), end in zip(ranges, ends, strict=True):
+                first, last = max(start + high - end, low), min(stop + high - end, high)
+                if first < last or (end == ends[-1] and not found):
+                    found.append(self.read(names, first, max(first, last)))
+            return {
+                name: np.concatenate([part[name] for part in found]) if found[1:] else found[0][name] for name in names
+            }
+
+        return dataclasses.replace(self, num_rows=ends[-1], read=read)
+
     def only(self, names: list[str]) -> Source:
         """Some of the columns."""
         return dataclasses.replace(self, types={name: self.types[name] for name in names})
+
+    def rows(self) -> Generator[dict[str, np.ndarray]]:
+        """All columns, in pieces of whole rows that follow each other; each is read while the one before is used."""
+        names, size = list(self.types), sum(map(row_bytes, self.types.values()))
+        return ahead(self.read(names, start, stop) for start, stop in ranges(self.num_rows, size))
 
 
 class Concatenated:
@@ -150,6 +174,15 @@ class InFile:
         if len(found) != count:
             raise FileError(self._path, f"{count} elements at {self._offset + start * size}", f"{len(found)}")
         return found.reshape(max(stop - start, 0), *self.shape[1:])
+
+
+def ahead(items: Iterator[T]) -> Generator[T]:
+    """The items, each of which is made by another thread while the one before is used."""
+    with ThreadPoolExecutor(1, thread_name_prefix="kvjax_ahead") as thread:
+        coming = thread.submit(lambda: next(items, None))
+        while (item := coming.result()) is not None:
+            coming = thread.submit(lambda: next(items, None))
+            yield item
 
 
 def _blocks(array: np.ndarray, size: int) -> Iterator[np.ndarray]:

@@ -7,6 +7,7 @@ that none is.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import Handle, wait
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
-from kvjax._values.late import LAST_STEP, are_late, found_late, warn_late
+from kvjax._values.late import LAST_COLUMN, LAST_STEP, are_late, found_late, warn_late
 
 
 def may_be_behind(table: Handle) -> bool:
@@ -79,11 +80,27 @@ def note_present(spec: TableSpec) -> None:
     PROCESS.present[spec.name] = _trained(spec)
 
 
-def all_present(slot_types: dict[str, str], rows: Exported) -> bool:
-    """Whether rows that are loaded into a table are all of one step."""
-    if not are_late(slot_types) or not rows.has_slots.all():
-        return False
-    return not np.ptp(rows.slots[LAST_STEP]) if len(rows) else True
+class Present:
+    """Whether rows that are loaded into a table are all of one step, said of some at a time.
+
+    Args:
+      slot_types: of the rows.
+    """
+
+    def __init__(self, slot_types: dict[str, str]) -> None:
+        self._so_far, self._step = are_late(slot_types), None
+
+    def add(self, columns: Mapping[str, np.ndarray]) -> None:
+        """Some of the rows."""
+        if not self._so_far or not len(columns["keys"]):
+            return
+        last = columns[LAST_COLUMN]
+        self._step = last[0] if self._step is None else self._step
+        self._so_far = bool(columns["has_slots"].all() and (last == self._step).all())
+
+    def all(self) -> bool:
+        """Whether all that were added are."""
+        return self._so_far
 
 
 def _trained(spec: TableSpec) -> tuple[Any, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -12,21 +11,16 @@ import numpy as np
 from kvjax._keys.buckets import by_bucket
 from kvjax._process import PROCESS
 from kvjax._sharded.processes import allgather, together
-from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
-from kvjax._table.behind import all_present, note_present
-from kvjax._table.handle import Handle, version_leaf, version_on_host
+from kvjax._table.handle import Handle, version_on_host
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
-from kvjax._values.slot_layout import parse_type, type_text
 from kvjax._values.snapshot import (
-    ADMISSION_COLUMNS,
     WAITING_COLUMNS,
     Snapshot,
     concat,
     from_native,
     take,
-    to_native,
 )
 from kvjax.ffi import host
 
@@ -117,150 +111,12 @@ def _emptied(part: Snapshot) -> Snapshot:
     return Snapshot(rows, np.zeros_like(part.offsets), part.slot_types, admission)
 
 
-# ---- in --------------------------------------------------------------------------------------------------------
-
-
-def checked(spec: TableSpec, rows: Exported | Snapshot, slot_types: dict[str, str] | None = None) -> Snapshot:
-    """What `Table.load` is given, as a snapshot that fits the table.
-
-    Raises:
-      TypeError, ValueError: it does not fit.
-    """
-    exported = rows.rows if isinstance(rows, Snapshot) else rows
-    if not isinstance(exported, Exported):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
-        got = type(rows).__name__
-        raise fail(TypeError, spec.name, "load", "what table.export() gives", got, "arrays go in by table.upsert")
-    own = {name: type_text(array.dtype, array.shape[1:]) for name, array in exported.slots.items()}
-    if isinstance(rows, Snapshot):
-        none = {name: np.zeros(0, dtype) for name, dtype in ADMISSION_COLUMNS.items()}
-        given = dataclasses.replace(rows, admission=none | rows.admission, slot_types=slot_types or rows.slot_types)
-        _warn_of_lost_counts(spec, given.admission)
-    else:
-        given = Snapshot(rows, np.zeros(0, np.int64), own if slot_types is None else dict(slot_types), {})
-    rows = given.rows
-    n, keys = len(rows.keys), np.asarray(rows.keys)
-    if keys.dtype not in (np.dtype(np.int64), np.dtype(np.uint64)):
-        want = "keys (n,) int64 or uint64"
-        raise fail(TypeError, spec.name, "load", want, f"{keys.dtype}", "convert them first")
-    if np.shape(rows.values) != (n, spec.dim) or rows.values.dtype != spec.row_dtype:
-        raise fail(
-            ValueError, spec.name, "load", f"values ({n}, {spec.dim}) {spec.dtype}",
-            f"{np.shape(rows.values)} {rows.values.dtype}", "load into a table of that dim and dtype",
-        )  # fmt: skip
-    types = given.slot_types
-    if types.keys() != own.keys() or any(parse_type(types[name]) != parse_type(own[name]) for name in own):
-        raise fail(
-            ValueError, spec.name, "load", f"slot_types as the arrays are, {own}", f"{types}", "leave slot_types out"
-        )
-    return given
-
-
-def _warn_of_lost_counts(spec: TableSpec, counts: dict[str, np.ndarray]) -> None:
-    """Says so if counts of keys without a row are about to be lost."""
-    kept = {"pending_keys": spec.keeps_counts, "sketch": len(counts["sketch"]) == spec.sketch_cells}
-    lost = [name for name, keeps in kept.items() if len(counts[name]) and not keeps]
-    if lost:
-        warnings.warn(
-            f"kvjax: table {spec.name!r}, load: want the admission that the rows were saved with, got "
-            f"{spec.admit}; the counts of keys without a row ({', '.join(lost)}) are left out",
-            stacklevel=9,  # the caller of load
-        )
-
-
-def load(table: H, rows: Callable[[], Snapshot]) -> H:
-    """Replaces the rows of every shard, or of none if that fails in any process.
-
-    Args:
-      table: the live handle.
-      rows: gives what `checked` has let through. In several processes, each has the rows of its own shards, or all
-        have those of the whole table.
-
-    Returns:
-      The next handle.
-    """
-    return prepare_load(table, rows)()
-
-
-def prepare_load(table: H, rows: Callable[[], Snapshot]) -> Callable[[], H]:
-    """As `load`, but nothing changes before the call that it gives."""
-    spec = table.spec
-
-    def prepare() -> tuple[list[Any], np.ndarray, bool]:
-        version, given = version_on_host(table, "load"), rows()
-        parts = split(spec, given)
-        prepared = [spec.host.prepare_load(spec.name, i, version, to_native(part)) for i, part in enumerate(parts)]
-        return prepared, _summary(spec, given, parts), all_present(given.slot_types, given.rows)
-
-    prepared, mine, present = together(spec.placement, spec.name, "load", prepare)
-    _check_summaries(spec, "load", allgather(spec.placement, mine))
-
-    def commit() -> H:
-        (version,) = {spec.host.commit_load(part) for part in prepared}
-        if present:
-            note_present(spec)
-        return table.at(version_leaf(spec, version))
-
-    return commit
-
-
-def split(spec: TableSpec, whole: Snapshot) -> list[Snapshot]:
-    """Rows by shard of this process; those that it does not own are left out."""
-    placement = spec.placement
-    if placement is None:
-        return [whole]
-    owners = placement.owners(whole.rows.keys.view(np.int64))
-    has_counts = "pending_keys" in whole.admission
-    waiting = placement.owners(whole.admission["pending_keys"]) if has_counts else None
-
-    def part(shard: int) -> Snapshot:
-        admission = {}
-        if waiting is not None:
-            admission = take({name: whole.admission[name] for name in WAITING_COLUMNS}, waiting == shard)
-            admission["sketch"] = _own_cells(whole.admission["sketch"], placement, shard)
-        return dataclasses.replace(whole, rows=whole.rows.take(owners == shard), admission=admission)
-
-    parts = {shard: part(shard) for shard in {local.shard for local in placement.local}}  # copies share their arrays
-    return [parts[local.shard] for local in placement.local]
-
-
-def _own_cells(sketch: np.ndarray, placement: Placement, shard: int) -> np.ndarray:
-    """The sketch with the cells of other shards' buckets at 0."""
-    own = placement.cells(shard, shard, len(sketch))
-    cells = np.zeros_like(sketch)
-    cells[own] = sketch[own]
-    return cells
-
-
-def _summary(spec: TableSpec, whole: Snapshot, parts: list[Snapshot]) -> np.ndarray:
-    """For each shard of the table and then for all that was given: whether it is here, rows, and a sum of their hashes;
-    ``(num_shards + 1, 3)`` uint64."""
-    out = np.zeros((spec.num_shards + 1, 3), np.uint64)
-    numbers = [local.shard for local in spec.placement.local] if spec.placement else [0]
-    for number, part in [*zip(numbers, parts, strict=True), (-1, whole)]:
-        out[number] = 1, len(part.rows), sum_of_hashes(part.rows.keys)
-    return out
+# ---- checks -----------------------------------------------------------------------------------------------------
 
 
 def sum_of_hashes(keys: np.ndarray) -> np.uint64:
     """What sets of keys that are equal have in common, whatever their order."""
     return host.hash_integers(np.ascontiguousarray(keys).view(np.int64), 0).view(np.uint64).sum(dtype=np.uint64)
-
-
-def _check_summaries(spec: TableSpec, op: str, summaries: np.ndarray) -> None:
-    """summaries: ``(processes, num_shards + 1, 3)``."""
-    shards, given = summaries[:, :-1], summaries[:, -1]
-    total = shards.max(axis=0)  # of each shard, whoever has it
-    agree = (shards[..., :1] == 0) | (shards == total)
-    whole = total[:, 1:].sum(axis=0, dtype=np.uint64)
-    # Whoever gives more than its own rows must have given all, or some of them may have no place to go.
-    own = (shards[..., 1].sum(axis=1) == given[:, 1]) | (given[:, 1:] == whole).all(axis=1)
-    if len(summaries) > 1 and not (agree.all() and own.all()):
-        raise fail(
-            ValueError, spec.name, op, "the rows of its own shards in each process, or all rows in all of them",
-            f"{given[:, 1].tolist()} rows of which {shards[..., 1].sum(axis=1).tolist()} have their place there",
-            "give what table.export() gives in each process, or the same arrays in all",
-        )  # fmt: skip
-    check_capacity(spec, op, int(whole[0]), "make the table with a larger max_capacity, or prune the rows first")
 
 
 def check_capacity(spec: TableSpec, op: str, rows: int, mend: str) -> None:

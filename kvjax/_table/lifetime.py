@@ -63,18 +63,17 @@ def _clear_programs() -> None:
         jax.clear_caches()
 
 
-def stage(spec: TableSpec, op: str, version: int, contents: list[dict[str, Any]]) -> Any:
+def stage(spec: TableSpec, op: str, version: int) -> Any:
     """Makes the shards of a table beside those that it has, for `replace`.
 
     Args:
       spec: of the table from then on.
       op: for errors.
       version: of the table that will go.
-      contents: for each shard of this process, in the native form.
     """
     _number_failures(spec)
     return spec.host.stage(
-        spec.name, op, spec.native_options(), **spec.native_shards(), version=version, contents=contents,
+        spec.name, op, spec.native_options(), **spec.native_shards(), version=version,
         originals=spec.originals, sink=PROCESS.sink_of(spec.name),
     )  # fmt: skip
 

@@ -12,9 +12,9 @@ from kvjax._process import PROCESS
 from kvjax._sharded.processes import allgather, together
 from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_backend
-from kvjax._table import contents, lifetime
+from kvjax._table import contents, lifetime, loads
 from kvjax._table.handle import Handle, check_spec, live_version, version_on_host
-from kvjax._values.snapshot import Snapshot, to_native
+from kvjax._values.snapshot import Snapshot
 
 
 def move(
@@ -48,26 +48,41 @@ class Prepared(NamedTuple):
 
 
 def prepare_move(
-    table: Handle, spec: TableSpec, op: str, once: bool = False, bring: Callable[[Snapshot], Snapshot] | None = None
-) -> Prepared:
-    """As `move`, but nothing changes before its commit."""
+    table: Handle, spec: TableSpec, op: str, once: bool = False, bring: Callable[[Snapshot], Snapshot] | None = None,
+    rows: loads.Loading | None = None,
+) -> Prepared:  # fmt: skip
+    """As `move`, but nothing changes before its commit.
+
+    Args:
+      table: as there.
+      spec: as there.
+      op: as there.
+      once: as there.
+      bring: as there.
+      rows: which the table shall have instead of its own.
+    """
     old = table.spec
     group = old.placement or spec.placement
 
-    def begin() -> tuple[int, Snapshot]:
+    def begin() -> tuple[int, Any]:
         check_backend(spec, op)
         check_spec(table, op)
         live_version(old)  # waits for all that has been started, and not only for what this handle needs
         version = version_on_host(table, op)
-        return version, contents.snapshot(old, version, True, old.originals if once else old.kept)
+        own = old.originals if once else old.kept
+        return version, None if rows is not None else contents.snapshot(old, version, True, own)
 
     def stage() -> Any:
-        parts = contents.split(spec, contents.checked(spec, whole))
-        return lifetime.stage(spec, op, behind, [to_native(part) for part in parts])
+        staged = lifetime.stage(spec, op, behind)
+        given = loads.checked(spec, brought if rows is None else rows)
+        filled = loads.fill(spec, given, lambda i, head: spec.host.begin_staged(staged, i, head))
+        for part in filled.prepared:
+            spec.host.commit_load(part)
+        return staged
 
     version, mine = together(group, spec.name, op, begin)
     behind = int(allgather(group, np.uint32(version)).max())
-    whole = mine if bring is None else bring(mine)
+    brought = mine if bring is None else bring(mine)
     staged = together(group, spec.name, op, stage)
 
     def commit() -> jax.Array:

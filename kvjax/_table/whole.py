@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, overload
 from jax.core import Tracer
 
 from kvjax._sharded.writes import clear
-from kvjax._table import contents
+from kvjax._table import contents, loads
 from kvjax._table.behind import check_present, may_be_behind, warn_if_found_behind
 from kvjax._table.handle import (
     Handle,
@@ -156,7 +156,7 @@ class Whole(Handle):
           [1, 2]
           >>> kvjax.drop_table("doc_load")
         """
-        return contents.load(self, lambda: contents.checked(self.spec, rows, slot_types))
+        return loads.load(self, lambda: loads.checked(self.spec, rows, slot_types))
 
     def switch_optimizer(self, tx: Transform) -> Self:
         """Makes the slots those of another optimizer, which trains the table from then on. Not inside ``jit``.

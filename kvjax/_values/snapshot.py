@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from kvjax._formats.source import row_bytes
 from kvjax._values.exported import Exported, slot_column
 from kvjax._values.slot_layout import parse_type
 
@@ -87,24 +87,22 @@ def from_native(raw: Mapping[str, Any], dim: int, row_dtype: Any, key_dtype: Any
     return Snapshot(rows, raw["offsets"], types, {name: raw[name] for name in ADMISSION_COLUMNS if name in raw})
 
 
-def to_native(snapshot: Snapshot) -> dict[str, Any]:
-    """The flat arrays that the C++ side loads."""
-    rows = snapshot.rows
+def head_to_native(rows: int, last_step: int, slot_types: Mapping[str, str], admission: Columns) -> dict[str, Any]:
+    """What the C++ side is told of contents before their rows: how many come, and what is not theirs."""
+    slots = [(name, text, row_bytes(parse_type(text))) for name, text in slot_types.items()]
+    return {**admission, "rows": rows, "last_step": last_step, "slots": slots}
+
+
+def rows_to_native(columns: Columns, slot_types: Mapping[str, str]) -> dict[str, Any]:
+    """Rows as the flat arrays that the C++ side loads."""
+    flat = {name: np.ascontiguousarray(columns[name], np.int64) for name in ("freqs", "versions")}
+    flat |= {name: _bytes(np.asarray(columns[name], bool)) for name in ("has_slots", "pinned")}
     slots = [
-        (name, text, rows.slots[name].dtype.itemsize * math.prod(rows.slots[name].shape[1:]), _bytes(rows.slots[name]))
-        for name, text in snapshot.slot_types.items()
+        (name, text, row_bytes(parse_type(text)), _bytes(columns[slot_column(name)]))
+        for name, text in slot_types.items()
     ]
-    return {
-        **snapshot.admission,
-        "keys": np.ascontiguousarray(rows.keys).view(np.int64),
-        "values": _bytes(rows.values),
-        "freqs": np.ascontiguousarray(rows.freqs, np.int64),
-        "versions": np.ascontiguousarray(rows.versions, np.int64),
-        "has_slots": _bytes(np.asarray(rows.has_slots, bool)),
-        "pinned": _bytes(np.asarray(rows.pinned, bool)),
-        "last_step": int(rows.last_step),
-        "slots": slots,
-    }
+    keys = np.ascontiguousarray(columns["keys"]).view(np.int64)
+    return flat | {"keys": keys, "values": _bytes(columns["values"]), "slots": slots}
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

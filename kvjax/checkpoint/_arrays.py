@@ -109,35 +109,67 @@ class Reading:
 
     Nothing is allocated for chunks that are not there as they were listed.
 
+    Args:
+      files: of the table.
+      folder: of the array.
+      dtype: of its elements.
+      shape: of all of it.
+      start: first row.
+      stop: row after them.
+      kept: a chunk of the array by its number, of which an earlier reading has taken a part; then that of this one.
+
     Raises:
       Damaged: they are not.
     """
 
     def __init__(
-        self, files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[int, ...], start: int, stop: int
-    ) -> None:
-        self._folder, n, size = folder, chunk_rows(dtype, shape), row_bytes(dtype, shape)
-        chunks: list[tuple[int, str]] = []
-        for i in range(start // n, -(-stop // n)):
-            chunks.append((i, f"{folder}/{chunk_path(i, shape)}"))
-            files.check_size(chunks[-1][1], n * size)
+        self, files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[int, ...], start: int, stop: int,
+        kept: dict[int, np.ndarray],
+    ) -> None:  # fmt: skip
+        self._folder, self._kept, n, size = folder, kept, chunk_rows(dtype, shape), row_bytes(dtype, shape)
+        chunks = [(i, f"{folder}/{chunk_path(i, shape)}") for i in range(start // n, -(-stop // n))]
+        for i, path in chunks:
+            if i not in kept:
+                files.check_size(path, n * size)
         self._rows = np.empty((stop - start, *shape[1:]), dtype)
         to = self._rows.reshape(-1).view(np.uint8)
-        self._parts = [POOL.submit(_read_part, files, path, n * size, to, (i * n - start) * size) for i, path in chunks]
+        self._parts = [
+            POOL.submit(_read_part, files, path, n * size, to, (i * n - start) * size, kept.get(i))
+            for i, path in chunks
+        ]
+        self._last = chunks[-1][0] if stop % n and stop < shape[0] else None
 
     def end(self) -> np.ndarray:
-        for part in self._parts:
-            part.result()
+        chunks = [part.result() for part in self._parts]
+        self._kept.clear()  # who reads in order needs no other again
+        if self._last is not None and chunks[-1] is not None:
+            self._kept[self._last] = chunks[-1]
         if self._rows.dtype == bool and (self._rows.view(np.uint8) > 1).any():
             raise Damaged(f"want truth values in {self._folder}, got other bytes than 0 and 1")
         return self._rows
 
 
-def _read_part(files: Files, path: str, size: int, to: np.ndarray, at: int) -> None:
-    """Reads a chunk of so many bytes whose first is for to[at]; what is beyond either end of `to` is left out."""
+def check_sizes(files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """Whether all chunks of an array are there, with as many bytes as it needs.
+
+    Raises:
+      Damaged: one is not.
+    """
+    n, size = chunk_rows(dtype, shape), row_bytes(dtype, shape)
+    for i in range(-(-shape[0] // n) if size else 0):
+        files.check_size(f"{folder}/{chunk_path(i, shape)}", n * size)
+
+
+def _read_part(
+    files: Files, path: str, size: int, to: np.ndarray, at: int, chunk: np.ndarray | None
+) -> np.ndarray | None:
+    """Reads a chunk of so many bytes whose first is for to[at], unless it is here; gives it if not all is for `to`."""
     if at >= 0 and at + size <= len(to):
-        return files.read_into(path, to[at : at + size])
-    chunk = np.empty(size, np.uint8)
-    files.read_into(path, chunk)
+        files.read_into(path, to[at : at + size])
+        return None
+    if chunk is None:
+        chunk = np.empty(size, np.uint8)
+        files.read_into(path, chunk)
     low, high = max(at, 0), min(at + size, len(to))
     to[low:high] = chunk[low - at : high - at]
+    return chunk

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from kvjax._values.errors import level_of_user
 from kvjax.checkpoint._catalog import Catalog
@@ -13,6 +13,8 @@ from kvjax.checkpoint._copies import Copies
 from kvjax.checkpoint._files import Files
 from kvjax.checkpoint._format import META, CheckpointError
 from kvjax.checkpoint._locate import PathLike, all_at, is_checkpoint, locate
+
+T = TypeVar("T")
 
 _UNDER_WAY = ".orbax-checkpoint-tmp"
 """Ends the names of Orbax's steps and items until they are whole."""
@@ -57,6 +59,12 @@ class Chain:
     def names(self) -> list[str]:
         """Of the tables."""
         return self.catalog.names
+
+    def replaced(self) -> bool:
+        """Whether another checkpoint has taken the place of one of these since it was read."""
+        return any(
+            catalog.replaced() for catalog in [self.catalog, *(c for found in self._found.values() for c in found)]
+        )
 
     def links(self, name: str, since: Collection[str] = ()) -> list[Link]:
         """What there is of a table, from one that has all of it to the last delta.
@@ -127,6 +135,30 @@ class Chain:
                 if path not in seen and (path / META).is_file():
                     seen.add(path)
                     yield Catalog(path, self.catalog.op)
+
+
+def unreplaced(
+    path: PathLike, base: PathLike | Sequence[PathLike] | None, op: str, body: Callable[[Chain], T],
+    whole: Callable[[T], bool] = lambda _: True,
+) -> T:  # fmt: skip
+    """What body(chain) gives of a checkpoint. It is asked again if another has taken the place of one that it reads.
+
+    Args:
+      path: as `Chain` takes it.
+      base: likewise.
+      op: likewise.
+      body: changes nothing where it raises a `CheckpointError`.
+      whole: whether what it gives is of a checkpoint that was all there.
+    """
+    while True:
+        chain = Chain(path, base, op)
+        try:
+            found = body(chain)
+            if whole(found) or not chain.replaced():
+                return found
+        except CheckpointError:
+            if not chain.replaced():
+                raise
 
 
 def places_of(path: Path, known: Sequence[Path]) -> tuple[Path, ...]:

@@ -92,6 +92,11 @@ class ChainRows:
 
         return Source(kinds, self.meta["rows"], read, {"last_step": str(self.meta["last_step"])})
 
+    def check_sizes(self) -> None:
+        """Whether there are as many bytes on the disk as the rows have, before memory is taken for them."""
+        for link in self._links:
+            link.check_sizes()
+
     def removed(self) -> np.ndarray:
         """Keys ``(m,)`` int64 that went, and are not there again, if this is partial; sorted."""
         gone = functools.reduce(np.union1d, [link.removed for link in self._links])
@@ -145,6 +150,11 @@ class _LinkRows:
             columns = take(columns, by_bucket(columns["keys"])[0])
         _check_sorted(columns["keys"], first, last)
         return columns | {REMOVED: self.removed[self._removed_offsets[first] : self._removed_offsets[last]]}
+
+    def check_sizes(self) -> None:
+        self._catalog.checked(
+            self._name, lambda: [array.check_sizes() for shard in self._shards for array in shard.rows.values()]
+        )
 
     def all_keys(self) -> dict[str, np.ndarray]:
         return self.between(0, host.NUM_BUCKETS, ["keys"])

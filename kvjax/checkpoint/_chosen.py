@@ -1,41 +1,94 @@
-"""Choices of a restore: which keys are taken from a checkpoint, and in which dtype."""
+"""Choices of a restore: which rows are taken from a checkpoint, and what of them."""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from kvjax._formats.source import Source
 from kvjax._keys.keys import as_keys
-from kvjax._values.snapshot import ADMISSION_COLUMNS, WAITING_COLUMNS, take
-from kvjax.checkpoint._format import POOL, REMOVED
+from kvjax._values.exported import SLOT
+from kvjax._values.snapshot import WAITING_COLUMNS, take
+from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._overlay import among, words
 
+if TYPE_CHECKING:
+    from kvjax._spec.placement import Placement
 
-def only(arrays: dict[str, np.ndarray], wanted: Any) -> dict[str, np.ndarray]:
-    """Of the arrays of a table what belongs to some keys: their rows, and what is counted of those that wait."""
+
+def own_rows(rows: ChainRows, source: Source, placement: Placement | None) -> Source:
+    """The rows of the shards of this process."""
+    if placement is None or placement.num_shards == len({shard.shard for shard in placement.local}):
+        return source
+    if placement.partitioner is not None:
+        return _where(source, placement.owned)
+    buckets = [placement.buckets(first, last) for first, last in _shards(placement)]
+    return source.slices([(int(rows.offsets[begin]), int(rows.offsets[end])) for begin, end in buckets])
+
+
+def only(source: Source, counts: dict[str, np.ndarray], wanted: Any) -> tuple[Source, dict[str, np.ndarray]]:
+    """The rows of some keys, and what is counted of those that wait."""
     keys = np.unique(np.asarray(as_keys(wanted, "restore(keys=)")).reshape(-1).view(np.int64))
-    of_rows = {name: array for name, array in arrays.items() if name not in (*ADMISSION_COLUMNS, POOL, REMOVED)}
-    out = arrays | take(of_rows, among(words(arrays["keys"]), keys))
-    if "pending_keys" in arrays:
-        waiting = {name: arrays[name] for name in WAITING_COLUMNS}
-        out |= take(waiting, among(arrays["pending_keys"], keys))
-    return out
+    if "pending_keys" in counts:
+        waiting = {name: counts[name] for name in WAITING_COLUMNS}
+        counts = counts | take(waiting, among(counts["pending_keys"], keys))
+    return _where(source, lambda piece: among(words(piece), keys)), counts
 
 
-def converted(values: np.ndarray, keys: np.ndarray, dtype: str, table: str) -> np.ndarray:
-    """Values ``(n, dim)`` in another dtype.
+def converted(source: Source, dtype: str, table: str) -> Source:
+    """The rows in another dtype; a value that is too large for it is a ValueError when it is read."""
+    kind = jnp.dtype(dtype)
 
-    Raises:
-      ValueError: one is too large for it.
-    """
-    with np.errstate(over="ignore"):  # which is found below
-        out = values.astype(np.float32).astype(jnp.dtype(dtype))
-    lost = np.flatnonzero((np.isinf(out.astype(np.float32)) & ~np.isinf(values.astype(np.float32))).any(axis=1))
-    if len(lost):
-        raise ValueError(
-            f"kvjax: table {table!r}, restore: want values that {dtype} can hold, got larger ones in {len(lost)} rows, "
-            f"for instance of key {keys[lost[0]]}; give a dtype with a larger range, such as bfloat16"
-        )
-    return out
+    def change(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
+        with np.errstate(over="ignore"):  # which is found below
+            out = values.astype(np.float32).astype(kind)
+        lost = np.flatnonzero((np.isinf(out.astype(np.float32)) & ~np.isinf(values.astype(np.float32))).any(axis=1))
+        if len(lost):
+            raise ValueError(
+                f"kvjax: table {table!r}, restore: want values that {dtype} can hold, got larger ones in {len(lost)} "
+                f"rows, for instance of key {keys[lost[0]]}; give a dtype with a larger range, such as bfloat16"
+            )
+        return out
+
+    return _changed(source, "values", kind, change)
+
+
+def without_slots(source: Source) -> Source:
+    """The rows as of a table that no optimizer has come to."""
+    columns = source.only([name for name in source.types if not name.startswith(SLOT)])
+    return _changed(columns, "has_slots", np.dtype(bool), lambda has, _: np.zeros_like(has))
+
+
+def _where(source: Source, keep: Callable[[np.ndarray], np.ndarray]) -> Source:
+    """The rows of whose keys ``(n,)`` `keep` says so."""
+    return source.where(np.concatenate([np.zeros(0, bool), *(keep(keys) for keys in source.pieces("keys"))]))
+
+
+def _changed(
+    source: Source, name: str, dtype: np.dtype[Any], change: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> Source:
+    """The rows with what `change` makes of a column and of the keys."""
+
+    def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
+        if name not in names:
+            return source.read(names, start, stop)
+        found = source.read(list(dict.fromkeys([*names, "keys"])), start, stop)
+        found[name] = change(found[name], found["keys"])
+        return {each: found[each] for each in names}
+
+    types = source.types | {name: (dtype, source.types[name][1])}
+    return dataclasses.replace(source, types=types, read=read)
+
+
+def _shards(placement: Placement) -> Iterator[tuple[int, int]]:
+    """The shards of this process, as ranges first..last."""
+    numbers = sorted({shard.shard for shard in placement.local})
+    while numbers:
+        first = last = numbers.pop(0)
+        while numbers and numbers[0] == last + 1:
+            last = numbers.pop(0)
+        yield first, last

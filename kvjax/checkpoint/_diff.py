@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax.checkpoint._chain import Chain
+from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows, cuts
 from kvjax.checkpoint._locate import PathLike
 
@@ -94,7 +94,12 @@ def diff(a: PathLike, b: PathLike, *, examples: int = 5, base: PathLike | Sequen
       >>> kvjax.drop_table("doc_diff")
       >>> folder.cleanup()
     """
-    one, other = (Chain(path, base, "diff") for path in (a, b))
+    return unreplaced(
+        a, base, "diff", lambda one: unreplaced(b, base, "diff", lambda other: _diff(one, other, examples))
+    )
+
+
+def _diff(one: Chain, other: Chain, examples: int) -> Diff:
     both = [name for name in one.names if name in other.names]
     return Diff(
         {name: _diff_table(one, other, name, examples) for name in both},

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._formats.atomic import naming, written
+from kvjax._formats.atomic import saying, written
 from kvjax.checkpoint._direct import write_all
 from kvjax.checkpoint._format import Damaged, digest
 
@@ -35,7 +35,7 @@ def write_file(path: Path, data: bytes | np.ndarray) -> Entry:
       path: of the file, in a folder that is there.
       data: bytes, or ``(n,)`` uint8.
     """
-    with naming(path), open(path, "xb", buffering=0) as file:
+    with saying("save", path), open(path, "xb", buffering=0) as file:
         write_all(file.fileno(), np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data)
         os.fsync(file.fileno())
     return len(data), digest(data)

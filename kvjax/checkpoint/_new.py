@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvjax._formats.atomic import NewFolder
+from kvjax._formats.atomic import NewFolder, saying
 from kvjax.checkpoint._format import CheckpointError
 from kvjax.checkpoint._locate import is_checkpoint
 
@@ -17,7 +17,8 @@ def begin(new: NewFolder, overwrite: bool, op: str = "save") -> None:
     """
     check_free(new.target, overwrite, op)
     try:
-        new.begin()
+        with saying(op, new.target):
+            new.begin()
     except BlockingIOError as error:
         raise CheckpointError(
             f"kvjax: {op}: want {new.target} for this {op} alone, got another one that is under way; wait for that, or "

@@ -10,8 +10,7 @@ import numpy as np
 from kvjax._formats.source import Type
 from kvjax._values.exported import Exported
 from kvjax._values.snapshot import WAITING_COLUMNS, Columns, Snapshot, column_types, concat, take
-from kvjax.checkpoint._format import POOL, REMOVED
-from kvjax.checkpoint._stored import Stored
+from kvjax.checkpoint._format import REMOVED
 
 _NONE = np.zeros(0, np.int64)
 
@@ -66,17 +65,6 @@ def meta_of(metas: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def types_of(meta: Mapping[str, Any]) -> dict[str, Type]:
     """Dtype and shape of what a row has in each column."""
     return column_types(meta["dim"], np.dtype(meta["dtype"]), meta["key_dtype"], dict(meta["slots"]))
-
-
-def of_chain(links: Sequence[Stored]) -> Stored:
-    """A table as it was at the last of some checkpoints, of which the first has all of it and the others deltas."""
-    if len(links) == 1:
-        return links[0]
-    meta = meta_of([link.meta for link in links])
-    rows = overlaid([link.arrays for link in links], types_of(meta))
-    counts = overlaid_counts(counts_of(link.meta, link.arrays, lambda at=link: at.arrays) for link in links)
-    pool = {name: array for name, array in links[-1].arrays.items() if name == POOL}
-    return Stored(meta | {"rows": len(rows["keys"])}, rows | counts | pool)
 
 
 def merged(below: Snapshot, above: Snapshot) -> Snapshot:

@@ -44,21 +44,39 @@ def _spec(dtype: np.dtype[Any], shape: Sequence[int]) -> dict[str, Any]:
     }
 
 
+def check_sizes(files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    """Whether all chunks of an array are there, with as many bytes as can stand for it.
+
+    Raises:
+      Damaged: one is not.
+    """
+    chunk = _chunk_rows(dtype, shape) if 0 not in shape else 1
+    size = chunk * row_bytes(dtype, shape)
+    for i in range(-(-shape[0] // chunk) if size else 0):
+        _read_chunk(files, folder, i, shape, size)
+
+
+def _read_chunk(files: Files, folder: str, i: int, shape: tuple[int, ...], size: int) -> tuple[str, bytes]:
+    """The path of a chunk of so many bytes below its folder, and the bytes that stand for it."""
+    path = "/".join(["c", str(i), *("0" for _ in shape[1:])])
+    data = files.read(f"{folder}/{path}", size + (size >> 7) + 1024)
+    if size > len(data) * _DENSEST:  # nothing is allocated for bytes that are not there
+        raise Damaged(f"want {folder}/{path} with {size} bytes, got {len(data)}, which cannot hold them")
+    return path, data
+
+
 class PackedReading:
     """As `Reading`, of chunks that are packed."""
 
     def __init__(
-        self, files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[int, ...], start: int, stop: int
-    ) -> None:
+        self, files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[int, ...], start: int, stop: int,
+        kept: object = None,
+    ) -> None:  # fmt: skip
         self._folder, chunk = folder, _chunk_rows(dtype, shape)
         size = chunk * row_bytes(dtype, shape)
         store: Any = ts.open(_spec(dtype, shape), create=True, context=ts.Context()).result()
         for i in range(start // chunk, -(-stop // chunk)):
-            path = "/".join(["c", str(i), *("0" for _ in shape[1:])])
-            data = files.read(f"{folder}/{path}", size + (size >> 7) + 1024)
-            if size > len(data) * _DENSEST:  # nothing is allocated for bytes that are not there
-                raise Damaged(f"want {folder}/{path} with {size} bytes, got {len(data)}, which cannot hold them")
-            store.kvstore.write(path, data).result()
+            store.kvstore.write(*_read_chunk(files, folder, i, shape, size)).result()
         self._pending = store[start:stop].read()
 
     def end(self) -> np.ndarray:

@@ -15,7 +15,7 @@ from kvjax._sharded.processes import together
 from kvjax._spec.options import Options
 from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
-from kvjax._table import contents
+from kvjax._table import loads
 from kvjax._table.contents import check_capacity
 from kvjax._table.move import prepare_move
 from kvjax._table.registry import drop_table, get_or_make
@@ -23,14 +23,16 @@ from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table
 from kvjax._values.dtypes import dtype_name
 from kvjax._values.errors import fail
+from kvjax._values.exported import Exported
 from kvjax._values.late import LAST_COLUMN, are_late, warn_if_saved_late
-from kvjax.checkpoint._chain import Chain, Link
-from kvjax.checkpoint._chosen import converted, only
+from kvjax._values.snapshot import ADMISSION_COLUMNS, Snapshot
+from kvjax.checkpoint._chain import Chain
+from kvjax.checkpoint._chain_rows import ChainRows
+from kvjax.checkpoint._chosen import converted, only, own_rows, without_slots
 from kvjax.checkpoint._format import POOL
-from kvjax.checkpoint._overlay import merged, of_chain
-from kvjax.checkpoint._read import read
+from kvjax.checkpoint._overlay import merged
 from kvjax.checkpoint._rules import dump, load, load_initializer
-from kvjax.checkpoint._stored import FIELDS, Stored
+from kvjax.checkpoint._stored import FIELDS
 from kvjax.storage import Storage
 
 
@@ -47,8 +49,29 @@ class How(Sharding):
     merge: bool = False
 
 
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What there is of one table to restore.
+
+    Attributes:
+      meta: what it is.
+      initializer: of its rows.
+      contents: of this process's shards.
+    """
+
+    meta: dict[str, Any]
+    initializer: Any
+    contents: loads.Loading
+
+    def snapshot(self) -> Snapshot:
+        """All of it in memory."""
+        given = self.contents
+        rows = Exported.of_columns(given.rows.read(list(given.rows.types), 0, given.rows.num_rows), given.last_step)
+        return Snapshot(rows, np.zeros(0, np.int64), given.slot_types, given.admission)
+
+
 class Restore:
-    """One table on its way from a checkpoint: `read` it and check it, `prepare` what it shall be, and `commit` that.
+    """One table on its way from a checkpoint: `open` what was saved, `prepare` what it shall be, and `commit` that.
 
     Args:
       chain: of the checkpoint.
@@ -68,34 +91,34 @@ class Restore:
         self.sharding = Sharding() if self.table else how
         self.placement = self.table.spec.placement if self.table else placement_of(how, name, "restore")
 
-    def read(self) -> None:
-        """Reads the table and checks it; nothing changes."""
-        self.stored: Stored | None = together(self.placement, self.name, "restore", self._read)
+    def open(self) -> None:
+        """Looks at what was saved of the table, and checks it; nothing changes."""
+        self.saved = together(self.placement, self.name, "restore", self._open)
 
     def prepare(self, cursor: bool = False) -> None:
-        """Makes the table, if there is none, and all that it takes to fill it; nothing else changes.
+        """Makes the table, if there is none, reads its rows, and gets them ready; nothing else changes.
 
         Args:
           cursor: whether the table is to get one.
         """
-        stored = self.stored
-        assert stored is not None
-        table = self.table if self.given else together(self.placement, self.name, "restore", lambda: self._make(stored))
+        saved = self.saved
+        table = self.table if self.given else together(self.placement, self.name, "restore", lambda: self._make(saved))
         assert table is not None
         if cursor:
-            self._check_cursor(table.spec, stored.meta)
+            self._check_cursor(table.spec, saved.meta)
         table = table.refresh()
         merge = self.how.merge and self.table is not None
-        rows = stored.snapshot()
-        if self.drawn and not merge and table.spec.seed != stored.meta["seed"]:
-            spec = dataclasses.replace(table.spec, seed=stored.meta["seed"])
-            replaced = prepare_move(table, spec, "restore", bring=lambda _: rows)
+        if self.drawn and not merge and table.spec.seed != saved.meta["seed"]:
+            spec = dataclasses.replace(table.spec, seed=saved.meta["seed"])
+            replaced = prepare_move(table, spec, "restore", rows=saved.contents)
             self._commit: Callable[[], Table] = lambda: Table(replaced.commit(), spec)
         else:
-            self._commit = contents.prepare_load(
-                table, lambda: contents.checked(table.spec, merged(table.snapshot(), rows) if merge else rows)
+            self._commit = loads.prepare_load(
+                table,
+                lambda: loads.checked(
+                    table.spec, merged(table.snapshot(), saved.snapshot()) if merge else saved.contents
+                ),
             )
-        self.stored = None  # what is prepared has its own copy
 
     def _check_cursor(self, spec: TableSpec, meta: dict[str, Any]) -> None:
         admit = dump(spec.admit)
@@ -114,35 +137,37 @@ class Restore:
         if self.made:
             drop_table(self.name)
 
-    def _read(self) -> Stored:
-        links = self.chain.links(self.name)
+    def _open(self) -> Saved:
+        rows = ChainRows(self.chain, self.name)
         if not self.given:
-            self._load_rules(links[-1].meta)
-        stored = of_chain([self._read_link(link) for link in links])
-        if not self.how.slots:
-            stored = _without_slots(stored, self.name)
+            self._load_rules(rows.meta)
+        saved = self._saved(rows)
         if self.table and self.given:
-            _check_equal(self.table.spec, stored, but=("seed",) if self.drawn else ())
-        return stored
+            _check_equal(self.table.spec, saved, but=("seed",) if self.drawn else ())
+        rows.check_sizes()
+        return saved
 
-    def _read_link(self, link: Link) -> Stored:
-        meta = link.meta
-        if not self.how.slots:  # but for what says whether rows are behind
-            meta = meta | {"slots": [(name, kind) for name, kind in meta["slots"] if are_late({name: kind})]}
-        return self._chosen(link.catalog.checked(self.name, lambda: read(meta, link.files, self.placement)))
-
-    def _chosen(self, stored: Stored) -> Stored:
-        """What is wanted of what was read."""
-        how, meta, arrays = self.how, stored.meta, stored.arrays
+    def _saved(self, rows: ChainRows) -> Saved:
+        """What is wanted of what was saved."""
+        how, counts = self.how, rows.counts()
+        meta: dict[str, Any] = rows.meta
+        slot_types: dict[str, str] = dict(meta["slots"])
+        source = own_rows(rows, rows.source(), self.placement)
+        if not how.slots:
+            if are_late(slot_types):
+                warn_if_saved_late(self.name, "restore", source.read([LAST_COLUMN, "has_slots"], 0, source.num_rows))
+            source, slot_types = without_slots(source), {}
         if how.keys is not None:
-            arrays = only(arrays, how.keys)
-            meta = meta | {"rows": len(arrays["keys"])}  # here, which is what can be held against a limit
+            source, counts = only(source, counts, how.keys)
+            meta = meta | {"rows": source.num_rows}  # here, which is what can be held against a limit
         if how.dtype is not None and dtype_name(how.dtype) != meta["dtype"]:
             dtype = dtype_name(how.dtype)
-            arrays = arrays | {"values": converted(arrays["values"], arrays["keys"], dtype, self.name)}
+            source = converted(source, dtype, self.name)
             exact = {"rounding": "nearest"} if dtype == "float32" else {}
             meta = meta | {"dtype": dtype} | exact
-        return dataclasses.replace(stored, meta=meta, arrays=arrays)
+        none = {name: np.zeros(0, dtype) for name, dtype in ADMISSION_COLUMNS.items()}
+        loading = loads.Loading(source, meta["last_step"], slot_types, none | counts)
+        return Saved(meta, load_initializer(meta["initializer"], rows.pool().get(POOL)), loading)
 
     def _load_rules(self, meta: dict[str, Any]) -> None:
         """Whether a table can be made of what the checkpoint says."""
@@ -160,9 +185,9 @@ class Restore:
                 "into it: with another partitioner, or none, its rows are placed anew",
             )  # fmt: skip
 
-    def _make(self, stored: Stored) -> Table:
-        meta = stored.meta
-        fields = {name: meta[name] for name in FIELDS if name in meta} | {"initializer": _initializer(stored)}
+    def _make(self, saved: Saved) -> Table:
+        meta = saved.meta
+        fields = {name: meta[name] for name in FIELDS if name in meta} | {"initializer": saved.initializer}
         self.made = self.table is None
         try:
             options = Options(storage=self.how.storage, **fields, **self.rules)
@@ -180,29 +205,18 @@ _MENDS = {
 }
 
 
-def _initializer(stored: Stored) -> Any:
-    return load_initializer(stored.meta["initializer"], stored.arrays.get(POOL))
-
-
-def _check_equal(spec: TableSpec, stored: Stored, but: tuple[str, ...]) -> None:
-    """Whether a table is what was stored, `but` for some fields."""
-    meta = stored.meta
-    for field, saved in (
+def _check_equal(spec: TableSpec, saved: Saved, but: tuple[str, ...]) -> None:
+    """Whether a table is what was saved, `but` for some fields."""
+    meta = saved.meta
+    for field, want in (
         ("dim", meta["dim"]),
         ("dtype", meta["dtype"]),
         ("seed", meta["seed"]),
-        ("initializer", _initializer(stored)),
+        ("initializer", saved.initializer),
     ):
-        if field not in but and getattr(spec, field) != saved:
+        if field not in but and getattr(spec, field) != want:
             raise fail(
-                ValueError, spec.name, "restore", f"a checkpoint with {field} {getattr(spec, field)!r}", f"{saved!r}",
+                ValueError, spec.name, "restore", f"a checkpoint with {field} {getattr(spec, field)!r}", f"{want!r}",
                 _MENDS.get(field, "make the table as it was saved"),
             )  # fmt: skip
     check_capacity(spec, "restore", meta["rows"], "make the table with a larger max_capacity, or prune in TableSave")
-
-
-def _without_slots(stored: Stored, name: str) -> Stored:
-    warn_if_saved_late(name, "restore", stored.arrays)
-    arrays = {column: x for column, x in stored.arrays.items() if column != LAST_COLUMN}
-    arrays |= {"has_slots": np.zeros(len(arrays["keys"]), bool)}
-    return dataclasses.replace(stored, meta=stored.meta | {"slots": []}, arrays=arrays)

@@ -13,9 +13,8 @@ from kvjax._keys.keys import Keys, KeysLike
 from kvjax._table.table import Table, check_table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
-from kvjax.checkpoint._chain import Chain
+from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._cursors import put
-from kvjax.checkpoint._format import CheckpointError
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._restore import How, Restore
 from kvjax.storage import Storage
@@ -92,13 +91,9 @@ def restore(
         mesh=mesh, devices=devices, axis=axis, partitioner=partitioner, replicated=replicated, wire=wire,
         storage=storage, dtype=dtype, slots=slots, keys=keys, merge=merge,
     )  # fmt: skip
-    while True:
-        chain = Chain(path, base)
-        try:
-            return restore_all(chain, tables, how, cursor)
-        except CheckpointError:  # before any table is changed
-            if jax.process_count() > 1 or not chain.catalog.replaced():
-                raise
+    if jax.process_count() > 1:  # of which each would find out by itself
+        return restore_all(Chain(path, base), tables, how, cursor)
+    return unreplaced(path, base, "restore", lambda chain: restore_all(chain, tables, how, cursor))
 
 
 def restore_all(
@@ -122,7 +117,7 @@ def restore_all(
     _check_distinct(restores)
     try:
         for one in restores:  # so that what was read of one table is in memory at a time
-            one.read()
+            one.open()
             one.prepare(cursor is not None)
     except BaseException:
         for one in restores:

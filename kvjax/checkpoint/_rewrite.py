@@ -11,7 +11,7 @@ import numpy as np
 from kvjax._formats.atomic import NewFolder
 from kvjax._values.prune import PruneLike, PruneReport
 from kvjax.checkpoint._catalog import seal
-from kvjax.checkpoint._chain import Chain
+from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows, cuts
 from kvjax.checkpoint._format import FORMAT
 from kvjax.checkpoint._locate import PathLike
@@ -50,8 +50,10 @@ def compact(
       >>> kvjax.drop_table("doc_compact")
       >>> folder.cleanup()
     """
-    chain = Chain(path, base, "compact")
-    _rewrite("compact", chain, Path(out), overwrite, {}, stands_for=chain.catalog.digests)
+    unreplaced(
+        path, base, "compact",
+        lambda chain: _rewrite("compact", chain, Path(out), overwrite, {}, stands_for=chain.catalog.digests),
+    )  # fmt: skip
 
 
 def prune(
@@ -88,16 +90,19 @@ def prune(
       >>> kvjax.drop_table("doc_prune")
       >>> folder.cleanup()
     """
-    chain = Chain(path, base, "prune")
     if out is not None:
         check_free(Path(out).resolve(), overwrite, "prune")
-    keeps: dict[str, np.ndarray] = {}
-    reports: dict[str, PruneReport] = {}
-    for name in chain.names if tables is None else tables:
-        keeps[name], reports[name] = kept(ChainRows(chain, name).source(), prune)
-    if out is not None:
-        _rewrite("prune", chain, Path(out), overwrite, keeps)
-    return reports
+
+    def body(chain: Chain) -> dict[str, PruneReport]:
+        keeps: dict[str, np.ndarray] = {}
+        reports: dict[str, PruneReport] = {}
+        for name in chain.names if tables is None else tables:
+            keeps[name], reports[name] = kept(ChainRows(chain, name).source(), prune)
+        if out is not None:
+            _rewrite("prune", chain, Path(out), overwrite, keeps)
+        return reports
+
+    return unreplaced(path, base, "prune", body)
 
 
 def _rewrite(
@@ -108,14 +113,14 @@ def _rewrite(
     try:
         begin(new, overwrite, op)
         for name in chain.names:
-            _rewrite_table(new.path, ChainRows(chain, name), keeps.get(name))
+            _rewrite_table(new.path, ChainRows(chain, name), keeps.get(name), op)
         seal(new.path, stands_for)
         new.install()
     finally:
         new.discard()
 
 
-def _rewrite_table(directory: Path, rows: ChainRows, keep: np.ndarray | None) -> None:
+def _rewrite_table(directory: Path, rows: ChainRows, keep: np.ndarray | None, op: str) -> None:
     offsets, extras = rows.offsets, rows.counts()
     if keep is not None:
         offsets = np.concatenate([[0], np.cumsum(keep)])[offsets].astype(np.int64)
@@ -138,7 +143,7 @@ def _rewrite_table(directory: Path, rows: ChainRows, keep: np.ndarray | None) ->
         yield whole
         yield from _parts(rows, keep, columns)
 
-    write_shard(directory, meta, 0, kinds, parts())
+    write_shard(directory, meta, 0, kinds, parts(), op=op)
 
 
 def _parts(rows: ChainRows, keep: np.ndarray | None, names: list[str]) -> Iterator[dict[str, np.ndarray]]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from kvjax.checkpoint._catalog import Catalog
+from kvjax.checkpoint._chain import Chain, unreplaced
+from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._files import Files
 from kvjax.checkpoint._format import META, CheckpointError, Damaged
-from kvjax.checkpoint._locate import PathLike, locate
-from kvjax.checkpoint._read import read
+from kvjax.checkpoint._locate import PathLike
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +93,7 @@ def verify(path: PathLike) -> Verified:
       >>> kvjax.drop_table("doc_verify")
       >>> folder.cleanup()
     """
-    while True:
-        catalog = Catalog(locate(path), "verify")
-        found = _verified(catalog)
-        if found.ok or not catalog.replaced():
-            return found
+    return unreplaced(path, None, "verify", lambda chain: _verified(chain.catalog), whole=lambda found: found.ok)
 
 
 def _verified(catalog: Catalog) -> Verified:
@@ -152,9 +150,12 @@ def _problem(files: Files, path: str) -> str | None:
 
 
 def _unsealed(catalog: Catalog, name: str) -> FileReport:
+    folder, size = catalog.folder(name).name, 0
     try:
-        meta, files = catalog.open(name)
-        stored = catalog.checked(name, lambda: read(meta, files))
+        rows = ChainRows(Chain(catalog), name)
+        rows.check_sizes()
+        for piece in chain([rows.counts(), rows.pool()], rows.source().rows()):
+            size += sum(array.nbytes for array in piece.values())
     except CheckpointError as error:
-        return FileReport(catalog.folder(name).name, name, 0, str(error))
-    return FileReport(catalog.folder(name).name, name, sum(array.nbytes for array in stored.arrays.values()), None)
+        return FileReport(folder, name, 0, str(error))
+    return FileReport(folder, name, size, None)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._formats.atomic import flush
+from kvjax._formats.atomic import flush, saying
 from kvjax.checkpoint._arrays import ArrayWriter
 from kvjax.checkpoint._files import Entry, write_text
 from kvjax.checkpoint._format import (
@@ -26,7 +26,7 @@ from kvjax.checkpoint._pace import Spent
 
 def write_shard(
     directory: Path, meta: dict[str, Any], number: int, kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
-    pieces: Iterable[Mapping[str, np.ndarray]], spent: Spent | None = None,
+    pieces: Iterable[Mapping[str, np.ndarray]], spent: Spent | None = None, op: str = "save",
 ) -> None:  # fmt: skip
     """Writes one shard of a table below `directory`, and lists it.
 
@@ -37,7 +37,16 @@ def write_shard(
       kinds: dtype and shape of each array.
       pieces: their rows, in order; not each piece need have some of each.
       spent: what counts the time that writing takes.
+      op: what it is written for, which errors name.
     """
+    with saying(f"table {meta['name']!r}, {op}"):
+        _write_shard(directory, meta, number, kinds, pieces, spent or Spent(), op)
+
+
+def _write_shard(
+    directory: Path, meta: dict[str, Any], number: int, kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+    pieces: Iterable[Mapping[str, np.ndarray]], spent: Spent, op: str,
+) -> None:  # fmt: skip
     first = number == 0
     folder, shard = directory / table_folder(meta["name"]), shard_folder(number, meta["num_shards"])
     names = {name: name if name == POOL else f"{shard}/{array_folder(name)}" for name in kinds if first or name != POOL}
@@ -47,9 +56,8 @@ def write_shard(
             (folder / path).mkdir(parents=True)
         except FileExistsError as error:
             raise CheckpointError(
-                f"kvjax: table {meta['name']!r}, save: want a folder without it, got {folder}; save to another"
+                f"kvjax: table {meta['name']!r}, {op}: want a folder without it, got {folder}; save to another"
             ) from error
-    spent = spent or Spent()
     writers = {path: ArrayWriter(folder / path, dtype, shape, spent) for path, (dtype, shape) in folders.items()}
     entries: dict[str, Entry] = {}
     try:

@@ -15,7 +15,7 @@ from kvjax._formats.source import Source
 from kvjax._values.errors import meant
 from kvjax._values.exported import SLOT
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint._chain import Chain
+from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._prune import kept
@@ -99,7 +99,18 @@ def export_checkpoint(
         )
     if partitions != 1 and kind != "deeprec":
         raise FileError(path, f"no partitions= for {kind}", f"{partitions}", "leave it out, or say format='deeprec'")
-    name, source = open_table(checkpoint, table, base, progress)
+
+    def body(chain: Chain) -> ExportReport:
+        name, source = _only_table(chain, table, progress)
+        return _export(name, source, path, kind, quantise, slots, prune, partitions)
+
+    return unreplaced(checkpoint, base, "export", body)
+
+
+def _export(
+    name: str, source: Source, path: PathLike, kind: str, quantise: Quantised | None, slots: bool,
+    prune: PruneLike | None, partitions: int,
+) -> ExportReport:  # fmt: skip
     whole = source.num_rows
     keep = None if prune is None else kept(source, prune)[0]
     if not slots:
@@ -128,7 +139,10 @@ def open_table(
     Raises:
       ValueError: there is no such checkpoint or table.
     """
-    chain = Chain(checkpoint, base, op)
+    return _only_table(Chain(checkpoint, base, op), table, progress)
+
+
+def _only_table(chain: Chain, table: str | None, progress: Callable[[int], object] | None) -> tuple[str, Source]:
     names = chain.names
     if len(names) != 1 if table is None else table not in names:
         got = f"{names}" if table is None else f"{table!r} of {names}"

@@ -113,16 +113,27 @@ def set_sink(name: str, shard: int, sink: Callable[[dict[str, object], str], Non
     """Sets the function that is given evicted rows, as (snapshot, reason)."""
 
 class Prepared:
-    """Contents that have been read for a table; nothing has changed yet."""
+    """Contents that are read for a table; nothing has changed yet."""
 
 class Staged:
     """Shards that no call finds yet."""
 
-def prepare_load(name: str, shard: int, version: int, rows: dict[str, object]) -> Prepared:
+def begin_load(name: str, shard: int, version: int, head: dict[str, object]) -> Prepared:
     """
-    Reads the contents of a shard: what export_table gives, with slots as (name, type, bytes of one, bytes).
-    Without pending_keys the shard keeps its admission.
+    Begins to read the contents of a shard: the number of rows, last_step, slots as (name, type, bytes of one),
+    and pending_keys, pending_counts and sketch, without which the shard keeps its admission.
     """
+
+def begin_staged(staged: Staged, shard: int, head: dict[str, object]) -> Prepared:
+    """The same for a shard that no call finds yet."""
+
+def add_load(prepared: Prepared, rows: dict[str, object]) -> None:
+    """
+    Reads some of the rows: columns as export_table gives them, with slots as (name, type, bytes of one, bytes).
+    """
+
+def end_load(prepared: Prepared) -> None:
+    """Once all rows have been added."""
 
 def commit_load(prepared: Prepared) -> int:
     """
@@ -137,13 +148,12 @@ def stage(
     shards: Sequence[int],
     owns_shared: Sequence[bool],
     version: int,
-    contents: Sequence[dict[str, object]],
     originals: Sequence[int],
     sink: Callable[[dict[str, object], str], None] | None,
 ) -> Staged:
     """
-    Makes and fills shards, for handles of later versions than `version`; arguments as those of create.
-    contents: of each shard; the shards in `originals` get the sink.
+    Makes shards, for handles of later versions than `version`; arguments as those of create.
+    The shards in `originals` get the sink.
     """
 
 def replace(name: str, op: str, version: int, staged: Staged) -> None:

@@ -121,15 +121,9 @@ def _of_table(table: Any) -> Contents:
 
 
 def _of_checkpoint(folder: Path, name: str | None, base: Any) -> Contents:
-    from kvjax.checkpoint import Chain, CheckpointError
+    from kvjax.checkpoint import unreplaced
 
-    while True:
-        chain = Chain(folder, base, "write")
-        try:
-            return of_chain(chain, _name_in(chain, folder, name))
-        except CheckpointError:
-            if not chain.catalog.replaced():
-                raise
+    return unreplaced(folder, base, "write", lambda chain: of_chain(chain, _name_in(chain, folder, name)))
 
 
 def _name_in(chain: Chain, folder: Path, name: str | None) -> str:

@@ -31,6 +31,7 @@ from kvjax.serving._frozen import FrozenTable, IdsLike, PathLike
 
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
+    from kvjax.checkpoint import Chain
 
 _SUFFIX = ".frozen"
 _FILES = "files"
@@ -279,13 +280,18 @@ class Releases:
           >>> kvjax.drop_table("doc_follow")
           >>> folder.cleanup()
         """
-        from kvjax.checkpoint import Chain
-        from kvjax.serving._follow import stays, write_at
+        from kvjax.checkpoint import unreplaced
 
         if quantise is not None:
             check_quantised(quantise, str(self.path))
-        chain, before = Chain(checkpoint, base, "follow"), self._before()
-        digests = chain.catalog.digests
+        return unreplaced(checkpoint, base, "follow", lambda chain: self._follow(chain, files, keep, quantise, missing))
+
+    def _follow(
+        self, chain: Chain, files: Mapping[str, bytes] | None, keep: int, quantise: Any, missing: Any
+    ) -> Release:
+        from kvjax.serving._follow import stays, write_at
+
+        before, digests = self._before(), chain.catalog.digests
         if before is not None and not files and set(before.checkpoint) & set(digests):  # noqa: SIM102
             if all(stays(table, quantise, missing) for table in before.values()):
                 return before

@@ -15,9 +15,9 @@ import tensorstore as ts
 
 import kvjax
 from kvjax._formats import atomic
-from kvjax.checkpoint import Catalog, compact, save, verify
+from kvjax.checkpoint import Catalog, compact, diff, prune, save, verify
 from kvjax.checkpoint._format import CheckpointError
-from kvjax.serving import FrozenTable
+from kvjax.serving import FrozenTable, Releases
 from tests.support import damages
 from tests.support.checkpoints import IDS, array_at, assert_equal, rewrite, trained
 from tests.support.marks import examples, slow
@@ -205,7 +205,7 @@ def test_a_refused_restore_changes_no_other_table(saved):
     rewrite(folder / "3", "two", {f"{SHARD}/keys": keys})
     good = good.clear()
     for tables in (None, {"good": good, "one": None, "two": None}):
-        with pytest.raises(ValueError, match="table 'two', load: want distinct keys"):
+        with pytest.raises(ValueError, match="table 'two', restore: want distinct keys"):
             restore(folder / "3", tables)
         assert list(kvjax.tables()) == ["good"] and len(good) == 0  # by the handle from before
     two = restore(folder / "1", {"two": None})["two"]
@@ -260,23 +260,41 @@ def test_a_save_of_which_a_part_is_elsewhere_is_no_checkpoint(saved):
         HANDLER.finalize(folder / "1")
 
 
-def test_who_reads_what_is_replaced_meanwhile_does_not_call_it_damaged(make, tmp_path, monkeypatch):
+def test_who_reads_what_is_replaced_meanwhile_reads_the_other(make, tmp_path, monkeypatch):
     table = make(1).upsert(IDS[:2], [[1.0], [2.0]])
     save(tmp_path / "a", [table])
-    save(tmp_path / "b", [table.upsert(IDS[:2], [[3.0], [4.0]])])
-    lists, exchanges = Catalog.lists, iter([True])
+    table = table.upsert(IDS[:2], [[3.0], [4.0]])
+    save(tmp_path / "b", [table])
+    a, b, c, lists, exchanges = *(tmp_path / name for name in "abc"), Catalog.lists, []
 
     def late(self, name):
         found = lists(self, name)
-        if next(exchanges, False):
-            atomic._exchange(tmp_path / "a", tmp_path / "b")
+        if exchanges:
+            exchanges.clear()
+            atomic._exchange(a, b)
         return found
 
+    def rows(path):
+        return sorted(kvjax.checkpoint.restore(path)[table.name].lookup(IDS[:2])[:, 0].tolist())
+
+    def exported():
+        kvjax.convert.export_checkpoint(a, tmp_path / "rows.npz")
+        return sorted(np.load(tmp_path / "rows.npz")["values"][:, 0].tolist())
+
     monkeypatch.setattr(Catalog, "lists", late)
-    frozen = FrozenTable.write(tmp_path / "a.frozen", tmp_path / "a")
-    assert frozen.lookup(IDS[:2])[:, 0].tolist() == [3, 4]
-    exchanges = iter([True])
-    assert verify(tmp_path / "a").ok
-    exchanges = iter([True])
-    with pytest.raises(CheckpointError, match="another checkpoint has taken the place of this one meanwhile: do it"):
-        compact(tmp_path / "a", tmp_path / "c")
+    calls = {
+        "restore": lambda: rows(a),
+        "compact": lambda: compact(a, c, overwrite=True) or rows(c),
+        "prune": lambda: prune(a, c, kvjax.Prune(), overwrite=True) and rows(c),
+        "export": exported,
+        "write": lambda: sorted(FrozenTable.write(tmp_path / "frozen", a).lookup(IDS[:2])[:, 0].tolist()),
+        "follow": lambda: sorted(Releases(tmp_path / "model").follow(a)[table.name].lookup(IDS[:2])[:, 0].tolist()),
+        "diff": lambda: diff(a, c).same and rows(a),
+        "verify": lambda: verify(a).ok and rows(a),
+    }
+    for op, call in calls.items():
+        if op == "diff":  # both of which are those behind the exchange
+            compact(b, c, overwrite=True)
+        was = rows(a)
+        exchanges.append(True)
+        assert call() == rows(a) != was, op

@@ -51,8 +51,11 @@ def test_other_failures_are_said(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "no space")
 
     monkeypatch.setattr(os, "write", put)
-    with pytest.raises(OSError, match=r"no space: '.*/full'"):
+    with pytest.raises(OSError, match=r"kvjax: save: no space; make space there, .*: '.*/full'"):
         _put(tmp_path / "full", 8192)
-    with pytest.raises(OSError, match=r"no space: '.*/whole'"), atomic.written(tmp_path / "whole"):
+    with (
+        pytest.raises(OSError, match=r"kvjax: write: no space; make space there, .*: '.*/whole'"),
+        atomic.written(tmp_path / "whole"),
+    ):
         put(0, b"")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full"]

@@ -12,9 +12,10 @@ import optax
 import pytest
 
 import kvjax
-from kvjax._formats import atomic
+from kvjax._formats import atomic, source
+from kvjax._process import PROCESS
+from kvjax._table import loads
 from kvjax.checkpoint import CheckpointError, compact, diff, prune, restore, save, verify
-from kvjax.checkpoint._restore import Restore
 from tests.support.checkpoints import IDS, assert_equal, trained
 from tests.support.checkpoints import save as save_by_orbax
 from tests.support.marks import slow
@@ -85,21 +86,6 @@ def test_two_saves_to_one_path(make, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a"] and verify(tmp_path / "a").unlisted == ()
     save(tmp_path / ("n" * 255), [table])  # of which the folder beside it has a shorter name
     assert verify(tmp_path / ("n" * 255)).ok
-
-
-def test_a_restore_of_what_is_replaced_meanwhile_is_of_the_other(make, tmp_path, monkeypatch):
-    table = make(1).upsert(IDS[:2], [[1.0], [2.0]])
-    save(tmp_path / "a", [table])
-    save(tmp_path / "b", [table.upsert(IDS[:2], [[3.0], [4.0]])])
-    read, done = Restore.read, []
-
-    def late(self):
-        if not done:
-            done.append(atomic._exchange(tmp_path / "a", tmp_path / "b"))
-        read(self)
-
-    monkeypatch.setattr(Restore, "read", late)
-    assert restore(tmp_path / "a")["table0"].lookup(IDS[:2])[:, 0].tolist() == [3, 4] and done
 
 
 def test_errors_name_the_operation(make, tmp_path):
@@ -364,18 +350,25 @@ def test_a_place_where_no_folder_can_be_is_an_error(make):
         save("/proc/kvjax_there", [make(2)])
 
 
-def test_a_restore_has_the_rows_of_one_table_in_memory_at_a_time(make, tmp_path, monkeypatch):
-    tables = [make(2).upsert(np.arange(3), np.ones((3, 2))) for _ in range(3)]
-    save(tmp_path / "a", tables)
-    held, read = [], Restore.read
-
-    def counted(self):
-        held.append(self)
-        read(self)
-        assert [one for one in held if getattr(one, "stored", None) is not None] == [self]
-
-    monkeypatch.setattr(Restore, "read", counted)
-    assert len(restore(tmp_path / "a")) == len(held) == 3
+def test_a_restore_has_a_few_rows_in_memory_at_a_time(make, tmp_path, monkeypatch):
+    """Of tables that are there, of new ones, and of one that a module has made with another seed."""
+    tables = [many(make(2, seed=1)) for _ in range(3)]
+    want, sizes = [table.export() for table in tables], []
+    save(tmp_path / "a", {"one": tables[0], "two": tables[1], "three": tables[2]})
+    of_module = kvjax.get_table("three", dim=2, seed=7)
+    PROCESS.of_modules["three"] = True
+    native = loads.rows_to_native
+    monkeypatch.setattr(
+        loads, "rows_to_native", lambda rows, types: sizes.append(len(rows["keys"])) or native(rows, types)
+    )
+    monkeypatch.setattr(source, "PIECE_BYTES", 2000)
+    got = restore(tmp_path / "a", {"one": tables[0], "two": None, "three": of_module})
+    assert sum(sizes) == 1500 and max(sizes) < 80
+    assert got["three"].spec.seed == 1
+    for table, rows in zip(got.values(), want, strict=True):
+        assert_equal(table.export(), rows)
+    for name in ("two", "three"):
+        kvjax.drop_table(name)
 
 
 def test_what_is_no_table_is_said(make, tmp_path):

@@ -14,17 +14,19 @@ import pytest
 
 import kvjax
 from kvjax._command.saved import table_at
+from kvjax._formats import source
 from kvjax._spec.placement import Placement
-from kvjax.checkpoint import Catalog, _format, _read, _stored, _write, seal
+from kvjax.checkpoint import Catalog, Chain, ChainRows, _chosen, _format, _stored, _write, seal
 from tests.support.checkpoints import DAMAGES, array_at, chunks_of, restore, rewrite, save
 from tests.support.marks import few, few_rows, slow
 from tests.support.tables import KEYS, by_high_bits, by_low_bits, same_rows, same_tables, trained
 
 
-def read(folder, *placement):
-    catalog = Catalog(folder)
-    meta, files = catalog.open("t")
-    return catalog.checked("t", lambda: _read.read(meta, files, *placement))
+def read(folder, placement=None):
+    """What a process restores of a table, and all counts."""
+    rows = ChainRows(Chain(Catalog(folder)), "t")
+    own = _chosen.own_rows(rows, rows.source(), placement)
+    return own.read(list(own.types), 0, own.num_rows) | rows.counts()
 
 
 def files(folder):
@@ -146,8 +148,8 @@ def part(placement, shards):
     return seen
 
 
-def rows_of(stored):
-    return dict(zip(stored.arrays["keys"].tolist(), stored.arrays["values"].tolist(), strict=True))
+def rows_of(arrays):
+    return dict(zip(arrays["keys"].tolist(), arrays["values"].tolist(), strict=True))
 
 
 @pytest.fixture
@@ -155,7 +157,7 @@ def two_shards(make, mesh, tmp_path):
     """A checkpoint as two processes write it, and the rows in it."""
     table = trained(make(3, mesh=mesh(4), admit=kvjax.admit.MinCount(2), initializer=1.0).pin(KEYS[:9]), 3)
     stored = _write.snapshot("t", table)
-    whole = rows_of(stored)
+    whole = rows_of(stored.arrays)
     shards_meta, parts = [], []
     copy = table.snapshot()
     for shards in ((0, 1), (2, 3)):
@@ -179,22 +181,23 @@ def two_shards(make, mesh, tmp_path):
 
 
 def test_a_process_reads_the_rows_of_its_shards(two_shards, mesh, monkeypatch):
-    monkeypatch.setattr(_read, "_PIECE", 7)
+    monkeypatch.setattr(source, "PIECE_BYTES", 1000)
     folder, table, whole = two_shards
     assert rows_of(read(folder)) == whole
     before = table.snapshot()
-    after = table.load(read(folder).snapshot()).snapshot()
+    arrays = read(folder)
+    rows = kvjax.Exported.of_columns({name: arrays[name] for name in before.rows.columns()}, before.rows.last_step)
+    counts = {name: array for name, array in arrays.items() if name in before.admission}
+    after = table.load(dataclasses.replace(before, rows=rows, admission=counts)).snapshot()
     same_rows(before.rows, after.rows)
     np.testing.assert_array_equal(before.admission["pending_counts"], after.admission["pending_counts"])
     for n, partitioner in ((4, None), (8, None), (4, by_low_bits)):
         placement = Placement.of(mesh(n), ("x",), partitioner=partitioner)
         for shards in ({0}, {1, 2}, {0, n - 1}, set(range(1, n))):
             seen = part(placement, shards)
-            stored = read(folder, seen)
             keys = np.array(list(whole))
             mine = keys[np.isin(placement.owners(keys), list(shards))]
-            assert rows_of(stored) == {key: whole[key] for key in mine.tolist()}
-            assert np.isin(placement.owners(stored.arrays["pending_keys"]), list(shards)).all()
+            assert rows_of(read(folder, seen)) == {key: whole[key] for key in mine.tolist()}
 
 
 def test_the_reader_of_the_docs(two_shards, make, tmp_path):
@@ -247,7 +250,7 @@ def test_a_process_reads_no_more_than_it_needs(make, mesh, tmp_path, monkeypatch
     assert len(chunks) == 4
     chunks[-1].unlink()
     first, last = (part(table.spec.placement, {shard}) for shard in (0, 3))
-    assert 900 < len(read(folder, first).arrays["keys"]) < 1100
+    assert 900 < len(read(folder, first)["keys"]) < 1100
     with pytest.raises(ValueError, match="'t', restore: want the file"):
         read(folder, last)
 
@@ -284,5 +287,5 @@ def test_offsets_that_lie_are_noticed(two_shards, mesh):
     offsets = array_at(folder / "t" / shard / "offsets")
     moved = np.where(np.arange(len(offsets)) > 100, offsets[-1], 0)
     rewrite(folder, "t", {f"{shard}/offsets": moved})
-    with pytest.raises(ValueError, match="keys of other buckets"):
+    with pytest.raises(ValueError, match="want distinct keys by"):
         read(folder, part(table.spec.placement, {0}))

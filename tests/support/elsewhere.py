@@ -2,6 +2,10 @@
 
 from kvjax import ffi
 
+# What does not begin with the name of a table.
+_NAMELESS = {"HOME", "set_process", "begin_staged", "add_load", "end_load", "commit_load", "ask_failure"}
+_NAMELESS |= {"left_failures", "forget_failures"}
+
 
 class Elsewhere:
     """Stands for the backend of another platform: its tables are those of the host under names that no program knows.
@@ -14,7 +18,7 @@ class Elsewhere:
 
     def __getattr__(self, call):
         function = getattr(ffi.host, call)
-        if call in ("HOME", "set_process", "commit_load", "ask_failure", "left_failures", "forget_failures"):
+        if call in _NAMELESS:
             return function
 
         def there(name, *args, **options):

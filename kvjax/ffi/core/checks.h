@@ -8,6 +8,7 @@
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/index.h"
+#include "kvjax/ffi/core/load.h"
 #include "kvjax/ffi/core/row.h"
 #include "kvjax/ffi/core/snapshot.h"
 #include "kvjax/ffi/core/spec.h"
@@ -41,16 +42,17 @@ inline size_t SlotOffset(std::string_view table, const SlotLayout& layout, std::
 }
 
 /// Refuses rows that no table can take over.
-inline void CheckLoad(const TableSpec& spec, const SnapshotView& rows) {
-  if (spec.max_capacity > 0 && rows.n > spec.max_capacity && spec.on_full != OnFull::kGrow) {
-    throw LoadCapacityError(spec.name, spec.max_capacity, rows.n);
+inline void CheckLoad(const TableSpec& spec, const LoadHead& head) {
+  if (spec.max_capacity > 0 && head.rows > spec.max_capacity && spec.on_full != OnFull::kGrow) {
+    throw LoadCapacityError(spec.name, spec.max_capacity, head.rows);
   }
-  if (rows.n >= kNoRow) {
-    throw RowsError(spec.name, "load", rows.n);
-  }
-  const bool negative =
-      std::any_of(rows.frequencies, rows.frequencies + rows.n, [](int64_t f) { return f < 0; });
-  if (negative || rows.last_step < 0) {
+  if (head.rows >= kNoRow) throw RowsError(spec.name, "load", head.rows);
+  if (head.last_step < 0) throw NegativeError(spec.name);
+}
+
+/// Of some of these rows.
+inline void CheckRows(const TableSpec& spec, const SnapshotView& rows) {
+  if (std::any_of(rows.frequencies, rows.frequencies + rows.n, [](int64_t f) { return f < 0; })) {
     throw NegativeError(spec.name);
   }
 }

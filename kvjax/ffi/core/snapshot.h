@@ -1,12 +1,9 @@
 // Snapshots: rows as columns of plain arrays, sorted by (bucket, key), so that equal tables give equal bytes.
 #pragma once
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <numeric>
 #include <span>
 #include <utility>
 #include <vector>
@@ -215,53 +212,6 @@ inline Snapshot CopyAll(const RowStore& store, size_t row_bytes, bool with_slots
   }
   out.offsets = std::move(sorted.offsets);
   return out;
-}
-
-/// Fills an empty store; returns the position of the first key that comes twice, or n.
-inline size_t FillStore(RowStore& store, const SnapshotView& in, size_t row_bytes,
-                        const ParallelFor& parallel = Serial) {
-  store.AttachSlots(in.layout);
-  store.Reserve(in.n);
-  constexpr size_t kGrain = 1024, kAhead = 16;
-  std::atomic<bool> sorted = true;  // then none comes twice
-  parallel(in.n, kGrain, [&](size_t begin, size_t end) {
-    for (size_t i = std::max<size_t>(begin, 1); i < end && sorted; ++i) {
-      const auto order = [&](size_t at) {
-        return std::pair(BucketOf(static_cast<uint64_t>(in.keys[at])), in.keys[at]);
-      };
-      if (order(i - 1) >= order(i)) sorted = false;
-    }
-  });
-  const auto* const keys = reinterpret_cast<const uint64_t*>(in.keys);
-  for (size_t i = 0; !sorted && i < in.n; ++i) {  // row i is that of key i
-    if (i + kAhead < in.n) store.PrefetchKey(keys[i + kAhead]);
-    if (store.index().Find(keys[i]) != kNoRow) return i;
-    store.Insert(keys[i]);
-  }
-  std::array<uint32_t, kGrain> ids;
-  for (size_t i = 0; sorted && i < in.n; i += kGrain) {
-    std::iota(ids.begin(), ids.end(), static_cast<uint32_t>(i));
-    store.Insert(keys + i, ids.data(), std::min(kGrain, in.n - i));
-  }
-  // What comes first in a slab is at the beginning of a page.
-  const bool streams = in.n * row_bytes >= kStreamFrom && CanStream(nullptr, row_bytes);
-  parallel(in.n, kGrain, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      const auto row = static_cast<uint32_t>(i);
-      store.Header(row) = in.Header(i);
-      if (streams) {
-        StreamLines(store.Value(row), in.values + i * row_bytes, row_bytes);
-      } else {
-        CopyRecord(store.Value(row), in.values + i * row_bytes, row_bytes);
-      }
-      for (size_t s = 0; s < in.slots.size(); ++s) {
-        const Slot& slot = in.layout.slots()[s];
-        std::copy_n(in.slots[s] + i * slot.bytes, slot.bytes, store.Slots(row) + slot.offset);
-      }
-    }
-    if (streams) EndStreams();
-  });
-  return in.n;
 }
 
 }  // namespace kvjax

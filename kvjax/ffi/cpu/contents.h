@@ -21,6 +21,7 @@
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/groups.h"
+#include "kvjax/ffi/core/load.h"
 #include "kvjax/ffi/core/parallel.h"
 #include "kvjax/ffi/core/policy.h"
 #include "kvjax/ffi/core/snapshot.h"
@@ -238,6 +239,7 @@ struct LoadedContents {
   RowStore store;
   Admission admission;
   int64_t last_step;
+  StoreFill fill{};
 };
 
 }  // namespace kvjax

@@ -221,14 +221,13 @@ class Table {
   /// The next rows of what Freeze has given; in the end none.
   [[nodiscard]] Snapshot NextOf(Frozen& frozen) const;
 
-  /// Replaces the contents; the table is unchanged if this throws.
+  /// Contents that are to replace those of the table, which is unchanged until CommitLoad: begun, then all
+  /// rows added, some at a time, then ended.
   using Loaded = LoadedContents;
-  [[nodiscard]] Loaded PrepareLoad(uint32_t version, const SnapshotView& rows,
-                                   const AdmissionState& admission) const;
+  [[nodiscard]] Loaded BeginLoad(uint32_t version, const LoadHead& head) const;
+  void AddLoaded(Loaded& loaded, const SnapshotView& rows) const;
+  void EndLoad(Loaded& /*loaded*/) const {}
   uint32_t CommitLoad(Loaded loaded);
-  uint32_t Load(uint32_t version, const SnapshotView& rows, const AdmissionState& admission) {
-    return CommitLoad(PrepareLoad(version, rows, admission));
-  }
 
   /// A cursor from which ExportSince goes on; tokens are known to the table that gave them.
   Touched::Token OpenCursor(uint32_t version);

@@ -45,18 +45,22 @@ inline AdmissionState Table::ExportAdmission(uint32_t version) const {
   return in_.admission.Save();
 }
 
-inline Table::Loaded Table::PrepareLoad(uint32_t version, const SnapshotView& rows,
-                                        const AdmissionState& admission) const {
-  CheckLoad(spec_, rows);
-  auto [next, next_admission] = [&] {
+inline Table::Loaded Table::BeginLoad(uint32_t version, const LoadHead& head) const {
+  CheckLoad(spec_, head);
+  auto [next, admission] = [&] {
     const auto reading = Read(version, "load", {});  // another writer may hold the live handle
-    return std::pair(in_.store.Empty(), in_.admission.With(admission));
+    return std::pair(in_.store.Empty(), in_.admission.With(head.admission));
   }();
-  if (const size_t twice = FillStore(next, rows, row_bytes(), OnThreads); twice < rows.n) {
+  StoreFill::Begin(next, head);
+  return {version, std::move(next), std::move(admission), head.last_step};
+}
+
+inline void Table::AddLoaded(Loaded& loaded, const SnapshotView& rows) const {
+  CheckRows(spec_, rows);
+  if (const size_t twice = loaded.fill.Add(loaded.store, rows, row_bytes(), OnThreads); twice < rows.n) {
     throw TwiceError(spec_.name, rows.keys[twice]);
   }
-  for (size_t i = 0; i < rows.n; ++i) next_admission.Forget(static_cast<uint64_t>(rows.keys[i]));
-  return {version, std::move(next), std::move(next_admission), rows.last_step};
+  for (size_t i = 0; i < rows.n; ++i) loaded.admission.Forget(static_cast<uint64_t>(rows.keys[i]));
 }
 
 inline uint32_t Table::CommitLoad(Loaded loaded) {

@@ -21,6 +21,8 @@
 #include "kvjax/ffi/core/checks.h"
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/error_texts.h"
+#include "kvjax/ffi/core/groups.h"
+#include "kvjax/ffi/core/load.h"
 #include "kvjax/ffi/core/operands.h"
 #include "kvjax/ffi/core/snapshot.h"
 #include "kvjax/ffi/core/spec.h"
@@ -127,6 +129,10 @@ class DeviceTable {
     Contents<Q> contents;
     Admission<Q> admission;
     Control control;
+    int64_t last_step;
+    kvjax::Admission counts;
+    KeyNumbering distinct;      // the keys that have been added
+    Array<Q, Control> filling;  // what the device counts meanwhile
   };
 
   /// The last that the device has reported.
@@ -147,8 +153,9 @@ class DeviceTable {
     return {std::make_shared<WholeSnapshot>(Export(version, with_slots)), ExportAdmission(version)};
   }
   [[nodiscard]] Snapshot NextOf(WholeSnapshot& frozen) const { return frozen.Next(); }
-  [[nodiscard]] Loaded PrepareLoad(uint32_t version, const SnapshotView& rows,
-                                   const AdmissionState& admission);
+  [[nodiscard]] Loaded BeginLoad(uint32_t version, const LoadHead& head);
+  void AddLoaded(Loaded& loaded, const SnapshotView& rows);
+  void EndLoad(Loaded& loaded);
   uint32_t CommitLoad(Loaded loaded);
   [[nodiscard]] Statistics Stats() const;
   [[nodiscard]] std::pair<size_t, uint32_t> Rows() const;

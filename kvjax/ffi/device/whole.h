@@ -1,5 +1,7 @@
 // Whole device tables, from the host: copied out, replaced, observed. All of it waits for the device.
 #pragma once
+#include <numeric>
+
 #include "kvjax/ffi/core/checks.h"
 #include "kvjax/ffi/core/groups.h"
 #include "kvjax/ffi/device/refusals.h"
@@ -182,35 +184,47 @@ AdmissionState DeviceTable<Q>::ExportAdmission(uint32_t version) const {
 }
 
 template <class Q>
-typename DeviceTable<Q>::Loaded DeviceTable<Q>::PrepareLoad(uint32_t version, const SnapshotView& rows,
-                                                            const AdmissionState& admission) {
-  CheckLoad(spec_, rows);
-  kvjax::Admission counts = kvjax::Admission(spec_.admission).With(admission);
-  KeyNumbering distinct(rows.n);
+typename DeviceTable<Q>::Loaded DeviceTable<Q>::BeginLoad(uint32_t version, const LoadHead& head) {
+  CheckLoad(spec_, head);
+  Q q = Q::Alone(spec_.device);
+  const Entered entered(*this, q, "load");
+  const size_t space = std::max(head.rows, reserved_);
+  Loaded loaded{version,
+                Contents<Q>(q, row_bytes(), space, budget_),
+                {},
+                Fetch(q, control_.data()),
+                head.last_step,
+                kvjax::Admission(spec_.admission).With(head.admission),
+                KeyNumbering(head.rows),
+                Array<Q, Control>(q, 1)};
+  Expect("load", version, loaded.control);
+  const Control fresh = {};
+  q.Copy(loaded.filling.data(), &fresh, sizeof(fresh));
+  if (!head.layout.empty()) loaded.contents.Attach(q, head.layout);
+  loaded.contents.ReserveRows(q, loaded.filling.data(), space);
+  q.Wait();
+  return loaded;
+}
+
+template <class Q>
+void DeviceTable<Q>::AddLoaded(Loaded& loaded, const SnapshotView& rows) {
+  CheckRows(spec_, rows);
+  const size_t first = loaded.distinct.keys().size();
   for (size_t i = 0; i < rows.n; ++i) {
-    if (distinct.Add(static_cast<uint64_t>(rows.keys[i])) < i) throw TwiceError(spec_.name, rows.keys[i]);
-    counts.Forget(static_cast<uint64_t>(rows.keys[i]));
+    const auto key = static_cast<uint64_t>(rows.keys[i]);
+    if (loaded.distinct.Add(key) < first + i) throw TwiceError(spec_.name, rows.keys[i]);
+    loaded.counts.Forget(key);
   }
   Q q = Q::Alone(spec_.device);
   const Entered entered(*this, q, "load");
-  const size_t space = std::max(rows.n, reserved_);
-  Loaded loaded{version, Contents<Q>(q, row_bytes(), space, budget_), {}, Fetch(q, control_.data())};
-  Expect("load", version, loaded.control);
-  Contents<Q>& next = loaded.contents;
-  Array<Q, Control> control(q, 1);
-  Control fresh = {};
-  q.Copy(control.data(), &fresh, sizeof(fresh));
-  if (!rows.layout.empty()) next.Attach(q, rows.layout);
-  next.ReserveRows(q, control.data(), space);
-  const RowsView to = next.view();
+  const RowsView to = loaded.contents.view();
   for (size_t begin = 0; begin < rows.n; begin += kHostBatch) {
     const size_t m = std::min(kHostBatch, rows.n - begin);
+    const auto row = static_cast<uint32_t>(first + begin);
     std::vector<uint32_t> ids(m);
     std::vector<RowHeader> headers(m);
-    for (size_t i = 0; i < m; ++i) {
-      ids[i] = static_cast<uint32_t>(begin + i);
-      headers[i] = rows.Header(begin + i);
-    }
+    std::iota(ids.begin(), ids.end(), row);
+    for (size_t i = 0; i < m; ++i) headers[i] = rows.Header(begin + i);
     Scratch<Q, uint32_t> there(q, m);
     q.Copy(there.data(), ids.data(), m * sizeof(uint32_t));
     const auto put = [&](PlaneView plane, size_t offset, size_t bytes, const void* from) {
@@ -227,24 +241,33 @@ typename DeviceTable<Q>::Loaded DeviceTable<Q>::PrepareLoad(uint32_t version, co
     }
     Scratch<Q, uint64_t> keys(q, m);
     q.Copy(keys.data(), rows.keys + begin, m * sizeof(uint64_t));
-    EnterLoaded(q, to.index, control.data(), keys.data(), static_cast<uint32_t>(begin), m);
+    EnterLoaded(q, to.index, loaded.filling.data(), keys.data(), row, m);
     q.Wait();
   }
+}
+
+template <class Q>
+void DeviceTable<Q>::EndLoad(Loaded& loaded) {
+  Q q = Q::Alone(spec_.device);
+  const Entered entered(*this, q, "load");
+  const size_t rows = loaded.distinct.keys().size();
+  Control* const filling = loaded.filling.data();
   // Any handle of a table that nobody has yet is live.
-  const CallView alone{control.data(), report_.get(), &control.data()->version, 0, false};
-  for (size_t i = 0; i < std::min(rows.n, next.device_rows()); i += kMostSwaps) KeepHot(q, alone, next);
-  loaded.admission = Admission<Q>::Of(q, spec_.admission, counts.Save(), control.data());
-  fresh = Fetch(q, control.data());
-  loaded.control.size = rows.n;
-  loaded.control.next_row = static_cast<uint32_t>(rows.n);
+  const CallView alone{filling, report_.get(), &filling->version, 0, false};
+  for (size_t i = 0; i < std::min(rows, loaded.contents.device_rows()); i += kMostSwaps)
+    KeepHot(q, alone, loaded.contents);
+  loaded.admission = Admission<Q>::Of(q, spec_.admission, loaded.counts.Save(), filling);
+  const Control fresh = Fetch(q, filling);
+  loaded.control.size = rows;
+  loaded.control.next_row = static_cast<uint32_t>(rows);
   loaded.control.free_rows = 0;
   loaded.control.cells_used = fresh.cells_used;
   loaded.control.wide = fresh.wide;
   loaded.control.window = 0;
   loaded.control.waiting = fresh.waiting;
   loaded.control.waiting_cells = fresh.waiting_cells;
-  loaded.control.last_step = rows.last_step;
-  return loaded;
+  loaded.control.last_step = loaded.last_step;
+  loaded.distinct = KeyNumbering(0);
 }
 
 template <class Q>

@@ -31,7 +31,7 @@ namespace kvjax {
 /// What these calls want of a table; cpu/table.h says what each of them means.
 template <class T>
 concept WholeTable = requires(T& table, const TableSpec& spec, const std::string& storage, uint32_t version,
-                              size_t n, const SnapshotView& rows, const AdmissionState& admission,
+                              size_t n, const SnapshotView& rows, const LoadHead& head,
                               typename T::Loaded loaded, Sink sink, ScoreFunction score) {
   { T::Make(spec, storage, version, n) } -> std::same_as<std::shared_ptr<T>>;
   { table.spec() } -> std::convertible_to<const TableSpec&>;
@@ -43,7 +43,9 @@ concept WholeTable = requires(T& table, const TableSpec& spec, const std::string
   { table.Export(version, true) } -> std::same_as<Snapshot>;
   { table.ExportAdmission(version) } -> std::same_as<AdmissionState>;
   { table.NextOf(*table.Freeze(version, true).first) } -> std::same_as<Snapshot>;
-  { table.PrepareLoad(version, rows, admission) } -> std::same_as<typename T::Loaded>;
+  { table.BeginLoad(version, head) } -> std::same_as<typename T::Loaded>;
+  table.AddLoaded(loaded, rows);
+  table.EndLoad(loaded);
   { table.CommitLoad(std::move(loaded)) } -> std::convertible_to<uint32_t>;
   { table.Stats() } -> std::same_as<Statistics>;
   { table.Rows() } -> std::convertible_to<std::tuple<size_t, uint32_t>>;

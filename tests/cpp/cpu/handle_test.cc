@@ -51,7 +51,7 @@ TEST(StaleVersionsAreRefusedEverywhere) {
     CHECK_THROWS(kFailedPrecondition, table.Size(version));
     CHECK_THROWS(kFailedPrecondition, table.Export(version, true));
     CHECK_THROWS(kFailedPrecondition, table.ExportAdmission(version));
-    CHECK_THROWS(kFailedPrecondition, table.Load(version, {}, {}));
+    CHECK_THROWS(kFailedPrecondition, table.CommitLoad(data::Ready(table, version, {})));
     CHECK_THROWS(kFailedPrecondition, table.Reserve(version, 10));
   };
   table.Ensure({5});

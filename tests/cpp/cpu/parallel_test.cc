@@ -140,7 +140,7 @@ TEST(AnExportIsWhatItsLoadHas) {
   table.Upsert(OnFour, table.version(), data::Span(keys), reinterpret_cast<const std::byte*>(values.data()));
   const kvjax::Snapshot out = table.Export(table.version(), true);
   CHECK_EQ(out.keys.size(), kBatch);
-  copy.Load(copy.version(), data::View(out), {});
+  copy.CommitLoad(data::Ready(copy, copy.version(), data::View(out)));
   CHECK(data::Same(out, copy.Export(copy.version(), true)));
   CHECK(copy.Rows(keys) == table.Rows(keys));
 }

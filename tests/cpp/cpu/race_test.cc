@@ -269,7 +269,7 @@ TEST(StaleLoadsBesideClears) {
   Live table(kDim);
   const auto load = [&](uint32_t version) {
     try {
-      table.Load(version - 1000, {}, {});
+      table.CommitLoad(data::Ready(table, version - 1000, {}));
     } catch (const kvjax::Error& error) {
       return error.code() == kvjax::ErrorCode::kFailedPrecondition;
     }

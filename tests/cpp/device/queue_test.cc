@@ -344,7 +344,7 @@ TEST(WhatIsLoadedLeavesRefusalsAsTheyAre) {
   Stale t;
   const kvjax::Snapshot rows = t.table.Export(t.live, true);
   t.Refuse();
-  auto loaded = t.table.PrepareLoad(t.live, data::View(rows), {});  // between a refusal and its error
+  auto loaded = data::Ready(t.table, t.live, data::View(rows));  // between a refusal and its error
   CHECK_THROWS(kFailedPrecondition, t.table.Raise());
   CHECK_EQ(t.table.Size(t.live), 2u);
   t.live = t.table.CommitLoad(std::move(loaded));

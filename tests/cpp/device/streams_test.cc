@@ -69,8 +69,8 @@ TEST(NothingWaitsForAnotherStream) {
     gpu.table.Settle();
     CHECK_EQ(gpu.table.SettledVersion(), live);
     gpu.table.Reserve(live, 5000);
-    CHECK_EQ(gpu.table.CommitLoad(gpu.table.PrepareLoad(live, data::View(gpu.table.Export(live, true)), {})),
-             live + 1);
+    const kvjax::Snapshot rows = gpu.table.Export(live, true);
+    CHECK_EQ(gpu.table.CommitLoad(data::Ready(gpu.table, live, data::View(rows))), live + 1);
     kvjax::device::DeviceTable<Later> second(data::Spec(5), 1);
   }
   CHECK(!ran);

@@ -127,6 +127,31 @@ inline const bool* AllOf(size_t n) {
   return n <= kMostKeys ? ones.get() : nullptr;
 }
 
+/// The rows begin..end of a view of a table with rows of so many bytes.
+inline kvjax::SnapshotView Part(kvjax::SnapshotView view, size_t row_bytes, size_t begin, size_t end) {
+  view.n = end - begin;
+  kvjax::EachColumn(
+      row_bytes,
+      [&](const char*, size_t width, auto& column) {
+        if (column != nullptr) column += begin * width;
+      },
+      view);
+  for (size_t s = 0; s < view.slots.size(); ++s) view.slots[s] += begin * view.layout.slots()[s].bytes;
+  return view;
+}
+
+/// Contents that are ready for a table, which were added in two parts.
+template <class T>
+typename T::Loaded Ready(T& table, uint32_t version, const kvjax::SnapshotView& rows,
+                         const kvjax::AdmissionState& admission = {}) {
+  auto loaded = table.BeginLoad(version, {rows.n, rows.layout, rows.last_step, admission});
+  for (const auto& [begin, end] : {std::pair(size_t{0}, rows.n / 3), std::pair(rows.n / 3, rows.n)}) {
+    table.AddLoaded(loaded, Part(rows, table.row_bytes(), begin, end));
+  }
+  table.EndLoad(loaded);
+  return loaded;
+}
+
 /// A float32 table that is always called through its live version, on this thread.
 struct Live : kvjax::Table {
   explicit Live(kvjax::TableSpec spec,
@@ -145,7 +170,7 @@ struct Live : kvjax::Table {
   }
   void Pin(const Keys& keys) { Table::Pin(kvjax::Serial, version(), Span(keys), {}); }
   void Restore(const kvjax::SnapshotView& rows, const kvjax::AdmissionState& admission = {}) {
-    Load(version(), rows, admission);
+    CommitLoad(Ready<kvjax::Table>(*this, version(), rows, admission));
   }
   [[nodiscard]] kvjax::Snapshot Copy(bool with_slots = true) const { return Export(version(), with_slots); }
 

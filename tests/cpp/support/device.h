@@ -204,7 +204,7 @@ class Device : public kvjax::device::DeviceTable<Q> {
     });
   }
   void Restore(const kvjax::SnapshotView& rows, const kvjax::AdmissionState& admission = {}) {
-    handle = this->CommitLoad(this->PrepareLoad(handle, rows, admission));
+    handle = this->CommitLoad(data::Ready(*this, handle, rows, admission));
   }
 
   /// A whole step, in chunks.
