@@ -20,6 +20,9 @@ from kvjax.checkpoint._read import Shard, at_once, joined, read_pool
 from kvjax.ffi import host
 
 
+_NONE = np.zeros(0, np.int64)
+
+
 class ChainRows:
     """The rows of one table of a checkpoint, by ranges of buckets; those of a delta with what it builds on.
 
@@ -149,6 +152,8 @@ class _LinkRows:
         if len(parts) > 1:
             columns = take(columns, by_bucket(columns["keys"])[0])
         _check_sorted(columns["keys"], first, last)
+        if (columns.get("freqs", _NONE) < 0).any():
+            raise Damaged("want freqs of 0 or more, got others")
         return columns | {REMOVED: self.removed[self._removed_offsets[first] : self._removed_offsets[last]]}
 
     def check_sizes(self) -> None:

@@ -121,7 +121,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
     "num_buckets": lambda x: is_integer(x) and x == host.NUM_BUCKETS,
     "num_shards": _integer(1, _MOST_SHARDS),
     "rows": _integer(0, _MOST_ROWS),
-    "last_step": _integer(-(2**63), 2**63 - 1),
+    "last_step": _integer(0, 2**63 - 1),
     "slots": _are_slots,
     "extras": _are_extras,
     "shards": _are_shards,

@@ -37,7 +37,7 @@ def save(
 
     A save takes some 50 MB of memory, 13 bytes a row, and the rows that training comes to while it lasts: less than a
     tenth of a table from about a gigabyte on. GPU tables, pruned saves and deltas are copied first. A restore needs the
-    memory of the tables, of those that they replace, and once more of the largest one's rows.
+    memory of the tables, of those that they replace, and about 90 MB.
 
     In several processes all save together, into a folder that they share, as `kvjax.orbax.TableSave` does.
 

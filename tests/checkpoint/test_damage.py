@@ -201,11 +201,11 @@ def test_a_refused_restore_changes_no_other_table(saved):
     for name in ("one", "two"):
         shutil.copytree(folder / "1" / name, folder / "3" / name)
     keys = array_at(folder / "3/two" / SHARD / "keys")
-    keys[1] = keys[0]
-    rewrite(folder / "3", "two", {f"{SHARD}/keys": keys})
+    forged = {"distinct keys": {"keys": keys[[0, 0, 2, 3, 4]]}, "freqs of 0": {"keys": keys, "freqs": np.full(5, -1)}}
     good = good.clear()
-    for tables in (None, {"good": good, "one": None, "two": None}):
-        with pytest.raises(ValueError, match="table 'two', restore: want distinct keys"):
+    for (want, arrays), tables in zip(forged.items(), (None, {"good": good, "one": None, "two": None}), strict=True):
+        rewrite(folder / "3", "two", {f"{SHARD}/{name}": array for name, array in arrays.items()})
+        with pytest.raises(CheckpointError, match=f"table 'two', restore: want {want} .*/3/two"):
             restore(folder / "3", tables)
         assert list(kvjax.tables()) == ["good"] and len(good) == 0  # by the handle from before
     two = restore(folder / "1", {"two": None})["two"]

@@ -46,6 +46,19 @@ def test_every_byte_is_written(tmp_path, monkeypatch, refused):
     assert bool(wide) == (refused != "the way")
 
 
+def test_what_a_killed_writer_left_goes(tmp_path):
+    left, others = (tmp_path / f".{name}.0123456789abcdef.part" for name in ("rows", "others"))
+    left.touch()
+    others.touch()
+    with atomic.written(tmp_path / "rows") as one:
+        with atomic.written(tmp_path / "rows") as other:  # which leaves what is being written alone
+            other.write(b"2")
+        assert (tmp_path / "rows").read_bytes() == b"2" and not left.exists()
+        one.write(b"1")
+    assert (tmp_path / "rows").read_bytes() == b"1"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [others.name, "rows"]
+
+
 def test_other_failures_are_said(tmp_path, monkeypatch):
     def put(fd, data):
         raise OSError(errno.ENOSPC, "no space")
