@@ -27,9 +27,8 @@ import optax
 
 import kvjax
 from kvjax._formats.atomic import flush
-from kvjax._table import contents
-from kvjax.checkpoint import Catalog, seal, snapshot, write
-from kvjax.checkpoint._read import read
+from kvjax._table import loads
+from kvjax.checkpoint import Chain, ChainRows, seal, snapshot, write
 
 TURNS = 6
 
@@ -92,9 +91,10 @@ def main() -> None:
             stored = clock("| collect and copy", lambda: snapshot("t", table))  # noqa: B023
             clock("| write and flush", lambda: asyncio.run(write(stages, stored)))  # noqa: B023
             clock("| seal", lambda: seal(stages))  # noqa: B023
-            stored = clock("| read and check", lambda: read(*Catalog(stages).open("t")))  # noqa: B023
-            rows_of = stored.snapshot()
-            load = clock("| fill a table", lambda: contents.prepare_load(table, lambda: rows_of))  # noqa: B023
+            source = ChainRows(Chain(stages), "t").source()
+            clock("| read and check", lambda: sum(1 for _ in source.rows()))  # noqa: B023
+            rows_of = loads.checked(table.spec, table.snapshot())
+            load = clock("| fill a table", lambda: loads.prepare_load(table, lambda: rows_of))  # noqa: B023
             table = clock("| exchange", load)
     clock.show(args.rows)
 
