@@ -19,7 +19,6 @@ from kvjax.checkpoint._overlay import counts_of, meta_of, overlaid, overlaid_cou
 from kvjax.checkpoint._read import Shard, at_once, joined, read_pool
 from kvjax.ffi import host
 
-
 _NONE = np.zeros(0, np.int64)
 
 
