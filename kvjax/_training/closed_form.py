@@ -26,6 +26,7 @@ _TAIL = 1e-8  # of the sum over the steps that a moment carries a row, what is l
 LONGEST = 4096  # steps that a moment may carry a row
 LARGE = 1e30  # a second moment beside which epsilon is nothing
 _TINY = 1e-30
+_GONE = np.float32(80)  # of the logarithm of a row's decay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +39,7 @@ class ClosedForm:
     movers: slots that move the row.
     root: the slot over whose root the only mover moves it, or None if they move it by their sum.
     decays: whether the row is multiplied by something.
+    shrinks: the most by which its logarithm shrinks so in a step, of those that were tried.
     eps: what is added to the root of that slot, after many steps.
     least, most: of what is added to the root in any step, as parts of `eps`.
     """
@@ -50,6 +52,7 @@ class ClosedForm:
     movers: tuple[int, ...] = ()
     root: int | None = None
     decays: bool = False
+    shrinks: float = 0.0
     eps: float = 0.0
     least: float = 1.0
     most: float = 1.0
@@ -79,8 +82,8 @@ class ClosedForm:
 
     @property
     def horizon(self) -> int:
-        """Steps after which a moment does not move its row any more."""
-        largest = max([_TINY, *self.rates.values()])
+        """Steps after which a moment does not move its row any more, beside what is left of the row."""
+        largest = max([_TINY, *self.rates.values()]) * math.exp(self.shrinks)
         return max(1, math.ceil(math.log(_TAIL) / math.log(largest))) if largest < 1 else LONGEST + 1
 
     def reach(self, count: Any) -> Numbers:
@@ -167,7 +170,8 @@ class ClosedForm:
         many = jnp.maximum(steps.astype(jnp.float32), np.float32(0))  # a row that is ahead has missed nothing
         missed = many > 0
         kept = [None if i == self.root else self._power(factor, many) for i, factor in enumerate(self.factors)]
-        grown = jnp.exp(jnp.where(missed, decayed, np.float32(0))) if self.decays else None
+        # Beyond _GONE nothing is left of a row, and what grows as it decays would have no end.
+        grown = jnp.exp(jnp.where(missed, jnp.minimum(decayed, _GONE), np.float32(0))) if self.decays else None
         gone = {}
         for name, fade in zip(self.rates, self._fades(many, kept), strict=True):
             sum_ = ahead[name] - (fade if grown is None else fade * grown) * left[name]

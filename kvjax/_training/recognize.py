@@ -19,6 +19,7 @@ from kvjax._training.rowwise import Rowwise
 _WIDTH = 3  # of the rows that are tried
 _COUNTS = (0, 1, 7, 60, 2000)
 _SCALES = (1.0, 1e-3, 1e-6, 1e-9, 1e-12)
+_SLOWER = 0.75  # beyond it the sums of what moves a row have no end that float32 can hold
 _EARLY = 512  # steps in which the bias of moments matters
 _MEND = (
     "replay=200 may do, which takes missed steps one by one; or leave it out, and rows that a batch leaves out stay as "
@@ -95,6 +96,7 @@ class _Trial:
                     f"one that multiplies a row by {float(1 + part.min()):g}",
                     "choose a smaller rate or weight_decay",
                 )  # fmt: skip
+            bare = dataclasses.replace(bare, shrinks=max(0.0, -math.log1p(float(part.min()))))
             for form in (self._by_sum(bare), *(self._over_root(bare, *pair) for pair in self._pairs())):
                 if form is not None:
                     return _fading(form, self.op)
@@ -158,6 +160,14 @@ def _near(got: np.ndarray, want: np.ndarray) -> bool:
 
 def _fading(form: ClosedForm, op: str) -> ClosedForm:
     """The form, if what moves a row fades soon enough."""
+    fade = max([1e-30, *form.rates.values()])
+    if fade < 1 and form.shrinks > -_SLOWER * math.log(fade):
+        raise refused(
+            op,
+            "weights that decay more slowly than moments fade",
+            f"one that multiplies rows by {math.exp(-form.shrinks):.3g} in a step, and what moves them by {fade:.3g}",
+            "choose a smaller rate or weight_decay",
+        )  # fmt: skip
     if form.horizon > LONGEST:
         beta = ""
         if form.root is not None:

@@ -55,10 +55,10 @@ def catch_up(tx: HasUpdate, replay: int = 0) -> Late:
     Raises:
       TypeError: `tx` is not an optax transform.
       ValueError: it has no closed form, with the reason: the step without a gradient keeps its size (``optax.lion``,
-        ``signum``, Adam with beta1 above the root of beta2) or is made otherwise (``adabelief``), or its rates are in
-        the state (``optax.inject_hyperparams``). With `replay`: its steps do not end. From a write: the gradient was
-        taken at rows as they are stored, and not through `caught_up`; or the table has ``constraint=`` or a row that
-        unadmitted keys share.
+        ``signum``, Adam with beta1 above the root of beta2) or is made otherwise (``adabelief``), rows decay faster
+        than what moves them, or its rates are in the state (``optax.inject_hyperparams``). With `replay`: its steps do
+        not end. From a write: the gradient was taken at rows as they are stored, and not through `caught_up`; or the
+        table has ``constraint=`` or a row that unadmitted keys share.
 
     Example:
       >>> import jax.numpy as jnp, kvjax, numpy as np, optax

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from kvjax.optax._rows import per_leaf
+
+_LARGEST = 0.999  # of b1 over the root of b2, where they are injected and so not checked
 
 
 class GapAdamRows(NamedTuple):
@@ -49,9 +53,9 @@ def gap_adam(
     moment fades in them. A table that runs ``optax.adam`` does neither (nor does TensorFlow's LazyAdam), so its rows
     move less, the more the rarer they are, and want another rate. Here the second moment fades by the steps that a row
     has missed, and a touched row takes at once what the first moment carries it in as many steps as lie behind its last
-    touch; the rest stays in the moment. So each gradient goes as far as in dense Adam, only sooner or later, however
-    often a row is touched. What `catch_up` makes equal to dense training step by step is here so in sum, without views
-    of rows.
+    touch; the rest stays in the moment, and goes over the root that the second moment had at that touch. So each
+    gradient goes as far as in dense Adam, only sooner or later, however often a row is touched. What `catch_up` makes
+    equal to dense training step by step is here so in sum, without views of rows.
 
     Where every step touches all rows it is ``optax.adam``, and so it is for dense parameters.
 
@@ -65,7 +69,7 @@ def gap_adam(
       An optax transform. Its slots in tables are "mu" and "nu" ``(dim,)`` float32 and "touched" ``()`` int32.
 
     Raises:
-      ValueError: `b1` or `b2` is no factor below 1.
+      ValueError: `b1` or `b2` is no factor below 1, or `b1` is not below the root of `b2`.
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np
@@ -77,8 +81,12 @@ def gap_adam(
       [-0.312, -0.223]
       >>> kvjax.drop_table("doc_gap_adam")
     """
-    if any(isinstance(b, float | int) and not 0 <= b < 1 for b in (b1, b2)):  # injected ones are not known yet
-        raise ValueError(f"kvjax: gap_adam: want b1 and b2 from 0 to below 1, got {b1!r} and {b2!r}; 0.9 and 0.999 do")
+    known = all(isinstance(b, float | int | np.floating) for b in (b1, b2))  # injected ones are not yet
+    if known and not (0 <= b1 < 1 and 0 <= b2 < 1 and (b1 == 0 or b1 < math.sqrt(float(b2)))):
+        raise ValueError(
+            "kvjax: gap_adam: want b1 and b2 from 0 to below 1, and b1 below the root of b2 (else steps without a "
+            f"gradient would grow), got {b1!r} and {b2!r}; 0.9 and 0.999 do"
+        )
 
     def init(params: Any) -> GapAdamState:
         mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
@@ -92,13 +100,21 @@ def gap_adam(
             wide = jnp.promote_types(update.dtype, jnp.float32)
             (grad, mu, nu), touched = (x.astype(wide) for x in (update, *kept[:2])), kept[2]
             first, second = (jnp.asarray(b, wide) for b in (b1, b2))
-            steps, all_ = (count - touched).astype(wide), count.astype(wide)
-            left = first**steps
-            reach = (1 - left) / (1 - first)  # how far a moment goes in so many steps, of its way in one
-            faded, left, reach = (x[..., None] if grad.ndim else x for x in (second**steps, left, reach))
-            mu, nu = mu + (1 - first) * grad, faded * nu + (1 - second) * jnp.square(grad)
+            # A count that has begun anew is behind rows that are trained: these have missed nothing.
+            steps, all_ = jnp.maximum(count - touched, 1).astype(wide), count.astype(wide)
+            ratio = jnp.minimum(first / jnp.sqrt(second), _LARGEST)  # between a step without a gradient and the next
+            ahead = ratio ** (steps - 1)
+            reach = (1 - ratio * ahead) / (1 - ratio) / (1 - first**all_)  # of its way in one step
+            then = second / (1 - second ** (touched + 1).astype(wide))
+            numbers = (second**steps, first**steps, ahead, reach, then)
+            faded, left, ahead, reach, then = (x[..., None] if grad.ndim else x for x in numbers)
+            # What the row would have gone since its last touch goes over the root of then, however small that is now.
+            before = jnp.maximum(jnp.sqrt(nu * then) + eps, jnp.finfo(wide).tiny)
+            nu = faded * nu + (1 - second) * jnp.square(grad)
             root = jnp.sqrt(nu / (1 - second**all_)) + eps
-            step, mu = reach * mu / (1 - first**all_) / root, left * mu
+            new = (1 - first) * grad
+            step = reach * ((ahead * mu + new) / root + (1 - ahead) * mu / before)
+            mu = left * (mu + new)
             now = jnp.broadcast_to(count, touched.shape)
             return step.astype(update.dtype), mu.astype(kept[0].dtype), nu.astype(kept[1].dtype), now
 

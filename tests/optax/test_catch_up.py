@@ -158,6 +158,18 @@ def test_gradients_around_epsilon(b2, small, around):
 
 
 @slow
+def test_what_has_decayed_to_nothing_is_zero():
+    """And not what 0 times more than float32 can hold is."""
+    late, rows = catch_up(optax.adamw(1.0, b1=0.1, weight_decay=0.8)), jnp.ones((1, DIM))
+    step = jax.jit(late.step)
+    value, state = step(rows, late.tx.init(rows), rows)
+    now = state
+    for _ in range(60):
+        now = step(rows, now, rows)[1]
+    np.testing.assert_allclose(late.present(state._replace(steps=now.steps, clock=now.clock), value)[1], 0, atol=1e-6)
+
+
+@slow
 @pytest.mark.parametrize("make", [lambda: optax.adadelta(0.1), lambda: optax.adam(1e-4)], ids=["adadelta", "adam"])
 def test_the_rounding_of_small_steps_is_no_difference(make):
     assert check_compatibility(catch_up(make()), 8).verdict == "equal"
@@ -319,6 +331,7 @@ def test_rows_of_16_bits(rounding, make):
         (lambda: optax.radam(0.1), "otherwise than by its slots"),
         (lambda: kvjax.optax.ftrl(0.1), "got slot 'z', which changes by more than a factor"),
         (lambda: optax.adamw(0.1, weight_decay=10.0), "decay by less than all .*, got one that multiplies a row by"),
+        (lambda: optax.adamw(0.1, weight_decay=1.0), "decay more slowly than moments fade"),
         (lambda: optax.chain(optax.adam(0.1), optax.keep_params_nonnegative()), "otherwise than by its slots"),
         (lambda: optax.chain(mean_of_duplicates(), optax.sgd(0.1)), "got one that takes row_facts"),
         (lambda: segments({"a": (0, optax.adam(0.1))}, optax.adam(0.1)), "got one that has kvjax.optax.segments in it"),
@@ -336,6 +349,7 @@ def test_rows_of_16_bits(rounding, make):
         "radam",
         "ftrl",
         "decay",
+        "fast decay",
         "non-negative",
         "facts",
         "segments",

@@ -60,6 +60,14 @@ def adam_of_paper(lr, b1, b2, eps):
     return run
 
 
+def adam_moves(grads, b1, b2):
+    """How each gradient moves a number, at a rate of 1."""
+    m = v = 0.0
+    for t, g in enumerate(grads, 1):
+        m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g**2
+        yield -m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + 1e-8)
+
+
 def rowwise_adagrad_of_paper(lr, start):
     def run(w, grads):
         n = start
@@ -174,6 +182,33 @@ def test_rare_rows_go_as_far_as_in_dense_adam(make):
     assert (ways["plain"][1:] < 0.8 * ways["dense"][1:]).all()
 
 
+def test_what_is_left_of_a_gradient_goes_no_farther_than_in_dense_adam():
+    """Over gaps that end without a new gradient to speak of, and by other betas; and a count that begins anew."""
+    first = jnp.zeros((1, 1))
+
+    @jax.jit
+    def ways(b2, steps, grads):
+        tx = gap_adam(1.0, b2=b2)
+
+        def touch(carry, x):
+            value, state = carry
+            state = (state[0]._replace(count=x[0] - 1), *state[1:])  # as the touches of other rows make it
+            update, state = tx.update(jnp.reshape(x[1], (1, 1)), state)
+            return (value + update, state), value + update
+
+        return jax.lax.scan(touch, (first, tx.init(first)), (steps, grads))[1][:, 0, 0]
+
+    every = np.arange(1, 61)
+    late, alone = np.append(every[:-1], 10_059), np.append(np.ones(59), 1e-3)
+    for b2, steps, grads in ((0.999, late, alone), (0.95, late, alone), (0.9, 20 * every, np.ones(60))):
+        given = np.zeros(steps[-1])
+        given[steps - 1] = grads
+        want = -sum(adam_moves(given, 0.9, b2))
+        np.testing.assert_allclose(-ways(b2, np.int32(steps), np.float32(grads))[-1], want, rtol=0.08)
+    moved = ways(0.999, np.int32(np.append(1000 + every[:-1], 1)), np.float32(np.ones(60)))
+    assert 0 < moved[-2] - moved[-1] < 2
+
+
 def test_without_regularization_they_are_those_of_optax():
     rows, grads = start_and_gradients()
     for mine, optaxs in ((ftrl(0.3), optax.adagrad(0.3, eps=0.0)), (group_adam(0.1), optax.adam(0.1))):
@@ -239,8 +274,9 @@ def test_rates_may_be_injected_and_what_does_not_fit_is_refused():
     for wrong in ({"every": 0}, {"decay": 1.5}):
         with pytest.raises(ValueError, match="adagrad_decay: want every of 1 or more"):
             adagrad_decay(0.1, **wrong)
-    with pytest.raises(ValueError, match="gap_adam: want b1 and b2 from 0 to below 1"):
-        gap_adam(0.1, b2=1.0)
+    for betas in ({"b2": 1.0}, {"b1": np.float32(1)}, {"b2": 0.8}):
+        with pytest.raises(ValueError, match="gap_adam: want b1 and b2 from 0 to below 1, and b1 below the root of b2"):
+            gap_adam(0.1, **betas)
 
 
 @pytest.mark.parametrize("make_tx", few([ftrl, group_adam, rowwise_adagrad, adagrad_decay, gap_adam], 0))
