@@ -15,9 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.extend import core as jex
+from jax.extend.core.primitives import scatter_p
 
 from kvjax._training.refusals import other_state
-from kvjax._values.equations import moved
+from kvjax._values.equations import evaluate, moved
 from kvjax._values.facts import ROW_FACTS, fact_types
 
 # What a number may depend on.
@@ -27,8 +28,10 @@ _MANY = 1 << 20
 _LOSS = 4
 _KEPT = 8  # a scalar that each row keeps for itself
 _OF_ALL = 16  # the loss together with both rows, in one number
+_DRAWN = 32  # random numbers that are drawn for all rows at once
 
 _JAX = os.path.dirname(jax.__file__)
+_LIBRARIES = (os.path.dirname(optax.__file__), os.path.dirname(os.path.dirname(__file__)))
 _ELEMENTWISE = {
     "abs", "add", "and", "atan2", "bitcast_convert_type", "cbrt", "ceil", "clamp", "convert_element_type", "copy",
     "copy_p", "cos", "cosh", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt",
@@ -44,6 +47,7 @@ class Coupling(NamedTuple):
     updates: the update of a row depends on other rows.
     where: the functions in which rows come to depend on each other, as far as JAX tells.
     loss: a number of the update is made of the loss (``value=``) and all rows together.
+    drawn: a number of the update is random, and not by what belongs to its row.
     leaves: of each leaf of the state, whether a number in it depends on several rows.
     of_rows: of each leaf, whether it depends on a row, or on what each row keeps for itself.
     starts: of each leaf, whether it starts from the values of the parameters.
@@ -52,6 +56,7 @@ class Coupling(NamedTuple):
     updates: bool
     where: tuple[str, ...]
     loss: bool
+    drawn: bool
     leaves: tuple[bool, ...]
     of_rows: tuple[bool, ...]
     starts: tuple[bool, ...]
@@ -83,6 +88,8 @@ def coupling_of(tx: Any, dim: int, kept: Sequence[bool], extra: dict[str, Any] |
             continue
         if jax.tree.structure(out[1]) != jax.tree.structure(state):
             raise other_state(jax.tree.structure(state), jax.tree.structure(out[1]))
+        if (before := jax.tree.map(jnp.shape, state)) != (after := jax.tree.map(jnp.shape, out[1])):
+            raise other_state(before, after)
         found = {}
         if not _grows_by_rows(state, jax.eval_shape(tx.init, many)):
             found["the shapes of its state"] = None
@@ -105,7 +112,8 @@ def _coupling(
     init: Any, update: Any, dim: int, kept: Sequence[bool], extra: list[np.ndarray], found: dict[str, None]
 ) -> Coupling:
     rows = np.broadcast_to(np.array(_ROW)[:, None], (len(_ROW), dim))
-    first, several = _dependence(init, [rows]), bool(found)
+    several = bool(found)
+    first = _dependence(init, [rows], found)
     state = [x | _KEPT if own else x for x, own in zip(first, kept, strict=True)]
     while True:  # a number of the state may take a step to reach another
         updates, *new = _dependence(update, [rows, *state, rows, *extra], found)
@@ -113,10 +121,14 @@ def _coupling(
         if all((x == y).all() for x, y in zip(state, new, strict=True)):
             break
         state = new
+    others = bool((updates & _ROWS & ~rows).any())  # also where rows only change places
+    if others and not found:
+        found["its update"] = None
     return Coupling(
-        updates=several or _coupled(updates),
+        updates=several or others,
         where=tuple(found),
         loss=bool((updates & _OF_ALL).any()),
+        drawn=bool((updates & _DRAWN).any()),
         leaves=tuple(map(_coupled, state)),
         of_rows=tuple(bool((x & (_ROWS | _KEPT)).any()) for x in state),
         starts=tuple(bool((x & _ROWS).any()) for x in first),
@@ -139,9 +151,30 @@ def _dependence(closed: Any, args: Sequence[np.ndarray], found: dict[str, None] 
     def read(atom: Any) -> np.ndarray:
         return np.zeros(np.shape(atom.val), np.int64) if isinstance(atom, jex.Literal) else env[atom]
 
+    constants = dict(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=False))
+    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+
+    def number(atom: Any) -> Any:
+        """The value of what depends on no argument, else None."""
+        if isinstance(atom, jex.Literal):
+            return atom.val
+        if atom in constants or atom not in makers:
+            return constants.get(atom)
+        eqn = makers[atom]
+        values = [number(x) for x in eqn.invars]
+        if any(x is None for x in values):
+            return None
+        return evaluate(eqn, values, jaxpr.debug_info)[eqn.outvars.index(atom)]
+
     for eqn in jaxpr.eqns:
         operands = [read(x) for x in eqn.invars]
-        results = _equation(eqn, operands)
+        results = None
+        if eqn.primitive.name == "gather" or eqn.primitive.name.startswith("scatter"):
+            with jax.ensure_compile_time_eval():
+                at = number(eqn.invars[1])
+                results = None if at is None else _indexed(eqn, operands, at)
+        if results is None:
+            results = _equation(eqn, operands)
         if found is not None and any(map(_coupled, results)) and not any(map(_coupled, operands)):
             found[_function_of(eqn)] = None
         for variable, x in zip(eqn.outvars, results, strict=True):
@@ -150,10 +183,15 @@ def _dependence(closed: Any, args: Sequence[np.ndarray], found: dict[str, None] 
 
 
 def _function_of(eqn: Any) -> str:
-    """The function outside of JAX that an equation is from: "scale_by_trust_ratio"."""
+    """The transform that an equation is from, "scale_by_trust_ratio", or the function of the user's."""
     frames = getattr(getattr(eqn.source_info, "traceback", None), "frames", ())
-    names = (f.function_name for f in frames if not f.file_name.startswith(_JAX) and ".<locals>" in f.function_name)
-    return next(names, "its update").split(".")[0]
+    names = (
+        f.function_name
+        for f in frames
+        if not f.file_name.startswith(_JAX)
+        and (".<locals>" in f.function_name or not f.file_name.startswith(_LIBRARIES))
+    )
+    return next((x for x in names if not x.startswith("with_extra_args")), "its update").split(".")[0]
 
 
 def _equation(eqn: Any, args: list[np.ndarray]) -> list[np.ndarray]:
@@ -168,11 +206,19 @@ def _equation(eqn: Any, args: list[np.ndarray]) -> list[np.ndarray]:
         if len(eqn.outvars) > 1:
             return args
         return [np.bitwise_or.reduce([np.broadcast_to(x, shape) for x in args])]
+    if name == "random_bits" and shape[:1] == (len(_ROW),) and not _union(args) & _ROWS:
+        return [np.full(shape, _union(args) | _DRAWN)]
     if (results := moved(eqn, args)) is not None:
         return results
     if name.startswith(("reduce_", "arg")) and "axes" in params and len(args) == 1:
         return [_over(args[0], params["axes"])]
-    if name == "sort" or name.startswith("cum"):
+    if name == "rev":
+        return [np.flip(args[0], params["dimensions"])]
+    if name == "pad" and all(low >= 0 and high >= 0 for low, high, _ in params["padding_config"]):
+        padded, pairs = np.full(shape, args[1]), zip(args[0].shape, params["padding_config"], strict=True)
+        padded[tuple(slice(low, low + n * (between + 1), between + 1) for n, (low, _, between) in pairs)] = args[0]
+        return [padded]
+    if name in ("sort", "top_k") or name.startswith("cum"):
         axis = params["dimension" if name == "sort" else "axis"]
         along = np.bitwise_or.reduce(np.bitwise_or.reduce(args), axis=axis, keepdims=True)
         return [np.broadcast_to(along, shape) for _ in eqn.outvars]
@@ -180,6 +226,20 @@ def _equation(eqn: Any, args: list[np.ndarray]) -> list[np.ndarray]:
         return [_product(args, params["dimension_numbers"])]
     # Loops and the like: each of their numbers may depend on all of their arguments.
     return [_all(np.array(_union(args)), getattr(v.aval, "shape", ())) for v in eqn.outvars]
+
+
+def _indexed(eqn: Any, args: list[np.ndarray], at: Any) -> list[np.ndarray] | None:
+    """What numbers that are taken from places, or put there, depend on; None if some have no place or share one."""
+    if eqn.primitive.name == "gather":
+        return [np.maximum(np.asarray(eqn.primitive.bind(jnp.int32(args[0]), at, **eqn.params)), 0)]
+    operand, _, updates = args
+    numbers = jnp.arange(1, updates.size + 1, dtype=jnp.int32).reshape(updates.shape)
+    params = eqn.params | {"update_jaxpr": None, "update_consts": ()}
+    put = np.asarray(scatter_p.bind(jnp.zeros(operand.shape, jnp.int32), at, numbers, **params))
+    if np.count_nonzero(put) < updates.size:
+        return None
+    new = np.append(0, updates)[put]
+    return [np.where(put > 0, new, operand) if eqn.primitive is scatter_p else operand | new]
 
 
 def _over(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:

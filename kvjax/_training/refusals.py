@@ -59,6 +59,7 @@ _NOISE = _Refusal(
     "by which every row would draw the same noise",
     "kvjax.optax.add_row_noise(eta, gamma, seed) draws it by the row's key and the step",
 )
+_DRAWS = _NOISE._replace(want="a transform that draws no random numbers")
 _WHOLE = _Refusal(
     "the transform of a table's rows",
     "which is of a whole tree of parameters",
@@ -114,6 +115,19 @@ def check_state(state: Any) -> None:
 def loss_of_all_rows() -> ValueError:
     """Of a transform that takes the loss of all rows together with the norm of one."""
     return _error(_ESTIMATES, "value=, the loss of all rows")
+
+
+def same_noise() -> ValueError:
+    """Of a transform that draws random numbers for all rows at once."""
+    return _error(_DRAWS, "jax.random by a key of its own")
+
+
+def other_shape(want: tuple[int, ...], got: tuple[int, ...]) -> ValueError:
+    """Of a transform whose updates are not of the shape of the parameters."""
+    return ValueError(
+        f"kvjax: rowwise: want a transform whose update of an array {want} has its shape, got {got}; it sees each row "
+        "by itself, so its own arrays have no axis of rows: what belongs to a row is state of the transform"
+    )
 
 
 def no_state(error: Exception) -> ValueError:

@@ -21,7 +21,7 @@ import optax
 
 from kvjax._keys.keys import x64_enabled
 from kvjax._training.coupling import coupling_of
-from kvjax._training.refusals import ColumnsError, check_state, loss_of_all_rows, no_state, other_state
+from kvjax._training.refusals import ColumnsError, check_state, loss_of_all_rows, no_state, other_state, same_noise
 from kvjax._values.errors import level_of_user
 from kvjax._values.slot_layout import clean_name, layout_text, row_bytes, type_text
 
@@ -109,6 +109,8 @@ def _layout_of(made: optax.GradientTransformation, count: str, dim: int, x64: bo
     if coupling is not None:  # otherwise it wants extra arguments, which only `apply` has
         if coupling.updates and coupling.loss:
             raise loss_of_all_rows()
+        if coupling.drawn:
+            raise same_noise()
         # Scalars that are computed from data of a row cannot be shared by all rows.
         is_slot = [slot or of_rows for slot, of_rows in zip(is_slot, coupling.of_rows, strict=True)]
     slots = [i for i, slot in enumerate(is_slot) if slot]

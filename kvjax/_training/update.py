@@ -24,6 +24,7 @@ from kvjax._programs.lower import Lowering
 from kvjax._programs.program import Run, Section, encoded, live, ordered
 from kvjax._programs.registers import Shared, Value, parts_of, shared
 from kvjax._spec.spec import TableSpec
+from kvjax._training.refusals import other_shape
 from kvjax._training.rowwise import Late, Rowwise
 from kvjax._training.slots import SlotLayout
 from kvjax._values.facts import FACT_DTYPES, NUM_FACTS, ROW_FACTS, RowFacts, fact_types
@@ -53,6 +54,8 @@ def update_of(
 
     def moved(grads: Any, state: Any, row: Any, **extra: Any) -> tuple[Any, Any]:
         updates, state = tx.update(grads, state, row, **extra)
+        if (shape := getattr(updates, "shape", row.shape)) != row.shape:
+            raise other_shape(row.shape, shape)
         return jnp.asarray(optax.apply_updates(row, updates)), state
 
     step = rowwise.step if isinstance(rowwise, Late) else moved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -171,7 +172,7 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
     try:
         layouts = {count: dataclasses.replace(rowwise, count=count).layout(dim) for count in COUNTS}
     except ValueError as error:
-        reason, _, mend = str(error).partition("; ")
+        reason, _, mend = str(error).rpartition("; ")
         return Compatibility("refused", np.nan, np.nan, {}, _refused_leaves(rowwise, dim, mend), reason, mend)
     layout = layouts[rowwise.count]
     coupling = _coupling(rowwise, dim, layout, extra_args)
@@ -182,6 +183,11 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
     try:
         measured = dict(zip(kinds, tried(list(kinds.values()), dim, extra_args), strict=True))
     except TypeError as error:
+        if not re.search(r"(missing|unexpected) .*argument", str(error)):
+            raise TypeError(
+                "kvjax: check_compatibility: want a transform that runs in jit, on an array of any number of rows of "
+                f"{dim}, got one that raises {type(error).__name__}: {error}; what belongs to a row is its state"
+            ) from error
         raise TypeError(
             "kvjax: check_compatibility: want the extra arguments of the transform's update, got "
             f"{sorted(extra_args)}: {error}; for instance check_compatibility(tx, {dim}, value=1.0)"
@@ -189,7 +195,8 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
     every, some, reached = measured[layout.is_slot]
     equal = max(_EQUAL_LATE, every.rounding, some.rounding) if isinstance(rowwise, Late) else _EQUAL
     verdict = _verdict(coupling is None or coupling.updates, every.rows, some.rows, equal)
-    where = f" (by {', '.join(coupling.where)})" if coupling is not None and verdict == "per row" else ""
+    where = coupling.where if coupling is not None and verdict == "per row" else ()
+    where = f" (by {', '.join(where)})" if where else ""
     by_count = {count: measured[layouts[count].is_slot] for count in COUNTS}
     counts = {count: CountReport(m.every.rows, m.some.rows, m.reached) for count, m in by_count.items()}
     mend = leaf_mend = _MENDS[verdict]
@@ -234,7 +241,7 @@ def _coupling(rowwise: Rowwise, dim: int, layout: SlotLayout, extra: dict[str, A
     # That of the transform whose steps are replayed: all rows of a loop look as if they depended on each other.
     n = len(layout.is_slot)
     coupled = bool(layout.coupled)
-    return Coupling(coupled, layout.coupled, False, (coupled,) * n, layout.is_slot, (False,) * n)
+    return Coupling(coupled, layout.coupled, False, False, (coupled,) * n, layout.is_slot, (False,) * n)
 
 
 def _verdict(coupled: bool, every: float, some: float, equal: float = _EQUAL) -> Verdict:

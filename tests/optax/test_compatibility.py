@@ -5,6 +5,7 @@ import pathlib
 import re
 import warnings
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -168,6 +169,44 @@ def test_a_changed_meaning_warns_once():
                     rowwise(tx, count).init(dim)
     assert len(seen) == 1
     rowwise(optax.adamw(0.1)).init(4)  # warnings are errors here
+
+
+KEY, MASK = jax.random.key(0), np.ones((1000, 4), np.float32)
+
+
+def own(f, init=lambda params: None):
+    """A transform of the user's, by what it makes of gradients (and of what it has kept from `init`)."""
+    return optax.GradientTransformation(init, lambda g, s, p=None: (f(g) if s is None else f(g, s), s))
+
+
+def mean_over_rows(grads):
+    return grads - grads.mean(0)
+
+
+@slow
+def test_transforms_of_the_users_own():
+    """Columns may change places, be left out and set; rows that do, or meet, are said, by the name of the function."""
+    for f in (lambda g: g[:, ::-1], lambda g: g.at[..., 0].set(0), lambda g: g.at[:, 1:3].multiply(2.0),
+              lambda g: g[:, np.array([1, 0, 2, 3])], lambda g: jnp.pad(g, ((0, 0), (1, 0)))[:, :-1],
+              lambda g: jnp.where(g >= jax.lax.top_k(g, 2)[0][:, 1:], g, 0)):  # fmt: skip
+        rowwise(own(f)).init(4)  # warnings are errors here
+    for tx, where in (
+        (own(mean_over_rows), "mean_over_rows"), (own(lambda g: g[::-1]), "its update"),
+        (own(lambda g: g.at[0].set(g[1])), "its update"), (own(lambda g: g.at[:, np.array([0, 0])].add(1)), "test_"),
+        (own(lambda g, norm: g * norm, lambda p: jnp.linalg.norm(p)), "test_transf"),
+    ):  # fmt: skip
+        with pytest.warns(UserWarning, match=f"kvjax: rows depend on each other in dense training by {where}"):
+            rowwise(tx).init(4)
+    raw = own(lambda g, key: g + jax.random.normal(key, g.shape), lambda params: jax.random.key_data(KEY))
+    for tx in (own(lambda g: g + jax.random.normal(KEY, g.shape)), raw):
+        with pytest.raises(ValueError, match=r"want a transform that draws no random numbers.*add_row_noise"):
+            rowwise(tx).init(4)
+    rowwise(own(lambda g: g @ jax.random.normal(KEY, (4, 4)))).init(4)  # the same for all rows of an array, too
+    assert "(by" not in check_compatibility(own(lambda g: g / len(g)), 4).reason
+    with pytest.raises(ValueError, match=r"whose update of an array \(1, 4\) has its shape, got \(4,\)"):
+        check_compatibility(own(lambda g: g.sum(0)), 4)
+    with pytest.raises(TypeError, match=r"want a transform that runs in jit, .* got one that raises TypeError: mul"):
+        check_compatibility(own(lambda g: g * MASK), 4)
 
 
 def test_the_warning_is_at_the_line_of_the_user(make):
