@@ -212,8 +212,6 @@ def _equation(eqn: Any, args: list[np.ndarray]) -> list[np.ndarray]:
         return results
     if name.startswith(("reduce_", "arg")) and "axes" in params and len(args) == 1:
         return [_over(args[0], params["axes"])]
-    if name == "rev":
-        return [np.flip(args[0], params["dimensions"])]
     if name == "pad" and all(low >= 0 and high >= 0 for low, high, _ in params["padding_config"]):
         padded, pairs = np.full(shape, args[1]), zip(args[0].shape, params["padding_config"], strict=True)
         padded[tuple(slice(low, low + n * (between + 1), between + 1) for n, (low, _, between) in pairs)] = args[0]
