@@ -3,7 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
 from kvjax.ffi import host
+from tests.support import failing
+from tests.support.marks import slow
 
 SCRIPT = """
 import importlib.util, numpy, resource, sys
@@ -37,3 +41,57 @@ def test_a_call_without_memory_is_an_error():
     *errors, works = out.stdout.splitlines()
     assert works == "True", out
     assert len(errors) == 5 and all("kvjax:" in line and "memory" in line for line in errors), out
+
+
+IN_TURN = """
+import tempfile
+import jax, numpy as np, optax
+import kvjax
+from tests.support.failing import each_in_turn
+name, rows, tx = "a name that does not fit into a std::string", np.ones((40, 2), np.float32), optax.adam(0.1)
+options = dict(dim=2, max_capacity=50, on_full="evict", admit=kvjax.admit.MinCount(2))
+if "PLACE" == "sharded": options["mesh"] = jax.make_mesh((2,), ("x",))
+
+def make():
+    if name in kvjax.tables(): kvjax.drop_table(name)
+    table = kvjax.get_table(name, **options).upsert(np.arange(20), rows[:20])
+    return jax.block_until_ready(table.apply(tx, kvjax.SparseRows(np.arange(15, 30), rows[:15]))[0])
+
+def contents(table):
+    return {column: np.asarray(of).tolist() for column, of in vars(table.export()).items()}
+
+same, snapshot = contents(make()), make().snapshot()
+calls = {
+    "upsert": lambda table: table.upsert(np.arange(10, 50), rows),
+    "pin": lambda table: table.pin(np.arange(25)),
+    "remove": lambda table: table.remove(np.arange(9)),
+} if "mesh" in options else {
+    "to": lambda table: table.to(kvjax.storage.Mmap(tempfile.gettempdir())),
+    "load": lambda table: table.load(snapshot),
+    "reserve": lambda table: table.reserve(1000),
+}
+for op, call in calls.items():
+    call(make()), make()
+    failed = 0
+    for table, for_good, error in each_in_turn(make, lambda table: jax.block_until_ready(call(table))):
+        failed += error is not None
+        if error is None: continue
+        live = kvjax.get_table(name)  # an error if shards have two versions
+        assert int(live.version) == int(table.version) and contents(live) == same, (op, error)
+        named = for_good or op == "load"  # whose keys are compared by a function that knows of no table
+        assert for_good or "kvjax: " in str(error) and "want memory" in str(error), (op, error)
+        assert named or f"table '{name}'" in str(error), (op, error)
+        assert for_good or "mesh" in options or isinstance(error, MemoryError), (op, error)
+    print(op, failed)
+"""
+
+
+@slow
+@pytest.mark.cpu_table
+@pytest.mark.parametrize("place", ["sharded", "host"])
+def test_each_allocation_fails_in_turn(place, tmp_path):
+    """Also with all behind it: nothing has changed, shards have one version, and the process goes on."""
+    out = failing.run(IN_TURN.replace("PLACE", place), tmp_path)
+    assert out.returncode == 0, out.stderr
+    failed = {op: int(times) for op, times in map(str.split, out.stdout.splitlines())}
+    assert len(failed) >= 3 and sum(failed.values()) > 15 and min(failed.values()) > 0, failed

@@ -46,8 +46,10 @@ class Failures {
   }
   /// The number of a failure that a program finds by itself: rows are ahead of their optimizer's state.
   static constexpr uint32_t kAhead = UINT32_MAX;
+  /// That of one for which there was not even memory to say it.
+  static constexpr uint32_t kSpeechless = kAhead - 1;
 
-  /// A number above 0 for the failure, and below kAhead.
+  /// A number above 0 for the failure, and below these two.
   uint32_t Keep(Error error) {
     const std::lock_guard lock(mutex_);
     next_ = next_ == kLast ? 1 : next_ + 1;
@@ -120,9 +122,10 @@ class Failures {
   }
 
  private:
-  static constexpr uint32_t kKept = 1024, kLast = (1u << 20) - 2;
+  static constexpr uint32_t kKept = 1024, kLast = (1u << 20) - 3;
 
   std::optional<Error> FindKept(uint32_t number) {
+    if (number == kSpeechless) return Error(ErrorCode::kResourceExhausted, kNoMemory);
     const auto& kept = kept_[number % kKept];
     return kept && kept->first == number ? std::optional(kept->second) : std::nullopt;
   }
@@ -140,16 +143,22 @@ class Failures {
 
 /// Runs body(), which may fail for this device alone: put(status) gets 0, or on a sharded table the number of
 /// its failure. Returns the error that the call itself fails with, if so: on any other table this one, and
-/// where even the status cannot be put, that. Nothing is thrown: whoever calls may be C.
+/// where even the status cannot be put, that. Nothing is thrown, as whoever calls may be C, but where there
+/// is no memory for the text of an error: XLA makes one of its own of that.
 template <class Put, class Body>
 std::optional<Error> Attempt(std::string_view table, std::string_view op, bool sharded, Put put, Body body) {
   uint32_t number = 0;
   try {
     body();
   } catch (...) {
-    Error error = Caught(table, op);
-    if (!sharded) return error;
-    number = Failures::Get().Keep(std::move(error));
+    try {
+      Error error = Caught(table, op);
+      if (!sharded) return error;
+      number = Failures::Get().Keep(std::move(error));
+    } catch (const std::bad_alloc&) {
+      if (!sharded) throw;
+      number = Failures::kSpeechless;
+    }
   }
   try {
     put(number);

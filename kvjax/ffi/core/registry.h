@@ -59,7 +59,16 @@ class Registry {
     throw DeviceError(name, op, device);
   }
 
-  /// The same, or nullptr if the table has been dropped. For kEveryDevice, any of the shards.
+  /// One of the shards of this process, by its place among them. Takes no memory.
+  std::shared_ptr<Table> At(std::string_view name, std::string_view op, size_t place) {
+    CheckProcess(name, op);
+    const std::lock_guard lock(mutex_);
+    const std::vector<Shard>& shards = Shards(name, op);
+    if (place < shards.size()) return shards[place].table;
+    throw ShardError(name, op, shards.size(), place);
+  }
+
+  /// The shard of a device, or nullptr if the table has been dropped. For kEveryDevice, any of the shards.
   std::shared_ptr<Table> FindIfThere(std::string_view name, int32_t device) {
     const std::lock_guard lock(mutex_);
     const auto it = entries_.find(name);

@@ -87,10 +87,10 @@ ffi::Error Agree(typename B::Exec& exec, Decoder& in) {
     const uint32_t* const agreed = in.InVersion();
     const uint32_t* const rounds = reinterpret_cast<const uint32_t*>(in.In<int32_t>("rounds ()", 1));
     const Array1<const int32_t> starts = in.InAny<int32_t>("starts (shards + 1,)");
-    std::vector<std::pair<ffi::AnyBuffer, ffi::AnyBuffer>> copies;
+    Decoder copies =
+        in;  // to be taken again: a list of them would need memory, and this device alone may have none
     while (in.HasOut()) {
-      copies.emplace_back(in.In(), in.Out());
-      const auto& [from, to] = copies.back();
+      const ffi::AnyBuffer from = in.In(), to = in.Out();
       in.Want(to.size_bytes() == from.size_bytes(), "arrays of one size", to);
     }
     (void)in.Done(exec);
@@ -109,7 +109,8 @@ ffi::Error Agree(typename B::Exec& exec, Decoder& in) {
                     .to_owners = static_cast<uint64_t>(in.Number("to_owners")),
                     .from_owners = static_cast<uint64_t>(in.Number("from_owners"))});
     }
-    for (const auto& [from, to] : copies) {
+    while (copies.HasOut()) {
+      const ffi::AnyBuffer from = copies.In(), to = copies.Out();
       B::CopyBytes(exec, static_cast<const std::byte*>(from.untyped_data()), from.size_bytes(),
                    static_cast<std::byte*>(to.untyped_data()));
     }

@@ -47,15 +47,15 @@ void CloseCursor(std::string_view name, size_t shard, uint64_t token) {
 template <class T>
 nb::object ExportSince(std::string_view name, size_t shard, uint32_t version, uint64_t token) {
   if constexpr (DeltaTable<T>) {
-    auto delta = OnDeltaTable<T>(name, shard, [&](T& t) { return t.ExportSince(version, token, true); });
-    if (delta.whole) return nb::none();
-    nb::dict out = SnapshotToNumpy(std::move(delta.rows));
-    out["removed"] = ToNumpy(std::move(delta.removed));
-    out["counts_of_all"] = delta.counts_of_all;
-    out[field::kPendingKeys] = ToNumpy(std::move(delta.admission.keys));
-    out[field::kPendingCounts] = ToNumpy(std::move(delta.admission.counts));
-    out[field::kSketch] = ToNumpy(std::move(delta.admission.cells));
-    return out;
+    return WithMemory(name, "save", [&]() -> nb::object {
+      auto delta = OnDeltaTable<T>(name, shard, [&](T& t) { return t.ExportSince(version, token, true); });
+      if (delta.whole) return nb::none();
+      nb::dict out = SnapshotToNumpy(std::move(delta.rows));
+      out["removed"] = ToNumpy(std::move(delta.removed));
+      out["counts_of_all"] = delta.counts_of_all;
+      AdmissionToNumpy(std::move(delta.admission), out);
+      return out;
+    });
   } else {
     throw DeltaError(name);
   }

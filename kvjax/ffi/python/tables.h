@@ -58,9 +58,7 @@ concept WholeTable = requires(T& table, const TableSpec& spec, const std::string
 /// One of the shards of this process; a table that is not sharded is its own shard 0.
 template <class T>
 std::shared_ptr<T> ShardOf(std::string_view name, std::string_view op, size_t shard) {
-  const auto all = Registry<T>::Get().All(name, op);
-  if (shard < all.size()) return all[shard];
-  throw ShardError(name, op, all.size(), shard);
+  return Registry<T>::Get().At(name, op, shard);
 }
 
 /// Runs body(); running out of memory names the table and the operation, as inside XLA.
@@ -176,16 +174,18 @@ inline void AdmissionToNumpy(AdmissionState&& admission, nb::dict& out) {
 
 template <class T>
 nb::dict ExportTable(std::string_view name, size_t shard, uint32_t version, bool with_slots) {
-  const auto table = ShardOf<T>(name, "export", shard);
-  Snapshot s;
-  AdmissionState admission;
-  HostCall(name, "export", [&] {
-    s = table->Export(version, with_slots);
-    admission = table->ExportAdmission(version);
+  return WithMemory(name, "export", [&] {
+    const auto table = ShardOf<T>(name, "export", shard);
+    Snapshot s;
+    AdmissionState admission;
+    HostCall(name, "export", [&] {
+      s = table->Export(version, with_slots);
+      admission = table->ExportAdmission(version);
+    });
+    nb::dict out = SnapshotToNumpy(std::move(s));
+    AdmissionToNumpy(std::move(admission), out);
+    return out;
   });
-  nb::dict out = SnapshotToNumpy(std::move(s));
-  AdmissionToNumpy(std::move(admission), out);
-  return out;
 }
 
 /// Everything that kvjax.Stats says, by its names.
