@@ -76,6 +76,8 @@ inline Error MemoryError(std::string_view table, std::string_view op) {
 inline constexpr const char* kNoMemory =
     "kvjax: want memory for the call, got none; tables are as they were before: give the process more memory";
 
+inline Error SpeechlessError() { return {ErrorCode::kResourceExhausted, kNoMemory}; }
+
 /// An exception that is neither an Error nor about memory.
 inline Error UnexpectedError(std::string_view op, std::string_view text) {
   return {ErrorCode::kInternal, std::string("kvjax: ").append(op).append(": ").append(text)};

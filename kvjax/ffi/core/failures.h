@@ -125,7 +125,7 @@ class Failures {
   static constexpr uint32_t kKept = 1024, kLast = (1u << 20) - 3;
 
   std::optional<Error> FindKept(uint32_t number) {
-    if (number == kSpeechless) return Error(ErrorCode::kResourceExhausted, kNoMemory);
+    if (number == kSpeechless) return SpeechlessError();
     const auto& kept = kept_[number % kKept];
     return kept && kept->first == number ? std::optional(kept->second) : std::nullopt;
   }
