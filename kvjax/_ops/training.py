@@ -1,5 +1,5 @@
-"""Calls of a training step, one function per target: apply, or merge, begin, gather and scatter; on a shard receive,
-plan and commit."""
+"""Calls of a training step, one function per target: apply; or merge, begin, gather and scatter, of a device read and
+write; on a shard receive, plan and commit."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def plan_apply(
     *,
     reports: bool,
 ) -> jax.Array:
-    """The status of a step on a device: 0 if `apply` or `begin_apply` can do it. Nothing is held for that. One that
+    """The status of a step on a device: 0 if `apply` or `write_step` can do it. Nothing is held for that. One that
     reports waits for the device, so that it is the number of a failure; one that does not, fails later by itself."""
     operands = (version, *_operands(grads), step, initial_operand(spec, initial))
     refused, status = _planned("kvjax_plan_apply", [WORD], operands, reports, **_attributes(spec, grads, slots))
@@ -142,7 +142,6 @@ def begin_apply(
     facts: bool,
     *,
     reports: bool,
-    planned: bool,
 ) -> tuple[Begun, jax.Array]:
     """The step, and its status, as `apply` has it."""
     n = grads.counts.shape[0]
@@ -155,8 +154,7 @@ def begin_apply(
         array((n if facts else 0, NUM_FACTS), jnp.uint32),
     ]
     operands = (version, *_operands(grads), step, initial_operand(spec, initial))
-    attributes = _attributes(spec, grads, slots) | {"planned": flag(planned)}
-    given = _planned("kvjax_begin_apply", results, operands, reports, **attributes)
+    given = _planned("kvjax_begin_apply", results, operands, reports, **_attributes(spec, grads, slots))
     version, targets, active, used, shared, about, status = given
     return Begun(version, active, used, targets, grads.keys.words, grads.rows, shared, about), status
 
@@ -169,24 +167,69 @@ def gather(
     chunk: int,
     slots: str,
     slot_types: Sequence[jax.ShapeDtypeStruct],
-    gradients: bool = True,
     facts: bool = False,
 ) -> tuple[jax.Array, ...]:
     """Values and gradients ``(chunk, dim)``, fresh ``(chunk,)`` bool, keys ``(chunk, 2)``, facts ``(chunk, 9)`` uint32,
     then one array per slot.
 
-    Without `gradients` these are ``(0, dim)``, and without `facts` those ``(0, 9)``.
+    Without `facts` those are ``(0, 9)``.
     """
-    results = (
-        array((chunk, spec.dim), spec.row_dtype),
-        array((chunk if gradients else 0, spec.dim), jnp.float32),
-        array((chunk,), jnp.bool_),
-        array((chunk, 2), jnp.uint32),
-        array((chunk if facts else 0, NUM_FACTS), jnp.uint32),
-        *(array((chunk, *slot.shape), slot.dtype) for slot in slot_types),
-    )
+    results = _row_results(spec, chunk, slot_types, True, facts)
     operands = (version, begun.targets, begun.keys, begun.rows, begun.shared, begun.facts, start, begun.active)
     return write("kvjax_gather", results, *operands, table=spec.name, slots=slots)
+
+
+def _row_results(
+    spec: TableSpec, n: int, slot_types: Sequence[jax.ShapeDtypeStruct], gradients: bool, facts: bool
+) -> list[Any]:
+    return [
+        array((n, spec.dim), spec.row_dtype),
+        array((n if gradients else 0, spec.dim), jnp.float32),
+        array((n,), jnp.bool_),
+        array((n, 2), jnp.uint32),
+        array((n if facts else 0, NUM_FACTS), jnp.uint32),
+        *(array((n, *slot.shape), slot.dtype) for slot in slot_types),
+    ]
+
+
+def read_step(
+    spec: TableSpec,
+    version: jax.Array,
+    grads: SparseRows,
+    step: jax.Array,
+    initial: jax.Array | None,
+    n: int,
+    slots: str,
+    slot_types: Sequence[jax.ShapeDtypeStruct],
+    *,
+    gradients: bool,
+    facts: bool,
+) -> tuple[jax.Array, ...]:
+    """Of a table on a device, the words of the step and then what `gather` gives, `n` rows at once: those that the step
+    would train, each where its gradient is. It changes nothing, and holds nothing for `write_step`.
+
+    Without `gradients` these are ``(0, dim)``.
+    """
+    results = [array((2,), jnp.uint32), *_row_results(spec, n, slot_types, gradients, facts)]
+    operands = (version, *_operands(grads), step, initial_operand(spec, initial))
+    return read("kvjax_read_step", results, *operands, **_attributes(spec, grads, slots))
+
+
+def write_step(
+    spec: TableSpec,
+    version: jax.Array,
+    grads: SparseRows,
+    step: jax.Array,
+    initial: jax.Array | None,
+    values: jax.Array,
+    slots: str,
+    slot_arrays: Sequence[jax.Array],
+    *,
+    planned: bool,
+) -> jax.Array:
+    """The whole of that step, with the values and slots that its rows get. Returns the next version."""
+    operands = (version, *_operands(grads), step, initial_operand(spec, initial), values, *slot_arrays)
+    return write("kvjax_write_step", WORD, *operands, **_attributes(spec, grads, slots), planned=flag(planned))
 
 
 def scatter(

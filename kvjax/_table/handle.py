@@ -354,19 +354,15 @@ def wait(table: Handle) -> None:
         jax.block_until_ready(table.version)
 
 
-def live_version(spec: TableSpec, failed: bool = False) -> jax.Array:
+def live_version(spec: TableSpec) -> jax.Array:
     """The live version of the table that `spec` names, once the writes that have been started are done.
-
-    Args:
-      spec: of the table.
-      failed: whether some program is known to have failed.
 
     Raises:
       RuntimeError: a write has stopped half-way, so that the table is at no version.
     """
     check_process(spec.name, "get_table")
-    failed |= bool(at_exit.wait_for_programs())
-    versions = {spec.host.version(spec.name, shard, failed) for shard in spec.shards}
+    at_exit.wait_for_programs()
+    versions = {spec.host.version(spec.name, shard) for shard in spec.shards}
     if len(versions) > 1:
         raise fail(
             RuntimeError, spec.name, "refresh", "shards of one version", f"versions {sorted(versions)}",

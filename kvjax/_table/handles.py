@@ -57,7 +57,8 @@ class Handles(Handle):
         check_outside_a_loss(self, "refresh")
         check_without_a_view(self, "refresh")
         check_spec(self, "refresh")
-        live = self.at(live_version(self.spec, at_exit.acknowledge()))
+        at_exit.acknowledge()
+        live = self.at(live_version(self.spec))
         check_spec(self, "refresh")  # another may have taken its name meanwhile
         if self.follows:
             return live

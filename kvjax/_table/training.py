@@ -60,8 +60,8 @@ class Write(NamedTuple):
 
 
 def train_all(writes: Sequence[Write], step: Any, extra: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """The same for distinct tables. All steps are planned before the first is done: so if one table refuses, all are as
-    they were. Those that may stop half-way come first, so that the others are as they were then, too."""
+    """The same for distinct tables. All steps are planned before the first is done: so if one table refuses, or
+    the user's code raises in an update, all are as they were."""
     check_together([write.table.spec for write in writes], "apply")
     if len(writes) < 2:
         return [_result(write, apply(*_update(write, step, extra))) for write in writes]
@@ -72,11 +72,7 @@ def train_all(writes: Sequence[Write], step: Any, extra: dict[str, Any]) -> list
 
 def _ended(writes: Sequence[Write], held: Sequence[Held], planned: jax.Array) -> list[tuple[Any, Any]]:
     """The results of planned steps, once the greatest status of them exists."""
-    done = {each.spec.name: end(each, planned) for each in held if each.may_stop}
-    if done:
-        planned = order.after(held[0].spec, planned, [version for version, _ in done.values()])
-    done |= {each.spec.name: end(each, planned) for each in held if not each.may_stop}
-    return [_result(write, done[write.table.name]) for write in writes]
+    return [_result(write, end(each, planned)) for write, each in zip(writes, held, strict=True)]
 
 
 def train_or_refuse(

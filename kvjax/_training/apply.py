@@ -67,7 +67,8 @@ class Held:
 
     Attributes:
       word: ``()`` uint32, by which its end knows it.
-      state: the next globals, or of an update in chunks what its end wants.
+      state: the next globals, or of an update in chunks what its end wants: those, and of a step that was tried what was
+        merged and made.
       status: ``()`` uint32, 0 or the number of what it was refused for, if it keeps that to itself; of a device in one
         place, which says it later, 1.
     """
@@ -79,15 +80,10 @@ class Held:
     state: Any
     status: jax.Array
 
-    @property
-    def may_stop(self) -> bool:
-        """Whether the end may stop half-way, as what the user's code raises in XLA's part of it comes too late."""
-        return _tries(self.spec) and isinstance(self.way, InChunks)
-
 
 def _tries(spec: TableSpec) -> bool:
-    """Whether a step is planned by trying it, so that its end does all of it: a device's in one place. It holds nothing
-    from call to call, and nobody waits for it."""
+    """Whether a step is planned by trying it, so that its end does all of it, with what its rows become if XLA makes
+    that: a device's in one place. It holds nothing from call to call, and nobody waits for it."""
     return spec.placement is None and is_device(spec.storage.backend)
 
 
@@ -167,10 +163,18 @@ def _plan(spec: TableSpec, way: Way, update: Update, unasked: jax.Array | None) 
     if spec.placement is not None:
         return _on_shards(spec, update, functools.partial(_plan_on_shard, spec, way), unasked)
     planned = functools.partial(_tried if _tries(spec) else type(way).in_one_place, way, spec, update)
+    skip = jnp.asarray(update.version), update.state, jnp.uint32(0) if unasked is None else unasked
+    word, state, status = planned() if unasked is None else jax.lax.cond(unasked == 0, planned, lambda: skip)
+    if not _tries(spec) or not isinstance(way, InChunks):
+        return word, state, status
+    merged = merge(update.grads)
+    make = functools.partial(way.made, spec, update, merged)
     if unasked is None:
-        return planned()
-    skip = jnp.asarray(update.version), update.state, unasked
-    return jax.lax.cond(unasked == 0, planned, lambda: skip)
+        made, state = make()
+    else:
+        none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(make)[0])
+        made, state = jax.lax.cond(status == 0, make, lambda: (none, update.state))
+    return word, (merged, made, state), order.after(spec, status, jax.tree.leaves(made))
 
 
 def _tried(way: Way, spec: TableSpec, update: Update) -> Planned:
@@ -187,12 +191,7 @@ def _tried(way: Way, spec: TableSpec, update: Update) -> Planned:
 
 def _end(spec: TableSpec, way: Way, update: Update, word: jax.Array, joint: jax.Array) -> tuple[jax.Array, Any]:
     if _tries(spec):
-        planned, whole = joint == 0, dataclasses.replace(way, phase="planned")
-        if way.phase == "keep":
-            done = functools.partial(whole.in_one_place, spec, update)
-            return _unless_refused(spec, way, update.version, joint, lambda: done()[:2], update.state)
-        version, state, _ = whole.in_one_place(spec, update, jnp.where(planned, update.version, ~update.version))
-        return jax.tree.map(functools.partial(jnp.where, planned), (version, state), (update.version, update.state))
+        return _end_tried(spec, way, update, joint)
     if spec.placement is None:
 
         def run(word: jax.Array, joint: jax.Array, grads: SparseRows) -> Any:
@@ -206,6 +205,22 @@ def _end(spec: TableSpec, way: Way, update: Update, word: jax.Array, joint: jax.
         return _unless_refused(spec, way, update.version, joint, done, update.state)
 
     return _on_shards(spec, update, part, None, word, joint)
+
+
+def _end_tried(spec: TableSpec, way: Way, update: Update, joint: jax.Array) -> tuple[jax.Array, Any]:
+    planned = joint == 0
+
+    def done(version: jax.Array) -> jax.Array:
+        if isinstance(way, ByProgram):
+            return dataclasses.replace(way, phase="planned").in_one_place(spec, update, version)[0]
+        merged, made, _ = update.state
+        return way.write(spec, version, merged, update.step, made, planned=True)
+
+    state = update.state[-1] if isinstance(way, InChunks) else update.state
+    if way.phase == "keep":
+        return _unless_refused(spec, way, update.version, joint, lambda: done(update.version)), state
+    version = done(jnp.where(planned, update.version, ~update.version))
+    return jnp.where(planned, version, update.version), state
 
 
 def _unless_refused(
@@ -281,7 +296,7 @@ def _plan_on_shard(spec: TableSpec, way: Way, update: Update, status: jax.Array)
 
     def agree() -> tuple[jax.Array, Any]:
         (word,) = routing.agree(spec, "apply", number, [varying_like(version, delivered)], traffic)
-        if not way.stages(spec):
+        if isinstance(way, ByProgram):
             return word, update.state
         staged, state = way.on_shard(spec, training.commit_step(spec, word), _rows_of(update), update)
         return order.after(spec, word, [staged]), state
@@ -293,9 +308,7 @@ def _plan_on_shard(spec: TableSpec, way: Way, update: Update, status: jax.Array)
 
 def _end_on_shard(spec: TableSpec, way: Way, update: Update, word: jax.Array) -> tuple[jax.Array, Any]:
     begun = training.commit_step(spec, word)
-    done = begun.version, update.state
-    version, state = done if way.stages(spec) else way.on_shard(spec, begun, _rows_of(update), update)
-    return settle(version), state
+    return settle(begun.version), update.state
 
 
 def _rows_of(update: Update) -> int:

@@ -1,13 +1,13 @@
 """The two ways of an update: the table runs it as a row program, or XLA on rows that are gathered and scattered.
 
 In chunks it is vmapped over the rows of a batch, so the result for a row does not depend on what else is in the batch:
-on the CPU in chunks that stay in the cache between gather, update and scatter, on a GPU in one pass.
+on the CPU in chunks that stay in the cache between gather, update and scatter, on a GPU in one pass. XLA may fail in
+between. So rows are read before anything is written, and the last call does the whole step.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -24,8 +24,8 @@ from kvjax._training.merge import check_dtypes, merge
 from kvjax._training.rounding import random_bits, stochastic
 from kvjax._training.rowwise import Rowwise
 from kvjax._training.slots import SlotLayout
-from kvjax._training.update import RowUpdate, update_of
-from kvjax._values.facts import RowFacts, facts_of
+from kvjax._training.update import update_of
+from kvjax._values.facts import facts_of
 from kvjax.ffi import is_device
 
 _GROUP = 64  # rows
@@ -55,6 +55,22 @@ class Update:
     step: jax.Array
     extra: dict[str, Any]
     run: Run | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """What the rows of a device's step become, before anything is written.
+
+    Attributes:
+      initial: rows that C++ cannot compute, or None.
+      values: ``(m, dim)`` as the table keeps them, m >= n.
+      slots: ``(m, ...)`` each.
+    """
+
+    initial: jax.Array | None
+    values: jax.Array
+    slots: list[jax.Array]
 
 
 Planned = tuple[jax.Array, Any, jax.Array]
@@ -94,13 +110,6 @@ class ByProgram:
         word, status = as_auto(run, (), update.grads)[1]
         return word, (), status
 
-    def stages(self, spec: TableSpec) -> bool:
-        """Whether there are chunks, and they wait for the end of the step."""
-        return False
-
-    def on_shard(self, spec: TableSpec, begun: training.Begun, n: int, update: Update) -> tuple[jax.Array, Any]:
-        return begun.version, update.state  # the commit has done it
-
 
 @dataclasses.dataclass(frozen=True)
 class InChunks:
@@ -120,13 +129,16 @@ class InChunks:
     def slots(self) -> str:
         return self.layout.text
 
-    def in_one_place(self, spec: TableSpec, update: Update, version: jax.Array | None = None) -> Planned:
+    def in_one_place(self, spec: TableSpec, update: Update) -> Planned:
+        if is_device(spec.storage.backend):
+            merged = merge(update.grads)
+            made, state = self.made(spec, update, merged)
+            return self.write(spec, update.version, merged, update.step, made), state, jnp.uint32(0)
         merged = merge(update.grads)
         initial = initial_rows(spec, update.version, merged.keys, merged.counts > 0)
         begun, status = training.begin_apply(
-            spec, update.version if version is None else version, merged, update.step, initial, self.slots, self.facts,
-            reports=self.phase == "keep", planned=self.phase == "planned",
-        )  # fmt: skip
+            spec, update.version, merged, update.step, initial, self.slots, self.facts, reports=self.phase == "keep"
+        )
 
         def chunks() -> tuple[jax.Array, Any]:
             return self._chunks(spec, begun, merged.rows.shape[0], update, holds=self.phase in ("plan", "keep"))
@@ -135,18 +147,71 @@ class InChunks:
             return *chunks(), status
         return *jax.lax.cond(status == 0, chunks, lambda: (begun.version, update.state)), status
 
-    def stages(self, spec: TableSpec) -> bool:
-        """Whether the chunks wait for the end of the step: a device writes them where the rows are."""
-        return not is_device(spec.storage.backend)
-
     def on_shard(self, spec: TableSpec, begun: training.Begun, n: int, update: Update) -> tuple[jax.Array, Any]:
-        return self._chunks(spec, begun, n, update, holds=self.stages(spec))
+        return self._chunks(spec, begun, n, update, holds=True)
+
+    def made(self, spec: TableSpec, update: Update, merged: SparseRows) -> tuple[Made, Any]:
+        """What a device's rows become, while the table is as it was; and the next globals."""
+        initial = initial_rows(spec, update.version, merged.keys, merged.counts > 0)
+        n = merged.rows.shape[0]
+        chunk = _GROUP * _groups(n)
+        # Rows stand where their gradients do, unless one of them gets the sum of several.
+        in_place = not spec.shares_row
+        step, values, grads, fresh, words, facts, *slots = training.read_step(
+            spec, update.version, merged, update.step, initial, chunk, self.slots, self.layout.types,
+            gradients=not in_place, facts=self.facts,
+        )  # fmt: skip
+        if in_place:
+            # As they are in memory: what made them shall not be made again, rounded otherwise, as part of the update.
+            grads = jnp.pad(jax.lax.optimization_barrier(merged.rows), ((0, chunk - n), (0, 0)))
+        rows, slots, state = self._updated(spec, update, grads, values, fresh, slots, facts)
+        return Made(initial, _stored(spec, rows, words, step), slots), state
+
+    def write(
+        self, spec: TableSpec, version: jax.Array, merged: SparseRows, step: jax.Array, made: Made, planned: bool = False
+    ) -> jax.Array:
+        """Does the step. Returns the next version."""
+        given = version, merged, step, made.initial, made.values, self.slots, made.slots
+        return training.write_step(spec, *given, planned=planned)
 
     def _chunks(
         self, spec: TableSpec, begun: training.Begun, n: int, update: Update, holds: bool
     ) -> tuple[jax.Array, Any]:
+        """The rows of a step, chunk by chunk; n of them are to be expected."""
+        layout, limit, groups = self.layout, spec.storage.chunk_bytes, _groups(n)
+        if limit is not None:
+            groups = min(groups, limit // (4 * spec.dim + layout.row_bytes) // _GROUP)
+        chunk = _GROUP * max(1, groups)
+
+        def body(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+            start, version, _ = carry
+            values, grads, fresh, words, facts, *slots = training.gather(
+                spec, version, begun, start, chunk, layout.text, layout.types, facts=self.facts
+            )
+            rows, slots, globals_ = self._updated(spec, update, grads, values, fresh, slots, facts)
+            values = _stored(spec, rows, words, begun.step)
+            version = training.scatter(spec, version, begun, start, values, layout.text, slots, holds)
+            return start + jnp.int32(chunk), version, globals_
+
+        # The first chunk runs even if no row is touched: the globals count the step all the same.
+        first = (jnp.int32(0), begun.version, update.state)
+        _, version, state = jax.lax.while_loop(lambda carry: carry[0] < jnp.maximum(begun.active, 1), body, first)
+        return version, state
+
+    def _updated(
+        self, spec: TableSpec, update: Update, grads: Any, values: Any, fresh: Any, stored: Any, facts: Any
+    ) -> Any:
+        """Some rows: gradients and values ``(n, dim)`` to new values in float32, slots and globals."""
+        layout, globals_, rows = self.layout, update.state, values.astype(jnp.float32)
         one = update_of(self.rowwise, spec.dim, update.extra, spec.constraint)
-        return _update_rows(spec, self, one, begun, n, update.state, holds)
+        slots = [
+            jnp.where(fresh.reshape(-1, *[1] * (old.ndim - 1)), first, old)
+            for first, old in zip(jax.vmap(one.initial)(rows), stored, strict=True)
+        ]
+        shared = [None] * layout.is_slot.count(False)
+        run = jax.vmap(one.update, in_axes=(0, 0, 0, None, 0), out_axes=(0, 0, shared))
+        rows, slots, new = run(grads, rows, slots, globals_, facts_of(facts) if self.facts else None)
+        return rows, slots, tuple(x.astype(old.dtype) for x, old in zip(new, globals_, strict=True))
 
 
 Way = ByProgram | InChunks
@@ -159,64 +224,10 @@ def flat(grads: SparseRows) -> SparseRows:
     return grads.replace(keys=keys, rows=rows, counts=grads.counts.reshape(-1))
 
 
-def _update_rows(
-    spec: TableSpec, way: InChunks, update: RowUpdate, begun: training.Begun, n: int, state: Any, holds: bool
-) -> tuple[jax.Array, Any]:
-    """The rows of a step, chunk by chunk; n of them are to be expected."""
-    layout = way.layout
-    # Whole groups of rows: in what is left over behind the last full vector, XLA may round otherwise, and a row would
-    # depend on its place in the batch.
-    limit, groups = spec.storage.chunk_bytes, -(-n // _GROUP)
-    if limit is not None:
-        groups = min(groups, limit // (4 * spec.dim + layout.row_bytes) // _GROUP)
-    chunk = _GROUP * max(1, groups)
-    at_once = limit is None and spec.placement is None  # a shard may have got more rows than its device had
-    # The rows of a step at once stand where their gradients do, unless one of them gets the sum of several.
-    in_place = at_once and not spec.shares_row
-
-    def body(carry: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
-        start, version, _ = carry
-        values, grads, fresh, words, facts, *slots = training.gather(
-            spec, version, begun, start, chunk, layout.text, layout.types, gradients=not in_place, facts=way.facts
-        )
-        if in_place:
-            # As they are in memory: what made them shall not be made again, rounded otherwise, as part of the update.
-            grads = jnp.pad(jax.lax.optimization_barrier(begun.rows), ((0, chunk - n), (0, 0)))
-        about = facts_of(facts) if way.facts else None
-        rows, slots, globals_ = _updated(update, layout, grads, values, fresh, slots, state, about)
-        values = _stored(spec, rows, words, begun.step)
-        version = training.scatter(spec, version, begun, start, values, layout.text, slots, holds)
-        globals_ = tuple(new.astype(old.dtype) for new, old in zip(globals_, state, strict=True))
-        return start + jnp.int32(chunk), version, globals_
-
-    first = (jnp.int32(0), begun.version, state)
-    if at_once:
-        _, version, state = body(first)
-        return version, state
-    # The first chunk runs even if no row is touched: the globals count the step all the same.
-    _, version, state = jax.lax.while_loop(lambda carry: carry[0] < jnp.maximum(begun.active, 1), body, first)
-    return version, state
-
-
-def _updated(
-    update: RowUpdate,
-    layout: SlotLayout,
-    grads: jax.Array,
-    values: jax.Array,
-    fresh: jax.Array,
-    stored: Sequence[jax.Array],
-    globals_: Any,
-    facts: RowFacts | None,
-) -> Any:
-    """One chunk: gradients and values ``(chunk, dim)`` to new values in float32, slots and globals."""
-    rows = values.astype(jnp.float32)
-    slots = [
-        jnp.where(fresh.reshape(-1, *[1] * (old.ndim - 1)), first, old)
-        for first, old in zip(jax.vmap(update.initial)(rows), stored, strict=True)
-    ]
-    shared = [None] * layout.is_slot.count(False)
-    run = jax.vmap(update.update, in_axes=(0, 0, 0, None, 0), out_axes=(0, 0, shared))
-    return run(grads, rows, slots, globals_, facts)
+def _groups(n: int) -> int:
+    """For n rows. Whole groups of them: in what is left over behind the last full vector, XLA may round otherwise, and
+    a row would depend on its place in the batch."""
+    return max(1, -(-n // _GROUP))
 
 
 def _stored(spec: TableSpec, rows: jax.Array, words: jax.Array, step: jax.Array) -> jax.Array:

@@ -80,10 +80,8 @@ def drop(name: str, op: str = "drop_table", only_at: int | None = None) -> int:
     table of the name.
     """
 
-def version(name: str, shard: int, failed: bool) -> int:
-    """
-    The live version, once no step is under way; `failed` says that some program has.
-    """
+def version(name: str, shard: int) -> int:
+    """The live version, once no write is under way."""
 
 def size(name: str, shard: int, version: int) -> int:
     """The number of rows of a shard."""

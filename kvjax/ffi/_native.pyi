@@ -83,10 +83,8 @@ class Native(Protocol):
         table of the name.
         """
 
-    def version(self, name: str, shard: int, failed: bool) -> int:
-        """
-        The live version, once no step is under way; `failed` says that some program has.
-        """
+    def version(self, name: str, shard: int) -> int:
+        """The live version, once no write is under way."""
 
     def size(self, name: str, shard: int, version: int) -> int:
         """The number of rows of a shard."""

@@ -34,11 +34,6 @@ def text_of(error: BaseException) -> str:
 
 GAPS = (
     Gap(
-        "a training step that goes on, got one that has stopped half-way",
-        DEVICE,
-        ("tests/training/test_half_way.py::test_a_step_that_fails_between_its_calls_leaves_nothing",),
-    ),
-    Gap(
         "mesh= beside max_capacity=, which is not on CUDA yet",
         DEVICE,
         (

@@ -57,27 +57,6 @@ def test_a_step_that_fails_between_its_calls_leaves_nothing(make, first):
 
 
 @slow
-@pytest.mark.skipif(not kvjax.ffi.on_device(), reason="about tables of a device, whose rows change in place")
-def test_a_device_says_that_a_step_has_stopped(make):
-    """The table is half updated: nobody gets a handle of it."""
-    fuse = Fuse()
-    table = write(make(2, constraint=fuse), [1, 2, 3])
-    live, name = table.live(), table.name
-    fuse.blown = True
-    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="the fuse has blown"):
-        write(table, [2, 3, 4])
-    start = time.monotonic()
-    for ask in (table.refresh, lambda: kvjax.get_table(name)):
-        with pytest.raises(RuntimeError, match=r"stopped half-way; kvjax.drop_table\(name\) and restore"):
-            ask()
-    with pytest.raises((ValueError, RuntimeError), match="a stale one"):
-        jax.block_until_ready(table.lookup([1]))
-    with pytest.raises((ValueError, RuntimeError), match="rows are half updated"):
-        jax.block_until_ready(live.lookup([1]))
-    assert time.monotonic() - start < 2  # once it is known that some program has failed, nobody waits for this one
-
-
-@slow
 @pytest.mark.cpu_table
 def test_one_shard_that_fails_is_said_at_once(make, mesh):
     """What the user's code raises on one device alone: the others have ended their part."""

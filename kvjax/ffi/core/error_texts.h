@@ -12,20 +12,6 @@
 
 namespace kvjax {
 
-/// A step in chunks, of a device table, whose program has ended: some rows are updated, others not.
-inline Error HalfwayError(std::string_view table) {
-  return MakeError(ErrorCode::kFailedPrecondition, table, "refresh", "a training step that goes on",
-                   "one that has stopped half-way", "kvjax.drop_table(name) and restore the last checkpoint");
-}
-
-/// A read through a following handle, of a table in the middle of a step whose program has ended.
-inline Error LiveError(std::string_view table, std::string_view op) {
-  return MakeError(
-      ErrorCode::kFailedPrecondition, table, op, "a finished version", "a training step that does not go on",
-      "if its program has failed, rows are half updated: kvjax.drop_table(name) and restore the last "
-      "checkpoint; a program that trains a table reads it by the handle that it trains");
-}
-
 /// A handle of another version than the live one.
 inline Error VersionError(std::string_view table, std::string_view op, uint32_t version, uint32_t live) {
   if (static_cast<int32_t>(version - live) > 0) {

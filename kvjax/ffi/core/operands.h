@@ -201,11 +201,43 @@ struct BeginApplyOperands {
   int64_t* used_step = nullptr;       // out ()
   float* shared_gradient = nullptr;   // out (dim,), the gradient of the shared row
   RowFacts* facts = nullptr;          // out (n,), or nullptr if nobody wants them
-  bool planned = false;               // as in ApplyOperands
+};
+
+/// A step as a call brings it. keys: distinct, then padding.
+struct StepSpan {
+  const uint32_t* version = nullptr;  // ()
+  KeySpan keys = {};                  // (n,)
+  GradientSpan gradients = {};        // (n, dim)
+  const int64_t* step = nullptr;      // (), below 0 for the one after the last
+  SlotLayout layout = {};             // that the optimizer wants
+  InitialRows initial = {};           // (m, dim)
+};
+
+/// The rows of a step as its update is to see them, each where the gradient stands that it gets; changes
+/// nothing. Where no row gets it, there are zeros.
+struct ReadStepOperands {
+  StepSpan step = {};
+  size_t size = 0;                     // of the results, n or more
+  int64_t* used_step = nullptr;        // out ()
+  std::byte* values = nullptr;         // out (size, dim) of the table's dtype
+  float* grads = nullptr;              // out (size, dim), or nullptr if nobody wants them
+  bool* fresh = nullptr;               // out (size,), whether no optimizer has written the row's slots
+  uint64_t* row_keys = nullptr;        // out (size,)
+  RowFacts* row_facts = nullptr;       // out (size,), or nullptr if nobody wants them
+  std::vector<std::byte*> slots = {};  // out (size, bytes of the slot) each
+};
+
+/// The whole of that step, with what the update has made of its rows.
+struct WriteStepOperands {
+  StepSpan step = {};                        // of whose gradients no row is read
+  bool planned = false;                      // as in ApplyOperands
+  const std::byte* values = nullptr;         // (n or more, dim) of the table's dtype
+  std::vector<const std::byte*> slots = {};  // (n or more, bytes of the slot) each
+  uint32_t* next = nullptr;                  // out ()
 };
 
 /// Which rows of a step a chunk is about: [start, start + chunk), cut at `active`. No targets (num_rows is 0)
-/// stand for those of the step that a shard has committed.
+/// stand for those of the step that a shard has opened.
 struct ChunkSpan {
   const uint32_t* targets = nullptr;  // (num_rows, 2)
   size_t num_rows = 0;

@@ -55,11 +55,4 @@ class UserCode {
   std::atomic<std::thread::id> caller_{};
 };
 
-/// How long a training step may rest between two of its calls before it counts as stopped half-way: on a
-/// sharded table its devices wait for each other in between.
-/// Less where some program is known to have failed, which may have been its own.
-inline std::chrono::milliseconds StepPatience(bool sharded, bool failed) {
-  return std::chrono::milliseconds(failed ? 500 : sharded ? 60'000 : 5'000);
-}
-
 }  // namespace kvjax

@@ -61,9 +61,7 @@ class Table {
   [[nodiscard]] uint32_t version() const { return gate_.version(); }
   void Settle() const {}  // calls are done when they return
   /// The live version for a new handle.
-  [[nodiscard]] uint32_t SettledVersion(bool /*failed*/ = false) const {
-    return version();
-  }  // steps are whole when they have one
+  [[nodiscard]] uint32_t SettledVersion() const { return version(); }  // steps are whole when they have one
   [[nodiscard]] size_t row_bytes() const { return spec_.row_bytes(); }
 
   // ---- reads: without a version, of what the last write has finished --------------------------------------

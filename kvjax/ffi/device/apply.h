@@ -1,5 +1,6 @@
 // The training write of the device table: rows appear and are counted, and a program updates them where they
-// lie, or chunks of them are handed out.
+// lie; or their rows are read by one call, and by another the step is done, with what XLA has made of them.
+// Nothing is held between these two, and there may be an error between them.
 #pragma once
 #include "kvjax/ffi/device/merge.h"
 #include "kvjax/ffi/device/program.h"
@@ -9,6 +10,30 @@
 
 namespace kvjax::device {
 
+/// Gradients that no merging has been asked for, as a step takes them.
+inline GradientsView AsMerged(const StepSpan& step, bool count_batches) {
+  const GradientSpan& g = step.gradients;
+  return {step.keys.data,
+          g.counts,
+          g.rows,
+          step.keys.n,
+          g.seals,
+          g.num_seals,
+          kSeal,
+          reinterpret_cast<const uint32_t*>(step.step),
+          count_batches};
+}
+
+/// What the rows of a step that begins are known by.
+template <class Q>
+struct Begun {
+  Begun(Q& q, size_t n, bool facts)
+      : active(q, 1), used_step(q, 2), targets(q, 2 * n), facts(q, facts ? n : 0) {}
+  Scratch<Q, int32_t> active;
+  Scratch<Q, uint32_t> used_step, targets;
+  Scratch<Q, RowFacts> facts;
+};
+
 template <class Q>
 void DeviceTable<Q>::Apply(Q& q, const ApplyOperands& o) {
   const Entered entered(*this, q, Op::kApply);
@@ -16,29 +41,20 @@ void DeviceTable<Q>::Apply(Q& q, const ApplyOperands& o) {
   // All that can fail, before anything changes.
   const Scratch<Q, uint64_t> keys(q, n);
   const Scratch<Q, float> rows(q, n * dim), shared_gradient(q, dim);
-  const Scratch<Q, int32_t> counts(q, n), active(q, 1);
-  const Scratch<Q, int64_t> used_step(q, 1);
-  const Scratch<Q, uint32_t> targets(q, 2 * n);
-  const Scratch<Q, RowFacts> facts(q, o.program.wants_facts() ? n : 0);
+  const Scratch<Q, int32_t> counts(q, n);
+  const Begun<Q> begun(q, n, o.program.wants_facts());
   const RegisterScratch<Q> registers(q, o.program, n);
   const DeviceProgram<Q> program(q, o.program, o.layout, o.shared, spec_.initializer.seed);
   const GradientSpan& g = o.gradients;
   MergeGradients(q, o.keys.data, g.rows, g.counts, n, dim, keys.data(), rows.data(), counts.data());
-  const BeginApplyOperands begin{.version = o.version,
-                                 .keys = {keys.data(), n, o.keys.narrow},
-                                 .layout = o.layout,
-                                 .initial = o.initial,
-                                 .next = o.next,
-                                 .targets = targets.data(),
-                                 .active = active.data(),
-                                 .used_step = used_step.data(),
-                                 .shared_gradient = shared_gradient.data(),
-                                 .facts = facts.data(),
-                                 .planned = o.planned};
-  const auto* const step = reinterpret_cast<const uint32_t*>(o.step);
-  Begin(q, begin,
-        {keys.data(), counts.data(), rows.data(), n, g.seals, g.num_seals, kSeal, step, spec_.count_batches});
-  Run(q, program, registers, begin, rows.data());
+  const StepSpan step{.version = o.version,
+                      .keys = {keys.data(), n, o.keys.narrow},
+                      .gradients = {counts.data(), rows.data(), g.seals, g.num_seals},
+                      .step = o.step,
+                      .layout = o.layout,
+                      .initial = o.initial};
+  Begin(q, step, AsMerged(step, spec_.count_batches), shared_gradient.data(), begun, o.planned, o.next);
+  Run(q, program, registers, step, shared_gradient.data(), begun, o.next);
 }
 
 /// Only the keys are merged: what a step is refused for does not depend on its rows.
@@ -50,98 +66,69 @@ void DeviceTable<Q>::PlanApply(Q& q, const PlanApplyOperands& o) {
   const Scratch<Q, int32_t> counts(q, n);
   const GradientSpan& g = o.gradients;
   MergeGradients(q, o.keys.data, g.rows, g.counts, n, 0, keys.data(), nullptr, counts.data());
-  const BeginApplyOperands begin{.version = o.version,
-                                 .keys = {keys.data(), n, o.keys.narrow},
-                                 .layout = o.layout,
-                                 .initial = o.initial};
-  Begin(q, begin,
-        {keys.data(), counts.data(), nullptr, n, g.seals, g.num_seals, kSeal,
-         reinterpret_cast<const uint32_t*>(o.step), spec_.count_batches},
-        o.status);
+  const StepSpan step{.version = o.version,
+                      .keys = {keys.data(), n, o.keys.narrow},
+                      .gradients = {counts.data(), nullptr, g.seals, g.num_seals},
+                      .step = o.step,
+                      .layout = o.layout,
+                      .initial = o.initial};
+  (void)BringsSlots(q, step);
+  const Deciding decided(*this, q, step, AsMerged(step, spec_.count_batches), nullptr);
+  decided.entering.Plan(o.initial, decided.allowed());
+  SayWhetherOpen(q, decided.entering.call, o.status);
 }
 
 /// Runs the program on the rows of a step that has begun, which ends it.
 template <class Q>
 void DeviceTable<Q>::Run(Q& q, const DeviceProgram<Q>& program, const RegisterScratch<Q>& registers,
-                         const BeginApplyOperands& begun, const float* gradients) {
-  const size_t n = begun.keys.n;
-  const CallView call = View(Op::kApply, begun.next);
+                         const StepSpan& step, const float* shared_gradient, const Begun<Q>& begun,
+                         const uint32_t* next) {
+  const size_t n = step.keys.n;
+  const CallView call = View(Op::kApply, next);
   RunProgram(q, program.view(),
-             {.rows = {call, contents_.view(), begun.targets, n, nullptr, begun.active},
-              .keys = begun.keys.data,
-              .gradients = gradients,
-              .shared_gradient = begun.shared_gradient,
+             {.rows = {call, contents_.view(), begun.targets.data(), n, begun.active.data()},
+              .keys = step.keys.data,
+              .gradients = step.gradients.rows,
+              .shared_gradient = shared_gradient,
               .shared_key = spec_.admission.shared_key,
-              .facts = begun.facts,
-              .step = reinterpret_cast<const uint32_t*>(begun.used_step),
+              .facts = begun.facts.data(),
+              .step = begun.used_step.data(),
               .slots = !contents_.layout().empty()},
              registers, n);
-  in_step_ = false;
   KeepHotRows(q, call, n);
 }
 
+/// Whether slots come with the step; throws where those of another optimizer are there.
 template <class Q>
-void DeviceTable<Q>::BeginApply(Q& q, const BeginApplyOperands& o) {
-  const Entered entered(*this, q, Op::kApply);
-  const GradientSpan& g = o.gradients;
-  Begin(q, o,
-        {o.keys.data, g.counts, g.rows, o.keys.n, g.seals, g.num_seals, kSeal,
-         reinterpret_cast<const uint32_t*>(o.step), spec_.count_batches});
+bool DeviceTable<Q>::BringsSlots(Q& q, const StepSpan& step) const {
+  if (!(step.layout == contents_.layout()) && !step.layout.empty())
+    (void)ExpectNow(q, Op::kApply, step.version);
+  return AttachesSlots(spec_.name, contents_.layout(), step.layout);
 }
 
-/// With a `status`, plans the step as far as it may be refused, and gives that.
+/// Makes the rows of a step and counts its keys. sum: (dim,) for the gradient of the shared row, or nullptr.
 template <class Q>
-void DeviceTable<Q>::Begin(Q& q, const BeginApplyOperands& o, const GradientsView& gradients,
-                           uint32_t* status) {
-  const bool plans = status != nullptr;
-  const SlotLayout& layout = o.layout;
-  const KeySpan keys = o.keys;
+void DeviceTable<Q>::Begin(Q& q, const StepSpan& step, const GradientsView& gradients, float* sum,
+                           const Begun<Q>& begun, bool planned, uint32_t* next) {
   NewSlots slots(*this, q);
-  if (!(layout == contents_.layout()) && !layout.empty()) (void)ExpectNow(q, Op::kApply, o.version);
-  if (AttachesSlots(spec_.name, contents_.layout(), layout) && !plans) {
-    contents_.Attach(q, layout);
+  if (BringsSlots(q, step)) {
+    contents_.Attach(q, step.layout);
     slots.undo = true;
   }
-  const AdmissionSpec& admission = spec_.admission;
-  const auto dim = static_cast<size_t>(spec_.dim);
-  const bool admits = admission.kind != AdmissionSpec::Kind::kEvery, shares = admission.shares();
-  const WithShared<Q> all(q, admission, keys, {.counts = gradients.counts});
-  const Decision<Q> decision(q, admits ? all.keys().n : 0);
-  const UnadmittedScratch<Q> scratch(q, shares, keys.n, dim);
-  const Entering e(*this, q, Op::kApply, o.version, all.keys(), all.valid(), nullptr, &gradients, o.planned);
-  const IndexView index = contents_.index().view();
-  if (admits) DecideWindow(q, e.call, admission_.view(), index, gradients, decision.window.data());
-  if (admits) DecideKeys(q, e.call, admission_.view(), index, gradients, decision.view());
-  if (shares) {
-    FindUnadmitted(q, e.call, index, gradients, admission.shared_key, e.first.data(), decision.verdict.data(),
-                   scratch.in_sum.data(), scratch.unadmitted.data());
-  }
-  if (shares && !plans) {
-    SumUnadmitted(q, gradients, dim, scratch.hashes.data(), scratch.order.data(), scratch.in_sum.data(),
-                  scratch.unadmitted.data(), scratch.blocks.data(), o.shared_gradient);
-  } else if (!plans) {
-    q.Fill(o.shared_gradient, 0, dim * sizeof(float));
-  }
-  e.Enter(o.initial, /*blank=*/false, admits ? decision.verdict.data() : nullptr, plans);
-  if (plans) {
-    SayWhetherOpen(q, e.call, status);
-    return;
-  }
-  if (admits) admission_.Commit(q, e.call, keys.data, keys.n, decision);
-  CountRows(q, e.call, contents_.view(), gradients, e.rows.data(), admits ? decision.totals.data() : nullptr,
-            shares ? scratch.unadmitted.data() : nullptr, admission.shared_key, o.targets, o.facts);
+  const Deciding decided(*this, q, step, gradients, sum, planned);
+  const Entering& e = decided.entering;
+  e.Enter(step.initial, /*blank=*/false, decided.allowed());
+  if (decided.admits) admission_.Commit(q, e.call, step.keys.data, step.keys.n, decided.decision);
+  CountRows(q, e.call, contents_.view(), decided.rows(), begun.targets.data(), begun.facts.data());
   if (slots.undo) slots.undo = Fetch(q, control_.data()).open == 0;
-  Touch();
-  in_step_ = !Refused();  // a call that is known to have been refused is no step
-  e.End(o.next, EndStep{shares ? scratch.unadmitted.data() : nullptr, o.active,
-                        reinterpret_cast<uint32_t*>(o.used_step)});
+  e.End(next, EndStep{decided.unadmitted(), begun.active.data(), begun.used_step.data()});
 }
 
 /// The value and the slots, with as many kernels as it takes.
 template <class Q>
-std::vector<Parts> DeviceTable<Q>::PartsOf(const std::byte* values,
+std::vector<Parts> DeviceTable<Q>::PartsOf(const SlotLayout& layout, const std::byte* values,
                                            const std::vector<const std::byte*>& slots) const {
-  if (!slots.empty() && slots.size() != contents_.layout().slots().size()) throw ChunkError(spec_.name);
+  if (slots.size() != layout.slots().size()) throw ChunkError(spec_.name);
   std::vector<Parts> all(1 + slots.size() / Parts::kMost);
   for (size_t p = 0; p <= slots.size(); ++p) {
     Parts& some = all[p / Parts::kMost];
@@ -151,7 +138,7 @@ std::vector<Parts> DeviceTable<Q>::PartsOf(const std::byte* values,
     if (p == 0) {
       put(values, row_bytes(), 0);
     } else {
-      const Slot& slot = contents_.layout().slots()[p - 1];
+      const Slot& slot = layout.slots()[p - 1];
       put(slots[p - 1], slot.bytes, slot.offset);
     }
   }
@@ -159,80 +146,48 @@ std::vector<Parts> DeviceTable<Q>::PartsOf(const std::byte* values,
 }
 
 template <class Q>
-ChunkView DeviceTable<Q>::ChunkOf(const uint32_t* version, const ChunkSpan& chunk) const {
-  const bool own = OwnStep(chunk.num_rows);
-  return {View(Op::kApply, version),      contents_.view(), own ? step_.targets.data() : chunk.targets,
-          own ? step_.n : chunk.num_rows, chunk.start,      chunk.active};
-}
-
-/// Calls f(), which goes on with a step in chunks; where it cannot, the step has stopped half-way.
-template <class Q>
-template <class F>
-void DeviceTable<Q>::GoOn(F f) {
-  try {
-    Touch();
-    f();
-  } catch (...) {
-    touched_ = kStopped;
-    throw;
-  }
+void DeviceTable<Q>::ReadStep(Q& q, const ReadStepOperands& o) {
+  const Entered entered(*this, q, Op::kApply);
+  Read(q, o, AsMerged(o.step, spec_.count_batches));
 }
 
 template <class Q>
-void DeviceTable<Q>::Gather(Q& q, const GatherOperands& o) {
-  const Entered entered(*this, q, Op::kApply, /*begins=*/false);
-  GoOn([&] { CopyOutChunk(q, o); });
+void DeviceTable<Q>::Read(Q& q, const ReadStepOperands& o, const GradientsView& gradients) {
+  const auto dim = static_cast<size_t>(spec_.dim);
+  const std::vector<Parts> all = PartsOf(o.step.layout, o.values, {o.slots.begin(), o.slots.end()});
+  const bool attached = !BringsSlots(q, o.step);
+  const bool sums = spec_.admission.shares() && o.grads != nullptr;
+  const Scratch<Q, float> shared_gradient(q, sums ? dim : 0);
+  const Deciding decided(*this, q, o.step, gradients, shared_gradient.data());
+  const Entering& e = decided.entering;
+  e.WithNew(o.step.initial, /*blank=*/false, decided.allowed(), [&](const EnterView& v) {
+    NumberNew(q, v, e.keys.n);
+    StepResults once{shared_gradient.data(), dim,         o.grads, o.fresh,
+                     o.row_keys,             o.row_facts, reinterpret_cast<uint32_t*>(o.used_step)};
+    for (const Parts& parts : all)
+      ReadRows(q, v, decided.rows(), attached, std::exchange(once, {}), parts, o.size);
+  });
 }
 
 template <class Q>
-void DeviceTable<Q>::CopyOutChunk(Q& q, const GatherOperands& o) {
-  const ChunkView rows = ChunkOf(o.version, o.chunk);
-  GatherView once{o.keys,
-                  o.rows,
-                  o.shared_gradient,
-                  spec_.admission.shared_key,
-                  static_cast<size_t>(spec_.dim),
-                  o.grads,
-                  o.fresh,
-                  o.row_keys,
-                  o.facts,
-                  o.row_facts};
-  if (OwnStep(o.chunk.num_rows)) {
-    once.facts = step_.wants_facts ? step_.facts.data() : nullptr;
-    once.keys = step_.received.merged().keys, once.rows = step_.received.merged().rows;
-    once.shared_gradient = step_.shared_gradient.data();
-  }
-  for (const Parts& parts : PartsOf(o.values, {o.slots.begin(), o.slots.end()})) {
-    GatherRows(q, rows, std::exchange(once, {}), parts, o.chunk.size);
-  }
+void DeviceTable<Q>::WriteStep(Q& q, const WriteStepOperands& o) {
+  const Entered entered(*this, q, Op::kApply);
+  WriteWhole(q, o, AsMerged(o.step, spec_.count_batches));
 }
 
 template <class Q>
-void DeviceTable<Q>::Scatter(Q& q, const ScatterOperands& o) {
-  const Entered entered(*this, q, Op::kApply, /*begins=*/false);
-  GoOn([&] { TakeChunk(q, o); });
-}
-
-template <class Q>
-void DeviceTable<Q>::TakeChunk(Q& q, const ScatterOperands& o) {
-  const bool own = OwnStep(o.chunk.num_rows);
-  const size_t chunk = o.chunk.size;
-  const ChunkView rows = ChunkOf(o.version, o.chunk);
-  uint32_t* out = o.out;
-  for (const Parts& parts : PartsOf(o.values, o.slots)) {
-    ScatterRows(q, rows, parts, !o.slots.empty(), chunk, std::exchange(out, nullptr));
+void DeviceTable<Q>::WriteWhole(Q& q, const WriteStepOperands& o, const GradientsView& gradients) {
+  const size_t n = o.step.keys.n;
+  // All that can fail, before anything changes.
+  const std::vector<Parts> all = PartsOf(o.step.layout, o.values, o.slots);
+  const Begun<Q> begun(q, n, /*facts=*/false);
+  Begin(q, o.step, gradients, nullptr, begun, o.planned, o.next);
+  const CallView call = View(Op::kApply, o.next);
+  for (const Parts& parts : all) {
+    WriteRows(q, {call, contents_.view(), begun.targets.data(), n, begun.active.data()}, parts,
+              !o.slots.empty());
   }
-  // The host does not know how many rows the step has; with one pass for all of them this was the last. A
-  // shard has counted its own.
-  bool last = chunk >= (own ? step_.left : o.chunk.num_rows);
-  step_.left -= std::min(step_.left, chunk);
-  if constexpr (Q::kSynchronous) {
-    last = static_cast<int64_t>(*o.chunk.start) + static_cast<int64_t>(chunk) >= *o.chunk.active;
-  }
-  if (last) {
-    in_step_ = false;
-    KeepHotRows(q, rows.call, rows.num_rows);
-  }
+  KeepHotRows(q, call, n);
 }
 
 /// Once training has brought as many keys as there are rows, so that it costs little beside the training. The

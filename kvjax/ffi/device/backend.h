@@ -131,9 +131,12 @@ struct DeviceBackend : DeviceBags<On>, DeviceSharded<On> {
     q.Wait();
     t.Raise();
   }
-  static void BeginApply(Exec& exec, Table& t, const BeginApplyOperands& o) {
+  static void ReadStep(Exec& exec, Table& t, const ReadStepOperands& o) {
+    Answer(exec, t, o.step.version, [&](Q& q) { t.ReadStep(q, o); });
+  }
+  static void WriteStep(Exec& exec, Table& t, const WriteStepOperands& o) {
     Q q = On::Make(exec);
-    t.BeginApply(q, o);
+    t.WriteStep(q, o);
     Done(t);
   }
   static void Gather(Exec& exec, Table& t, const GatherOperands& o) {

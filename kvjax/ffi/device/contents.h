@@ -88,7 +88,12 @@ class Contents {
   }
 
   /// Gives every row slots, where there were none. Throws std::bad_alloc and leaves everything as it was.
-  void Attach(Q& q, SlotLayout layout) {
+  void Attach(Q& q, const SlotLayout& layout) {
+    Plane<Q> slots = MakeSlots(q, layout);
+    Attach(q, layout, slots);
+  }
+  /// Slots for that, while there are none. Throws std::bad_alloc and leaves everything as it was.
+  [[nodiscard]] Plane<Q> MakeSlots(Q& q, const SlotLayout& layout) {
     Plane<Q> slots(std::max<size_t>(layout.stride(), 4), budget_.slab_bytes);
     const size_t on_device = RowsOnDevice(slots);
     values_.Place(q, on_device);  // first, so that there is never more on the device than may be
@@ -99,6 +104,11 @@ class Contents {
       Detach(q);
       throw;
     }
+    return slots;
+  }
+  /// And gives them to the rows. More rows than there were then is the only thing that can throw.
+  void Attach(Q& q, SlotLayout layout, Plane<Q>& slots) {
+    slots.Reserve(q, rows_);
     std::swap(slots_, slots);
     slots.Retire(q);
     layout_ = std::move(layout);

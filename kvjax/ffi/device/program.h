@@ -48,7 +48,7 @@ class DeviceProgram {
 
 /// The rows of a step, and their gradients.
 struct StepView {
-  ChunkView rows;
+  TargetsView rows;
   const uint64_t* keys;          // (n,)
   const float* gradients;        // (n, dim)
   const float* shared_gradient;  // of the row of the next
@@ -94,18 +94,17 @@ void RunProgram(Q& q, const ProgramView& p, const StepView& step, const Register
   uint64_t* const scalar = registers.scalars();
   q.Tiles(tiles * Q::Tile::size(), [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
     for (size_t at = i / tile.size(); at < n; at += tiles) {
-      size_t position = 0;
-      const uint32_t row = step.rows.Row(at, position);
+      const uint32_t row = step.rows.Row(at);
       if (row == kNoRow) continue;
-      const uint32_t gradient = step.rows.targets[2 * position + 1];
+      const uint32_t gradient = step.rows.targets[2 * at + 1];
       const bool shared = gradient == ApplyTarget::kSharedGradient;
       RowHeader& header = step.rows.in.Header(row);
       const RowPlaces places{
           step.rows.in.Value(row),
           step.slots ? step.rows.in.Slots(row) : nullptr,
           shared ? step.shared_gradient : step.gradients + size_t{gradient} * static_cast<size_t>(p.dim),
-          step.facts != nullptr ? step.facts + position : nullptr,
-          shared ? step.shared_key : step.keys[position],
+          step.facts != nullptr ? step.facts + at : nullptr,
+          shared ? step.shared_key : step.keys[at],
           static_cast<int64_t>(uint64_t{step.step[1]} << 32 | step.step[0])};
       const Lane<typename Q::Tile> lane(p, tile, vector + i / tile.size() * vectors,
                                         scalar + i * static_cast<size_t>(p.scalars), places);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/facts.h"
@@ -15,6 +16,7 @@
 #include "kvjax/ffi/device/groups.h"
 #include "kvjax/ffi/device/memory.h"
 #include "kvjax/ffi/device/merge.h"
+#include "kvjax/ffi/device/plane.h"
 #include "kvjax/ffi/device/read_kernels.h"
 
 namespace kvjax::device {
@@ -165,22 +167,32 @@ class ReceiveBuffer {
   Array<Q, uint32_t> origins_;
 };
 
-/// The step between the calls that deliver, plan and commit it, and those that write its rows.
+/// The step between the calls that deliver, plan and commit it. What XLA updates is staged until the last of
+/// these, so that nobody sees any of it before.
 template <class Q>
 struct ShardStep {
   ReceiveBuffer<Q> received;
   bool narrow = false;
-  bool ready = false;     // to be committed
-  bool attached = false;  // slots, which only this step has asked for
+  bool ready = false;  // to be committed
+  bool open = false;   // its rows have been read, and come back in chunks
   SlotLayout layout;
-  std::optional<Program> program;  // of the update, if it is one
-  Array<Q, uint64_t> shared;       // its shared registers
-  size_t n = 0;                    // rows
-  size_t left = 0;                 // of which so many have not been written
-  Array<Q, uint32_t> step, targets;
-  Array<Q, float> shared_gradient;
+  std::optional<Plane<Q>> new_slots;  // which the step brings
+  std::optional<Program> program;     // of the update, if it is one
+  Array<Q, uint64_t> shared;          // its shared registers
+  size_t n = 0;                       // keys
+  Array<Q, uint32_t> step;
   bool wants_facts = false;
-  Array<Q, RowFacts> facts;
+  Array<Q, RowFacts> facts;          // (n,) of an update that is no program, as the others
+  Array<Q, std::byte> values, slots;  // (n, dim), and of each slot (n, its bytes), one behind the other
+  Array<Q, bool> fresh;
+
+  /// Where those of each slot are.
+  template <class Pointer>
+  [[nodiscard]] std::vector<Pointer> SlotArrays() const {
+    std::vector<Pointer> arrays;
+    for (const Slot& slot : layout.slots()) arrays.push_back(slots.data() + n * slot.offset);
+    return arrays;
+  }
 };
 
 }  // namespace kvjax::device

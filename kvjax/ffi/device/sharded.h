@@ -2,6 +2,7 @@
 // the calls that plan one wait for the device and throw what it would refuse; the write itself then fails no
 // more, but for want of scratch memory.
 #pragma once
+#include "kvjax/ffi/device/apply.h"
 #include "kvjax/ffi/device/table.h"
 
 namespace kvjax::device {
@@ -72,34 +73,33 @@ void DeviceTable<Q>::PlanStep(Q& q, const PlanStepOperands& o) {
   ExpectLive(q, Op::kApply, o.version, step_.narrow);
   if (!step_.received.complete()) throw NotPlannedError(spec_.name);
   step_.layout = o.layout;
-  if (AttachesSlots(spec_.name, contents_.layout(), o.layout)) {
-    contents_.Attach(q, o.layout);
-    step_.attached = true;
-  }
+  const bool attaches = AttachesSlots(spec_.name, contents_.layout(), o.layout);
   const size_t most = step_.received.positions().size();
   Scratch<Q, uint32_t> total(q, 1);
   CountMerged(q, step_.received.merged().counts, most, total.data());
-  step_.n = Fetch(q, total.data());
-  MakeSpace(q, Op::kApply, step_.n);
-  Grow(q, step_.targets, 2 * step_.n);
-  step_.wants_facts = o.facts || (o.program && o.program->wants_facts());
-  if (step_.wants_facts) Grow(q, step_.facts, step_.n);
-  Grow(q, step_.shared_gradient, static_cast<size_t>(spec_.dim));
+  const size_t n = step_.n = Fetch(q, total.data());
+  MakeSpace(q, Op::kApply, n);
+  if (attaches) step_.new_slots.emplace(contents_.MakeSlots(q, o.layout));
   Grow(q, step_.step, 2);
   q.Copy(step_.step.data(), o.step, 2 * sizeof(uint32_t));
   step_.program = o.program;
   const size_t shared = o.program ? static_cast<size_t>(o.program->shared) : 0;
   Grow(q, step_.shared, shared);
   q.Copy(step_.shared.data(), o.shared, shared * sizeof(uint64_t));
+  step_.wants_facts = o.facts;
+  if (!o.program) {
+    Grow(q, step_.values, n * row_bytes());
+    Grow(q, step_.fresh, n);
+    Grow(q, step_.slots, n * o.layout.stride());
+    if (o.facts) Grow(q, step_.facts, n);
+  }
   step_.ready = true;
 }
 
 template <class Q>
 void DeviceTable<Q>::CommitStep(Q& q, const CommitStepOperands& o) {
   const Entered entered(*this, q, Op::kApply);
-  if (!std::exchange(step_.ready, false)) throw NotPlannedError(spec_.name);
-  step_.attached = false;
-  step_.left = step_.n;
+  if (!step_.ready) throw NotPlannedError(spec_.name);
   const GradientArraysView in = step_.received.merged();
   const size_t n = step_.n, bytes = row_bytes();
   const bool generates = spec_.initializer.kind != Generator::Kind::kGiven;
@@ -113,24 +113,103 @@ void DeviceTable<Q>::CommitStep(Q& q, const CommitStepOperands& o) {
     TakeGiven(q, missing, number.data(), step_.received.origins(), step_.received.given(), bytes, n,
               given.data());
   }
-  const BeginApplyOperands step{.version = o.version,
-                                .keys = {in.keys, n, step_.narrow},
-                                .layout = step_.layout,
-                                .initial = {given.data(), generates ? 0 : n},
-                                .next = o.next,
-                                .targets = step_.targets.data(),
-                                .active = o.active,
-                                .used_step = o.used_step,
-                                .shared_gradient = step_.shared_gradient.data(),
-                                .facts = step_.wants_facts ? step_.facts.data() : nullptr};
-  const GradientsView gradients{in.keys,           in.counts,          in.rows, n, nullptr, 0, 0,
-                                step_.step.data(), spec_.count_batches};
-  if (!step_.program) return Begin(q, step, gradients);
-  const RegisterScratch<Q> registers(q, *step_.program, n);
-  const DeviceProgram<Q> program(q, *step_.program, step_.layout, step_.shared.data(),
-                                 spec_.initializer.seed);
-  Begin(q, step, gradients);
-  Run(q, program, registers, step, in.rows);
+  const StepSpan step{.version = o.version,
+                      .keys = {in.keys, n, step_.narrow},
+                      .gradients = {in.counts, in.rows},
+                      .step = reinterpret_cast<const int64_t*>(step_.step.data()),
+                      .layout = step_.layout,
+                      .initial = {given.data(), generates ? 0 : n}};
+  const GradientsView gradients = AsMerged(step, spec_.count_batches);
+  if (!step_.program && !std::exchange(step_.open, true)) return Open(q, step, gradients, o);
+  step_.ready = step_.open = false;
+  NewSlots slots(*this, q);
+  if (step_.new_slots) {
+    contents_.Attach(q, step_.layout, *step_.new_slots);
+    step_.new_slots.reset();
+    slots.undo = true;
+  }
+  q.Fill(o.active, 0, sizeof(int32_t));  // nothing is left to do
+  q.Copy(o.used_step, step_.step.data(), sizeof(int64_t));
+  if (step_.program) {
+    const Begun<Q> begun(q, n, step_.program->wants_facts());
+    const RegisterScratch<Q> registers(q, *step_.program, n);
+    const DeviceProgram<Q> program(q, *step_.program, step_.layout, step_.shared.data(),
+                                   spec_.initializer.seed);
+    Begin(q, step, gradients, nullptr, begun, /*planned=*/false, o.next);
+    Run(q, program, registers, step, nullptr, begun, o.next);
+  } else {
+    WriteWhole(q,
+               {.step = step,
+                .values = step_.values.data(),
+                .slots = step_.template SlotArrays<const std::byte*>(),
+                .next = o.next},
+               gradients);
+  }
+  slots.undo = false;
+}
+
+/// Reads the rows of the step, of which chunks are to come back.
+template <class Q>
+void DeviceTable<Q>::Open(Q& q, const StepSpan& step, const GradientsView& gradients,
+                          const CommitStepOperands& o) {
+  Read(q,
+       {.step = step,
+        .size = step_.n,
+        .used_step = o.used_step,
+        .values = step_.values.data(),
+        .fresh = step_.fresh.data(),
+        .row_facts = step_.wants_facts ? step_.facts.data() : nullptr,
+        .slots = step_.template SlotArrays<std::byte*>()},
+       gradients);
+  FillWords(q, reinterpret_cast<uint32_t*>(o.active), 1, static_cast<uint32_t>(step_.n));
+  q.Copy(o.next, o.version, sizeof(uint32_t));
+}
+
+/// The values and slots of a chunk, beside what is staged of them.
+template <class Q>
+template <class Slot>
+std::vector<ChunkPart> DeviceTable<Q>::StagedParts(Slot* values, const std::vector<Slot*>& slots) const {
+  const std::vector<kvjax::Slot>& layout = step_.layout.slots();
+  if (slots.size() != layout.size()) throw ChunkError(spec_.name);
+  const auto outside = [](Slot* some) { return const_cast<std::byte*>(some); };
+  std::vector<ChunkPart> parts = {{step_.values.data(), outside(values), row_bytes(), 0}};
+  const auto staged = step_.template SlotArrays<std::byte*>();
+  for (size_t s = 0; s < slots.size(); ++s)
+    parts.push_back({staged[s], outside(slots[s]), layout[s].bytes, 0});
+  return parts;
+}
+
+template <class Q>
+void DeviceTable<Q>::CopyStaged(Q& q, const ChunkSpan& chunk, const std::vector<ChunkPart>& parts, bool in) {
+  if (!step_.open || chunk.num_rows != 0) throw NotPlannedError(spec_.name);
+  for (size_t begin = 0; begin < parts.size(); begin += ChunkParts::kMost) {
+    ChunkParts some = {};
+    for (size_t p = begin; p < parts.size() && some.n < ChunkParts::kMost; ++p)
+      some.part[some.n++] = parts[p];
+    CopyChunk(q, some, chunk.start, chunk.active, step_.n, chunk.size, in);
+  }
+}
+
+template <class Q>
+void DeviceTable<Q>::Gather(Q& q, const GatherOperands& o) {
+  const Entered entered(*this, q, Op::kApply, /*raises=*/false);
+  const GradientArraysView in = step_.received.merged();
+  std::vector<ChunkPart> parts = StagedParts(o.values, o.slots);
+  const auto add = [&](auto* all, auto* some, size_t each, uint8_t fill) {
+    parts.push_back({reinterpret_cast<std::byte*>(all), reinterpret_cast<std::byte*>(some), each, fill});
+  };
+  add(step_.fresh.data(), o.fresh, sizeof(bool), 1);
+  add(in.keys, o.row_keys, sizeof(uint64_t), 0);
+  if (o.grads != nullptr) add(in.rows, o.grads, static_cast<size_t>(spec_.dim) * sizeof(float), 0);
+  if (o.row_facts != nullptr && step_.wants_facts) add(step_.facts.data(), o.row_facts, sizeof(RowFacts), 0);
+  CopyStaged(q, o.chunk, parts, /*in=*/false);
+}
+
+template <class Q>
+void DeviceTable<Q>::Scatter(Q& q, const ScatterOperands& o) {
+  const Entered entered(*this, q, Op::kApply, /*raises=*/false);
+  CopyStaged(q, o.chunk, StagedParts(o.values, o.slots), /*in=*/true);
+  q.Copy(o.out, o.version, sizeof(uint32_t));
 }
 
 /// Forgets what has been planned: another shard cannot do its part.
@@ -144,8 +223,12 @@ void DeviceTable<Q>::Abandon() {
 
 template <class Q>
 void DeviceTable<Q>::Abandoned(Q& q) {
-  if (std::exchange(step_.attached, false) && contents_.layout() == step_.layout) contents_.Detach(q);
-  step_.ready = false;
+  if (step_.new_slots) {
+    step_.new_slots->Retire(q);
+    step_.new_slots.reset();
+    if (contents_.layout().empty()) contents_.Detach(q);  // so that values are where they were
+  }
+  step_.ready = step_.open = false;
   coming_ = 0;
 }
 

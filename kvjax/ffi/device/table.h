@@ -54,6 +54,9 @@ struct PlanOperands {
 };
 
 template <class Q>
+struct Begun;
+
+template <class Q>
 class DeviceTable {
  public:
   /// Of an unsharded table: the first GPU. Kernels on host threads reach every device.
@@ -94,17 +97,19 @@ class DeviceTable {
   void ClearSlots(Q& q, const ClearOperands& o);
   void Apply(Q& q, const ApplyOperands& o);
   void PlanApply(Q& q, const PlanApplyOperands& o);
-  void BeginApply(Q& q, const BeginApplyOperands& o);
-  /// The rows of a step; without targets, of that which the shard has committed.
-  void Gather(Q& q, const GatherOperands& o);
-  void Scatter(Q& q, const ScatterOperands& o);
+  void ReadStep(Q& q, const ReadStepOperands& o);
+  void WriteStep(Q& q, const WriteStepOperands& o);
 
   // ---- a shard of a sharded table: see sharded.h --------------------------------------------------------
 
   void Plan(Q& q, const PlanOperands& o);
   void Receive(Q& q, const ReceiveOperands& o);
   void PlanStep(Q& q, const PlanStepOperands& o);
+  /// Does a step of a program. One of any other update it opens, and once its chunks have come back, does that.
   void CommitStep(Q& q, const CommitStepOperands& o);
+  /// Chunks of the rows of the step that is open.
+  void Gather(Q& q, const GatherOperands& o);
+  void Scatter(Q& q, const ScatterOperands& o);
   void Abandon();
   void Count(const Traffic& traffic) const { traffic.AddTo(counters_); }
 
@@ -139,10 +144,8 @@ class DeviceTable {
   [[nodiscard]] uint32_t version() const;
   /// Waits for all that has been asked of the device.
   void Settle() const;
-  /// The live version for a new handle, once no step in chunks is under way; one whose program has ended
-  /// throws, as some rows are updated, and others not. `failed` says that some program has failed, so that
-  /// there is less to wait for.
-  [[nodiscard]] uint32_t SettledVersion(bool failed = false);
+  /// The live version for a new handle, once all that has been asked is done.
+  [[nodiscard]] uint32_t SettledVersion() const;
   [[nodiscard]] size_t Size(uint32_t version) const;
   void Reserve(uint32_t version, size_t n);
   [[nodiscard]] Snapshot Export(uint32_t version, bool with_slots) const;
@@ -165,33 +168,26 @@ class DeviceTable {
 
  private:
   /// Holds the table for a call, puts it behind those before it, and raises what these have been refused for:
-  /// not one that continues a training step, which another's fault must not tear.
+  /// not a part of a step of one shard, which would fail alone.
   class Entered {
    public:
-    Entered(const DeviceTable& table, Q& q, Op op, bool begins = true)
-        : Entered(table, q, Name(op), begins) {}
-    Entered(const DeviceTable& table, Q& q, std::string_view op, bool begins = true)
-        : Entered(table, op, begins) {
+    Entered(const DeviceTable& table, Q& q, Op op, bool raises = true)
+        : Entered(table, q, Name(op), raises) {}
+    Entered(const DeviceTable& table, Q& q, std::string_view op, bool raises = true)
+        : Entered(table, op, raises) {
       turn_.emplace(table.order_, q);
-      if (begins) table.Rearm(q);
+      if (raises) table.Rearm(q);
     }
     /// Of a call that asks nothing of the device.
-    Entered(const DeviceTable& table, std::string_view op, bool begins = true) {
+    Entered(const DeviceTable& table, std::string_view op, bool raises = true) {
       table.user_code_.Wait(table.spec_.name, op);
       lock_ = std::unique_lock(table.mutex_);
-      if (begins) table.Raise();
+      if (raises) table.Raise();
     }
-    /// For a read. One without a version is that of a following handle: it waits for the step that is under
-    /// way, and throws if that does not go on. What others have been refused for is theirs to raise.
+    /// For a read. One without a version is that of a following handle: what others have been refused for is
+    /// theirs to raise.
     Entered(const DeviceTable& table, Q& q, Op op, const uint32_t* version)
         : Entered(table, Name(op), version != nullptr) {
-      const int64_t patience = StepPatience(false, false).count();
-      while (version == nullptr && table.in_step_.load()) {
-        lock_.unlock();
-        if (table.Stopped(patience)) throw LiveError(table.spec_.name, Name(op));
-        std::this_thread::sleep_for(UserCode::kPause);
-        lock_.lock();
-      }
       turn_.emplace(table.order_, q);
       if (version != nullptr) table.Rearm(q);
     }
@@ -256,6 +252,7 @@ class DeviceTable {
   // What a write holds while it is being queued, see write_scopes.h.
   struct Finding;
   struct Entering;
+  struct Deciding;
   struct NewSlots;
 
   /// Makes the next version; the write had n keys that may have got rows.
@@ -265,33 +262,21 @@ class DeviceTable {
     if (n > 0) pending_.emplace_back(writes_, n);
     EndWrite(q, call, writes_, spec_.max_capacity, next, more);
   }
-  [[nodiscard]] std::vector<Parts> PartsOf(const std::byte* values,
+  [[nodiscard]] bool BringsSlots(Q& q, const StepSpan& step) const;
+  void Begin(Q& q, const StepSpan& step, const GradientsView& gradients, float* sum, const Begun<Q>& begun,
+             bool planned, uint32_t* next);
+  void Run(Q& q, const DeviceProgram<Q>& program, const RegisterScratch<Q>& registers, const StepSpan& step,
+           const float* shared_gradient, const Begun<Q>& begun, const uint32_t* next);
+  [[nodiscard]] std::vector<Parts> PartsOf(const SlotLayout& layout, const std::byte* values,
                                            const std::vector<const std::byte*>& slots) const;
-  void Begin(Q& q, const BeginApplyOperands& o, const GradientsView& gradients, uint32_t* status = nullptr);
-  template <class F>
-  void GoOn(F f);
-  /// Of a step between two of its calls.
-  void Touch() {
-    touched_ = UserCode::Now();
-    stepper_ = std::this_thread::get_id();
-  }
-  /// Whether a step that is under way does not go on: its last call was so long ago, or was made by this
-  /// thread, which is not in it any more. Then nobody else waits for it.
-  [[nodiscard]] bool Stopped(int64_t patience) const {
-    const bool ours = stepper_.load() == std::this_thread::get_id();
-    if (!ours && UserCode::Now() - touched_.load() < patience) return false;
-    touched_ = kStopped;
-    return true;
-  }
-  void CopyOutChunk(Q& q, const GatherOperands& o);
-  void TakeChunk(Q& q, const ScatterOperands& o);
-  void Run(Q& q, const DeviceProgram<Q>& program, const RegisterScratch<Q>& registers,
-           const BeginApplyOperands& begun, const float* gradients);
+  void Read(Q& q, const ReadStepOperands& o, const GradientsView& gradients);
+  void WriteWhole(Q& q, const WriteStepOperands& o, const GradientsView& gradients);
   void ExpectLive(Q& q, Op op, const uint32_t* version, bool narrow) const;
   void Abandoned(Q& q);
-  [[nodiscard]] bool OwnStep(size_t num_rows) const { return spec_.sharded && num_rows == 0; }
-  [[nodiscard]] ChunkView ChunkOf(const uint32_t* version, const ChunkSpan& chunk) const;
-  [[nodiscard]] bool Refused() const { return refusals() != raised_; }
+  void Open(Q& q, const StepSpan& step, const GradientsView& gradients, const CommitStepOperands& o);
+  template <class Slot>
+  [[nodiscard]] std::vector<ChunkPart> StagedParts(Slot* values, const std::vector<Slot*>& slots) const;
+  void CopyStaged(Q& q, const ChunkSpan& chunk, const std::vector<ChunkPart>& parts, bool in);
   void Rearm(Q& q) const;
 
   // Which rows are evicted, see evict.h.
@@ -342,10 +327,6 @@ class DeviceTable {
   Array<Q, Evicted> evicted_;  // by reason
   Sink sink_;
   ScoreFunction score_;
-  std::atomic<bool> in_step_ = false;
-  static constexpr int64_t kStopped = -int64_t{1} << 40;  // longer ago than anybody waits
-  mutable std::atomic<int64_t> touched_ = 0;              // milliseconds
-  std::atomic<std::thread::id> stepper_{};                // that of the last call of the step
 };
 
 }  // namespace kvjax::device

@@ -52,46 +52,64 @@ struct Unadmitted {
   Counts occurrences;  // of all these
 };
 
-/// Counts the occurrences of rows (n,) and finds which row each gradient belongs to: targets (n, 2). Keys
-/// that have no row are targets with kNoRow, which the rest of the step passes over. totals: (n,) what each
-/// row counts, nullptr for its occurrences in this call. With unadmitted keys, rows[n] is the shared one,
-/// whose target stands at the position of the first refused key. facts: (n,) about the rows of the targets,
-/// or nullptr.
-template <class Q>
-void CountRows(Q& q, CallView call, RowsView in, GradientsView g, const uint32_t* rows,
-               const uint32_t* totals, const Unadmitted* unadmitted, uint64_t shared_key, uint32_t* targets,
-               RowFacts* facts) {
-  q.Tiles(g.n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
-    Control& control = *call.control;
-    const bool counts = i < g.n && i < control.active && call.open();
+/// Which row a gradient trains.
+struct StepRow {
+  uint32_t row = kNoRow;     // kNoRow for none: then the rest does not count
+  size_t position = 0;       // that of its key among the keys of the call
+  uint32_t gradient = 0;     // see ApplyTarget
+  uint64_t occurrences = 0;  // of the keys whose gradient it gets
+  uint64_t counted = 0;      // what its frequency rises by
+  uint64_t key = 0;
+};
+/// The rows of a step. rows: (n,) of its keys, kNoRow for those without; totals: (n,) what each row counts,
+/// nullptr for its occurrences in this call. With unadmitted keys, rows[n] is the shared one, which the first
+/// refused key stands for.
+struct StepRowsView {
+  GradientsView of;
+  const uint32_t* rows;
+  const uint32_t* totals;
+  const Unadmitted* unadmitted;
+  uint64_t shared_key;
+
+  KVJAX_HD StepRow At(CallView call, size_t i) const {
+    StepRow out;
+    if (i >= of.n || i >= call.control->active || !call.open()) return out;
     const bool shares = unadmitted != nullptr && unadmitted->position != kNoRow;
-    const uint32_t row = counts ? rows[i] : kNoRow;
-    const uint64_t occurrences = counts ? static_cast<uint64_t>(g.counts[i]) : 0;
+    const auto occurrences = static_cast<uint64_t>(of.counts[i]);
+    if (rows[i] == kNoRow) {
+      if (!shares || i != unadmitted->position) return out;
+      const uint64_t all = unadmitted->occurrences.Sum();
+      return {rows[of.n], of.n, ApplyTarget::kSharedGradient, all, of.count_batches ? 1 : all, shared_key};
+    }
+    if (shares && rows[i] == rows[of.n]) return out;  // its gradient is part of the shared one
+    const uint64_t counted = totals != nullptr ? totals[i] : of.count_batches ? 1 : occurrences;
+    return {rows[i], i, static_cast<uint32_t>(i), occurrences, counted, of.keys[i]};
+  }
+};
+
+/// Counts the occurrences of rows and says which row each gradient belongs to: targets (n, 2), with kNoRow for
+/// those that the rest of the step passes over. facts: (n,) about the rows of the targets, or nullptr.
+template <class Q>
+void CountRows(Q& q, CallView call, RowsView in, StepRowsView rows, uint32_t* targets, RowFacts* facts) {
+  const size_t n = rows.of.n;
+  q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
+    Control& control = *call.control;
+    const bool counts = i < n && i < control.active && call.open();
+    const uint64_t occurrences = counts ? static_cast<uint64_t>(rows.of.counts[i]) : 0;
     const uint64_t all = SumOfLanes(tile, occurrences);
-    const uint64_t refused = SumOfLanes(tile, row == kNoRow ? occurrences : 0);
+    const uint64_t refused = SumOfLanes(tile, counts && rows.rows[i] == kNoRow ? occurrences : 0);
     if (tile.rank() == 0) {
       control.occurrences.Add(i / tile.size(), all);
       control.refused.Add(i / tile.size(), refused);
     }
-    if (i >= g.n) return;
-    targets[2 * i] = row;
-    targets[2 * i + 1] = static_cast<uint32_t>(i);
-    if (!counts) return;
-    uint64_t counted = totals != nullptr ? totals[i] : g.count_batches ? 1 : occurrences;
-    uint64_t here = occurrences, key = g.keys[i];
-    if (row == kNoRow) {
-      if (!shares || i != unadmitted->position) return;
-      targets[2 * i] = rows[g.n];
-      targets[2 * i + 1] = ApplyTarget::kSharedGradient;
-      here = unadmitted->occurrences.Sum(), key = shared_key;
-      counted = g.count_batches ? 1 : here;
-    } else if (shares && row == rows[g.n]) {
-      targets[2 * i] = kNoRow;  // its gradient is part of the shared one
-      return;
-    }
-    RowHeader& header = in.Header(targets[2 * i]);
-    if (facts != nullptr) facts[i] = FactsOf(header, here, counted, control.step, key);
-    const uint64_t frequency = header.frequency + counted;
+    if (i >= n) return;
+    const StepRow at = rows.At(call, i);
+    targets[2 * i] = at.row;
+    targets[2 * i + 1] = at.gradient;
+    if (at.row == kNoRow) return;
+    RowHeader& header = in.Header(at.row);
+    if (facts != nullptr) facts[i] = FactsOf(header, at.occurrences, at.counted, control.step, at.key);
+    const uint64_t frequency = header.frequency + at.counted;
     header.frequency = frequency < kMaxFrequency ? frequency : kMaxFrequency;
     header.version = control.step;
   });
@@ -115,30 +133,22 @@ struct EndStep {
   }
 };
 
-/// The rows of a step that a chunk is about: [start, start + chunk), cut at `active`.
-struct ChunkView {
+/// The rows of a step that has begun.
+struct TargetsView {
   CallView call;
   RowsView in;
-  const uint32_t* targets;
-  size_t num_rows;
-  const int32_t* start;  // nullptr for 0
+  const uint32_t* targets;  // (n, 2)
+  size_t n;
   const int32_t* active;
 
-  /// The position in the step of the i-th row of the chunk, and its row id; kNoRow for none.
-  KVJAX_HD uint32_t Row(size_t i, size_t& position) const {
-    const int32_t from = start != nullptr ? *start : 0;
-    position = static_cast<size_t>(from) + i;
-    if (from < 0 || *active < 0 || position >= static_cast<size_t>(*active) || position >= num_rows)
-      return kNoRow;
-    const uint32_t row = targets[2 * position];
-    if (row == kNoRow) return kNoRow;
-    if (!call.Current(true)) return kNoRow;
-    if (row >= call.control->next_row) call.Refuse(Refusal::kChunk, row, call.control->next_row);
-    return row < call.control->next_row ? row : kNoRow;
+  /// The row id of the i-th target; kNoRow for none.
+  [[nodiscard]] KVJAX_HD uint32_t Row(size_t i) const {
+    if (i >= n || *active < 0 || i >= static_cast<size_t>(*active)) return kNoRow;
+    return targets[2 * i];
   }
 };
 
-/// What of the rows of a step is copied out and back: the value, or one slot. `bytes` at `offset` of the
+/// What of the rows of a step is outside of the table: the value, or one slot. `bytes` at `offset` of the
 /// record are a row of `outside` (n, bytes).
 struct Part {
   std::byte* outside;
@@ -156,66 +166,102 @@ struct Parts {
   size_t n;
 };
 
-/// What a gather gives beside the parts. The gradients are left out if `grads` is nullptr, and all of it with
-/// further parts, if `fresh` is.
-struct GatherView {
-  const uint64_t* keys;
-  const float* rows;
-  const float* shared_gradient;  // the gradient of the row of that key
-  uint64_t shared_key;
+/// What is read of the rows of a step beside the parts; nothing with further parts, if `fresh` is nullptr.
+struct StepResults {
+  const float* shared_gradient;  // (dim,)
   size_t dim;
-  float* grads;
+  float* grads;  // or nullptr if nobody wants them
   bool* fresh;
-  uint64_t* row_keys;
-  const RowFacts* facts;
-  RowFacts* row_facts;  // nullptr if nobody wants them
+  uint64_t* row_keys;   // or nullptr if nobody wants them
+  RowFacts* row_facts;  // the same
+  uint32_t* used_step;  // two words
 };
 
-/// See Table::Gather. Where there is no row nobody uses what is written, but an optimizer should see numbers.
+/// Reads the rows of a step, also those that it would make, n of them at most, and changes nothing. v: as
+/// FindNew leaves it. attached: whether rows have slots. Where there is no row nobody uses what is written, but
+/// an optimizer should see numbers.
 template <class Q>
-void GatherRows(Q& q, ChunkView chunk, GatherView v, Parts parts, size_t n) {
+void ReadRows(Q& q, EnterView v, StepRowsView rows, bool attached, StepResults out, Parts parts, size_t n) {
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
-    size_t position = 0;
-    const uint32_t row = i < n ? chunk.Row(i, position) : kNoRow;
-    const bool has = row != kNoRow;
-    const uint32_t gradient = has ? chunk.targets[2 * position + 1] : 0;
-    const bool shared_gradient = gradient == ApplyTarget::kSharedGradient;
-    if (i < n && v.fresh != nullptr) {
-      v.fresh[i] = !has || chunk.in.Header(row).has_slots == 0;
-      v.row_keys[i] = !has ? 0 : shared_gradient ? v.shared_key : v.keys[position];
+    const StepRow at = i < n ? rows.At(v.call, i) : StepRow();
+    const bool has = at.row != kNoRow;
+    const uint32_t first = has ? v.first[at.position] : 0;
+    const bool is_new = has && v.flag[first] != 0, is_old = has && !is_new;
+    if (i < n && out.fresh != nullptr) {
+      out.fresh[i] = !is_old || v.in.Header(at.row).has_slots == 0;
+      if (out.row_keys != nullptr) out.row_keys[i] = at.key;
     }
-    if (i < n && v.row_facts != nullptr)
-      v.row_facts[i] = has && v.facts != nullptr ? v.facts[position] : RowFacts();
-    if (v.grads != nullptr) {
-      const float* const from = !has              ? nullptr
-                                : shared_gradient ? v.shared_gradient
-                                                  : v.rows + size_t{gradient} * v.dim;
-      float* const to = i < n ? v.grads + i * v.dim : nullptr;
+    if (i < n && out.row_facts != nullptr) {
+      const RowHeader header = is_old ? v.in.Header(at.row) : RowHeader();
+      out.row_facts[i] =
+          has ? FactsOf(header, at.occurrences, at.counted, v.call.control->step, at.key) : RowFacts();
+    }
+    if (out.grads != nullptr) {
+      const float* const from = !has                                          ? nullptr
+                                : at.gradient == ApplyTarget::kSharedGradient ? out.shared_gradient
+                                                                              : rows.of.rows + i * out.dim;
+      float* const to = i < n ? out.grads + i * out.dim : nullptr;
       CopyRecords(tile, reinterpret_cast<std::byte*>(to), reinterpret_cast<const std::byte*>(from),
-                  v.dim * sizeof(float));
+                  out.dim * sizeof(float));
     }
     for (size_t p = 0; p < parts.n; ++p) {
       const Part& part = parts.part[p];
-      CopyRecords(tile, i < n ? part.outside + i * part.bytes : nullptr,
-                  has ? part.Of(chunk.in, row) : nullptr, part.bytes);
+      const bool initial = is_new && !part.slot;
+      std::byte* const to = i < n ? part.outside + i * part.bytes : nullptr;
+      const bool there = is_old && (attached || !part.slot);
+      CopyRecords(tile, initial ? nullptr : to, there ? part.Of(v.in, at.row) : nullptr, part.bytes);
+      if (!part.slot) v.initial.WriteRows(tile, at.key, initial ? v.before[first] : 0, initial ? to : nullptr);
+    }
+    if (i == 0 && out.used_step != nullptr) {
+      const auto step = static_cast<uint64_t>(v.call.control->step);
+      out.used_step[0] = static_cast<uint32_t>(step), out.used_step[1] = static_cast<uint32_t>(step >> 32);
     }
   });
 }
 
-/// Writes the parts back; `slots` says that there are slots, which are written with them. `out`, unless it is
-/// nullptr, gets the version.
+/// Writes the parts back; `slots` says that there are slots, which are written with them.
 template <class Q>
-void ScatterRows(Q& q, ChunkView chunk, Parts parts, bool slots, size_t n, uint32_t* out) {
-  q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
-    if (i == 0 && out != nullptr) *out = *chunk.call.version;
-    size_t position = 0;
-    const uint32_t row = i < n ? chunk.Row(i, position) : kNoRow;
+void WriteRows(Q& q, TargetsView rows, Parts parts, bool slots) {
+  q.Tiles(rows.n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
+    const uint32_t row = rows.Row(i);
     const bool has = row != kNoRow;
-    if (has && slots) chunk.in.Header(row).has_slots = 1;
+    if (has && slots) rows.in.Header(row).has_slots = 1;
     for (size_t p = 0; p < parts.n; ++p) {
       const Part& part = parts.part[p];
-      CopyRecords(tile, has ? part.Of(chunk.in, row) : nullptr, has ? part.outside + i * part.bytes : nullptr,
+      CopyRecords(tile, has ? part.Of(rows.in, row) : nullptr, has ? part.outside + i * part.bytes : nullptr,
                   part.bytes);
+    }
+  });
+}
+
+/// Rows of arrays that a chunk of a step is copied from or to: (n, bytes) `all`, of which (size, bytes) `some`
+/// are from *start on.
+struct ChunkPart {
+  std::byte *all, *some;
+  size_t bytes;
+  uint8_t fill;  // what is beyond the end
+};
+struct ChunkParts {
+  static constexpr size_t kMost = 8;
+  ChunkPart part[kMost];
+  size_t n;
+};
+/// active: how many rows the step has left; of those beyond nothing is copied.
+template <class Q>
+void CopyChunk(Q& q, ChunkParts parts, const int32_t* start, const int32_t* active, size_t n, size_t size,
+               bool in) {
+  q.Tiles(size, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
+    const int64_t at = *start + static_cast<int64_t>(i);
+    const bool there = i < size && at >= 0 && at < *active && static_cast<size_t>(at) < n;
+    for (size_t p = 0; p < parts.n; ++p) {
+      const ChunkPart& part = parts.part[p];
+      std::byte* const all = there ? part.all + static_cast<size_t>(at) * part.bytes : nullptr;
+      std::byte* const some = i < size ? part.some + i * part.bytes : nullptr;
+      if (in) {
+        CopyRecords(tile, all, there ? some : nullptr, part.bytes);
+      } else {
+        CopyRecords(tile, some, all, part.bytes, part.fill);
+      }
     }
   });
 }

@@ -149,6 +149,15 @@ void CountNew(Q& q, EnterView v, size_t n) {
   });
 }
 
+/// Equal keys have one row.
+template <class Q>
+void ShareRows(Q& q, EnterView v, size_t n) {
+  if (v.distinct) return;
+  q.Each(n, [=] KVJAX_HD(size_t i) {
+    if (v.valid(i) && v.first[i] != i) v.rows[i] = v.rows[v.first[i]];
+  });
+}
+
 /// Gives them their rows, and writes headers and values.
 template <class Q>
 void EnterNew(Q& q, EnterView v, size_t n) {
@@ -179,10 +188,16 @@ void EnterNew(Q& q, EnterView v, size_t n) {
     if (v.blank) return;
     v.initial.WriteRows(tile, key, enters ? v.before[i] : 0, enters ? v.in.Value(row) : nullptr);
   });
-  if (v.distinct) return;
+  ShareRows(q, v, n);
+}
+
+/// Gives the rows of new keys the ids that they would get, if no row left.
+template <class Q>
+void NumberNew(Q& q, EnterView v, size_t n) {
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    if (v.valid(i) && v.first[i] != i) v.rows[i] = v.rows[v.first[i]];
+    if (v.call.open() && v.flag[i] != 0) v.rows[i] = v.in.FreeRow(*v.call.control, v.number[i]);
   });
+  ShareRows(q, v, n);
 }
 
 /// Sets or takes the pin of rows (n,); of equal keys the first one does.

@@ -49,8 +49,23 @@ struct DeviceTable<Q>::Entering {
   [[nodiscard]] size_t Most() const {
     return table.spec_.sharded && gradients == nullptr ? table.coming_ : keys.n;
   }
-  /// `plans`: then all that may refuse the call, and no more.
-  void Enter(InitialRows initial, bool blank, const uint8_t* allowed, bool plans = false) const {
+  void Enter(InitialRows initial, bool blank, const uint8_t* allowed) const {
+    WithNew(initial, blank, allowed, [&](const EnterView& v) {
+      table.EvictForSpace(*this, v, /*plans=*/false);
+      EnterNew(q, v, keys.n);
+    });
+    if (gradients != nullptr || !table.admission_.counts_keys()) return;
+    ForgetWaiting(q, call, table.admission_.view().waiting, keys.data, valid, first.data(), rows.data(),
+                  keys.n);
+  }
+  /// All that may refuse the call, and no more.
+  void Plan(InitialRows initial, const uint8_t* allowed) const {
+    WithNew(initial, /*blank=*/false, allowed,
+            [&](const EnterView& v) { table.EvictForSpace(*this, v, /*plans=*/true); });
+  }
+  /// Calls then(v), once it is known which keys are to get rows.
+  template <class Then>
+  void WithNew(InitialRows initial, bool blank, const uint8_t* allowed, Then then) const {
     // Rows that come with the call are those of all new keys, also of those that get none.
     const bool given = !blank && table.spec_.initializer.kind == Generator::Kind::kGiven;
     const bool apart = given && allowed != nullptr;
@@ -74,12 +89,7 @@ struct DeviceTable<Q>::Entering {
                       .is_new = apart ? news.news.data() : news.flags.data(),
                       .before = apart ? news.befores.data() : news.numbers.data()};
     CountNew(q, v, keys.n);
-    table.EvictForSpace(*this, v, plans);
-    if (plans) return;
-    EnterNew(q, v, keys.n);
-    if (gradients != nullptr || !table.admission_.counts_keys()) return;
-    ForgetWaiting(q, call, table.admission_.view().waiting, keys.data, valid, first.data(), rows.data(),
-                  keys.n);
+    then(v);
   }
   template <class More = NoMore>
   void End(uint32_t* next, More more = {}) const {
@@ -95,6 +105,54 @@ struct DeviceTable<Q>::Entering {
   const GradientsView* gradients;
   CallView call;
   Scratch<Q, uint32_t> first, rows;
+};
+
+/// A training write, of which it is known what becomes of its keys. Kernels of the call follow its making.
+template <class Q>
+struct DeviceTable<Q>::Deciding {
+  /// sum: (dim,) for the gradient of the shared row, or nullptr if nobody wants that.
+  Deciding(DeviceTable& table, Q& q, const StepSpan& step, const GradientsView& gradients, float* sum,
+           bool planned = false)
+      : admits(table.spec_.admission.kind != AdmissionSpec::Kind::kEvery),
+        shares(table.spec_.admission.shares()),
+        gradients(gradients),
+        all(q, table.spec_.admission, step.keys, {.counts = gradients.counts}),
+        decision(q, admits ? all.keys().n : 0),
+        scratch(q, shares, gradients.n, static_cast<size_t>(table.spec_.dim)),
+        entering(table, q, Op::kApply, step.version, all.keys(), all.valid(), nullptr, &this->gradients,
+                 planned) {
+    const AdmissionSpec& admission = table.spec_.admission;
+    const CallView& call = entering.call;
+    const IndexView index = table.contents_.index().view();
+    const AdmissionView by = table.admission_.view();
+    if (admits) DecideWindow(q, call, by, index, gradients, decision.window.data());
+    if (admits) DecideKeys(q, call, by, index, gradients, decision.view());
+    if (shares) {
+      FindUnadmitted(q, call, index, gradients, admission.shared_key, entering.first.data(),
+                     decision.verdict.data(), scratch.in_sum.data(), scratch.unadmitted.data());
+    }
+    if (sum == nullptr) return;
+    const auto dim = static_cast<size_t>(table.spec_.dim);
+    if (shares) {
+      SumUnadmitted(q, gradients, dim, scratch.hashes.data(), scratch.order.data(), scratch.in_sum.data(),
+                    scratch.unadmitted.data(), scratch.blocks.data(), sum);
+    } else {
+      q.Fill(sum, 0, dim * sizeof(float));
+    }
+  }
+  [[nodiscard]] const uint8_t* allowed() const { return admits ? decision.verdict.data() : nullptr; }
+  [[nodiscard]] const Unadmitted* unadmitted() const { return shares ? scratch.unadmitted.data() : nullptr; }
+  [[nodiscard]] StepRowsView rows() const {
+    return {gradients, entering.rows.data(), admits ? decision.totals.data() : nullptr, unadmitted(),
+            entering.table.spec_.admission.shared_key};
+  }
+
+  bool admits, shares;
+  GradientsView gradients;
+  WithShared<Q> all;
+  Decision<Q> decision;
+  UnadmittedScratch<Q> scratch;
+  Entering entering;
 };
 
 /// Slots that are detached again unless the step that brings them is let in.

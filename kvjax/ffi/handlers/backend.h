@@ -16,8 +16,8 @@ concept Backend = requires(typename B::Exec& exec, typename B::Table& table, con
                            const ReadSlotOperands& read_slot, const ChangedOperands& changed,
                            const WriteKeysOperands& write_keys, const WriteRowsOperands& write_rows,
                            const AccumOperands& accum, const EvictOperands& evict, const ClearOperands& clear,
-                           const MergeOperands& merge, const BeginApplyOperands& begin_apply,
-                           const GatherOperands& gather, const ScatterOperands& scatter,
+                           const MergeOperands& merge, const GatherOperands& gather,
+                           const ScatterOperands& scatter,
                            const SealOperands& seal, const uint32_t* word, uint32_t* out, size_t n) {
   typename B::Ctx;
   B::Lookup(exec, table, lookup);
@@ -30,7 +30,6 @@ concept Backend = requires(typename B::Exec& exec, typename B::Table& table, con
   B::Accum(exec, table, accum);
   B::Evict(exec, table, evict);
   B::Clear(exec, table, clear);
-  B::BeginApply(exec, table, begin_apply);
   B::Gather(exec, table, gather);
   B::Scatter(exec, table, scatter);
   B::Merge(exec, merge);
@@ -44,17 +43,26 @@ template <class B>
 concept ProgramBackend = Backend<B> && requires(typename B::Exec& exec, typename B::Table& table,
                                                 const ApplyOperands& apply) { B::Apply(exec, table, apply); };
 
-/// Whose steps can be planned by one call and made by another, once those of other tables are planned.
+/// Whose steps can be planned by one call and made by another, once those of other tables are planned, or what
+/// has been done to their rows is there.
 template <class B>
-concept HoldingBackend =
-    ProgramBackend<B> && requires(typename B::Exec& exec, typename B::Table& table,
-                                  const EndApplyOperands& end) { B::EndApply(exec, table, end); };
+concept HoldingBackend = ProgramBackend<B> && requires(typename B::Exec& exec, typename B::Table& table,
+                                                       const BeginApplyOperands& begin,
+                                                       const EndApplyOperands& end) {
+  B::BeginApply(exec, table, begin);
+  B::EndApply(exec, table, end);
+};
 
-/// Whose steps can be tried by one call, which holds nothing, and made by another.
+/// Whose steps can be tried by one call, which holds nothing, and made by another; and their rows read.
 template <class B>
 concept PlanningBackend =
     ProgramBackend<B> && requires(typename B::Exec& exec, typename B::Table& table,
-                                  const PlanApplyOperands& plan) { B::PlanApply(exec, table, plan); };
+                                  const PlanApplyOperands& plan, const ReadStepOperands& read_step,
+                                  const WriteStepOperands& write_step) {
+      B::PlanApply(exec, table, plan);
+      B::ReadStep(exec, table, read_step);
+      B::WriteStep(exec, table, write_step);
+    };
 
 template <class B>
 concept ShardedBackend =

@@ -54,7 +54,6 @@ std::vector<NamedHandler> Targets() {
       {"kvjax_evict", Handle<B, Evict<B>>},
       {"kvjax_clear", Handle<B, Clear<B>>},
       {"kvjax_merge", Handle<B, Merge<B>>},
-      {"kvjax_begin_apply", Handle<B, BeginApply<B>>},
       {"kvjax_gather", Handle<B, Gather<B>>},
       {"kvjax_scatter", Handle<B, Scatter<B>>},
       {"kvjax_seal", Handle<B, Seal<B>>},
@@ -69,8 +68,15 @@ std::vector<NamedHandler> Targets() {
       {"kvjax_bag_ids", Handle<B, BagIds<B>>},
   };
   if constexpr (ProgramBackend<B>) targets.push_back({"kvjax_apply", Handle<B, Apply<B>>});
-  if constexpr (HoldingBackend<B>) targets.push_back({"kvjax_end_apply", Handle<B, EndApply<B>>});
-  if constexpr (PlanningBackend<B>) targets.push_back({"kvjax_plan_apply", Handle<B, PlanApply<B>>});
+  if constexpr (HoldingBackend<B>) {
+    targets.push_back({"kvjax_begin_apply", Handle<B, BeginApply<B>>});
+    targets.push_back({"kvjax_end_apply", Handle<B, EndApply<B>>});
+  }
+  if constexpr (PlanningBackend<B>) {
+    targets.push_back({"kvjax_plan_apply", Handle<B, PlanApply<B>>});
+    targets.push_back({"kvjax_read_step", Handle<B, ReadStep<B>>});
+    targets.push_back({"kvjax_write_step", Handle<B, WriteStep<B>>});
+  }
   if constexpr (ShardedBackend<B>) {
     targets.insert(targets.end(), {
                                       {"kvjax_owned", Handle<B, OwnedKeys<B>>},

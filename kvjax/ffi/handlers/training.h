@@ -110,7 +110,7 @@ ffi::Error EndApply(typename B::Exec& exec, Decoder& in) {
   });
 }
 
-template <Backend B>
+template <HoldingBackend B>
 ffi::Error BeginApply(typename B::Exec& exec, Decoder& in) {
   return PlanTraining<B>(exec, in, [&] {
     const auto table = TableOf<B>(in);
@@ -127,7 +127,6 @@ ffi::Error BeginApply(typename B::Exec& exec, Decoder& in) {
     o.used_step = in.Out<int64_t>("step (2,)", 1);
     o.shared_gradient = in.OutFloats(table->spec(), 1);
     o.facts = OutFacts(in, "facts (n, 9) or (0, 9)", o.keys.n);
-    o.planned = in.Flag("planned");
     B::BeginApply(in.Done(exec), *table, o);
   });
 }
@@ -145,9 +144,49 @@ inline void WantSlots(const Decoder& in, const SlotLayout& layout, size_t chunk,
   }
 }
 
-/// Results: values, grads (or (0, dim) if nobody wants them), fresh, row keys, facts about the rows (or (0,
-/// 9)), and one array per slot. targets, keys, rows, shared_gradient and facts are empty if the step is that
-/// of a shard, which has them itself.
+/// Rows that are handed out: values, grads (or (0, dim) if nobody wants them), fresh, row keys, facts about the
+/// rows (or (0, 9)), and one array per slot. Returns how many.
+template <class Operands>
+size_t OutRows(Decoder& in, const TableSpec& spec, Operands& o) {
+  const ffi::AnyBuffer values = in.Out(), grads = in.Out(), fresh = in.Out();
+  const size_t n = fresh.element_count(), dim = static_cast<size_t>(spec.dim);
+  in.Want(Decoder::Holds(values, DataTypeOf(spec.type), n * dim), "values (chunk, dim) of the table's dtype",
+          values);
+  const bool wanted = n == 0 || grads.element_count() > 0;
+  in.Want(Decoder::Holds(grads, ffi::F32, wanted ? n * dim : 0), "grads (chunk, dim) float32", grads);
+  in.Want(Decoder::Holds(fresh, ffi::PRED, n), "fresh (chunk,) bool", fresh);
+  o.values = static_cast<std::byte*>(values.untyped_data());
+  o.grads = wanted ? static_cast<float*>(grads.untyped_data()) : nullptr;
+  o.fresh = static_cast<bool*>(fresh.untyped_data());
+  o.row_keys = in.Out<uint64_t>("keys (chunk, 2)", n);
+  o.row_facts = OutFacts(in, "facts (chunk, 9) or (0, 9)", n);
+  std::vector<ffi::AnyBuffer> slots;
+  while (in.HasOut()) {
+    slots.push_back(in.Out());
+    o.slots.push_back(static_cast<std::byte*>(slots.back().untyped_data()));
+  }
+  WantSlots(in, SlotLayout::Parse(in.Text("slots")), n, slots);
+  return n;
+}
+/// And what comes back of them: values and one array per slot.
+template <class Operands>
+size_t InRows(Decoder& in, const TableSpec& spec, Operands& o) {
+  const ffi::AnyBuffer values = in.In();
+  const size_t dim = static_cast<size_t>(spec.dim), n = values.element_count() / dim;
+  in.Want(Decoder::Holds(values, DataTypeOf(spec.type), n * dim), "values (chunk, dim) of the table's dtype",
+          values);
+  o.values = static_cast<const std::byte*>(values.untyped_data());
+  std::vector<ffi::AnyBuffer> slots;
+  while (in.HasIn()) {
+    slots.push_back(in.In());
+    o.slots.push_back(static_cast<const std::byte*>(slots.back().untyped_data()));
+  }
+  WantSlots(in, SlotLayout::Parse(in.Text("slots")), n, slots);
+  return n;
+}
+
+/// targets, keys, rows, shared_gradient and facts are empty if the step is that of a shard, which has them
+/// itself.
 template <Backend B>
 ffi::Error Gather(typename B::Exec& exec, Decoder& in) {
   in.Names(Name(Op::kApply), in.Text("table"));
@@ -174,25 +213,8 @@ ffi::Error Gather(typename B::Exec& exec, Decoder& in) {
     o.chunk = {.targets = targets.data, .num_rows = n};
     o.chunk.start = in.In<int32_t>("start ()", 1);
     o.chunk.active = in.In<int32_t>("active ()", 1);
-    const ffi::AnyBuffer values = in.Out(), grads = in.Out(), fresh = in.Out();
-    const size_t chunk = o.chunk.size = fresh.element_count();
-    in.Want(Decoder::Holds(values, DataTypeOf(spec.type), chunk * dim),
-            "values (chunk, dim) of the table's dtype", values);
-    const bool wanted = chunk == 0 || grads.element_count() > 0;
-    in.Want(Decoder::Holds(grads, ffi::F32, wanted ? chunk * dim : 0), "grads (chunk, dim) float32", grads);
-    in.Want(Decoder::Holds(fresh, ffi::PRED, chunk), "fresh (chunk,) bool", fresh);
-    o.values = static_cast<std::byte*>(values.untyped_data());
-    o.grads = wanted ? static_cast<float*>(grads.untyped_data()) : nullptr;
-    o.fresh = static_cast<bool*>(fresh.untyped_data());
-    o.row_keys = in.Out<uint64_t>("keys (chunk, 2)", chunk);
-    o.row_facts = OutFacts(in, "facts (chunk, 9) or (0, 9)", chunk);
+    o.chunk.size = OutRows(in, spec, o);
     in.Want(o.row_facts == nullptr || given || n == 0, "the facts (n, 9) of the step", facts);
-    std::vector<ffi::AnyBuffer> slots;
-    while (in.HasOut()) {
-      slots.push_back(in.Out());
-      o.slots.push_back(static_cast<std::byte*>(slots.back().untyped_data()));
-    }
-    WantSlots(in, SlotLayout::Parse(in.Text("slots")), chunk, slots);
     B::Gather(in.Done(exec), *table, o);
   });
 }
@@ -210,21 +232,50 @@ ffi::Error Scatter(typename B::Exec& exec, Decoder& in) {
     o.chunk = {.targets = targets.data, .num_rows = targets.n / 2};
     o.chunk.start = in.In<int32_t>("start ()", 1);
     o.chunk.active = in.In<int32_t>("active ()", 1);
-    const ffi::AnyBuffer values = in.In();
-    const auto dim = static_cast<size_t>(spec.dim);
-    const size_t chunk = o.chunk.size = values.element_count() / dim;
-    in.Want(Decoder::Holds(values, DataTypeOf(spec.type), chunk * dim),
-            "values (chunk, dim) of the table's dtype", values);
-    o.values = static_cast<const std::byte*>(values.untyped_data());
-    std::vector<ffi::AnyBuffer> slots;
-    while (in.HasIn()) {
-      slots.push_back(in.In());
-      o.slots.push_back(static_cast<const std::byte*>(slots.back().untyped_data()));
-    }
-    WantSlots(in, SlotLayout::Parse(in.Text("slots")), chunk, slots);
+    o.chunk.size = InRows(in, spec, o);
     o.holds = in.Flag("holds");
     o.out = in.OutWord();
     B::Scatter(in.Done(exec), *table, o);
+  });
+}
+
+/// What a step in one or two calls is made of.
+inline StepSpan InStep(Decoder& in, const TableSpec& spec) {
+  StepSpan step;
+  step.version = in.InVersion();
+  step.keys = in.InKeys(in.Flag("narrow"));
+  step.gradients = in.InGradients(spec, step.keys.n);
+  step.step = in.In<int64_t>("step (2,)", 1);
+  step.layout = SlotLayout::Parse(in.Text("slots"));
+  step.initial = in.InInitial(spec);
+  return step;
+}
+
+template <PlanningBackend B>
+ffi::Error ReadStep(typename B::Exec& exec, Decoder& in) {
+  in.Names(Name(Op::kApply), in.Text("table"));
+  return Guard(in.table(), in.op(), [&] {
+    const auto table = TableOf<B>(in);
+    ReadStepOperands o;
+    o.step = InStep(in, table->spec());
+    o.used_step = in.Out<int64_t>("step (2,)", 1);
+    o.size = OutRows(in, table->spec(), o);
+    if (o.size < o.step.keys.n) throw ChunkError(in.table());
+    B::ReadStep(in.Done(exec), *table, o);
+  });
+}
+
+template <PlanningBackend B>
+ffi::Error WriteStep(typename B::Exec& exec, Decoder& in) {
+  in.Names(Name(Op::kApply), in.Text("table"));
+  return Guard(in.table(), in.op(), [&] {
+    const auto table = TableOf<B>(in);
+    WriteStepOperands o;
+    o.step = InStep(in, table->spec());
+    if (InRows(in, table->spec(), o) < o.step.keys.n) throw ChunkError(in.table());
+    o.planned = in.Flag("planned");
+    o.next = in.OutWord();
+    B::WriteStep(in.Done(exec), *table, o);
   });
 }
 

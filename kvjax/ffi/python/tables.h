@@ -38,7 +38,7 @@ concept WholeTable = requires(T& table, const TableSpec& spec, const std::string
   { table.row_bytes() } -> std::convertible_to<size_t>;
   { table.version() } -> std::convertible_to<uint32_t>;
   table.Settle();
-  { table.SettledVersion(/*failed=*/true) } -> std::convertible_to<uint32_t>;
+  { table.SettledVersion() } -> std::convertible_to<uint32_t>;
   { table.Size(version) } -> std::convertible_to<size_t>;
   { table.Export(version, true) } -> std::same_as<Snapshot>;
   { table.ExportAdmission(version) } -> std::same_as<AdmissionState>;
@@ -258,12 +258,10 @@ void BindTables(nb::module_& m) {
       "table of the name.");
   m.def(
       "version",
-      [](std::string_view name, size_t shard, bool failed) {
-        return HostCall(name, "version",
-                        [&] { return ShardOf<T>(name, "version", shard)->SettledVersion(failed); });
+      [](std::string_view name, size_t shard) {
+        return HostCall(name, "version", [&] { return ShardOf<T>(name, "version", shard)->SettledVersion(); });
       },
-      nb::arg("name"), nb::arg("shard"), nb::arg("failed"),
-      "The live version, once no step is under way; `failed` says that some program has.");
+      nb::arg("name"), nb::arg("shard"), "The live version, once no write is under way.");
   m.def(
       "size",
       [](std::string_view name, size_t shard, uint32_t version) {

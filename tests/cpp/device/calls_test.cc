@@ -79,8 +79,7 @@ struct Calls : later::ChainOn<Counting> {
     rows.assign(kBatch * kDim, 0.5f);
     out.resize(kBatch * kDim);
     slots.assign(kBatch * kDim, 0.5f);
-    targets.resize(2 * kBatch);
-    for (int i = 0; i < 2; ++i) Begin(), Scatter(), Now();
+    for (int i = 0; i < 2; ++i) WriteStep(), Now();
   }
   void Lookup() {
     table.Lookup(q, {.version = handle,
@@ -104,18 +103,26 @@ struct Calls : later::ChainOn<Counting> {
     kvjax::device::MergeGradients(q, keys.data(), rows.data(), counts.data(), kBatch, kDim, merged.data(),
                                   out.data(), merged_counts.data());
   }
-  void Begin() {
+  [[nodiscard]] kvjax::StepSpan Step(const uint32_t* version) const {
+    return {.version = version,
+            .keys = data::Span(keys),
+            .gradients = {counts.data(), rows.data()},
+            .step = &at,
+            .layout = layout};
+  }
+  void ReadStep() {
+    table.ReadStep(q, {.step = Step(handle),
+                       .size = kBatch,
+                       .used_step = &used,
+                       .values = reinterpret_cast<std::byte*>(out.data()),
+                       .fresh = found.get(),
+                       .row_keys = merged.data(),
+                       .slots = {reinterpret_cast<std::byte*>(slots.data())}});
+  }
+  void WriteStep() {
     Write([&](auto* by, auto* next) {
-      table.BeginApply(q, {.version = by,
-                           .keys = data::Span(keys),
-                           .gradients = {counts.data(), rows.data()},
-                           .step = &at,
-                           .layout = layout,
-                           .next = next,
-                           .targets = targets.data(),
-                           .active = &active,
-                           .used_step = &used,
-                           .shared_gradient = shared_gradient});
+      table.WriteStep(
+          q, {.step = Step(by), .values = data::Bytes(rows), .slots = {data::Bytes(slots)}, .next = next});
     });
   }
   void Apply() {
@@ -130,22 +137,6 @@ struct Calls : later::ChainOn<Counting> {
                       .next = next});
     });
   }
-  void Gather() {
-    table.Gather(q, {.version = handle,
-                     .chunk = Chunk(),
-                     .keys = keys.data(),
-                     .rows = rows.data(),
-                     .shared_gradient = shared_gradient,
-                     .values = reinterpret_cast<std::byte*>(out.data()),
-                     .fresh = found.get(),
-                     .row_keys = merged.data(),
-                     .slots = {reinterpret_cast<std::byte*>(slots.data())}});
-  }
-  void Scatter() {
-    table.Scatter(
-        q, {.version = handle, .chunk = Chunk(), .values = data::Bytes(rows), .slots = {data::Bytes(slots)}});
-  }
-  [[nodiscard]] kvjax::ChunkSpan Chunk() const { return {targets.data(), kBatch, &start, &active, kBatch}; }
   static const Keys& Absent() {
     static const Keys keys(kBatch, 123456);
     return keys;
@@ -154,15 +145,12 @@ struct Calls : later::ChainOn<Counting> {
   kvjax::SlotLayout layout;
   Keys keys, merged = Keys(kBatch);
   std::vector<int32_t> counts, merged_counts = std::vector<int32_t>(kBatch);
-  std::vector<uint32_t> targets;
   data::Floats rows, out, slots;
   device::Mask found = device::Mask(new bool[kBatch]);
   kvjax::Program program =
       kvjax::Program::Parse("t", programs::Descent(kDim), kDim, kvjax::RowType::kFloat32, layout);
   uint64_t shared[1] = {};
-  float shared_gradient[kDim] = {};
   int64_t at = -1, used = 0;
-  int32_t start = 0, active = 0;
 };
 
 TEST(TheTableInTheDocumentationIsTrue) {
@@ -198,11 +186,10 @@ TEST(TheTableInTheDocumentationIsTrue) {
   row("`remove`", plain, [](Calls& c) { c.Remove(); });
   row("`apply` of a row program", plain, [](Calls& c) { c.Apply(); });
   row("`merge` of gradients", plain, [](Calls& c) { c.Merge(); });
-  row("`apply`, beginning", plain, [](Calls& c) { c.Begin(); });
-  row("`apply`, gather", plain, [](Calls& c) { c.Gather(); });
-  row("`apply`, scatter", plain, [](Calls& c) { c.Scatter(); });
-  row("`apply`, beginning, `admit=min_count`", admits, [](Calls& c) { c.Begin(); });
-  row("`apply`, beginning, at `max_capacity`", full, [](Calls& c) { c.Begin(); });
+  row("`apply`, reading", plain, [](Calls& c) { c.ReadStep(); });
+  row("`apply`, writing", plain, [](Calls& c) { c.WriteStep(); });
+  row("`apply`, writing, `admit=min_count`", admits, [](Calls& c) { c.WriteStep(); });
+  row("`apply`, writing, at `max_capacity`", full, [](Calls& c) { c.WriteStep(); });
 }
 
 /// A table of `rows` keys, made for just as many, that gets calls of n keys which it has, so many of them

@@ -76,7 +76,7 @@ Keys Range(uint64_t begin, uint64_t end) {
 
 using Op = std::function<void(Table&)>;
 
-/// A step without gradients: what it allocates, it does in the beginning.
+/// A step that leaves zeros.
 void Begin(Table& t, const Keys& keys, int32_t count, bool slots, int64_t step = -1) {
   const size_t n = keys.size();
   const device::Gradients g{.keys = keys,
@@ -85,26 +85,12 @@ void Begin(Table& t, const Keys& keys, int32_t count, bool slots, int64_t step =
                             .step = step,
                             .seals = {kvjax::kSeal}};
   const auto layout = slots ? device::Momentum(kDim) : kvjax::SlotLayout();
-  std::vector<uint32_t> targets(2 * n);
-  data::Floats shared_gradient(kDim);
-  int32_t active;
-  int64_t used;
-  t.Write([&](auto* version, auto* next) {
-    t.BeginApply(t.q,
-                 Of(g, version, layout, {}, next, targets.data(), &active, &used, shared_gradient.data()));
-  });
-  const Faults now = std::exchange(faults, {});  // the rest of a step is another call
   const device::Bytes zeros(n * t.row_bytes());
-  const int32_t start = 0;
   std::vector<const std::byte*> written;
   if (slots) written.push_back(zeros.data());
-  uint32_t version = 0;
-  t.Scatter(t.q, {.version = &t.handle,
-                  .chunk = {targets.data(), n, &start, &active, n},
-                  .values = zeros.data(),
-                  .slots = written,
-                  .out = &version});
-  faults = now;
+  t.Write([&](auto* version, auto* next) {
+    t.WriteStep(t.q, {.step = Of(g, version, layout), .values = zeros.data(), .slots = written, .next = next});
+  });
 }
 
 void Nothing(Table& /*table*/) {}
@@ -305,74 +291,60 @@ TEST(RowsInPinnedMemory) {
   check([&](Table& t) { t.Restore(data::View(saved)); }, 30, Trained);
 }
 
-TEST(AStepWhoseChunkFindsNoMemoryIsKnownToHaveStopped) {
+TEST(RowsOfAStepThatCannotBeReadAreAsTheyWere) {
   const Keys keys = Range(15, 30);
   const size_t n = keys.size();
-  const std::vector<int32_t> ones(n, 1);
-  const device::Gradients g{
-      .keys = keys, .counts = ones, .rows = data::Floats(n * kDim), .seals = {kvjax::kSeal}};
+  const device::Gradients g{.keys = keys,
+                            .counts = std::vector<int32_t>(n, 1),
+                            .rows = data::Floats(n * kDim),
+                            .seals = {kvjax::kSeal}};
   device::Bytes values(n * kDim * 4), slot(n * kDim * 4);
-  data::Floats shared(kDim);
-  for (int fail_at = 1, reads = 1; reads >= 0;) {
-    Table t(Spec());
-    Trained(t);
-    std::vector<uint32_t> targets(2 * n);
-    int32_t active = 0, start = 0;
-    int64_t used = 0;
-    t.Write([&](auto* version, auto* next) {
-      t.BeginApply(t.q, Of(g, version, device::Momentum(kDim), {}, next, targets.data(), &active, &used,
-                           shared.data()));
-    });
-    const kvjax::ChunkSpan chunk{targets.data(), n, &start, &active, n};
-    const kvjax::GatherOperands gather{
-        .version = &t.handle, .chunk = chunk, .values = values.data(), .slots = {slot.data()}};
-    const kvjax::ScatterOperands scatter{
-        .version = &t.handle, .chunk = chunk, .values = values.data(), .slots = {slot.data()}};
-    faults = {true, 0, fail_at};
-    try {
-      reads != 0 ? t.Gather(t.q, gather) : t.Scatter(t.q, scatter);
-      faults.armed = false;
-      CHECK(fail_at > 1);
-      fail_at = 1, --reads;
-    } catch (const std::bad_alloc&) {
-      faults.armed = false;
-      const int64_t asked = kvjax::UserCode::Now();
-      std::thread([&] { CHECK_THROWS(kFailedPrecondition, t.SettledVersion()); }).join();
-      CHECK(kvjax::UserCode::Now() - asked < 1000);
-      ++fail_at;
-    }
-  }
+  Keys row_keys(n);
+  const device::Mask fresh(new bool[n]);
+  int64_t used = 0;
+  CheckStrongGuarantee({.op =
+                            [&](Table& t) {
+                              t.ReadStep(t.q, {.step = Of(g, &t.handle, device::Momentum(kDim)),
+                                               .size = n,
+                                               .used_step = &used,
+                                               .values = values.data(),
+                                               .fresh = fresh.get(),
+                                               .row_keys = row_keys.data(),
+                                               .slots = {slot.data()}});
+                            },
+                        .at_least = 5,
+                        .fill = Trained,
+                        .versions = 0});
 }
 
 TEST(APassOverTheRowsThatFindsNoMemoryIsLeftOut) {
-  // What a step writes at its end it has written, whether rows can be swapped then or not; or nothing,
-  // where there is not even memory to begin.
+  // What a step writes it has written, whether rows can be swapped at its end or not; or nothing, where there
+  // is not even memory to begin.
   const Keys keys = Range(0, 40);
-  const std::vector<uint32_t> targets = [] {
-    std::vector<uint32_t> all;
-    for (uint32_t i = 0; i < 40; ++i) all.insert(all.end(), {i, i});
-    return all;
-  }();
+  const device::Gradients g{.keys = keys,
+                            .counts = std::vector<int32_t>(keys.size(), 1),
+                            .rows = data::Floats(keys.size() * kDim),
+                            .seals = {kvjax::kSeal}};
   const device::Bytes zeros(keys.size() * kDim * 4), before(zeros.size(), std::byte{1});
-  const int32_t start = 0, active = 40;
-  int fail_at = 1;
+  int fail_at = 1, left_out = 0;
   for (bool failed = true; failed; ++fail_at) {
     Table t(Spec(), {5 << 16, 1 << 16});
     t.Put(keys, before);
+    uint32_t next = 0;
     faults = {true, 0, fail_at};
     bool begun = true;
     try {
-      t.Scatter(t.q, {.version = &t.handle,
-                      .chunk = {targets.data(), keys.size(), &start, &active, keys.size()},
-                      .values = zeros.data()});
+      t.WriteStep(t.q, {.step = Of(g, &t.handle, {}), .values = zeros.data(), .next = &next});
+      t.handle = next;
     } catch (const std::bad_alloc&) {
       begun = false;
     }
     faults.armed = false;
     failed = faults.count == fail_at;
+    left_out += failed && begun;
     CHECK(data::SameBytes(t.Copy().values, begun ? zeros : before));
   }
-  CHECK(fail_at > 3);
+  CHECK(left_out > 1);
 }
 
 TEST(TheIndexGrows) {

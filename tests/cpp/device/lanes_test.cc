@@ -49,17 +49,8 @@ void CheckManySlots(size_t num_slots) {
   device::Gradients g;
   for (uint64_t i = 0; i < n; ++i) g.keys.push_back(i * 3), g.counts.push_back(1);
   g.rows.assign(n * dim, 1.0f);
-  t.Train(g, {}, n);
-  std::vector<uint32_t> targets(2 * n);
-  int32_t active = 0;
-  const int32_t start = 0;
-  uint32_t version = 0;
+  t.Train(g, {});
   int64_t step = 0;
-  device::Floats shared_gradient(dim);
-  t.Write([&](auto* handle, auto* next) {
-    t.BeginApply(t.q,
-                 Of(g, handle, layout, {}, next, targets.data(), &active, &step, shared_gradient.data()));
-  });
   std::vector<device::Bytes> all;
   for (const auto& slot : layout.slots()) all.emplace_back(n * slot.bytes);
   device::Bytes values(n * t.row_bytes());
@@ -73,25 +64,24 @@ void CheckManySlots(size_t num_slots) {
   const device::Bytes wanted = values;
   std::vector<std::byte*> slots;
   for (auto& slot : all) slots.push_back(slot.data());
-  const kvjax::ChunkSpan chunk{targets.data(), n, &start, &active, n};
-  t.Scatter(t.q, {.version = &t.handle,
-                  .chunk = chunk,
-                  .values = values.data(),
-                  .slots = {slots.begin(), slots.end()},
-                  .out = &version});
-  CHECK_EQ(version, t.handle);
+  t.Write([&](auto* handle, auto* next) {
+    t.WriteStep(t.q, {.step = Of(g, handle, layout),
+                      .values = values.data(),
+                      .slots = {slots.begin(), slots.end()},
+                      .next = next});
+  });
   fill(values);
   for (auto& slot : all) fill(slot);
   const device::Mask fresh(new bool[n]);
   device::Keys keys(n);
   // Without gradients, which whoever asks has already.
-  t.Gather(t.q, {.version = &t.handle,
-                 .chunk = chunk,
-                 .keys = g.keys.data(),
-                 .values = values.data(),
-                 .fresh = fresh.get(),
-                 .row_keys = keys.data(),
-                 .slots = slots});
+  t.ReadStep(t.q, {.step = Of(g, &t.handle, layout),
+                   .size = n,
+                   .used_step = &step,
+                   .values = values.data(),
+                   .fresh = fresh.get(),
+                   .row_keys = keys.data(),
+                   .slots = slots});
   CHECK(keys == g.keys);
   CHECK(std::none_of(fresh.get(), fresh.get() + n, [](bool x) { return x; }));
   CHECK(data::SameBytes(values, wanted));

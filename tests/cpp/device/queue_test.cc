@@ -20,9 +20,8 @@ void Train(data::Live& cpu, Chain& gpu, const Keys& batch, bool with_slots, floa
     Keys keys;
     std::vector<int32_t> counts;
     data::Floats rows, slots;  // what is written; and as gradients, which nobody looks at
-    std::vector<uint32_t> targets, seals;
-    int64_t at, used;
-    int32_t start, active;
+    std::vector<uint32_t> seals;
+    int64_t at;
   };
   const std::set<uint64_t> distinct(batch.begin(), batch.end());
   const auto dim = static_cast<size_t>(cpu.spec().dim);
@@ -31,32 +30,22 @@ void Train(data::Live& cpu, Chain& gpu, const Keys& batch, bool with_slots, floa
                           .counts = std::vector<int32_t>(n, 2),
                           .rows = data::Floats(n * dim, value),
                           .slots = data::Floats(n * dim, -value),
-                          .targets = std::vector<uint32_t>(2 * n),
                           .seals = {kvjax::kSeal},
-                          .at = -1,
-                          .used = 0,
-                          .start = 0,
-                          .active = 0});
-  auto& shared_gradient = gpu.Keep(data::Floats(dim));
+                          .at = -1});
   const auto layout = with_slots ? device::Momentum(cpu.spec().dim) : kvjax::SlotLayout();
   std::vector<const std::byte*> slots;
   if (with_slots) slots.push_back(data::Bytes(s.slots));
   gpu.Write([&](auto* by, auto* next) {
-    gpu.table.BeginApply(gpu.q, {.version = by,
-                                 .keys = data::Span(s.keys),
-                                 .gradients = {s.counts.data(), s.rows.data(), s.seals.data(), 1},
-                                 .step = &s.at,
-                                 .layout = layout,
-                                 .next = next,
-                                 .targets = s.targets.data(),
-                                 .active = &s.active,
-                                 .used_step = &s.used,
-                                 .shared_gradient = shared_gradient.data()});
+    gpu.table.WriteStep(gpu.q,
+                        {.step = {.version = by,
+                                  .keys = data::Span(s.keys),
+                                  .gradients = {s.counts.data(), s.rows.data(), s.seals.data(), 1},
+                                  .step = &s.at,
+                                  .layout = layout},
+                         .values = data::Bytes(s.rows),
+                         .slots = slots,
+                         .next = next});
   });
-  gpu.table.Scatter(gpu.q, {.version = gpu.handle,
-                            .chunk = {s.targets.data(), n, &s.start, &s.active, n},
-                            .values = data::Bytes(s.rows),
-                            .slots = slots});
   const auto targets = cpu.Open(s.keys, s.counts, layout);
   cpu.Scatter(kvjax::Serial, cpu.token, targets.data(), targets.size(), data::Bytes(s.rows), slots, true);
 }
@@ -225,30 +214,22 @@ TEST(FullTablesDoNotWait) {
   data::Live cpu(spec);
   Chain gpu(spec);
   data::Stream stream(3);
-  struct Begun {
-    uint32_t targets[40];
-    int64_t step;
-    int32_t active;
-    float shared_gradient[2];
-  };
+  const data::Floats zeros(40);
   const auto step = [&] {
     device::Gradients made;
     for (uint64_t i = 0; i < 20; ++i) made.keys.push_back(1000 * stream.Below(50) + i);
     made.counts.resize(20, 1);
     made.rows.resize(40);
     const device::Gradients& g = gpu.Keep(std::move(made));
-    Begun& out = *gpu.Keep(std::make_unique<Begun>());
-    cpu.Begin(g.keys, g.counts);
+    const auto targets = cpu.Open(g.keys, g.counts);
+    cpu.Scatter(kvjax::Serial, cpu.token, targets.data(), targets.size(), data::Bytes(zeros), {}, true);
     gpu.Write([&](auto* by, auto* next) {
-      gpu.table.BeginApply(gpu.q, {.version = by,
-                                   .keys = data::Span(g.keys),
-                                   .gradients = {g.counts.data(), g.rows.data()},
-                                   .step = &g.step,
-                                   .next = next,
-                                   .targets = out.targets,
-                                   .active = &out.active,
-                                   .used_step = &out.step,
-                                   .shared_gradient = out.shared_gradient});
+      gpu.table.WriteStep(gpu.q, {.step = {.version = by,
+                                           .keys = data::Span(g.keys),
+                                           .gradients = {g.counts.data(), g.rows.data()},
+                                           .step = &g.step},
+                                  .values = data::Bytes(zeros),
+                                  .next = next});
     });
   };
   const auto prune = [&] {

@@ -103,27 +103,20 @@ TEST(StaleHandlesChangeNothing) {
   }
 }
 
-TEST(AStepIsNotTornByTheRefusalOfAnotherCall) {
+TEST(TheRefusalOfAnotherCallLeavesAStepToBeDone) {
   Pair pair(Spec(), Threads(4, 2), 23, 40);
   Device& t = pair.gpu;
-  const Keys keys = {5};
-  const int32_t one = 1, start = 0;
   const uint32_t stale = t.handle - 1;
-  const Floats grads(3, 1.0f);
-  std::vector<uint32_t> targets(2);
-  int32_t active = 0;
-  uint32_t next = 0;
-  int64_t used = 0;
-  Floats shared_gradient(3);
   const Bytes values(t.row_bytes(), std::byte{7});
-  const Gradients g{.keys = keys, .counts = {one}, .rows = grads, .seals = {}};
-  t.BeginApply(t.q, Of(g, &t.handle, {}, {}, &next, targets.data(), &active, &used, shared_gradient.data()));
+  const Gradients g{.keys = {5}, .counts = {1}, .rows = Floats(3, 1.0f), .seals = {}};
+  const auto write = [&](auto* version, auto* next) {
+    t.WriteStep(t.q, {.step = Of(g, version, {}), .values = values.data(), .next = next});
+  };
   t.Lookup(t.q, {.version = &stale});
-  t.Scatter(t.q,
-            {.version = &next, .chunk = {targets.data(), 1, &start, &active, 1}, .values = values.data()});
-  t.handle = next;
-  CHECK_EQ(t.SettledVersion(), next);  // at once: nothing of the step is still to come
-  CHECK_THROWS(kFailedPrecondition, (void)t.Size(next));
+  uint32_t next = 0;
+  CHECK_THROWS(kFailedPrecondition, write(&t.handle, &next));
+  CHECK_EQ(t.Size(t.handle), 0u);
+  t.Write(write);
   const Snapshot rows = t.Copy();
   CHECK_EQ(rows.keys.size(), 1u);
   CHECK(data::SameBytes(rows.values, values));

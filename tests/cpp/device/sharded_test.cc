@@ -80,7 +80,7 @@ struct Shards {
 
   void Compare() {
     CHECK_EQ(gpu.handle, cpu.version());
-    CHECK_EQ(gpu.SettledVersion(), cpu.version());  // also: no step is under way any more
+    CHECK_EQ(gpu.SettledVersion(), cpu.version());
     CHECK(data::Same(gpu.Copy(), cpu.Copy()));
     CHECK(device::Counted(gpu) == device::Counted(cpu));
   }
@@ -136,8 +136,10 @@ struct Shards {
     int32_t active = -1, gpu_active = -1;
     int64_t step = -1, gpu_step = -1;
     const uint32_t token = cpu.CommitStep(Serial, cpu.version(), &active, &step);
-    gpu.Write(
-        [&](auto* version, auto* next) { gpu.CommitStep(gpu.q, {version, next, &gpu_active, &gpu_step}); });
+    uint32_t opened = 0;
+    gpu.CommitStep(gpu.q, {&gpu.handle, &opened, &gpu_active, &gpu_step});
+    gpu.q.Wait();
+    CHECK_EQ(opened, gpu.handle);
     CHECK_EQ(step, gpu_step);
     using Slots = std::vector<std::byte*>;
     const auto raw = [&](Floats& f) {
@@ -178,12 +180,19 @@ struct Shards {
         device::Descend(cpu.spec().type, kDim, values.data() + i * bytes, grads.data() + i * kDim,
                         layout.empty() || fresh[i], slots.data() + i * kDim);
       }
-      gpu.Scatter(
-          gpu.q,
-          {.version = &gpu.handle, .chunk = rows, .values = values.data(), .slots = constant(raw(slots))});
+      uint32_t through = 0;
+      gpu.Scatter(gpu.q, {.version = &opened,
+                          .chunk = rows,
+                          .values = values.data(),
+                          .slots = constant(raw(slots)),
+                          .out = &through});
       gpu.q.Wait();
+      CHECK_EQ(through, opened);
     }
-    gpu.Raise();
+    CHECK_EQ(gpu.SettledVersion(), gpu.handle);  // nobody has seen any of it
+    gpu.Write(
+        [&](auto* version, auto* next) { gpu.CommitStep(gpu.q, {version, next, &gpu_active, &gpu_step}); });
+    CHECK_EQ(step, gpu_step);
   }
 
   struct Operands {

@@ -146,24 +146,18 @@ TEST(AMillionBadLanesAreAFewWordsForTheHost) {
     Keys keys = Keys(n, 5);
     std::vector<int32_t> counts = std::vector<int32_t>(n, -1);
     data::Floats rows = data::Floats(n);
-    std::vector<uint32_t> targets = std::vector<uint32_t>(2 * n);
-    int64_t at = -1, used = 0;
-    int32_t active = 0;
-    float shared_gradient = 0;
+    int64_t at = -1;
   };
   Step& s = gpu.Keep(Step());
   const size_t before = on_bus;
   uint32_t* const old = gpu.handle;
   gpu.Write([&](auto* by, auto* next) {
-    gpu.table.BeginApply(gpu.q, {.version = by,
-                                 .keys = data::Span(s.keys),
-                                 .gradients = {s.counts.data(), s.rows.data()},
-                                 .step = &s.at,
-                                 .next = next,
-                                 .targets = s.targets.data(),
-                                 .active = &s.active,
-                                 .used_step = &s.used,
-                                 .shared_gradient = &s.shared_gradient});
+    gpu.table.WriteStep(gpu.q, {.step = {.version = by,
+                                         .keys = data::Span(s.keys),
+                                         .gradients = {s.counts.data(), s.rows.data()},
+                                         .step = &s.at},
+                                .values = data::Bytes(s.rows),
+                                .next = next});
   });
   CHECK(on_bus - before < 20);
   gpu.handle = old;

@@ -83,21 +83,14 @@ inline kvjax::WriteRowsOperands Of(kvjax::Op op, const uint32_t* version, const 
           .initial = initial,
           .next = next};
 }
-inline kvjax::BeginApplyOperands Of(const Gradients& g, const uint32_t* version,
-                                    const kvjax::SlotLayout& layout, InitialRows initial, uint32_t* next,
-                                    uint32_t* targets, int32_t* active, int64_t* used_step,
-                                    float* shared_gradient) {
+inline kvjax::StepSpan Of(const Gradients& g, const uint32_t* version, const kvjax::SlotLayout& layout,
+                          InitialRows initial = {}) {
   return {.version = version,
           .keys = data::Span(g.keys),
           .gradients = {g.counts.data(), g.rows.data(), g.seals.data(), g.seals.size()},
           .step = &g.step,
           .layout = layout,
-          .initial = initial,
-          .next = next,
-          .targets = targets,
-          .active = active,
-          .used_step = used_step,
-          .shared_gradient = shared_gradient};
+          .initial = initial};
 }
 
 template <class Q>
@@ -207,62 +200,48 @@ class Device : public kvjax::device::DeviceTable<Q> {
     handle = this->CommitLoad(data::Ready(*this, handle, rows, admission));
   }
 
-  /// A whole step, in chunks.
-  void Train(const Gradients& g, const kvjax::SlotLayout& layout, size_t chunk) {
-    const size_t n = g.keys.size(), dim = static_cast<size_t>(this->spec().dim), bytes = this->row_bytes();
-    std::vector<uint32_t> targets(2 * n, 99);
-    int32_t active = -1;
-    int64_t used = -1;
+  /// A whole step, with results for so many rows more than it has at most.
+  void Train(const Gradients& g, const kvjax::SlotLayout& layout, size_t more = 0) {
+    const size_t n = g.keys.size(), m = n + more, dim = static_cast<size_t>(this->spec().dim);
+    const size_t bytes = this->row_bytes();
     Mask counted(new bool[n]);
     for (size_t i = 0; i < n; ++i) counted[i] = g.counts[i] > 0;
     const Bytes given = Given(g.keys, counted.get());
-    Floats shared_gradient(dim, 7.0f);
-    Write([&](auto* version, auto* next) {
-      this->BeginApply(q, Of(g, version, layout, Rows(given, bytes), next, targets.data(), &active, &used,
-                             shared_gradient.data()));
-    });
-    step = used;
-    for (int32_t start = 0; start < active; start += static_cast<int32_t>(chunk)) {
-      Bytes values(chunk * bytes), slot(layout.empty() ? 0 : chunk * dim * 4);
-      Floats grads(chunk * dim);
-      Mask fresh(new bool[chunk]);
-      Keys row_keys(chunk);
-      std::vector<std::byte*> slots;
-      if (!layout.empty()) slots.push_back(slot.data());
-      const kvjax::ChunkSpan rows{targets.data(), n, &start, &active, chunk};
-      this->Gather(q, {.version = &handle,
-                       .chunk = rows,
-                       .keys = g.keys.data(),
-                       .rows = g.rows.data(),
-                       .shared_gradient = shared_gradient.data(),
+    const kvjax::StepSpan span = Of(g, &handle, layout, Rows(given, bytes));
+    Bytes values(m * bytes, std::byte{7}), slot(layout.empty() ? 0 : m * dim * 4, std::byte{7});
+    Floats grads(m * dim, 7.0f);
+    const Mask fresh(new bool[m]);
+    Keys row_keys(m, 7);
+    std::vector<std::byte*> slots;
+    if (!layout.empty()) slots.push_back(slot.data());
+    int64_t used = -1;
+    this->ReadStep(q, {.step = span,
+                       .size = m,
+                       .used_step = &used,
                        .values = values.data(),
                        .grads = grads.data(),
                        .fresh = fresh.get(),
                        .row_keys = row_keys.data(),
                        .slots = slots});
-      q.Wait();
-      this->Raise();
-      for (size_t i = 0; i < chunk; ++i) {
-        const size_t position = static_cast<size_t>(start) + i;
-        const bool has = position < static_cast<size_t>(active) && targets[2 * position] != kvjax::kNoRow;
-        const bool shares = has && targets[2 * position + 1] == kvjax::ApplyTarget::kSharedGradient;
-        CHECK_EQ(row_keys[i], shares ? this->spec().admission.shared_key : has ? g.keys[position] : 0);
-        if (!has) CHECK(fresh[i] && grads[i * dim] == 0.0f && values[i * bytes] == std::byte{0});
-        Floats scratch(dim);
-        auto* const record =
-            layout.empty() ? scratch.data() : reinterpret_cast<float*>(slot.data()) + i * dim;
-        Descend(this->spec().type, dim, values.data() + i * bytes, grads.data() + i * dim,
-                layout.empty() || fresh[i], record);
+    q.Wait();
+    this->Raise();
+    step = used;
+    for (size_t i = 0; i < m; ++i) {
+      if (i >= n || g.counts[i] == 0) {
+        CHECK(fresh[i] && row_keys[i] == 0 && grads[i * dim] == 0.0f && values[i * bytes] == std::byte{0});
+      } else {
+        CHECK(row_keys[i] == g.keys[i] || row_keys[i] == 0 || this->spec().admission.shares());
       }
-      uint32_t version = 0;
-      this->Scatter(q, {.version = &handle,
-                        .chunk = rows,
-                        .values = values.data(),
-                        .slots = {slots.begin(), slots.end()},
-                        .out = &version});
-      q.Wait();
-      this->Raise();
+      Floats scratch(dim);
+      auto* const record =
+          layout.empty() ? scratch.data() : reinterpret_cast<float*>(slot.data()) + i * dim;
+      Descend(this->spec().type, dim, values.data() + i * bytes, grads.data() + i * dim,
+              layout.empty() || fresh[i], record);
     }
+    Write([&](auto* /*version*/, auto* next) {
+      this->WriteStep(
+          q, {.step = span, .values = values.data(), .slots = {slots.begin(), slots.end()}, .next = next});
+    });
   }
 
   [[nodiscard]] Snapshot Copy() const { return this->Export(handle, true); }
