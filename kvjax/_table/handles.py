@@ -50,9 +50,8 @@ class Handles(Handle):
 
         Raises:
           RuntimeError: this handle comes from another process, for instance from a checkpoint that was saved without
-            `kvjax.orbax.split`. The table of this process does not have its rows. Or a step has stopped half-way, by
-            what the user's code raised in an update that is no row program, on a GPU or on one device of a mesh:
-            restore the last checkpoint.
+            `kvjax.orbax.split`. The table of this process does not have its rows. Or a step over a mesh was done
+            on some of its devices alone, as one of them had failed: restore the last checkpoint.
         """
         check_outside_a_loss(self, "refresh")
         check_without_a_view(self, "refresh")
@@ -90,7 +89,7 @@ class Handles(Handle):
 
         Raises:
           ValueError: the table is over a mesh of several processes; from a compiled read, over any.
-          RuntimeError: the handle is of another table; from a read, a training step has stopped half-way (`refresh`).
+          RuntimeError: the handle is of another table.
 
         Example:
           >>> import kvjax, numpy as np

@@ -57,10 +57,9 @@ def partition(
     around it.
 
     The step of each table is done whole or not at all, and those of several are planned before the first is done: so
-    where any table refuses (it is full and ``on_full="error"``, say), all are as they were. Tables in one place on a
-    GPU try their steps first, where there are several. But a step of theirs that is no row program may stop half-way,
-    by what the user's code raises in it: then that table is broken, and says so, and others that are no row programs
-    may have done their steps.
+    where any table refuses (it is full and ``on_full="error"``, say), or the user's code raises in an update, all are
+    as they were. That holds for the tables of one ``update``, on the CPU, on a GPU and over a mesh; each further one in
+    a program is a write of its own. Tables in one place on a GPU try their steps first, where there are several.
 
     Args:
       dense: transform of everything that is not a table.

@@ -12,6 +12,7 @@ from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table, is_table
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail, meant
+from kvjax.orbax._steps import warn_of_another_step
 
 
 @jax.tree_util.register_pytree_node_class
@@ -62,15 +63,15 @@ def combine(state: PyTree, tables: Mapping[str, Table] | None = None, like: PyTr
 
     Args:
       state: what `split` gave, or what Orbax restored into it, or without it, beside `like`.
-      tables: live handles by name, as `split` or `TableRestore` gives them, of the step of the state: a state does not
-        say which that was. Tables made with ``checkpoint=False`` are
-        in neither: they are those of the process.
+      tables: live handles by name, as `split` or `TableRestore` gives them, of the step of the state. Tables made with
+        ``checkpoint=False`` are in neither: they are those of the process.
       like: a state of the same structure, with its tables or as `split` gives it, for what
         ``ocp.args.StandardRestore()`` restores: dicts and lists of arrays, which do not say where tables stood. Its own
         values do not matter (``jax.eval_shape`` can give them).
 
     Returns:
-      The state with its tables.
+      The state with its tables. A warning says where the state of a `kvjax.optax.partition` has counted other steps
+      than a table that it trains: then one of both is of another time.
 
     Raises:
       TypeError: the tables are something else, for instance the state.
@@ -106,7 +107,9 @@ def combine(state: PyTree, tables: Mapping[str, Table] | None = None, like: PyTr
     def put_back(x: Any) -> Any:
         return _table_of(x.name, given) if _is_ref(x) else x
 
-    return jax.tree.map(put_back, state, is_leaf=_is_ref)
+    combined = jax.tree.map(put_back, state, is_leaf=_is_ref)
+    warn_of_another_step(combined, {t.name: t for t in jax.tree.leaves(combined, is_leaf=is_table) if is_table(t)})
+    return combined
 
 
 def _is_ref(x: Any) -> bool:

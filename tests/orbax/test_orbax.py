@@ -209,6 +209,25 @@ def test_combine_wants_tables_of_now(make):
     assert jax.eval_shape(lambda tables: kvjax.orbax.combine(dense, tables), tables)["t"].name == state["t"].name
 
 
+def test_combine_says_that_a_state_has_counted_other_steps(make, recwarn):
+    """Rows of one step beside the optimizer of another: nothing else would tell."""
+    tx, rows = kvjax.optax.partition(optax.sgd(1.0), optax.sgd(1.0)), jnp.ones((1, 2))
+    params = {"t": make(2), "fixed": make(2, trainable=False)}
+    states = [tx.init(params)]
+    for _ in range(2):
+        grads = dict.fromkeys(params, kvjax.SparseRows(kvjax.keys([1]), rows))
+        updates, opt = tx.update(grads, states[-1], params)
+        params = optax.apply_updates(params, updates)
+        states.append(opt)
+    tables = kvjax.orbax.split(params)[1]
+    for fits in (states[2], states[0]):  # the second is a new one
+        kvjax.orbax.combine({"params": kvjax.orbax.split(params)[0], "opt": fits}, tables)
+    assert not recwarn.list
+    of_another = {"params": kvjax.orbax.split(params)[0], "opt": states[1]}
+    with pytest.warns(UserWarning, match=f"'{params['t'].name}', combine: .*after step 1 and rows after step 2; give"):
+        kvjax.orbax.combine(of_another, tables)
+
+
 def test_combine_without_a_template(tmp_path):
     """StandardRestore() gives dicts and lists, with None where a table stood."""
     table = kvjax.get_table("t", dim=2).upsert(IDS, np.ones((5, 2)))

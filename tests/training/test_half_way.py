@@ -38,10 +38,13 @@ def write(table, keys):
     return table
 
 
-@pytest.mark.parametrize("first", few([False, True], False), ids=["trained", "first step"])
-def test_a_step_that_fails_between_its_calls_leaves_nothing(make, first):
+@pytest.mark.parametrize("first", few([False, True], 0), ids=["trained", "first step"])
+@pytest.mark.parametrize("shards", few([None, 2], 0), ids=["one place", "mesh"])
+def test_a_step_that_fails_between_its_calls_leaves_nothing(make, mesh, first, shards):
     fuse, calm = Fuse(), Fuse()
-    options = {"max_capacity": 6, "on_full": "evict", "admit": kvjax.admit.MinCount(1)}
+    options: dict = {"admit": kvjax.admit.MinCount(1), "mesh": shards and mesh(shards)}
+    if shards is None:
+        options |= {"max_capacity": 6, "on_full": "evict"}
     table, twin = make(2, constraint=fuse, **options), make(2, constraint=calm, **options)
     if not first:
         table, twin = write(table, [1, 2, 3]), write(twin, [1, 2, 3])
@@ -57,7 +60,6 @@ def test_a_step_that_fails_between_its_calls_leaves_nothing(make, first):
 
 
 @slow
-@pytest.mark.cpu_table
 def test_one_shard_that_fails_is_said_at_once(make, mesh):
     """What the user's code raises on one device alone: the others have ended their part."""
     fuse = Fuse()

@@ -18,11 +18,17 @@ REFUSED = (ValueError, RuntimeError, jax.errors.JaxRuntimeError)
 TX = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.adagrad(0.1))
 
 
+def limited(mesh):
+    """Whether tables over it may have a capacity."""
+    return mesh is None or not kvjax.ffi.on_device()
+
+
 def tables_of(make, fuse, *last, mesh=None):
     """The first counts keys before they get rows and evicts some; the second is no program; then those in `last`."""
-    first = make(
-        2, max_capacity=6, on_full="evict", evict=kvjax.evict.LeastFrequent(), admit=kvjax.admit.MinCount(1), mesh=mesh
-    )
+    full = {"max_capacity": 6, "on_full": "evict", "evict": kvjax.evict.LeastFrequent()}
+    if not limited(mesh):
+        full, last = {}, tuple({} if "on_full" in options else options for options in last)
+    first = make(2, admit=kvjax.admit.MinCount(1), mesh=mesh, **full)
     return {"a": first, "b": make(2, constraint=fuse, mesh=mesh), "w": jnp.ones(2)} | {
         str(i): make(2, mesh=mesh, **options) for i, options in enumerate(last)
     }
@@ -52,7 +58,6 @@ def stats_of(table):
     return stats
 
 
-@pytest.mark.cpu_table  # a device's in chunks may stop half-way
 @pytest.mark.parametrize(
     "eager, shards",
     [(False, None), pytest.param(True, None, marks=slow), pytest.param(False, 2, marks=slow)],
@@ -68,7 +73,7 @@ def test_none_keeps_a_step_that_one_refuses(make, mesh, eager, shards):
         params, state = train(params, state, ids, run)
         twins, twin_state = train(twins, twin_state, ids, run)
     stats = {name: stats_of(params[name]) for name in "ab0"}
-    for refuses in ("full", "fuse"):
+    for refuses in ("full", "fuse") if limited(where) else ("fuse",):
         fuse.blown = refuses == "fuse"
         with pytest.raises(REFUSED, match="max_capacity=4" if refuses == "full" else "the fuse has blown"):
             train(params, state, [5, 6, 7] if refuses == "full" else [1, 2], run)
@@ -84,35 +89,22 @@ def test_none_keeps_a_step_that_one_refuses(make, mesh, eager, shards):
 
 
 @pytest.mark.skipif(not kvjax.ffi.on_device(), reason="about tables of a device in one place")
+@slow
 @pytest.mark.parametrize("eager", [False, True], ids=["jit", "eager"])
 def test_a_device_tries_all_steps_before_the_first(make, eager):
-    """A sink sees rows once. A step that stops half-way, by what the user's code raises, is that of one table alone."""
-    run, seen, fuse = step if eager else compiled, [], Fuse()
-    params = tables_of(make, fuse, {"max_capacity": 4, "on_full": "error"})
+    """A sink sees rows once, as a plan calls none."""
+    run, seen = step if eager else compiled, []
+    params = tables_of(make, Fuse(), {"max_capacity": 4, "on_full": "error"})
     params["a"] = params["a"].on_evict(lambda keys, *rest: seen.append(sorted(keys.tolist())))
     state = TX.init(params)
     for ids in ([1, 2, 3], [2, 3, 4]):
         params, state = train(params, state, ids, run)
-    stats, before = {name: stats_of(params[name]) for name in "ab0"}, {n: params[n].export() for n in "ab0"}
     with pytest.raises(REFUSED, match="max_capacity=4"):
         train(params, state, [5, 6, 7], run)
-    for name in "ab0":
-        same_rows(params[name].export(), before[name])
-        assert stats_of(params[name]) == stats[name] and int(params[name].refresh().version) == int(
-            params[name].version
-        )
     params["0"] = params["0"].remove(kvjax.keys([1, 2, 3, 4]))
     assert seen == []
     params, state = train(params, state, [5, 6, 7, 8], run)
     assert len(seen) == 1 and len(seen[0]) == 2
-    before = {n: params[n].export() for n in "a0"}
-    fuse.blown = True
-    with pytest.raises(REFUSED, match="the fuse has blown"):
-        train(params, state, [5, 6], run)
-    for name in "a0":
-        same_rows(params[name].export(), before[name])
-    with pytest.raises(RuntimeError, match="stopped half-way"):
-        params["b"].refresh()
 
 
 @slow
@@ -153,7 +145,6 @@ def test_a_table_in_one_place_beside_one_over_a_mesh_is_named(make, mesh, on_ref
         jax.jit(tx.update)({"a": rows, "b": rows, "c": rows}, tx.init(params), params)
 
 
-@pytest.mark.cpu_table
 @slow
 def test_a_planned_step_that_is_not_done_is_forgotten(make):
     params = tables_of(make, Fuse(), {"max_capacity": 1, "on_full": "error"})
@@ -164,7 +155,6 @@ def test_a_planned_step_that_is_not_done_is_forgotten(make):
     assert table.export().keys.tolist() == [9] and len(params["b"].upsert(kvjax.keys([1]), jnp.zeros((1, 2)))) == 1
 
 
-@pytest.mark.cpu_table
 @slow
 @pytest.mark.parametrize("shards", [None, 2], ids=["one place", "mesh"])
 def test_results_are_those_of_each_table_alone(make, mesh, shards):

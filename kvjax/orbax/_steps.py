@@ -1,0 +1,49 @@
+"""What the steps of a state and those of its tables say: whether both are of one time."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.core import Tracer
+
+from kvjax._table.table import Table
+
+
+def warn_of_another_step(state: Any, tables: Mapping[str, Table]) -> None:
+    """Warns where an optimizer's state has counted other steps than tables that it has trained.
+
+    A state that counts 0 is a new one, and has trained none. Nothing is known of tables that are not part of a
+    `kvjax.optax.partition`.
+    """
+    for part in jax.tree.leaves(state, is_leaf=_is_partition):
+        if not _is_partition(part) or isinstance(part.count, Tracer) or np.size(part.count) != 1:
+            continue
+        count = int(np.asarray(part.count).item())
+        others = {name: _last_step(tables[name]) for name in part.tables if name in tables} if count else {}
+        others = {name: last for name, last in others.items() if last not in (0, count)}
+        if not others:
+            continue
+        name, last = min(others.items())
+        more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
+        warnings.warn(
+            f"kvjax: table {name!r}{more}, combine: want a state and tables of one step, got optimizer state after step "
+            f"{count} and rows after step {last}; give what TableRestore has restored beside the state, or what split "
+            "gave with it. If the optimizer's state was begun anew while the rows were kept, this is as it should be",
+            stacklevel=3,
+        )
+
+
+def _is_partition(x: Any) -> bool:
+    # By its fields: adapters know nothing of each other.
+    return {"count", "tables"} <= set(getattr(x, "_fields", ())) and isinstance(x.tables, Mapping)
+
+
+def _last_step(table: Table) -> int:
+    """0 for one of which it is not known yet."""
+    if table.follows or table.tape is not None or isinstance(table.version, Tracer):
+        return 0
+    return table.stats().last_step
