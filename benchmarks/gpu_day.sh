@@ -19,7 +19,7 @@ backend=${BACKEND:-cuda} pack=${PACK:-$root/build/gpu} state=${STATE:-$root/buil
 python=${PYTHON:-python3}
 steps=${STEPS:-install machine cpp figures quick slow memory_cpp memory_tests profile}
 operations="tests/ops/test_operations.py tests/table/test_evict.py tests/training/test_training.py"
-kernels='LookupRows|CountNew|EnterNew|MergeGradients|GatherRows|ScatterRows'
+kernels='LookupRows|CountNew|EnterNew|MergeGradients|ReadRows|WriteRows'
 mkdir -p "$out" "$state"
 cd "$root"
 

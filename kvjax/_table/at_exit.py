@@ -1,6 +1,7 @@
-"""The check at exit: a write that failed and that nobody has asked about is reported once.
+"""The check at exit: a write that failed, and whose error no call of kvjax has met, is reported once.
 
-JAX keeps the failure of a device's last program and prints it with two tracebacks when Python exits, also if the
+What a program has met by JAX alone (`jax.block_until_ready` of what a compiled step gives) nobody can tell from what
+it has not, so it is among these. JAX keeps the failure of a device's last program and prints it with two tracebacks when Python exits, also if the
 program has met the error long before.
 """
 
@@ -51,7 +52,7 @@ def _say_what_failed() -> None:
         print(f"kvjax: a step was refused, and kvjax.commit has not been called: {text}", file=sys.stderr)
     for text in failed:
         if text not in _met and text not in str(getattr(sys, "last_value", None)):
-            print(f"kvjax: a write has failed that nobody has asked about: {text}", file=sys.stderr)
+            print(f"kvjax: a write has failed that no call of kvjax has met: {text}", file=sys.stderr)
     if failed:
         for device in jax.local_devices():
             with jax.default_device(device):

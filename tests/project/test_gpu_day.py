@@ -119,13 +119,13 @@ def test_the_profile_is_of_the_kernels_that_matter(day, tmp_path):
         """#!/bin/bash
 echo "asked for $*"
 echo "==PROF== Profiling LookupRows"
-echo "  void kvjax::device::Kernel<kvjax::device::GatherRows<int>::lambda>(int) (4, 1, 1)x(256, 1, 1)"
+echo "  void kvjax::device::Kernel<kvjax::device::ReadRows<int>::lambda>(int) (4, 1, 1)x(256, 1, 1)"
 echo "    dram__bytes.sum       Mbyte      12.5"
 """
     )
     ncu.chmod(0o755)
     _, summary = day(BACKEND="cuda", STEPS="profile", PATH=f"{ncu.parent}:{os.environ['PATH']}")
-    assert "\nGatherRows\n dram__bytes.sum Mbyte 12.5\n" in summary and "LookupRows" not in summary.split("asked")[0]
+    assert "\nReadRows\n dram__bytes.sum Mbyte 12.5\n" in summary and "LookupRows" not in summary.split("asked")[0]
     asked = (tmp_path / "state/profile.log").read_text()
     assert "--launch" not in asked and "--only kernels" in asked
     kernels = re.search(r"--kernel-id ::regex:(\S+):3 ", asked)[1].split("|")

@@ -37,4 +37,4 @@ def test_a_failure_is_said_once(ending):
     said = program.stderr.count("want at most max_capacity=2 rows, got 50000")
     assert said == (1 if ending.startswith("not") else 0), program.stderr
     assert "atexit" not in program.stderr
-    assert ("nobody has asked about" in program.stderr) == (ending == "not asked")
+    assert ("no call of kvjax has met" in program.stderr) == (ending == "not asked")

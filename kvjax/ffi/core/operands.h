@@ -31,7 +31,6 @@ T Load64(const T* words) {
 }
 
 // ---- reads: no version is that of a following handle, which reads what the last write has finished
-// ----------
 
 struct LookupOperands {
   const uint32_t* version = nullptr;  // ()
@@ -166,17 +165,22 @@ struct ApplyOperands {
   uint32_t* next = nullptr;          // out (), or the word by which that call knows it
 };
 
-/// What a step would be refused for, where it changes nothing and holds nothing. The call that does it, as
-/// `planned`, is given the version, or another one if it is to do nothing, which is no failure then.
-struct PlanApplyOperands {
+/// A step as a call brings it.
+struct StepSpan {
   const uint32_t* version = nullptr;  // ()
   KeySpan keys = {};                  // (n,)
-  GradientSpan gradients = {};        // (n, dim), of which no row is read
-  const int64_t* step = nullptr;      // ()
+  GradientSpan gradients = {};        // (n, dim)
+  const int64_t* step = nullptr;      // (), below 0 for the one after the last
   SlotLayout layout = {};             // that the optimizer wants
   InitialRows initial = {};           // (m, dim)
-  bool reports = false;               // whether the call waits for the device, and throws what that says
-  uint32_t* status = nullptr;         // out (), 0 if it can be done
+};
+
+/// What a step would be refused for; changes and holds nothing. The call that does it, as `planned`, does
+/// nothing for another version than the live one, which is no failure then.
+struct PlanApplyOperands {
+  StepSpan step = {};          // of whose gradients no row is read
+  bool reports = false;        // whether the call waits for the device, and throws what that says
+  uint32_t* status = nullptr;  // out (), 0 if it can be done
 };
 
 /// The end of a step that holds for it.
@@ -187,10 +191,9 @@ struct EndApplyOperands {
   uint32_t* next = nullptr;  // out ()
 };
 
-/// keys: distinct, then padding.
 struct BeginApplyOperands {
   const uint32_t* version = nullptr;  // ()
-  KeySpan keys = {};                  // (n,)
+  KeySpan keys = {};                  // (n,) distinct, then padding
   GradientSpan gradients = {};        // (n, dim)
   const int64_t* step = nullptr;      // (), below 0 for the one after the last
   SlotLayout layout = {};             // that the optimizer wants
@@ -203,18 +206,8 @@ struct BeginApplyOperands {
   RowFacts* facts = nullptr;          // out (n,), or nullptr if nobody wants them
 };
 
-/// A step as a call brings it. keys: distinct, then padding.
-struct StepSpan {
-  const uint32_t* version = nullptr;  // ()
-  KeySpan keys = {};                  // (n,)
-  GradientSpan gradients = {};        // (n, dim)
-  const int64_t* step = nullptr;      // (), below 0 for the one after the last
-  SlotLayout layout = {};             // that the optimizer wants
-  InitialRows initial = {};           // (m, dim)
-};
-
-/// The rows of a step as its update is to see them, each where the gradient stands that it gets; changes
-/// nothing. Where no row gets it, there are zeros.
+/// The rows of a step of distinct keys as its update is to see them, each where its gradient stands; zeros
+/// elsewhere. Changes nothing.
 struct ReadStepOperands {
   StepSpan step = {};
   size_t size = 0;                     // of the results, n or more
@@ -236,8 +229,8 @@ struct WriteStepOperands {
   uint32_t* next = nullptr;                  // out ()
 };
 
-/// Which rows of a step a chunk is about: [start, start + chunk), cut at `active`. No targets (num_rows is 0)
-/// stand for those of the step that a shard has opened.
+/// Rows [start, start + chunk) of a step, cut at `active`; without targets (num_rows is 0) those of a
+/// shard's.
 struct ChunkSpan {
   const uint32_t* targets = nullptr;  // (num_rows, 2)
   size_t num_rows = 0;
@@ -279,7 +272,6 @@ struct SealOperands {
 
 // ---- sharded tables --------------------------------------------------------------------------------------
 
-/// Whose keys are whose.
 struct OwnerSpan {
   const int32_t* given = nullptr;  // (n,) by a partitioner, or nullptr for those of virtual buckets
   uint32_t shards = 1;

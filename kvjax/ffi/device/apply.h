@@ -13,14 +13,8 @@ namespace kvjax::device {
 /// Gradients that no merging has been asked for, as a step takes them.
 inline GradientsView AsMerged(const StepSpan& step, bool count_batches) {
   const GradientSpan& g = step.gradients;
-  return {step.keys.data,
-          g.counts,
-          g.rows,
-          step.keys.n,
-          g.seals,
-          g.num_seals,
-          kSeal,
-          reinterpret_cast<const uint32_t*>(step.step),
+  return {step.keys.data, g.counts,    g.rows, step.keys.n,
+          g.seals,        g.num_seals, kSeal,  reinterpret_cast<const uint32_t*>(step.step),
           count_batches};
 }
 
@@ -61,20 +55,16 @@ void DeviceTable<Q>::Apply(Q& q, const ApplyOperands& o) {
 template <class Q>
 void DeviceTable<Q>::PlanApply(Q& q, const PlanApplyOperands& o) {
   const Entered entered(*this, q, Op::kApply);
-  const size_t n = o.keys.n;
+  const size_t n = o.step.keys.n;
   const Scratch<Q, uint64_t> keys(q, n);
   const Scratch<Q, int32_t> counts(q, n);
-  const GradientSpan& g = o.gradients;
-  MergeGradients(q, o.keys.data, g.rows, g.counts, n, 0, keys.data(), nullptr, counts.data());
-  const StepSpan step{.version = o.version,
-                      .keys = {keys.data(), n, o.keys.narrow},
-                      .gradients = {counts.data(), nullptr, g.seals, g.num_seals},
-                      .step = o.step,
-                      .layout = o.layout,
-                      .initial = o.initial};
+  StepSpan step = o.step;
+  MergeGradients(q, step.keys.data, step.gradients.rows, step.gradients.counts, n, 0, keys.data(), nullptr,
+                 counts.data());
+  step.keys.data = keys.data(), step.gradients.counts = counts.data(), step.gradients.rows = nullptr;
   (void)BringsSlots(q, step);
   const Deciding decided(*this, q, step, AsMerged(step, spec_.count_batches), nullptr);
-  decided.entering.Plan(o.initial, decided.allowed());
+  decided.entering.Plan(step.initial, decided.allowed());
   SayWhetherOpen(q, decided.entering.call, o.status);
 }
 
@@ -162,8 +152,13 @@ void DeviceTable<Q>::Read(Q& q, const ReadStepOperands& o, const GradientsView& 
   const Entering& e = decided.entering;
   e.WithNew(o.step.initial, /*blank=*/false, decided.allowed(), [&](const EnterView& v) {
     NumberNew(q, v, e.keys.n);
-    StepResults once{shared_gradient.data(), dim,         o.grads, o.fresh,
-                     o.row_keys,             o.row_facts, reinterpret_cast<uint32_t*>(o.used_step)};
+    StepResults once{shared_gradient.data(),
+                     dim,
+                     o.grads,
+                     o.fresh,
+                     o.row_keys,
+                     o.row_facts,
+                     reinterpret_cast<uint32_t*>(o.used_step)};
     for (const Parts& parts : all)
       ReadRows(q, v, decided.rows(), attached, std::exchange(once, {}), parts, o.size);
   });

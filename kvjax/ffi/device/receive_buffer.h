@@ -182,7 +182,7 @@ struct ShardStep {
   size_t n = 0;                       // keys
   Array<Q, uint32_t> step;
   bool wants_facts = false;
-  Array<Q, RowFacts> facts;          // (n,) of an update that is no program, as the others
+  Array<Q, RowFacts> facts;           // (n,) of an update that is no program, as the others
   Array<Q, std::byte> values, slots;  // (n, dim), and of each slot (n, its bytes), one behind the other
   Array<Q, bool> fresh;
 

@@ -105,7 +105,8 @@ class DeviceTable {
   void Plan(Q& q, const PlanOperands& o);
   void Receive(Q& q, const ReceiveOperands& o);
   void PlanStep(Q& q, const PlanStepOperands& o);
-  /// Does a step of a program. One of any other update it opens, and once its chunks have come back, does that.
+  /// Does a step of a program. One of any other update it opens, and once its chunks have come back, does
+  /// that.
   void CommitStep(Q& q, const CommitStepOperands& o);
   /// Chunks of the rows of the step that is open.
   void Gather(Q& q, const GatherOperands& o);

@@ -87,8 +87,8 @@ struct StepRowsView {
   }
 };
 
-/// Counts the occurrences of rows and says which row each gradient belongs to: targets (n, 2), with kNoRow for
-/// those that the rest of the step passes over. facts: (n,) about the rows of the targets, or nullptr.
+/// Counts the occurrences of rows and says which row each gradient belongs to: targets (n, 2), with kNoRow
+/// for those that the rest of the step passes over. facts: (n,) about the rows of the targets, or nullptr.
 template <class Q>
 void CountRows(Q& q, CallView call, RowsView in, StepRowsView rows, uint32_t* targets, RowFacts* facts) {
   const size_t n = rows.of.n;
@@ -178,8 +178,8 @@ struct StepResults {
 };
 
 /// Reads the rows of a step, also those that it would make, n of them at most, and changes nothing. v: as
-/// FindNew leaves it. attached: whether rows have slots. Where there is no row nobody uses what is written, but
-/// an optimizer should see numbers.
+/// FindNew leaves it. attached: whether rows have slots. Where there is no row nobody uses what is written,
+/// but an optimizer should see numbers.
 template <class Q>
 void ReadRows(Q& q, EnterView v, StepRowsView rows, bool attached, StepResults out, Parts parts, size_t n) {
   q.Tiles(n, [=] KVJAX_HD(typename Q::Tile tile, size_t i) {
@@ -210,7 +210,8 @@ void ReadRows(Q& q, EnterView v, StepRowsView rows, bool attached, StepResults o
       std::byte* const to = i < n ? part.outside + i * part.bytes : nullptr;
       const bool there = is_old && (attached || !part.slot);
       CopyRecords(tile, initial ? nullptr : to, there ? part.Of(v.in, at.row) : nullptr, part.bytes);
-      if (!part.slot) v.initial.WriteRows(tile, at.key, initial ? v.before[first] : 0, initial ? to : nullptr);
+      if (!part.slot)
+        v.initial.WriteRows(tile, at.key, initial ? v.before[first] : 0, initial ? to : nullptr);
     }
     if (i == 0 && out.used_step != nullptr) {
       const auto step = static_cast<uint64_t>(v.call.control->step);
@@ -234,8 +235,8 @@ void WriteRows(Q& q, TargetsView rows, Parts parts, bool slots) {
   });
 }
 
-/// Rows of arrays that a chunk of a step is copied from or to: (n, bytes) `all`, of which (size, bytes) `some`
-/// are from *start on.
+/// Rows of arrays that a chunk of a step is copied from or to: (n, bytes) `all`, of which (size, bytes)
+/// `some` are from *start on.
 struct ChunkPart {
   std::byte *all, *some;
   size_t bytes;

@@ -11,14 +11,13 @@ namespace kvjax {
 /// `Ctx` is the FFI context that carries the execution resource, `Exec` its decoded form, `Table` the table.
 /// The functions throw kvjax::Error or std::bad_alloc.
 template <class B>
-concept Backend = requires(typename B::Exec& exec, typename B::Table& table, const LookupOperands& lookup,
-                           const FindMissingOperands& find_missing, const InspectOperands& inspect,
-                           const ReadSlotOperands& read_slot, const ChangedOperands& changed,
-                           const WriteKeysOperands& write_keys, const WriteRowsOperands& write_rows,
-                           const AccumOperands& accum, const EvictOperands& evict, const ClearOperands& clear,
-                           const MergeOperands& merge, const GatherOperands& gather,
-                           const ScatterOperands& scatter,
-                           const SealOperands& seal, const uint32_t* word, uint32_t* out, size_t n) {
+concept Backend = requires(
+    typename B::Exec& exec, typename B::Table& table, const LookupOperands& lookup,
+    const FindMissingOperands& find_missing, const InspectOperands& inspect,
+    const ReadSlotOperands& read_slot, const ChangedOperands& changed, const WriteKeysOperands& write_keys,
+    const WriteRowsOperands& write_rows, const AccumOperands& accum, const EvictOperands& evict,
+    const ClearOperands& clear, const MergeOperands& merge, const GatherOperands& gather,
+    const ScatterOperands& scatter, const SealOperands& seal, const uint32_t* word, uint32_t* out, size_t n) {
   typename B::Ctx;
   B::Lookup(exec, table, lookup);
   B::FindMissing(exec, table, find_missing);
@@ -43,22 +42,22 @@ template <class B>
 concept ProgramBackend = Backend<B> && requires(typename B::Exec& exec, typename B::Table& table,
                                                 const ApplyOperands& apply) { B::Apply(exec, table, apply); };
 
-/// Whose steps can be planned by one call and made by another, once those of other tables are planned, or what
-/// has been done to their rows is there.
+/// Whose steps can be planned by one call and made by another, once those of other tables are planned, or
+/// what has been done to their rows is there.
 template <class B>
-concept HoldingBackend = ProgramBackend<B> && requires(typename B::Exec& exec, typename B::Table& table,
-                                                       const BeginApplyOperands& begin,
-                                                       const EndApplyOperands& end) {
-  B::BeginApply(exec, table, begin);
-  B::EndApply(exec, table, end);
-};
+concept HoldingBackend =
+    ProgramBackend<B> && requires(typename B::Exec& exec, typename B::Table& table,
+                                  const BeginApplyOperands& begin, const EndApplyOperands& end) {
+      B::BeginApply(exec, table, begin);
+      B::EndApply(exec, table, end);
+    };
 
 /// Whose steps can be tried by one call, which holds nothing, and made by another; and their rows read.
 template <class B>
 concept PlanningBackend =
-    ProgramBackend<B> && requires(typename B::Exec& exec, typename B::Table& table,
-                                  const PlanApplyOperands& plan, const ReadStepOperands& read_step,
-                                  const WriteStepOperands& write_step) {
+    ProgramBackend<B> &&
+    requires(typename B::Exec& exec, typename B::Table& table, const PlanApplyOperands& plan,
+             const ReadStepOperands& read_step, const WriteStepOperands& write_step) {
       B::PlanApply(exec, table, plan);
       B::ReadStep(exec, table, read_step);
       B::WriteStep(exec, table, write_step);

@@ -69,17 +69,24 @@ ffi::Error Apply(typename B::Exec& exec, Decoder& in) {
   });
 }
 
+/// What a step in one or two calls is made of.
+inline StepSpan InStep(Decoder& in, const TableSpec& spec) {
+  StepSpan step;
+  step.version = in.InVersion();
+  step.keys = in.InKeys(in.Flag("narrow"));
+  step.gradients = in.InGradients(spec, step.keys.n);
+  step.step = in.In<int64_t>("step (2,)", 1);
+  step.layout = SlotLayout::Parse(in.Text("slots"));
+  step.initial = in.InInitial(spec);
+  return step;
+}
+
 template <PlanningBackend B>
 ffi::Error PlanApply(typename B::Exec& exec, Decoder& in) {
   return PlanTraining<B>(exec, in, [&] {
     const auto table = TableOf<B>(in);
     PlanApplyOperands o;
-    o.version = in.InVersion();
-    o.keys = in.InKeys(in.Flag("narrow"));
-    o.gradients = in.InGradients(table->spec(), o.keys.n);
-    o.step = in.In<int64_t>("step (2,)", 1);
-    o.layout = SlotLayout::Parse(in.Text("slots"));
-    o.initial = in.InInitial(table->spec());
+    o.step = InStep(in, table->spec());
     o.reports = in.Flag("reports");
     o.status = in.OutWord();
     B::PlanApply(in.Done(exec), *table, o);
@@ -144,8 +151,8 @@ inline void WantSlots(const Decoder& in, const SlotLayout& layout, size_t chunk,
   }
 }
 
-/// Rows that are handed out: values, grads (or (0, dim) if nobody wants them), fresh, row keys, facts about the
-/// rows (or (0, 9)), and one array per slot. Returns how many.
+/// Rows that are handed out: values, grads (or (0, dim) if nobody wants them), fresh, row keys, facts about
+/// the rows (or (0, 9)), and one array per slot. Returns how many.
 template <class Operands>
 size_t OutRows(Decoder& in, const TableSpec& spec, Operands& o) {
   const ffi::AnyBuffer values = in.Out(), grads = in.Out(), fresh = in.Out();
@@ -237,18 +244,6 @@ ffi::Error Scatter(typename B::Exec& exec, Decoder& in) {
     o.out = in.OutWord();
     B::Scatter(in.Done(exec), *table, o);
   });
-}
-
-/// What a step in one or two calls is made of.
-inline StepSpan InStep(Decoder& in, const TableSpec& spec) {
-  StepSpan step;
-  step.version = in.InVersion();
-  step.keys = in.InKeys(in.Flag("narrow"));
-  step.gradients = in.InGradients(spec, step.keys.n);
-  step.step = in.In<int64_t>("step (2,)", 1);
-  step.layout = SlotLayout::Parse(in.Text("slots"));
-  step.initial = in.InInitial(spec);
-  return step;
 }
 
 template <PlanningBackend B>

@@ -259,7 +259,8 @@ void BindTables(nb::module_& m) {
   m.def(
       "version",
       [](std::string_view name, size_t shard) {
-        return HostCall(name, "version", [&] { return ShardOf<T>(name, "version", shard)->SettledVersion(); });
+        return HostCall(name, "version",
+                        [&] { return ShardOf<T>(name, "version", shard)->SettledVersion(); });
       },
       nb::arg("name"), nb::arg("shard"), "The live version, once no write is under way.");
   m.def(

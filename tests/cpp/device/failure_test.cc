@@ -89,7 +89,8 @@ void Begin(Table& t, const Keys& keys, int32_t count, bool slots, int64_t step =
   std::vector<const std::byte*> written;
   if (slots) written.push_back(zeros.data());
   t.Write([&](auto* version, auto* next) {
-    t.WriteStep(t.q, {.step = Of(g, version, layout), .values = zeros.data(), .slots = written, .next = next});
+    t.WriteStep(t.q,
+                {.step = Of(g, version, layout), .values = zeros.data(), .slots = written, .next = next});
   });
 }
 
@@ -212,12 +213,7 @@ TEST(PlanApply) {
     const device::Gradients g{
         .keys = keys, .counts = std::vector<int32_t>(keys.size(), 3), .seals = {kvjax::kSeal}};
     uint32_t status = 7;
-    t.PlanApply(t.q, {.version = &t.handle,
-                      .keys = data::Span(g.keys),
-                      .gradients = {g.counts.data(), nullptr, g.seals.data(), g.seals.size()},
-                      .step = &g.step,
-                      .layout = device::Momentum(kDim),
-                      .status = &status});
+    t.PlanApply(t.q, {.step = Of(g, &t.handle, device::Momentum(kDim)), .status = &status});
     CHECK_EQ(status, 0u);
   };
   TableSpec spec = Spec();

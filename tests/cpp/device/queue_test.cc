@@ -36,15 +36,14 @@ void Train(data::Live& cpu, Chain& gpu, const Keys& batch, bool with_slots, floa
   std::vector<const std::byte*> slots;
   if (with_slots) slots.push_back(data::Bytes(s.slots));
   gpu.Write([&](auto* by, auto* next) {
-    gpu.table.WriteStep(gpu.q,
-                        {.step = {.version = by,
-                                  .keys = data::Span(s.keys),
-                                  .gradients = {s.counts.data(), s.rows.data(), s.seals.data(), 1},
-                                  .step = &s.at,
-                                  .layout = layout},
-                         .values = data::Bytes(s.rows),
-                         .slots = slots,
-                         .next = next});
+    gpu.table.WriteStep(gpu.q, {.step = {.version = by,
+                                         .keys = data::Span(s.keys),
+                                         .gradients = {s.counts.data(), s.rows.data(), s.seals.data(), 1},
+                                         .step = &s.at,
+                                         .layout = layout},
+                                .values = data::Bytes(s.rows),
+                                .slots = slots,
+                                .next = next});
   });
   const auto targets = cpu.Open(s.keys, s.counts, layout);
   cpu.Scatter(kvjax::Serial, cpu.token, targets.data(), targets.size(), data::Bytes(s.rows), slots, true);

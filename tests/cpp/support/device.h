@@ -233,8 +233,7 @@ class Device : public kvjax::device::DeviceTable<Q> {
         CHECK(row_keys[i] == g.keys[i] || row_keys[i] == 0 || this->spec().admission.shares());
       }
       Floats scratch(dim);
-      auto* const record =
-          layout.empty() ? scratch.data() : reinterpret_cast<float*>(slot.data()) + i * dim;
+      auto* const record = layout.empty() ? scratch.data() : reinterpret_cast<float*>(slot.data()) + i * dim;
       Descend(this->spec().type, dim, values.data() + i * bytes, grads.data() + i * dim,
               layout.empty() || fresh[i], record);
     }
