@@ -171,7 +171,8 @@ void DeviceTable<Q>::WriteStep(Q& q, const WriteStepOperands& o) {
 }
 
 template <class Q>
-void DeviceTable<Q>::WriteWhole(Q& q, const WriteStepOperands& o, const GradientsView& gradients) {
+void DeviceTable<Q>::WriteWhole(Q& q, const WriteStepOperands& o, const GradientsView& gradients,
+                                int64_t* used_step) {
   const size_t n = o.step.keys.n;
   // All that can fail, before anything changes.
   const std::vector<Parts> all = PartsOf(o.step.layout, o.values, o.slots);
@@ -182,6 +183,7 @@ void DeviceTable<Q>::WriteWhole(Q& q, const WriteStepOperands& o, const Gradient
     WriteRows(q, {call, contents_.view(), begun.targets.data(), n, begun.active.data()}, parts,
               !o.slots.empty());
   }
+  if (used_step != nullptr) q.Copy(used_step, begun.used_step.data(), sizeof(int64_t));
   KeepHotRows(q, call, n);
 }
 

@@ -129,7 +129,6 @@ void DeviceTable<Q>::CommitStep(Q& q, const CommitStepOperands& o) {
     slots.undo = true;
   }
   q.Fill(o.active, 0, sizeof(int32_t));  // nothing is left to do
-  q.Copy(o.used_step, step_.step.data(), sizeof(int64_t));
   if (step_.program) {
     const Begun<Q> begun(q, n, step_.program->wants_facts());
     const RegisterScratch<Q> registers(q, *step_.program, n);
@@ -137,13 +136,14 @@ void DeviceTable<Q>::CommitStep(Q& q, const CommitStepOperands& o) {
                                    spec_.initializer.seed);
     Begin(q, step, gradients, nullptr, begun, /*planned=*/false, o.next);
     Run(q, program, registers, step, nullptr, begun, o.next);
+    q.Copy(o.used_step, begun.used_step.data(), sizeof(int64_t));
   } else {
     WriteWhole(q,
                {.step = step,
                 .values = step_.values.data(),
                 .slots = step_.template SlotArrays<const std::byte*>(),
                 .next = o.next},
-               gradients);
+               gradients, o.used_step);
   }
   slots.undo = false;
 }
