@@ -1,8 +1,8 @@
 """The check at exit: a write that failed, and whose error no call of kvjax has met, is reported once.
 
 What a program has met by JAX alone (`jax.block_until_ready` of what a compiled step gives) nobody can tell from what
-it has not, so it is among these. JAX keeps the failure of a device's last program and prints it with two tracebacks when Python exits, also if the
-program has met the error long before.
+it has not, so it is among these. JAX keeps the failure of a device's last program and prints it with two tracebacks
+when Python exits, also if the program has met the error long before.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ class Held:
 
     Attributes:
       word: ``()`` uint32, by which its end knows it.
-      state: the next globals, or of an update in chunks what its end wants: those, and of a step that was tried what was
-        merged and made.
+      state: the next globals, or of an update in chunks what its end wants: those, and of a step that was tried what
+        was merged and made.
       status: ``()`` uint32, 0 or the number of what it was refused for, if it keeps that to itself; of a device in one
         place, which says it later, 1.
     """
@@ -209,14 +209,15 @@ def _end(spec: TableSpec, way: Way, update: Update, word: jax.Array, joint: jax.
 
 def _end_tried(spec: TableSpec, way: Way, update: Update, joint: jax.Array) -> tuple[jax.Array, Any]:
     planned = joint == 0
+    held: Any = update.state
 
     def done(version: jax.Array) -> jax.Array:
         if isinstance(way, ByProgram):
             return dataclasses.replace(way, phase="planned").in_one_place(spec, update, version)[0]
-        merged, made, _ = update.state
+        merged, made, _ = held
         return way.write(spec, version, merged, update.step, made, planned=True)
 
-    state = update.state[-1] if isinstance(way, InChunks) else update.state
+    state = held[-1] if isinstance(way, InChunks) else held
     if way.phase == "keep":
         return _unless_refused(spec, way, update.version, joint, lambda: done(update.version)), state
     version = done(jnp.where(planned, update.version, ~update.version))

@@ -168,7 +168,13 @@ class InChunks:
         return Made(initial, _stored(spec, rows, words, step), slots), state
 
     def write(
-        self, spec: TableSpec, version: jax.Array, merged: SparseRows, step: jax.Array, made: Made, planned: bool = False
+        self,
+        spec: TableSpec,
+        version: jax.Array,
+        merged: SparseRows,
+        step: jax.Array,
+        made: Made,
+        planned: bool = False,
     ) -> jax.Array:
         """Does the step. Returns the next version."""
         given = version, merged, step, made.initial, made.values, self.slots, made.slots
