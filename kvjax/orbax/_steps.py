@@ -32,7 +32,8 @@ def warn_of_another_step(state: Any, tables: Mapping[str, Table]) -> None:
         warnings.warn(
             f"kvjax: table {name!r}{more}, combine: want a state and tables of one step, got optimizer state after "
             f"step {count} and rows after step {last}; give what TableRestore has restored beside the state, or what "
-            "split gave with it. If the optimizer's state was begun anew while the rows were kept, this is as it should be",
+            "split gave with it. If the optimizer's state was begun anew while the rows were kept, this is as it "
+            "should be",
             stacklevel=3,
         )
 
