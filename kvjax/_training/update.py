@@ -54,7 +54,8 @@ def update_of(
 
     def moved(grads: Any, state: Any, row: Any, **extra: Any) -> tuple[Any, Any]:
         updates, state = tx.update(grads, state, row, **extra)
-        if (shape := getattr(updates, "shape", row.shape)) != row.shape:
+        shape = getattr(updates, "shape", row.shape)
+        if shape not in ((), row.shape):  # a number is for all elements, as optax.apply_updates has it
             raise other_shape(row.shape, shape)
         return jnp.asarray(optax.apply_updates(row, updates)), state
 
