@@ -169,7 +169,7 @@ class DeviceTable {
 
  private:
   /// Holds the table for a call, puts it behind those before it, and raises what these have been refused for:
-  /// not a part of a step of one shard, which would fail alone.
+  /// not a part of a step of one shard, which would fail alone, nor of a load that has begun.
   class Entered {
    public:
     Entered(const DeviceTable& table, Q& q, Op op, bool raises = true)

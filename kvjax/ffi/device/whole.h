@@ -211,7 +211,7 @@ void DeviceTable<Q>::AddLoaded(Loaded& loaded, const SnapshotView& rows) {
     loaded.counts.Forget(key);
   }
   Q q = Q::Alone(spec_.device);
-  const Entered entered(*this, q, "load");
+  const Entered entered(*this, q, "load", /*raises=*/false);
   const RowsView to = loaded.contents.view();
   for (size_t begin = 0; begin < rows.n; begin += kHostBatch) {
     const size_t m = std::min(kHostBatch, rows.n - begin);
@@ -244,7 +244,7 @@ void DeviceTable<Q>::AddLoaded(Loaded& loaded, const SnapshotView& rows) {
 template <class Q>
 void DeviceTable<Q>::EndLoad(Loaded& loaded) {
   Q q = Q::Alone(spec_.device);
-  const Entered entered(*this, q, "load");
+  const Entered entered(*this, q, "load", /*raises=*/false);
   const size_t rows = loaded.distinct.keys().size();
   Control* const filling = loaded.filling.data();
   // Any handle of a table that nobody has yet is live.
