@@ -21,18 +21,33 @@ def _draws_nothing(*_: Any) -> NoReturn:
     raise TypeError("kvjax: want a key of random numbers, got a word of a table or of its gradient")
 
 
-def _impl(name: str, tag: str) -> Hashable:
+class _Unsaved:
+    """Draws nothing, and is in no pickle: JAX pickles it with each array of its dtype, and so none of versions."""
+
+    def __call__(self, *_: Any) -> NoReturn:
+        _draws_nothing()
+
+    def __deepcopy__(self, memo: Any) -> _Unsaved:
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "kvjax: pickle: want the rows of tables, got the version of a handle; rows are not part of a handle: save "
+            "them with kvjax.orbax.split and TableSave, or kvjax.checkpoint.save"
+        )
+
+
+def _impl(name: str, tag: str, draws: Callable[..., NoReturn]) -> Hashable:
     return define_prng_impl(
-        key_shape=(1,), seed=_draws_nothing, split=_draws_nothing, random_bits=_draws_nothing,
-        fold_in=_draws_nothing, name=name, tag=tag,
-    )  # fmt: skip
+        key_shape=(1,), seed=draws, split=draws, random_bits=draws, fold_in=draws, name=name, tag=tag
+    )
 
 
 # JAX's errors show the tags, so they have the mends.
 _VERSION_TAG = "kvjax table, not a number; kvjax.grad, kvjax.orbax.split and kvjax.optax.averaged know tables"
 _SEAL_TAG = "kvjax gradient, not a number; kvjax.optax.joint, global_norm and kvjax.merge take those"
-_VERSION = _impl("kvjax_version", _VERSION_TAG)
-_SEAL = _impl("kvjax_seal", _SEAL_TAG)
+_VERSION = _impl("kvjax_version", _VERSION_TAG, _Unsaved())
+_SEAL = _impl("kvjax_seal", _SEAL_TAG, _draws_nothing)
 
 
 def opaque(words: Any) -> jax.Array:

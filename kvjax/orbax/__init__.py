@@ -1,5 +1,6 @@
 """Orbax: tables in checkpoints."""
 
+from kvjax.orbax import _flax as _flax
 from kvjax.orbax._handler import TableHandler as TableHandler
 from kvjax.orbax._handler import TableRestore as TableRestore
 from kvjax.orbax._handler import TableSave as TableSave

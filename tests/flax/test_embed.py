@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import nnx, serialization
 
 import kvjax
 from tests.support.marks import few, slow
@@ -154,3 +154,17 @@ def test_nnx_argnums():
     assert float(user.calls.get_value()) == float(item.calls.get_value()) == 2
     with pytest.raises(TypeError, match=r"^kvjax.flax.nnx.value_and_grad wants the arguments \(4,\)"):
         kvjax.flax.nnx.grad(loss, argnums=4)(user, item, bias, KEYS)
+
+
+def test_flax_serializes_what_split_leaves_and_no_handle(make):
+    params = {"t": make(2).upsert(np.arange(5), np.ones((5, 2))), "w": jnp.arange(2.0)}
+    dense, tables = kvjax.orbax.split(params)
+    with pytest.raises(TypeError, match="can not serialize 'Table' object"):  # which the README explains
+        serialization.to_bytes(params)
+    saved = serialization.to_bytes(dense)
+    with pytest.raises(TypeError, match=r"from_state_dict: want a target without tables.*kvjax.orbax.combine"):
+        serialization.from_bytes(params, saved)
+    back = kvjax.orbax.combine(serialization.from_bytes(jax.tree.map(jnp.zeros_like, dense), saved), tables)
+    assert back["w"].tolist() == [0, 1] and len(back["t"]) == 5
+    whole = serialization.from_state_dict(params, {"t": back["t"], "w": back["w"]})  # of what combine gave
+    assert whole["t"] is back["t"]
