@@ -28,7 +28,7 @@ import optax
 import kvjax
 from kvjax._formats.atomic import flush
 from kvjax._table import loads
-from kvjax.checkpoint import Chain, ChainRows, seal, snapshot, write
+from kvjax.checkpoint import Chain, ChainRows, snapshot, write, write_manifest
 
 TURNS = 6
 
@@ -90,7 +90,7 @@ def main() -> None:
             table = table.refresh()
             stored = clock("| collect and copy", lambda: snapshot("t", table))  # noqa: B023
             clock("| write and flush", lambda: asyncio.run(write(stages, stored)))  # noqa: B023
-            clock("| seal", lambda: seal(stages))  # noqa: B023
+            clock("| manifest", lambda: write_manifest(stages))  # noqa: B023
             source = ChainRows(Chain(stages), "t").source()
             clock("| read and check", lambda: sum(1 for _ in source.rows()))  # noqa: B023
             rows_of = loads.checked(table.spec, table.snapshot())

@@ -24,8 +24,8 @@ from kvjax.checkpoint._format import (
     array_folder,
     chunk_path,
     chunk_rows,
+    manifest_tables,
     row_bytes,
-    sealed_tables,
     shard_folder,
     shards_of,
     table_folder,
@@ -166,11 +166,11 @@ def table_at(path: str, name: str | None, bases: Sequence[str] | None = None) ->
 
 
 def _table_folders(folder: Path) -> dict[str, Path]:
-    """Where each table is that the seal lists; before there were seals, each that is there."""
+    """Where each table is that the manifest lists; before there were manifests, each that is there."""
     if not (folder / META).exists():
         return {str(_said(path).get("name")): path.parent for path in sorted(folder.glob(f"*/{META}"))}
     try:
-        _, tables = sealed_tables(_said(folder / META))
+        _, tables = manifest_tables(_said(folder / META))
     except Damaged as error:
         raise FileError(folder / META, "the list of all tables", f"{error}", _VERIFY) from error
     return {name: folder / table_folder(name) for name in sorted(tables)}

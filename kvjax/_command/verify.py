@@ -15,13 +15,13 @@ def run(args: argparse.Namespace) -> int:
         found = verify(args.checkpoint)
     if args.json:
         print_json({
-            "checkpoint": found.path, "ok": found.ok, "sealed": found.sealed, "files": len(found.files),
+            "checkpoint": found.path, "ok": found.ok, "has_manifest": found.has_manifest, "files": len(found.files),
             "bytes": found.bytes, "problems": found.problems, "unlisted": found.unlisted,
         })  # fmt: skip
     else:
         if found.problems:
             print_table("damaged", ("table", "file", "problem"), [(p.table, p.path, p.problem) for p in found.problems])
-        kind = "" if found.sealed else "; an old format without digests: only what zarr's checksums say"
+        kind = "" if found.has_manifest else "; an old format without digests: only what zarr's checksums say"
         state = "as written" if found.ok else f"{len(found.problems)} damaged"
         print(f"{found.path}: {len(found.files)} files, {size(found.bytes)}, {state}{kind}")
     return 0 if found.ok else 1

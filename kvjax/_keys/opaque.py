@@ -1,4 +1,4 @@
-"""Opaque words, which no arithmetic accepts: the versions of handles, and the seals of gradients.
+"""Opaque words, which no arithmetic accepts: the versions of handles, and the canaries of gradients.
 
 What treats all leaves of a tree as numbers (a norm, a sum, a cast) would count them in. So they have a dtype of their
 own, which goes wherever arrays go, and whose name is in JAX's errors. JAX has such dtypes for the keys of random
@@ -45,9 +45,9 @@ def _impl(name: str, tag: str, draws: Callable[..., NoReturn]) -> Hashable:
 
 # JAX's errors show the tags, so they have the mends.
 _VERSION_TAG = "kvjax table, not a number; kvjax.grad, kvjax.orbax.split and kvjax.optax.averaged know tables"
-_SEAL_TAG = "kvjax gradient, not a number; kvjax.optax.joint, global_norm and kvjax.merge take those"
+_CANARY_TAG = "kvjax gradient, not a number; kvjax.optax.joint, global_norm and kvjax.merge take those"
 _VERSION = _impl("kvjax_version", _VERSION_TAG, _Unsaved())
-_SEAL = _impl("kvjax_seal", _SEAL_TAG, _draws_nothing)
+_CANARY = _impl("kvjax_canary", _CANARY_TAG, _draws_nothing)
 
 
 def opaque(words: Any) -> jax.Array:
@@ -55,9 +55,9 @@ def opaque(words: Any) -> jax.Array:
     return _wrapped(words, _VERSION)
 
 
-def opaque_seal(words: Any) -> jax.Array:
-    """Seals ``(...)`` uint32 as opaque words ``(...)``."""
-    return _wrapped(words, _SEAL)
+def opaque_canary(words: Any) -> jax.Array:
+    """Canaries ``(...)`` uint32 as opaque words ``(...)``."""
+    return _wrapped(words, _CANARY)
 
 
 def _wrapped(words: Any, impl: Hashable) -> jax.Array:
@@ -98,9 +98,9 @@ def uncast(words: Any) -> Any:
     return _with_astype(words, _refuse_version)
 
 
-def uncast_seal(words: Any) -> Any:
-    """Opaque seals whose casts are refused with the mend."""
-    return _with_astype(words, _refuse_seal)
+def uncast_canary(words: Any) -> Any:
+    """Opaque canaries whose casts are refused with the mend."""
+    return _with_astype(words, _refuse_canary)
 
 
 def replaced(words: Any) -> Any:
@@ -119,5 +119,5 @@ def _refuse_version(dtype: Any, *_: Any, **__: Any) -> NoReturn:
     raise TypeError(f"kvjax: astype: want no cast of a {_VERSION_TAG}; got one to {dtype}")
 
 
-def _refuse_seal(dtype: Any, *_: Any, **__: Any) -> NoReturn:
-    raise TypeError(f"kvjax: astype: want no cast of a {_SEAL_TAG}; got one to {dtype}")
+def _refuse_canary(dtype: Any, *_: Any, **__: Any) -> NoReturn:
+    raise TypeError(f"kvjax: astype: want no cast of a {_CANARY_TAG}; got one to {dtype}")

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import Keys, KeysLike, as_keys
-from kvjax._keys.opaque import opaque_seal, uncast_seal
+from kvjax._keys.opaque import opaque_canary, uncast_canary
 from kvjax._values.arrays import ArrayLike
 from kvjax.ffi import host
 
-_SEAL: int = host.SEAL
+_CANARY: int = host.CANARY
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -25,7 +25,7 @@ class SparseRows:
       keys: `Keys` of shape ``(...)``; keys may repeat unless the gradient is merged.
       rows: ``(..., dim)`` float32.
       counts: ``(...)`` int32, how often each key occurred; 0 marks padding, whose row is ignored.
-      seal: of a dtype that no arithmetic accepts. So what would treat the whole gradient as arrays (a norm, a sum, a
+      canary: of a dtype that no arithmetic accepts. So what would treat the whole gradient as arrays (a norm, a sum, a
         scale) is an error, and does not count keys in or destroy them. Its words are uint32 constants, by which
         `merge` knows that none did all the same.
       merged: whether the keys are distinct and the padding stands at the end, as `merge` leaves them.
@@ -49,7 +49,7 @@ class SparseRows:
     keys: Keys
     rows: jax.Array
     counts: jax.Array
-    seal: jax.Array
+    canary: jax.Array
     merged: bool
     table: str | None
     viewed: bool
@@ -64,20 +64,20 @@ class SparseRows:
                 f"kvjax: SparseRows wants keys (...), rows (..., dim) and counts (...), got keys {self.keys.shape}, "
                 f"rows {self.rows.shape}, counts {self.counts.shape}"
             )
-        self.seal = opaque_seal(jnp.uint32(_SEAL))
+        self.canary = opaque_canary(jnp.uint32(_CANARY))
         self.merged = False
         self.table = None
         self.viewed = False
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[bool, str | None, bool]]:
-        names = ("keys", "rows", "counts", "seal")
-        uncast_seal(self.seal)
+        names = ("keys", "rows", "counts", "canary")
+        uncast_canary(self.canary)
         return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], (self.merged, self.table, self.viewed)
 
     @classmethod
     def tree_unflatten(cls, aux: tuple[bool, str | None, bool], children: Sequence[Any]) -> Self:
         new = object.__new__(cls)
-        new.keys, new.rows, new.counts, new.seal = children
+        new.keys, new.rows, new.counts, new.canary = children
         new.merged, new.table, new.viewed = aux
         return new
 
@@ -90,7 +90,7 @@ class SparseRows:
           **fields: attributes by name.
         """
         merged = self.merged and not fields.keys() & {"keys", "counts"}
-        new = self.tree_unflatten((merged, self.table, self.viewed), (self.keys, self.rows, self.counts, self.seal))
+        new = self.tree_unflatten((merged, self.table, self.viewed), (self.keys, self.rows, self.counts, self.canary))
         for name, value in fields.items():
             setattr(new, name, value)
         return new

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import Keys
-from kvjax._keys.opaque import opaque_seal
+from kvjax._keys.opaque import opaque_canary
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._lookup.taps import Site, Tape, counts_of, words_of
 from kvjax._ops import order
@@ -214,12 +214,12 @@ def _gradient(table: Table, used: jax.Array, taps: Sequence[Any], waits: Sequenc
     A write made of this gradient comes after every read: those of the backward pass are behind `used` and the dense
     gradients, those of the forward pass behind the value and the auxiliary output.
     """
-    seal = opaque_seal(order.seal(table.spec, used, elements(table.spec, waits)))
+    canary = opaque_canary(order.canary(table.spec, used, elements(table.spec, waits)))
     if not taps:
-        return _empty(table).replace(seal=seal)
+        return _empty(table).replace(canary=canary)
     if len(taps) == 1:
         ((rows, digits, _),) = taps
-        return SparseRows(Keys(words_of(digits)), rows, counts_of(digits)).replace(seal=seal, **_made(table))
+        return SparseRows(Keys(words_of(digits)), rows, counts_of(digits)).replace(canary=canary, **_made(table))
 
     def run(*taps: Any) -> Any:
         rows = jnp.concatenate([row.reshape(-1, table.dim) for row, _, _ in taps])
@@ -229,4 +229,4 @@ def _gradient(table: Table, used: jax.Array, taps: Sequence[Any], waits: Sequenc
     first = taps[0][1]
     even = sum(d.size // 5 for _, d, _ in taps) % max(1, jax.typeof(first).sharding.mesh.size) == 0
     words, rows, counts = as_auto(run, sharding_of(first, 1) if even else (), *taps)[0]
-    return SparseRows(Keys(words), rows, counts).replace(seal=seal, **_made(table))
+    return SparseRows(Keys(words), rows, counts).replace(canary=canary, **_made(table))

@@ -19,7 +19,7 @@ from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import varying_like
 
 WORD = jax.ShapeDtypeStruct((), jnp.uint32)
-"""A version, a status or a seal."""
+"""A version, a status or a canary."""
 
 
 def array(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:

@@ -15,8 +15,8 @@ def after(spec: TableSpec, version: jax.Array, values: Sequence[jax.Array]) -> j
     return read("kvjax_after", WORD, version, *values, table=spec.name)
 
 
-def seal(spec: TableSpec, used: jax.Array, values: Sequence[jax.Array]) -> jax.Array:
-    """The seal of a gradient, once the values exist, if no lookup was used more than once: used ``(lookups,)``."""
+def canary(spec: TableSpec, used: jax.Array, values: Sequence[jax.Array]) -> jax.Array:
+    """The canary of a gradient, once the values exist, if no lookup was used more than once: used ``(lookups,)``."""
     # The same on all devices, whatever it waits for.
-    call = jax.ffi.ffi_call("kvjax_seal", WORD, vmap_method="sequential")
+    call = jax.ffi.ffi_call("kvjax_canary", WORD, vmap_method="sequential")
     return call(used, *values, table=spec.name)

@@ -20,14 +20,16 @@ from kvjax._spec.spec import TableSpec
 from kvjax._values.facts import NUM_FACTS
 
 
-def merge(keys: Keys, rows: jax.Array, counts: jax.Array, seals: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+def merge(
+    keys: Keys, rows: jax.Array, counts: jax.Array, canaries: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Key words ``(n, 2)``, rows ``(n, dim)`` float32 and counts ``(n,)`` int32, distinct keys first."""
     results = (
         array(keys.words.shape, jnp.uint32),
         array(rows.shape, jnp.float32),
         array(counts.shape, jnp.int32),
     )
-    return read("kvjax_merge", results, keys.words, rows, counts, seals)
+    return read("kvjax_merge", results, keys.words, rows, counts, canaries)
 
 
 def apply(
@@ -59,7 +61,7 @@ def _planned(target: str, results: list[Any], operands: Any, reports: bool, **at
 
 
 def _operands(grads: SparseRows) -> tuple[jax.Array, ...]:
-    return (grads.keys.words, grads.counts, words_in(grads.seal), grads.rows)
+    return (grads.keys.words, grads.counts, words_in(grads.canary), grads.rows)
 
 
 def _attributes(spec: TableSpec, grads: SparseRows, slots: str) -> dict[str, Any]:
@@ -254,13 +256,13 @@ def receive(
     turn: tuple[Any, Any],
     keys: Keys,
     counts: jax.Array,
-    seal: jax.Array,
+    canary: jax.Array,
     rows: jax.Array,
     initial: jax.Array | None,
 ) -> jax.Array:
     """Status. turn: the round and their number; keys ``(senders, n)`` and what belongs to them."""
     attributes = {"table": spec.name, "senders": np.int64(keys.shape[0]), "narrow": flag(keys.narrow)}
-    operands = (version, *turn, keys.words, counts, words_in(seal), rows, initial_operand(spec, initial))
+    operands = (version, *turn, keys.words, counts, words_in(canary), rows, initial_operand(spec, initial))
     return write("kvjax_receive", WORD, *operands, **attributes)
 
 

@@ -49,7 +49,7 @@ def deliver(
         keys, counts = received.keys(grads.keys), received.columns[..., 2].astype(jnp.int32)
         initial = initial_rows(spec, version, keys.reshape(-1), received.valid.reshape(-1))
         status_of_round = training.receive(
-            spec, version, (r, received.rounds), keys, jnp.where(received.valid, counts, 0), grads.seal,
+            spec, version, (r, received.rounds), keys, jnp.where(received.valid, counts, 0), grads.canary,
             exchange.send(r, grads.rows), initial,
         )  # fmt: skip
         return jnp.maximum(exchange.routed.status if so_far is None else so_far, status_of_round)

@@ -262,10 +262,10 @@ def _everywhere(
     whole, split = PartitionSpec(), PartitionSpec(placement.axes)
     tree: Any = None
 
-    def run(keys: Any, rows: Any, counts: Any, seal: Any, *common: Any) -> Any:
-        def local(keys: Any, rows: Any, counts: Any, seal: Any, *common: Any) -> Any:
+    def run(keys: Any, rows: Any, counts: Any, canary: Any, *common: Any) -> Any:
+        def local(keys: Any, rows: Any, counts: Any, canary: Any, *common: Any) -> Any:
             version, state, step, program, status, words = common
-            grads = SparseRows(Keys(keys, narrow), rows, counts).replace(seal=seal)
+            grads = SparseRows(Keys(keys, narrow), rows, counts).replace(canary=canary)
             results = part(Update(version, grads, state, step, update.extra, program), status, *words)
             nonlocal tree
             leaves, tree = jax.tree.flatten(results)
@@ -275,10 +275,10 @@ def _everywhere(
         columns = gradient.keys.words, gradient.rows, gradient.counts
         keys, rows, counts = (mesh.pieces(placement.num_devices, x, None)[0] for x in columns)  # padding counts 0
         in_specs = (split, split, split, *[whole] * (1 + len(common)))
-        return (), mesh.on_mesh(placement, local, in_specs, whole, (keys, rows, counts, seal, *common))
+        return (), mesh.on_mesh(placement, local, in_specs, whole, (keys, rows, counts, canary, *common))
 
     grads = update.grads
-    gradient = (grads.keys.words, grads.rows, grads.counts, grads.seal)
+    gradient = (grads.keys.words, grads.rows, grads.counts, grads.canary)
     common = (update.version, update.state, update.step, update.run, status, words)
     leaves = mesh.auto(spec, "apply", run, (), *gradient, *common)[1]
     return jax.tree.unflatten(tree, leaves)

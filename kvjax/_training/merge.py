@@ -33,7 +33,7 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
 
     Raises:
       ValueError: the rows differ in width or are of several tables, or there are none.
-      ValueError, jax.errors.JaxRuntimeError: the gradients went through arithmetic (see `SparseRows.seal`).
+      ValueError, jax.errors.JaxRuntimeError: the gradients went through arithmetic (see `SparseRows.canary`).
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np
@@ -64,18 +64,18 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
         narrow = any(p.keys.narrow for p in parts)
 
         def run(*parts: SparseRows) -> Any:
-            # The seals stay with the result: what they wait for, a write made of it waits for, even if n is 0.
-            seals = jnp.concatenate([p.seal.reshape(-1) for p in parts])
+            # The canaries stay with the result: what they wait for, a write made of it waits for, even if n is 0.
+            canaries = jnp.concatenate([p.canary.reshape(-1) for p in parts])
             results = training.merge(
                 Keys(jnp.concatenate([p.keys.words.reshape(-1, 2) for p in parts])),
                 jnp.concatenate([p.rows.reshape(-1, dim).astype(jnp.float32) for p in parts]),
                 jnp.concatenate([p.counts.reshape(-1) for p in parts]),
-                words_in(seals),
+                words_in(canaries),
             )
-            return (), (*results, seals)
+            return (), (*results, canaries)
 
-        words, rows, counts, seals = as_auto(run, (), *parts)[1]
-        merged = parts[0].replace(keys=Keys(words, narrow), rows=rows, counts=counts, seal=seals, merged=True)
+        words, rows, counts, canaries = as_auto(run, (), *parts)[1]
+        merged = parts[0].replace(keys=Keys(words, narrow), rows=rows, counts=counts, canary=canaries, merged=True)
         merged.table = next(iter(names), None)
         merged.viewed = all(part.viewed or part.table is None for part in parts)
     if isinstance(scale, (int, float)) and scale == 1:
@@ -86,10 +86,10 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
 def check_dtypes(parts: Sequence[SparseRows]) -> None:
     """Refuses gradients whose keys went through arithmetic that changed their types."""
     for part in parts:
-        got = (part.keys.words.dtype, part.counts.dtype, part.seal.dtype)
+        got = (part.keys.words.dtype, part.counts.dtype, part.canary.dtype)
         if got[:2] != (jnp.uint32, jnp.int32) or not jnp.issubdtype(got[2], jax.dtypes.prng_key):
             raise TypeError(
-                f"kvjax: merge: want keys uint32, counts int32 and a typed key as seal, got {[str(d) for d in got]}: "
+                f"kvjax: merge: want keys uint32, counts int32 and a typed key as canary, got {[str(d) for d in got]}: "
                 "an optax transform or other arithmetic ran over the whole gradient tree and destroyed the keys; "
                 "wrap transforms of dense and sparse gradients together in kvjax.optax.joint(tx), and put all "
                 "others inside kvjax.optax.partition(dense=..., tables=...)"

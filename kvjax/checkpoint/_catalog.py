@@ -1,4 +1,4 @@
-"""The catalog: which tables are below a directory, and the seal that says that they are all there."""
+"""The catalog: which tables are below a directory, and the manifest that says that they are all there."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from kvjax.checkpoint._fields import check_meta
 from kvjax.checkpoint._files import MOST_JSON, Files, read, read_json, write_text
 from kvjax.checkpoint._format import (
     FORMAT,
+    MANIFEST,
     META,
     PACKED,
-    SEAL,
-    UNSEALED,
+    UNLISTED,
     CheckpointError,
     Damaged,
     digest,
     entry_of,
-    sealed_tables,
+    manifest_tables,
     shard_list,
     table_folder,
 )
@@ -32,16 +32,16 @@ from kvjax.checkpoint._format import (
 T = TypeVar("T")
 
 
-def seal(directory: Path, stands_for: Sequence[str] = (), saved_at: int | None = None) -> str:
+def write_manifest(directory: Path, stands_for: Sequence[str] = (), saved_at: int | None = None) -> str:
     """Lists the tables below `directory`, once all processes have written what they have of them.
 
     Args:
       directory: of the checkpoint.
-      stands_for: digests of seals in the place of which deltas may build on this one.
+      stands_for: digests of manifests in the place of which deltas may build on this one.
       saved_at: the time now, in ns, if the checkpoint is an item of a step that says only at its end when it was begun.
 
     Returns:
-      The digest of the seal, which is of all that is in the checkpoint.
+      The digest of the manifest, which is of all that is in the checkpoint.
 
     Raises:
       CheckpointError: what a process has written is not here.
@@ -58,7 +58,7 @@ def seal(directory: Path, stands_for: Sequence[str] = (), saved_at: int | None =
             ) from error
         tables[meta["name"]] = [[len(data), digest(data)] for data in lists]
         flush(folder)
-    contents: dict[str, Any] = {"format": SEAL, "tables": tables}
+    contents: dict[str, Any] = {"format": MANIFEST, "tables": tables}
     if stands_for:
         contents["stands_for"] = list(stands_for)
     if (step := _step_of_save(directory, saved_at is None)) is not None:
@@ -133,34 +133,34 @@ class Catalog:
 
     @property
     def digest(self) -> str | None:
-        """Of the seal, by which deltas name what they build on; None where there is none, or it is damaged."""
+        """Of the manifest, by which deltas name what they build on; None where there is none, or it is damaged."""
         return next(iter(self.digests), None)
 
     @property
     def digests(self) -> tuple[str, ...]:
         """The digest, and that of a checkpoint which this one stands for."""
         try:
-            return () if self._seal is None else self._seal[0]
+            return () if self._manifest is None else self._manifest[0]
         except CheckpointError:
             return ()
 
     def replaced(self) -> bool:
-        """Whether another checkpoint has taken the place of this one since its seal was read."""
+        """Whether another checkpoint has taken the place of this one since its manifest was read."""
         return self.digest is not None and Catalog(self.directory).digest not in (None, self.digest)
 
     @property
     def _lists(self) -> dict[str, list[tuple[int, str]]] | None:
-        """Size and digest of the lists of each table; None where there is no seal.
+        """Size and digest of the lists of each table; None where there is no manifest.
 
         Raises:
-          CheckpointError: the seal is damaged.
+          CheckpointError: the manifest is damaged.
         """
-        return None if self._seal is None else self._seal[1]
+        return None if self._manifest is None else self._manifest[1]
 
     @functools.cached_property
-    def _seal(self) -> tuple[tuple[str, ...], dict[str, list[tuple[int, str]]]] | None:
+    def _manifest(self) -> tuple[tuple[str, ...], dict[str, list[tuple[int, str]]]] | None:
         try:
-            return self._read_seal() if (self.directory / META).exists() else None
+            return self._read_manifest() if (self.directory / META).exists() else None
         except Damaged as error:
             raise CheckpointError(f"kvjax: {self.op}: {error}, in {self.directory / META}; {_DAMAGED}") from error
 
@@ -168,7 +168,7 @@ class Catalog:
     def _folders(self) -> dict[str, str]:
         if self._lists is not None:
             return {name: table_folder(name) for name in self._lists}
-        # Before there were seals: then an empty checkpoint looks like none.
+        # Before there were manifests: then an empty checkpoint looks like none.
         found = {unquote(path.parent.name): path.parent.name for path in self.directory.glob(f"*/{META}")}
         if not found:
             raise CheckpointError(
@@ -219,8 +219,8 @@ class Catalog:
             files = Files(folder, None)
             meta = read_json(files.read(META, MOST_JSON))
             if isinstance(meta, dict) and meta.get("format") in (FORMAT, PACKED):
-                raise Damaged(f"want {self.directory / META}, the seal that lists all tables, got no such file")
-            return check_meta(meta, (UNSEALED,), name), files
+                raise Damaged(f"want {self.directory / META}, the manifest that lists all tables, got no such file")
+            return check_meta(meta, (UNLISTED,), name), files
         entries: dict[str, tuple[int, str]] = {}
         lists = self.lists(name)
         for path in lists:
@@ -245,7 +245,7 @@ class Catalog:
         folder = self.folder(name)
         return Files(folder, _entries(read_json(Files(folder, self.lists(name)).read(path, MOST_JSON)), path))
 
-    def _read_seal(self) -> tuple[tuple[str, ...], dict[str, list[tuple[int, str]]]]:
+    def _read_manifest(self) -> tuple[tuple[str, ...], dict[str, list[tuple[int, str]]]]:
         found = read_json(read(self.directory / META, MOST_JSON))
         try:
             whole = digest(_canonical(found["contents"]))
@@ -253,7 +253,7 @@ class Catalog:
                 raise Damaged(f"want what has the digest {str(found['digest'])[:20]!r}, got {whole}")
         except (KeyError, TypeError, UnicodeEncodeError, RecursionError) as error:
             raise Damaged(f"want contents and their digest, got {type(error).__name__} of {error}") from error
-        contents, tables = sealed_tables(found)
+        contents, tables = manifest_tables(found)
         self._check_step(contents)
         return (whole, *_stands_for(contents.get("stands_for", []))), tables
 

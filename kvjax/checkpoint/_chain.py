@@ -33,7 +33,7 @@ class Link(NamedTuple):
 class Chain:
     """A checkpoint, and for its deltas those that they build on.
 
-    A delta says the digest of its base's seal, which covers all that is in it. So any other base is not found, and
+    A delta says the digest of its base's manifest, which covers all that is in it. So any other base is not found, and
     neither names nor times of folders matter.
 
     Args:

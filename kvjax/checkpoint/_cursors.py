@@ -1,8 +1,8 @@
 """Cursors: from where the deltas of tables go on.
 
 A cursor has a name, and is of the tables that are saved together. It is at the checkpoint that was last saved with it,
-and moves once another is sealed: until then a save may fail, and the next delta begins where this one did. In several
-processes all have it, and process 0 alone hears that a checkpoint is sealed: with the next save the others take its
+and moves once another is finished: until then a save may fail, and the next delta begins where this one did. In several
+processes all have it, and process 0 alone hears that a checkpoint is finished: with the next save the others take its
 word.
 """
 
@@ -29,7 +29,7 @@ class Cursor:
     """Where a cursor is.
 
     Attributes:
-      checkpoint: the digest of the seal of the checkpoint that it is at.
+      checkpoint: the digest of the manifest of the checkpoint that it is at.
       marks: of the tables; none if this process does not know.
       directory: below which the checkpoint was saved; None if it was restored.
       places: where it and what it builds on are, as far as this process knows.
@@ -43,7 +43,7 @@ class Cursor:
 
 @dataclasses.dataclass(frozen=True)
 class _Moving:
-    """A cursor on its way to a checkpoint that is not sealed yet."""
+    """A cursor on its way to a checkpoint that is not finished yet."""
 
     key: tuple[str, tuple[str, ...]]
     marks: Marks
@@ -84,7 +84,7 @@ def agreed(name: str, tables: Mapping[str, Table]) -> Cursor | None:
 
 @contextlib.contextmanager
 def moving(name: str | None, tables: Mapping[str, Table], directory: Path) -> Generator[None]:
-    """Begins to move a cursor to what is saved of the tables in the body; `sealed` ends it.
+    """Begins to move a cursor to what is saved of the tables in the body; `finished` ends it.
 
     Args:
       name: of the cursor; None for none.
@@ -113,12 +113,12 @@ def moving(name: str | None, tables: Mapping[str, Table], directory: Path) -> Ge
     PROCESS.cursors[directory] = _Moving(key, marks)
 
 
-def sealed(directory: Path, digest: str, at: Path | None = None) -> None:
+def finished(directory: Path, digest: str, at: Path | None = None) -> None:
     """Says that a checkpoint is there as a whole: a cursor that was on its way to it is at it.
 
     Args:
       directory: below which it was saved.
-      digest: of its seal.
+      digest: of its manifest.
       at: where it is; by default there.
     """
     found = PROCESS.cursors.pop(directory, None)

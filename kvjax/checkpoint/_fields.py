@@ -14,7 +14,7 @@ from kvjax._values.names import is_name
 from kvjax._values.numbers import is_integer, is_real
 from kvjax._values.slot_layout import parse_type
 from kvjax._values.snapshot import ADMISSION_COLUMNS
-from kvjax.checkpoint._format import FORMAT, PACKED, REMOVED, UNSEALED, Damaged, shards_of
+from kvjax.checkpoint._format import FORMAT, PACKED, REMOVED, UNLISTED, Damaged, shards_of
 from kvjax.checkpoint._rules import NeedsFunctionError, load, load_initializer
 from kvjax.checkpoint._stored import RULES
 from kvjax.ffi import host
@@ -38,7 +38,7 @@ def check_meta(meta: Any, formats: Sequence[str], name: str) -> dict[str, Any]:
     if not isinstance(meta, dict) or meta.get("format") not in formats:
         got = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
         raise Damaged(f"want kvjax.json of format {formats[0]!r}, got {got!r:.100}")
-    missing = sorted(_FIELDS.keys() - meta.keys() - _LATER - (_OFTEN if meta["format"] == UNSEALED else set()))
+    missing = sorted(_FIELDS.keys() - meta.keys() - _LATER - (_OFTEN if meta["format"] == UNLISTED else set()))
     if missing or meta.keys() - _FIELDS.keys():
         got = ", ".join([f"no {field!r}" for field in missing] + [repr(f) for f in meta.keys() - _FIELDS.keys()])
         raise Damaged(f"want kvjax.json with the fields of a table, got {got:.200}")
@@ -108,7 +108,7 @@ def _are_shards(x: Any) -> bool:
 
 
 _FIELDS: dict[str, Callable[[Any], bool]] = {
-    "format": lambda x: x in (FORMAT, PACKED, UNSEALED),
+    "format": lambda x: x in (FORMAT, PACKED, UNLISTED),
     "name": is_name,
     "dim": _integer(1, host.MAX_DIM),
     "dtype": lambda x: x in ROW_DTYPES,

@@ -1,6 +1,6 @@
 """The format: how tables lie on disk, which anything that reads zarr can open; docs/format.md has all of it.
 
-    kvjax.json                              the seal: all tables, and the digests of the lists below
+    kvjax.json                              the manifest: all tables, and the digests of the lists below
     <table>/kvjax.json                      what the table is, and the type of each array
     <table>/initializer.pool/               the rows that keys without a row read as, if it is an array
     <table>/shard-00000-of-00001.json       the list: size and digest of each file that this shard's process wrote
@@ -14,11 +14,11 @@ own; kvjax.json says how many rows each has. The shards of one process are one o
 ``offsets[b]`` is the first row of virtual bucket b, so whoever owns a range of buckets reads one slice of each shard.
 
 Each file has its digest under its path, so bytes that were changed, or that are whole but of another place, table or
-step, are not what the list says; a list has its digest in the seal, and the seal its own. A digest is the XXH64 of a
-file's bytes, as 16 hexadecimal digits. Two earlier formats are still read: "v2", with packed chunks, and "v1", which
-also has no seal and no lists.
+step, are not what the list says; a list has its digest in the manifest, and the manifest its own. A digest is the XXH64
+of a file's bytes, as 16 hexadecimal digits. Two earlier formats are still read: "v2", with packed chunks, and "v1",
+which also has no manifest and no lists.
 
-A delta has "delta" in its kvjax.json, with the digest of the seal that it builds on. Its rows are those that were
+A delta has "delta" in its kvjax.json, with the digest of the manifest that it builds on. Its rows are those that were
 touched since, and removed/ has the keys that were and have none.
 
 The names of folders are percent-encoded, those of tables with the dots and a leading "_", which are for names of
@@ -42,8 +42,8 @@ from kvjax._values.exported import ROW_COLUMNS
 from kvjax._values.names import is_name
 from kvjax.ffi import host
 
-FORMAT, PACKED, UNSEALED = "kvjax.table.v3", "kvjax.table.v2", "kvjax.table.v1"
-SEAL = "kvjax.tables.v2"
+FORMAT, PACKED, UNLISTED = "kvjax.table.v3", "kvjax.table.v2", "kvjax.table.v1"
+MANIFEST = "kvjax.tables.v2"
 META = "kvjax.json"
 POOL = "initializer.pool"
 REMOVED = "removed"
@@ -68,16 +68,16 @@ def shards_of(meta: dict[str, Any]) -> list[dict[str, Any]]:
     return meta.get("shards") or [{"rows": meta["rows"], "extras": meta.get("extras", {})}]
 
 
-def sealed_tables(seal: Any) -> tuple[dict[str, Any], dict[str, list[tuple[int, str]]]]:
-    """What a seal says of all tables, without its digest, and size and digest of the lists of each.
+def manifest_tables(manifest: Any) -> tuple[dict[str, Any], dict[str, list[tuple[int, str]]]]:
+    """What a manifest says of all tables, without its digest, and size and digest of the lists of each.
 
     Raises:
-      Damaged: it is no seal.
+      Damaged: it is no manifest.
     """
     try:
-        contents = seal["contents"]
-        if contents["format"] != SEAL:
-            raise Damaged(f"want format {SEAL!r}, got {contents['format']!r}, which a later kvjax may have written")
+        contents = manifest["contents"]
+        if contents["format"] != MANIFEST:
+            raise Damaged(f"want format {MANIFEST!r}, got {contents['format']!r}, which a later kvjax may have written")
         tables = {name: [entry_of(entry) for entry in lists] for name, lists in contents["tables"].items()}
         if not all(map(is_name, tables)):
             raise Damaged("want names of tables, got some that are none")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvjax._formats.atomic import recovered
 from kvjax.checkpoint._files import MOST_JSON, read, read_json
-from kvjax.checkpoint._format import META, UNSEALED, CheckpointError, Damaged
+from kvjax.checkpoint._format import META, UNLISTED, CheckpointError, Damaged
 
 PathLike = str | os.PathLike[str]
 
@@ -61,10 +61,10 @@ def all_at(path: PathLike) -> list[Path]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether tables have been saved at this path, sealed or in the format without a seal."""
+    """Whether tables have been saved at this path, in the format with a manifest or in the one without."""
     if (path / META).exists():
         return True
-    return any(_format_of(child / META) == UNSEALED for child in _folders(path))
+    return any(_format_of(child / META) == UNLISTED for child in _folders(path))
 
 
 def _numbered(folders: list[Path]) -> list[tuple[int, Path]]:

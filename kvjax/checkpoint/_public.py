@@ -2,11 +2,11 @@
 
 from kvjax.checkpoint._catalog import Catalog as Catalog
 from kvjax.checkpoint._catalog import missing_lists as missing_lists
-from kvjax.checkpoint._catalog import seal as seal
+from kvjax.checkpoint._catalog import write_manifest as write_manifest
 from kvjax.checkpoint._chain import Chain as Chain
 from kvjax.checkpoint._chain import unreplaced as unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows as ChainRows
-from kvjax.checkpoint._cursors import sealed as sealed
+from kvjax.checkpoint._cursors import finished as finished
 from kvjax.checkpoint._diff import Diff as Diff
 from kvjax.checkpoint._diff import TableDiff as TableDiff
 from kvjax.checkpoint._diff import diff as diff

@@ -138,7 +138,7 @@ def _check_all(chain: Chain, tables: Mapping[str, Table | None], how: How) -> No
     changed = [name for name in ("dtype", "keys") if getattr(how, name) is not None]
     changed += [name for name, plain in (("slots", True), ("merge", False)) if getattr(how, name) != plain]
     changed += [] if set(tables) == set(chain.names) else ["tables"]
-    changed += [] if chain.catalog.digest is not None else ["a format without a seal"]
+    changed += [] if chain.catalog.digest is not None else ["a format without a manifest"]
     if changed:
         raise ValueError(
             f"kvjax: restore: want cursor= beside all of a checkpoint, as it was saved, got {', '.join(changed)}; "

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvjax._formats.atomic import NewFolder
 from kvjax._values.prune import PruneLike, PruneReport
-from kvjax.checkpoint._catalog import seal
+from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows, cuts
 from kvjax.checkpoint._format import FORMAT
@@ -114,7 +114,7 @@ def _rewrite(
         begin(new, overwrite, op)
         for name in chain.names:
             _rewrite_table(new.path, ChainRows(chain, name), keeps.get(name), op)
-        seal(new.path, stands_for)
+        write_manifest(new.path, stands_for)
         new.install()
     finally:
         new.discard()

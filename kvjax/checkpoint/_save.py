@@ -13,8 +13,8 @@ from kvjax._formats.atomic import NewFolder
 from kvjax._sharded.processes import everyone, together
 from kvjax._table.table import Table, check_table, is_table
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint._catalog import seal
-from kvjax.checkpoint._cursors import agreed, cursor_at, moving, sealed
+from kvjax.checkpoint._catalog import write_manifest
+from kvjax.checkpoint._cursors import agreed, cursor_at, finished, moving
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._new import begin
 from kvjax.checkpoint._stored import Stored
@@ -82,9 +82,9 @@ def save(
         await asyncio.gather(*(write(new.path, s) for s in stored))
 
     def finish() -> None:
-        digest = seal(new.path)
+        digest = write_manifest(new.path)
         new.install()
-        sealed(new.path, digest, new.target)
+        finished(new.path, digest, new.target)
 
     def first(body: Callable[[], None]) -> None:
         together(place, "", "save", body if jax.process_index() == 0 else lambda: None)

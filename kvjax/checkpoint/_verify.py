@@ -40,14 +40,14 @@ class Verified:
       path: of the checkpoint.
       files: all that it should have.
       unlisted: files below it that belong to nothing, which is no problem.
-      sealed: whether there are digests. In the format without, arrays have only the checksums of zarr, and "files" are
-        whole tables.
+      has_manifest: whether there are digests. In the format without, arrays have only the checksums of zarr, and
+        "files" are whole tables.
     """
 
     path: Path
     files: tuple[FileReport, ...]
     unlisted: tuple[str, ...]
-    sealed: bool
+    has_manifest: bool
 
     @property
     def ok(self) -> bool:
@@ -101,15 +101,16 @@ def _verified(catalog: Catalog) -> Verified:
         names = catalog.names
     except CheckpointError as error:
         return Verified(catalog.directory, (FileReport(META, "", 0, str(error)),), (), True)
-    sealed = (catalog.directory / META).exists()
-    files = [FileReport(META, "", (catalog.directory / META).stat().st_size, None)] if sealed else []
+    has_manifest = (catalog.directory / META).exists()
+    files = [FileReport(META, "", (catalog.directory / META).stat().st_size, None)] if has_manifest else []
     for name in names:
-        files += _listed(catalog, name) if sealed else [_unsealed(catalog, name)]
-        if sealed and not any(file.problem for file in files if file.table == name):
+        files += _listed(catalog, name) if has_manifest else [_unlisted(catalog, name)]
+        if has_manifest and not any(file.problem for file in files if file.table == name):
             files += _unread(catalog, name)
     known = {file.path for file in files}
     found = (p.relative_to(catalog.directory).as_posix() for p in catalog.directory.rglob("*") if not p.is_dir())
-    return Verified(catalog.directory, tuple(files), tuple(sorted(set(found) - known)) if sealed else (), sealed)
+    unlisted = tuple(sorted(set(found) - known)) if has_manifest else ()
+    return Verified(catalog.directory, tuple(files), unlisted, has_manifest)
 
 
 def _listed(catalog: Catalog, name: str) -> Iterator[FileReport]:
@@ -149,7 +150,7 @@ def _problem(files: Files, path: str) -> str | None:
     return None
 
 
-def _unsealed(catalog: Catalog, name: str) -> FileReport:
+def _unlisted(catalog: Catalog, name: str) -> FileReport:
     folder, size = catalog.folder(name).name, 0
     try:
         rows = ChainRows(Chain(catalog), name)

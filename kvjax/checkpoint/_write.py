@@ -180,7 +180,7 @@ def check_saved(tables: Mapping[str, Table]) -> None:
 
 
 async def write(directory: Path, stored: Stored) -> None:
-    """Writes what this process has of one table below `directory`, and lists it; `seal` comes when all have.
+    """Writes what this process has of one table below `directory`, and lists it; `write_manifest` comes when all have.
 
     Everything is on the disk then.
 

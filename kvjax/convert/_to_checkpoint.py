@@ -22,7 +22,7 @@ from kvjax._values.exported import SLOT
 from kvjax._values.prune import PruneLike
 from kvjax._values.slot_layout import type_text
 from kvjax._values.snapshot import column_types
-from kvjax.checkpoint._catalog import seal
+from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._fields import check_meta
 from kvjax.checkpoint._format import FORMAT, Damaged
 from kvjax.checkpoint._locate import PathLike
@@ -141,7 +141,7 @@ def _write(
     try:
         begin(new, overwrite, "import")
         left = _Arrays(incoming, name, options, new.target.parent).write(new.path, progress or (lambda _: None))
-        seal(new.path)
+        write_manifest(new.path)
         new.install()
     finally:
         new.discard()

@@ -6,7 +6,7 @@ import numpy.typing
 
 MAX_DIM: int = 1048576
 
-SEAL: int = 1802922616
+CANARY: int = 1802922616
 
 NUM_BUCKETS: int = 65536
 

@@ -17,7 +17,7 @@ class Native(Protocol):
     """A native module: the calls on whole tables of one backend, its handlers and constants."""
 
     MAX_DIM: int = 1048576
-    SEAL: int = 1802922616
+    CANARY: int = 1802922616
     NUM_BUCKETS: int = 65536
     TALLY_WORDS: int = 512
     SUMMARY_WORDS: int = 5

@@ -14,7 +14,7 @@ from orbax.checkpoint import future
 
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint import Catalog, Chain, How, PathLike, copied, restore_all, seal, sealed, write
+from kvjax.checkpoint import Catalog, Chain, How, PathLike, copied, finished, restore_all, write, write_manifest
 
 
 class TableHandler(ocp.handlers.AsyncCheckpointHandler):
@@ -56,8 +56,8 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
         return {name: catalog.open(name)[0] for name in catalog.names}
 
     def finalize(self, directory: str | os.PathLike[str]) -> None:
-        """Seals the checkpoint: everything is there, and on the disk."""
-        sealed(Path(directory), seal(Path(directory)))
+        """Finishes the checkpoint: everything is there, and on the disk."""
+        finished(Path(directory), write_manifest(Path(directory)))
 
     def close(self) -> None:
         """The handler holds nothing."""

@@ -20,11 +20,11 @@ from kvjax.checkpoint import (
     How,
     PathLike,
     copied,
+    finished,
     missing_lists,
     restore_all,
-    seal,
-    sealed,
     write,
+    write_manifest,
 )
 
 # Seconds that process 0 waits for what others write, as long as Orbax does.
@@ -82,7 +82,7 @@ class StatefulTables:
             await asyncio.gather(*(write(folder, one) for one in stored))
             if jax.process_index() == 0:
                 await _wait_for_all(folder, [one.meta for one in stored])
-                sealed(place, seal(folder, saved_at=time.time_ns()), folder)
+                finished(place, write_manifest(folder, saved_at=time.time_ns()), folder)
 
         return commit()
 

@@ -71,7 +71,7 @@ def test_damage_is_refused_or_harmless(tmp_path):
 @slow
 @pytest.mark.parametrize(("name", "each"), [("kvjax.json", 1), ("flips/kvjax.json", 7)])
 def test_every_bit_of_what_describes_tables_counts(name, each, tmp_path):
-    """Of the seal all are flipped, of a table's own file, which is longer, one in seven."""
+    """Of the manifest all are flipped, of a table's own file, which is longer, one in seven."""
     folder = tmp_path / "c"
     save(folder, [kvjax.get_table("flips", dim=1).upsert(IDS, np.ones((5, 1)))])
     kvjax.drop_table("flips")
@@ -114,7 +114,9 @@ def test_a_table_that_is_lost_is_missed(saved):
     with pytest.raises(CheckpointError, match=r"table 'one', restore: want the file .*1/one/shard-"):
         restore(folder / "1")
     (folder / "2/kvjax.json").unlink()
-    with pytest.raises(CheckpointError, match=r"want .*2/kvjax.json, the seal that lists all tables, got no such file"):
+    with pytest.raises(
+        CheckpointError, match=r"want .*2/kvjax.json, the manifest that lists all tables, got no such file"
+    ):
         restore(folder / "2")
     (folder / "3").mkdir()
     for nothing in ("3", "4"):

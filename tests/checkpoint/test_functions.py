@@ -285,7 +285,7 @@ def test_paths_of_orbax_are_found(make, tmp_path):
 def test_verify_names_the_file(make, tmp_path):
     save(tmp_path / "a", {"t": trained(make(3)), "u": make(2)})
     whole = verify(tmp_path / "a")
-    assert whole.ok and whole.sealed and {file.table for file in whole.files} == {"", "t", "u"}
+    assert whole.ok and whole.has_manifest and {file.table for file in whole.files} == {"", "t", "u"}
     assert whole.bytes == sum(path.stat().st_size for path in (tmp_path / "a").rglob("*") if path.is_file())
     (tmp_path / "a/more").write_text("")
     for file in whole.files:

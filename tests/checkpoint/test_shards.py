@@ -16,7 +16,7 @@ import kvjax
 from kvjax._command.saved import table_at
 from kvjax._formats import source
 from kvjax._spec.placement import Placement
-from kvjax.checkpoint import Catalog, Chain, ChainRows, _chosen, _format, _stored, _write, seal
+from kvjax.checkpoint import Catalog, Chain, ChainRows, _chosen, _format, _stored, _write, write_manifest
 from tests.support.checkpoints import DAMAGES, array_at, chunks_of, restore, rewrite, save
 from tests.support.marks import few, few_rows, slow
 from tests.support.tables import KEYS, by_high_bits, by_low_bits, same_rows, same_tables, trained
@@ -176,7 +176,7 @@ def two_shards(make, mesh, tmp_path):
     meta |= {"num_shards": 2, "shards": shards_meta, "name": "t"}
     for i, arrays in enumerate(parts):
         asyncio.run(_write.write(tmp_path, _stored.Stored(meta, arrays, i)))
-    seal(tmp_path)
+    write_manifest(tmp_path)
     return tmp_path, table, whole
 
 

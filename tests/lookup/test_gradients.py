@@ -201,8 +201,8 @@ def test_arithmetic_on_the_gradient_tree_is_refused(arithmetic, table):
     grads = kvjax.grad(lambda t: jnp.sum(t.lookup(wide(IDS))))(table)
     with pytest.raises(TypeError, match="does not accept dtype"):
         arithmetic(grads)
-    # What gets around the type of the seal meets its words.
-    broken = grads.replace(seal=jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)))
+    # What gets around the type of the canary meets its words.
+    broken = grads.replace(canary=jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)))
     with pytest.raises(REFUSED, match=r"went through arithmetic.*joint"):
         jax.block_until_ready(kvjax.merge(broken))
 

@@ -235,7 +235,7 @@ def test_without_check_vma_each_device_has_its_own_batch(make, mesh):
 
     def freqs(axis, *keys):
         table = make(dim=4, mesh=mesh, axis=axis)
-        specs = (P(), grads.replace(keys=P(*keys), rows=P(*keys), counts=P(*keys), seal=P()))
+        specs = (P(), grads.replace(keys=P(*keys), rows=P(*keys), counts=P(*keys), canary=P()))
         apply = jax.shard_map(
             lambda table, grads: table.apply(optax.sgd(1.0), grads)[0],
             mesh=mesh, in_specs=specs, out_specs=P(), check_vma=False,

@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 import tensorstore as ts
 
 import kvjax
-from kvjax.checkpoint import _arrays, seal
+from kvjax.checkpoint import _arrays, write_manifest
 from kvjax.checkpoint._format import digest
 
 IDS = np.array([2**40, -1, 0, -(2**63), 2**63 - 1])
@@ -45,7 +45,7 @@ def rewrite(folder, table, arrays=None, meta=None):
     for found in (folder / table).glob("shard-*.json"):
         parts = {name.split("/")[0] for name in json.loads(found.read_text())}
         found.write_text(json.dumps(listed(folder / table, parts)))
-    seal(folder)
+    write_manifest(folder)
 
 
 def listed(folder, parts):

@@ -141,7 +141,7 @@ def of_a_file(rng, folder):
 
 
 def exchange(rng, folder):
-    """Two chunks, arrays, tables, lists or seals change places, of one step or of two."""
+    """Two chunks, arrays, tables, lists or manifests change places, of one step or of two."""
     depth = rng.choice(["*/*", "*/*/*.json", "*/*/shard*/*", "*/*/shard*/*/c.*"])
     one, other = rng.sample(sorted(folder.glob(depth)), 2)
     _exchange(one, other)
@@ -166,7 +166,7 @@ def forge_with_digests(rng, folder):
     try:
         rewrite(folder / step, table, meta=meta)
         yield "forge with digests", f"{step} {table} {meta!r:.1000}"
-    except (ValueError, KeyError, TypeError):  # not even a seal can be made of it
+    except (ValueError, KeyError, TypeError):  # not even a manifest can be made of it
         pass
     shutil.rmtree(folder / step)
     folder.with_name("whole").rename(folder / step)
@@ -204,7 +204,7 @@ def check_one(folder, want, kind, where, what):
         assert text.startswith("kvjax: ") and len(text) < 3000, (what, text)
         assert {name: int(table.version) for name, table in kvjax.tables().items()} == versions, what
         name = where.parent.name if isinstance(where, Path) else ""
-        # The base of a delta is found by its seal, or not at all.
+        # The base of a delta is found by its manifest, or not at all.
         if name:
             told = name in text or where.name in text or "of digest" in text
         else:

@@ -9,7 +9,7 @@ import optax
 import kvjax
 
 TX = optax.adam(0.1)
-CALLS_OF_STEP = {"kvjax_lookup", "kvjax_seal", "kvjax_apply"}
+CALLS_OF_STEP = {"kvjax_lookup", "kvjax_canary", "kvjax_apply"}
 """What `step` calls, wherever the table is."""
 
 

@@ -37,8 +37,8 @@ struct ApplyTarget {
 };
 
 /// Written into every gradient that kvjax makes. Any arithmetic on the whole gradient tree changes it, and
-/// with it the keys; so a gradient whose seal is not this number is refused.
-inline constexpr uint32_t kSeal = 0x6B766A78u;  // "kvjx"
+/// with it the keys; so a gradient whose canary is not this number is refused.
+inline constexpr uint32_t kCanary = 0x6B766A78u;  // "kvjx"
 
 /// Is given evicted rows, sorted by (bucket, key), before they are erased. What it throws stops the eviction.
 using Sink = std::function<void(Snapshot rows, std::string_view reason)>;

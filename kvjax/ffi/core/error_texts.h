@@ -44,8 +44,8 @@ inline Error WidthError(std::string_view table, std::string_view op) {
                    "kvjax.keys(ids, key_dtype='int32') says so");
 }
 
-/// Gradients whose seal is broken.
-inline Error SealError(std::string_view table, std::string_view op) {
+/// Gradients whose canary is broken.
+inline Error CanaryError(std::string_view table, std::string_view op) {
   return MakeError(ErrorCode::kInvalidArgument, table, op, "gradients as kvjax.value_and_grad made them",
                    "gradients whose keys went through arithmetic",
                    "transforms over dense and sparse gradients together go into kvjax.optax.joint(tx); "

@@ -135,10 +135,10 @@ struct ClearOperands {
 
 /// Gradients by key, as they come: some keys more than once.
 struct GradientSpan {
-  const int32_t* counts = nullptr;  // (n,) occurrences; 0 marks padding
-  const float* rows = nullptr;      // (n, dim)
-  const uint32_t* seals = nullptr;  // (num_seals,), each kSeal
-  size_t num_seals = 0;
+  const int32_t* counts = nullptr;     // (n,) occurrences; 0 marks padding
+  const float* rows = nullptr;         // (n, dim)
+  const uint32_t* canaries = nullptr;  // (num_canaries,), each kCanary
+  size_t num_canaries = 0;
 };
 
 struct MergeOperands {
@@ -263,11 +263,11 @@ struct ScatterOperands {
   uint32_t* out = nullptr;                   // out (), the version
 };
 
-struct SealOperands {
+struct CanaryOperands {
   std::string_view table = {};
   const float* used = nullptr;  // (lookups,), how often the loss has used each
   size_t lookups = 0;
-  uint32_t* seal = nullptr;  // out (), kSeal
+  uint32_t* canary = nullptr;  // out (), kCanary
 };
 
 // ---- sharded tables --------------------------------------------------------------------------------------

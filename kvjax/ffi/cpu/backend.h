@@ -92,12 +92,12 @@ struct Cpu : CpuBags, CpuSharded {
     *o.next = o.op == Op::kClearSlots ? t.ClearSlots(call) : t.Clear(call);
   }
   static void Apply(Exec& pool, Table& t, const ApplyOperands& o) {
-    CheckSeals(t.spec().name, "apply", o.gradients);
+    CheckCanaries(t.spec().name, "apply", o.gradients);
     *o.next = t.Apply(On(pool), o);
   }
   static void EndApply(Exec& pool, Table& t, const EndApplyOperands& o) { *o.next = t.EndApply(On(pool), o); }
   static void BeginApply(Exec& pool, Table& t, const BeginApplyOperands& o) {
-    CheckSeals(t.spec().name, "apply", o.gradients);
+    CheckCanaries(t.spec().name, "apply", o.gradients);
     int64_t used = 0;
     *o.next = t.BeginApply(
         On(pool), *o.version, o.keys, o.gradients.counts, o.gradients.rows, Load64(o.step), o.layout,
@@ -142,16 +142,16 @@ struct Cpu : CpuBags, CpuSharded {
         o.holds);
   }
   static void Merge(Exec& pool, const MergeOperands& o) {
-    CheckSeals("", "merge", o.gradients);
+    CheckCanaries("", "merge", o.gradients);
     MergeRows(On(pool), o.keys.data, o.gradients.rows, o.gradients.counts, o.keys.n, o.dim, o.out_keys,
               o.out_rows, o.out_counts);
   }
-  static void Seal(Exec&, const SealOperands& o) {
+  static void Canary(Exec&, const CanaryOperands& o) {
     for (size_t i = 0; i < o.lookups; ++i) {
       if (o.used[i] == 0.0f || o.used[i] == 1.0f) continue;
       throw UsesError(o.table, i, o.lookups, o.used[i]);
     }
-    *o.seal = kSeal;
+    *o.canary = kCanary;
   }
   static void Copy(Exec&, const uint32_t* version, uint32_t* out) { *out = *version; }
   static void Fill(Exec&, uint32_t* out, size_t n, uint32_t word) { std::fill_n(out, n, word); }

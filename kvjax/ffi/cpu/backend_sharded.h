@@ -24,7 +24,7 @@ struct CpuSharded {
     kvjax::Route(o.table, o.keys, o.mask, o.owners.given, o.owners.shards, o.capacity, o.out);
   }
   static void Receive(Exec& pool, Table& t, const ReceiveOperands& o) {
-    CheckSeals(t.spec().name, "apply", o.gradients);
+    CheckCanaries(t.spec().name, "apply", o.gradients);
     t.Receive(CpuBags::On(pool), *o.version, o.keys, o.gradients.counts, o.gradients.rows, o.senders,
               *o.round, *o.rounds, o.initial);
   }
@@ -69,10 +69,12 @@ struct CpuSharded {
   }
 
  protected:
-  /// See kSeal.
-  static void CheckSeals(std::string_view table, std::string_view op, const GradientSpan& g) {
-    if (std::all_of(g.seals, g.seals + g.num_seals, [](uint32_t seal) { return seal == kSeal; })) return;
-    throw SealError(table, op);
+  /// See kCanary.
+  static void CheckCanaries(std::string_view table, std::string_view op, const GradientSpan& g) {
+    if (std::all_of(g.canaries, g.canaries + g.num_canaries,
+                    [](uint32_t canary) { return canary == kCanary; }))
+      return;
+    throw CanaryError(table, op);
   }
 
  private:

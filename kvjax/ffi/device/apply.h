@@ -13,8 +13,8 @@ namespace kvjax::device {
 /// Gradients that no merging has been asked for, as a step takes them.
 inline GradientsView AsMerged(const StepSpan& step, bool count_batches) {
   const GradientSpan& g = step.gradients;
-  return {step.keys.data, g.counts,    g.rows, step.keys.n,
-          g.seals,        g.num_seals, kSeal,  reinterpret_cast<const uint32_t*>(step.step),
+  return {step.keys.data, g.counts,       g.rows,  step.keys.n,
+          g.canaries,     g.num_canaries, kCanary, reinterpret_cast<const uint32_t*>(step.step),
           count_batches};
 }
 
@@ -43,7 +43,7 @@ void DeviceTable<Q>::Apply(Q& q, const ApplyOperands& o) {
   MergeGradients(q, o.keys.data, g.rows, g.counts, n, dim, keys.data(), rows.data(), counts.data());
   const StepSpan step{.version = o.version,
                       .keys = {keys.data(), n, o.keys.narrow},
-                      .gradients = {counts.data(), rows.data(), g.seals, g.num_seals},
+                      .gradients = {counts.data(), rows.data(), g.canaries, g.num_canaries},
                       .step = o.step,
                       .layout = o.layout,
                       .initial = o.initial};

@@ -19,14 +19,14 @@
 
 namespace kvjax::device {
 
-/// Checks the seals of gradients that belong to no table yet. Where one is broken, what is merged is made
+/// Checks the canaries of gradients that belong to no table yet. Where one is broken, what is merged is made
 /// unusable: no rows but NaN, and counts that no table takes.
 template <class Q>
-void PoisonUnsealed(Q& q, const uint32_t* seals, size_t num_seals, float* rows, int32_t* counts, size_t n,
-                    size_t dim) {
+void PoisonEdited(Q& q, const uint32_t* canaries, size_t num_canaries, float* rows, int32_t* counts, size_t n,
+                  size_t dim) {
   q.Each(n, [=] KVJAX_HD(size_t i) {
-    for (size_t s = 0; s < num_seals; ++s) {
-      if (seals[s] == kSeal) continue;
+    for (size_t s = 0; s < num_canaries; ++s) {
+      if (canaries[s] == kCanary) continue;
       for (size_t d = 0; d < dim; ++d) rows[i * dim + d] = NAN;
       counts[i] = -1;
       return;
@@ -34,14 +34,14 @@ void PoisonUnsealed(Q& q, const uint32_t* seals, size_t num_seals, float* rows, 
   });
 }
 
-/// See SealOperands.
+/// See CanaryOperands.
 template <class Q>
-void SealLoss(Q& q, CallView call, const float* used, size_t lookups, uint32_t* seal) {
+void MakeCanary(Q& q, CallView call, const float* used, size_t lookups, uint32_t* canary) {
   q.Once([=] KVJAX_HD() {
-    *seal = kSeal;
+    *canary = kCanary;
     for (size_t i = 0; i < lookups; ++i) {
       if (used[i] == 0.0f || used[i] == 1.0f) continue;
-      *seal = 0;
+      *canary = 0;
       const auto which = static_cast<uint32_t>(i << 16 | (lookups & 0xFFFFu));
       if (call.report != nullptr) call.Refuse(Refusal::kUses, which, std::bit_cast<uint32_t>(used[i]));
     }
@@ -153,18 +153,18 @@ struct DeviceBackend : DeviceBags<On>, DeviceSharded<On> {
     Q q = On::Make(exec);
     const GradientSpan& g = o.gradients;
     if constexpr (Q::kSynchronous) {
-      for (size_t s = 0; s < g.num_seals; ++s) {
-        if (g.seals[s] != kSeal) throw SealError("", Name(Op::kMerge));
+      for (size_t s = 0; s < g.num_canaries; ++s) {
+        if (g.canaries[s] != kCanary) throw CanaryError("", Name(Op::kMerge));
       }
     }
     MergeGradients(q, o.keys.data, g.rows, g.counts, o.keys.n, o.dim, o.out_keys, o.out_rows, o.out_counts);
-    PoisonUnsealed(q, g.seals, g.num_seals, o.out_rows, o.out_counts, o.keys.n, o.dim);
+    PoisonEdited(q, g.canaries, g.num_canaries, o.out_rows, o.out_counts, o.keys.n, o.dim);
   }
-  static void Seal(Exec& exec, const SealOperands& o) {
+  static void Canary(Exec& exec, const CanaryOperands& o) {
     Q q = On::Make(exec);
     const auto table = Registry<Table>::Get().FindIfThere(o.table, Registry<Table>::kEveryDevice);
     const OwnReport<Q> report(q, table.get(), Op::kValueAndGrad);
-    SealLoss(q, report.call(), o.used, o.lookups, o.seal);
+    MakeCanary(q, report.call(), o.used, o.lookups, o.canary);
     report.Raise();
   }
   static void Copy(Exec& exec, const uint32_t* version, uint32_t* out) {

@@ -35,8 +35,8 @@ struct DeviceSharded {
   }
   static void Receive(Exec& exec, Table& t, const ReceiveOperands& o) {
     Q q = On::Make(exec);
-    for (const uint32_t seal : Fetch(q, o.gradients.seals, o.gradients.num_seals)) {
-      if (seal != kSeal) throw SealError(t.spec().name, Name(Op::kApply));
+    for (const uint32_t canary : Fetch(q, o.gradients.canaries, o.gradients.num_canaries)) {
+      if (canary != kCanary) throw CanaryError(t.spec().name, Name(Op::kApply));
     }
     t.Receive(q, o);
   }

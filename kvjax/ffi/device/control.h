@@ -16,7 +16,7 @@ enum class Refusal : uint32_t {
   kNone,
   kStale,
   kWidth,
-  kSeal,
+  kCanary,
   kMerged,
   kInitial,
   kChunk,

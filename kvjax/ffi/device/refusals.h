@@ -31,8 +31,8 @@ struct RefusalWords {
       throw VersionError(table, op, got, want);
     case Refusal::kWidth:
       throw WidthError(table, op);
-    case Refusal::kSeal:
-      throw SealError(table, op);
+    case Refusal::kCanary:
+      throw CanaryError(table, op);
     case Refusal::kMerged:
       throw MergedError(table);
     case Refusal::kInitial:

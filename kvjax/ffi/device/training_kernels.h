@@ -16,9 +16,9 @@ struct GradientsView {
   const int32_t* counts;
   const float* rows;
   size_t n;
-  const uint32_t* seals;
-  size_t num_seals;
-  uint32_t seal;         // what each of them has to be
+  const uint32_t* canaries;
+  size_t num_canaries;
+  uint32_t canary;       // what each of them has to be
   const uint32_t* step;  // two words
   bool count_batches;
 };
@@ -26,8 +26,9 @@ struct GradientsView {
 /// Refuses what merging cannot have made. first: (n,) as GroupKeys gives it for the keys that count.
 template <class Q>
 void CheckGradients(Q& q, CallView call, GradientsView g, const uint32_t* first) {
-  q.Each(g.n > g.num_seals ? g.n : g.num_seals, [=] KVJAX_HD(size_t i) {
-    if (i < g.num_seals && g.seals[i] != g.seal) call.Close(Refusal::kSeal, g.seals[i], g.seal);
+  q.Each(g.n > g.num_canaries ? g.n : g.num_canaries, [=] KVJAX_HD(size_t i) {
+    if (i < g.num_canaries && g.canaries[i] != g.canary)
+      call.Close(Refusal::kCanary, g.canaries[i], g.canary);
     if (i >= g.n) return;
     const int32_t count = g.counts[i];
     const bool behind_padding = i > 0 && count > 0 && g.counts[i - 1] <= 0;

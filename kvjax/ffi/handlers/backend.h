@@ -11,31 +11,32 @@ namespace kvjax {
 /// `Ctx` is the FFI context that carries the execution resource, `Exec` its decoded form, `Table` the table.
 /// The functions throw kvjax::Error or std::bad_alloc.
 template <class B>
-concept Backend = requires(
-    typename B::Exec& exec, typename B::Table& table, const LookupOperands& lookup,
-    const FindMissingOperands& find_missing, const InspectOperands& inspect,
-    const ReadSlotOperands& read_slot, const ChangedOperands& changed, const WriteKeysOperands& write_keys,
-    const WriteRowsOperands& write_rows, const AccumOperands& accum, const EvictOperands& evict,
-    const ClearOperands& clear, const MergeOperands& merge, const GatherOperands& gather,
-    const ScatterOperands& scatter, const SealOperands& seal, const uint32_t* word, uint32_t* out, size_t n) {
-  typename B::Ctx;
-  B::Lookup(exec, table, lookup);
-  B::FindMissing(exec, table, find_missing);
-  B::Inspect(exec, table, inspect);
-  B::ReadSlot(exec, table, read_slot);
-  B::Changed(exec, table, changed);
-  B::WriteKeys(exec, table, write_keys);
-  B::WriteRows(exec, table, write_rows);
-  B::Accum(exec, table, accum);
-  B::Evict(exec, table, evict);
-  B::Clear(exec, table, clear);
-  B::Gather(exec, table, gather);
-  B::Scatter(exec, table, scatter);
-  B::Merge(exec, merge);
-  B::Seal(exec, seal);
-  B::Copy(exec, word, out);   // one word
-  B::Fill(exec, out, n, 0u);  // n words
-};
+concept Backend =
+    requires(typename B::Exec& exec, typename B::Table& table, const LookupOperands& lookup,
+             const FindMissingOperands& find_missing, const InspectOperands& inspect,
+             const ReadSlotOperands& read_slot, const ChangedOperands& changed,
+             const WriteKeysOperands& write_keys, const WriteRowsOperands& write_rows,
+             const AccumOperands& accum, const EvictOperands& evict, const ClearOperands& clear,
+             const MergeOperands& merge, const GatherOperands& gather, const ScatterOperands& scatter,
+             const CanaryOperands& canary, const uint32_t* word, uint32_t* out, size_t n) {
+      typename B::Ctx;
+      B::Lookup(exec, table, lookup);
+      B::FindMissing(exec, table, find_missing);
+      B::Inspect(exec, table, inspect);
+      B::ReadSlot(exec, table, read_slot);
+      B::Changed(exec, table, changed);
+      B::WriteKeys(exec, table, write_keys);
+      B::WriteRows(exec, table, write_rows);
+      B::Accum(exec, table, accum);
+      B::Evict(exec, table, evict);
+      B::Clear(exec, table, clear);
+      B::Gather(exec, table, gather);
+      B::Scatter(exec, table, scatter);
+      B::Merge(exec, merge);
+      B::Canary(exec, canary);
+      B::Copy(exec, word, out);   // one word
+      B::Fill(exec, out, n, 0u);  // n words
+    };
 
 /// Whose tables run row programs.
 template <class B>

@@ -148,11 +148,11 @@ class Decoder {
     const size_t m = buffer.element_count() / static_cast<size_t>(spec.dim);
     return {Rows(buffer, spec, m), m};
   }
-  /// Counts (n,), seals (s,) and rows (n, dim), in this order.
+  /// Counts (n,), canaries (s,) and rows (n, dim), in this order.
   GradientSpan InGradients(const TableSpec& spec, size_t n) {
     const int32_t* const counts = In<int32_t>("counts (n,)", n);
-    const Array1<const uint32_t> seals = InAny<uint32_t>("seals (s,)");
-    return {counts, InFloats(spec, n), seals.data, seals.n};
+    const Array1<const uint32_t> canaries = InAny<uint32_t>("canaries (s,)");
+    return {counts, InFloats(spec, n), canaries.data, canaries.n};
   }
   [[nodiscard]] bool HasIn() const { return arg_ < args_.size(); }
   /// The attribute `program`, nothing if it is empty.
@@ -185,7 +185,7 @@ class Decoder {
   }
   std::byte* OutRows(const TableSpec& spec, size_t n) { return const_cast<std::byte*>(Rows(Out(), spec, n)); }
   float* OutFloats(const TableSpec& spec, size_t n) { return const_cast<float*>(Floats(Out(), spec, n)); }
-  /// The version of the next handle, or a seal.
+  /// The version of the next handle, or a canary.
   uint32_t* OutWord() { return Out<uint32_t>("one word ()", 1); }
   [[nodiscard]] bool HasOut() const { return ret_ < rets_.size(); }
   /// The last result, where a read puts its status; any other may be taken before or after.

@@ -56,7 +56,7 @@ std::vector<NamedHandler> Targets() {
       {"kvjax_merge", Handle<B, Merge<B>>},
       {"kvjax_gather", Handle<B, Gather<B>>},
       {"kvjax_scatter", Handle<B, Scatter<B>>},
-      {"kvjax_seal", Handle<B, Seal<B>>},
+      {"kvjax_canary", Handle<B, Canary<B>>},
       {"kvjax_after", Handle<B, After<B>>},
       {"kvjax_unasked", Handle<B, Unasked<B>>},
       {"kvjax_end_refused", Handle<B, EndRefused<B>>},

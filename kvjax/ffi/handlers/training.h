@@ -30,8 +30,8 @@ ffi::Error Merge(typename B::Exec& exec, Decoder& in) {
     in.Want(Decoder::Holds(rows, ffi::F32, n * o.dim), "rows (n, dim) float32", rows);
     o.gradients.rows = static_cast<const float*>(rows.untyped_data());
     o.gradients.counts = in.In<int32_t>("counts (n,)", n);
-    const Array1<const uint32_t> seals = in.InAny<uint32_t>("seals ()");
-    o.gradients.seals = seals.data, o.gradients.num_seals = seals.n;
+    const Array1<const uint32_t> canaries = in.InAny<uint32_t>("canaries ()");
+    o.gradients.canaries = canaries.data, o.gradients.num_canaries = canaries.n;
     o.out_keys = in.Out<uint64_t>("keys (n, 2)", n);
     o.out_rows = in.Out<float>("rows (n, dim)", n * o.dim);
     o.out_counts = in.Out<int32_t>("counts (n,)", n);
@@ -276,13 +276,13 @@ ffi::Error WriteStep(typename B::Exec& exec, Decoder& in) {
 
 /// The operands behind the uses are only waited for.
 template <Backend B>
-ffi::Error Seal(typename B::Exec& exec, Decoder& in) {
+ffi::Error Canary(typename B::Exec& exec, Decoder& in) {
   in.Names(Name(Op::kValueAndGrad), in.Text("table"));
   return Guard(in.table(), in.op(), [&] {
     const Array1<const float> used = in.InAny<float>("uses (lookups,)");
-    uint32_t* const seal = in.OutWord();
+    uint32_t* const canary = in.OutWord();
     in.SkipOperands();
-    B::Seal(in.Done(exec), {.table = in.table(), .used = used.data, .lookups = used.n, .seal = seal});
+    B::Canary(in.Done(exec), {.table = in.table(), .used = used.data, .lookups = used.n, .canary = canary});
   });
 }
 /// The version, handed through once all operands behind it exist.

@@ -88,7 +88,7 @@ inline void BindCommon(nb::module_& m) {
     }
   });
   m.attr("MAX_DIM") = kMaxDim;
-  m.attr("SEAL") = kSeal;
+  m.attr("CANARY") = kCanary;
   m.attr("NUM_BUCKETS") = kNumBuckets;
   m.attr("TALLY_WORDS") = Tally::kWords;
   m.attr("SUMMARY_WORDS") = ShardSummary::kWords;

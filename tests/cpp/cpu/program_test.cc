@@ -296,10 +296,10 @@ Trained Train(size_t threads, bool split) {
       if (begin == end) continue;
       const uint32_t version = table.version();
       uint32_t next;
-      const uint32_t seal = kvjax::kSeal;
+      const uint32_t canary = kvjax::kCanary;
       o.version = &version, o.next = &next, o.step = &step, o.shared = shared;
       o.keys = {keys.data() + begin, end - begin};
-      o.gradients = {counts.data() + begin, gradients.data() + begin * kDim, &seal, 1};
+      o.gradients = {counts.data() + begin, gradients.data() + begin * kDim, &canary, 1};
       next = table.Apply(parallel, o);
       CHECK_EQ(next, version + 1);
       CHECK_EQ(table.SettledVersion(), next);
@@ -333,7 +333,7 @@ kvjax::Snapshot LookUpAndTrain(const Keys& looked_up, const Keys& trained, Betwe
   const uint64_t shared[2] = {0x3E800000, 1};  // a rate of 0.25
   std::vector<int32_t> counts(trained.size(), 1);
   for (size_t i = 0; i < counts.size(); i += 5) counts[i] = 0;
-  const uint32_t seal = kvjax::kSeal;
+  const uint32_t canary = kvjax::kCanary;
   for (int64_t step = 1; step < 4; ++step) {
     static_cast<void>(table.Rows(looked_up));
     if (step == 3) between(table);
@@ -342,7 +342,7 @@ kvjax::Snapshot LookUpAndTrain(const Keys& looked_up, const Keys& trained, Betwe
     const uint32_t version = table.version();
     uint32_t next;
     o.version = &version, o.next = &next, o.step = &step, o.shared = shared;
-    o.keys = data::Span(trained), o.gradients = {counts.data(), gradients.data(), &seal, 1};
+    o.keys = data::Span(trained), o.gradients = {counts.data(), gradients.data(), &canary, 1};
     table.Apply(Serial, o);
   }
   return table.Export(table.version(), true);
@@ -387,10 +387,10 @@ TEST(AnEmptyStepCounts) {
   o.layout = SlotLayout::Parse("n|int32[]|4");
   o.program = Program::Parse("t", Sgd(4), 4, RowType::kFloat32, o.layout);
   const uint64_t shared[2] = {0, 1};
-  const uint32_t version = table.version(), seal = kvjax::kSeal;
+  const uint32_t version = table.version(), canary = kvjax::kCanary;
   uint32_t next;
   const int64_t step = 9;
-  o.version = &version, o.next = &next, o.step = &step, o.shared = shared, o.gradients.seals = &seal;
+  o.version = &version, o.next = &next, o.step = &step, o.shared = shared, o.gradients.canaries = &canary;
   CHECK_EQ(table.Apply(Serial, o), version + 1);
   CHECK_EQ(table.Copy().last_step, 9);
   CHECK_THROWS(kFailedPrecondition, table.Apply(Serial, o));  // through the handle of before

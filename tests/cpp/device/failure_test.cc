@@ -83,7 +83,7 @@ void Begin(Table& t, const Keys& keys, int32_t count, bool slots, int64_t step =
                             .counts = std::vector<int32_t>(n, count),
                             .rows = data::Floats(n * kDim),
                             .step = step,
-                            .seals = {kvjax::kSeal}};
+                            .canaries = {kvjax::kCanary}};
   const auto layout = slots ? device::Momentum(kDim) : kvjax::SlotLayout();
   const device::Bytes zeros(n * t.row_bytes());
   std::vector<const std::byte*> written;
@@ -211,7 +211,7 @@ TEST(PlanApply) {
   const Op plan = [](Table& t) {
     const Keys keys = Range(15, 60);
     const device::Gradients g{
-        .keys = keys, .counts = std::vector<int32_t>(keys.size(), 3), .seals = {kvjax::kSeal}};
+        .keys = keys, .counts = std::vector<int32_t>(keys.size(), 3), .canaries = {kvjax::kCanary}};
     uint32_t status = 7;
     t.PlanApply(t.q, {.step = Of(g, &t.handle, device::Momentum(kDim)), .status = &status});
     CHECK_EQ(status, 0u);
@@ -293,7 +293,7 @@ TEST(RowsOfAStepThatCannotBeReadAreAsTheyWere) {
   const device::Gradients g{.keys = keys,
                             .counts = std::vector<int32_t>(n, 1),
                             .rows = data::Floats(n * kDim),
-                            .seals = {kvjax::kSeal}};
+                            .canaries = {kvjax::kCanary}};
   device::Bytes values(n * kDim * 4), slot(n * kDim * 4);
   Keys row_keys(n);
   const device::Mask fresh(new bool[n]);
@@ -320,7 +320,7 @@ TEST(APassOverTheRowsThatFindsNoMemoryIsLeftOut) {
   const device::Gradients g{.keys = keys,
                             .counts = std::vector<int32_t>(keys.size(), 1),
                             .rows = data::Floats(keys.size() * kDim),
-                            .seals = {kvjax::kSeal}};
+                            .canaries = {kvjax::kCanary}};
   const device::Bytes zeros(keys.size() * kDim * 4), before(zeros.size(), std::byte{1});
   int fail_at = 1, left_out = 0;
   for (bool failed = true; failed; ++fail_at) {

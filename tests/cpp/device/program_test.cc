@@ -200,7 +200,7 @@ TEST(ARefusedStepChangesNothing) {
   const Program program = Program::Parse("t", programs::Sgd(20), 20, RowType::kFloat32, layout);
   const uint64_t shared[2] = {0, 1};
   device::Gradients g{.keys = {1, 2}, .counts = {1, 1}, .rows = Floats(40, 1.0f)};
-  g.seals[0] = 0;
+  g.canaries[0] = 0;
   const auto o = programs::Of(g, layout, program, shared);
   CHECK_THROWS(kInvalidArgument, t.Write([&](auto* handle, auto* next) {
     auto broken = o;

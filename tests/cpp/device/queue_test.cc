@@ -20,7 +20,7 @@ void Train(data::Live& cpu, Chain& gpu, const Keys& batch, bool with_slots, floa
     Keys keys;
     std::vector<int32_t> counts;
     data::Floats rows, slots;  // what is written; and as gradients, which nobody looks at
-    std::vector<uint32_t> seals;
+    std::vector<uint32_t> canaries;
     int64_t at;
   };
   const std::set<uint64_t> distinct(batch.begin(), batch.end());
@@ -30,7 +30,7 @@ void Train(data::Live& cpu, Chain& gpu, const Keys& batch, bool with_slots, floa
                           .counts = std::vector<int32_t>(n, 2),
                           .rows = data::Floats(n * dim, value),
                           .slots = data::Floats(n * dim, -value),
-                          .seals = {kvjax::kSeal},
+                          .canaries = {kvjax::kCanary},
                           .at = -1});
   const auto layout = with_slots ? device::Momentum(cpu.spec().dim) : kvjax::SlotLayout();
   std::vector<const std::byte*> slots;
@@ -38,7 +38,7 @@ void Train(data::Live& cpu, Chain& gpu, const Keys& batch, bool with_slots, floa
   gpu.Write([&](auto* by, auto* next) {
     gpu.table.WriteStep(gpu.q, {.step = {.version = by,
                                          .keys = data::Span(s.keys),
-                                         .gradients = {s.counts.data(), s.rows.data(), s.seals.data(), 1},
+                                         .gradients = {s.counts.data(), s.rows.data(), s.canaries.data(), 1},
                                          .step = &s.at,
                                          .layout = layout},
                                 .values = data::Bytes(s.rows),

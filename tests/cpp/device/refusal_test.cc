@@ -108,7 +108,7 @@ TEST(TheRefusalOfAnotherCallLeavesAStepToBeDone) {
   Device& t = pair.gpu;
   const uint32_t stale = t.handle - 1;
   const Bytes values(t.row_bytes(), std::byte{7});
-  const Gradients g{.keys = {5}, .counts = {1}, .rows = Floats(3, 1.0f), .seals = {}};
+  const Gradients g{.keys = {5}, .counts = {1}, .rows = Floats(3, 1.0f), .canaries = {}};
   const auto write = [&](auto* version, auto* next) {
     t.WriteStep(t.q, {.step = Of(g, version, {}), .values = values.data(), .next = next});
   };
@@ -134,9 +134,9 @@ TEST(GradientsThatMergingHasNotMadeChangeNothing) {
     Keys fresh;
     for (uint64_t key = 9000; key < 9020; ++key) fresh.push_back(key);
     std::vector<int32_t> ones(20, 1);
-    refused({.keys = fresh, .counts = ones, .seals = {kvjax::kSeal, 7}}, momentum);
-    refused({.keys = fresh, .counts = ones, .seals = {0}}, momentum);
-    refused({.keys = {}, .counts = {}, .seals = {0}}, momentum);
+    refused({.keys = fresh, .counts = ones, .canaries = {kvjax::kCanary, 7}}, momentum);
+    refused({.keys = fresh, .counts = ones, .canaries = {0}}, momentum);
+    refused({.keys = {}, .counts = {}, .canaries = {0}}, momentum);
     for (const size_t at : {0, 7, 18}) {
       std::vector<int32_t> counts = ones;
       counts[at] = 0;  // padding in between
@@ -152,7 +152,7 @@ TEST(GradientsThatMergingHasNotMadeChangeNothing) {
   // The first step of an optimizer: if it is refused, another one may come.
   Pair pair(Spec(), Threads(4, 2), 22, 40);
   pair.Write(0, 20);
-  Gradients g{.keys = {1, 2}, .counts = {1, 1}, .rows = Floats(6), .seals = {7}};
+  Gradients g{.keys = {1, 2}, .counts = {1, 1}, .rows = Floats(6), .canaries = {7}};
   const auto code = CodeOf([&] { pair.gpu.Train(g, device::Momentum(3), 2); });
   CHECK(code == kvjax::ErrorCode::kInvalidArgument);
   CHECK(pair.gpu.Layout().empty());
@@ -160,7 +160,7 @@ TEST(GradientsThatMergingHasNotMadeChangeNothing) {
   pair.Write(14, 20);
   kvjax::SlotLayout other;
   other.Add("v", "float32[3]", 12);
-  g.seals = {kvjax::kSeal};
+  g.canaries = {kvjax::kCanary};
   pair.Both([&] { device::Train(pair.cpu, g, other, {}); }, [&] { pair.gpu.Train(g, other, 2); });
   CHECK_EQ(pair.refusals, 1);
 }

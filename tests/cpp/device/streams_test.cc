@@ -97,20 +97,20 @@ TEST(KernelsThatReportToATableKeepIt) {
   // A call of no table, whose refusal is reported to this one, which is dropped before the kernel runs.
   Later::lag = 100000;
   Later q(1);
-  uint32_t* const seal = static_cast<uint32_t*>(Later::Allocate(sizeof(uint32_t)));
-  *seal = 7;
+  uint32_t* const canary = static_cast<uint32_t*>(Later::Allocate(sizeof(uint32_t)));
+  *canary = 7;
   {
     kvjax::device::DeviceTable<Later> table(data::Spec(3), 1);
     const kvjax::device::OwnReport<Later> report(q, &table, Op::kValueAndGrad);
     const kvjax::device::CallView call = report.call();
     q.Once([=] {
       call.Refuse(kvjax::device::Refusal::kUses, 1, 2);
-      *seal = 8;
+      *canary = 8;
     });
     report.Raise();
   }
-  CHECK_EQ(*seal, 8u);
-  Later::Release(seal);
+  CHECK_EQ(*canary, 8u);
+  Later::Release(canary);
 }
 
 TEST(WhatACallGivesUpGoesBackInItsOrder) {

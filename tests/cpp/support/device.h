@@ -65,7 +65,7 @@ struct Gradients {
   std::vector<int32_t> counts;  // then padding
   Floats rows = {};
   int64_t step = -1;
-  std::vector<uint32_t> seals = {kvjax::kSeal, kvjax::kSeal};
+  std::vector<uint32_t> canaries = {kvjax::kCanary, kvjax::kCanary};
 };
 
 inline kvjax::WriteKeysOperands Of(kvjax::Op op, const uint32_t* version, const Keys& keys, const bool* mask,
@@ -87,7 +87,7 @@ inline kvjax::StepSpan Of(const Gradients& g, const uint32_t* version, const kvj
                           InitialRows initial = {}) {
   return {.version = version,
           .keys = data::Span(g.keys),
-          .gradients = {g.counts.data(), g.rows.data(), g.seals.data(), g.seals.size()},
+          .gradients = {g.counts.data(), g.rows.data(), g.canaries.data(), g.canaries.size()},
           .step = &g.step,
           .layout = layout,
           .initial = initial};

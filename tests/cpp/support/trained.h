@@ -12,7 +12,7 @@ inline kvjax::ApplyOperands Of(const device::Gradients& g, const kvjax::SlotLayo
                                const kvjax::Program& program, const uint64_t* shared) {
   kvjax::ApplyOperands o;
   o.keys = data::Span(g.keys);
-  o.gradients = {g.counts.data(), g.rows.data(), g.seals.data(), g.seals.size()};
+  o.gradients = {g.counts.data(), g.rows.data(), g.canaries.data(), g.canaries.size()};
   o.step = &g.step, o.layout = layout, o.program = program, o.shared = shared;
   return o;
 }
