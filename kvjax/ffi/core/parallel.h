@@ -13,6 +13,15 @@
 
 namespace kvjax {
 
+/// Tells the core that this thread waits for a word to change.
+inline void Pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 /// Calls body(begin, end) over disjoint ranges that cover [0, n), each of about `grain` items or more, and
 /// returns when all are done. The caller takes part, so it never waits for a thread that has not started.
 using ParallelFor =
@@ -68,6 +77,9 @@ void Share(size_t threads, Schedule schedule, size_t n, size_t grain,
   } catch (const std::system_error&) {
   }
   job->Work();
+  // The last chunk of another is nearly done, and to be woken may take longer.
+  constexpr size_t kPauses = 4000;  // about 0.1 ms
+  for (size_t i = 0; i < kPauses && job->done.load() < chunks; ++i) Pause();
   for (size_t done; (done = job->done.load()) < chunks;) job->done.wait(done);
   if (job->error) std::rethrow_exception(job->error);
 }

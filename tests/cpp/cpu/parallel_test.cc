@@ -1,6 +1,7 @@
 // Calls large enough that several threads share them: the same results as on one.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <stdexcept>
@@ -10,7 +11,9 @@
 #include <vector>
 
 #include "kvjax/ffi/core/groups.h"
+#include "kvjax/ffi/cpu/program/subnormal.h"
 #include "kvjax/ffi/cpu/table.h"
+#include "kvjax/ffi/cpu/workers.h"
 #include "tests/cpp/support/check.h"
 #include "tests/cpp/support/data.h"
 
@@ -57,6 +60,46 @@ TEST(WithoutThreadsTheCallerDoesAll) {
   };
   kvjax::Share(4, refuse, 1000, 1, [&](size_t begin, size_t end) { done += end - begin; });
   CHECK_EQ(done, 1000u);
+}
+
+TEST(WorkersServeCallsThatComeTogetherAndAfterAPause) {
+  std::vector<std::jthread> callers;
+  for (int c = 0; c < 3; ++c) {
+    callers.emplace_back([c] {
+      for (int call = 0; call < 200; ++call) {
+        std::vector<int> visits(1'000);
+        kvjax::Workers::Own().Run(4, visits.size(), 10, [&](size_t begin, size_t end) {
+          for (size_t i = begin; i < end; ++i) ++visits[i];
+        });
+        for (const int v : visits) CHECK_EQ(v, 1);
+        if (call % 50 == c)
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));  // they sleep meanwhile
+      }
+    });
+  }
+}
+
+/// Whether workers help within a thousand calls, and find subnormal numbers to be as `zero` says.
+void WorkersHelp(bool zero) {
+  std::atomic<bool> helped{false}, other{false};
+  const auto me = std::this_thread::get_id();
+  for (int call = 0; call < 1'000 && !helped; ++call) {
+    kvjax::Workers::Own().Run(2, 100, 1, [&](size_t, size_t) {
+      if (std::this_thread::get_id() != me) helped = true;
+      volatile float small = 1e-40F;
+      small = small * 1.0F;
+      if ((small == 0.0F) != zero) other = true;
+      std::this_thread::sleep_for(std::chrono::microseconds(10));
+    });
+  }
+  CHECK(helped);
+  CHECK(!other);
+}
+
+TEST(WorkersTakeSubnormalNumbersAsTheCallerDoes) {
+  WorkersHelp(false);
+  const kvjax::program::NoSubnormals scope;
+  WorkersHelp(true);
 }
 
 TEST(GroupsAreThoseOfOnePassInTheOrderOfTheBatch) {
