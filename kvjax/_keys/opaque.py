@@ -80,6 +80,16 @@ def words_in(x: Any) -> Any:
 _OPAQUE = jax.dtypes.prng_key
 
 
+def is_array(x: Any) -> bool:
+    """Whether this is an array of JAX's whose elements there are, or will be."""
+    return isinstance(x, jax.Array) and not isinstance(x, Tracer)
+
+
+def is_fresh(words: Any) -> bool:
+    """Whether this comes from a program, and nobody has had it in hand (`uncast`)."""
+    return is_array(words) and is_opaque(words) and "astype" not in vars(words)
+
+
 def is_opaque(x: Any) -> bool:
     # As `jnp.issubdtype` has it, which takes ten times as long: handles are flattened by every call.
     return getattr(getattr(x, "dtype", None), "type", None) is _OPAQUE
@@ -110,7 +120,7 @@ def replaced(words: Any) -> Any:
 
 
 def _with_astype(words: Any, astype: Callable[..., Any]) -> Any:
-    if isinstance(words, jax.Array) and not isinstance(words, Tracer):
+    if is_array(words):
         words.astype = astype
     return words
 

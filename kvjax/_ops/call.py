@@ -1,12 +1,13 @@
 """The `ffi_call` that all operations go through, and the operands that they share.
 
 Reads have no side effect, so that JAX may repeat, merge or drop them; writes are kept even if their result is not
-used. Neither is ordered by that: what orders calls is the version operand. Under vmap a lookup takes its extra axes as
-they are; ops on a whole batch run once per example.
+used, but for those of training steps (`as_value`). Neither is ordered by that: what orders calls is the version
+operand. Under vmap a lookup takes its extra axes as they are; ops on a whole batch run once per example.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kvjax._ops.as_value import as_value
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import varying_like
@@ -36,6 +38,13 @@ def write(target: str, results: Any, *operands: Any, **attributes: Any) -> Any:
     _note(attributes)
     call = jax.ffi.ffi_call(target, results, has_side_effect=True)
     return varying_like(call(*operands, **attributes), *operands)
+
+
+def train(target: str, results: Any, *operands: Any, **attributes: Any) -> Any:
+    """A write of a training step, which is done once if its result is used, and else not at all."""
+    _note(attributes)
+    call = jax.ffi.ffi_call(target, results, has_side_effect=True)
+    return varying_like(as_value(functools.partial(call, **attributes), *operands), *operands)
 
 
 def _note(attributes: dict[str, Any]) -> None:

@@ -9,12 +9,34 @@ from __future__ import annotations
 
 import atexit
 import sys
+import threading
+from typing import Any
 
 import jax
 
 from kvjax import ffi
 
+
+class _Started(threading.local):
+    """By table the newest version that a program of this thread has given or will give. What comes behind a failed
+    write in a program fails with it, so that is known of the newest."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, Any] = {}
+
+
 _met: set[str] = set()
+_started = _Started()
+
+
+def started(name: str, version: Any) -> None:
+    """Says that a program gives this version of a table, an array."""
+    _started.versions[name] = version
+
+
+def forget(name: str) -> None:
+    """Says that the table is gone."""
+    _started.versions.pop(name, None)
 
 
 def met(error: BaseException) -> None:
@@ -28,14 +50,21 @@ def _ours(error: BaseException) -> str:
 
 
 def wait_for_programs() -> list[Exception]:
-    """Waits for all programs that are writing. What some have failed with, as far as JAX remembers."""
+    """Waits for all programs of this thread that are writing. What the last of them have failed with."""
+    failed: list[Exception] = []
     try:
-        jax.effects_barrier()
+        jax.effects_barrier()  # for writes beside training
     except ExceptionGroup as group:  # as of jax 0.12
-        return list(group.exceptions)
+        failed += group.exceptions
     except (ValueError, jax.errors.JaxRuntimeError) as error:
-        return [error]
-    return []
+        failed.append(error)
+    for version in list(_started.versions.values()):
+        try:
+            if not version.is_deleted():  # or a program that comes after has it
+                version.block_until_ready()
+        except (ValueError, RuntimeError) as error:
+            failed.append(error)
+    return failed
 
 
 def acknowledge() -> bool:

@@ -15,7 +15,7 @@ from jax.core import Tracer
 
 from kvjax import ffi
 from kvjax._keys.keys import Keys, as_keys
-from kvjax._keys.opaque import are_words, is_opaque, opaque, replaced, uncast, words_in
+from kvjax._keys.opaque import are_words, is_array, is_fresh, is_opaque, opaque, replaced, uncast, words_in
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import manual_axes
@@ -78,14 +78,20 @@ class Handle:
         got, mend = f"{name} to be set", "each write returns the next handle, and kvjax.get_table makes another table"
         raise fail(AttributeError, self.name, "setattr", "a handle that stays as it is", got, mend)
 
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[TableSpec, Any]]:
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[TableSpec, Any]]:
         warn_of_refused()
         tape = None if self.tape is None else self.tape.again()
-        view = [] if self.view is None else [(jax.tree_util.GetAttrKey("view"), self.view)]
-        return [(VersionKey(self.spec.name), self.leaf), *view], (self.spec, tape)
+        return (self.leaf,) if self.view is None else (self.leaf, self.view), (self.spec, tape)
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[TableSpec, Any]]:
+        children, aux = self.tree_flatten()
+        return list(zip((VersionKey(self.spec.name), jax.tree_util.GetAttrKey("view")), children, strict=False)), aux
 
     @classmethod
     def tree_unflatten(cls, aux: tuple[TableSpec, Any], children: Sequence[Any]) -> Self:
+        word = children[0].raised if isinstance(children[0], Written) else children[0]
+        if is_fresh(word):
+            at_exit.started(aux[0].name, uncast(word))
         return cls(children[0], *aux, *children[1:])
 
     # Copies of an immutable value are itself. Pickled, or as an array, it would be what `_NO_ROWS` says.
@@ -150,6 +156,8 @@ class Handle:
         Args:
           version: ``()`` uint32.
         """
+        if is_array(version):
+            at_exit.started(self.name, version)
         return type(self)(version, self.spec)
 
 

@@ -8,7 +8,7 @@ import jax
 
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
-from kvjax._table.at_exit import wait_for_programs
+from kvjax._table.at_exit import forget, wait_for_programs
 from kvjax._table.handle import check_process
 from kvjax._values.errors import fail, meant
 from kvjax.ffi import forget_failures, set_process
@@ -50,6 +50,7 @@ def drop(name: str) -> None:
         PROCESS.of_modules.pop(name, None)
         PROCESS.sinks.pop(name, None)
         forget_failures(name)
+        forget(name)
     _clear_programs()
 
 

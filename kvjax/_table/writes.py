@@ -174,7 +174,8 @@ class Writes(Handle):
         Rows of equal keys are merged first. The transform then sees each row by itself and keeps its slots in the
         table; rows that are not in the batch are not touched. Frequency grows by the occurrences of a key, and the
         version becomes the step. The table's ``admit=`` decides which new keys get a row, and ``max_capacity=``,
-        ``on_full=`` and ``evict=`` decide which rows are evicted for them.
+        ``on_full=`` and ``evict=`` decide which rows are evicted for them. A compiled program does the write if it
+        uses what this returns, and else not.
 
         Args:
           tx: optax transform, or `kvjax.optax.rowwise(tx)`. Make it once: one that is made anew for each call outside

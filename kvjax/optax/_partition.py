@@ -47,14 +47,14 @@ def partition(
     """Updates dense parameters by one transform and the rows of tables by another.
 
     ``update`` writes the rows and returns, as the "update" of a `Table`, the difference of versions; so
-    ``optax.apply_updates``, Flax's ``TrainState`` and ``nnx.Optimizer`` work as they are. Because it writes, it comes
-    last in a chain, and each result is used: an update that is thrown away leaves stale handles behind, which the next
-    call reports. What stands behind it in a chain sees no rows: weight decay, a scale or a clip there would change no
-    table, so it is an error, and belongs into `dense` and `tables`. Wrappers that hold updates back do not go around
-    it either. Inside, each row would count for itself: ``optax.apply_if_finite`` would skip rows, and not the step, and
-    by ``optax.MultiSteps`` rows that are rarely touched would never be trained. Both are refused, as is what else
-    would be wrong row by row (see `rowwise`); put `accumulate`, `apply_if_finite`, `apply_if` or `scale_loss`
-    around it.
+    ``optax.apply_updates``, Flax's ``TrainState`` and ``nnx.Optimizer`` work as they are. Because it writes, it
+    comes last in a chain, and each result is used: an update that is thrown away is not done in a compiled program,
+    and leaves stale handles behind elsewhere, which the next call reports. What stands behind it in a chain sees no
+    rows: weight decay, a scale or a clip there would change no table, so it is an error, and belongs into `dense`
+    and `tables`. Wrappers that hold updates back do not go around it either. Inside, each row would count for
+    itself: ``optax.apply_if_finite`` would skip rows, and not the step, and by ``optax.MultiSteps`` rows that are
+    rarely touched would never be trained. Both are refused, as is what else would be wrong row by row (see
+    `rowwise`); put `accumulate`, `apply_if_finite`, `apply_if` or `scale_loss` around it.
 
     The step of each table is done whole or not at all, and those of several are planned before the first is done: so
     where any table refuses (it is full and ``on_full="error"``, say), or the user's code raises in an update, all are

@@ -222,3 +222,21 @@ def test_no_write_inside_a_loss(name, make):
 
     with pytest.raises(ValueError, match="a loss that only reads"):
         kvjax.grad(loss)(table)
+
+
+def test_a_training_step_is_a_value(make):
+    """A program does it if it uses what it gives, once, and has no effect that would take it off JAX's fast path."""
+    table, grads = make(1, initializer=1.0), kvjax.SparseRows(np.array([7]), jnp.ones((1, 1)))
+
+    def loss(w, table):
+        table = table.apply(SGD, grads)[0]
+        return jnp.sum(jnp.sin(w * table.lookup(7))), table
+
+    assert not jax.make_jaxpr(loss)(jnp.ones(()), table).effects
+    jax.jit(lambda table: (table.apply(SGD, grads), jnp.ones(()))[1])(table).block_until_ready()
+    assert table.size() == 0
+    slope, table = jax.jit(jax.grad(jax.checkpoint(loss), has_aux=True))(jnp.ones(()), table)
+    np.testing.assert_allclose(slope, 0.5 * np.cos(0.5), rtol=1e-6)
+    assert int(table.frequency(7)) == 1
+    with pytest.raises(ValueError, match="got one of the step itself"):
+        jax.grad(lambda rows: jnp.sum(table.apply(SGD, kvjax.SparseRows([7], rows))[0].lookup(7)))(jnp.ones((1, 1)))

@@ -23,9 +23,13 @@ def gradients(keys, dim=2):
     return kvjax.SparseRows(kvjax.keys(keys), jnp.ones((*np.shape(keys), dim)))
 
 
+def train_by(table, grads):
+    return table.apply(optax.sgd(1.0), grads)[0]
+
+
 @jax.jit
 def train(table, keys):
-    return table.apply(optax.sgd(1.0), kvjax.SparseRows(keys, jnp.ones((*keys.shape, table.dim))))[0]
+    return train_by(table, kvjax.SparseRows(keys, jnp.ones((*keys.shape, table.dim))))
 
 
 def test_a_step_is_whole_to_other_threads(make):
@@ -59,12 +63,13 @@ def test_a_step_is_whole_to_other_threads(make):
 
 
 @slow
-def test_refresh_after_an_interrupt_is_of_the_write_under_way(make, request):
-    """Ctrl-C while the loop waits for what a step needs, so that its write is still to come."""
+@pytest.mark.parametrize("write, row", [(lambda t, g: t.upsert(g.keys, g.rows), 2), (train_by, -3)])
+def test_refresh_after_an_interrupt_is_of_the_write_under_way(write, row, make, request):
+    """Ctrl-C while the loop waits for what a step needs, so that its write is still to come. Its handle is lost."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have it ignored behind an &
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     slow_rows = jax.jit(lambda x, last: last * jax.lax.fori_loop(0, 40, lambda _, y: y @ x, x)[:2])
-    step = jax.jit(lambda table, rows: table.upsert(kvjax.keys([1, 2]), rows))
+    step = jax.jit(lambda table, rows: write(table, kvjax.SparseRows(kvjax.keys([1, 2]), rows)))
     table, eye = make(700), jnp.eye(700)
     table = step(table, jax.block_until_ready(slow_rows(eye, 1.0)))  # compiled
     rows = slow_rows(eye, 2.0)
@@ -72,10 +77,11 @@ def test_refresh_after_an_interrupt_is_of_the_write_under_way(make, request):
         lost = step(table, rows)
         signal.raise_signal(signal.SIGINT)
         jax.block_until_ready(lost.version)
+    lost = None
     under_way = not rows.is_ready()
     live = table.refresh()
     assert under_way and int(live.version) == int(table.version) + 1
-    assert live.lookup(kvjax.keys([1]))[0, 0] == 2
+    assert live.lookup(kvjax.keys([1]))[0, 0] == row
 
 
 def test_numbers_wait_for_the_handle(make):
