@@ -16,8 +16,8 @@ from kvjax._values.exported import SLOT
 LAST_STEP, _TYPE = "last_step", "int32[]"  # of `kvjax._training.catch_up.CatchUpRows`
 LAST_COLUMN = SLOT + LAST_STEP
 _MEND = (
-    "give it what kvjax.optax.caught_up(params, state, tx) returns, or write them with "
-    "kvjax.optax.sweep(params, state, tx) before"
+    "give it what kvjax.optax.caught_up(params, state, rows) returns, or write them with "
+    "kvjax.optax.sweep(params, state, rows) before"
 )
 
 

@@ -13,6 +13,7 @@ from kvjax._table.view import PresentView, check_late
 from kvjax._training.catch_up import CatchUpRows as CatchUpRows
 from kvjax._training.catch_up import CatchUpState as CatchUpState
 from kvjax._training.catch_up import late
+from kvjax._training.replay import ReplayState
 from kvjax._training.rowwise import HasUpdate, Late
 from kvjax._training.signature import is_of
 from kvjax._values.arrays import PyTree
@@ -121,7 +122,7 @@ def caught_up(params: T, state: PyTree, tx: TableTx) -> T:
         rowwise = choose(x.name)
         if isinstance(rowwise, Late):
             return _viewed(x, rowwise, _state_of(x, params, state))
-        if isinstance(_held(x, params, state), CatchUpState):
+        if isinstance(_held(x, params, state), CatchUpState | ReplayState):
             raise fail(
                 ValueError, x.name, "caught_up", "what kvjax.optax.catch_up made, as the state is of such a transform",
                 "another transform", "give what partition got as tables=",

@@ -102,6 +102,11 @@ def test_the_state_of_another_transform(make):
     with pytest.raises(Exception, match="or another transform"):
         jax.block_until_ready(jax.jit(lambda t, s: caught_up(t, s, wrong).lookup(7))(table, state))
     replayed = [catch_up(optax.adabelief(rate), replay=200) for rate in (1e-2, 2e-2)]
+    for tx in (catch_up(optax.adam(1e-2)), replayed[0]):
+        whole = kvjax.optax.partition(dense=optax.sgd(1.0), tables=tx)
+        params = {"t": make(2)}
+        with pytest.raises(ValueError, match="give what partition got as tables="):
+            caught_up(params, whole.init(params), whole)
     with pytest.raises(ValueError, match="caught_up: want the transform by which"):
         caught_up(make(2), replayed[0].init(2), replayed[1])
 
