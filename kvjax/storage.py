@@ -47,9 +47,9 @@ class Host:
 
     Attributes:
       huge_pages: "auto" takes huge pages of 2 MiB once a table has 32 MiB of rows, and before that where one call fills
-        them, which makes calls on large tables faster and small tables no larger. True takes them from the first row
-        on, False never does. They are Linux's transparent huge pages: where an administrator has switched those off,
-        nothing changes.
+        them, and for slots where all of one belong to rows. That makes calls faster and small tables hardly larger.
+        True takes them from the first row on, False never does. They are Linux's transparent huge pages: where an
+        administrator has switched those off, nothing changes.
 
     Example:
       >>> import kvjax

@@ -171,3 +171,22 @@ def test_results_are_those_of_each_table_alone(make, mesh, shards):
             alone[name], states[name] = alone[name].apply(optax.adagrad(0.1), grads, states[name])
     for name in alone:
         same_tables(params[name], alone[name])
+
+
+@slow
+def test_tables_of_one_program_and_other_numbers(make, promotion):
+    """Tables share the machines of their program, which keep powers of the last one's numbers."""
+    tx = {str(i): optax.adam(0.1, b1=0.5 + i / 10) for i in range(4)}
+    both = jax.jit(kvjax.optax.partition(dense=optax.set_to_zero(), tables=lambda name: tx[places[name]]).update)
+    tables = {i: make(3, initializer=1.0) for i in tx}
+    places = {table.name: i for i, table in tables.items()}
+    keys = kvjax.keys(np.arange(300) % 170)
+    grads = kvjax.SparseRows(keys, jnp.sin(jnp.arange(900.0)).reshape(300, 3))
+    state = kvjax.optax.partition(optax.set_to_zero(), lambda name: tx[places[name]]).init(tables)
+    alone = {i: (make(3, initializer=1.0), kvjax.optax.rowwise(tx[i]).init(3)) for i in tx}
+    for _ in range(3):
+        updates, state = both(dict.fromkeys(tx, grads), state, tables)
+        tables = optax.apply_updates(tables, updates)
+        alone = {i: table.apply(tx[i], grads, globals_) for i, (table, globals_) in alone.items()}
+    for i, (table, _) in alone.items():
+        np.testing.assert_array_equal(tables[i].lookup(keys), table.lookup(keys))

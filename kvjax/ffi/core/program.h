@@ -30,6 +30,7 @@ class Register {
   explicit constexpr Register(int32_t word) : word_(word) {}
   [[nodiscard]] KVJAX_HD Kind kind() const { return static_cast<Kind>(word_ >> kKindShift); }
   [[nodiscard]] KVJAX_HD int32_t number() const { return word_ & ((1 << kKindShift) - 1); }
+  bool operator==(const Register&) const = default;
 
  private:
   int32_t word_ = -1;
@@ -46,6 +47,7 @@ struct Field {
   int32_t first;  // of the elements of the source
   int32_t width;  // how many
 
+  bool operator==(const Field&) const = default;
   [[nodiscard]] bool is_fact() const {
     return source <= kFacts && source > kFacts - int32_t{RowFacts::kWords};
   }
@@ -71,6 +73,7 @@ struct Instruction {
   Register arg[kMostOperands];
   bool meets = false;  // elements change their places in the row, and so the lanes of a device that have them
 
+  bool operator==(const Instruction&) const = default;
   /// Whether it says where the program goes on.
   [[nodiscard]] KVJAX_HD bool jumps() const {
     return op == Opcode::k_loop || op == Opcode::k_leave || op == Opcode::k_again;
@@ -88,6 +91,7 @@ struct Program {
   std::vector<Instruction> initial = {};  // makes the slots of a row that has none yet
   std::vector<Instruction> update = {};
 
+  bool operator==(const Program&) const = default;
   /// Whether it reads facts about rows.
   [[nodiscard]] bool wants_facts() const {
     return std::any_of(fields.begin(), fields.end(), [](const Field& field) { return field.is_fact(); });

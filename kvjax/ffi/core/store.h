@@ -188,11 +188,11 @@ class RowStore {
     Plane plane;
     SlotLayout layout;
   };
-  /// Makes slots for all rows and `more` to come. Throws std::bad_alloc.
+  /// Makes slots for all rows and `more` to come, which are to be written. Throws std::bad_alloc.
   [[nodiscard]] NewSlots MakeSlots(const SlotLayout& layout, size_t more) const {
     Plane slots(allocator_, std::max<size_t>(layout.stride(), 4));  // slots may have no elements
     const size_t rows = next_row_ + more - std::min(more, free_rows_.size());
-    slots.Reserve(std::max<size_t>(rows, values_.bytes() > 0 ? reserved_ : 0));
+    slots.Reserve(std::max<size_t>(rows, values_.bytes() > 0 ? reserved_ : 0), rows);
     return {std::move(slots), layout};
   }
   /// Gives every row slots, where there were none.

@@ -1,14 +1,11 @@
 // The row pass of a training write: every row of the step is counted and updated where it lies, once.
 #pragma once
 #include <algorithm>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <new>
 #include <span>
 #include <utility>
 #include <vector>
@@ -22,6 +19,7 @@
 #include "kvjax/ffi/core/spec.h"
 #include "kvjax/ffi/core/store.h"
 #include "kvjax/ffi/cpu/program/machine.h"
+#include "kvjax/ffi/cpu/row_workers.h"
 
 namespace kvjax {
 
@@ -87,20 +85,21 @@ class RowPass {
           int64_t step)
       : spec_(spec),
         shared_(static_cast<size_t>(program.shared)),
-        batch_{&program, &layout, shared_.data(), spec.row_bytes(), spec.initializer.seed, step},
+        batch_{shared_.data(), spec.initializer.seed, step},
+        workers_(RowWorkers::Of(program, layout, spec.row_bytes())),
         has_slots_(!layout.empty()),
         wants_facts_(program.wants_facts()) {
     if (!shared_.empty()) std::memcpy(shared_.data(), shared, shared_.size() * sizeof(program::Cell));
-    idle_.push_back(std::make_unique<Worker>(batch_, wants_facts_));
   }
 
   /// The same bits for any number of threads: no row knows of another.
   void Run(const ParallelFor& parallel, RowStore& store, std::span<const RowUpdate> updates,
            const StepGradients& gradients) {
     const auto part = [&](size_t begin, size_t end) {
-      std::unique_ptr<Worker> worker = Take();
+      std::unique_ptr<RowWorker> worker = workers_->Take();
+      worker->machine.Begin(batch_);
       Work(*worker, store, updates.subspan(begin, end - begin), gradients);
-      Give(std::move(worker));
+      workers_->Give(std::move(worker));
     };
     parallel(updates.size(), kGrain, std::cref(part));  // by reference: a copy would need memory
   }
@@ -108,55 +107,7 @@ class RowPass {
  private:
   static constexpr size_t kGrain = 256;  // rows: below this, waking a second thread costs more than it saves
 
-  /// A gradient that is to be summed, and where to.
-  struct Repeated {
-    uint32_t gradient;
-    float* sum;
-  };
-  /// What one thread needs: a machine, and what belongs to its two tiles.
-  struct Worker {
-    Worker(const program::Batch& batch, bool wants_facts) : machine(batch, program::BestKernels()) {
-      const auto rows = static_cast<size_t>(machine.rows());
-      for (std::vector<Repeated>& some : repeated) some.reserve(rows);
-      for (std::vector<float>& memory : sums)
-        memory.resize(rows * 2 * static_cast<size_t>(batch.program->dim));
-      for (std::vector<RowFacts>& some : facts) some.resize(wants_facts ? rows : 0);
-    }
-    program::Machine machine;
-    std::vector<float> sums[2];
-    std::vector<Repeated> repeated[2];
-    std::vector<RowFacts> facts[2];
-  };
-
-  /// An idle worker, or another; where there is no memory for one, the first that becomes idle.
-  std::unique_ptr<Worker> Take() {
-    std::unique_lock lock(mutex_);
-    if (idle_.empty() && !out_of_memory_) {
-      lock.unlock();
-      try {
-        auto worker = std::make_unique<Worker>(batch_, wants_facts_);
-        lock.lock();
-        idle_.reserve(++workers_);  // so that Give cannot fail
-        return worker;
-      } catch (const std::bad_alloc&) {
-        if (!lock.owns_lock()) lock.lock();
-        out_of_memory_ = true;
-      }
-    }
-    given_.wait(lock, [&] { return !idle_.empty(); });
-    auto worker = std::move(idle_.back());
-    idle_.pop_back();
-    return worker;
-  }
-  void Give(std::unique_ptr<Worker> worker) {
-    {
-      const std::lock_guard lock(mutex_);
-      idle_.push_back(std::move(worker));
-    }
-    given_.notify_one();
-  }
-
-  void Work(Worker& worker, RowStore& store, std::span<const RowUpdate> updates,
+  void Work(RowWorker& worker, RowStore& store, std::span<const RowUpdate> updates,
             const StepGradients& gradients) const {
     const auto rows = static_cast<size_t>(worker.machine.rows());
     const auto tile = [&](size_t begin) {
@@ -179,7 +130,7 @@ class RowPass {
   }
 
   /// Finds the parts of a tile's rows and counts them; `next` will come after them.
-  void Fill(Worker& worker, size_t number, RowStore& store, std::span<const RowUpdate> updates,
+  void Fill(RowWorker& worker, size_t number, RowStore& store, std::span<const RowUpdate> updates,
             std::span<const RowUpdate> next, const StepGradients& gradients) const {
     program::Tile& tile = worker.machine.tile(number);
     tile.Clear(), worker.repeated[number].clear();
@@ -208,20 +159,16 @@ class RowPass {
   }
 
   /// Sums the gradients of the keys that occur several times, which have been fetched by now.
-  void Sum(Worker& worker, size_t number, const StepGradients& gradients) const {
-    for (const Repeated& some : worker.repeated[number])
+  void Sum(RowWorker& worker, size_t number, const StepGradients& gradients) const {
+    for (const RowWorker::Repeated& some : worker.repeated[number])
       gradients.Of(some.gradient, static_cast<size_t>(spec_.dim), some.sum, worker.machine.sum());
   }
 
   const TableSpec& spec_;
   std::vector<program::Cell> shared_;
   program::Batch batch_;
+  std::shared_ptr<RowWorkers> workers_;
   bool has_slots_, wants_facts_;
-  std::mutex mutex_;
-  std::condition_variable given_;
-  std::vector<std::unique_ptr<Worker>> idle_;
-  size_t workers_ = 1;
-  bool out_of_memory_ = false;
 };
 
 }  // namespace kvjax

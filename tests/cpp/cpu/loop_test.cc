@@ -25,9 +25,9 @@ TEST(PartsOfRowsMoveInLoopsThatEachRowLeavesByItself) {
   const uint64_t key = 7;
   for (const uint64_t turns : {1u, 2u, 9u}) {
     data::Stream stream(turns);
-    kvjax::program::Machine machine(
-        {&program, &layout, reinterpret_cast<const Cell*>(shared.data()), 24, 1, 2},
-        kvjax::program::BestKernels());
+    const kvjax::program::Kind kind{program, layout, 24};
+    kvjax::program::Machine machine(kind, kvjax::program::BestKernels());
+    machine.Begin({reinterpret_cast<const Cell*>(shared.data()), 1, 2});
     std::vector<LoopedRow> rows(static_cast<size_t>(machine.rows())), want;
     for (size_t now = 0; now < 6; ++now) {  // the tiles take turns, with rows in any order
       kvjax::program::Tile& tile = machine.tile(now % 2);

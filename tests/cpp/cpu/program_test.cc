@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "kvjax/ffi/core/merge.h"
@@ -177,8 +178,9 @@ TEST(ProgramsThatAreNoneAreRefused) {
       const Program program = parse(changed);
       ++let_in;
       std::vector<Cell> shared(static_cast<size_t>(program.shared));
-      kvjax::program::Machine machine({&program, &layout, shared.data(), 16, 1, 2},
-                                      kvjax::program::BestKernels());
+      const kvjax::program::Kind kind{program, layout, 16};
+      kvjax::program::Machine machine(kind, kvjax::program::BestKernels());
+      machine.Begin({shared.data(), 1, 2});
       auto value = std::make_unique<float[]>(4), gradient = std::make_unique<float[]>(4);
       auto slot = std::make_unique<std::byte[]>(layout.stride());
       const uint64_t key = 7;
@@ -190,70 +192,6 @@ TEST(ProgramsThatAreNoneAreRefused) {
     }
   }
   CHECK(let_in > 100);
-}
-
-TEST(RowsThatAreAlikeGetWhatEachOfThemWouldGetAlone) {
-  constexpr int32_t kDim = 4;
-  // With n of slot 0 and m of slot 1: value -= grad * (g0 ** (2 * n + 2) - m); n += 1.
-  std::vector<int32_t> words = {1, 3, 2, 4, 0, 9};
-  for (const int32_t field : {Field::kValue, Field::kGradient})
-    words.insert(words.end(), {field, 0, 0, kDim});
-  words.insert(words.end(), {0, 0, 0, 1, 1, 0, 0, 1});
-  const auto add = [&](Opcode op, std::initializer_list<int32_t> registers) {
-    programs::Add(words, op, registers);
-  };
-  add(Opcode::k_load, {kScalar, kField + 2});
-  add(Opcode::k_load, {kScalar + 2, kField + 3});
-  add(Opcode::k_add_i, {kScalar, kScalar, kShared + 1});
-  add(Opcode::k_i_to_f, {kScalar + 1, kScalar});
-  add(Opcode::k_pow_f, {kScalar + 1, kShared, kScalar + 1});
-  add(Opcode::k_fms_f, {kScalar + 2, kScalar + 1, kScalar + 1, kScalar + 2});
-  add(Opcode::k_mul_f, {kVector, kField + 1, kScalar + 2});
-  add(Opcode::k_sub_f, {kField, kField, kVector});
-  add(Opcode::k_store, {kField + 2, kScalar});
-  const SlotLayout layout = SlotLayout::Parse("n|int32[]|4;m|float32[]|4");
-  const Program program = Program::Parse("t", words, kDim, RowType::kFloat32, layout);
-  std::vector<Cell> shared(2);
-  const float base = 0.999f;
-  std::memcpy(&shared[0], &base, 4);
-  shared[1].word = 1;
-  struct Row {
-    float value[kDim] = {1, 2, 3, 4}, gradient[kDim] = {1, -1, 2, 0.5f};
-    struct {
-      int32_t n = 0;
-      float m = 0;
-    } slots;
-    [[nodiscard]] bool operator==(const Row& other) const {
-      return std::memcmp(this, &other, sizeof(Row)) == 0;
-    }
-  };
-  const uint64_t key = 7;
-  const auto run = [&](std::span<Row> rows) {
-    kvjax::program::Machine machine({&program, &layout, shared.data(), 16, 1, 2},
-                                    kvjax::program::BestKernels());
-    for (size_t i = 0, now = 0; i < rows.size(); now ^= 1) {
-      kvjax::program::Tile& tile = machine.tile(now);
-      tile.Clear();
-      for (; i < rows.size() && tile.size() < static_cast<size_t>(machine.rows()); ++i)
-        tile.Add({reinterpret_cast<std::byte*>(rows[i].value), reinterpret_cast<std::byte*>(&rows[i].slots),
-                  rows[i].gradient, &key, false});
-      machine.Run(now);
-    }
-  };
-  // So many kinds that they are forgotten once, or given up; and again few.
-  for (const uint64_t kinds : {1u, 9u, 300u, 700u, 100'000u}) {
-    data::Stream stream(kinds);
-    std::vector<Row> rows(4000);
-    for (Row& row : rows) {
-      row.slots.n = static_cast<int32_t>(stream.Below(kinds));
-      row.slots.m = kinds == 700 ? 0.0f : static_cast<float>(stream.Below(2));
-      if (&row > &rows[3000]) row.slots.n %= 5;
-    }
-    std::vector<Row> alone = rows;
-    run(rows);
-    for (Row& row : alone) run({&row, 1});
-    CHECK(rows == alone);
-  }
 }
 
 /// Steps of random keys, some of them often, on several threads.

@@ -126,7 +126,9 @@ std::vector<uint32_t> OnDevice(const Case& c, std::vector<std::byte> slots) {
 }
 
 std::vector<uint32_t> OnCpu(const Case& c, std::vector<std::byte> slots) {
-  kvjax::program::Machine machine({&c.program, &c.layout, nullptr, 4, 1, 2}, kvjax::program::BestKernels());
+  const kvjax::program::Kind kind{c.program, c.layout, 4};
+  kvjax::program::Machine machine(kind, kvjax::program::BestKernels());
+  machine.Begin({nullptr, 1, 2});
   const uint64_t key = 7;
   machine.tile(0).Add({nullptr, slots.data(), nullptr, &key, false});
   machine.Run(0);

@@ -23,6 +23,9 @@ class Alike {
         kept_(kMost * keep_.size()),
         made_(kMost * make_.size()) {}
 
+  /// Forgets what rows have made.
+  void Clear() { places_.fill(0), known_ = asked_ = 0, useless_ = false; }
+
   /// Brings a row of each kind that is not known yet to the front. How many there are: for them the registers
   /// are to be made.
   int32_t Find(int32_t rows) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <new>
 #include <optional>
@@ -23,12 +24,20 @@
 
 namespace kvjax::program {
 
+/// A program, and the rows that it is for.
+struct Kind {
+  Program program;
+  SlotLayout layout;
+  size_t value_bytes;
+
+  [[nodiscard]] bool Is(const Program& p, const SlotLayout& l, size_t bytes) const {
+    return value_bytes == bytes && program == p && layout == l;
+  }
+};
+
 /// What all rows of a call have in common.
 struct Batch {
-  const Program* program;
-  const SlotLayout* layout;
   const Cell* shared;  // the shared registers
-  size_t value_bytes;
   uint64_t seed;
   int64_t step;
 };
@@ -36,12 +45,13 @@ struct Batch {
 /// One thread's.
 class Machine {
  public:
-  Machine(const Batch& batch, const Kernels& kernels)
-      : batch_(batch),
+  Machine(const Kind& kind, const Kernels& kernels)
+      : kind_(kind),
         kernels_(kernels),
-        rows_(RowsOfTile(batch)),
-        tiles_{Tile(Rows()), Tile(Rows()), Tile(Rows())} {
-    const Program& p = *batch.program;
+        rows_(RowsOfTile(kind)),
+        tiles_{Tile(Rows()), Tile(Rows()), Tile(Rows())},
+        cells_(static_cast<size_t>(kind.program.shared)) {
+    const Program& p = kind.program;
     const size_t rows = static_cast<size_t>(rows_), dim = static_cast<size_t>(p.dim);
     const size_t vector = rows * dim, words = vector * static_cast<size_t>(p.vectors);
     registers_.reset(static_cast<float*>(::operator new(std::max<size_t>(words, 1) * sizeof(float), kLine)));
@@ -50,7 +60,7 @@ class Machine {
     for (size_t v = 0; v < static_cast<size_t>(p.vectors); ++v) {
       for (size_t r = 0; r < rows; ++r) pointers_[v * rows + r] = registers_.get() + v * vector + r * dim;
     }
-    for (size_t t = 0; t < kTiles; ++t) random_[t] = {batch.seed, batch.step, tiles_[t].keys()};
+    for (size_t t = 0; t < kTiles; ++t) random_[t] = {0, 0, tiles_[t].keys()};
     Bind(p.initial, initial_, kFresh);
     Bind(p.update, update_[0], 0);
     update_[1] = update_[0];
@@ -60,6 +70,16 @@ class Machine {
       step.random = &random_[1];
     }
     FindAlike();
+  }
+
+  /// What follows is about the rows of this call. What has been made of other shared registers is forgotten.
+  void Begin(const Batch& batch) {
+    for (Random& random : random_) random.seed = batch.seed, random.step = batch.step;
+    const size_t bytes = cells_.size() * sizeof(Cell);
+    if (bytes == 0 || std::memcmp(cells_.data(), batch.shared, bytes) == 0) return;
+    std::memcpy(cells_.data(), batch.shared, bytes);
+    for (const auto& memory : memory_) std::fill_n(memory.get(), Step::kMemory, std::byte{0});
+    if (alike_) alike_->Clear();
   }
 
   /// Rows that fit a tile.
@@ -74,7 +94,7 @@ class Machine {
     Tile& fresh = tiles_[kFresh];
     fresh.Clear();
     if (!initial_.empty()) fresh.AddFresh(tiles_[number]);
-    const Program& p = *batch_.program;
+    const Program& p = kind_.program;
     if (fresh.size() > 0) Run(p.initial, initial_, fresh, nullptr, false);
     Run(p.update, update_[number], tiles_[number], &tiles_[number ^ 1], alike_.has_value());
   }
@@ -95,18 +115,17 @@ class Machine {
   static constexpr size_t kFresh = 2, kTiles = 3;
   static constexpr size_t kFewestShared = 4;  // instructions; to find rows takes as long as a few
 
-  static int32_t RowsOfTile(const Batch& batch) {
-    const Program& p = *batch.program;
+  static int32_t RowsOfTile(const Kind& kind) {
+    const Program& p = kind.program;
     const size_t row = (static_cast<size_t>(p.vectors) + 1) * static_cast<size_t>(p.dim) * sizeof(float) +
-                       static_cast<size_t>(p.scalars) * sizeof(Cell) + batch.value_bytes +
-                       batch.layout->stride();  // and one gradient
+                       static_cast<size_t>(p.scalars) * sizeof(Cell) + kind.value_bytes +
+                       kind.layout.stride();  // and one gradient
     return static_cast<int32_t>(std::clamp(kTileBytes / row, kFewest, kMost));
   }
 
   [[nodiscard]] float* const* Pointers(Register r) const {
     const auto number = static_cast<size_t>(r.number());
-    const size_t before =
-        r.kind() == Register::Kind::kField ? static_cast<size_t>(batch_.program->vectors) : 0;
+    const size_t before = r.kind() == Register::Kind::kField ? static_cast<size_t>(kind_.program.vectors) : 0;
     return pointers_.data() + (before + number) * static_cast<size_t>(rows_);
   }
   static bool HasPointers(Register r) {
@@ -115,17 +134,17 @@ class Machine {
   [[nodiscard]] Source From(Register r, const Tile& tile) {
     if (r.kind() == Register::Kind::kField) return OfField(r, tile);
     if (r.kind() == Register::Kind::kVector) return {.rows = Pointers(r)};
-    if (r.kind() == Register::Kind::kShared) return {.cells = batch_.shared + r.number(), .stride = 0};
+    if (r.kind() == Register::Kind::kShared) return {.cells = cells_.data() + r.number(), .stride = 0};
     return {.cells = Scalars(r), .stride = 1};
   }
   [[nodiscard]] Source OfField(Register r, const Tile& tile) {
-    const Field& field = batch_.program->FieldOf(r);
+    const Field& field = kind_.program.FieldOf(r);
     if (field.is_fact()) return {.rows = tile.part(Tile::kFacts), .offset = sizeof(float) * field.fact()};
     if (field.is_register())
       return {.rows = pointers_.data() + static_cast<size_t>(field.vector()) * Rows(),
               .offset = field.offset()};
     if (field.is_constant()) {  // the same place for all rows, which nothing writes
-      const Cell* const row = batch_.shared + field.constant();
+      const Cell* const row = cells_.data() + field.constant();
       float** const to = const_cast<float**>(Pointers(r));
       std::fill_n(to, Rows(), reinterpret_cast<float*>(const_cast<Cell*>(row)));
       return {.rows = to, .offset = field.offset()};
@@ -133,7 +152,7 @@ class Machine {
     if (field.source == Field::kGradient)
       return {.rows = tile.part(Tile::kGradient), .offset = field.offset()};
     if (field.source == Field::kValue) return {.rows = tile.part(Tile::kValue), .offset = field.offset()};
-    const Slot& slot = batch_.layout->slots()[static_cast<size_t>(field.source)];
+    const Slot& slot = kind_.layout.slots()[static_cast<size_t>(field.source)];
     return {.rows = tile.part(Tile::kSlots), .offset = slot.offset + field.offset()};
   }
   [[nodiscard]] size_t Rows() const { return static_cast<size_t>(rows_); }
@@ -150,14 +169,14 @@ class Machine {
       for (int32_t j = 0; j < form.arity; ++j) {
         step.arg[j] = From(i.arg[j], tile);
         shape.vectors |= HasPointers(i.arg[j]) ? 1 << j : 0;
-        step.width = std::max(step.width, batch_.program->WidthOf(i.arg[j]));
+        step.width = std::max(step.width, kind_.program.WidthOf(i.arg[j]));
       }
       if (i.jumps()) {
         loops_.reserve(loops_.capacity() + 1);  // so that Run cannot fail
         to.push_back(step);
         continue;
       }
-      step.width = std::max(step.width, batch_.program->WidthOf(i.out));
+      step.width = std::max(step.width, kind_.program.WidthOf(i.out));
       shape.shared_base = i.arg[0].kind() == Register::Kind::kShared;
       shape.vector = HasPointers(i.out);
       if (HasPointers(i.out)) {
@@ -167,7 +186,7 @@ class Machine {
       if (i.out.kind() == Register::Kind::kScalar) step.out = Scalars(i.out);
       if (i.op == Opcode::k_load || i.op == Opcode::k_store) {
         const Register row = i.op == Opcode::k_load ? i.arg[0] : i.out;
-        const Field& field = batch_.program->fields[static_cast<size_t>(row.number())];
+        const Field& field = kind_.program.fields[static_cast<size_t>(row.number())];
         shape.type = static_cast<int32_t>(field.type);
         shape.vector = HasPointers(i.op == Opcode::k_load ? i.out : i.arg[0]);
       }
@@ -183,10 +202,9 @@ class Machine {
 
   /// Finds what the update makes of single elements that rows keep. A program begins with that.
   void FindAlike() {
-    const std::vector<Instruction>& update = batch_.program->update;
+    const std::vector<Instruction>& update = kind_.program.update;
     const auto is_scalar = [](Register r) { return r.kind() == Register::Kind::kScalar; };
-    std::vector<bool> kept(static_cast<size_t>(batch_.program->scalars)), made(kept.size()),
-        read(kept.size());
+    std::vector<bool> kept(static_cast<size_t>(kind_.program.scalars)), made(kept.size()), read(kept.size());
     const auto is_one_of = [&](const std::vector<bool>& of, Register r) {
       return is_scalar(r) && of[static_cast<size_t>(r.number())];
     };
@@ -223,7 +241,7 @@ class Machine {
     alike_.emplace(cells(kept), cells(read), static_cast<size_t>(rows_));
   }
   [[nodiscard]] bool IsSlot(Register r) const {
-    return batch_.program->fields[static_cast<size_t>(r.number())].source >= 0;
+    return kind_.program.fields[static_cast<size_t>(r.number())].source >= 0;
   }
 
   void Run(const std::vector<Instruction>& list, const std::vector<Step>& steps, Tile& tile, const Tile* next,
@@ -273,7 +291,7 @@ class Machine {
   }
   /// Each of two rows gets the place of the other, in the registers too.
   void Swap(size_t a, size_t b, Tile& tile) {
-    const size_t vectors = static_cast<size_t>(batch_.program->vectors) * Rows();
+    const size_t vectors = static_cast<size_t>(kind_.program.vectors) * Rows();
     for (size_t at = 0; at < vectors; at += Rows()) std::swap(pointers_[at + a], pointers_[at + b]);
     for (size_t at = 0; at < scalars_.size(); at += Rows()) std::swap(scalars_[at + a], scalars_[at + b]);
     tile.Swap(a, b);
@@ -282,9 +300,9 @@ class Machine {
   // By force inline: GCC takes a function that only prefetches for one without effects, and drops calls of
   // it.
   [[gnu::always_inline]] void Fetch(const Tile& tile, size_t row) const {
-    Fetch(tile.part(Tile::kValue)[row], batch_.value_bytes);
-    Fetch(tile.part(Tile::kSlots)[row], batch_.layout->stride());
-    Fetch(tile.part(Tile::kGradient)[row], static_cast<size_t>(batch_.program->dim) * sizeof(float));
+    Fetch(tile.part(Tile::kValue)[row], kind_.value_bytes);
+    Fetch(tile.part(Tile::kSlots)[row], kind_.layout.stride());
+    Fetch(tile.part(Tile::kGradient)[row], static_cast<size_t>(kind_.program.dim) * sizeof(float));
   }
   [[gnu::always_inline]] static void Fetch(const float* from, size_t bytes) {
     constexpr size_t kMostBytes = 2048;  // the processor sees by itself how longer ones go on
@@ -296,10 +314,11 @@ class Machine {
     void operator()(float* words) const { ::operator delete(words, kLine); }
   };
 
-  Batch batch_;
+  const Kind& kind_;
   const Kernels& kernels_;
   int32_t rows_;
   Tile tiles_[kTiles];
+  std::vector<Cell> cells_;  // the shared registers
   std::unique_ptr<float, Free> registers_;
   std::vector<Cell> scalars_;
   std::vector<float*> pointers_;  // to the rows of each vector register, and of each field of constants
