@@ -37,17 +37,37 @@ class _Unsaved:
         )
 
 
+class _Unnamed(str):
+    """A name that is looked up in vain, and loudly: `jax.random.key_impl` looks for it among those of JAX, which only
+    what saves an array asks for. A dict compares names of one hash, so it has that of one of theirs.
+    """
+
+    def __hash__(self) -> int:
+        return hash("threefry2x32")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, _Unnamed):
+            return str.__eq__(self, other)
+        raise TypeError(
+            f"kvjax: save: want arrays, got a word of a {self}; save handles of tables with kvjax.orbax.split and "
+            "TableSave, or with kvjax.checkpoint.save, and of a gradient its keys, rows and counts"
+        )
+
+    def __deepcopy__(self, memo: Any) -> _Unnamed:
+        return self
+
+
 def _impl(name: str, tag: str, draws: Callable[..., NoReturn]) -> Hashable:
     return define_prng_impl(
-        key_shape=(1,), seed=draws, split=draws, random_bits=draws, fold_in=draws, name=name, tag=tag
+        key_shape=(1,), seed=draws, split=draws, random_bits=draws, fold_in=draws, name=_Unnamed(name), tag=tag
     )
 
 
 # JAX's errors show the tags, so they have the mends.
 _VERSION_TAG = "kvjax table, not a number; kvjax.grad, kvjax.orbax.split and kvjax.optax.averaged know tables"
 _CANARY_TAG = "kvjax gradient, not a number; kvjax.optax.joint, global_norm and kvjax.merge take those"
-_VERSION = _impl("kvjax_version", _VERSION_TAG, _Unsaved())
-_CANARY = _impl("kvjax_canary", _CANARY_TAG, _draws_nothing)
+_VERSION = _impl("handle", _VERSION_TAG, _Unsaved())
+_CANARY = _impl("gradient", _CANARY_TAG, _draws_nothing)
 
 
 def opaque(words: Any) -> jax.Array:

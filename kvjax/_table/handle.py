@@ -51,8 +51,12 @@ class VersionKey:
     def __str__(self) -> str:
         return ".version"
 
-    def __format__(self, spec: str) -> str:  # which is what Orbax shows
-        return str(fail(TypeError, self.table, "save", "its rows", "a handle", _NO_ROWS)) if spec == "" else str(self)
+    def __format__(self, spec: str) -> str:  # which is what Orbax shows, and chex, which would compare versions
+        return (
+            str(fail(TypeError, self.table, "save or compare", "its rows", "a handle", _NO_ROWS))
+            if spec == ""
+            else str(self)
+        )
 
 
 class Handle:

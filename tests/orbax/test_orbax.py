@@ -159,6 +159,11 @@ def test_stock_savers_do_not_take_a_handle_for_the_table(make, tmp_path):
             saver()
     with pytest.raises(TypeError, match=r"pickle: want the rows of tables, got the version of a handle.*TableSave"):
         pickle.dumps(jax.tree.leaves(params))
+    grads = {"t": kvjax.SparseRows(IDS, jnp.ones((5, 2)))}
+    for number, leaves in enumerate((jax.tree.leaves(params), {"v": jax.tree.leaves(table)[0]}, grads)):
+        with pytest.raises(TypeError, match=r"save: want arrays, got a word of a .*kvjax.orbax.split and TableSave"):
+            standard.save(tmp_path / str(number), args=ocp.args.StandardSave(leaves))
+    assert copy.deepcopy(grads)["t"] is not grads["t"]
     assert copy.deepcopy(jax.tree.leaves(params))[0] == jax.tree.leaves(params)[0]
     copied = copy.deepcopy(params)["net"]["t"]
     assert copied.spec == table.spec and len(copied) == 5
