@@ -27,6 +27,7 @@ from kvjax._table.handle import check_one_version, check_without_a_view, with_ta
 from kvjax._table.table import Table, is_table
 from kvjax._table.tapes import untaped
 from kvjax._values.arrays import PyTree
+from kvjax._values.errors import level_of_user
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -189,7 +190,7 @@ def _warn_of_untrained(names: set[str], given: Any) -> None:
             f"kvjax: table {name!r}, value_and_grad: want the table in an argument of the loss, got one that the loss "
             "closes over, which is not trained; differentiate with respect to a tree that holds it, or hand it to the "
             "loss as another argument if it is not to be trained",
-            stacklevel=3,
+            stacklevel=level_of_user(),
         )
 
 

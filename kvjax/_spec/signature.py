@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from kvjax._values.errors import meant
 
 A = TypeVar("A")
 P = ParamSpec("P")
 R = TypeVar("R")
+S = TypeVar("S")
 R_co = TypeVar("R_co", covariant=True)
 
 
@@ -30,23 +31,57 @@ def takes(arguments: Callable[P, A]) -> Callable[[Callable[[str, A], R]], Named[
 
     def decorate(function: Callable[[str, A], R]) -> Named[P, R]:
         name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="str")
-        fields = inspect.signature(arguments).parameters.values()
-        result = inspect.signature(function).return_annotation
-        signature = inspect.Signature([name, *fields], return_annotation=result)
+        signature = _with_fields(name, arguments, inspect.signature(function).return_annotation)
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> R:
-            try:
-                given = signature.bind(*args, **kwargs).arguments
-            except TypeError as error:
-                unknown = [name for name in kwargs if name not in signature.parameters]
-                hint = meant(unknown[0], signature.parameters).strip() if unknown else ""
-                raise TypeError(f"{function.__name__}() {error}{hint and '; '}{hint}") from None
+            given = _bound(signature, function.__name__, args, kwargs)
             make: Callable[..., A] = arguments
             return function(given.pop("name"), make(**given))
 
-        call.__signature__ = signature  # pyright: ignore[reportAttributeAccessIssue]  # inspect reads it all the same
-        call.__annotations__ = {p.name: p.annotation for p in (name, *fields)} | {"return": result}
-        return call
+        return _signed(call, signature)
 
     return decorate
+
+
+def initialized_by(arguments: Callable[P, A]) -> Callable[[Callable[[S, A], None]], Callable[Concatenate[S, P], None]]:
+    """The same for an ``__init__``, which takes the dataclass's fields as they come.
+
+    Args:
+      arguments: the dataclass.
+    """
+
+    def decorate(function: Callable[[S, A], None]) -> Callable[Concatenate[S, P], None]:
+        itself = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        signature = _with_fields(itself, arguments, "None")
+
+        @functools.wraps(function)
+        def call(self: Any, /, *args: Any, **kwargs: Any) -> None:
+            given = _bound(signature, type(self).__name__, (self, *args), kwargs)
+            make: Callable[..., A] = arguments
+            function(given.pop("self"), make(**given))
+
+        return _signed(call, signature)
+
+    return decorate
+
+
+def _with_fields(first: inspect.Parameter, arguments: Callable[..., Any], result: Any) -> inspect.Signature:
+    return inspect.Signature([first, *inspect.signature(arguments).parameters.values()], return_annotation=result)
+
+
+def _bound(signature: inspect.Signature, called: str, args: Any, kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call by name, or Python's error about them, with what may have been meant."""
+    try:
+        return signature.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        unknown = [name for name in kwargs if name not in signature.parameters]
+        hint = meant(unknown[0], signature.parameters).strip() if unknown else ""
+        raise TypeError(f"{called}() {error}{hint and '; '}{hint}") from None
+
+
+def _signed(call: Any, signature: inspect.Signature) -> Any:
+    call.__signature__ = signature  # inspect reads it, whatever it is of
+    call.__annotations__ = {p.name: p.annotation for p in signature.parameters.values() if p.name != "self"}
+    call.__annotations__["return"] = signature.return_annotation
+    return call

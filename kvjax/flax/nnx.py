@@ -16,11 +16,11 @@ from jax.typing import DTypeLike
 from kvjax._keys.keys import KeysLike
 from kvjax._lookup import gradients
 from kvjax._lookup.combiners import Combiner
+from kvjax._spec.signature import initialized_by
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike, PyTree
-from kvjax._values.errors import meant
 from kvjax.flax._common import LayerOptions, learns_default, read, read_bag, resolve_table
 
 __all__ = ["Embed", "EmbedBag", "grad", "value_and_grad"]
@@ -34,31 +34,37 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@dataclasses.dataclass(repr=False)
+class _EmbedOptions(LayerOptions):
+    _: dataclasses.KW_ONLY
+    # That of Linen may stand by its place, as all fields of its modules may.
+    dtype: DTypeLike | None = None
+    param_dtype: DTypeLike | None = None
+    pad_id: int | None = None
+    max_norm: float | None = None
+    rngs: nnx.Rngs | None = None
+
+
+@dataclasses.dataclass(repr=False)
+class _BagOptions(_EmbedOptions):
+    _: dataclasses.KW_ONLY
+    combiner: Combiner = "mean"
+    empty: Literal["zeros", "learned"] = "zeros"
+
+
 class _TableModule(nnx.Module):
     """A module with a table in an ``nnx.Param``."""
 
     table: nnx.Param[Table]
     dtype: DTypeLike | None
+    pad_id: int | None
+    max_norm: float | None
 
-    def __init__(
-        self,
-        table: str | Table,
-        features: int | None,
-        dtype: DTypeLike | None,
-        param_dtype: DTypeLike | None,
-        rngs: nnx.Rngs | None,
-        options: dict[str, Any],
-    ) -> None:
-        known = {field.name for field in dataclasses.fields(LayerOptions)}
-        if unknown := [name for name in options if name not in known]:
-            hint = meant(unknown[0], known).strip()
-            call = f"{type(self).__name__}()"
-            raise TypeError(f"{call} got an unexpected keyword argument {unknown[0]!r}{hint and '; '}{hint}")
+    def _begin(self, layer: _EmbedOptions) -> None:
         # What the table is called decides its seed, and not how often the stream has been asked.
-        rng = None if rngs is None else rngs["params"].key.get_value()
-        layer = LayerOptions(table, features, dtype, param_dtype, **options)
+        rng = None if layer.rngs is None else layer.rngs["params"].key.get_value()
         self.table = nnx.Param(resolve_table(layer, type(self).__name__, rng))
-        self.dtype = dtype
+        self.dtype, self.pad_id, self.max_norm = layer.dtype, layer.pad_id, layer.max_norm
 
 
 class Embed(_TableModule):
@@ -89,23 +95,9 @@ class Embed(_TableModule):
       >>> kvjax.drop_table("doc_nnx")
     """
 
-    pad_id: int | None
-    max_norm: float | None
-
-    def __init__(
-        self,
-        table: str | Table,
-        features: int | None = None,
-        *,
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike | None = None,
-        pad_id: int | None = None,
-        max_norm: float | None = None,
-        rngs: nnx.Rngs | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(table, features, dtype, param_dtype, rngs, options)
-        self.pad_id, self.max_norm = pad_id, max_norm
+    @initialized_by(_EmbedOptions)
+    def __init__(self, layer: _EmbedOptions) -> None:
+        self._begin(layer)
 
     def __call__(
         self,
@@ -149,28 +141,13 @@ class EmbedBag(_TableModule):
     """
 
     combiner: Combiner
-    pad_id: int | None
-    max_norm: float | None
     default: nnx.Param[jax.Array] | None
 
-    def __init__(
-        self,
-        table: str | Table,
-        features: int | None = None,
-        *,
-        combiner: Combiner = "mean",
-        dtype: DTypeLike | None = None,
-        param_dtype: DTypeLike | None = None,
-        pad_id: int | None = None,
-        max_norm: float | None = None,
-        empty: Literal["zeros", "learned"] = "zeros",
-        rngs: nnx.Rngs | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(table, features, dtype, param_dtype, rngs, options)
-        self.combiner, self.pad_id, self.max_norm = combiner, pad_id, max_norm
-        table = self.table.get_value()
-        learned = learns_default(empty, table)
+    @initialized_by(_BagOptions)
+    def __init__(self, layer: _BagOptions) -> None:
+        self._begin(layer)
+        self.combiner, table = layer.combiner, self.table.get_value()
+        learned = learns_default(layer.empty, table)
         self.default = nnx.Param(jnp.zeros((table.dim,), jnp.float32)) if learned else None
 
     def __call__(

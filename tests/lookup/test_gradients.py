@@ -340,8 +340,11 @@ def test_tables_that_a_loss_closes_over_are_named(make):
         return sum(jnp.sum(t.lookup(ids) * params["w"]) for t in used)
 
     for closed in (other, table):
-        with pytest.warns(UserWarning, match=f"table '{closed.name}', value_and_grad: want the table in an argument"):
-            kvjax.value_and_grad(lambda p, c=closed: loss(p, closed=[c]))(params)
+        with pytest.warns(
+            UserWarning, match=f"table '{closed.name}', value_and_grad: want the table in an arg"
+        ) as said:
+            kvjax.grad(lambda p, c=closed: loss(p, closed=[c]))(params)
+        assert said[0].filename == __file__
     for given in ((params, other), (params, None, [other])):
         kvjax.value_and_grad(loss)(*given)
     kvjax.value_and_grad(loss)(params, also=other)

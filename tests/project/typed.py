@@ -95,6 +95,8 @@ def layers(keys: jax.Array, default: nnx.Param[jax.Array], table: kvjax.Table):
     kvjax.flax.EmbedBag(table, combiner="sum", empty="learned")
     kvjax.flax.EmbedBag(table, combiner="avg")  # pyright: ignore[reportArgumentType]
     embed = kvjax.flax.nnx.Embed("u", 4, seed=3)
+    kvjax.flax.nnx.Embed("u", 4, on_full="evcit")  # pyright: ignore[reportArgumentType]
+    kvjax.flax.nnx.Embed("u", 4, sede=3)  # pyright: ignore[reportCallIssue]
     assert_type(embed(keys, salt=1), jax.Array)
     assert_type(embed.table.get_value(), kvjax.Table)
     assert_type(kvjax.flax.nnx.EmbedBag("v", 4, combiner="max")(keys, lengths=[1, 2]), jax.Array)
