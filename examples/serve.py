@@ -152,6 +152,8 @@ class Trainer:
 
         self.kvjax, self.jax, self.criteo = kvjax, jax, criteo
         self.log = criteo.File(args.data) if args.data else criteo.planted(args.rows, 0)[0]
+        if len(self.log) < args.batch:
+            raise criteo.FormatError(f"want {args.batch} rows or more (see --batch), {len(self.log)} are there")
         self.batch, self.at = args.batch, 0
         self.net, self.step = Net(), jax.jit(step)
         self.score = jax.jit(lambda params, keys, dense: jax.nn.sigmoid(self.net.apply(params, keys, dense)))
@@ -163,6 +165,8 @@ class Trainer:
     def _of(self, rows: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Keys of columns, which share a table by salts, dense features and labels."""
         keys = [self.kvjax.hash_keys(rows.cats[:, c], salt=c) for c in range(self.criteo.CATS)]
+        if rows.label is None:
+            raise self.criteo.FormatError("want a log with labels to train on, this one has none")
         return np.stack(keys, 1), self.criteo.log_dense(rows.dense), rows.label
 
     def train(self, steps: int) -> float:
@@ -259,7 +263,7 @@ def timed(frozen: FrozenTable, keys: np.ndarray, n: int) -> list[float]:
     return seconds
 
 
-def main(args: argparse.Namespace, folder: Path) -> None:
+def run(args: argparse.Namespace, folder: Path) -> None:
     trainer, releases = Trainer(args), Releases(folder / "releases")
     print(f"loss {trainer.train(args.steps):.4f}, {len(trainer.table):,} rows")
     trainer.save(folder, 0)
@@ -308,7 +312,7 @@ def main(args: argparse.Namespace, folder: Path) -> None:
     })  # fmt: skip
 
 
-if __name__ == "__main__":
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="a log in the Criteo format; by default a synthetic one")
     parser.add_argument("--rows", type=int, default=60_000, help="of the synthetic log")
@@ -325,10 +329,25 @@ if __name__ == "__main__":
     args = parser.parse_args()
     if args.smoke:
         args.rows, args.batch, args.steps, args.updates, args.seconds, args.batches = 4000, 64, 12, 2, 0.6, 10
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    sys.stdout.reconfigure(line_buffering=True)  # what a run that is killed has said is not lost
     if args.serve:
         serve(args.serve)
     elif args.program:
         run_program(args.program, args.batches)
     else:
+        from criteo import FormatError
+
         with tempfile.TemporaryDirectory() as temporary:
-            main(args, Path(temporary))
+            try:
+                run(args, Path(temporary))
+            except (FormatError, OSError) as error:  # files that are not there, or something else
+                sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +25,21 @@ import two_tower_data  # noqa: E402
 
 
 def run(script, *args, code=0):
+    """What a script prints. It does so as it goes on, or one that is killed would have said nothing."""
     command = [sys.executable, str(EXAMPLES / script), "--smoke", *map(str, args)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == code, done.stdout[-2000:] + done.stderr[-2000:]
-    return done.stdout
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process,
+    ):
+        timer = threading.Timer(300, process.kill)
+        timer.start()
+        first, rest = os.read(process.stdout.fileno(), 1 << 16), process.stdout.read()
+        timer.cancel()
+        process.wait()
+        errors.seek(0)
+        assert process.returncode == code, (first + rest)[-2000:].decode() + errors.read()[-2000:].decode()
+    assert rest, "all of it came at once"
+    return (first + rest).decode()
 
 
 def summary_of(folder):
@@ -158,15 +172,18 @@ def test_criteo_format(tmp_path):
         ("log.tsv", b"2" + b"\t" * 39 + b"\n", "line 1: the label is 0 or 1"),
         ("log.gz", b"1\t2\n", "want a gzipped file, as its name says, got: Not a gzipped file"),
         ("empty", b"", "want rows to train on and rows to test on; 0 of 0"),
+        ("unlabelled", b"\t" * 38 + b"\n", "labels"),
         (None, b"", "No such file"),
     ],
 )
-def test_ctr_on_another_file(name, content, says, tmp_path, monkeypatch):
+def test_a_log_of_another_shape(name, content, says, tmp_path, monkeypatch):
     if name:
         (tmp_path / name).write_bytes(content * 20)
-    monkeypatch.setattr(sys, "argv", ["ctr.py", "--data", str(tmp_path / (name or "none"))])
+    monkeypatch.setattr(sys, "argv", ["ctr.py", "--batch", "8", "--data", str(tmp_path / (name or "none"))])
     with pytest.raises(SystemExit, match=says):
         ctr.main()
+    with pytest.raises(SystemExit, match=says if content else "8 rows or more|No such file"):
+        serve.main()
 
 
 @pytest.mark.parametrize(
