@@ -27,6 +27,7 @@ class Process:
       of_modules: the live tables that a module's ``init`` made, and may make anew, by name; true of those whose seed
         nobody gave.
       forked: whether this is a child of the process whose tables these are, in which neither they nor JAX can run.
+      placements: a number of each placement that a table has had, from 1.
       traced: names of the tables that JAX may keep programs for.
       outlived: hashes of what is gone, or may be, while JAX keeps programs for it: specs of such tables that were
         dropped and not made again, and score functions.
@@ -44,6 +45,7 @@ class Process:
         self.of_modules: dict[str, bool] = {}
         self.sinks: dict[str, Any] = {}
         self.cursors: dict[Any, Any] = {}
+        self.placements: dict[Any, int] = {}
         self.traced: set[str] = set()
         self.outlived: set[int] = set()
         self.raised: BaseException | None = None
@@ -63,6 +65,10 @@ class Process:
     def all_specs(self) -> dict[str, Any]:
         with self.lock:
             return dict(self.specs)
+
+    def number_of(self, placement: Any) -> int:
+        with self.lock:
+            return self.placements.setdefault(placement, len(self.placements) + 1)
 
     def sink_of(self, name: str) -> Any:
         with self.lock:

@@ -16,7 +16,9 @@ from kvjax._spec.spec import TableSpec
 from kvjax._values.generated import Generated
 
 
-def initial_rows(spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array | None = None) -> jax.Array | None:
+def initial_rows(
+    spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array | None = None, place: int | None = None
+) -> jax.Array | None:
     """The operand `initial` of an op that may need rows for keys without one.
 
     Args:
@@ -24,6 +26,7 @@ def initial_rows(spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Arra
       version: ``()`` uint32.
       keys: ``(n,)``.
       mask: ``(n,)`` bool, false for keys that the op passes over, or None.
+      place: see `kvjax._ops.reads`.
 
     Returns:
       ``(m, dim)`` of the row type, m >= n: initial rows of the distinct keys without a row, in order of first
@@ -31,7 +34,7 @@ def initial_rows(spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Arra
     """
     if not spec.generated:
         return None
-    words, count = reads.find_missing(spec, version, keys, mask)
+    words, count = reads.find_missing(spec, version, keys, mask, place)
     return generate(spec, words, count)
 
 

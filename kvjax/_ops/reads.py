@@ -1,5 +1,9 @@
 """Reads of a table, one function per target. The last result of each, `status`, is 0, or on a sharded table the
-number of its failure."""
+number of its failure.
+
+Each reads the shard of the device that it runs on; through a following handle, with `place`, the one at that place
+among those of this process, alone: then nobody else makes the call, and it raises by itself.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kvjax._keys.keys import Keys
 from kvjax._ops.call import WORD, array, flag, initial_operand, mask_operand, read
 from kvjax._spec.spec import TableSpec
 
 
-def _about(spec: TableSpec, keys: Keys) -> dict[str, Any]:
-    return {"table": spec.name, "narrow": flag(keys.narrow), "sharded": flag(spec.placement is not None)}
+def _about(spec: TableSpec, version: Any, keys: Keys, place: int | None = None) -> dict[str, Any]:
+    about: dict[str, Any] = {"table": spec.name, "narrow": flag(keys.narrow)}
+    about["sharded"] = flag(spec.placement is not None and place is None)
+    if version.shape == (0,):  # which says nothing of where the rows are
+        about["placement"] = np.int64(spec.placement_number)
+    return about if place is None else about | {"place": np.int64(place)}
 
 
 def lookup(
@@ -26,6 +35,7 @@ def lookup(
     initial: jax.Array | None,
     initial_rows: bool,
     own_rows: bool = False,
+    place: int | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Rows ``(..., dim)``, found ``(...)`` bool, 1.0, which exists only once the rows have been read, and status.
 
@@ -37,7 +47,8 @@ def lookup(
         array((), jnp.float32),
         WORD,
     )
-    attributes = _about(spec, keys) | {"initial_rows": flag(initial_rows), "own_rows": flag(own_rows)}
+    about = _about(spec, version, keys, place)
+    attributes = about | {"initial_rows": flag(initial_rows), "own_rows": flag(own_rows)}
     # Rows that come with the call belong to its keys as a whole.
     vmap = "sequential" if spec.generated else "broadcast_all"
     operands = (version, keys.words, mask_operand(spec, mask), initial_operand(spec, initial))
@@ -45,36 +56,43 @@ def lookup(
 
 
 def find_missing(
-    spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array | None
+    spec: TableSpec, version: jax.Array, keys: Keys, mask: jax.Array | None, place: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
     """Words ``(n + 1, 2)`` of the distinct keys without a row, and how many of them are valid."""
     results = (array((keys.size + 1, 2), jnp.uint32), array((), jnp.int32), WORD)
     operands = (version, keys.words, mask_operand(spec, mask))
-    words, count, status = read("kvjax_find_missing", results, *operands, **_about(spec, keys))
+    words, count, status = read("kvjax_find_missing", results, *operands, **_about(spec, version, keys, place))
     # After a failure the count means nothing; the op that wants the rows fails too, and says so.
     return words, jnp.where(status == 0, count, 0) if spec.placement else count
 
 
 def inspect(
-    spec: TableSpec, op: str, version: jax.Array, keys: Keys
+    spec: TableSpec, op: str, version: jax.Array, keys: Keys, place: int | None = None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Found ``(...)`` bool, frequency and version ``(..., 2)`` uint32, the words of int64, and status."""
     words = array((*keys.shape, 2), jnp.uint32)
     results = (array(keys.shape, jnp.bool_), words, words, WORD)
-    attributes = _about(spec, keys) | {"op": op}
+    attributes = _about(spec, version, keys, place) | {"op": op}
     return read("kvjax_inspect", results, version, keys.words, vmap="expand_dims", **attributes)
 
 
 def read_slot(
-    spec: TableSpec, slot: str, version: jax.Array, keys: Keys, dtype: Any, shape: Sequence[int]
+    spec: TableSpec,
+    slot: str,
+    version: jax.Array,
+    keys: Keys,
+    dtype: Any,
+    shape: Sequence[int],
+    place: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """The slot ``(..., *shape)``, and status."""
     results = (array((*keys.shape, *shape), dtype), WORD)
-    attributes = _about(spec, keys) | {"slot": slot}
+    attributes = _about(spec, version, keys, place) | {"slot": slot}
     return read("kvjax_read_slot", results, version, keys.words, vmap="expand_dims", **attributes)
 
 
 def changed(spec: TableSpec, version: jax.Array, since: jax.Array, keys: Keys) -> tuple[jax.Array, jax.Array]:
     """Whether keys may read otherwise than at the version `since`, ``(...)`` bool; and status."""
     results = (array(keys.shape, jnp.bool_), WORD)
-    return read("kvjax_changed", results, version, since, keys.words, vmap="expand_dims", **_about(spec, keys))
+    attributes = _about(spec, version, keys)
+    return read("kvjax_changed", results, version, since, keys.words, vmap="expand_dims", **attributes)

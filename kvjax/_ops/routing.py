@@ -52,10 +52,14 @@ def route(
     return Routed(*read("kvjax_route", results, *operands, **attributes))
 
 
-def owned(spec: TableSpec, shards: int, keys: Keys, owners: Any, shard: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Which keys the shard owns ``(n,)`` bool, and status."""
+def owned(
+    spec: TableSpec, shards: int, keys: Keys, owners: Any, shard: jax.Array, place: int | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Which keys the shard owns ``(n,)`` bool, and status. With `place`, see `kvjax._ops.reads`."""
     results = (array((keys.size,), jnp.bool_), WORD)
-    return read("kvjax_owned", results, keys.words, owners, shard, table=spec.name, shards=np.int64(shards))
+    attributes: dict[str, Any] = {"table": spec.name, "shards": np.int64(shards)}
+    attributes |= {} if place is None else {"place": np.int64(place)}
+    return read("kvjax_owned", results, keys.words, owners, shard, **attributes)
 
 
 def check_equal(spec: TableSpec, op: str, low: jax.Array, high: jax.Array) -> jax.Array:

@@ -60,13 +60,13 @@ def _lookup_part(
 
     shares = spec.shares_row and not as_initial and spec.num_shards > 1
 
-    def answer(keys: Keys, mask: Any) -> Any:
-        initial = initial_rows(spec, version, keys, mask)
-        rows, found, _, status = reads.lookup(spec, version, keys, mask, initial, as_initial, own_rows=shares)
+    def answer(keys: Keys, mask: Any, place: int | None = None) -> Any:
+        initial = initial_rows(spec, version, keys, mask, place)
+        rows, found, _, status = reads.lookup(spec, version, keys, mask, initial, as_initial, shares, place)
         rows = rows if wire is None else rows.astype(wire)
         answers = (rows, found) if with_found or shares else (rows,)
         if with_found and shares:
-            answers += (reads.inspect(spec, "lookup", version, keys)[0],)
+            answers += (reads.inspect(spec, "lookup", version, keys, place)[0],)
         return answers, status
 
     if shares:  # the owner of a key need not be that of the row that stands for it
@@ -114,8 +114,8 @@ def inspect(spec: TableSpec, op: str, version: jax.Array, keys: Keys) -> tuple[j
 def _inspect_part(
     spec: TableSpec, version: Any, keys: Keys, mask: Any, asked: str, ask: Callable[..., Any] = ask
 ) -> Any:
-    def answer(keys: Keys, mask: Any) -> Any:
-        *answers, status = reads.inspect(spec, asked, version, keys)
+    def answer(keys: Keys, mask: Any, place: int | None = None) -> Any:
+        *answers, status = reads.inspect(spec, asked, version, keys, place)
         return tuple(answers), status
 
     answers, used = ask(spec, asked, keys, mask, answer)
@@ -173,8 +173,8 @@ def _slot_part(
     shape: Any,
     ask: Callable[..., Any] = ask,
 ) -> Any:
-    def answer(keys: Keys, mask: Any) -> Any:
-        values, status = reads.read_slot(spec, slot, version, keys, dtype, shape)
+    def answer(keys: Keys, mask: Any, place: int | None = None) -> Any:
+        values, status = reads.read_slot(spec, slot, version, keys, dtype, shape, place)
         return (values,), status
 
     answers, used = ask(spec, "slot", keys, mask, answer)

@@ -155,11 +155,16 @@ class TableSpec(Options):
             "owns_shared": [bool(shard.shard == owner) for shard in local],
         }
 
+    @property
+    def placement_number(self) -> int:
+        """By which compiled programs know that rows are where they were; 0 of a table in one place."""
+        return 0 if self.placement is None else PROCESS.number_of(self.placement)
+
     def native_options(self) -> dict[str, Any]:
         """The options of the table in their native form, the same for each shard."""
         native: dict[str, Any] = {
             "dim": self.dim,
-            "sharded": self.placement is not None,
+            "placement": self.placement_number,
             "score": functools.partial(PROCESS.call_score, self.exported),
         }
         for entry in ENTRIES.values():

@@ -73,13 +73,16 @@ class Handles(Handle):
         """A following handle, for evaluation and serving beside training: each read sees the newest finished version.
 
         It is never stale, so it may be kept, and given to any thread and to compiled functions, while another thread
-        trains. A read waits for a write that is under way and sees all of it, or nothing. Two reads may see different
+        trains. A read waits for a write that is under way and sees all of it, or nothing; of one that JAX has not begun
+        to run it knows nothing, and ``jax.block_until_ready(table)`` waits for that. Two reads may see different
         versions, and so may the tables of one model. Rows are all that it reads: whatever writes, orders or copies
         the table takes a handle of one version, and is an error. Dense parameters that go with it must be the reader's
         own: those that a training step donates are gone.
 
         A table over a mesh is read shard by shard, so that no read waits for the devices of another: rows of two shards
-        may be a step apart. Such a read is one outside of ``jit``: look rows up, and give the compiled function those.
+        may be a step apart. In a program over several devices each of them reads the keys that it is given. Where the
+        shards are in the memory of several GPUs, such a read is one outside of ``jit``: look rows up, and give the
+        compiled function those.
 
         Where a function makes the initial rows, each read makes those of all its keys. Not inside ``jit``: give the
         compiled function what this returns.
@@ -88,8 +91,8 @@ class Handles(Handle):
           The following handle, of the table of this name, whichever that is. A lookup through it has no gradient.
 
         Raises:
-          ValueError: the table is over a mesh of several processes; from a compiled read, over any.
-          RuntimeError: the handle is of another table.
+          ValueError: the table is over a mesh of several processes; from a compiled read, over several GPUs.
+          RuntimeError: the handle is of another table; from a read, the table was resharded since.
 
         Example:
           >>> import kvjax, numpy as np

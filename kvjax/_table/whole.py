@@ -47,7 +47,8 @@ class Whole(Handle):
 
         Args:
           all_processes: count the rows of the whole table instead. All processes of its mesh must ask together.
-          by: "shard" for the rows of each shard by its number, which tells how evenly a partitioner cuts.
+          by: "shard" for the rows of each shard by its number, which tells how evenly a partitioner cuts. Rows of some
+            kind are counted by `export`, with a `kvjax.Prune` and dry_run; keys that wait for a row by `stats`.
 
         Raises:
           ValueError: `by` is something else.
@@ -55,7 +56,8 @@ class Whole(Handle):
         if by == "shard":
             return contents.rows_by_shard(self, all_processes)
         if by is not None:
-            raise fail(ValueError, self.name, "size", "by='shard' or None", repr(by), "table.size() is of all shards")
+            mend = "count rows of some kind by table.export(kvjax.Prune(min_frequency=2), dry_run=True)"
+            raise fail(ValueError, self.name, "size", "by='shard' or None", repr(by), mend)
         return contents.total_rows(self) if all_processes else contents.num_rows(self, self.spec.kept)
 
     def __len__(self) -> int:

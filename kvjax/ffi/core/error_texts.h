@@ -396,6 +396,12 @@ inline Error MeshError(std::string_view table, std::string_view op, uint32_t hel
                    "use that mesh, or kvjax.reshard(table, mesh)");
 }
 
+/// A read through a following handle, in a program that was made while the rows were elsewhere.
+inline Error MovedError(std::string_view table, std::string_view op) {
+  return MakeError(ErrorCode::kFailedPrecondition, table, op, "the table where the program takes its rows to be",
+                   "one that was resharded since", "give the program kvjax.get_table(name).live()");
+}
+
 /// Operands that differ between devices that must have the same.
 inline Error DifferError(std::string_view table, std::string_view op) {
   return MakeError(ErrorCode::kInvalidArgument, table, op, "the same keys and values on every device",

@@ -37,6 +37,7 @@ struct TableSpec {
   int64_t evict_every = 0;     // steps, 0 for never
   bool count_batches = false;  // a key counts once a step, however often it occurs in it
   bool sharded = false;        // over several devices
+  int64_t placement = 0;       // a number of where these are and of who owns which key; 0 in one place
   uint32_t shard = 0;          // which of several this is
   int32_t device = -1;         // on which of them, by DeviceOrdinal; below 0 if it is not sharded
   bool owns_shared = true;     // whether the row that unadmitted keys share is on this shard

@@ -92,6 +92,10 @@ class Decoder {
   [[nodiscard]] bool Flag(std::string_view name) const { return Attr<bool>(name); }
   [[nodiscard]] std::string_view Text(std::string_view name) const { return Attr<std::string_view>(name); }
   [[nodiscard]] int64_t Number(std::string_view name) const { return Attr<int64_t>(name); }
+  [[nodiscard]] int64_t NumberOr(std::string_view name, int64_t otherwise) const {
+    const ffi::ErrorOr<int64_t> value = attrs_.get<int64_t>(name);
+    return value.has_value() ? value.value() : otherwise;
+  }
 
   // ---- operands ------------------------------------------------------------------------------------------
 
@@ -269,6 +273,18 @@ class Decoder {
 template <class B>
 std::shared_ptr<typename B::Table> TableOf(const Decoder& in) {
   return Registry<typename B::Table>::Get().Find(in.table(), in.op(), in.device);
+}
+
+/// The shard that a read is about: that of the device, or for a following handle of a table in the memory of
+/// the host the one at `place` among those of this process, wherever the call runs. No version says that
+/// such a handle is one from before the rows moved.
+template <class B>
+std::shared_ptr<typename B::Table> TableToRead(const Decoder& in, bool follows) {
+  const int64_t place = in.NumberOr("place", -1);
+  auto table = place < 0 ? TableOf<B>(in)
+                         : Registry<typename B::Table>::Get().At(in.table(), in.op(), static_cast<size_t>(place));
+  if (follows && table->spec().placement != in.NumberOr("placement", 0)) throw MovedError(in.table(), in.op());
+  return table;
 }
 
 }  // namespace kvjax

@@ -16,11 +16,12 @@
 
 namespace kvjax {
 
-/// Checks that a device is the shard () int32 that the program takes it for.
+/// Checks that a device, or what a following read takes from elsewhere, is the shard () int32 that the program
+/// takes it for.
 template <ShardedBackend B>
 uint32_t CheckShard(typename B::Exec& exec, const Decoder& in, const int32_t* shard) {
   const auto want = static_cast<uint32_t>(B::Read(exec, reinterpret_cast<const uint32_t*>(shard)));
-  const uint32_t got = TableOf<B>(in)->spec().shard;
+  const uint32_t got = TableToRead<B>(in, false)->spec().shard;
   if (want == got) return got;
   throw MeshError(in.table(), in.op(), got, want);
 }

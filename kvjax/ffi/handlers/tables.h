@@ -43,9 +43,9 @@ inline Op OpOf(const Decoder& in) { return ParseOp(in.Text("table"), in.Text("op
 template <Backend B>
 ffi::Error Lookup(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, Op::kLookup, [&] {
-    const auto table = TableOf<B>(in);
     LookupOperands o;
     o.version = in.InReadVersion();
+    const auto table = TableToRead<B>(in, o.version == nullptr);
     o.keys = in.InKeys(in.Flag("narrow"));
     o.mask = in.InMask(o.keys.n);
     o.initial = in.InInitial(table->spec());
@@ -62,9 +62,9 @@ ffi::Error Lookup(typename B::Exec& exec, Decoder& in) {
 template <Backend B>
 ffi::Error FindMissing(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, Op::kLookup, [&] {
-    const auto table = TableOf<B>(in);
     FindMissingOperands o;
     o.version = in.InReadVersion();
+    const auto table = TableToRead<B>(in, o.version == nullptr);
     o.keys = in.InKeys(in.Flag("narrow"));
     o.mask = in.InMask(o.keys.n);
     o.missing = in.Out<uint64_t>("missing keys (n + 1, 2)", o.keys.n + 1);
@@ -77,9 +77,9 @@ template <Backend B>
 ffi::Error Inspect(typename B::Exec& exec, Decoder& in) {
   const Op op = OpOf(in);
   return AnswerRead<B>(exec, in, op, [&] {
-    const auto table = TableOf<B>(in);
     InspectOperands o{.op = op};
     o.version = in.InReadVersion();
+    const auto table = TableToRead<B>(in, o.version == nullptr);
     o.keys = in.InKeys(in.Flag("narrow"));
     o.found = in.Out<bool>("found (n,)", o.keys.n);
     o.frequency = in.Out<int64_t>("words (n, 2)", o.keys.n);
@@ -92,9 +92,9 @@ ffi::Error Inspect(typename B::Exec& exec, Decoder& in) {
 template <Backend B>
 ffi::Error ReadSlot(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, Op::kSlot, [&] {
-    const auto table = TableOf<B>(in);
     ReadSlotOperands o{.slot = in.Text("slot")};
     o.version = in.InReadVersion();
+    const auto table = TableToRead<B>(in, o.version == nullptr);
     o.keys = in.InKeys(in.Flag("narrow"));
     const ffi::AnyBuffer out = in.Out();
     typename B::Exec& where = in.Done(exec);

@@ -134,7 +134,8 @@ auto ShardMaker(std::string_view name, const nb::dict& o, const std::vector<int3
   spec.policy = Policy::Parse(ToString(o["policy"]));
   spec.evict_every = nb::cast<int64_t>(o["evict_every"]);
   spec.count_batches = nb::cast<bool>(o["count_batches"]);
-  spec.sharded = nb::cast<bool>(o["sharded"]);
+  spec.placement = nb::cast<int64_t>(o["placement"]);
+  spec.sharded = spec.placement != 0;
   const auto capacity = nb::cast<size_t>(o["capacity"]);
   const auto storage = ToString(o["storage"]);
   ScoreFunction score = MakeScore(name, nb::object(o["score"]));
