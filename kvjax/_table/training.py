@@ -39,8 +39,8 @@ def check_gradient(table: Handle, rowwise: Rowwise, grads: Any, state: Any) -> N
             raise fail(
                 ValueError, table.name, "apply", f"gradients at rows of now, as kvjax.optax.{rowwise.name} has them",
                 "some at rows as they are stored, which may be behind",
-                "differentiate with respect to kvjax.optax.caught_up(params, state, rows), where rows is what partition "
-                "got as tables=, and give the update the parameters from before it",
+                "differentiate with respect to kvjax.optax.caught_up(params, state, rows), where rows is what "
+                "partition got as tables=, and give the update the parameters from before it",
             )  # fmt: skip
     check_width(table.spec, grads.keys, "apply")
 
