@@ -28,9 +28,13 @@ def test_a_lower_step_is_the_next_one(make):
         assert steps(table, [10 + n]) == [want] == [table.stats().last_step]
 
 
-def test_the_greatest_step_stays(make):
-    table = write(make(2), [1], 2**63 - 1)
-    assert write(table, [2], 5).export().versions.tolist() == [2**63 - 1] * 2
+def test_steps_of_any_size_are_whole_and_the_greatest_stays(make):
+    table, large = make(2), [2**32 - 1, 2**32, 2**63 - 1]
+    for key, step in enumerate(large):
+        table = write(table, [key], step)
+    table = write(table, [3], 5)
+    rows = table.export()
+    assert rows.versions[np.argsort(rows.keys)].tolist() == [*large, 2**63 - 1] and rows.freqs.tolist() == [1] * 4
 
 
 @pytest.mark.parametrize("place", few(["one place", "4", "replicated"], "one place"))

@@ -32,6 +32,7 @@ class StoreFill {
   static void Begin(RowStore& store, const LoadHead& head) {
     store.AttachSlots(head.layout);
     store.Reserve(head.rows);
+    store.Widen(0, head.last_step);  // which is the version of rows that are written by hand
   }
 
   /// Adds rows with the slots of the head; returns the position of the first key that is there already, or
@@ -39,6 +40,7 @@ class StoreFill {
   size_t Add(RowStore& store, const SnapshotView& in, size_t row_bytes,
              const ParallelFor& parallel = Serial) {
     store.Reserve(in.n);
+    for (size_t i = 0; i < in.n; ++i) store.Widen(static_cast<uint64_t>(in.frequencies[i]), in.versions[i]);
     const uint32_t first = store.end_row();  // row first + i is that of key i
     const size_t added = Enter(store, in, first, parallel);
     if (added < in.n) return added;
@@ -47,7 +49,7 @@ class StoreFill {
     parallel(in.n, kGrain, [&](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
         const auto row = static_cast<uint32_t>(first + i);
-        store.Header(row) = in.Header(i);
+        store.SetHeader(row, in.Header(i));
         if (streams) {
           StreamLines(store.Value(row), in.values + i * row_bytes, row_bytes);
         } else {

@@ -97,14 +97,16 @@ class Plane {
   }
   /// The same with as many as there is space for.
   [[nodiscard]] size_t bytes() const { return slabs_.size() * slab_bytes(); }
+  /// How many that are.
+  [[nodiscard]] size_t space() const { return slabs_.size() * per_slab_; }
 
   /// Reserves space for `rows` records in all, of which those below `filled` are about to be written. What
   /// the allocator throws leaves everything as it was.
   void Reserve(size_t rows, size_t filled = 0) {
     if (stride_ == 0) return;
-    const size_t before = slabs_.size() * per_slab_;
+    const size_t before = space();
     try {
-      while (slabs_.size() * per_slab_ < rows) {
+      while (space() < rows) {
         slabs_.reserve(std::bit_ceil(slabs_.size() + 1));  // so that push_back below cannot throw
         const bool full = (slabs_.size() + 1) * per_slab_ <= filled;
         slabs_.push_back(full ? allocator_->AllocateFull(slab_bytes()) : allocator_->Allocate(slab_bytes()));

@@ -120,8 +120,11 @@ void CopyRows(const RowStore& store, std::span<const Row> rows, size_t row_bytes
     const KeyRow r = rows[i];
     const std::byte* const kept = record(i);
     RowHeader header;
-    std::memcpy(&header, kept != nullptr ? kept : reinterpret_cast<const std::byte*>(&store.Header(r.row)),
-                sizeof(header));
+    if (kept != nullptr) {
+      std::memcpy(&header, kept, sizeof(header));
+    } else {
+      header = store.Header(r.row);
+    }
     out.Set(at + i, r.key, header);
     CopyRecord(out.values.data() + (at + i) * row_bytes,
                kept != nullptr ? kept + sizeof(header) : store.Value(r.row), row_bytes);

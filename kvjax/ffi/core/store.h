@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/away.h"
+#include "kvjax/ffi/core/headers.h"
 #include "kvjax/ffi/core/index.h"
 #include "kvjax/ffi/core/row.h"
 #include "kvjax/ffi/core/slab.h"
@@ -24,7 +25,7 @@ class RowStore {
   RowStore(std::shared_ptr<SlabAllocator> allocator, size_t row_bytes)
       : allocator_(std::move(allocator)),
         values_(allocator_, (row_bytes + 3) / 4 * 4),
-        headers_(allocator_, sizeof(RowHeader)),
+        headers_(allocator_),
         slots_(allocator_, 0) {}
   RowStore(RowStore&&) = default;
   RowStore& operator=(RowStore&&) = default;
@@ -49,8 +50,21 @@ class RowStore {
 
   // ---- one row -----------------------------------------------------------------------------------------
 
-  [[nodiscard]] RowHeader& Header(uint32_t row) const {
-    return *std::launder(reinterpret_cast<RowHeader*>(headers_.At(row)));
+  [[nodiscard]] RowHeader Header(uint32_t row) const { return headers_.Get(row); }
+  /// Its numbers are those that Widen knows of.
+  void SetHeader(uint32_t row, const RowHeader& header) noexcept { headers_.Set(row, header); }
+  /// The same with what change(header) makes of it.
+  template <class Change>
+  void ChangeHeader(uint32_t row, Change change) noexcept {
+    RowHeader header = headers_.Get(row);
+    change(header);
+    headers_.Set(row, header);
+  }
+  void MarkSlots(uint32_t row) noexcept {
+    ChangeHeader(row, [](RowHeader& header) { header.has_slots = 1; });
+  }
+  void SetVersion(uint32_t row, int64_t version) noexcept {
+    ChangeHeader(row, [&](RowHeader& header) { header.version = version; });
   }
   [[nodiscard]] std::byte* Value(uint32_t row) const { return values_.At(row); }
   /// The record of all slots, or nullptr if there are none.
@@ -93,15 +107,19 @@ class RowStore {
   void Reserve(size_t n, bool at_once = true) {
     const size_t rows = next_row_ + (n > free_rows_.size() ? n - free_rows_.size() : 0);
     try {
-      for (Plane* plane : {&values_, &headers_, &slots_}) plane->Reserve(rows, at_once ? rows : 0);
+      EachPart([&](auto& part) { part.Reserve(rows, at_once ? rows : 0); });
       index_.Reserve(index_.size() + n);
       if (away_) away_->Reserve(rows, n);
     } catch (...) {  // what was gained is given back, or the next call would find no memory left
-      for (Plane* plane : {&values_, &headers_, &slots_})
-        plane->Shrink(std::max<size_t>(next_row_, reserved_));
+      EachPart([&](auto& part) { part.Shrink(std::max<size_t>(next_row_, reserved_)); });
       throw;
     }
   }
+  void Count(uint32_t row, uint64_t occurrences, int64_t version) noexcept {
+    headers_.Count(row, occurrences, version);
+  }
+  /// Makes space for the numbers of headers that a write will add and set. Throws std::bad_alloc.
+  void Widen(uint64_t occurrences, int64_t version) { headers_.Widen(occurrences, version); }
   /// As Reserve, for `n` rows in all; Compact leaves them that space.
   void ReserveInAll(size_t n) {
     if (n > size()) Reserve(n - size(), /*at_once=*/false);
@@ -161,7 +179,7 @@ class RowStore {
     index_.ForEachMutable([&](uint64_t, uint32_t& row) {
       if (row < live) return;
       while (*gap >= live) ++gap;  // there is a gap below for every row above
-      std::memcpy(headers_.At(*gap), headers_.At(row), headers_.stride());
+      headers_.Set(*gap, headers_.Get(row));
       if (!away_ || away_->here(row, RowsAway::kValues))
         std::memcpy(values_.At(*gap), values_.At(row), values_.stride());
       if (!layout_.empty() && (!away_ || away_->here(row, RowsAway::kSlots)))
@@ -172,9 +190,7 @@ class RowStore {
     if (away_) away_->Renumber([&](uint64_t key) { return index_.Find(key); });
     next_row_ = static_cast<uint32_t>(live);
     std::vector<uint32_t>().swap(free_rows_);
-    values_.Shrink(keep);
-    headers_.Shrink(keep);
-    slots_.Shrink(keep);
+    EachPart([&](auto& part) { part.Shrink(keep); });
     index_.Shrink(keep);
     return true;
   }
@@ -207,14 +223,21 @@ class RowStore {
   void DetachSlots() noexcept {
     slots_ = Plane(allocator_, 0);
     layout_ = {};
-    index_.ForEach([&](uint64_t, uint32_t row) { Header(row).has_slots = 0; });
+    index_.ForEach(
+        [&](uint64_t, uint32_t row) { ChangeHeader(row, [](RowHeader& header) { header.has_slots = 0; }); });
   }
 
  private:
+  /// Calls f for the planes and the headers.
+  template <class F>
+  void EachPart(F f) {
+    f(values_), f(headers_), f(slots_);
+  }
+
   std::shared_ptr<SlabAllocator> allocator_;
   KeyIndex index_;
   Plane values_;
-  Plane headers_;
+  Headers headers_;
   Plane slots_;
   SlotLayout layout_;
   std::vector<uint32_t> free_rows_;

@@ -176,6 +176,11 @@ inline void Table::PrepareApply(const ParallelFor& parallel, KeySpan keys, const
   }
   in_.Prepare(parallel, spec_, "apply", plan.change, initial, false);
   ListUpdates(parallel, plan, keys, counts);
+  uint64_t occurrences = plan.shared_count;  // at least the most that a row gets, and less than twice that
+  for (size_t i = 0; i < keys.n; ++i) occurrences |= static_cast<uint32_t>(counts[i]);
+  for (size_t f = 0; f < plan.decision.totals.size(); ++f)
+    occurrences |= plan.decision.admitted[f] != 0 ? plan.decision.totals[f] : 0;
+  in_.store.Widen(occurrences, plan.step);
   if (!plan.shares) return;
   const uint32_t shared = SharedRowOf(plan);
   in_.Keep({&shared, 1});
@@ -344,7 +349,7 @@ inline uint32_t Table::EndStep(const ParallelFor& parallel) {
   const uint32_t next = CommitApply(plan, {step_.keys.data(), step_.keys.size()}, step_.counts.data());
   for (size_t i = 0; i < plan.updates.size(); ++i) {
     if (i + kAhead < plan.updates.size()) in_.store.PrefetchHeader(plan.updates[i + kAhead].row);
-    CountUpdate(in_.store.Header(plan.updates[i].row), plan.updates[i].occurrences, plan.step);
+    in_.store.Count(plan.updates[i].row, plan.updates[i].occurrences, plan.step);
   }
   const StagedRows& staged = step_.staged;
   const size_t stride = plan.layout.stride();
@@ -356,7 +361,7 @@ inline uint32_t Table::EndStep(const ParallelFor& parallel) {
       const std::byte* const record = staged.records.data() + i * (row_bytes() + stride);
       std::memcpy(in_.store.Value(row), record, row_bytes());
       if (!with_slots) continue;
-      in_.store.Header(row).has_slots = 1;
+      in_.store.MarkSlots(row);
       std::memcpy(in_.store.Slots(row), record + row_bytes(), stride);
     }
   };

@@ -139,14 +139,17 @@ class Contents {
     for (uint32_t& id : change.ids) {
       if (id != kNoRow) id = store.FreeRow(next++);
     }
+    for (size_t f = 0; f < change.ids.size() && change.by_hand && admission.tracked() > 0; ++f) {
+      if (change.ids[f] != kNoRow) store.Widen(admission.Count(change.found.fresh[f]), last_step);
+    }
     Keep(change.found.rows);
     Keep(change.ids);  // of which some may have been others' rows
     parallel(change.ids.size(), blank ? kGrain : 64, [&](size_t begin, size_t end) {
       for (size_t f = begin; f < end; ++f) {
         if (change.ids[f] == kNoRow) continue;
         const uint64_t counted = change.by_hand ? admission.Count(change.found.fresh[f]) : 0;
-        store.Header(change.ids[f]) = {
-            .frequency = counted, .pinned = 0, .has_slots = 0, .version = last_step};
+        store.SetHeader(change.ids[f],
+                        {.frequency = counted, .pinned = 0, .has_slots = 0, .version = last_step});
         if (!blank) StoreInitial(spec, op, change.found.fresh[f], f, initial, store.Value(change.ids[f]));
       }
     });

@@ -150,7 +150,8 @@ class Frozen {
 
   void KeepOne(const RowStore& live, uint32_t row) {
     std::byte* const to = kept_.Add(row);
-    std::memcpy(to, &live.Header(row), sizeof(RowHeader));
+    const RowHeader header = live.Header(row);
+    std::memcpy(to, &header, sizeof(header));
     std::memcpy(to + sizeof(RowHeader), live.Value(row), row_bytes_);
     if (layout_.stride() > 0)
       std::memcpy(to + sizeof(RowHeader) + row_bytes_, live.Slots(row), layout_.stride());

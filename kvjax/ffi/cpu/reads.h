@@ -95,9 +95,13 @@ inline void Table::Inspect(const ParallelFor& parallel, std::string_view op, Rea
     for (size_t i = begin; i < end; ++i) {
       const uint32_t row = in_.store.index().Find(keys.data[i]);
       found[i] = row != kNoRow;
-      frequency[i] = found[i] ? static_cast<int64_t>(in_.store.Header(row).frequency)
-                              : int64_t{in_.admission.Count(keys.data[i])};
-      row_version[i] = found[i] ? in_.store.Header(row).version : -1;
+      const RowHeader header = found[i] ? in_.store.Header(row)
+                                        : RowHeader{.frequency = in_.admission.Count(keys.data[i]),
+                                                    .pinned = 0,
+                                                    .has_slots = 0,
+                                                    .version = -1};
+      frequency[i] = static_cast<int64_t>(header.frequency);
+      row_version[i] = header.version;
     }
   });
 }
@@ -109,7 +113,7 @@ inline void Table::ReadSlot(const ParallelFor& parallel, ReadVersion version, st
   parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
     const auto fetch = [&](size_t, uint32_t row) {
       if (row == kNoRow) return row;
-      __builtin_prefetch(&in_.store.Header(row));
+      in_.store.PrefetchHeader(row);
       PrefetchRecord(in_.store.Slots(row) + offset, bytes);
       return row;
     };

@@ -30,12 +30,6 @@ struct RowUpdate {
   uint64_t occurrences;
 };
 
-/// Counts an update in the header of its row.
-inline void CountUpdate(RowHeader& header, uint64_t occurrences, int64_t step) noexcept {
-  header.frequency = std::min(header.frequency + occurrences, kMaxFrequency);
-  header.version = step;
-}
-
 /// The gradients of a step: rows (n, dim), and which of them belong to each key; without groups, row i is
 /// that of key i.
 struct StepGradients {
@@ -138,15 +132,15 @@ class RowPass {
     for (const RowUpdate& u : next) Announce(u, store, gradients);
     for (size_t i = 0; i < updates.size(); ++i) {
       const RowUpdate& u = updates[i];
-      RowHeader& header = store.Header(u.row);
+      const RowHeader header = store.Header(u.row);
       const bool fresh = has_slots_ && header.has_slots == 0;
-      if (fresh) header.has_slots = 1;
+      if (fresh) store.MarkSlots(u.row);
       const uint64_t* const key = u.gradient == ApplyTarget::kSharedGradient ? &spec_.admission.shared_key
                                                                              : gradients.keys + u.gradient;
       RowFacts* const facts = wants_facts_ ? &worker.facts[number][i] : nullptr;
       if (wants_facts_)
         *facts = FactsOf(header, gradients.Occurrences(u.gradient), u.occurrences, batch_.step, *key);
-      CountUpdate(header, u.occurrences, batch_.step);
+      store.Count(u.row, u.occurrences, batch_.step);
       const float* gradient = gradients.Single(u.gradient, dim);
       if (gradient == nullptr) {
         gradients.PrefetchRows(u.gradient, dim);

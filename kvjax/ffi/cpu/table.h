@@ -383,7 +383,7 @@ class Table {
     for (int64_t d = 0; d < spec_.dim; ++d) {
       StoreElement(spec_.type, value, d, LoadElement(spec_.type, value, d) + delta(static_cast<size_t>(d)));
     }
-    in_.store.Header(row).version = in_.last_step;
+    in_.store.SetVersion(row, in_.last_step);
   }
 
   TableSpec spec_;

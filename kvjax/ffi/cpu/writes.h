@@ -32,7 +32,8 @@ inline uint32_t Table::Pin(const ParallelFor& parallel, Call call, KeySpan keys,
   if (!planned) return 0;
   in_.Commit(planned->change);
   in_.Touch(keys);
-  for (const uint32_t row : std::move(planned->change).Rows()) in_.store.Header(row).pinned = 1;
+  for (const uint32_t row : std::move(planned->change).Rows())
+    in_.store.ChangeHeader(row, [](RowHeader& header) { header.pinned = 1; });
   return gate_.Next();
 }
 
@@ -46,7 +47,7 @@ inline uint32_t Table::Unpin(Call call, KeySpan keys) {
   for (size_t i = 0; i < keys.n; ++i) {
     const uint32_t row = in_.store.index().Find(keys.data[i]);
     in_.Touch({keys.data + i, 1}, &row);
-    if (row != kNoRow) in_.store.Header(row).pinned = 0;
+    if (row != kNoRow) in_.store.ChangeHeader(row, [](RowHeader& header) { header.pinned = 0; });
   }
   return gate_.Next();
 }
@@ -118,7 +119,7 @@ inline uint32_t Table::Accum(const ParallelFor& parallel, Call call, KeySpan key
       for (size_t d = 0; d < dim; ++d) {
         StoreElement(spec_.type, in_.store.Value(row), static_cast<int64_t>(d), new_values[i * dim + d]);
       }
-      in_.store.Header(row).version = in_.last_step;
+      in_.store.SetVersion(row, in_.last_step);
     }
   }
   return gate_.Next();
@@ -210,7 +211,7 @@ inline void Table::WriteValues(const ParallelFor& parallel, const std::vector<ui
         } else {
           CopyRecord(value, values + own[j] * bytes, bytes);
         }
-        in_.store.Header(rows[own[j]]).version = in_.last_step;
+        in_.store.SetVersion(rows[own[j]], in_.last_step);
       }
     }
     if (streams) EndStreams();

@@ -50,8 +50,9 @@ class Marked {
     CHECK_EQ(store.Insert(key), row);
     const uint64_t mark = marks[key] = ++count_;
     for (const size_t at : {size_t{0}, kRow - 8}) std::memcpy(store.Value(row) + at, &mark, 8);
-    store.Header(row) = {
-        .frequency = mark, .pinned = mark & 1, .has_slots = 0, .version = -static_cast<int64_t>(mark)};
+    store.Widen(mark, -static_cast<int64_t>(mark));
+    store.SetHeader(
+        row, {.frequency = mark, .pinned = mark & 1, .has_slots = 0, .version = -static_cast<int64_t>(mark)});
     if (!store.layout().empty()) std::memcpy(store.Slots(row) + kSlot - 8, &mark, 8);
   }
   void Erase(uint64_t key) {
@@ -66,7 +67,7 @@ class Marked {
       CHECK(row < store.end_row() && rows.insert(row).second);
       if (row >= store.end_row()) continue;
       for (const size_t at : {size_t{0}, kRow - 8}) CHECK_EQ(std::memcmp(store.Value(row) + at, &mark, 8), 0);
-      const RowHeader& header = store.Header(row);
+      const RowHeader header = store.Header(row);
       CHECK_EQ(uint64_t{header.frequency}, mark);
       CHECK_EQ(uint64_t{header.pinned}, mark & 1);
       CHECK_EQ(header.version, -static_cast<int64_t>(mark));
@@ -201,7 +202,7 @@ TEST(SlotsAreAttachedAndDetached) {
   marked.store.AttachSlots(Layout());
   CHECK(marked.store.layout() == Layout() && marked.store.slot_bytes() > 0);
   for (uint32_t row = 0; row < 20; ++row) CHECK(marked.store.Slots(row)[kSlot - 1] == std::byte{0});
-  marked.store.Header(3).has_slots = 1;
+  marked.store.ChangeHeader(3, [](RowHeader& header) { header.has_slots = 1; });
   marked.store.DetachSlots();
   CHECK_EQ(uint64_t{marked.store.Header(3).has_slots}, 0u);
   CHECK_EQ(marked.store.slot_bytes(), 0u);

@@ -161,6 +161,8 @@ void Train(Live& t) {
 
 TEST(BeginApply) {
   CheckKeys([](Live& t) { t.Begin(Range(15, 30), std::vector<int32_t>(15, 3), Layout()); }, 12);
+  const Op late = [](Live& t) { t.Train(Range(15, 30), int64_t{1} << 40); };  // makes headers wide
+  CheckStrongGuarantee({late, 14, Spec(), Trained});
 }
 
 TEST(BeginApplyWithAdmission) {

@@ -1,4 +1,6 @@
 // Headers and slots of rows, and whole-table copies of it all.
+#include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <string>
@@ -184,6 +186,105 @@ TEST(EqualTablesGiveEqualBytesWhateverTheirPast) {
     Train(*table, {2}, 500);
   }
   CHECK(data::Same(one.Copy(), two.Copy()));
+}
+
+/// Of a table whose rows are all in one slab.
+bool Wide(const Live& table) {
+  return table.Observe([](const kvjax::Contents& c) {
+    const size_t bytes = c.store.header_bytes();
+    CHECK(bytes == 4096 || bytes == 8192);  // a page of each plane
+    return bytes == 8192;
+  });
+}
+
+TEST(HeadersTakeEightBytesUntilANumberDoesNotFit) {
+  constexpr int64_t kSecond = int64_t{UINT32_MAX}, kOften = int64_t{1} << 29;
+  const auto often = static_cast<int32_t>(kOften - 1);
+  // By training: a key that occurs often, or a step that is late.
+  Live table(2);
+  table.Begin({1, 2}, {often, 1}, {}, kSecond);
+  CHECK(!Wide(table));
+  table.Begin({1, 3}, {often, 1}, {}, kSecond);  // the first comes near the end
+  CHECK(!Wide(table) && table.Of(1) == Live::Info({true, 2 * kOften - 2, kSecond}));
+  table.Pin({1, 2});
+  table.Begin({1}, {5}, {}, kSecond);
+  CHECK(Wide(table) && table.Of(1) == Live::Info({true, 2 * kOften + 3, kSecond}));
+  CHECK(table.Of(2) == Live::Info({true, 1, kSecond}) && table.Of(3) == Live::Info({true, 1, kSecond}));
+  table.Train({4, 3}, kSecond + 1);
+  CHECK(table.Of(3) == Live::Info({true, 2, kSecond + 1}) &&
+        table.Of(4) == Live::Info({true, 1, kSecond + 1}));
+  table.Put({2}, {7, 7});  // by hand
+  CHECK(table.Of(2) == Live::Info({true, 1, kSecond + 1}));
+  table.Train({2}, INT64_MAX);
+  const Snapshot all = table.Copy();
+  CHECK(all.pinned[0] == std::byte{1} && all.pinned[2] == std::byte{0});
+  table.Unpin(table.version(), data::Span({1, 2}));
+  table.Drop({1, 2});  // of which nothing is left when their rows have other keys
+  table.Ensure({8, 9});
+  CHECK(table.Of(8) == Live::Info({true, 0, INT64_MAX}) && table.Of(9) == Live::Info({true, 0, INT64_MAX}));
+  table.Clear(table.version());
+  table.Train({1}, 0);
+  CHECK(!Wide(table) && table.Of(1) == Live::Info({true, 1, 0}));
+  Live late(2);
+  late.Train({1}, kSecond + 1);
+  CHECK(Wide(late) && late.Of(1) == Live::Info({true, 1, kSecond + 1}));
+  Live at_once(2);
+  at_once.Begin({1}, {INT32_MAX});
+  CHECK(Wide(at_once) && at_once.Of(1).frequency == INT32_MAX);
+
+  // By a restore, also of a last step alone, from which rows are written by hand.
+  Live restored(2);
+  restored.Restore(data::View(all));
+  CHECK(Wide(restored) && data::Same(restored.Copy(), all));
+  for (const int64_t number : {int64_t{0}, int64_t{1}, kOften - 1, kOften, 2 * kOften, kSecond, kSecond + 1,
+                               INT64_MAX / 2, INT64_MAX, INT64_MIN, int64_t{-1}}) {
+    Snapshot s = all;
+    const int64_t frequency = std::min(std::max<int64_t>(number, 0), int64_t{kvjax::kMaxFrequency});
+    s.last_step = std::max<int64_t>(number, 0);
+    std::fill(s.frequencies.begin(), s.frequencies.end(), 3);
+    std::fill(s.versions.begin(), s.versions.end(), 3);
+    const auto restore = [&] {
+      restored.Restore(data::View(s));
+      CHECK(data::Same(restored.Copy(), s));
+    };
+    restore();
+    CHECK_EQ(Wide(restored), s.last_step > kSecond);
+    restored.Put({2, 77}, {1, 1, 1, 1});
+    CHECK(restored.Of(2).version == s.last_step && restored.Of(77).version == s.last_step);
+    s.last_step = 0;
+    s.frequencies[1] = frequency;
+    restore();
+    CHECK_EQ(Wide(restored), frequency >= kOften);
+    s.frequencies[1] = 3, s.versions[1] = number;
+    restore();
+    CHECK_EQ(Wide(restored), number < 0 || number > kSecond);
+  }
+
+  // By a count of a key that has waited.
+  kvjax::TableSpec spec = data::Spec(2);
+  spec.admission = {.kind = kvjax::AdmissionSpec::Kind::kMinCount, .threshold = kvjax::kNoRow - 1};
+  Live waiting(spec);
+  for (int i = 0; i < 3; ++i) waiting.Begin({5, 6}, {often, 1});
+  waiting.Put({6}, {1, 1});
+  CHECK(!Wide(waiting));
+  waiting.Put({5}, {1, 1});
+  CHECK(Wide(waiting) && waiting.Of(5).frequency == 3 * (kOften - 1) && waiting.Of(6).frequency == 3);
+}
+
+TEST(WideHeadersGrowAndMoveWithTheirRows) {
+  Live table(1);
+  table.Train({0}, int64_t{1} << 40);
+  Keys keys(300'000), rest;  // more than a slab of headers
+  for (size_t i = 0; i < keys.size(); ++i) {
+    keys[i] = i;
+    if (i % 7 == 0) rest.push_back(i);
+  }
+  table.Train(keys, int64_t{1} << 41);
+  table.Train(rest, int64_t{1} << 42);
+  table.Evict("why\nmax_age:1");  // so few are left that they move together
+  CHECK_EQ(table.Observe([](const kvjax::Contents& c) { return c.store.end_row(); }), rest.size());
+  for (const uint64_t key : rest)
+    CHECK(table.Of(key) == Live::Info({true, key == 0 ? 3 : 2, int64_t{1} << 42}));
 }
 
 TEST(LoadRefusesAKeyTwiceAndChangesNothing) {
