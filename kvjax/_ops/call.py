@@ -48,7 +48,7 @@ def train(target: str, results: Any, *operands: Any, **attributes: Any) -> Any:
 
 
 def _note(attributes: dict[str, Any]) -> None:
-    if "table" in attributes:
+    if attributes.get("table"):
         PROCESS.traced.add(attributes["table"])
 
 

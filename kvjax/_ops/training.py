@@ -21,15 +21,20 @@ from kvjax._values.facts import NUM_FACTS
 
 
 def merge(
-    keys: Keys, rows: jax.Array, counts: jax.Array, canaries: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Key words ``(n, 2)``, rows ``(n, dim)`` float32 and counts ``(n,)`` int32, distinct keys first."""
+    spec: TableSpec | None, keys: Keys, rows: jax.Array, counts: jax.Array, canaries: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Key words ``(n, 2)``, rows ``(n, dim)`` float32 and counts ``(n,)`` int32, distinct keys first; and the status.
+
+    spec: of a sharded table, on whose devices a failure is to be agreed on; or None, and it is an error of this call.
+    """
     results = (
         array(keys.words.shape, jnp.uint32),
         array(rows.shape, jnp.float32),
         array(counts.shape, jnp.int32),
+        WORD,
     )
-    return read("kvjax_merge", results, keys.words, rows, counts, canaries)
+    attributes = {"table": "" if spec is None else spec.name, "sharded": flag(spec is not None)}
+    return read("kvjax_merge", results, keys.words, rows, counts, canaries, **attributes)
 
 
 def apply(

@@ -28,7 +28,7 @@ from kvjax._sharded.writes import settle
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto
 from kvjax._spmd.varying import varying_like
-from kvjax._training.merge import check_dtypes, merge
+from kvjax._training.merge import check_dtypes, merge, merge_on_shard
 from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Rowwise
 from kvjax._training.update import lowered, takes_facts
@@ -290,8 +290,10 @@ def _plan_on_shard(spec: TableSpec, way: Way, update: Update, status: jax.Array)
     status: ``()`` uint32, of what came before.
     """
     version = update.version
+    merged, failed = merge_on_shard(spec, update.grads)
+    status = jnp.maximum(status, failed)
     summaries, delivered, traffic = deliver(
-        spec, version, merge(update.grads), update.step, way.slots, update.run, way.facts, status
+        spec, version, merged, update.step, way.slots, update.run, way.facts, status
     )
     number = prepare(spec, "apply", version, summaries, delivered)
 

@@ -12,6 +12,7 @@ from kvjax._keys.keys import Keys
 from kvjax._keys.opaque import words_in
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._ops import training
+from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto
 from kvjax._values.arrays import ArrayLike
 
@@ -57,30 +58,41 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
     names = {part.table for part in parts} - {None}
     if len(names) > 1:
         raise ValueError(f"kvjax: merge wants gradients of one table, got those of {sorted(map(str, names))}")
-    if len(parts) == 1 and parts[0].merged and parts[0].rows.ndim == 2:
-        merged = parts[0]
-    else:
-        check_dtypes(parts)
-        narrow = any(p.keys.narrow for p in parts)
-
-        def run(*parts: SparseRows) -> Any:
-            # The canaries stay with the result: what they wait for, a write made of it waits for, even if n is 0.
-            canaries = jnp.concatenate([p.canary.reshape(-1) for p in parts])
-            results = training.merge(
-                Keys(jnp.concatenate([p.keys.words.reshape(-1, 2) for p in parts])),
-                jnp.concatenate([p.rows.reshape(-1, dim).astype(jnp.float32) for p in parts]),
-                jnp.concatenate([p.counts.reshape(-1) for p in parts]),
-                words_in(canaries),
-            )
-            return (), (*results, canaries)
-
-        words, rows, counts, canaries = as_auto(run, (), *parts)[1]
-        merged = parts[0].replace(keys=Keys(words, narrow), rows=rows, counts=counts, canary=canaries, merged=True)
-        merged.table = next(iter(names), None)
-        merged.viewed = all(part.viewed or part.table is None for part in parts)
+    merged, _ = _merged(parts, dim, None)
     if isinstance(scale, (int, float)) and scale == 1:
         return merged
     return merged.replace(rows=merged.rows * jnp.asarray(scale, jnp.float32))
+
+
+def merge_on_shard(spec: TableSpec, grads: SparseRows) -> tuple[SparseRows, jax.Array]:
+    """The same of one device's part of a gradient, and the status ``()`` uint32: a failure of one device alone is no
+    error there, as the others would wait for its keys for ever. It gives padding then."""
+    return _merged([grads], spec.dim, spec)
+
+
+def _merged(parts: list[SparseRows], dim: int, spec: TableSpec | None) -> tuple[SparseRows, jax.Array]:
+    if len(parts) == 1 and parts[0].merged and parts[0].rows.ndim == 2:
+        return parts[0], jnp.uint32(0)
+    check_dtypes(parts)
+    narrow = any(p.keys.narrow for p in parts)
+
+    def run(*parts: SparseRows) -> Any:
+        # The canaries stay with the result: what they wait for, a write made of it waits for, even if n is 0.
+        canaries = jnp.concatenate([p.canary.reshape(-1) for p in parts])
+        results = training.merge(
+            spec,
+            Keys(jnp.concatenate([p.keys.words.reshape(-1, 2) for p in parts])),
+            jnp.concatenate([p.rows.reshape(-1, dim).astype(jnp.float32) for p in parts]),
+            jnp.concatenate([p.counts.reshape(-1) for p in parts]),
+            words_in(canaries),
+        )
+        return (), (*results, canaries)
+
+    words, rows, counts, status, canaries = as_auto(run, (), *parts)[1]
+    merged = parts[0].replace(keys=Keys(words, narrow), rows=rows, counts=counts, canary=canaries, merged=True)
+    merged.table = next((part.table for part in parts if part.table is not None), None)
+    merged.viewed = all(part.viewed or part.table is None for part in parts)
+    return merged, status
 
 
 def check_dtypes(parts: Sequence[SparseRows]) -> None:

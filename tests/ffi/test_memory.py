@@ -70,6 +70,8 @@ calls = {
     "upsert": lambda table: table.upsert(np.arange(10, 50), rows),
     "pin": lambda table: table.pin(np.arange(25)),
     "remove": lambda table: table.remove(np.arange(9)),
+    "restrict": lambda table: table.restrict(5),
+    "apply": lambda table: table.apply(tx, kvjax.SparseRows(np.arange(10, 50), rows))[0],
 } if "mesh" in options else {
     "to": lambda table: table.to(kvjax.storage.Mmap(tempfile.gettempdir())),
     "load": lambda table: table.load(snapshot),

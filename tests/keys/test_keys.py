@@ -237,7 +237,7 @@ import os, sys, threading
 import jax.numpy as jnp, numpy as np
 import kvjax
 table = kvjax.get_table("t", dim=2, storage=kvjax.storage.Mmap(sys.argv[1])).upsert(np.arange(4), np.ones((4, 2)))
-native, version = table.spec.host, int(table.version)
+native, version, rows = table.spec.host, int(table.version), table.snapshot()
 if os.fork():
     os.wait()
     print(len(table), "in the parent", table.export().values.sum())
@@ -247,6 +247,7 @@ else:
     print(np.asarray(joined).tolist(), (keys == 2**40).tolist(), keys)
     for use in (lambda: table.lookup(keys), lambda: table.upsert(keys, np.ones((2, 2))), lambda: len(table),
                 lambda: kvjax.get_table("u", dim=2), lambda: kvjax.drop_table("t"), lambda: kvjax.get_table("t"),
+                lambda: table.load(rows), lambda: table.to(kvjax.storage.Host()), lambda: table.restrict(1), table.clear,
                 lambda: native.export_table("t", 0, version, True), lambda: native.drop("t")):
         try:
             use()
@@ -265,7 +266,7 @@ def test_a_forked_process_makes_keys_and_has_no_tables(tmp_path):
     lines = out.stdout.splitlines()
     assert lines[0].endswith("[True, False] Keys([1099511627776, -1])"), out
     assert lines[-1] == "4 in the parent 8.0"
-    assert len(lines) == 10 and all(
+    assert len(lines) == 14 and all(
         "want the process that made it, got a forked one" in line for line in lines[1:-1]
     ), out
 

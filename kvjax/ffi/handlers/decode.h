@@ -93,8 +93,8 @@ class Decoder {
   [[nodiscard]] std::string_view Text(std::string_view name) const { return Attr<std::string_view>(name); }
   [[nodiscard]] int64_t Number(std::string_view name) const { return Attr<int64_t>(name); }
   [[nodiscard]] int64_t NumberOr(std::string_view name, int64_t otherwise) const {
-    const ffi::ErrorOr<int64_t> value = attrs_.get<int64_t>(name);
-    return value.has_value() ? value.value() : otherwise;
+    // XLA's text for one that is not there would end the process where there is no memory for it.
+    return attrs_.contains(name) ? attrs_.get<int64_t>(name).value() : otherwise;
   }
 
   // ---- operands ------------------------------------------------------------------------------------------

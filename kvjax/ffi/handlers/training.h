@@ -17,11 +17,10 @@
 
 namespace kvjax {
 
-/// The sums of gradients that belong to no table yet.
+/// The sums of gradients, which may belong to no table yet. One that fails on one device of a mesh gives padding.
 template <Backend B>
 ffi::Error Merge(typename B::Exec& exec, Decoder& in) {
-  in.Names(Name(Op::kMerge));
-  return Guard("", in.op(), [&] {
+  return AnswerRead<B>(exec, in, Op::kMerge, [&] {
     MergeOperands o;
     o.keys = in.InKeys(false);
     const size_t n = o.keys.n;
@@ -35,7 +34,13 @@ ffi::Error Merge(typename B::Exec& exec, Decoder& in) {
     o.out_keys = in.Out<uint64_t>("keys (n, 2)", n);
     o.out_rows = in.Out<float>("rows (n, dim)", n * o.dim);
     o.out_counts = in.Out<int32_t>("counts (n,)", n);
-    B::Merge(in.Done(exec), o);
+    (void)in.Done(exec);
+    try {
+      B::Merge(exec, o);
+    } catch (...) {
+      B::Fill(exec, reinterpret_cast<uint32_t*>(o.out_counts), n, 0);
+      throw;
+    }
   });
 }
 
