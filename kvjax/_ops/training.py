@@ -33,8 +33,8 @@ def merge(
         array(counts.shape, jnp.int32),
         WORD,
     )
-    attributes = {"table": "" if spec is None else spec.name, "sharded": flag(spec is not None)}
-    return read("kvjax_merge", results, keys.words, rows, counts, canaries, **attributes)
+    table, sharded = "" if spec is None else spec.name, flag(spec is not None)
+    return read("kvjax_merge", results, keys.words, rows, counts, canaries, table=table, sharded=sharded)
 
 
 def apply(

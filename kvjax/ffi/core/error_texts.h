@@ -398,8 +398,9 @@ inline Error MeshError(std::string_view table, std::string_view op, uint32_t hel
 
 /// A read through a following handle, in a program that was made while the rows were elsewhere.
 inline Error MovedError(std::string_view table, std::string_view op) {
-  return MakeError(ErrorCode::kFailedPrecondition, table, op, "the table where the program takes its rows to be",
-                   "one that was resharded since", "give the program kvjax.get_table(name).live()");
+  return MakeError(ErrorCode::kFailedPrecondition, table, op,
+                   "the table where the program takes its rows to be", "one that was resharded since",
+                   "give the program kvjax.get_table(name).live()");
 }
 
 /// Operands that differ between devices that must have the same.

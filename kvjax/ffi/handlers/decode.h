@@ -281,9 +281,11 @@ std::shared_ptr<typename B::Table> TableOf(const Decoder& in) {
 template <class B>
 std::shared_ptr<typename B::Table> TableToRead(const Decoder& in, bool follows) {
   const int64_t place = in.NumberOr("place", -1);
-  auto table = place < 0 ? TableOf<B>(in)
-                         : Registry<typename B::Table>::Get().At(in.table(), in.op(), static_cast<size_t>(place));
-  if (follows && table->spec().placement != in.NumberOr("placement", 0)) throw MovedError(in.table(), in.op());
+  auto table = place < 0
+                   ? TableOf<B>(in)
+                   : Registry<typename B::Table>::Get().At(in.table(), in.op(), static_cast<size_t>(place));
+  if (follows && table->spec().placement != in.NumberOr("placement", 0))
+    throw MovedError(in.table(), in.op());
   return table;
 }
 

@@ -16,8 +16,8 @@
 
 namespace kvjax {
 
-/// Checks that a device, or what a following read takes from elsewhere, is the shard () int32 that the program
-/// takes it for.
+/// Checks that a device, or what a following read takes from elsewhere, is the shard () int32 that the
+/// program takes it for.
 template <ShardedBackend B>
 uint32_t CheckShard(typename B::Exec& exec, const Decoder& in, const int32_t* shard) {
   const auto want = static_cast<uint32_t>(B::Read(exec, reinterpret_cast<const uint32_t*>(shard)));

@@ -17,7 +17,8 @@
 
 namespace kvjax {
 
-/// The sums of gradients, which may belong to no table yet. One that fails on one device of a mesh gives padding.
+/// The sums of gradients, which may belong to no table yet. One that fails on one device of a mesh gives
+/// padding.
 template <Backend B>
 ffi::Error Merge(typename B::Exec& exec, Decoder& in) {
   return AnswerRead<B>(exec, in, Op::kMerge, [&] {
