@@ -248,7 +248,8 @@ else:
     for use in (lambda: table.lookup(keys), lambda: table.upsert(keys, np.ones((2, 2))), lambda: len(table),
                 lambda: kvjax.get_table("u", dim=2), lambda: kvjax.drop_table("t"), lambda: kvjax.get_table("t"),
                 lambda: table.load(rows), lambda: table.to(kvjax.storage.Host()),
-                lambda: table.restrict(1), table.clear, lambda: native.export_table("t", 0, version, True), lambda: native.drop("t")):
+                lambda: table.restrict(1), table.clear, lambda: native.export_table("t", 0, version, True),
+                lambda: native.drop("t")):
         try:
             use()
         except RuntimeError as error:
