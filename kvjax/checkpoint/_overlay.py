@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._formats.source import Type
-from kvjax._values.exported import Exported
+from kvjax._formats.source import Source, Type
+from kvjax._table.loads import Loading
 from kvjax._values.snapshot import WAITING_COLUMNS, Columns, Snapshot, column_types, concat, take
 from kvjax.checkpoint._format import REMOVED
 
@@ -67,8 +67,8 @@ def types_of(meta: Mapping[str, Any]) -> dict[str, Type]:
     return column_types(meta["dim"], np.dtype(meta["dtype"]), meta["key_dtype"], dict(meta["slots"]))
 
 
-def merged(below: Snapshot, above: Snapshot) -> Snapshot:
-    """The rows of two snapshots; of a key that is in both, that of `above`. They are in no order.
+def merged(below: Snapshot, above: Loading) -> Loading:
+    """Contents over those of a table: of a key that is in both, the row of `above`, of which pieces are in memory.
 
     Args:
       below: of a table.
@@ -80,11 +80,35 @@ def merged(below: Snapshot, above: Snapshot) -> Snapshot:
     slots = below.slot_types or above.slot_types
     if above.slot_types and dict(slots) != dict(above.slot_types):
         raise ValueError(f"kvjax: restore: want rows with the slots {slots}, got {above.slot_types}; slots=False")
-    columns = [part.rows.columns() for part in (below, above)]
-    types = {name: (array.dtype, array.shape[1:]) for part in columns for name, array in part.items()}
-    rows = Exported.of_columns(overlaid(columns, types), max(below.rows.last_step, above.rows.last_step))
-    counts = overlaid_counts([(below.admission, None), (above.admission, touched(columns[1]))])
-    return Snapshot(rows, _NONE, dict(slots), counts)
+    keys = np.sort(np.concatenate([_NONE, *map(words, above.rows.pieces("keys"))]))
+    columns = below.rows.columns()
+    rest = Source.of(columns, {}).where(~among(words(columns["keys"]), keys))
+    rows = _one_after_the_other(above.rows, rest)
+    counts = overlaid_counts([(below.admission, None), (above.admission, keys)])
+    admission = {name: array[:0] for name, array in above.admission.items()} | counts
+    return Loading(rows, max(below.rows.last_step, above.last_step), dict(slots), admission)
+
+
+def _one_after_the_other(one: Source, other: Source) -> Source:
+    """The rows of both. What one lacks of the other's columns is zeros."""
+    types = one.types | other.types
+
+    def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
+        parts: list[dict[str, np.ndarray]] = []
+        for source, begin in ((one, 0), (other, one.num_rows)):
+            low, high = max(start - begin, 0), min(stop - begin, source.num_rows)
+            if low < high:
+                found = source.read([name for name in names if name in source.types], low, high)
+                parts.append(
+                    {name: found[name] if name in found else _zeros(types[name], high - low) for name in names}
+                )
+        return concat(parts) if parts else {name: _zeros(types[name], 0) for name in names}
+
+    return Source(types, one.num_rows + other.num_rows, read, {})
+
+
+def _zeros(kind: Type, n: int) -> np.ndarray:
+    return np.zeros((n, *kind[1]), kind[0])
 
 
 def touched(part: Columns) -> np.ndarray:

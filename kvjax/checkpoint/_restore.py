@@ -23,9 +23,8 @@ from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table
 from kvjax._values.dtypes import dtype_name
 from kvjax._values.errors import fail
-from kvjax._values.exported import Exported
 from kvjax._values.late import LAST_COLUMN, are_late, warn_if_saved_late
-from kvjax._values.snapshot import ADMISSION_COLUMNS, Snapshot
+from kvjax._values.snapshot import ADMISSION_COLUMNS
 from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._chosen import converted, only, own_rows, without_slots
@@ -62,12 +61,6 @@ class Saved:
     meta: dict[str, Any]
     initializer: Any
     contents: loads.Loading
-
-    def snapshot(self) -> Snapshot:
-        """All of it in memory."""
-        given = self.contents
-        rows = Exported.of_columns(given.rows.read(list(given.rows.types), 0, given.rows.num_rows), given.last_step)
-        return Snapshot(rows, np.zeros(0, np.int64), given.slot_types, given.admission)
 
 
 class Restore:
@@ -116,7 +109,7 @@ class Restore:
             self._commit = loads.prepare_load(
                 table,
                 lambda: loads.checked(
-                    table.spec, merged(table.snapshot(), saved.snapshot()) if merge else saved.contents
+                    table.spec, merged(table.snapshot(), saved.contents) if merge else saved.contents
                 ),
             )
 

@@ -16,6 +16,7 @@ from kvjax._formats import atomic, source
 from kvjax._process import PROCESS
 from kvjax._table import loads
 from kvjax.checkpoint import CheckpointError, compact, diff, prune, restore, save, verify
+from kvjax.checkpoint._chain_rows import ChainRows
 from tests.support.checkpoints import IDS, assert_equal, trained
 from tests.support.checkpoints import save as save_by_orbax
 from tests.support.marks import slow
@@ -369,6 +370,27 @@ def test_a_restore_has_a_few_rows_in_memory_at_a_time(make, tmp_path, monkeypatc
         assert_equal(table.export(), rows)
     for name in ("two", "three"):
         kvjax.drop_table(name)
+
+
+def test_a_merge_reads_a_few_rows_at_a_time(make, tmp_path, monkeypatch):
+    """Into a table that has half of the keys, and one of its own."""
+    table, read, sizes = many(make(2)), ChainRows.between, []
+    save(tmp_path / "a", {"t": table})
+    want, some = table.export(), table.export().keys[::2]
+    table = table.clear().upsert(np.r_[some, 77], np.full((251, 2), 9.0))
+
+    def counted(self, first, last, names=None):
+        found = read(self, first, last, names)
+        sizes.append(len(found["keys"]) if "values" in found else 0)
+        return found
+
+    monkeypatch.setattr(ChainRows, "between", counted)
+    monkeypatch.setattr(source, "PIECE_BYTES", 2000)
+    table = restore(tmp_path / "a", {"t": table}, merge=True)["t"]
+    assert sum(sizes) >= 500 and max(sizes) < 80
+    got = table.export()
+    assert table.lookup(77).tolist() == [9.0] * 2
+    assert_equal(got.take(got.keys != 77), want)
 
 
 def test_what_is_no_table_is_said(make, tmp_path):
