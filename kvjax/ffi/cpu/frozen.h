@@ -22,6 +22,7 @@
 #include "kvjax/ffi/core/snapshot.h"
 #include "kvjax/ffi/core/store.h"
 #include "kvjax/ffi/cpu/kept.h"
+#include "kvjax/ffi/cpu/row_set.h"
 
 namespace kvjax {
 
@@ -34,24 +35,14 @@ class Frozen {
         last_step_(last_step),
         list_(DealByBucket(parallel, store)),
         size_(list_.rows.size()),
-        wanted_(store.end_row()),
+        wanted_(parallel, store.end_row(), list_.rows),
         layout_(with_slots ? store.layout() : SlotLayout()),
         kept_(sizeof(RowHeader) + row_bytes_ + layout_.stride()),
         own_(std::make_shared<RowStore>(store.Empty())) {
-    const bool all = size_ == wanted_.size();  // no row id is free
-    parallel(wanted_.size(), kGrain, [&](size_t begin, size_t end) {
-      std::fill(wanted_.begin() + static_cast<ptrdiff_t>(begin),
-                wanted_.begin() + static_cast<ptrdiff_t>(end), uint8_t{all});
-    });
-    if (!all) {
-      parallel(size_, kGrain, [&](size_t begin, size_t end) {
-        for (size_t i = begin; i < end; ++i) wanted_[list_.rows[i].row] = 1;
-      });
-    }
     std::atomic<bool> pinned = false;
     parallel(wanted_.size(), kGrain, [&](size_t begin, size_t end) {
       for (size_t row = begin; row < end && !pinned; ++row) {
-        if (wanted_[row] != 0 && store.Header(static_cast<uint32_t>(row)).pinned != 0) pinned = true;
+        if (wanted_[row] && store.Header(static_cast<uint32_t>(row)).pinned != 0) pinned = true;
       }
     });
     pinned_ = pinned;
@@ -75,14 +66,14 @@ class Frozen {
     for (size_t i = 0; i < rows.size();) {
       size_t n = 0;
       for (; i < rows.size() && n < kGroup; ++i) {
-        if (i + kAhead < rows.size()) __builtin_prefetch(wanted_.data() + rows[i + kAhead]);
-        if (!wants(rows[i])) continue;
+        if (i + kAhead < rows.size()) wanted_.Prefetch(rows[i + kAhead]);
+        if (!wanted_[rows[i]]) continue;
         live.Prefetch(rows[i]);
         kept_.Prefetch(rows[i]);
         group[n++] = rows[i];
       }
       for (size_t k = 0; k < n; ++k) {
-        if (wants(group[k])) KeepOne(live, group[k]);  // a row may be there twice
+        if (wanted_[group[k]]) KeepOne(live, group[k]);  // a row may be there twice
       }
     }
   }
@@ -91,7 +82,7 @@ class Frozen {
     written_ = true;
     if (free()) return;
     for (size_t row = 0; row < wanted_.size(); ++row) {
-      if (wanted_[row] != 0) KeepOne(live, static_cast<uint32_t>(row));
+      if (wanted_[row]) KeepOne(live, static_cast<uint32_t>(row));
     }
   }
   /// The table gets other rows, and these are nobody else's from now on.
@@ -125,11 +116,11 @@ class Frozen {
     const auto copy = [&](size_t first, size_t last) {
       const std::span<const ListedRow> some = rows.subspan(first, last - first);
       CopyRows(taken_over_ ? *own_ : live, some, row_bytes_, out, first,
-               [&](size_t i) { return wanted_[some[i].row] != 0 ? nullptr : kept_.Find(some[i].row); });
+               [&](size_t i) { return wanted_[some[i].row] ? nullptr : kept_.Find(some[i].row); });
     };
     busy ? Serial(rows.size(), kPart, copy) : OnThreads(rows.size(), kPart, copy);
     for (const ListedRow& r : rows) {
-      if (std::exchange(wanted_[r.row], uint8_t{0}) == 0) kept_.Forget(r.row);
+      wanted_[r.row] ? wanted_.Remove(r.row) : kept_.Forget(r.row);
     }
     copied_ = end;
     GiveBack();
@@ -146,8 +137,6 @@ class Frozen {
   static constexpr double kPace = 39;               // so a fortieth of the time
   static constexpr size_t kGrain = size_t{1} << 14;
 
-  [[nodiscard]] bool wants(uint32_t row) const { return row < wanted_.size() && wanted_[row] != 0; }
-
   void KeepOne(const RowStore& live, uint32_t row) {
     std::byte* const to = kept_.Add(row);
     const RowHeader header = live.Header(row);
@@ -155,7 +144,7 @@ class Frozen {
     std::memcpy(to + sizeof(RowHeader), live.Value(row), row_bytes_);
     if (layout_.stride() > 0)
       std::memcpy(to + sizeof(RowHeader) + row_bytes_, live.Slots(row), layout_.stride());
-    wanted_[row] = 0;
+    wanted_.Remove(row);
   }
 
   void SortNext() {
@@ -168,7 +157,7 @@ class Frozen {
     if (copied_ == size_) {
       own_.reset();
       Unfilled<ListedRow>().swap(list_.rows);
-      Unfilled<uint8_t>().swap(wanted_);
+      wanted_ = RowSet();
       kept_ = KeptRows(0);
       return;
     }
@@ -184,7 +173,7 @@ class Frozen {
   int64_t last_step_;
   SortedRows list_;
   size_t size_;
-  Unfilled<uint8_t> wanted_;  // of each row of the table: whether it is still to be copied from there
+  RowSet wanted_;  // those that are still to be copied from the table
   SlotLayout layout_;
   KeptRows kept_;  // those rows of the list that are neither wanted nor copied
   bool pinned_ = false;
