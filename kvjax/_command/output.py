@@ -57,7 +57,10 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     for line in cells:
         table.add_row(*map(Text, line))
     # What is written to a file or a pipe is as wide as it is.
-    Console(width=None if sys.stdout.isatty() else 10_000).print(table)
+    console = Console(width=None if sys.stdout.isatty() else 10_000)
+    with console.capture() as lines:
+        console.print(table)
+    print(lines.get(), end="")  # where nobody reads on, rich would exit with a status of its own, 1
 
 
 def text(value: object) -> str:

@@ -29,7 +29,7 @@ from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._chosen import converted, only, own_rows, without_slots
 from kvjax.checkpoint._format import POOL
-from kvjax.checkpoint._overlay import merged
+from kvjax.checkpoint._merged import merged
 from kvjax.checkpoint._rules import dump, load, load_initializer
 from kvjax.checkpoint._stored import FIELDS
 from kvjax.storage import Storage

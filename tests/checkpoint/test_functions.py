@@ -393,6 +393,17 @@ def test_a_merge_reads_a_few_rows_at_a_time(make, tmp_path, monkeypatch):
     assert_equal(got.take(got.keys != 77), want)
 
 
+@slow
+def test_keys_are_merged_whatever_their_sign(make, tmp_path):
+    save(
+        tmp_path / "a",
+        {"t": make(2, seed=1, key_dtype="uint64").upsert(np.array([1, 2**63 + 5], np.uint64), np.ones((2, 2)))},
+    )
+    table = make(2, seed=1).upsert(np.array([7, -9]), np.full((2, 2), 2.0))
+    rows = restore(tmp_path / "a", {"t": table}, merge=True)["t"].export()
+    assert dict(zip(rows.keys.tolist(), rows.values[:, 0].tolist(), strict=True)) == {1: 1, 5 - 2**63: 1, 7: 2, -9: 2}
+
+
 def test_what_is_no_table_is_said(make, tmp_path):
     table = make(2).upsert(np.arange(3), np.ones((3, 2)))
     for given in (table, 5, ["t"], {"t": None}):

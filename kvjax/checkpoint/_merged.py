@@ -1,0 +1,56 @@
+"""Merges: contents of a checkpoint over those of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvjax._formats.source import Source, Type
+from kvjax._table.loads import Loading
+from kvjax._values.snapshot import Snapshot, concat
+from kvjax.checkpoint._overlay import among, overlaid_counts, words
+
+
+def merged(below: Snapshot, above: Loading) -> Loading:
+    """Contents over those of a table: of a key that is in both, the row of `above`, of which pieces are in memory.
+
+    Args:
+      below: of a table.
+      above: of the same table, or another of its dim and dtype.
+
+    Raises:
+      ValueError: both have slots, but not the same.
+    """
+    slots = below.slot_types or above.slot_types
+    if above.slot_types and dict(slots) != dict(above.slot_types):
+        raise ValueError(f"kvjax: restore: want rows with the slots {slots}, got {above.slot_types}; slots=False")
+    keys = np.sort(np.concatenate([np.zeros(0, np.int64), *map(words, above.rows.pieces("keys"))]))
+    columns = below.rows.columns()
+    rest = Source.of(columns, {}).where(~among(words(columns["keys"]), keys))
+    rows = _one_after_the_other(above.rows, rest)
+    counts = overlaid_counts([(below.admission, None), (above.admission, keys)])
+    admission = {name: array[:0] for name, array in above.admission.items()} | counts
+    return Loading(rows, max(below.rows.last_step, above.last_step), dict(slots), admission)
+
+
+def _one_after_the_other(one: Source, other: Source) -> Source:
+    """The rows of both. What one lacks of the other's columns is zeros."""
+    types = one.types | other.types
+
+    def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
+        parts: list[dict[str, np.ndarray]] = []
+        for source, begin in ((one, 0), (other, one.num_rows)):
+            low, high = max(start - begin, 0), min(stop - begin, source.num_rows)
+            if low < high:
+                found = source.read([name for name in names if name in source.types], low, high)
+                lacks = {name: _zeros(types[name], high - low) for name in names if name not in found}
+                signed = {"keys": found["keys"].view(types["keys"][0])} if "keys" in found else {}
+                parts.append({name: (found | lacks | signed)[name] for name in names})
+        return concat(parts) if parts else {name: _zeros(types[name], 0) for name in names}
+
+    return Source(types, one.num_rows + other.num_rows, read, {})
+
+
+def _zeros(kind: Type, n: int) -> np.ndarray:
+    return np.zeros((n, *kind[1]), kind[0])
