@@ -50,6 +50,8 @@ def check_backend(spec: TableSpec, op: str) -> None:
 
 
 def _check_external(spec: TableSpec, op: str) -> None:
+    if ffi.is_device(spec.storage.backend):  # as host threads emulate one
+        raise _not_on_cuda(spec, op, "storage.External", "test it without KVJAX_EMULATED")
     if spec.placement is not None:
         raise fail(
             ValueError, spec.name, op, "a table in one place beside storage.External", "one with mesh=",

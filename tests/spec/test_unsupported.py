@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import kvjax
+from tests.support.engines import Memory
 from tests.support.tables import KEYS
 
 pytestmark = pytest.mark.cpu_table
@@ -44,6 +45,13 @@ def test_shards_of_a_device_table_choose_no_rows_yet(mesh, elsewhere):
             ValueError, match=r"of a table with mesh=, which is not on CUDA yet; kvjax.reshard\(table, None\)"
         ):
             choose()
+
+
+def test_an_engine_is_not_for_tables_that_are_emulated(monkeypatch):
+    """Where host threads stand for a GPU, all storage is a device's, and the engine would never be called."""
+    monkeypatch.setattr("kvjax.ffi.is_device", lambda backend: True)
+    with pytest.raises(ValueError, match=r"storage.External, which is not on CUDA yet; test it without KVJAX_EMULATED"):
+        kvjax.get_table("engine", dim=2, storage=kvjax.storage.External(Memory()))
 
 
 def test_what_a_device_table_can_do_is_taken(elsewhere):
