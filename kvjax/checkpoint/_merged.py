@@ -8,15 +8,17 @@ import numpy as np
 
 from kvjax._formats.source import Source, Type
 from kvjax._table.loads import Loading
+from kvjax._values.errors import fail
 from kvjax._values.snapshot import Snapshot, concat
 from kvjax.checkpoint._overlay import among, overlaid_counts, words
 
 
-def merged(below: Snapshot, above: Loading) -> Loading:
+def merged(name: str, below: Snapshot, above: Loading) -> Loading:
     """Contents over those of a table: of a key that is in both, the row of `above`, of which pieces are in memory.
 
     Args:
-      below: of a table.
+      name: of the table.
+      below: of it.
       above: of the same table, or another of its dim and dtype.
 
     Raises:
@@ -24,7 +26,8 @@ def merged(below: Snapshot, above: Loading) -> Loading:
     """
     slots = below.slot_types or above.slot_types
     if above.slot_types and dict(slots) != dict(above.slot_types):
-        raise ValueError(f"kvjax: restore: want rows with the slots {slots}, got {above.slot_types}; slots=False")
+        want, got = f"rows with the slots {dict(slots)}", f"{dict(above.slot_types)}"
+        raise fail(ValueError, name, "restore", want, got, "slots=False, or table.clear_slots() before")
     keys = np.sort(np.concatenate([np.zeros(0, np.int64), *map(words, above.rows.pieces("keys"))]))
     columns = below.rows.columns()
     rest = Source.of(columns, {}).where(~among(words(columns["keys"]), keys))

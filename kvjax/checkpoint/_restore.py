@@ -109,7 +109,7 @@ class Restore:
             self._commit = loads.prepare_load(
                 table,
                 lambda: loads.checked(
-                    table.spec, merged(table.snapshot(), saved.contents) if merge else saved.contents
+                    table.spec, merged(table.name, table.snapshot(), saved.contents) if merge else saved.contents
                 ),
             )
 
