@@ -39,7 +39,8 @@ def used_by(jaxpr: Any) -> tuple[set[str], dict[str, TableUse]]:
       jaxpr: of the program.
 
     Raises:
-      ValueError: it writes a table, or reads it through a handle of one version, which would be stale by then.
+      ValueError: it writes a table, reads one over a mesh, or reads through a handle of one version, which would be
+        stale by then.
     """
     targets: set[str] = set()
     names: set[str] = set()
@@ -49,13 +50,18 @@ def used_by(jaxpr: Any) -> tuple[set[str], dict[str, TableUse]]:
             continue
         attributes = dict(equation.params["attributes"])
         name = attributes.get("table")
-        if name is None:
+        if not name:
             targets.add(target)
             continue
         if equation.params["has_side_effect"]:
             raise fail(
                 ValueError, name, "export", "a function that only reads its tables", f"one that calls {target}",
                 "train in the process that has the code",
+            )  # fmt: skip
+        if PROCESS.spec_of(name).placement is not None:
+            raise fail(
+                ValueError, name, "export", "tables in one place", "one over a mesh",
+                "kvjax.reshard(table, None), or export in a process that restores the table into one place",
             )  # fmt: skip
         if equation.invars[0].aval.shape != (0,):
             raise fail(
