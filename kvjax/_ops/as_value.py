@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import jax
 from jax.extend.core import Primitive, jaxpr_as_fun
-from jax.interpreters import ad, mlir, partial_eval
+from jax.interpreters import ad, batching, mlir, partial_eval
 
 
 def as_value(call: Callable[..., Any], *operands: Any) -> Any:
@@ -32,6 +32,13 @@ def _refuse(*_: Any, call: Any) -> NoReturn:
     )
 
 
+def _refuse_vmap(*_: Any, call: Any) -> NoReturn:
+    raise ValueError(
+        "kvjax: apply: want one training step, got one for each example of a vmap; take the gradients under vmap, and "
+        "give all of them to one step, with their leading axes"
+    )
+
+
 def _once(_: Any, unknown: Sequence[bool], instantiate: Sequence[bool], equation: Any) -> Any:
     """Under ``jax.checkpoint``: what is done on the way forth is not done again on the way back."""
     late = any(unknown)
@@ -45,6 +52,7 @@ _value_p.multiple_results = True
 _value_p.def_impl(_run)
 _value_p.def_abstract_eval(lambda *_, call: call.out_avals)
 ad.primitive_jvps[_value_p] = _refuse
+batching.primitive_batchers[_value_p] = _refuse_vmap
 partial_eval.partial_eval_jaxpr_custom_rules[_value_p] = _once
 mlir.register_lowering(
     _value_p, lambda ctx, *operands, call: mlir.lower_fun(jaxpr_as_fun(call), multiple_results=True)(ctx, *operands)

@@ -16,27 +16,22 @@ import jax
 
 from kvjax import ffi
 
-
-class _Started(threading.local):
-    """By table the newest version that a program of this thread has given or will give. What comes behind a failed
-    write in a program fails with it, so that is known of the newest."""
-
-    def __init__(self) -> None:
-        self.versions: dict[str, Any] = {}
-
-
 _met: set[str] = set()
-_started = _Started()
+_started: dict[tuple[int, str], Any] = {}
+"""By thread and table the newest version that a program has given or will give. What comes behind a failed write in a
+program fails with it, so that is known of the newest."""
 
 
 def started(name: str, version: Any) -> None:
     """Says that a program gives this version of a table, an array."""
-    _started.versions[name] = version
+    _started[threading.get_ident(), name] = version
 
 
 def forget(name: str) -> None:
     """Says that the table is gone."""
-    _started.versions.pop(name, None)
+    for key in list(_started):
+        if key[1] == name:
+            _started.pop(key, None)
 
 
 def met(error: BaseException) -> None:
@@ -49,7 +44,7 @@ def _ours(error: BaseException) -> str:
     return "".join(str(error).partition("kvjax:")[1:])
 
 
-def wait_for_programs() -> list[Exception]:
+def wait_for_programs(of_all_threads: bool = False) -> list[Exception]:
     """Waits for all programs of this thread that are writing. What the last of them have failed with."""
     failed: list[Exception] = []
     try:
@@ -58,7 +53,10 @@ def wait_for_programs() -> list[Exception]:
         failed += group.exceptions
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         failed.append(error)
-    for version in list(_started.versions.values()):
+    for thread, name in list(_started):
+        version = _started.get((thread, name))
+        if version is None or (not of_all_threads and thread != threading.get_ident()):
+            continue
         try:
             if not version.is_deleted():  # or a program that comes after has it
                 version.block_until_ready()
@@ -76,7 +74,7 @@ def acknowledge() -> bool:
 
 
 def _say_what_failed() -> None:
-    failed = list(filter(None, map(_ours, wait_for_programs())))  # JAX says the others
+    failed = list(filter(None, map(_ours, wait_for_programs(of_all_threads=True))))  # JAX says the others
     for _, text, _ in ffi.left_failures():
         print(f"kvjax: a step was refused, and kvjax.commit has not been called: {text}", file=sys.stderr)
     for text in failed:

@@ -232,6 +232,8 @@ def test_a_training_step_is_a_value(make):
         table = table.apply(SGD, grads)[0]
         return jnp.sum(jnp.sin(w * table.lookup(7))), table
 
+    with pytest.raises(ValueError, match="apply: want one training step, got one for each example of a vmap"):
+        jax.vmap(lambda row: table.apply(SGD, grads.replace(rows=row))[0].version)(jnp.ones((2, 1, 1)))
     assert not jax.make_jaxpr(loss)(jnp.ones(()), table).effects
     jax.jit(lambda table: (table.apply(SGD, grads), jnp.ones(()))[1])(table).block_until_ready()
     assert table.size() == 0
