@@ -122,11 +122,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError, ImportError, MemoryError) as error:
-        print(_as_said(str(error), args), file=sys.stderr)
+        print(_as_said(_text(error), args), file=sys.stderr)
         return 2
     except Exception:  # a bug; Python's own status would be 1, a difference
         traceback.print_exc()
         return 2
+
+
+def _text(error: Exception) -> str:
+    """What an error says; of one of the system that has a sentence of ours, without the number."""
+    if isinstance(error, OSError) and str(error.strerror).startswith("kvjax: ") and error.filename is not None:
+        return f"{error.strerror}: {os.fspath(error.filename)}"
+    return str(error)
 
 
 def _as_said(text: str, args: argparse.Namespace) -> str:

@@ -6,11 +6,13 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from kvjax._command.saved import SavedTable, tables_of
+from kvjax._formats.atomic import replaced
 from kvjax._formats.errors import needed
 from kvjax.checkpoint._locate import steps_at
 
@@ -24,8 +26,21 @@ def plot(path: str | os.PathLike[str], checkpoint: str, tables: Sequence[SavedTa
       path: of the picture; its ending says the format.
       checkpoint: as it was given: below a manager's root, or a folder of numbered checkpoints, there are others, too.
       tables: of the last one.
+
+    Raises:
+      ValueError: there is no picture with this ending.
+      OSError: there can be no file.
     """
     figure_of = needed("matplotlib.figure", "--plot", "cli").Figure
+    known, form = sorted(figure_of().canvas.get_supported_filetypes()), Path(path).suffix.removeprefix(".")
+    if form not in known:
+        raise ValueError(f"kvjax inspect --plot: want a name that ends with one of {known}, got {os.fspath(path)}")
+    with replaced(path) as part, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of letters that the font does not have
+        _draw(figure_of, checkpoint, tables).savefig(part, format=form)
+
+
+def _draw(figure_of: Any, checkpoint: str, tables: Sequence[SavedTable]) -> Any:
     growth = _growth(checkpoint, tables[0].bases if tables else ())
     panels = 4 if growth else 3
     figure = figure_of(figsize=(4 * panels, 3 * max(1, len(tables))), layout="constrained")
@@ -43,9 +58,7 @@ def plot(path: str | os.PathLike[str], checkpoint: str, tables: Sequence[SavedTa
             steps = growth.get(table.name, {})
             line[-1].plot(list(steps), list(steps.values()), marker=".")
             line[-1].set(xlabel="step", ylabel="rows", ylim=(0, None), title=f"{table.name}: growth")
-    with warnings.catch_warnings():  # of letters that the font does not have
-        warnings.simplefilter("ignore")
-        figure.savefig(os.fspath(path))
+    return figure
 
 
 def _histogram(axis: Any, array: np.ndarray, logarithmic: bool) -> None:

@@ -88,7 +88,7 @@ class SavedTable:
                 folder = self.folder / shard_folder(i, len(shards)) / array_folder(name)
                 yield from _chunks(folder, dtype, (shard["rows"], *shape))
         except (OSError, ValueError, OverflowError, KeyError, TypeError) as error:
-            raise FileError(self.folder, f"the column {name!r} of the checkpoint", f"{error}", _VERIFY) from error
+            raise FileError(self.folder, f"the column {name!r} of the checkpoint", f"none ({error})", _VERIFY) from error
 
     def norms(self) -> np.ndarray:
         """The Euclidean norm of each row, ``(rows,)`` float32."""
@@ -172,7 +172,7 @@ def _table_folders(folder: Path) -> dict[str, Path]:
     try:
         _, tables = manifest_tables(_said(folder / META))
     except Damaged as error:
-        raise FileError(folder / META, "the list of all tables", f"{error}", _VERIFY) from error
+        raise FileError(folder / META, "the list of all tables", f"none ({error})", _VERIFY) from error
     return {name: folder / table_folder(name) for name in sorted(tables)}
 
 

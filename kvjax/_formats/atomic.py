@@ -181,8 +181,10 @@ class NewFolder:
 
 def recovered(path: Path) -> Path:
     """Where a folder is that a process was replacing when it was killed, where folders cannot be exchanged."""
+    if path.exists():  # "." too, which has no name beside which another could be
+        return path
     old = _old(path)
-    return old if not path.exists() and old.exists() else path
+    return old if old.exists() else path
 
 
 def _lock(folder: Path) -> int:

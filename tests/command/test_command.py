@@ -252,8 +252,23 @@ def test_errors_of_the_system_name_the_command(manager, run, tmp_path):
     pytest.importorskip("matplotlib")
     nowhere = tmp_path / "nowhere" / "p.svg"
     status, text = run("inspect", manager, "--plot", nowhere)
-    assert status == 2 and text.startswith("kvjax: inspect: ") and str(nowhere) in text
-    assert run("inspect", manager, "--plot", tmp_path / "p.what")[1].startswith("kvjax: inspect: Format 'what'")
+    assert status == 2 and text == (
+        f"kvjax: write: want a folder to write the file in, got none; make it first: {nowhere}\n"
+    )
+    status, text = run("inspect", manager, "--plot", tmp_path)
+    assert status == 2 and "want a name that ends with one of" in text
+    assert "want a name that ends with one of" in run("inspect", manager, "--plot", tmp_path / "p.what")[1]
+    (tmp_path / "p.png").mkdir()
+    assert "got a folder; name one in it" in run("inspect", manager, "--plot", tmp_path / "p.png")[1]
+
+
+def test_the_folder_that_one_is_in(manager, run, monkeypatch):
+    step = manager / str(max(int(each.name) for each in manager.iterdir() if each.name.isdecimal()))
+    for folder in (manager, step, step / "tables"):
+        monkeypatch.chdir(folder)
+        assert run("verify", ".")[0] == 0
+        assert run("top", "./", "--table", "user")[0] == 0
+    assert run("verify", "..")[0] == 0
 
 
 def test_letters_that_a_font_lacks_are_no_matter(make, run, tmp_path, recwarn):
