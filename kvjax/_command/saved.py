@@ -88,7 +88,8 @@ class SavedTable:
                 folder = self.folder / shard_folder(i, len(shards)) / array_folder(name)
                 yield from _chunks(folder, dtype, (shard["rows"], *shape))
         except (OSError, ValueError, OverflowError, KeyError, TypeError) as error:
-            raise FileError(self.folder, f"the column {name!r} of the checkpoint", f"none ({error})", _VERIFY) from error
+            want = f"the column {name!r} of the checkpoint"
+            raise FileError(self.folder, want, f"none ({error})", _VERIFY) from error
 
     def norms(self) -> np.ndarray:
         """The Euclidean norm of each row, ``(rows,)`` float32."""

@@ -6,6 +6,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from kvjax._values.errors import fail
+
 KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
 ROW_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -19,13 +21,33 @@ def dtype_name(dtype: Any) -> Any:
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:
-    """Whether its elements are floats; bfloat16 is one, too."""
-    return np.issubdtype(dtype, np.floating) or _knows(ml_dtypes.finfo, dtype)
+    """Whether its elements are floats; bfloat16 is one, too, and a complex number none."""
+    return dtype.kind != "c" and (np.issubdtype(dtype, np.floating) or _knows(ml_dtypes.finfo, dtype))
 
 
 def is_number(dtype: np.dtype[Any]) -> bool:
     """Whether its elements are numbers."""
     return np.issubdtype(dtype, np.number) or _knows(ml_dtypes.finfo, dtype) or _knows(ml_dtypes.iinfo, dtype)
+
+
+def cast(rows: np.ndarray, dtype: Any, keys: np.ndarray, table: str, op: str) -> np.ndarray:
+    """Rows ``(n, dim)`` in another dtype.
+
+    Raises:
+      ValueError: an element is too large for it.
+    """
+    if rows.dtype == dtype:
+        return rows
+    with np.errstate(over="ignore"):  # which is found below
+        out = rows.astype(dtype)
+    lost = np.flatnonzero((np.isinf(out) & ~np.isinf(rows)).any(axis=1))
+    if len(lost):
+        want, got = (
+            f"values that {out.dtype} can hold",
+            f"larger ones in {len(lost)} rows, for instance of key {keys[lost[0]]}",
+        )
+        raise fail(ValueError, table, op, want, got, "give a dtype with a larger range, such as bfloat16")
+    return out
 
 
 def _knows(info: Callable[[Any], Any], dtype: np.dtype[Any]) -> bool:

@@ -11,6 +11,7 @@ import numpy as np
 
 from kvjax._formats.source import Source
 from kvjax._keys.keys import as_keys
+from kvjax._values.dtypes import cast
 from kvjax._values.exported import SLOT
 from kvjax._values.snapshot import WAITING_COLUMNS, take
 from kvjax.checkpoint._chain_rows import ChainRows
@@ -44,15 +45,7 @@ def converted(source: Source, dtype: str, table: str) -> Source:
     kind = jnp.dtype(dtype)
 
     def change(values: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        with np.errstate(over="ignore"):  # which is found below
-            out = values.astype(np.float32).astype(kind)
-        lost = np.flatnonzero((np.isinf(out.astype(np.float32)) & ~np.isinf(values.astype(np.float32))).any(axis=1))
-        if len(lost):
-            raise ValueError(
-                f"kvjax: table {table!r}, restore: want values that {dtype} can hold, got larger ones in {len(lost)} "
-                f"rows, for instance of key {keys[lost[0]]}; give a dtype with a larger range, such as bfloat16"
-            )
-        return out
+        return cast(values, kind, keys, table, "restore")
 
     return _changed(source, "values", kind, change)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvjax._values.dtypes import ROW_DTYPES
+from kvjax._values.dtypes import cast as cast_rows
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 
@@ -99,7 +100,7 @@ class Imported:
           The next handle.
 
         Raises:
-          ValueError: dim or dtype is another, or a key does not fit the table's.
+          ValueError: dim or dtype is another, or a key or, with ``cast``, an element of a row does not fit the table's.
           MemoryError: there are more rows than ``max_capacity``.
 
         Example:
@@ -124,7 +125,8 @@ class Imported:
                 values.dtype.name,
                 "say cast=True to round them",
             )
-        return table.load(dataclasses.replace(rows, keys=keys, values=values.astype(spec.row_dtype, copy=False)))
+        values = cast_rows(values, spec.row_dtype, keys, table.name, "import")
+        return table.load(dataclasses.replace(rows, keys=keys, values=values))
 
 
 def _keys(keys: np.ndarray, key_dtype: str, name: str) -> np.ndarray:

@@ -47,10 +47,13 @@ def open_sok(folder: str | os.PathLike[str], name: str, *, slots: Mapping[str, s
     keys = _read(path / f"{stem}-key", 0)
     weights = _read(path / f"{stem}-weight", 1)
     (rows,), (elements,) = keys.shape, weights.shape
-    if rows == 0 or elements % rows:
+    said = _said(path / "meta_info", name, stem)
+    dim = elements // rows if rows else (said or (0, 0))[1]  # of a variable without rows the files do not say it
+    if rows * dim != elements or not dim:
         raise FileError(path / f"{stem}-weight", f"whole rows for {rows} keys", f"{elements} elements")
-    dim = elements // rows
-    _check_meta(path / "meta_info", name, stem, rows, dim)
+    if said not in (None, (rows, dim)):
+        want = f"{name!r} with (rows, dim) {(rows, dim)}, as its files have"
+        raise FileError(path / "meta_info", want, f"{said}")
     there = {file.name.removeprefix(f"{stem}-"): file for file in sorted(path.glob(f"{stem}-*-*"))}
     wanted = dict(slots or {})
     if lost := sorted(wanted.keys() - there.keys()):
@@ -84,21 +87,21 @@ def _read(path: Path, kind: int) -> InFile:
     return InFile(path, dtype, (size // dtype.itemsize,), _HEADER)
 
 
-def _check_meta(path: Path, name: str, stem: str, rows: int, dim: int) -> None:
-    """Whether meta_info, if it is there, says of the variable what its files do."""
+def _said(path: Path, name: str, stem: str) -> tuple[int, int] | None:
+    """Rows and dim of the variable, if meta_info is there and has it."""
     check_regular(path, "what sok.dump says of its tables")
     if not path.exists():
-        return
-    data = path.read_bytes()
-    count = int.from_bytes(data[:4], "big")
-    # Of each table: dtypes of keys and rows, dim, rows, name and optimizer; each field of all tables together.
-    ends = np.cumsum([4, 4 * count, 4 * count, 4 * count, 8 * count, 256 * count, 32 * count])
-    if len(data) != ends[-1]:
-        raise FileError(path, f"{ends[-1]} bytes for {count} tables", f"{len(data)}")
-    names = data[ends[4] : ends[5]]
+        return None
+    with open(path, "rb") as file:
+        count, size = int.from_bytes(file.read(4), "big"), path.stat().st_size
+        # Of each table: dtypes of keys and rows, dim, rows, name and optimizer; each field of all tables together.
+        ends = np.cumsum([4, 4 * count, 4 * count, 4 * count, 8 * count, 256 * count, 32 * count])
+        if size != ends[-1]:
+            raise FileError(path, f"{ends[-1]} bytes for {count} tables", f"{size}")
+        data = bytes(4) + file.read()
+    dims, numbers, names = (data[ends[i] : ends[i + 1]] for i in (2, 3, 4))
     for i in range(count):
         if names[256 * i : 256 * (i + 1)].decode("utf-8", "replace").strip() in (name, stem):
-            dims, numbers = data[ends[2] : ends[3]], data[ends[3] : ends[4]]
-            said = int.from_bytes(numbers[8 * i : 8 * i + 8], "big"), int.from_bytes(dims[4 * i : 4 * i + 4], "big")
-            if said != (rows, dim):
-                raise FileError(path, f"{name!r} with (rows, dim) {(rows, dim)}, as its files have", f"{said}")
+            rows, dim = numbers[8 * i : 8 * i + 8], dims[4 * i : 4 * i + 4]
+            return int.from_bytes(rows, "big"), int.from_bytes(dim, "big")
+    return None

@@ -17,7 +17,7 @@ from kvjax._formats.errors import FileError
 from kvjax._formats.source import ranges
 from kvjax._keys.buckets import by_bucket
 from kvjax._spec.options import ENTRIES, Request
-from kvjax._values.dtypes import ROW_DTYPES
+from kvjax._values.dtypes import ROW_DTYPES, cast
 from kvjax._values.exported import SLOT
 from kvjax._values.prune import PruneLike
 from kvjax._values.slot_layout import type_text
@@ -211,18 +211,13 @@ class _Arrays:
         counts = np.zeros(host.NUM_BUCKETS, np.int64)
         for parts in spread(self.incoming.sources, self.scratch):
             columns = self.incoming.together(parts, lost)
-            order, buckets = by_bucket(columns["keys"])
+            keys, values = columns["keys"], columns["values"]
+            columns["values"] = cast(values, self.types["values"][0], keys, self.meta["name"], "import")
+            order, buckets = by_bucket(keys)
             counts += np.bincount(buckets, minlength=len(counts))
             for name in self.types:
-                rows = self._cast(name, columns.pop(name)[order])
+                rows = columns.pop(name)[order].astype(self.types[name][0], copy=False)
                 progress(rows.nbytes)
                 yield {name: rows}
-            del parts, columns  # before the next are read
+            del parts, columns, keys, values  # before the next are read
         yield {"offsets": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)}
-
-    def _cast(self, name: str, rows: np.ndarray) -> np.ndarray:
-        dtype = self.types[name][0]
-        if name != "values" or rows.dtype == dtype:
-            return rows.astype(dtype, copy=False)
-        with np.errstate(over="ignore"):  # as a table that is loaded with cast=True takes them
-            return rows.astype(dtype)

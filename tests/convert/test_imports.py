@@ -146,6 +146,15 @@ def test_sok(tmp_path):
     (tmp_path / "emb_0-weight").write_bytes((tmp_path / "emb_0-weight").read_bytes()[:-8])
     with pytest.raises(ValueError, match="whole rows for 3 keys, got 4 elements"):
         convert.from_sok(tmp_path, "emb:0")
+    write_sok(tmp_path, np.array([-1, 3]), weights[:2])
+    (tmp_path / "emb_0-key").write_bytes((tmp_path / "emb_0-key").read_bytes()[:-8])
+    with pytest.raises(ValueError, match=r"meta_info: want .* \(1, 4\), as its files have, got \(2, 2\)"):
+        convert.from_sok(tmp_path, "emb:0")
+    write_sok(tmp_path, np.zeros(0, np.int64), weights[:0])
+    assert convert.from_sok(tmp_path, "emb:0").rows.values.shape == (0, 2)
+    (tmp_path / "meta_info").unlink()
+    with pytest.raises(ValueError, match="whole rows for 0 keys"):
+        convert.from_sok(tmp_path, "emb:0")
 
 
 def test_dense_embeddings_and_the_table_they_become():
@@ -163,7 +172,14 @@ def test_dense_embeddings_and_the_table_they_become():
     np.testing.assert_array_equal(half.lookup(np.arange(8)), values.astype(np.float16))
     with pytest.raises(ValueError, match="want rows of float16, got float32; say cast=True"):
         convert.from_dense(values).load(half)
-    assert len(convert.from_dense(values[:2]).load(half, cast=True)) == 2
+    half = convert.from_dense(values[:2]).load(half, cast=True)
+    assert len(half) == 2
+    with pytest.raises(ValueError, match="want values that float16 can hold, got larger ones in 1 rows"):
+        convert.from_dense(np.float32([[1, 2, 3], [np.inf, 7e4, 0]])).load(half, cast=True)
+    assert len(half) == 2
+    for other in (np.complex64, np.int64, bool):
+        with pytest.raises(ValueError, match=r"want values \(2, dim\) of floats"):
+            convert.from_dense(values[:2].astype(other))
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def test_it_is_the_checkpoint_of_the_table_that_is_made_of_the_rows(format, piec
 def test_what_is_wrong_leaves_nothing(make, tmp_path):
     np.savez(tmp_path / "twice.npz", keys=np.array([1, 2, 1]), values=np.ones((3, 1), np.float32))
     np.savez(tmp_path / "wide.npz", keys=np.array([1, 2]), values=np.ones((2, 1)))
+    np.savez(tmp_path / "large.npz", keys=np.array([1, 2]), values=np.array([[1.0], [7e4]]))
     np.savez(tmp_path / "old.npz", keys=np.array([1]), values=np.ones((1, 1), np.float32), freqs=np.array([-1]))
     wrongs = {
         ("twice.npz",): "each key once, got 1 keys that are there again, the first 1",
@@ -71,6 +72,8 @@ def test_what_is_wrong_leaves_nothing(make, tmp_path):
     for (name, *more), message in wrongs.items():
         with pytest.raises(ValueError, match=message):
             convert.import_checkpoint(tmp_path / name, tmp_path / "out", **dict.fromkeys(more, "x"))
+    with pytest.raises(ValueError, match="float16 can hold, got larger ones in 1 rows, for instance of key 2"):
+        convert.import_checkpoint(tmp_path / "large.npz", tmp_path / "out", dtype="float16")
     assert {path.suffix for path in tmp_path.iterdir()} == {".npz"}
     convert.import_checkpoint(tmp_path / "wide.npz", tmp_path / "out", dtype="float16", seed=3)
     (table,) = kvjax.checkpoint.restore(tmp_path / "out").values()
