@@ -214,6 +214,11 @@ def test_the_reader_of_the_docs(two_shards, make, tmp_path):
     for name in columns.keys() - {"pinned"}:
         np.testing.assert_array_equal(np.concatenate([shard[name] for shard in shards]), columns[name], err_msg=name)
     assert sum(len(shard["pending_keys"]) for shard in shards) == len(table.snapshot().admission["pending_keys"]) > 0
+    for key_dtype in ("int32", "uint32", "uint64"):
+        other = make(3, key_dtype=key_dtype).upsert(np.array([1, np.iinfo(key_dtype).max], key_dtype), np.ones((2, 3)))
+        kvjax.checkpoint.save(tmp_path / key_dtype, [other])
+        _, (shard,) = reader["read_table"](tmp_path / key_dtype, other.name)
+        np.testing.assert_array_equal(shard["keys"], other.export().keys, err_msg=key_dtype)
     other, name = trained(make(3, dtype="bfloat16", admit=kvjax.admit.Sketch(2)), 2), "_a.\u00e4" * 99
     kvjax.orbax.TableHandler().save(tmp_path / "other", kvjax.orbax.TableSave({name: other}))
     _, (shard,) = reader["read_table"](tmp_path / "other", name)
