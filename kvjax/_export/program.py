@@ -139,7 +139,7 @@ def export(
       *args: arrays, or ``jax.ShapeDtypeStruct``, in any trees.
       shapes: of the arguments, as ``jax.export.symbolic_args_specs`` takes them, so that one program takes batches of
         any size from 1 on: ``(None, "b, ...")`` lets the first axis of each array of the second argument be any b.
-        None for shapes as they are.
+        None for shapes as they are. Keys ``(b, n)`` are an array of words ``(b, n, 2)``, so "b, n, ..." is theirs.
       platforms: on which the program shall run.
 
     Returns:
