@@ -204,6 +204,7 @@ def _check_equal(spec: TableSpec, saved: Saved, but: tuple[str, ...]) -> None:
     for field, want in (
         ("dim", meta["dim"]),
         ("dtype", meta["dtype"]),
+        ("key_dtype", meta["key_dtype"]),  # or -1 would become 2**64 - 1
         ("seed", meta["seed"]),
         ("initializer", saved.initializer),
     ):

@@ -94,7 +94,8 @@ def test_damaged_checkpoints_are_refused(damage, make, tmp_path):
         ({"dim": 4}, "dim 4, got 3"),
         ({"seed": 1}, "seed"),
         ({"initializer": 1.0}, "initializer"),
-        ({"dtype": "bfloat16"}, "dtype"),
+        ({"dtype": "bfloat16"}, "dtype 'bfloat16', got 'float32'"),
+        ({"key_dtype": "uint64"}, "key_dtype 'uint64', got 'int64'"),
     ],
 )
 def test_another_table_is_refused(options, message, make, tmp_path):
