@@ -1,8 +1,8 @@
 """The `ffi_call` that all operations go through, and the operands that they share.
 
-Reads have no side effect, so that JAX may repeat, merge or drop them; writes are kept even if their result is not
-used, but for those of training steps (`as_value`). Neither is ordered by that: what orders calls is the version
-operand. Under vmap a lookup takes its extra axes as they are; ops on a whole batch run once per example.
+Reads have no side effect, so that JAX may repeat, merge or drop them; a write is done once, if its result is used
+(`as_value`). Neither is ordered by that: what orders calls is the version operand. Under vmap a lookup takes its extra
+axes as they are; ops on a whole batch run once per example.
 """
 
 from __future__ import annotations
@@ -34,17 +34,12 @@ def read(target: str, results: Any, *operands: Any, vmap: str = "sequential", **
     return varying_like(call(*operands, **attributes), *operands)
 
 
-def write(target: str, results: Any, *operands: Any, **attributes: Any) -> Any:
+def write(op: str, target: str, results: Any, /, *operands: Any, **attributes: Any) -> Any:
+    """Part of an operation that writes, which is done once if its result is used, and else not at all."""
     _note(attributes)
     call = jax.ffi.ffi_call(target, results, has_side_effect=True)
-    return varying_like(call(*operands, **attributes), *operands)
-
-
-def train(target: str, results: Any, *operands: Any, **attributes: Any) -> Any:
-    """A write of a training step, which is done once if its result is used, and else not at all."""
-    _note(attributes)
-    call = jax.ffi.ffi_call(target, results, has_side_effect=True)
-    return varying_like(as_value(functools.partial(call, **attributes), *operands), *operands)
+    done = as_value(attributes["table"], op, functools.partial(call, **attributes), *operands)
+    return varying_like(done, *operands)
 
 
 def _note(attributes: dict[str, Any]) -> None:

@@ -278,7 +278,7 @@ def version_on_host(table: Handle, op: str) -> int:
     version: Any = version_to_write(table, op)  # NumPy's have the type and shape too
     try:
         with PROCESS.blaming():
-            number = int(version)
+            number = int(jax.block_until_ready(version))  # on all shards: int() waits for one of the copies alone
     except jax.errors.JaxRuntimeError as error:
         at_exit.met(error)
         raise
