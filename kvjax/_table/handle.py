@@ -214,7 +214,7 @@ def keys_for(table: Handle, keys: Any, op: str) -> Keys:
     check_process(table.name, op)
     keys = as_keys(keys, f"table {table.name!r}, {op}")
     check_width(table.spec, keys, op)
-    return Keys(jnp.asarray(keys.words), keys.narrow)
+    return keys if isinstance(keys.words, jax.Array) else Keys(jnp.asarray(keys.words), keys.narrow)
 
 
 def check_width(spec: TableSpec, keys: Keys, op: str) -> None:
