@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from kvjax._ops.as_value import as_value
 from kvjax._process import PROCESS
@@ -52,7 +53,7 @@ def _run(call: _Call, operands: Sequence[Any]) -> Any:
     attributes = dict(call.attributes)
     if attributes.get("table"):
         PROCESS.traced.add(attributes["table"])
-    traced = any(isinstance(x, jax.core.Tracer) for x in operands)
+    traced = any(isinstance(x, Tracer) for x in operands)
     return varying_like(_within(call, *operands), *operands) if traced else _by_itself(call, *operands)
 
 
