@@ -19,8 +19,6 @@ from kvjax._values.errors import fail
 
 def as_value(table: str, op: str, call: Callable[..., Any], *operands: Any) -> Any:
     """call(*operands), an operation of a table, whose effects JAX does not see."""
-    if not any(isinstance(x, jax.core.Tracer) for x in operands):
-        return call(*operands)  # which is done now, and where to trace it would take longer than to do it
     closed, shape = jax.make_jaxpr(call, return_shape=True)(*operands)
     return jax.tree.unflatten(jax.tree.structure(shape), _value_p.bind(*operands, call=closed, table=table, op=op))
 

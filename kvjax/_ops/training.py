@@ -61,7 +61,7 @@ def apply(
 def _planned(target: str, results: list[Any], operands: Any, reports: bool, **attributes: Any) -> Any:
     """What a call that plans a step gives, and its status: 0 if it does not report one, but fails."""
     status = [WORD] if reports else []
-    given = write("apply", target, [*results, *status], *operands, reports=flag(reports), **attributes)
+    given = write("apply", target, (*results, *status), *operands, reports=flag(reports), **attributes)
     return *given[: len(results)], given[-1] if reports else jnp.uint32(0)
 
 
