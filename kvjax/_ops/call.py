@@ -1,19 +1,21 @@
 """The `ffi_call` that all operations go through, and the operands that they share.
 
-Reads have no side effect, so that JAX may repeat, merge or drop them; writes are kept even if their result is not
-used, but for those of training steps (`as_value`). Neither is ordered by that: what orders calls is the version
-operand. Under vmap a lookup takes its extra axes as they are; ops on a whole batch run once per example.
+Reads have no side effect, so that JAX may repeat, merge or drop them; a write is done once, if its result is used
+(`as_value`). Neither is ordered by that: what orders calls is the version operand. Under vmap a lookup takes its extra
+axes as they are; ops on a whole batch run once per example.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from kvjax._ops.as_value import as_value
 from kvjax._process import PROCESS
@@ -28,28 +30,57 @@ def array(shape: Sequence[int], dtype: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(tuple(shape), dtype)
 
 
-def read(target: str, results: Any, *operands: Any, vmap: str = "sequential", **attributes: Any) -> Any:
-    _note(attributes)
-    call = jax.ffi.ffi_call(target, results, vmap_method=vmap)
-    return varying_like(call(*operands, **attributes), *operands)
+class _Call(NamedTuple):
+    """What a call is beside its operands. op: of a write, else None; attributes: what the C++ side gets, by name."""
+
+    target: str
+    results: Any
+    vmap: str | None
+    op: str | None
+    attributes: tuple[tuple[str, Any], ...]
 
 
-def write(target: str, results: Any, *operands: Any, **attributes: Any) -> Any:
-    _note(attributes)
-    call = jax.ffi.ffi_call(target, results, has_side_effect=True)
-    return varying_like(call(*operands, **attributes), *operands)
+def read(target: str, results: Any, /, *operands: Any, vmap: str = "sequential", **attributes: Any) -> Any:
+    return _run(_Call(target, results, vmap, None, tuple(attributes.items())), operands)
 
 
-def train(target: str, results: Any, *operands: Any, **attributes: Any) -> Any:
-    """A write of a training step, which is done once if its result is used, and else not at all."""
-    _note(attributes)
-    call = jax.ffi.ffi_call(target, results, has_side_effect=True)
-    return varying_like(as_value(functools.partial(call, **attributes), *operands), *operands)
+def write(op: str, target: str, results: Any, /, *operands: Any, **attributes: Any) -> Any:
+    """Part of an operation that writes, which is done once if its result is used, and else not at all."""
+    return _run(_Call(target, results, None, op, tuple(attributes.items())), operands)
 
 
-def _note(attributes: dict[str, Any]) -> None:
+def _run(call: _Call, operands: Sequence[Any]) -> Any:
+    attributes = dict(call.attributes)
     if attributes.get("table"):
         PROCESS.traced.add(attributes["table"])
+    traced = any(isinstance(x, Tracer) for x in operands)
+    return varying_like(_within(call, *operands), *operands) if traced else _by_itself(call, *operands)
+
+
+def _within(call: _Call, *operands: Any) -> Any:
+    """A call as part of a program."""
+    attributes = dict(call.attributes)
+    ffi_call = jax.ffi.ffi_call(call.target, call.results, has_side_effect=call.op is not None, vmap_method=call.vmap)
+    run = functools.partial(ffi_call, **attributes)
+    return run(*operands) if call.op is None else as_value(attributes["table"], call.op, run, *operands)
+
+
+_program = jax.jit(_within, static_argnums=0)
+
+
+def _by_itself(call: _Call, *operands: Any) -> Any:
+    """A call outside of jit, as a program of its own, which JAX finds by what is static: to bind it each time takes ten
+    times as long."""
+    try:
+        return _program(call, *operands)
+    except ValueError as error:
+        if not _STATUS.match(str(error)):
+            raise
+        # So say programs that JAX has run before; the first time it is the other.
+        raise jax.errors.JaxRuntimeError(str(error)) from error.__cause__
+
+
+_STATUS = re.compile("[A-Z_]+: ")
 
 
 def flag(value: bool) -> np.bool_:

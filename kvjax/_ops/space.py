@@ -33,15 +33,15 @@ _TALLY = (array((host.TALLY_WORDS,), jnp.uint32), WORD, WORD)
 def summarize(spec: TableSpec, op: str, version: jax.Array, status: jax.Array) -> jax.Array:
     """This shard's summary ``(f, 2)`` uint32 of a write that has been proposed to it with this status."""
     result = array((host.SUMMARY_WORDS, 2), jnp.uint32)
-    return write("kvjax_summarize", result, version, status, table=spec.name, op=op)
+    return write(op, "kvjax_summarize", result, version, status, table=spec.name, op=op)
 
 
 def prepare(spec: TableSpec, op: str, version: jax.Array, summaries: jax.Array, shard: jax.Array) -> Tally:
     """Prepares what was proposed, with the summaries ``(shards, f, 2)`` uint32 of all shards."""
     attributes = {"table": spec.name, "op": op, "shards": np.int64(summaries.shape[0])}
-    return Tally(*write("kvjax_prepare", _TALLY, version, summaries, shard, **attributes))
+    return Tally(*write(op, "kvjax_prepare", _TALLY, version, summaries, shard, **attributes))
 
 
 def choose(spec: TableSpec, op: str, version: jax.Array, total: jax.Array, shard: jax.Array) -> Tally:
     """The next tally, after all shards have added up their last one: total ``(t,)`` uint32."""
-    return Tally(*write("kvjax_continue", _TALLY, version, total, shard, table=spec.name, op=op))
+    return Tally(*write(op, "kvjax_continue", _TALLY, version, total, shard, table=spec.name, op=op))

@@ -14,7 +14,7 @@ import numpy as np
 from kvjax._keys.keys import Keys
 from kvjax._keys.opaque import words_in
 from kvjax._keys.sparse_rows import SparseRows
-from kvjax._ops.call import WORD, array, flag, initial_operand, nothing, read, train
+from kvjax._ops.call import WORD, array, flag, initial_operand, nothing, read, write
 from kvjax._programs.program import Run
 from kvjax._spec.spec import TableSpec
 from kvjax._values.facts import NUM_FACTS
@@ -61,7 +61,7 @@ def apply(
 def _planned(target: str, results: list[Any], operands: Any, reports: bool, **attributes: Any) -> Any:
     """What a call that plans a step gives, and its status: 0 if it does not report one, but fails."""
     status = [WORD] if reports else []
-    given = train(target, [*results, *status], *operands, reports=flag(reports), **attributes)
+    given = write("apply", target, (*results, *status), *operands, reports=flag(reports), **attributes)
     return *given[: len(results)], given[-1] if reports else jnp.uint32(0)
 
 
@@ -95,13 +95,13 @@ def end_apply(spec: TableSpec, token: jax.Array, rows: jax.Array, others: jax.Ar
 
     rows: the gradients of the batch, ``(n, dim)`` float32.
     """
-    return train("kvjax_end_apply", WORD, token, rows, others, table=spec.name)
+    return write("apply", "kvjax_end_apply", WORD, token, rows, others, table=spec.name)
 
 
 def end_refused(spec: TableSpec, version: jax.Array, number: jax.Array) -> jax.Array:
     """Ends a step that has been refused, for the failure of that number, which `kvjax.commit` asks for. Returns the
     version."""
-    return train("kvjax_end_refused", WORD, version, number, table=spec.name)
+    return write("apply", "kvjax_end_refused", WORD, version, number, table=spec.name)
 
 
 def unasked(spec: TableSpec, number: jax.Array) -> jax.Array:
@@ -183,7 +183,7 @@ def gather(
     """
     results = _row_results(spec, chunk, slot_types, True, facts)
     operands = (version, begun.targets, begun.keys, begun.rows, begun.shared, begun.facts, start, begun.active)
-    return train("kvjax_gather", results, *operands, table=spec.name, slots=slots)
+    return write("apply", "kvjax_gather", results, *operands, table=spec.name, slots=slots)
 
 
 def _row_results(
@@ -236,7 +236,7 @@ def write_step(
 ) -> jax.Array:
     """The whole of that step, with the values and slots that its rows get. Returns the next version."""
     operands = (version, *_operands(grads), step, initial_operand(spec, initial), values, *slot_arrays)
-    return train("kvjax_write_step", WORD, *operands, **_attributes(spec, grads, slots), planned=flag(planned))
+    return write("apply", "kvjax_write_step", WORD, *operands, **_attributes(spec, grads, slots), planned=flag(planned))
 
 
 def scatter(
@@ -252,7 +252,7 @@ def scatter(
     """Writes the chunk back and hands the version through; the last one gives the next version, unless the step holds
     for `end_apply`."""
     operands = (version, begun.targets, start, begun.active, values, *slot_arrays)
-    return train("kvjax_scatter", WORD, *operands, table=spec.name, slots=slots, holds=flag(holds))
+    return write("apply", "kvjax_scatter", WORD, *operands, table=spec.name, slots=slots, holds=flag(holds))
 
 
 def receive(
@@ -268,7 +268,7 @@ def receive(
     """Status. turn: the round and their number; keys ``(senders, n)`` and what belongs to them."""
     attributes = {"table": spec.name, "senders": np.int64(keys.shape[0]), "narrow": flag(keys.narrow)}
     operands = (version, *turn, keys.words, counts, words_in(canary), rows, initial_operand(spec, initial))
-    return train("kvjax_receive", WORD, *operands, **attributes)
+    return write("apply", "kvjax_receive", WORD, *operands, **attributes)
 
 
 def plan_step(
@@ -284,15 +284,14 @@ def plan_step(
     a program; facts: whether another one wants them."""
     result = array((spec.summary_words, 2), jnp.uint32)
     operands = (version, step, delivered, nothing(spec, (0, 2), np.uint32) if run is None else run.shared)
-    return train(
-        "kvjax_plan_step", result, *operands, table=spec.name, slots=slots, program=_words(run), facts=flag(facts)
-    )
+    attributes = {"slots": slots, "program": _words(run), "facts": flag(facts)}
+    return write("apply", "kvjax_plan_step", result, *operands, table=spec.name, **attributes)
 
 
 def commit_step(spec: TableSpec, version: jax.Array) -> Begun:
     results = (WORD, array((), jnp.int32), array((2,), jnp.uint32))
     # A step that a program has updated has no active rows left.
-    version, active, step = train("kvjax_commit_step", results, version, table=spec.name)
+    version, active, step = write("apply", "kvjax_commit_step", results, version, table=spec.name)
     words, rows = nothing(spec, (0, 2), np.uint32), nothing(spec, (0, spec.dim), np.float32)
     shared, facts = nothing(spec, (0,), np.float32), nothing(spec, (0, NUM_FACTS), np.uint32)
     return Begun(version, active, step, words, words, rows, shared, facts)

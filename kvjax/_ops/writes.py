@@ -43,28 +43,28 @@ class Batch(NamedTuple):
 
 def write_keys(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch) -> jax.Array:
     operands = (version, *batch.operands(spec), initial_operand(spec, batch.initial))
-    return write("kvjax_write_keys", WORD, *operands, op=op, **batch.attributes(spec, phase))
+    return write(op, "kvjax_write_keys", WORD, *operands, op=op, **batch.attributes(spec, phase))
 
 
 def write_rows(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch) -> jax.Array:
     """values: rows ``(..., dim)``."""
     operands = (version, *batch.operands(spec), *batch.values, initial_operand(spec, batch.initial))
-    return write("kvjax_write_rows", WORD, *operands, op=op, **batch.attributes(spec, phase))
+    return write(op, "kvjax_write_rows", WORD, *operands, op=op, **batch.attributes(spec, phase))
 
 
 def accum(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch) -> jax.Array:
     """values: old and new rows ``(..., dim)``, and exists ``(...)`` bool."""
     operands = (version, *batch.operands(spec), *batch.values)
-    return write("kvjax_accum", WORD, *operands, **batch.attributes(spec, phase))
+    return write(op, "kvjax_accum", WORD, *operands, **batch.attributes(spec, phase))
 
 
 def evict(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch, policy: str) -> jax.Array:
     """values: the step ``(2,)`` uint32. policy: its text."""
     attributes = {"table": spec.name, "op": op, "phase": phase, "policy": policy}
-    return write("kvjax_evict", WORD, version, *batch.values, **attributes)
+    return write(op, "kvjax_evict", WORD, version, *batch.values, **attributes)
 
 
 def clear(spec: TableSpec, op: str, phase: str, version: jax.Array, batch: Batch) -> jax.Array:
     """op: "clear" or "clear_slots"."""
     slots_only = flag(op == "clear_slots")
-    return write("kvjax_clear", WORD, version, table=spec.name, phase=phase, slots_only=slots_only)
+    return write(op, "kvjax_clear", WORD, version, table=spec.name, phase=phase, slots_only=slots_only)

@@ -48,7 +48,7 @@ def wait_for_programs(of_all_threads: bool = False) -> list[Exception]:
     """Waits for all programs of this thread that are writing. What the last of them have failed with."""
     failed: list[Exception] = []
     try:
-        jax.effects_barrier()  # for writes beside training
+        jax.effects_barrier()  # for programs with an effect of the user's, such as jax.debug.print
     except ExceptionGroup as group:  # as of jax 0.12
         failed += group.exceptions
     except (ValueError, jax.errors.JaxRuntimeError) as error:

@@ -15,13 +15,15 @@ from jax.core import Tracer
 
 from kvjax import ffi
 from kvjax._keys.keys import Keys, as_keys
-from kvjax._keys.opaque import are_words, is_array, is_fresh, is_opaque, opaque, replaced, uncast, words_in
+from kvjax._keys.opaque import are_words, is_array, is_fresh, is_opaque, opaque, uncast, words_in
+from kvjax._ops.unused import noticed
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import manual_axes
 from kvjax._table import at_exit
 from kvjax._table.refused import warn_of_refused
 from kvjax._table.view import View
+from kvjax._table.written import Written
 from kvjax._values.errors import fail
 
 H = TypeVar("H", bound="Handle")
@@ -113,7 +115,8 @@ class Handle:
         raise fail(TypeError, self.name, "as an array", "its rows", "a handle", _NO_ROWS)
 
     @property
-    def version(self) -> Any:
+    def version(self) -> jax.Array:
+        """``()`` uint32, the version of the table that this is the handle of, or ``(0,)`` of a following one."""
         return self._kept(words_in) if is_opaque(self.given) and not self.donated else self.given
 
     @property
@@ -123,7 +126,7 @@ class Handle:
         return any(x.is_deleted() for x in forms)
 
     @property
-    def leaf(self) -> Any:
+    def leaf(self) -> jax.Array:
         """The version as it stands in trees, where no arithmetic takes it for a parameter: an opaque word."""
         made = self._kept(opaque) if are_words(self.given) else self.given
         return uncast(made) if is_opaque(made) else made
@@ -165,45 +168,14 @@ class Handle:
         return type(self)(version, self.spec)
 
 
+def after_write(table: H, op: str, version: Any) -> H:
+    """The handle that a write gives, with the version that it has made."""
+    return table.at(noticed(table.name, op, version))
+
+
 def with_tape(table: H, tape: Any) -> H:
     """The same handle with another tape."""
     return type(table)(table.given, table.spec, tape, table.view)
-
-
-_NOTHING = np.zeros((1, 1), jax.dtypes.float0)
-
-
-@jax.tree_util.register_pytree_node_class
-class Written:
-    """What a write adds to the version of a handle, in the place of the version: of the updates of `partition`.
-
-    It can only be added. Whatever takes it for the update of an array beside its parameters, as weight decay does, gets
-    JAX's error about trees that differ, and whatever computes with its leaves, as a scale, a clip or a test for NaN
-    does, that about their dtypes: none is silently without effect on rows.
-
-    Args:
-      raised: ``()`` uint32, opaque.
-      nothing: ``(1, 1)`` float0, which not even a comparison takes, and which is a matrix for what looks for those.
-    """
-
-    __slots__ = ("nothing", "raised")
-
-    def __init__(self, raised: Any, nothing: Any = _NOTHING) -> None:
-        self.raised = raised
-        self.nothing = nothing
-
-    def __radd__(self, version: Any) -> Any:
-        return replaced(words_in(version) + words_in(self.raised))
-
-    def tree_flatten(self) -> tuple[tuple[Any, Any], None]:
-        return (self.raised, self.nothing), None
-
-    @classmethod
-    def tree_unflatten(cls, aux: None, children: Sequence[Any]) -> Self:
-        return cls(*children)
-
-    def __repr__(self) -> str:
-        return f"Written({self.raised})"
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------
@@ -214,7 +186,7 @@ def keys_for(table: Handle, keys: Any, op: str) -> Keys:
     check_process(table.name, op)
     keys = as_keys(keys, f"table {table.name!r}, {op}")
     check_width(table.spec, keys, op)
-    return Keys(jnp.asarray(keys.words), keys.narrow)
+    return keys if isinstance(keys.words, jax.Array) else Keys(jnp.asarray(keys.words), keys.narrow)
 
 
 def check_width(spec: TableSpec, keys: Keys, op: str) -> None:
@@ -278,7 +250,7 @@ def version_on_host(table: Handle, op: str) -> int:
     version: Any = version_to_write(table, op)  # NumPy's have the type and shape too
     try:
         with PROCESS.blaming():
-            number = int(version)
+            number = int(jax.block_until_ready(version))  # on all shards: int() waits for one of the copies alone
     except jax.errors.JaxRuntimeError as error:
         at_exit.met(error)
         raise

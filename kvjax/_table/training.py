@@ -14,7 +14,7 @@ from kvjax._keys.steps import step_words
 from kvjax._ops import order, training
 from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_together
-from kvjax._table.handle import Handle, check_width, version_to_write
+from kvjax._table.handle import Handle, after_write, check_width, version_to_write
 from kvjax._table.refused import watch
 from kvjax._table.view import check_late
 from kvjax._training.apply import Held, apply, check, end, plan
@@ -104,4 +104,4 @@ def _update(write: Write, step: Any, extra: dict[str, Any]) -> tuple[TableSpec, 
 
 def _result(write: Write, done: tuple[jax.Array, Any]) -> tuple[Any, Any]:
     version, leaves = done
-    return write.table.at(version), jax.tree.unflatten(jax.tree.structure(write.state), leaves)
+    return after_write(write.table, "apply", version), jax.tree.unflatten(jax.tree.structure(write.state), leaves)

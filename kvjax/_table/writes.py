@@ -13,7 +13,7 @@ from kvjax._keys.steps import step_words
 from kvjax._sharded import writes
 from kvjax._spec.unsupported import check_evict
 from kvjax._table.behind import warn_if_behind
-from kvjax._table.handle import Handle, keys_for, version_to_write
+from kvjax._table.handle import Handle, after_write, keys_for, version_to_write
 from kvjax._table.reads import Query, lookup
 from kvjax._table.training import check_gradient, train
 from kvjax._training.rowwise import Transform, as_rowwise
@@ -159,7 +159,9 @@ class Writes(Handle):
                 ValueError, self.name, "accum", f"exists {keys.shape} bool", f"{exists.shape} {exists.dtype}",
                 "give what lookup(keys, return_found=True) found",
             )  # fmt: skip
-        return self.at(writes.accum(self.spec, version_to_write(self, "accum"), keys, old, new, exists))
+        return after_write(
+            self, "accum", writes.accum(self.spec, version_to_write(self, "accum"), keys, old, new, exists)
+        )
 
     def apply(
         self,
@@ -342,7 +344,7 @@ class Writes(Handle):
           (0, 0)
           >>> kvjax.drop_table("doc_clear")
         """
-        return self.at(writes.clear(self.spec, version_to_write(self, "clear"), "clear"))
+        return after_write(self, "clear", writes.clear(self.spec, version_to_write(self, "clear"), "clear"))
 
     def clear_slots(self) -> Self:
         """Forgets the optimizer's state of every row, so that another optimizer can take over.
@@ -362,17 +364,17 @@ class Writes(Handle):
         """
         version = version_to_write(self, "clear_slots")
         warn_if_behind(self, "clear_slots")
-        return self.at(writes.clear(self.spec, version, "clear_slots"))
+        return after_write(self, "clear_slots", writes.clear(self.spec, version, "clear_slots"))
 
 
 def _write_keys(table: H, op: str, keys: Keys) -> H:
-    return table.at(writes.write_keys(table.spec, op, version_to_write(table, op), keys))
+    return after_write(table, op, writes.write_keys(table.spec, op, version_to_write(table, op), keys))
 
 
 def _write_rows(table: H, op: str, keys: Any, rows: Any, dtype: Any) -> H:
     version, keys = version_to_write(table, op), keys_for(table, keys, op)
     rows = _values(table, op, keys, rows, dtype)
-    return table.at(writes.write_rows(table.spec, op, version, keys, rows))
+    return after_write(table, op, writes.write_rows(table.spec, op, version, keys, rows))
 
 
 def _values(table: Handle, op: str, keys: Keys, values: Any, dtype: Any) -> jax.Array:
@@ -391,4 +393,4 @@ def _values(table: Handle, op: str, keys: Keys, values: Any, dtype: Any) -> jax.
 def _evict(table: H, op: str, policy: str, step: Any) -> H:
     check_evict(table.spec, op)
     version = version_to_write(table, op)
-    return table.at(writes.evict(table.spec, op, version, policy, step_words(step, table.name, op)))
+    return after_write(table, op, writes.evict(table.spec, op, version, policy, step_words(step, table.name, op)))

@@ -13,9 +13,9 @@ import optax
 from kvjax._keys.opaque import opaque
 from kvjax._keys.sparse_rows import SparseRows, is_sparse
 from kvjax._table.commit import CommitState
-from kvjax._table.handle import Written
 from kvjax._table.table import Table, is_table
 from kvjax._table.training import Write, check_gradient, train_all, train_or_refuse
+from kvjax._table.written import Written
 from kvjax._training.merge import merge
 from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise, check_transform

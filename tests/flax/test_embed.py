@@ -159,7 +159,7 @@ def test_nnx_argnums():
 def test_flax_serializes_what_split_leaves_and_no_handle(make):
     params = {"t": make(2).upsert(np.arange(5), np.ones((5, 2))), "w": jnp.arange(2.0)}
     dense, tables = kvjax.orbax.split(params)
-    with pytest.raises(TypeError, match="can not serialize 'Table' object"):  # which the README explains
+    with pytest.raises(TypeError, match="can not serialize 'Table' object"):  # which docs/troubleshooting.md explains
         serialization.to_bytes(params)
     saved = serialization.to_bytes(dense)
     with pytest.raises(TypeError, match=r"from_state_dict: want a target without tables.*kvjax.orbax.combine"):

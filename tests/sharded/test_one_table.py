@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import kvjax
+from kvjax._table.handle import version_on_host
 from tests.support.marks import few, slow
 from tests.support.tables import AWKWARD, same_rows
 
@@ -107,6 +108,17 @@ def test_a_handle_that_has_just_been_made_is_not_called_stale(make, mesh):
     for i in range(5):
         table = table.upsert(np.arange(1000) + i, np.ones((1000, 4)))
         assert f"rows={1000 + i:,}, version={start + i + 1})" in repr(table)
+
+
+def test_a_call_on_the_whole_table_waits_for_its_slowest_shard(make, mesh):
+    table = make(dim=8, initializer=0.0, mesh=mesh(2))
+    keys = np.arange(200_000)
+    keys = keys[table.spec.placement.owners(keys) == 1]
+    rows = jnp.ones((len(keys), 8))
+    for _ in range(3):
+        table = table.clear().upsert(keys, rows)
+        number = version_on_host(table, "export")
+        assert [table.spec.host.version(table.name, shard) for shard in table.spec.shards] == [number] * 2
 
 
 def test_a_table_in_one_place_is_not_written_by_several_devices(make, mesh):
