@@ -105,6 +105,8 @@ def value_and_grad(
             tapes = [Tape(t.spec, probe, tap) for t, probe, tap in zip(tables, probes, taps, strict=True)]
             try:
                 out = call(dense, tapes)
+                for tape in tapes:
+                    tape.check_whole()
             finally:
                 for tape in tapes:
                     tape.taps = []  # JAX's caches keep the tapes; the tracers need not stay with them

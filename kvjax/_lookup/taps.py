@@ -144,12 +144,21 @@ class Tape:
     def _taps(self, index: int, probe: Tape, keys: Keys) -> list[Any]:
         mine = [kind.shape for _, kind in self.kinds[index]]
         if index >= len(self.taps) or mine != [kind.shape for _, kind in probe.kinds[index]]:
-            raise ValueError(
-                f"kvjax: table {self.spec.name!r}, value_and_grad: want a loss that makes the same lookups whenever it "
-                f"is traced, got another lookup of keys {keys.shape}; the loss must not depend on outside state"
-            )
+            raise self._other_lookups(f"another lookup of keys {keys.shape}")
         pairs = zip(self.taps[index], self.kinds[index], strict=True)
         return [tap if axes is None else tap[axis_index(axes)] for tap, (axes, _) in pairs]
+
+    def check_whole(self) -> None:
+        """Whether the loss has made all lookups of the probe. It has not where JAX has kept a trace of the probe's."""
+        if self.probe is not None and len(self.kinds) < len(self.probe.kinds):
+            raise self._other_lookups(f"{len(self.kinds)} lookups after {len(self.probe.kinds)}")
+
+    def _other_lookups(self, got: str) -> Exception:
+        return fail(
+            ValueError, self.spec.name, "value_and_grad", "a loss that makes the same lookups whenever it is traced",
+            got, "the loss must not depend on outside state, and a function that is jitted or checkpointed outside of "
+            "the loss wants the table as an argument, as JAX keeps its trace",
+        )  # fmt: skip
 
     def _kinds(self, rows: jax.Array, words: jax.Array, used: jax.Array) -> list[Any]:
         """Of each tap of a lookup its type, and None.

@@ -142,3 +142,20 @@ def test_on_a_mesh(make, mesh):
     assert {key: count for key, count in pairs if count} == {3: 2, 17: 2, 0: 1, 9: 1, 4: 2, 18: 2, 1: 1, 10: 1}
     by_example = jax.jit(kvjax.grad(lambda t: jnp.sum(jax.vmap(lambda k: t.lookup(k) ** 2)(kvjax.keys(MORE)))))(table)
     assert by_example.rows.tolist() == np.full((3, 2, 2), 2.0).tolist()
+
+
+@pytest.mark.parametrize("keep", [jax.jit, jax.checkpoint])
+def test_a_trace_from_before_the_loss_is_no_silent_zero(make, keep):
+    """JAX keeps the trace of a function that reaches the table by itself, and so no lookup of the second trace."""
+    table, model = make(2), {}
+    encode = keep(lambda ids: jnp.sum(model["table"].lookup(ids)))
+
+    def loss(t):
+        model["table"] = t
+        return encode(kvjax.keys(IDS))
+
+    with pytest.raises(ValueError, match=r"got 0 lookups after 1; .*wants the table as an argument"):
+        kvjax.grad(loss)(table)
+    given = keep(lambda t, ids: jnp.sum(t.lookup(ids)))
+    for _ in range(2):
+        assert kvjax.grad(lambda t: given(t, kvjax.keys(IDS)))(table).counts.tolist() == [1] * len(IDS)
