@@ -41,7 +41,7 @@ class Program:
       exported: the ``jax.export.Exported``, whose arguments are the arrays of `inputs`.
     """
 
-    def __init__(self, exported: Any, uses: dict[str, TableUse], paths: Sequence[str]) -> None:
+    def __init__(self, exported: jax.export.Exported, uses: dict[str, TableUse], paths: Sequence[str]) -> None:
         """For `export` and `deserialize`."""
         self.exported, self.tables = exported, uses
         self.inputs = {path: str(aval.str_short()) for path, aval in zip(paths, exported.in_avals, strict=True)}

@@ -81,7 +81,7 @@ class SparseRows:
         new.merged, new.table, new.viewed = aux
         return new
 
-    def replace(self, **fields: Any) -> SparseRows:
+    def replace(self, **fields: object) -> SparseRows:
         """A copy with some attributes exchanged; their shapes are not checked.
 
         Other keys or counts are not merged any more, unless `merged` is given too.

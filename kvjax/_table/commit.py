@@ -12,6 +12,7 @@ from kvjax import ffi
 from kvjax._process import PROCESS
 from kvjax._table.at_exit import wait_for_programs
 from kvjax._table.handle import Handle
+from kvjax._values.arrays import PyTree
 
 T = TypeVar("T")
 
@@ -25,7 +26,7 @@ class CommitState(NamedTuple):
     """
 
     refused: jax.Array
-    inner_state: Any
+    inner_state: PyTree
 
 
 def commit(state: T = None) -> T:

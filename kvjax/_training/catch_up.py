@@ -17,6 +17,7 @@ from kvjax._training.replay import replaying
 from kvjax._training.rowwise import Late, Rowwise, check_transform
 from kvjax._training.signature import signature
 from kvjax._training.update import takes_facts, update_of
+from kvjax._values.arrays import PyTree
 from kvjax._values.numbers import is_integer
 
 _MOST = 4096  # steps that are replayed
@@ -50,7 +51,7 @@ class CatchUpState(NamedTuple):
     steps: jax.Array
     clock: dict[str, jax.Array]
     rows: CatchUpRows
-    inner: Any
+    inner: PyTree
     made_by: jax.Array
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, layout_of, warn_once
+from kvjax._values.arrays import PyTree
 from kvjax._values.numbers import is_integer
 
 
@@ -107,8 +108,8 @@ class Late(Rowwise):
       layout_of: width of the rows to the layout, where it is not found by looking at the state.
     """
 
-    present: Callable[[Any, Any], tuple[Any, Any]] = dataclasses.field(kw_only=True)
-    step: Callable[..., tuple[Any, Any]] = dataclasses.field(kw_only=True)
+    present: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = dataclasses.field(kw_only=True)
+    step: Callable[..., tuple[PyTree, PyTree]] = dataclasses.field(kw_only=True)
     name: str = dataclasses.field(kw_only=True)
     signature: np.float32 = dataclasses.field(kw_only=True)
     layout_of: Callable[[int], SlotLayout] | None = dataclasses.field(default=None, kw_only=True)

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 ROW_FACTS = "row_facts"
 """The name of the extra argument."""
@@ -18,8 +19,8 @@ class Words(NamedTuple):
       low, high: ``(...)`` uint32, its halves; of a negative number those of its two's complement.
     """
 
-    low: Any
-    high: Any
+    low: jax.Array | np.ndarray
+    high: jax.Array | np.ndarray
 
 
 class RowFacts(NamedTuple):
@@ -54,15 +55,17 @@ class RowFacts(NamedTuple):
       >>> kvjax.drop_table("doc_facts")
     """
 
-    occurrences: Any
-    frequency: Any
-    missed: Any
+    occurrences: jax.Array | np.ndarray
+    frequency: jax.Array | np.ndarray
+    missed: jax.Array | np.ndarray
     last_step: Words
     step: Words
     key: Words
 
 
-_FORM = RowFacts(0, 0, 0, Words(0, 0), Words(0, 0), Words(0, 0))
+_LEAF = np.zeros(())
+_WORDS = Words(_LEAF, _LEAF)
+_FORM = RowFacts(_LEAF, _LEAF, _LEAF, _WORDS, _WORDS, _WORDS)
 NUM_FACTS = len(jax.tree.leaves(_FORM))
 FACT_DTYPES = ("int32",) * 3 + ("uint32",) * (NUM_FACTS - 3)
 """Of the leaves, in the order in which ``core/facts.h`` has them."""

@@ -24,7 +24,7 @@ class Generated:
       probes: elements of the probe keys' rows, to 4 digits, so that other versions of JAX agree.
     """
 
-    function: Callable[..., Any] | None = dataclasses.field(compare=False)
+    function: Callable[..., jax.Array] | None = dataclasses.field(compare=False)
     probes: tuple[float, ...] = dataclasses.field(default=(), repr=False)
 
     @classmethod

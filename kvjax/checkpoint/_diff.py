@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -37,7 +36,7 @@ class TableDiff:
     changed: int = 0
     columns: dict[str, int] = dataclasses.field(default_factory=dict[str, int])
     largest: dict[str, float] = dataclasses.field(default_factory=dict[str, float])
-    fields: dict[str, tuple[Any, Any]] = dataclasses.field(default_factory=dict[str, tuple[Any, Any]])
+    fields: dict[str, tuple[object, object]] = dataclasses.field(default_factory=dict[str, tuple[object, object]])
     examples: dict[str, list[int]] = dataclasses.field(default_factory=dict[str, list[int]])
 
     @property

@@ -11,6 +11,7 @@ import optax
 from kvjax._keys.sparse_rows import is_sparse
 from kvjax._training.merge import merge
 from kvjax._training.rowwise import check_transform
+from kvjax._values.arrays import PyTree
 from kvjax._values.numbers import is_integer
 from kvjax.optax._conditional import init_within, update_if
 
@@ -25,8 +26,8 @@ class AccumulateState(NamedTuple):
     """
 
     steps: jax.Array
-    grads: Any
-    inner: Any
+    grads: PyTree
+    inner: PyTree
 
 
 def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformationExtraArgs:

@@ -12,6 +12,7 @@ from kvjax._table.handle import check_outside_a_loss
 from kvjax._table.reads import of_slot
 from kvjax._table.table import is_table
 from kvjax._training.rowwise import as_rowwise
+from kvjax._values.arrays import PyTree
 from kvjax.optax._partition import TableTx, chooser
 
 T = TypeVar("T")
@@ -25,7 +26,7 @@ class EmaRowsState(NamedTuple):
       ema: the average, of the parameters' shape and dtype.
     """
 
-    ema: Any
+    ema: PyTree
 
 
 def ema_rows(decay: float) -> optax.GradientTransformation:

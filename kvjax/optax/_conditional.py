@@ -27,7 +27,7 @@ class ApplyIfState(NamedTuple):
     """
 
     skipped: jax.Array
-    inner_state: Any
+    inner_state: PyTree
 
 
 class ApplyIfFiniteState(NamedTuple):
@@ -43,7 +43,7 @@ class ApplyIfFiniteState(NamedTuple):
     notfinite_count: jax.Array
     last_finite: jax.Array
     total_notfinite: jax.Array
-    inner_state: Any
+    inner_state: PyTree
 
 
 class LossScaleState(NamedTuple):
@@ -57,7 +57,7 @@ class LossScaleState(NamedTuple):
 
     loss_scale: jax.Array
     finite_steps: jax.Array
-    inner_state: Any
+    inner_state: PyTree
 
 
 def init_within(tx: Any, params: Any, op: str) -> Any:

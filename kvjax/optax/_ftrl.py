@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from kvjax._values.arrays import PyTree
 from kvjax.optax._rows import number, per_leaf
 
 
@@ -21,8 +22,8 @@ class FtrlState(NamedTuple):
       sum_of_squares: of gradients.
     """
 
-    z: Any
-    sum_of_squares: Any
+    z: PyTree
+    sum_of_squares: PyTree
 
 
 class GroupAdamState(NamedTuple):
@@ -35,9 +36,9 @@ class GroupAdamState(NamedTuple):
     """
 
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]  (the name every optax state gives it)
-    mu: Any
-    nu: Any
-    z: Any
+    mu: PyTree
+    nu: PyTree
+    z: PyTree
 
 
 def ftrl(

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from kvjax._values.arrays import PyTree
 from kvjax.optax._rows import per_leaf
 
 _LARGEST = 0.999  # of b1 over the root of b2, where they are injected and so not checked
@@ -24,9 +25,9 @@ class GapAdamRows(NamedTuple):
       touched: of a parameter ``(..., dim)`` ``(...)`` int32: the step that last updated a row, 0 if none has.
     """
 
-    mu: Any
-    nu: Any
-    touched: Any
+    mu: PyTree
+    nu: PyTree
+    touched: PyTree
 
 
 class GapAdamState(NamedTuple):

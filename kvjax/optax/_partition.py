@@ -19,6 +19,7 @@ from kvjax._table.written import Written
 from kvjax._training.merge import merge
 from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise, check_transform
+from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail, meant
 from kvjax.optax._chosen import Choice
 
@@ -37,8 +38,8 @@ class PartitionState(NamedTuple):
     """
 
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]  (the name every optax state gives it)
-    dense: Any
-    tables: dict[str, Any]
+    dense: PyTree
+    tables: dict[str, PyTree]
 
 
 def partition(

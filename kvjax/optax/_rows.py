@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from kvjax._values.arrays import PyTree
+
 
 class RowwiseAdagradState(NamedTuple):
     """State of `rowwise_adagrad`.
@@ -17,7 +19,7 @@ class RowwiseAdagradState(NamedTuple):
       sum_of_squares: of a parameter ``(..., dim)`` ``(...)``: sums of the means of its rows' squared gradients.
     """
 
-    sum_of_squares: Any
+    sum_of_squares: PyTree
 
 
 class FadingSquares(NamedTuple):
@@ -28,8 +30,8 @@ class FadingSquares(NamedTuple):
       fades: of a parameter ``(..., dim)`` ``(...)`` int32: how often the sums of a row have faded.
     """
 
-    sum_of_squares: Any
-    fades: Any
+    sum_of_squares: PyTree
+    fades: PyTree
 
 
 class AdagradDecayState(NamedTuple):

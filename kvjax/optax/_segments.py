@@ -12,6 +12,7 @@ import optax
 
 from kvjax._training.refusals import ColumnsError
 from kvjax._training.rowwise import check_transform
+from kvjax._values.arrays import PyTree
 from kvjax._values.numbers import is_integer
 
 Columns: TypeAlias = int | slice | Sequence[int] | Sequence[bool] | np.ndarray
@@ -24,7 +25,7 @@ class SegmentsState(NamedTuple):
       segments: by name, the states of the transforms, for their columns of the parameters.
     """
 
-    segments: dict[str, Any]
+    segments: dict[str, PyTree]
 
 
 def segments(

@@ -263,8 +263,11 @@ def test_public_docstrings_name_every_argument():
     assert seen > 100
 
 
-# What JAX, Flax and Orbax call, and what stands for options that have their own types elsewhere.
-UNTYPED = {"own_options", "tree_flatten", "tree_flatten_with_keys", "tree_unflatten", "__init__", "at", "replace", "of"}
+# What JAX, Flax and Orbax call, what a handle keeps, and what stands for options that have their own types elsewhere.
+UNTYPED = {
+    "own_options", "given", "kept", "tape", "tree_flatten", "tree_flatten_with_keys", "tree_unflatten", "__init__",
+    "at", "replace", "of",
+}  # fmt: skip
 
 
 def test_public_signatures_say_their_types():
@@ -286,3 +289,6 @@ def test_public_signatures_say_their_types():
         signature = inspect.signature(function)
         for kind in (*(p.annotation for p in signature.parameters.values()), signature.return_annotation):
             assert not re.search(r"\bAny\b", str(kind)), f"{function.__qualname__}: {kind}"
+    for cls in classes:
+        for field, kind in inspect.get_annotations(cls).items():
+            assert field in UNTYPED or not re.search(r"\bAny\b", str(kind)), f"{cls.__qualname__}.{field}: {kind}"
