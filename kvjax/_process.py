@@ -24,8 +24,8 @@ class Process:
         whatever backend, so that its handles stay stale.
       births: the version that each live table was made at: one that still has it has never been written.
       present: how far each table had been trained when no row of it was behind, see `kvjax._table.behind`.
-      of_modules: the live tables that a module's ``init`` made, and may make anew, by name; true of those whose seed
-        nobody gave.
+      of_modules: the live tables that a module's ``init`` made, and may make anew, by name: whether their seed was
+        drawn, and a weak reference to that init, if it is known.
       forked: whether this is a child of the process whose tables these are, in which neither they nor JAX can run.
       placements: a number of each placement that a table has had, from 1.
       traced: names of the tables that JAX may keep programs for.
@@ -42,7 +42,7 @@ class Process:
         self.first_versions: dict[str, int] = {}
         self.births: dict[str, int] = {}
         self.present: dict[str, Any] = {}
-        self.of_modules: dict[str, bool] = {}
+        self.of_modules: dict[str, tuple[bool, Any]] = {}
         self.sinks: dict[str, Any] = {}
         self.cursors: dict[Any, Any] = {}
         self.placements: dict[Any, int] = {}

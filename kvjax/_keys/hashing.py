@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from kvjax._values.arrays import HasArray
-from kvjax._values.integers import salt_of
+from kvjax._values.integers import as_array, as_bits, salt_of
 from kvjax.ffi import host
 
 HashedLike: TypeAlias = HasArray | str | bytes | int | Sequence["HashedLike"]
@@ -29,7 +30,9 @@ def hash_keys(items: HashedLike, salt: int = 0) -> np.ndarray:
       ``(...)`` int64.
 
     Raises:
-      TypeError: the items are neither strings nor bytes nor integers, or the salt is no integer.
+      TypeError: the items are neither strings nor bytes nor integers, JAX may have cut them (see `kvjax.keys`), or
+        they or the salt have more than 64 bits.
+      ValueError: the items are no array, as they are of several lengths.
 
     Source:
       XXH64: Y. Collet, xxHash. The integer mixer is the finaliser of splitmix64.
@@ -42,19 +45,26 @@ def hash_keys(items: HashedLike, salt: int = 0) -> np.ndarray:
       True
     """
     salt = salt_of(salt, "hash_keys")
-    array = np.asarray(items)
-    if array.dtype.kind in "US" and not isinstance(items, np.ndarray):
-        array = np.array(items, dtype=object)  # NumPy's own string types cut trailing zero bytes
-    if array.dtype == object and all(isinstance(item, int) for item in array.flat):
-        array = np.array(array.tolist())  # integers that NumPy was told to keep as objects
-    flat = array.reshape(-1)
-    if array.size == 0 or array.dtype.kind == "i":
-        hashed = host.hash_integers(flat.astype(np.int64), salt)
-    elif array.dtype.kind == "u":
-        hashed = host.hash_integers(flat.astype(np.uint64).view(np.int64), salt)
+    array = as_array(_whole(items), "hash_keys")
+    if array.dtype.kind not in "iu" and not isinstance(items, np.ndarray):
+        array = np.array(items, dtype=object)  # NumPy's own types cut trailing zero bytes, and round integers
+    objects = array.dtype == object and all(isinstance(item, (int, np.integer)) for item in array.flat)
+    if array.size == 0 or array.dtype.kind in "iu" or objects:
+        hashed = host.hash_integers(as_bits(array, "hash_keys").reshape(-1).view(np.int64), salt)
     else:
-        hashed = host.hash_strings([_encode(item) for item in flat.tolist()], salt)
+        hashed = host.hash_strings([_encode(item) for item in array.reshape(-1).tolist()], salt)
     return hashed.reshape(array.shape)
+
+
+def _whole(items: Any) -> Any:
+    """The items, of which JAX's integers must not have been cut."""
+    jax = sys.modules.get("jax")  # which nobody needs who hashes strings
+    if jax is not None and isinstance(items, jax.Array) and jax.numpy.issubdtype(items.dtype, jax.numpy.integer):
+        from kvjax._keys.narrow import is_narrow, narrow_error
+
+        if is_narrow(items):
+            raise narrow_error("hash_keys")
+    return items
 
 
 def _encode(item: object) -> bytes:
@@ -62,4 +72,7 @@ def _encode(item: object) -> bytes:
         return item.encode()
     if isinstance(item, bytes):
         return item
-    raise TypeError(f"kvjax: hash_keys wants str, bytes or integers, got {type(item).__name__}: {item!r}")
+    raise TypeError(
+        f"kvjax: hash_keys: want str and bytes, or integers alone, got {type(item).__name__} {item!r} among them; make "
+        "strings or integers of what you have"
+    )

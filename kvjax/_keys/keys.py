@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from kvjax._keys import salt as _mix
 from kvjax._keys.hashing import hash_keys
+from kvjax._keys.narrow import is_narrow, narrow_error, x64_enabled
 from kvjax._values.arrays import HasArray
 from kvjax._values.integers import as_bits, salt_of
 
@@ -268,7 +269,8 @@ def keys(ids: KeysLike, *, key_dtype: Literal["int64", "int32"] = "int64") -> Ke
 
     Raises:
       TypeError: the ids are not integers, or integers of more than 64 bits, or JAX may have cut them.
-      ValueError: `key_dtype` is neither.
+      ValueError: `key_dtype` is neither; the ids are no array; or two of one list that differ have the same 64 bits, as
+        -1 and 2**64 - 1.
 
     Example:
       >>> import kvjax, numpy as np
@@ -282,11 +284,7 @@ def keys(ids: KeysLike, *, key_dtype: Literal["int64", "int32"] = "int64") -> Ke
         raise ValueError(f"kvjax: keys: want key_dtype 'int64' or 'int32', got {key_dtype!r}")
     made = as_keys(ids)
     if made.narrow and key_dtype == "int64":
-        raise TypeError(
-            "kvjax: keys: want ids of 64 bits, got a JAX array of 32-bit integers while jax_enable_x64 is off, to "
-            "which jit and jnp cut NumPy's 64-bit ids; make keys of NumPy's ids, before a compiled function takes "
-            "them; for ids that never had more than 32 bits say kvjax.keys(ids, key_dtype='int32')"
-        )
+        raise narrow_error("keys")
     return Keys(made.words)
 
 
@@ -319,20 +317,17 @@ def _stacked(parts: Sequence[Keys], where: str) -> Keys:
 
 
 def _from_jax(ids: jax.Array, where: str) -> Keys:
+    if 0 in ids.shape and jnp.issubdtype(ids.dtype, jnp.floating):
+        ids = ids.astype(jnp.int16)  # JAX has given it the type of nothing
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(
             f"kvjax: {where}: want integers, got {ids.dtype}; hash other values with kvjax.hash_keys on the host"
         )
     if ids.dtype.itemsize == 8:
         return Keys(jax.lax.bitcast_convert_type(ids, jnp.uint32))
-    narrow = ids.dtype.itemsize == 4 and not x64_enabled()
+    narrow = is_narrow(ids)
     if jnp.issubdtype(ids.dtype, jnp.unsignedinteger):
         low = ids.astype(jnp.uint32)
         return Keys(jnp.stack([low, jnp.zeros_like(low)], -1), narrow)
     low = ids.astype(jnp.int32)
     return Keys(jax.lax.bitcast_convert_type(jnp.stack([low, low >> 31], -1), jnp.uint32), narrow)
-
-
-def x64_enabled() -> bool:
-    """Whether JAX has 64-bit integers now."""
-    return jnp.result_type(int).itemsize == 8

@@ -43,8 +43,8 @@ def value_and_grad(
     ``jit``. It may look up under ``vmap``, and in a jitted function that it calls several times and gives the table as
     an argument. Otherwise it must use each lookup at most once: one inside a ``scan`` of the loss, or in a jitted
     function that closes over the table and is called twice, is an error when the gradient is computed; do the lookup
-    before, and pass the rows in. A trainable table that the loss closes over
-    has no gradient, and a warning names it.
+    before, and pass the rows in. A trainable table that the loss closes over has no gradient, and a warning names it.
+    Lookups of a tree that went through ``jax.lax.stop_gradient`` have none, as those of dense parameters.
 
     Args:
       fun: returns a ``()`` float, or with has_aux a pair (float, any pytree, also of leaves that are no arrays).
@@ -95,29 +95,30 @@ def value_and_grad(
                 full[i] = tree
             return run(*full, **kwargs)
 
-        probes = [Tape(t.spec) for t in tables]
+        gates = [np.zeros((), np.float32) for _ in tables]
+        probes = [Tape(t.spec, gate) for t, gate in zip(tables, gates, strict=True)]
         with untaped() as closed_over:
             jax.eval_shape(lambda d: (call(d, probes), None)[1], dense)  # aux may have leaves that are no arrays
         others = [arg for i, arg in enumerate(args) if i not in numbers and i - len(args) not in numbers]
         _warn_of_untrained(closed_over, (others, kwargs))
 
-        def tapped(dense: Any, taps: Any) -> tuple[Any, Any]:
-            tapes = [Tape(t.spec, probe, tap) for t, probe, tap in zip(tables, probes, taps, strict=True)]
+        def tapped(dense: Any, taps: Any, gates: Any) -> tuple[Any, Any]:
+            tapes = [Tape(t.spec, *x) for t, x in zip(tables, zip(gates, probes, taps, strict=True), strict=True)]
             try:
                 out = call(dense, tapes)
                 for tape in tapes:
                     tape.check_whole()
             finally:
                 for tape in tapes:
-                    tape.taps = []  # JAX's caches keep the tapes; the tracers need not stay with them
+                    tape.taps, tape.gate = [], None  # JAX's caches keep the tapes; the tracers need not stay with them
             value, aux = out if has_aux else (out, None)
             # A table that the loss hands out is a handle like any other.
             plain = jax.tree.map(lambda x: with_tape(x, None) if is_table(x) else x, aux, is_leaf=is_table)
             return value, plain
 
-        (value, aux), (dense_grads, taps) = jax.value_and_grad(
-            tapped, argnums=(0, 1), has_aux=True, allow_int=allow_int
-        )(dense, [probe.zero_taps() for probe in probes])
+        (value, aux), (dense_grads, taps, _) = jax.value_and_grad(
+            tapped, argnums=(0, 1, 2), has_aux=True, allow_int=allow_int
+        )(dense, [probe.zero_taps() for probe in probes], gates)
         waits = [x for x in jax.tree.leaves((value, aux, dense_grads)) if _is_computed(x)]
         both = zip(tables, probes, taps, strict=True)
         table_grads = {t.name: _gradient(t, probe.uses(tap), tap, waits) for t, probe, tap in both}
@@ -199,7 +200,7 @@ def _warn_of_untrained(names: set[str], given: Any) -> None:
 def _record(handles: Sequence[Table], tapes: Sequence[Tape]) -> list[Table]:
     """The handles as the loss gets them: with a tape."""
     by_name = {tape.spec.name: tape for tape in tapes}
-    return [with_tape(h, Site(by_name[h.name])) if h.spec.trainable else h for h in handles]
+    return [with_tape(h, Site.of(by_name[h.name])) if h.spec.trainable else h for h in handles]
 
 
 def _empty(table: Table) -> SparseRows:

@@ -4,7 +4,7 @@ At each lookup a zero "tap" is added to the rows, and the loss is differentiated
 inside the cotangent of the tap, as exact 16-bit digits, and so does a count of how often the lookup was used: nothing
 has to leave a trace by another way, so remat, nested jit and cond work.
 
-Each call of a jitted function in the loss has taps of its own (`Site`), and under ``vmap`` each example has its place
+Each call of a jitted function in the loss has taps of its own (`_Place`), and under ``vmap`` each example has its place
 in them (`_attach_p`, the rule of which is told about the axes).
 """
 
@@ -59,20 +59,23 @@ def counts_of(digits: jax.Array) -> jax.Array:
 
 
 def _attach_jvp(primals: Sequence[Any], tangents: Sequence[Any], **place: Any) -> tuple[Any, Any]:
-    rows, words, mask, used, *taps = primals
+    rows, words, mask, used, _, *taps = primals
+    if isinstance(tangents[4], ad.Zero):  # the loss is not differentiated by this handle
+        return rows, ad.Zero(jax.typeof(rows).to_tangent_aval())
     dots = [ad.instantiate_zeros(x) for x in tangents]
-    return jax.jvp(_attach, (rows, tuple(taps), words, mask, used), (dots[0], tuple(dots[4:]), *dots[1:4]))
+    return jax.jvp(_attach, (rows, tuple(taps), words, mask, used), (dots[0], tuple(dots[5:]), *dots[1:4]))
 
 
 def _attach_batch(operands: Sequence[Any], axes: Sequence[Any], tape: Tape, index: int) -> tuple[jax.Array, int]:
-    """Of many examples at once; the taps have a place for each of them."""
+    """Of many examples at once; the taps have a place for each of them, and the gate is one for all."""
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     own = [batching.bdim_at_front(x, axis, size) for x, axis in zip(operands[:4], axes[:4], strict=True)]
     rows, words, _, used = own
     tape.note(index, rows, words, used)
-    both = zip(operands[4:], axes[4:], (rows, words, used), strict=False)  # a probe has no taps
+    gate = operands[4] if axes[4] is None else jax.lax.index_in_dim(operands[4], 0, axes[4], keepdims=False)
+    both = zip(operands[5:], axes[5:], (rows, words, used), strict=False)  # a probe has no taps
     taps = [tap if axis is None else _own_place(tap, axis, like) for tap, axis, like in both]
-    return _attach_p.bind(*own, *taps, tape=tape, index=index), 0
+    return _attach_p.bind(*own, gate, *taps, tape=tape, index=index), 0
 
 
 def _own_place(taps: jax.Array, axis: int, like: jax.Array) -> jax.Array:
@@ -89,50 +92,72 @@ batching.primitive_batchers[_attach_p] = _attach_batch
 mlir.register_lowering(_attach_p, lambda ctx, rows, *_, **place: [rows])
 
 
-class Site:
-    """A tape as it rides in the static part of a `Table`: anew each time that a tree with the handle is taken apart.
+class _Place:
+    """Where in a tape a handle is that a tree is taken apart with: after so many of its lookups.
 
-    Calls of a jitted function share its trace, and so its taps, if their arguments' trees are equal. So sites from
+    Calls of a jitted function share its trace, and so its taps, if their arguments' trees are equal. So places from
     before a lookup, through which it was made, differ from those after it: the next call is traced by itself.
     """
 
     def __init__(self, tape: Tape) -> None:
-        self.tape, self._after = tape, len(tape.kinds)
-
-    def attach(self, *lookup: Any) -> jax.Array:
-        self.tape.used.add(self._after)
-        return self.tape.attach(*lookup)
-
-    def again(self) -> Site:
-        return Site(self.tape)
+        self.tape, self.after = tape, len(tape.kinds)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Site) or self.tape is not other.tape:
+        if not isinstance(other, _Place) or self.tape is not other.tape:
             return False
-        return self._after == other._after or self.tape.used.isdisjoint((self._after, other._after))
+        return self.after == other.after or self.tape.used.isdisjoint((self.after, other.after))
 
     def __hash__(self) -> int:
         return hash(self.tape)
 
 
+@jax.tree_util.register_pytree_node_class
+class Site:
+    """A tape as it rides in a `Table` through a loss.
+
+    Args:
+      place: of the handle in it.
+      gate: ``()`` float32, 0: a leaf that the loss is differentiated by, too. Of a table that ``stop_gradient`` was
+        done to, it is not; then lookups have no gradient.
+    """
+
+    def __init__(self, place: _Place, gate: Any) -> None:
+        self.place, self.gate = place, gate
+
+    @classmethod
+    def of(cls, tape: Tape) -> Site:
+        return cls(_Place(tape), tape.gate)
+
+    def attach(self, rows: jax.Array, keys: Keys, mask: jax.Array | None, used: jax.Array) -> jax.Array:
+        self.place.tape.used.add(self.place.after)
+        return self.place.tape.attach(rows, keys, mask, used, self.gate)
+
+    def tree_flatten(self) -> tuple[tuple[Any], _Place]:
+        return (self.gate,), _Place(self.place.tape)
+
+    @classmethod
+    def tree_unflatten(cls, place: _Place, children: Sequence[Any]) -> Site:
+        return cls(place, children[0])
+
+
 class Tape:
     """The lookups of one table in one trace of the loss: a probe of it, or with the taps that a probe asks for."""
 
-    def __init__(self, spec: TableSpec, probe: Tape | None = None, taps: Sequence[Any] = ()) -> None:
-        self.spec, self.probe, self.taps = spec, probe, taps
+    def __init__(self, spec: TableSpec, gate: Any, probe: Tape | None = None, taps: Sequence[Any] = ()) -> None:
+        self.spec, self.gate, self.probe, self.taps = spec, gate, probe, taps
         self.outside = jax.sharding.get_abstract_mesh()
         self.kinds: list[list[Any]] = []  # of each lookup what its taps must be like, see `_kinds`
         self.used: set[int] = set()  # after how many lookups the sites were made through which there was one
         self.batched: dict[int, tuple[tuple[int, ...], list[Any]]] = {}  # under vmap: its sizes, and types with them
 
-    def attach(self, rows: jax.Array, keys: Keys, mask: jax.Array | None, used: jax.Array) -> jax.Array:
+    def attach(self, rows: jax.Array, keys: Keys, mask: jax.Array | None, used: jax.Array, gate: Any) -> jax.Array:
         index = len(self.kinds)
         valid = jnp.ones_like(keys.words[..., 0], jnp.bool_)  # with the sharding of the keys
         valid = valid if mask is None else valid & mask
         words = varying_like(keys.words, valid)
         self.kinds.append(self._kinds(rows, words, used))
         taps = [] if self.probe is None else self._taps(index, self.probe, keys)
-        return _attach_p.bind(rows, words, valid, used, *taps, tape=self, index=index)
+        return _attach_p.bind(rows, words, valid, used, gate, *taps, tape=self, index=index)
 
     def note(self, index: int, rows: jax.Array, words: jax.Array, used: jax.Array) -> None:
         """Says that a lookup is one of many examples at once. Of several times that it is said the last one counts,

@@ -16,7 +16,7 @@ from jax.core import Tracer
 from kvjax import ffi
 from kvjax._keys.keys import Keys, as_keys
 from kvjax._keys.opaque import are_words, is_array, is_fresh, is_opaque, opaque, uncast, words_in
-from kvjax._ops.unused import noticed
+from kvjax._ops.notices import if_unused
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import manual_axes
@@ -84,21 +84,21 @@ class Handle:
         got, mend = f"{name} to be set", "each write returns the next handle, and kvjax.get_table makes another table"
         raise fail(AttributeError, self.name, "setattr", "a handle that stays as it is", got, mend)
 
-    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[TableSpec, Any]]:
+    def tree_flatten(self) -> tuple[tuple[Any, ...], TableSpec]:
         warn_of_refused()
-        tape = None if self.tape is None else self.tape.again()
-        return (self.leaf,) if self.view is None else (self.leaf, self.view), (self.spec, tape)
+        return (self.leaf, self.tape, self.view), self.spec
 
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[TableSpec, Any]]:
-        children, aux = self.tree_flatten()
-        return list(zip((VersionKey(self.spec.name), jax.tree_util.GetAttrKey("view")), children, strict=False)), aux
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], TableSpec]:
+        children, spec = self.tree_flatten()
+        paths = VersionKey(spec.name), jax.tree_util.GetAttrKey("tape"), jax.tree_util.GetAttrKey("view")
+        return list(zip(paths, children, strict=True)), spec
 
     @classmethod
-    def tree_unflatten(cls, aux: tuple[TableSpec, Any], children: Sequence[Any]) -> Self:
+    def tree_unflatten(cls, spec: TableSpec, children: Sequence[Any]) -> Self:
         word = children[0].raised if isinstance(children[0], Written) else children[0]
         if is_fresh(word):
-            at_exit.started(aux[0].name, uncast(word))
-        return cls(children[0], *aux, *children[1:])
+            at_exit.started(spec.name, uncast(word))
+        return cls(children[0], spec, *children[1:])
 
     # Copies of an immutable value are itself. Pickled, or as an array, it would be what `_NO_ROWS` says.
 
@@ -170,7 +170,13 @@ class Handle:
 
 def after_write(table: H, op: str, version: Any) -> H:
     """The handle that a write gives, with the version that it has made."""
-    return table.at(noticed(table.name, op, version))
+    return table.at(
+        if_unused(
+            version,
+            f"kvjax: table {table.name!r}, {op}: want a compiled function that returns what this write gives, the "
+            "table or the parameters that hold it, got one that does not use it; so the write is not done",
+        )
+    )
 
 
 def with_tape(table: H, tape: Any) -> H:

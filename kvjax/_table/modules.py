@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import warnings
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from kvjax._ops.notices import if_compiled
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._table import lifetime
@@ -22,7 +25,7 @@ from kvjax._values.errors import fail
 from kvjax.ffi import host
 
 
-def init_table(name: str, given: Arguments, rng: Any, op: str, reuse: bool) -> Table:
+def init_table(name: str, given: Arguments, rng: Any, op: str, reuse: bool, model: Any = None) -> Table:
     """The table of a module that is initialized.
 
     One that an earlier ``init`` made is made anew, unless it has never been written and is what is asked for: so two
@@ -36,25 +39,29 @@ def init_table(name: str, given: Arguments, rng: Any, op: str, reuse: bool) -> T
       rng: a JAX key, from which and from the name the seed is made if none is given; None for one of the name alone.
       op: the layer, for errors.
       reuse: whether to go on with the rows of a table that lives.
+      model: what all layers of the model have in common in this ``init`` and in no other, if there is such a thing.
 
     Returns:
       The handle for ``params``.
 
     Raises:
-      ValueError: a table that the module may not make anew has other arguments, or has been written.
+      ValueError: a table that the module may not make anew has other arguments, or has been written; or another layer
+        of the model has made it with other ones.
     """
     known, tracing = PROCESS.spec_of(name), _is_traced()
     drawn = given.seed is None
     if drawn and rng is not None and not tracing:
         given = dataclasses.replace(given, seed=_seed(name, rng))
+    seeded = drawn and rng is not None
     if known is None:
-        return _make(asked(name, given, None), drawn)
+        return _of_its_own_seed(_make(asked(name, given, None), drawn, model), op, seeded and tracing)
     if not reuse and not tracing and name in PROCESS.of_modules:
-        return _make_anew(known, asked(name, given, None), drawn)
+        return _make_anew(known, asked(name, given, None), drawn, model)
     given = dataclasses.replace(given, seed=known.seed) if drawn else given
     spec, birth = asked(name, given, known), PROCESS.births[name]
     if tracing and not reuse:
-        return Table(version_leaf(spec, birth if spec == known else (birth - 1) % 2**32), spec)
+        table = Table(version_leaf(spec, birth if spec == known else (birth - 1) % 2**32), spec)
+        return _of_its_own_seed(table, op, seeded)
     check_same(spec, known)
     table = live(spec)
     if not reuse and int(table.version) != birth:
@@ -66,17 +73,42 @@ def init_table(name: str, given: Arguments, rng: Any, op: str, reuse: bool) -> T
     return table
 
 
-def _make(spec: TableSpec, drawn: bool) -> Table:
+def _of_its_own_seed(table: Table, op: str, notice: bool) -> Table:
+    """The table, with a notice for an ``init`` that is compiled; who traces it for its shapes has no rows."""
+    if not notice:
+        return table
+    return table.at(
+        if_compiled(
+            table.version,
+            f"kvjax: table {table.name!r}, {op}: want an init outside of jit, where its key seeds the table, got one "
+            f"that is compiled, in which the key has no number yet; the rows begin by seed {table.spec.seed}, whatever "
+            "the key, and a live table is not made anew; give the layer a seed, or call init outside of jit",
+        )
+    )
+
+
+def _make(spec: TableSpec, drawn: bool, model: Any) -> Table:
     check_same(spec, lifetime.create(spec))
-    PROCESS.of_modules[spec.name] = drawn
+    PROCESS.of_modules[spec.name] = drawn, _reference(model)
     return live(spec)
 
 
-def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool) -> Table:
+def _reference(model: Any) -> Callable[[], Any]:
+    return (lambda: None) if model is None else weakref.ref(model)
+
+
+def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool, model: Any) -> Table:
     table = Table(live_version(known), known)
     written = int(table.version) != PROCESS.births[spec.name]
     if not written and spec == known:
+        PROCESS.of_modules[spec.name] = drawn, _reference(model)
         return table
+    if model is not None and PROCESS.of_modules[spec.name][1]() is model:
+        raise fail(
+            ValueError, spec.name, "init", "all layers of a model that name it to give the same options",
+            f"one that differs from an earlier one: {spec.differences(known)}",
+            "give the same options, or tables of other names",
+        )  # fmt: skip
     if written and len(table):
         _warn(
             f"kvjax: table {spec.name!r}, init: made anew, without the {len(table):,} rows that training had given it; "
@@ -84,7 +116,7 @@ def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool) -> Table:
             "shapes alone, jax.eval_shape(net.init, ...) touches no table"
         )
     lifetime.drop(spec.name)
-    return _make(spec, drawn)
+    return _make(spec, drawn, model)
 
 
 def _warn(text: str) -> None:

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from kvjax._keys.keys import Keys, KeysLike, x64_enabled
+from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.masks import mask_of
+from kvjax._keys.narrow import x64_enabled
 from kvjax._sharded import reads
 from kvjax._table import tapes
 from kvjax._table.handle import Handle, check_without_a_view, keys_for, version_to_read, wait

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from kvjax._keys.keys import x64_enabled
+from kvjax._keys.narrow import x64_enabled
 from kvjax._training.coupling import coupling_of
 from kvjax._training.refusals import ColumnsError, check_state, loss_of_all_rows, no_state, other_state, same_noise
 from kvjax._values.errors import level_of_user

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from jax.extend import core as jex
 
-from kvjax._keys.keys import x64_enabled
+from kvjax._keys.narrow import x64_enabled
 from kvjax._programs.fuse import contracted, fused, renamed
 from kvjax._programs.instructions import FACTS, GRADIENT, VALUE, Field, NotLowered
 from kvjax._programs.lower import Lowering

@@ -20,18 +20,36 @@ def as_bits(ids: Any, where: str) -> np.ndarray:
 
     Raises:
       TypeError: they are not integers, or have more than 64 bits.
+      ValueError: they are no array; or two that differ have the same bits.
     """
     if isinstance(ids, np.ma.MaskedArray) and np.ma.is_masked(ids):
         raise TypeError(
             f"kvjax: {where}: want integers, got a masked array of NumPy, whose mask would be lost; give ids.data, and "
             "mask=~np.ma.getmaskarray(ids) where masks are taken"
         )
-    array = np.asarray(ids)
-    if array.size == 0 and not isinstance(ids, np.ndarray):
-        array = array.astype(np.int64)  # an empty list has no type of its own
+    array = as_array(ids, where)
+    if array.size == 0 and array.dtype.kind not in "iu":
+        array = array.astype(np.int64)  # NumPy has given it the type of nothing
     if array.dtype.kind not in "iu":
         array = _of_objects(ids, array, where)
     return array.astype(np.uint64 if array.dtype.kind == "u" else np.int64, order="C")
+
+
+def as_array(items: Any, where: str) -> np.ndarray:
+    """What NumPy makes of them.
+
+    Raises:
+      ValueError: they are nested sequences of several lengths.
+    """
+    try:
+        return np.asarray(items)
+    except ValueError as error:
+        if "inhomogeneous" not in str(error):
+            raise
+        raise ValueError(
+            f"kvjax: {where}: want an array of ids, got sequences of several lengths; pad them with an id that is none "
+            "(pad_id=), or join them for kvjax.lookup_bag(..., lengths=)"
+        ) from None
 
 
 def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
@@ -43,7 +61,7 @@ def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
         others = [x for x, is_integer in zip(objects.flat, integers, strict=True) if not is_integer]
         wide = [x for x, is_integer in zip(objects.flat, integers, strict=True) if is_integer and not _fits(x)]
         if not others and not wide:
-            return np.array([int(x) % 2**64 for x in objects.flat], np.uint64).reshape(objects.shape)
+            return _bits_of([int(x) for x in objects.flat], where).reshape(objects.shape)
         got = f"{type(others[0]).__name__} {others[0]!r} among them" if others else f"{wide[0]}, which has more"
     raise TypeError(
         f"kvjax: {where}: want {want}, got {got}; hash strings and other values with kvjax.hash_keys, and give missing "
@@ -51,14 +69,27 @@ def _of_objects(ids: Any, array: np.ndarray, where: str) -> np.ndarray:
     )
 
 
+def _bits_of(integers: list[int], where: str) -> np.ndarray:
+    bits = [x % 2**64 for x in integers]
+    if len(set(bits)) < len(set(integers)):
+        twice = min(set(integers) & {x - 2**64 for x in integers})
+        raise ValueError(
+            f"kvjax: {where}: want ids that are all signed or all unsigned, got {twice} and {twice % 2**64}, whose 64 "
+            "bits are the same; give arrays of int64 or of uint64"
+        )
+    return np.array(bits, np.uint64)
+
+
 def salt_of(salt: Any, where: str) -> int:
     """A salt, in 64 bits.
 
     Raises:
-      TypeError: it is no integer.
+      TypeError: it is no integer, or has more than 64 bits.
     """
-    if isinstance(salt, bool) or not hasattr(salt, "__index__"):
-        raise TypeError(f"kvjax: {where}: want an integer as salt, got {salt!r}; number the features")
+    if isinstance(salt, bool) or not hasattr(salt, "__index__") or not _fits(operator.index(salt)):
+        raise TypeError(
+            f"kvjax: {where}: want an integer of at most 64 bits as salt, got {salt!r}; number the features"
+        )
     return operator.index(salt) % 2**64
 
 

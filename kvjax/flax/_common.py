@@ -48,7 +48,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def resolve_table(layer: LayerOptions, op: str, rng: Any) -> Table:
+def resolve_table(layer: LayerOptions, op: str, rng: Any, model: Any = None) -> Table:
     """The table of a layer that is initialized: the one that was given, or the one of that name, made if need be.
 
     An option that is None is one that was not given.
@@ -57,6 +57,7 @@ def resolve_table(layer: LayerOptions, op: str, rng: Any) -> Table:
       layer: the layer's options.
       op: what the layer is called, for errors.
       rng: the JAX key of the model, or None.
+      model: what all layers of the model that is initialized have in common, if there is such a thing.
     """
     table, features = layer.table, layer.features
     if not isinstance(table, (str, Table)):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
@@ -72,7 +73,7 @@ def resolve_table(layer: LayerOptions, op: str, rng: Any) -> Table:
             )
         return checked(layer, op, table if isinstance(table, Table) else _existing(table, op))
     made: dict[str, Any] = {"dim": features, "initializer": normal(features**-0.5), **options}
-    return init_table(table, Arguments(**made), rng, op, bool(layer.reuse))
+    return init_table(table, Arguments(**made), rng, op, bool(layer.reuse), model)
 
 
 def checked(layer: LayerOptions, op: str, table: Any) -> Table:

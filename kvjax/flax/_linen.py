@@ -32,7 +32,8 @@ class _TableModule(LayerOptions, nn.Module):
         assert scope is not None
         if not self.has_variable("params", "table"):
             # The model's key and not this module's, which differs between two modules that name one table.
-            return self.param("table", lambda _: resolve_table(self, op, LazyRng.create(scope.root.rngs["params"]).rng))
+            rng = LazyRng.create(scope.root.rngs["params"]).rng
+            return self.param("table", lambda _: resolve_table(self, op, rng, scope.root))
         table = checked(self, op, self.get_variable("params", "table"))
         return self.param("table", lambda _: table)
 

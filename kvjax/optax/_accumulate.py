@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from kvjax._keys.keys import Keys
+from kvjax._keys.opaque import opaque_canary, words_in
 from kvjax._keys.sparse_rows import is_sparse
 from kvjax._training.merge import merge
 from kvjax._training.rowwise import check_transform
@@ -21,7 +23,8 @@ class AccumulateState(NamedTuple):
 
     Attributes:
       steps: ``()`` int32, gradients since the last update.
-      grads: the gradients of the steps since then: each leaf ``(every, ...)``; None before the first.
+      grads: the gradients of the steps since then: each leaf ``(every, ...)``, those of a table as `KeptRows`; None
+        before the first.
       inner: state of the transform.
     """
 
@@ -30,16 +33,26 @@ class AccumulateState(NamedTuple):
     inner: PyTree
 
 
+class KeptRows(NamedTuple):
+    """Gradients of a table as arrays that any saver takes, each ``(every, ...)``: the words of the keys, the rows, the
+    counts, and the words of the canary of a `kvjax.SparseRows`."""
+
+    keys: jax.Array
+    rows: jax.Array
+    counts: jax.Array
+    canary: jax.Array
+
+
 def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformationExtraArgs:
     """Updates once for so many steps, by the mean of their gradients: what ``optax.MultiSteps`` does for dense tables.
 
     The gradients of tables are summed by key over all of these steps (`kvjax.merge`), so a key that occurs in one of
     them is trained as one that occurs in each. The steps in between write nothing. The gradients are kept in the state,
-    which they enter with the first step: that one is compiled for itself, and cannot be the body of a ``lax.scan``, and
-    the state of ``init`` is no template from which a later one can be restored. Where all microbatches are there at
-    once, ``lax.scan`` over them and `kvjax.merge` need no such memory. Of an update that a table refuses the gradients
-    are gone, also with ``partition(..., on_refused="keep")``: after `kvjax.commit` training goes on with the next
-    batches.
+    which they enter with the first step: that one is compiled for itself, and cannot be the body of a ``lax.scan``. To
+    restore a state takes one of after a step as a template (``jax.eval_shape`` of a step gives it), and not ``init``'s.
+    Where all microbatches are there at once, ``lax.scan`` over them and `kvjax.merge` need no such memory. Of an update
+    that a table refuses the gradients are gone, also with ``partition(..., on_refused="keep")``: after `kvjax.commit`
+    training goes on with the next batches.
 
     Args:
       tx: a transform of the whole tree of parameters, such as `partition`.
@@ -77,12 +90,13 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
         return AccumulateState(jnp.zeros((), jnp.int32), None, init_within(tx, params, "accumulate"))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, AccumulateState]:
-        kept = _put(_room(updates, every) if state.grads is None else state.grads, updates, state.steps)
+        plain = jax.tree.map(_plain, updates, is_leaf=is_sparse)
+        kept = _put(_room(plain, every) if state.grads is None else state.grads, plain, state.steps)
 
         last = state.steps == every - 1
 
         def write(kept: Any, inner: Any) -> Any:
-            return tx.update(jax.tree.map(_mean, kept, is_leaf=is_sparse), inner, params, **extra)
+            return tx.update(jax.tree.map(_mean, updates, kept, is_leaf=is_sparse), inner, params, **extra)
 
         new_updates, inner = update_if(last, write, kept, state.inner)
         return new_updates, AccumulateState(jnp.where(last, 0, state.steps + 1), kept, inner)
@@ -105,5 +119,14 @@ def _put(kept: Any, grads: Any, step: jax.Array) -> Any:
     return jax.tree.map(lambda all, one: jax.lax.dynamic_update_index_in_dim(all, one, step, 0), kept, grads)
 
 
-def _mean(grad: Any) -> Any:
-    return merge(grad, scale=1 / grad.rows.shape[0]) if is_sparse(grad) else jnp.mean(grad, 0)
+def _plain(grad: Any) -> Any:
+    return KeptRows(grad.keys.words, grad.rows, grad.counts, words_in(grad.canary)) if is_sparse(grad) else grad
+
+
+def _mean(grad: Any, kept: Any) -> Any:
+    """Of the gradients that are kept, which are like this one."""
+    if not is_sparse(grad):
+        return jnp.mean(kept, 0)
+    keys, canary = Keys(kept.keys, grad.keys.narrow), opaque_canary(kept.canary)
+    whole = grad.replace(keys=keys, rows=kept.rows, counts=kept.counts, canary=canary)
+    return merge(whole, scale=1 / kept.rows.shape[0])

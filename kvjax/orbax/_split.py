@@ -71,7 +71,8 @@ def combine(state: PyTree, tables: Mapping[str, Table] | None = None, like: PyTr
 
     Returns:
       The state with its tables. A warning says where the state of a `kvjax.optax.partition` has counted other steps
-      than a table that it trains: then one of both is of another time.
+      than a table that it trains: then one of both is of another time. A state that has counted none is a new one, and
+      goes with any table.
 
     Raises:
       TypeError: the tables are something else, for instance the state.

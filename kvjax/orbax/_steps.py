@@ -14,7 +14,7 @@ from kvjax._table.table import Table
 
 
 def warn_of_another_step(state: Any, tables: Mapping[str, Table]) -> None:
-    """Warns where an optimizer's state has counted other steps than tables that it has trained.
+    """Warns where an optimizer's state has counted other steps than tables that it trains.
 
     A state that counts 0 is a new one, and has trained none. Nothing is known of tables that are not part of a
     `kvjax.optax.partition`.
@@ -24,16 +24,16 @@ def warn_of_another_step(state: Any, tables: Mapping[str, Table]) -> None:
             continue
         count = int(np.asarray(part.count).item())
         others = {name: _last_step(tables[name]) for name in part.tables if name in tables} if count else {}
-        others = {name: last for name, last in others.items() if last not in (0, count)}
+        others = {name: last for name, last in others.items() if last not in (None, count)}
         if not others:
             continue
-        name, last = min(others.items())
+        name = min(others)
         more = f" (and {len(others) - 1} more)" if len(others) > 1 else ""
         warnings.warn(
             f"kvjax: table {name!r}{more}, combine: want a state and tables of one step, got optimizer state after "
-            f"step {count} and rows after step {last}; give what TableRestore has restored beside the state, or what "
-            "split gave with it. If the optimizer's state was begun anew while the rows were kept, this is as it "
-            "should be",
+            f"step {count} and rows after step {others[name]}; give what TableRestore has restored beside the state, "
+            "or what split gave with it. If the optimizer's state was begun anew while the rows were kept, this is as "
+            "it should be",
             stacklevel=3,
         )
 
@@ -43,8 +43,8 @@ def _is_partition(x: Any) -> bool:
     return {"count", "tables"} <= set(getattr(x, "_fields", ())) and isinstance(x.tables, Mapping)
 
 
-def _last_step(table: Table) -> int:
-    """0 for one of which it is not known yet."""
+def _last_step(table: Table) -> int | None:
+    """None for one of which it is not known yet."""
     if table.follows or table.tape is not None or isinstance(table.version, Tracer):
-        return 0
+        return None
     return table.stats().last_step

@@ -25,6 +25,7 @@ class LinenNet(nn.Module):
 
 @pytest.mark.parametrize("wrap", [None, nn.remat, nn.jit], ids=["plain", "remat", "jit"])
 @pytest.mark.parametrize("jit", few([False, True], 1), ids=["eager", "jit"])
+@pytest.mark.filterwarnings("ignore:.*want an init outside of jit")
 def test_linen_lifted_transforms(wrap, jit):
     net = LinenNet(wrap)
     params = (jax.jit(net.init) if jit else net.init)(jax.random.key(0), KEYS)["params"]

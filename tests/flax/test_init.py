@@ -20,10 +20,11 @@ TX = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(1.0))
 class Net(nn.Module):
     features: int = 4
     reuse: bool = False
+    seed: int | None = None
 
     @nn.compact
     def __call__(self, keys):
-        return kvjax.flax.Embed("t", self.features, reuse=self.reuse, name="embed")(keys)
+        return kvjax.flax.Embed("t", self.features, reuse=self.reuse, seed=self.seed, name="embed")(keys)
 
 
 class Two(nn.Module):
@@ -152,22 +153,58 @@ def test_an_init_that_is_traced_touches_no_live_table(program):
     if program == "tabulate":
         net.tabulate(key, IDS)
     elif program == "lower":
-        jax.jit(net.init).lower(key, KEYS)
+        with pytest.warns(UserWarning, match="outside of jit"):
+            jax.jit(net.init).lower(key, KEYS)
     elif program == "eval_shape":
         params = jax.eval_shape(net.init, key, KEYS)["params"]
         assert params["embed"]["table"].spec == table.spec
         other = jax.eval_shape(Net(features=8).init, key, KEYS)["params"]
         assert other["embed"]["table"].dim == 8
     else:
-        stale = jax.jit(net.init)(key, KEYS)["params"]["embed"]["table"]
+        with pytest.warns(UserWarning, match=r"'t', Embed: want an init outside of jit, .* table is not made anew"):
+            stale = jax.jit(net.init)(key, KEYS)["params"]["embed"]["table"]
         with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"stale.*init"):
             stale.lookup(IDS).block_until_ready()
     assert len(table) == 6  # it is as it was, and its handle is the live one
 
 
-def test_init_under_jit_makes_a_table_that_trains():
-    params = jax.jit(Net().init)(jax.random.key(0), KEYS)["params"]
-    assert len(trained(params["embed"]["table"])) == 6
+@LAYERS
+def test_an_init_under_jit_says_that_its_key_seeds_nothing(init):
+    with pytest.warns(UserWarning, match=r"'t', Embed: want an init outside of jit, where its key seeds") as said:
+        table = jax.jit(init)()
+    assert len(said) == 1 and said[0].filename == __file__ and len(trained(table)) == 6
+    kvjax.drop_table("t")
+    rows = jax.jit(lambda: init(seed=3))().lookup(IDS)  # which says nothing
+    kvjax.drop_table("t")
+    assert rows.tolist() == init(seed=3).lookup(IDS).tolist()
+
+
+def test_layers_of_one_model_agree_about_their_table():
+    """In other models it is another experiment, which has its table made anew."""
+
+    class Pair(nn.Module):
+        second: int = 4
+
+        @nn.compact
+        def __call__(self, keys):
+            return [kvjax.flax.Embed("t", features)(keys) for features in (4, self.second)]
+
+    for net in (Pair(), Pair(8), Pair(), Two()):
+        if net == Pair(8):
+            with pytest.raises(ValueError, match=r"'t', init: want all layers of a model .* dim 8 \(not 4\)"):
+                net.init(jax.random.key(0), KEYS)
+        else:
+            net.init(jax.random.key(0), KEYS)
+
+
+def test_a_handle_from_before_other_rows_says_so():
+    before = linen()
+    lookup = jax.jit(lambda table: table.lookup(IDS))
+    lookup(before)
+    kvjax.drop_table("t")
+    linen(features=8)
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"'t', lookup: .* made anew with other"):
+        lookup(before).block_until_ready()
 
 
 def test_apply_makes_no_table():

@@ -159,8 +159,37 @@ def test_hash_keys():
     assert hashed.dtype == np.int64 and len(np.unique(hashed)) == 5000
     assert kvjax.hash_keys([]).shape == (0,)
     np.testing.assert_array_equal(kvjax.hash_keys(np.array([1, 2**60], object)), kvjax.hash_keys([1, 2**60]))
-    with pytest.raises(TypeError, match="float"):
-        kvjax.hash_keys([1.5])
+    assert kvjax.hash_keys([1, 2**64 - 1]).tolist() == kvjax.hash_keys([1, -1]).tolist()
+    for wrong in ([1.5], [1, 2.5], [True], np.array([1.0])):
+        with pytest.raises(TypeError, match=r"hash_keys: want .*, got (float|int|bool) "):
+            kvjax.hash_keys(wrong)
+    for salt in (2**64, -(2**63) - 1):
+        with pytest.raises(TypeError, match="want an integer of at most 64 bits as salt"):
+            kvjax.hash_keys("a", salt)
+
+
+def test_ids_that_jax_may_have_cut_are_not_hashed(x64):
+    ids = jnp.asarray(np.array([2**31 - 1, 7]))
+    if x64:
+        assert kvjax.hash_keys(ids).tolist() == kvjax.hash_keys([2**31 - 1, 7]).tolist()
+    else:
+        with pytest.raises(TypeError, match="hash_keys: want ids of 64 bits, got a JAX array of 32-bit integers"):
+            kvjax.hash_keys(ids)
+    assert kvjax.hash_keys(ids.astype(jnp.int16)).tolist() == kvjax.hash_keys([-1, 7]).tolist()
+
+
+def test_lists_that_are_no_array_of_keys(make):
+    table = make()
+    for op in (table.lookup, kvjax.keys, kvjax.hash_keys):
+        with pytest.raises(
+            ValueError, match=r"kvjax: .*: want an array of ids, got sequences of several lengths; pad them"
+        ):
+            op([[1], [2, 3]])
+    for nothing in (np.array([]), [], jnp.array([]), np.zeros((0, 2))):
+        assert table.lookup(nothing).shape == (*np.shape(nothing), table.dim)
+    with pytest.raises(ValueError, match=f"all signed or all unsigned, got -1 and {2**64 - 1}"):
+        kvjax.keys([2**64 - 1, 5, -1, -1])
+    assert kvjax.keys([-1, -1, 2**63]).tolist() == [-1, -1, -(2**63)]
 
 
 def test_keys_are_compared_one_by_one(x64):

@@ -144,6 +144,38 @@ def test_on_a_mesh(make, mesh):
     assert by_example.rows.tolist() == np.full((3, 2, 2), 2.0).tolist()
 
 
+def whole(p):
+    return p["t"].lookup(IDS)
+
+
+STOPS = {
+    "plain": whole,
+    "jit": jax.jit(whole),
+    "checkpoint": jax.checkpoint(whole),
+    "cond": lambda p: jax.lax.cond(p["w"] > 0, whole, lambda p: 0 * whole(p), p),
+    "vmap": lambda p: jax.vmap(p["t"].lookup)(kvjax.keys(IDS)),
+    "scan": lambda p: jax.lax.scan(lambda c, _: (c, whole(c)), p, None, 1)[1][0],
+}
+
+
+@pytest.mark.parametrize("read", STOPS.values(), ids=STOPS)
+def test_stop_gradient_stops_tables(read, make):
+    """As it does dense parameters: a target network is not trained."""
+
+    def loss(p):
+        target = jax.lax.stop_gradient(p)
+        return p["w"] * jnp.sum(p["t"].lookup(MORE) ** 2) + target["w"] * jnp.sum(read(target) ** 2)
+
+    params = {"t": make(2, initializer=2.0), "w": jnp.float32(3.0)}
+    grads = jax.jit(kvjax.grad(loss))(params)
+    want = jax.grad(lambda w: w * MORE.size * 2 * 4.0)(params["w"])
+    np.testing.assert_allclose(grads["w"], want)
+    keys, rows = np.asarray(grads["t"].keys), np.asarray(grads["t"].rows)
+    real = np.asarray(grads["t"].counts) > 0
+    assert sorted(keys[real]) == sorted(MORE.ravel()) and (rows[real] == 12).all() and not rows[~real].any()
+    assert len(params["t"].apply(optax.sgd(1.0), grads["t"])[0]) == len(np.unique(MORE))
+
+
 @pytest.mark.parametrize("keep", [jax.jit, jax.checkpoint])
 def test_a_trace_from_before_the_loss_is_no_silent_zero(make, keep):
     """JAX keeps the trace of a function that reaches the table by itself, and so no lookup of the second trace."""

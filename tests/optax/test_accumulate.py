@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
+from flax.serialization import from_bytes, to_bytes
 
 import kvjax
 from tests.support.marks import few
@@ -64,6 +66,41 @@ def test_frequencies_are_those_of_all_steps(make):
         updates, state = tx.update(grads, state, params)
         params = optax.apply_updates(params, updates)
     assert params["t"].frequency(np.array([1, 2, 3])).tolist() == [3, 1, 0]
+
+
+@pytest.mark.parametrize("saver", ["orbax", "flax"])
+def test_a_state_is_saved_and_restored_between_updates(saver, make, tmp_path):
+    """Training goes on as if nothing had been."""
+    tx = kvjax.optax.accumulate(kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.adagrad(0.3)), 3)
+
+    def step(params, state, ids, y):
+        grads = kvjax.grad(lambda p: loss(p["t"].lookup(ids), p["w"], y))(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    def run(state, batches, save=None):
+        for n, (ids, y) in enumerate(batches):
+            state = step(*state, kvjax.keys(ids), y)
+            state = save(state) if save is not None and n == 1 else state
+        return state
+
+    def saved(state):
+        dense, tables = kvjax.orbax.split(state)
+        if saver == "flax":
+            dense = from_bytes(jax.tree.map(jnp.zeros_like, dense), to_bytes(dense))
+        else:
+            with ocp.CheckpointManager(tmp_path) as manager:
+                manager.save(0, args=ocp.args.StandardSave(dense))
+                like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), dense)
+                dense = manager.restore(0, args=ocp.args.StandardRestore(like))
+        return kvjax.orbax.combine(dense, tables)
+
+    made = [{"t": make(DIM, initializer=1.0, seed=1), "w": jnp.ones(DIM)} for _ in range(2)]
+    whole, halves = (
+        run((params, tx.init(params)), batches(7), save)[0] for params, save in zip(made, (None, saved), strict=True)
+    )
+    np.testing.assert_array_equal(whole["t"].lookup(np.arange(ROWS)), halves["t"].lookup(np.arange(ROWS)))
+    np.testing.assert_array_equal(whole["w"], halves["w"])
 
 
 def test_what_does_not_fit_is_refused(make):

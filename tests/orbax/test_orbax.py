@@ -231,6 +231,10 @@ def test_combine_says_that_a_state_has_counted_other_steps(make, recwarn):
     of_another = {"params": kvjax.orbax.split(params)[0], "opt": states[1]}
     with pytest.warns(UserWarning, match=f"'{params['t'].name}', combine: .*after step 1 and rows after step 2; give"):
         kvjax.orbax.combine(of_another, tables)
+    fresh = {"t": make(2), "fixed": make(2, trainable=False)}  # those of a new process, which nobody has restored
+    opened = {"params": kvjax.orbax.split(fresh)[0], "opt": states[1]._replace(tables={fresh["t"].name: ()})}
+    with pytest.warns(UserWarning, match="after step 1 and rows after step 0; give"):
+        kvjax.orbax.combine(opened, kvjax.orbax.split(fresh)[1])
 
 
 def test_combine_without_a_template(tmp_path):

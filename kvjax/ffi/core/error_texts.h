@@ -22,12 +22,13 @@ inline Error VersionError(std::string_view table, std::string_view op, uint32_t 
         "rows are not part of a handle: save them with kvjax.orbax.split and TableSave, restore them "
         "with TableRestore; and do no arithmetic on a tree that holds tables");
   }
-  return MakeError(ErrorCode::kFailedPrecondition, table, op,
-                   "the live handle (version " + std::to_string(live) + ")",
-                   "a stale one (version " + std::to_string(version) + ")",
-                   "use the Table that the last write returned, as an argument of the jitted function, or "
-                   "table.refresh(); a read that must come before a write is ordered by table.after(x); a "
-                   "module's init makes its table anew only outside of jit");
+  return MakeError(
+      ErrorCode::kFailedPrecondition, table, op, "the live handle (version " + std::to_string(live) + ")",
+      "a stale one (version " + std::to_string(version) + ")",
+      "use the Table that the last write returned, as an argument of the jitted function, or "
+      "table.refresh(); a read that must come before a write is ordered by table.after(x). Where "
+      "the table was made anew since, by another init or after drop_table, its rows are others: "
+      "init again, outside of jit");
 }
 
 /// A cursor of deltas where no table keeps any.
@@ -197,6 +198,15 @@ inline Error OperandError(std::string_view table, std::string_view op, std::stri
                           std::string_view got) {
   return MakeError(ErrorCode::kInvalidArgument, table, op, want, got,
                    "call kvjax's Python functions, which prepare the operands");
+}
+
+/// Rows of another dim or dtype than those of the table, as an earlier one of its name had them.
+inline Error OtherRowsError(std::string_view table, std::string_view op, std::string_view want,
+                            std::string_view got) {
+  return MakeError(
+      ErrorCode::kFailedPrecondition, table, op, want, got,
+      "the table was made anew with other options since this handle was made, so take the handle "
+      "that came of that, or kvjax.get_table(name)");
 }
 
 /// A phase of a write that there is not.

@@ -23,13 +23,17 @@ namespace kvjax {
 
 namespace ffi = xla::ffi;
 
+/// What an array is, for errors.
+inline std::string Described(const ffi::AnyBuffer& array) {
+  std::string text = "element type " + std::to_string(static_cast<int>(array.element_type())) + ", shape (";
+  for (const int64_t d : array.dimensions()) text += std::to_string(d) + ",";
+  return text + ")";
+}
+
 /// Throws unless `ok`: the op wants `want`.
 inline void Expect(bool ok, std::string_view table, std::string_view op, std::string_view want,
                    const ffi::AnyBuffer& got) {
-  if (ok) return;
-  std::string text = "element type " + std::to_string(static_cast<int>(got.element_type())) + ", shape (";
-  for (const int64_t d : got.dimensions()) text += std::to_string(d) + ",";
-  throw OperandError(table, op, want, text + ")");
+  if (!ok) throw OperandError(table, op, want, Described(got));
 }
 
 /// How JAX holds a type: 64-bit integers as pairs of 32-bit words, low word first, whatever jax_enable_x64
@@ -242,7 +246,7 @@ class Decoder {
   }
   const std::byte* Rows(const ffi::AnyBuffer& buffer, const TableSpec& spec, size_t n) const {
     const bool ok = Holds(buffer, DataTypeOf(spec.type), n * static_cast<size_t>(spec.dim));
-    Want(ok, [&] { return Shaped(spec, n) + " of the table's dtype"; }, buffer);
+    if (!ok) throw OtherRowsError(table_, op_, Shaped(spec, n) + " of the table's dtype", Described(buffer));
     return static_cast<const std::byte*>(buffer.untyped_data());
   }
   const float* Floats(const ffi::AnyBuffer& buffer, const TableSpec& spec, size_t n) const {

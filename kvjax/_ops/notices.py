@@ -1,0 +1,49 @@
+"""Notices: warnings about what JAX does with a handle, said while it compiles the program that makes it."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+from jax.core import Tracer
+from jax.extend.core import Primitive
+from jax.interpreters import mlir, partial_eval
+
+from kvjax._values.errors import level_of_user
+
+
+def if_unused(version: jax.Array, text: str) -> jax.Array:
+    """The version, whose use is looked for when a program is compiled."""
+    return _version_p.bind(version, unused=text, compiled="") if isinstance(version, Tracer) else version
+
+
+def if_compiled(version: Any, text: str) -> jax.Array:
+    """The version as one of the program that is being traced, which is not compiled for its shapes alone."""
+    return _version_p.bind(version, unused="", compiled=text)
+
+
+def _where_used(used: list[bool], *rest: Any) -> Any:
+    """Which operands are in use, and what is left of an equation, as JAX asks of each before it compiles a program."""
+    equation = rest[-1]  # jax 0.12 also says which operands are live
+    if used[0]:
+        return [True], equation
+    _warn(equation.params["unused"])
+    return [False], None
+
+
+def _lowered(_: Any, version: Any, *, compiled: str, **__: Any) -> list[Any]:
+    _warn(compiled)
+    return [version]
+
+
+def _warn(text: str) -> None:
+    if text:
+        warnings.warn(text, stacklevel=level_of_user())
+
+
+_version_p = Primitive("kvjax_version")
+_version_p.def_impl(lambda version, **_: version)
+_version_p.def_abstract_eval(lambda version, **_: version)
+mlir.register_lowering(_version_p, _lowered)
+partial_eval.dce_rules[_version_p] = _where_used
