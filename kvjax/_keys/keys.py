@@ -130,12 +130,15 @@ class Keys:
         """Which keys are equal, ``(...)`` bool; `other` is all that `kvjax.keys` takes, and is broadcast.
 
         Raises:
-          TypeError: JAX may have cut one of the two to 32 bits (see `narrow`) and not the other.
+          TypeError: the other are numbers, and no ids; or JAX may have cut one of the two to 32 bits (see `narrow`) and
+            not the other.
           ValueError: their shapes do not broadcast.
         """
         try:
-            them = as_keys(other)
+            them = as_keys(other, "Keys, ==")
         except TypeError:
+            if hasattr(other, "__array__") or isinstance(other, (int, float, list, tuple)):
+                raise  # Python would compare objects, and give one False for all keys
             return NotImplemented
         if them.narrow != self.narrow:
             raise TypeError(

@@ -190,20 +190,28 @@ def with_tape(table: H, tape: Any) -> H:
 def keys_for(table: Handle, keys: Any, op: str) -> Keys:
     """The keys of a call."""
     check_process(table.name, op)
-    keys = as_keys(keys, f"table {table.name!r}, {op}")
-    check_width(table.spec, keys, op)
+    keys = of_width(table.spec, as_keys(keys, f"table {table.name!r}, {op}"), op)
     return keys if isinstance(keys.words, jax.Array) else Keys(jnp.asarray(keys.words), keys.narrow)
 
 
-def check_width(spec: TableSpec, keys: Keys, op: str) -> None:
-    """Whether JAX may have cut keys before they came here, and nobody has said that it has not."""
-    if keys.narrow and not spec.narrow_keys:
+def of_width(spec: TableSpec, keys: Keys, op: str) -> Keys:
+    """The keys, of which 32 bits are a key of the table's type, whatever signs JAX has read in them.
+
+    Raises:
+      TypeError: JAX may have cut them before they came here, and nobody has said that it has not.
+    """
+    if not keys.narrow:
+        return keys
+    if not spec.narrow_keys:
         raise fail(
             TypeError, spec.name, op, "keys of 64 bits",
             "a JAX array of 32-bit integers while jax_enable_x64 is off, to which jit and jnp cut NumPy's 64-bit ids",
             "pass kvjax.keys(numpy_ids) into compiled functions, which is exact; for ids that never had more than 32 "
             "bits, kvjax.keys(ids, key_dtype='int32') says so, or key_dtype='int32' where the table is made",
         )  # fmt: skip
+    low = keys.words[..., 0]
+    high = jnp.zeros_like(low) if spec.key_dtype == "uint32" else (low.view(jnp.int32) >> 31).view(jnp.uint32)
+    return Keys(jnp.stack([low, high], -1), narrow=True)
 
 
 def check_process(name: str, op: str) -> None:

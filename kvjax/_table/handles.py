@@ -6,6 +6,7 @@ from typing import Self
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from kvjax._ops import order
 from kvjax._sharded import following
@@ -49,6 +50,7 @@ class Handles(Handle):
         interrupt has cut off as it was started, may write after it: then the next call says that the handle is stale.
 
         Raises:
+          TypeError: it is inside of ``jit``.
           RuntimeError: this handle comes from another process, for instance from a checkpoint that was saved without
             `kvjax.orbax.split`. The table of this process does not have its rows. Or a step over a mesh was done
             on some of its devices alone, as one of them had failed: restore the last checkpoint.
@@ -56,6 +58,11 @@ class Handles(Handle):
         check_outside_a_loss(self, "refresh")
         check_without_a_view(self, "refresh")
         check_spec(self, "refresh")
+        if isinstance(self.given, Tracer):
+            raise fail(
+                TypeError, self.name, "refresh", "a call outside of jit", "one inside, where it would be done once, as "
+                "the function is traced", "give the function the live handle; table.live() reads the newest rows in it",
+            )  # fmt: skip
         at_exit.acknowledge()
         live = self.at(live_version(self.spec))
         check_spec(self, "refresh")  # another may have taken its name meanwhile

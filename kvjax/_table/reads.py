@@ -99,7 +99,7 @@ class Reads(Handle):
           TypeError: the keys are not integers, or the mask is not bool.
           ValueError: the mask has another shape.
           KeyError: the table has no such slot now.
-          RuntimeError: the handle is stale (from a program, a ``jax.errors.JaxRuntimeError``, which is one).
+          RuntimeError: the handle is stale (from a compiled function also a ValueError, see docs/troubleshooting.md).
 
         Example:
           >>> import kvjax, numpy as np

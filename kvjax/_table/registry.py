@@ -52,11 +52,12 @@ def get_table(name: str, given: Arguments) -> Table:
       dim: width of a row, at least 1.
       key_dtype: "int64", "uint64", "int32" or "uint32": how exported keys are typed (signed or unsigned, always
         64 bits). Every table takes any 64-bit key. While ``jax_enable_x64`` is off, only "int32" and "uint32" take JAX
-        arrays of 32-bit integers as they are: these may be what JAX has made of 64-bit ids.
+        arrays of 32-bit integers, signed or unsigned as they say: these may be what JAX has made of 64-bit ids.
       dtype: of the rows, "float32", "bfloat16" or "float16". Gradients and slots are float32.
-      initializer: a number; an array, one row ``(dim,)`` or a pool of rows ``(p, dim)`` of which each key chooses one;
-        one of `kvjax.initializers`; or a function ``(rng, shape, dtype)``, such as any of ``jax.nn.initializers``,
-        called for each key by itself with shape ``(1, dim)``.
+      initializer: a number, by default 0; an array, one row ``(dim,)`` or a pool of rows ``(p, dim)`` of which each key
+        chooses one; one of `kvjax.initializers`; or a function ``(rng, shape, dtype)``, such as any of
+        ``jax.nn.initializers``, called for each key by itself with shape ``(1, dim)``. A model that multiplies rows of
+        two tables does not move if both begin as zeros; layers begin with normal ones.
       seed: 64-bit integer for the initial rows; by default a hash of the name.
       trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it.
       checkpoint: whether `kvjax.orbax.split` hands it out to be saved.
@@ -230,6 +231,7 @@ def drop_table(name: str) -> None:
       name: of a table of this process.
 
     Raises:
+      TypeError: it is no name.
       KeyError: there is no table of this name.
 
     Example:
@@ -239,4 +241,6 @@ def drop_table(name: str) -> None:
       >>> "doc_drop" in kvjax.tables(), table
       (False, Table('doc_drop', dim=4, dtype=float32, version=0 (dropped)))
     """
+    if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
+        raise TypeError(f"kvjax: drop_table: want the name of a table, got {name!r}; drop_table(table.name)")
     lifetime.drop(name)

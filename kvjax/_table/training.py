@@ -14,7 +14,7 @@ from kvjax._keys.steps import step_words
 from kvjax._ops import order, training
 from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_together
-from kvjax._table.handle import Handle, after_write, check_width, version_to_write
+from kvjax._table.handle import Handle, after_write, of_width, version_to_write
 from kvjax._table.refused import watch
 from kvjax._table.view import check_late
 from kvjax._training.apply import Held, apply, check, end, plan
@@ -42,7 +42,7 @@ def check_gradient(table: Handle, rowwise: Rowwise, grads: Any, state: Any) -> N
                 "differentiate with respect to kvjax.optax.caught_up(params, state, rows), where rows is what "
                 "partition got as tables=, and give the update the parameters from before it",
             )  # fmt: skip
-    check_width(table.spec, grads.keys, "apply")
+    of_width(table.spec, grads.keys, "apply")
 
 
 def train(table: H, rowwise: Rowwise, grads: SparseRows, state: Any, step: Any, extra: dict[str, Any]) -> tuple[H, Any]:
@@ -99,7 +99,9 @@ def train_or_refuse(
 def _update(write: Write, step: Any, extra: dict[str, Any]) -> tuple[TableSpec, Rowwise, Update]:
     table, leaves = write.table, tuple(jax.tree.leaves(write.state))
     version, number = version_to_write(table, "apply"), step_words(step, table.name, "apply")
-    return table.spec, write.rowwise, Update(version, write.grads, leaves, number, extra)
+    keys = of_width(table.spec, write.grads.keys, "apply")
+    grads = write.grads if keys is write.grads.keys else write.grads.replace(keys=keys, merged=write.grads.merged)
+    return table.spec, write.rowwise, Update(version, grads, leaves, number, extra)
 
 
 def _result(write: Write, done: tuple[jax.Array, Any]) -> tuple[Any, Any]:

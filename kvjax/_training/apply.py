@@ -57,7 +57,8 @@ def check(spec: TableSpec, rowwise: Rowwise, grads: Any, state: Any) -> None:
     if want != got and (want.num_leaves or got != jax.tree.structure(())):
         raise fail(
             ValueError, spec.name, "apply", f"the state of this transform, {want}", f"{got}",
-            "start from kvjax.optax.rowwise(tx).init(dim) and keep what apply returns",
+            "keep what the last update returned; a new one is tx.init(params) of partition, or, for table.apply, "
+            "kvjax.optax.rowwise(tx).init(dim)",
         )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def ema_rows(decay: float) -> optax.GradientTransformation:
     Returns:
       An optax transform; its update needs ``params``. Its slot in tables is "ema", ``(dim,)``, which ``lookup(keys,
       slot="ema")`` reads, and all of a model in which `averaged` stands. That of dense parameters is
-      ``optax.tree_utils.tree_get(state, "ema")``.
+      ``optax.tree_utils.tree_get(state.dense, "ema")`` of the state of `partition`.
 
     Raises:
       ValueError: `decay` is not in 0..1; or, in ``update``, without params.
@@ -84,8 +84,9 @@ def averaged(params: T, tx: TableTx) -> T:
         `ema_rows` stay as they are, and so do dense parameters.
 
     Returns:
-      The same tree. Its tables only read: lookups, also of layers and bags, and `Table.export`. A key without a row,
-      and a row that no step of this optimizer has written, read as they are.
+      The same tree. Its tables only read: lookups, also of layers and bags, and `Table.export`; a checkpoint of them
+      has the averages as rows. A key without a row, and a row that no step of this optimizer has written, read as they
+      are.
 
     Raises:
       KeyError: no table has an `ema_rows`, or one has several, which have no single name.

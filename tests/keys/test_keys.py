@@ -119,6 +119,17 @@ def test_ids_of_32_bits_are_taken_where_somebody_says_so(make):
     np.testing.assert_array_equal(jax.jit(lambda t, ids: t.lookup(said(ids)))(other, np.array([7, -1])), rows)
 
 
+def test_narrow_ids_are_keys_of_the_tables_type(make):
+    """Ids of 32 bits that a table calls unsigned are, where JAX has read a sign in them."""
+    ids = np.array([2**32 - 1, 7])
+    for key_dtype, theirs in (("uint32", ids), ("int32", ids.astype(np.int32).astype(np.int64))):
+        table = make(key_dtype=key_dtype).upsert(theirs, np.ones((2, 4)))
+        for cut in (jnp.asarray(ids.astype(np.int32)), jnp.asarray(ids.astype(np.uint32))):
+            assert table.contains(cut).all() and jax.jit(lambda t, x: t.contains(x))(table, cut).all()
+            table, _ = table.apply(optax.sgd(1.0), kvjax.SparseRows(cut, jnp.ones((2, 4))))
+        assert len(table) == 2 and sorted(table.export().keys.tolist()) == sorted(theirs.tolist())
+
+
 def test_keys_made_inside_of_a_program_are_refused_too(make):
     """Three ids that would be one: `kvjax.keys` around the ids where they are used is too late."""
     table, ids = make(), np.array([7, 2**40 + 7, 2**50 + 7])
@@ -207,6 +218,9 @@ def test_keys_are_compared_one_by_one(x64):
     twins = jax.jit(lambda k: k.reshape(8, 1) == k.reshape(1, 8))(kvjax.keys([1, 2**40] * 4))
     assert twins.sum() == 32
     assert (ids == "a") is False and (ids != None) is True  # noqa: E711
+    for numbers in (1.0, [1.0], np.float32([1]), jnp.ones(8)):
+        with pytest.raises(TypeError, match="Keys, ==: want integers"):
+            ids == numbers  # noqa: B015
     with pytest.raises(ValueError, match=r"want keys of shapes that broadcast .*got \(8,\) and \(3,\)"):
         ids == kvjax.keys([1, 2, 3])  # noqa: B015
     with pytest.raises(TypeError, match="unhashable"):

@@ -370,3 +370,22 @@ def test_gradients_belong_to_their_table(make):
         kvjax.merge([grads["a"], grads["b"]])
     a, _ = a.apply(optax.sgd(1.0), kvjax.SparseRows(grads["b"].keys, grads["b"].rows))
     assert a.contains(np.array([2])).tolist() == [True]
+
+
+def test_second_derivatives_of_dense_parameters(make):
+    """Curvature and gradient penalties: derivatives go through the gradient, and by what orders writes."""
+    table, w = make(3, initializer=1.0), jnp.array([0.3, 0.4, -1.0])
+
+    def loss(p, rows):
+        return jnp.sum(jnp.tanh(p[None] * rows) ** 2)
+
+    def ours(w):
+        return kvjax.value_and_grad(lambda p: loss(p["w"], p["t"].lookup([1, 2])))({"w": w, "t": table})
+
+    rows = jnp.ones((2, 3))
+    want = jax.hessian(loss)(w, rows)
+    np.testing.assert_allclose(jax.hessian(lambda w: ours(w)[0])(w), want, rtol=1e-5)
+    for jacobian in (jax.jacfwd, jax.jacrev):
+        np.testing.assert_allclose(jax.jit(jacobian(lambda w: ours(w)[1]["w"]))(w), want, rtol=1e-5)
+        mixed = jacobian(lambda w: ours(w)[1]["t"].rows)(w)
+        np.testing.assert_allclose(mixed, jacobian(jax.grad(loss, 1))(w, rows), rtol=1e-5)

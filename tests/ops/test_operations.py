@@ -253,6 +253,29 @@ def test_a_write_is_a_value(name, make):
         np.testing.assert_array_equal(getattr(table.export(), column), getattr(once, column))
 
 
+def test_writes_of_a_scan_are_said_to_be_unused_where_they_are(make, recwarn):
+    """A scan does those that its next turn reads, whatever of its results anybody wants."""
+    keys = kvjax.keys(np.arange(6).reshape(3, 2))
+
+    def turn(table, key):
+        rows = table.lookup(key)
+        return table.after(rows).upsert(key, rows + 1), jnp.sum(rows)
+
+    table = make(1)
+    assert jax.jit(lambda table: jax.lax.scan(turn, table, keys)[1])(table).tolist() == [0, 0, 0]
+    assert len(table.refresh()) == 6 and not recwarn.list
+
+    def forgetful(carry, key):
+        table, total = carry
+        turn(table, key)
+        return (table, total + jnp.sum(table.lookup(key))), None
+
+    table = make(1)
+    with pytest.warns(UserWarning, match=f"'{table.name}', upsert: want a compiled function that returns") as said:
+        jax.jit(lambda table: jax.lax.scan(forgetful, (table, 0.0), keys)[0])(table)
+    assert len(said) == 1 and len(table) == 0
+
+
 def test_no_derivative_goes_through_a_write(make):
     table = make(1)
     for name in ("upsert", "add", "apply"):
