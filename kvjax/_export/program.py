@@ -67,7 +67,8 @@ class Program:
             missing, extra = sorted(self.inputs.keys() - found.keys()), sorted(found.keys() - self.inputs.keys())
             raise ProgramError(
                 f"kvjax: program, call: want arrays at {list(self.inputs)}, got none at {missing} and others at "
-                f"{extra}; give arguments of the structure that the program was exported with"
+                f"{extra}; give arguments of the structure that the program was exported with, and kvjax.keys(ids) "
+                "where it had keys"
             )
         try:
             return self.exported.call(*(found[path] for path in self.inputs))

@@ -90,7 +90,8 @@ def _initializer(request: Request, initializer: Any) -> Any:
 
 
 def _seed(request: Request, seed: Any) -> int:
-    request.want(seed is None or is_integer(seed), "an integer seed", seed)
+    fits = seed is None or (is_integer(seed) and -(2**63) <= seed < 2**64)
+    request.want(fits, "a seed of at most 64 bits", seed)
     return (int(host.hash_strings([request.name.encode()], 0)[0]) if seed is None else int(seed)) % 2**64
 
 

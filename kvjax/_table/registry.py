@@ -56,7 +56,8 @@ def get_table(name: str, given: Arguments) -> Table:
       dtype: of the rows, "float32", "bfloat16" or "float16". Gradients and slots are float32.
       initializer: a number, by default 0; an array, one row ``(dim,)`` or a pool of rows ``(p, dim)`` of which each key
         chooses one; one of `kvjax.initializers`; or a function ``(rng, shape, dtype)``, such as any of
-        ``jax.nn.initializers``, called for each key by itself with shape ``(1, dim)``. A model that multiplies rows of
+        ``jax.nn.initializers``, called for each key by itself with shape ``(1, dim)``, and traced: random numbers come
+        from its ``rng``, as others would be drawn once for all keys. A model that multiplies rows of
         two tables does not move if both begin as zeros; layers begin with normal ones.
       seed: 64-bit integer for the initial rows; by default a hash of the name.
       trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it.

@@ -209,7 +209,8 @@ def group_adam(
 
         def one(grad: jax.Array, p: jax.Array, mu: jax.Array, nu: jax.Array, z: jax.Array) -> tuple[jax.Array, ...]:
             def corrected(moment: jax.Array, b: float, steps: jax.Array) -> jax.Array:
-                bias = 1 - jnp.asarray(b, jnp.promote_types(grad.dtype, jnp.float32)) ** steps
+                wide = jnp.promote_types(grad.dtype, jnp.float32)
+                bias = 1 - jnp.asarray(b, wide) ** steps.astype(wide)
                 return moment / jnp.where(steps > 0, bias, 1.0).astype(grad.dtype)
 
             mu, new_nu = b1 * mu + (1 - b1) * grad, b2 * nu + (1 - b2) * jnp.square(grad)

@@ -232,7 +232,7 @@ def _normal(facts: RowFacts, seeds: list[np.uint32], dim: int) -> jax.Array:
     # Adding an odd constant between the mixings keeps zeros from mapping to zero.
     for word in (*seeds, *facts.step, *facts.key):
         state = mix((state ^ jnp.asarray(word, jnp.uint32)) + jnp.uint32(0x9E3779B9))
-    columns = mix(jnp.arange(1, 2 * dim + 1, dtype=jnp.uint32)).reshape(2, dim)
+    columns = mix(jnp.arange(1, 2 * dim + 1, dtype=jnp.uint32)).reshape(2, *[1] * state.ndim, dim)
     u, v = (
         # In (0, 1), so that the logarithm is finite.
         ((mix(state[..., None] ^ some) >> 8).astype(jnp.float32) + np.float32(0.5)) * np.float32(2**-24)

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.core import Tracer
 
+from kvjax._keys.opaque import is_array
 from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table, is_table
 from kvjax._values.arrays import PyTree
@@ -43,6 +45,9 @@ def split(state: PyTree) -> tuple[PyTree, dict[str, Table]]:
       The state without tables, for ``ocp.args.StandardSave``, and the tables by name, for `TableSave`. Tables made with
       ``checkpoint=False`` are left out.
 
+    Raises:
+      ValueError: it has handles of two versions of a table, as a copy of the parameters from before a step.
+
     Example:
       >>> import kvjax
       >>> state = {"w": 1.0, "t": kvjax.get_table("doc_split", dim=2)}
@@ -53,9 +58,29 @@ def split(state: PyTree) -> tuple[PyTree, dict[str, Table]]:
       'doc_split'
       >>> kvjax.drop_table("doc_split")
     """
-    leaves = jax.tree.leaves(state, is_leaf=is_table)
-    tables = {leaf.name: leaf for leaf in leaves if is_table(leaf) and leaf.spec.checkpoint}
+    tables: dict[str, Table] = {}
+    for leaf in jax.tree.leaves(state, is_leaf=is_table):
+        if is_table(leaf) and leaf.spec.checkpoint:
+            tables[leaf.name] = _one_of(tables[leaf.name], leaf) if leaf.name in tables else leaf
     return jax.tree.map(lambda x: TableRef(x.name) if is_table(x) else x, state, is_leaf=is_table), tables
+
+
+def _one_of(one: Table, other: Table) -> Table:
+    """Of two handles of a table the one that says of which version it is; both, or there is nothing to be chosen."""
+    if one is other or one.follows or other.follows:
+        return other if one.follows else one
+    versions = [int(x.version) for x in (one, other) if not x.donated and _is_known(x.version)]
+    if len(set(versions)) > 1:
+        raise fail(
+            ValueError, one.name, "split", "one version of a table in a state", f"versions {versions}",
+            "a table has the rows of its last version alone: to keep those of an earlier one, save a checkpoint then, "
+            "or table.export()",
+        )  # fmt: skip
+    return other
+
+
+def _is_known(version: Any) -> bool:
+    return isinstance(version, (np.ndarray, np.generic)) or is_array(version)
 
 
 def combine(state: PyTree, tables: Mapping[str, Table] | None = None, like: PyTree = None) -> PyTree:

@@ -67,6 +67,7 @@ assert "flax" not in sys.modules
 
 
 @slow
+@pytest.mark.filterwarnings("ignore:.*want an init outside of jit")
 def test_in_a_process_without_the_model(tmp_path, promotion):
     net = Net()
     users, watched = np.array([7, -1, 2**40, 9, 8]), np.array([[1, -1], [2, 1], [-1, -1], [3, 3], [2**50, 9]])

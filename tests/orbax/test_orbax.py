@@ -214,6 +214,19 @@ def test_combine_wants_tables_of_now(make):
     assert jax.eval_shape(lambda tables: kvjax.orbax.combine(dense, tables), tables)["t"].name == state["t"].name
 
 
+def test_a_state_has_one_version_of_a_table(make):
+    """A copy of the parameters from before a step has the rows of now, and not those of then."""
+    table = make(2)
+    live, before = table.live(), jax.tree.map(lambda x: x, {"t": table})
+    after = {"t": table.upsert([1], np.ones((1, 2)))}
+    for state in ({"best": before, "now": after}, {"now": after, "old": before}):
+        with pytest.raises(ValueError, match=rf"'{table.name}', split: want one version of a table .*table.export"):
+            kvjax.orbax.split(state)
+    for state in ({"a": live, "b": after}, {"a": after, "b": live}, {"a": after, "b": dict(after)}):
+        _, tables = kvjax.orbax.split(state)
+        assert tables[table.name] is after["t"]
+
+
 def test_combine_says_that_a_state_has_counted_other_steps(make, recwarn):
     """Rows of one step beside the optimizer of another: nothing else would tell."""
     tx, rows = kvjax.optax.partition(optax.sgd(1.0), optax.sgd(1.0)), jnp.ones((1, 2))

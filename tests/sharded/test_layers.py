@@ -68,6 +68,7 @@ def batches(n=24, steps=3):
 
 
 @pytest.mark.parametrize("explicit", few([False, True], 1), ids=["auto", "explicit"])
+@pytest.mark.filterwarnings("ignore:.*want an init outside of jit")
 def test_linen_train_state_partition_and_clipping(mesh, promotion, explicit):
     mesh = mesh(4, explicit=explicit)
     tx = optax.chain(

@@ -21,7 +21,7 @@ Host, Hybrid, Mmap = kvjax.storage.Host, kvjax.storage.Hybrid, kvjax.storage.Mma
         ({"dim": 2.5}, r"dim in 1\.\."),
         ({"dim": 2**62}, r"dim in 1\.\."),
         ({"dim": True}, r"dim in 1\.\."),
-        ({"dim": 2, "seed": 1.5}, "integer seed"),
+        ({"dim": 2, "seed": 1.5}, "a seed of at most 64 bits"),
         ({"dim": 2, "initializer": float("nan")}, "finite"),
         ({"initializer": 9.0}, "dim= beside"),
         ({"dim": 2, "dtype": "int8"}, "dtype in"),
