@@ -6,11 +6,23 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 Score = Callable[[Any], Any]
+
+
+class OfModule(NamedTuple):
+    """How a module's ``init`` made a table.
+
+    Attributes:
+      drawn: whether the table's seed was drawn, as nobody had said one.
+      model: a weak reference to what all layers of the model have in common in that ``init``, or what gives None.
+    """
+
+    drawn: bool
+    model: Callable[[], Any] = lambda: None
 
 
 class Process:
@@ -24,8 +36,7 @@ class Process:
         whatever backend, so that its handles stay stale.
       births: the version that each live table was made at: one that still has it has never been written.
       present: how far each table had been trained when no row of it was behind, see `kvjax._table.behind`.
-      of_modules: the live tables that a module's ``init`` made, and may make anew, by name: whether their seed was
-        drawn, and a weak reference to that init, if it is known.
+      of_modules: the live tables that a module's ``init`` made, and may make anew, by name.
       forked: whether this is a child of the process whose tables these are, in which neither they nor JAX can run.
       placements: a number of each placement that a table has had, from 1.
       traced: names of the tables that JAX may keep programs for.
@@ -42,7 +53,7 @@ class Process:
         self.first_versions: dict[str, int] = {}
         self.births: dict[str, int] = {}
         self.present: dict[str, Any] = {}
-        self.of_modules: dict[str, tuple[bool, Any]] = {}
+        self.of_modules: dict[str, OfModule] = {}
         self.sinks: dict[str, Any] = {}
         self.cursors: dict[Any, Any] = {}
         self.placements: dict[Any, int] = {}

@@ -59,7 +59,7 @@ def hash_keys(items: HashedLike, salt: int = 0) -> np.ndarray:
 def _whole(items: Any) -> Any:
     """The items, of which JAX's integers must not have been cut."""
     jax = sys.modules.get("jax")  # which nobody needs who hashes strings
-    if jax is not None and isinstance(items, jax.Array) and jax.numpy.issubdtype(items.dtype, jax.numpy.integer):
+    if jax is not None:
         from kvjax._keys.narrow import is_narrow, narrow_error
 
         if is_narrow(items):

@@ -307,7 +307,7 @@ def as_keys(ids: Any, where: str = "keys") -> Keys:
         return _from_jax(ids, where)
     if isinstance(ids, (list, tuple)) and any(isinstance(each, Keys) for each in ids):
         return _stacked([as_keys(each, where) for each in ids], where)
-    return Keys(as_bits(ids, where)[..., None].view(np.uint32))
+    return Keys(as_bits(ids, where)[..., None].view(np.uint32), is_narrow(ids))
 
 
 def _stacked(parts: Sequence[Keys], where: str) -> Keys:

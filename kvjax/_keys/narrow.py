@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -11,9 +13,16 @@ def x64_enabled() -> bool:
     return jnp.result_type(int).itemsize == 8
 
 
-def is_narrow(ids: jax.Array) -> bool:
-    """Whether ``jit`` or ``jnp`` may have cut these integers to 32 bits."""
-    return ids.dtype.itemsize == 4 and not x64_enabled()
+def is_narrow(ids: Any) -> bool:
+    """Whether these are integers that ``jit`` or ``jnp`` may have cut to 32 bits, or nested sequences with such."""
+    return not x64_enabled() and _holds_narrow(ids)
+
+
+def _holds_narrow(ids: Any) -> bool:
+    if isinstance(ids, (list, tuple)):  # by their few types first, as there may be many ids
+        some = any(issubclass(each, (list, tuple, jax.Array)) for each in set(map(type, ids)))
+        return some and any(map(_holds_narrow, ids))
+    return isinstance(ids, jax.Array) and ids.dtype.itemsize == 4 and jnp.issubdtype(ids.dtype, jnp.integer)
 
 
 def narrow_error(where: str) -> TypeError:

@@ -6,7 +6,6 @@ import dataclasses
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ import numpy as np
 from jax.core import Tracer
 
 from kvjax._ops.notices import if_compiled
-from kvjax._process import PROCESS
+from kvjax._process import PROCESS, OfModule
 from kvjax._spec.spec import TableSpec
 from kvjax._table import lifetime
 from kvjax._table.handle import live_version, version_leaf
@@ -89,21 +88,21 @@ def _of_its_own_seed(table: Table, op: str, notice: bool) -> Table:
 
 def _make(spec: TableSpec, drawn: bool, model: Any) -> Table:
     check_same(spec, lifetime.create(spec))
-    PROCESS.of_modules[spec.name] = drawn, _reference(model)
+    PROCESS.of_modules[spec.name] = _made_by(drawn, model)
     return live(spec)
 
 
-def _reference(model: Any) -> Callable[[], Any]:
-    return (lambda: None) if model is None else weakref.ref(model)
+def _made_by(drawn: bool, model: Any) -> OfModule:
+    return OfModule(drawn) if model is None else OfModule(drawn, weakref.ref(model))
 
 
 def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool, model: Any) -> Table:
     table = Table(live_version(known), known)
     written = int(table.version) != PROCESS.births[spec.name]
     if not written and spec == known:
-        PROCESS.of_modules[spec.name] = drawn, _reference(model)
+        PROCESS.of_modules[spec.name] = _made_by(drawn, model)
         return table
-    if model is not None and PROCESS.of_modules[spec.name][1]() is model:
+    if model is not None and PROCESS.of_modules[spec.name].model() is model:
         raise fail(
             ValueError, spec.name, "init", "all layers of a model that name it to give the same options",
             f"one that differs from an earlier one: {spec.differences(known)}",

@@ -180,9 +180,9 @@ class Writes(Handle):
         uses what this returns, and else not.
 
         Args:
-          tx: optax transform, or `kvjax.optax.rowwise(tx)`. Its update is traced, outside of ``jit`` too: what its Python
-            reads beside its arguments stays as it was at first. Make it once: one that is made anew for each call
-            outside of ``jit`` compiles nothing, but takes milliseconds to trace.
+          tx: optax transform, or `kvjax.optax.rowwise(tx)`. Its update is traced, outside of ``jit`` too: what its
+            Python reads beside its arguments stays as it was at first. Make it once: one that is made anew for each
+            call outside of ``jit`` compiles nothing, but takes milliseconds to trace.
           grads: `SparseRows` of this table.
           state: what the transform keeps for all rows together, its state with None for what is kept per row:
             ``kvjax.optax.rowwise(tx).init(dim)`` at first, then what the last call returned. Transforms without

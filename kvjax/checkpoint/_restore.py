@@ -76,7 +76,8 @@ class Restore:
     def __init__(self, chain: Chain, name: str, table: Table | None, how: How):
         self.name, self.chain, self.table = name, chain, table or tables_of_process().get(name)
         # Of a module's table of which nobody has said the seed, what was saved says it; an earlier restore, too.
-        self.drawn = self.table is not None and PROCESS.of_modules.get(self.table.name, (False, None))[0]
+        of_module = None if self.table is None else PROCESS.of_modules.get(self.table.name)
+        self.drawn = of_module is not None and of_module.drawn
         if self.table is not None and self.drawn:
             self.table = tables_of_process()[self.table.name]
         self.given, self.made = table is not None or self.drawn, False

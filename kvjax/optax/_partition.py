@@ -13,6 +13,7 @@ import optax
 from kvjax._keys.opaque import opaque
 from kvjax._keys.sparse_rows import SparseRows, is_sparse
 from kvjax._table.commit import CommitState
+from kvjax._table.handle import check_process
 from kvjax._table.table import Table, is_table
 from kvjax._table.training import Write, check_gradient, train_all, train_or_refuse
 from kvjax._table.written import Written
@@ -119,6 +120,7 @@ def partition(
         trained: dict[str, Table] = {}
         for table, grad in pairs:  # all are checked before the first is written
             if is_table(table) and table.spec.trainable:
+                check_process(table.name, "partition")
                 check_gradient(table, choose(table.name), grad, _globals_of(table, state))
                 gradients.setdefault(table.name, []).append(grad)
                 trained.setdefault(table.name, table)

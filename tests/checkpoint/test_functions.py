@@ -13,7 +13,7 @@ import pytest
 
 import kvjax
 from kvjax._formats import atomic, source
-from kvjax._process import PROCESS
+from kvjax._process import PROCESS, OfModule
 from kvjax._table import loads
 from kvjax.checkpoint import CheckpointError, compact, diff, prune, restore, save, verify
 from tests.support.checkpoints import IDS, assert_equal, trained
@@ -332,7 +332,7 @@ def test_a_restore_has_a_few_rows_in_memory_at_a_time(make, tmp_path, monkeypatc
     want, sizes = [table.export() for table in tables], []
     save(tmp_path / "a", {"one": tables[0], "two": tables[1], "three": tables[2]})
     of_module = kvjax.get_table("three", dim=2, seed=7)
-    PROCESS.of_modules["three"] = True
+    PROCESS.of_modules["three"] = OfModule(drawn=True)
     native = loads.rows_to_native
     monkeypatch.setattr(
         loads, "rows_to_native", lambda rows, types: sizes.append(len(rows["keys"])) or native(rows, types)

@@ -109,6 +109,19 @@ def test_ids_that_jax_may_have_cut_are_refused(use, make):
     jax.block_until_ready(jax.jit(call)(table, kvjax.keys(ids)))
 
 
+@pytest.mark.parametrize(
+    "form", [lambda ids: ids, list, lambda ids: [list(ids), (1, 2)]], ids=["array", "list", "nested"]
+)
+def test_ids_that_jax_may_have_cut_are_refused_in_any_form(form, make):
+    """A list of JAX's integers holds no more bits than its array, and to hash what was cut brings nothing back."""
+    cut = form(jnp.asarray(np.array([7, 2**40 + 7])))
+    for call in (kvjax.keys, kvjax.hash_keys, make().lookup):
+        with pytest.raises(TypeError, match="while jax_enable_x64 is off"):
+            call(cut)
+    whole = form(np.array([7, 2**40 + 7]))
+    assert kvjax.keys(whole).tolist() == np.asarray(whole).tolist()
+
+
 def test_ids_of_32_bits_are_taken_where_somebody_says_so(make):
     rows = jnp.arange(8.0).reshape(2, 4)
     table = make(key_dtype="int32").upsert(jnp.array([7, -1]), rows)
@@ -277,10 +290,12 @@ def test_ids_of_python_are_exact_or_described():
 
 FORKED = """
 import os, sys, threading
-import jax.numpy as jnp, numpy as np
+import jax.numpy as jnp, numpy as np, optax
 import kvjax
 table = kvjax.get_table("t", dim=2, storage=kvjax.storage.Mmap(sys.argv[1])).upsert(np.arange(4), np.ones((4, 2)))
 native, version, rows = table.spec.host, int(table.version), table.snapshot()
+tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(0.1))
+grads, opt = kvjax.SparseRows(np.arange(4), jnp.ones((4, 2))), tx.init(table)
 if os.fork():
     os.wait()
     print(len(table), "in the parent", table.export().values.sum())
@@ -291,8 +306,8 @@ else:
     for use in (lambda: table.lookup(keys), lambda: table.upsert(keys, np.ones((2, 2))), lambda: len(table),
                 lambda: kvjax.get_table("u", dim=2), lambda: kvjax.drop_table("t"), lambda: kvjax.get_table("t"),
                 lambda: table.load(rows), lambda: table.to(kvjax.storage.Host()),
-                lambda: table.restrict(1), table.clear, lambda: native.export_table("t", 0, version, True),
-                lambda: native.drop("t")):
+                lambda: table.restrict(1), table.clear, lambda: tx.update(grads, opt, table),
+                lambda: native.export_table("t", 0, version, True), lambda: native.drop("t")):
         try:
             use()
         except RuntimeError as error:
@@ -310,7 +325,7 @@ def test_a_forked_process_makes_keys_and_has_no_tables(tmp_path):
     lines = out.stdout.splitlines()
     assert lines[0].endswith("[True, False] Keys([1099511627776, -1])"), out
     assert lines[-1] == "4 in the parent 8.0"
-    assert len(lines) == 14 and all(
+    assert len(lines) == 15 and all(
         "want the process that made it, got a forked one" in line for line in lines[1:-1]
     ), out
 
