@@ -5,7 +5,8 @@
 A batch has distinct keys, all known. "dense" is optax on an array of all rows with a gradient that is zero but for the
 batch, as static tables train: its time grows with the rows. "by hand" gathers the rows of the batch from an array,
 updates them by the optimizer's formula and scatters them, jitted and donated, ids known: no keys, no counts, no
-admission. Ways take turns; times are medians, of the wall clock and of the process's CPU.
+admission. "plain" is what catch_up goes around, in a table of its own; rows were touched ``rows / keys`` steps ago in
+the mean. Ways take turns; times are medians, of the wall clock and of the process's CPU.
 """
 
 import argparse
@@ -43,6 +44,9 @@ TRANSFORMS: dict[str, Callable[[], Any]] = {
     "catch_up(adam)": lambda: kvjax.optax.catch_up(optax.adam(RATE)),
     "catch_up(adamw)": lambda: kvjax.optax.catch_up(optax.adamw(RATE)),
 }
+
+PLAIN = {name: name.removeprefix("catch_up(").removesuffix(")") for name in TRANSFORMS if name.startswith("catch_up")}
+"""The transform of each that makes up for missed steps."""
 
 
 # ---- by hand: rows, slots and gradients (n, dim) to rows and slots -----------------------------------------
@@ -144,7 +148,9 @@ def hand_way(name: str, rows: int, dim: int) -> Way:
 
 def ways_of(name: str, rows: int, dim: int) -> dict[str, Way]:
     ways = {"table": table_way(name, rows, dim)}
-    if name != "cowclip + adam" and not name.startswith("catch_up"):  # which dense arrays have not
+    if name in PLAIN:
+        ways["plain"] = table_way(PLAIN[name], rows, dim)
+    if name != "cowclip + adam" and name not in PLAIN:  # which dense arrays have not
         ways["dense"] = dense_way(name, rows, dim)
     if name in BY_HAND:
         ways["by hand"] = hand_way(name, rows, dim)
@@ -157,7 +163,8 @@ def measure(name: str, rows: int, dim: int, keys: int, calls: int) -> dict[str, 
         ids, grads = rng.choice(rows, keys, replace=False), jnp.asarray(rng.normal(size=(keys, dim)), jnp.float32)
         for way in ways.values():
             way.run(ids, grads, turn >= 2)  # the first compile
-    kvjax.drop_table(_table_name(name, dim))
+    for one in kvjax.tables():
+        kvjax.drop_table(one)
     return ways
 
 
@@ -173,19 +180,21 @@ def main() -> None:
         args.rows, args.keys, args.calls, args.dims = 256, 64, 2, args.dims[:1]
     warnings.filterwarnings("ignore", "kvjax: rows depend")  # norms are those of rows here
     grid = Grid(title=f"nanoseconds a touched row: wall clock (CPU); {args.keys} of {args.rows} rows a step")
-    for column in ("transform", "dim", "table", "dense", "by hand", "dense / table", "by hand / table"):
+    others = ("dense", "by hand", "plain")
+    for column in ("transform", "dim", "table", *others, *(f"{other} / table" for other in others)):
         grid.add_column(column, justify="left" if column == "transform" else "right")
     for name in args.only:
         for dim in args.dims:
             ways = measure(name, args.rows, dim, args.keys, args.calls)
             wall = {way: statistics.median(w.wall) / args.keys * 1e9 for way, w in ways.items()}
             cpu = {way: statistics.median(w.cpu) / args.keys * 1e9 for way, w in ways.items()}
-            figures = [
-                f"{wall[way]:.0f} ({cpu[way]:.0f})" if way in wall else "" for way in ("table", "dense", "by hand")
+            figures = [f"{wall[way]:.0f} ({cpu[way]:.0f})" if way in wall else "" for way in ("table", *others)]
+            ratios = [
+                f"{wall[way] / wall['table']:.2f} ({cpu[way] / cpu['table']:.2f})" if way in wall else ""
+                for way in others
             ]
-            ratios = [f"{wall[way] / wall['table']:.2f}" if way in wall else "" for way in ("dense", "by hand")]
             grid.add_row(name, str(dim), *figures, *ratios)
-    Console(width=120).print(grid)
+    Console(width=150).print(grid)
 
 
 if __name__ == "__main__":
