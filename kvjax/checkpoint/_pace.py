@@ -11,7 +11,7 @@ import numpy as np
 
 from kvjax.checkpoint._files import Entry, write_file
 
-_SHARE = 1 / 40
+_SHARE = 1 / 80
 _LONGEST = 300.0
 """Seconds that a save waits in all: Orbax gives it 600 by default."""
 
@@ -39,14 +39,14 @@ class Spent:
 
 
 class Pace:
-    """Has a save wait between parts of rows, so that all saves of the process together take a fortieth of its
+    """Has a save wait between parts of rows, so that all saves of the process together take an eightieth of its
     processors. They may take longer then, but not for ever.
 
     Args:
       spent: what the save's other threads count; its own is counted here.
     """
 
-    _lock, _until = threading.Lock(), 0.0  # when what all have spent is a fortieth
+    _lock, _until = threading.Lock(), 0.0  # when what all have spent is an eightieth
 
     def __init__(self, spent: Spent) -> None:
         self._spent, self._here, self._rest = spent, time.thread_time(), _LONGEST

@@ -1,4 +1,4 @@
-"""Pace: saves beside training take a fortieth of the machine, all together, and end."""
+"""Pace: saves beside training take an eightieth of the machine, all together, and end."""
 
 import itertools
 
@@ -25,11 +25,11 @@ def test_saves_take_their_share_together(monkeypatch, tmp_path):
     monkeypatch.setattr(_pace.Pace, "_until", 0.0)
     one, other = _pace.Pace(spent), _pace.Pace(_pace.Spent())
     one.pause(0.5)
-    assert slept == [2.0 * 40 / 4]
+    assert slept == [2.0 * 80 / 4]
     one.pause(0.5)  # nothing was spent
-    now[0] -= 15
+    now[0] -= 35
     other.pause(0.5)  # which waits for what the first has spent
-    assert slept[1:] == [0.5, 14.5]
+    assert slept[1:] == [0.5, 34.5]
     for _ in range(100):
         one.pause(5.0)
-    assert sum(slept) - 14.5 == 300.0 and len(slept) < 70
+    assert sum(slept) - 34.5 == 300.0 and len(slept) < 70
