@@ -174,6 +174,16 @@ def test_what_has_decayed_to_nothing_is_zero():
 
 
 @slow
+@pytest.mark.parametrize("b2", [0.99, 0.999, 0.9999])
+def test_slots_of_rows_that_are_left_for_thousands_of_steps(b2):
+    """They fade by the power of the number that is given, and not of what float32 makes of it."""
+    late, rows, steps = catch_up(optax.adam(1e-2, b2=b2)), jnp.ones((1, DIM)), 3000
+    state = late.step(rows, late.tx.init(rows), rows)[1]
+    now = jax.jit(late.present)(state._replace(steps=state.steps + steps), rows)[0]
+    np.testing.assert_allclose(now.inner[0].nu, state.inner[0].nu * b2**steps, rtol=2e-6)
+
+
+@slow
 @pytest.mark.parametrize("make", [lambda: optax.adadelta(0.1), lambda: optax.adam(1e-4)], ids=["adadelta", "adam"])
 def test_the_rounding_of_small_steps_is_no_difference(make):
     assert check_compatibility(catch_up(make()), 8).verdict == "equal"
