@@ -99,7 +99,9 @@ def test_masks_and_bad_arguments(make, tmp_path):
     rows, found = frozen.lookup([1, 2, 3], mask=[True, False, True], pad_id=3, return_found=True)
     assert rows.tolist() == [[1], [0], [0]] and found.tolist() == [True, False, False]
     assert frozen.lookup([]).shape == (0, 1) and frozen.lookup(np.zeros((2, 0), int)).shape == (2, 0, 1)
-    assert frozen.lookup([2**64 - 1, -1])[:, 0].tolist() == [0.5, 0.5]
+    assert frozen.lookup([2**64 - 1]).tolist() == frozen.lookup([-1]).tolist() == [[0.5]]
+    with pytest.raises(ValueError, match="lookup: want ids that are all signed or all unsigned"):
+        frozen.lookup([2**64 - 1, -1])
     for keys, mask, want in (
         ([1.5], None, "want integers of at most 64 bits"), (["a"], None, "want integers"), ([2**64], None, "has more"),
         ([1], [1], "want a bool mask"), (jnp.arange(2), None, "want keys of 64 bits"),
