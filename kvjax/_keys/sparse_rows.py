@@ -8,6 +8,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from kvjax._keys.keys import Keys, KeysLike, as_keys
 from kvjax._keys.opaque import opaque_canary, uncast_canary
@@ -105,6 +106,8 @@ class SparseRows:
 def _as_counts(counts: ArrayLike) -> jax.Array:
     """Counts ``(...)`` int32: others would be cut, and what is below 1 is padding."""
     given: Any = counts if hasattr(counts, "dtype") else np.asarray(counts)
+    if isinstance(given, jax.Array) and not isinstance(given, Tracer) and given.is_fully_addressable:
+        given = np.asarray(given)
     wrong = None if given.size == 0 or jnp.issubdtype(given.dtype, jnp.integer) else str(given.dtype)
     if wrong is None and isinstance(given, np.ndarray) and given.size and not 0 <= given.min() <= given.max() < 2**31:
         wrong = f"{given.min()} to {given.max()}"

@@ -60,7 +60,8 @@ def get_table(name: str, given: Arguments) -> Table:
         from its ``rng``, as others would be drawn once for all keys. A model that multiplies rows of
         two tables does not move if both begin as zeros; layers begin with normal ones.
       seed: 64-bit integer for the initial rows; by default a hash of the name.
-      trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it.
+      trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it. Writes by hand, `Table.apply` too,
+        do what they say in any case.
       checkpoint: whether `kvjax.orbax.split` hands it out to be saved.
       capacity: rows to take memory for at once; the table grows beyond.
       max_capacity: rows that the table, with all its shards, should not exceed; None for no limit.

@@ -166,7 +166,8 @@ class Whole(Handle):
         Slots that both have, by name, dtype and shape, are kept: those of adam by adamw, the sums of squares of adagrad
         by `kvjax.optax.ftrl`. Where a state counts the steps of a row it is kept as a whole or not at all, because its
         moments are corrected by the count. The others begin as they do for a new row. A warning says which are kept,
-        fresh and dropped, unless all are kept. What an optimizer keeps for all rows is not here: begin with
+        fresh and dropped, unless all are kept. Names are Optax's: ``nu`` is another thing in adamax than in adam, so
+        `clear_slots` is for that. What an optimizer keeps for all rows is not here: begin with
         ``tx.init(params)``. After the restore of a checkpoint that another optimizer has trained it is the same. If
         slots are kept, the table is copied; the counts of admission, frequencies and the like stay. In several
         processes all of them call this together.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.sparse_rows import SparseRows
@@ -64,7 +66,8 @@ class Writes(Handle):
           The next handle.
 
         Raises:
-          ValueError, TypeError: shape or dtype of the values do not fit.
+          ValueError, TypeError: shape or dtype of the values do not fit, or the dtype of the rows cannot hold one of
+            the host (70,000 in float16; of an array of JAX's it is infinite).
 
         Example:
           >>> import kvjax, numpy as np
@@ -380,7 +383,7 @@ def _write_rows(table: H, op: str, keys: Any, rows: Any, dtype: Any) -> H:
 
 def _values(table: Handle, op: str, keys: Keys, values: Any, dtype: Any) -> jax.Array:
     """Rows that a caller brings, checked: ``(..., dim)`` of `dtype`."""
-    values = jnp.asarray(values)
+    given, values = values, jnp.asarray(values)
     if values.shape != (*keys.shape, table.dim):
         raise fail(
             ValueError, table.name, op, f"values {(*keys.shape, table.dim)}", f"{values.shape}",
@@ -388,7 +391,22 @@ def _values(table: Handle, op: str, keys: Keys, values: Any, dtype: Any) -> jax.
         )  # fmt: skip
     if not jnp.issubdtype(values.dtype, jnp.floating) and not jnp.issubdtype(values.dtype, jnp.integer):
         raise fail(TypeError, table.name, op, "real values", f"{values.dtype}", "convert them first")
+    if isinstance(given, np.ndarray | Sequence):  # those of a device are not waited for
+        _check_range(table, op, np.asarray(given), dtype)
     return values.astype(dtype)
+
+
+def _check_range(table: Handle, op: str, given: np.ndarray, dtype: Any) -> None:
+    """Whether numbers of the host are finite in the dtype of the rows, as far as they are so."""
+    if np.can_cast(given.dtype, dtype):
+        return
+    with np.errstate(over="ignore"):
+        lost = np.isfinite(given) & ~np.isfinite(given.astype(dtype))
+    if lost.any():
+        raise fail(
+            ValueError, table.name, op, f"values that {np.dtype(dtype)} can hold", f"{given[lost][0]}",
+            "scale them, or make the table with another dtype=",
+        )  # fmt: skip
 
 
 def _evict(table: H, op: str, policy: str, step: Any) -> H:

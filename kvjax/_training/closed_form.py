@@ -189,8 +189,8 @@ class ClosedForm:
 
     def _power(self, factor: float, steps: Any) -> Any:
         """``factor ** steps``, or None for 1; steps are float32."""
-        # In programs rows of the same base and exponent share a power.
-        return None if factor == 1 else jnp.power(np.float32(max(factor, _TINY)), steps)
+        # Of a factor near 1 float32 keeps few digits, and thousands of steps lose them; of its logarithm it keeps all.
+        return None if factor == 1 else jnp.exp(steps * np.float32(math.log(max(factor, _TINY))))
 
     def _fades(self, steps: Any, kept: list[Any]) -> list[Any]:
         """The factor of each of `rates` over steps. What the root is multiplied by is put beside the other factors."""

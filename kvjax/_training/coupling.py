@@ -166,7 +166,7 @@ def _dependence(closed: Any, args: Sequence[np.ndarray], found: dict[str, None] 
             return None
         return evaluate(eqn, values, jaxpr.debug_info)[eqn.outvars.index(atom)]
 
-    for eqn in jaxpr.eqns:
+    for eqn in (each for each in jaxpr.eqns if each.outvars):  # jax.debug.print has none
         operands = [read(x) for x in eqn.invars]
         results = None
         if eqn.primitive.name == "gather" or eqn.primitive.name.startswith("scatter"):

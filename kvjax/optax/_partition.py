@@ -210,6 +210,14 @@ def _check_names(tables: Any, names: list[str]) -> None:
             )
 
 
+def _of_rows(name: str, tx: Any) -> Rowwise:
+    try:
+        return as_rowwise(tx)
+    except TypeError as error:
+        said = str(error).removeprefix("kvjax: rowwise: ")
+        raise TypeError(f"kvjax: table {name!r}, partition: {said}") from None
+
+
 def chooser(tables: Any) -> Callable[[str], Rowwise]:
     is_function = callable(tables) and not hasattr(
         tables, "update"
@@ -222,7 +230,7 @@ def chooser(tables: Any) -> Callable[[str], Rowwise]:
                     f"kvjax: table {name!r}, partition: want a transform for every table, got "
                     f"tables={sorted(tables)}; add one for it, or make the table with trainable=False"
                 )
-            return as_rowwise(tables[name])
-        return as_rowwise(tables(name) if is_function else tables)
+            return _of_rows(name, tables[name])
+        return _of_rows(name, tables(name) if is_function else tables)
 
     return choose

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from kvjax._training.catch_up import late
@@ -78,9 +79,10 @@ def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.
 
     In dense training rows without a gradient shrink, too. In a table they make up for it as those of `catch_up` do:
     where they are touched next, and where they are read through `caught_up`, with which losses are differentiated. With
-    one of the three strengths that equals dense training; with several, the steps that a row has missed count as one
-    of their total strength. ``caught_up(...).export(kvjax.Prune(zero_rows=True))``, and a checkpoint that is saved of
-    it so, leave out what has become 0; `sweep` writes it, in as long as it takes to export and load the table.
+    `l1` or `l21`, and `l2` beside either, that equals dense training; with `l1` and `l21`, the steps that a row has
+    missed count as one of their total strength. ``caught_up(...).export(kvjax.Prune(zero_rows=True))``, and a
+    checkpoint that is saved of it so, leave out what has become 0; `sweep` writes it, in as long as it takes to export
+    and load the table.
 
     Args:
       tx: a transform that leaves rows alone while they have no gradient: ``optax.sgd``, ``adagrad``, ``rmsprop``,
@@ -88,8 +90,9 @@ def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.
       l1: by which each element shrinks in a step.
       l2: by which all do in proportion.
       l21: by which rows do, for each of them times the root of its width.
-      replay: as for `catch_up`. Each missed step is then one of `tx` and of the penalty, so several strengths equal
-        dense training, too.
+      replay: as for `catch_up`. Each missed step is then one of `tx` and of the penalty, so `l1` and `l21` together
+        equal dense training, too, in so many steps. Where the rest makes a difference, as with weak ones, it is
+        refused: give one of them.
 
     Returns:
       A transform of rows, as `catch_up` gives. Beside the slots of `tx` a row has "last_step", four bytes.
@@ -121,11 +124,14 @@ def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.
         )
 
     def shrink(rows: Any, steps: Any) -> Any:
-        k = steps[..., None]
+        before = after = k = steps[..., None]
+        if l2:  # what the others take in each step weighs as much as the rest of the row does in that step
+            k = k * np.float32(math.log1p(2 * l2))
+            before, after = jnp.expm1(k) / np.float32(2 * l2), -jnp.expm1(-k) * np.float32((1 + 2 * l2) / (2 * l2))
         if l1:
-            rows = soft(rows, k * jnp.float32(l1))
+            rows = soft(rows, before * np.float32(l1))
         if l2:
-            rows = rows * jnp.exp(k * jnp.float32(-math.log1p(2 * l2)))
-        return nearer(rows, k * jnp.float32(l21 * math.sqrt(rows.shape[-1]))) if l21 else rows
+            rows = rows * jnp.exp(-k)
+        return nearer(rows, after * np.float32(l21 * math.sqrt(rows.shape[-1]))) if l21 else rows
 
     return late(tx, "group_lasso", replay, shrink)

@@ -101,7 +101,8 @@ def compare(name, table, steps, tolerance=1e-5, seed=0, between=lambda i, table:
         if i % 7 == 0 or i >= steps - 4:
             far = np.abs(want[i] - start).max()
             # float32 has no more digits of the rows themselves.
-            np.testing.assert_allclose(look(table, state), want[i], rtol=0, atol=max(tolerance * far, 3e-7), err_msg=i)
+            least = 3e-7 * np.abs(want[i]).max()
+            np.testing.assert_allclose(look(table, state), want[i], rtol=0, atol=max(tolerance * far, least), err_msg=i)
     return table, state, want[-1]
 
 
@@ -109,8 +110,7 @@ def compare(name, table, steps, tolerance=1e-5, seed=0, between=lambda i, table:
 def test_rows_are_those_of_dense_training(name, make):
     steps = 90 if name != "adam" else 30
     table = make(DIM, initializer=kvjax.initializers.normal(1.0), seed=3)
-    # The bias of moments of Adam in float32 has 3e-5 of 1e-3 in the first steps, in dense training, too.
-    compare(name, table, steps, 2e-5)
+    compare(name, table, steps)
 
 
 @slow
@@ -129,13 +129,16 @@ def test_random_touches(place, make, places, tmp_path, seed, at):
         kvjax.checkpoint.save(folder, {"t": table})
         return kvjax.checkpoint.restore(folder, {"t": table})["t"]
 
-    compare("adam", table, 40, 2e-5, seed, between)
+    compare("adam", table, 40, seed=seed, between=between)
 
 
 @slow
-def test_with_wide_integers(make):
+@pytest.mark.parametrize("seed", [0, 1])
+def test_with_wide_integers(make, seed):
+    """The bias of moments is computed in float64 then, and in float32 without: 8e-6 of 1e-5, as in dense training."""
     with jax.enable_x64(True):
-        compare("adamw", make(DIM, initializer=kvjax.initializers.normal(1.0), seed=3), 20, 2e-5)
+        compare("adamw", make(DIM, initializer=kvjax.initializers.normal(1.0), seed=3), 20)
+        compare("adam", make(DIM), 60, 2e-6, seed)
 
 
 @slow
@@ -168,6 +171,16 @@ def test_what_has_decayed_to_nothing_is_zero():
         now = step(rows, now, rows)[1]
     behind = state._replace(steps=now.steps, clock=now.clock)
     np.testing.assert_allclose(jax.jit(late.present)(behind, value)[1], 0, atol=1e-6)
+
+
+@slow
+@pytest.mark.parametrize("b2", [0.99, 0.999, 0.9999])
+def test_slots_of_rows_that_are_left_for_thousands_of_steps(b2):
+    """They fade by the power of the number that is given, and not of what float32 makes of it."""
+    late, rows, steps = catch_up(optax.adam(1e-2, b2=b2)), jnp.ones((1, DIM)), 3000
+    state = late.step(rows, late.tx.init(rows), rows)[1]
+    now = jax.jit(late.present)(state._replace(steps=state.steps + steps), rows)[0]
+    np.testing.assert_allclose(now.inner[0].nu, state.inner[0].nu * b2**steps, rtol=2e-6)
 
 
 @slow
@@ -241,7 +254,7 @@ def test_exports_and_sweeps_have_rows_of_now(make):
     """So have tables that are loaded from what a checkpoint would save; training goes on from either."""
     tx = TX["adamw"]
     step, look = functions(tx)
-    table, state, want = compare("adamw", make(DIM, initializer=kvjax.initializers.normal(1.0), seed=3), 30, 2e-5)
+    table, state, want = compare("adamw", make(DIM, initializer=kvjax.initializers.normal(1.0), seed=3), 30)
     with pytest.warns(UserWarning, match=r"are behind \(\d of 8, by up to \d+ steps\)"):
         stored = table.export()
     now = caught_up(table, state, tx)

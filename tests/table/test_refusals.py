@@ -19,7 +19,14 @@ WRONG = {
     "rowwise": (lambda t: kvjax.optax.rowwise(SGD, count="all"), "want count 'auto', 'row' or 'global'"),
     "joint": (lambda t: kvjax.optax.joint("x"), "joint: want an optax transform"),
     "partition": (lambda t: kvjax.optax.partition("x", SGD), "partition: want an optax transform"),
-    "tables": (lambda t: kvjax.optax.partition(SGD, "x").init({"t": t}), "want an optax transform"),
+    "tables": (
+        lambda t: kvjax.optax.partition(SGD, "x").init({"t": t}),
+        "table 'table[0-9]+', partition: want an optax transform, got 'x'",
+    ),
+    "a function of names": (
+        lambda t: kvjax.optax.partition(SGD, lambda name: None).init({"t": t}),
+        "table 'table[0-9]+', partition: want an optax transform, got None",
+    ),
     "merge": (lambda t: kvjax.merge(jnp.ones(3)), "merge: want the SparseRows of a table"),
     "prefetch": (lambda t: kvjax.prefetch({"t": t}, IDS), "prefetch: want a kvjax.Table, got dict"),
     "lookup_bag": (lambda t: kvjax.lookup_bag({"t": t}, IDS[None]), "lookup_bag: want a kvjax.Table, got dict"),
@@ -48,6 +55,10 @@ WRONG = {
     "counts": (lambda t: kvjax.SparseRows(IDS, jnp.ones((1, 4)), np.array([1.7])), "counts of integers.*float64"),
     "negative": (
         lambda t: kvjax.SparseRows(IDS, jnp.ones((1, 4)), [-1]),
+        "counts of integers, 0 or more.*got -1 to -1",
+    ),
+    "negative in JAX": (
+        lambda t: kvjax.SparseRows(IDS, jnp.ones((1, 4)), jnp.array([-1])),
         "counts of integers, 0 or more.*got -1 to -1",
     ),
     "large": (lambda t: kvjax.SparseRows(IDS, jnp.ones((1, 4)), [2**40]), r"below 2\*\*31, got 1099511627776"),
@@ -122,3 +133,19 @@ def test_dir_shows_what_there_is_to_use():
     program = "import kvjax, rlcompleter; print(rlcompleter.Completer({'kvjax': kvjax}).attr_matches('kvjax.o'))"
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout
     assert "kvjax.optax" in out and "kvjax.orbax" in out
+
+
+@pytest.mark.parametrize("op", ["upsert", "assign"])
+@pytest.mark.parametrize("values", [[[7e4, 1]], np.array([[1, -70000]]), np.array([[1e5, np.inf]])])
+def test_numbers_that_a_dtype_cannot_hold(op, values, make):
+    """They would be infinite, which exports refuse; what is not finite before is as it is."""
+    table = make(2, dtype="float16").upsert(IDS, np.array([[np.inf, np.nan]]))
+    with pytest.raises(ValueError, match=rf"table 'table\d+', {op}: want values that float16 can hold, got -?\d"):
+        getattr(table, op)(IDS, values)
+    assert len(table.upsert(IDS, [[65504.0, 1]])) == 1
+
+
+def test_a_table_that_is_not_trained_is_written_by_hand(make):
+    table = make(2, trainable=False)
+    table, _ = table.apply(SGD, kvjax.SparseRows(IDS, jnp.ones((1, 2))))
+    np.testing.assert_allclose(table.lookup(7), [-0.1, -0.1])

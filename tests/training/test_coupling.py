@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+import kvjax
 from kvjax._training.coupling import coupling_of
 from kvjax._training.refusals import check_state
 from tests.support.marks import few
@@ -76,6 +77,21 @@ def test_the_loss_of_all_rows():
         kept = [False] * len(jax.tree.leaves(tx.init(jnp.ones((1, DIM)))))
         found = coupling_of(tx, DIM, kept)
         assert found.updates and found.loss == loss
+
+
+def printing(updates, params):
+    jax.debug.print("norm {}", jnp.sum(updates))
+    return updates
+
+
+@pytest.mark.parametrize(
+    "tx", [optax.stateless(printing), optax.masked(optax.adam(0.1), lambda p: jax.tree.map(lambda _: False, p))],
+    ids=["print", "masked"],
+)  # fmt: skip
+def test_equations_without_results(tx, make):
+    assert not coupling_of(tx, DIM, [False] * len(jax.tree.leaves(tx.init(jnp.zeros((1, DIM)))))).updates
+    grads, state = kvjax.SparseRows(np.array([7]), jnp.ones((1, 2))), kvjax.optax.rowwise(tx).init(2)
+    np.testing.assert_array_equal(make(2).apply(tx, grads, state)[0].lookup(7), [1, 1])
 
 
 def spread(tx, extra, change):
