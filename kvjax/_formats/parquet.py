@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,8 +52,26 @@ def _arrow(arrow: Any, array: np.ndarray) -> Any:
     return arrow.FixedSizeListArray.from_arrays(arrow.array(as_written(array).reshape(-1)), width)
 
 
-def columns(path: str | os.PathLike[str]) -> tuple[dict[str, Column], dict[str, str]]:
-    """The columns of numbers, and of lists of equally many numbers, of a file, and what `write` was told of them.
+class Lazy(Mapping[str, Column]):
+    """Columns by name, each of which is opened when it is asked for."""
+
+    def __init__(self, names: Sequence[str], opened: Callable[[str], Column]) -> None:
+        self._names, self._opened = dict.fromkeys(names), opened
+
+    def __getitem__(self, name: str) -> Column:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._opened(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def columns(path: str | os.PathLike[str]) -> tuple[Mapping[str, Column], dict[str, str]]:
+    """The columns of a file, lists of equally many numbers as rows, and what `write` was told of them.
 
     They are read when they are asked for, a row group at a time.
 
@@ -68,9 +87,7 @@ def columns(path: str | os.PathLike[str]) -> tuple[dict[str, Column], dict[str, 
         ends = np.cumsum([file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)], dtype=np.int64)
         if rows != (ends[-1] if len(ends) else 0):
             raise ValueError(f"{rows} rows, and row groups that end with {ends}")
-        arrays = {name: _Groups(path, file, name, ends) for name in schema.names}
-    except FileError:
-        raise
+        names = list(schema.names)
     except Exception as error:  # pyarrow's, and what Python makes of names that are no text
         raise _none(path, error) from error
     said = (schema.metadata or {}).items()
@@ -79,10 +96,10 @@ def columns(path: str | os.PathLike[str]) -> tuple[dict[str, Column], dict[str, 
     digest = ours.pop(_CRC, None)
     if digest is not None and digest != _digest(schema, rows, ours):
         raise FileError(path, "the columns that were written", "others, by their CRC-32")
-    return (
-        {name: array for name, array in arrays.items() if array.first is not None},
-        {key.removeprefix(_META): value for key, value in ours.items()},
-    )
+    # Columns that nobody asks for may be of anything.
+    return Lazy(names, lambda name: _Groups(path, file, name, ends)), {
+        key.removeprefix(_META): value for key, value in ours.items()
+    }
 
 
 def _none(path: str | os.PathLike[str], error: Exception) -> FileError:
@@ -90,17 +107,15 @@ def _none(path: str | os.PathLike[str], error: Exception) -> FileError:
 
 
 class _Groups:
-    """A column of a file, of which a row group is in memory at a time; `first` is None if it is not of numbers."""
+    """A column of a file, of which a row group is in memory at a time."""
 
     def __init__(self, path: str | os.PathLike[str], file: Any, name: str, ends: np.ndarray) -> None:
         self._path, self._file, self._name, self._ends, self._at = path, file, name, ends, 0
         empty = file.schema_arrow.empty_table()
-        self.first = self._read(0) if len(ends) else _numpy(path, name, empty.column(name))
-        if self.first is not None:
-            self._group = self.first
-            self.dtype, self.shape = self.first.dtype, (int(ends[-1]) if len(ends) else 0, *self.first.shape[1:])
+        self._group = self._read(0) if len(ends) else _numpy(path, name, empty.column(name))
+        self.dtype, self.shape = self._group.dtype, (int(ends[-1]) if len(ends) else 0, *self._group.shape[1:])
 
-    def _read(self, group: int) -> np.ndarray | None:
+    def _read(self, group: int) -> np.ndarray:
         try:
             column = self._file.read_row_group(group, [self._name]).column(self._name)
             rows = int(self._ends[group] - (self._ends[group - 1] if group else 0))
@@ -120,17 +135,17 @@ class _Groups:
             begin = int(self._ends[group - 1]) if group else 0
             if group != self._at:
                 found = self._read(group)
-                if found is None or found.shape[1:] != self.shape[1:]:
+                if found.shape[1:] != self.shape[1:]:
                     raise FileError(self._path, f"lists of one length in {self._name!r}", "several", "pad or cut them")
-                self._group, self._at, self.first = found, group, found
+                self._group, self._at = found, group
             end = min(stop, int(self._ends[group]))
             parts.append(self._group[start - begin : end - begin])
             start = end
         return np.concatenate(parts)
 
 
-def _numpy(path: str | os.PathLike[str], name: str, column: Any) -> np.ndarray | None:
-    """A column as an array; None for one that is not of numbers."""
+def _numpy(path: str | os.PathLike[str], name: str, column: Any) -> np.ndarray:
+    """A column as an array."""
     column, shape = column.combine_chunks(), (len(column),)
     kind = column.type
     while hasattr(kind, "value_type") and str(kind).startswith(("list", "large_list", "fixed_size_list")):
@@ -146,5 +161,4 @@ def _numpy(path: str | os.PathLike[str], name: str, column: Any) -> np.ndarray |
         shape, kind = (*shape, width), kind.value_type
     if column.null_count:
         raise FileError(path, f"no null in {name!r}", f"{column.null_count} of {len(column)}", "leave these rows out")
-    array = column.to_numpy(zero_copy_only=False)
-    return array.reshape(shape) if array.dtype.kind in "iufb" else None
+    return column.to_numpy(zero_copy_only=False).reshape(shape)

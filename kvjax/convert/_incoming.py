@@ -157,11 +157,15 @@ def incoming(
     """
     keys, values = columns["keys"], columns["values"]
     if len(keys.shape) != 1 or dtype_name(keys.dtype) not in KEY_DTYPES:
-        raise FileError(file, f"keys (n,) of {list(KEY_DTYPES)}", f"{keys.shape} {keys.dtype}")
+        raise FileError(
+            file, f"keys (n,) of {list(KEY_DTYPES)}", f"{keys.shape} {keys.dtype}",
+            "write integers, which kvjax.hash_keys makes of strings",
+        )  # fmt: skip
     n = keys.shape[0]
     fits = len(values.shape) == 2 and values.shape[0] == n and values.shape[1] != 0
     if not fits or not is_float(values.dtype):
-        raise FileError(file, f"values ({n}, dim) of floats", f"{values.shape} {values.dtype}")
+        mend = [] if is_float(values.dtype) else ["write floats"]
+        raise FileError(file, f"values ({n}, dim) of floats", f"{values.shape} {values.dtype}", *mend)
     for name, column in columns.items():
         if column.shape[:1] != (n,) or (name != "values" and not name.startswith(SLOT) and len(column.shape) != 1):
             raise FileError(file, f"{name!r} for {n} keys", f"{column.shape}")

@@ -296,3 +296,28 @@ def test_training_goes_on_with_the_slots_of_deeprec(promotion):
     table, _ = table.apply(optax.adagrad(0.1), kvjax.SparseRows(key, jnp.ones((1, 3))))
     np.testing.assert_array_equal(table.slot("sum_of_squares", key), slot + 1)
     np.testing.assert_allclose(table.lookup(key), row - 0.1 / np.sqrt(slot + 1 + 1e-7), rtol=1e-6)
+
+
+def test_parquet_of_other_kinds(tmp_path):
+    """What is wanted is named by its kind; what nobody asks for may be of any, and is listed."""
+    arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = arrow.FixedSizeListArray.from_arrays(arrow.array(np.arange(6, dtype=np.float32)), 2)
+    numbers = arrow.FixedSizeListArray.from_arrays(arrow.array(np.arange(6)), 2)
+
+    def read(**columns):
+        parquet.write_table(arrow.table(columns), tmp_path / "a.parquet")
+        return convert.from_parquet(tmp_path / "a.parquet")
+
+    for wrong, want in (
+        (
+            {"keys": ["a", "b", "c"], "values": rows},
+            r"want keys \(n,\) of .* object; write integers, which kvjax.hash_keys",
+        ),
+        ({"keys": [1.0, 2.0, 3.0], "values": rows}, r"want keys \(n,\) of .* float64; write integers"),
+        ({"keys": [1, 2, 3], "values": numbers}, r"want values \(3, dim\) of floats, got \(3, 2\) int64; write floats"),
+    ):
+        with pytest.raises(ValueError, match=want):
+            read(**wrong)
+    some = read(keys=[1, 2, 3], values=rows, name=["x", None, "z"], tags=[[1], [], [2, 3]])
+    assert by_key(some) == {1: [0, 1], 2: [2, 3], 3: [4, 5]}
+    assert some.left == ("the column 'name'", "the column 'tags'")
