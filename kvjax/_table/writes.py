@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.sparse_rows import SparseRows
@@ -15,6 +13,7 @@ from kvjax._keys.steps import step_words
 from kvjax._sharded import writes
 from kvjax._spec.unsupported import check_evict
 from kvjax._table.behind import warn_if_behind
+from kvjax._table.given_rows import given_rows
 from kvjax._table.handle import Handle, after_write, keys_for, version_to_write
 from kvjax._table.reads import Query, lookup
 from kvjax._table.training import check_gradient, train
@@ -155,7 +154,7 @@ class Writes(Handle):
           >>> kvjax.drop_table("doc_accum")
         """
         keys = keys_for(self, keys, "accum")
-        old, new = (_values(self, "accum", keys, x, jnp.float32) for x in (old, new))
+        old, new = (given_rows(self, "accum", keys, x, jnp.float32) for x in (old, new))
         exists = jnp.asarray(exists)
         if exists.shape != keys.shape or exists.dtype != jnp.bool_:
             raise fail(
@@ -377,36 +376,8 @@ def _write_keys(table: H, op: str, keys: Keys) -> H:
 
 def _write_rows(table: H, op: str, keys: Any, rows: Any, dtype: Any) -> H:
     version, keys = version_to_write(table, op), keys_for(table, keys, op)
-    rows = _values(table, op, keys, rows, dtype)
+    rows = given_rows(table, op, keys, rows, dtype)
     return after_write(table, op, writes.write_rows(table.spec, op, version, keys, rows))
-
-
-def _values(table: Handle, op: str, keys: Keys, values: Any, dtype: Any) -> jax.Array:
-    """Rows that a caller brings, checked: ``(..., dim)`` of `dtype`."""
-    given, values = values, jnp.asarray(values)
-    if values.shape != (*keys.shape, table.dim):
-        raise fail(
-            ValueError, table.name, op, f"values {(*keys.shape, table.dim)}", f"{values.shape}",
-            "give one row per key",
-        )  # fmt: skip
-    if not jnp.issubdtype(values.dtype, jnp.floating) and not jnp.issubdtype(values.dtype, jnp.integer):
-        raise fail(TypeError, table.name, op, "real values", f"{values.dtype}", "convert them first")
-    if isinstance(given, np.ndarray | Sequence):  # those of a device are not waited for
-        _check_range(table, op, np.asarray(given), dtype)
-    return values.astype(dtype)
-
-
-def _check_range(table: Handle, op: str, given: np.ndarray, dtype: Any) -> None:
-    """Whether numbers of the host are finite in the dtype of the rows, as far as they are so."""
-    if np.can_cast(given.dtype, dtype):
-        return
-    with np.errstate(over="ignore"):
-        lost = np.isfinite(given) & ~np.isfinite(given.astype(dtype))
-    if lost.any():
-        raise fail(
-            ValueError, table.name, op, f"values that {np.dtype(dtype)} can hold", f"{given[lost][0]}",
-            "scale them, or make the table with another dtype=",
-        )  # fmt: skip
 
 
 def _evict(table: H, op: str, policy: str, step: Any) -> H:
