@@ -63,6 +63,7 @@ class Surrogate(Exception):
         (ValueError(), "ValueError"),
         (Dumb(), "Dumb, which cannot say why"),
         (Surrogate(), "Surrogate, whose text is not Unicode"),
+        (OSError("a\0b"), "OSError: a b"),
     ],
     ids=lambda x: type(x).__name__,
 )

@@ -4,6 +4,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string_view.h>
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -87,6 +88,7 @@ inline std::string Describe(const nb::python_error& error) {
   } catch (const std::bad_cast&) {
     text += ", whose text is not Unicode";
   }
+  std::replace(text.begin(), text.end(), '\0', ' ');  // with which the text of an error would end
   return text;
 }
 
