@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from kvjax._formats.source import row_bytes
 from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import Handle, version_on_host
-from kvjax._values.snapshot import ADMISSION_COLUMNS, WAITING_COLUMNS, column_types, concat, from_native
+from kvjax._values.exported import slot_column
+from kvjax._values.snapshot import ADMISSION_COLUMNS, WAITING_COLUMNS, column_types, concat
 from kvjax.storage import External
 
 
@@ -19,7 +21,7 @@ from kvjax.storage import External
 class FrozenRows:
     """What some shards of this process held together.
 
-    Writes keep the rows that they are about to change until `parts` has given them, or until this is forgotten. So
+    Writes keep the rows that they are about to change until `copy_next` has given them, or until this is forgotten. So
     there are two of a row only where a write has come to it first.
 
     Attributes:
@@ -40,33 +42,34 @@ class FrozenRows:
     admission: dict[str, np.ndarray]
     types: dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
     _spec: TableSpec
-    _shards: tuple[Any, ...]
+    _shards: Sequence[tuple[Any, Sequence[str]]]  # each with its slots
 
     def __len__(self) -> int:
         return self.size
 
-    def parts(self, pause: Callable[[float], object] = time.sleep) -> Iterator[dict[str, np.ndarray]]:
-        """The columns, a few rows at a time, sorted by (bucket, key); each row is given once.
+    def copy_next(self, to: Mapping[str, np.ndarray], pause: Callable[[float], object] = time.sleep) -> int:
+        """Copies the next rows, sorted by (bucket, key); each row is given once.
 
         Args:
-          pause: called while the table is written, before each part, with the seconds to wait so that writes, which
-            cannot go on while a part is copied, have to wait for a fortieth of the time.
+          to: the bytes ``(n,)`` uint8 of each of the columns of `types`. Their front gets as many rows as all have
+            space for, or fewer.
+          pause: called while the table is written, behind the rows, with the seconds to wait so that writes, which
+            cannot go on while rows are copied, have to wait for a fortieth of the time.
+
+        Returns:
+          How many rows have come; 0 if none are left.
         """
-        spec = self._spec
-        for shard in self._shards:
-            while True:
-                raw: dict[str, Any] = spec.host.next_part(shard)
-                if len(raw["keys"]) == 0:
-                    break
-                if raw["pause"] > 0:
-                    pause(raw["pause"])
-                columns = from_native(raw, spec.dim, spec.row_dtype, spec.key_dtype).rows.columns()
-                n = len(columns["keys"])
-                # A shard that no training has come to has no slots.
-                yield {
-                    name: columns[name] if name in columns else np.zeros((n, *shape), dtype)
-                    for name, (dtype, shape) in self.types.items()
-                }
+        for shard, slots in self._shards:
+            own = [to[slot_column(name)] for name in slots]
+            rows, seconds = self._spec.host.next_part(shard, dict(to), own)
+            if rows == 0:
+                continue
+            for column in () if slots else map(slot_column, self.slot_types):  # no training has come to the shard
+                to[column][: rows * row_bytes(self.types[column])] = 0
+            if seconds > 0:
+                pause(seconds)
+            return rows
+        return 0
 
 
 def freeze_rows(table: Handle) -> FrozenRows | None:
@@ -107,5 +110,5 @@ def freeze_rows(table: Handle) -> FrozenRows | None:
         admission=admission,
         types=types,
         _spec=spec,
-        _shards=tuple(one["frozen"] for one in frozen),
+        _shards=[(one["frozen"], [name for name, _ in one["slots"]]) for one in frozen],
     )

@@ -57,26 +57,35 @@ class ArrayWriter:
 
     def __init__(self, folder: Path, dtype: np.dtype[Any], shape: tuple[int, ...], spent: Spent) -> None:
         self._folder, self._shape, self._spent = folder, shape, spent
-        self._chunk = chunk_rows(dtype, shape) * row_bytes(dtype, shape)
+        self._row = row_bytes(dtype, shape)
+        self._chunk = chunk_rows(dtype, shape) * self._row
         self._begun: np.ndarray | None = None  # a chunk of which the first `_filled` bytes are here
         self._filled = 0
         self._files = {ZARR: POOL.submit(spent.write, folder / ZARR, zarr_json(dtype, shape))}
 
+    def space(self) -> np.ndarray:
+        """The bytes ``(n,)`` uint8 that the next rows go to: what is left of a chunk."""
+        if self._begun is None:
+            self._begun, self._filled = aligned(self._chunk), 0
+        return self._begun[self._filled :]
+
+    def fill(self, rows: int) -> None:
+        """So many rows have come to the space; waits while many files are under way."""
+        self._fill(rows * self._row)
+
     def add(self, rows: np.ndarray) -> None:
-        """Adds rows; waits while many files are under way."""
+        """Adds rows, as `fill`."""
         data = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
         while len(data) > 0:
-            if self._begun is None:
-                self._begun, self._filled = aligned(self._chunk), 0
-            n = min(self._chunk - self._filled, len(data))
-            self._begun[self._filled : self._filled + n] = data[:n]
-            self._filled, data = self._filled + n, data[n:]
-            if self._filled == self._chunk:
-                self._submit(self._begun)
+            space = self.space()
+            n = min(len(space), len(data))
+            space[:n] = data[:n]
+            self._fill(n)
+            data = data[n:]
 
     def end(self) -> dict[str, Entry]:
         """Fills up the last chunk; gives the entry of each file, once it is on the disk."""
-        if self._begun is not None:
+        if self._begun is not None and self._filled > 0:
             self._begun[self._filled :] = 0
             self._submit(self._begun)
         return {path: file.result() for path, file in self._files.items()}
@@ -84,6 +93,11 @@ class ArrayWriter:
     def wait(self) -> None:
         """Until nothing is under way, whatever has become of it."""
         wait(self._files.values())
+
+    def _fill(self, size: int) -> None:
+        self._filled += size
+        if self._begun is not None and size > 0 and self._filled == self._chunk:
+            self._submit(self._begun)
 
     def _submit(self, chunk: np.ndarray) -> None:
         path = chunk_path(len(self._files) - 1, self._shape)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from kvjax._values.snapshot import Snapshot
 from kvjax.checkpoint._best import part_of_best
 from kvjax.checkpoint._cursors import Cursor
 from kvjax.checkpoint._format import FORMAT, POOL, REMOVED
-from kvjax.checkpoint._pace import Pace, Spent
 from kvjax.checkpoint._rules import dump, name_of
 from kvjax.checkpoint._stored import FIELDS, RULES, Stored
 from kvjax.checkpoint._write_shard import write_shard
@@ -193,10 +191,7 @@ async def write(directory: Path, stored: Stored) -> None:
 
 def _write_shard(directory: Path, stored: Stored, number: int) -> None:
     kinds = {name: (array.dtype, array.shape) for name, array in stored.arrays.items()}
-    pieces: Iterable[Mapping[str, np.ndarray]] = [stored.arrays]
-    spent = Spent()
     if stored.frozen is not None:
-        n = stored.frozen.size
+        n = len(stored.frozen)
         kinds |= {name: (dtype, (n, *shape)) for name, (dtype, shape) in stored.frozen.types.items()}
-        pieces = chain(pieces, stored.frozen.parts(Pace(spent).pause))
-    write_shard(directory, stored.meta, number, kinds, pieces, spent)
+    write_shard(directory, stored.meta, number, kinds, [stored.arrays], stored.frozen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,12 +21,15 @@ from kvjax.checkpoint._format import (
     shard_list,
     table_folder,
 )
-from kvjax.checkpoint._pace import Spent
+from kvjax.checkpoint._pace import Pace, Spent
+
+if TYPE_CHECKING:
+    from kvjax._table.frozen import FrozenRows
 
 
 def write_shard(
     directory: Path, meta: dict[str, Any], number: int, kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
-    pieces: Iterable[Mapping[str, np.ndarray]], spent: Spent | None = None, op: str = "save",
+    pieces: Iterable[Mapping[str, np.ndarray]], frozen: FrozenRows | None = None, op: str = "save",
 ) -> None:  # fmt: skip
     """Writes one shard of a table below `directory`, and lists it.
 
@@ -36,18 +39,18 @@ def write_shard(
       number: of the shard.
       kinds: dtype and shape of each array.
       pieces: their rows, in order; not each piece need have some of each.
-      spent: what counts the time that writing takes.
+      frozen: what has those of the other arrays, which are copied straight to where they are written from.
       op: what it is written for, which errors name.
     """
     with saying(f"table {meta['name']!r}, {op}"):
-        _write_shard(directory, meta, number, kinds, pieces, spent or Spent(), op)
+        _write_shard(directory, meta, number, kinds, pieces, frozen, op)
 
 
 def _write_shard(
     directory: Path, meta: dict[str, Any], number: int, kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
-    pieces: Iterable[Mapping[str, np.ndarray]], spent: Spent, op: str,
+    pieces: Iterable[Mapping[str, np.ndarray]], frozen: FrozenRows | None, op: str,
 ) -> None:  # fmt: skip
-    first = number == 0
+    first, spent = number == 0, Spent()
     folder, shard = directory / table_folder(meta["name"]), shard_folder(number, meta["num_shards"])
     names = {name: name if name == POOL else f"{shard}/{array_folder(name)}" for name in kinds if first or name != POOL}
     folders = {path: kinds[name] for name, path in names.items()}
@@ -65,6 +68,8 @@ def _write_shard(
             for name, rows in piece.items():
                 if name in names:
                     writers[names[name]].add(rows)
+        if frozen is not None:
+            _copy_frozen(frozen, {name: writers[names[name]] for name in frozen.types}, Pace(spent))
         for path, writer in writers.items():
             entries |= {f"{path}/{name}": entry for name, entry in writer.end().items()}
     finally:  # where one has failed, nobody writes any more when the caller hears of it
@@ -76,3 +81,9 @@ def _write_shard(
     write_text(folder / shard_list(number, meta["num_shards"]), json.dumps(listed, indent=0))
     for path in [*folders, shard, ""]:
         flush(folder / path)
+
+
+def _copy_frozen(frozen: FrozenRows, writers: Mapping[str, ArrayWriter], pace: Pace) -> None:
+    while rows := frozen.copy_next({name: writer.space() for name, writer in writers.items()}, pace.pause):
+        for writer in writers.values():
+            writer.fill(rows)

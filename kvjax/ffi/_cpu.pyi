@@ -186,10 +186,15 @@ def freeze(name: str, shard: int, version: int, with_slots: bool) -> dict[str, A
     (name, type), the admission; and as frozen what next_part gives the columns of. Writes may go on.
     """
 
-def next_part(frozen: Frozen) -> dict[str, object]:
+def next_part(
+    frozen: Frozen,
+    columns: dict[str, numpy.typing.NDArray[numpy.uint8]],
+    slots: Sequence[numpy.typing.NDArray[numpy.uint8]],
+) -> tuple[int, float]:
     """
-    The columns of the next rows, as export_table gives them, in the end of none; and how many seconds to
-    pause before the next, so that writes go on at about their pace.
+    Copies the next rows, as export_table gives them, to the front of each column's bytes, as many as there is
+    space for or fewer; pinned may be missing where no row is. Returns how many, in the end 0; and how many
+    seconds to pause before the next, so that writes go on at about their pace.
     """
 
 def handlers() -> dict[str, object]:

@@ -30,6 +30,15 @@ struct Columns {
   std::vector<Array<std::byte>> slots;
   SlotLayout layout;
   int64_t last_step = 0;
+
+  /// Sets row i but for its value and slots.
+  void Set(size_t i, uint64_t key, const RowHeader& header) {
+    keys[i] = static_cast<int64_t>(key);
+    frequencies[i] = static_cast<int64_t>(header.frequency);
+    versions[i] = header.version;
+    has_slots[i] = static_cast<std::byte>(header.has_slots);
+    if (pinned.data() != nullptr) pinned[i] = static_cast<std::byte>(header.pinned);
+  }
 };
 
 /// Calls f(name, elements a row, the column of each of `all`) for each column that every table has. The names
@@ -48,6 +57,8 @@ template <class T>
 using OwnedArray = UnfilledResult<T>;
 template <class T>
 using BorrowedArray = const T*;
+template <class T>
+using ArraySpace = std::span<T>;
 
 /// Rows in arrays of its own. offsets: (kNumBuckets + 1,) first row of each bucket.
 struct Snapshot : Columns<OwnedArray> {
@@ -58,17 +69,14 @@ struct Snapshot : Columns<OwnedArray> {
     EachColumn(row_bytes, [n](const char*, size_t width, auto& column) { column.resize(n * width); }, *this);
     for (const Slot& slot : layout.slots()) slots.emplace_back(n * slot.bytes);
   }
-  /// Sets row i but for its value and slots.
-  void Set(size_t i, uint64_t key, const RowHeader& header) {
-    keys[i] = static_cast<int64_t>(key);
-    frequencies[i] = static_cast<int64_t>(header.frequency);
-    versions[i] = header.version;
-    has_slots[i] = static_cast<std::byte>(header.has_slots);
-    pinned[i] = static_cast<std::byte>(header.pinned);
-  }
 };
 
-/// A snapshot that is handed out as the rows of a table are that are copied out part by part: all at once.
+/// Space for rows in arrays that somebody else owns; none for `pinned` where no row is.
+struct SnapshotSpace : Columns<ArraySpace> {
+  size_t n = 0;  // rows that there is space for
+};
+
+/// A snapshot that is handed out as the rows of a table are that are copied out part by part.
 class WholeSnapshot {
  public:
   explicit WholeSnapshot(Snapshot all) : all_(std::move(all)), size_(all_.keys.size()) {}
@@ -79,17 +87,25 @@ class WholeSnapshot {
   [[nodiscard]] bool pinned() const {
     return std::any_of(all_.pinned.begin(), all_.pinned.end(), [](std::byte b) { return b != std::byte{0}; });
   }
-  [[nodiscard]] Snapshot Next() {
-    Snapshot rest;
-    rest.layout = all_.layout;
-    rest.Resize(0, 0);
-    return std::exchange(all_, std::move(rest));
+  [[nodiscard]] size_t Next(const SnapshotSpace& to) {
+    const size_t n = std::min(to.n, size_ - copied_);
+    const auto copy = [&](size_t width, const auto& from, auto space) {
+      if (!space.empty()) std::copy_n(from.begin() + copied_ * width, n * width, space.begin());
+    };
+    EachColumn(
+        size_ == 0 ? 0 : all_.values.size() / size_,
+        [&](const char*, size_t width, const auto& from, const auto& space) { copy(width, from, space); },
+        all_, to);
+    for (size_t s = 0; s < all_.slots.size(); ++s)
+      copy(all_.layout.slots()[s].bytes, all_.slots[s], to.slots[s]);
+    copied_ += n;
+    return n;
   }
   [[nodiscard]] double pause() const { return 0; }
 
  private:
   Snapshot all_;
-  size_t size_;
+  size_t size_, copied_ = 0;
 };
 
 /// Rows in arrays that somebody else owns. `pinned` may be missing.
@@ -107,8 +123,8 @@ struct SnapshotView : Columns<BorrowedArray> {
 /// Copies `rows` in their order into `out`, which has space for them: the first becomes its row `at`. Of row
 /// i, record(i) is what to take in its place: its header, its value and its slots one behind the other; or
 /// nullptr for what the store has. With row_bytes 0 all but the values.
-template <class Row, class Record>
-void CopyRows(const RowStore& store, std::span<const Row> rows, size_t row_bytes, Snapshot& out, size_t at,
+template <class Row, class Out, class Record>
+void CopyRows(const RowStore& store, std::span<const Row> rows, size_t row_bytes, Out& out, size_t at,
               Record record) {
   constexpr size_t kAhead = 32;
   for (size_t i = 0; i < rows.size(); ++i) {

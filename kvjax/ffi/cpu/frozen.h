@@ -99,23 +99,22 @@ class Frozen {
     const std::lock_guard lock(reading_);
     SortNext();
   }
-  /// The next rows, with their slots; none are left if it is empty. Called while nobody writes. While writes
-  /// go on they are few, and no other thread is asked to help.
-  [[nodiscard]] Snapshot Next(const RowStore& live) {
+  /// Copies the next rows, with their slots, to where there is space for some, and returns how many; 0 if
+  /// none are left. Called while nobody writes. While writes go on they are few, and no other thread is asked
+  /// to help.
+  [[nodiscard]] size_t Next(const RowStore& live, SnapshotSpace to) {
     const std::lock_guard lock(reading_);
     SortNext();  // if another reader has taken those that were
     const auto started = std::chrono::steady_clock::now();
     const bool busy = std::exchange(written_, false);
-    const size_t begin = copied_, end = std::min(size_, begin + (busy ? kPart : kPart * kAlone));
-    Snapshot out;
-    out.layout = layout_;
-    out.last_step = last_step_;
-    out.Resize(end - begin, row_bytes_);
-    if (begin == end) return out;
+    const size_t begin = copied_, most = busy ? kPart : kPart * kAlone;
+    const size_t end = std::min(size_, begin + std::min(to.n, most));
+    if (begin == end) return 0;
+    to.layout = layout_;
     const std::span<const ListedRow> rows(list_.rows.data() + begin, end - begin);
     const auto copy = [&](size_t first, size_t last) {
       const std::span<const ListedRow> some = rows.subspan(first, last - first);
-      CopyRows(taken_over_ ? *own_ : live, some, row_bytes_, out, first,
+      CopyRows(taken_over_ ? *own_ : live, some, row_bytes_, to, first,
                [&](size_t i) { return wanted_[some[i].row] ? nullptr : kept_.Find(some[i].row); });
     };
     busy ? Serial(rows.size(), kPart, copy) : OnThreads(rows.size(), kPart, copy);
@@ -126,7 +125,7 @@ class Frozen {
     GiveBack();
     pause_ =
         busy ? kPace * std::chrono::duration<double>(std::chrono::steady_clock::now() - started).count() : 0;
-    return out;
+    return end - begin;
   }
   /// Seconds to wait before the next rows, so that writes go on at about their pace.
   [[nodiscard]] double pause() const { return pause_; }
@@ -148,8 +147,14 @@ class Frozen {
   }
 
   void SortNext() {
-    const size_t to = std::min(size_, copied_ + kPart * kAlone);
-    for (; sorted_ < SortedRows::kParts && list_.Begin(sorted_) < to; ++sorted_) list_.SortPart(sorted_);
+    const size_t to = std::min(size_, copied_ + kPart * kAlone), first = sorted_;
+    size_t end = first;
+    while (end < SortedRows::kParts && list_.Begin(end) < to) ++end;
+    const auto sort = [&](size_t begin, size_t last) {
+      for (size_t part = begin; part < last; ++part) list_.SortPart(first + part);
+    };
+    pause_ > 0 ? Serial(end - first, 1, sort) : OnThreads(end - first, 1, sort);
+    sorted_ = end;
   }
 
   /// The memory of what will not be read any more.

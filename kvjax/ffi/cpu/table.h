@@ -216,8 +216,9 @@ class Table {
   /// The same, but the rows stay where they are, to be copied out part by part by NextOf, and writes may go
   /// on.
   [[nodiscard]] std::pair<std::shared_ptr<Frozen>, AdmissionState> Freeze(uint32_t version, bool with_slots);
-  /// The next rows of what Freeze has given; in the end none.
-  [[nodiscard]] Snapshot NextOf(Frozen& frozen) const;
+  /// Copies the next rows of what Freeze has given to where there is space for some; returns how many, in the
+  /// end 0.
+  [[nodiscard]] size_t NextOf(Frozen& frozen, const SnapshotSpace& to) const;
 
   /// Contents that are to replace those of the table, which is unchanged until CommitLoad: begun, then all
   /// rows added, some at a time, then ended.

@@ -34,10 +34,10 @@ inline std::pair<std::shared_ptr<Frozen>, AdmissionState> Table::Freeze(uint32_t
   return {std::move(frozen), std::move(admission)};
 }
 
-inline Snapshot Table::NextOf(Frozen& frozen) const {
+inline size_t Table::NextOf(Frozen& frozen, const SnapshotSpace& to) const {
   frozen.Sort();  // which needs nothing of the table
   const auto lock = gate_.Read(spec_.name, "save", std::nullopt);
-  return frozen.Next(in_.store);
+  return frozen.Next(in_.store, to);
 }
 
 inline AdmissionState Table::ExportAdmission(uint32_t version) const {

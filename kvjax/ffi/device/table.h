@@ -156,7 +156,9 @@ class DeviceTable {
                                                                                  bool with_slots) const {
     return {std::make_shared<WholeSnapshot>(Export(version, with_slots)), ExportAdmission(version)};
   }
-  [[nodiscard]] Snapshot NextOf(WholeSnapshot& frozen) const { return frozen.Next(); }
+  [[nodiscard]] size_t NextOf(WholeSnapshot& frozen, const SnapshotSpace& to) const {
+    return frozen.Next(to);
+  }
   [[nodiscard]] Loaded BeginLoad(uint32_t version, const LoadHead& head);
   void AddLoaded(Loaded& loaded, const SnapshotView& rows);
   void EndLoad(Loaded& loaded);

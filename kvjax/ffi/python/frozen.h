@@ -1,8 +1,16 @@
 // A shard that is copied out part by part while writes go on, for Python.
 #pragma once
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <memory>
+#include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -40,14 +48,35 @@ nb::dict Freeze(std::string_view name, size_t shard, uint32_t version, bool with
   });
 }
 
+/// The bytes of a column as Python gives them, and how many rows, each this wide, there is space for at most.
+using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 template <class T>
-nb::dict NextPart(FrozenShard<T>& frozen) {
+std::span<T> SpaceIn(nb::handle column, size_t width, size_t& rows) {
+  const auto bytes = nb::cast<Bytes>(column);
+  const std::span<T> space(reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T));
+  if (width > 0) rows = std::min(rows, space.size() / width);
+  return space;
+}
+
+/// Copies the next rows to where there is space for some; returns how many, in the end 0, and seconds to
+/// wait.
+template <class T>
+std::pair<size_t, double> NextPart(FrozenShard<T>& frozen, const nb::dict& columns,
+                                   const nb::sequence& slots) {
   const std::string& name = frozen.table->spec().name;
   return WithMemory(name, "save", [&] {
-    nb::dict out =
-        SnapshotToNumpy(HostCall(name, "save", [&] { return frozen.table->NextOf(*frozen.rows); }));
-    out["pause"] = frozen.rows->pause();
-    return out;
+    SnapshotSpace to{.n = std::numeric_limits<size_t>::max()};
+    EachColumn(
+        frozen.table->row_bytes(),
+        [&]<class U>(const char* column, size_t width, std::span<U>& space) {
+          if (columns.contains(column)) space = SpaceIn<U>(columns[column], width, to.n);
+        },
+        to);
+    for (const Slot& slot : frozen.rows->layout().slots()) {
+      to.slots.push_back(SpaceIn<std::byte>(slots[to.slots.size()], slot.bytes, to.n));
+    }
+    const size_t rows = HostCall(name, "save", [&] { return frozen.table->NextOf(*frozen.rows, to); });
+    return std::pair(rows, frozen.rows->pause());
   });
 }
 
@@ -59,11 +88,14 @@ void BindFrozen(nb::module_& m) {
         "What export_table gives, but for the columns: rows, whether one is pinned, offsets, last_step, "
         "slots as\n"
         "(name, type), the admission; and as frozen what next_part gives the columns of. Writes may go on.");
-  m.def("next_part", &NextPart<T>, nb::arg("frozen"),
-        nb::sig("def next_part(frozen: Frozen) -> dict[str, object]"),
-        "The columns of the next rows, as export_table gives them, in the end of none; and how many seconds "
-        "to\n"
-        "pause before the next, so that writes go on at about their pace.");
+  m.def("next_part", &NextPart<T>, nb::arg("frozen"), nb::arg("columns"), nb::arg("slots"),
+        nb::sig("def next_part(frozen: Frozen, columns: dict[str, numpy.typing.NDArray[numpy.uint8]], "
+                "slots: collections.abc.Sequence[numpy.typing.NDArray[numpy.uint8]]) -> tuple[int, float]"),
+        "Copies the next rows, as export_table gives them, to the front of each column's bytes, as many as "
+        "there is\n"
+        "space for or fewer; pinned may be missing where no row is. Returns how many, in the end 0; and how "
+        "many\n"
+        "seconds to pause before the next, so that writes go on at about their pace.");
 }
 
 }  // namespace kvjax

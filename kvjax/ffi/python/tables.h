@@ -30,30 +30,31 @@ namespace kvjax {
 
 /// What these calls want of a table; cpu/table.h says what each of them means.
 template <class T>
-concept WholeTable = requires(T& table, const TableSpec& spec, const std::string& storage, uint32_t version,
-                              size_t n, const SnapshotView& rows, const LoadHead& head,
-                              typename T::Loaded loaded, Sink sink, ScoreFunction score) {
-  { T::Make(spec, storage, version, n) } -> std::same_as<std::shared_ptr<T>>;
-  { table.spec() } -> std::convertible_to<const TableSpec&>;
-  { table.row_bytes() } -> std::convertible_to<size_t>;
-  { table.version() } -> std::convertible_to<uint32_t>;
-  table.Settle();
-  { table.SettledVersion() } -> std::convertible_to<uint32_t>;
-  { table.Size(version) } -> std::convertible_to<size_t>;
-  { table.Export(version, true) } -> std::same_as<Snapshot>;
-  { table.ExportAdmission(version) } -> std::same_as<AdmissionState>;
-  { table.NextOf(*table.Freeze(version, true).first) } -> std::same_as<Snapshot>;
-  { table.BeginLoad(version, head) } -> std::same_as<typename T::Loaded>;
-  table.AddLoaded(loaded, rows);
-  table.EndLoad(loaded);
-  { table.CommitLoad(std::move(loaded)) } -> std::convertible_to<uint32_t>;
-  { table.Stats() } -> std::same_as<Statistics>;
-  { table.Rows() } -> std::convertible_to<std::tuple<size_t, uint32_t>>;
-  { table.Layout() } -> std::convertible_to<SlotLayout>;
-  table.Reserve(version, n);
-  table.SetSink(std::move(sink));
-  table.SetScore(std::move(score));
-};
+concept WholeTable =
+    requires(T& table, const TableSpec& spec, const std::string& storage, uint32_t version, size_t n,
+             const SnapshotView& rows, const SnapshotSpace& space, const LoadHead& head,
+             typename T::Loaded loaded, Sink sink, ScoreFunction score) {
+      { T::Make(spec, storage, version, n) } -> std::same_as<std::shared_ptr<T>>;
+      { table.spec() } -> std::convertible_to<const TableSpec&>;
+      { table.row_bytes() } -> std::convertible_to<size_t>;
+      { table.version() } -> std::convertible_to<uint32_t>;
+      table.Settle();
+      { table.SettledVersion() } -> std::convertible_to<uint32_t>;
+      { table.Size(version) } -> std::convertible_to<size_t>;
+      { table.Export(version, true) } -> std::same_as<Snapshot>;
+      { table.ExportAdmission(version) } -> std::same_as<AdmissionState>;
+      { table.NextOf(*table.Freeze(version, true).first, space) } -> std::same_as<size_t>;
+      { table.BeginLoad(version, head) } -> std::same_as<typename T::Loaded>;
+      table.AddLoaded(loaded, rows);
+      table.EndLoad(loaded);
+      { table.CommitLoad(std::move(loaded)) } -> std::convertible_to<uint32_t>;
+      { table.Stats() } -> std::same_as<Statistics>;
+      { table.Rows() } -> std::convertible_to<std::tuple<size_t, uint32_t>>;
+      { table.Layout() } -> std::convertible_to<SlotLayout>;
+      table.Reserve(version, n);
+      table.SetSink(std::move(sink));
+      table.SetScore(std::move(score));
+    };
 
 /// One of the shards of this process; a table that is not sharded is its own shard 0.
 template <class T>

@@ -243,11 +243,14 @@ TEST(FrozenRowsBesideEveryWrite) {
   const auto copy = [&](uint32_t version) {
     const auto [frozen, admission] = table.Freeze(version, true);
     std::vector<int64_t> found;
+    kvjax::Snapshot part;
+    part.layout = frozen->layout();
+    part.Resize(5000, kDim * 4);
     for (;;) {
-      const kvjax::Snapshot part = table.NextOf(*frozen);
-      if (part.keys.empty()) break;
-      found.insert(found.end(), part.keys.begin(), part.keys.end());
-      for (size_t i = 0; i < part.keys.size(); ++i) {
+      const size_t rows = table.NextOf(*frozen, data::SpaceOf(part));
+      if (rows == 0) break;
+      found.insert(found.end(), part.keys.begin(), part.keys.begin() + static_cast<ptrdiff_t>(rows));
+      for (size_t i = 0; i < rows; ++i) {
         if (part.versions[i] > frozen->last_step()) return false;  // it has been written since
         if (part.has_slots[i] == std::byte{0}) continue;
         Floats row(2 * kDim);  // the value and the slot, which each step makes the same
