@@ -183,7 +183,7 @@ inline void Table::PrepareApply(const ParallelFor& parallel, KeySpan keys, const
   in_.store.Widen(occurrences, plan.step);
   if (!plan.shares) return;
   const uint32_t shared = SharedRowOf(plan);
-  in_.Keep({&shared, 1});
+  in_.Keep(Serial, {&shared, 1});
 }
 
 /// Says which rows there will be to update, and how.

@@ -71,8 +71,8 @@ class Contents {
     frozen_.push_back(frozen);
   }
   /// Before these rows change; those that are kNoRow are passed over. Throws std::bad_alloc.
-  void Keep(std::span<const uint32_t> rows) {
-    EachFrozen([&](Frozen& frozen) { frozen.Keep(store, rows); });
+  void Keep(const ParallelFor& parallel, std::span<const uint32_t> rows) {
+    EachFrozen([&](Frozen& frozen) { frozen.Keep(parallel, store, rows); });
   }
   void KeepAll() {
     EachFrozen([&](Frozen& frozen) { frozen.KeepAll(store); });
@@ -142,8 +142,8 @@ class Contents {
     for (size_t f = 0; f < change.ids.size() && change.by_hand && admission.tracked() > 0; ++f) {
       if (change.ids[f] != kNoRow) store.Widen(admission.Count(change.found.fresh[f]), last_step);
     }
-    Keep(change.found.rows);
-    Keep(change.ids);  // of which some may have been others' rows
+    Keep(parallel, change.found.rows);
+    Keep(parallel, change.ids);  // of which some may have been others' rows
     parallel(change.ids.size(), blank ? kGrain : 64, [&](size_t begin, size_t end) {
       for (size_t f = begin; f < end; ++f) {
         if (change.ids[f] == kNoRow) continue;

@@ -27,8 +27,8 @@ inline std::pair<std::shared_ptr<Frozen>, AdmissionState> Table::Freeze(uint32_t
   // What has been planned before this has kept its rows for others.
   if (planned_) frozen->KeepAll(in_.store);
   if (step_.plan) {
-    frozen->Keep(in_.store, step_.plan->change.found.rows);
-    for (const RowUpdate& update : step_.plan->updates) frozen->Keep(in_.store, {&update.row, 1});
+    frozen->Keep(OnThreads, in_.store, step_.plan->change.found.rows);
+    for (const RowUpdate& update : step_.plan->updates) frozen->Keep(Serial, in_.store, {&update.row, 1});
   }
   in_.Watch(frozen);
   return {std::move(frozen), std::move(admission)};

@@ -40,7 +40,7 @@ inline uint32_t Table::Pin(const ParallelFor& parallel, Call call, KeySpan keys,
 inline uint32_t Table::Unpin(Call call, KeySpan keys) {
   const auto lock = Write(call.version, "unpin", keys);
   const auto plan = [&] {
-    in_.Keep(in_.Locate(Serial, keys).rows);
+    in_.Keep(Serial, in_.Locate(Serial, keys).rows);
     return Planned{call.version, {}};
   };
   if (!Plan(call, plan)) return 0;
@@ -67,7 +67,7 @@ inline uint32_t Table::Assign(const ParallelFor& parallel, Call call, KeySpan ke
   const auto lock = Write(call.version, "assign", keys, Column::kValues);
   const auto planned = Plan(call, [&] {
     Planned writing{call.version, Change{.found = in_.Locate(parallel, keys), .ids = {}}};
-    in_.Keep(writing.change.found.rows);
+    in_.Keep(parallel, writing.change.found.rows);
     return writing;
   });
   if (!planned) return 0;
