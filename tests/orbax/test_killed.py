@@ -23,10 +23,30 @@ MOST = 20, 7.0
 """Kills of a test, and the seconds after which it makes no more."""
 
 
+APIS = "v0", "v1", "path", "delta"
+
+
+def steps_of(api, step, keys):
+    """The step in which each key got its row, if `step` was the last: a delta changes a quarter of them."""
+    return np.maximum(1, step - (step - keys) % 4) if api == "delta" else np.full(len(keys), step)
+
+
 def save_for_ever(folder, api, begun):
-    """Saves one step after the other: all elements of the rows are the number of the step."""
+    """Saves one step after the other: all elements of a row are the number of the step in which it was written."""
     keys = np.arange(ROWS)
     table = kvjax.get_table("t", dim=16)
+    if api == "delta":  # and makes one checkpoint of them now and then
+        step = latest(folder, api)[0]
+        table = kvjax.checkpoint.restore(folder, cursor="c")["t"] if step else table.upsert(keys, np.ones((ROWS, 16)))
+        while True:
+            step += 1
+            part = keys[step % 4 :: 4]
+            table = table.upsert(part, np.full((len(part), 16), step))
+            how = {"cursor": "c"} if step % 16 == 1 else {"since": "c"}
+            kvjax.checkpoint.save(folder / str(step), [table], **how)
+            begun.set()
+            if step % 4 == 0:
+                kvjax.checkpoint.compact(folder / str(step), folder / "one", overwrite=True)
     if api == "path":  # one step in the place of the other
         step = latest(folder, api)[0]
         table = table.refresh()
@@ -57,6 +77,11 @@ def save_for_ever(folder, api, begun):
 
 def latest(folder, api):
     """The last step that is listed, and the table of it."""
+    if api == "delta":
+        step = max((int(path.name) for path in folder.iterdir() if path.name.isdigit()), default=0)
+        if (folder / "one").exists():
+            check(api, None, kvjax.checkpoint.restore(folder / "one")["t"])
+        return step, kvjax.checkpoint.restore(folder)["t"] if step else None
     if api == "path":
         if not list(folder.glob("it")):
             return 0, None
@@ -75,8 +100,15 @@ def latest(folder, api):
         return checkpointer.latest.step, checkpointer.load_checkpointables()["tables"].tables["t"]
 
 
+def check(api, step, table):
+    rows = table.export()
+    if step is None:
+        step = int(rows.values.max())
+    assert len(rows) == ROWS and (rows.values == steps_of(api, step, rows.keys)[:, None]).all()
+
+
 @slow
-@pytest.mark.parametrize("api", ["v0", "v1", "path"])
+@pytest.mark.parametrize("api", APIS)
 def test_the_latest_step_is_whole(api, tmp_path):
     kill(api, tmp_path, *MOST)
 
@@ -100,8 +132,7 @@ def kill(api, folder, times, seconds):
         step, table = latest(folder, api)
         assert step >= last
         if table is not None:
-            rows = table.export()
-            assert len(rows) == ROWS and (rows.values == step).all()
+            check(api, step, table)
             kvjax.drop_table("t")
             whole += 1
         longest *= 0.8 if step > last else 1.3  # so that about half of them end a save, on any machine
@@ -113,6 +144,6 @@ def kill(api, folder, times, seconds):
 
 
 if __name__ == "__main__":
-    for api in ("v0", "v1", "path"):
+    for api in APIS:
         with tempfile.TemporaryDirectory() as name:
             print(api, *kill(api, Path(name), int(sys.argv[1]) if len(sys.argv) > 1 else 100, 3600.0), flush=True)
