@@ -3,6 +3,8 @@
 // No kernel that writes has a part in it, so a cursor costs a step nothing. It costs the host 16 bytes a row
 // id, and a delta reads every row once, on the device; only what has changed is copied.
 #pragma once
+#include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -12,6 +14,16 @@
 
 namespace kvjax::device {
 
+/// Those of a cursor of this version, if there is one: rows change, and change their row ids, with versions
+/// alone. A save opens its new cursor before it asks what has changed since the old one.
+template <class Q>
+std::shared_ptr<const Marks> DeviceTable<Q>::MarksNow(Q& q, const Control& control) const {
+  for (const auto& [token, marks] : cursors_) {
+    if (marks->version == control.version) return marks;
+  }
+  return std::make_shared<const Marks>(MarksOf(q, contents_, row_bytes(), control));
+}
+
 template <class Q>
 CursorToken DeviceTable<Q>::OpenCursor(uint32_t version) {
   Q q = Q::Alone(spec_.device);
@@ -19,7 +31,7 @@ CursorToken DeviceTable<Q>::OpenCursor(uint32_t version) {
   const Control control = Fetch(q, control_.data());
   Expect("save", version, control);
   const CursorToken token = NextCursor();
-  cursors_.emplace(token, MarksOf(q, contents_, row_bytes(), control));
+  cursors_.emplace(token, MarksNow(q, control));
   return token;
 }
 
@@ -37,10 +49,9 @@ Delta DeviceTable<Q>::ExportSince(uint32_t version, CursorToken token, bool with
   Expect("save", version, control);
   const auto cursor = cursors_.find(token);
   if (cursor == cursors_.end()) return {.whole = true};
-  const SlotLayout& slots = cursor->second.layout;
-  if (!slots.empty() && slots != contents_.layout()) return {.whole = true};
-  const Marks now = MarksOf(q, contents_, row_bytes(), control);
-  auto [rows, removed] = DifferenceOf(cursor->second.rows, now.rows);
+  const Marks& before = *cursor->second;
+  if (!before.layout.empty() && before.layout != contents_.layout()) return {.whole = true};
+  auto [rows, removed] = DifferenceOf(before.rows, MarksNow(q, control)->rows);
   Delta delta{.counts_of_all = true};
   std::vector<int64_t> offsets = SortByBucket(rows);
   delta.rows = CopyRows(q, rows, with_slots);

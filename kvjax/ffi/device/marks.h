@@ -28,8 +28,9 @@ struct RowMark {
   bool operator==(const RowMark&) const = default;
 };
 
-/// Of a table at one moment, in the host's memory.
+/// Of a table at one version, in the host's memory.
 struct Marks {
+  uint32_t version;
   SlotLayout layout;
   std::vector<RowMark> rows;  // by row id
 };
@@ -71,7 +72,7 @@ KVJAX_HD inline uint64_t LoadWord(const std::byte* at, size_t bytes) {
 }
 
 /// What the number-th word adds to a digest. It is a sum, so it does not matter which lane had which word;
-/// and a bijection of each, so rows that differ in one word never have the same.
+/// and a bijection of each, so rows that differ in one word never have the same sum.
 KVJAX_HD inline uint64_t DigestOf(uint64_t word, uint64_t number) {
   return Mix(word + (number + 1) * 0x9E3779B97F4A7C15ull);
 }
@@ -125,7 +126,7 @@ template <class Q>
 Marks MarksOf(Q& q, const Contents<Q>& contents, size_t row_bytes, const Control& control) {
   const Stretch value{0, static_cast<uint32_t>(row_bytes), kHeaderWords};
   const std::vector<Stretch> slots = StretchesOf(contents.layout(), value.end());
-  Marks marks{contents.layout(), std::vector<RowMark>(control.next_row)};
+  Marks marks{control.version, contents.layout(), std::vector<RowMark>(control.next_row)};
   const size_t bytes = marks.rows.size() * sizeof(RowMark);
   const Scratch<Q, Stretch> stretches(q, slots.size());
   const Scratch<Q, RowMark> there(q, marks.rows.size());

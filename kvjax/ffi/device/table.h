@@ -305,6 +305,7 @@ class DeviceTable {
 
   void SettleReport(Q& q);
   [[nodiscard]] Snapshot Copy(Q& q, const Control& control, bool slots) const;
+  [[nodiscard]] std::shared_ptr<const Marks> MarksNow(Q& q, const Control& control) const;
   [[nodiscard]] Snapshot CopyRows(Q& q, const std::vector<KeyRow>& rows, bool slots) const;
 
   /// At the end of a training step with n keys: swaps rows between the tiers, if it is time.
@@ -337,7 +338,7 @@ class DeviceTable {
   Array<Q, Evicted> evicted_;  // by reason
   Sink sink_;
   ScoreFunction score_;
-  std::map<CursorToken, Marks> cursors_;
+  std::map<CursorToken, std::shared_ptr<const Marks>> cursors_;
 };
 
 }  // namespace kvjax::device

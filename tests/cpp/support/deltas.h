@@ -78,13 +78,14 @@ int CheckRandomWrites(const kvjax::TableSpec& spec, On on, uint64_t seed, kvjax:
   for (int round = 0; round < 12; ++round) {
     const auto token = pair.gpu.OpenCursor(pair.gpu.handle);
     CHECK(cursors.emplace(token, pair.gpu.Copy()).second);
-    if (cursors.size() > 3) {
+    while (cursors.size() > 4) {
       const auto gone = cursors.begin()->first;
       pair.gpu.CloseCursor(gone);
       CHECK(pair.gpu.ExportSince(pair.gpu.handle, gone, true).whole);
       cursors.erase(gone);
     }
     pair.Run(2, 60);
+    if (round % 3 == 1) cursors[pair.gpu.OpenCursor(pair.gpu.handle)] = pair.gpu.Copy();
     for (const auto& [at, before] : cursors) {
       const Delta delta = pair.gpu.ExportSince(pair.gpu.handle, at, true);
       known += delta.whole ? 0 : 1;
