@@ -27,6 +27,9 @@ first place of each id. All count Adam's steps for a table and not for a row, so
 **Tiers**: finding 2**20 keys of a table in `kvjax.storage.Hybrid` that keeps a quarter of its rows on the GPU:
 keys that it was trained with, whose rows are there, and keys whose rows are in pinned host memory.
 
+**Deltas**: what has changed in a table of 8 times 2**20 rows of which a hundredth was trained since a cursor, found by
+reading all rows on the GPU, and copied to the host; putting a cursor; and beside them a copy of the whole table.
+
 Medians; whatever is compared is run in turns in one process. A case that fails is an error in the figures, and the next
 one runs. Besides, `--only kernels` makes a few calls of each kind, for a profiler.
 """
@@ -58,6 +61,7 @@ from rich.progress import track
 from rich.table import Table
 
 import kvjax
+from kvjax._table.changes import changes_since, close_cursor, open_cursor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,13 +230,38 @@ def measure_tiers(size: Size) -> dict[str, Any]:
     }
 
 
+# ---- what has changed ---------------------------------------------------------------------------------------------
+
+
+def measure_deltas(size: Size) -> dict[str, Any]:
+    dim, rows, tx = 64, 8 * size.batch, optax.adagrad(0.1)
+    table = filled("deltas", dim, rows, size.batch)
+    few = kvjax.keys(kvjax.hash_keys(np.arange(0, rows, 100)))
+    apply = jax.jit(lambda table, keys, grads: table.apply(tx, kvjax.SparseRows(keys, grads))[0])
+    grads = jax.random.normal(jax.random.key(0), (len(few), dim))
+    table = apply(table, few, grads)
+    mark = open_cursor(table)
+    table = jax.block_until_ready(apply(table, few, grads))
+
+    def cursor(_: int) -> None:
+        close_cursor(table, open_cursor(table))
+
+    ways = {"cursor": cursor, "delta": lambda _: changes_since(table, mark), "whole": lambda _: table.snapshot()}
+    seconds = medians(ways, size, queued=1)
+    changes = changes_since(table, mark)
+    assert changes is not None and len(changes.rows.rows) == len(few)
+    close_cursor(table, mark)
+    kvjax.drop_table(table.name)
+    return {f"{name}_seconds": of for name, of in seconds.items()} | {"rows": rows, "changed": len(few)}
+
+
 # ---- the report ----------------------------------------------------------------------------------------------------
 
 
 def show(report: dict[str, Any]) -> None:
     console = Console(width=120)
     console.print(f"{report['device']}, jax {report['jax']}, {report['date']}")
-    for figures in (*report.get("calls", ()), report.get("step", {}), report.get("tiers", {})):
+    for figures in (*report.get("calls", ()), *(report.get(part, {}) for part in PARTS)):
         if error := figures.get("error"):
             what = ", ".join(f"{name} {figures[name]}" for name in ("call", "keys", "dim", "load") if name in figures)
             console.print(f"failed: {what or 'a part'}: {error[:300]}", markup=False)
@@ -261,6 +290,11 @@ def show(report: dict[str, Any]) -> None:
             f"{t['cold_bytes_per_second'] / 1e9:.1f}",
         )  # fmt: skip
         console.print(table)
+    if "delta_seconds" in (d := report.get("deltas", {})):
+        table = Table("a delta, ms", "a cursor, ms", "all rows, ms",
+                      title=f"{d['changed']} of {d['rows']} rows of dim 64 have changed")  # fmt: skip
+        table.add_row(*(f"{d[f'{name}_seconds'] * 1e3:.3f}" for name in ("delta", "cursor", "whole")))
+        console.print(table)
 
 
 def check_there_is_a_gpu() -> None:
@@ -273,7 +307,11 @@ def check_there_is_a_gpu() -> None:
         )
 
 
-PARTS: dict[str, Callable[[Size], dict[str, Any]]] = {"step": measure_step, "tiers": measure_tiers}
+PARTS: dict[str, Callable[[Size], dict[str, Any]]] = {
+    "step": measure_step,
+    "tiers": measure_tiers,
+    "deltas": measure_deltas,
+}
 
 
 def tried(measure: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:

@@ -1,31 +1,38 @@
-"""Changes: the keys that writes have touched or removed since a cursor, for deltas."""
+"""Changes: the rows that are others since a cursor, and the keys that have none any more, for deltas."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvjax import ffi
 from kvjax._keys.buckets import by_bucket
-from kvjax._spec.spec import TableSpec
 from kvjax._table import contents
-from kvjax._table.compared import Digests
 from kvjax._table.handle import Handle, version_on_host
 from kvjax._values.errors import fail
 from kvjax._values.snapshot import Snapshot, from_native
 
-Mark = dict[int, int] | Digests
-"""Where a cursor is in a table: what each shard of this process knows it by, which no two cursors have in common; or,
-of a table on a device, what its rows were."""
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """Where a cursor is in a table.
+
+    Attributes:
+      backend: of the table, on which no two cursors have a token in common.
+      tokens: what each shard of this process knows the cursor by.
+    """
+
+    backend: str
+    tokens: dict[int, int]
 
 
 class Changes(NamedTuple):
     """What has changed since a cursor.
 
     Attributes:
-      rows: those that were touched and are there, and counts of keys that wait.
-      removed: keys ``(m,)`` int64 that were touched and have no row.
+      rows: those that may be others, or are new, and counts of keys that wait.
+      removed: keys ``(m,)`` int64 that may have had a row and have none.
       counts_of_all: whether the counts are of all keys that wait, and not only of those among the removed.
     """
 
@@ -35,7 +42,7 @@ class Changes(NamedTuple):
 
 
 def open_cursor(table: Handle) -> Mark:
-    """Has a table remember, from this handle on, which of its keys are touched.
+    """Has a table remember what it is at this handle, as far as it takes to know what changes.
 
     Raises:
       ValueError: the handle is what `kvjax.optax.caught_up` gives, on whose rows no delta can build.
@@ -47,21 +54,21 @@ def open_cursor(table: Handle) -> Mark:
             ValueError, spec.name, "save", "the rows that are stored beside a cursor of deltas",
             "those of kvjax.optax.caught_up", "leave the cursor out, or save the table itself",
         )  # fmt: skip
-    version, tokens = version_on_host(table, "save"), dict[int, int]()
-    if ffi.is_device(spec.storage.backend):
-        return Digests.of(spec, _snapshot(spec, version))
+    version, mark = version_on_host(table, "save"), Mark(spec.storage.backend, {})
     try:
         for shard in spec.originals:
-            tokens[shard] = spec.host.open_cursor(spec.name, shard, version)
+            mark.tokens[shard] = spec.host.open_cursor(spec.name, shard, version)
     except BaseException:
-        close_cursor(table, tokens)
+        close_cursor(table, mark)
         raise
-    return tokens
+    return mark
 
 
 def close_cursor(table: Handle, mark: Mark) -> None:
     """Has a table forget a cursor, if it is still the one that has it."""
-    for shard, token in () if isinstance(mark, Digests) else mark.items():
+    if mark.backend != table.spec.storage.backend:
+        return
+    for shard, token in mark.tokens.items():
         try:
             table.spec.host.close_cursor(table.name, shard, token)
         except (KeyError, ValueError, IndexError):  # dropped, or moved to fewer shards
@@ -71,12 +78,9 @@ def close_cursor(table: Handle, mark: Mark) -> None:
 def changes_since(table: Handle, mark: Mark) -> Changes | None:
     """What has changed since a cursor; None if the table does not know, and may be another altogether."""
     spec, version = table.spec, version_on_host(table, "save")
-    if isinstance(mark, Digests):
-        found = mark.changed(spec, _snapshot(spec, version))
-        return None if found is None else Changes(*found, counts_of_all=True)
-    if mark.keys() != set(spec.originals):
+    if mark.backend != spec.storage.backend or mark.tokens.keys() != set(spec.originals):
         return None
-    raws: list[Any] = [spec.host.export_since(spec.name, shard, version, token) for shard, token in mark.items()]
+    raws: list[Any] = [spec.host.export_since(spec.name, shard, version, token) for shard, token in mark.tokens.items()]
     raw = [part for part in raws if part is not None]
     if len(raw) < len(raws) or len({part["counts_of_all"] for part in raw}) != 1:
         return None
@@ -87,7 +91,3 @@ def changes_since(table: Handle, mark: Mark) -> Changes | None:
         removed[by_bucket(removed)[0]] if len(parts) > 1 else removed,
         raw[0]["counts_of_all"],
     )
-
-
-def _snapshot(spec: TableSpec, version: int) -> Snapshot:
-    return contents.snapshot(spec, version, slots=True, shards=spec.originals)

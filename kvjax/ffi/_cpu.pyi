@@ -164,7 +164,7 @@ def adopt(name: str, op: str, staged: Staged) -> None:
 
 def open_cursor(name: str, shard: int, version: int) -> int:
     """
-    Has a shard remember which keys are touched from now on. Returns the cursor's token.
+    Has a shard remember what it is now, to know what changes. Returns the cursor's token.
     """
 
 def close_cursor(name: str, shard: int, token: int) -> None:
@@ -172,9 +172,9 @@ def close_cursor(name: str, shard: int, token: int) -> None:
 
 def export_since(name: str, shard: int, version: int, token: int) -> dict[str, object] | None:
     """
-    What has changed in a shard since a cursor: as export_table, of the rows that were touched, with removed,
-    the keys that were and have none, and counts_of_all, whether pending_keys are all that wait and not only
-    those among them. None if the shard does not know, and all of it is to be taken.
+    What has changed in a shard since a cursor: as export_table, of the rows that may be others, with
+    removed, keys that have none any more, and counts_of_all, whether pending_keys are all that wait and not
+    only those among them. None if the shard does not know, and all of it is to be taken.
     """
 
 class Frozen:

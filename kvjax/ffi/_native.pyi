@@ -162,7 +162,7 @@ class Native(Protocol):
 
     def open_cursor(self, name: str, shard: int, version: int) -> int:
         """
-        Has a shard remember which keys are touched from now on. Returns the cursor's token.
+        Has a shard remember what it is now, to know what changes. Returns the cursor's token.
         """
 
     def close_cursor(self, name: str, shard: int, token: int) -> None:
@@ -170,9 +170,9 @@ class Native(Protocol):
 
     def export_since(self, name: str, shard: int, version: int, token: int) -> dict[str, object] | None:
         """
-        What has changed in a shard since a cursor: as export_table, of the rows that were touched, with removed,
-        the keys that were and have none, and counts_of_all, whether pending_keys are all that wait and not only
-        those among them. None if the shard does not know, and all of it is to be taken.
+        What has changed in a shard since a cursor: as export_table, of the rows that may be others, with
+        removed, keys that have none any more, and counts_of_all, whether pending_keys are all that wait and not
+        only those among them. None if the shard does not know, and all of it is to be taken.
         """
 
     def freeze(self, name: str, shard: int, version: int, with_slots: bool) -> dict[str, Any]:

@@ -39,7 +39,7 @@ def test_smoke(tmp_path):
     assert [(call["call"], call["keys"], call["dim"]) for call in report["calls"]] == [
         (case.call, case.keys, case.dim) for case in gpu.CASES
     ]
-    for figures in (*report["calls"], report["tiers"], report["step"]):
+    for figures in (*report["calls"], report["tiers"], report["step"], report["deltas"]):
         numbers = [x for name, x in figures.items() if not isinstance(x, str | bool) and name != "goal"]
         assert all(math.isfinite(x) and x > 0 for x in numbers), figures
     assert "lookup_or_" in done.stdout and "static with unique" in done.stdout

@@ -31,12 +31,6 @@ inline Error VersionError(std::string_view table, std::string_view op, uint32_t 
       "init again, outside of jit");
 }
 
-/// A cursor of deltas where no table keeps any.
-inline Error DeltaError(std::string_view table) {
-  return MakeError(ErrorCode::kInvalidArgument, table, "save", "a table that knows what has changed",
-                   "one in the memory of a GPU", "save it whole, or storage=kvjax.storage.Host()");
-}
-
 /// Keys that JAX may have cut, for a table that has longer ones.
 inline Error WidthError(std::string_view table, std::string_view op) {
   return MakeError(ErrorCode::kInvalidArgument, table, op, "64-bit keys, as this table holds them",

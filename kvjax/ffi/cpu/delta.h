@@ -8,17 +8,17 @@
 
 namespace kvjax {
 
-inline Touched::Token Table::OpenCursor(uint32_t version) {
+inline CursorToken Table::OpenCursor(uint32_t version) {
   const auto lock = Write(version, "save", {});
   return in_.touched.Open();
 }
 
-inline void Table::CloseCursor(Touched::Token token) {
+inline void Table::CloseCursor(CursorToken token) {
   const auto lock = gate_.WriteAny(spec_.name, "save");
   in_.touched.Close(token);
 }
 
-inline Delta Table::ExportSince(uint32_t version, Touched::Token token, bool with_slots) const {
+inline Delta Table::ExportSince(uint32_t version, CursorToken token, bool with_slots) const {
   const auto lock = Read(version, "save", {});
   const std::optional<Touched::Since> since = in_.touched.At(token);
   if (!since) return {.whole = true};

@@ -18,6 +18,7 @@
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/checks.h"
 #include "kvjax/ffi/core/copy.h"
+#include "kvjax/ffi/core/delta.h"
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/facts.h"
 #include "kvjax/ffi/core/groups.h"
@@ -36,16 +37,6 @@
 #include "kvjax/ffi/cpu/visit.h"
 
 namespace kvjax {
-
-/// What has changed since a cursor: rows, keys that have none, sorted by (bucket, key), and counts of these,
-/// or of all keys that wait. With `whole` it is not known, and nothing is here.
-struct Delta {
-  Snapshot rows = {};
-  std::vector<int64_t> removed = {};
-  AdmissionState admission = {};
-  bool counts_of_all = false;
-  bool whole = false;
-};
 
 class Table {
  public:
@@ -229,9 +220,9 @@ class Table {
   uint32_t CommitLoad(Loaded loaded);
 
   /// A cursor from which ExportSince goes on; tokens are known to the table that gave them.
-  Touched::Token OpenCursor(uint32_t version);
-  void CloseCursor(Touched::Token token);
-  [[nodiscard]] Delta ExportSince(uint32_t version, Touched::Token token, bool with_slots) const;
+  CursorToken OpenCursor(uint32_t version);
+  void CloseCursor(CursorToken token);
+  [[nodiscard]] Delta ExportSince(uint32_t version, CursorToken token, bool with_slots) const;
 
   /// Reserves space for `n` rows in all.
   void Reserve(uint32_t version, size_t n);

@@ -7,7 +7,6 @@
 // nothing, the keys are forgotten, and a delta has all rows.
 #pragma once
 #include <algorithm>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -16,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvjax/ffi/core/delta.h"
 #include "kvjax/ffi/core/index.h"
 #include "kvjax/ffi/core/row.h"
 
@@ -23,20 +23,16 @@ namespace kvjax {
 
 class Touched {
  public:
-  /// Which cursor, of any table of the process.
-  using Token = uint64_t;
-
   /// A cursor that is here now. Throws std::bad_alloc.
-  Token Open() {
-    static std::atomic<Token> next = 0;
-    const Token token = ++next;
+  CursorToken Open() {
+    const CursorToken token = NextCursor();
     cursors_.emplace(token, epoch_ + 1);
     ++epoch_;
     return token;
   }
 
   /// Forgets a cursor, if it is here, and the keys that were for it alone.
-  void Close(Token token) noexcept {
+  void Close(CursorToken token) noexcept {
     if (cursors_.erase(token) == 0) return;
     const uint32_t oldest = Oldest();
     size_t kept = 0;
@@ -94,7 +90,7 @@ class Touched {
     bool counts_of_all = false;
   };
   /// What has been touched since a cursor; nothing if that is not known.
-  [[nodiscard]] std::optional<Since> At(Token token) const {
+  [[nodiscard]] std::optional<Since> At(CursorToken token) const {
     const auto cursor = cursors_.find(token);
     if (cursor == cursors_.end() || cursor->second <= lost_) return std::nullopt;
     Since since{{}, cursor->second <= lost_counts_};
@@ -129,7 +125,7 @@ class Touched {
   }
 
   KeyIndex keys_;  // epochs instead of row ids
-  std::map<Token, uint32_t> cursors_;
+  std::map<CursorToken, uint32_t> cursors_;
   uint32_t epoch_ = 0, lost_ = 0, lost_counts_ = 0;
 };
 

@@ -2,6 +2,7 @@
 #include "kvjax/ffi/cuda/stream.cuh"
 #include "kvjax/ffi/cuda/table.h"
 #include "kvjax/ffi/device/apply.h"
+#include "kvjax/ffi/device/delta.h"
 #include "kvjax/ffi/device/evict.h"
 #include "kvjax/ffi/device/reads.h"
 #include "kvjax/ffi/device/sharded.h"

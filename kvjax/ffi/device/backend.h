@@ -10,6 +10,7 @@
 #include "kvjax/ffi/device/apply.h"
 #include "kvjax/ffi/device/backend_bags.h"
 #include "kvjax/ffi/device/backend_sharded.h"
+#include "kvjax/ffi/device/delta.h"
 #include "kvjax/ffi/device/evict.h"
 #include "kvjax/ffi/device/merge.h"
 #include "kvjax/ffi/device/reads.h"

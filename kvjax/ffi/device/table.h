@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "kvjax/ffi/core/checks.h"
+#include "kvjax/ffi/core/delta.h"
 #include "kvjax/ffi/core/error.h"
 #include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/groups.h"
@@ -31,6 +33,7 @@
 #include "kvjax/ffi/device/admit.h"
 #include "kvjax/ffi/device/contents.h"
 #include "kvjax/ffi/device/control.h"
+#include "kvjax/ffi/device/marks.h"
 #include "kvjax/ffi/device/order.h"
 #include "kvjax/ffi/device/program.h"
 #include "kvjax/ffi/device/read_kernels.h"
@@ -163,6 +166,11 @@ class DeviceTable {
   void AddLoaded(Loaded& loaded, const SnapshotView& rows);
   void EndLoad(Loaded& loaded);
   uint32_t CommitLoad(Loaded loaded);
+  /// A cursor from which ExportSince goes on; tokens are known to the table that gave them, whatever becomes
+  /// of its rows.
+  CursorToken OpenCursor(uint32_t version);
+  void CloseCursor(CursorToken token);
+  [[nodiscard]] Delta ExportSince(uint32_t version, CursorToken token, bool with_slots) const;
   [[nodiscard]] Statistics Stats() const;
   [[nodiscard]] std::pair<size_t, uint32_t> Rows() const;
   [[nodiscard]] SlotLayout Layout() const;
@@ -299,6 +307,7 @@ class DeviceTable {
 
   void SettleReport(Q& q);
   [[nodiscard]] Snapshot Copy(Q& q, const Control& control, bool slots) const;
+  [[nodiscard]] std::shared_ptr<const Marks> MarksNow(Q& q, const Control& control) const;
   [[nodiscard]] Snapshot CopyRows(Q& q, const std::vector<KeyRow>& rows, bool slots) const;
 
   /// At the end of a training step with n keys: swaps rows between the tiers, if it is time.
@@ -331,6 +340,7 @@ class DeviceTable {
   Array<Q, Evicted> evicted_;  // by reason
   Sink sink_;
   ScoreFunction score_;
+  std::map<CursorToken, std::shared_ptr<const Marks>> cursors_;
 };
 
 }  // namespace kvjax::device

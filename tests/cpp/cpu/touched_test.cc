@@ -14,7 +14,7 @@ namespace cpu_touched {
 using kvjax::Touched;
 using Set = std::set<uint64_t>;
 
-std::optional<Set> Of(const Touched& touched, Touched::Token token) {
+std::optional<Set> Of(const Touched& touched, kvjax::CursorToken token) {
   const auto since = touched.At(token);
   if (!since) return std::nullopt;
   CHECK(since->keys.size() == Set(since->keys.begin(), since->keys.end()).size());
@@ -25,7 +25,7 @@ std::optional<Set> Of(const Touched& touched, Touched::Token token) {
 TEST(EachCursorHasTheKeysSinceThen) {
   data::Stream stream(3);
   Touched touched;
-  std::map<Touched::Token, std::optional<Set>> model;
+  std::map<kvjax::CursorToken, std::optional<Set>> model;
   for (int i = 0; i < 4000; ++i) {
     switch (stream.Below(12)) {
       case 0:

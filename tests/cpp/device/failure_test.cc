@@ -271,6 +271,22 @@ TEST(LoadAndReserve) {
   CheckStrongGuarantee({.op = reserve, .at_least = 8, .fill = Trained, .versions = 0});
 }
 
+TEST(CursorsAndDeltas) {
+  kvjax::CursorToken token = 0;
+  const Op change = [&](Table& t) {
+    Trained(t);
+    token = t.OpenCursor(t.handle);
+    t.Drop({7, 8});
+    t.Put(Range(30, 50), device::Bytes(20 * t.row_bytes(), std::byte{1}));
+  };
+  const Op save = [&](Table& t) {
+    const kvjax::Delta delta = t.ExportSince(t.handle, token, true);
+    CHECK(delta.rows.keys.size() == 20 && delta.removed.size() == 2);
+    t.CloseCursor(t.OpenCursor(t.handle));
+  };
+  CheckStrongGuarantee({.op = save, .at_least = 20, .fill = change, .versions = 0});
+}
+
 TEST(RowsInPinnedMemory) {
   // Five slabs of four rows or their slots. Slots are attached and detached, and slabs of values with them.
   const auto check = [](Op op, int at_least, Op fill) {

@@ -10,6 +10,7 @@
 
 #include "kvjax/ffi/cuda/stream.cuh"
 #include "kvjax/ffi/cuda/table.h"
+#include "tests/cpp/support/deltas.h"
 #include "tests/cpp/support/pair.h"
 #include "tests/cpp/support/pinned.h"
 #include "tests/cpp/support/trained.h"
@@ -195,6 +196,16 @@ TEST(RowsInTwoMemories) {
   const Own own;
   OnGpu(Spec(), own.stream, 14, 130, Budget{.bytes = 1024, .slab_bytes = 256}).Run(40, 60);
   OnGpu(Spec(), own.stream, 15, 130, Budget{.bytes = 0, .slab_bytes = 256}).Run(20, 60);
+}
+
+TEST(DeltasOfAnyWrites) {
+  const Own own;
+  TableSpec spec = Spec(8);
+  CHECK(deltas::CheckRandomWrites<Stream>(spec, own.stream, 1) > 10);
+  spec = Spec(3);
+  spec.type = RowType::kBFloat16;  // rows that end within a word
+  CHECK(deltas::CheckRandomWrites<Stream>(spec, own.stream, 2) > 10);
+  CHECK(deltas::CheckRandomWrites<Stream>(Spec(), own.stream, 5, {.bytes = 1024, .slab_bytes = 256}) > 10);
 }
 
 TEST(CallsOnTwoStreamsFollowEachOther) {

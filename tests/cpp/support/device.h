@@ -13,6 +13,7 @@
 #include "kvjax/ffi/threads/threads.h"
 //
 #include "kvjax/ffi/device/apply.h"
+#include "kvjax/ffi/device/delta.h"
 #include "kvjax/ffi/device/evict.h"
 #include "kvjax/ffi/device/reads.h"
 #include "kvjax/ffi/device/table.h"
