@@ -30,7 +30,7 @@ from kvjax.checkpoint._format import (
     shards_of,
     table_folder,
 )
-from kvjax.checkpoint._locate import locate
+from kvjax.checkpoint._locate import locate, unlisted_tables
 
 if TYPE_CHECKING:
     from kvjax._formats.source import Source
@@ -168,9 +168,9 @@ def table_at(path: str, name: str | None, bases: Sequence[str] | None = None) ->
 
 def _table_folders(folder: Path) -> dict[str, Path]:
     """Where each table is that the manifest lists; before there were manifests, each that is there."""
-    if not (folder / META).exists():
-        return {str(_said(path).get("name")): path.parent for path in sorted(folder.glob(f"*/{META}"))}
     try:
+        if not (folder / META).exists():
+            return {str(_said(path / META).get("name")): path for path in unlisted_tables(folder)}
         _, tables = manifest_tables(_said(folder / META))
     except Damaged as error:
         raise FileError(folder / META, "the list of all tables", f"none ({error})", _VERIFY) from error
