@@ -7,7 +7,6 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-import kvjax
 from kvjax._command.main import main
 from kvjax.checkpoint import CheckpointError, restore, save, verify
 from kvjax.serving import Releases
