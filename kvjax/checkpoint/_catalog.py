@@ -28,6 +28,7 @@ from kvjax.checkpoint._format import (
     shard_list,
     table_folder,
 )
+from kvjax.checkpoint._locate import UNDER_WAY, said_by_step, unlisted_tables
 
 T = TypeVar("T")
 
@@ -80,23 +81,18 @@ def step_of(directory: Path) -> int | None:
 
 def _step_of_save(directory: Path, is_said: bool) -> int | None:
     """The same while Orbax saves the step: if it `is_said` before the end, a thread of its own writes it down."""
-    latest = time.monotonic() + (_MOST_SECONDS if is_said and _UNFINISHED in directory.parent.name else 0)
+    latest = time.monotonic() + (_MOST_SECONDS if is_said and UNDER_WAY in directory.parent.name else 0)
     while (step := step_of(directory)) is None and time.monotonic() < latest:
         time.sleep(0.002)
     return step
 
 
-_UNFINISHED = ".orbax-checkpoint-tmp"  # in the name of a folder that Orbax fills
 _MOST_SECONDS = 20
 
 
 def _times(directory: Path) -> tuple[int | None, int | None]:
     """When the Orbax step of an item was begun and committed, in ns, as far as that is known."""
-    try:
-        said = read_json(read(directory.parent / "_CHECKPOINT_METADATA", MOST_JSON))
-    except Damaged:
-        return None, None
-    said = said if isinstance(said, dict) else {}
+    said = said_by_step(directory.parent)
     begun, ended = (said.get(f"{name}_timestamp_nsecs") for name in ("init", "commit"))
     return begun if is_integer(begun) else None, ended if is_integer(ended) else None
 
@@ -168,14 +164,10 @@ class Catalog:
     def _folders(self) -> dict[str, str]:
         if self._lists is not None:
             return {name: table_folder(name) for name in self._lists}
-        # Before there were manifests: then an empty checkpoint looks like none.
-        found = {unquote(path.parent.name): path.parent.name for path in self.directory.glob(f"*/{META}")}
-        if not found:
-            raise CheckpointError(
-                f"kvjax: {self.op}: want a checkpoint of tables, got none in {self.directory}; give the folder of an "
-                "item that kvjax.orbax.TableSave has saved, or restore an older checkpoint"
-            )
-        return found
+        try:
+            return {unquote(path.name): path.name for path in unlisted_tables(self.directory)}
+        except Damaged as error:
+            raise CheckpointError(f"kvjax: {self.op}: {error}; {_LOST}") from error
 
     @property
     def names(self) -> list[str]:
@@ -217,10 +209,7 @@ class Catalog:
         folder = self.folder(name)
         if self._lists is None:
             files = Files(folder, None)
-            meta = read_json(files.read(META, MOST_JSON))
-            if isinstance(meta, dict) and meta.get("format") in (FORMAT, PACKED):
-                raise Damaged(f"want {self.directory / META}, the manifest that lists all tables, got no such file")
-            return check_meta(meta, (UNLISTED,), name), files
+            return check_meta(read_json(files.read(META, MOST_JSON)), (UNLISTED,), name), files
         entries: dict[str, tuple[int, str]] = {}
         lists = self.lists(name)
         for path in lists:
@@ -278,6 +267,7 @@ _SLACK = 10**9
 """Nanoseconds by which a clock may be set back during a save."""
 
 _DAMAGED = "the checkpoint is damaged, or a later kvjax has written it: restore an older one"
+_LOST = "the checkpoint is damaged, or was not saved to its end: restore an older one, by its own path"
 _REPLACED = "another checkpoint has taken the place of this one meanwhile: do it again"
 
 

@@ -12,12 +12,9 @@ from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._copies import Copies
 from kvjax.checkpoint._files import Files
 from kvjax.checkpoint._format import META, CheckpointError
-from kvjax.checkpoint._locate import PathLike, all_at, is_checkpoint, locate
+from kvjax.checkpoint._locate import UNDER_WAY, PathLike, all_at, is_checkpoint, locate
 
 T = TypeVar("T")
-
-_UNDER_WAY = ".orbax-checkpoint-tmp"
-"""Ends the names of Orbax's steps and items until they are whole."""
 
 _EQUAL = ("dim", "dtype", "key_dtype", "seed", "initializer")
 
@@ -127,7 +124,7 @@ class Chain:
         next to the given."""
         here, seen = self.catalog.directory, set[Path]()
         beside = (path for path in _latest_first(here.parent))
-        item = here.name.removesuffix(_UNDER_WAY)
+        item = here.name.removesuffix(UNDER_WAY)
         steps = (path / item for path in _latest_first(here.parent.parent))
         near_given = (path for given in self.given for path in _latest_first(given.parent))
         for group in (self.given, beside, steps, near_given):
@@ -168,7 +165,7 @@ def places_of(path: Path, known: Sequence[Path]) -> tuple[Path, ...]:
       path: of the checkpoint.
       known: where those may be that it builds on.
     """
-    here = Path(str(path).replace(_UNDER_WAY, ""))
+    here = Path(str(path).replace(UNDER_WAY, ""))
     try:
         catalog = Catalog(path, "save")
         if not any("delta" in catalog.open(name)[0] for name in catalog.names):
@@ -179,7 +176,7 @@ def places_of(path: Path, known: Sequence[Path]) -> tuple[Path, ...]:
             chain.links(name)
     except CheckpointError as error:
         warnings.warn(
-            f"{str(error).replace(_UNDER_WAY, '')}. Without that, this delta and those after it do not restore: keep "
+            f"{str(error).replace(UNDER_WAY, '')}. Without that, this delta and those after it do not restore: keep "
             "what they build on (a manager with max_to_keep= deletes it), or save the tables whole, with the cursor",
             stacklevel=level_of_user(),
         )

@@ -15,7 +15,7 @@ from kvjax._values.numbers import is_integer, is_real
 from kvjax._values.slot_layout import parse_type
 from kvjax._values.snapshot import ADMISSION_COLUMNS
 from kvjax.checkpoint._format import FORMAT, PACKED, REMOVED, UNLISTED, Damaged, shards_of
-from kvjax.checkpoint._rules import NeedsFunctionError, load, load_initializer
+from kvjax.checkpoint._rules import NeedsFunctionError, dump, load, load_initializer
 from kvjax.checkpoint._stored import RULES
 from kvjax.ffi import host
 from kvjax.initializers import Pool, resolve
@@ -25,7 +25,7 @@ _MOST_SHARDS = 2**20
 
 
 def check_meta(meta: Any, formats: Sequence[str], name: str) -> dict[str, Any]:
-    """What kvjax.json says, if it can be a table's.
+    """What kvjax.json says, if it can be a table's; what an earlier kvjax did not write is as it was then.
 
     Args:
       meta: the JSON.
@@ -38,7 +38,9 @@ def check_meta(meta: Any, formats: Sequence[str], name: str) -> dict[str, Any]:
     if not isinstance(meta, dict) or meta.get("format") not in formats:
         got = meta.get("format") if isinstance(meta, dict) else type(meta).__name__
         raise Damaged(f"want kvjax.json of format {formats[0]!r}, got {got!r:.100}")
-    missing = sorted(_FIELDS.keys() - meta.keys() - _LATER - (_OFTEN if meta["format"] == UNLISTED else set()))
+    if meta["format"] == UNLISTED:
+        meta = _AT_FIRST | meta
+    missing = sorted(_FIELDS.keys() - meta.keys() - _LATER)
     if missing or meta.keys() - _FIELDS.keys():
         got = ", ".join([f"no {field!r}" for field in missing] + [repr(f) for f in meta.keys() - _FIELDS.keys()])
         raise Damaged(f"want kvjax.json with the fields of a table, got {got:.200}")
@@ -47,8 +49,7 @@ def check_meta(meta: Any, formats: Sequence[str], name: str) -> dict[str, Any]:
     _check(meta["name"] == name, "name", meta["name"], f"{name!r}")
     _check_initializer(meta)
     _check_shards(meta)
-    _check_rules(meta)
-    return meta
+    return meta | {"options": _options(meta)}
 
 
 def _check(ok: bool, field: str, got: Any, want: str = "one that a table can have") -> None:
@@ -130,7 +131,7 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {
 }
 _LATER = {"extras", "shards", "partitioner", "delta"}
 """Fields that not all tables have."""
-_OFTEN = {"rounding", "options"}
+_AT_FIRST: dict[str, Any] = {"rounding": ENTRIES["rounding"].default, "options": {}}
 """Fields that the first kvjax did not write."""
 
 
@@ -174,16 +175,18 @@ def _check_shards(meta: dict[str, Any]) -> None:
     _check(len(sketches) <= 1, "extras", sketches)
 
 
-def _check_rules(meta: dict[str, Any]) -> None:
+def _options(meta: dict[str, Any]) -> dict[str, Any]:
+    """The rules of a table, each checked; of those that its kvjax did not know the default."""
     request = Request(meta["name"], "restore", meta["dim"])
     request.options["dtype"] = meta["dtype"]
     for rule in RULES:
         default = ENTRIES[rule].default
         try:
             try:
-                value = load(meta["options"][rule]) if rule in meta.get("options", {}) else default
+                value = load(meta["options"][rule]) if rule in meta["options"] else default
             except NeedsFunctionError:  # which a table that is there may have
                 value = default
             request.options[rule] = ENTRIES[rule].metadata["resolve"](request, value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise Damaged(f"want {rule} in kvjax.json as one that a table can have, got {error}") from error
+    return {rule: meta["options"].get(rule, dump(request[rule])) for rule in RULES}

@@ -6,10 +6,11 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from kvjax._formats.atomic import recovered
 from kvjax.checkpoint._files import MOST_JSON, read, read_json
-from kvjax.checkpoint._format import META, UNLISTED, CheckpointError, Damaged
+from kvjax.checkpoint._format import FORMAT, META, PACKED, UNLISTED, CheckpointError, Damaged
 
 PathLike = str | os.PathLike[str]
 
@@ -18,18 +19,25 @@ def locate(path: PathLike) -> Path:
     """The folder of a checkpoint: `path` itself, the one below an Orbax step, or that of the last step below its root.
 
     Where numbered checkpoints are right below `path`, as "12" or "delta_12", it is the last of them, whatever other
-    checkpoints are beside them.
+    checkpoints are beside them. A step whose tables have lost their manifest, or which says that it has tables and has
+    none, is the one that is meant all the same: whoever reads it gets an error, and never those of an older one. A step
+    that was saved without tables is passed over.
 
     Raises:
-      CheckpointError: there is none, or more than one.
+      CheckpointError: there is none, or more than one, or it is the folder of one table.
     """
     path = recovered(Path(path))
     if is_checkpoint(path):
         return path
+    if _is_table(path):
+        raise CheckpointError(
+            f"kvjax: checkpoint: want a checkpoint of tables, got {path}, the folder of one of its tables; give "
+            f"{path.resolve().parent}, and say there which tables you want"
+        )
     found = _below(path)
     if not found:
         found = next((items for _, step in reversed(_numbered(_folders(path))) if (items := _below(step))), [])
-    elif (numbered := _numbered(found)) and not (path / "_CHECKPOINT_METADATA").exists():  # whose items are its own
+    elif (numbered := _numbered(found)) and not (path / _OF_STEP).exists():  # whose items are its own
         found = [numbered[-1][1]]
     if len(found) != 1:
         none = f"none in {path}" + ("" if path.exists() else ", which is not there")
@@ -61,10 +69,34 @@ def all_at(path: PathLike) -> list[Path]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether tables have been saved at this path, in the format with a manifest or in the one without."""
+    """Whether tables have been saved at this path: there is a manifest, or there are tables, which may have lost it."""
     if (path / META).exists():
-        return True
-    return any(_format_of(child / META) == UNLISTED for child in _folders(path))
+        return not _is_table(path)
+    return bool(_tables_in(path))
+
+
+def unlisted_tables(path: Path) -> list[Path]:
+    """The folders of the tables of a checkpoint without a manifest, as there were before there were manifests.
+
+    Raises:
+      Damaged: they are of a format with a manifest, or there is none.
+    """
+    found = _tables_in(path)
+    if not found:
+        raise Damaged(f"want a checkpoint of tables, got none in {path}")
+    if any(_format_of(table) in (FORMAT, PACKED) or any(table.glob(_LISTS)) for table in found):
+        got = f"no such file beside the tables {[table.name for table in found]!s:.200}"
+        raise Damaged(f"want {path / META}, the manifest that lists all tables, got {got}")
+    return found
+
+
+def said_by_step(step: Path) -> dict[str, Any]:
+    """What Orbax says of a step; nothing, if the folder is none."""
+    try:
+        said = read_json(read(step / _OF_STEP, MOST_JSON))
+    except Damaged:
+        return {}
+    return said if isinstance(said, dict) else {}
 
 
 def _numbered(folders: list[Path]) -> list[tuple[int, Path]]:
@@ -73,25 +105,46 @@ def _numbered(folders: list[Path]) -> list[tuple[int, Path]]:
 
 
 def _below(path: Path) -> list[Path]:
-    return [child for child in _folders(path) if is_checkpoint(child)]
+    """The checkpoints right below a folder; of a step also those that it says it has."""
+    handlers = said_by_step(path).get("item_handlers")
+    items = handlers.items() if isinstance(handlers, dict) else ()
+    saved = {path / name for name, handler in items if str(handler).startswith("kvjax.orbax.")}
+    return sorted(saved | {child for child in _folders(path) if is_checkpoint(child)})
 
 
 def _folders(path: Path) -> list[Path]:
-    """But for hidden ones, which are on their way to their place or from it."""
+    """But for those that are on their way to their place or from it."""
     if not path.is_dir():
         return []
-    return sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    return sorted(
+        child for child in path.iterdir()
+        if child.is_dir() and not child.name.startswith(".") and UNDER_WAY not in child.name
+    )  # fmt: skip
 
 
-def _format_of(path: Path) -> object:
-    if not path.exists():
-        return None
+def _tables_in(path: Path) -> list[Path]:
+    """The folders of the tables below a path."""
+    return [child for child in _folders(path) if _is_table(child)]
+
+
+def _is_table(path: Path) -> bool:
+    """Whether a folder is that of one table, of which something may be lost."""
+    return _format_of(path) in (FORMAT, PACKED, UNLISTED) or any(path.glob(f"{_SHARDS}/keys"))
+
+
+def _format_of(table: Path) -> object:
     try:
-        meta = read_json(read(path, MOST_JSON))
+        meta = read_json(read(table / META, MOST_JSON))
     except Damaged:
         return None
     return meta.get("format") if isinstance(meta, dict) else None
 
 
+UNDER_WAY = ".orbax-checkpoint-tmp"
+"""In the names of Orbax's steps and items until they are whole."""
+
 # Orbax's names of finished steps, too: "12", "00012", "step_12".
 _STEP = re.compile(r"(.*_)?(\d+)")
+_OF_STEP = "_CHECKPOINT_METADATA"
+_SHARDS = "shard-*-of-*"
+_LISTS = _SHARDS + ".json"

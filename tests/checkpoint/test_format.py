@@ -10,6 +10,7 @@ import pytest
 import tensorstore as ts
 
 import kvjax
+from kvjax._command.main import main
 from tests.golden.reference import BUCKETS, bucket_of
 from tests.support.checkpoints import DAMAGES, IDS, assert_equal, restore, save, trained
 
@@ -42,6 +43,34 @@ def test_golden_checkpoints_of_later_formats(version, tmp_path):
     np.testing.assert_array_equal(other.export().values[2], np.array([2.015625, 3.015625, 4.03125], jnp.bfloat16))
     assert one.snapshot().admission["pending_counts"].tolist() == [1] and other.snapshot().admission["sketch"].sum() > 0
     np.testing.assert_array_equal(one.spec.initializer.array(), [[1.0, 2.0], [3.0, 4.0]])
+
+
+@pytest.mark.parametrize("version", ["v1", "v2", "v3"])
+def test_golden_checkpoints_are_rewritten_whole(version, tmp_path):
+    """By all that makes a checkpoint of one: with the same rows, options and counts, in the present format."""
+    golden = Path(__file__).parents[1] / "golden" / f"checkpoint_{version}"
+    if version != "v1":
+        shutil.unpack_archive(golden.with_suffix(".zip"), golden := tmp_path / "golden")
+    want = contents(golden)
+    kvjax.checkpoint.save(tmp_path / "saved", kvjax.checkpoint.restore(golden))
+    kvjax.checkpoint.compact(golden, tmp_path / "compact")
+    kvjax.checkpoint.prune(golden, tmp_path / "prune", kvjax.Prune())
+    assert main(["convert", str(golden), str(tmp_path / "convert")]) == 0
+    for out in ("compact", "prune", "convert"):
+        assert kvjax.checkpoint.verify(tmp_path / out).ok and kvjax.checkpoint.diff(golden, tmp_path / out).same
+        assert kvjax.checkpoint.diff(tmp_path / "saved", tmp_path / out).same
+        for name, (spec, rows, counts) in contents(tmp_path / out).items():
+            assert spec == want[name][0]
+            assert_equal(rows, want[name][1])
+            np.testing.assert_array_equal(rows.pinned, want[name][1].pinned)
+            np.testing.assert_equal(counts, want[name][2])
+
+
+def contents(path):
+    for name in list(kvjax.tables()):
+        kvjax.drop_table(name)
+    tables = kvjax.checkpoint.restore(path)
+    return {name: (t.spec, t.export(slots=True), t.snapshot().admission) for name, t in tables.items()}
 
 
 def test_prune_on_save(make, tmp_path):
