@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
+import numpy as np
 
 from kvjax._export.used import TableUse, check, used_by
 from kvjax._formats.errors import needed
@@ -73,8 +75,10 @@ class Program:
         try:
             return self.exported.call(*(found[path] for path in self.inputs))
         except (ValueError, TypeError) as error:
+            paths = list(self.inputs)  # JAX knows them by their numbers
+            said = re.sub(r"\bargs\[(\d+)\]", lambda found: repr(paths[int(found[1])]), str(error))
             raise ProgramError(
-                f"kvjax: program, call: want {self.inputs}, got {error!s:.600}; give arrays of these types"
+                f"kvjax: program, call: want {self.inputs}, got {said:.600}; give arrays of these types"
             ) from error
 
     def serialize(self) -> bytes:
@@ -98,7 +102,13 @@ class Program:
 
         Raises:
           ProgramError: they are none, are damaged, or a later JAX has made them.
+          TypeError: it is something else than bytes.
         """
+        if not isinstance(cast("object", data), (bytes, bytearray, memoryview)):
+            raise TypeError(
+                f"kvjax: program, deserialize: want the bytes that Program.serialize returned, got "
+                f"{type(data).__name__}; of a file they are Path(...).read_bytes()"
+            )
         if len(data) < _HEAD.size or data[: len(_MAGIC)] != _MAGIC:
             raise ProgramError(
                 f"kvjax: program, deserialize: want bytes that begin with {_MAGIC!r}, got {bytes(data[:8])!r}; give "
@@ -148,6 +158,7 @@ def export(
 
     Raises:
       ValueError: the function writes a table, or closes over a handle of one version, or a table has a mesh.
+      ProgramError: a shape does not fit its array, or tables cannot be read on a platform.
 
     Example:
       >>> import jax.numpy as jnp, kvjax, numpy as np
@@ -181,8 +192,19 @@ def export(
         )
     per_array = tuple(per_argument[int(path.split("/")[0])] for path in given)
     specs = jax.export.symbolic_args_specs(tuple(given.values()), per_array)
+    for (path, array), spec, text in zip(given.items(), specs, per_array, strict=True):
+        if np.ndim(array) != len(spec.shape):
+            raise ProgramError(
+                f"kvjax: export: want a shape of {np.ndim(array)} axes for {path!r}, got {text!r}; give 'b, ...' (of "
+                "keys the last axis are their words)"
+            )
     jitted = jax.jit(flat)
     targets, uses = used_by(jax.make_jaxpr(jitted)(*specs).jaxpr)
+    if lost := sorted(set(platforms) - {HOST, DEVICE}) if targets else ():
+        raise ProgramError(
+            f"kvjax: export: want platforms of {[HOST, DEVICE]}, where tables can be read, got {lost}; elsewhere "
+            "kvjax.serving.FrozenTable.as_jax can"
+        )
     allowed = [jax.export.DisabledSafetyCheck.custom_call(target) for target in sorted(targets)]
     exported = jax.export.export(jitted, platforms=list(platforms), disabled_checks=allowed)(*specs)
     return Program(exported, uses, list(given))

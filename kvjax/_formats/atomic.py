@@ -52,8 +52,10 @@ def saying(what: str, path: str | os.PathLike[str] | None = None) -> Generator[N
         raise
 
 
-_MENDS = dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make space there, or write to another disk") | dict.fromkeys(
-    (errno.EACCES, errno.EPERM, errno.EROFS), "let this process write there, or write elsewhere"
+_MENDS = (
+    dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make space there, or write to another disk")
+    | dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "let this process write there, or write elsewhere")
+    | dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is where that path wants a folder: give another path")
 )
 
 

@@ -25,13 +25,14 @@ class FileError(ValueError):
 
 
 def check_regular(path: str | os.PathLike[str], want: str) -> None:
-    """Whether something is no pipe or device, of which reading would wait or never end; whoever opens what is not there
-    hears of that.
+    """Whether there is a file, and no pipe or device, of which reading would wait or never end.
 
     Raises:
-      FileError: it is.
+      FileError: there is none.
     """
-    if os.path.exists(path) and not os.path.isfile(path):
+    if not os.path.exists(path):
+        raise FileError(path, want, "nothing at that path", "give the path of one")
+    if not os.path.isfile(path):
         raise FileError(path, want, "something that is no regular file")
 
 

@@ -40,7 +40,7 @@ class Request:
 
     def __init__(self, name: Any, op: str, dim: Any) -> None:
         self.name, self.op, self.options = name, op, dict[str, Any]()
-        self.want(is_name(name), "a name in UTF-8", name)
+        self.want(is_name(name), "a name in UTF-8 that is not empty", name)
         self.want(is_integer(dim) and 1 <= dim <= host.MAX_DIM, f"an integer dim in 1..{host.MAX_DIM}", dim)
         self.dim = int(dim)
 

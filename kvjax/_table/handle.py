@@ -320,7 +320,8 @@ def check_one_version(table: Handle, op: str) -> None:
     if table.follows:
         raise fail(
             ValueError, table.name, op, "a handle of one version",
-            "what table.live() gives, through which rows are only read", "table.refresh() gives one",
+            "one through which rows are only read, of table.live() or of a function that kvjax.export traces",
+            "table.refresh() gives one; what is exported only reads",
         )  # fmt: skip
 
 

@@ -82,8 +82,8 @@ class Prune:
     def __post_init__(self) -> None:
         for name in ("min_frequency", "max_age", "min_norm", "top_k"):
             value = getattr(self, name)
-            if value is not None and not value >= 0:
-                raise ValueError(f"kvjax: Prune wants {name} >= 0, got {value!r}")
+            if value is not None and not (np.asarray(value).dtype.kind in "iuf" and value >= 0):
+                raise ValueError(f"kvjax: Prune wants a number >= 0 as {name}, got {value!r}")
         if self.top_k is not None and not is_integer(self.top_k):
             raise ValueError(f"kvjax: Prune wants a number of rows as top_k, got {self.top_k!r}")
 
@@ -217,6 +217,8 @@ def norms_of(values: np.ndarray) -> np.ndarray:
 
 
 def _asked(predicate: Callable[[Exported], np.ndarray], rows: Exported) -> np.ndarray:
+    if not callable(predicate):
+        raise TypeError(f"kvjax: prune wants kvjax.Prune, or a function from an export to a mask, got {predicate!r}")
     mask = np.asarray(predicate(rows))
     if mask.dtype != bool or mask.shape != (len(rows),):
         raise ValueError(f"kvjax: prune wants a function that gives ({len(rows)},) bool, got {mask.shape} {mask.dtype}")

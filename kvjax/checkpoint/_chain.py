@@ -176,8 +176,9 @@ def places_of(path: Path, known: Sequence[Path]) -> tuple[Path, ...]:
             chain.links(name)
     except CheckpointError as error:
         warnings.warn(
-            f"{str(error).replace(UNDER_WAY, '')}. Without that, this delta and those after it do not restore: keep "
-            "what they build on (a manager with max_to_keep= deletes it), or save the tables whole, with the cursor",
+            f"{str(error).replace(UNDER_WAY, '')}. Without that, no delta that builds on it restores, whether "
+            "it was saved before this one or comes after: save the tables whole now, with the cursor, and often enough "
+            "that what deltas build on is kept (a manager with max_to_keep= deletes old steps)",
             stacklevel=level_of_user(),
         )
     return (*known, here)

@@ -60,7 +60,8 @@ def cursor_at(name: str, tables: Mapping[str, Table]) -> Cursor:
         known = sorted(f"{key[0]!r} of {list(key[1])}" for key in PROCESS.cursors if not isinstance(key, Path))
         raise CheckpointError(
             f"kvjax: save: want a cursor {name!r} of the tables {sorted(tables)} in this process, got "
-            f"{', '.join(known) or 'none'}; save them whole first, with cursor={name!r}"
+            f"{', '.join(known) or 'none'}; put it at a checkpoint first: restore(..., cursor={name!r}) of the last "
+            f"one, as a new process does (with Orbax: TableRestore), or save the tables whole, with cursor={name!r}"
         )
     return found
 

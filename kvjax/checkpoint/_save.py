@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import cast
@@ -12,6 +13,7 @@ import jax
 from kvjax._formats.atomic import NewFolder
 from kvjax._sharded.processes import everyone, together
 from kvjax._table.table import Table, check_table, is_table
+from kvjax._values.errors import level_of_user
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._cursors import agreed, cursor_at, finished, moving
@@ -43,7 +45,8 @@ def save(
 
     Args:
       path: of the folder, which is not there yet.
-      tables: live handles by the names they get in the checkpoint; or just handles.
+      tables: live handles by the names they get in the checkpoint; or just handles. Of a state they are
+        ``kvjax.orbax.split(state)[1]``. None at all are a warning.
       prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep; by default all.
       cursor: saves everything, and puts a cursor of this name there, or moves it. Cursors are of the tables that are
         saved together, and gone with the process; each remembers on its own, as for training and for serving.
@@ -103,6 +106,12 @@ def copied(
 ) -> list[Stored]:
     """What this process has of tables to save below `directory`; a cursor is on its way there."""
     tables = named(tables)
+    if not tables:
+        warnings.warn(
+            "kvjax: save: want tables, got none, so the checkpoint is empty; give kvjax.orbax.split(state)[1] of a "
+            "state that has tables",
+            stacklevel=level_of_user(),
+        )
     check_saved(tables)
     if cursor is not None and since is not None and cursor != since:
         raise ValueError(
@@ -125,7 +134,10 @@ def named(tables: Mapping[str, Table] | Iterable[Table]) -> dict[str, Table]:
     """Tables by the names under which they are saved."""
     anything = cast("object", tables)
     if is_table(anything) or not isinstance(anything, Iterable):
-        raise TypeError(f"kvjax: save: want tables, or tables by name, got {type(anything).__name__}; give [table]")
+        raise TypeError(
+            f"kvjax: save: want tables, or tables by name, got {type(anything).__name__}; give [table], or of a state "
+            "kvjax.orbax.split(state)[1]"
+        )
     if not isinstance(tables, Mapping):
         tables = list(tables)
         for table in tables:

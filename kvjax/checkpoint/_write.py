@@ -148,8 +148,9 @@ def check_name(name: Any, table: str) -> None:
     """
     if not is_name(name):
         raise fail(
-            ValueError, table, "save", "a name to save it under, in UTF-8", repr(name), "TableSave({name: table})"
-        )
+            ValueError, table, "save", "a name to save it under, in UTF-8 and not empty", repr(name),
+            "TableSave({name: table})",
+        )  # fmt: skip
 
 
 def shared_placement(table: Table) -> Placement | None:

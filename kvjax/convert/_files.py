@@ -100,7 +100,14 @@ def from_dense(embedding: ArrayLike, keys: ArrayLike | None = None) -> Imported:
       [-1, 1099511627776]
     """
     values = np.asarray(embedding)
-    given = np.arange(len(values) if values.ndim else 0) if keys is None else np.asarray(keys)
+    if values.ndim != 2:
+        raise ValueError(
+            f"kvjax: from_dense: want an array (n, dim) of floats, got {values.shape} {values.dtype}; give the array "
+            "alone, as params['embedding']"
+        )
+    given = np.arange(len(values)) if keys is None else np.asarray(keys)
+    if given.shape != values.shape[:1]:
+        raise ValueError(f"kvjax: from_dense: want keys ({len(values)},), got {given.shape}; give one for each row")
     return incoming("from_dense", "an array", {"keys": given, "values": values}).read()
 
 

@@ -89,9 +89,9 @@ def _read(path: Path, kind: int) -> InFile:
 
 def _said(path: Path, name: str, stem: str) -> tuple[int, int] | None:
     """Rows and dim of the variable, if meta_info is there and has it."""
-    check_regular(path, "what sok.dump says of its tables")
     if not path.exists():
         return None
+    check_regular(path, "what sok.dump says of its tables")
     with open(path, "rb") as file:
         count, size = int.from_bytes(file.read(4), "big"), path.stat().st_size
         # Of each table: dtypes of keys and rows, dim, rows, name and optimizer; each field of all tables together.

@@ -14,7 +14,8 @@ from orbax.checkpoint import future
 
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint import Catalog, Chain, How, PathLike, copied, finished, restore_all, write, write_manifest
+from kvjax.checkpoint import Catalog, Chain, How, PathLike, finished, restore_all, write, write_manifest
+from kvjax.orbax._begin import PATIENCE, begin
 
 
 class TableHandler(ocp.handlers.AsyncCheckpointHandler):
@@ -30,7 +31,8 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
     """
 
     async def async_save(self, directory: str | os.PathLike[str], args: TableSave) -> list[future.Future]:
-        stored = copied(args.tables, Path(directory), args.prune, args.cursor, args.delta_since)
+        how = args.prune, args.cursor, args.delta_since
+        stored = await begin(_folders, args.tables, Path(directory), *how)
 
         async def commit() -> None:
             await asyncio.gather(*(write(Path(directory), s) for s in stored))
@@ -61,6 +63,15 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
 
     def close(self) -> None:
         """The handler holds nothing."""
+
+
+async def _folders() -> None:
+    """Waits until Orbax has made the folders of the save that is under way."""
+
+    async def nothing() -> None:
+        """Comes after them."""
+
+    future.CommitFutureAwaitingContractedSignals(nothing(), timeout_secs=PATIENCE).result()
 
 
 @ocp.args.register_with_handler(TableHandler, for_save=True)

@@ -19,13 +19,13 @@ from kvjax.checkpoint import (
     CheckpointError,
     How,
     PathLike,
-    copied,
     finished,
     missing_lists,
     restore_all,
     write,
     write_manifest,
 )
+from kvjax.orbax._begin import begin
 
 # Seconds that process 0 waits for what others write, as long as Orbax does.
 _PATIENCE = 600
@@ -75,7 +75,8 @@ class StatefulTables:
         """Begins to save the tables; what it gives ends it."""
         moves = (self.cursor or self.delta_since) is not None
         place = Path(directory.path) if moves else Path()
-        stored = copied(self.tables, place, self.prune, self.cursor, self.delta_since)
+        how = self.prune, self.cursor, self.delta_since
+        stored = await begin(lambda: directory.await_creation(), self.tables, place, *how)
 
         async def commit() -> None:
             folder = Path(await directory.await_creation())

@@ -16,6 +16,7 @@ before keeps it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import mmap
@@ -24,7 +25,7 @@ import shutil
 import stat
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -263,9 +264,13 @@ def read(path: Path) -> Mapped:
       FrozenError: it is no frozen table, or not whole.
       OSError: it cannot be opened.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO would wait for who writes it
+    with finding(path, "open"):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # opening a FIFO would wait for who writes it
     try:
         found = os.fstat(fd)
+        if stat.S_ISDIR(found.st_mode):
+            mend = "a folder of releases is read by Releases(path).current(), a checkpoint by FrozenTable.write"
+            raise fail(FrozenError, str(path), "open", "a file that FrozenTable.write has made", "a folder", mend)
         if not stat.S_ISREG(found.st_mode):
             raise _Unfit("a file of bytes", "something else")
         size = found.st_size
@@ -296,6 +301,17 @@ def read(path: Path) -> Mapped:
         for name, (dtype, shape) in description.arrays().items()
     }
     return Mapped(description, arrays, digests, identity_of(found))
+
+
+@contextlib.contextmanager
+def finding(path: Path, op: str) -> Generator[None]:
+    """Has the body say what it wants where there is no file."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        error.strerror = f"kvjax: {op}: want a file that FrozenTable.write has made, got none; give its path"
+        error.filename = str(path)
+        raise
 
 
 def check(path: Path, mapped: Mapped) -> None:

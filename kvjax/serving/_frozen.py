@@ -15,7 +15,7 @@ from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.errors import fail
 from kvjax._values.integers import as_bits
 from kvjax.serving._contents import Missing, RowsLike, contents_of, row_of
-from kvjax.serving._format import Mapped, check, identity_of, read
+from kvjax.serving._format import Mapped, check, finding, identity_of, read
 from kvjax.serving._search import find, mixed, unmixed
 from kvjax.serving._write import write_changes, write_whole
 
@@ -189,7 +189,8 @@ class FrozenTable:
         Raises:
           FrozenError, OSError: what is there now cannot be opened; this table can be read on.
         """
-        now = identity_of(os.stat(self.path))
+        with finding(self.path, "refresh"):
+            now = identity_of(os.stat(self.path))
         return self if now == self._mapped.identity else type(self).open(self.path)
 
     def verify(self) -> None:

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, unquote
 
-from kvjax._formats.atomic import flush, written
+from kvjax._formats.atomic import flush, saying, written
 from kvjax._formats.quantise import Quantised, check_quantised
 from kvjax._values.arrays import ArrayLike
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, meant
 from kvjax.serving._contents import Missing, RowsLike
 from kvjax.serving._format import FrozenError, read, share
 from kvjax.serving._frozen import FrozenTable, IdsLike, PathLike
@@ -76,6 +76,11 @@ class Release(Mapping[str, FrozenTable]):
         os.stat(path)  # else it went meanwhile, and some of it may not have been listed
 
     def __getitem__(self, name: str) -> FrozenTable:
+        if name not in self._tables:
+            raise fail(
+                KeyError, name, "release", f"a table of release {self.number}", f"{list(self._tables)}",
+                f"{meant(name, self._tables)}publish it with the others, by Releases.publish",
+            )  # fmt: skip
         return self._tables[name]
 
     def __iter__(self) -> Any:
@@ -166,7 +171,9 @@ class Releases:
         return text.decode()
 
     def _damaged(self, want: str, got: str) -> Exception:
-        return fail(FrozenError, str(self.path), "refresh", want, got, "publish a release with Releases.publish")
+        return FrozenError(
+            f"kvjax: releases {str(self.path)!r}, refresh: want {want}, got {got}; publish one with Releases.publish"
+        )
 
     # ---- writing ---------------------------------------------------------------------------------------------
 
@@ -192,8 +199,10 @@ class Releases:
 
         Raises:
           ValueError, OSError: as `FrozenTable.write`; the current release stays.
+          TypeError: the tables are not by name.
         """
-        with self._new(keep) as folder:
+        _check_by_name("publish", tables)
+        with self._new("publish", keep) as folder:
             for name, source in tables.items():
                 path = _file_of(folder, name)
                 FrozenTable.write(path, source, quantise=quantise, prune=prune, missing=missing)
@@ -214,7 +223,8 @@ class Releases:
           KeyError: a table is not in the release from before.
           ValueError, OSError: as `FrozenTable.update`; the current release stays.
         """
-        with self._new(keep) as folder:
+        _check_by_name("update", changes)
+        with self._new("update", keep) as folder:
             before = self._before()
             old = {} if before is None else dict(before)
             for name in changes.keys() - old.keys():
@@ -295,7 +305,7 @@ class Releases:
         if before is not None and not files and set(before.checkpoint) & set(digests):  # noqa: SIM102
             if all(stays(table, quantise, missing) for table in before.values()):
                 return before
-        with self._new(keep) as folder:
+        with self._new("follow", keep) as folder:
             before = self._before()
             old: Mapping[str, FrozenTable] = {} if before is None else before
             since = () if before is None else before.checkpoint
@@ -309,11 +319,9 @@ class Releases:
         return self.refresh() if (self.path / "current").exists() else None
 
     @contextlib.contextmanager
-    def _new(self, keep: int) -> Generator[Path]:
+    def _new(self, op: str, keep: int) -> Generator[Path]:
         """A folder to fill; when it is filled, it is the current release."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / "lock", "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed, however
+        with saying(op, self.path), _locked(self.path):
             for left in [*self.path.glob(".new-*"), *self.path.glob(".old-*")]:  # of writers that were killed
                 shutil.rmtree(left, ignore_errors=True)
             # No release gets the number of another, also of one whose folder is lost.
@@ -343,6 +351,20 @@ class Releases:
 
     def __repr__(self) -> str:
         return f"Releases({str(self.path)!r})"
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Generator[None]:
+    """Has a folder, which it makes, for one writer alone."""
+    path.mkdir(parents=True, exist_ok=True)
+    with open(path / "lock", "ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed, however
+        yield
+
+
+def _check_by_name(op: str, given: object) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"kvjax: releases, {op}: want tables by name, got {type(given).__name__}; give {{name: ...}}")
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -304,8 +304,9 @@ def test_names_that_are_none(tmp_path):
     for name in ("", "\ud800", 7):
         with pytest.raises(ValueError, match="'t', save: want a name to save it under"):
             HANDLER.save(tmp_path, kvjax.orbax.TableSave({name: table}))
-    with pytest.raises(ValueError, match="get_table: want a name in UTF-8"):
-        kvjax.get_table("\ud800", dim=1)
+    for name in ("", "\ud800"):
+        with pytest.raises(ValueError, match="get_table: want a name in UTF-8 that is not empty"):
+            kvjax.get_table(name, dim=1)
 
 
 def test_a_save_of_which_a_part_is_elsewhere_is_no_checkpoint(saved):

@@ -324,6 +324,9 @@ def test_overwrite_replaces_nothing_but_a_checkpoint(make, tmp_path):
 def test_a_place_where_no_folder_can_be_is_an_error(make):
     with pytest.raises(FileNotFoundError, match="kvjax_there"):  # and not an attempt after the other
         save("/proc/kvjax_there", [make(2)])
+    for path in (f"{__file__}/a", f"{__file__}/a/b"):
+        with pytest.raises((FileExistsError, NotADirectoryError), match=r"save: .*a file is where that path wants a"):
+            save(path, [make(2)])
 
 
 def test_a_restore_has_a_few_rows_in_memory_at_a_time(make, tmp_path, monkeypatch):
@@ -352,6 +355,13 @@ def test_what_is_no_table_is_said(make, tmp_path):
     for given in (table, 5, ["t"], {"t": None}):
         with pytest.raises(TypeError, match="kvjax: save: want "):
             save(tmp_path / "a", given)
+    with pytest.raises(TypeError, match=r"save: want tables.* got Partial; give .*kvjax.orbax.split\(state\)\[1\]"):
+        save(tmp_path / "a", jax.tree_util.Partial(len, {"t": table}))
+    for empty in ({}, []):
+        with pytest.warns(UserWarning, match="kvjax: save: want tables, got none, so the checkpoint is empty"):
+            save(tmp_path / "empty", empty, overwrite=True)
+    with pytest.raises(CheckpointError, match=r"want a cursor 'c' .*restore\(\.\.\., cursor='c'\).*TableRestore"):
+        save(tmp_path / "a", [table], since="c")
     save(tmp_path / "a", {"t": table})
     for given in (["t"], table, "t", {"t": "t"}):
         with pytest.raises(TypeError, match="kvjax: restore: want "):

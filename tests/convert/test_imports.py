@@ -180,6 +180,13 @@ def test_dense_embeddings_and_the_table_they_become():
     for other in (np.complex64, np.int64, bool):
         with pytest.raises(ValueError, match=r"want values \(2, dim\) of floats"):
             convert.from_dense(values[:2].astype(other))
+    with pytest.raises(ValueError, match=r"from_dense: want keys \(2,\), got \(5,\); give one for each row"):
+        convert.from_dense(values[:2], np.arange(5))
+    with pytest.raises(ValueError, match=r"from_dense: want an array \(n, dim\) .*; give .*params\['embedding'\]"):
+        convert.from_dense({"embedding": values})
+    for read in (convert.from_npz, convert.from_safetensors, convert.from_parquet):
+        with pytest.raises(ValueError, match=r"missing: want an? .* file, got nothing at that path"):
+            read("missing")
 
 
 @pytest.mark.parametrize(

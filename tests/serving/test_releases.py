@@ -142,6 +142,17 @@ def test_what_goes_wrong_leaves_the_current_release(tmp_path):
     releases.publish({"a/b": rows(0, 3)}, {"number": b"0"}, missing="zeros")
     release = releases.current()
     assert list(release) == ["a/b"] and release.number == 1 and len(release["a/b"]) == 3
+    with pytest.raises(KeyError, match=r"'a-b', release: want a table of release 1, got \['a/b'\]; did you mean"):
+        release["a-b"]
+    assert "a-b" not in release and release.get("a-b") is None
+    for call in (releases.publish, releases.update):
+        with pytest.raises(TypeError, match="want tables by name, got list"):
+            call([])
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"kvjax: publish: .*; a file is where that path wants a folder"):
+        Releases(tmp_path / "file").publish({})
+    with pytest.raises(FrozenError, match=r"got a folder; a folder of releases is read by Releases\(path\)"):
+        FrozenTable.open(tmp_path / "v")
     with pytest.raises(KeyError, match="update: want a table of the current release"):
         releases.update({"other": Changes()})
     with pytest.raises(ValueError, match="want distinct keys"):

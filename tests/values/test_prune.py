@@ -63,3 +63,9 @@ def test_keys_to_keep_and_numbers_of_rows_are_exact():
         table.export(prune=kvjax.Prune(zero_rows=True, keep=[3.7]))
     with pytest.raises(ValueError, match="a number of rows as top_k"):
         kvjax.Prune(top_k=2.5)
+    for name in ("top_k", "min_frequency", "max_age", "min_norm"):
+        with pytest.raises(ValueError, match=f"wants a number >= 0 as {name}, got '5'"):
+            kvjax.Prune(**{name: "5"})
+    for rule in (5, kvjax.Prune(predicate=5)):
+        with pytest.raises(TypeError, match=r"prune wants kvjax.Prune, or a function .* got 5"):
+            table.export(prune=rule)

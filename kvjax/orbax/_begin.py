@@ -1,0 +1,37 @@
+"""The start of a save by Orbax: what is copied of the tables, or an error behind which nothing waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvjax._table.table import Table
+from kvjax._values.prune import PruneLike
+from kvjax.checkpoint import Stored, copied
+
+PATIENCE = 10
+"""Seconds that an error waits for Orbax to make its folders."""
+
+
+async def begin(
+    folders: Callable[[], Awaitable[Any]], tables: Mapping[str, Table], directory: Path, prune: PruneLike | None,
+    cursor: str | None, since: str | None,
+) -> list[Stored]:  # fmt: skip
+    """What `copied` gives of tables. An error comes once Orbax has made its folders.
+
+    Threads of Orbax make these while a save begins, and others wait for them. A process that ends with the error before
+    they are made would not end: no thread can begin anything then.
+
+    Args:
+      folders: waits for them.
+      tables: as `copied` takes them, with all that follows.
+    """
+    try:
+        return copied(tables, directory, prune, cursor, since)
+    except BaseException:
+        with contextlib.suppress(Exception):  # the error that is on its way says more
+            await asyncio.wait_for(folders(), PATIENCE)
+        raise
