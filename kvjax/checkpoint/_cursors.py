@@ -114,8 +114,10 @@ def moving(name: str | None, tables: Mapping[str, Table], directory: Path) -> Ge
     PROCESS.cursors[directory] = _Moving(key, marks)
 
 
-def finished(directory: Path, digest: str, at: Path | None = None) -> None:
+def finished(directory: Path, digest: str, at: Path | None = None) -> tuple[Path, ...]:
     """Says that a checkpoint is there as a whole: a cursor that was on its way to it is at it.
+
+    Gives where what it builds on and, as the last, it are; nothing if no cursor was on its way to it.
 
     Args:
       directory: below which it was saved.
@@ -124,10 +126,11 @@ def finished(directory: Path, digest: str, at: Path | None = None) -> None:
     """
     found = PROCESS.cursors.pop(directory, None)
     if found is None:
-        return
+        return ()
     old: Cursor | None = PROCESS.cursors.get(found.key)
     places = places_of(at or directory, () if old is None else old.places)
     _put(found.key, Cursor(digest, found.marks, directory, places))
+    return places
 
 
 def put(name: str, tables: Mapping[str, Table], chain: Chain, digest: str) -> None:

@@ -4,6 +4,7 @@ from kvjax.checkpoint._catalog import Catalog as Catalog
 from kvjax.checkpoint._catalog import missing_lists as missing_lists
 from kvjax.checkpoint._catalog import write_manifest as write_manifest
 from kvjax.checkpoint._chain import Chain as Chain
+from kvjax.checkpoint._chain import places_of as places_of
 from kvjax.checkpoint._chain import unreplaced as unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows as ChainRows
 from kvjax.checkpoint._cursors import finished as finished
@@ -12,6 +13,7 @@ from kvjax.checkpoint._diff import TableDiff as TableDiff
 from kvjax.checkpoint._diff import diff as diff
 from kvjax.checkpoint._format import CheckpointError as CheckpointError
 from kvjax.checkpoint._locate import PathLike as PathLike
+from kvjax.checkpoint._locate import is_checkpoint as is_checkpoint
 from kvjax.checkpoint._restore import How as How
 from kvjax.checkpoint._restore_all import restore as restore
 from kvjax.checkpoint._restore_all import restore_all as restore_all

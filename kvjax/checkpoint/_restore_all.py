@@ -46,7 +46,8 @@ def restore(
     be stale. Any number of shards and processes may have written the checkpoint: a table keeps the place that it has.
 
     Args:
-      path: of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step.
+      path: of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step; or
+        of a folder of numbered checkpoints ("12", "delta_12"): then of the last.
       tables: tables to load into, by their names in the checkpoint; None instead of a table loads into the one of that
         name, or makes it as it was saved. By default all tables of the checkpoint.
       mesh: over which tables that are made here are sharded, as in `kvjax.get_table`; by default each is in one place.

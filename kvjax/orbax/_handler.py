@@ -14,7 +14,18 @@ from orbax.checkpoint import future
 
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint import Catalog, Chain, How, PathLike, finished, restore_all, write, write_manifest
+from kvjax.checkpoint import (
+    Catalog,
+    Chain,
+    How,
+    PathLike,
+    finished,
+    is_checkpoint,
+    places_of,
+    restore_all,
+    write,
+    write_manifest,
+)
 from kvjax.orbax._begin import PATIENCE, begin
 
 
@@ -29,6 +40,8 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
     and all read that. An error in one is raised in all, except for what happens while files are written: then the
     others wait for ``AsyncOptions(timeout_secs=)`` of Orbax.
     """
+
+    _last: tuple[Path, ...] = ()  # where the last save with a cursor is, behind what it builds on
 
     async def async_save(self, directory: str | os.PathLike[str], args: TableSave) -> list[future.Future]:
         how = args.prune, args.cursor, args.delta_since
@@ -59,10 +72,12 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
 
     def finalize(self, directory: str | os.PathLike[str]) -> None:
         """Finishes the checkpoint: everything is there, and on the disk."""
-        finished(Path(directory), write_manifest(Path(directory)))
+        self._last = finished(Path(directory), write_manifest(Path(directory)))
 
     def close(self) -> None:
-        """The handler holds nothing."""
+        """Says so if the manager has deleted what its last delta builds on, which no save comes to say."""
+        if self._last and is_checkpoint(self._last[-1]):
+            places_of(self._last[-1], self._last[:-1])
 
 
 async def _folders() -> None:
@@ -85,7 +100,9 @@ class TableSave(ocp.args.CheckpointArgs):
         several processes it is asked for the rows of each process; ``top_k`` is of all.
       cursor: puts a cursor of this name at what is saved, from which deltas can go on, as in `kvjax.checkpoint.save`.
       delta_since: name of the cursor since which to save what has changed, as ``since`` there. A manager that deletes
-        steps must keep those that deltas build on; a delta without them is a warning.
+        steps (``max_to_keep=``) must keep those that deltas build on, or none of these restores: save whole, with
+        ``cursor=``, more often than it deletes. The next delta, or the manager's end, warns where
+        they are gone.
 
     Example:
       >>> import tempfile, kvjax, numpy as np, orbax.checkpoint as ocp

@@ -332,7 +332,12 @@ def test_a_manager_that_deletes_what_deltas_build_on_is_said(make, tmp_path):
         manager.save(step, args=ocp.args.Composite(tables=kvjax.orbax.TableSave({"t": table}, **how)))
         manager.wait_until_finished()
 
-    with ocp.CheckpointManager(tmp_path, options=options) as manager:
+    manager = ocp.CheckpointManager(tmp_path / "short", options=options)
+    save(manager, 0, cursor="c")
+    save(manager, 1, delta_since="c")
+    with pytest.warns(UserWarning, match=r"got none beside it.*, whether it was saved before this one or"):
+        manager.close()
+    with ocp.CheckpointManager(tmp_path / "long", options=options) as manager:
         save(manager, 0, cursor="c")
         save(manager, 1, delta_since="c")  # which can be restored until 0 is gone, and that is after it
         with pytest.warns(UserWarning, match=r"got none beside it.*, whether it was saved before this one or"):
