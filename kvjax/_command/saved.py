@@ -16,10 +16,13 @@ from kvjax._formats.errors import FileError
 from kvjax._values.errors import meant
 from kvjax._values.prune import norms_of
 from kvjax._values.snapshot import column_types
+from kvjax.checkpoint._fields import check_meta
 from kvjax.checkpoint._files import MOST_JSON, read, read_json
 from kvjax.checkpoint._format import (
     FORMAT,
     META,
+    PACKED,
+    UNLISTED,
     Damaged,
     array_folder,
     chunk_path,
@@ -178,11 +181,10 @@ def _table_folders(folder: Path) -> dict[str, Path]:
 
 
 def _table(name: str, folder: Path) -> SavedTable:
-    meta = _said(folder / META)
-    known = all(isinstance(meta.get(field), int) for field in ("rows", "dim", "last_step"))
-    if not known or meta.get("name") != name or not str(meta.get("format")).startswith("kvjax.table."):
-        raise FileError(folder / META, f"what the table {name!r} is", "something else", _VERIFY)
-    return SavedTable(folder, meta)
+    try:
+        return SavedTable(folder, check_meta(_said(folder / META), (FORMAT, PACKED, UNLISTED), name))
+    except Damaged as error:
+        raise FileError(folder / META, f"what the table {name!r} is", f"something else ({error})", _VERIFY) from error
 
 
 def _said(path: Path) -> dict[str, Any]:

@@ -141,10 +141,11 @@ class Reading:
         kept: dict[int, np.ndarray],
     ) -> None:  # fmt: skip
         self._folder, self._kept, n, size = folder, kept, chunk_rows(dtype, shape), row_bytes(dtype, shape)
-        chunks = [(i, f"{folder}/{chunk_path(i, shape)}") for i in range(start // n, -(-stop // n))]
-        for i, path in chunks:
+        chunks: list[tuple[int, str]] = []
+        for i in range(start // n, -(-stop // n)):  # of which a forged shape has more than a list can hold
+            chunks.append((i, f"{folder}/{chunk_path(i, shape)}"))
             if i not in kept:
-                files.check_size(path, n * size)
+                files.check_size(chunks[-1][1], n * size)
         self._rows = np.empty((stop - start, *shape[1:]), dtype)
         to = self._rows.reshape(-1).view(np.uint8)
         self._parts = [

@@ -16,7 +16,7 @@ from kvjax._values.snapshot import WAITING_COLUMNS, concat, take
 from kvjax.checkpoint._chain import Chain, Link
 from kvjax.checkpoint._format import REMOVED, Damaged
 from kvjax.checkpoint._overlay import counts_of, meta_of, overlaid, overlaid_counts, types_of, words
-from kvjax.checkpoint._read import Shard, at_once, joined, read_pool
+from kvjax.checkpoint._read import Shard, at_once, check_sizes, joined, read_pool
 from kvjax.ffi import host
 
 _NONE = np.zeros(0, np.int64)
@@ -99,6 +99,14 @@ class ChainRows:
         for link in self._links:
             link.check_sizes()
 
+    def check(self) -> None:
+        """Whether a restore would take all of it, whose files are as they were written."""
+        self.check_sizes()
+        self.counts()
+        self.pool()
+        for first, last in cuts([self]):
+            self.between(first, last, ["freqs", "has_slots", "pinned"])
+
     def removed(self) -> np.ndarray:
         """Keys ``(m,)`` int64 that went, and are not there again, if this is partial; sorted."""
         gone = functools.reduce(np.union1d, [link.removed for link in self._links])
@@ -156,9 +164,7 @@ class _LinkRows:
         return columns | {REMOVED: self.removed[self._removed_offsets[first] : self._removed_offsets[last]]}
 
     def check_sizes(self) -> None:
-        self._catalog.checked(
-            self._name, lambda: [array.check_sizes() for shard in self._shards for array in shard.rows.values()]
-        )
+        self._catalog.checked(self._name, lambda: check_sizes(self._files, self.meta, self._shards))
 
     def all_keys(self) -> dict[str, np.ndarray]:
         return self.between(0, host.NUM_BUCKETS, ["keys"])

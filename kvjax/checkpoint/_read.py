@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from kvjax._values.snapshot import ADMISSION_COLUMNS, column_types
-from kvjax.checkpoint._arrays import Reading, check_sizes
+from kvjax.checkpoint import _arrays
+from kvjax.checkpoint._arrays import Reading
 from kvjax.checkpoint._files import Files
 from kvjax.checkpoint._format import FORMAT, POOL, REMOVED, Damaged, array_folder, shard_folder, shards_of
 from kvjax.ffi import host
@@ -22,10 +23,25 @@ def read_pool(files: Files, meta: dict[str, Any]) -> dict[str, np.ndarray]:
     Raises:
       Damaged: a file is not there, or not as it was written.
     """
+    return at_once(_pool(files, meta))
+
+
+def check_sizes(files: Files, meta: dict[str, Any], shards: Sequence[Shard]) -> None:
+    """Whether the bytes of all arrays of a table are there, whatever they are.
+
+    Raises:
+      Damaged: they are not.
+    """
+    arrays = [array for shard in shards for array in shard.arrays.values()]
+    for array in [*arrays, *_pool(files, meta).values()]:
+        array.check_sizes()
+
+
+def _pool(files: Files, meta: dict[str, Any]) -> dict[str, _Array]:
     if meta["initializer"]["kind"] != "pool":
         return {}
     shape = tuple(meta["initializer"]["shape"])
-    return at_once({POOL: _Array(files, POOL, np.dtype(np.float32), shape, meta["format"] != FORMAT)})
+    return {POOL: _Array(files, POOL, np.dtype(np.float32), shape, meta["format"] != FORMAT)}
 
 
 class _Array:
@@ -56,7 +72,7 @@ class _Array:
         if self.packed:
             from kvjax.checkpoint._packed import check_sizes as check
         else:
-            check = check_sizes
+            check = _arrays.check_sizes
         check(self.files, self.folder, self.dtype, self.shape)
 
 
@@ -78,6 +94,7 @@ class Shard:
         self.extras = {name: store for name, store in extras.items() if name in ADMISSION_COLUMNS}
         self.removed = {name: store for name, store in extras.items() if name == REMOVED}
         self.offsets = array("offsets", np.dtype(np.int64), (host.NUM_BUCKETS + 1,))
+        self.arrays = self.rows | extras | {"offsets": self.offsets}
 
     def read_offsets(self) -> np.ndarray:
         """The first row of each bucket."""

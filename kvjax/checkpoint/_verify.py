@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows
-from kvjax.checkpoint._files import Files
+from kvjax.checkpoint._files import MOST_JSON, Files
 from kvjax.checkpoint._format import META, CheckpointError, Damaged
 from kvjax.checkpoint._locate import PathLike
 
@@ -66,9 +66,9 @@ class Verified:
 
 
 def verify(path: PathLike) -> Verified:
-    """Reads every file of a checkpoint and compares it with what was written. Neither tables nor JAX's backend are
-    needed, and one file is in memory at a time. Of a delta these are its own files: what it builds on is verified by
-    itself.
+    """Reads every file of a checkpoint and compares it with what was written; then, whether a restore would take what
+    they say together. Neither tables nor JAX's backend are needed, and one file is in memory at a time. Of a delta
+    these are its own files: what it builds on is verified by itself.
 
     Args:
       path: of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step.
@@ -93,10 +93,11 @@ def verify(path: PathLike) -> Verified:
       >>> kvjax.drop_table("doc_verify")
       >>> folder.cleanup()
     """
-    return unreplaced(path, None, "verify", lambda chain: _verified(chain.catalog), whole=lambda found: found.ok)
+    return unreplaced(path, None, "verify", _verified, whole=lambda found: found.ok)
 
 
-def _verified(catalog: Catalog) -> Verified:
+def _verified(chain: Chain) -> Verified:
+    catalog = chain.catalog
     try:
         names = catalog.names
     except CheckpointError as error:
@@ -104,9 +105,9 @@ def _verified(catalog: Catalog) -> Verified:
     has_manifest = (catalog.directory / META).exists()
     files = [FileReport(META, "", (catalog.directory / META).stat().st_size, None)] if has_manifest else []
     for name in names:
-        files += _listed(catalog, name) if has_manifest else [_unlisted(catalog, name)]
+        files += _listed(catalog, name) if has_manifest else [_unlisted(chain, name)]
         if has_manifest and not any(file.problem for file in files if file.table == name):
-            files += _unread(catalog, name)
+            files += _unread(chain, name)
     known = {file.path for file in files}
     found = (p.relative_to(catalog.directory).as_posix() for p in catalog.directory.rglob("*") if not p.is_dir())
     unlisted = tuple(sorted(set(found) - known)) if has_manifest else ()
@@ -132,30 +133,32 @@ def _listed(catalog: Catalog, name: str) -> Iterator[FileReport]:
             yield FileReport(f"{below}/{one}", name, size, _problem(files, one))
 
 
-def _unread(catalog: Catalog, name: str) -> list[FileReport]:
-    """A table whose files are as they were written, but not what this kvjax reads."""
+def _unread(chain: Chain, name: str) -> list[FileReport]:
+    """A table whose files are as they were written, but together not what a restore takes."""
+    folder = chain.catalog.folder(name).name
     try:
-        catalog.open(name)
+        delta = chain.catalog.open(name)[0].get("delta")
+        ChainRows(chain, name, since=[] if delta is None else [delta["since"]]).check()
     except CheckpointError as error:
-        return [FileReport(catalog.folder(name).name, name, 0, str(error))]
+        return [FileReport(folder, name, 0, str(error))]
     return []
 
 
 def _problem(files: Files, path: str) -> str | None:
     assert files.entries is not None
     try:
-        files.read(path, files.entries[path][0])
+        files.read(path, MOST_JSON if path.endswith(".json") else files.entries[path][0])
     except Damaged as error:
         return str(error)
     return None
 
 
-def _unlisted(catalog: Catalog, name: str) -> FileReport:
-    folder, size = catalog.folder(name).name, 0
+def _unlisted(chain: Chain, name: str) -> FileReport:
+    folder, size = chain.catalog.folder(name).name, 0
     try:
-        rows = ChainRows(Chain(catalog), name)
-        rows.check_sizes()
-        for piece in chain([rows.counts(), rows.pool()], rows.source().rows()):
+        rows = ChainRows(chain, name)
+        rows.check()
+        for piece in itertools.chain([rows.counts(), rows.pool()], rows.source().rows()):
             size += sum(array.nbytes for array in piece.values())
     except CheckpointError as error:
         return FileReport(folder, name, 0, str(error))

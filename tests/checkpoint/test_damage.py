@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import resource
 import shutil
 from pathlib import Path
 
@@ -149,11 +150,64 @@ def test_sizes_are_held_against_the_bytes_that_are_there(saved):
     meta = json.loads((folder / "two/kvjax.json").read_text())
     types = [["v", f"float32[{2**40}]"], ["v", "float32[99999999]"]]
     forged = [{"rows": 2**40, "extras": {}}, {"rows": 1}, *({"slots": [slot]} for slot in types)]
-    forged += [{"extras": {"sketch": ["uint16", [2**40]]}}, {"initializer": {"kind": "pool", "shape": [2**40, 2]}}]
     for fields in forged:
         rewrite(folder, "two", meta=meta | fields)
         with pytest.raises(CheckpointError, match="table 'two', restore: want"):
             restore(folder)
+
+
+READERS = {
+    "restore": lambda path, out: restore(path),
+    "compact": compact,
+    "prune": lambda path, out: prune(path, out, kvjax.Prune(min_frequency=1, keep=IDS)),
+    "diff": lambda path, out: diff(path, path),
+    "export": lambda path, out: kvjax.convert.export_checkpoint(path, f"{out}.npz", table="two"),
+    "frozen": lambda path, out: FrozenTable.write(out, path, name="two"),
+    "verify": lambda path, out: verify(path).ok or restore(path),
+}
+
+
+@pytest.mark.parametrize("op", READERS)
+def test_what_is_forged_is_refused_by_every_reader(op, saved, tmp_path):
+    """Before a list of its chunks, which would be of 2**28 and more, or memory for its rows; if it is read at all."""
+    folder, most = saved[0] / "1", 2**48
+    offsets = np.full(65537, most)
+    offsets[0] = 0
+    waiting = {name: ["int64", [most]] for name in ("pending_keys", "pending_counts")}
+    forged = {
+        "extras": ({"extras": waiting}, {}),
+        "sketch": ({"extras": {"sketch": ["uint16", [most]]}}, {}),
+        "initializer": ({"initializer": {"kind": "pool", "shape": [most, 2]}}, {}),
+        "rows": ({"rows": most}, {f"{SHARD}/offsets": offsets}),
+        "slots": ({"slots": [["v", "float32[7]"]]}, {}),
+    }
+    least = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for name, (fields, arrays) in forged.items():
+        shutil.copytree(folder, tmp_path / name)
+        rewrite(tmp_path / name, "two", arrays, meta=fields)
+        try:
+            READERS[op](tmp_path / name, tmp_path / f"out_{name}")
+            assert op in ("diff", "export", "frozen") and name != "rows"
+        except CheckpointError as error:
+            assert re.search("table 'two', .*: want (.*/c.0.* in the list|.* with .* bytes, got)", str(error))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - least < 1 << 18  # KiB
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [({"keys": IDS[[0, 0, 2, 3, 4]]}, "want distinct keys"), ({"freqs": np.full(5, -1)}, "want freqs of 0 or more"),
+     ({"has_slots": np.full(5, 2, np.uint8)}, "want truth values"),
+     ({"offsets": np.arange(65537)}, "want offsets from 0 to 5")],
+    ids=["keys", "freqs", "has_slots", "offsets"],
+)  # fmt: skip
+def test_verify_checks_what_a_restore_checks(arrays, text, saved):
+    """Not only the bytes, which are as they were written here."""
+    folder = saved[0] / "1"
+    rewrite(folder, "two", {f"{SHARD}/{name}": array for name, array in arrays.items()})
+    (problem,) = verify(folder).problems
+    assert text in problem.problem and (problem.table, problem.path) == ("two", "two")
+    with pytest.raises(CheckpointError, match=text):
+        restore(folder)
 
 
 def test_a_chunk_that_unpacks_to_more_than_a_chunk(tmp_path):

@@ -278,6 +278,23 @@ def test_letters_that_a_font_lacks_are_no_matter(make, run, tmp_path, recwarn):
     assert run("inspect", tmp_path / "a", "--plot", tmp_path / "p.png")[0] == 0 and not recwarn.list
 
 
+@pytest.mark.parametrize("command", [["inspect"], ["inspect", "--stats"], ["top", "--table", "t"]])
+def test_damage_of_what_a_table_is(command, make, run, tmp_path):
+    """Which these do not hold against its digest."""
+    kvjax.checkpoint.save(tmp_path / "a", {"t": make(1)})
+    path = tmp_path / "a/t/kvjax.json"
+    said = json.loads(path.read_text())
+    for field in said:
+        for damaged in (
+            {name: value for name, value in said.items() if name != field},
+            *(said | {field: value} for value in (None, [["v", 3]], {"x": 0}, "x", 2**70)),
+        ):
+            path.write_text(json.dumps(damaged))
+            if damaged.keys() == said.keys() or field != "extras":  # which not all tables have
+                status, text = run(command[0], tmp_path / "a", *command[1:])
+                assert (status, f"{path}: want what the table 't' is, got " in text) == (2, True), (damaged, text)
+
+
 def test_what_is_said_wrongly(run, capsys, tmp_path):
     text = run("inspect", tmp_path)[1]
     assert text.startswith(f"kvjax: checkpoint: want a checkpoint of tables, got none in {tmp_path}")
