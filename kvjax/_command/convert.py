@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvjax._command.output import print_json, print_table, progress
 from kvjax._command.prune import rules_of
+from kvjax.checkpoint._new import check_outside
 
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(
             f"kvjax convert: {args.out}: want another place than the source's, got the same; say another OUT"
         )
+    check_outside(Path(args.out).resolve(), "convert")
     _check_used(args, kind, to)
     said = _out(args, to) if kind == "kvjax" else _in(args, kind, to)
     if args.json:

@@ -23,9 +23,11 @@ def rules_of(args: argparse.Namespace) -> Prune | None:
 def run(args: argparse.Namespace) -> int:
     """Prunes, or says what would go."""
     rules = rules_of(args)
-    if rules is None or (args.out is None) != args.dry_run:
-        got = "no rule" if rules is None else f"{'no ' if args.out is None else ''}OUT"
-        raise ValueError(f"kvjax prune: want a rule, and either OUT or --dry-run, got {got}; see kvjax prune --help")
+    if rules is None:
+        raise ValueError("kvjax prune: want a rule, as --min-norm, got none; see kvjax prune --help")
+    if (args.out is None) != args.dry_run:
+        got = "both; leave one out" if args.dry_run else "no OUT and no --dry-run; say one"
+        raise ValueError(f"kvjax prune: want OUT or --dry-run, got {got}")
     from kvjax.checkpoint._rewrite import prune
 
     with progress("reading rows", args.json):

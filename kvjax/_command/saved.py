@@ -95,13 +95,13 @@ class SavedTable:
             raise FileError(self.folder, want, f"none ({error})", _VERIFY) from error
 
     def norms(self) -> np.ndarray:
-        """The Euclidean norm of each row, ``(rows,)`` float32."""
+        """The Euclidean norm of each row, ``(rows,)`` float64."""
         parts = [norms_of(piece) for piece in self.pieces("values")]
-        return np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        return np.concatenate(parts) if parts else np.zeros(0)
 
     def norms_at(self, rows: np.ndarray) -> np.ndarray:
         """The norms of some rows, by their places ``(n,)``."""
-        out, start = np.zeros(len(rows), np.float32), 0
+        out, start = np.zeros(len(rows)), 0
         for piece in self.pieces("values"):
             here = (rows >= start) & (rows < start + len(piece))
             out[here] = norms_of(piece[rows[here] - start])

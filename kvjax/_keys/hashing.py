@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 
 from kvjax._values.arrays import HasArray
-from kvjax._values.integers import as_array, as_bits, salt_of
+from kvjax._values.integers import as_array, as_bits, check_whole, salt_of
 from kvjax.ffi import host
 
 HashedLike: TypeAlias = HasArray | str | bytes | int | Sequence["HashedLike"]
@@ -45,7 +44,8 @@ def hash_keys(items: HashedLike, salt: int = 0) -> np.ndarray:
       True
     """
     salt = salt_of(salt, "hash_keys")
-    array = as_array(_whole(items), "hash_keys")
+    check_whole(items, "hash_keys")
+    array = as_array(items, "hash_keys")
     if array.dtype.kind not in "iu" and not isinstance(items, np.ndarray):
         array = np.array(items, dtype=object)  # NumPy's own types cut trailing zero bytes, and round integers
     objects = array.dtype == object and all(isinstance(item, (int, np.integer)) for item in array.flat)
@@ -54,17 +54,6 @@ def hash_keys(items: HashedLike, salt: int = 0) -> np.ndarray:
     else:
         hashed = host.hash_strings([_encode(item) for item in array.reshape(-1).tolist()], salt)
     return hashed.reshape(array.shape)
-
-
-def _whole(items: Any) -> Any:
-    """The items, of which JAX's integers must not have been cut."""
-    jax = sys.modules.get("jax")  # which nobody needs who hashes strings
-    if jax is not None:
-        from kvjax._keys.narrow import is_narrow, narrow_error
-
-        if is_narrow(items):
-            raise narrow_error("hash_keys")
-    return items
 
 
 def _encode(item: object) -> bytes:

@@ -14,9 +14,9 @@ from jax.core import Tracer
 
 from kvjax._keys import salt as _mix
 from kvjax._keys.hashing import hash_keys
-from kvjax._keys.narrow import is_narrow, narrow_error, x64_enabled
 from kvjax._values.arrays import HasArray
 from kvjax._values.integers import as_bits, salt_of
+from kvjax._values.narrow import is_narrow, narrow_error, x64_enabled
 
 
 @jax.tree_util.register_pytree_node_class

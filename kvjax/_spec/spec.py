@@ -64,11 +64,6 @@ class TableSpec(Options):
         return jnp.dtype(self.dtype)
 
     @property
-    def narrow_keys(self) -> bool:
-        """Whether the ids have 32 bits by themselves, so that JAX cuts none."""
-        return np.dtype(self.key_dtype).itemsize == 4
-
-    @property
     def generated(self) -> bool:
         """Whether initial rows come with each call, because only JAX can make them."""
         return isinstance(self.initializer, Generated)

@@ -10,7 +10,6 @@ from jax.core import Tracer
 
 from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.masks import mask_of
-from kvjax._keys.narrow import x64_enabled
 from kvjax._sharded import reads
 from kvjax._table import tapes
 from kvjax._table.handle import Handle, check_without_a_view, keys_for, version_to_read, wait
@@ -20,6 +19,7 @@ from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Transform, as_rowwise
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
+from kvjax._values.narrow import x64_enabled
 from kvjax._values.slot_layout import parse_type
 
 Missing: TypeAlias = Literal["init", "zeros"] | ArrayLike

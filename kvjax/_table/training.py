@@ -42,7 +42,7 @@ def check_gradient(table: Handle, rowwise: Rowwise, grads: Any, state: Any) -> N
                 "differentiate with respect to kvjax.optax.caught_up(params, state, rows), where rows is what "
                 "partition got as tables=, and give the update the parameters from before it",
             )  # fmt: skip
-    of_width(table.spec, grads.keys, "apply")
+    of_width(table.spec.name, table.spec.key_dtype, grads.keys, "apply")
 
 
 def train(table: H, rowwise: Rowwise, grads: SparseRows, state: Any, step: Any, extra: dict[str, Any]) -> tuple[H, Any]:
@@ -99,7 +99,7 @@ def train_or_refuse(
 def _update(write: Write, step: Any, extra: dict[str, Any]) -> tuple[TableSpec, Rowwise, Update]:
     table, leaves = write.table, tuple(jax.tree.leaves(write.state))
     version, number = version_to_write(table, "apply"), step_words(step, table.name, "apply")
-    keys = of_width(table.spec, write.grads.keys, "apply")
+    keys = of_width(table.spec.name, table.spec.key_dtype, write.grads.keys, "apply")
     grads = write.grads if keys is write.grads.keys else write.grads.replace(keys=keys, merged=write.grads.merged)
     return table.spec, write.rowwise, Update(version, grads, leaves, number, extra)
 

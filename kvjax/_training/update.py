@@ -17,7 +17,6 @@ import numpy as np
 import optax
 from jax.extend import core as jex
 
-from kvjax._keys.narrow import x64_enabled
 from kvjax._programs.fuse import contracted, fused, renamed
 from kvjax._programs.instructions import FACTS, GRADIENT, VALUE, Field, NotLowered
 from kvjax._programs.lower import Lowering
@@ -28,6 +27,7 @@ from kvjax._training.refusals import other_shape
 from kvjax._training.rowwise import Late, Rowwise
 from kvjax._training.slots import SlotLayout
 from kvjax._values.facts import FACT_DTYPES, NUM_FACTS, ROW_FACTS, RowFacts, fact_types
+from kvjax._values.narrow import x64_enabled
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,19 @@ def as_bits(ids: Any, where: str) -> np.ndarray:
     if array.dtype.kind not in "iu":
         array = _of_objects(ids, array, where)
     return array.astype(np.uint64 if array.dtype.kind == "u" else np.int64, order="C")
+
+
+def check_whole(ids: Any, where: str) -> None:
+    """Whether JAX has not cut integers to 32 bits.
+
+    Raises:
+      TypeError: it may have.
+    """
+    if "jax" in sys.modules:  # which nobody needs who has none of its arrays
+        from kvjax._values.narrow import is_narrow, narrow_error
+
+        if is_narrow(ids):
+            raise narrow_error(where)
 
 
 def as_array(items: Any, where: str) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.exported import Exported
-from kvjax._values.integers import as_bits
+from kvjax._values.integers import as_bits, check_whole
 from kvjax._values.numbers import is_integer
 
 
@@ -21,7 +21,7 @@ class PrunedRows:
     Attributes:
       rows: how many.
       bytes: of their columns.
-      norm: the sum of their Euclidean norms.
+      norm: the sum of their Euclidean norms, but for rows with a NaN or an infinity.
     """
 
     rows: int
@@ -38,7 +38,7 @@ class PruneReport:
       dropped: those that are left out.
       by_rule: what each rule leaves out by itself, of rows that others may leave out, too; ``top_k`` of those that
         have passed all others.
-      norm_lost: the share of the rows' norms that is left out, 0 to 1.
+      norm_lost: the share of the rows' norms that is left out, 0 to 1; rows with a NaN or an infinity are in neither.
     """
 
     total: PrunedRows
@@ -57,13 +57,14 @@ class Prune:
     Attributes:
       min_frequency: keep rows that occurred at least so often.
       max_age: keep rows written within so many steps of the table's last step.
-      min_norm: keep rows whose Euclidean norm is at least this.
+      min_norm: keep rows whose Euclidean norm is at least this, which that of a row with a NaN is not.
       zero_rows: leave out rows that are exactly zero.
       predicate: a function from `kvjax.Exported` to ``(n,)`` bool, true for rows that pass. Where rows are read in
         pieces, it is called for each piece.
       top_k: of the rows that pass, keep the so many most frequent; ties go to the row that was written later,
         then to the order of the export.
-      keep: keys ``(m,)`` that are kept whatever the tests say.
+      keep: keys ``(m,)`` that are kept whatever the tests say; no JAX array that may have been cut, as for
+        `kvjax.keys`.
 
     Example:
       >>> import kvjax
@@ -86,6 +87,7 @@ class Prune:
                 raise ValueError(f"kvjax: Prune wants a number >= 0 as {name}, got {value!r}")
         if self.top_k is not None and not is_integer(self.top_k):
             raise ValueError(f"kvjax: Prune wants a number of rows as top_k, got {self.top_k!r}")
+        check_whole(self.keep, "Prune(keep=)")
 
     def mask(self, rows: Exported) -> np.ndarray:
         """Which rows are kept.
@@ -165,9 +167,9 @@ class Prune:
 
         def pruned(dropped: np.ndarray) -> PrunedRows:
             n = int(dropped.sum())
-            return PrunedRows(n, n * row_bytes, float(norms[dropped].sum(dtype=np.float64)))
+            return PrunedRows(n, n * row_bytes, float(norms[dropped & finite].sum()))
 
-        every = np.ones(len(norms), bool)
+        every, finite = np.ones(len(norms), bool), np.isfinite(norms)
         passing = np.logical_and.reduce([every, *tests.values()])
         by_rule = {name: ~test for name, test in tests.items()}
         if self.top_k is not None:
@@ -212,8 +214,9 @@ def keep_mask(prune: PruneLike, rows: Exported) -> np.ndarray:
 
 
 def norms_of(values: np.ndarray) -> np.ndarray:
-    """The Euclidean norm of each row: ``(n, dim)`` to ``(n,)`` float32."""
-    return np.linalg.norm(values.astype(np.float32), axis=1)
+    """The Euclidean norm of each row: ``(n, dim)`` to ``(n,)`` float64. With a NaN it is NaN."""
+    values = values.astype(np.float32, copy=False)
+    return np.sqrt(np.einsum("ij,ij->i", values, values, dtype=np.float64))
 
 
 def _asked(predicate: Callable[[Exported], np.ndarray], rows: Exported) -> np.ndarray:

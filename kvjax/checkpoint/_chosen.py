@@ -11,6 +11,7 @@ import numpy as np
 
 from kvjax._formats.source import Source
 from kvjax._keys.keys import as_keys
+from kvjax._table.handle import of_width
 from kvjax._values.dtypes import cast
 from kvjax._values.exported import SLOT
 from kvjax._values.snapshot import WAITING_COLUMNS, take
@@ -31,9 +32,16 @@ def own_rows(rows: ChainRows, source: Source, placement: Placement | None) -> So
     return source.slices([(int(rows.offsets[begin]), int(rows.offsets[end])) for begin, end in buckets])
 
 
-def only(source: Source, counts: dict[str, np.ndarray], wanted: Any) -> tuple[Source, dict[str, np.ndarray]]:
-    """The rows of some keys, and what is counted of those that wait."""
-    keys = np.unique(np.asarray(as_keys(wanted, "restore(keys=)")).reshape(-1).view(np.int64))
+def only(
+    source: Source, counts: dict[str, np.ndarray], wanted: Any, name: str, key_dtype: str
+) -> tuple[Source, dict[str, np.ndarray]]:
+    """The rows of some keys of a table of that name and type, and what is counted of those that wait.
+
+    Raises:
+      TypeError: they are no keys, or JAX may have cut them.
+    """
+    keys = of_width(name, key_dtype, as_keys(wanted, f"table {name!r}, restore"), "restore")
+    keys = np.unique(np.asarray(keys).reshape(-1))
     if "pending_keys" in counts:
         waiting = {name: counts[name] for name in WAITING_COLUMNS}
         counts = counts | take(waiting, among(counts["pending_keys"], keys))

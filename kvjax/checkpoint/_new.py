@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvjax._formats.atomic import NewFolder, saying
-from kvjax.checkpoint._format import CheckpointError
+from kvjax.checkpoint._format import META, CheckpointError
 from kvjax.checkpoint._locate import is_checkpoint
 
 
-def begin(new: NewFolder, overwrite: bool, op: str = "save") -> None:
+def begin(new: NewFolder, overwrite: bool, op: str = "save", source: Path | None = None) -> None:
     """Begins a checkpoint, for an operation of that name.
 
     Raises:
       CheckpointError: as `check_free`, or another process is saving to the same path.
     """
-    check_free(new.target, overwrite, op)
+    check_free(new.target, overwrite, op, source)
     try:
         with saying(op, new.target):
             new.begin()
@@ -26,20 +26,46 @@ def begin(new: NewFolder, overwrite: bool, op: str = "save") -> None:
         ) from error
 
 
-def check_free(target: Path, overwrite: bool, op: str = "save") -> None:
+def check_free(target: Path, overwrite: bool, op: str = "save", source: Path | None = None) -> None:
     """Whether a checkpoint may be put there.
 
+    Args:
+      target: the place.
+      overwrite: whether it may take that of another.
+      op: the operation.
+      source: the checkpoint that it is made of, if it is.
+
     Raises:
-      CheckpointError: something is there, or it is no checkpoint, which is not ours to replace.
+      CheckpointError: something is there, or it is no checkpoint, which is not ours to replace, or it is the source; or
+        what is made of a checkpoint would be in one.
     """
+    if source is not None:
+        check_outside(target, op)
     if not target.exists():
         return
     if not overwrite:
         raise CheckpointError(
             f"kvjax: {op}: want a path with nothing there, got {target}, which exists; give another, or overwrite=True"
         )
+    if source is not None and target.samefile(source):
+        raise CheckpointError(
+            f"kvjax: {op}: want another place than that of the checkpoint it reads, got {target}; give another path"
+        )
     if not is_checkpoint(target) and not (target.is_dir() and not any(target.iterdir())):
         raise CheckpointError(
             f"kvjax: {op}: want a checkpoint to replace, or nothing, got {target}, which is something else; give "
             "another path, or delete that first"
+        )
+
+
+def check_outside(target: Path, op: str) -> None:
+    """Whether a place is in no checkpoint, which a new file or folder would change.
+
+    Raises:
+      CheckpointError: it is in one.
+    """
+    around = next((folder for folder in target.parents if (folder / META).is_file()), None)
+    if around is not None:
+        raise CheckpointError(
+            f"kvjax: {op}: want a place outside of checkpoints, got {target}, which is in {around}; give another path"
         )

@@ -12,12 +12,12 @@ from kvjax._values.prune import Prune, PruneLike, PruneReport, keep_mask, norms_
 def kept(rows: Source, prune: PruneLike) -> tuple[np.ndarray, PruneReport]:
     """Which rows are kept, ``(n,)`` bool, and what the others are.
 
-    Beside a piece, this takes 4 bytes for each row and one for each test; with ``top_k`` or ``keep`` 24 more.
+    Beside a piece, this takes 8 bytes for each row and one for each test; with ``top_k`` or ``keep`` 24 more.
     """
     rule = prune if isinstance(prune, Prune) else Prune(predicate=lambda some: keep_mask(prune, some))
     names = list(rows.types if rule.predicate is not None else ROW_COLUMNS)
     tests: dict[str, list[np.ndarray]] = {}
-    norms = [np.zeros(0, np.float32)]
+    norms = [np.zeros(0)]
     for start, stop in ranges(rows.num_rows, sum(row_bytes(rows.types[name]) for name in names)):
         some = Exported.of_columns(rows.read(names, start, stop), int(rows.meta["last_step"]))
         for name, test in rule.tests(some).items():

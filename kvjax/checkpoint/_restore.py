@@ -152,7 +152,7 @@ class Restore:
                 warn_if_saved_late(self.name, "restore", source.read([LAST_COLUMN, "has_slots"], 0, source.num_rows))
             source, slot_types = without_slots(source), {}
         if how.keys is not None:
-            source, counts = only(source, counts, how.keys)
+            source, counts = only(source, counts, how.keys, self.name, meta["key_dtype"])
             meta = meta | {"rows": source.num_rows}  # here, which is what can be held against a limit
         if how.dtype is not None and dtype_name(how.dtype) != meta["dtype"]:
             dtype = dtype_name(how.dtype)

@@ -75,6 +75,7 @@ def restore(
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged, or one is not there that a delta builds on.
       ValueError: a table is not what was saved, a function is missing, or an argument does not fit.
+      TypeError: `keys` are none, or JAX may have cut them to 32 bits.
 
     Example:
       >>> import kvjax, numpy as np, tempfile

@@ -30,12 +30,12 @@ def compact(
 
     Args:
       path: of the last delta, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step.
-      out: of the new checkpoint, where nothing is yet.
+      out: of the new checkpoint, where nothing is yet, outside of others.
       base: where to look for the checkpoints that it builds on, as in `restore`.
-      overwrite: replace the checkpoint that is there.
+      overwrite: replace the checkpoint that is there, if it is another than that of `path`.
 
     Raises:
-      CheckpointError: a checkpoint is not there, or damaged, or something is at `out`.
+      CheckpointError: a checkpoint is not there, or damaged, or `out` is taken or in a checkpoint.
 
     Example:
       >>> import kvjax, numpy as np, tempfile
@@ -64,18 +64,19 @@ def prune(
 
     Args:
       path: of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step.
-      out: of the new checkpoint, where nothing is yet; None to write none, for a dry run.
+      out: of the new checkpoint, where nothing is yet, outside of others; None to write none, for a dry run.
       prune: `kvjax.Prune`, whose ``top_k`` is of a whole table; or a function from `kvjax.Exported`, of some rows of
         the table, to ``(n,)`` bool, true for rows to keep.
       tables: names of those to prune, by default all; the others are copied.
       base: where to look for the checkpoints that a delta builds on, as in `restore`.
-      overwrite: replace the checkpoint that is there.
+      overwrite: replace the checkpoint that is there, if it is another than that of `path`.
 
     Returns:
       For each table that is pruned what is left out, by rule.
 
     Raises:
-      CheckpointError: a checkpoint is not there, or damaged, or something is at `out`, or there is no such table.
+      CheckpointError: a checkpoint is not there, or damaged, or `out` is taken or in a checkpoint, or there is no such
+        table.
 
     Example:
       >>> import kvjax, numpy as np, tempfile
@@ -90,10 +91,10 @@ def prune(
       >>> kvjax.drop_table("doc_prune")
       >>> folder.cleanup()
     """
-    if out is not None:
-        check_free(Path(out).resolve(), overwrite, "prune")
 
     def body(chain: Chain) -> dict[str, PruneReport]:
+        if out is not None:
+            check_free(Path(out).resolve(), overwrite, "prune", chain.catalog.directory)
         keeps: dict[str, np.ndarray] = {}
         reports: dict[str, PruneReport] = {}
         for name in chain.names if tables is None else tables:
@@ -111,7 +112,7 @@ def _rewrite(
     """Writes the tables of a checkpoint as another, and of some only the rows to keep."""
     new = NewFolder(out.resolve())
     try:
-        begin(new, overwrite, op)
+        begin(new, overwrite, op, chain.catalog.directory)
         for name in chain.names:
             _rewrite_table(new.path, ChainRows(chain, name), keeps.get(name), op)
         write_manifest(new.path, stands_for)

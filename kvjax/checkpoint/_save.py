@@ -33,16 +33,10 @@ def save(
     whose rows have gone, by whatever write. `restore` finds what it builds on, `compact` makes one of both. While a
     table has cursors it remembers which keys are touched, in about 25 bytes for each. Where that is not known, a delta
     has all rows of the table, and builds on nothing: after ``clear``, ``clear_slots``, ``load``, a restore or a move of
-<<<<<<< HEAD
     the table, and once more keys were touched than it has rows (and more than 65,536). A table on a GPU remembers
     instead, in the host's memory, a digest of each row, in 16 bytes, and twice as much while it is saved: a delta reads
-    all rows on the GPU, copies those that are others, and is known after a ``load`` or a restore too.
-=======
-    the table, and once more keys were touched than it has rows (and more than 65,536). A table on a GPU remembers a
-    digest of each row instead, 16 bytes in the host's memory for each, and a save copies all rows to the host to
-    compare them: what is written is in proportion to the change, and what is read is not. A delta in which nothing has
-    changed takes half a megabyte of the disk.
->>>>>>> n
+    all rows on the GPU, copies those that are others, and is known after a ``load`` or a restore too. A delta in which
+    nothing has changed takes half a megabyte of the disk.
 
     A save takes some 50 MB of memory, 13 bytes a row, and the rows that training comes to while it lasts: less than a
     tenth of a table from about a gigabyte on. GPU tables, pruned saves and deltas are copied first. A restore needs the

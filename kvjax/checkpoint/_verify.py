@@ -66,9 +66,9 @@ class Verified:
 
 
 def verify(path: PathLike) -> Verified:
-    """Reads every file of a checkpoint and compares it with what was written; then whether a restore would take what they
-    say together. Neither tables nor JAX's backend are needed, and one file is in memory at a time. Of a delta these are its own files: what it builds on is verified by
-    itself.
+    """Reads every file of a checkpoint and compares it with what was written; then, whether a restore would take what
+    they say together. Neither tables nor JAX's backend are needed, and one file is in memory at a time. Of a delta
+    these are its own files: what it builds on is verified by itself.
 
     Args:
       path: of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step.

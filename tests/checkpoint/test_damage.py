@@ -169,7 +169,7 @@ READERS = {
 
 @pytest.mark.parametrize("op", READERS)
 def test_what_is_forged_is_refused_by_every_reader(op, saved, tmp_path):
-    """Before a list of its chunks, which would be of 2**28 and more, or memory for its rows; if it reads that at all."""
+    """Before a list of its chunks, which would be of 2**28 and more, or memory for its rows; if it is read at all."""
     folder, most = saved[0] / "1", 2**48
     offsets = np.full(65537, most)
     offsets[0] = 0

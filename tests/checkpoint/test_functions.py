@@ -230,6 +230,22 @@ def test_stochastic_rounding_ends_with_float32(make, tmp_path):
     kvjax.drop_table("t")
 
 
+def test_keys_that_jax_may_have_cut_are_refused(make, tmp_path):
+    """As a lookup refuses them: 2**40 would be key 0."""
+    wide, narrow = make(1).upsert([0, 7], [[1.0], [2.0]]), make(1, key_dtype="int32").upsert([7, -1], [[3.0], [4.0]])
+    save(tmp_path / "a", {"wide": wide, "narrow": narrow})
+    for cut in (jnp.asarray([7]), [jnp.asarray(7)]):
+        with pytest.raises(TypeError) as looked:
+            wide.lookup(cut)
+        with pytest.raises(TypeError) as error:
+            restore(tmp_path / "a", {"wide": wide}, keys=cut)
+        assert str(error.value) == str(looked.value).replace(f"{wide.name!r}, lookup", "'wide', restore")
+        assert len(wide) == 2
+    keys = kvjax.keys(jnp.asarray([7]), key_dtype="int32")
+    assert restore(tmp_path / "a", {"wide": wide}, keys=keys)["wide"].export().keys.tolist() == [7]
+    assert restore(tmp_path / "a", {"narrow": narrow}, keys=jnp.asarray([-1]))["narrow"].export().keys.tolist() == [-1]
+
+
 @pytest.mark.parametrize("num_shards", [None, pytest.param(4, marks=slow)])
 def test_some_keys_without_slots_and_merged(num_shards, make, tmp_path):
     options = {} if num_shards is None else {"mesh": jax.make_mesh((num_shards,), ("x",), devices=jax.devices()[:4])}

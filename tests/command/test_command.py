@@ -295,6 +295,27 @@ def test_damage_of_what_a_table_is(command, make, run, tmp_path):
                 assert (status, f"{path}: want what the table 't' is, got " in text) == (2, True), (damaged, text)
 
 
+def test_no_command_writes_where_it_reads(manager, run, tmp_path):
+    whole = tmp_path / "whole"
+    assert run("convert", manager, whole)[0] == 0
+    files = sorted(tmp_path.rglob("*"))
+    places = [whole, whole / "sub", whole / "user/sub"]
+    runs = [("prune", whole, out, "--overwrite", "--top-k", "3") for out in places]
+    runs += [("convert", whole, out, "--overwrite") for out in places]
+    runs += [("convert", whole, whole / "x.npz", "--table", "user")]
+    for args in runs:
+        status, text = run(*args)
+        assert status == 2 and re.search("want (a place outside of|another place than)", text), (
+            args,
+            text,
+        )
+    assert sorted(tmp_path.rglob("*")) == files
+    status, text = run("prune", whole, tmp_path / "out", "--dry-run", "--top-k", "3")
+    assert status == 2 and "want OUT or --dry-run, got both" in text
+    assert "got no OUT and no --dry-run" in run("prune", whole, "--top-k", "3")[1]
+    assert "want a rule, as --min-norm, got none" in run("prune", whole, tmp_path / "out")[1]
+
+
 def test_what_is_said_wrongly(run, capsys, tmp_path):
     text = run("inspect", tmp_path)[1]
     assert text.startswith(f"kvjax: checkpoint: want a checkpoint of tables, got none in {tmp_path}")

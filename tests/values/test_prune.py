@@ -1,10 +1,14 @@
 """Pruning: rules alone and together, pieces like the whole, and a dry run that says what each leaves out."""
 
+import warnings
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import kvjax
 from kvjax._values.exported import Exported
+from kvjax._values.prune import norms_of
 
 
 def rows_of(n=50, seed=0):
@@ -54,6 +58,18 @@ def test_a_dry_run_says_what_each_rule_leaves_out():
         kvjax.Prune(predicate=lambda rows: 1).mask(rows)
 
 
+def test_norms_of_large_rows_and_of_nan():
+    values = np.float32([[3e38, 3e38], [1e-40, 0], [np.nan, 1], [np.inf, 1], [3, 4], [0, 0]])
+    none = np.zeros(6, bool)
+    rows = Exported(np.arange(6), values, np.arange(6), np.arange(6), {}, none, none, last_step=9, total=6)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = kvjax.Prune(min_norm=5.0, max_age=8).report(rows)
+        np.testing.assert_allclose(norms_of(values), [2**0.5 * 3e38, 1e-40, np.nan, np.inf, 5, 0], rtol=1e-5)
+    assert report.by_rule["min_norm"].rows == 3 and report.by_rule["min_norm"].norm == pytest.approx(1e-40, rel=1e-5)
+    assert report.total.norm == pytest.approx(2**0.5 * 3e38) and 0.999 < report.norm_lost <= 1
+
+
 def test_keys_to_keep_and_numbers_of_rows_are_exact():
     ids = np.array([-1, -(2**63), 2**53 + 1, 3], np.int64)
     table = kvjax.get_table("kept", dim=1).upsert(ids, np.zeros((4, 1), np.float32))
@@ -61,6 +77,10 @@ def test_keys_to_keep_and_numbers_of_rows_are_exact():
     assert sorted(rows.keys.tolist()) == sorted(ids[:3].tolist())
     with pytest.raises(TypeError, match="want integers"):
         table.export(prune=kvjax.Prune(zero_rows=True, keep=[3.7]))
+    for cut in (jnp.asarray(ids), [jnp.asarray(ids[0])]):
+        with pytest.raises(TypeError, match=r"Prune\(keep=\): want ids of 64 bits, got a JAX array of 32-bit"):
+            kvjax.Prune(keep=cut)
+    kvjax.Prune(keep=kvjax.keys(jnp.arange(3), key_dtype="int32"))
     with pytest.raises(ValueError, match="a number of rows as top_k"):
         kvjax.Prune(top_k=2.5)
     for name in ("top_k", "min_frequency", "max_age", "min_norm"):
