@@ -67,7 +67,8 @@ def init_table(name: str, given: Arguments, rng: Any, op: str, reuse: bool, mode
         raise fail(
             ValueError, name, op, "a table that nobody has written yet, or reuse=True",
             f"one that was made by get_table or a restore and has been written, with {len(table):,} rows",
-            f"{op}(..., reuse=True) goes on with its rows; kvjax.drop_table(name) first begins without them",
+            f"for rows of a checkpoint make the model first, then restore; {op}(..., reuse=True) goes on with the rows "
+            "that are there; kvjax.drop_table(name) first begins without them",
         )  # fmt: skip
     return table
 

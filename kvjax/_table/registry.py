@@ -164,11 +164,11 @@ def _spec(name: str, dim: Any, placement: Placement | None, options: Options, kn
     return spec
 
 
-def check_same(spec: TableSpec, made: TableSpec) -> None:
+def check_same(spec: TableSpec, made: TableSpec, op: str = "get_table") -> None:
     """Whether a table was made as it is asked for now."""
     if made != spec:
         raise fail(
-            ValueError, spec.name, "get_table", "the arguments it was made with", spec.differences(made),
+            ValueError, spec.name, op, "the arguments it was made with", spec.differences(made),
             _mend(spec, made),
         )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from kvjax._spec.spec import TableSpec
 from kvjax._table import loads
 from kvjax._table.contents import check_capacity
 from kvjax._table.move import prepare_move
-from kvjax._table.registry import drop_table, get_or_make
+from kvjax._table.registry import check_same, drop_table, get_or_make
 from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table
 from kvjax._values.dtypes import dtype_name
@@ -80,7 +81,7 @@ class Restore:
         self.drawn = of_module is not None and of_module.drawn
         if self.table is not None and self.drawn:
             self.table = tables_of_process()[self.table.name]
-        self.given, self.made = table is not None or self.drawn, False
+        self.made, self.found = False, table is None and self.table is not None
         self.how = how
         self.sharding = Sharding() if self.table else how
         self.placement = self.table.spec.placement if self.table else placement_of(how, name, "restore")
@@ -96,8 +97,7 @@ class Restore:
           cursor: whether the table is to get one.
         """
         saved = self.saved
-        table = self.table if self.given else together(self.placement, self.name, "restore", lambda: self._make(saved))
-        assert table is not None
+        table = self.table or together(self.placement, self.name, "restore", lambda: self._make(saved))
         if cursor:
             self._check_cursor(table.spec, saved.meta)
         table = table.refresh()
@@ -133,11 +133,13 @@ class Restore:
 
     def _open(self) -> Saved:
         rows = ChainRows(self.chain, self.name)
-        if not self.given:
+        if self.table is None:
             self._load_rules(rows.meta)
         saved = self._saved(rows)
-        if self.table and self.given:
-            _check_equal(self.table.spec, saved, but=("seed",) if self.drawn else ())
+        if self.table is not None:
+            if self.found and self.how.storage is not None:
+                check_same(dataclasses.replace(self.table.spec, storage=self.how.storage), self.table.spec, "restore")
+            _check_equal(self.table.spec, saved, self.chain.catalog.directory, but=("seed",) if self.drawn else ())
         rows.check_sizes()
         return saved
 
@@ -182,36 +184,28 @@ class Restore:
     def _make(self, saved: Saved) -> Table:
         meta = saved.meta
         fields = {name: meta[name] for name in FIELDS if name in meta} | {"initializer": saved.initializer}
-        self.made = self.table is None
-        try:
-            options = Options(storage=self.how.storage, **fields, **self.rules)
-            return get_or_make(self.name, meta["dim"], self.placement, options)
-        except BaseException:
-            self.made = False
-            raise
+        options = Options(storage=self.how.storage, **fields, **self.rules)
+        made = get_or_make(self.name, meta["dim"], self.placement, options)
+        self.made = True
+        return made
 
 
-_UNSEEN = "make the table as it was saved: another would change the rows of unseen keys"
-_MENDS = {
-    "dtype": "make the table as it was saved, or give dtype= to convert the rows",
-    "seed": _UNSEEN,
-    "initializer": _UNSEEN,
-}
-
-
-def _check_equal(spec: TableSpec, saved: Saved, but: tuple[str, ...]) -> None:
-    """Whether a table is what was saved, `but` for some fields."""
+def _check_equal(spec: TableSpec, saved: Saved, directory: Path, but: tuple[str, ...]) -> None:
+    """Whether a table is what was saved in a directory, `but` for some fields."""
     meta = saved.meta
-    for field, want in (
-        ("dim", meta["dim"]),
-        ("dtype", meta["dtype"]),
-        ("key_dtype", meta["key_dtype"]),  # or -1 would become 2**64 - 1
-        ("seed", meta["seed"]),
-        ("initializer", saved.initializer),
-    ):
-        if field not in but and getattr(spec, field) != want:
-            raise fail(
-                ValueError, spec.name, "restore", f"a checkpoint with {field} {getattr(spec, field)!r}", f"{want!r}",
-                _MENDS.get(field, "make the table as it was saved"),
-            )  # fmt: skip
+    fields = ("dim", "dtype", "key_dtype", "seed", "initializer")  # the key's type, or -1 would become 2**64 - 1
+    want = {name: meta[name] for name in fields if name not in but} | {"initializer": saved.initializer}
+    want = {name: value for name, value in want.items() if value != getattr(spec, name)}
+    if want:
+        got = ", ".join(f"{name} {getattr(spec, name)!r}" for name in want)
+        mend = f"make it as it was saved, or kvjax.drop_table({spec.name!r}) first, and the restore makes it"
+        if want.keys() == {"dtype"}:
+            mend = f"give dtype={spec.dtype!r} to convert the rows, or {mend}"
+        if want.keys() & {"seed", "initializer"}:
+            mend += ": another seed or initializer would change the rows of unseen keys"
+        raise fail(
+            ValueError, spec.name, "restore",
+            f"a table with {', '.join(f'{name} {value!r}' for name, value in want.items())}, as saved in {directory}",
+            f"one with {got}", mend,
+        )  # fmt: skip
     check_capacity(spec, "restore", meta["rows"], "make the table with a larger max_capacity, or prune in TableSave")

@@ -57,7 +57,7 @@ def restore(
       replicated: as there.
       wire: as there.
       storage: where the rows of tables that are made here live, one of `kvjax.storage`; by default where a new table's
-        would.
+        would. A table that is not given here and lives elsewhere is an error.
       dtype: to convert rows to, which a table that exists must have. A value that it cannot hold is an error.
       slots: whether to restore the optimizer's slots; without them training begins with fresh ones.
       keys: of the rows to restore, ``(n,)``; by default all. A key that the checkpoint lacks has no row afterwards.

@@ -120,18 +120,21 @@ def test_damaged_checkpoints_are_refused(damage, make, tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"dim": 4}, "dim 4, got 3"),
-        ({"seed": 1}, "seed"),
+        ({"dim": 4}, "dim 3, as saved in .*/1/tables, got one with dim 4; make it"),
+        ({"seed": 1}, "seed 0, .*, got one with seed 1; make it .*drop_table.*: another seed"),
+        ({"dim": 4, "seed": 1}, "dim 3, seed 0, as saved in .*, got one with dim 4, seed 1; make it"),
         ({"initializer": 1.0}, "initializer"),
-        ({"dtype": "bfloat16"}, "dtype 'bfloat16', got 'float32'"),
-        ({"key_dtype": "uint64"}, "key_dtype 'uint64', got 'int64'"),
+        ({"dtype": "bfloat16"}, "dtype 'float32', .*, got one with dtype 'bfloat16'; give dtype='bfloat16' to convert"),
+        ({"key_dtype": "uint64"}, "key_dtype 'int64', .*, got one with key_dtype 'uint64'; make it"),
     ],
 )
 def test_another_table_is_refused(options, message, make, tmp_path):
-    save(tmp_path, 1, {"t": trained(make(3, seed=0))})
+    table = trained(make(3, seed=0))
     other = make(**{"dim": 3, "seed": 0} | options)
-    with pytest.raises(ValueError, match=message):
-        restore(tmp_path, 1, {"t": other})
+    save(tmp_path, 1, {"t": table, other.name: table})
+    for call in (lambda: restore(tmp_path, 1, {"t": other}), lambda: restore(tmp_path, 1, {other.name: None})):
+        with pytest.raises(ValueError, match=rf"table '{other.name}', restore: want a table with .*{message}"):
+            call()
 
 
 def test_missing_table_is_named(make, tmp_path):

@@ -65,7 +65,7 @@ def test_keys_keep_their_sign(make, tmp_path):
     large = np.array([1, 2**63 + 5], np.uint64)
     save(tmp_path / "a", {"t": make(2, seed=1, key_dtype="uint64").upsert(large, np.ones((2, 2)))})
     table = make(2, seed=1).upsert(np.array([7, -9]), np.full((2, 2), 2.0))
-    with pytest.raises(ValueError, match="restore: want a checkpoint with key_dtype 'int64', got 'uint64'"):
+    with pytest.raises(ValueError, match=r"want a table with key_dtype 'uint64', .* got one with key_dtype 'int64'"):
         restore(tmp_path / "a", {"t": table}, merge=True)
     assert table.export().keys.tolist() == [-9, 7]
     table = make(2, seed=1, key_dtype="uint64").upsert(np.array([7, 2**64 - 9], np.uint64), np.full((2, 2), 2.0))

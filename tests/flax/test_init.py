@@ -100,7 +100,9 @@ def test_tables_made_by_hand_are_never_made_anew(init):
     table = kvjax.get_table("t", **options)
     assert init().spec == table.spec
     trained(table)
-    with pytest.raises(ValueError, match=r"want a table that nobody has written yet, or reuse=True.*drop_table"):
+    with pytest.raises(
+        ValueError, match=r"that nobody has written yet, or reuse=True.*first, then restore.*drop_table"
+    ):
         init()
     assert len(init(reuse=True)) == 6
 
