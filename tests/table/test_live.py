@@ -98,7 +98,7 @@ def test_a_following_handle_only_reads_rows(make, mesh):
         "value_and_grad": lambda t: kvjax.grad(lambda t: t.lookup(7).sum())(t),
     }
     for op, call in calls.items():
-        with pytest.raises(ValueError, match=rf"{op}: want a handle of one version, got one through which rows are only read"):
+        with pytest.raises(ValueError, match=rf"{op}: want a handle of one version, got one through which rows"):
             call(live)
     with pytest.raises(TypeError, match="live: want a call outside jit"):
         jax.jit(lambda t: t.live().lookup(7))(table)
