@@ -9,10 +9,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <new>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 
 #include "kvjax/ffi/core/buckets.h"
+#include "kvjax/ffi/core/search.h"
 #include "kvjax/ffi/core/secret.h"
 
 namespace kvjax {
@@ -33,53 +35,29 @@ class KeyIndex {
   /// Row id of `key`, or kNoRow.
   [[nodiscard]] uint32_t Find(uint64_t key) const { return FindFrom(Home(key), key); }
 
-  /// Finds n keys in four stages, each a group of keys behind the one before, so that the cache lines that
-  /// one wants are on their way while the others work: hashes keys, looks into their homes, searches on for
-  /// the few that had to pass these, and uses their rows. The search ends with found(i, row), which may fetch
-  /// what use(i, what found has returned) will read. Rows that are `known` (n,) are not searched for.
-  template <class Found, class Use>
-  void FindEach(const uint64_t* keys, size_t n, Found found, Use use, const uint32_t* known = nullptr) const {
-    constexpr size_t kGroup = 32, kRing = 4 * kGroup;
-    const bool searches = known == nullptr && newest().size() > 0;
-    Bucket* homes[kRing];
-    uint32_t rows[kRing];
-    std::invoke_result_t<Found, size_t, uint32_t> founds[kRing];
-    size_t passed[kGroup], num_passed = 0;
-    const auto stage = [n](size_t begin, auto&& work) {
-      for (size_t i = begin, end = std::min(n, begin + kGroup); i < end; ++i) work(i);
-    };
-    for (size_t begin = 0; begin < n + 3 * kGroup; begin += kGroup) {
-      if (searches) {
-        stage(begin, [&](size_t i) { __builtin_prefetch(homes[i % kRing] = Home(keys[i])); });
-        for (; num_passed > 0; --num_passed) {
-          const size_t i = passed[num_passed - 1];
-          rows[i % kRing] = FindFrom(Next(homes[i % kRing]), keys[i]);
-        }
-        if (begin >= kGroup) {
-          stage(begin - kGroup, [&](size_t i) {
-            const Bucket* const home = homes[i % kRing];
-            const uint32_t cell = home->Find(keys[i]);
-            const bool here = cell < Bucket::kCells, goes_on = !here && home->passed > 0;
-            rows[i % kRing] = here ? home->rows[cell] : kNoRow;
-            __builtin_prefetch(home + goes_on);
-            passed[num_passed] = i;
-            num_passed += goes_on;
-          });
-        }
-      }
-      if (begin >= 2 * kGroup) {
-        stage(begin - 2 * kGroup, [&](size_t i) {
-          founds[i % kRing] = found(i, searches ? rows[i % kRing] : known != nullptr ? known[i] : kNoRow);
-        });
-      }
-      if (begin >= 3 * kGroup) stage(begin - 3 * kGroup, [&](size_t i) { use(i, founds[i % kRing]); });
-    }
-  }
-
   /// rows[i] = Find(keys[i]).
   void Find(const uint64_t* keys, size_t n, uint32_t* rows) const {
-    FindEach(
-        keys, n, [](size_t, uint32_t row) { return row; }, [&](size_t i, uint32_t row) { rows[i] = row; });
+    for (size_t begin = 0; begin < n; begin += kChunk)
+      FindChunk(keys + begin, std::min(n - begin, kChunk), rows + begin);
+  }
+
+  /// Finds n keys and uses their rows: use(i, what found(i, row) has returned, which may fetch what that will
+  /// read). Rows that are `known` (n,) are not searched for.
+  template <class Found, class Use>
+  void FindEach(const uint64_t* keys, size_t n, Found found, Use use, const uint32_t* known = nullptr) const {
+    constexpr size_t kAhead = 32;
+    std::invoke_result_t<Found, size_t, uint32_t> founds[kAhead];
+    uint32_t searched[kChunk];
+    for (size_t begin = 0; begin < n; begin += kChunk) {
+      const size_t size = std::min(n - begin, kChunk);
+      if (known == nullptr) FindChunk(keys + begin, size, searched);
+      const uint32_t* const rows = known == nullptr ? searched : known + begin;
+      for (size_t i = 0; i < std::min(size, kAhead); ++i) founds[i] = found(begin + i, rows[i]);
+      for (size_t i = 0; i < size; ++i) {
+        use(begin + i, founds[i % kAhead]);
+        if (i + kAhead < size) founds[i % kAhead] = found(begin + i + kAhead, rows[i + kAhead]);
+      }
+    }
   }
 
   // See PrefetchRecord.
@@ -202,6 +180,9 @@ class KeyIndex {
   void Clear() noexcept { *this = KeyIndex(); }
 
  private:
+  // Of a search, in keys: what is done before rows are used, and what is on its way at a time.
+  static constexpr size_t kChunk = 1024, kGroup = 32;
+  static constexpr int kTurns = 8;  // that all who have passed a bucket take together
   static constexpr size_t kSmallest = 4;
   static constexpr size_t kSmall = 1024;  // below this it doubles
   static constexpr size_t kPace = 4;      // homes that move for each key that comes
@@ -228,11 +209,47 @@ class KeyIndex {
     const Buckets& array = arrays_[turn < moved_ ? 1 : 0];  // no branch, which nobody could foresee
     return array.begin() + array.HomeOf(hash);
   }
+  /// The same for n keys, and fetches the buckets.
+  void Homes(const uint64_t* keys, size_t n, Bucket** homes) const {
+    if (moved_ > 0) {
+      for (size_t i = 0; i < n; ++i) __builtin_prefetch(homes[i] = Home(keys[i]));
+      return;
+    }
+    const uint64_t secret = secret_, size = first().size();
+    Bucket* const begin = first().begin();
+    for (size_t i = 0; i < n; ++i)
+      __builtin_prefetch(homes[i] = begin + MulHigh(PlaceHash(keys[i], secret), size));
+  }
   [[nodiscard]] Bucket* Next(Bucket* bucket) const {
     ++bucket;
     return bucket == first().end() ? first().begin() : bucket == next().end() ? next().begin() : bucket;
   }
 
+  /// Looks into the homes of a group of keys while those of the next are on their way, and then, in turns, for
+  /// all keys that have passed these.
+  void FindChunk(const uint64_t* keys, size_t n, uint32_t* rows) const {
+    static const search::InBuckets in_buckets = search::Best();
+    if (newest().size() == 0) {
+      std::fill_n(rows, n, kNoRow);
+      return;
+    }
+    Bucket* buckets[kChunk];
+    uint32_t which[kChunk];
+    std::iota(which, which + n, 0);
+    const auto group = [n](size_t begin) { return std::min(n - std::min(n, begin), kGroup); };
+    Homes(keys, group(0), buckets);
+    size_t passed = 0;
+    for (size_t begin = 0; begin < n; begin += kGroup) {
+      const size_t next = begin + kGroup;
+      Homes(keys + next, group(next), buckets + next);
+      passed += in_buckets(keys, buckets, which + begin, group(begin), rows, which + passed);
+    }
+    for (int turn = 0; turn < kTurns && passed > 0; ++turn) {
+      for (size_t j = 0; j < passed; ++j) buckets[which[j]] = Next(buckets[which[j]]);
+      passed = in_buckets(keys, buckets, which, passed, rows, which);
+    }
+    for (size_t j = 0; j < passed; ++j) rows[which[j]] = FindFrom(Next(buckets[which[j]]), keys[which[j]]);
+  }
   [[nodiscard]] uint32_t FindFrom(Bucket* home, uint64_t key) const {
     const uint32_t* const row = Search(home, key);
     return row == nullptr ? kNoRow : *row;
