@@ -225,8 +225,8 @@ class KeyIndex {
     return bucket == first().end() ? first().begin() : bucket == next().end() ? next().begin() : bucket;
   }
 
-  /// Looks into the homes of a group of keys while those of the next are on their way, and then, in turns, for
-  /// all keys that have passed these.
+  /// Looks into the homes of a group of keys while those of the next are on their way, and then, in turns,
+  /// for all keys that have passed these.
   void FindChunk(const uint64_t* keys, size_t n, uint32_t* rows) const {
     static const search::InBuckets in_buckets = search::Best();
     if (newest().size() == 0) {

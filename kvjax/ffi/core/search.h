@@ -3,21 +3,20 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
+#include "kvjax/ffi/core/avx2.h"
 #include "kvjax/ffi/core/buckets.h"
 
 namespace kvjax::search {
 
-/// For each i of the n that `which` lists: rows[i] becomes the row id of keys[i] in buckets[i], or kNoRow. Lists
-/// in `passed`, which may be where `which` is or before it, the keys that may stand further on, and fetches
-/// the next bucket of each. Returns how many these are.
+/// For each i of the n that `which` lists: rows[i] becomes the row id of keys[i] in buckets[i], or kNoRow.
+/// Lists in `passed`, which may be where `which` is or before it, the keys that may stand further on, and
+/// fetches the next bucket of each. Returns how many these are.
 using InBuckets = size_t (*)(const uint64_t* keys, const Bucket* const* buckets, const uint32_t* which,
                              size_t n, uint32_t* rows, uint32_t* passed);
 
-/// What has been found of key i in a bucket. Arithmetic, or compilers make branches, which nobody can foresee.
+/// What has been found of key i in a bucket. Arithmetic, or compilers make branches, which nobody can
+/// foresee.
 [[gnu::always_inline]] inline uint32_t Put(const Bucket* bucket, uint32_t cell, uint32_t missing, uint32_t i,
                                            uint32_t* rows, uint32_t* passed) {
   static_assert(kNoRow == ~0u);
@@ -35,16 +34,15 @@ inline size_t InBucketsBaseline(const uint64_t* keys, const Bucket* const* bucke
     const uint32_t i = which[j];
     const Bucket* const bucket = buckets[i];
     const uint32_t cell = bucket->Find(keys[i]);
-    num_passed += Put(bucket, cell - (cell == Bucket::kCells), cell == Bucket::kCells, i, rows, passed + num_passed);
+    num_passed +=
+        Put(bucket, cell - (cell == Bucket::kCells), cell == Bucket::kCells, i, rows, passed + num_passed);
   }
   return num_passed;
 }
 
 #if defined(__x86_64__)
-[[gnu::target("avx2,bmi,bmi2")]] inline size_t InBucketsAvx2(const uint64_t* keys,
-                                                            const Bucket* const* buckets,
-                                                            const uint32_t* which, size_t n, uint32_t* rows,
-                                                            uint32_t* passed) {
+KVJAX_AVX2 inline size_t InBucketsAvx2(const uint64_t* keys, const Bucket* const* buckets,
+                                       const uint32_t* which, size_t n, uint32_t* rows, uint32_t* passed) {
   static_assert(Bucket::kCells == 5);
   size_t num_passed = 0;
   for (size_t j = 0; j < n; ++j) {
@@ -64,8 +62,7 @@ inline size_t InBucketsBaseline(const uint64_t* keys, const Bucket* const* bucke
 /// The best that this processor has.
 inline InBuckets Best() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2"))
-    return InBucketsAvx2;
+  if (HasAvx2()) return InBucketsAvx2;
 #endif
   return InBucketsBaseline;
 }

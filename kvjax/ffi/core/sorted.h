@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "kvjax/ffi/core/avx2.h"
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/pages.h"
 #include "kvjax/ffi/core/parallel.h"
@@ -32,10 +33,12 @@ inline bool Precedes(const ListedRow& x, const ListedRow& y) {
   return static_cast<int64_t>(x.key) < static_cast<int64_t>(y.key);
 }
 
+/// Rows that are sorted at once.
+inline constexpr size_t kFewRows = 32;
+
 /// Sorts a few rows by key into another array. A row's place is the number of those that come before it.
-inline void SortFew(const ListedRow* from, size_t n, ListedRow* to) {
-  constexpr size_t kMost = 32;
-  uint32_t place[kMost];
+inline void SortFewBaseline(const ListedRow* from, size_t n, ListedRow* to) {
+  uint32_t place[kFewRows];
   for (size_t i = 0; i < n; ++i) {
     place[i] = 0;
     for (size_t j = 0; j < i; ++j) {
@@ -47,9 +50,33 @@ inline void SortFew(const ListedRow* from, size_t n, ListedRow* to) {
   for (size_t i = 0; i < n; ++i) to[place[i]] = from[i];
 }
 
+#if defined(__x86_64__)
+KVJAX_AVX2 inline void SortFewAvx2(const ListedRow* from, size_t n, ListedRow* to) {
+  constexpr size_t kLanes = 4;
+  alignas(32) int64_t keys[kFewRows], place[kFewRows];
+  for (size_t i = 0; i < n; ++i) keys[i] = static_cast<int64_t>(from[i].key);
+  for (size_t i = n; i % kLanes != 0; ++i) keys[i] = 0;  // of no row: its place is left
+  for (size_t i = 0; i < n; i += kLanes) {
+    const __m256i some = _mm256_load_si256(reinterpret_cast<const __m256i*>(keys + i));
+    __m256i before = _mm256_setzero_si256();
+    for (size_t j = 0; j < n; ++j)
+      before = _mm256_sub_epi64(before, _mm256_cmpgt_epi64(some, _mm256_set1_epi64x(keys[j])));
+    _mm256_store_si256(reinterpret_cast<__m256i*>(place + i), before);
+  }
+  for (size_t i = 0; i < n; ++i) to[place[i]] = from[i];
+}
+#endif
+
+inline void SortFew(const ListedRow* from, size_t n, ListedRow* to) {
+#if defined(__x86_64__)
+  if (HasAvx2()) return SortFewAvx2(from, n, to);
+#endif
+  SortFewBaseline(from, n, to);
+}
+
 /// Sorts n rows by key from `from`, which loses them, into `to`: runs of a few, then merged by twos.
 inline void SortByKey(ListedRow* from, size_t n, ListedRow* to) {
-  constexpr size_t kRun = 32;
+  constexpr size_t kRun = kFewRows;
   for (size_t i = 0; i < n; i += kRun) SortFew(from + i, std::min(kRun, n - i), to + i);
   ListedRow *in = to, *out = from;
   for (size_t run = kRun; run < n; run *= 2, std::swap(in, out)) {

@@ -2,6 +2,7 @@
 #include "kvjax/ffi/core/index.h"
 
 #include <algorithm>
+#include <numeric>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -69,6 +70,36 @@ TEST(BatchesEnterInAnyNumberWhileItGrows) {
     index.Reserve(index.size() + rows.size());
     index.Insert(universe.data() + begin, rows.data(), rows.size());
     CheckSame(index, reference, universe);
+  }
+}
+
+/// Bucket by bucket, since what an index uses is the best set alone.
+TEST(EverySetOfInstructionsFindsTheSame) {
+  data::Stream random(11);
+  kvjax::Bucket buckets[8] = {};
+  Keys keys;
+  std::vector<const kvjax::Bucket*> of;
+  for (kvjax::Bucket& bucket : buckets) {
+    for (const uint64_t key : {uint64_t{0}, ~uint64_t{0}, random.Next()}) keys.push_back(key);  // of no row
+    for (size_t c = random.Below(kvjax::Bucket::kCells + 1); c > 0; --c) {
+      keys.push_back(c % 2 == 0 ? random.Next() : random.Below(100) << 32);
+      bucket.Add(keys.back(), static_cast<uint32_t>(random.Next()) >> 1);
+    }
+    if (bucket.used > 0 && random.Below(2) == 0) bucket.Remove(0);  // the cell keeps an old key
+    bucket.passed = random.Below(2) == 0 ? 0 : (1u << 29) - 1;
+    of.resize(keys.size(), &bucket);
+  }
+  for (const kvjax::search::InBuckets in_buckets :
+       {&kvjax::search::InBucketsBaseline, kvjax::search::Best()}) {
+    std::vector<uint32_t> which(keys.size()), rows(keys.size()), expected;
+    std::iota(which.begin(), which.end(), 0);
+    which.resize(in_buckets(keys.data(), of.data(), which.data(), keys.size(), rows.data(), which.data()));
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const uint32_t cell = of[i]->Find(keys[i]);
+      CHECK_EQ(rows[i], cell < kvjax::Bucket::kCells ? of[i]->rows[cell] : kNoRow);
+      if (rows[i] == kNoRow && of[i]->passed > 0) expected.push_back(static_cast<uint32_t>(i));
+    }
+    CHECK(which == expected);
   }
 }
 

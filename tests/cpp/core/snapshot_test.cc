@@ -31,6 +31,22 @@ void CheckSorted(std::vector<KeyRow> rows, const kvjax::SortedRows& sorted) {
   }
 }
 
+TEST(EverySetOfInstructionsSortsTheSame) {
+  data::Stream stream(4);
+  for (size_t n = 0; n <= kvjax::kFewRows; ++n) {
+    std::vector<kvjax::ListedRow> rows(n), sorted(n);
+    for (size_t i = 0; i < n; ++i) rows[i] = {i % 3 == 0 ? uint64_t{i} - n / 2 : stream.Next(), uint32_t(i)};
+    if (n > 2) rows[1].key = static_cast<uint64_t>(INT64_MAX), rows[2].key = static_cast<uint64_t>(INT64_MIN);
+    const auto check = [&](auto sort) {
+      sort(rows.data(), n, sorted.data());
+      for (size_t i = 1; i < n; ++i) CHECK(kvjax::Precedes(sorted[i - 1], sorted[i]));
+      for (const kvjax::ListedRow& r : sorted) CHECK_EQ(rows[r.row].key, r.key);
+    };
+    check(kvjax::SortFewBaseline);
+    check(kvjax::SortFew);
+  }
+}
+
 TEST(LongRunsOfABucketAreMerged) {
   data::Stream stream(2);
   std::vector<kvjax::ListedRow> rows, sorted;
