@@ -1,12 +1,13 @@
-"""Admission: which keys training gives a row.
+"""Admission: which keys get a row in training.
 
-A key without a row is counted by `Table.apply` alone, and gets its row with the step whose occurrences reach the
-bound. Until then its gradients are dropped (`Stats.refused` counts them), or go to a row that all such keys share.
+Only `Table.apply` counts a key without a row, and the step whose occurrences reach the count gives it its row. Until
+then its gradients are dropped (`Stats.refused` counts them), or go to a row that all such keys share.
 
-A gradient trains the row that it was taken at. So where keys without a row read as something else than their initial
-row, they read as that from the moment that one more occurrence would admit them, in training and in evaluation, and the
-step with that occurrence admits them. Occurrences of one step count for the steps after it then, and the first row that
-is ever trained is the initial one. `Table.frequency` of a waiting key is its count.
+A gradient trains the row that it was taken at. So if keys without a row do not read as their initial row
+(``unadmitted`` is not "init"), a key reads as its initial row as soon as one more occurrence would admit it, in
+training and in evaluation, and the step with that occurrence admits it. The occurrences of a step then count from the
+next step on, and the first row that is ever trained is the initial one. `Table.frequency` of a waiting key is its
+count.
 
 Rows made by hand (`Table.upsert`, `Table.lookup_or_insert`, ...) need no admission.
 
@@ -47,18 +48,18 @@ def _check_unadmitted(name: str, value: Any) -> None:
 class MinCount:
     """Admits a key on its k-th occurrence in training, exactly.
 
-    Keys that wait take 16 to 52 bytes each, as in the index of a table. They are forgotten by windows of steps: as one
-    ends, those go that have not occurred in it, and count from 0 when they come back.
+    Keys that wait take 16 to 52 bytes each, as in the index of a table. They are forgotten by windows of steps: at the
+    end of a window, the keys that have not occurred in it are forgotten, and start from 0 if they come back.
 
     Attributes:
       count: occurrences, k >= 1; with ``count="batch"`` of the table, steps in which the key occurs.
-      unadmitted: what a key without a row reads as: "init" (its initial row), "zeros", or a key whose row they all
-        share and train. `Table.pin` keeps that row from eviction.
-      max_age: steps of a window: a key waits for so many steps after it has last occurred, and for less than twice as
-        many. None for ever.
-      max_waiting: a window ends early if more keys than these would wait, so that no more wait than these and those of
-        one batch. Each shard has its share, and which keys are forgotten then depends on the number of shards; with
-        max_age alone it does not. None for no limit.
+      unadmitted: what a key without a row reads as: "init" (its initial row), "zeros", or a key, whose row all
+        unadmitted keys share and train. `Table.pin` keeps that row from eviction.
+      max_age: steps of a window: a key is forgotten after at least this many and less than twice as many steps without
+        an occurrence. None for never.
+      max_waiting: a window ends early if more keys than this would wait, so that at most this many keys, and those of
+        one batch, wait. Each shard has its share of the limit, so which keys are forgotten depends on the number of
+        shards; with only `max_age` it does not. None for no limit.
 
     Source: DeepRec's CounterFilter, TFPlus' enter_threshold.
 
@@ -98,15 +99,15 @@ class MinCount:
 class Sketch:
     """Admits a key once a count-min sketch says that it has occurred k times, in memory that does not grow.
 
-    The estimate is never too low, so a key waits for its k-th occurrence at most; others that share all its cells may
-    have it admitted sooner. Cells are 16 bits, four to a key, all within the part of the key's virtual bucket, and
-    updated conservatively. An evicted key is remembered until its cells have aged. The frequency of an admitted key
-    begins with the estimate, which is exact unless others share all its cells or the key has had a row before.
+    The estimate is never too low, so a key is admitted at its k-th occurrence at the latest; it may be admitted sooner
+    if other keys share all its cells. A key has four cells of 16 bits, all in the part of its bucket, with conservative
+    update. An evicted key is remembered until its cells have been halved to 0. The frequency of an admitted key begins
+    at the estimate, which is exact unless other keys share all its cells or the key has had a row before.
 
     Attributes:
       count: occurrences, 1 <= k < 65536.
       size: bytes of the sketch, 2**21 (2 MiB) or more; the largest power of two within it is used.
-      halve_every: steps after which all counts are halved, so that only what is frequent now is admitted.
+      halve_every: steps after which all counts are halved, so that only keys that are frequent now are admitted.
       unadmitted: see `MinCount`.
 
     Source: Cormode, Muthukrishnan, "An improved data stream summary: the count-min sketch", 2005; conservative update:
@@ -145,7 +146,7 @@ class Sketch:
 class Probability:
     """Admits a fixed share of all keys, chosen by a hash of the key and the table's seed.
 
-    The same keys are admitted in every run, on every shard, whenever they come.
+    The same keys are admitted in every run and on every shard, whenever they occur.
 
     Attributes:
       p: share of the keys, 0 <= p <= 1.

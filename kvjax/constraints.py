@@ -57,7 +57,7 @@ class max_norm:  # named as a function, for that is its use; a class, so that eq
 
 @dataclasses.dataclass(frozen=True)
 class non_negative:
-    """Puts 0 where an element is negative."""
+    """Replaces negative elements by 0."""
 
     def __call__(self, row: jax.Array) -> jax.Array:
         import jax.numpy as jnp

@@ -1,10 +1,10 @@
 """Eviction policies: rules that choose the rows to remove.
 
 A policy is applied by hand (`Table.evict`), every so many steps (`Policy.every`), or when a table is full
-(``on_full="evict"``); the last two are arguments of `kvjax.get_table`. Policies combine with ``&``, ``|`` and ``~``.
-Ties are broken by a hash of the key, so what survives does not depend on the order in which keys came. Pinned rows
-and, in a training step, the rows of the batch are never chosen. A table that is sharded over devices chooses among the
-rows of all of them, and keeps what it would keep in one place.
+(``on_full="evict"``); the last two are arguments of `kvjax.get_table`. Policies combine with ``&``, ``|`` and ``~``. A
+hash of the key breaks ties, so the rows that survive do not depend on the order in which keys came. Pinned rows and, in
+a training step, the rows of the batch are never chosen. A sharded table chooses among the rows of all shards, and keeps
+the rows that it would keep in one place.
 
 Example:
   >>> import kvjax
@@ -68,7 +68,7 @@ class Policy(abc.ABC):
         raise TypeError(f"kvjax: evict: want & | ~ between policies, got `and`, `or` or `not` beside {self!r}")
 
     def every(self, steps: int) -> Every:
-        """This policy, to be applied by the training write whenever the step passes a multiple of `steps`.
+        """This policy, applied by the training write whenever the step passes a multiple of `steps`.
 
         Args:
           steps: 1 or more.
@@ -144,7 +144,7 @@ class MaxAge(_Leaf):
     """Rows that have not been written for more than so many steps.
 
     Attributes:
-      steps: 0 or more. The age of a row is the current step minus its version.
+      steps: 0 or more. The age of a row is the current step minus its row version.
 
     Example:
       >>> import kvjax, numpy as np
@@ -190,7 +190,7 @@ class MinNorm(_Leaf):
     """Rows whose Euclidean norm is less than this, or not a number.
 
     Attributes:
-      norm: 0 or more. DeepRec's L2WeightEvict(t) compares half the square: it is ``MinNorm(sqrt(2 * t))``.
+      norm: 0 or more. DeepRec's L2WeightEvict(t) compares half the squared norm, so it is ``MinNorm(sqrt(2 * t))``.
 
     Example:
       >>> import kvjax, numpy as np
@@ -214,8 +214,8 @@ class LeastRecent(_Leaf):
     """The n rows that were written longest ago.
 
     Attributes:
-      n: rows; None (only for tables that are full) is as many as there must be space for. A number saves time then:
-        n rows go at once, and the next search for victims comes only after as many have been added.
+      n: rows. None, which only works for full tables, evicts as many rows as new ones need space. A number saves time
+        there: n rows are evicted at once, and the next search for victims comes only after n rows have been added.
 
     Example:
       >>> import kvjax, optax, jax.numpy as jnp, numpy as np
@@ -242,7 +242,7 @@ class LeastFrequent(_Leaf):
 
     Attributes:
       n: rows; None as for `LeastRecent`.
-      half_life: steps after which a frequency counts half, from the step that last wrote the row on; None for never.
+      half_life: steps after which a frequency counts half, from the step that last wrote the row; None for never.
 
     Example:
       >>> import kvjax
@@ -264,13 +264,14 @@ class LeastFrequent(_Leaf):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class MinScore(_Leaf):
-    """Rows that a function of yours gives less than this.
+    """Rows to which your function gives a score below a bound.
 
     Attributes:
       bound: the least score that stays.
-      score: function from `Exported` rows to ``(n,)`` finite numbers, compared as float64, on the host, NumPy in and
-        out. It is called with up to 65,536 rows at a time, in no particular order, and must judge each row by itself.
-        Define it once, at the top of a module: every function is kept, and compiled for.
+      score: function from `Exported` rows to ``(n,)`` finite numbers, which are compared as float64. It runs on the
+        host and takes and returns NumPy arrays. It is called with up to 65,536 rows at a time, in no particular order,
+        and must score each row by itself. Define it once, at the top of a module: kvjax keeps every function, and
+        programs are compiled for each.
 
     Example:
       >>> import kvjax, numpy as np
@@ -295,7 +296,7 @@ class MinScore(_Leaf):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class LowestScore(_Leaf):
-    """The n rows that a function of yours gives least.
+    """The n rows to which your function gives the lowest scores.
 
     Attributes:
       n: rows; None as for `LeastRecent`.

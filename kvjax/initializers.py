@@ -1,11 +1,11 @@
 """Initial rows: what a key reads as before it has been trained.
 
-The row of a key depends on the table's seed, the key and the column alone. It is the same before and after a
-restart, an eviction or a change of the number of shards; that of the kinds below on every platform, to the bit.
+The initial row of a key depends only on the table's seed, the key and the column. It is the same before and after a
+restart, an eviction or a change of the number of shards. The kinds in this module give the same bits on every platform.
 
 `kvjax.get_table` takes as ``initializer``: a number; an array, which is one row ``(dim,)`` for all keys, or a pool of
-rows ``(p, dim)`` of which each key chooses one; the functions of this module; or any function ``(rng, shape, dtype)``,
-for instance of ``jax.nn.initializers``, which is called for each key by itself with the shape ``(1, dim)``.
+rows ``(p, dim)`` of which each key gets one; the functions of this module; or any function ``(rng, shape, dtype)``, for
+instance of ``jax.nn.initializers``, which is called for each key with the shape ``(1, dim)``.
 
 Source: the counter-based generator is Philox4x32-10 (Salmon et al., SC 2011); normal deviates come from it by
 Wichura's inverse, AS 241.
@@ -189,11 +189,11 @@ def variance_scaling(
 
 @dataclasses.dataclass(frozen=True)
 class Pool:
-    """Rows of which each key chooses one; made by `from_pool`. Pools of equal contents are equal.
+    """A row pool, of which each key gets one row; made by `from_pool`. Pools with equal contents are equal.
 
     Attributes:
       data: the bytes of ``(rows, dim)`` float32.
-      rows: how many rows there are.
+      rows: number of rows.
       dim: their width.
     """
 
@@ -213,8 +213,8 @@ def from_pool(array: ArrayLike) -> Pool:
       array: ``(p, dim)`` or one row ``(dim,)``, real numbers; kept as float32.
 
     Raises:
-      TypeError: these are not real numbers.
-      ValueError: another number of axes, no rows, or a number that float32 cannot hold.
+      TypeError: the array does not have real numbers.
+      ValueError: the array has another number of axes, no rows, or a number that float32 cannot hold.
 
     Source:
       DeepRec's ``default_value`` pool of ``default_value_dim`` rows.

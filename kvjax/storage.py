@@ -1,8 +1,8 @@
 """Storage: where the rows of a table live in this process.
 
-What a table is does not depend on it: `Host`, `Mmap` and `External` give the same bits, and so do `Device` and
-`Hybrid`; a checkpoint of a table in one storage is restored into any other, and `kvjax.Table.to` moves a live one.
-Memory and disk are given back when rows are cleared and when the table is dropped.
+Storage changes no result: `Host`, `Mmap` and `External` give the same bits, and so do `Device` and `Hybrid`. A
+checkpoint can be restored into any storage, and `kvjax.Table.to` moves a live table to another. Memory and disk are
+released when rows are cleared and when the table is dropped.
 
 Example:
   >>> import kvjax, numpy as np, tempfile
@@ -46,10 +46,10 @@ class Host:
     """Rows, slots and index in the memory of the host.
 
     Attributes:
-      huge_pages: "auto" takes huge pages of 2 MiB once a table has 32 MiB of rows, and before that where one call fills
-        them, and for slots where all of one belong to rows. That makes calls faster and small tables hardly larger.
-        True takes them from the first row on, False never does. They are Linux's transparent huge pages: where an
-        administrator has switched those off, nothing changes.
+      huge_pages: "auto" uses huge pages of 2 MiB once a table has 32 MiB of rows, and before that if one call fills
+        them (for slots, if rows use every slot of the page). That makes calls faster and small tables hardly larger.
+        True uses them from the first row on, False never. They are Linux's transparent huge pages: if an administrator
+        has switched those off, this has no effect.
 
     Example:
       >>> import kvjax
@@ -73,18 +73,18 @@ class Host:
 
 @dataclasses.dataclass(frozen=True)
 class Mmap:
-    """Rows in a file on disk, of which the system keeps in memory what is used; for tables larger than memory.
+    """Rows in a file on disk, for tables larger than memory. The system keeps the parts in memory that are in use.
 
-    Values, optimizer slots and row headers go to the file; the index, 26 to 52 bytes a key, stays in memory. Disk is
-    reserved as the table grows, so that a full disk is an error of the write that met it, which leaves the table as
-    it was. A table in a file is as fast as in memory while the rows in use fit there.
+    Values, optimizer slots and row headers are in the file; the index, 26 to 52 bytes a key, stays in memory. Disk
+    space is reserved as the table grows, so if the disk is full, the write that needs space is an error and leaves the
+    table as it was. A table in a file is as fast as one in memory as long as the rows in use fit into memory.
 
-    The file is no checkpoint: it has no name and goes with the process, however that ends. What lasts is what
-    `kvjax.orbax` saves.
+    The file is no checkpoint: it has no name and is gone when the process ends, however it ends. To keep the rows, save
+    a checkpoint (`kvjax.checkpoint`, `kvjax.orbax`).
 
     Attributes:
-      path: an existing folder on the disk to use, and a fast one (``/tmp`` is in memory on some systems). Kept as an
-        absolute path.
+      path: an existing folder on the disk to use, which should be fast (``/tmp`` is in memory on some systems). Kept as
+        an absolute path.
 
     Raises:
       ValueError: the path cannot be one; or, in `kvjax.get_table`, no file can be made there.
@@ -116,11 +116,13 @@ Column = Literal["values", "slots"]
 
 @runtime_checkable
 class Engine(Protocol):
-    """Rows under their keys outside of kvjax: a Redis, a RocksDB, a parameter server; see `External`.
+    """An object of yours that keeps rows under their keys outside of kvjax, such as Redis, RocksDB or a parameter
+    server; see `External`.
 
     A key has up to two rows: its "values" ``(dim,)`` of the table's dtype, and once an optimizer with slots has trained
-    it, its "slots" ``(bytes,)`` uint8. The keys of a call are distinct. Calls come one at a time, from any thread,
-    inside calls of the table, and must not call it, nor JAX. What they raise is the cause of kvjax's error.
+    it, its "slots" ``(bytes,)`` uint8. The keys of a call are distinct. The table calls these methods one at a time,
+    from any thread. They must not call the table or JAX. An exception that they raise becomes the cause of kvjax's
+    error.
 
     Example:
       >>> import kvjax, numpy as np
@@ -144,11 +146,11 @@ class Engine(Protocol):
     """
 
     def get(self, column: Column, keys: np.ndarray) -> np.ndarray:
-        """The rows that were put last.
+        """Returns the rows that were put last for these keys.
 
         Args:
           column: "values" or "slots".
-          keys: ``(n,)`` uint64, all of which have been put, and not deleted.
+          keys: ``(n,)`` uint64, all of which have been put and not deleted since.
 
         Returns:
           ``(n, dim)`` of the table's dtype, or ``(n, bytes)`` uint8.
@@ -156,7 +158,7 @@ class Engine(Protocol):
         ...
 
     def put(self, column: Column, keys: np.ndarray, rows: np.ndarray) -> object:
-        """Keeps rows, in the place of those that the keys have.
+        """Stores rows, and replaces those that the keys have.
 
         Args:
           column: "values" or "slots".
@@ -166,36 +168,36 @@ class Engine(Protocol):
         ...
 
     def delete(self, keys: np.ndarray) -> object:
-        """Forgets the values of keys, and their slots where there are such.
+        """Deletes the values of keys, and their slots if they have any.
 
         Args:
-          keys: ``(n,)`` uint64. Of a delete that has failed, some may be gone already.
+          keys: ``(n,)`` uint64. After a delete that failed, some may be deleted already.
         """
         ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class External:
-    """Rows in an engine of your own. Index, frequencies and versions, 45 to 70 bytes a key, stay in memory.
+    """Rows in an engine of your own. The index, frequencies and versions, 45 to 70 bytes a key, stay in memory.
 
-    A call gets the rows of its keys from the engine before it begins, and puts those that it has changed when it ends.
-    In between no row is in memory, so a table may be larger than it is, and what serves can read the engine by itself.
-    Each call waits for the engine. Eviction by ``MinNorm`` and by scores, and exports, read all rows.
+    A call gets the rows of its keys from the engine before it begins, and puts the rows that it has changed when it
+    ends. Between calls no row is in memory, so a table may be larger than memory, and a server can read the engine
+    directly. Each call waits for the engine. Eviction by ``MinNorm`` and by scores, and exports, read all rows.
 
-    If the engine does not give rows, the call is an error that has changed nothing. If it does not take them, they stay
-    in memory, with a warning, and the next write is an error unless it takes them then: a table is whole at any time.
-    What `Table.load` or a restore brings is put by the next call.
+    If the engine fails to return rows, the call is an error and changes nothing. If it fails to store rows, they stay
+    in memory, with a warning. The next write tries to store them again first, and is an error if that fails. So a table
+    is whole at any time. Rows from `Table.load` or a restore are put by the next call.
 
-    The engine is no checkpoint: a new table reads nothing that it has not put, and the index goes with the process.
-    What a table has put stays there when it is dropped, moved or made anew; rows that are removed, evicted or cleared
-    are deleted. It is for tables in one place, on the CPU, and for one table.
+    The engine is no checkpoint: the index is gone when the process ends, and a new table does not read what another one
+    has put. Rows stay in the engine when the table is dropped, moved or made anew; rows that are removed, evicted or
+    cleared are deleted. An engine is for one table, in one place, on the CPU.
 
     Attributes:
       engine: an `Engine`.
 
     Raises:
-      TypeError: it has no ``get``, ``put`` and ``delete``, or they do not take what `Engine` says.
-      ValueError: in `kvjax.get_table`: another table has it, or ``mesh=`` stands beside it.
+      TypeError: the engine has no ``get``, ``put`` and ``delete``, or they do not take the arguments of `Engine`.
+      ValueError: in `kvjax.get_table`: another table uses the engine, or ``mesh=`` is given too.
     """
 
     backend: ClassVar[str] = HOST
@@ -233,11 +235,11 @@ class External:
 
 @dataclasses.dataclass(frozen=True)
 class Device:
-    """Rows, slots and index in the memory of the GPU that the program runs on: what a new table gets there by itself.
+    """Rows, slots and index in the memory of the GPU that the program runs on; the default of new tables on a GPU.
 
     Raises:
-      RuntimeError: in `kvjax.get_table`: `kvjax.backends` does not have it for CUDA.
-      ValueError: in `kvjax.get_table`: an argument is not on CUDA yet.
+      RuntimeError: in `kvjax.get_table`: `kvjax.backends` does not say that CUDA is loaded.
+      ValueError: in `kvjax.get_table`: an argument is not supported on CUDA yet.
 
     Example:
       >>> import kvjax
@@ -255,24 +257,24 @@ class Device:
 
 @dataclasses.dataclass(frozen=True)
 class Hybrid:
-    """As `Device`, for tables larger than the memory of the GPU: what is beyond a limit is in that of the host.
+    """As `Device`, for tables larger than the memory of the GPU: rows beyond a limit are in host memory.
 
-    Values and optimizer slots take no more than `device_bytes` of the GPU's memory; those of all other rows are in
-    pinned host memory, which the GPU reaches over its bus. The rows of the keys that training has met most often are
-    kept on the GPU: whenever it has met as many keys as there are rows, frequent and rare ones change places, as part
-    of a step. Index, frequencies and versions, 40 to 65 bytes a key, are always on the GPU and do not count, nor does
-    what a call needs while it runs.
+    Values and optimizer slots take at most `device_bytes` of the GPU's memory; those of all other rows are in pinned
+    host memory, which the GPU reads over its bus. The GPU keeps the rows of the keys that occur most often in training:
+    whenever training has seen as many keys as the table has rows, frequent and rare rows change places, as part of a
+    step. The index, frequencies and versions, 40 to 65 bytes a key, are always on the GPU and are not part of
+    `device_bytes`, nor is the scratch of calls.
 
-    ``docs/cuda.md`` says what it costs, and how `kvjax.Stats` shows whether a limit is a good one. A table that fits
-    the limit is one in `Device`; with 0 all its rows are in host memory.
+    ``docs/cuda.md`` says what this costs, and how to find a good limit with `kvjax.Stats`. A table that fits into the
+    limit is like one in `Device`; with 0 all its rows are in host memory.
 
     Attributes:
-      device_bytes: of one table on one GPU: with ``mesh=`` each shard has as many. Memory is taken in slabs of 2 MiB,
-        of values and of all slots apart; so below 2 MiB, or 4 with an optimizer that has slots, all rows are in host
+      device_bytes: limit for one table on one GPU; with ``mesh=`` for each shard. Memory is taken in slabs of 2 MiB,
+        separately for values and slots. So below 2 MiB (4 MiB with an optimizer that has slots), all rows are in host
         memory.
 
     Raises:
-      ValueError: `device_bytes` is no such number; or as `Device`.
+      ValueError: `device_bytes` is not such a number; or as `Device`.
 
     Example:
       >>> import kvjax

@@ -31,13 +31,13 @@ class ProgramError(ValueError):
 
 
 class Program:
-    """A compiled function of tables and arrays, which needs none of the code that it was made of.
+    """A compiled function of tables and arrays, which runs without the code that it was made from.
 
-    Tables are found by name in the process that calls it, and each call reads what the last write has finished, as
-    through `Table.live`. Everything else comes with each call.
+    Tables are found by name in the process that calls it. Each call reads the newest finished version, as through
+    `Table.live`. All other values are arguments of each call.
 
     Attributes:
-      tables: what the program takes each table to be, by name.
+      tables: what the program expects of each table, by name.
       inputs: path and type of each array among the arguments, "0/params/kernel" and "float32[b,3]".
       platforms: on which it runs.
       exported: the ``jax.export.Exported``, whose arguments are the arrays of `inputs`.
@@ -53,15 +53,15 @@ class Program:
         """Runs the program.
 
         Args:
-          *args: as the function had them. What stood where tables were is passed over: tables, what
-            `kvjax.orbax.split` leaves, or None.
+          *args: as for the function. Values in the places of tables are ignored: tables, what `kvjax.orbax.split`
+            leaves there, or None.
 
         Returns:
           What the function returned.
 
         Raises:
-          KeyError, ValueError: a table of the program is not in the process, or is another.
-          ProgramError: arguments are missing, or of other types.
+          KeyError, ValueError: a table of the program is not in the process, or has another dim, dtype or seed.
+          ProgramError: arguments are missing, or have other types.
         """
         check(self.tables, tables(), "call")
         found = dict(_arrays(args))
@@ -95,14 +95,14 @@ class Program:
 
     @classmethod
     def deserialize(cls, data: bytes) -> Program:
-        """The program that `serialize` has given, in any process. Its tables may come later.
+        """Makes a program from the bytes of `serialize`, in any process. Its tables need not exist yet.
 
         Args:
           data: the bytes.
 
         Raises:
-          ProgramError: they are none, are damaged, or a later JAX has made them.
-          TypeError: it is something else than bytes.
+          ProgramError: the bytes are not a program, are damaged, or come from a newer JAX.
+          TypeError: `data` is not bytes.
         """
         if not isinstance(cast("object", data), (bytes, bytearray, memoryview)):
             raise TypeError(
@@ -145,20 +145,22 @@ def export(
     """Exports a function that reads tables, for processes that have the tables and not its code.
 
     Args:
-      fn: of `args`, traced by JAX; it only reads its tables. They are found among the arguments, such as in
-        ``params``; one that it closes over must be ``table.live()``. Other arrays that it closes over become constants.
+      fn: function of `args`, traced by JAX, which only reads its tables. Tables are found among the arguments, for
+        example in ``params``; if the function closes over one, it must be ``table.live()``. Other arrays that the
+        function closes over become constants.
       *args: arrays, or ``jax.ShapeDtypeStruct``, in any trees.
-      shapes: of the arguments, as ``jax.export.symbolic_args_specs`` takes them, so that one program takes batches of
-        any size from 1 on: ``(None, "b, ...")`` lets the first axis of each array of the second argument be any b.
-        None for shapes as they are. Keys ``(b, n)`` are an array of words ``(b, n, 2)``, so "b, n, ..." is theirs.
-      platforms: on which the program shall run.
+      shapes: symbolic shapes of the arguments, as for ``jax.export.symbolic_args_specs``, so that one program takes
+        batches of any size of at least 1: with ``(None, "b, ...")``, the first axis of each array of the second
+        argument may be any b. None for the shapes of `args`. Keys ``(b, n)`` are an array of words ``(b, n, 2)``, so
+        their shape is "b, n, ...".
+      platforms: the platforms on which the program can run.
 
     Returns:
-      The program. ``program.serialize()`` gives bytes, `Program.deserialize` takes them.
+      The program. ``program.serialize()`` returns bytes, `Program.deserialize` takes them.
 
     Raises:
-      ValueError: the function writes a table, or closes over a handle of one version, or a table has a mesh.
-      ProgramError: a shape does not fit its array, or tables cannot be read on a platform.
+      ValueError: the function writes to a table, or closes over a handle of one version, or a table has a mesh.
+      ProgramError: a shape does not fit its array, or a platform cannot read tables.
 
     Example:
       >>> import jax.numpy as jnp, kvjax, numpy as np

@@ -18,8 +18,8 @@ HashedLike: TypeAlias = HasArray | str | bytes | int | Sequence["HashedLike"]
 def hash_keys(items: HashedLike, salt: int = 0) -> np.ndarray:
     """Hashes strings, bytes or integers to 64-bit keys, on the host.
 
-    Strings are hashed as UTF-8 by XXH64 with the salt as its seed. Integers are mixed by a bijection that
-    differs from salt to salt: equal ids of different features get different keys of one table.
+    Strings are hashed as UTF-8 by XXH64 with the salt as its seed. Integers are mixed by a bijection that is different
+    for each salt, so equal ids of two features get different keys in one table.
 
     Args:
       items: array or (nested) sequence of str, bytes or integers, of any shape ``(...)``.
@@ -29,9 +29,9 @@ def hash_keys(items: HashedLike, salt: int = 0) -> np.ndarray:
       ``(...)`` int64.
 
     Raises:
-      TypeError: the items are neither strings nor bytes nor integers, JAX may have cut them (see `kvjax.keys`), or
-        they or the salt have more than 64 bits.
-      ValueError: the items are no array, as they are of several lengths.
+      TypeError: the items are not strings, bytes or integers; JAX may have cut them (see `kvjax.keys`); or they or the
+        salt have more than 64 bits.
+      ValueError: the items are lists of different lengths, which are no array.
 
     Source:
       XXH64: Y. Collet, xxHash. The integer mixer is the finaliser of splitmix64.

@@ -23,16 +23,16 @@ from kvjax._values.narrow import is_narrow, narrow_error, x64_enabled
 class Keys:
     """An array of 64-bit keys that passes through ``jit``, ``scan`` and ``grad`` bit for bit.
 
-    It is a pytree with one leaf, ``words``: ``(..., 2)`` uint32, the low word first. Keys are made by
-    `kvjax.keys`; a key is 64 bits, so -1 as int64 and 2**64 - 1 as uint64 are the same key. ``==`` and ``!=`` compare
-    key by key, ``np.asarray(keys)`` gives int64, and what would cut keys to fewer bits is a TypeError.
+    `kvjax.keys` makes them. `Keys` is a pytree with one leaf, ``words``: ``(..., 2)`` uint32, the low word first. A key
+    is 64 bits, so -1 as int64 and 2**64 - 1 as uint64 are the same key. ``==`` and ``!=`` compare key by key,
+    ``np.asarray(keys)`` returns int64, and a conversion that would cut keys to fewer bits is a TypeError.
 
     Attributes:
-      words: ``(..., 2)`` uint32, an array of NumPy until a program takes it: `kvjax.keys` runs nothing in JAX, so
-        loaders may make keys in processes of their own.
-      narrow: whether the keys come from a JAX array of 32-bit integers while ``jax_enable_x64`` is off, where
-        JAX may have cut ids of 64 bits. Tables refuse such keys, unless ``key_dtype="int32"`` or "uint32" says that
-        the ids have 32 bits; one that holds wider keys refuses them all the same.
+      words: ``(..., 2)`` uint32, a NumPy array until a program takes it. `kvjax.keys` runs nothing in JAX, so the
+        worker processes of a data loader may make keys.
+      narrow: whether the keys come from a JAX array of 32-bit integers while ``jax_enable_x64`` is off, so that JAX may
+        have cut ids of 64 bits. Tables refuse such keys, unless ``key_dtype="int32"`` or "uint32" says that the ids
+        have 32 bits. A table that already has wider keys refuses them even then.
 
     Example:
       >>> import kvjax
@@ -66,8 +66,8 @@ class Keys:
         """Joins keys along an axis.
 
         Args:
-          parts: `Keys` of equal shapes but for that axis, at least one.
-          axis: which.
+          parts: at least one `Keys`, of equal shapes except along the axis.
+          axis: the axis along which to join.
 
         Returns:
           `Keys`.
@@ -127,11 +127,11 @@ class Keys:
             axis += each is not None and each is not Ellipsis
 
     def __eq__(self, other: Any) -> Any:
-        """Which keys are equal, ``(...)`` bool; `other` is all that `kvjax.keys` takes, and is broadcast.
+        """Which keys are equal, ``(...)`` bool; `other` is anything that `kvjax.keys` takes, and is broadcast.
 
         Raises:
-          TypeError: the other are numbers, and no ids; or JAX may have cut one of the two to 32 bits (see `narrow`) and
-            not the other.
+          TypeError: `other` is not integers; or JAX may have cut one of the two to 32 bits (see `narrow`) and not the
+            other.
           ValueError: their shapes do not broadcast.
         """
         try:
@@ -168,7 +168,7 @@ class Keys:
         return np.dtype(np.int64)
 
     def tolist(self) -> Ids:
-        """The keys as Python's integers, signed, in lists as they are nested; of one key itself."""
+        """The keys as signed Python integers in nested lists; for a single key, the integer."""
         return np.asarray(self).tolist()
 
     def __int__(self) -> int:
@@ -195,9 +195,9 @@ class Keys:
         return Keys(self.words.reshape(*sizes, 2), self.narrow)
 
     def salted(self, salt: int) -> Keys:
-        """Other keys for the same ids: features with a salt each share a table and no row.
+        """Different keys for the same ids: features with different salts share a table, but no rows.
 
-        A bijection of the keys for every salt, the one of `kvjax.hash_keys`; it works inside ``jit`` too.
+        For each salt this is a bijection of the keys, the same as in `kvjax.hash_keys`. It works inside ``jit``, too.
 
         Args:
           salt: 64-bit integer, for instance the number of the feature.
@@ -263,17 +263,17 @@ def keys(ids: KeysLike, *, key_dtype: Literal["int64", "int32"] = "int64") -> Ke
     Args:
       ids: ``(...)`` integers: NumPy array, Python int or nested list (exact at 64 bits), a list of `Keys`, which are
         stacked, or a JAX array. Hash strings with `kvjax.hash_keys` first.
-      key_dtype: "int32" says that the ids never had more than 32 bits, and so that a JAX array of 32 bits is whole
-        while ``jax_enable_x64`` is off. Without it such an array is an error, since ``jit`` and ``jnp`` cut NumPy's
-        64-bit ids to it.
+      key_dtype: "int32" says that the ids never had more than 32 bits, so that a JAX array of 32-bit integers has not
+        been cut while ``jax_enable_x64`` is off. Without it such an array is an error, because ``jit`` and ``jnp`` cut
+        NumPy's 64-bit ids to 32 bits.
 
     Returns:
       `Keys` of shape ``(...)``.
 
     Raises:
       TypeError: the ids are not integers, or integers of more than 64 bits, or JAX may have cut them.
-      ValueError: `key_dtype` is neither; the ids are no array; or two of one list that differ have the same 64 bits, as
-        -1 and 2**64 - 1.
+      ValueError: `key_dtype` is another; the ids are no array; or two different ids of one list have the same 64 bits,
+        as -1 and 2**64 - 1.
 
     Example:
       >>> import kvjax, numpy as np

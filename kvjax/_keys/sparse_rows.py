@@ -26,12 +26,13 @@ class SparseRows:
       keys: `Keys` of shape ``(...)``; keys may repeat unless the gradient is merged.
       rows: ``(..., dim)`` float32.
       counts: ``(...)`` int32, how often each key occurred; 0 marks padding, whose row is ignored.
-      canary: of a dtype that no arithmetic accepts. So what would treat the whole gradient as arrays (a norm, a sum, a
-        scale) is an error, and does not count keys in or destroy them. Its words are uint32 constants, by which
-        `merge` knows that none did all the same.
-      merged: whether the keys are distinct and the padding stands at the end, as `merge` leaves them.
-      table: name of the table whose gradient `kvjax.value_and_grad` made, which no other takes; None if made by hand.
-      viewed: whether it was taken at rows that `kvjax.optax.caught_up` brought to the present.
+      canary: a leaf of a dtype that no arithmetic accepts. So a norm, a sum or a scale over the whole gradient is an
+        error, instead of using keys as numbers or destroying them. Its words are uint32 constants, by which `merge`
+        detects a gradient that was changed all the same.
+      merged: whether the keys are distinct and the padding is at the end, as `merge` returns them.
+      table: name of the table whose gradient `kvjax.value_and_grad` made; no other table accepts it. None for gradients
+        made by hand.
+      viewed: whether it was taken at rows that `kvjax.optax.caught_up` brought up to date.
 
     Args:
       keys: `Keys` or integers ``(...)``.
@@ -39,7 +40,7 @@ class SparseRows:
       counts: ``(...)`` int32; by default 1 for every key.
 
     Raises:
-      ValueError: the shapes do not belong together, or counts are no counts.
+      ValueError: the shapes do not fit each other, or counts are negative or not integers.
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np
@@ -83,9 +84,9 @@ class SparseRows:
         return new
 
     def replace(self, **fields: object) -> SparseRows:
-        """A copy with some attributes exchanged; their shapes are not checked.
+        """A copy with some attributes replaced; their shapes are not checked.
 
-        Other keys or counts are not merged any more, unless `merged` is given too.
+        If keys or counts are replaced, ``merged`` becomes false, unless it is given too.
 
         Args:
           **fields: attributes by name.

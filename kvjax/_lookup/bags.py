@@ -45,23 +45,25 @@ def lookup_bag(
 ) -> jax.Array:
     """Looks rows up and combines them into bags; changes nothing.
 
-    Which keys make a bag is said in one of three ways:
+    There are three ways to give bags:
 
-    * padded: keys ``(..., L)``, a bag in the last axis, padding marked by `mask` or `pad_id`: gives ``(..., dim)``;
-    * keys ``(n,)`` and `lengths` ``(b,)``: the bags stand one after the other, and what is left of the n keys is
-      padding: gives ``(b, dim)``;
-    * keys ``(n,)`` and `segment_ids` ``(n,)``, in any order, with `num_segments`: gives ``(num_segments, dim)``.
+    * padded: keys ``(..., L)``, with a bag in the last axis and padding marked by `mask` or `pad_id`; returns ``(...,
+      dim)``;
+    * keys ``(n,)`` and `lengths` ``(b,)``: the bags follow one after the other, and the rest of the n keys is padding;
+      returns ``(b, dim)``;
+    * keys ``(n,)`` and `segment_ids` ``(n,)``, in any order, with `num_segments`; returns ``(num_segments, dim)``.
 
-    Padding has no row, no gradient and no frequency. Rows are added in float32 and in the order in which they stand,
-    so results are reproducible to the bit. Gradients flow to the table (as `SparseRows`, one row per key), to
-    the weights and to the row for empty bags.
+    Padding has no row, no gradient and no frequency. Rows are added in float32, in their order in the call, so results
+    are reproducible to the bit. Gradients flow to the table (as `SparseRows`, one row per key), to the weights and to
+    the row for empty bags.
 
     Args:
       table: the `Table`.
-      keys: ``(..., L)`` or ``(n,)``: `kvjax.Keys`, NumPy integers or JAX integers; padded ones may be prefetched.
-      lengths: ``(b,)`` integers of at least 0, of which the sum is at most n.
+      keys: ``(..., L)`` or ``(n,)``: `kvjax.Keys`, NumPy integers or JAX integers. Padded bags may be given as
+        prefetched keys.
+      lengths: ``(b,)`` integers of at least 0, whose sum is at most n.
       segment_ids: ``(n,)`` integers; those outside 0..num_segments - 1 mark padding.
-      num_segments: how many bags segment_ids speaks of, a Python integer.
+      num_segments: number of bags for `segment_ids`, a Python integer.
       mask: bool in the shape of the keys, false for padding.
       pad_id: the 64-bit id that marks padding.
       weights: real numbers in the shape of the keys, by default 1; not for "max".

@@ -38,26 +38,27 @@ def value_and_grad(
 ) -> Callable[P, tuple[R, PyTree]]:
     """Like ``jax.value_and_grad``, for arguments whose trees hold tables.
 
-    Where a `Table` stood, the gradient holds a `SparseRows` with one row per key that the loss looked up. (If a table
-    stands in several places, its first one has the gradient of all lookups.) The function is traced twice, also outside
-    ``jit``. It may look up under ``vmap``, and in a jitted function that it calls several times and gives the table as
-    an argument. Otherwise it must use each lookup at most once: one inside a ``scan`` of the loss, or in a jitted
-    function that closes over the table and is called twice, is an error when the gradient is computed; do the lookup
-    before, and pass the rows in. A trainable table that the loss closes over has no gradient, and a warning names it.
-    Lookups of a tree that went through ``jax.lax.stop_gradient`` have none, as those of dense parameters.
+    In the place of each `Table`, the gradient has a `SparseRows` with one row per key that the loss looked up. (If a
+    table is in several places, the first place has the gradient of all its lookups.) The function is traced twice, even
+    outside ``jit``. Lookups may be under ``vmap``, and in a jitted function that is called several times, if the table
+    is one of its arguments. Otherwise each lookup in the code must run at most once: a lookup inside a ``scan`` of the
+    loss, or in a jitted function that closes over the table and is called twice, is an error when the gradient is
+    computed. Do the lookup before, and pass the rows in. A trainable table that the loss closes over has no gradient,
+    and a warning names it. Lookups in a tree that went through ``jax.lax.stop_gradient`` have no gradient, as with
+    dense parameters.
 
     Args:
       fun: returns a ``()`` float, or with has_aux a pair (float, any pytree, also of leaves that are no arrays).
-      argnums: which positional arguments to differentiate: an integer, or several of them, at least one and each once.
+      argnums: which positional arguments to differentiate: an integer, or a sequence of different integers.
       has_aux: see `fun`.
-      allow_int: whether dense leaves may be integers; their gradients are of the dtype ``jax.dtypes.float0``, as JAX's.
+      allow_int: whether dense leaves may be integers; their gradients have the dtype ``jax.dtypes.float0``, as in JAX.
 
     Returns:
       A function with the arguments of `fun` that returns ``(value, gradients)``, as ``jax.value_and_grad``'s does.
 
     Raises:
-      ValueError: the calls are nested, or an argument is named twice or none at all.
-      TypeError: `argnums` are no integers.
+      ValueError: the calls are nested, or `argnums` names an argument twice or none at all.
+      TypeError: `argnums` has something other than integers.
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np

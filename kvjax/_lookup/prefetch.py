@@ -17,13 +17,14 @@ def prefetch(
 ) -> tuple[Prefetched, Table]:
     """Reads rows before the write of this step, for the lookup of the next one.
 
-    What it returns stands for the keys in a later `Table.lookup`, and so in `kvjax.flax.Embed`. That lookup gives
-    exactly what it would give without: rows that may have changed in between are read again. These are the rows of the
-    step's own keys and those it evicted, if one `Table.apply` lies between, and all rows if anything else does.
+    Give the `Prefetched` that it returns to a later `Table.lookup` or `kvjax.flax.Embed` in the place of the keys. That
+    lookup returns exactly the rows that it would return without prefetching: rows that may have changed in between are
+    read again. After one `Table.apply` these are the rows of its keys, and those that it has evicted; after any other
+    write, all rows.
 
-    It is for what a read costs besides copying rows: on a table that is sharded over devices only the changed rows have
-    to travel after the write, and the others can while the step computes; on a table in a file (`kvjax.storage.Mmap`)
-    its pages are read from disk early. On one machine without such waiting it makes steps slower
+    It is useful if a read has to wait. If the table is sharded over devices, only changed rows have to be sent after
+    the write, and the others can be sent while the step computes. If the table is in a file (`kvjax.storage.Mmap`), its
+    pages are read from disk early. On one machine without such waiting, it makes steps slower
     (``benchmarks/prefetch.py``).
 
     Args:
@@ -33,8 +34,8 @@ def prefetch(
       pad_id: a key that is padding wherever it stands.
 
     Returns:
-      `Prefetched`, a pytree that stands for the keys; and the handle to write through, which orders that write after
-      this read.
+      `Prefetched`, a pytree that takes the place of the keys, and the handle for the write, which orders the write
+      after this read.
 
     Raises:
       As `Table.lookup` does.

@@ -21,7 +21,7 @@ class CommitState(NamedTuple):
     """State of ``partition(..., on_refused="keep")``, for `kvjax.commit`.
 
     Attributes:
-      refused: ``()`` uint32, 0, or a number by which this process knows what a step was refused for.
+      refused: ``()`` uint32, 0, or a number by which this process finds the failure of the refused step.
       inner_state: a `kvjax.optax.PartitionState`.
     """
 
@@ -30,31 +30,33 @@ class CommitState(NamedTuple):
 
 
 def commit(state: T = None) -> T:
-    """Waits for the steps that lead to a state, and raises what the first of them that was refused was refused for.
+    """Waits for the steps that lead to a state, and raises the error of the first step that a table refused.
 
     A step of ``kvjax.optax.partition(..., on_refused="keep")`` that a table refuses (it is full, a sink fails, there is
-    no memory) changes nothing: tables, dense parameters and the states of optimizers come out of the program as they
-    went in, also where they were donated. Nor do the steps after it, until this function has raised the error. It
-    raises it once. The state that it was given is then the one from before the refused step, and training goes on with
-    it, once there is space, say. So call it as often as batches may be lost: each time it waits for the device. What
-    counts outside of `partition` has counted these steps: ``TrainState.step``, and transforms and wrappers around it
-    (`kvjax.optax.accumulate` has dropped the gradients of its refused updates).
+    no memory) changes nothing: tables, dense parameters and optimizer states come out of the program as they went in,
+    even if they were donated. The steps after it change nothing either, until this function raises the error, once. The
+    state that you gave it is then the one from before the refused step, and training can go on with it, for example
+    once there is space. Batches after a refused step are lost until you call this, but each call waits for the device:
+    choose how often to call it. Counters outside `partition` have counted these steps: ``TrainState.step``, and
+    transforms and wrappers around `partition` (`kvjax.optax.accumulate` has dropped the gradients of its refused
+    updates).
 
-    Not inside ``jit``. Until it is called, calls on the host that are about the whole of a table whose step it was
-    (`Table.export`, a save) raise, and the end of the process says what was refused. What was refused to the state of a
-    checkpoint, in another process, is no longer asked about.
+    Not inside ``jit``. Until it is called, host calls on the whole table whose step was refused (`Table.export`, a
+    save) raise, and at the end of the process a message says what was refused. A failure that is recorded in a restored
+    state, from another process, is ignored.
 
     Args:
       state: any pytree with the state of such an optimizer in it, for instance a ``TrainState``, an ``nnx.Optimizer``
-        or its ``nnx.state``. Without one, it asks for all steps of the process, for where a refused state is lost.
+        or its ``nnx.state``. Without a state, it checks all steps of the process, for cases where the refused state is
+        lost.
 
     Returns:
       The same state.
 
     Raises:
       MemoryError: there is no space for a step, in the process or in a table.
-      ValueError, RuntimeError: what else a step was refused for.
-      TypeError: there is no such state in it, or it is traced.
+      ValueError, RuntimeError: a step was refused for another reason.
+      TypeError: `state` does not contain such a state, or it is traced.
 
     Example:
       >>> import kvjax, optax, jax.numpy as jnp, numpy as np

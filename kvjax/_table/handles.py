@@ -33,10 +33,10 @@ class Handles(Handle):
     __slots__ = ()
 
     def after(self, x: PyTree) -> Self:
-        """The same handle, usable only once `x` exists: orders a later write behind a read.
+        """The same handle, which can be used only once `x` has been computed. It orders a later write after a read.
 
         Args:
-          x: pytree of arrays that earlier reads gave.
+          x: pytree of arrays that earlier reads returned.
         """
         check_one_version(self, "after")
         leaves = [leaf for leaf in jax.tree.leaves(x) if hasattr(leaf, "dtype")]
@@ -46,14 +46,14 @@ class Handles(Handle):
     def refresh(self) -> Self:
         """The live handle of this table, for instance after a failed step. Not inside ``jit``.
 
-        It waits for the programs that this thread has started. One that another thread has started, or that an
-        interrupt has cut off as it was started, may write after it: then the next call says that the handle is stale.
+        It waits for the programs that this thread has started. A program that another thread has started, or whose
+        start was interrupted, may still write afterwards: then the next call reports a stale handle.
 
         Raises:
-          TypeError: it is inside of ``jit``.
+          TypeError: it is called inside ``jit``.
           RuntimeError: this handle comes from another process, for instance from a checkpoint that was saved without
-            `kvjax.orbax.split`. The table of this process does not have its rows. Or a step over a mesh was done
-            on some of its devices alone, as one of them had failed: restore the last checkpoint.
+            `kvjax.orbax.split`; the table of this process does not have its rows. Or a step over a mesh was done on
+            only some of its devices, because one of them failed: restore the last checkpoint.
         """
         check_outside_a_loss(self, "refresh")
         check_without_a_view(self, "refresh")
@@ -79,27 +79,26 @@ class Handles(Handle):
     def live(self) -> Self:
         """A following handle, for evaluation and serving beside training: each read sees the newest finished version.
 
-        It is never stale, so it may be kept, and given to any thread and to compiled functions, while another thread
-        trains. A read waits for a write that is under way and sees all of it, or nothing; of one that JAX has not begun
-        to run it knows nothing, and ``jax.block_until_ready(table)`` waits for that. Two reads may see different
-        versions, and so may the tables of one model. Rows are all that it reads: whatever writes, orders or copies
-        the table takes a handle of one version, and is an error. Dense parameters that go with it must be the reader's
-        own: those that a training step donates are gone.
+        It is never stale, so you may keep it and give it to any thread and to compiled functions while another thread
+        trains. A read waits for a write that is under way, and sees all of that write or nothing. It does not wait for
+        writes that JAX has not begun to run; ``jax.block_until_ready(table)`` does. Two reads may see different
+        versions, and so may the tables of one model. Such a handle only reads rows: methods that write, order or copy
+        the table need a handle of one version, and are errors. The dense parameters beside it must be copies of your
+        own, because a training step may donate its own.
 
-        A table over a mesh is read shard by shard, so that no read waits for the devices of another: rows of two shards
-        may be a step apart. In a program over several devices each of them reads the keys that it is given. Where the
-        shards are in the memory of several GPUs, such a read is one outside of ``jit``: look rows up, and give the
-        compiled function those.
+        A table over a mesh is read shard by shard, so that no read waits for other devices: rows of two shards may be a
+        step apart. In a program over several devices, each device reads the keys that it is given. If the shards are in
+        the memory of several GPUs, read outside ``jit``: look the rows up, and give them to the compiled function.
 
-        Where a function makes the initial rows, each read makes those of all its keys. Not inside ``jit``: give the
-        compiled function what this returns.
+        If a function makes the initial rows, each read computes them for all its keys. Do not call this inside ``jit``:
+        give the compiled function the handle that this returns.
 
         Returns:
-          The following handle, of the table of this name, whichever that is. A lookup through it has no gradient.
+          The following handle. It reads whichever table has this name. A lookup through it has no gradient.
 
         Raises:
-          ValueError: the table is over a mesh of several processes; from a compiled read, over several GPUs.
-          RuntimeError: the handle is of another table; from a read, the table was resharded since.
+          ValueError: the table is over a mesh of several processes. From a compiled read: it is over several GPUs.
+          RuntimeError: the handle belongs to another table. From a read: the table has been resharded since.
 
         Example:
           >>> import kvjax, numpy as np

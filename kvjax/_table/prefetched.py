@@ -20,8 +20,8 @@ class Prefetched:
     Attributes:
       keys: `Keys` ``(...)``.
       mask: ``(...)`` bool, false for padding, or None.
-      rows: ``(..., dim)``, as they were.
-      found: ``(...)`` bool, as it was.
+      rows: ``(..., dim)``, as they were when they were read.
+      found: ``(...)`` bool, which keys had a row then.
       version: ``()`` uint32, of the handle they were read through.
       table: name of the table they were read from.
       pad_id: the id that the mask leaves out, or None.

@@ -88,9 +88,9 @@ class Reads(Handle):
           pad_id: a key that is padding wherever it stands.
           missing: what a key without a row reads as: "init" (its initial row), "zeros", or a row ``(dim,)``. By
             default its initial row, unless the table's ``admit=`` says otherwise.
-          slot: name of a slot of a row's width, which is read in the place of rows that have it: "ema" of
-            `kvjax.optax.ema_rows`. It has no gradient.
-          return_found: whether to return too which keys have a row.
+          slot: name of a slot as wide as a row, which is read instead of the row where the row has slots: "ema" of
+            `kvjax.optax.ema_rows`. Such a read has no gradient.
+          return_found: whether to also return which keys have a row.
 
         Returns:
           Rows ``(..., dim)`` of the table's dtype, or ``(rows, found)`` with found ``(...)`` bool.
@@ -99,7 +99,8 @@ class Reads(Handle):
           TypeError: the keys are not integers, or the mask is not bool.
           ValueError: the mask has another shape.
           KeyError: the table has no such slot now.
-          RuntimeError: the handle is stale (from a compiled function also a ValueError, see docs/troubleshooting.md).
+          RuntimeError: the handle is stale (in a compiled function it may be a ValueError, see
+            docs/troubleshooting.md).
 
         Example:
           >>> import kvjax, numpy as np
@@ -131,7 +132,7 @@ class Reads(Handle):
         return _inspect(self, "contains", keys)[0]
 
     def frequency(self, keys: KeysLike) -> jax.Array:
-        """How often keys have occurred in training; of a key that waits for its row, as far as it is counted.
+        """How often keys have occurred in training; for a key that waits for its row, its count so far.
 
         Args:
           keys: ``(...)``.
@@ -151,7 +152,7 @@ class Reads(Handle):
         return _integers(_inspect(self, "frequency", keys)[1])
 
     def version_of(self, keys: KeysLike) -> jax.Array:
-        """The step that last wrote the rows of keys; -1 without a row.
+        """The step that last wrote the row of each key; -1 for keys without a row.
 
         Args:
           keys: ``(...)``.
@@ -174,10 +175,10 @@ class Reads(Handle):
         """What the optimizer keeps beside rows.
 
         Args:
-          name: of a slot, as `export` and ``stats().slots`` name it: "sum_of_squares" for ``optax.adagrad``.
+          name: name of the slot, as in `export` and ``stats().slots``: "sum_of_squares" for ``optax.adagrad``.
           keys: ``(...)``.
-          tx: the optimizer, needed where the table has no slots yet: in a compiled function that begins with its first
-            `apply`.
+          tx: the optimizer, needed if the table has no slots yet, as in a compiled function whose first `apply` makes
+            them.
 
         Returns:
           ``(..., *shape)`` of the slot's dtype; zeros where no optimizer has written it yet.

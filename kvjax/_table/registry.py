@@ -35,69 +35,71 @@ class Arguments(Sharding, Options, _Dim):  # whose fields are in the order of th
 
 @takes(Arguments)
 def get_table(name: str, given: Arguments) -> Table:
-    """Gets the table of this name, or creates it. With the name alone it only gets.
+    """Gets the table of this name, or creates it. With only a name, it does not create one.
 
-    It starts no backend of JAX, unless a function makes the initial rows, or the CUDA module is built: then only the
-    backend knows whether the table belongs on a GPU. So modules may make tables when they are imported, before
-    ``jax.distributed.initialize``.
+    It starts no JAX backend, so modules may make tables when they are imported, before ``jax.distributed.initialize``.
+    There are two exceptions: a function makes the initial rows, or the CUDA module is built, because then only the
+    backend knows whether the table belongs on a GPU.
 
-    Where ``mesh`` has devices of several processes, all of them make the table with the same arguments. Each holds the
-    rows of its own devices, and host values (`Table.size`, `Table.export`, `Table.stats`) are of those. Everything else
-    is a program over the whole mesh, also outside ``jit``: all processes call it together, with equal keys where these
-    are NumPy's, or with global arrays (``jax.make_array_from_process_local_data``). A shard that fails in one process
-    is an error in all. An exception in one process alone must end it, or the others wait for it.
+    If ``mesh`` has devices of several processes, all of them make the table with the same arguments. Each process holds
+    the rows of its own devices, and host values (`Table.size`, `Table.export`, `Table.stats`) cover only these.
+    Everything else is a program over the whole mesh, even outside ``jit``: all processes call it together, with equal
+    NumPy keys, or with global arrays (``jax.make_array_from_process_local_data``). A failure of a shard in one process
+    is an error in all. If only one process raises an exception, it must end, or the others wait for it.
 
     Args:
       name: unique in the process; compiled programs and checkpoints find the table by it.
       dim: width of a row, at least 1.
-      key_dtype: "int64", "uint64", "int32" or "uint32": how exported keys are typed (signed or unsigned, always
-        64 bits). Every table takes any 64-bit key. While ``jax_enable_x64`` is off, only "int32" and "uint32" take JAX
-        arrays of 32-bit integers, signed or unsigned as they say: these may be what JAX has made of 64-bit ids.
+      key_dtype: "int64", "uint64", "int32" or "uint32": whether exported keys are signed or unsigned (they always have
+        64 bits). Every table takes any 64-bit key. While ``jax_enable_x64`` is off, JAX arrays of 32-bit integers may
+        be 64-bit ids that JAX has cut. So only "int32" and "uint32" accept them, as signed or unsigned ids.
       dtype: of the rows, "float32", "bfloat16" or "float16". Gradients and slots are float32.
       initializer: a number, by default 0; an array, one row ``(dim,)`` or a pool of rows ``(p, dim)`` of which each key
-        chooses one; one of `kvjax.initializers`; or a function ``(rng, shape, dtype)``, such as any of
-        ``jax.nn.initializers``, called for each key by itself with shape ``(1, dim)``, and traced: random numbers come
-        from its ``rng``, as others would be drawn once for all keys. A model that multiplies rows of
-        two tables does not move if both begin as zeros; layers begin with normal ones.
+        gets one; one of `kvjax.initializers`; or a function ``(rng, shape, dtype)``, such as any of
+        ``jax.nn.initializers``. The function is traced, and called for each key with shape ``(1, dim)``: it must take
+        random numbers from its ``rng``, because others would be drawn once for all keys. A model that multiplies rows
+        of two tables does not train if both begin as zeros; the Flax layers begin with normal rows.
       seed: 64-bit integer for the initial rows; by default a hash of the name.
-      trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it. Writes by hand, `Table.apply` too,
-        do what they say in any case.
-      checkpoint: whether `kvjax.orbax.split` hands it out to be saved.
-      capacity: rows to take memory for at once; the table grows beyond.
-      max_capacity: rows that the table, with all its shards, should not exceed; None for no limit.
-      on_full: what happens then: "grow" (`Stats.over_capacity` counts), "evict" (by `evict`, and if that makes too
-        little space, the rows that were written longest ago) or "error" (before anything changes).
-      admit: which new keys training gives a row, one of `kvjax.admit`; None for all.
-      evict: which rows go when the table is full, one of `kvjax.evict`; with ``.every(steps)`` also in between.
+      trainable: whether `kvjax.value_and_grad` and `kvjax.optax.partition` train it. Writes by hand, `Table.apply`
+        included, always work.
+      checkpoint: whether `kvjax.orbax.split` returns it among the tables to save.
+      capacity: rows to reserve memory for at the start; the table grows beyond that.
+      max_capacity: the most rows that the table should have, in all its shards together; None for no limit.
+      on_full: what a full table does: "grow" (`Stats.over_capacity` counts the rows beyond the limit), "evict" (by
+        `evict`, and if that makes too little space, the rows that were written longest ago) or "error" (before anything
+        changes).
+      admit: which new keys get a row in training, one of `kvjax.admit`; None for all.
+      evict: which rows are evicted when the table is full, one of `kvjax.evict`; with ``.every(steps)`` also every so
+        many steps.
       count: what the frequency of a key counts: its "occurrences" in training, or once per step ("batch").
-      storage: where rows live, one of `kvjax.storage`; by default where they are, and for a new table
-        `kvjax.storage.Device` if programs run on a GPU, `kvjax.storage.Host` if not. Checkpoints do not record it: a
-        table may be restored into any storage.
+      storage: where rows live, one of `kvjax.storage`. By default a table that exists keeps its storage; a new one gets
+        `kvjax.storage.Device` if programs run on a GPU, and `kvjax.storage.Host` if not. Checkpoints do not record it:
+        a table may be restored into any storage.
       rounding: how training rounds rows to bfloat16 or float16: to the "nearest" value, or "stochastic", which keeps
-        updates that are smaller than the spacing of the type, in the mean.
+        updates that are smaller than the spacing of the dtype, on average.
       constraint: function of a row ``(dim,)`` float32 that returns one, applied after each update of training and
         before rounding; one of `kvjax.constraints`, or your own.
       mesh: devices over which to shard the rows, a ``jax.sharding.Mesh``; by default the table is in one place, and
         one that exists stays where it is.
       devices: a list of devices instead of a mesh, for instance ``jax.devices()``; in programs they are the axis
         "devices" of a mesh of their own.
-      axis: name of the mesh's axis over which they are sharded, or several; by default all of them. Over other axes
-        the table is copied, as an array is. Where JAX does not know what is the same on several devices, which is in
-        ``shard_map`` with ``check_vma=False`` and in ``pmap``, each device of the axes is taken to have a batch of
-        its own.
-      partitioner: ``(keys, num_shards)`` to the shard of each key, ``(n,)`` int32, from `Keys` ``(n,)``; traced by
-        JAX. By default a hash of the key decides.
+      axis: name of the mesh's axis over which rows are sharded, or several; by default all axes. Over other axes the
+        table is copied, as an array would be. In ``shard_map`` with ``check_vma=False`` and in ``pmap``, JAX does not
+        know what is the same on several devices; there kvjax assumes that each device of the axes has its own batch.
+      partitioner: function of `Keys` ``(n,)`` and the number of shards that returns the shard of each key, ``(n,)``
+        int32; traced by JAX. By default a hash of the key decides.
       replicated: whether each device of the axes has all rows, for small tables: lookups need no exchange then, and
         training merges the gradients of all devices.
-      wire: the dtype in which looked-up rows travel, "bfloat16" to halve what is moved; by default the table's.
+      wire: the dtype in which looked-up rows travel between devices, "bfloat16" to send half the bytes; by default the
+        table's.
 
     Returns:
       The live handle.
 
     Raises:
       ValueError: a table of this name exists with other arguments, or an argument is out of range.
-      RuntimeError: the backend of the storage is not loaded, see `kvjax.backends`.
-      TypeError: the initializer is none of these, or its function wants or gives something else.
+      RuntimeError: the backend that the storage needs is not loaded, see `kvjax.backends`.
+      TypeError: the initializer is none of these, or its function takes or returns something else.
       KeyError: only the name was given and there is no such table.
 
     Example:
@@ -202,7 +204,7 @@ def tables() -> dict[str, Table]:
 
 
 def stats() -> dict[str, Stats]:
-    """`Table.stats` of all tables of this process, by name; what is being written is not waited for.
+    """`Table.stats` of all tables of this process, by name. It does not wait for writes that are under way.
 
     Example:
       >>> import kvjax
@@ -223,17 +225,17 @@ def _of_all(f: Callable[[TableSpec], T]) -> dict[str, T]:
 
 
 def drop_table(name: str) -> None:
-    """Forgets a table and gives its memory back. Its handles stay stale, even if the name is used again.
+    """Drops a table and releases its memory. Its handles stay stale, even if the name is used again.
 
-    JAX keeps the programs that were compiled for it, for a table that is made again in the same way. Once there are 128
-    dropped tables, or score functions, that were not, kvjax clears all of JAX's caches (``jax.clear_caches``), so that
-    memory does not grow.
+    JAX keeps the programs that were compiled for the table, for a table that is made again in the same way. Once 128
+    dropped tables (or score functions) have not been made again, kvjax clears all of JAX's caches
+    (``jax.clear_caches``), so that memory does not grow.
 
     Args:
       name: of a table of this process.
 
     Raises:
-      TypeError: it is no name.
+      TypeError: `name` is not a string.
       KeyError: there is no table of this name.
 
     Example:

@@ -35,26 +35,26 @@ def reshard(
 ) -> Table:
     """Moves a live table to other devices: rows, slots, frequencies, versions, pins, counts of admission and its sink.
 
-    Not inside ``jit``. Handles from before are stale: put the new one where they stood, for instance into ``params``.
-    The counts of `Table.stats` begin anew. While it moves, the table is there twice.
+    Not inside ``jit``. Older handles are stale: put the new one in their place, for instance into ``params``. The
+    counts of `Table.stats` begin at 0. During the move the table takes its memory twice.
 
-    In several processes all of them call this together, and the devices are of the same processes as before. From one
-    place to a mesh, each process takes the rows of its shards from its own copy, and the copies must be equal; the
-    other way each gets a copy of all rows.
+    In several processes, all call this together, and the new devices belong to the same processes as before. From one
+    place to a mesh, each process takes the rows of its shards from its own copy, so the copies must be equal. From a
+    mesh to one place, each process gets a copy of all rows.
 
     Args:
       table: the live handle.
       mesh: devices over which to shard it, as in `kvjax.get_table`; None for a table in one place.
       axis: as there.
-      partitioner: as there; the table's own is not taken over.
+      partitioner: as there; the old partitioner is not kept.
       replicated: as there.
 
     Returns:
-      The live handle of the table in its new place. Rows travel to lookups in the type in which they did.
+      The live handle of the table in its new place. ``wire`` stays as it was.
 
     Raises:
-      RuntimeError: the handle is stale, or another process has failed; as for all errors, the table is as it was.
-      ValueError: the mesh does not fit the processes, or the partitioner its shards.
+      RuntimeError: the handle is stale, or another process has failed. As with all errors, the table stays as it was.
+      ValueError: the mesh does not fit the processes, or the partitioner does not fit its shards.
 
     Example:
       >>> import jax, kvjax, numpy as np

@@ -10,7 +10,7 @@ from kvjax._spec.spec import TableSpec
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """Numbers of one table; counts are since it was made in this process.
+    """Numbers of one table. Counts begin when the table is made in this process.
 
     Attributes:
       name: of the table.
@@ -18,35 +18,36 @@ class Stats:
       capacity: rows that fit before the key index grows.
       max_capacity: the limit that the table was made with, or None.
       load: share of the cells of the key index that are taken.
-      probe_mean: buckets (on a GPU, cells) between a key and its home in the index, on average (of a sample).
-      probe_longest: the same, the longest way of any key since the index last grew (on a GPU, of the sample).
-      bytes: memory by plane: "index", "values", "headers" (frequency and version), "slots", "admission". Rows that have
-        been made count, whole pages of them; with `kvjax.storage.Mmap` the disk that is reserved, with
-        `kvjax.storage.External` nothing for values and slots.
-      pinned: what of it is in pinned host memory (`kvjax.storage.Hybrid`; elsewhere nothing is): "bytes" of values and
-        slots, and "rows".
-      pinned_share: share of the occurrences in training of keys that have rows, of those whose rows are in pinned host
-        memory: how much of what a step reads and writes goes over the bus, if keys keep coming as they have come.
-      slots: types of the optimizer's slots by name, "float32[64]".
+      probe_mean: average number of buckets (on a GPU, cells) between a key and its home in the index, for a sample of
+        keys.
+      probe_longest: the largest such number for any key since the index last grew (on a GPU, in the sample).
+      bytes: memory by use: "index", "values", "headers" (frequency and version), "slots", "admission". It counts the
+        whole pages that rows take; with `kvjax.storage.Mmap` the reserved disk space; with `kvjax.storage.External`
+        nothing for values and slots.
+      pinned: the part in pinned host memory (only with `kvjax.storage.Hybrid`): "bytes" of values and slots, and
+        "rows".
+      pinned_share: the share of occurrences in training, of keys with rows, that belongs to rows in pinned host memory.
+        This much of what a step reads and writes goes over the bus, if keys keep the same frequencies.
+      slots: types of the optimizer's slots by name, such as "float32[64]".
       last_step: of training.
-      hits: keys that lookups have found.
-      misses: keys that they have not.
+      hits: keys that had a row when they were looked up.
+      misses: keys that had none.
       inserted: rows made.
       removed: rows removed by hand.
-      admitted: keys that training gave a row.
+      admitted: keys that got a row in training.
       refused: occurrences of keys that were not admitted, whose gradients were dropped or went to the shared row.
       tracked: keys without a row that are counted one by one (`kvjax.admit.MinCount`).
       evicted: rows by reason: the policy that chose them, "restrict" or "capacity".
       over_capacity: rows made beyond `max_capacity` with ``on_full="grow"``.
-      occurrences: of keys in training.
-      unique_ratio: distinct keys of each step per occurrence; 1.0 if no key ever came twice in a step.
-      exchanged_bytes: of a sharded table, what this process's devices have sent to other devices, padding of
-        the rounds included: "to_owners" (keys asked for, and gradients with their keys) and "from_owners" (rows, and
-        what else reads ask for). Writes other than training send their whole batch to all devices and are not counted,
-        nor are the few numbers by which devices agree.
-      exchanged_keys: distinct keys that those devices asked for or had gradients of, whoever owned them.
-      rounds: of exchange, one or more for each read and each training step.
-      extra_rounds: those beyond what the batches would have taken with all keys distinct and evenly spread.
+      occurrences: occurrences of keys in training.
+      unique_ratio: distinct keys per occurrence within steps; 1.0 if no key ever occurred twice in a step.
+      exchanged_bytes: for a sharded table, what this process's devices have sent to other devices, padding included:
+        "to_owners" (requested keys, and gradients with their keys) and "from_owners" (rows and other results of reads).
+        Writes other than training, which send their whole batch to all devices, are not counted, nor are the few
+        numbers by which devices agree.
+      exchanged_keys: distinct keys that these devices requested or had gradients for, whichever shard owns them.
+      rounds: rounds of exchange, one or more for each read and each training step.
+      extra_rounds: rounds beyond those that the batches would have taken with all keys distinct and evenly distributed.
     """
 
     name: str

@@ -21,9 +21,9 @@ from kvjax._values.errors import fail
 class Table(Reads, Writes, Handles, Whole):
     """A table of rows under 64-bit keys: an immutable value that names the live table in the process.
 
-    A table is made by `kvjax.get_table`. It is a pytree with one leaf, the version: reads leave it alone, every
-    write returns the next handle, and a handle that is not the latest is refused. So a table can stand in
-    ``params``, pass through ``jit``, ``scan`` and donation, and a copy that something else made is recognised.
+    `kvjax.get_table` makes tables. A `Table` is a pytree with one leaf, its version. Reads keep the version, every
+    write returns the next handle, and a handle that is not the latest is refused. So a table can be part of ``params``
+    and pass through ``jit``, ``scan`` and donation, and an outdated copy is recognised.
 
     All methods take keys of any shape ``(...)``, also empty: `Keys`, NumPy integers (exact) or JAX integers.
 

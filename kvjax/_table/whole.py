@@ -42,13 +42,14 @@ class Whole(Handle):
     def size(self, all_processes: bool = False, by: Literal["shard"] | None = None) -> int | dict[int, int]:
         """The number of rows, once all writes up to this handle are done.
 
-        Like all host values (``len``, `shape`, `export`, `stats`), it is about the shards that this process has: no
-        other is waited for, so one process may ask alone.
+        Like all host values (``len``, `shape`, `export`, `stats`), it covers the shards of this process only. It waits
+        for no other process, so one process may ask alone.
 
         Args:
           all_processes: count the rows of the whole table instead. All processes of its mesh must ask together.
-          by: "shard" for the rows of each shard by its number, which tells how evenly a partitioner cuts. Rows of some
-            kind are counted by `export`, with a `kvjax.Prune` and dry_run; keys that wait for a row by `stats`.
+          by: "shard" for the number of rows of each shard, which shows how evenly a partitioner distributes keys. To
+            count rows that pass some rule, use `export` with a `kvjax.Prune` and dry_run; `stats` counts keys that wait
+            for a row.
 
         Raises:
           ValueError: `by` is something else.
@@ -91,7 +92,7 @@ class Whole(Handle):
     ) -> Exported | tuple[int, int]:
         """Copies the table out as NumPy arrays, sorted by (bucket, key). The table itself is not changed.
 
-        In several processes each exports the rows of its own shards.
+        In several processes, each exports the rows of its own shards.
 
         Args:
           prune: `kvjax.Prune`, or a function from the export to ``(n,)`` bool, true for rows to keep.
@@ -121,11 +122,11 @@ class Whole(Handle):
 
         Args:
           slots: whether to include the optimizer's slots.
-          once: leave out shards of which another process has the first copy, so that all processes together give
-            each row once.
+          once: leave out shards of which another process has the first copy, so that each row is in the snapshot of
+            exactly one process.
 
         Returns:
-          The export, and what belongs to the table as a whole.
+          The rows, and what belongs to the table as a whole.
         """
         shards = self.spec.originals if once else self.spec.kept
         version = version_on_host(self.stored, "export")
@@ -136,9 +137,9 @@ class Whole(Handle):
         """Replaces the rows of the table; it is unchanged if this fails.
 
         Args:
-          rows: arrays as `export` gives them, in any order, keys distinct: keys that wait for admission go on waiting.
-            Or what `snapshot` gives, with the counts of its own time. Of a table that is sharded over several
-            processes, which must call this together, each gives the rows of its own shards, or all give all.
+          rows: arrays as `export` returns them, in any order, with distinct keys; keys that wait for admission keep
+            their counts. Or the result of `snapshot`, which has its own counts. If a table is sharded over several
+            processes, they must call this together, and each gives the rows of its own shards, or all give all rows.
           slot_types: dtype and shape of each slot in ``rows.slots`` ("float32[64]"); by default those of the
             snapshot or of the arrays.
 
@@ -161,16 +162,16 @@ class Whole(Handle):
         return loads.load(self, lambda: loads.checked(self.spec, rows, slot_types))
 
     def switch_optimizer(self, tx: Transform) -> Self:
-        """Makes the slots those of another optimizer, which trains the table from then on. Not inside ``jit``.
+        """Prepares the table for another optimizer, which trains it from then on. Not inside ``jit``.
 
-        Slots that both have, by name, dtype and shape, are kept: those of adam by adamw, the sums of squares of adagrad
-        by `kvjax.optax.ftrl`. Where a state counts the steps of a row it is kept as a whole or not at all, because its
-        moments are corrected by the count. The others begin as they do for a new row. A warning says which are kept,
-        fresh and dropped, unless all are kept. Names are Optax's: ``nu`` is another thing in adamax than in adam, so
-        `clear_slots` is for that. What an optimizer keeps for all rows is not here: begin with
-        ``tx.init(params)``. After the restore of a checkpoint that another optimizer has trained it is the same. If
-        slots are kept, the table is copied; the counts of admission, frequencies and the like stay. In several
-        processes all of them call this together.
+        Slots that both optimizers have, by name, dtype and shape, are kept: adamw keeps those of adam,
+        `kvjax.optax.ftrl` the sums of squares of adagrad. A state that counts the steps of a row is kept as a whole or
+        not at all, because its moments are corrected by the count. The other slots begin as those of a new row. A
+        warning says which are kept, fresh and dropped, unless all are kept. The same name may mean different things:
+        ``nu`` of adamax is not ``nu`` of adam; use `clear_slots` in such cases. What an optimizer keeps for all rows is
+        not in the table: begin with ``tx.init(params)``. Also call this after restoring a checkpoint that another
+        optimizer has trained. If slots are kept, the table is copied; counts of admission, frequencies and the like
+        stay. In several processes, all call this together.
 
         Args:
           tx: an optax transform, or `kvjax.optax.rowwise` of one.
@@ -180,7 +181,7 @@ class Whole(Handle):
 
         Raises:
           RuntimeError: the handle is stale; as for all errors, the table is as it was.
-          ValueError: the transform is none for tables.
+          ValueError: the transform cannot train tables.
 
         Example:
           >>> import jax.numpy as jnp, kvjax, numpy as np, optax
@@ -207,9 +208,9 @@ class Whole(Handle):
         """Moves the live table into another storage, with all that belongs to it: rows, slots, frequencies, versions,
         pins, counts of admission and its sink. Not inside ``jit``.
 
-        Handles from before are stale: put the new one where they stood, for instance into ``params``. Programs are
-        compiled anew. The counts of `stats` begin anew, and memory that was reserved beyond ``capacity`` does not come
-        along. While it moves, the table is there twice. In several processes all of them call this together.
+        Older handles are stale: put the new one in their place, for instance into ``params``. Programs are compiled
+        again, the counts of `stats` begin at 0, and memory that was reserved beyond ``capacity`` is not moved. During
+        the move the table takes its memory twice. In several processes, all call this together.
 
         Args:
           storage: one of `kvjax.storage`.
@@ -219,8 +220,8 @@ class Whole(Handle):
 
         Raises:
           TypeError: it is none of these.
-          RuntimeError: this handle is stale, or there is no backend for the storage; as for all errors, the table is
-            as it was.
+          RuntimeError: this handle is stale, or there is no backend for the storage. As with all errors, the table
+            stays as it was.
           ValueError: the storage cannot hold such a table.
           MemoryError: the table does not fit there.
 
@@ -240,7 +241,7 @@ class Whole(Handle):
         return type(self)(move(self, spec, "to"), spec)
 
     def reserve(self, n: int) -> Self:
-        """Takes memory for n rows in all, so that the table need not grow on the way there.
+        """Reserves memory for n rows in all, so that the table need not grow before it has that many.
 
         Args:
           n: rows.
@@ -268,8 +269,8 @@ class Whole(Handle):
         """What the table holds and what it has done since it was made, cheap enough to log at each step.
 
         Returns:
-          `kvjax.Stats` of the live table, whatever handle is asked, once all writes up to this handle are done. In
-          several processes of the shards of this one.
+          `kvjax.Stats` of the live table, even if this handle is older, once all writes up to this handle are done. In
+          several processes, of the shards of this process.
 
         Example:
           >>> import kvjax, numpy as np
@@ -284,18 +285,18 @@ class Whole(Handle):
         return stats_of(self.spec)
 
     def on_evict(self, sink: contents.Sink | None) -> Self:
-        """Sends the rows of every later eviction to a function, before they go. In several processes each sends those
-        of its own shards.
+        """Sends the rows of every later eviction to a function before they are removed. In several processes, each
+        sends those of its own shards.
 
         Args:
           sink: called as ``sink(keys, values, slots, freqs, versions, reason)`` with the arrays of `Exported`, sorted
             by (bucket, key), and the policy that chose the rows (or "restrict", or "capacity"). It runs inside the
-            write, on any thread, in batches of 65,536 rows at most, and must not call the table. If it raises, the
-            write fails and the table is as it was; what it was given before, it may be given again. None ends it.
-            Of a sharded table it is called for each shard that loses rows, in the shard's process, and each row goes to
-            it once, however many copies there are; rows stay if another shard refuses the write. The shards wait for
-            each other, and XLA ends a process on the CPU in which they do so for a minute: a slow sink hands its
-            work to a thread.
+            write, on any thread, in batches of at most 65,536 rows, and must not call the table. If it raises, the
+            write fails and the table stays as it was; rows that the sink has already got may be sent again. None
+            removes the sink. For a sharded table it is called for each shard that loses rows, in the process of the
+            shard, and gets each row once, however many copies there are; if another shard refuses the write, the rows
+            stay. Shards wait for each other, and on the CPU, XLA ends a process in which they wait for a minute: a slow
+            sink should hand its work to a thread.
 
         Returns:
           This handle.

@@ -32,7 +32,7 @@ class Writes(Handle):
     __slots__ = ()
 
     def lookup_or_insert(self, keys: KeysLike) -> tuple[jax.Array, Self]:
-        """Reads rows and gives every key without one its initial row, now.
+        """Reads rows, and inserts the initial row of every key that has none.
 
         Training needs no such call: `apply` inserts what it updates.
 
@@ -65,8 +65,8 @@ class Writes(Handle):
           The next handle.
 
         Raises:
-          ValueError, TypeError: shape or dtype of the values do not fit, or the dtype of the rows cannot hold one of
-            the host (70,000 in float16; of an array of JAX's it is infinite).
+          ValueError, TypeError: shape or dtype of the values do not fit, or the dtype of the rows cannot hold a value
+            (70,000 in float16). Only values on the host are checked; those of a JAX array become infinite.
 
         Example:
           >>> import kvjax, numpy as np
@@ -78,7 +78,7 @@ class Writes(Handle):
         return _write_rows(self, "upsert", keys, values, self.spec.row_dtype)
 
     def assign(self, keys: KeysLike, values: ArrayLike) -> Self:
-        """Overwrites rows; keys without one are passed over. Of equal keys the last one wins.
+        """Overwrites rows; keys without a row are skipped. Of equal keys the last one wins.
 
         Args:
           keys: ``(...)``.
@@ -126,16 +126,17 @@ class Writes(Handle):
         return _write_rows(self, "add", keys, deltas, jnp.float32)
 
     def accum(self, keys: KeysLike, old: ArrayLike, new: ArrayLike, exists: ArrayLike) -> Self:
-        """Brings rows from old to new values as far as they still are what the caller has seen.
+        """Changes rows from old to new values, without undoing what other writers have done since they were read.
 
-        Where `exists` is false and the key has no row, the new value is inserted; where it is true and the key has
-        one, ``new - old`` is added; else nothing happens. Equal keys are taken one after the other.
+        If `exists` is false and the key has no row, the new value is inserted. If it is true and the key has a row,
+        ``new - old`` is added. Otherwise nothing happens. Equal keys are processed one after the other.
 
         Args:
           keys: ``(...)``.
           old: ``(..., dim)`` values that the caller has read.
-          new: ``(..., dim)`` values that it wants.
-          exists: ``(...)`` bool, whether the key had a row when it read: ``lookup(keys, return_found=True)``.
+          new: ``(..., dim)`` values that the caller wants.
+          exists: ``(...)`` bool, whether the key had a row when the caller read it: ``lookup(keys,
+            return_found=True)``.
 
         Returns:
           The next handle.
@@ -176,22 +177,22 @@ class Writes(Handle):
         """The training write: inserts the keys of the gradients and updates their rows.
 
         Rows of equal keys are merged first. The transform then sees each row by itself and keeps its slots in the
-        table; rows that are not in the batch are not touched. Frequency grows by the occurrences of a key, and the
-        version becomes the step. The table's ``admit=`` decides which new keys get a row, and ``max_capacity=``,
-        ``on_full=`` and ``evict=`` decide which rows are evicted for them. A compiled program does the write if it
-        uses what this returns, and else not.
+        table; rows that are not in the batch are not touched. The frequency of a key grows by its occurrences, and its
+        row version becomes the step. The table's ``admit=`` decides which new keys get a row, and ``max_capacity=``,
+        ``on_full=`` and ``evict=`` decide which rows are evicted for them. A compiled program does the write only if it
+        uses what this returns.
 
         Args:
-          tx: optax transform, or `kvjax.optax.rowwise(tx)`. Its update is traced, outside of ``jit`` too: what its
-            Python reads beside its arguments stays as it was at first. Make it once: one that is made anew for each
-            call outside of ``jit`` compiles nothing, but takes milliseconds to trace.
+          tx: optax transform, or `kvjax.optax.rowwise(tx)`. Its update is traced, even outside ``jit``: Python values
+            that it reads besides its arguments stay what they were at the first call. Make the transform once: a new
+            one for each call outside ``jit`` is not compiled again, but takes milliseconds to trace.
           grads: `SparseRows` of this table.
-          state: what the transform keeps for all rows together, its state with None for what is kept per row:
-            ``kvjax.optax.rowwise(tx).init(dim)`` at first, then what the last call returned. Transforms without
-            schedules have nothing in it; for them ``()`` will do.
-          step: integer or ``()`` integer array; by default one more than the table's last step, and so if it is lower
-            than that: an optimizer that counts from 0 anew does not make rows older than they are.
-          **extra_args: handed to the transform's update.
+          state: the transform's state for all rows together, with None for what is kept per row:
+            ``kvjax.optax.rowwise(tx).init(dim)`` at first, then what the last call returned. It is empty for transforms
+            without schedules, for which ``()`` will do.
+          step: integer or ``()`` integer array; by default one more than the table's last step. A lower step counts as
+            that, too, so an optimizer that begins again at 0 does not make rows older than they are.
+          **extra_args: extra arguments of the transform's update.
 
         Returns:
           The next handle and the next state.
@@ -216,7 +217,7 @@ class Writes(Handle):
 
     def remove(self, keys: KeysLike) -> Self:
         """Removes rows with their slots, frequency and version, and the counts of keys that wait for a row
-        (`kvjax.admit.MinCount`). Other keys are passed over.
+        (`kvjax.admit.MinCount`). Other keys are skipped.
 
         Args:
           keys: ``(...)``.
@@ -297,9 +298,9 @@ class Writes(Handle):
         return _evict(self, "restrict", all_but(int(n), by), None)
 
     def pin(self, keys: KeysLike) -> Self:
-        """Makes rows stay: no eviction takes them. Keys without a row get their initial one.
+        """Protects rows from eviction. Keys without a row get their initial row.
 
-        `remove` and `clear` take them all the same. Pins are saved in checkpoints.
+        `remove` and `clear` still remove pinned rows. Pins are saved in checkpoints.
 
         Args:
           keys: ``(...)``.
@@ -317,7 +318,7 @@ class Writes(Handle):
         return _write_keys(self, "pin", keys_for(self, keys, "pin"))
 
     def unpin(self, keys: KeysLike) -> Self:
-        """Takes `pin` back; keys without a row are passed over.
+        """Undoes `pin`; keys without a row are skipped.
 
         Args:
           keys: ``(...)``.
@@ -335,7 +336,7 @@ class Writes(Handle):
         return _write_keys(self, "unpin", keys_for(self, keys, "unpin"))
 
     def clear(self) -> Self:
-        """Removes every row, forgets the counts of keys without one, and gives the memory back.
+        """Removes every row, forgets the counts of keys that wait for a row, and releases the memory.
 
         Returns:
           The next handle.

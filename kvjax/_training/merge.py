@@ -18,22 +18,22 @@ from kvjax._values.arrays import ArrayLike
 
 
 def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> SparseRows:
-    """Sums the rows of equal keys, in float32 and in the order in which they stand.
+    """Sums the rows of equal keys, in float32 and in the order of the batch.
 
-    A sum of more than 256 rows is that of blocks: the sums of 256 rows each are added, in order. So the result is the
-    same to the bit on the CPU and on a GPU, which sums the blocks of a frequent key at the same time.
+    More than 256 rows are summed in blocks of 256, and the sums of the blocks are added in order. So the result is the
+    same to the bit on the CPU and on a GPU, which sums the blocks of a frequent key in parallel.
 
     Args:
-      grads: one gradient of a table, or several of the same table; their leading axes (of lookups, of
+      grads: one gradient of a table, or several of the same table; all axes before the last one (of lookups, of
         ``lax.scan``) are flattened.
       scale: number or ``()`` array by which the sums are multiplied, for instance 1 / microbatches.
 
     Returns:
-      `SparseRows` with keys ``(n,)``, rows ``(n, dim)`` float32 and counts ``(n,)``, where n is the number of rows
-      that came in: the distinct keys in order of first occurrence, then padding with count 0 and zero rows.
+      `SparseRows` with keys ``(n,)``, rows ``(n, dim)`` float32 and counts ``(n,)``, where n is the number of rows in
+      `grads`: the distinct keys in order of first occurrence, then padding with count 0 and zero rows.
 
     Raises:
-      ValueError: the rows differ in width or are of several tables, or there are none.
+      ValueError: the rows differ in width or belong to several tables, or there are no gradients.
       ValueError, jax.errors.JaxRuntimeError: the gradients went through arithmetic (see `SparseRows.canary`).
 
     Example:

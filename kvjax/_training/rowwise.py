@@ -57,16 +57,16 @@ class Rowwise:
             raise ValueError(f"kvjax: rowwise: want count 'auto', 'row' or 'global', got {self.count!r}; choose one")
 
     def init(self, dim: int) -> optax.OptState:
-        """The globals of a new table.
+        """The state of the transform for all rows of a new table together.
 
         Args:
           dim: width of the rows.
 
         Returns:
-          The transform's state with None for what is kept per row, to be handed to `Table.apply` as ``state``.
+          The transform's state with None for what is kept per row; the first ``state`` for `Table.apply`.
 
         Raises:
-          TypeError: `dim` is no width.
+          TypeError: `dim` is not a width.
         """
         if not is_integer(dim):
             name = getattr(self, "name", "rowwise")
@@ -129,27 +129,29 @@ def as_rowwise(tx: Any) -> Rowwise:
 def rowwise(tx: HasUpdate, count: SlotCount = "auto") -> Rowwise:
     """Runs an optax transform for each touched row by itself.
 
-    `kvjax.optax.partition` and `Table.apply` do this with any transform that they are given; call it to choose how
-    scalars are counted, or to make the state for `Table.apply`. The transform sees a row as a matrix ``(1, dim)``, so
-    what asks for the number of axes is answered as for a dense table. A transform by which rows of a dense table depend
-    on each other (by a norm over all of them) is run on each row by itself, with a warning when it is first used;
-    `check_compatibility` tells what a transform does to rows. One whose update takes ``row_facts=`` gets `RowFacts`.
+    `kvjax.optax.partition` and `Table.apply` do this with any transform. Call `rowwise` to choose which scalars are
+    kept per row, or to make the state for `Table.apply`. The transform sees a row as a matrix ``(1, dim)``, so code
+    that checks the number of axes works as for a dense table. A transform in which the rows of a dense table depend on
+    each other (by a norm over all of them) runs on each row by itself, with a warning when it is first used;
+    `check_compatibility` says what a transform does to rows. A transform whose update takes ``row_facts=`` gets
+    `RowFacts`.
 
     Args:
-      tx: any transform whose update of a row depends on that row alone. Rows that are not in a batch are not touched
+      tx: any transform whose update of a row depends only on that row. Rows that are not in a batch are not touched
         (lazy updates), and norms are norms of a row.
       count: scalars of the state that are kept per row. "auto": those that correct the bias of a row's moments
         (``count`` of adam), so that a row touched late starts like a row touched early; schedules stay global.
-        "global": none that the update allows to share, as in dense training. "row": all.
+        "global": as few as possible: rows share all scalars that can be shared, as in dense training. "row": all
+        scalars.
 
     Returns:
       `Rowwise`, with ``.init(dim)`` for the state.
 
     Raises:
       TypeError: `tx` is not an optax transform.
-      ValueError: `count` is none of these. When it is used: the transform would be something else row by row. It
+      ValueError: `count` is none of these. When it is first used: the transform would be wrong row by row, because it
         holds updates back (``optax.MultiSteps``), estimates a rate from all parameters (``optax.contrib.prodigy``),
-        works on matrices (``optax.contrib.muon``), asks for the loss, or draws random numbers.
+        works on matrices (``optax.contrib.muon``), needs the loss, or draws random numbers.
 
     Example:
       >>> import kvjax, optax

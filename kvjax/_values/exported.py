@@ -28,7 +28,7 @@ class Exported:
       freqs: ``(n,)`` int64, occurrences in training.
       versions: ``(n,)`` int64, the step that last wrote the row.
       slots: optimizer slots by name, each ``(n, ...)``; empty unless asked for.
-      has_slots: ``(n,)`` bool, false where no optimizer has written the row's slots yet.
+      has_slots: ``(n,)`` bool, false if no optimizer has written the row's slots yet.
       pinned: ``(n,)`` bool, rows that are never evicted.
       last_step: the table's last step; ages are counted from it.
       total: rows in the table, before pruning.
@@ -67,20 +67,20 @@ class Exported:
     ) -> QuantisationReport | None:
         """Writes the rows as a Parquet file, which needs pyarrow (``pip install kvjax[parquet]``).
 
-        A column for each array, keys as int64 or uint64, and rows as lists of a fixed size; bfloat16 as float32, which
-        holds it exactly. ``last_step`` is in the metadata of the file.
+        The file has a column for each array: keys as int64 or uint64, and rows as lists of a fixed size (bfloat16 as
+        float32, which holds it exactly). ``last_step`` is in the metadata of the file.
 
         Args:
           path: of the file, which is replaced.
           quantise: how to store the rows with fewer bits, as `to_safetensors` does; by default as they are.
-          slots: whether to write those that the export has.
+          slots: whether to write the slots that the export has.
 
         Returns:
           What quantisation has changed; None without it.
 
         Raises:
           ImportError: pyarrow is not installed.
-          ValueError: an element is too large for float16 or bfloat16, or not finite and for int8.
+          ValueError: an element is too large for float16 or bfloat16, or is not finite (int8).
         """
         source, quantiser = self._source(path, quantise, slots)
         parquet.write(path, source)
@@ -95,20 +95,20 @@ class Exported:
         ``scales`` ``(n,)`` float32, the largest absolute element of each row / 127, so that the row is
         ``values * scales[:, None]`` and no element is off by more than half a scale.
 
-        Read it with NumPy (``safetensors.numpy.load_file``): ``safetensors.flax`` makes int32 of keys where JAX has no
-        64-bit integers.
+        Read it with NumPy (``safetensors.numpy.load_file``): with x64 off, ``safetensors.flax`` makes int32 of the
+        keys.
 
         Args:
           path: of the file, which is replaced.
           quantise: "float16", "bfloat16" or "int8"; by default rows stay as they are.
-          slots: whether to write those that the export has.
+          slots: whether to write the slots that the export has.
 
         Returns:
           What quantisation has changed (the largest and the root mean square change of an element, the least cosine
           of a row, and the bytes); None without it.
 
         Raises:
-          ValueError: an element is too large for float16 or bfloat16, or not finite and for int8.
+          ValueError: an element is too large for float16 or bfloat16, or is not finite (int8).
 
         Example:
           >>> import tempfile, kvjax, numpy as np
@@ -127,19 +127,19 @@ class Exported:
     ) -> QuantisationReport | None:
         """Writes the rows as an npz file, NumPy's archive of arrays, not compressed.
 
-        An array for each column. NumPy's format has no bfloat16: such rows are their bits as uint16. The member
-        "kvjax.json" says so, and ``last_step``.
+        It has an array for each column. NumPy's format has no bfloat16, so such rows are stored as their bits in
+        uint16. The member "kvjax.json" records this, and ``last_step``.
 
         Args:
           path: of the file, which is replaced.
           quantise: how to store the rows with fewer bits, as `to_safetensors` does; by default as they are.
-          slots: whether to write those that the export has.
+          slots: whether to write the slots that the export has.
 
         Returns:
           What quantisation has changed; None without it.
 
         Raises:
-          ValueError: an element is too large for float16 or bfloat16, or not finite and for int8.
+          ValueError: an element is too large for float16 or bfloat16, or is not finite (int8).
 
         Example:
           >>> import tempfile, kvjax, numpy as np
@@ -159,15 +159,15 @@ class Exported:
         (``pip install kvjax[convert]``).
 
         The files are "<prefix>.index" and "<prefix>.data-00000-of-00001", with the tensors "<name>-keys", "-values",
-        "-freqs", "-versions" and those of an empty filter; of "<name>/part_0", "<name>/part_1", ... if there are
-        several partitions. The layout is that of DeepRec's ``embedding_var_ckpt_data.cc``.
+        "-freqs", "-versions" and those of an empty filter. With several partitions, "<name>/part_0", "<name>/part_1",
+        ... have such tensors. The layout is that of DeepRec's ``embedding_var_ckpt_data.cc``.
 
         Args:
           prefix: of the files, which are replaced.
           name: of the variable.
           partitions: 1 to 1000; a key is in partition ``key % 1000 % partitions``.
-          slots: whether to write the export's slots, as the variables "<name>/<slot>". Those that have not the shape of
-            a row are left out, with a warning.
+          slots: whether to write the export's slots, as the variables "<name>/<slot>". Slots that do not have the shape
+            of a row are left out, with a warning.
 
         Raises:
           ImportError: google-crc32c is not installed.
@@ -192,12 +192,12 @@ class Exported:
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, np.ndarray], last_step: int, total: int | None = None) -> Exported:
-        """The export that has these columns.
+        """Makes an export of these columns.
 
         Args:
-          columns: as `columns` gives them.
+          columns: as `columns` returns them.
           last_step: of the table.
-          total: rows in the table, by default all that are here.
+          total: rows in the table; by default as many as the columns have.
         """
         slots = {name.removeprefix(SLOT): array for name, array in columns.items() if name.startswith(SLOT)}
         plain = {name: columns[name] for name in ROW_COLUMNS}

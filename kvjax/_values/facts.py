@@ -13,10 +13,10 @@ ROW_FACTS = "row_facts"
 
 
 class Words(NamedTuple):
-    """A number of 64 bits, whatever ``jax_enable_x64`` is.
+    """A 64-bit number as two words, whatever ``jax_enable_x64`` is.
 
     Attributes:
-      low, high: ``(...)`` uint32, its halves; of a negative number those of its two's complement.
+      low, high: ``(...)`` uint32, its halves; for a negative number those of its two's complement.
     """
 
     low: jax.Array | np.ndarray
@@ -26,21 +26,23 @@ class Words(NamedTuple):
 class RowFacts(NamedTuple):
     """What a table knows of the rows of a step, as the extra argument ``row_facts=`` of a transform's update.
 
-    A transform that takes it, as in ``update(updates, state, params=None, *, row_facts=None, **extra_args)`` of an
-    ``optax.GradientTransformationExtraArgs``, gets it in tables, also inside of ``optax.chain`` and the like. There a
-    row is ``(1, dim)`` and each fact ``(1,)``: what parameters have but for their last axis. Dense parameters have no
-    such facts, so there it is None, unless you give ``update`` a `RowFacts` (a tree of them for a tree of parameters)
-    of arrays of those shapes; tables take no notice of it. Numbers that do not fit are the greatest that do.
+    In tables, a transform gets it if its update takes it, as in ``update(updates, state, params=None, *,
+    row_facts=None, **extra_args)`` of an ``optax.GradientTransformationExtraArgs``, also inside ``optax.chain`` and
+    similar wrappers. There a row is ``(1, dim)`` and each fact ``(1,)``: the shape of the parameters without the last
+    axis. For dense parameters it is None, unless you give ``update`` a `RowFacts` with arrays of such shapes (a tree of
+    them for a tree of parameters); tables ignore that. A number that does not fit its dtype becomes the greatest that
+    does.
 
     Attributes:
       occurrences: ``(...)`` int32, how often the key is in the gradients of this step: the sum of its counts, over all
-        devices, and with `accumulate` over all of its steps. Of the row that unadmitted keys share: of all of them.
+        devices, and with `accumulate` over all of its steps. For the row that unadmitted keys share, the sum over these
+        keys.
       frequency: ``(...)`` int32, `Table.frequency` after this step. So it is 1 or more.
-      missed: ``(...)`` int32, the steps between this one and that which last wrote the row: step - last_step - 1. 0 if
-        the row is trained for the first time, also if it has been inserted or assigned before.
+      missed: ``(...)`` int32, the steps between this one and the one that last wrote the row: step - last_step - 1. 0
+        if the row is trained for the first time, even if it was inserted or assigned before.
       last_step: `Words`, the step that last wrote the row (in exports ``versions``, before this step), or -1 if it is
         trained for the first time.
-      step: `Words`, this step, which the row is stamped with.
+      step: `Words`, this step, which becomes the row version.
       key: `Words`, the key of the row.
 
     Example:

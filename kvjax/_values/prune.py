@@ -21,7 +21,7 @@ class PrunedRows:
     Attributes:
       rows: how many.
       bytes: of their columns.
-      norm: the sum of their Euclidean norms, but for rows with a NaN or an infinity.
+      norm: the sum of their Euclidean norms, without rows that have a NaN or an infinity.
     """
 
     rows: int
@@ -36,9 +36,9 @@ class PruneReport:
     Attributes:
       total: all rows.
       dropped: those that are left out.
-      by_rule: what each rule leaves out by itself, of rows that others may leave out, too; ``top_k`` of those that
-        have passed all others.
-      norm_lost: the share of the rows' norms that is left out, 0 to 1; rows with a NaN or an infinity are in neither.
+      by_rule: what each rule leaves out by itself; other rules may leave out the same rows. ``top_k`` is counted among
+        the rows that pass all other rules.
+      norm_lost: the share of the sum of norms that is left out, 0 to 1, without rows that have a NaN or an infinity.
     """
 
     total: PrunedRows
@@ -55,16 +55,16 @@ class Prune:
     """Which rows an export leaves out. A row is kept if it passes every test that is set.
 
     Attributes:
-      min_frequency: keep rows that occurred at least so often.
+      min_frequency: keep rows whose keys occurred at least so often.
       max_age: keep rows written within so many steps of the table's last step.
-      min_norm: keep rows whose Euclidean norm is at least this, which that of a row with a NaN is not.
+      min_norm: keep rows whose Euclidean norm is at least this; a row with a NaN is not kept.
       zero_rows: leave out rows that are exactly zero.
-      predicate: a function from `kvjax.Exported` to ``(n,)`` bool, true for rows that pass. Where rows are read in
-        pieces, it is called for each piece.
-      top_k: of the rows that pass, keep the so many most frequent; ties go to the row that was written later,
-        then to the order of the export.
-      keep: keys ``(m,)`` that are kept whatever the tests say; no JAX array that may have been cut, as for
-        `kvjax.keys`.
+      predicate: a function from `kvjax.Exported` to ``(n,)`` bool, true for rows that pass. If rows are read in pieces,
+        it is called for each piece.
+      top_k: of the rows that pass, keep only this many, the most frequent; ties go to the row that was written later,
+        then to the first in the export.
+      keep: keys ``(m,)`` that are kept whatever the tests say. As for `kvjax.keys`, not a JAX array that may have been
+        cut.
 
     Example:
       >>> import kvjax
@@ -137,7 +137,7 @@ class Prune:
           rows: the export.
 
         Returns:
-          Rows, bytes and norms, in all and by rule.
+          Rows, bytes and norms that are left out, in all and by rule.
 
         Example:
           >>> import kvjax, numpy as np

@@ -17,16 +17,16 @@ _IGNORED = {"format", "rows", "num_shards", "shards", "extras", "num_buckets", "
 
 @dataclasses.dataclass
 class TableDiff:
-    """What is another in a table of two checkpoints.
+    """How a table differs between two checkpoints.
 
     Attributes:
-      rows: in each of the two.
+      rows: number of rows in each of the two.
       added: rows that only the second has.
       removed: rows that only the first has.
-      changed: rows of both of which some column is another.
-      columns: of these, how many are others in each column: "values", "freqs", "versions", "slot.<name>", ...
-      largest: of each column of numbers, the largest difference of two elements.
-      fields: what the tables were made with and is not the same: (first, second) by name.
+      changed: rows of both that differ in some column.
+      columns: how many of these differ in each column: "values", "freqs", "versions", "slot.<name>", ...
+      largest: for each column of numbers, the largest difference between two elements.
+      fields: options of the tables that differ: (first, second) by name.
       examples: a few keys that were "added", "removed" and "changed".
     """
 
@@ -41,7 +41,7 @@ class TableDiff:
 
     @property
     def same(self) -> bool:
-        """Whether nothing is another."""
+        """Whether there is no difference."""
         return not (self.added or self.removed or self.changed or self.fields)
 
 
@@ -50,7 +50,7 @@ class Diff:
     """The differences of two checkpoints.
 
     Attributes:
-      tables: of the tables that both have, by name.
+      tables: differences of the tables that both have, by name.
       added: names of the tables that only the second has.
       removed: names of those that only the first has.
     """
@@ -61,24 +61,24 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """Whether there are none."""
+        """Whether there are no differences."""
         return not self.added and not self.removed and all(table.same for table in self.tables.values())
 
 
 def diff(a: PathLike, b: PathLike, *, examples: int = 5, base: PathLike | Sequence[PathLike] | None = None) -> Diff:
-    """Compares two checkpoints, row by row, to the bit. Neither tables nor memory for all rows are needed.
+    """Compares two checkpoints, row by row and bit by bit. It makes no tables, and needs no memory for all rows.
 
     Args:
-      a: of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step.
-      b: the one to compare it with.
-      examples: keys of each kind to give.
+      a: folder of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager (its last step is read).
+      b: folder of the checkpoint to compare it with.
+      examples: how many keys of each kind to return.
       base: where to look for the checkpoints that deltas build on, as in `restore`.
 
     Returns:
-      What has come, gone and changed from `a` to `b`. Counts of keys without a row are not compared.
+      What was added, removed and changed from `a` to `b`. Counts of keys without a row are not compared.
 
     Raises:
-      CheckpointError: one is not there, or damaged.
+      CheckpointError: a checkpoint is missing or damaged.
 
     Example:
       >>> import kvjax, numpy as np, tempfile

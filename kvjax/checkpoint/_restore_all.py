@@ -38,44 +38,45 @@ def restore(
     base: PathLike | Sequence[PathLike] | None = None,
     cursor: str | None = None,
 ) -> dict[str, Table]:
-    """Restores tables: all that are asked for, or none if one of them cannot be.
+    """Restores tables: all tables of the call, or none if one of them cannot be restored.
 
-    A checkpoint says what its tables were: a process that has none needs no more than the path. Only functions of
-    yours (an initializer, a constraint, a score) are not in it, and the error says which: make such a table first. The
-    contents of a table that exists are replaced, slots, frequencies and versions with them, and a handle given here may
-    be stale. Any number of shards and processes may have written the checkpoint: a table keeps the place that it has.
+    A checkpoint has the options of its tables, so a process without tables needs only the path. Your own functions (an
+    initializer, a constraint, a score) are not in it: make such a table first; otherwise the error names the function.
+    The contents of a table that exists are replaced, including slots, frequencies and versions, and a handle given here
+    may be stale. Any number of shards and processes may have written the checkpoint: a table stays in its place.
 
     Args:
-      path: of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step; or
-        of a folder of numbered checkpoints ("12", "delta_12"): then of the last.
-      tables: tables to load into, by their names in the checkpoint; None instead of a table loads into the one of that
-        name, or makes it as it was saved. By default all tables of the checkpoint.
-      mesh: over which tables that are made here are sharded, as in `kvjax.get_table`; by default each is in one place.
+      path: folder of a checkpoint, of a step of an Orbax ``CheckpointManager``, of the manager (its last step is
+        restored), or of numbered checkpoints ("12", "delta_12"; the last is restored).
+      tables: tables to load into, by their names in the checkpoint; None instead of a table loads into the table of
+        that name, or makes it as it was saved. By default all tables of the checkpoint.
+      mesh: devices over which new tables are sharded, as in `kvjax.get_table`; by default each new table is in one
+        place.
       devices: as there.
       axis: as there.
-      partitioner: as there. Tables that had one need one; it may be another.
+      partitioner: as there. A table that had one needs one; it may be a different one.
       replicated: as there.
       wire: as there.
-      storage: where the rows of tables that are made here live, one of `kvjax.storage`; by default where a new table's
-        would. A table that is not given here and lives elsewhere is an error.
-      dtype: to convert rows to, which a table that exists must have. A value that it cannot hold is an error.
+      storage: where the rows of new tables live, one of `kvjax.storage`; by default as in `kvjax.get_table`. If a table
+        exists, is not given in `tables` and lives elsewhere, that is an error.
+      dtype: dtype to convert rows to; a table that exists must have it. A value that it cannot hold is an error.
       slots: whether to restore the optimizer's slots; without them training begins with fresh ones.
-      keys: of the rows to restore, ``(n,)``; by default all. A key that the checkpoint lacks has no row afterwards.
-      merge: leave the rows of a table that exists where the checkpoint has none of their keys. Counts of waiting keys
-        are merged likewise; of a sketch, the checkpoint's are taken.
-      base: of a delta, where to look for the checkpoints that it builds on: one, a folder of some, a manager, or
-        several of these. After them, those next to it are tried, the other steps of its manager, and those next to what
-        was given.
-      cursor: puts a cursor of this name at the checkpoint, of the tables that are restored as they were saved, all of
-        them, so that deltas go on from there (`save`).
+      keys: keys ``(n,)`` of the rows to restore; by default all. A key that the checkpoint lacks has no row afterwards.
+      merge: keep the rows of an existing table whose keys are not in the checkpoint. Counts of waiting keys are merged
+        in the same way; the counts of a sketch are those of the checkpoint.
+      base: for a delta, where to look for the checkpoints that it builds on: a checkpoint, a folder of checkpoints, a
+        manager, or several of these. After these, `restore` looks beside the delta, in the other steps of its manager,
+        and beside what `base` names.
+      cursor: puts a cursor of this name at the checkpoint, so that deltas can start there (`save`). All tables of the
+        checkpoint must be restored, and as they were saved.
 
     Returns:
       The live handles by name.
 
     Raises:
-      CheckpointError: there is no checkpoint, or it is damaged, or one is not there that a delta builds on.
-      ValueError: a table is not what was saved, a function is missing, or an argument does not fit.
-      TypeError: `keys` are none, or JAX may have cut them to 32 bits.
+      CheckpointError: there is no checkpoint, or it is damaged, or a checkpoint that a delta builds on is missing.
+      ValueError: a table has other options than the saved one, a function is missing, or an argument does not fit.
+      TypeError: `keys` are not keys, or JAX may have cut them to 32 bits.
 
     Example:
       >>> import kvjax, numpy as np, tempfile

@@ -23,14 +23,15 @@ from kvjax.checkpoint._write_shard import write_shard
 def compact(
     path: PathLike, out: PathLike, *, base: PathLike | Sequence[PathLike] | None = None, overwrite: bool = False
 ) -> None:
-    """Makes one checkpoint of a delta and of all that it builds on, as if the tables had been saved whole then.
+    """Makes one checkpoint of a delta and all that it builds on, as if everything had been saved at that time.
 
-    Neither tables nor memory for all rows are needed. Later deltas are found to build on it, too: what it was made of,
-    which stays as it is, may be deleted.
+    It makes no tables, and needs no memory for all rows. Later deltas can build on the new checkpoint. The old ones are
+    not changed, and you may delete them.
 
     Args:
-      path: of the last delta, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step.
-      out: of the new checkpoint, where nothing is yet, outside of others.
+      path: folder of the last delta, of a step of an Orbax ``CheckpointManager``, or of the manager (its last step is
+        read).
+      out: folder of the new checkpoint, where nothing is yet, and not inside another checkpoint.
       base: where to look for the checkpoints that it builds on, as in `restore`.
       overwrite: replace the checkpoint that is there, if it is another than that of `path`.
 
@@ -60,19 +61,21 @@ def prune(
     path: PathLike, out: PathLike | None, prune: PruneLike, *, tables: Sequence[str] | None = None,
     base: PathLike | Sequence[PathLike] | None = None, overwrite: bool = False,
 ) -> dict[str, PruneReport]:  # fmt: skip
-    """Copies a checkpoint without some of its rows, a few at a time; the checkpoint itself stays as it is.
+    """Copies a checkpoint without some of its rows, a few rows at a time. The checkpoint itself is not changed.
 
     Args:
-      path: of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step.
-      out: of the new checkpoint, where nothing is yet, outside of others; None to write none, for a dry run.
-      prune: `kvjax.Prune`, whose ``top_k`` is of a whole table; or a function from `kvjax.Exported`, of some rows of
-        the table, to ``(n,)`` bool, true for rows to keep.
-      tables: names of those to prune, by default all; the others are copied.
+      path: folder of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager (its last step is
+        read).
+      out: folder of the new checkpoint, where nothing is yet, and not inside another checkpoint; None for a dry run,
+        which writes nothing.
+      prune: `kvjax.Prune`, whose ``top_k`` counts the rows of a whole table; or a function from a `kvjax.Exported` of
+        some rows of the table to ``(n,)`` bool, true for rows to keep.
+      tables: names of the tables to prune, by default all; the others are copied.
       base: where to look for the checkpoints that a delta builds on, as in `restore`.
       overwrite: replace the checkpoint that is there, if it is another than that of `path`.
 
     Returns:
-      For each table that is pruned what is left out, by rule.
+      What is left out of each pruned table, by rule.
 
     Raises:
       CheckpointError: a checkpoint is not there, or damaged, or `out` is taken or in a checkpoint, or there is no such

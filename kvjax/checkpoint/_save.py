@@ -27,40 +27,42 @@ def save(
     path: PathLike, tables: Mapping[str, Table] | Iterable[Table], *, prune: PruneLike | None = None,
     cursor: str | None = None, since: str | None = None, overwrite: bool = False,
 ) -> None:  # fmt: skip
-    """Saves tables into a folder, which is there as a whole, or not at all.
+    """Saves tables into a folder, which is there as a whole or not at all.
 
-    With ``since=`` it is a delta: only the rows that have changed since the last save with that cursor, and the keys
-    whose rows have gone, by whatever write. `restore` finds what it builds on, `compact` makes one of both. While a
-    table has cursors it remembers which keys are touched, in about 25 bytes for each. Where that is not known, a delta
-    has all rows of the table, and builds on nothing: after ``clear``, ``clear_slots``, ``load``, a restore or a move of
-    the table, and once more keys were touched than it has rows (and more than 65,536). A table on a GPU remembers
-    instead, in the host's memory, a digest of each row, in 16 bytes, and twice as much while it is saved: a delta reads
-    all rows on the GPU, copies those that are others, and is known after a ``load`` or a restore too. A delta in which
-    nothing has changed takes half a megabyte of the disk.
+    With ``since=`` it saves a delta: only the rows that have changed since the last save with that cursor, and the keys
+    whose rows are gone, by any write. `restore` finds the checkpoints that a delta builds on, and `compact` makes one
+    checkpoint of them. While a table has cursors it remembers which keys are touched, in about 25 bytes for each. If it
+    does not know them, a delta has all rows of the table, and builds on nothing. That is so after ``clear``,
+    ``clear_slots``, ``load``, a restore or a move of the table, and once more keys were touched than it has rows (and
+    more than 65,536). A table on a GPU keeps a digest of each row instead, in 16 bytes of host memory, and twice as
+    much during a save. A delta then reads all rows on the GPU and copies those that have changed, and the table knows
+    them even after a ``load`` or a restore. A delta in which nothing has changed takes half a megabyte on disk.
 
-    A save takes some 50 MB of memory, 13 bytes a row, and the rows that training comes to while it lasts: less than a
-    tenth of a table from about a gigabyte on. GPU tables, pruned saves and deltas are copied first. A restore needs the
-    memory of the tables, of those that they replace, and about 90 MB.
+    A save takes about 50 MB of memory, 13 bytes a row, and memory for the rows that training touches before they are
+    saved: less than a tenth of a table of a gigabyte or more. GPU tables, pruned saves and deltas are copied first. A
+    restore needs memory for the new tables beside those that they replace, and about 90 MB.
 
-    In several processes all save together, into a folder that they share, as `kvjax.orbax.TableSave` does.
+    In several processes, all save together into a shared folder, as with `kvjax.orbax.TableSave`.
 
     Args:
-      path: of the folder, which is not there yet.
-      tables: live handles by the names they get in the checkpoint; or just handles. Of a state they are
-        ``kvjax.orbax.split(state)[1]``. None at all are a warning.
+      path: the folder, which must not exist yet.
+      tables: live handles by their names in the checkpoint, or just handles. The tables of a state are
+        ``kvjax.orbax.split(state)[1]``. A save without tables warns.
       prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep; by default all.
-      cursor: saves everything, and puts a cursor of this name there, or moves it. Cursors are of the tables that are
-        saved together, and gone with the process; each remembers on its own, as for training and for serving.
-      since: name of the cursor from which to save what has changed; it moves to this save. What that builds on has to
-        be kept, where a restore finds it or is given it as ``base=``; if it is gone, a warning says so.
-      overwrite: replace the checkpoint that is there. Nothing else is replaced.
+      cursor: saves everything, and puts a cursor of this name at this save, or moves it there. A cursor belongs to the
+        tables that are saved together, and ends with the process. Cursors are independent, for example one for training
+        and one for serving.
+      since: name of the cursor since which to save what has changed; the cursor moves to this save. Keep the
+        checkpoints that the delta builds on where a restore finds them or gets them as ``base=``; if one is gone, a
+        warning says so.
+      overwrite: replace the checkpoint that is there. Anything else is never replaced.
 
     Raises:
       CheckpointError: there is something at the path (with `overwrite`, something that is no checkpoint), or another
         process is saving there, or there is no such cursor.
-      ValueError: a table cannot have cursors, or `prune` is beside one.
-      TypeError: something else than tables is given.
-      OSError: the disk is full, or the folder cannot be written. Nothing is left at the path then.
+      ValueError: a table cannot have cursors, or `prune` is given together with one.
+      TypeError: `tables` has something other than tables.
+      OSError: the disk is full, or the folder cannot be written. Then nothing is left at the path.
 
     Example:
       >>> import kvjax, numpy as np, tempfile

@@ -21,8 +21,8 @@ class FileReport:
 
     Attributes:
       path: below the checkpoint.
-      table: that it belongs to; "" for what is of all.
-      size: in bytes, as it was listed.
+      table: name of the table that it belongs to; "" for files of the whole checkpoint.
+      size: in bytes, as listed.
       problem: what is wrong with it, or None.
     """
 
@@ -38,10 +38,10 @@ class Verified:
 
     Attributes:
       path: of the checkpoint.
-      files: all that it should have.
-      unlisted: files below it that belong to nothing, which is no problem.
-      has_manifest: whether there are digests. In the format without, arrays have only the checksums of zarr, and
-        "files" are whole tables.
+      files: reports on all files that it should have.
+      unlisted: files in its folder that do not belong to it, which is no problem.
+      has_manifest: whether there are digests. In the first format, which has none, arrays have only the checksums of
+        zarr, and each of `files` is a whole table.
     """
 
     path: Path
@@ -56,25 +56,26 @@ class Verified:
 
     @property
     def problems(self) -> tuple[FileReport, ...]:
-        """The files that are not."""
+        """The files that are not as they were written."""
         return tuple(file for file in self.files if file.problem is not None)
 
     @property
     def bytes(self) -> int:
-        """Of all files together."""
+        """The size of all files together."""
         return sum(file.size for file in self.files)
 
 
 def verify(path: PathLike) -> Verified:
-    """Reads every file of a checkpoint and compares it with what was written; then, whether a restore would take what
-    they say together. Neither tables nor JAX's backend are needed, and one file is in memory at a time. Of a delta
-    these are its own files: what it builds on is verified by itself.
+    """Reads every file of a checkpoint and compares it with what was written. Then it checks whether a restore would
+    accept their contents. It makes no tables, starts no JAX backend, and has one file in memory at a time. For a delta
+    it reads only the delta's own files: verify the checkpoints that it builds on separately.
 
     Args:
-      path: of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager: then of its last step.
+      path: folder of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager (its last step is
+        read).
 
     Returns:
-      What was found; damage is no error here.
+      What was found. Damage does not raise an error.
 
     Raises:
       CheckpointError: there is no checkpoint at all.

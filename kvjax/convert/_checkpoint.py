@@ -33,12 +33,12 @@ class ExportReport:
     """What an export of a checkpoint has written.
 
     Attributes:
-      table: its name.
-      rows: in the file.
-      total: in the checkpoint.
+      table: name of the table.
+      rows: number of rows in the file.
+      total: number of rows in the checkpoint.
       format: of the file.
-      error: what quantisation has changed, if it was asked for.
-      left: what the format cannot hold, a line each.
+      error: the report of the quantisation error, if rows were quantised.
+      left: what the format cannot hold, one line each.
     """
 
     table: str
@@ -55,30 +55,30 @@ def export_checkpoint(
     base: PathLike | Sequence[PathLike] | None = None, partitions: int = 1,
     progress: Callable[[int], object] | None = None,
 ) -> ExportReport:  # fmt: skip
-    """Writes a table of a checkpoint as a file for other programs, and makes no table for it.
+    """Writes a table of a checkpoint as a file for other programs, without making a table.
 
-    Rows are read in pieces of about 16 MiB, and checked as a restore checks them. Beside them, pruning takes 4 bytes
-    for each row and one for each rule; with ``top_k`` or ``keep`` 24 more. DeepRec's layout has rows in an order of its
-    own: 16 bytes of memory for each, and as much space beside the files as they take, until they are whole.
+    Rows are read in pieces of about 16 MiB, and checked as in a restore. Pruning takes 4 more bytes for each row, and
+    one for each rule; with ``top_k`` or ``keep`` 24 more. DeepRec's layout orders rows differently: it takes 16 bytes
+    of memory for each row, and while the files are written, as much disk space again as they have.
 
     Args:
-      checkpoint: a folder of `kvjax.checkpoint.save`, a step of an Orbax ``CheckpointManager``, or the manager's: then
-        its last step.
-      path: of the file, which is replaced; of "deeprec" the prefix of the files.
-      table: its name; by default the only one.
-      format: "safetensors", "npz", "parquet" or "deeprec"; by default what the path ends with.
+      checkpoint: a folder that `kvjax.checkpoint.save` wrote, a step of an Orbax ``CheckpointManager``, or the
+        manager's folder (its last step is read).
+      path: of the file, which is replaced if it exists; for "deeprec" the prefix of the files.
+      table: name of the table; by default the only one.
+      format: "safetensors", "npz", "parquet" or "deeprec"; by default the extension of the path.
       quantise: "float16", "bfloat16" or "int8"; not for DeepRec.
-      slots: whether to write the optimizer's slots too.
+      slots: whether to also write the optimizer's slots.
       prune: which rows to leave out, as in `kvjax.checkpoint.prune`.
       base: where to look for the checkpoints that a delta builds on, as in `kvjax.checkpoint.restore`.
-      partitions: of DeepRec's variable, see `kvjax.Exported.to_deeprec`.
-      progress: is called with the bytes of each piece that has been read.
+      partitions: number of partitions of DeepRec's variable, see `kvjax.Exported.to_deeprec`.
+      progress: function that is called with the number of bytes of each piece that has been read.
 
     Returns:
       What was written.
 
     Raises:
-      ValueError: there is no such checkpoint or table, it is damaged, or the format cannot hold it.
+      ValueError: there is no such checkpoint or table, or it is damaged, or the format cannot hold it.
       ImportError: a library of the format is not installed.
 
     Example:

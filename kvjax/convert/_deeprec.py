@@ -20,19 +20,19 @@ def from_deeprec(
     """Reads an embedding variable of DeepRec, with its frequencies and versions; needs google-crc32c
     (``pip install kvjax[convert]``).
 
-    Based on DeepRec's ``embedding_var_ckpt_data.cc``, whose names of tensors it reads: "<name>-keys", "-values",
-    "-freqs", "-versions", of "<name>/part_0", "<name>/part_1", ... where the variable is partitioned. A version of -1,
-    which is DeepRec's for a row that no step has written, becomes 0.
+    It reads the tensors that DeepRec's ``embedding_var_ckpt_data.cc`` writes: "<name>-keys", "-values", "-freqs" and
+    "-versions"; of a partitioned variable, those of "<name>/part_0", "<name>/part_1", ... The version -1, which DeepRec
+    uses for rows that no step has written, becomes 0.
 
     Args:
-      path: a folder of checkpoints, of which the last is read, or the prefix of one ("model.ckpt-1000").
-      name: of the variable.
-      slots: of slots to take, DeepRec's name ("Adagrad") to the one of kvjax's optimizer ("sum_of_squares"; a table
-        that was trained with it once says so in ``table.export(slots=True).slots``). Others are left.
+      path: a folder of checkpoints (the last is read), or the prefix of one ("model.ckpt-1000").
+      name: name of the variable.
+      slots: slots to import: DeepRec's name ("Adagrad") to the name in kvjax's optimizer ("sum_of_squares"; after a
+        table has been trained with it once, ``table.export(slots=True).slots`` has the names). Others are left.
 
     Raises:
-      FileError: there is no such checkpoint or variable, a part is missing, the bytes are not what was written, or
-        tensors do not fit each other.
+      FileError: there is no such checkpoint or variable, a part is missing, the bytes are damaged, or tensors do not
+        fit each other.
       ImportError: google-crc32c is not installed.
 
     Example:

@@ -20,15 +20,15 @@ from kvjax.convert._incoming import Incoming, incoming
 def from_safetensors(path: str | os.PathLike[str], columns: Mapping[str, str | None] | None = None) -> Imported:
     """Reads rows of a safetensors file; needs safetensors (``pip install kvjax[convert]``).
 
-    The columns are by default named as `kvjax.Exported` names them, slots as "slot.<name>", so an export comes back as
-    it was; only keys and values have to be there. Rows of int8 come back as float32.
+    By default the columns have the names of `kvjax.Exported`, and slots "slot.<name>", so an export comes back as
+    it was; only keys and values are required. Rows of int8 come back as float32.
 
     Args:
       path: of the file.
-      columns: what they are called there, by kvjax's names, where that differs; "keys": None for numbered rows.
+      columns: names in the file, by kvjax's names, where they differ; "keys": None to number the rows.
 
     Raises:
-      ValueError: it is no such file, lacks a column, or columns do not fit each other.
+      ValueError: it is not such a file, lacks a column, or columns do not fit each other.
       ImportError: safetensors is not installed.
 
     Example:
@@ -46,15 +46,15 @@ def from_safetensors(path: str | os.PathLike[str], columns: Mapping[str, str | N
 def from_npz(path: str | os.PathLike[str], columns: Mapping[str, str | None] | None = None) -> Imported:
     """Reads rows of NumPy's archive of arrays.
 
-    The columns are by default named as `kvjax.Exported` names them, slots as "slot.<name>", so an export comes back as
-    it was; only keys and values have to be there. Rows of int8 come back as float32.
+    By default the columns have the names of `kvjax.Exported`, and slots "slot.<name>", so an export comes back as
+    it was; only keys and values are required. Rows of int8 come back as float32.
 
     Args:
       path: of the file.
-      columns: what they are called there, by kvjax's names, where that differs; "keys": None for numbered rows.
+      columns: names in the file, by kvjax's names, where they differ; "keys": None to number the rows.
 
     Raises:
-      ValueError: it is no such file, lacks a column, or columns do not fit each other.
+      ValueError: it is not such a file, lacks a column, or columns do not fit each other.
 
     Example:
       >>> import tempfile, kvjax, numpy as np
@@ -69,29 +69,29 @@ def from_npz(path: str | os.PathLike[str], columns: Mapping[str, str | None] | N
 def from_parquet(path: str | os.PathLike[str], columns: Mapping[str, str | None] | None = None) -> Imported:
     """Reads rows of a Parquet file; needs pyarrow (``pip install kvjax[parquet]``).
 
-    The columns are by default named as `kvjax.Exported` names them, slots as "slot.<name>", so an export comes back as
-    it was (bfloat16 as float32, which holds it); only keys and values have to be there. Rows are lists of one length.
+    By default the columns have the names of `kvjax.Exported`, and slots "slot.<name>", so an export comes back as
+    it was (bfloat16 as float32, which holds it); only keys and values are required. Rows are lists of the same length.
 
     Args:
       path: of the file.
-      columns: what they are called there, by kvjax's names, where that differs; "keys": None for numbered rows.
+      columns: names in the file, by kvjax's names, where they differ; "keys": None to number the rows.
 
     Raises:
-      ValueError: it is no such file, lacks a column, has nulls, or columns do not fit each other.
+      ValueError: it is not such a file, lacks a column, has nulls, or columns do not fit each other.
       ImportError: pyarrow is not installed.
     """
     return open_file("parquet", path, columns).read()
 
 
 def from_dense(embedding: ArrayLike, keys: ArrayLike | None = None) -> Imported:
-    """Takes the rows of a dense embedding, such as the ``embedding`` of Linen's or nnx' ``Embed``.
+    """Takes the rows of a dense embedding, such as the ``embedding`` of Linen's or NNX's ``Embed``.
 
     Args:
       embedding: ``(n, dim)`` floats.
       keys: ``(n,)`` integers, the key of each row; by default its number.
 
     Raises:
-      ValueError: keys and rows do not fit each other, or a key is there twice.
+      ValueError: keys and rows do not fit each other, or a key occurs twice.
 
     Example:
       >>> import kvjax, numpy as np

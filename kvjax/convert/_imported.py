@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-    """Rows that were read of another system's table, and what was not taken of it.
+    """Rows that were read from another system's table, and what was not taken from it.
 
-    Nothing is made before `make` or `load`; ``table.upsert(imported.rows.keys, imported.rows.values)`` adds the rows to
-    a table that has others.
+    No table is made or changed before `make` or `load`. To add the rows to those of a table, use
+    ``table.upsert(imported.rows.keys, imported.rows.values)``.
 
     Attributes:
       rows: `kvjax.Exported`; frequencies and row versions are 0 where the system has none.
-      key_dtype: of the keys there: "int64", "uint64", "int32" or "uint32".
-      source: the files.
-      left: what was not taken, and why, a line each.
+      key_dtype: dtype of the keys in the source: "int64", "uint64", "int32" or "uint32".
+      source: the files, in words.
+      left: what was not taken, and why, one line each.
 
     Example:
       >>> import kvjax, numpy as np
@@ -48,18 +48,18 @@ class Imported:
         )
 
     def make(self, name: str, **options: object) -> Table:
-        """Makes a table of the rows, or nothing if that fails.
+        """Makes a table of the rows; makes nothing if that fails.
 
         Args:
           name: of the new table.
-          **options: of `kvjax.get_table`. ``key_dtype`` and ``dtype`` are by default those of the rows; with another
-            ``dtype`` the rows are rounded to it.
+          **options: options of `kvjax.get_table`. ``key_dtype`` and ``dtype`` are by default those of the rows; with
+            another ``dtype`` the rows are rounded to it.
 
         Returns:
           The live handle.
 
         Raises:
-          ValueError: there is a table of that name, its dtype can't be that of the rows, or a key does not fit.
+          ValueError: there is a table of that name, a table cannot have the dtype of the rows, or a key does not fit.
           MemoryError: there are more rows than ``max_capacity``.
 
         Example:
@@ -90,7 +90,7 @@ class Imported:
             raise
 
     def load(self, table: Table, cast: bool = False) -> Table:
-        """Replaces the rows of a table; it is unchanged if this fails.
+        """Replaces the rows of a table; the table is unchanged if this fails.
 
         Args:
           table: the live handle.
@@ -100,7 +100,7 @@ class Imported:
           The next handle.
 
         Raises:
-          ValueError: dim or dtype is another, or a key or, with ``cast``, an element of a row does not fit the table's.
+          ValueError: the table has another dim or dtype, or cannot hold a key or, with ``cast``, an element of a row.
           MemoryError: there are more rows than ``max_capacity``.
 
         Example:

@@ -24,18 +24,19 @@ def from_sok(
 ) -> Imported:  # fmt: skip
     """Reads a variable that ``sok.dump`` of NVIDIA's SparseOperationKit wrote.
 
-    Based on SOK's ``dump_load.py``, and not on files of it, which needs a GPU: "<table>-key", "<table>-weight" and
-    "<table>-<optimizer>-<slot>", each a header of 296 bytes (name, kind, slot, dtype; big-endian) and a bare array,
-    with the punctuation of the name as "_"; "meta_info" says how many rows there are, and is held against that.
+    It follows SOK's source, ``dump_load.py``; real files have not been tried, because SOK needs a GPU. The files are
+    "<table>-key", "<table>-weight" and "<table>-<optimizer>-<slot>", where punctuation in the name is "_". Each has a
+    header of 296 bytes (name, kind, slot, dtype; big-endian) and a bare array. The number of rows is checked against
+    "meta_info".
 
     Args:
-      folder: of the files.
-      name: of the variable.
-      slots: of slots to take, SOK's name ("Adagrad-accumulator") to the one of kvjax's optimizer ("sum_of_squares").
+      folder: folder of the files.
+      name: name of the variable.
+      slots: slots to import: SOK's name ("Adagrad-accumulator") to the name in kvjax's optimizer ("sum_of_squares").
         Others are left.
 
     Raises:
-      FileError: a file is missing, is none of SOK's, or sizes do not fit each other.
+      FileError: a file is missing or is not one of SOK's, or sizes do not fit each other.
     """
     return open_sok(folder, name, slots=slots).read()
 

@@ -20,19 +20,19 @@ def from_tfplus(
 ) -> Imported:  # fmt: skip
     """Reads a KvVariable of TFPlus, with its frequencies; needs google-crc32c (``pip install kvjax[convert]``).
 
-    Based on the names and types in TFPlus' ``kv_variable_ops.py`` and ``dynamic_save.hpp``: "<name>-keys", "-values",
-    "-freq_keys" and "-freq_values" (the low 16 bits are the frequency, the high ones a day), of "<name>/part_0", ...
-    where the variable is partitioned; slots are variables named "<name>/<slot>". Rows without a frequency there get 0.
+    It reads the names and types of TFPlus' ``kv_variable_ops.py`` and ``dynamic_save.hpp``: "<name>-keys", "-values",
+    "-freq_keys" and "-freq_values" (the low 16 bits are the frequency, the high ones a day); of a partitioned variable,
+    those of "<name>/part_0", ... Slots are variables named "<name>/<slot>". Rows without a frequency get 0.
 
     Args:
-      path: a folder of checkpoints, of which the last is read, or the prefix of one.
-      name: of the variable.
-      slots: of slots to take, TFPlus' name ("GroupAdam") to the one of kvjax's optimizer, as `from_deeprec` takes them.
-        Others are left.
+      path: a folder of checkpoints (the last is read), or the prefix of one.
+      name: name of the variable.
+      slots: slots to import: TFPlus' name ("GroupAdam") to the name in kvjax's optimizer, as in `from_deeprec`. Others
+        are left.
 
     Raises:
-      FileError: there is no such checkpoint or variable, a part is missing, it is a delta, the bytes are not what was
-        written, or tensors do not fit each other.
+      FileError: there is no such checkpoint or variable, a part is missing, it is a delta, the bytes are damaged, or
+        tensors do not fit each other.
       ImportError: google-crc32c is not installed.
     """
     return open_tfplus(path, name, slots=slots).read()

@@ -22,21 +22,22 @@ def from_tfra(
 ) -> Imported:  # fmt: skip
     """Reads a ``dynamic_embedding.Variable`` of TensorFlow Recommenders Addons that ``save_to_file_system`` wrote.
 
-    The files are bare arrays, "<name>_mht_<i>of<n>_rank<r>_size<s>-keys" and "-values", little-endian. They do not say
-    what they are: of a wrong `dim` or dtype only the sizes can tell. All shards and ranks have to be there. Optimizer
-    slots are variables with files of their own, "<name>/<slot>"; TFRA saves neither frequencies nor scores.
+    The files are bare arrays, "<name>_mht_<i>of<n>_rank<r>_size<s>-keys" and "-values", little-endian. They do not
+    contain `dim` and dtypes: only their sizes can show that these are wrong. All shards and ranks must be there.
+    Optimizer slots are separate variables with their own files, "<name>/<slot>". TFRA saves neither frequencies nor
+    scores.
 
-    Based on files of TFRA 0.8.1 with TensorFlow 2.16.2.
+    It was tested with files of TFRA 0.8.1 with TensorFlow 2.16.2.
 
     Args:
-      folder: of the files.
-      name: of the variable.
-      dim: of the rows; by default what the sizes say.
-      key_dtype: of the variable.
-      dtype: of its values.
-      slots: of slots to take, TFRA's name to the one of kvjax's optimizer: ``{"m": "mu", "v": "nu"}`` for Adam. What a
-        variable's name ends with is enough ("m" for "items/lookup/m"). Keys that a slot lacks have none; other slots
-        are left.
+      folder: folder of the files.
+      name: name of the variable.
+      dim: width of the rows; by default computed from the sizes.
+      key_dtype: dtype of the variable's keys.
+      dtype: dtype of its values.
+      slots: slots to import: TFRA's name to the name in kvjax's optimizer: ``{"m": "mu", "v": "nu"}`` for Adam. The end
+        of a variable's name is enough ("m" for "items/lookup/m"). A key that a slot lacks has no slots; other slots are
+        left.
 
     Raises:
       FileError: a shard is missing, or sizes do not fit.

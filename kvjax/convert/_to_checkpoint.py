@@ -49,10 +49,10 @@ class ImportReport:
     """What an import has written as a checkpoint.
 
     Attributes:
-      table: its name.
-      rows: in the checkpoint.
-      total: in what was read.
-      left: what was not taken, and why, a line each.
+      table: name of the table.
+      rows: number of rows in the checkpoint.
+      total: number of rows in the source.
+      left: what was not taken, and why, one line each.
     """
 
     table: str
@@ -66,32 +66,34 @@ def import_checkpoint(
     variable: str | None = None, prune: PruneLike | None = None, overwrite: bool = False,
     dtype: str | None = None, seed: int | None = None, progress: Callable[[int], object] | None = None, **how: object,
 ) -> ImportReport:  # fmt: skip
-    """Writes another system's table as a checkpoint of one table, and makes no table for it.
+    """Writes another system's table as a checkpoint of one table, without making a table.
 
-    Rows are read and put in order in pieces, of which about 200 MiB are in memory (from 128 GB of rows on a thousandth
-    of them), and one row group of a Parquet file. What is more goes through files beside the checkpoint, which take as
-    much space as the rows until that is whole.
-    Nothing is there if it fails. The table has the default options of `kvjax.get_table`, but for those given here.
+    Rows are read and sorted in pieces, with about 200 MiB in memory (for more than 128 GB of rows, a thousandth of
+    them), and one row group of a Parquet file. Larger tables go through temporary files beside the checkpoint, which
+    take as much space as the rows. If the import fails, nothing is left. The table has the default options of
+    `kvjax.get_table`, except those given here.
 
     Args:
-      source: a file, or what ``kvjax.convert.from_...`` takes first.
-      path: of the folder of the checkpoint, where nothing is yet.
-      table: its name; by default the variable's, or that of the file.
-      format: "safetensors", "npz", "parquet", "tfra", "deeprec", "tfplus" or "sok"; by default what the
-        source ends with.
-      variable: of the other system.
-      prune: which rows to leave out, as in `kvjax.checkpoint.prune`; then all are written once before.
+      source: a file, or the first argument of ``kvjax.convert.from_...``.
+      path: folder of the new checkpoint, where nothing is yet.
+      table: name of the table; by default the name of the variable or of the file.
+      format: "safetensors", "npz", "parquet", "tfra", "deeprec", "tfplus" or "sok"; by default the extension of the
+        source.
+      variable: name of the variable in the other system.
+      prune: which rows to leave out, as in `kvjax.checkpoint.prune`; all rows are written once before they are pruned.
       overwrite: replace the checkpoint that is there.
-      dtype: of the rows; by default theirs. Of "tfra", whose files do not say it, theirs too.
-      seed: of initial rows.
-      progress: is called with the bytes of each piece that is written.
-      **how: what ``kvjax.convert.from_<format>`` takes beside: ``columns``, ``slots``, ``dim``, ``key_dtype``.
+      dtype: dtype of the rows in the checkpoint; by default that of the source. For "tfra", whose files do not contain
+        it, also the dtype of the source.
+      seed: seed of the initial rows.
+      progress: function that is called with the number of bytes of each piece that is written.
+      **how: other arguments of ``kvjax.convert.from_<format>``: ``columns``, ``slots``, ``dim``, ``key_dtype``.
 
     Returns:
       What was written.
 
     Raises:
-      ValueError: it is none of that format, is damaged, or a table cannot hold it; as the function of the format does.
+      ValueError: the source does not have that format, is damaged, or a table cannot hold it; as the function of the
+        format.
       CheckpointError: there is something at the path.
       ImportError: a library of the format is not installed.
 

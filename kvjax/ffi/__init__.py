@@ -166,11 +166,11 @@ def ordinal(device: Any) -> int:
 
 
 def backends() -> dict[str, str]:
-    """Says which backends this process can use.
+    """The backends that this process can use.
 
     Returns:
-      "loaded", or the reason why not, by backend name. "built; no GPU: ..." says that programs for GPUs can be
-      lowered here but not run.
+      "loaded", or the reason why not, by backend name. "built; no GPU: ..." means that programs for GPUs can be lowered
+      here, but not run.
 
     Example:
       >>> import kvjax

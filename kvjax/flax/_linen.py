@@ -39,40 +39,41 @@ class _TableModule(LayerOptions, nn.Module):
 
 
 class Embed(_TableModule):
-    """``flax.linen.Embed`` without a vocabulary: looks rows of a table up by any 64-bit key.
+    """``flax.linen.Embed`` without a vocabulary: looks up rows of a table by any 64-bit key.
 
-    The table stands in ``params`` under "table". Differentiate with `kvjax.value_and_grad`, and update with
+    The table is in ``params`` under "table". Differentiate with `kvjax.value_and_grad`, and update with
     `kvjax.optax.partition`. Several features on one table share one module.
 
     Attributes:
-      table: name of the table that ``init`` makes with the options below, or a `Table`. An ``init`` makes tables anew
-        that an earlier one made, unless they have never been written; modules of one model share a table by its name.
-      features: width of a row; left out, the table is the one that has the name, as it is.
+      table: name of the table that ``init`` makes with the options below, or a `Table`. If an earlier ``init`` made a
+        table of this name and it has been written since, ``init`` replaces it by a new one. Modules of one model share
+        a table by its name.
+      features: width of a row. Without it, the layer uses the existing table of this name.
       dtype: compute dtype of the output; by default the table's.
       param_dtype: dtype of the rows, by default float32.
-      reuse: whether ``init`` goes on with the rows of a live table of this name.
+      reuse: whether ``init`` keeps the rows of a live table of this name.
       initializer: see `kvjax.get_table`; by default normal with variance 1 / features.
       key_dtype: see `kvjax.get_table`.
-      seed: see `kvjax.get_table`; by default ``init`` makes it of its key and the table's name. (Inside ``jit`` its key
-        has no number yet, and the name alone decides.)
+      seed: see `kvjax.get_table`; by default ``init`` makes it from its key and the table's name. (Under ``jit`` the
+        key has no value yet, so only the name decides.)
       trainable: see `kvjax.get_table`.
-      checkpoint: see `kvjax.get_table`, as for the options that follow.
-      capacity: rows to take memory for at once.
-      max_capacity: rows not to exceed.
-      on_full: what happens then.
+      checkpoint: see `kvjax.get_table`, also for the options that follow.
+      capacity: rows to reserve memory for at the start.
+      max_capacity: the most rows that the table should have.
+      on_full: what a full table does.
       admit: which new keys get a row.
-      evict: which rows go.
+      evict: which rows are evicted.
       count: what a frequency counts.
       storage: where rows live.
-      rounding: how training rounds rows of 16 bits.
+      rounding: how training rounds 16-bit rows.
       constraint: function of a row, applied after each update.
       mesh: devices over which rows are sharded.
       devices: a list of devices instead of a mesh.
-      axis: of the mesh, over which they are.
-      partitioner: which device has which row.
+      axis: the axes of the mesh over which rows are sharded.
+      partitioner: which shard owns which key.
       replicated: whether each device has all rows.
-      wire: the dtype in which rows travel.
-      pad_id: the id that marks padding: it reads as zeros, and is neither trained nor counted.
+      wire: the dtype in which rows travel between devices.
+      pad_id: the id that marks padding, which reads as zeros and is neither trained nor counted.
       max_norm: positive number; longer rows are scaled down to this Euclidean norm when they are read.
 
     Example:
@@ -104,7 +105,7 @@ class Embed(_TableModule):
         Args:
           keys: ``(...)``: `kvjax.Keys`, NumPy integers or JAX integers.
           mask: ``(...)`` bool, false for padding.
-          salt: number of a feature that shares the table with others and no row; see `kvjax.Keys.salted`.
+          salt: number of a feature, so that it shares the table with others but no rows; see `kvjax.Keys.salted`.
           missing: what keys without a row read as, for instance "zeros" in evaluation; see `kvjax.Table.lookup`.
 
         Returns:
@@ -116,12 +117,12 @@ class Embed(_TableModule):
 class EmbedBag(_TableModule):
     """Bags: rows of any number of keys combined into one, see `kvjax.lookup_bag`.
 
-    The table stands in ``params`` under "table", and a learned row for empty bags under "default".
+    The table is in ``params`` under "table", and a learned row for empty bags under "default".
 
     Attributes:
-      table: and all other attributes of `Embed`, and
+      table: as in `Embed`, like all attributes that are not listed here.
       combiner: "sum", "mean", "sqrtn" or "max".
-      empty: what a bag without keys gives: "zeros", or "learned", a row that is trained and begins with zeros.
+      empty: the result for a bag without keys: "zeros", or "learned", a row that is trained and begins with zeros.
 
     Example:
       >>> import jax, kvjax, numpy as np
@@ -155,7 +156,7 @@ class EmbedBag(_TableModule):
 
         Args:
           keys: ``(..., L)``, or ``(n,)`` with lengths or segment_ids.
-          lengths: as all that follow, see `kvjax.lookup_bag`.
+          lengths: for this and the arguments that follow, see `kvjax.lookup_bag`.
           segment_ids: ``(n,)`` integers.
           num_segments: a Python integer.
           mask: bool in the shape of the keys, false for padding.

@@ -68,24 +68,24 @@ class _TableModule(nnx.Module):
 
 
 class Embed(_TableModule):
-    """``flax.nnx.Embed`` without a vocabulary: looks rows of a table up by any 64-bit key.
+    """``flax.nnx.Embed`` without a vocabulary: looks up rows of a table by any 64-bit key.
 
-    The table stands in an ``nnx.Param``. Differentiate with `kvjax.flax.nnx.value_and_grad`; a stock
-    ``nnx.Optimizer(model, kvjax.optax.partition(...), wrt=nnx.Param)`` updates it. Several features on one table share
-    one module.
+    The table is in an ``nnx.Param``. Differentiate with `kvjax.flax.nnx.value_and_grad`; a stock ``nnx.Optimizer(model,
+    kvjax.optax.partition(...), wrt=nnx.Param)`` updates it. Several features on one table share one module.
 
     Args:
-      table: name of the table that the layer makes with the options below, or a `Table`. A new layer makes a table anew
-        that an earlier one made, unless it has never been written; layers of one model share a table by its name.
-      features: width of a row; left out, the table is the one that has the name, as it is.
+      table: name of the table that the layer makes with the options below, or a `Table`. If an earlier layer made a
+        table of this name and it has been written since, a new layer replaces it by a new table. Layers of one model
+        share a table by its name.
+      features: width of a row. Without it, the layer uses the existing table of this name.
       dtype: compute dtype of the output; by default the table's.
       param_dtype: dtype of the rows, by default float32.
-      pad_id: the id that marks padding: it reads as zeros, and is neither trained nor counted.
+      pad_id: the id that marks padding, which reads as zeros and is neither trained nor counted.
       max_norm: positive number; longer rows are scaled down to this Euclidean norm when they are read.
-      rngs: whose "params" (or default) key seeds the initial rows, together with the table's name; nothing is drawn
-        from it. Without it the name alone does.
+      rngs: its "params" (or default) key, together with the table's name, seeds the initial rows; nothing is drawn from
+        it. Without `rngs`, only the name seeds them.
       **options: initializer (by default normal with variance 1 / features), key_dtype and the other options of
-        `kvjax.get_table`, and ``reuse=True`` to go on with the rows of a live table of this name.
+        `kvjax.get_table`, and ``reuse=True`` to keep the rows of a live table of this name.
 
     Example:
       >>> import kvjax, numpy as np
@@ -112,7 +112,7 @@ class Embed(_TableModule):
         Args:
           keys: ``(...)``: `kvjax.Keys`, NumPy integers or JAX integers.
           mask: ``(...)`` bool, false for padding.
-          salt: number of a feature that shares the table with others and no row; see `kvjax.Keys.salted`.
+          salt: number of a feature, so that it shares the table with others but no rows; see `kvjax.Keys.salted`.
           missing: what keys without a row read as, for instance "zeros" in evaluation; see `kvjax.Table.lookup`.
 
         Returns:
@@ -124,13 +124,13 @@ class Embed(_TableModule):
 class EmbedBag(_TableModule):
     """Bags: rows of any number of keys combined into one, see `kvjax.lookup_bag`.
 
-    The table stands in an ``nnx.Param``, and so does the learned row for empty bags, if there is one.
+    The table is in an ``nnx.Param``, and so is the learned row for empty bags, if there is one.
 
     Args:
-      table: as all arguments that are not listed here, see `Embed`.
+      table: for this and all arguments that are not listed here, see `Embed`.
       features: width of a row; may be left out if the table exists.
       combiner: "sum", "mean", "sqrtn" or "max".
-      empty: what a bag without keys gives: "zeros", or "learned", a row that is trained and begins with zeros.
+      empty: the result for a bag without keys: "zeros", or "learned", a row that is trained and begins with zeros.
 
     Example:
       >>> import kvjax, numpy as np
@@ -166,7 +166,7 @@ class EmbedBag(_TableModule):
 
         Args:
           keys: ``(..., L)``, or ``(n,)`` with lengths or segment_ids.
-          lengths: as all that follow, see `kvjax.lookup_bag`.
+          lengths: for this and the arguments that follow, see `kvjax.lookup_bag`.
           segment_ids: ``(n,)`` integers.
           num_segments: a Python integer.
           mask: bool in the shape of the keys, false for padding.
@@ -193,17 +193,17 @@ def value_and_grad(
     """Like ``nnx.value_and_grad``, for models that hold tables; see `kvjax.value_and_grad`.
 
     Args:
-      fun: its positional arguments may be models, by default the first is differentiated; returns a ``()`` float, or
-        with has_aux a pair (float, any pytree). Changes that it makes to other state of the models (batch statistics,
-        random counts) are kept.
+      fun: function whose positional arguments may be models; by default the first is differentiated. It returns a
+        ``()`` float, or with has_aux a pair (float, any pytree). Changes that it makes to other state of the models
+        (batch statistics, random counts) are kept.
       has_aux: see `fun`.
       wrt: filter of the variables to differentiate.
       argnums: which positional arguments to differentiate, models or trees of arrays and tables: an integer, an
         ``nnx.DiffState`` for another filter, or several of them.
 
     Returns:
-      A function with the arguments of `fun` that returns ``(value, gradients)``; those of a model are an ``nnx.State``
-      for ``nnx.Optimizer.update``, and those of several arguments a tuple.
+      A function with the arguments of `fun` that returns ``(value, gradients)``. The gradients of a model are an
+      ``nnx.State`` for ``nnx.Optimizer.update``, those of several arguments a tuple.
 
     Example:
       >>> import kvjax, jax.numpy as jnp

@@ -23,8 +23,8 @@ class AccumulateState(NamedTuple):
 
     Attributes:
       steps: ``()`` int32, gradients since the last update.
-      grads: the gradients of the steps since then: each leaf ``(every, ...)``, those of a table as `KeptRows`; None
-        before the first.
+      grads: the gradients of these steps, each leaf ``(every, ...)``, those of a table as `KeptRows`; None before the
+        first step.
       inner: state of the transform.
     """
 
@@ -44,19 +44,20 @@ class KeptRows(NamedTuple):
 
 
 def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformationExtraArgs:
-    """Updates once for so many steps, by the mean of their gradients: what ``optax.MultiSteps`` does for dense tables.
+    """Updates once for several steps, by the mean of their gradients, as ``optax.MultiSteps`` does for dense
+    parameters.
 
     The gradients of tables are summed by key over all of these steps (`kvjax.merge`), so a key that occurs in one of
-    them is trained as one that occurs in each. The steps in between write nothing. The gradients are kept in the state,
-    which they enter with the first step: that one is compiled for itself, and cannot be the body of a ``lax.scan``. To
-    restore a state takes one of after a step as a template (``jax.eval_shape`` of a step gives it), and not ``init``'s.
-    Where all microbatches are there at once, ``lax.scan`` over them and `kvjax.merge` need no such memory. Of an update
-    that a table refuses the gradients are gone, also with ``partition(..., on_refused="keep")``: after `kvjax.commit`
-    training goes on with the next batches.
+    them is trained like one that occurs in each. The steps in between write nothing. The state keeps the gradients, and
+    gets their structure in the first step. So the first step is compiled separately, and cannot be the body of a
+    ``lax.scan``; and the template for a restore is a state after a step (``jax.eval_shape`` of a step gives it), not
+    the state of ``init``. If all microbatches are there at once, ``lax.scan`` over them and `kvjax.merge` need no such
+    memory. If a table refuses an update, the gradients of its steps are lost, even with ``partition(...,
+    on_refused="keep")``: after `kvjax.commit` training goes on with the next batches.
 
     Args:
       tx: a transform of the whole tree of parameters, such as `partition`.
-      every: steps for each update, 1 or more. Their batches are of one shape.
+      every: steps for each update, 1 or more. Their batches must have the same shape.
 
     Returns:
       An optax transform.

@@ -23,7 +23,7 @@ class EmaRowsState(NamedTuple):
     """State of `ema_rows`.
 
     Attributes:
-      ema: the average, of the parameters' shape and dtype.
+      ema: the average, in the parameters' shape and dtype.
     """
 
     ema: PyTree
@@ -33,16 +33,16 @@ def ema_rows(decay: float) -> optax.GradientTransformation:
     """Keeps an exponential moving average of parameters, and changes no update: put it last in a chain.
 
     The average starts at the parameters: ``average = decay * average + (1 - decay) * parameters`` after every step. In
-    tables a row that a batch leaves out does not move, and its average does not either. What a table's ``constraint=``
-    or rounding changes afterwards is not averaged.
+    tables, a row that a batch leaves out does not move, nor does its average. The average does not contain what a
+    table's ``constraint=`` or rounding changes after the update.
 
     Args:
       decay: in 0..1.
 
     Returns:
       An optax transform; its update needs ``params``. Its slot in tables is "ema", ``(dim,)``, which ``lookup(keys,
-      slot="ema")`` reads, and all of a model in which `averaged` stands. That of dense parameters is
-      ``optax.tree_utils.tree_get(state.dense, "ema")`` of the state of `partition`.
+      slot="ema")`` reads; `averaged` makes a whole model read it. The average of dense parameters is
+      ``optax.tree_utils.tree_get(state.dense, "ema")``, from the state of `partition`.
 
     Raises:
       ValueError: `decay` is not in 0..1; or, in ``update``, without params.
@@ -76,21 +76,21 @@ def ema_rows(decay: float) -> optax.GradientTransformation:
 
 
 def averaged(params: T, tx: TableTx) -> T:
-    """Parameters whose tables read as the averages that `ema_rows` keeps, for evaluation and export; writes nothing.
+    """Parameters whose tables read the averages that `ema_rows` keeps, for evaluation and export. Nothing is written.
 
     Args:
       params: a tree that holds tables, or a `Table`.
-      tx: what `partition` was given as ``tables=``, or `Table.apply` as its transform. Tables whose transform has no
-        `ema_rows` stay as they are, and so do dense parameters.
+      tx: the ``tables=`` of `partition`, or the transform of `Table.apply`. Tables whose transform has no `ema_rows`
+        stay as they are, and so do dense parameters.
 
     Returns:
-      The same tree. Its tables only read: lookups, also of layers and bags, and `Table.export`; a checkpoint of them
-      has the averages as rows. A key without a row, and a row that no step of this optimizer has written, read as they
-      are.
+      The same tree. Its tables can only be read: by lookups, also of layers and bags, and by `Table.export`. A
+      checkpoint of them has the averages as rows. Keys without a row, and rows that no step of this optimizer has
+      written, read as without `averaged`.
 
     Raises:
-      KeyError: no table has an `ema_rows`, or one has several, which have no single name.
-      ValueError: a table has a row that unadmitted keys share; or a gradient is taken at these parameters.
+      KeyError: no table has an `ema_rows`, or one has several, so that the name is not unique.
+      ValueError: a table has a row that unadmitted keys share; or a gradient is taken at the returned parameters.
 
     Example:
       >>> import jax.numpy as jnp, kvjax, optax

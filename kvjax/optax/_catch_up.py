@@ -26,40 +26,41 @@ T = TypeVar("T")
 def catch_up(tx: HasUpdate, replay: int = 0) -> Late:
     """Makes a table equal to a dense array, whichever rows a batch leaves out.
 
-    Dense training moves all rows in every step: by their momentum, by weight decay. A table that is trained by `tx`
-    itself leaves rows as they are that are not in the batch (lazy). With this transform, a row that is touched first
-    makes up for the steps that it has missed, by formulas that cost the same however many they are; and so does a row
-    that is read, through what `caught_up` gives. Dense training begins at step 0, so a new row makes up for all steps
-    since then: with weight decay its initial row has decayed. What `Table.upsert` and the like write is taken as the
-    row of the step that last trained it.
+    Dense training moves all rows in every step, by their momentum and by weight decay. A table that is trained by `tx`
+    itself does not touch rows that are not in the batch (lazy). With this transform, a row that is touched first makes
+    up for the steps that it has missed, by formulas whose cost does not depend on their number. A row that is read
+    through `caught_up` does the same. Dense training begins at step 0, so a new row makes up for all steps since then:
+    with weight decay, its initial row has decayed. Rows that `Table.upsert` and similar calls write count as the rows
+    of the step that last trained them.
 
-    It works for what moves a row without a gradient by its moments, at rates that follow from the step: ``optax.sgd``,
-    with momentum or Nesterov's, ``optax.adam``, ``adamw``, ``nadam``, ``yogi``, ``rmsprop``, ``adadelta``, ``adagrad``,
-    and what is chained of them with ``optax.add_decayed_weights`` and schedules. Whether it is such a transform is
-    tried in float64, as it is made. Counts are shared by all rows (``count="global"``).
+    It works for transforms that, without a gradient, move a row by its moments, at rates that follow from the step:
+    ``optax.sgd`` (with momentum or Nesterov's), ``optax.adam``, ``adamw``, ``nadam``, ``yogi``, ``rmsprop``,
+    ``adadelta``, ``adagrad``, and chains of these with ``optax.add_decayed_weights`` and schedules. `catch_up` tests in
+    float64 whether `tx` is such a transform. Counts are shared by all rows (``count="global"``).
 
-    What has no such formulas takes the missed steps one by one, if `replay` says up to how many: ``optax.adabelief``,
-    ``amsgrad``, ``adamax``, ``radam``, norms of a row, and ``optax.inject_hyperparams``, whose last rates are kept. It
-    costs as many updates of a row as it has missed steps. Of more steps the first ones are taken, and in the rest rows
-    and slots go on by what multiplies them: whether that is dense training to 1e-5 of a row's way is tried as well.
-    Rates that are kept in the state are exact in the last `replay` steps; of older ones the oldest of these stands in.
+    Transforms without such formulas replay the missed steps one by one, up to `replay` steps: ``optax.adabelief``,
+    ``amsgrad``, ``adamax``, ``radam``, norms of a row, and ``optax.inject_hyperparams``, whose last rates are kept. A
+    row then costs as many updates as it has missed steps. If it has missed more than `replay`, the first `replay` steps
+    are replayed, and for the rest rows and slots are only multiplied by their decay. `catch_up` also tests whether that
+    equals dense training to 1e-5 of a row's displacement. Rates that are kept in the state are exact for the last
+    `replay` steps; in place of older rates, the oldest that is kept is used.
 
     Args:
       tx: an optax transform.
-      replay: 0, or the steps in which its moments end: 200 where beta1 is 0.9. At most 4096.
+      replay: 0, or the number of steps in which the moments fade out: 200 if beta1 is 0.9. At most 4096.
 
     Returns:
-      What `partition`, `Table.apply` and `check_compatibility` take as a transform of rows. Beside the slots of `tx` a
-      row has "last_step" and up to eight numbers, four bytes each: "reach..." (how far its moments carry it) and
-      "decay_..."; with `replay` only the first.
+      A transform of rows for `partition`, `Table.apply` and `check_compatibility`. Beside the slots of `tx`, a row has
+      "last_step" and up to eight numbers: "reach..." (how far its moments will carry it) and "decay_...", four bytes
+      each. With `replay` it has only "last_step".
 
     Raises:
       TypeError: `tx` is not an optax transform.
-      ValueError: it has no closed form, with the reason: the step without a gradient keeps its size (``optax.lion``,
-        ``signum``, Adam with beta1 above the root of beta2) or is made otherwise (``adabelief``), rows decay faster
-        than what moves them, or its rates are in the state (``optax.inject_hyperparams``). With `replay`: its steps do
-        not end. From a write: the gradient was taken at rows as they are stored, and not through `caught_up`; or the
-        table has ``constraint=`` or a row that unadmitted keys share.
+      ValueError: `tx` has no closed form; the message gives the reason: a step without a gradient keeps its size
+        (``optax.lion``, ``signum``, Adam with beta1 above the root of beta2) or has another form (``adabelief``), rows
+        decay faster than the moments that move them, or the rates are in the state (``optax.inject_hyperparams``). With
+        `replay`: the steps without a gradient do not fade out. From a write: the gradient was taken at rows as they are
+        stored, and not through `caught_up`; or the table has ``constraint=`` or a row that unadmitted keys share.
 
     Example:
       >>> import jax.numpy as jnp, kvjax, numpy as np, optax
@@ -76,24 +77,24 @@ def catch_up(tx: HasUpdate, replay: int = 0) -> Late:
 
 
 def caught_up(params: T, state: PyTree, tx: TableTx) -> T:
-    """Parameters whose tables read as they are now, where rows in the table may be behind: for losses, evaluation,
-    `Table.export` and checkpoints. Nothing is written.
+    """Parameters whose tables read up-to-date rows, although the stored rows may be behind. It is for losses,
+    evaluation, `Table.export` and checkpoints. Nothing is written.
 
     Args:
       params: a tree that holds tables, or a `Table`.
-      state: the optimizer's state that belongs to them: any tree with that of `partition`, or what `Table.apply`
-        returned for the table.
-      tx: what `partition` was given as ``tables=``, or `Table.apply` as its transform. Tables whose transform is not
-        made by `catch_up` stay as they are.
+      state: the optimizer's state that belongs to `params`: any tree that contains the state of `partition`, or what
+        `Table.apply` returned for the table.
+      tx: the ``tables=`` of `partition`, or the transform of `Table.apply`. Tables whose transform is not made by
+        `catch_up` stay as they are.
 
     Returns:
-      The same tree. Its tables only read: lookups, also of layers and bags, `Table.size`, `Table.export` and
-      `Table.snapshot`, and so checkpoints that are saved of it, have rows and slots of now. A write takes the
-      parameters from before.
+      The same tree. Its tables can only be read: lookups, also of layers and bags, `Table.size`, `Table.export`,
+      `Table.snapshot`, and checkpoints of this tree have up-to-date rows and slots. For a write, pass the original
+      `params`.
 
     Raises:
-      ValueError: there is no state for a table, or the table can not be trained so (see `catch_up`). From a lookup or
-        an export: rows are ahead of the state, which is not the one that the last write returned.
+      ValueError: there is no state for a table, or the table cannot be trained in this way (see `catch_up`). From a
+        lookup or an export: rows are newer than the state, which is not the one that the last write returned.
 
     Example:
       >>> import jax, jax.numpy as jnp, kvjax, optax
@@ -133,12 +134,12 @@ def caught_up(params: T, state: PyTree, tx: TableTx) -> T:
 
 
 def sweep(params: T, state: PyTree, tx: TableTx) -> T:
-    """Writes all rows of tables as they are now, so that what reads them as they are stored is right: policies of
-    eviction (`Table.evict`), `Table.upsert`, serving. Not inside ``jit``.
+    """Brings all stored rows of tables up to date, for code that reads rows as they are stored: eviction policies
+    (`Table.evict`), `Table.upsert`, serving. Not inside ``jit``.
 
-    It copies each table out and in, which takes as long as `Table.export` and `Table.load` and as much memory as the
-    table, so it is for now and then. `Table.export` and checkpoints need it not: they take what `caught_up` gives.
-    When training by this transform has ended, ``table.clear_slots()`` after it makes an ordinary table.
+    It copies all rows of each table out and loads them again, which takes as long as `Table.export` and `Table.load`,
+    and as much memory as the table. So call it rarely. `Table.export` and checkpoints do not need it: use `caught_up`
+    for them. At the end of training with this transform, ``table.clear_slots()`` after `sweep` makes an ordinary table.
 
     Args:
       params: as for `caught_up`.

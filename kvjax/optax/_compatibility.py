@@ -53,10 +53,10 @@ class LeafReport:
       kept: "slot", beside each row, or "global", for all rows together.
       slot_under: the choices of ``count=`` that make it a slot.
       verdict: that of `Compatibility`, for this leaf.
-      difference: its greatest difference from dense training, of its greatest magnitude there, with rows that are
-        touched now and then; nan where there is no counterpart.
+      difference: its greatest difference from dense training, as a part of its greatest magnitude there, with rows that
+        are touched now and then; nan if it has no counterpart there.
       from_value: whether it starts from the values of a row.
-      mend: what makes it that of dense training, if anything does.
+      mend: what would make it equal to dense training, if anything does.
     """
 
     name: str
@@ -76,9 +76,10 @@ class CountReport:
     Attributes:
       every_step: see `Compatibility`.
       some_steps: see `Compatibility`.
-      reached: how far a gradient that comes alone moves its row in the end, when the row is touched now and then
-        without a gradient: least and most, as a part of its way in dense training. 1 and 1: gradients are conserved;
-        less: a part goes with the steps that a row misses; 0: one that is held back is lost; 2: one is applied twice.
+      reached: how far a single gradient moves its row in the end, if the row is touched now and then without a
+        gradient: the least and the most, as parts of the way in dense training. 1 and 1 mean that gradients are
+        conserved; less, that a part is lost with the steps that a row misses; 0, that a gradient was held back and
+        lost; 2, that one was applied twice.
     """
 
     every_step: float
@@ -91,13 +92,14 @@ class Compatibility:
     """What a transform does to the rows of a table; made by `check_compatibility`.
 
     Attributes:
-      verdict: "equal" to dense training; "lazy": equal to it as long as every row is touched in every step; "per row":
-        another thing than in dense training, where rows depend on each other, or on how many there are; "refused".
+      verdict: "equal": equal to dense training; "lazy": equal to it as long as every row is touched in every step; "per
+        row": different, because in dense training rows depend on each other, or on their number; "refused".
       every_step: greatest difference of a row from dense training with the same gradients, when every row is touched in
         every step, as a part of the greatest displacement.
       some_steps: the same when about half of the rows are touched in a step.
       counts: the same by the choices of ``count=`` (see `rowwise`), and whether gradients are conserved.
-      leaves: of its state; those of a refused transform as they would be, none if its state cannot be made of rows.
+      leaves: reports on the leaves of its state; for a refused transform as they would be, none if rows cannot have its
+        state.
       reason: why it is refused, or what the verdict means.
       mend: what to do about it.
     """
@@ -137,24 +139,24 @@ class Compatibility:
 
 
 def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compatibility:
-    """What a transform does to the rows of a table that are `dim` wide, compared with a dense array.
+    """Computes what a transform does to the rows of a table with `dim` columns, compared with a dense array.
 
-    Whether rows depend on each other is read off the transform's jaxpr, for all numbers there may be. How much of a
-    difference it makes is measured: 8 steps of random gradients on 6 rows, dense and row by row. `partition` and
-    `rowwise` do only the first, which takes milliseconds: they warn of a transform that depends on other rows, once,
-    and refuse those that would be something else row by row.
+    It reads from the transform's jaxpr whether rows depend on each other, which holds for all inputs. It measures how
+    much difference that makes, with 8 steps of random gradients on 6 rows, dense and row by row. `partition` and
+    `rowwise` only do the first, which takes milliseconds: they warn once of a transform in which rows depend on each
+    other, and refuse transforms that would be a different optimizer row by row.
 
     Args:
       tx: an optax transform, or `rowwise(tx, count=)`.
       dim: width of the rows.
-      **extra_args: those of its update, such as ``value=1.0``.
+      **extra_args: extra arguments of its update, such as ``value=1.0``.
 
     Returns:
       `Compatibility`; print it.
 
     Raises:
-      TypeError: `tx` is no transform, or it wants other extra arguments.
-      ValueError: `dim` is no width of a row.
+      TypeError: `tx` is not a transform, or its update needs other extra arguments.
+      ValueError: `dim` is not a valid width of a row.
 
     Example:
       >>> import kvjax, optax

@@ -34,7 +34,7 @@ class ApplyIfFiniteState(NamedTuple):
     """State of `apply_if_finite`, with the names that optax gives it.
 
     Attributes:
-      notfinite_count: ``()`` int32, steps in a row that were not finite.
+      notfinite_count: ``()`` int32, consecutive steps that were not finite.
       last_finite: ``()`` bool, whether the last step was finite.
       total_notfinite: ``()`` int32, steps that were not finite so far.
       inner_state: state of the transform.
@@ -51,7 +51,7 @@ class LossScaleState(NamedTuple):
 
     Attributes:
       loss_scale: ``()`` float32, what the next loss is to be multiplied by.
-      finite_steps: ``()`` int32, finite steps since the scale has changed.
+      finite_steps: ``()`` int32, finite steps since the scale last changed.
       inner_state: state of the transform.
     """
 
@@ -108,15 +108,15 @@ def is_finite(grads: Any) -> jax.Array:
 def apply_if(
     tx: optax.GradientTransformation, condition: Callable[[PyTree], ArrayLike]
 ) -> optax.GradientTransformationExtraArgs:
-    """Updates only by gradients for which a condition holds; a step in which it does not writes nothing.
+    """Updates only in steps whose gradients meet a condition; other steps write nothing.
 
-    Neither dense parameters nor tables change then: no row is made, no frequency counted, and the states of
-    optimizers stay as they are.
+    In a step that is left out, neither dense parameters nor tables change: no row is made, no frequency is counted, and
+    the states of optimizers stay as they are.
 
     Args:
       tx: a transform of the whole tree of parameters, such as `partition`.
-      condition: function of the gradients to a ``()`` bool. In the place of the gradient of a table it gets its rows
-        ``(n, dim)``, those of equal keys summed, then rows of zeros.
+      condition: function of the gradients that returns a ``()`` bool. For a table it gets the merged gradient rows
+        ``(n, dim)``: those of equal keys summed, then rows of zeros.
 
     Returns:
       An optax transform.
@@ -160,11 +160,12 @@ def apply_if_finite(
 ) -> optax.GradientTransformationExtraArgs:
     """``optax.apply_if_finite`` for dense parameters and tables together: leaves out steps that are not finite.
 
-    Optax's own cannot go around `partition`, which writes rows as it updates; inside, it would skip rows.
+    Optax's own cannot go around `partition`, because `partition` writes rows in its update; inside `partition` it would
+    skip single rows.
 
     Args:
       tx: a transform of the whole tree of parameters, such as `partition`.
-      max_consecutive_errors: so many steps in a row are left out; one more is taken as it is.
+      max_consecutive_errors: at most this many consecutive steps are left out; the next one is taken as it is.
 
     Returns:
       An optax transform.
@@ -215,15 +216,15 @@ def scale_loss(
 ) -> optax.GradientTransformationExtraArgs:
     """Dynamic loss scaling (Micikevicius et al. 2018, arXiv:1710.03740) of dense parameters and tables together.
 
-    The loss is multiplied by ``loss_scale`` of the state, so that gradients of 16 bits do not vanish; ``update``
-    divides gradients by it. A step whose gradients are not finite writes nothing and divides the scale by `factor`;
-    after `period` finite steps in a row it is multiplied by it.
+    You multiply the loss by ``loss_scale`` of the state, so that 16-bit gradients do not vanish; ``update`` divides
+    gradients by it. A step whose gradients are not finite writes nothing and divides the scale by `factor`. After
+    `period` consecutive finite steps the scale is multiplied by `factor`.
 
     Args:
       tx: a transform of the whole tree of parameters, such as `partition`.
       initial: first scale.
       period: finite steps until the scale grows.
-      factor: by which it grows and shrinks, more than 1. Powers of two round nothing.
+      factor: by which the scale grows and shrinks, more than 1. Powers of two cause no rounding.
 
     Returns:
       An optax transform. ``optax.tree_utils.tree_get(state, "loss_scale")`` is the scale for the next loss.

@@ -18,8 +18,8 @@ class FtrlState(NamedTuple):
     """State of `ftrl`, of the parameters' shapes.
 
     Attributes:
-      z: gradients less what the parameters have made of them; needed where these are 0.
-      sum_of_squares: of gradients.
+      z: the sum of gradients minus the part that is in the parameters; needed where parameters are 0.
+      sum_of_squares: sums of squared gradients.
     """
 
     z: PyTree
@@ -30,9 +30,9 @@ class GroupAdamState(NamedTuple):
     """State of `group_adam`.
 
     Attributes:
-      count: ``()`` int32, steps; of a row, in tables.
+      count: ``()`` int32, steps; in tables, the steps of a row.
       mu, nu: moments.
-      z: what the parameters follow from; needed where these are 0.
+      z: the value from which parameters are computed; needed where they are 0.
     """
 
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]  (the name every optax state gives it)
@@ -51,19 +51,18 @@ def ftrl(
 ) -> optax.GradientTransformationExtraArgs:
     """FTRL-Proximal (McMahan et al. 2013, "Ad Click Prediction: a View from the Trenches"), with sparse parameters.
 
-    With n the sum of squared gradients, ``z += g + 2 l2_shrinkage w - (sqrt(n_new) - sqrt(n)) / lr w``, and
-    ``w = (sign(z) l1 - z) / ((beta + sqrt(n)) / lr + 2 l2)``, or 0 where ``|z| <= l1``. z is taken from w
-    wherever w is not 0. So the first gradient moves parameters from where they are (where z starts at 0, it throws
-    initial rows away), a rate that changes, also to 0, does not move what has been learnt, and without `l1` and `l2`
-    this is Adagrad. In tables it is equal to dense training, whichever rows a batch touches,
-    unless there is `l2_shrinkage`.
+    With n the sum of squared gradients, ``z += g + 2 l2_shrinkage w - (sqrt(n_new) - sqrt(n)) / lr w``, and ``w =
+    (sign(z) l1 - z) / ((beta + sqrt(n)) / lr + 2 l2)``, or 0 where ``|z| <= l1``. z is computed from w wherever w is
+    not 0. So the first gradient moves parameters from their initial values (if z started at 0, initial rows would be
+    thrown away). A change of the rate, even to 0, does not move what has been learnt. Without `l1` and `l2` this is
+    Adagrad. In tables it is equal to dense training, whichever rows a batch touches, unless there is `l2_shrinkage`.
 
     Args:
       learning_rate: number.
       l1: makes parameters exactly 0.
       l2: keeps them small.
-      l2_shrinkage: the same as part of the gradient.
-      beta: is added to the root of the sum.
+      l2_shrinkage: keeps them small, as part of the gradient.
+      beta: added to the root of the sum.
       initial_accumulator_value: where sums begin.
 
     Returns:
@@ -159,19 +158,18 @@ def group_adam(
     l2: float | jax.Array = 0.0,
     l21: float | jax.Array = 0.0,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam with sparse groups (Yue et al. 2021, arXiv:2107.14432): rows that do not earn their place become zeros.
+    """Adam with sparse groups (Yue et al. 2021, arXiv:2107.14432): rows whose gradients are too small become zeros.
 
-    A group is a row, what the last axis of a parameter has; a vector is one row. With the moments m and v of Adam,
-    corrected, and ``q = (sqrt(v) + eps) / lr``: ``z += m - (q_new - q) w``; s is z, each element l1 nearer to 0; and
-    ``w = -s max(0, 1 - sqrt(dim) l21 / |s|) / (q_new + 2 l2)``. z is taken from w wherever w is not 0, as by `ftrl`,
-    and without `l1`, `l2` and `l21` this is Adam. In tables a row counts its own steps, as with Adam, and is lazy like
-    it.
+    A group is a row along the last axis of a parameter; a vector is one row. With the bias-corrected moments m and v of
+    Adam, and ``q = (sqrt(v) + eps) / lr``: ``z += m - (q_new - q) w``; s is z with each element l1 nearer to 0; and ``w
+    = -s max(0, 1 - sqrt(dim) l21 / |s|) / (q_new + 2 l2)``. z is computed from w wherever w is not 0, as in `ftrl`, and
+    without `l1`, `l2` and `l21` this is Adam. In tables it is lazy like Adam, and a row counts its own steps.
 
     Args:
       learning_rate: number.
       b1: decay of the first moment.
       b2: decay of the second moment.
-      eps: is added to the root of the second moment.
+      eps: added to the root of the second moment.
       l1: makes elements exactly 0.
       l2: keeps them small.
       l21: makes rows exactly 0.

@@ -1,4 +1,4 @@
-"""Adam over gaps: a touched row takes at once the way that dense Adam carries it until its next touch."""
+"""Adam over gaps: a touched row moves at once as far as dense Adam would carry it until its next touch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class GapAdamRows(NamedTuple):
     """What `gap_adam` keeps beside parameters.
 
     Attributes:
-      mu: of the parameter's shape: what is left of the first moment for the steps to come.
+      mu: of the parameter's shape: the part of the first moment that is left for later steps.
       nu: of the parameter's shape: the second moment.
       touched: of a parameter ``(..., dim)`` ``(...)`` int32: the step that last updated a row, 0 if none has.
     """
@@ -50,27 +50,27 @@ def gap_adam(
 ) -> optax.GradientTransformationExtraArgs:
     """Adam for rows that batches leave out, at the rate of dense Adam.
 
-    Dense Adam (Kingma and Ba 2015, arXiv:1412.6980) moves a row also in the steps that leave it out, and its second
-    moment fades in them. A table that runs ``optax.adam`` does neither (nor does TensorFlow's LazyAdam), so its rows
-    move less, the more the rarer they are, and want another rate. Here the second moment fades by the steps that a row
-    has missed, and a touched row takes at once what the first moment carries it in as many steps as lie behind its last
-    touch; the rest stays in the moment, and goes over the root that the second moment had at that touch. So each
-    gradient goes as far as in dense Adam, only sooner or later, however often a row is touched. What `catch_up` makes
-    equal to dense training step by step is here so in sum, without views of rows.
+    Dense Adam (Kingma and Ba 2015, arXiv:1412.6980) also moves a row in steps whose batch leaves it out, and its second
+    moment fades in them. A table that runs ``optax.adam`` does neither (nor does TensorFlow's LazyAdam), so rare rows
+    move less, and need a higher rate. Here the second moment fades by the steps that a row has missed. A row that is
+    touched k steps after its last touch moves at once as far as the first moment would carry it in k steps. The rest
+    stays in the first moment, and is later divided by the root that the second moment had at this touch. So each
+    gradient moves its row as far as in dense Adam, only sooner or later, however often the row is touched. `catch_up`
+    equals dense training in every step; this does in sum, and needs no `caught_up`.
 
-    Where every step touches all rows it is ``optax.adam``, and so it is for dense parameters.
+    If every step touches all rows, as with dense parameters, it equals ``optax.adam``.
 
     Args:
       learning_rate: number or schedule.
-      b1: how the first moment fades in a step.
-      b2: how the second one does.
-      eps: is added to the root of the second moment.
+      b1: decay of the first moment.
+      b2: decay of the second moment.
+      eps: added to the root of the second moment.
 
     Returns:
       An optax transform. Its slots in tables are "mu" and "nu" ``(dim,)`` float32 and "touched" ``()`` int32.
 
     Raises:
-      ValueError: `b1` or `b2` is no factor below 1, or `b1` is not below the root of `b2`.
+      ValueError: `b1` or `b2` is not from 0 to below 1, or `b1` is not below the root of `b2`.
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np

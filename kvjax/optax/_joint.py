@@ -25,17 +25,17 @@ def as_arrays(grads: Any) -> tuple[Any, Any]:
 
 
 def global_norm(grads: PyTree) -> jax.Array:
-    """``optax.tree.norm`` of dense and sparse gradients together: what dense tables would give.
+    """``optax.tree.norm`` of dense and sparse gradients together, equal to that of dense arrays.
 
     Args:
-      grads: as `kvjax.value_and_grad` gives them. (Optax's own would sum over keys and counts too.)
+      grads: as `kvjax.value_and_grad` returns them. (Optax's function would sum over keys and counts, too.)
 
     Returns:
       ``()`` float32.
 
     Raises:
-      TypeError: there are tables in the tree, so it holds parameters or their updates; a table has its norm in itself
-        (`Table.export`), and its version would be summed here.
+      TypeError: there are tables in the tree, so it holds parameters or updates. For the norm of a table's rows, use
+        `Table.export`.
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np
@@ -54,11 +54,11 @@ def global_norm(grads: PyTree) -> jax.Array:
 def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
     """Runs a transform over dense gradients and the merged rows of tables as if all were dense arrays.
 
-    For transforms like ``optax.clip_by_global_norm``, chained before `partition`. The rows of equal keys are summed
-    first, so a norm is what a dense table would give. A mean is not: a dense table has a row of zeros for each id that
-    a batch leaves out, and a batch has one in the place of each duplicate. Put two kinds of transforms into `partition`
-    instead: those that keep state per element, because rows differ from step to step, and those that read parameters
-    (weight decay).
+    It is for transforms like ``optax.clip_by_global_norm``, chained before `partition`. The rows of equal keys are
+    summed first, so a norm is that of a dense array. A mean is not: a dense array has a row of zeros for each id that a
+    batch leaves out, and a merged gradient has one for each duplicate. Two kinds of transforms belong into `partition`
+    instead: those that keep state per element, because each step has other rows, and those that read parameters (weight
+    decay).
 
     Args:
       tx: a transform of gradients without state per element.
@@ -67,8 +67,8 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
       An optax transform.
 
     Raises:
-      ValueError: in ``init``: the transform keeps arrays per element, or what it makes of a row depends on how many
-        rows of zeros there are (``optax.clip_by_block_rms``) or in which order rows stand, or it reads parameters.
+      ValueError: in ``init``: the transform keeps arrays per element, or reads parameters, or its result for a row
+        depends on the number of rows of zeros (``optax.clip_by_block_rms``) or on the order of rows.
 
     Example:
       >>> import kvjax, optax

@@ -31,11 +31,11 @@ class PartitionState(NamedTuple):
     """State of `partition`.
 
     Attributes:
-      count: ``()`` int32, updates so far; the next one is the step that rows are stamped with, unless the table is
-        further already (see `Table.apply`).
+      count: ``()`` int32, updates so far. The next number becomes the row version of updated rows, unless the table's
+        last step is higher already (see `Table.apply`).
       dense: state of the dense transform.
-      tables: by table name, what its transform keeps for all rows together: its state with None for what it keeps per
-        row, which is in the table. So ``optax.tree_utils.tree_get`` and ``tree_set`` find hyperparameters and counts.
+      tables: by table name, the transform's state for all rows together: None stands for what is kept per row, in the
+        table. So ``optax.tree_utils.tree_get`` and ``tree_set`` find hyperparameters and counts.
     """
 
     count: jax.Array  # pyright: ignore[reportIncompatibleMethodOverride]  (the name every optax state gives it)
@@ -48,36 +48,37 @@ def partition(
 ) -> optax.GradientTransformationExtraArgs:
     """Updates dense parameters by one transform and the rows of tables by another.
 
-    ``update`` writes the rows and returns, as the "update" of a `Table`, the difference of versions; so
-    ``optax.apply_updates``, Flax's ``TrainState`` and ``nnx.Optimizer`` work as they are. Because it writes, it
-    comes last in a chain, and each result is used: an update that is thrown away is not done in a compiled program,
-    and leaves stale handles behind elsewhere, which the next call reports. What stands behind it in a chain sees no
-    rows: weight decay, a scale or a clip there would change no table, so it is an error, and belongs into `dense`
-    and `tables`. Wrappers that hold updates back do not go around it either. Inside, each row would count for
-    itself: ``optax.apply_if_finite`` would skip rows, and not the step, and by ``optax.MultiSteps`` rows that are
-    rarely touched would never be trained. Both are refused, as is what else would be wrong row by row (see
-    `rowwise`); put `accumulate`, `apply_if_finite`, `apply_if` or `scale_loss` around it.
+    ``update`` writes the rows. The "update" that it returns for a `Table` is the difference of versions, so
+    ``optax.apply_updates``, Flax's ``TrainState`` and ``nnx.Optimizer`` work as they are. Because ``update`` writes,
+    `partition` comes last in a chain, and its result must be used: in a compiled program an unused update is not done,
+    and outside it leaves stale handles, which the next call reports. A transform after `partition` in a chain sees no
+    rows: weight decay, a scale or a clip there would not change tables, so it is an error; put it into `dense` and
+    `tables`. Optax's wrappers that hold updates back cannot go around `partition`. Inside `tables` they would act on
+    each row separately: ``optax.apply_if_finite`` would skip rows instead of the step, and ``optax.MultiSteps`` would
+    never train rows that are rarely touched. Both are refused there, like other transforms that would be wrong row by
+    row (see `rowwise`). Put `accumulate`, `apply_if_finite`, `apply_if` or `scale_loss` around `partition` instead.
 
-    The step of each table is done whole or not at all, and those of several are planned before the first is done: so
-    where any table refuses (it is full and ``on_full="error"``, say), or the user's code raises in an update, all are
-    as they were. That holds for the tables of one ``update``, on the CPU, on a GPU and over a mesh; each further one in
-    a program is a write of its own. Tables in one place on a GPU try their steps first, where there are several.
+    The step of a table is done as a whole or not at all. The steps of several tables are planned before the first is
+    done, so if any table refuses (it is full and ``on_full="error"``, for example), or the user's code raises in an
+    update, all tables stay as they were. That holds for the tables of one ``update``, on the CPU, on a GPU and over a
+    mesh; each further ``update`` in a program is a separate write. If there are several tables in one place on a GPU,
+    each tries its step before it is done.
 
     Args:
       dense: transform of everything that is not a table.
       tables: transform of the rows, run row-wise (see `rowwise`); or a mapping from table names, or a function of
         the name, to transforms.
-      on_refused: what happens then: "error", which in a compiled program takes all its results away, and with them what
-        was donated to it; or "keep", by which all comes out as it went in, until `kvjax.commit` raises the error. For
-        that, the host waits for a GPU once in each step.
+      on_refused: what happens if a table refuses. "error" raises, and a compiled program that raises loses all its
+        results and what was donated to it. With "keep", everything comes out of the step as it went in, until
+        `kvjax.commit` raises the error; for this, the host waits for a GPU once in each step.
 
     Returns:
-      An optax transform. Extra arguments of ``update`` go to both, but for ``row_facts=``, of which tables have their
-      own (see `RowFacts`).
+      An optax transform. Extra arguments of ``update`` go to `dense` and `tables`, except ``row_facts=``: tables have
+      their own (see `RowFacts`).
 
     Raises:
-      ValueError: a table has no transform, a transform no table, a transform holds updates back, the gradients do not
-        fit the parameters, or `on_refused` is none of these.
+      ValueError: a table has no transform, a transform has no table, a transform holds updates back, the gradients do
+        not fit the parameters, or `on_refused` is none of these.
       TypeError: the gradient of a table is not `SparseRows`.
 
     Example:

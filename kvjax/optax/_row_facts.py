@@ -1,4 +1,4 @@
-"""Transforms that ask for facts about a row: its occurrences, its frequency, its key."""
+"""Transforms that use facts about a row: its occurrences, its frequency, its key."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def _beside(fact: Any, update: jax.Array) -> jax.Array:
 
 
 def mean_of_duplicates() -> optax.GradientTransformationExtraArgs:
-    """Trains a row by the mean of the gradients of its occurrences in a batch, in the place of their sum.
+    """Trains a row by the mean of the gradients of its occurrences in a batch, instead of their sum.
 
-    So a key that stands in a batch a hundred times takes a step as long as one that is there once. Put it first in a
-    chain. The gradients of bags are those of each key in them. In dense arrays it needs `RowFacts`, and leaves rows
-    without occurrences as they are.
+    So a key that occurs a hundred times in a batch takes a step as long as one that occurs once. Put it first in a
+    chain. In bags, each key in a bag has its own gradient. In dense arrays it needs `RowFacts`, and does not change
+    rows without occurrences.
 
     Returns:
       An optax transform without state.
@@ -96,13 +96,14 @@ def scale_by_frequency(
 ) -> optax.GradientTransformationExtraArgs:
     """Multiplies the update of a row by ``max(frequency, least) ** power``.
 
-    The frequency is how often the key has occurred in training, with this step. With a power of -0.5 the rate of each
-    row falls with the root of its own occurrences: rows of rare keys take long steps, however late they come (Li et al.
-    2022, "Frequency-aware SGD for Efficient Embedding Learning with Provable Benefits", with counts for frequencies).
+    The frequency is how often the key has occurred in training, including this step. With a power of -0.5 the rate of
+    each row falls with the root of its own frequency: rows of rare keys take long steps, however late they come (Li et
+    al. 2022, "Frequency-aware SGD for Efficient Embedding Learning with Provable Benefits", with counts in the place of
+    relative frequencies).
 
     Args:
-      power: of the frequency.
-      least: below it rates do not change, so that first steps are not the longest by far.
+      power: exponent of the frequency.
+      least: lower frequencies count as this, so that the first steps are not by far the longest.
 
     Returns:
       An optax transform without state. In dense arrays it needs `RowFacts`.
@@ -135,14 +136,14 @@ def scale_by_frequency(
 def scale_by_cowclip(r: float = 1.0, zeta: float = 1e-5) -> optax.GradientTransformationExtraArgs:
     """CowClip: clips the gradient of a row to ``occurrences * max(r * norm of the row, zeta)`` by its norm.
 
-    Adaptive clipping by row, by which click-through models train with very large batches (Zheng et al. 2022, "CowClip:
-    Reducing CTR Prediction Model Training Time from 12 hours to 10 minutes on 1 GPU", arXiv:2204.06240). The
-    occurrences are those of the key in the batch. Put it first in a chain, before ``optax.adam``; there decay of
-    weights comes after it (``optax.add_decayed_weights``), as in the paper.
+    This is adaptive clipping of each row, with which click-through models can train with very large batches (Zheng et
+    al. 2022, "CowClip: Reducing CTR Prediction Model Training Time from 12 hours to 10 minutes on 1 GPU",
+    arXiv:2204.06240). The occurrences are those of the key in the batch. Put it first in a chain, before
+    ``optax.adam``; weight decay (``optax.add_decayed_weights``) comes after it, as in the paper.
 
     Args:
-      r: the longest gradient of an occurrence, in norms of the row.
-      zeta: least bound of it, for rows near 0.
+      r: bound on the gradient of one occurrence, as a multiple of the norm of the row.
+      zeta: the least value of that bound, for rows near 0.
 
     Returns:
       An optax transform without state; its update needs ``params``. In dense arrays it needs `RowFacts`.
@@ -176,21 +177,21 @@ def scale_by_cowclip(r: float = 1.0, zeta: float = 1e-5) -> optax.GradientTransf
 def add_row_noise(eta: float, gamma: float = 0.0, seed: int = 0) -> optax.GradientTransformationExtraArgs:
     """Adds Gaussian noise of the variance ``eta / (1 + count) ** gamma`` to the gradients of the rows of a step.
 
-    It is ``optax.add_noise`` for tables (Neelakantan et al. 2015, "Adding Gradient Noise Improves Learning for Very
-    Deep Networks", arXiv:1511.06807), which refuse that one: each row draws its own, from its key, the step, the column
-    and the seed. So it is the same for any number of shards, order of a batch and backend, up to rounding, and after a
-    restore. Rows that a batch leaves out stay as they are.
+    It is ``optax.add_noise`` for tables, which refuse that transform (Neelakantan et al. 2015, "Adding Gradient Noise
+    Improves Learning for Very Deep Networks", arXiv:1511.06807). Each row draws its noise from its key, the step, the
+    column and the seed. So, up to rounding, the noise is the same for any number of shards, any order of a batch and
+    any backend, and after a restore. Rows that a batch leaves out stay as they are.
 
     Args:
       eta: variance of the noise of the first step.
-      gamma: how fast it falls.
-      seed: 64 bits; two transforms with one seed draw the same.
+      gamma: how fast the variance falls.
+      seed: 64 bits; two transforms with the same seed draw the same noise.
 
     Returns:
       An optax transform. In dense arrays it needs `RowFacts`.
 
     Raises:
-      TypeError: the seed is no integer.
+      TypeError: the seed is not an integer.
       ValueError: in ``update``, without facts about rows.
 
     Example:

@@ -16,7 +16,8 @@ class RowwiseAdagradState(NamedTuple):
     """State of `rowwise_adagrad`.
 
     Attributes:
-      sum_of_squares: of a parameter ``(..., dim)`` ``(...)``: sums of the means of its rows' squared gradients.
+      sum_of_squares: ``(...)`` for a parameter ``(..., dim)``: the sum over steps of the mean of a row's squared
+        gradient.
     """
 
     sum_of_squares: PyTree
@@ -27,7 +28,7 @@ class FadingSquares(NamedTuple):
 
     Attributes:
       sum_of_squares: of the parameter's shape.
-      fades: of a parameter ``(..., dim)`` ``(...)`` int32: how often the sums of a row have faded.
+      fades: ``(...)`` int32 for a parameter ``(..., dim)``: how often the sums of a row have faded.
     """
 
     sum_of_squares: PyTree
@@ -58,13 +59,13 @@ def rowwise_adagrad(
 ) -> optax.GradientTransformationExtraArgs:
     """Adagrad with one accumulator for each row, the mean of its squared gradients (FBGEMM's exact row-wise Adagrad).
 
-    It needs four bytes a row beside its values. A row is what the last axis of a parameter has; a vector is one row. In
+    It needs four bytes a row beside the values. A row is along the last axis of a parameter; a vector is one row. In
     tables it is equal to dense training, whichever rows a batch touches.
 
     Args:
       learning_rate: number or schedule.
       initial_accumulator_value: where sums begin.
-      eps: is added to the sum, under the root.
+      eps: added to the sum, under the root.
 
     Returns:
       An optax transform. Its slot in tables is "sum_of_squares", ``()`` float32.
@@ -102,24 +103,24 @@ def adagrad_decay(
     initial_accumulator_value: float = 0.1,
     eps: float = 1e-7,
 ) -> optax.GradientTransformationExtraArgs:
-    """Adagrad whose accumulators fade, so that training does not come to rest on a stream (DeepRec's AdagradDecay).
+    """Adagrad whose accumulators fade, so that training on a stream does not come to rest (DeepRec's AdagradDecay).
 
-    Each `every` steps sums are multiplied by `decay`, and never fall below where they began. A row remembers how often
-    its sums have faded, and makes up for what it has missed when it is touched. So in tables this is equal to dense
-    training, whichever rows a batch touches.
+    Every `every` steps the sums are multiplied by `decay`, but never fall below their initial value. A row remembers
+    how often its sums have faded, and catches up when it is touched. So in tables this is equal to dense training,
+    whichever rows a batch touches.
 
     Args:
       learning_rate: number or schedule.
       every: steps, of all rows together.
       decay: factor from 0 to 1.
-      initial_accumulator_value: where sums begin, and their least.
-      eps: is added to the sum, under the root.
+      initial_accumulator_value: where sums begin, and their least value.
+      eps: added to the sum, under the root.
 
     Returns:
       An optax transform. Its slots in tables are "sum_of_squares" ``(dim,)`` and "fades" ``()`` int32.
 
     Raises:
-      ValueError: `every` or `decay` is none of these.
+      ValueError: `every` or `decay` is out of range.
 
     Example:
       >>> import kvjax, jax.numpy as jnp

@@ -31,23 +31,23 @@ class SegmentsState(NamedTuple):
 def segments(
     transforms: Mapping[str, tuple[Columns, optax.GradientTransformation]], rest: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
-    """Different transforms for parts of a row, such as a bias beside the factors of a factorisation.
+    """Trains segments of a row by different transforms, for example a bias beside the factors of a factorisation.
 
-    Each transform sees its columns as an array of its own, ``(..., columns)``: its slots are as wide as they are, and a
-    norm is that of the part. In dense parameters columns are the last axis. A table names the slots of a part after it
-    where names would be the same otherwise ("bias.0.mu").
+    A segment is a set of columns. Each transform sees its columns as a separate array ``(..., columns)``: its slots are
+    as wide as the segment, and a norm is that of the segment. In dense parameters, columns are along the last axis. If
+    slots of two segments would have the same name, the table puts the name of the segment before it ("bias.0.mu").
 
     Args:
-      transforms: by name, columns and their transform. Columns are an integer, a slice, integers (negative ones count
-        from the end), or bools, a mask of the first columns.
+      transforms: the columns and the transform of each segment, by name. Columns are an integer, a slice, several
+        integers (negative ones count from the end), or bools, a mask of the first columns.
       rest: transform of all other columns. ``optax.set_to_zero()`` keeps them as they are.
 
     Returns:
       An optax transform.
 
     Raises:
-      TypeError: these are no transforms or columns.
-      ValueError: a column is in two parts, or not in the row; a part has no columns; or a name is "rest".
+      TypeError: an argument is not a transform, or not columns.
+      ValueError: a column is in two segments, or not in the row; a segment has no columns; or a name is "rest".
 
     Example:
       >>> import jax.numpy as jnp, kvjax, numpy as np, optax

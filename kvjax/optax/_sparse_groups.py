@@ -1,4 +1,4 @@
-"""Sparse groups: rows that do not earn their place become exactly zero, whichever optimizer trains them."""
+"""Sparse groups: rows whose gradients are too small become exactly zero, whichever optimizer trains them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def sparse_group_ftrl(
     beta: float | jax.Array = 0.0,
     initial_accumulator_value: float = 0.1,
 ) -> optax.GradientTransformationExtraArgs:
-    """FTRL-Proximal with sparse groups: `ftrl`, whose rows are exactly 0 as long as they do not earn their place.
+    """FTRL-Proximal with sparse groups: as `ftrl`, but whole rows are exactly 0 while their gradients are too small.
 
-    A group is a row, what the last axis of a parameter has; a vector is one row. With z and n as in `ftrl`, and s what
-    is z with each element l1 nearer to 0, ``w = -s max(0, 1 - sqrt(dim) l21 / |s|) / ((beta + sqrt(n)) / lr + 2 l2)``.
-    z is taken from w wherever w is not 0. In tables it is equal to dense training, whichever rows a batch touches,
-    unless there is `l2_shrinkage`: a row without a gradient keeps its z, and so its place. `kvjax.Prune` with
-    ``zero_rows=True`` leaves the zeros out of exports and checkpoints.
+    A group is a row along the last axis of a parameter; a vector is one row. With z and n as in `ftrl`, and s being z
+    with each element l1 nearer to 0, ``w = -s max(0, 1 - sqrt(dim) l21 / |s|) / ((beta + sqrt(n)) / lr + 2 l2)``. z is
+    computed from w wherever w is not 0. A row without a gradient keeps its z, so in tables this is equal to dense
+    training, whichever rows a batch touches, unless there is `l2_shrinkage`. `kvjax.Prune` with ``zero_rows=True``
+    leaves rows of zeros out of exports and checkpoints.
 
     Args:
       learning_rate: number.
@@ -71,36 +71,36 @@ def sparse_group_ftrl(
 
 
 def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.0, replay: int = 0) -> Late:
-    """Group lasso behind an optimizer: rows whose gradients do not hold against it shrink to exactly 0.
+    """Group lasso after an optimizer: rows whose gradients are weaker than the penalty shrink to exactly 0.
 
-    After each update of `tx` a row (the last axis) is brought nearer to 0, by the proximal step of its penalty: each
-    element by `l1`, all by the factor ``1 / (1 + 2 l2)``, and the row in its length by ``sqrt(dim) l21``. They are
-    strengths of a step: learning rate times penalty.
+    After each update of `tx`, the proximal step of the penalty moves a row (the last axis) nearer to 0: each element by
+    `l1`, all by the factor ``1 / (1 + 2 l2)``, and the length of the row by ``sqrt(dim) l21``. These are strengths per
+    step: learning rate times penalty.
 
-    In dense training rows without a gradient shrink, too. In a table they make up for it as those of `catch_up` do:
-    where they are touched next, and where they are read through `caught_up`, with which losses are differentiated. With
-    `l1` or `l21`, and `l2` beside either, that equals dense training; with `l1` and `l21`, the steps that a row has
-    missed count as one of their total strength. ``caught_up(...).export(kvjax.Prune(zero_rows=True))``, and a
-    checkpoint that is saved of it so, leave out what has become 0; `sweep` writes it, in as long as it takes to export
-    and load the table.
+    In dense training, rows without a gradient shrink, too. In a table they catch up as with `catch_up`: when they are
+    touched next, and when they are read through `caught_up`, through which losses must be differentiated. With `l1` or
+    `l21`, with or without `l2`, that equals dense training. With both `l1` and `l21`, the steps that a row has missed
+    count as one step of their total strength. ``caught_up(...).export(kvjax.Prune(zero_rows=True))``, and a checkpoint
+    saved in this way, leave out rows that have become 0. `sweep` writes them, and takes as long as to export and load
+    the table.
 
     Args:
-      tx: a transform that leaves rows alone while they have no gradient: ``optax.sgd``, ``adagrad``, ``rmsprop``,
-        ``adadelta``, at any schedule. With `replay` also Adam and others that do not.
-      l1: by which each element shrinks in a step.
-      l2: by which all do in proportion.
-      l21: by which rows do, for each of them times the root of its width.
-      replay: as for `catch_up`. Each missed step is then one of `tx` and of the penalty, so `l1` and `l21` together
-        equal dense training, too, in so many steps. Where the rest makes a difference, as with weak ones, it is
-        refused: give one of them.
+      tx: a transform that does not move rows without a gradient: ``optax.sgd``, ``adagrad``, ``rmsprop``, ``adadelta``,
+        with any schedule. With `replay` also Adam and others that do move them.
+      l1: how much each element shrinks in a step.
+      l2: shrinks all elements in proportion.
+      l21: how much the length of a row shrinks in a step, times the root of its width.
+      replay: as for `catch_up`. Each missed step is then a step of `tx` and of the penalty, so `l1` and `l21` together
+        equal dense training, too, for this many steps. If the steps beyond make a difference, as with weak penalties,
+        it is refused: give only one of `l1` and `l21`.
 
     Returns:
-      A transform of rows, as `catch_up` gives. Beside the slots of `tx` a row has "last_step", four bytes.
+      A transform of rows, as from `catch_up`. Beside the slots of `tx`, a row has "last_step", four bytes.
 
     Raises:
       TypeError: `tx` is not an optax transform.
-      ValueError: a strength is no finite number of 0 or more, or `tx` moves rows without a gradient; from
-        a write as for `catch_up`.
+      ValueError: a strength is not a finite number of 0 or more, or `tx` moves rows without a gradient. From a write:
+        as for `catch_up`.
 
     Source: Yuan and Lin, Model selection and estimation in regression with grouped variables (2006); the proximal step
       of both penalties together is that of Simon, Friedman, Hastie and Tibshirani, A sparse-group lasso (2013).

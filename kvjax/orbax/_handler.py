@@ -32,13 +32,13 @@ from kvjax.orbax._begin import PATIENCE, begin
 class TableHandler(ocp.handlers.AsyncCheckpointHandler):
     """Saves and restores tables; Orbax finds it through `TableSave` and `TableRestore`.
 
-    A save lists the rows, and copies and writes them in the background. Training may go on, and changes nothing of what
+    A save lists the rows, then copies and writes them in the background. Training may go on, and does not change what
     is saved. A checkpoint is complete or not there at all, as for every Orbax item.
 
-    In several processes all save and restore together, with tables in one order. Each writes and reads the rows of its
-    own shards. Of a table that is not sharded over several, each process has one of its own: process 0 writes its own,
-    and all read that. An error in one is raised in all, except for what happens while files are written: then the
-    others wait for ``AsyncOptions(timeout_secs=)`` of Orbax.
+    In several processes, all save and restore together, with tables in the same order. Each writes and reads the rows
+    of its own shards. If a table is not sharded over processes, each process has its own copy: process 0 writes its
+    copy, and all read that. An error in one process is raised in all, except for errors while files are written: then
+    the others wait for ``AsyncOptions(timeout_secs=)`` of Orbax.
     """
 
     _last: tuple[Path, ...] = ()  # where the last save with a cursor is, behind what it builds on
@@ -75,7 +75,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
         self._last = finished(Path(directory), write_manifest(Path(directory)))
 
     def close(self) -> None:
-        """Says so if the manager has deleted what its last delta builds on, which no save comes to say."""
+        """Warns if the manager has deleted a checkpoint that its last delta builds on, as no later save can."""
         if self._last and is_checkpoint(self._last[-1]):
             places_of(self._last[-1], self._last[:-1])
 
@@ -95,14 +95,14 @@ class TableSave(ocp.args.CheckpointArgs):
     """Saves tables as one item of a checkpoint.
 
     Attributes:
-      tables: live handles, by the names they get in the checkpoint.
+      tables: live handles, by their names in the checkpoint.
       prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep; by default all. In
-        several processes it is asked for the rows of each process; ``top_k`` is of all.
-      cursor: puts a cursor of this name at what is saved, from which deltas can go on, as in `kvjax.checkpoint.save`.
+        several processes it is called for the rows of each process; ``top_k`` counts the rows of all.
+      cursor: puts a cursor of this name at this save, from which deltas can start, as in `kvjax.checkpoint.save`.
       delta_since: name of the cursor since which to save what has changed, as ``since`` there. A manager that deletes
-        steps (``max_to_keep=``) must keep those that deltas build on, or none of these restores: save whole, with
-        ``cursor=``, more often than it deletes. The next delta, or the manager's end, warns where
-        they are gone.
+        steps (``max_to_keep=``) must keep those that deltas build on, or the deltas do not restore: save everything,
+        with ``cursor=``, more often than it deletes. If they are gone, a warning comes with the next delta, or when the
+        manager is closed.
 
     Example:
       >>> import tempfile, kvjax, numpy as np, orbax.checkpoint as ocp
@@ -128,31 +128,31 @@ class TableSave(ocp.args.CheckpointArgs):
 @ocp.args.register_with_handler(TableHandler, for_restore=True)
 @dataclasses.dataclass
 class TableRestore(How, ocp.args.CheckpointArgs):
-    """Restores tables; gives a dict of live handles by name.
+    """Restores tables; returns a dict of live handles by name.
 
-    The contents of the tables are replaced, slots, frequencies and versions with them. A handle given here may be
-    stale. A checkpoint may have been written by any number of processes and shards: a table keeps the place that it
-    has, and each process reads the rows that it owns there.
+    The contents of the tables are replaced, including slots, frequencies and versions. A handle given here may be
+    stale. Any number of processes and shards may have written the checkpoint: a table stays in its place, and each
+    process reads the rows that it owns.
 
     Attributes:
-      tables: tables to load into, by their names in the checkpoint; None instead of a table loads into the one of that
-        name, or makes it as it was saved, in memory. Where a function of yours is part of it (an initializer, a
-        constraint, a score), a checkpoint holds only its name: make the table first. By default all tables of the
-        checkpoint.
-      mesh: over which tables that are made here are sharded, as in `kvjax.get_table`; by default each is in one place
-        (in several processes, one copy in each).
+      tables: tables to load into, by their names in the checkpoint; None instead of a table loads into the table of
+        that name, or makes it as it was saved, in memory. If the table has a function of yours (an initializer, a
+        constraint, a score), the checkpoint has only the function's name: make the table first. By default all tables
+        of the checkpoint.
+      mesh: devices over which new tables are sharded, as in `kvjax.get_table`; by default each new table is in one
+        place (in several processes, one copy in each).
       devices: as there.
       axis: as there.
-      partitioner: as there. Tables that had one need one; it may be another.
+      partitioner: as there. A table that had one needs one; it may be a different one.
       replicated: as there.
       wire: as there.
-      storage: where the rows of tables that are made here live, as in `kvjax.checkpoint.restore`.
-      dtype: to convert rows to, as there.
+      storage: where the rows of new tables live, as in `kvjax.checkpoint.restore`.
+      dtype: dtype to convert rows to, as there.
       slots: whether to restore the optimizer's slots.
-      keys: of the rows to restore; by default all.
-      merge: leave the rows of a table that exists where the checkpoint has none of their keys.
-      base: of a delta, where to look for what it builds on, before the other steps.
-      cursor: puts a cursor of this name at the checkpoint, from which deltas go on.
+      keys: keys of the rows to restore; by default all.
+      merge: keep the rows of an existing table whose keys are not in the checkpoint.
+      base: for a delta, where to look for the checkpoints that it builds on, before the other steps.
+      cursor: puts a cursor of this name at the checkpoint, so that deltas can start there.
 
     Example:
       >>> import tempfile, jax, kvjax, numpy as np, orbax.checkpoint as ocp

@@ -19,7 +19,7 @@ from kvjax.orbax._steps import warn_of_another_step
 
 @jax.tree_util.register_pytree_node_class
 class TableRef:
-    """Stands where a table stood; a pytree without leaves, so nothing is saved for it."""
+    """Takes the place of a table in a state; a pytree without leaves, so nothing is saved for it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -46,7 +46,7 @@ def split(state: PyTree) -> tuple[PyTree, dict[str, Table]]:
       ``checkpoint=False`` are left out.
 
     Raises:
-      ValueError: it has handles of two versions of a table, as a copy of the parameters from before a step.
+      ValueError: the state has handles of two versions of a table, for example in an older copy of the parameters.
 
     Example:
       >>> import kvjax
@@ -84,26 +84,27 @@ def _is_known(version: Any) -> bool:
 
 
 def combine(state: PyTree, tables: Mapping[str, Table] | None = None, like: PyTree = None) -> PyTree:
-    """Puts tables back where `split` took them out.
+    """Puts tables back into their places, from which `split` took them.
 
     Args:
-      state: what `split` gave, or what Orbax restored into it, or without it, beside `like`.
-      tables: live handles by name, as `split` or `TableRestore` gives them, of the step of the state. Tables made with
-        ``checkpoint=False`` are in neither: they are those of the process.
-      like: a state of the same structure, with its tables or as `split` gives it, for what
-        ``ocp.args.StandardRestore()`` restores: dicts and lists of arrays, which do not say where tables stood. Its own
-        values do not matter (``jax.eval_shape`` can give them).
+      state: what `split` returned, or what Orbax restored with that as a template; with `like`, also what Orbax
+        restored without a template.
+      tables: live handles by name, as `split` or `TableRestore` returns them, of the same step as the state. Tables
+        made with ``checkpoint=False`` are not among them: they are taken from the process.
+      like: a state of the same structure, with its tables or as `split` returns it. It is needed for what
+        ``ocp.args.StandardRestore()`` restores: dicts and lists of arrays, without the places of tables. Its values do
+        not matter (``jax.eval_shape`` can make it).
 
     Returns:
-      The state with its tables. A warning says where the state of a `kvjax.optax.partition` has counted other steps
-      than a table that it trains: then one of both is of another time. A state that has counted none is a new one, and
-      goes with any table.
+      The state with its tables. A warning says if the state of a `kvjax.optax.partition` has counted other steps than a
+      table that it trains: then one of them comes from another step. A state that has counted no step is new, and fits
+      any table.
 
     Raises:
-      TypeError: the tables are something else, for instance the state.
-      KeyError: a table is not given, or not in the process; or the state has no place for any.
-      RuntimeError: a table has been written since, so that its handle is stale.
-      ValueError: the state is not `like` the other.
+      TypeError: `tables` is something else, for instance the state.
+      KeyError: a table is not given, or not in the process; or the state has no place for a table.
+      RuntimeError: a table has been written since, so its handle is stale.
+      ValueError: the structure of the state is not that of `like`.
 
     Example:
       >>> import kvjax

@@ -34,16 +34,17 @@ _PATIENCE = 600
 class StatefulTables:
     """Tables beside other checkpointables of ``orbax.checkpoint.v1``, as `TableSave` and `TableRestore` are for v0.
 
-    A save is of the handles that are here when it begins, and training may go on while it is written. A load puts the
-    restored handles here; tables that are None here are made as they were saved, and so are all if there are none, or
-    if Orbax is given nothing to load into (for which ``import kvjax.orbax`` has to come before the Checkpointer).
+    A save takes the handles in `tables` when it begins, and training may go on while it is written. A load puts the
+    restored handles into `tables`. A table that is None there is made as it was saved. If `tables` is empty, or Orbax
+    gets nothing to load into, all tables are made (in the second case, ``import kvjax.orbax`` before you make the
+    Checkpointer).
 
     Attributes:
       tables: live handles, by their names in the checkpoint.
-      prune: which rows are saved, as in `TableSave`.
+      prune: rows to keep in a save, as in `TableSave`.
       cursor: puts a cursor of this name at each save, as there.
       delta_since: name of the cursor since which to save what has changed, as there.
-      base: where to look for what a delta builds on, as in `TableRestore`.
+      base: where to look for the checkpoints that a delta builds on, as in `TableRestore`.
 
     Example:
       >>> import kvjax.orbax, numpy as np, tempfile
@@ -72,7 +73,7 @@ class StatefulTables:
         return f"StatefulTables({list(self.tables)})"
 
     async def save(self, directory: v1.path.PathAwaitingCreation) -> Awaitable[None]:
-        """Begins to save the tables; what it gives ends it."""
+        """Begins to save the tables; the result waits for the end."""
         moves = (self.cursor or self.delta_since) is not None
         place = Path(directory.path) if moves else Path()
         how = self.prune, self.cursor, self.delta_since

@@ -47,7 +47,7 @@ _PIECE = 1 << 24
 
 
 class FrozenError(ValueError):
-    """A file that is no frozen table, or is damaged."""
+    """The error for a file that is not a frozen table, or is damaged."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,18 +31,18 @@ IdsLike = HasArray | int | list[Any] | tuple[Any, ...]
 class FrozenTable:
     """A table that never changes: one file, mapped, for any number of threads and processes at once.
 
-    Reading takes NumPy and nothing else: ``import kvjax.serving`` loads no JAX. Processes that open the same file share
-    its memory. Another file that is written to the same path leaves open tables as they are; `refresh` opens it.
+    Reading needs only NumPy: ``import kvjax.serving`` does not load JAX. Processes that open the same file share its
+    memory. If another file is written to the same path, open tables stay as they are; `refresh` opens the new file.
 
     Attributes:
       path: of the file.
       name: of the table it was written from.
       dim: width of a row.
-      dtype: in which rows are stored, "float32", "float16", "bfloat16" or "int8".
+      dtype: dtype in which rows are stored, "float32", "float16", "bfloat16" or "int8".
       step: the table's last step when it was written.
-      error: what quantisation has changed, a report with ``max``, ``rms`` and ``cosine`` as exports give it; None for
-        rows that are as they were. After an update, the worse of what it was and what it is of the changed rows.
-      missing: the row ``(dim,)`` float32 that keys without one read as; None for the initial row of each.
+      error: the report of the quantisation error with ``max``, ``rms`` and ``cosine``, as for exports; None without
+        quantisation. After an update, the worse of the old report and that of the changed rows.
+      missing: the row ``(dim,)`` float32 that keys without a row read as; None if they read as their initial rows.
 
     Example:
       >>> import tempfile, kvjax, numpy as np
@@ -78,14 +78,14 @@ class FrozenTable:
 
     @classmethod
     def open(cls, path: PathLike, verify: bool = False) -> FrozenTable:
-        """Opens a file, which takes no longer for a large one: its arrays are read as they are used.
+        """Opens a file, in the same time for any size: arrays are read from the disk as they are used.
 
         Args:
           path: of a file that `write` or `update` has made.
-          verify: whether to read all of it and hold it against its digests, see `verify`.
+          verify: whether to read all of the file and check its digests, see `verify`.
 
         Raises:
-          FrozenError: it is none, or not whole.
+          FrozenError: the file is not a frozen table, or not complete.
           OSError: it cannot be opened.
         """
         frozen = cls(Path(path), read(Path(path)))
@@ -108,23 +108,24 @@ class FrozenTable:
         """Writes a file, as a whole or not at all, and opens it.
 
         Args:
-          path: of the file. One that is there is replaced; who has it open keeps what it was.
-          source: a `kvjax.Table`, what its ``export()`` gives, or a checkpoint, as `kvjax.checkpoint.restore` takes it.
+          path: of the file. An existing file is replaced; readers that have it open keep the old one.
+          source: a `kvjax.Table`, the result of its ``export()``, or the path of a checkpoint, as for
+            `kvjax.checkpoint.restore`.
           quantise: "float16", "bfloat16" or "int8" (with a scale for each row), to store rows with fewer bits; by
-            default they stay as they are. `error` says what that has changed.
+            default rows are not quantised. `error` reports the error.
           prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep.
           missing: what keys without a row read as: "init" (their initial row, to the bit), "zeros", or a row
-            ``(dim,)``. By default what they read as in the table; of keys that wait for their admission, what
-            ``unadmitted=`` says. An export does not say it, and where a function of yours makes the initial rows,
-            only JAX could: there it must be given.
-          name: of a table of the checkpoint, if it has several; or one for an export.
+            ``(dim,)``. By default the same as in the table; for keys that wait for admission, what ``unadmitted=``
+            says. It must be given for an export, which does not contain it, and if a function of yours makes the
+            initial rows, because that function needs JAX.
+          name: name of the table in the checkpoint, if it has several; or a name for an export.
           base: where to look for the checkpoints that a delta builds on, as in `kvjax.checkpoint.restore`.
 
         Returns:
           The open table.
 
         Raises:
-          ValueError: rows cannot be quantised so, or nobody has said what keys without a row read as.
+          ValueError: rows cannot be quantised in this way, or `missing` must be given.
           OSError: the file cannot be written.
         """
         write_whole(Path(path), contents_of(source, name, prune, base), quantise, missing)
@@ -140,24 +141,24 @@ class FrozenTable:
         step: int | None = None,
         missing: Literal["zeros"] | ArrayLike | None = None,
     ) -> FrozenTable:
-        """Writes this table with some rows changed, added and removed, as a file of its own, and opens it.
+        """Writes this table with some rows changed, added and removed to a new file, and opens it.
 
-        Rows that do not change are copied as they are stored; the cost is that of a copy of the file. This table stays
-        as it is, so readers have the one or the other, and never some rows of each.
+        Unchanged rows are copied as they are stored, so it costs as much as copying the file. This table stays as it
+        is, so a reader sees either the old rows or the new ones, never a mixture.
 
         Args:
           keys: ``(n,)``, distinct.
-          rows: ``(n, dim)``, what they read as from now on.
-          removed: ``(m,)`` keys that have no row any more; keys that never had one may be among them.
-          path: of the new file; by default it takes the place of this one. A table of a `Release` needs one.
+          rows: ``(n, dim)``, the new rows of these keys.
+          removed: ``(m,)`` keys whose rows are removed; they need not have a row.
+          path: of the new file; by default it replaces this file. For a table of a `Release` a path is required.
           step: the table's last step now.
-          missing: what keys without a row read as from now on, "zeros" or a row ``(dim,)``; by default as before.
+          missing: what keys without a row read as in the new table, "zeros" or a row ``(dim,)``; by default as before.
 
         Returns:
           The new table.
 
         Raises:
-          ValueError: a key is there twice, or the rows have another shape.
+          ValueError: a key occurs twice, or the rows have another shape.
 
         Example:
           >>> import tempfile, kvjax, numpy as np
@@ -187,20 +188,20 @@ class FrozenTable:
         """The table that is at this path now: this one, unless another file has taken its place.
 
         Raises:
-          FrozenError, OSError: what is there now cannot be opened; this table can be read on.
+          FrozenError, OSError: the new file cannot be opened; this table can still be read.
         """
         with finding(self.path, "refresh"):
             now = identity_of(os.stat(self.path))
         return self if now == self._mapped.identity else type(self).open(self.path)
 
     def verify(self) -> None:
-        """Reads all of the file and holds it against its digests.
+        """Reads all of the file and checks its digests.
 
-        Lookups do not: they read nothing but the file, whatever its bytes are, but rows of a file that somebody has
-        damaged may be wrong.
+        Lookups do not check digests. They never read outside the file, whatever its bytes are, but rows of a damaged
+        file may be wrong.
 
         Raises:
-          FrozenError: it is not what was written.
+          FrozenError: the file is not as it was written.
         """
         check(self.path, self._mapped)
 
@@ -236,16 +237,16 @@ class FrozenTable:
           keys: ``(...)``.
           mask: ``(...)`` bool, false for padding, whose rows are zeros.
           pad_id: a key that is padding wherever it stands.
-          missing: what a key without a row reads as: "init" (its initial row), "zeros", or a row ``(dim,)``. By
-            default what was said when the file was written.
-          return_found: whether to return too which keys have a row.
+          missing: what a key without a row reads as: "init" (its initial row), "zeros", or a row ``(dim,)``. By default
+            as given when the file was written.
+          return_found: whether to also return which keys have a row.
 
         Returns:
           Rows ``(..., dim)`` float32, or ``(rows, found)`` with found ``(...)`` bool.
 
         Raises:
           TypeError: the keys are not integers, or the mask is not bool.
-          ValueError: the mask has another shape, or nobody knows the initial rows.
+          ValueError: the mask has another shape, or the initial rows are not known.
         """
         bits = self._bits(keys, "lookup")
         flat = bits.reshape(-1)
@@ -312,8 +313,8 @@ class FrozenTable:
         calls, for any platform, with x64 on or off.
 
         Returns:
-          A pytree. Give it to compiled functions as an argument: closed over, its rows would be constants of the
-          program.
+          A pytree. Pass it to compiled functions as an argument: if a function closes over it, its rows become
+          constants of the program.
 
         Raises:
           ValueError: there are 2**30 rows or more.

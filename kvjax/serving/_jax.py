@@ -77,14 +77,15 @@ class FrozenArrays:
         missing: Missing | None = None,
         return_found: bool = False,
     ) -> jax.Array | tuple[jax.Array, jax.Array]:
-        """`FrozenTable.lookup` in JAX. Random initial rows may differ in the last bit of float32, as compilers fuse.
+        """`FrozenTable.lookup` in JAX. Random initial rows may differ in the last bit of float32, because compilers
+        fuse operations.
 
         Args:
           keys: ``(...)``, as all methods of `kvjax.Table` take them.
           mask: ``(...)`` bool, false for padding, whose rows are zeros.
           pad_id: a key that is padding wherever it stands.
           missing: what a key without a row reads as: "init", "zeros", or a row ``(dim,)``.
-          return_found: whether to return too which keys have a row.
+          return_found: whether to also return which keys have a row.
 
         Returns:
           Rows ``(..., dim)`` float32, or ``(rows, found)`` with found ``(...)`` bool.

@@ -41,13 +41,13 @@ _LONGEST_NAME = 200  # of the 255 bytes that file systems take, as the file has 
 
 @dataclasses.dataclass(frozen=True)
 class Changes:
-    """What changes in a table.
+    """Changes to a table, for `Releases.update`.
 
     Attributes:
       keys: ``(n,)``, distinct.
-      rows: ``(n, dim)``, what they read as from now on.
-      removed: ``(m,)`` keys that have no row any more.
-      step: the table's last step then; None for no change.
+      rows: ``(n, dim)``, the new rows of these keys.
+      removed: ``(m,)`` keys whose rows are removed.
+      step: the table's last step after the changes; None if it stays.
     """
 
     keys: IdsLike = ()
@@ -57,12 +57,13 @@ class Changes:
 
 
 class Release(Mapping[str, FrozenTable]):
-    """The tables of one release, by name. Take one for each request, and all that is read belongs together.
+    """The tables of one release, by name. Take one release for each request, so that all reads of the request belong
+    together.
 
     Attributes:
       number: 1 for the first.
       path: of its folder.
-      checkpoint: digests of the checkpoint that its tables are of; () if they are not of one.
+      checkpoint: digests of the checkpoint that its tables come from; () if there is none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -104,13 +105,13 @@ class Release(Mapping[str, FrozenTable]):
 class Releases:
     """A folder in which a trainer publishes releases of a model, and from which servers read the current one.
 
-    A release holds tables and any other files: dense parameters, a program of `kvjax.export`. It is there as a whole
-    before it becomes the current one, and a server that has it goes on with it until it asks for another: so nobody
-    reads some of one release and some of another. Any number of threads and processes may read, and any may publish,
-    one after the other. A writer that is killed leaves the current release as it is.
+    A release holds tables and any other files: dense parameters, a program of `kvjax.export`. It is complete before it
+    becomes the current one, and a server keeps its release until it asks for another. So no reader sees parts of two
+    releases. Any number of threads and processes may read, and any may publish, one after the other. A writer that is
+    killed does not change the current release.
 
     Args:
-      path: of the folder, on one file system; the first release makes it.
+      path: the folder, on one file system; the first release makes it.
 
     Example:
       >>> import tempfile, kvjax, numpy as np
@@ -135,7 +136,7 @@ class Releases:
     # ---- reading ---------------------------------------------------------------------------------------------
 
     def current(self) -> Release:
-        """The release that was current when this was last asked for by `refresh`, or now, the first time.
+        """The release that the last `refresh` returned; at the first call, the current release.
 
         Raises:
           FrozenError: none has been published, or it is damaged.
@@ -144,10 +145,10 @@ class Releases:
         return self.refresh() if current is None else current
 
     def refresh(self) -> Release:
-        """The release that is current now. To ask costs the reading of a small file.
+        """The release that is current now. The call reads one small file.
 
         Raises:
-          FrozenError: none has been published, or it is damaged: `current` goes on with the one from before.
+          FrozenError: none has been published, or it is damaged; then `current` still returns the previous one.
         """
         with self._opening:
             while True:
@@ -190,16 +191,16 @@ class Releases:
         """Makes a release of whole tables the current one.
 
         Args:
-          tables: what each is written from, by name, as `FrozenTable.write` takes it.
+          tables: the source of each table, by name, as for `FrozenTable.write`.
           files: other files of the release, by name.
-          keep: how many releases stay on the disk. Servers that have an older one open keep it all the same.
-          quantise: rows of all tables, as `FrozenTable.write` does.
+          keep: how many releases stay on the disk. A server that has an older one open can still read it.
+          quantise: for the rows of all tables, as in `FrozenTable.write`.
           prune: as there.
           missing: as there.
 
         Raises:
           ValueError, OSError: as `FrozenTable.write`; the current release stays.
-          TypeError: the tables are not by name.
+          TypeError: `tables` is not a mapping from names.
         """
         _check_by_name("publish", tables)
         with self._new("publish", keep) as folder:
@@ -212,15 +213,15 @@ class Releases:
     def update(
         self, changes: Mapping[str, Changes], files: Mapping[str, bytes] | None = None, *, keep: int = 2
     ) -> Release:
-        """Makes a release the current one that is as the one from before, but for some changes.
+        """Publishes a release with some changes to the current one.
 
         Args:
-          changes: of tables, by name; the others stay, and share their files on the disk.
+          changes: changes to tables, by name; other tables stay as they are, and share their files on the disk.
           files: those that change, by name.
           keep: see `publish`.
 
         Raises:
-          KeyError: a table is not in the release from before.
+          KeyError: a table is not in the current release.
           ValueError, OSError: as `FrozenTable.update`; the current release stays.
         """
         _check_by_name("update", changes)
@@ -254,20 +255,20 @@ class Releases:
         missing: Missing | None = None,
         base: PathLike | Sequence[PathLike] | None = None,
     ) -> Release:
-        """Makes the tables of a checkpoint the current release; nothing happens if they are that already.
+        """Makes the tables of a checkpoint the current release; does nothing if they are that already.
 
-        If the checkpoint is a delta that builds, through any number of others, on that of the release before, only what
-        has changed since is read, and the rest copied; tables in which nothing has changed share their files. Else
-        whole tables are written. So whoever calls this again and again with the folder below which a trainer saves its
-        deltas (``kvjax.checkpoint.save(folder / str(step), tables, since="serving")``, or a manager of Orbax),
-        publishes each. This takes JAX, servers do not.
+        If the checkpoint is a delta that builds, through any number of others, on the checkpoint of the current
+        release, only what has changed since is read, and the rest is copied; unchanged tables share their files.
+        Otherwise whole tables are written. So call this repeatedly with the folder in which a trainer saves its deltas
+        (``kvjax.checkpoint.save(folder / str(step), tables, since="serving")``, or an Orbax manager). This needs JAX;
+        servers do not.
 
         Args:
-          checkpoint: as `kvjax.checkpoint.restore` takes it.
+          checkpoint: path of the checkpoint, as for `kvjax.checkpoint.restore`.
           files: those that change, by name.
           keep: see `publish`.
-          quantise: rows of all tables, as `FrozenTable.write` does; by default as in the release before.
-          missing: as there; by default as in the release before, but for a row that unadmitted keys share.
+          quantise: for the rows of all tables, as in `FrozenTable.write`; by default as in the current release.
+          missing: as there; by default as in the current release, except for a row that unadmitted keys share.
           base: where to look for the checkpoints that a delta builds on, as in `kvjax.checkpoint.restore`.
 
         Raises:
