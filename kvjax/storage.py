@@ -75,7 +75,7 @@ class Host:
 class Mmap:
     """Rows in a file on disk, for tables larger than memory. The system keeps the parts in memory that are in use.
 
-    Values, optimizer slots and row headers are in the file; the index, 26 to 52 bytes a key, stays in memory. Disk
+    Values, optimizer slots and row headers are in the file; the index, 16 to 23 bytes a key, stays in memory. Disk
     space is reserved as the table grows, so if the disk is full, the write that needs space is an error and leaves the
     table as it was. A table in a file is as fast as one in memory as long as the rows in use fit into memory.
 
@@ -178,7 +178,7 @@ class Engine(Protocol):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class External:
-    """Rows in an engine of your own. The index, frequencies and versions, 45 to 70 bytes a key, stay in memory.
+    """Rows in an engine of your own. The index, frequencies and versions, 24 to 32 bytes a key, stay in memory.
 
     A call gets the rows of its keys from the engine before it begins, and puts the rows that it has changed when it
     ends. Between calls no row is in memory, so a table may be larger than memory, and a server can read the engine
