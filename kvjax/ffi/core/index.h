@@ -236,13 +236,12 @@ class KeyIndex {
     Bucket* buckets[kChunk];
     uint32_t which[kChunk];
     std::iota(which, which + n, 0);
-    const auto group = [n](size_t begin) { return std::min(n - std::min(n, begin), kGroup); };
-    Homes(keys, group(0), buckets);
+    Homes(keys, std::min(n, kGroup), buckets);
     size_t passed = 0;
-    for (size_t begin = 0; begin < n; begin += kGroup) {
-      const size_t next = begin + kGroup;
-      Homes(keys + next, group(next), buckets + next);
-      passed += in_buckets(keys, buckets, which + begin, group(begin), rows, which + passed);
+    for (size_t begin = 0, end; begin < n; begin = end) {
+      end = std::min(n, begin + kGroup);
+      Homes(keys + end, std::min(n - end, kGroup), buckets + end);
+      passed += in_buckets(keys, buckets, which + begin, end - begin, rows, which + passed);
     }
     for (int turn = 0; turn < kTurns && passed > 0; ++turn) {
       for (size_t j = 0; j < passed; ++j) buckets[which[j]] = Next(buckets[which[j]]);
