@@ -92,8 +92,12 @@ inline void Table::Inspect(const ParallelFor& parallel, std::string_view op, Rea
                            KeySpan keys, bool* found, int64_t* frequency, int64_t* row_version) const {
   const auto lock = Read(version, op, keys);
   parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      const uint32_t row = in_.store.index().Find(keys.data[i]);
+    const auto fetch = [&](size_t, uint32_t row) {
+      if (row != kNoRow) in_.store.PrefetchHeader(row);
+      return row;
+    };
+    const auto tell = [&](size_t j, uint32_t row) {
+      const size_t i = begin + j;
       found[i] = row != kNoRow;
       const RowHeader header = found[i] ? in_.store.Header(row)
                                         : RowHeader{.frequency = in_.admission.Count(keys.data[i]),
@@ -102,7 +106,8 @@ inline void Table::Inspect(const ParallelFor& parallel, std::string_view op, Rea
                                                     .version = -1};
       frequency[i] = static_cast<int64_t>(header.frequency);
       row_version[i] = header.version;
-    }
+    };
+    in_.store.index().FindEach(keys.data + begin, end - begin, fetch, tell);
   });
 }
 
