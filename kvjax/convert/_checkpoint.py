@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from kvjax._formats import deeprec, npz, parquet, safetensors
 from kvjax._formats.errors import FileError
+from kvjax._formats.local import local
 from kvjax._formats.quantise import QuantisationReport, Quantised
 from kvjax._formats.quantised import quantised
 from kvjax._formats.source import Source
@@ -92,7 +92,8 @@ def export_checkpoint(
       >>> kvjax.drop_table("doc_out")
       >>> folder.cleanup()
     """
-    kind = format or Path(path).suffix.removeprefix(".")
+    path = local(path, "export_checkpoint")
+    kind = format or path.suffix.removeprefix(".")
     if kind not in (*FORMATS, "deeprec"):
         raise FileError(
             path, f"a format of {[*FORMATS, 'deeprec']}", f"{kind!r}", "say format=, or end the path with it"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from kvjax._formats.local import local
 from kvjax._formats.quantise import to_float32
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
@@ -93,7 +94,7 @@ def contents_of(source: Any, name: str | None, prune: PruneLike | None, base: An
         unsigned = source.keys.dtype.kind == "u"
         contents = Contents(name or "frozen", source, "uint64" if unsigned else "int64", None, None, None)
     elif isinstance(source, (str, os.PathLike)):
-        contents = _of_checkpoint(Path(source), name, base)
+        contents = _of_checkpoint(local(source, "FrozenTable.write"), name, base)
     elif hasattr(source, "spec") and hasattr(source, "export"):
         contents = _of_table(source)
     else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
+from kvjax._formats.local import local
 from kvjax._formats.quantise import Quantised, decode, rounded
 from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.errors import fail
@@ -88,7 +89,8 @@ class FrozenTable:
           FrozenError: it is none, or not whole.
           OSError: it cannot be opened.
         """
-        frozen = cls(Path(path), read(Path(path)))
+        place = local(path, "FrozenTable.open")
+        frozen = cls(place, read(place))
         if verify:
             frozen.verify()
         return frozen
@@ -127,8 +129,9 @@ class FrozenTable:
           ValueError: rows cannot be quantised so, or nobody has said what keys without a row read as.
           OSError: the file cannot be written.
         """
-        write_whole(Path(path), contents_of(source, name, prune, base), quantise, missing)
-        return cls.open(path)
+        place = local(path, "FrozenTable.write")
+        write_whole(place, contents_of(source, name, prune, base), quantise, missing)
+        return cls.open(place)
 
     def update(
         self,
@@ -173,7 +176,7 @@ class FrozenTable:
         values: Any = rows
         if bits.size == 0 and np.size(values) == 0:
             values = np.zeros((0, self.dim), np.float32)
-        path = self.path if path is None else Path(path)
+        path = self.path if path is None else local(path, "FrozenTable.update")
         if self._released and path == self.path:
             raise fail(
                 ValueError, self.name, "update", "path= of another file", "a table of a release, which never changes",
