@@ -26,7 +26,7 @@ def local(path: PathLike, op: str) -> Path:
     text = os.fsdecode(path)
     found = _SCHEME.match(text)
     if found is None:
-        return Path(path)
+        return Path(text)
     mend = "save to a local folder and copy it with the store's own tool, or mount the store as a folder"
     if found[1].lower() == "file":
         mend = "give the path alone, without 'file://'"

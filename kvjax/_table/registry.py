@@ -50,9 +50,11 @@ def get_table(name: str, given: Arguments) -> Table:
     Args:
       name: unique in the process; compiled programs and checkpoints find the table by it.
       dim: width of a row, at least 1.
-      key_dtype: "int64", "uint64", "int32" or "uint32": how exported keys are typed (signed or unsigned, always
-        64 bits). Every table takes any 64-bit key. While ``jax_enable_x64`` is off, only "int32" and "uint32" take JAX
-        arrays of 32-bit integers, signed or unsigned as they say: these may be what JAX has made of 64-bit ids.
+      key_dtype: "int64" or "uint64": any key of 64 bits, exported with a sign or without; JAX arrays of 32-bit
+        integers, which may be what it made of 64-bit ids, are refused while ``jax_enable_x64`` is off. "int32" or
+        "uint32" says that ids have 32 bits, and so takes these. The same 32 bits are one key then, with a sign or
+        without, in ``jit`` or not: -1 is 2**32 - 1 in a table of "uint32". Integers that need more are an error, as far
+        as they are known; but `Keys` are of 64 bits, and those that need more, as salted ones, are taken as they are.
       dtype: of the rows, "float32", "bfloat16" or "float16". Gradients and slots are float32.
       initializer: a number, by default 0; an array, one row ``(dim,)`` or a pool of rows ``(p, dim)`` of which each key
         chooses one; one of `kvjax.initializers`; or a function ``(rng, shape, dtype)``, such as any of

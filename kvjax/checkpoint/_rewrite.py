@@ -10,7 +10,7 @@ import numpy as np
 
 from kvjax._formats.atomic import NewFolder
 from kvjax._formats.local import local
-from kvjax._values.prune import PruneLike, PruneReport
+from kvjax._values.prune import PruneLike, PruneReport, rule_for
 from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows, cuts
@@ -101,7 +101,8 @@ def prune(
         keeps: dict[str, np.ndarray] = {}
         reports: dict[str, PruneReport] = {}
         for name in chain.names if tables is None else tables:
-            keeps[name], reports[name] = kept(ChainRows(chain, name).source(), prune)
+            rows = ChainRows(chain, name)
+            keeps[name], reports[name] = kept(rows.source(), rule_for(prune, name, rows.meta["key_dtype"]))
         if target is not None:
             _rewrite("prune", chain, target, overwrite, keeps)
         return reports

@@ -91,8 +91,8 @@ def test_commands_refuse_them_too(command, make, tmp_path, monkeypatch, capsys):
 
 
 def test_what_is_local():
-    for path in ("a", "a/b:c", "/gs:", "s3:", "c:/x", pathlib.Path("a"), epath.Path("/a/b"), "a b://"):
-        assert local(path, "op") == pathlib.Path(path) and type(local(path, "op")) is type(pathlib.Path())
+    for path in ("a", "a/b:c", "/gs:", "s3:", "c:/x", pathlib.Path("a"), epath.Path("/a/b"), "a b://", b"a/b"):
+        assert local(path, "op") == pathlib.Path(os.fsdecode(path)) and type(local(path, "op")) is type(pathlib.Path())
     for path in ("s3://b", pathlib.Path("s3://b/x"), "abfss://c@d/x", "HTTP://x/y"):
         with pytest.raises(ValueError, match=r"^kvjax: op: want a path of this machine's"):
             local(path, "op")
