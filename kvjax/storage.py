@@ -23,6 +23,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
+from kvjax._formats.local import local
 from kvjax._values.numbers import is_integer
 from kvjax.ffi import DEVICE, HOST, on_device
 
@@ -101,7 +102,7 @@ class Mmap:
     path: str | os.PathLike[str]
 
     def __post_init__(self) -> None:
-        path = os.path.abspath(os.fsdecode(self.path))
+        path = os.path.abspath(local(self.path, "storage.Mmap"))
         if "\0" in path or path.encode("utf-8", "ignore").decode() != path:
             raise ValueError(f"kvjax: storage.Mmap: want a path in UTF-8 without NUL, got {self.path!r}")
         object.__setattr__(self, "path", path)

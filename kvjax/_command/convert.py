@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvjax._command.output import print_json, print_table, progress
 from kvjax._command.prune import rules_of
+from kvjax._formats.local import local
 from kvjax.checkpoint._new import check_outside
 
 if TYPE_CHECKING:
@@ -20,19 +21,20 @@ _FILES = ("safetensors", "npz", "parquet")
 
 def run(args: argparse.Namespace) -> int:
     """Converts, and says what."""
-    suffix = Path(args.source).suffix.removeprefix(".")
-    kind = args.kind or (suffix if suffix in _FILES and Path(args.source).is_file() else "kvjax")
-    to = args.to or Path(args.out).suffix.removeprefix(".") or "kvjax"
+    source, out = local(args.source, "convert"), local(args.out, "convert")
+    suffix = source.suffix.removeprefix(".")
+    kind = args.kind or (suffix if suffix in _FILES and source.is_file() else "kvjax")
+    to = args.to or out.suffix.removeprefix(".") or "kvjax"
     if to not in (*_FILES, "deeprec", "kvjax"):
         raise ValueError(
             f"kvjax convert: {args.out}: want a file with one of {[f'.{each}' for each in _FILES]}, or a folder "
             f"without a dot, got .{to}; say --to"
         )
-    if Path(args.source).exists() and Path(args.out).exists() and Path(args.source).samefile(args.out):
+    if source.exists() and out.exists() and source.samefile(out):
         raise ValueError(
             f"kvjax convert: {args.out}: want another place than the source's, got the same; say another OUT"
         )
-    check_outside(Path(args.out).resolve(), "convert")
+    check_outside(out.resolve(), "convert")
     _check_used(args, kind, to)
     said = _out(args, to) if kind == "kvjax" else _in(args, kind, to)
     if args.json:

@@ -14,6 +14,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import IO
 
+from kvjax._formats.local import local
+
 
 def flush(path: str | os.PathLike[str]) -> None:
     """Has the system write a file, or the names in a folder, to the disk."""
@@ -69,8 +71,9 @@ def replaced(path: str | os.PathLike[str]) -> Generator[Path]:
 
     Raises:
       OSError: there can be no file, which is said before anything is written.
+      ValueError: the path is not local.
     """
-    whole = Path(path)
+    whole = local(path, "write")
     if whole.is_dir():
         raise IsADirectoryError(
             errno.EISDIR, "kvjax: write: want a file to write, got a folder; name one in it", str(path)

@@ -19,6 +19,7 @@ import numpy as np
 
 from kvjax._formats.atomic import replaced
 from kvjax._formats.errors import FileError, check_regular, needed
+from kvjax._formats.local import local
 from kvjax._formats.source import PIECE_BYTES, InFile, as_written, raw
 
 _MAGIC = 0xDB4775248B80FB57
@@ -199,14 +200,18 @@ def _masked(crc: int) -> int:
     return (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def latest(path: str | os.PathLike[str]) -> str:
+def latest(path: str | os.PathLike[str], op: str) -> str:
     """The prefix of the checkpoint that a folder's file "checkpoint" names as the last one, or of the only one there;
     of what is no folder, itself.
+
+    Args:
+      path: of either.
+      op: what it is read for, which errors name.
 
     Raises:
       FileError: there is none, or there are several.
     """
-    folder = Path(path)
+    folder = local(path, op)
     if not folder.is_dir():
         return os.fspath(path)
     if (folder / "checkpoint").is_file():

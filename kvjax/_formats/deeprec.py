@@ -19,6 +19,7 @@ import numpy as np
 
 from kvjax._formats import bundle
 from kvjax._formats.errors import FileError
+from kvjax._formats.local import local
 from kvjax._formats.source import Source, Type, as_written, ranges, row_bytes
 
 BUCKETS = 1000
@@ -51,6 +52,7 @@ def write(
     Raises:
       FileError: a key is negative: DeepRec loses those at its next save, because it takes ``key % 1000`` of C++.
     """
+    prefix = local(prefix, "write")
     keys = source.read(["keys"], 0, source.num_rows)["keys"].view(np.int64)
     if (keys < 0).any():
         raise FileError(
@@ -85,7 +87,7 @@ def write(
 
 
 @contextlib.contextmanager
-def _ordered(prefix: str | os.PathLike[str], source: Source, order: np.ndarray) -> Generator[dict[str, np.ndarray]]:
+def _ordered(prefix: Path, source: Source, order: np.ndarray) -> Generator[dict[str, np.ndarray]]:
     """The columns of a source with the row ``order[i]`` at i; they are read once, from the first row to the last."""
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
@@ -98,7 +100,7 @@ def _ordered(prefix: str | os.PathLike[str], source: Source, order: np.ndarray) 
 
 
 @contextlib.contextmanager
-def _space(prefix: str | os.PathLike[str], types: Mapping[str, Type], rows: int) -> Generator[dict[str, np.ndarray]]:
+def _space(prefix: Path, types: Mapping[str, Type], rows: int) -> Generator[dict[str, np.ndarray]]:
     sizes = {name: rows * row_bytes(kind) for name, kind in types.items()}
     if sum(sizes.values()) <= _IN_MEMORY:
         yield {name: np.empty((rows, *shape), dtype) for name, (dtype, shape) in types.items()}
@@ -106,7 +108,7 @@ def _space(prefix: str | os.PathLike[str], types: Mapping[str, Type], rows: int)
     with contextlib.ExitStack() as files:
         columns: dict[str, np.ndarray] = {}
         for name, (dtype, shape) in types.items():
-            file = files.enter_context(tempfile.TemporaryFile(dir=Path(prefix).parent))
+            file = files.enter_context(tempfile.TemporaryFile(dir=prefix.parent))
             os.posix_fallocate(file.fileno(), 0, sizes[name])  # a full disk is an error here, and not a signal later
             columns[name] = np.memmap(file, dtype, "r+", shape=(rows, *shape))
         yield columns

@@ -7,19 +7,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kvjax._keys.keys import Keys, as_keys
+from kvjax._keys.keys import Keys
+from kvjax._keys.width import own_keys
 from kvjax._values.errors import fail
 
 
-def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, op: str) -> jax.Array | None:
+def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, key_dtype: str, op: str) -> jax.Array | None:
     """True for keys that are valid, ``(...)`` bool; None if that is all of them.
 
     Args:
-      keys: ``(...)``.
+      keys: ``(...)``, as the table has them.
       mask: None or ``(...)`` bool, false for padding.
-      pad_id: None or the one 64-bit id that marks padding too.
-      table: for errors, like `op`.
-      op: see `table`.
+      pad_id: None or the one id that marks padding too.
+      table: its name, for errors.
+      key_dtype: of it.
+      op: for errors.
     """
     if mask is not None:
         mask = jnp.asarray(mask)
@@ -29,7 +31,7 @@ def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, op: str) -> jax.Arra
             raise fail(ValueError, table, op, f"a mask {keys.shape}", f"{mask.shape}", "give one per key")
     if pad_id is None:
         return mask
-    pad = as_keys(pad_id, f"table {table!r}, {op}, pad_id")
+    pad = own_keys(pad_id, table, key_dtype, f"{op}, pad_id")
     if pad.shape != ():
         raise fail(ValueError, table, op, "one pad_id", f"{pad.shape}", "give a mask for more")
     valid = jnp.any(keys.words != jnp.broadcast_to(pad.words, keys.words.shape), -1)

@@ -67,7 +67,7 @@ def _parse(name: str, feature: Any) -> tuple[Table, Keys, jax.Array | None]:
         )
     table, keys, mask = feature if len(feature) == 3 else (*feature, None)
     keys = keys_for(table, keys, f"lookup_many, feature {name!r}")
-    return table, keys, mask_of(keys, mask, None, table.name, f"lookup_many, feature {name!r}")
+    return table, keys, mask_of(keys, mask, None, table.name, table.spec.key_dtype, f"lookup_many, feature {name!r}")
 
 
 def _lookup_group(names: list[str], parts: list[tuple[Table, Keys, jax.Array | None]]) -> dict[str, jax.Array]:

@@ -52,7 +52,7 @@ def prefetch(
     check_table(table, "prefetch")
     version = version_to_write(table, "prefetch")
     keys = keys_for(table, keys, "prefetch")
-    mask = mask_of(keys, mask, pad_id, table.name, "prefetch")
+    mask = mask_of(keys, mask, pad_id, table.name, table.spec.key_dtype, "prefetch")
     rows, found, used = reads.lookup(table.spec, version, keys, mask, False)
     padding = int(pad_id) if pad_id is not None and is_integer(pad_id) else None
     return Prefetched(keys, mask, rows, found, version, table.name, padding), table.after(used)

@@ -14,6 +14,7 @@ from kvjax._spec.options import ENTRIES, Options, Request
 from kvjax._spec.placement import Placement
 from kvjax._values.exported import Exported
 from kvjax._values.snapshot import from_native
+from kvjax._values.width import own_key
 from kvjax.admit import MinCount, Sketch
 from kvjax.ffi import host, module
 from kvjax.initializers import Generated, Made
@@ -86,7 +87,7 @@ class TableSpec(Options):
     def shared_words(self) -> np.ndarray:
         """The words ``(2,)`` of the key whose row unadmitted keys share; zeros if there is none."""
         key = 0 if self.admit is None or isinstance(self.admit.unadmitted, str) else int(self.admit.unadmitted)
-        return np.array([key % 2**64], np.uint64).view(np.uint32)
+        return np.array([own_key(key, self.key_dtype)], np.uint64).view(np.uint32)
 
     def exported(self, raw: dict[str, Any]) -> Exported:
         """The rows that the C++ side has copied out."""

@@ -14,8 +14,9 @@ import numpy as np
 from jax.core import Tracer
 
 from kvjax import ffi
-from kvjax._keys.keys import Keys, as_keys
+from kvjax._keys.keys import Keys
 from kvjax._keys.opaque import are_words, is_array, is_fresh, is_opaque, opaque, uncast, words_in
+from kvjax._keys.width import keys_of
 from kvjax._ops.notices import if_unused
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
@@ -190,28 +191,8 @@ def with_tape(table: H, tape: Any) -> H:
 def keys_for(table: Handle, keys: Any, op: str) -> Keys:
     """The keys of a call."""
     check_process(table.name, op)
-    keys = of_width(table.spec.name, table.spec.key_dtype, as_keys(keys, f"table {table.name!r}, {op}"), op)
+    keys = keys_of(keys, table.spec.name, table.spec.key_dtype, op)
     return keys if isinstance(keys.words, jax.Array) else Keys(jnp.asarray(keys.words), keys.narrow)
-
-
-def of_width(name: str, key_dtype: str, keys: Keys, op: str) -> Keys:
-    """The keys of a table, of which 32 bits are a key of its type, whatever signs JAX has read in them.
-
-    Raises:
-      TypeError: JAX may have cut them before they came here, and nobody has said that it has not.
-    """
-    if not keys.narrow:
-        return keys
-    if np.dtype(key_dtype).itemsize == 8:
-        raise fail(
-            TypeError, name, op, "keys of 64 bits",
-            "a JAX array of 32-bit integers while jax_enable_x64 is off, to which jit and jnp cut NumPy's 64-bit ids",
-            "pass kvjax.keys(numpy_ids) into compiled functions, which is exact; for ids that never had more than 32 "
-            "bits, kvjax.keys(ids, key_dtype='int32') says so, or key_dtype='int32' where the table is made",
-        )  # fmt: skip
-    low = keys.words[..., 0]
-    high = jnp.zeros_like(low) if key_dtype == "uint32" else (low.view(jnp.int32) >> 31).view(jnp.uint32)
-    return Keys(jnp.stack([low, high], -1), narrow=True)
 
 
 def check_process(name: str, op: str) -> None:

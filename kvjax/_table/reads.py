@@ -226,7 +226,7 @@ def query_of(table: Handle, op: str, keys: Any, mask: Any, pad_id: Any) -> Query
     """
     if not isinstance(keys, Prefetched):
         keys = keys_for(table, keys, op)
-        return Query(keys, mask_of(keys, mask, pad_id, table.name, op))
+        return Query(keys, mask_of(keys, mask, pad_id, table.name, table.spec.key_dtype, op))
     prefetched, mask = keys, _mask_of_prefetched(table, keys, mask)
     if prefetched.table != table.name:
         raise fail(
@@ -236,7 +236,8 @@ def query_of(table: Handle, op: str, keys: Any, mask: Any, pad_id: Any) -> Query
     keys = keys_for(table, prefetched.keys, op)
     if pad_id is None or pad_id == prefetched.pad_id:
         return Query(keys, mask, prefetched)
-    return Query(keys, mask_of(keys, mask, pad_id, table.name, op))  # another mask: the rows are read again
+    # With another mask the rows are read again.
+    return Query(keys, mask_of(keys, mask, pad_id, table.name, table.spec.key_dtype, op))
 
 
 def lookup(table: Handle, query: Query, missing: Any = None, with_found: bool = False) -> tuple[jax.Array, jax.Array]:

@@ -11,10 +11,11 @@ import jax.numpy as jnp
 
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._keys.steps import step_words
+from kvjax._keys.width import keys_of
 from kvjax._ops import order, training
 from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_together
-from kvjax._table.handle import Handle, after_write, of_width, version_to_write
+from kvjax._table.handle import Handle, after_write, version_to_write
 from kvjax._table.refused import watch
 from kvjax._table.view import check_late
 from kvjax._training.apply import Held, apply, check, end, plan
@@ -42,7 +43,7 @@ def check_gradient(table: Handle, rowwise: Rowwise, grads: Any, state: Any) -> N
                 "differentiate with respect to kvjax.optax.caught_up(params, state, rows), where rows is what "
                 "partition got as tables=, and give the update the parameters from before it",
             )  # fmt: skip
-    of_width(table.spec.name, table.spec.key_dtype, grads.keys, "apply")
+    keys_of(grads.keys, table.spec.name, table.spec.key_dtype, "apply")
 
 
 def train(table: H, rowwise: Rowwise, grads: SparseRows, state: Any, step: Any, extra: dict[str, Any]) -> tuple[H, Any]:
@@ -99,8 +100,9 @@ def train_or_refuse(
 def _update(write: Write, step: Any, extra: dict[str, Any]) -> tuple[TableSpec, Rowwise, Update]:
     table, leaves = write.table, tuple(jax.tree.leaves(write.state))
     version, number = version_to_write(table, "apply"), step_words(step, table.name, "apply")
-    keys = of_width(table.spec.name, table.spec.key_dtype, write.grads.keys, "apply")
-    grads = write.grads if keys is write.grads.keys else write.grads.replace(keys=keys, merged=write.grads.merged)
+    keys = keys_of(write.grads.keys, table.spec.name, table.spec.key_dtype, "apply")
+    # Not merged any more where the table has its own form of keys, in which two of one gradient may be the same.
+    grads = write.grads if keys is write.grads.keys else write.grads.replace(keys=keys)
     return table.spec, write.rowwise, Update(version, grads, leaves, number, extra)
 
 

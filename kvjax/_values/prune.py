@@ -12,6 +12,7 @@ from kvjax._values.arrays import ArrayLike
 from kvjax._values.exported import Exported
 from kvjax._values.integers import as_bits, check_whole
 from kvjax._values.numbers import is_integer
+from kvjax._values.width import own_bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +64,8 @@ class Prune:
         it is called for each piece.
       top_k: of the rows that pass, keep only this many, the most frequent; ties go to the row that was written later,
         then to the first in the export.
-      keep: keys ``(m,)`` that are kept whatever the tests say. As for `kvjax.keys`, not a JAX array that may have been
-        cut.
+      keep: keys ``(m,)`` that are kept whatever the tests say, as lookups of the table take them; not a JAX array that
+        may have been cut, as for `kvjax.keys`. `mask` and `report`, which know only an export, take them as they are.
 
     Example:
       >>> import kvjax
@@ -206,6 +207,19 @@ class Prune:
 
 
 PruneLike: TypeAlias = Prune | Callable[[Exported], np.ndarray]
+
+
+def rule_for(prune: PruneLike, name: str, key_dtype: str) -> PruneLike:
+    """A rule for the rows of a table, which has the keys to ``keep`` in its own form.
+
+    Args:
+      prune: the rule.
+      name: of the table.
+      key_dtype: of the table.
+    """
+    if not isinstance(prune, Prune) or prune.keep is None:
+        return prune
+    return dataclasses.replace(prune, keep=own_bits(prune.keep, name, key_dtype, "Prune(keep=)"))
 
 
 def keep_mask(prune: PruneLike, rows: Exported) -> np.ndarray:

@@ -46,9 +46,9 @@ class Chain:
     def __init__(
         self, path: PathLike | Catalog, base: PathLike | Sequence[PathLike] | None = None, op: str = "restore"
     ) -> None:
-        self.catalog = path if isinstance(path, Catalog) else Catalog(locate(path), op)
+        self.catalog = path if isinstance(path, Catalog) else Catalog(locate(path, op), op)
         given = [] if base is None else base if isinstance(base, Sequence) and not isinstance(base, str) else [base]
-        self.given = [path for each in given for path in all_at(each)]
+        self.given = [path for each in given for path in all_at(each, self.catalog.op)]
         self._found: dict[str, list[Catalog]] = {}
         self._unread = self._nearby()
 

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._formats.source import Source
-from kvjax._keys.keys import as_keys
-from kvjax._table.handle import of_width
+from kvjax._keys.width import keys_of
 from kvjax._values.dtypes import cast
 from kvjax._values.exported import SLOT
 from kvjax._values.snapshot import WAITING_COLUMNS, take
@@ -39,9 +38,9 @@ def only(
 
     Raises:
       TypeError: they are no keys, or JAX may have cut them.
+      ValueError: the table's have 32 bits, and these have more.
     """
-    keys = of_width(name, key_dtype, as_keys(wanted, f"table {name!r}, restore"), "restore")
-    keys = np.unique(np.asarray(keys).reshape(-1))
+    keys = np.unique(np.asarray(keys_of(wanted, name, key_dtype, "restore")).reshape(-1))
     if "pending_keys" in counts:
         waiting = {name: counts[name] for name in WAITING_COLUMNS}
         counts = counts | take(waiting, among(counts["pending_keys"], keys))

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from kvjax._formats.atomic import recovered
+from kvjax._formats.local import PathLike as PathLike
+from kvjax._formats.local import local
 from kvjax.checkpoint._files import MOST_JSON, read, read_json
 from kvjax.checkpoint._format import FORMAT, META, PACKED, UNLISTED, CheckpointError, Damaged
 
-PathLike = str | os.PathLike[str]
 
-
-def locate(path: PathLike) -> Path:
+def locate(path: PathLike, op: str = "checkpoint") -> Path:
     """The folder of a checkpoint: `path` itself, the one below an Orbax step, or that of the last step below its root.
 
     Where numbered checkpoints are right below `path`, as "12" or "delta_12", it is the last of them, whatever other
@@ -23,10 +22,14 @@ def locate(path: PathLike) -> Path:
     none, is the one that is meant all the same: whoever reads it gets an error, and never those of an older one. A step
     that was saved without tables is passed over.
 
+    Args:
+      path: see above.
+      op: what it is read for, which errors name.
+
     Raises:
       CheckpointError: there is none, or more than one, or it is the folder of one table.
     """
-    path = recovered(Path(path))
+    path = recovered(local(path, op))
     if is_checkpoint(path):
         return path
     if _is_table(path):
@@ -51,20 +54,20 @@ def locate(path: PathLike) -> Path:
 
 def steps_at(path: PathLike) -> Iterator[tuple[int, list[Path]]]:
     """The numbered checkpoints below a folder, or the steps of an Orbax manager, in order; what there is in each."""
-    for step, folder in _numbered([] if is_checkpoint(path := Path(path)) else _folders(path)):
+    for step, folder in _numbered([] if is_checkpoint(path := local(path, "read")) else _folders(path)):
         yield step, [folder] if is_checkpoint(folder) else _below(folder)
 
 
-def all_at(path: PathLike) -> list[Path]:
+def all_at(path: PathLike, op: str) -> list[Path]:
     """The checkpoint at a path, or all in a folder, or in the steps of a manager, the last ones first.
 
     Raises:
       CheckpointError: there is none.
     """
-    path = recovered(Path(path))
+    path = recovered(local(path, op))
     if is_checkpoint(path):
         return [path]
-    found = _below(path) or [item for _, items in steps_at(path) for item in items] or [locate(path)]
+    found = _below(path) or [item for _, items in steps_at(path) for item in items] or [locate(path, op)]
     return found[::-1]
 
 

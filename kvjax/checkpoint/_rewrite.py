@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from kvjax._formats.atomic import NewFolder
-from kvjax._values.prune import PruneLike, PruneReport
+from kvjax._formats.local import local
+from kvjax._values.prune import PruneLike, PruneReport, rule_for
 from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows, cuts
@@ -51,9 +52,10 @@ def compact(
       >>> kvjax.drop_table("doc_compact")
       >>> folder.cleanup()
     """
+    target = local(out, "compact")
     unreplaced(
         path, base, "compact",
-        lambda chain: _rewrite("compact", chain, Path(out), overwrite, {}, stands_for=chain.catalog.digests),
+        lambda chain: _rewrite("compact", chain, target, overwrite, {}, stands_for=chain.catalog.digests),
     )  # fmt: skip
 
 
@@ -94,16 +96,18 @@ def prune(
       >>> kvjax.drop_table("doc_prune")
       >>> folder.cleanup()
     """
+    target = None if out is None else local(out, "prune")
 
     def body(chain: Chain) -> dict[str, PruneReport]:
-        if out is not None:
-            check_free(Path(out).resolve(), overwrite, "prune", chain.catalog.directory)
+        if target is not None:
+            check_free(target.resolve(), overwrite, "prune", chain.catalog.directory)
         keeps: dict[str, np.ndarray] = {}
         reports: dict[str, PruneReport] = {}
         for name in chain.names if tables is None else tables:
-            keeps[name], reports[name] = kept(ChainRows(chain, name).source(), prune)
-        if out is not None:
-            _rewrite("prune", chain, Path(out), overwrite, keeps)
+            rows = ChainRows(chain, name)
+            keeps[name], reports[name] = kept(rows.source(), rule_for(prune, name, rows.meta["key_dtype"]))
+        if target is not None:
+            _rewrite("prune", chain, target, overwrite, keeps)
         return reports
 
     return unreplaced(path, base, "prune", body)

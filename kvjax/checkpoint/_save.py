@@ -11,6 +11,7 @@ from typing import cast
 import jax
 
 from kvjax._formats.atomic import NewFolder
+from kvjax._formats.local import local
 from kvjax._sharded.processes import everyone, together
 from kvjax._table.table import Table, check_table, is_table
 from kvjax._values.errors import level_of_user
@@ -81,7 +82,7 @@ def save(
       >>> kvjax.drop_table("doc_saved")
       >>> folder.cleanup()
     """
-    given, new = named(tables), NewFolder(Path(path).resolve())  # not in the place of a link
+    given, new = named(tables), NewFolder(local(path, "save").resolve())  # not in the place of a link
     place = everyone()
 
     async def put() -> None:

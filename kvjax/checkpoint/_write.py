@@ -19,7 +19,7 @@ from kvjax._table.frozen import FrozenRows, freeze_rows
 from kvjax._table.table import Table
 from kvjax._values.errors import fail
 from kvjax._values.names import is_name
-from kvjax._values.prune import Prune, PruneLike, keep_mask
+from kvjax._values.prune import Prune, PruneLike, keep_mask, rule_for
 from kvjax._values.snapshot import Snapshot
 from kvjax.checkpoint._best import part_of_best
 from kvjax.checkpoint._cursors import Cursor
@@ -50,6 +50,7 @@ def freeze(name: str, table: Table, prune: PruneLike | None = None, since: Curso
 def _pruned(table: Table, prune: PruneLike) -> Snapshot:
     """A copy without some of the rows, of which ``top_k`` is of those of all processes."""
     placement, name = shared_placement(table), table.spec.name
+    prune = rule_for(prune, name, table.spec.key_dtype)
     rule = prune if isinstance(prune, Prune) else Prune(predicate=lambda rows: keep_mask(prune, rows))
 
     def begin() -> tuple[Snapshot, np.ndarray]:

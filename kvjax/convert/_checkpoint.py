@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from kvjax._formats import deeprec, npz, parquet, safetensors
 from kvjax._formats.errors import FileError
+from kvjax._formats.local import local
 from kvjax._formats.quantise import QuantisationReport, Quantised
 from kvjax._formats.quantised import quantised
 from kvjax._formats.source import Source
 from kvjax._values.errors import meant
 from kvjax._values.exported import SLOT
-from kvjax._values.prune import PruneLike
+from kvjax._values.prune import PruneLike, rule_for
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._locate import PathLike
@@ -92,7 +92,8 @@ def export_checkpoint(
       >>> kvjax.drop_table("doc_out")
       >>> folder.cleanup()
     """
-    kind = format or Path(path).suffix.removeprefix(".")
+    path = local(path, "export_checkpoint")
+    kind = format or path.suffix.removeprefix(".")
     if kind not in (*FORMATS, "deeprec"):
         raise FileError(
             path, f"a format of {[*FORMATS, 'deeprec']}", f"{kind!r}", "say format=, or end the path with it"
@@ -101,8 +102,9 @@ def export_checkpoint(
         raise FileError(path, f"no partitions= for {kind}", f"{partitions}", "leave it out, or say format='deeprec'")
 
     def body(chain: Chain) -> ExportReport:
-        name, source = _only_table(chain, table, progress)
-        return _export(name, source, path, kind, quantise, slots, prune, partitions)
+        name, rows = _only_table(chain, table)
+        rule = None if prune is None else rule_for(prune, name, rows.meta["key_dtype"])
+        return _export(name, rows.source(progress), path, kind, quantise, slots, rule, partitions)
 
     return unreplaced(checkpoint, base, "export", body)
 
@@ -139,10 +141,11 @@ def open_table(
     Raises:
       ValueError: there is no such checkpoint or table.
     """
-    return _only_table(Chain(checkpoint, base, op), table, progress)
+    name, rows = _only_table(Chain(checkpoint, base, op), table)
+    return name, rows.source(progress)
 
 
-def _only_table(chain: Chain, table: str | None, progress: Callable[[int], object] | None) -> tuple[str, Source]:
+def _only_table(chain: Chain, table: str | None) -> tuple[str, ChainRows]:
     names = chain.names
     if len(names) != 1 if table is None else table not in names:
         got = f"{names}" if table is None else f"{table!r} of {names}"
@@ -153,4 +156,4 @@ def _only_table(chain: Chain, table: str | None, progress: Callable[[int], objec
             meant(table, names).strip() or "say which: table=",
         )
     name = names[0] if table is None else table
-    return name, ChainRows(chain, name).source(progress)
+    return name, ChainRows(chain, name)

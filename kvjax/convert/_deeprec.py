@@ -49,7 +49,7 @@ def from_deeprec(
 
 def open_deeprec(path: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None) -> Incoming:
     """As `from_deeprec`, to be read piece by piece."""
-    bundle = Bundle(latest(path))
+    bundle = Bundle(latest(path, "from_deeprec"))
     parts = parts_of(bundle, name)
     columns: dict[str, Column] = {"keys": joined(bundle, parts, "-keys"), "values": joined(bundle, parts, "-values")}
     left: list[str] = []

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvjax._formats import npz, parquet, safetensors
 from kvjax._formats.errors import FileError, check_regular
+from kvjax._formats.local import local
 from kvjax._formats.quantised import SCALES, restored
 from kvjax._formats.source import Column
 from kvjax._values.arrays import ArrayLike
@@ -120,6 +121,7 @@ _FORMATS = {
 def open_file(format: str, path: str | os.PathLike[str], columns: Mapping[str, str | None] | None = None) -> Incoming:
     """A file of columns, as `from_safetensors` and the like take it, to be read piece by piece."""
     source, read = _FORMATS[format]
+    path = local(path, f"from_{format}")
     check_regular(path, source)
     arrays, meta = read(path)
     given = dict(columns or {})

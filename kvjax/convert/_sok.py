@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from kvjax._formats.errors import FileError, check_regular
+from kvjax._formats.local import local
 from kvjax._formats.source import InFile
 from kvjax._values.exported import SLOT
 from kvjax.convert._imported import Imported
@@ -44,7 +45,7 @@ def from_sok(
 def open_sok(folder: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None) -> Incoming:
     """As `from_sok`, to be read piece by piece."""
     stem = name.translate(str.maketrans(dict.fromkeys(string.punctuation, "_")))
-    path = Path(folder)
+    path = local(folder, "from_sok")
     keys = _read(path / f"{stem}-key", 0)
     weights = _read(path / f"{stem}-weight", 1)
     (rows,), (elements,) = keys.shape, weights.shape

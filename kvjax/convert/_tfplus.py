@@ -40,7 +40,7 @@ def from_tfplus(
 
 def open_tfplus(path: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None) -> Incoming:
     """As `from_tfplus`, to be read piece by piece."""
-    bundle = Bundle(latest(path))
+    bundle = Bundle(latest(path, "from_tfplus"))
     parts = parts_of(bundle, name)
     for part in parts:
         if f"{part}-need_full_import" in bundle.entries and not bundle.read(f"{part}-need_full_import").all():

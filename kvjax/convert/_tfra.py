@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from kvjax._formats.errors import FileError
+from kvjax._formats.local import local
 from kvjax._formats.source import Column, Concatenated, InFile
 from kvjax._values.exported import SLOT
 from kvjax.convert._imported import Imported
@@ -58,7 +59,7 @@ def open_tfra(
     dtype: str = "float32", slots: Mapping[str, str] | None = None,
 ) -> Incoming:  # fmt: skip
     """As `from_tfra`, to be read piece by piece."""
-    path, kinds = Path(folder), (np.dtype(key_dtype), np.dtype(dtype))
+    path, kinds = local(folder, "from_tfra"), (np.dtype(key_dtype), np.dtype(dtype))
     keys, values = _joined(path, name, *kinds, dim)
     there = _slots(path, name)
     chosen = {ours: _meant(path, name, slot, there) for slot, ours in (slots or {}).items()}

@@ -14,6 +14,7 @@ import numpy as np
 
 from kvjax._formats.atomic import NewFolder
 from kvjax._formats.errors import FileError
+from kvjax._formats.local import local
 from kvjax._formats.source import ranges
 from kvjax._keys.buckets import by_bucket
 from kvjax._spec.options import ENTRIES, Request
@@ -108,7 +109,8 @@ def import_checkpoint(
       >>> kvjax.drop_table("items")
       >>> folder.cleanup()
     """
-    kind = format or Path(source).suffix.removeprefix(".")
+    source, out = local(source, "import_checkpoint"), local(path, "import_checkpoint").resolve()
+    kind = format or source.suffix.removeprefix(".")
     if kind not in (*_FILES, *_SYSTEMS):
         raise FileError(
             source, f"a format of {[*_FILES, *_SYSTEMS]}", f"{kind!r}", "say format=, or end the path with it"
@@ -123,8 +125,7 @@ def import_checkpoint(
         how["dtype"] = dtype
     opened: Any = functools.partial(open_file, kind) if variable is None else _SYSTEMS[kind]
     incoming: Incoming = opened(source, *([] if variable is None else [variable]), **how)
-    name = table or variable or Path(source).stem
-    out = Path(path).resolve()
+    name = table or variable or source.stem
     if prune is None:
         return _write(incoming, name, options, out, overwrite, progress)
     check_free(out, overwrite, "import")

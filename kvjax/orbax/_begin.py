@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from kvjax._formats.local import local
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
-from kvjax.checkpoint import Stored, copied
+from kvjax.checkpoint import PathLike, Stored, copied
 
 PATIENCE = 10
 """Seconds that an error waits for Orbax to make its folders."""
 
 
 async def begin(
-    folders: Callable[[], Awaitable[Any]], tables: Mapping[str, Table], directory: Path, prune: PruneLike | None,
+    folders: Callable[[], Awaitable[Any]], tables: Mapping[str, Table], directory: PathLike, prune: PruneLike | None,
     cursor: str | None, since: str | None,
 ) -> list[Stored]:  # fmt: skip
     """What `copied` gives of tables. An error comes once Orbax has made its folders.
@@ -28,9 +28,10 @@ async def begin(
     Args:
       folders: waits for them.
       tables: as `copied` takes them, with all that follows.
+      directory: as Orbax gives it, which may be one of another store.
     """
     try:
-        return copied(tables, directory, prune, cursor, since)
+        return copied(tables, local(directory, "save"), prune, cursor, since)
     except BaseException:
         with contextlib.suppress(Exception):  # the error that is on its way says more
             await asyncio.wait_for(folders(), PATIENCE)

@@ -12,6 +12,7 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future
 
+from kvjax._formats.local import local
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint import (
@@ -45,10 +46,11 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
 
     async def async_save(self, directory: str | os.PathLike[str], args: TableSave) -> list[future.Future]:
         how = args.prune, args.cursor, args.delta_since
-        stored = await begin(_folders, args.tables, Path(directory), *how)
+        stored = await begin(_folders, args.tables, directory, *how)
+        place = local(directory, "save")
 
         async def commit() -> None:
-            await asyncio.gather(*(write(Path(directory), s) for s in stored))
+            await asyncio.gather(*(write(place, s) for s in stored))
 
         return [future.CommitFutureAwaitingContractedSignals(commit(), name="kvjax_tables")]
 
@@ -63,16 +65,17 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
 
     def restore(self, directory: str | os.PathLike[str], args: TableRestore | None = None) -> dict[str, Table]:
         args = args or TableRestore()
-        return restore_all(Chain(Catalog(Path(directory)), args.base), args.tables, args.how(), args.cursor)
+        return restore_all(Chain(Catalog(local(directory, "restore")), args.base), args.tables, args.how(), args.cursor)
 
     def metadata(self, directory: str | os.PathLike[str]) -> dict[str, dict[str, object]]:
         """What each table of a checkpoint is, by name, as ``kvjax.json`` says it."""
-        catalog = Catalog(Path(directory), "metadata")
+        catalog = Catalog(local(directory, "metadata"), "metadata")
         return {name: catalog.open(name)[0] for name in catalog.names}
 
     def finalize(self, directory: str | os.PathLike[str]) -> None:
         """Finishes the checkpoint: everything is there, and on the disk."""
-        self._last = finished(Path(directory), write_manifest(Path(directory)))
+        place = local(directory, "save")
+        self._last = finished(place, write_manifest(place))
 
     def close(self) -> None:
         """Warns if the manager has deleted a checkpoint that its last delta builds on, as no later save can."""

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1
 
+from kvjax._formats.local import local
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint import (
@@ -74,13 +75,12 @@ class StatefulTables:
 
     async def save(self, directory: v1.path.PathAwaitingCreation) -> Awaitable[None]:
         """Begins to save the tables; the result waits for the end."""
-        moves = (self.cursor or self.delta_since) is not None
-        place = Path(directory.path) if moves else Path()
         how = self.prune, self.cursor, self.delta_since
-        stored = await begin(lambda: directory.await_creation(), self.tables, place, *how)
+        stored = await begin(lambda: directory.await_creation(), self.tables, directory.path, *how)
+        place = local(directory.path, "save")
 
         async def commit() -> None:
-            folder = Path(await directory.await_creation())
+            folder = local(await directory.await_creation(), "save")
             await asyncio.gather(*(write(folder, one) for one in stored))
             if jax.process_index() == 0:
                 await _wait_for_all(folder, [one.meta for one in stored])
@@ -90,7 +90,7 @@ class StatefulTables:
 
     async def load(self, directory: v1.path.Path) -> Awaitable[None]:
         """Restores the tables."""
-        self.tables = restore_all(Chain(Catalog(Path(directory)), self.base), self.tables or None, How())
+        self.tables = restore_all(Chain(Catalog(local(directory, "restore")), self.base), self.tables or None, How())
 
         async def done() -> None:
             """Nothing is left to do."""
@@ -129,7 +129,7 @@ class TablesHandler:
         return done()
 
     async def metadata(self, directory: v1.path.Path) -> dict[str, dict[str, Any]]:
-        catalog = Catalog(Path(directory), "metadata")
+        catalog = Catalog(local(directory, "metadata"), "metadata")
         return {name: catalog.open(name)[0] for name in catalog.names}
 
     def is_handleable(self, checkpointable: Any) -> bool:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
+from kvjax._formats.local import local
 from kvjax._formats.quantise import to_float32
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
+from kvjax._values.width import own_key
 from kvjax.serving._initial import Initial
 
 if TYPE_CHECKING:
@@ -87,13 +89,13 @@ def contents_of(source: Any, name: str | None, prune: PruneLike | None, base: An
     """
     # Here, because they stand on more than NumPy, and whoever only reads need not have it.
     from kvjax._values.exported import Exported
-    from kvjax._values.prune import keep_mask
+    from kvjax._values.prune import keep_mask, rule_for
 
     if isinstance(source, Exported):
         unsigned = source.keys.dtype.kind == "u"
         contents = Contents(name or "frozen", source, "uint64" if unsigned else "int64", None, None, None)
     elif isinstance(source, (str, os.PathLike)):
-        contents = _of_checkpoint(Path(source), name, base)
+        contents = _of_checkpoint(local(source, "FrozenTable.write"), name, base)
     elif hasattr(source, "spec") and hasattr(source, "export"):
         contents = _of_table(source)
     else:
@@ -103,6 +105,7 @@ def contents_of(source: Any, name: str | None, prune: PruneLike | None, base: An
         )  # fmt: skip
     if prune is None:
         return contents
+    prune = rule_for(prune, contents.name, contents.key_dtype)
     return dataclasses.replace(contents, rows=contents.rows.take(keep_mask(prune, contents.rows)))
 
 
@@ -113,7 +116,7 @@ def _of_table(table: Any) -> Contents:
             ValueError, spec.name, "write", "a table of one process", f"one of {len(spec.placement.processes)}",
             "save it with kvjax.orbax.TableSave, and write it from the checkpoint",
         )  # fmt: skip
-    missing = _unadmitted(spec.admit)
+    missing = _unadmitted(spec.admit, spec.key_dtype)
     if not isinstance(missing, str):  # the row that unadmitted keys share, or its initial row
         missing = np.asarray(table.lookup(np.array(missing, np.uint64), missing="init"))
     initial, pool = _initial_of(spec.initializer, spec.seed, spec.dtype)
@@ -166,14 +169,15 @@ def unseen(saved: ChainRows) -> tuple[Any, Initial | None, np.ndarray | None]:
 
     meta = saved.meta
     made = load_initializer(meta["initializer"], saved.pool().get(POOL))
-    return _unadmitted(load(meta.get("options", {}).get("admit"))), *_initial_of(made, meta["seed"], meta["dtype"])
+    unadmitted = _unadmitted(load(meta.get("options", {}).get("admit")), meta["key_dtype"])
+    return unadmitted, *_initial_of(made, meta["seed"], meta["dtype"])
 
 
-def _unadmitted(admit: Any) -> Any:
+def _unadmitted(admit: Any, key_dtype: str) -> Any:
     """What keys that were never admitted read as: "init", "zeros", or the key, 64 bits, whose row they share."""
     if admit is None or isinstance(admit.unadmitted, str):
         return "init" if admit is None else admit.unadmitted
-    return int(admit.unadmitted) % 2**64
+    return own_key(int(admit.unadmitted), key_dtype)
 
 
 def _initial_of(made: Any, seed: int, dtype: str) -> tuple[Initial | None, np.ndarray | None]:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
+from kvjax._formats.local import local
 from kvjax._formats.quantise import Quantised, decode, rounded
 from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.errors import fail
-from kvjax._values.integers import as_bits
+from kvjax._values.width import is_of_32_bits, own_bits
 from kvjax.serving._contents import Missing, RowsLike, contents_of, row_of
 from kvjax.serving._format import Mapped, check, finding, identity_of, read
 from kvjax.serving._search import find, mixed, unmixed
@@ -72,7 +73,7 @@ class FrozenTable:
         scales = None if self._scales is None else self._scales[-1:]
         row = decode(self._rows[-1:], scales, self.dtype)[0]
         self.missing = None if description.missing == "init" else row
-        self._narrow = description.key_dtype in ("int32", "uint32")
+        self._key_dtype = description.key_dtype
 
     # ---- files -----------------------------------------------------------------------------------------------
 
@@ -88,7 +89,8 @@ class FrozenTable:
           FrozenError: the file is not a frozen table, or not complete.
           OSError: it cannot be opened.
         """
-        frozen = cls(Path(path), read(Path(path)))
+        place = local(path, "FrozenTable.open")
+        frozen = cls(place, read(place))
         if verify:
             frozen.verify()
         return frozen
@@ -128,8 +130,9 @@ class FrozenTable:
           ValueError: rows cannot be quantised in this way, or `missing` must be given.
           OSError: the file cannot be written.
         """
-        write_whole(Path(path), contents_of(source, name, prune, base), quantise, missing)
-        return cls.open(path)
+        place = local(path, "FrozenTable.write")
+        write_whole(place, contents_of(source, name, prune, base), quantise, missing)
+        return cls.open(place)
 
     def update(
         self,
@@ -174,7 +177,7 @@ class FrozenTable:
         values: Any = rows
         if bits.size == 0 and np.size(values) == 0:
             values = np.zeros((0, self.dim), np.float32)
-        path = self.path if path is None else Path(path)
+        path = self.path if path is None else local(path, "FrozenTable.update")
         if self._released and path == self.path:
             raise fail(
                 ValueError, self.name, "update", "path= of another file", "a table of a release, which never changes",
@@ -336,14 +339,14 @@ class FrozenTable:
 
     def _bits(self, keys: Any, op: str) -> np.ndarray:
         jax = sys.modules.get("jax")
-        wide = self._narrow or jax is None or not isinstance(keys, jax.Array) or jax.config.jax_enable_x64
-        if not wide and keys.dtype.itemsize == 4:
+        may_be_cut = jax is not None and isinstance(keys, jax.Array) and not jax.config.jax_enable_x64
+        if may_be_cut and keys.dtype.itemsize == 4 and not is_of_32_bits(self._key_dtype):
             raise fail(
                 TypeError, self.name, op, "keys of 64 bits",
                 "a JAX array of 32-bit integers while jax_enable_x64 is off, to which jit and jnp cut NumPy's 64-bit "
                 "ids", "give kvjax.keys(numpy_ids), or the NumPy ids",
             )  # fmt: skip
-        return as_bits(keys, f"table {self.name!r}, {op}").view(np.uint64)
+        return own_bits(keys, self.name, self._key_dtype, op)
 
     def _valid(self, bits: np.ndarray, mask: Any, pad_id: Any) -> np.ndarray | None:
         if mask is not None:

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kvjax._keys.keys import Keys, KeysLike, as_keys
+from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.masks import mask_of
 from kvjax._keys.salt import mixed
+from kvjax._keys.width import keys_of
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax.serving._contents import Missing, row_of
@@ -35,7 +36,7 @@ class FrozenArrays:
       steps: of a search.
       initial: how initial rows are made; None if nobody knows.
       as_initial: whether keys without a row read as their initial row; else they read as the last row.
-      narrow: whether ids have 32 bits by themselves.
+      key_dtype: of the table.
     """
 
     hashes: jax.Array
@@ -47,7 +48,7 @@ class FrozenArrays:
     steps: int = dataclasses.field(metadata={"static": True})
     initial: Initial | None = dataclasses.field(metadata={"static": True})
     as_initial: bool = dataclasses.field(metadata={"static": True})
-    narrow: bool = dataclasses.field(metadata={"static": True})
+    key_dtype: str = dataclasses.field(metadata={"static": True})
 
     @property
     def dim(self) -> int:
@@ -90,15 +91,8 @@ class FrozenArrays:
         Returns:
           Rows ``(..., dim)`` float32, or ``(rows, found)`` with found ``(...)`` bool.
         """
-        asked = as_keys(keys, f"table {self.name!r}, lookup")
-        if asked.narrow and not self.narrow:
-            raise fail(
-                TypeError, self.name, "lookup", "keys of 64 bits",
-                "a JAX array of 32-bit integers while jax_enable_x64 is off, to which jit and jnp cut NumPy's 64-bit "
-                "ids", "pass kvjax.keys(numpy_ids) into compiled functions",
-            )  # fmt: skip
-        words = jnp.asarray(asked.words)
-        valid = mask_of(Keys(words), mask, pad_id, self.name, "lookup")
+        words = jnp.asarray(keys_of(keys, self.name, self.key_dtype, "lookup").words)
+        valid = mask_of(Keys(words), mask, pad_id, self.name, self.key_dtype, "lookup")
         at, found, hashes = self._find(words)
         at = jnp.where(found, at, len(self))
         rows = self.rows[at].astype(jnp.float32)
@@ -163,5 +157,5 @@ def arrays_of(mapped: Mapped) -> FrozenArrays:
         steps=description.steps,
         initial=description.initial,
         as_initial=description.missing == "init",
-        narrow=description.key_dtype in ("int32", "uint32"),
+        key_dtype=description.key_dtype,
     )

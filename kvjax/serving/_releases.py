@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, unquote
 
 from kvjax._formats.atomic import flush, saying, written
+from kvjax._formats.local import local
 from kvjax._formats.quantise import Quantised, check_quantised
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
@@ -129,7 +130,7 @@ class Releases:
     """
 
     def __init__(self, path: PathLike) -> None:
-        self.path = Path(path)
+        self.path = local(path, "Releases")
         self._current: Release | None = None
         self._opening = threading.Lock()
 

@@ -156,7 +156,7 @@ def test_keys_made_inside_of_a_program_are_refused_too(make):
 
 def test_truncated_keys_are_refused_by_a_table_of_wide_ones(make):
     """Also by one of ids that are said to have 32 bits: the table notices that it holds wider keys."""
-    table = make(key_dtype="int32").upsert(np.array([2**40 + 7]), np.ones((1, 4)))
+    table = make(key_dtype="int32").upsert(kvjax.keys(np.array([2**40 + 7])), np.ones((1, 4)))
     read = jax.jit(lambda table, ids: table.lookup(ids))
     train = jax.jit(lambda table, ids: table.apply(optax.sgd(0.1), kvjax.SparseRows(ids, jnp.ones((1, 4))))[0])
     for use in (read, train):
