@@ -139,9 +139,9 @@ class TableRestore(How, ocp.args.CheckpointArgs):
 
     Attributes:
       tables: tables to load into, by their names in the checkpoint; None instead of a table loads into the one of that
-        name, or makes it as it was saved, in memory. Where a function of yours is part of it (an initializer, a
-        constraint, a score), a checkpoint holds only its name: make the table first. By default all tables of the
-        checkpoint.
+        name, or makes it as it was saved, in memory, and a name does so with the table of that name. Where a function
+        of yours is part of it (an initializer, a constraint, a score), a checkpoint holds only its name: make the table
+        first. By default all tables of the checkpoint.
       mesh: over which tables that are made here are sharded, as in `kvjax.get_table`; by default each is in one place
         (in several processes, one copy in each).
       devices: as there.
@@ -172,7 +172,7 @@ class TableRestore(How, ocp.args.CheckpointArgs):
       >>> kvjax.drop_table("doc_restore")
     """
 
-    tables: Mapping[str, Table | None] | None = None
+    tables: Mapping[str, Table | str | None] | None = None
     base: PathLike | Sequence[PathLike] | None = None
     cursor: str | None = None
 
