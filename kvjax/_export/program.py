@@ -67,19 +67,23 @@ class Program:
         found = dict(_arrays(args))
         if found.keys() != self.inputs.keys():
             missing, extra = sorted(self.inputs.keys() - found.keys()), sorted(found.keys() - self.inputs.keys())
+            mend = "give arguments of the structure that it was exported with, and kvjax.keys(ids) where it had keys"
+            count = max((int(path.split("/")[0]) + 1 for path in self.inputs), default=0)
+            if len(args) < count:
+                mend = f"give all {count} arguments: None, or the handle, in the place of a table"
             raise ProgramError(
                 f"kvjax: program, call: want arrays at {list(self.inputs)}, got none at {missing} and others at "
-                f"{extra}; give arguments of the structure that the program was exported with, and kvjax.keys(ids) "
-                "where it had keys"
+                f"{extra}; {mend}"
             )
         try:
             return self.exported.call(*(found[path] for path in self.inputs))
         except (ValueError, TypeError) as error:
             paths = list(self.inputs)  # JAX knows them by their numbers
             said = re.sub(r"\bargs\[(\d+)\]", lambda found: repr(paths[int(found[1])]), str(error))
-            raise ProgramError(
-                f"kvjax: program, call: want {self.inputs}, got {said:.600}; give arrays of these types"
-            ) from error
+            shapes = zip(paths, self.exported.in_avals, strict=True)
+            empty = [path for path, aval in shapes if 0 in np.shape(found[path]) and 0 not in aval.shape]
+            mend = f"pad an empty batch ({', '.join(empty)}), or do not call" if empty else "give arrays of these types"
+            raise ProgramError(f"kvjax: program, call: want {self.inputs}, got {said:.600}; {mend}") from error
 
     def serialize(self) -> bytes:
         """The program as bytes, for `deserialize`. Needs flatbuffers (``pip install kvjax[export]``).

@@ -211,9 +211,10 @@ class Keys:
           >>> bool((users != items).all())
           True
         """
+        salt = salt_of(salt, "Keys.salted")
         if isinstance(self.words, np.ndarray):
             return keys(hash_keys(np.asarray(self), salt))
-        return Keys(_mix.salted(self.words, salt_of(salt, "Keys.salted")))
+        return Keys(_mix.salted(self.words, salt))
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         words = np.ascontiguousarray(np.asarray(self.words))

@@ -15,6 +15,7 @@ from kvjax._table.handle import keys_for
 from kvjax._table.reads import Query, lookup
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
+from kvjax._values.numbers import is_integer
 
 Feature: TypeAlias = tuple[Table, KeysLike] | tuple[Table, KeysLike, ArrayLike | None]
 
@@ -66,6 +67,11 @@ def _parse(name: str, feature: Any) -> tuple[Table, Keys, jax.Array | None]:
             "table is a kvjax.Table"
         )
     table, keys, mask = feature if len(feature) == 3 else (*feature, None)
+    if is_integer(mask):
+        raise TypeError(
+            f"kvjax: feature {name!r}, lookup_many: want a mask as the third of (table, keys, mask), got {mask!r}; of "
+            f"padding by an id give (table, ids, ids != {mask})"
+        )
     keys = keys_for(table, keys, f"lookup_many, feature {name!r}")
     return table, keys, mask_of(keys, mask, None, table.name, table.spec.key_dtype, f"lookup_many, feature {name!r}")
 

@@ -16,7 +16,7 @@ import numpy as np
 from kvjax import constraints
 from kvjax._spec import native
 from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES, dtype_name
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, meant
 from kvjax._values.names import is_name
 from kvjax._values.numbers import is_integer
 from kvjax.admit import Admission
@@ -41,12 +41,19 @@ class Request:
     def __init__(self, name: Any, op: str, dim: Any) -> None:
         self.name, self.op, self.options = name, op, dict[str, Any]()
         self.want(is_name(name), "a name in UTF-8 that is not empty", name)
-        self.want(is_integer(dim) and 1 <= dim <= host.MAX_DIM, f"an integer dim in 1..{host.MAX_DIM}", dim)
+        whole = isinstance(dim, float) and dim.is_integer() and dim > 0
+        mend = f"give dim={int(dim)}" if whole else "give the width of a row"
+        self.want(is_integer(dim) and 1 <= dim <= host.MAX_DIM, f"an integer dim in 1..{host.MAX_DIM}", dim, mend)
         self.dim = int(dim)
 
-    def want(self, ok: Any, what: str, got: Any) -> None:
+    def want(self, ok: Any, what: str, got: Any, mend: str = "see kvjax.get_table") -> None:
         if not ok:
-            raise fail(ValueError, self.name, self.op, what, repr(got), "see kvjax.get_table")
+            raise fail(ValueError, self.name, self.op, what, repr(got), mend)
+
+    def want_one(self, option: str, choices: tuple[str, ...], got: Any) -> None:
+        """Whether an option is one of its choices."""
+        if got not in choices:
+            self.want(False, f"{option} in {choices}", got, meant(got, choices) + "choose one")
 
     def __getitem__(self, option: str) -> Any:
         return self.options[option]
@@ -72,13 +79,15 @@ def option(
 
 def _key_dtype(request: Request, dtype: Any) -> str:
     dtype = dtype_name(dtype)
-    request.want(dtype in KEY_DTYPES, f"key_dtype in {KEY_DTYPES} (strings become keys by kvjax.hash_keys)", dtype)
+    mend = "leave it out for any key of 64 bits; strings become keys by kvjax.hash_keys"
+    request.want(dtype in KEY_DTYPES, f"key_dtype in {KEY_DTYPES}", dtype, mend)
     return dtype
 
 
 def _dtype(request: Request, dtype: Any) -> str:
     dtype = dtype_name(dtype)
-    request.want(dtype in ROW_DTYPES, f"dtype in {ROW_DTYPES}", dtype)
+    stored = "rows of int8 are for files: quantise='int8' of exports and of FrozenTable.write"
+    request.want(dtype in ROW_DTYPES, f"dtype in {ROW_DTYPES}", dtype, stored if dtype == "int8" else "choose one")
     return dtype
 
 
@@ -123,7 +132,7 @@ def _max_capacity(request: Request, n: Any) -> int | None:
 
 
 def _on_full(request: Request, on_full: Any) -> str:
-    request.want(on_full in ON_FULL, f"on_full in {ON_FULL}", on_full)
+    request.want_one("on_full", ON_FULL, on_full)
     limit = request["max_capacity"]
     request.want(on_full == "grow" or limit, f"max_capacity beside on_full={on_full!r}", limit)
     return on_full
@@ -145,18 +154,19 @@ def _evict(request: Request, evict: Any) -> Policy | Every | None:
 
 
 def _count(request: Request, count: Any) -> str:
-    request.want(count in COUNTS, f"count in {COUNTS}", count)
+    request.want_one("count", COUNTS, count)
     return count
 
 
 def _storage(request: Request, storage: Any) -> Storage:
     what = "one of kvjax.storage (Device(), External(engine), Host(), Hybrid(bytes), Mmap(path))"
-    request.want(isinstance(storage, Storage), what, storage)
+    mend = "leave it out for memory, or give kvjax.storage.Mmap('/a/folder') for rows on a disk"
+    request.want(isinstance(storage, Storage), what, storage, mend)
     return storage
 
 
 def _rounding(request: Request, rounding: Any) -> str:
-    request.want(rounding in ROUNDINGS, f"rounding in {ROUNDINGS}", rounding)
+    request.want_one("rounding", ROUNDINGS, rounding)
     exact = request["dtype"] == "float32"
     request.want(rounding == "nearest" or not exact, "rounding='nearest' for rows of float32", rounding)
     return rounding

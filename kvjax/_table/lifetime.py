@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ from kvjax._table.at_exit import forget, wait_for_programs
 from kvjax._table.handle import check_process
 from kvjax._values.errors import fail, meant
 from kvjax.ffi import forget_failures, set_process
+from kvjax.storage import Mmap
 
 MANY = 128
 """Dropped tables and score functions for which JAX keeps programs, 1.5 to 3 MiB each: it holds what is static about a
@@ -25,6 +27,7 @@ def create(spec: TableSpec) -> TableSpec:
     check_process(spec.name, "get_table")
     with PROCESS.lock:
         if spec.name not in PROCESS.specs:
+            _check_folder(spec, "get_table")
             first = PROCESS.first_versions.get(spec.name, 0)
             _number_failures(spec)
             spec.host.create(spec.name, spec.native_options(), **spec.native_shards(), first_version=first)
@@ -72,6 +75,7 @@ def stage(spec: TableSpec, op: str, version: int) -> Any:
       op: for errors.
       version: of the table that will go.
     """
+    _check_folder(spec, op)
     _number_failures(spec)
     return spec.host.stage(
         spec.name, op, spec.native_options(), **spec.native_shards(), version=version,
@@ -101,6 +105,15 @@ def replace(spec: TableSpec, op: str, version: int, staged: Any) -> None:
                 spec.host.drop(spec.name, op)
                 raise
         PROCESS.specs[spec.name] = spec
+
+
+def _check_folder(spec: TableSpec, op: str) -> None:
+    """Whether there is the folder of a table that is to be in a file."""
+    if isinstance(spec.storage, Mmap) and not os.path.isdir(spec.storage.path):
+        raise fail(
+            ValueError, spec.name, op, "a folder to make a file in", f"{spec.storage.path!r}, which is none",
+            "make the folder first, or give kvjax.storage.Mmap another one",
+        )  # fmt: skip
 
 
 def _number_failures(spec: TableSpec) -> None:

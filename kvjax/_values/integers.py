@@ -100,11 +100,16 @@ def salt_of(salt: Any, where: str) -> int:
     Raises:
       TypeError: it is no integer, or has more than 64 bits.
     """
-    if isinstance(salt, bool) or not hasattr(salt, "__index__") or not _fits(operator.index(salt)):
+    try:
+        number = None if isinstance(salt, bool) else operator.index(salt)
+    except TypeError:  # also of a traced one, which has no number yet
+        number = None
+    if number is None or not _fits(number):
         raise TypeError(
-            f"kvjax: {where}: want an integer of at most 64 bits as salt, got {salt!r}; number the features"
+            f"kvjax: {where}: want an integer of at most 64 bits as salt, got {salt!r}; number the features by "
+            "integers of Python, which are not traced"
         )
-    return operator.index(salt) % 2**64
+    return number % 2**64
 
 
 def _fits(x: int) -> bool:

@@ -70,12 +70,18 @@ class Restore:
     Args:
       chain: of the checkpoint.
       name: of the table in it.
-      table: to load into; None for the one of that name, or a new one.
+      into: the table to load into, or the name of the one to load into or to make; None for that in the checkpoint.
       how: to make it.
+
+    Attributes:
+      target: the name of the table in this process.
     """
 
-    def __init__(self, chain: Chain, name: str, table: Table | None, how: How):
-        self.name, self.chain, self.table = name, chain, table or tables_of_process().get(name)
+    def __init__(self, chain: Chain, name: str, into: Table | str | None, how: How):
+        table = None if isinstance(into, str) else into
+        self.name, self.chain = name, chain
+        self.target: str = table.name if table is not None else name if into is None else str(into)
+        self.table = table or tables_of_process().get(self.target)
         # Of a module's table of which nobody has said the seed, what was saved says it; an earlier restore, too.
         of_module = None if self.table is None else PROCESS.of_modules.get(self.table.name)
         self.drawn = of_module is not None and of_module.drawn
@@ -84,7 +90,7 @@ class Restore:
         self.made, self.found = False, table is None and self.table is not None
         self.how = how
         self.sharding = Sharding() if self.table else how
-        self.placement = self.table.spec.placement if self.table else placement_of(how, name, "restore")
+        self.placement = self.table.spec.placement if self.table else placement_of(how, self.target, "restore")
 
     def open(self) -> None:
         """Looks at what was saved of the table, and checks it; nothing changes."""
@@ -129,7 +135,7 @@ class Restore:
     def undo(self) -> None:
         """Drops the table, if `prepare` has made it."""
         if self.made:
-            drop_table(self.name)
+            drop_table(self.target)
 
     def _open(self) -> Saved:
         rows = ChainRows(self.chain, self.name)
@@ -185,7 +191,7 @@ class Restore:
         meta = saved.meta
         fields = {name: meta[name] for name in FIELDS if name in meta} | {"initializer": saved.initializer}
         options = Options(storage=self.how.storage, **fields, **self.rules)
-        made = get_or_make(self.name, meta["dim"], self.placement, options)
+        made = get_or_make(self.target, meta["dim"], self.placement, options)
         self.made = True
         return made
 
@@ -198,7 +204,8 @@ def _check_equal(spec: TableSpec, saved: Saved, directory: Path, but: tuple[str,
     want = {name: value for name, value in want.items() if value != getattr(spec, name)}
     if want:
         got = ", ".join(f"{name} {getattr(spec, name)!r}" for name in want)
-        mend = f"make it as it was saved, or kvjax.drop_table({spec.name!r}) first, and the restore makes it"
+        restored = "the restore" if spec.name == meta["name"] else f"restore(..., {{{meta['name']!r}: {spec.name!r}}})"
+        mend = f"make it as it was saved, or kvjax.drop_table({spec.name!r}) first, and {restored} makes it"
         if want.keys() == {"dtype"}:
             mend = f"give dtype={spec.dtype!r} to convert the rows, or {mend}"
         if want.keys() & {"seed", "initializer"}:
@@ -208,4 +215,6 @@ def _check_equal(spec: TableSpec, saved: Saved, directory: Path, but: tuple[str,
             f"a table with {', '.join(f'{name} {value!r}' for name, value in want.items())}, as saved in {directory}",
             f"one with {got}", mend,
         )  # fmt: skip
-    check_capacity(spec, "restore", meta["rows"], "make the table with a larger max_capacity, or prune in TableSave")
+    cut = f"kvjax.checkpoint.prune(path, out, kvjax.Prune(top_k={spec.max_capacity}))"
+    mend = f"make the table with a larger max_capacity, or restore what {cut} makes of the checkpoint"
+    check_capacity(spec, "restore", meta["rows"], mend)

@@ -22,7 +22,7 @@ from kvjax.storage import Storage
 
 def restore(
     path: PathLike,
-    tables: Mapping[str, Table | None] | None = None,
+    tables: Mapping[str, Table | str | None] | None = None,
     *,
     mesh: Mesh | None = None,
     devices: Sequence[object] | None = None,
@@ -49,7 +49,8 @@ def restore(
       path: folder of a checkpoint, of a step of an Orbax ``CheckpointManager``, of the manager (its last step is
         restored), or of numbered checkpoints ("12", "delta_12"; the last is restored).
       tables: tables to load into, by their names in the checkpoint; None instead of a table loads into the table of
-        that name, or makes it as it was saved. By default all tables of the checkpoint.
+        that name, or makes it as it was saved; a name instead does so under that name: ``{"saved": "here"}``. By default
+        all tables of the checkpoint.
       mesh: devices over which new tables are sharded, as in `kvjax.get_table`; by default each new table is in one
         place.
       devices: as there.
@@ -71,7 +72,7 @@ def restore(
         checkpoint must be restored, and as they were saved.
 
     Returns:
-      The live handles by name.
+      The live handles, by the names in the checkpoint.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged, or a checkpoint that a delta builds on is missing.
@@ -100,7 +101,7 @@ def restore(
 
 
 def restore_all(
-    chain: Chain, tables: Mapping[str, Table | None] | None, how: How, cursor: str | None = None
+    chain: Chain, tables: Mapping[str, Table | str | None] | None, how: How, cursor: str | None = None
 ) -> dict[str, Table]:
     """As `restore`, from a chain."""
     if tables is None:
@@ -109,10 +110,10 @@ def restore_all(
     if not isinstance(anything, Mapping):
         raise TypeError(
             f"kvjax: restore: want tables by their names in the checkpoint, got {type(anything).__name__}; give "
-            "{name: table}, or {name: None} for the table of that name"
+            "{name: table}, or {name: None} for the table of that name, {name: 'other'} for one of another"
         )
     for table in tables.values():
-        if table is not None:
+        if table is not None and not isinstance(table, str):
             check_table(table, "restore")
     if cursor is not None:
         _check_all(chain, tables, how)
@@ -132,7 +133,7 @@ def restore_all(
     return restored
 
 
-def _check_all(chain: Chain, tables: Mapping[str, Table | None], how: How) -> None:
+def _check_all(chain: Chain, tables: Mapping[str, Table | str | None], how: How) -> None:
     """Whether deltas can go on from what is restored.
 
     Raises:
@@ -152,10 +153,9 @@ def _check_all(chain: Chain, tables: Mapping[str, Table | None], how: How) -> No
 def _check_distinct(restores: Sequence[Restore]) -> None:
     sources: dict[str, str] = {}
     for one in restores:
-        target = one.table.name if one.table is not None else one.name
-        if target in sources:
+        if one.target in sources:
             raise fail(
-                ValueError, target, "restore", "one table of the checkpoint to load into it",
-                f"{sources[target]!r} and {one.name!r}", "give each a table of its own",
+                ValueError, one.target, "restore", "one table of the checkpoint to load into it",
+                f"{sources[one.target]!r} and {one.name!r}", "give each a table of its own",
             )  # fmt: skip
-        sources[target] = one.name
+        sources[one.target] = one.name

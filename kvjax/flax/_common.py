@@ -18,6 +18,7 @@ from kvjax._table.reads import Query, lookup, query_of
 from kvjax._table.registry import Arguments, get_table, tables
 from kvjax._table.table import Table
 from kvjax._values.errors import fail, meant
+from kvjax._values.numbers import is_integer
 from kvjax.initializers import InitializerLike, normal
 
 
@@ -72,7 +73,8 @@ def resolve_table(layer: LayerOptions, op: str, rng: Any, model: Any = None) -> 
                 "that exists; give them to kvjax.get_table, or give a name and features"
             )
         return checked(layer, op, table if isinstance(table, Table) else _existing(table, op))
-    made: dict[str, Any] = {"dim": features, "initializer": normal(features**-0.5), **options}
+    scaled = normal(features**-0.5) if is_integer(features) and features > 0 else 0.0  # else get_table says what it is
+    made: dict[str, Any] = {"dim": features, "initializer": scaled, **options}
     return init_table(table, Arguments(**made), rng, op, bool(layer.reuse), model)
 
 

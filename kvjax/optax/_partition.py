@@ -12,6 +12,7 @@ import optax
 
 from kvjax._keys.opaque import opaque
 from kvjax._keys.sparse_rows import SparseRows, is_sparse
+from kvjax._keys.steps import step_words
 from kvjax._table.commit import CommitState
 from kvjax._table.handle import check_process
 from kvjax._table.table import Table, is_table
@@ -22,17 +23,23 @@ from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise, check_transform
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail, meant
+from kvjax._values.numbers import is_integer
 from kvjax.optax._chosen import Choice
 
 TableTx: TypeAlias = Transform | Mapping[str, Transform] | Callable[[str], Transform]
+
+
+STEPS = 2**31 - 1
+"""What the count of a `PartitionState` stops at."""
 
 
 class PartitionState(NamedTuple):
     """State of `partition`.
 
     Attributes:
-      count: ``()`` int32, updates so far. The next number becomes the row version of updated rows, unless the table's
-        last step is higher already (see `Table.apply`).
+      count: ``()`` int32, the last step: the number of updates so far, or the last ``step=`` that ``update`` was given,
+        at most 2**31 - 1. The next number becomes the row version of updated rows, unless the table's last step is
+        higher already (see `Table.apply`).
       dense: state of the dense transform.
       tables: by table name, the transform's state for all rows together: None stands for what is kept per row, in the
         table. So ``optax.tree_utils.tree_get`` and ``tree_set`` find hyperparameters and counts.
@@ -73,8 +80,11 @@ def partition(
         `kvjax.commit` raises the error; for this, the host waits for a GPU once in each step.
 
     Returns:
-      An optax transform. Extra arguments of ``update`` go to `dense` and `tables`, except ``row_facts=``: tables have
-      their own (see `RowFacts`).
+      An optax transform. ``update(grads, state, params, step=n)`` gives updated rows the row version n, as
+      ``Table.apply(step=)`` does, and the next update counts on from it. So steps may be seconds of a clock, and
+      `kvjax.evict.MaxAge` a time. Other extra arguments of ``update`` go to `dense` and `tables`, except
+      ``row_facts=``: tables have their own (see `RowFacts`). Transforms around this one, such as `accumulate`, pass
+      extra arguments on.
 
     Raises:
       ValueError: a table has no transform, a transform has no table, a transform holds updates back, the gradients do
@@ -125,7 +135,8 @@ def partition(
                 check_gradient(table, choose(table.name), grad, _globals_of(table, state))
                 gradients.setdefault(table.name, []).append(grad)
                 trained.setdefault(table.name, table)
-        step = state.count + 1
+        step, count = _next_step(state.count, extra.get("step"))
+        of_rows = {name: x for name, x in extra.items() if name != "step"}
         # Each once, however many handles of it the parameters have.
         writes = [
             Write(table, choose(name), _joined(gradients[name]), state.tables[name]) for name, table in trained.items()
@@ -137,10 +148,10 @@ def partition(
 
         if refused is None:
             dense_updates, dense_state = update_dense(dense_grads, state.dense)
-            results = train_all(writes, step, extra)
+            results = train_all(writes, step, of_rows)
         else:
             choice = Choice(update_dense, dense_grads, state.dense)
-            results, refused = train_or_refuse(writes, step, extra, refused)
+            results, refused = train_or_refuse(writes, step, of_rows, refused)
             dense_updates, dense_state = choice.made_if(refused == 0)
         written = {table.name: table.version for table, _ in results}
         globals_ = state.tables | {table.name: new for table, new in results}
@@ -158,12 +169,30 @@ def partition(
             is_leaf=lambda x: x is None or is_table(x),
         )  # fmt: skip
         if refused is None:
-            return new_updates, PartitionState(step, dense_state, globals_)
+            return new_updates, PartitionState(count, dense_state, globals_)
         common = state.count, state.tables
-        step, globals_ = jax.tree.map(functools.partial(jnp.where, refused == 0), (step, globals_), common)
-        return new_updates, CommitState(refused, PartitionState(step, dense_state, globals_))
+        count, globals_ = jax.tree.map(functools.partial(jnp.where, refused == 0), (count, globals_), common)
+        return new_updates, CommitState(refused, PartitionState(count, dense_state, globals_))
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _next_step(count: jax.Array, said: Any) -> tuple[Any, jax.Array]:
+    """The step of an update, as `Table.apply` takes it, and the count after it.
+
+    Args:
+      count: ``()`` int32, before it.
+      said: the step, if the caller has said it: an integer, or a ``()`` array of such.
+    """
+    most = jnp.int32(STEPS)
+    if said is None:
+        # Behind what the count can hold, tables go on by themselves, for which -1 stands.
+        return jnp.where(count < most, count + 1, -1), jnp.minimum(count, most - 1) + 1
+    if is_integer(said):
+        return said, jnp.int32(max(0, min(said, STEPS)))
+    words = step_words(said, "", "partition")
+    low = jax.lax.bitcast_convert_type(words[0], jnp.int32)
+    return said, jnp.where((words[1] == 0) & (low >= 0), low, most)
 
 
 def _begun(table: Table, rowwise: Rowwise) -> Any:

@@ -23,6 +23,8 @@ def warn_of_another_step(state: Any, tables: Mapping[str, Table]) -> None:
         if not _is_partition(part) or isinstance(part.count, Tracer) or np.size(part.count) != 1:
             continue
         count = int(np.asarray(part.count).item())
+        if count >= 2**31 - 1:  # where it stops, with steps of a clock that are greater
+            continue
         others = {name: _last_step(tables[name]) for name in part.tables if name in tables} if count else {}
         others = {name: last for name, last in others.items() if last not in (None, count)}
         if not others:

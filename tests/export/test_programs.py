@@ -179,3 +179,12 @@ def test_calls_are_checked(table):
             kvjax.Program.deserialize(bad)
     with pytest.raises(TypeError, match=r"want the bytes that Program.serialize returned, got str; of a file"):
         kvjax.Program.deserialize("program.bin")
+
+
+def test_what_is_missing_is_said(table):
+    program = kvjax.export(lambda table, keys: table.lookup(keys), table, kvjax.keys([1]), shapes=SHAPES)
+    with pytest.raises(ProgramError, match="give all 2 arguments: None, or the handle, in the place of a table"):
+        program(kvjax.keys([1]))
+    with pytest.raises(ProgramError, match=r"pad an empty batch \(1/0\), or do not call"):
+        program(None, kvjax.keys(np.zeros(0, np.int64)))
+    assert program(None, kvjax.keys(AWKWARD[:1])).tolist() == [[0.0, 1.0]]

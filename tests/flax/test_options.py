@@ -26,6 +26,16 @@ def test_none_is_what_get_table_does_without_it(option):
         assert table.spec == plain
 
 
+@pytest.mark.parametrize("features", [0, -1, 2.5, "4"])
+def test_a_width_that_is_none_is_said_as_by_get_table(features):
+    for layer in (kvjax.flax.Embed, kvjax.flax.EmbedBag, kvjax.flax.nnx.Embed, kvjax.flax.nnx.EmbedBag):
+        with pytest.raises(
+            ValueError, match=rf"table 'e', get_table: want an integer dim in 1\.\..*, got {features!r}; "
+        ):
+            made = layer("e", features)
+            made.init(jax.random.key(0), np.array([[1]]))
+
+
 def test_the_first_four_fields_go_by_position():
     layer = kvjax.flax.Embed("positions", 4, jnp.bfloat16, "float16")
     variables = layer.init(jax.random.key(0), np.array([1]))

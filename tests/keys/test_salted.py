@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import kvjax
+import kvjax.flax
 from tests.support.marks import wide_is_slow
 
 AWKWARD = np.array([0, -1, 1, 2**31, -(2**31) - 1, 2**40 + 7, 2**63 - 1, -(2**63)])
@@ -26,3 +27,17 @@ def test_salted_keys_are_wide_also_when_the_ids_were_not(make):
     table = make(2).upsert(kvjax.keys(np.array([5, -6])).salted(3), np.ones((2, 2)))
     found = jax.jit(lambda t, ids: t.lookup(kvjax.keys(ids, key_dtype="int32").salted(3)))(table, jnp.array([5, -6]))
     np.testing.assert_array_equal(found, np.ones((2, 2)))
+
+
+def test_salts_are_integers_of_python(make):
+    """A traced one has no number yet, whatever the keys are."""
+    keys, embed = kvjax.keys([1]), kvjax.flax.Embed(make(2))
+    uses = keys.salted, jax.tree.map(jnp.asarray, keys).salted, lambda s: embed.init(jax.random.key(0), keys, salt=s)
+    for use in uses:
+        for salt, call in ((1, jax.jit(use)), (1.5, use), (True, use)):
+            match = (
+                r"Keys\.salted: want an integer of at most 64 bits as salt, got .*; number the features by integers of"
+            )
+            with pytest.raises(TypeError, match=match):
+                call(salt)
+    assert (keys.salted(np.int64(3)) == keys.salted(3)).all()

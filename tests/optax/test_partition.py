@@ -10,7 +10,7 @@ from flax.training.train_state import TrainState
 
 import kvjax
 import kvjax.flax
-from tests.support.marks import slow
+from tests.support.marks import few, slow
 from tests.support.training import OPTIMIZERS, batches, dense_step, kv_step, loss_fn, rows_of, states, train_both, wide
 
 pytestmark = pytest.mark.usefixtures("promotion")
@@ -94,6 +94,65 @@ def test_rows_are_stamped_with_the_number_of_the_update(make):
         updates, state = tx.update(kvjax.SparseRows(np.array(keys), jnp.ones((len(keys), 2))), state, params)
         params = optax.apply_updates(params, updates)
     assert params.version_of(np.array([1, 2, 3])).tolist() == [1, 2, 3] and int(state.count) == 3
+
+
+AROUND = {
+    "partition": lambda tx: tx,
+    "keep": lambda tx: tx,
+    "accumulate": lambda tx: kvjax.optax.accumulate(tx, 1),
+    "apply_if": lambda tx: kvjax.optax.apply_if(tx, lambda grads: jnp.bool_(True)),
+    "apply_if_finite": lambda tx: kvjax.optax.apply_if_finite(tx, 3),
+    "scale_loss": kvjax.optax.scale_loss,
+    "joint": lambda tx: optax.chain(kvjax.optax.joint(optax.clip_by_global_norm(9.0)), tx),
+}
+
+
+@pytest.mark.parametrize("around", few(AROUND, "partition", "accumulate", "joint"))
+def test_steps_that_the_caller_says(around, make, promotion, x64):
+    """In jit or not, through all that stands around; the next update counts on. So a clock can say how old rows are."""
+    tx = AROUND[around](
+        kvjax.optax.partition(
+            dense=optax.sgd(1.0), tables=optax.sgd(1.0), on_refused="keep" if around == "keep" else "error"
+        )
+    )
+    clock = 1_800_000_000
+    params = {"w": jnp.ones(1), "t": make(1, evict=kvjax.evict.MaxAge(60).every(1))}
+    state = tx.init(params)
+
+    def train(params, state, key, **said):
+        grads = {"w": jnp.ones(1), "t": kvjax.SparseRows(key, jnp.ones((1, 1)))}
+        updates, state = tx.update(grads, state, params, **said)
+        return optax.apply_updates(params, updates), state
+
+    step = jax.jit(lambda params, state, key, now: train(params, state, key, step=now))
+    params, state = train(params, state, kvjax.keys([1]), step=clock)
+    assert params["t"].version_of([1]).tolist() == [clock]
+    params, state = step(params, state, kvjax.keys([2]), clock + 50)
+    assert optax.tree_utils.tree_get(state, "count") == clock + 50
+    params, state = train(params, state, kvjax.keys([3]))
+    assert params["t"].version_of([1, 2, 3]).tolist() == [clock, clock + 50, clock + 51]
+    params, state = step(params, state, kvjax.keys([4]), jnp.int32(clock + 100))
+    assert sorted(params["t"].export().keys.tolist()) == [2, 3, 4]
+    kvjax.orbax.combine(*kvjax.orbax.split((params, state)))  # of one step, or it warns
+
+
+def test_steps_beyond_the_count(make, x64):
+    """The table has them, and goes on by itself."""
+    tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0))
+    params = make(1)
+    state = tx.init(params)
+    milliseconds = 1_800_000_000_000
+    for key, said in ((1, {"step": milliseconds}), (2, {}), (3, {"step": milliseconds + 9})):
+        updates, state = tx.update(kvjax.SparseRows([key], jnp.ones((1, 1))), state, params, **said)
+        params = optax.apply_updates(params, updates)
+        assert int(state.count) == 2**31 - 1
+    rows = params.export()
+    assert dict(zip(rows.keys.tolist(), rows.versions.tolist(), strict=True)) == {
+        1: milliseconds, 2: milliseconds + 1, 3: milliseconds + 9
+    }  # fmt: skip
+    for wrong in (-1, 1.5, jnp.ones(2, jnp.int32)):
+        with pytest.raises((TypeError, ValueError), match="step"):
+            tx.update(kvjax.SparseRows([1], jnp.ones((1, 1))), state, params, step=wrong)
 
 
 def test_partition_checks_all_tables_before_it_writes_one(make):

@@ -34,6 +34,38 @@ def test_bad_specs(options, message):
     assert "bad" not in kvjax.tables()
 
 
+@pytest.mark.parametrize(
+    "options, mend",
+    [
+        ({"dim": 3.0}, "give dim=3"),
+        ({"dim": 0}, "give the width of a row"),
+        ({"initializer": "uniform"}, "give kvjax.initializers.uniform"),
+        ({"initializer": "glorot"}, "see kvjax.initializers"),
+        ({"storage": "ssd"}, r"or give kvjax.storage.Mmap\('/a/folder'\) for rows on a disk"),
+        ({"dtype": "int8"}, "quantise='int8' of exports and of FrozenTable.write"),
+        ({"dtype": "float64"}, "choose one"),
+        ({"key_dtype": "str"}, "strings become keys by kvjax.hash_keys"),
+        ({"on_full": "evit"}, "did you mean 'evict'. choose one"),
+    ],
+)
+def test_bad_options_say_the_mend(options, mend):
+    with pytest.raises((TypeError, ValueError), match=f"table 'bad', get_table: want .*, got .*; .*{mend}$"):
+        kvjax.get_table("bad", **{"dim": 2} | options)
+
+
+def test_a_folder_that_is_not_there(make, tmp_path):
+    """Of a table that lives, nobody asks for its folder: the file has no name."""
+    match = r"get_table: want a folder to make a file in, got '.*/not/there', which is none; make the folder first"
+    with pytest.raises(ValueError, match=match):
+        make(2, storage=Mmap(tmp_path / "not/there"))
+    with pytest.raises(ValueError, match=match.replace("get_table", "to")):
+        make(2).to(Mmap(tmp_path / "not/there"))
+    (tmp_path / "gone").mkdir()
+    table = kvjax.get_table("a", dim=2, storage=Mmap(tmp_path / "gone"))
+    (tmp_path / "gone").rmdir()
+    assert kvjax.get_table("a", dim=2).upsert([1], [[1.0, 2.0]]).spec == table.spec
+
+
 def test_storage_of_one_name_must_agree(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = kvjax.get_table("a", dim=2, storage=Mmap(tmp_path))
