@@ -49,8 +49,8 @@ def restore(
       path: folder of a checkpoint, of a step of an Orbax ``CheckpointManager``, of the manager (its last step is
         restored), or of numbered checkpoints ("12", "delta_12"; the last is restored).
       tables: tables to load into, by their names in the checkpoint; None instead of a table loads into the table of
-        that name, or makes it as it was saved; a name instead does so under that name: ``{"saved": "here"}``. By default
-        all tables of the checkpoint.
+        that name, or makes it as it was saved; a name instead does so under that name: ``{"saved": "here"}``. By
+        default all tables of the checkpoint.
       mesh: devices over which new tables are sharded, as in `kvjax.get_table`; by default each new table is in one
         place.
       devices: as there.
