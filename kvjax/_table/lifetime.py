@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import Any
 
@@ -109,9 +110,10 @@ def replace(spec: TableSpec, op: str, version: int, staged: Any) -> None:
 
 def _check_folder(spec: TableSpec, op: str) -> None:
     """Whether there is the folder of a table that is to be in a file."""
-    if isinstance(spec.storage, Mmap) and not os.path.isdir(spec.storage.path):
+    if isinstance(spec.storage, Mmap) and not os.path.exists(spec.storage.path):
         raise fail(
-            ValueError, spec.name, op, "a folder to make a file in", f"{spec.storage.path!r}, which is none",
+            ValueError, spec.name, op, "a folder to make a file in",
+            f"{spec.storage.path!r}: {os.strerror(errno.ENOENT)}",
             "make the folder first, or give kvjax.storage.Mmap another one",
         )  # fmt: skip
 

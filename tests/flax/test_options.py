@@ -28,10 +28,9 @@ def test_none_is_what_get_table_does_without_it(option):
 
 @pytest.mark.parametrize("features", [0, -1, 2.5, "4"])
 def test_a_width_that_is_none_is_said_as_by_get_table(features):
+    match = rf"table 'e', get_table: want an integer dim in 1\.\..*, got {features!r}; "
     for layer in (kvjax.flax.Embed, kvjax.flax.EmbedBag, kvjax.flax.nnx.Embed, kvjax.flax.nnx.EmbedBag):
-        with pytest.raises(
-            ValueError, match=rf"table 'e', get_table: want an integer dim in 1\.\..*, got {features!r}; "
-        ):
+        with pytest.raises(ValueError, match=match):
             made = layer("e", features)
             made.init(jax.random.key(0), np.array([[1]]))
 

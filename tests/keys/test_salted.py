@@ -33,11 +33,9 @@ def test_salts_are_integers_of_python(make):
     """A traced one has no number yet, whatever the keys are."""
     keys, embed = kvjax.keys([1]), kvjax.flax.Embed(make(2))
     uses = keys.salted, jax.tree.map(jnp.asarray, keys).salted, lambda s: embed.init(jax.random.key(0), keys, salt=s)
+    match = r"Keys\.salted: want an integer of at most 64 bits as salt, got .*; number the features by integers"
     for use in uses:
         for salt, call in ((1, jax.jit(use)), (1.5, use), (True, use)):
-            match = (
-                r"Keys\.salted: want an integer of at most 64 bits as salt, got .*; number the features by integers of"
-            )
             with pytest.raises(TypeError, match=match):
                 call(salt)
     assert (keys.salted(np.int64(3)) == keys.salted(3)).all()

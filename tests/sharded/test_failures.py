@@ -62,7 +62,7 @@ def test_lengths_that_do_not_fit_on_one_device(make, mesh):
 @pytest.mark.parametrize("options", [{}, {"max_capacity": 1000}], ids=["plain", "limited"])
 def test_apply_says_what_one_shard_refuses(make, mesh, options):
     table = make(mesh=mesh(4), key_dtype="int32", **options)
-    table = table.upsert(np.array([2**40 + 1]), np.ones((1, 4)))  # one shard has a wide key
+    table = table.upsert(kvjax.keys([2**40 + 1]), np.ones((1, 4)))  # one shard has a wide key
     table, _ = table.apply(optax.sgd(1.0), kvjax.SparseRows(kvjax.keys(np.arange(8)), jnp.ones((8, 4))))
     before = table.export()
     narrow = kvjax.SparseRows(jnp.arange(8), jnp.ones((8, 4)))

@@ -55,7 +55,7 @@ def test_bad_options_say_the_mend(options, mend):
 
 def test_a_folder_that_is_not_there(make, tmp_path):
     """Of a table that lives, nobody asks for its folder: the file has no name."""
-    match = r"get_table: want a folder to make a file in, got '.*/not/there', which is none; make the folder first"
+    match = r"get_table: want a folder to make a file in, got '.*/not/there': No such file .*; make the folder first"
     with pytest.raises(ValueError, match=match):
         make(2, storage=Mmap(tmp_path / "not/there"))
     with pytest.raises(ValueError, match=match.replace("get_table", "to")):
