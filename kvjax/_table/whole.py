@@ -17,6 +17,7 @@ from kvjax._table.handle import (
     version_to_write,
     wait,
 )
+from kvjax._table.merges import merged
 from kvjax._table.move import move
 from kvjax._table.stats import Stats, stats_of
 from kvjax._table.switch import switched
@@ -133,8 +134,8 @@ class Whole(Handle):
         found = contents.snapshot(self.spec, version, slots or self.view is not None, shards)
         return found if self.view is None else self.view.snapshot(self.spec, found, slots)
 
-    def load(self, rows: Exported | Snapshot, slot_types: dict[str, str] | None = None) -> Self:
-        """Replaces the rows of the table; it is unchanged if this fails.
+    def load(self, rows: Exported | Snapshot, slot_types: dict[str, str] | None = None, *, merge: bool = False) -> Self:
+        """Replaces the rows of the table, or with ``merge`` adds rows to them; it is unchanged if this fails.
 
         Args:
           rows: arrays as `export` returns them, in any order, with distinct keys; keys that wait for admission keep
@@ -142,12 +143,17 @@ class Whole(Handle):
             processes, they must call this together, and each gives the rows of its own shards, or all give all rows.
           slot_types: dtype and shape of each slot in ``rows.slots`` ("float32[64]"); by default those of the
             snapshot or of the arrays.
+          merge: keep the rows of the table whose keys are not in `rows`. Unlike `upsert`, this takes frequencies, row
+            versions, pins and slots from `rows`, too. Rows without slots get fresh ones when they are next trained.
+            The rows of the table are copied meanwhile. Not for tables over several processes: there,
+            ``kvjax.checkpoint.restore(merge=True)`` does this.
 
         Returns:
           The next handle.
 
         Raises:
-          ValueError: the arrays do not fit the table or each other, or a key occurs twice.
+          ValueError: the arrays do not fit the table or each other, or a key occurs twice; with ``merge``, the table
+            has other slots, or is sharded over several processes.
           MemoryError: there are more rows than ``max_capacity``, unless ``on_full="grow"``.
 
         Example:
@@ -157,9 +163,24 @@ class Whole(Handle):
           >>> table = table.clear().load(rows.take(rows.keys > 0))
           >>> sorted(table.export().keys.tolist())
           [1, 2]
+          >>> table = table.load(rows.take(rows.keys == 0), merge=True)
+          >>> sorted(table.export().keys.tolist())
+          [0, 1, 2]
           >>> kvjax.drop_table("doc_load")
         """
-        return loads.load(self, lambda: loads.checked(self.spec, rows, slot_types))
+
+        def given() -> loads.Loading:
+            loading = loads.checked(self.spec, rows, slot_types)
+            if not merge:
+                return loading
+            return loads.checked(self.spec, merged(self.spec, "load", self.snapshot(), loading))
+
+        if merge and self.spec.placement is not None and len(self.spec.placement.processes) > 1:
+            raise fail(
+                ValueError, self.name, "load", "merge=True of a table of one process",
+                f"one of {len(self.spec.placement.processes)}", "kvjax.checkpoint.restore(path, merge=True)",
+            )  # fmt: skip
+        return loads.load(self, given)
 
     def switch_optimizer(self, tx: Transform) -> Self:
         """Prepares the table for another optimizer, which trains it from then on. Not inside ``jit``.

@@ -12,10 +12,11 @@ from kvjax._formats import source
 from kvjax._formats.source import Source, row_bytes
 from kvjax._keys.buckets import buckets_of, by_bucket
 from kvjax._values.exported import ROW_COLUMNS, SLOT
+from kvjax._values.key_sets import overlaid_counts, words
 from kvjax._values.snapshot import WAITING_COLUMNS, concat, take
 from kvjax.checkpoint._chain import Chain, Link
 from kvjax.checkpoint._format import REMOVED, Damaged
-from kvjax.checkpoint._overlay import counts_of, meta_of, overlaid, overlaid_counts, types_of, words
+from kvjax.checkpoint._overlay import counts_of, meta_of, overlaid, types_of
 from kvjax.checkpoint._read import Shard, at_once, check_sizes, joined, read_pool
 from kvjax.ffi import host
 

@@ -13,9 +13,9 @@ from kvjax._formats.source import Source
 from kvjax._keys.width import keys_of
 from kvjax._values.dtypes import cast
 from kvjax._values.exported import SLOT
+from kvjax._values.key_sets import among, words
 from kvjax._values.snapshot import WAITING_COLUMNS, take
 from kvjax.checkpoint._chain_rows import ChainRows
-from kvjax.checkpoint._overlay import among, words
 
 if TYPE_CHECKING:
     from kvjax._spec.placement import Placement

@@ -18,6 +18,7 @@ from kvjax._spec.sharding import Sharding, placement_of
 from kvjax._spec.spec import TableSpec
 from kvjax._table import loads
 from kvjax._table.contents import check_capacity
+from kvjax._table.merges import merged
 from kvjax._table.move import prepare_move
 from kvjax._table.registry import check_same, drop_table, get_or_make
 from kvjax._table.registry import tables as tables_of_process
@@ -30,7 +31,6 @@ from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._chosen import converted, only, own_rows, without_slots
 from kvjax.checkpoint._format import POOL
-from kvjax.checkpoint._merged import merged
 from kvjax.checkpoint._rules import dump, load, load_initializer
 from kvjax.checkpoint._stored import FIELDS
 from kvjax.storage import Storage
@@ -116,7 +116,8 @@ class Restore:
             self._commit = loads.prepare_load(
                 table,
                 lambda: loads.checked(
-                    table.spec, merged(table.name, table.snapshot(), saved.contents) if merge else saved.contents
+                    table.spec,
+                    merged(table.spec, "restore", table.snapshot(), saved.contents) if merge else saved.contents,
                 ),
             )
 

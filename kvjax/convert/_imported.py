@@ -74,7 +74,7 @@ class Imported:
         if name in tables():
             raise fail(
                 ValueError, name, "import", "a new name", "that of a live table",
-                "Imported.load replaces the rows of a table, and upsert adds to them",
+                "Imported.load replaces the rows of a table, or adds to them with merge=True",
             )  # fmt: skip
         own = self.rows.values.dtype.name
         if "dtype" not in options and own not in ROW_DTYPES:
@@ -89,12 +89,13 @@ class Imported:
             drop_table(name)
             raise
 
-    def load(self, table: Table, cast: bool = False) -> Table:
-        """Replaces the rows of a table; the table is unchanged if this fails.
+    def load(self, table: Table, cast: bool = False, merge: bool = False) -> Table:
+        """Replaces the rows of a table, or with ``merge`` adds to them; the table is unchanged if this fails.
 
         Args:
           table: the live handle.
           cast: whether rows may be rounded to the table's dtype.
+          merge: keep the rows of the table whose keys are not imported (see `kvjax.Table.load`).
 
         Returns:
           The next handle.
@@ -126,7 +127,7 @@ class Imported:
                 "say cast=True to round them",
             )
         values = cast_rows(values, spec.row_dtype, keys, table.name, "import")
-        return table.load(dataclasses.replace(rows, keys=keys, values=values))
+        return table.load(dataclasses.replace(rows, keys=keys, values=values), merge=merge)
 
 
 def _keys(keys: np.ndarray, key_dtype: str, name: str) -> np.ndarray:

@@ -1,25 +1,28 @@
-"""Merges: contents of a checkpoint over those of a table."""
+"""Merges: contents over those that a table has."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
 from kvjax._formats.source import Source, Type
+from kvjax._spec.spec import TableSpec
 from kvjax._table.loads import Loading
 from kvjax._values.errors import fail
+from kvjax._values.key_sets import among, overlaid_counts, words
 from kvjax._values.snapshot import Snapshot, concat
-from kvjax.checkpoint._overlay import among, overlaid_counts, words
 
 
-def merged(name: str, below: Snapshot, above: Loading) -> Loading:
+def merged(spec: TableSpec, op: str, below: Snapshot, above: Loading) -> Loading:
     """Contents over those of a table: of a key that is in both, the row of `above`, of which pieces are in memory.
 
     Args:
-      name: of the table.
-      below: of it.
-      above: of the same table, or another of its dim and dtype.
+      spec: of the table.
+      op: for errors.
+      below: what this process has of the table.
+      above: what fits the table; in several processes, of the shards of this one.
 
     Raises:
       ValueError: both have slots, but not the same.
@@ -27,14 +30,22 @@ def merged(name: str, below: Snapshot, above: Loading) -> Loading:
     slots = below.slot_types or above.slot_types
     if above.slot_types and dict(slots) != dict(above.slot_types):
         want, got = f"rows with the slots {dict(slots)}", f"{dict(above.slot_types)}"
-        raise fail(ValueError, name, "restore", want, got, "slots=False, or table.clear_slots() before")
+        raise fail(ValueError, spec.name, op, want, got, "slots=False, or table.clear_slots() before")
     keys = np.sort(np.concatenate([np.zeros(0, np.int64), *map(words, above.rows.pieces("keys"))]))
     columns = below.rows.columns()
     rest = Source.of(columns, {}).where(~among(words(columns["keys"]), keys))
-    rows = _one_after_the_other(above.rows, rest)
-    counts = overlaid_counts([(below.admission, None), (above.admission, keys)])
-    admission = {name: array[:0] for name, array in above.admission.items()} | counts
-    return Loading(rows, max(below.rows.last_step, above.last_step), dict(slots), admission)
+    # Rows that come without slots get fresh ones, whatever their optimizer has left.
+    come = above.rows if above.slot_types else _without(above.rows, "has_slots")
+    rows = _one_after_the_other(come, rest)
+    last_step, admission = max(below.rows.last_step, above.last_step), above.admission
+    if admission:  # else the table keeps its own
+        counts = overlaid_counts([(below.admission, None), (admission, keys)])
+        admission = {name: array[:0] for name, array in admission.items()} | counts
+    return Loading(rows, last_step, dict(slots), admission)
+
+
+def _without(rows: Source, column: str) -> Source:
+    return dataclasses.replace(rows, types={name: kind for name, kind in rows.types.items() if name != column})
 
 
 def _one_after_the_other(one: Source, other: Source) -> Source:

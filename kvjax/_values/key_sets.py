@@ -1,0 +1,45 @@
+"""Sets of keys as sorted arrays, and counts of keys over those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvjax._values.snapshot import WAITING_COLUMNS, Columns, concat, take
+
+_NONE = np.zeros(0, np.int64)
+
+
+def words(keys: np.ndarray) -> np.ndarray:
+    """Keys ``(n,)`` of 64 bits as int64."""
+    return np.ascontiguousarray(keys).view(np.int64)
+
+
+def among(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Which keys ``(n,)`` are among those known ``(m,)``, which are sorted."""
+    if len(known) == 0:
+        return np.zeros(len(keys), bool)
+    at = np.searchsorted(known, keys)
+    return known[np.minimum(at, len(known) - 1)] == keys
+
+
+def overlaid_counts(parts: Iterable[tuple[Columns, np.ndarray | None]]) -> dict[str, np.ndarray]:
+    """What is counted of keys without a row, by the names of `ADMISSION_COLUMNS`; in no order.
+
+    Args:
+      parts: counts, those below first, and the keys ``(m,)`` int64, sorted, of which they are; None for all. A sketch
+        that a part names takes the place of that below.
+    """
+    waiting: list[dict[str, np.ndarray]] = [{name: _NONE for name in WAITING_COLUMNS}]
+    sketch = _NONE
+    for counts, known in parts:
+        new = {name: counts.get(name, _NONE) for name in WAITING_COLUMNS}
+        if known is None:
+            waiting = [new]
+        else:
+            again = np.union1d(known, new["pending_keys"])
+            waiting = [take(old, ~among(old["pending_keys"], again)) for old in waiting] + [new]
+        sketch = counts.get("sketch", sketch)
+    out = concat(waiting)
+    return (out if len(out["pending_keys"]) else {}) | ({"sketch": sketch} if len(sketch) else {})
