@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from kvjax._keys.keys import Keys, as_keys
 from kvjax._values.errors import fail
-from kvjax._values.width import check_fit, holds_keys, is_of_32_bits, own_bits, own_words
+from kvjax._values.width import is_of_32_bits, own_words
 
 
 def keys_of(ids: Any, table: str, key_dtype: str, op: str) -> Keys:
@@ -25,7 +23,6 @@ def keys_of(ids: Any, table: str, key_dtype: str, op: str) -> Keys:
 
     Raises:
       TypeError: they are no keys; or JAX may have cut them, and nobody has said that it has not.
-      ValueError: as `own_keys`.
     """
     keys = own_keys(ids, table, key_dtype, op)
     if keys.narrow and not is_of_32_bits(key_dtype):
@@ -39,28 +36,9 @@ def keys_of(ids: Any, table: str, key_dtype: str, op: str) -> Keys:
 
 
 def own_keys(ids: Any, table: str, key_dtype: str, op: str) -> Keys:
-    """The same, also of ids that JAX may have cut, for what is only compared with keys.
-
-    `Keys` that need more than 32 bits are taken as they are by any table, as salted and hashed ones are; so are traced
-    integers, of which nobody knows.
-
-    Raises:
-      ValueError: other ids need more than the 32 bits that the table says they have.
-    """
+    """The same, also of ids that JAX may have cut, for what is only compared with keys."""
     keys = as_keys(ids, f"table {table!r}, {op}")
     if not is_of_32_bits(key_dtype):
         return keys
     words: Any = keys.words
-    known = isinstance(words, np.ndarray)
-    own, fits = own_words(np if known else jnp, words, key_dtype)
-    if known and not holds_keys(ids):
-        check_fit(words, fits, table, key_dtype, op)
-    elif _is_wide_on_host(ids):
-        own_bits(ids, table, key_dtype, op)
-    return Keys(own, keys.narrow)
-
-
-def _is_wide_on_host(ids: Any) -> bool:
-    """Whether this is an array of JAX, and none of a program, whose integers may have more than 32 bits."""
-    is_array = isinstance(ids, jax.Array) and not isinstance(ids, Tracer)
-    return is_array and ids.dtype.itemsize == 8 and ids.is_fully_addressable
+    return Keys(own_words(np if isinstance(words, np.ndarray) else jnp, words, key_dtype), keys.narrow)

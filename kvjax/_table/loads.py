@@ -28,6 +28,7 @@ from kvjax._values.snapshot import (
     rows_to_native,
     take,
 )
+from kvjax._values.width import is_of_32_bits, own_bits
 
 H = TypeVar("H", bound=Handle)
 
@@ -63,6 +64,7 @@ def checked(spec: TableSpec, given: Exported | Snapshot | Loading, slot_types: d
     if types["keys"][0] not in (np.dtype(np.int64), np.dtype(np.uint64)):
         want = "keys (n,) int64 or uint64"
         raise fail(TypeError, spec.name, "load", want, f"{types['keys'][0]}", "convert them first")
+    given = _with_own_keys(given, spec.key_dtype)
     if types["values"] != (spec.row_dtype, (spec.dim,)):
         dtype, shape = types["values"]
         raise fail(
@@ -77,6 +79,20 @@ def checked(spec: TableSpec, given: Exported | Snapshot | Loading, slot_types: d
             "leave slot_types out",
         )  # fmt: skip
     return given
+
+
+def _with_own_keys(given: Loading, key_dtype: str) -> Loading:
+    """The same under the keys that the table has them under."""
+    if not is_of_32_bits(key_dtype):
+        return given
+
+    def own(columns: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        keys = {name: columns[name] for name in ("keys", "pending_keys") if name in columns}
+        return columns | {name: own_bits(array, key_dtype, "load").view(array.dtype) for name, array in keys.items()}
+
+    read = given.rows.read
+    rows = dataclasses.replace(given.rows, read=lambda names, start, stop: own(read(names, start, stop)))
+    return dataclasses.replace(given, rows=rows, admission=own(given.admission))
 
 
 def _loading(spec: TableSpec, given: Exported | Snapshot, slot_types: dict[str, str] | None) -> Loading:

@@ -53,8 +53,8 @@ def get_table(name: str, given: Arguments) -> Table:
       key_dtype: "int64" or "uint64": any 64-bit key, exported as signed or unsigned. While ``jax_enable_x64`` is off,
         JAX arrays of 32-bit integers may be 64-bit ids that JAX has cut, so they are refused. "int32" or "uint32" says
         that ids have 32 bits, and accepts them. The same 32 bits are then one key, signed or unsigned, in ``jit`` or
-        not: -1 is 2**32 - 1 in a table of "uint32". Wider integers are an error wherever they are known; `Keys`, which
-        have 64 bits, are accepted as they are, since salted ones need all of these.
+        not: -1 is 2**32 - 1 in a table of "uint32". Keys that need more bits, as salted and hashed ones do, are taken
+        as they are.
       dtype: of the rows, "float32", "bfloat16" or "float16". Gradients and slots are float32.
       initializer: a number, by default 0; an array, one row ``(dim,)`` or a pool of rows ``(p, dim)`` of which each key
         gets one; one of `kvjax.initializers`; or a function ``(rng, shape, dtype)``, such as any of

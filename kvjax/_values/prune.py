@@ -219,7 +219,7 @@ def rule_for(prune: PruneLike, name: str, key_dtype: str) -> PruneLike:
     """
     if not isinstance(prune, Prune) or prune.keep is None:
         return prune
-    return dataclasses.replace(prune, keep=own_bits(prune.keep, name, key_dtype, "Prune(keep=)"))
+    return dataclasses.replace(prune, keep=own_bits(prune.keep, key_dtype, f"table {name!r}, Prune(keep=)"))
 
 
 def keep_mask(prune: PruneLike, rows: Exported) -> np.ndarray:

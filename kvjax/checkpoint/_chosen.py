@@ -38,7 +38,6 @@ def only(
 
     Raises:
       TypeError: they are no keys, or JAX may have cut them.
-      ValueError: the table's have 32 bits, and these have more.
     """
     keys = np.unique(np.asarray(keys_of(wanted, name, key_dtype, "restore")).reshape(-1))
     if "pending_keys" in counts:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from kvjax._values.dtypes import ROW_DTYPES
 from kvjax._values.dtypes import cast as cast_rows
 from kvjax._values.errors import fail
@@ -59,7 +57,7 @@ class Imported:
           The live handle.
 
         Raises:
-          ValueError: there is a table of that name, a table cannot have the dtype of the rows, or a key does not fit.
+          ValueError: there is a table of that name, or a table cannot have the dtype of the rows.
           MemoryError: there are more rows than ``max_capacity``.
 
         Example:
@@ -101,7 +99,7 @@ class Imported:
           The next handle.
 
         Raises:
-          ValueError: the table has another dim or dtype, or cannot hold a key or, with ``cast``, an element of a row.
+          ValueError: the table has another dim or dtype, or cannot hold, with ``cast``, an element of a row.
           MemoryError: there are more rows than ``max_capacity``.
 
         Example:
@@ -116,7 +114,7 @@ class Imported:
 
         check_table(table, "import")
         rows, spec = self.rows, table.spec
-        keys, values = _keys(rows.keys, spec.key_dtype, table.name), rows.values
+        values = rows.values
         if values.dtype != spec.row_dtype and not cast:
             raise fail(
                 ValueError,
@@ -126,17 +124,5 @@ class Imported:
                 values.dtype.name,
                 "say cast=True to round them",
             )
-        values = cast_rows(values, spec.row_dtype, keys, table.name, "import")
-        return table.load(dataclasses.replace(rows, keys=keys, values=values), merge=merge)
-
-
-def _keys(keys: np.ndarray, key_dtype: str, name: str) -> np.ndarray:
-    """Keys as the table has them, if all fit."""
-    limits = np.iinfo(key_dtype)
-    fits = np.array([limits.min <= int(k) <= limits.max for k in (keys.min(), keys.max())]) if len(keys) else [True]
-    if not np.all(fits):
-        raise fail(
-            ValueError, name, "import", f"keys that {key_dtype} holds", f"keys from {keys.min()} to {keys.max()}",
-            "make the table with another key_dtype",
-        )  # fmt: skip
-    return keys.astype(np.uint64 if key_dtype.startswith("u") else np.int64, copy=False)
+        values = cast_rows(values, spec.row_dtype, rows.keys, table.name, "import")
+        return table.load(dataclasses.replace(rows, values=values), merge=merge)

@@ -346,7 +346,7 @@ class FrozenTable:
                 "a JAX array of 32-bit integers while jax_enable_x64 is off, to which jit and jnp cut NumPy's 64-bit "
                 "ids", "give kvjax.keys(numpy_ids), or the NumPy ids",
             )  # fmt: skip
-        return own_bits(keys, self.name, self._key_dtype, op)
+        return own_bits(keys, self._key_dtype, f"table {self.name!r}, {op}")
 
     def _valid(self, bits: np.ndarray, mask: Any, pad_id: Any) -> np.ndarray | None:
         if mask is not None:

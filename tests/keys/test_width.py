@@ -9,8 +9,9 @@ import pytest
 import kvjax
 import kvjax.flax
 from kvjax.checkpoint import prune, restore, save
-from kvjax.convert import export_checkpoint, from_npz
-from kvjax.serving import FrozenTable
+from kvjax.convert import export_checkpoint, from_dense, from_npz
+from kvjax.serving import FrozenTable, Releases
+from tests.support.checkpoints import assert_equal
 from tests.support.marks import wide_is_slow
 
 SIGNED = np.array([5, -1, -(2**31), 2**31 - 1])
@@ -122,45 +123,51 @@ def test_padding_of_the_other_sign(make):
 
 
 @pytest.mark.parametrize("key_dtype", ["int32", "uint32"])
-def test_what_needs_more_bits_is_an_error(key_dtype, make, tmp_path, x64):
-    table = with_rows(make(2, key_dtype=key_dtype))
+def test_keys_of_more_bits_are_taken_as_they_are(key_dtype, make, tmp_path):
+    """Salted and hashed ones, also as the plain integers that an export gives."""
+    wide = kvjax.keys(np.array([5, -1])).salted(SALT)
+    table = make(1, key_dtype=key_dtype).upsert(wide, [[1.0], [2.0]]).upsert(np.array([2**40 + 7, -1]), [[3.0], [4.0]])
+    rows = table.export()
+    assert len(rows.keys) == 4 and table.lookup(wide)[:, 0].tolist() == [1.0, 2.0]
+    assert table.lookup(np.array([2**40 + 7, 2**32 - 1, 7]))[:, 0].tolist() == [3.0, 4.0, 0.0]
     frozen = FrozenTable.write(tmp_path / "frozen", table)
+    for read in (table.lookup, frozen.lookup):
+        np.testing.assert_array_equal(read(rows.keys), rows.values)
+        np.testing.assert_array_equal(
+            read(rows.keys, pad_id=2**40 + 7), rows.values * (rows.keys != 2**40 + 7)[:, None]
+        )
     save(tmp_path / "one", [table])
-    wide = [
-        [2**40],
-        np.array([5, 2**32]),
-        np.array([-(2**31) - 1]),
-        kvjax.hash_keys(["a"]),
-        np.array([2**63], np.uint64),
-    ]
-    wide += [jnp.asarray(np.array([2**40]))] if x64 else []
-    uses = {
-        "lookup": table.lookup,
-        "upsert": lambda ids: table.upsert(ids, np.ones((*np.shape(ids), 2))),
-        "lookup, pad_id": lambda ids: table.lookup(np.array([5]), pad_id=np.asarray(ids)[-1]),
-        "restore": lambda ids: restore(tmp_path / "one", keys=ids),
-        r"Prune\(keep=\)": lambda ids: table.export(kvjax.Prune(keep=ids)),
-        "lookup,.pad_id": lambda ids: frozen.lookup(np.array([5]), pad_id=np.asarray(ids)[-1]),
-        "(lookup)": frozen.lookup,
-        "((lookup))": frozen.as_jax().lookup,
-    }
-    for op, use in uses.items():
-        for ids in wide:
-            match = f"{op}.*: want ids of 32 bits, as its key_dtype='{key_dtype}' says, got .*without key_dtype="
-            with pytest.raises(ValueError, match=match):
-                use(ids)
-    with pytest.raises(ValueError, match=r"want ids of 32 bits.* got 1099511627776;"):  # a constant of a program
-        jax.jit(lambda t: t.lookup(np.array([2**40])))(table)
-    assert len(table) == 4
+    assert_equal(restore(tmp_path / "one", {table.name: table}, keys=rows.keys)[table.name].export(), rows)
+    assert_equal(table.refresh().export(kvjax.Prune(min_norm=1e9, keep=rows.keys)), rows)
+    assert_equal(make(1, key_dtype=key_dtype).load(rows).export(), rows)
 
 
-def test_keys_of_more_bits_are_taken_as_they_are(make):
-    """Salted and hashed ones: `Keys` are of 64 bits for whoever made them."""
+@pytest.mark.parametrize("key_dtype", ["int32", "uint32"])
+def test_a_release_follows_deltas_of_salted_keys(key_dtype, make, tmp_path):
+    wide = kvjax.keys(np.array([5, -1])).salted(SALT)
+    table = make(1, key_dtype=key_dtype).upsert(wide, [[1.0], [2.0]])
+    save(tmp_path / "c" / "0", [table], cursor="serving")
+    releases = Releases(tmp_path / "r")
+    releases.follow(tmp_path / "c")
+    table = table.upsert(wide[:1], [[7.0]])
+    save(tmp_path / "c" / "1", [table], since="serving")
+    releases.follow(tmp_path / "c")
+    assert releases.current()[table.name].lookup(np.asarray(wide))[:, 0].tolist() == [7.0, 2.0]
+
+
+def test_rows_from_elsewhere_get_the_keys_of_the_table(make, tmp_path):
+    """Loads, imports, and what another key_dtype has exported."""
+    signed = make(1).upsert(np.array([-1, 5]), [[1.0], [2.0]]).export()
     for key_dtype in ("int32", "uint32"):
-        table = make(1, key_dtype=key_dtype).upsert(kvjax.keys([2**40 + 7, -1]), [[1.0], [2.0]])
-        assert table.lookup(kvjax.keys([2**40 + 7, 2**32 - 1, 7]))[:, 0].tolist() == [1.0, 2.0, 0.0]
-        hashed = kvjax.keys(kvjax.hash_keys(["a", "b"]))
-        assert table.upsert(hashed, [[3.0], [4.0]]).lookup([hashed[0], hashed[1]])[:, 0].tolist() == [3.0, 4.0]
+        table = make(1, key_dtype=key_dtype).load(signed)
+        assert sorted(table.export().keys.tolist()) == sorted(np.array([-1, 5]).astype(key_dtype).tolist())
+        assert table.lookup(np.array([-1, 5]))[:, 0].tolist() == [1.0, 2.0]
+        table = from_dense(np.ones((2, 1), np.float32), keys=np.array([-1, 2**40])).load(table, merge=True)
+        assert len(table) == 3 and table.lookup(np.array([-1, 2**40]))[:, 0].tolist() == [1.0, 1.0]
+        both = make(1).upsert(np.array([-1, 2**32 - 1]), [[1.0], [2.0]]).export()
+        with pytest.raises(ValueError, match=r"twice|again"):
+            table.load(both)
+        assert len(table.refresh()) == 3
 
 
 @pytest.mark.parametrize("key_dtype", ["int32", "uint32"])
