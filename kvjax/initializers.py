@@ -292,7 +292,7 @@ def resolve(initializer: Any, dim: int) -> Made:
     if isinstance(initializer, Generated) or callable(initializer):
         return Generated.of(initializer, dim)
     known = isinstance(initializer, str) and initializer in ("normal", "truncated_normal", "uniform", "zeros", "ones")
-    mend = f"give kvjax.initializers.{initializer}" if known else "see kvjax.initializers"
+    mend = f"give kvjax.initializers.{initializer}()" if known else "see kvjax.initializers"
     raise TypeError(
         f"want as initializer a number, an array, one of kvjax.initializers or a function (rng, shape, dtype), got "
         f"{initializer!r}; {mend}"

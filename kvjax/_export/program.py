@@ -68,9 +68,8 @@ class Program:
         if found.keys() != self.inputs.keys():
             missing, extra = sorted(self.inputs.keys() - found.keys()), sorted(found.keys() - self.inputs.keys())
             mend = "give arguments of the structure that it was exported with, and kvjax.keys(ids) where it had keys"
-            count = max((int(path.split("/")[0]) + 1 for path in self.inputs), default=0)
-            if len(args) < count:
-                mend = f"give all {count} arguments: None, or the handle, in the place of a table"
+            if missing and self.tables:
+                mend += "; in the place of a table give None, or the handle"
             raise ProgramError(
                 f"kvjax: program, call: want arrays at {list(self.inputs)}, got none at {missing} and others at "
                 f"{extra}; {mend}"

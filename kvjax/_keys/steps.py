@@ -23,5 +23,5 @@ def step_words(step: Any, table: str, op: str) -> jax.Array:
         return jnp.asarray(np.array([step], np.int64).view(np.uint32))
     step = jnp.asarray(step)
     if not jnp.issubdtype(step.dtype, jnp.integer) or step.shape != ():
-        raise fail(TypeError, table, op, "an integer step ()", f"{step.shape} {step.dtype}", "count steps")
+        raise fail(TypeError, table, op, "an integer step ()", f"{step.shape} {step.dtype}", "give int(step)")
     return as_keys(step).words

@@ -41,7 +41,7 @@ class Request:
     def __init__(self, name: Any, op: str, dim: Any) -> None:
         self.name, self.op, self.options = name, op, dict[str, Any]()
         self.want(is_name(name), "a name in UTF-8 that is not empty", name)
-        whole = isinstance(dim, float) and dim.is_integer() and dim > 0
+        whole = isinstance(dim, float) and dim.is_integer() and 1 <= dim <= host.MAX_DIM
         mend = f"give dim={int(dim)}" if whole else "give the width of a row"
         self.want(is_integer(dim) and 1 <= dim <= host.MAX_DIM, f"an integer dim in 1..{host.MAX_DIM}", dim, mend)
         self.dim = int(dim)

@@ -82,9 +82,9 @@ def partition(
     Returns:
       An optax transform. ``update(grads, state, params, step=n)`` gives updated rows the row version n, as
       ``Table.apply(step=)`` does, and the next update counts on from it. So steps may be seconds of a clock, and
-      `kvjax.evict.MaxAge` a time. Other extra arguments of ``update`` go to `dense` and `tables`, except
-      ``row_facts=``: tables have their own (see `RowFacts`). Transforms around this one, such as `accumulate`, pass
-      extra arguments on.
+      `kvjax.evict.MaxAge` a time. `dense` gets ``step=``, too, and `tables` have it as a fact about each row. Other
+      extra arguments of ``update`` go to `dense` and `tables`, except ``row_facts=``: tables have their own (see
+      `RowFacts`). Transforms around this one, such as `accumulate`, pass extra arguments on.
 
     Raises:
       ValueError: a table has no transform, a transform has no table, a transform holds updates back, the gradients do
@@ -135,7 +135,7 @@ def partition(
                 check_gradient(table, choose(table.name), grad, _globals_of(table, state))
                 gradients.setdefault(table.name, []).append(grad)
                 trained.setdefault(table.name, table)
-        step, count = _next_step(state.count, extra.get("step"))
+        step, count = _next_step(state.count, extra.get("step"), next(iter(trained), ""))
         of_rows = {name: x for name, x in extra.items() if name != "step"}
         # Each once, however many handles of it the parameters have.
         writes = [
@@ -177,22 +177,25 @@ def partition(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _next_step(count: jax.Array, said: Any) -> tuple[Any, jax.Array]:
+def _next_step(count: jax.Array, said: Any, table: str) -> tuple[Any, jax.Array]:
     """The step of an update, as `Table.apply` takes it, and the count after it.
 
     Args:
       count: ``()`` int32, before it.
       said: the step, if the caller has said it: an integer, or a ``()`` array of such.
+      table: for errors.
     """
     most = jnp.int32(STEPS)
+    following = jnp.minimum(count, most - 1) + 1
     if said is None:
         # Behind what the count can hold, tables go on by themselves, for which -1 stands.
-        return jnp.where(count < most, count + 1, -1), jnp.minimum(count, most - 1) + 1
+        return jnp.where(count < most, count + 1, -1), following
     if is_integer(said):
         return said, jnp.int32(max(0, min(said, STEPS)))
-    words = step_words(said, "", "partition")
-    low = jax.lax.bitcast_convert_type(words[0], jnp.int32)
-    return said, jnp.where((words[1] == 0) & (low >= 0), low, most)
+    words = step_words(said, table, "partition")
+    low, high = jax.lax.bitcast_convert_type(words, jnp.int32)
+    # Below zero, which a compiled step cannot refuse, tables go on by themselves, too.
+    return said, jnp.where(high < 0, following, jnp.where((high == 0) & (low >= 0), low, most))
 
 
 def _begun(table: Table, rowwise: Rowwise) -> Any:

@@ -179,9 +179,11 @@ def _check_now(table: Table) -> None:
 
 
 def _table_of(name: str, given: Mapping[str, Table]) -> Table:
-    if name in given:
-        _check_now(given[name])
-        return given[name]
+    # A restore under another name gives the handle by the name in the checkpoint.
+    found = {table.name: table for table in given.values()}.get(name) or given.get(name)
+    if found is not None:
+        _check_now(found)
+        return found
     table = tables_of_process().get(name)
     if table is None or table.spec.checkpoint:
         # The table of the process would have rows of another time than the state, or none.

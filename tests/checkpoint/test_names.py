@@ -20,6 +20,8 @@ def test_a_table_is_made_under_another_name(make, tmp_path):
     assert_equal(here.export(slots=True), want)
     again = restore(tmp_path / "one", {"saved": "here"})["saved"]  # into the one that is there
     assert again.name == "here" and int(again.version) > int(here.version)
+    dense, _ = kvjax.orbax.split({"model": here})
+    assert kvjax.orbax.combine(dense, {"saved": again})["model"].name == "here"
     with pytest.raises(ValueError, match="want one table of the checkpoint to load into it, got 'saved' and 'other'"):
         save(tmp_path / "two", {"saved": again, "other": table})
         restore(tmp_path / "two", {"saved": "here", "other": "here"})

@@ -155,6 +155,19 @@ def test_steps_beyond_the_count(make, x64):
             tx.update(kvjax.SparseRows([1], jnp.ones((1, 1))), state, params, step=wrong)
 
 
+def test_a_step_below_zero_in_a_program(make):
+    """Is the next one, as a program cannot refuse it."""
+    tx, params = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0)), make(1)
+    step = jax.jit(
+        lambda state, params, now: tx.update(kvjax.SparseRows([7], jnp.ones((1, 1))), state, params, step=now)
+    )
+    updates, state = step(tx.init(params), params, jnp.int32(-1))
+    params = optax.apply_updates(params, updates)
+    assert int(state.count) == 1 and params.version_of([7]).tolist() == [1]
+    with pytest.raises(TypeError, match=rf"'{params.name}', partition: want an integer step .*give int\(step\)"):
+        tx.update(grads, state, params, step=1e9)
+
+
 def test_partition_checks_all_tables_before_it_writes_one(make):
     params = {"a": make(2), "b": make(3)}
     tx = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0))

@@ -39,7 +39,7 @@ def test_bad_specs(options, message):
     [
         ({"dim": 3.0}, "give dim=3"),
         ({"dim": 0}, "give the width of a row"),
-        ({"initializer": "uniform"}, "give kvjax.initializers.uniform"),
+        ({"initializer": "uniform"}, r"give kvjax.initializers.uniform\(\)"),
         ({"initializer": "glorot"}, "see kvjax.initializers"),
         ({"storage": "ssd"}, r"or give kvjax.storage.Mmap\('/a/folder'\) for rows on a disk"),
         ({"dtype": "int8"}, "quantise='int8' of exports and of FrozenTable.write"),

@@ -36,7 +36,8 @@ inline bool Precedes(const ListedRow& x, const ListedRow& y) {
 /// Rows that are sorted at once.
 inline constexpr size_t kFewRows = 32;
 
-/// Sorts a few rows by key into another array. A row's place is the number of those that come before it.
+/// Sorts a few rows, of distinct keys, by key into another array. A row's place is the number of those that
+/// come before it.
 inline void SortFewBaseline(const ListedRow* from, size_t n, ListedRow* to) {
   uint32_t place[kFewRows];
   for (size_t i = 0; i < n; ++i) {
