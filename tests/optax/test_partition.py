@@ -158,9 +158,8 @@ def test_steps_beyond_the_count(make, x64):
 def test_a_step_below_zero_in_a_program(make):
     """Is the next one, as a program cannot refuse it."""
     tx, params = kvjax.optax.partition(dense=optax.sgd(1.0), tables=optax.sgd(1.0)), make(1)
-    step = jax.jit(
-        lambda state, params, now: tx.update(kvjax.SparseRows([7], jnp.ones((1, 1))), state, params, step=now)
-    )
+    grads = kvjax.SparseRows([7], jnp.ones((1, 1)))
+    step = jax.jit(lambda state, params, now: tx.update(grads, state, params, step=now))
     updates, state = step(tx.init(params), params, jnp.int32(-1))
     params = optax.apply_updates(params, updates)
     assert int(state.count) == 1 and params.version_of([7]).tolist() == [1]
