@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import types
 
 import jax
 import jax.numpy as jnp
@@ -97,10 +98,10 @@ def in_three_processes(folder):
 
 
 @slow
-def test_what_is_no_table_is_refused():
+def test_what_is_no_table_is_refused(tmp_path):
     for other in (None, 3):
         with pytest.raises(TypeError, match="kvjax: save: want"):
-            asyncio.run(kvjax.orbax.StatefulTables({"t": other}).save(None))
+            asyncio.run(kvjax.orbax.StatefulTables({"t": other}).save(types.SimpleNamespace(path=tmp_path)))
 
 
 @slow
