@@ -30,7 +30,7 @@ def merged(spec: TableSpec, op: str, below: Snapshot, above: Loading) -> Loading
     slots = below.slot_types or above.slot_types
     if above.slot_types and dict(slots) != dict(above.slot_types):
         want, got = f"rows with the slots {dict(slots)}", f"{dict(above.slot_types)}"
-        raise fail(ValueError, spec.name, op, want, got, "slots=False, or table.clear_slots() before")
+        raise fail(ValueError, spec.name, op, want, got, "give none (slots=False), or table.clear_slots() before")
     keys = np.sort(np.concatenate([np.zeros(0, np.int64), *map(words, above.rows.pieces("keys"))]))
     columns = below.rows.columns()
     rest = Source.of(columns, {}).where(~among(words(columns["keys"]), keys))

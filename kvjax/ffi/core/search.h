@@ -1,6 +1,5 @@
 // The search for some keys in a bucket each, in the processor's best instruction set.
 #pragma once
-#include <bit>
 #include <cstddef>
 #include <cstdint>
 
