@@ -23,7 +23,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
-from kvjax._formats.local import local
+from kvjax._formats.paths import local
 from kvjax._values.numbers import is_integer
 from kvjax.ffi import DEVICE, HOST, on_device
 

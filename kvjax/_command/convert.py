@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvjax._command.output import print_json, print_table, progress
 from kvjax._command.prune import rules_of
-from kvjax._formats.local import local
+from kvjax._formats.paths import anywhere
+from kvjax.checkpoint._files import is_same
 from kvjax.checkpoint._new import check_outside
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ _FILES = ("safetensors", "npz", "parquet")
 
 def run(args: argparse.Namespace) -> int:
     """Converts, and says what."""
-    source, out = local(args.source, "convert"), local(args.out, "convert")
+    source, out = anywhere(args.source, "convert"), anywhere(args.out, "convert")
     suffix = source.suffix.removeprefix(".")
     kind = args.kind or (suffix if suffix in _FILES and source.is_file() else "kvjax")
     to = args.to or out.suffix.removeprefix(".") or "kvjax"
@@ -30,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
             f"kvjax convert: {args.out}: want a file with one of {[f'.{each}' for each in _FILES]}, or a folder "
             f"without a dot, got .{to}; say --to"
         )
-    if source.exists() and out.exists() and source.samefile(out):
+    if source.exists() and out.exists() and is_same(source, out):
         raise ValueError(
             f"kvjax convert: {args.out}: want another place than the source's, got the same; say another OUT"
         )
@@ -104,17 +105,19 @@ def _in(args: argparse.Namespace, kind: str, to: str) -> dict[str, Any]:
         return {"rows": report.rows, "total": report.total, "format": to, "left": list(report.left), "error": None}
     from kvjax.convert import export_checkpoint
 
-    beside = Path(args.out).resolve().parent
-    beside.mkdir(parents=True, exist_ok=True)
+    out, beside = anywhere(args.out, "convert"), None
+    if isinstance(out, Path):
+        beside = out.resolve().parent
+        beside.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=beside, prefix=".") as folder:  # so rows need not fit into memory
         report = _as_checkpoint(args, kind, folder + "/whole", args.table or "table", None)
         with progress("reading rows", args.json) as read:
-            out = export_checkpoint(
+            made = export_checkpoint(
                 folder + "/whole", args.out, format=to, quantise=args.quantise, slots=args.slots, prune=rules_of(args),
                 progress=read, partitions=args.partitions or 1,
             )  # fmt: skip
-    left = [*report.left, *out.left]
-    return {"rows": out.rows, "total": out.total, "format": to, "left": left, "error": out.error}
+    left = [*report.left, *made.left]
+    return {"rows": made.rows, "total": made.total, "format": to, "left": left, "error": made.error}
 
 
 def _as_checkpoint(

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvjax._formats.errors import FileError
+from kvjax._formats.paths import AnyPath
 from kvjax._values.errors import meant
 from kvjax._values.prune import norms_of
 from kvjax._values.snapshot import column_types
 from kvjax.checkpoint._fields import check_meta
-from kvjax.checkpoint._files import MOST_JSON, read, read_json
+from kvjax.checkpoint._files import MOST_JSON, files_below, read, read_json, size_of
 from kvjax.checkpoint._format import (
     FORMAT,
     META,
@@ -54,14 +55,14 @@ class SavedTable:
 
     bases: Sequence[str] = ()
 
-    def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
+    def __init__(self, folder: AnyPath, meta: dict[str, Any]) -> None:
         self.folder, self.meta = folder, meta
         self.name, self.rows, self.last_step = str(meta["name"]), int(meta["rows"]), int(meta["last_step"])
 
     @property
     def bytes(self) -> int:
         """Of its files."""
-        return sum(path.stat().st_size for path in self.folder.rglob("*") if path.is_file())
+        return sum(size_of(self.folder / path.as_posix()) for path in files_below(self.folder))
 
     @property
     def all_rows(self) -> int:
@@ -114,17 +115,23 @@ class SavedTable:
         return open_table(self.folder.parent, self.name, self.bases, op="read")[1]
 
 
-def _chunks(folder: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+def _chunks(folder: AnyPath, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[np.ndarray]:
     n = chunk_rows(dtype, shape)
     for start in range(0, shape[0], n):
         path = folder / chunk_path(start // n, shape)
-        if not path.is_file() or path.stat().st_size != n * row_bytes(dtype, shape):  # a FIFO would wait
-            raise Damaged(f"want {path} with {n * row_bytes(dtype, shape)} bytes, got another or none")
-        chunk = np.memmap(path, dtype, "r", shape=(n, *shape[1:]))  # what is not looked at is not read
+        size = n * row_bytes(dtype, shape)
+        if not path.is_file() or size_of(path) != size:  # a FIFO would wait
+            raise Damaged(f"want {path} with {size} bytes, got another or none")
+        if isinstance(path, Path):
+            chunk = np.memmap(path, dtype, "r", shape=(n, *shape[1:]))  # what is not looked at is not read
+        else:
+            chunk = np.frombuffer(read(path, size), dtype).reshape(n, *shape[1:])
         yield chunk[: shape[0] - start]
 
 
-def tables_at(path: str, only: str | None = None, bases: Sequence[str] | None = None) -> tuple[Path, list[SavedTable]]:
+def tables_at(
+    path: str, only: str | None = None, bases: Sequence[str] | None = None
+) -> tuple[AnyPath, list[SavedTable]]:
     """The tables of the checkpoint at a path, and where that is.
 
     Args:
@@ -149,7 +156,7 @@ def tables_at(path: str, only: str | None = None, bases: Sequence[str] | None = 
     return folder, tables
 
 
-def tables_of(folder: Path, bases: Sequence[str] = ()) -> list[SavedTable]:
+def tables_of(folder: AnyPath, bases: Sequence[str] = ()) -> list[SavedTable]:
     """All tables of the checkpoint in a folder."""
     tables = [_table(name, each) for name, each in _table_folders(folder).items()]
     for table in tables:
@@ -169,7 +176,7 @@ def table_at(path: str, name: str | None, bases: Sequence[str] | None = None) ->
     return tables[0]
 
 
-def _table_folders(folder: Path) -> dict[str, Path]:
+def _table_folders(folder: AnyPath) -> dict[str, AnyPath]:
     """Where each table is that the manifest lists; before there were manifests, each that is there."""
     try:
         if not (folder / META).exists():
@@ -180,14 +187,14 @@ def _table_folders(folder: Path) -> dict[str, Path]:
     return {name: folder / table_folder(name) for name in sorted(tables)}
 
 
-def _table(name: str, folder: Path) -> SavedTable:
+def _table(name: str, folder: AnyPath) -> SavedTable:
     try:
         return SavedTable(folder, check_meta(_said(folder / META), (FORMAT, PACKED, UNLISTED), name))
     except Damaged as error:
         raise FileError(folder / META, f"what the table {name!r} is", f"something else ({error})", _VERIFY) from error
 
 
-def _said(path: Path) -> dict[str, Any]:
+def _said(path: AnyPath) -> dict[str, Any]:
     """What a file of JSON says.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Atomic files and folders: complete and flushed to the disk, or not there at all."""
+"""Atomic files and folders: complete and flushed to the disk, or not there at all; in a store, complete and listed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,21 @@ import glob
 import os
 import secrets
 import shutil
+import tempfile
 from collections.abc import Generator
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from kvjax._formats.local import local
+from kvjax._formats.paths import AnyPath, PathLike, anywhere
+
+if TYPE_CHECKING:
+    from kvjax._formats.stores import StorePath
 
 
-def flush(path: str | os.PathLike[str]) -> None:
-    """Has the system write a file, or the names in a folder, to the disk."""
+def flush(path: AnyPath) -> None:
+    """Has the system write a file, or the names in a folder, to the disk; a store does so itself."""
+    if not isinstance(path, Path):
+        return
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -65,15 +71,22 @@ _MENDS = (
 
 
 @contextlib.contextmanager
-def replaced(path: str | os.PathLike[str]) -> Generator[Path]:
+def replaced(path: PathLike) -> Generator[Path]:
     """Another path beside this one; what is written there takes its place when the body has ended well, and is gone
     when it has not. What a process has left there that was killed, the next one to write this file removes.
 
+    The file of a store is written among the system's temporary files, and then sent.
+
     Raises:
       OSError: there can be no file, which is said before anything is written.
-      ValueError: the path is not local.
+      ValueError, ImportError: as `anywhere`.
     """
-    whole = local(path, "write")
+    whole = anywhere(path, "write")
+    if not isinstance(whole, Path):
+        with tempfile.TemporaryDirectory(prefix="kvjax-") as folder:
+            yield Path(folder) / whole.name
+            whole.upload(Path(folder) / whole.name)
+        return
     if whole.is_dir():
         raise IsADirectoryError(
             errno.EISDIR, "kvjax: write: want a file to write, got a folder; name one in it", str(path)
@@ -115,13 +128,18 @@ def _new_part(whole: Path) -> tuple[Path, int]:
 
 
 @contextlib.contextmanager
-def written(path: str | os.PathLike[str]) -> Generator[IO[bytes]]:
+def written(path: PathLike) -> Generator[IO[bytes]]:
     """A file to write, which takes the place of `path` when the body has ended well."""
     with replaced(path) as part, open(part, "wb") as file:
         yield file
 
 
 # ---- folders -------------------------------------------------------------------------------------------------
+
+
+def new_folder(target: AnyPath) -> NewFolder | NewInStore:
+    """A folder that is there as a whole or not at all: `begin`, fill its `path`, `install` or `discard`."""
+    return NewFolder(target) if isinstance(target, Path) else NewInStore(target)
 
 
 class NewFolder:
@@ -184,9 +202,56 @@ class NewFolder:
         self._lock = None
 
 
-def recovered(path: Path) -> Path:
+class NewInStore:
+    """The same in a store, where nothing can be moved: it is filled in its place, and has a mark until it is whole.
+
+    Whoever lists folders passes over those with a mark (`is_unfinished`). What a process leaves behind that is killed
+    stays, with the mark.
+
+    Args:
+      target: the place, where nothing is.
+    """
+
+    def __init__(self, target: StorePath) -> None:
+        self.target = self.path = target
+        self._begun = False
+
+    def begin(self) -> None:
+        """Puts the mark there.
+
+        Raises:
+          BlockingIOError: another one is made for this place.
+        """
+        try:
+            (self.path / UNFINISHED).create()
+        except FileExistsError as error:
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process fills it", str(self.path)) from error
+        self._begun = True
+
+    def install(self) -> None:
+        """Takes the mark away."""
+        (self.path / UNFINISHED).remove()
+        self._begun = False
+
+    def discard(self) -> None:
+        """Removes what is left, if it is ours."""
+        if self._begun:
+            self.path.rmtree()
+        self._begun = False
+
+
+UNFINISHED = ".kvjax-new"
+"""The name of the mark."""
+
+
+def is_unfinished(path: AnyPath) -> bool:
+    """Whether a folder is one of a store that is still filled."""
+    return not isinstance(path, Path) and (path / UNFINISHED).exists()
+
+
+def recovered(path: AnyPath) -> AnyPath:
     """Where a folder is that a process was replacing when it was killed, where folders cannot be exchanged."""
-    if path.exists():  # "." too, which has no name beside which another could be
+    if not isinstance(path, Path) or path.exists():  # "." too, which has no name beside which another could be
         return path
     old = _old(path)
     return old if old.exists() else path

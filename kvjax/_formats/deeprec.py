@@ -19,7 +19,7 @@ import numpy as np
 
 from kvjax._formats import bundle
 from kvjax._formats.errors import FileError
-from kvjax._formats.local import local
+from kvjax._formats.paths import local
 from kvjax._formats.source import Source, Type, as_written, ranges, row_bytes
 
 BUCKETS = 1000

@@ -7,11 +7,11 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from kvjax._formats.paths import AnyPath
 from kvjax.checkpoint._direct import aligned
 from kvjax.checkpoint._files import Entry, Files
 from kvjax.checkpoint._format import Damaged, chunk_path, chunk_rows, row_bytes
@@ -55,7 +55,7 @@ class ArrayWriter:
       spent: by which it is written.
     """
 
-    def __init__(self, folder: Path, dtype: np.dtype[Any], shape: tuple[int, ...], spent: Spent) -> None:
+    def __init__(self, folder: AnyPath, dtype: np.dtype[Any], shape: tuple[int, ...], spent: Spent) -> None:
         self._folder, self._shape, self._spent = folder, shape, spent
         self._row = row_bytes(dtype, shape)
         self._chunk = chunk_rows(dtype, shape) * self._row
@@ -111,7 +111,7 @@ class ArrayWriter:
         self._begun = None
 
 
-def write_array(folder: Path, array: np.ndarray) -> ArrayWriter:
+def write_array(folder: AnyPath, array: np.ndarray) -> ArrayWriter:
     """Begins to write an array into a folder that is there; `end` ends it."""
     writer = ArrayWriter(folder, array.dtype, array.shape, Spent())
     writer.add(array)
@@ -171,8 +171,10 @@ def check_sizes(files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[in
       Damaged: one is not.
     """
     n, size = chunk_rows(dtype, shape), row_bytes(dtype, shape)
-    for i in range(-(-shape[0] // n) if size else 0):
-        files.check_size(f"{folder}/{chunk_path(i, shape)}", n * size)
+    chunks = range(-(-shape[0] // n) if size else 0)
+    for first in chunks[::_THREADS]:  # some side by side, as a store takes its time for each; a forged shape has many
+        some = chunks[first : first + _THREADS]
+        list(POOL.map(lambda i: files.check_size(f"{folder}/{chunk_path(i, shape)}", n * size), some))
 
 
 def _read_part(

@@ -6,11 +6,11 @@ import functools
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote
 
 from kvjax._formats.atomic import flush
+from kvjax._formats.paths import AnyPath
 from kvjax._values.numbers import is_integer
 from kvjax.checkpoint._fields import check_meta
 from kvjax.checkpoint._files import MOST_JSON, Files, read, read_json, write_text
@@ -33,7 +33,7 @@ from kvjax.checkpoint._locate import UNDER_WAY, said_by_step, unlisted_tables
 T = TypeVar("T")
 
 
-def write_manifest(directory: Path, stands_for: Sequence[str] = (), saved_at: int | None = None) -> str:
+def write_manifest(directory: AnyPath, stands_for: Sequence[str] = (), saved_at: int | None = None) -> str:
     """Lists the tables below `directory`, once all processes have written what they have of them.
 
     Args:
@@ -73,13 +73,13 @@ def write_manifest(directory: Path, stands_for: Sequence[str] = (), saved_at: in
     return whole
 
 
-def step_of(directory: Path) -> int | None:
+def step_of(directory: AnyPath) -> int | None:
     """What sets the Orbax step that a checkpoint is an item of apart from others: when it was begun, in ns; None where
     there is none, or not yet (``save_checkpointables`` of v1 says so last)."""
     return _times(directory)[0]
 
 
-def _step_of_save(directory: Path, is_said: bool) -> int | None:
+def _step_of_save(directory: AnyPath, is_said: bool) -> int | None:
     """The same while Orbax saves the step: if it `is_said` before the end, a thread of its own writes it down."""
     latest = time.monotonic() + (_MOST_SECONDS if is_said and UNDER_WAY in directory.parent.name else 0)
     while (step := step_of(directory)) is None and time.monotonic() < latest:
@@ -90,14 +90,14 @@ def _step_of_save(directory: Path, is_said: bool) -> int | None:
 _MOST_SECONDS = 20
 
 
-def _times(directory: Path) -> tuple[int | None, int | None]:
+def _times(directory: AnyPath) -> tuple[int | None, int | None]:
     """When the Orbax step of an item was begun and committed, in ns, as far as that is known."""
     said = said_by_step(directory.parent)
     begun, ended = (said.get(f"{name}_timestamp_nsecs") for name in ("init", "commit"))
     return begun if is_integer(begun) else None, ended if is_integer(ended) else None
 
 
-def missing_lists(directory: Path, meta: Mapping[str, Any]) -> list[Path]:
+def missing_lists(directory: AnyPath, meta: Mapping[str, Any]) -> list[AnyPath]:
     """The lists of a table's shards that no process has written yet."""
     n = meta["num_shards"]
     paths = [directory / table_folder(meta["name"]) / shard_list(i, n) for i in range(n)]
@@ -124,7 +124,7 @@ class Catalog:
       op: what it is read for, which errors name.
     """
 
-    def __init__(self, directory: Path, op: str = "restore") -> None:
+    def __init__(self, directory: AnyPath, op: str = "restore") -> None:
         self.directory, self.op = directory, op
 
     @property
@@ -174,7 +174,7 @@ class Catalog:
         """Of the tables."""
         return sorted(self._folders)
 
-    def folder(self, name: str) -> Path:
+    def folder(self, name: str) -> AnyPath:
         """Where a table is."""
         return self.directory / self._folders[name]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._values.errors import level_of_user
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._copies import Copies
-from kvjax.checkpoint._files import Files
+from kvjax.checkpoint._files import Files, modified
 from kvjax.checkpoint._format import META, CheckpointError
 from kvjax.checkpoint._locate import UNDER_WAY, PathLike, all_at, is_checkpoint, locate
 
@@ -122,7 +122,7 @@ class Chain:
     def _nearby(self) -> Iterator[Catalog]:
         """The checkpoints that were given, those next to this one, of a folder or of the steps of a manager, and those
         next to the given."""
-        here, seen = self.catalog.directory, set[Path]()
+        here, seen = self.catalog.directory, set[AnyPath]()
         beside = (path for path in _latest_first(here.parent))
         item = here.name.removesuffix(UNDER_WAY)
         steps = (path / item for path in _latest_first(here.parent.parent))
@@ -158,14 +158,14 @@ def unreplaced(
                 raise
 
 
-def places_of(path: Path, known: Sequence[Path]) -> tuple[Path, ...]:
+def places_of(path: AnyPath, known: Sequence[AnyPath]) -> tuple[AnyPath, ...]:
     """Where a checkpoint is that has just been saved, and what it builds on; says so if that is not there any more.
 
     Args:
       path: of the checkpoint.
       known: where those may be that it builds on.
     """
-    here = Path(str(path).replace(UNDER_WAY, ""))
+    here = anywhere(str(path).replace(UNDER_WAY, ""), "save")
     try:
         catalog = Catalog(path, "save")
         if not any("delta" in catalog.open(name)[0] for name in catalog.names):
@@ -184,15 +184,8 @@ def places_of(path: Path, known: Sequence[Path]) -> tuple[Path, ...]:
     return (*known, here)
 
 
-def _latest_first(folder: Path) -> list[Path]:
+def _latest_first(folder: AnyPath) -> list[AnyPath]:
     try:
-        return sorted((path for path in folder.iterdir() if path.is_dir()), key=_mtime, reverse=True)
+        return sorted((path for path in folder.iterdir() if path.is_dir()), key=modified, reverse=True)
     except OSError:  # which may not be listed
         return []
-
-
-def _mtime(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0

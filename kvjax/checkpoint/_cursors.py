@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Generator, Mapping
-from pathlib import Path
 
+from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._process import PROCESS
 from kvjax._sharded.processes import allgather_json, everyone, together
 from kvjax._table.changes import Mark, close_cursor, open_cursor
@@ -37,8 +37,8 @@ class Cursor:
 
     checkpoint: str
     marks: Marks
-    directory: Path | None = None
-    places: tuple[Path, ...] = ()
+    directory: AnyPath | None = None
+    places: tuple[AnyPath, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ def cursor_at(name: str, tables: Mapping[str, Table]) -> Cursor:
     """
     found = agreed(name, tables)
     if found is None:
-        known = sorted(f"{key[0]!r} of {list(key[1])}" for key in PROCESS.cursors if not isinstance(key, Path))
+        known = sorted(f"{key[0]!r} of {list(key[1])}" for key in PROCESS.cursors if isinstance(key, tuple))
         raise CheckpointError(
             f"kvjax: save: want a cursor {name!r} of the tables {sorted(tables)} in this process, got "
             f"{', '.join(known) or 'none'}; put it at a checkpoint first: restore(..., cursor={name!r}) of the last "
@@ -77,14 +77,14 @@ def agreed(name: str, tables: Mapping[str, Table]) -> Cursor | None:
         return None
     checkpoint, directory = said
     if mine is None or mine.checkpoint != checkpoint:
-        on_its_way: _Moving | None = PROCESS.cursors.pop(Path(directory), None) if directory else None
+        on_its_way: _Moving | None = PROCESS.cursors.pop(anywhere(directory, "save"), None) if directory else None
         known = on_its_way is not None and on_its_way.key == key
         _put(key, Cursor(checkpoint, on_its_way.marks if on_its_way is not None and known else {}))
     return PROCESS.cursors[key]
 
 
 @contextlib.contextmanager
-def moving(name: str | None, tables: Mapping[str, Table], directory: Path) -> Generator[None]:
+def moving(name: str | None, tables: Mapping[str, Table], directory: AnyPath) -> Generator[None]:
     """Begins to move a cursor to what is saved of the tables in the body; `finished` ends it.
 
     Args:
@@ -114,7 +114,7 @@ def moving(name: str | None, tables: Mapping[str, Table], directory: Path) -> Ge
     PROCESS.cursors[directory] = _Moving(key, marks)
 
 
-def finished(directory: Path, digest: str, at: Path | None = None) -> tuple[Path, ...]:
+def finished(directory: AnyPath, digest: str, at: AnyPath | None = None) -> tuple[AnyPath, ...]:
     """Says that a checkpoint is there as a whole: a cursor that was on its way to it is at it.
 
     Gives where what it builds on and, as the last, it are; nothing if no cursor was on its way to it.
@@ -146,8 +146,8 @@ def _put(key: tuple[str, tuple[str, ...]], cursor: Cursor) -> None:
         _close(old.marks)
 
 
-def _under_way() -> list[tuple[Path, _Moving]]:
-    return [(key, value) for key, value in PROCESS.cursors.items() if isinstance(key, Path)]
+def _under_way() -> list[tuple[AnyPath, _Moving]]:
+    return [(key, value) for key, value in PROCESS.cursors.items() if not isinstance(key, tuple)]
 
 
 def _close(marks: Marks) -> None:

@@ -6,14 +6,18 @@ import json
 import os
 import stat
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvjax._formats.atomic import saying, written
+from kvjax._formats.paths import AnyPath
 from kvjax.checkpoint._direct import write_all
 from kvjax.checkpoint._format import Damaged, digest
+
+if TYPE_CHECKING:
+    from kvjax._formats.stores import StorePath
 
 MOST_JSON = 1 << 26
 """Bytes of a JSON file that nothing has said the size of."""
@@ -28,23 +32,29 @@ List = Mapping[str, Entry]
 # ---- out -----------------------------------------------------------------------------------------------------
 
 
-def write_file(path: Path, data: bytes | np.ndarray) -> Entry:
+def write_file(path: AnyPath, data: bytes | np.ndarray) -> Entry:
     """Writes a new file, which is on the disk then; gives its size and digest.
 
     Args:
       path: of the file, in a folder that is there.
       data: bytes, or ``(n,)`` uint8.
     """
+    if not isinstance(path, Path):
+        path.write_bytes(bytes(data))
+        return len(data), digest(data)
     with saying("save", path), open(path, "xb", buffering=0) as file:
         write_all(file.fileno(), np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data)
         os.fsync(file.fileno())
     return len(data), digest(data)
 
 
-def write_text(path: Path, text: str) -> Entry:
+def write_text(path: AnyPath, text: str) -> Entry:
     """Writes a file that is on the disk then, as a whole or not at all; gives its size and digest."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     data = text.encode()
+    if not isinstance(path, Path):
+        path.write_bytes(data)
+        return len(data), digest(data)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with written(path) as file:
         file.write(data)
     return len(data), digest(data)
@@ -53,15 +63,63 @@ def write_text(path: Path, text: str) -> Entry:
 # ---- in ------------------------------------------------------------------------------------------------------
 
 
-def read(path: Path, most: int) -> bytes:
+def read(path: AnyPath, most: int) -> bytes:
     """The bytes of a regular file.
 
     Raises:
       Damaged: there is none, it is something else, or has more than `most` bytes.
     """
+    if not isinstance(path, Path):
+        return _fetched(path, most)
     fd, size = _opened(path, most)
     with open(fd, "rb") as file:
         return file.read(size)
+
+
+def size_of(path: AnyPath) -> int:
+    """Bytes of a file.
+
+    Raises:
+      OSError: there is none.
+    """
+    return path.stat().st_size if isinstance(path, Path) else path.size()
+
+
+def modified(path: AnyPath) -> float:
+    """When a folder was changed last, in s; 0 where nobody can say."""
+    try:
+        return path.stat().st_mtime if isinstance(path, Path) else 0.0
+    except OSError:
+        return 0.0
+
+
+def files_below(folder: AnyPath) -> list[PurePath]:
+    """The files in a folder and in those below it, by their paths below it."""
+    if isinstance(folder, Path):
+        return [path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir()]
+    return [path.relative_to(folder) for path in folder.below()]
+
+
+def is_same(one: AnyPath, other: AnyPath) -> bool:
+    """Whether two paths, at both of which something is, are of one thing."""
+    if isinstance(one, Path) and isinstance(other, Path):
+        return one.samefile(other)
+    return one == other
+
+
+def _fetched(path: StorePath, most: int) -> bytes:
+    """The bytes of a file of a store; as `read`."""
+    size = _stored_size(path)
+    if size > most:
+        raise Damaged(f"want {path} as a file of at most {most} bytes, got {size} bytes")
+    return path.read_bytes()
+
+
+def _stored_size(path: StorePath) -> int:
+    try:
+        return path.size()
+    except FileNotFoundError as error:
+        raise Damaged(f"want the file {path}, got none") from error
 
 
 def _opened(path: Path, most: int) -> tuple[int, int]:
@@ -99,7 +157,7 @@ class Files:
       entries: the list; None for a format that has none.
     """
 
-    def __init__(self, folder: Path, entries: List | None) -> None:
+    def __init__(self, folder: AnyPath, entries: List | None) -> None:
         self.folder, self.entries = folder, entries
 
     def read(self, path: str, most: int) -> bytes:
@@ -122,8 +180,12 @@ class Files:
           Damaged: it was not, or has not.
         """
         listed, _ = self._entry(path)
-        fd, found = _opened(self.folder / path, size)
-        os.close(fd)
+        place = self.folder / path
+        if isinstance(place, Path):
+            fd, found = _opened(place, size)
+            os.close(fd)
+        else:
+            found = _stored_size(place)
         if listed != size or found != size:
             raise Damaged(f"want {path} with {size} bytes, got {found}, of which {listed} are listed")
 
@@ -138,7 +200,12 @@ class Files:
           Damaged: it is not as it was listed.
         """
         size, saved = self._entry(path)
-        fd, _ = _opened(self.folder / path, len(to))
+        place = self.folder / path
+        if not isinstance(place, Path):
+            data = np.frombuffer(_fetched(place, len(to)), np.uint8)
+            to[: len(data)] = data
+            return _check(path, len(data), digest(data), size, saved)
+        fd, _ = _opened(place, len(to))
         with open(fd, "rb", buffering=0) as file:
             rest = to.data
             while len(rest) > 0 and (got := file.readinto(rest)):

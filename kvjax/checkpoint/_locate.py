@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from kvjax._formats.atomic import recovered
-from kvjax._formats.local import PathLike as PathLike
-from kvjax._formats.local import local
+from kvjax._formats.atomic import is_unfinished, recovered
+from kvjax._formats.paths import AnyPath, anywhere
+from kvjax._formats.paths import PathLike as PathLike
 from kvjax.checkpoint._files import MOST_JSON, read, read_json
 from kvjax.checkpoint._format import FORMAT, META, PACKED, UNLISTED, CheckpointError, Damaged
 
 
-def locate(path: PathLike, op: str = "checkpoint") -> Path:
+def locate(path: PathLike, op: str = "checkpoint") -> AnyPath:
     """The folder of a checkpoint: `path` itself, the one below an Orbax step, or that of the last step below its root.
 
     Where numbered checkpoints are right below `path`, as "12" or "delta_12", it is the last of them, whatever other
@@ -29,7 +30,7 @@ def locate(path: PathLike, op: str = "checkpoint") -> Path:
     Raises:
       CheckpointError: there is none, or more than one, or it is the folder of one table.
     """
-    path = recovered(local(path, op))
+    path = recovered(anywhere(path, op))
     if is_checkpoint(path):
         return path
     if _is_table(path):
@@ -52,33 +53,33 @@ def locate(path: PathLike, op: str = "checkpoint") -> Path:
     return found[0]
 
 
-def steps_at(path: PathLike) -> Iterator[tuple[int, list[Path]]]:
+def steps_at(path: PathLike) -> Iterator[tuple[int, list[AnyPath]]]:
     """The numbered checkpoints below a folder, or the steps of an Orbax manager, in order; what there is in each."""
-    for step, folder in _numbered([] if is_checkpoint(path := local(path, "read")) else _folders(path)):
+    for step, folder in _numbered([] if is_checkpoint(path := anywhere(path, "read")) else _folders(path)):
         yield step, [folder] if is_checkpoint(folder) else _below(folder)
 
 
-def all_at(path: PathLike, op: str) -> list[Path]:
+def all_at(path: PathLike, op: str) -> list[AnyPath]:
     """The checkpoint at a path, or all in a folder, or in the steps of a manager, the last ones first.
 
     Raises:
       CheckpointError: there is none.
     """
-    path = recovered(local(path, op))
+    path = recovered(anywhere(path, op))
     if is_checkpoint(path):
         return [path]
     found = _below(path) or [item for _, items in steps_at(path) for item in items] or [locate(path, op)]
     return found[::-1]
 
 
-def is_checkpoint(path: Path) -> bool:
+def is_checkpoint(path: AnyPath) -> bool:
     """Whether tables have been saved at this path: there is a manifest, or there are tables, which may have lost it."""
     if (path / META).exists():
         return not _is_table(path)
     return bool(_tables_in(path))
 
 
-def unlisted_tables(path: Path) -> list[Path]:
+def unlisted_tables(path: AnyPath) -> list[AnyPath]:
     """The folders of the tables of a checkpoint without a manifest, as there were before there were manifests.
 
     Raises:
@@ -93,7 +94,7 @@ def unlisted_tables(path: Path) -> list[Path]:
     return found
 
 
-def said_by_step(step: Path) -> dict[str, Any]:
+def said_by_step(step: AnyPath) -> dict[str, Any]:
     """What Orbax says of a step; nothing, if the folder is none."""
     try:
         said = read_json(read(step / _OF_STEP, MOST_JSON))
@@ -102,40 +103,57 @@ def said_by_step(step: Path) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-def _numbered(folders: list[Path]) -> list[tuple[int, Path]]:
+def _numbered(folders: list[AnyPath]) -> list[tuple[int, AnyPath]]:
     """Those whose names end with a number, in that order."""
     return sorted((int(name[2]), folder) for folder in folders if (name := _STEP.fullmatch(folder.name)))
 
 
-def _below(path: Path) -> list[Path]:
+def _below(path: AnyPath) -> list[AnyPath]:
     """The checkpoints right below a folder; of a step also those that it says it has."""
     handlers = said_by_step(path).get("item_handlers")
     items = handlers.items() if isinstance(handlers, dict) else ()
     saved = {path / name for name, handler in items if str(handler).startswith("kvjax.orbax.")}
-    return sorted(saved | {child for child in _folders(path) if is_checkpoint(child)})
+    return sorted(saved | set(_those(_folders(path), is_checkpoint)), key=str)
 
 
-def _folders(path: Path) -> list[Path]:
+def _folders(path: AnyPath) -> list[AnyPath]:
     """But for those that are on their way to their place or from it."""
     if not path.is_dir():
         return []
-    return sorted(
-        child for child in path.iterdir()
-        if child.is_dir() and not child.name.startswith(".") and UNDER_WAY not in child.name
-    )  # fmt: skip
+    inside = [child for child in path.iterdir() if child.is_dir()] if isinstance(path, Path) else path.folders()
+    named = (child for child in inside if not child.name.startswith(".") and UNDER_WAY not in child.name)
+    return _those(sorted(named, key=str), lambda child: not _is_under_way(child))
 
 
-def _tables_in(path: Path) -> list[Path]:
+def _those(paths: list[AnyPath], test: Callable[[AnyPath], bool]) -> list[AnyPath]:
+    """The paths that pass a test; side by side in a store, which takes its time for each."""
+    if not paths or isinstance(paths[0], Path):
+        return [path for path in paths if test(path)]
+    with ThreadPoolExecutor(16) as pool:
+        return [path for path, passes in zip(paths, pool.map(test, paths), strict=True) if passes]
+
+
+def _is_under_way(path: AnyPath) -> bool:
+    """Whether a folder of a store is still written, where all have their names from the beginning."""
+    if isinstance(path, Path):
+        return False
+    if is_unfinished(path):
+        return not (path / META).exists()
+    said = said_by_step(path)
+    return said.get("init_timestamp_nsecs") is not None and said.get("commit_timestamp_nsecs") is None
+
+
+def _tables_in(path: AnyPath) -> list[AnyPath]:
     """The folders of the tables below a path."""
-    return [child for child in _folders(path) if _is_table(child)]
+    return _those(_folders(path), _is_table)
 
 
-def _is_table(path: Path) -> bool:
+def _is_table(path: AnyPath) -> bool:
     """Whether a folder is that of one table, of which something may be lost."""
     return _format_of(path) in (FORMAT, PACKED, UNLISTED) or any(path.glob(f"{_SHARDS}/keys"))
 
 
-def _format_of(table: Path) -> object:
+def _format_of(table: AnyPath) -> object:
     try:
         meta = read_json(read(table / META, MOST_JSON))
     except Damaged:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvjax._formats.atomic import NewFolder, saying
+from kvjax._formats.atomic import NewFolder, NewInStore, saying
+from kvjax._formats.paths import AnyPath
+from kvjax.checkpoint._files import is_same
 from kvjax.checkpoint._format import META, CheckpointError
 from kvjax.checkpoint._locate import is_checkpoint
 
 
-def begin(new: NewFolder, overwrite: bool, op: str = "save", source: Path | None = None) -> None:
+def begin(new: NewFolder | NewInStore, overwrite: bool, op: str = "save", source: AnyPath | None = None) -> None:
     """Begins a checkpoint, for an operation of that name.
 
     Raises:
@@ -26,7 +28,7 @@ def begin(new: NewFolder, overwrite: bool, op: str = "save", source: Path | None
         ) from error
 
 
-def check_free(target: Path, overwrite: bool, op: str = "save", source: Path | None = None) -> None:
+def check_free(target: AnyPath, overwrite: bool, op: str = "save", source: AnyPath | None = None) -> None:
     """Whether a checkpoint may be put there.
 
     Args:
@@ -43,11 +45,16 @@ def check_free(target: Path, overwrite: bool, op: str = "save", source: Path | N
         check_outside(target, op)
     if not target.exists():
         return
+    if not isinstance(target, Path):
+        raise CheckpointError(
+            f"kvjax: {op}: want a path with nothing there, got {target}, which exists, and nothing in a store can be "
+            "replaced at once; give another, or delete that first with the store's own tool"
+        )
     if not overwrite:
         raise CheckpointError(
             f"kvjax: {op}: want a path with nothing there, got {target}, which exists; give another, or overwrite=True"
         )
-    if source is not None and target.samefile(source):
+    if source is not None and is_same(target, source):
         raise CheckpointError(
             f"kvjax: {op}: want another place than that of the checkpoint it reads, got {target}; give another path"
         )
@@ -58,7 +65,7 @@ def check_free(target: Path, overwrite: bool, op: str = "save", source: Path | N
         )
 
 
-def check_outside(target: Path, op: str) -> None:
+def check_outside(target: AnyPath, op: str) -> None:
     """Whether a place is in no checkpoint, which a new file or folder would change.
 
     Raises:

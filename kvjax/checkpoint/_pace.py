@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 
+from kvjax._formats.paths import AnyPath
 from kvjax.checkpoint._files import Entry, write_file
 
 _SHARE = 1 / 80
@@ -22,7 +22,7 @@ class Spent:
     def __init__(self) -> None:
         self._lock, self._seconds = threading.Lock(), 0.0
 
-    def write(self, path: Path, data: bytes | np.ndarray) -> Entry:
+    def write(self, path: AnyPath, data: bytes | np.ndarray) -> Entry:
         """`write_file`, counted."""
         begun = time.thread_time()
         try:

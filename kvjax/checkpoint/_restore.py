@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jax.typing import DTypeLike
 
+from kvjax._formats.paths import AnyPath
 from kvjax._keys.keys import KeysLike
 from kvjax._process import PROCESS
 from kvjax._sharded.processes import together
@@ -197,7 +197,7 @@ class Restore:
         return made
 
 
-def _check_equal(spec: TableSpec, saved: Saved, directory: Path, but: tuple[str, ...]) -> None:
+def _check_equal(spec: TableSpec, saved: Saved, directory: AnyPath, but: tuple[str, ...]) -> None:
     """Whether a table is what was saved in a directory, `but` for some fields."""
     meta = saved.meta
     fields = ("dim", "dtype", "key_dtype", "seed", "initializer")  # the key's type, or -1 would become 2**64 - 1

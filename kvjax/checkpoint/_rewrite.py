@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvjax._formats.atomic import NewFolder
-from kvjax._formats.local import local
+from kvjax._formats.atomic import new_folder
+from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._values.prune import PruneLike, PruneReport, rule_for
 from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._chain import Chain, unreplaced
@@ -52,7 +51,7 @@ def compact(
       >>> kvjax.drop_table("doc_compact")
       >>> folder.cleanup()
     """
-    target = local(out, "compact")
+    target = anywhere(out, "compact")
     unreplaced(
         path, base, "compact",
         lambda chain: _rewrite("compact", chain, target, overwrite, {}, stands_for=chain.catalog.digests),
@@ -96,7 +95,7 @@ def prune(
       >>> kvjax.drop_table("doc_prune")
       >>> folder.cleanup()
     """
-    target = None if out is None else local(out, "prune")
+    target = None if out is None else anywhere(out, "prune")
 
     def body(chain: Chain) -> dict[str, PruneReport]:
         if target is not None:
@@ -114,10 +113,11 @@ def prune(
 
 
 def _rewrite(
-    op: str, chain: Chain, out: Path, overwrite: bool, keeps: Mapping[str, np.ndarray], stands_for: Sequence[str] = ()
-) -> None:
+    op: str, chain: Chain, out: AnyPath, overwrite: bool, keeps: Mapping[str, np.ndarray],
+    stands_for: Sequence[str] = (),
+) -> None:  # fmt: skip
     """Writes the tables of a checkpoint as another, and of some only the rows to keep."""
-    new = NewFolder(out.resolve())
+    new = new_folder(out.resolve())
     try:
         begin(new, overwrite, op, chain.catalog.directory)
         for name in chain.names:
@@ -128,7 +128,7 @@ def _rewrite(
         new.discard()
 
 
-def _rewrite_table(directory: Path, rows: ChainRows, keep: np.ndarray | None, op: str) -> None:
+def _rewrite_table(directory: AnyPath, rows: ChainRows, keep: np.ndarray | None, op: str) -> None:
     offsets, extras = rows.offsets, rows.counts()
     if keep is not None:
         offsets = np.concatenate([[0], np.cumsum(keep)])[offsets].astype(np.int64)

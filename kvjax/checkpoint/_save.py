@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
 from typing import cast
 
 import jax
 
-from kvjax._formats.atomic import NewFolder
-from kvjax._formats.local import local
+from kvjax._formats.atomic import new_folder
+from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._sharded.processes import everyone, together
 from kvjax._table.table import Table, check_table, is_table
 from kvjax._values.errors import level_of_user
@@ -43,10 +42,13 @@ def save(
     saved: less than a tenth of a table of a gigabyte or more. GPU tables, pruned saves and deltas are copied first. A
     restore needs memory for the new tables beside those that they replace, and about 90 MB.
 
+    In a store, a checkpoint is listed once it is whole. A save that fails removes what it has written; what a killed one
+    has written stays, and is passed over.
+
     In several processes, all save together into a shared folder, as with `kvjax.orbax.TableSave`.
 
     Args:
-      path: the folder, which must not exist yet.
+      path: the folder, which must not exist yet; also one of a store, such as ``s3://bucket/run/7``.
       tables: live handles by their names in the checkpoint, or just handles. The tables of a state are
         ``kvjax.orbax.split(state)[1]``. A save without tables warns.
       prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep; by default all.
@@ -56,7 +58,7 @@ def save(
       since: name of the cursor since which to save what has changed; the cursor moves to this save. Keep the
         checkpoints that the delta builds on where a restore finds them or gets them as ``base=``; if one is gone, a
         warning says so.
-      overwrite: replace the checkpoint that is there. Anything else is never replaced.
+      overwrite: replace the checkpoint that is there. Anything else is never replaced, and nothing in a store.
 
     Raises:
       CheckpointError: there is something at the path (with `overwrite`, something that is no checkpoint), or another
@@ -82,7 +84,7 @@ def save(
       >>> kvjax.drop_table("doc_saved")
       >>> folder.cleanup()
     """
-    given, new = named(tables), NewFolder(local(path, "save").resolve())  # not in the place of a link
+    given, new = named(tables), new_folder(anywhere(path, "save").resolve())  # not in the place of a link
     place = everyone()
 
     async def put() -> None:
@@ -106,7 +108,7 @@ def save(
 
 
 def copied(
-    tables: Mapping[str, Table], directory: Path, prune: PruneLike | None, cursor: str | None, since: str | None
+    tables: Mapping[str, Table], directory: AnyPath, prune: PruneLike | None, cursor: str | None, since: str | None
 ) -> list[Stored]:
     """What this process has of tables to save below `directory`; a cursor is on its way there."""
     tables = named(tables)

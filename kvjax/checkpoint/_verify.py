@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
+from kvjax._formats.paths import AnyPath
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows
-from kvjax.checkpoint._files import MOST_JSON, Files
+from kvjax.checkpoint._files import MOST_JSON, Files, files_below, size_of
 from kvjax.checkpoint._format import META, CheckpointError, Damaged
 from kvjax.checkpoint._locate import PathLike
 
@@ -44,7 +44,7 @@ class Verified:
         zarr, and each of `files` is a whole table.
     """
 
-    path: Path
+    path: AnyPath
     files: tuple[FileReport, ...]
     unlisted: tuple[str, ...]
     has_manifest: bool
@@ -104,13 +104,13 @@ def _verified(chain: Chain) -> Verified:
     except CheckpointError as error:
         return Verified(catalog.directory, (FileReport(META, "", 0, str(error)),), (), True)
     has_manifest = (catalog.directory / META).exists()
-    files = [FileReport(META, "", (catalog.directory / META).stat().st_size, None)] if has_manifest else []
+    files = [FileReport(META, "", size_of(catalog.directory / META), None)] if has_manifest else []
     for name in names:
         files += _listed(catalog, name) if has_manifest else [_unlisted(chain, name)]
         if has_manifest and not any(file.problem for file in files if file.table == name):
             files += _unread(chain, name)
     known = {file.path for file in files}
-    found = (p.relative_to(catalog.directory).as_posix() for p in catalog.directory.rglob("*") if not p.is_dir())
+    found = (path.as_posix() for path in files_below(catalog.directory))
     unlisted = tuple(sorted(set(found) - known)) if has_manifest else ()
     return Verified(catalog.directory, tuple(files), unlisted, has_manifest)
 

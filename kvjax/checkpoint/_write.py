@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
+from kvjax._formats.paths import AnyPath
 from kvjax._sharded.processes import allgather_json, everyone, together
 from kvjax._spec.placement import Placement
 from kvjax._table.behind import warn_if_found_behind
@@ -179,7 +179,7 @@ def check_saved(tables: Mapping[str, Table]) -> None:
         )  # fmt: skip
 
 
-async def write(directory: Path, stored: Stored) -> None:
+async def write(directory: AnyPath, stored: Stored) -> None:
     """Writes what this process has of one table below `directory`, and lists it; `write_manifest` comes when all have.
 
     Everything is on the disk then.
@@ -191,7 +191,7 @@ async def write(directory: Path, stored: Stored) -> None:
         await asyncio.to_thread(_write_shard, directory, stored, stored.shard)
 
 
-def _write_shard(directory: Path, stored: Stored, number: int) -> None:
+def _write_shard(directory: AnyPath, stored: Stored, number: int) -> None:
     kinds = {name: (array.dtype, array.shape) for name, array in stored.arrays.items()}
     if stored.frozen is not None:
         n = len(stored.frozen)

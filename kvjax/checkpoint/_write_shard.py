@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvjax._formats.atomic import flush, saying
+from kvjax._formats.paths import AnyPath
 from kvjax.checkpoint._arrays import ArrayWriter
 from kvjax.checkpoint._files import Entry, write_text
 from kvjax.checkpoint._format import (
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def write_shard(
-    directory: Path, meta: dict[str, Any], number: int, kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+    directory: AnyPath, meta: dict[str, Any], number: int, kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
     pieces: Iterable[Mapping[str, np.ndarray]], frozen: FrozenRows | None = None, op: str = "save",
 ) -> None:  # fmt: skip
     """Writes one shard of a table below `directory`, and lists it.
@@ -47,7 +47,7 @@ def write_shard(
 
 
 def _write_shard(
-    directory: Path, meta: dict[str, Any], number: int, kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
+    directory: AnyPath, meta: dict[str, Any], number: int, kinds: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]],
     pieces: Iterable[Mapping[str, np.ndarray]], frozen: FrozenRows | None, op: str,
 ) -> None:  # fmt: skip
     first, spent = number == 0, Spent()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kvjax._formats import deeprec, npz, parquet, safetensors
 from kvjax._formats.errors import FileError
-from kvjax._formats.local import local
+from kvjax._formats.paths import anywhere
 from kvjax._formats.quantise import QuantisationReport, Quantised
 from kvjax._formats.quantised import quantised
 from kvjax._formats.source import Source
@@ -92,7 +92,7 @@ def export_checkpoint(
       >>> kvjax.drop_table("doc_out")
       >>> folder.cleanup()
     """
-    path = local(path, "export_checkpoint")
+    path = anywhere(path, "export_checkpoint")
     kind = format or path.suffix.removeprefix(".")
     if kind not in (*FORMATS, "deeprec"):
         raise FileError(

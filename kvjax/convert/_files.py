@@ -9,7 +9,7 @@ import numpy as np
 
 from kvjax._formats import npz, parquet, safetensors
 from kvjax._formats.errors import FileError, check_regular
-from kvjax._formats.local import local
+from kvjax._formats.paths import local
 from kvjax._formats.quantised import SCALES, restored
 from kvjax._formats.source import Column
 from kvjax._values.arrays import ArrayLike

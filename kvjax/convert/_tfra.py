@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from kvjax._formats.errors import FileError
-from kvjax._formats.local import local
+from kvjax._formats.paths import local
 from kvjax._formats.source import Column, Concatenated, InFile
 from kvjax._values.exported import SLOT
 from kvjax.convert._imported import Imported

@@ -14,7 +14,7 @@ import numpy as np
 
 from kvjax._formats.atomic import NewFolder
 from kvjax._formats.errors import FileError
-from kvjax._formats.local import local
+from kvjax._formats.paths import local
 from kvjax._formats.source import ranges
 from kvjax._keys.buckets import by_bucket
 from kvjax._spec.options import ENTRIES, Request

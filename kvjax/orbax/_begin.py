@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from kvjax._formats.local import local
+from kvjax._formats.paths import anywhere
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint import PathLike, Stored, copied
@@ -31,7 +31,7 @@ async def begin(
       directory: as Orbax gives it, which may be one of another store.
     """
     try:
-        return copied(tables, local(directory, "save"), prune, cursor, since)
+        return copied(tables, anywhere(directory, "save"), prune, cursor, since)
     except BaseException:
         with contextlib.suppress(Exception):  # the error that is on its way says more
             await asyncio.wait_for(folders(), PATIENCE)

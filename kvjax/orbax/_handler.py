@@ -6,13 +6,12 @@ import asyncio
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import future
 
-from kvjax._formats.local import local
+from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint import (
@@ -42,12 +41,12 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
     the others wait for ``AsyncOptions(timeout_secs=)`` of Orbax.
     """
 
-    _last: tuple[Path, ...] = ()  # where the last save with a cursor is, behind what it builds on
+    _last: tuple[AnyPath, ...] = ()  # where the last save with a cursor is, behind what it builds on
 
     async def async_save(self, directory: str | os.PathLike[str], args: TableSave) -> list[future.Future]:
         how = args.prune, args.cursor, args.delta_since
         stored = await begin(_folders, args.tables, directory, *how)
-        place = local(directory, "save")
+        place = anywhere(directory, "save")
 
         async def commit() -> None:
             await asyncio.gather(*(write(place, s) for s in stored))
@@ -65,16 +64,18 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
 
     def restore(self, directory: str | os.PathLike[str], args: TableRestore | None = None) -> dict[str, Table]:
         args = args or TableRestore()
-        return restore_all(Chain(Catalog(local(directory, "restore")), args.base), args.tables, args.how(), args.cursor)
+        return restore_all(
+            Chain(Catalog(anywhere(directory, "restore")), args.base), args.tables, args.how(), args.cursor
+        )
 
     def metadata(self, directory: str | os.PathLike[str]) -> dict[str, dict[str, object]]:
         """What each table of a checkpoint is, by name, as ``kvjax.json`` says it."""
-        catalog = Catalog(local(directory, "metadata"), "metadata")
+        catalog = Catalog(anywhere(directory, "metadata"), "metadata")
         return {name: catalog.open(name)[0] for name in catalog.names}
 
     def finalize(self, directory: str | os.PathLike[str]) -> None:
         """Finishes the checkpoint: everything is there, and on the disk."""
-        place = local(directory, "save")
+        place = anywhere(directory, "save")
         self._last = finished(place, write_manifest(place))
 
     def close(self) -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 from orbax.checkpoint import v1
 
-from kvjax._formats.local import local
+from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._table.table import Table
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint import (
@@ -77,10 +76,10 @@ class StatefulTables:
         """Begins to save the tables; the result waits for the end."""
         how = self.prune, self.cursor, self.delta_since
         stored = await begin(lambda: directory.await_creation(), self.tables, directory.path, *how)
-        place = local(directory.path, "save")
+        place = anywhere(directory.path, "save")
 
         async def commit() -> None:
-            folder = local(await directory.await_creation(), "save")
+            folder = anywhere(await directory.await_creation(), "save")
             await asyncio.gather(*(write(folder, one) for one in stored))
             if jax.process_index() == 0:
                 await _wait_for_all(folder, [one.meta for one in stored])
@@ -90,7 +89,7 @@ class StatefulTables:
 
     async def load(self, directory: v1.path.Path) -> Awaitable[None]:
         """Restores the tables."""
-        self.tables = restore_all(Chain(Catalog(local(directory, "restore")), self.base), self.tables or None, How())
+        self.tables = restore_all(Chain(Catalog(anywhere(directory, "restore")), self.base), self.tables or None, How())
 
         async def done() -> None:
             """Nothing is left to do."""
@@ -98,7 +97,7 @@ class StatefulTables:
         return done()
 
 
-async def _wait_for_all(folder: Path, metas: Sequence[Mapping[str, Any]]) -> None:
+async def _wait_for_all(folder: AnyPath, metas: Sequence[Mapping[str, Any]]) -> None:
     """Until all processes have written what they have of the tables, which nobody tells this one."""
     end = time.monotonic() + _PATIENCE
     while missing := [path for meta in metas for path in missing_lists(folder, meta)]:
@@ -129,7 +128,7 @@ class TablesHandler:
         return done()
 
     async def metadata(self, directory: v1.path.Path) -> dict[str, dict[str, Any]]:
-        catalog = Catalog(local(directory, "metadata"), "metadata")
+        catalog = Catalog(anywhere(directory, "metadata"), "metadata")
         return {name: catalog.open(name)[0] for name in catalog.names}
 
     def is_handleable(self, checkpointable: Any) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 
-from kvjax._formats.local import local
+from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.quantise import to_float32
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
@@ -95,7 +94,7 @@ def contents_of(source: Any, name: str | None, prune: PruneLike | None, base: An
         unsigned = source.keys.dtype.kind == "u"
         contents = Contents(name or "frozen", source, "uint64" if unsigned else "int64", None, None, None)
     elif isinstance(source, (str, os.PathLike)):
-        contents = _of_checkpoint(local(source, "FrozenTable.write"), name, base)
+        contents = _of_checkpoint(anywhere(source, "FrozenTable.write"), name, base)
     elif hasattr(source, "spec") and hasattr(source, "export"):
         contents = _of_table(source)
     else:
@@ -123,13 +122,13 @@ def _of_table(table: Any) -> Contents:
     return Contents(spec.name, table.export(), spec.key_dtype, missing, initial, pool)
 
 
-def _of_checkpoint(folder: Path, name: str | None, base: Any) -> Contents:
+def _of_checkpoint(folder: AnyPath, name: str | None, base: Any) -> Contents:
     from kvjax.checkpoint import unreplaced
 
     return unreplaced(folder, base, "write", lambda chain: of_chain(chain, _name_in(chain, folder, name)))
 
 
-def _name_in(chain: Chain, folder: Path, name: str | None) -> str:
+def _name_in(chain: Chain, folder: AnyPath, name: str | None) -> str:
     if name is None and len(chain.names) == 1:
         (name,) = chain.names
     if name is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from kvjax._formats.local import local
+from kvjax._formats.paths import local
 from kvjax._formats.quantise import Quantised, decode, rounded
 from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.errors import fail

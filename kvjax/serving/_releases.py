@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote, unquote
 
 from kvjax._formats.atomic import flush, saying, written
-from kvjax._formats.local import local
+from kvjax._formats.paths import local
 from kvjax._formats.quantise import Quantised, check_quantised
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant

@@ -1,0 +1,192 @@
+"""Stores: paths in object stores and other file systems that fsspec reaches, with pathlib's methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, cast
+
+import fsspec
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+    from kvjax._formats.paths import AnyPath
+
+_PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+
+
+def store_path(url: str, scheme: str, rest: str, op: str) -> StorePath:
+    """The path of a URL, ``scheme://rest``, as `anywhere` gives it."""
+    mend = f"want a path here, or of a store that fsspec knows, got {url!r}"
+    if scheme.lower() in ("file", "local"):
+        raise ValueError(f"kvjax: {op}: {mend}; give the path alone, without '{scheme}://'")
+    if "::" in scheme:
+        raise ValueError(f"kvjax: {op}: {mend}; give that of one store")
+    try:
+        # What other processes write has to be seen, so listings are asked for each time.
+        files: Any = fsspec.filesystem(scheme.lower(), use_listings_cache=False)
+    except ImportError as error:
+        package = _PACKAGES.get(scheme.lower())
+        how = f"pip install {package}" if package else str(error)
+        raise ImportError(f"kvjax: {op}: want the package that reaches {scheme}://, got none; {how}") from error
+    except ValueError as error:
+        raise ValueError(f"kvjax: {op}: {mend}; save here, and copy it with the store's own tool") from error
+    # Of "memory:///x", too, which is how fsspec says "memory://x".
+    return StorePath(files, scheme, PurePosixPath(rest.strip("/")))
+
+
+class StorePath:
+    """A path in a store: what of `pathlib.Path` the checkpoints need, and nothing of what a store cannot do.
+
+    A file is there once it is written whole. There are no links, no locks, and no folders but those of its files.
+
+    Args:
+      files: the store.
+      scheme: of its URLs.
+      path: below its root.
+    """
+
+    def __init__(self, files: AbstractFileSystem, scheme: str, path: PurePosixPath) -> None:
+        self._files, self._scheme, self._path = files, scheme, path
+
+    # ---- names -----------------------------------------------------------------------------------------------
+
+    def __str__(self) -> str:
+        return f"{self._scheme}://{self._path}"
+
+    def __fspath__(self) -> str:
+        return str(self)
+
+    def __repr__(self) -> str:
+        return f"StorePath({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, StorePath) and str(self) == str(other)
+
+    def __hash__(self) -> int:
+        return hash(str(self))
+
+    def __lt__(self, other: StorePath) -> bool:
+        return str(self) < str(other)
+
+    def __truediv__(self, below: str) -> StorePath:
+        return self._at(self._path / below)
+
+    @property
+    def name(self) -> str:
+        return self._path.name
+
+    @property
+    def suffix(self) -> str:
+        return self._path.suffix
+
+    @property
+    def parent(self) -> StorePath:
+        """Of a bucket itself, as of the root of a file system."""
+        return self._at(self._path.parent) if self._path.parent.name else self
+
+    @property
+    def parents(self) -> list[StorePath]:
+        """Those that are in a bucket, or are it."""
+        return [self._at(path) for path in self._path.parents if path.name]
+
+    def _at(self, path: PurePosixPath) -> StorePath:
+        return StorePath(self._files, self._scheme, path)
+
+    def relative_to(self, other: AnyPath) -> PurePosixPath:
+        return self._path.relative_to(other._path if isinstance(other, StorePath) else other)
+
+    def resolve(self) -> StorePath:
+        return self
+
+    def samefile(self, other: object) -> bool:
+        return self == other
+
+    # ---- what is there ---------------------------------------------------------------------------------------
+
+    def exists(self) -> bool:
+        return bool(self._files.exists(str(self)))
+
+    def is_dir(self) -> bool:
+        return bool(self._files.isdir(str(self)))
+
+    def is_file(self) -> bool:
+        return bool(self._files.isfile(str(self)))
+
+    def size(self) -> int:
+        """Bytes of the file.
+
+        Raises:
+          FileNotFoundError: there is none.
+        """
+        found = self._files.info(str(self))
+        if found["type"] != "file":
+            raise FileNotFoundError(f"kvjax: want a file, got a folder: {self}")
+        return int(found["size"])
+
+    def iterdir(self) -> Iterator[StorePath]:
+        names = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._files.ls(str(self), detail=False)}
+        # A store may list an empty file for a folder in itself.
+        return iter([self / name for name in sorted(names) if name not in ("", self.name) or (self / name).exists()])
+
+    def folders(self) -> list[StorePath]:
+        """The folders in this one."""
+        found = self._files.ls(str(self), detail=True)
+        names = (str(entry["name"]).rstrip("/").rsplit("/", 1)[-1] for entry in found if entry["type"] == "directory")
+        return [self / name for name in sorted(set(names)) if name]
+
+    def glob(self, pattern: str) -> Iterator[StorePath]:
+        """The paths below this one that match a pattern, of which each "*" is for a part of a name."""
+        first, _, rest = pattern.partition("/")
+        if not self.is_dir():
+            return
+        for path in self.iterdir():
+            if not fnmatchcase(path.name, first):
+                continue
+            if not rest:
+                yield path
+            elif "*" in rest:
+                yield from path.glob(rest)
+            elif (path / rest).exists():
+                yield path / rest
+
+    def below(self) -> Iterator[StorePath]:
+        """All files in this folder and in those below it."""
+        for path in self._files.find(str(self)):
+            yield self._at(PurePosixPath(str(path).strip("/")))
+
+    # ---- bytes -----------------------------------------------------------------------------------------------
+
+    def read_bytes(self) -> bytes:
+        return cast("bytes", self._files.cat_file(str(self)))
+
+    def write_bytes(self, data: bytes) -> None:
+        """Writes the file, which is there as a whole or not at all."""
+        self._files.pipe_file(str(self), data)
+
+    def create(self) -> None:
+        """Writes a file with one byte, where there is none.
+
+        Raises:
+          FileExistsError: there is one.
+        """
+        self._files.pipe_file(str(self), b"\n", mode="create")
+
+    def remove(self) -> None:
+        """Removes the file."""
+        self._files.rm_file(str(self))
+
+    def upload(self, file: Path) -> None:
+        """Writes the bytes of a file here."""
+        self._files.put_file(str(file), str(self))
+
+    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
+        """Makes a folder where a store has such things."""
+        self._files.makedirs(str(self), exist_ok=True)
+
+    def rmtree(self) -> None:
+        """Removes a folder and all that is in it."""
+        if self.exists():
+            self._files.rm(str(self), recursive=True)
