@@ -42,8 +42,8 @@ def save(
     saved: less than a tenth of a table of a gigabyte or more. GPU tables, pruned saves and deltas are copied first. A
     restore needs memory for the new tables beside those that they replace, and about 90 MB.
 
-    In a store, a checkpoint is listed once it is whole. A save that fails removes what it has written; what a killed one
-    has written stays, and is passed over.
+    In a store, a checkpoint is listed once it is whole. A save that fails removes what it has written; what one has
+    written that was killed stays, and is passed over.
 
     In several processes, all save together into a shared folder, as with `kvjax.orbax.TableSave`.
 
