@@ -47,11 +47,11 @@ def test_they_are_the_same_files(store, table, tmp_path):
 
 def test_deltas_there_and_here(store, table, tmp_path):
     """A chain of which each link is in another place; the last numbered checkpoint of a folder is restored."""
-    save(f"{ROOT}/0", [table], cursor="c")
+    save(f"{ROOT}/0", [table], cursor="here")
     table = table.upsert(np.array([1, 99]), np.ones((2, 3), np.float32)).remove(np.array([2]))
-    save(tmp_path / "1", [table], since="c")
+    save(tmp_path / "1", [table], since="here")
     table = table.upsert(np.array([3]), np.zeros((1, 3), np.float32))
-    save(f"{ROOT}/2", [table], since="c")
+    save(f"{ROOT}/2", [table], since="here")
     (back,) = restore(ROOT, {table.name: "back"}, base=tmp_path / "1").values()
     same_tables(back, table)
     with pytest.raises(CheckpointError, match="got none beside it; give its folder as base="):
@@ -60,8 +60,8 @@ def test_deltas_there_and_here(store, table, tmp_path):
     assert diff(f"{ROOT}/whole", tmp_path / "1", base=ROOT).tables[table.name].changed == 1
     assert prune(f"{ROOT}/whole", f"{ROOT}/few", kvjax.Prune(top_k=5))[table.name].dropped.rows == 35
     assert len(restore(f"{ROOT}/few", {table.name: "few"})[table.name]) == 5
-    (again,) = restore(f"{ROOT}/whole", cursor="d").values()
-    save(f"{ROOT}/3", [again], since="d")
+    (again,) = restore(f"{ROOT}/whole", cursor="there").values()
+    save(f"{ROOT}/3", [again], since="there")
     assert verify(f"{ROOT}/3").ok
 
 
@@ -186,13 +186,13 @@ def test_files_for_other_programs(store, table, tmp_path):
 
 
 def test_frozen_tables_are_written_from_them(store, table, tmp_path):
-    save(f"{ROOT}/1", [table], cursor="c")
+    save(f"{ROOT}/1", [table], cursor="here")
     frozen = FrozenTable.write(tmp_path / "frozen", f"{ROOT}/1")
     assert np.array_equal(frozen.lookup([3]), np.asarray(table.lookup([3])))
     releases = Releases(tmp_path / "releases")
     releases.follow(f"{ROOT}/1")
     table = table.upsert(np.array([3]), np.full((1, 3), 7, np.float32))
-    save(f"{ROOT}/2", [table], since="c")
+    save(f"{ROOT}/2", [table], since="here")
     assert releases.follow(ROOT)[table.name].lookup([3]).tolist() == [[7, 7, 7]]
 
 
