@@ -134,6 +134,28 @@ def written(path: PathLike) -> Generator[IO[bytes]]:
         yield file
 
 
+@contextlib.contextmanager
+def fetched(path: PathLike, op: str) -> Generator[Path]:
+    """A file to read from its middle: itself, or of a store a copy among the system's temporary files.
+
+    Args:
+      path: of the file.
+      op: what it is read for, which errors name.
+
+    Raises:
+      OSError: the store has no such file.
+      ValueError, ImportError: as `anywhere`.
+    """
+    whole = anywhere(path, op)
+    if isinstance(whole, Path):
+        yield whole
+        return
+    with tempfile.TemporaryDirectory(prefix="kvjax-") as folder:
+        copy = Path(folder) / whole.name
+        whole.download(copy)
+        yield copy
+
+
 # ---- folders -------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -77,6 +78,10 @@ class StorePath:
     @property
     def name(self) -> str:
         return self._path.name
+
+    @property
+    def stem(self) -> str:
+        return self._path.stem
 
     @property
     def suffix(self) -> str:
@@ -177,6 +182,16 @@ class StorePath:
     def remove(self) -> None:
         """Removes the file."""
         self._files.rm_file(str(self))
+
+    def download(self, file: Path) -> None:
+        """Writes what is here into a new file.
+
+        Raises:
+          FileNotFoundError: nothing is here.
+        """
+        if not self.is_file():
+            raise FileNotFoundError(errno.ENOENT, "kvjax: want a file, got none", str(self))
+        self._files.get_file(str(self), str(file))
 
     def upload(self, file: Path) -> None:
         """Writes the bytes of a file here."""

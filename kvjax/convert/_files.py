@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
 from kvjax._formats import npz, parquet, safetensors
+from kvjax._formats.atomic import fetched
 from kvjax._formats.errors import FileError, check_regular
-from kvjax._formats.paths import local
 from kvjax._formats.quantised import SCALES, restored
 from kvjax._formats.source import Column
 from kvjax._values.arrays import ArrayLike
@@ -25,7 +26,7 @@ def from_safetensors(path: str | os.PathLike[str], columns: Mapping[str, str | N
     it was; only keys and values are required. Rows of int8 come back as float32.
 
     Args:
-      path: of the file.
+      path: of the file, which may be in a store.
       columns: names in the file, by kvjax's names, where they differ; "keys": None to number the rows.
 
     Raises:
@@ -41,7 +42,8 @@ def from_safetensors(path: str | os.PathLike[str], columns: Mapping[str, str | N
       >>> kvjax.convert.from_safetensors(path, {"keys": None}).rows.keys.tolist()
       [0, 1, 2]
     """
-    return open_file("safetensors", path, columns).read()
+    with fetched(path, "from_safetensors") as file:
+        return open_file("safetensors", file, columns).read()
 
 
 def from_npz(path: str | os.PathLike[str], columns: Mapping[str, str | None] | None = None) -> Imported:
@@ -51,7 +53,7 @@ def from_npz(path: str | os.PathLike[str], columns: Mapping[str, str | None] | N
     it was; only keys and values are required. Rows of int8 come back as float32.
 
     Args:
-      path: of the file.
+      path: of the file, which may be in a store.
       columns: names in the file, by kvjax's names, where they differ; "keys": None to number the rows.
 
     Raises:
@@ -64,7 +66,8 @@ def from_npz(path: str | os.PathLike[str], columns: Mapping[str, str | None] | N
       >>> kvjax.convert.from_npz(path, {"keys": "ids", "values": "rows"})
       Imported(rows=2, dim=3, float64, keys int64, of an npz file)
     """
-    return open_file("npz", path, columns).read()
+    with fetched(path, "from_npz") as file:
+        return open_file("npz", file, columns).read()
 
 
 def from_parquet(path: str | os.PathLike[str], columns: Mapping[str, str | None] | None = None) -> Imported:
@@ -74,14 +77,15 @@ def from_parquet(path: str | os.PathLike[str], columns: Mapping[str, str | None]
     it was (bfloat16 as float32, which holds it); only keys and values are required. Rows are lists of the same length.
 
     Args:
-      path: of the file.
+      path: of the file, which may be in a store.
       columns: names in the file, by kvjax's names, where they differ; "keys": None to number the rows.
 
     Raises:
       ValueError: it is not such a file, lacks a column, has nulls, or columns do not fit each other.
       ImportError: pyarrow is not installed.
     """
-    return open_file("parquet", path, columns).read()
+    with fetched(path, "from_parquet") as file:
+        return open_file("parquet", file, columns).read()
 
 
 def from_dense(embedding: ArrayLike, keys: ArrayLike | None = None) -> Imported:
@@ -118,10 +122,9 @@ _FORMATS = {
 }  # fmt: skip
 
 
-def open_file(format: str, path: str | os.PathLike[str], columns: Mapping[str, str | None] | None = None) -> Incoming:
+def open_file(format: str, path: Path, columns: Mapping[str, str | None] | None = None) -> Incoming:
     """A file of columns, as `from_safetensors` and the like take it, to be read piece by piece."""
     source, read = _FORMATS[format]
-    path = local(path, f"from_{format}")
     check_regular(path, source)
     arrays, meta = read(path)
     given = dict(columns or {})

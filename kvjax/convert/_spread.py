@@ -22,7 +22,7 @@ _MOST = 4096
 """Ranges, so that what goes to each at a time is not too little for a disk."""
 
 
-def spread(sources: Mapping[str, Source], folder: Path) -> Iterator[dict[str, Columns]]:
+def spread(sources: Mapping[str, Source], folder: Path | None) -> Iterator[dict[str, Columns]]:
     """The rows of several sources by ranges of buckets: of each source the rows of a range, in its order.
 
     A few times `source.PIECE_BYTES` are in memory, or a 4096th of the rows, if that is more. Keys are read once more
@@ -30,7 +30,7 @@ def spread(sources: Mapping[str, Source], folder: Path) -> Iterator[dict[str, Co
 
     Args:
       sources: each with a column "keys".
-      folder: where to put the files.
+      folder: where to put the files; by default among the system's temporary ones.
     """
     counts = {name: _counts(each) for name, each in sources.items()}
     widths = {name: sum(map(row_bytes, each.types.values())) for name, each in sources.items()}
@@ -64,7 +64,9 @@ def _counts(rows: Source) -> np.ndarray:
     return counts
 
 
-def _put(rows: Source, counts: np.ndarray, bounds: np.ndarray, folder: Path, files: ExitStack) -> dict[str, _OnDisk]:
+def _put(
+    rows: Source, counts: np.ndarray, bounds: np.ndarray, folder: Path | None, files: ExitStack
+) -> dict[str, _OnDisk]:
     """Writes each column into a file, in which the rows between two bounds follow each other."""
     opened: dict[str, _OnDisk] = {}
     for name, kind in rows.types.items():

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import functools
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from kvjax._formats.atomic import NewFolder
+from kvjax._formats.atomic import fetched, new_folder
 from kvjax._formats.errors import FileError
-from kvjax._formats.paths import local
+from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.source import ranges
 from kvjax._keys.buckets import by_bucket
 from kvjax._spec.options import ENTRIES, Request
@@ -70,13 +71,13 @@ def import_checkpoint(
     """Writes another system's table as a checkpoint of one table, without making a table.
 
     Rows are read and sorted in pieces, with about 200 MiB in memory (for more than 128 GB of rows, a thousandth of
-    them), and one row group of a Parquet file. Larger tables go through temporary files beside the checkpoint, which
-    take as much space as the rows. If the import fails, nothing is left. The table has the default options of
-    `kvjax.get_table`, except those given here.
+    them), and one row group of a Parquet file. Larger tables go through temporary files beside the checkpoint (in the
+    system's temporary folder, if that is in a store), which take as much space as the rows. If the import fails,
+    nothing is left. The table has the default options of `kvjax.get_table`, except those given here.
 
     Args:
       source: a file, or the first argument of ``kvjax.convert.from_...``.
-      path: folder of the new checkpoint, where nothing is yet.
+      path: folder of the new checkpoint, where nothing is yet; also one of a store.
       table: name of the table; by default the name of the variable or of the file.
       format: "safetensors", "npz", "parquet", "tfra", "deeprec", "tfplus" or "sok"; by default the extension of the
         source.
@@ -109,41 +110,50 @@ def import_checkpoint(
       >>> kvjax.drop_table("items")
       >>> folder.cleanup()
     """
-    source, out = local(source, "import_checkpoint"), local(path, "import_checkpoint").resolve()
-    kind = format or source.suffix.removeprefix(".")
+    given, out = anywhere(source, "import_checkpoint"), anywhere(path, "import_checkpoint").resolve()
+    kind = format or given.suffix.removeprefix(".")
     if kind not in (*_FILES, *_SYSTEMS):
         raise FileError(
-            source, f"a format of {[*_FILES, *_SYSTEMS]}", f"{kind!r}", "say format=, or end the path with it"
+            given, f"a format of {[*_FILES, *_SYSTEMS]}", f"{kind!r}", "say format=, or end the path with it"
         )
     if (variable is None) != (kind in _FILES):
         raise FileError(
-            source, "variable= for another system's alone", f"{variable!r} for {kind}",
+            given, "variable= for another system's alone", f"{variable!r} for {kind}",
             "leave it out" if variable else "give the name of the variable",
         )  # fmt: skip
     options = {name: value for name, value in {"dtype": dtype, "seed": seed}.items() if value is not None}
     if kind == "tfra" and dtype is not None:
         how["dtype"] = dtype
-    opened: Any = functools.partial(open_file, kind) if variable is None else _SYSTEMS[kind]
-    incoming: Incoming = opened(source, *([] if variable is None else [variable]), **how)
-    name = table or variable or source.stem
-    if prune is None:
-        return _write(incoming, name, options, out, overwrite, progress)
-    check_free(out, overwrite, "import")
+    opened: Any = partial(open_file, kind) if variable is None else partial(_SYSTEMS[kind], name=variable)
+    reading = fetched(given, "import_checkpoint") if variable is None else contextlib.nullcontext(given)
+    with reading as file:
+        incoming: Incoming = opened(file, **how)
+        name = table or variable or given.stem
+        if prune is None:
+            return _write(incoming, name, options, out, overwrite, progress)
+        check_free(out, overwrite, "import")
+        with tempfile.TemporaryDirectory(dir=_beside(out), prefix=".") as folder:
+            whole = _write(incoming, name, options, Path(folder) / "whole", False, progress)
+            dropped = pruned(Path(folder) / "whole", out, prune, overwrite=overwrite)[name].dropped
+        return dataclasses.replace(whole, rows=whole.rows - dropped.rows)
+
+
+def _beside(out: AnyPath) -> Path | None:
+    """Where there is space for what is not in its order yet: next to it, or in the system's temporary folder."""
+    if not isinstance(out, Path):
+        return None
     out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".") as folder:
-        whole = _write(incoming, name, options, Path(folder) / "whole", False, progress)
-        dropped = pruned(Path(folder) / "whole", out, prune, overwrite=overwrite)[name].dropped
-    return dataclasses.replace(whole, rows=whole.rows - dropped.rows)
+    return out.parent
 
 
 def _write(
-    incoming: Incoming, name: str, options: Mapping[str, Any], out: Path, overwrite: bool,
+    incoming: Incoming, name: str, options: Mapping[str, Any], out: AnyPath, overwrite: bool,
     progress: Callable[[int], object] | None,
 ) -> ImportReport:  # fmt: skip
-    new = NewFolder(out)
+    new = new_folder(out)
     try:
         begin(new, overwrite, "import")
-        left = _Arrays(incoming, name, options, new.target.parent).write(new.path, progress or (lambda _: None))
+        left = _Arrays(incoming, name, options, _beside(out)).write(new.path, progress or (lambda _: None))
         write_manifest(new.path)
         new.install()
     finally:
@@ -158,7 +168,7 @@ class _Arrays:
       FileError: no table can have such rows.
     """
 
-    def __init__(self, incoming: Incoming, name: str, options: Mapping[str, Any], scratch: Path) -> None:
+    def __init__(self, incoming: Incoming, name: str, options: Mapping[str, Any], scratch: Path | None) -> None:
         self.incoming, self.scratch, n = incoming, scratch, incoming.rows.num_rows
         dtype, (dim,) = incoming.rows.types["values"]
         if "dtype" not in options and dtype.name not in ROW_DTYPES:
@@ -202,7 +212,7 @@ class _Arrays:
             pinned = pinned or bool(found.get("pinned", np.zeros(0, bool)).any())
         return last, pinned
 
-    def write(self, directory: Path, progress: Callable[[int], object]) -> tuple[str, ...]:
+    def write(self, directory: AnyPath, progress: Callable[[int], object]) -> tuple[str, ...]:
         """Writes them; gives what was left out."""
         n, lost = self.meta["rows"], Counter[str]()
         kinds = {name: (dtype, (n, *shape)) for name, (dtype, shape) in self.types.items()}

@@ -176,9 +176,16 @@ def test_files_for_other_programs(store, table, tmp_path):
         assert store.store[f"/bucket/run/x.{suffix}"].getvalue() == (tmp_path / f"x.{suffix}").read_bytes()
     save(f"{ROOT}/1", [table])
     kvjax.convert.export_checkpoint(f"{ROOT}/1", f"{ROOT}/y.npz")
-    here = tmp_path / "y.npz"
-    here.write_bytes(anywhere(f"{ROOT}/y.npz", "test").read_bytes())
-    assert np.array_equal(kvjax.convert.from_npz(here).rows.keys, export.keys)
+    assert np.array_equal(kvjax.convert.from_npz(f"{ROOT}/y.npz").rows.keys, export.keys)
+    for suffix in ("parquet", "safetensors"):
+        read = getattr(kvjax.convert, f"from_{suffix}")
+        assert np.array_equal(read(f"{ROOT}/x.{suffix}").rows.values, export.values)
+    with pytest.raises(FileNotFoundError, match=r"want a file, got none: 'gs://bucket/run/z\.npz'"):
+        kvjax.convert.from_npz(f"{ROOT}/z.npz")
+    prune = kvjax.Prune(top_k=3)
+    for name, pruned in (("a", None), ("b", prune)):
+        report = kvjax.convert.import_checkpoint(f"{ROOT}/y.npz", f"{ROOT}/{name}", table=name, prune=pruned)
+        assert report.rows == len(restore(f"{ROOT}/{name}")[name]) == (40 if pruned is None else 3)
     before = dict(store.store)
     with pytest.raises(ValueError, match="want quantise="):
         export.to_npz(f"{ROOT}/z.npz", quantise="float3")

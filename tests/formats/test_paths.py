@@ -19,15 +19,11 @@ GS = "gs://bucket/x"
 # What is called, for a path of a store, with a table and the checkpoint of it.
 DOORS = {
     "to_deeprec": lambda path, table, here: table.export().to_deeprec(path, "t"),
-    "from_npz": lambda path, table, here: convert.from_npz(path),
-    "from_parquet": lambda path, table, here: convert.from_parquet(path),
-    "from_safetensors": lambda path, table, here: convert.from_safetensors(path),
     "from_deeprec": lambda path, table, here: convert.from_deeprec(path, "t"),
     "from_tfplus": lambda path, table, here: convert.from_tfplus(path, "t"),
     "from_tfra": lambda path, table, here: convert.from_tfra(path, "t"),
     "from_sok": lambda path, table, here: convert.from_sok(path, "t"),
-    "import_checkpoint": lambda path, table, here: convert.import_checkpoint(path, here, format="npz"),
-    "import_checkpoint: path": lambda path, table, here: convert.import_checkpoint(here, path, format="npz"),
+    "import_checkpoint": lambda path, table, here: convert.import_checkpoint(path, here, format="sok", variable="t"),
     "FrozenTable.write": lambda path, table, here: FrozenTable.write(path, table),
     "FrozenTable.open": lambda path, table, here: FrozenTable.open(path),
     "FrozenTable.update": lambda path, table, here: FrozenTable.write(f"{here}.frozen", table).update(path=path),
