@@ -41,8 +41,8 @@ _MODULES = (
 )  # fmt: skip
 
 __all__ = [
-    "Exported", "Keys", "KeysLike", "Prefetched", "Program", "ProgramError", "Prune", "SparseRows", "Stats", "Table",
-    "admit", "backends", "checkpoint", "commit", "constraints", "convert", "drop_table", "evict", "export", "flax",
-    "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag", "lookup_many", "merge", "optax", "orbax",
-    "prefetch", "reshard", "serving", "stats", "storage", "tables", "value_and_grad",
+    "Exported", "Keys", "KeysLike", "Prefetched", "Program", "ProgramError", "Prune", "Simulated", "SparseRows",
+    "Stats", "Table", "admit", "backends", "checkpoint", "commit", "constraints", "convert", "drop_table", "evict",
+    "export", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag", "lookup_many", "merge",
+    "optax", "orbax", "prefetch", "reshard", "serving", "simulate", "stats", "storage", "tables", "value_and_grad",
 ]  # fmt: skip

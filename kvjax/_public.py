@@ -25,6 +25,8 @@ from kvjax._table.registry import get_table as get_table
 from kvjax._table.registry import stats as stats
 from kvjax._table.registry import tables as tables
 from kvjax._table.reshard import reshard as reshard
+from kvjax._table.simulate import Simulated as Simulated
+from kvjax._table.simulate import simulate as simulate
 from kvjax._table.stats import Stats as Stats
 from kvjax._table.table import Table as Table
 from kvjax._training.merge import merge as merge

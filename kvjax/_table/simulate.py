@@ -1,0 +1,175 @@
+"""Simulations: how large a table must be, from a log of its keys, before any model is trained."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from kvjax import evict as policies
+from kvjax._keys.buckets import buckets_of
+from kvjax._keys.keys import Keys, KeysLike, as_keys
+from kvjax._keys.sparse_rows import SparseRows
+from kvjax._table.registry import drop_table, get_table
+from kvjax._table.table import Table
+from kvjax._values.numbers import is_integer, is_real
+from kvjax.admit import Admission
+from kvjax.ffi import host
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulated:
+    """What a table with one limit would have held and found.
+
+    Attributes:
+      max_capacity: the limit; None for a table without one.
+      hit_rate: share of the occurrences of keys that had a row when their batch came. First occurrences are misses, so
+        no table finds more than the one without a limit.
+      rows: at the end.
+      inserted: rows made. What is beyond the distinct keys are keys that came back after their rows were evicted.
+      evicted: rows evicted.
+      refused: occurrences of keys that were not admitted.
+    """
+
+    max_capacity: int | None
+    hit_rate: float
+    rows: int
+    inserted: int
+    evicted: int
+    refused: int
+
+
+def simulate(
+    batches: Iterable[KeysLike], max_capacity: Sequence[int | None], *,
+    evict: policies.Policy | policies.Every | None = None, admit: Admission | None = None, sample: float = 1.0,
+    progress: Callable[[int], object] | None = None,
+) -> list[Simulated]:  # fmt: skip
+    """Replays the keys of training steps with tables of several limits, to choose one before a model is trained.
+
+    The tables are kvjax's own, with rows of one element, so limits, eviction and admission do what they do in training.
+    Each batch is looked up and then trained on, as one step. With ``sample=0.01`` only a hundredth of all keys, chosen
+    by a hash, is replayed with a hundredth of each limit, and all numbers are scaled up. That takes less time and
+    memory, and the error is small if ten thousand keys or more are left (Waldspurger et al., "Efficient MRC
+    Construction with SHARDS", FAST 2015, with its correction for keys of very high frequency). A number of rows in a
+    policy, as in ``LeastRecent(1000)``, is not scaled.
+
+    Args:
+      batches: the keys of each step, as `Table.lookup` takes them, outside of JAX's transformations; for instance a
+        day of a log. Duplicates count as they do in training.
+      max_capacity: the limits to try; None for a table without one.
+      evict: as in `kvjax.get_table`. Rows are zeros, so a policy may judge them by frequency and age, not by norm.
+      admit: as there.
+      sample: share of the keys to replay, more than 0 and at most 1, in steps of 1/65,536.
+      progress: function that is called with the number of keys of each batch.
+
+    Returns:
+      One result for each limit, in their order.
+
+    Raises:
+      ValueError: a limit, the policy or the share is not possible.
+      jax.errors.JaxRuntimeError: a batch has more distinct keys than a limit.
+      TypeError: `batches` has something other than keys.
+      RuntimeError: a simulation is under way, as there is one at a time in a process.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> log = [np.array([1, 2, 3]), np.array([1, 2, 4]), np.array([1, 3, 5])]
+      >>> for found in kvjax.simulate(log, [3, None]):
+      ...     print(found.max_capacity, round(found.hit_rate, 2), found.rows, found.evicted)
+      3 0.33 3 3
+      None 0.44 5 0
+    """
+    share, limits = _share(sample), list(max_capacity)
+    for limit in limits:
+        if limit is not None and (not is_integer(limit) or limit < 1):
+            raise ValueError(f"kvjax: simulate: want limits in max_capacity= as integers >= 1 or None, got {limit!r}")
+    policy = evict.policy if isinstance(evict, policies.Every) else evict
+    if policy is not None and policy.reads_rows() and not policy.calls_python():
+        raise ValueError(
+            f"kvjax: simulate: want evict= that judges rows by frequency or age, got {evict!r}; rows are zeros here"
+        )
+    occurrences, replayed, hits = 0, 0, [0] * len(limits)
+    with _tables(limits, share, evict, admit) as tables:
+        for batch in batches:
+            words = np.asarray(as_keys(batch).words).reshape(-1, 2)
+            occurrences += len(words)
+            mine = words if share == 1.0 else words[_buckets(words) < share * host.NUM_BUCKETS]
+            replayed += len(mine)
+            keys, counts = _padded(mine)
+            for i, table in enumerate(tables):
+                tables[i], found = _step(table, keys, counts)
+                hits[i] += int(found)
+            if progress is not None:
+                progress(len(words))
+        done = [table.stats() for table in tables]
+    # As many as a sample of average keys would have: what is missing or too much are hits of a few keys.
+    expected = occurrences * share
+    return [
+        Simulated(
+            max_capacity=limit,
+            hit_rate=min(max((found + expected - replayed) / expected, 0.0), 1.0) if expected else 0.0,
+            rows=round(of.size / share),
+            inserted=round(of.inserted / share),
+            evicted=round(sum(of.evicted.values()) / share),
+            refused=round(of.refused / share),
+        )
+        for limit, found, of in zip(limits, hits, done, strict=True)
+    ]
+
+
+_LOCK = threading.Lock()  # of the names of the tables, which are always the same, so that programs are made once
+_TX = optax.sgd(0.0)
+
+
+def _share(sample: Any) -> float:
+    if not is_real(sample) or not 0 < sample <= 1:
+        raise ValueError(f"kvjax: simulate: want sample= as more than 0 and at most 1, got {sample!r}; 1 replays all")
+    return max(1, round(float(sample) * host.NUM_BUCKETS)) / host.NUM_BUCKETS
+
+
+def _buckets(words: np.ndarray) -> np.ndarray:
+    return buckets_of(np.ascontiguousarray(words).view(np.int64).reshape(-1))
+
+
+def _padded(words: np.ndarray) -> tuple[Keys, np.ndarray]:
+    """Keys of one of a few sizes, as each size is a program of its own, and which of them count."""
+    size = max(64, 1 << (len(words) - 1).bit_length())
+    padded = np.zeros((size, 2), np.uint32)
+    padded[: len(words)] = words
+    return Keys(padded, False), (np.arange(size) < len(words)).astype(np.int32)
+
+
+@contextlib.contextmanager
+def _tables(limits: Sequence[int | None], share: float, evict: Any, admit: Any) -> Generator[list[Table]]:
+    if not _LOCK.acquire(blocking=False):
+        raise RuntimeError(
+            "kvjax: simulate: want one simulation at a time, got one that is under way; wait for its end"
+        )
+    made: list[Table] = []
+    try:
+        for i, limit in enumerate(limits):
+            options: dict[str, Any] = {"evict": evict}
+            if limit is not None:
+                options |= {"max_capacity": max(1, round(limit * share)), "on_full": "evict"}
+            elif not isinstance(evict, policies.Every):  # what evicts when a table is full
+                options = {}
+            made.append(get_table(f"kvjax.simulate/{i}", dim=1, admit=admit, **options))
+        yield made
+    finally:
+        for table in made:
+            drop_table(table.name)
+        _LOCK.release()
+
+
+@jax.jit
+def _step(table: Table, keys: Keys, counts: jax.Array) -> tuple[Table, jax.Array]:
+    hits = jnp.sum(table.contains(keys) & (counts > 0))
+    grads = jnp.zeros((*keys.shape, 1), jnp.float32)
+    return table.apply(_TX, SparseRows(keys, grads, counts))[0], hits

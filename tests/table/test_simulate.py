@@ -1,0 +1,99 @@
+"""Simulations are what tables of these limits do, and a sample of keys is a small log of its own."""
+
+from collections import OrderedDict
+
+import jax
+import numpy as np
+import pytest
+
+import kvjax
+from kvjax import simulate
+from kvjax._keys.buckets import buckets_of
+
+RNG = np.random.default_rng(0)
+
+
+def lru(log, limit):
+    """Hits, rows, rows made and rows evicted of a cache of the keys that came last."""
+    cache, hits, made, evicted = OrderedDict(), 0, 0, 0
+    for key in log:
+        hits, made = hits + (key in cache), made + (key not in cache)
+        cache[key] = True
+        cache.move_to_end(key)
+        if limit is not None and len(cache) > limit:
+            cache.popitem(last=False)
+            evicted += 1
+    return hits / len(log), len(cache), made, evicted
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64])
+def test_a_key_a_step_is_a_cache(dtype):
+    log = (RNG.zipf(1.3, 400) % 60).astype(dtype) - (0 if dtype is np.uint64 else 30)
+    limits = [1, 5, 20, None]
+    found = simulate([log[i : i + 1] for i in range(len(log))], limits)
+    for limit, one in zip(limits, found, strict=True):
+        assert one.max_capacity == limit
+        assert (one.hit_rate, one.rows, one.inserted, one.evicted) == pytest.approx(lru(log.tolist(), limit))
+    assert kvjax.tables() == {}
+
+
+def test_occurrences_count_by_batch():
+    """A key that occurs twice in its first batch is missed twice; its second batch finds all of it."""
+    (one,) = simulate([[7, 7, 8], [], [7, 7, 7, 9]], [None])
+    assert one.hit_rate == 3 / 7 and one.rows == one.inserted == 3
+
+
+def test_policies_and_admission_are_those_of_tables():
+    log = [[1, 1, 1], [2, 2], [3], [4]]
+    (recent,) = simulate([*log, [1]], [2])
+    (frequent,) = simulate([*log, [1]], [2], evict=kvjax.evict.LeastFrequent())
+    assert recent.hit_rate == 0 and frequent.hit_rate == 1 / 8
+    (aged,) = simulate([*log, [1]], [None], evict=kvjax.evict.MaxAge(2).every(1))
+    assert aged.hit_rate == 0 and aged.evicted > 0
+    (few,) = simulate([*log, [1], [1]], [None], admit=kvjax.admit.MinCount(3))
+    assert few.rows == 1 and few.hit_rate == 2 / 9 and few.refused == 4
+    (own,) = simulate([*log, [1]], [2], evict=kvjax.evict.LowestScore(None, lambda rows: rows.freqs * 1.0))
+    assert own == frequent
+
+
+def test_a_sample_is_a_log_of_its_keys():
+    """With half of each limit; numbers are those of all keys again."""
+    log = [RNG.zipf(1.2, 500) % 5000 for _ in range(20)]
+    mine = [batch[buckets_of(batch) < 32768] for batch in log]
+    limits, seen = [1000, 2000, None], []
+    sampled = simulate(log, limits, sample=0.5, progress=seen.append)
+    alone = simulate(mine, [500, 1000, None])
+    assert seen == [500] * 20
+    missing = 0.5 * 10000 - sum(map(len, mine))
+    for limit, one, other in zip(limits, sampled, alone, strict=True):
+        assert one.max_capacity == limit and (one.rows, one.evicted) == (2 * other.rows, 2 * other.evicted)
+        assert one.hit_rate == pytest.approx((other.hit_rate * sum(map(len, mine)) + missing) / 5000)
+    whole = simulate(log, limits)
+    assert [one.hit_rate for one in sampled] == pytest.approx([one.hit_rate for one in whole], abs=0.05)
+
+
+def test_nothing_to_replay():
+    assert simulate([], [3, None]) == [kvjax.Simulated(limit, 0.0, 0, 0, 0, 0) for limit in (3, None)]
+    assert simulate([[1, 2]], []) == []
+
+
+def test_what_is_refused_leaves_no_table():
+    for wrong, match in (
+        ({"max_capacity": [0]}, "limits in max_capacity= as integers >= 1 or None, got 0"),
+        ({"max_capacity": [2.5]}, "got 2.5"),
+        ({"sample": 0.0}, "sample= as more than 0 and at most 1, got 0.0"),
+        ({"evict": kvjax.evict.MinNorm(1.0).every(2)}, "judges rows by frequency or age"),
+        ({"max_capacity": [2]}, "want at most max_capacity=2 rows"),
+    ):
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=match):
+            simulate([[1, 2, 3]], **({"max_capacity": [None]} | wrong))
+    with pytest.raises(TypeError):
+        simulate([np.array([1.5])], [None])
+
+    def nested():
+        yield [1]
+        simulate([[2]], [None])
+
+    with pytest.raises(RuntimeError, match="want one simulation at a time"):
+        simulate(nested(), [None])
+    assert kvjax.tables() == {} and simulate([[1], [1]], [None])[0].hit_rate == 0.5
