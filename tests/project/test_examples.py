@@ -59,6 +59,19 @@ def test_two_tower_resumes_to_the_same_result(tmp_path):
 
 
 @slow
+def test_a_graph_needs_no_rows_for_nodes_that_are_gone(tmp_path):
+    run("graph.py", "--json", tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    whole, limited = found["all_nodes"], found["with_limit"]
+    assert whole["auc"] > 0.8 and limited["auc"] > whole["auc"] - 0.02
+    assert limited["rows"] <= 2 * found["limit"] < whole["rows"] and limited["evicted"] > 0
+    ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 50)
+    np.savez(tmp_path / "edges.npz", source=ids[np.arange(2048) % 50], target=ids[np.arange(2048) // 41])
+    run("graph.py", "--data", tmp_path / "edges.npz", "--max-capacity", 0, "--json", tmp_path / "of_file.json")
+    assert json.loads((tmp_path / "of_file.json").read_text())["all_nodes"]["rows"] == 100
+
+
+@slow
 def test_serve_updates_while_it_answers():
     printed = run("serve.py")
     assert "answers of releases [1" in printed and "no request failed" in printed, printed
