@@ -92,7 +92,7 @@ def step(model: Model, optimizer: nnx.Optimizer[Model], source: kvjax.Keys, targ
 
 
 def train(edges: Edges, name: str, limit: int, args: argparse.Namespace) -> dict[str, Any]:
-    """One pass over the edges, but for a last part of a batch; the area under the curve is that of their second half, judged before training."""
+    """One pass over all full batches; the AUC is that of the second half of the edges, judged before training."""
     options = {"max_capacity": limit, "on_full": "evict"} if limit else {}
     model = Model(name, options, nnx.Rngs(args.seed))
     tx = kvjax.optax.partition(dense=optax.set_to_zero(), tables=optax.adagrad(args.lr, initial_accumulator_value=1e-5))
