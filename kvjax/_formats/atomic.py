@@ -49,7 +49,7 @@ def saying(what: str, path: str | os.PathLike[str] | None = None) -> Generator[N
     try:
         yield
     except OSError as error:
-        if error.filename is None and path is not None:
+        if error.errno is not None and error.filename is None and path is not None:
             error.filename = os.fspath(path)
         plain = getattr(error, "said_by_system", error.strerror)
         if error.errno is not None and not str(plain).startswith("kvjax: "):
@@ -258,7 +258,8 @@ class NewInStore:
     def discard(self) -> None:
         """Removes what is left, if it is ours."""
         if self._begun:
-            self.path.rmtree()
+            with contextlib.suppress(OSError):  # of a store that cannot be reached, which is what the save has met
+                self.path.rmtree()
         self._begun = False
 
 

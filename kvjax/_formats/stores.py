@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
@@ -112,13 +113,15 @@ class StorePath:
     # ---- what is there ---------------------------------------------------------------------------------------
 
     def exists(self) -> bool:
-        return bool(self._files.exists(str(self)))
+        return self._info() is not None
 
     def is_dir(self) -> bool:
-        return bool(self._files.isdir(str(self)))
+        found = self._info()
+        return found is not None and found["type"] == "directory"
 
     def is_file(self) -> bool:
-        return bool(self._files.isfile(str(self)))
+        found = self._info()
+        return found is not None and found["type"] == "file"
 
     def size(self) -> int:
         """Bytes of the file.
@@ -126,19 +129,48 @@ class StorePath:
         Raises:
           FileNotFoundError: there is none.
         """
-        found = self._files.info(str(self))
-        if found["type"] != "file":
-            raise FileNotFoundError(f"kvjax: want a file, got a folder: {self}")
+        found = self._info()
+        if found is None or found["type"] != "file":
+            raise FileNotFoundError(errno.ENOENT, "kvjax: want a file, got none", str(self))
         return int(found["size"])
 
+    def _info(self) -> dict[str, Any] | None:
+        """What the store says of it; None if it is not there."""
+        try:
+            with self._asked("look for"):
+                return self._files.info(str(self))
+        except FileNotFoundError:
+            return None
+
+    @contextlib.contextmanager
+    def _asked(self, what: str, missing: type[Exception] = FileNotFoundError) -> Generator[None]:
+        """Has errors of the store's package, which may be of any class, say what they are of.
+
+        Args:
+          what: is done in the body, "read".
+          missing: the errors that go through as they are: that nothing is there.
+        """
+        try:
+            yield
+        except missing:
+            raise
+        except Exception as error:
+            raise OSError(
+                f"kvjax: want to {what} {self}, got {type(error).__name__} from the store: {error}; see whether it can "
+                "be reached, the bucket is there and the credentials allow that"
+            ) from error
+
     def iterdir(self) -> Iterator[StorePath]:
-        names = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in self._files.ls(str(self), detail=False)}
+        with self._asked("list"):
+            found = self._files.ls(str(self), detail=False)
+        names = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in found}
         # A store may list an empty file for a folder in itself.
         return iter([self / name for name in sorted(names) if name not in ("", self.name) or (self / name).exists()])
 
     def folders(self) -> list[StorePath]:
         """The folders in this one."""
-        found = self._files.ls(str(self), detail=True)
+        with self._asked("list"):
+            found = self._files.ls(str(self), detail=True)
         names = (str(entry["name"]).rstrip("/").rsplit("/", 1)[-1] for entry in found if entry["type"] == "directory")
         return [self / name for name in sorted(set(names)) if name]
 
@@ -159,17 +191,21 @@ class StorePath:
 
     def below(self) -> Iterator[StorePath]:
         """All files in this folder and in those below it."""
-        for path in self._files.find(str(self)):
+        with self._asked("list"):
+            found = self._files.find(str(self))
+        for path in found:
             yield self._at(PurePosixPath(str(path).strip("/")))
 
     # ---- bytes -----------------------------------------------------------------------------------------------
 
     def read_bytes(self) -> bytes:
-        return cast("bytes", self._files.cat_file(str(self)))
+        with self._asked("read"):
+            return cast("bytes", self._files.cat_file(str(self)))
 
     def write_bytes(self, data: bytes) -> None:
         """Writes the file, which is there as a whole or not at all."""
-        self._files.pipe_file(str(self), data)
+        with self._asked("write", _Nothing):
+            self._files.pipe_file(str(self), data)
 
     def create(self) -> None:
         """Writes a file with one byte, where there is none.
@@ -177,11 +213,13 @@ class StorePath:
         Raises:
           FileExistsError: there is one.
         """
-        self._files.pipe_file(str(self), b"\n", mode="create")
+        with self._asked("write", FileExistsError):
+            self._files.pipe_file(str(self), b"\n", mode="create")
 
     def remove(self) -> None:
         """Removes the file."""
-        self._files.rm_file(str(self))
+        with self._asked("remove"):
+            self._files.rm_file(str(self))
 
     def download(self, file: Path) -> None:
         """Writes what is here into a new file.
@@ -189,19 +227,26 @@ class StorePath:
         Raises:
           FileNotFoundError: nothing is here.
         """
-        if not self.is_file():
-            raise FileNotFoundError(errno.ENOENT, "kvjax: want a file, got none", str(self))
-        self._files.get_file(str(self), str(file))
+        self.size()
+        with self._asked("read"):
+            self._files.get_file(str(self), str(file))
 
     def upload(self, file: Path) -> None:
         """Writes the bytes of a file here."""
-        self._files.put_file(str(file), str(self))
+        with self._asked("write", _Nothing):
+            self._files.put_file(str(file), str(self))
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         """Makes a folder where a store has such things."""
-        self._files.makedirs(str(self), exist_ok=True)
+        with self._asked("write", _Nothing):
+            self._files.makedirs(str(self), exist_ok=True)
 
     def rmtree(self) -> None:
         """Removes a folder and all that is in it."""
         if self.exists():
-            self._files.rm(str(self), recursive=True)
+            with self._asked("remove"):
+                self._files.rm(str(self), recursive=True)
+
+
+class _Nothing(Exception):
+    """No error of a store."""

@@ -70,7 +70,7 @@ def test_a_save_that_fails_leaves_nothing(store, table, writes):
     save(f"{ROOT}/1", [table])
     before = dict(store.store)
     store.writes_left = writes
-    with pytest.raises(ConnectionError):
+    with pytest.raises(OSError, match=r"want to write gs://bucket/run/2.*, got ConnectionError from the store"):
         save(f"{ROOT}/2", [table])
     store.writes_left = None
     assert store.store == before
@@ -216,7 +216,18 @@ def test_the_commands(store, table, tmp_path, capsys):
     assert (tmp_path / "few.parquet").exists() and "/bucket/run/few.npz" in store.store
 
 
-def test_a_store_that_cannot_be_reached(table, monkeypatch):
+def test_a_store_that_cannot_be_reached(store, table, monkeypatch):
+    """It is not one where nothing is."""
+    save(f"{ROOT}/1", [table])
+    monkeypatch.setattr(store, "info", lambda *_, **__: 1 / 0)
+    for call in (lambda: restore(ROOT), lambda: save(f"{ROOT}/2", [table]), lambda: verify(f"{ROOT}/1")):
+        with pytest.raises(
+            OSError, match=r"kvjax: want to look for gs://bucket/run.*ZeroDivisionError from the store: "
+        ):
+            call()
+
+
+def test_a_store_without_its_package(table, monkeypatch):
     monkeypatch.setitem(sys.modules, "adlfs", None)
     with pytest.raises(
         ImportError, match=r"^kvjax: save: want the package that reaches az://, got none; pip install a"
