@@ -15,7 +15,7 @@ import numpy as np
 
 from kvjax._formats.atomic import fetched, new_folder
 from kvjax._formats.errors import FileError
-from kvjax._formats.paths import AnyPath, anywhere
+from kvjax._formats.paths import AnyPath, anywhere, local
 from kvjax._formats.source import ranges
 from kvjax._keys.buckets import by_bucket
 from kvjax._spec.options import ENTRIES, Request
@@ -110,8 +110,8 @@ def import_checkpoint(
       >>> kvjax.drop_table("items")
       >>> folder.cleanup()
     """
-    given, out = anywhere(source, "import_checkpoint"), anywhere(path, "import_checkpoint").resolve()
-    kind = format or given.suffix.removeprefix(".")
+    kind, out = format or Path(source).suffix.removeprefix("."), anywhere(path, "import_checkpoint").resolve()
+    given = (anywhere if kind in _FILES else local)(source, "import_checkpoint")
     if kind not in (*_FILES, *_SYSTEMS):
         raise FileError(
             given, f"a format of {[*_FILES, *_SYSTEMS]}", f"{kind!r}", "say format=, or end the path with it"

@@ -221,9 +221,7 @@ def test_a_store_that_cannot_be_reached(store, table, monkeypatch):
     save(f"{ROOT}/1", [table])
     monkeypatch.setattr(store, "info", lambda *_, **__: 1 / 0)
     for call in (lambda: restore(ROOT), lambda: save(f"{ROOT}/2", [table]), lambda: verify(f"{ROOT}/1")):
-        with pytest.raises(
-            OSError, match=r"want to look for gs://bucket/run.*ZeroDivisionError from the store"
-        ):
+        with pytest.raises(OSError, match=r"want to look for gs://bucket/run.*ZeroDivisionError from the store"):
             call()
 
 
