@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from kvjax.checkpoint._format import Damaged, digest
 
 if TYPE_CHECKING:
     from kvjax._formats.stores import StorePath
+
+T = TypeVar("T")
 
 MOST_JSON = 1 << 26
 """Bytes of a JSON file that nothing has said the size of."""
@@ -107,17 +109,17 @@ def is_same(one: AnyPath, other: AnyPath) -> bool:
     return one == other
 
 
-def _fetched(path: StorePath, most: int) -> bytes:
-    """The bytes of a file of a store; as `read`."""
-    size = _stored_size(path)
+def _fetched(path: StorePath, most: int, size: int | None = None) -> bytes:
+    """The bytes of a file of a store; as `read`. Its size is asked for where it is not known."""
+    size = _stored(path, path.size) if size is None else size
     if size > most:
         raise Damaged(f"want {path} as a file of at most {most} bytes, got {size} bytes")
-    return path.read_bytes()
+    return _stored(path, path.read_bytes)
 
 
-def _stored_size(path: StorePath) -> int:
+def _stored(path: StorePath, ask: Callable[[], T]) -> T:
     try:
-        return path.size()
+        return ask()
     except FileNotFoundError as error:
         raise Damaged(f"want the file {path}, got none") from error
 
@@ -159,6 +161,7 @@ class Files:
 
     def __init__(self, folder: AnyPath, entries: List | None) -> None:
         self.folder, self.entries = folder, entries
+        self._sizes: dict[str, int] = {}  # of files in a store, which takes its time to say them
 
     def read(self, path: str, most: int) -> bytes:
         """The bytes of the file at this path.
@@ -185,7 +188,7 @@ class Files:
             fd, found = _opened(place, size)
             os.close(fd)
         else:
-            found = _stored_size(place)
+            found = self._sizes[path] = self._sizes.get(path) or _stored(place, place.size)
         if listed != size or found != size:
             raise Damaged(f"want {path} with {size} bytes, got {found}, of which {listed} are listed")
 
@@ -202,9 +205,10 @@ class Files:
         size, saved = self._entry(path)
         place = self.folder / path
         if not isinstance(place, Path):
-            data = np.frombuffer(_fetched(place, len(to)), np.uint8)
-            to[: len(data)] = data
-            return _check(path, len(data), digest(data), size, saved)
+            data = np.frombuffer(_fetched(place, len(to), self._sizes.get(path)), np.uint8)
+            _check(path, len(data), digest(data), size, saved)
+            to[:] = data
+            return
         fd, _ = _opened(place, len(to))
         with open(fd, "rb", buffering=0) as file:
             rest = to.data
