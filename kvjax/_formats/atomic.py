@@ -235,19 +235,24 @@ class NewInStore:
     """
 
     def __init__(self, target: StorePath) -> None:
-        self.target = self.path = target
+        self._written: list[StorePath] = []
+        self.target, self.path = target, target.logged(self._written)
         self._begun = False
 
     def begin(self) -> None:
         """Puts the mark there.
 
         Raises:
-          BlockingIOError: another one is made for this place.
+          BlockingIOError: another one is made for this place, or has been made since somebody looked.
         """
+        mark = self.path / UNFINISHED
         try:
-            (self.path / UNFINISHED).create()
+            mark.create(secrets.token_hex(8).encode())
         except FileExistsError as error:
             raise BlockingIOError(errno.EWOULDBLOCK, "another process fills it", str(self.path)) from error
+        if any(path != mark for path in self.path.below()):
+            mark.remove()
+            raise BlockingIOError(errno.EWOULDBLOCK, "another process has filled it", str(self.path))
         self._begun = True
 
     def install(self) -> None:
@@ -256,10 +261,11 @@ class NewInStore:
         self._begun = False
 
     def discard(self) -> None:
-        """Removes what is left, if it is ours."""
+        """Removes what was written here, and nothing else that is there; the mark goes last."""
         if self._begun:
-            with contextlib.suppress(OSError):  # of a store that cannot be reached, which is what the save has met
-                self.path.rmtree()
+            for path in reversed(self._written):
+                with contextlib.suppress(OSError):  # of a store that cannot be reached, which is what the save has met
+                    path.remove()
         self._begun = False
 
 

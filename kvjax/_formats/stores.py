@@ -36,7 +36,10 @@ def store_path(url: str, scheme: str, rest: str, op: str) -> StorePath:
     except ValueError as error:
         raise ValueError(f"kvjax: {op}: {mend}; save here, and copy it with the store's own tool") from error
     # Of "memory:///x", too, which is how fsspec says "memory://x".
-    return StorePath(files, scheme, PurePosixPath(rest.strip("/")))
+    path = PurePosixPath(rest.strip("/"))
+    if not path.name:
+        raise ValueError(f"kvjax: {op}: want a path in a store, got {url!r}; name a bucket, and a folder in it")
+    return StorePath(files, scheme.lower(), path)
 
 
 class StorePath:
@@ -48,10 +51,13 @@ class StorePath:
       files: the store.
       scheme: of its URLs.
       path: below its root.
+      log: gets the files that are written through this path and those that are made of it.
     """
 
-    def __init__(self, files: AbstractFileSystem, scheme: str, path: PurePosixPath) -> None:
-        self._files, self._scheme, self._path = files, scheme, path
+    def __init__(
+        self, files: AbstractFileSystem, scheme: str, path: PurePosixPath, log: list[StorePath] | None = None
+    ) -> None:
+        self._files, self._scheme, self._path, self._log = files, scheme, path, log
 
     # ---- names -----------------------------------------------------------------------------------------------
 
@@ -99,7 +105,11 @@ class StorePath:
         return [self._at(path) for path in self._path.parents if path.name]
 
     def _at(self, path: PurePosixPath) -> StorePath:
-        return StorePath(self._files, self._scheme, path)
+        return StorePath(self._files, self._scheme, path, self._log)
+
+    def logged(self, log: list[StorePath]) -> StorePath:
+        """The same path, with a log."""
+        return StorePath(self._files, self._scheme, self._path, log)
 
     def relative_to(self, other: AnyPath) -> PurePosixPath:
         return self._path.relative_to(other._path if isinstance(other, StorePath) else other)
@@ -204,17 +214,27 @@ class StorePath:
 
     def write_bytes(self, data: bytes) -> None:
         """Writes the file, which is there as a whole or not at all."""
+        self._note()
         with self._asked("write", _Nothing):
             self._files.pipe_file(str(self), data)
 
-    def create(self) -> None:
-        """Writes a file with one byte, where there is none.
+    def create(self, data: bytes) -> None:
+        """Writes a file where there is none.
 
         Raises:
-          FileExistsError: there is one.
+          FileExistsError: there is another.
         """
-        with self._asked("write", FileExistsError):
-            self._files.pipe_file(str(self), b"\n", mode="create")
+        try:
+            with self._asked("write", FileExistsError):
+                self._files.pipe_file(str(self), data, mode="create")
+        except FileExistsError:
+            if self.read_bytes() != data:  # else it is this one, and the store's answer was lost once
+                raise
+        self._note()
+
+    def _note(self) -> None:
+        if self._log is not None:
+            self._log.append(self)
 
     def remove(self) -> None:
         """Removes the file."""
@@ -238,14 +258,10 @@ class StorePath:
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         """Makes a folder where a store has such things."""
+        if self._scheme in _PACKAGES:  # to which it would mean a bucket
+            return
         with self._asked("write", _Nothing):
             self._files.makedirs(str(self), exist_ok=True)
-
-    def rmtree(self) -> None:
-        """Removes a folder and all that is in it."""
-        if self.exists():
-            with self._asked("remove"):
-                self._files.rm(str(self), recursive=True)
 
 
 class _Nothing(Exception):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from kvjax._keys.keys import Keys
-from kvjax._keys.width import own_keys
+from kvjax._keys.width import keys_of
 from kvjax._values.errors import fail
 
 
@@ -31,7 +31,7 @@ def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, key_dtype: str, op: 
             raise fail(ValueError, table, op, f"a mask {keys.shape}", f"{mask.shape}", "give one per key")
     if pad_id is None:
         return mask
-    pad = own_keys(pad_id, table, key_dtype, f"{op}, pad_id")
+    pad = keys_of(pad_id, table, key_dtype, f"{op}, pad_id")
     if pad.shape != ():
         raise fail(ValueError, table, op, "one pad_id", f"{pad.shape}", "give a mask for more")
     valid = jnp.any(keys.words != jnp.broadcast_to(pad.words, keys.words.shape), -1)

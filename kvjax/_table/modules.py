@@ -137,6 +137,6 @@ def _seed(name: str, rng: Any) -> int:
     if isinstance(rng, Tracer):
         raise fail(
             TypeError, name, "init", "one key for a table, which has one seed", "a traced one, as under jax.vmap",
-            "call init outside of it, or give the layer a seed",
+            "call init outside of it: the members of a batch of models would share the table",
         )  # fmt: skip
     return int(host.hash_strings([name.encode() + b"\0" + np.asarray(jax.random.key_data(rng)).tobytes()], 0)[0])

@@ -15,8 +15,9 @@ import optax
 
 from kvjax import evict as policies
 from kvjax._keys.buckets import buckets_of
-from kvjax._keys.keys import Keys, KeysLike, as_keys
+from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.sparse_rows import SparseRows
+from kvjax._keys.width import keys_of
 from kvjax._table.registry import drop_table, get_table
 from kvjax._table.table import Table
 from kvjax._values.numbers import is_integer, is_real
@@ -98,7 +99,7 @@ def simulate(
     occurrences, replayed, hits = 0, 0, [0] * len(limits)
     with _tables(limits, share, evict, admit) as tables:
         for batch in batches:
-            words = np.asarray(as_keys(batch).words).reshape(-1, 2)
+            words = np.asarray(keys_of(batch, "kvjax.simulate", "int64", "simulate").words).reshape(-1, 2)
             occurrences += len(words)
             mine = words if share == 1.0 else words[_buckets(words) < share * host.NUM_BUCKETS]
             replayed += len(mine)

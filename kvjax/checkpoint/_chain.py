@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from kvjax._formats.paths import AnyPath, anywhere
@@ -123,12 +124,15 @@ class Chain:
         """The checkpoints that were given, those next to this one, of a folder or of the steps of a manager, and those
         next to the given."""
         here, seen = self.catalog.directory, set[AnyPath]()
-        beside = (path for path in _latest_first(here.parent))
         item = here.name.removesuffix(UNDER_WAY)
-        steps = (path / item for path in _latest_first(here.parent.parent))
-        near_given = (path for given in self.given for path in _latest_first(given.parent))
-        for group in (self.given, beside, steps, near_given):
-            for path in group:
+        groups: Sequence[Callable[[], Iterable[AnyPath]]] = (
+            lambda: self.given,
+            lambda: _latest_first(here.parent),
+            lambda: (path / item for path in _latest_first(here.parent.parent)),
+            lambda: (path for given in self.given for path in _latest_first(given.parent)),
+        )
+        for group in groups:  # each is looked for once those before it have not been enough
+            for path in group():
                 if path not in seen and (path / META).is_file():
                     seen.add(path)
                     yield Catalog(path, self.catalog.op)
@@ -184,8 +188,10 @@ def places_of(path: AnyPath, known: Sequence[AnyPath]) -> tuple[AnyPath, ...]:
     return (*known, here)
 
 
-def _latest_first(folder: AnyPath) -> list[AnyPath]:
+def _latest_first(folder: AnyPath) -> Sequence[AnyPath]:
     try:
+        if not isinstance(folder, Path):
+            return folder.folders()[::-1]
         return sorted((path for path in folder.iterdir() if path.is_dir()), key=modified, reverse=True)
     except OSError:  # which may not be listed
         return []

@@ -31,6 +31,11 @@ def locate(path: PathLike, op: str = "checkpoint") -> AnyPath:
       CheckpointError: there is none, or more than one, or it is the folder of one table.
     """
     path = recovered(anywhere(path, op))
+    if is_unfinished(path) and not (path / META).exists():
+        raise CheckpointError(
+            f"kvjax: {op}: want a whole checkpoint, got {path}, where a save is under way, or was killed before its "
+            "end; wait for it, or give another"
+        )
     if is_checkpoint(path):
         return path
     if _is_table(path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvjax._formats.atomic import NewFolder, NewInStore, saying
+from kvjax._formats.atomic import NewFolder, NewInStore, is_unfinished, saying
 from kvjax._formats.paths import AnyPath
 from kvjax.checkpoint._files import is_same
 from kvjax.checkpoint._format import META, CheckpointError
@@ -45,6 +45,11 @@ def check_free(target: AnyPath, overwrite: bool, op: str = "save", source: AnyPa
         check_outside(target, op)
     if not target.exists():
         return
+    if is_unfinished(target) and not (target / META).exists():
+        raise CheckpointError(
+            f"kvjax: {op}: want a path with nothing there, got {target}, where another save is under way, or was "
+            "killed; give another path, or delete that with the store's own tool"
+        )
     if not isinstance(target, Path):
         raise CheckpointError(
             f"kvjax: {op}: want a path with nothing there, got {target}, which exists, and nothing in a store can be "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,13 +55,15 @@ def _write_shard(
     folder, shard = directory / table_folder(meta["name"]), shard_folder(number, meta["num_shards"])
     names = {name: name if name == POOL else f"{shard}/{array_folder(name)}" for name in kinds if first or name != POOL}
     folders = {path: kinds[name] for name, path in names.items()}
-    for path in folders:
-        try:
+    try:
+        if not isinstance(folder, Path) and (folder / shard).exists():
+            raise FileExistsError
+        for path in folders:
             (folder / path).mkdir(parents=True)
-        except FileExistsError as error:
-            raise CheckpointError(
-                f"kvjax: table {meta['name']!r}, {op}: want a folder without it, got {folder}; save to another"
-            ) from error
+    except FileExistsError as error:
+        raise CheckpointError(
+            f"kvjax: table {meta['name']!r}, {op}: want a folder without it, got {folder}; save to another"
+        ) from error
     writers = {path: ArrayWriter(folder / path, dtype, shape, spent) for path, (dtype, shape) in folders.items()}
     entries: dict[str, Entry] = {}
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,24 +24,15 @@ class AccumulateState(NamedTuple):
 
     Attributes:
       steps: ``()`` int32, gradients since the last update.
-      grads: the gradients of these steps, each leaf ``(every, ...)``, those of a table as `KeptRows`; None before the
-        first step.
+      grads: the gradients of these steps by number, each array ``(every, ...)``, in a form that any saver and a stock
+        ``nnx.Optimizer`` take; of a table the words of the keys, the rows, the counts, and the words of the canary of a
+        `kvjax.SparseRows`. Empty before the first step.
       inner: state of the transform.
     """
 
     steps: jax.Array
-    grads: PyTree
+    grads: Mapping[str, jax.Array]
     inner: PyTree
-
-
-class KeptRows(NamedTuple):
-    """Gradients of a table as arrays that any saver takes, each ``(every, ...)``: the words of the keys, the rows, the
-    counts, and the words of the canary of a `kvjax.SparseRows`."""
-
-    keys: jax.Array
-    rows: jax.Array
-    counts: jax.Array
-    canary: jax.Array
 
 
 def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTransformationExtraArgs:
@@ -88,16 +80,18 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
     every = int(every)
 
     def init(params: Any) -> AccumulateState:
-        return AccumulateState(jnp.zeros((), jnp.int32), None, init_within(tx, params, "accumulate"))
+        return AccumulateState(jnp.zeros((), jnp.int32), {}, init_within(tx, params, "accumulate"))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, AccumulateState]:
-        plain = jax.tree.map(_plain, updates, is_leaf=is_sparse)
-        kept = _put(_room(plain, every) if state.grads is None else state.grads, plain, state.steps)
+        plain, form = jax.tree.flatten(jax.tree.map(_plain, updates, is_leaf=is_sparse))
+        arrays = {f"{i:05}": array for i, array in enumerate(plain)}
+        kept = _put(state.grads if len(state.grads) else _room(arrays, every), arrays, state.steps)
 
         last = state.steps == every - 1
 
         def write(kept: Any, inner: Any) -> Any:
-            return tx.update(jax.tree.map(_mean, updates, kept, is_leaf=is_sparse), inner, params, **extra)
+            grads = jax.tree.unflatten(form, [kept[name] for name in sorted(kept)])
+            return tx.update(jax.tree.map(_mean, updates, grads, is_leaf=is_sparse), inner, params, **extra)
 
         new_updates, inner = update_if(last, write, kept, state.inner)
         return new_updates, AccumulateState(jnp.where(last, 0, state.steps + 1), kept, inner)
@@ -105,29 +99,29 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _room(grads: Any, every: int) -> Any:
-    return jax.tree.map(lambda x: jnp.broadcast_to(x, (every, *x.shape)), grads)
+def _room(grads: Mapping[str, jax.Array], every: int) -> dict[str, jax.Array]:
+    return {name: jnp.broadcast_to(x, (every, *x.shape)) for name, x in grads.items()}
 
 
-def _put(kept: Any, grads: Any, step: jax.Array) -> Any:
+def _put(kept: Mapping[str, jax.Array], grads: Mapping[str, jax.Array], step: jax.Array) -> dict[str, jax.Array]:
     """The gradients that are kept, with those of a step in their place."""
-    want, got = [x.shape[1:] for x in jax.tree.leaves(kept)], [x.shape for x in jax.tree.leaves(grads)]
+    want, got = [kept[name].shape[1:] for name in sorted(kept)], [x.shape for x in grads.values()]
     if want != got:
         raise ValueError(
             f"kvjax: accumulate: want the gradients of batches of one shape, got arrays {got}, and {want} in the step "
             "before; pad the batch (pad_id= or mask=), or leave the last one out"
         )
-    return jax.tree.map(lambda all, one: jax.lax.dynamic_update_index_in_dim(all, one, step, 0), kept, grads)
+    return {name: jax.lax.dynamic_update_index_in_dim(kept[name], one, step, 0) for name, one in grads.items()}
 
 
 def _plain(grad: Any) -> Any:
-    return KeptRows(grad.keys.words, grad.rows, grad.counts, words_in(grad.canary)) if is_sparse(grad) else grad
+    return (grad.keys.words, grad.rows, grad.counts, words_in(grad.canary)) if is_sparse(grad) else grad
 
 
 def _mean(grad: Any, kept: Any) -> Any:
     """Of the gradients that are kept, which are like this one."""
     if not is_sparse(grad):
         return jnp.mean(kept, 0)
-    keys, canary = Keys(kept.keys, grad.keys.narrow), opaque_canary(kept.canary)
-    whole = grad.replace(keys=keys, rows=kept.rows, counts=kept.counts, canary=canary)
-    return merge(whole, scale=1 / kept.rows.shape[0])
+    words, rows, counts, canary = kept
+    whole = grad.replace(keys=Keys(words, grad.keys.narrow), rows=rows, counts=counts, canary=opaque_canary(canary))
+    return merge(whole, scale=1 / rows.shape[0])

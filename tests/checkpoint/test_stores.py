@@ -81,14 +81,14 @@ def test_a_save_that_fails_leaves_nothing(store, table, writes):
 def test_a_save_that_was_killed_is_passed_over(store, table):
     save(f"{ROOT}/1", [table])
     save(f"{ROOT}/2", [table])
-    (anywhere(f"{ROOT}/2", "test") / ".kvjax-new").create()
+    (anywhere(f"{ROOT}/2", "test") / ".kvjax-new").create(b"other")
     (anywhere(f"{ROOT}/2", "test") / "kvjax.json").remove()
-    (anywhere(f"{ROOT}/3", "test") / ".kvjax-new").create()
+    (anywhere(f"{ROOT}/3", "test") / ".kvjax-new").create(b"other")
     assert len(restore(ROOT, {table.name: "back"})[table.name]) == len(table)
     for place in (f"{ROOT}/2", f"{ROOT}/3"):
-        with pytest.raises(CheckpointError, match="nothing in a store can be replaced at once; give another, or del"):
+        with pytest.raises(CheckpointError, match="where another save is under way, or was killed; give"):
             save(place, [table])
-    with pytest.raises(CheckpointError, match="was not saved to its end"):
+    with pytest.raises(CheckpointError, match="a save is under way, or was killed before its end"):
         restore(f"{ROOT}/2")
 
 
@@ -96,12 +96,55 @@ def test_two_saves_to_one_path(store, table, monkeypatch):
     """Of which one has begun since the other found nothing there."""
 
     def begun(*_):
-        (anywhere(f"{ROOT}/1", "test") / ".kvjax-new").create()
+        (anywhere(f"{ROOT}/1", "test") / ".kvjax-new").create(b"other")
 
     monkeypatch.setattr("kvjax.checkpoint._new.check_free", begun)
     with pytest.raises(CheckpointError, match="got another one that is under way"):
         save(f"{ROOT}/1", [table])
     assert list(store.store) == ["/bucket/run/1/.kvjax-new"]
+
+
+def test_a_save_that_another_one_overtakes(store, table, monkeypatch):
+    """Which was whole between the look at the path and the mark there; nothing of it goes, and nothing is mixed."""
+    save(f"{ROOT}/1", [table])
+    before = dict(store.store)
+    monkeypatch.setattr("kvjax.checkpoint._new.check_free", lambda *_: None)
+    with pytest.raises(CheckpointError, match="got another one that is under way"):
+        save(f"{ROOT}/1", [table])
+    assert store.store == before
+
+
+@pytest.mark.parametrize("odd", ["run*", "run[12]", "r?n1", "run1/1"])
+def test_a_save_that_fails_removes_its_own_files_alone(store, table, odd):
+    """Whatever its path would mean as a pattern; and nothing that is saved below it."""
+    save("gs://bucket/run1/1/2", [table])
+    before = dict(store.store)
+    store.writes_left = 5
+    with pytest.raises((OSError, CheckpointError)):
+        save(f"gs://bucket/{odd}", [table])
+    store.writes_left = None
+    assert store.store == before
+
+
+def test_a_mark_whose_answer_was_lost(store, table, monkeypatch):
+    """A store's package tries again, and is told that there is a file: its own."""
+    real = store.pipe_file
+
+    def twice(self, path, value, mode="overwrite", **kwargs):
+        real(self, path, value, mode, **kwargs)
+        if mode == "create":
+            real(self, path, value, mode, **kwargs)
+
+    monkeypatch.setattr(store, "pipe_file", twice)
+    save(f"{ROOT}/1", [table])
+    assert verify(f"{ROOT}/1").ok
+
+
+def test_no_path_and_a_scheme_in_capitals(store, table):
+    with pytest.raises(ValueError, match=r"want a path in a store, got 'gs://'; name a bucket"):
+        save("gs://", [table])
+    save("GS://bucket/run/1", [table])
+    assert len(restore(f"{ROOT}/1", {table.name: "back"})[table.name]) == 40
 
 
 def test_nothing_is_replaced(store, table):
@@ -140,6 +183,8 @@ def test_orbax_s_handlers(store, table):
     (back,) = handler.restore(place, kvjax.orbax.TableRestore({table.name: "back"})).values()
     same_tables(back, table)
     assert handler.metadata(place)[table.name]["rows"] == len(table)
+    with pytest.raises(CheckpointError, match="want a folder without it"):
+        handler.save(place, kvjax.orbax.TableSave({table.name: table}))
 
     class Creating:
         path = epath.Path(f"{ROOT}/1/tables")

@@ -6,9 +6,11 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
 from flax.serialization import from_bytes, to_bytes
 
 import kvjax
+import kvjax.flax
 from tests.support.marks import few
 
 pytestmark = pytest.mark.usefixtures("promotion")
@@ -114,3 +116,35 @@ def test_what_does_not_fit_is_refused(make):
     _, state = tx.update({"t": kvjax.SparseRows(np.arange(2), jnp.ones((2, DIM)))}, tx.init(params), params)
     with pytest.raises(ValueError, match="want the gradients of batches of one shape"):
         tx.update({"t": kvjax.SparseRows(np.arange(3), jnp.ones((3, DIM)))}, state, params)
+
+
+def test_in_a_stock_nnx_optimizer(make):
+    """Whose state keeps the structure that it had when it was made; eager steps and compiled ones go on with it."""
+
+    class Model(nnx.Module):
+        def __init__(self, table):
+            self.embed = kvjax.flax.nnx.Embed(table)
+            self.scale = nnx.Param(jnp.ones(DIM))
+
+        def __call__(self, keys):
+            return self.embed(keys) @ self.scale[...]
+
+    def step(model, optimizer, keys, y):
+        grads = kvjax.flax.nnx.grad(lambda model: jnp.mean((model(keys) - y) ** 2))(model)
+        optimizer.update(model, grads)
+
+    tx = kvjax.optax.accumulate(kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.adagrad(0.3)), 2)
+    model = Model(make(DIM, initializer=1.0))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    params = {"t": make(DIM, initializer=1.0), "w": jnp.ones(DIM)}
+    state = tx.init(params)
+    for i, (ids, y) in enumerate(batches(6)):
+        keys = kvjax.keys(ids)
+        (step if i < 3 else nnx.jit(step))(model, optimizer, keys, y)
+        grads = kvjax.grad(lambda p, keys=keys, y=y: loss(p["t"].lookup(keys), p["w"], y))(params)
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+    table = model.embed.table.get_value()
+    assert len(table) == len(params["t"]) > 0
+    np.testing.assert_allclose(table.export().values, params["t"].export().values, rtol=1e-6)
+    np.testing.assert_allclose(model.scale[...], params["w"], rtol=1e-6)
