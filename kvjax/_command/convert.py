@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvjax._command.output import print_json, print_table, progress
 from kvjax._command.prune import rules_of
+from kvjax._formats.atomic import scratch_of
 from kvjax._formats.paths import anywhere
 from kvjax.checkpoint._files import is_same
 from kvjax.checkpoint._new import check_outside
@@ -105,19 +105,16 @@ def _in(args: argparse.Namespace, kind: str, to: str) -> dict[str, Any]:
         return {"rows": report.rows, "total": report.total, "format": to, "left": list(report.left), "error": None}
     from kvjax.convert import export_checkpoint
 
-    out, beside = anywhere(args.out, "convert"), None
-    if isinstance(out, Path):
-        beside = out.resolve().parent
-        beside.mkdir(parents=True, exist_ok=True)
+    beside = scratch_of(anywhere(args.out, "convert").resolve())
     with tempfile.TemporaryDirectory(dir=beside, prefix=".") as folder:  # so rows need not fit into memory
         report = _as_checkpoint(args, kind, folder + "/whole", args.table or "table", None)
         with progress("reading rows", args.json) as read:
-            made = export_checkpoint(
+            out = export_checkpoint(
                 folder + "/whole", args.out, format=to, quantise=args.quantise, slots=args.slots, prune=rules_of(args),
                 progress=read, partitions=args.partitions or 1,
             )  # fmt: skip
-    left = [*report.left, *made.left]
-    return {"rows": made.rows, "total": made.total, "format": to, "left": left, "error": made.error}
+    left = [*report.left, *out.left]
+    return {"rows": out.rows, "total": out.total, "format": to, "left": left, "error": out.error}
 
 
 def _as_checkpoint(

@@ -159,8 +159,16 @@ def fetched(path: PathLike, op: str) -> Generator[Path]:
 # ---- folders -------------------------------------------------------------------------------------------------
 
 
+def scratch_of(target: AnyPath) -> Path | None:
+    """Where there is space for what a path is made of: next to it, or in the system's temporary folder."""
+    if not isinstance(target, Path):
+        return None
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target.parent
+
+
 def new_folder(target: AnyPath) -> NewFolder | NewInStore:
-    """A folder that is there as a whole or not at all: `begin`, fill its `path`, `install` or `discard`."""
+    """A folder that is there as a whole or not at all: `begin`, fill its `path`, `install`; `discard` if one fails."""
     return NewFolder(target) if isinstance(target, Path) else NewInStore(target)
 
 
@@ -227,7 +235,7 @@ class NewFolder:
 class NewInStore:
     """The same in a store, where nothing can be moved: it is filled in its place, and has a mark until it is whole.
 
-    Whoever lists folders passes over those with a mark (`is_unfinished`). What a process leaves behind that is killed
+    Whoever lists folders passes over those with a mark (`is_marked`). What a process leaves behind that is killed
     stays, with the mark.
 
     Args:
@@ -237,7 +245,6 @@ class NewInStore:
     def __init__(self, target: StorePath) -> None:
         self._written: list[StorePath] = []
         self.target, self.path = target, target.logged(self._written)
-        self._begun = False
 
     def begin(self) -> None:
         """Puts the mark there.
@@ -252,29 +259,26 @@ class NewInStore:
             raise BlockingIOError(errno.EWOULDBLOCK, "another process fills it", str(self.path)) from error
         if any(path != mark for path in self.path.below()):
             mark.remove()
+            self._written.clear()
             raise BlockingIOError(errno.EWOULDBLOCK, "another process has filled it", str(self.path))
-        self._begun = True
 
     def install(self) -> None:
         """Takes the mark away."""
         (self.path / UNFINISHED).remove()
-        self._begun = False
 
     def discard(self) -> None:
-        """Removes what was written here, and nothing else that is there; the mark goes last."""
-        if self._begun:
-            for path in reversed(self._written):
-                with contextlib.suppress(OSError):  # of a store that cannot be reached, which is what the save has met
-                    path.remove()
-        self._begun = False
+        """Removes what this process has written, and nothing else that is there; its mark goes last."""
+        for path in reversed(self._written):
+            with contextlib.suppress(OSError):  # of a store that cannot be reached, which is what the save has met
+                path.remove()
 
 
 UNFINISHED = ".kvjax-new"
 """The name of the mark."""
 
 
-def is_unfinished(path: AnyPath) -> bool:
-    """Whether a folder is one of a store that is still filled."""
+def is_marked(path: AnyPath) -> bool:
+    """Whether a folder is one of a store that has the mark."""
     return not isinstance(path, Path) and (path / UNFINISHED).exists()
 
 

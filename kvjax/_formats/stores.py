@@ -117,9 +117,6 @@ class StorePath:
     def resolve(self) -> StorePath:
         return self
 
-    def samefile(self, other: object) -> bool:
-        return self == other
-
     # ---- what is there ---------------------------------------------------------------------------------------
 
     def exists(self) -> bool:
@@ -153,12 +150,12 @@ class StorePath:
             return None
 
     @contextlib.contextmanager
-    def _asked(self, what: str, missing: type[Exception] = FileNotFoundError) -> Generator[None]:
+    def _asked(self, what: str, missing: type[Exception] | tuple[()] = FileNotFoundError) -> Generator[None]:
         """Has errors of the store's package, which may be of any class, say what they are of.
 
         Args:
           what: is done in the body, "read".
-          missing: the errors that go through as they are: that nothing is there.
+          missing: the error that goes through as it is: that nothing is there; () for none.
         """
         try:
             yield
@@ -171,18 +168,19 @@ class StorePath:
             ) from error
 
     def iterdir(self) -> Iterator[StorePath]:
-        with self._asked("list"):
-            found = self._files.ls(str(self), detail=False)
-        names = {str(path).rstrip("/").rsplit("/", 1)[-1] for path in found}
-        # A store may list an empty file for a folder in itself.
-        return iter([self / name for name in sorted(names) if name not in ("", self.name) or (self / name).exists()])
+        return iter(self._listed("file", "directory"))
 
     def folders(self) -> list[StorePath]:
         """The folders in this one."""
+        return self._listed("directory")
+
+    def _listed(self, *types: str) -> list[StorePath]:
+        """What is in this folder, by name."""
         with self._asked("list"):
             found = self._files.ls(str(self), detail=True)
-        names = (str(entry["name"]).rstrip("/").rsplit("/", 1)[-1] for entry in found if entry["type"] == "directory")
-        return [self / name for name in sorted(set(names)) if name]
+        inside = [self._at(PurePosixPath(str(entry["name"]).strip("/"))) for entry in found if entry["type"] in types]
+        # A store may list a folder in itself, as an empty file or as a folder.
+        return sorted({path for path in inside if path != self})
 
     def glob(self, pattern: str) -> Iterator[StorePath]:
         """The paths below this one that match a pattern, of which each "*" is for a part of a name."""
@@ -215,7 +213,7 @@ class StorePath:
     def write_bytes(self, data: bytes) -> None:
         """Writes the file, which is there as a whole or not at all."""
         self._note()
-        with self._asked("write", _Nothing):
+        with self._asked("write", ()):
             self._files.pipe_file(str(self), data)
 
     def create(self, data: bytes) -> None:
@@ -253,16 +251,12 @@ class StorePath:
 
     def upload(self, file: Path) -> None:
         """Writes the bytes of a file here."""
-        with self._asked("write", _Nothing):
+        with self._asked("write", ()):
             self._files.put_file(str(file), str(self))
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
         """Makes a folder where a store has such things."""
         if self._scheme in _PACKAGES:  # to which it would mean a bucket
             return
-        with self._asked("write", _Nothing):
+        with self._asked("write", ()):
             self._files.makedirs(str(self), exist_ok=True)
-
-
-class _Nothing(Exception):
-    """No error of a store."""

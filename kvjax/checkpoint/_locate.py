@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from kvjax._formats.atomic import is_unfinished, recovered
+from kvjax._formats.atomic import is_marked, recovered
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.paths import PathLike as PathLike
 from kvjax.checkpoint._files import MOST_JSON, read, read_json
@@ -31,7 +31,7 @@ def locate(path: PathLike, op: str = "checkpoint") -> AnyPath:
       CheckpointError: there is none, or more than one, or it is the folder of one table.
     """
     path = recovered(anywhere(path, op))
-    if is_unfinished(path) and not (path / META).exists():
+    if is_unfinished(path):
         raise CheckpointError(
             f"kvjax: {op}: want a whole checkpoint, got {path}, where a save is under way, or was killed before its "
             "end; wait for it, or give another"
@@ -82,6 +82,11 @@ def is_checkpoint(path: AnyPath) -> bool:
     if (path / META).exists():
         return not _is_table(path)
     return bool(_tables_in(path))
+
+
+def is_unfinished(path: AnyPath) -> bool:
+    """Whether a save into a store is under way at this path, or was killed there."""
+    return is_marked(path) and not (path / META).exists()
 
 
 def unlisted_tables(path: AnyPath) -> list[AnyPath]:
@@ -143,7 +148,7 @@ def _is_under_way(path: AnyPath) -> bool:
     if isinstance(path, Path):
         return False
     if is_unfinished(path):
-        return not (path / META).exists()
+        return True
     said = said_by_step(path)
     return said.get("init_timestamp_nsecs") is not None and said.get("commit_timestamp_nsecs") is None
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvjax._formats.atomic import NewFolder, NewInStore, is_unfinished, saying
+from kvjax._formats.atomic import NewFolder, NewInStore, saying
 from kvjax._formats.paths import AnyPath
 from kvjax.checkpoint._files import is_same
 from kvjax.checkpoint._format import META, CheckpointError
-from kvjax.checkpoint._locate import is_checkpoint
+from kvjax.checkpoint._locate import is_checkpoint, is_unfinished
 
 
 def begin(new: NewFolder | NewInStore, overwrite: bool, op: str = "save", source: AnyPath | None = None) -> None:
@@ -45,7 +45,7 @@ def check_free(target: AnyPath, overwrite: bool, op: str = "save", source: AnyPa
         check_outside(target, op)
     if not target.exists():
         return
-    if is_unfinished(target) and not (target / META).exists():
+    if is_unfinished(target):
         raise CheckpointError(
             f"kvjax: {op}: want a path with nothing there, got {target}, where another save is under way, or was "
             "killed; give another path, or delete that with the store's own tool"

@@ -124,8 +124,9 @@ def _rewrite(
             _rewrite_table(new.path, ChainRows(chain, name), keeps.get(name), op)
         write_manifest(new.path, stands_for)
         new.install()
-    finally:
+    except BaseException:
         new.discard()
+        raise
 
 
 def _rewrite_table(directory: AnyPath, rows: ChainRows, keep: np.ndarray | None, op: str) -> None:

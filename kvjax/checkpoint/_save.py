@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import cast
+from typing import TypeVar, cast
 
 import jax
 
@@ -21,6 +21,8 @@ from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._new import begin
 from kvjax.checkpoint._stored import Stored
 from kvjax.checkpoint._write import check_saved, freeze, write
+
+T = TypeVar("T")
 
 
 def save(
@@ -90,21 +92,24 @@ def save(
     async def put() -> None:
         await asyncio.gather(*(write(new.path, s) for s in stored))
 
-    def finish() -> None:
+    def finish() -> str:
         digest = write_manifest(new.path)
         new.install()
-        finished(new.path, digest, new.target)
+        return digest
 
-    def first(body: Callable[[], None]) -> None:
-        together(place, "", "save", body if jax.process_index() == 0 else lambda: None)
+    def first(body: Callable[[], T]) -> T | None:
+        return together(place, "", "save", body if jax.process_index() == 0 else lambda: None)
 
     try:
         first(lambda: begin(new, overwrite))
         stored = copied(given, new.path, prune, cursor, since)
         together(place, "", "save", lambda: asyncio.run(put()))
-        first(finish)
-    finally:
+        digest = first(finish)
+    except BaseException:
         new.discard()
+        raise
+    if digest is not None:
+        finished(new.path, digest, new.target)  # which may warn, and the checkpoint is there all the same
 
 
 def copied(

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._formats.atomic import fetched, new_folder
+from kvjax._formats.atomic import fetched, new_folder, scratch_of
 from kvjax._formats.errors import FileError
 from kvjax._formats.paths import AnyPath, anywhere, local
 from kvjax._formats.source import ranges
@@ -132,18 +132,10 @@ def import_checkpoint(
         if prune is None:
             return _write(incoming, name, options, out, overwrite, progress)
         check_free(out, overwrite, "import")
-        with tempfile.TemporaryDirectory(dir=_beside(out), prefix=".") as folder:
+        with tempfile.TemporaryDirectory(dir=scratch_of(out), prefix=".") as folder:
             whole = _write(incoming, name, options, Path(folder) / "whole", False, progress)
             dropped = pruned(Path(folder) / "whole", out, prune, overwrite=overwrite)[name].dropped
         return dataclasses.replace(whole, rows=whole.rows - dropped.rows)
-
-
-def _beside(out: AnyPath) -> Path | None:
-    """Where there is space for what is not in its order yet: next to it, or in the system's temporary folder."""
-    if not isinstance(out, Path):
-        return None
-    out.parent.mkdir(parents=True, exist_ok=True)
-    return out.parent
 
 
 def _write(
@@ -153,11 +145,12 @@ def _write(
     new = new_folder(out)
     try:
         begin(new, overwrite, "import")
-        left = _Arrays(incoming, name, options, _beside(out)).write(new.path, progress or (lambda _: None))
+        left = _Arrays(incoming, name, options, scratch_of(out)).write(new.path, progress or (lambda _: None))
         write_manifest(new.path)
         new.install()
-    finally:
+    except BaseException:
         new.discard()
+        raise
     return ImportReport(name, incoming.rows.num_rows, incoming.rows.num_rows, left)
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import sys
+import warnings
 
 import numpy as np
 import optax
@@ -112,6 +113,20 @@ def test_a_save_that_another_one_overtakes(store, table, monkeypatch):
     with pytest.raises(CheckpointError, match="got another one that is under way"):
         save(f"{ROOT}/1", [table])
     assert store.store == before
+
+
+def test_a_warning_after_a_save_leaves_it(store, table):
+    """Where warnings are errors: the checkpoint was whole before."""
+    save(f"{ROOT}/1", [table], cursor="warned")
+    for path in [path for path in store.store if path.startswith("/bucket/run/1/")]:
+        del store.store[path]
+    with pytest.warns(UserWarning, match="no delta that builds on it restores"), warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        with pytest.raises(UserWarning):
+            save(f"{ROOT}/2", [table], since="warned")
+        warnings.simplefilter("default")
+        save(f"{ROOT}/3", [table], since="warned")
+    assert verify(f"{ROOT}/2").ok and verify(f"{ROOT}/3").ok
 
 
 @pytest.mark.parametrize("odd", ["run*", "run[12]", "r?n1", "run1/1"])

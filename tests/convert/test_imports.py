@@ -165,6 +165,8 @@ def test_dense_embeddings_and_the_table_they_become():
         convert.from_dense(values).make("made")
     with pytest.raises(ValueError, match=r"rows of .*, got float64; say dtype="):
         convert.from_dense(values.astype(float)).make("other")
+    with pytest.raises(TypeError, match="from_dense: want ids of 64 bits, got a JAX array of 32-bit integers"):
+        convert.from_dense(values, jnp.asarray(AWKWARD))
     assert list(kvjax.tables()) == ["made"]
     half = convert.from_dense(values).make("other", dtype="float16")
     np.testing.assert_array_equal(half.lookup(np.arange(8)), values.astype(np.float16))

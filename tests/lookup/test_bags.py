@@ -269,6 +269,7 @@ BAD = [
     (dict(mask=np.ones((2, 3))), "want a bool mask, got float"),
     (dict(mask=np.ones(3, bool)), r"want a mask \(2, 3\), got \(3,\)"),
     (dict(pad_id=[1, 2]), "one pad_id"),
+    (dict(pad_id=jnp.int32(5)), "pad_id: want keys of 64 bits, got a JAX array of 32-bit integers"),
     (dict(max_norm=0.0), "max_norm > 0"),
     (dict(max_norm=True), "max_norm > 0"),
     (dict(empty=np.zeros(3)), r"want a row \(4,\) for empty bags"),

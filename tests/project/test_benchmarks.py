@@ -48,6 +48,12 @@ def test_smoke(tmp_path):
 
 
 @slow
+def test_simulate_in_tiny():
+    done = run("--keys", 20000, "--steps", 8, "--batch", 64, script=BENCHMARKS / "simulate.py")
+    assert done.returncode == 0 and "off by 0.0, 0.0, 0.0, 0.0 points" in done.stdout, done.stderr[-2000:]
+
+
+@slow
 def test_optimizers_in_tiny():
     done = run("--quick", "--only", "adagrad", "segments", script=BENCHMARKS / "optimizers.py")
     assert done.returncode == 0 and "adagrad" in done.stdout and "by hand" in done.stdout, done.stderr[-2000:]

@@ -5,7 +5,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class Objects(MemoryFileSystem):
-    """There are no folders but those of its files, and `broken` fails after so many more writes."""
+    """There are no folders but those of its files, and it is gone after `writes_left` more writes."""
 
     protocol = ("gs", "gcs")
     store = {}  # noqa: RUF012
