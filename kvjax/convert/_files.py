@@ -15,7 +15,7 @@ from kvjax._formats.quantised import SCALES, restored
 from kvjax._formats.source import Column
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.exported import ROW_COLUMNS, SLOT
-from kvjax._values.narrow import is_narrow, narrow_error
+from kvjax._values.integers import check_whole
 from kvjax.convert._imported import Imported
 from kvjax.convert._incoming import Incoming, incoming
 
@@ -112,8 +112,7 @@ def from_dense(embedding: ArrayLike, keys: ArrayLike | None = None) -> Imported:
             f"kvjax: from_dense: want an array (n, dim) of floats, got {values.shape} {values.dtype}; give the array "
             "alone, as params['embedding']"
         )
-    if is_narrow(keys):
-        raise narrow_error("from_dense")
+    check_whole(keys, "from_dense")
     given = np.arange(len(values)) if keys is None else np.asarray(keys)
     if given.shape != values.shape[:1]:
         raise ValueError(f"kvjax: from_dense: want keys ({len(values)},), got {given.shape}; give one for each row")
