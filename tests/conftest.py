@@ -58,7 +58,7 @@ def pytest_configure(config):
         marks.hasty = True
         if importlib.metadata.version("jaxlib").startswith("0.10."):  # one that is not known ends the process
             os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
-    if marks.full and "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         # What this process compiles, its workers and the programs that they start need not compile again.
         folder = tempfile.mkdtemp(prefix="kvjax-tests-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))

@@ -63,7 +63,7 @@ def used_by(jaxpr: Any) -> tuple[set[str], dict[str, TableUse]]:
                 ValueError, name, "export", "tables in one place", "one over a mesh",
                 "kvjax.reshard(table, None), or export in a process that restores the table into one place",
             )  # fmt: skip
-        if equation.invars[0].aval.shape != (0,):
+        if equation.invars[0].aval.shape == ():  # a version; the operand of a following handle has no elements
             raise fail(
                 ValueError, name, "export", "tables among the arguments, or following handles",
                 "a handle of one version that the function closes over, which would be stale after the next write",

@@ -14,6 +14,7 @@ from jax.core import Tracer
 
 from kvjax._keys import salt as _mix
 from kvjax._keys.hashing import hash_keys
+from kvjax._keys.words import integers_of, words_of
 from kvjax._values.arrays import HasArray
 from kvjax._values.integers import as_bits, salt_of
 from kvjax._values.narrow import is_narrow, narrow_error, x64_enabled
@@ -148,7 +149,7 @@ class Keys:
             )
         theirs: Any = them.words
         try:
-            shape = np.broadcast_shapes(self.words.shape, theirs.shape)
+            shape = jnp.broadcast_shapes(self.words.shape, theirs.shape)  # which may be symbolic
         except ValueError:
             raise ValueError(
                 f"kvjax: Keys: want keys of shapes that broadcast on both sides of ==, got {self.shape} and "
@@ -188,9 +189,9 @@ class Keys:
         Args:
           *shape: the new shape, as one tuple or as integers; one of them may be -1.
         """
-        sizes: Sequence[Any] = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+        sizes: Any = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
         if -1 in sizes:
-            known = int(np.prod([s for s in sizes if s != -1]))
+            known = math.prod(s for s in sizes if s != -1)
             sizes = tuple(self.size // max(known, 1) if s == -1 else s for s in sizes)
         return Keys(self.words.reshape(*sizes, 2), self.narrow)
 
@@ -236,7 +237,7 @@ class Keys:
                 "kvjax: Keys: want JAX integers of 64 bits, got jax_enable_x64 off, where JAX would cut keys to 32; "
                 "compare keys by keys == other, which works in programs, and take them out by np.asarray(keys)"
             )
-        return jax.lax.bitcast_convert_type(self.words, jnp.int64)
+        return integers_of(self.words, jnp.int64)
 
     def __repr__(self) -> str:
         words: Any = self.words
@@ -328,7 +329,7 @@ def _from_jax(ids: jax.Array, where: str) -> Keys:
             f"kvjax: {where}: want integers, got {ids.dtype}; hash other values with kvjax.hash_keys on the host"
         )
     if ids.dtype.itemsize == 8:
-        return Keys(jax.lax.bitcast_convert_type(ids, jnp.uint32))
+        return Keys(words_of(ids))
     narrow = is_narrow(ids)
     if jnp.issubdtype(ids.dtype, jnp.unsignedinteger):
         low = ids.astype(jnp.uint32)

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.typing import DTypeLike
 
 from kvjax._keys.keys import Keys, KeysLike
-from kvjax._lookup import combiners
+from kvjax._lookup import combiners, plain_bags
 from kvjax._lookup.combiners import Combiner
 from kvjax._lookup.norms import clip_norm
+from kvjax._lookup.sources import FrozenSource, Source, check_source, query_of, rows_of, spec_of
 from kvjax._ops import bags as bag_ops
 from kvjax._ops import routing
 from kvjax._sharded import mesh
-from kvjax._table.reads import Missing, Query, lookup, query_of
-from kvjax._table.table import Table, check_table
+from kvjax._spec.spec import TableSpec
+from kvjax._table.reads import Missing, Query
+from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
@@ -28,7 +32,7 @@ _OP = "lookup_bag"
 
 
 def lookup_bag(
-    table: Table,
+    table: Table | FrozenSource,
     keys: KeysLike,
     *,
     lengths: ArrayLike | None = None,
@@ -58,7 +62,9 @@ def lookup_bag(
     the row for empty bags.
 
     Args:
-      table: the `Table`.
+      table: the `Table`, or the ``as_jax()`` of a `kvjax.serving.FrozenTable`, whose bags are made in plain JAX: they
+        may differ from the table's in the last bits, and bags of lengths that do not fit are NaN in a compiled
+        function.
       keys: ``(..., L)`` or ``(n,)``: `kvjax.Keys`, NumPy integers or JAX integers. Padded bags may be given as
         prefetched keys.
       lengths: ``(b,)`` integers of at least 0, whose sum is at most n.
@@ -102,7 +108,7 @@ def lookup_bag(
              [2.5, 5. ]], dtype=float32)
       >>> kvjax.drop_table("doc_bag")
     """
-    check_table(table, "lookup_bag")
+    check_source(table, _OP)
     return combined(
         table, query_of(table, _OP, keys, mask, pad_id), lengths=lengths, segment_ids=segment_ids,
         num_segments=num_segments, weights=weights, combiner=combiner, max_norm=max_norm, empty=empty, missing=missing,
@@ -111,7 +117,7 @@ def lookup_bag(
 
 
 def combined(
-    table: Table,
+    table: Source,
     query: Query,
     *,
     lengths: Any,
@@ -130,41 +136,59 @@ def combined(
         raise _fail(table, f"combiner in {combiners.COMBINERS}", repr(combiner), "choose one")
     weights = _weights(table, keys, weights, combiner)
     padded = lengths is None and segment_ids is None and num_segments is None and keys.ndim > 0
-    ids, bags = None, 0
+    ids, bags, fit = None, 0, None
     if not padded:
-        ids, bags = _bag_ids(table, keys, lengths, segment_ids, num_segments)
+        ids, bags, fit = _bag_ids(table, keys, lengths, segment_ids, num_segments)
         ids = ids if mask is None else jnp.where(mask, ids, -1)
         query = Query(keys, (ids >= 0) & (ids < bags))
-    rows = clip_norm(table, _OP, lookup(table, query, missing)[0], max_norm)
+    rows = clip_norm(table, _OP, rows_of(table, query, missing), max_norm)
+    combine = functools.partial(_combine, _sums_of(table), combiner, empty is not None)
     if padded:
-        part = functools.partial(_combine_padded, combiner, empty is not None)
-        # The rows that a following handle has read are of its caller alone.
-        spec = dataclasses.replace(table.spec, placement=None) if table.follows else table.spec
-        made, *filled = mesh.over_batch(spec, _OP, part, keys.ndim - 1, rows, mask, weights)
+        made, *filled = mesh.over_batch(
+            _spec_of_rows(table), _OP, functools.partial(_combine_padded, combine), keys.ndim - 1, rows, mask, weights
+        )
     else:
-        made, *filled = _combine(combiner, empty is not None, bags, ids, rows, weights)
+        made, *filled = combine(bags, ids, rows, weights)
+    if fit is not None:
+        made = jnp.where(fit, made, jnp.float32(np.nan))
     if empty is not None:
         made = jnp.where(filled[0][..., None], made, jnp.broadcast_to(_row(table, empty), made.shape))
-    return made.astype(table.spec.row_dtype if dtype is None else dtype)
+    return made.astype(rows.dtype if dtype is None else dtype)
 
 
-def _combine(combiner: str, counted: bool, bags: int, ids: Any, rows: jax.Array, weights: Any) -> Any:
+def _sums_of(table: Source) -> combiners.Sums:
+    return combiners.CALLS if isinstance(table, Table) else combiners.PLAIN
+
+
+def _spec_of_rows(table: Source) -> TableSpec | None:
+    """Where rows are that have been read: those that a following handle has read are of its caller alone."""
+    spec = spec_of(table)
+    follows = isinstance(table, Table) and table.follows
+    return dataclasses.replace(spec, placement=None) if follows and spec is not None else spec
+
+
+def _combine(
+    sums: combiners.Sums, combiner: str, counted: bool, bags: int, ids: Any, rows: jax.Array, weights: Any
+) -> Any:
     """Bags ``(bags, dim)`` float32 of rows ``(n, dim)``, and if that is asked for which have any, ``(bags,)`` bool."""
-    made = combiners.combine(combiner, bags, ids, rows.astype(jnp.float32), weights)
-    return (made, combiners.counts(bags, ids) > 0) if counted else (made,)
+    made = combiners.combine(sums, combiner, bags, ids, rows.astype(jnp.float32), weights)
+    return (made, combiners.counts(sums, bags, ids) > 0) if counted else (made,)
 
 
-def _combine_padded(combiner: str, counted: bool, rows: jax.Array, mask: Any, weights: Any) -> Any:
+def _combine_padded(combine: Callable[..., Any], rows: jax.Array, mask: Any, weights: Any) -> Any:
     """The same of rows ``(bags, L, dim)``."""
     bags, length, dim = rows.shape
     ids = jnp.broadcast_to(jnp.arange(bags, dtype=jnp.int32)[:, None], (bags, length))
     ids = ids if mask is None else jnp.where(mask, ids, -1)
     flat = None if weights is None else weights.reshape(-1)
-    return _combine(combiner, counted, bags, ids.reshape(-1), rows.reshape(-1, dim), flat)
+    return combine(bags, ids.reshape(-1), rows.reshape(-1, dim), flat)
 
 
-def _bag_ids(table: Table, keys: Keys, lengths: Any, segment_ids: Any, num_segments: Any) -> tuple[jax.Array, int]:
-    """The bag of each key ``(n,)`` int32 and the number of bags, where the keys do not say it by their shape."""
+def _bag_ids(
+    table: Source, keys: Keys, lengths: Any, segment_ids: Any, num_segments: Any
+) -> tuple[jax.Array, int, jax.Array | None]:
+    """The bag of each key ``(n,)`` int32 and the number of bags, where the keys do not say it by their shape; and
+    whether lengths fit, ``()`` bool, if nobody else will say so."""
     if lengths is not None and segment_ids is not None:
         raise _fail(table, "lengths or segment_ids", "both", "each of them says which keys make a bag")
     if (segment_ids is None) != (num_segments is None):
@@ -180,21 +204,38 @@ def _bag_ids(table: Table, keys: Keys, lengths: Any, segment_ids: Any, num_segme
         if lengths.ndim != 1:
             raise _fail(table, "lengths (b,)", f"{lengths.shape}", "give one length a bag")
         bags = lengths.shape[0]
+        if not isinstance(table, Table):
+            ids, fit = plain_bags.bag_ids(lengths, keys.shape[0])
+            return ids, bags, _known_to_fit(table, lengths, keys.shape[0], fit)
         together = table.spec.placement is not None and mesh.inside(table.spec, _OP)
         ids, status = bag_ops.bag_ids(table.name, lengths, keys.shape[0], together)
         if together:  # other devices have other lengths
             (ids,) = routing.agree(table.spec, _OP, mesh.agreed(status), [ids])
-        return ids, bags
+        return ids, bags, None
     bags = num_segments
     if not is_integer(bags) or not 0 <= bags < 2**31:
         raise _fail(table, "an integer num_segments in 0..2**31 - 1", repr(bags), "it is a shape, known outside jit")
     ids = _int32(table, "segment_ids", segment_ids, int(bags))
     if ids.shape != keys.shape:
         raise _fail(table, f"segment_ids {keys.shape}", f"{ids.shape}", "give one bag per key")
-    return ids, int(bags)
+    return ids, int(bags), None
 
 
-def _int32(table: Table, name: str, values: Any, high: int) -> jax.Array:
+def _known_to_fit(table: Source, lengths: jax.Array, n: int, fit: jax.Array) -> jax.Array | None:
+    """Whether lengths fit, if that is not known yet.
+
+    Raises:
+      ValueError: they do not.
+    """
+    if isinstance(fit, Tracer):
+        return fit
+    if not fit:
+        want = f"lengths of at least 0 that sum to at most {n}"
+        raise _fail(table, want, str(np.asarray(lengths).tolist()), "each key belongs to one bag")
+    return None
+
+
+def _int32(table: Source, name: str, values: Any, high: int) -> jax.Array:
     """Integers as int32; those below 0 become -1 and those above `high` become it, so that none is cut."""
     values = values if isinstance(values, jax.Array) else np.asarray(values)
     if values.size == 0 and isinstance(values, np.ndarray):
@@ -205,7 +246,7 @@ def _int32(table: Table, name: str, values: Any, high: int) -> jax.Array:
     return jnp.asarray(values.clip(max(info.min, -1), min(info.max, high)).astype(np.int32))
 
 
-def _weights(table: Table, keys: Keys, weights: Any, combiner: str) -> jax.Array | None:
+def _weights(table: Source, keys: Keys, weights: Any, combiner: str) -> jax.Array | None:
     if weights is None:
         return None
     if combiner == "max":
@@ -216,7 +257,7 @@ def _weights(table: Table, keys: Keys, weights: Any, combiner: str) -> jax.Array
     return weights.astype(jnp.float32)
 
 
-def _row(table: Table, empty: Any) -> jax.Array:
+def _row(table: Source, empty: Any) -> jax.Array:
     if isinstance(empty, str):
         raise _fail(table, f"a row ({table.dim},) for empty bags", repr(empty), "only EmbedBag learns one by itself")
     row = jnp.asarray(empty, jnp.float32)
@@ -225,5 +266,5 @@ def _row(table: Table, empty: Any) -> jax.Array:
     return row
 
 
-def _fail(table: Table, want: str, got: str, mend: str, kind: type[Exception] = ValueError) -> Exception:
+def _fail(table: Source, want: str, got: str, mend: str, kind: type[Exception] = ValueError) -> Exception:
     return fail(kind, table.name, _OP, want, got, mend)

@@ -11,13 +11,13 @@ import numpy as np
 
 from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.masks import mask_of
-from kvjax._table.handle import keys_for
-from kvjax._table.reads import Query, lookup
+from kvjax._lookup.sources import FrozenSource, Source, key_dtype_of, keys_of_source, rows_of
+from kvjax._table.reads import Query
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.numbers import is_integer
 
-Feature: TypeAlias = tuple[Table, KeysLike] | tuple[Table, KeysLike, ArrayLike | None]
+Feature: TypeAlias = tuple[Source, KeysLike] | tuple[Source, KeysLike, ArrayLike | None]
 
 
 def lookup_many(features: Mapping[str, Feature]) -> dict[str, jax.Array]:
@@ -53,15 +53,20 @@ def lookup_many(features: Mapping[str, Feature]) -> dict[str, jax.Array]:
     # Handles that differ are asked each for itself, so that a stale one is refused.
     groups: dict[tuple[str, int], list[str]] = {}
     for name, (table, _, _) in parsed.items():
-        groups.setdefault((table.name, id(table.given)), []).append(name)
+        handle = table.given if isinstance(table, Table) else table
+        groups.setdefault((table.name, id(handle)), []).append(name)
     rows = {}
     for names in groups.values():
         rows |= _lookup_group(names, [parsed[name] for name in names])
     return {name: rows[name] for name in parsed}
 
 
-def _parse(name: str, feature: Any) -> tuple[Table, Keys, jax.Array | None]:
-    if not isinstance(feature, tuple) or len(feature) not in (2, 3) or not isinstance(feature[0], Table):
+def _parse(name: str, feature: Any) -> tuple[Source, Keys, jax.Array | None]:
+    if (
+        not isinstance(feature, tuple)
+        or len(feature) not in (2, 3)
+        or not isinstance(feature[0], (Table, FrozenSource))
+    ):
         raise TypeError(
             f"kvjax: feature {name!r}, lookup_many: want (table, keys) or (table, keys, mask), got {feature!r}; the "
             "table is a kvjax.Table"
@@ -72,21 +77,22 @@ def _parse(name: str, feature: Any) -> tuple[Table, Keys, jax.Array | None]:
             f"kvjax: feature {name!r}, lookup_many: want a mask as the third of (table, keys, mask), got {mask!r}; of "
             f"padding by an id give (table, ids, ids != {mask})"
         )
-    keys = keys_for(table, keys, f"lookup_many, feature {name!r}")
-    return table, keys, mask_of(keys, mask, None, table.name, table.spec.key_dtype, f"lookup_many, feature {name!r}")
+    op = f"lookup_many, feature {name!r}"
+    keys = keys_of_source(table, keys, op)
+    return table, keys, mask_of(keys, mask, None, table.name, key_dtype_of(table), op)
 
 
-def _lookup_group(names: list[str], parts: list[tuple[Table, Keys, jax.Array | None]]) -> dict[str, jax.Array]:
+def _lookup_group(names: list[str], parts: list[tuple[Source, Keys, jax.Array | None]]) -> dict[str, jax.Array]:
     if len(parts) == 1:
         ((table, keys, mask),) = parts
-        return {names[0]: lookup(table, Query(keys, mask))[0]}
+        return {names[0]: rows_of(table, Query(keys, mask))}
     table = parts[0][0]
     words = jnp.concatenate([keys.words.reshape(-1, 2) for _, keys, _ in parts])
     mask = None
     if any(m is not None for _, _, m in parts):
         masks = [jnp.ones(keys.shape, bool) if m is None else m for _, keys, m in parts]
         mask = jnp.concatenate([m.reshape(-1) for m in masks])
-    rows, _ = lookup(table, Query(Keys(words, any(keys.narrow for _, keys, _ in parts)), mask))
+    rows = rows_of(table, Query(Keys(words, any(keys.narrow for _, keys, _ in parts)), mask))
     ends = np.cumsum([keys.size for _, keys, _ in parts])
     pieces = jnp.split(rows, ends[:-1])
     return {

@@ -19,6 +19,7 @@ import numpy as np
 from kvjax._keys.keys import Keys
 from kvjax._keys.opaque import opaque_canary
 from kvjax._keys.sparse_rows import SparseRows
+from kvjax._lookup.sources import FrozenSource
 from kvjax._lookup.taps import Site, Tape, counts_of, words_of
 from kvjax._ops import order
 from kvjax._sharded.mesh import elements
@@ -27,7 +28,7 @@ from kvjax._table.handle import check_one_version, check_without_a_view, with_ta
 from kvjax._table.table import Table, is_table
 from kvjax._table.tapes import untaped
 from kvjax._values.arrays import PyTree
-from kvjax._values.errors import level_of_user
+from kvjax._values.errors import fail, level_of_user
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,7 +83,8 @@ def value_and_grad(
             )
         if len({i % len(args) for i in numbers}) < len(numbers):
             raise ValueError(f"kvjax.value_and_grad wants argnums that name each argument once, got {numbers}")
-        leaves, treedef = jax.tree.flatten(tuple(args[i] for i in numbers), is_leaf=is_table)
+        leaves, treedef = jax.tree.flatten(tuple(args[i] for i in numbers), is_leaf=_is_whole)
+        _check_trained(leaves)
         is_dense = [not is_table(leaf) for leaf in leaves]
         dense = [leaf for leaf, d in zip(leaves, is_dense, strict=True) if d]
         handles = _outermost(leaf for leaf, d in zip(leaves, is_dense, strict=True) if not d)
@@ -141,6 +143,19 @@ def _numbers(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:
     if not numbers:
         raise ValueError("kvjax.value_and_grad wants argnums with an argument to differentiate, got none")
     return numbers, not isinstance(argnums, Iterable)
+
+
+def _is_whole(x: Any) -> bool:
+    return is_table(x) or isinstance(x, FrozenSource)
+
+
+def _check_trained(leaves: Sequence[Any]) -> None:
+    for leaf in leaves:
+        if isinstance(leaf, FrozenSource):
+            raise fail(
+                TypeError, leaf.name, "value_and_grad", "what is to be trained", "a frozen table, which nothing trains",
+                "give it to the loss as another argument, which is not differentiated",
+            )  # fmt: skip
 
 
 def _is_computed(x: Any) -> bool:

@@ -162,12 +162,12 @@ def auto(spec: TableSpec, op: str, run: Callable[..., Any], leading: tuple[Any, 
     return as_auto(run, leading, *operands)
 
 
-def over_batch(spec: TableSpec, op: str, part: Callable[..., Any], ndim: int, *operands: Any) -> tuple[Any, ...]:
+def over_batch(spec: TableSpec | None, op: str, part: Callable[..., Any], ndim: int, *operands: Any) -> tuple[Any, ...]:
     """Runs a function in which nothing depends on another example on pieces of the batch.
 
     Args:
       part: of arrays ``(n, ...)``, or None where the operand is, to a tuple of arrays ``(n, ...)``.
-      spec: of the table that the batch is for.
+      spec: of the table that the batch is for, or None for what is in one place.
       op: for errors.
       ndim: how many axes of the operands are those of the batch.
       *operands: arrays ``(..., ...)``, of which the first one is not None, or None.
@@ -175,12 +175,12 @@ def over_batch(spec: TableSpec, op: str, part: Callable[..., Any], ndim: int, *o
     Returns:
       Arrays ``(..., ...)``.
     """
-    placement, shape = spec.placement, operands[0].shape[:ndim]
+    placement, shape = None if spec is None else spec.placement, operands[0].shape[:ndim]
     n = math.prod(shape)
 
     def run(*operands: Any) -> Any:
         flat = [None if x is None else x.reshape(n, *x.shape[ndim:]) for x in operands]
-        if placement is None or inside(spec, op):
+        if spec is None or placement is None or inside(spec, op):
             results = part(*flat)
         else:
             flat = [None if x is None else pieces(placement.num_devices, x, None)[0] for x in flat]
@@ -188,7 +188,7 @@ def over_batch(spec: TableSpec, op: str, part: Callable[..., Any], ndim: int, *o
             results = on_mesh(placement, part, [split] * len(flat), split, flat)
         return tuple(x[:n].reshape(*shape, *x.shape[1:]) for x in results), ()
 
-    if placement is None:
+    if spec is None or placement is None:
         return run(*operands)[0]
     return auto(spec, op, run, sharding_of(operands[0], ndim), *operands)[0]
 

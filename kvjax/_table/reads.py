@@ -10,6 +10,7 @@ from jax.core import Tracer
 
 from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.masks import mask_of
+from kvjax._keys.words import integers_of
 from kvjax._sharded import reads
 from kvjax._table import tapes
 from kvjax._table.handle import Handle, check_without_a_view, keys_for, version_to_read, wait
@@ -338,6 +339,6 @@ def _inspect(table: Handle, op: str, keys: Any) -> tuple[jax.Array, jax.Array, j
 def _integers(words: jax.Array) -> jax.Array:
     """``(..., 2)`` words of int64 as integers of the widest type that JAX has now."""
     if x64_enabled():
-        return jax.lax.bitcast_convert_type(words, jnp.int64)
+        return integers_of(words, jnp.int64)
     low, high = (jax.lax.bitcast_convert_type(words[..., i], jnp.int32) for i in (0, 1))
     return jnp.where(high == low >> 31, low, jnp.int32(2**31 - 1))

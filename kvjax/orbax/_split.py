@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from kvjax._keys.opaque import is_array
+from kvjax._lookup.sources import FrozenSource, Source
 from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table, is_table
 from kvjax._values.arrays import PyTree
@@ -83,14 +84,15 @@ def _is_known(version: Any) -> bool:
     return isinstance(version, (np.ndarray, np.generic)) or is_array(version)
 
 
-def combine(state: PyTree, tables: Mapping[str, Table] | None = None, like: PyTree = None) -> PyTree:
+def combine(state: PyTree, tables: Mapping[str, Source] | None = None, like: PyTree = None) -> PyTree:
     """Puts tables back into their places, from which `split` took them.
 
     Args:
       state: what `split` returned, or what Orbax restored with that as a template; with `like`, also what Orbax
         restored without a template.
       tables: live handles by name, as `split` or `TableRestore` returns them, of the same step as the state. Tables
-        made with ``checkpoint=False`` are not among them: they are taken from the process.
+        made with ``checkpoint=False`` are not among them: they are taken from the process. To serve the state, give
+        frozen tables: `kvjax.serving.FrozenTable.as_jax`.
       like: a state of the same structure, with its tables or as `split` returns it. It is needed for what
         ``ocp.args.StandardRestore()`` restores: dicts and lists of arrays, without the places of tables. Its values do
         not matter (``jax.eval_shape`` can make it).
@@ -116,7 +118,7 @@ def combine(state: PyTree, tables: Mapping[str, Table] | None = None, like: PyTr
       >>> kvjax.drop_table("doc_combine")
     """
     given: Any = {} if tables is None else tables
-    if not isinstance(given, Mapping) or not all(map(is_table, given.values())):
+    if not isinstance(given, Mapping) or not all(isinstance(x, (Table, FrozenSource)) for x in given.values()):
         raise TypeError(
             f"kvjax.orbax.combine wants the tables by name as its second argument, got {type(given).__name__}; "
             "combine(state, tables) is called with what split(state) returns, in that order"
@@ -178,11 +180,12 @@ def _check_now(table: Table) -> None:
         ) from error  # fmt: skip
 
 
-def _table_of(name: str, given: Mapping[str, Table]) -> Table:
+def _table_of(name: str, given: Mapping[str, Source]) -> Source:
     # A restore under another name gives the handle by the name in the checkpoint.
     found = {table.name: table for table in given.values()}.get(name) or given.get(name)
     if found is not None:
-        _check_now(found)
+        if isinstance(found, Table):
+            _check_now(found)
         return found
     table = tables_of_process().get(name)
     if table is None or table.spec.checkpoint:

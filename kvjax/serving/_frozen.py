@@ -313,7 +313,8 @@ class FrozenTable:
 
     def as_jax(self) -> FrozenArrays:
         """The same table as arrays of JAX, on the default device, to look up inside ``jit``: plain JAX without custom
-        calls, for any platform, with x64 on or off.
+        calls, for any platform, with x64 on or off. Flax layers, `kvjax.lookup_bag` and `kvjax.lookup_many` read it,
+        too, in the place of the table.
 
         Returns:
           A pytree. Pass it to compiled functions as an argument: if a function closes over it, its rows become

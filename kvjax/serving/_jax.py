@@ -14,6 +14,8 @@ from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.masks import mask_of
 from kvjax._keys.salt import mixed
 from kvjax._keys.width import keys_of
+from kvjax._keys.words import integers_of
+from kvjax._lookup.sources import FrozenSource
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax.serving._contents import Missing, row_of
@@ -23,7 +25,7 @@ from kvjax.serving._initial import Initial
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class FrozenArrays:
+class FrozenArrays(FrozenSource):
     """A frozen table on a device; made by `FrozenTable.as_jax`.
 
     Attributes:
@@ -130,7 +132,7 @@ class FrozenArrays:
 
         def some(rows: jax.Array) -> jax.Array:
             with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-                keys64, hashes64 = (lax.bitcast_convert_type(pair, jnp.uint64) for pair in (words, hashes))
+                keys64, hashes64 = (integers_of(pair, jnp.uint64) for pair in (words, hashes))
                 made = initial.rows(jnp, keys64, hashes64, self.dim, self.pool).astype(jnp.float32)
                 made = made.astype(initial.dtype).astype(jnp.float32)
                 return jnp.where(found[..., None], rows, made)

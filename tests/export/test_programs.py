@@ -13,7 +13,7 @@ from flax import nnx
 
 import kvjax
 from kvjax._export.program import ProgramError
-from tests.support.marks import slow
+from tests.support.marks import few, slow
 from tests.support.tables import AWKWARD
 
 SHAPES = (None, "b, ...")
@@ -188,3 +188,30 @@ def test_what_is_missing_is_said(table):
     with pytest.raises(ProgramError, match=r"pad an empty batch \(1/0\), or do not call"):
         program(None, kvjax.keys(np.zeros(0, np.int64)))
     assert program(None, kvjax.keys(AWKWARD[:1])).tolist() == [[0.0, 1.0]]
+
+
+LOOKUPS = {
+    "bags of lengths": lambda table, keys: kvjax.lookup_bag(table, keys, lengths=jnp.ones(keys.shape, jnp.int32)),
+    "padded bags": lambda table, keys: kvjax.lookup_bag(table, keys.reshape(-1, 1), pad_id=7, combiner="max"),
+    "features": lambda table, keys: kvjax.lookup_many({"a": (table, keys), "b": (table, keys.salted(1))}),
+    "equal keys": lambda table, keys: (keys == kvjax.keys(7), keys[:, None] == keys),
+    "counts": lambda table, keys: table.frequency(keys),
+}
+
+
+@pytest.mark.parametrize("what", few(LOOKUPS, "bags of lengths"))
+def test_any_batch(what, table, tmp_path):
+    sources = [table, kvjax.serving.FrozenTable.write(tmp_path / "t", table).as_jax()]
+    for source in sources[: 1 if what == "counts" else 2]:
+        program = kvjax.export(LOOKUPS[what], source, kvjax.keys([1, 2]), shapes=SHAPES)
+        got, want = (f(source, kvjax.keys(AWKWARD)) for f in (program, LOOKUPS[what]))
+        jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@slow
+def test_integers_of_64_bits_are_keys(table):
+    with jax.enable_x64(True):
+        program = kvjax.export(lambda table, ids: table.lookup(ids), table, np.arange(2), shapes=(None, "b"))
+        np.testing.assert_array_equal(program(table, AWKWARD), table.lookup(AWKWARD))
+        program = kvjax.export(lambda ids: jnp.asarray(kvjax.keys(ids)), np.arange(2), shapes=("b",))
+        np.testing.assert_array_equal(program(AWKWARD), AWKWARD)

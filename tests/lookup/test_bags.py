@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvjax
+from kvjax._lookup.combiners import CALLS, combine
 from tests.support.marks import examples, slow, wide_is_slow
 
 COMBINERS = ["sum", "mean", "sqrtn", "max"]
@@ -115,7 +116,7 @@ def test_gradients_of_gradients(make):
     for combiner in ("sqrtn", "max"):
 
         def ours(rows, weights, combiner=combiner):
-            return kvjax._lookup.combiners.combine(combiner, 3, ids, rows, None if combiner == "max" else weights)
+            return combine(CALLS, combiner, 3, ids, rows, None if combiner == "max" else weights)
 
         def dense(rows, weights, combiner=combiner):
             return reference(rows, [[0, 2], [], [1]], weights, combiner, jnp.zeros(3), jnp)
