@@ -13,6 +13,7 @@ import kvjax
 from kvjax._command.main import main
 from tests.golden.reference import BUCKETS, bucket_of
 from tests.support.checkpoints import DAMAGES, IDS, assert_equal, restore, save, trained
+from tests.support.marks import few
 
 
 def test_golden_checkpoint():
@@ -45,7 +46,7 @@ def test_golden_checkpoints_of_later_formats(version, tmp_path):
     np.testing.assert_array_equal(one.spec.initializer.array(), [[1.0, 2.0], [3.0, 4.0]])
 
 
-@pytest.mark.parametrize("version", ["v1", "v2", "v3"])
+@pytest.mark.parametrize("version", few(["v1", "v2", "v3"], "v3"))
 def test_golden_checkpoints_are_rewritten_whole(version, tmp_path):
     """By all that makes a checkpoint of one: with the same rows, options and counts, in the present format."""
     golden = Path(__file__).parents[1] / "golden" / f"checkpoint_{version}"

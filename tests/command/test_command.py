@@ -271,6 +271,7 @@ def test_the_folder_that_one_is_in(manager, run, monkeypatch):
     assert run("verify", "..")[0] == 0
 
 
+@slow
 def test_letters_that_a_font_lacks_are_no_matter(make, run, tmp_path, recwarn):
     pytest.importorskip("matplotlib")
     kvjax.checkpoint.save(tmp_path / "a", {"日本": make(1)})

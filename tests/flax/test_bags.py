@@ -25,6 +25,7 @@ class LinenNet(nn.Module):
         return nn.Dense(1)(bag(keys))[:, 0]
 
 
+@slow
 @pytest.mark.parametrize("combiner", few(["sum", "mean", "sqrtn", "max"], "mean"))
 def test_linen_trains(combiner, promotion):
     net, keys = LinenNet(combiner), kvjax.keys(KEYS)

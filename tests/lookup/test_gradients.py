@@ -372,6 +372,7 @@ def test_gradients_belong_to_their_table(make):
     assert a.contains(np.array([2])).tolist() == [True]
 
 
+@slow
 def test_second_derivatives_of_dense_parameters(make):
     """Curvature and gradient penalties: derivatives go through the gradient, and by what orders writes."""
     table, w = make(3, initializer=1.0), jnp.array([0.3, 0.4, -1.0])

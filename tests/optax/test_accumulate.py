@@ -11,7 +11,7 @@ from flax.serialization import from_bytes, to_bytes
 
 import kvjax
 import kvjax.flax
-from tests.support.marks import few
+from tests.support.marks import few, slow
 
 pytestmark = pytest.mark.usefixtures("promotion")
 ROWS, DIM, BATCH = 9, 2, 4
@@ -70,7 +70,7 @@ def test_frequencies_are_those_of_all_steps(make):
     assert params["t"].frequency(np.array([1, 2, 3])).tolist() == [3, 1, 0]
 
 
-@pytest.mark.parametrize("saver", ["orbax", "flax"])
+@pytest.mark.parametrize("saver", few(["orbax", "flax"], "orbax"))
 def test_a_state_is_saved_and_restored_between_updates(saver, make, tmp_path):
     """Training goes on as if nothing had been."""
     tx = kvjax.optax.accumulate(kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.adagrad(0.3)), 3)
@@ -118,6 +118,7 @@ def test_what_does_not_fit_is_refused(make):
         tx.update({"t": kvjax.SparseRows(np.arange(3), jnp.ones((3, DIM)))}, state, params)
 
 
+@slow
 def test_in_a_stock_nnx_optimizer(make):
     """Whose state keeps the structure that it had when it was made; eager steps and compiled ones go on with it."""
 

@@ -8,7 +8,7 @@ import pytest
 
 import kvjax
 from kvjax.optax import catch_up, caught_up, sweep
-from tests.optax.test_catch_up import DIM, LOOK, ROWS, STAIRS, STEP, TX, WARM, batches, functions
+from tests.optax.test_catch_up import DIM, ROWS, STAIRS, WARM, batches, caught, functions, functions_of
 from tests.support.marks import slow
 
 pytestmark = pytest.mark.usefixtures("promotion")
@@ -69,15 +69,16 @@ def test_rows_that_are_behind_are_said_to_be(make, tmp_path):
 @pytest.mark.parametrize("place", ["one", "4"])
 def test_a_state_that_is_older_than_its_rows(place, make, places):
     """It is an error where rows are read by it, of one step less and of one that is begun anew."""
-    tx, table = TX["adam"], make(DIM, initializer=1.0, **({} if place == "one" else places[place]))
+    step, look = functions_of("adam")
+    tx, table = caught("adam"), make(DIM, initializer=1.0, **({} if place == "one" else places[place]))
     states = [tx.init(DIM)]
     for keys, rows in batches(2):
-        table, state = STEP(table, states[-1], kvjax.keys(keys), rows)
+        table, state = step(table, states[-1], kvjax.keys(keys), rows)
         states.append(state)
-    LOOK(table, states[2])
+    look(table, states[2])
     for state in states[:2]:
         with pytest.raises(Exception, match="want the optimizer's state that the last write returned"):
-            jax.block_until_ready(LOOK(table, state))
+            jax.block_until_ready(look(table, state))
         with pytest.raises(ValueError, match=r"got one of \d steps for rows of step 2"):
             caught_up(table, state, tx).export()
 
@@ -151,4 +152,4 @@ def test_what_cannot_be_caught_up():
         with pytest.raises(ValueError, match=r"catch_up: want replay= in 0\.\.4096"):
             catch_up(optax.sgd(0.1), replay=replay)
     with pytest.raises(TypeError, match="catch_up goes around optax"):
-        optax.chain(TX["adam"], optax.scale(1.0)).init(jnp.zeros((1, 2)))
+        optax.chain(caught("adam"), optax.scale(1.0)).init(jnp.zeros((1, 2)))

@@ -1,5 +1,7 @@
 """Exact laziness: rows of tables are those of dense training in float64, whichever rows batches leave out."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +38,11 @@ CASES = {
     "adadelta": lambda: optax.adadelta(1.0),
     "adagrad": lambda: optax.adagrad(0.1),
 }
-TX = {name: catch_up(make()) for name, make in CASES.items() if name in ("adam", "adamw")}
+
+
+@functools.cache
+def caught(name):
+    return catch_up(CASES[name]())
 
 
 def batches(steps, seed=0):
@@ -86,12 +92,13 @@ def functions(tx):
     return step, look
 
 
-STEP, LOOK = functions(TX["adam"])
+@functools.cache
+def functions_of(name):
+    return functions(caught(name))
 
 
 def compare(name, table, steps, tolerance=1e-5, seed=0, between=lambda i, table: table):
-    tx = TX.get(name) or catch_up(CASES[name]())
-    step, look = (STEP, LOOK) if name == "adam" else functions(tx)
+    tx, (step, look) = caught(name), functions_of(name)
     start = np.asarray(table.lookup(np.arange(ROWS)), np.float64)
     want = dense(CASES[name](), start, batches(steps, seed))
     state = tx.init(DIM)
@@ -192,7 +199,7 @@ def test_the_rounding_of_small_steps_is_no_difference(make):
 @slow
 @pytest.mark.cpu_table
 def test_it_is_a_row_program_and_equal_to_dense(make):
-    tx = TX["adam"]
+    tx = caught("adam")
     assert lowered(make(4).spec, tx, tuple(jax.tree.leaves(tx.init(4))), {}) is not None
     found = check_compatibility(tx, 4)
     assert found.verdict == "equal" and found.every_step < 1e-6 and 0 < found.some_steps < 1e-4
@@ -201,7 +208,7 @@ def test_it_is_a_row_program_and_equal_to_dense(make):
 @slow
 def test_training_through_partition(make):
     """The gradient is that of rows of now; one of rows as they are stored is refused, and so is a write of a view."""
-    rows = TX["adam"]
+    rows = caught("adam")
     tx = partition(dense=optax.adam(1e-2), tables=rows)
     params = {"t": make(DIM, initializer=1.0), "w": jnp.ones(DIM)}
     state = tx.init(params)
@@ -243,7 +250,7 @@ def test_training_through_partition(make):
 
 def test_the_state_of_an_nnx_optimizer(make):
     """Each of its leaves is in a variable."""
-    rows, table = TX["adam"], make(DIM)
+    rows, table = caught("adam"), make(DIM)
     state = nnx.Optimizer(nnx.Dict(t=nnx.Param(table)), partition(dense=optax.sgd(1.0), tables=rows), wrt=nnx.Param)
     now = caught_up({"t": table}, state.opt_state, rows)["t"]
     np.testing.assert_array_equal(now.lookup(1), table.lookup(1))
@@ -252,7 +259,7 @@ def test_the_state_of_an_nnx_optimizer(make):
 @slow
 def test_exports_and_sweeps_have_rows_of_now(make):
     """So have tables that are loaded from what a checkpoint would save; training goes on from either."""
-    tx = TX["adamw"]
+    tx = caught("adamw")
     step, look = functions(tx)
     table, state, want = compare("adamw", make(DIM, initializer=kvjax.initializers.normal(1.0), seed=3), 30)
     with pytest.warns(UserWarning, match=r"are behind \(\d of 8, by up to \d+ steps\)"):
@@ -279,7 +286,7 @@ def test_exports_and_sweeps_have_rows_of_now(make):
 
 @slow
 def test_a_table_without_rows_or_slots(make):
-    tx = TX["adam"]
+    tx = caught("adam")
     table, state = make(DIM), tx.init(DIM)
     table = sweep(table, state, tx)
     assert len(table) == 0
@@ -304,7 +311,7 @@ def test_a_table_without_rows_or_slots(make):
 )
 def test_rows_that_come_and_go(options, make):
     """Keys without a row read as their initial row after as many steps without a gradient, or as zeros."""
-    tx, table = TX["adamw"], make(DIM, initializer=1.0, **options)
+    tx, table = caught("adamw"), make(DIM, initializer=1.0, **options)
     step, look = functions(tx)
     state = tx.init(DIM)
     for keys, rows in batches(40, 2):
@@ -321,7 +328,7 @@ def test_rows_that_come_and_go(options, make):
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 def test_rows_of_16_bits(rounding, make):
     """What moves less than their spacing moves them only as rounding says; the slots are those of float32."""
-    tx = TX["adam"]
+    tx = caught("adam")
     wide, narrow = (make(DIM, initializer=1.0, dtype=d, **o) for d, o in (
         ("float32", {}), ("bfloat16", {"rounding": rounding})))  # fmt: skip
     step, look = functions(tx)
@@ -383,8 +390,8 @@ def test_tables_that_cannot_be_behind(make):
     for options in ({"constraint": kvjax.constraints.max_norm(1.0)},
                     {"admit": kvjax.admit.MinCount(2, unadmitted=7)}):  # fmt: skip
         table = make(DIM, **options)
-        for call in (lambda t=table: t.apply(TX["adam"], grads, TX["adam"].init(DIM)),
-                     lambda t=table: caught_up(t, TX["adam"].init(DIM), TX["adam"])):  # fmt: skip
+        for call in (lambda t=table: t.apply(caught("adam"), grads, caught("adam").init(DIM)),
+                     lambda t=table: caught_up(t, caught("adam").init(DIM), caught("adam"))):  # fmt: skip
             with pytest.raises(ValueError, match="want a table for"):
                 call()
     with pytest.raises(TypeError, match="catch_up: want an optax transform"):

@@ -32,6 +32,7 @@ def test_verdicts(tx, verdict):
     assert bool(found.mend) == (verdict != "equal")
 
 
+@slow
 def test_the_leaves_of_a_state():
     """Each is a slot or a global, and what is a slot under which count is said."""
     tx = optax.inject_hyperparams(optax.adam)(learning_rate=optax.linear_schedule(0.1, 0.0, 9))
@@ -91,6 +92,7 @@ def test_mends():
     assert 'count="global"' in count.mend
 
 
+@slow
 def test_a_count_that_is_shared_changes_the_verdict_of_its_leaf():
     """Adam's bias correction equals dense training only if all rows share the count."""
     of = {count: check_compatibility(rowwise(optax.adam(0.1), count), 4).leaves[0] for count in ("row", "global")}

@@ -67,6 +67,7 @@ RAISES = kvjax.optax.partition(dense=DENSE, tables=ROWS)
 raised = jax.jit(step_of(RAISES))
 
 
+@slow
 @pytest.mark.parametrize(
     "fuse, shards",
     [(False, None), pytest.param(True, None, marks=slow), pytest.param(False, 2, marks=(slow, ON_CPU)),

@@ -17,11 +17,11 @@ from flax.training.train_state import TrainState
 import kvjax
 from kvjax.checkpoint import CheckpointError
 from tests.support.checkpoints import IDS, assert_equal, restore, save, trained
-from tests.support.marks import slow
+from tests.support.marks import few, slow
 from tests.support.transforms import row_by_row
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", few(["float32", "bfloat16", "float16"], "bfloat16"))
 def test_everything_comes_back(dtype, make, tmp_path, x64):
     table = trained(make(3, dtype=dtype)).upsert(np.array([5]), np.ones((1, 3)))  # row 5 has no slots
     want = table.export(slots=True)

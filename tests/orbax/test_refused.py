@@ -10,7 +10,7 @@ from orbax.checkpoint import v1
 
 import kvjax
 from kvjax.checkpoint import CheckpointError
-from tests.support.marks import few
+from tests.support.marks import few, slow
 
 # Folders come late, as on a disk that is busy: else the process ends in time, by luck.
 PROGRAM = """
@@ -40,6 +40,7 @@ v1.training.Checkpointer(folder).save_checkpointables_async(1, state)""",
 }
 
 
+@slow
 @pytest.mark.parametrize("how", few(SAVES, "manager"))
 def test_the_process_ends(how, tmp_path):
     program = [sys.executable, "-c", PROGRAM + SAVES[how], str(tmp_path)]

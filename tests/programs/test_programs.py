@@ -1,5 +1,6 @@
 """Row programs: what a table does by a program is what XLA does with the same update."""
 
+import functools
 import warnings
 
 import jax
@@ -23,6 +24,7 @@ from tests.support.transforms import row_by_row, transforms
 pytestmark = [pytest.mark.usefixtures("promotion"), row_by_row]
 
 
+@functools.cache
 def programs():
     """Every transform of optax that runs row by row on gradients alone, by name."""
     found = {}
@@ -38,7 +40,6 @@ def programs():
     return found
 
 
-TRANSFORMS = programs()
 QUICK = ["sgd", "adam", "adamw", "adagrad", "rmsprop", "lion", "lamb", "nadam", "adafactor", "yogi"]
 
 
@@ -68,9 +69,11 @@ def assert_same(one, other, rtol=2e-6):
         np.testing.assert_allclose(got, expected, rtol=rtol)
 
 
-@pytest.mark.parametrize("name", few(sorted(TRANSFORMS), *QUICK))
+@pytest.mark.parametrize("name", few(sorted(transforms()), *QUICK))
 def test_every_transform_of_optax(name, both):
-    tx, state = TRANSFORMS[name]
+    if name not in programs():
+        pytest.skip("is refused row by row, or wants more than gradients")
+    tx, state = programs()[name]
     one, other = both(lambda table: steps(table, tx), dim=16)
     assert_same(one, other)
     table = kvjax.get_table("lowered", dim=16)
@@ -78,7 +81,7 @@ def test_every_transform_of_optax(name, both):
 
 
 def test_all_of_optax_is_there():
-    assert len(TRANSFORMS) >= 95
+    assert len(programs()) >= 95 and set(QUICK) <= programs().keys()
 
 
 FUSABLE = {
@@ -120,7 +123,7 @@ def test_fused_instructions_change_no_bit(name, make, monkeypatch):
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("dim", [1, 2, 33, 300])
+@pytest.mark.parametrize("dim", few([1, 2, 33, 300], 0, 2))
 def test_any_dim(dim, both):
     assert_same(*both(lambda table: steps(table, optax.lamb(0.1)), dim=dim))
 
@@ -327,6 +330,7 @@ def test_numbers_of_64_bits_that_are_chosen_between(both):
         assert_same(*both(lambda table: steps(table, optax.GradientTransformation(init, update)), dim=4))
 
 
+@slow
 def test_a_long_update_goes_in_chunks(make):
     def update(grads, state, row):
         for i in range(5000):

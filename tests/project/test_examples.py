@@ -132,6 +132,7 @@ def test_two_tower_dense(tmp_path):
     assert summary_of(tmp_path)["tables"] == "flax.linen.Embed"
 
 
+@slow
 @pytest.mark.parametrize("tables", few(["one", "many"], "one"))
 def test_ctr(tables, tmp_path):
     assert "step 140 of 140  loss" in run("ctr.py", "--tables", tables, "--json", tmp_path / "summary.json")

@@ -13,7 +13,7 @@ import pytest
 from flax.training.train_state import TrainState
 
 import kvjax
-from tests.support.marks import few
+from tests.support.marks import few, slow
 
 
 def train(table, keys, tx=None, grad=1.0, **options):
@@ -284,6 +284,7 @@ def test_deeprec_filters(admit, make):
     np.testing.assert_allclose(rows.slots["sum_of_squares"][order, 0], [2.1, 1.1, 1.1], rtol=1e-6)
 
 
+@slow
 def test_deeprec_two_variables_in_one_model():
     """Each with a policy of its own, trained by one optimizer, and read back as the four arrays of a checkpoint."""
     counter = kvjax.admit.MinCount(3)

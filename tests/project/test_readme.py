@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.marks import few
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 # How many blocks of code there are in each.
@@ -16,7 +18,7 @@ TEXTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TEXTS)
+@pytest.mark.parametrize("name", few(TEXTS, "README.md", "docs/tables.md"))
 def test_code_blocks(name, tmp_path, capsys, monkeypatch, promotion):
     monkeypatch.chdir(tmp_path)
     text = (ROOT / name).read_text()

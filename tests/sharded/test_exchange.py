@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import kvjax
 from kvjax.ffi import host
-from tests.support.marks import few, few_rows
+from tests.support.marks import few, few_rows, slow
 from tests.support.tables import same_rows
 
 SGD = optax.sgd(0.5)
@@ -90,6 +90,7 @@ def test_duplicates_travel_once(make, mesh):
     assert moved["duplicated"] <= moved["distinct"] / 8 * 2
 
 
+@slow
 def test_rows_travel_in_the_type_of_the_wire_and_found_only_if_asked_for(make, mesh):
     keys = batch("distinct", 512, 4)
     amounts = []

@@ -67,6 +67,7 @@ def batches(n=24, steps=3):
         yield kvjax.keys(users), kvjax.keys(tags), jnp.asarray(x, "float32"), jnp.asarray(y, "float32")
 
 
+@slow
 @pytest.mark.parametrize("explicit", few([False, True], 1), ids=["auto", "explicit"])
 @pytest.mark.filterwarnings("ignore:.*want an init outside of jit")
 def test_linen_train_state_partition_and_clipping(mesh, promotion, explicit):
@@ -108,6 +109,7 @@ def test_linen_train_state_partition_and_clipping(mesh, promotion, explicit):
         close(one[name], sharded[name])
 
 
+@slow
 def test_nnx(mesh, promotion):
     def train(put, **options):
         model = nnx.Sequential(kvjax.flax.nnx.Embed("nnx", 4, **options), nnx.Linear(4, 1, rngs=nnx.Rngs(0)))
@@ -160,6 +162,7 @@ def test_bags(both, combiner, explicit):
         assert jax.typeof(sharded).sharding.spec == P("x", None, None)
 
 
+@slow
 @pytest.mark.parametrize("form", few(["lengths", "segment_ids", "odd"], "odd"))
 def test_bags_of_any_form(both, form):
     keys = kvjax.keys(np.arange(24) % 7)

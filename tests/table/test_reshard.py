@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import kvjax
-from tests.support.marks import few_rows
+from tests.support.marks import few_rows, slow
 from tests.support.tables import KEYS, by_low_bits, same_rows, same_tables, trained
 
 ROUTES = [
@@ -16,6 +16,7 @@ ROUTES = [
 ]  # fmt: skip
 
 
+@slow
 @pytest.mark.parametrize(("here", "there"), few_rows(ROUTES, 3))
 def test_training_goes_on_the_same(here, there, make, places, promotion):
     options = {"dim": 3, "initializer": kvjax.initializers.normal(0.1), "seed": 5}
@@ -28,6 +29,7 @@ def test_training_goes_on_the_same(here, there, make, places, promotion):
     same_tables(trained(one, seed=1), trained(table, seed=1))
 
 
+@slow
 @pytest.mark.parametrize(
     ("admit", "there"),
     few_rows(

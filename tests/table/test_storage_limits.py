@@ -12,7 +12,7 @@ import optax
 import pytest
 
 import kvjax
-from tests.support.marks import slow
+from tests.support.marks import few, slow
 
 pytestmark = pytest.mark.cpu_table
 
@@ -55,7 +55,7 @@ def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-@pytest.mark.parametrize("storage", [Host(huge_pages=True), Host(huge_pages=False), Host()], ids=repr)
+@pytest.mark.parametrize("storage", few([Host(huge_pages=True), Host(huge_pages=False), Host()], 2), ids=repr)
 def test_memory_is_given_back(make, storage):
     table = make(1024, storage=storage)
     insert = jax.jit(lambda table, keys: table.lookup_or_insert(keys)[1])
@@ -203,6 +203,7 @@ print(len(table.lookup_or_insert(np.arange(1000))[1]))
 """
 
 
+@slow
 def test_a_full_disk_is_an_error_of_the_write(tmp_path):
     done = subprocess.run([sys.executable, "-c", FULL, str(tmp_path)], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -167,6 +167,7 @@ print(len(hot), len(kvjax.get_table("cold")))
 """
 
 
+@slow
 def test_a_sink_may_write_to_another_table_while_others_ask_for_tables():
     done = subprocess.run([sys.executable, "-c", SINK_INTO_ANOTHER_TABLE], capture_output=True, text=True, timeout=120)
     assert done.stdout == "2000 18000\n", done.stdout + done.stderr

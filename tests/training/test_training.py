@@ -220,9 +220,7 @@ def test_live_handles_wait_for_steps_in_flight():
             (optax.chain(optax.ema(0.9), optax.adam(0.1)), {}),
             (optax.chain(optax.adam(0.1), optax.contrib.reduce_on_plateau()), {"value": jnp.float32(1.0)}),
         ],
-        3,
         5,
-        6,
     ),
 )
 def test_transforms_of_unusual_states_equal_one_row_at_a_time(tx, extra, make):

@@ -8,7 +8,7 @@ import pytest
 
 import kvjax
 from kvjax._values.called import rng_of
-from tests.support.marks import slow, wide_is_slow
+from tests.support.marks import few, slow, wide_is_slow
 
 JAX = jax.nn.initializers
 KEYS = np.concatenate([np.array([0, -1, 2**40 + 7, -(2**63), 2**63 - 1]), np.arange(400) * 2**33 + 1])
@@ -73,7 +73,7 @@ def test_training_starts_from_them(table):
     assert len(table) == 8
 
 
-@pytest.mark.parametrize("unadmitted", ["zeros", "init", -5])
+@pytest.mark.parametrize("unadmitted", few(["zeros", "init", -5], "init"))
 def test_unadmitted_keys(unadmitted, make):
     """A generated and a native table of equal rows agree on what keys without a row read and train."""
     options = dict(admit=kvjax.admit.MinCount(2, unadmitted=unadmitted), seed=3)
@@ -88,6 +88,7 @@ def test_unadmitted_keys(unadmitted, make):
     np.testing.assert_array_equal(generated.export().values, native.export().values)
 
 
+@slow
 def test_the_row_that_unadmitted_keys_share(make):
     """It is the initial row of its key, which comes last of those that are missing."""
     table = make(DIM, initializer=JAX.normal(1.0), seed=7, admit=kvjax.admit.MinCount(2, unadmitted=-5))

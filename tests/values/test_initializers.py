@@ -116,9 +116,9 @@ def same_distribution(a, b):
         assert abs(np.mean(a <= np.quantile(b, p)) - np.mean(b <= np.quantile(b, p))) <= error / 2 + 1e-9
 
 
-@pytest.mark.parametrize("initializer", [
+@pytest.mark.parametrize("initializer", few([
     kvjax.initializers.uniform(-1.0, 1.0), kvjax.initializers.normal(1.0), kvjax.initializers.truncated_normal(1.0),
-], ids=lambda i: i.kind)  # fmt: skip
+], 2), ids=lambda i: i.kind)  # fmt: skip
 def test_native_rows_of_many_keys(initializer, make):
     n, dim = 100_000, 4
     rows = np.asarray(make(dim, initializer=initializer, seed=2).lookup(np.arange(n) * 2**20))
@@ -190,7 +190,7 @@ def test_zeros_and_ones_are_native(make):
 
 
 @wide_is_slow
-@pytest.mark.parametrize("name", few(GENERATED, "constant", "normal", "glorot_uniform"))
+@pytest.mark.parametrize("name", few(GENERATED, "normal"))
 def test_functions_are_called_for_each_key_by_itself(name, make, x64):
     """What a table makes of a function is what the function itself gives for the key's random key."""
     function, dim, seed = FUNCTIONS[name], 5, 2**63 + 11
