@@ -49,8 +49,22 @@ def _once(_: Any, unknown: Sequence[bool], instantiate: Sequence[bool], equation
     return None if late else equation, equation if late else None, results, results, residuals
 
 
-def _lower(context: Any, *operands: Any, call: Any, **_: str) -> Any:
+def _lower(context: Any, *operands: Any, call: Any, table: str, op: str) -> Any:
+    devices = _split_over(context.module_context.axis_context)
+    if devices > 1:  # which XLA's partitioner refuses in words about its own instructions
+        raise fail(
+            ValueError, table, op, "a table with mesh= where a program over several devices writes it",
+            f"a table in one place in a program over {devices} devices",
+            "kvjax.reshard(table, mesh), or mesh= where the table is made; or write in a program on one device",
+        )  # fmt: skip
     return mlir.lower_fun(jaxpr_as_fun(call), multiple_results=True)(context, *operands)
+
+
+def _split_over(context: Any) -> int:
+    """Over how many devices XLA will split what is lowered now; 1 where a ``shard_map`` has split it already."""
+    if (mesh := getattr(context, "mesh", None)) is None:
+        return getattr(context, "num_devices", None) or 1
+    return mesh.size if set(mesh.axis_names) - context.manual_axes else 1
 
 
 _value_p = Primitive("kvjax_value")

@@ -13,6 +13,7 @@ import optax
 from kvjax._keys.opaque import is_opaque, opaque
 from kvjax._keys.sparse_rows import is_sparse
 from kvjax._training.rowwise import check_transform
+from kvjax._training.whole_batch import all_agree, merged, merged_of_all
 from kvjax._values.arrays import ArrayLike, PyTree
 from kvjax._values.numbers import is_integer
 from kvjax.optax._joint import as_arrays
@@ -101,8 +102,9 @@ def _nothing(like: jax.ShapeDtypeStruct) -> Any:
 
 
 def is_finite(grads: Any) -> jax.Array:
-    """``()`` bool: all numbers of gradients as arrays are finite."""
-    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(grads)] or [jnp.bool_(True)]))
+    """``()`` bool: all numbers of merged gradients are finite, on all devices."""
+    finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(as_arrays(grads))]
+    return all_agree(grads, jnp.all(jnp.stack(finite or [jnp.bool_(True)])))
 
 
 def apply_if(
@@ -116,7 +118,8 @@ def apply_if(
     Args:
       tx: a transform of the whole tree of parameters, such as `partition`.
       condition: function of the gradients that returns a ``()`` bool. For a table it gets the merged gradient rows
-        ``(n, dim)``: those of equal keys summed, then rows of zeros.
+        ``(n, dim)``: those of equal keys summed, then rows of zeros. Inside ``shard_map`` and ``pmap`` those are the
+        rows of all devices, and a step is left out on all of them or on none.
 
     Returns:
       An optax transform.
@@ -147,9 +150,9 @@ def apply_if(
         return ApplyIfState(jnp.zeros((), jnp.int32), init_within(tx, params, "apply_if"))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ApplyIfState]:
-        merged, arrays = as_arrays(updates)
-        holds = jnp.asarray(condition(arrays), bool)
-        new_updates, inner = update_if(holds, lambda g, s: tx.update(g, s, params, **extra), merged, state.inner_state)
+        holds = all_agree(updates, jnp.asarray(condition(as_arrays(merged_of_all(updates))), bool))
+        grads = merged(updates)
+        new_updates, inner = update_if(holds, lambda g, s: tx.update(g, s, params, **extra), grads, state.inner_state)
         return new_updates, ApplyIfState(state.skipped + jnp.where(holds, 0, 1), inner)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -197,13 +200,13 @@ def apply_if_finite(
         return ApplyIfFiniteState(jnp.zeros((), jnp.int32), jnp.bool_(True), jnp.zeros((), jnp.int32), inner)
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ApplyIfFiniteState]:
-        merged, arrays = as_arrays(updates)
-        finite = is_finite(arrays)
+        grads = merged(updates)
+        finite = is_finite(grads)
         count = jnp.where(finite, 0, state.notfinite_count + 1)
         new_updates, inner = update_if(
             finite | (count > max_consecutive_errors),
             lambda g, s: tx.update(g, s, params, **extra),
-            merged,
+            grads,
             state.inner_state,
         )
         return new_updates, ApplyIfFiniteState(count, finite, state.total_notfinite + jnp.where(finite, 0, 1), inner)
@@ -256,8 +259,8 @@ def scale_loss(
         return LossScaleState(jnp.float32(initial), jnp.zeros((), jnp.int32), init_within(tx, params, "scale_loss"))
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, LossScaleState]:
-        merged, arrays = as_arrays(updates)
-        finite = is_finite(arrays)
+        grads = merged(updates)
+        finite = is_finite(grads)
 
         def scaled(grad: Any) -> Any:
             if is_sparse(grad):
@@ -265,7 +268,7 @@ def scale_loss(
             wide = jnp.promote_types(grad.dtype, jnp.float32)  # a scale may be more than float16 can hold
             return (grad.astype(wide) / state.loss_scale.astype(wide)).astype(grad.dtype)
 
-        grads = jax.tree.map(scaled, merged, is_leaf=is_sparse)
+        grads = jax.tree.map(scaled, grads, is_leaf=is_sparse)
         new_updates, inner = update_if(finite, lambda g, s: tx.update(g, s, params, **extra), grads, state.inner_state)
         steps = jnp.where(finite, state.finite_steps + 1, 0)
         grown = jnp.where(steps >= period, state.loss_scale * factor, state.loss_scale)

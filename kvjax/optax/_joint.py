@@ -13,19 +13,21 @@ import optax
 
 from kvjax._keys.sparse_rows import is_sparse
 from kvjax._table.table import is_table
-from kvjax._training.merge import merge
 from kvjax._training.rowwise import check_transform
+from kvjax._training.whole_batch import as_before, merged_of_all, own_part
 from kvjax._values.arrays import PyTree
 
 
-def as_arrays(grads: Any) -> tuple[Any, Any]:
-    """The gradients with tables' merged, and the same tree with their rows ``(n, dim)`` in the place of them."""
-    merged = jax.tree.map(lambda g: merge(g) if is_sparse(g) else g, grads, is_leaf=is_sparse)
-    return merged, jax.tree.map(lambda g: g.rows if is_sparse(g) else g, merged, is_leaf=is_sparse)
+def as_arrays(grads: Any) -> Any:
+    """Gradients with the rows ``(n, dim)`` of tables' in the place of these."""
+    return jax.tree.map(lambda g: g.rows if is_sparse(g) else g, grads, is_leaf=is_sparse)
 
 
 def global_norm(grads: PyTree) -> jax.Array:
     """``optax.tree.norm`` of dense and sparse gradients together, equal to that of dense arrays.
+
+    Inside ``shard_map`` and ``pmap``, rows are those of all devices, and dense gradients what they are on each: take
+    their mean or sum over the devices first.
 
     Args:
       grads: as `kvjax.value_and_grad` returns them. (Optax's function would sum over keys and counts, too.)
@@ -48,7 +50,9 @@ def global_norm(grads: PyTree) -> jax.Array:
             "kvjax: global_norm: want gradients, got a tree with tables, so parameters or updates; "
             "kvjax.orbax.split(params)[0] has the dense ones alone"
         )
-    return optax.tree.norm(as_arrays(grads)[1])
+    norm = optax.tree.norm(as_arrays(merged_of_all(grads)))
+    dense = [g for g in jax.tree.leaves(grads, is_leaf=is_sparse) if not is_sparse(g)]
+    return as_before(norm, optax.tree.norm(dense))
 
 
 def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
@@ -59,6 +63,9 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
     batch leaves out, and a merged gradient has one for each duplicate. Two kinds of transforms belong into `partition`
     instead: those that keep state per element, because each step has other rows, and those that read parameters (weight
     decay).
+
+    Inside ``shard_map`` and ``pmap`` each device gathers the merged rows of all, so the result is that under ``jit``
+    where dense gradients are those of the whole batch, too (``jax.lax.pmean``).
 
     Args:
       tx: a transform of gradients without state per element.
@@ -93,15 +100,15 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
         return state
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
-        merged, rows = as_arrays(updates)
+        whole = merged_of_all(updates)
         if params is not None:
             params = jax.tree.map(lambda p: None if is_table(p) else p, params, is_leaf=is_table)
-        new_rows, state = tx.update(rows, state, params, **extra)
+        new_rows, new_state = tx.update(as_arrays(whole), state, params, **extra)
 
-        def put_back(grad: Any, new: Any) -> Any:
-            return grad.replace(rows=new) if is_sparse(grad) else new
+        def put_back(whole: Any, new: Any, grad: Any) -> Any:
+            return own_part(whole.replace(rows=new), grad) if is_sparse(grad) else as_before(new, grad)
 
-        return jax.tree.map(put_back, merged, new_rows, is_leaf=is_sparse), state
+        return jax.tree.map(put_back, whole, new_rows, updates, is_leaf=is_sparse), as_before(new_state, state)
 
     return optax.GradientTransformationExtraArgs(init, update)
 

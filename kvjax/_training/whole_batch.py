@@ -1,0 +1,80 @@
+"""Whole batches: in a ``shard_map`` or ``pmap``, the gradient that a table gets from all devices, on each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kvjax._keys.keys import Keys
+from kvjax._keys.sparse_rows import SparseRows, is_sparse
+from kvjax._spmd.varying import axis_index, known, manual_axes, varying, varying_over
+from kvjax._training.merge import merge
+
+
+def merged(grads: Any) -> Any:
+    """A tree of gradients with those of tables merged: of this device alone."""
+    return jax.tree.map(lambda g: merge(g) if is_sparse(g) else g, grads, is_leaf=is_sparse)
+
+
+def merged_of_all(grads: Any) -> Any:
+    """The same with the merged gradients of all devices, so that rows are those that a table will get."""
+    return jax.tree.map(lambda g: merge(_gathered(merge(g))) if is_sparse(g) else g, grads, is_leaf=is_sparse)
+
+
+def own_part(whole: SparseRows, grads: SparseRows) -> SparseRows:
+    """Of the merged gradient of all devices the piece that this one brings to the table, in the place of `grads`."""
+    axes = _axes(grads)
+    if not axes:
+        return whole
+    n = whole.rows.shape[0] // jax.lax.axis_size(axes)
+
+    def piece(x: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(x, axis_index(axes) * n, n)
+
+    keys = Keys(piece(whole.keys.words), whole.keys.narrow)
+    return whole.replace(keys=keys, rows=piece(whole.rows), counts=piece(whole.counts), merged=True)
+
+
+def all_agree(grads: Any, condition: jax.Array) -> jax.Array:
+    """Whether a condition ``()`` holds on all devices that bring a gradient to a table: they write together, or wait
+    for each other for ever."""
+    sparse = [g for g in jax.tree.leaves(grads, is_leaf=is_sparse) if is_sparse(g)]
+    axes = tuple(manual_axes()) if sparse else ()
+    if not axes:
+        return condition
+    fails = varying_over(jnp.logical_not(condition).astype(jnp.uint32), axes if known(axes) else ())
+    return jax.lax.pmax(fails, axes) == 0
+
+
+def as_before(results: Any, before: Any) -> Any:
+    """Results that are equal on all devices where `before`, a tree of the same structure, was: JAX does not know it of
+    what was made from all devices' gradients."""
+
+    def equal(x: Any, like: Any) -> Any:
+        axes = tuple(sorted(varying(x) - varying(like)))
+        if not axes:
+            return x
+        # The first device's; a maximum would lose what is not a number.
+        first = jnp.where(axis_index(axes) == 0, x, jnp.zeros_like(x))
+        return jax.lax.psum(first.astype(jnp.int32), axes) > 0 if x.dtype == bool else jax.lax.psum(first, axes)
+
+    return jax.tree.map(equal, results, before)
+
+
+def _axes(grads: SparseRows) -> tuple[str, ...]:
+    """The axes over which devices have other gradients, as far as JAX knows."""
+    return tuple(axis for axis in manual_axes() if not known([axis]) or axis in varying(grads))
+
+
+def _gathered(grads: SparseRows) -> SparseRows:
+    axes = _axes(grads)
+    if not axes:
+        return grads
+
+    def gather(x: jax.Array) -> jax.Array:
+        return jax.lax.all_gather(x, axes, tiled=True)
+
+    keys = Keys(gather(grads.keys.words), grads.keys.narrow)
+    return grads.replace(keys=keys, rows=gather(grads.rows), counts=gather(grads.counts))
