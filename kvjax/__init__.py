@@ -20,6 +20,8 @@ else:  # from which a type checker would take it that there is every name
         # checkpoints does not wait for Orbax.
         if name in _MODULES:
             return importlib.import_module(f"kvjax.{name}")
+        if name in _WITHOUT_JAX:
+            return getattr(importlib.import_module(f"kvjax.{_WITHOUT_JAX[name]}"), name)
         if not name.startswith("__"):
             public = importlib.import_module("kvjax._public")
             names = {each: getattr(public, each) for each in __all__ if hasattr(public, each)}
@@ -39,6 +41,9 @@ _MODULES = (
     "admit", "checkpoint", "constraints", "convert", "evict", "ffi", "flax", "initializers", "optax", "orbax",
     "serving", "storage",
 )  # fmt: skip
+
+# What a server makes its keys of, and what says which rows it gets.
+_WITHOUT_JAX = {"Exported": "_values.exported", "Prune": "_values.prune", "hash_keys": "_keys.hashing"}
 
 __all__ = [
     "Exported", "Keys", "KeysLike", "Prefetched", "Program", "ProgramError", "Prune", "Simulated", "SparseRows",

@@ -15,7 +15,7 @@ from jax.core import Tracer
 from kvjax._keys import salt as _mix
 from kvjax._keys.hashing import hash_keys
 from kvjax._keys.words import integers_of, words_of
-from kvjax._values.arrays import HasArray
+from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.integers import as_bits, salt_of
 from kvjax._values.narrow import is_narrow, narrow_error, x64_enabled
 
@@ -34,6 +34,7 @@ class Keys:
       narrow: whether the keys come from a JAX array of 32-bit integers while ``jax_enable_x64`` is off, so that JAX may
         have cut ids of 64 bits. Tables refuse such keys, unless ``key_dtype="int32"`` or "uint32" says that the ids
         have 32 bits. A table that already has wider keys refuses them even then.
+      has_salt: whether `salted` has made them, so that the id of padding is another key now.
 
     Example:
       >>> import kvjax
@@ -44,23 +45,33 @@ class Keys:
       Keys(1099511627783)
     """
 
-    __slots__ = ("narrow", "words")
+    __slots__ = ("has_salt", "narrow", "words")
     __array_ufunc__ = None  # NumPy's arrays leave comparisons to keys, and there is no arithmetic
     __hash__ = None  # pyright: ignore[reportAssignmentType]  # as of any array
 
     words: jax.Array
     narrow: bool
+    has_salt: bool
 
-    def __init__(self, words: Any, narrow: bool = False) -> None:
+    def __init__(self, words: Any, narrow: bool = False, has_salt: bool = False) -> None:
         self.words = words
         self.narrow = narrow
+        self.has_salt = has_salt
 
-    def tree_flatten(self) -> tuple[tuple[Any], bool]:
-        return (self.words,), self.narrow
+    def tree_flatten(self) -> tuple[tuple[Any], tuple[bool, bool]]:
+        return (self.words,), (self.narrow, self.has_salt)
 
     @classmethod
-    def tree_unflatten(cls, narrow: bool, children: Sequence[Any]) -> Self:
-        return cls(children[0], narrow)
+    def tree_unflatten(cls, aux: tuple[bool, bool], children: Sequence[Any]) -> Self:
+        return cls(children[0], *aux)
+
+    def with_words(self, words: ArrayLike) -> Keys:
+        """Keys of other words, with `narrow` and `has_salt` as of these.
+
+        Args:
+          words: ``(..., 2)`` uint32.
+        """
+        return Keys(words, self.narrow, self.has_salt)
 
     @staticmethod
     def concatenate(parts: Sequence[Keys], axis: int = 0) -> Keys:
@@ -76,7 +87,36 @@ class Keys:
         words: list[Any] = [part.words for part in parts]
         join = np.concatenate if all(isinstance(w, np.ndarray) for w in words) else jnp.concatenate
         joined: Any = join(words, axis if axis >= 0 else axis - 1)
-        return Keys(joined, any(part.narrow for part in parts))
+        return Keys(joined, any(part.narrow for part in parts), any(part.has_salt for part in parts))
+
+    def where(self, condition: ArrayLike, other: KeysLike) -> Keys:
+        """These keys where a condition holds, and others elsewhere.
+
+        Args:
+          condition: bool of a shape that broadcasts with these keys'.
+          other: `Keys`, or whatever `kvjax.keys` takes, of such a shape.
+
+        Returns:
+          `Keys` of the shape of all three.
+
+        Raises:
+          TypeError: the condition is not bool, or `other` is no keys.
+          ValueError: the shapes do not broadcast.
+
+        Example:
+          >>> import kvjax
+          >>> kvjax.keys([2**40, 7]).where([True, False], -1)
+          Keys([1099511627776, -1])
+        """
+        them = as_keys(other, "Keys.where")
+        parts: Any = (self.words, them.words, condition)
+        lib: Any = jnp if any(isinstance(part, jax.Array) for part in parts) else np
+        holds = lib.asarray(condition)
+        if holds.dtype != jnp.bool_:
+            raise TypeError(f"kvjax: Keys.where: want a bool condition, got {holds.dtype}; compare it first")
+        shape = (*jnp.broadcast_shapes(self.shape, them.shape, holds.shape), 2)
+        holds, mine, theirs = (lib.broadcast_to(x, shape) for x in (holds[..., None], self.words, them.words))
+        return Keys(lib.where(holds, mine, theirs), self.narrow or them.narrow, self.has_salt or them.has_salt)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -112,7 +152,7 @@ class Keys:
         words: Any = self.words
         if isinstance(words, np.ndarray) and any(isinstance(i, jax.Array) for i in index):
             words = jnp.asarray(words)  # the index may be traced
-        return Keys(words[index], self.narrow)
+        return self.with_words(words[index])
 
     def _check_bounds(self, index: tuple[Any, ...]) -> None:
         """Refuses integers that JAX would clamp."""
@@ -193,7 +233,7 @@ class Keys:
         if -1 in sizes:
             known = math.prod(s for s in sizes if s != -1)
             sizes = tuple(self.size // max(known, 1) if s == -1 else s for s in sizes)
-        return Keys(self.words.reshape(*sizes, 2), self.narrow)
+        return self.with_words(self.words.reshape(*sizes, 2))
 
     def salted(self, salt: int) -> Keys:
         """Different keys for the same ids: features with different salts share a table, but no rows.
@@ -202,6 +242,9 @@ class Keys:
 
         Args:
           salt: 64-bit integer, for instance the number of the feature.
+
+        The id of padding becomes another key, too, so beside salted keys `pad_id` is an error: give a mask, or to a
+        layer the salt.
 
         Returns:
           `Keys` of the same shape: ``kvjax.keys(ids).salted(s)`` equals ``kvjax.keys(kvjax.hash_keys(ids, s))``.
@@ -214,8 +257,8 @@ class Keys:
         """
         salt = salt_of(salt, "Keys.salted")
         if isinstance(self.words, np.ndarray):
-            return keys(hash_keys(np.asarray(self), salt))
-        return Keys(_mix.salted(self.words, salt))
+            return Keys(keys(hash_keys(np.asarray(self), salt)).words, has_salt=True)
+        return Keys(_mix.salted(self.words, salt), has_salt=True)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         words = np.ascontiguousarray(np.asarray(self.words))
@@ -235,7 +278,8 @@ class Keys:
         if not x64_enabled():
             raise TypeError(
                 "kvjax: Keys: want JAX integers of 64 bits, got jax_enable_x64 off, where JAX would cut keys to 32; "
-                "compare keys by keys == other, which works in programs, and take them out by np.asarray(keys)"
+                "in programs keys == other compares, kvjax.Keys.concatenate joins, and keys.where, keys.reshape and "
+                "keys[...] are there; np.asarray(keys) takes them out"
             )
         return integers_of(self.words, jnp.int64)
 

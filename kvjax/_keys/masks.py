@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from kvjax._keys.keys import Keys
 from kvjax._keys.width import keys_of
 from kvjax._values.errors import fail
+from kvjax._values.integers import check_salts
 
 
 def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, key_dtype: str, op: str) -> jax.Array | None:
@@ -22,6 +23,9 @@ def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, key_dtype: str, op: 
       table: its name, for errors.
       key_dtype: of it.
       op: for errors.
+
+    Raises:
+      TypeError, ValueError: the mask or the id does not fit the keys.
     """
     if mask is not None:
         mask = jnp.asarray(mask)
@@ -34,5 +38,6 @@ def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, key_dtype: str, op: 
     pad = keys_of(pad_id, table, key_dtype, f"{op}, pad_id")
     if pad.shape != ():
         raise fail(ValueError, table, op, "one pad_id", f"{pad.shape}", "give a mask for more")
+    check_salts(keys, pad, table, op)
     valid = jnp.any(keys.words != jnp.broadcast_to(pad.words, keys.words.shape), -1)
     return valid if mask is None else mask & valid

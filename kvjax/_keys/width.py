@@ -41,4 +41,4 @@ def own_keys(ids: Any, table: str, key_dtype: str, op: str) -> Keys:
     if not is_of_32_bits(key_dtype):
         return keys
     words: Any = keys.words
-    return Keys(own_words(np if isinstance(words, np.ndarray) else jnp, words, key_dtype), keys.narrow)
+    return keys.with_words(own_words(np if isinstance(words, np.ndarray) else jnp, words, key_dtype))

@@ -192,7 +192,7 @@ def keys_for(table: Handle, keys: Any, op: str) -> Keys:
     """The keys of a call."""
     check_process(table.name, op)
     keys = keys_of(keys, table.spec.name, table.spec.key_dtype, op)
-    return keys if isinstance(keys.words, jax.Array) else Keys(jnp.asarray(keys.words), keys.narrow)
+    return keys if isinstance(keys.words, jax.Array) else keys.with_words(jnp.asarray(keys.words))
 
 
 def check_process(name: str, op: str) -> None:

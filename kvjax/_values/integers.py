@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from kvjax._values.errors import fail
+
 
 def as_bits(ids: Any, where: str) -> np.ndarray:
     """The 64 bits of integers, exactly: -1 and 2**64 - 1 are the same.
@@ -47,6 +49,19 @@ def check_whole(ids: Any, where: str) -> None:
 
         if is_narrow(ids):
             raise narrow_error(where)
+
+
+def check_salts(keys: Any, pad_id: Any, table: str, op: str) -> None:
+    """Whether the id of padding is one of the keys' own kind: `Keys.salted` has made another key of it.
+
+    Raises:
+      ValueError: it is not.
+    """
+    if getattr(keys, "has_salt", False) != getattr(pad_id, "has_salt", False):
+        raise fail(
+            ValueError, table, op, "pad_id beside keys without a salt", "salted keys, in which that id is another key",
+            "give mask=ids != pad_id of the ids before the salt, or to a layer salt= in the place of keys.salted",
+        )  # fmt: skip
 
 
 def as_array(items: Any, where: str) -> np.ndarray:

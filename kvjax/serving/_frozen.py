@@ -14,6 +14,7 @@ from kvjax._formats.paths import local
 from kvjax._formats.quantise import Quantised, decode, rounded
 from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.errors import fail
+from kvjax._values.integers import check_salts
 from kvjax._values.width import is_of_32_bits, own_bits
 from kvjax.serving._contents import Missing, RowsLike, contents_of, row_of
 from kvjax.serving._format import Mapped, check, finding, identity_of, read
@@ -266,7 +267,7 @@ class FrozenTable:
                 rows[lost] = self._initial_rows(flat[lost], hashes[lost])
         elif missing is not None:
             rows[~found] = row_of(self.name, "lookup", missing, self.dim)
-        valid = self._valid(bits, mask, pad_id)
+        valid = self._valid(keys, bits, mask, pad_id)
         if valid is not None:
             rows[~valid.reshape(-1)] = 0
             found &= valid.reshape(-1)
@@ -349,7 +350,7 @@ class FrozenTable:
             )  # fmt: skip
         return own_bits(keys, self._key_dtype, f"table {self.name!r}, {op}")
 
-    def _valid(self, bits: np.ndarray, mask: Any, pad_id: Any) -> np.ndarray | None:
+    def _valid(self, keys: Any, bits: np.ndarray, mask: Any, pad_id: Any) -> np.ndarray | None:
         if mask is not None:
             mask = np.asarray(mask)
             if mask.dtype != np.bool_:
@@ -358,6 +359,7 @@ class FrozenTable:
                 raise fail(ValueError, self.name, "lookup", f"a mask {bits.shape}", f"{mask.shape}", "give one per key")
         if pad_id is None:
             return mask
+        check_salts(keys, pad_id, self.name, "lookup")
         pad = self._bits(pad_id, "lookup, pad_id")
         if pad.shape != ():
             raise fail(ValueError, self.name, "lookup", "one pad_id", f"{pad.shape}", "give a mask for more")

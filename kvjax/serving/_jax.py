@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from kvjax._keys.keys import Keys, KeysLike
+from kvjax._keys.keys import KeysLike
 from kvjax._keys.masks import mask_of
 from kvjax._keys.salt import mixed
 from kvjax._keys.width import keys_of
@@ -93,8 +93,9 @@ class FrozenArrays(FrozenSource):
         Returns:
           Rows ``(..., dim)`` float32, or ``(rows, found)`` with found ``(...)`` bool.
         """
-        words = jnp.asarray(keys_of(keys, self.name, self.key_dtype, "lookup").words)
-        valid = mask_of(Keys(words), mask, pad_id, self.name, self.key_dtype, "lookup")
+        own = keys_of(keys, self.name, self.key_dtype, "lookup")
+        words = jnp.asarray(own.words)
+        valid = mask_of(own, mask, pad_id, self.name, self.key_dtype, "lookup")
         at, found, hashes = self._find(words)
         at = jnp.where(found, at, len(self))
         rows = self.rows[at].astype(jnp.float32)

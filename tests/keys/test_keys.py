@@ -255,6 +255,20 @@ def test_what_would_cut_keys_is_an_error(x64):
         np.add(wide, 1)
 
 
+def test_where(x64):
+    ids = kvjax.keys(AWKWARD[:6]).reshape(2, 3)
+    for where in (kvjax.Keys.where, jax.jit(kvjax.Keys.where)):
+        for condition, other in (([True, False, True], -7), ([[True], [False]], AWKWARD[1:4]), (False, ids.salted(3))):
+            got = where(ids, np.array(condition), kvjax.keys(other))
+            np.testing.assert_array_equal(np.asarray(got), np.where(condition, np.asarray(ids), np.asarray(other)))
+    assert isinstance(ids.where(True, 3).words, np.ndarray)  # as kvjax.keys makes them
+    assert ids.where(True, ids.salted(1)).has_salt and not ids.where(True, 3).has_salt
+    with pytest.raises(TypeError, match=r"Keys\.where: want a bool condition, got int32"):
+        ids.where(jnp.int32(1), 3)
+    with pytest.raises(ValueError, match=r"(?i)broadcast|incompatible"):
+        ids.where(np.ones(2, bool), 3)
+
+
 def test_concatenate():
     a, b = kvjax.keys(np.arange(6).reshape(2, 3)), kvjax.keys(2**40 + np.arange(6).reshape(2, 3))
     for axis in (0, 1, -1):

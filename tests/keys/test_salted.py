@@ -39,3 +39,25 @@ def test_salts_are_integers_of_python(make):
             with pytest.raises(TypeError, match=match):
                 call(salt)
     assert (keys.salted(np.int64(3)) == keys.salted(3)).all()
+
+
+def test_padding_of_salted_keys_is_not_that_of_the_ids(make, tmp_path):
+    """The salt has made another key of its id, so it would be looked up and trained as any other."""
+    table = make(1).upsert(kvjax.keys([5]).salted(1), [[3.0]])
+    ids = kvjax.keys([[5, -1]])
+    frozen = kvjax.serving.FrozenTable.write(tmp_path / "t", table)
+    embed = kvjax.flax.Embed(table.name, 1, pad_id=-1)
+    params = {"params": {"table": table}}
+    for call in (
+        lambda keys: table.lookup(keys, pad_id=-1),
+        lambda keys: kvjax.lookup_bag(table, keys, pad_id=-1),
+        lambda keys: kvjax.prefetch(table, keys, pad_id=-1),
+        lambda keys: embed.apply(params, keys),
+        lambda keys: frozen.lookup(keys, pad_id=-1),
+        lambda keys: frozen.as_jax().lookup(keys, pad_id=-1),
+    ):
+        for keys in (ids.salted(1), jax.tree.map(jnp.asarray, ids).salted(1)[:, ::-1].reshape(1, 2)):
+            with pytest.raises(ValueError, match="in which that id is another key; give mask="):
+                call(keys)
+    np.testing.assert_array_equal(embed.apply(params, ids, salt=1), [[[3.0], [0.0]]])
+    np.testing.assert_array_equal(table.lookup(ids.salted(1), pad_id=kvjax.keys(-1).salted(1)), [[[3.0], [0.0]]])

@@ -260,6 +260,9 @@ frozen = kvjax.serving.FrozenTable.open({str(tmp_path / "t")!r}, verify=True)
 rows = frozen.lookup({UNSEEN[:5].tolist()})
 frozen = frozen.update([3], [[1.0, 2.0]])
 assert not {{"jax", "flax", "orbax", "optax", "ml_dtypes", "tensorstore", "kvjax.ffi"}} & sys.modules.keys()
+frozen.lookup(kvjax.hash_keys(["a", "b"], salt=3))
+kvjax.Prune(min_frequency=1)
+assert "jax" not in sys.modules
 print(rows.tolist())
 assert sorted(dir(kvjax)) == dir(kvjax) and kvjax.get_table("t", dim=2).dim == 2
 """
