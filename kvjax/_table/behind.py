@@ -25,7 +25,10 @@ def may_be_behind(table: Handle) -> bool:
     """Whether rows as they are stored may be others than those of now."""
     if not isinstance(table.version, Tracer):
         wait(table)
-    spec = table.spec
+    return _may_be_behind(table.spec)
+
+
+def _may_be_behind(spec: TableSpec) -> bool:
     try:
         slots = spec.host.slots(spec.name, 0)
     except KeyError:
@@ -44,6 +47,12 @@ def warn_if_behind(table: Handle, op: str) -> None:
     """The same where rows may be behind."""
     if may_be_behind(table):
         warn(table, op)
+
+
+def warn_of_lookup(table: Handle) -> None:
+    """The same for a lookup by no view and in no loss, which waits for nothing; in a program when it is traced."""
+    if table.view is None and table.tape is None and not table.follows and _may_be_behind(table.spec):
+        warn(table, "lookup")
 
 
 def found_behind(table: Handle, rows: Exported) -> str:

@@ -13,6 +13,7 @@ from kvjax._keys.masks import mask_of
 from kvjax._keys.words import integers_of
 from kvjax._sharded import reads
 from kvjax._table import tapes
+from kvjax._table.behind import warn_of_lookup
 from kvjax._table.handle import Handle, check_without_a_view, keys_for, version_to_read, wait
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.view import SlotView
@@ -245,6 +246,7 @@ def lookup(table: Handle, query: Query, missing: Any = None, with_found: bool = 
     """`Table.lookup` of a query: rows ``(..., dim)``, and found ``(...)`` bool, which means something only if it is
     asked for."""
     version, spec, mask = version_to_read(table, "lookup"), table.spec, query.mask
+    warn_of_lookup(table)
     as_initial = isinstance(missing, str) and missing == "init"
     substitute = None if missing is None or as_initial else _missing_row(table, missing)
     if query.prefetched is not None and not as_initial and not table.follows:

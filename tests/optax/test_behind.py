@@ -153,3 +153,24 @@ def test_what_cannot_be_caught_up():
             catch_up(optax.sgd(0.1), replay=replay)
     with pytest.raises(TypeError, match="catch_up goes around optax"):
         optax.chain(caught("adam"), optax.scale(1.0)).init(jnp.zeros((1, 2)))
+
+
+def test_a_lookup_of_rows_that_are_behind_says_so(make):
+    table, state = make(DIM), caught("adam").init(DIM)
+    table.lookup([1])  # no step has left a row out yet
+    step, look = functions_of("adam")
+    for keys, rows in batches(2):
+        table, state = step(table, state, kvjax.keys(keys), rows)
+    layer = kvjax.flax.Embed(table.name, DIM)
+    for read in (
+        lambda table: table.lookup([1]),
+        jax.jit(lambda table: table.lookup([1])),
+        lambda table: layer.apply({"params": {"table": table}}, np.array([1])),
+        lambda table: kvjax.lookup_bag(table, [[1]]),
+    ):
+        with pytest.warns(UserWarning, match="lookup: it reads rows as they are stored"):
+            read(table)
+        read(caught_up(table, state, caught("adam")))
+    look(table, state)
+    table = kvjax.optax.sweep(table, state, caught("adam"))
+    table.lookup([1])
