@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 from kvjax._command.saved import SavedTable, tables_of
 from kvjax._formats.atomic import replaced
 from kvjax._formats.errors import needed
+from kvjax.checkpoint._format import CheckpointError
 from kvjax.checkpoint._locate import steps_at
 
 _BARS = 40
@@ -78,10 +80,21 @@ def _histogram(axis: Any, array: np.ndarray, logarithmic: bool) -> None:
 
 
 def _growth(checkpoint: str, bases: Sequence[str]) -> dict[str, dict[int, int]]:
-    """Rows of each table by step."""
+    """Rows of each table by step, of the steps that can be read: a manager that keeps the last few has deltas of which
+    the base is gone."""
     out: dict[str, dict[int, int]] = {}
+    lost: set[int] = set()
     for step, folders in steps_at(checkpoint):
         for folder in folders:
             for table in tables_of(folder, bases):
-                out.setdefault(table.name, {})[step] = table.all_rows
+                try:
+                    out.setdefault(table.name, {})[step] = table.all_rows
+                except CheckpointError:
+                    lost.add(step)
+    if lost:
+        steps = ", ".join(map(str, sorted(lost)))
+        print(
+            f"kvjax inspect --plot: the growth is without steps whose rows cannot be read: {steps}",
+            file=sys.stderr,
+        )
     return out

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from kvjax._export.used import TableUse, check, used_by
@@ -71,18 +73,23 @@ class Program:
             if missing and self.tables:
                 mend += "; in the place of a table give None, or the handle"
             raise ProgramError(
-                f"kvjax: program, call: want arrays at {list(self.inputs)}, got none at {missing} and others at "
-                f"{extra}; {mend}"
+                f"kvjax: program, call: want arrays at {_some(missing or list(self.inputs))}, got "
+                f"{'none there' if missing else 'them'}{f' and others at {_some(extra)}' if extra else ''}; {mend}"
             )
         try:
             return self.exported.call(*(found[path] for path in self.inputs))
         except (ValueError, TypeError) as error:
             paths = list(self.inputs)  # JAX knows them by their numbers
             said = re.sub(r"\bargs\[(\d+)\]", lambda found: repr(paths[int(found[1])]), str(error))
-            shapes = zip(paths, self.exported.in_avals, strict=True)
-            empty = [path for path, aval in shapes if 0 in np.shape(found[path]) and 0 not in aval.shape]
+            inputs = list(zip(paths, self.exported.in_avals, strict=True))
+            empty = [path for path, aval in inputs if 0 in np.shape(found[path]) and 0 not in aval.shape]
+            others = [path for path, aval in inputs if not _fits(aval, found[path])]
+            want, got = "arrays that fit each other and `Program.inputs`", f"{said:.600}"
+            if others:
+                want = _some([f"{path}: {self.inputs[path]}" for path in others])
+                got = _some([f"{path}: {_type_of(found[path])}" for path in others])
             mend = f"pad an empty batch ({', '.join(empty)}), or do not call" if empty else "give arrays of these types"
-            raise ProgramError(f"kvjax: program, call: want {self.inputs}, got {said:.600}; {mend}") from error
+            raise ProgramError(f"kvjax: program, call: want {want}, got {got}; {mend}") from error
 
     def serialize(self) -> bytes:
         """The program as bytes, for `deserialize`. Needs flatbuffers (``pip install kvjax[export]``).
@@ -137,6 +144,25 @@ class Program:
 
     def __repr__(self) -> str:
         return f"Program(tables={list(self.tables)}, inputs={self.inputs}, platforms={self.platforms})"
+
+
+def _some(items: Collection[str]) -> str:
+    """At most five of them, in words."""
+    return ", ".join(itertools.islice(items, 5)) + (f" and {len(items) - 5} more" if len(items) > 5 else "")
+
+
+def _type_of(x: Any) -> str:
+    return f"{jnp.result_type(x)}{list(np.shape(x))}"
+
+
+def _fits(aval: Any, x: Any) -> bool:
+    """Whether an array has the type of an input, as far as its own sizes say so: some may be any."""
+    sizes = zip(aval.shape, np.shape(x), strict=False)
+    return (
+        len(aval.shape) == np.ndim(x)
+        and jnp.result_type(x) == aval.dtype
+        and all(size > 0 if not isinstance(want, int) else want == size for want, size in sizes)
+    )
 
 
 def export(

@@ -49,6 +49,10 @@ def lookup_many(features: Mapping[str, Feature]) -> dict[str, jax.Array]:
       >>> kvjax.drop_table("doc_tags"), kvjax.drop_table("doc_users")
       (None, None)
     """
+    if not isinstance(features, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
+        raise TypeError(
+            f"kvjax: lookup_many: want features by name, got {type(features).__name__}; give {{name: (table, keys)}}"
+        )
     parsed = {name: _parse(name, feature) for name, feature in features.items()}
     # Handles that differ are asked each for itself, so that a stale one is refused.
     groups: dict[tuple[str, int], list[str]] = {}

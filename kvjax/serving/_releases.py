@@ -9,98 +9,30 @@ lock             held by who writes
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
-import os
 import re
 import secrets
 import shutil
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from kvjax._formats.atomic import flush, saying, written
 from kvjax._formats.paths import local
 from kvjax._formats.quantise import Quantised, check_quantised
-from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
 from kvjax.serving._contents import Missing, RowsLike
-from kvjax.serving._format import FrozenError, read, share
-from kvjax.serving._frozen import FrozenTable, IdsLike, PathLike
+from kvjax.serving._format import FrozenError, share
+from kvjax.serving._frozen import FrozenTable, PathLike
+from kvjax.serving._release import CHECKPOINT, FILES, SUFFIX, Changes, Release
 
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
     from kvjax.checkpoint import Chain
 
-_SUFFIX = ".frozen"
-_FILES = "files"
-_CHECKPOINT = "checkpoint"
 _LONGEST_NAME = 200  # of the 255 bytes that file systems take, as the file has a longer one while it is written
-
-
-@dataclasses.dataclass(frozen=True)
-class Changes:
-    """Changes to a table, for `Releases.update`.
-
-    Attributes:
-      keys: ``(n,)``, distinct.
-      rows: ``(n, dim)``, the new rows of these keys.
-      removed: ``(m,)`` keys whose rows are removed.
-      step: the table's last step after the changes; None if it stays.
-    """
-
-    keys: IdsLike = ()
-    rows: ArrayLike = ()
-    removed: IdsLike = ()
-    step: int | None = None
-
-
-class Release(Mapping[str, FrozenTable]):
-    """The tables of one release, by name. Take one release for each request, so that all reads of the request belong
-    together.
-
-    Attributes:
-      number: 1 for the first.
-      path: of its folder.
-      checkpoint: digests of the checkpoint that its tables come from; () if there is none.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """For `Releases`."""
-        self.number, self.path = int(path.name), path
-        found = sorted(path.glob(f"*{_SUFFIX}"))
-        self._tables = {unquote(file.name.removesuffix(_SUFFIX)): FrozenTable(file, read(file), True) for file in found}
-        at = path / _CHECKPOINT
-        self.checkpoint = tuple(at.read_text().split()) if at.exists() else ()
-        self._files = {unquote(file.name): file.read_bytes() for file in sorted((path / _FILES).iterdir())}
-        os.stat(path)  # else it went meanwhile, and some of it may not have been listed
-
-    def __getitem__(self, name: str) -> FrozenTable:
-        if name not in self._tables:
-            raise fail(
-                KeyError, name, "release", f"a table of release {self.number}", f"{list(self._tables)}",
-                f"{meant(name, self._tables)}publish it with the others, by Releases.publish",
-            )  # fmt: skip
-        return self._tables[name]
-
-    def __iter__(self) -> Any:
-        return iter(self._tables)
-
-    def __len__(self) -> int:
-        return len(self._tables)
-
-    def __bool__(self) -> bool:
-        return True
-
-    @property
-    def files(self) -> dict[str, bytes]:
-        """The other files, by name."""
-        return dict(self._files)
-
-    def __repr__(self) -> str:
-        return f"Release({self.number}, tables={list(self._tables)}, files={list(self._files)})"
 
 
 class Releases:
@@ -249,8 +181,9 @@ class Releases:
     def follow(
         self,
         checkpoint: PathLike,
-        files: Mapping[str, bytes] | None = None,
+        files: Mapping[str, bytes] | Callable[[Path], Mapping[str, bytes]] | None = None,
         *,
+        tables: Collection[str] | None = None,
         keep: int = 2,
         quantise: Quantised | None = None,
         missing: Missing | None = None,
@@ -266,7 +199,10 @@ class Releases:
 
         Args:
           checkpoint: path of the checkpoint, as for `kvjax.checkpoint.restore`.
-          files: those that change, by name.
+          files: those that change, by name; or a function that is called once a checkpoint is found that is not the
+            current release's, and returns them. It gets the folder of that checkpoint's tables: in a step of Orbax, the
+            other items (dense parameters) are beside that folder.
+          tables: names of the tables to take; by default all.
           keep: see `publish`.
           quantise: for the rows of all tables, as in `FrozenTable.write`; by default as in the current release.
           missing: as there; by default as in the current release, except for a row that unadmitted keys share.
@@ -274,6 +210,7 @@ class Releases:
 
         Raises:
           CheckpointError: there is no checkpoint, or it is damaged; the current release stays.
+          KeyError: it has no table of a name in `tables`.
           ValueError, OSError: as `FrozenTable.write`; the current release stays.
 
         Example:
@@ -296,22 +233,37 @@ class Releases:
 
         if quantise is not None:
             check_quantised(quantise, str(self.path))
-        return unreplaced(checkpoint, base, "follow", lambda chain: self._follow(chain, files, keep, quantise, missing))
+        chosen = None if tables is None else frozenset(tables)
+
+        def body(chain: Chain) -> Release:
+            return self._follow(chain, files, chosen, keep, quantise, missing)
+
+        return unreplaced(checkpoint, base, "follow", body)
 
     def _follow(
-        self, chain: Chain, files: Mapping[str, bytes] | None, keep: int, quantise: Any, missing: Any
+        self, chain: Chain, files: Any, chosen: frozenset[str] | None, keep: int, quantise: Any, missing: Any
     ) -> Release:
         from kvjax.serving._follow import stays, write_at
 
+        names = chain.names if chosen is None else sorted(chosen)
+        for name in names:
+            if name not in chain.names:
+                raise fail(
+                    KeyError, name, "follow", "tables= of names that the checkpoint has", f"{sorted(chain.names)}",
+                    f"{meant(name, chain.names)}leave it out",
+                )  # fmt: skip
         before, digests = self._before(), chain.catalog.digests
-        if before is not None and not files and set(before.checkpoint) & set(digests):  # noqa: SIM102
+        same = before is not None and set(before.checkpoint) & set(digests) and set(before) == set(names)
+        if before is not None and same and (callable(files) or not files):  # noqa: SIM102
             if all(stays(table, quantise, missing) for table in before.values()):
                 return before
+        if callable(files):
+            files = files(chain.catalog.directory)
         with self._new("follow", keep) as folder:
             before = self._before()
             old: Mapping[str, FrozenTable] = {} if before is None else before
             since = () if before is None else before.checkpoint
-            for name in chain.names:
+            for name in names:
                 write_at(_file_of(folder, name), chain, name, old.get(name), since, quantise, missing)
             _write_files(folder, ({} if before is None else before.files) | dict(files or {}))
             _write_checkpoint(folder, digests)
@@ -332,10 +284,10 @@ class Releases:
                 numbers.append(int(self._name()))
             number = max(numbers) + 1
             folder = self.path / f".new-{secrets.token_hex(8)}"
-            (folder / _FILES).mkdir(parents=True)
+            (folder / FILES).mkdir(parents=True)
             try:
                 yield folder
-                flush(folder / _FILES)
+                flush(folder / FILES)
                 flush(folder)
                 folder.rename(self.path / f"{number:08}")
             except BaseException:
@@ -373,16 +325,16 @@ def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     for name, data in files.items():
         if not isinstance(cast("object", data), (bytes, bytearray, memoryview)):
             raise fail(TypeError, name, "publish", "a file's bytes", type(data).__name__, "encode it")
-        with written(_file_of(folder / _FILES, name, "")) as file:
+        with written(_file_of(folder / FILES, name, "")) as file:
             file.write(data)
 
 
 def _write_checkpoint(folder: Path, digests: Sequence[str]) -> None:
-    with written(folder / _CHECKPOINT) as file:
+    with written(folder / CHECKPOINT) as file:
         file.write(" ".join(digests).encode())
 
 
-def _file_of(folder: Path, name: str, suffix: str = _SUFFIX) -> Path:
+def _file_of(folder: Path, name: str, suffix: str = SUFFIX) -> Path:
     encoded = quote(name, safe="")
     if not 0 < len(encoded) <= _LONGEST_NAME or encoded + suffix in (".", ".."):
         raise fail(

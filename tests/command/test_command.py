@@ -221,13 +221,16 @@ def test_plots_and_completion(manager, run, tmp_path):
         assert status == 0 and "min-frequency" in script
 
 
-def test_growth_of_deltas(make, tmp_path):
+def test_growth_of_deltas(make, tmp_path, capsys):
     table = make(2).upsert(np.arange(6), np.ones((6, 2)))
     kvjax.checkpoint.save(tmp_path / "0", [table], cursor="serving")
     table = table.remove(np.array([0])).upsert(np.array([7, 8]), np.ones((2, 2)))
     kvjax.checkpoint.save(tmp_path / "1", [table], since="serving")
     assert _growth(str(tmp_path), ()) == {"table0": {0: 6, 1: 7}}  # the delta has 2 rows of its own
     assert _growth(str(tmp_path / "1"), ()) == {}
+    shutil.rmtree(tmp_path / "0")  # as a manager does that keeps the last few
+    assert _growth(str(tmp_path), ()) == {}
+    assert capsys.readouterr().err.endswith("the growth is without steps whose rows cannot be read: 1\n")
 
 
 def test_a_bug_is_no_difference(run, monkeypatch):

@@ -155,10 +155,10 @@ def test_calls_are_checked(table):
     program = kvjax.export(score, {"scale": np.float32(2), "table": table}, kvjax.keys([1]), shapes=SHAPES)
     good = ({"scale": np.float32(1)}, kvjax.keys([1, 2]))
     for args, want in (
-        (({}, good[1]), r"got none at \['0/scale'\]"), (good[:1], "got none at"),
-        (({"scale": np.float32(1), "more": 1}, good[1]), r"others at \['0/more'\]"),
-        (({"scale": np.ones(3, np.float32)}, good[1]), "want {'0/scale': 'float32.* for '0/scale'"),
-        ((good[0], kvjax.keys([])), "Expected value >= 1 for dimension variable 'b'"),
+        (({}, good[1]), "want arrays at 0/scale, got none there;"), (good[:1], "want arrays at 1/0, got none there;"),
+        (({"scale": np.float32(1), "more": 1}, good[1]), "got them and others at 0/more;"),
+        (({"scale": np.ones(3, np.float32)}, good[1]), r"want 0/scale: float32\[\], got 0/scale: float32\[3\];"),
+        ((good[0], kvjax.keys([])), r"want 1/0: uint32\[b,2\], got 1/0: uint32\[0, 2\]; pad an empty batch"),
     ):  # fmt: skip
         with pytest.raises(ProgramError, match=want):
             program(*args)
@@ -215,3 +215,25 @@ def test_integers_of_64_bits_are_keys(table):
         np.testing.assert_array_equal(program(table, AWKWARD), table.lookup(AWKWARD))
         program = kvjax.export(lambda ids: jnp.asarray(kvjax.keys(ids)), np.arange(2), shapes=("b",))
         np.testing.assert_array_equal(program(AWKWARD), AWKWARD)
+
+
+@slow
+def test_an_argument_that_does_not_fit_is_named_alone(table):
+    many = {f"w{i:02}": np.ones(3, np.float32) for i in range(30)}
+
+    def score(params, keys, x):
+        return jnp.sum(params["t"].lookup(keys)) + x.sum() + params["w00"].sum()
+
+    args = (many | {"t": table}, kvjax.keys([1]), np.ones((1, 3), np.float32))
+    program = kvjax.export(score, *args, shapes=(None, "b, ...", "b, 3"))
+    params, keys = args[0], args[1]
+    for given, want in (
+        ((params, keys, np.ones((1, 4), np.float32)), "want 2: float32[b,3], got 2: float32[1, 4];"),
+        ((params, keys, np.ones((1, 3), np.int32)), "want 2: float32[b,3], got 2: int32[1, 3];"),
+        ((params, np.array([1]), args[2]), "want arrays at 1/0, got none there and others at 1;"),
+        (({"t": None}, *args[1:]), "want arrays at 0/w00, 0/w01, 0/w02, 0/w03, 0/w04 and 25 more, got none there;"),
+        ((params, keys, np.ones((2, 3), np.float32)), "want arrays that fit each other and `Program.inputs`, got"),
+    ):
+        with pytest.raises(ProgramError) as caught:
+            program(*given)
+        assert want in str(caught.value)

@@ -48,6 +48,8 @@ def test_lookup_many_is_one_lookup_and_one_gradient_per_table(make):
 
 def test_lookup_many_refuses_what_it_does_not_know(make):
     table = make(2)
+    with pytest.raises(TypeError, match="want features by name, got list"):
+        kvjax.lookup_many([(table, [1])])
     for feature in (table, (table,), (np.array([1]), table), [table, np.array([1])]):
         with pytest.raises(TypeError, match="feature 'f', lookup_many: want"):
             kvjax.lookup_many({"f": feature})

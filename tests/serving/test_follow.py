@@ -113,3 +113,26 @@ def test_bases_are_found_or_said(make, tmp_path):
             assert got == wants[name]
         else:
             np.testing.assert_array_equal(got, table.lookup(ASKED))
+
+
+def test_some_tables_and_files_of_their_step(make, tmp_path):
+    """What belongs to a checkpoint is found by its folder, which nobody knows before it is followed."""
+    saved, releases = tmp_path / "saved", Releases(tmp_path / "model")
+    table, calls = make(2), []
+
+    def files(folder):
+        calls.append(folder)
+        return {"dense": (folder.parent / "dense.bin").read_bytes()}
+
+    for step in range(3):
+        table = table.upsert([step], [[1.0, step]])
+        save(saved / str(step) / "tables", {"a": table, "b": make(1)}, **({"since": "f"} if step else {"cursor": "f"}))
+        (saved / str(step) / "dense.bin").write_bytes(b"%d" % step)
+        for _ in range(2):  # the second time there is nothing to do
+            release = releases.follow(saved, files, tables=["a"])
+        assert list(release) == ["a"] and release.files == {"dense": b"%d" % step}
+        assert release.number == step + 1 and len(release["a"]) == step + 1
+    assert calls == [saved / str(step) / "tables" for step in range(3)]
+    assert sorted(releases.follow(saved)) == ["a", "b"]
+    with pytest.raises(KeyError, match=r"follow: want tables= of names that the checkpoint has, got \['a', 'b'\]"):
+        releases.follow(saved, tables=["a", "c"])

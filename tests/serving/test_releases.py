@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvjax._values.exported import Exported
-from kvjax.serving import Changes, FrozenError, FrozenTable, Releases, _releases
+from kvjax.serving import Changes, FrozenError, FrozenTable, Releases, _release
 from tests.support.marks import slow
 
 N = 2000
@@ -177,7 +177,7 @@ def test_what_goes_wrong_leaves_the_current_release(tmp_path):
 
 def test_a_release_that_goes_while_it_is_opened_is_not_taken_for_a_whole_one(tmp_path, monkeypatch):
     """A slow reader and two writers: at every file that it opens, what it opens is replaced."""
-    releases, read, readers_thread = Releases(tmp_path), _releases.read, threading.get_ident()
+    releases, read, readers_thread = Releases(tmp_path), _release.read, threading.get_ident()
     publish(releases, 0)
     number = 0
 
@@ -194,7 +194,7 @@ def test_a_release_that_goes_while_it_is_opened_is_not_taken_for_a_whole_one(tmp
 
     reader = Releases(tmp_path)
     with monkeypatch.context() as patched:
-        patched.setattr(_releases, "read", slow_read)
+        patched.setattr(_release, "read", slow_read)
         found = reader.refresh()
     assert sorted(found) == ["one", "two"] and one_of(found) == number == 4
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
