@@ -40,7 +40,7 @@ def programs():
     return found
 
 
-QUICK = ["sgd", "adam", "adamw", "adagrad", "rmsprop", "lion", "lamb", "nadam", "adafactor", "yogi"]
+QUICK = ["sgd", "adam", "adagrad", "lamb", "adafactor"]
 
 
 def steps(table, tx, n=5, seed=0, rare=False, **extra):

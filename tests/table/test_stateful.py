@@ -282,6 +282,6 @@ class TableMachine(RuleBasedStateMachine):
 TestTable = TableMachine.TestCase
 # The emulated device table takes its time over small calls.
 TestTable.settings = settings(
-    max_examples=25 if kvjax.backends()["cuda"] == "emulated" else examples(12, 80),
+    max_examples=25 if kvjax.backends()["cuda"] == "emulated" else examples(7, 80),
     stateful_step_count=25,
 )
