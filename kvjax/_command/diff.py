@@ -12,7 +12,7 @@ def run(args: argparse.Namespace) -> int:
     from kvjax.checkpoint._diff import diff
 
     with progress("comparing rows", args.json):
-        found = diff(args.first, args.second, examples=args.examples, base=args.base)
+        found = diff(args.first, args.second, tables=args.table, examples=args.examples, base=args.base)
     if args.json:
         print_json({"same": found.same, "added": found.added, "removed": found.removed, "tables": dict(found.tables)})
         return 0 if found.same else 1

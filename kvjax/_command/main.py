@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
     diff = command("diff", "what has come, gone and changed between two checkpoints")
     _path(diff, "first", _CHECKPOINT)
     _path(diff, "second", _CHECKPOINT)
+    diff.add_argument("--table", action="append", help="compare only this one; may be said again")
     _base(diff)
     diff.add_argument("--examples", type=_count, default=5, help="keys of each kind to show (default: 5)")
 

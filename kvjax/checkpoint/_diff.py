@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -65,12 +65,20 @@ class Diff:
         return not self.added and not self.removed and all(table.same for table in self.tables.values())
 
 
-def diff(a: PathLike, b: PathLike, *, examples: int = 5, base: PathLike | Sequence[PathLike] | None = None) -> Diff:
+def diff(
+    a: PathLike,
+    b: PathLike,
+    *,
+    tables: Collection[str] | None = None,
+    examples: int = 5,
+    base: PathLike | Sequence[PathLike] | None = None,
+) -> Diff:
     """Compares two checkpoints, row by row and bit by bit. It makes no tables, and needs no memory for all rows.
 
     Args:
       a: folder of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager (its last step is read).
       b: folder of the checkpoint to compare it with.
+      tables: names of those to compare; by default all.
       examples: how many keys of each kind to return.
       base: where to look for the checkpoints that deltas build on, as in `restore`.
 
@@ -78,7 +86,7 @@ def diff(a: PathLike, b: PathLike, *, examples: int = 5, base: PathLike | Sequen
       What was added, removed and changed from `a` to `b`. Counts of keys without a row are not compared.
 
     Raises:
-      CheckpointError: a checkpoint is missing or damaged.
+      CheckpointError: a checkpoint is missing or damaged, or neither has a table of a name in `tables`.
 
     Example:
       >>> import kvjax, numpy as np, tempfile
@@ -93,17 +101,21 @@ def diff(a: PathLike, b: PathLike, *, examples: int = 5, base: PathLike | Sequen
       >>> kvjax.drop_table("doc_diff")
       >>> folder.cleanup()
     """
+    chosen = None if tables is None else frozenset(tables)
     return unreplaced(
-        a, base, "diff", lambda one: unreplaced(b, base, "diff", lambda other: _diff(one, other, examples))
+        a, base, "diff", lambda one: unreplaced(b, base, "diff", lambda other: _diff(one, other, chosen, examples))
     )
 
 
-def _diff(one: Chain, other: Chain, examples: int) -> Diff:
-    both = [name for name in one.names if name in other.names]
+def _diff(one: Chain, other: Chain, chosen: frozenset[str] | None, examples: int) -> Diff:
+    for name in chosen or ():
+        if name not in one.names and name not in other.names:
+            one.catalog.open(name)  # which says so
+    first, second = ([name for name in c.names if chosen is None or name in chosen] for c in (one, other))
     return Diff(
-        {name: _diff_table(one, other, name, examples) for name in both},
-        added=tuple(name for name in other.names if name not in both),
-        removed=tuple(name for name in one.names if name not in both),
+        {name: _diff_table(one, other, name, examples) for name in first if name in second},
+        added=tuple(name for name in second if name not in first),
+        removed=tuple(name for name in first if name not in second),
     )
 
 

@@ -22,7 +22,7 @@ from urllib.parse import quote
 from kvjax._formats.atomic import flush, saying, written
 from kvjax._formats.paths import local
 from kvjax._formats.quantise import Quantised, check_quantised
-from kvjax._values.errors import fail, meant
+from kvjax._values.errors import fail
 from kvjax.serving._contents import Missing, RowsLike
 from kvjax.serving._format import FrozenError, share
 from kvjax.serving._frozen import FrozenTable, PathLike
@@ -209,8 +209,8 @@ class Releases:
           base: where to look for the checkpoints that a delta builds on, as in `kvjax.checkpoint.restore`.
 
         Raises:
-          CheckpointError: there is no checkpoint, or it is damaged; the current release stays.
-          KeyError: it has no table of a name in `tables`.
+          CheckpointError: there is no checkpoint, it is damaged, or has no table of a name in `tables`; the current
+            release stays.
           ValueError, OSError: as `FrozenTable.write`; the current release stays.
 
         Example:
@@ -246,12 +246,8 @@ class Releases:
         from kvjax.serving._follow import stays, write_at
 
         names = chain.names if chosen is None else sorted(chosen)
-        for name in names:
-            if name not in chain.names:
-                raise fail(
-                    KeyError, name, "follow", "tables= of names that the checkpoint has", f"{sorted(chain.names)}",
-                    f"{meant(name, chain.names)}leave it out",
-                )  # fmt: skip
+        for name in chosen or ():
+            chain.catalog.open(name)  # or it says what there is
         before, digests = self._before(), chain.catalog.digests
         same = before is not None and set(before.checkpoint) & set(digests) and set(before) == set(names)
         if before is not None and same and (callable(files) or not files):  # noqa: SIM102

@@ -310,6 +310,11 @@ def test_differences(piece, make, tmp_path, monkeypatch):
     assert t.columns["values"] == 2 and t.columns["pinned"] == 1 and t.largest["values"] > 0
     assert set(t.examples["removed"]) <= set(keys[:3].tolist()) and len(t.examples["changed"]) == 2
     assert t.rows == (len(keys), len(other))
+    some = diff(tmp_path / "a", tmp_path / "b", tables=["t"], examples=2)
+    assert some.tables == found.tables and some.added == some.removed == ()
+    assert diff(tmp_path / "a", tmp_path / "b", tables=["new"]).added == ("new",)
+    with pytest.raises(CheckpointError, match="'other', diff: want one of the checkpoint's tables"):
+        diff(tmp_path / "a", tmp_path / "b", tables=["t", "other"])
     was = other.snapshot().rows
     assert_equal(restore(tmp_path / "b", {"t": other})["t"].snapshot().rows, was)
 
