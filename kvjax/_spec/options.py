@@ -15,7 +15,7 @@ import numpy as np
 
 from kvjax import constraints
 from kvjax._spec import native
-from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES, dtype_name
+from kvjax._values.dtypes import KEY_DTYPES, dtype_name, row_dtype
 from kvjax._values.errors import fail, meant
 from kvjax._values.names import is_name
 from kvjax._values.numbers import is_integer
@@ -85,10 +85,7 @@ def _key_dtype(request: Request, dtype: Any) -> str:
 
 
 def _dtype(request: Request, dtype: Any) -> str:
-    dtype = dtype_name(dtype)
-    stored = "rows of int8 are for files: quantise='int8' of exports and of FrozenTable.write"
-    request.want(dtype in ROW_DTYPES, f"dtype in {ROW_DTYPES}", dtype, stored if dtype == "int8" else "choose one")
-    return dtype
+    return row_dtype(dtype, request.name, request.op)
 
 
 def _initializer(request: Request, initializer: Any) -> Any:

@@ -16,8 +16,22 @@ def dtype_name(dtype: Any) -> Any:
     """The name of a dtype, or what was given if it is none."""
     try:
         return np.dtype(dtype).name
-    except TypeError:
+    except (TypeError, ValueError):
         return dtype
+
+
+def row_dtype(dtype: Any, table: str, op: str) -> str:
+    """The name of a dtype that rows may have.
+
+    Raises:
+      ValueError: they may not.
+    """
+    name = dtype_name(dtype)
+    if name not in ROW_DTYPES:
+        stored = "rows of int8 are for files: quantise='int8' of exports and of FrozenTable.write"
+        mend = stored if name == "int8" else "choose one"
+        raise fail(ValueError, table, op, f"dtype in {ROW_DTYPES}", repr(name), mend)
+    return name
 
 
 def is_float(dtype: np.dtype[Any]) -> bool:

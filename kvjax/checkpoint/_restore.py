@@ -23,7 +23,7 @@ from kvjax._table.move import prepare_move
 from kvjax._table.registry import check_same, drop_table, get_or_make
 from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table
-from kvjax._values.dtypes import dtype_name
+from kvjax._values.dtypes import row_dtype
 from kvjax._values.errors import fail
 from kvjax._values.late import LAST_COLUMN, are_late, warn_if_saved_late
 from kvjax._values.snapshot import ADMISSION_COLUMNS
@@ -163,8 +163,8 @@ class Restore:
         if how.keys is not None:
             source, counts = only(source, counts, how.keys, self.name, meta["key_dtype"])
             meta = meta | {"rows": source.num_rows}  # here, which is what can be held against a limit
-        if how.dtype is not None and dtype_name(how.dtype) != meta["dtype"]:
-            dtype = dtype_name(how.dtype)
+        dtype = meta["dtype"] if how.dtype is None else row_dtype(how.dtype, self.name, "restore")
+        if dtype != meta["dtype"]:
             source = converted(source, dtype, self.name)
             exact = {"rounding": "nearest"} if dtype == "float32" else {}
             meta = meta | {"dtype": dtype} | exact

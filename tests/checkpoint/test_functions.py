@@ -212,6 +212,9 @@ def test_rows_are_converted_only_when_asked(make, tmp_path):
     table = trained(make(3), TX)
     save(tmp_path / "a", {"t": table})
     half = make(3, dtype="bfloat16", seed=table.spec.seed)
+    for dtype in ("int8", "float33", {"t": "bfloat16"}):
+        with pytest.raises(ValueError, match=r"restore: want dtype in \('float32', 'bfloat16', 'float16'\), got"):
+            restore(tmp_path / "a", dtype=dtype)
     with pytest.raises(ValueError, match="give dtype='bfloat16' to convert"):
         restore(tmp_path / "a", {"t": half})
     got = restore(tmp_path / "a", {"t": half}, dtype="bfloat16")["t"].export(slots=True)
