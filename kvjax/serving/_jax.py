@@ -1,4 +1,8 @@
-"""A frozen table as arrays of JAX: the search of `_search.py` on pairs of 32-bit words, in plain JAX."""
+"""A frozen table as arrays of JAX: the search of `_search.py` on pairs of 32-bit words, in plain JAX.
+
+Where buckets are short, as they are unless keys were chosen to collide, one window of hashes is fetched for each key
+and compared as a whole: a binary search would wait for memory in each of its steps.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +26,8 @@ from kvjax.serving._contents import Missing, row_of
 from kvjax.serving._format import Mapped
 from kvjax.serving._initial import Initial
 
+_WIDEST = 32  # hashes; in a table of random keys the longest bucket has about 10
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +42,7 @@ class FrozenArrays(FrozenSource):
       pool: ``(p, dim)`` float32, of a pool of initial rows only.
       name: of the table.
       steps: of a search.
+      window: how many hashes from the start of a bucket have all of it; 0 where that is too many.
       initial: how initial rows are made; None if nobody knows.
       as_initial: whether keys without a row read as their initial row; else they read as the last row.
       key_dtype: of the table.
@@ -48,6 +55,7 @@ class FrozenArrays(FrozenSource):
     pool: jax.Array | None
     name: str = dataclasses.field(metadata={"static": True})
     steps: int = dataclasses.field(metadata={"static": True})
+    window: int = dataclasses.field(metadata={"static": True})
     initial: Initial | None = dataclasses.field(metadata={"static": True})
     as_initial: bool = dataclasses.field(metadata={"static": True})
     key_dtype: str = dataclasses.field(metadata={"static": True})
@@ -114,14 +122,26 @@ class FrozenArrays(FrozenSource):
         low, high = mixed(words[..., 0], words[..., 1])
         bits = self.starts.shape[0].bit_length() - 1
         at = self.starts[high >> (32 - bits)].astype(jnp.int32)
+        at, found = (self._compare if self.window else self._search)(at, low, high)
+        return at, found & (at < len(self)), jnp.stack([low, high], -1)
+
+    def _compare(self, at: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The first hash of a bucket that is equal, and whether there is one."""
+        at = jnp.minimum(at, len(self) + 1 - self.window)  # whatever comes before a bucket is equal to none of its keys
+        axes = lax.GatherDimensionNumbers((at.ndim, at.ndim + 1), (), (0,))
+        there = lax.gather(self.hashes, at[..., None], axes, (self.window, 2), mode="clip")
+        equal = (there[..., 0] == low[..., None]) & (there[..., 1] == high[..., None])
+        return at + jnp.argmax(equal, -1).astype(jnp.int32), jnp.any(equal, -1)
+
+    def _search(self, at: jax.Array, low: jax.Array, high: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The first hash that is not below, and whether it is equal."""
         for step in reversed(range(self.steps)):
             there = jnp.take(self.hashes, at + (2**step - 1), axis=0, mode="clip")
             below = (there[..., 1] < high) | ((there[..., 1] == high) & (there[..., 0] < low))
             at += below.astype(jnp.int32) << step
         at = jnp.minimum(at, len(self))
         there = self.hashes[at]
-        found = (there[..., 0] == low) & (there[..., 1] == high) & (at < len(self))
-        return at, found, jnp.stack([low, high], -1)
+        return at, (there[..., 0] == low) & (there[..., 1] == high)
 
     def _with_initial(self, rows: jax.Array, found: jax.Array, words: jax.Array, hashes: jax.Array) -> jax.Array:
         initial = self.initial
@@ -141,6 +161,12 @@ class FrozenArrays(FrozenSource):
         return lax.cond(found.all(), lambda rows: rows, some, rows)
 
 
+def _window_of(starts: np.ndarray, rows: int) -> int:
+    longest = int(np.diff(starts, append=np.uint32(rows)).max())
+    # In steps of four, so that not every release of a table is another program.
+    return 0 if longest > _WIDEST else min(max(-(-longest // 4) * 4, 1), rows + 1)
+
+
 def arrays_of(mapped: Mapped) -> FrozenArrays:
     """A mapped file on the default device."""
     description, arrays = mapped.description, mapped.arrays
@@ -158,6 +184,7 @@ def arrays_of(mapped: Mapped) -> FrozenArrays:
         **optional,
         name=description.name,
         steps=description.steps,
+        window=_window_of(arrays["starts"], description.rows),
         initial=description.initial,
         as_initial=description.missing == "init",
         key_dtype=description.key_dtype,

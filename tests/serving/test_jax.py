@@ -7,8 +7,9 @@ import pytest
 
 import kvjax
 from kvjax.serving import FrozenTable
+from kvjax.serving._search import unmixed
 from tests.serving.test_frozen import INITIALIZERS, UNSEEN
-from tests.support.marks import slow
+from tests.support.marks import few, slow
 from tests.support.tables import AWKWARD
 
 QUERY = np.concatenate([AWKWARD, UNSEEN, AWKWARD[:3]])
@@ -63,3 +64,20 @@ def test_forms(quantise, make, tmp_path):
     ):  # fmt: skip
         with pytest.raises(error, match=words):
             jax.eval_shape(lambda: empty.as_jax().lookup(keys, **options))  # noqa: B023
+
+
+@pytest.mark.parametrize("n", few([0, 1, 3, 31, 32, 33, 200], 3, 6))
+def test_buckets_of_any_length(n, make, tmp_path):
+    """Keys that collide on purpose make buckets too long for one window, which are searched step by step."""
+    hashes = np.array([*range(n), 2**63, 2**64 - 2, 2**64 - 1], np.uint64)
+    keys = unmixed(hashes).view(np.int64)
+    table = make(1, initializer=-1.0).upsert(keys[: n + 2], np.arange(n + 2.0)[:, None])
+    frozen = FrozenTable.write(tmp_path / "t", table)
+    arrays = frozen.as_jax()
+    assert (arrays.window == 0) == (n > 32)
+    query = np.concatenate([keys, unmixed(np.array([n, n + 1], np.uint64)).view(np.int64)])  # also of the sentinel
+    rows, found = lookup(arrays, kvjax.keys(query), return_found=True)
+    np.testing.assert_array_equal(rows[:, 0], [*np.arange(n + 2.0), -1, -1, -1])
+    assert found.tolist() == [True] * (n + 2) + [False] * 3
+    table = table.upsert(keys[-1], [7.0])  # whose hash is that of the sentinel
+    assert lookup(FrozenTable.write(tmp_path / "t", table).as_jax(), kvjax.keys(keys[-1:])).tolist() == [[7.0]]
