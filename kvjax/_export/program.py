@@ -17,6 +17,7 @@ import numpy as np
 
 from kvjax._export.used import TableUse, check, used_by
 from kvjax._formats.errors import needed
+from kvjax._lookup.readable import FrozenReadable
 from kvjax._table.registry import tables
 from kvjax._table.table import is_table
 from kvjax._values.arrays import PyTree
@@ -45,9 +46,11 @@ class Program:
       exported: the ``jax.export.Exported``, whose arguments are the arrays of `inputs`.
     """
 
-    def __init__(self, exported: jax.export.Exported, uses: dict[str, TableUse], paths: Sequence[str]) -> None:
+    def __init__(
+        self, exported: jax.export.Exported, uses: dict[str, TableUse], paths: Sequence[str], frozen: dict[str, str]
+    ) -> None:
         """For `export` and `deserialize`."""
-        self.exported, self.tables = exported, uses
+        self.exported, self.tables, self._frozen = exported, uses, frozen
         self.inputs = {path: str(aval.str_short()) for path, aval in zip(paths, exported.in_avals, strict=True)}
         self.platforms = tuple(exported.platforms)
 
@@ -66,6 +69,12 @@ class Program:
           ProgramError: arguments are missing, or have other types.
         """
         check(self.tables, tables(), "call")
+        for path, said in _frozen(args).items():
+            if said != self._frozen.get(path, said):
+                raise ProgramError(
+                    f"kvjax: program, call: want the frozen table that it was exported with at {path}, "
+                    f"{self._frozen[path]}, got {said}; export the program again for each frozen table"
+                )
         found = dict(_arrays(args))
         if found.keys() != self.inputs.keys():
             missing, extra = sorted(self.inputs.keys() - found.keys()), sorted(found.keys() - self.inputs.keys())
@@ -99,7 +108,7 @@ class Program:
         """
         needed("flatbuffers", "Program.serialize", "export")
         about = {"tables": {name: dataclasses.asdict(use) for name, use in self.tables.items()}}
-        head = json.dumps(about | {"inputs": list(self.inputs)}).encode()
+        head = json.dumps(about | {"inputs": list(self.inputs), "frozen": self._frozen}).encode()
         body = bytes(self.exported.serialize())
         return _HEAD.pack(_MAGIC, len(head), len(body), zlib.crc32(head + body)) + head + body
 
@@ -140,7 +149,8 @@ class Program:
                 f"kvjax: program, deserialize: want a program that jax {jax.__version__} reads, got {error!s:.300}; "
                 "export it with this version of JAX, or an older one"
             ) from error
-        return cls(exported, {name: TableUse(**use) for name, use in about["tables"].items()}, about["inputs"])
+        uses = {name: TableUse(**use) for name, use in about["tables"].items()}
+        return cls(exported, uses, about["inputs"], about.get("frozen", {}))
 
     def __repr__(self) -> str:
         return f"Program(tables={list(self.tables)}, inputs={self.inputs}, platforms={self.platforms})"
@@ -152,15 +162,20 @@ def _some(items: Collection[str]) -> str:
 
 
 def _type_of(x: Any) -> str:
-    return f"{jnp.result_type(x)}{list(np.shape(x))}"
+    try:
+        return f"{jnp.result_type(x)}[{','.join(map(str, np.shape(x)))}]"
+    except (TypeError, ValueError):
+        return type(x).__name__
 
 
 def _fits(aval: Any, x: Any) -> bool:
     """Whether an array has the type of an input, as far as its own sizes say so: some may be any."""
+    if not isinstance(x, (bool, int, float, complex)) and not hasattr(x, "dtype"):
+        return False
     sizes = zip(aval.shape, np.shape(x), strict=False)
     return (
         len(aval.shape) == np.ndim(x)
-        and jnp.result_type(x) == aval.dtype
+        and str(jnp.result_type(x)) == str(aval.dtype)
         and all(size > 0 if not isinstance(want, int) else want == size for want, size in sizes)
     )
 
@@ -238,7 +253,17 @@ def export(
         )
     allowed = [jax.export.DisabledSafetyCheck.custom_call(target) for target in sorted(targets)]
     exported = jax.export.export(jitted, platforms=list(platforms), disabled_checks=allowed)(*specs)
-    return Program(exported, uses, list(given))
+    return Program(exported, uses, list(given), _frozen(args))
+
+
+def _frozen(args: tuple[PyTree, ...]) -> dict[str, str]:
+    """What frozen tables among arguments are beside their arrays, by where they are."""
+    found = jax.tree_util.tree_leaves_with_path(args, is_leaf=lambda x: isinstance(x, FrozenReadable))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.said
+        for path, leaf in found
+        if isinstance(leaf, FrozenReadable)
+    }
 
 
 def _arrays(args: tuple[PyTree, ...]) -> list[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from jax.core import Tracer
 from kvjax._keys import salt as _mix
 from kvjax._keys.hashing import hash_keys
 from kvjax._keys.words import integers_of, words_of
+from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.integers import as_bits, salt_of
 from kvjax._values.narrow import is_narrow, narrow_error, x64_enabled
@@ -34,7 +35,8 @@ class Keys:
       narrow: whether the keys come from a JAX array of 32-bit integers while ``jax_enable_x64`` is off, so that JAX may
         have cut ids of 64 bits. Tables refuse such keys, unless ``key_dtype="int32"`` or "uint32" says that the ids
         have 32 bits. A table that already has wider keys refuses them even then.
-      has_salt: whether `salted` has made them, so that the id of padding is another key now.
+      has_salt: whether `salted` has made them, so that the id of padding is another key now. Programs do not know it of
+        keys that are their arguments: it is no part of the pytree.
 
     Example:
       >>> import kvjax
@@ -58,12 +60,12 @@ class Keys:
         self.narrow = narrow
         self.has_salt = has_salt
 
-    def tree_flatten(self) -> tuple[tuple[Any], tuple[bool, bool]]:
-        return (self.words,), (self.narrow, self.has_salt)
+    def tree_flatten(self) -> tuple[tuple[Any], bool]:
+        return (self.words,), self.narrow
 
     @classmethod
-    def tree_unflatten(cls, aux: tuple[bool, bool], children: Sequence[Any]) -> Self:
-        return cls(children[0], *aux)
+    def tree_unflatten(cls, narrow: bool, children: Sequence[Any]) -> Self:
+        return cls(children[0], narrow)
 
     def with_words(self, words: ArrayLike) -> Keys:
         """Keys of other words, with `narrow` and `has_salt` as of these.
@@ -87,7 +89,7 @@ class Keys:
         words: list[Any] = [part.words for part in parts]
         join = np.concatenate if all(isinstance(w, np.ndarray) for w in words) else jnp.concatenate
         joined: Any = join(words, axis if axis >= 0 else axis - 1)
-        return Keys(joined, any(part.narrow for part in parts), any(part.has_salt for part in parts))
+        return Keys(joined, any(part.narrow for part in parts), all(part.has_salt for part in parts))
 
     def where(self, condition: ArrayLike, other: KeysLike) -> Keys:
         """These keys where a condition holds, and others elsewhere.
@@ -114,9 +116,14 @@ class Keys:
         holds = lib.asarray(condition)
         if holds.dtype != jnp.bool_:
             raise TypeError(f"kvjax: Keys.where: want a bool condition, got {holds.dtype}; compare it first")
-        shape = (*jnp.broadcast_shapes(self.shape, them.shape, holds.shape), 2)
-        holds, mine, theirs = (lib.broadcast_to(x, shape) for x in (holds[..., None], self.words, them.words))
-        return Keys(lib.where(holds, mine, theirs), self.narrow or them.narrow, self.has_salt or them.has_salt)
+        shape = (*_shape_of(self.shape, them.shape, holds.shape), 2)
+
+        def run(holds: Any, mine: Any, theirs: Any) -> Any:
+            return (lib.where(*(lib.broadcast_to(x, shape) for x in (holds[..., None], mine, theirs))),), ()
+
+        operands = holds, self.words, them.words
+        words = run(*operands)[0][0] if lib is np else as_auto(run, sharding_of(self.words, self.ndim), *operands)[0][0]
+        return Keys(words, self.narrow or them.narrow, self.has_salt and them.has_salt)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -188,13 +195,7 @@ class Keys:
                 "kvjax.keys(array, key_dtype='int32') where its ids never had more bits"
             )
         theirs: Any = them.words
-        try:
-            shape = jnp.broadcast_shapes(self.words.shape, theirs.shape)  # which may be symbolic
-        except ValueError:
-            raise ValueError(
-                f"kvjax: Keys: want keys of shapes that broadcast on both sides of ==, got {self.shape} and "
-                f"{them.shape}; reshape or index one of them, as keys[:, None]"
-            ) from None
+        shape = (*_shape_of(self.shape, them.shape), 2)
         if isinstance(self.words, np.ndarray) and isinstance(theirs, np.ndarray):
             return (self.words == theirs).all(-1)
         return jnp.all(jnp.broadcast_to(self.words, shape) == jnp.broadcast_to(theirs, shape), -1)
@@ -243,11 +244,10 @@ class Keys:
         Args:
           salt: 64-bit integer, for instance the number of the feature.
 
-        The id of padding becomes another key, too, so beside salted keys `pad_id` is an error: give a mask, or to a
-        layer the salt.
-
         Returns:
-          `Keys` of the same shape: ``kvjax.keys(ids).salted(s)`` equals ``kvjax.keys(kvjax.hash_keys(ids, s))``.
+          `Keys` of the same shape: ``kvjax.keys(ids).salted(s)`` equals ``kvjax.keys(kvjax.hash_keys(ids, s))``. The id
+          of padding becomes another key, too. So beside them an id as `pad_id` is an error: give a mask, to a layer
+          the salt, or ``kvjax.keys(pad_id).salted(s)``.
 
         Example:
           >>> import kvjax
@@ -335,6 +335,21 @@ def keys(ids: KeysLike, *, key_dtype: Literal["int64", "int32"] = "int64") -> Ke
     if made.narrow and key_dtype == "int64":
         raise narrow_error("keys")
     return Keys(made.words)
+
+
+def _shape_of(*shapes: tuple[int, ...]) -> tuple[int, ...]:
+    """What shapes broadcast to, some of which may be symbolic.
+
+    Raises:
+      ValueError: they do not.
+    """
+    try:
+        return jnp.broadcast_shapes(*shapes)
+    except ValueError:
+        raise ValueError(
+            f"kvjax: Keys: want shapes that broadcast, got {', '.join(map(str, shapes))}; reshape or index one of "
+            "them, as keys[:, None]"
+        ) from None
 
 
 def as_keys(ids: Any, where: str = "keys") -> Keys:

@@ -17,11 +17,12 @@ from kvjax._keys.keys import Keys, KeysLike
 from kvjax._lookup import combiners, plain_bags
 from kvjax._lookup.combiners import Combiner
 from kvjax._lookup.norms import clip_norm
-from kvjax._lookup.sources import FrozenSource, Source, check_source, query_of, rows_of, spec_of
+from kvjax._lookup.readable import FrozenReadable, Readable, check_readable, query_of, rows_of, spec_of
 from kvjax._ops import bags as bag_ops
 from kvjax._ops import routing
 from kvjax._sharded import mesh
 from kvjax._spec.spec import TableSpec
+from kvjax._spmd.explicit import as_auto
 from kvjax._table.reads import Missing, Query
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
@@ -32,7 +33,7 @@ _OP = "lookup_bag"
 
 
 def lookup_bag(
-    table: Table | FrozenSource,
+    table: Table | FrozenReadable,
     keys: KeysLike,
     *,
     lengths: ArrayLike | None = None,
@@ -89,7 +90,7 @@ def lookup_bag(
       ValueError, jax.errors.JaxRuntimeError: a length is negative, or they sum to more than n; or as
         `Table.lookup` does.
 
-    Source:
+    Readable:
       The combiners are those of TensorFlow's ``tf.nn.embedding_lookup_sparse``.
 
     Example:
@@ -108,7 +109,7 @@ def lookup_bag(
              [2.5, 5. ]], dtype=float32)
       >>> kvjax.drop_table("doc_bag")
     """
-    check_source(table, _OP)
+    check_readable(table, _OP)
     return combined(
         table, query_of(table, _OP, keys, mask, pad_id), lengths=lengths, segment_ids=segment_ids,
         num_segments=num_segments, weights=weights, combiner=combiner, max_norm=max_norm, empty=empty, missing=missing,
@@ -117,7 +118,7 @@ def lookup_bag(
 
 
 def combined(
-    table: Source,
+    table: Readable,
     query: Query,
     *,
     lengths: Any,
@@ -148,19 +149,24 @@ def combined(
             _spec_of_rows(table), _OP, functools.partial(_combine_padded, combine), keys.ndim - 1, rows, mask, weights
         )
     else:
-        made, *filled = combine(bags, ids, rows, weights)
-    if fit is not None:
-        made = jnp.where(fit, made, jnp.float32(np.nan))
+
+        def run(*operands: Any) -> Any:
+            return (), combine(bags, *operands)
+
+        operands = ids, rows, weights
+        made, *filled = (run(*operands) if isinstance(table, Table) else as_auto(run, (), *operands))[1]
     if empty is not None:
         made = jnp.where(filled[0][..., None], made, jnp.broadcast_to(_row(table, empty), made.shape))
+    if fit is not None:
+        made = jnp.where(fit, made, jnp.float32(np.nan))
     return made.astype(rows.dtype if dtype is None else dtype)
 
 
-def _sums_of(table: Source) -> combiners.Sums:
+def _sums_of(table: Readable) -> combiners.Sums:
     return combiners.CALLS if isinstance(table, Table) else combiners.PLAIN
 
 
-def _spec_of_rows(table: Source) -> TableSpec | None:
+def _spec_of_rows(table: Readable) -> TableSpec | None:
     """Where rows are that have been read: those that a following handle has read are of its caller alone."""
     spec = spec_of(table)
     follows = isinstance(table, Table) and table.follows
@@ -185,7 +191,7 @@ def _combine_padded(combine: Callable[..., Any], rows: jax.Array, mask: Any, wei
 
 
 def _bag_ids(
-    table: Source, keys: Keys, lengths: Any, segment_ids: Any, num_segments: Any
+    table: Readable, keys: Keys, lengths: Any, segment_ids: Any, num_segments: Any
 ) -> tuple[jax.Array, int, jax.Array | None]:
     """The bag of each key ``(n,)`` int32 and the number of bags, where the keys do not say it by their shape; and
     whether lengths fit, ``()`` bool, if nobody else will say so."""
@@ -221,7 +227,7 @@ def _bag_ids(
     return ids, int(bags), None
 
 
-def _known_to_fit(table: Source, lengths: jax.Array, n: int, fit: jax.Array) -> jax.Array | None:
+def _known_to_fit(table: Readable, lengths: jax.Array, n: int, fit: jax.Array) -> jax.Array | None:
     """Whether lengths fit, if that is not known yet.
 
     Raises:
@@ -235,7 +241,7 @@ def _known_to_fit(table: Source, lengths: jax.Array, n: int, fit: jax.Array) -> 
     return None
 
 
-def _int32(table: Source, name: str, values: Any, high: int) -> jax.Array:
+def _int32(table: Readable, name: str, values: Any, high: int) -> jax.Array:
     """Integers as int32; those below 0 become -1 and those above `high` become it, so that none is cut."""
     values = values if isinstance(values, jax.Array) else np.asarray(values)
     if values.size == 0 and isinstance(values, np.ndarray):
@@ -246,7 +252,7 @@ def _int32(table: Source, name: str, values: Any, high: int) -> jax.Array:
     return jnp.asarray(values.clip(max(info.min, -1), min(info.max, high)).astype(np.int32))
 
 
-def _weights(table: Source, keys: Keys, weights: Any, combiner: str) -> jax.Array | None:
+def _weights(table: Readable, keys: Keys, weights: Any, combiner: str) -> jax.Array | None:
     if weights is None:
         return None
     if combiner == "max":
@@ -257,7 +263,7 @@ def _weights(table: Source, keys: Keys, weights: Any, combiner: str) -> jax.Arra
     return weights.astype(jnp.float32)
 
 
-def _row(table: Source, empty: Any) -> jax.Array:
+def _row(table: Readable, empty: Any) -> jax.Array:
     if isinstance(empty, str):
         raise _fail(table, f"a row ({table.dim},) for empty bags", repr(empty), "only EmbedBag learns one by itself")
     row = jnp.asarray(empty, jnp.float32)
@@ -266,5 +272,5 @@ def _row(table: Source, empty: Any) -> jax.Array:
     return row
 
 
-def _fail(table: Source, want: str, got: str, mend: str, kind: type[Exception] = ValueError) -> Exception:
+def _fail(table: Readable, want: str, got: str, mend: str, kind: type[Exception] = ValueError) -> Exception:
     return fail(kind, table.name, _OP, want, got, mend)

@@ -11,13 +11,13 @@ import numpy as np
 
 from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.masks import mask_of
-from kvjax._lookup.sources import FrozenSource, Source, key_dtype_of, keys_of_source, rows_of
+from kvjax._lookup.readable import FrozenReadable, Readable, key_dtype_of, keys_of_readable, rows_of
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.numbers import is_integer
 
-Feature: TypeAlias = tuple[Source, KeysLike] | tuple[Source, KeysLike, ArrayLike | None]
+Feature: TypeAlias = tuple[Readable, KeysLike] | tuple[Readable, KeysLike, ArrayLike | None]
 
 
 def lookup_many(features: Mapping[str, Feature]) -> dict[str, jax.Array]:
@@ -65,15 +65,15 @@ def lookup_many(features: Mapping[str, Feature]) -> dict[str, jax.Array]:
     return {name: rows[name] for name in parsed}
 
 
-def _parse(name: str, feature: Any) -> tuple[Source, Keys, jax.Array | None]:
+def _parse(name: str, feature: Any) -> tuple[Readable, Keys, jax.Array | None]:
     if (
         not isinstance(feature, tuple)
         or len(feature) not in (2, 3)
-        or not isinstance(feature[0], (Table, FrozenSource))
+        or not isinstance(feature[0], (Table, FrozenReadable))
     ):
         raise TypeError(
             f"kvjax: feature {name!r}, lookup_many: want (table, keys) or (table, keys, mask), got {feature!r}; the "
-            "table is a kvjax.Table"
+            "table is a kvjax.Table, or the as_jax() of a kvjax.serving.FrozenTable"
         )
     table, keys, mask = feature if len(feature) == 3 else (*feature, None)
     if is_integer(mask):
@@ -82,11 +82,11 @@ def _parse(name: str, feature: Any) -> tuple[Source, Keys, jax.Array | None]:
             f"padding by an id give (table, ids, ids != {mask})"
         )
     op = f"lookup_many, feature {name!r}"
-    keys = keys_of_source(table, keys, op)
+    keys = keys_of_readable(table, keys, op)
     return table, keys, mask_of(keys, mask, None, table.name, key_dtype_of(table), op)
 
 
-def _lookup_group(names: list[str], parts: list[tuple[Source, Keys, jax.Array | None]]) -> dict[str, jax.Array]:
+def _lookup_group(names: list[str], parts: list[tuple[Readable, Keys, jax.Array | None]]) -> dict[str, jax.Array]:
     if len(parts) == 1:
         ((table, keys, mask),) = parts
         return {names[0]: rows_of(table, Query(keys, mask))}

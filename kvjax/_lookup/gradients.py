@@ -19,7 +19,7 @@ import numpy as np
 from kvjax._keys.keys import Keys
 from kvjax._keys.opaque import opaque_canary
 from kvjax._keys.sparse_rows import SparseRows
-from kvjax._lookup.sources import FrozenSource
+from kvjax._lookup.readable import FrozenReadable
 from kvjax._lookup.taps import Site, Tape, counts_of, words_of
 from kvjax._ops import order
 from kvjax._sharded.mesh import elements
@@ -146,12 +146,12 @@ def _numbers(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:
 
 
 def _is_whole(x: Any) -> bool:
-    return is_table(x) or isinstance(x, FrozenSource)
+    return is_table(x) or isinstance(x, FrozenReadable)
 
 
 def _check_trained(leaves: Sequence[Any]) -> None:
     for leaf in leaves:
-        if isinstance(leaf, FrozenSource):
+        if isinstance(leaf, FrozenReadable):
             raise fail(
                 TypeError, leaf.name, "value_and_grad", "what is to be trained", "a frozen table, which nothing trains",
                 "give it to the loss as another argument, which is not differentiated",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from kvjax._lookup.sources import Source
+from kvjax._lookup.readable import Readable
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_real
 
 
-def clip_norm(table: Source, op: str, rows: jax.Array, max_norm: float | None) -> jax.Array:
+def clip_norm(table: Readable, op: str, rows: jax.Array, max_norm: float | None) -> jax.Array:
     """Rows ``(..., dim)`` scaled down to at most this Euclidean norm, if there is one; `op` is for errors.
 
     The gradient at a zero row is the identity.

@@ -188,7 +188,9 @@ def over_batch(spec: TableSpec | None, op: str, part: Callable[..., Any], ndim: 
             results = on_mesh(placement, part, [split] * len(flat), split, flat)
         return tuple(x[:n].reshape(*shape, *x.shape[1:]) for x in results), ()
 
-    if spec is None or placement is None:
+    if spec is None:
+        return as_auto(run, sharding_of(operands[0], ndim), *operands)[0]
+    if placement is None:
         return run(*operands)[0]
     return auto(spec, op, run, sharding_of(operands[0], ndim), *operands)[0]
 

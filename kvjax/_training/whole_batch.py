@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from kvjax._keys.keys import Keys
 from kvjax._keys.sparse_rows import SparseRows, is_sparse
+from kvjax._process import PROCESS
 from kvjax._spmd.varying import axis_index, known, manual_axes, varying, varying_over
 from kvjax._training.merge import merge
 
@@ -64,8 +65,14 @@ def as_before(results: Any, before: Any) -> Any:
 
 
 def _axes(grads: SparseRows) -> tuple[str, ...]:
-    """The axes over which devices have other gradients, as far as JAX knows."""
-    return tuple(axis for axis in manual_axes() if not known([axis]) or axis in varying(grads))
+    """The axes over which devices have other gradients, as far as JAX knows: those of its table, as its copies along
+    other axes all get the same."""
+    if 0 in grads.rows.shape[:-1]:
+        return ()
+    spec = None if grads.table is None else PROCESS.spec_of(grads.table)
+    of_table = None if spec is None or spec.placement is None else spec.placement.axes
+    axes = [axis for axis in manual_axes() if of_table is None or axis in of_table]
+    return tuple(axis for axis in axes if not known([axis]) or axis in varying(grads))
 
 
 def _gathered(grads: SparseRows) -> SparseRows:

@@ -57,10 +57,11 @@ def check_salts(keys: Any, pad_id: Any, table: str, op: str) -> None:
     Raises:
       ValueError: it is not.
     """
-    if getattr(keys, "has_salt", False) != getattr(pad_id, "has_salt", False):
+    if getattr(keys, "has_salt", False) and not getattr(pad_id, "has_salt", False):
         raise fail(
             ValueError, table, op, "pad_id beside keys without a salt", "salted keys, in which that id is another key",
-            "give mask=ids != pad_id of the ids before the salt, or to a layer salt= in the place of keys.salted",
+            "give mask=ids != pad_id of the ids before the salt, kvjax.keys(pad_id).salted(salt), or to a layer salt= "
+            "in the place of keys.salted",
         )  # fmt: skip
 
 

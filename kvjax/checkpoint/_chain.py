@@ -138,6 +138,22 @@ class Chain:
                     yield Catalog(path, self.catalog.op)
 
 
+def chosen_tables(tables: Any, op: str) -> frozenset[str] | None:
+    """The names of tables that a call is about; None for all.
+
+    Raises:
+      TypeError: they are no names.
+      ValueError: there is none.
+    """
+    if tables is None:
+        return None
+    if isinstance(tables, str) or not isinstance(tables, Collection):
+        raise TypeError(f"kvjax: {op}: want tables as a list of names, got {tables!r}; give [name]")
+    if not tables:
+        raise ValueError(f"kvjax: {op}: want tables of one name at least, got none; leave it out for all")
+    return frozenset(tables)
+
+
 def unreplaced(
     path: PathLike, base: PathLike | Sequence[PathLike] | None, op: str, body: Callable[[Chain], T],
     whole: Callable[[T], bool] = lambda _: True,

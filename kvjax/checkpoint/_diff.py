@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from kvjax.checkpoint._chain import Chain, unreplaced
+from kvjax.checkpoint._chain import Chain, chosen_tables, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows, cuts
+from kvjax.checkpoint._format import CheckpointError
 from kvjax.checkpoint._locate import PathLike
 
 _IGNORED = {"format", "rows", "num_shards", "shards", "extras", "num_buckets", "name"}
@@ -101,7 +102,7 @@ def diff(
       >>> kvjax.drop_table("doc_diff")
       >>> folder.cleanup()
     """
-    chosen = None if tables is None else frozenset(tables)
+    chosen = chosen_tables(tables, "diff")
     return unreplaced(
         a, base, "diff", lambda one: unreplaced(b, base, "diff", lambda other: _diff(one, other, chosen, examples))
     )
@@ -110,7 +111,11 @@ def diff(
 def _diff(one: Chain, other: Chain, chosen: frozenset[str] | None, examples: int) -> Diff:
     for name in chosen or ():
         if name not in one.names and name not in other.names:
-            one.catalog.open(name)  # which says so
+            held = sorted({*one.names, *other.names})
+            raise CheckpointError(
+                f"kvjax: table {name!r}, diff: want one of the checkpoints' tables, got none of that name; they "
+                f"hold {held}"
+            )
     first, second = ([name for name in c.names if chosen is None or name in chosen] for c in (one, other))
     return Diff(
         {name: _diff_table(one, other, name, examples) for name in first if name in second},

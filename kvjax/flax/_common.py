@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 
 from kvjax._lookup.bags import combined
 from kvjax._lookup.norms import clip_norm
-from kvjax._lookup.sources import FrozenSource, Source, query_of, rows_of
+from kvjax._lookup.readable import FrozenReadable, Readable, query_of, rows_of
 from kvjax._spec.options import Options
 from kvjax._spec.sharding import Sharding
 from kvjax._table.modules import init_table
@@ -79,12 +79,12 @@ def resolve_table(layer: LayerOptions, op: str, rng: Any, model: Any = None) -> 
     return init_table(table, Arguments(**made), rng, op, bool(layer.reuse), model)
 
 
-S = TypeVar("S", bound=Source)
+S = TypeVar("S", bound=Readable)
 
 
 def checked(layer: LayerOptions, op: str, table: S) -> S:
     """What stands in ``params`` for the table of a layer, if it is one and fits the layer."""
-    if not isinstance(table, (Table, FrozenSource)):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
+    if not isinstance(table, (Table, FrozenReadable)):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
         raise TypeError(
             f"kvjax: table {layer.table!r}, {op}: want a kvjax.Table in params, got {table!r}; what "
             "kvjax.orbax.split took out, kvjax.orbax.combine(state, tables) puts back, and of a frozen table as_jax() "
@@ -108,21 +108,21 @@ def _existing(name: str, op: str) -> Table:
         ) from None
 
 
-def read(layer: Any, table: Source, keys: Any, mask: Any, salt: int | None, missing: Any) -> jax.Array:
+def read(layer: Any, table: Readable, keys: Any, mask: Any, salt: int | None, missing: Any) -> jax.Array:
     """Rows in the compute dtype. The cast comes after the read, so gradients are summed in float32."""
     rows = rows_of(table, _query(layer, table, keys, mask, salt), missing)
     rows = clip_norm(table, type(layer).__name__, rows, layer.max_norm)
     return rows if layer.dtype is None else rows.astype(layer.dtype)
 
 
-def read_bag(layer: Any, table: Source, keys: Any, mask: Any, salt: int | None, empty: Any, **form: Any) -> jax.Array:
+def read_bag(layer: Any, table: Readable, keys: Any, mask: Any, salt: int | None, empty: Any, **form: Any) -> jax.Array:
     """Bags in the compute dtype; `empty` is the row for empty ones."""
     query = _query(layer, table, keys, mask, salt)
     options = {"combiner": layer.combiner, "max_norm": layer.max_norm, "dtype": layer.dtype}
     return combined(table, query, empty=empty, **options, **form)
 
 
-def learns_default(empty: str, table: Source) -> bool:
+def learns_default(empty: str, table: Readable) -> bool:
     """Whether a bag layer has a row for empty bags among its parameters."""
     if empty not in ("zeros", "learned"):
         raise ValueError(
@@ -131,7 +131,7 @@ def learns_default(empty: str, table: Source) -> bool:
     return empty == "learned"
 
 
-def _query(layer: Any, table: Source, keys: Any, mask: Any, salt: int | None) -> Query:
+def _query(layer: Any, table: Readable, keys: Any, mask: Any, salt: int | None) -> Query:
     """What a layer asks its table: salted keys, and which of them are valid; the ids say what is padding, before the
     salt."""
     op = type(layer).__name__

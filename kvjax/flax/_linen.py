@@ -13,7 +13,7 @@ from flax.core.scope import LazyRng
 
 from kvjax._keys.keys import Keys, KeysLike
 from kvjax._lookup.combiners import Combiner
-from kvjax._lookup.sources import Source
+from kvjax._lookup.readable import Readable
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
 from kvjax._table.table import Table
@@ -28,7 +28,7 @@ for _shown in (Table, Keys):
 class _TableModule(LayerOptions, nn.Module):
     """A module with a table in ``params``."""
 
-    def _table(self) -> Source:
+    def _table(self) -> Readable:
         op, scope = type(self).__name__, self.scope
         assert scope is not None
         if not self.has_variable("params", "table"):

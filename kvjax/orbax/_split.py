@@ -10,7 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from kvjax._keys.opaque import is_array
-from kvjax._lookup.sources import FrozenSource, Source
+from kvjax._lookup.readable import FrozenReadable, Readable
 from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table, is_table
 from kvjax._values.arrays import PyTree
@@ -84,7 +84,7 @@ def _is_known(version: Any) -> bool:
     return isinstance(version, (np.ndarray, np.generic)) or is_array(version)
 
 
-def combine(state: PyTree, tables: Mapping[str, Source] | None = None, like: PyTree = None) -> PyTree:
+def combine(state: PyTree, tables: Mapping[str, Readable] | None = None, like: PyTree = None) -> PyTree:
     """Puts tables back into their places, from which `split` took them.
 
     Args:
@@ -118,7 +118,12 @@ def combine(state: PyTree, tables: Mapping[str, Source] | None = None, like: PyT
       >>> kvjax.drop_table("doc_combine")
     """
     given: Any = {} if tables is None else tables
-    if not isinstance(given, Mapping) or not all(isinstance(x, (Table, FrozenSource)) for x in given.values()):
+    for name, table in given.items() if isinstance(given, Mapping) else ():
+        if hasattr(table, "as_jax"):
+            raise TypeError(
+                f"kvjax: table {name!r}, combine: want arrays of a frozen table, got a file; give its as_jax()"
+            )
+    if not isinstance(given, Mapping) or not all(isinstance(x, (Table, FrozenReadable)) for x in given.values()):
         raise TypeError(
             f"kvjax.orbax.combine wants the tables by name as its second argument, got {type(given).__name__}; "
             "combine(state, tables) is called with what split(state) returns, in that order"
@@ -180,7 +185,7 @@ def _check_now(table: Table) -> None:
         ) from error  # fmt: skip
 
 
-def _table_of(name: str, given: Mapping[str, Source]) -> Source:
+def _table_of(name: str, given: Mapping[str, Readable]) -> Readable:
     # A restore under another name gives the handle by the name in the checkpoint.
     found = {table.name: table for table in given.values()}.get(name) or given.get(name)
     if found is not None:

@@ -7,7 +7,7 @@ and compared as a whole: a binary search would wait for memory in each of its st
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,8 @@ from kvjax._keys.masks import mask_of
 from kvjax._keys.salt import mixed
 from kvjax._keys.width import keys_of
 from kvjax._keys.words import integers_of
-from kvjax._lookup.sources import FrozenSource
+from kvjax._lookup.readable import FrozenReadable
+from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax.serving._contents import Missing, row_of
@@ -31,7 +32,7 @@ _WIDEST = 32  # hashes; in a table of random keys the longest bucket has about 1
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class FrozenArrays(FrozenSource):
+class FrozenArrays(FrozenReadable):
     """A frozen table on a device; made by `FrozenTable.as_jax`.
 
     Attributes:
@@ -63,6 +64,11 @@ class FrozenArrays(FrozenSource):
     @property
     def dim(self) -> int:
         return self.rows.shape[1]
+
+    @property
+    def said(self) -> str:
+        static = [f.name for f in dataclasses.fields(self) if f.metadata.get("static")]
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in static)
 
     def __len__(self) -> int:
         return self.rows.shape[0] - 1
@@ -104,6 +110,14 @@ class FrozenArrays(FrozenSource):
         own = keys_of(keys, self.name, self.key_dtype, "lookup")
         words = jnp.asarray(own.words)
         valid = mask_of(own, mask, pad_id, self.name, self.key_dtype, "lookup")
+
+        def run(self: FrozenArrays, words: jax.Array, valid: Any) -> Any:
+            return self._rows_of(words, valid, missing), ()
+
+        rows, found = as_auto(run, sharding_of(words, words.ndim - 1), self, words, valid)[0]
+        return (rows, found) if return_found else rows
+
+    def _rows_of(self, words: jax.Array, valid: jax.Array | None, missing: Any) -> tuple[jax.Array, jax.Array]:
         at, found, hashes = self._find(words)
         at = jnp.where(found, at, len(self))
         rows = self.rows[at].astype(jnp.float32)
@@ -116,7 +130,7 @@ class FrozenArrays(FrozenSource):
             rows = jnp.where(found[..., None], rows, row_of(self.name, "lookup", missing, self.dim))
         if valid is not None:
             rows, found = jnp.where(valid[..., None], rows, jnp.float32(0)), found & valid
-        return (rows, found) if return_found else rows
+        return rows, found
 
     def _find(self, words: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         low, high = mixed(words[..., 0], words[..., 1])

@@ -229,11 +229,11 @@ class Releases:
           >>> kvjax.drop_table("doc_follow")
           >>> folder.cleanup()
         """
-        from kvjax.checkpoint import unreplaced
+        from kvjax.checkpoint import chosen_tables, unreplaced
 
         if quantise is not None:
             check_quantised(quantise, str(self.path))
-        chosen = None if tables is None else frozenset(tables)
+        chosen = chosen_tables(tables, "follow")
 
         def body(chain: Chain) -> Release:
             return self._follow(chain, files, chosen, keep, quantise, missing)
@@ -255,6 +255,7 @@ class Releases:
                 return before
         if callable(files):
             files = files(chain.catalog.directory)
+        _check_by_name("follow, files", {} if files is None else files)
         with self._new("follow", keep) as folder:
             before = self._before()
             old: Mapping[str, FrozenTable] = {} if before is None else before
@@ -314,7 +315,9 @@ def _locked(path: Path) -> Generator[None]:
 
 def _check_by_name(op: str, given: object) -> None:
     if not isinstance(given, Mapping):
-        raise TypeError(f"kvjax: releases, {op}: want tables by name, got {type(given).__name__}; give {{name: ...}}")
+        raise TypeError(
+            f"kvjax: releases, {op}: want a mapping by name, got {type(given).__name__}; give {{name: ...}}"
+        )
 
 
 def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:

@@ -158,7 +158,7 @@ def test_calls_are_checked(table):
         (({}, good[1]), "want arrays at 0/scale, got none there;"), (good[:1], "want arrays at 1/0, got none there;"),
         (({"scale": np.float32(1), "more": 1}, good[1]), "got them and others at 0/more;"),
         (({"scale": np.ones(3, np.float32)}, good[1]), r"want 0/scale: float32\[\], got 0/scale: float32\[3\];"),
-        ((good[0], kvjax.keys([])), r"want 1/0: uint32\[b,2\], got 1/0: uint32\[0, 2\]; pad an empty batch"),
+        ((good[0], kvjax.keys([])), r"want 1/0: uint32\[b,2\], got 1/0: uint32\[0,2\]; pad an empty batch"),
     ):  # fmt: skip
         with pytest.raises(ProgramError, match=want):
             program(*args)
@@ -228,10 +228,11 @@ def test_an_argument_that_does_not_fit_is_named_alone(table):
     program = kvjax.export(score, *args, shapes=(None, "b, ...", "b, 3"))
     params, keys = args[0], args[1]
     for given, want in (
-        ((params, keys, np.ones((1, 4), np.float32)), "want 2: float32[b,3], got 2: float32[1, 4];"),
-        ((params, keys, np.ones((1, 3), np.int32)), "want 2: float32[b,3], got 2: int32[1, 3];"),
+        ((params, keys, np.ones((1, 4), np.float32)), "want 2: float32[b,3], got 2: float32[1,4];"),
+        ((params, keys, np.ones((1, 3), np.int32)), "want 2: float32[b,3], got 2: int32[1,3];"),
         ((params, np.array([1]), args[2]), "want arrays at 1/0, got none there and others at 1;"),
         (({"t": None}, *args[1:]), "want arrays at 0/w00, 0/w01, 0/w02, 0/w03, 0/w04 and 25 more, got none there;"),
+        ((params, keys, "x"), "want 2: float32[b,3], got 2: str;"),
         ((params, keys, np.ones((2, 3), np.float32)), "want arrays that fit each other and `Program.inputs`, got"),
     ):
         with pytest.raises(ProgramError) as caught:

@@ -234,7 +234,7 @@ def test_keys_are_compared_one_by_one(x64):
     for numbers in (1.0, [1.0], np.float32([1]), jnp.ones(8)):
         with pytest.raises(TypeError, match="Keys, ==: want integers"):
             ids == numbers  # noqa: B015
-    with pytest.raises(ValueError, match=r"want keys of shapes that broadcast .*got \(8,\) and \(3,\)"):
+    with pytest.raises(ValueError, match=r"want shapes that broadcast, got \(8,\), \(3,\);"):
         ids == kvjax.keys([1, 2, 3])  # noqa: B015
     with pytest.raises(TypeError, match="unhashable"):
         hash(ids)
@@ -262,10 +262,10 @@ def test_where(x64):
             got = where(ids, np.array(condition), kvjax.keys(other))
             np.testing.assert_array_equal(np.asarray(got), np.where(condition, np.asarray(ids), np.asarray(other)))
     assert isinstance(ids.where(True, 3).words, np.ndarray)  # as kvjax.keys makes them
-    assert ids.where(True, ids.salted(1)).has_salt and not ids.where(True, 3).has_salt
+    assert ids.salted(2).where(True, ids.salted(1)).has_salt and not ids.salted(1).where(True, 3).has_salt
     with pytest.raises(TypeError, match=r"Keys\.where: want a bool condition, got int32"):
         ids.where(jnp.int32(1), 3)
-    with pytest.raises(ValueError, match=r"(?i)broadcast|incompatible"):
+    with pytest.raises(ValueError, match="Keys: want shapes that broadcast, got"):
         ids.where(np.ones(2, bool), 3)
 
 

@@ -61,3 +61,15 @@ def test_padding_of_salted_keys_is_not_that_of_the_ids(make, tmp_path):
                 call(keys)
     np.testing.assert_array_equal(embed.apply(params, ids, salt=1), [[[3.0], [0.0]]])
     np.testing.assert_array_equal(table.lookup(ids.salted(1), pad_id=kvjax.keys(-1).salted(1)), [[[3.0], [0.0]]])
+    hashed = kvjax.keys(kvjax.hash_keys([[5, -1]], 1))
+    np.testing.assert_array_equal(table.lookup(hashed, pad_id=kvjax.keys(-1).salted(1)), [[[3.0], [0.0]]])
+    padded = ids.salted(1).where(ids != -1, -1)  # so that the padding is its own id again
+    np.testing.assert_array_equal(table.lookup(padded, pad_id=-1), [[[3.0], [0.0]]])
+
+
+def test_salted_keys_are_a_pytree_as_others_are():
+    keys = kvjax.keys([1, 2])
+    both = jax.tree.map(lambda *words: jnp.stack(words), keys, keys.salted(1))
+    assert both.shape == (2, 2)
+    chosen = jax.jit(lambda salts, keys: jax.lax.cond(salts, lambda k: k.salted(1), lambda k: k, keys))(True, keys)
+    assert chosen.tolist() == keys.salted(1).tolist()

@@ -136,3 +136,10 @@ def test_some_tables_and_files_of_their_step(make, tmp_path):
     assert sorted(releases.follow(saved)) == ["a", "b"]
     with pytest.raises(CheckpointError, match="'c', follow: want one of the checkpoint's tables"):
         releases.follow(saved, tables=["a", "c"])
+    for tables, error in (("a", TypeError), (3, TypeError), ([], ValueError)):
+        with pytest.raises(error, match="kvjax: follow: want tables"):
+            releases.follow(saved, tables=tables)
+    for files in (["x"], lambda folder: ["x"]):
+        with pytest.raises(TypeError, match="releases, follow, files: want a mapping by name, got list"):
+            releases.follow(saved, files, tables=["a"])
+    assert sorted(releases.refresh()) == ["a", "b"]

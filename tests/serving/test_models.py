@@ -8,6 +8,8 @@ import pytest
 from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import kvjax
 from kvjax.serving import FrozenTable
@@ -129,8 +131,11 @@ def test_what_is_refused(both, tmp_path):
         with pytest.raises(error, match=words) as caught:
             call()
         assert "kvjax" in str(caught.value)
-    assert np.isnan(jax.jit(lambda n: kvjax.lookup_bag(arrays, AWKWARD, lengths=n))(jnp.array([4, 5]))).all()
-    assert not np.isnan(jax.jit(lambda n: kvjax.lookup_bag(arrays, AWKWARD, lengths=n))(jnp.array([4, 4]))).any()
+    bags = jax.jit(lambda lengths: kvjax.lookup_bag(arrays, AWKWARD, lengths=lengths, empty=[1.0, 2.0, 3.0]))
+    assert np.isnan(bags(jnp.array([9, 0, 0]))).all() and np.isnan(bags(jnp.array([-1, 2, 2]))).all()
+    np.testing.assert_allclose(bags(jnp.array([4, 4, 0]))[2], [1, 2, 3])
+    with pytest.raises(TypeError, match=r"combine: want arrays of a frozen table, got a file; give its as_jax\(\)"):
+        kvjax.orbax.combine({}, {name: file})
 
 
 @slow
@@ -144,3 +149,36 @@ def test_the_dense_part_trains_beside_a_frozen_table(both):
     want = jax.grad(loss)(weights, table)
     np.testing.assert_allclose(kvjax.grad(loss)(weights, arrays), want, 1e-4)
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(jax.hessian(loss)(weights, arrays)))
+
+
+@slow
+def test_a_program_belongs_to_the_files_that_it_was_exported_with(make, tmp_path):
+    """What another file has as constants would be read by those of the first: its window, its initial rows."""
+    programs, sources = [], []
+    for value in (0.5, 0.25):
+        table = kvjax.get_table("released", dim=1, initializer=value).upsert(np.arange(50), np.ones((50, 1)))
+        sources.append(FrozenTable.write(tmp_path / str(value), table).as_jax())
+        program = kvjax.export(lambda params, keys: params["t"].lookup(keys), {"t": sources[-1]}, kvjax.keys([1]))
+        programs.append(kvjax.Program.deserialize(program.serialize()))
+        kvjax.drop_table("released")
+    for program, source, other in zip(programs, sources, sources[::-1], strict=True):
+        assert program({"t": source}, kvjax.keys([3])).tolist() == [[1.0]]
+        with pytest.raises(kvjax.ProgramError, match="want the frozen table that it was exported with at 0/t, name="):
+            program({"t": other}, kvjax.keys([3]))
+
+
+@slow
+def test_explicit_axes(both, mesh):
+    table, arrays = both
+    mesh = mesh(4, explicit=True)
+    keys = jax.device_put(kvjax.keys(AWKWARD), NamedSharding(mesh, P("x")))
+    for call in (
+        lambda source, keys: source.lookup(keys, pad_id=1, return_found=True),
+        lambda source, keys: kvjax.lookup_bag(source, keys[:, None], combiner="max", empty=[1.0, 2.0, 3.0]),
+        lambda source, keys: kvjax.lookup_bag(source, keys, segment_ids=jnp.zeros(8, jnp.int32), num_segments=2),
+        lambda source, keys: source.lookup(keys.where(keys == kvjax.keys(-1), 7)),
+    ):
+        with jax.set_mesh(mesh):
+            got = jax.jit(call)(arrays, keys)
+        for one, want in zip(jax.tree.leaves(got), jax.tree.leaves(call(table, kvjax.keys(AWKWARD))), strict=True):
+            np.testing.assert_allclose(one, want, 1e-6)

@@ -146,7 +146,7 @@ def test_what_goes_wrong_leaves_the_current_release(tmp_path):
         release["a-b"]
     assert "a-b" not in release and release.get("a-b") is None
     for call in (releases.publish, releases.update):
-        with pytest.raises(TypeError, match="want tables by name, got list"):
+        with pytest.raises(TypeError, match="want a mapping by name, got list"):
             call([])
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"kvjax: publish: .*; a file is where that path wants a folder"):
