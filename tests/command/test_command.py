@@ -97,7 +97,7 @@ def test_verify_and_diff(manager, run):
     assert "only in the second: item" in run("diff", manager / "1", manager)[1]
     assert run("diff", manager / "1", manager, "--table", "user", "--json")[1]["added"] == []
     status, text = run("diff", manager / "1", manager, "--table", "usr")
-    assert status == 2 and "table 'usr', diff: want one of the checkpoint's tables, got none of that name" in text
+    assert status == 2 and "table 'usr', diff: want one of the checkpoints' tables, got none of that name" in text
     path = manager / "12/tables/user/kvjax.json"
     path.write_text(path.read_text().replace('"seed": ', '"seed": 1'))
     status, found = run("verify", manager, "--json")
