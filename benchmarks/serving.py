@@ -1,9 +1,9 @@
-"""Frozen tables against what else could read rows: a NumPy gather without a search, and a dict of Python's.
+"""Frozen tables against what else could read rows: live tables, gathers without a search, and a dict of Python's.
 
     python benchmarks/serving.py [--rows 1000000] [--dim 16] [--json FILE]
 
 Each batch is asked of each reader in turn, so that a busy machine slows all of them alike; medians and the 99th
-percentile of wall-clock time. The gather is given row numbers, so it is what no search could beat.
+percentile of wall-clock time. The gathers are given row numbers, so they are what no search could beat.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from rich.console import Console
 from rich.progress import track
@@ -21,7 +22,7 @@ from rich.table import Table
 import kvjax
 from kvjax.serving import FrozenTable
 
-BATCHES = (1, 64, 4096)
+BATCHES = (1, 64, 4096, 65_536)
 
 
 def export_of(rows: int, dim: int) -> kvjax.Exported:
@@ -37,11 +38,15 @@ def readers(export: kvjax.Exported, folder: Path) -> dict:
     """Functions of keys ``(n,)`` and of their row numbers."""
     frozen = {str(q): FrozenTable.write(folder / str(q), export, quantise=q, missing="zeros") for q in (None, "int8")}
     arrays, lookup = frozen["None"].as_jax(), jax.jit(lambda table, keys: table.lookup(keys))
+    table, dense = kvjax.get_table("benchmark", dim=export.values.shape[1]).load(export), jnp.asarray(export.values)
+    take = jax.jit(lambda dense, at: jnp.take(dense, at, axis=0))
     numbers = dict(zip(export.keys.tolist(), export.values, strict=True))
     return {
         "FrozenTable, float32": lambda keys, at: frozen["None"].lookup(keys),
         "FrozenTable, int8": lambda keys, at: frozen["int8"].lookup(keys),
         "as_jax, jit": lambda keys, at: jax.block_until_ready(lookup(arrays, kvjax.keys(keys))),
+        "live table, jit": lambda keys, at: jax.block_until_ready(lookup(table, kvjax.keys(keys))),
+        "jnp.take of row numbers, jit": lambda keys, at: jax.block_until_ready(take(dense, at.astype(np.int32))),
         "dict of rows": lambda keys, at: np.stack([numbers[key] for key in keys.tolist()]),
         "gather of row numbers": lambda keys, at: export.values[at],
     }

@@ -21,7 +21,7 @@ from kvjax._keys.keys import Keys
 from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto, explicit_mesh, sharding_of
-from kvjax._spmd.varying import known, varying, varying_over
+from kvjax._spmd.varying import known, manual_axes, varying, varying_over
 from kvjax._values.errors import fail
 
 
@@ -209,7 +209,7 @@ def elements(spec: TableSpec, values: Sequence[jax.Array]) -> Sequence[jax.Array
 
 def agreed(number: jax.Array) -> jax.Array:
     """The largest of the devices' numbers ``()``: what all of them, copies included, go by."""
-    axes = jax.sharding.get_abstract_mesh().axis_names
+    axes = tuple(manual_axes())
     return jax.lax.pmax(varying_over(number, axes if known(axes) else ()), axes) if axes else number
 
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from kvjax._keys.keys import Keys
 from kvjax._keys.sparse_rows import SparseRows, is_sparse
 from kvjax._process import PROCESS
-from kvjax._spmd.varying import axis_index, known, manual_axes, varying, varying_over
+from kvjax._sharded.mesh import agreed
+from kvjax._spmd.varying import axis_index, known, manual_axes, varying
 from kvjax._training.merge import merge
 
 
@@ -41,12 +42,9 @@ def own_part(whole: SparseRows, grads: SparseRows) -> SparseRows:
 def all_agree(grads: Any, condition: jax.Array) -> jax.Array:
     """Whether a condition ``()`` holds on all devices that bring a gradient to a table: they write together, or wait
     for each other for ever."""
-    sparse = [g for g in jax.tree.leaves(grads, is_leaf=is_sparse) if is_sparse(g)]
-    axes = tuple(manual_axes()) if sparse else ()
-    if not axes:
+    if not any(map(is_sparse, jax.tree.leaves(grads, is_leaf=is_sparse))):
         return condition
-    fails = varying_over(jnp.logical_not(condition).astype(jnp.uint32), axes if known(axes) else ())
-    return jax.lax.pmax(fails, axes) == 0
+    return agreed(jnp.logical_not(condition).astype(jnp.uint32)) == 0
 
 
 def as_before(results: Any, before: Any) -> Any:
