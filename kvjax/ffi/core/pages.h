@@ -82,8 +82,8 @@ struct PageAllocator {
   static constexpr size_t kFrom = 2 * kHugePage;
 };
 
-/// For arrays that are handed out as results: malloc's, which keeps them for the next (cpu/malloc.h), from
-/// the beginning of a cache line on.
+/// For arrays that each call makes anew, results first of all: malloc's, which keeps them for the next
+/// (cpu/malloc.h), from the beginning of a cache line on.
 template <class T>
 struct ResultAllocator {
   using value_type = T;

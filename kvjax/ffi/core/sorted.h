@@ -99,7 +99,7 @@ inline void SortByKey(ListedRow* from, size_t n, ListedRow* to) {
 
 /// Rows by (bucket, key), and where those of each bucket begin: (kNumBuckets + 1,).
 struct SortedRows {
-  Unfilled<ListedRow> rows;
+  UnfilledResult<ListedRow> rows;
   std::vector<int64_t> offsets;
 
   /// Buckets are sorted in so many parts, each of a width that fits into a cache. (Here, as GCC 12 behind
@@ -154,7 +154,7 @@ SortedRows DealByBucket(const ParallelFor& parallel, size_t n, size_t chunks, Ea
     first[p + 1] = first[p];
     for (Counts& of_chunk : next) first[p + 1] += std::exchange(of_chunk[p], first[p + 1]);
   }
-  SortedRows out{Unfilled<ListedRow>(n), std::vector<int64_t>(kNumBuckets + 1)};
+  SortedRows out{UnfilledResult<ListedRow>(n), std::vector<int64_t>(kNumBuckets + 1)};
   parallel(chunks, 1, [&](size_t begin, size_t end) {
     for (size_t c = begin; c < end; ++c) {
       Counts to = next[c];

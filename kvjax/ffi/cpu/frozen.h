@@ -169,7 +169,7 @@ class Frozen {
   void GiveBack() noexcept {
     if (copied_ == size_) {
       own_.reset();
-      Unfilled<ListedRow>().swap(list_.rows);
+      UnfilledResult<ListedRow>().swap(list_.rows);
       wanted_ = RowSet();
       kept_ = KeptRows(0);
       return;

@@ -15,7 +15,7 @@ class RowSet {
  public:
   RowSet() = default;
   /// Of rows below `end`, each of which is in the list once. Throws std::bad_alloc.
-  RowSet(const ParallelFor& parallel, size_t end, const Unfilled<ListedRow>& rows)
+  RowSet(const ParallelFor& parallel, size_t end, const UnfilledResult<ListedRow>& rows)
       : end_(end), words_((end + 63) / 64) {
     const bool all = rows.size() == end;  // no row id is free
     parallel(words_.size(), kGrain, [&](size_t begin, size_t stop) {
