@@ -215,7 +215,8 @@ class LeastRecent(_Leaf):
 
     Attributes:
       n: rows. None, which only works for full tables, evicts as many rows as new ones need space. A number saves time
-        there: n rows are evicted at once, and the next search for victims comes only after n rows have been added.
+        there: n rows are evicted at once, or more if a step needs space for more, and the next search for victims comes
+        only after n rows have been added. Joined with other rules by ``&`` or ``~``, it is n rows exactly.
 
     Example:
       >>> import kvjax, optax, jax.numpy as jnp, numpy as np

@@ -37,7 +37,7 @@ class SparseRows:
     Args:
       keys: `Keys` or integers ``(...)``.
       rows: ``(..., dim)``.
-      counts: ``(...)`` int32; by default 1 for every key.
+      counts: ``(...)`` int32; by default those of the gradient whose keys these are, and 1 for other keys.
 
     Raises:
       ValueError: the shapes do not fit each other, or counts are negative or not integers.
@@ -48,7 +48,7 @@ class SparseRows:
       SparseRows(keys=(2,), rows=(2, 3), merged=False)
     """
 
-    keys: Keys
+    _keys: Any  # of a tree of something else, anything
     rows: jax.Array
     counts: jax.Array
     canary: jax.Array
@@ -58,9 +58,11 @@ class SparseRows:
 
     def __init__(self, keys: KeysLike, rows: ArrayLike, counts: ArrayLike | None = None) -> None:
         keys = as_keys(keys)
+        if counts is None:  # or padding would become keys, and a key that is there twice one that is there once
+            counts = jnp.ones(keys.shape, jnp.int32) if keys.counts is None else keys.counts
+        self.counts = _as_counts(counts)
         self.keys = Keys(jnp.asarray(keys.words), keys.narrow)
         self.rows = jnp.asarray(rows)
-        self.counts = jnp.ones(self.keys.shape, jnp.int32) if counts is None else _as_counts(counts)
         if self.rows.shape[:-1] != self.keys.shape or self.counts.shape != self.keys.shape:
             raise ValueError(
                 f"kvjax: SparseRows wants keys (...), rows (..., dim) and counts (...), got keys {self.keys.shape}, "
@@ -71,10 +73,21 @@ class SparseRows:
         self.table = None
         self.viewed = False
 
+    @property
+    def keys(self) -> Keys:
+        keys = self._keys
+        return Keys(keys.words, keys.narrow, counts=self.counts) if isinstance(keys, Keys) else keys
+
+    @keys.setter
+    def keys(self, keys: Keys) -> None:
+        self._keys = keys
+
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[bool, str | None, bool]]:
         names = ("keys", "rows", "counts", "canary")
         uncast_canary(self.canary)
-        return [(jax.tree_util.GetAttrKey(n), getattr(self, n)) for n in names], (self.merged, self.table, self.viewed)
+        children = (self._keys, self.rows, self.counts, self.canary)
+        named = [(jax.tree_util.GetAttrKey(n), child) for n, child in zip(names, children, strict=True)]
+        return named, (self.merged, self.table, self.viewed)
 
     @classmethod
     def tree_unflatten(cls, aux: tuple[bool, str | None, bool], children: Sequence[Any]) -> Self:
@@ -92,7 +105,7 @@ class SparseRows:
           **fields: attributes by name.
         """
         merged = self.merged and not fields.keys() & {"keys", "counts"}
-        new = self.tree_unflatten((merged, self.table, self.viewed), (self.keys, self.rows, self.counts, self.canary))
+        new = self.tree_unflatten((merged, self.table, self.viewed), (self._keys, self.rows, self.counts, self.canary))
         for name, value in fields.items():
             setattr(new, name, value)
         return new

@@ -15,6 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from kvjax._keys.keys import Keys
 from kvjax._keys.opaque import opaque_canary
@@ -29,6 +30,7 @@ from kvjax._table.table import Table, is_table
 from kvjax._table.tapes import untaped
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail, level_of_user
+from kvjax.ffi import host
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,12 +43,13 @@ def value_and_grad(
 
     In the place of each `Table`, the gradient has a `SparseRows` with one row per key that the loss looked up. (If a
     table is in several places, the first place has the gradient of all its lookups.) The function is traced twice, even
-    outside ``jit``. Lookups may be under ``vmap``, and in a jitted function that is called several times, if the table
-    is one of its arguments. Otherwise each lookup in the code must run at most once: a lookup inside a ``scan`` of the
-    loss, or in a jitted function that closes over the table and is called twice, is an error when the gradient is
-    computed. Do the lookup before, and pass the rows in. A trainable table that the loss closes over has no gradient,
-    and a warning names it. Lookups in a tree that went through ``jax.lax.stop_gradient`` have no gradient, as with
-    dense parameters.
+    outside ``jit``. There, a loss that hands a table to a jitted function or a ``cond`` is compiled anew in each call,
+    and a warning says so: put the whole step under ``jit``. Lookups may be under ``vmap``, and in a jitted function
+    that is called several times, if the table is one of its arguments. Otherwise each lookup in the code must run at
+    most once: a lookup inside a ``scan`` of the loss, or in a jitted function that closes over the table and is called
+    twice, is an error when the gradient is computed. Do the lookup before, and pass the rows in. A trainable table that
+    the loss closes over has no gradient, and a warning names it. Lookups in a tree that went through
+    ``jax.lax.stop_gradient`` have no gradient, as with dense parameters.
 
     Args:
       fun: returns a ``()`` float, or with has_aux a pair (float, any pytree, also of leaves that are no arrays).
@@ -105,6 +108,8 @@ def value_and_grad(
         others = [arg for i, arg in enumerate(args) if i not in numbers and i - len(args) not in numbers]
         _warn_of_untrained(closed_over, (others, kwargs))
 
+        compiled: list[str] = []
+
         def tapped(dense: Any, taps: Any, gates: Any) -> tuple[Any, Any]:
             tapes = [Tape(t.spec, *x) for t, x in zip(tables, zip(gates, probes, taps, strict=True), strict=True)]
             try:
@@ -114,6 +119,7 @@ def value_and_grad(
             finally:
                 for tape in tapes:
                     tape.taps, tape.gate = [], None  # JAX's caches keep the tapes; the tracers need not stay with them
+            compiled.extend(tape.spec.name for tape in tapes if tape.compiled)
             value, aux = out if has_aux else (out, None)
             # A table that the loss hands out is a handle like any other.
             plain = jax.tree.map(lambda x: with_tape(x, None) if is_table(x) else x, aux, is_leaf=is_table)
@@ -122,6 +128,8 @@ def value_and_grad(
         (value, aux), (dense_grads, taps, _) = jax.value_and_grad(
             tapped, argnums=(0, 1, 2), has_aux=True, allow_int=allow_int
         )(dense, [probe.zero_taps() for probe in probes], gates)
+        if not isinstance(value, Tracer):
+            _warn_of_compiled(compiled)
         waits = [x for x in jax.tree.leaves((value, aux, dense_grads)) if _is_computed(x)]
         both = zip(tables, probes, taps, strict=True)
         table_grads = {t.name: _gradient(t, probe.uses(tap), tap, waits) for t, probe, tap in both}
@@ -213,6 +221,17 @@ def _warn_of_untrained(names: set[str], given: Any) -> None:
         )
 
 
+def _warn_of_compiled(names: Sequence[str]) -> None:
+    """Says that a loss is traced in part in every call: each has tapes of its own, and JAX keeps what it makes."""
+    for name in names:
+        warnings.warn(
+            f"kvjax: table {name!r}, value_and_grad: want a call under jit of a loss that hands a table to a jitted "
+            "function, a cond or a checkpoint, got one outside, which traces and compiles these again in every call, "
+            "and JAX keeps them all; put the whole step under jax.jit",
+            stacklevel=level_of_user(),
+        )
+
+
 def _record(handles: Sequence[Table], tapes: Sequence[Tape]) -> list[Table]:
     """The handles as the loss gets them: with a tape."""
     by_name = {tape.spec.name: tape for tape in tapes}
@@ -232,14 +251,17 @@ def _gradient(table: Table, used: jax.Array, taps: Sequence[Any], waits: Sequenc
     """What the taps of one table brought home, behind everything the loss has computed.
 
     A write made of this gradient comes after every read: those of the backward pass are behind `used` and the dense
-    gradients, those of the forward pass behind the value and the auxiliary output.
+    gradients, those of the forward pass behind the value and the auxiliary output. Its keys are behind the canary, too:
+    keys of a lookup that was used twice are sums of keys, and nobody gets them, whatever he makes of the gradient.
     """
-    canary = opaque_canary(order.canary(table.spec, used, elements(table.spec, waits)))
+    word = order.canary(table.spec, used, elements(table.spec, waits))
+    canary, behind = opaque_canary(word), word ^ jnp.uint32(host.CANARY)  # 0, which XLA does not know
     if not taps:
         return _empty(table).replace(canary=canary)
     if len(taps) == 1:
         ((rows, digits, _),) = taps
-        return SparseRows(Keys(words_of(digits)), rows, counts_of(digits)).replace(canary=canary, **_made(table))
+        keys = Keys(words_of(digits) ^ behind)
+        return SparseRows(keys, rows, counts_of(digits)).replace(canary=canary, **_made(table))
 
     def run(*taps: Any) -> Any:
         rows = jnp.concatenate([row.reshape(-1, table.dim) for row, _, _ in taps])
@@ -249,4 +271,4 @@ def _gradient(table: Table, used: jax.Array, taps: Sequence[Any], waits: Sequenc
     first = taps[0][1]
     even = sum(d.size // 5 for _, d, _ in taps) % max(1, jax.typeof(first).sharding.mesh.size) == 0
     words, rows, counts = as_auto(run, sharding_of(first, 1) if even else (), *taps)[0]
-    return SparseRows(Keys(words), rows, counts).replace(canary=canary, **_made(table))
+    return SparseRows(Keys(words ^ behind), rows, counts).replace(canary=canary, **_made(table))

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
+from jax.interpreters.partial_eval import DynamicJaxprTracer
 from jax.sharding import AxisType
 
 from kvjax._keys.keys import Keys
@@ -149,9 +150,11 @@ class Tape:
         self.kinds: list[list[Any]] = []  # of each lookup what its taps must be like, see `_kinds`
         self.used: set[int] = set()  # after how many lookups the sites were made through which there was one
         self.batched: dict[int, tuple[tuple[int, ...], list[Any]]] = {}  # under vmap: its sizes, and types with them
+        self.compiled = False  # whether a lookup was in a jitted function of the loss, a cond or such
 
     def attach(self, rows: jax.Array, keys: Keys, mask: jax.Array | None, used: jax.Array, gate: Any) -> jax.Array:
         index = len(self.kinds)
+        self.compiled |= isinstance(rows, DynamicJaxprTracer)
         valid = jnp.ones_like(keys.words[..., 0], jnp.bool_)  # with the sharding of the keys
         valid = valid if mask is None else valid & mask
         words = varying_like(keys.words, valid)
@@ -231,7 +234,8 @@ class Tape:
         most = []
         for index, (_, _, used) in enumerate(taps):
             examples = len(self.batched.get(index, ((),))[0])
-            most.append(jnp.max(used, axis=tuple(range(used.ndim - examples, used.ndim))))
+            # Of no examples it is 0.
+            most.append(jnp.max(used, axis=tuple(range(used.ndim - examples, used.ndim)), initial=0.0))
         return jnp.stack(most) if most else jnp.zeros(0, jnp.float32)
 
 

@@ -23,11 +23,16 @@ def as_value(table: str, op: str, call: Callable[..., Any], *operands: Any) -> A
     return jax.tree.unflatten(jax.tree.structure(shape), _value_p.bind(*operands, call=closed, table=table, op=op))
 
 
+def without_derivative(table: str, op: str, x: Any) -> Any:
+    """A number that a write gets as bits, of which JAX would take every derivative for zero."""
+    return _given_p.bind(x, table=table, op=op)
+
+
 def _run(*operands: Any, call: Any, **_: str) -> list[Any]:
     return jaxpr_as_fun(call)(*operands)
 
 
-def _refuse(*_: Any, table: str, op: str, call: Any) -> NoReturn:
+def _refuse(*_: Any, table: str, op: str, **__: Any) -> NoReturn:
     raise fail(
         ValueError, table, op, "a derivative with respect to what comes after the write", "one through the write",
         "take it with kvjax.value_and_grad first, and write then",
@@ -75,3 +80,10 @@ ad.primitive_jvps[_value_p] = _refuse
 batching.primitive_batchers[_value_p] = _refuse_vmap
 partial_eval.partial_eval_jaxpr_custom_rules[_value_p] = _once
 mlir.register_lowering(_value_p, _lower)
+
+_given_p = Primitive("kvjax_given")
+_given_p.def_impl(lambda x, **_: x)
+_given_p.def_abstract_eval(lambda x, **_: x)
+ad.primitive_jvps[_given_p] = _refuse
+batching.primitive_batchers[_given_p] = lambda operands, axes, **names: (_given_p.bind(*operands, **names), axes[0])
+mlir.register_lowering(_given_p, lambda context, x, **_: [x])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -106,8 +106,10 @@ def ordered(section: Section) -> Section:
     return Section(loads + made + rest, section.stores)
 
 
-def encoded(dim: int, initial: Section, update: Section) -> tuple[Program, jax.Array]:
-    """The program, and its shared registers ``(s, 2)`` uint32.
+def encoded(
+    dim: int, initial: Section, update: Section, given: Callable[[Any], Any] = lambda x: x
+) -> tuple[Program, jax.Array]:
+    """The program, and its shared registers ``(s, 2)`` uint32. `given` is done to what a traced one of them holds.
 
     Raises:
       NotLowered: it is longer than tables take.
@@ -128,7 +130,9 @@ def encoded(dim: int, initial: Section, update: Section) -> tuple[Program, jax.A
         for word in each:
             words += word
     listing = "\n".join(["initial slots:", *encoder.text(lists[0]), "update:", *encoder.text(lists[1])])
-    return Program(tuple(words), listing), _cells([r.value for r in encoder.shared], list(encoder.constants.values()))
+    values = [[r.value for r in encoder.shared], list(encoder.constants.values())]
+    shared_cells = _cells(*([given(x) if isinstance(x, Tracer) else x for x in some] for some in values))
+    return Program(tuple(words), listing), shared_cells
 
 
 class _Encoder:

@@ -17,6 +17,7 @@ import numpy as np
 import optax
 from jax.extend import core as jex
 
+from kvjax._ops.as_value import without_derivative
 from kvjax._programs.fuse import contracted, fused, renamed
 from kvjax._programs.instructions import FACTS, GRADIENT, VALUE, Field, NotLowered
 from kvjax._programs.lower import Lowering
@@ -171,7 +172,8 @@ class _Trace:
             if not isinstance(x, Shared):
                 raise NotLowered("a global that depends on a row")
             globals_.append(jnp.asarray(x.full(aval.shape), jnp.result_type(old)))
-        program, cells = encoded(self.spec.dim, first, section)
+        given = functools.partial(without_derivative, self.spec.name, "apply")
+        program, cells = encoded(self.spec.dim, first, section, given)
         return Lowered(Run(program, cells), tuple(globals_))
 
     def _loaded_value(self) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from kvjax._formats.paths import AnyPath
-from kvjax.checkpoint._direct import aligned
+from kvjax.checkpoint._direct import aligned, give_back
 from kvjax.checkpoint._files import Entry, Files
 from kvjax.checkpoint._format import Damaged, chunk_path, chunk_rows, row_bytes
 from kvjax.checkpoint._pace import Spent
@@ -107,8 +107,13 @@ class ArrayWriter:
         except BaseException:
             _UNDER_WAY.release()
             raise
-        file.add_done_callback(lambda _: _UNDER_WAY.release())
+        file.add_done_callback(lambda _: self._written(chunk))
         self._begun = None
+
+    @staticmethod
+    def _written(chunk: np.ndarray) -> None:
+        give_back(chunk)
+        _UNDER_WAY.release()
 
 
 def write_array(folder: AnyPath, array: np.ndarray) -> ArrayWriter:

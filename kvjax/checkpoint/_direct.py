@@ -7,6 +7,7 @@ checkpoint soon.
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 
 import numpy as np
@@ -14,14 +15,30 @@ import numpy as np
 BLOCK = 4096
 """Bytes of which whole ones go past the cache, from memory at multiples of it."""
 
+_LEAST, _MOST = 1 << 22, 8  # bytes of free memory, of which those that are not touched are none; and how often
+_FREE: list[np.ndarray] = []
+_NONE = np.zeros(0, np.uint8)
 _DIRECT: int = getattr(os, "O_DIRECT", 0)  # Linux
 
 
 def aligned(size: int) -> np.ndarray:
-    """Memory ``(size,)`` uint8 that goes to the disk as it is."""
-    whole = np.empty(size + BLOCK, np.uint8)
-    at = -whole.ctypes.data % BLOCK
-    return whole[at : at + size]
+    """Memory ``(size,)`` uint8 that goes to the disk as it is; `give_back` takes it for the next.
+
+    It is not malloc's, which would keep such memory of every thread that a save has had.
+    """
+    try:
+        whole = _FREE.pop()
+    except IndexError:
+        whole = _NONE
+    if len(whole) < size:
+        whole = np.frombuffer(mmap.mmap(-1, max(size, _LEAST)), np.uint8)  # from a page on, which is a block at least
+    return whole[:size]
+
+
+def give_back(memory: np.ndarray) -> None:
+    """What `aligned` gave, once nobody reads or writes it."""
+    if len(_FREE) < _MOST:
+        _FREE.append(memory.base if isinstance(memory.base, np.ndarray) else memory)
 
 
 def write_all(fd: int, data: np.ndarray) -> None:

@@ -47,6 +47,7 @@ class How(Sharding):
     slots: bool = True
     keys: KeysLike | None = None
     merge: bool = False
+    own_initializer: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Restore:
             self._check_cursor(table.spec, saved.meta)
         table = table.refresh()
         merge = self.how.merge and self.table is not None
-        if self.drawn and not merge and table.spec.seed != saved.meta["seed"]:
+        if self.drawn and not merge and not self.how.own_initializer and table.spec.seed != saved.meta["seed"]:
             spec = dataclasses.replace(table.spec, seed=saved.meta["seed"])
             replaced = prepare_move(table, spec, "restore", rows=saved.contents)
             self._commit: Callable[[], Table] = lambda: Table(replaced.commit(), spec)
@@ -146,7 +147,13 @@ class Restore:
         if self.table is not None:
             if self.found and self.how.storage is not None:
                 check_same(dataclasses.replace(self.table.spec, storage=self.how.storage), self.table.spec, "restore")
-            _check_equal(self.table.spec, saved, self.chain.catalog.directory, but=("seed",) if self.drawn else ())
+            but = ("seed", "initializer") if self.how.own_initializer else ("seed",) if self.drawn else ()
+            _check_equal(self.table.spec, saved, self.chain.catalog.directory, but)
+        elif self.how.own_initializer:
+            raise fail(
+                ValueError, self.target, "restore", "a table that is there beside own_initializer=True", "none",
+                "make it first, with the initializer and the seed that it is to have",
+            )  # fmt: skip
         rows.check_sizes()
         return saved
 
@@ -201,8 +208,8 @@ def _check_equal(spec: TableSpec, saved: Saved, directory: AnyPath, but: tuple[s
     """Whether a table is what was saved in a directory, `but` for some fields."""
     meta = saved.meta
     fields = ("dim", "dtype", "key_dtype", "seed", "initializer")  # the key's type, or -1 would become 2**64 - 1
-    want = {name: meta[name] for name in fields if name not in but} | {"initializer": saved.initializer}
-    want = {name: value for name, value in want.items() if value != getattr(spec, name)}
+    want = {name: meta[name] for name in fields} | {"initializer": saved.initializer}
+    want = {name: value for name, value in want.items() if name not in but and value != getattr(spec, name)}
     if want:
         got = ", ".join(f"{name} {getattr(spec, name)!r}" for name in want)
         restored = "the restore" if spec.name == meta["name"] else f"restore(..., {{{meta['name']!r}: {spec.name!r}}})"
@@ -210,7 +217,7 @@ def _check_equal(spec: TableSpec, saved: Saved, directory: AnyPath, but: tuple[s
         if want.keys() == {"dtype"}:
             mend = f"give dtype={spec.dtype!r} to convert the rows, or {mend}"
         if want.keys() & {"seed", "initializer"}:
-            mend += ": another seed or initializer would change the rows of unseen keys"
+            mend += "; own_initializer=True keeps its own, so that keys without a row read as other rows than before"
         raise fail(
             ValueError, spec.name, "restore",
             f"a table with {', '.join(f'{name} {value!r}' for name, value in want.items())}, as saved in {directory}",

@@ -35,6 +35,7 @@ def restore(
     slots: bool = True,
     keys: KeysLike | None = None,
     merge: bool = False,
+    own_initializer: bool = False,
     base: PathLike | Sequence[PathLike] | None = None,
     cursor: str | None = None,
 ) -> dict[str, Table]:
@@ -65,6 +66,8 @@ def restore(
       keys: keys ``(n,)`` of the rows to restore; by default all. A key that the checkpoint lacks has no row afterwards.
       merge: keep the rows of an existing table whose keys are not in the checkpoint. Counts of waiting keys are merged
         in the same way; the counts of a sketch are those of the checkpoint.
+      own_initializer: a table that is there keeps its initializer and seed, which may be others than the saved ones.
+        Keys without a row then read as other rows than before.
       base: for a delta, where to look for the checkpoints that it builds on: a checkpoint, a folder of checkpoints, a
         manager, or several of these. After these, `restore` looks beside the delta, in the other steps of its manager,
         and beside what `base` names.
@@ -93,7 +96,7 @@ def restore(
     """
     how = How(
         mesh=mesh, devices=devices, axis=axis, partitioner=partitioner, replicated=replicated, wire=wire,
-        storage=storage, dtype=dtype, slots=slots, keys=keys, merge=merge,
+        storage=storage, dtype=dtype, slots=slots, keys=keys, merge=merge, own_initializer=own_initializer,
     )  # fmt: skip
     if jax.process_count() > 1:  # of which each would find out by itself
         return restore_all(Chain(path, base), tables, how, cursor)
@@ -140,7 +143,8 @@ def _check_all(chain: Chain, tables: Mapping[str, Table | str | None], how: How)
       ValueError: it is not all of the checkpoint.
     """
     changed = [name for name in ("dtype", "keys") if getattr(how, name) is not None]
-    changed += [name for name, plain in (("slots", True), ("merge", False)) if getattr(how, name) != plain]
+    plain = {"slots": True, "merge": False, "own_initializer": False}
+    changed += [name for name, value in plain.items() if getattr(how, name) != value]
     changed += [] if set(tables) == set(chain.names) else ["tables"]
     changed += [] if chain.catalog.digest is not None else ["a format without a manifest"]
     if changed:

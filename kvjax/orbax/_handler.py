@@ -155,6 +155,7 @@ class TableRestore(How, ocp.args.CheckpointArgs):
       slots: whether to restore the optimizer's slots.
       keys: keys of the rows to restore; by default all.
       merge: keep the rows of an existing table whose keys are not in the checkpoint.
+      own_initializer: a table that is there keeps its initializer and seed, as in `kvjax.checkpoint.restore`.
       base: for a delta, where to look for the checkpoints that it builds on, before the other steps.
       cursor: puts a cursor of this name at the checkpoint, so that deltas can start there.
 

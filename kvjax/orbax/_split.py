@@ -138,12 +138,26 @@ def combine(state: PyTree, tables: Mapping[str, Readable] | None = None, like: P
             "structure; or restore by StandardRestore(kvjax.orbax.split(state)[0])",
         )  # fmt: skip
 
+    placed: set[str] = set()
+
     def put_back(x: Any) -> Any:
-        return _table_of(x.name, given) if _is_ref(x) else x
+        if not _is_ref(x):
+            return x
+        table = _table_of(x.name, given)
+        first = x.name not in placed
+        placed.add(x.name)
+        return table if first else _with_own_leaf(table)
 
     combined = jax.tree.map(put_back, state, is_leaf=_is_ref)
     warn_of_another_step(combined, {t.name: t for t in jax.tree.leaves(combined, is_leaf=is_table) if is_table(t)})
     return combined
+
+
+def _with_own_leaf(table: Readable) -> Readable:
+    """The same handle for another place in a tree: a program takes the buffer of a leaf that is donated to it once."""
+    if not isinstance(table, Table) or table.follows or table.donated or not _is_known(table.version):
+        return table
+    return table.at(np.asarray(table.version))
 
 
 def _is_ref(x: Any) -> bool:

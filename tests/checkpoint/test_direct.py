@@ -19,6 +19,22 @@ def _put(path, n, at=0):
     assert entry == (n, _files.digest(data))
 
 
+def test_memory_is_used_again_and_bounded(monkeypatch):
+    free = []
+    monkeypatch.setattr(_direct, "_FREE", free)
+    one = _direct.aligned(5000)
+    at = one.ctypes.data
+    _direct.give_back(one)
+    assert _direct.aligned(100).ctypes.data == at and not free
+    some = [_direct.aligned(n) for n in [0, 1, 1 << 23] * 8]
+    assert all(x.ctypes.data % _direct.BLOCK == 0 for x in some if len(x) > 0)
+    assert [len(x) for x in some] == [0, 1, 1 << 23] * 8
+    for x in some:
+        _direct.give_back(x)
+    assert 0 < len(free) < len(some)
+    assert len(_direct.aligned(1 << 24)) == 1 << 24
+
+
 @pytest.mark.parametrize("refused", ["nothing", "the way", "the bytes", "all but a part"])
 def test_every_byte_is_written(tmp_path, monkeypatch, refused):
     way, write, wide = fcntl.fcntl, os.write, []

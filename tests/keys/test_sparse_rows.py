@@ -20,6 +20,31 @@ def test_repr_of_a_tree_of_anything():
         assert repr(jax.tree.map(lambda _, x=x: x, grads)).startswith("SparseRows(keys=")
 
 
+@pytest.mark.parametrize("way", ["whole", "through jit", "a part", "in another shape", "merged"])
+def test_rows_of_ones_own_keep_the_padding_of_a_gradient(make, way):
+    """SparseRows(grads.keys, ...) would make keys of it."""
+    keys = kvjax.keys(np.array([3, -1, 5, 3]))
+    grads = kvjax.grad(lambda t: jnp.sum(t.lookup(keys, pad_id=-1)))(make(1))
+    mine = {
+        "whole": lambda g: kvjax.SparseRows(g.keys, g.rows * 2),
+        "through jit": jax.jit(lambda g: kvjax.SparseRows(g.keys, g.rows * 2)),
+        "a part": lambda g: kvjax.SparseRows(g.keys[1:], g.rows[1:] * 2),
+        "in another shape": lambda g: kvjax.SparseRows(g.keys.reshape(2, 2), g.rows.reshape(2, 2, 1) * 2),
+        "merged": lambda g: kvjax.SparseRows(kvjax.merge(g).keys, kvjax.merge(g).rows * 2),
+    }[way](grads)
+    table = make(1, initializer=0.0).apply(optax.sgd(1.0), mine)[0]
+    assert sorted(table.export().keys.tolist()) == [3, 5]
+    assert table.frequency(np.array([3, 5, -1])).tolist() == [1 if way == "a part" else 2, 1, 0]
+    assert table.lookup(np.array([3]))[0, 0] == (-2 if way == "a part" else -4)
+
+
+def test_counts_that_are_given_are_taken():
+    grads = kvjax.SparseRows(np.array([7, 9]), jnp.ones((2, 1)), [0, 3])
+    assert kvjax.SparseRows(grads.keys, grads.rows).counts.tolist() == [0, 3]
+    assert kvjax.SparseRows(grads.keys, grads.rows, [1, 1]).counts.tolist() == [1, 1]
+    assert kvjax.SparseRows(kvjax.keys(np.asarray(grads.keys)), grads.rows).counts.tolist() == [1, 1]
+
+
 MISUSES = {
     "norm": optax.tree.norm,
     "clip": lambda g: optax.clip_by_global_norm(1.0).update(g, optax.EmptyState()),
@@ -47,6 +72,7 @@ def test_arithmetic_on_whole_gradients_is_an_error(misuse, jit, make, promotion)
             run(tree)
 
 
+@pytest.mark.filterwarnings("ignore:kvjax.*want a call under jit")
 @pytest.mark.parametrize("misuse", few(["squares", "norm", "scale", "cast"], "squares"))
 def test_versions_do_not_count_in_a_loss(misuse, make, promotion):
     """An L2 term over all leaves of the parameters would hold the version of each table."""

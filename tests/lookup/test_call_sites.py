@@ -176,6 +176,49 @@ def test_stop_gradient_stops_tables(read, make):
     assert len(params["t"].apply(optax.sgd(1.0), grads["t"])[0]) == len(np.unique(MORE))
 
 
+def in_a_scan(t, ids):
+    return jax.lax.scan(lambda c, k: (c + jnp.sum(t.lookup(k)), None), 0.0, ids)[0]
+
+
+def by_two_calls(t, ids):
+    read = jax.jit(lambda k: jnp.sum(t.lookup(k)))
+    return read(ids[0]) + read(ids[1])
+
+
+OWN = {
+    "rows": lambda g: kvjax.SparseRows(g.keys, jnp.clip(g.rows, -1, 1)),
+    "keys alone": lambda g: g.keys,
+    "some rows": lambda g: kvjax.SparseRows(g.keys[:1], g.rows[:1]),
+    "keys and counts": lambda g: kvjax.SparseRows(g.keys, g.rows, g.counts),
+}
+
+
+@pytest.mark.parametrize("loss", [in_a_scan, by_two_calls])
+@pytest.mark.parametrize("own", OWN.values(), ids=OWN)
+def test_sums_of_keys_come_to_nobody(make, loss, own):
+    """Whatever is made of a gradient, its keys hang on the check that each lookup was used once."""
+    grads = jax.jit(lambda t: own(kvjax.grad(lambda t: loss(t, kvjax.keys(MORE[:2])))(t)))
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="used 2 times"):
+        jax.block_until_ready(grads(make(2)))
+
+
+@pytest.mark.parametrize("read", [jax.jit, jax.checkpoint])
+def test_a_loss_that_is_traced_in_each_call_warns(make, read):
+    table = make(2)
+    encode = read(lambda t: jnp.sum(t.lookup(IDS)))
+    with pytest.warns(UserWarning, match=r"traces and compiles .*put the whole step under jax\.jit"):
+        kvjax.grad(encode)(table)
+    jax.jit(kvjax.grad(encode))(table)
+    kvjax.grad(lambda t: jnp.sum(jax.vmap(lambda k: t.lookup(k))(kvjax.keys(MORE))))(table)
+
+
+def test_no_examples_have_no_gradient(make):
+    none = kvjax.keys(np.zeros((0, 3), np.int64))
+    grads = kvjax.grad(lambda t: jnp.sum(jax.vmap(lambda k: t.lookup(k))(none)))(make(2))
+    assert grads.keys.shape == (0, 3) and grads.rows.shape == (0, 3, 2)
+
+
+@pytest.mark.filterwarnings("ignore:kvjax.*want a call under jit")
 @pytest.mark.parametrize("keep", [jax.jit, jax.checkpoint])
 def test_a_trace_from_before_the_loss_is_no_silent_zero(make, keep):
     """JAX keeps the trace of a function that reaches the table by itself, and so no lookup of the second trace."""

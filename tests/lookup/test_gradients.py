@@ -175,6 +175,7 @@ def closed_over_by_jit(t):
     return inner(1.0) + inner(2.0)
 
 
+@pytest.mark.filterwarnings("ignore:kvjax.*want a call under jit")
 @pytest.mark.parametrize("loss", [scanned, closed_over_by_jit])
 @pytest.mark.parametrize("jit", [False, True], ids=["eager", "jit"])
 def test_lookup_used_several_times_is_refused(loss, jit, table):

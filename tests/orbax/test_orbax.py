@@ -1,6 +1,7 @@
 """Tables in Orbax checkpoints."""
 
 import copy
+import functools
 import json
 import pickle
 import threading
@@ -225,6 +226,21 @@ def test_a_state_has_one_version_of_a_table(make):
     for state in ({"a": live, "b": after}, {"a": after, "b": live}, {"a": after, "b": dict(after)}):
         _, tables = kvjax.orbax.split(state)
         assert tables[table.name] is after["t"]
+
+
+def test_combine_gives_each_place_a_leaf_of_its_own(make):
+    """A step may take the buffers of both."""
+    table = make(1).upsert([7], [[1.0]])
+    dense, tables = kvjax.orbax.split({"a": table, "b": table.at(np.asarray(table.version))})
+
+    @functools.partial(jax.jit, donate_argnums=0)
+    def step(state):
+        grads = kvjax.grad(lambda s: jnp.sum(s["a"].lookup([7]) * s["b"].lookup([7])))(state)
+        after = state["a"].apply(optax.sgd(0.5), kvjax.merge([grads["a"], grads["b"]]))[0]
+        return {"a": after, "b": after}
+
+    state = step(kvjax.orbax.combine(dense, tables))
+    assert state["b"].lookup([7])[0, 0] == 0.0
 
 
 def test_combine_says_that_a_state_has_counted_other_steps(make, recwarn):

@@ -1,5 +1,7 @@
 """Reference for eviction: which rows of a dict a policy of kvjax.evict chooses."""
 
+import dataclasses
+
 import numpy as np
 
 import kvjax
@@ -19,6 +21,8 @@ def chosen_rows(policy, candidates, step, needed):
     """[(key, reason)] of the rows among {key: Row} that go; each for the first alternative that chooses it."""
     going = {}
     for part in policy.alternatives():
+        if (getattr(part, "n", None) or needed) < needed:  # a ranking that is all of a formula makes all the space
+            part = dataclasses.replace(part, n=needed)
         for key in chosen(part, candidates, step, needed):
             going.setdefault(key, repr(part))
     return list(going.items())

@@ -149,11 +149,34 @@ def test_the_policy_of_a_full_table_comes_first(make):
     assert len(table) == 4 and table.stats().evicted == {"MinFrequency(2)": 2, "capacity": 2}
 
 
+def occurrences(rows):
+    return rows.freqs
+
+
 def test_a_number_evicts_ahead(make):
     table = make(1, max_capacity=8, on_full="evict", evict=evict.LeastRecent(4))
     for key in range(9):
         table = train(table, [key])
     assert sorted(table.export().keys.tolist()) == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        evict.LeastFrequent(2), evict.LeastFrequent(2, half_life=1e6), evict.MaxAge(100) | evict.LeastFrequent(1),
+        evict.LowestScore(2, occurrences), evict.LeastFrequent(),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_a_ranking_makes_all_the_space_that_a_step_needs(make, policy):
+    """Whatever its number is: not the rows that it would keep longest, as they were written longest ago."""
+    table = make(1, max_capacity=10, on_full="evict", evict=policy)
+    for _ in range(3):
+        table = train(table, [1, 2, 3])
+    for first in range(10, 50, 7):
+        table = train(table, np.arange(first, first + 7))
+    assert {1, 2, 3} <= set(contents(table)) and len(table) == 10
+    assert table.stats().evicted.get("capacity", 0) == 0
 
 
 @pytest.mark.parametrize(

@@ -233,3 +233,31 @@ def test_transforms_of_unusual_states_equal_one_row_at_a_time(tx, extra, make):
         updates, want = full.update(grad, want, row, **extra)
         row = optax.apply_updates(row, updates)
     np.testing.assert_allclose(table.lookup(7), row, rtol=1e-5, atol=1e-6)
+
+
+def by_transform(rate, table, grads):
+    return table.apply(optax.sgd(rate), grads)[0]
+
+
+def by_state(rate, table, grads):
+    tx = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.inject_hyperparams(optax.sgd)(learning_rate=0.5))
+    params = {"t": table}
+    state = optax.tree.set(tx.init(params), learning_rate=rate)
+    return optax.apply_updates(params, tx.update({"t": grads}, state, params)[0])["t"]
+
+
+@pytest.mark.parametrize("write", [by_transform, by_state])
+@pytest.mark.parametrize("jit", few([True, False], True))
+def test_no_derivative_by_a_rate_is_a_silent_zero(make, promotion, write, jit):
+    """A table does its update itself, and JAX sees none of it."""
+    table = make(2, initializer=1.0)
+
+    def after(rate, table):
+        table = write(rate, table, kvjax.SparseRows(np.array([1, 2]), jnp.ones((2, 2))))
+        return jnp.sum(table.lookup(np.array([1, 2]))), table
+
+    derive = jax.grad(after, has_aux=True)
+    with pytest.raises(ValueError, match=r"apply: want a derivative .* got one through the write"):
+        (jax.jit(derive) if jit else derive)(0.1, table)
+    value, table = (jax.jit(after) if jit else after)(0.5, table)
+    assert float(value) == 2.0

@@ -6,9 +6,10 @@
 // lookup costs. The buffers of XLA's own operations are as large, so it does not help to choose the memory of
 // ours.
 //
-// Threads beside the first one take memory from arenas of 64 MiB, which malloc unmaps when they are empty,
-// whatever it was told. One arena for all (MALLOC_ARENA_MAX=1) ends that too; it is left to the user, because
-// all threads of the process would then wait for its lock.
+// Threads beside the first one take memory from arenas of 64 MiB each. What is larger is mapped all the same,
+// and what is freed stays with its arena, so memory that many threads would take is better mapped by its
+// owner (checkpoint/_direct.py). One arena for all (MALLOC_ARENA_MAX=1) ends both; it is left to the user,
+// because all threads of the process would then wait for its lock.
 #pragma once
 #include <cstdlib>
 #include <cstring>
