@@ -138,6 +138,11 @@ def combined(
     weights = _weights(table, keys, weights, combiner)
     padded = lengths is None and segment_ids is None and num_segments is None and keys.ndim > 0
     ids, bags, fit = None, 0, None
+    if padded and keys.shape[-1] == 0:  # one key of padding each: XLA's partitioner takes no shards of nothing
+        keys = Keys(jnp.zeros((*keys.shape[:-1], 1, 2), jnp.uint32), keys.narrow)
+        mask = jnp.zeros(keys.shape, bool)
+        weights = None if weights is None else jnp.zeros(keys.shape, weights.dtype)
+        query = Query(keys, mask)
     if not padded:
         ids, bags, fit = _bag_ids(table, keys, lengths, segment_ids, num_segments)
         ids = ids if mask is None else jnp.where(mask, ids, -1)

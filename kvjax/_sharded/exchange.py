@@ -47,7 +47,7 @@ class RoundSizes(NamedTuple):
         rounds = max(1, min(shards * buffer // _ROUND_BYTES, buffer // _BUFFER_BYTES, _MOST_ROUNDS))
         capacity = -(-most // rounds)
         # If all keys are valid after all, that is no skew.
-        return cls(capacity, min(-(-8 * most // capacity), -(-n // capacity)) if few else rounds)
+        return cls(capacity, min(-(-8 * most // capacity), -(-n // capacity)) if few and n > 0 else rounds)
 
 
 def owners(placement: Placement, keys: Keys) -> Any:

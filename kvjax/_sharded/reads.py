@@ -89,9 +89,10 @@ def changed(spec: TableSpec, version: jax.Array, since: jax.Array, keys: Keys, m
     """Whether keys may read otherwise than at the version `since`, ``(...)`` bool; false where the mask is."""
     if spec.placement is None:
         found = reads.changed(spec, version, since, keys)[0]
-        return found if mask is None else found & mask
-    versions = jnp.stack([version, since])
-    return over_keys(_changed_part, spec, "prefetch", versions, keys, mask)[0][0]
+    else:
+        versions = jnp.stack([version, since])
+        found = over_keys(_changed_part, spec, "prefetch", versions, keys, mask)[0][0]
+    return found if mask is None else found & mask
 
 
 def _changed_part(spec: TableSpec, versions: Any, keys: Keys, mask: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Sequence
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -342,13 +343,26 @@ def live_version(spec: TableSpec) -> jax.Array:
     """
     check_process(spec.name, "get_table")
     at_exit.wait_for_programs()
-    versions = {spec.host.version(spec.name, shard) for shard in spec.shards}
-    if len(versions) > 1:
-        raise fail(
-            RuntimeError, spec.name, "refresh", "shards of one version", f"versions {sorted(versions)}",
-            "a write has stopped half-way: kvjax.drop_table(name) and restore the last checkpoint",
-        )  # fmt: skip
-    return version_leaf(spec, versions.pop())
+    versions, since = _versions(spec), time.monotonic()
+    while len(set(versions)) > 1:  # of a write that another thread has started, they move on
+        before, versions = versions, _versions(spec)
+        if versions != before:
+            since = time.monotonic()
+        elif time.monotonic() - since > _PATIENCE:
+            raise fail(
+                RuntimeError, spec.name, "refresh", "shards of one version", f"versions {sorted(set(versions))}",
+                "a write has stopped half-way: kvjax.drop_table(name) and restore the last checkpoint",
+            )  # fmt: skip
+        time.sleep(1e-4)
+    return version_leaf(spec, versions[0])
+
+
+_PATIENCE = 1.0
+"""Seconds for which shards have to stay at different versions, before a write has stopped half-way."""
+
+
+def _versions(spec: TableSpec) -> list[int]:
+    return [spec.host.version(spec.name, shard) for shard in spec.shards]
 
 
 def version_leaf(spec: TableSpec, version: int) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -189,6 +190,7 @@ def _read_slots(
             part = part.reshape(*part.shape[:-1], -1, 2)
         kind = jnp.uint8 if t.dtype == jnp.bool_ else t.dtype
         x = jax.lax.bitcast_convert_type(part, kind)
-        x = x.reshape(*words.shape[:-1], -1)[..., : t.size].reshape(*words.shape[:-1], *t.shape)
+        elements = math.prod(x.shape[words.ndim - 1 :])  # which -1 does not find for no keys
+        x = x.reshape(*words.shape[:-1], elements)[..., : t.size].reshape(*words.shape[:-1], *t.shape)
         slots[name] = x.astype(t.dtype)
     return slots

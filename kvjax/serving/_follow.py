@@ -30,7 +30,7 @@ def write_at(
       before: the table as it was at another checkpoint; None if there is none.
       since: digests of that checkpoint.
       quantise: as `FrozenTable.write` does; by default as `before` is.
-      missing: as there.
+      missing: as there; by default as `before` is, except for a row that unadmitted keys share.
     """
     from kvjax.checkpoint import ChainRows
 
@@ -50,7 +50,10 @@ def write_at(
             return
     if quantise is None and before is not None and before.error is not None:
         quantise = before.dtype
-    write_whole(path, of_chain(chain, name), quantise, missing)
+    contents = of_chain(chain, name)
+    if missing is None and before is not None and not isinstance(contents.missing, np.ndarray):
+        missing = "init" if before.missing is None else before.missing
+    write_whole(path, contents, quantise, missing)
 
 
 def stays(before: FrozenTable, quantise: Any, missing: Any) -> bool:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvjax
-from tests.support.marks import examples, slow
+from tests.support.marks import examples, few_rows, slow
 
 KEYS = np.arange(12)
 KEY_LISTS = st.lists(st.integers(0, 11), max_size=6)
@@ -21,11 +21,11 @@ WRITES = {
 }
 
 
-def check(table, keys, writes):
-    ahead, table = kvjax.prefetch(table, keys)
+def check(table, keys, writes, padding=11):
+    ahead, table = kvjax.prefetch(table, keys, pad_id=padding)
     for name, written in writes:
         table = WRITES[name](table, np.array(written, np.int64))
-    want, want_found = table.lookup(keys, return_found=True)
+    want, want_found = table.lookup(keys, pad_id=padding, return_found=True)
     got, found = table.lookup(ahead, return_found=True)
     np.testing.assert_array_equal(got, want)
     np.testing.assert_array_equal(found, want_found)
@@ -46,10 +46,9 @@ def test_rows_are_exact(keys, writes):
         kvjax.drop_table("ahead")
 
 
-@slow
-@pytest.mark.parametrize("shards", [2, 4])
-def test_rows_of_a_spread_table_are_exact(make, mesh, shards):
-    table = make(2, mesh=mesh(shards)).upsert(KEYS, np.ones((12, 2)))
+@pytest.mark.parametrize(("shards", "replicated"), few_rows([(2, True), (2, False), (4, False)], 1))
+def test_rows_of_a_table_on_a_mesh_are_exact(make, mesh, shards, replicated):
+    table = make(2, initializer=5.0, mesh=mesh(shards), replicated=replicated).upsert(KEYS, np.ones((12, 2)))
     for writes in ([], [("apply", [1, 2, 3])], [("remove", [4])], [("apply", [1]), ("apply", [5])]):
         table = check(table, KEYS, writes)
 

@@ -31,6 +31,18 @@ def same(frozen, table):
     assert len(frozen) == len(table) and frozen.step == table.export().last_step
 
 
+@pytest.mark.parametrize("missing", ["zeros", [7.0, 7.0], "init"], ids=str)
+def test_what_keys_without_a_row_read_as_stays(make, tmp_path, missing):
+    """By deltas, and by checkpoints that are whole."""
+    table, releases = make(2, initializer=0.5), Releases(tmp_path / "model")
+    for step, how in enumerate([{"cursor": "stays"}, {"since": "stays"}, {"cursor": "stays"}]):
+        table = table.upsert([step], [[1.0, 1.0]])
+        save(tmp_path / "saved" / str(step), [table], **how)
+        release = releases.follow(tmp_path / "saved", missing=missing if step == 0 else None)
+        want = {"zeros": [0.0, 0.0], "init": [0.5, 0.5]}.get(str(missing), missing)
+        assert release[table.name].lookup([99]).tolist() == [want]
+
+
 @pytest.mark.filterwarnings("ignore:.*got none beside it")  # which a release does not need
 @pytest.mark.parametrize(
     "admit", [None, kvjax.admit.MinCount(2, unadmitted=int(AWKWARD[0]))], ids=["plain", "shared row"]

@@ -122,3 +122,20 @@ def test_groups_of_devices_may_take_different_numbers_of_rounds(make, mesh, chec
     )  # fmt: skip
     rows = jax.jit(look)(kvjax.keys(keys).words)
     np.testing.assert_array_equal(rows, table.lookup(keys))
+
+
+@pytest.mark.parametrize("replicated", few([False, True], 1))
+@pytest.mark.parametrize("shape", few([(0,), (0, 4), (3, 0), (0, 0)], 2))
+def test_no_keys_are_read_in_every_way(make, mesh, replicated, shape):
+    """Also where XLA finds nothing to split, and where a size is computed from another."""
+    tx = optax.chain(SGD, kvjax.optax.ema_rows(0.9))
+    table, _ = make(mesh=mesh(2), replicated=replicated).apply(tx, kvjax.SparseRows(np.arange(2), jnp.ones((2, 4))))
+    none = np.zeros(shape, np.int64)
+    assert table.lookup(none).shape == table.lookup(none, slot="ema").shape == (*shape, 4)
+    grads = kvjax.grad(lambda t: jnp.sum(t.lookup(none)))(table)
+    assert grads.rows.shape == (*shape, 4)
+    ahead, table = kvjax.prefetch(table.refresh(), none)
+    assert table.lookup(ahead).shape == (*shape, 4)
+    for combiner in ("mean", "max"):
+        bags = kvjax.lookup_bag(table, none, pad_id=-1, combiner=combiner, empty=jnp.full(4, 7.0))
+        assert bags.shape == (*shape[:-1], 4) and (bags == 7.0).all()

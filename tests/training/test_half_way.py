@@ -1,5 +1,7 @@
 """Steps that fail half-way, in what XLA does between reading rows and writing them: they were nothing."""
 
+import concurrent.futures
+import threading
 import time
 
 import jax
@@ -71,3 +73,25 @@ def test_one_shard_that_fails_is_said_at_once(make, mesh):
         jax.block_until_ready(table.apply(optax.sgd(1.0), rows)[0].version)
     with pytest.raises(RuntimeError, match=r"want shards of one version, .* restore the last checkpoint"):
         table.refresh()
+
+
+def test_a_thread_that_asks_beside_training_gets_a_version(make, mesh):
+    """It may come between the shards of a write."""
+    table = make(1, mesh=mesh(2))
+    step = jax.jit(lambda t, k: t.apply(optax.sgd(1.0), kvjax.SparseRows(k, jnp.ones((64, 1))))[0])
+    keys = [kvjax.keys(np.arange(64) + i) for i in range(8)]
+    now, ended, asked = step(table, keys[0]), threading.Event(), []
+
+    def ask():
+        while not ended.is_set():
+            asked.append(int(now.refresh().version))
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        try:
+            for i in range(150):
+                now = jax.block_until_ready(step(now, keys[i % 8]))
+        finally:
+            ended.set()
+        asking.result()
+    assert asked and asked == sorted(asked)
