@@ -51,6 +51,9 @@ class Program:
     ) -> None:
         """For `export` and `deserialize`."""
         self.exported, self.tables, self._frozen = exported, uses, frozen
+        # Of a bare `exported.call` JAX keeps an executable for each object and shape as long as the process lives. What
+        # this compiles goes with the program.
+        self._call = jax.jit(exported.call)
         self.inputs = {path: str(aval.str_short()) for path, aval in zip(paths, exported.in_avals, strict=True)}
         self.platforms = tuple(exported.platforms)
 
@@ -86,7 +89,7 @@ class Program:
                 f"{'none there' if missing else 'them'}{f' and others at {_some(extra)}' if extra else ''}; {mend}"
             )
         try:
-            return self.exported.call(*(found[path] for path in self.inputs))
+            return self._call(*(found[path] for path in self.inputs))
         except (ValueError, TypeError) as error:
             paths = list(self.inputs)  # JAX knows them by their numbers
             said = re.sub(r"\bargs\[(\d+)\]", lambda found: repr(paths[int(found[1])]), str(error))

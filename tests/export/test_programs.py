@@ -1,5 +1,6 @@
 """Exported programs run without the code that they were made of, and read what the tables hold now."""
 
+import gc
 import subprocess
 import sys
 
@@ -188,6 +189,31 @@ def test_what_is_missing_is_said(table):
     with pytest.raises(ProgramError, match=r"pad an empty batch \(1/0\), or do not call"):
         program(None, kvjax.keys(np.zeros(0, np.int64)))
     assert program(None, kvjax.keys(AWKWARD[:1])).tolist() == [[0.0, 1.0]]
+
+
+def test_what_a_program_compiles_goes_with_it(table):
+    """A server loads one with each release, and calls it with batches of several sizes, also in its own `jit`."""
+    client, want = jax.devices()[0].client, np.asarray(table.lookup(AWKWARD))
+    data = kvjax.export(lambda table, keys: table.lookup(keys), table, kvjax.keys([1]), shapes=SHAPES).serialize()
+
+    def executables():
+        gc.collect()
+        return len(client.live_executables())
+
+    def serve():
+        program = kvjax.Program.deserialize(data)
+        before = executables()
+        for n in (2, 1, 2):
+            np.testing.assert_array_equal(program(None, kvjax.keys(AWKWARD[:n])), want[:n])
+        assert executables() == before + 2  # one for each size
+        inside = jax.jit(lambda keys: 2 * program(None, keys))(kvjax.keys(AWKWARD))
+        np.testing.assert_array_equal(inside, 2 * want)
+
+    serve()
+    after_one = executables()
+    for _ in range(3):
+        serve()
+    assert executables() == after_one
 
 
 LOOKUPS = {
