@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from kvjax._values.exported import Exported
     from kvjax._values.prune import PruneLike
     from kvjax.checkpoint import Chain, ChainRows
+    from kvjax.serving._frozen import FrozenTable
 
-RowsLike: TypeAlias = "Table | Exported | str | os.PathLike[str]"
-"""What a frozen table is written from: a table, an export, or the folder of a checkpoint's tables."""
+RowsLike: TypeAlias = "Table | Exported | FrozenTable | str | os.PathLike[str]"
+"""What a frozen table is written from: a table, an export, a frozen table, or the folder of a checkpoint's tables."""
 
 Missing: TypeAlias = Literal["init", "zeros"] | ArrayLike
 """What keys without a row read as: their initial row, zeros, or a row ``(dim,)``."""
@@ -99,8 +100,8 @@ def contents_of(source: Any, name: str | None, prune: PruneLike | None, base: An
         contents = _of_table(source)
     else:
         raise fail(
-            TypeError, name or "frozen", "write", "a kvjax.Table, what table.export() gives, or the folder of a "
-            "checkpoint's tables", type(source).__name__, "give one of these",
+            TypeError, name or "frozen", "write", "a kvjax.Table, what table.export() gives, a FrozenTable, or "
+            "the folder of a checkpoint's tables", type(source).__name__, "give one of these",
         )  # fmt: skip
     if prune is None:
         return contents

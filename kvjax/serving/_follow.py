@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvjax._formats.quantise import rounded
-from kvjax.serving._contents import initial_row, of_chain, row_of, unseen
+from kvjax._values.errors import level_of_user
+from kvjax.serving._contents import initial_row, of_chain, unseen
 from kvjax.serving._format import share
 from kvjax.serving._frozen import FrozenTable
-from kvjax.serving._write import write_whole
+from kvjax.serving._release import Release
+from kvjax.serving._write import stays, write_whole
 
 if TYPE_CHECKING:
     from kvjax.checkpoint import Chain, ChainRows
@@ -56,16 +58,24 @@ def write_at(
     write_whole(path, contents, quantise, missing)
 
 
-def stays(before: FrozenTable, quantise: Any, missing: Any) -> bool:
-    """Whether rows that do not change are stored, and those that are not there read, as they were."""
-    if quantise is not None and str(quantise) != before.dtype:
-        return False
-    if missing is None:
-        return True
-    if isinstance(missing, str) and missing == "init":
-        return before.missing is None
-    row = row_of(before.name, "write", missing, before.dim)
-    return before.missing is not None and np.array_equal(rounded(row[None], before.dtype)[0], before.missing)
+def warn_of_older(chain: Chain, names: Collection[str], before: Release, files: Collection[str]) -> None:
+    """Warns if tables go back to an older step, and files do not.
+
+    Args:
+      chain: of the checkpoint that is followed.
+      names: of its tables that are taken.
+      before: the current release.
+      files: names of its files that stay.
+    """
+    steps = {name: (before[name].step, chain.catalog.open(name)[0]["last_step"]) for name in names if name in before}
+    older = [f"{name!r} from step {was} to {is_now}" for name, (was, is_now) in steps.items() if is_now < was]
+    if older and files:
+        warnings.warn(
+            f"kvjax: releases {str(before.path.parent)!r}, follow: want files of the step of the tables, got tables "
+            f"that go back ({', '.join(older)}) beside the files {sorted(files)} of release {before.number}; give the "
+            "files of that step as files=, or go back to a release as a whole, with Releases.rollback",
+            stacklevel=level_of_user(),
+        )
 
 
 def _shared(rows: ChainRows, keys: np.ndarray, values: np.ndarray, removed: np.ndarray) -> Any:

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._formats.atomic import written
+from kvjax._formats.atomic import flush, written
 from kvjax._formats.quantise import QUANTISED, STORED, QuantisationReport
 from kvjax._values.errors import fail
 from kvjax._values.names import is_name
@@ -233,6 +233,25 @@ def share(old: Path, new: Path) -> None:
         shutil.copyfile(old, new)
 
 
+def give(mapped: Mapped, old: Path, new: Path) -> None:
+    """Gives a file that is mapped another name, where nothing has that; else a copy, as a whole or not at all. The path
+    that it had may be another file's by now, or nobody's."""
+    with contextlib.suppress(OSError):
+        fd = os.open(old, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if identity_of(os.fstat(fd)) == mapped.identity:
+                # This very file, whatever takes its path meanwhile. Without src_dir_fd, which an absolute path ignores,
+                # Python would have the link in /proc itself linked.
+                os.link(f"/proc/self/fd/{fd}", new, src_dir_fd=fd)
+                flush(new.parent)
+                return
+        finally:
+            os.close(fd)
+    with written(new) as file, memoryview(mapped.whole) as data:
+        for start in range(0, len(data), _PIECE):
+            file.write(data[start : start + _PIECE])
+
+
 # ---- in ------------------------------------------------------------------------------------------------------
 
 
@@ -245,12 +264,14 @@ class Mapped:
       arrays: its arrays, which are read from the disk as they are used.
       digests: CRC-32 of each.
       identity: changes when another file takes the place.
+      whole: all of its bytes.
     """
 
     description: Description
     arrays: dict[str, np.ndarray]
     digests: dict[str, int]
     identity: tuple[int, int, int]
+    whole: mmap.mmap
 
 
 def identity_of(found: os.stat_result) -> tuple[int, int, int]:
@@ -300,7 +321,7 @@ def read(path: Path) -> Mapped:
         name: np.frombuffer(whole, dtype, places[name][1] // dtype.itemsize, places[name][0]).reshape(shape)
         for name, (dtype, shape) in description.arrays().items()
     }
-    return Mapped(description, arrays, digests, identity_of(found))
+    return Mapped(description, arrays, digests, identity_of(found), whole)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from kvjax._values.width import is_of_32_bits, own_bits
 from kvjax.serving._contents import Missing, RowsLike, contents_of, row_of
 from kvjax.serving._format import Mapped, check, finding, identity_of, read
 from kvjax.serving._search import find, mixed, unmixed
-from kvjax.serving._write import write_changes, write_whole
+from kvjax.serving._write import write_again, write_changes, write_whole
 
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
@@ -113,7 +113,7 @@ class FrozenTable:
         Args:
           path: of the file. An existing file is replaced; readers that have it open keep the old one.
           source: a `kvjax.Table`, the result of its ``export()``, or the path of a checkpoint, as for
-            `kvjax.checkpoint.restore`.
+            `kvjax.checkpoint.restore`; or a frozen table, which is copied as it is.
           quantise: "float16", "bfloat16" or "int8" (with a scale for each row), to store rows with fewer bits; by
             default rows are not quantised. `error` reports the error.
           prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep.
@@ -132,6 +132,10 @@ class FrozenTable:
           OSError: the file cannot be written.
         """
         place = local(path, "FrozenTable.write")
+        if isinstance(source, FrozenTable):
+            options = {"quantise": quantise, "missing": missing, "prune": prune}
+            write_again(place, source, source._mapped, options)
+            return cls.open(place)
         write_whole(place, contents_of(source, name, prune, base), quantise, missing)
         return cls.open(place)
 

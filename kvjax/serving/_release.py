@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,12 +13,18 @@ from urllib.parse import unquote
 
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
-from kvjax.serving._format import read
+from kvjax._values.numbers import is_integer, is_real
+from kvjax.serving._format import damaged, read
 from kvjax.serving._frozen import FrozenTable, IdsLike
 
 SUFFIX = ".frozen"
 FILES = "files"
 CHECKPOINT = "checkpoint"
+INFO = "info"
+
+
+class PausedError(RuntimeError):
+    """The error of a write to releases that are paused: the current release stays until `Releases.resume`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +44,58 @@ class Changes:
     step: int | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class ReleaseInfo:
+    """What is known of a release without a look at its tables.
+
+    Attributes:
+      number: of the release.
+      published: when it became the current release, in UTC.
+      checkpoint: digests of the checkpoint that its tables come from; () if there is none.
+      source: the folder of that checkpoint when it was followed; None if there is none.
+      again: the number of the release that it is again, after a rollback; None if it is a release of its own.
+    """
+
+    number: int
+    published: datetime.datetime
+    checkpoint: tuple[str, ...]
+    source: str | None
+    again: int | None
+
+    @property
+    def original(self) -> int:
+        """The number of the release that first had these tables and files."""
+        return self.number if self.again is None else self.again
+
+
+def info_of(path: Path) -> ReleaseInfo:
+    """What the folder of a release says.
+
+    Raises:
+      FrozenError: it is damaged.
+      FileNotFoundError: it is not there.
+    """
+    at, said = path / CHECKPOINT, path / INFO
+    checkpoint = tuple(at.read_text().split()) if at.exists() else ()
+    seconds, source, again = os.stat(path).st_mtime, None, None
+    if said.exists():
+        data = said.read_bytes()
+        try:
+            found = json.loads(data)
+            seconds, source, again = found["published"], found["source"], found["again"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise damaged(said, "open", "what is known of a release, in JSON", f"{data!r:.100}") from error
+        good = is_real(seconds) and abs(seconds) < _MOST_SECONDS and isinstance(source, str | None)
+        if not good or not (again is None or is_integer(again)):
+            raise damaged(said, "open", "what is known of a release", f"{found!r:.100}")
+    return ReleaseInfo(
+        int(path.name), datetime.datetime.fromtimestamp(seconds, datetime.UTC), checkpoint, source, again
+    )
+
+
+_MOST_SECONDS = 1e11  # to the year 5138, which datetime can say
+
+
 class Release(Mapping[str, FrozenTable]):
     """The tables of one release, by name. Take one release for each request, so that all reads of the request belong
     together.
@@ -44,6 +104,7 @@ class Release(Mapping[str, FrozenTable]):
       number: 1 for the first.
       path: of its folder.
       checkpoint: digests of the checkpoint that its tables come from; () if there is none.
+      info: what else is known of it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,8 +112,8 @@ class Release(Mapping[str, FrozenTable]):
         self.number, self.path = int(path.name), path
         found = sorted(path.glob(f"*{SUFFIX}"))
         self._tables = {unquote(file.name.removesuffix(SUFFIX)): FrozenTable(file, read(file), True) for file in found}
-        at = path / CHECKPOINT
-        self.checkpoint = tuple(at.read_text().split()) if at.exists() else ()
+        self.info = info_of(path)
+        self.checkpoint = self.info.checkpoint
         self._files = {unquote(file.name): file.read_bytes() for file in sorted((path / FILES).iterdir())}
         os.stat(path)  # else it went meanwhile, and some of it may not have been listed
 

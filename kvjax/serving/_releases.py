@@ -1,38 +1,27 @@
-"""`Releases`: a folder of releases of a model's tables and files, of which one is the current one.
-
-current          the name of the current release, replaced by a rename
-lock             held by who writes
-00000012/        a release, which never changes: <table>.frozen, other files under files/, and "checkpoint", the digests
-                 of the one that its tables are of
-"""
+"""`Releases`: a folder of releases of a model's tables and files, of which one is the current one."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import re
-import secrets
-import shutil
 import threading
+import warnings
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
 
-from kvjax._formats.atomic import flush, saying, written
 from kvjax._formats.paths import local
 from kvjax._formats.quantise import Quantised, check_quantised
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, level_of_user
+from kvjax._values.numbers import is_integer
 from kvjax.serving._contents import Missing, RowsLike
+from kvjax.serving._folder import Folder, file_of, write_files, write_info
 from kvjax.serving._format import FrozenError, share
 from kvjax.serving._frozen import FrozenTable, PathLike
-from kvjax.serving._release import CHECKPOINT, FILES, SUFFIX, Changes, Release
+from kvjax.serving._release import FILES, Changes, PausedError, Release, ReleaseInfo, info_of
 
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
     from kvjax.checkpoint import Chain
-
-_LONGEST_NAME = 200  # of the 255 bytes that file systems take, as the file has a longer one while it is written
 
 
 class Releases:
@@ -63,6 +52,7 @@ class Releases:
 
     def __init__(self, path: PathLike) -> None:
         self.path = local(path, "Releases")
+        self._folder = Folder(self.path)
         self._current: Release | None = None
         self._opening = threading.Lock()
 
@@ -85,29 +75,62 @@ class Releases:
         """
         with self._opening:
             while True:
-                name = self._name()
+                name = self._folder.name()
                 if self._current is not None and self._current.path.name == name:
                     return self._current
                 try:
                     self._current = Release(self.path / name)
                     return self._current
                 except FileNotFoundError as error:
-                    if self._name() == name:  # else it went while this one came
-                        raise self._damaged("the files of the current release", str(error)) from error
+                    if self._folder.name() == name:  # else it went while this one came
+                        raise self._folder.damaged("refresh", "the files of the current release", str(error)) from error
 
-    def _name(self) -> str:
+    def history(self) -> list[ReleaseInfo]:
+        """What is known of the releases that are there, in the order in which they were published. The last one is the
+        current one.
+
+        Raises:
+          FrozenError: none has been published, or one is damaged.
+        """
+        found: list[ReleaseInfo] = []
+        for number in self._folder.published("history"):
+            with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                found.append(info_of(self.path / f"{number:08}"))
+        return found
+
+    def open(self, number: int) -> Release:
+        """A release that is there, whichever is the current one.
+
+        Args:
+          number: of the release.
+
+        Raises:
+          KeyError: it is not there.
+          FrozenError: none has been published, or it is damaged.
+        """
+        return self._open(number, "open")
+
+    @property
+    def paused(self) -> bool:
+        """Whether the current release stays until `resume`, after a `rollback`."""
+        return self._folder.paused()
+
+    def _open(self, number: int, op: str) -> Release:
+        failed = self._folder.failed
+        if not is_integer(number):
+            want, got = "the number of a release", f"{number!r:.50}"
+            raise failed(TypeError, op, want, got, "Releases.history() has those of all that are there")
+        there = self._folder.published(op)
+        path = self.path / f"{number:08}"
         try:
-            text = (self.path / "current").read_bytes()
+            if number in there:
+                return Release(path)
         except FileNotFoundError as error:
-            raise self._damaged("a release that has been published", "none") from error
-        if not re.fullmatch(rb"[0-9]{8}", text):
-            raise self._damaged("the name of a release in its file 'current'", f"{text!r:.50}")
-        return text.decode()
-
-    def _damaged(self, want: str, got: str) -> Exception:
-        return FrozenError(
-            f"kvjax: releases {str(self.path)!r}, refresh: want {want}, got {got}; publish one with Releases.publish"
-        )
+            if path.exists():  # else it went meanwhile
+                raise failed(FrozenError, op, f"the files of release {number}", str(error), "open another") from error
+            there.remove(number)
+        mend = "choose one of these (a greater keep= of the writer keeps more)"
+        raise failed(KeyError, op, f"one of the releases {there}", f"{number}", mend)
 
     # ---- writing ---------------------------------------------------------------------------------------------
 
@@ -134,13 +157,15 @@ class Releases:
         Raises:
           ValueError, OSError: as `FrozenTable.write`; the current release stays.
           TypeError: `tables` is not a mapping from names.
+          PausedError: the releases are paused, by `rollback`.
         """
         _check_by_name("publish", tables)
         with self._new("publish", keep) as folder:
             for name, source in tables.items():
-                path = _file_of(folder, name)
+                path = file_of(folder, name)
                 FrozenTable.write(path, source, quantise=quantise, prune=prune, missing=missing)
-            _write_files(folder, files or {})
+            write_files(folder, files or {})
+            write_info(folder)
         return self.refresh()
 
     def update(
@@ -156,6 +181,7 @@ class Releases:
         Raises:
           KeyError: a table is not in the current release.
           ValueError, OSError: as `FrozenTable.update`; the current release stays.
+          PausedError: the releases are paused, by `rollback`.
         """
         _check_by_name("update", changes)
         with self._new("update", keep) as folder:
@@ -173,9 +199,12 @@ class Releases:
                     continue
                 change = changes[name]
                 table.update(change.keys, change.rows, removed=change.removed, path=path, step=change.step)
-            _write_files(folder, ({} if before is None else before.files) | dict(files or {}))
-            if before is not None and not changes:
-                _write_checkpoint(folder, before.checkpoint)
+            write_files(folder, ({} if before is None else before.files) | dict(files or {}))
+            unchanged = None if changes or before is None else before.info
+            if unchanged is None:
+                write_info(folder)
+            else:
+                write_info(folder, unchanged.checkpoint, unchanged.source)
         return self.refresh()
 
     def follow(
@@ -189,7 +218,8 @@ class Releases:
         missing: Missing | None = None,
         base: PathLike | Sequence[PathLike] | None = None,
     ) -> Release:
-        """Makes the tables of a checkpoint the current release; does nothing if they are that already.
+        """Makes the tables of a checkpoint the current release; does nothing if they are that already. While the
+        releases are paused, by `rollback`, it only warns.
 
         If the checkpoint is a delta that builds, through any number of others, on the checkpoint of the current
         release, only what has changed since is read, and the rest is copied; unchanged tables share their files.
@@ -238,12 +268,17 @@ class Releases:
         def body(chain: Chain) -> Release:
             return self._follow(chain, files, chosen, keep, quantise, missing)
 
-        return unreplaced(checkpoint, base, "follow", body)
+        try:
+            self._folder.check_not_paused("follow")
+            return unreplaced(checkpoint, base, "follow", body)
+        except PausedError as error:  # no error of a trainer's: a later call takes what this one leaves
+            warnings.warn(str(error), stacklevel=level_of_user())
+            return self.refresh()
 
     def _follow(
         self, chain: Chain, files: Any, chosen: frozenset[str] | None, keep: int, quantise: Any, missing: Any
     ) -> Release:
-        from kvjax.serving._follow import stays, write_at
+        from kvjax.serving._follow import stays, warn_of_older, write_at
 
         names = chain.names if chosen is None else sorted(chosen)
         for name in chosen or ():
@@ -260,57 +295,97 @@ class Releases:
             before = self._before()
             old: Mapping[str, FrozenTable] = {} if before is None else before
             since = () if before is None else before.checkpoint
+            if before is not None:
+                warn_of_older(chain, names, before, before.files.keys() - (files or {}).keys())
             for name in names:
-                write_at(_file_of(folder, name), chain, name, old.get(name), since, quantise, missing)
-            _write_files(folder, ({} if before is None else before.files) | dict(files or {}))
-            _write_checkpoint(folder, digests)
+                write_at(file_of(folder, name), chain, name, old.get(name), since, quantise, missing)
+            write_files(folder, ({} if before is None else before.files) | dict(files or {}))
+            write_info(folder, digests, str(chain.catalog.directory))
         return self.refresh()
+
+    def rollback(self, number: int) -> Release:
+        """Makes the tables and files of an older release current again, and lets no other release take its place.
+
+        They become a new release, which shares their files on the disk, so readers take it as they take any other, and
+        numbers only grow. The releases are paused from then on: `follow` does nothing but warn, and `publish` and
+        `update` raise an error, until `resume`. A process that is killed meanwhile has done either all of this or
+        nothing. If the current release has these tables and files already, it stays, and is paused.
+
+        Args:
+          number: of the release. `history` has those that are there.
+
+        Returns:
+          The new release. Its ``info.again`` is the number of the old one.
+
+        Raises:
+          KeyError: the release is not there.
+          FrozenError: none has been published, or it is damaged.
+          OSError: the new release cannot be written. The current release stays.
+
+        Example:
+          >>> import tempfile, kvjax
+          >>> from kvjax.serving import Changes, Releases
+          >>> user = kvjax.get_table("doc_rollback", dim=1).upsert([1], [[1.0]])
+          >>> with tempfile.TemporaryDirectory() as folder:
+          ...     trainer, server = Releases(folder), Releases(folder)
+          ...     _ = trainer.publish({"user": user}, {"bias": b"0.5"})
+          ...     _ = trainer.update({"user": Changes([1], [[9.0]])}, {"bias": b"0.9"})
+          ...     _ = Releases(folder).rollback(1)
+          ...     now = server.refresh()
+          ...     before = [(info.number, info.again) for info in server.history()], server.paused
+          ...     trainer.resume()
+          >>> now["user"].lookup(1).tolist(), now.files, before
+          ([1.0], {'bias': b'0.5'}, ([(1, None), (2, None), (3, 1)], True))
+          >>> kvjax.drop_table("doc_rollback")
+        """
+        self._folder.name("rollback")  # or it says so, and makes no folder
+        with self._folder.locked("rollback"):
+            old = self._open(number, "rollback")
+            with contextlib.suppress(FrozenError):  # of the current one, which may be damaged
+                now = self.refresh()
+                if now.info.original == old.info.original:
+                    self._folder.pause(now.path.name)
+                    return now
+            with self._folder.new(self._least(), paused=True) as folder:
+                for table in old.values():
+                    share(table.path, folder / table.path.name)
+                for file in (old.path / FILES).iterdir():
+                    share(file, folder / FILES / file.name)
+                write_info(folder, old.checkpoint, old.info.source, old.info.original)
+        return self.refresh()
+
+    def resume(self) -> None:
+        """Lets other releases take the place of the current one again, after a `rollback`. Does nothing if they may.
+
+        Raises:
+          FrozenError: none has been published.
+        """
+        self._folder.name("resume")
+        with self._folder.locked("resume"):
+            self._folder.resume()
 
     def _before(self) -> Release | None:
         return self.refresh() if (self.path / "current").exists() else None
 
     @contextlib.contextmanager
     def _new(self, op: str, keep: int) -> Generator[Path]:
-        """A folder to fill; when it is filled, it is the current release."""
-        with saying(op, self.path), _locked(self.path):
-            for left in [*self.path.glob(".new-*"), *self.path.glob(".old-*")]:  # of writers that were killed
-                shutil.rmtree(left, ignore_errors=True)
-            # No release gets the number of another, also of one whose folder is lost.
-            numbers = [0 if self._current is None else self._current.number, *(int(path.name) for path in self._all())]
-            with contextlib.suppress(FrozenError):
-                numbers.append(int(self._name()))
-            number = max(numbers) + 1
-            folder = self.path / f".new-{secrets.token_hex(8)}"
-            (folder / FILES).mkdir(parents=True)
-            try:
-                yield folder
-                flush(folder / FILES)
-                flush(folder)
-                folder.rename(self.path / f"{number:08}")
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
-            with written(self.path / "current") as file:
-                file.write(f"{number:08}".encode())
-            for path in self._all()[: -max(keep, 1)]:
-                # Gone at once: who is opening it must not find some of it.
-                gone = path.rename(self.path / f".old-{secrets.token_hex(8)}")
-                shutil.rmtree(gone, ignore_errors=True)
+        """A folder to fill; when it is filled, it is the current release.
 
-    def _all(self) -> list[Path]:
-        return sorted(path for path in self.path.iterdir() if re.fullmatch("[0-9]{8}", path.name))
+        Raises:
+          PausedError: another release stays that.
+        """
+        with self._folder.locked(op):
+            self._folder.check_not_paused(op)
+            with self._folder.new(self._least()) as folder:
+                yield folder
+            self._folder.trim(keep)
+
+    def _least(self) -> int:
+        """The least number of the next release: behind the one that is open here, also if that is lost."""
+        return 1 if self._current is None else self._current.number + 1
 
     def __repr__(self) -> str:
         return f"Releases({str(self.path)!r})"
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Generator[None]:
-    """Has a folder, which it makes, for one writer alone."""
-    path.mkdir(parents=True, exist_ok=True)
-    with open(path / "lock", "ab") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed, however
-        yield
 
 
 def _check_by_name(op: str, given: object) -> None:
@@ -318,26 +393,3 @@ def _check_by_name(op: str, given: object) -> None:
         raise TypeError(
             f"kvjax: releases, {op}: want a mapping by name, got {type(given).__name__}; give {{name: ...}}"
         )
-
-
-def _write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    for name, data in files.items():
-        if not isinstance(cast("object", data), (bytes, bytearray, memoryview)):
-            raise fail(TypeError, name, "publish", "a file's bytes", type(data).__name__, "encode it")
-        with written(_file_of(folder / FILES, name, "")) as file:
-            file.write(data)
-
-
-def _write_checkpoint(folder: Path, digests: Sequence[str]) -> None:
-    with written(folder / CHECKPOINT) as file:
-        file.write(" ".join(digests).encode())
-
-
-def _file_of(folder: Path, name: str, suffix: str = SUFFIX) -> Path:
-    encoded = quote(name, safe="")
-    if not 0 < len(encoded) <= _LONGEST_NAME or encoded + suffix in (".", ".."):
-        raise fail(
-            ValueError, name, "publish", f"a name of 1 to {_LONGEST_NAME} bytes, percent-encoded, but '.' and '..'",
-            f"{len(encoded)}", "publish it under another one",
-        )  # fmt: skip
-    return folder / (encoded + suffix)

@@ -1,19 +1,22 @@
-"""Writing a frozen table: from all that it is to hold, or from another one and what has changed."""
+"""Writing a frozen table: from all that it is to hold, or from another one, as it is or with what has changed."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvjax._formats.quantise import STORED, QuantisationReport, Quantiser, check_quantised, to_float32
+from kvjax._formats.quantise import STORED, QuantisationReport, Quantiser, check_quantised, rounded, to_float32
 from kvjax._values.errors import fail
-from kvjax.serving._contents import Contents
-from kvjax.serving._format import Codes, Description, Mapped, write
+from kvjax.serving._contents import Contents, row_of
+from kvjax.serving._format import Codes, Description, Mapped, give, write
 from kvjax.serving._search import SENTINEL, find, mixed, starts_of
+
+if TYPE_CHECKING:
+    from kvjax.serving._frozen import FrozenTable
 
 _BLOCK_BYTES = 1 << 22
 Error = Callable[[], QuantisationReport | None]
@@ -91,6 +94,39 @@ def write_changes(
     )  # fmt: skip
     arrays = {name: array for name, array in old.arrays.items() if name == "pool"}
     _write(path, description, merged, arrays, lambda: error, all_blocks())
+
+
+def write_again(path: Path, table: FrozenTable, mapped: Mapped, options: dict[str, Any]) -> None:
+    """Writes a frozen table as it is, also one whose file has been replaced or removed since it was opened.
+
+    Args:
+      path: of the new file.
+      table: the table.
+      mapped: its file.
+      options: quantise, missing and prune, as `FrozenTable.write` has them.
+
+    Raises:
+      ValueError: the options would change it.
+    """
+    if options["prune"] is not None or not stays(table, options["quantise"], options["missing"]):
+        given = ", ".join(f"{name}=" for name, value in options.items() if value is not None)
+        raise fail(
+            ValueError, table.name, "write", "a frozen table as it is", f"{given}, which would change it",
+            "leave that out, or write the table from what it was first written from",
+        )  # fmt: skip
+    give(mapped, table.path, path)
+
+
+def stays(before: FrozenTable, quantise: Any, missing: Any) -> bool:
+    """Whether rows that do not change are stored, and those that are not there read, as they were."""
+    if quantise is not None and str(quantise) != before.dtype:
+        return False
+    if missing is None:
+        return True
+    if isinstance(missing, str) and missing == "init":
+        return before.missing is None
+    row = row_of(before.name, "write", missing, before.dim)
+    return before.missing is not None and np.array_equal(rounded(row[None], before.dtype)[0], before.missing)
 
 
 def _after(

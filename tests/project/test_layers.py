@@ -223,7 +223,9 @@ def test_public_names():
         "CheckpointError", "Diff", "FileReport", "TableDiff", "Verified", "compact", "diff", "prune", "restore",
         "save", "verify",
     }  # fmt: skip
-    assert set(kvjax.serving.__all__) == {"Changes", "FrozenError", "FrozenTable", "Release", "Releases"}
+    assert set(kvjax.serving.__all__) == {
+        "Changes", "FrozenError", "FrozenTable", "PausedError", "Release", "ReleaseInfo", "Releases",
+    }  # fmt: skip
     for package in (kvjax, kvjax.checkpoint, kvjax.convert, kvjax.flax, kvjax.optax, kvjax.orbax, kvjax.serving):
         assert all(getattr(package, name).__doc__ for name in package.__all__)
     choices = [kvjax.admit, kvjax.constraints, kvjax.evict, kvjax.initializers, kvjax.storage, kvjax.checkpoint]

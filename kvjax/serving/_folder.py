@@ -1,0 +1,214 @@
+"""The folder of `Releases` on the disk: which releases are there, which is the current one, and how another becomes it.
+
+current          the name of the current release, replaced by a rename
+paused           the name of the release behind which no other comes until somebody says so; of another than the
+                 current one it means nothing
+lock             held by who writes
+00000012/        a release, which never changes: <table>.frozen, other files under files/, "checkpoint", the digests of
+                 the one that its tables are of, and "info", what else is known of it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+from urllib.parse import quote
+
+from kvjax._formats.atomic import flush, saying, written
+from kvjax._values.errors import fail
+from kvjax.serving._format import FrozenError
+from kvjax.serving._release import CHECKPOINT, FILES, INFO, SUFFIX, PausedError
+
+_LONGEST_NAME = 200  # of the 255 bytes that file systems take, as the file has a longer one while it is written
+
+
+class Folder:
+    """A folder of releases.
+
+    Args:
+      path: of the folder, which the first writer makes.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    # ---- reading ---------------------------------------------------------------------------------------------
+
+    def name(self, op: str = "refresh") -> str:
+        """Of the current release.
+
+        Raises:
+          FrozenError: there is none.
+        """
+        try:
+            text = (self.path / "current").read_bytes()
+        except FileNotFoundError as error:
+            raise self.damaged(op, "a release that has been published", "none") from error
+        if not _is_name(text):
+            raise self.damaged(op, "the name of a release in its file 'current'", f"{text!r:.50}")
+        return text.decode()
+
+    def published(self, op: str) -> list[int]:
+        """The numbers of the releases that are there, in order. A writer that was killed may have left one behind the
+        current release, which nobody has published.
+
+        Raises:
+          FrozenError: there is no current release.
+        """
+        last = int(self.name(op))
+        return [number for number in self._numbers() if number <= last]
+
+    def paused(self) -> bool:
+        """Whether no other release comes behind the current one."""
+        try:  # the current one first: what is paused is written before that
+            return self.name().encode() == (self.path / "paused").read_bytes()
+        except (FileNotFoundError, FrozenError):
+            return False
+
+    def failed(self, kind: type[Exception], op: str, want: str, got: str, mend: str) -> Exception:
+        return kind(f"kvjax: releases {str(self.path)!r}, {op}: want {want}, got {got}; {mend}")
+
+    def damaged(self, op: str, want: str, got: str) -> Exception:
+        return self.failed(FrozenError, op, want, got, "publish one with Releases.publish")
+
+    def check_not_paused(self, op: str) -> None:
+        """
+        Raises:
+          PausedError: the current release stays.
+        """
+        if self.paused():
+            want, got = "releases that are not paused", f"release {int(self.name(op))}, which stays the current one"
+            raise self.failed(PausedError, op, want, got, "call Releases.resume() once another may take its place")
+
+    # ---- writing ---------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def locked(self, op: str) -> Generator[None]:
+        """Has the folder, which it makes, for one writer alone, without what others have left that were killed."""
+        with saying(op, self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            with open(self.path / "lock", "ab") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed, however
+                self._clean()
+                yield
+
+    @contextlib.contextmanager
+    def new(self, least: int = 1, paused: bool = False) -> Generator[Path]:
+        """A folder to fill; when it is filled, it is the current release.
+
+        Args:
+          least: the number that it has at least.
+          paused: whether it is paused as soon as it is the current one.
+        """
+        name = f"{max([least, *(number + 1 for number in self._taken())]):08}"
+        folder = self.path / f".new-{secrets.token_hex(8)}"
+        (folder / FILES).mkdir(parents=True)
+        try:
+            yield folder
+            flush(folder / FILES)
+            flush(folder)
+            folder.rename(self.path / name)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        if paused:  # before it is the current one: so both begin at once
+            self.pause(name)
+        with written(self.path / "current") as file:
+            file.write(name.encode())
+
+    def pause(self, name: str) -> None:
+        """Lets no other release come behind one, once that is the current one."""
+        with written(self.path / "paused") as file:
+            file.write(name.encode())
+
+    def resume(self) -> None:
+        (self.path / "paused").unlink(missing_ok=True)
+        flush(self.path)
+
+    def trim(self, keep: int) -> None:
+        """Removes all releases but the last ones, of which one is the current one."""
+        for number in self._numbers()[: -max(keep, 1)]:
+            self._remove(number)
+
+    def _clean(self) -> None:
+        for left in [*self.path.glob(".new-*"), *self.path.glob(".old-*")]:
+            shutil.rmtree(left, ignore_errors=True)
+        try:
+            name = self.name()
+        except FrozenError:  # so nobody knows what has been published
+            return
+        if not (self.path / name).is_dir():
+            return
+        if (self.path / "paused").exists() and not self.paused():
+            self.resume()  # before the number that it names is free again
+        for number in self._numbers():
+            if number > int(name):
+                self._remove(number)
+
+    def _remove(self, number: int) -> None:
+        # Gone at once: who is opening it must not find some of it.
+        gone = (self.path / f"{number:08}").rename(self.path / f".old-{secrets.token_hex(8)}")
+        shutil.rmtree(gone, ignore_errors=True)
+
+    def _taken(self) -> list[int]:
+        """Numbers that no other release gets, also that of one whose folder is lost."""
+        with contextlib.suppress(FrozenError):
+            return [int(self.name()), *self._numbers()]
+        return self._numbers()
+
+    def _numbers(self) -> list[int]:
+        return sorted(int(path.name) for path in self.path.iterdir() if _is_name(path.name.encode()))
+
+
+def _is_name(text: bytes) -> bool:
+    return re.fullmatch(rb"[0-9]{8}", text) is not None
+
+
+# ---- what is in a release ------------------------------------------------------------------------------------
+
+
+def file_of(folder: Path, name: str, suffix: str = SUFFIX) -> Path:
+    """Where a table, or a file, of a name is in the folder of a release.
+
+    Raises:
+      ValueError: file systems do not take it.
+    """
+    encoded = quote(name, safe="")
+    if not 0 < len(encoded) <= _LONGEST_NAME or encoded + suffix in (".", ".."):
+        raise fail(
+            ValueError, name, "publish", f"a name of 1 to {_LONGEST_NAME} bytes, percent-encoded, but '.' and '..'",
+            f"{len(encoded)}", "publish it under another one",
+        )  # fmt: skip
+    return folder / (encoded + suffix)
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Writes the other files of a release.
+
+    Raises:
+      TypeError: one is not bytes.
+    """
+    for name, data in files.items():
+        if not isinstance(cast("object", data), (bytes, bytearray, memoryview)):
+            raise fail(TypeError, name, "publish", "a file's bytes", type(data).__name__, "encode it")
+        with written(file_of(folder / FILES, name, "")) as file:
+            file.write(data)
+
+
+def write_info(
+    folder: Path, checkpoint: Sequence[str] = (), source: str | None = None, again: int | None = None
+) -> None:
+    """Writes what a `ReleaseInfo` says, and that it is published now."""
+    if checkpoint:
+        with written(folder / CHECKPOINT) as file:
+            file.write(" ".join(checkpoint).encode())
+    with written(folder / INFO) as file:
+        file.write(json.dumps({"published": time.time(), "source": source, "again": again}).encode())
