@@ -15,8 +15,10 @@ import numpy as np
 from kvjax._command.saved import SavedTable, tables_of
 from kvjax._formats.atomic import replaced
 from kvjax._formats.errors import needed
+from kvjax._formats.paths import anywhere
 from kvjax.checkpoint._format import CheckpointError
 from kvjax.checkpoint._locate import steps_at
+from kvjax.checkpoint._new import check_outside
 
 _BARS = 40
 
@@ -30,9 +32,10 @@ def plot(path: str | os.PathLike[str], checkpoint: str, tables: Sequence[SavedTa
       tables: of the last one.
 
     Raises:
-      ValueError: there is no picture with this ending.
+      ValueError: there is no picture with this ending, or it would be in a checkpoint.
       OSError: there can be no file.
     """
+    check_outside(anywhere(path, "inspect --plot").resolve(), "inspect --plot")
     figure_of = needed("matplotlib.figure", "--plot", "cli").Figure
     known, form = sorted(figure_of().canvas.get_supported_filetypes()), Path(path).suffix.removeprefix(".")
     if form not in known:

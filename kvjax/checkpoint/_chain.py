@@ -93,21 +93,21 @@ class Chain:
     def _base(self, name: str, digest: str, of: Catalog) -> Link:
         """A table of the checkpoint of a digest, of which there may be copies: of the first that is not damaged."""
         damage: CheckpointError | None = None
-        for catalog in self._copies(digest):
+        for catalog in self.copies(digest):
             try:
                 meta, files = catalog.open(name)
             except CheckpointError as error:
                 damage = damage or error
                 continue
-            others = (c for c in self._copies(digest) if c is not catalog and c.digest == catalog.digest)
+            others = (c for c in self.copies(digest) if c is not catalog and c.digest == catalog.digest)
             return Link(meta, Copies(files, (Files(c.folder(name), files.entries) for c in others)), catalog)
         raise damage or CheckpointError(
             f"kvjax: table {name!r}, {of.op}: want the checkpoint of digest {digest}, on which the delta in "
             f"{of.directory} builds, got none beside it; give its folder as base="
         )
 
-    def _copies(self, digest: str) -> Iterator[Catalog]:
-        """All checkpoints of a digest, which are looked for as they are asked for."""
+    def copies(self, digest: str) -> Iterator[Catalog]:
+        """All checkpoints of a digest that are found, which are looked for as they are asked for."""
         given = 0
         while True:
             found = self._found.setdefault(digest, [])
@@ -124,11 +124,9 @@ class Chain:
         """The checkpoints that were given, those next to this one, of a folder or of the steps of a manager, and those
         next to the given."""
         here, seen = self.catalog.directory, set[AnyPath]()
-        item = here.name.removesuffix(UNDER_WAY)
         groups: Sequence[Callable[[], Iterable[AnyPath]]] = (
             lambda: self.given,
-            lambda: _latest_first(here.parent),
-            lambda: (path / item for path in _latest_first(here.parent.parent)),
+            *beside(here),
             lambda: (path for given in self.given for path in _latest_first(given.parent)),
         )
         for group in groups:  # each is looked for once those before it have not been enough
@@ -136,6 +134,16 @@ class Chain:
                 if path not in seen and (path / META).is_file():
                     seen.add(path)
                     yield Catalog(path, self.catalog.op)
+
+
+def beside(here: AnyPath) -> tuple[Callable[[], Iterable[AnyPath]], ...]:
+    """Where checkpoints are that belong to the one at a path: those of its folder, and those of a manager's other
+    steps, each looked for as it is asked for. There may be none at some of these paths, and `here` is one of them."""
+    item = here.name.removesuffix(UNDER_WAY)
+    return (
+        lambda: _latest_first(here.parent),
+        lambda: (path / item for path in _latest_first(here.parent.parent)),
+    )
 
 
 def chosen_tables(tables: Any, op: str) -> frozenset[str] | None:

@@ -6,18 +6,22 @@ from pathlib import Path
 
 from kvjax._formats.atomic import NewFolder, NewInStore, saying
 from kvjax._formats.paths import AnyPath
+from kvjax.checkpoint._built_on import built_on, listed
+from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._files import is_same
 from kvjax.checkpoint._format import META, CheckpointError
 from kvjax.checkpoint._locate import is_checkpoint, is_unfinished
 
 
-def begin(new: NewFolder | NewInStore, overwrite: bool, op: str = "save", source: AnyPath | None = None) -> None:
+def begin(
+    new: NewFolder | NewInStore, overwrite: bool, op: str, source: Chain | None = None, over_base: bool = False
+) -> None:
     """Begins a checkpoint, for an operation of that name.
 
     Raises:
       CheckpointError: as `check_free`, or another process is saving to the same path.
     """
-    check_free(new.target, overwrite, op, source)
+    check_free(new.target, overwrite, op, source, over_base)
     try:
         with saying(op, new.target):
             new.begin()
@@ -28,7 +32,7 @@ def begin(new: NewFolder | NewInStore, overwrite: bool, op: str = "save", source
         ) from error
 
 
-def check_free(target: AnyPath, overwrite: bool, op: str = "save", source: AnyPath | None = None) -> None:
+def check_free(target: AnyPath, overwrite: bool, op: str, source: Chain | None = None, over_base: bool = False) -> None:
     """Whether a checkpoint may be put there.
 
     Args:
@@ -36,10 +40,12 @@ def check_free(target: AnyPath, overwrite: bool, op: str = "save", source: AnyPa
       overwrite: whether it may take that of another.
       op: the operation.
       source: the checkpoint that it is made of, if it is.
+      over_base: whether it may take that of one on which others build: `save` only warns, since a stream of deltas that
+        a release has followed needs no base, and training should not end for one.
 
     Raises:
-      CheckpointError: something is there, or it is no checkpoint, which is not ours to replace, or it is the source; or
-        what is made of a checkpoint would be in one.
+      CheckpointError: something is there, or it is no checkpoint, which is not ours to replace, or it is the source, or
+        another builds on it; or what is made of a checkpoint would be in one.
     """
     if source is not None:
         check_outside(target, op)
@@ -59,7 +65,7 @@ def check_free(target: AnyPath, overwrite: bool, op: str = "save", source: AnyPa
         raise CheckpointError(
             f"kvjax: {op}: want a path with nothing there, got {target}, which exists; give another, or overwrite=True"
         )
-    if source is not None and is_same(target, source):
+    if source is not None and is_same(target, source.catalog.directory):
         raise CheckpointError(
             f"kvjax: {op}: want another place than that of the checkpoint it reads, got {target}; give another path"
         )
@@ -67,6 +73,11 @@ def check_free(target: AnyPath, overwrite: bool, op: str = "save", source: AnyPa
         raise CheckpointError(
             f"kvjax: {op}: want a checkpoint to replace, or nothing, got {target}, which is something else; give "
             "another path, or delete that first"
+        )
+    if not over_base and (builders := built_on(target, source)):
+        raise CheckpointError(
+            f"kvjax: {op}: want a place of which no checkpoint needs what is there, got {target}: {listed(builders)} "
+            "on it, and would be lost; give another path"
         )
 
 

@@ -33,10 +33,11 @@ def compact(
         read).
       out: folder of the new checkpoint, where nothing is yet, and not inside another checkpoint.
       base: where to look for the checkpoints that it builds on, as in `restore`.
-      overwrite: replace the checkpoint that is there, if it is another than that of `path`.
+      overwrite: replace the checkpoint that is there, if it is another than that of `path`, and nothing builds on it.
 
     Raises:
-      CheckpointError: a checkpoint is not there, or damaged, or `out` is taken or in a checkpoint.
+      CheckpointError: a checkpoint is not there, or damaged, or `out` is taken, in a checkpoint, or one that others
+        build on.
 
     Example:
       >>> import kvjax, numpy as np, tempfile
@@ -73,14 +74,14 @@ def prune(
         some rows of the table to ``(n,)`` bool, true for rows to keep.
       tables: names of the tables to prune, by default all; the others are copied.
       base: where to look for the checkpoints that a delta builds on, as in `restore`.
-      overwrite: replace the checkpoint that is there, if it is another than that of `path`.
+      overwrite: replace the checkpoint that is there, if it is another than that of `path`, and nothing builds on it.
 
     Returns:
       What is left out of each pruned table, by rule.
 
     Raises:
-      CheckpointError: a checkpoint is not there, or damaged, or `out` is taken or in a checkpoint, or there is no such
-        table.
+      CheckpointError: a checkpoint is not there, or damaged, or `out` is taken, in a checkpoint, or one that others
+        build on, or there is no such table.
 
     Example:
       >>> import kvjax, numpy as np, tempfile
@@ -99,7 +100,7 @@ def prune(
 
     def body(chain: Chain) -> dict[str, PruneReport]:
         if target is not None:
-            check_free(target.resolve(), overwrite, "prune", chain.catalog.directory)
+            check_free(target.resolve(), overwrite, "prune", chain)
         keeps: dict[str, np.ndarray] = {}
         reports: dict[str, PruneReport] = {}
         for name in chain.names if tables is None else tables:
@@ -119,7 +120,7 @@ def _rewrite(
     """Writes the tables of a checkpoint as another, and of some only the rows to keep."""
     new = new_folder(out.resolve())
     try:
-        begin(new, overwrite, op, chain.catalog.directory)
+        begin(new, overwrite, op, chain)
         for name in chain.names:
             _rewrite_table(new.path, ChainRows(chain, name), keeps.get(name), op)
         write_manifest(new.path, stands_for)

@@ -15,6 +15,7 @@ from kvjax._sharded.processes import everyone, together
 from kvjax._table.table import Table, check_table, is_table
 from kvjax._values.errors import level_of_user
 from kvjax._values.prune import PruneLike
+from kvjax.checkpoint._built_on import built_on, listed
 from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._cursors import agreed, cursor_at, finished, moving
 from kvjax.checkpoint._locate import PathLike
@@ -60,7 +61,8 @@ def save(
       since: name of the cursor since which to save what has changed; the cursor moves to this save. Keep the
         checkpoints that the delta builds on where a restore finds them or gets them as ``base=``; if one is gone, a
         warning says so.
-      overwrite: replace the checkpoint that is there. Anything else is never replaced, and nothing in a store.
+      overwrite: replace the checkpoint that is there. Anything else is never replaced, and nothing in a store. If
+        deltas beside it build on what is replaced, they do not restore any more, and a warning names them.
 
     Raises:
       CheckpointError: there is something at the path (with `overwrite`, something that is no checkpoint), or another
@@ -87,13 +89,14 @@ def save(
       >>> folder.cleanup()
     """
     given, new = named(tables), new_folder(anywhere(path, "save").resolve())  # not in the place of a link
-    place = everyone()
+    place, lost = everyone(), list[AnyPath]()
 
     async def put() -> None:
         await asyncio.gather(*(write(new.path, s) for s in stored))
 
     def finish() -> str:
         digest = write_manifest(new.path)
+        lost.extend(built_on(new.target) if overwrite else ())
         new.install()
         return digest
 
@@ -101,13 +104,20 @@ def save(
         return together(place, "", "save", body if jax.process_index() == 0 else lambda: None)
 
     try:
-        first(lambda: begin(new, overwrite))
+        first(lambda: begin(new, overwrite, "save", over_base=True))
         stored = copied(given, new.path, prune, cursor, since)
         together(place, "", "save", lambda: asyncio.run(put()))
         digest = first(finish)
     except BaseException:
         new.discard()
         raise
+    if lost:
+        warnings.warn(
+            f"kvjax: save: want a place of which no checkpoint needs what is there, got {new.target}: {listed(lost)} "
+            "on what this save has replaced, without which no delta restores; save to another path, and delete what is "
+            "of no use now (a release that has followed a delta has its rows)",
+            stacklevel=level_of_user(),
+        )
     if digest is not None:
         finished(new.path, digest, new.target)  # which may warn, and the checkpoint is there all the same
 

@@ -18,6 +18,7 @@ from kvjax._values.prune import PruneLike, rule_for
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._locate import PathLike
+from kvjax.checkpoint._new import check_outside
 from kvjax.checkpoint._prune import kept
 
 FORMATS: Mapping[str, Callable[[str | os.PathLike[str], Source], None]] = {
@@ -64,7 +65,8 @@ def export_checkpoint(
     Args:
       checkpoint: a folder that `kvjax.checkpoint.save` wrote, a step of an Orbax ``CheckpointManager``, or the
         manager's folder (its last step is read).
-      path: of the file, which is replaced if it exists; for "deeprec" the prefix of the files.
+      path: of the file, which is replaced if it exists, and not inside a checkpoint; for "deeprec" the prefix of the
+        files.
       table: name of the table; by default the only one.
       format: "safetensors", "npz", "parquet" or "deeprec"; by default the extension of the path.
       quantise: "float16", "bfloat16" or "int8"; not for DeepRec.
@@ -78,7 +80,8 @@ def export_checkpoint(
       What was written.
 
     Raises:
-      ValueError: there is no such checkpoint or table, or it is damaged, or the format cannot hold it.
+      ValueError: there is no such checkpoint or table, or it is damaged, or the format cannot hold it, or the path is
+        inside a checkpoint.
       ImportError: a library of the format is not installed.
 
     Example:
@@ -93,6 +96,7 @@ def export_checkpoint(
       >>> folder.cleanup()
     """
     path = anywhere(path, "export_checkpoint")
+    check_outside(path.resolve(), "export")
     kind = format or path.suffix.removeprefix(".")
     if kind not in (*FORMATS, "deeprec"):
         raise FileError(

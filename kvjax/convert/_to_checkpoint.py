@@ -83,7 +83,7 @@ def import_checkpoint(
         source.
       variable: name of the variable in the other system.
       prune: which rows to leave out, as in `kvjax.checkpoint.prune`; all rows are written once before they are pruned.
-      overwrite: replace the checkpoint that is there.
+      overwrite: replace the checkpoint that is there, if no other builds on it.
       dtype: dtype of the rows in the checkpoint; by default that of the source. For "tfra", whose files do not contain
         it, also the dtype of the source.
       seed: seed of the initial rows.
@@ -96,7 +96,7 @@ def import_checkpoint(
     Raises:
       ValueError: the source does not have that format, is damaged, or a table cannot hold it; as the function of the
         format.
-      CheckpointError: there is something at the path.
+      CheckpointError: there is something at the path, or with `overwrite` one that others build on.
       ImportError: a library of the format is not installed.
 
     Example:

@@ -1,0 +1,100 @@
+"""What deltas build on: it is replaced by nothing unsaid, and `verify` misses it where it is gone."""
+
+import shutil
+import warnings
+
+import numpy as np
+import pytest
+
+import kvjax
+from kvjax._command.main import main
+from kvjax._process import PROCESS
+from kvjax.checkpoint import CheckpointError, compact, prune, restore, save
+from kvjax.convert import export_checkpoint, import_checkpoint
+
+RULE = kvjax.Prune(min_norm=2.0)
+
+
+@pytest.fixture(autouse=True)
+def no_cursors():
+    yield
+    PROCESS.cursors.clear()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"  # beside which no other test has saved the same, or bases would be found there
+
+
+@pytest.fixture
+def chain(make, folder):
+    """0, with the deltas 1 and 2 on it, and the table."""
+    table = make(1).upsert(np.arange(9), np.arange(9.0)[:, None])
+    save(folder / "0", {"t": table}, cursor="c")
+    for i in (1, 2):
+        table = table.upsert([i], [[-1.0]])
+        save(folder / f"{i}", {"t": table}, since="c")
+    return table
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_no_base_is_replaced(chain, folder):
+    whole, far = files(folder), folder / "far/away"
+    np.savez(folder.parent / "rows.npz", keys=np.arange(2), values=np.ones((2, 1), np.float32))
+    for out in ("0", "1"):
+        for op, call in (
+            ("prune", lambda out: prune(folder / "2", out, RULE, overwrite=True)),
+            ("compact", lambda out: compact(folder / "2", out, overwrite=True)),
+            ("import", lambda out: import_checkpoint(folder.parent / "rows.npz", out, table="t", overwrite=True)),
+        ):
+            with pytest.raises(CheckpointError, match=rf"kvjax: {op}: want .*/{out}: .*/2 builds? on it"):
+                call(folder / out)
+        assert main(["prune", str(folder / "2"), str(folder / out), "--overwrite", "--zero-rows"]) == 2
+        assert main(["convert", str(folder / "2"), str(folder / out), "--overwrite"]) == 2
+        for name in ("x.npz", "t/x.npz"):
+            with pytest.raises(CheckpointError, match=r"export: want a place outside of checkpoints"):
+                export_checkpoint(folder / "2", folder / out / name)
+    assert files(folder) == whole
+    prune(folder / "1", folder / "2", RULE, overwrite=True)  # on which nothing builds
+    for i in (1, 2):
+        far.mkdir(parents=True, exist_ok=True)
+        (folder / f"{i}").rename(far / f"{i}")
+    with pytest.raises(CheckpointError, match=r"/0: .*/far/away/1 builds on it"):
+        compact(far / "1", folder / "0", base=folder / "0", overwrite=True)
+    assert restore(far / "1", {"t": chain}, base=folder)["t"].lookup([1, 2])[:, 0].tolist() == [-1.0, 2.0]
+
+
+def test_a_base_that_is_elsewhere_too_may_be_replaced(chain, folder):
+    shutil.copytree(folder / "0", folder / "copy")
+    prune(folder / "2", folder / "0", RULE, overwrite=True)
+    assert len(restore(folder / "2", {"t": chain})["t"]) == 9
+    compact(folder / "1", folder / "whole")
+    shutil.rmtree(folder / "copy")
+    prune(folder / "2", folder / "1", RULE, overwrite=True)  # "whole" stands for it
+    assert restore(folder / "2", {"t": chain.refresh()})["t"].lookup([1, 2])[:, 0].tolist() == [-1.0, -1.0]
+
+
+def test_no_base_of_steps_is_replaced(chain, folder):
+    for i in range(3):
+        (folder / f"steps/{i}").mkdir(parents=True)
+        (folder / f"{i}").rename(folder / f"steps/{i}/tables")
+    with pytest.raises(CheckpointError, match=r"/steps/1/tables, .*/steps/2/tables build on it"):
+        prune(folder / "steps/2/tables", folder / "steps/0/tables", RULE, overwrite=True)
+    assert len(restore(folder / "steps", {"t": chain})["t"]) == 9
+
+
+def test_a_save_over_a_base_warns(chain, folder):
+    with pytest.warns(UserWarning, match=r"kvjax: save: want .*/0: .*/1, .*/2 build on what this save has replaced"):
+        save(folder / "0", {"t": chain}, cursor="c", overwrite=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shutil.rmtree(folder / "1"), shutil.rmtree(folder / "2")
+        for _ in range(2):
+            save(folder / "0", {"t": chain}, cursor="c", overwrite=True)
+            save(folder / "alone", {"t": chain}, overwrite=True)
+        save(folder / "1", {"t": chain}, since="c")
+        save(folder / "alone", {"t": chain}, overwrite=True)
+    assert len(restore(folder / "1", {"t": chain})["t"]) == 9
