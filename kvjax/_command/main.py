@@ -15,7 +15,7 @@ import kvjax
 _CHECKPOINT = (
     "a checkpoint's folder, a step of an Orbax CheckpointManager, or the manager's folder (then its last step)"
 )
-_EPILOG = "Exit status: 0 if all is well, 1 if verify found damage or diff a difference, 2 for an error."
+_EPILOG = "Exit status: 0 if all is well, 1 if verify found damage or loss, or diff a difference, 2 for an error."
 
 
 def parser() -> argparse.ArgumentParser:
@@ -50,8 +50,14 @@ def parser() -> argparse.ArgumentParser:
     top_rows.add_argument("-n", type=_count, default=10, help="how many rows (default: 10)")
     top_rows.add_argument("--by", choices=("frequency", "recent", "oldest", "norm"), default="frequency")
 
-    verify = command("verify", "whether every file of a checkpoint is as it was written")
+    verify = command(
+        "verify", "whether every file of a checkpoint is as it was written, and what a delta builds on is there"
+    )
     _path(verify, "checkpoint", _CHECKPOINT)
+    _base(verify)
+    verify.add_argument(
+        "--alone", action="store_true", help="of a delta, do not look for what it builds on, which is elsewhere"
+    )
 
     diff = command("diff", "what has come, gone and changed between two checkpoints")
     _path(diff, "first", _CHECKPOINT)
@@ -123,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except (ValueError, OSError, ImportError, MemoryError) as error:
-        print(_as_said(_text(error), args), file=sys.stderr)
+        print(as_said(_text(error), args), file=sys.stderr)
         return 2
     except Exception:  # a bug; Python's own status would be 1, a difference
         traceback.print_exc()
@@ -137,7 +143,7 @@ def _text(error: Exception) -> str:
     return str(error)
 
 
-def _as_said(text: str, args: argparse.Namespace) -> str:
+def as_said(text: str, args: argparse.Namespace) -> str:
     """An error of a function, with the flags of the command for its arguments."""
     flags = {"overwrite=True": "--overwrite", 'dtype="float32"': "--dtype float32", "format=": "--to"}
     flags |= {f"{name}=": f"--{name}" for name in ("base", "quantise", "dim", "table")}

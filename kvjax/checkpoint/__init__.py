@@ -22,8 +22,8 @@ else:
 
 
 __all__ = [
-    "CheckpointError", "Diff", "FileReport", "TableDiff", "Verified", "compact", "diff", "prune", "restore", "save",
-    "verify",
+    "BaseReport", "CheckpointError", "Diff", "FileReport", "TableDiff", "Verified", "compact", "diff", "prune",
+    "restore", "save", "verify",
 ]  # fmt: skip
 
 

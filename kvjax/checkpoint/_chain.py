@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from kvjax._values.errors import level_of_user
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._copies import Copies
 from kvjax.checkpoint._files import Files, modified
-from kvjax.checkpoint._format import META, CheckpointError
+from kvjax.checkpoint._format import META, CheckpointError, LostBaseError
 from kvjax.checkpoint._locate import UNDER_WAY, PathLike, all_at, is_checkpoint, locate
 
 T = TypeVar("T")
@@ -77,16 +78,19 @@ class Chain:
         links, seen = [Link(*self.catalog.open(name), self.catalog)], set[str]()
         while (delta := links[-1].meta.get("delta")) is not None and delta["since"] not in since:
             if delta["since"] in seen:
-                raise CheckpointError(f"kvjax: table {name!r}, {self.catalog.op}: want a chain of deltas, got a circle")
+                raise LostBaseError(
+                    f"kvjax: table {name!r}, {self.catalog.op}: want a chain of deltas, got a circle", delta["since"]
+                )
             seen.add(delta["since"])
             links.append(self._base(name, delta["since"], links[-1].catalog))
         last = links[0].meta
-        for link in links[1:]:
+        for delta, link in itertools.pairwise(links):
             others = [field for field in _EQUAL if link.meta[field] != last[field]]
             if others:
-                raise CheckpointError(
+                raise LostBaseError(
                     f"kvjax: table {name!r}, {self.catalog.op}: want a delta of a table of the same {others}, got "
-                    f"another in {link.catalog.directory}"
+                    f"another in {link.catalog.directory}",
+                    delta.meta["delta"]["since"],
                 )
         return links[::-1]
 
@@ -101,9 +105,12 @@ class Chain:
                 continue
             others = (c for c in self.copies(digest) if c is not catalog and c.digest == catalog.digest)
             return Link(meta, Copies(files, (Files(c.folder(name), files.entries) for c in others)), catalog)
-        raise damage or CheckpointError(
+        if damage is not None:
+            raise LostBaseError(str(damage), digest) from damage
+        raise LostBaseError(
             f"kvjax: table {name!r}, {of.op}: want the checkpoint of digest {digest}, on which the delta in "
-            f"{of.directory} builds, got none beside it; give its folder as base="
+            f"{of.directory} builds, got none beside it; give its folder as base=",
+            digest,
         )
 
     def copies(self, digest: str) -> Iterator[Catalog]:

@@ -56,6 +56,18 @@ class CheckpointError(ValueError):
     """A checkpoint that cannot be read as tables."""
 
 
+class LostBaseError(CheckpointError):
+    """A delta whose base is not there, damaged, or of another table.
+
+    Attributes:
+      digest: of the manifest of the base.
+    """
+
+    def __init__(self, text: str, digest: str) -> None:
+        super().__init__(text)
+        self.digest = digest
+
+
 class Damaged(ValueError):
     """What is not as it was written: "want ..., got ..."."""
 

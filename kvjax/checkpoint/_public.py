@@ -23,6 +23,7 @@ from kvjax.checkpoint._rewrite import prune as prune
 from kvjax.checkpoint._save import copied as copied
 from kvjax.checkpoint._save import save as save
 from kvjax.checkpoint._stored import Stored as Stored
+from kvjax.checkpoint._verify import BaseReport as BaseReport
 from kvjax.checkpoint._verify import FileReport as FileReport
 from kvjax.checkpoint._verify import Verified as Verified
 from kvjax.checkpoint._verify import verify as verify

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from kvjax._formats.paths import AnyPath
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._files import MOST_JSON, Files, files_below, size_of
-from kvjax.checkpoint._format import META, CheckpointError, Damaged
+from kvjax.checkpoint._format import META, CheckpointError, Damaged, LostBaseError
 from kvjax.checkpoint._locate import PathLike
 
 
@@ -33,6 +33,21 @@ class FileReport:
 
 
 @dataclasses.dataclass(frozen=True)
+class BaseReport:
+    """A checkpoint that deltas build on, and that is not there, or damaged.
+
+    Attributes:
+      digest: of its manifest.
+      tables: names of the tables that need it.
+      problem: what is wrong, and the mend.
+    """
+
+    digest: str
+    tables: tuple[str, ...]
+    problem: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Verified:
     """What `verify` has found.
 
@@ -42,17 +57,19 @@ class Verified:
       unlisted: files in its folder that do not belong to it, which is no problem.
       has_manifest: whether there are digests. In the first format, which has none, arrays have only the checksums of
         zarr, and each of `files` is a whole table.
+      missing: of a delta, the checkpoints of its chain that are lost, each the first below those that are there.
     """
 
     path: AnyPath
     files: tuple[FileReport, ...]
     unlisted: tuple[str, ...]
     has_manifest: bool
+    missing: tuple[BaseReport, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether all files are as they were written."""
-        return not self.problems
+        """Whether all files are as they were written, and what they build on is there."""
+        return not self.problems and not self.missing
 
     @property
     def problems(self) -> tuple[FileReport, ...]:
@@ -65,14 +82,18 @@ class Verified:
         return sum(file.size for file in self.files)
 
 
-def verify(path: PathLike) -> Verified:
+def verify(path: PathLike, *, base: PathLike | Sequence[PathLike] | None = None, alone: bool = False) -> Verified:
     """Reads every file of a checkpoint and compares it with what was written. Then it checks whether a restore would
-    accept their contents. It makes no tables, starts no JAX backend, and has one file in memory at a time. For a delta
-    it reads only the delta's own files: verify the checkpoints that it builds on separately.
+    accept their contents. It makes no tables, starts no JAX backend, and has one file in memory at a time.
+
+    For a delta it also looks for all checkpoints that it builds on, where `restore` does. It reads what these are, and
+    not their rows: verify each of them separately.
 
     Args:
       path: folder of a checkpoint, of a step of an Orbax ``CheckpointManager``, or of the manager (its last step is
         read).
+      base: where to look for the checkpoints that a delta builds on, as in `restore`.
+      alone: do not look for them, because they are elsewhere, or are not needed: a release has followed them.
 
     Returns:
       What was found. Damage does not raise an error.
@@ -94,10 +115,10 @@ def verify(path: PathLike) -> Verified:
       >>> kvjax.drop_table("doc_verify")
       >>> folder.cleanup()
     """
-    return unreplaced(path, None, "verify", _verified, whole=lambda found: found.ok)
+    return unreplaced(path, base, "verify", lambda chain: _verified(chain, alone), whole=lambda found: found.ok)
 
 
-def _verified(chain: Chain) -> Verified:
+def _verified(chain: Chain, alone: bool) -> Verified:
     catalog = chain.catalog
     try:
         names = catalog.names
@@ -112,7 +133,21 @@ def _verified(chain: Chain) -> Verified:
     known = {file.path for file in files}
     found = (path.as_posix() for path in files_below(catalog.directory))
     unlisted = tuple(sorted(set(found) - known)) if has_manifest else ()
-    return Verified(catalog.directory, tuple(files), unlisted, has_manifest)
+    damaged = {file.table for file in files if file.problem is not None}
+    missing = () if alone else _missing(chain, [name for name in names if name not in damaged])
+    return Verified(catalog.directory, tuple(files), unlisted, has_manifest, missing)
+
+
+def _missing(chain: Chain, names: Sequence[str]) -> tuple[BaseReport, ...]:
+    """What tables of a chain, which are themselves as they were written, build on and is lost."""
+    found: dict[str, BaseReport] = {}
+    for name in names:
+        try:
+            chain.links(name)
+        except LostBaseError as error:
+            first = found.get(error.digest, BaseReport(error.digest, (), str(error)))
+            found[error.digest] = dataclasses.replace(first, tables=(*first.tables, name))
+    return tuple(found.values())
 
 
 def _listed(catalog: Catalog, name: str) -> Iterator[FileReport]:

@@ -1,5 +1,7 @@
 """What deltas build on: it is replaced by nothing unsaid, and `verify` misses it where it is gone."""
 
+import json
+import re
 import shutil
 import warnings
 
@@ -9,7 +11,7 @@ import pytest
 import kvjax
 from kvjax._command.main import main
 from kvjax._process import PROCESS
-from kvjax.checkpoint import CheckpointError, compact, prune, restore, save
+from kvjax.checkpoint import CheckpointError, compact, prune, restore, save, verify
 from kvjax.convert import export_checkpoint, import_checkpoint
 
 RULE = kvjax.Prune(min_norm=2.0)
@@ -98,3 +100,36 @@ def test_a_save_over_a_base_warns(chain, folder):
         save(folder / "1", {"t": chain}, since="c")
         save(folder / "alone", {"t": chain}, overwrite=True)
     assert len(restore(folder / "1", {"t": chain})["t"]) == 9
+
+
+def test_verify_misses_what_a_delta_builds_on(chain, folder, capsys):
+    digests = [json.loads((folder / f"{i}/kvjax.json").read_text())["digest"] for i in range(3)]
+    far, calls = folder.parent / "far/away", ["verify", str(folder / "2")]
+    far.mkdir(parents=True)
+    assert all(verify(folder / f"{i}").ok for i in range(3)) and main(calls) == 0
+    for lost, of in ((0, 1), (1, 2)):
+        (folder / f"{lost}").rename(far / f"{lost}")
+        if lost == 0:
+            save(folder / "0", {"t": chain})  # another, in its place
+        found = verify(folder / "2")
+        (missing,) = found.missing
+        assert not found.ok and found.problems == () and missing.digest == digests[lost] and missing.tables == ("t",)
+        want = (
+            rf"kvjax: table 't', verify: want the checkpoint of digest {digests[lost]}, on which the delta in .*/{of} "
+        )
+        assert re.search(want + r"builds, got none beside it; give its folder as base=$", missing.problem)
+        assert verify(folder / "2", alone=True).ok and verify(folder / "2", base=far).ok
+        capsys.readouterr()
+        assert (main(calls), main([*calls, "--alone"]), main([*calls, "--base", str(far)])) == (1, 0, 0)
+        text = capsys.readouterr().out
+        assert digests[lost] in text and "give its folder as --base" in text and "as written, 1 lost" in text
+        assert main([*calls, "--json"]) == 1
+        said = json.loads(capsys.readouterr().out)
+        assert (said["ok"], said["problems"], said["missing"][0]["digest"]) == (False, [], digests[lost])
+        shutil.move(far / f"{lost}", shutil.rmtree(folder / f"{lost}", ignore_errors=True) or folder / f"{lost}")
+    meta = folder / "1/t/kvjax.json"
+    meta.write_text(meta.read_text()[:-1])
+    (missing,) = verify(folder / "2").missing
+    assert missing.digest == digests[1] and "the checkpoint is damaged" in missing.problem
+    (file,) = verify(folder / "1").problems  # and of this one itself nothing is asked
+    assert file.path == "t/kvjax.json" and verify(folder / "1").missing == ()
