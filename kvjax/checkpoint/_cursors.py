@@ -1,9 +1,9 @@
 """Cursors: from where the deltas of tables go on.
 
-A cursor has a name, and is of the tables that are saved together. It is at the checkpoint that was last saved with it,
-and moves once another is finished: until then a save may fail, and the next delta begins where this one did. In several
-processes all have it, and process 0 alone hears that a checkpoint is finished: with the next save the others take its
-word.
+A cursor has a name, and is of the tables that are saved together. A delta may have more tables, and then the cursor is
+of those, too. It is at the checkpoint that was last saved with it, and moves once another is finished: until then a
+save may fail, and the next delta begins where this one did. In several processes all have it, and process 0 alone hears
+that a checkpoint is finished: with the next save the others take its word.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from kvjax._table.table import Table
 from kvjax.checkpoint._chain import Chain, places_of
 from kvjax.checkpoint._format import CheckpointError
 
+Key = tuple[str, tuple[str, ...]]
+"""The name of a cursor, and those of its tables, sorted."""
+
 Marks = dict[str, tuple[Table, Mark]]
 """By the names under which tables are saved: a handle, and what the table knows the cursor by."""
 
@@ -29,12 +32,14 @@ class Cursor:
     """Where a cursor is.
 
     Attributes:
+      key: its name, and those of its tables.
       checkpoint: the digest of the manifest of the checkpoint that it is at.
       marks: of the tables; none if this process does not know.
       directory: below which the checkpoint was saved; None if it was restored.
       places: where it and what it builds on are, as far as this process knows.
     """
 
+    key: Key
     checkpoint: str
     marks: Marks
     directory: AnyPath | None = None
@@ -43,32 +48,57 @@ class Cursor:
 
 @dataclasses.dataclass(frozen=True)
 class _Moving:
-    """A cursor on its way to a checkpoint that is not finished yet."""
+    """A cursor on its way to a checkpoint that is not finished yet.
 
-    key: tuple[str, tuple[str, ...]]
+    Attributes:
+      key: of the cursor there.
+      of: where it comes from: of the cursor as it is, which may have fewer tables.
+      marks: of the tables there.
+    """
+
+    key: Key
+    of: Key
     marks: Marks
 
 
 def cursor_at(name: str, tables: Mapping[str, Table]) -> Cursor:
-    """Where the cursor of this name, of these tables, is.
+    """Where the cursor of this name is: that of these tables, or else of some of them, if the others are new to it.
 
     Raises:
       CheckpointError: there is none.
     """
-    found = agreed(name, tables)
+    key = _key_for(name, tables)
+    found = None if key is None else agreed(key)
     if found is None:
         known = sorted(f"{key[0]!r} of {list(key[1])}" for key in PROCESS.cursors if isinstance(key, tuple))
+        if any(key[0] == name for key in PROCESS.cursors if isinstance(key, tuple)):
+            mend = f"save all tables of such a cursor, or put one at these: save them whole, with cursor={name!r}"
+        else:
+            mend = (
+                f"put it at a checkpoint first: restore(..., cursor={name!r}) of the last one, as a new process does "
+                f"(with Orbax: TableRestore), or save the tables whole, with cursor={name!r}"
+            )
         raise CheckpointError(
-            f"kvjax: save: want a cursor {name!r} of the tables {sorted(tables)} in this process, got "
-            f"{', '.join(known) or 'none'}; put it at a checkpoint first: restore(..., cursor={name!r}) of the last "
-            f"one, as a new process does (with Orbax: TableRestore), or save the tables whole, with cursor={name!r}"
+            f"kvjax: save: want a cursor {name!r} of the tables {sorted(tables)} in this process, or of some of them, "
+            f"got {', '.join(known) or 'none'}; {mend}"
         )
     return found
 
 
-def agreed(name: str, tables: Mapping[str, Table]) -> Cursor | None:
+def _key_for(name: str, tables: Mapping[str, Table]) -> Key | None:
+    """Of the cursors of a name in process 0, the one of all these tables, or of the most of them: of a table that it
+    is not of, a delta has all. None if there is none, or two are of tables that the other is not of."""
+    mine = [key for key in PROCESS.cursors if isinstance(key, tuple) and key[0] == name and {*key[1]} <= {*tables}]
+    most = max(mine, key=lambda key: len(key[1]), default=None)
+    if most is not None and any(not {*key[1]} <= {*most[1]} for key in mine):
+        most = None
+    said = allgather_json(everyone(), None if most is None else list(most[1]))[0]
+    return None if said is None else (name, tuple(said))
+
+
+def agreed(key: Key) -> Cursor | None:
     """Where the cursor is in process 0, if it is anywhere; all processes ask together."""
-    key, place = _key(name, tables), everyone()
+    place = everyone()
     mine: Cursor | None = PROCESS.cursors.get(key)
     if place is None:
         return mine
@@ -78,26 +108,30 @@ def agreed(name: str, tables: Mapping[str, Table]) -> Cursor | None:
     checkpoint, directory = said
     if mine is None or mine.checkpoint != checkpoint:
         on_its_way: _Moving | None = PROCESS.cursors.pop(anywhere(directory, "save"), None) if directory else None
-        known = on_its_way is not None and on_its_way.key == key
-        _put(key, Cursor(checkpoint, on_its_way.marks if on_its_way is not None and known else {}))
+        if on_its_way is not None and on_its_way.key == key:
+            _put(Cursor(key, checkpoint, on_its_way.marks), on_its_way.of)
+        else:
+            _put(Cursor(key, checkpoint, {}), key)
     return PROCESS.cursors[key]
 
 
 @contextlib.contextmanager
-def moving(name: str | None, tables: Mapping[str, Table], directory: AnyPath) -> Generator[None]:
+def moving(name: str | None, tables: Mapping[str, Table], directory: AnyPath, of: Key | None = None) -> Generator[None]:
     """Begins to move a cursor to what is saved of the tables in the body; `finished` ends it.
 
     Args:
       name: of the cursor; None for none.
       tables: by the names under which they are saved.
       directory: of the checkpoint.
+      of: the key of the cursor that moves; by default that of these tables.
     """
     if name is None:
         yield
         return
-    key = _key(name, tables)
+    key = key_of(name, tables)
+    of = of or key
     for folder, old in _under_way():
-        if old.key == key or folder == directory:  # which has failed, or would move it back
+        if {old.key, old.of} & {key, of} or folder == directory:  # which has failed, or would move it back
             _close(PROCESS.cursors.pop(folder).marks)
     marks: Marks = {}
 
@@ -111,7 +145,7 @@ def moving(name: str | None, tables: Mapping[str, Table], directory: AnyPath) ->
     except BaseException:
         _close(marks)
         raise
-    PROCESS.cursors[directory] = _Moving(key, marks)
+    PROCESS.cursors[directory] = _Moving(key, of, marks)
 
 
 def finished(directory: AnyPath, digest: str, at: AnyPath | None = None) -> tuple[AnyPath, ...]:
@@ -127,23 +161,25 @@ def finished(directory: AnyPath, digest: str, at: AnyPath | None = None) -> tupl
     found = PROCESS.cursors.pop(directory, None)
     if found is None:
         return ()
-    old: Cursor | None = PROCESS.cursors.get(found.key)
+    old: Cursor | None = PROCESS.cursors.get(found.of)
     places = places_of(at or directory, () if old is None else old.places)
-    _put(found.key, Cursor(digest, found.marks, directory, places))
+    _put(Cursor(found.key, digest, found.marks, directory, places), found.of)
     return places
 
 
 def put(name: str, tables: Mapping[str, Table], chain: Chain, digest: str) -> None:
     """Puts a cursor at a checkpoint from which tables have been restored just now."""
     marks: Marks = {saved: (table, open_cursor(table)) for saved, table in tables.items()}
-    _put(_key(name, tables), Cursor(digest, marks, places=(chain.catalog.directory, *chain.given)))
+    key = key_of(name, tables)
+    _put(Cursor(key, digest, marks, places=(chain.catalog.directory, *chain.given)), key)
 
 
-def _put(key: tuple[str, tuple[str, ...]], cursor: Cursor) -> None:
-    old = PROCESS.cursors.get(key)
-    PROCESS.cursors[key] = cursor
-    if old is not None:
-        _close(old.marks)
+def _put(cursor: Cursor, of: Key) -> None:
+    """Has a cursor be where it is now, and no longer where it comes from."""
+    olds: list[Cursor | None] = [PROCESS.cursors.pop(key, None) for key in {cursor.key, of}]
+    PROCESS.cursors[cursor.key] = cursor
+    for old in olds:
+        _close({} if old is None else old.marks)
 
 
 def _under_way() -> list[tuple[AnyPath, _Moving]]:
@@ -155,5 +191,6 @@ def _close(marks: Marks) -> None:
         close_cursor(table, mark)
 
 
-def _key(name: str, tables: Mapping[str, Table]) -> tuple[str, tuple[str, ...]]:
+def key_of(name: str, tables: Mapping[str, Table]) -> Key:
+    """By what a process knows a cursor of this name, of these tables."""
     return name, tuple(sorted(tables))

@@ -17,7 +17,7 @@ from kvjax._values.errors import level_of_user
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint._built_on import built_on, listed
 from kvjax.checkpoint._catalog import write_manifest
-from kvjax.checkpoint._cursors import agreed, cursor_at, finished, moving
+from kvjax.checkpoint._cursors import agreed, cursor_at, finished, key_of, moving
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._new import begin
 from kvjax.checkpoint._stored import Stored
@@ -58,9 +58,9 @@ def save(
       cursor: saves everything, and puts a cursor of this name at this save, or moves it there. A cursor belongs to the
         tables that are saved together, and ends with the process. Cursors are independent, for example one for training
         and one for serving.
-      since: name of the cursor since which to save what has changed; the cursor moves to this save. Keep the
-        checkpoints that the delta builds on where a restore finds them or gets them as ``base=``; if one is gone, a
-        warning says so.
+      since: name of the cursor since which to save what has changed; the cursor moves to this save. A table that the
+        cursor is not of is saved whole, and the cursor is of that too then. Keep the checkpoints that the delta builds
+        on where a restore finds them or gets them as ``base=``; if one is gone, a warning says so.
       overwrite: replace the checkpoint that is there. Anything else is never replaced, and nothing in a store. If
         deltas beside it build on what is replaced, they do not restore any more, and a warning names them.
 
@@ -111,6 +111,8 @@ def save(
     except BaseException:
         new.discard()
         raise
+    if digest is not None:
+        finished(new.path, digest, new.target)  # which may warn, and the checkpoint is there all the same
     if lost:
         warnings.warn(
             f"kvjax: save: want a place of which no checkpoint needs what is there, got {new.target}: {listed(lost)} "
@@ -118,8 +120,6 @@ def save(
             "of no use now (a release that has followed a delta has its rows)",
             stacklevel=level_of_user(),
         )
-    if digest is not None:
-        finished(new.path, digest, new.target)  # which may warn, and the checkpoint is there all the same
 
 
 def copied(
@@ -146,8 +146,8 @@ def copied(
         )
     at = None if since is None else cursor_at(since, tables)
     if cursor is not None:
-        agreed(cursor, tables)  # else a save that fails would leave it at different places
-    with moving(cursor or since, tables, directory):
+        agreed(key_of(cursor, tables))  # else a save that fails would leave it at different places
+    with moving(cursor or since, tables, directory, at and at.key):
         return [freeze(name, table, prune, at) for name, table in tables.items()]
 
 

@@ -103,10 +103,10 @@ class TableSave(ocp.args.CheckpointArgs):
       prune: `kvjax.Prune`, or a function from an export to ``(n,)`` bool, true for rows to keep; by default all. In
         several processes it is called for the rows of each process; ``top_k`` counts the rows of all.
       cursor: puts a cursor of this name at this save, from which deltas can start, as in `kvjax.checkpoint.save`.
-      delta_since: name of the cursor since which to save what has changed, as ``since`` there. A manager that deletes
-        steps (``max_to_keep=``) must keep those that deltas build on, or the deltas do not restore: save everything,
-        with ``cursor=``, more often than it deletes. If they are gone, a warning comes with the next delta, or when the
-        manager is closed.
+      delta_since: name of the cursor since which to save what has changed, as ``since`` there: a table that the cursor
+        is not of is saved whole, and the cursor is of that too then. A manager that deletes steps (``max_to_keep=``)
+        must keep those that deltas build on, or the deltas do not restore: save everything, with ``cursor=``, more
+        often than it deletes. If they are gone, a warning comes with the next delta, or when the manager is closed.
 
     Example:
       >>> import tempfile, kvjax, numpy as np, orbax.checkpoint as ocp

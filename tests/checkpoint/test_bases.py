@@ -6,13 +6,17 @@ import shutil
 import warnings
 
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+from orbax.checkpoint import v1
 
 import kvjax
 from kvjax._command.main import main
 from kvjax._process import PROCESS
-from kvjax.checkpoint import CheckpointError, compact, prune, restore, save, verify
+from kvjax.checkpoint import CheckpointError, compact, diff, prune, restore, save, verify
 from kvjax.convert import export_checkpoint, import_checkpoint
+from kvjax.serving import Releases
+from tests.support.marks import few
 
 RULE = kvjax.Prune(min_norm=2.0)
 
@@ -133,3 +137,91 @@ def test_verify_misses_what_a_delta_builds_on(chain, folder, capsys):
     assert missing.digest == digests[1] and "the checkpoint is damaged" in missing.problem
     (file,) = verify(folder / "1").problems  # and of this one itself nothing is asked
     assert file.path == "t/kvjax.json" and verify(folder / "1").missing == ()
+
+
+def has_delta(path, name):
+    return "delta" in json.loads((path / name / "kvjax.json").read_text())
+
+
+def save_by(api, folder, i, tables, cursor=None, since=None):
+    """A save, and the folder of its tables."""
+    if api == "save":
+        save(folder / f"{i}", tables, cursor=cursor, since=since)
+        return folder / f"{i}"
+    if api == "v0":
+        with ocp.CheckpointManager(folder) as manager:
+            args = kvjax.orbax.TableSave(tables, cursor=cursor, delta_since=since)
+            manager.save(i, args=ocp.args.Composite(tables=args))
+    else:
+        with v1.training.Checkpointer(folder) as checkpointer:
+            state = kvjax.orbax.StatefulTables(tables, cursor=cursor, delta_since=since)
+            checkpointer.save_checkpointables(i, {"tables": state})
+    return folder / f"{i}/tables"
+
+
+@pytest.mark.parametrize("api", few(["save", "v0", "v1"], "save"))
+def test_a_table_that_comes_later(api, make, folder):
+    """It is whole in the first delta that has it, and a delta in those after that."""
+    a, b, releases = make(1).upsert([1, 2, 3], np.ones((3, 1))), make(2), Releases(folder.parent / "model")
+    first = save_by(api, folder, 0, {"a": a}, cursor="c")
+    releases.follow(folder)
+    steps, wants = [], []
+    for i in (1, 2, 3):
+        a, b = a.upsert([i], [[10.0 * i]]).remove([i - 1]), b.upsert([i, 7], np.full((2, 2), i))
+        steps.append(save_by(api, folder, i, {"a": a, "b": b}, since="c"))
+        assert (has_delta(steps[-1], "a"), has_delta(steps[-1], "b")) == (True, i > 1)
+        wants.append([table.lookup(np.arange(9))[:, 0].tolist() for table in (a, b)])
+        if i != 2:
+            release = releases.follow(folder)
+            assert [release[name].lookup(np.arange(9))[:, 0].tolist() for name in "ab"] == wants[-1]
+    for path, want in zip(steps, wants, strict=True):
+        found = restore(path, {"a": a.refresh(), "b": b.refresh()})
+        assert [found[name].lookup(np.arange(9))[:, 0].tolist() for name in "ab"] == want
+        assert verify(path).ok
+    compact(steps[-1], folder.parent / "whole")
+    assert diff(steps[-1], folder.parent / "whole").same and diff(first, steps[0]).added == ("b",)
+    report = prune(steps[-1], folder.parent / "few", kvjax.Prune(min_norm=4.0))
+    assert (report["a"].dropped.rows, report["b"].dropped.rows) == (0, 2)
+    (lost,) = [each for each in PROCESS.cursors if each[0] == "c"]
+    assert lost == ("c", ("a", "b"))  # it has moved
+    shutil.rmtree(steps[0].parent if api != "save" else steps[0])
+    (missing,) = verify(steps[-1]).missing
+    assert missing.tables == ("a", "b")
+    with pytest.raises(CheckpointError, match="want the checkpoint of digest"):
+        restore(steps[-1], {"a": a.refresh(), "b": b.refresh()})
+
+
+def test_a_restore_and_then_another_table(chain, make, folder):
+    PROCESS.cursors.clear()
+    table, more = restore(folder, {"t": chain}, cursor="c")["t"], make(3).upsert([1], np.ones((1, 3)))
+    save(folder / "3", {"t": table, "more": more}, since="c")
+    assert has_delta(folder / "3", "t") and not has_delta(folder / "3", "more")
+    assert verify(folder / "3").ok
+
+
+def test_a_cursor_that_a_failed_save_was_to_move(chain, make, folder, monkeypatch):
+    more = make(3).upsert([1], np.ones((1, 3)))
+    with monkeypatch.context() as patch:
+        patch.setattr("kvjax.checkpoint._save.write_manifest", lambda folder: (_ for _ in ()).throw(OSError("full")))
+        with pytest.raises(OSError, match="full"):
+            save(folder / "3", {"t": chain, "more": more}, since="c")
+    table = chain.upsert([3], [[-1.0]])
+    save(folder / "3", {"t": table}, since="c")  # as it was
+    assert has_delta(folder / "3", "t") and len(PROCESS.cursors) == 1
+    want = table.lookup([1, 2, 3])[:, 0].tolist()
+    assert restore(folder / "3", {"t": table})["t"].lookup([1, 2, 3])[:, 0].tolist() == want == [-1.0] * 3
+
+
+def test_which_cursor_it_is(chain, make, folder):
+    """Of two, none of which has all tables of the other, none is chosen; and a delta leaves out no table."""
+    more = make(3).upsert([1], np.ones((1, 3)))
+    save(folder / "more", {"more": more}, cursor="c")
+    for tables in ({"t": chain, "more": more}, {"other": more}):
+        with pytest.raises(
+            CheckpointError, match=r"want a cursor 'c' .*got 'c' of \['more'\], 'c' of \['t'\]; save all"
+        ):
+            save(folder / "3", tables, since="c")
+    save(folder / "3", {"t": chain, "more": more}, cursor="c")
+    save(folder / "4", {"t": chain, "more": more, "again": more}, since="c")
+    assert [has_delta(folder / "4", name) for name in ("t", "more", "again")] == [True, True, False]
+    assert sorted(key[1] for key in PROCESS.cursors) == [("again", "more", "t"), ("more",), ("t",)]

@@ -105,6 +105,15 @@ def both(folder):
     fails(differ, lambda: table.upsert(np.arange(4) + 10 * me, np.ones((4, 3))).version)
     assert_is(table.refresh(), reference)
     save(folder, 1, {"t": table.refresh(), "r": reference})
+    there = (
+        "^kvjax: save: want a call that all processes can do, got a failure in process 0 .CheckpointError: kvjax: save"
+    )
+    save(folder, 2, {"t": table, "r": reference}, cursor="c")
+    later, other = kvjax.get_table("q", **OPTIONS), kvjax.get_table("s", **OPTIONS, mesh=everywhere())
+    for number in (3, 4):
+        tables = (table, reference, other, later)
+        table, reference, other, later = (trained(each, batches(2, number)) for each in tables)
+        save(folder, number, {"t": table, "r": reference, "s": other, "q": later}, delta_since="c")
     print("done")
 
 
@@ -117,6 +126,14 @@ def test_two_processes_train_fail_and_save_together(tmp_path):
     same_rows(one.rows, other.rows)
     assert len(one.rows) > 10
     np.testing.assert_array_equal(one.admission["pending_counts"], other.admission["pending_counts"])
+    for number in (3, 4):  # to which two tables have come
+        for name in "trsq":
+            meta = json.loads((tmp_path / f"{number}/tables/{name}/kvjax.json").read_text())
+            assert ("delta" in meta) == (number == 4 or name in "tr"), (number, name)
+    tables = restore(tmp_path, 4, {"r": None, "t": None, "q": None, "s": None})
+    for one, other in (("r", "t"), ("q", "s")):
+        same_rows(tables[one].snapshot().rows, tables[other].snapshot().rows)
+    assert len(tables["s"]) > 10
 
 
 # ---- two processes of two devices ----------------------------------------------------------------------------------
@@ -143,7 +160,6 @@ def two(folder):
     # Failures: of a shard, for a key that only one process has; and of one process on the host.
     narrow = kvjax.get_table("narrow", dim=3, mesh=everywhere(), partitioner=only_low)
     keys = np.where(np.arange(8) == 7, 1000, np.arange(8))
-    there = "partitioner: want shards in 0..3, got 4" if me == 1 else "a failure in another process"
     fails(there, lambda: narrow.lookup(shared(everywhere(), keys)))
     fails(there, lambda: step(narrow, shared(everywhere(), keys)).version)
     own_ids = np.arange(4) + 10 * me
