@@ -59,8 +59,14 @@ def allgather_json(placement: Placement | None, value: Any) -> list[Any]:
     return [json.loads(row[:n].tobytes()) for row, n in zip(padded, sizes, strict=True)]
 
 
-def together(placement: Placement | None, name: str, op: str, body: Callable[[], T]) -> T:
+def together(placement: Placement | None, name: str | None, op: str, body: Callable[[], T]) -> T:
     """Runs body() in each process of the mesh.
+
+    Args:
+      placement: of the table, or `everyone`.
+      name: of the table; None for what is not of one table.
+      op: the operation, which errors name.
+      body: what to do; its errors name their own table.
 
     Raises:
       Exception: what body() has raised here; or, if it has raised in another process alone, a RuntimeError that says

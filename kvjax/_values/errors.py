@@ -5,9 +5,10 @@ import inspect
 from collections.abc import Iterable
 
 
-def fail(kind: type[Exception], table: str, op: str, want: str, got: str, mend: str) -> Exception:
-    """An error that names the table, the operation, what was wanted and got, and the mend."""
-    return kind(f"kvjax: table {table!r}, {op}: want {want}, got {got}; {mend}")
+def fail(kind: type[Exception], table: str | None, op: str, want: str, got: str, mend: str) -> Exception:
+    """An error that names the table, the operation, what was wanted and got, and the mend; None is for no one table."""
+    place = op if table is None else f"table {table!r}, {op}"
+    return kind(f"kvjax: {place}: want {want}, got {got}; {mend}")
 
 
 def meant(name: object, names: Iterable[str]) -> str:

@@ -140,7 +140,7 @@ def moving(name: str | None, tables: Mapping[str, Table], directory: AnyPath, of
             marks[saved] = table, open_cursor(table)
 
     try:
-        together(everyone(), "", "save", begin)
+        together(everyone(), None, "save", begin)
         yield
     except BaseException:
         _close(marks)

@@ -101,12 +101,12 @@ def save(
         return digest
 
     def first(body: Callable[[], T]) -> T | None:
-        return together(place, "", "save", body if jax.process_index() == 0 else lambda: None)
+        return together(place, None, "save", body if jax.process_index() == 0 else lambda: None)
 
     try:
         first(lambda: begin(new, overwrite, "save", over_base=True))
         stored = copied(given, new.path, prune, cursor, since)
-        together(place, "", "save", lambda: asyncio.run(put()))
+        together(place, None, "save", lambda: asyncio.run(put()))
         digest = first(finish)
     except BaseException:
         new.discard()

@@ -105,9 +105,11 @@ def both(folder):
     fails(differ, lambda: table.upsert(np.arange(4) + 10 * me, np.ones((4, 3))).version)
     assert_is(table.refresh(), reference)
     save(folder, 1, {"t": table.refresh(), "r": reference})
+    taken = "^kvjax: save: want a path with nothing there"
     there = (
         "^kvjax: save: want a call that all processes can do, got a failure in process 0 .CheckpointError: kvjax: save"
     )
+    fails(there if me else taken, lambda: kvjax.checkpoint.save(f"{folder}/1", {"t": table.refresh()}))
     save(folder, 2, {"t": table, "r": reference}, cursor="c")
     later, other = kvjax.get_table("q", **OPTIONS), kvjax.get_table("s", **OPTIONS, mesh=everywhere())
     for number in (3, 4):
@@ -160,6 +162,7 @@ def two(folder):
     # Failures: of a shard, for a key that only one process has; and of one process on the host.
     narrow = kvjax.get_table("narrow", dim=3, mesh=everywhere(), partitioner=only_low)
     keys = np.where(np.arange(8) == 7, 1000, np.arange(8))
+    there = "partitioner: want shards in 0..3, got 4" if me == 1 else "a failure in another process"
     fails(there, lambda: narrow.lookup(shared(everywhere(), keys)))
     fails(there, lambda: step(narrow, shared(everywhere(), keys)).version)
     own_ids = np.arange(4) + 10 * me
