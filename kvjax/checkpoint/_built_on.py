@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from kvjax._formats.paths import AnyPath
 from kvjax.checkpoint._catalog import Catalog
-from kvjax.checkpoint._chain import Chain, beside
+from kvjax.checkpoint._chain import Chain, beside, has_manifest
 from kvjax.checkpoint._files import MOST_JSON, is_same, read, read_json
 from kvjax.checkpoint._format import META, Damaged
 from kvjax.checkpoint._locate import UNDER_WAY
@@ -28,7 +28,7 @@ def built_on(place: AnyPath, chain: Chain | None = None) -> list[AnyPath]:
     needed, others = set(Catalog(place).digests), dict[AnyPath, tuple[set[str], set[str]]]()
     for path in itertools.chain(*(group() for group in beside(place))) if needed else ():
         hidden = path.name.startswith(".") or UNDER_WAY in str(path)  # on its way to its place, or from it
-        if not hidden and (path / META).is_file() and not is_same(path, place):
+        if not hidden and _is_another(path, place):
             others[path] = set(Catalog(path).digests), _bases_of(path)
     found: list[AnyPath] = []
     while True:
@@ -49,6 +49,14 @@ def listed(paths: Sequence[AnyPath]) -> str:
     """Some checkpoints, and that they build: "a, b and 3 more build"."""
     more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
     return f"{', '.join(map(str, paths[:_MOST_NAMED]))}{more} {'builds' if len(paths) == 1 else 'build'}"
+
+
+def _is_another(path: AnyPath, place: AnyPath) -> bool:
+    """Whether a checkpoint is at a path that may be read, and another than that of a place."""
+    try:
+        return has_manifest(path) and not is_same(path, place)
+    except FileNotFoundError:  # a manager has just deleted it
+        return False
 
 
 def _is_below(place: AnyPath, chain: Chain) -> bool:

@@ -138,7 +138,7 @@ class Chain:
         )
         for group in groups:  # each is looked for once those before it have not been enough
             for path in group():
-                if path not in seen and (path / META).is_file():
+                if path not in seen and has_manifest(path):
                     seen.add(path)
                     yield Catalog(path, self.catalog.op)
 
@@ -151,6 +151,14 @@ def beside(here: AnyPath) -> tuple[Callable[[], Iterable[AnyPath]], ...]:
         lambda: _latest_first(here.parent),
         lambda: (path / item for path in _latest_first(here.parent.parent)),
     )
+
+
+def has_manifest(path: AnyPath) -> bool:
+    """Whether a checkpoint is at a path, where this process may look: folders beside one may be those of others."""
+    try:
+        return (path / META).is_file()
+    except PermissionError:
+        return False
 
 
 def chosen_tables(tables: Any, op: str) -> frozenset[str] | None:

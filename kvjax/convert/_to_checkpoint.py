@@ -28,7 +28,7 @@ from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._fields import check_meta
 from kvjax.checkpoint._format import FORMAT, Damaged
 from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._new import begin, check_free
+from kvjax.checkpoint._new import begin, check_free, check_outside
 from kvjax.checkpoint._rewrite import prune as pruned
 from kvjax.checkpoint._rules import dump
 from kvjax.checkpoint._stored import FIELDS, RULES
@@ -77,7 +77,7 @@ def import_checkpoint(
 
     Args:
       source: a file, or the first argument of ``kvjax.convert.from_...``.
-      path: folder of the new checkpoint, where nothing is yet; also one of a store.
+      path: folder of the new checkpoint, where nothing is yet, and not inside another checkpoint; also one of a store.
       table: name of the table; by default the name of the variable or of the file.
       format: "safetensors", "npz", "parquet", "tfra", "deeprec", "tfplus" or "sok"; by default the extension of the
         source.
@@ -96,7 +96,8 @@ def import_checkpoint(
     Raises:
       ValueError: the source does not have that format, is damaged, or a table cannot hold it; as the function of the
         format.
-      CheckpointError: there is something at the path, or with `overwrite` one that others build on.
+      CheckpointError: there is something at the path, or with `overwrite` one that others build on, or the path is
+        inside a checkpoint.
       ImportError: a library of the format is not installed.
 
     Example:
@@ -111,6 +112,7 @@ def import_checkpoint(
       >>> folder.cleanup()
     """
     kind, out = format or Path(source).suffix.removeprefix("."), anywhere(path, "import_checkpoint").resolve()
+    check_outside(out, "import")
     given = (anywhere if kind in _FILES else local)(source, "import_checkpoint")
     if kind not in (*_FILES, *_SYSTEMS):
         raise FileError(

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import warnings
+from pathlib import Path
 
 import numpy as np
 import orbax.checkpoint as ocp
@@ -63,6 +64,8 @@ def test_no_base_is_replaced(chain, folder):
         for name in ("x.npz", "t/x.npz"):
             with pytest.raises(CheckpointError, match=r"export: want a place outside of checkpoints"):
                 export_checkpoint(folder / "2", folder / out / name)
+        with pytest.raises(CheckpointError, match=r"import: want a place outside of checkpoints"):
+            import_checkpoint(folder.parent / "rows.npz", folder / out / "sub", table="t")
     assert files(folder) == whole
     prune(folder / "1", folder / "2", RULE, overwrite=True)  # on which nothing builds
     for i in (1, 2):
@@ -81,6 +84,23 @@ def test_a_base_that_is_elsewhere_too_may_be_replaced(chain, folder):
     shutil.rmtree(folder / "copy")
     prune(folder / "2", folder / "1", RULE, overwrite=True)  # "whole" stands for it
     assert restore(folder / "2", {"t": chain.refresh()})["t"].lookup([1, 2])[:, 0].tolist() == [-1.0, -1.0]
+
+
+def test_folders_of_others_beside_are_passed_over(chain, folder, monkeypatch):
+    """In which this process may not look, as in those of other users below /home."""
+    is_file = Path.is_file
+
+    def refused(path):
+        if path.parent.name == "theirs":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    (folder / "theirs").mkdir()
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert len(restore(folder / "2", {"t": chain})["t"]) == 9
+    save(folder / "2", {"t": chain.refresh()}, overwrite=True)
+    with pytest.raises(CheckpointError, match="/1 builds on it"):
+        compact(folder / "2", folder / "0", overwrite=True)
 
 
 def test_no_base_of_steps_is_replaced(chain, folder):
