@@ -215,8 +215,7 @@ class LeastRecent(_Leaf):
 
     Attributes:
       n: rows. None, which only works for full tables, evicts as many rows as new ones need space. A number saves time
-        there: n rows are evicted at once, or more if a step needs space for more, and the next search for victims comes
-        only after n rows have been added. Joined with other rules by ``&`` or ``~``, it is n rows exactly.
+        there: n rows are evicted at once (more if a step needs more), and the next search comes after n new ones.
 
     Example:
       >>> import kvjax, optax, jax.numpy as jnp, numpy as np

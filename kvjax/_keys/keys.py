@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
 import jax
@@ -37,8 +37,8 @@ class Keys:
         have 32 bits. A table that already has wider keys refuses them even then.
       has_salt: whether `salted` has made them, so that the id of padding is another key now. Programs do not know it of
         keys that are their arguments: it is no part of the pytree.
-      counts: ``(...)`` int32 of the keys of a gradient, how often each occurred, and 0 for padding, else None: a
-        `SparseRows` that is made of these keys or of a part of them takes it. It is no part of the pytree either.
+      counts: of a gradient's keys how often each occurred, ``(...)`` int32, which a `SparseRows` made of these keys or
+        of a part of them takes; else None. It is no part of the pytree either.
 
     Example:
       >>> import kvjax
@@ -59,10 +59,7 @@ class Keys:
     counts: jax.Array | None
 
     def __init__(self, words: Any, narrow: bool = False, has_salt: bool = False, counts: Any = None) -> None:
-        self.words = words
-        self.narrow = narrow
-        self.has_salt = has_salt
-        self.counts = counts
+        self.words, self.narrow, self.has_salt, self.counts = words, narrow, has_salt, counts
 
     def tree_flatten(self) -> tuple[tuple[Any], bool]:
         return (self.words,), self.narrow
@@ -163,10 +160,8 @@ class Keys:
         words: Any = self.words
         if isinstance(words, np.ndarray) and any(isinstance(i, jax.Array) for i in index):
             words = jnp.asarray(words)  # the index may be traced
-        return self._part(words[index], lambda counts: counts[index])
-
-    def _part(self, words: Any, take: Callable[[jax.Array], jax.Array]) -> Keys:
-        return Keys(words, self.narrow, self.has_salt, None if self.counts is None else take(self.counts))
+        counts = None if self.counts is None else self.counts[index]
+        return Keys(words[index], self.narrow, self.has_salt, counts)
 
     def _check_bounds(self, index: tuple[Any, ...]) -> None:
         """Refuses integers that JAX would clamp."""
@@ -241,7 +236,8 @@ class Keys:
         if -1 in sizes:
             known = math.prod(s for s in sizes if s != -1)
             sizes = tuple(self.size // max(known, 1) if s == -1 else s for s in sizes)
-        return self._part(self.words.reshape(*sizes, 2), lambda counts: counts.reshape(sizes))
+        counts = None if self.counts is None else self.counts.reshape(sizes)
+        return Keys(self.words.reshape(*sizes, 2), self.narrow, self.has_salt, counts)
 
     def salted(self, salt: int) -> Keys:
         """Different keys for the same ids: features with different salts share a table, but no rows.

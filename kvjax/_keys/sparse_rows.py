@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -48,7 +48,7 @@ class SparseRows:
       SparseRows(keys=(2,), rows=(2, 3), merged=False)
     """
 
-    _keys: Any  # of a tree of something else, anything
+    _keys: object  # of a tree of something else, anything
     rows: jax.Array
     counts: jax.Array
     canary: jax.Array
@@ -76,7 +76,7 @@ class SparseRows:
     @property
     def keys(self) -> Keys:
         keys = self._keys
-        return Keys(keys.words, keys.narrow, counts=self.counts) if isinstance(keys, Keys) else keys
+        return Keys(keys.words, keys.narrow, counts=self.counts) if isinstance(keys, Keys) else cast("Keys", keys)
 
     @keys.setter
     def keys(self, keys: Keys) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import tensorstore as ts
 
@@ -122,7 +123,7 @@ def test_damaged_checkpoints_are_refused(damage, make, tmp_path):
     "options, message",
     [
         ({"dim": 4}, "dim 3, as saved in .*/1/tables, got one with dim 4; make it"),
-        ({"seed": 1}, "seed 0, .*, got one with seed 1; make it .*drop_table.*: another seed"),
+        ({"seed": 1}, "seed 0, .*, got one with seed 1; make it .*drop_table.*; own_initializer=True"),
         ({"dim": 4, "seed": 1}, "dim 3, seed 0, as saved in .*, got one with dim 4, seed 1; make it"),
         ({"initializer": 1.0}, "initializer"),
         ({"dtype": "bfloat16"}, "dtype 'float32', .*, got one with dtype 'bfloat16'; give dtype='bfloat16' to convert"),
@@ -155,3 +156,21 @@ def test_load_checks_its_arrays(make):
     with pytest.raises(TypeError, match="keys"):
         table.load(dataclasses.replace(rows, keys=rows.keys.astype(np.float64)))
     assert_equal(table.export(slots=True), rows)
+
+
+def test_a_table_keeps_an_initializer_of_its_own(make, tmp_path):
+    """If that is asked for: what keys without a row read as is another then."""
+    saved = trained(make(2, initializer=0.0), optax.rmsprop(0.1))
+    rows = saved.export(slots=True)
+    kvjax.checkpoint.save(tmp_path / "c", [saved])
+    other = make(2, initializer=3.0, seed=99)
+    with pytest.raises(ValueError, match=r"want a table with seed .*own_initializer=True"):
+        kvjax.checkpoint.restore(tmp_path / "c", {saved.name: other})
+    with pytest.raises(ValueError, match=r"want cursor= beside all of a checkpoint.*own_initializer"):
+        kvjax.checkpoint.restore(tmp_path / "c", {saved.name: other}, own_initializer=True, cursor="c")
+    (table,) = kvjax.checkpoint.restore(tmp_path / "c", {saved.name: other}, own_initializer=True).values()
+    assert table.spec.seed == 99 and table.lookup([10**15]).tolist() == [[3.0, 3.0]]
+    assert_equal(table.export(slots=True), rows)
+    kvjax.drop_table(saved.name)
+    with pytest.raises(ValueError, match="want a table that is there beside own_initializer=True"):
+        kvjax.checkpoint.restore(tmp_path / "c", own_initializer=True)

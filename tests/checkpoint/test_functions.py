@@ -392,21 +392,3 @@ def test_what_is_no_table_is_said(make, tmp_path):
     for given in (["t"], table, "t", {"t": 5}):
         with pytest.raises(TypeError, match="kvjax: restore: want "):
             restore(tmp_path / "a", given)
-
-
-def test_a_table_keeps_an_initializer_of_its_own(make, tmp_path):
-    """If that is asked for: what keys without a row read as is another then."""
-    saved = trained(make(2, initializer=0.0), TX)
-    rows = saved.export(slots=True)
-    kvjax.checkpoint.save(tmp_path / "c", [saved])
-    other = make(2, initializer=3.0, seed=99)
-    with pytest.raises(ValueError, match=r"want a table with seed .*own_initializer=True"):
-        kvjax.checkpoint.restore(tmp_path / "c", {saved.name: other})
-    with pytest.raises(ValueError, match=r"want cursor= beside all of a checkpoint.*own_initializer"):
-        kvjax.checkpoint.restore(tmp_path / "c", {saved.name: other}, own_initializer=True, cursor="c")
-    (table,) = kvjax.checkpoint.restore(tmp_path / "c", {saved.name: other}, own_initializer=True).values()
-    assert table.spec.seed == 99 and table.lookup([10**15]).tolist() == [[3.0, 3.0]]
-    assert_equal(table.export(slots=True), rows)
-    kvjax.drop_table(saved.name)
-    with pytest.raises(ValueError, match="want a table that is there beside own_initializer=True"):
-        kvjax.checkpoint.restore(tmp_path / "c", own_initializer=True)

@@ -26,6 +26,7 @@ class LinenNet(nn.Module):
 @pytest.mark.parametrize("wrap", few([None, nn.remat, nn.jit], 1), ids=["plain", "remat", "jit"])
 @pytest.mark.parametrize("jit", few([False, True], 1), ids=["eager", "jit"])
 @pytest.mark.filterwarnings("ignore:.*want an init outside of jit")
+@pytest.mark.filterwarnings("ignore:kvjax.*want a call under jit")
 def test_linen_lifted_transforms(wrap, jit):
     net = LinenNet(wrap)
     params = (jax.jit(net.init) if jit else net.init)(jax.random.key(0), KEYS)["params"]

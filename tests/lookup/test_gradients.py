@@ -92,6 +92,7 @@ LOSSES = [
 QUICK = [remat_of_jit, several, cond_taken, unused]
 
 
+@pytest.mark.filterwarnings("ignore:kvjax.*want a call under jit")
 @wide_is_slow
 @pytest.mark.parametrize(
     ("loss", "jit"),
