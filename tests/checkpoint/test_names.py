@@ -47,7 +47,7 @@ def test_the_mend_of_another_seed_is_one(make, tmp_path):
     table = trained(make(3, seed=7))
     save(tmp_path / "one", {"a": table, table.name: table})
     want, other = table.export(slots=True), make(3, seed=8)
-    with pytest.raises(ValueError, match="another seed") as error:
+    with pytest.raises(ValueError, match="own_initializer=True") as error:
         restore(tmp_path / "one", {"a": other})
     (mend,) = re.findall(r"drop_table\('(\w+)'\) first, and restore\(\.\.\., (\{.*?\})\) makes it", str(error.value))
     assert mend == (other.name, f"{{'a': '{other.name}'}}")
