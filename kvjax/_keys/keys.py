@@ -13,6 +13,7 @@ import numpy.typing as npt
 from jax.core import Tracer
 
 from kvjax._keys import salt as _mix
+from kvjax._keys.counts import Counts, chosen, joined
 from kvjax._keys.hashing import hash_keys
 from kvjax._keys.words import integers_of, words_of
 from kvjax._spmd.explicit import as_auto, sharding_of
@@ -35,10 +36,9 @@ class Keys:
       narrow: whether the keys come from a JAX array of 32-bit integers while ``jax_enable_x64`` is off, so that JAX may
         have cut ids of 64 bits. Tables refuse such keys, unless ``key_dtype="int32"`` or "uint32" says that the ids
         have 32 bits. A table that already has wider keys refuses them even then.
-      has_salt: whether `salted` has made them, so that the id of padding is another key now. Programs do not know it of
-        keys that are their arguments: it is no part of the pytree.
-      counts: of a gradient's keys how often each occurred, ``(...)`` int32, which a `SparseRows` made of these keys or
-        of a part of them takes; else None. It is no part of the pytree either.
+      has_salt: whether `salted` has made them, so that the id of padding is another key now.
+      counts: ``(...)`` int32, how often each occurred, of a gradient's keys, else None: a `SparseRows` made of them
+        takes it. It and has_salt are no part of the pytree, so programs do not know them of keys that they are given.
 
     Example:
       >>> import kvjax
@@ -56,9 +56,9 @@ class Keys:
     words: jax.Array
     narrow: bool
     has_salt: bool
-    counts: jax.Array | None
+    counts: Counts
 
-    def __init__(self, words: Any, narrow: bool = False, has_salt: bool = False, counts: Any = None) -> None:
+    def __init__(self, words: Any, narrow: bool = False, has_salt: bool = False, counts: Counts = None) -> None:
         self.words, self.narrow, self.has_salt, self.counts = words, narrow, has_salt, counts
 
     def tree_flatten(self) -> tuple[tuple[Any], bool]:
@@ -69,12 +69,8 @@ class Keys:
         return cls(children[0], narrow)
 
     def with_words(self, words: ArrayLike) -> Keys:
-        """Keys of other words, with `narrow` and `has_salt` as of these.
-
-        Args:
-          words: ``(..., 2)`` uint32.
-        """
-        return Keys(words, self.narrow, self.has_salt)
+        """Keys of other words ``(..., 2)`` uint32, with all else as of these."""
+        return Keys(words, self.narrow, self.has_salt, self.counts)
 
     @staticmethod
     def concatenate(parts: Sequence[Keys], axis: int = 0) -> Keys:
@@ -89,8 +85,9 @@ class Keys:
         """
         words: list[Any] = [part.words for part in parts]
         join = np.concatenate if all(isinstance(w, np.ndarray) for w in words) else jnp.concatenate
-        joined: Any = join(words, axis if axis >= 0 else axis - 1)
-        return Keys(joined, any(part.narrow for part in parts), all(part.has_salt for part in parts))
+        counts = joined([(part.counts, part.shape) for part in parts], axis)
+        whole: Any = join(words, axis if axis >= 0 else axis - 1)
+        return Keys(whole, any(part.narrow for part in parts), all(part.has_salt for part in parts), counts)
 
     def where(self, condition: ArrayLike, other: KeysLike) -> Keys:
         """These keys where a condition holds, and others elsewhere.
@@ -124,7 +121,8 @@ class Keys:
 
         operands = holds, self.words, them.words
         words = run(*operands)[0][0] if lib is np else as_auto(run, sharding_of(self.words, self.ndim), *operands)[0][0]
-        return Keys(words, self.narrow or them.narrow, self.has_salt and them.has_salt)
+        counts = chosen(holds, self.counts, them.counts, shape[:-1])
+        return Keys(words, self.narrow or them.narrow, self.has_salt and them.has_salt, counts)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -155,12 +153,12 @@ class Keys:
             raise IndexError(
                 f"kvjax: Keys: want at most {self.ndim} indices for keys of shape {self.shape}, got {index}"
             )
+        counts = None if self.counts is None else self.counts[index]
         if any(i is Ellipsis for i in index):
             index = (*index, slice(None))
         words: Any = self.words
         if isinstance(words, np.ndarray) and any(isinstance(i, jax.Array) for i in index):
             words = jnp.asarray(words)  # the index may be traced
-        counts = None if self.counts is None else self.counts[index]
         return Keys(words[index], self.narrow, self.has_salt, counts)
 
     def _check_bounds(self, index: tuple[Any, ...]) -> None:
@@ -261,7 +259,7 @@ class Keys:
         salt = salt_of(salt, "Keys.salted")
         if isinstance(self.words, np.ndarray):
             return Keys(keys(hash_keys(np.asarray(self), salt)).words, has_salt=True)
-        return Keys(_mix.salted(self.words, salt), has_salt=True)
+        return Keys(_mix.salted(self.words, salt), has_salt=True, counts=self.counts)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         words = np.ascontiguousarray(np.asarray(self.words))

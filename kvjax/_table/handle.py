@@ -357,7 +357,7 @@ def live_version(spec: TableSpec) -> jax.Array:
     return version_leaf(spec, versions[0])
 
 
-_PATIENCE = 1.0
+_PATIENCE = 10.0
 """Seconds for which shards have to stay at different versions, before a write has stopped half-way."""
 
 

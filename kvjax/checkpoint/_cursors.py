@@ -111,6 +111,7 @@ def agreed(key: Key) -> Cursor | None:
         if on_its_way is not None and on_its_way.key == key:
             _put(Cursor(key, checkpoint, on_its_way.marks), on_its_way.of)
         else:
+            _close({} if on_its_way is None else on_its_way.marks)
             _put(Cursor(key, checkpoint, {}), key)
     return PROCESS.cursors[key]
 

@@ -15,7 +15,7 @@ import numpy as np
 BLOCK = 4096
 """Bytes of which whole ones go past the cache, from memory at multiples of it."""
 
-_LEAST, _MOST = 1 << 22, 8  # bytes of free memory, of which those that are not touched are none; and how often
+_LEAST, _MOST = 1 << 22, 8  # bytes of memory at least, of which untouched ones take none; and pieces that are kept
 _FREE: list[np.ndarray] = []
 _NONE = np.zeros(0, np.uint8)
 _DIRECT: int = getattr(os, "O_DIRECT", 0)  # Linux
@@ -31,7 +31,8 @@ def aligned(size: int) -> np.ndarray:
     except IndexError:
         whole = _NONE
     if len(whole) < size:
-        whole = np.frombuffer(mmap.mmap(-1, max(size, _LEAST)), np.uint8)  # from a page on, which is a block at least
+        own = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # from a page on, which is a block at least
+        whole = np.frombuffer(mmap.mmap(-1, max(size, _LEAST), flags=own), np.uint8)
     return whole[:size]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar, cast
@@ -96,7 +97,8 @@ def save(
 
     def finish() -> str:
         digest = write_manifest(new.path)
-        lost.extend(built_on(new.target) if overwrite else ())
+        with contextlib.suppress(OSError):  # what is beside it may go meanwhile, and this only warns
+            lost.extend(built_on(new.target) if overwrite else ())
         new.install()
         return digest
 

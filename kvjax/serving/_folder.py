@@ -1,7 +1,7 @@
 """The folder of `Releases` on the disk: which releases are there, which is the current one, and how another becomes it.
 
 current          the name of the current release, replaced by a rename
-paused           the name of the release behind which no other comes until somebody says so; of another than the
+paused           the names of the releases behind which no other comes until somebody says so; of another than the
                  current one it means nothing
 lock             held by who writes
 00000012/        a release, which never changes: <table>.frozen, other files under files/, "checkpoint", the digests of
@@ -69,7 +69,7 @@ class Folder:
     def paused(self) -> bool:
         """Whether no other release comes behind the current one."""
         try:  # the current one first: what is paused is written before that
-            return self.name().encode() == (self.path / "paused").read_bytes()
+            return self.name().encode() in (self.path / "paused").read_bytes().split()
         except (FileNotFoundError, FrozenError):
             return False
 
@@ -125,9 +125,10 @@ class Folder:
             file.write(name.encode())
 
     def pause(self, name: str) -> None:
-        """Lets no other release come behind one, once that is the current one."""
+        """Lets no other release come behind one, once that is the current one; nor meanwhile, if none may now."""
+        names = [name, self.name()] if self.paused() else [name]
         with written(self.path / "paused") as file:
-            file.write(name.encode())
+            file.write(" ".join(names).encode())
 
     def resume(self) -> None:
         (self.path / "paused").unlink(missing_ok=True)

@@ -300,7 +300,7 @@ class Releases:
             for name in names:
                 write_at(file_of(folder, name), chain, name, old.get(name), since, quantise, missing)
             write_files(folder, ({} if before is None else before.files) | dict(files or {}))
-            write_info(folder, digests, str(chain.catalog.directory))
+            write_info(folder, digests, str(chain.catalog.directory.resolve()))
         return self.refresh()
 
     def rollback(self, number: int) -> Release:

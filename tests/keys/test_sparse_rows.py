@@ -38,6 +38,27 @@ def test_rows_of_ones_own_keep_the_padding_of_a_gradient(make, way):
     assert table.lookup(np.array([3]))[0, 0] == (-2 if way == "a part" else -4)
 
 
+INDEXED = [(..., 0), (..., slice(None, 2)), (..., None), (None, ...), 0, slice(1, None), (-1, ...)]
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 3), (2, 2)])
+def test_what_is_made_of_a_gradients_keys_has_their_counts(shape):
+    """Each key has another count, so one that is taken for another is found."""
+    numbers = np.arange(np.prod(shape)).reshape(shape)
+    keys = kvjax.SparseRows(numbers, jnp.ones((*shape, 1)), numbers).keys
+    mask = numbers % 2 == 0
+    made = [keys[i] for i in INDEXED]
+    made += [keys.reshape(-1), keys.ravel(), kvjax.Keys.concatenate([keys, keys], axis=-1)]
+    for part in made:
+        np.testing.assert_array_equal(part.counts, np.asarray(part))
+    others = kvjax.Keys.concatenate([keys, kvjax.keys(numbers + 100)], axis=0)
+    np.testing.assert_array_equal(others.counts, np.concatenate([numbers, np.ones(shape)], 0))
+    np.testing.assert_array_equal(keys.where(mask, 100).counts, np.where(mask, numbers, 1))
+    np.testing.assert_array_equal(kvjax.keys(numbers + 100).where(mask, keys).counts, np.where(mask, 1, numbers))
+    np.testing.assert_array_equal(keys.salted(3).counts, numbers)
+    assert kvjax.keys(numbers)[..., 0].counts is None
+
+
 def test_counts_that_are_given_are_taken():
     grads = kvjax.SparseRows(np.array([7, 9]), jnp.ones((2, 1)), [0, 3])
     assert kvjax.SparseRows(grads.keys, grads.rows).counts.tolist() == [0, 3]

@@ -21,7 +21,7 @@ def chosen_rows(policy, candidates, step, needed):
     """[(key, reason)] of the rows among {key: Row} that go; each for the first alternative that chooses it."""
     going = {}
     for part in policy.alternatives():
-        if (getattr(part, "n", None) or needed) < needed:  # a ranking that is all of a formula makes all the space
+        if part is policy and (getattr(part, "n", None) or needed) < needed:  # it alone makes all the space
             part = dataclasses.replace(part, n=needed)
         for key in chosen(part, candidates, step, needed):
             going.setdefault(key, repr(part))

@@ -163,7 +163,7 @@ def test_a_number_evicts_ahead(make):
 @pytest.mark.parametrize(
     "policy",
     [
-        evict.LeastFrequent(2), evict.LeastFrequent(2, half_life=1e6), evict.MaxAge(100) | evict.LeastFrequent(1),
+        evict.LeastFrequent(2), evict.LeastFrequent(2, half_life=1e6), 
         evict.LowestScore(2, occurrences), evict.LeastFrequent(),
     ],
     ids=repr,

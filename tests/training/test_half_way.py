@@ -62,7 +62,7 @@ def test_a_step_that_fails_between_its_calls_leaves_nothing(make, mesh, first, s
 
 
 @slow
-def test_one_shard_that_fails_is_said_at_once(make, mesh):
+def test_one_shard_that_fails_is_said(make, mesh, monkeypatch):
     """What the user's code raises on one device alone: the others have ended their part."""
     fuse = Fuse()
     fuse.blows = lambda rows: (rows == 7).any()
@@ -71,6 +71,7 @@ def test_one_shard_that_fails_is_said_at_once(make, mesh):
     fuse.blown = True
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="the fuse has blown"):
         jax.block_until_ready(table.apply(optax.sgd(1.0), rows)[0].version)
+    monkeypatch.setattr("kvjax._table.handle._PATIENCE", 0.1)
     with pytest.raises(RuntimeError, match=r"want shards of one version, .* restore the last checkpoint"):
         table.refresh()
 

@@ -50,7 +50,7 @@ class Policy {
   /// "reason\nformula\nreason\nformula...", as kvjax.evict writes it; a formula is made of words:
   /// max_age:N  min_frequency:N  min_norm:X  min_score:X:NAME   rows beyond the bound
   /// least_recent:N  least_frequent:N:H  lowest_score:N:NAME    the N rows that come first, and more if there
-  ///     must be space for more and the ranking is all of its formula; "needed" is as many as there must be
+  ///     must be space for more and the ranking is all of the policy; "needed" is as many as there must be
   ///     space for, "-N" all that the table has but N; H is a half-life in steps, 0 for none
   /// and  or  not
   static Policy Parse(std::string_view text) {
@@ -79,8 +79,9 @@ class Policy {
         alternative.words.push_back(std::move(word));
       }
       if (depth != 1) throw PolicyError("a formula of several parts");
-      alternative.words[0].rule.alone = alternative.words.size() == 1;
     }
+    if (policy.size() == 1 && policy.alternatives_[0].words.size() == 1)
+      policy.alternatives_[0].words[0].rule.whole = true;
     return policy;
   }
 

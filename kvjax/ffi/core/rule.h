@@ -42,7 +42,7 @@ struct Rule {
   Kind kind;
   bool all_but = false;  // n is how many stay
   bool needed = false;   // as many as there must be space for
-  bool alone = false;    // no part of a formula: it takes as many as there must be space for at least
+  bool whole = false;    // all of a policy: it takes at least as many as there must be space for
   int64_t n = 0;
   double bound = 0.0;
   double half_life = 0.0;
@@ -61,7 +61,7 @@ struct Rule {
   /// How many rows a ranking takes in a table of `size` rows that must have space for `missing` more.
   [[nodiscard]] KVJAX_HD uint64_t Wanted(uint64_t missing, uint64_t size) const {
     const auto number = static_cast<uint64_t>(n);
-    if (!all_but) return needed || (alone && number < missing) ? missing : number;
+    if (!all_but) return needed || (whole && number < missing) ? missing : number;
     return size - (number < size ? number : size);
   }
 
