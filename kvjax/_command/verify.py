@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
             print_table("lost, of what it builds on", ("tables", "digest", "problem"), lines)
         kind = "" if found.has_manifest else "; an old format without digests: only what zarr's checksums say"
         state = f"{len(found.problems)} damaged" if found.problems else "as written"
-        state += f", {len(missing)} lost that it builds on: no restore without (--base, --alone)" if missing else ""
+        where = "--base says where to look, --alone does not ask"
+        state += f", {len(missing)} lost that it builds on ({where})" if missing else ""
         print(f"{found.path}: {len(found.files)} files, {size(found.bytes)}, {state}{kind}")
     return 0 if found.ok else 1

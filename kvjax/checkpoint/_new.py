@@ -76,8 +76,8 @@ def check_free(target: AnyPath, overwrite: bool, op: str, source: Chain | None =
         )
     if not over_base and (builders := built_on(target, source)):
         raise CheckpointError(
-            f"kvjax: {op}: want a place of which no checkpoint needs what is there, got {target}: {listed(builders)} "
-            "on it, and would be lost; give another path"
+            f"kvjax: {op}: want to replace a checkpoint that no other builds on, got {target}: {listed(builders)} "
+            "on it, and would not restore any more; give another path"
         )
 
 

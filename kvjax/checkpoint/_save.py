@@ -117,7 +117,7 @@ def save(
         finished(new.path, digest, new.target)  # which may warn, and the checkpoint is there all the same
     if lost:
         warnings.warn(
-            f"kvjax: save: want a place of which no checkpoint needs what is there, got {new.target}: {listed(lost)} "
+            f"kvjax: save: want to replace a checkpoint that no other builds on, got {new.target}: {listed(lost)} "
             "on what this save has replaced, without which no delta restores; save to another path, and delete what is "
             "of no use now (a release that has followed a delta has its rows)",
             stacklevel=level_of_user(),
