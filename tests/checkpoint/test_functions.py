@@ -386,8 +386,8 @@ def test_what_is_no_table_is_said(make, tmp_path):
     for empty in ({}, []):
         with pytest.warns(UserWarning, match="kvjax: save: want tables, got none, so the checkpoint is empty"):
             save(tmp_path / "empty", empty, overwrite=True)
-    with pytest.raises(CheckpointError, match=r"want a cursor 'never' .*restore\(\.\.\., cursor='never'\).*TableRestore"):
-        save(tmp_path / "a", [table], since="never")
+    with pytest.raises(CheckpointError, match=r"want a cursor 'no' .*restore\(\.\.\., cursor='no'\).*TableRestore"):
+        save(tmp_path / "a", [table], since="no")
     save(tmp_path / "a", {"t": table})
     for given in (["t"], table, "t", {"t": 5}):
         with pytest.raises(TypeError, match="kvjax: restore: want "):
