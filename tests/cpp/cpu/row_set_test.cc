@@ -11,7 +11,7 @@ namespace cpu_row_set {
 void HasWhatItWasGiven(size_t end, size_t share) {
   data::Stream stream(end + share);
   std::vector<bool> flags(end);
-  kvjax::Unfilled<kvjax::ListedRow> rows;
+  kvjax::UnfilledResult<kvjax::ListedRow> rows;
   for (size_t row = 0; row < end; ++row) {
     flags[row] = stream.Below(100) < share;
     if (flags[row]) rows.push_back({stream.Next(), static_cast<uint32_t>(row)});
