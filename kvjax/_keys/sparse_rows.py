@@ -58,9 +58,12 @@ class SparseRows:
 
     def __init__(self, keys: KeysLike, rows: ArrayLike, counts: ArrayLike | None = None) -> None:
         keys = as_keys(keys)
-        if counts is None:  # or padding would become keys, and a key that is there twice one that is there once
-            counts = jnp.ones(keys.shape, jnp.int32) if keys.counts is None else keys.counts
-        self.counts = _as_counts(counts)
+        if counts is not None:
+            self.counts = _as_counts(counts)
+        elif keys.counts is not None:  # or padding would become keys, and a key that is there twice one that is once
+            self.counts = keys.counts
+        else:
+            self.counts = jnp.ones(keys.shape, jnp.int32)
         self.keys = Keys(jnp.asarray(keys.words), keys.narrow)
         self.rows = jnp.asarray(rows)
         if self.rows.shape[:-1] != self.keys.shape or self.counts.shape != self.keys.shape:
