@@ -185,6 +185,10 @@ def by_two_calls(t, ids):
     return read(ids[0]) + read(ids[1])
 
 
+def beside_another(t, ids):
+    return in_a_scan(t, ids) + jnp.sum(t.lookup(ids[0]))
+
+
 OWN = {
     "rows": lambda g: kvjax.SparseRows(g.keys, jnp.clip(g.rows, -1, 1)),
     "keys alone": lambda g: g.keys,
@@ -193,7 +197,7 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("loss", [in_a_scan, by_two_calls])
+@pytest.mark.parametrize("loss", [in_a_scan, by_two_calls, beside_another])
 @pytest.mark.parametrize("own", OWN.values(), ids=OWN)
 def test_sums_of_keys_come_to_nobody(make, loss, own):
     """Whatever is made of a gradient, its keys hang on the check that each lookup was used once."""
