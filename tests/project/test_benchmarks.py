@@ -74,6 +74,15 @@ def test_quality_in_tiny():
 
 
 @slow
+def test_rivals_in_tiny(tmp_path):
+    tiny = ["--rows", "2000", "--dim", "4", "--batch", "64", "--turns", "2", "--calls", "1"]
+    picture = tmp_path / "rivals.png"
+    done = run(*tiny, "--plot", picture, script=BENCHMARKS / "rivals.py")
+    assert done.returncode == 0 and "step, zipf" in done.stdout, done.stderr[-2000:]
+    assert picture.stat().st_size > 10_000
+
+
+@slow
 def test_exports_in_tiny():
     done = run("--rows", "1000", "--turns", "3", script=BENCHMARKS / "exports.py")
     assert done.returncode == 0 and "gather, fresh" in done.stdout, done.stderr[-2000:]
