@@ -48,7 +48,7 @@ MODULES = {
     "cuda/module.h": {"core", "device", "cuda", "handlers"},
 }
 # The files that know XLA beside the handlers: those that name what a handler of their backend runs on.
-XLA = {"cpu/thread_pool.h", *MODULES}
+XLA = {"cpu/backend_bags.h", *MODULES}
 
 
 def layer_of(module):

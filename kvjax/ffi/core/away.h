@@ -67,12 +67,14 @@ class RowsAway {
 
   void Reserve(size_t rows, size_t more) {
     if (rows > here_.size()) here_.resize(std::max(rows, 2 * here_.size()));
+    promised_ = more;
     Grow(entries_, more);
   }
   void ReserveErase(size_t n) { Grow(gone_, n); }
   void Inserted(uint64_t key, uint32_t row) noexcept {
     here_[row] = kBoth;
     entries_.push_back({key, row});
+    if (promised_ > 0) --promised_;
   }
   void Erased(uint64_t key, uint32_t row) noexcept {
     here_[row] = kNone;
@@ -120,7 +122,7 @@ class RowsAway {
         rows.push_back({key, row});
       }
       try {
-        Grow(entries_, first.size());
+        Grow(entries_, first.size() + promised_);  // a commit that is planned takes no memory
         Read(store, column, rows, [&](const KeyRow& r, const std::byte* record) {
           std::memcpy(store.Record(r.row, column == kSlots), record, Width(store, column));
         });
@@ -175,6 +177,7 @@ class RowsAway {
   void End(const Store& store, uint32_t version, bool planning, bool writes) noexcept {
     if (std::exchange(seen_, version) != version) changed_ = true;
     if (planning) return;
+    promised_ = 0;
     if (changed_ && (writes || !failed_)) {
       try {
         Flush(store);
@@ -238,6 +241,7 @@ class RowsAway {
   bool failed_ = false;          // whether it has refused that
   std::vector<uint8_t> here_;    // by row: the columns that are in memory
   std::vector<KeyRow> entries_;  // those rows
+  size_t promised_ = 0;          // for how many more there must be space, as they are to be inserted
   std::vector<uint64_t> gone_;   // keys whose rows the engine still has
 };
 

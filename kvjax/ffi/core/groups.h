@@ -65,26 +65,36 @@ class KeyGroups {
   KeyGroups(const ParallelFor& parallel, const uint64_t* keys, const int32_t* counts, size_t n)
       : n_(n),
         blocks_((n + kBlock - 1) / kBlock),
-        parts_(std::clamp<size_t>(n / kPart, 1, kMostParts)),
+        parts_(blocks_ <= 1 ? 1 : std::clamp<size_t>(n / kPart, 1, kMostParts)),
         begins_(blocks_ * parts_ + 1),
         found_(begins_.size()),
         items_(n),
         numbered_(n),
         rows_(n) {
-    Deal(parallel, keys, counts);
-    parallel(parts_, 1, [&](size_t begin, size_t end) {
+    if (parts_ == 1) {
+      begins_.back() = static_cast<uint32_t>(n);
       std::vector<uint32_t> cells;
-      for (size_t part = begin; part < end; ++part) Number(part, counts, cells);
-    });
+      const uint64_t secret = Secret();
+      Number(0, counts, cells, [&](uint32_t i) {
+        return Item{keys[i], i, {static_cast<uint32_t>(PlaceHash(keys[i], secret))}};
+      });
+    } else {
+      Deal(parallel, keys, counts);
+      parallel(parts_, 1, [&](size_t begin, size_t end) {
+        std::vector<uint32_t> cells;
+        for (size_t part = begin; part < end; ++part)
+          Number(part, counts, cells, [&](uint32_t j) { return items_[j]; });
+      });
+    }
     List(parallel);
-    Unfilled<Item>().swap(items_);
-    Unfilled<Numbered>().swap(numbered_);
+    UnfilledResult<Item>().swap(items_);
+    UnfilledResult<Numbered>().swap(numbered_);
   }
 
   [[nodiscard]] size_t size() const { return keys_.size(); }
-  [[nodiscard]] const Unfilled<uint64_t>& keys() const { return keys_; }
+  [[nodiscard]] const UnfilledResult<uint64_t>& keys() const { return keys_; }
   /// How often each key occurred, INT32_MAX for more.
-  [[nodiscard]] const Unfilled<int32_t>& counts() const { return counts_; }
+  [[nodiscard]] const UnfilledResult<int32_t>& counts() const { return counts_; }
   /// Where a group stands first.
   [[nodiscard]] uint32_t first(size_t group) const { return groups_[group].first; }
   /// The rows of a group, in the order in which they stand.
@@ -150,8 +160,9 @@ class KeyGroups {
     });
   }
 
-  /// Numbers the keys of a part, and puts the rows of each together.
-  void Number(size_t part, const int32_t* counts, std::vector<uint32_t>& cells) {
+  /// Numbers the keys of a part, which item(j) gives one after the other, and puts the rows of each together.
+  template <class ItemAt>
+  void Number(size_t part, const int32_t* counts, std::vector<uint32_t>& cells, ItemAt item_at) {
     const uint32_t begin = begins_[part * blocks_], end = begins_[(part + 1) * blocks_];
     const size_t mask = std::bit_ceil(std::max<size_t>(2 * (end - begin), 2)) - 1;
     constexpr uint32_t kFree = 0xFFFFFFFFu;
@@ -160,7 +171,8 @@ class KeyGroups {
     Numbered* const keys = numbered_.data() + begin;
     uint32_t size = 0, again = begin;
     for (uint32_t j = begin; j < end; ++j) {
-      const Item item = items_[j];
+      const Item item = item_at(j);
+      if (counts[item.at] <= 0) continue;
       size_t c = item.hash & mask;
       while (cells[c] != kFree && keys[cells[c]].key != item.key) c = (c + 1) & mask;
       if (cells[c] == kFree) {
@@ -197,6 +209,13 @@ class KeyGroups {
     }
     std::partial_sum(before.begin(), before.end(), before.begin());
     keys_.resize(before[blocks_]), counts_.resize(before[blocks_]), groups_.resize(before[blocks_]);
+    const auto put = [&](size_t g, const Numbered& key) {
+      keys_[g] = key.key, counts_[g] = key.count, groups_[g] = key.group;
+    };
+    if (parts_ == 1) {  // whose keys stand in this order
+      for (size_t g = 0; g < keys_.size(); ++g) put(g, numbered_[g]);
+      return;
+    }
     EachBlock(parallel, [&](size_t b, size_t from, size_t to) {
       constexpr uint32_t kNone = 0xFFFFFFFFu;
       std::array<uint32_t, kBlock> numbers;
@@ -207,10 +226,7 @@ class KeyGroups {
       }
       uint32_t g = before[b];
       for (size_t i = 0; i < to - from; ++i) {
-        if (numbers[i] == kNone) continue;
-        const Numbered& key = numbered_[numbers[i]];
-        keys_[g] = key.key, counts_[g] = key.count, groups_[g] = key.group;
-        ++g;
+        if (numbers[i] != kNone) put(g++, numbered_[numbers[i]]);
       }
     });
   }
@@ -218,12 +234,12 @@ class KeyGroups {
   size_t n_, blocks_, parts_;
   std::vector<uint32_t> begins_,  // (parts, blocks): where the items of a block begin in a part
       found_;                     // its distinct keys that stand there first; once listed, where these end
-  Unfilled<Item> items_;          // by part, as what follows
-  Unfilled<Numbered> numbered_;
-  Unfilled<uint32_t> rows_;
-  Unfilled<uint64_t> keys_;  // of the groups, as what follows
-  Unfilled<int32_t> counts_;
-  Unfilled<Group> groups_;
+  UnfilledResult<Item> items_;    // by part, as what follows
+  UnfilledResult<Numbered> numbered_;
+  UnfilledResult<uint32_t> rows_;
+  UnfilledResult<uint64_t> keys_;  // of the groups, as what follows
+  UnfilledResult<int32_t> counts_;
+  UnfilledResult<Group> groups_;
 };
 
 }  // namespace kvjax

@@ -43,10 +43,10 @@ const float* SumRows(const float* rows, std::span<const uint32_t> which, size_t 
 /// Merges n rows of `dim` floats into one row per distinct key, in order of first occurrence; the rows of
 /// a key are added in blocks of kSumBlock, in the order in which they stand, so the result is reproducible to
 /// the bit.
-/// The outputs have space for n rows; what is behind the returned number of distinct keys is set to zero.
-inline size_t MergeRows(const ParallelFor& parallel, const uint64_t* keys, const float* rows,
-                        const int32_t* counts, size_t n, size_t dim, uint64_t* out_keys, float* out_rows,
-                        int32_t* out_counts) {
+/// The outputs have space for n rows; what is behind the returned number of distinct keys is not written.
+inline size_t MergeUnpadded(const ParallelFor& parallel, const uint64_t* keys, const float* rows,
+                            const int32_t* counts, size_t n, size_t dim, uint64_t* out_keys, float* out_rows,
+                            int32_t* out_counts) {
   constexpr size_t kGrain = 1024;  // keys: below this, waking a second thread costs more than it saves
   const KeyGroups groups(parallel, keys, counts, n);
   const size_t distinct = groups.size();
@@ -59,6 +59,14 @@ inline size_t MergeRows(const ParallelFor& parallel, const uint64_t* keys, const
       std::memcpy(out_rows + u * dim, sum, dim * sizeof(float));
     }
   });
+  return distinct;
+}
+
+/// The same, and zeros behind them.
+inline size_t MergeRows(const ParallelFor& parallel, const uint64_t* keys, const float* rows,
+                        const int32_t* counts, size_t n, size_t dim, uint64_t* out_keys, float* out_rows,
+                        int32_t* out_counts) {
+  const size_t distinct = MergeUnpadded(parallel, keys, rows, counts, n, dim, out_keys, out_rows, out_counts);
   std::fill(out_keys + distinct, out_keys + n, uint64_t{0});
   std::fill(out_counts + distinct, out_counts + n, int32_t{0});
   std::fill(out_rows + distinct * dim, out_rows + n * dim, 0.0f);

@@ -87,8 +87,8 @@ class Policy {
 
   /// The victims where the table's policy has not made space enough.
   static const Policy& Last() {
-    static const Policy last = Parse("capacity\nleast_recent:needed");
-    return last;
+    static const auto* const last = new Policy(Parse("capacity\nleast_recent:needed"));
+    return *last;  // never destroyed: threads may run when the process ends
   }
 
   [[nodiscard]] bool empty() const { return alternatives_.empty(); }

@@ -216,7 +216,7 @@ inline Snapshot CopyAll(const RowStore& store, size_t row_bytes, bool with_slots
     const bool scatter = CanStream(out.values.data(), row_bytes);
     UnfilledResult<uint32_t> places(scatter ? store.end_row() : 0);  // of each row
     if (n < places.size()) std::fill(places.begin(), places.end(), kNoRow);
-    parallel(kParts, n < kParts ? kParts : 1, [&](size_t begin, size_t end) {
+    parallel(kParts, SortedRows::PartGrain(n), [&](size_t begin, size_t end) {
       for (size_t p = begin; p < end; ++p) {  // while the list of a part is in the cache
         sorted.SortPart(p);
         const size_t first = sorted.Begin(p);

@@ -107,6 +107,10 @@ struct SortedRows {
   static constexpr uint32_t kParts = 256, kWidth = kNumBuckets / kParts;
   using Places = std::array<size_t, kWidth>;
 
+  /// How many parts of n rows are work enough for a thread: all, if there are few rows.
+  static size_t PartGrain(size_t n) { return n < kFew ? kParts : 1; }
+  static constexpr size_t kFew = 2048;
+
   static uint32_t PartOf(uint64_t key) { return BucketOf(key) / kWidth; }
 
   /// The first row of a part, or the end.
@@ -161,7 +165,7 @@ SortedRows DealByBucket(const ParallelFor& parallel, size_t n, size_t chunks, Ea
       each(c, [&](const KeyRow& r) { out.rows[to[SortedRows::PartOf(r.key)]++] = {r.key, r.row}; });
     }
   });
-  parallel(kParts, n < kParts ? kParts : 1, [&](size_t begin, size_t end) {
+  parallel(kParts, SortedRows::PartGrain(n), [&](size_t begin, size_t end) {
     for (size_t p = begin; p < end; ++p) out.CountPart(p, first[p], first[p + 1]);
   });
   out.offsets[kNumBuckets] = static_cast<int64_t>(n);
@@ -173,7 +177,7 @@ template <class Each>
 SortedRows SortByBucket(const ParallelFor& parallel, size_t n, size_t chunks, Each each) {
   constexpr uint32_t kParts = SortedRows::kParts;
   SortedRows out = DealByBucket(parallel, n, chunks, each);
-  parallel(kParts, n < kParts ? kParts : 1, [&](size_t begin, size_t end) {
+  parallel(kParts, SortedRows::PartGrain(n), [&](size_t begin, size_t end) {
     for (size_t p = begin; p < end; ++p) out.SortPart(p);
   });
   return out;
@@ -190,8 +194,7 @@ inline std::vector<int64_t> SortByBucket(std::vector<KeyRow>& rows) {
 
 /// All rows of a store, dealt out to the parts.
 inline SortedRows DealByBucket(const ParallelFor& parallel, const RowStore& store) {
-  constexpr size_t kFew = 2048;
-  const size_t chunks = store.size() < kFew ? 1 : 16;
+  const size_t chunks = store.size() < SortedRows::kFew ? 1 : 16;
   return DealByBucket(parallel, store.size(), chunks, [&](size_t chunk, auto f) {
     store.index().ForEach(chunk, chunks, [&](uint64_t key, uint32_t row) { f(KeyRow{key, row}); });
   });

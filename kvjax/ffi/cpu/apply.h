@@ -20,7 +20,7 @@ inline uint32_t Table::BeginApply(const ParallelFor& parallel, uint32_t version,
   keys.n = CheckMerged(keys, counts);
   Abandoned();
   const StepGradients gradients{.keys = keys.data, .rows = rows};
-  ApplyPlan plan = PlanApply(in_.Locate(parallel, keys), keys, counts, gradients, step, layout);
+  ApplyPlan plan = PlanApply(in_.Locate(parallel, keys, true), keys, counts, gradients, step, layout);
   MakeSpace(parallel, plan);
   Stage(plan, keys, counts);
   PrepareApply(parallel, keys, counts, plan, initial);
@@ -50,12 +50,11 @@ inline void Table::PlanProgram(const ParallelFor& parallel, const ApplyOperands&
   const KeySpan keys{groups.keys().data(), groups.size(), o.keys.narrow};
   const StepGradients gradients{
       .keys = keys.data, .rows = o.gradients.rows, .groups = &groups, .counts = groups.counts().data()};
-  step_.program = o.program;
   ApplyPlan& plan =
       step_.plan.emplace(PlanApply(LocateGroups(parallel, o.keys, groups, keys), keys, groups.counts().data(),
                                    gradients, Load64(o.step), o.layout));
   MakeSpace(parallel, plan);
-  step_.pass = std::make_unique<RowPass>(spec_, *step_.program, plan.layout, o.shared, plan.step);
+  step_.pass = std::make_unique<RowPass>(spec_, o.program, plan.layout, o.shared, plan.step);
   PrepareApply(parallel, keys, groups.counts().data(), plan, o.initial);
   plan.ready = true;
 }
@@ -91,12 +90,12 @@ inline uint32_t Table::EndApply(const ParallelFor& parallel, const EndApplyOpera
 inline Located Table::LocateGroups(const ParallelFor& parallel, KeySpan batch, const KeyGroups& groups,
                                    KeySpan keys) const {
   const auto known = last_batch_.Find(version(), batch);
-  if (known == nullptr) return in_.Locate(parallel, keys);
-  std::vector<uint32_t> rows(keys.n);
+  if (known == nullptr) return in_.Locate(parallel, keys, true);
+  RowIds rows(keys.n);
   parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
     for (size_t g = begin; g < end; ++g) rows[g] = known->rows[groups.first(g)];
   });
-  return Contents::Numbered(keys, std::move(rows));
+  return Contents::Numbered(keys, std::move(rows), true);
 }
 
 /// What the gradients of distinct keys, each with its occurrences, will do: which keys get a row. Changes
@@ -326,7 +325,7 @@ inline uint32_t Table::Scatter(const ParallelFor& parallel, uint32_t token, cons
   StagedRows& staged = step_.staged;
   const std::vector<Slot>& layout = step_.plan->layout.slots();
   const size_t before = staged.rows.size(), bytes = row_bytes() + step_.plan->layout.stride();
-  if (before + n > staged.rows.capacity()) throw ChunkError(spec_.name);
+  if (n > staged.most - before) throw ChunkError(spec_.name);
   const auto stage = [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       std::byte* const record = staged.records.data() + (before + i) * bytes;

@@ -1,17 +1,25 @@
 // The CPU backend's part in bags.
 #pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
 #include "kvjax/ffi/core/bag.h"
 #include "kvjax/ffi/core/operands.h"
 #include "kvjax/ffi/core/parallel.h"
-#include "kvjax/ffi/cpu/thread_pool.h"
+#include "kvjax/ffi/cpu/workers.h"
+#include "xla/ffi/api/ffi.h"
 
 namespace kvjax {
 
 struct CpuBags {
   using Exec = xla::ffi::ThreadPool;
 
+  /// On as many threads as XLA's own pool has.
   static ParallelFor On(Exec& pool) {
-    return [&pool](size_t n, size_t grain, const auto& body) { RunOnPool(pool, n, grain, body); };
+    const auto threads = static_cast<size_t>(std::max<int64_t>(pool.num_threads(), 1));
+    return
+        [threads](size_t n, size_t grain, const auto& body) { Workers::Own().Run(threads, n, grain, body); };
   }
   static void BagSum(Exec& pool, const BagSumOperands& o) {
     SumBags(On(pool), o.shape, o.weights, o.rows, o.bags);

@@ -8,15 +8,19 @@
 #include <vector>
 
 #include "kvjax/ffi/core/call.h"
+#include "kvjax/ffi/core/pages.h"
 #include "kvjax/ffi/core/row.h"
 #include "kvjax/ffi/core/snapshot.h"
 
 namespace kvjax {
 
+/// The rows of the keys of a batch, kNoRow for those without one.
+using RowIds = UnfilledResult<uint32_t>;
+
 /// The rows of a call's keys. `fresh` are the distinct keys without one in order of first occurrence;
 /// `places` says where the keys stand whose row is kNoRow, and `numbers` which of `fresh` each of these is.
 struct Located {
-  std::vector<uint32_t> rows;
+  RowIds rows;
   std::vector<uint64_t> fresh = {};
   std::vector<uint32_t> places = {}, numbers = {};
 };
@@ -30,7 +34,7 @@ struct Change {
   bool by_hand = false;  // and not by training, which counts what it gives rows
 
   /// The row of each key of the call, once the change is committed; kNoRow for those that get none.
-  [[nodiscard]] std::vector<uint32_t> Rows() && {
+  [[nodiscard]] RowIds Rows() && {
     for (size_t m = 0; m < found.places.size(); ++m) found.rows[found.places[m]] = ids[found.numbers[m]];
     return std::move(found.rows);
   }

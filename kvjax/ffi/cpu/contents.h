@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -52,12 +53,12 @@ class Contents {
 
   /// Other rows take the place of all.
   void Replace(RowStore rows, int64_t step) {
+    if (rows.away() != nullptr) rows.away()->Replaces(store, rows);
     const Frozen* owner = nullptr;
     EachFrozen([&](Frozen& frozen) {
       owner == nullptr ? frozen.TakeOver(store) : frozen.TakeOver(*owner);
       if (owner == nullptr) owner = &frozen;
     });
-    if (rows.away() != nullptr) rows.away()->Replaces(store, rows);
     store = std::move(rows), last_step = step;
     shortlist.Clear();
     touched.Lose();
@@ -85,15 +86,16 @@ class Contents {
 
   // ---- coming ------------------------------------------------------------------------------------------
 
-  [[nodiscard]] Located Locate(const ParallelFor& parallel, KeySpan keys) const {
-    std::vector<uint32_t> rows(keys.n);
+  /// `distinct`: no key is there twice.
+  [[nodiscard]] Located Locate(const ParallelFor& parallel, KeySpan keys, bool distinct = false) const {
+    RowIds rows(keys.n);
     parallel(keys.n, kGrain, [&](size_t begin, size_t end) {
       store.index().Find(keys.data + begin, end - begin, rows.data() + begin);
     });
-    return Numbered(keys, std::move(rows));
+    return Numbered(keys, std::move(rows), distinct);
   }
   /// The same of keys whose rows are known.
-  [[nodiscard]] static Located Numbered(KeySpan keys, std::vector<uint32_t> rows) {
+  [[nodiscard]] static Located Numbered(KeySpan keys, RowIds rows, bool distinct) {
     Located found{.rows = std::move(rows)};
     const auto missing = static_cast<size_t>(std::count(found.rows.begin(), found.rows.end(), kNoRow));
     if (missing == 0) return found;
@@ -102,8 +104,14 @@ class Contents {
       found.places[m] = static_cast<uint32_t>(i);  // without a branch, which nobody could foresee
       m += found.rows[i] == kNoRow;
     }
-    KeyNumbering fresh(missing);
     found.numbers.resize(missing);
+    if (distinct) {
+      std::iota(found.numbers.begin(), found.numbers.end(), 0);
+      found.fresh.reserve(missing);
+      for (const uint32_t place : found.places) found.fresh.push_back(keys.data[place]);
+      return found;
+    }
+    KeyNumbering fresh(missing);
     for (size_t m = 0; m < missing; ++m) found.numbers[m] = fresh.Add(keys.data[found.places[m]]);
     found.fresh = std::move(fresh).keys();
     return found;

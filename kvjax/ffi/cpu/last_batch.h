@@ -11,6 +11,7 @@
 
 #include "kvjax/ffi/core/call.h"
 #include "kvjax/ffi/core/pages.h"
+#include "kvjax/ffi/cpu/change.h"
 
 namespace kvjax {
 
@@ -21,8 +22,8 @@ class LastBatch {
  public:
   struct Batch {
     uint32_t version;  // of the table
-    Unfilled<uint64_t> keys;
-    Unfilled<uint32_t> rows;  // kNoRow for keys without one
+    UnfilledResult<uint64_t> keys;
+    RowIds rows;
   };
 
   /// The rows of these keys at this version, or nullptr.
@@ -37,7 +38,7 @@ class LastBatch {
   [[nodiscard]] std::shared_ptr<Batch> Begin(uint32_t version, size_t n) const {
     if (n < kFewest) return nullptr;
     try {
-      return std::make_shared<Batch>(Batch{version, Unfilled<uint64_t>(n), Unfilled<uint32_t>(n)});
+      return std::make_shared<Batch>(Batch{version, UnfilledResult<uint64_t>(n), RowIds(n)});
     } catch (const std::bad_alloc&) {
       return nullptr;  // then the next call searches
     }

@@ -73,7 +73,7 @@ struct ApplyPlan {
   std::vector<double> shared_gradient = {};  // (dim,) their sum
   uint64_t occurrences = 0;                  // of the unadmitted keys
   Recent recent = {};                        // what will have changed
-  Unfilled<RowUpdate> updates = {};          // once it is committed: the rows
+  UnfilledResult<RowUpdate> updates = {};    // once it is committed: the rows
   std::vector<float> shared_sum = {};        // (dim,) and the gradient of the shared one
   uint64_t shared_count = 0;                 // and occurrences of the keys that share it
   bool ready = false;                        // to be committed
@@ -86,7 +86,9 @@ struct StagedRows {
     rows.clear();
     rows.reserve(n);
     records.Resize(n * bytes);
+    most = n;
   }
+  size_t most = 0;
   std::vector<uint32_t> rows;
   ReusedMemory<std::byte> records;
 };
@@ -96,7 +98,6 @@ struct Step {
   uint32_t version = 0;  // that it is made from
   ReceiveBuffer received;
   std::optional<ApplyPlan> plan;
-  std::optional<Program> program;  // of the update, if it is one
   std::unique_ptr<RowPass> pass;
   std::unique_ptr<KeyGroups> groups;  // of its batch, where that was not received,
   size_t num_rows = 0;                // and how many gradients that has

@@ -112,7 +112,7 @@ class ReceiveBuffer {
     uint64_t* const out_keys = keys_.Resize(n + 1);  // + 1: never null
     int32_t* const out_counts = counts_.Resize(n);
     float* const out_rows = rows_.Resize(n * dim);
-    merged_ = {MergeRows(parallel, keys, rows, counts, n, dim, out_keys, out_rows, out_counts), out_keys,
+    merged_ = {MergeUnpadded(parallel, keys, rows, counts, n, dim, out_keys, out_rows, out_counts), out_keys,
                out_counts, out_rows};
   }
 

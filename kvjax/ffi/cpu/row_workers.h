@@ -47,8 +47,8 @@ class RowWorkers {
   /// Those of all row passes that there are now and do the same. Throws std::bad_alloc.
   static std::shared_ptr<RowWorkers> Of(const Program& program, const SlotLayout& layout,
                                         size_t value_bytes) {
-    static std::mutex mutex;
-    static std::vector<std::weak_ptr<RowWorkers>> all;
+    static auto& mutex = *new std::mutex();  // never destroyed: threads may run when the process ends
+    static auto& all = *new std::vector<std::weak_ptr<RowWorkers>>();
     const std::lock_guard lock(mutex);
     std::erase_if(all, [](const auto& some) { return some.expired(); });
     for (const auto& some : all) {

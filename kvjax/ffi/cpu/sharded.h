@@ -32,14 +32,13 @@ inline void Table::PlanStep(const ParallelFor& parallel, const PlanStepOperands&
   const auto lock = Write(*o.version, "apply", {});
   const ReceiveBuffer::Merged in = step_.received.Close(parallel, static_cast<size_t>(spec_.dim));
   const StepGradients gradients{.keys = in.keys, .rows = in.rows};
-  step_.plan = PlanApply(in_.Locate(parallel, {in.keys, in.n}), {in.keys, in.n}, in.counts, gradients,
+  step_.plan = PlanApply(in_.Locate(parallel, {in.keys, in.n}, true), {in.keys, in.n}, in.counts, gradients,
                          Load64(o.step), o.layout);
   const ApplyPlan& plan = *step_.plan;
-  step_.program = o.program;
   step_.wants_facts = o.facts;
   step_.pass = nullptr;
   if (o.program) {
-    step_.pass = std::make_unique<RowPass>(spec_, *step_.program, plan.layout, o.shared, plan.step);
+    step_.pass = std::make_unique<RowPass>(spec_, *o.program, plan.layout, o.shared, plan.step);
   }
   summary = {.size = in_.store.size(), .entering = plan.change.entering(), .occurrences = plan.occurrences};
   if (!in_.admission.shares()) return;

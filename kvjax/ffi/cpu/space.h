@@ -180,6 +180,8 @@ class SpaceMaker {
     if (alone_) {
       const size_t wanted = Shortlist::Wanted(rows.size(), n);
       from_.shortlist.Fill(rows, Policy::Last().First(Seen(parallel), rows, 0, wanted), from_.last_step);
+      std::vector<Candidate> listed = from_.shortlist.First(parallel, from_.store, n, free);
+      if (listed.size() == n) return listed;
     }
     std::erase_if(rows, [&](const Candidate& r) { return !free(r); });
     return rows;

@@ -367,8 +367,7 @@ class Table {
 
   /// Writes values (n, dim) of the row type; rows that are kNoRow are passed over. Of equal rows the last one
   /// wins: every row has one owner, and whoever works for it takes its rows in the order of the batch.
-  void WriteValues(const ParallelFor& parallel, const std::vector<uint32_t>& rows,
-                   const std::byte* values) noexcept;
+  void WriteValues(const ParallelFor& parallel, const RowIds& rows, const std::byte* values) noexcept;
   template <class Delta>
   void AddTo(uint32_t row, Delta delta) {
     std::byte* value = in_.store.Value(row);

@@ -44,11 +44,7 @@ class VersionGate {
     return lock;
   }
   [[nodiscard]] WriteLock Write(std::string_view table, std::string_view op, uint32_t version) {
-    WaitForUser(table, op);
-    // Readers that come one after the other would keep a writer out for ever, so it has a turn before those
-    // to come.
-    const std::lock_guard turn(turn_);
-    WriteLock lock(mutex_);
+    WriteLock lock = WriteAny(table, op);
     Check(table, op, version);
     return lock;
   }
@@ -60,6 +56,9 @@ class VersionGate {
   }
   [[nodiscard]] WriteLock WriteAny(std::string_view table, std::string_view op) {
     WaitForUser(table, op);
+    // Readers that come one after the other would keep a writer out for ever, so it has a turn before those
+    // to come.
+    const std::lock_guard turn(turn_);
     return WriteLock(mutex_);
   }
 

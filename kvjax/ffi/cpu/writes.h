@@ -17,9 +17,11 @@ inline uint32_t Table::Insert(const ParallelFor& parallel, Call call, KeySpan ke
   in_.Commit(planned->change);
   const uint32_t next = gate_.Next();
   if (const auto batch = last_batch_.Begin(next, keys.n)) {
-    const std::vector<uint32_t> rows = std::move(planned->change).Rows();
-    std::copy_n(keys.data, keys.n, batch->keys.begin());
-    std::copy(rows.begin(), rows.end(), batch->rows.begin());
+    batch->rows = std::move(planned->change).Rows();
+    const auto copy = [&](size_t begin, size_t end) {
+      std::copy(keys.data + begin, keys.data + end, batch->keys.data() + begin);
+    };
+    parallel(keys.n, kGrain, std::cref(copy));  // by reference: a copy would need memory
     last_batch_.Keep(batch);
   }
   return next;
@@ -85,11 +87,15 @@ inline uint32_t Table::Add(const ParallelFor& parallel, Call call, KeySpan keys,
   in_.Commit(planned->change);
   in_.Touch(keys);
   const auto dim = static_cast<size_t>(spec_.dim);
-  const std::vector<uint32_t> rows = std::move(planned->change).Rows();
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (i + kAhead < rows.size()) in_.store.Prefetch(rows[i + kAhead]);
-    AddTo(rows[i], [&](size_t d) { return planned->sums[i * dim + d]; });
-  }
+  const RowIds rows = std::move(planned->change).Rows();  // no row is there twice
+  const auto add = [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      if (i + kAhead < end)
+        in_.store.PrefetchValue(rows[i + kAhead]), in_.store.PrefetchHeader(rows[i + kAhead]);
+      AddTo(rows[i], [&](size_t d) { return planned->sums[i * dim + d]; });
+    }
+  };
+  parallel(rows.size(), kRowGrain, std::cref(add));
   return gate_.Next();
 }
 
@@ -133,6 +139,7 @@ inline uint32_t Table::Remove(Call call, KeySpan keys) {
   };
   if (!Plan(call, plan)) return 0;
   for (size_t i = 0; i < keys.n; ++i) {
+    if (i + kAhead < keys.n) in_.store.PrefetchKey(keys.data[i + kAhead]);
     const bool counted = in_.admission.Forget(keys.data[i]), had_row = in_.store.Erase(keys.data[i]);
     if (counted || had_row) in_.Touch({keys.data + i, 1});
     in_.counters.removed += had_row;
@@ -182,7 +189,7 @@ inline uint32_t Table::ClearSlots(Call call) {
   return gate_.Next();
 }
 
-inline void Table::WriteValues(const ParallelFor& parallel, const std::vector<uint32_t>& rows,
+inline void Table::WriteValues(const ParallelFor& parallel, const RowIds& rows,
                                const std::byte* values) noexcept {
   constexpr size_t kOwners = 64, kTogether = 64;  // rows, so that new ones, which are neighbours, stay so
   constexpr size_t kBlock = 512;
@@ -227,8 +234,8 @@ inline Planned Table::PlanAdd(const ParallelFor& parallel, Call call, KeySpan ke
   std::vector<uint64_t> distinct(keys.n);
   std::vector<float> sums(keys.n * dim);
   std::vector<int32_t> counts(keys.n);
-  const size_t n = MergeRows(parallel, keys.data, deltas, ones.data(), keys.n, dim, distinct.data(),
-                             sums.data(), counts.data());
+  const size_t n = MergeUnpadded(parallel, keys.data, deltas, ones.data(), keys.n, dim, distinct.data(),
+                                 sums.data(), counts.data());
   Planned planned = Entering(parallel, call, {distinct.data(), n});
   planned.sums = std::move(sums);
   return planned;

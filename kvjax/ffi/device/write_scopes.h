@@ -28,13 +28,11 @@ struct DeviceTable<Q>::Finding {
 template <class Q>
 struct DeviceTable<Q>::Entering {
   Entering(DeviceTable& table, Q& q, Op op, const uint32_t* version, KeySpan keys, Valid valid,
-           const bool* exists = nullptr, const GradientsView* gradients = nullptr, bool planned = false)
+           const GradientsView* gradients = nullptr, bool planned = false)
       : table(table),
         q(q),
-        op(op),
         keys(keys),
         valid(valid),
-        exists(exists),
         gradients(gradients),
         call(table.View(op, version, keys.narrow)),
         first(q, keys.n),
@@ -98,10 +96,8 @@ struct DeviceTable<Q>::Entering {
 
   DeviceTable& table;
   Q& q;
-  Op op;
   KeySpan keys;
   Valid valid;
-  const bool* exists;
   const GradientsView* gradients;
   CallView call;
   Scratch<Q, uint32_t> first, rows;
@@ -119,8 +115,7 @@ struct DeviceTable<Q>::Deciding {
         all(q, table.spec_.admission, step.keys, {.counts = gradients.counts}),
         decision(q, admits ? all.keys().n : 0),
         scratch(q, shares, gradients.n, static_cast<size_t>(table.spec_.dim)),
-        entering(table, q, Op::kApply, step.version, all.keys(), all.valid(), nullptr, &this->gradients,
-                 planned) {
+        entering(table, q, Op::kApply, step.version, all.keys(), all.valid(), &this->gradients, planned) {
     const AdmissionSpec& admission = table.spec_.admission;
     const CallView& call = entering.call;
     const IndexView index = table.contents_.index().view();

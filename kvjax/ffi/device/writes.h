@@ -89,7 +89,7 @@ void DeviceTable<Q>::Accum(Q& q, const AccumOperands& o) {
   const Entered entered(*this, q, Op::kAccum);
   const Valid valid{.mask = o.mask};
   const size_t n = o.keys.n;
-  const Entering e(*this, q, Op::kAccum, o.version, o.keys, valid, o.exists);
+  const Entering e(*this, q, Op::kAccum, o.version, o.keys, valid);
   const Segments<Q> segments(q, o.keys.data, valid, n);
   Scratch<Q, uint8_t> had(q, n), allowed(q, n);
   AllowNew(q, segments.view(), o.exists, n, allowed.data());

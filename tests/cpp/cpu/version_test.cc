@@ -38,7 +38,7 @@ TEST(LiveReadsDoNotKeepWritersOut) {
   }
   std::this_thread::sleep_for(10ms);
   for (uint32_t i = 0; i < 20; ++i) {
-    const auto lock = gate.Write("t", "upsert", i);
+    const auto lock = i % 2 == 0 ? gate.Write("t", "upsert", i) : gate.WriteAny("t", "apply");
     gate.Next();
   }
   done = true;
@@ -102,6 +102,17 @@ TEST(AStepThatDoesNotGoOnWasNothing) {
   CHECK_THROWS(kFailedPrecondition, step.Scatter(2));
   for (size_t i = 0; i < 3; ++i) next.Scatter(i);
   CHECK(table.Rows({1, 2, 3}) == Floats(3 * kDim, 7.0f));
+}
+
+TEST(AStepTakesNoMoreRowsThanItHas) {
+  Live table(kDim);
+  Keys many(100);
+  for (size_t i = 0; i < many.size(); ++i) many[i] = i;
+  table.Begin(many, std::vector<int32_t>(many.size(), 1));  // whose memory is kept
+  const Step step{table, 5.0f};
+  for (size_t i = 0; i < 2; ++i) step.Scatter(i);
+  step.Scatter(1), step.Scatter(1);  // the fourth is the last for which there is space
+  CHECK_THROWS(kInvalidArgument, step.Scatter(1));
 }
 
 TEST(AnyOtherWriteEndsAStep) {
