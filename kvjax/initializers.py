@@ -44,6 +44,7 @@ def __dir__() -> list[str]:
 
 Kind: TypeAlias = Literal["constant", "uniform", "normal", "truncated_normal"]
 Mode: TypeAlias = Literal["fan_in", "fan_out", "fan_avg", "fan_geo_avg"]
+KINDS = get_args(Kind)
 Distribution: TypeAlias = Literal["truncated_normal", "normal", "uniform"]
 
 _LARGEST = float(np.finfo(np.float32).max)

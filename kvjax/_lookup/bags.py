@@ -90,7 +90,7 @@ def lookup_bag(
       ValueError, jax.errors.JaxRuntimeError: a length is negative, or they sum to more than n; or as
         `Table.lookup` does.
 
-    Readable:
+    Source:
       The combiners are those of TensorFlow's ``tf.nn.embedding_lookup_sparse``.
 
     Example:

@@ -15,10 +15,11 @@ import numpy as np
 
 from kvjax import constraints
 from kvjax._spec import native
-from kvjax._values.dtypes import KEY_DTYPES, dtype_name, row_dtype
+from kvjax._values.dtypes import dtype_name, row_dtype
 from kvjax._values.errors import fail, meant
 from kvjax._values.names import is_name
 from kvjax._values.numbers import is_integer
+from kvjax._values.width import KEY_DTYPES
 from kvjax.admit import Admission
 from kvjax.evict import Every, Policy
 from kvjax.ffi import host

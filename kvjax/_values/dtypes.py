@@ -8,7 +8,6 @@ import numpy as np
 
 from kvjax._values.errors import fail
 
-KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
 ROW_DTYPES = ("float32", "bfloat16", "float16")
 
 

@@ -13,6 +13,8 @@ import numpy as np
 
 from kvjax._values.integers import as_bits
 
+KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
+
 
 def is_of_32_bits(key_dtype: str) -> bool:
     """Whether a table says that its ids have 32 bits."""

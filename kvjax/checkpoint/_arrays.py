@@ -116,13 +116,6 @@ class ArrayWriter:
         _UNDER_WAY.release()
 
 
-def write_array(folder: AnyPath, array: np.ndarray) -> ArrayWriter:
-    """Begins to write an array into a folder that is there; `end` ends it."""
-    writer = ArrayWriter(folder, array.dtype, array.shape, Spent())
-    writer.add(array)
-    return writer
-
-
 class Reading:
     """Rows start..stop of an array, on their way into memory; `end` gives them.
 

@@ -15,10 +15,9 @@ from kvjax.checkpoint._copies import Copies
 from kvjax.checkpoint._files import Files, modified
 from kvjax.checkpoint._format import META, CheckpointError, LostBaseError
 from kvjax.checkpoint._locate import UNDER_WAY, PathLike, all_at, is_checkpoint, locate
+from kvjax.checkpoint._stored import EQUAL_FIELDS
 
 T = TypeVar("T")
-
-_EQUAL = ("dim", "dtype", "key_dtype", "seed", "initializer")
 
 
 class Link(NamedTuple):
@@ -85,7 +84,7 @@ class Chain:
             links.append(self._base(name, delta["since"], links[-1].catalog))
         last = links[0].meta
         for delta, link in itertools.pairwise(links):
-            others = [field for field in _EQUAL if link.meta[field] != last[field]]
+            others = [field for field in EQUAL_FIELDS if link.meta[field] != last[field]]
             if others:
                 raise LostBaseError(
                     f"kvjax: table {name!r}, {self.catalog.op}: want a delta of a table of the same {others}, got "

@@ -8,17 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._spec.options import ENTRIES, Request
-from kvjax._values.dtypes import KEY_DTYPES, ROW_DTYPES, is_number
+from kvjax._spec.options import ENTRIES, ROUNDINGS, Request
+from kvjax._values.dtypes import ROW_DTYPES, is_number
 from kvjax._values.names import is_name
-from kvjax._values.numbers import is_integer, is_real
+from kvjax._values.numbers import integer_in, is_integer, is_real
 from kvjax._values.slot_layout import parse_type
 from kvjax._values.snapshot import ADMISSION_COLUMNS
+from kvjax._values.width import KEY_DTYPES
 from kvjax.checkpoint._format import FORMAT, PACKED, REMOVED, UNLISTED, Damaged, shards_of
 from kvjax.checkpoint._rules import NeedsFunctionError, dump, load, load_initializer
 from kvjax.checkpoint._stored import RULES
 from kvjax.ffi import host
-from kvjax.initializers import Pool, resolve
+from kvjax.initializers import KINDS, Pool, resolve
 
 _MOST_ROWS = 2**48
 _MOST_SHARDS = 2**20
@@ -57,10 +58,6 @@ def _check(ok: bool, field: str, got: Any, want: str = "one that a table can hav
         raise Damaged(f"want {field} in kvjax.json as {want}, got {got!r:.100}")
 
 
-def _integer(least: int, most: int) -> Callable[[Any], bool]:
-    return lambda x: is_integer(x) and least <= x <= most
-
-
 def _is_bool(x: Any) -> bool:
     return isinstance(x, bool)
 
@@ -91,7 +88,7 @@ def _are_extras(x: Any) -> bool:
 
 
 def _is_length(shape: Any) -> bool:
-    return isinstance(shape, list) and len(shape) == 1 and _integer(0, _MOST_ROWS)(shape[0])
+    return isinstance(shape, list) and len(shape) == 1 and integer_in(0, _MOST_ROWS)(shape[0])
 
 
 def _is_delta(x: Any) -> bool:
@@ -102,7 +99,7 @@ def _is_delta(x: Any) -> bool:
 
 def _are_shards(x: Any) -> bool:
     return isinstance(x, list) and all(
-        isinstance(s, dict) and s.keys() == {"rows", "extras"} and _integer(0, _MOST_ROWS)(s["rows"])
+        isinstance(s, dict) and s.keys() == {"rows", "extras"} and integer_in(0, _MOST_ROWS)(s["rows"])
         and _are_extras(s["extras"])
         for s in x
     )  # fmt: skip
@@ -111,18 +108,18 @@ def _are_shards(x: Any) -> bool:
 _FIELDS: dict[str, Callable[[Any], bool]] = {
     "format": lambda x: x in (FORMAT, PACKED, UNLISTED),
     "name": is_name,
-    "dim": _integer(1, host.MAX_DIM),
+    "dim": integer_in(1, host.MAX_DIM),
     "dtype": lambda x: x in ROW_DTYPES,
     "key_dtype": lambda x: x in KEY_DTYPES,
     "initializer": lambda x: isinstance(x, dict),
-    "seed": _integer(0, 2**64 - 1),
+    "seed": integer_in(0, 2**64 - 1),
     "trainable": _is_bool,
-    "rounding": lambda x: x in ("nearest", "stochastic"),
+    "rounding": lambda x: x in ROUNDINGS,
     "options": lambda x: isinstance(x, dict) and x.keys() <= set(RULES),
     "num_buckets": lambda x: is_integer(x) and x == host.NUM_BUCKETS,
-    "num_shards": _integer(1, _MOST_SHARDS),
-    "rows": _integer(0, _MOST_ROWS),
-    "last_step": _integer(0, 2**63 - 1),
+    "num_shards": integer_in(1, _MOST_SHARDS),
+    "rows": integer_in(0, _MOST_ROWS),
+    "last_step": integer_in(0, 2**63 - 1),
     "slots": _are_slots,
     "extras": _are_extras,
     "shards": _are_shards,
@@ -141,12 +138,12 @@ def _check_initializer(meta: dict[str, Any]) -> None:
     ok = saved.keys() == fields.get(str(saved.get("kind")), {"kind", "a", "b"})
     if ok and saved["kind"] == "pool":
         shape = saved["shape"]
-        ok = isinstance(shape, list) and len(shape) == 2 and _integer(1, _MOST_ROWS)(shape[0])
+        ok = isinstance(shape, list) and len(shape) == 2 and integer_in(1, _MOST_ROWS)(shape[0])
         ok = ok and is_integer(shape[1]) and shape[1] == meta["dim"]
     elif ok and saved["kind"] == "generated":
         ok = isinstance(saved["probes"], list) and all(map(is_real, saved["probes"]))
     elif ok:
-        ok = saved["kind"] in ("constant", "uniform", "normal", "truncated_normal")
+        ok = saved["kind"] in KINDS
         ok = ok and is_real(saved["a"]) and is_real(saved["b"]) and _resolves(saved, meta["dim"])
     _check(ok, "initializer", saved)
 

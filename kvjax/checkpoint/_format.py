@@ -38,7 +38,6 @@ from urllib.parse import quote
 
 import numpy as np
 
-from kvjax._values.exported import ROW_COLUMNS
 from kvjax._values.names import is_name
 from kvjax.ffi import host
 
@@ -47,8 +46,6 @@ MANIFEST = "kvjax.tables.v2"
 META = "kvjax.json"
 POOL = "initializer.pool"
 REMOVED = "removed"
-COLUMNS = tuple(name for name in ROW_COLUMNS if name != "pinned")
-"""The columns of rows that are always there; "pinned" is only where something is."""
 _LONGEST_NAME = 200  # of the 255 bytes that file systems take: whoever copies a checkpoint may add to a name
 
 

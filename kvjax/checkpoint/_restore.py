@@ -32,7 +32,7 @@ from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._chosen import converted, only, own_rows, without_slots
 from kvjax.checkpoint._format import POOL
 from kvjax.checkpoint._rules import dump, load, load_initializer
-from kvjax.checkpoint._stored import FIELDS
+from kvjax.checkpoint._stored import EQUAL_FIELDS, FIELDS
 from kvjax.storage import Storage
 
 
@@ -207,8 +207,7 @@ class Restore:
 def _check_equal(spec: TableSpec, saved: Saved, directory: AnyPath, but: tuple[str, ...]) -> None:
     """Whether a table is what was saved in a directory, `but` for some fields."""
     meta = saved.meta
-    fields = ("dim", "dtype", "key_dtype", "seed", "initializer")  # the key's type, or -1 would become 2**64 - 1
-    want = {name: meta[name] for name in fields} | {"initializer": saved.initializer}
+    want = {name: meta[name] for name in EQUAL_FIELDS} | {"initializer": saved.initializer}
     want = {name: value for name, value in want.items() if name not in but and value != getattr(spec, name)}
     if want:
         got = ", ".join(f"{name} {getattr(spec, name)!r}" for name in want)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 FIELDS = saved_as("fields")
 RULES = saved_as("rules")
+EQUAL_FIELDS = ("dim", "dtype", "key_dtype", "seed", "initializer")  # the key's type, or -1 would become 2**64 - 1
+"""In which a table is as what is restored into it, and a delta as what it builds on."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,7 +35,8 @@ from kvjax._formats.atomic import flush, written
 from kvjax._formats.quantise import QUANTISED, STORED, QuantisationReport
 from kvjax._values.errors import fail
 from kvjax._values.names import is_name
-from kvjax._values.numbers import is_integer, is_real
+from kvjax._values.numbers import integer_in, is_real
+from kvjax._values.width import KEY_DTYPES
 from kvjax.serving._initial import KINDS, Initial
 
 MAGIC, END = b"kvjaxFT2", b"kvjaxFTe"
@@ -142,22 +143,18 @@ class _Unfit(Exception):
     """What was wanted, and what was got."""
 
 
-def _integer(least: int, most: int) -> Any:
-    return lambda x: is_integer(x) and least <= x <= most
-
-
 def _is_initial(x: Any) -> bool:
     if x is None:
         return True
     if not isinstance(x, dict) or x.keys() != {field.name for field in dataclasses.fields(Initial)}:
         return False
-    pool = _integer(1, 2**32 - 1)(x["pool"]) if x["kind"] == "pool" else x["pool"] == 0
-    numbers = is_real(x["a"]) and is_real(x["b"]) and _integer(0, 2**64 - 1)(x["seed"])
+    pool = integer_in(1, 2**32 - 1)(x["pool"]) if x["kind"] == "pool" else x["pool"] == 0
+    numbers = is_real(x["a"]) and is_real(x["b"]) and integer_in(0, 2**64 - 1)(x["seed"])
     return x["kind"] in KINDS and bool(pool) and numbers and x["dtype"] in STORED and x["dtype"] != "int8"
 
 
 def _is_report(x: Any) -> bool:
-    fields: dict[str, Any] = dict.fromkeys(("rows", "bytes_before", "bytes_after"), _integer(0, 2**63 - 1))
+    fields: dict[str, Any] = dict.fromkeys(("rows", "bytes_before", "bytes_after"), integer_in(0, 2**63 - 1))
     fields |= dict.fromkeys(("max", "rms", "cosine"), is_real)
     known = isinstance(x, dict) and x.keys() == {"dtype", *fields} and x["dtype"] in QUANTISED
     return known and all(good(x[field]) for field, good in fields.items())
@@ -165,17 +162,17 @@ def _is_report(x: Any) -> bool:
 
 _FIELDS: dict[str, Any] = {
     "name": is_name,
-    "dim": _integer(1, _MOST_DIM),
-    "rows": _integer(0, 2**32 - 2),
+    "dim": integer_in(1, _MOST_DIM),
+    "rows": integer_in(0, 2**32 - 2),
     "dtype": lambda x: isinstance(x, str) and x in STORED,
-    "key_dtype": lambda x: x in ("int64", "uint64", "int32", "uint32"),
-    "step": _integer(-(2**63), 2**63 - 1),
-    "bits": _integer(1, 32),
-    "steps": _integer(0, 32),
+    "key_dtype": lambda x: x in KEY_DTYPES,
+    "step": integer_in(-(2**63), 2**63 - 1),
+    "bits": integer_in(1, 32),
+    "steps": integer_in(0, 32),
     "missing": lambda x: x in ("init", "row"),
     "initial": _is_initial,
     "error": lambda x: x is None or _is_report(x),
-    "crc32": lambda x: isinstance(x, dict) and all(map(_integer(0, 2**32 - 1), x.values())),
+    "crc32": lambda x: isinstance(x, dict) and all(map(integer_in(0, 2**32 - 1), x.values())),
 }
 
 

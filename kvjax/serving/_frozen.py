@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from kvjax._formats.paths import local
+from kvjax._formats.paths import PathLike, local
 from kvjax._formats.quantise import Quantised, decode, rounded
 from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.errors import fail
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
     from kvjax.serving._jax import FrozenArrays
 
-PathLike = str | os.PathLike[str]
 IdsLike = HasArray | int | list[Any] | tuple[Any, ...]
 """Integers ``(...)``: `kvjax.Keys`, NumPy's, Python's, nested sequences of them, or JAX's."""
 

@@ -9,15 +9,16 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvjax._formats.paths import local
+from kvjax._formats.paths import PathLike, local
 from kvjax._formats.quantise import Quantised, check_quantised
 from kvjax._values.errors import fail, level_of_user
 from kvjax._values.numbers import is_integer
 from kvjax.serving._contents import Missing, RowsLike
 from kvjax.serving._folder import Folder, file_of, write_files, write_info
 from kvjax.serving._format import FrozenError, share
-from kvjax.serving._frozen import FrozenTable, PathLike
+from kvjax.serving._frozen import FrozenTable
 from kvjax.serving._release import FILES, Changes, PausedError, Release, ReleaseInfo, info_of
+from kvjax.serving._write import stays
 
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
@@ -278,7 +279,7 @@ class Releases:
     def _follow(
         self, chain: Chain, files: Any, chosen: frozenset[str] | None, keep: int, quantise: Any, missing: Any
     ) -> Release:
-        from kvjax.serving._follow import stays, warn_of_older, write_at
+        from kvjax.serving._follow import warn_of_older, write_at
 
         names = chain.names if chosen is None else sorted(chosen)
         for name in chosen or ():

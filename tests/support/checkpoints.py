@@ -39,7 +39,9 @@ def rewrite(folder, table, arrays=None, meta=None):
     for path, array in (arrays or {}).items():
         shutil.rmtree(folder / table / path)
         (folder / table / path).mkdir()
-        _arrays.write_array(folder / table / path, array).end()
+        writer = _arrays.ArrayWriter(folder / table / path, array.dtype, array.shape, _arrays.Spent())
+        writer.add(array)
+        writer.end()
     path = folder / table / "kvjax.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | (meta or {})))
     for found in (folder / table).glob("shard-*.json"):
