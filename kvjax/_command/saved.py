@@ -14,6 +14,7 @@ import numpy as np
 
 from kvjax._formats.errors import FileError
 from kvjax._formats.paths import AnyPath
+from kvjax._formats.source import row_bytes
 from kvjax._values.errors import meant
 from kvjax._values.prune import norms_of
 from kvjax._values.snapshot import column_types
@@ -29,7 +30,6 @@ from kvjax.checkpoint._format import (
     chunk_path,
     chunk_rows,
     manifest_tables,
-    row_bytes,
     shard_folder,
     shards_of,
     table_folder,
@@ -119,7 +119,7 @@ def _chunks(folder: AnyPath, dtype: np.dtype[Any], shape: tuple[int, ...]) -> It
     n = chunk_rows(dtype, shape)
     for start in range(0, shape[0], n):
         path = folder / chunk_path(start // n, shape)
-        size = n * row_bytes(dtype, shape)
+        size = n * row_bytes((dtype, shape[1:]))
         if not path.is_file() or size_of(path) != size:  # a FIFO would wait
             raise Damaged(f"want {path} with {size} bytes, got another or none")
         if isinstance(path, Path):

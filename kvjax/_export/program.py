@@ -21,6 +21,7 @@ from kvjax._lookup.readable import FrozenReadable
 from kvjax._table.registry import tables
 from kvjax._table.table import is_table
 from kvjax._values.arrays import PyTree
+from kvjax._values.slot_layout import type_text
 from kvjax.ffi import DEVICE, HOST
 
 _MAGIC = b"kvjaxPG1"
@@ -166,7 +167,7 @@ def _some(items: Collection[str]) -> str:
 
 def _type_of(x: Any) -> str:
     try:
-        return f"{jnp.result_type(x)}[{','.join(map(str, np.shape(x)))}]"
+        return type_text(jnp.result_type(x), np.shape(x))
     except (TypeError, ValueError):
         return type(x).__name__
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import zlib
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -72,7 +73,7 @@ class Source:
     def where(self, keep: np.ndarray) -> Source:
         """The rows where `keep`, ``(num_rows,)`` bool, is true."""
         block = 1 << 16
-        before = np.concatenate([[0], np.cumsum([part.sum() for part in _blocks(keep, block)], dtype=np.int64)])
+        before = offsets_of([part.sum() for part in _blocks(keep, block)])
 
         def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
             if start >= stop:
@@ -197,10 +198,15 @@ def ranges(num_rows: int, bytes_of_row: int) -> Iterator[tuple[int, int]]:
         yield start, min(num_rows, start + step)
 
 
+def offsets_of(counts: Sequence[int] | np.ndarray) -> np.ndarray:
+    """The first of each of some ranges of so many rows ``(n,)``, and the end of the last: ``(n + 1,)`` int64."""
+    return np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+
+
 def row_bytes(kind: Type) -> int:
-    """Bytes of one row's part of a column."""
+    """Bytes of one row's part of a column; Python's number, as a forged shape may have more than NumPy's hold."""
     dtype, shape = kind
-    return dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+    return dtype.itemsize * math.prod(shape)
 
 
 def digest_of(name: str, kind: object, rows: int) -> int:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvjax._values.integers import as_int64
 from kvjax.ffi import host
 
 
 def buckets_of(keys: np.ndarray) -> np.ndarray:
     """The virtual bucket of each key: int64 ``(n,)`` to int32 ``(n,)``."""
-    return host.owners(np.ascontiguousarray(keys).view(np.int64), host.NUM_BUCKETS)
+    return host.owners(as_int64(keys), host.NUM_BUCKETS)
 
 
 def by_bucket(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

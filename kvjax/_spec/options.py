@@ -19,6 +19,7 @@ from kvjax._values.dtypes import dtype_name, row_dtype
 from kvjax._values.errors import fail, meant
 from kvjax._values.names import is_name
 from kvjax._values.numbers import is_integer
+from kvjax._values.slot_layout import type_text
 from kvjax._values.width import KEY_DTYPES
 from kvjax.admit import Admission
 from kvjax.evict import Every, Policy
@@ -55,6 +56,14 @@ class Request:
         """Whether an option is one of its choices."""
         if got not in choices:
             self.want(False, f"{option} in {choices}", got, meant(got, choices) + "choose one")
+
+    def resolve(self, option: str, value: Any) -> None:
+        """Takes a value for an option, after those that stand before it.
+
+        Raises:
+          ValueError, TypeError: it is out of range.
+        """
+        self.options[option] = ENTRIES[option].metadata["resolve"](self, value)
 
     def __getitem__(self, option: str) -> Any:
         return self.options[option]
@@ -172,20 +181,20 @@ def _rounding(request: Request, rounding: Any) -> str:
 
 def _constraint(request: Request, constraint: Any) -> Callable[[Any], Any] | None:
     if constraint is not None and type(constraint) not in constraints.RULES.values():
-        got, row = _shape_of(constraint, request.dim), f"float32[{request.dim}]"
+        row = type_text(np.float32, (request.dim,))
+        got = type_made(constraint, constraint, np.zeros(request.dim, np.float32))
         request.want(got == row, f"constraint: a function {row} -> {row}", got)
     return constraint
 
 
-def _shape_of(constraint: Any, dim: int) -> str:
-    """What a constraint makes of a row: "float32[8]", or the error it raises."""
+def type_made(option: object, function: Callable[..., Any], *args: Any) -> str:
+    """What a function of an option makes of arguments, as "float32[8]"; or the error that it raises."""
     import jax
 
-    row = jax.ShapeDtypeStruct((dim,), np.float32)
     try:
-        hash(constraint)  # it is part of what compiled programs are found by
-        out = jax.eval_shape(constraint, row)
-        return f"{out.dtype}[{','.join(map(str, out.shape))}]"
+        hash(option)  # it is part of what compiled programs are found by
+        out = jax.eval_shape(function, *args)
+        return type_text(out.dtype, out.shape)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 

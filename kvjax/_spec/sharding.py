@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from kvjax._keys.keys import Keys
+from kvjax._spec.options import type_made
 from kvjax._spec.placement import Placement
 from kvjax._spec.unsupported import check_sharding
 from kvjax._values.arrays import ArrayLike
@@ -71,7 +71,8 @@ def placement_of(sharding: Sharding, name: str, op: str) -> Placement | None:
     want(partitioner is None or callable(partitioner), "a function (keys, num_shards)", partitioner)
     want(partitioner is None or not sharding.replicated, "no partitioner beside replicated=True", partitioner)
     if partitioner is not None:
-        got = _owners_of(partitioner, math.prod(mesh.shape[axis] for axis in axes))
+        num_shards = math.prod(mesh.shape[axis] for axis in axes)
+        got = type_made(partitioner, lambda words: partitioner(Keys(words), num_shards), np.zeros((3, 2), np.uint32))
         want(got in ("int32[3]", "int64[3]", "uint32[3]"), "partitioner(keys (3,), num_shards) -> int32[3]", got)
     wire = None if sharding.wire is None else dtype_name(sharding.wire)
     want(wire is None or wire in ROW_DTYPES, f"wire in {ROW_DTYPES}", wire)
@@ -84,13 +85,3 @@ def _mesh_of(devices: Sequence[object], want: Callable[[Any, str, Any], None]) -
     fits = isinstance(devices, (list, tuple)) and all(isinstance(device, kind) for device in devices)
     want(fits and len(set(devices)) == len(devices) > 0, "devices as a list of different JAX devices", devices)
     return Mesh(np.array(devices), ("devices",))
-
-
-def _owners_of(partitioner: Any, num_shards: int) -> str:
-    """What a partitioner makes of three keys, or the error it raises."""
-    try:
-        hash(partitioner)  # it is part of what compiled programs are found by
-        out = jax.eval_shape(lambda words: partitioner(Keys(words), num_shards), jnp.zeros((3, 2), jnp.uint32))
-        return f"{out.dtype}[{','.join(map(str, out.shape))}]"
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"

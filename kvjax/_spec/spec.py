@@ -48,8 +48,8 @@ class TableSpec(Options):
           ValueError, TypeError: an option is out of range.
         """
         request = Request(name, op, dim)
-        for option, entry in ENTRIES.items():
-            request.options[option] = entry.metadata["resolve"](request, getattr(options, option))
+        for option in ENTRIES:
+            request.resolve(option, getattr(options, option))
         return cls(name=name, dim=request.dim, placement=placement, **request.options)
 
     def __setattr__(self, option: str, value: Any) -> None:

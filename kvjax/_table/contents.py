@@ -15,13 +15,8 @@ from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import Handle, version_on_host
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
-from kvjax._values.snapshot import (
-    WAITING_COLUMNS,
-    Snapshot,
-    concat,
-    from_native,
-    take,
-)
+from kvjax._values.integers import as_int64
+from kvjax._values.snapshot import Snapshot, concat, from_native, joined_admission, take, waiting_of
 from kvjax.ffi import host
 
 H = TypeVar("H", bound=Handle)
@@ -89,7 +84,7 @@ def joined(parts: Sequence[Snapshot]) -> Snapshot:
         return parts[0]
     columns = concat([part.rows.columns() for part in parts])
     order, buckets = by_bucket(columns["keys"])
-    waiting = concat([{name: part.admission[name] for name in WAITING_COLUMNS} for part in parts])
+    admission = joined_admission([part.admission for part in parts])
     rows = Exported.of_columns(
         take(columns, order),
         last_step=max(part.rows.last_step for part in parts),
@@ -99,9 +94,7 @@ def joined(parts: Sequence[Snapshot]) -> Snapshot:
         rows,
         offsets=np.searchsorted(buckets, np.arange(host.NUM_BUCKETS + 1)).astype(np.int64),
         slot_types=next((part.slot_types for part in parts if part.slot_types), {}),
-        # The cells of a bucket are used by the shard that owns it alone.
-        admission=take(waiting, by_bucket(waiting["pending_keys"])[0])
-        | {"sketch": np.max([part.admission["sketch"] for part in parts], axis=0)},
+        admission=admission | take(waiting_of(admission), by_bucket(admission["pending_keys"])[0]),
     )
 
 
@@ -116,7 +109,7 @@ def _emptied(part: Snapshot) -> Snapshot:
 
 def sum_of_hashes(keys: np.ndarray) -> np.uint64:
     """What sets of keys that are equal have in common, whatever their order."""
-    return host.hash_integers(np.ascontiguousarray(keys).view(np.int64), 0).view(np.uint64).sum(dtype=np.uint64)
+    return host.hash_integers(as_int64(keys), 0).view(np.uint64).sum(dtype=np.uint64)
 
 
 def check_capacity(spec: TableSpec, op: str, rows: int, mend: str) -> None:

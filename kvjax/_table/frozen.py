@@ -13,7 +13,7 @@ from kvjax._formats.source import row_bytes
 from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import Handle, version_on_host
 from kvjax._values.exported import slot_column
-from kvjax._values.snapshot import ADMISSION_COLUMNS, WAITING_COLUMNS, column_types, concat
+from kvjax._values.snapshot import ADMISSION_COLUMNS, column_types, joined_admission
 from kvjax.storage import External
 
 
@@ -97,17 +97,13 @@ def freeze_rows(table: Handle) -> FrozenRows | None:
     pinned = any(one["pinned"] for one in frozen)
     if not pinned:
         del types["pinned"]
-    waiting = concat([{name: one[name] for name in WAITING_COLUMNS} for one in frozen])
-    # The cells of a bucket are used by the shard that owns it alone.
-    admission = waiting | {"sketch": np.max([one["sketch"] for one in frozen], axis=0)}
-    assert admission.keys() == ADMISSION_COLUMNS.keys()
     return FrozenRows(
         size=sum(one["rows"] for one in frozen),
         pinned=pinned,
         last_step=max(one["last_step"] for one in frozen),
         offsets=np.sum([one["offsets"] for one in frozen], axis=0),
         slot_types=slots,
-        admission=admission,
+        admission=joined_admission([{name: one[name] for name in ADMISSION_COLUMNS} for one in frozen]),
         types=types,
         _spec=spec,
         _shards=[(one["frozen"], [name for name, _ in one["slots"]]) for one in frozen],

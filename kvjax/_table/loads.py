@@ -22,11 +22,11 @@ from kvjax._values.exported import SLOT, Exported
 from kvjax._values.slot_layout import parse_type, type_text
 from kvjax._values.snapshot import (
     ADMISSION_COLUMNS,
-    WAITING_COLUMNS,
     Snapshot,
     head_to_native,
     rows_to_native,
     take,
+    waiting_of,
 )
 from kvjax._values.width import is_of_32_bits, own_bits
 
@@ -212,7 +212,7 @@ def _own_counts(admission: dict[str, np.ndarray], placement: Placement, shard: i
     """What a shard has of counts of keys without a row: of a sketch the cells of its buckets, and 0 elsewhere."""
     if not admission:
         return {}
-    waiting = {name: admission[name] for name in WAITING_COLUMNS}
+    waiting = waiting_of(admission)
     out = take(waiting, placement.owners(waiting["pending_keys"]) == shard)
     own = placement.cells(shard, shard, len(admission["sketch"]))
     out["sketch"] = np.zeros_like(admission["sketch"])

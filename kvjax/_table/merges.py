@@ -11,7 +11,8 @@ from kvjax._formats.source import Source, Type
 from kvjax._spec.spec import TableSpec
 from kvjax._table.loads import Loading
 from kvjax._values.errors import fail
-from kvjax._values.key_sets import among, overlaid_counts, words
+from kvjax._values.integers import as_int64
+from kvjax._values.key_sets import among, overlaid_counts
 from kvjax._values.snapshot import Snapshot, concat
 
 
@@ -31,9 +32,9 @@ def merged(spec: TableSpec, op: str, below: Snapshot, above: Loading) -> Loading
     if above.slot_types and dict(slots) != dict(above.slot_types):
         want, got = f"rows with the slots {dict(slots)}", f"{dict(above.slot_types)}"
         raise fail(ValueError, spec.name, op, want, got, "give none (slots=False), or table.clear_slots() before")
-    keys = np.sort(np.concatenate([np.zeros(0, np.int64), *map(words, above.rows.pieces("keys"))]))
+    keys = np.sort(np.concatenate([np.zeros(0, np.int64), *map(as_int64, above.rows.pieces("keys"))]))
     columns = below.rows.columns()
-    rest = Source.of(columns, {}).where(~among(words(columns["keys"]), keys))
+    rest = Source.of(columns, {}).where(~among(as_int64(columns["keys"]), keys))
     # Rows that come without slots get fresh ones, whatever their optimizer has left.
     come = above.rows if above.slot_types else _without(above.rows, "has_slots")
     rows = _one_after_the_other(come, rest)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
 from jax.sharding import Mesh
 
+from kvjax._formats.source import row_bytes
 from kvjax._keys.keys import Keys
 from kvjax._sharded.processes import allgather, allgather_json, together
 from kvjax._spec.placement import Placement
@@ -20,7 +20,7 @@ from kvjax._table.table import Table, check_table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
-from kvjax._values.snapshot import WAITING_COLUMNS, Snapshot, concat, take
+from kvjax._values.snapshot import Snapshot, concat, take, waiting_of
 
 # What a process sends at once.
 _PIECE_BYTES = 1 << 24
@@ -106,7 +106,7 @@ def _exchanged(old: Placement, spec: TableSpec, mine: Snapshot) -> Snapshot:
     if len(old.processes) == 1:
         return mine
     error = None
-    waiting = {name: mine.admission[name] for name in WAITING_COLUMNS}
+    waiting = waiting_of(mine.admission)
     taken: list[list[dict[str, np.ndarray]]] = [[], []]
     for kind, (columns, keys) in enumerate(((mine.rows.columns(), "keys"), (waiting, "pending_keys"))):
         for piece in _pieces(old, columns):
@@ -146,7 +146,7 @@ def _pieces(old: Placement, columns: dict[str, np.ndarray]) -> Iterator[dict[str
 
 
 def _width(array: np.ndarray) -> int:
-    return array.dtype.itemsize * math.prod(array.shape[1:])
+    return row_bytes((array.dtype, array.shape[1:]))
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

@@ -20,6 +20,7 @@ from kvjax._keys.sparse_rows import SparseRows
 from kvjax._keys.width import keys_of
 from kvjax._table.registry import drop_table, get_table
 from kvjax._table.table import Table
+from kvjax._values.integers import as_int64
 from kvjax._values.numbers import is_integer, is_real
 from kvjax.admit import Admission
 from kvjax.ffi import host
@@ -136,7 +137,7 @@ def _share(sample: Any) -> float:
 
 
 def _buckets(words: np.ndarray) -> np.ndarray:
-    return buckets_of(np.ascontiguousarray(words).view(np.int64).reshape(-1))
+    return buckets_of(as_int64(words).reshape(-1))
 
 
 def _padded(words: np.ndarray) -> tuple[Keys, np.ndarray]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kvjax._formats.source import row_bytes
 from kvjax._keys.keys import Keys
 from kvjax._sharded import reads
 from kvjax._spec.spec import TableSpec
@@ -18,7 +19,7 @@ from kvjax._training.catch_up import present_row
 from kvjax._training.rowwise import Late
 from kvjax._training.signature import is_of
 from kvjax._values.errors import fail
-from kvjax._values.slot_layout import layout_text, row_bytes
+from kvjax._values.slot_layout import layout_text
 from kvjax._values.snapshot import Snapshot
 
 
@@ -166,7 +167,7 @@ def _word_of(name: str, types: Mapping[str, jax.ShapeDtypeStruct]) -> int:
 
 def _words(t: jax.ShapeDtypeStruct) -> int:
     """How many words of 32 bits a slot takes."""
-    return -(-row_bytes(t) // 4)
+    return -(-row_bytes((t.dtype, t.shape)) // 4)
 
 
 def _read_slots(

@@ -26,7 +26,7 @@ from kvjax._training.rowwise import Transform, as_rowwise
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.numbers import is_integer
-from kvjax._values.prune import PruneLike, keep_mask, rule_for
+from kvjax._values.prune import PruneLike, rule_for
 from kvjax._values.snapshot import Snapshot
 from kvjax.storage import Storage
 
@@ -115,7 +115,7 @@ class Whole(Handle):
         warn_if_found_behind(self, "export", snapshot.rows)
         rows = snapshot.rows if slots else dataclasses.replace(snapshot.rows, slots={})
         if prune is not None:
-            rows = rows.take(keep_mask(rule_for(prune, self.name, self.spec.key_dtype), rows))
+            rows = rows.take(rule_for(prune, self.name, self.spec.key_dtype).mask(rows))
         return (len(rows), rows.total) if dry_run else rows
 
     def snapshot(self, slots: bool = True, once: bool = False) -> Snapshot:

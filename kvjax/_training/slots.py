@@ -19,11 +19,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from kvjax._formats.source import row_bytes
 from kvjax._training.coupling import coupling_of
 from kvjax._training.refusals import ColumnsError, check_state, loss_of_all_rows, no_state, other_state, same_noise
 from kvjax._values.errors import level_of_user
 from kvjax._values.narrow import x64_enabled
-from kvjax._values.slot_layout import clean_name, layout_text, row_bytes, type_text
+from kvjax._values.slot_layout import clean_name, layout_text, type_text
 
 SlotCount: TypeAlias = Literal["auto", "row", "global"]
 COUNTS = get_args(SlotCount)
@@ -70,7 +71,7 @@ class SlotLayout:
 
     @property
     def row_bytes(self) -> int:
-        return sum(map(row_bytes, self.types))
+        return sum(row_bytes((t.dtype, t.shape)) for t in self.types)
 
     def join(self, slots: Any, globals_: Any) -> Any:
         """The state of one row."""

@@ -38,6 +38,11 @@ def as_bits(ids: Any, where: str) -> np.ndarray:
     return array.astype(np.uint64 if array.dtype.kind == "u" else np.int64, order="C")
 
 
+def as_int64(keys: np.ndarray) -> np.ndarray:
+    """Keys ``(n,)`` of 64 bits as int64."""
+    return np.ascontiguousarray(keys).view(np.int64)
+
+
 def check_whole(ids: Any, where: str) -> None:
     """Whether JAX has not cut integers to 32 bits.
 

@@ -11,11 +11,6 @@ from kvjax._values.snapshot import WAITING_COLUMNS, Columns, concat, take
 _NONE = np.zeros(0, np.int64)
 
 
-def words(keys: np.ndarray) -> np.ndarray:
-    """Keys ``(n,)`` of 64 bits as int64."""
-    return np.ascontiguousarray(keys).view(np.int64)
-
-
 def among(keys: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Which keys ``(n,)`` are among those known ``(m,)``, which are sorted."""
     if len(known) == 0:

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from kvjax._values.arrays import ArrayLike
+from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
 from kvjax._values.integers import as_bits, check_whole
 from kvjax._values.numbers import is_integer
@@ -85,9 +86,14 @@ class Prune:
         for name in ("min_frequency", "max_age", "min_norm", "top_k"):
             value = getattr(self, name)
             if value is not None and not (np.asarray(value).dtype.kind in "iuf" and value >= 0):
-                raise ValueError(f"kvjax: Prune wants a number >= 0 as {name}, got {value!r}")
+                raise fail(
+                    ValueError, None, "Prune", f"a number >= 0 as {name}", repr(value), "None is for no such test"
+                )
         if self.top_k is not None and not is_integer(self.top_k):
-            raise ValueError(f"kvjax: Prune wants a number of rows as top_k, got {self.top_k!r}")
+            raise fail(ValueError, None, "Prune", "a number of rows as top_k", repr(self.top_k), "give an integer")
+        if self.predicate is not None and not callable(self.predicate):
+            want = "kvjax.Prune, or a function from an export to a mask"
+            raise fail(TypeError, None, "prune", want, repr(self.predicate), "give one of these")
         check_whole(self.keep, "Prune(keep=)")
 
     def mask(self, rows: Exported) -> np.ndarray:
@@ -209,22 +215,22 @@ class Prune:
 PruneLike: TypeAlias = Prune | Callable[[Exported], np.ndarray]
 
 
-def rule_for(prune: PruneLike, name: str, key_dtype: str) -> PruneLike:
-    """A rule for the rows of a table, which has the keys to ``keep`` in its own form.
+def rule_for(prune: PruneLike, name: str, key_dtype: str) -> Prune:
+    """The rule for the rows of a table, which has the keys to ``keep`` in its own form.
 
     Args:
-      prune: the rule.
+      prune: the rule, or a function that is all of it.
       name: of the table.
       key_dtype: of the table.
+
+    Raises:
+      TypeError: it is neither; or the keys are no integers.
     """
-    if not isinstance(prune, Prune) or prune.keep is None:
+    if not isinstance(prune, Prune):
+        return Prune(predicate=prune)
+    if prune.keep is None:
         return prune
     return dataclasses.replace(prune, keep=own_bits(prune.keep, key_dtype, f"table {name!r}, Prune(keep=)"))
-
-
-def keep_mask(prune: PruneLike, rows: Exported) -> np.ndarray:
-    """Which rows `prune` keeps: ``(n,)`` bool."""
-    return prune.mask(rows) if isinstance(prune, Prune) else _asked(prune, rows)
 
 
 def norms_of(values: np.ndarray) -> np.ndarray:
@@ -234,9 +240,10 @@ def norms_of(values: np.ndarray) -> np.ndarray:
 
 
 def _asked(predicate: Callable[[Exported], np.ndarray], rows: Exported) -> np.ndarray:
-    if not callable(predicate):
-        raise TypeError(f"kvjax: prune wants kvjax.Prune, or a function from an export to a mask, got {predicate!r}")
     mask = np.asarray(predicate(rows))
     if mask.dtype != bool or mask.shape != (len(rows),):
-        raise ValueError(f"kvjax: prune wants a function that gives ({len(rows)},) bool, got {mask.shape} {mask.dtype}")
+        raise fail(
+            ValueError, None, "prune", f"a function that gives ({len(rows)},) bool", f"{mask.shape} {mask.dtype}",
+            "return which of the rows pass",
+        )  # fmt: skip
     return mask

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes as ml_dtypes  # by which NumPy knows their names
 import numpy as np
 
+from kvjax._formats.source import row_bytes
+
 
 def type_text(dtype: Any, shape: Sequence[int]) -> str:
-    """(float32, (64,)) -> "float32[64]"."""
-    return f"{np.dtype(dtype).name}[{','.join(map(str, shape))}]"
+    """(float32, (64,)) -> "float32[64]"; also of JAX's own dtypes, which NumPy does not know."""
+    name = dtype.name if hasattr(dtype, "name") else np.dtype(dtype).name
+    return f"{name}[{','.join(map(str, shape))}]"
 
 
 def parse_type(text: str) -> tuple[np.dtype, tuple[int, ...]]:
@@ -36,12 +38,9 @@ def layout_text(types: Mapping[str, Any]) -> str:
     Args:
       types: anything with a dtype and the shape of one row's slot.
     """
-    return ";".join(f"{name}|{type_text(t.dtype, t.shape)}|{row_bytes(t)}" for name, t in types.items())
-
-
-def row_bytes(t: Any) -> int:
-    """Bytes of one row's part of an array of this dtype and shape."""
-    return t.dtype.itemsize * math.prod(t.shape)
+    return ";".join(
+        f"{name}|{type_text(t.dtype, t.shape)}|{row_bytes((t.dtype, t.shape))}" for name, t in types.items()
+    )
 
 
 def clean_name(name: str) -> str:

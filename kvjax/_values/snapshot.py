@@ -10,6 +10,7 @@ import numpy as np
 
 from kvjax._formats.source import row_bytes
 from kvjax._values.exported import Exported, slot_column
+from kvjax._values.integers import as_int64
 from kvjax._values.slot_layout import parse_type
 
 ADMISSION_COLUMNS = {"pending_keys": "int64", "pending_counts": "int64", "sketch": "uint16"}
@@ -71,6 +72,23 @@ def concat(parts: Sequence[Columns]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
+def waiting_of(admission: Columns) -> dict[str, np.ndarray]:
+    """What has an element for each waiting key, of counts of keys without a row."""
+    return {name: admission[name] for name in WAITING_COLUMNS}
+
+
+def joined_admission(parts: Sequence[Columns]) -> dict[str, np.ndarray]:
+    """The counts of several shards as one; a shard that lacks one has nothing to keep there."""
+    if len(parts) == 1:
+        return dict(parts[0])
+    out: dict[str, np.ndarray] = {}
+    for name in dict.fromkeys(name for part in parts for name in part):
+        arrays = [part[name] for part in parts if name in part]
+        # Of the cells of a sketch, each is used by one shard alone, which owns its bucket.
+        out[name] = np.max(arrays, axis=0) if name == "sketch" else np.concatenate(arrays)
+    return out
+
+
 # ---- the flat form of the C++ side ---------------------------------------------------------------------------
 
 
@@ -101,7 +119,7 @@ def rows_to_native(columns: Columns, slot_types: Mapping[str, str]) -> dict[str,
         (name, text, row_bytes(parse_type(text)), _bytes(columns[slot_column(name)]))
         for name, text in slot_types.items()
     ]
-    keys = np.ascontiguousarray(columns["keys"]).view(np.int64)
+    keys = as_int64(columns["keys"])
     return flat | {"keys": keys, "values": _bytes(columns["values"]), "slots": slots}
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
 
 from kvjax._formats.paths import AnyPath
+from kvjax._formats.source import row_bytes
 from kvjax.checkpoint._direct import aligned, give_back
 from kvjax.checkpoint._files import Entry, Files
-from kvjax.checkpoint._format import Damaged, chunk_path, chunk_rows, row_bytes
+from kvjax.checkpoint._format import Damaged, chunk_path, chunk_rows
 from kvjax.checkpoint._pace import Spent
 
 ZARR = "zarr.json"
@@ -27,7 +27,7 @@ _UNDER_WAY = threading.BoundedSemaphore(_THREADS + 1)
 """Chunks that are written at once, in all; so memory stays bounded where rows come faster than the disk takes them."""
 
 
-def zarr_json(dtype: np.dtype[Any], shape: Sequence[int]) -> bytes:
+def zarr_json(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
     """What other readers of zarr have to know of an array; kvjax does not read it."""
     said = {
         "zarr_format": 3,
@@ -57,7 +57,7 @@ class ArrayWriter:
 
     def __init__(self, folder: AnyPath, dtype: np.dtype[Any], shape: tuple[int, ...], spent: Spent) -> None:
         self._folder, self._shape, self._spent = folder, shape, spent
-        self._row = row_bytes(dtype, shape)
+        self._row = row_bytes((dtype, shape[1:]))
         self._chunk = chunk_rows(dtype, shape) * self._row
         self._begun: np.ndarray | None = None  # a chunk of which the first `_filled` bytes are here
         self._filled = 0
@@ -138,7 +138,7 @@ class Reading:
         self, files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[int, ...], start: int, stop: int,
         kept: dict[int, np.ndarray],
     ) -> None:  # fmt: skip
-        self._folder, self._kept, n, size = folder, kept, chunk_rows(dtype, shape), row_bytes(dtype, shape)
+        self._folder, self._kept, n, size = folder, kept, chunk_rows(dtype, shape), row_bytes((dtype, shape[1:]))
         chunks: list[tuple[int, str]] = []
         for i in range(start // n, -(-stop // n)):  # of which a forged shape has more than a list can hold
             chunks.append((i, f"{folder}/{chunk_path(i, shape)}"))
@@ -168,7 +168,7 @@ def check_sizes(files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[in
     Raises:
       Damaged: one is not.
     """
-    n, size = chunk_rows(dtype, shape), row_bytes(dtype, shape)
+    n, size = chunk_rows(dtype, shape), row_bytes((dtype, shape[1:]))
     chunks = range(-(-shape[0] // n) if size else 0)
     for first in chunks[::_THREADS]:  # some side by side, as a store takes its time for each; a forged shape has many
         some = chunks[first : first + _THREADS]

@@ -9,6 +9,7 @@ import numpy as np
 from kvjax._keys.buckets import buckets_of
 from kvjax._sharded.processes import allgather_json
 from kvjax._spec.placement import Placement
+from kvjax._values.integers import as_int64
 
 
 def part_of_best(
@@ -26,7 +27,7 @@ def part_of_best(
       freqs: ``(n,)`` int64.
       versions: ``(n,)`` int64.
     """
-    words, buckets = np.ascontiguousarray(keys).view(np.int64), buckets_of(keys)
+    words, buckets = as_int64(keys), buckets_of(keys)
     order = np.lexsort((words, buckets, -versions, -freqs))
 
     def place(i: int) -> list[int]:

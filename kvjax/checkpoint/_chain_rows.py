@@ -9,15 +9,16 @@ from typing import Any
 import numpy as np
 
 from kvjax._formats import source
-from kvjax._formats.source import Source, row_bytes
+from kvjax._formats.source import Source, offsets_of, row_bytes
 from kvjax._keys.buckets import buckets_of, by_bucket
 from kvjax._values.exported import ROW_COLUMNS, SLOT
-from kvjax._values.key_sets import overlaid_counts, words
-from kvjax._values.snapshot import WAITING_COLUMNS, concat, take
+from kvjax._values.integers import as_int64
+from kvjax._values.key_sets import overlaid_counts
+from kvjax._values.snapshot import concat, joined_admission, take, waiting_of
 from kvjax.checkpoint._chain import Chain, Link
 from kvjax.checkpoint._format import REMOVED, Damaged
 from kvjax.checkpoint._overlay import counts_of, meta_of, overlaid, types_of
-from kvjax.checkpoint._read import Shard, at_once, check_sizes, joined, read_pool
+from kvjax.checkpoint._read import Shard, at_once, check_sizes, read_pool
 from kvjax.ffi import host
 
 _NONE = np.zeros(0, np.int64)
@@ -58,7 +59,7 @@ class ChainRows:
         counts = np.zeros(host.NUM_BUCKETS, np.int64)
         for first, last in cuts([self], 8):  # which has bounds of them by now
             counts += np.bincount(buckets_of(self.between(first, last, ())["keys"]), minlength=host.NUM_BUCKETS)
-        return np.concatenate([[0], np.cumsum(counts)])
+        return offsets_of(counts)
 
     def between(self, first: int, last: int, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         """The columns of the rows of the buckets first..last - 1, sorted by (bucket, key).
@@ -111,13 +112,13 @@ class ChainRows:
     def removed(self) -> np.ndarray:
         """Keys ``(m,)`` int64 that went, and are not there again, if this is partial; sorted."""
         gone = functools.reduce(np.union1d, [link.removed for link in self._links])
-        return np.setdiff1d(gone, words(self.between(0, host.NUM_BUCKETS, ())["keys"]), assume_unique=True)
+        return np.setdiff1d(gone, as_int64(self.between(0, host.NUM_BUCKETS, ())["keys"]), assume_unique=True)
 
     def counts(self) -> dict[str, np.ndarray]:
         """What admission knows of keys without a row, whole; waiting keys are sorted by (bucket, key)."""
         counts = overlaid_counts(counts_of(link.meta, link.counts(), link.all_keys) for link in self._links)
         if "pending_keys" in counts:
-            counts |= take({name: counts[name] for name in WAITING_COLUMNS}, by_bucket(counts["pending_keys"])[0])
+            counts |= take(waiting_of(counts), by_bucket(counts["pending_keys"])[0])
         return counts
 
     def pool(self) -> dict[str, np.ndarray]:
@@ -174,7 +175,9 @@ class _LinkRows:
         return self._catalog.checked(self._name, lambda: read_pool(self._files, self.meta))
 
     def counts(self) -> dict[str, np.ndarray]:
-        return self._catalog.checked(self._name, lambda: joined([at_once(shard.extras) for shard in self._shards]))
+        return self._catalog.checked(
+            self._name, lambda: joined_admission([at_once(shard.extras) for shard in self._shards])
+        )
 
 
 def cuts(tables: Sequence[ChainRows], bytes_of_row: int | None = None) -> Iterator[tuple[int, int]]:
@@ -200,7 +203,7 @@ def _check_sorted(keys: np.ndarray, first: int, last: int) -> None:
     Raises:
       Damaged: they are not.
     """
-    words, buckets = np.ascontiguousarray(keys).view(np.int64), buckets_of(keys)
+    words, buckets = as_int64(keys), buckets_of(keys)
     after = (buckets[1:] > buckets[:-1]) | ((buckets[1:] == buckets[:-1]) & (words[1:] > words[:-1]))
     if len(words) and not (after.all() and buckets[0] >= first and buckets[-1] < last):
         raise Damaged(f"want distinct keys by (bucket, key) in buckets {first} to {last - 1}, got others")

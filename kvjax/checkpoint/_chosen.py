@@ -13,8 +13,9 @@ from kvjax._formats.source import Source
 from kvjax._keys.width import keys_of
 from kvjax._values.dtypes import cast
 from kvjax._values.exported import SLOT
-from kvjax._values.key_sets import among, words
-from kvjax._values.snapshot import WAITING_COLUMNS, take
+from kvjax._values.integers import as_int64
+from kvjax._values.key_sets import among
+from kvjax._values.snapshot import take, waiting_of
 from kvjax.checkpoint._chain_rows import ChainRows
 
 if TYPE_CHECKING:
@@ -41,9 +42,8 @@ def only(
     """
     keys = np.unique(np.asarray(keys_of(wanted, name, key_dtype, "restore")).reshape(-1))
     if "pending_keys" in counts:
-        waiting = {name: counts[name] for name in WAITING_COLUMNS}
-        counts = counts | take(waiting, among(counts["pending_keys"], keys))
-    return _where(source, lambda piece: among(words(piece), keys)), counts
+        counts = counts | take(waiting_of(counts), among(counts["pending_keys"], keys))
+    return _where(source, lambda piece: among(as_int64(piece), keys)), counts
 
 
 def converted(source: Source, dtype: str, table: str) -> Source:

@@ -12,7 +12,7 @@ from kvjax._spec.options import ENTRIES, ROUNDINGS, Request
 from kvjax._values.dtypes import ROW_DTYPES, is_number
 from kvjax._values.names import is_name
 from kvjax._values.numbers import integer_in, is_integer, is_real
-from kvjax._values.slot_layout import parse_type
+from kvjax._values.slot_layout import parse_type, type_text
 from kvjax._values.snapshot import ADMISSION_COLUMNS
 from kvjax._values.width import KEY_DTYPES
 from kvjax.checkpoint._format import FORMAT, PACKED, REMOVED, UNLISTED, Damaged, shards_of
@@ -75,7 +75,7 @@ def _is_slot_type(text: str) -> bool:
     except ValueError:
         return False
     number = is_number(dtype) or dtype == np.bool_
-    return number and all(n >= 0 for n in shape) and text == f"{dtype.name}[{','.join(map(str, shape))}]"
+    return number and all(n >= 0 for n in shape) and text == type_text(dtype, shape)
 
 
 def _are_extras(x: Any) -> bool:
@@ -183,7 +183,7 @@ def _options(meta: dict[str, Any]) -> dict[str, Any]:
                 value = load(meta["options"][rule]) if rule in meta["options"] else default
             except NeedsFunctionError:  # which a table that is there may have
                 value = default
-            request.options[rule] = ENTRIES[rule].metadata["resolve"](request, value)
+            request.resolve(rule, value)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise Damaged(f"want {rule} in kvjax.json as one that a table can have, got {error}") from error
     return {rule: meta["options"].get(rule, dump(request[rule])) for rule in RULES}

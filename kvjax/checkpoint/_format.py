@@ -32,12 +32,12 @@ checkpoints alone does without, and so the command line does.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
+from kvjax._formats.source import row_bytes
 from kvjax._values.names import is_name
 from kvjax.ffi import host
 
@@ -143,21 +143,13 @@ def _cut(text: str, name: str) -> str:
 _CHUNK_BYTES = 1 << 22
 
 
-def row_bytes(dtype: np.dtype[Any], shape: Sequence[int]) -> int:
-    """Bytes of a row of an array of this shape."""
-    size = dtype.itemsize
-    for n in shape[1:]:
-        size *= n
-    return size
-
-
-def chunk_rows(dtype: np.dtype[Any], shape: Sequence[int]) -> int:
+def chunk_rows(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     """Rows in a chunk of an array of this shape: as many in each, so the last is filled up by fewer rows than there are
     chunks."""
-    chunks = -(-shape[0] * row_bytes(dtype, shape) // _CHUNK_BYTES)
+    chunks = -(-shape[0] * row_bytes((dtype, shape[1:])) // _CHUNK_BYTES)
     return -(-shape[0] // max(chunks, 1)) or 1
 
 
-def chunk_path(chunk: int, shape: Sequence[int]) -> str:
+def chunk_path(chunk: int, shape: tuple[int, ...]) -> str:
     """Where a chunk is below the folder of an array of this shape."""
     return ".".join(["c", str(chunk), *("0" for _ in shape[1:])])

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
-from kvjax._formats.atomic import NewFolder, NewInStore, saying
+from kvjax._formats.atomic import NewFolder, NewInStore, new_folder, saying
 from kvjax._formats.paths import AnyPath
 from kvjax.checkpoint._built_on import built_on, listed
+from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._files import is_same
 from kvjax.checkpoint._format import META, CheckpointError
 from kvjax.checkpoint._locate import is_checkpoint, is_unfinished
+
+
+@contextlib.contextmanager
+def new_checkpoint(
+    out: AnyPath, overwrite: bool, op: str, source: Chain | None = None, stands_for: Sequence[str] = ()
+) -> Generator[AnyPath]:
+    """A folder to write tables into, which becomes the checkpoint at `out` when the body ends, and is gone if it fails.
+
+    Args:
+      out: resolved.
+      overwrite, op, source: as of `check_free`.
+      stands_for: as of `write_manifest`.
+
+    Raises:
+      CheckpointError: as `begin`.
+    """
+    new = new_folder(out)
+    try:
+        begin(new, overwrite, op, source)
+        yield new.path
+        write_manifest(new.path, stands_for)
+        new.install()
+    except BaseException:
+        new.discard()
+        raise
 
 
 def begin(

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from kvjax._formats.source import Type
-from kvjax._values.key_sets import among, words
+from kvjax._values.integers import as_int64
+from kvjax._values.key_sets import among
 from kvjax._values.snapshot import Columns, column_types, concat, take
 from kvjax.checkpoint._format import REMOVED
 
@@ -29,7 +30,7 @@ def overlaid(parts: Sequence[Columns], types: Mapping[str, Type]) -> dict[str, n
         rows = {
             name: part[name] if name in part else np.zeros((n, *shape), dtype) for name, (dtype, shape) in types.items()
         }
-        out.append(take(rows, ~among(words(part["keys"]), later)) if len(later) else rows)
+        out.append(take(rows, ~among(as_int64(part["keys"]), later)) if len(later) else rows)
         if i > 0:
             later = np.union1d(later, touched(part))
     return concat(out[::-1])
@@ -48,7 +49,7 @@ def types_of(meta: Mapping[str, Any]) -> dict[str, Type]:
 
 def touched(part: Columns) -> np.ndarray:
     """Which keys are not as below a part, sorted: those that it has, and those that it says went."""
-    return np.union1d(words(part["keys"]), part.get(REMOVED, _NONE))
+    return np.union1d(as_int64(part["keys"]), part.get(REMOVED, _NONE))
 
 
 def counts_of(

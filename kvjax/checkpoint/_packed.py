@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import tensorstore as ts
 
+from kvjax._formats.source import row_bytes
 from kvjax.checkpoint._files import Files
-from kvjax.checkpoint._format import Damaged, row_bytes
+from kvjax.checkpoint._format import Damaged
 
 _CHUNK_BYTES = 1 << 22
 # Bytes that a byte of zstd can stand for: a block of 4 bytes is 128 KiB at most.
 _DENSEST = 1 << 15
 
 
-def _chunk_rows(dtype: np.dtype[Any], shape: Sequence[int]) -> int:
-    return max(1, min(shape[0], _CHUNK_BYTES // row_bytes(dtype, shape)))
+def _chunk_rows(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    return max(1, min(shape[0], _CHUNK_BYTES // row_bytes((dtype, shape[1:]))))
 
 
-def _spec(dtype: np.dtype[Any], shape: Sequence[int]) -> dict[str, Any]:
+def _spec(dtype: np.dtype[Any], shape: tuple[int, ...]) -> dict[str, Any]:
     """An array as TensorStore opens it: from memory, so that it opens no file and believes none about the array."""
     return {
         "driver": "zarr3",
@@ -51,7 +51,7 @@ def check_sizes(files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[in
       Damaged: one is not.
     """
     chunk = _chunk_rows(dtype, shape) if 0 not in shape else 1
-    size = chunk * row_bytes(dtype, shape)
+    size = chunk * row_bytes((dtype, shape[1:]))
     for i in range(-(-shape[0] // chunk) if size else 0):
         _read_chunk(files, folder, i, shape, size)
 
@@ -73,7 +73,7 @@ class PackedReading:
         kept: object = None,
     ) -> None:  # fmt: skip
         self._folder, chunk = folder, _chunk_rows(dtype, shape)
-        size = chunk * row_bytes(dtype, shape)
+        size = chunk * row_bytes((dtype, shape[1:]))
         store: Any = ts.open(_spec(dtype, shape), create=True, context=ts.Context()).result()
         for i in range(start // chunk, -(-stop // chunk)):
             store.kvstore.write(*_read_chunk(files, folder, i, shape, size)).result()

@@ -6,15 +6,14 @@ import numpy as np
 
 from kvjax._formats.source import Source, ranges, row_bytes
 from kvjax._values.exported import ROW_COLUMNS, Exported
-from kvjax._values.prune import Prune, PruneLike, PruneReport, keep_mask, norms_of
+from kvjax._values.prune import Prune, PruneReport, norms_of
 
 
-def kept(rows: Source, prune: PruneLike) -> tuple[np.ndarray, PruneReport]:
+def kept(rows: Source, rule: Prune) -> tuple[np.ndarray, PruneReport]:
     """Which rows are kept, ``(n,)`` bool, and what the others are.
 
     Beside a piece, this takes 8 bytes for each row and one for each test; with ``top_k`` or ``keep`` 24 more.
     """
-    rule = prune if isinstance(prune, Prune) else Prune(predicate=lambda some: keep_mask(prune, some))
     names = list(rows.types if rule.predicate is not None else ROW_COLUMNS)
     tests: dict[str, list[np.ndarray]] = {}
     norms = [np.zeros(0)]

@@ -112,15 +112,3 @@ def at_once(stores: dict[str, _Array], slices: Sequence[slice] = (_ALL,)) -> dic
 
 def _concat(arrays: list[np.ndarray]) -> np.ndarray:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def joined(parts: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """The arrays of several shards as one. A shard that lacks one has nothing to keep there."""
-    if len(parts) == 1:
-        return parts[0]
-    out = {}
-    for name in dict.fromkeys(name for part in parts for name in part):
-        arrays = [part[name] for part in parts if name in part]
-        # Of the cells of a sketch, each is used by one shard alone.
-        out[name] = np.max(arrays, axis=0) if name == "sketch" else np.concatenate(arrays)
-    return out

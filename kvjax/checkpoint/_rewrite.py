@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._formats.atomic import new_folder
 from kvjax._formats.paths import AnyPath, anywhere
+from kvjax._formats.source import offsets_of
 from kvjax._values.prune import PruneLike, PruneReport, rule_for
-from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows, cuts
 from kvjax.checkpoint._format import FORMAT
 from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._new import begin, check_free
+from kvjax.checkpoint._new import check_free, new_checkpoint
 from kvjax.checkpoint._prune import kept
 from kvjax.checkpoint._write_shard import write_shard
 
@@ -118,22 +117,15 @@ def _rewrite(
     stands_for: Sequence[str] = (),
 ) -> None:  # fmt: skip
     """Writes the tables of a checkpoint as another, and of some only the rows to keep."""
-    new = new_folder(out.resolve())
-    try:
-        begin(new, overwrite, op, chain)
+    with new_checkpoint(out.resolve(), overwrite, op, chain, stands_for) as folder:
         for name in chain.names:
-            _rewrite_table(new.path, ChainRows(chain, name), keeps.get(name), op)
-        write_manifest(new.path, stands_for)
-        new.install()
-    except BaseException:
-        new.discard()
-        raise
+            _rewrite_table(folder, ChainRows(chain, name), keeps.get(name), op)
 
 
 def _rewrite_table(directory: AnyPath, rows: ChainRows, keep: np.ndarray | None, op: str) -> None:
     offsets, extras = rows.offsets, rows.counts()
     if keep is not None:
-        offsets = np.concatenate([[0], np.cumsum(keep)])[offsets].astype(np.int64)
+        offsets = offsets_of(keep)[offsets]
     n = int(offsets[-1])
     pinned = np.concatenate([part["pinned"] for part in _parts(rows, keep, ["pinned"])])
     if pinned.any():

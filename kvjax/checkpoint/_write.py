@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from kvjax._formats.paths import AnyPath
+from kvjax._formats.source import offsets_of
 from kvjax._sharded.processes import allgather_json, everyone, together
 from kvjax._spec.placement import Placement
 from kvjax._table.behind import warn_if_found_behind
@@ -19,15 +20,14 @@ from kvjax._table.frozen import FrozenRows, freeze_rows
 from kvjax._table.table import Table
 from kvjax._values.errors import fail
 from kvjax._values.names import is_name
-from kvjax._values.prune import Prune, PruneLike, keep_mask, rule_for
+from kvjax._values.prune import PruneLike, rule_for
 from kvjax._values.snapshot import Snapshot
 from kvjax.checkpoint._best import part_of_best
 from kvjax.checkpoint._cursors import Cursor
-from kvjax.checkpoint._format import FORMAT, POOL, REMOVED
-from kvjax.checkpoint._rules import dump, name_of
-from kvjax.checkpoint._stored import FIELDS, RULES, Stored
+from kvjax.checkpoint._format import POOL, REMOVED
+from kvjax.checkpoint._rules import name_of
+from kvjax.checkpoint._stored import Stored, described
 from kvjax.checkpoint._write_shard import write_shard
-from kvjax.ffi import host
 from kvjax.initializers import Pool
 
 
@@ -50,8 +50,7 @@ def freeze(name: str, table: Table, prune: PruneLike | None = None, since: Curso
 def _pruned(table: Table, prune: PruneLike) -> Snapshot:
     """A copy without some of the rows, of which ``top_k`` is of those of all processes."""
     placement, name = shared_placement(table), table.spec.name
-    prune = rule_for(prune, name, table.spec.key_dtype)
-    rule = prune if isinstance(prune, Prune) else Prune(predicate=lambda rows: keep_mask(prune, rows))
+    rule = rule_for(prune, name, table.spec.key_dtype)
 
     def begin() -> tuple[Snapshot, np.ndarray]:
         copy = table.snapshot(once=True)
@@ -66,7 +65,7 @@ def _pruned(table: Table, prune: PruneLike) -> Snapshot:
             rule, top_k=part_of_best(placement, rule.top_k, some.keys, some.freqs, some.versions)
         )
     keep = rule.chosen(passing, rows.keys, rows.freqs, rows.versions)
-    offsets = np.concatenate([[0], np.cumsum(keep)])[copy.offsets].astype(np.int64)
+    offsets = offsets_of(keep)[copy.offsets]
     return dataclasses.replace(copy, rows=rows.take(keep), offsets=offsets)
 
 
@@ -118,26 +117,11 @@ def _stored(
     arrays["offsets"] = taken.offsets
     if isinstance(spec.initializer, Pool):
         arrays[POOL] = spec.initializer.array()
-    meta = {
-        "format": FORMAT,
-        "name": name,
-        "dim": spec.dim,
-        **{name: dump(getattr(spec, name)) for name in FIELDS},
-        "options": {name: dump(getattr(spec, name)) for name in RULES},
-        "num_buckets": host.NUM_BUCKETS,
-        "num_shards": len(shards),
-        "rows": sum(shard["rows"] for shard in shards),
-        "last_step": max(shard["last_step"] for shard in shards),
-        "slots": next((shard["slots"] for shard in shards if shard["slots"]), []),
-    }
+    meta = described(name, spec.dim, vars(spec), shards)
     if spec.placement is not None and spec.placement.partitioner is not None:
         meta["partitioner"] = name_of(spec.placement.partitioner)
     if since is not None and changes is not None:
         meta["delta"] = {"since": since.checkpoint, "counts_of_all": changes.counts_of_all}
-    if len(shards) == 1:
-        meta["extras"] = shards[0]["extras"]
-    else:
-        meta["shards"] = [{key: shard[key] for key in ("rows", "extras")} for shard in shards]
     return Stored(meta, arrays, writers.index(process) if process in writers else None, frozen)
 
 

@@ -14,7 +14,7 @@ from kvjax._formats.quantised import quantised
 from kvjax._formats.source import Source
 from kvjax._values.errors import meant
 from kvjax._values.exported import SLOT
-from kvjax._values.prune import PruneLike, rule_for
+from kvjax._values.prune import Prune, PruneLike, rule_for
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._locate import PathLike
@@ -115,10 +115,10 @@ def export_checkpoint(
 
 def _export(
     name: str, source: Source, path: PathLike, kind: str, quantise: Quantised | None, slots: bool,
-    prune: PruneLike | None, partitions: int,
+    rule: Prune | None, partitions: int,
 ) -> ExportReport:  # fmt: skip
     whole = source.num_rows
-    keep = None if prune is None else kept(source, prune)[0]
+    keep = None if rule is None else kept(source, rule)[0]
     if not slots:
         source = source.only([column for column in source.types if not column.startswith(SLOT)])
     if keep is not None:

@@ -12,7 +12,7 @@ from typing import IO
 import numpy as np
 
 from kvjax._formats import source
-from kvjax._formats.source import Source, Type, raw, row_bytes
+from kvjax._formats.source import Source, Type, offsets_of, raw, row_bytes
 from kvjax._keys.buckets import buckets_of
 from kvjax._values.snapshot import Columns
 from kvjax.convert._incoming import wide
@@ -43,7 +43,7 @@ def spread(sources: Mapping[str, Source], folder: Path | None) -> Iterator[dict[
         return
     with ExitStack() as files:
         on_disk = {name: _put(each, counts[name], bounds, folder, files) for name, each in sources.items()}
-        starts = {name: np.concatenate([[0], np.cumsum(counts[name])])[bounds].tolist() for name in sources}
+        starts = {name: offsets_of(counts[name])[bounds].tolist() for name in sources}
         for i in range(len(bounds) - 1):
             yield {
                 name: {column: rows[starts[name][i] : starts[name][i + 1]] for column, rows in columns.items()}
@@ -71,7 +71,7 @@ def _put(
     opened: dict[str, _OnDisk] = {}
     for name, kind in rows.types.items():
         opened[name] = _OnDisk(files.enter_context(tempfile.TemporaryFile(dir=folder, buffering=0)), kind)  # noqa: SIM115
-    place = np.concatenate([[0], np.cumsum(counts)])[bounds[:-1]].tolist()  # of the next row of each range
+    place = offsets_of(counts)[bounds[:-1]].tolist()  # of the next row of each range
     for start, stop in _pieces(rows):
         columns = rows.read(list(rows.types), start, stop)
         ranges = np.searchsorted(bounds, buckets_of(wide(columns["keys"])), "right") - 1

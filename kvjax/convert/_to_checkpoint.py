@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._formats.atomic import fetched, new_folder, scratch_of
+from kvjax._formats.atomic import fetched, scratch_of
 from kvjax._formats.errors import FileError
 from kvjax._formats.paths import AnyPath, anywhere, local
-from kvjax._formats.source import ranges
+from kvjax._formats.source import offsets_of, ranges
 from kvjax._keys.buckets import by_bucket
 from kvjax._spec.options import ENTRIES, Request
 from kvjax._values.dtypes import ROW_DTYPES, cast
@@ -24,14 +24,12 @@ from kvjax._values.exported import SLOT
 from kvjax._values.prune import PruneLike
 from kvjax._values.slot_layout import type_text
 from kvjax._values.snapshot import column_types
-from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._fields import check_meta
 from kvjax.checkpoint._format import FORMAT, Damaged
 from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._new import begin, check_free, check_outside
+from kvjax.checkpoint._new import check_free, check_outside, new_checkpoint
 from kvjax.checkpoint._rewrite import prune as pruned
-from kvjax.checkpoint._rules import dump
-from kvjax.checkpoint._stored import FIELDS, RULES
+from kvjax.checkpoint._stored import FIELDS, RULES, described
 from kvjax.checkpoint._write_shard import write_shard
 from kvjax.convert._deeprec import open_deeprec
 from kvjax.convert._files import open_file
@@ -144,15 +142,8 @@ def _write(
     incoming: Incoming, name: str, options: Mapping[str, Any], out: AnyPath, overwrite: bool,
     progress: Callable[[int], object] | None,
 ) -> ImportReport:  # fmt: skip
-    new = new_folder(out)
-    try:
-        begin(new, overwrite, "import")
-        left = _Arrays(incoming, name, options, scratch_of(out)).write(new.path, progress or (lambda _: None))
-        write_manifest(new.path)
-        new.install()
-    except BaseException:
-        new.discard()
-        raise
+    with new_checkpoint(out, overwrite, "import") as folder:
+        left = _Arrays(incoming, name, options, scratch_of(out)).write(folder, progress or (lambda _: None))
     return ImportReport(name, incoming.rows.num_rows, incoming.rows.num_rows, left)
 
 
@@ -177,16 +168,13 @@ class _Arrays:
         given = {"dtype": dtype.name, "key_dtype": incoming.key_dtype} | dict(options)
         for option, entry in ENTRIES.items():
             if option in (*FIELDS, *RULES):
-                value = entry.metadata["resolve"](request, given.get(option, entry.default))
-                request.options[option] = value
+                request.resolve(option, given.get(option, entry.default))
         last_step, pinned = self._scanned()
-        self.meta: dict[str, Any] = {
-            "format": FORMAT, "name": name, "dim": dim, "num_buckets": host.NUM_BUCKETS, "num_shards": 1, "rows": n,
-            "last_step": last_step if incoming.last_step is None else incoming.last_step,
-            **{option: dump(request[option]) for option in FIELDS},
-            "options": {option: dump(request[option]) for option in RULES},
-            "slots": [list(item) for item in texts.items()], "extras": {"pinned": ["bool", [n]]} if pinned else {},
-        }  # fmt: skip
+        last_step = last_step if incoming.last_step is None else incoming.last_step
+        shard = {"rows": n, "last_step": last_step, "slots": [list(item) for item in texts.items()]}
+        self.meta = described(
+            name, dim, request.options, [shard | {"extras": {"pinned": ["bool", [n]]} if pinned else {}}]
+        )
         try:
             check_meta(self.meta, (FORMAT,), name)
         except Damaged as error:
@@ -228,4 +216,4 @@ class _Arrays:
                 progress(rows.nbytes)
                 yield {name: rows}
             del parts, columns, keys, values  # before the next are read
-        yield {"offsets": np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)}
+        yield {"offsets": offsets_of(counts)}

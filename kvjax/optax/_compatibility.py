@@ -260,7 +260,7 @@ def _refused_leaves(rowwise: Rowwise, dim: int, mend: str) -> tuple[LeafReport, 
         reports.append(
             LeafReport(
                 name=name,
-                type=f"{of.dtype}[{','.join(map(str, of.shape))}]",  # there are dtypes that no slot has
+                type=type_text(of.dtype, of.shape),
                 kept="slot" if slot else "global",
                 slot_under=tuple(count for count in COUNTS if by_count[count][i][2]),
                 verdict="refused",

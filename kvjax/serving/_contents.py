@@ -89,7 +89,7 @@ def contents_of(source: Any, name: str | None, prune: PruneLike | None, base: An
     """
     # Here, because they stand on more than NumPy, and whoever only reads need not have it.
     from kvjax._values.exported import Exported
-    from kvjax._values.prune import keep_mask, rule_for
+    from kvjax._values.prune import rule_for
 
     if isinstance(source, Exported):
         unsigned = source.keys.dtype.kind == "u"
@@ -105,8 +105,8 @@ def contents_of(source: Any, name: str | None, prune: PruneLike | None, base: An
         )  # fmt: skip
     if prune is None:
         return contents
-    prune = rule_for(prune, contents.name, contents.key_dtype)
-    return dataclasses.replace(contents, rows=contents.rows.take(keep_mask(prune, contents.rows)))
+    rule = rule_for(prune, contents.name, contents.key_dtype)
+    return dataclasses.replace(contents, rows=contents.rows.take(rule.mask(contents.rows)))
 
 
 def _of_table(table: Any) -> Contents:

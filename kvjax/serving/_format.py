@@ -33,6 +33,7 @@ import numpy as np
 
 from kvjax._formats.atomic import flush, written
 from kvjax._formats.quantise import QUANTISED, STORED, QuantisationReport
+from kvjax._formats.source import row_bytes
 from kvjax._values.errors import fail
 from kvjax._values.names import is_name
 from kvjax._values.numbers import integer_in, is_real
@@ -99,9 +100,7 @@ class Description:
         """First byte and size of each array, and where the description begins."""
         at, found = _ALIGN, {}
         for name, (dtype, shape) in self.arrays().items():
-            size = dtype.itemsize
-            for n in shape:  # in Python's integers, which do not overflow
-                size *= n
+            size = row_bytes((dtype, shape))
             found[name] = (at, size)
             at = -(-(at + size) // _ALIGN) * _ALIGN
         return found, at

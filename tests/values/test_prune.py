@@ -54,7 +54,7 @@ def test_a_dry_run_says_what_each_rule_leaves_out():
     assert report.total.bytes == sum(a.nbytes for a in rows.columns().values())
     none = kvjax.Prune(top_k=0).report(rows.take(np.zeros(50, bool)))
     assert none.dropped.rows == 0 and none.norm_lost == 0
-    with pytest.raises(ValueError, match=r"want|wants a function that gives \(50,\) bool"):
+    with pytest.raises(ValueError, match=r"want a function that gives \(50,\) bool"):
         kvjax.Prune(predicate=lambda rows: 1).mask(rows)
 
 
@@ -84,8 +84,8 @@ def test_keys_to_keep_and_numbers_of_rows_are_exact():
     with pytest.raises(ValueError, match="a number of rows as top_k"):
         kvjax.Prune(top_k=2.5)
     for name in ("top_k", "min_frequency", "max_age", "min_norm"):
-        with pytest.raises(ValueError, match=f"wants a number >= 0 as {name}, got '5'"):
+        with pytest.raises(ValueError, match=f"want a number >= 0 as {name}, got '5'"):
             kvjax.Prune(**{name: "5"})
-    for rule in (5, kvjax.Prune(predicate=5)):
-        with pytest.raises(TypeError, match=r"prune wants kvjax.Prune, or a function .* got 5"):
-            table.export(prune=rule)
+    for use in (lambda: table.export(prune=5), lambda: kvjax.Prune(predicate=5)):
+        with pytest.raises(TypeError, match=r"want kvjax.Prune, or a function .* got 5"):
+            use()
