@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from kvjax._command.output import print_json, print_table, progress
 from kvjax._command.prune import rules_of
 from kvjax._formats.atomic import scratch_of
+from kvjax._formats.choices import FILE_FORMATS
 from kvjax._formats.paths import anywhere
 from kvjax.checkpoint._files import is_same
 from kvjax.checkpoint._new import check_outside
@@ -17,18 +18,16 @@ if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
     from kvjax.convert import ImportReport
 
-_FILES = ("safetensors", "npz", "parquet")
-
 
 def run(args: argparse.Namespace) -> int:
     """Converts, and says what."""
     source, out = anywhere(args.source, "convert"), anywhere(args.out, "convert")
     suffix = source.suffix.removeprefix(".")
-    kind = args.kind or (suffix if suffix in _FILES and source.is_file() else "kvjax")
+    kind = args.kind or (suffix if suffix in FILE_FORMATS and source.is_file() else "kvjax")
     to = args.to or out.suffix.removeprefix(".") or "kvjax"
-    if to not in (*_FILES, "deeprec", "kvjax"):
+    if to not in (*FILE_FORMATS, "deeprec", "kvjax"):
         raise ValueError(
-            f"kvjax convert: {args.out}: want a file with one of {[f'.{each}' for each in _FILES]}, or a folder "
+            f"kvjax convert: {args.out}: want a file with one of {[f'.{each}' for each in FILE_FORMATS]}, or a folder "
             f"without a dot, got .{to}; say --to"
         )
     if source.exists() and out.exists() and is_same(source, out):
@@ -54,12 +53,11 @@ def _check_used(args: argparse.Namespace, kind: str, to: str) -> None:
     Raises:
       ValueError: one does not.
     """
-    others = kind not in ("kvjax", *_FILES)
+    others = kind not in ("kvjax", *FILE_FORMATS)
     used = {
-        "table": kind not in _FILES or to in ("kvjax", "deeprec"), "base": kind == "kvjax", "overwrite": to == "kvjax",
-        "slots": to != "kvjax", "slot": others, "partitions": to == "deeprec", "quantise": to in _FILES,
-        "dim": kind == "tfra", "key_dtype": kind == "tfra",
-        "dtype": kind != "kvjax",
+        "table": kind not in FILE_FORMATS or to in ("kvjax", "deeprec"), "base": kind == "kvjax",
+        "overwrite": to == "kvjax", "slots": to != "kvjax", "slot": others, "partitions": to == "deeprec",
+        "quantise": to in FILE_FORMATS, "dim": kind == "tfra", "key_dtype": kind == "tfra", "dtype": kind != "kvjax",
     }  # fmt: skip
     for name, is_used in used.items():
         if getattr(args, name) and not is_used:
@@ -98,7 +96,7 @@ def _whole(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _in(args: argparse.Namespace, kind: str, to: str) -> dict[str, Any]:
-    if kind not in _FILES and args.table is None:
+    if kind not in FILE_FORMATS and args.table is None:
         raise ValueError(f"kvjax convert: want the name of {kind}'s variable, got none; say --table")
     if to == "kvjax":
         report = _as_checkpoint(args, kind, args.out, args.table, rules_of(args))
@@ -123,7 +121,7 @@ def _as_checkpoint(
     """As a checkpoint of one table, rows a few at a time."""
     from kvjax.convert import import_checkpoint
 
-    how: dict[str, Any] = {} if kind in _FILES else {"variable": args.table, "slots": _slots(args)}
+    how: dict[str, Any] = {} if kind in FILE_FORMATS else {"variable": args.table, "slots": _slots(args)}
     how |= {"dim": args.dim, "key_dtype": args.key_dtype or "int64"} if kind == "tfra" else {}
     with progress("writing rows", args.json) as written:
         return import_checkpoint(

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 
 import kvjax
+from kvjax._formats.choices import FILE_FORMATS, QUANTISED, SYSTEMS
 
 _CHECKPOINT = (
     "a checkpoint's folder, a step of an Orbax CheckpointManager, or the manager's folder (then its last step)"
@@ -80,10 +81,10 @@ def parser() -> argparse.ArgumentParser:
     _path(convert, "out", "the file, the prefix of DeepRec's files, or the folder of a new checkpoint")
     _overwrite(convert)
     convert.add_argument("--table", help="the table's, or the other system's variable's, name")
-    convert.add_argument("--from", dest="kind", choices=(*_FILES, "tfra", "deeprec", "tfplus", "sok", "kvjax"),
+    convert.add_argument("--from", dest="kind", choices=(*FILE_FORMATS, *SYSTEMS, "kvjax"),
                          help="what the source is; by default what its name ends with, or a checkpoint")  # fmt: skip
     convert.add_argument(
-        "--to", choices=(*_FILES, "deeprec", "kvjax"), help="by default what the name ends with, or kvjax"
+        "--to", choices=(*FILE_FORMATS, "deeprec", "kvjax"), help="by default what the name ends with, or kvjax"
     )
     convert.add_argument("--slots", action="store_true", help="the optimizer's slots, too")
     convert.add_argument(
@@ -93,7 +94,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="THEIRS=OURS",
         help="a slot of the other system's to take, and its name here; may be said again",
     )
-    convert.add_argument("--quantise", choices=("float16", "bfloat16", "int8"), help="store rows in fewer bits")
+    convert.add_argument("--quantise", choices=QUANTISED, help="store rows in fewer bits")
     convert.add_argument("--partitions", type=_count, help="of DeepRec's variable (default: 1)")
     convert.add_argument("--dim", type=_count, help="of TFRA's variable")
     convert.add_argument("--key-dtype", help="of TFRA's variable (default: int64)")
@@ -104,9 +105,6 @@ def parser() -> argparse.ArgumentParser:
     completion = command("completion", "a script that completes commands in a shell (needs shtab)")
     completion.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"))
     return top
-
-
-_FILES = ("safetensors", "npz", "parquet")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,6 +14,7 @@ from kvjax._formats.atomic import written
 from kvjax._formats.errors import FileError
 from kvjax._formats.source import Column, Source, raw, row_bytes
 
+WHAT = "an npz file"
 META = "kvjax.json"
 """The member that has `Source.meta`; NumPy shows it as bytes."""
 _BFLOAT16 = "bfloat16"

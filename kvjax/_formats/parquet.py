@@ -13,6 +13,7 @@ from kvjax._formats.atomic import replaced
 from kvjax._formats.errors import FileError, needed
 from kvjax._formats.source import Column, Source, as_written, ranges, row_bytes
 
+WHAT = "a Parquet file"
 _META = "kvjax."
 _CRC = _META + "crc32"
 
@@ -103,7 +104,7 @@ def columns(path: str | os.PathLike[str]) -> tuple[Mapping[str, Column], dict[st
 
 
 def _none(path: str | os.PathLike[str], error: Exception) -> FileError:
-    return FileError(path, "a Parquet file", f"{type(error).__name__}: {str(error)[:200]}")
+    return FileError(path, WHAT, f"{type(error).__name__}: {str(error)[:200]}")
 
 
 class _Groups:

@@ -6,16 +6,13 @@ NumPy has no bfloat16, so rows of it are their 16 bits here.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
+from kvjax._formats.choices import QUANTISED
 from kvjax._formats.errors import FileError
 
-Quantised: TypeAlias = Literal["float16", "bfloat16", "int8"]
-"""How rows are stored: rounded to a dtype, or as int8 times a scale of each row."""
-
-QUANTISED: tuple[Quantised, ...] = ("float16", "bfloat16", "int8")
 STORED = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2"), "bfloat16": np.dtype("<u2"), "int8": np.dtype("i1")}
 """What an element is once it is stored, by the name of the dtype."""
 

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 import ml_dtypes
 import numpy as np
 
+from kvjax._formats.choices import Quantised
 from kvjax._formats.errors import FileError
-from kvjax._formats.quantise import STORED, Quantised, Quantiser, check_quantised, decode, to_float32
+from kvjax._formats.quantise import STORED, Quantiser, check_quantised, decode, to_float32
 from kvjax._formats.source import Source, row_bytes
 
 SCALES = "scales"

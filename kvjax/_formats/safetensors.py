@@ -18,6 +18,7 @@ from kvjax._formats.atomic import written
 from kvjax._formats.errors import FileError, needed
 from kvjax._formats.source import Column, Source, digest_of, ranges, raw, row_bytes
 
+WHAT = "a safetensors file"
 _DTYPES = {
     "bool": "BOOL", "int8": "I8", "uint8": "U8", "int16": "I16", "uint16": "U16", "int32": "I32", "uint32": "U32",
     "int64": "I64", "uint64": "U64", "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvjax._formats import deeprec, npz, parquet, safetensors
-from kvjax._formats.quantise import QuantisationReport, Quantised, Quantiser
+from kvjax._formats.choices import Quantised
+from kvjax._formats.quantise import QuantisationReport, Quantiser
 from kvjax._formats.quantised import quantised
 from kvjax._formats.source import Source
 

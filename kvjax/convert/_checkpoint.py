@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from kvjax._formats import deeprec, npz, parquet, safetensors
+from kvjax._formats import deeprec
+from kvjax._formats.choices import FILE_FORMATS, Quantised
 from kvjax._formats.errors import FileError
 from kvjax._formats.paths import anywhere
-from kvjax._formats.quantise import QuantisationReport, Quantised
+from kvjax._formats.quantise import QuantisationReport
 from kvjax._formats.quantised import quantised
 from kvjax._formats.source import Source
 from kvjax._values.errors import meant
@@ -20,13 +21,7 @@ from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._new import check_outside
 from kvjax.checkpoint._prune import kept
-
-FORMATS: Mapping[str, Callable[[str | os.PathLike[str], Source], None]] = {
-    "safetensors": safetensors.write,
-    "npz": npz.write,
-    "parquet": parquet.write,
-}
-"""Writers of formats that take rows in pieces."""
+from kvjax.convert._files import FORMATS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,9 +93,9 @@ def export_checkpoint(
     path = anywhere(path, "export_checkpoint")
     check_outside(path.resolve(), "export")
     kind = format or path.suffix.removeprefix(".")
-    if kind not in (*FORMATS, "deeprec"):
+    if kind not in (*FILE_FORMATS, "deeprec"):
         raise FileError(
-            path, f"a format of {[*FORMATS, 'deeprec']}", f"{kind!r}", "say format=, or end the path with it"
+            path, f"a format of {[*FILE_FORMATS, 'deeprec']}", f"{kind!r}", "say format=, or end the path with it"
         )
     if partitions != 1 and kind != "deeprec":
         raise FileError(path, f"no partitions= for {kind}", f"{partitions}", "leave it out, or say format='deeprec'")
@@ -132,7 +127,7 @@ def _export(
     else:
         if quantise is not None:
             source, quantiser = quantised(source, quantise, os.fspath(path))
-        FORMATS[kind](path, source)
+        FORMATS[kind].write(path, source)
     return ExportReport(name, source.num_rows, whole, kind, quantiser and quantiser.report(), left)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from kvjax._formats import npz, parquet, safetensors
 from kvjax._formats.atomic import fetched
 from kvjax._formats.errors import FileError, check_regular
 from kvjax._formats.quantised import SCALES, restored
-from kvjax._formats.source import Column
+from kvjax._formats.source import Column, Source
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.exported import ROW_COLUMNS, SLOT
 from kvjax._values.integers import check_whole
@@ -119,17 +120,28 @@ def from_dense(embedding: ArrayLike, keys: ArrayLike | None = None) -> Imported:
     return incoming("from_dense", "an array", {"keys": given, "values": values}).read()
 
 
-_FORMATS = {
-    "safetensors": ("a safetensors file", safetensors.columns), "npz": ("an npz file", npz.columns),
-    "parquet": ("a Parquet file", parquet.columns),
-}  # fmt: skip
+class Format(Protocol):
+    """A module of `kvjax._formats`."""
+
+    @property
+    def WHAT(self) -> str: ...
+
+    @staticmethod
+    def write(path: str | os.PathLike[str], source: Source, /) -> None: ...
+
+    @staticmethod
+    def columns(path: str | os.PathLike[str], /) -> tuple[Mapping[str, Column], dict[str, str]]: ...
+
+
+FORMATS: Mapping[str, Format] = {"safetensors": safetensors, "npz": npz, "parquet": parquet}
+"""By the names of `FILE_FORMATS`."""
 
 
 def open_file(format: str, path: Path, columns: Mapping[str, str | None] | None = None) -> Incoming:
     """A file of columns, as `from_safetensors` and the like take it, to be read piece by piece."""
-    source, read = _FORMATS[format]
-    check_regular(path, source)
-    arrays, meta = read(path)
+    module = FORMATS[format]
+    check_regular(path, module.WHAT)
+    arrays, meta = module.columns(path)
     given = dict(columns or {})
     if unknown := sorted(name for name in given if name not in (*ROW_COLUMNS, SCALES) and not name.startswith(SLOT)):
         raise FileError(
@@ -159,7 +171,7 @@ def open_file(format: str, path: Path, columns: Mapping[str, str | None] | None 
     left = [f"the column {name!r}" for name in arrays if name not in ours.values()]
     step = meta.get("last_step", "")
     last_step = int(step) if step.lstrip("-").isdecimal() else None
-    return incoming(path, source, found, last_step=last_step, left=left)
+    return incoming(path, module.WHAT, found, last_step=last_step, left=left)
 
 
 class _Numbers:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvjax._formats.atomic import fetched, scratch_of
+from kvjax._formats.choices import FILE_FORMATS, SYSTEMS
 from kvjax._formats.errors import FileError
 from kvjax._formats.paths import AnyPath, anywhere, local
 from kvjax._formats.source import offsets_of, ranges
@@ -40,8 +41,12 @@ from kvjax.convert._tfplus import open_tfplus
 from kvjax.convert._tfra import open_tfra
 from kvjax.ffi import host
 
-_FILES = ("safetensors", "npz", "parquet")
-_SYSTEMS = {"tfra": open_tfra, "deeprec": open_deeprec, "tfplus": open_tfplus, "sok": open_sok}
+OPENERS: Mapping[str, Callable[..., Incoming]] = {
+    "tfra": open_tfra,
+    "deeprec": open_deeprec,
+    "tfplus": open_tfplus,
+    "sok": open_sok,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,12 +116,12 @@ def import_checkpoint(
     """
     kind, out = format or Path(source).suffix.removeprefix("."), anywhere(path, "import_checkpoint").resolve()
     check_outside(out, "import")
-    given = (anywhere if kind in _FILES else local)(source, "import_checkpoint")
-    if kind not in (*_FILES, *_SYSTEMS):
+    given = (anywhere if kind in FILE_FORMATS else local)(source, "import_checkpoint")
+    if kind not in (*FILE_FORMATS, *SYSTEMS):
         raise FileError(
-            given, f"a format of {[*_FILES, *_SYSTEMS]}", f"{kind!r}", "say format=, or end the path with it"
+            given, f"a format of {[*FILE_FORMATS, *SYSTEMS]}", f"{kind!r}", "say format=, or end the path with it"
         )
-    if (variable is None) != (kind in _FILES):
+    if (variable is None) != (kind in FILE_FORMATS):
         raise FileError(
             given, "variable= for another system's alone", f"{variable!r} for {kind}",
             "leave it out" if variable else "give the name of the variable",
@@ -124,7 +129,7 @@ def import_checkpoint(
     options = {name: value for name, value in {"dtype": dtype, "seed": seed}.items() if value is not None}
     if kind == "tfra" and dtype is not None:
         how["dtype"] = dtype
-    opened: Any = partial(open_file, kind) if variable is None else partial(_SYSTEMS[kind], name=variable)
+    opened: Any = partial(open_file, kind) if variable is None else partial(OPENERS[kind], name=variable)
     reading = fetched(given, "import_checkpoint") if variable is None else contextlib.nullcontext(given)
     with reading as file:
         incoming: Incoming = opened(file, **how)

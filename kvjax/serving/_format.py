@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 
 from kvjax._formats.atomic import flush, written
-from kvjax._formats.quantise import QUANTISED, STORED, QuantisationReport
+from kvjax._formats.choices import QUANTISED
+from kvjax._formats.quantise import STORED, QuantisationReport
 from kvjax._formats.source import row_bytes
 from kvjax._values.errors import fail
 from kvjax._values.names import is_name

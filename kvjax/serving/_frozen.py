@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
+from kvjax._formats.choices import Quantised
 from kvjax._formats.paths import PathLike, local
-from kvjax._formats.quantise import Quantised, decode, rounded
+from kvjax._formats.quantise import decode, rounded
 from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.errors import fail
 from kvjax._values.integers import check_salts

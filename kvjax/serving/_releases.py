@@ -9,8 +9,9 @@ from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvjax._formats.choices import Quantised
 from kvjax._formats.paths import PathLike, local
-from kvjax._formats.quantise import Quantised, check_quantised
+from kvjax._formats.quantise import check_quantised
 from kvjax._values.errors import fail, level_of_user
 from kvjax._values.numbers import is_integer
 from kvjax.serving._contents import Missing, RowsLike

@@ -10,6 +10,10 @@ import kvjax
 from kvjax import convert
 from kvjax._command.main import main
 from kvjax._formats import source
+from kvjax._formats.choices import FILE_FORMATS
+from kvjax._formats.choices import SYSTEMS as NAMES
+from kvjax.convert._files import FORMATS
+from kvjax.convert._to_checkpoint import OPENERS
 from tests.support.checkpoints import trained
 from tests.support.marks import slow
 
@@ -116,3 +120,7 @@ def test_rows_are_read_piece_by_piece(format, tmp_path, monkeypatch):
     assert peak < values.nbytes / 2 and len(np.load(tmp_path / "again.npz")["keys"]) == n, peak
     some = kvjax.checkpoint.restore(tmp_path / "out", keys=np.array([7, n - 1]))
     assert next(iter(some.values())).lookup(np.array([7, n - 1]))[:, -1].tolist() == [7, n - 1]
+
+
+def test_each_format_and_system_is_known_by_its_name():
+    assert tuple(FORMATS) == FILE_FORMATS and tuple(OPENERS) == NAMES

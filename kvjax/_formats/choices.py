@@ -1,0 +1,14 @@
+"""Choices: the names of what a user can ask of files. It loads nothing, so the command line has them at once."""
+
+from typing import Literal, TypeAlias, get_args
+
+FILE_FORMATS = ("safetensors", "npz", "parquet")
+"""Files of columns, each with a module here of its name."""
+
+SYSTEMS = ("tfra", "deeprec", "tfplus", "sok")
+"""Other systems whose tables can be imported."""
+
+Quantised: TypeAlias = Literal["float16", "bfloat16", "int8"]
+"""How rows are stored: rounded to a dtype, or as int8 times a scale of each row."""
+
+QUANTISED: tuple[Quantised, ...] = get_args(Quantised)
