@@ -8,7 +8,8 @@ from typing import TypeAlias
 import numpy as np
 
 from kvjax._values.arrays import HasArray
-from kvjax._values.integers import as_array, as_bits, check_whole, salt_of
+from kvjax._values.integers import as_array, as_bits, salt_of
+from kvjax._values.key_width import check_whole
 from kvjax.ffi import host
 
 HashedLike: TypeAlias = HasArray | str | bytes | int | Sequence["HashedLike"]

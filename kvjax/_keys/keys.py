@@ -19,7 +19,7 @@ from kvjax._keys.words import integers_of, words_of
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.integers import as_bits, salt_of
-from kvjax._values.narrow import is_narrow, narrow_error, x64_enabled
+from kvjax._values.key_width import is_narrow, narrow_error, x64_enabled
 
 
 @jax.tree_util.register_pytree_node_class

@@ -7,10 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from kvjax._keys.key_width import keys_of
 from kvjax._keys.keys import Keys
-from kvjax._keys.width import keys_of
-from kvjax._values.errors import fail
-from kvjax._values.integers import check_salts
+from kvjax._values.padding import check_mask, check_pad
 
 
 def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, key_dtype: str, op: str) -> jax.Array | None:
@@ -29,15 +28,10 @@ def mask_of(keys: Keys, mask: Any, pad_id: Any, table: str, key_dtype: str, op: 
     """
     if mask is not None:
         mask = jnp.asarray(mask)
-        if mask.dtype != jnp.bool_:
-            raise fail(TypeError, table, op, "a bool mask", f"{mask.dtype}", "compare it first")
-        if mask.shape != keys.shape:
-            raise fail(ValueError, table, op, f"a mask {keys.shape}", f"{mask.shape}", "give one per key")
+        check_mask(mask, keys.shape, table, op)
     if pad_id is None:
         return mask
     pad = keys_of(pad_id, table, key_dtype, f"{op}, pad_id")
-    if pad.shape != ():
-        raise fail(ValueError, table, op, "one pad_id", f"{pad.shape}", "give a mask for more")
-    check_salts(keys, pad, table, op)
+    check_pad(pad, pad.shape, keys, table, op)
     valid = jnp.any(keys.words != jnp.broadcast_to(pad.words, keys.words.shape), -1)
     return valid if mask is None else mask & valid

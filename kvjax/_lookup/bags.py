@@ -23,10 +23,11 @@ from kvjax._ops import routing
 from kvjax._sharded import mesh
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto
-from kvjax._table.reads import Missing, Query
+from kvjax._table.reads import Query
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
+from kvjax._values.missing import Missing
 from kvjax._values.numbers import is_integer
 
 _OP = "lookup_bag"

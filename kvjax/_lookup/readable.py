@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import jax
 
+from kvjax._keys.key_width import keys_of
 from kvjax._keys.keys import Keys
 from kvjax._keys.masks import mask_of
-from kvjax._keys.width import keys_of
 from kvjax._spec.spec import TableSpec
 from kvjax._table import reads
 from kvjax._table.handle import keys_for

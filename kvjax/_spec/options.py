@@ -17,10 +17,10 @@ from kvjax import constraints
 from kvjax._spec import native
 from kvjax._values.dtypes import dtype_name, row_dtype
 from kvjax._values.errors import fail, meant
+from kvjax._values.key_width import KEY_DTYPES
 from kvjax._values.names import is_name
 from kvjax._values.numbers import is_integer
 from kvjax._values.slot_layout import type_text
-from kvjax._values.width import KEY_DTYPES
 from kvjax.admit import Admission
 from kvjax.evict import Every, Policy
 from kvjax.ffi import host

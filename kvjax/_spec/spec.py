@@ -13,8 +13,8 @@ from kvjax._process import PROCESS
 from kvjax._spec.options import ENTRIES, Options, Request
 from kvjax._spec.placement import Placement
 from kvjax._values.exported import Exported
+from kvjax._values.key_width import own_key
 from kvjax._values.snapshot import from_native
-from kvjax._values.width import own_key
 from kvjax.admit import MinCount, Sketch
 from kvjax.ffi import host, module
 from kvjax.initializers import Generated, Made

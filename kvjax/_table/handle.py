@@ -15,9 +15,9 @@ import numpy as np
 from jax.core import Tracer
 
 from kvjax import ffi
+from kvjax._keys.key_width import keys_of
 from kvjax._keys.keys import Keys
 from kvjax._keys.opaque import are_words, is_array, is_fresh, is_opaque, opaque, uncast, words_in
-from kvjax._keys.width import keys_of
 from kvjax._ops.notices import if_unused
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec

@@ -19,6 +19,7 @@ from kvjax._table.contents import check_capacity, sum_of_hashes
 from kvjax._table.handle import Handle, version_leaf, version_on_host
 from kvjax._values.errors import fail, level_of_user
 from kvjax._values.exported import SLOT, Exported
+from kvjax._values.key_width import is_of_32_bits, own_bits
 from kvjax._values.slot_layout import parse_type, type_text
 from kvjax._values.snapshot import (
     ADMISSION_COLUMNS,
@@ -28,7 +29,6 @@ from kvjax._values.snapshot import (
     take,
     waiting_of,
 )
-from kvjax._values.width import is_of_32_bits, own_bits
 
 H = TypeVar("H", bound=Handle)
 

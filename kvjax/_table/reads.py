@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, overload
+from typing import Any, Literal, NamedTuple, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +21,10 @@ from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Transform, as_rowwise
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
-from kvjax._values.narrow import x64_enabled
+from kvjax._values.key_width import x64_enabled
+from kvjax._values.missing import Missing, missing_row
 from kvjax._values.slot_layout import parse_type
 
-Missing: TypeAlias = Literal["init", "zeros"] | ArrayLike
 """What keys without a row read as, see `Reads.lookup`."""
 
 
@@ -323,15 +323,9 @@ def _mask_of_prefetched(table: Handle, prefetched: Prefetched, mask: Any) -> Any
 
 
 def _missing_row(table: Handle, missing: Any) -> jax.Array:
-    if isinstance(missing, str):
-        if missing != "zeros":
-            want = "missing='init', 'zeros' or a row"
-            raise fail(ValueError, table.name, "lookup", want, repr(missing), "choose one")
-        return jnp.zeros((), table.spec.row_dtype)
-    row = jnp.asarray(missing).astype(table.spec.row_dtype)
-    if row.shape != (table.dim,):
-        raise fail(ValueError, table.name, "lookup", f"a missing row ({table.dim},)", str(row.shape), "give one row")
-    return row
+    dtype = table.spec.row_dtype
+    zeros = jnp.zeros((), dtype)
+    return missing_row(missing, table.dim, zeros, lambda row: jnp.asarray(row).astype(dtype), table.name, "lookup")
 
 
 def _inspect(table: Handle, op: str, keys: Any) -> tuple[jax.Array, jax.Array, jax.Array]:

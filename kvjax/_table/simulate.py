@@ -15,9 +15,9 @@ import optax
 
 from kvjax import evict as policies
 from kvjax._keys.buckets import buckets_of
+from kvjax._keys.key_width import keys_of
 from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.sparse_rows import SparseRows
-from kvjax._keys.width import keys_of
 from kvjax._table.registry import drop_table, get_table
 from kvjax._table.table import Table
 from kvjax._values.integers import as_int64

@@ -28,7 +28,7 @@ from kvjax._training.refusals import other_shape
 from kvjax._training.rowwise import Late, Rowwise
 from kvjax._training.slots import SlotLayout
 from kvjax._values.facts import FACT_DTYPES, NUM_FACTS, ROW_FACTS, RowFacts, fact_types
-from kvjax._values.narrow import x64_enabled
+from kvjax._values.key_width import x64_enabled
 
 
 @dataclasses.dataclass(frozen=True)

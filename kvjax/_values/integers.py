@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import operator
-import sys
 from typing import Any
 
 import numpy as np
-
-from kvjax._values.errors import fail
 
 
 def as_bits(ids: Any, where: str) -> np.ndarray:
@@ -41,33 +38,6 @@ def as_bits(ids: Any, where: str) -> np.ndarray:
 def as_int64(keys: np.ndarray) -> np.ndarray:
     """Keys ``(n,)`` of 64 bits as int64."""
     return np.ascontiguousarray(keys).view(np.int64)
-
-
-def check_whole(ids: Any, where: str) -> None:
-    """Whether JAX has not cut integers to 32 bits.
-
-    Raises:
-      TypeError: it may have.
-    """
-    if "jax" in sys.modules:  # which nobody needs who has none of its arrays
-        from kvjax._values.narrow import is_narrow, narrow_error
-
-        if is_narrow(ids):
-            raise narrow_error(where)
-
-
-def check_salts(keys: Any, pad_id: Any, table: str, op: str) -> None:
-    """Whether the id of padding is one of the keys' own kind: `Keys.salted` has made another key of it.
-
-    Raises:
-      ValueError: it is not.
-    """
-    if getattr(keys, "has_salt", False) and not getattr(pad_id, "has_salt", False):
-        raise fail(
-            ValueError, table, op, "pad_id beside keys without a salt", "salted keys, in which that id is another key",
-            "give mask=ids != pad_id of the ids before the salt, kvjax.keys(pad_id).salted(salt), or to a layer salt= "
-            "in the place of keys.salted",
-        )  # fmt: skip
 
 
 def as_array(items: Any, where: str) -> np.ndarray:

@@ -11,9 +11,9 @@ import numpy as np
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
-from kvjax._values.integers import as_bits, check_whole
+from kvjax._values.integers import as_bits
+from kvjax._values.key_width import check_whole, own_bits
 from kvjax._values.numbers import is_integer
-from kvjax._values.width import own_bits
 
 
 @dataclasses.dataclass(frozen=True)

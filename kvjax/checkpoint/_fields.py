@@ -10,11 +10,11 @@ import numpy as np
 
 from kvjax._spec.options import ENTRIES, ROUNDINGS, Request
 from kvjax._values.dtypes import ROW_DTYPES, is_number
+from kvjax._values.key_width import KEY_DTYPES
 from kvjax._values.names import is_name
 from kvjax._values.numbers import integer_in, is_integer, is_real
 from kvjax._values.slot_layout import parse_type, type_text
 from kvjax._values.snapshot import ADMISSION_COLUMNS
-from kvjax._values.width import KEY_DTYPES
 from kvjax.checkpoint._format import FORMAT, PACKED, REMOVED, UNLISTED, Damaged, shards_of
 from kvjax.checkpoint._rules import NeedsFunctionError, dump, load, load_initializer
 from kvjax.checkpoint._stored import RULES

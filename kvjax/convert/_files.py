@@ -16,7 +16,7 @@ from kvjax._formats.quantised import SCALES, restored
 from kvjax._formats.source import Column, Source
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.exported import ROW_COLUMNS, SLOT
-from kvjax._values.integers import check_whole
+from kvjax._values.key_width import check_whole
 from kvjax.convert._imported import Imported
 from kvjax.convert._incoming import Incoming, incoming
 

@@ -13,8 +13,8 @@ from kvjax._formats.errors import FileError
 from kvjax._formats.source import Column, Source
 from kvjax._values.dtypes import dtype_name, is_float
 from kvjax._values.exported import SLOT, Exported
+from kvjax._values.key_width import KEY_DTYPES
 from kvjax._values.snapshot import Columns
-from kvjax._values.width import KEY_DTYPES
 from kvjax.convert._imported import Imported
 
 

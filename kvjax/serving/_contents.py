@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.quantise import to_float32
-from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
-from kvjax._values.width import own_key
+from kvjax._values.key_width import own_key
+from kvjax._values.missing import missing_row
 from kvjax.serving._initial import Initial
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 RowsLike: TypeAlias = "Table | Exported | FrozenTable | str | os.PathLike[str]"
 """What a frozen table is written from: a table, an export, a frozen table, or the folder of a checkpoint's tables."""
 
-Missing: TypeAlias = Literal["init", "zeros"] | ArrayLike
 """What keys without a row read as: their initial row, zeros, or a row ``(dim,)``."""
 
 
@@ -70,14 +69,15 @@ class Contents:
 
 def row_of(name: str, op: str, missing: Any, dim: int) -> np.ndarray:
     """ "zeros" or a row as ``(dim,)`` float32."""
-    if isinstance(missing, str):
-        if missing != "zeros":
-            raise fail(ValueError, name, op, "missing='init', 'zeros' or a row", repr(missing), "choose one")
-        return np.zeros(dim, np.float32)
-    row = to_float32(missing)
-    if row.shape != (dim,):
-        raise fail(ValueError, name, op, f"a missing row ({dim},)", str(row.shape), "give one row")
-    return row
+    return missing_row(missing, dim, np.zeros(dim, np.float32), to_float32, name, op)
+
+
+def no_initial(name: str) -> Exception:
+    """The error of a lookup that asks a file for initial rows of which it does not know how they are made."""
+    return fail(
+        ValueError, name, "lookup", "missing='zeros' or a row", "missing='init' of a file that does not know how "
+        "initial rows are made", "write it from a table with one of kvjax.initializers",
+    )  # fmt: skip
 
 
 def contents_of(source: Any, name: str | None, prune: PruneLike | None, base: Any = None) -> Contents:

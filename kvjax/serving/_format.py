@@ -36,9 +36,9 @@ from kvjax._formats.choices import QUANTISED
 from kvjax._formats.quantise import STORED, QuantisationReport
 from kvjax._formats.source import row_bytes
 from kvjax._values.errors import fail
+from kvjax._values.key_width import KEY_DTYPES
 from kvjax._values.names import is_name
 from kvjax._values.numbers import integer_in, is_real
-from kvjax._values.width import KEY_DTYPES
 from kvjax.serving._initial import KINDS, Initial
 
 MAGIC, END = b"kvjaxFT2", b"kvjaxFTe"

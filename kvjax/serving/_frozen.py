@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
@@ -15,9 +14,10 @@ from kvjax._formats.paths import PathLike, local
 from kvjax._formats.quantise import decode, rounded
 from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.errors import fail
-from kvjax._values.integers import check_salts
-from kvjax._values.width import is_of_32_bits, own_bits
-from kvjax.serving._contents import Missing, RowsLike, contents_of, row_of
+from kvjax._values.key_width import check_whole, is_of_32_bits, own_bits
+from kvjax._values.missing import Missing
+from kvjax._values.padding import check_mask, check_pad
+from kvjax.serving._contents import RowsLike, contents_of, no_initial, row_of
 from kvjax.serving._format import Mapped, check, finding, identity_of, read
 from kvjax.serving._search import find, mixed, unmixed
 from kvjax.serving._write import write_again, write_changes, write_whole
@@ -344,35 +344,22 @@ class FrozenTable:
     # ---- inside ----------------------------------------------------------------------------------------------
 
     def _bits(self, keys: Any, op: str) -> np.ndarray:
-        jax = sys.modules.get("jax")
-        may_be_cut = jax is not None and isinstance(keys, jax.Array) and not jax.config.jax_enable_x64
-        if may_be_cut and keys.dtype.itemsize == 4 and not is_of_32_bits(self._key_dtype):
-            raise fail(
-                TypeError, self.name, op, "keys of 64 bits",
-                "a JAX array of 32-bit integers while jax_enable_x64 is off, to which jit and jnp cut NumPy's 64-bit "
-                "ids", "give kvjax.keys(numpy_ids), or the NumPy ids",
-            )  # fmt: skip
-        return own_bits(keys, self._key_dtype, f"table {self.name!r}, {op}")
+        where = f"table {self.name!r}, {op}"
+        if not is_of_32_bits(self._key_dtype):
+            check_whole(keys, where)
+        return own_bits(keys, self._key_dtype, where)
 
     def _valid(self, keys: Any, bits: np.ndarray, mask: Any, pad_id: Any) -> np.ndarray | None:
         if mask is not None:
             mask = np.asarray(mask)
-            if mask.dtype != np.bool_:
-                raise fail(TypeError, self.name, "lookup", "a bool mask", f"{mask.dtype}", "compare it first")
-            if mask.shape != bits.shape:
-                raise fail(ValueError, self.name, "lookup", f"a mask {bits.shape}", f"{mask.shape}", "give one per key")
+            check_mask(mask, bits.shape, self.name, "lookup")
         if pad_id is None:
             return mask
-        check_salts(keys, pad_id, self.name, "lookup")
         pad = self._bits(pad_id, "lookup, pad_id")
-        if pad.shape != ():
-            raise fail(ValueError, self.name, "lookup", "one pad_id", f"{pad.shape}", "give a mask for more")
+        check_pad(pad_id, pad.shape, keys, self.name, "lookup")
         return bits != pad if mask is None else mask & (bits != pad)
 
     def _initial_rows(self, keys: np.ndarray, hashes: np.ndarray) -> np.ndarray:
         if self._initial is None:
-            raise fail(
-                ValueError, self.name, "lookup", "missing='zeros' or a row", "missing='init' of a file that does not "
-                "know how initial rows are made", "write it from a table with one of kvjax.initializers",
-            )  # fmt: skip
+            raise no_initial(self.name)
         return rounded(self._initial.rows(np, keys, hashes, self.dim, self._pool), self._initial.dtype)

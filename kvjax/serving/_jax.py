@@ -14,16 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from kvjax._keys.key_width import keys_of
 from kvjax._keys.keys import KeysLike
 from kvjax._keys.masks import mask_of
 from kvjax._keys.salt import mixed
-from kvjax._keys.width import keys_of
 from kvjax._keys.words import integers_of
 from kvjax._lookup.readable import FrozenReadable
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
-from kvjax.serving._contents import Missing, row_of
+from kvjax._values.missing import Missing
+from kvjax.serving._contents import no_initial, row_of
 from kvjax.serving._format import Mapped
 from kvjax.serving._initial import Initial
 
@@ -160,10 +161,7 @@ class FrozenArrays(FrozenReadable):
     def _with_initial(self, rows: jax.Array, found: jax.Array, words: jax.Array, hashes: jax.Array) -> jax.Array:
         initial = self.initial
         if initial is None:
-            raise fail(
-                ValueError, self.name, "lookup", "missing='zeros' or a row", "missing='init' of a file that does not "
-                "know how initial rows are made", "write it from a table with one of kvjax.initializers",
-            )  # fmt: skip
+            raise no_initial(self.name)
 
         def some(rows: jax.Array) -> jax.Array:
             with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):

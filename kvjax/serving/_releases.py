@@ -13,8 +13,9 @@ from kvjax._formats.choices import Quantised
 from kvjax._formats.paths import PathLike, local
 from kvjax._formats.quantise import check_quantised
 from kvjax._values.errors import fail, level_of_user
+from kvjax._values.missing import Missing
 from kvjax._values.numbers import is_integer
-from kvjax.serving._contents import Missing, RowsLike
+from kvjax.serving._contents import RowsLike
 from kvjax.serving._folder import Folder, file_of, write_files, write_info
 from kvjax.serving._format import FrozenError, share
 from kvjax.serving._frozen import FrozenTable

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvjax._keys.keys import Keys, as_keys
-from kvjax._values.errors import fail
-from kvjax._values.width import is_of_32_bits, own_words
+from kvjax._values.key_width import is_of_32_bits, narrow_error, own_words
 
 
 def keys_of(ids: Any, table: str, key_dtype: str, op: str) -> Keys:
@@ -26,12 +25,7 @@ def keys_of(ids: Any, table: str, key_dtype: str, op: str) -> Keys:
     """
     keys = own_keys(ids, table, key_dtype, op)
     if keys.narrow and not is_of_32_bits(key_dtype):
-        raise fail(
-            TypeError, table, op, "keys of 64 bits",
-            "a JAX array of 32-bit integers while jax_enable_x64 is off, to which jit and jnp cut NumPy's 64-bit ids",
-            "pass kvjax.keys(numpy_ids) into compiled functions, which is exact; for ids that never had more than 32 "
-            "bits, kvjax.keys(ids, key_dtype='int32') says so, or key_dtype='int32' where the table is made",
-        )  # fmt: skip
+        raise narrow_error(f"table {table!r}, {op}")
     return keys
 
 
