@@ -14,8 +14,9 @@ from kvjax._training.closed_form import ClosedForm
 from kvjax._training.recognize import closed_form_of, refused
 from kvjax._training.refusals import ColumnsError
 from kvjax._training.replay import replaying
-from kvjax._training.rowwise import Late, Rowwise, check_transform
+from kvjax._training.rowwise import Late, Rowwise, check_transform, stepping
 from kvjax._training.signature import signature
+from kvjax._training.slots import join_leaves, split_leaves
 from kvjax._training.update import takes_facts, update_of
 from kvjax._values.arrays import PyTree
 from kvjax._values.numbers import is_integer
@@ -134,16 +135,14 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = N
 
     def present(state: CatchUpState, params: Any) -> tuple[CatchUpState, Any]:
         steps = state.steps - state.rows.last_step
-        leaves = jax.tree.leaves(state.inner)
-        slots = [x for x, slot in zip(leaves, form.is_slot, strict=True) if slot]
+        slots, shared = split_leaves(state.inner, form.is_slot)
         decayed = _decayed(form, state.clock, state.rows.clock)
         value, slots = form.after(steps, decayed, state.rows.clock, state.clock, slots, params)
-        now = iter(slots)
-        inner = [next(now) if slot else x for x, slot in zip(leaves, form.is_slot, strict=True)]
+        inner = join_leaves(form.treedef, form.is_slot, slots, shared)
         if shrink is not None:
             value = shrink(value, jnp.maximum(steps.astype(jnp.float32), np.float32(0)))
         rows = CatchUpRows(jnp.broadcast_to(state.steps, params.shape[:-1]), _for_rows(state.clock, params))
-        return state._replace(rows=rows, inner=jax.tree.unflatten(form.treedef, inner)), value
+        return state._replace(rows=rows, inner=inner), value
 
     def step(grads: Any, state: CatchUpState, params: Any, **extra: Any) -> tuple[Any, CatchUpState]:
         state, value = present(state, params)
@@ -156,13 +155,7 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = N
             value = shrink(value, jnp.ones(params.shape[:-1], jnp.float32))
         return value, CatchUpState(steps, clock, rows, inner, jnp.float32(made_by))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, CatchUpState]:
-        if params is None:
-            raise ValueError(f"kvjax: {name}: want update(grads, state, params), got no params; they move by it")
-        after, state = step(updates, state, params, **extra)
-        return after - params, state
-
-    made = optax.GradientTransformationExtraArgs(init, update)
+    made = stepping(init, step, name)
     return Late(made, "global", present=present, step=step, name=name, signature=made_by)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 import optax
 
 from kvjax._training.quadrature import rational
+from kvjax._training.slots import join_leaves, split_leaves
 
 Numbers = dict[str, jax.Array]
 
@@ -141,11 +142,9 @@ class ClosedForm:
 
     def step(self, count: Any, slots: Sequence[Any], value: Any) -> tuple[Any, list[Any], list[Any]]:
         """A step without a gradient: update, slots and counts, of slots and a row ``(1, dim)``."""
-        given, counts = iter(slots), iter(self.first)
-        leaves = [next(given) if slot else jnp.int32(next(counts)) + count for slot in self.is_slot]
-        update, state = self.tx.update(jnp.zeros_like(value), jax.tree.unflatten(self.treedef, leaves), value)
-        after = list(zip(jax.tree.leaves(state), self.is_slot, strict=True))
-        return update, [x for x, slot in after if slot], [x for x, slot in after if not slot]
+        state = join_leaves(self.treedef, self.is_slot, slots, (jnp.int32(n) + count for n in self.first))
+        update, state = self.tx.update(jnp.zeros_like(value), state, value)
+        return update, *split_leaves(state, self.is_slot)
 
     def signs(self) -> list[Any]:
         """Numbers by which this form is told from another: what many steps without a gradient depend on."""

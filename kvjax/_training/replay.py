@@ -12,9 +12,9 @@ import numpy as np
 import optax
 
 from kvjax._training.recognize import refused
-from kvjax._training.rowwise import Late, Rowwise
+from kvjax._training.rowwise import Late, Rowwise, stepping
 from kvjax._training.signature import signature
-from kvjax._training.slots import SlotLayout
+from kvjax._training.slots import SlotLayout, join_leaves, split_leaves
 
 _BEGUN, _BEYOND = 6, 300  # steps with a gradient, and steps more than are replayed, in which a transform is tried
 _NEAR = 1e-5  # of the way that such a row goes
@@ -77,14 +77,8 @@ def replaying(made: Any, name: str, number: int, shrink: Callable[[Any, Any], An
         rows = ReplayRows(jnp.broadcast_to(steps, params.shape[:-1]))
         return value, ReplayState(steps, past, rows, inner, jnp.float32(replay.signature))
 
-    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, ReplayState]:
-        if params is None:
-            raise ValueError(f"kvjax: {name}: want update(grads, state, params), got no params; they move by it")
-        after, state = step(updates, state, params, **extra)
-        return after - params, state
-
     replay.signature = _check(replay, init, name)
-    made = optax.GradientTransformationExtraArgs(init, update)
+    made = stepping(init, step, name)
     layout = functools.lru_cache(maxsize=16)(functools.partial(_layout, replay, init))
     return Late(
         made, "global", present=replay.present, step=step, name=name, signature=replay.signature, layout_of=layout
@@ -103,7 +97,7 @@ class _Replay:
 
     def shared(self, inner: Any) -> list[Any]:
         """What is kept for all rows together."""
-        return [x for x, slot in zip(jax.tree.leaves(inner), self.is_slot, strict=True) if not slot]
+        return split_leaves(inner, self.is_slot)[1]
 
     def _counts(self) -> list[Any]:
         """Of what is kept for all rows together, what counts steps starts from; None for what does not."""
@@ -147,7 +141,11 @@ class _Replay:
             )
             after, next_ = self.step(jnp.zeros_like(value), known, value)
             now = None if last.size == 1 else (last <= i) & (i < end)  # a row alone has missed each of these steps
-            return i + np.int32(1), self._where(now, next_, inner), _where(now, after, value)
+            return (
+                i + np.int32(1),
+                self._changed(functools.partial(_where, now), inner, next_),
+                _where(now, value, after),
+            )
 
         def missed(carry: Any) -> Any:
             return carry[0] < jnp.max(end)
@@ -178,24 +176,19 @@ class _Replay:
             factor = jnp.clip(jnp.where(old == 0, 1, new / jnp.where(old == 0, 1, old)), 1e-30, 1)
             return (old * jnp.exp(_by_row(many, old) * jnp.log(factor))).astype(old.dtype)
 
-        olds, news = jax.tree.leaves(inner), jax.tree.leaves(after)
-        leaves = [faded(x, y) if slot else x for x, y, slot in zip(olds, news, self.is_slot, strict=True)]
-        return jax.tree.unflatten(jax.tree.structure(inner), leaves), value
+        return self._changed(faded, inner, after), value
 
     def joined(self, inner: Any, shared: list[Any]) -> Any:
-        leaves, treedef = jax.tree.flatten(inner)
-        given = iter(shared)
-        return jax.tree.unflatten(
-            treedef, [x if slot else next(given) for x, slot in zip(leaves, self.is_slot, strict=True)]
-        )
+        return join_leaves(jax.tree.structure(inner), self.is_slot, split_leaves(inner, self.is_slot)[0], shared)
 
-    def _where(self, missed: Any, new: Any, old: Any) -> Any:
-        leaves, treedef = jax.tree.flatten(old)
-        each = zip(jax.tree.leaves(new), leaves, self.is_slot, strict=True)
-        return jax.tree.unflatten(treedef, [_where(missed, x, y) if slot else y for x, y, slot in each])
+    def _changed(self, change: Callable[[Any, Any], Any], old: Any, new: Any) -> Any:
+        """The old state with other slots: what a function makes of the old and the new ones."""
+        slots, shared = split_leaves(old, self.is_slot)
+        slots = map(change, slots, split_leaves(new, self.is_slot)[0])
+        return join_leaves(jax.tree.structure(old), self.is_slot, slots, shared)
 
 
-def _where(missed: Any, new: Any, old: Any) -> Any:
+def _where(missed: Any, old: Any, new: Any) -> Any:
     if missed is None:
         return new.astype(jnp.result_type(old))
     return jnp.where(_by_row(missed, old), new, old).astype(jnp.result_type(old))

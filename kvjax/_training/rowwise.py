@@ -12,6 +12,7 @@ import optax
 
 from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, layout_of, warn_once
 from kvjax._values.arrays import PyTree
+from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
 
 
@@ -37,6 +38,27 @@ def check_transform(tx: Any, op: str) -> None:
         raise TypeError(f"kvjax: {op}: want an optax transform, got {_OF_ROWS}")
     if not (callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None))):
         raise TypeError(f"kvjax: {op}: want an optax transform, got {tx!r}; make one, for instance optax.adam(1e-3)")
+
+
+def check_params(params: Any, op: str) -> None:
+    """Whether the update of a transform got the parameters; `op` is for the error."""
+    if params is None:
+        raise fail(
+            ValueError, None, op, "update(grads, state, params)", "no params", "give the parameters, which it reads"
+        )
+
+
+def stepping(
+    init: Callable[..., Any], step: Callable[..., tuple[Any, Any]], name: str
+) -> optax.GradientTransformationExtraArgs:
+    """The transform whose step gives the next parameters; its update is what they are more than those before."""
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        check_params(params, name)
+        after, state = step(updates, state, params, **extra)
+        return after - params, state
+
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import warnings
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
@@ -75,22 +77,32 @@ class SlotLayout:
 
     def join(self, slots: Any, globals_: Any) -> Any:
         """The state of one row."""
-        s = (x.reshape(shape) for x, shape in zip(slots, self.shapes, strict=True))
-        g = iter(globals_)
-        return jax.tree.unflatten(self.treedef, [next(s) if slot else next(g) for slot in self.is_slot])
+        shaped = (x.reshape(shape) for x, shape in zip(slots, self.shapes, strict=True))
+        return join_leaves(self.treedef, self.is_slot, shaped, globals_)
 
     def slots_of(self, state: Any) -> list[jax.Array]:
         """Of the state of one row, as the table keeps them."""
-        slots = [x for x, slot in zip(jax.tree.leaves(state), self.is_slot, strict=True) if slot]
+        slots, _ = split_leaves(state, self.is_slot)
         return [jnp.reshape(x, t.shape).astype(t.dtype) for x, t in zip(slots, self.types, strict=True)]
 
     def state_of(self, globals_: Any) -> Any:
         """The state of the transform with None for slots."""
-        g = iter(globals_)
-        return jax.tree.unflatten(self.treedef, [None if slot else next(g) for slot in self.is_slot])
+        return join_leaves(self.treedef, self.is_slot, itertools.repeat(None), globals_)
 
     def globals_of(self, state: Any) -> list[Any]:
-        return [x for x, slot in zip(jax.tree.leaves(state), self.is_slot, strict=True) if not slot]
+        return split_leaves(state, self.is_slot)[1]
+
+
+def split_leaves(state: Any, is_slot: Sequence[bool]) -> tuple[list[Any], list[Any]]:
+    """The leaves of a state that are slots, and the others."""
+    leaves = list(zip(jax.tree.leaves(state), is_slot, strict=True))
+    return [x for x, slot in leaves if slot], [x for x, slot in leaves if not slot]
+
+
+def join_leaves(treedef: Any, is_slot: Sequence[bool], slots: Iterable[Any], others: Iterable[Any]) -> Any:
+    """The state of which `split_leaves` gives these."""
+    s, o = iter(slots), iter(others)
+    return jax.tree.unflatten(treedef, [next(s) if slot else next(o) for slot in is_slot])
 
 
 def layout_of(tx: Any, count: str, dim: int) -> SlotLayout:

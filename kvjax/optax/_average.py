@@ -11,7 +11,7 @@ import optax
 from kvjax._table.handle import check_outside_a_loss
 from kvjax._table.reads import of_slot
 from kvjax._table.table import is_table
-from kvjax._training.rowwise import as_rowwise
+from kvjax._training.rowwise import as_rowwise, check_params
 from kvjax._values.arrays import PyTree
 from kvjax.optax._partition import TableTx, chooser
 
@@ -66,8 +66,7 @@ def ema_rows(decay: float) -> optax.GradientTransformation:
         return EmaRowsState(jax.tree.map(jnp.asarray, params))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, EmaRowsState]:
-        if params is None:
-            raise ValueError("kvjax: ema_rows: want update(grads, state, params), got no params; it averages them")
+        check_params(params, "ema_rows")
         after = optax.apply_updates(params, updates)
         average = jax.tree.map(lambda ema, x: (decay * ema + (1 - decay) * x).astype(ema.dtype), state.ema, after)
         return updates, EmaRowsState(average)

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from kvjax._training.rowwise import check_params
 from kvjax._values.arrays import PyTree
-from kvjax.optax._rows import number, per_leaf
+from kvjax.optax._rows import at_least, norm, number, per_leaf
 
 
 class FtrlState(NamedTuple):
@@ -106,7 +107,7 @@ def follow_leader(
         length = None if group is None else group(p)
         s = -p * (root + 2 * l2 * learning_rate)
         if length is not None:
-            s = s * (1 + length / _at_least(_norm(s)))
+            s = s * (1 + length / at_least(norm(s)))
         before = jnp.where(p == 0, learning_rate * z, s - sign(p, learning_rate * l1))
         after = before + learning_rate * (grad + 2 * l2_shrinkage * p) - (new_root - root) * p
         scale = new_root + 2 * l2 * learning_rate
@@ -115,7 +116,7 @@ def follow_leader(
         return jnp.where(scale == 0, 0.0, new - p).astype(p.dtype), unscaled(after, learning_rate, z, grad, p), new_sums
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, FtrlState]:
-        check_params(name, params)
+        check_params(params, name)
         updates, z, sums = per_leaf(3, one, updates, params, state.z, state.sum_of_squares)
         return updates, FtrlState(z, sums)
 
@@ -133,15 +134,7 @@ def soft(x: jax.Array, threshold: Any) -> jax.Array:
 
 def nearer(rows: jax.Array, size: Any) -> jax.Array:
     """Rows so much nearer to 0 in their Euclidean length; those that are not as long are 0."""
-    return rows * jnp.maximum(1 - size / _at_least(_norm(rows)), 0.0)
-
-
-def _norm(rows: jax.Array) -> jax.Array:
-    return jnp.sqrt(jnp.sum(jnp.square(rows), -1, keepdims=True)) if rows.ndim else jnp.abs(rows)
-
-
-def _at_least(norm: jax.Array) -> jax.Array:
-    return jnp.where(norm > 0, norm, 1.0)
+    return rows * jnp.maximum(1 - size / at_least(norm(rows)), 0.0)
 
 
 def unscaled(after: jax.Array, learning_rate: Any, z: jax.Array, grad: jax.Array, p: jax.Array) -> jax.Array:
@@ -191,18 +184,15 @@ def group_adam(
     """
     number("group_adam", "learning_rate", learning_rate)
 
-    def norm(x: jax.Array) -> jax.Array:
-        return jnp.sqrt(jnp.sum(jnp.square(x), -1, keepdims=True)) if x.ndim else jnp.abs(x)
-
     def threshold(p: jax.Array) -> Any:
-        return l21 * math.sqrt(p.shape[-1] if p.ndim else 1)
+        return learning_rate * (l21 * math.sqrt(p.shape[-1] if p.ndim else 1))
 
     def init(params: Any) -> GroupAdamState:
         mu, nu, z = (jax.tree.map(jnp.zeros_like, params) for _ in range(3))
         return GroupAdamState(jnp.zeros((), jnp.int32), mu, nu, z)
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, GroupAdamState]:
-        check_params("group_adam", params)
+        check_params(params, "group_adam")
         count = state.count + 1
 
         def one(grad: jax.Array, p: jax.Array, mu: jax.Array, nu: jax.Array, z: jax.Array) -> tuple[jax.Array, ...]:
@@ -216,14 +206,11 @@ def group_adam(
             # All is lr times the formula's.
             root, now = (jnp.sqrt(corrected(v, b2, n)) + eps for v, n in ((nu, state.count), (new_nu, count)))
             s = -p * (root + 2 * l2 * learning_rate)
-            size = norm(s)
-            s = s * (1 + learning_rate * threshold(p) / jnp.where(size > 0, size, 1.0))
+            s = s * (1 + threshold(p) / at_least(norm(s)))
             before = jnp.where(p == 0, learning_rate * z, s - sign(p, learning_rate * l1))
             after = before + learning_rate * moment - (now - root) * p
-            s = soft(after, learning_rate * l1)
-            size = norm(s)
-            kept = jnp.maximum(1 - learning_rate * threshold(p) / jnp.where(size > 0, size, 1.0), 0.0)
-            moved = (-s * kept / (now + 2 * l2 * learning_rate) - p).astype(p.dtype)
+            left = nearer(soft(after, learning_rate * l1), threshold(p))
+            moved = (-left / (now + 2 * l2 * learning_rate) - p).astype(p.dtype)
             # A row without any gradient yet is so small beside the threshold that its last bits would move it.
             same = jnp.all(after == before, -1, keepdims=True) if p.ndim else after == before
             moved = jnp.where(same, jnp.zeros_like(moved), moved)
@@ -233,8 +220,3 @@ def group_adam(
         return updates, GroupAdamState(count, mu, nu, z)
 
     return optax.with_extra_args_support(optax.GradientTransformation(init, update))
-
-
-def check_params(op: str, params: Any) -> None:
-    if params is None:
-        raise ValueError(f"kvjax: {op}: want update(grads, state, params), got no params; the update follows from them")

@@ -20,7 +20,7 @@ from kvjax._table.training import Write, check_gradient, train_all, train_or_ref
 from kvjax._table.written import Written
 from kvjax._training.merge import merge
 from kvjax._training.refusals import of_table
-from kvjax._training.rowwise import Rowwise, Transform, as_rowwise, check_transform
+from kvjax._training.rowwise import Rowwise, Transform, as_rowwise, check_params, check_transform
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail, meant
 from kvjax._values.numbers import is_integer
@@ -123,8 +123,7 @@ def partition(
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         refused, state = state if keeps else (None, state)
-        if params is None:
-            raise ValueError("kvjax.optax.partition wants update(grads, state, params), got no params")
+        check_params(params, "partition")
         _check_same_tree(params, updates)
         pairs = zip(*(jax.tree.leaves(tree, is_leaf=_is_either) for tree in (params, updates)), strict=True)
         gradients: dict[str, list[Any]] = {}
@@ -230,7 +229,8 @@ def _joined(grads: list[SparseRows]) -> SparseRows:
 def _check_same_tree(params: Any, grads: Any) -> None:
     want, got = (jax.tree.structure(tree, is_leaf=_is_either) for tree in (params, grads))
     if want != got:
-        raise ValueError(f"kvjax.optax.partition wants gradients in the tree of the parameters, {want}, got {got}")
+        mend = "give what kvjax.grad gives for them"
+        raise fail(ValueError, None, "partition", f"gradients in the tree of the parameters, {want}", f"{got}", mend)
 
 
 def _check_names(tables: Any, names: list[str]) -> None:

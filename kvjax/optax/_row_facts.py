@@ -11,8 +11,10 @@ import numpy as np
 import optax
 
 from kvjax._training.rounding import mix
+from kvjax._training.rowwise import check_params
 from kvjax._values.facts import RowFacts
 from kvjax._values.numbers import is_integer
+from kvjax.optax._rows import at_least, norm
 
 
 class RowNoiseState(NamedTuple):
@@ -32,8 +34,8 @@ def _with_facts(
 
     def update(updates: Any, state: Any, params: Any = None, *, row_facts: Any = None, **extra: Any) -> Any:
         del extra
-        if params is None and reads_params:
-            raise ValueError(f"kvjax: {op}: want update(grads, state, params), got no params; it reads them")
+        if reads_params:
+            check_params(params, op)
         return each_row(op, f, updates, params, row_facts), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
@@ -162,14 +164,10 @@ def scale_by_cowclip(r: float = 1.0, zeta: float = 1e-5) -> optax.GradientTransf
       >>> kvjax.drop_table("doc_cowclip")
     """
 
-    def norm(x: jax.Array) -> jax.Array:
-        return jnp.sqrt(jnp.sum(jnp.square(x), -1, keepdims=True))
-
     def clipped(update: jax.Array, value: Any, facts: RowFacts) -> jax.Array:
         wide = _wide(update)
         bound = _beside(facts.occurrences, wide) * jnp.maximum(r * norm(_wide(value)), zeta)
-        size = norm(wide)
-        return (wide * jnp.minimum(1.0, bound / jnp.where(size > 0, size, 1.0))).astype(update.dtype)
+        return (wide * jnp.minimum(1.0, bound / at_least(norm(wide)))).astype(update.dtype)
 
     return _with_facts("scale_by_cowclip", clipped, reads_params=True)
 

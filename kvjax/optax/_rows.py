@@ -54,6 +54,16 @@ def per_leaf(results: int, f: Callable[..., Any], tree: Any, *trees: Any) -> lis
     return [form.unflatten([out[i] for out in made]) for i in range(results)]
 
 
+def norm(rows: jax.Array) -> jax.Array:
+    """The Euclidean length of each row ``(..., 1)``; of a number its size."""
+    return jnp.sqrt(jnp.sum(jnp.square(rows), -1, keepdims=True)) if rows.ndim else jnp.abs(rows)
+
+
+def at_least(norms: jax.Array) -> jax.Array:
+    """Norms to divide by: where there is none, 1."""
+    return jnp.where(norms > 0, norms, 1.0)
+
+
 def rowwise_adagrad(
     learning_rate: optax.ScalarOrSchedule, initial_accumulator_value: float = 0.1, eps: float = 1e-7
 ) -> optax.GradientTransformationExtraArgs:

@@ -12,7 +12,7 @@ import optax
 
 from kvjax._training.catch_up import present_row
 from kvjax._training.rowwise import Late, Rowwise
-from kvjax._training.slots import SlotLayout
+from kvjax._training.slots import SlotLayout, join_leaves
 from kvjax._training.update import RowUpdate, takes_facts, update_of
 from kvjax._values.facts import ROW_FACTS, RowFacts, Words
 
@@ -139,8 +139,8 @@ def _difference(layout: SlotLayout, start: np.ndarray, dense: Any, sparse: Any) 
     (values, state), (rows, slots, globals_) = jax.tree.map(np.asarray, (dense, sparse))
     each = (x.reshape(_ROWS, *shape) for x, shape in zip(slots, layout.shapes, strict=True))
     all_ = (np.broadcast_to(x, (_ROWS, *x.shape)) for x in globals_)
-    mine = [next(each) if slot else next(all_) for slot in layout.is_slot]
-    leaves = [_apart(x, y) for x, y in zip(mine, jax.tree.leaves(state), strict=True)]
+    mine = join_leaves(layout.treedef, layout.is_slot, each, all_)
+    leaves = list(map(_apart, jax.tree.leaves(mine), jax.tree.leaves(state)))
     far = np.max(np.abs(values - start), initial=0)
     rounding = _STEPS * np.finfo(np.float32).eps * np.max(np.abs(values)) / far if far > 0 else 0.0
     return Difference(_relative(rows, values, far), leaves, float(rounding))
