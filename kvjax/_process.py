@@ -44,6 +44,11 @@ class Process:
         dropped and not made again, and score functions.
       sinks: what shards call with evicted rows, by table; it goes with a table that moves.
       cursors: where the cursors of deltas are, by name and tables; by folder, those of saves that are not finished yet.
+      started: the newest version that a program has given or will give, by thread and table. What comes behind a failed
+        write in a program fails with it, so that is known of the newest.
+      met: what kvjax says in the errors that the program has seen.
+      keeps_refused: whether some steps keep to themselves what they are refused for.
+      said: numbers of the refused steps that a warning has told of.
       raised: what a function of the user's has raised last, until the write that called it has failed for that.
     """
 
@@ -59,6 +64,10 @@ class Process:
         self.placements: dict[Any, int] = {}
         self.traced: set[str] = set()
         self.outlived: set[int] = set()
+        self.started: dict[tuple[int, str], Any] = {}
+        self.met: set[str] = set()
+        self.keeps_refused = False
+        self.said: set[int] = set()
         self.raised: BaseException | None = None
         self.forked = False
         self._scores: dict[str, Score] = {}
@@ -67,6 +76,8 @@ class Process:
         """In a child: tables are of the process that made them. One that made none may have forked in time."""
         self.lock = threading.RLock()  # a thread that is not here may have held it
         self.forked = self.forked or bool(self.specs)
+        # Of programs that never end here, as JAX's threads are not there: the exit would wait for them for ever.
+        self.started, self.met, self.said, self.keeps_refused = {}, set(), set(), False
 
     def spec_of(self, name: str) -> Any:
         """The spec of the table of this name, or None."""

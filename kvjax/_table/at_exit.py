@@ -15,28 +15,24 @@ from typing import Any
 import jax
 
 from kvjax import ffi
-
-_met: set[str] = set()
-_started: dict[tuple[int, str], Any] = {}
-"""By thread and table the newest version that a program has given or will give. What comes behind a failed write in a
-program fails with it, so that is known of the newest."""
+from kvjax._process import PROCESS
 
 
 def started(name: str, version: Any) -> None:
     """Says that a program gives this version of a table, an array."""
-    _started[threading.get_ident(), name] = version
+    PROCESS.started[threading.get_ident(), name] = version
 
 
 def forget(name: str) -> None:
     """Says that the table is gone."""
-    for key in list(_started):
+    for key in list(PROCESS.started):
         if key[1] == name:
-            _started.pop(key, None)
+            PROCESS.started.pop(key, None)
 
 
 def met(error: BaseException) -> None:
     """Says that the program has seen an error."""
-    _met.add(_ours(error))
+    PROCESS.met.add(_ours(error))
 
 
 def _ours(error: BaseException) -> str:
@@ -53,8 +49,8 @@ def wait_for_programs(of_all_threads: bool = False) -> list[Exception]:
         failed += group.exceptions
     except (ValueError, jax.errors.JaxRuntimeError) as error:
         failed.append(error)
-    for thread, name in list(_started):
-        version = _started.get((thread, name))
+    for thread, name in list(PROCESS.started):
+        version = PROCESS.started.get((thread, name))
         if version is None or (not of_all_threads and thread != threading.get_ident()):
             continue
         try:
@@ -74,11 +70,13 @@ def acknowledge() -> bool:
 
 
 def _say_what_failed() -> None:
+    if PROCESS.forked:  # the tables, and what has failed of them, are of the process that made them
+        return
     failed = list(filter(None, map(_ours, wait_for_programs(of_all_threads=True))))  # JAX says the others
     for _, text, _ in ffi.left_failures():
         print(f"kvjax: a step was refused, and kvjax.commit has not been called: {text}", file=sys.stderr)
     for text in failed:
-        if text not in _met and text not in str(getattr(sys, "last_value", None)):
+        if text not in PROCESS.met and text not in str(getattr(sys, "last_value", None)):
             print(f"kvjax: a write has failed that no call of kvjax has met: {text}", file=sys.stderr)
     if failed:
         for device in jax.local_devices():

@@ -9,25 +9,22 @@ from __future__ import annotations
 import warnings
 
 from kvjax import ffi
+from kvjax._process import PROCESS
 from kvjax._values.errors import level_of_user
-
-_said: set[int] = set()
-_keeps = False
 
 
 def watch() -> None:
     """Says that steps of this process keep to themselves what they are refused for."""
-    global _keeps
-    _keeps = True
+    PROCESS.keeps_refused = True
 
 
 def warn_of_refused() -> None:
     """Warns of steps that have been refused, and others after them."""
-    if not _keeps:
+    if not PROCESS.keeps_refused:
         return
     for number, text, others in ffi.left_failures():
-        if others and number not in _said:
-            _said.add(number)
+        if others and number not in PROCESS.said:
+            PROCESS.said.add(number)
             warnings.warn(
                 f"{text} (a step was refused, and so are all after it, which change nothing until "
                 "kvjax.commit(state) has raised this)",

@@ -43,3 +43,28 @@ def test_a_failure_is_said_once(ending):
     assert said == (1 if ending.startswith("not") else 0), program.stderr
     assert "atexit" not in program.stderr
     assert ("no call of kvjax has met" in program.stderr) == ending.startswith("not asked")
+
+
+FORKED = """
+import atexit, os, signal, sys
+import jax, jax.numpy as jnp, numpy as np
+parent = os.getpid()
+atexit.register(lambda: os.getpid() == parent or os._exit(3))  # behind kvjax's, and before JAX's, which may wait
+import kvjax
+
+table, w = kvjax.get_table("t", dim=1), jnp.ones((1500, 1500))
+after = jax.jit(lambda t, w: t.upsert(kvjax.keys(np.array([7])), jnp.sum(w @ w @ w @ w)[None, None]))(table, w)
+if child := os.fork():
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), len(after))
+else:
+    signal.alarm(30)  # or one that waits would stay
+    sys.exit()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.cpu_table
+def test_a_forked_process_waits_for_no_programs():
+    """What its parent's give never comes there."""
+    program = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], capture_output=True, text=True, timeout=60)
+    assert program.stdout == "3 1\n", program
