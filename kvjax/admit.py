@@ -22,8 +22,10 @@ Example:
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Literal
 
+from kvjax._values.errors import check_choice
 from kvjax._values.numbers import is_integer
 from kvjax.ffi import host
 
@@ -34,9 +36,7 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def _check(ok: bool, name: str, want: str, got: Any) -> None:
-    if not ok:
-        raise ValueError(f"kvjax: admit.{name}: want {want}, got {got!r}")
+_check = functools.partial(check_choice, "admit")
 
 
 def _check_unadmitted(name: str, value: Any) -> None:

@@ -20,6 +20,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from kvjax._values.errors import check_choice
+
 if TYPE_CHECKING:
     import jax  # which is loaded where rows are: a checkpoint has names and numbers
 
@@ -44,8 +46,7 @@ class max_norm:  # named as a function, for that is its use; a class, so that eq
     limit: float
 
     def __post_init__(self) -> None:
-        if not self.limit > 0:
-            raise ValueError(f"kvjax: max_norm wants a limit above 0, got {self.limit!r}")
+        check_choice("constraints", self.limit > 0, "max_norm", "a limit above 0", self.limit)
 
     def __call__(self, row: jax.Array) -> jax.Array:
         import jax.numpy as jnp

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
@@ -23,6 +24,7 @@ from urllib.parse import quote
 import numpy as np
 
 from kvjax._process import PROCESS
+from kvjax._values.errors import check_choice
 from kvjax._values.exported import Exported
 from kvjax._values.numbers import is_integer, is_real
 
@@ -382,9 +384,7 @@ def _policy(x: Any) -> Policy:
     return x
 
 
-def _check(ok: bool, name: str, want: str, got: Any) -> None:
-    if not ok:
-        raise ValueError(f"kvjax: evict.{name}: want {want}, got {got!r}")
+_check = functools.partial(check_choice, "evict")
 
 
 def _count(n: Any) -> bool:

@@ -30,6 +30,7 @@ import numpy as np
 
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.dtypes import is_float
+from kvjax._values.errors import fail
 from kvjax._values.generated import Generated
 
 __all__ = [
@@ -181,10 +182,10 @@ def variance_scaling(
     """
     modes, distributions = get_args(Mode), get_args(Distribution)
     if mode not in modes or distribution not in distributions or not 0 < scale < float("inf"):
-        raise ValueError(
-            f"kvjax: variance_scaling wants scale > 0, mode in {modes} and distribution in {distributions}, got "
-            f"{scale!r}, {mode!r}, {distribution!r}"
-        )
+        raise fail(
+            ValueError, None, "variance_scaling", f"scale > 0, mode in {modes} and distribution in {distributions}",
+            f"{scale!r}, {mode!r}, {distribution!r}", "choose of these",
+        )  # fmt: skip
     return VarianceScaling(float(scale), distribution)
 
 

@@ -13,6 +13,7 @@ from jax.core import Tracer
 from kvjax._keys.keys import Keys, KeysLike, as_keys
 from kvjax._keys.opaque import opaque_canary, uncast_canary
 from kvjax._values.arrays import ArrayLike
+from kvjax._values.errors import fail
 from kvjax.ffi import host
 
 _CANARY: int = host.CANARY
@@ -67,10 +68,10 @@ class SparseRows:
         self.keys = Keys(jnp.asarray(keys.words), keys.narrow)
         self.rows = jnp.asarray(rows)
         if self.rows.shape[:-1] != self.keys.shape or self.counts.shape != self.keys.shape:
-            raise ValueError(
-                f"kvjax: SparseRows wants keys (...), rows (..., dim) and counts (...), got keys {self.keys.shape}, "
-                f"rows {self.rows.shape}, counts {self.counts.shape}"
-            )
+            raise fail(
+                ValueError, None, "SparseRows", "keys (...), rows (..., dim) and counts (...)",
+                f"keys {self.keys.shape}, rows {self.rows.shape}, counts {self.counts.shape}", "give one row a key",
+            )  # fmt: skip
         self.canary = opaque_canary(jnp.uint32(_CANARY))
         self.merged = False
         self.table = None
@@ -129,7 +130,8 @@ def _as_counts(counts: ArrayLike) -> jax.Array:
     if wrong is None and isinstance(given, np.ndarray) and given.size and not 0 <= given.min() <= given.max() < 2**31:
         wrong = f"{given.min()} to {given.max()}"
     if wrong is not None:
-        raise ValueError(f"kvjax: SparseRows wants counts of integers, 0 or more and below 2**31, got {wrong}")
+        want = "counts of integers, 0 or more and below 2**31"
+        raise fail(ValueError, None, "SparseRows", want, wrong, "give how often each key occurred, 0 for padding")
     return jnp.asarray(given, jnp.int32)
 
 

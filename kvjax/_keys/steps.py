@@ -12,6 +12,9 @@ from kvjax._keys.keys import as_keys
 from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
 
+MOST_COUNTED = 2**31 - 1
+"""Where the count of steps in the state of `kvjax.optax.partition` stops."""
+
 
 def step_words(step: Any, table: str, op: str) -> jax.Array:
     """The step as the words ``(2,)`` of an int64; -1 stands for the step that the table takes by itself."""

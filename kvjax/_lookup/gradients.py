@@ -79,13 +79,10 @@ def value_and_grad(
 
     @functools.wraps(fun)
     def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if not all(-len(args) <= i < len(args) for i in numbers):
-            raise TypeError(
-                f"kvjax.value_and_grad wants the arguments {numbers} that it differentiates by position, got "
-                f"{len(args)} positional arguments"
-            )
+        check_positions(numbers, args, "value_and_grad")
         if len({i % len(args) for i in numbers}) < len(numbers):
-            raise ValueError(f"kvjax.value_and_grad wants argnums that name each argument once, got {numbers}")
+            want, mend = "argnums that name each argument once", "leave out the second"
+            raise fail(ValueError, None, "value_and_grad", want, f"{numbers}", mend)
         leaves, treedef = jax.tree.flatten(tuple(args[i] for i in numbers), is_leaf=_is_whole)
         _check_trained(leaves)
         is_dense = [not is_table(leaf) for leaf in leaves]
@@ -147,9 +144,11 @@ def _numbers(argnums: int | Sequence[int]) -> tuple[tuple[int, ...], bool]:
     try:
         numbers = tuple(map(operator.index, argnums)) if isinstance(argnums, Iterable) else (operator.index(argnums),)
     except TypeError:
-        raise TypeError(f"kvjax.value_and_grad wants argnums as an integer or several, got {argnums!r}") from None
+        want, mend = "argnums as an integer or several", "give the positions of arguments"
+        raise fail(TypeError, None, "value_and_grad", want, repr(argnums), mend) from None
     if not numbers:
-        raise ValueError("kvjax.value_and_grad wants argnums with an argument to differentiate, got none")
+        mend = "give its position"
+        raise fail(ValueError, None, "value_and_grad", "argnums of an argument to differentiate", "none", mend)
     return numbers, not isinstance(argnums, Iterable)
 
 
@@ -184,15 +183,31 @@ def grad(
     Returns:
       A function with the arguments of `fun` that returns the gradients, or with has_aux ``(gradients, aux)``.
     """
-    function = value_and_grad(fun, argnums, has_aux, allow_int=allow_int)
+    return without_value(value_and_grad(fun, argnums, has_aux, allow_int=allow_int), has_aux)
 
-    @functools.wraps(fun)
+
+def without_value(function: Callable[P, tuple[Any, PyTree]], has_aux: bool) -> Callable[P, PyTree]:
+    """As a function that gives values and gradients, but without the values."""
+
+    @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> PyTree:
-        result: Any
         result, grads = function(*args, **kwargs)
         return (grads, result[1]) if has_aux else grads
 
     return wrapped
+
+
+def check_positions(numbers: Sequence[int], args: Sequence[Any], op: str) -> None:
+    """Whether the arguments to differentiate are there.
+
+    Raises:
+      TypeError: one is not.
+    """
+    if not all(-len(args) <= i < len(args) for i in numbers):
+        raise fail(
+            TypeError, None, op, f"the arguments {tuple(numbers)} that it differentiates by position",
+            f"{len(args)} positional arguments", "give these without their names",
+        )  # fmt: skip
 
 
 def _outermost(leaves: Any) -> list[Table]:

@@ -55,7 +55,7 @@ def checksum(placement: Placement, values: Any) -> jax.Array | None:
 
     Each process has made its own array of what is not sharded, and JAX does not compare them.
     """
-    return _sum(values) if len(placement.processes) > 1 else None
+    return _sum(values) if placement.num_processes > 1 else None
 
 
 def check_processes(spec: TableSpec, op: str, sum_: jax.Array | None) -> jax.Array:

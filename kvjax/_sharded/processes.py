@@ -35,7 +35,7 @@ def allgather(placement: Placement | None, x: Any) -> np.ndarray:
       ``(processes, ...)``, in the order of `Placement.processes`.
     """
     x = np.asarray(x)
-    if placement is None or len(placement.processes) == 1:
+    if placement is None or placement.num_processes == 1:
         return x[None]
     firsts = [next(d for d in placement.mesh.devices.flat if d.process_index == p) for p in placement.processes]
     mesh = Mesh(np.array(firsts), ("process",))
@@ -72,7 +72,7 @@ def together(placement: Placement | None, name: str | None, op: str, body: Calla
       Exception: what body() has raised here; or, if it has raised in another process alone, a RuntimeError that says
         what.
     """
-    if placement is None or len(placement.processes) == 1:
+    if placement is None or placement.num_processes == 1:
         return body()
     result, error = None, None
     try:

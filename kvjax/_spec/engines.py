@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvjax._process import PROCESS
+from kvjax._values.errors import level_of_user
 from kvjax.storage import Column
 
 TableSpec = Any  # which is made of the options, and so comes after them
@@ -64,5 +65,5 @@ class _Refusing:
             warnings.warn(
                 f"kvjax: table {self._name!r}, storage: want an engine that takes rows, got {type(error).__name__}: "
                 f"{error}; they stay in memory, and the next write tries again before it begins",
-                stacklevel=2,
+                stacklevel=level_of_user(),
             )

@@ -75,6 +75,10 @@ class Placement:
         """Those that have devices of the mesh, in order."""
         return tuple(sorted({device.process_index for device in self.mesh.devices.flat}))
 
+    @property
+    def num_processes(self) -> int:
+        return len(self.processes)
+
     @functools.cached_property
     def devices(self) -> np.ndarray:
         """``(num_shards, replicas)``."""

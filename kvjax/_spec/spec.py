@@ -106,6 +106,11 @@ class TableSpec(Options):
         return 1 if self.placement is None else self.placement.num_shards
 
     @property
+    def num_processes(self) -> int:
+        """Of which each has a part of the table, or of its copies."""
+        return 1 if self.placement is None else self.placement.num_processes
+
+    @property
     def shards(self) -> range:
         """The shards that this process has, by number; a table in one place is its own shard 0."""
         return range(1 if self.placement is None else len(self.placement.local))

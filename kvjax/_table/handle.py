@@ -225,11 +225,20 @@ def version_to_read(table: Handle, op: str) -> jax.Array:
     return version
 
 
-def version_to_write(table: Handle, op: str) -> jax.Array:
-    """The version operand of a write."""
+def check_own(table: Handle, op: str) -> None:
+    """Whether a handle is of no loss, has a version, and reads what is stored.
+
+    Raises:
+      TypeError, ValueError: it does not.
+    """
     check_outside_a_loss(table, op)
     check_one_version(table, op)
     check_without_a_view(table, op)
+
+
+def version_to_write(table: Handle, op: str) -> jax.Array:
+    """The version operand of a write."""
+    check_own(table, op)
     axes = manual_axes() if table.spec.placement is None else {}
     if any(size > 1 for size in axes.values()):
         raise fail(

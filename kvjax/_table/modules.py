@@ -20,7 +20,7 @@ from kvjax._table import lifetime
 from kvjax._table.handle import live_version, version_leaf
 from kvjax._table.registry import Arguments, asked, check_same
 from kvjax._table.table import Table, live
-from kvjax._values.errors import fail
+from kvjax._values.errors import BETWEEN, fail
 from kvjax.ffi import host
 
 
@@ -122,7 +122,7 @@ def _make_anew(known: TableSpec, spec: TableSpec, drawn: bool, model: Any) -> Ta
 def _warn(text: str) -> None:
     """Warns at the user's line, and each time: other rows are gone each time."""
     frame: Any = inspect.currentframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("kvjax", "flax", "jax"):
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in BETWEEN:
         frame = frame.f_back
     warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno)
 

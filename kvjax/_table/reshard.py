@@ -103,7 +103,7 @@ def _exchanged(old: Placement, spec: TableSpec, mine: Snapshot) -> Snapshot:
     They go around in pieces that all processes get, and each keeps what it owns: that is more than need be sent, but no
     process holds more than its rows and one piece of each other.
     """
-    if len(old.processes) == 1:
+    if old.num_processes == 1:
         return mine
     error = None
     waiting = waiting_of(mine.admission)

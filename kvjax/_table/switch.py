@@ -14,6 +14,7 @@ import numpy as np
 from kvjax._training.rowwise import Rowwise
 from kvjax._training.slots import SlotLayout
 from kvjax._training.update import update_of
+from kvjax._values.errors import level_of_user
 from kvjax._values.snapshot import Snapshot
 
 _ROWS = 1 << 16  # at once
@@ -42,7 +43,7 @@ def switched(table: str, rowwise: Rowwise, before: Snapshot) -> Snapshot | None:
     if fresh or dropped:
         said = (f"{what} {', '.join(names) or 'none'}" for what, names in
                 (("kept", kept), ("fresh", fresh), ("dropped", dropped)))  # fmt: skip
-        warnings.warn(f"kvjax: table {table!r}, switch_optimizer: slots {'; '.join(said)}", stacklevel=3)
+        warnings.warn(f"kvjax: table {table!r}, switch_optimizer: slots {'; '.join(said)}", stacklevel=level_of_user())
     if not kept:
         return None
     slots = {name: before.rows.slots[name] for name in kept}

@@ -175,10 +175,10 @@ class Whole(Handle):
                 return loading
             return loads.checked(self.spec, merged(self.spec, "load", self.snapshot(), loading))
 
-        if merge and self.spec.placement is not None and len(self.spec.placement.processes) > 1:
+        if merge and self.spec.num_processes > 1:
             raise fail(
                 ValueError, self.name, "load", "merge=True of a table of one process",
-                f"one of {len(self.spec.placement.processes)}", "kvjax.checkpoint.restore(path, merge=True)",
+                f"one of {self.spec.num_processes}", "kvjax.checkpoint.restore(path, merge=True)",
             )  # fmt: skip
         return loads.load(self, given)
 

@@ -19,7 +19,6 @@ from jax.sharding import PartitionSpec
 from kvjax._keys.keys import Keys
 from kvjax._keys.sparse_rows import SparseRows
 from kvjax._ops import order, routing, training
-from kvjax._ops.initial_rows import initial_rows
 from kvjax._process import PROCESS
 from kvjax._sharded import copies, mesh
 from kvjax._sharded.delivery import deliver
@@ -183,7 +182,7 @@ def _tried(way: Way, spec: TableSpec, update: Update) -> Planned:
 
     def run(grads: SparseRows) -> Any:
         gradient = flat(grads)
-        initial = initial_rows(spec, update.version, gradient.keys, gradient.counts > 0)
+        initial = update.initial(spec, gradient)
         given = update.version, gradient, update.step, initial, way.slots
         return (), (training.plan_apply(spec, *given, reports=way.phase == "keep"),)
 

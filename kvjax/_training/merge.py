@@ -15,6 +15,7 @@ from kvjax._ops import training
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto
 from kvjax._values.arrays import ArrayLike
+from kvjax._values.errors import fail
 
 
 def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> SparseRows:
@@ -50,14 +51,16 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
                 "are averaged by jax.numpy, and trees by jax.tree.map(..., is_leaf=lambda g: isinstance(g, SparseRows))"
             )
     if not parts:
-        raise ValueError("kvjax: merge wants at least one SparseRows, got an empty sequence")
+        raise fail(ValueError, None, "merge", "at least one SparseRows", "an empty sequence", "give one")
     widths = {part.rows.shape[-1] for part in parts}
     if len(widths) > 1:
-        raise ValueError(f"kvjax: merge wants gradients of one table, got rows of widths {sorted(widths)}")
+        mend = "merge those of each table by themselves"
+        raise fail(ValueError, None, "merge", "gradients of one table", f"rows of widths {sorted(widths)}", mend)
     (dim,) = widths
     names = {part.table for part in parts} - {None}
     if len(names) > 1:
-        raise ValueError(f"kvjax: merge wants gradients of one table, got those of {sorted(map(str, names))}")
+        mend = "merge those of each table by themselves"
+        raise fail(ValueError, None, "merge", "gradients of one table", f"those of {sorted(map(str, names))}", mend)
     merged, _ = _merged(parts, dim, None)
     if isinstance(scale, (int, float)) and scale == 1:
         return merged

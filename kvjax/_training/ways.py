@@ -56,6 +56,10 @@ class Update:
     extra: dict[str, Any]
     run: Run | None = None
 
+    def initial(self, spec: TableSpec, grads: SparseRows) -> jax.Array | None:
+        """The initial rows of the keys of a gradient that only JAX can make, or None."""
+        return initial_rows(spec, self.version, grads.keys, grads.counts > 0)
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +103,7 @@ class ByProgram:
 
         def run(grads: SparseRows) -> Any:
             gradient = flat(grads)
-            initial = initial_rows(spec, update.version, gradient.keys, gradient.counts > 0)
+            initial = update.initial(spec, gradient)
             written = update.version if version is None else version
             given = (written, gradient, update.step, initial, self.slots, program)
             holds = self.phase in ("plan", "keep")
@@ -135,7 +139,7 @@ class InChunks:
             made, state = self.made(spec, update, merged)
             return self.write(spec, update.version, merged, update.step, made), state, jnp.uint32(0)
         merged = merge(update.grads)
-        initial = initial_rows(spec, update.version, merged.keys, merged.counts > 0)
+        initial = update.initial(spec, merged)
         begun, status = training.begin_apply(
             spec, update.version, merged, update.step, initial, self.slots, self.facts, reports=self.phase == "keep"
         )
@@ -152,7 +156,7 @@ class InChunks:
 
     def made(self, spec: TableSpec, update: Update, merged: SparseRows) -> tuple[Made, Any]:
         """What a device's rows become, while the table is as it was; and the next globals."""
-        initial = initial_rows(spec, update.version, merged.keys, merged.counts > 0)
+        initial = update.initial(spec, merged)
         n = merged.rows.shape[0]
         chunk = _GROUP * _groups(n)
         # Rows stand where their gradients do, unless one of them gets the sum of several.

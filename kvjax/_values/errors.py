@@ -3,12 +3,26 @@
 import difflib
 import inspect
 from collections.abc import Iterable
+from typing import Any
+
+BETWEEN = ("kvjax", "jax", "flax", "optax", "contextlib", "functools")
+"""Packages whose frames stand between the user's line and a warning."""
 
 
 def fail(kind: type[Exception], table: str | None, op: str, want: str, got: str, mend: str) -> Exception:
     """An error that names the table, the operation, what was wanted and got, and the mend; None is for no one table."""
     place = op if table is None else f"table {table!r}, {op}"
     return kind(f"kvjax: {place}: want {want}, got {got}; {mend}")
+
+
+def check_choice(module: str, ok: bool, name: str, want: str, got: Any) -> None:
+    """Whether an argument of a public class of a module, such as "MaxAge" of "evict", is as it must be.
+
+    Raises:
+      ValueError: it is not.
+    """
+    if not ok:
+        raise fail(ValueError, None, f"{module}.{name}", want, repr(got), f"see kvjax.{module}")
 
 
 def meant(name: object, names: Iterable[str]) -> str:
@@ -26,9 +40,6 @@ def level_of_user() -> int:
     """The ``stacklevel`` of a warning of the caller's that shall point at the user's line: the first that is not of
     kvjax, nor of what calls it for the user."""
     level, frame = 0, inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in BETWEEN:
         level, frame = level + 1, frame.f_back
     return level
-
-
-_BETWEEN = ("kvjax", "jax", "flax", "optax", "contextlib", "functools")

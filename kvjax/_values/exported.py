@@ -14,6 +14,7 @@ from kvjax._formats.choices import Quantised
 from kvjax._formats.quantise import QuantisationReport, Quantiser
 from kvjax._formats.quantised import quantised
 from kvjax._formats.source import Source
+from kvjax._values.errors import level_of_user
 
 SLOT = "slot."
 """What the name of a slot's column begins with."""
@@ -177,7 +178,7 @@ class Exported:
         source, _ = self._source(prefix, None, slots)
         left = deeprec.write(prefix, name, source, {slot: SLOT + slot for slot in self.slots if slots}, partitions)
         if left:
-            warnings.warn(f"kvjax: {os.fspath(prefix)}: left out {'; '.join(left)}", stacklevel=2)
+            warnings.warn(f"kvjax: {os.fspath(prefix)}: left out {'; '.join(left)}", stacklevel=level_of_user())
 
     def _source(
         self, path: str | os.PathLike[str], dtype: Quantised | None, slots: bool

@@ -191,6 +191,10 @@ class Catalog:
             )
         return self.checked(name, lambda: self._open(name))
 
+    def metas(self) -> dict[str, dict[str, Any]]:
+        """What each table is, by name, as kvjax.json says it."""
+        return {name: self.open(name)[0] for name in self.names}
+
     def checked(self, name: str, body: Callable[[], T]) -> T:
         """What body() reads of a table.
 

@@ -141,8 +141,7 @@ def check_name(name: Any, table: str) -> None:
 def shared_placement(table: Table) -> Placement | None:
     """Where a table is of which several processes have parts. Of any other each process has one of its own, and
     process 0 saves it."""
-    placement = table.spec.placement
-    return placement if placement is not None and len(placement.processes) > 1 else None
+    return table.spec.placement if table.spec.num_processes > 1 else None
 
 
 def check_saved(tables: Mapping[str, Table]) -> None:

@@ -226,11 +226,7 @@ def value_and_grad(
 
     @functools.wraps(fun)
     def wrapped(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if not all(-len(args) <= number < len(args) for number in numbers):
-            raise TypeError(
-                f"kvjax.flax.nnx.value_and_grad wants the arguments {numbers} that it differentiates by position, got "
-                f"{len(args)} positional arguments"
-            )
+        gradients.check_positions(numbers, args, "flax.nnx.value_and_grad")
         filters = {number % len(args): each for number, each in chosen}
         splits = [_Split(arg, i in filters, filters.get(i)) for i, arg in enumerate(args)]
 
@@ -289,12 +285,4 @@ def grad(
     Returns:
       A function that returns the gradients, or with has_aux ``(gradients, aux)``.
     """
-    function = value_and_grad(fun, has_aux, wrt, argnums=argnums)
-
-    @functools.wraps(fun)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> PyTree:
-        result: Any
-        result, grads = function(*args, **kwargs)
-        return (grads, result[1]) if has_aux else grads
-
-    return wrapped
+    return gradients.without_value(value_and_grad(fun, has_aux, wrt, argnums=argnums), has_aux)

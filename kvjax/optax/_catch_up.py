@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import jax
 from jax.core import Tracer
 
-from kvjax._table.handle import check_one_version, check_outside_a_loss, check_without_a_view
+from kvjax._table.handle import check_own
 from kvjax._table.table import Table, is_table
 from kvjax._table.view import PresentView, check_late
 from kvjax._training.catch_up import CatchUpRows as CatchUpRows
@@ -172,9 +172,7 @@ def sweep(params: T, state: PyTree, tx: TableTx) -> T:
 
 def _viewed(table: Table, rowwise: Late, state: Any) -> Table:
     op = "caught_up"
-    check_outside_a_loss(table, op)
-    check_one_version(table, op)
-    check_without_a_view(table, op)
+    check_own(table, op)
     check_late(table.spec, rowwise, op)
     want = jax.tree.structure(jax.eval_shape(lambda: rowwise.init(table.dim)))
     leaves = _leaves_of(state, want)

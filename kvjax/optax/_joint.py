@@ -16,6 +16,7 @@ from kvjax._table.table import is_table
 from kvjax._training.rowwise import check_transform
 from kvjax._training.whole_batch import as_before, merged_of_all, own_part
 from kvjax._values.arrays import PyTree
+from kvjax._values.errors import fail
 
 
 def as_arrays(grads: Any) -> Any:
@@ -92,10 +93,10 @@ def joint(tx: optax.GradientTransformation) -> optax.GradientTransformationExtra
         state = tx.init(without)
         kept = jax.eval_shape(tx.init, jax.ShapeDtypeStruct((2, 2), jnp.float32))  # also where all are tables
         if any(getattr(leaf, "ndim", 0) > 0 for leaf in (*jax.tree.leaves(state), *jax.tree.leaves(kept))):
-            raise ValueError(
-                "kvjax.optax.joint wants a transform without state per element (clipping, scaling), got one with "
-                "arrays in its state; rows differ from step to step, so put it into kvjax.optax.partition"
-            )
+            raise fail(
+                ValueError, None, "joint", "a transform without state per element (clipping, scaling)",
+                "one with arrays in its state", "rows differ from step to step, so put it into kvjax.optax.partition",
+            )  # fmt: skip
         _check_rows_of_zeros(tx)
         return state
 

@@ -12,7 +12,7 @@ import optax
 
 from kvjax._keys.opaque import opaque
 from kvjax._keys.sparse_rows import SparseRows, is_sparse
-from kvjax._keys.steps import step_words
+from kvjax._keys.steps import MOST_COUNTED, step_words
 from kvjax._table.commit import CommitState
 from kvjax._table.handle import check_process
 from kvjax._table.table import Table, is_table
@@ -29,7 +29,6 @@ from kvjax.optax._chosen import Choice
 TableTx: TypeAlias = Transform | Mapping[str, Transform] | Callable[[str], Transform]
 
 
-STEPS = 2**31 - 1
 """What the count of a `PartitionState` stops at."""
 
 
@@ -184,13 +183,13 @@ def _next_step(count: jax.Array, said: Any, table: str) -> tuple[Any, jax.Array]
       said: the step, if the caller has said it: an integer, or a ``()`` array of such.
       table: for errors.
     """
-    most = jnp.int32(STEPS)
+    most = jnp.int32(MOST_COUNTED)
     following = jnp.minimum(count, most - 1) + 1
     if said is None:
         # Behind what the count can hold, tables go on by themselves, for which -1 stands.
         return jnp.where(count < most, count + 1, -1), following
     if is_integer(said):
-        return said, jnp.int32(max(0, min(said, STEPS)))
+        return said, jnp.int32(max(0, min(said, MOST_COUNTED)))
     words = step_words(said, table, "partition")
     low, high = jax.lax.bitcast_convert_type(words, jnp.int32)
     # Below zero, which a compiled step cannot refuse, tables go on by themselves, too.

@@ -64,14 +64,11 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
 
     def restore(self, directory: str | os.PathLike[str], args: TableRestore | None = None) -> dict[str, Table]:
         args = args or TableRestore()
-        return restore_all(
-            Chain(Catalog(anywhere(directory, "restore")), args.base), args.tables, args.how(), args.cursor
-        )
+        return restore_all(Chain(Catalog(anywhere(directory, "restore")), args.base), args.tables, args, args.cursor)
 
     def metadata(self, directory: str | os.PathLike[str]) -> dict[str, dict[str, object]]:
         """What each table of a checkpoint is, by name, as ``kvjax.json`` says it."""
-        catalog = Catalog(anywhere(directory, "metadata"), "metadata")
-        return {name: catalog.open(name)[0] for name in catalog.names}
+        return Catalog(anywhere(directory, "metadata"), "metadata").metas()
 
     def finalize(self, directory: str | os.PathLike[str]) -> None:
         """Finishes the checkpoint: everything is there, and on the disk."""
@@ -177,7 +174,3 @@ class TableRestore(How, ocp.args.CheckpointArgs):
     tables: Mapping[str, Table | str | None] | None = None
     base: PathLike | Sequence[PathLike] | None = None
     cursor: str | None = None
-
-    def how(self) -> How:
-        """How to make the tables."""
-        return How(**{field.name: getattr(self, field.name) for field in dataclasses.fields(How)})

@@ -124,10 +124,10 @@ def combine(state: PyTree, tables: Mapping[str, Readable] | None = None, like: P
                 f"kvjax: table {name!r}, combine: want arrays of a frozen table, got a file; give its as_jax()"
             )
     if not isinstance(given, Mapping) or not all(isinstance(x, (Table, FrozenReadable)) for x in given.values()):
-        raise TypeError(
-            f"kvjax.orbax.combine wants the tables by name as its second argument, got {type(given).__name__}; "
-            "combine(state, tables) is called with what split(state) returns, in that order"
-        )
+        raise fail(
+            TypeError, None, "combine", "the tables by name as its second argument", type(given).__name__,
+            "combine(state, tables) is called with what split(state) returns, in that order",
+        )  # fmt: skip
 
     if like is not None:
         state = _in_the_form_of(split(like)[0], state)
@@ -171,10 +171,11 @@ def _in_the_form_of(like: Any, restored: Any) -> Any:
     missing = [path for path, _ in wanted if path not in found]
     if missing or len(found) > len(wanted):
         lost = missing or sorted(found.keys() - dict(wanted).keys())
-        raise ValueError(
-            f"kvjax.orbax.combine wants a restored state like the other, got one {'without' if missing else 'with'} "
-            f"{'/'.join(lost[0])}; give as like= a state of the structure that was saved"
-        )
+        raise fail(
+            ValueError, None, "combine", "a restored state like the other",
+            f"one {'without' if missing else 'with'} {'/'.join(lost[0])}",
+            "give as like= a state of the structure that was saved",
+        )  # fmt: skip
     return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path, _ in wanted])
 
 

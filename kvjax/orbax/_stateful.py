@@ -128,8 +128,7 @@ class TablesHandler:
         return done()
 
     async def metadata(self, directory: v1.path.Path) -> dict[str, dict[str, Any]]:
-        catalog = Catalog(anywhere(directory, "metadata"), "metadata")
-        return {name: catalog.open(name)[0] for name in catalog.names}
+        return Catalog(anywhere(directory, "metadata"), "metadata").metas()
 
     def is_handleable(self, checkpointable: Any) -> bool:
         return isinstance(checkpointable, StatefulTables)

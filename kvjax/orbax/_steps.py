@@ -10,7 +10,9 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from kvjax._keys.steps import MOST_COUNTED
 from kvjax._table.table import Table
+from kvjax._values.errors import level_of_user
 
 
 def warn_of_another_step(state: Any, tables: Mapping[str, Table]) -> None:
@@ -23,7 +25,7 @@ def warn_of_another_step(state: Any, tables: Mapping[str, Table]) -> None:
         if not _is_partition(part) or isinstance(part.count, Tracer) or np.size(part.count) != 1:
             continue
         count = int(np.asarray(part.count).item())
-        if count >= 2**31 - 1:  # where it stops, with steps of a clock that are greater
+        if count >= MOST_COUNTED:  # where it stops, with steps of a clock that are greater
             continue
         others = {name: _last_step(tables[name]) for name in part.tables if name in tables} if count else {}
         others = {name: last for name, last in others.items() if last not in (None, count)}
@@ -36,7 +38,7 @@ def warn_of_another_step(state: Any, tables: Mapping[str, Table]) -> None:
             f"step {count} and rows after step {others[name]}; give what TableRestore has restored beside the state, "
             "or what split gave with it. If the optimizer's state was begun anew while the rows were kept, this is as "
             "it should be",
-            stacklevel=3,
+            stacklevel=level_of_user(),
         )
 
 

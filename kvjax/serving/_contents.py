@@ -111,9 +111,9 @@ def contents_of(source: Any, name: str | None, prune: PruneLike | None, base: An
 
 def _of_table(table: Any) -> Contents:
     spec = table.spec
-    if spec.placement is not None and len(spec.placement.processes) > 1:
+    if spec.num_processes > 1:
         raise fail(
-            ValueError, spec.name, "write", "a table of one process", f"one of {len(spec.placement.processes)}",
+            ValueError, spec.name, "write", "a table of one process", f"one of {spec.num_processes}",
             "save it with kvjax.orbax.TableSave, and write it from the checkpoint",
         )  # fmt: skip
     missing = _unadmitted(spec.admit, spec.key_dtype)

@@ -155,7 +155,7 @@ def test_nnx_argnums():
     only = kvjax.flax.nnx.grad(loss, has_aux=True, argnums=1)(user, item, bias, KEYS)[0]
     np.testing.assert_allclose(only["scale"].get_value(), of_item["scale"].get_value())
     assert float(user.calls.get_value()) == float(item.calls.get_value()) == 2
-    with pytest.raises(TypeError, match=r"^kvjax.flax.nnx.value_and_grad wants the arguments \(4,\)"):
+    with pytest.raises(TypeError, match=r"^kvjax: flax.nnx.value_and_grad: want the arguments \(4,\)"):
         kvjax.flax.nnx.grad(loss, argnums=4)(user, item, bias, KEYS)
 
 

@@ -369,7 +369,7 @@ def test_gradients_belong_to_their_table(make):
             ValueError, match=f"table '{a.name}', apply: want gradients of this table, got those of table"
         ):
             write()
-    with pytest.raises(ValueError, match="merge wants gradients of one table"):
+    with pytest.raises(ValueError, match="merge: want gradients of one table"):
         kvjax.merge([grads["a"], grads["b"]])
     a, _ = a.apply(optax.sgd(1.0), kvjax.SparseRows(grads["b"].keys, grads["b"].rows))
     assert a.contains(np.array([2])).tolist() == [True]

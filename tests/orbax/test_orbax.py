@@ -285,7 +285,7 @@ def test_combine_without_a_template(tmp_path):
         back = kvjax.orbax.combine(restored["state"], restored["tables"], like=like)
         assert isinstance(back, TrainState) and int(back.step) == 3 and len(back.params["list"][0]) == 5
         np.testing.assert_array_equal(back.params["net"]["w"], [0.0, 1.0])
-    with pytest.raises(ValueError, match=r"combine wants a restored state like the other, got one with params/list/1"):
+    with pytest.raises(ValueError, match=r"combine: want a restored state like the other, got one with params/list/1"):
         kvjax.orbax.combine(restored["state"], restored["tables"], like=state.replace(params={"t": table}))
     with pytest.raises(ValueError, match=r"got one without params/x"):
         kvjax.orbax.combine(restored["state"], restored["tables"], like=state.replace(params=params | {"x": 1.0}))

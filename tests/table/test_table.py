@@ -274,7 +274,7 @@ def test_bad_arguments(make):
         table.apply(optax.sgd(0.1), {})
     with pytest.raises(ValueError, match=r"gives \(0,\) bool"):
         table.export(lambda rows: np.arange(0))
-    with pytest.raises(ValueError, match="SparseRows wants"):
+    with pytest.raises(ValueError, match="SparseRows: want"):
         kvjax.SparseRows(np.arange(2), jnp.ones((3, 4)))
     with pytest.raises(ValueError, match="missing="):
         table.lookup(1, missing="mean")

@@ -273,7 +273,7 @@ def test_bad_initializers(kind, initializer, message):
 
 @pytest.mark.parametrize("arguments", [(0.0,), (1.0, "fan"), (1.0, "fan_in", "gamma"), (float("inf"),)])
 def test_bad_variance_scaling(arguments):
-    with pytest.raises(ValueError, match="variance_scaling wants"):
+    with pytest.raises(ValueError, match="variance_scaling: want scale"):
         kvjax.initializers.variance_scaling(*arguments)
 
 
