@@ -35,7 +35,7 @@ class Process:
       first_versions: the version of a table that is yet to be made, by name: behind those of one that was dropped, in
         whatever backend, so that its handles stay stale.
       births: the version that each live table was made at: one that still has it has never been written.
-      present: how far each table had been trained when no row of it was behind, see `kvjax._table.behind`.
+      caught_up: how far each table had been trained when no row of it was behind, see `kvjax._table.behind`.
       of_modules: the live tables that a module's ``init`` made, and may make anew, by name.
       forked: whether this is a child of the process whose tables these are, in which neither they nor JAX can run.
       placements: a number of each placement that a table has had, from 1.
@@ -57,7 +57,7 @@ class Process:
         self.specs: dict[str, Any] = {}
         self.first_versions: dict[str, int] = {}
         self.births: dict[str, int] = {}
-        self.present: dict[str, Any] = {}
+        self.caught_up: dict[str, Any] = {}
         self.of_modules: dict[str, OfModule] = {}
         self.sinks: dict[str, Any] = {}
         self.cursors: dict[Any, Any] = {}

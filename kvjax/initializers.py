@@ -31,7 +31,7 @@ import numpy as np
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail
-from kvjax._values.generated import Generated
+from kvjax._values.function_initializer import Generated
 
 __all__ = [
     "Generated", "Initializer", "Pool", "constant", "from_pool", "normal", "ones", "truncated_normal", "uniform",
@@ -247,14 +247,14 @@ def _pool(array: ArrayLike) -> Pool:
     return Pool(rows.tobytes(), *rows.shape)
 
 
-Made: TypeAlias = Initializer | Pool | Generated
+ResolvedInitializer: TypeAlias = Initializer | Pool | Generated
 """What a table has of it."""
 
-InitializerLike: TypeAlias = ArrayLike | Made | VarianceScaling | Callable[..., Any]
+InitializerLike: TypeAlias = ArrayLike | ResolvedInitializer | VarianceScaling | Callable[..., Any]
 """What `kvjax.get_table` takes as ``initializer``, see the head of this file."""
 
 
-def resolve(initializer: Any, dim: int) -> Made:
+def resolve(initializer: Any, dim: int) -> ResolvedInitializer:
     """What `get_table` takes as ``initializer``, for rows of width `dim`.
 
     Raises:

@@ -36,7 +36,7 @@ _NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
+class BundleEntry:
     """Where a tensor is.
 
     Attributes:
@@ -121,7 +121,7 @@ class Bundle:
             raise FileError(path, f"{name!r} with the checksum {entry.crc:08x}", "other bytes", "the file is damaged")
         return data
 
-    def _crc_of(self, path: str, entry: Entry) -> int:
+    def _crc_of(self, path: str, entry: BundleEntry) -> int:
         crc, rest = 0, entry.size
         with open(path, "rb") as file:
             file.seek(entry.offset)
@@ -187,13 +187,13 @@ def _fields(data: bytes) -> dict[int, list[Any]]:
     return out
 
 
-def _entry(data: bytes) -> Entry:
+def _entry(data: bytes) -> BundleEntry:
     fields = _fields(data)
     dims = [_fields(dim).get(1, [0])[0] for shape in fields.get(2, []) for dim in _fields(shape).get(2, [])]
     number = {i: int(fields.get(i, [0])[0]) for i in (1, 3, 4, 5)}
     crc = struct.unpack("<I", fields.get(6, [bytes(4)])[0])[0]
     dtype = None if 7 in fields else _DTYPES.get(number[1])
-    return Entry(dtype, tuple(dims), number[3], number[4], number[5], crc)
+    return BundleEntry(dtype, tuple(dims), number[3], number[4], number[5], crc)
 
 
 def _masked(crc: int) -> int:

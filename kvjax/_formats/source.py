@@ -130,7 +130,7 @@ class Concatenated:
         return found[1] if len(found) == 2 else np.concatenate(found)
 
 
-class Mapped:
+class MappedColumn:
     """A column of which a function makes another of the same dtype, row by row."""
 
     def __init__(

@@ -27,7 +27,7 @@ from kvjax._sharded.mesh import elements
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._table.handle import check_one_version, check_without_a_view, with_tape
 from kvjax._table.table import Table, is_table
-from kvjax._table.tapes import untaped
+from kvjax._table.untaped import untaped
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail, level_of_user
 from kvjax.ffi import host

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from kvjax._keys.keys import Keys
 from kvjax._ops import reads
 from kvjax._spec.spec import TableSpec
-from kvjax._values.generated import Generated
+from kvjax._values.function_initializer import Generated
 
 
 def initial_rows(

@@ -114,7 +114,7 @@ def _words(run: Run | None) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True)
-class Begun:
+class ChunkedStep:
     """A training step that goes on in chunks. On a shard of a sharded table all but the first three are empty.
 
     Attributes:
@@ -149,7 +149,7 @@ def begin_apply(
     facts: bool,
     *,
     reports: bool,
-) -> tuple[Begun, jax.Array]:
+) -> tuple[ChunkedStep, jax.Array]:
     """The step, and its status, as `apply` has it."""
     n = grads.counts.shape[0]
     results = [
@@ -163,13 +163,13 @@ def begin_apply(
     operands = (version, *_operands(grads), step, initial_operand(spec, initial))
     given = _planned("kvjax_begin_apply", results, operands, reports, **_attributes(spec, grads, slots))
     version, targets, active, used, shared, about, status = given
-    return Begun(version, active, used, targets, grads.keys.words, grads.rows, shared, about), status
+    return ChunkedStep(version, active, used, targets, grads.keys.words, grads.rows, shared, about), status
 
 
 def gather(
     spec: TableSpec,
     version: jax.Array,
-    begun: Begun,
+    begun: ChunkedStep,
     start: jax.Array,
     chunk: int,
     slots: str,
@@ -242,7 +242,7 @@ def write_step(
 def scatter(
     spec: TableSpec,
     version: jax.Array,
-    begun: Begun,
+    begun: ChunkedStep,
     start: jax.Array,
     values: jax.Array,
     slots: str,
@@ -288,10 +288,10 @@ def plan_step(
     return write("apply", "kvjax_plan_step", result, *operands, table=spec.name, **attributes)
 
 
-def commit_step(spec: TableSpec, version: jax.Array) -> Begun:
+def commit_step(spec: TableSpec, version: jax.Array) -> ChunkedStep:
     results = (WORD, array((), jnp.int32), array((2,), jnp.uint32))
     # A step that a program has updated has no active rows left.
     version, active, step = write("apply", "kvjax_commit_step", results, version, table=spec.name)
     words, rows = nothing(spec, (0, 2), np.uint32), nothing(spec, (0, spec.dim), np.float32)
     shared, facts = nothing(spec, (0,), np.float32), nothing(spec, (0, NUM_FACTS), np.uint32)
-    return Begun(version, active, step, words, words, rows, shared, facts)
+    return ChunkedStep(version, active, step, words, words, rows, shared, facts)

@@ -17,7 +17,7 @@ from kvjax._values.key_width import own_key
 from kvjax._values.snapshot import from_native
 from kvjax.admit import MinCount, Sketch
 from kvjax.ffi import host, module
-from kvjax.initializers import Generated, Made
+from kvjax.initializers import Generated, ResolvedInitializer
 from kvjax.storage import Storage
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class TableSpec(Options):
         # Resolved, these are of narrower types; pyright wants those of `Options`, and defaults.
         key_dtype: str  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
         dtype: str  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
-        initializer: Made  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
+        initializer: ResolvedInitializer  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
         seed: int  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
         storage: Storage  # pyright: ignore[reportGeneralTypeIssues, reportIncompatibleVariableOverride]
 

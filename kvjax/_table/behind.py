@@ -16,9 +16,9 @@ from jax.core import Tracer
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
 from kvjax._table.handle import Handle, wait
+from kvjax._values.behind import LAST_COLUMN, LAST_STEP, behind_in_words, can_be_behind, warn_behind
 from kvjax._values.errors import fail
 from kvjax._values.exported import Exported
-from kvjax._values.late import LAST_COLUMN, LAST_STEP, are_late, found_late, warn_late
 
 
 def may_be_behind(table: Handle) -> bool:
@@ -33,14 +33,14 @@ def _may_be_behind(spec: TableSpec) -> bool:
         slots = spec.host.slots(spec.name, 0)
     except KeyError:
         return False  # there is no table any more, which the call itself says better
-    if not are_late(dict(slots)):
+    if not can_be_behind(dict(slots)):
         return False
-    return PROCESS.present.get(spec.name) != _trained(spec)
+    return PROCESS.caught_up.get(spec.name) != _trained(spec)
 
 
 def warn(table: Handle, op: str, rows: str = "may be behind") -> None:
     """Says that a call reads rows as they are stored."""
-    warn_late(table.name, op, rows)
+    warn_behind(table.name, op, rows)
 
 
 def warn_if_behind(table: Handle, op: str) -> None:
@@ -59,9 +59,9 @@ def found_behind(table: Handle, rows: Exported) -> str:
     """How many rows are behind, in words; empty if none is. Rows are those of now, with slots."""
     if not len(rows):
         return ""
-    found = found_late(rows.slots[LAST_STEP], rows.has_slots) if LAST_STEP in rows.slots else ""
+    found = behind_in_words(rows.slots[LAST_STEP], rows.has_slots) if LAST_STEP in rows.slots else ""
     if not found:
-        note_present(table.spec)
+        note_caught_up(table.spec)
     return found
 
 
@@ -71,25 +71,25 @@ def warn_if_found_behind(table: Handle, op: str, rows: Exported) -> None:
         warn(table, op, found)
 
 
-def check_present(table: Handle, op: str, slot_types: dict[str, str], rows: Exported) -> None:
+def check_none_behind(table: Handle, op: str, slot_types: dict[str, str], rows: Exported) -> None:
     """Whether a call that ends catching up loses nothing.
 
     Raises:
       ValueError: rows are behind.
     """
-    if are_late(slot_types) and (found := found_behind(table, rows)):
+    if can_be_behind(slot_types) and (found := found_behind(table, rows)):
         raise fail(
             ValueError, table.name, op, "rows of now", f"some that {found}",
             "kvjax.optax.sweep(params, state, tx) writes what they have missed",
         )  # fmt: skip
 
 
-def note_present(spec: TableSpec) -> None:
+def note_caught_up(spec: TableSpec) -> None:
     """Remembers that no row is behind, as long as the table is not trained."""
-    PROCESS.present[spec.name] = _trained(spec)
+    PROCESS.caught_up[spec.name] = _trained(spec)
 
 
-class Present:
+class OneStepCheck:
     """Whether rows that are loaded into a table are all of one step, said of some at a time.
 
     Args:
@@ -97,7 +97,7 @@ class Present:
     """
 
     def __init__(self, slot_types: dict[str, str]) -> None:
-        self._so_far, self._step = are_late(slot_types), None
+        self._so_far, self._step = can_be_behind(slot_types), None
 
     def add(self, columns: Mapping[str, np.ndarray]) -> None:
         """Some of the rows."""

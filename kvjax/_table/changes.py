@@ -27,7 +27,7 @@ class Mark:
     tokens: dict[int, int]
 
 
-class Changes(NamedTuple):
+class TableChanges(NamedTuple):
     """What has changed since a cursor.
 
     Attributes:
@@ -75,7 +75,7 @@ def close_cursor(table: Handle, mark: Mark) -> None:
             return
 
 
-def changes_since(table: Handle, mark: Mark) -> Changes | None:
+def changes_since(table: Handle, mark: Mark) -> TableChanges | None:
     """What has changed since a cursor; None if the table does not know, and may be another altogether."""
     spec, version = table.spec, version_on_host(table, "save")
     if mark.backend != spec.storage.backend or mark.tokens.keys() != set(spec.originals):
@@ -86,7 +86,7 @@ def changes_since(table: Handle, mark: Mark) -> Changes | None:
         return None
     parts = [from_native(part, spec.dim, spec.row_dtype, spec.key_dtype) for part in raw]
     removed = np.concatenate([part["removed"] for part in raw])
-    return Changes(
+    return TableChanges(
         contents.joined(parts),
         removed[by_bucket(removed)[0]] if len(parts) > 1 else removed,
         raw[0]["counts_of_all"],

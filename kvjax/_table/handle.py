@@ -24,8 +24,8 @@ from kvjax._spec.spec import TableSpec
 from kvjax._spmd.varying import manual_axes
 from kvjax._table import at_exit
 from kvjax._table.refused import warn_of_refused
+from kvjax._table.table_update import TableUpdate
 from kvjax._table.view import View
-from kvjax._table.written import Written
 from kvjax._values.errors import fail
 
 H = TypeVar("H", bound="Handle")
@@ -97,7 +97,7 @@ class Handle:
 
     @classmethod
     def tree_unflatten(cls, spec: TableSpec, children: Sequence[Any]) -> Self:
-        word = children[0].raised if isinstance(children[0], Written) else children[0]
+        word = children[0].raised if isinstance(children[0], TableUpdate) else children[0]
         if is_fresh(word):
             at_exit.started(spec.name, uncast(word))
         return cls(children[0], spec, *children[1:])

@@ -50,7 +50,7 @@ def drop(name: str) -> None:
         if name in PROCESS.traced:
             PROCESS.outlived.add(hash(spec))
         PROCESS.births.pop(name, None)
-        PROCESS.present.pop(name, None)
+        PROCESS.caught_up.pop(name, None)
         PROCESS.of_modules.pop(name, None)
         PROCESS.sinks.pop(name, None)
         forget_failures(name)

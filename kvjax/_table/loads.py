@@ -14,7 +14,7 @@ from kvjax._formats.source import Source
 from kvjax._sharded.processes import allgather, together
 from kvjax._spec.placement import Placement
 from kvjax._spec.spec import TableSpec
-from kvjax._table.behind import Present, note_present
+from kvjax._table.behind import OneStepCheck, note_caught_up
 from kvjax._table.contents import check_capacity, sum_of_hashes
 from kvjax._table.handle import Handle, version_leaf, version_on_host
 from kvjax._values.errors import fail, level_of_user
@@ -146,7 +146,7 @@ def prepare_load(table: H, rows: Callable[[], Loading]) -> Callable[[], H]:
     """As `load`, but nothing changes before the call that it gives."""
     spec = table.spec
 
-    def prepare() -> Filled:
+    def prepare() -> FilledShards:
         version, given = version_on_host(table, "load"), rows()
         return fill(spec, given, lambda i, head: spec.host.begin_load(spec.name, i, version, head))
 
@@ -155,29 +155,29 @@ def prepare_load(table: H, rows: Callable[[], Loading]) -> Callable[[], H]:
 
     def commit() -> H:
         (version,) = {spec.host.commit_load(part) for part in filled.prepared}
-        if filled.present:
-            note_present(spec)
+        if filled.caught_up:
+            note_caught_up(spec)
         return table.at(version_leaf(spec, version))
 
     return commit
 
 
-class Filled(NamedTuple):
+class FilledShards(NamedTuple):
     """Shards that are ready to be replaced.
 
     Attributes:
       prepared: of each shard of this process what `commit_load` takes.
       summary: for each shard of the table and then for all that was given: whether it is here, rows, and a sum of
         their hashes; ``(num_shards + 1, 3)`` uint64.
-      present: whether no row is behind.
+      caught_up: whether no row is behind.
     """
 
     prepared: list[Any]
     summary: np.ndarray
-    present: bool
+    caught_up: bool
 
 
-def fill(spec: TableSpec, given: Loading, begin: Callable[[int, dict[str, Any]], Any]) -> Filled:
+def fill(spec: TableSpec, given: Loading, begin: Callable[[int, dict[str, Any]], Any]) -> FilledShards:
     """Fills shards of this process; rows that it does not own are left out.
 
     Args:
@@ -192,10 +192,10 @@ def fill(spec: TableSpec, given: Loading, begin: Callable[[int, dict[str, Any]],
     for i, shard in enumerate(numbers):
         counts = given.admission if placement is None else _own_counts(given.admission, placement, shard)
         prepared.append(begin(i, head_to_native(int(summary[shard, 1]), given.last_step, types, counts)))
-    present = Present(types)
+    of_one_step = OneStepCheck(types)
     with closing(given.rows.rows()) as pieces:
         for piece in pieces:
-            present.add(piece)
+            of_one_step.add(piece)
             owners = None if placement is None else placement.owners(piece["keys"].view(np.int64))
             parts = {
                 shard: rows_to_native(piece if owners is None else take(piece, owners == shard), types)
@@ -205,7 +205,7 @@ def fill(spec: TableSpec, given: Loading, begin: Callable[[int, dict[str, Any]],
                 spec.host.add_load(prepared[i], parts[shard])
     for one in prepared:
         spec.host.end_load(one)
-    return Filled(prepared, summary, present.all())
+    return FilledShards(prepared, summary, of_one_step.all())
 
 
 def _own_counts(admission: dict[str, np.ndarray], placement: Placement, shard: int) -> dict[str, np.ndarray]:

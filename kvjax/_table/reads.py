@@ -12,7 +12,7 @@ from kvjax._keys.keys import Keys, KeysLike
 from kvjax._keys.masks import mask_of
 from kvjax._keys.words import integers_of
 from kvjax._sharded import reads
-from kvjax._table import tapes
+from kvjax._table import untaped
 from kvjax._table.behind import warn_of_lookup
 from kvjax._table.handle import Handle, check_without_a_view, keys_for, version_to_read, wait
 from kvjax._table.prefetched import Prefetched
@@ -260,7 +260,7 @@ def lookup(table: Handle, query: Query, missing: Any = None, with_found: bool = 
     if table.tape is not None:
         rows = table.tape.attach(rows, query.keys, mask, used)
     elif spec.trainable and not table.follows and (table.view is None or table.view.trains):
-        tapes.note(table.name)
+        untaped.note(table.name)
     if substitute is not None:
         as_read = found if mask is None else found | ~mask
         rows = jnp.where(as_read[..., None], rows, substitute)

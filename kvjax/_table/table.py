@@ -9,8 +9,8 @@ import jax
 
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
+from kvjax._table.derived_handles import Handles
 from kvjax._table.handle import live_version
-from kvjax._table.handles import Handles
 from kvjax._table.reads import Reads
 from kvjax._table.whole import Whole
 from kvjax._table.writes import Writes

@@ -17,9 +17,9 @@ from kvjax._spec.spec import TableSpec
 from kvjax._spec.unsupported import check_together
 from kvjax._table.handle import Handle, after_write, version_to_write
 from kvjax._table.refused import watch
-from kvjax._table.view import check_late
-from kvjax._training.apply import Held, apply, check, end, plan
-from kvjax._training.rowwise import Late, Rowwise
+from kvjax._table.view import check_can_catch_up
+from kvjax._training.apply import PlannedStep, apply, check, end, plan
+from kvjax._training.rowwise import CatchUp, Rowwise
 from kvjax._training.ways import Update
 from kvjax._values.errors import fail
 
@@ -34,8 +34,8 @@ def check_gradient(table: Handle, rowwise: Rowwise, grads: Any, state: Any) -> N
             ValueError, table.name, "apply", "gradients of this table", f"those of table {grads.table!r}",
             "each table takes its own; for rows of your own making, kvjax.SparseRows(grads.keys, grads.rows)",
         )  # fmt: skip
-    if isinstance(rowwise, Late):
-        check_late(table.spec, rowwise, "apply")
+    if isinstance(rowwise, CatchUp):
+        check_can_catch_up(table.spec, rowwise, "apply")
         if grads.table is not None and not grads.viewed:
             raise fail(
                 ValueError, table.name, "apply", f"gradients at rows of now, as kvjax.optax.{rowwise.name} has them",
@@ -71,7 +71,7 @@ def train_all(writes: Sequence[Write], step: Any, extra: dict[str, Any]) -> list
     return _ended(writes, held, order.after(held[0].spec, number, [each.word for each in held]))
 
 
-def _ended(writes: Sequence[Write], held: Sequence[Held], planned: jax.Array) -> list[tuple[Any, Any]]:
+def _ended(writes: Sequence[Write], held: Sequence[PlannedStep], planned: jax.Array) -> list[tuple[Any, Any]]:
     """The results of planned steps, once the greatest status of them exists."""
     return [_result(write, end(each, planned)) for write, each in zip(writes, held, strict=True)]
 

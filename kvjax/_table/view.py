@@ -15,15 +15,15 @@ from kvjax._formats.source import row_bytes
 from kvjax._keys.keys import Keys
 from kvjax._sharded import reads
 from kvjax._spec.spec import TableSpec
-from kvjax._training.catch_up import present_row
-from kvjax._training.rowwise import Late
+from kvjax._training.catch_up import caught_up_row
+from kvjax._training.rowwise import CatchUp
 from kvjax._training.signature import is_of
 from kvjax._values.errors import fail
 from kvjax._values.slot_layout import layout_text
 from kvjax._values.snapshot import Snapshot
 
 
-def check_late(spec: TableSpec, rowwise: Late, op: str) -> None:
+def check_can_catch_up(spec: TableSpec, rowwise: CatchUp, op: str) -> None:
     """Whether rows of this table can be behind without being others than they would be."""
     for option, given in {"constraint=": spec.constraint is not None, "a shared row": spec.shares_row}.items():
         if given:
@@ -105,7 +105,7 @@ class SlotView:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class PresentView:
+class CaughtUpView:
     """Rows as they are now, where those that a batch left out are behind.
 
     Attributes:
@@ -113,7 +113,7 @@ class PresentView:
       globals_: what it keeps for all rows together.
     """
 
-    rowwise: Late = dataclasses.field(metadata={"static": True})
+    rowwise: CatchUp = dataclasses.field(metadata={"static": True})
     globals_: tuple[jax.Array, ...]
     made_by: str = dataclasses.field(default="caught_up", metadata={"static": True})
     trains: bool = dataclasses.field(default=True, metadata={"static": True})
@@ -123,10 +123,10 @@ class PresentView:
         layout = self.rowwise.layout(spec.dim)
         types = dict(zip(layout.names, layout.types, strict=True))
         state = layout.state_of(self.globals_)
-        # By another transform no row has a present.
+        # By another transform no row can catch up.
         until = jnp.where(is_of(state.made_by, self.rowwise.signature), state.steps, np.int32(-1))
         slots = _read_slots(spec, version, keys, types, until)
-        now = present_row(self.rowwise, spec.dim)
+        now = caught_up_row(self.rowwise, spec.dim)
         for _ in keys.shape:
             now = jax.vmap(now, in_axes=(0, 0, None))
         return now(stored.astype(jnp.float32), list(slots.values()), self.globals_)[0].astype(spec.row_dtype)
@@ -145,7 +145,7 @@ class PresentView:
         values = np.empty_like(rows.values)
         new = {name: np.empty((n, *t.shape), t.dtype) for name, t in zip(layout.names, layout.types, strict=True)}
         old = rows.slots if rows.slots else {name: np.zeros_like(x) for name, x in new.items()}
-        now = jax.jit(jax.vmap(present_row(self.rowwise, spec.dim), in_axes=(0, 0, None)))
+        now = jax.jit(jax.vmap(caught_up_row(self.rowwise, spec.dim), in_axes=(0, 0, None)))
         for start in range(0, n, _AT_ONCE):
             some = slice(start, min(start + _AT_ONCE, n))
             at = np.arange(start, start + min(_AT_ONCE, n)).clip(max=n - 1)  # of one shape: the last row again

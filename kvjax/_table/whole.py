@@ -9,7 +9,7 @@ from jax.core import Tracer
 
 from kvjax._sharded.writes import clear
 from kvjax._table import contents, loads
-from kvjax._table.behind import check_present, may_be_behind, warn_if_found_behind
+from kvjax._table.behind import check_none_behind, may_be_behind, warn_if_found_behind
 from kvjax._table.handle import (
     Handle,
     check_on_host,
@@ -221,7 +221,7 @@ class Whole(Handle):
         before = contents.snapshot(self.spec, version_on_host(self, "switch_optimizer"), True, self.spec.originals)
         if list(before.slot_types.items()) in ([], list(layout.type_texts.items())):
             return self
-        check_present(self, "switch_optimizer", before.slot_types, before.rows)
+        check_none_behind(self, "switch_optimizer", before.slot_types, before.rows)
         after = switched(self.name, rowwise, before)
         return self.at(clear(self.spec, version, "clear_slots")) if after is None else self.load(after)
 

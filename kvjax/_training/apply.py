@@ -31,7 +31,7 @@ from kvjax._training.merge import check_dtypes, merge, merge_on_shard
 from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Rowwise
 from kvjax._training.update import lowered, takes_facts
-from kvjax._training.ways import ByProgram, InChunks, Phase, Planned, Update, Way, flat
+from kvjax._training.ways import ByProgram, InChunks, Phase, StepResult, Update, Way, flat
 from kvjax._values.errors import fail
 from kvjax._values.facts import ROW_FACTS
 from kvjax.ffi import is_device
@@ -62,7 +62,7 @@ def check(spec: TableSpec, rowwise: Rowwise, grads: Any, state: Any) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Held:
+class PlannedStep:
     """A step that is planned.
 
     Attributes:
@@ -96,7 +96,7 @@ def apply(spec: TableSpec, rowwise: Rowwise, update: Update) -> tuple[jax.Array,
 
 
 @PROCESS.blaming()
-def plan(spec: TableSpec, rowwise: Rowwise, update: Update, unasked: jax.Array | None) -> Held:
+def plan(spec: TableSpec, rowwise: Rowwise, update: Update, unasked: jax.Array | None) -> PlannedStep:
     """The same as far as `end`.
 
     Args:
@@ -108,11 +108,11 @@ def plan(spec: TableSpec, rowwise: Rowwise, update: Update, unasked: jax.Array |
     """
     way, update, globals_ = _way(spec, rowwise, update, "plan" if unasked is None else "keep")
     word, state, status = _run(_plan, spec, way, update, unasked)
-    return Held(spec, way, update, word, state if globals_ is None else globals_, status)
+    return PlannedStep(spec, way, update, word, state if globals_ is None else globals_, status)
 
 
 @PROCESS.blaming()
-def end(held: Held, joint: jax.Array) -> tuple[jax.Array, Any]:
+def end(held: PlannedStep, joint: jax.Array) -> tuple[jax.Array, Any]:
     """Does a planned step, once `joint` exists. Returns the next version and the next globals.
 
     joint: ``()`` uint32, the greatest status of all steps: where it is not 0, the version stays.
@@ -148,18 +148,18 @@ def _inside(spec: TableSpec) -> bool:
     return spec.placement is not None and mesh.inside(spec, "apply")
 
 
-def _apply(spec: TableSpec, way: Way, update: Update) -> Planned:
+def _apply(spec: TableSpec, way: Way, update: Update) -> StepResult:
     if spec.placement is None:
         return way.in_one_place(spec, update)
 
-    def part(update: Update, status: jax.Array) -> Planned:
+    def part(update: Update, status: jax.Array) -> StepResult:
         word, state, status = _plan_on_shard(spec, way, update, status)
         return *_end_on_shard(spec, way, dataclasses.replace(update, state=state), word), status
 
     return _on_shards(spec, update, part)
 
 
-def _plan(spec: TableSpec, way: Way, update: Update, unasked: jax.Array | None) -> Planned:
+def _plan(spec: TableSpec, way: Way, update: Update, unasked: jax.Array | None) -> StepResult:
     if spec.placement is not None:
         return _on_shards(spec, update, functools.partial(_plan_on_shard, spec, way), unasked)
     planned = functools.partial(_tried if _tries(spec) else type(way).in_one_place, way, spec, update)
@@ -177,7 +177,7 @@ def _plan(spec: TableSpec, way: Way, update: Update, unasked: jax.Array | None) 
     return word, (merged, made, state), order.after(spec, status, jax.tree.leaves(made))
 
 
-def _tried(way: Way, spec: TableSpec, update: Update) -> Planned:
+def _tried(way: Way, spec: TableSpec, update: Update) -> StepResult:
     check_dtypes([update.grads])
 
     def run(grads: SparseRows) -> Any:
@@ -284,7 +284,7 @@ def _everywhere(
     return jax.tree.unflatten(tree, leaves)
 
 
-def _plan_on_shard(spec: TableSpec, way: Way, update: Update, status: jax.Array) -> Planned:
+def _plan_on_shard(spec: TableSpec, way: Way, update: Update, status: jax.Array) -> StepResult:
     """One device's part: its gradients ``(n,)`` go to their owners, which plan what changes in the rows that they have.
 
     status: ``()`` uint32, of what came before.

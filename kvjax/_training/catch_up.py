@@ -14,7 +14,7 @@ from kvjax._training.closed_form import ClosedForm
 from kvjax._training.recognize import closed_form_of, refused
 from kvjax._training.refusals import ColumnsError
 from kvjax._training.replay import replaying
-from kvjax._training.rowwise import Late, Rowwise, check_transform, stepping
+from kvjax._training.rowwise import CatchUp, Rowwise, check_transform, stepping
 from kvjax._training.signature import signature
 from kvjax._training.slots import join_leaves, split_leaves
 from kvjax._training.update import takes_facts, update_of
@@ -56,7 +56,7 @@ class CatchUpState(NamedTuple):
     made_by: jax.Array
 
 
-def present_row(rowwise: Late, dim: int) -> Callable[..., tuple[jax.Array, list[jax.Array]]]:
+def caught_up_row(rowwise: CatchUp, dim: int) -> Callable[..., tuple[jax.Array, list[jax.Array]]]:
     """A function from a row ``(dim,)`` float32 and its slots, as the table has them, and the globals to the row and the
     slots of now."""
     layout, first = rowwise.layout(dim), update_of(rowwise, dim, {}).initial
@@ -64,7 +64,7 @@ def present_row(rowwise: Late, dim: int) -> Callable[..., tuple[jax.Array, list[
     def now(value: jax.Array, slots: Any, globals_: Any) -> tuple[jax.Array, list[jax.Array]]:
         stored, fresh = (layout.join(x, globals_) for x in (slots, first(value)))
         written = jnp.reshape(stored.rows.last_step, ()) > 0  # the slots of a row without any read as zeros
-        state, row = rowwise.present(
+        state, row = rowwise.catch_up(
             jax.tree.map(lambda x, y: jnp.where(written, x, y), stored, fresh), value.reshape(1, dim)
         )
         return row.reshape(dim), layout.slots_of(state)
@@ -72,7 +72,7 @@ def present_row(rowwise: Late, dim: int) -> Callable[..., tuple[jax.Array, list[
     return now
 
 
-def late(tx: Any, name: str, replay: int, shrink: Callable[[Any, Any], Any] | None = None) -> Late:
+def catching_up_of(tx: Any, name: str, replay: int, shrink: Callable[[Any, Any], Any] | None = None) -> CatchUp:
     """A transform whose rows make up for the steps that they have missed, by a formula or by `replay` of them.
 
     Raises:
@@ -108,7 +108,7 @@ def _is_of_parts(tx: Any) -> bool:
     return any(map(is_parts, jax.tree.leaves(state, is_leaf=is_parts)))
 
 
-def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = None) -> Late:
+def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = None) -> CatchUp:
     """A transform whose rows make up for the steps that they have missed.
 
     Args:
@@ -133,7 +133,7 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = N
         rows = CatchUpRows(jnp.zeros(params.shape[:-1], jnp.int32), _for_rows(clock, params))
         return CatchUpState(jnp.zeros((), jnp.int32), clock, rows, form.tx.init(params), jnp.float32(made_by))
 
-    def present(state: CatchUpState, params: Any) -> tuple[CatchUpState, Any]:
+    def catch_up(state: CatchUpState, params: Any) -> tuple[CatchUpState, Any]:
         steps = state.steps - state.rows.last_step
         slots, shared = split_leaves(state.inner, form.is_slot)
         decayed = _decayed(form, state.clock, state.rows.clock)
@@ -145,7 +145,7 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = N
         return state._replace(rows=rows, inner=inner), value
 
     def step(grads: Any, state: CatchUpState, params: Any, **extra: Any) -> tuple[Any, CatchUpState]:
-        state, value = present(state, params)
+        state, value = catch_up(state, params)
         updates, inner = form.tx.update(grads, state.inner, value, **extra)
         steps = state.steps + np.int32(1)
         clock = _clock(form, steps, state.clock)
@@ -156,7 +156,7 @@ def catching_up(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None = N
         return value, CatchUpState(steps, clock, rows, inner, jnp.float32(made_by))
 
     made = stepping(init, step, name)
-    return Late(made, "global", present=present, step=step, name=name, signature=made_by)
+    return CatchUp(made, "global", catch_up=catch_up, step=step, name=name, signature=made_by)
 
 
 def _clock(form: ClosedForm, steps: Any, before: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 
 from kvjax._training.recognize import refused
-from kvjax._training.rowwise import Late, Rowwise, stepping
+from kvjax._training.rowwise import CatchUp, Rowwise, stepping
 from kvjax._training.signature import signature
 from kvjax._training.slots import SlotLayout, join_leaves, split_leaves
 
@@ -49,7 +49,7 @@ class ReplayState(NamedTuple):
     made_by: jax.Array
 
 
-def replaying(made: Any, name: str, number: int, shrink: Callable[[Any, Any], Any] | None = None) -> Late:
+def replaying(made: Any, name: str, number: int, shrink: Callable[[Any, Any], Any] | None = None) -> CatchUp:
     """A transform whose rows take the steps that they have missed, up to a number of them, when they are touched.
 
     Of more steps it takes the first ones, in which moments move it. In the rest nothing but what multiplies rows and
@@ -70,7 +70,7 @@ def replaying(made: Any, name: str, number: int, shrink: Callable[[Any, Any], An
         return ReplayState(jnp.zeros((), jnp.int32), past, rows, inner, jnp.float32(replay.signature))
 
     def step(grads: Any, state: ReplayState, params: Any, **extra: Any) -> tuple[Any, ReplayState]:
-        state, value = replay.present(state, params)
+        state, value = replay.catch_up(state, params)
         past = replay.remembered(state.past, state.inner, state.steps)
         value, inner = replay.step(grads, state.inner, value, **extra)
         steps = state.steps + np.int32(1)
@@ -80,8 +80,8 @@ def replaying(made: Any, name: str, number: int, shrink: Callable[[Any, Any], An
     replay.signature = _check(replay, init, name)
     made = stepping(init, step, name)
     layout = functools.lru_cache(maxsize=16)(functools.partial(_layout, replay, init))
-    return Late(
-        made, "global", present=replay.present, step=step, name=name, signature=replay.signature, layout_of=layout
+    return CatchUp(
+        made, "global", catch_up=replay.catch_up, step=step, name=name, signature=replay.signature, layout_of=layout
     )
 
 
@@ -123,7 +123,7 @@ class _Replay:
             value = self.shrink(value, jnp.ones(value.shape[:-1], jnp.float32))
         return value, inner
 
-    def present(self, state: ReplayState, params: Any) -> tuple[ReplayState, Any]:
+    def catch_up(self, state: ReplayState, params: Any) -> tuple[ReplayState, Any]:
         last = state.rows.last_step
         oldest = state.steps - np.int32(self.number)
         end = jnp.minimum(last + np.int32(self.number), state.steps)
@@ -241,7 +241,7 @@ def _check(replay: _Replay, init: Callable[[Any], ReplayState], name: str) -> np
         begun, value = jax.tree.map(lambda x: x[_BEGUN - 1], (states, values))
         behind = replay.joined(begun, replay.shared(inner))
         rows = ReplayRows(jnp.full(1, _BEGUN, jnp.int32))
-        return value, replay.present(ReplayState(steps, past, rows, behind, jnp.float32(0)), value)[1], want
+        return value, replay.catch_up(ReplayState(steps, past, rows, behind, jnp.float32(0)), value)[1], want
 
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         value, got, want = (np.asarray(x) for x in jax.jit(run)(jnp.asarray(rng.normal(size=(1, 3))), grads))

@@ -119,18 +119,18 @@ class Rowwise:
 
 
 @dataclasses.dataclass(frozen=True)
-class Late(Rowwise):
-    """A transform whose rows are behind until they are brought to the present; made by `kvjax.optax.catch_up`.
+class CatchUp(Rowwise):
+    """A transform whose rows are behind until they catch up; made by `kvjax.optax.catch_up`.
 
     Attributes:
-      present: state and parameters ``(..., dim)`` to those of now. What reads rows by the transform asks it.
+      catch_up: state and parameters ``(..., dim)`` to those of now. What reads rows by the transform asks it.
       step: gradients, state and parameters to the next parameters and state; its ``update`` gives their difference.
       name: of the function that made it, for errors.
       signature: by which it is told from another one.
       layout_of: width of the rows to the layout, where it is not found by looking at the state.
     """
 
-    present: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = dataclasses.field(kw_only=True)
+    catch_up: Callable[[PyTree, PyTree], tuple[PyTree, PyTree]] = dataclasses.field(kw_only=True)
     step: Callable[..., tuple[PyTree, PyTree]] = dataclasses.field(kw_only=True)
     name: str = dataclasses.field(kw_only=True)
     signature: np.float32 = dataclasses.field(kw_only=True)

@@ -25,7 +25,7 @@ from kvjax._programs.program import Run, Section, encoded, live, ordered
 from kvjax._programs.registers import Shared, Value, parts_of, shared
 from kvjax._spec.spec import TableSpec
 from kvjax._training.refusals import other_shape
-from kvjax._training.rowwise import Late, Rowwise
+from kvjax._training.rowwise import CatchUp, Rowwise
 from kvjax._training.slots import SlotLayout
 from kvjax._values.facts import FACT_DTYPES, NUM_FACTS, ROW_FACTS, RowFacts, fact_types
 from kvjax._values.key_width import x64_enabled
@@ -60,7 +60,7 @@ def update_of(
             raise other_shape(row.shape, shape)
         return jnp.asarray(optax.apply_updates(row, updates)), state
 
-    step = rowwise.step if isinstance(rowwise, Late) else moved
+    step = rowwise.step if isinstance(rowwise, CatchUp) else moved
 
     def update(grad: Any, value: Any, slots: Any, globals_: Any, facts: RowFacts | None = None) -> Any:
         about = {} if facts is None else {ROW_FACTS: jax.tree.map(lambda x: jnp.reshape(x, 1), facts)}

@@ -63,7 +63,7 @@ class Update:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Made:
+class NewRows:
     """What the rows of a device's step become, before anything is written.
 
     Attributes:
@@ -77,7 +77,7 @@ class Made:
     slots: list[jax.Array]
 
 
-Planned = tuple[jax.Array, Any, jax.Array]
+StepResult = tuple[jax.Array, Any, jax.Array]
 """The next version, or of a step that holds the word by which its end knows it; the globals; and the status."""
 
 
@@ -95,7 +95,7 @@ class ByProgram:
     phase: Phase
     facts: bool = False
 
-    def in_one_place(self, spec: TableSpec, update: Update, version: jax.Array | None = None) -> Planned:
+    def in_one_place(self, spec: TableSpec, update: Update, version: jax.Array | None = None) -> StepResult:
         """version: of the write, if it is not that of the reads."""
         program = update.run
         assert program is not None
@@ -133,7 +133,7 @@ class InChunks:
     def slots(self) -> str:
         return self.layout.text
 
-    def in_one_place(self, spec: TableSpec, update: Update) -> Planned:
+    def in_one_place(self, spec: TableSpec, update: Update) -> StepResult:
         if is_device(spec.storage.backend):
             merged = merge(update.grads)
             made, state = self.made(spec, update, merged)
@@ -151,10 +151,10 @@ class InChunks:
             return *chunks(), status
         return *jax.lax.cond(status == 0, chunks, lambda: (begun.version, update.state)), status
 
-    def on_shard(self, spec: TableSpec, begun: training.Begun, n: int, update: Update) -> tuple[jax.Array, Any]:
+    def on_shard(self, spec: TableSpec, begun: training.ChunkedStep, n: int, update: Update) -> tuple[jax.Array, Any]:
         return self._chunks(spec, begun, n, update, holds=True)
 
-    def made(self, spec: TableSpec, update: Update, merged: SparseRows) -> tuple[Made, Any]:
+    def made(self, spec: TableSpec, update: Update, merged: SparseRows) -> tuple[NewRows, Any]:
         """What a device's rows become, while the table is as it was; and the next globals."""
         initial = update.initial(spec, merged)
         n = merged.rows.shape[0]
@@ -169,7 +169,7 @@ class InChunks:
             # As they are in memory: what made them shall not be made again, rounded otherwise, as part of the update.
             grads = jnp.pad(jax.lax.optimization_barrier(merged.rows), ((0, chunk - n), (0, 0)))
         rows, slots, state = self._updated(spec, update, grads, values, fresh, slots, facts)
-        return Made(initial, _stored(spec, rows, words, step), slots), state
+        return NewRows(initial, _stored(spec, rows, words, step), slots), state
 
     def write(
         self,
@@ -177,7 +177,7 @@ class InChunks:
         version: jax.Array,
         merged: SparseRows,
         step: jax.Array,
-        made: Made,
+        made: NewRows,
         planned: bool = False,
     ) -> jax.Array:
         """Does the step. Returns the next version."""
@@ -185,7 +185,7 @@ class InChunks:
         return training.write_step(spec, *given, planned=planned)
 
     def _chunks(
-        self, spec: TableSpec, begun: training.Begun, n: int, update: Update, holds: bool
+        self, spec: TableSpec, begun: training.ChunkedStep, n: int, update: Update, holds: bool
     ) -> tuple[jax.Array, Any]:
         """The rows of a step, chunk by chunk; n of them are to be expected."""
         layout, limit, groups = self.layout, spec.storage.chunk_bytes, _groups(n)

@@ -13,14 +13,14 @@ import numpy as np
 from kvjax._formats.paths import AnyPath
 from kvjax._formats.source import row_bytes
 from kvjax.checkpoint._direct import aligned, give_back
-from kvjax.checkpoint._files import Entry, Files
+from kvjax.checkpoint._files import FileEntry, Files
 from kvjax.checkpoint._format import Damaged, chunk_path, chunk_rows
 from kvjax.checkpoint._pace import Spent
 
 ZARR = "zarr.json"
 _THREADS = max(4, min(os.cpu_count() or 1, 16))
 
-POOL = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvjax_files")
+EXECUTOR = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvjax_files")
 """Threads that read and write files: some copy and digest while others wait for the disk."""
 
 _UNDER_WAY = threading.BoundedSemaphore(_THREADS + 1)
@@ -61,7 +61,7 @@ class ArrayWriter:
         self._chunk = chunk_rows(dtype, shape) * self._row
         self._begun: np.ndarray | None = None  # a chunk of which the first `_filled` bytes are here
         self._filled = 0
-        self._files = {ZARR: POOL.submit(spent.write, folder / ZARR, zarr_json(dtype, shape))}
+        self._files = {ZARR: EXECUTOR.submit(spent.write, folder / ZARR, zarr_json(dtype, shape))}
 
     def space(self) -> np.ndarray:
         """The bytes ``(n,)`` uint8 that the next rows go to: what is left of a chunk."""
@@ -83,7 +83,7 @@ class ArrayWriter:
             self._fill(n)
             data = data[n:]
 
-    def end(self) -> dict[str, Entry]:
+    def end(self) -> dict[str, FileEntry]:
         """Fills up the last chunk; gives the entry of each file, once it is on the disk."""
         if self._begun is not None and self._filled > 0:
             self._begun[self._filled :] = 0
@@ -103,7 +103,7 @@ class ArrayWriter:
         path = chunk_path(len(self._files) - 1, self._shape)
         _UNDER_WAY.acquire()
         try:
-            self._files[path] = file = POOL.submit(self._spent.write, self._folder / path, chunk)
+            self._files[path] = file = EXECUTOR.submit(self._spent.write, self._folder / path, chunk)
         except BaseException:
             _UNDER_WAY.release()
             raise
@@ -147,7 +147,7 @@ class Reading:
         self._rows = np.empty((stop - start, *shape[1:]), dtype)
         to = self._rows.reshape(-1).view(np.uint8)
         self._parts = [
-            POOL.submit(_read_part, files, path, n * size, to, (i * n - start) * size, kept.get(i))
+            EXECUTOR.submit(_read_part, files, path, n * size, to, (i * n - start) * size, kept.get(i))
             for i, path in chunks
         ]
         self._last = chunks[-1][0] if stop % n and stop < shape[0] else None
@@ -172,7 +172,7 @@ def check_sizes(files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[in
     chunks = range(-(-shape[0] // n) if size else 0)
     for first in chunks[::_THREADS]:  # some side by side, as a store takes its time for each; a forged shape has many
         some = chunks[first : first + _THREADS]
-        list(POOL.map(lambda i: files.check_size(f"{folder}/{chunk_path(i, shape)}", n * size), some))
+        list(EXECUTOR.map(lambda i: files.check_size(f"{folder}/{chunk_path(i, shape)}", n * size), some))
 
 
 def _read_part(

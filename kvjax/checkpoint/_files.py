@@ -24,17 +24,17 @@ T = TypeVar("T")
 MOST_JSON = 1 << 26
 """Bytes of a JSON file that nothing has said the size of."""
 
-Entry = tuple[int, str]
+FileEntry = tuple[int, str]
 """Size and digest of a file."""
 
-List = Mapping[str, Entry]
+List = Mapping[str, FileEntry]
 """The entry of each file, by its path below a folder, with "/" in it."""
 
 
 # ---- out -----------------------------------------------------------------------------------------------------
 
 
-def write_file(path: AnyPath, data: bytes | np.ndarray) -> Entry:
+def write_file(path: AnyPath, data: bytes | np.ndarray) -> FileEntry:
     """Writes a new file, which is on the disk then; gives its size and digest.
 
     Args:
@@ -50,7 +50,7 @@ def write_file(path: AnyPath, data: bytes | np.ndarray) -> Entry:
     return len(data), digest(data)
 
 
-def write_text(path: AnyPath, text: str) -> Entry:
+def write_text(path: AnyPath, text: str) -> FileEntry:
     """Writes a file that is on the disk then, as a whole or not at all; gives its size and digest."""
     data = text.encode()
     if not isinstance(path, Path):
@@ -216,7 +216,7 @@ class Files:
                 rest = rest[got:]
         _check(path, len(to) - len(rest), digest(to), size, saved)
 
-    def _entry(self, path: str) -> Entry:
+    def _entry(self, path: str) -> FileEntry:
         assert self.entries is not None
         if path not in self.entries:
             raise Damaged(f"want {path} in the list of files, got none of that name")

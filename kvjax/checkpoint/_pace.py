@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 from kvjax._formats.paths import AnyPath
-from kvjax.checkpoint._files import Entry, write_file
+from kvjax.checkpoint._files import FileEntry, write_file
 
 _SHARE = 1 / 80
 _LONGEST = 300.0
@@ -22,7 +22,7 @@ class Spent:
     def __init__(self) -> None:
         self._lock, self._seconds = threading.Lock(), 0.0
 
-    def write(self, path: AnyPath, data: bytes | np.ndarray) -> Entry:
+    def write(self, path: AnyPath, data: bytes | np.ndarray) -> FileEntry:
         """`write_file`, counted."""
         begun = time.thread_time()
         try:

@@ -23,21 +23,21 @@ from kvjax._table.move import prepare_move
 from kvjax._table.registry import check_same, drop_table, get_or_make
 from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table
+from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_saved_behind
 from kvjax._values.dtypes import row_dtype
 from kvjax._values.errors import fail
-from kvjax._values.late import LAST_COLUMN, are_late, warn_if_saved_late
 from kvjax._values.snapshot import ADMISSION_COLUMNS
 from kvjax.checkpoint._chain import Chain
 from kvjax.checkpoint._chain_rows import ChainRows
-from kvjax.checkpoint._chosen import converted, only, own_rows, without_slots
 from kvjax.checkpoint._format import POOL
 from kvjax.checkpoint._rules import dump, load, load_initializer
 from kvjax.checkpoint._stored import EQUAL_FIELDS, FIELDS
+from kvjax.checkpoint._taken_rows import converted, only, own_rows, without_slots
 from kvjax.storage import Storage
 
 
 @dataclasses.dataclass(kw_only=True, repr=False)
-class How(Sharding):
+class RestoreOptions(Sharding):
     """How a restore makes its tables: the arguments that `kvjax.checkpoint.restore` and `TableRestore` share.
 
     Its fields beside those of `Sharding` are described there."""
@@ -78,7 +78,7 @@ class Restore:
       target: the name of the table in this process.
     """
 
-    def __init__(self, chain: Chain, name: str, into: Table | str | None, how: How):
+    def __init__(self, chain: Chain, name: str, into: Table | str | None, how: RestoreOptions):
         table = None if isinstance(into, str) else into
         self.name, self.chain = name, chain
         self.target: str = table.name if table is not None else name if into is None else str(into)
@@ -164,8 +164,8 @@ class Restore:
         slot_types: dict[str, str] = dict(meta["slots"])
         source = own_rows(rows, rows.source(), self.placement)
         if not how.slots:
-            if are_late(slot_types):
-                warn_if_saved_late(self.name, "restore", source.read([LAST_COLUMN, "has_slots"], 0, source.num_rows))
+            if can_be_behind(slot_types):
+                warn_if_saved_behind(self.name, "restore", source.read([LAST_COLUMN, "has_slots"], 0, source.num_rows))
             source, slot_types = without_slots(source), {}
         if how.keys is not None:
             source, counts = only(source, counts, how.keys, self.name, meta["key_dtype"])

@@ -16,7 +16,7 @@ from kvjax._values.errors import fail
 from kvjax.checkpoint._chain import Chain, unreplaced
 from kvjax.checkpoint._cursors import put
 from kvjax.checkpoint._locate import PathLike
-from kvjax.checkpoint._restore import How, Restore
+from kvjax.checkpoint._restore import Restore, RestoreOptions
 from kvjax.storage import Storage
 
 
@@ -94,7 +94,7 @@ def restore(
       >>> kvjax.drop_table("doc_read")
       >>> folder.cleanup()
     """
-    how = How(
+    how = RestoreOptions(
         mesh=mesh, devices=devices, axis=axis, partitioner=partitioner, replicated=replicated, wire=wire,
         storage=storage, dtype=dtype, slots=slots, keys=keys, merge=merge, own_initializer=own_initializer,
     )  # fmt: skip
@@ -104,7 +104,7 @@ def restore(
 
 
 def restore_all(
-    chain: Chain, tables: Mapping[str, Table | str | None] | None, how: How, cursor: str | None = None
+    chain: Chain, tables: Mapping[str, Table | str | None] | None, how: RestoreOptions, cursor: str | None = None
 ) -> dict[str, Table]:
     """As `restore`, from a chain."""
     if tables is None:
@@ -136,7 +136,7 @@ def restore_all(
     return restored
 
 
-def _check_all(chain: Chain, tables: Mapping[str, Table | str | None], how: How) -> None:
+def _check_all(chain: Chain, tables: Mapping[str, Table | str | None], how: RestoreOptions) -> None:
     """Whether deltas can go on from what is restored.
 
     Raises:

@@ -15,7 +15,7 @@ from kvjax._formats.source import offsets_of
 from kvjax._sharded.processes import allgather_json, everyone, together
 from kvjax._spec.placement import Placement
 from kvjax._table.behind import warn_if_found_behind
-from kvjax._table.changes import Changes, changes_since
+from kvjax._table.changes import TableChanges, changes_since
 from kvjax._table.frozen import FrozenRows, freeze_rows
 from kvjax._table.table import Table
 from kvjax._values.errors import fail
@@ -69,7 +69,7 @@ def _pruned(table: Table, prune: PruneLike) -> Snapshot:
     return dataclasses.replace(copy, rows=rows.take(keep), offsets=offsets)
 
 
-def _changes(table: Table, name: str, since: Cursor) -> Changes | None:
+def _changes(table: Table, name: str, since: Cursor) -> TableChanges | None:
     """What has changed since a cursor, if that is known in all processes of the table."""
     placement, mark = shared_placement(table), since.marks.get(name)
     found = together(

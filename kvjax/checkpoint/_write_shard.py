@@ -12,7 +12,7 @@ import numpy as np
 from kvjax._formats.atomic import flush, saying
 from kvjax._formats.paths import AnyPath
 from kvjax.checkpoint._arrays import ArrayWriter
-from kvjax.checkpoint._files import Entry, write_text
+from kvjax.checkpoint._files import FileEntry, write_text
 from kvjax.checkpoint._format import (
     META,
     POOL,
@@ -65,7 +65,7 @@ def _write_shard(
             f"kvjax: table {meta['name']!r}, {op}: want a folder without it, got {folder}; save to another"
         ) from error
     writers = {path: ArrayWriter(folder / path, dtype, shape, spent) for path, (dtype, shape) in folders.items()}
-    entries: dict[str, Entry] = {}
+    entries: dict[str, FileEntry] = {}
     try:
         for piece in pieces:
             for name, rows in piece.items():

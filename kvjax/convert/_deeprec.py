@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvjax._formats.bundle import Bundle, latest
-from kvjax._formats.source import Column, Mapped
+from kvjax._formats.source import Column, MappedColumn
 from kvjax.convert._imported import Imported
 from kvjax.convert._incoming import Incoming, incoming
 from kvjax.convert._parts import joined, parts_of, slots_of
@@ -57,7 +57,9 @@ def open_deeprec(path: str | os.PathLike[str], name: str, *, slots: Mapping[str,
         if all(f"{part}-{column}" in bundle.entries for part in parts):
             array = joined(bundle, parts, f"-{column}")
             if array.shape[0]:
-                columns[column] = Mapped(array, lambda rows: np.maximum(rows, 0)) if column == "versions" else array
+                columns[column] = (
+                    MappedColumn(array, lambda rows: np.maximum(rows, 0)) if column == "versions" else array
+                )
             elif columns["keys"].shape[0]:
                 left.append(f"{column}, which this variable did not keep")
     if all(f"{part}-keys_filtered" in bundle.entries for part in parts):

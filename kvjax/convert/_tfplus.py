@@ -9,7 +9,7 @@ import numpy as np
 
 from kvjax._formats.bundle import Bundle, latest
 from kvjax._formats.errors import FileError
-from kvjax._formats.source import Mapped, Source, ranges
+from kvjax._formats.source import MappedColumn, Source, ranges
 from kvjax.convert._imported import Imported
 from kvjax.convert._incoming import Incoming, Joined, incoming
 from kvjax.convert._parts import joined, parts_of, slots_of
@@ -54,7 +54,7 @@ def open_tfplus(path: str | os.PathLike[str], name: str, *, slots: Mapping[str, 
             raise FileError(bundle.prefix, "one frequency for each key", f"{words.shape} for {of.shape} keys")
         if words.dtype == np.uint32 and any((words[a:b] >> 16).any() for a, b in ranges(words.shape[0], 4)):
             left.append("the days of the last updates, which are no steps")
-        counts = Mapped(words, lambda rows: rows.reshape(-1) & 0xFFFF, of.shape)
+        counts = MappedColumn(words, lambda rows: rows.reshape(-1) & 0xFFFF, of.shape)
         frequencies = Source.of({"keys": of, "values": counts}, {})
         taken["freqs"] = Joined(frequencies, "the frequencies", "the frequencies of {} keys without a row")
     for end, what in (("blacklist", "keys whose rows group lasso has removed"), ("init_table", "initial rows")):

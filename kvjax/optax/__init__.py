@@ -1,7 +1,7 @@
 """Optax transforms for trees that hold tables."""
 
 from kvjax._table.commit import CommitState as CommitState
-from kvjax._training.rowwise import Late as Late
+from kvjax._training.rowwise import CatchUp as CatchUp
 from kvjax._training.rowwise import Rowwise as Rowwise
 from kvjax._training.rowwise import rowwise as rowwise
 from kvjax._values.facts import RowFacts as RowFacts
@@ -52,12 +52,12 @@ from kvjax.optax._sparse_groups import group_lasso as group_lasso
 from kvjax.optax._sparse_groups import sparse_group_ftrl as sparse_group_ftrl
 
 __all__ = [
-    "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "CatchUpRows", "CatchUpState",
-    "CommitState", "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GapAdamRows", "GapAdamState",
-    "GroupAdamState", "Late", "LeafReport", "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState", "Rowwise",
-    "RowwiseAdagradState", "SegmentsState", "Words", "accumulate", "adagrad_decay", "add_row_noise", "apply_if",
-    "apply_if_finite", "averaged", "catch_up", "caught_up", "check_compatibility", "ema_rows", "ftrl", "gap_adam",
-    "global_norm", "group_adam", "group_lasso", "joint", "mean_of_duplicates", "partition", "rowwise",
+    "AccumulateState", "AdagradDecayState", "ApplyIfFiniteState", "ApplyIfState", "CatchUp", "CatchUpRows",
+    "CatchUpState", "CommitState", "Compatibility", "EmaRowsState", "FadingSquares", "FtrlState", "GapAdamRows",
+    "GapAdamState", "GroupAdamState", "LeafReport", "LossScaleState", "PartitionState", "RowFacts", "RowNoiseState",
+    "Rowwise", "RowwiseAdagradState", "SegmentsState", "Words", "accumulate", "adagrad_decay", "add_row_noise",
+    "apply_if", "apply_if_finite", "averaged", "catch_up", "caught_up", "check_compatibility", "ema_rows", "ftrl",
+    "gap_adam", "global_norm", "group_adam", "group_lasso", "joint", "mean_of_duplicates", "partition", "rowwise",
     "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency", "scale_loss", "segments", "sparse_group_ftrl", "sweep",
 ]  # fmt: skip
 

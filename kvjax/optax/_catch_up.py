@@ -9,12 +9,12 @@ from jax.core import Tracer
 
 from kvjax._table.handle import check_own
 from kvjax._table.table import Table, is_table
-from kvjax._table.view import PresentView, check_late
+from kvjax._table.view import CaughtUpView, check_can_catch_up
 from kvjax._training.catch_up import CatchUpRows as CatchUpRows
 from kvjax._training.catch_up import CatchUpState as CatchUpState
-from kvjax._training.catch_up import late
+from kvjax._training.catch_up import catching_up_of
 from kvjax._training.replay import ReplayState
-from kvjax._training.rowwise import HasUpdate, Late
+from kvjax._training.rowwise import CatchUp, HasUpdate
 from kvjax._training.signature import is_of
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
@@ -23,7 +23,7 @@ from kvjax.optax._partition import PartitionState, TableTx, chooser
 T = TypeVar("T")
 
 
-def catch_up(tx: HasUpdate, replay: int = 0) -> Late:
+def catch_up(tx: HasUpdate, replay: int = 0) -> CatchUp:
     """Makes a table equal to a dense array, whichever rows a batch leaves out.
 
     Dense training moves all rows in every step, by their momentum and by weight decay. A table that is trained by `tx`
@@ -73,7 +73,7 @@ def catch_up(tx: HasUpdate, replay: int = 0) -> Late:
       [-1.75]
       >>> kvjax.drop_table("doc_catch_up")
     """
-    return late(tx, "catch_up", replay)
+    return catching_up_of(tx, "catch_up", replay)
 
 
 def caught_up(params: T, state: PyTree, tx: TableTx) -> T:
@@ -121,7 +121,7 @@ def caught_up(params: T, state: PyTree, tx: TableTx) -> T:
         if not is_table(x) or not x.spec.trainable:
             return x
         rowwise = choose(x.name)
-        if isinstance(rowwise, Late):
+        if isinstance(rowwise, CatchUp):
             return _viewed(x, rowwise, _state_of(x, params, state))
         if isinstance(_held(x, params, state), CatchUpState | ReplayState):
             raise fail(
@@ -170,10 +170,10 @@ def sweep(params: T, state: PyTree, tx: TableTx) -> T:
     return jax.tree.map(written, caught_up(params, state, tx), is_leaf=is_table)
 
 
-def _viewed(table: Table, rowwise: Late, state: Any) -> Table:
+def _viewed(table: Table, rowwise: CatchUp, state: Any) -> Table:
     op = "caught_up"
     check_own(table, op)
-    check_late(table.spec, rowwise, op)
+    check_can_catch_up(table.spec, rowwise, op)
     want = jax.tree.structure(jax.eval_shape(lambda: rowwise.init(table.dim)))
     leaves = _leaves_of(state, want)
     if leaves is None:
@@ -188,7 +188,7 @@ def _viewed(table: Table, rowwise: Late, state: Any) -> Table:
             "another one (its rates, betas or decay differ)", "give what trained the table; to go on by another, sweep "
             "by the one that did, then table.clear_slots() and a new state",
         )  # fmt: skip
-    return Table(table.given, table.spec, view=PresentView(rowwise, tuple(leaves)))
+    return Table(table.given, table.spec, view=CaughtUpView(rowwise, tuple(leaves)))
 
 
 def _leaves_of(state: Any, want: Any) -> list[Any] | None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvjax._training.catch_up import catching_up
 from kvjax._training.coupling import Coupling, coupling_of
-from kvjax._training.rowwise import Late, Rowwise, Transform, as_rowwise
+from kvjax._training.rowwise import CatchUp, Rowwise, Transform, as_rowwise
 from kvjax._training.slots import COUNTS, SlotCount, SlotLayout, leaves_by_shape
 from kvjax._values.arrays import PyTree
 from kvjax._values.numbers import is_integer
@@ -22,7 +22,9 @@ from kvjax.optax._trials import Trial, tried
 Verdict: TypeAlias = Literal["equal", "lazy", "per row", "refused"]
 
 _EQUAL = 1e-5  # of the greatest displacement
-_EQUAL_LATE = 1e-4  # in the first steps float32 has 6e-5 of the bias of Adam's moments, which XLA's powers round apart
+_EQUAL_BEHIND = (
+    1e-4  # in the first steps float32 has 6e-5 of the bias of Adam's moments, which XLA's powers round apart
+)
 _MEANS = {
     "equal": "equal to dense training",
     "lazy": "equal to dense training while every row is touched; rows that a batch leaves out stay as they are",
@@ -195,7 +197,7 @@ def check_compatibility(tx: Transform, dim: int, **extra_args: PyTree) -> Compat
             f"{sorted(extra_args)}: {error}; for instance check_compatibility(tx, {dim}, value=1.0)"
         ) from error
     every, some, reached = measured[layout.is_slot]
-    equal = max(_EQUAL_LATE, every.rounding, some.rounding) if isinstance(rowwise, Late) else _EQUAL
+    equal = max(_EQUAL_BEHIND, every.rounding, some.rounding) if isinstance(rowwise, CatchUp) else _EQUAL
     verdict = _verdict(coupling is None or coupling.updates, every.rows, some.rows, equal)
     where = coupling.where if coupling is not None and verdict == "per row" else ()
     where = f" (by {', '.join(where)})" if where else ""
@@ -226,7 +228,7 @@ def _catches_up(rowwise: Rowwise) -> bool:
         catching_up(rowwise.tx, "catch_up")
     except (TypeError, ValueError):  # it has no closed form, or wants more than gradients
         return False
-    return not isinstance(rowwise, Late)
+    return not isinstance(rowwise, CatchUp)
 
 
 def _alike(counts: dict[SlotCount, CountReport]) -> list[tuple[str, CountReport]]:
@@ -238,7 +240,7 @@ def _alike(counts: dict[SlotCount, CountReport]) -> list[tuple[str, CountReport]
 
 
 def _coupling(rowwise: Rowwise, dim: int, layout: SlotLayout, extra: dict[str, Any]) -> Coupling | None:
-    if not isinstance(rowwise, Late) or rowwise.layout_of is None:
+    if not isinstance(rowwise, CatchUp) or rowwise.layout_of is None:
         return coupling_of(rowwise.tx, dim, layout.is_slot, extra or None)
     # That of the transform whose steps are replayed: all rows of a loop look as if they depended on each other.
     n = len(layout.is_slot)

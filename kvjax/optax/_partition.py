@@ -16,15 +16,15 @@ from kvjax._keys.steps import MOST_COUNTED, step_words
 from kvjax._table.commit import CommitState
 from kvjax._table.handle import check_process
 from kvjax._table.table import Table, is_table
+from kvjax._table.table_update import TableUpdate
 from kvjax._table.training import Write, check_gradient, train_all, train_or_refuse
-from kvjax._table.written import Written
 from kvjax._training.merge import merge
 from kvjax._training.refusals import of_table
 from kvjax._training.rowwise import Rowwise, Transform, as_rowwise, check_params, check_transform
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail, meant
 from kvjax._values.numbers import is_integer
-from kvjax.optax._chosen import Choice
+from kvjax.optax._choice import Choice
 
 TableTx: TypeAlias = Transform | Mapping[str, Transform] | Callable[[str], Transform]
 
@@ -159,7 +159,7 @@ def partition(
                 return None
             changed = table.spec.trainable
             raised = written[table.name] - table.version if changed else jnp.zeros((), jnp.uint32)
-            return Table(Written(opaque(raised)), table.spec)
+            return Table(TableUpdate(opaque(raised)), table.spec)
 
         table_updates = jax.tree.map(update_of, params, is_leaf=is_table)
         new_updates = jax.tree.map(

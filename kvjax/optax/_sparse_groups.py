@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from kvjax._training.catch_up import late
-from kvjax._training.rowwise import HasUpdate, Late
+from kvjax._training.catch_up import catching_up_of
+from kvjax._training.rowwise import CatchUp, HasUpdate
 from kvjax.optax._ftrl import follow_leader, nearer, soft
 from kvjax.optax._rows import number
 
@@ -70,7 +70,7 @@ def sparse_group_ftrl(
     return follow_leader("sparse_group_ftrl", learning_rate, l1, l2, l2_shrinkage, beta, start, length)
 
 
-def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.0, replay: int = 0) -> Late:
+def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.0, replay: int = 0) -> CatchUp:
     """Group lasso after an optimizer: rows whose gradients are weaker than the penalty shrink to exactly 0.
 
     After each update of `tx`, the proximal step of the penalty moves a row (the last axis) nearer to 0: each element by
@@ -134,4 +134,4 @@ def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.
             rows = rows * jnp.exp(-k)
         return nearer(rows, after * np.float32(l21 * math.sqrt(rows.shape[-1]))) if l21 else rows
 
-    return late(tx, "group_lasso", replay, shrink)
+    return catching_up_of(tx, "group_lasso", replay, shrink)

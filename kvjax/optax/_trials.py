@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from kvjax._training.catch_up import present_row
-from kvjax._training.rowwise import Late, Rowwise
+from kvjax._training.catch_up import caught_up_row
+from kvjax._training.rowwise import CatchUp, Rowwise
 from kvjax._training.slots import SlotLayout, join_leaves
 from kvjax._training.update import RowUpdate, takes_facts, update_of
 from kvjax._values.facts import ROW_FACTS, RowFacts, Words
@@ -95,9 +95,9 @@ def tried(rowwises: Sequence[Rowwise], dim: int, extra: dict[str, Any]) -> list[
         tables = [begun(rowwise, one, values) for rowwise, one in zip(rowwises, updates, strict=True)]
         (dense, tables), _ = jax.lax.scan(lambda carry, x: (step(*carry, *x), None), (first, tables), operands)
         for i, rowwise in enumerate(rowwises):
-            if isinstance(rowwise, Late):  # whose rows are behind
+            if isinstance(rowwise, CatchUp):  # whose rows are behind
                 rows, slots, globals_ = tables[i]
-                now = jax.vmap(present_row(rowwise, dim), in_axes=(0, 0, None))
+                now = jax.vmap(caught_up_row(rowwise, dim), in_axes=(0, 0, None))
                 tables[i] = (*now(rows, slots, globals_), globals_)
         return dense, tables
 

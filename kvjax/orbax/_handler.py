@@ -17,8 +17,8 @@ from kvjax._values.prune import PruneLike
 from kvjax.checkpoint import (
     Catalog,
     Chain,
-    How,
     PathLike,
+    RestoreOptions,
     finished,
     is_checkpoint,
     places_of,
@@ -128,7 +128,7 @@ class TableSave(ocp.args.CheckpointArgs):
 
 @ocp.args.register_with_handler(TableHandler, for_restore=True)
 @dataclasses.dataclass
-class TableRestore(How, ocp.args.CheckpointArgs):
+class TableRestore(RestoreOptions, ocp.args.CheckpointArgs):
     """Restores tables; returns a dict of live handles by name.
 
     The contents of the tables are replaced, including slots, frequencies and versions. A handle given here may be

@@ -17,8 +17,8 @@ from kvjax.checkpoint import (
     Catalog,
     Chain,
     CheckpointError,
-    How,
     PathLike,
+    RestoreOptions,
     finished,
     missing_lists,
     restore_all,
@@ -89,7 +89,9 @@ class StatefulTables:
 
     async def load(self, directory: v1.path.Path) -> Awaitable[None]:
         """Restores the tables."""
-        self.tables = restore_all(Chain(Catalog(anywhere(directory, "restore")), self.base), self.tables or None, How())
+        self.tables = restore_all(
+            Chain(Catalog(anywhere(directory, "restore")), self.base), self.tables or None, RestoreOptions()
+        )
 
         async def done() -> None:
             """Nothing is left to do."""

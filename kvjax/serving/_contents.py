@@ -145,15 +145,15 @@ def _name_in(chain: Chain, folder: AnyPath, name: str | None) -> str:
 
 def of_chain(chain: Chain, name: str) -> Contents:
     """What a table of a checkpoint holds."""
+    from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_saved_behind
     from kvjax._values.exported import ROW_COLUMNS, Exported
-    from kvjax._values.late import LAST_COLUMN, are_late, warn_if_saved_late
     from kvjax.checkpoint import ChainRows
     from kvjax.ffi import host
 
     saved = ChainRows(chain, name)
     meta, source = saved.meta, saved.source().only(list(ROW_COLUMNS))
-    if are_late(dict(meta["slots"])):
-        warn_if_saved_late(name, "write", saved.between(0, host.NUM_BUCKETS, [LAST_COLUMN, "has_slots"]))
+    if can_be_behind(dict(meta["slots"])):
+        warn_if_saved_behind(name, "write", saved.between(0, host.NUM_BUCKETS, [LAST_COLUMN, "has_slots"]))
     rows = Exported.of_columns(source.read(list(ROW_COLUMNS), 0, source.num_rows), meta["last_step"])
     missing, initial, pool = unseen(saved)
     if not isinstance(missing, str):

@@ -230,7 +230,7 @@ def share(old: Path, new: Path) -> None:
         shutil.copyfile(old, new)
 
 
-def give(mapped: Mapped, old: Path, new: Path) -> None:
+def give(mapped: MappedFile, old: Path, new: Path) -> None:
     """Gives a file that is mapped another name, where nothing has that; else a copy, as a whole or not at all. The path
     that it had may be another file's by now, or nobody's."""
     with contextlib.suppress(OSError):
@@ -253,7 +253,7 @@ def give(mapped: Mapped, old: Path, new: Path) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mapped:
+class MappedFile:
     """A file, mapped.
 
     Attributes:
@@ -275,7 +275,7 @@ def identity_of(found: os.stat_result) -> tuple[int, int, int]:
     return found.st_dev, found.st_ino, found.st_mtime_ns
 
 
-def read(path: Path) -> Mapped:
+def read(path: Path) -> MappedFile:
     """Maps a file, after a look at its sizes and its description.
 
     Raises:
@@ -318,7 +318,7 @@ def read(path: Path) -> Mapped:
         name: np.frombuffer(whole, dtype, places[name][1] // dtype.itemsize, places[name][0]).reshape(shape)
         for name, (dtype, shape) in description.arrays().items()
     }
-    return Mapped(description, arrays, digests, identity_of(found), whole)
+    return MappedFile(description, arrays, digests, identity_of(found), whole)
 
 
 @contextlib.contextmanager
@@ -332,7 +332,7 @@ def finding(path: Path, op: str) -> Generator[None]:
         raise
 
 
-def check(path: Path, mapped: Mapped) -> None:
+def check(path: Path, mapped: MappedFile) -> None:
     """Whether all bytes are those that were written.
 
     Raises:

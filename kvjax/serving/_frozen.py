@@ -18,7 +18,7 @@ from kvjax._values.key_width import check_whole, is_of_32_bits, own_bits
 from kvjax._values.missing import Missing
 from kvjax._values.padding import check_mask, check_pad
 from kvjax.serving._contents import RowsLike, contents_of, no_initial, row_of
-from kvjax.serving._format import Mapped, check, finding, identity_of, read
+from kvjax.serving._format import MappedFile, check, finding, identity_of, read
 from kvjax.serving._search import find, mixed, unmixed
 from kvjax.serving._write import write_again, write_changes, write_whole
 
@@ -60,7 +60,7 @@ class FrozenTable:
       >>> kvjax.drop_table("doc_frozen")
     """
 
-    def __init__(self, path: Path, mapped: Mapped, released: bool = False) -> None:
+    def __init__(self, path: Path, mapped: MappedFile, released: bool = False) -> None:
         """For `open` and `write`, and for what is of a release, whose files never change."""
         description, arrays = mapped.description, mapped.arrays
         self.path, self._mapped, self._released = path, mapped, released

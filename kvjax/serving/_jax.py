@@ -25,7 +25,7 @@ from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.missing import Missing
 from kvjax.serving._contents import no_initial, row_of
-from kvjax.serving._format import Mapped
+from kvjax.serving._format import MappedFile
 from kvjax.serving._initial import Initial
 
 _WIDEST = 32  # hashes; in a table of random keys the longest bucket has about 10
@@ -179,7 +179,7 @@ def _window_of(starts: np.ndarray, rows: int) -> int:
     return 0 if longest > _WIDEST else min(max(-(-longest // 4) * 4, 1), rows + 1)
 
 
-def arrays_of(mapped: Mapped) -> FrozenArrays:
+def arrays_of(mapped: MappedFile) -> FrozenArrays:
     """A mapped file on the default device."""
     description, arrays = mapped.description, mapped.arrays
     if description.rows >= 2**30:

@@ -12,7 +12,7 @@ import numpy as np
 from kvjax._formats.quantise import STORED, QuantisationReport, Quantiser, check_quantised, rounded, to_float32
 from kvjax._values.errors import fail
 from kvjax.serving._contents import Contents, row_of
-from kvjax.serving._format import Codes, Description, Mapped, give, write
+from kvjax.serving._format import Codes, Description, MappedFile, give, write
 from kvjax.serving._search import SENTINEL, find, mixed, starts_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def write_whole(path: Path, contents: Contents, quantise: Any, missing: Any) -> 
 
 
 def write_changes(
-    path: Path, old: Mapped, keys: np.ndarray, values: Any, removed: np.ndarray, step: int | None,
+    path: Path, old: MappedFile, keys: np.ndarray, values: Any, removed: np.ndarray, step: int | None,
     default: np.ndarray | None,
 ) -> None:  # fmt: skip
     """`FrozenTable.update`: rows that have not changed are copied as they are stored."""
@@ -96,7 +96,7 @@ def write_changes(
     _write(path, description, merged, arrays, lambda: error, all_blocks())
 
 
-def write_again(path: Path, table: FrozenTable, mapped: Mapped, options: dict[str, Any]) -> None:
+def write_again(path: Path, table: FrozenTable, mapped: MappedFile, options: dict[str, Any]) -> None:
     """Writes a frozen table as it is, also one whose file has been replaced or removed since it was opened.
 
     Args:
@@ -149,7 +149,7 @@ def _after(
     )
 
 
-def _pick(old: Mapped, new: Codes, sources: np.ndarray) -> Codes:
+def _pick(old: MappedFile, new: Codes, sources: np.ndarray) -> Codes:
     n, codes, scales = old.description.rows, *new
     is_new = sources >= n
     picked = old.arrays["rows"][np.where(is_new, 0, sources)]

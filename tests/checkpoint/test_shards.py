@@ -16,7 +16,7 @@ import kvjax
 from kvjax._command.saved import table_at
 from kvjax._formats import source
 from kvjax._spec.placement import Placement
-from kvjax.checkpoint import Catalog, Chain, ChainRows, _chosen, _format, _stored, _write, write_manifest
+from kvjax.checkpoint import Catalog, Chain, ChainRows, _format, _stored, _taken_rows, _write, write_manifest
 from tests.support.checkpoints import DAMAGES, array_at, chunks_of, restore, rewrite, save
 from tests.support.marks import few, few_rows, slow
 from tests.support.tables import KEYS, by_high_bits, by_low_bits, same_rows, same_tables, trained
@@ -25,7 +25,7 @@ from tests.support.tables import KEYS, by_high_bits, by_low_bits, same_rows, sam
 def read(folder, placement=None):
     """What a process restores of a table, and all counts."""
     rows = ChainRows(Chain(Catalog(folder)), "t")
-    own = _chosen.own_rows(rows, rows.source(), placement)
+    own = _taken_rows.own_rows(rows, rows.source(), placement)
     return own.read(list(own.types), 0, own.num_rows) | rows.counts()
 
 

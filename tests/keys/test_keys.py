@@ -101,7 +101,7 @@ def test_ids_that_jax_may_have_cut_are_refused(use, make):
     table, ids = make(), np.array([2**40 + 7])
     call = (READS | WRITES)[use]
     for cut in (ids, ids.astype(np.uint64)):
-        with pytest.raises(TypeError, match=r"want keys of 64 bits.*pass kvjax\.keys\(numpy_ids\).*key_dtype='int32'"):
+        with pytest.raises(TypeError, match=r"want ids of 64 bits.*pass kvjax\.keys\(numpy_ids\).*key_dtype='int32'"):
             jax.jit(call)(table, cut)
     with pytest.raises(TypeError, match=r"kvjax\.keys"):
         call(table, jnp.asarray(ids.astype(np.int32)))

@@ -162,7 +162,7 @@ def test_gradients_around_epsilon(b2, small, around):
     rows, state = jax.jit(late.step)(sizes, late.tx.init(jnp.zeros(sizes.shape)), jnp.zeros(sizes.shape))
     clock = jax.lax.fori_loop(0, steps, lambda _, s: late.step(sizes[:1], s, sizes[:1])[1],
                               late.step(sizes[:1], late.tx.init(sizes[:1]), sizes[:1])[1])  # fmt: skip
-    got = late.present(state._replace(steps=clock.steps, clock=clock.clock), rows)[1]
+    got = late.catch_up(state._replace(steps=clock.steps, clock=clock.clock), rows)[1]
     np.testing.assert_allclose(got, want, rtol=around)
     np.testing.assert_allclose(got[sizes >= 1e-6], want[sizes >= 1e-6], rtol=small)
 
@@ -177,7 +177,7 @@ def test_what_has_decayed_to_nothing_is_zero():
     for _ in range(60):
         now = step(rows, now, rows)[1]
     behind = state._replace(steps=now.steps, clock=now.clock)
-    np.testing.assert_allclose(jax.jit(late.present)(behind, value)[1], 0, atol=1e-6)
+    np.testing.assert_allclose(jax.jit(late.catch_up)(behind, value)[1], 0, atol=1e-6)
 
 
 @slow
@@ -186,7 +186,7 @@ def test_slots_of_rows_that_are_left_for_thousands_of_steps(b2):
     """They fade by the power of the number that is given, and not of what float32 makes of it."""
     late, rows, steps = catch_up(optax.adam(1e-2, b2=b2)), jnp.ones((1, DIM)), 3000
     state = late.step(rows, late.tx.init(rows), rows)[1]
-    now = jax.jit(late.present)(state._replace(steps=state.steps + steps), rows)[0]
+    now = jax.jit(late.catch_up)(state._replace(steps=state.steps + steps), rows)[0]
     np.testing.assert_allclose(now.inner[0].nu, state.inner[0].nu * b2**steps, rtol=2e-6)
 
 

@@ -58,7 +58,7 @@ def test_forms(quantise, make, tmp_path):
     empty = FrozenTable.write(tmp_path / "e", none, missing=[1, 2, 3], quantise=quantise)
     np.testing.assert_array_equal(lookup(empty.as_jax(), kvjax.keys(ids)), empty.lookup(ids))
     for error, keys, options, words in (
-        (TypeError, jnp.arange(2), {}, "lookup: want keys of 64 bits"),
+        (TypeError, jnp.arange(2), {}, "lookup: want ids of 64 bits"),
         (ValueError, [1], {"missing": "init"}, "missing='init' of a file"),
         (ValueError, [1], {"missing": [1.0]}, "want a missing row"),
     ):  # fmt: skip

@@ -90,7 +90,7 @@ def test_what_is_refused_leaves_no_table():
             simulate([[1, 2, 3]], **({"max_capacity": [None]} | wrong))
     with pytest.raises(TypeError):
         simulate([np.array([1.5])], [None])
-    with pytest.raises(TypeError, match="want keys of 64 bits"):
+    with pytest.raises(TypeError, match="want ids of 64 bits"):
         simulate([jnp.asarray(np.array([2**40 + 1]))], [None])
 
     def nested():

@@ -210,7 +210,7 @@ def test_a_table_that_another_thread_replaces_meanwhile(make, monkeypatch):
     monkeypatch.setattr("kvjax._table.table.live_version", replaced)
     got = kvjax.get_table(table.name)
     assert got.dim == 3 and got.lookup(1).shape == (3,)
-    monkeypatch.setattr("kvjax._table.handles.live_version", replaced)
+    monkeypatch.setattr("kvjax._table.derived_handles.live_version", replaced)
     kvjax.drop_table(table.name)
     table = kvjax.get_table(table.name, dim=2)
     with pytest.raises(RuntimeError, match="another of its name, with dim 3"):

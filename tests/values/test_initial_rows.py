@@ -7,7 +7,7 @@ import optax
 import pytest
 
 import kvjax
-from kvjax._values.called import rng_of
+from kvjax._values.function_rows import rng_of
 from tests.support.marks import few, slow, wide_is_slow
 
 JAX = jax.nn.initializers

@@ -10,7 +10,7 @@ import pytest
 
 import kvjax
 from kvjax._ops.initial_rows import generate
-from kvjax._values.called import rng_of
+from kvjax._values.function_rows import rng_of
 from tests.golden.reference import initial_rows, pool_rows
 from tests.support.marks import few, few_rows, slow, wide_is_slow
 

@@ -1,4 +1,4 @@
-"""Choices of a restore: which rows are taken from a checkpoint, and what of them."""
+"""Taken rows: which rows a restore takes from a checkpoint, and what of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other handles of the same table, as methods of `kvjax.Table`: later ones, the live one, and one that follows it."""
+"""Derived handles of the same table, as methods of `kvjax.Table`: later ones, the live one, and a following one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a write adds to the version of a handle: a table's update among those of `partition`."""
+"""Table updates: what a write adds to the version of a handle, among the updates of `partition`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NOTHING = np.zeros((1, 1), jax.dtypes.float0)
 
 
 @jax.tree_util.register_pytree_node_class
-class Written:
+class TableUpdate:
     """What a write adds to the version of a handle, in the place of the version: of the updates of `partition`.
 
     It can only be added. Whatever takes it for the update of an array beside its parameters, as weight decay does, gets
@@ -43,4 +43,4 @@ class Written:
         return cls(*children)
 
     def __repr__(self) -> str:
-        return f"Written({self.raised})"
+        return f"TableUpdate({self.raised})"

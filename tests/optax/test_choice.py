@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kvjax.optax._chosen import Choice
+from kvjax.optax._choice import Choice
 
 
 @jax.jit

@@ -1,4 +1,4 @@
-"""Lookups that a loss makes of tables without a tape, whose rows have no gradient."""
+"""Untaped lookups: those that a loss makes of tables without a tape, whose rows have no gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Initial rows by any function ``(rng, shape, dtype)``, as a value: functions are called by `kvjax._values.called`.
+"""Initial rows by any function ``(rng, shape, dtype)``, as a value: `kvjax._values.function_rows` calls it.
 
 What a checkpoint says of one is read without JAX.
 """
@@ -41,9 +41,9 @@ class Generated:
                 "want the function that makes its initial rows, got a checkpoint, which holds no functions; make the "
                 "table first, with the initializer it had, and restore into it"
             )
-        from kvjax._values import called
+        from kvjax._values import function_rows
 
-        return cls(function, called.probes(function, dim))
+        return cls(function, function_rows.probes(function, dim))
 
     def rows(self, seed: int, words: jax.Array, dim: int) -> jax.Array:
         """Initial rows of keys.
@@ -56,6 +56,6 @@ class Generated:
         Returns:
           ``(n, dim)`` float32.
         """
-        from kvjax._values import called
+        from kvjax._values import function_rows
 
-        return called.rows(self.function, seed, words, dim)
+        return function_rows.rows(self.function, seed, words, dim)

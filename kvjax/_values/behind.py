@@ -1,6 +1,6 @@
-"""Late rows: what is known and said, without JAX, of rows that `kvjax.optax.catch_up` has trained.
+"""Rows that are behind: what is known and said, without JAX, of rows that `kvjax.optax.catch_up` has trained.
 
-Those that steps have left out are behind until they are brought to the present.
+Those that steps have left out are behind until they catch up.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _MEND = (
 )
 
 
-def are_late(slot_types: Mapping[str, str]) -> bool:
+def can_be_behind(slot_types: Mapping[str, str]) -> bool:
     """Whether rows with these slots may be behind."""
     return slot_types.get(LAST_STEP) == _TYPE
 
 
-def warn_late(name: str, op: str, rows: str = "may be behind", mend: str = _MEND) -> None:
+def warn_behind(name: str, op: str, rows: str = "may be behind", mend: str = _MEND) -> None:
     """Says that a call reads rows as they are stored."""
     warnings.warn(
         f"kvjax: table {name!r}, {op}: it reads rows as they are stored, and those that steps have left out {rows}; "
@@ -35,7 +35,7 @@ def warn_late(name: str, op: str, rows: str = "may be behind", mend: str = _MEND
     )
 
 
-def found_late(last: np.ndarray, has_slots: np.ndarray) -> str:
+def behind_in_words(last: np.ndarray, has_slots: np.ndarray) -> str:
     """How many rows are behind the newest, in words; empty if none is.
 
     Args:
@@ -48,8 +48,10 @@ def found_late(last: np.ndarray, has_slots: np.ndarray) -> str:
     return f"are behind ({np.count_nonzero(missed)} of {len(missed)}, by up to {missed.max()} steps)"
 
 
-def warn_if_saved_late(name: str, op: str, columns: Mapping[str, np.ndarray]) -> None:
+def warn_if_saved_behind(name: str, op: str, columns: Mapping[str, np.ndarray]) -> None:
     """Says that a call takes rows that are behind from a checkpoint, without their slots."""
     last = columns.get(LAST_COLUMN)
-    if last is not None and (found := found_late(last, columns["has_slots"])):
-        warn_late(name, op, found, "save what caught_up returns, or restore the rows with their slots and their state")
+    if last is not None and (found := behind_in_words(last, columns["has_slots"])):
+        warn_behind(
+            name, op, found, "save what caught_up returns, or restore the rows with their slots and their state"
+        )
