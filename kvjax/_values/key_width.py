@@ -19,13 +19,20 @@ KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
 
 def x64_enabled() -> bool:
     """Whether JAX has 64-bit integers now, or is not loaded, so that nobody has any of its arrays."""
-    jax = sys.modules.get("jax")
-    return jax is None or jax.numpy.result_type(int).itemsize == 8
+    if "jax" not in sys.modules:
+        return True
+    import jax.numpy as jnp  # so that this waits for a thread that is loading it
+
+    return jnp.result_type(int).itemsize == 8
 
 
 def is_narrow(ids: Any) -> bool:
     """Whether these are integers that ``jit`` or ``jnp`` may have cut to 32 bits, or nested sequences with such."""
-    return not x64_enabled() and _holds_narrow(ids, sys.modules["jax"].Array)
+    if "jax" not in sys.modules:
+        return False
+    import jax
+
+    return _holds_narrow(ids, jax.Array) and not x64_enabled()
 
 
 def _holds_narrow(ids: Any, array: Any) -> bool:

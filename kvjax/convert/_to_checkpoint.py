@@ -42,11 +42,9 @@ from kvjax.convert._tfra import open_tfra
 from kvjax.ffi import host
 
 OPENERS: Mapping[str, Callable[..., Incoming]] = {
-    "tfra": open_tfra,
-    "deeprec": open_deeprec,
-    "tfplus": open_tfplus,
-    "sok": open_sok,
-}
+    "tfra": open_tfra, "deeprec": open_deeprec, "tfplus": open_tfplus, "sok": open_sok
+}  # fmt: skip
+"""By the names of `SYSTEMS`."""
 
 
 @dataclasses.dataclass(frozen=True)
