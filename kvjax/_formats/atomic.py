@@ -32,6 +32,14 @@ def flush(path: AnyPath) -> None:
         os.close(fd)
 
 
+def unlock(fd: int) -> None:
+    """Gives the lock of a file back, and closes it. To close it is not enough: a child that was forked meanwhile has it
+    open, too."""
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(fd, fcntl.LOCK_UN)
+    os.close(fd)
+
+
 def beside(path: Path, end: str) -> Path:
     """A hidden path in the same folder, whose name is not longer than file systems take."""
     name = os.fsdecode(os.fsencode(path.name)[:200])
@@ -39,12 +47,13 @@ def beside(path: Path, end: str) -> Path:
 
 
 @contextlib.contextmanager
-def saying(what: str, path: str | os.PathLike[str] | None = None) -> Generator[None]:
+def saying(what: str, path: str | os.PathLike[str] | None = None, reads: bool = False) -> Generator[None]:
     """Has errors of the system in the body say what they are of, and the mend; the outermost one says what.
 
     Args:
       what: "table 'user', save".
       path: of the file, which an error on a full disk does not say.
+      reads: whether the body reads, and writes nothing.
     """
     try:
         yield
@@ -54,14 +63,20 @@ def saying(what: str, path: str | os.PathLike[str] | None = None) -> Generator[N
         plain = getattr(error, "said_by_system", error.strerror)
         if error.errno is not None and not str(plain).startswith("kvjax: "):
             error.said_by_system = plain  # pyright: ignore[reportAttributeAccessIssue]
-            error.strerror = (
-                f"kvjax: {what}: {plain}; {_MENDS.get(error.errno, 'see to that disk, or write to another')}"
+            mends, other = (
+                (_READING, "see to that disk") if reads else (_MENDS, "see to that disk, or write to another")
             )
+            error.strerror = f"kvjax: {what}: {plain}; {mends.get(error.errno, other)}"
         raise
 
 
+_OF_PROCESS = dict.fromkeys(
+    (errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n), or close some"
+) | dict.fromkeys((errno.ENOMEM,), "free memory, or raise the limit of this process")
+_READING = _OF_PROCESS | dict.fromkeys((errno.EACCES, errno.EPERM), "let this process read it")
 _MENDS = (
-    dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make space there, or write to another disk")
+    _OF_PROCESS
+    | dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "make space there, or write to another disk")
     | dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "let this process write there, or write elsewhere")
     | dict.fromkeys((errno.EEXIST, errno.ENOTDIR), "a file is where that path wants a folder: give another path")
 )
@@ -104,7 +119,7 @@ def replaced(path: PathLike) -> Generator[Path]:
             flush(whole.parent)
         finally:
             part.unlink(missing_ok=True)
-            os.close(lock)
+            unlock(lock)
 
 
 def _new_part(whole: Path) -> tuple[Path, int]:
@@ -116,7 +131,7 @@ def _new_part(whole: Path) -> tuple[Path, int]:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 left.unlink()
             finally:
-                os.close(fd)
+                unlock(fd)
     while True:
         part = beside(whole, f"{secrets.token_hex(8)}.part")
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
@@ -124,7 +139,7 @@ def _new_part(whole: Path) -> tuple[Path, int]:
             fcntl.flock(fd, fcntl.LOCK_EX)
         if part.exists():
             return part, fd
-        os.close(fd)  # another has taken it for left, before it was locked
+        unlock(fd)  # another has taken it for left, before it was locked
 
 
 @contextlib.contextmanager
@@ -228,7 +243,7 @@ class NewFolder:
 
     def _unlock(self) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            unlock(self._lock)
         self._lock = None
 
 
@@ -305,9 +320,9 @@ def _lock(folder: Path) -> int:
             if os.path.samestat(os.fstat(fd), found):
                 return fd
         except BaseException:
-            os.close(fd)
+            unlock(fd)
             raise
-        os.close(fd)  # it was put into its place meanwhile, and this is another
+        unlock(fd)  # it was put into its place meanwhile, and this is another
 
 
 def _old(path: Path) -> Path:

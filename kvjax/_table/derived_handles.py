@@ -82,9 +82,11 @@ class Handles(Handle):
         It is never stale, so you may keep it and give it to any thread and to compiled functions while another thread
         trains. A read waits for a write that is under way, and sees all of that write or nothing. It does not wait for
         writes that JAX has not begun to run; ``jax.block_until_ready(table)`` does. Two reads may see different
-        versions, and so may the tables of one model. Such a handle only reads rows: methods that write, order or copy
-        the table need a handle of one version, and are errors. The dense parameters beside it must be copies of your
-        own, because a training step may donate its own.
+        versions, and so may the tables of one model. Such a handle only reads: methods that write or order need one of
+        a version, and are errors. A copy of the table (`export`, a save without a cursor, a release) is of its newest
+        finished version. The tables of one model are copied each for itself: to save what belongs to one step, use the
+        handles of that step. The dense parameters beside it must be copies of your own, because a training step may
+        donate its own.
 
         A table over a mesh is read shard by shard, so that no read waits for other devices: rows of two shards may be a
         step apart. In a program over several devices, each device reads the keys that it is given. If the shards are in

@@ -19,6 +19,7 @@ from kvjax._table.handle import (
 )
 from kvjax._table.merges import merged
 from kvjax._table.move import move
+from kvjax._table.newest import of_newest
 from kvjax._table.stats import Stats, stats_of
 from kvjax._table.switch import switched
 from kvjax._training.refusals import of_table
@@ -129,6 +130,9 @@ class Whole(Handle):
         Returns:
           The rows, and what belongs to the table as a whole.
         """
+        return of_newest(self, lambda table: table._snapshot(slots, once))
+
+    def _snapshot(self, slots: bool, once: bool) -> Snapshot:
         shards = self.spec.originals if once else self.spec.kept
         version = version_on_host(self.stored, "export")
         found = contents.snapshot(self.spec, version, slots or self.view is not None, shards)

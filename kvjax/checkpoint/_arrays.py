@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from typing import Any
 
 import numpy as np
@@ -16,15 +14,9 @@ from kvjax.checkpoint._direct import aligned, give_back
 from kvjax.checkpoint._files import FileEntry, Files
 from kvjax.checkpoint._format import Damaged, chunk_path, chunk_rows
 from kvjax.checkpoint._pace import Spent
+from kvjax.checkpoint._threads import NUM_THREADS, THREADS
 
 ZARR = "zarr.json"
-_THREADS = max(4, min(os.cpu_count() or 1, 16))
-
-EXECUTOR = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvjax_files")
-"""Threads that read and write files: some copy and digest while others wait for the disk."""
-
-_UNDER_WAY = threading.BoundedSemaphore(_THREADS + 1)
-"""Chunks that are written at once, in all; so memory stays bounded where rows come faster than the disk takes them."""
 
 
 def zarr_json(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
@@ -61,7 +53,7 @@ class ArrayWriter:
         self._chunk = chunk_rows(dtype, shape) * self._row
         self._begun: np.ndarray | None = None  # a chunk of which the first `_filled` bytes are here
         self._filled = 0
-        self._files = {ZARR: EXECUTOR.submit(spent.write, folder / ZARR, zarr_json(dtype, shape))}
+        self._files = {ZARR: THREADS.submit(spent.write, folder / ZARR, zarr_json(dtype, shape))}
 
     def space(self) -> np.ndarray:
         """The bytes ``(n,)`` uint8 that the next rows go to: what is left of a chunk."""
@@ -101,11 +93,11 @@ class ArrayWriter:
 
     def _submit(self, chunk: np.ndarray) -> None:
         path = chunk_path(len(self._files) - 1, self._shape)
-        _UNDER_WAY.acquire()
+        THREADS.under_way.acquire()
         try:
-            self._files[path] = file = EXECUTOR.submit(self._spent.write, self._folder / path, chunk)
+            self._files[path] = file = THREADS.submit(self._spent.write, self._folder / path, chunk)
         except BaseException:
-            _UNDER_WAY.release()
+            THREADS.under_way.release()
             raise
         file.add_done_callback(lambda _: self._written(chunk))
         self._begun = None
@@ -113,7 +105,7 @@ class ArrayWriter:
     @staticmethod
     def _written(chunk: np.ndarray) -> None:
         give_back(chunk)
-        _UNDER_WAY.release()
+        THREADS.under_way.release()
 
 
 class Reading:
@@ -147,7 +139,7 @@ class Reading:
         self._rows = np.empty((stop - start, *shape[1:]), dtype)
         to = self._rows.reshape(-1).view(np.uint8)
         self._parts = [
-            EXECUTOR.submit(_read_part, files, path, n * size, to, (i * n - start) * size, kept.get(i))
+            THREADS.submit(_read_part, files, path, n * size, to, (i * n - start) * size, kept.get(i))
             for i, path in chunks
         ]
         self._last = chunks[-1][0] if stop % n and stop < shape[0] else None
@@ -170,9 +162,11 @@ def check_sizes(files: Files, folder: str, dtype: np.dtype[Any], shape: tuple[in
     """
     n, size = chunk_rows(dtype, shape), row_bytes((dtype, shape[1:]))
     chunks = range(-(-shape[0] // n) if size else 0)
-    for first in chunks[::_THREADS]:  # some side by side, as a store takes its time for each; a forged shape has many
-        some = chunks[first : first + _THREADS]
-        list(EXECUTOR.map(lambda i: files.check_size(f"{folder}/{chunk_path(i, shape)}", n * size), some))
+    for first in chunks[::NUM_THREADS]:  # side by side, as a store takes its time for each; a forged shape has many
+        some = chunks[first : first + NUM_THREADS]
+        asked = [THREADS.submit(files.check_size, f"{folder}/{chunk_path(i, shape)}", n * size) for i in some]
+        for one in asked:
+            one.result()
 
 
 def _read_part(

@@ -75,6 +75,6 @@ def _bases_of(checkpoint: AnyPath) -> set[str]:
                     found.add(digest)
                 case _:
                     pass
-        except Damaged:
+        except (Damaged, OSError):
             continue
     return found

@@ -37,7 +37,7 @@ class Copies(Files):
         self._whole(lambda files: files.read_into(path, to))
 
     def _whole(self, read: Callable[[Files], T]) -> T:
-        damage: Damaged | None = None
+        damage: Damaged | OSError | None = None
         for i in itertools.count():
             with self._lock:  # files are read by several threads
                 if i == len(self._all):
@@ -46,7 +46,7 @@ class Copies(Files):
                     break
             try:
                 return read(self._all[i])
-            except Damaged as error:
+            except (Damaged, OSError) as error:
                 damage = damage or error
         assert damage is not None
         raise damage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -70,6 +71,7 @@ def read(path: AnyPath, most: int) -> bytes:
 
     Raises:
       Damaged: there is none, it is something else, or has more than `most` bytes.
+      OSError: it cannot be read now: this process may not, or has too many files open.
     """
     if not isinstance(path, Path):
         return _fetched(path, most)
@@ -124,12 +126,19 @@ def _stored(path: StorePath, ask: Callable[[], T]) -> T:
         raise Damaged(f"want the file {path}, got none") from error
 
 
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV, errno.ENAMETOOLONG)
+"""What the system says where there is no such file, or something else."""
+
+
 def _opened(path: Path, most: int) -> tuple[int, int]:
     """A regular file, open, and its size."""
     try:
         # Opening a FIFO would wait for who writes it.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
+        if error.errno not in _MISSING:  # nothing is known of the file
+            with saying("read", path, reads=True):
+                raise
         raise Damaged(f"want the file {path}, got {error.strerror or error}") from error
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or found.st_size > most:

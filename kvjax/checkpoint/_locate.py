@@ -108,7 +108,7 @@ def said_by_step(step: AnyPath) -> dict[str, Any]:
     """What Orbax says of a step; nothing, if the folder is none."""
     try:
         said = read_json(read(step / _OF_STEP, MOST_JSON))
-    except Damaged:
+    except (Damaged, PermissionError):
         return {}
     return said if isinstance(said, dict) else {}
 
@@ -166,7 +166,7 @@ def _is_table(path: AnyPath) -> bool:
 def _format_of(table: AnyPath) -> object:
     try:
         meta = read_json(read(table / META, MOST_JSON))
-    except Damaged:
+    except (Damaged, PermissionError):
         return None
     return meta.get("format") if isinstance(meta, dict) else None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -92,9 +91,6 @@ def save(
     given, new = named(tables), new_folder(anywhere(path, "save").resolve())  # not in the place of a link
     place, lost = everyone(), list[AnyPath]()
 
-    async def put() -> None:
-        await asyncio.gather(*(write(new.path, s) for s in stored))
-
     def finish() -> str:
         digest = write_manifest(new.path)
         with contextlib.suppress(OSError):  # what is beside it may go meanwhile, and this only warns
@@ -108,7 +104,7 @@ def save(
     try:
         first(lambda: begin(new, overwrite, "save", over_base=True))
         stored = copied(given, new.path, prune, cursor, since)
-        together(place, None, "save", lambda: asyncio.run(put()))
+        together(place, None, "save", lambda: write(new.path, stored))
         digest = first(finish)
     except BaseException:
         new.discard()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from kvjax._spec.placement import Placement
 from kvjax._table.behind import warn_if_found_behind
 from kvjax._table.changes import TableChanges, changes_since
 from kvjax._table.frozen import FrozenRows, freeze_rows
+from kvjax._table.newest import of_newest
 from kvjax._table.table import Table
 from kvjax._values.errors import fail
 from kvjax._values.names import is_name
@@ -27,6 +28,7 @@ from kvjax.checkpoint._cursors import Cursor
 from kvjax.checkpoint._format import POOL, REMOVED
 from kvjax.checkpoint._rules import name_of
 from kvjax.checkpoint._stored import Stored, described
+from kvjax.checkpoint._threads import side_by_side
 from kvjax.checkpoint._write_shard import write_shard
 from kvjax.initializers import Pool
 
@@ -44,7 +46,11 @@ def freeze(name: str, table: Table, prune: PruneLike | None = None, since: Curso
 
     Not where rows are pruned, have changed since a cursor, or come from several shards of a partitioner's.
     """
-    return _stored(name, table, prune, since, lambda: freeze_rows(table) or table.snapshot(once=True))
+
+    def take(table: Table) -> Stored:
+        return _stored(name, table, prune, since, lambda: freeze_rows(table) or table.snapshot(once=True))
+
+    return of_newest(table, take)
 
 
 def _pruned(table: Table, prune: PruneLike) -> Snapshot:
@@ -162,16 +168,15 @@ def check_saved(tables: Mapping[str, Table]) -> None:
         )  # fmt: skip
 
 
-async def write(directory: AnyPath, stored: Stored) -> None:
-    """Writes what this process has of one table below `directory`, and lists it; `write_manifest` comes when all have.
+def write(directory: AnyPath, stored: Sequence[Stored]) -> None:
+    """Writes what this process has of tables below `directory`, and lists it; `write_manifest` comes when all have.
 
     Everything is on the disk then.
 
     Raises:
-      CheckpointError: the table is there already.
+      CheckpointError: a table is there already.
     """
-    if stored.shard is not None:
-        await asyncio.to_thread(_write_shard, directory, stored, stored.shard)
+    side_by_side([functools.partial(_write_shard, directory, s, s.shard) for s in stored if s.shard is not None])
 
 
 def _write_shard(directory: AnyPath, stored: Stored, number: int) -> None:

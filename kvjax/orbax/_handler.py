@@ -19,6 +19,7 @@ from kvjax.checkpoint import (
     Chain,
     PathLike,
     RestoreOptions,
+    copied,
     finished,
     is_checkpoint,
     places_of,
@@ -49,16 +50,13 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
         place = anywhere(directory, "save")
 
         async def commit() -> None:
-            await asyncio.gather(*(write(place, s) for s in stored))
+            await asyncio.to_thread(write, place, stored)
 
         return [future.CommitFutureAwaitingContractedSignals(commit(), name="kvjax_tables")]
 
     def save(self, directory: str | os.PathLike[str], args: TableSave) -> None:
-        async def run() -> None:
-            for pending in await self.async_save(directory, args):
-                pending.result()
-
-        asyncio.run(run())
+        place = anywhere(directory, "save")
+        write(place, copied(args.tables, place, args.prune, args.cursor, args.delta_since))
         if jax.process_count() == 1:  # else Orbax calls it, when all are here
             self.finalize(directory)
 

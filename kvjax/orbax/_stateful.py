@@ -80,7 +80,7 @@ class StatefulTables:
 
         async def commit() -> None:
             folder = anywhere(await directory.await_creation(), "save")
-            await asyncio.gather(*(write(folder, one) for one in stored))
+            await asyncio.to_thread(write, folder, stored)
             if jax.process_index() == 0:
                 await _wait_for_all(folder, [one.meta for one in stored])
                 finished(place, write_manifest(folder, saved_at=time.time_ns()), folder)

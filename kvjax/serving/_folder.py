@@ -13,19 +13,24 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import re
 import secrets
 import shutil
 import time
+import warnings
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 from urllib.parse import quote
 
-from kvjax._formats.atomic import flush, saying, written
-from kvjax._values.errors import fail
+from kvjax._formats.atomic import flush, saying, unlock, written
+from kvjax._values.errors import fail, level_of_user
 from kvjax.serving._format import FrozenError
 from kvjax.serving._release import CHECKPOINT, FILES, INFO, SUFFIX, PausedError
+
+_PATIENCE = 10
+"""Seconds that a writer waits for another before it says so."""
 
 _LONGEST_NAME = 200  # of the 255 bytes that file systems take, as the file has a longer one while it is written
 
@@ -95,10 +100,27 @@ class Folder:
         """Has the folder, which it makes, for one writer alone, without what others have left that were killed."""
         with saying(op, self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-            with open(self.path / "lock", "ab") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX)  # until it is closed, however
+            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._lock(lock, op)
                 self._clean()
                 yield
+            finally:
+                unlock(lock)
+
+    def _lock(self, lock: int, op: str) -> None:
+        end = time.monotonic() + _PATIENCE
+        while time.monotonic() < end:
+            try:
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.05)
+        warnings.warn(
+            f"kvjax: releases {str(self.path)!r}, {op}: want a folder that no other writer has, got one that another "
+            f"has had for {_PATIENCE} s, so this waits for its end; see which process that is",
+            stacklevel=level_of_user(),
+        )
+        fcntl.flock(lock, fcntl.LOCK_EX)
 
     @contextlib.contextmanager
     def new(self, least: int = 1, paused: bool = False) -> Generator[Path]:

@@ -1,6 +1,5 @@
 """Checkpoints of tables that are sharded over devices: written from any number of shards, read into any other."""
 
-import asyncio
 import dataclasses
 import json
 import re
@@ -175,7 +174,7 @@ def two_shards(make, mesh, tmp_path):
     meta = {key: value for key, value in stored.meta.items() if key != "extras"}
     meta |= {"num_shards": 2, "shards": shards_meta, "name": "t"}
     for i, arrays in enumerate(parts):
-        asyncio.run(_write.write(tmp_path, _stored.Stored(meta, arrays, i)))
+        _write.write(tmp_path, [_stored.Stored(meta, arrays, i)])
     write_manifest(tmp_path)
     return tmp_path, table, whole
 
