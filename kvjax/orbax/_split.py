@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from kvjax._lookup.readable import FrozenReadable, Readable
 from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table, is_table
 from kvjax._values.arrays import PyTree
-from kvjax._values.errors import fail, meant
+from kvjax._values.errors import fail, level_of_user, meant
 from kvjax.orbax._steps import warn_of_another_step
 
 
@@ -84,7 +85,9 @@ def _is_known(version: Any) -> bool:
     return isinstance(version, (np.ndarray, np.generic)) or is_array(version)
 
 
-def combine(state: PyTree, tables: Mapping[str, Readable] | None = None, like: PyTree = None) -> PyTree:
+def combine(
+    state: PyTree, tables: Mapping[str, Readable] | None = None, like: PyTree = None, *, partial: bool = False
+) -> PyTree:
     """Puts tables back into their places, from which `split` took them.
 
     Args:
@@ -96,6 +99,9 @@ def combine(state: PyTree, tables: Mapping[str, Readable] | None = None, like: P
       like: a state of the same structure, with its tables or as `split` returns it. It is needed for what
         ``ocp.args.StandardRestore()`` restores: dicts and lists of arrays, without the places of tables. Its values do
         not matter (``jax.eval_shape`` can make it).
+      partial: the model has changed since the save, and `like` is a new state of it: what the restored state lacks, or
+        has with another shape, is taken from `like`, and so are tables that are not given. A warning lists it, and what
+        of the restored state has no place any more.
 
     Returns:
       The state with its tables. A warning says if the state of a `kvjax.optax.partition` has counted other steps than a
@@ -129,8 +135,14 @@ def combine(state: PyTree, tables: Mapping[str, Readable] | None = None, like: P
             "combine(state, tables) is called with what split(state) returns, in that order",
         )  # fmt: skip
 
+    if partial and like is None:
+        raise fail(
+            ValueError, None, "combine", "like= with partial=True", "none", "give a new state of the model as it is now"
+        )
     if like is not None:
-        state = _in_the_form_of(split(like)[0], state)
+        form, own = split(like)
+        state = _in_the_form_of(form, state, partial)
+        given = {**own, **{table.name: table for table in given.values()}} if partial else given
     if given and not any(map(_is_ref, jax.tree.leaves(state, is_leaf=_is_ref))):
         raise fail(
             KeyError, min(given), "combine", "a state with the places of its tables", "one without any",
@@ -164,10 +176,12 @@ def _is_ref(x: Any) -> bool:
     return isinstance(x, TableRef)
 
 
-def _in_the_form_of(like: Any, restored: Any) -> Any:
-    """The leaves of what was restored without a template, in the structure that was saved."""
+def _in_the_form_of(like: Any, restored: Any, partial: bool) -> Any:
+    """The leaves of what was restored without a template, in the structure that was saved, or part of that."""
     found = dict(_leaves(restored))
     wanted = _leaves(like)
+    if partial:
+        found = _where_they_fit(wanted, found)
     missing = [path for path, _ in wanted if path not in found]
     if missing or len(found) > len(wanted):
         lost = missing or sorted(found.keys() - dict(wanted).keys())
@@ -177,6 +191,28 @@ def _in_the_form_of(like: Any, restored: Any) -> Any:
             "give as like= a state of the structure that was saved",
         )  # fmt: skip
     return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path, _ in wanted])
+
+
+def _where_they_fit(
+    wanted: list[tuple[tuple[str, ...], Any]], found: dict[tuple[str, ...], Any]
+) -> dict[tuple[str, ...], Any]:
+    """The leaf of each path that is wanted: the restored one, if it has the shape."""
+    new = {path: leaf for path, leaf in wanted if path not in found or np.shape(found[path]) != np.shape(leaf)}
+    lost = found.keys() - {path for path, _ in wanted}
+    for path, leaf in new.items():
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            raise fail(
+                ValueError, None, "combine", f"a like= with a value for {'/'.join(path)}, which was not saved so",
+                "a shape alone", "give a state that init has made",
+            )  # fmt: skip
+    if new or lost:
+        listed = (", ".join(map("/".join, sorted(paths))) or "nothing" for paths in (new, lost))
+        warnings.warn(
+            "kvjax: combine: the restored state is not that of the model as it is now. From like= come {}; not used of "
+            "what was saved: {}".format(*listed),
+            stacklevel=level_of_user(),
+        )
+    return {path: new.get(path, found.get(path)) for path, _ in wanted}
 
 
 def _leaves(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
@@ -213,6 +249,6 @@ def _table_of(name: str, given: Mapping[str, Readable]) -> Readable:
         raise fail(
             KeyError, name, "combine", "this table among tables=", f"{sorted(given)}",
             f"{meant(name, given)}give what kvjax.orbax.TableRestore restored beside the state, restored['tables'], or "
-            "the tables of kvjax.orbax.split",
+            "the tables of kvjax.orbax.split; for a table that is newer than the checkpoint, see docs/restarts.md",
         )  # fmt: skip
     return table

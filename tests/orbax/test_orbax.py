@@ -361,3 +361,23 @@ def test_a_manager_that_deletes_what_deltas_build_on_is_said(make, tmp_path):
         save(manager, 3, cursor="c")
         assert len(manager.restore(3, args=ocp.args.Composite(tables=kvjax.orbax.TableRestore()))["tables"]["t"]) == 3
     kvjax.drop_table("t")
+
+
+def test_a_part_of_a_state_in_the_form_of_another():
+    table, new = (kvjax.get_table(f"partial_{i}", dim=2) for i in range(2))
+    like = {"w": np.zeros(3), "b": np.ones(2), "t": table, "new": new}
+    restored = {"w": np.ones(3), "b": np.zeros(4), "gone": np.ones(1)}
+    trained = {"t": table.upsert([7], [[1.0, 2.0]])}
+    with pytest.warns(UserWarning, match="From like= come b; not used of what was saved: gone") as said:
+        state = kvjax.orbax.combine(restored, trained, like=like, partial=True)
+    assert said[0].filename == __file__ and len(said) == 1
+    assert state["w"].tolist() == [1, 1, 1] and state["b"].tolist() == [1, 1] and "gone" not in state
+    assert (len(state["t"]), len(state["new"])) == (1, 0)
+    whole = {"w": np.ones(3), "b": np.zeros(2)}
+    assert kvjax.orbax.combine(whole, trained, like=like, partial=True)["b"].tolist() == [0, 0]  # without a warning
+    with pytest.raises(ValueError, match="like= with partial=True"):
+        kvjax.orbax.combine(restored, trained, partial=True)
+    with pytest.raises(ValueError, match=r"a value for b, .*got a shape alone"):
+        kvjax.orbax.combine(restored, trained, like=like | {"b": jax.ShapeDtypeStruct((2,), np.float32)}, partial=True)
+    with pytest.raises(KeyError, match=r"docs/restarts\.md"):
+        kvjax.orbax.combine(kvjax.orbax.split(like)[0], trained)
