@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import re
 import sys
@@ -116,6 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
       The exit status: 0, 1 if what was looked at is not as it should be, or 2 for an error.
     """
+    _prepare_streams()
     args = parser().parse_args(argv)
     try:
         status = importlib.import_module(f"kvjax._command.{args.command}").run(args)
@@ -132,6 +134,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception:  # a bug; Python's own status would be 1, a difference
         traceback.print_exc()
         return 2
+
+
+def _prepare_streams() -> None:
+    """Has a stream that was closed take everything, and one in another encoding escape what that lacks."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # of `kvjax inspect saved >&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # until the process ends
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _text(error: Exception) -> str:
