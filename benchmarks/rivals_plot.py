@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 import matplotlib
+import matplotlib.ticker
 import numpy as np
 
 matplotlib.use("Agg")  # draws to a file, on machines without a screen too
@@ -32,7 +33,7 @@ def draw(found: dict[str, dict[str, float]], args: argparse.Namespace) -> None:
         axes.set_xticks(range(len(cases)), [case.replace("step", "training step") for case in cases])
         axes.grid(axis="x", visible=False)
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(matplotlib.ticker.NullFormatter())
         axes.legend(ncols=len(names), loc="upper right", fontsize=8)
         axes.margins(y=0.2)
         args.plot.parent.mkdir(parents=True, exist_ok=True)
