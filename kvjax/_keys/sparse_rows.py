@@ -13,10 +13,11 @@ from jax.core import Tracer
 from kvjax._keys.keys import Keys, KeysLike, as_keys
 from kvjax._keys.opaque import opaque_canary, uncast_canary
 from kvjax._values.arrays import ArrayLike
-from kvjax._values.errors import fail
+from kvjax._values.errors import fail, meant
 from kvjax.ffi import host
 
 _CANARY: int = host.CANARY
+_FIELDS = ("keys", "rows", "counts", "canary", "merged", "table", "viewed")
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -42,6 +43,7 @@ class SparseRows:
 
     Raises:
       ValueError: the shapes do not fit each other, or counts are negative or not integers.
+      TypeError: the rows are complex, or no numbers.
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np
@@ -67,11 +69,7 @@ class SparseRows:
             self.counts = jnp.ones(keys.shape, jnp.int32)
         self.keys = Keys(jnp.asarray(keys.words), keys.narrow)
         self.rows = jnp.asarray(rows)
-        if self.rows.shape[:-1] != self.keys.shape or self.counts.shape != self.keys.shape:
-            raise fail(
-                ValueError, None, "SparseRows", "keys (...), rows (..., dim) and counts (...)",
-                f"keys {self.keys.shape}, rows {self.rows.shape}, counts {self.counts.shape}", "give one row a key",
-            )  # fmt: skip
+        check_fit(self, None, "SparseRows")
         self.canary = opaque_canary(jnp.uint32(_CANARY))
         self.merged = False
         self.table = None
@@ -87,10 +85,9 @@ class SparseRows:
         self._keys = keys
 
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[bool, str | None, bool]]:
-        names = ("keys", "rows", "counts", "canary")
         uncast_canary(self.canary)
         children = (self._keys, self.rows, self.counts, self.canary)
-        named = [(jax.tree_util.GetAttrKey(n), child) for n, child in zip(names, children, strict=True)]
+        named = [(jax.tree_util.GetAttrKey(n), child) for n, child in zip(_FIELDS, children, strict=False)]
         return named, (self.merged, self.table, self.viewed)
 
     @classmethod
@@ -101,17 +98,32 @@ class SparseRows:
         return new
 
     def replace(self, **fields: object) -> SparseRows:
-        """A copy with some attributes replaced; their shapes are not checked.
+        """A copy with some attributes replaced.
 
         If keys or counts are replaced, ``merged`` becomes false, unless it is given too.
 
         Args:
-          **fields: attributes by name.
+          **fields: attributes by name. Keys, rows and counts that are replaced together may have another shape.
+
+        Raises:
+          ValueError: keys, rows and counts do not fit each other any more.
+          TypeError: the rows are complex, or no numbers; or there is no such attribute.
+
+        Example:
+          >>> import kvjax, jax.numpy as jnp, numpy as np
+          >>> grads = kvjax.SparseRows(np.array([7, 9]), jnp.ones((2, 3)))
+          >>> grads.replace(rows=grads.rows * 2).rows[0].tolist()
+          [2.0, 2.0, 2.0]
         """
+        others = [name for name in fields if name not in _FIELDS]
+        if others:
+            mend = meant(others[0], _FIELDS) + "give attributes of SparseRows"
+            raise fail(TypeError, None, "SparseRows.replace", f"any of {list(_FIELDS)}", repr(others[0]), mend)
         merged = self.merged and not fields.keys() & {"keys", "counts"}
         new = self.tree_unflatten((merged, self.table, self.viewed), (self._keys, self.rows, self.counts, self.canary))
         for name, value in fields.items():
-            setattr(new, name, value)
+            setattr(new, name, _taken(name, value))
+        check_fit(new, None, "SparseRows.replace")
         return new
 
     def __repr__(self) -> str:
@@ -119,6 +131,43 @@ class SparseRows:
             return tuple(x.shape) if hasattr(x, "shape") else x
 
         return f"SparseRows(keys={shape(self.keys)}, rows={shape(self.rows)}, merged={self.merged})"
+
+
+def check_fit(grads: SparseRows, table: str | None, op: str) -> None:
+    """Whether there is a row of numbers, and a count, for each key; leaves that are no arrays may be anything.
+
+    Raises:
+      ValueError, TypeError: there is not.
+    """
+    parts: dict[str, Any] = {"keys": grads.keys, "rows": grads.rows, "counts": grads.counts}
+    if isinstance(parts["keys"], Keys) and not hasattr(parts["keys"].words, "shape"):
+        return
+    if not all(hasattr(part, "shape") for part in parts.values()):
+        return
+    keys, rows, counts = (tuple(part.shape) for part in parts.values())
+    if len(rows) != len(keys) + 1 or rows[:-1] != keys or counts != keys:
+        raise fail(
+            ValueError, table, op, "keys (...), rows (..., dim) and counts (...)",
+            f"keys {keys}, rows {rows}, counts {counts}", "give one row a key",
+        )  # fmt: skip
+    dtype: Any = getattr(grads.rows, "dtype", None)
+    real = [jnp.issubdtype(dtype, kind) for kind in (jnp.floating, jnp.integer, jnp.bool_)]
+    if dtype is not None and not any(real):
+        mend = "give float32, of complex numbers their real part (jnp.real)"
+        raise fail(TypeError, table, op, "rows of real numbers", str(dtype), mend)
+
+
+def _taken(name: str, value: Any) -> Any:
+    """What the constructor makes of an array or a list; anything else as it is."""
+    if isinstance(value, (Keys, np.ndarray, jax.Array, list)):
+        if name == "keys":
+            keys = as_keys(value, "SparseRows.replace")
+            return Keys(jnp.asarray(keys.words), keys.narrow)
+        if name == "rows":
+            return jnp.asarray(value)
+        if name == "counts" and getattr(value, "dtype", None) != jnp.int32:
+            return _as_counts(value)
+    return value
 
 
 def _as_counts(counts: ArrayLike) -> jax.Array:

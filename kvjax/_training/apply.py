@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from kvjax._keys.keys import Keys
-from kvjax._keys.sparse_rows import SparseRows
+from kvjax._keys.sparse_rows import SparseRows, check_fit
 from kvjax._ops import order, routing, training
 from kvjax._process import PROCESS
 from kvjax._sharded import copies, mesh
@@ -48,6 +48,7 @@ def check(spec: TableSpec, rowwise: Rowwise, grads: Any, state: Any) -> None:
             TypeError, spec.name, "apply", "SparseRows", type(grads).__name__,
             "differentiate with kvjax.value_and_grad instead of jax.value_and_grad",
         )  # fmt: skip
+    check_fit(grads, spec.name, "apply")
     if grads.rows.shape[-1] != spec.dim:
         raise fail(
             ValueError, spec.name, "apply", f"gradient rows (..., {spec.dim})", f"{grads.rows.shape}",

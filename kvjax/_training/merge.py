@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from kvjax._keys.keys import Keys
 from kvjax._keys.opaque import words_in
-from kvjax._keys.sparse_rows import SparseRows
+from kvjax._keys.sparse_rows import SparseRows, check_fit
 from kvjax._ops import training
 from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto
@@ -34,7 +34,8 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
       `grads`: the distinct keys in order of first occurrence, then padding with count 0 and zero rows.
 
     Raises:
-      ValueError: the rows differ in width or belong to several tables, or there are no gradients.
+      ValueError: the rows differ in width or belong to several tables; there are no gradients; or one does not have a
+        row for each key.
       ValueError, jax.errors.JaxRuntimeError: the gradients went through arithmetic (see `SparseRows.canary`).
 
     Example:
@@ -50,6 +51,7 @@ def merge(grads: SparseRows | Sequence[SparseRows], scale: ArrayLike = 1.0) -> S
                 f"kvjax: merge: want the SparseRows of a table, or several, got {type(part).__name__}; dense gradients "
                 "are averaged by jax.numpy, and trees by jax.tree.map(..., is_leaf=lambda g: isinstance(g, SparseRows))"
             )
+        check_fit(part, None, "merge")
     if not parts:
         raise fail(ValueError, None, "merge", "at least one SparseRows", "an empty sequence", "give one")
     widths = {part.rows.shape[-1] for part in parts}

@@ -66,6 +66,64 @@ def test_counts_that_are_given_are_taken():
     assert kvjax.SparseRows(kvjax.keys(np.asarray(grads.keys)), grads.rows).counts.tolist() == [1, 1]
 
 
+UNFIT = {
+    "more rows": lambda g: {"rows": jnp.ones((4, 4))},
+    "fewer rows": lambda g: {"rows": g.rows[:1]},
+    "no axis": lambda g: {"rows": g.rows[:, 0]},
+    "keys": lambda g: {"keys": [7, 8, 9]},
+    "counts": lambda g: {"counts": [1]},
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_rows_that_do_not_fit_the_keys_are_an_error(case, make):
+    """At replace, and where a tree was changed leaf by leaf, in merge and in the write."""
+    table, grads = make(), kvjax.SparseRows(np.array([7, 9]), jnp.ones((2, 4)))
+    fields = UNFIT[case](grads)
+    fits = r"want keys \(\.\.\.\), rows \(\.\.\., dim\) and counts \(\.\.\.\), got keys .*; give one row a key"
+    for run in (lambda f: f(), lambda f: jax.jit(f)()):
+        with pytest.raises(ValueError, match=r"SparseRows\.replace: " + fits):
+            run(lambda: grads.replace(**fields))
+    leaves, tree = jax.tree.flatten(grads)
+    leaves[1] = jnp.ones((4, 4))
+    bad = jax.tree.unflatten(tree, leaves)
+    for use in (kvjax.merge, kvjax.optax.global_norm, lambda g: table.apply(optax.sgd(1.0), g)):
+        with pytest.raises(ValueError, match=fits):
+            use(bad)
+    assert len(table.apply(optax.sgd(1.0), grads)[0]) == 2
+
+
+def test_rows_are_real_numbers(make):
+    """Complex ones would be cut to their real part."""
+    grads = kvjax.SparseRows(np.array([7, 9]), jnp.ones((2, 4)))
+    leaves, tree = jax.tree.flatten(grads)
+    leaves[1] = leaves[1].astype(jnp.complex64)
+    bad = jax.tree.unflatten(tree, leaves)
+    for use in (
+        lambda: kvjax.SparseRows(grads.keys, leaves[1]),
+        lambda: grads.replace(rows=np.ones((2, 4), complex)),
+        lambda: grads.replace(rows=np.zeros((2, 4), jax.dtypes.float0)),
+        lambda: kvjax.merge(bad),
+        lambda: make().apply(optax.sgd(1.0), bad),
+    ):
+        with pytest.raises(TypeError, match=r"want rows of real numbers, got .*jnp\.real|float0"):
+            use()
+
+
+def test_replace_takes_what_the_constructor_takes_and_anything_that_is_no_array():
+    grads = kvjax.merge(kvjax.SparseRows(np.array([7, 9]), jnp.ones((2, 4))))
+    new = grads.replace(keys=np.array([5, 2**40, 5]), rows=[[1.0], [2.0], [3.0]], counts=[1, 1, 2])
+    assert kvjax.merge(new).counts.tolist() == [3, 1, 0] and kvjax.merge(new).rows.tolist() == [[4.0], [2.0], [0.0]]
+    assert not new.merged and grads.replace(rows=np.ones((2, 3))).merged
+    with pytest.raises(TypeError, match="did you mean 'rows'"):
+        grads.replace(row=grads.rows)
+    shapes = jax.eval_shape(lambda g: g, grads)
+    assert shapes.replace(rows=jax.ShapeDtypeStruct((2, 8), jnp.float32)).rows.shape == (2, 8)
+    with pytest.raises(ValueError, match="give one row a key"):
+        shapes.replace(rows=jax.ShapeDtypeStruct((3, 8), jnp.float32))
+    assert jax.tree.map(lambda _: "x", grads).replace(rows=None).rows is None
+
+
 MISUSES = {
     "norm": optax.tree.norm,
     "clip": lambda g: optax.clip_by_global_norm(1.0).update(g, optax.EmptyState()),
