@@ -15,6 +15,7 @@ from jax.core import Tracer
 from kvjax._keys import salt as _mix
 from kvjax._keys.counts import Counts, chosen, joined
 from kvjax._keys.hashing import hash_keys
+from kvjax._keys.shapes import shape_of
 from kvjax._keys.words import integers_of, words_of
 from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._values.arrays import ArrayLike, HasArray
@@ -114,7 +115,7 @@ class Keys:
         holds = lib.asarray(condition)
         if holds.dtype != jnp.bool_:
             raise TypeError(f"kvjax: Keys.where: want a bool condition, got {holds.dtype}; compare it first")
-        shape = (*_shape_of(self.shape, them.shape, holds.shape), 2)
+        shape = (*shape_of(self.shape, them.shape, holds.shape), 2)
 
         def run(holds: Any, mine: Any, theirs: Any) -> Any:
             return (lib.where(*(lib.broadcast_to(x, shape) for x in (holds[..., None], mine, theirs))),), ()
@@ -195,7 +196,7 @@ class Keys:
                 "kvjax.keys(array, key_dtype='int32') where its ids never had more bits"
             )
         theirs: Any = them.words
-        shape = (*_shape_of(self.shape, them.shape), 2)
+        shape = (*shape_of(self.shape, them.shape), 2)
         if isinstance(self.words, np.ndarray) and isinstance(theirs, np.ndarray):
             return (self.words == theirs).all(-1)
         return jnp.all(jnp.broadcast_to(self.words, shape) == jnp.broadcast_to(theirs, shape), -1)
@@ -263,6 +264,13 @@ class Keys:
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         words = np.ascontiguousarray(np.asarray(self.words))
+        if words.dtype == jax.dtypes.float0:  # of a derivative with respect to keys, which is nothing
+            if dtype is None or np.dtype(dtype) == words.dtype:
+                return np.zeros(self.shape, words.dtype)
+            raise TypeError(
+                f"kvjax: Keys: want keys, got a derivative with respect to keys, which is nothing (float0), for "
+                f"{np.dtype(dtype)}; leave it out: differentiate with respect to other arguments"
+            )
         array = words.view(np.int64).reshape(self.shape)
         if dtype is None or np.dtype(dtype) == np.int64:
             return array
@@ -288,7 +296,7 @@ class Keys:
         words: Any = self.words
         if isinstance(words, jax.Array) and not isinstance(words, Tracer):
             words = np.asarray(words) if words.is_fully_addressable and not words.is_deleted() else words
-        if isinstance(words, np.ndarray):
+        if isinstance(words, np.ndarray) and words.dtype != jax.dtypes.float0:
             text = np.array2string(np.asarray(Keys(words)), separator=", ", prefix="Keys(", formatter={"int_kind": str})
             return f"Keys({text})"
         # Trees of shapes, types or specs hold something else.
@@ -336,21 +344,6 @@ def keys(ids: KeysLike, *, key_dtype: Literal["int64", "int32"] = "int64") -> Ke
     if made.narrow and key_dtype == "int64":
         raise narrow_error("keys")
     return Keys(made.words)
-
-
-def _shape_of(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """What shapes broadcast to, some of which may be symbolic.
-
-    Raises:
-      ValueError: they do not.
-    """
-    try:
-        return jnp.broadcast_shapes(*shapes)
-    except ValueError:
-        raise ValueError(
-            f"kvjax: Keys: want shapes that broadcast, got {', '.join(map(str, shapes))}; reshape or index one of "
-            "them, as keys[:, None]"
-        ) from None
 
 
 def as_keys(ids: Any, where: str = "keys") -> Keys:

@@ -277,6 +277,16 @@ def test_concatenate():
             np.testing.assert_array_equal(np.asarray(join([a, b], axis)), want)
 
 
+def test_derivatives_with_respect_to_keys_show_that_they_are_nothing():
+    """JAX gives them where a function of keys is differentiated: float0, which has no bytes."""
+    _, pull = jax.vjp(lambda w, k: jnp.sum(w * k.words[..., 0].astype(jnp.float32)), jnp.ones(2), kvjax.keys([1, 2]))
+    nothing = pull(jnp.float32(1))[1]
+    assert repr(nothing) == "Keys(shape=(2,))" and nothing.shape == (2,)
+    assert np.asarray(nothing).shape == (2,) and np.asarray(nothing).dtype == jax.dtypes.float0
+    with pytest.raises(TypeError, match="which is nothing"):
+        np.asarray(nothing, np.int64)
+
+
 def test_repr_shows_ids_or_what_there_is():
     keys = kvjax.keys([[2**40, -1]])
     assert repr(keys) == repr(jax.tree.map(jnp.asarray, keys)) == "Keys([[1099511627776, -1]])"
