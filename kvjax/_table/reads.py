@@ -89,7 +89,9 @@ class Reads(Handle):
           mask: ``(...)`` bool, false for padding: those rows are zeros, have no gradient and count nowhere.
           pad_id: a key that is padding wherever it stands.
           missing: what a key without a row reads as: "init" (its initial row), "zeros", or a row ``(dim,)``. By
-            default its initial row, unless the table's ``admit=`` says otherwise.
+            default its initial row, unless the table's ``admit=`` says otherwise. In a training loss such a key still
+            occurs: the write counts it and makes its row, which begins as its initial row, without a gradient but with
+            decay. ``mask=table.contains(keys)`` leaves it out.
           slot: name of a slot as wide as a row, which is read instead of the row where the row has slots: "ema" of
             `kvjax.optax.ema_rows`. Such a read has no gradient.
           return_found: whether to also return which keys have a row.
