@@ -269,7 +269,7 @@ def lookup(table: Handle, query: Query, missing: Any = None, with_found: bool = 
     return rows, found
 
 
-def of_slot(table: H, slot: str, tx: Transform | None = None, op: str = "lookup") -> H:
+def of_slot(table: H, slot: str, tx: Transform | None = None, op: str = "lookup", b1: float | None = None) -> H:
     """The handle by which a table reads as one of its slots.
 
     Args:
@@ -277,6 +277,7 @@ def of_slot(table: H, slot: str, tx: Transform | None = None, op: str = "lookup"
       slot: its name.
       tx: the optimizer, or None: that whose slots the table has now.
       op: for errors.
+      b1: see `SlotView`.
     """
     check_without_a_view(table, op)
     types = _slot_types(table, op, slot, tx, "kvjax.optax.averaged(params, tx)")
@@ -290,7 +291,8 @@ def of_slot(table: H, slot: str, tx: Transform | None = None, op: str = "lookup"
             ValueError, table.name, op, "a table whose keys read their own rows", "one with a shared row",
             "admit= with unadmitted='init' or 'zeros'; table.slot(name, keys) reads any slot",
         )  # fmt: skip
-    return type(table)(table.given, table.spec, view=SlotView(slot, tuple(types.items())))
+    made_by = "averaged" if op == "lookup" else op
+    return type(table)(table.given, table.spec, view=SlotView(slot, tuple(types.items()), b1, made_by))
 
 
 def _slot_types(

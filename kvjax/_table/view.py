@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -79,10 +79,12 @@ class SlotView:
     Attributes:
       slot: its name.
       types: of all slots of the table by name, in their order.
+      b1: of schedule-free: the slot is z, and a row ``b1 * x + (1 - b1) * z``; it reads as x. None: as the slot.
     """
 
     slot: str = dataclasses.field(metadata={"static": True})
     types: tuple[tuple[str, jax.ShapeDtypeStruct], ...] = dataclasses.field(metadata={"static": True})
+    b1: float | None = dataclasses.field(default=None, metadata={"static": True})
     made_by: str = dataclasses.field(default="averaged", metadata={"static": True})
     trains: bool = dataclasses.field(default=False, metadata={"static": True})
 
@@ -91,14 +93,20 @@ class SlotView:
         # Of all slots, as a table may be asked before its first step for those that it will have.
         kept = _read_slots(spec, version, keys, dict(self.types))[self.slot]
         has = reads.read_slot(spec, "", version, keys, jnp.bool_, ())
-        return jnp.where(has[..., None], kept.astype(spec.row_dtype), stored)
+        return jnp.where(has[..., None], self._read(stored, kept).astype(spec.row_dtype), stored)
+
+    def _read(self, stored: Any, kept: Any) -> Any:
+        if self.b1 is None:
+            return kept
+        return (stored.astype(np.float32) - (1 - self.b1) * kept.astype(np.float32)) / self.b1
 
     def snapshot(self, spec: TableSpec, stored: Snapshot, slots: bool) -> Snapshot:
         """See `View`."""
         rows = stored.rows
         values = rows.values
         if self.slot in rows.slots:
-            values = np.where(rows.has_slots[:, None], rows.slots[self.slot].astype(values.dtype), values)
+            read = self._read(values, rows.slots[self.slot]).astype(values.dtype)
+            values = np.where(rows.has_slots[:, None], read, values)
         kept, types = (rows.slots, stored.slot_types) if slots else ({}, {})
         return dataclasses.replace(stored, rows=dataclasses.replace(rows, values=values, slots=kept), slot_types=types)
 

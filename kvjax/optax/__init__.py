@@ -46,6 +46,7 @@ from kvjax.optax._rows import FadingSquares as FadingSquares
 from kvjax.optax._rows import RowwiseAdagradState as RowwiseAdagradState
 from kvjax.optax._rows import adagrad_decay as adagrad_decay
 from kvjax.optax._rows import rowwise_adagrad as rowwise_adagrad
+from kvjax.optax._schedule_free import schedule_free_eval_params as schedule_free_eval_params
 from kvjax.optax._segments import SegmentsState as SegmentsState
 from kvjax.optax._segments import segments as segments
 from kvjax.optax._sparse_groups import group_lasso as group_lasso
@@ -58,7 +59,8 @@ __all__ = [
     "Rowwise", "RowwiseAdagradState", "SegmentsState", "Words", "accumulate", "adagrad_decay", "add_row_noise",
     "apply_if", "apply_if_finite", "averaged", "catch_up", "caught_up", "check_compatibility", "ema_rows", "ftrl",
     "gap_adam", "global_norm", "group_adam", "group_lasso", "joint", "mean_of_duplicates", "partition", "rowwise",
-    "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency", "scale_loss", "segments", "sparse_group_ftrl", "sweep",
+    "rowwise_adagrad", "scale_by_cowclip", "scale_by_frequency", "scale_loss", "schedule_free_eval_params", "segments",
+    "sparse_group_ftrl", "sweep",
 ]  # fmt: skip
 
 
