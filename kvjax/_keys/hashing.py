@@ -7,16 +7,20 @@ from typing import TypeAlias
 
 import numpy as np
 
+from kvjax._keys.shapes import check_salts
 from kvjax._values.arrays import HasArray
 from kvjax._values.integers import as_array, as_bits, salt_of
 from kvjax._values.key_width import check_whole
 from kvjax.ffi import host
 
+ODD = 0x9E3779B97F4A7C15
+"""What the frozen hash adds before it mixes."""
+
 HashedLike: TypeAlias = HasArray | str | bytes | int | Sequence["HashedLike"]
 """What `hash_keys` takes."""
 
 
-def hash_keys(items: HashedLike, salt: int = 0) -> np.ndarray:
+def hash_keys(items: HashedLike, salt: int | HasArray = 0) -> np.ndarray:
     """Hashes strings, bytes or integers to 64-bit keys, on the host.
 
     Strings are hashed as UTF-8 by XXH64 with the salt as its seed. Integers are mixed by a bijection that is different
@@ -24,7 +28,8 @@ def hash_keys(items: HashedLike, salt: int = 0) -> np.ndarray:
 
     Args:
       items: array or (nested) sequence of str, bytes or integers, of any shape ``(...)``.
-      salt: 64-bit integer, for instance the number of a feature.
+      salt: 64-bit integer, for instance the number of a feature; or an array of integers that broadcasts to the items,
+        a salt for each.
 
     Returns:
       ``(...)`` int64.
@@ -32,7 +37,7 @@ def hash_keys(items: HashedLike, salt: int = 0) -> np.ndarray:
     Raises:
       TypeError: the items are not strings, bytes or integers; JAX may have cut them (see `kvjax.keys`); or they or the
         salt have more than 64 bits.
-      ValueError: the items are lists of different lengths, which are no array.
+      ValueError: the items are lists of different lengths, which are no array; or the salts do not broadcast to them.
 
     Source:
       XXH64: Y. Collet, xxHash. The integer mixer is the finaliser of splitmix64.
@@ -44,17 +49,48 @@ def hash_keys(items: HashedLike, salt: int = 0) -> np.ndarray:
       >>> bool((kvjax.hash_keys([1, 2], salt=0) != kvjax.hash_keys([1, 2], salt=1)).all())
       True
     """
-    salt = salt_of(salt, "hash_keys")
+    salts = as_bits(salt, "hash_keys, salt") if is_salts(salt) else salt_of(salt, "hash_keys")
     check_whole(items, "hash_keys")
     array = as_array(items, "hash_keys")
     if array.dtype.kind not in "iu" and not isinstance(items, np.ndarray):
         array = np.array(items, dtype=object)  # NumPy's own types cut trailing zero bytes, and round integers
     objects = array.dtype == object and all(isinstance(item, (int, np.integer)) for item in array.flat)
+    if isinstance(salts, np.ndarray):
+        check_salts(salts.shape, array.shape, "hash_keys")
     if array.size == 0 or array.dtype.kind in "iu" or objects:
-        hashed = host.hash_integers(as_bits(array, "hash_keys").reshape(-1).view(np.int64), salt)
+        bits = as_bits(array, "hash_keys").reshape(-1).view(np.int64)
+        hashed = hash_integers(bits, _each(salts, array))
     else:
-        hashed = host.hash_strings([_encode(item) for item in array.reshape(-1).tolist()], salt)
+        hashed = _hash_strings([_encode(item) for item in array.reshape(-1).tolist()], _each(salts, array))
     return hashed.reshape(array.shape)
+
+
+def is_salts(salt: object) -> bool:
+    """Whether this is an array of salts, and not one number; a JAX array of one may be traced."""
+    return getattr(salt, "ndim", 0) > 0 or (hasattr(salt, "aval") and hasattr(salt, "dtype"))
+
+
+def hash_integers(bits: np.ndarray, salt: int | np.ndarray) -> np.ndarray:
+    """The hash of integers ``(n,)`` int64 by one salt, or by salts ``(n,)`` of 64 bits."""
+    if isinstance(salt, int):
+        return host.hash_integers(bits, salt)
+    # The hash by salt s is the mix of bits + mix(s) + ODD, and by salt 0 that of bits + ODD.
+    first = host.hash_integers((salt.view(np.uint64) - np.uint64(ODD)).view(np.int64), 0)
+    return host.hash_integers((bits.view(np.uint64) + first.view(np.uint64)).view(np.int64), 0)
+
+
+def _hash_strings(items: list[bytes], salt: int | np.ndarray) -> np.ndarray:
+    if isinstance(salt, int):
+        return host.hash_strings(items, salt)
+    hashed = np.empty(len(items), np.int64)
+    for one in np.unique(salt).tolist():
+        at = np.flatnonzero(salt == one)
+        hashed[at] = host.hash_strings([items[i] for i in at], one % 2**64)
+    return hashed
+
+
+def _each(salts: int | np.ndarray, items: np.ndarray) -> int | np.ndarray:
+    return salts if isinstance(salts, int) else np.broadcast_to(salts, items.shape).reshape(-1)
 
 
 def _encode(item: object) -> bytes:

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from jax.core import Tracer
 
-from kvjax._keys import salt as _mix
 from kvjax._keys.counts import Counts, chosen, joined
-from kvjax._keys.hashing import hash_keys
+from kvjax._keys.hashing import is_salts
+from kvjax._keys.salt import salted
 from kvjax._keys.shapes import shape_of
 from kvjax._keys.words import integers_of, words_of
 from kvjax._spmd.explicit import as_auto, sharding_of
@@ -238,29 +238,36 @@ class Keys:
         counts = None if self.counts is None else self.counts.reshape(sizes)
         return Keys(self.words.reshape(*sizes, 2), self.narrow, self.has_salt, counts)
 
-    def salted(self, salt: int) -> Keys:
+    def salted(self, salt: int | HasArray | Keys) -> Keys:
         """Different keys for the same ids: features with different salts share a table, but no rows.
 
         For each salt this is a bijection of the keys, the same as in `kvjax.hash_keys`. It works inside ``jit``, too.
 
         Args:
-          salt: 64-bit integer, for instance the number of the feature.
+          salt: 64-bit integer, for instance the number of the feature. Or a salt for each key: an array of integers of
+            NumPy or JAX, also traced, that broadcasts to the keys, such as the type of each node. Salts of more than 32
+            bits go into programs as `Keys`.
 
         Returns:
           `Keys` of the same shape: ``kvjax.keys(ids).salted(s)`` equals ``kvjax.keys(kvjax.hash_keys(ids, s))``. The id
           of padding becomes another key, too. So beside them an id as `pad_id` is an error: give a mask, to a layer
           the salt, or ``kvjax.keys(pad_id).salted(s)``.
 
+        Raises:
+          TypeError: the salt is no integer, or no array of integers.
+          ValueError: the salts do not broadcast to the keys.
+
         Example:
-          >>> import kvjax
+          >>> import kvjax, numpy as np
           >>> users, items = kvjax.keys([1, 2]).salted(0), kvjax.keys([1, 2]).salted(1)
           >>> bool((users != items).all())
           True
+          >>> kvjax.keys([1, 2]).salted(np.array([0, 1])) == users
+          array([ True, False])
         """
-        salt = salt_of(salt, "Keys.salted")
-        if isinstance(self.words, np.ndarray):
-            return Keys(keys(hash_keys(np.asarray(self), salt)).words, has_salt=True)
-        return Keys(_mix.salted(self.words, salt), has_salt=True, counts=self.counts)
+        many = isinstance(salt, Keys) or is_salts(salt)
+        words = as_keys(salt, "Keys.salted, salt").words if many else salt_of(salt, "Keys.salted")
+        return Keys(salted(self.words, words), has_salt=True, counts=self.counts)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         words = np.ascontiguousarray(np.asarray(self.words))

@@ -5,21 +5,63 @@ The same as ``Salted`` in ``kvjax/ffi/core/hash.h``, on the two 32-bit words of 
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kvjax._keys.hashing import ODD, hash_integers
+from kvjax._keys.shapes import check_salts
+from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax.ffi import host
 
 _Words = tuple[jax.Array, jax.Array]  # low and high
 
 
-def salted(words: jax.Array, salt: int) -> jax.Array:
-    """A bijection of keys for every salt: words ``(..., 2)`` uint32, the low one first."""
-    odd = 0x9E3779B97F4A7C15
-    # With salt 0 the host adds `odd` alone before it mixes.
-    (first,) = host.hash_integers(np.array([(salt - odd) % 2**64], np.uint64).view(np.int64), 0).tolist()
-    return jnp.stack(mixed(*_add((words[..., 0], words[..., 1]), (first + odd) % 2**64)), -1)
+def salted(words: Any, salt: Any) -> Any:
+    """A bijection of keys for every salt.
+
+    Args:
+      words: ``(..., 2)`` uint32 of NumPy or JAX, the low one first.
+      salt: of 64 bits; or the words of salts, in a shape that broadcasts.
+
+    Returns:
+      Words ``(..., 2)``, in NumPy if all that was given is.
+
+    Raises:
+      ValueError: the salts do not broadcast to the keys.
+    """
+    shape = tuple(words.shape[:-1])
+    if not isinstance(salt, int):
+        check_salts(salt.shape[:-1], shape, "Keys.salted")
+    if not isinstance(words, jax.Array) and not isinstance(salt, jax.Array):
+        salts = salt if isinstance(salt, int) else _flat(np.broadcast_to(salt, words.shape))
+        return hash_integers(_flat(words), salts).view(np.uint32).reshape(words.shape)
+    if isinstance(salt, int):
+        return _mixed_with(words, _constant(_first(salt)))
+
+    def run(words: Any, salt: Any) -> Any:
+        salt = jnp.broadcast_to(salt, words.shape)
+        first = _add(mixed(salt[..., 0], salt[..., 1]), _constant(ODD))
+        return (_mixed_with(words, first),), ()
+
+    return as_auto(run, sharding_of(words, len(shape)), jnp.asarray(words), jnp.asarray(salt))[0][0]
+
+
+def _flat(words: np.ndarray) -> np.ndarray:
+    """Keys ``(n,)`` int64 of words ``(..., 2)``."""
+    return np.ascontiguousarray(words).reshape(-1, 2).view(np.int64)[:, 0]
+
+
+def _first(salt: int) -> int:
+    """What is added to keys: with salt 0 the host adds `ODD` alone before it mixes."""
+    (mix,) = host.hash_integers(np.array([(salt - ODD) % 2**64], np.uint64).view(np.int64), 0).tolist()
+    return mix + ODD
+
+
+def _mixed_with(words: Any, first: _Words) -> jax.Array:
+    return jnp.stack(mixed(*_add((words[..., 0], words[..., 1]), first)), -1)
 
 
 def mixed(low: jax.Array, high: jax.Array) -> _Words:
@@ -29,10 +71,13 @@ def mixed(low: jax.Array, high: jax.Array) -> _Words:
     return _shifted(x, 31)
 
 
-def _add(x: _Words, constant: int) -> _Words:
-    low = x[0] + jnp.uint32(constant & 0xFFFFFFFF)
-    carry = (low < x[0]).astype(jnp.uint32)
-    return low, x[1] + jnp.uint32(constant >> 32) + carry
+def _constant(number: int) -> _Words:
+    return jnp.uint32(number & 0xFFFFFFFF), jnp.uint32(number >> 32 & 0xFFFFFFFF)
+
+
+def _add(x: _Words, y: _Words) -> _Words:
+    low = x[0] + y[0]
+    return low, x[1] + y[1] + (low < x[0]).astype(jnp.uint32)
 
 
 def _shifted(x: _Words, bits: int) -> _Words:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
+from kvjax._values.errors import fail
+
 
 def shape_of(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """What shapes broadcast to, some of which may be symbolic.
@@ -18,3 +20,18 @@ def shape_of(*shapes: tuple[int, ...]) -> tuple[int, ...]:
             f"kvjax: Keys: want shapes that broadcast, got {', '.join(map(str, shapes))}; reshape or index one of "
             "them, as keys[:, None]"
         ) from None
+
+
+def check_salts(salts: tuple[int, ...], shape: tuple[int, ...], where: str) -> None:
+    """Whether an array has a salt for each key of a shape.
+
+    Raises:
+      ValueError: it does not broadcast to them.
+    """
+    try:
+        fit = tuple(jnp.broadcast_shapes(shape, salts)) == tuple(shape)
+    except ValueError:
+        fit = False
+    if not fit:
+        mend = "give one salt, or an array that broadcasts to the keys"
+        raise fail(ValueError, None, where, f"a salt for each key {shape}", f"salts {tuple(salts)}", mend)

@@ -93,12 +93,12 @@ def salt_of(salt: Any, where: str) -> int:
     """
     try:
         number = None if isinstance(salt, bool) else operator.index(salt)
-    except TypeError:  # also of a traced one, which has no number yet
+    except TypeError:
         number = None
     if number is None or not _fits(number):
         raise TypeError(
             f"kvjax: {where}: want an integer of at most 64 bits as salt, got {salt!r}; number the features by "
-            "integers of Python, which are not traced"
+            "integers, or give an array of integers, a salt for each key"
         )
     return number % 2**64
 

@@ -29,15 +29,52 @@ def test_salted_keys_are_wide_also_when_the_ids_were_not(make):
     np.testing.assert_array_equal(found, np.ones((2, 2)))
 
 
-def test_salts_are_integers_of_python(make):
-    """A traced one has no number yet, whatever the keys are."""
+SALTS = np.array([0, 1, -1, 2**40, 1, 2**63 - 1, 0, -(2**63)])
+
+
+@wide_is_slow
+def test_a_salt_for_each_key(x64):
+    """One call gives what one call for each salt gives."""
+    keys, small = kvjax.keys(AWKWARD).reshape(2, 4), np.arange(8, dtype=np.int32).reshape(2, 4) % 3 - 1
+    for salts in (SALTS.reshape(2, 4), small, small.astype(np.uint8), np.array([[5], [2**50]]), np.array([1, 2, 3, 4])):
+        want = keys
+        for salt in np.unique(salts).tolist():
+            want = keys.salted(salt).where(np.broadcast_to(salts == salt, (2, 4)), want)
+        got = keys.salted(salts)
+        assert got.shape == (2, 4) and isinstance(got.words, np.ndarray) and got.has_salt
+        assert got.tolist() == want.tolist() == kvjax.hash_keys(np.asarray(keys), salts).tolist()
+        as_key = kvjax.keys(salts)
+        for program in (jax.jit(lambda k, s: k.salted(s)), jax.vmap(lambda k, s: k.salted(s))):
+            rows = kvjax.keys(np.broadcast_to(salts, (2, 4)))
+            assert program(keys, rows).tolist() == want.tolist()
+        assert jax.tree.map(jnp.asarray, keys).salted(as_key).tolist() == want.tolist()
+        if salts.dtype.itemsize < 8:
+            assert jax.jit(lambda s: keys.salted(s))(jnp.asarray(salts)).tolist() == want.tolist()
+    assert jax.jit(keys.salted)(3).tolist() == keys.salted(3).tolist()
+    words = ["a", "b", "", "é"]
+    want = [kvjax.hash_keys(w, int(s)).item() for w, s in zip(words, SALTS, strict=False)]
+    assert kvjax.hash_keys(words, SALTS[:4]).tolist() == want
+    for use in (
+        keys.salted,
+        jax.tree.map(jnp.asarray, keys).salted,
+        lambda s: kvjax.hash_keys(np.ones((2, 4), int), s),
+    ):
+        with pytest.raises(ValueError, match=r"want a salt for each key \(2, 4\), got salts \(3,\); give one salt"):
+            use(np.arange(3))
+        with pytest.raises(TypeError, match="salt: want integers"):
+            use(np.ones((2, 4)))
+
+
+def test_salts_are_integers(make):
     keys, embed = kvjax.keys([1]), kvjax.flax.Embed(make(2))
     uses = keys.salted, jax.tree.map(jnp.asarray, keys).salted, lambda s: embed.init(jax.random.key(0), keys, salt=s)
     match = r"Keys\.salted: want an integer of at most 64 bits as salt, got .*; number the features by integers"
     for use in uses:
-        for salt, call in ((1, jax.jit(use)), (1.5, use), (True, use)):
+        for salt in (1.5, True, [1]):
             with pytest.raises(TypeError, match=match):
-                call(salt)
+                use(salt)
+        with pytest.raises(TypeError, match=r"Keys\.salted, salt: want integers"):
+            jax.jit(use)(1.5)
     assert (keys.salted(np.int64(3)) == keys.salted(3)).all()
 
 
