@@ -66,6 +66,20 @@ class Initializer:
     b: float = 0.0
 
 
+def _call(initializer: Initializer) -> str:
+    """How the functions of this file are called for it."""
+    names = {"constant": {"value": initializer.a}, "uniform": {"low": initializer.a, "high": initializer.b}}
+    arguments = names.get(initializer.kind, {"stddev": initializer.b, "mean": initializer.a})
+    return f"{initializer.kind}({', '.join(f'{name}={value}' for name, value in arguments.items())})"
+
+
+def _number(kind: str, name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise fail(TypeError, None, f"initializers.{kind}", f"a number {name}", repr(value), "give a float") from None
+
+
 def constant(value: float) -> Initializer:
     """Every element is `value`.
 
@@ -75,7 +89,7 @@ def constant(value: float) -> Initializer:
       [0.5, 0.5]
       >>> kvjax.drop_table("doc_constant")
     """
-    return Initializer("constant", float(value))
+    return Initializer("constant", _number("constant", "value", value))
 
 
 def zeros() -> Initializer:
@@ -102,8 +116,16 @@ def ones() -> Initializer:
     return constant(1.0)
 
 
-def uniform(low: float = -0.05, high: float = 0.05) -> Initializer:
+def uniform(low: float | None = None, high: float | None = None) -> Initializer:
     """Uniform between `low` and `high`.
+
+    Args:
+      low: the lower bound, -0.05 if none is given.
+      high: the upper bound, 0.05 if none is given.
+
+    Raises:
+      TypeError: one of the two is given alone, which other libraries take for a scale, each for another; or it is no
+        number.
 
     Example:
       >>> import kvjax, numpy as np
@@ -113,7 +135,13 @@ def uniform(low: float = -0.05, high: float = 0.05) -> Initializer:
       True
       >>> kvjax.drop_table("doc_uniform")
     """
-    return Initializer("uniform", float(low), float(high))
+    if (low is None) != (high is None):
+        got = f"low={low!r} alone" if high is None else f"high={high!r} alone"
+        mend = "give both, as uniform(-0.1, 0.1), or uniform(0.0, 0.1) for that of jax.nn.initializers.uniform(0.1)"
+        raise fail(TypeError, None, "initializers.uniform", "low and high, or none of them", got, mend)
+    if low is None or high is None:
+        low, high = -0.05, 0.05
+    return Initializer("uniform", _number("uniform", "low", low), _number("uniform", "high", high))
 
 
 def normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
@@ -127,7 +155,7 @@ def normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
       True
       >>> kvjax.drop_table("doc_normal")
     """
-    return Initializer("normal", float(mean), float(stddev))
+    return Initializer("normal", _number("normal", "mean", mean), _number("normal", "stddev", stddev))
 
 
 def truncated_normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
@@ -141,7 +169,9 @@ def truncated_normal(stddev: float = 0.01, mean: float = 0.0) -> Initializer:
       True
       >>> kvjax.drop_table("doc_truncated_normal")
     """
-    return Initializer("truncated_normal", float(mean), float(stddev))
+    return Initializer(
+        "truncated_normal", _number("truncated_normal", "mean", mean), _number("truncated_normal", "stddev", stddev)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,13 +306,13 @@ def resolve(initializer: Any, dim: int) -> ResolvedInitializer:
     if isinstance(initializer, Initializer):
         if not (abs(initializer.a) <= _LARGEST and abs(initializer.b) <= _LARGEST):
             raise ValueError(
-                f"want an initializer of finite numbers that float32 holds, got {initializer}; see kvjax.initializers"
+                f"want an initializer of finite numbers that float32 holds, got {_call(initializer)}; see "
+                "kvjax.initializers"
             )
-        spread = initializer.b - initializer.a if initializer.kind == "uniform" else initializer.b
-        if initializer.kind != "constant" and spread < 0:
-            raise ValueError(
-                f"want low <= high and a standard deviation of 0 or more, got {initializer}; see kvjax.initializers"
-            )
+        if initializer.kind == "uniform" and initializer.a > initializer.b:
+            raise ValueError(f"want low <= high, got {_call(initializer)}; give the lower bound first")
+        if initializer.kind in ("normal", "truncated_normal") and initializer.b < 0:
+            raise ValueError(f"want stddev >= 0, got {_call(initializer)}; give its absolute value")
         return initializer
     if isinstance(initializer, Pool):
         if initializer.dim != dim:

@@ -289,3 +289,31 @@ def test_a_checkpoint_holds_no_functions(make, tmp_path):
     with pytest.raises(ValueError, match="a checkpoint, which holds no functions; make the table first"):
         handler.restore(tmp_path)
     assert name not in kvjax.tables()
+
+
+@pytest.mark.parametrize(
+    ("initializer", "message"),
+    [
+        (
+            kvjax.initializers.uniform(1.0, 0.05),
+            r"want low <= high, got uniform\(low=1\.0, high=0\.05\); give the lower",
+        ),
+        (kvjax.initializers.normal(-1), r"want stddev >= 0, got normal\(stddev=-1\.0, mean=0\.0\)"),
+        (kvjax.initializers.truncated_normal(-2.0, 1.0), r"got truncated_normal\(stddev=-2\.0, mean=1\.0\)"),
+        (kvjax.initializers.constant(1e39), r"finite numbers that float32 holds, got constant\(value=1e\+39\)"),
+    ],
+)
+def test_errors_name_the_arguments_of_initializers(initializer, message):
+    with pytest.raises(ValueError, match=message):
+        kvjax.get_table("bad", dim=2, initializer=initializer)
+
+
+def test_one_bound_of_uniform_is_an_error():
+    """Of JAX's it would be the upper one, of Keras' both."""
+    for options, got in (({"low": 0.01}, "low=0.01"), ({"high": 1.0}, "high=1.0")):
+        with pytest.raises(TypeError, match=rf"initializers\.uniform: want low and high.* got {got} alone; give both"):
+            kvjax.initializers.uniform(**options)
+    assert kvjax.initializers.uniform() == kvjax.initializers.uniform(-0.05, 0.05)
+    for make_one in (kvjax.initializers.normal, kvjax.initializers.constant):
+        with pytest.raises(TypeError, match=r"initializers\..*: want a number (stddev|value), got 'a'"):
+            make_one("a")
