@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, NoReturn, Self, overload
 
+import numpy as np
 from jax.core import Tracer
 
 from kvjax._sharded.writes import clear
@@ -73,6 +74,19 @@ class Whole(Handle):
     def shape(self) -> tuple[int, int]:
         """``(size, dim)``."""
         return self.size(), self.dim
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """Of rows, as of what `lookup` returns."""
+        return np.dtype(self.spec.row_dtype)
+
+    def __contains__(self, key: object) -> NoReturn:
+        mend = "table.contains(keys) says of many keys at once whether they have a row"
+        raise fail(TypeError, self.name, "in", "a call on many keys", f"{key!r} in table", mend)
+
+    def __getitem__(self, key: object) -> NoReturn:
+        mend = "table.lookup(keys) reads rows of many keys at once, and table.export() all"
+        raise fail(TypeError, self.name, "[...]", "a call on many keys", f"table[{key!r}]", mend)
 
     @overload
     def export(

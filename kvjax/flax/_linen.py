@@ -45,6 +45,9 @@ class Embed(_TableModule):
     The table is in ``params`` under "table". Differentiate with `kvjax.value_and_grad`, and update with
     `kvjax.optax.partition`. Several features on one table share one module.
 
+    There is no ``attend``, because a table has no last key: choose candidates, and score them by ``queries @
+    table.lookup(candidates).T``.
+
     Attributes:
       table: name of the table that ``init`` makes with the options below, or a `Table`. If an earlier ``init`` made a
         table of this name and it has been written since, ``init`` replaces it by a new one. Modules of one model share

@@ -73,6 +73,9 @@ class Embed(_TableModule):
     The table is in an ``nnx.Param``. Differentiate with `kvjax.flax.nnx.value_and_grad`; a stock ``nnx.Optimizer(model,
     kvjax.optax.partition(...), wrt=nnx.Param)`` updates it. Several features on one table share one module.
 
+    There is no ``attend``, because a table has no last key: choose candidates, and score them by ``queries @
+    table.lookup(candidates).T``.
+
     Args:
       table: name of the table that the layer makes with the options below, or a `Table`. If an earlier layer made a
         table of this name and it has been written since, a new layer replaces it by a new table. Layers of one model

@@ -165,3 +165,16 @@ def test_a_refused_call_changes_nothing(call, message, make):
     with pytest.raises((*REFUSED, KeyError), match=message):
         call(table)
     assert contents(table.refresh()) == before
+
+
+def test_a_table_is_no_container_of_one_key(make):
+    """What Python asks of containers says which call asks for many keys."""
+    table = make(2, dtype="bfloat16")
+    assert table.dtype == table.lookup([7]).dtype and table.shape == (0, 2)
+    for ask, message in (
+        (lambda: 7 in table, r"in: want .* got 7 in table; table\.contains\(keys\)"),
+        (lambda: table[7], r"got table\[7\]; table\.lookup\(keys\)"),
+        (lambda: list(table), r"table\.lookup\(keys\)"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            ask()
