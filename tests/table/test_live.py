@@ -92,7 +92,6 @@ def test_a_following_handle_only_reads_rows(make, mesh):
     calls = {
         "apply": lambda t: t.apply(optax.sgd(1.0), grads),
         "upsert": lambda t: t.upsert(7, [1.0, 1.0]),
-        "export": lambda t: t.export(),
         "after": lambda t: t.after(jnp.ones(2)),
         "prefetch": lambda t: kvjax.prefetch(t, [7]),
         "value_and_grad": lambda t: kvjax.grad(lambda t: t.lookup(7).sum())(t),
