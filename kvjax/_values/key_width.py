@@ -19,7 +19,7 @@ KEY_DTYPES = ("int64", "uint64", "int32", "uint32")
 
 def x64_enabled() -> bool:
     """Whether JAX has 64-bit integers now, or is not loaded, so that nobody has any of its arrays."""
-    if "jax" not in sys.modules:
+    if sys.modules.get("jax") is None:
         return True
     import jax.numpy as jnp  # so that this waits for a thread that is loading it
 
@@ -28,7 +28,7 @@ def x64_enabled() -> bool:
 
 def is_narrow(ids: Any) -> bool:
     """Whether these are integers that ``jit`` or ``jnp`` may have cut to 32 bits, or nested sequences with such."""
-    if "jax" not in sys.modules:
+    if sys.modules.get("jax") is None:
         return False
     import jax
 

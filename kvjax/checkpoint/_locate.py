@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from kvjax._formats.paths import AnyPath, anywhere
 from kvjax._formats.paths import PathLike as PathLike
 from kvjax.checkpoint._files import MOST_JSON, read, read_json
 from kvjax.checkpoint._format import FORMAT, META, PACKED, UNLISTED, CheckpointError, Damaged
+from kvjax.checkpoint._threads import THREADS
 
 
 def locate(path: PathLike, op: str = "checkpoint") -> AnyPath:
@@ -139,8 +139,8 @@ def _those(paths: list[AnyPath], test: Callable[[AnyPath], bool]) -> list[AnyPat
     """The paths that pass a test; side by side in a store, which takes its time for each."""
     if not paths or isinstance(paths[0], Path):
         return [path for path in paths if test(path)]
-    with ThreadPoolExecutor(16) as pool:
-        return [path for path, passes in zip(paths, pool.map(test, paths), strict=True) if passes]
+    passing = [THREADS.submit(test, path) for path in paths]
+    return [path for path, passes in zip(paths, passing, strict=True) if passes.result()]
 
 
 def _is_under_way(path: AnyPath) -> bool:

@@ -62,3 +62,11 @@ class Pace:
         time.sleep(seconds)
         self._rest -= seconds
         self._here = time.thread_time()
+
+
+def _forget() -> None:
+    """In a child: a thread that is not there may have had the lock."""
+    Pace._lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)

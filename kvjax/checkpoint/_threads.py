@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -27,9 +29,8 @@ class FileThreads:
 
     def forget(self) -> None:
         """Begins without threads: in a child they are not there, nor is what they were to do."""
-        self._lock = threading.Lock()
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
-        self._threads = 0
+        self._threads: list[threading.Thread] = []
         # Chunks that are written at once, in all; so memory stays bounded where rows come faster than the disk takes
         # them.
         self.under_way = threading.BoundedSemaphore(NUM_THREADS + 1)
@@ -44,14 +45,16 @@ class FileThreads:
         return future
 
     def _have_some(self) -> bool:
-        with self._lock:
-            if self._threads < NUM_THREADS:
-                try:
-                    threading.Thread(target=self._work, args=(self._calls,), name="kvjax_files", daemon=True).start()
-                except RuntimeError:  # see above
-                    return self._threads > 0
-                self._threads += 1
-            return True
+        # Without a lock, for which a signal's handler that saves would wait while this thread has it. So a few threads
+        # more may start where several callers come at once.
+        if len(self._threads) < NUM_THREADS:
+            thread = threading.Thread(target=self._work, args=(self._calls,), name="kvjax_files", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # see above
+                return bool(self._threads)
+            self._threads.append(thread)
+        return True
 
     @staticmethod
     def _work(calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]]) -> None:
@@ -63,40 +66,42 @@ THREADS = FileThreads()
 os.register_at_fork(after_in_child=THREADS.forget)
 
 
-def side_by_side(calls: Sequence[Callable[[], object]]) -> None:
+def side_by_side(calls: Iterable[Callable[[], object]]) -> None:
     """Makes calls that wait for `THREADS`, on this thread and on others while there are some. Returns when all have
-    ended; after an error, which it raises, none begins.
-    """
-    todo, lock, errors = list(reversed(calls)), threading.Lock(), list[BaseException]()
+    ended; after an error or an interrupt, which it raises, none begins."""
+    todo, errors = collections.deque(calls), list[BaseException]()
+
+    def failed(error: BaseException) -> None:
+        errors.append(error)
+        todo.clear()
 
     def work() -> None:
         while True:
-            with lock:
-                if not todo:
-                    return
-                call = todo.pop()
+            try:
+                call = todo.popleft()
+            except IndexError:
+                return
             try:
                 call()
             except BaseException as error:
-                errors.append(error)
-                todo.clear()
+                failed(error)
 
     helpers = [threading.Thread(target=work, daemon=True) for _ in range(min(len(todo), 2 * NUM_THREADS) - 1)]
-    started: list[threading.Thread] = []
-    for helper in helpers:
-        try:
-            helper.start()
-        except RuntimeError:  # see FileThreads
-            break
-        started.append(helper)
     try:
+        with contextlib.suppress(RuntimeError):  # see FileThreads
+            for helper in helpers:
+                helper.start()
         work()
-    finally:  # nobody works any more when the caller hears of an interrupt
-        todo.clear()
-        for helper in started:
-            helper.join()
+    except BaseException as error:
+        failed(error)
+    for helper in helpers:
+        while helper.ident is not None and helper.is_alive():
+            try:
+                helper.join()
+            except BaseException as error:  # nobody works any more when the caller hears of an interrupt
+                failed(error)
     if errors:
-        raise errors[0]
+        raise next((error for error in errors if not isinstance(error, Exception)), errors[0])
 
 
 def _run(future: Future[T], call: Callable[[], T]) -> None:

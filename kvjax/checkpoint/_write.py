@@ -46,11 +46,7 @@ def freeze(name: str, table: Table, prune: PruneLike | None = None, since: Curso
 
     Not where rows are pruned, have changed since a cursor, or come from several shards of a partitioner's.
     """
-
-    def take(table: Table) -> Stored:
-        return _stored(name, table, prune, since, lambda: freeze_rows(table) or table.snapshot(once=True))
-
-    return of_newest(table, take)
+    return _stored(name, table, prune, since, lambda: of_newest(table, freeze_rows) or table.snapshot(once=True))
 
 
 def _pruned(table: Table, prune: PruneLike) -> Snapshot:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,8 @@ from kvjax._lookup.readable import FrozenReadable, Readable
 from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table, is_table
 from kvjax._values.arrays import PyTree
-from kvjax._values.errors import fail, level_of_user, meant
+from kvjax._values.errors import fail, meant
+from kvjax.orbax._like import fitted, in_the_form_of
 from kvjax.orbax._steps import warn_of_another_step
 
 
@@ -100,8 +100,9 @@ def combine(
         ``ocp.args.StandardRestore()`` restores: dicts and lists of arrays, without the places of tables. Its values do
         not matter (``jax.eval_shape`` can make it).
       partial: the model has changed since the save, and `like` is a new state of it: what the restored state lacks, or
-        has with another shape, is taken from `like`, and so are tables that are not given. A warning lists it, and what
-        of the restored state has no place any more.
+        has with another shape, is taken from `like`, and so are tables that are not given. A warning lists all that,
+        and what has no place any more. Leaves are the same if their paths are, so give layers names of their own: Flax
+        numbers others, and a new one would take the number of an old one. A leaf keeps the dtype that was saved.
 
     Returns:
       The state with its tables. A warning says if the state of a `kvjax.optax.partition` has counted other steps than a
@@ -139,10 +140,15 @@ def combine(
         raise fail(
             ValueError, None, "combine", "like= with partial=True", "none", "give a new state of the model as it is now"
         )
+    new: dict[str, Table] = {}
     if like is not None:
         form, own = split(like)
-        state = _in_the_form_of(form, state, partial)
-        given = {**own, **{table.name: table for table in given.values()}} if partial else given
+        if partial:
+            named = {table.name: table for table in given.values()}
+            new = {name: table for name, table in own.items() if name not in named}
+            state, given = fitted(form, state, new, named.keys() - own.keys()), named | new
+        else:
+            state = in_the_form_of(form, state)
     if given and not any(map(_is_ref, jax.tree.leaves(state, is_leaf=_is_ref))):
         raise fail(
             KeyError, min(given), "combine", "a state with the places of its tables", "one without any",
@@ -161,7 +167,8 @@ def combine(
         return table if first else _with_own_leaf(table)
 
     combined = jax.tree.map(put_back, state, is_leaf=_is_ref)
-    warn_of_another_step(combined, {t.name: t for t in jax.tree.leaves(combined, is_leaf=is_table) if is_table(t)})
+    tables_of_it = [x for x in jax.tree.leaves(combined, is_leaf=is_table) if is_table(x)]
+    warn_of_another_step(combined, {t.name: t for t in tables_of_it if t.name not in new})
     return combined
 
 
@@ -174,53 +181,6 @@ def _with_own_leaf(table: Readable) -> Readable:
 
 def _is_ref(x: Any) -> bool:
     return isinstance(x, TableRef)
-
-
-def _in_the_form_of(like: Any, restored: Any, partial: bool) -> Any:
-    """The leaves of what was restored without a template, in the structure that was saved, or part of that."""
-    found = dict(_leaves(restored))
-    wanted = _leaves(like)
-    if partial:
-        found = _where_they_fit(wanted, found)
-    missing = [path for path, _ in wanted if path not in found]
-    if missing or len(found) > len(wanted):
-        lost = missing or sorted(found.keys() - dict(wanted).keys())
-        raise fail(
-            ValueError, None, "combine", "a restored state like the other",
-            f"one {'without' if missing else 'with'} {'/'.join(lost[0])}",
-            "give as like= a state of the structure that was saved",
-        )  # fmt: skip
-    return jax.tree.unflatten(jax.tree.structure(like), [found[path] for path, _ in wanted])
-
-
-def _where_they_fit(
-    wanted: list[tuple[tuple[str, ...], Any]], found: dict[tuple[str, ...], Any]
-) -> dict[tuple[str, ...], Any]:
-    """The leaf of each path that is wanted: the restored one, if it has the shape."""
-    new = {path: leaf for path, leaf in wanted if path not in found or np.shape(found[path]) != np.shape(leaf)}
-    lost = found.keys() - {path for path, _ in wanted}
-    for path, leaf in new.items():
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            raise fail(
-                ValueError, None, "combine", f"a like= with a value for {'/'.join(path)}, which was not saved so",
-                "a shape alone", "give a state that init has made",
-            )  # fmt: skip
-    if new or lost:
-        listed = (", ".join(map("/".join, sorted(paths))) or "nothing" for paths in (new, lost))
-        warnings.warn(
-            "kvjax: combine: the restored state is not that of the model as it is now. From like= come {}; not used of "
-            "what was saved: {}".format(*listed),
-            stacklevel=level_of_user(),
-        )
-    return {path: new.get(path, found.get(path)) for path, _ in wanted}
-
-
-def _leaves(tree: Any) -> list[tuple[tuple[str, ...], Any]]:
-    """With their paths, in the words in which Orbax saves those: attributes, numbers and keys alike."""
-    return [
-        (tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path), leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
 
 
 def _check_now(table: Table) -> None:

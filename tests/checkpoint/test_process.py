@@ -3,9 +3,11 @@
 import asyncio
 import errno
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 
 import jax
 import numpy as np
@@ -41,19 +43,64 @@ def test_no_thread_can_be_had(tables, tmp_path, monkeypatch):
     save(tmp_path / "a", tables)
     monkeypatch.undo()
     assert restore(tmp_path / "a", {"in_process_2": "in_process_read"})["in_process_2"].lookup(4).tolist() == [2, 2]
-    assert alone._threads == 0
+    assert alone._threads == []
 
 
-def test_an_error_begins_nothing_more_and_waits_for_the_rest():
-    done = []
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_an_error_begins_nothing_more_and_waits_for_the_rest(error):
+    begun, ended, all_begun = [], [], threading.Event()
+
+    def slow_one():
+        begun.append(1)
+        if len(begun) == 2:
+            all_begun.set()
+        all_begun.wait(30)
+        time.sleep(0.2)
+        ended.append(1)
 
     def fails():
-        raise OSError("once")
+        all_begun.wait(30)
+        raise error("once")
 
-    with pytest.raises(OSError, match="once"):
-        _threads.side_by_side([fails, *[lambda: done.append(1)] * 1000])
-    assert len(done) < 1000
+    with pytest.raises(error, match="once"):
+        _threads.side_by_side([slow_one, fails, slow_one, *[lambda: time.sleep(0.01)] * 10_000])
+    assert len(ended) == 2
     _threads.side_by_side([])
+
+
+def test_an_interrupt_waits_for_what_is_under_way():
+    begun, ended = threading.Event(), []
+
+    def other():
+        if threading.current_thread() is threading.main_thread():
+            return begun.wait(30)
+        begun.set()
+        time.sleep(0.5)
+        ended.append(1)
+        raise OSError("as the interrupt comes")
+
+    threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):  # and not the error of the other
+        _threads.side_by_side([other, other])
+    assert ended == [1]
+
+
+def test_a_handler_saves_while_a_thread_starts(tables, tmp_path, monkeypatch):
+    alone, start, saved = _threads.FileThreads(), threading.Thread.start, []
+
+    def interrupted(self):
+        start(self)
+        if not saved:  # where Python runs the handlers of signals
+            saved.append(1)
+            save(tmp_path / "b", tables)
+
+    monkeypatch.setattr(kvjax.checkpoint._arrays, "THREADS", alone)
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    saving = threading.Thread(target=save, args=(tmp_path / "a", tables[:1]), daemon=True)
+    start(saving)
+    saving.join(60)
+    assert not saving.is_alive()
+    assert saved and verify(tmp_path / "a").ok and verify(tmp_path / "b").ok
 
 
 @pytest.mark.parametrize("number, mend", [(errno.EMFILE, "ulimit -n"), (errno.EACCES, "let this process read it")])
@@ -109,7 +156,12 @@ def test_who_waits_for_another_publisher_says_so(tables, tmp_path, monkeypatch):
 
 def test_through_a_handle_that_follows(tmp_path):
     table = kvjax.get_table("in_process_live", dim=1).upsert([7], [[1.0]])
-    live, done = table.live(), threading.Event()
+    live, done, asked = table.live(), threading.Event(), []
+
+    def mistaken(rows):
+        asked.append(1)
+        time.sleep(0.05)
+        raise ValueError("a mistake")
 
     def train():
         handle = table
@@ -119,6 +171,9 @@ def test_through_a_handle_that_follows(tmp_path):
     thread = threading.Thread(target=train)
     thread.start()
     try:
+        with pytest.raises(ValueError, match="a mistake"):
+            save(tmp_path / "pruned", [live], prune=mistaken)
+        assert len(asked) == 1  # and not once for each write that comes meanwhile
         seen = [1.0]
         releases = Releases(tmp_path / "releases")
         for i in range(3):

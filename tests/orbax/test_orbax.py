@@ -368,13 +368,18 @@ def test_a_part_of_a_state_in_the_form_of_another():
     like = {"w": np.zeros(3), "b": np.ones(2), "t": table, "new": new}
     restored = {"w": np.ones(3), "b": np.zeros(4), "gone": np.ones(1)}
     trained = {"t": table.upsert([7], [[1.0, 2.0]])}
-    with pytest.warns(UserWarning, match="From like= come b; not used of what was saved: gone") as said:
+    with pytest.warns(UserWarning, match="come b, table 'partial_1'; not used of what was restored: gone") as said:
         state = kvjax.orbax.combine(restored, trained, like=like, partial=True)
     assert said[0].filename == __file__ and len(said) == 1
     assert state["w"].tolist() == [1, 1, 1] and state["b"].tolist() == [1, 1] and "gone" not in state
     assert (len(state["t"]), len(state["new"])) == (1, 0)
-    whole = {"w": np.ones(3), "b": np.zeros(2)}
-    assert kvjax.orbax.combine(whole, trained, like=like, partial=True)["b"].tolist() == [0, 0]  # without a warning
+    whole, both = {"w": np.ones(3), "b": np.zeros(2)}, trained | {"new": new}
+    assert kvjax.orbax.combine(whole, both, like=like, partial=True)["b"].tolist() == [0, 0]  # without a warning
+    with pytest.warns(
+        UserWarning, match="From like= come nothing; not used of what was restored: table 'partial_gone'"
+    ):
+        gone = {"gone": kvjax.get_table("partial_gone", dim=1)}
+        kvjax.orbax.combine(whole, both | gone, like=like, partial=True)
     with pytest.raises(ValueError, match="like= with partial=True"):
         kvjax.orbax.combine(restored, trained, partial=True)
     with pytest.raises(ValueError, match=r"a value for b, .*got a shape alone"):
