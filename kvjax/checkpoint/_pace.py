@@ -63,10 +63,10 @@ class Pace:
         self._rest -= seconds
         self._here = time.thread_time()
 
+    @classmethod
+    def forget(cls) -> None:
+        """In a child: a thread that is not there may have had the lock."""
+        cls._lock = threading.Lock()
 
-def _forget() -> None:
-    """In a child: a thread that is not there may have had the lock."""
-    Pace._lock = threading.Lock()
 
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=Pace.forget)
