@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-
 from kvjax._values.errors import fail
 
 
@@ -13,6 +11,8 @@ def shape_of(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     Raises:
       ValueError: they do not.
     """
+    import jax.numpy as jnp  # a server that hashes its ids has none
+
     try:
         return jnp.broadcast_shapes(*shapes)
     except ValueError:
@@ -28,10 +28,7 @@ def check_salts(salts: tuple[int, ...], shape: tuple[int, ...], where: str) -> N
     Raises:
       ValueError: it does not broadcast to them.
     """
-    try:
-        fit = tuple(jnp.broadcast_shapes(shape, salts)) == tuple(shape)
-    except ValueError:
-        fit = False
-    if not fit:
+    pairs = zip(salts[::-1], shape[::-1], strict=False)
+    if len(salts) > len(shape) or not all(n in (1, want) for n, want in pairs):
         mend = "give one salt, or an array that broadcasts to the keys"
         raise fail(ValueError, None, where, f"a salt for each key {shape}", f"salts {tuple(salts)}", mend)
