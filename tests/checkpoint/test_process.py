@@ -75,11 +75,12 @@ def test_an_interrupt_waits_for_what_is_under_way():
         if threading.current_thread() is threading.main_thread():
             return begun.wait(30)
         begun.set()
-        time.sleep(0.5)
+        time.sleep(0.2)
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        time.sleep(0.3)
         ended.append(1)
         raise OSError("as the interrupt comes")
 
-    threading.Timer(0.2, lambda: signal.raise_signal(signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):  # and not the error of the other
         _threads.side_by_side([other, other])
     assert ended == [1]
