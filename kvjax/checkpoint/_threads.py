@@ -86,7 +86,14 @@ def side_by_side(calls: Iterable[Callable[[], object]]) -> None:
             except BaseException as error:
                 failed(error)
 
-    helpers = [threading.Thread(target=work, daemon=True) for _ in range(min(len(todo), 2 * NUM_THREADS) - 1)]
+    def help_until(ended: threading.Event) -> None:
+        try:
+            work()
+        finally:
+            ended.set()
+
+    ends = [threading.Event() for _ in range(min(len(todo), 2 * NUM_THREADS) - 1)]
+    helpers = [threading.Thread(target=help_until, args=(ended,), daemon=True) for ended in ends]
     try:
         with contextlib.suppress(RuntimeError):  # see FileThreads
             for helper in helpers:
@@ -94,10 +101,10 @@ def side_by_side(calls: Iterable[Callable[[], object]]) -> None:
         work()
     except BaseException as error:
         failed(error)
-    for helper in helpers:
-        while helper.ident is not None and helper.is_alive():
+    for helper, ended in zip(helpers, ends, strict=True):
+        while helper.ident is not None and not ended.is_set():  # join, once interrupted, takes a thread for ended
             try:
-                helper.join()
+                ended.wait()
             except BaseException as error:  # nobody works any more when the caller hears of an interrupt
                 failed(error)
     if errors:
