@@ -87,7 +87,7 @@ class SparseRows:
     def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, Any]], tuple[bool, str | None, bool]]:
         uncast_canary(self.canary)
         children = (self._keys, self.rows, self.counts, self.canary)
-        named = [(jax.tree_util.GetAttrKey(n), child) for n, child in zip(_FIELDS, children, strict=False)]
+        named = [(jax.tree_util.GetAttrKey(n), child) for n, child in zip(_FIELDS[:4], children, strict=True)]
         return named, (self.merged, self.table, self.viewed)
 
     @classmethod

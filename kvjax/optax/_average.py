@@ -10,10 +10,10 @@ import optax
 
 from kvjax._table.handle import check_outside_a_loss
 from kvjax._table.reads import of_slot
-from kvjax._table.table import is_table
-from kvjax._training.rowwise import as_rowwise, check_params
+from kvjax._table.table import Table
+from kvjax._training.rowwise import Rowwise, check_params
 from kvjax._values.arrays import PyTree
-from kvjax.optax._partition import TableTx, chooser
+from kvjax.optax._partition import TableTx, over_tables
 
 T = TypeVar("T")
 _SLOT = "ema"
@@ -105,20 +105,17 @@ def averaged(params: T, tx: TableTx) -> T:
       [-1.25]
       >>> kvjax.drop_table("doc_averaged")
     """
-    choose, found = chooser(tx), 0
+    found = 0
 
-    def seen(x: Any) -> Any:
+    def seen(x: Table, rowwise: Rowwise) -> Table:
         nonlocal found
-        if not is_table(x) or not x.spec.trainable:
-            return x
         check_outside_a_loss(x, "averaged")
-        rowwise = as_rowwise(choose(x.name))
         if _SLOT not in rowwise.layout(x.dim).names:
             return x
         found += 1
         return of_slot(x, _SLOT, rowwise, "averaged")
 
-    made = jax.tree.map(seen, params, is_leaf=is_table)
+    made = over_tables(params, tx, seen)
     if not found:
         raise KeyError(
             "kvjax: averaged: want tables with the slot 'ema', got none whose transform has one; chain "

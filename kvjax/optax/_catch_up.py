@@ -14,11 +14,11 @@ from kvjax._training.catch_up import CatchUpRows as CatchUpRows
 from kvjax._training.catch_up import CatchUpState as CatchUpState
 from kvjax._training.catch_up import catching_up_of
 from kvjax._training.replay import ReplayState
-from kvjax._training.rowwise import CatchUp, HasUpdate
+from kvjax._training.rowwise import CatchUp, HasUpdate, Rowwise
 from kvjax._training.signature import is_of
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
-from kvjax.optax._partition import PartitionState, TableTx, chooser
+from kvjax.optax._partition import PartitionState, TableTx, over_tables
 
 T = TypeVar("T")
 
@@ -115,12 +115,8 @@ def caught_up(params: T, state: PyTree, tx: TableTx) -> T:
       -0.167
       >>> kvjax.drop_table("doc_caught_up")
     """
-    choose = chooser(tx)
 
-    def seen(x: Any) -> Any:
-        if not is_table(x) or not x.spec.trainable:
-            return x
-        rowwise = choose(x.name)
+    def seen(x: Table, rowwise: Rowwise) -> Table:
         if isinstance(rowwise, CatchUp):
             return _viewed(x, rowwise, _state_of(x, params, state))
         if isinstance(_held(x, params, state), CatchUpState | ReplayState):
@@ -130,7 +126,7 @@ def caught_up(params: T, state: PyTree, tx: TableTx) -> T:
             )  # fmt: skip
         return x
 
-    return jax.tree.map(seen, params, is_leaf=is_table)
+    return over_tables(params, tx, seen)
 
 
 def sweep(params: T, state: PyTree, tx: TableTx) -> T:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,8 @@ from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail, meant
 from kvjax._values.numbers import is_integer
 from kvjax.optax._choice import Choice
+
+T = TypeVar("T")
 
 TableTx: TypeAlias = Transform | Mapping[str, Transform] | Callable[[str], Transform]
 
@@ -266,3 +268,13 @@ def chooser(tables: Any) -> Callable[[str], Rowwise]:
         return _of_rows(name, tables(name) if is_function else tables)
 
     return choose
+
+
+def over_tables(params: T, tables: TableTx, read: Callable[[Table, Rowwise], Any]) -> T:
+    """Parameters that have ``read(table, transform)`` in the place of each table that is trained."""
+    choose = chooser(tables)
+
+    def of(x: Any) -> Any:
+        return read(x, choose(x.name)) if is_table(x) and x.spec.trainable else x
+
+    return jax.tree.map(of, params, is_leaf=is_table)

@@ -12,11 +12,11 @@ from optax.contrib import ScheduleFreeState
 
 from kvjax._table.handle import check_outside_a_loss
 from kvjax._table.reads import of_slot
-from kvjax._table.table import is_table
-from kvjax._training.rowwise import as_rowwise
+from kvjax._table.table import Table, is_table
+from kvjax._training.rowwise import Rowwise
 from kvjax._values.arrays import PyTree
 from kvjax._values.errors import fail
-from kvjax.optax._partition import TableTx, chooser
+from kvjax.optax._partition import TableTx, over_tables
 
 T = TypeVar("T")
 
@@ -60,14 +60,11 @@ def schedule_free_eval_params(state: PyTree, params: T, tx: TableTx) -> T:
       ([0.125], [0.25], [0.25])
       >>> kvjax.drop_table("doc_free")
     """
-    choose, found = chooser(tx), False
+    found = False
 
-    def of_table(x: Any) -> Any:
+    def of_table(x: Table, rowwise: Rowwise) -> Table:
         nonlocal found
-        if not is_table(x) or not x.spec.trainable:
-            return x
         check_outside_a_loss(x, "schedule_free_eval_params")
-        rowwise = as_rowwise(choose(x.name))
         with jax.ensure_compile_time_eval():
             begun = _parts(rowwise.tx.init(jnp.zeros((1, x.dim))))
         if not begun:
@@ -75,7 +72,7 @@ def schedule_free_eval_params(state: PyTree, params: T, tx: TableTx) -> T:
         found = True
         return of_slot(x, "z", rowwise, "schedule_free_eval_params", float(np.asarray(begun[0].b1)))
 
-    made = jax.tree.map(of_table, params, is_leaf=is_table)
+    made = over_tables(params, tx, of_table)
     dense = [part for part in _parts(state) if jax.tree.leaves(part.z)]  # of tables, z is in the rows
     if len(dense) > 1 or not (dense or found):
         raise fail(
