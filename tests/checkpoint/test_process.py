@@ -70,6 +70,7 @@ def test_an_error_begins_nothing_more_and_waits_for_the_rest(error):
 INTERRUPTED = """
 import signal, threading, time
 from kvjax.checkpoint._threads import side_by_side
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 begun, ended = threading.Event(), []
 
 def call():
