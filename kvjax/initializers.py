@@ -23,19 +23,21 @@ Example:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from kvjax._values.arrays import ArrayLike
+from kvjax._values.columns import Columns, ColumnsLike, check_names, runs
 from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail
 from kvjax._values.function_initializer import Generated
+from kvjax._values.generators import Initializer, Segments
 
 __all__ = [
-    "Generated", "Initializer", "Pool", "constant", "from_pool", "normal", "ones", "truncated_normal", "uniform",
-    "variance_scaling", "zeros",
+    "Generated", "Initializer", "Pool", "Segments", "constant", "from_pool", "normal", "ones", "segments",
+    "truncated_normal", "uniform", "variance_scaling", "zeros",
 ]  # fmt: skip
 
 
@@ -43,34 +45,8 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-Kind: TypeAlias = Literal["constant", "uniform", "normal", "truncated_normal"]
 Mode: TypeAlias = Literal["fan_in", "fan_out", "fan_avg", "fan_geo_avg"]
-KINDS = get_args(Kind)
 Distribution: TypeAlias = Literal["truncated_normal", "normal", "uniform"]
-
-_LARGEST = float(np.finfo(np.float32).max)
-
-
-@dataclasses.dataclass(frozen=True)
-class Initializer:
-    """A generator of initial rows; made by the functions of `kvjax.initializers`.
-
-    Attributes:
-      kind: "constant", "uniform", "normal" or "truncated_normal".
-      a: the constant, the lower bound, or the mean.
-      b: the upper bound or the standard deviation.
-    """
-
-    kind: Kind
-    a: float = 0.0
-    b: float = 0.0
-
-
-def _call(initializer: Initializer) -> str:
-    """How the functions of this file are called for it."""
-    names = {"constant": {"value": initializer.a}, "uniform": {"low": initializer.a, "high": initializer.b}}
-    arguments = names.get(initializer.kind, {"stddev": initializer.b, "mean": initializer.a})
-    return f"{initializer.kind}({', '.join(f'{name}={value}' for name, value in arguments.items())})"
 
 
 def _number(kind: str, name: str, value: Any) -> float:
@@ -220,6 +196,59 @@ def variance_scaling(
 
 
 @dataclasses.dataclass(frozen=True)
+class SegmentsOfAnyDim:
+    """`segments` of a table whose dim is not known yet."""
+
+    columns: tuple[tuple[str, Columns], ...]
+    parts: tuple[tuple[str, InitializerLike], ...]
+
+    def of_dim(self, dim: int) -> Segments:
+        found, parts = runs(dict(self.columns), dim), dict(self.parts)
+        widths = {name: sum(end - begin for begin, end, its in found if its == name) for name in parts}
+        made = {name: resolve(part, widths[name]) for name, part in parts.items()}
+        for name, part in made.items():
+            if not isinstance(part, Initializer):
+                raise TypeError(
+                    f"want a number or a distribution of kvjax.initializers for the segment {name!r}, got "
+                    f"{type(part).__name__}; give an array or a function for the whole row"
+                )
+        return Segments(tuple(end for _, end, _ in found), tuple(made[name] for *_, name in found))  # pyright: ignore[reportArgumentType]
+
+
+def segments(parts: Mapping[str, tuple[ColumnsLike, InitializerLike]], rest: InitializerLike) -> SegmentsOfAnyDim:
+    """Makes segments of a row by different initializers, for example a bias of 0 beside random factors.
+
+    A segment is a set of columns. `variance_scaling` takes the width of its segment for the dim. An element has the
+    bits that it would have if its initializer made the whole row.
+
+    Args:
+      parts: the columns and the initializer of each segment, by name. Columns are those of `kvjax.optax.segments`: an
+        integer, a slice, several integers (negative ones count from the end), or bools. An initializer is a number, or
+        one of this module that is no array of rows.
+      rest: initializer of all other columns.
+
+    Raises:
+      TypeError: an argument is no mapping, no columns, or no such initializer.
+      ValueError: a column is in two segments, or not in the row; a segment has no columns; a name is "rest"; or there
+        are more than 8 runs of columns. What depends on the dim is raised where a table is made.
+
+    Source:
+      Monolith's slices (https://arxiv.org/abs/2209.07663), each of which has an initializer and an optimizer.
+
+    Example:
+      >>> import kvjax
+      >>> first_order = kvjax.initializers.segments({"bias": (0, 0.0)}, rest=kvjax.initializers.uniform(1.0, 2.0))
+      >>> row = kvjax.get_table("doc_segments_init", dim=3, initializer=first_order).lookup(7)
+      >>> float(row[0]), bool((row[1:] >= 1).all())
+      (0.0, True)
+      >>> kvjax.drop_table("doc_segments_init")
+    """
+    check_names(parts, '{"bias": (0, 0.0)}')
+    columns = tuple((name, Columns.of(given, name)) for name, (given, _) in parts.items())
+    return SegmentsOfAnyDim(columns, (*((name, part) for name, (_, part) in parts.items()), ("rest", rest)))
+
+
+@dataclasses.dataclass(frozen=True)
 class Pool:
     """A row pool, of which each key gets one row; made by `from_pool`. Pools with equal contents are equal.
 
@@ -277,10 +306,10 @@ def _pool(array: ArrayLike) -> Pool:
     return Pool(rows.tobytes(), *rows.shape)
 
 
-ResolvedInitializer: TypeAlias = Initializer | Pool | Generated
+ResolvedInitializer: TypeAlias = Initializer | Segments | Pool | Generated
 """What a table has of it."""
 
-InitializerLike: TypeAlias = ArrayLike | ResolvedInitializer | VarianceScaling | Callable[..., Any]
+InitializerLike: TypeAlias = ArrayLike | ResolvedInitializer | VarianceScaling | SegmentsOfAnyDim | Callable[..., Any]
 """What `kvjax.get_table` takes as ``initializer``, see the head of this file."""
 
 
@@ -297,22 +326,14 @@ def resolve(initializer: Any, dim: int) -> ResolvedInitializer:
         initializer = 0.0
     if initializer is ones:
         initializer = 1.0
-    if isinstance(initializer, VarianceScaling):
+    if isinstance(initializer, (VarianceScaling, SegmentsOfAnyDim)):
         initializer = initializer.of_dim(dim)
     if isinstance(initializer, (int, float, np.integer, np.floating)) and not isinstance(initializer, bool):
         initializer = constant(float(initializer))
     if isinstance(initializer, (np.ndarray, list, tuple)):
         initializer = _pool(initializer)
-    if isinstance(initializer, Initializer):
-        if not (abs(initializer.a) <= _LARGEST and abs(initializer.b) <= _LARGEST):
-            raise ValueError(
-                f"want an initializer of finite numbers that float32 holds, got {_call(initializer)}; see "
-                "kvjax.initializers"
-            )
-        if initializer.kind == "uniform" and initializer.a > initializer.b:
-            raise ValueError(f"want low <= high, got {_call(initializer)}; give the lower bound first")
-        if initializer.kind in ("normal", "truncated_normal") and initializer.b < 0:
-            raise ValueError(f"want stddev >= 0, got {_call(initializer)}; give its absolute value")
+    if isinstance(initializer, (Initializer, Segments)):
+        initializer.check()
         return initializer
     if isinstance(initializer, Pool):
         if initializer.dim != dim:
@@ -332,7 +353,8 @@ def resolve(initializer: Any, dim: int) -> ResolvedInitializer:
 
 
 _OURS = (
-    Initializer, Pool, Generated, VarianceScaling, int, float, np.integer, np.floating, np.ndarray, list, tuple
+    Initializer, Segments, SegmentsOfAnyDim, Pool, Generated, VarianceScaling,
+    int, float, np.integer, np.floating, np.ndarray, list, tuple,
 )  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvjax._spec.engines import Calls
 from kvjax.evict import Every
-from kvjax.initializers import Generated, Pool
+from kvjax.initializers import Generated, Pool, Segments
 from kvjax.storage import External
 
 Native = dict[str, Any]
@@ -23,13 +23,15 @@ def dtype(spec: TableSpec) -> Native:
 
 
 def initializer(spec: TableSpec) -> Native:
-    """Kind, two numbers, and the rows of a pool ``(p * dim,)`` float32."""
+    """Kind, how the elements of each segment are distributed, and the rows of a pool ``(p * dim,)`` float32."""
     made, no_pool = spec.initializer, np.zeros(0, np.float32)
     if isinstance(made, Pool):
-        return {"kind": "pool", "a": 0.0, "b": 0.0, "pool": made.array().reshape(-1)}
+        return {"kind": "pool", "segments": [], "pool": made.array().reshape(-1)}
     if isinstance(made, Generated):  # its rows come with each call
-        return {"kind": "given", "a": 0.0, "b": 0.0, "pool": no_pool}
-    return {"kind": made.kind, "a": made.a, "b": made.b, "pool": no_pool}
+        return {"kind": "given", "segments": [], "pool": no_pool}
+    whole = made if isinstance(made, Segments) else Segments((spec.dim,), (made,))
+    segments = [(end, part.kind, part.a, part.b) for end, part in zip(whole.ends, whole.parts, strict=True)]
+    return {"kind": "elements", "segments": segments, "pool": no_pool}
 
 
 def seed(spec: TableSpec) -> Native:

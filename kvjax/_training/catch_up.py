@@ -12,13 +12,13 @@ import optax
 
 from kvjax._training.closed_form import ClosedForm
 from kvjax._training.recognize import closed_form_of, refused
-from kvjax._training.refusals import ColumnsError
 from kvjax._training.replay import replaying
 from kvjax._training.rowwise import CatchUp, Rowwise, check_transform, stepping
 from kvjax._training.signature import signature
 from kvjax._training.slots import join_leaves, split_leaves
 from kvjax._training.update import takes_facts, update_of
 from kvjax._values.arrays import PyTree
+from kvjax._values.columns import ColumnsError
 from kvjax._values.numbers import is_integer
 
 _MOST = 4096  # steps that are replayed

@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-
-class ColumnsError(ValueError):
-    """Of a transform that is given columns which a row has not."""
+from kvjax._values.columns import ColumnsError
 
 
 @contextlib.contextmanager

@@ -23,7 +23,8 @@ import optax
 
 from kvjax._formats.source import row_bytes
 from kvjax._training.coupling import coupling_of
-from kvjax._training.refusals import ColumnsError, check_state, loss_of_all_rows, no_state, other_state, same_noise
+from kvjax._training.refusals import check_state, loss_of_all_rows, no_state, other_state, same_noise
+from kvjax._values.columns import ColumnsError
 from kvjax._values.errors import level_of_user
 from kvjax._values.key_width import x64_enabled
 from kvjax._values.slot_layout import clean_name, layout_text, type_text

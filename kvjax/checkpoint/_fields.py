@@ -10,6 +10,7 @@ import numpy as np
 
 from kvjax._spec.options import ENTRIES, ROUNDINGS, Request
 from kvjax._values.dtypes import ROW_DTYPES, is_number
+from kvjax._values.generators import KINDS
 from kvjax._values.key_width import KEY_DTYPES
 from kvjax._values.names import is_name
 from kvjax._values.numbers import integer_in, is_integer, is_real
@@ -19,7 +20,7 @@ from kvjax.checkpoint._format import FORMAT, PACKED, REMOVED, UNLISTED, Damaged,
 from kvjax.checkpoint._rules import NeedsFunctionError, dump, load, load_initializer
 from kvjax.checkpoint._stored import RULES
 from kvjax.ffi import host
-from kvjax.initializers import KINDS, Pool, resolve
+from kvjax.initializers import Pool, resolve
 
 _MOST_ROWS = 2**48
 _MOST_SHARDS = 2**20
@@ -134,7 +135,7 @@ _AT_FIRST: dict[str, Any] = {"rounding": ENTRIES["rounding"].default, "options":
 
 def _check_initializer(meta: dict[str, Any]) -> None:
     saved: dict[str, Any] = meta["initializer"]
-    fields = {"pool": {"kind", "shape"}, "generated": {"kind", "probes"}}
+    fields = {"pool": {"kind", "shape"}, "generated": {"kind", "probes"}, "segments": {"kind", "ends", "parts"}}
     ok = saved.keys() == fields.get(str(saved.get("kind")), {"kind", "a", "b"})
     if ok and saved["kind"] == "pool":
         shape = saved["shape"]
@@ -143,9 +144,17 @@ def _check_initializer(meta: dict[str, Any]) -> None:
     elif ok and saved["kind"] == "generated":
         ok = isinstance(saved["probes"], list) and all(map(is_real, saved["probes"]))
     elif ok:
-        ok = saved["kind"] in KINDS
-        ok = ok and is_real(saved["a"]) and is_real(saved["b"]) and _resolves(saved, meta["dim"])
+        ends, parts = saved.get("ends", [meta["dim"]]), saved.get("parts", [saved])
+        ok = isinstance(ends, list) and all(map(is_integer, ends)) and ends[-1:] == [meta["dim"]]
+        ok = ok and isinstance(parts, list) and all(map(_is_part, parts)) and _resolves(saved, meta["dim"])
     _check(ok, "initializer", saved)
+
+
+def _is_part(x: Any) -> bool:
+    return (
+        isinstance(x, dict) and x.keys() == {"kind", "a", "b"} and x["kind"] in KINDS and is_real(x["a"])
+        and is_real(x["b"])
+    )  # fmt: skip
 
 
 def _resolves(saved: dict[str, Any], dim: int) -> bool:

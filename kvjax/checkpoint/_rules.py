@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from kvjax import admit, constraints, evict
-from kvjax.initializers import Generated, Initializer, Pool, from_pool
+from kvjax.initializers import Generated, Initializer, Pool, ResolvedInitializer, Segments, from_pool
 
 _RULES: dict[str, Any] = admit.RULES | evict.RULES | constraints.RULES
 
@@ -20,6 +20,8 @@ def dump(value: Any) -> Any:
         return {"kind": "pool", "shape": [value.rows, value.dim]}
     if isinstance(value, Generated):
         return {"kind": "generated", "probes": list(value.probes)}
+    if isinstance(value, Segments):
+        return {"kind": "segments", "ends": list(value.ends), "parts": [dump(part) for part in value.parts]}
     if isinstance(value, Initializer):
         return dataclasses.asdict(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -36,12 +38,14 @@ def name_of(function: Any) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-def load_initializer(saved: dict[str, Any], pool: Any = None) -> Initializer | Pool | Generated:
+def load_initializer(saved: dict[str, Any], pool: Any = None) -> ResolvedInitializer:
     """The initializer that `dump` was given."""
     if saved["kind"] == "pool":
         return from_pool(pool)
     if saved["kind"] == "generated":
         return Generated(None, tuple(saved["probes"]))
+    if saved["kind"] == "segments":
+        return Segments(tuple(saved["ends"]), tuple(Initializer(**part) for part in saved["parts"]))
     return Initializer(**saved)
 
 

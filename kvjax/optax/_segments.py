@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from kvjax._training.refusals import ColumnsError
 from kvjax._training.rowwise import check_transform
 from kvjax._values.arrays import PyTree
-from kvjax._values.numbers import is_integer
-
-Columns: TypeAlias = int | slice | Sequence[int] | Sequence[bool] | np.ndarray
+from kvjax._values.columns import Columns, ColumnsLike, Run, check_names, runs
 
 
 class SegmentsState(NamedTuple):
@@ -29,7 +25,7 @@ class SegmentsState(NamedTuple):
 
 
 def segments(
-    transforms: Mapping[str, tuple[Columns, optax.GradientTransformation]], rest: optax.GradientTransformation
+    transforms: Mapping[str, tuple[ColumnsLike, optax.GradientTransformation]], rest: optax.GradientTransformation
 ) -> optax.GradientTransformationExtraArgs:
     """Trains segments of a row by different transforms, for example a bias beside the factors of a factorisation.
 
@@ -58,25 +54,18 @@ def segments(
       ([-1.0, -0.095, -0.095], (2,))
       >>> kvjax.drop_table("doc_segments")
     """
-    pairs = getattr(transforms, "values", lambda: [None])()
-    if any(not isinstance(x, tuple) or len(x) != 2 or hasattr(x, "update") for x in pairs):
-        raise TypeError(
-            f"kvjax: segments: want a mapping from names to columns and a transform, got {transforms!r}; for instance "
-            '{"bias": (0, optax.sgd(0.1))}'
-        )
-    if "rest" in transforms:
-        raise ValueError("kvjax: segments: want names other than 'rest', which is that of all other columns; rename it")
-    parts = {name: (_columns_of(name, columns), tx) for name, (columns, tx) in transforms.items()}
-    for _, tx in (*parts.values(), (None, rest)):
+    check_names(transforms, '{"bias": (0, optax.sgd(0.1))}')
+    columns = {name: Columns.of(given, name) for name, (given, _) in transforms.items()}
+    inner = {name: tx for name, (_, tx) in transforms.items()} | {"rest": rest}
+    for tx in inner.values():
         check_transform(tx, "segments")
-    inner = {name: optax.with_extra_args_support(tx) for name, (_, tx) in parts.items()}
-    inner["rest"] = optax.with_extra_args_support(rest)
+    inner = {name: optax.with_extra_args_support(tx) for name, tx in inner.items()}
 
-    def runs_of(x: jax.Array) -> dict[str, list[tuple[int, int]]]:
-        return _runs({name: of for name, (of, _) in parts.items()}, jnp.shape(x))
+    def runs_of(x: jax.Array) -> list[Run]:
+        return runs(columns, jnp.shape(x)[-1] if jnp.ndim(x) else 1)
 
     def part(name: str, tree: Any) -> Any:
-        return jax.tree.map(lambda x: _take(x, runs_of(x)[name]), tree)
+        return jax.tree.map(lambda x: _take(x, name, runs_of(x)), tree)
 
     def init(params: Any) -> SegmentsState:
         return SegmentsState({name: tx.init(part(name, params)) for name, tx in inner.items()})
@@ -95,63 +84,16 @@ def segments(
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def _columns_of(name: str, columns: Any) -> Callable[[int], list[int]]:
-    """The columns of a part, from 0 on, by how many there are."""
-    if isinstance(columns, slice):
-        return lambda dim: list(range(dim)[columns])
-    given = [columns] if is_integer(columns) else list(columns) if isinstance(columns, (Sequence, np.ndarray)) else []
-    bools = [isinstance(x, (bool, np.bool_)) for x in given]
-    if not given or not (all(bools) or all(is_integer(x) for x in given)):
-        raise TypeError(
-            f"kvjax: segments: want the columns of {name!r} as an integer, a slice, integers or bools, got "
-            f"{columns!r}; for instance slice(0, 2)"
-        )
-    if all(bools):
-        return lambda dim: [i for i, chosen in enumerate(given) if chosen]
-    return lambda dim: sorted({int(i) + dim if i < 0 else int(i) for i in given})
-
-
-def _runs(parts: dict[str, Callable[[int], list[int]]], shape: tuple[int, ...]) -> dict[str, list[tuple[int, int]]]:
-    """The columns of each part as [begin, end), in their order."""
-    dim = shape[-1] if shape else 1
-    owner = dict.fromkeys(range(dim), "rest")
-    for name, of in parts.items():
-        for column in of(dim):
-            if not 0 <= column < dim:
-                raise ColumnsError(
-                    f"kvjax: segments: want columns of a row of {dim}, from 0 to {dim - 1}, for {name!r}, got column "
-                    f"{column}; leave it out, or count from the end by negative ones"
-                )
-            if owner[column] != "rest":
-                raise ColumnsError(
-                    f"kvjax: segments: want each column in one part, got column {column} in {owner[column]!r} and "
-                    f"{name!r}; take it out of one of them"
-                )
-            owner[column] = name
-    runs: dict[str, list[tuple[int, int]]] = {name: [] for name in (*parts, "rest")}
-    for column, name in owner.items():
-        if column and owner[column - 1] == name:
-            runs[name][-1] = (runs[name][-1][0], column + 1)
-        else:
-            runs[name].append((column, column + 1))
-    for name, own in runs.items():
-        if not own:
-            raise ColumnsError(
-                f"kvjax: segments: want columns for each part, got none of {dim} for {name!r}; "
-                + ("leave it some" if name == "rest" else "leave the part out")
-            )
-    return runs
-
-
-def _take(x: Any, runs: list[tuple[int, int]]) -> jax.Array:
+def _take(x: Any, name: str, runs: list[Run]) -> jax.Array:
     # Slices and not a gather, by which rows would depend on each other as far as their jaxpr tells.
-    return jnp.concatenate([jax.lax.slice_in_dim(x, begin, end, axis=-1) for begin, end in runs], -1)
+    own = [jax.lax.slice_in_dim(x, begin, end, axis=-1) for begin, end, its in runs if its == name]
+    return jnp.concatenate(own, -1)
 
 
-def _put_together(runs: dict[str, list[tuple[int, int]]], parts: dict[str, jax.Array]) -> jax.Array:
+def _put_together(runs: list[Run], parts: dict[str, jax.Array]) -> jax.Array:
     pieces, used = [], dict.fromkeys(parts, 0)
-    for begin, end, name in sorted((begin, end, name) for name, own in runs.items() for begin, end in own):
+    for begin, end, name in runs:
         at = used[name]
-        pieces.append(jax.lax.slice_in_dim(parts[name], at, at + end - begin, axis=-1))
-        used[name] = at + end - begin
+        used[name] += end - begin
+        pieces.append(jax.lax.slice_in_dim(parts[name], at, used[name], axis=-1))
     return jnp.concatenate(pieces, -1)

@@ -185,6 +185,9 @@ def _initial_of(made: Any, seed: int, dtype: str) -> tuple[Initial | None, np.nd
         return None, None
     if hasattr(made, "array"):
         return Initial("pool", 0.0, 0.0, seed, dtype, made.rows), made.array()
+    if hasattr(made, "parts"):
+        segments = tuple((end, part.kind, part.a, part.b) for end, part in zip(made.ends, made.parts, strict=True))
+        return Initial("segments", 0.0, 0.0, seed, dtype, segments=segments), None
     return Initial(made.kind, made.a, made.b, seed, dtype), None
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import mmap
 import os
@@ -39,7 +40,7 @@ from kvjax._values.errors import fail
 from kvjax._values.key_width import KEY_DTYPES
 from kvjax._values.names import is_name
 from kvjax._values.numbers import integer_in, is_real
-from kvjax.serving._initial import KINDS, Initial
+from kvjax.serving._initial import DISTRIBUTIONS, KINDS, Initial
 
 MAGIC, END = b"kvjaxFT2", b"kvjaxFTe"
 _ALIGN = 64
@@ -107,7 +108,10 @@ class Description:
         return found, at
 
     def to_json(self, digests: dict[str, int]) -> bytes:
-        return json.dumps(dataclasses.asdict(self) | {"crc32": digests}, sort_keys=True).encode()
+        described = dataclasses.asdict(self)
+        if self.initial is not None and not self.initial.segments:
+            del described["initial"]["segments"]  # which an earlier kvjax does not know
+        return json.dumps(described | {"crc32": digests}, sort_keys=True).encode()
 
     @classmethod
     def of_json(cls, data: bytes) -> tuple[Description, dict[str, int]]:
@@ -130,8 +134,11 @@ class Description:
         initial, error = found.pop("initial"), found.pop("error")
         if found["missing"] == "init" and initial is None:
             raise _Unfit("an initializer beside missing='init'", "none")
+        segments = tuple(map(tuple, initial.get("segments", ()))) if initial is not None else ()
+        if segments and segments[-1][0] != found["dim"]:
+            raise _Unfit(f"segments of rows of width {found['dim']}", f"{segments!r:.100}")
         description = cls(
-            **found, initial=None if initial is None else Initial(**initial),
+            **found, initial=None if initial is None else Initial(**initial | {"segments": segments}),
             error=None if error is None else QuantisationReport(**error),
         )  # fmt: skip
         if digests.keys() != description.arrays().keys():
@@ -146,11 +153,23 @@ class _Unfit(Exception):
 def _is_initial(x: Any) -> bool:
     if x is None:
         return True
-    if not isinstance(x, dict) or x.keys() != {field.name for field in dataclasses.fields(Initial)}:
+    if not isinstance(x, dict):
+        return False
+    fields = {field.name for field in dataclasses.fields(Initial)}
+    if x.keys() != (fields if x.get("kind") == "segments" else fields - {"segments"}):
         return False
     pool = integer_in(1, 2**32 - 1)(x["pool"]) if x["kind"] == "pool" else x["pool"] == 0
     numbers = is_real(x["a"]) and is_real(x["b"]) and integer_in(0, 2**64 - 1)(x["seed"])
-    return x["kind"] in KINDS and bool(pool) and numbers and x["dtype"] in STORED and x["dtype"] != "int8"
+    made = x["kind"] in KINDS and (x["kind"] != "segments" or _are_segments(x["segments"]))
+    return made and bool(pool) and numbers and x["dtype"] in STORED and x["dtype"] != "int8"
+
+
+def _are_segments(x: Any) -> bool:
+    if not isinstance(x, list) or not x or not all(isinstance(each, list) and len(each) == 4 for each in x):
+        return False
+    ends = [end for end, *_ in x]
+    increase = all(map(integer_in(1, _MOST_DIM), ends)) and all(a < b for a, b in itertools.pairwise(ends))
+    return increase and all(kind in DISTRIBUTIONS and is_real(a) and is_real(b) for _, kind, a, b in x)
 
 
 def _is_report(x: Any) -> bool:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-KINDS = ("constant", "uniform", "normal", "truncated_normal", "pool")
+DISTRIBUTIONS = ("constant", "uniform", "normal", "truncated_normal")
+KINDS = (*DISTRIBUTIONS, "pool", "segments")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +26,7 @@ class Initial:
       seed: of the table, 64 bits.
       dtype: of the table's rows, to which initial rows are rounded.
       pool: how many rows a pool has, or 0.
+      segments: of kind "segments": of each, in order, the column behind it, and its kind, a and b.
     """
 
     kind: str
@@ -33,6 +35,7 @@ class Initial:
     seed: int
     dtype: str
     pool: int = 0
+    segments: tuple[tuple[int, str, float, float], ...] = ()
 
     def rows(self, xp: Any, keys: Any, hashes: Any, dim: int, pool: Any) -> Any:
         """Initial rows, not rounded yet.
@@ -49,14 +52,25 @@ class Initial:
         """
         if self.kind == "pool":
             return pool[_share(xp, hashes, self.pool)]
-        if self.kind == "constant":
-            return xp.full((*keys.shape, dim), self.a, xp.float32)
-        u = (_words(xp, keys, dim, self.seed).astype(xp.float64) + 0.5) * 2.0**-32
-        if self.kind == "uniform":
-            return (self.a + (self.b - self.a) * u).astype(xp.float32)
-        if self.kind == "truncated_normal":
-            u = 0.022750131948179195 + 0.95449973610364159 * u
-        return (self.a + self.b * _inverse_normal(xp, u)).astype(xp.float32)
+        segments = self.segments or ((dim, self.kind, self.a, self.b),)
+        u, pieces, begin = None, [], 0
+        for end, kind, a, b in segments:
+            if kind == "constant":
+                pieces.append(xp.full((*keys.shape, end - begin), a, xp.float32))
+            else:
+                u = (_words(xp, keys, dim, self.seed).astype(xp.float64) + 0.5) * 2.0**-32 if u is None else u
+                pieces.append(_elements(xp, kind, a, b, u[..., begin:end]))
+            begin = end
+        return pieces[0] if len(pieces) == 1 else xp.concatenate(pieces, -1)
+
+
+def _elements(xp: Any, kind: str, a: float, b: float, u: Any) -> Any:
+    """Elements by a random distribution; u: float64 between 0 and 1, one for each."""
+    if kind == "uniform":
+        return (a + (b - a) * u).astype(xp.float32)
+    if kind == "truncated_normal":
+        u = 0.022750131948179195 + 0.95449973610364159 * u
+    return (a + b * _inverse_normal(xp, u)).astype(xp.float32)
 
 
 def _share(xp: Any, hashes: Any, rows: int) -> Any:

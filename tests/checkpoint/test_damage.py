@@ -233,6 +233,9 @@ def test_a_chunk_that_unpacks_to_more_than_a_chunk(tmp_path):
         {"options": {"on_full": "evict", "max_capacity": None}},
         {"initializer": {"kind": "normal", "a": 0.0, "b": float("nan")}},
         {"initializer": {"kind": "open", "a": 0.0, "b": 1.0}},
+        *({"initializer": {"kind": "segments", "ends": ends, "parts": [{"kind": kind, "a": 0.0, "b": 1.0}] * 2}}
+          for ends, kind in [([1], "normal"), ([2, 1], "normal"), ([0, 2], "normal"), ([1, 2], "pool"), (2, "normal"),
+                             ([1, 2.0], "normal"), ([1, 3], "normal"), ([], "normal")]),
         {"seed": -1}, {"seed": "7"}, {"trainable": 1}, {"last_step": 2**70}, {"dim": 2.0}, {"later": 1},
         {"slots": [["v", "object[2]"]]}, {"slots": [["v", "float32[-2]"]]}, {"slots": [["v", "float32"]]},
         {"extras": {"other": ["bool", [5]]}}, {"num_shards": 0, "shards": []},

@@ -29,6 +29,7 @@ INITIALIZERS = {
     "normal": kvjax.initializers.normal(),
     "truncated": kvjax.initializers.truncated_normal(0.3),
     "pool": np.arange(21.0).reshape(3, 7) / 8,
+    "segments": kvjax.initializers.segments({"bias": (0, 0.5)}, rest=kvjax.initializers.normal(0.1)),
 }
 UNSEEN = np.concatenate([np.arange(100, 400) * 2**54, AWKWARD - 3])
 

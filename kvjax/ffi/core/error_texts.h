@@ -218,8 +218,8 @@ inline Error OptionError(std::string_view want, std::string_view text) {
 
 /// A kind of initializer that there is not.
 inline Error InitializerError(std::string_view text) {
-  return MakeError(ErrorCode::kInvalidArgument, "", "initializer",
-                   "constant, uniform, normal, truncated_normal or pool", text, "see kvjax.initializers");
+  return MakeError(ErrorCode::kInvalidArgument, "", "initializer", "one of kvjax.initializers", text,
+                   "call its functions");
 }
 
 /// A row pool of so many elements, which are no whole rows.

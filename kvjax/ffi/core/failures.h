@@ -80,7 +80,7 @@ class Failures {
     if (asked_[number % kKept] == number) return;
     auto left = FindLeft(number);
     if (left == left_.end()) {
-      left_.push_back({number, FindKept(number).value_or(ElsewhereError(table, "apply"))});
+      left_.push_back({number, FindKept(number).value_or(ElsewhereError(table, "apply")), {}});
       left = left_.end() - 1;
     }
     if (std::find(left->tables.begin(), left->tables.end(), table) == left->tables.end()) {

@@ -40,22 +40,14 @@ struct InitialView {
  private:
   /// Up to four elements, from the column on.
   KVJAX_HD void WriteFour(uint64_t key, int64_t column, std::byte* row) const {
-    switch (of.kind) {
-      case Generator::Kind::kConstant:
-      case Generator::Kind::kPool: {
-        const float* const from =
-            of.kind == Generator::Kind::kPool ? pool + Generator::PoolRow(key, pool_rows) * dim : nullptr;
-        for (int i = 0; i < 4 && column + i < dim; ++i) {
-          StoreElement(type, row, column + i, from == nullptr ? static_cast<float>(of.a) : from[column + i]);
-        }
-        return;
-      }
-      default: {
-        const auto words = of.Words(key, column / 4);
-        for (int i = 0; i < 4; ++i) {  // a known number of times, so that the words stay in registers
-          if (column + i < dim) StoreElement(type, row, column + i, of.Element(words[i]));
-        }
-      }
+    if (of.kind == Generator::Kind::kPool) {
+      const float* const from = pool + Generator::PoolRow(key, pool_rows) * dim;
+      for (int i = 0; i < 4 && column + i < dim; ++i) StoreElement(type, row, column + i, from[column + i]);
+      return;
+    }
+    const auto words = of.Words(key, column / 4);
+    for (int i = 0; i < 4; ++i) {  // a known number of times, so that the words stay in registers
+      if (column + i < dim) StoreElement(type, row, column + i, of.Element(column + i, words[i]));
     }
   }
 };

@@ -65,7 +65,8 @@ std::pair<size_t, double> NextPart(FrozenShard<T>& frozen, const nb::dict& colum
                                    const nb::sequence& slots) {
   const std::string& name = frozen.table->spec().name;
   return WithMemory(name, "save", [&] {
-    SnapshotSpace to{.n = std::numeric_limits<size_t>::max()};
+    SnapshotSpace to;
+    to.n = std::numeric_limits<size_t>::max();
     EachColumn(
         frozen.table->row_bytes(),
         [&]<class U>(const char* column, size_t width, std::span<U>& space) {

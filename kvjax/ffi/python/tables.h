@@ -110,6 +110,28 @@ inline AdmissionSpec ParseAdmission(const nb::dict& o) {
   return spec;
 }
 
+inline Initializer ParseInitializer(std::string_view name, int64_t dim, const nb::dict& o) {
+  Initializer made;
+  made.kind = Initializer::ParseKind(ToString(o["kind"]));
+  made.seed = nb::cast<uint64_t>(o["seed"]);
+  const auto segments = nb::cast<nb::list>(o["segments"]);
+  const size_t n = segments.size();
+  if (n > Generator::kMostSegments) throw InitializerError(std::to_string(n) + " segments");
+  for (size_t i = 0; i < n; ++i) {
+    const auto each = nb::cast<nb::tuple>(segments[i]);  // end, kind, a, b
+    const Distribution of = {Distribution::ParseKind(ToString(each[1])), nb::cast<double>(each[2]),
+                             nb::cast<double>(each[3])};
+    made.Set(i, {i + 1 < n ? nb::cast<int64_t>(each[0]) : Generator::Segment{}.end, of});
+  }
+  const auto pool = nb::cast<HostArray<float>>(o["pool"]);
+  if (made.kind == Initializer::Kind::kPool) {
+    if (pool.shape(0) == 0 || pool.shape(0) % static_cast<size_t>(dim) != 0)
+      throw PoolError(name, pool.shape(0));
+    made.pool = std::make_shared<const std::vector<float>>(pool.data(), pool.data() + pool.shape(0));
+  }
+  return made;
+}
+
 /// make(i) builds shard shards[i] of a table for devices[i]. options: what TableSpec.native_options
 /// says; owns_shared: which of them have the row that unadmitted keys share.
 template <class T>
@@ -119,16 +141,7 @@ auto ShardMaker(std::string_view name, const nb::dict& o, const std::vector<int3
   const auto dim = nb::cast<int64_t>(o["dim"]);
   if (dim < 1 || dim > kMaxDim) throw DimError(name, kMaxDim, dim);
   TableSpec spec{.name = std::string(name), .dim = dim, .type = ParseRowType(ToString(o["dtype"]))};
-  spec.initializer = {Initializer::ParseKind(ToString(o["kind"])), nb::cast<double>(o["a"]),
-                      nb::cast<double>(o["b"]), nb::cast<uint64_t>(o["seed"])};
-  if (spec.initializer.kind == Initializer::Kind::kPool) {
-    const auto pool = nb::cast<HostArray<float>>(o["pool"]);
-    if (pool.shape(0) == 0 || pool.shape(0) % static_cast<size_t>(dim) != 0) {
-      throw PoolError(name, pool.shape(0));
-    }
-    spec.initializer.pool =
-        std::make_shared<const std::vector<float>>(pool.data(), pool.data() + pool.shape(0));
-  }
+  spec.initializer = ParseInitializer(name, dim, o);
   if (!o["admit"].is_none()) spec.admission = ParseAdmission(nb::cast<nb::dict>(o["admit"]));
   spec.max_capacity = nb::cast<size_t>(o["max_capacity"]);
   spec.on_full = ParseOnFull(ToString(o["on_full"]));
@@ -242,7 +255,7 @@ void BindTables(nb::module_& m) {
               "shards: collections.abc.Sequence[int], "
               "owns_shared: collections.abc.Sequence[bool], first_version: int) -> None"),
       "Makes the shards of a table that live in this process.\n\n"
-      "options: what a table is, by the keys dim, dtype, kind, a, b, pool, seed (of the initializer), "
+      "options: what a table is, by the keys dim, dtype, kind, segments, pool, seed (of the initializer), "
       "storage,\n"
       "sharded, capacity, max_capacity, on_full, admit (None, or a dict of kvjax.admit), policy, "
       "evict_every,\n"

@@ -14,7 +14,7 @@
 namespace core_initial {
 
 using kvjax::Initializer;
-using Kind = Initializer::Kind;
+using Kind = kvjax::Distribution::Kind;
 using Words = std::array<uint32_t, 4>;
 
 TEST(PhiloxKnownAnswers) {
@@ -75,7 +75,7 @@ data::Floats Row(const Initializer& initializer, uint64_t key, int64_t dim) {
 }
 
 TEST(RowsDependOnSeedKeyAndColumnAlone) {
-  const Initializer normal{Kind::kNormal, 0.0, 1.0, 3};
+  const Initializer normal = Elements(Kind::kNormal, 0.0, 1.0, 3);
   for (uint64_t key : data::kAwkward) {
     const data::Floats row = Row(normal, key, 65);
     for (int64_t dim : {1, 3, 4, 8, 64}) {
@@ -83,12 +83,33 @@ TEST(RowsDependOnSeedKeyAndColumnAlone) {
     }
     const Words words =
         kvjax::Philox({static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32), 16, 0}, 3);
-    CHECK_EQ(row[64], normal.Element(words[0]));
-    CHECK(row != Row({Kind::kNormal, 0.0, 1.0, 4}, key, 65));
-    CHECK(row != Row({Kind::kNormal, 0.0, 1.0, 3ull << 32}, key, 65));
+    CHECK_EQ(row[64], normal.Element(64, words[0]));
+    CHECK(row != Row(Elements(Kind::kNormal, 0.0, 1.0, 4), key, 65));
+    CHECK(row != Row(Elements(Kind::kNormal, 0.0, 1.0, 3ull << 32), key, 65));
     CHECK(row != Row(normal, key + 1, 65));
   }
-  CHECK(Row({Kind::kConstant, 0.1, 9.0, 3}, 77, 3) == data::Floats(3, 0.1f));
+  CHECK(Row(Elements(Kind::kConstant, 0.1, 9.0, 3), 77, 3) == data::Floats(3, 0.1f));
+}
+
+TEST(SegmentsAreColumnsOfRowsThatAreAllLikeThem) {
+  constexpr int64_t kDim = 21;
+  Initializer segments;
+  segments.seed = 3;
+  const std::array<int64_t, 4> ends = {1, 6, 8, kDim};
+  const std::array<kvjax::Distribution, 4> each = {{{Kind::kConstant, 0.5},
+                                                    {Kind::kNormal, 0.0, 1.0},
+                                                    {Kind::kUniform, -1.0, 3.0},
+                                                    {Kind::kTruncatedNormal, 2.0, 0.5}}};
+  for (size_t i = 0; i < ends.size(); ++i) segments.Set(i, {ends[i], each[i]});
+  for (uint64_t key : data::kAwkward) {
+    const data::Floats row = Row(segments, key, kDim);
+    for (size_t i = 0; i < ends.size(); ++i) {
+      const data::Floats whole = Row(Elements(each[i].kind, each[i].a, each[i].b, 3), key, kDim);
+      for (int64_t column = i == 0 ? 0 : ends[i - 1]; column < ends[i]; ++column) {
+        CHECK_EQ(row[static_cast<size_t>(column)], whole[static_cast<size_t>(column)]);
+      }
+    }
+  }
 }
 
 struct Moments {
@@ -116,16 +137,16 @@ void CheckNear(double got, double want, double tolerance) { CHECK(std::fabs(got 
 
 TEST(MomentsAreRight) {
   // 160,000 samples: the mean is within 5 standard errors, which are deviation / 400.
-  const Moments uniform = Measure({Kind::kUniform, -1.0, 3.0, 5});
+  const Moments uniform = Measure(Elements(Kind::kUniform, -1.0, 3.0, 5));
   CheckNear(uniform.mean, 1.0, 0.015);
   CheckNear(uniform.deviation, 4 / std::sqrt(12.0), 0.01);
   CHECK(uniform.low >= -1.0 && uniform.low < -0.999);
   CHECK(uniform.high <= 3.0 && uniform.high > 2.999);
-  const Moments normal = Measure({Kind::kNormal, 2.0, 0.5, 6});
+  const Moments normal = Measure(Elements(Kind::kNormal, 2.0, 0.5, 6));
   CheckNear(normal.mean, 2.0, 0.00625);
   CheckNear(normal.deviation, 0.5, 0.005);
   CHECK(normal.high > 2.0 + 0.5 * 4 && normal.high < 2.0 + 0.5 * 6);
-  const Moments truncated = Measure({Kind::kTruncatedNormal, 2.0, 0.5, 7});
+  const Moments truncated = Measure(Elements(Kind::kTruncatedNormal, 2.0, 0.5, 7));
   CheckNear(truncated.mean, 2.0, 0.0055);
   CheckNear(truncated.deviation, 0.5 * 0.87962566103423978, 0.004);
   CHECK(truncated.low > 1.0 - 1e-6 && truncated.low < 1.01);
@@ -134,7 +155,9 @@ TEST(MomentsAreRight) {
 
 TEST(KeysChooseARowOfThePool) {
   const auto values = std::make_shared<const std::vector<float>>(std::vector<float>{0, 1, 10, 11, 20, 21});
-  Initializer pool{Kind::kPool, 0, 0, 3, values};
+  Initializer pool;
+  pool.kind = Initializer::Kind::kPool;
+  pool.pool = values;
   std::array<int, 3> chosen{};
   for (uint64_t key = 0; key < 30'000; ++key) {
     const data::Floats row = Row(pool, key, 2);
@@ -150,13 +173,15 @@ TEST(KeysChooseARowOfThePool) {
 }
 
 TEST(KindsHaveNames) {
-  CHECK(Initializer::ParseKind("constant") == Kind::kConstant);
-  CHECK(Initializer::ParseKind("uniform") == Kind::kUniform);
-  CHECK(Initializer::ParseKind("normal") == Kind::kNormal);
-  CHECK(Initializer::ParseKind("truncated_normal") == Kind::kTruncatedNormal);
-  CHECK(Initializer::ParseKind("pool") == Kind::kPool);
-  CHECK(Initializer::ParseKind("given") == Kind::kGiven);
-  CHECK_THROWS(kInvalidArgument, Initializer::ParseKind("Normal"));
+  CHECK(kvjax::Distribution::ParseKind("constant") == Kind::kConstant);
+  CHECK(kvjax::Distribution::ParseKind("uniform") == Kind::kUniform);
+  CHECK(kvjax::Distribution::ParseKind("normal") == Kind::kNormal);
+  CHECK(kvjax::Distribution::ParseKind("truncated_normal") == Kind::kTruncatedNormal);
+  CHECK_THROWS(kInvalidArgument, kvjax::Distribution::ParseKind("Normal"));
+  CHECK(Initializer::ParseKind("elements") == Initializer::Kind::kElements);
+  CHECK(Initializer::ParseKind("pool") == Initializer::Kind::kPool);
+  CHECK(Initializer::ParseKind("given") == Initializer::Kind::kGiven);
+  CHECK_THROWS(kInvalidArgument, Initializer::ParseKind("Pool"));
 }
 
 }  // namespace core_initial

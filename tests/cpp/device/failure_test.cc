@@ -65,7 +65,7 @@ constexpr size_t kDim = 4096;  // 128 rows to a slab
 TableSpec Spec() {
   return {.name = "a table whose name does not fit into a std::string",
           .dim = kDim,
-          .initializer = {{kvjax::Initializer::Kind::kConstant, 2.0}}};
+          .initializer = data::Elements(kvjax::Distribution::Kind::kConstant, 2.0)};
 }
 
 Keys Range(uint64_t begin, uint64_t end) {

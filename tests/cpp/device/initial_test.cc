@@ -63,7 +63,6 @@ void CheckRows(const Initializer& initializer, RowType type, int64_t dim, const 
 }
 
 TEST(LanesWriteTheBitsOfTheCpu) {
-  using Kind = Initializer::Kind;
   data::Stream stream(1);
   for (const int64_t dim : {1, 3, 4, 7, 31, 64}) {
     auto pool = std::make_shared<std::vector<float>>();
@@ -71,10 +70,8 @@ TEST(LanesWriteTheBitsOfTheCpu) {
     for (const RowType type : {RowType::kFloat32, RowType::kBFloat16, RowType::kFloat16}) {
       Bytes given(5 * static_cast<size_t>(dim) * kvjax::ItemSize(type));
       for (std::byte& byte : given) byte = static_cast<std::byte>(stream.Next());
-      for (const Kind kind : {Kind::kConstant, Kind::kUniform, Kind::kNormal, Kind::kTruncatedNormal,
-                              Kind::kPool, Kind::kGiven}) {
-        CheckRows({{kind, -0.75, 1.5, stream.Next()}, kind == Kind::kPool ? pool : nullptr}, type, dim,
-                  given);
+      for (const Initializer& initializer : data::EachInitializer(pool, stream.Next())) {
+        CheckRows(initializer, type, dim, given);
       }
     }
   }

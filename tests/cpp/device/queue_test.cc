@@ -184,7 +184,7 @@ TEST(TheHostStaysAheadOfKeysThatAreKnown) {
 TEST(RowsOfManySlabs) {
   // Four rows to a slab: one row too many is beyond the memory.
   TableSpec spec = data::Spec(1 << 17);
-  spec.initializer = {{kvjax::Initializer::Kind::kConstant, 0.25}};
+  spec.initializer = data::Elements(kvjax::Distribution::Kind::kConstant, 0.25);
   Churn(spec, 9, 60, 14, 4, 10);
 }
 

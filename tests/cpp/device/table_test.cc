@@ -23,15 +23,14 @@ TEST(RandomCallsOnManyKeys) {
 }
 
 TEST(RowTypesAndInitialRows) {
-  using Kind = Initializer::Kind;
   auto pool = std::make_shared<std::vector<float>>();
   for (int i = 0; i < 3 * 7; ++i) pool->push_back(static_cast<float>(i) * 0.37f);
   for (const RowType type : {RowType::kFloat32, RowType::kBFloat16, RowType::kFloat16}) {
-    for (const Kind kind : {Kind::kConstant, Kind::kNormal, Kind::kPool, Kind::kGiven}) {
+    for (const Initializer& initializer : data::EachInitializer(pool, 9)) {
       TableSpec spec = Spec();
       spec.type = type;
-      spec.initializer = {{kind, 0.25, 1.5, 9}, kind == Kind::kPool ? pool : nullptr};
-      Pair pair(spec, Threads(4, 8), static_cast<uint64_t>(kind), 60);
+      spec.initializer = initializer;
+      Pair pair(spec, Threads(4, 8), 1, 60);
       pair.Score();
       pair.Run(12, 40);
       CHECK_EQ(pair.refusals, 0);

@@ -109,8 +109,35 @@ inline const std::byte* Bytes(const Floats& values) {
   return reinterpret_cast<const std::byte*>(values.data());
 }
 
+/// An initializer whose elements are all distributed alike.
+inline kvjax::Initializer Elements(kvjax::Distribution::Kind kind, double a, double b = 0,
+                                   uint64_t seed = 0) {
+  kvjax::Initializer made;
+  made.Set(0, {.of = {kind, a, b}});
+  made.seed = seed;
+  return made;
+}
+
+/// One of each kind, that of two segments with the first columns apart; the pool has whole rows.
+inline std::vector<kvjax::Initializer> EachInitializer(std::shared_ptr<const std::vector<float>> pool,
+                                                       uint64_t seed) {
+  using Kind = kvjax::Distribution::Kind;
+  std::vector<kvjax::Initializer> each;
+  for (const Kind kind : {Kind::kConstant, Kind::kUniform, Kind::kNormal, Kind::kTruncatedNormal}) {
+    each.push_back(Elements(kind, -0.75, 1.5, seed));
+  }
+  each.push_back(each.front());
+  each.back().Set(0, {2, {Kind::kConstant, 0.5}});
+  each.back().Set(1, {.of = {Kind::kNormal, 0.0, 2.0}});
+  each.push_back({.pool = std::move(pool)});
+  each.back().kind = kvjax::Initializer::Kind::kPool;
+  each.push_back({});
+  each.back().kind = kvjax::Initializer::Kind::kGiven;
+  return each;
+}
+
 inline kvjax::TableSpec Spec(int64_t dim) {
-  return {.name = "t", .dim = dim, .initializer = {kvjax::Initializer::Kind::kNormal, 0.0, 1.0, 7}};
+  return {.name = "t", .dim = dim, .initializer = Elements(kvjax::Distribution::Kind::kNormal, 0.0, 1.0, 7)};
 }
 
 inline constexpr size_t kMostKeys = 10'000;

@@ -1,0 +1,70 @@
+"""Generators of initial rows: how the elements of a row are distributed, or those of each segment of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+
+Kind: TypeAlias = Literal["constant", "uniform", "normal", "truncated_normal"]
+KINDS = get_args(Kind)
+MOST_SEGMENTS = 8  # kMostSegments in ffi/core/initial.h
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+@dataclasses.dataclass(frozen=True)
+class Initializer:
+    """A generator of initial rows; made by the functions of `kvjax.initializers`.
+
+    Attributes:
+      kind: "constant", "uniform", "normal" or "truncated_normal".
+      a: the constant, the lower bound, or the mean.
+      b: the upper bound or the standard deviation.
+    """
+
+    kind: Kind
+    a: float = 0.0
+    b: float = 0.0
+
+    def check(self) -> None:
+        """Raises a ValueError unless there are such elements."""
+        if not (abs(self.a) <= _LARGEST and abs(self.b) <= _LARGEST):
+            raise ValueError(
+                f"want an initializer of finite numbers that float32 holds, got {self._call()}; see kvjax.initializers"
+            )
+        if self.kind == "uniform" and self.a > self.b:
+            raise ValueError(f"want low <= high, got {self._call()}; give the lower bound first")
+        if self.kind in ("normal", "truncated_normal") and self.b < 0:
+            raise ValueError(f"want stddev >= 0, got {self._call()}; give its absolute value")
+
+    def _call(self) -> str:
+        """How the functions of `kvjax.initializers` are called for it."""
+        names = {"constant": {"value": self.a}, "uniform": {"low": self.a, "high": self.b}}
+        arguments = names.get(self.kind, {"stddev": self.b, "mean": self.a})
+        return f"{self.kind}({', '.join(f'{name}={value}' for name, value in arguments.items())})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Segments:
+    """A generator for each segment of a row; made by `kvjax.initializers.segments`.
+
+    Attributes:
+      ends: the column behind each segment, in order; the last one is the table's dim.
+      parts: as many generators. An element of a row depends on its column as it would if its generator made all of the
+        row.
+    """
+
+    ends: tuple[int, ...]
+    parts: tuple[Initializer, ...]
+
+    def check(self) -> None:
+        """Raises a ValueError if there are no such segments."""
+        for part in self.parts:
+            part.check()
+        if not 0 < len(self.ends) == len(self.parts) <= MOST_SEGMENTS or list(self.ends) != sorted({0, *self.ends})[1:]:
+            raise ValueError(
+                f"want at most {MOST_SEGMENTS} runs of columns with initializers of their own, got {len(self.ends)}; "
+                "use fewer segments, or put their columns beside each other"
+            )
