@@ -1,6 +1,6 @@
 """One table by itself: calls on a million rows beside a dense gather, and growth from nothing.
 
-    python benchmarks/table.py              # lookup, merge and apply at dim 16 and 64
+    python benchmarks/table.py              # lookup, also of initial rows, merge and apply at dim 16 and 64
     python benchmarks/table.py --grow       # 30 million rows of dim 4, with no hint of the size
 
 Milliseconds a call of 65,536 uniform keys, medians; all calls of a dim are taken in turns in one process.
@@ -40,9 +40,11 @@ def calls(dim: int) -> dict[str, Callable]:
     merge = jax.jit(lambda keys, grads: kvjax.merge(kvjax.SparseRows(keys, grads)).rows)
     take = jax.jit(lambda dense, ids: dense[ids])
     first = filled(dim, ROWS, BATCH)
+    absent = kvjax.keys(kvjax.hash_keys(np.arange(ROWS, ROWS + BATCH)))
     out = {
         "dense gather": lambda ids, keys: take(dense, ids),
         "lookup": lambda ids, keys: lookup(kvjax.get_table(first.name), keys),
+        "lookup of no rows": lambda ids, keys: lookup(kvjax.get_table(first.name), absent),
         "merge": lambda ids, keys: merge(keys, grads),
     }
     for name, tx in (("apply, sgd", optax.sgd(0.1)), ("apply, adam", optax.adam(1e-3))):

@@ -117,14 +117,8 @@ def _inverse_normal(xp: Any, p: Any) -> Any:
         q * (((59.109374720 * r + 159.29113202) * r + 50.434271938) * r + 3.3871327179)
         / (((67.187563600 * r + 78.757757664) * r + 17.895169469) * r + 1.0)
     )  # fmt: skip
-    root = xp.sqrt(-_log(xp, xp.where(q < 0, p, 1.0 - p)))
-    r = root - 1.6
+    r = xp.sqrt(-_log(xp, xp.where(q < 0, p, 1.0 - p))) - 1.6
     tail = (((0.17023821103 * r + 1.3067284816) * r + 2.7568153900) * r + 1.4234372777) / (
         (0.12021132975 * r + 0.73700164250) * r + 1.0
     )
-    r = root - 5.0
-    far = (((0.017337203997 * r + 0.42868294337) * r + 3.0812263860) * r + 6.6579051150) / (
-        (0.012258202635 * r + 0.24197894225) * r + 1.0
-    )
-    outside = xp.where(root <= 5.0, tail, far)
-    return xp.where(xp.abs(q) <= 0.425, middle, xp.where(q < 0, -outside, outside))
+    return xp.where(xp.abs(q) <= 0.425, middle, xp.where(q < 0, -tail, tail))

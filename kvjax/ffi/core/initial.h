@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kvjax/ffi/core/distribution.h"
 #include "kvjax/ffi/core/error_texts.h"
 #include "kvjax/ffi/core/hash.h"
 #include "kvjax/ffi/core/portable.h"
@@ -14,39 +15,13 @@
 
 namespace kvjax {
 
-/// How an element is distributed. `a` and `b` are: constant (value, unused), uniform [a, b], normal (mean a,
-/// deviation b), truncated normal (mean a, b times a standard normal cut at +-2, as in jax.nn.initializers).
-struct Distribution {
-  enum class Kind { kConstant, kUniform, kNormal, kTruncatedNormal };
-  Kind kind = Kind::kConstant;
-  double a = 0.0;
-  double b = 0.0;
-
-  static Kind ParseKind(const std::string& text) {
-    if (text == "constant") return Kind::kConstant;
-    if (text == "uniform") return Kind::kUniform;
-    if (text == "normal") return Kind::kNormal;
-    if (text == "truncated_normal") return Kind::kTruncatedNormal;
-    throw InitializerError(text);
-  }
-
-  /// An element, given its 32 random bits.
-  [[nodiscard]] KVJAX_HD float Element(uint32_t word) const {
-    switch (kind) {
-      case Kind::kConstant:
-        return static_cast<float>(a);
-      case Kind::kUniform:
-        return static_cast<float>(a + (b - a) * OpenUnit(word));
-      case Kind::kNormal:
-        return static_cast<float>(a + b * InverseNormal(OpenUnit(word)));
-      case Kind::kTruncatedNormal: {
-        constexpr double kLow = 0.022750131948179195, kWidth = 0.95449973610364159;  // P(z < -2), P(|z| < 2)
-        return static_cast<float>(a + b * InverseNormal(kLow + kWidth * OpenUnit(word)));
-      }
-    }
-    return 0.0f;
-  }
-};
+inline Distribution::Kind ParseDistribution(const std::string& text) {
+  if (text == "constant") return Distribution::Kind::kConstant;
+  if (text == "uniform") return Distribution::Kind::kUniform;
+  if (text == "normal") return Distribution::Kind::kNormal;
+  if (text == "truncated_normal") return Distribution::Kind::kTruncatedNormal;
+  throw InitializerError(text);
+}
 
 /// How the rows of a table begin: elements by a distribution for each segment of a row, rows of a pool
 /// (float32, one after the other), of which the key chooses one, or rows that come with each call. No more
@@ -84,7 +59,7 @@ struct Generator {
 
   /// Which of `rows` rows of a pool a key reads as: floor(Mix(key) / 2^64 * rows), as even as the hash.
   /// Source: Lemire, "Fast random integer generation in an interval", ACM TOMACS 29 (2019).
-  KVJAX_HD static uint64_t PoolRow(uint64_t key, uint64_t rows) { return MulHigh(Mix(key), rows); }
+  KVJAX_HD static uint64_t PoolIndex(uint64_t key, uint64_t rows) { return MulHigh(Mix(key), rows); }
 };
 
 /// A generator with its pool.
@@ -98,11 +73,18 @@ struct Initializer : Generator {
     throw InitializerError(text);
   }
 
-  /// Calls store(column, value) for columns 0..dim-1 of the key's initial row.
+  /// The row of the pool that a key reads as.
+  [[nodiscard]] const float* PoolRow(uint64_t key, int64_t dim) const {
+    const auto width = static_cast<size_t>(dim);
+    return pool->data() + PoolIndex(key, pool->size() / width) * width;
+  }
+
+  /// Calls store(column, value) for columns 0..dim-1 of the key's initial row. This says what it is; tables
+  /// have faster ways to the same bits.
   template <class Store>
   void Generate(uint64_t key, int64_t dim, Store store) const {
     if (kind == Kind::kPool) {
-      const float* row = pool->data() + PoolRow(key, pool->size() / static_cast<size_t>(dim)) * dim;
+      const float* const row = PoolRow(key, dim);
       for (int64_t column = 0; column < dim; ++column) store(column, row[column]);
       return;
     }

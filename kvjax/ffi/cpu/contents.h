@@ -31,6 +31,7 @@
 #include "kvjax/ffi/core/store.h"
 #include "kvjax/ffi/cpu/change.h"
 #include "kvjax/ffi/cpu/frozen.h"
+#include "kvjax/ffi/cpu/initial_rows.h"
 #include "kvjax/ffi/cpu/shortlist.h"
 #include "kvjax/ffi/cpu/space.h"
 #include "kvjax/ffi/cpu/touched.h"
@@ -188,16 +189,8 @@ class Contents {
   /// Writes the initial row of a key; it is the f-th of the keys that `initial` has rows for.
   static void StoreInitial(const TableSpec& spec, std::string_view op, uint64_t key, size_t f,
                            InitialRows initial, std::byte* row) {
-    const auto generate = [&](auto type) {  // known to the compiler, so that its loops have no branches
-      spec.initializer.Generate(key, spec.dim,
-                                [&](int64_t column, float value) { StoreElement(type, row, column, value); });
-    };
     if (spec.initializer.kind != Initializer::Kind::kGiven) {
-      if (spec.type == RowType::kFloat32) {
-        generate(std::integral_constant<RowType, RowType::kFloat32>());
-      } else {
-        generate(spec.type);
-      }
+      StoreInitialRow(spec.initializer, spec.type, spec.dim, key, row);
     } else {
       CheckInitial(spec, op, f + 1, initial);
       std::memcpy(row, initial.data + f * spec.row_bytes(), spec.row_bytes());

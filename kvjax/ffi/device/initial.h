@@ -41,7 +41,7 @@ struct InitialView {
   /// Up to four elements, from the column on.
   KVJAX_HD void WriteFour(uint64_t key, int64_t column, std::byte* row) const {
     if (of.kind == Generator::Kind::kPool) {
-      const float* const from = pool + Generator::PoolRow(key, pool_rows) * dim;
+      const float* const from = pool + Generator::PoolIndex(key, pool_rows) * dim;
       for (int i = 0; i < 4 && column + i < dim; ++i) StoreElement(type, row, column + i, from[column + i]);
       return;
     }

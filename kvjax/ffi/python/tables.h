@@ -119,7 +119,7 @@ inline Initializer ParseInitializer(std::string_view name, int64_t dim, const nb
   if (n > Generator::kMostSegments) throw InitializerError(std::to_string(n) + " segments");
   for (size_t i = 0; i < n; ++i) {
     const auto each = nb::cast<nb::tuple>(segments[i]);  // end, kind, a, b
-    const Distribution of = {Distribution::ParseKind(ToString(each[1])), nb::cast<double>(each[2]),
+    const Distribution of = {ParseDistribution(ToString(each[1])), nb::cast<double>(each[2]),
                              nb::cast<double>(each[3])};
     made.Set(i, {i + 1 < n ? nb::cast<int64_t>(each[0]) : Generator::Segment{}.end, of});
   }

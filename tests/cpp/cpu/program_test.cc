@@ -32,22 +32,13 @@ using kvjax::program::Cell;
 using kvjax::program::Kernels;
 using kvjax::program::Shape;
 using kvjax::program::Step;
+using programs::AllKernels;
 using programs::Awkward;
 using programs::kField;
 using programs::kScalar;
 using programs::kShared;
 using programs::kVector;
 using programs::Sgd;
-
-std::vector<Kernels> AllKernels() {
-  std::vector<Kernels> all = {kvjax::program::BaselineKernels()};
-#if defined(__x86_64__)
-  const std::string best = kvjax::program::BestKernels().name;
-  if (best != "baseline") all.push_back(kvjax::program::Avx2Kernels());
-  if (best == "avx512") all.push_back(kvjax::program::Avx512Kernels());
-#endif
-  return all;
-}
 
 /// What one instruction makes of awkward operands, as bits.
 std::vector<uint32_t> Run(const Kernels& kernels, Opcode op, Shape shape, int32_t dim) {

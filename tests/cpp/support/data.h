@@ -266,7 +266,8 @@ struct Live : kvjax::Table {
 
 /// The arrays of a snapshot as space for other rows.
 inline kvjax::SnapshotSpace SpaceOf(kvjax::Snapshot& s) {
-  kvjax::SnapshotSpace space{.n = s.keys.size()};
+  kvjax::SnapshotSpace space;
+  space.n = s.keys.size();
   kvjax::EachColumn(0, [](const char*, size_t, auto& array, auto& to) { to = array; }, s, space);
   for (auto& slot : s.slots) space.slots.emplace_back(slot);
   return space;

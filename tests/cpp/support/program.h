@@ -14,6 +14,17 @@
 
 namespace programs {
 
+/// Those of each instruction set that this processor has.
+inline std::vector<kvjax::program::Kernels> AllKernels() {
+  std::vector<kvjax::program::Kernels> all = {kvjax::program::BaselineKernels()};
+#if defined(__x86_64__)
+  const std::string best = kvjax::program::BestKernels().name;
+  if (best != "baseline") all.push_back(kvjax::program::Avx2Kernels());
+  if (best == "avx512") all.push_back(kvjax::program::Avx512Kernels());
+#endif
+  return all;
+}
+
 using kvjax::Field;
 using kvjax::Opcode;
 

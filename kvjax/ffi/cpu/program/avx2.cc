@@ -3,6 +3,6 @@
 
 namespace kvjax::program {
 
-Kernels Avx2Kernels() { return {"avx2", &Find, &Sum}; }
+Kernels Avx2Kernels() { return {"avx2", &Find, &Sum, &Elements}; }
 
 }  // namespace kvjax::program

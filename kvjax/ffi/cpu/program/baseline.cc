@@ -3,6 +3,6 @@
 
 namespace kvjax::program {
 
-Kernels BaselineKernels() { return {"baseline", &Find, &Sum}; }
+Kernels BaselineKernels() { return {"baseline", &Find, &Sum, &Elements}; }
 
 }  // namespace kvjax::program

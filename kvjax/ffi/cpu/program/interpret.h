@@ -9,6 +9,7 @@
 #define KVJAX_HD [[gnu::always_inline]]
 #include "kvjax/ffi/core/half.h"
 #include "kvjax/ffi/core/instructions.h"
+#include "kvjax/ffi/cpu/program/elements.h"
 #include "kvjax/ffi/cpu/program/kernels.h"
 #include "kvjax/ffi/cpu/program/sums.h"
 

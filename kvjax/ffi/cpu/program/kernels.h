@@ -1,4 +1,5 @@
-// The kernels of an instruction set: one function per instruction and shape of its operands.
+// The kernels of an instruction set: one function per instruction and shape of its operands, sums, and
+// initial rows.
 //
 // Each set is compiled by itself, with the compiler's flags for it (CMakeLists.txt), from interpret.h; the
 // machine (machine.h) takes the best that the processor has. All of them give the same bits.
@@ -6,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kvjax/ffi/core/distribution.h"
 #include "kvjax/ffi/core/instructions.h"
 
 namespace kvjax::program {
@@ -66,6 +68,9 @@ struct Kernels {
   void (*find)(Opcode op, Shape shape, Step& step);
   /// Sums those of the rows (n, dim) that `which` (count,) names, one after the other.
   void (*sum)(float* to, const float* rows, const uint32_t* which, size_t count, size_t dim);
+  /// Makes the elements of columns begin to end of a key's initial row.
+  void (*elements)(const Distribution& of, uint64_t seed, uint64_t key, int64_t begin, int64_t end,
+                   float* to);
 };
 
 Kernels BaselineKernels();
