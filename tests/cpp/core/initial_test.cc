@@ -13,8 +13,8 @@
 
 namespace core_initial {
 
-using kvjax::Initializer;
 using data::Elements;
+using kvjax::Initializer;
 using Kind = kvjax::Distribution::Kind;
 using Words = std::array<uint32_t, 4>;
 
