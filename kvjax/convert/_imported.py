@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 class Imported:
     """Rows that were read from another system's table, and what was not taken from it.
 
-    No table is made or changed before `make` or `load`. To add the rows to those of a table, use
-    ``table.upsert(imported.rows.keys, imported.rows.values)``.
+    No table is made or changed before `make` or `load`. ``load(table, merge=True)`` adds the rows to those of a table.
 
     Attributes:
       rows: `kvjax.Exported`; frequencies and row versions are 0 where the system has none.

@@ -46,15 +46,25 @@ def descend(loss, params, tx, steps=1):
 
 # ---- TFPlus ----------------------------------------------------------------------------------------------------------
 # get_kv_variable("kv_embedding", embedding_dim, key_dtype, initializer=random_normal_initializer,
-#   partitioner=fixed_size_partitioner(num_shards=5)), embedding_lookup, AdamOptimizer, AdagradOptimizer, size
-# One device holds the keys of all five shards; tables over several devices and FTRL are being built.
+#   partitioner=fixed_size_partitioner(num_shards=5)), embedding_lookup, AdamOptimizer, AdagradOptimizer,
+#   GroupAdamOptimizer, SparseGroupFtrlOptimizer, size
+
+GROUPS = {"l1": 0.01, "l2": 0.01, "l21": 0.01}
+TFPLUS = {
+    "sgd": lambda: optax.sgd(0.5),
+    "adagrad": lambda: optax.adagrad(0.5),
+    "adam": lambda: optax.adam(0.5),
+    "group_adam": lambda: kvjax.optax.group_adam(0.5, **GROUPS),
+    "sparse_group_ftrl": lambda: kvjax.optax.sparse_group_ftrl(0.5, **GROUPS),
+}
 
 
-@pytest.mark.parametrize("name", few(["sgd", "adagrad", "adam"], "adagrad"))
-def test_tfplus_kv_variable_trains_as_a_dense_one(name, promotion):
-    tx = getattr(optax, name)(0.5)
+@pytest.mark.parametrize("shards", few([None, 5], 0))
+@pytest.mark.parametrize("name", few(TFPLUS, "adagrad"))
+def test_tfplus_kv_variable_trains_as_a_dense_one(name, shards, mesh, promotion):
+    tx = TFPLUS[name]()
     options = {"dim": 128, "key_dtype": "int64", "initializer": kvjax.initializers.normal(1.0)}
-    table = kvjax.get_table("kv_embedding", **options)
+    table = kvjax.get_table("kv_embedding", **options, mesh=shards and mesh(shards))
     ids = np.array([0, 1, 2, 3, 4, 2**40, -5])
     dense = np.asarray(table.lookup(ids))
     assert len({tuple(row) for row in dense}) == 7 and abs(dense.mean()) < 0.2 and abs(dense.std() - 1) < 0.1
