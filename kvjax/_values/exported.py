@@ -29,8 +29,8 @@ class Exported:
       values: ``(n, dim)`` of the table's dtype.
       freqs: ``(n,)`` int64, occurrences in training.
       versions: ``(n,)`` int64, the step that last wrote the row.
-      slots: optimizer slots by name, each ``(n, ...)``. `Table.export` copies them only with ``slots=True``; score functions
-        of `kvjax.evict` always get them.
+      slots: optimizer slots by name, each ``(n, ...)``. `Table.export` copies them only with ``slots=True``; score
+        functions of `kvjax.evict` always get them.
       has_slots: ``(n,)`` bool, false if no optimizer has written the row's slots yet.
       pinned: ``(n,)`` bool, rows that are never evicted.
       last_step: the table's last step; ages are counted from it.
