@@ -110,9 +110,10 @@ class SavedTable:
         return out
 
     def _source(self) -> Source:
-        from kvjax.convert._checkpoint import open_table
+        from kvjax.checkpoint._chain import Chain
+        from kvjax.checkpoint._chain_rows import ChainRows
 
-        return open_table(self.folder.parent, self.name, self.bases, op="read")[1]
+        return ChainRows(Chain(self.folder.parent, self.bases, "read"), self.name).source()
 
 
 def _chunks(folder: AnyPath, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Iterator[np.ndarray]:

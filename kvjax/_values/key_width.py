@@ -103,6 +103,17 @@ def own_bits(ids: Any, key_dtype: str, where: str) -> np.ndarray:
     return np.ascontiguousarray(own).view(np.uint64)[..., 0]
 
 
+def whole_bits(ids: Any, key_dtype: str, where: str) -> np.ndarray:
+    """The same of what a user gives: ids that JAX may have cut are refused.
+
+    Raises:
+      TypeError: they are no integers of 64 bits, or JAX may have cut them, and the table does not say that it has not.
+    """
+    if not is_of_32_bits(key_dtype):
+        check_whole(ids, where)
+    return own_bits(ids, key_dtype, where)
+
+
 def own_key(key: int, key_dtype: str) -> int:
     """One key as a table has it, 64 bits without a sign.
 

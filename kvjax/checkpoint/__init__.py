@@ -1,4 +1,4 @@
-"""Checkpoints of tables: saved, restored, verified, compared and pruned; needs no Orbax.
+"""Checkpoints of tables: saved, restored, read, verified, compared and pruned; needs no Orbax.
 
 Its names come with the first one that is used, so that the command line can look at the format on disk without JAX.
 """
@@ -22,8 +22,8 @@ else:
 
 
 __all__ = [
-    "BaseReport", "CheckpointError", "Diff", "FileReport", "TableDiff", "Verified", "compact", "diff", "prune",
-    "restore", "save", "verify",
+    "BaseReport", "CheckpointError", "Diff", "FileReport", "TableDelta", "TableDiff", "Verified", "changes", "compact",
+    "diff", "prune", "restore", "rows", "save", "verify",
 ]  # fmt: skip
 
 

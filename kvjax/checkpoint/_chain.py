@@ -8,8 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from kvjax._formats.errors import FileError
 from kvjax._formats.paths import AnyPath, anywhere
-from kvjax._values.errors import level_of_user
+from kvjax._values.errors import level_of_user, meant
 from kvjax.checkpoint._catalog import Catalog
 from kvjax.checkpoint._copies import Copies
 from kvjax.checkpoint._files import Files, modified
@@ -174,6 +175,20 @@ def chosen_tables(tables: Any, op: str) -> frozenset[str] | None:
     if not tables:
         raise ValueError(f"kvjax: {op}: want tables of one name at least, got none; leave it out for all")
     return frozenset(tables)
+
+
+def only_table(chain: Chain, table: str | None) -> str:
+    """The name of the table of a checkpoint that a call is about: the one that it says, or the only one.
+
+    Raises:
+      FileError: there is no such table, or it has several.
+    """
+    names = chain.names
+    if len(names) == 1 if table is None else table in names:
+        return names[0] if table is None else table
+    got = f"{names}" if table is None else f"{table!r} of {names}"
+    mend = meant(table, names).strip() or "say which: table="
+    raise FileError(chain.catalog.directory, "one table of the checkpoint", got, mend)
 
 
 def unreplaced(

@@ -33,10 +33,11 @@ class ChainRows:
       since: digests of a checkpoint: if deltas build on that, only what has changed since.
 
     Attributes:
-      meta: what the table is, as `Catalog.open` gives it.
-      partial: whether these are the rows since a checkpoint.
+      name: of the table.
+      meta: what the table is, as `Catalog.open` gives it, but for the number of its rows.
+      since: the digest of the checkpoint since which these are the changes; None if these are all rows.
       types: dtype and shape of what a row has in each column.
-      offsets: ``(buckets + 1,)`` int64, the first row of each bucket.
+      bounds: ``(buckets + 1,)`` int64: from one bucket to another there are at most so many rows.
       row_bytes: of all columns of a row.
 
     Raises:
@@ -44,22 +45,29 @@ class ChainRows:
     """
 
     def __init__(self, chain: Chain, name: str, since: Collection[str] = ()) -> None:
+        self.name = name
         self._links = [_LinkRows(link, name) for link in chain.links(name, since)]
-        self.partial = "delta" in self._links[0].meta
+        self.since: str | None = self._links[0].meta.get("delta", {}).get("since")
         self.meta: dict[str, Any] = meta_of([link.meta for link in self._links])
         self.types = types_of(self.meta)
         self.row_bytes = sum(map(row_bytes, self.types.values()))
-        self.offsets: np.ndarray = np.sum([link.offsets for link in self._links], axis=0)
-        if len(self._links) > 1:
-            self.offsets = self._counted()
-            self.meta["rows"] = int(self.offsets[-1])
+        self.bounds: np.ndarray = np.sum([link.offsets for link in self._links], axis=0)
 
-    def _counted(self) -> np.ndarray:
-        """The offsets of rows of which some take the place of others."""
+    @functools.cached_property
+    def offsets(self) -> np.ndarray:
+        """The first row of each bucket, ``(buckets + 1,)`` int64. Of a chain, whose rows take the place of others, the
+        first call reads all keys."""
+        if len(self._links) == 1:
+            return self.bounds
         counts = np.zeros(host.NUM_BUCKETS, np.int64)
-        for first, last in cuts([self], 8):  # which has bounds of them by now
+        for first, last in cuts([self], 8):
             counts += np.bincount(buckets_of(self.between(first, last, ())["keys"]), minlength=host.NUM_BUCKETS)
         return offsets_of(counts)
+
+    @property
+    def num_rows(self) -> int:
+        """How many there are; as `offsets`."""
+        return int(self.offsets[-1])
 
     def between(self, first: int, last: int, names: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         """The columns of the rows of the buckets first..last - 1, sorted by (bucket, key).
@@ -94,7 +102,7 @@ class ChainRows:
                 progress(sum(array.nbytes for array in found.values()))
             return {name: found[name] for name in names}
 
-        return Source(kinds, self.meta["rows"], read, {"last_step": str(self.meta["last_step"])})
+        return Source(kinds, self.num_rows, read, {"last_step": str(self.meta["last_step"])})
 
     def check_sizes(self) -> None:
         """Whether there are as many bytes on the disk as the rows have, before memory is taken for them."""
@@ -110,9 +118,14 @@ class ChainRows:
             self.between(first, last, ["freqs", "has_slots", "pinned"])
 
     def removed(self) -> np.ndarray:
-        """Keys ``(m,)`` int64 that went, and are not there again, if this is partial; sorted."""
-        gone = functools.reduce(np.union1d, [link.removed for link in self._links])
-        return np.setdiff1d(gone, as_int64(self.between(0, host.NUM_BUCKETS, ())["keys"]), assume_unique=True)
+        """Keys ``(m,)`` int64 that went, and are not there again, if these are changes; sorted by (bucket, key)."""
+        parts = [_NONE]
+        for first, last in cuts([self], 8):
+            gone = functools.reduce(np.union1d, [link.removed_between(first, last) for link in self._links])
+            if len(gone):
+                gone = np.setdiff1d(gone, as_int64(self.between(first, last, ())["keys"]), assume_unique=True)
+                parts.append(gone[by_bucket(gone)[0]])
+        return np.concatenate(parts)
 
     def counts(self) -> dict[str, np.ndarray]:
         """What admission knows of keys without a row, whole; waiting keys are sorted by (bucket, key)."""
@@ -141,7 +154,7 @@ class _LinkRows:
         )
         removed = np.concatenate(removed)
         order, buckets = by_bucket(removed)
-        self.removed = removed[order]
+        self._removed = removed[order]
         self._removed_offsets = np.searchsorted(buckets, np.arange(host.NUM_BUCKETS + 1))
         self.offsets: np.ndarray = np.sum(self._by_shard, axis=0)
 
@@ -163,7 +176,11 @@ class _LinkRows:
         _check_sorted(columns["keys"], first, last)
         if (columns.get("freqs", _NONE) < 0).any():
             raise Damaged("want freqs of 0 or more, got others")
-        return columns | {REMOVED: self.removed[self._removed_offsets[first] : self._removed_offsets[last]]}
+        return columns | {REMOVED: self.removed_between(first, last)}
+
+    def removed_between(self, first: int, last: int) -> np.ndarray:
+        """The keys ``(m,)`` int64 of the buckets first..last - 1 that went, sorted by (bucket, key)."""
+        return self._removed[self._removed_offsets[first] : self._removed_offsets[last]]
 
     def check_sizes(self) -> None:
         self._catalog.checked(self._name, lambda: check_sizes(self._files, self.meta, self._shards))
@@ -181,13 +198,13 @@ class _LinkRows:
 
 
 def cuts(tables: Sequence[ChainRows], bytes_of_row: int | None = None) -> Iterator[tuple[int, int]]:
-    """Ranges of buckets, of which the tables have whole rows of about four times `source.PIECE_BYTES`.
+    """Ranges of buckets, of which the tables have whole rows of at most about four times `source.PIECE_BYTES`.
 
     Args:
       tables: of which they are.
       bytes_of_row: by default of all columns.
     """
-    total: np.ndarray = np.sum([table.offsets * (bytes_of_row or table.row_bytes) for table in tables], axis=0)
+    total: np.ndarray = np.sum([table.bounds * (bytes_of_row or table.row_bytes) for table in tables], axis=0)
     size = 4 * source.PIECE_BYTES  # a chunk has so many rows that less would read chunks of narrow columns often
     first = 0
     while first < host.NUM_BUCKETS:

@@ -127,7 +127,7 @@ def _diff(one: Chain, other: Chain, chosen: frozenset[str] | None, examples: int
 def _diff_table(one: Chain, other: Chain, name: str, examples: int) -> TableDiff:
     tables = [ChainRows(chain, name) for chain in (one, other)]
     metas = [table.meta for table in tables]
-    found = TableDiff((metas[0]["rows"], metas[1]["rows"]))
+    found = TableDiff((tables[0].num_rows, tables[1].num_rows))
     for field in sorted((metas[0].keys() | metas[1].keys()) - _IGNORED):
         said = tuple(meta.get(field) for meta in metas)
         if said[0] != said[1]:

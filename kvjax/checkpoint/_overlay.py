@@ -39,7 +39,7 @@ def overlaid(parts: Sequence[Columns], types: Mapping[str, Type]) -> dict[str, n
 def meta_of(metas: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What a table is at the last checkpoint of a chain, all but the number of its rows."""
     slots = next((meta["slots"] for meta in metas if meta["slots"]), [])
-    return {name: value for name, value in metas[-1].items() if name != "delta"} | {"slots": slots}
+    return {name: value for name, value in metas[-1].items() if name not in ("delta", "rows")} | {"slots": slots}
 
 
 def types_of(meta: Mapping[str, Any]) -> dict[str, Type]:

@@ -8,6 +8,8 @@ from kvjax.checkpoint._chain import chosen_tables as chosen_tables
 from kvjax.checkpoint._chain import places_of as places_of
 from kvjax.checkpoint._chain import unreplaced as unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows as ChainRows
+from kvjax.checkpoint._changes import TableDelta as TableDelta
+from kvjax.checkpoint._changes import changes as changes
 from kvjax.checkpoint._cursors import finished as finished
 from kvjax.checkpoint._diff import Diff as Diff
 from kvjax.checkpoint._diff import TableDiff as TableDiff
@@ -20,6 +22,7 @@ from kvjax.checkpoint._restore_all import restore as restore
 from kvjax.checkpoint._restore_all import restore_all as restore_all
 from kvjax.checkpoint._rewrite import compact as compact
 from kvjax.checkpoint._rewrite import prune as prune
+from kvjax.checkpoint._rows import rows as rows
 from kvjax.checkpoint._save import copied as copied
 from kvjax.checkpoint._save import save as save
 from kvjax.checkpoint._stored import Stored as Stored

@@ -160,7 +160,7 @@ class Restore:
     def _saved(self, rows: ChainRows) -> Saved:
         """What is wanted of what was saved."""
         how, counts = self.how, rows.counts()
-        meta: dict[str, Any] = rows.meta
+        meta: dict[str, Any] = rows.meta | {"rows": rows.num_rows}
         slot_types: dict[str, str] = dict(meta["slots"])
         source = own_rows(rows, rows.source(), self.placement)
         if not how.slots:

@@ -13,10 +13,9 @@ from kvjax._formats.paths import anywhere
 from kvjax._formats.quantise import QuantisationReport
 from kvjax._formats.quantised import quantised
 from kvjax._formats.source import Source
-from kvjax._values.errors import meant
 from kvjax._values.exported import SLOT
 from kvjax._values.prune import Prune, PruneLike, rule_for
-from kvjax.checkpoint._chain import Chain, unreplaced
+from kvjax.checkpoint._chain import Chain, only_table, unreplaced
 from kvjax.checkpoint._chain_rows import ChainRows
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._new import check_outside
@@ -101,9 +100,9 @@ def export_checkpoint(
         raise FileError(path, f"no partitions= for {kind}", f"{partitions}", "leave it out, or say format='deeprec'")
 
     def body(chain: Chain) -> ExportReport:
-        name, rows = _only_table(chain, table)
-        rule = None if prune is None else rule_for(prune, name, rows.meta["key_dtype"])
-        return _export(name, rows.source(progress), path, kind, quantise, slots, rule, partitions)
+        rows = ChainRows(chain, only_table(chain, table))
+        rule = None if prune is None else rule_for(prune, rows.name, rows.meta["key_dtype"])
+        return _export(rows.name, rows.source(progress), path, kind, quantise, slots, rule, partitions)
 
     return unreplaced(checkpoint, base, "export", body)
 
@@ -129,30 +128,3 @@ def _export(
             source, quantiser = quantised(source, quantise, os.fspath(path))
         FORMATS[kind].write(path, source)
     return ExportReport(name, source.num_rows, whole, kind, quantiser and quantiser.report(), left)
-
-
-def open_table(
-    checkpoint: PathLike, table: str | None = None, base: PathLike | Sequence[PathLike] | None = None,
-    progress: Callable[[int], object] | None = None, op: str = "export",
-) -> tuple[str, Source]:  # fmt: skip
-    """A table of a checkpoint by its name, or the only one, and its rows.
-
-    Raises:
-      ValueError: there is no such checkpoint or table.
-    """
-    name, rows = _only_table(Chain(checkpoint, base, op), table)
-    return name, rows.source(progress)
-
-
-def _only_table(chain: Chain, table: str | None) -> tuple[str, ChainRows]:
-    names = chain.names
-    if len(names) != 1 if table is None else table not in names:
-        got = f"{names}" if table is None else f"{table!r} of {names}"
-        raise FileError(
-            chain.catalog.directory,
-            "one table of the checkpoint",
-            got,
-            meant(table, names).strip() or "say which: table=",
-        )
-    name = names[0] if table is None else table
-    return name, ChainRows(chain, name)

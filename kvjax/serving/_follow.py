@@ -41,7 +41,7 @@ def write_at(
             share(before.path, path)
             return
         rows = ChainRows(chain, name, since)
-        if rows.partial:
+        if rows.since is not None:
             source, removed, step = rows.source(), rows.removed(), rows.meta["last_step"]
             keys, values = source.read(["keys", "values"], 0, source.num_rows).values()
             if not len(keys) and not len(removed) and step == before.step:

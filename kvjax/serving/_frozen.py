@@ -14,7 +14,7 @@ from kvjax._formats.paths import PathLike, local
 from kvjax._formats.quantise import decode, rounded
 from kvjax._values.arrays import ArrayLike, HasArray
 from kvjax._values.errors import fail
-from kvjax._values.key_width import check_whole, is_of_32_bits, own_bits
+from kvjax._values.key_width import whole_bits
 from kvjax._values.missing import Missing
 from kvjax._values.padding import check_mask, check_pad
 from kvjax.serving._contents import RowsLike, contents_of, no_initial, row_of
@@ -344,10 +344,7 @@ class FrozenTable:
     # ---- inside ----------------------------------------------------------------------------------------------
 
     def _bits(self, keys: Any, op: str) -> np.ndarray:
-        where = f"table {self.name!r}, {op}"
-        if not is_of_32_bits(self._key_dtype):
-            check_whole(keys, where)
-        return own_bits(keys, self._key_dtype, where)
+        return whole_bits(keys, self._key_dtype, f"table {self.name!r}, {op}")
 
     def _valid(self, keys: Any, bits: np.ndarray, mask: Any, pad_id: Any) -> np.ndarray | None:
         if mask is not None:

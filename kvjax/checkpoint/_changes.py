@@ -1,0 +1,113 @@
+"""Changes of a table from one checkpoint to another, for programs that follow training."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Sequence
+from typing import cast
+
+import numpy as np
+
+from kvjax._values.exported import Exported
+from kvjax.checkpoint._chain import Chain, only_table, unreplaced
+from kvjax.checkpoint._chain_rows import ChainRows
+from kvjax.checkpoint._locate import PathLike
+from kvjax.checkpoint._rows import pieces_of, warn_of_slots
+
+
+class TableDelta:
+    """What has changed of a table from one checkpoint to another, as `changes` finds it.
+
+    Attributes:
+      table: its name.
+      since: the digest of the checkpoint from which these are the changes. None if these are all rows of the table, to
+        be put in the place of what there was.
+      checkpoint: digests of the checkpoint that was read. A compacted one also has those of the deltas for which it
+        stands, one of an early format has none.
+      step: the table's last step.
+      removed: ``(m,)`` int64 (uint64 for a table of unsigned keys), keys that may have had a row and have none, sorted
+        by (bucket, key).
+    """
+
+    def __init__(self, found: ChainRows, checkpoint: tuple[str, ...], since: str | None, slots: bool) -> None:
+        """For `changes`. If `since` is of the checkpoint itself, nothing has changed."""
+        self.table, self.checkpoint, self.step = found.name, checkpoint, int(found.meta["last_step"])
+        self.since, self._found, self._slots = since, found, slots
+        warn_of_slots(found, slots, "changes")
+        same = since is None or since in checkpoint
+        removed = np.zeros(0, np.int64) if same else found.removed()
+        self.removed: np.ndarray = removed.view(found.types["keys"][0])
+
+    @property
+    def whole(self) -> bool:
+        """Whether these are all rows of the table."""
+        return self.since is None
+
+    def rows(self) -> Generator[Exported]:
+        """The rows that are new or others, in pieces as of `kvjax.checkpoint.rows`. Some may be as they were: a row
+        that has been written is among them.
+
+        Raises:
+          CheckpointError: they are damaged, or another checkpoint has taken their place.
+        """
+        none = np.zeros(0, np.uint64) if self.since in self.checkpoint else None
+        return pieces_of(self._found, self._slots, none)
+
+    def __repr__(self) -> str:
+        since = "whole" if self.since is None else f"since={self.since!r}"
+        return f"TableDelta({self.table!r}, step={self.step}, {since}, removed={len(self.removed)})"
+
+
+def changes(
+    path: PathLike, table: str | None = None, *, since: Collection[str] | None = None, slots: bool = False,
+    base: PathLike | Sequence[PathLike] | None = None,
+) -> TableDelta:  # fmt: skip
+    """What has changed of a table in a delta: its changed rows, in pieces, and its removed keys. It makes no table.
+
+    A checkpoint that is whole, also one that `kvjax.checkpoint.save` made of a delta because the table did not know
+    what had changed, has all rows and no removed keys, and says so (`TableDelta.whole`): whoever follows deltas has to
+    replace everything then. Beside a piece of rows, 8 bytes for each removed key are in memory.
+
+    Args:
+      path: folder of a delta, of a step of an Orbax ``CheckpointManager``, or of the manager (its last step is read); a
+        folder of numbered checkpoints means the last one. It may be in a store.
+      table: name of the table; by default the only one.
+      since: digests of the checkpoint that you have, as ``TableDelta.checkpoint`` gave them: then these are the changes
+        of all deltas since then, or the whole table, with what the delta builds on, if they do not lead there. ``()``
+        for none. By default the changes of this one delta, and what it builds on need not be there.
+      slots: whether to also read the optimizer's slots.
+      base: where to look for the checkpoints that a delta builds on, as in `restore`.
+
+    Raises:
+      CheckpointError: there is no checkpoint, or one that is read is not there or damaged.
+      ValueError: there is no such table, or there are several and `table` is not given.
+      TypeError: `since` is not a collection of digests.
+
+    Example:
+      >>> import kvjax, numpy as np, tempfile
+      >>> folder = tempfile.TemporaryDirectory()
+      >>> table = kvjax.get_table("doc_changes", dim=1).upsert(np.array([7, 8]), [[1.0], [2.0]])
+      >>> kvjax.checkpoint.save(folder.name + "/0", [table], cursor="index")
+      >>> table = table.remove([7]).upsert([9], [[3.0]])
+      >>> kvjax.checkpoint.save(folder.name + "/1", [table], since="index")
+      >>> delta = kvjax.checkpoint.changes(folder.name + "/1")
+      >>> delta.removed.tolist(), [piece.keys.tolist() for piece in delta.rows()], delta.whole
+      ([7], [[9]], False)
+      >>> kvjax.drop_table("doc_changes")
+      >>> folder.cleanup()
+    """
+    if since is not None and (isinstance(since, str) or not isinstance(cast("object", since), Collection)):
+        raise TypeError(
+            f"kvjax: changes: want since= as a collection of digests, got {since!r:.100}; give what "
+            "TableDelta.checkpoint was, or () for none"
+        )
+    return unreplaced(path, base, "changes", lambda chain: _changes(chain, only_table(chain, table), since, slots))
+
+
+def _changes(chain: Chain, name: str, since: Collection[str] | None, slots: bool) -> TableDelta:
+    own = chain.catalog.digests
+    saved = chain.catalog.open(name)[0].get("delta")
+    base = () if saved is None else (saved["since"],)
+    if since is not None and (same := set(since) & set(own)):
+        return TableDelta(ChainRows(chain, name, base), own, min(same), slots)
+    found = ChainRows(chain, name, base if since is None else since)
+    return TableDelta(found, own, found.since, slots)
