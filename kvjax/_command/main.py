@@ -17,7 +17,10 @@ from kvjax._formats.choices import FILE_FORMATS, QUANTISED, SYSTEMS
 _CHECKPOINT = (
     "a checkpoint's folder, a step of an Orbax CheckpointManager, or the manager's folder (then its last step)"
 )
-_EPILOG = "Exit status: 0 if all is well, 1 if verify found damage or loss, or diff a difference, 2 for an error."
+_EPILOG = (
+    "Exit status: 0 if all is well, 1 if verify found damage or loss, diff a difference, or get a key without a row, 2 "
+    "for an error."
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,6 +54,13 @@ def parser() -> argparse.ArgumentParser:
     _base(top_rows)
     top_rows.add_argument("-n", type=_count, default=10, help="how many rows (default: 10)")
     top_rows.add_argument("--by", choices=("frequency", "recent", "oldest", "norm"), default="frequency")
+
+    get = command("get", "the rows of some keys")
+    _path(get, "checkpoint", _CHECKPOINT)
+    get.add_argument("--table", help="its name; by default the only one")
+    get.add_argument("keys", nargs="+", type=_key, metavar="KEY", help="an integer of 64 bits, as lookups take it")
+    get.add_argument("--slots", action="store_true", help="the optimizer's slots, too")
+    _base(get)
 
     verify = command(
         "verify", "whether every file of a checkpoint is as it was written, and what a delta builds on is there"
@@ -190,6 +200,17 @@ def _path(command: argparse.ArgumentParser, name: str, text: str, metavar: str |
         "bash": "_shtab_compgen_files", "zsh": "_files", "fish": "(__fish_complete_path (commandline -ct))",
         "tcsh": "f",
     }  # fmt: skip
+
+
+def _key(text: str) -> int:
+    try:
+        key = int(text)
+    except ValueError:
+        key = 2**64
+    if not -(2**63) <= key < 2**64:
+        mend = "kvjax.hash_keys makes keys of strings"
+        raise argparse.ArgumentTypeError(f"want an integer of at most 64 bits, got {text}; {mend}")
+    return key
 
 
 def _count(text: str) -> int:

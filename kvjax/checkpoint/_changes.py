@@ -74,7 +74,8 @@ def changes(
       since: digests of the checkpoint that you have, as ``TableDelta.checkpoint`` gave them: then these are the changes
         of all deltas since then, or the whole table, with what the delta builds on, if they do not lead there. ``()``
         for none. By default the changes of this one delta, and what it builds on need not be there.
-      slots: whether to also read the optimizer's slots.
+      slots: whether to also read the optimizer's slots. The rows of early deltas may have none, or fewer than those of
+        later ones: a row gets them when an optimizer first trains it.
       base: where to look for the checkpoints that a delta builds on, as in `restore`.
 
     Raises:

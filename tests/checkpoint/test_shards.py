@@ -243,6 +243,10 @@ def test_exports_and_the_command_line_read_all_shards(two_shards, tmp_path_facto
             np.testing.assert_array_equal(saved.column(name), column, err_msg=name)
     chosen = np.array([len(whole) - 1, 0, len(whole) // 2])
     np.testing.assert_array_equal(saved.norms_at(chosen), saved.norms()[chosen])
+    (rows,) = kvjax.checkpoint.rows(folder, slots=True)
+    same_rows(rows, table.export(slots=True))
+    (rows,) = kvjax.checkpoint.rows(folder, keys=[*KEYS[::3], 12345])
+    same_rows(rows, (export := table.export()).take(np.isin(export.keys, KEYS[::3])))
 
 
 def test_a_process_reads_no_more_than_it_needs(make, mesh, tmp_path, monkeypatch):

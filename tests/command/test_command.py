@@ -204,7 +204,7 @@ def test_deltas(run, make, tmp_path):
     base, delta = (tmp_path / "base").rename(tmp_path / "far/base"), tmp_path / "delta"
     shutil.rmtree(tmp_path / "whole"), shutil.rmtree(tmp_path / "small")
     for command in (
-        ("inspect", delta, "--stats"), ("top", delta), ("diff", delta, delta), ("convert", delta, tmp_path / "o.npz"),
+        ("inspect", delta, "--stats"), ("top", delta), ("get", delta, 5), ("diff", delta, delta), ("convert", delta, tmp_path / "o.npz"),
         ("convert", delta, tmp_path / "whole"), ("prune", delta, tmp_path / "small", "--min-norm", 4),
     ):  # fmt: skip
         status, text = run(*command)
@@ -366,6 +366,7 @@ def test_no_command_loads_jax(manager, tmp_path):
     one, out = str(manager / "1"), str(tmp_path / "out")
     runs = [
         ["verify", manager], ["inspect", manager, "--stats"], ["top", manager, "--table", "user"],
+        ["get", manager, "--table", "user", "--slots", "1"],
         ["diff", one, manager], ["prune", manager, "--dry-run", "--min-norm", "1"],
         ["prune", manager, out + "1", "--min-norm", "1"],
         ["convert", manager, out + ".npz", "--table", "user", "--slots"], ["convert", manager, out + "2"],

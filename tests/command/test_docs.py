@@ -30,9 +30,10 @@ def test_the_commands_print_what_the_page_says(tmp_path, monkeypatch, capsys):
     (runs,) = re.findall(r"```console\n(.*?)```", TEXT, re.S)
     commands = re.findall(r"^\$ kvjax (.*?)\n(.*?)(?=^\$ |\Z)", runs, re.M | re.S)
     assert len(commands) == runs.count("$ kvjax")
-    assert {command.split()[0] for command, _ in commands} == {"inspect", "top", "verify", "diff", "prune", "convert"}
+    said = {"inspect", "top", "get", "verify", "diff", "prune", "convert"}
+    assert {command.split()[0] for command, _ in commands} == said
     for command, printed in commands:
         status = main(shlex.split(command))
         out, err = capsys.readouterr()
         assert plain(out) == plain(printed) and err == "", f"{command}:\n{out}{err}"
-        assert status == (1 if command.startswith("diff") else 0)
+        assert status == (1 if command.startswith(("diff", "get")) else 0)

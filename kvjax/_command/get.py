@@ -1,0 +1,61 @@
+"""``kvjax get``: the rows of some keys."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from kvjax._command.output import print_json, print_table, progress
+from kvjax._values.exported import SLOT, Exported
+from kvjax._values.key_width import own_bits
+from kvjax._values.prune import norms_of
+from kvjax.checkpoint._chain import Chain, only_table, unreplaced
+from kvjax.checkpoint._chain_rows import ChainRows
+from kvjax.checkpoint._rows import pieces_of
+
+_SHOWN = 8
+"""Elements of a row on a terminal."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prints them; 1 if a key has none."""
+    with progress("reading rows", args.json):
+        name, keys, rows = unreplaced(args.checkpoint, args.base, "get", lambda chain: _read(chain, args))
+    lost = [key for key in keys if key not in rows]
+    if args.json:
+        print_json({"table": name, "rows": [rows[key] for key in keys if key in rows], "without_row": lost})
+        return 1 if lost else 0
+    names = ("key", "frequency", "row version", "age", "norm", "values")
+    names += tuple(name for name in next(iter(rows.values()), {}) if name.startswith(SLOT))
+    nothing = {"values": "no row"}
+    lines = [[_short((rows.get(key, nothing) | {"key": key}).get(name)) for name in names] for key in keys]
+    print_table(f"{name}: rows of {len(keys) - len(lost)} of {len(keys)} keys", names, lines)
+    return 1 if lost else 0
+
+
+def _read(chain: Chain, args: argparse.Namespace) -> tuple[str, list[int], dict[int, dict[str, Any]]]:
+    """The name of the table, the keys as it has them, and what there is of each row, by its key."""
+    found = ChainRows(chain, only_table(chain, args.table))
+    asked = np.array([key % 2**64 for key in args.keys], np.uint64)
+    bits = own_bits(asked, found.meta["key_dtype"], "get")
+    rows = {row["key"]: row for piece in pieces_of(found, args.slots, bits) for row in _rows_of(piece)}
+    return found.name, list(dict.fromkeys(bits.view(found.types["keys"][0]).tolist())), rows
+
+
+def _rows_of(piece: Exported) -> Iterator[dict[str, Any]]:
+    columns = {
+        "key": piece.keys, "frequency": piece.freqs, "row version": piece.versions,
+        "age": piece.last_step - piece.versions, "norm": norms_of(piece.values), "pinned": piece.pinned,
+        "values": piece.values,
+    }  # fmt: skip
+    for row in range(len(piece)):
+        slots = {SLOT + name: slot[row].tolist() if piece.has_slots[row] else None for name, slot in piece.slots.items()}
+        yield {name: column[row].tolist() for name, column in columns.items()} | slots
+
+
+def _short(cell: Any) -> object:
+    """A cell, of many elements the first ones."""
+    return [*cell[:_SHOWN], "..."] if isinstance(cell, list) and len(cell) > _SHOWN else cell
