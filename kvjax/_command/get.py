@@ -51,8 +51,8 @@ def _rows_of(piece: Exported) -> Iterator[dict[str, Any]]:
         "age": piece.last_step - piece.versions, "norm": norms_of(piece.values), "pinned": piece.pinned,
         "values": piece.values,
     }  # fmt: skip
-    for row in range(len(piece)):
-        slots = {SLOT + name: slot[row].tolist() if piece.has_slots[row] else None for name, slot in piece.slots.items()}
+    for row, trained in enumerate(piece.has_slots):
+        slots = {SLOT + name: slot[row].tolist() if trained else None for name, slot in piece.slots.items()}
         yield {name: column[row].tolist() for name, column in columns.items()} | slots
 
 

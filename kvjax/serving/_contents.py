@@ -87,9 +87,8 @@ def contents_of(source: Any, name: str | None, prune: PruneLike | None, base: An
       TypeError: it is something else.
       ValueError: it cannot be frozen.
     """
-    # Here, because they stand on more than NumPy, and whoever only reads need not have it.
+    # Here, because it stands on more than NumPy, and whoever only reads need not have it.
     from kvjax._values.exported import Exported
-    from kvjax._values.prune import rule_for
 
     if isinstance(source, Exported):
         unsigned = source.keys.dtype.kind == "u"
@@ -103,6 +102,13 @@ def contents_of(source: Any, name: str | None, prune: PruneLike | None, base: An
             TypeError, name or "frozen", "write", "a kvjax.Table, what table.export() gives, a FrozenTable, or "
             "the folder of a checkpoint's tables", type(source).__name__, "give one of these",
         )  # fmt: skip
+    return pruned(contents, prune)
+
+
+def pruned(contents: Contents, prune: PruneLike | None) -> Contents:
+    """The same without the rows that a rule leaves out. What keys without a row read as stays."""
+    from kvjax._values.prune import rule_for
+
     if prune is None:
         return contents
     rule = rule_for(prune, contents.name, contents.key_dtype)

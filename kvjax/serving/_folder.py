@@ -227,11 +227,13 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_info(
-    folder: Path, checkpoint: Sequence[str] = (), source: str | None = None, again: int | None = None
-) -> None:
+    folder: Path, checkpoint: Sequence[str] = (), source: str | None = None, again: int | None = None,
+    prune: str | None = None,
+) -> None:  # fmt: skip
     """Writes what a `ReleaseInfo` says, and that it is published now."""
     if checkpoint:
         with written(folder / CHECKPOINT) as file:
             file.write(" ".join(checkpoint).encode())
     with written(folder / INFO) as file:
-        file.write(json.dumps({"published": time.time(), "source": source, "again": again}).encode())
+        said = {"published": time.time(), "source": source, "again": again, "prune": prune}
+        file.write(json.dumps(said).encode())

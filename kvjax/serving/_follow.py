@@ -1,27 +1,80 @@
-"""Following: writes a frozen table as it is at a checkpoint, from an older one and the deltas since then."""
+"""Following: writes a release of a checkpoint, from an older one and the deltas since then."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kvjax._values.errors import level_of_user
-from kvjax.serving._contents import initial_row, of_chain, unseen
+from kvjax._values.exported import ROW_COLUMNS, Exported
+from kvjax._values.integers import as_int64
+from kvjax._values.prune import PruneLike, rule_for
+from kvjax._values.snapshot import take
+from kvjax.checkpoint import Chain, ChainRows
+from kvjax.serving._contents import initial_row, of_chain, pruned, unseen
+from kvjax.serving._folder import file_of, write_files, write_info
 from kvjax.serving._format import share
 from kvjax.serving._frozen import FrozenTable
+from kvjax.serving._pruned import followed, in_words
 from kvjax.serving._release import Release
 from kvjax.serving._write import stays, write_whole
 
-if TYPE_CHECKING:
-    from kvjax.checkpoint import Chain, ChainRows
+
+class How:
+    """How a release has the rows of a checkpoint.
+
+    Args:
+      quantise: as `FrozenTable.write` does; by default as a table from before is.
+      prune: as there.
+      missing: as there; by default as a table from before is, except for a row that unadmitted keys share.
+
+    Raises:
+      ValueError: changed rows do not say all that `prune` leaves out.
+    """
+
+    def __init__(self, quantise: Any, prune: PruneLike | None, missing: Any) -> None:
+        self.quantise, self.missing = quantise, missing
+        self.prune = None if prune is None else followed(prune)
+        self.pruned_by = None if self.prune is None else in_words(self.prune)
+
+    def is_of(self, before: Release) -> bool:
+        """Whether a release has its rows like that."""
+        return before.info.prune == self.pruned_by and all(map(self.stays, before.values()))
+
+    def stays(self, before: FrozenTable) -> bool:
+        """Whether rows of a table that do not change are stored, and those that are not there read, like that."""
+        return stays(before, self.quantise, self.missing)
 
 
-def write_at(
-    path: Path, chain: Chain, name: str, before: FrozenTable | None, since: Collection[str], quantise: Any, missing: Any
+def write_release(
+    folder: Path, chain: Chain, names: Collection[str], before: Release | None, files: Mapping[str, bytes], how: How
+) -> None:
+    """Fills the folder of a release.
+
+    Args:
+      folder: of the new release.
+      chain: of the checkpoint.
+      names: of its tables that are taken.
+      before: the current release, if there is one; its files stay.
+      files: those that change, by name.
+      how: the rows of the checkpoint are taken.
+    """
+    old: Mapping[str, FrozenTable] = {} if before is None else before
+    since = () if before is None or before.info.prune != how.pruned_by else before.checkpoint
+    if before is not None:
+        _warn_of_older(chain, names, before, before.files.keys() - files.keys())
+    for name in names:
+        _write_table(file_of(folder, name), chain, name, old.get(name), since, how)
+    write_files(folder, ({} if before is None else before.files) | dict(files))
+    write_info(folder, chain.catalog.digests, str(chain.catalog.directory.resolve()), prune=how.pruned_by)
+
+
+def _write_table(
+    path: Path, chain: Chain, name: str, before: FrozenTable | None, since: Collection[str], how: How
 ) -> None:
     """Writes a table of a checkpoint.
 
@@ -30,35 +83,44 @@ def write_at(
       chain: of the checkpoint.
       name: of the table.
       before: the table as it was at another checkpoint; None if there is none.
-      since: digests of that checkpoint.
-      quantise: as `FrozenTable.write` does; by default as `before` is.
-      missing: as there; by default as `before` is, except for a row that unadmitted keys share.
+      since: digests of that checkpoint, if its rows were pruned in the same way.
+      how: rows are taken.
     """
-    from kvjax.checkpoint import ChainRows
-
-    if before is not None and since and stays(before, quantise, missing):
+    if before is not None and since and how.stays(before):
         if set(since) & set(chain.catalog.digests):
             share(before.path, path)
             return
         rows = ChainRows(chain, name, since)
         if rows.since is not None:
-            source, removed, step = rows.source(), rows.removed(), rows.meta["last_step"]
-            keys, values = source.read(["keys", "values"], 0, source.num_rows).values()
-            if not len(keys) and not len(removed) and step == before.step:
-                share(before.path, path)
-                return
-            shared = _shared(rows, keys, values, removed) if missing is None else None
-            before.update(keys, values, removed=removed, path=path, step=step, missing=shared)
+            _write_changes(path, rows, before, how)
             return
+    quantise, missing = how.quantise, how.missing
     if quantise is None and before is not None and before.error is not None:
         quantise = before.dtype
-    contents = of_chain(chain, name)
+    contents = pruned(of_chain(chain, name), how.prune)
     if missing is None and before is not None and not isinstance(contents.missing, np.ndarray):
         missing = "init" if before.missing is None else before.missing
     write_whole(path, contents, quantise, missing)
 
 
-def warn_of_older(chain: Chain, names: Collection[str], before: Release, files: Collection[str]) -> None:
+def _write_changes(path: Path, rows: ChainRows, before: FrozenTable, how: How) -> None:
+    """Writes a table with what has changed since it was as before."""
+    source, removed, step = rows.source(), rows.removed(), rows.meta["last_step"]
+    names = ["keys", "values"] if how.prune is None else list(ROW_COLUMNS)
+    columns = source.read(names, 0, source.num_rows)
+    shared = _shared(rows, columns["keys"], columns["values"], removed) if how.missing is None else None
+    if how.prune is not None:
+        rule = rule_for(how.prune, rows.name, rows.meta["key_dtype"])
+        keep = rule.mask(Exported.of_columns(columns, step))
+        removed = np.concatenate([removed, as_int64(columns["keys"][~keep])])
+        columns = take(columns, keep)
+    if not len(columns["keys"]) and not len(removed) and step == before.step:
+        share(before.path, path)
+        return
+    before.update(columns["keys"], columns["values"], removed=removed, path=path, step=step, missing=shared)
+
+
+def _warn_of_older(chain: Chain, names: Collection[str], before: Release, files: Collection[str]) -> None:
     """Warns if tables go back to an older step, and files do not.
 
     Args:

@@ -54,6 +54,7 @@ class ReleaseInfo:
       checkpoint: digests of the checkpoint that its tables come from; () if there is none.
       source: the folder of that checkpoint when it was followed; None if there is none.
       again: the number of the release that it is again, after a rollback; None if it is a release of its own.
+      prune: the rule by which `Releases.follow` has left rows out, in words; None if there was none.
     """
 
     number: int
@@ -61,6 +62,7 @@ class ReleaseInfo:
     checkpoint: tuple[str, ...]
     source: str | None
     again: int | None
+    prune: str | None = None
 
     @property
     def original(self) -> int:
@@ -77,20 +79,20 @@ def info_of(path: Path) -> ReleaseInfo:
     """
     at, said = path / CHECKPOINT, path / INFO
     checkpoint = tuple(at.read_text().split()) if at.exists() else ()
-    seconds, source, again = os.stat(path).st_mtime, None, None
+    seconds, source, again, prune = os.stat(path).st_mtime, None, None, None
     if said.exists():
         data = said.read_bytes()
         try:
             found = json.loads(data)
             seconds, source, again = found["published"], found["source"], found["again"]
+            prune = found.get("prune")  # early ones have none
         except (ValueError, KeyError, TypeError) as error:
             raise damaged(said, "open", "what is known of a release, in JSON", f"{data!r:.100}") from error
         good = is_real(seconds) and abs(seconds) < _MOST_SECONDS and isinstance(source, str | None)
-        if not good or not (again is None or is_integer(again)):
+        if not good or not (again is None or is_integer(again)) or not isinstance(prune, str | None):
             raise damaged(said, "open", "what is known of a release", f"{found!r:.100}")
-    return ReleaseInfo(
-        int(path.name), datetime.datetime.fromtimestamp(seconds, datetime.UTC), checkpoint, source, again
-    )
+    published = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+    return ReleaseInfo(int(path.name), published, checkpoint, source, again, prune)
 
 
 _MOST_SECONDS = 1e11  # to the year 5138, which datetime can say

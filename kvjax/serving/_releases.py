@@ -20,11 +20,11 @@ from kvjax.serving._folder import Folder, file_of, write_files, write_info
 from kvjax.serving._format import FrozenError, share
 from kvjax.serving._frozen import FrozenTable
 from kvjax.serving._release import FILES, Changes, PausedError, Release, ReleaseInfo, info_of
-from kvjax.serving._write import stays
 
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
     from kvjax.checkpoint import Chain
+    from kvjax.serving._follow import How
 
 
 class Releases:
@@ -207,7 +207,7 @@ class Releases:
             if unchanged is None:
                 write_info(folder)
             else:
-                write_info(folder, unchanged.checkpoint, unchanged.source)
+                write_info(folder, unchanged.checkpoint, unchanged.source, prune=unchanged.prune)
         return self.refresh()
 
     def follow(
@@ -218,6 +218,7 @@ class Releases:
         tables: Collection[str] | None = None,
         keep: int = 2,
         quantise: Quantised | None = None,
+        prune: PruneLike | None = None,
         missing: Missing | None = None,
         base: PathLike | Sequence[PathLike] | None = None,
     ) -> Release:
@@ -238,13 +239,18 @@ class Releases:
           tables: names of the tables to take; by default all.
           keep: see `publish`.
           quantise: for the rows of all tables, as in `FrozenTable.write`; by default as in the current release.
+          prune: which rows to leave out, by default none. A changed row that fails the rule is left out as if it had
+            been removed, so the rule has to ask about one row alone: not ``max_age`` or ``top_k``, and a predicate may
+            not depend on other rows, or on ``last_step``. A predicate needs a name, by which it is known again: give
+            another rule another name. After a change of `prune`, whole tables are written.
           missing: as there; by default as in the current release, except for a row that unadmitted keys share.
           base: where to look for the checkpoints that a delta builds on, as in `kvjax.checkpoint.restore`.
 
         Raises:
           CheckpointError: there is no checkpoint, it is damaged, or has no table of a name in `tables`; the current
             release stays.
-          ValueError, OSError: as `FrozenTable.write`; the current release stays.
+          ValueError, OSError: as `FrozenTable.write`, or deltas cannot be followed with this `prune`; the current
+            release stays.
 
         Example:
           >>> import tempfile, kvjax
@@ -263,47 +269,33 @@ class Releases:
           >>> folder.cleanup()
         """
         from kvjax.checkpoint import chosen_tables, unreplaced
+        from kvjax.serving._follow import How
 
         if quantise is not None:
             check_quantised(quantise, str(self.path))
-        chosen = chosen_tables(tables, "follow")
-
-        def body(chain: Chain) -> Release:
-            return self._follow(chain, files, chosen, keep, quantise, missing)
-
+        chosen, how = chosen_tables(tables, "follow"), How(quantise, prune, missing)
         try:
             self._folder.check_not_paused("follow")
-            return unreplaced(checkpoint, base, "follow", body)
+            return unreplaced(checkpoint, base, "follow", lambda chain: self._follow(chain, files, chosen, keep, how))
         except PausedError as error:  # no error of a trainer's: a later call takes what this one leaves
             warnings.warn(str(error), stacklevel=level_of_user())
             return self.refresh()
 
-    def _follow(
-        self, chain: Chain, files: Any, chosen: frozenset[str] | None, keep: int, quantise: Any, missing: Any
-    ) -> Release:
-        from kvjax.serving._follow import warn_of_older, write_at
+    def _follow(self, chain: Chain, files: Any, chosen: frozenset[str] | None, keep: int, how: How) -> Release:
+        from kvjax.serving._follow import write_release
 
         names = chain.names if chosen is None else sorted(chosen)
         for name in chosen or ():
             chain.catalog.open(name)  # or it says what there is
         before, digests = self._before(), chain.catalog.digests
-        same = before is not None and set(before.checkpoint) & set(digests) and set(before) == set(names)
-        if before is not None and same and (callable(files) or not files):  # noqa: SIM102
-            if all(stays(table, quantise, missing) for table in before.values()):
+        if before is not None and set(before.checkpoint) & set(digests) and set(before) == set(names):  # noqa: SIM102
+            if (callable(files) or not files) and how.is_of(before):
                 return before
         if callable(files):
             files = files(chain.catalog.directory)
         _check_by_name("follow, files", {} if files is None else files)
         with self._new("follow", keep) as folder:
-            before = self._before()
-            old: Mapping[str, FrozenTable] = {} if before is None else before
-            since = () if before is None else before.checkpoint
-            if before is not None:
-                warn_of_older(chain, names, before, before.files.keys() - (files or {}).keys())
-            for name in names:
-                write_at(file_of(folder, name), chain, name, old.get(name), since, quantise, missing)
-            write_files(folder, ({} if before is None else before.files) | dict(files or {}))
-            write_info(folder, digests, str(chain.catalog.directory.resolve()))
+            write_release(folder, chain, names, self._before(), files or {}, how)
         return self.refresh()
 
     def rollback(self, number: int) -> Release:
@@ -354,7 +346,7 @@ class Releases:
                     share(table.path, folder / table.path.name)
                 for file in (old.path / FILES).iterdir():
                     share(file, folder / FILES / file.name)
-                write_info(folder, old.checkpoint, old.info.source, old.info.original)
+                write_info(folder, old.checkpoint, old.info.source, old.info.original, old.info.prune)
         return self.refresh()
 
     def resume(self) -> None:

@@ -204,8 +204,9 @@ def test_deltas(run, make, tmp_path):
     base, delta = (tmp_path / "base").rename(tmp_path / "far/base"), tmp_path / "delta"
     shutil.rmtree(tmp_path / "whole"), shutil.rmtree(tmp_path / "small")
     for command in (
-        ("inspect", delta, "--stats"), ("top", delta), ("get", delta, 5), ("diff", delta, delta), ("convert", delta, tmp_path / "o.npz"),
-        ("convert", delta, tmp_path / "whole"), ("prune", delta, tmp_path / "small", "--min-norm", 4),
+        ("inspect", delta, "--stats"), ("top", delta), ("get", delta, 5), ("diff", delta, delta),
+        ("convert", delta, tmp_path / "o.npz"), ("convert", delta, tmp_path / "whole"),
+        ("prune", delta, tmp_path / "small", "--min-norm", 4),
     ):  # fmt: skip
         status, text = run(*command)
         assert status == 2 and "give its folder as --base" in text, text

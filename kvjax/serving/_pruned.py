@@ -1,0 +1,58 @@
+"""Pruned releases: by which rules deltas can be followed, and how a release says by which one it was."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from kvjax._values.errors import fail
+from kvjax._values.integers import as_bits
+from kvjax._values.prune import Prune, PruneLike
+from kvjax.checkpoint._format import digest
+from kvjax.checkpoint._rules import name_of
+
+_OF_ALL = {
+    "max_age": "rows that have not changed grow older, too",
+    "top_k": "which rows are the most frequent depends on all of them",
+}
+"""Rules about more than a row alone, and why changed rows do not say what they leave out."""
+
+
+def followed(prune: PruneLike) -> Prune:
+    """The rule, if what it leaves out of a table follows from what it left out before and from changed rows.
+
+    Raises:
+      ValueError: it does not, or nobody can say by which rule rows were left out before.
+    """
+    rule = prune if isinstance(prune, Prune) else Prune(predicate=prune)
+    for name, why in _OF_ALL.items():
+        if (value := getattr(rule, name)) is not None:
+            raise fail(
+                ValueError, None, "follow", "a prune= that asks about one row alone (min_frequency, min_norm, "
+                "zero_rows, predicate, keep)", f"{name}={value}: {why}, and a delta has only the rows that have "
+                "changed", "publish the whole checkpoint, by Releases.publish({name: path}, prune=); or have the "
+                "trainer evict such rows (kvjax.evict), whose keys are removed in its deltas",
+            )  # fmt: skip
+    if rule.predicate is not None and "<lambda>" in getattr(rule.predicate, "__qualname__", "<lambda>"):
+        raise fail(
+            ValueError, None, "follow", "a predicate with a name of its own, by which the next call knows that rows "
+            "that have not changed were left out by the same one", f"{rule.predicate!r:.100}", "def it",
+        )  # fmt: skip
+    return rule
+
+
+def in_words(rule: Prune) -> str | None:
+    """What a rule asks, the same text for the same rule; None if it asks nothing. Of keys it has their digest, of a
+    predicate the name."""
+    given = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}
+    words: list[str] = []
+    for name, value in given.items():
+        if name == "keep" and value is not None:
+            keys = np.unique(as_bits(value, "Prune(keep=)").reshape(-1).view(np.uint64))
+            words.append(f"keep={digest(keys.view(np.uint8))}")
+        elif name == "predicate" and value is not None:
+            words.append(f"predicate={name_of(value)}")
+        elif value is not None and value is not False:
+            words.append(f"{name}={value if value is True else float(value)}")
+    return ", ".join(words) or None
