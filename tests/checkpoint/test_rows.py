@@ -71,7 +71,7 @@ def saved_chain(make, folder, **options):
     """A table whose keys came in a whole save and two deltas, in which some are others, and some are gone."""
     table = make(2, **options).upsert(AWKWARD, np.arange(16).reshape(8, 2))
     save(folder / "0", [table], cursor="c")
-    table = trained(table.remove(AWKWARD[:2]), optax.adagrad(0.1)).upsert([300, 301], np.ones((2, 2)))
+    table = trained(table, optax.adagrad(0.1)).remove(AWKWARD[:2]).upsert([300, 301], np.ones((2, 2)))
     save(folder / "1", [table], since="c")
     table = table.upsert(AWKWARD[:1], np.full((1, 2), 9.0)).remove([300]).pin(AWKWARD[3:4])
     save(folder / "2", [table], since="c")

@@ -100,6 +100,11 @@ def test_another_rule_is_another_table(make, tmp_path, wholes):
     assert releases.follow(saved, prune=Prune(min_norm=2)).info.prune == "min_norm=2.0" and len(wholes) == 9
     releases.update({name: Changes([0], [[9.0]])})
     assert len(releases.follow(saved, prune=Prune(min_norm=2))[name]) == 4 and len(wholes) == 10
+    number = releases.follow(saved, prune=Prune(zero_rows=True)).number
+    releases.follow(saved)
+    assert releases.rollback(number).info.prune == "zero_rows=True"
+    releases.resume()
+    assert len(releases.follow(saved)[name]) == 6
     releases.publish({name: saved / "0"}, prune=Prune(min_norm=2))
     assert releases.current().info.prune is None and releases.current().checkpoint == ()
     path = releases.follow(saved, prune=Prune(min_norm=2)).path / "info"
