@@ -38,6 +38,16 @@ def tables(keys: kvjax.KeysLike):
     assert_type(kvjax.hash_keys(["a", "b"]), np.ndarray)
 
 
+def checkpoints(path: str, keys: kvjax.KeysLike):
+    for piece in kvjax.checkpoint.rows(path, "t", keys=keys, slots=True):
+        assert_type(piece, kvjax.Exported)
+    delta = kvjax.checkpoint.changes(path, since=())
+    delta = kvjax.checkpoint.changes(path, "t", since=delta.checkpoint)
+    assert_type(delta, kvjax.checkpoint.TableDelta)
+    assert_type(delta.removed, np.ndarray)
+    kvjax.checkpoint.rows(path, keys=["seven"])  # pyright: ignore[reportArgumentType]
+
+
 def reads(table: kvjax.Table, keys: jax.Array, wants_found: bool):
     assert_type(table.lookup(keys), jax.Array)
     assert_type(table.lookup([[1, 2], [3, 4]], missing="zeros"), jax.Array)
