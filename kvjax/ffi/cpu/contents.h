@@ -153,14 +153,19 @@ class Contents {
     }
     Keep(parallel, change.found.rows);
     Keep(parallel, change.ids);  // of which some may have been others' rows
+    const bool given = spec.initializer.kind == Initializer::Kind::kGiven;
     parallel(change.ids.size(), blank ? kGrain : 64, [&](size_t begin, size_t end) {
+      InitialRowWriter writer(spec.initializer, spec.type, spec.dim);
       for (size_t f = begin; f < end; ++f) {
         if (change.ids[f] == kNoRow) continue;
         const uint64_t counted = change.by_hand ? admission.Count(change.found.fresh[f]) : 0;
         store.SetHeader(change.ids[f],
                         {.frequency = counted, .pinned = 0, .has_slots = 0, .version = last_step});
-        if (!blank) StoreInitial(spec, op, change.found.fresh[f], f, initial, store.Value(change.ids[f]));
+        std::byte* const row = store.Value(change.ids[f]);
+        if (!blank && given) StoreGiven(spec, op, f, initial, row);
+        if (!blank && !given) writer.Add(change.found.fresh[f], row);
       }
+      writer.Finish();
     });
     size_t leaving = 0;
     for (auto& [reason, rows] : change.leaving) {
@@ -186,15 +191,11 @@ class Contents {
     throw InitialError(spec.name, op, initial.n);
   }
 
-  /// Writes the initial row of a key; it is the f-th of the keys that `initial` has rows for.
-  static void StoreInitial(const TableSpec& spec, std::string_view op, uint64_t key, size_t f,
-                           InitialRows initial, std::byte* row) {
-    if (spec.initializer.kind != Initializer::Kind::kGiven) {
-      StoreInitialRow(spec.initializer, spec.type, spec.dim, key, row);
-    } else {
-      CheckInitial(spec, op, f + 1, initial);
-      std::memcpy(row, initial.data + f * spec.row_bytes(), spec.row_bytes());
-    }
+  /// Writes the f-th of the initial rows that have come with the call.
+  static void StoreGiven(const TableSpec& spec, std::string_view op, size_t f, InitialRows initial,
+                         std::byte* row) {
+    CheckInitial(spec, op, f + 1, initial);
+    std::memcpy(row, initial.data + f * spec.row_bytes(), spec.row_bytes());
   }
 
   /// Keys whose rows are others now; where `rows` are given, those that have none are not.

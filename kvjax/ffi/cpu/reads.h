@@ -24,6 +24,7 @@ inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeyS
   const bool streams = keys.n * row_bytes() >= kStreamFrom && CanStream(out, row_bytes());
   const auto read = [&](size_t begin, size_t end, auto bytes) {
     uint64_t hits = 0, misses = 0;
+    InitialRowWriter writer(spec_.initializer, spec_.type, spec_.dim);
     uint32_t* const keep = kept == nullptr ? nullptr : kept->rows.data() + begin;
     const auto fetch = [&](size_t j, uint32_t row) -> const std::byte* {
       if (keep != nullptr) keep[j] = row;
@@ -47,7 +48,7 @@ inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeyS
       }
       misses += Valid(mask, i);
       if (initially(i)) {
-        if (!given) Contents::StoreInitial(spec_, "lookup", keys.data[i], 0, {}, target);
+        if (!given) writer.Add(keys.data[i], target);
       } else if (!Valid(mask, i) || unadmitted == AdmissionSpec::Unadmitted::kZeros) {
         std::memset(target, 0, bytes);
       } else {
@@ -57,6 +58,7 @@ inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeyS
     if (kept != nullptr) std::copy_n(keys.data + begin, end - begin, kept->keys.begin() + begin);
     const uint32_t* const rows = known == nullptr ? nullptr : known->rows.data() + begin;
     in_.store.index().FindEach(keys.data + begin, end - begin, fetch, copy, rows);
+    writer.Finish();
     if (streams) EndStreams();
     in_.counters.hits += hits;
     in_.counters.misses += misses;
@@ -71,7 +73,7 @@ inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeyS
     if (!Valid(mask, i) || (found[i] && version)) continue;
     const uint32_t number = fresh.Add(keys.data[i]);
     if (found[i] || !initially(i)) continue;
-    Contents::StoreInitial(spec_, "lookup", keys.data[i], number, initial, out + i * row_bytes());
+    Contents::StoreGiven(spec_, "lookup", number, initial, out + i * row_bytes());
   }
   for (size_t i = 0; own_rows && i < keys.n; ++i) found[i] = found[i] || initially(i);
 }
@@ -169,10 +171,12 @@ inline std::vector<std::byte> Table::SharedRow(const ParallelFor& parallel, Read
   if (const uint32_t id = in_.store.index().Find(key); id != kNoRow) {
     std::memcpy(row.data(), in_.store.Value(id), row.size());
   } else if (spec_.initializer.kind != Initializer::Kind::kGiven) {
-    Contents::StoreInitial(spec_, "lookup", key, 0, {}, row.data());
+    InitialRowWriter writer(spec_.initializer, spec_.type, spec_.dim);
+    writer.Add(key, row.data());
+    writer.Finish();
   } else {
     const uint32_t number = MissingKeys(parallel, version, keys, mask).Add(key);
-    Contents::StoreInitial(spec_, "lookup", key, number, initial, row.data());
+    Contents::StoreGiven(spec_, "lookup", number, initial, row.data());
   }
   return row;
 }

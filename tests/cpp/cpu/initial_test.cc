@@ -26,16 +26,21 @@ Bytes Want(const Initializer& initializer, RowType type, int64_t dim, uint64_t k
 TEST(EveryInstructionSetWritesTheSameRows) {
   data::Stream stream(4);
   for (const Kernels& kernels : programs::AllKernels()) {
-    for (const int64_t dim : {1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 255, 256, 257, 600}) {
+    for (const int64_t dim : {1, 2, 3, 4, 5, 8, 15, 16, 17, 33, 64, 65, 128, 129, 200}) {
       const auto pool = std::make_shared<std::vector<float>>(static_cast<size_t>(5 * dim), 0.37f);
       (*pool)[0] = -1;
       for (const Initializer& initializer : data::EachInitializer(pool, stream.Next())) {
         if (initializer.kind == Initializer::Kind::kGiven) continue;
         for (const RowType type : {RowType::kFloat32, RowType::kBFloat16, RowType::kFloat16}) {
-          for (const uint64_t key : data::kAwkward) {
-            Bytes row(static_cast<size_t>(dim) * kvjax::ItemSize(type) + 1, std::byte{0x5A});
-            kvjax::StoreInitialRow(initializer, type, dim, key, row.data(), kernels);
-            CHECK(data::SameBytes(row, Want(initializer, type, dim, key)));
+          std::vector<uint64_t> keys(data::kAwkward.begin(), data::kAwkward.end());
+          while (keys.size() < 35) keys.push_back(stream.Next());
+          const size_t bytes = static_cast<size_t>(dim) * kvjax::ItemSize(type) + 1;
+          std::vector<Bytes> rows(keys.size(), Bytes(bytes, std::byte{0x5A}));
+          kvjax::InitialRowWriter writer(initializer, type, dim, kernels);
+          for (size_t i = 0; i < keys.size(); ++i) writer.Add(keys[i], rows[i].data());
+          writer.Finish();
+          for (size_t i = 0; i < keys.size(); ++i) {
+            CHECK(data::SameBytes(rows[i], Want(initializer, type, dim, keys[i])));
           }
         }
       }
@@ -43,18 +48,25 @@ TEST(EveryInstructionSetWritesTheSameRows) {
   }
 }
 
-TEST(ElementsOfAnyPartOfARow) {
+TEST(ElementsOfAnyPartOfSomeRows) {
   const kvjax::Distribution normal{kvjax::Distribution::Kind::kNormal, 0.5, 2.0};
   constexpr int64_t kDim = 70;
+  const uint64_t keys[] = {77, 78, 1u << 31};
   for (const Kernels& kernels : programs::AllKernels()) {
-    float whole[kDim];
-    kernels.elements(normal, 9, 77, 0, kDim, whole);
+    float whole[3][kDim];
+    float* const rows[] = {whole[0], whole[1], whole[2]};
+    kernels.elements(normal, 9, 3, keys, rows, 0, kDim);
     for (int64_t begin = 0; begin < kDim; ++begin) {
       for (int64_t end = begin; end <= kDim; ++end) {
-        std::vector<float> part(static_cast<size_t>(end - begin) + 1, -1e30f);
-        kernels.elements(normal, 9, 77, begin, end, part.data());
-        for (int64_t i = begin; i < end; ++i) CHECK_EQ(part[static_cast<size_t>(i - begin)], whole[i]);
-        CHECK_EQ(part.back(), -1e30f);
+        const auto width = static_cast<size_t>(end - begin);
+        std::vector<float> parts(3 * (width + 1), -1e30f);
+        float* const to[] = {parts.data(), parts.data() + width + 1, parts.data() + 2 * (width + 1)};
+        kernels.elements(normal, 9, 3, keys, to, begin, end);
+        for (int row = 0; row < 3; ++row) {
+          for (size_t i = 0; i < width; ++i)
+            CHECK_EQ(to[row][i], whole[row][begin + static_cast<int64_t>(i)]);
+          CHECK_EQ(to[row][width], -1e30f);
+        }
       }
     }
   }
@@ -69,7 +81,8 @@ TEST(ManyRandomElements) {
            {kvjax::Distribution::Kind::kNormal, kvjax::Distribution::Kind::kTruncatedNormal}) {
         const Initializer made = data::Elements(kind, 0.0, 1.0, 3);
         float row[64];
-        kernels.elements(made.segments[0].of, 3, key, 0, 64, row);
+        float* const to[] = {row};
+        kernels.elements(made.segments[0].of, 3, 1, &key, to, 0, 64);
         made.Generate(key, 64, [&](int64_t column, float x) { CHECK_EQ(row[column], x); });
       }
     }

@@ -129,9 +129,10 @@ inline std::vector<kvjax::Initializer> EachInitializer(std::shared_ptr<const std
   each.push_back(each.front());
   each.back().Set(0, {2, {Kind::kConstant, 0.5}});
   each.back().Set(1, {.of = {Kind::kNormal, 0.0, 2.0}});
-  each.push_back({.pool = std::move(pool)});
+  each.emplace_back();
   each.back().kind = kvjax::Initializer::Kind::kPool;
-  each.push_back({});
+  each.back().pool = std::move(pool);
+  each.emplace_back();
   each.back().kind = kvjax::Initializer::Kind::kGiven;
   return each;
 }

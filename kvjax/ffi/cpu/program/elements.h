@@ -17,9 +17,9 @@ using Counters [[gnu::vector_size(32)]] = uint64_t;
 using Counters [[gnu::vector_size(16)]] = uint64_t;
 #endif
 constexpr int64_t kCounters = sizeof(Counters) / sizeof(uint64_t);
-constexpr int64_t kTogether = 16;  // elements, from as many counters as it takes
-constexpr int64_t kMost = 64;      // elements of which those that are far out are gathered
-constexpr int64_t kFar = 8;        // of these, at a time
+constexpr int64_t kRun = 16;  // columns, from as many counters as it takes
+constexpr int kRuns = 4;      // that are made together, of one row or of several
+constexpr int64_t kFar = 8;   // elements far out, at a time
 
 /// The products of low halves, for which GCC finds no instruction by itself.
 [[gnu::always_inline]] inline Counters Multiply(Counters x, uint32_t factor) {
@@ -33,9 +33,9 @@ constexpr int64_t kFar = 8;        // of these, at a time
 #endif
 }
 
-/// The random bits of kTogether elements of a key's row, from a column on.
+/// The random bits of a run of a key's row, from a column on.
 [[gnu::always_inline]] inline void RandomWords(uint64_t seed, uint64_t key, int64_t column, uint32_t* words) {
-  for (int64_t quad = 0; 4 * quad < kTogether; quad += kCounters) {
+  for (int64_t quad = 0; 4 * quad < kRun; quad += kCounters) {
     Counters c0 = Counters{} + key, c1 = Counters{} + (key >> 32), c2 = {}, c3 = {};
     for (int64_t i = 0; i < kCounters; ++i) c2[i] = static_cast<uint64_t>(column / 4 + quad + i);
     Philox(c0, c1, c2, c3, seed,
@@ -48,15 +48,17 @@ constexpr int64_t kFar = 8;        // of these, at a time
   }
 }
 
-/// Normal elements from n words, a multiple of kTogether; those that are far out, about one in seven, are
-/// gathered and take another formula.
-[[gnu::always_inline]] inline void NormalElements(const Distribution& of, const uint32_t* words, int64_t n,
+/// Normal elements of some runs; those that are far out, about one in seven, are gathered and take another
+/// formula.
+[[gnu::always_inline]] inline void NormalElements(const Distribution& of, const uint32_t* words, int runs,
                                                   float* made) {
-  double p[kMost + 1], far[kFar];
-  uint32_t which[kMost + kFar];
-  p[kMost] = 0.5;  // for what is gathered beyond those that there are
-  for (int64_t begin = 0; begin < n; begin += kTogether) {
-    for (int64_t i = begin; i < begin + kTogether; ++i) {
+  constexpr int64_t kAll = kRuns * kRun;
+  double p[kAll + 1], far[kFar];
+  uint32_t which[kAll + kFar];
+  p[kAll] = 0.5;  // for what is gathered beyond those that there are
+  const int64_t n = runs * kRun;
+  for (int64_t begin = 0; begin < n; begin += kRun) {
+    for (int64_t i = begin; i < begin + kRun; ++i) {
       p[i] = of.Quantile(words[i]);
       made[i] = static_cast<float>(of.a + of.b * InverseNormalInside(p[i]));
     }
@@ -66,7 +68,7 @@ constexpr int64_t kFar = 8;        // of these, at a time
     which[count] = static_cast<uint32_t>(i);
     count += !IsInside(p[i]);
   }
-  for (int64_t i = 0; i < kFar; ++i) which[count + i] = kMost;
+  for (int64_t i = 0; i < kFar; ++i) which[count + i] = kAll;
   for (int64_t begin = 0; begin < count; begin += kFar) {
     for (int64_t i = 0; i < kFar; ++i) far[i] = p[which[begin + i]];
     for (int64_t i = 0; i < kFar; ++i) far[i] = of.a + of.b * InverseNormalOutside(far[i]);
@@ -74,27 +76,50 @@ constexpr int64_t kFar = 8;        // of these, at a time
   }
 }
 
-[[maybe_unused]] void Elements(const Distribution& distribution, uint64_t seed, uint64_t key, int64_t begin,
-                               int64_t end, float* to) {
+[[maybe_unused]] void Elements(const Distribution& distribution, uint64_t seed, size_t n,
+                               const uint64_t* keys, float* const* rows, int64_t begin, int64_t end) {
   const Distribution of = distribution;  // which no store changes
-  if (of.kind == Distribution::Kind::kConstant) {
-    const float value = of.Element(0);
-    for (int64_t i = 0; i < end - begin; ++i) to[i] = value;
-    return;
-  }
-  for (int64_t column = begin / 4 * 4; column < end; column += kMost) {
-    alignas(64) uint32_t words[kMost];
-    alignas(64) float made[kMost + 1];
-    const int64_t last = end - column < kMost ? end - column : kMost;
-    int64_t n = 0;
-    for (; n < last; n += kTogether) RandomWords(seed, key, column + n, words + n);
+  alignas(64) uint32_t words[kRuns * kRun];
+  alignas(64) float made[kRuns * kRun + 1];
+  struct {
+    float* row;
+    int64_t column;
+  } pending[kRuns];
+  int count = 0;
+  const auto make = [&]() __attribute__((always_inline)) {
     if (of.kind == Distribution::Kind::kUniform) {
-      for (int64_t i = 0; i < n; ++i) made[i] = static_cast<float>(of.a + (of.b - of.a) * OpenUnit(words[i]));
+      for (int64_t i = 0; i < count * kRun; ++i) {
+        made[i] = static_cast<float>(of.a + (of.b - of.a) * OpenUnit(words[i]));
+      }
     } else {
-      NormalElements(of, words, n, made);
+      NormalElements(of, words, count, made);
     }
-    for (int64_t i = column < begin ? begin - column : 0; i < last; ++i) to[column + i - begin] = made[i];
+    for (int run = 0; run < count; ++run) {
+      const auto [row, column] = pending[run];
+      const float* const from = made + run * kRun;
+      if (column >= begin && column + kRun <= end) {
+        __builtin_memcpy(row + (column - begin), from, kRun * sizeof(float));
+        continue;
+      }
+      for (int64_t i = column < begin ? begin - column : 0; i < kRun && column + i < end; ++i) {
+        row[column + i - begin] = from[i];
+      }
+    }
+    count = 0;
+  };
+  for (size_t i = 0; i < n; ++i) {
+    if (of.kind == Distribution::Kind::kConstant) {
+      const float value = of.Element(0);
+      for (int64_t c = 0; c < end - begin; ++c) rows[i][c] = value;
+      continue;
+    }
+    for (int64_t column = begin / 4 * 4; column < end; column += kRun) {
+      RandomWords(seed, keys[i], column, words + count * kRun);
+      pending[count++] = {rows[i], column};
+      if (count == kRuns) make();
+    }
   }
+  if (count > 0) make();
 }
 
 }  // namespace

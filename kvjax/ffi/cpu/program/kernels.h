@@ -68,9 +68,10 @@ struct Kernels {
   void (*find)(Opcode op, Shape shape, Step& step);
   /// Sums those of the rows (n, dim) that `which` (count,) names, one after the other.
   void (*sum)(float* to, const float* rows, const uint32_t* which, size_t count, size_t dim);
-  /// Makes the elements of columns begin to end of a key's initial row.
-  void (*elements)(const Distribution& of, uint64_t seed, uint64_t key, int64_t begin, int64_t end,
-                   float* to);
+  /// Makes the elements of columns begin to end of the initial rows of keys (n,), each to where rows (n,)
+  /// says.
+  void (*elements)(const Distribution& of, uint64_t seed, size_t n, const uint64_t* keys, float* const* rows,
+                   int64_t begin, int64_t end);
 };
 
 Kernels BaselineKernels();
