@@ -31,6 +31,8 @@ import numpy as np
 from kvjax.serving import FrozenError, FrozenTable, Release, Releases
 
 DIM, WIDTH, PROBE = 16, 32, 64
+PAD = -1
+"""The key of a category that is missing, which is padding."""
 
 
 # ---- the server: NumPy alone -----------------------------------------------------------------------------------
@@ -42,9 +44,9 @@ def layers_of(data: bytes) -> dict[str, np.ndarray]:
 
 
 def predict(release: Release, keys: np.ndarray, dense: np.ndarray) -> np.ndarray:
-    """Click probabilities ``(n,)`` of keys ``(n, 26)`` and dense features ``(n, 13)``."""
+    """Click probabilities ``(n,)`` of keys ``(n, 26)``, some of them `PAD`, and dense features ``(n, 13)``."""
     layers = layers_of(release.files["dense.npz"])
-    x = np.concatenate([release["ads"].lookup(keys).mean(1), dense], 1)
+    x = np.concatenate([release["ads"].lookup_bag(keys, pad_id=PAD), dense], 1)
     x = np.maximum(x @ layers["kernel0"] + layers["bias0"], 0)
     return 1 / (1 + np.exp(-(x @ layers["kernel1"] + layers["bias1"])[:, 0]))
 
@@ -139,8 +141,8 @@ class Trainer:
         class Net(nn.Module):
             @nn.compact
             def __call__(self, keys: Any, dense: jax.Array) -> jax.Array:
-                rows = kvjax.flax.Embed("ads", DIM, initializer=kvjax.initializers.normal(0.01))(keys)
-                x = nn.relu(nn.Dense(WIDTH)(jnp.concatenate([rows.mean(1), dense], 1)))
+                ads = kvjax.flax.EmbedBag("ads", DIM, pad_id=PAD, initializer=kvjax.initializers.normal(0.01))
+                x = nn.relu(nn.Dense(WIDTH)(jnp.concatenate([ads(keys), dense], 1)))
                 return nn.Dense(1)(x)[:, 0]
 
         def step(state: Any, keys: Any, dense: Any, label: Any) -> Any:
@@ -165,9 +167,10 @@ class Trainer:
     def _of(self, rows: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Keys of columns, which share a table by salts, dense features and labels."""
         keys = [self.kvjax.hash_keys(rows.cats[:, c], salt=c) for c in range(self.criteo.CATS)]
+        keys = np.where(rows.cats == self.criteo.NO_CATEGORY, PAD, np.stack(keys, 1))
         if rows.label is None:
             raise self.criteo.FormatError("want a log with labels to train on, this one has none")
-        return np.stack(keys, 1), self.criteo.log_dense(rows.dense), rows.label
+        return keys, self.criteo.log_dense(rows.dense), rows.label
 
     def train(self, steps: int) -> float:
         """Trains and gives the last loss."""
@@ -184,7 +187,7 @@ class Trainer:
 
     @property
     def table(self) -> Any:
-        return self.state.params["params"]["Embed_0"]["table"]
+        return self.state.params["params"]["EmbedBag_0"]["table"]
 
     def layers(self) -> dict[str, np.ndarray]:
         dense = self.state.params["params"]

@@ -14,9 +14,7 @@ from jax.core import Tracer
 from jax.typing import DTypeLike
 
 from kvjax._keys.keys import Keys, KeysLike
-from kvjax._lookup import combiners, plain_bags
-from kvjax._lookup.combiners import Combiner
-from kvjax._lookup.norms import clip_norm
+from kvjax._lookup import plain_bags, sums
 from kvjax._lookup.readable import FrozenReadable, Readable, check_readable, query_of, rows_of, spec_of
 from kvjax._ops import bags as bag_ops
 from kvjax._ops import routing
@@ -25,12 +23,12 @@ from kvjax._spec.spec import TableSpec
 from kvjax._spmd.explicit import as_auto
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
+from kvjax._values import combiners
 from kvjax._values.arrays import ArrayLike
-from kvjax._values.errors import fail
+from kvjax._values.bags import OP, Bags, bags_of, check_combiner, check_empty, lengths_error
+from kvjax._values.combiners import Combiner, Sums
 from kvjax._values.missing import Missing
-from kvjax._values.numbers import is_integer
-
-_OP = "lookup_bag"
+from kvjax._values.norms import clip_norm
 
 
 def lookup_bag(
@@ -110,9 +108,9 @@ def lookup_bag(
              [2.5, 5. ]], dtype=float32)
       >>> kvjax.drop_table("doc_bag")
     """
-    check_readable(table, _OP)
+    check_readable(table, OP)
     return combined(
-        table, query_of(table, _OP, keys, mask, pad_id), lengths=lengths, segment_ids=segment_ids,
+        table, query_of(table, OP, keys, mask, pad_id), lengths=lengths, segment_ids=segment_ids,
         num_segments=num_segments, weights=weights, combiner=combiner, max_norm=max_norm, empty=empty, missing=missing,
         dtype=dtype,
     )  # fmt: skip
@@ -134,25 +132,25 @@ def combined(
 ) -> jax.Array:
     """`lookup_bag` of keys and a mask that have been checked."""
     keys, mask = query.keys, query.mask
-    if combiner not in combiners.COMBINERS:
-        raise _fail(table, f"combiner in {combiners.COMBINERS}", repr(combiner), "choose one")
-    weights = _weights(table, keys, weights, combiner)
-    padded = lengths is None and segment_ids is None and num_segments is None and keys.ndim > 0
+    weights = None if weights is None else jnp.asarray(weights)
+    check_combiner(combiner, weights, keys.shape, table.name)
+    weights = None if weights is None else weights.astype(jnp.float32)
+    given = bags_of(_array(lengths), _array(segment_ids), num_segments, keys.shape, table.name)
     ids, bags, fit = None, 0, None
-    if padded and keys.shape[-1] == 0:  # one key of padding each: XLA's partitioner takes no shards of nothing
+    if given is None and keys.shape[-1] == 0:  # one key of padding each: XLA's partitioner takes no shards of nothing
         keys = Keys(jnp.zeros((*keys.shape[:-1], 1, 2), jnp.uint32), keys.narrow)
         mask = jnp.zeros(keys.shape, bool)
         weights = None if weights is None else jnp.zeros(keys.shape, weights.dtype)
         query = Query(keys, mask)
-    if not padded:
-        ids, bags, fit = _bag_ids(table, keys, lengths, segment_ids, num_segments)
+    if given is not None:
+        bags, (ids, fit) = given.number, _ids_of(table, given, keys.shape[0])
         ids = ids if mask is None else jnp.where(mask, ids, -1)
         query = Query(keys, (ids >= 0) & (ids < bags))
-    rows = clip_norm(table, _OP, rows_of(table, query, missing), max_norm)
+    rows = clip_norm(jnp, rows_of(table, query, missing), max_norm, table.name, OP)
     combine = functools.partial(_combine, _sums_of(table), combiner, empty is not None)
-    if padded:
+    if given is None:
         made, *filled = mesh.over_batch(
-            _spec_of_rows(table), _OP, functools.partial(_combine_padded, combine), keys.ndim - 1, rows, mask, weights
+            _spec_of_rows(table), OP, functools.partial(_combine_padded, combine), keys.ndim - 1, rows, mask, weights
         )
     else:
 
@@ -168,8 +166,8 @@ def combined(
     return made.astype(rows.dtype if dtype is None else dtype)
 
 
-def _sums_of(table: Readable) -> combiners.Sums:
-    return combiners.CALLS if isinstance(table, Table) else combiners.PLAIN
+def _sums_of(table: Readable) -> Sums:
+    return sums.CALLS if isinstance(table, Table) else sums.PLAIN
 
 
 def _spec_of_rows(table: Readable) -> TableSpec | None:
@@ -179,12 +177,10 @@ def _spec_of_rows(table: Readable) -> TableSpec | None:
     return dataclasses.replace(spec, placement=None) if follows and spec is not None else spec
 
 
-def _combine(
-    sums: combiners.Sums, combiner: str, counted: bool, bags: int, ids: Any, rows: jax.Array, weights: Any
-) -> Any:
+def _combine(sums: Sums, combiner: str, counted: bool, bags: int, ids: Any, rows: jax.Array, weights: Any) -> Any:
     """Bags ``(bags, dim)`` float32 of rows ``(n, dim)``, and if that is asked for which have any, ``(bags,)`` bool."""
-    made = combiners.combine(sums, combiner, bags, ids, rows.astype(jnp.float32), weights)
-    return (made, combiners.counts(sums, bags, ids) > 0) if counted else (made,)
+    made = combiners.combine(jnp, sums, combiner, bags, ids, rows.astype(jnp.float32), weights)
+    return (made, combiners.counts(jnp, sums, bags, ids) > 0) if counted else (made,)
 
 
 def _combine_padded(combine: Callable[..., Any], rows: jax.Array, mask: Any, weights: Any) -> Any:
@@ -196,87 +192,31 @@ def _combine_padded(combine: Callable[..., Any], rows: jax.Array, mask: Any, wei
     return combine(bags, ids.reshape(-1), rows.reshape(-1, dim), flat)
 
 
-def _bag_ids(
-    table: Readable, keys: Keys, lengths: Any, segment_ids: Any, num_segments: Any
-) -> tuple[jax.Array, int, jax.Array | None]:
-    """The bag of each key ``(n,)`` int32 and the number of bags, where the keys do not say it by their shape; and
-    whether lengths fit, ``()`` bool, if nobody else will say so."""
-    if lengths is not None and segment_ids is not None:
-        raise _fail(table, "lengths or segment_ids", "both", "each of them says which keys make a bag")
-    if (segment_ids is None) != (num_segments is None):
-        raise _fail(table, "segment_ids and num_segments together", "one of them", "give both or none")
-    if lengths is None and segment_ids is None:
-        raise _fail(table, "keys (..., L)", "a single key", "give a bag an axis, or lengths, or segment_ids")
-    if keys.ndim != 1:
-        raise _fail(
-            table, "keys (n,) beside lengths or segment_ids", f"keys {keys.shape}", "flatten them, or pad and mask"
-        )
-    if lengths is not None:
-        lengths = _int32(table, "lengths", lengths, 2**31 - 1)
-        if lengths.ndim != 1:
-            raise _fail(table, "lengths (b,)", f"{lengths.shape}", "give one length a bag")
-        bags = lengths.shape[0]
-        if not isinstance(table, Table):
-            ids, fit = plain_bags.bag_ids(lengths, keys.shape[0])
-            return ids, bags, _known_to_fit(table, lengths, keys.shape[0], fit)
-        together = table.spec.placement is not None and mesh.inside(table.spec, _OP)
-        ids, status = bag_ops.bag_ids(table.name, lengths, keys.shape[0], together)
-        if together:  # other devices have other lengths
-            (ids,) = routing.agree(table.spec, _OP, mesh.agreed(status), [ids])
-        return ids, bags, None
-    bags = num_segments
-    if not is_integer(bags) or not 0 <= bags < 2**31:
-        raise _fail(table, "an integer num_segments in 0..2**31 - 1", repr(bags), "it is a shape, known outside jit")
-    ids = _int32(table, "segment_ids", segment_ids, int(bags))
-    if ids.shape != keys.shape:
-        raise _fail(table, f"segment_ids {keys.shape}", f"{ids.shape}", "give one bag per key")
-    return ids, int(bags), None
+def _ids_of(table: Readable, given: Bags, n: int) -> tuple[jax.Array, jax.Array | None]:
+    """The bag of each key ``(n,)`` int32; and whether lengths fit, ``()`` bool, if nobody else will say so."""
+    if given.ids is not None:
+        return jnp.asarray(given.ids), None
+    lengths = jnp.asarray(given.lengths)
+    if not isinstance(table, Table):
+        ids, fit = plain_bags.bag_ids(lengths, n)
+        if isinstance(fit, Tracer):
+            return ids, fit
+        if not fit:
+            raise lengths_error(np.asarray(lengths), n, table.name)
+        return ids, None
+    together = table.spec.placement is not None and mesh.inside(table.spec, OP)
+    ids, status = bag_ops.bag_ids(table.name, lengths, n, together)
+    if together:  # other devices have other lengths
+        (ids,) = routing.agree(table.spec, OP, mesh.agreed(status), [ids])
+    return ids, None
 
 
-def _known_to_fit(table: Readable, lengths: jax.Array, n: int, fit: jax.Array) -> jax.Array | None:
-    """Whether lengths fit, if that is not known yet.
-
-    Raises:
-      ValueError: they do not.
-    """
-    if isinstance(fit, Tracer):
-        return fit
-    if not fit:
-        want = f"lengths of at least 0 that sum to at most {n}"
-        raise _fail(table, want, str(np.asarray(lengths).tolist()), "each key belongs to one bag")
-    return None
-
-
-def _int32(table: Readable, name: str, values: Any, high: int) -> jax.Array:
-    """Integers as int32; those below 0 become -1 and those above `high` become it, so that none is cut."""
-    values = values if isinstance(values, jax.Array) else np.asarray(values)
-    if values.size == 0 and isinstance(values, np.ndarray):
-        values = values.astype(np.int32)  # an empty list has no type of its own
-    if values.dtype.kind not in "iu":
-        raise _fail(table, f"integer {name}", f"{values.dtype}", "convert them first", TypeError)
-    info = np.iinfo(values.dtype)
-    return jnp.asarray(values.clip(max(info.min, -1), min(info.max, high)).astype(np.int32))
-
-
-def _weights(table: Readable, keys: Keys, weights: Any, combiner: str) -> jax.Array | None:
-    if weights is None:
-        return None
-    if combiner == "max":
-        raise _fail(table, "no weights for combiner 'max'", "weights", "a mask leaves keys out")
-    weights = jnp.asarray(weights)
-    if weights.shape != keys.shape or weights.dtype.kind in "bc":
-        raise _fail(table, f"real weights {keys.shape}", f"{weights.shape} {weights.dtype}", "give one number per key")
-    return weights.astype(jnp.float32)
+def _array(values: Any) -> Any:
+    """Integers as an array of NumPy, or of JAX if they are one."""
+    return values if values is None or isinstance(values, jax.Array) else np.asarray(values)
 
 
 def _row(table: Readable, empty: Any) -> jax.Array:
-    if isinstance(empty, str):
-        raise _fail(table, f"a row ({table.dim},) for empty bags", repr(empty), "only EmbedBag learns one by itself")
-    row = jnp.asarray(empty, jnp.float32)
-    if row.shape != (table.dim,):
-        raise _fail(table, f"a row ({table.dim},) for empty bags", f"{row.shape}", "give one row")
+    row: Any = empty if isinstance(empty, str) else jnp.asarray(empty, jnp.float32)
+    check_empty(row, table.dim, table.name)
     return row
-
-
-def _fail(table: Readable, want: str, got: str, mend: str, kind: type[Exception] = ValueError) -> Exception:
-    return fail(kind, table.name, _OP, want, got, mend)

@@ -1,4 +1,4 @@
-"""Bags in plain JAX, for frozen tables: the sums of `combiners.py` without a custom call."""
+"""Bags in plain JAX, for frozen tables: the sums and maxima of `sums.py` without a custom call."""
 
 from __future__ import annotations
 

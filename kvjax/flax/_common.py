@@ -6,10 +6,10 @@ import dataclasses
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from kvjax._lookup.bags import combined
-from kvjax._lookup.norms import clip_norm
 from kvjax._lookup.readable import FrozenReadable, Readable, query_of, rows_of
 from kvjax._spec.options import Options
 from kvjax._spec.sharding import Sharding
@@ -19,6 +19,7 @@ from kvjax._table.reads import Query
 from kvjax._table.registry import Arguments, get_table, tables
 from kvjax._table.table import Table
 from kvjax._values.errors import fail, meant
+from kvjax._values.norms import clip_norm
 from kvjax._values.numbers import is_integer
 from kvjax.initializers import InitializerLike, normal
 
@@ -111,7 +112,7 @@ def _existing(name: str, op: str) -> Table:
 def read(layer: Any, table: Readable, keys: Any, mask: Any, salt: int | None, missing: Any) -> jax.Array:
     """Rows in the compute dtype. The cast comes after the read, so gradients are summed in float32."""
     rows = rows_of(table, _query(layer, table, keys, mask, salt), missing)
-    rows = clip_norm(table, type(layer).__name__, rows, layer.max_norm)
+    rows = clip_norm(jnp, rows, layer.max_norm, table.name, type(layer).__name__)
     return rows if layer.dtype is None else rows.astype(layer.dtype)
 
 

@@ -12,12 +12,12 @@ import yaml
 from flax.core.scope import LazyRng
 
 from kvjax._keys.keys import Keys, KeysLike
-from kvjax._lookup.combiners import Combiner
 from kvjax._lookup.readable import Readable
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
+from kvjax._values.combiners import Combiner
 from kvjax.flax._common import LayerOptions, checked, learns_default, read, read_bag, resolve_table
 
 # So that ``nn.Module.tabulate``, which prints parameters and inputs as YAML, can show them.

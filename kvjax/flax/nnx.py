@@ -15,12 +15,12 @@ from jax.typing import DTypeLike
 
 from kvjax._keys.keys import KeysLike
 from kvjax._lookup import gradients
-from kvjax._lookup.combiners import Combiner
 from kvjax._spec.signature import initialized_by
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike, PyTree
+from kvjax._values.combiners import Combiner
 from kvjax.flax._common import LayerOptions, learns_default, read, read_bag, resolve_table
 
 __all__ = ["Embed", "EmbedBag", "grad", "value_and_grad"]

@@ -72,10 +72,10 @@ def row_of(name: str, op: str, missing: Any, dim: int) -> np.ndarray:
     return missing_row(missing, dim, np.zeros(dim, np.float32), to_float32, name, op)
 
 
-def no_initial(name: str) -> Exception:
+def no_initial(name: str, op: str = "lookup") -> Exception:
     """The error of a lookup that asks a file for initial rows of which it does not know how they are made."""
     return fail(
-        ValueError, name, "lookup", "missing='zeros' or a row", "missing='init' of a file that does not know how "
+        ValueError, name, op, "missing='zeros' or a row", "missing='init' of a file that does not know how "
         "initial rows are made", "write it from a table with one of kvjax.initializers",
     )  # fmt: skip
 

@@ -5,32 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from kvjax._formats.choices import Quantised
 from kvjax._formats.paths import PathLike, local
-from kvjax._formats.quantise import decode, rounded
-from kvjax._values.arrays import ArrayLike, HasArray
+from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
-from kvjax._values.key_width import whole_bits
 from kvjax._values.missing import Missing
-from kvjax._values.padding import check_mask, check_pad
-from kvjax.serving._contents import RowsLike, contents_of, no_initial, row_of
+from kvjax.serving._contents import RowsLike, contents_of, row_of
 from kvjax.serving._format import MappedFile, check, finding, identity_of, read
-from kvjax.serving._search import find, mixed, unmixed
+from kvjax.serving._reads import FrozenReads, IdsLike
 from kvjax.serving._write import write_again, write_changes, write_whole
 
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
     from kvjax.serving._jax import FrozenArrays
 
-IdsLike = HasArray | int | list[Any] | tuple[Any, ...]
-"""Integers ``(...)``: `kvjax.Keys`, NumPy's, Python's, nested sequences of them, or JAX's."""
 
-
-class FrozenTable:
+class FrozenTable(FrozenReads):
     """A table that never changes: one file, mapped, for any number of threads and processes at once.
 
     Reading needs only NumPy: ``import kvjax.serving`` does not load JAX. Processes that open the same file share its
@@ -62,19 +56,8 @@ class FrozenTable:
 
     def __init__(self, path: Path, mapped: MappedFile, released: bool = False) -> None:
         """For `open` and `write`, and for what is of a release, whose files never change."""
-        description, arrays = mapped.description, mapped.arrays
-        self.path, self._mapped, self._released = path, mapped, released
-        self.name, self.dim, self.dtype, self.step = (
-            description.name, description.dim, description.dtype, description.step,
-        )  # fmt: skip
-        self.error = description.error
-        self._hashes, self._starts, self._steps = arrays["hashes"], arrays["starts"], description.steps
-        self._rows, self._scales = arrays["rows"], arrays.get("scales")
-        self._initial, self._pool = description.initial, arrays.get("pool")
-        scales = None if self._scales is None else self._scales[-1:]
-        row = decode(self._rows[-1:], scales, self.dtype)[0]
-        self.missing = None if description.missing == "init" else row
-        self._key_dtype = description.key_dtype
+        super().__init__(mapped)
+        self.path, self._mapped, self._released, self.error = path, mapped, released, mapped.description.error
 
     # ---- files -----------------------------------------------------------------------------------------------
 
@@ -216,98 +199,6 @@ class FrozenTable:
     def __reduce__(self) -> Any:
         return type(self).open, (str(self.path),)
 
-    # ---- reads -----------------------------------------------------------------------------------------------
-
-    @overload
-    def lookup(
-        self, keys: IdsLike, *, mask: ArrayLike | None = None, pad_id: int | None = None,
-        missing: Missing | None = None, return_found: Literal[False] = False,
-    ) -> np.ndarray: ...  # fmt: skip
-
-    @overload
-    def lookup(
-        self, keys: IdsLike, *, mask: ArrayLike | None = None, pad_id: int | None = None,
-        missing: Missing | None = None, return_found: Literal[True],
-    ) -> tuple[np.ndarray, np.ndarray]: ...  # fmt: skip
-
-    def lookup(
-        self,
-        keys: IdsLike,
-        *,
-        mask: ArrayLike | None = None,
-        pad_id: int | None = None,
-        missing: Missing | None = None,
-        return_found: bool = False,
-    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
-        """Reads rows, as `kvjax.Table.lookup` does, from any thread.
-
-        Args:
-          keys: ``(...)``.
-          mask: ``(...)`` bool, false for padding, whose rows are zeros.
-          pad_id: a key that is padding wherever it stands.
-          missing: what a key without a row reads as: "init" (its initial row), "zeros", or a row ``(dim,)``. By default
-            as given when the file was written.
-          return_found: whether to also return which keys have a row.
-
-        Returns:
-          Rows ``(..., dim)`` float32, or ``(rows, found)`` with found ``(...)`` bool.
-
-        Raises:
-          TypeError: the keys are not integers, or the mask is not bool.
-          ValueError: the mask has another shape, or the initial rows are not known.
-        """
-        bits = self._bits(keys, "lookup")
-        flat = bits.reshape(-1)
-        hashes = mixed(flat)
-        at, found = find(self._hashes, self._starts, self._steps, hashes)
-        at[~found] = len(self._hashes) - 1
-        rows = self._rows.take(at, axis=0, mode="clip")
-        scales = None if self._scales is None else self._scales.take(at, mode="clip")
-        rows = rows if self.dtype == "float32" else decode(rows, scales, self.dtype)
-        as_initial = self.missing is None if missing is None else isinstance(missing, str) and missing == "init"
-        if as_initial:
-            lost = np.flatnonzero(~found)
-            if len(lost):
-                rows[lost] = self._initial_rows(flat[lost], hashes[lost])
-        elif missing is not None:
-            rows[~found] = row_of(self.name, "lookup", missing, self.dim)
-        valid = self._valid(keys, bits, mask, pad_id)
-        if valid is not None:
-            rows[~valid.reshape(-1)] = 0
-            found &= valid.reshape(-1)
-        rows = rows.reshape(*bits.shape, self.dim)
-        return (rows, found.reshape(bits.shape)) if return_found else rows
-
-    def contains(self, keys: IdsLike) -> np.ndarray:
-        """Whether keys have a row.
-
-        Args:
-          keys: ``(...)``.
-
-        Returns:
-          ``(...)`` bool.
-        """
-        bits = self._bits(keys, "contains")
-        return find(self._hashes, self._starts, self._steps, mixed(bits.reshape(-1)))[1].reshape(bits.shape)
-
-    def export(self) -> tuple[np.ndarray, np.ndarray]:
-        """All keys ``(n,)`` int64 (uint64 for a table of unsigned keys), and their rows ``(n, dim)`` float32."""
-        n, unsigned = len(self), self._mapped.description.key_dtype.startswith("u")
-        scales = None if self._scales is None else self._scales[:n]
-        keys = unmixed(self._hashes[:n])
-        return keys if unsigned else keys.view(np.int64), decode(self._rows[:n], scales, self.dtype)
-
-    def __len__(self) -> int:
-        return self._mapped.description.rows
-
-    def __bool__(self) -> bool:
-        return True  # an empty table is a table
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """``(rows, dim)``."""
-        return len(self), self.dim
-
     @property
     def nbytes(self) -> int:
         """Bytes of the file's arrays."""
@@ -340,23 +231,3 @@ class FrozenTable:
         from kvjax.serving._jax import arrays_of
 
         return arrays_of(self._mapped)
-
-    # ---- inside ----------------------------------------------------------------------------------------------
-
-    def _bits(self, keys: Any, op: str) -> np.ndarray:
-        return whole_bits(keys, self._key_dtype, f"table {self.name!r}, {op}")
-
-    def _valid(self, keys: Any, bits: np.ndarray, mask: Any, pad_id: Any) -> np.ndarray | None:
-        if mask is not None:
-            mask = np.asarray(mask)
-            check_mask(mask, bits.shape, self.name, "lookup")
-        if pad_id is None:
-            return mask
-        pad = self._bits(pad_id, "lookup, pad_id")
-        check_pad(pad_id, pad.shape, keys, self.name, "lookup")
-        return bits != pad if mask is None else mask & (bits != pad)
-
-    def _initial_rows(self, keys: np.ndarray, hashes: np.ndarray) -> np.ndarray:
-        if self._initial is None:
-            raise no_initial(self.name)
-        return rounded(self._initial.rows(np, keys, hashes, self.dim, self._pool), self._initial.dtype)

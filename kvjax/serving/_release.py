@@ -15,7 +15,8 @@ from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
 from kvjax._values.numbers import is_integer, is_real
 from kvjax.serving._format import damaged, read
-from kvjax.serving._frozen import FrozenTable, IdsLike
+from kvjax.serving._frozen import FrozenTable
+from kvjax.serving._reads import IdsLike
 
 SUFFIX = ".frozen"
 FILES = "files"

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvjax
-from kvjax._lookup.combiners import CALLS, combine
+from kvjax._lookup.sums import CALLS
+from kvjax._values.combiners import combine
 from tests.support.marks import examples, few, slow, wide_is_slow
 
 COMBINERS = ["sum", "mean", "sqrtn", "max"]
@@ -116,7 +117,7 @@ def test_gradients_of_gradients(make):
     for combiner in ("sqrtn", "max"):
 
         def ours(rows, weights, combiner=combiner):
-            return combine(CALLS, combiner, 3, ids, rows, None if combiner == "max" else weights)
+            return combine(jnp, CALLS, combiner, 3, ids, rows, None if combiner == "max" else weights)
 
         def dense(rows, weights, combiner=combiner):
             return reference(rows, [[0, 2], [], [1]], weights, combiner, jnp.zeros(3), jnp)
@@ -296,7 +297,8 @@ BAD = [
 @pytest.mark.parametrize(("options", "message"), BAD, ids=[message[:30] for _, message in BAD])
 def test_mistakes_name_the_table(make, options, message):
     table = make(4)
-    keys = options.pop("keys", [[1, 2, 3], [4, 5, 6]]) if "keys" in options else [[1, 2, 3], [4, 5, 6]]
+    options = dict(options)
+    keys = options.pop("keys", [[1, 2, 3], [4, 5, 6]])
     with pytest.raises((ValueError, TypeError, jax.errors.JaxRuntimeError), match=message) as error:
         jax.block_until_ready(kvjax.lookup_bag(table, np.array(keys), **options))
     assert f"table {table.name!r}, lookup_bag" in str(error.value)

@@ -255,7 +255,8 @@ def test_public_docstrings_name_every_argument():
     for module in [*modules, kvjax.serving]:
         public = [getattr(module, name) for name in vars(module).get("__all__", ())]
         methods = [m for c in public if isinstance(c, type) for n, m in vars(c).items() if not n.startswith("_")]
-        methods += [m for c in kvjax.Table.__mro__ for n, m in vars(c).items() if not n.startswith("_")]
+        inherited = (*kvjax.Table.__mro__, *kvjax.serving.FrozenTable.__mro__)
+        methods += [m for c in inherited for n, m in vars(c).items() if not n.startswith("_")]
         for function in [f for f in public + methods if inspect.isfunction(f)]:
             doc = function.__doc__ or ""
             for arg in [a for a in inspect.signature(function).parameters if a != "self"]:

@@ -1,4 +1,4 @@
-"""Combiners: rows made into bags by sum, mean, sqrtn or max, differentiable.
+"""Sums and maxima of rows that `kvjax._values.combiners` makes bags of, differentiable.
 
 Sums, their expansion and their inner products are the gradients of one form that is linear in rows, weights and bags
 (see ``kvjax/ffi/core/bag.h``), so the gradients of each of them are the other two, to any order.
@@ -7,17 +7,14 @@ Sums, their expansion and their inner products are the gradients of one form tha
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from kvjax._lookup import plain_bags
 from kvjax._ops import bags as bag_ops
-
-Combiner: TypeAlias = Literal["sum", "mean", "sqrtn", "max"]
-COMBINERS = get_args(Combiner)
+from kvjax._values.combiners import Sums
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -87,45 +84,8 @@ def _bag_max(bags: int, ids: jax.Array, rows: jax.Array) -> Any:
     return _taken(ids, positions, out, rows)
 
 
-class Sums(NamedTuple):
-    """How rows become bags: `bag_sum` and `bag_max`."""
-
-    sum: Callable[[int, jax.Array, jax.Array, jax.Array], Any]
-    max: Callable[[int, jax.Array, jax.Array], Any]
-
-
 CALLS = Sums(bag_sum, _bag_max)
 """By custom calls, which add in the order of the rows."""
 
 PLAIN = Sums(plain_bags.bag_sum, plain_bags.bag_max)
 """In plain JAX, wherever it runs."""
-
-
-def counts(sums: Sums, bags: int, ids: jax.Array) -> jax.Array:
-    """How many rows each bag has, ``(bags,)`` float32."""
-    ones = jnp.ones(ids.shape, jnp.float32)
-    return sums.sum(bags, ids, ones, ones[:, None])[:, 0]
-
-
-def combine(
-    sums: Sums, combiner: str, bags: int, ids: jax.Array, rows: jax.Array, weights: jax.Array | None
-) -> jax.Array:
-    """Bags ``(bags, dim)`` float32 of rows ``(n, dim)`` float32; what would be divided by 0 is 0.
-
-    ids: ``(n,)`` int32, those outside the bags mark padding; weights: ``(n,)`` float32, by default 1.
-    """
-    if combiner == "max":
-        return sums.max(bags, ids, rows)
-    ones = jnp.ones(ids.shape, jnp.float32)
-    total = sums.sum(bags, ids, ones if weights is None else weights, rows)
-    if combiner == "sum":
-        return total
-    if weights is None:
-        divisor = counts(sums, bags, ids)
-    else:
-        terms = weights if combiner == "mean" else weights * weights
-        divisor = sums.sum(bags, ids, ones, terms[:, None])[:, 0]
-    # The inner where keeps the gradient of the branch that is not taken finite.
-    safe = jnp.where(divisor == 0, 1, divisor)
-    scale = jnp.where(divisor == 0, 0, 1 / (safe if combiner == "mean" else jnp.sqrt(safe)))
-    return total * scale[:, None]
