@@ -1,13 +1,13 @@
-"""Spreading: rows in any order are put on disk by ranges of buckets, a piece at a time."""
+"""Spreading: rows in any order are put on disk by ranges of buckets, or of other hashes, a piece at a time."""
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,13 @@ _MOST = 4096
 """Ranges, so that what goes to each at a time is not too little for a disk."""
 
 
-def spread(sources: Mapping[str, Source], folder: Path | None) -> Iterator[dict[str, Columns]]:
+BucketsOf: TypeAlias = Callable[[np.ndarray], np.ndarray]
+"""From keys ``(n,)`` of 64 bits to the bucket of each ``(n,)``, one of `host.NUM_BUCKETS`."""
+
+
+def spread(
+    sources: Mapping[str, Source], folder: Path | None, buckets_of: BucketsOf = buckets_of
+) -> Iterator[dict[str, Columns]]:
     """The rows of several sources by ranges of buckets: of each source the rows of a range, in its order.
 
     A few times `source.PIECE_BYTES` are in memory, or a 4096th of the rows, if that is more. Keys are read once more
@@ -31,8 +37,9 @@ def spread(sources: Mapping[str, Source], folder: Path | None) -> Iterator[dict[
     Args:
       sources: each with a column "keys".
       folder: where to put the files; by default among the system's temporary ones.
+      buckets_of: by default those of tables and checkpoints.
     """
-    counts = {name: _counts(each) for name, each in sources.items()}
+    counts = {name: _counts(each, buckets_of) for name, each in sources.items()}
     widths = {name: sum(map(row_bytes, each.types.values())) for name, each in sources.items()}
     total = np.cumsum(sum(counts[name] * widths[name] for name in sources))
     size = max(2 * source.PIECE_BYTES, int(total[-1]) // _MOST)
@@ -42,7 +49,7 @@ def spread(sources: Mapping[str, Source], folder: Path | None) -> Iterator[dict[
         yield {name: each.read(list(each.types), 0, each.num_rows) for name, each in sources.items()}
         return
     with ExitStack() as files:
-        on_disk = {name: _put(each, counts[name], bounds, folder, files) for name, each in sources.items()}
+        on_disk = {name: _put(each, buckets_of, counts[name], bounds, folder, files) for name, each in sources.items()}
         starts = {name: offsets_of(counts[name])[bounds].tolist() for name in sources}
         for i in range(len(bounds) - 1):
             yield {
@@ -55,7 +62,7 @@ def _pieces(rows: Source) -> Iterator[tuple[int, int]]:
     return source.ranges(rows.num_rows, max(map(row_bytes, rows.types.values())))
 
 
-def _counts(rows: Source) -> np.ndarray:
+def _counts(rows: Source, buckets_of: BucketsOf) -> np.ndarray:
     """The number of rows in each bucket."""
     counts = np.zeros(host.NUM_BUCKETS, np.int64)
     for start, stop in _pieces(rows):
@@ -65,7 +72,7 @@ def _counts(rows: Source) -> np.ndarray:
 
 
 def _put(
-    rows: Source, counts: np.ndarray, bounds: np.ndarray, folder: Path | None, files: ExitStack
+    rows: Source, buckets_of: BucketsOf, counts: np.ndarray, bounds: np.ndarray, folder: Path | None, files: ExitStack
 ) -> dict[str, _OnDisk]:
     """Writes each column into a file, in which the rows between two bounds follow each other."""
     opened: dict[str, _OnDisk] = {}

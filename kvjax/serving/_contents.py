@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -14,8 +16,10 @@ from kvjax._values.errors import fail, meant
 from kvjax._values.key_width import own_key
 from kvjax._values.missing import missing_row
 from kvjax.serving._initial import Initial
+from kvjax.serving._search import mixed, ranges_of
 
 if TYPE_CHECKING:
+    from kvjax._formats.source import Source
     from kvjax._table.table import Table
     from kvjax._values.exported import Exported
     from kvjax._values.prune import PruneLike
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 RowsLike: TypeAlias = "Table | Exported | FrozenTable | str | os.PathLike[str]"
 """What a frozen table is written from: a table, an export, a frozen table, or the folder of a checkpoint's tables."""
 
-"""What keys without a row read as: their initial row, zeros, or a row ``(dim,)``."""
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +38,8 @@ class Contents:
 
     Attributes:
       name: of the table.
-      rows: the export.
+      rows: columns "keys" and "values", with the table's last step.
+      on_disk: whether they are not in memory.
       key_dtype: of the table.
       missing: what keys without a row read as.
       initial: how initial rows are made; None if nobody knows.
@@ -42,7 +47,8 @@ class Contents:
     """
 
     name: str
-    rows: Exported
+    rows: Source
+    on_disk: bool
     key_dtype: str
     missing: Any
     initial: Initial | None
@@ -54,7 +60,7 @@ class Contents:
         Raises:
           ValueError: nobody knows what they read as, or it is no row.
         """
-        dim = self.rows.values.shape[1]
+        (dim,) = self.rows.types["values"][1]
         asked = self.missing if missing is None else missing
         if isinstance(asked, str) and asked == "init" and self.initial is not None:
             return None
@@ -65,6 +71,22 @@ class Contents:
                 f"none, and no initializer that is known without JAX ({why})", "FrozenTable.write(..., missing=)",
             )  # fmt: skip
         return row_of(self.name, "write", asked, dim)
+
+    def pieces(self, folder: Path) -> Iterator[Mapping[str, np.ndarray]]:
+        """The columns by ranges of hashes, one behind the other; in any order inside.
+
+        Rows on disk are some at a time in memory, about 100 MiB. What does not fit is meanwhile in files without names.
+
+        Args:
+          folder: where to put these.
+        """
+        if not self.on_disk:
+            yield self.rows.read(list(self.rows.types), 0, self.rows.num_rows)
+            return
+        from kvjax.convert._spread import spread
+
+        for parts in spread({self.name: self.rows}, folder, ranges_of):
+            yield parts[self.name]
 
 
 def row_of(name: str, op: str, missing: Any, dim: int) -> np.ndarray:
@@ -80,8 +102,11 @@ def no_initial(name: str, op: str = "lookup") -> Exception:
     )  # fmt: skip
 
 
-def contents_of(source: Any, name: str | None, prune: PruneLike | None, base: Any = None) -> Contents:
-    """What a table, an export or a checkpoint holds, pruned.
+def with_contents(
+    source: Any, name: str | None, prune: PruneLike | None, base: Any, write: Callable[[Contents], T]
+) -> T:
+    """What `write` gives of what a table, an export or a checkpoint holds, pruned. It is asked again if another
+    checkpoint takes the place of one that it reads.
 
     Raises:
       TypeError: it is something else.
@@ -90,32 +115,37 @@ def contents_of(source: Any, name: str | None, prune: PruneLike | None, base: An
     # Here, because it stands on more than NumPy, and whoever only reads need not have it.
     from kvjax._values.exported import Exported
 
+    if isinstance(source, (str, os.PathLike)):
+        from kvjax.checkpoint import unreplaced
+
+        folder = anywhere(source, "FrozenTable.write")
+
+        def body(chain: Chain) -> T:
+            return write(of_chain(chain, _name_in(chain, folder, name), prune))
+
+        return unreplaced(folder, base, "write", body)
     if isinstance(source, Exported):
         unsigned = source.keys.dtype.kind == "u"
-        contents = Contents(name or "frozen", source, "uint64" if unsigned else "int64", None, None, None)
-    elif isinstance(source, (str, os.PathLike)):
-        contents = _of_checkpoint(anywhere(source, "FrozenTable.write"), name, base)
-    elif hasattr(source, "spec") and hasattr(source, "export"):
-        contents = _of_table(source)
-    else:
-        raise fail(
-            TypeError, name or "frozen", "write", "a kvjax.Table, what table.export() gives, a FrozenTable, or "
-            "the folder of a checkpoint's tables", type(source).__name__, "give one of these",
-        )  # fmt: skip
-    return pruned(contents, prune)
+        return write(_in_memory(name or "frozen", source, prune, "uint64" if unsigned else "int64", None, None, None))
+    if hasattr(source, "spec") and hasattr(source, "export"):
+        return write(_of_table(source, prune))
+    raise fail(
+        TypeError, name or "frozen", "write", "a kvjax.Table, what table.export() gives, a FrozenTable, or "
+        "the folder of a checkpoint's tables", type(source).__name__, "give one of these",
+    )  # fmt: skip
 
 
-def pruned(contents: Contents, prune: PruneLike | None) -> Contents:
-    """The same without the rows that a rule leaves out. What keys without a row read as stays."""
+def _in_memory(name: str, rows: Exported, prune: PruneLike | None, key_dtype: str, *unseen: Any) -> Contents:
+    from kvjax._formats.source import Source
     from kvjax._values.prune import rule_for
 
-    if prune is None:
-        return contents
-    rule = rule_for(prune, contents.name, contents.key_dtype)
-    return dataclasses.replace(contents, rows=contents.rows.take(rule.mask(contents.rows)))
+    if prune is not None:
+        rows = rows.take(rule_for(prune, name, key_dtype).mask(rows))
+    source = Source.of({"keys": rows.keys, "values": rows.values}, {"last_step": str(rows.last_step)})
+    return Contents(name, source, False, key_dtype, *unseen)
 
 
-def _of_table(table: Any) -> Contents:
+def _of_table(table: Any, prune: PruneLike | None) -> Contents:
     spec = table.spec
     if spec.num_processes > 1:
         raise fail(
@@ -125,14 +155,9 @@ def _of_table(table: Any) -> Contents:
     missing = _unadmitted(spec.admit, spec.key_dtype)
     if not isinstance(missing, str):  # the row that unadmitted keys share, or its initial row
         missing = np.asarray(table.lookup(np.array(missing, np.uint64), missing="init"))
-    initial, pool = _initial_of(spec.initializer, spec.seed, spec.dtype)
-    return Contents(spec.name, table.export(), spec.key_dtype, missing, initial, pool)
-
-
-def _of_checkpoint(folder: AnyPath, name: str | None, base: Any) -> Contents:
-    from kvjax.checkpoint import unreplaced
-
-    return unreplaced(folder, base, "write", lambda chain: of_chain(chain, _name_in(chain, folder, name)))
+    return _in_memory(
+        spec.name, table.export(), prune, spec.key_dtype, missing, *_initial_of(spec.initializer, spec.seed, spec.dtype)
+    )
 
 
 def _name_in(chain: Chain, folder: AnyPath, name: str | None) -> str:
@@ -149,23 +174,29 @@ def _name_in(chain: Chain, folder: AnyPath, name: str | None) -> str:
     return name
 
 
-def of_chain(chain: Chain, name: str) -> Contents:
-    """What a table of a checkpoint holds."""
+def of_chain(chain: Chain, name: str, prune: PruneLike | None = None) -> Contents:
+    """What a table of a checkpoint holds, pruned; its rows are read as they are asked for."""
+    from kvjax._keys.buckets import buckets_of
     from kvjax._values.behind import LAST_COLUMN, can_be_behind, warn_if_saved_behind
-    from kvjax._values.exported import ROW_COLUMNS, Exported
+    from kvjax._values.exported import ROW_COLUMNS
+    from kvjax._values.prune import rule_for
     from kvjax.checkpoint import ChainRows
+    from kvjax.checkpoint._prune import kept
     from kvjax.ffi import host
 
     saved = ChainRows(chain, name)
-    meta, source = saved.meta, saved.source().only(list(ROW_COLUMNS))
+    meta, rows = saved.meta, saved.source().only(list(ROW_COLUMNS))
     if can_be_behind(dict(meta["slots"])):
         warn_if_saved_behind(name, "write", saved.between(0, host.NUM_BUCKETS, [LAST_COLUMN, "has_slots"]))
-    rows = Exported.of_columns(source.read(list(ROW_COLUMNS), 0, source.num_rows), meta["last_step"])
     missing, initial, pool = unseen(saved)
     if not isinstance(missing, str):
-        at = np.flatnonzero(rows.keys.view(np.uint64) == np.uint64(missing))
-        missing = rows.values[at[0]] if len(at) else initial_row(initial, pool, missing, meta["dim"])
-    return Contents(name, rows, meta["key_dtype"], missing, initial, pool)
+        bucket = int(buckets_of(np.array([missing], np.uint64))[0])
+        there = saved.between(bucket, bucket + 1, ["values"])
+        at = np.flatnonzero(there["keys"].view(np.uint64) == np.uint64(missing))
+        missing = there["values"][at[0]] if len(at) else initial_row(initial, pool, missing, meta["dim"])
+    if prune is not None:
+        rows = rows.where(kept(rows, rule_for(prune, name, meta["key_dtype"]))[0])
+    return Contents(name, rows.only(["keys", "values"]), True, meta["key_dtype"], missing, initial, pool)
 
 
 def unseen(saved: ChainRows) -> tuple[Any, Initial | None, np.ndarray | None]:
@@ -199,7 +230,5 @@ def _initial_of(made: Any, seed: int, dtype: str) -> tuple[Initial | None, np.nd
 
 def initial_row(initial: Initial | None, pool: np.ndarray | None, key: int, dim: int) -> Any:
     """The initial row ``(dim,)`` of a key; None if nobody knows it."""
-    from kvjax.serving._search import mixed
-
     keys = np.array([key], np.uint64)
     return None if initial is None else initial.rows(np, keys, mixed(keys), dim, pool)[0]

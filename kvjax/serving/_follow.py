@@ -15,7 +15,7 @@ from kvjax._values.integers import as_int64
 from kvjax._values.prune import PruneLike, rule_for
 from kvjax._values.snapshot import take
 from kvjax.checkpoint import Chain, ChainRows
-from kvjax.serving._contents import initial_row, of_chain, pruned, unseen
+from kvjax.serving._contents import initial_row, of_chain, unseen
 from kvjax.serving._folder import file_of, write_files, write_info
 from kvjax.serving._format import share
 from kvjax.serving._frozen import FrozenTable
@@ -24,7 +24,7 @@ from kvjax.serving._release import Release
 from kvjax.serving._write import stays, write_whole
 
 
-class How:
+class ReleaseOptions:
     """How a release has the rows of a checkpoint.
 
     Args:
@@ -51,7 +51,12 @@ class How:
 
 
 def write_release(
-    folder: Path, chain: Chain, names: Collection[str], before: Release | None, files: Mapping[str, bytes], how: How
+    folder: Path,
+    chain: Chain,
+    names: Collection[str],
+    before: Release | None,
+    files: Mapping[str, bytes],
+    options: ReleaseOptions,
 ) -> None:
     """Fills the folder of a release.
 
@@ -61,20 +66,20 @@ def write_release(
       names: of its tables that are taken.
       before: the current release, if there is one; its files stay.
       files: those that change, by name.
-      how: the rows of the checkpoint are taken.
+      options: how the rows of the checkpoint are taken.
     """
     old: Mapping[str, FrozenTable] = {} if before is None else before
-    since = () if before is None or before.info.prune != how.pruned_by else before.checkpoint
+    since = () if before is None or before.info.prune != options.pruned_by else before.checkpoint
     if before is not None:
         _warn_of_older(chain, names, before, before.files.keys() - files.keys())
     for name in names:
-        _write_table(file_of(folder, name), chain, name, old.get(name), since, how)
+        _write_table(file_of(folder, name), chain, name, old.get(name), since, options)
     write_files(folder, ({} if before is None else before.files) | dict(files))
-    write_info(folder, chain.catalog.digests, str(chain.catalog.directory.resolve()), prune=how.pruned_by)
+    write_info(folder, chain.catalog.digests, str(chain.catalog.directory.resolve()), prune=options.pruned_by)
 
 
 def _write_table(
-    path: Path, chain: Chain, name: str, before: FrozenTable | None, since: Collection[str], how: How
+    path: Path, chain: Chain, name: str, before: FrozenTable | None, since: Collection[str], options: ReleaseOptions
 ) -> None:
     """Writes a table of a checkpoint.
 
@@ -84,33 +89,33 @@ def _write_table(
       name: of the table.
       before: the table as it was at another checkpoint; None if there is none.
       since: digests of that checkpoint, if its rows were pruned in the same way.
-      how: rows are taken.
+      options: how rows are taken.
     """
-    if before is not None and since and how.stays(before):
+    if before is not None and since and options.stays(before):
         if set(since) & set(chain.catalog.digests):
             share(before.path, path)
             return
         rows = ChainRows(chain, name, since)
         if rows.since is not None:
-            _write_changes(path, rows, before, how)
+            _write_changes(path, rows, before, options)
             return
-    quantise, missing = how.quantise, how.missing
+    quantise, missing = options.quantise, options.missing
     if quantise is None and before is not None and before.error is not None:
         quantise = before.dtype
-    contents = pruned(of_chain(chain, name), how.prune)
+    contents = of_chain(chain, name, options.prune)
     if missing is None and before is not None and not isinstance(contents.missing, np.ndarray):
         missing = "init" if before.missing is None else before.missing
     write_whole(path, contents, quantise, missing)
 
 
-def _write_changes(path: Path, rows: ChainRows, before: FrozenTable, how: How) -> None:
+def _write_changes(path: Path, rows: ChainRows, before: FrozenTable, options: ReleaseOptions) -> None:
     """Writes a table with what has changed since it was as before."""
     source, removed, step = rows.source(), rows.removed(), rows.meta["last_step"]
-    names = ["keys", "values"] if how.prune is None else list(ROW_COLUMNS)
+    names = ["keys", "values"] if options.prune is None else list(ROW_COLUMNS)
     columns = source.read(names, 0, source.num_rows)
-    shared = _shared(rows, columns["keys"], columns["values"], removed) if how.missing is None else None
-    if how.prune is not None:
-        rule = rule_for(how.prune, rows.name, rows.meta["key_dtype"])
+    shared = _shared(rows, columns["keys"], columns["values"], removed) if options.missing is None else None
+    if options.prune is not None:
+        rule = rule_for(options.prune, rows.name, rows.meta["key_dtype"])
         keep = rule.mask(Exported.of_columns(columns, step))
         removed = np.concatenate([removed, as_int64(columns["keys"][~keep])])
         columns = take(columns, keep)

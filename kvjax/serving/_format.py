@@ -26,7 +26,7 @@ import shutil
 import stat
 import struct
 import zlib
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -202,41 +202,27 @@ Codes = tuple[np.ndarray, np.ndarray | None]
 """Rows and scales as they are stored."""
 
 
-def write(path: Path, describe: Any, arrays: dict[str, np.ndarray], blocks: Iterable[Codes]) -> None:
+def write(path: Path, describe: Callable[[], Description], parts: Iterable[tuple[str, np.ndarray]]) -> None:
     """Writes a file, as a whole or not at all; nothing else changes.
 
     Args:
       path: of the file, which is replaced.
-      describe: gives the `Description` once all blocks have been written; before that, all but its error.
-      arrays: those of the file that are no rows.
-      blocks: the rows, a few at a time.
+      describe: gives the `Description` once all parts have been written; before that, all but its steps and its error.
+      parts: the arrays of the file by name, some of an array at a time, in any order but their own.
     """
-    description: Description = describe()
+    description = describe()
     places, end = description.places()
-    digests = dict.fromkeys(places, 0)
-    scales: list[np.ndarray] = []
-
+    at, digests = {name: start for name, (start, _) in places.items()}, dict.fromkeys(places, 0)
+    dtypes = {name: dtype for name, (dtype, _) in description.arrays().items()}
     with written(path) as file:
         file.write(MAGIC)
-
-        def put(name: str, parts: Iterable[np.ndarray]) -> None:
-            dtype = description.arrays()[name][0]
-            file.write(bytes(places[name][0] - file.tell()))
-            for part in parts:
-                data: Any = np.ascontiguousarray(part, dtype).reshape(-1).view(np.uint8)
-                digests[name] = zlib.crc32(data, digests[name])
-                file.write(data)
-            assert file.tell() == sum(places[name])
-
-        def rows() -> Iterator[np.ndarray]:
-            for codes, scale in blocks:
-                yield codes
-                if scale is not None:
-                    scales.append(scale)
-
-        for name in places:
-            put(name, rows() if name == "rows" else scales if name == "scales" else [arrays[name]])
-        file.write(bytes(end - file.tell()))
+        for name, part in parts:
+            data: Any = np.ascontiguousarray(part, dtypes[name]).reshape(-1).view(np.uint8)
+            digests[name] = zlib.crc32(data, digests[name])
+            file.seek(at[name])  # what is left out between two arrays is zeros
+            at[name] += file.write(data)
+        assert at == {name: sum(place) for name, place in places.items()}
+        file.seek(end)
         data = describe().to_json(digests)
         file.write(data + _TAIL.pack(len(data), zlib.crc32(data), END))
 

@@ -14,7 +14,7 @@ from kvjax._formats.paths import PathLike, local
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
 from kvjax._values.missing import Missing
-from kvjax.serving._contents import RowsLike, contents_of, row_of
+from kvjax.serving._contents import RowsLike, row_of, with_contents
 from kvjax.serving._format import MappedFile, check, finding, identity_of, read
 from kvjax.serving._reads import FrozenReads, IdsLike
 from kvjax.serving._write import write_again, write_changes, write_whole
@@ -93,6 +93,10 @@ class FrozenTable(FrozenReads):
     ) -> FrozenTable:
         """Writes a file, as a whole or not at all, and opens it.
 
+        The rows of a checkpoint are read some at a time, with about 180 MiB in memory and 4 bytes for each row; pruning
+        takes 10 more, with ``top_k`` or ``keep`` 24 more. More than 32 MiB of them go through files beside the new one,
+        which have no names, and as much space as the rows.
+
         Args:
           path: of the file. An existing file is replaced; readers that have it open keep the old one.
           source: a `kvjax.Table`, the result of its ``export()``, or the path of a checkpoint, as for
@@ -119,7 +123,7 @@ class FrozenTable(FrozenReads):
             options = {"quantise": quantise, "missing": missing, "prune": prune}
             write_again(place, source, source._mapped, options)
             return cls.open(place)
-        write_whole(place, contents_of(source, name, prune, base), quantise, missing)
+        with_contents(source, name, prune, base, lambda contents: write_whole(place, contents, quantise, missing))
         return cls.open(place)
 
     def update(

@@ -24,7 +24,7 @@ from kvjax.serving._release import FILES, Changes, PausedError, Release, Release
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
     from kvjax.checkpoint import Chain
-    from kvjax.serving._follow import How
+    from kvjax.serving._follow import ReleaseOptions
 
 
 class Releases:
@@ -269,19 +269,23 @@ class Releases:
           >>> folder.cleanup()
         """
         from kvjax.checkpoint import chosen_tables, unreplaced
-        from kvjax.serving._follow import How
+        from kvjax.serving._follow import ReleaseOptions
 
         if quantise is not None:
             check_quantised(quantise, str(self.path))
-        chosen, how = chosen_tables(tables, "follow"), How(quantise, prune, missing)
+        chosen, options = chosen_tables(tables, "follow"), ReleaseOptions(quantise, prune, missing)
         try:
             self._folder.check_not_paused("follow")
-            return unreplaced(checkpoint, base, "follow", lambda chain: self._follow(chain, files, chosen, keep, how))
+            return unreplaced(
+                checkpoint, base, "follow", lambda chain: self._follow(chain, files, chosen, keep, options)
+            )
         except PausedError as error:  # no error of a trainer's: a later call takes what this one leaves
             warnings.warn(str(error), stacklevel=level_of_user())
             return self.refresh()
 
-    def _follow(self, chain: Chain, files: Any, chosen: frozenset[str] | None, keep: int, how: How) -> Release:
+    def _follow(
+        self, chain: Chain, files: Any, chosen: frozenset[str] | None, keep: int, options: ReleaseOptions
+    ) -> Release:
         from kvjax.serving._follow import write_release
 
         names = chain.names if chosen is None else sorted(chosen)
@@ -289,13 +293,13 @@ class Releases:
             chain.catalog.open(name)  # or it says what there is
         before, digests = self._before(), chain.catalog.digests
         if before is not None and set(before.checkpoint) & set(digests) and set(before) == set(names):  # noqa: SIM102
-            if (callable(files) or not files) and how.is_of(before):
+            if (callable(files) or not files) and options.is_of(before):
                 return before
         if callable(files):
             files = files(chain.catalog.directory)
         _check_by_name("follow, files", {} if files is None else files)
         with self._new("follow", keep) as folder:
-            write_release(folder, chain, names, self._before(), files or {}, how)
+            write_release(folder, chain, names, self._before(), files or {}, options)
         return self.refresh()
 
     def rollback(self, number: int) -> Release:

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
+RANGES = 2**16
+"""Of hashes, by their upper bits: into which a table that is not in memory is spread."""
+
 SENTINEL = np.uint64(2**64 - 1)
 """What stands behind the last hash."""
 
@@ -33,20 +36,41 @@ def unmixed(hashes: np.ndarray) -> np.ndarray:
     return x
 
 
-def starts_of(hashes: np.ndarray) -> tuple[np.ndarray, int]:
-    """Where the hashes of each bucket start, and how many steps a search takes.
+def ranges_of(keys: np.ndarray) -> np.ndarray:
+    """The range of each key's hash: ``(n,)`` of 64 bits to ``(n,)`` int64 below `RANGES`."""
+    return (mixed(keys.view(np.uint64)) >> np.uint64(48)).view(np.int64)
+
+
+def bits_of(rows: int) -> int:
+    """How many bits of a hash choose its bucket, in a table of so many rows."""
+    return max(1, rows.bit_length() - 1)
+
+
+class Starts:
+    """Where the hashes of each bucket start, and how many steps a search takes, of hashes that come some at a time.
 
     Args:
-      hashes: ``(n,)`` uint64, in order.
-
-    Returns:
-      ``(2**bits,)`` uint32 with bits >= 1, and the steps.
+      rows: how many come.
     """
-    bits = max(1, len(hashes).bit_length() - 1)
-    firsts = np.arange(2**bits, dtype=np.uint64) << np.uint64(64 - bits)
-    starts = np.searchsorted(hashes, firsts).astype(np.uint32)
-    longest = int(np.diff(starts, append=np.uint32(len(hashes))).max())
-    return starts, longest.bit_length()
+
+    def __init__(self, rows: int) -> None:
+        bits = bits_of(rows)
+        self._shift, self._counts = np.uint64(64 - bits), np.zeros(2**bits, np.uint32)
+
+    def add(self, hashes: np.ndarray) -> None:
+        """The next hashes, ``(n,)`` uint64, all in order."""
+        if len(hashes):
+            buckets = (hashes >> self._shift).view(np.int64)
+            first = buckets[0]
+            self._counts[first : buckets[-1] + 1] += np.bincount(buckets - first).astype(np.uint32)
+
+    def finish(self) -> tuple[np.ndarray, int]:
+        """``(2**bits,)`` uint32 and the steps, once all have come; in the place of what was counted."""
+        longest, starts = int(self._counts.max()), self._counts
+        np.cumsum(starts, out=starts)
+        starts[1:] = starts[:-1]
+        starts[0] = 0
+        return starts, longest.bit_length()
 
 
 def find(hashes: np.ndarray, starts: np.ndarray, steps: int, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -54,7 +78,7 @@ def find(hashes: np.ndarray, starts: np.ndarray, steps: int, wanted: np.ndarray)
 
     Args:
       hashes: ``(n + 1,)`` uint64 in order, the last one `SENTINEL`. Whatever they are, nothing else is read.
-      starts: as `starts_of` gives them.
+      starts: as `Starts` gives them.
       steps: of the search.
       wanted: ``(m,)`` uint64.
 

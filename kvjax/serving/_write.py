@@ -13,12 +13,14 @@ from kvjax._formats.quantise import STORED, QuantisationReport, Quantiser, check
 from kvjax._values.errors import fail
 from kvjax.serving._contents import Contents, row_of
 from kvjax.serving._format import Codes, Description, MappedFile, give, write
-from kvjax.serving._search import SENTINEL, find, mixed, starts_of
+from kvjax.serving._search import SENTINEL, Starts, bits_of, find, mixed
 
 if TYPE_CHECKING:
     from kvjax.serving._frozen import FrozenTable
 
 _BLOCK_BYTES = 1 << 22
+Parts = Iterator[tuple[str, np.ndarray]]
+"""What `write` takes."""
 Error = Callable[[], QuantisationReport | None]
 """What quantisation has changed, once all rows have been written."""
 
@@ -26,31 +28,37 @@ Error = Callable[[], QuantisationReport | None]
 def write_whole(path: Path, contents: Contents, quantise: Any, missing: Any) -> None:
     """`FrozenTable.write`."""
     rows, what = contents.rows, _what(contents.name, "write")
+    kind, (dim,) = rows.types["values"]
     default = contents.default_row(missing)
     if quantise is not None:
         check_quantised(quantise, what)
-    elif rows.values.dtype.name not in STORED:
-        got = rows.values.dtype.name
-        raise fail(ValueError, contents.name, "write", f"rows of {list(STORED)}", got, "say quantise=")
-    dtype = rows.values.dtype.name if quantise is None else str(quantise)
-    hashes, order = _ordered(contents.name, "write", rows.keys)
-    dim = rows.values.shape[1]
+    elif kind.name not in STORED:
+        raise fail(ValueError, contents.name, "write", f"rows of {list(STORED)}", kind.name, "say quantise=")
+    dtype = kind.name if quantise is None else str(quantise)
     last = np.zeros(dim, np.float32) if default is None else default
-    quantiser = Quantiser(dtype, what, rows.values.dtype.itemsize)
+    quantiser = Quantiser(dtype, what, kind.itemsize)
 
-    def all_blocks() -> Iterator[Codes]:
-        for part in _parts(len(order), dim):
-            yield quantiser.encode(to_float32(rows.values[order[part]]))
-        yield Quantiser(dtype, what).encode(last[None])
+    def parts() -> Parts:
+        size, rest = _block(dim), np.zeros((0, dim), np.float32)
+        for piece in contents.pieces(path.parent):
+            hashes, order = _ordered(contents.name, "write", piece["keys"])
+            yield "hashes", hashes
+            # In blocks of one size, wherever pieces end: the sums of the report are of blocks.
+            for start in range(0, len(order), size):
+                rest = np.concatenate([rest, to_float32(piece["values"][order[start : start + size]])])
+                if len(rest) >= size:
+                    yield from _stored(quantiser.encode(rest[:size]))
+                    rest = rest[size:]
+        yield from _stored(quantiser.encode(rest))
+        yield from _stored(Quantiser(dtype, what).encode(last[None]))
 
     description = Description(
-        name=contents.name, dim=dim, rows=len(rows), dtype=dtype, key_dtype=contents.key_dtype,
-        step=int(rows.last_step), bits=1, steps=0, missing="init" if default is None else "row",
+        name=contents.name, dim=dim, rows=rows.num_rows, dtype=dtype, key_dtype=contents.key_dtype,
+        step=int(rows.meta["last_step"]), bits=1, steps=0, missing="init" if default is None else "row",
         initial=contents.initial, error=None,
     )  # fmt: skip
-    arrays = {} if contents.pool is None else {"pool": contents.pool}
     error = quantiser.report if quantise is not None else lambda: None
-    _write(path, description, hashes, arrays, error, all_blocks())
+    _write(path, description, contents.pool, error, parts())
 
 
 def write_changes(
@@ -81,19 +89,21 @@ def write_changes(
     sources = np.insert(kept, places, n + np.arange(len(added)))
     merged = np.insert(hashes[kept], places, added)
 
-    def all_blocks() -> Iterator[Codes]:
-        for part in _parts(len(sources), description.dim):
-            yield _pick(old, (codes, scales), sources[part])
+    def parts() -> Parts:
+        size = _block(description.dim)
+        yield "hashes", merged
+        for start in range(0, len(sources), size):
+            yield from _stored(_pick(old, (codes, scales), sources[start : start + size]))
         last = old.arrays["rows"][n:], old.arrays["scales"][n:] if "scales" in old.arrays else None
-        yield last if default is None else Quantiser(description.dtype, _what(name, "update")).encode(default[None])
+        given = None if default is None else Quantiser(description.dtype, _what(name, "update")).encode(default[None])
+        yield from _stored(last if given is None else given)
 
     error = _after(description.error, quantiser.report(), description.rows, len(sources))
     description = dataclasses.replace(
         description, rows=len(sources), step=description.step if step is None else int(step),
         missing=description.missing if default is None else "row",
     )  # fmt: skip
-    arrays = {name: array for name, array in old.arrays.items() if name == "pool"}
-    _write(path, description, merged, arrays, lambda: error, all_blocks())
+    _write(path, description, old.arrays.get("pool"), lambda: error, parts())
 
 
 def write_again(path: Path, table: FrozenTable, mapped: MappedFile, options: dict[str, Any]) -> None:
@@ -165,11 +175,31 @@ def _what(name: str, op: str) -> str:
     return f"table {name!r}, {op}"
 
 
-def _write(path: Path, description: Description, hashes: np.ndarray, arrays: Any, error: Error, rows: Any) -> None:
-    starts, steps = starts_of(hashes)
-    description = dataclasses.replace(description, bits=len(starts).bit_length() - 1, steps=steps)
-    arrays = arrays | {"starts": starts, "hashes": np.append(hashes, SENTINEL)}
-    write(path, lambda: dataclasses.replace(description, error=error()), arrays, rows)
+def _write(path: Path, description: Description, pool: np.ndarray | None, error: Error, parts: Parts) -> None:
+    """Writes a file of parts that have all hashes, in order, and all rows."""
+    description = dataclasses.replace(description, bits=bits_of(description.rows))
+    counted, steps = Starts(description.rows), 0
+
+    def all_parts() -> Parts:
+        nonlocal steps
+        for name, part in parts:
+            if name == "hashes":
+                counted.add(part)
+            yield name, part
+        yield "hashes", np.array([SENTINEL])
+        starts, steps = counted.finish()
+        yield "starts", starts
+        if pool is not None:
+            yield "pool", pool
+
+    write(path, lambda: dataclasses.replace(description, steps=steps, error=error()), all_parts())
+
+
+def _stored(codes: Codes) -> Parts:
+    rows, scales = codes
+    yield "rows", rows
+    if scales is not None:
+        yield "scales", scales
 
 
 def _ordered(name: str, op: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -184,6 +214,6 @@ def _ordered(name: str, op: str, keys: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return hashes, order
 
 
-def _parts(n: int, dim: int) -> Iterator[slice]:
-    size = max(1, _BLOCK_BYTES // (4 * dim))
-    return (slice(start, min(n, start + size)) for start in range(0, n, size))
+def _block(dim: int) -> int:
+    """How many rows are encoded at a time."""
+    return max(1, _BLOCK_BYTES // (4 * dim))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import kvjax
 from kvjax.serving import FrozenError, FrozenTable
-from kvjax.serving._search import find, mixed, starts_of, unmixed
+from kvjax.serving._search import Starts, find, mixed, unmixed
 from tests.golden import reference
 from tests.support.checkpoints import save
 from tests.support.marks import examples, slow
@@ -242,7 +242,10 @@ def test_search():
     np.testing.assert_array_equal(unmixed(mixed(keys)), keys)
     edge = np.array([0, 1, 2**63, 2**64 - 2, 2**64 - 1], np.uint64)
     for hashes in (np.unique(mixed(keys)), np.arange(3000, dtype=np.uint64), edge, edge[:0], edge[-1:]):
-        starts, steps = starts_of(hashes)
+        counted = Starts(len(hashes))
+        for part in np.array_split(hashes, 3):
+            counted.add(part)
+        starts, steps = counted.finish()
         wanted = np.concatenate([hashes, hashes + np.uint64(1), hashes - np.uint64(1), edge])
         at, found = find(np.append(hashes, np.uint64(2**64 - 1)), starts, steps, wanted)
         np.testing.assert_array_equal(found, np.isin(wanted, hashes))

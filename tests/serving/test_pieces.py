@@ -1,0 +1,67 @@
+"""Frozen tables that are written of checkpoints piece by piece: the bytes of a table in memory, in less of it."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import kvjax
+from kvjax._formats import source
+from kvjax.checkpoint import save
+from kvjax.serving import FrozenTable, Releases
+from tests.support.marks import slow
+from tests.support.tables import AWKWARD
+
+
+def frozen_bytes(folder, origin, **options):
+    FrozenTable.write(folder / "t", origin, **options).verify()
+    found = (folder / "t").read_bytes()
+    (folder / "t").unlink()
+    assert not list(folder.iterdir())  # what did not fit into memory has left nothing
+    return found
+
+
+@pytest.mark.parametrize("piece", [pytest.param(1 << 24, id="one"), 1 << 14, pytest.param(1 << 8, marks=slow)])
+def test_the_bytes_are_those_of_a_table(piece, make, tmp_path, monkeypatch):
+    """A delta on another checkpoint, with removed rows; also what is pruned, and blocks that end elsewhere."""
+    monkeypatch.setattr(source, "PIECE_BYTES", piece)
+    monkeypatch.setattr("kvjax.serving._write._BLOCK_BYTES", 3000)
+    rng, out = np.random.default_rng(0), tmp_path / "out"
+    out.mkdir()
+    table = make(7, initializer=kvjax.initializers.normal(1.0), dtype="float16", key_dtype="uint64")
+    keys = np.unique(rng.integers(-(2**63), 2**63 - 1, 3000))
+    table = table.upsert(keys, rng.normal(size=(len(keys), 7))).upsert(AWKWARD, np.ones((8, 7)))
+    save(tmp_path / "c/0", [table], cursor="pieces")
+    table = table.upsert(keys[:200], rng.normal(size=(200, 7))).remove(keys[100:900])
+    save(tmp_path / "c/1", [table], since="pieces")
+    prunes = [None, kvjax.Prune(min_norm=2.5, keep=[1]), kvjax.Prune(top_k=100), lambda rows: rows.keys > 2**63]
+    for prune, quantise in zip(prunes, (None, "int8", "bfloat16", "int8"), strict=True):
+        options = {"prune": prune, "quantise": quantise}
+        assert frozen_bytes(out, tmp_path / "c", **options) == frozen_bytes(out, table, **options)
+    release = Releases(tmp_path / "model").follow(tmp_path / "c", quantise="int8")
+    assert release[table.name].path.read_bytes() == frozen_bytes(out, table, quantise="int8")
+
+
+def test_of_no_rows(make, tmp_path):
+    table, out = make(2), tmp_path / "out"
+    out.mkdir()
+    save(tmp_path / "c", [table])
+    everything = kvjax.Prune(min_frequency=1)
+    assert frozen_bytes(out, tmp_path / "c", prune=everything) == frozen_bytes(out, table)
+
+
+@slow
+def test_a_part_is_in_memory(make, tmp_path, monkeypatch):
+    """Of 40 MB; beside it there are some numbers for each bucket of the checkpoint."""
+    monkeypatch.setattr(source, "PIECE_BYTES", 1 << 19)
+    monkeypatch.setattr("kvjax.serving._write._BLOCK_BYTES", 1 << 19)
+    monkeypatch.setattr("kvjax.checkpoint._format._CHUNK_BYTES", 1 << 18)
+    table = make(200, initializer=0.5).upsert(np.arange(50_000), np.ones((50_000, 200)))
+    save(tmp_path / "c", [table])
+    tracemalloc.start()
+    try:
+        frozen = FrozenTable.write(tmp_path / "t", tmp_path / "c", quantise="float16")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 50_000 * 800 / 3 and len(frozen) == 50_000, peak
