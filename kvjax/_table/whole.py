@@ -51,8 +51,8 @@ class Whole(Handle):
         Args:
           all_processes: count the rows of the whole table instead. All processes of its mesh must ask together.
           by: "shard" for the number of rows of each shard, which shows how evenly a partitioner distributes keys. To
-            count rows that pass some rule, use `export` with a `kvjax.Prune` and dry_run; `stats` counts keys that wait
-            for a row.
+            count rows that pass some rule, use `export` with a `kvjax.Prune` and dry_run, which copies the table, or
+            `kvjax.checkpoint.prune` on a checkpoint, which does not; `stats` counts keys that wait for a row.
 
         Raises:
           ValueError: `by` is something else.
@@ -112,7 +112,8 @@ class Whole(Handle):
 
         Args:
           prune: `kvjax.Prune`, or a function from the export to ``(n,)`` bool, true for rows to keep.
-          dry_run: only count.
+          dry_run: only count. The table is copied for that, too; `kvjax.checkpoint.prune` with ``out=None`` counts the
+            rows of a checkpoint, a few at a time.
           slots: whether to export the optimizer's slots too.
 
         Returns:
@@ -129,9 +130,10 @@ class Whole(Handle):
         snapshot = self.snapshot(slots or may_be_behind(self))
         warn_if_found_behind(self, "export", snapshot.rows)
         rows = snapshot.rows if slots else dataclasses.replace(snapshot.rows, slots={})
-        if prune is not None:
-            rows = rows.take(rule_for(prune, self.name, self.spec.key_dtype).mask(rows))
-        return (len(rows), rows.total) if dry_run else rows
+        keep = None if prune is None else rule_for(prune, self.name, self.spec.key_dtype).mask(rows)
+        if dry_run:  # without a copy of those that are kept
+            return len(rows) if keep is None else int(keep.sum()), rows.total
+        return rows if keep is None else rows.take(keep)
 
     def snapshot(self, slots: bool = True, once: bool = False) -> Snapshot:
         """What a checkpoint stores.
