@@ -1,4 +1,4 @@
-"""Frozen values, on which checkpoints and other machines rely: hashes, bucket order, initial rows, to the bit.
+"""Frozen values, on which files and other machines rely: hashes, bucket order, initial rows, frozen tables, to the bit.
 
 If a test here fails, the format has changed: old checkpoints would be read wrongly. Do not mend the numbers.
 """
@@ -116,6 +116,17 @@ def test_frozen_rows(make):
         rows = np.asarray(make(4, initializer=initializer, seed=42).lookup(keys))
         bits = [[f"{int(word):08x}" for word in row] for row in rows.view(np.uint32)]
         assert bits == FROZEN["rows"][initializer.kind]
+
+
+@pytest.mark.parametrize("quantise", [None, "int8"])
+def test_files_of_frozen_tables(quantise, tmp_path):
+    """All bytes: rows that int8 holds exactly, a pool of initial rows."""
+    rows = np.arange(64 * 3).reshape(64, 3) % 128
+    rows[:, 0] = 127
+    table = kvjax.get_table("golden", dim=3, initializer=np.arange(6.0).reshape(2, 3), seed=42).upsert(FIXED, rows)
+    frozen = kvjax.serving.FrozenTable.write(tmp_path / "t", table, quantise=quantise)
+    kvjax.drop_table("golden")
+    assert xxhash.xxh64_hexdigest(frozen.path.read_bytes()) == FROZEN["frozen_tables"][str(quantise)]
 
 
 def test_default_seed_is_the_hash_of_the_name(make):
