@@ -75,7 +75,7 @@ class Contents:
     def pieces(self, folder: Path) -> Iterator[Mapping[str, np.ndarray]]:
         """The columns by ranges of hashes, one behind the other; in any order inside.
 
-        Rows on disk are some at a time in memory, about 100 MiB. What does not fit is meanwhile in files without names.
+        Of rows on disk, some are in memory at a time; the others are in files without names meanwhile.
 
         Args:
           folder: where to put these.
