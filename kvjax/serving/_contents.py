@@ -185,6 +185,7 @@ def of_chain(chain: Chain, name: str, prune: PruneLike | None = None) -> Content
     from kvjax.ffi import host
 
     saved = ChainRows(chain, name)
+    saved.check_sizes()
     meta, rows = saved.meta, saved.source().only(list(ROW_COLUMNS))
     if can_be_behind(dict(meta["slots"])):
         warn_if_saved_behind(name, "write", saved.between(0, host.NUM_BUCKETS, [LAST_COLUMN, "has_slots"]))

@@ -47,6 +47,7 @@ _ALIGN = 64
 _TAIL = struct.Struct("<II8s")
 _MOST_JSON = 1 << 20
 _MOST_DIM = 1 << 24
+MOST_ROWS = 2**32 - 2
 _PIECE = 1 << 24
 
 
@@ -182,7 +183,7 @@ def _is_report(x: Any) -> bool:
 _FIELDS: dict[str, Any] = {
     "name": is_name,
     "dim": integer_in(1, _MOST_DIM),
-    "rows": integer_in(0, 2**32 - 2),
+    "rows": integer_in(0, MOST_ROWS),
     "dtype": lambda x: isinstance(x, str) and x in STORED,
     "key_dtype": lambda x: x in KEY_DTYPES,
     "step": integer_in(-(2**63), 2**63 - 1),

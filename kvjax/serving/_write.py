@@ -12,7 +12,7 @@ import numpy as np
 from kvjax._formats.quantise import STORED, QuantisationReport, Quantiser, check_quantised, rounded, to_float32
 from kvjax._values.errors import fail
 from kvjax.serving._contents import Contents, row_of
-from kvjax.serving._format import Codes, Description, MappedFile, give, write
+from kvjax.serving._format import MOST_ROWS, Codes, Description, MappedFile, give, write
 from kvjax.serving._search import SENTINEL, Starts, bits_of, find, mixed
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ def write_whole(path: Path, contents: Contents, quantise: Any, missing: Any) -> 
         check_quantised(quantise, what)
     elif kind.name not in STORED:
         raise fail(ValueError, contents.name, "write", f"rows of {list(STORED)}", kind.name, "say quantise=")
+    if rows.num_rows > MOST_ROWS:
+        got = f"{rows.num_rows}"
+        raise fail(ValueError, contents.name, "write", f"at most {MOST_ROWS} rows", got, "leave some out with prune=")
     dtype = kind.name if quantise is None else str(quantise)
     last = np.zeros(dim, np.float32) if default is None else default
     quantiser = Quantiser(dtype, what, kind.itemsize)

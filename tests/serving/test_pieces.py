@@ -50,6 +50,15 @@ def test_of_no_rows(make, tmp_path):
     assert frozen_bytes(out, tmp_path / "c", prune=everything) == frozen_bytes(out, table)
 
 
+def test_more_rows_than_a_file_counts(make, tmp_path, monkeypatch):
+    monkeypatch.setattr("kvjax.serving._write.MOST_ROWS", 2)
+    table = make(1).upsert(np.arange(3), np.ones((3, 1)))
+    with pytest.raises(ValueError, match=r"write: want at most 2 rows, got 3; leave some out with prune="):
+        FrozenTable.write(tmp_path / "t", table)
+    assert not list(tmp_path.iterdir())
+    FrozenTable.write(tmp_path / "t", table, prune=lambda rows: rows.keys > 0)
+
+
 @slow
 def test_a_part_is_in_memory(make, tmp_path, monkeypatch):
     """Of 40 MB; beside it there are some numbers for each bucket of the checkpoint."""
