@@ -32,9 +32,9 @@ def wholes(monkeypatch):
     """The names of tables that were read as a whole."""
     names = []
 
-    def counted(chain, name):
+    def counted(chain, name, prune):
         names.append(name)
-        return of_chain(chain, name)
+        return of_chain(chain, name, prune)
 
     monkeypatch.setattr("kvjax.serving._follow.of_chain", counted)
     return names
