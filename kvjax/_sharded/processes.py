@@ -6,7 +6,7 @@ All of them must come here together, as they do for compiled programs. One that 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -15,13 +15,24 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from kvjax._spec.placement import Placement
 from kvjax._values.errors import fail
+from kvjax.ffi import host
 
 T = TypeVar("T")
 
 
 def everyone() -> Placement | None:
     """What all processes have in common, for `together`; None if there is one."""
-    return None if jax.process_count() == 1 else Placement.of(Mesh(np.array(jax.devices()), ("all",)), ("all",))
+    return None if jax.process_count() == 1 else _over(jax.devices())
+
+
+def all_of(placements: Iterable[Placement | None]) -> Placement | None:
+    """What the processes of some tables have in common, for `together`; None if each table is of one process."""
+    several = {p for each in placements if each is not None and each.num_processes > 1 for p in each.processes}
+    return _over([device for device in jax.devices() if device.process_index in several]) if several else None
+
+
+def _over(devices: Sequence[object]) -> Placement:
+    return Placement.of(Mesh(np.array(devices), ("all",)), ("all",))
 
 
 def allgather(placement: Placement | None, x: Any) -> np.ndarray:
@@ -59,18 +70,22 @@ def allgather_json(placement: Placement | None, value: Any) -> list[Any]:
     return [json.loads(row[:n].tobytes()) for row, n in zip(padded, sizes, strict=True)]
 
 
-def together(placement: Placement | None, name: str | None, op: str, body: Callable[[], T]) -> T:
+def together(
+    placement: Placement | None, name: str | None, op: str, body: Callable[[], T], call: Mapping[str, Any] | None = None
+) -> T:
     """Runs body() in each process of the mesh.
 
     Args:
-      placement: of the table, or `everyone`.
+      placement: of the table, `everyone`, or `all_of` some tables.
       name: of the table; None for what is not of one table.
       op: the operation, which errors name.
       body: what to do; its errors name their own table.
+      call: what else has to be the same in all processes, by its name, as JSON has it.
 
     Raises:
       Exception: what body() has raised here; or, if it has raised in another process alone, a RuntimeError that says
         what.
+      ValueError: another process has come here for another operation or table, or with another `call`.
     """
     if placement is None or placement.num_processes == 1:
         return body()
@@ -79,7 +94,15 @@ def together(placement: Placement | None, name: str | None, op: str, body: Calla
         result = body()
     except Exception as e:
         error = e
-    if not allgather(placement, np.uint8(error is not None)).any():
+    said = {"operation": op, "table": name} | dict(call or {})
+    text = json.dumps(said, sort_keys=True).encode()
+    # Of one size whatever is said, or processes with different calls would wait for words that do not come.
+    statuses = allgather(
+        placement, np.array([error is not None, host.digest(np.frombuffer(text, np.uint8))], np.uint64)
+    )
+    if len(set(statuses[:, 1].tolist())) > 1:
+        raise _another_call(placement, name, op, said) from error
+    if not statuses[:, 0].any():
         return result  # pyright: ignore[reportReturnType]  # without an error there is one
     texts = allgather_json(placement, None if error is None else f"{type(error).__name__}: {error}")
     if error is not None:
@@ -89,3 +112,50 @@ def together(placement: Placement | None, name: str | None, op: str, body: Calla
         RuntimeError, name, op, "a call that all processes can do", f"a failure in process {process} ({text})",
         "mend it there; nothing has changed here",
     )  # fmt: skip
+
+
+def _another_call(placement: Placement, name: str | None, op: str, said: dict[str, Any]) -> Exception:
+    """What is not the same in the call of the first process and in the first one that differs from it."""
+    first, *others = zip(placement.processes, allgather_json(placement, said), strict=True)
+    other = next(each for each in others if each[1] != first[1])
+    parts = [key for key in first[1] | other[1] if first[1].get(key) != other[1].get(key)]
+    calls = [
+        f"{', '.join(f'{key} {each.get(key)!r}' for key in parts)} in process {process}"
+        for process, each in (first, other)
+    ]
+    mend = "make the same calls in the same order in all processes; nothing has changed"
+    return fail(ValueError, name, op, "the same call in all processes", " and ".join(calls), mend)
+
+
+def each_together(
+    placement: Placement | None, op: str, tables: Mapping[str, Sequence[int]], body: Callable[[str], T]
+) -> dict[str, T]:
+    """Runs body(name) for each of some tables, in one order in all processes. If it fails for one, all processes stop.
+
+    Args:
+      placement: as `together` has it.
+      op: as there.
+      tables: by the names of this process's tables, the processes that have to take part, which have a part of it.
+      body: what to do, in which the processes of the table may meet, too.
+
+    Raises:
+      Exception: as `together`.
+      ValueError: one of these processes lacks the table.
+    """
+    if placement is None or placement.num_processes == 1:
+        return {name: body(name) for name in sorted(tables)}
+    said = dict(
+        zip(placement.processes, allgather_json(placement, {n: list(of) for n, of in tables.items()}), strict=True)
+    )
+    names = sorted(set().union(*said.values()))
+    for name in names:
+        got = [process for process, given in said.items() if name in given]
+        want = sorted({process for given in said.values() for process in given.get(name, ())})
+        if not set(want) <= set(got):
+            raise fail(
+                ValueError, name, op, f"it in the call of each process that has a part of it, {want}", f"it in {got}",
+                "give all processes the same tables, made with the same mesh=; what is not sharded over processes is "
+                "of process 0",
+            )  # fmt: skip
+    done = {name: together(placement, name, op, lambda n=name: body(n) if n in tables else None) for name in names}
+    return {name: done[name] for name in tables}  # pyright: ignore[reportReturnType]  # of these there is one

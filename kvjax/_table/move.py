@@ -80,7 +80,7 @@ def prepare_move(
             spec.host.commit_load(part)
         return staged
 
-    version, mine = together(group, spec.name, op, begin)
+    version, mine = together(group, spec.name, op, begin, {"devices": _devices(old), "new devices": _devices(spec)})
     behind = int(allgather(group, np.uint32(version)).max())
     brought = mine if bring is None else bring(mine)
     staged = together(group, spec.name, op, stage)
@@ -90,3 +90,7 @@ def prepare_move(
         return live_version(spec)
 
     return Prepared(version, commit)
+
+
+def _devices(spec: TableSpec) -> list[int] | None:
+    return None if spec.placement is None else [device.id for device in spec.placement.mesh.devices.flat]

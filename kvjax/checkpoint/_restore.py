@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 from jax.typing import DTypeLike
 
@@ -93,6 +94,11 @@ class Restore:
         self.sharding = Sharding() if self.table else how
         self.placement = self.table.spec.placement if self.table else placement_of(how, self.target, "restore")
 
+    @property
+    def processes(self) -> tuple[int, ...]:
+        """Those that have a part of the table."""
+        return (jax.process_index(),) if self.placement is None else self.placement.processes
+
     def open(self) -> None:
         """Looks at what was saved of the table, and checks it; nothing changes."""
         self.saved = together(self.placement, self.name, "restore", self._open)
@@ -104,10 +110,14 @@ class Restore:
           cursor: whether the table is to get one.
         """
         saved = self.saved
-        table = self.table or together(self.placement, self.name, "restore", lambda: self._make(saved))
-        if cursor:
-            self._check_cursor(table.spec, saved.meta)
-        table = table.refresh()
+
+        def live() -> Table:
+            table = self.table or self._make(saved)
+            if cursor:
+                self._check_cursor(table.spec, saved.meta)
+            return table.refresh()
+
+        table = together(self.placement, self.name, "restore", live)
         merge = self.how.merge and self.table is not None
         if self.drawn and not merge and not self.how.own_initializer and table.spec.seed != saved.meta["seed"]:
             spec = dataclasses.replace(table.spec, seed=saved.meta["seed"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import cast
 
@@ -10,6 +11,10 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from kvjax._keys.keys import Keys, KeysLike
+from kvjax._sharded.processes import all_of, each_together, together
+from kvjax._spec.placement import Placement
+from kvjax._spec.sharding import placement_of
+from kvjax._table.registry import tables as tables_of_process
 from kvjax._table.table import Table, check_table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail
@@ -99,41 +104,70 @@ def restore(
         storage=storage, dtype=dtype, slots=slots, keys=keys, merge=merge, own_initializer=own_initializer,
     )  # fmt: skip
     if jax.process_count() > 1:  # of which each would find out by itself
-        return restore_all(Chain(path, base), tables, how, cursor)
-    return unreplaced(path, base, "restore", lambda chain: restore_all(chain, tables, how, cursor))
+        return restore_all(lambda: Chain(path, base), tables, how, cursor)
+    return unreplaced(path, base, "restore", lambda chain: restore_all(lambda: chain, tables, how, cursor))
 
 
 def restore_all(
-    chain: Chain, tables: Mapping[str, Table | str | None] | None, how: RestoreOptions, cursor: str | None = None
-) -> dict[str, Table]:
-    """As `restore`, from a chain."""
-    if tables is None:
-        tables = {name: None for name in chain.names}
+    find: Callable[[], Chain], tables: Mapping[str, Table | str | None] | None, how: RestoreOptions,
+    cursor: str | None = None,
+) -> dict[str, Table]:  # fmt: skip
+    """As `restore`, from the chain that `find` gives, or an error of its in all processes."""
     anything = cast("object", tables)
-    if not isinstance(anything, Mapping):
+    if tables is not None and not isinstance(anything, Mapping):
         raise TypeError(
             f"kvjax: restore: want tables by their names in the checkpoint, got {type(anything).__name__}; give "
             "{name: table}, or {name: None} for the table of that name, {name: 'other'} for one of another"
         )
-    for table in tables.values():
-        if table is not None and not isinstance(table, str):
-            check_table(table, "restore")
-    if cursor is not None:
-        _check_all(chain, tables, how)
-    restores = [Restore(chain, name, table, how) for name, table in tables.items()]
-    _check_distinct(restores)
+    place = _place(tables, how)
+
+    def at_first() -> tuple[Chain, dict[str, Restore]]:
+        chain = find()
+        given = dict.fromkeys(chain.names) if tables is None else tables
+        for table in given.values():
+            if table is not None and not isinstance(table, str):
+                check_table(table, "restore")
+        if cursor is not None:
+            _check_all(chain, given, how)
+        restores = {name: Restore(chain, name, table, how) for name, table in given.items()}
+        _check_distinct(list(restores.values()))
+        return chain, restores
+
+    def one(name: str) -> None:  # so that what was read of one table is in memory at a time
+        restores[name].open()
+        restores[name].prepare(cursor is not None)
+
+    chain, restores = together(place, None, "restore", at_first)
+    digest = chain.catalog.digest
+    said = {"cursor": cursor} | {name: getattr(how, name) for name in _PLAIN}
+    together(place, None, "restore", lambda: None, {"checkpoint": digest} | said)  # of two steps each may see another
     try:
-        for one in restores:  # so that what was read of one table is in memory at a time
-            one.open()
-            one.prepare(cursor is not None)
+        each_together(place, "restore", {name: each.processes for name, each in restores.items()}, one)
     except BaseException:
-        for one in restores:
-            one.undo()
+        for each in restores.values():
+            each.undo()
         raise
-    restored = {one.name: one.commit() for one in restores}
-    if cursor is not None and chain.catalog.digest is not None:
-        put(cursor, restored, chain, chain.catalog.digest)
+    restored = {name: each.commit() for name, each in restores.items()}
+    if cursor is not None and digest is not None:
+        put(cursor, restored, chain, digest)
     return restored
+
+
+def _place(tables: Mapping[str, Table | str | None] | None, how: RestoreOptions) -> Placement | None:
+    """What the processes have in common that restore these tables, as far as it is known without the checkpoint."""
+    live = tables_of_process()
+    if tables is None:
+        found = list(live.values())
+    else:
+        found = [
+            into if isinstance(into, Table) else live.get(into if isinstance(into, str) else name)
+            for name, into in tables.items()
+        ]
+    placements = [None if table is None else table.spec.placement for table in found]
+    if how.given and (tables is None or None in found):
+        with contextlib.suppress(ValueError):  # which comes later, with a table's name
+            placements.append(placement_of(how, "", "restore"))
+    return all_of(placements)
 
 
 def _check_all(chain: Chain, tables: Mapping[str, Table | str | None], how: RestoreOptions) -> None:
@@ -143,8 +177,7 @@ def _check_all(chain: Chain, tables: Mapping[str, Table | str | None], how: Rest
       ValueError: it is not all of the checkpoint.
     """
     changed = [name for name in ("dtype", "keys") if getattr(how, name) is not None]
-    plain = {"slots": True, "merge": False, "own_initializer": False}
-    changed += [name for name, value in plain.items() if getattr(how, name) != value]
+    changed += [name for name, value in _PLAIN.items() if getattr(how, name) != value]
     changed += [] if set(tables) == set(chain.names) else ["tables"]
     changed += [] if chain.catalog.digest is not None else ["a format without a manifest"]
     if changed:
@@ -152,6 +185,10 @@ def _check_all(chain: Chain, tables: Mapping[str, Table | str | None], how: Rest
             f"kvjax: restore: want cursor= beside all of a checkpoint, as it was saved, got {', '.join(changed)}; "
             "leave that out, or save the tables whole, with a cursor"
         )
+
+
+_PLAIN = {"slots": True, "merge": False, "own_initializer": False}
+"""Options of a restore, as they are for all of a checkpoint."""
 
 
 def _check_distinct(restores: Sequence[Restore]) -> None:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 
-from kvjax._formats.atomic import new_folder
+from kvjax._formats.atomic import NewFolder, NewInStore, new_folder
 from kvjax._formats.paths import AnyPath, anywhere
-from kvjax._sharded.processes import everyone, together
+from kvjax._sharded.processes import each_together, everyone, together
 from kvjax._table.table import Table, check_table, is_table
-from kvjax._values.errors import level_of_user
+from kvjax._values.errors import fail, level_of_user
+from kvjax._values.names import is_name
 from kvjax._values.prune import PruneLike
 from kvjax.checkpoint._built_on import built_on, listed
 from kvjax.checkpoint._catalog import write_manifest
 from kvjax.checkpoint._cursors import agreed, cursor_at, finished, key_of, moving
 from kvjax.checkpoint._locate import PathLike
 from kvjax.checkpoint._new import begin
+from kvjax.checkpoint._other_copies import warn_of_other_copies
 from kvjax.checkpoint._stored import Stored
-from kvjax.checkpoint._write import check_saved, freeze, write
+from kvjax.checkpoint._write import freeze, savers, write
 
 T = TypeVar("T")
 
@@ -88,8 +90,10 @@ def save(
       >>> kvjax.drop_table("doc_saved")
       >>> folder.cleanup()
     """
-    given, new = named(tables), new_folder(anywhere(path, "save").resolve())  # not in the place of a link
     place, lost = everyone(), list[AnyPath]()
+
+    def at_first() -> tuple[dict[str, Table], NewFolder | NewInStore]:
+        return named(tables), new_folder(anywhere(path, "save").resolve())  # not in the place of a link
 
     def finish() -> str:
         digest = write_manifest(new.path)
@@ -101,6 +105,7 @@ def save(
     def first(body: Callable[[], T]) -> T | None:
         return together(place, None, "save", body if jax.process_index() == 0 else lambda: None)
 
+    given, new = together(place, None, "save", at_first, {"overwrite": overwrite})
     try:
         first(lambda: begin(new, overwrite, "save", over_base=True))
         stored = copied(given, new.path, prune, cursor, since)
@@ -124,29 +129,37 @@ def copied(
     tables: Mapping[str, Table], directory: AnyPath, prune: PruneLike | None, cursor: str | None, since: str | None
 ) -> list[Stored]:
     """What this process has of tables to save below `directory`; a cursor is on its way there."""
-    tables = named(tables)
-    if not tables:
+    place = everyone()
+
+    def at_first() -> dict[str, Table]:
+        if cursor is not None and since is not None and cursor != since:
+            raise ValueError(
+                "kvjax: save: want cursor= for all rows or since= for a delta, which moves its cursor, got "
+                f"{cursor!r} and {since!r}; save twice"
+            )
+        if prune is not None and (cursor or since) is not None:
+            raise ValueError(
+                "kvjax: save: want all rows in a checkpoint that deltas build on, got prune=; leave out the cursor, or "
+                "use kvjax.checkpoint.prune on the checkpoint"
+            )
+        return named(tables)
+
+    how = {"cursor": cursor, "since": since, "prune": prune is not None}
+    given = together(place, None, "save", at_first, how)
+    if not given:
         warnings.warn(
             "kvjax: save: want tables, got none, so the checkpoint is empty; give kvjax.orbax.split(state)[1] of a "
             "state that has tables",
             stacklevel=level_of_user(),
         )
-    check_saved(tables)
-    if cursor is not None and since is not None and cursor != since:
-        raise ValueError(
-            f"kvjax: save: want cursor= for all rows or since= for a delta, which moves its cursor, got {cursor!r} and "
-            f"{since!r}; save twice"
-        )
-    if prune is not None and (cursor or since) is not None:
-        raise ValueError(
-            "kvjax: save: want all rows in a checkpoint that deltas build on, got prune=; leave out the cursor, or use "
-            "kvjax.checkpoint.prune on the checkpoint"
-        )
-    at = None if since is None else cursor_at(since, tables)
+    warn_of_other_copies(given)
+    at = None if since is None else cursor_at(since, given)
     if cursor is not None:
-        agreed(key_of(cursor, tables))  # else a save that fails would leave it at different places
-    with moving(cursor or since, tables, directory, at and at.key):
-        return [freeze(name, table, prune, at) for name, table in tables.items()]
+        agreed(key_of(cursor, given))  # else a save that fails would leave it at different places
+    with moving(cursor or since, given, directory, at and at.key):
+        needed = {name: savers(table) for name, table in given.items()}
+        stored = each_together(place, "save", needed, lambda name: freeze(name, given[name], prune, at))
+    return list(stored.values())
 
 
 def named(tables: Mapping[str, Table] | Iterable[Table]) -> dict[str, Table]:
@@ -157,12 +170,28 @@ def named(tables: Mapping[str, Table] | Iterable[Table]) -> dict[str, Table]:
             f"kvjax: save: want tables, or tables by name, got {type(anything).__name__}; give [table], or of a state "
             "kvjax.orbax.split(state)[1]"
         )
-    if not isinstance(tables, Mapping):
-        tables = list(tables)
-        for table in tables:
+    if isinstance(tables, Mapping):
+        given = dict(cast("Mapping[str, Table]", tables))
+        for table in given.values():
             check_table(table, "save")
-        return {table.name: table for table in tables}
-    given = dict(cast("Mapping[str, Table]", tables))
-    for table in given.values():
-        check_table(table, "save")
+    else:
+        each = list(tables)
+        for table in each:
+            check_table(table, "save")
+        given = {table.name: table for table in each}
+    for name, table in given.items():
+        _check_name(name, table.name)
     return given
+
+
+def _check_name(name: Any, table: str) -> None:
+    """Whether a table can be saved under a name.
+
+    Raises:
+      ValueError: it cannot.
+    """
+    if not is_name(name):
+        raise fail(
+            ValueError, table, "save", "a name to save it under, in UTF-8 and not empty", repr(name),
+            "TableSave({name: table})",
+        )  # fmt: skip

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
 
 from kvjax._formats.paths import AnyPath
 from kvjax._formats.source import offsets_of
-from kvjax._sharded.processes import allgather_json, everyone, together
+from kvjax._sharded.processes import allgather_json, together
 from kvjax._spec.placement import Placement
 from kvjax._table.behind import warn_if_found_behind
 from kvjax._table.changes import TableChanges, changes_since
 from kvjax._table.frozen import FrozenRows, freeze_rows
 from kvjax._table.newest import of_newest
 from kvjax._table.table import Table
-from kvjax._values.errors import fail
-from kvjax._values.names import is_name
 from kvjax._values.prune import PruneLike, rule_for
 from kvjax._values.snapshot import Snapshot
 from kvjax.checkpoint._best import part_of_best
@@ -85,7 +82,6 @@ def _stored(
     name: str, table: Table, prune: PruneLike | None, since: Cursor | None, take: Callable[[], Snapshot | FrozenRows]
 ) -> Stored:
     spec, placement, process = table.spec, shared_placement(table), jax.process_index()
-    check_name(name, spec.name)
     if placement is None and process != 0:
         return Stored({}, {})
     changes = None if since is None else _changes(table, name, since)
@@ -127,41 +123,16 @@ def _stored(
     return Stored(meta, arrays, writers.index(process) if process in writers else None, frozen)
 
 
-def check_name(name: Any, table: str) -> None:
-    """Whether a table can be saved under a name.
-
-    Raises:
-      ValueError: it cannot.
-    """
-    if not is_name(name):
-        raise fail(
-            ValueError, table, "save", "a name to save it under, in UTF-8 and not empty", repr(name),
-            "TableSave({name: table})",
-        )  # fmt: skip
-
-
 def shared_placement(table: Table) -> Placement | None:
     """Where a table is of which several processes have parts. Of any other each process has one of its own, and
     process 0 saves it."""
     return table.spec.placement if table.spec.num_processes > 1 else None
 
 
-def check_saved(tables: Mapping[str, Table]) -> None:
-    """Whether each table will be saved by some process.
-
-    Raises:
-      ValueError: process 0 lacks a table that is to be saved by it.
-    """
-    place = everyone()
-    if place is None:
-        return
-    alone = allgather_json(place, sorted(name for name, table in tables.items() if shared_placement(table) is None))
-    lost = sorted(set().union(*alone) - set(alone[0]))
-    if lost:
-        raise fail(
-            ValueError, lost[0], "save", "a table of process 0, which saves those that are of one process", "none",
-            "save it there too, or shard it over the processes",
-        )  # fmt: skip
+def savers(table: Table) -> Sequence[int]:
+    """The processes that a save of a table needs."""
+    placement = shared_placement(table)
+    return (0,) if placement is None else placement.processes
 
 
 def write(directory: AnyPath, stored: Sequence[Stored]) -> None:

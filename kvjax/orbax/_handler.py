@@ -36,7 +36,7 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
     A save lists the rows, then copies and writes them in the background. Training may go on, and does not change what
     is saved. A checkpoint is complete or not there at all, as for every Orbax item.
 
-    In several processes, all save and restore together, with tables in the same order. Each writes and reads the rows
+    In several processes, all save and restore the same tables together. Each writes and reads the rows
     of its own shards. If a table is not sharded over processes, each process has its own copy: process 0 writes its
     copy, and all read that. An error in one process is raised in all, except for errors while files are written: then
     the others wait for ``AsyncOptions(timeout_secs=)`` of Orbax.
@@ -62,7 +62,8 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
 
     def restore(self, directory: str | os.PathLike[str], args: TableRestore | None = None) -> dict[str, Table]:
         args = args or TableRestore()
-        return restore_all(Chain(Catalog(anywhere(directory, "restore")), args.base), args.tables, args, args.cursor)
+        place = anywhere(directory, "restore")
+        return restore_all(lambda: Chain(Catalog(place), args.base), args.tables, args, args.cursor)
 
     def metadata(self, directory: str | os.PathLike[str]) -> dict[str, dict[str, object]]:
         """What each table of a checkpoint is, by name, as ``kvjax.json`` says it."""

@@ -89,9 +89,8 @@ class StatefulTables:
 
     async def load(self, directory: v1.path.Path) -> Awaitable[None]:
         """Restores the tables."""
-        self.tables = restore_all(
-            Chain(Catalog(anywhere(directory, "restore")), self.base), self.tables or None, RestoreOptions()
-        )
+        place = anywhere(directory, "restore")
+        self.tables = restore_all(lambda: Chain(Catalog(place), self.base), self.tables or None, RestoreOptions())
 
         async def done() -> None:
             """Nothing is left to do."""

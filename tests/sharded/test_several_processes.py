@@ -188,7 +188,7 @@ def two(folder):
     table = table.refresh()
 
     alone = {"me": kvjax.get_table(f"only{me}", dim=2)} if me == 1 else {}
-    fails("want a table of process 0", lambda: save(folder + "x", 2, alone))
+    fails("want it in the call of each process", lambda: save(folder + "x", 2, alone))
 
     # Copies on devices of both processes.
     copy = kvjax.get_table("copy", **OPTIONS, mesh=everywhere(), replicated=True)
