@@ -118,7 +118,8 @@ def _another_call(placement: Placement, name: str | None, op: str, said: dict[st
     """What is not the same in the call of the first process and in the first one that differs from it."""
     first, *others = zip(placement.processes, allgather_json(placement, said), strict=True)
     other = next(each for each in others if each[1] != first[1])
-    parts = [key for key in first[1] | other[1] if first[1].get(key) != other[1].get(key)]
+    differ = [key for key in first[1] | other[1] if first[1].get(key) != other[1].get(key)]
+    parts = [key for key in differ if key in ("operation", "table")] or differ  # of another operation all is other
     calls = [
         f"{', '.join(f'{key} {each.get(key)!r}' for key in parts)} in process {process}"
         for process, each in (first, other)
@@ -137,6 +138,9 @@ def each_together(
       op: as there.
       tables: by the names of this process's tables, the processes that have to take part, which have a part of it.
       body: what to do, in which the processes of the table may meet, too.
+
+    Returns:
+      What body has given for each of this process's tables, sorted by name.
 
     Raises:
       Exception: as `together`.
@@ -158,4 +162,4 @@ def each_together(
                 "of process 0",
             )  # fmt: skip
     done = {name: together(placement, name, op, lambda n=name: body(n) if n in tables else None) for name in names}
-    return {name: done[name] for name in tables}  # pyright: ignore[reportReturnType]  # of these there is one
+    return {name: done[name] for name in sorted(tables)}  # pyright: ignore[reportReturnType]  # of these there is one

@@ -80,7 +80,7 @@ def restore(
         checkpoint must be restored, and as they were saved.
 
     Returns:
-      The live handles, by the names in the checkpoint.
+      The live handles, by the names in the checkpoint, sorted by these.
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged, or a checkpoint that a delta builds on is missing.
@@ -129,7 +129,9 @@ def restore_all(
                 check_table(table, "restore")
         if cursor is not None:
             _check_all(chain, given, how)
-        restores = {name: Restore(chain, name, table, how) for name, table in given.items()}
+        for name in sorted(set(given) - set(chain.names), key=str):
+            chain.catalog.open(name)  # which says what there is
+        restores = {name: Restore(chain, name, given[name], how) for name in sorted(given)}
         _check_distinct(list(restores.values()))
         return chain, restores
 

@@ -55,7 +55,7 @@ def orders(folder):
     for table in tables.values():
         table.clear()
     again = kvjax.checkpoint.restore(f"{folder}/save", dict.fromkeys(mine))
-    assert list(again) == list(mine)
+    assert list(again) == sorted(ROWS)  # in one order, for loops of the user's
     sizes = {name: table.size(all_processes=True) for name, table in again.items()}
     assert sizes == ROWS, sizes
     print("done")
@@ -135,14 +135,15 @@ def copies(folder):
     for number, mesh in enumerate((None, local)):
         rows = kvjax.get_table(f"rows{number}", dim=1, mesh=mesh).upsert(np.arange(1 + me), np.ones((1 + me, 1)))
         keys = kvjax.get_table(f"keys{number}", dim=1, mesh=mesh).upsert([5 + me], np.ones((1, 1)))
-        steps = filled("c" if mesh is None else "b", mesh)
+        steps = filled("c", mesh)  # three
         if me == 1:
             steps, _ = steps.apply(optax.adagrad(0.1), kvjax.SparseRows(kvjax.keys([1]), np.ones((1, 1))))
         for table, got in ((rows, "1 rows after step 0 in process 0 and 2 rows after step 0 in process 1"),
                            (keys, "0 and 1 rows after step 0 of other keys in process 1"),
-                           (steps, "rows after step [23] in process 0 and .* rows after step [34] in")):  # fmt: skip
+                           (steps, "rows after step 3 in process 0 and .* rows after step 4 in")):  # fmt: skip
             with pytest.warns(UserWarning, match=f"table '{table.name}', save: .*{got}.*not saved.*mesh="):
                 kvjax.checkpoint.save(f"{folder}/{table.name}{number}", [table, *same[2:]])
+        kvjax.drop_table("c")
     print("done")
 
 
