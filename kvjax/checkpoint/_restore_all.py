@@ -51,6 +51,10 @@ def restore(
     The contents of a table that exists are replaced, including slots, frequencies and versions, and a handle given here
     may be stale. Any number of shards and processes may have written the checkpoint: a table stays in its place.
 
+    In several processes, all that have a part of a table restore together, with the same tables and arguments. What is
+    restored without `tables` counts as part of all live tables and of `mesh`; a process may restore tables in one place
+    alone if it names them.
+
     Args:
       path: folder of a checkpoint, of a step of an Orbax ``CheckpointManager``, of the manager (its last step is
         restored), or of numbered checkpoints ("12", "delta_12"; the last is restored).
@@ -84,7 +88,8 @@ def restore(
 
     Raises:
       CheckpointError: there is no checkpoint, or it is damaged, or a checkpoint that a delta builds on is missing.
-      ValueError: a table has other options than the saved one, a function is missing, or an argument does not fit.
+      ValueError: a table has other options than the saved one, a function is missing, an argument does not fit, or the
+        calls of several processes are not the same.
       TypeError: `keys` are not keys, or JAX may have cut them to 32 bits.
 
     Example:

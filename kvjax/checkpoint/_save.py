@@ -50,7 +50,9 @@ def save(
     In a store, a checkpoint is listed once it is whole. A save that fails removes what it has written; what one has
     written that was killed stays, and is passed over.
 
-    In several processes, all save together into a shared folder, as with `kvjax.orbax.TableSave`.
+    In several processes, all save the same tables together, with the same arguments, into a shared folder, as with
+    `kvjax.orbax.TableSave`. Each writes the rows of its own shards. Of a table that is not sharded over processes,
+    process 0 writes its copy; a warning says so if another process has other rows.
 
     Args:
       path: the folder, which must not exist yet; also one of a store, such as ``s3://bucket/run/7``.
@@ -69,7 +71,8 @@ def save(
     Raises:
       CheckpointError: there is something at the path (with `overwrite`, something that is no checkpoint), or another
         process is saving there, or there is no such cursor.
-      ValueError: a table cannot have cursors, or `prune` is given together with one.
+      ValueError: a table cannot have cursors, or `prune` is given together with one, or the calls of several processes
+        are not the same.
       TypeError: `tables` has something other than tables.
       OSError: the disk is full, or the folder cannot be written. Then nothing is left at the path.
 

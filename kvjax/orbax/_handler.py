@@ -36,10 +36,10 @@ class TableHandler(ocp.handlers.AsyncCheckpointHandler):
     A save lists the rows, then copies and writes them in the background. Training may go on, and does not change what
     is saved. A checkpoint is complete or not there at all, as for every Orbax item.
 
-    In several processes, all save and restore the same tables together. Each writes and reads the rows
-    of its own shards. If a table is not sharded over processes, each process has its own copy: process 0 writes its
-    copy, and all read that. An error in one process is raised in all, except for errors while files are written: then
-    the others wait for ``AsyncOptions(timeout_secs=)`` of Orbax.
+    In several processes, all save and restore the same tables together. Each writes and reads the rows of its own
+    shards. If a table is not sharded over processes, each process has its own copy: process 0 writes its copy, and all
+    read that; a save warns if another process has other rows. An error in one process is raised in all, except for
+    errors while files are written: then the others wait for ``AsyncOptions(timeout_secs=)`` of Orbax.
     """
 
     _last: tuple[AnyPath, ...] = ()  # where the last save with a cursor is, behind what it builds on
