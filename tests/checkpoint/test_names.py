@@ -22,7 +22,7 @@ def test_a_table_is_made_under_another_name(make, tmp_path):
     assert again.name == "here" and int(again.version) > int(here.version)
     dense, _ = kvjax.orbax.split({"model": here})
     assert kvjax.orbax.combine(dense, {"saved": again})["model"].name == "here"
-    with pytest.raises(ValueError, match="want one table of the checkpoint to load into it, got 'saved' and 'other'"):
+    with pytest.raises(ValueError, match="want one table of the checkpoint to load into it, got 'other' and 'saved'"):
         save(tmp_path / "two", {"saved": again, "other": table})
         restore(tmp_path / "two", {"saved": "here", "other": "here"})
     with pytest.raises(ValueError, match="want a name in UTF-8"):
