@@ -80,7 +80,7 @@ def together(
       name: of the table; None for what is not of one table.
       op: the operation, which errors name.
       body: what to do; its errors name their own table.
-      call: what else has to be the same in all processes, by its name, as JSON has it.
+      call: what else has to be the same in all processes, by its name.
 
     Raises:
       Exception: what body() has raised here; or, if it has raised in another process alone, a RuntimeError that says
@@ -94,14 +94,12 @@ def together(
         result = body()
     except Exception as e:
         error = e
-    said = {"operation": op, "table": name} | dict(call or {})
-    text = json.dumps(said, sort_keys=True).encode()
+    said = json.dumps({"operation": op, "table": name} | dict(call or {}), default=repr)
     # Of one size whatever is said, or processes with different calls would wait for words that do not come.
-    statuses = allgather(
-        placement, np.array([error is not None, host.digest(np.frombuffer(text, np.uint8))], np.uint64)
-    )
+    digest = host.digest(np.frombuffer(said.encode(), np.uint8))
+    statuses = allgather(placement, np.array([error is not None, digest], np.uint64))
     if len(set(statuses[:, 1].tolist())) > 1:
-        raise _another_call(placement, name, op, said) from error
+        raise _another_call(placement, name, op, json.loads(said)) from error
     if not statuses[:, 0].any():
         return result  # pyright: ignore[reportReturnType]  # without an error there is one
     texts = allgather_json(placement, None if error is None else f"{type(error).__name__}: {error}")

@@ -162,6 +162,8 @@ def restore_all(
 
 def _place(tables: Mapping[str, Table | str | None] | None, how: RestoreOptions) -> Placement | None:
     """What the processes have in common that restore these tables, as far as it is known without the checkpoint."""
+    if jax.process_count() == 1:
+        return None
     live = tables_of_process()
     if tables is None:
         found = list(live.values())
