@@ -94,7 +94,7 @@ def words_in(x: Any) -> Any:
     if isinstance(x, Tracer):
         return jax.random.key_data(x)[..., 0]
     with jax.ensure_compile_time_eval():
-        return jax.random.key_data(x)[..., 0]
+        return jax.lax.index_in_dim(jax.random.key_data(x), 0, -1, False)  # by no array of another mesh
 
 
 _OPAQUE = jax.dtypes.prng_key

@@ -21,6 +21,7 @@ from kvjax._keys.opaque import are_words, is_array, is_fresh, is_opaque, opaque,
 from kvjax._ops.notices import if_unused
 from kvjax._process import PROCESS
 from kvjax._spec.spec import TableSpec
+from kvjax._spmd.replicated import clashes, on_mesh_around
 from kvjax._spmd.varying import manual_axes
 from kvjax._table import at_exit
 from kvjax._table.refused import warn_of_refused
@@ -119,7 +120,10 @@ class Handle:
     @property
     def version(self) -> jax.Array:
         """``()`` uint32, the version of the table that this is the handle of, or ``(0,)`` of a following one."""
-        return self._kept(words_in) if is_opaque(self.given) and not self.donated else self.given
+        given, kept = self._forms()
+        if not is_opaque(given) or self.donated:
+            return given
+        return self._keep(words_in(given)) if kept is None else kept
 
     @property
     def donated(self) -> bool:
@@ -130,13 +134,22 @@ class Handle:
     @property
     def leaf(self) -> jax.Array:
         """The version as it stands in trees, where no arithmetic takes it for a parameter: an opaque word."""
-        made = self._kept(opaque) if are_words(self.given) else self.given
+        made, kept = self._forms()
+        if are_words(made):
+            made = self._keep(opaque(made)) if kept is None else kept
         return uncast(made) if is_opaque(made) else made
 
-    def _kept(self, make: Any) -> Any:
-        if self.kept is not None:
-            return self.kept
-        made = make(self.given)
+    def _forms(self) -> tuple[Any, Any]:
+        """What is given and kept, as the program around takes them: they may be of one on another mesh."""
+        placement = self.spec.placement
+        if jax.sharding.get_abstract_mesh().empty and (placement is None or placement.num_processes == 1):
+            return self.given, self.kept  # as nearly every call finds
+        given = on_mesh_around(self.given, None if placement is None else placement.mesh)
+        if given is not self.given:
+            object.__setattr__(self, "given", given)
+        return given, None if clashes(self.kept) else self.kept
+
+    def _keep(self, made: Any) -> Any:
         if not isinstance(made, Tracer):  # which may be of a trace within that of the handle
             object.__setattr__(self, "kept", made)
         return made

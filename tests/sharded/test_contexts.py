@@ -1,0 +1,162 @@
+"""Handles in programs under other meshes than those that made them: Auto, Explicit, none, and ``pmap``'s."""
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import kvjax
+from tests.support import processes
+from tests.support.marks import few_rows, slow
+
+IDS = np.arange(8) * 7 - 20
+KEYS = kvjax.keys(IDS)
+
+
+@jax.jit
+def look(table, keys):
+    return table.lookup(keys)
+
+
+@jax.jit
+def add(table, keys):
+    return table.add(keys, jnp.ones((8, 2), jnp.float32))
+
+
+def under(mesh):
+    return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
+
+
+# What makes a handle: the host, a write outside of jit, a compiled one.
+MAKERS = {"host": lambda t: t.refresh(), "eager": lambda t: t.add(KEYS, np.ones((8, 2))), "jit": lambda t: add(t, KEYS)}
+
+
+@pytest.mark.parametrize(
+    ("maker", "mesh_of_table"),
+    few_rows([(maker, kind) for maker in MAKERS for kind in ("auto", "explicit")], 3, 5),
+)
+def test_a_handle_is_used_under_any_mesh_of_its_devices(maker, mesh_of_table, make, mesh):
+    """By all ways to use it, in any order, with the rows that all writes so far have made."""
+    auto, explicit = mesh(4), mesh(4, explicit=True)
+    table, count = make(dim=2, mesh={"auto": auto, "explicit": explicit}[mesh_of_table]), 0
+    for before in (None, explicit, auto):
+        for now in (explicit, None, auto, explicit):
+            with under(before):
+                table, count = MAKERS[maker](table), count + (maker != "host")
+            with under(now):
+                want = np.full((8, 2), count, np.float32)
+                np.testing.assert_array_equal(look(table, KEYS), want)
+                np.testing.assert_array_equal(table.lookup(KEYS), want)
+                if now is not None:  # or JAX takes no array of Explicit axes that a program closes over
+                    np.testing.assert_array_equal(jax.jit(lambda keys, table=table: table.lookup(keys))(KEYS), want)
+                assert table.size() == 8 * (count > 0)
+                table, count = add(jax.tree.map(lambda x: x, table), KEYS), count + 1
+            np.testing.assert_array_equal(look(table, KEYS), want + 1)
+    assert set(table.frequency(KEYS).tolist()) == {0}
+
+
+def test_a_program_is_traced_once_for_each_mesh(make, mesh):
+    """Around it, and of the step before it where there is none around it."""
+    traces = []
+
+    @jax.jit
+    def step(table, keys):
+        traces.append(None)
+        return table.add(keys, jnp.ones((8, 2), jnp.float32))
+
+    explicit = mesh(4, explicit=True)
+    table = add(make(dim=2, mesh=explicit), KEYS)
+    for _ in range(3):
+        for now in (None, explicit):
+            with under(now):
+                table = step(step(table, KEYS), KEYS)
+    assert len(traces) == 3
+
+
+def test_a_handle_that_is_donated_under_another_mesh_is_known(make, mesh):
+    explicit = mesh(4, explicit=True)
+    table = add(make(dim=2, mesh=explicit), KEYS)
+    step = jax.jit(lambda table: table.add(KEYS, np.ones((8, 2), np.float32)), donate_argnums=0)
+    with under(explicit):
+        step(table)
+    with pytest.raises(RuntimeError, match="one that was donated"):
+        table.lookup(KEYS)
+
+
+@pytest.mark.parametrize("explicit", [False, True])
+@pytest.mark.parametrize("set_mesh", [False, True])
+def test_a_shard_map_closes_over_a_trained_handle(explicit, set_mesh, make, mesh):
+    mesh = mesh(4, explicit=explicit)
+    table = add(make(dim=2, mesh=mesh), KEYS)
+    keys = jax.device_put(KEYS, NamedSharding(mesh, P("x")))
+    for _ in range(2):
+        with under(mesh if set_mesh else None):
+            np.testing.assert_array_equal(look(table, KEYS), np.ones((8, 2)))
+            local = jax.shard_map(
+                lambda keys: table.lookup(keys), mesh=None if set_mesh else mesh, in_specs=P("x"), out_specs=P("x")
+            )
+            np.testing.assert_array_equal(jax.jit(local)(keys), np.ones((8, 2)))
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_wrong_mesh_is_refused_and_leaves_the_handle_as_it_was(maker, make, mesh):
+    explicit = mesh(4, explicit=True)
+    table = MAKERS[maker](make(dim=2, mesh=explicit))
+    for wrong in (mesh(data=2, model=2), mesh(data=2, model=2, explicit=True)) * 2:
+        with under(wrong), pytest.raises(ValueError, match=f"table '{table.name}', lookup: want a program on the ta"):
+            look(table, KEYS)
+        with under(explicit):
+            assert look(table, KEYS).shape == (8, 2)
+
+
+# ---- several processes -----------------------------------------------------------------------------------------------
+
+
+def explicit_in_two():
+    mesh = jax.make_mesh((jax.device_count(),), ("x",))
+    split = NamedSharding(mesh, P("x"))
+    keys = jax.tree.map(lambda x: jax.make_array_from_callback(x.shape, split, lambda i: np.asarray(x)[i]), KEYS)
+    step = jax.jit(
+        lambda t, k: t.apply(optax.sgd(0.5), kvjax.grad(lambda t: jnp.sum((t.lookup(k) - 1) ** 2) / 2)(t))[0]
+    )
+    table, value = kvjax.get_table("t", dim=2, mesh=mesh), 0.0
+    for now in (mesh, None, mesh):
+        with under(now):
+            for refresh in (True, False):
+                table, value = step(table.refresh() if refresh else table, keys), (value + 1) / 2
+                rows = look(table, KEYS)
+                np.testing.assert_array_equal(rows.addressable_shards[0].data, value)
+                np.testing.assert_array_equal(table.lookup(KEYS), np.full((8, 2), value, np.float32))
+                table = table.upsert([100], [[value, value]])
+    print("done", table.size(all_processes=True))
+
+
+def pmap_in_two():
+    table = kvjax.get_table("t", dim=2, devices=jax.devices())
+
+    def local(table, keys):
+        grads = kvjax.grad(lambda t: jnp.sum((t.lookup(keys) - 1) ** 2) / 2)(table)
+        return table.apply(optax.sgd(0.25), grads)[0]
+
+    step = jax.pmap(local, axis_name="devices", in_axes=(None, 0), out_axes=None)
+    keys, value = kvjax.keys(np.tile(IDS[:4], (jax.local_device_count(), 1))), 0.0
+    for _ in range(2):
+        table = step(step(table, keys), keys)
+        for _ in range(2):  # all four devices have each key
+            value += 1 - value
+        np.testing.assert_array_equal(table.lookup(KEYS[:4]), np.full((4, 2), value, np.float32))
+        np.testing.assert_array_equal(look(table, KEYS[:4]).addressable_data(0), np.full((1, 2), value))
+        assert set(np.asarray(table.frequency(KEYS[:4])).tolist()) <= {8, 16}
+        table = table.upsert(KEYS[4:], np.full((4, 2), 7.0))
+    print("done", table.size(all_processes=True))
+
+
+@slow
+@pytest.mark.parametrize(("target", "devices", "size"), [(explicit_in_two, 1, 9), (pmap_in_two, 2, 8)])
+def test_in_two_processes(target, devices, size):
+    assert all(f"done {size}" in output for output in processes.run(target, devices=devices, timeout=300))
