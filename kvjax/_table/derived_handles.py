@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Self
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from kvjax._ops import order
+from kvjax._process import PROCESS
 from kvjax._sharded import following
 from kvjax._sharded.mesh import elements
 from kvjax._table import at_exit
@@ -46,6 +48,8 @@ class Handles(Handle):
     def refresh(self) -> Self:
         """The live handle of this table, for instance after a failed step. Not inside ``jit``.
 
+        After `reshard` or `to` it is that of the table in its new place.
+
         It waits for the programs that this thread has started. A program that another thread has started, or whose
         start was interrupted, may still write afterwards: then the next call reports a stale handle.
 
@@ -57,15 +61,16 @@ class Handles(Handle):
         """
         check_outside_a_loss(self, "refresh")
         check_without_a_view(self, "refresh")
-        check_spec(self, "refresh")
+        here = self._where_it_is()
+        check_spec(here, "refresh")
         if isinstance(self.given, Tracer):
             raise fail(
                 TypeError, self.name, "refresh", "a call outside of jit", "one inside, where it would be done once, as "
                 "the function is traced", "give the function the live handle; table.live() reads the newest rows in it",
             )  # fmt: skip
         at_exit.acknowledge()
-        live = self.at(live_version(self.spec))
-        check_spec(self, "refresh")  # another may have taken its name meanwhile
+        live = here.at(live_version(here.spec))
+        check_spec(live, "refresh")  # another may have taken its name meanwhile
         if self.follows:
             return live
         try:
@@ -73,8 +78,15 @@ class Handles(Handle):
         except (TypeError, ValueError, RuntimeError):  # of a failed write, donated, or no version at all
             return live
         if 0 < (version - int(live.version)) % 2**32 < 2**31:
-            self.spec.host.size(self.name, 0, version)  # raises what every call through this handle would
+            here.spec.host.size(self.name, 0, version)  # raises what every call through this handle would
         return live
+
+    def _where_it_is(self) -> Self:
+        """This handle, of the table in the place to which `reshard` or `to` has moved it since."""
+        now = PROCESS.spec_of(self.name)
+        if now is None or now != dataclasses.replace(self.spec, placement=now.placement, storage=now.storage):
+            return self
+        return type(self)(self.given, now)
 
     def live(self) -> Self:
         """A following handle, for evaluation and serving beside training: each read sees the newest finished version.
