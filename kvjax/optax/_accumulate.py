@@ -15,7 +15,7 @@ from kvjax._keys.sparse_rows import is_sparse
 from kvjax._training.merge import merge
 from kvjax._training.rowwise import check_transform
 from kvjax._values.arrays import PyTree
-from kvjax._values.numbers import is_integer
+from kvjax.optax._checks import COUNT_FROM_1, check_known
 from kvjax.optax._conditional import init_within, update_if
 
 
@@ -74,8 +74,7 @@ def accumulate(tx: optax.GradientTransformation, every: int) -> optax.GradientTr
       >>> kvjax.drop_table("doc_accumulate")
     """
     check_transform(tx, "accumulate")
-    if not is_integer(every) or every < 1:
-        raise ValueError(f"kvjax: accumulate: want every of 1 or more steps, got {every!r}; see kvjax.optax.accumulate")
+    check_known("accumulate", COUNT_FROM_1, every=every)
     tx = optax.with_extra_args_support(tx)
     every = int(every)
 

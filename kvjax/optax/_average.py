@@ -13,6 +13,7 @@ from kvjax._table.reads import of_slot
 from kvjax._table.table import Table
 from kvjax._training.rowwise import Rowwise, check_params
 from kvjax._values.arrays import PyTree
+from kvjax.optax._checks import FRACTION, check
 from kvjax.optax._partition import TableTx, over_tables
 
 T = TypeVar("T")
@@ -59,8 +60,7 @@ def ema_rows(decay: float) -> optax.GradientTransformation:
       ([-2.0], [-1.25])
       >>> kvjax.drop_table("doc_ema")
     """
-    if not 0.0 <= decay <= 1.0:
-        raise ValueError(f"kvjax: ema_rows: want a decay in 0..1, got {decay}")
+    check("ema_rows", FRACTION, decay=decay)
 
     def init(params: Any) -> EmaRowsState:
         return EmaRowsState(jax.tree.map(jnp.asarray, params))

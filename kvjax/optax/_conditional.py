@@ -15,7 +15,7 @@ from kvjax._keys.sparse_rows import is_sparse
 from kvjax._training.rowwise import check_transform
 from kvjax._training.whole_batch import all_agree, merged, merged_of_all
 from kvjax._values.arrays import ArrayLike, PyTree
-from kvjax._values.numbers import is_integer
+from kvjax.optax._checks import ABOVE_0, ABOVE_1, COUNT, COUNT_FROM_1, check_known
 from kvjax.optax._joint import as_arrays
 
 
@@ -188,11 +188,7 @@ def apply_if_finite(
       >>> kvjax.drop_table("doc_finite")
     """
     check_transform(tx, "apply_if_finite")
-    if not is_integer(max_consecutive_errors) or max_consecutive_errors < 0:
-        raise ValueError(
-            f"kvjax: apply_if_finite: want max_consecutive_errors of 0 or more, got {max_consecutive_errors!r}; how "
-            "many steps may be left out in a row"
-        )
+    check_known("apply_if_finite", COUNT, max_consecutive_errors=max_consecutive_errors)
     tx = optax.with_extra_args_support(tx)
 
     def init(params: Any) -> ApplyIfFiniteState:
@@ -248,11 +244,9 @@ def scale_loss(
       >>> kvjax.drop_table("doc_scale")
     """
     check_transform(tx, "scale_loss")
-    if not (initial > 0 and factor > 1 and is_integer(period) and period > 0):
-        raise ValueError(
-            f"kvjax: scale_loss: want initial > 0, period of 1 or more steps and factor > 1, got {initial!r}, "
-            f"{period!r} and {factor!r}; see kvjax.optax.scale_loss"
-        )
+    check_known("scale_loss", ABOVE_0, initial=initial)
+    check_known("scale_loss", ABOVE_1, factor=factor)
+    check_known("scale_loss", COUNT_FROM_1, period=period)
     tx = optax.with_extra_args_support(tx)
 
     def init(params: Any) -> LossScaleState:

@@ -12,7 +12,8 @@ import optax
 
 from kvjax._training.rowwise import check_params
 from kvjax._values.arrays import PyTree
-from kvjax.optax._rows import at_least, norm, number, per_leaf
+from kvjax.optax._checks import AT_LEAST_0, DECAY, check
+from kvjax.optax._rows import at_least, norm, per_leaf
 
 
 class FtrlState(NamedTuple):
@@ -71,7 +72,7 @@ def ftrl(
 
     Raises:
       TypeError: the learning rate is a schedule.
-      ValueError: in ``update``, without params.
+      ValueError: a number is negative or not finite; or, in ``update``, without params.
 
     Example:
       >>> import kvjax, jax.numpy as jnp, optax
@@ -81,7 +82,6 @@ def ftrl(
       >>> [round(x, 4) for x in optax.apply_updates(params, updates).tolist()]
       [0.1, 0.0, 2.5774]
     """
-    number("ftrl", "learning_rate", learning_rate)
     return follow_leader("ftrl", learning_rate, l1, l2, l2_shrinkage, beta, initial_accumulator_value)
 
 
@@ -96,6 +96,8 @@ def follow_leader(
     group: Callable[[jax.Array], float | jax.Array] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """FTRL, with a penalty on the length of rows if `group` gives it, times the learning rate, for parameters."""
+    check(name, AT_LEAST_0, learning_rate=learning_rate, l1=l1, l2=l2, l2_shrinkage=l2_shrinkage, beta=beta)
+    check(name, AT_LEAST_0, initial_accumulator_value=start)
 
     def init(params: Any) -> FtrlState:
         zeros = jax.tree.map(jnp.zeros_like, params)
@@ -172,7 +174,7 @@ def group_adam(
 
     Raises:
       TypeError: the learning rate is a schedule.
-      ValueError: in ``update``, without params.
+      ValueError: a number is negative or not finite, or `b1` or `b2` is not below 1; or, in ``update``, without params.
 
     Example:
       >>> import kvjax, jax.numpy as jnp, optax
@@ -182,7 +184,8 @@ def group_adam(
       >>> (optax.apply_updates(params, updates) == 0).all(1).tolist()
       [True, False]
     """
-    number("group_adam", "learning_rate", learning_rate)
+    check("group_adam", AT_LEAST_0, learning_rate=learning_rate, eps=eps, l1=l1, l2=l2, l21=l21)
+    check("group_adam", DECAY, b1=b1, b2=b2)
 
     def threshold(p: jax.Array) -> Any:
         return learning_rate * (l21 * math.sqrt(p.shape[-1] if p.ndim else 1))

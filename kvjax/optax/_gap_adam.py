@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from kvjax._values.arrays import PyTree
+from kvjax._values.errors import fail
+from kvjax.optax._checks import AT_LEAST_0, DECAY, check, is_known
 from kvjax.optax._rows import per_leaf
 
 _LARGEST = 0.999  # of b1 over the root of b2, where they are injected and so not checked
@@ -70,7 +71,8 @@ def gap_adam(
       An optax transform. Its slots in tables are "mu" and "nu" ``(dim,)`` float32 and "touched" ``()`` int32.
 
     Raises:
-      ValueError: `b1` or `b2` is not from 0 to below 1, or `b1` is not below the root of `b2`.
+      ValueError: `b1` or `b2` is not from 0 to below 1, `b1` is not below the root of `b2`, or `eps` is not a finite
+        number of 0 or more.
 
     Example:
       >>> import kvjax, jax.numpy as jnp, numpy as np
@@ -82,12 +84,13 @@ def gap_adam(
       [-0.312, -0.223]
       >>> kvjax.drop_table("doc_gap_adam")
     """
-    known = all(isinstance(b, float | int | np.floating) for b in (b1, b2))  # injected ones are not yet
-    if known and not (0 <= b1 < 1 and 0 <= b2 < 1 and (b1 == 0 or b1 < math.sqrt(float(b2)))):
-        raise ValueError(
-            "kvjax: gap_adam: want b1 and b2 from 0 to below 1, and b1 below the root of b2 (else steps without a "
-            f"gradient would grow), got {b1!r} and {b2!r}; 0.9 and 0.999 do"
-        )
+    check("gap_adam", DECAY, b1=b1, b2=b2)
+    check("gap_adam", AT_LEAST_0, eps=eps)
+    if is_known(b1) and is_known(b2) and not (b1 == 0 or b1 < math.sqrt(float(b2))):
+        raise fail(
+            ValueError, None, "gap_adam", "b1 below the root of b2 (else steps without a gradient would grow)",
+            f"{b1!r} and {b2!r}", "0.9 and 0.999 do",
+        )  # fmt: skip
 
     def init(params: Any) -> GapAdamState:
         mu, nu = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))

@@ -14,6 +14,7 @@ from kvjax._training.rounding import mix
 from kvjax._training.rowwise import check_params
 from kvjax._values.facts import RowFacts
 from kvjax._values.numbers import is_integer
+from kvjax.optax._checks import AT_LEAST_0, COUNT_FROM_1, FINITE, check
 from kvjax.optax._rows import at_least, norm
 
 
@@ -111,7 +112,8 @@ def scale_by_frequency(
       An optax transform without state. In dense arrays it needs `RowFacts`.
 
     Raises:
-      ValueError: `least` is below 1; or, in ``update``, without facts about rows.
+      ValueError: `power` is not finite, or `least` is not an integer of 1 or more; or, in ``update``, without facts
+        about rows.
 
     Example:
       >>> import jax.numpy as jnp, kvjax, numpy as np, optax
@@ -124,8 +126,8 @@ def scale_by_frequency(
       [-2.5]
       >>> kvjax.drop_table("doc_by_frequency")
     """
-    if isinstance(least, int) and least < 1:  # one that optax injects is known only as the program runs
-        raise ValueError(f"kvjax: scale_by_frequency: want least of 1 or more occurrences, got {least!r}")
+    check("scale_by_frequency", FINITE, power=power)
+    check("scale_by_frequency", COUNT_FROM_1, least=least)
 
     def scaled(update: jax.Array, value: Any, facts: RowFacts) -> jax.Array:
         del value
@@ -151,7 +153,8 @@ def scale_by_cowclip(r: float = 1.0, zeta: float = 1e-5) -> optax.GradientTransf
       An optax transform without state; its update needs ``params``. In dense arrays it needs `RowFacts`.
 
     Raises:
-      ValueError: in ``update``, without params or facts about rows.
+      ValueError: `r` or `zeta` is not a finite number of 0 or more; or, in ``update``, without params or facts about
+        rows.
 
     Example:
       >>> import jax.numpy as jnp, kvjax, numpy as np, optax
@@ -163,6 +166,7 @@ def scale_by_cowclip(r: float = 1.0, zeta: float = 1e-5) -> optax.GradientTransf
       [0.0, 0.5]
       >>> kvjax.drop_table("doc_cowclip")
     """
+    check("scale_by_cowclip", AT_LEAST_0, r=r, zeta=zeta)
 
     def clipped(update: jax.Array, value: Any, facts: RowFacts) -> jax.Array:
         wide = _wide(update)
@@ -190,7 +194,7 @@ def add_row_noise(eta: float, gamma: float = 0.0, seed: int = 0) -> optax.Gradie
 
     Raises:
       TypeError: the seed is not an integer.
-      ValueError: in ``update``, without facts about rows.
+      ValueError: `eta` is negative, or it or `gamma` is not finite; or, in ``update``, without facts about rows.
 
     Example:
       >>> import jax.numpy as jnp, kvjax, numpy as np, optax
@@ -204,6 +208,8 @@ def add_row_noise(eta: float, gamma: float = 0.0, seed: int = 0) -> optax.Gradie
     """
     if not is_integer(seed):
         raise TypeError(f"kvjax: add_row_noise: want an integer as seed, got {seed!r}; choose one of 64 bits")
+    check("add_row_noise", AT_LEAST_0, eta=eta)
+    check("add_row_noise", FINITE, gamma=gamma)
     seeds = [np.uint32(seed & 0xFFFFFFFF), np.uint32(seed >> 32 & 0xFFFFFFFF)]
 
     def init(params: Any) -> RowNoiseState:

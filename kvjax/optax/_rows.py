@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from kvjax._values.arrays import PyTree
+from kvjax.optax._checks import AT_LEAST_0, COUNT_FROM_1, FRACTION, check
 
 
 class RowwiseAdagradState(NamedTuple):
@@ -80,6 +81,9 @@ def rowwise_adagrad(
     Returns:
       An optax transform. Its slot in tables is "sum_of_squares", ``()`` float32.
 
+    Raises:
+      ValueError: `initial_accumulator_value` or `eps` is not a finite number of 0 or more.
+
     Example:
       >>> import kvjax, jax.numpy as jnp, optax
       >>> tx = kvjax.optax.rowwise_adagrad(1.0, initial_accumulator_value=0.0)
@@ -88,6 +92,7 @@ def rowwise_adagrad(
       >>> (updates * 5).round().tolist(), state[0].sum_of_squares.tolist()
       ([[-1.0, -7.0], [-0.0, -0.0]], [25.0, 0.0])
     """
+    check("rowwise_adagrad", AT_LEAST_0, initial_accumulator_value=initial_accumulator_value, eps=eps)
 
     def init(params: Any) -> RowwiseAdagradState:
         start = initial_accumulator_value
@@ -130,7 +135,7 @@ def adagrad_decay(
       An optax transform. Its slots in tables are "sum_of_squares" ``(dim,)`` and "fades" ``()`` int32.
 
     Raises:
-      ValueError: `every` or `decay` is out of range.
+      ValueError: `every`, `decay`, `initial_accumulator_value` or `eps` is out of range.
 
     Example:
       >>> import kvjax, jax.numpy as jnp
@@ -144,12 +149,9 @@ def adagrad_decay(
       [[16.0]]
       [[8.0]]
     """
-    # Hyperparameters that optax injects are known only as the program runs.
-    if (isinstance(every, int) and every < 1) or (isinstance(decay, float) and not 0 <= decay <= 1):
-        raise ValueError(
-            f"kvjax: adagrad_decay: want every of 1 or more steps and decay from 0 to 1, got {every!r} and {decay!r}; "
-            "see kvjax.optax.adagrad_decay"
-        )
+    check("adagrad_decay", COUNT_FROM_1, every=every)
+    check("adagrad_decay", FRACTION, decay=decay)
+    check("adagrad_decay", AT_LEAST_0, initial_accumulator_value=initial_accumulator_value, eps=eps)
     start = initial_accumulator_value
 
     def init(params: Any) -> AdagradDecayState:
@@ -174,11 +176,3 @@ def adagrad_decay(
         return updates, AdagradDecayState(state.count + 1, FadingSquares(sums, fades))
 
     return optax.chain(optax.GradientTransformation(init, update), optax.scale_by_learning_rate(learning_rate))
-
-
-def number(op: str, name: str, value: Any) -> None:
-    """Raises unless a hyperparameter is a number: a formula that has it in the state cannot follow a schedule."""
-    if callable(value):
-        raise TypeError(
-            f"kvjax: {op}: want a number as {name}, got a schedule; optax.inject_hyperparams(kvjax.optax.{op}) takes it"
-        )

@@ -12,8 +12,8 @@ import optax
 
 from kvjax._training.catch_up import catching_up_of
 from kvjax._training.rowwise import CatchUp, HasUpdate
+from kvjax.optax._checks import AT_LEAST_0, check, check_known
 from kvjax.optax._ftrl import follow_leader, nearer, soft
-from kvjax.optax._rows import number
 
 
 def sparse_group_ftrl(
@@ -47,7 +47,7 @@ def sparse_group_ftrl(
 
     Raises:
       TypeError: the learning rate is a schedule.
-      ValueError: in ``update``, without params.
+      ValueError: a number is negative or not finite; or, in ``update``, without params.
 
     Source: Ni et al., Feature Selection for Facebook Feed Ranking System via a Group-Sparsity-Regularized
       Training Algorithm (2019); the same form for Adam is Yue et al. 2021, arXiv:2107.14432, see `group_adam`. TFPlus
@@ -61,7 +61,7 @@ def sparse_group_ftrl(
       >>> (optax.apply_updates(params, updates) == 0).all(1).tolist()
       [True, False]
     """
-    number("sparse_group_ftrl", "learning_rate", learning_rate)
+    check("sparse_group_ftrl", AT_LEAST_0, l21=l21)
 
     def length(p: jax.Array) -> float | jax.Array:
         return learning_rate * l21 * math.sqrt(p.shape[-1] if p.ndim else 1)
@@ -117,11 +117,7 @@ def group_lasso(tx: HasUpdate, l1: float = 0.0, l2: float = 0.0, l21: float = 0.
       ([0.0, 1.5], 1)
       >>> kvjax.drop_table("doc_group_lasso")
     """
-    if not all(0 <= x < math.inf for x in (l1, l2, l21)):
-        raise ValueError(
-            f"kvjax: group_lasso: want finite strengths of 0 or more, got l1={l1}, l2={l2}, l21={l21}; see "
-            "kvjax.optax.group_lasso"
-        )
+    check_known("group_lasso", AT_LEAST_0, l1=l1, l2=l2, l21=l21)
 
     def shrink(rows: Any, steps: Any) -> Any:
         before = after = k = steps[..., None]

@@ -108,7 +108,7 @@ def test_a_state_is_saved_and_restored_between_updates(saver, make, tmp_path):
 def test_what_does_not_fit_is_refused(make):
     inner = kvjax.optax.partition(dense=optax.sgd(0.1), tables=optax.sgd(0.1))
     for every in (0, 1.5, None):
-        with pytest.raises(ValueError, match="want every of 1 or more steps"):
+        with pytest.raises(ValueError, match="want an integer of 1 or more as every"):
             kvjax.optax.accumulate(inner, every)
     with pytest.raises(TypeError, match="want an optax transform"):
         kvjax.optax.accumulate("adam", 2)

@@ -109,7 +109,7 @@ def test_it_is_a_row_program_and_keeps_rows_apart(make):
 
 
 def test_what_is_wrong_is_said(make):
-    with pytest.raises(ValueError, match=r"ema_rows: want a decay in 0\.\.1, got 1.5"):
+    with pytest.raises(ValueError, match=r"ema_rows: want a number in 0\.\.1 as decay, got 1.5"):
         ema_rows(1.5)
     table, _ = make(2).apply(optax.adam(0.1), kvjax.SparseRows(np.array([1]), jnp.ones((1, 2))))
     for name, error in (("ema", KeyError), ("count", ValueError)):

@@ -141,7 +141,7 @@ def test_group_lasso_around_adam(make):
 
 @pytest.mark.parametrize("strength", [-1.0, np.nan, np.inf])
 def test_strengths_are_numbers(strength):
-    with pytest.raises(ValueError, match="group_lasso: want finite strengths of 0 or more"):
+    with pytest.raises(ValueError, match="group_lasso: want a finite number of 0 or more as l21"):
         group_lasso(optax.sgd(0.1), l21=strength)
 
 
@@ -154,7 +154,7 @@ def test_several_strengths_at_once(make):
 
 
 def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="group_lasso: want finite strengths of 0 or more"):
+    with pytest.raises(ValueError, match="group_lasso: want a finite number of 0 or more as l21"):
         group_lasso(optax.sgd(0.1), l21=-1.0)
     with pytest.raises(ValueError, match="group_lasso: want a transform that leaves rows where they are"):
         group_lasso(optax.adam(0.1), l21=1.0)

@@ -271,12 +271,8 @@ def test_rates_may_be_injected_and_what_does_not_fit_is_refused():
             make_tx(optax.linear_schedule(0.1, 0.0, 5))
         with pytest.raises(ValueError, match=r"want update\(grads, state, params\)"):
             make_tx(0.1).update(grads[0], make_tx(0.1).init(rows))
-    for wrong in ({"every": 0}, {"decay": 1.5}):
-        with pytest.raises(ValueError, match="adagrad_decay: want every of 1 or more"):
-            adagrad_decay(0.1, **wrong)
-    for betas in ({"b2": 1.0}, {"b1": np.float32(1)}, {"b2": 0.8}):
-        with pytest.raises(ValueError, match="gap_adam: want b1 and b2 from 0 to below 1, and b1 below the root of b2"):
-            gap_adam(0.1, **betas)
+    with pytest.raises(ValueError, match=r"gap_adam: want b1 below the root of b2 .*got 0.9 and 0.8"):
+        gap_adam(0.1, b2=0.8)
 
 
 @pytest.mark.parametrize("make_tx", few([ftrl, group_adam, rowwise_adagrad, adagrad_decay, gap_adam], 0))
