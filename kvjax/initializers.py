@@ -33,7 +33,7 @@ from kvjax._values.columns import Columns, ColumnsLike, check_names, runs
 from kvjax._values.dtypes import is_float
 from kvjax._values.errors import fail
 from kvjax._values.function_initializer import Generated
-from kvjax._values.generators import Initializer, Segments
+from kvjax._values.generators import Initializer, Segments, check_held
 
 __all__ = [
     "Generated", "Initializer", "Pool", "Segments", "constant", "from_pool", "normal", "ones", "segments",
@@ -313,12 +313,12 @@ InitializerLike: TypeAlias = ArrayLike | ResolvedInitializer | VarianceScaling |
 """What `kvjax.get_table` takes as ``initializer``, see the head of this file."""
 
 
-def resolve(initializer: Any, dim: int) -> ResolvedInitializer:
-    """What `get_table` takes as ``initializer``, for rows of width `dim`.
+def resolve(initializer: Any, dim: int, dtype: str = "float32") -> ResolvedInitializer:
+    """What `get_table` takes as ``initializer``, for rows of width `dim` and a dtype.
 
     Raises:
       TypeError: it is none of what the head of this file names.
-      ValueError: its numbers are not finite, or its rows have another width.
+      ValueError: its numbers are not finite in that dtype, or its rows have another width.
     """
     if not isinstance(initializer, _OURS):
         initializer = _of_jax(initializer)
@@ -333,7 +333,7 @@ def resolve(initializer: Any, dim: int) -> ResolvedInitializer:
     if isinstance(initializer, (np.ndarray, list, tuple)):
         initializer = _pool(initializer)
     if isinstance(initializer, (Initializer, Segments)):
-        initializer.check()
+        initializer.check(dtype)
         return initializer
     if isinstance(initializer, Pool):
         if initializer.dim != dim:
@@ -341,9 +341,10 @@ def resolve(initializer: Any, dim: int) -> ResolvedInitializer:
                 f"want an initializer of rows of width dim={dim}, got width {initializer.dim}; give one row (dim,), or "
                 "(p, dim) for a pool"
             )
+        check_held(initializer.array(), dtype, "rows")
         return initializer
     if isinstance(initializer, Generated) or callable(initializer):
-        return Generated.of(initializer, dim)
+        return Generated.of(initializer, dim, dtype)
     known = isinstance(initializer, str) and initializer in ("normal", "truncated_normal", "uniform", "zeros", "ones")
     mend = f"give kvjax.initializers.{initializer}()" if known else "see kvjax.initializers"
     raise TypeError(

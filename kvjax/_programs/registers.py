@@ -179,6 +179,8 @@ def parts_of(value: Value, width: int = 0) -> list[tuple[Register | Shared, int,
 def shared(x: Any) -> Shared:
     if np.size(x) == 1:
         return Shared(jnp.reshape(x, ()) if isinstance(x, jax.Array) else np.asarray(x).reshape(()), True)
-    if not isinstance(x, Tracer) and np.size(x) and (np.asarray(x) == np.ravel(x)[0]).all():
-        return Shared(np.ravel(x)[0], True)
+    if not isinstance(x, Tracer) and np.size(x):
+        each = np.ravel(x)
+        if each.tobytes() == each[:1].tobytes() * each.size:  # by bits: 0 and -0 are equal
+            return Shared(each[0], True)
     return Shared(x, False)

@@ -100,7 +100,7 @@ def _dtype(request: Request, dtype: Any) -> str:
 
 def _initializer(request: Request, initializer: Any) -> Any:
     try:
-        return resolve(initializer, request.dim)
+        return resolve(initializer, request.dim, request["dtype"])
     except (TypeError, ValueError) as error:
         raise type(error)(f"kvjax: table {request.name!r}, {request.op}: {error}") from error
 

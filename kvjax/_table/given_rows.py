@@ -12,6 +12,7 @@ from jax.core import Tracer
 
 from kvjax._keys.keys import Keys
 from kvjax._table.handle import Handle
+from kvjax._values.dtypes import too_large
 from kvjax._values.errors import fail
 
 
@@ -40,8 +41,7 @@ def _check_range(table: Handle, op: str, given: np.ndarray, dtype: Any) -> None:
     """Whether numbers of the host are finite in the dtype of the rows, as far as they are so."""
     if np.can_cast(given.dtype, dtype):
         return
-    with np.errstate(over="ignore"):
-        lost = np.isfinite(given) & ~np.isfinite(given.astype(dtype))
+    lost = too_large(given, dtype)
     if lost.any():
         raise fail(
             ValueError, table.name, op, f"values that {np.dtype(dtype)} can hold", f"{given[lost][0]}",

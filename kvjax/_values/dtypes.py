@@ -43,6 +43,12 @@ def is_number(dtype: np.dtype[Any]) -> bool:
     return np.issubdtype(dtype, np.number) or _knows(ml_dtypes.finfo, dtype) or _knows(ml_dtypes.iinfo, dtype)
 
 
+def too_large(values: np.ndarray, dtype: Any) -> np.ndarray:
+    """Which finite numbers another dtype cannot hold."""
+    with np.errstate(over="ignore"):
+        return np.isfinite(values) & ~np.isfinite(values.astype(dtype))
+
+
 def cast(rows: np.ndarray, dtype: Any, keys: np.ndarray, table: str, op: str) -> np.ndarray:
     """Rows ``(n, dim)`` in another dtype.
 
@@ -51,16 +57,14 @@ def cast(rows: np.ndarray, dtype: Any, keys: np.ndarray, table: str, op: str) ->
     """
     if rows.dtype == dtype:
         return rows
-    with np.errstate(over="ignore"):  # which is found below
-        out = rows.astype(dtype)
-    lost = np.flatnonzero((np.isinf(out) & ~np.isinf(rows)).any(axis=1))
+    lost = np.flatnonzero(too_large(rows, dtype).any(axis=1))
     if len(lost):
         want, got = (
-            f"values that {out.dtype} can hold",
+            f"values that {np.dtype(dtype)} can hold",
             f"larger ones in {len(lost)} rows, for instance of key {keys[lost[0]]}",
         )
         raise fail(ValueError, table, op, want, got, "give a dtype with a larger range, such as bfloat16")
-    return out
+    return rows.astype(dtype)
 
 
 def _knows(info: Callable[[Any], Any], dtype: np.dtype[Any]) -> bool:

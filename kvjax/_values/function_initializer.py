@@ -28,12 +28,13 @@ class Generated:
     probes: tuple[float, ...] = dataclasses.field(default=(), repr=False)
 
     @classmethod
-    def of(cls, function: Any, dim: int) -> Generated:
-        """The initializer for rows of width `dim`.
+    def of(cls, function: Any, dim: int, dtype: str) -> Generated:
+        """The initializer for rows of width `dim` and a dtype.
 
         Raises:
           TypeError: the function takes or returns something else.
-          ValueError: the function of an initializer from a checkpoint is not known.
+          ValueError: the function of an initializer from a checkpoint is not known, or rows of the dtype
+            do not hold what it makes.
         """
         function = function.function if isinstance(function, Generated) else function
         if function is None:
@@ -43,7 +44,7 @@ class Generated:
             )
         from kvjax._values import function_rows
 
-        return cls(function, function_rows.probes(function, dim))
+        return cls(function, function_rows.probes(function, dim, dtype))
 
     def rows(self, seed: int, words: jax.Array, dim: int) -> jax.Array:
         """Initial rows of keys.

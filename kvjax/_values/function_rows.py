@@ -16,15 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kvjax._values.generators import check_held
+
 _PROBES = np.array([[0, 0], [7, 0], [1, 2**31]], np.uint32)
 
 
-def probes(function: Any, dim: int) -> tuple[float, ...]:
+def probes(function: Any, dim: int, dtype: str) -> tuple[float, ...]:
     """Elements of the rows that a function gives a few probe keys, to 4 digits.
 
     Raises:
       TypeError: the function takes or returns something else.
-      ValueError: its numbers are not finite.
+      ValueError: its numbers are not finite in the dtype of a table's rows.
     """
     want = f"want an initializer (rng, shape, dtype) -> array of shape (1, {dim}) float32"
     try:
@@ -38,8 +40,7 @@ def probes(function: Any, dim: int) -> tuple[float, ...]:
         raise TypeError(f"{want}, got {row}; a table calls it for each key by itself")
     with jax.ensure_compile_time_eval():
         found = np.asarray(rows(function, 0, jnp.asarray(_PROBES), dim))
-    if not np.isfinite(found).all():
-        raise ValueError(f"{want}, got one whose numbers are not finite; see kvjax.initializers")
+    check_held(found, dtype, "a function")
     return tuple(float(f"{x:.4g}") for x in found[:, [0, dim // 2, dim - 1]].reshape(-1))
 
 

@@ -7,11 +7,24 @@ from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
+from kvjax._values.dtypes import too_large
+
 Kind: TypeAlias = Literal["constant", "uniform", "normal", "truncated_normal"]
 KINDS = get_args(Kind)
 MOST_SEGMENTS = 8  # kMostSegments in ffi/core/initial.h
 
-_LARGEST = float(np.finfo(np.float32).max)
+# How many deviations from the mean an element may be: it is made of 32 random bits.
+_FARTHEST = {"normal": 6.4, "truncated_normal": 2.0}
+_MEND = "give smaller ones, or make the table with another dtype="
+
+
+def check_held(values: np.ndarray, dtype: str, got: str) -> None:
+    """Raises a ValueError unless rows of a dtype hold these elements of initial rows."""
+    if not np.isfinite(values).all() or too_large(values, dtype).any():
+        far = float(np.abs(values).max())
+        raise ValueError(
+            f"want an initializer of finite numbers that {dtype} holds, got {got} with elements up to {far:g}; {_MEND}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +41,11 @@ class Initializer:
     a: float = 0.0
     b: float = 0.0
 
-    def check(self) -> None:
-        """Raises a ValueError unless there are such elements."""
-        if not (abs(self.a) <= _LARGEST and abs(self.b) <= _LARGEST):
-            raise ValueError(
-                f"want an initializer of finite numbers that float32 holds, got {self._call()}; see kvjax.initializers"
-            )
+    def check(self, dtype: str) -> None:
+        """Raises a ValueError unless there are such elements in rows of a dtype."""
+        reach = _FARTHEST.get(self.kind)
+        ends = (self.a, self.b) if reach is None else (self.a - reach * self.b, self.a + reach * self.b)
+        check_held(np.array(ends), dtype, self._call())
         if self.kind == "uniform" and self.a > self.b:
             raise ValueError(f"want low <= high, got {self._call()}; give the lower bound first")
         if self.kind in ("normal", "truncated_normal") and self.b < 0:
@@ -59,10 +71,10 @@ class Segments:
     ends: tuple[int, ...]
     parts: tuple[Initializer, ...]
 
-    def check(self) -> None:
-        """Raises a ValueError if there are no such segments."""
+    def check(self, dtype: str) -> None:
+        """Raises a ValueError if there are no such segments in rows of a dtype."""
         for part in self.parts:
-            part.check()
+            part.check(dtype)
         if not 0 < len(self.ends) == len(self.parts) <= MOST_SEGMENTS or list(self.ends) != sorted({0, *self.ends})[1:]:
             raise ValueError(
                 f"want at most {MOST_SEGMENTS} runs of columns with initializers of their own, got {len(self.ends)}; "

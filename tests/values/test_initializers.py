@@ -11,7 +11,7 @@ import pytest
 import kvjax
 from kvjax._ops.initial_rows import generate
 from kvjax._values.function_rows import rng_of
-from tests.golden.reference import initial_rows, pool_rows
+from tests.golden.reference import initial_rows, inverse_normal, pool_rows
 from tests.support.marks import few, few_rows, slow, wide_is_slow
 
 JAX = jax.nn.initializers
@@ -82,9 +82,45 @@ def test_float16_is_rounded_as_numpy_rounds(make):
     rng = np.random.default_rng(0)
     random = np.ldexp(rng.uniform(-1, 1, 2**17), rng.integers(-40, 18, 2**17)).astype(np.float32)
     values = np.concatenate([every, random])
-    got = np.asarray(make(len(values), dtype="float16", initializer=values).lookup(7))
     with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(got.view(np.uint16), values.astype(np.float16).view(np.uint16))
+        want = values.astype(np.float16)
+    held = np.isfinite(want)
+    got = np.asarray(make(held.sum(), dtype="float16", initializer=values[held]).lookup(7))
+    np.testing.assert_array_equal(got.view(np.uint16), want[held].view(np.uint16))
+    far = kvjax.SparseRows(np.array([7]), jnp.asarray(-values[~held][None]))  # which no initial row may have
+    table, _ = make(far.rows.shape[1], dtype="float16").apply(optax.sgd(1.0), far)
+    np.testing.assert_array_equal(np.asarray(table.lookup(7)).view(np.uint16), want[~held].view(np.uint16))
+
+
+HALF = [
+    (1e5, r"constant\(value=100000.0\) with elements up to 100000"), (np.float32(-65520), "up to 65520"),
+    ([1e5, -7e4], "rows with elements up to 100000"), ([[1.0, 2.0], [1.0, -7e4]], "rows with elements up to 70000"),
+    (kvjax.initializers.from_pool([65520.0, 0.0]), "rows"), (kvjax.initializers.uniform(-7e4, 0.0), "up to 70000"),
+    (kvjax.initializers.normal(1.03e4), r"normal\(stddev=10300.0, mean=0.0\) with elements up to 65920"),
+    (kvjax.initializers.normal(1.0, -65520.0), "normal"), (kvjax.initializers.truncated_normal(3.3e4), "up to 66000"),
+    (kvjax.initializers.segments({"bias": (0, 7e4)}, rest=0.0), "constant"), (JAX.constant(7e4), "a function with"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("initializer", "got"), HALF)
+def test_rows_of_a_dtype_hold_their_initial_elements(initializer, got, make):
+    with pytest.raises(
+        ValueError, match=f"'bad', get_table: want .* numbers that float16 holds, got .*{got}.*"
+    ):
+        kvjax.get_table("bad", dim=2, dtype="float16", initializer=initializer)
+    assert "bad" not in kvjax.tables()
+    for dtype in ("float32", "bfloat16"):
+        assert np.isfinite(np.asarray(make(2, dtype=dtype, initializer=initializer).lookup(7), np.float32)).all()
+
+
+@pytest.mark.parametrize("initializer", [
+    65519.0, [65504.0, -65519.0], kvjax.initializers.uniform(-65519.0, 65519.0), kvjax.initializers.normal(1.023e4),
+    kvjax.initializers.truncated_normal(3.27e4),
+])  # fmt: skip
+def test_numbers_that_are_just_small_enough(initializer, make):
+    rows = np.asarray(make(2, dtype="float16", initializer=initializer).lookup(np.arange(1000)))
+    assert np.isfinite(rows).all()
+    assert 6.3 < inverse_normal(np.array([1 - 2.0**-33]))[0] < 6.4  # the farthest that a normal element is
 
 
 # ---- native kinds ------------------------------------------------------------------------------------------
@@ -254,7 +290,7 @@ def test_functions_are_equal_by_what_they_make(make):
         (TypeError, lambda rng, shape, dtype: jnp.zeros(3), r"got ShapeDtypeStruct\(shape=\(3,\)"),
         (TypeError, lambda rng, shape, dtype: jnp.zeros(shape, jnp.int32), "int32"),
         (TypeError, lambda rng, shape, dtype: None, "got None"),
-        (ValueError, lambda rng, shape, dtype: jnp.full(shape, jnp.nan, dtype), "not finite"),
+        (ValueError, lambda rng, shape, dtype: jnp.full(shape, jnp.nan, dtype), "got a function with .* nan"),
         (TypeError, np.array(["a", "b", "c"]), "real numbers"),
         (TypeError, [True, False, True], "real numbers"),
         (ValueError, [1.0, 2.0], "width dim=3, got width 2"),
@@ -263,6 +299,7 @@ def test_functions_are_equal_by_what_they_make(make):
         (ValueError, [0.0, np.inf, 0.0], "finite"),
         (ValueError, [0.0, 1e300, 0.0], "finite"),
         (ValueError, kvjax.initializers.normal(float("nan")), "finite"),
+        (ValueError, kvjax.initializers.normal(6e37), r"mean=0.0\) with elements up to 3.84e\+38"),
     ],
 )
 def test_bad_initializers(kind, initializer, message):
