@@ -36,6 +36,8 @@ def __dir__() -> list[str]:
 class max_norm:  # named as a function, for that is its use; a class, so that equal ones are equal
     """Scales rows down to a Euclidean norm of at most `limit`.
 
+    The norm is computed in float32, so a row whose norm is above about 1.8e19 becomes zeros: its square is infinite.
+
     Attributes:
       limit: above 0.
 

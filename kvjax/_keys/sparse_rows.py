@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from kvjax._keys.keys import Keys, KeysLike, as_keys
 from kvjax._keys.opaque import opaque_canary, uncast_canary
-from kvjax._values.arrays import ArrayLike
+from kvjax._values.arrays import ArrayLike, array_of
 from kvjax._values.errors import fail, meant
 from kvjax.ffi import host
 
@@ -68,7 +68,7 @@ class SparseRows:
         else:
             self.counts = jnp.ones(keys.shape, jnp.int32)
         self.keys = Keys(jnp.asarray(keys.words), keys.narrow)
-        self.rows = jnp.asarray(rows)
+        self.rows = array_of(rows, None, "SparseRows", "rows of real numbers")
         check_fit(self, None, "SparseRows")
         self.canary = opaque_canary(jnp.uint32(_CANARY))
         self.merged = False

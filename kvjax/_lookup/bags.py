@@ -76,7 +76,8 @@ def lookup_bag(
       combiner: "sum" of the weighted rows; "mean", the sum divided by the sum of the weights; "sqrtn", the sum
         divided by the root of the sum of the squared weights; "max" of each column, whose gradient goes to the
         first of equal ones. A division by 0 gives 0.
-      max_norm: positive number; longer rows are first scaled down to this Euclidean norm.
+      max_norm: positive number; longer rows are first scaled down to this Euclidean norm. It is computed in float32, so
+        a row whose norm is above about 1.8e19 becomes zeros: its square is infinite.
       empty: row ``(dim,)`` that a bag without keys gets, for instance a learned parameter; by default zeros.
       missing: what keys without a row read as, see `Table.lookup`.
       dtype: of the result, by default the table's. Rows are combined in float32 in any case.

@@ -180,7 +180,7 @@ def shared(x: Any) -> Shared:
     if np.size(x) == 1:
         return Shared(jnp.reshape(x, ()) if isinstance(x, jax.Array) else np.asarray(x).reshape(()), True)
     if not isinstance(x, Tracer) and np.size(x):
-        each = np.ravel(x)
+        each = np.asarray(x).ravel()
         if each.tobytes() == each[:1].tobytes() * each.size:  # by bits: 0 and -0 are equal
             return Shared(each[0], True)
     return Shared(x, False)

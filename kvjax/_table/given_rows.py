@@ -12,6 +12,7 @@ from jax.core import Tracer
 
 from kvjax._keys.keys import Keys
 from kvjax._table.handle import Handle
+from kvjax._values.arrays import array_of
 from kvjax._values.dtypes import too_large
 from kvjax._values.errors import fail
 
@@ -23,7 +24,7 @@ def given_rows(table: Handle, op: str, keys: Keys, given: Any, dtype: Any) -> ja
       ValueError: there are not as many, or the host has a number that `dtype` cannot hold.
       TypeError: they are no real numbers.
     """
-    rows = jnp.asarray(given)
+    rows = array_of(given, table.name, op, "real values")
     if rows.shape != (*keys.shape, table.dim):
         raise fail(
             ValueError, table.name, op, f"values {(*keys.shape, table.dim)}", f"{rows.shape}",

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from kvjax._training.closed_form import ClosedForm
-from kvjax._training.recognize import closed_form_of, refused
+from kvjax._training.recognize import NoClosedForm, closed_form_of, refused
 from kvjax._training.replay import replaying
 from kvjax._training.rowwise import CatchUp, Rowwise, check_transform, stepping
 from kvjax._training.signature import signature
@@ -22,6 +22,8 @@ from kvjax._values.columns import ColumnsError
 from kvjax._values.numbers import is_integer
 
 _MOST = 4096  # steps that are replayed
+_ENOUGH = 200  # of them, where beta1 is 0.9
+_LAZY = "leave it out, and rows that a batch leaves out stay as they are"
 _UNIT = np.float32(2.0**-16)  # of the whole part of a row's decay
 
 
@@ -80,7 +82,9 @@ def catching_up_of(tx: Any, name: str, replay: int, shrink: Callable[[Any, Any],
     """
     check_transform(tx, name)
     if not is_integer(replay) or not 0 <= replay <= _MOST:
-        raise ValueError(f"kvjax: {name}: want replay= in 0..{_MOST}, got {replay!r}; 200 will do where beta1 is 0.9")
+        raise ValueError(
+            f"kvjax: {name}: want replay= in 0..{_MOST}, got {replay!r}; {_ENOUGH} will do where beta1 is 0.9"
+        )
     if isinstance(tx, Rowwise):
         raise refused(name, "an optax transform", f"{type(tx).__name__}, which is one of rows", "give the transform")
     if _is_of_parts(tx):
@@ -90,8 +94,22 @@ def catching_up_of(tx: Any, name: str, replay: int, shrink: Callable[[Any, Any],
             "gradient (optax.sgd, optax.adagrad), or kvjax.optax.gap_adam, and no catch_up",
         )  # fmt: skip
     if takes_facts(Rowwise(tx, "global"), 1, {}):
-        raise refused(name, "a transform of gradients, rows and slots", "one that takes row_facts")
-    return replaying(tx, name, int(replay), shrink) if replay else catching_up(tx, name, shrink)
+        raise refused(name, "a transform of gradients, rows and slots", "one that takes row_facts", _LAZY)
+    if replay:
+        return replaying(tx, name, int(replay), shrink)
+    try:
+        return catching_up(tx, name, shrink)
+    except NoClosedForm as error:
+        raise ValueError(f"{error}{_replay_or_lazy(tx, name, shrink)}") from None
+
+
+def _replay_or_lazy(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None) -> str:
+    """The mend for a transform without a closed form, which is tried."""
+    try:
+        replaying(tx, name, _ENOUGH, shrink)
+    except (TypeError, ValueError):
+        return f"replay={_ENOUGH} does not end its steps without a gradient, either: {_LAZY}"
+    return f"replay={_ENOUGH} takes missed steps one by one; or {_LAZY}"
 
 
 def _is_of_parts(tx: Any) -> bool:

@@ -17,7 +17,7 @@ import optax
 from jax.extend import core as jex
 from jax.extend.core.primitives import scatter_p
 
-from kvjax._training.refusals import other_state
+from kvjax._training.refusals import check_update, other_state
 from kvjax._values.equations import evaluate, moved
 from kvjax._values.facts import ROW_FACTS, fact_types
 
@@ -86,6 +86,7 @@ def coupling_of(tx: Any, dim: int, kept: Sequence[bool], extra: dict[str, Any] |
             )
         except (AttributeError, TypeError, ValueError):
             continue
+        check_update(out)
         if jax.tree.structure(out[1]) != jax.tree.structure(state):
             raise other_state(jax.tree.structure(state), jax.tree.structure(out[1]))
         if (before := jax.tree.map(jnp.shape, state)) != (after := jax.tree.map(jnp.shape, out[1])):

@@ -21,38 +21,42 @@ _COUNTS = (0, 1, 7, 60, 2000)
 _SCALES = (1.0, 1e-3, 1e-6, 1e-9, 1e-12)
 _SLOWER = 0.75  # beyond it the sums of what moves a row have no end that float32 can hold
 _EARLY = 512  # steps in which the bias of moments matters
-_MEND = (
-    "replay=200 may do, which takes missed steps one by one; or leave it out, and rows that a batch leaves out stay as "
-    "they are"
-)
 _WANT = "a transform whose steps without a gradient have a closed form"
 
 
-def refused(op: str, want: str, got: str, mend: str = _MEND) -> ValueError:
+class NoClosedForm(ValueError):
+    """Of a transform whose missed steps may be replayed: its text says what is wrong, and begins the mend."""
+
+
+def refused(op: str, want: str, got: str, mend: str) -> ValueError:
     return ValueError(f"kvjax: {op}: want {want}, got {got}; {mend}")
+
+
+def no_closed_form(op: str, want: str, got: str, mend: str = "") -> NoClosedForm:
+    return NoClosedForm(f"kvjax: {op}: want {want}, got {got}; {mend}")
 
 
 def closed_form_of(made: Any, op: str) -> ClosedForm:
     """The closed form of an optax transform; `op` is for errors.
 
     Raises:
-      ValueError: there is none, with the reason.
+      ValueError: there is none, with the reason; `NoClosedForm` if missed steps may be replayed.
     """
     layout = Rowwise(made, "global").layout(_WIDTH)
     tx = optax.with_extra_args_support(made)
     if any(shape != (1, _WIDTH) for shape in layout.shapes):
         shapes = dict(zip(layout.names, layout.shapes, strict=True))
-        raise refused(
+        raise no_closed_form(
             op, "a transform that keeps for each element what belongs to it", f"slots {shapes} of a row (1, 3)"
         )
     # In float64 the numbers that users have written come out as they are.
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
         counts = layout.globals_of(tx.init(jnp.zeros((1, _WIDTH))))
         if not all(jnp.issubdtype(jnp.result_type(x), jnp.integer) for x in counts):
-            raise refused(
-            op,
+            raise no_closed_form(
+                op,
                 "rates that follow from the step", "hyperparameters in the state, which may change at any time",
-                "give schedules to the transform itself, optax.adam(schedule), or replay=200, which keeps rates",
+                "give schedules to the transform itself, optax.adam(schedule); or ",
             )  # fmt: skip
         bare = ClosedForm(tx, layout.treedef, layout.is_slot, tuple(int(x) for x in counts))
         return _Trial(bare, layout.names, op).form()
@@ -72,7 +76,9 @@ class _Trial:
         self.update, self.after, counted = self.step(self.counts, self.given, self.value)
         self.still = self.step(self.counts, self.given, np.zeros_like(self.value))[0]
         if any((x != first + self.counts + 1).any() for x, first in zip(counted, bare.first, strict=True)):
-            raise refused(self.op, "rates that follow from the step", "numbers in the state that do not count steps")
+            raise no_closed_form(
+                self.op, "rates that follow from the step", "numbers in the state that do not count steps"
+            )
 
     def step(self, counts: Any, slots: np.ndarray, value: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[Any]]:
         """Updates ``(n, dim)``, slots ``(n, slots, dim)`` and counts, each ``(n,)``, of the steps after `counts`."""
@@ -100,7 +106,7 @@ class _Trial:
             for form in (self._by_sum(bare), *(self._over_root(bare, *pair) for pair in self._pairs())):
                 if form is not None:
                     return _fading(form, self.op)
-        raise refused(
+        raise no_closed_form(
             self.op,
             _WANT,
             "one that moves rows otherwise than by its slots, or by one of them over the root of another",
@@ -109,7 +115,7 @@ class _Trial:
     def _factor(self, i: int, name: str) -> float:
         each = self.after[:, i] / self.given[:, i]
         if not (np.ptp(each) <= 1e-9 and each.min() >= 0 and each.max() <= 1 + 1e-9):
-            raise refused(self.op, _WANT, f"slot {name!r}, which changes by more than a factor")
+            raise no_closed_form(self.op, _WANT, f"slot {name!r}, which changes by more than a factor")
         return min(1.0, float(each.flat[0]))
 
     def _pairs(self) -> Any:

@@ -47,6 +47,11 @@ _SEARCHES = _Refusal(
     "which asks for the loss of the whole model again",
     "give tables a transform like optax.adam(1e-3)",
 )
+_LOOKS_AHEAD = _Refusal(
+    "a transform of parameters that are one array",
+    "which trains pairs of parameters (optax.LookaheadParams), and a row is no pair",
+    "give tables the optimizer that is inside of it",
+)
 _SKIPS = _Refusal(
     "a transform that updates a row in each step that touches it",
     "which would skip rows instead of steps, and count the steps of each row by itself",
@@ -74,7 +79,7 @@ _STATES = {
     "MultiStepsState": _HOLDS_BACK,
     "ApplyEvery": _HOLDS_BACK,
     "ApplyIfFiniteState": _SKIPS,
-    "LookaheadState": _SEARCHES,
+    "LookaheadState": _LOOKS_AHEAD,
     "SAMState": _SEARCHES,
     "ProdigyState": _ESTIMATES,
     "DAdaptAdamWState": _ESTIMATES,
@@ -126,6 +131,21 @@ def other_shape(want: tuple[int, ...], got: tuple[int, ...]) -> ValueError:
         f"kvjax: rowwise: want a transform whose update of an array {want} has its shape, got {got}; it sees each row "
         "by itself, so its own arrays have no axis of rows: what belongs to a row is state of the transform"
     )
+
+
+def check_update(made: Any) -> None:
+    """Whether what a transform's update returned is an array, or a number for all elements, and a state.
+
+    Raises:
+      ValueError: it is not.
+    """
+    pair = isinstance(made, (tuple, list)) and len(made) == 2
+    if not (pair and (hasattr(made[0], "shape") or isinstance(made[0], (int, float)))):
+        got = f"({type(made[0]).__name__}, state)" if pair else type(made).__name__
+        raise ValueError(
+            "kvjax: rowwise: want a transform whose update of an array returns (array, state), got one that returns "
+            f"{got}; return zeros for rows that stay as they are"
+        )
 
 
 def no_state(error: Exception) -> ValueError:

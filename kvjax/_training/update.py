@@ -24,7 +24,7 @@ from kvjax._programs.lower import Lowering
 from kvjax._programs.program import Run, Section, encoded, live, ordered
 from kvjax._programs.registers import Shared, Value, parts_of, shared
 from kvjax._spec.spec import TableSpec
-from kvjax._training.refusals import other_shape
+from kvjax._training.refusals import check_update, other_shape
 from kvjax._training.rowwise import CatchUp, Rowwise
 from kvjax._training.slots import SlotLayout
 from kvjax._values.facts import FACT_DTYPES, NUM_FACTS, ROW_FACTS, RowFacts, fact_types
@@ -54,7 +54,9 @@ def update_of(
         return layout.slots_of(tx.init(value.reshape(1, dim)))
 
     def moved(grads: Any, state: Any, row: Any, **extra: Any) -> tuple[Any, Any]:
-        updates, state = tx.update(grads, state, row, **extra)
+        out = tx.update(grads, state, row, **extra)
+        check_update(out)
+        updates, state = out
         shape = getattr(updates, "shape", row.shape)
         if shape not in ((), row.shape):  # a number is for all elements, as optax.apply_updates has it
             raise other_shape(row.shape, shape)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
+
+from kvjax._values.errors import fail
+
+if TYPE_CHECKING:
+    import jax
 
 
 class HasArray(Protocol):
@@ -25,3 +30,26 @@ PyTree: TypeAlias = Any
 
 ArrayLike: TypeAlias = HasArray | HasJaxArray | complex | Sequence["ArrayLike"]
 """An array, a number, or nested sequences of them; no strings."""
+
+
+def array_of(given: Any, table: str | None, op: str, want: str) -> jax.Array:
+    """The array of what a caller gives as rows.
+
+    Raises:
+      TypeError: it is none, as of strings.
+    """
+    import jax.numpy as jnp
+
+    first = given
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    try:
+        if isinstance(first, (str, bytes)):  # which JAX takes for names of dtypes
+            raise TypeError
+        return jnp.asarray(given)
+    except (TypeError, ValueError):
+        try:
+            got = str(np.asarray(given).dtype)
+        except (TypeError, ValueError):
+            got = "lists that make no array"
+        raise fail(TypeError, table, op, want, got, "convert them first") from None

@@ -11,7 +11,8 @@ from kvjax._values.numbers import is_real
 def clip_norm(xp: Any, rows: Any, max_norm: float | None, table: str, op: str) -> Any:
     """Rows ``(..., dim)`` scaled down to at most this Euclidean norm, if there is one.
 
-    The gradient at a zero row is the identity.
+    The gradient at a zero row is the identity. A row whose squared norm float32 cannot hold becomes zeros: to look for
+    it would take a second pass over each row (it doubles the time of `kvjax.constraints.max_norm`).
 
     Args:
       xp: ``numpy`` or ``jax.numpy``.

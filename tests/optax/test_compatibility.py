@@ -126,7 +126,7 @@ WRONG = {
     "prodigy": "choose a rate", "dadapt_adamw": "choose a rate", "dog": "choose a rate", "dowg": "choose a rate",
     "momo": "choose a rate", "momo_adam": "choose a rate", "mechanize": "choose a rate", "polyak_sgd": "choose a rate",
     "lbfgs": "the loss", "galore": "whole matrices", "muon": "whole matrices", "noisy_sgd": "random keys",
-    "lookahead": "the loss", "sophia": "the loss", "monitor": "always has the same leaves",
+    "lookahead": "LookaheadParams", "sophia": "the loss", "monitor": "always has the same leaves",
 }  # fmt: skip
 
 
@@ -209,6 +209,20 @@ def test_transforms_of_the_users_own():
         check_compatibility(own(lambda g: g.sum(0)), 4)
     with pytest.raises(TypeError, match=r"want a transform that runs in jit, .* got one that raises TypeError: mul"):
         check_compatibility(own(lambda g: g * MASK), 4)
+
+
+@pytest.mark.parametrize(("made", "got"), [
+    (lambda g, s: (None, s), r"\(NoneType, state\)"), (lambda g, s: ({"g": g}, s), r"\(dict, state\)"),
+    (lambda g, s: ("g", s), r"\(str, state\)"), (lambda g, s: None, "NoneType"), (lambda g, s: (g, s, s), "tuple"),
+])  # fmt: skip
+def test_updates_that_are_none_are_refused(made, got, make):
+    tx = optax.GradientTransformation(lambda p: (), lambda g, s, p=None: made(g, s))
+    with pytest.raises(
+        ValueError, match=rf"rowwise: want .* returns \(array, state\), got .*{got};"
+    ):
+        make(4).apply(tx, kvjax.SparseRows(np.array([1]), jnp.ones((1, 4))))
+    number = optax.GradientTransformation(lambda p: (), lambda g, s, p=None: (2.0, s))  # is for all elements
+    assert make(1).apply(number, kvjax.SparseRows(np.array([1]), jnp.ones((1, 1))))[0].lookup(1) == 2
 
 
 def test_the_warning_is_at_the_line_of_the_user(make):

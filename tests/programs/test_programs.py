@@ -317,6 +317,12 @@ def test_constants_that_differ_by_column(dim, both):
     assert_same(*both(lambda table: steps(table, tx, rates=rates), dim=dim), rtol=1e-5)
 
 
+def test_zeros_of_both_signs_are_no_uniform_row(both):
+    zeros = np.float32([0.0, -0.0, 0.0, -0.0])
+    tx = optax.stateless(lambda grads, params: jax.tree.map(lambda g: jnp.copysign(g, zeros), grads))
+    assert_same(*both(lambda table: steps(table, tx), dim=4))
+
+
 def test_numbers_of_64_bits_that_are_chosen_between(both):
     def init(row):
         return jnp.zeros((), jnp.int32), jnp.zeros_like(row)

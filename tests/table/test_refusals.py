@@ -68,6 +68,11 @@ WRONG = {
         ),
         "partition: want its part of the optimizer's state, got a state of tables",
     ),
+    "strings": (lambda t: t.upsert(IDS, [["a"] * 4]), "table 'table[0-9]+', upsert: want real values, got <U1; conv"),
+    "array of strings": (lambda t: t.assign(IDS, np.array([["a"] * 4])), "assign: want real values, got <U1"),
+    "nothing": (lambda t: t.add(IDS, [[None] * 4]), "add: want real values, got object"),
+    "uneven": (lambda t: t.upsert(np.arange(2), [[1.0] * 4, [1.0]]), "want real values, got lists that make no array"),
+    "gradients of strings": (lambda t: kvjax.SparseRows(IDS, [["a"] * 4]), "want rows of real numbers, got <U1"),
     "set": (lambda t: setattr(t, "version", 3), "setattr: want a handle that stays as it is, got version to be set"),
     "slot": (lambda t: t.apply(optax.adagrad(0.1), GRADS)[0].slot("sum_of_square", 7), "did you mean 'sum_of_squares'"),
 }

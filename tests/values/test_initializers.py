@@ -104,9 +104,7 @@ HALF = [
 
 @pytest.mark.parametrize(("initializer", "got"), HALF)
 def test_rows_of_a_dtype_hold_their_initial_elements(initializer, got, make):
-    with pytest.raises(
-        ValueError, match=f"'bad', get_table: want .* numbers that float16 holds, got .*{got}.*"
-    ):
+    with pytest.raises(ValueError, match=f"'bad', get_table: want .* numbers that float16 holds, got .*{got}.*"):
         kvjax.get_table("bad", dim=2, dtype="float16", initializer=initializer)
     assert "bad" not in kvjax.tables()
     for dtype in ("float32", "bfloat16"):
