@@ -217,9 +217,7 @@ def test_transforms_of_the_users_own():
 ])  # fmt: skip
 def test_updates_that_are_none_are_refused(made, got, make):
     tx = optax.GradientTransformation(lambda p: (), lambda g, s, p=None: made(g, s))
-    with pytest.raises(
-        ValueError, match=rf"rowwise: want .* returns \(array, state\), got .*{got};"
-    ):
+    with pytest.raises(ValueError, match=rf"rowwise: want .* returns \(array, state\), got .*{got};"):
         make(4).apply(tx, kvjax.SparseRows(np.array([1]), jnp.ones((1, 4))))
     number = optax.GradientTransformation(lambda p: (), lambda g, s, p=None: (2.0, s))  # is for all elements
     assert make(1).apply(number, kvjax.SparseRows(np.array([1]), jnp.ones((1, 1))))[0].lookup(1) == 2
