@@ -108,7 +108,7 @@ def _replay_or_lazy(tx: Any, name: str, shrink: Callable[[Any, Any], Any] | None
     try:
         replaying(tx, name, _ENOUGH, shrink)
     except (TypeError, ValueError):
-        return f"replay={_ENOUGH} does not end its steps without a gradient, either: {_LAZY}"
+        return f"replay={_ENOUGH} is refused, too: {_LAZY}"
     return f"replay={_ENOUGH} takes missed steps one by one; or {_LAZY}"
 
 

@@ -147,6 +147,12 @@ def test_steps_that_do_not_end_are_not_replayed(tx):
         catch_up(tx, replay=50)
 
 
+def test_what_keeps_its_size_is_not_advised_to_be_replayed():
+    for tx in (optax.lion(0.1), optax.inject_hyperparams(optax.lion)(0.1)):
+        with pytest.raises(ValueError, match=r"; .*replay=200 is refused, too: leave it out"):
+            catch_up(tx)
+
+
 def test_what_cannot_be_caught_up():
     for replay in (-1, 1.5, 5000):
         with pytest.raises(ValueError, match=r"catch_up: want replay= in 0\.\.4096"):

@@ -362,21 +362,10 @@ def test_rows_of_16_bits(rounding, make):
         ),
     ],
     ids=[
-        "lion",
-        "betas",
-        "injected",
-        "belief",
-        "novograd",
-        "radam",
-        "ftrl",
-        "decay",
-        "fast decay",
-        "non-negative",
-        "facts",
-        "segments",
-        "segments of wide rows",
+        "lion", "betas", "injected", "belief", "novograd", "radam", "ftrl", "decay", "fast decay", "non-negative",
+        "facts", "segments", "segments of wide rows",
     ],
-)
+)  # fmt: skip
 @slow
 @pytest.mark.filterwarnings("ignore:kvjax. rows depend")
 def test_what_has_no_closed_form_is_refused(tx, message):
@@ -387,12 +376,6 @@ def test_what_has_no_closed_form_is_refused(tx, message):
     elif "replay=" in str(seen.value):
         with pytest.raises(ValueError, match="catch_up: "):
             catch_up(tx(), replay=200)
-
-
-def test_what_keeps_its_size_is_not_advised_to_be_replayed():
-    for tx in (optax.lion(0.1), optax.inject_hyperparams(optax.lion)(0.1)):
-        with pytest.raises(ValueError, match=r"; .*replay=200 does not end its steps .*, either: leave it out"):
-            catch_up(tx)
 
 
 @slow
