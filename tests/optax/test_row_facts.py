@@ -75,7 +75,7 @@ def test_dense_parameters_want_facts(dtype):
         np.testing.assert_allclose(np.asarray(updates["a"][:, 0], np.float32), want, rtol=1e-2)
     with pytest.raises(ValueError, match=r"scale_by_cowclip: .* no params"):
         scale_by_cowclip().update(grads, optax.EmptyState(), row_facts=facts(3))
-    with pytest.raises(ValueError, match="least of 1 or more"):
+    with pytest.raises(ValueError, match="want an integer of 1 or more as least"):
         scale_by_frequency(least=0)
 
 
