@@ -205,14 +205,21 @@ class SegmentsOfAnyDim:
     def of_dim(self, dim: int) -> Segments:
         found, parts = runs(dict(self.columns), dim), dict(self.parts)
         widths = {name: sum(end - begin for begin, end, its in found if its == name) for name in parts}
-        made = {name: resolve(part, widths[name]) for name, part in parts.items()}
-        for name, part in made.items():
-            if not isinstance(part, Initializer):
-                raise TypeError(
-                    f"want a number or a distribution of kvjax.initializers for the segment {name!r}, got "
-                    f"{type(part).__name__}; give an array or a function for the whole row"
-                )
-        return Segments(tuple(end for _, end, _ in found), tuple(made[name] for *_, name in found))  # pyright: ignore[reportArgumentType]
+        made = {name: _of_segment(name, part, widths[name]) for name, part in parts.items()}
+        return Segments(tuple(end for _, end, _ in found), tuple(made[name] for *_, name in found))
+
+
+def _of_segment(name: str, part: Any, width: int) -> Initializer:
+    try:
+        made = resolve(part, width)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"segment {name!r}: {error}") from error
+    if isinstance(made, Initializer):
+        return made
+    raise TypeError(
+        f"want a number or a distribution of kvjax.initializers for the segment {name!r}, got {type(made).__name__}; "
+        "give an array or a function for the whole row"
+    )
 
 
 def segments(parts: Mapping[str, tuple[ColumnsLike, InitializerLike]], rest: InitializerLike) -> SegmentsOfAnyDim:
@@ -330,8 +337,15 @@ def resolve(initializer: Any, dim: int, dtype: str = "float32") -> ResolvedIniti
         initializer = initializer.of_dim(dim)
     if isinstance(initializer, (int, float, np.integer, np.floating)) and not isinstance(initializer, bool):
         initializer = constant(float(initializer))
+    if isinstance(initializer, np.ndarray) and initializer.ndim == 0 and initializer.dtype != bool:
+        initializer = constant(float(initializer))
     if isinstance(initializer, (np.ndarray, list, tuple)):
         initializer = _pool(initializer)
+    if isinstance(initializer, Segments) and initializer.ends[-1:] != (dim,):
+        raise ValueError(
+            f"want segments of rows of width dim={dim}, got those that end at {initializer.ends}; make them anew by "
+            "kvjax.initializers.segments"
+        )
     if isinstance(initializer, (Initializer, Segments)):
         initializer.check(dtype)
         return initializer

@@ -102,7 +102,8 @@ def _initializer(request: Request, initializer: Any) -> Any:
     try:
         return resolve(initializer, request.dim, request["dtype"])
     except (TypeError, ValueError) as error:
-        raise type(error)(f"kvjax: table {request.name!r}, {request.op}: {error}") from error
+        told = str(error).removeprefix("kvjax: ")
+        raise type(error)(f"kvjax: table {request.name!r}, {request.op}: {told}") from error
 
 
 def _seed(request: Request, seed: Any) -> int:

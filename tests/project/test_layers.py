@@ -164,7 +164,7 @@ INNER = {"_process.py", "bundle.py", "function_initializer.py", "slot_layout.py"
 INNER_ERRORS = {
     "ArgumentTypeError", "AttributeError", "Damaged", "FrozenInstanceError", "NeedsFunctionError", "NotLowered"
 }  # fmt: skip
-INNER_FUNCTIONS = {"resolve", "of_dim", "_pool"}
+INNER_FUNCTIONS = {"resolve", "_of_segment", "_pool"}
 
 
 def test_errors_say_that_they_are_of_kvjax():

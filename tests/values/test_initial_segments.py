@@ -1,5 +1,7 @@
 """Initial rows whose segments have initializers of their own."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -40,6 +42,34 @@ def test_segments_have_the_bits_of_rows_that_are_all_like_them(dim, parts, rest,
     np.testing.assert_array_equal(again.lookup(AWKWARD), want)
 
 
+def test_segments_of_another_width_are_refused(make):
+    """Those of a table that is there, say of a narrower one."""
+    segments = make(3, initializer=kvjax.initializers.segments({"bias": (0, 0.5)}, rest=0.0)).spec.initializer
+    assert make(3, initializer=segments).spec.initializer == segments
+    for dim in (1, 2, 5):
+        with pytest.raises(ValueError, match=rf"want segments of rows of width dim={dim}, got .* \(1, 3\)"):
+            make(dim, initializer=segments)
+
+
+def test_numbers_without_axes_are_numbers(make):
+    for zero in (np.array(0.5), jax.numpy.float32(0.5), np.float16(0.5)):
+        assert make(2, initializer=zero).lookup(7).tolist() == [0.5, 0.5]
+        segments = kvjax.initializers.segments({"a": (0, zero)}, rest=0.0)
+        assert make(2, initializer=segments).lookup(7).tolist() == [0.5, 0.0]
+
+
+def test_what_a_checkpoint_says_of_them(make, tmp_path):
+    """Frozen: later versions read it."""
+    normal = kvjax.initializers.normal(0.25, mean=1.0)
+    table = make(4, initializer=kvjax.initializers.segments({"bias": (-1, 0.5)}, rest=normal))
+    kvjax.checkpoint.save(tmp_path / "c", [table])
+    said = tmp_path / "c" / table.name / "kvjax.json"
+    parts = [{"kind": "normal", "a": 1.0, "b": 0.25}, {"kind": "constant", "a": 0.5, "b": 0.0}]
+    assert json.loads(said.read_text())["initializer"] == {"kind": "segments", "ends": [3, 4], "parts": parts}
+    frozen = kvjax.serving.FrozenTable.write(tmp_path / "f", table).path.read_bytes()
+    assert b'"segments": [[3, "normal", 1.0, 0.25], [4, "constant", 0.5, 0.0]]' in frozen
+
+
 def test_as_many_segments_as_there_may_be(make):
     def of(n):
         return kvjax.initializers.segments({str(i): (2 * i, float(i + 1)) for i in range(n)}, rest=0.0)
@@ -66,7 +96,14 @@ def test_as_many_segments_as_there_may_be(make):
         ({"a": (0, 0.0)}, [1.0, 2.0, 3.0], TypeError, "for the segment 'rest', got Pool; give .* for the whole row"),
         ({"a": (0, kvjax.initializers.uniform(2.0, 1.0))}, 1.0, ValueError, "want low <= high"),
         ({"a": (0, float("inf"))}, 1.0, ValueError, "finite"),
-        ({"a": (0, "normal")}, 1.0, TypeError, "initializers.normal"),
+        ({"a": (0, "normal")}, 1.0, TypeError, "get_table: segment 'a': want as initializer"),
+        ({"a": (0, float("nan"))}, 1.0, ValueError, "get_table: segment 'a': want an initializer of finite numbers"),
+        (
+            {"a": (0, 0.0), "b": (0, 1.0)},
+            1.0,
+            ValueError,
+            "^kvjax: table 'table0', get_table: segments: want each",
+        ),
     ],
 )
 def test_segments_that_a_row_cannot_have(parts, rest, error, message, make):

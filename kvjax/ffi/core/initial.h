@@ -30,7 +30,8 @@ struct Generator {
   enum class Kind { kElements, kPool, kGiven };
   static constexpr size_t kMostSegments = 8;  // MOST_SEGMENTS in _values/generators.py
   struct Segment {
-    int64_t end = std::numeric_limits<int64_t>::max();  // the column behind it; the last one has what is left
+    int64_t end = std::numeric_limits<int64_t>::max();  // the column behind it; of the last one at least the
+                                                        // table's dim
     Distribution of = {};
   };
   Kind kind = Kind::kElements;

@@ -165,7 +165,6 @@ class Contents {
         if (!blank && given) StoreGiven(spec, op, f, initial, row);
         if (!blank && !given) writer.Add(change.found.fresh[f], row);
       }
-      writer.Finish();
     });
     size_t leaving = 0;
     for (auto& [reason, rows] : change.leaving) {

@@ -19,14 +19,22 @@ class InitialRowWriter {
                    const program::Kernels& kernels = program::BestKernels())
       : initializer_(initializer), type_(type), dim_(dim), kernels_(kernels) {}
 
-  /// Writes the row of a key, at the latest when `Finish` is called.
+  InitialRowWriter(const InitialRowWriter&) = delete;
+  ~InitialRowWriter() { Write(); }
+
+  /// Writes the row of a key, at the latest when the writer ends.
   void Add(uint64_t key, std::byte* row) {
     keys_[size_] = key;
     rows_[size_] = row;
-    if (++size_ == kRows) Finish();
+    if (++size_ == kRows) Write();
   }
 
-  void Finish() {
+ private:
+  static constexpr size_t kRows = 16;
+  static constexpr int64_t kPiece = 64;  // columns that are rounded together
+
+  /// Those that wait.
+  void Write() {
     if (initializer_.kind == Initializer::Kind::kPool) {
       for (size_t i = 0; i < size_; ++i) Store(i, 0, dim_, initializer_.PoolRow(keys_[i], dim_));
     } else {
@@ -40,10 +48,6 @@ class InitialRowWriter {
     }
     size_ = 0;
   }
-
- private:
-  static constexpr size_t kRows = 16;
-  static constexpr int64_t kPiece = 64;  // columns that are rounded together
 
   void Store(size_t i, int64_t begin, int64_t end, const float* from) {
     for (int64_t column = begin; column < end; ++column) {

@@ -58,7 +58,6 @@ inline void Table::Lookup(const ParallelFor& parallel, ReadVersion version, KeyS
     if (kept != nullptr) std::copy_n(keys.data + begin, end - begin, kept->keys.begin() + begin);
     const uint32_t* const rows = known == nullptr ? nullptr : known->rows.data() + begin;
     in_.store.index().FindEach(keys.data + begin, end - begin, fetch, copy, rows);
-    writer.Finish();
     if (streams) EndStreams();
     in_.counters.hits += hits;
     in_.counters.misses += misses;
@@ -171,9 +170,7 @@ inline std::vector<std::byte> Table::SharedRow(const ParallelFor& parallel, Read
   if (const uint32_t id = in_.store.index().Find(key); id != kNoRow) {
     std::memcpy(row.data(), in_.store.Value(id), row.size());
   } else if (spec_.initializer.kind != Initializer::Kind::kGiven) {
-    InitialRowWriter writer(spec_.initializer, spec_.type, spec_.dim);
-    writer.Add(key, row.data());
-    writer.Finish();
+    InitialRowWriter(spec_.initializer, spec_.type, spec_.dim).Add(key, row.data());
   } else {
     const uint32_t number = MissingKeys(parallel, version, keys, mask).Add(key);
     Contents::StoreGiven(spec_, "lookup", number, initial, row.data());

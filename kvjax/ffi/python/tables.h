@@ -121,8 +121,9 @@ inline Initializer ParseInitializer(std::string_view name, int64_t dim, const nb
     const auto each = nb::cast<nb::tuple>(segments[i]);  // end, kind, a, b
     const Distribution of = {ParseDistribution(ToString(each[1])), nb::cast<double>(each[2]),
                              nb::cast<double>(each[3])};
-    made.Set(i, {i + 1 < n ? nb::cast<int64_t>(each[0]) : Generator::Segment{}.end, of});
+    made.Set(i, {nb::cast<int64_t>(each[0]), of});
   }
+  if (n > 0 && made.segments[n - 1].end != dim) throw InitializerError("segments of rows of another width");
   const auto pool = nb::cast<HostArray<float>>(o["pool"]);
   if (made.kind == Initializer::Kind::kPool) {
     if (pool.shape(0) == 0 || pool.shape(0) % static_cast<size_t>(dim) != 0)

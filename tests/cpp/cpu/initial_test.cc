@@ -36,9 +36,10 @@ TEST(EveryInstructionSetWritesTheSameRows) {
           while (keys.size() < 35) keys.push_back(stream.Next());
           const size_t bytes = static_cast<size_t>(dim) * kvjax::ItemSize(type) + 1;
           std::vector<Bytes> rows(keys.size(), Bytes(bytes, std::byte{0x5A}));
-          kvjax::InitialRowWriter writer(initializer, type, dim, kernels);
-          for (size_t i = 0; i < keys.size(); ++i) writer.Add(keys[i], rows[i].data());
-          writer.Finish();
+          {
+            kvjax::InitialRowWriter writer(initializer, type, dim, kernels);
+            for (size_t i = 0; i < keys.size(); ++i) writer.Add(keys[i], rows[i].data());
+          }
           for (size_t i = 0; i < keys.size(); ++i) {
             CHECK(data::SameBytes(rows[i], Want(initializer, type, dim, keys[i])));
           }
