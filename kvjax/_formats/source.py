@@ -67,22 +67,34 @@ class Source:
 
     def pieces(self, name: str) -> Iterator[np.ndarray]:
         """A whole column, in pieces that follow each other; C-contiguous and little-endian."""
-        for start, stop in ranges(self.num_rows, self.widths.get(name, row_bytes(self.types[name]))):
+        for start, stop in ranges(self.num_rows, self._width(name)):
             yield as_written(self.read([name], start, stop)[name])
 
+    def _width(self, name: str) -> int:
+        """Bytes that are read for a row of a column."""
+        return self.widths.get(name, row_bytes(self.types[name]))
+
     def where(self, keep: np.ndarray) -> Source:
-        """The rows where `keep`, ``(num_rows,)`` bool, is true."""
+        """The rows where `keep`, ``(num_rows,)`` bool, is true. However few these are, what is read for them is in memory
+        a piece at a time."""
         block = 1 << 16
         before = offsets_of([part.sum() for part in _blocks(keep, block)])
+
+        def place(row: int) -> int:
+            """Of a row that is kept, among all."""
+            begin = int(np.searchsorted(before, row, "right")) - 1
+            kept = np.flatnonzero(keep[begin * block : (begin + 1) * block])
+            return begin * block + int(kept[row - int(before[begin])])
 
         def read(names: Sequence[str], start: int, stop: int) -> dict[str, np.ndarray]:
             if start >= stop:
                 return self.read(names, 0, 0)
-            first = int(np.searchsorted(before, start, "right")) - 1
-            last = int(np.searchsorted(before, stop, "left"))
-            i, j = first * block, min(last * block, self.num_rows)
-            own = slice(start - int(before[first]), stop - int(before[first]))
-            return {name: array[keep[i:j]][own] for name, array in self.read(names, i, j).items()}
+            begin, end = place(start), place(stop - 1) + 1
+            found: list[dict[str, np.ndarray]] = []
+            for low, high in ranges(end - begin, sum(map(self._width, names))):
+                part = self.read(names, begin + low, begin + high)
+                found.append({name: array[keep[begin + low : begin + high]] for name, array in part.items()})
+            return _joined(found)
 
         return dataclasses.replace(self, num_rows=int(before[-1]), read=read)
 
@@ -96,9 +108,7 @@ class Source:
                 first, last = max(start + high - end, low), min(stop + high - end, high)
                 if first < last or (end == ends[-1] and not found):
                     found.append(self.read(names, first, max(first, last)))
-            return {
-                name: np.concatenate([part[name] for part in found]) if found[1:] else found[0][name] for name in names
-            }
+            return _joined(found)
 
         return dataclasses.replace(self, num_rows=ends[-1], read=read)
 
@@ -184,6 +194,12 @@ def ahead(items: Iterator[T]) -> Generator[T]:
         while (item := coming.result()) is not None:
             coming = thread.submit(lambda: next(items, None))
             yield item
+
+
+def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Columns of ranges of rows, one behind the other; one part as it is."""
+    first, *rest = parts
+    return {name: np.concatenate([part[name] for part in parts]) for name in first} if rest else first
 
 
 def _blocks(array: np.ndarray, size: int) -> Iterator[np.ndarray]:

@@ -15,17 +15,16 @@ def kept(rows: Source, rule: Prune) -> tuple[np.ndarray, PruneReport]:
     Beside a piece, this takes 8 bytes for each row and one for each test; with ``top_k`` or ``keep`` 24 more.
     """
     names = list(rows.types if rule.predicate is not None else ROW_COLUMNS)
-    tests: dict[str, list[np.ndarray]] = {}
-    norms = [np.zeros(0)]
+    asked: dict[str, np.ndarray] = {}
+    norms = np.empty(rows.num_rows)
     for start, stop in ranges(rows.num_rows, sum(row_bytes(rows.types[name]) for name in names)):
         some = Exported.of_columns(rows.read(names, start, stop), int(rows.meta["last_step"]))
         for name, test in rule.tests(some).items():
-            tests.setdefault(name, []).append(test)
-        norms.append(norms_of(some.values))
-    asked = {name: np.concatenate(parts) for name, parts in tests.items()}
+            asked.setdefault(name, np.empty(rows.num_rows, bool))[start:stop] = test
+        norms[start:stop] = norms_of(some.values)
     header = ["keys", "freqs", "versions"]
     ranked = rule.top_k is not None or rule.keep is not None
     whole = rows.read(header, 0, rows.num_rows if ranked else 0)
     passing = np.logical_and.reduce([np.ones(rows.num_rows, bool), *asked.values()])
-    report = rule.reported(asked, np.concatenate(norms), sum(map(row_bytes, rows.types.values())), **whole)
+    report = rule.reported(asked, norms, sum(map(row_bytes, rows.types.values())), **whole)
     return rule.chosen(passing, **whole), report

@@ -59,18 +59,25 @@ def test_more_rows_than_a_file_counts(make, tmp_path, monkeypatch):
     FrozenTable.write(tmp_path / "t", table, prune=lambda rows: rows.keys > 0)
 
 
+def one_percent(rows):
+    return rows.keys % 100 == 0
+
+
 @slow
-def test_a_part_is_in_memory(make, tmp_path, monkeypatch):
-    """Of 40 MB; beside it there are some numbers for each bucket of the checkpoint."""
+@pytest.mark.parametrize("prune", [None, one_percent])
+def test_a_part_is_in_memory(prune, make, tmp_path, monkeypatch):
+    """Of 40 MB, over a delta; beside it there are some numbers for each bucket of the checkpoint, and for each row of
+    which a rule is asked."""
     monkeypatch.setattr(source, "PIECE_BYTES", 1 << 19)
     monkeypatch.setattr("kvjax.serving._write._BLOCK_BYTES", 1 << 19)
     monkeypatch.setattr("kvjax.checkpoint._format._CHUNK_BYTES", 1 << 18)
     table = make(200, initializer=0.5).upsert(np.arange(50_000), np.ones((50_000, 200)))
-    save(tmp_path / "c", [table])
+    save(tmp_path / "c/0", [table], cursor="part")
+    save(tmp_path / "c/1", [table.upsert([0, 1], np.zeros((2, 200))).remove([100])], since="part")
     tracemalloc.start()
     try:
-        frozen = FrozenTable.write(tmp_path / "t", tmp_path / "c", quantise="float16")
+        frozen = FrozenTable.write(tmp_path / "t", tmp_path / "c", quantise="float16", prune=prune)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 50_000 * 800 / 3 and len(frozen) == 50_000, peak
+    assert peak < 50_000 * 800 / 3 and len(frozen) == (49_999 if prune is None else 499), peak
