@@ -12,7 +12,7 @@ from kvjax._values.prune import Prune, PruneReport, norms_of
 def kept(rows: Source, rule: Prune) -> tuple[np.ndarray, PruneReport]:
     """Which rows are kept, ``(n,)`` bool, and what the others are.
 
-    Beside a piece, this takes 8 bytes for each row and one for each test; with ``top_k`` or ``keep`` 24 more.
+    Beside a piece, this takes about 24 bytes for each row and 2 for each test; with ``top_k`` or ``keep`` 24 more.
     """
     names = list(rows.types if rule.predicate is not None else ROW_COLUMNS)
     asked: dict[str, np.ndarray] = {}

@@ -94,8 +94,8 @@ class FrozenTable(FrozenReads):
         """Writes a file, as a whole or not at all, and opens it.
 
         The rows of a checkpoint are read some at a time, with about 180 MiB in memory and 4 bytes for each row; pruning
-        takes 10 more, with ``top_k`` or ``keep`` 24 more. More than 32 MiB of them go through files beside the new one,
-        which have no names, and as much space as the rows.
+        takes about 24 more for each row of the checkpoint and 2 for each test, and ``top_k`` or ``keep`` 24 more. More
+        than 32 MiB of them go through files beside the new one, which have no names, and as much space as the rows.
 
         Args:
           path: of the file. An existing file is replaced; readers that have it open keep the old one.

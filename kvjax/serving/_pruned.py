@@ -34,12 +34,20 @@ def followed(prune: PruneLike) -> Prune:
                 "changed", "publish the whole checkpoint, by Releases.publish({name: path}, prune=); or have the "
                 "trainer evict such rows (kvjax.evict), whose keys are removed in its deltas",
             )  # fmt: skip
-    if rule.predicate is not None and "<lambda>" in getattr(rule.predicate, "__qualname__", "<lambda>"):
+    if rule.predicate is not None and not _has_own_name(rule.predicate):
         raise fail(
             ValueError, None, "follow", "a predicate with a name of its own, by which the next call knows that rows "
-            "that have not changed were left out by the same one", f"{rule.predicate!r:.100}", "def it",
+            "that have not changed were left out by the same one", f"{rule.predicate!r:.100}",
+            "def it in a module, outside of functions and classes, with its numbers in it",
         )  # fmt: skip
     return rule
+
+
+def _has_own_name(predicate: object) -> bool:
+    """Whether no other function has its name, as two lambdas, two closures of one function, and the methods of two
+    objects have."""
+    bound = getattr(predicate, "__self__", None) is not None or getattr(predicate, "__closure__", None)
+    return not bound and "<" not in getattr(predicate, "__qualname__", "<lambda>")
 
 
 def in_words(rule: Prune) -> str | None:

@@ -241,8 +241,9 @@ class Releases:
           quantise: for the rows of all tables, as in `FrozenTable.write`; by default as in the current release.
           prune: which rows to leave out, by default none. A changed row that fails the rule is left out as if it had
             been removed, so the rule has to ask about one row alone: not ``max_age`` or ``top_k``, and a predicate may
-            not depend on other rows, or on ``last_step``. A predicate needs a name, by which it is known again: give
-            another rule another name. After a change of `prune`, whole tables are written.
+            not depend on other rows, or on ``last_step``. A predicate is known again by
+            its name, so it is a function of a module (no lambda, closure, function in a function, or bound method):
+            give another rule another name. After a change of `prune`, whole tables are written.
           missing: as there; by default as in the current release, except for a row that unadmitted keys share.
           base: where to look for the checkpoints that a delta builds on, as in `kvjax.checkpoint.restore`.
 

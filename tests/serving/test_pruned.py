@@ -44,6 +44,32 @@ def above_two(rows):
     return rows.values[:, 0] > 2
 
 
+def above(n):
+    def rule(rows):
+        return rows.values[:, 0] > n
+
+    return rule
+
+
+def in_function():
+    def rule(rows):
+        return rows.values[:, 0] > 2
+
+    return rule
+
+
+class Above:
+    def rule(self, rows):
+        return rows.values[:, 0] > 2
+
+    @classmethod
+    def of_class(cls, rows):
+        return rows.values[:, 0] > 2
+
+
+wrapped_above_two = functools.wraps(above_two)(above(2))  # a closure under the name of another function
+
+
 def trained_twice(rows):
     assert not rows.slots  # as of a whole table
     return (rows.freqs > 1) | rows.pinned
@@ -120,7 +146,8 @@ def test_rules_that_deltas_do_not_tell(make, tmp_path):
     for rule, why in ((Prune(max_age=3), "max_age=3: rows that have not"), (Prune(top_k=3), "top_k=3: which rows")):
         with pytest.raises(ValueError, match=f"kvjax: follow: want a prune= .*, got {why}.*Releases.publish.*evict"):
             releases.follow(tmp_path / "0", prune=rule)
-    for rule in (lambda rows: rows.freqs > 1, functools.partial(above_two)):
+    for rule in (lambda rows: rows.freqs > 1, functools.partial(above_two), above(2), in_function(), Above().rule,
+                 Above.of_class, wrapped_above_two, Prune(predicate=above(3))):  # fmt: skip
         with pytest.raises(ValueError, match="follow: want a predicate with a name of its own"):
             releases.follow(tmp_path / "0", prune=rule)
     with pytest.raises(TypeError, match=r"want kvjax\.Prune, or a function"):
