@@ -75,8 +75,8 @@ class Source:
         return self.widths.get(name, row_bytes(self.types[name]))
 
     def where(self, keep: np.ndarray) -> Source:
-        """The rows where `keep`, ``(num_rows,)`` bool, is true. However few these are, what is read for them is in memory
-        a piece at a time."""
+        """The rows where `keep`, ``(num_rows,)`` bool, is true. However few these are, what is read for them is in
+        memory a piece at a time."""
         block = 1 << 16
         before = offsets_of([part.sum() for part in _blocks(keep, block)])
 

@@ -96,12 +96,18 @@ def changes(
       >>> kvjax.drop_table("doc_changes")
       >>> folder.cleanup()
     """
-    if since is not None and (isinstance(since, str) or not isinstance(cast("object", since), Collection)):
+    if since is not None and not _are_digests(since):
         raise TypeError(
             f"kvjax: changes: want since= as a collection of digests, got {since!r:.100}; give what "
             "TableDelta.checkpoint was, or () for none"
         )
     return unreplaced(path, base, "changes", lambda chain: _changes(chain, only_table(chain, table), since, slots))
+
+
+def _are_digests(since: object) -> bool:
+    if isinstance(since, str | bytes) or not isinstance(since, Collection):
+        return False
+    return all(isinstance(one, str) for one in cast("Collection[object]", since))
 
 
 def _changes(chain: Chain, name: str, since: Collection[str] | None, slots: bool) -> TableDelta:

@@ -1,4 +1,4 @@
-"""Spreading: rows in any order are put on disk by ranges of buckets, or of other hashes, a piece at a time."""
+"""Spreading: rows in any order are put on disk by ranges of bins (buckets, say), a piece at a time."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MOST = 4096
 """Ranges, so that what goes to each at a time is not too little for a disk."""
 
 
-BucketsOf: TypeAlias = Callable[[np.ndarray], np.ndarray]
-"""From keys ``(n,)`` of 64 bits to the bucket of each ``(n,)``, one of `host.NUM_BUCKETS`."""
+BinsOf: TypeAlias = Callable[[np.ndarray], np.ndarray]
+"""From keys ``(n,)`` of 64 bits to the bin of each ``(n,)``, one of `host.NUM_BUCKETS`."""
 
 
 def spread(
-    sources: Mapping[str, Source], folder: Path | None, buckets_of: BucketsOf = buckets_of
+    sources: Mapping[str, Source], folder: Path | None, bins_of: BinsOf = buckets_of
 ) -> Iterator[dict[str, Columns]]:
-    """The rows of several sources by ranges of buckets: of each source the rows of a range, in its order.
+    """The rows of several sources by ranges of bins: of each source the rows of a range, in its order.
 
     A few times `source.PIECE_BYTES` are in memory, or a 4096th of the rows, if that is more. Keys are read once more
     before. What does not fit is in files meanwhile, which have no names.
@@ -37,9 +37,9 @@ def spread(
     Args:
       sources: each with a column "keys".
       folder: where to put the files; by default among the system's temporary ones.
-      buckets_of: by default those of tables and checkpoints.
+      bins_of: by default the buckets of tables and checkpoints.
     """
-    counts = {name: _counts(each, buckets_of) for name, each in sources.items()}
+    counts = {name: _counts(each, bins_of) for name, each in sources.items()}
     widths = {name: sum(map(row_bytes, each.types.values())) for name, each in sources.items()}
     total = np.cumsum(sum(counts[name] * widths[name] for name in sources))
     size = max(2 * source.PIECE_BYTES, int(total[-1]) // _MOST)
@@ -49,7 +49,7 @@ def spread(
         yield {name: each.read(list(each.types), 0, each.num_rows) for name, each in sources.items()}
         return
     with ExitStack() as files:
-        on_disk = {name: _put(each, buckets_of, counts[name], bounds, folder, files) for name, each in sources.items()}
+        on_disk = {name: _put(each, bins_of, counts[name], bounds, folder, files) for name, each in sources.items()}
         starts = {name: offsets_of(counts[name])[bounds].tolist() for name in sources}
         for i in range(len(bounds) - 1):
             yield {
@@ -62,17 +62,17 @@ def _pieces(rows: Source) -> Iterator[tuple[int, int]]:
     return source.ranges(rows.num_rows, max(map(row_bytes, rows.types.values())))
 
 
-def _counts(rows: Source, buckets_of: BucketsOf) -> np.ndarray:
-    """The number of rows in each bucket."""
+def _counts(rows: Source, bins_of: BinsOf) -> np.ndarray:
+    """The number of rows in each bin."""
     counts = np.zeros(host.NUM_BUCKETS, np.int64)
     for start, stop in _pieces(rows):
-        buckets = buckets_of(wide(rows.read(["keys"], start, stop)["keys"]))
-        counts += np.bincount(buckets, minlength=len(counts))
+        bins = bins_of(wide(rows.read(["keys"], start, stop)["keys"]))
+        counts += np.bincount(bins, minlength=len(counts))
     return counts
 
 
 def _put(
-    rows: Source, buckets_of: BucketsOf, counts: np.ndarray, bounds: np.ndarray, folder: Path | None, files: ExitStack
+    rows: Source, bins_of: BinsOf, counts: np.ndarray, bounds: np.ndarray, folder: Path | None, files: ExitStack
 ) -> dict[str, _OnDisk]:
     """Writes each column into a file, in which the rows between two bounds follow each other."""
     opened: dict[str, _OnDisk] = {}
@@ -81,7 +81,7 @@ def _put(
     place = offsets_of(counts)[bounds[:-1]].tolist()  # of the next row of each range
     for start, stop in _pieces(rows):
         columns = rows.read(list(rows.types), start, stop)
-        ranges = np.searchsorted(bounds, buckets_of(wide(columns["keys"])), "right") - 1
+        ranges = np.searchsorted(bounds, bins_of(wide(columns["keys"])), "right") - 1
         order = np.argsort(ranges, kind="stable")
         cuts = np.searchsorted(ranges[order], np.arange(len(bounds)))
         for name, array in columns.items():

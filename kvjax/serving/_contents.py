@@ -16,7 +16,7 @@ from kvjax._values.errors import fail, meant
 from kvjax._values.key_width import own_key
 from kvjax._values.missing import missing_row
 from kvjax.serving._initial import Initial
-from kvjax.serving._search import mixed, ranges_of
+from kvjax.serving._search import RANGES, mixed, ranges_of
 
 if TYPE_CHECKING:
     from kvjax._formats.source import Source
@@ -84,7 +84,9 @@ class Contents:
             yield self.rows.read(list(self.rows.types), 0, self.rows.num_rows)
             return
         from kvjax.convert._spread import spread
+        from kvjax.ffi import host
 
+        assert RANGES == host.NUM_BUCKETS, "spread takes bins, of which there are so many"
         for parts in spread({self.name: self.rows}, folder, ranges_of):
             yield parts[self.name]
 

@@ -36,11 +36,12 @@ from kvjax._formats.atomic import flush, written
 from kvjax._formats.choices import QUANTISED
 from kvjax._formats.quantise import STORED, QuantisationReport
 from kvjax._formats.source import row_bytes
+from kvjax._values import generators
 from kvjax._values.errors import fail
 from kvjax._values.key_width import KEY_DTYPES
 from kvjax._values.names import is_name
 from kvjax._values.numbers import integer_in, is_real
-from kvjax.serving._initial import DISTRIBUTIONS, KINDS, Initial
+from kvjax.serving._initial import KINDS, Initial
 
 MAGIC, END = b"kvjaxFT2", b"kvjaxFTe"
 _ALIGN = 64
@@ -151,6 +152,10 @@ class _Unfit(Exception):
     """What was wanted, and what was got."""
 
 
+def _is_stored(x: Any) -> bool:
+    return isinstance(x, str) and x in STORED
+
+
 def _is_initial(x: Any) -> bool:
     if x is None:
         return True
@@ -162,7 +167,7 @@ def _is_initial(x: Any) -> bool:
     pool = integer_in(1, 2**32 - 1)(x["pool"]) if x["kind"] == "pool" else x["pool"] == 0
     numbers = is_real(x["a"]) and is_real(x["b"]) and integer_in(0, 2**64 - 1)(x["seed"])
     made = x["kind"] in KINDS and (x["kind"] != "segments" or _are_segments(x["segments"]))
-    return made and bool(pool) and numbers and x["dtype"] in STORED and x["dtype"] != "int8"
+    return made and bool(pool) and numbers and _is_stored(x["dtype"]) and x["dtype"] != "int8"
 
 
 def _are_segments(x: Any) -> bool:
@@ -170,7 +175,7 @@ def _are_segments(x: Any) -> bool:
         return False
     ends = [end for end, *_ in x]
     increase = all(map(integer_in(1, _MOST_DIM), ends)) and all(a < b for a, b in itertools.pairwise(ends))
-    return increase and all(kind in DISTRIBUTIONS and is_real(a) and is_real(b) for _, kind, a, b in x)
+    return increase and all(kind in generators.KINDS and is_real(a) and is_real(b) for _, kind, a, b in x)
 
 
 def _is_report(x: Any) -> bool:
@@ -184,7 +189,7 @@ _FIELDS: dict[str, Any] = {
     "name": is_name,
     "dim": integer_in(1, _MOST_DIM),
     "rows": integer_in(0, MOST_ROWS),
-    "dtype": lambda x: isinstance(x, str) and x in STORED,
+    "dtype": _is_stored,
     "key_dtype": lambda x: x in KEY_DTYPES,
     "step": integer_in(-(2**63), 2**63 - 1),
     "bits": integer_in(1, 32),

@@ -11,8 +11,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-DISTRIBUTIONS = ("constant", "uniform", "normal", "truncated_normal")
-KINDS = (*DISTRIBUTIONS, "pool", "segments")
+from kvjax._values import generators
+
+KINDS = (*generators.KINDS, "pool", "segments")
 
 
 @dataclasses.dataclass(frozen=True)

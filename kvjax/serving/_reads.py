@@ -105,9 +105,10 @@ class FrozenReads:
     ) -> np.ndarray:
         """Reads rows and combines them into bags, as `kvjax.lookup_bag` does, from any thread.
 
-        Rows are added in float32, in their order in the call. So bags of rows that are not quantised are those of the
-        table on the CPU to the bit, outside of ``jit``. In ``jit``, on other devices, and with `max_norm`, the last
-        bits may differ. Bags are float32, whatever the table's dtype is.
+        Rows are added in float32, in their order in the call. So bags of rows that are not quantised are those
+        of ``kvjax.lookup_bag(..., dtype=jnp.float32)`` of the table on the CPU to the bit, outside of ``jit``. In
+        ``jit``, on other devices, and with `max_norm`, the last bits may differ; with `max_norm` a table of 16 bits
+        also rounds the rows that were scaled down. There is no ``dtype=``: bags are float32.
 
         Args:
           keys: ``(..., L)`` with a bag in the last axis, or ``(n,)`` beside lengths or segment_ids.

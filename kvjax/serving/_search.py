@@ -38,7 +38,7 @@ def unmixed(hashes: np.ndarray) -> np.ndarray:
 
 def ranges_of(keys: np.ndarray) -> np.ndarray:
     """The range of each key's hash: ``(n,)`` of 64 bits to ``(n,)`` int64 below `RANGES`."""
-    return (mixed(keys.view(np.uint64)) >> np.uint64(48)).view(np.int64)
+    return (mixed(keys.view(np.uint64)) >> np.uint64(65 - RANGES.bit_length())).view(np.int64)
 
 
 def bits_of(rows: int) -> int:

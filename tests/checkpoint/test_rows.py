@@ -171,7 +171,7 @@ def test_what_is_asked_wrongly_or_damaged(make, tmp_path):
             call(tmp_path / "nowhere")
     with pytest.raises(TypeError, match=f"table '{table.name}', rows: want integers"):
         rows(tmp_path, keys=["a"])
-    for since in ("0123456789abcdef", 3):
+    for since in ("0123456789abcdef", 3, b"0123456789abcdef", b"", [3], [b"abc"], [["abc"]]):
         with pytest.raises(TypeError, match="changes: want since= as a collection of digests"):
             changes(tmp_path, since=since)
     chunk = next((tmp_path / "2").glob("*/shard*/values/c.0.0"))

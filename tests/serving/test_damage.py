@@ -81,12 +81,16 @@ def _without_padding(data):
 
 @pytest.mark.parametrize(
     "field",
-    ['"rows": 200', '"dim": 3', '"bits": 7', '"dtype": "int8"', '"missing": "init"', '"name": "whole"', '"pool": 3'],
+    [
+        '"rows": 200', '"dim": 3', '"bits": 7', '"dtype": "int8"', '"missing": "init"', '"name": "whole"', '"pool": 3',
+        '"dtype": "float32"', '"key_dtype": "int64"', '"kind": "pool"',
+    ],
 )  # fmt: skip
 def test_sizes_are_those_of_the_file(field, written, tmp_path):
     """Also where the digest is right: nothing is mapped or allocated for what the file does not have."""
     name, _ = field.split(": ")
     at = written.rindex(b'{"bits"')
+    assert field.encode() in written[at:]
     for value in ("0", "-1", "4294967295", "1e9", "null", '"x"', "[]", "90"):
         data = written[at:-16].replace(field.encode(), f"{name}: {value}".encode())
         (tmp_path / "t").write_bytes(written[:at] + data + _format._TAIL.pack(len(data), zlib.crc32(data), _format.END))
