@@ -36,12 +36,11 @@ from kvjax._formats.atomic import flush, written
 from kvjax._formats.choices import QUANTISED
 from kvjax._formats.quantise import STORED, QuantisationReport
 from kvjax._formats.source import row_bytes
-from kvjax._values import generators
 from kvjax._values.errors import fail
 from kvjax._values.key_width import KEY_DTYPES
 from kvjax._values.names import is_name
 from kvjax._values.numbers import integer_in, is_real
-from kvjax.serving._initial import KINDS, Initial
+from kvjax.serving._initial import DISTRIBUTIONS, KINDS, Initial
 
 MAGIC, END = b"kvjaxFT2", b"kvjaxFTe"
 _ALIGN = 64
@@ -175,7 +174,7 @@ def _are_segments(x: Any) -> bool:
         return False
     ends = [end for end, *_ in x]
     increase = all(map(integer_in(1, _MOST_DIM), ends)) and all(a < b for a, b in itertools.pairwise(ends))
-    return increase and all(kind in generators.KINDS and is_real(a) and is_real(b) for _, kind, a, b in x)
+    return increase and all(kind in DISTRIBUTIONS and is_real(a) and is_real(b) for _, kind, a, b in x)
 
 
 def _is_report(x: Any) -> bool:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from kvjax._values import generators
-
-KINDS = (*generators.KINDS, "pool", "segments")
+DISTRIBUTIONS = ("constant", "uniform", "normal", "truncated_normal")
+"""Those of `kvjax._values.generators.KINDS`, whose module imports ml_dtypes: a server needs NumPy alone."""
+KINDS = (*DISTRIBUTIONS, "pool", "segments")
 
 
 @dataclasses.dataclass(frozen=True)
