@@ -104,6 +104,7 @@ def prune(
         reports: dict[str, PruneReport] = {}
         for name in chain.names if tables is None else tables:
             rows = ChainRows(chain, name)
+            rows.check_sizes()
             keeps[name], reports[name] = kept(rows.source(), rule_for(prune, name, rows.meta["key_dtype"]))
         if target is not None:
             _rewrite("prune", chain, target, overwrite, keeps)
