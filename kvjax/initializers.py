@@ -46,7 +46,7 @@ def __dir__() -> list[str]:
 
 
 Mode: TypeAlias = Literal["fan_in", "fan_out", "fan_avg", "fan_geo_avg"]
-Distribution: TypeAlias = Literal["truncated_normal", "normal", "uniform"]
+ScaledDistribution: TypeAlias = Literal["truncated_normal", "normal", "uniform"]
 
 
 def _number(kind: str, name: str, value: Any) -> float:
@@ -155,7 +155,7 @@ class VarianceScaling:
     """`variance_scaling` of a table whose dim is not known yet."""
 
     scale: float
-    distribution: Distribution
+    distribution: ScaledDistribution
 
     def of_dim(self, dim: int) -> Initializer:
         variance = self.scale / dim
@@ -167,7 +167,7 @@ class VarianceScaling:
 
 
 def variance_scaling(
-    scale: float = 1.0, mode: Mode = "fan_in", distribution: Distribution = "truncated_normal"
+    scale: float = 1.0, mode: Mode = "fan_in", distribution: ScaledDistribution = "truncated_normal"
 ) -> VarianceScaling:
     """Elements of mean 0 and variance ``scale / dim``, as ``jax.nn.initializers.variance_scaling`` distributes them.
 
@@ -186,7 +186,7 @@ def variance_scaling(
       Initializer(kind='uniform', a=-0.5, b=0.5)
       >>> kvjax.drop_table("doc_scaling")
     """
-    modes, distributions = get_args(Mode), get_args(Distribution)
+    modes, distributions = get_args(Mode), get_args(ScaledDistribution)
     if mode not in modes or distribution not in distributions or not 0 < scale < float("inf"):
         raise fail(
             ValueError, None, "variance_scaling", f"scale > 0, mode in {modes} and distribution in {distributions}",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 
+from kvjax._values.distributions import Distribution
 from kvjax._values.dtypes import too_large
 
-Kind: TypeAlias = Literal["constant", "uniform", "normal", "truncated_normal"]
-KINDS = get_args(Kind)
 MOST_SEGMENTS = 8  # kMostSegments in ffi/core/initial.h
 
 # How many deviations from the mean an element may be: it is made of 32 random bits.
@@ -37,7 +35,7 @@ class Initializer:
       b: the upper bound or the standard deviation.
     """
 
-    kind: Kind
+    kind: Distribution
     a: float = 0.0
     b: float = 0.0
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from kvjax._spec.options import ENTRIES, ROUNDINGS, Request
+from kvjax._values.distributions import DISTRIBUTIONS
 from kvjax._values.dtypes import ROW_DTYPES, is_number
-from kvjax._values.generators import KINDS
 from kvjax._values.key_width import KEY_DTYPES
 from kvjax._values.names import is_name
 from kvjax._values.numbers import integer_in, is_integer, is_real
@@ -152,7 +152,7 @@ def _check_initializer(meta: dict[str, Any]) -> None:
 
 def _is_part(x: Any) -> bool:
     return (
-        isinstance(x, dict) and x.keys() == {"kind", "a", "b"} and x["kind"] in KINDS and is_real(x["a"])
+        isinstance(x, dict) and x.keys() == {"kind", "a", "b"} and x["kind"] in DISTRIBUTIONS and is_real(x["a"])
         and is_real(x["b"])
     )  # fmt: skip
 

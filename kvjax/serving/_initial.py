@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-DISTRIBUTIONS = ("constant", "uniform", "normal", "truncated_normal")
-"""Those of `kvjax._values.generators.KINDS`, whose module imports ml_dtypes: a server needs NumPy alone."""
+from kvjax._values.distributions import DISTRIBUTIONS
+
 KINDS = (*DISTRIBUTIONS, "pool", "segments")
 
 

@@ -16,9 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvjax
-from kvjax._values import generators
 from kvjax.serving import FrozenError, FrozenTable
-from kvjax.serving._initial import DISTRIBUTIONS
 from kvjax.serving._search import Starts, find, mixed, unmixed
 from tests.golden import reference
 from tests.support.checkpoints import save
@@ -70,10 +68,6 @@ def test_reads_as_the_table(make, tmp_path):
 def test_initial_rows(dtype, initializer, make, tmp_path):
     table = make(7, initializer=initializer, dtype=dtype, seed=2**64 - 3).upsert(AWKWARD, np.ones((8, 7)))
     check(FrozenTable.write(tmp_path / "t", table), table, np.concatenate([AWKWARD, UNSEEN]))
-
-
-def test_all_distributions_are_known():
-    assert generators.KINDS == DISTRIBUTIONS
 
 
 @slow
