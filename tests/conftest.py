@@ -1,4 +1,4 @@
-"""The backend that tests run on, strict JAX for every test, eight devices, and no table left behind."""
+"""The backend that tests run on, strict JAX for every test, eight devices, and no table and no cursor left behind."""
 
 import importlib.metadata
 import itertools
@@ -71,10 +71,11 @@ def pytest_configure(config):
     # Programs that tests start take kvjax from where they do.
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.update(BACKENDS.get(backend, {}))
-    global jax, kvjax, tables, Elsewhere, mesh_trouble
+    global jax, kvjax, tables, Elsewhere, mesh_trouble, PROCESS
     import jax
 
     import kvjax
+    from kvjax._process import PROCESS
     from kvjax._spec.unsupported import mesh_trouble
     from tests.support import tables
     from tests.support.elsewhere import Elsewhere
@@ -131,6 +132,7 @@ def _drop_tables():
     yield
     for name in kvjax.stats():  # also of those of which a step has stopped half-way
         kvjax.drop_table(name)
+    PROCESS.cursors.clear()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -22,12 +22,6 @@ from tests.support.marks import few
 RULE = kvjax.Prune(min_norm=2.0)
 
 
-@pytest.fixture(autouse=True)
-def no_cursors():
-    yield
-    PROCESS.cursors.clear()
-
-
 @pytest.fixture
 def folder(tmp_path):
     return tmp_path / "run"  # beside which no other test has saved the same, or bases would be found there

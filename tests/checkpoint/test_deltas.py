@@ -23,12 +23,6 @@ TX = optax.adagrad(0.1)
 KEYS = np.array([0, 1, -1, 7, 2**40, -(2**63), 2**63 - 1, *range(100, 120)])
 
 
-@pytest.fixture(autouse=True)
-def no_cursors():
-    yield
-    PROCESS.cursors.clear()
-
-
 def has_delta(path, table="t"):
     return "delta" in json.loads((path / table / "kvjax.json").read_text())
 

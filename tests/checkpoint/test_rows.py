@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 
 import kvjax
 from kvjax._formats import source
-from kvjax._process import PROCESS
 from kvjax.checkpoint import CheckpointError, _rows, changes, compact, rows, save
 from kvjax.checkpoint._files import Files
 from tests.checkpoint.test_deltas import KEYS, OPERATIONS, write
@@ -18,12 +17,6 @@ from tests.support import stores
 from tests.support.checkpoints import assert_equal, trained
 from tests.support.marks import examples, few, slow
 from tests.support.tables import AWKWARD
-
-
-@pytest.fixture(autouse=True)
-def no_cursors():
-    yield
-    PROCESS.cursors.clear()
 
 
 def as_dict(*pieces):

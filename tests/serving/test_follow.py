@@ -8,7 +8,6 @@ import optax
 import pytest
 
 import kvjax
-from kvjax._process import PROCESS
 from kvjax.checkpoint import CheckpointError, compact, save
 from kvjax.serving import Changes, FrozenTable, Releases
 from kvjax.serving._contents import of_chain
@@ -18,12 +17,6 @@ from tests.support.tables import AWKWARD
 
 pytestmark = [slow]
 ASKED = np.concatenate([AWKWARD, np.arange(300, 310)])
-
-
-@pytest.fixture(autouse=True)
-def no_cursors():
-    yield
-    PROCESS.cursors.clear()
 
 
 def same(frozen, table):

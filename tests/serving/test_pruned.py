@@ -12,19 +12,12 @@ from hypothesis import strategies as st
 
 import kvjax
 from kvjax import Prune
-from kvjax._process import PROCESS
 from kvjax.checkpoint import save
 from kvjax.serving import Changes, FrozenTable, Releases
 from kvjax.serving._contents import of_chain
 from tests.checkpoint.test_deltas import KEYS, OPERATIONS, step, write
 from tests.support.marks import examples, slow
 from tests.support.tables import AWKWARD
-
-
-@pytest.fixture(autouse=True)
-def no_cursors():
-    yield
-    PROCESS.cursors.clear()
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import optax
 import pytest
 
 import kvjax
-from kvjax._process import PROCESS
 from kvjax.checkpoint import save
 from kvjax.serving import Changes, FrozenError, FrozenTable, PausedError, Releases
 from tests.serving.test_releases import N, one_of, publish, rows
@@ -30,12 +29,6 @@ def releases(tmp_path):
         changes = Changes(np.arange(N), np.full((N, 4), number), step=number)
         found.update({"one": changes, "two": changes}, {"number": str(number).encode()}, keep=3)
     return found
-
-
-@pytest.fixture
-def no_cursors():
-    yield
-    PROCESS.cursors.clear()
 
 
 def numbers(releases):
@@ -274,7 +267,7 @@ def test_a_frozen_table_is_published_as_it_is(releases, tmp_path):
 
 
 @slow
-def test_following_waits(make, tmp_path, no_cursors):
+def test_following_waits(make, tmp_path):
     """And then reads the deltas from the release on that it has gone back to."""
     saved, releases, table = tmp_path / "saved", Releases(tmp_path / "model"), make(2)
 
@@ -303,7 +296,7 @@ def test_following_waits(make, tmp_path, no_cursors):
 
 
 @slow
-def test_a_rollback_while_a_checkpoint_is_read_wins(make, tmp_path, no_cursors):
+def test_a_rollback_while_a_checkpoint_is_read_wins(make, tmp_path):
     releases, table = Releases(tmp_path / "model"), make(1)
     for step in range(2):
         table = table.upsert([step], [[1.0]])
