@@ -111,7 +111,7 @@ def measure_step(size: Size) -> dict[str, Any]:
     rng, tx = np.random.default_rng(0), optax.adam(1e-3)
     ids = [rng.integers(0, size.rows, (TABLES, size.samples)) for _ in range(8)]
     labels = [jnp.asarray(rng.integers(0, 2, size.samples), jnp.float32) for _ in ids]
-    keys = [[kvjax.keys(kvjax.hash_keys(i)) for i in each] for each in ids]
+    keys = [[jax.device_put(kvjax.keys(kvjax.hash_keys(i))) for i in each] for each in ids]
     numbers = [[jnp.asarray(i, jnp.int32) for i in each] for each in ids]
     begin = ours(size, tx)
     ways = {"kvjax": in_chain(*begin, keys, labels)}

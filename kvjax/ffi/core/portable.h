@@ -13,6 +13,13 @@
 #endif
 #endif
 
+/// Of a loop that is to stay one on a device: its code has to be short.
+#ifdef __CUDA_ARCH__
+#define KVJAX_ROLLED _Pragma("unroll 1")
+#else
+#define KVJAX_ROLLED
+#endif
+
 namespace kvjax {
 
 /// The high 64 bits of a * b.

@@ -15,20 +15,35 @@
 
 namespace kvjax::device {
 
+// A kernel reads its functor where the arguments of the launch are: without __grid_constant__ each lane copies all of it
+// to memory of its own wherever the address of a part is taken.
+
 template <class F>
-__global__ void EachKernel(size_t n, F f) {
+__global__ void EachKernel(size_t n, const __grid_constant__ F f) {
   const size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i < n) f(i);
 }
 
 template <class F>
-__global__ void TilesKernel(size_t lanes, F f) {
+__global__ void TilesKernel(size_t lanes, const __grid_constant__ F f) {
   const size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
   if (i < lanes) f(Stream::Tile(), i);
 }
 
+/// memory: of all lanes together, or nullptr for that of the processors.
+constexpr int kTilesBlock = 128;  // lanes
 template <class F>
-__global__ void OnceKernel(size_t, F f) {
+__global__ void __launch_bounds__(kTilesBlock)
+    TilesWithMemoryKernel(size_t lanes, std::byte* memory, const __grid_constant__ F f) {
+  extern __shared__ uint64_t shared[];
+  const uint32_t all = gridDim.x * blockDim.x, me = blockIdx.x * blockDim.x + threadIdx.x;
+  LaneMemory mine{memory, all, me};
+  if (memory == nullptr) mine = {reinterpret_cast<std::byte*>(shared), blockDim.x, threadIdx.x};
+  for (size_t i = me; i < lanes; i += all) f(Stream::Tile(), i, mine);
+}
+
+template <class F>
+__global__ void OnceKernel(size_t, const __grid_constant__ F f) {
   f();
 }
 
@@ -110,6 +125,22 @@ void Stream::Each(size_t n, F f) {
 template <class F>
 void Stream::Tiles(size_t n, F f) {
   Launch(TilesKernel<F>, (n + kTile - 1) / kTile * kTile, f);
+}
+template <class F>
+void Stream::Tiles(size_t n, TileMemoryView memory, F f) {
+  if (n == 0) return;
+  const size_t lanes = (n + kTile - 1) / kTile * kTile;
+  const auto [sharing, pieces] = memory.sharing;
+  const size_t block = pieces == 0 ? sharing : kTilesBlock, bytes = pieces == 0 ? sharing * memory.bytes : 0;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(Items(pieces == 0 ? (lanes + block - 1) / block : sharing / block));
+  config.blockDim = dim3(static_cast<uint32_t>(block));
+  config.dynamicSmemBytes = bytes;
+  config.stream = stream_;
+  const auto kernel = TilesWithMemoryKernel<F>;
+  Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+        "the memory of a kernel");
+  Check(cudaLaunchKernelEx(&config, kernel, lanes, memory.scratch, f), "the start of a kernel");
 }
 template <class F>
 void Stream::Once(F f) {

@@ -25,7 +25,7 @@ namespace kvjax::device {
 
 class Stream {
  public:
-  static constexpr int kTile = 8;
+  static constexpr int kTile = 8, kWarp = 32;
   static constexpr bool kSynchronous = false;
 
   explicit Stream(cudaStream_t stream) : Stream(DeviceOf(stream), stream) {}
@@ -124,6 +124,20 @@ class Stream {
   /// f(tile, i) for every i < n, eight i to a tile. The last tile's i reach n and beyond: f must check.
   template <class F>
   void Tiles(size_t n, F f);
+  /// Blocks have shared memory, which is enough for some kilobytes a lane: a block has as many lanes as let
+  /// several of them run on a processor. Else there is scratch, for as many lanes as a kernel then has.
+  [[nodiscard]] Sharing SharingOf(size_t bytes, size_t n) const {
+    constexpr size_t kMost = 128, kBlocks = 3;                         // lanes, blocks of a processor
+    constexpr size_t kScratch = size_t{64} << 20, kFewest = 8192;  // bytes, lanes
+    const size_t shared = SharedMemory();
+    size_t lanes = kMost;
+    while (lanes > kWarp && kBlocks * lanes * bytes > shared) lanes /= 2;
+    if (lanes * bytes <= shared) return {lanes, 0};
+    return {std::min((n + kMost - 1) / kMost * kMost, std::max(kScratch / bytes / kMost * kMost, kFewest)), 1};
+  }
+  /// f(tile, i, memory): the same with memory for each lane.
+  template <class F>
+  void Tiles(size_t n, TileMemoryView memory, F f);
   /// f() once.
   template <class F>
   void Once(F f);
@@ -202,6 +216,12 @@ class Stream {
     unsigned long long id = 0;
     Check(cudaStreamGetId(stream_, &id), "the id of a stream");
     id_ = id + 1;  // 0 is none
+  }
+  /// Bytes that a block may have.
+  [[nodiscard]] size_t SharedMemory() const {
+    int bytes = 0;
+    Check(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, on_.device()), "a device");
+    return static_cast<size_t>(bytes);
   }
   template <class F>
   void Launch(void (*kernel)(size_t, F), size_t lanes, const F& f);

@@ -10,12 +10,12 @@
 
 namespace kvjax::device {
 
-/// Gradients that no merging has been asked for, as a step takes them.
-inline GradientsView AsMerged(const StepSpan& step, bool count_batches) {
+/// Gradients that no merging has been asked for, as a step takes them. merged: by this call.
+inline GradientsView AsMerged(const StepSpan& step, bool count_batches, bool merged = false) {
   const GradientSpan& g = step.gradients;
   return {step.keys.data, g.counts,       g.rows,  step.keys.n,
           g.canaries,     g.num_canaries, kCanary, reinterpret_cast<const uint32_t*>(step.step),
-          count_batches};
+          count_batches,  merged};
 }
 
 /// What the rows of a step that begins are known by.
@@ -37,8 +37,9 @@ void DeviceTable<Q>::Apply(Q& q, const ApplyOperands& o) {
   const Scratch<Q, float> rows(q, n * dim), shared_gradient(q, dim);
   const Scratch<Q, int32_t> counts(q, n);
   const Begun<Q> begun(q, n, o.program.wants_facts());
-  const RegisterScratch<Q> registers(q, o.program, n);
-  const DeviceProgram<Q> program(q, o.program, o.layout, o.shared, spec_.initializer.seed);
+  const TileMemory<Q> registers = RegistersFor(q, o.program, n);
+  const DeviceProgram<Q> program(q, o.program, o.layout, o.shared, spec_.initializer.seed,
+                                 registers.lanes());
   const GradientSpan& g = o.gradients;
   MergeGradients(q, o.keys.data, g.rows, g.counts, n, dim, keys.data(), rows.data(), counts.data());
   const StepSpan step{.version = o.version,
@@ -47,15 +48,28 @@ void DeviceTable<Q>::Apply(Q& q, const ApplyOperands& o) {
                       .step = o.step,
                       .layout = o.layout,
                       .initial = o.initial};
-  Begin(q, step, AsMerged(step, spec_.count_batches), shared_gradient.data(), begun, o.planned, o.next);
+  Begin(q, step, AsMerged(step, spec_.count_batches, /*merged=*/true), shared_gradient.data(), begun,
+        o.planned, o.next);
   Run(q, program, registers, step, shared_gradient.data(), begun, o.next);
 }
 
-/// Only the keys are merged: what a step is refused for does not depend on its rows.
+/// Only the keys are merged: what a step is refused for does not depend on its rows; and not even these, where
+/// every key would get a row.
 template <class Q>
 void DeviceTable<Q>::PlanApply(Q& q, const PlanApplyOperands& o) {
   const Entered entered(*this, q, Op::kApply);
   const size_t n = o.step.keys.n;
+  const bool takes_all = spec_.initializer.kind != Generator::Kind::kGiven && spec_.evict_every == 0;
+  if (takes_all && !MayBeFull(n)) {
+    (void)BringsSlots(q, o.step);
+    GradientsView canaries = AsMerged(o.step, spec_.count_batches);
+    canaries.n = 0;
+    const CallView call = View(Op::kApply, o.step.version, o.step.keys.narrow);
+    BeginWrite(q, call, canaries.step);
+    CheckGradients(q, call, canaries, nullptr);
+    MakeSpace(q, Op::kApply, n);
+    return SayWhetherOpen(q, call, o.status);
+  }
   const Scratch<Q, uint64_t> keys(q, n);
   const Scratch<Q, int32_t> counts(q, n);
   StepSpan step = o.step;
@@ -63,14 +77,14 @@ void DeviceTable<Q>::PlanApply(Q& q, const PlanApplyOperands& o) {
                  counts.data());
   step.keys.data = keys.data(), step.gradients.counts = counts.data(), step.gradients.rows = nullptr;
   (void)BringsSlots(q, step);
-  const Deciding decided(*this, q, step, AsMerged(step, spec_.count_batches), nullptr);
+  const Deciding decided(*this, q, step, AsMerged(step, spec_.count_batches, /*merged=*/true), nullptr);
   decided.entering.Plan(step.initial, decided.allowed());
   SayWhetherOpen(q, decided.entering.call, o.status);
 }
 
 /// Runs the program on the rows of a step that has begun, which ends it.
 template <class Q>
-void DeviceTable<Q>::Run(Q& q, const DeviceProgram<Q>& program, const RegisterScratch<Q>& registers,
+void DeviceTable<Q>::Run(Q& q, const DeviceProgram<Q>& program, const TileMemory<Q>& registers,
                          const StepSpan& step, const float* shared_gradient, const Begun<Q>& begun,
                          const uint32_t* next) {
   const size_t n = step.keys.n;
@@ -84,7 +98,7 @@ void DeviceTable<Q>::Run(Q& q, const DeviceProgram<Q>& program, const RegisterSc
               .facts = begun.facts.data(),
               .step = begun.used_step.data(),
               .slots = !contents_.layout().empty()},
-             registers, n);
+             registers, static_cast<size_t>(spec_.dim), n);
   KeepHotRows(q, call, n);
 }
 

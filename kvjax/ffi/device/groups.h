@@ -59,6 +59,12 @@ void GroupKeys(Q& q, const uint64_t* keys, Valid valid, size_t n, uint32_t* firs
   });
 }
 
+/// The same of keys that all differ.
+template <class Q>
+void NumberPositions(Q& q, uint32_t* first, size_t n) {
+  q.Each(n, [=] KVJAX_HD(size_t i) { first[i] = static_cast<uint32_t>(i); });
+}
+
 /// The distinct ones of n keys that are valid, numbered by first occurrence: number[first[i]] is that of
 /// keys[i], and number[n] is how many there are.
 template <class Q>

@@ -92,6 +92,46 @@ class Scratch {
   Array<Q, T> array_;
 };
 
+/// What the lanes that share a piece of memory have of it: as much each, and what all of them have of one kind
+/// side by side.
+struct LaneMemory {
+  std::byte* begin;
+  uint32_t lanes;  // that share it, whole tiles
+  uint32_t lane;   // this one's number among them
+};
+
+/// How a queue shares memory out to the lanes of a kernel: so many lanes to a piece, and how many pieces of
+/// scratch that takes, 0 where the processors have enough of their own.
+struct Sharing {
+  size_t lanes, pieces;
+};
+/// Such memory, as a queue needs to know of it.
+struct TileMemoryView {
+  size_t bytes;  // of each lane
+  Sharing sharing;
+  std::byte* scratch;
+};
+
+/// Memory for each lane of a kernel of tiles, for the calls that follow on a queue: that of the processors
+/// themselves, where the queue has such and it is enough, or else scratch.
+template <class Q>
+class TileMemory {
+ public:
+  /// So many bytes for each of n lanes. Throws std::bad_alloc.
+  TileMemory(Q& q, size_t bytes, size_t n)
+      : bytes_((bytes + 7) / 8 * 8),
+        sharing_(q.SharingOf(bytes_, n)),
+        scratch_(q, sharing_.pieces * sharing_.lanes * bytes_) {}
+  [[nodiscard]] TileMemoryView view() const { return {bytes_, sharing_, scratch_.data()}; }
+  /// Of LaneMemory.
+  [[nodiscard]] size_t lanes() const { return sharing_.lanes; }
+
+ private:
+  size_t bytes_;
+  Sharing sharing_;
+  Scratch<Q, std::byte> scratch_;
+};
+
 /// Words from the host that travel in the arguments of a kernel.
 template <class T>
 struct Handful {

@@ -119,7 +119,7 @@ void DeviceTable<Q>::CommitStep(Q& q, const CommitStepOperands& o) {
                       .step = reinterpret_cast<const int64_t*>(step_.step.data()),
                       .layout = step_.layout,
                       .initial = {given.data(), generates ? 0 : n}};
-  const GradientsView gradients = AsMerged(step, spec_.count_batches);
+  const GradientsView gradients = AsMerged(step, spec_.count_batches, /*merged=*/true);
   if (!step_.program && !std::exchange(step_.open, true)) return Open(q, step, gradients, o);
   step_.ready = step_.open = false;
   NewSlots slots(*this, q);
@@ -131,9 +131,9 @@ void DeviceTable<Q>::CommitStep(Q& q, const CommitStepOperands& o) {
   q.Fill(o.active, 0, sizeof(int32_t));  // nothing is left to do
   if (step_.program) {
     const Begun<Q> begun(q, n, step_.program->wants_facts());
-    const RegisterScratch<Q> registers(q, *step_.program, n);
+    const TileMemory<Q> registers = RegistersFor(q, *step_.program, n);
     const DeviceProgram<Q> program(q, *step_.program, step_.layout, step_.shared.data(),
-                                   spec_.initializer.seed);
+                                   spec_.initializer.seed, registers.lanes());
     Begin(q, step, gradients, nullptr, begun, /*planned=*/false, o.next);
     Run(q, program, registers, step, nullptr, begun, o.next);
     q.Copy(o.used_step, begun.used_step.data(), sizeof(int64_t));

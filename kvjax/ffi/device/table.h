@@ -276,7 +276,7 @@ class DeviceTable {
   [[nodiscard]] bool BringsSlots(Q& q, const StepSpan& step) const;
   void Begin(Q& q, const StepSpan& step, const GradientsView& gradients, float* sum, const Begun<Q>& begun,
              bool planned, uint32_t* next);
-  void Run(Q& q, const DeviceProgram<Q>& program, const RegisterScratch<Q>& registers, const StepSpan& step,
+  void Run(Q& q, const DeviceProgram<Q>& program, const TileMemory<Q>& registers, const StepSpan& step,
            const float* shared_gradient, const Begun<Q>& begun, const uint32_t* next);
   [[nodiscard]] std::vector<Parts> PartsOf(const SlotLayout& layout, const std::byte* values,
                                            const std::vector<const std::byte*>& slots) const;

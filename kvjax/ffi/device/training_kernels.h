@@ -21,6 +21,7 @@ struct GradientsView {
   uint32_t canary;       // what each of them has to be
   const uint32_t* step;  // two words
   bool count_batches;
+  bool merged = false;  // by the call itself: no key comes twice
 };
 
 /// Refuses what merging cannot have made. first: (n,) as GroupKeys gives it for the keys that count.

@@ -39,7 +39,11 @@ struct DeviceTable<Q>::Entering {
         rows(q, keys.n) {
     call.planned = planned;
     BeginWrite(q, call, gradients != nullptr ? gradients->step : nullptr);
-    GroupKeys(q, keys.data, valid, keys.n, first.data());
+    if (gradients != nullptr && gradients->merged && gradients->n == keys.n) {
+      NumberPositions(q, first.data(), keys.n);
+    } else {
+      GroupKeys(q, keys.data, valid, keys.n, first.data());
+    }
     if (gradients != nullptr) CheckGradients(q, call, *gradients, first.data());
     table.MakeSpace(q, op, Most());
   }

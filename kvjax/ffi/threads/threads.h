@@ -58,6 +58,14 @@ class Threads {
   void Tiles(size_t n, F f) {
     Share(n, [&](size_t i) { f(Tile{}, i); });
   }
+  /// A piece for each thread, which runs one lane at a time.
+  [[nodiscard]] Sharing SharingOf(size_t, size_t) const { return {1, threads_}; }
+  template <class F>
+  void Tiles(size_t n, TileMemoryView memory, F f) {
+    ShareByThread(n, [&](size_t i, size_t thread) {
+      f(Tile{}, i, LaneMemory{memory.scratch + thread * memory.bytes, 1, 0});
+    });
+  }
   template <class F>
   void Once(F f) {
     f();
@@ -133,19 +141,24 @@ class Threads {
  private:
   template <class Lane>
   void Share(size_t n, Lane lane) {
+    ShareByThread(n, [&](size_t i, size_t) { lane(i); });
+  }
+  /// lane(i, the number of the thread that it runs on).
+  template <class Lane>
+  void ShareByThread(size_t n, Lane lane) {
     if (n <= grain_ || threads_ < 2) {
-      for (size_t i = 0; i < n; ++i) lane(i);
+      for (size_t i = 0; i < n; ++i) lane(i, 0);
       return;
     }
     std::atomic<size_t> next = 0;
-    const auto work = [&] {
+    const auto work = [&](size_t thread) {
       for (size_t begin; (begin = next.fetch_add(grain_)) < n;) {
-        for (size_t i = begin; i < std::min(n, begin + grain_); ++i) lane(i);
+        for (size_t i = begin; i < std::min(n, begin + grain_); ++i) lane(i, thread);
       }
     };
     std::vector<std::thread> others;
-    for (unsigned t = 1; t < threads_; ++t) others.emplace_back(work);
-    work();
+    for (unsigned t = 1; t < threads_; ++t) others.emplace_back(work, t);
+    work(0);
     for (std::thread& other : others) other.join();
   }
 

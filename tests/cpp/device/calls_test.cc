@@ -36,6 +36,11 @@ struct Counting : Later {
     Later::Tiles(n, f);
   }
   template <class F>
+  void Tiles(size_t n, kvjax::device::TileMemoryView memory, F f) {
+    counts.kernels += n > 0;
+    Later::Tiles(n, memory, f);
+  }
+  template <class F>
   void Once(F f) {
     ++counts.kernels;
     Later::Once(f);

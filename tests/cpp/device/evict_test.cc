@@ -56,7 +56,6 @@ void Evict(Pair& pair, const std::string& policy, int64_t step = -1) {
 TEST(PoliciesByHand) {
   Pair pair(Spec(), Threads(3, 32), 31, 150);
   pair.Sink();
-  pair.Score();
   for (int i = 0; i < 10; ++i) pair.Write(14, 60);
   pair.Write(1, 20);
   const Snapshot rows = pair.cpu.Copy();
@@ -83,7 +82,6 @@ TEST(PoliciesOfTables) {
     }
     Pair pair(spec, Threads(3, 16), static_cast<uint64_t>(round), 120);
     if (round % 2 == 0) pair.Sink();
-    pair.Score();
     pair.Run(10, 40);
   }
 }

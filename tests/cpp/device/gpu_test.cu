@@ -165,7 +165,6 @@ TEST(TablesThatAreFull) {
       if (*policy != 0) spec.policy = kvjax::Policy::Parse(policy);
       OnGpu pair(spec, own.stream, 11, 80);
       pair.Sink();
-      pair.Score();
       pair.Run(30, 30);
     }
   }
@@ -258,9 +257,13 @@ TEST(ACaptureIsNotDisturbed) {
     ended = cudaStreamEndCapture(captured, &graph);
   });
   while (stage != 1) std::this_thread::yield();
-  pair.Run(5, 60);
-  {
+  try {
+    pair.Run(5, 60);
     OnGpu(Spec(), own.stream, 19, 100).Run(3, 60);
+  } catch (...) {
+    stage = 2;
+    capturing.join();
+    throw;
   }
   stage = 2;
   capturing.join();

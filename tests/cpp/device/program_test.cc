@@ -107,15 +107,13 @@ template <class Q>
 void RunOnDevice(const Program& p, const SlotLayout& layout, const uint64_t* shared,
                  const kvjax::device::RowPlaces& row) {
   Q q = Q::Alone();
-  const kvjax::device::DeviceProgram<Q> program(q, p, layout, shared, 1);
-  std::vector<float> vectors(static_cast<size_t>(p.vectors * p.dim));
-  std::vector<uint64_t> scalars(8 * static_cast<size_t>(p.scalars));
+  const auto registers = kvjax::device::RegistersFor(q, p, 1);
+  const kvjax::device::DeviceProgram<Q> program(q, p, layout, shared, 1, registers.lanes());
   const auto view = program.view();
   const kvjax::program::NoSubnormals scope;  // which the CPU's machine has none of either
-  q.Tiles(Q::Tile::size(), [&](typename Q::Tile tile, size_t i) {
-    const kvjax::device::Lane<typename Q::Tile> lane(
-        view, tile, vectors.data(), scalars.data() + i * static_cast<size_t>(p.scalars), row);
-    lane.Run(view.update, view.updates);
+  q.Tiles(Q::Tile::size(), registers.view(), [&](typename Q::Tile tile, size_t, auto memory) {
+    const kvjax::device::Lane<typename Q::Tile> lane(view, tile, memory, row);
+    lane.Run(/*fresh=*/false);
   });
 }
 

@@ -9,7 +9,6 @@ TEST(RandomCallsOnFewKeys) {
   for (uint64_t seed = 1; seed <= 2; ++seed) {
     Pair pair(Spec(), Threads(4, 1), seed, 30);
     pair.Sink();
-    pair.Score();
     pair.Run(50, 40);
     CHECK_EQ(pair.refusals, 0);
   }
@@ -17,7 +16,6 @@ TEST(RandomCallsOnFewKeys) {
 
 TEST(RandomCallsOnManyKeys) {
   Pair pair(Spec(5), Threads(4, 16), 5, 4000);
-  pair.Score();
   pair.Run(30, 700);
   CHECK_EQ(pair.refusals, 0);
 }
@@ -31,7 +29,6 @@ TEST(RowTypesAndInitialRows) {
       spec.type = type;
       spec.initializer = initializer;
       Pair pair(spec, Threads(4, 8), 1, 60);
-      pair.Score();
       pair.Run(12, 40);
       CHECK_EQ(pair.refusals, 0);
     }
@@ -47,7 +44,6 @@ TEST(TablesThatAreFull) {
       if (*policy != 0) spec.policy = kvjax::Policy::Parse(policy);
       Pair pair(spec, Threads(4, 4), 11, 80);
       pair.Sink();
-      pair.Score();
       pair.Run(30, 30);
       CHECK_EQ(pair.refusals > 0, on_full == OnFull::kError);
     }
@@ -61,7 +57,6 @@ TEST(PoliciesThatRunBySteps) {
   spec.count_batches = true;
   Pair pair(spec, Threads(4, 2), 12, 100);
   pair.Sink();
-  pair.Score();
   pair.Run(60, 30);
   CHECK(!pair.sunk[0].empty());
 }
@@ -83,7 +78,6 @@ TEST(Admissions) {
         if (given) spec.initializer.kind = Initializer::Kind::kGiven;
         if (given) spec.max_capacity = 70, spec.on_full = OnFull::kEvict;
         Pair pair(spec, Threads(4, 8), 13, 120);
-        pair.Score();
         for (int step = 0; step < 5; ++step) pair.Write(14, 30), pair.Read(30);
         pair.Run(kind == Kind::kSketch ? 4 : 8, 30);
         CHECK_EQ(pair.refusals, 0);

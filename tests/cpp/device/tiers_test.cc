@@ -67,7 +67,6 @@ TEST(RandomCallsInTwoMemories) {
   for (const size_t bytes : {size_t{0}, 2 * kSlab, 7 * kSlab - 1, size_t{1} << 30}) {
     Pair pair(Spec(), Threads(4, 2), bytes, 180, {bytes, kSlab});
     pair.Sink();
-    pair.Score();
     for (int i = 0; i < 6; ++i) pair.Write(14, 150);
     size_t most_pinned = 0;
     for (int i = 0; i < 12; ++i) {

@@ -72,7 +72,6 @@ void Check(const device::Device<Q>& t, const Snapshot& before, const Delta& delt
 template <class Q, class On = Q>
 int CheckRandomWrites(const kvjax::TableSpec& spec, On on, uint64_t seed, kvjax::device::Budget budget = {}) {
   pairs::PairOn<Q> pair(spec, on, seed, 150, budget);
-  pair.Score();
   std::map<kvjax::CursorToken, Snapshot> cursors;
   int known = 0;
   for (int round = 0; round < 12; ++round) {

@@ -96,6 +96,20 @@ class Lanes : public kvjax::device::Threads {
 
   template <class F>
   void Tiles(size_t n, F f) {
+    TilesOf(n, [&](Tile tile, size_t i) { f(tile, i); });
+  }
+  /// The lanes of the one tile that runs share it.
+  static kvjax::device::Sharing SharingOf(size_t, size_t) { return {kTile, 1}; }
+  template <class F>
+  void Tiles(size_t n, kvjax::device::TileMemoryView memory, F f) {
+    TilesOf(n, [&](Tile tile, size_t i) {
+      f(tile, i, kvjax::device::LaneMemory{memory.scratch, kTile, static_cast<uint32_t>(tile.rank())});
+    });
+  }
+
+ private:
+  template <class F>
+  void TilesOf(size_t n, F f) {
     const auto meeting = std::make_unique<Meeting>();
     struct Kernel {
       Meeting* meeting;

@@ -58,6 +58,11 @@ class Later : public Threads {
   void Tiles(size_t n, F f) {
     Ask([=] { Threads(1).Tiles(n, f); });
   }
+  static kvjax::device::Sharing SharingOf(size_t, size_t) { return {1, 1}; }
+  template <class F>
+  void Tiles(size_t n, kvjax::device::TileMemoryView memory, F f) {
+    Ask([=] { Threads(1).Tiles(n, memory, f); });
+  }
   template <class F>
   void Once(F f) {
     Ask(f);

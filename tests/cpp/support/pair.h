@@ -48,6 +48,7 @@ struct PairOn {
     for (size_t i = 0; i < universe; ++i) {
       keys.push_back(i < data::kAwkward.size() ? data::kAwkward[i] : stream.Next());
     }
+    Score();
   }
 
   /// Does the same with both, which must do the same.
@@ -76,6 +77,7 @@ struct PairOn {
     cpu.SetSink([this](Snapshot rows, std::string_view why) { sunk[0].emplace_back(why, std::move(rows)); });
     gpu.SetSink([this](Snapshot rows, std::string_view why) { sunk[1].emplace_back(why, std::move(rows)); });
   }
+  /// What evicts by a score needs a function for it.
   void Score() {
     const auto score = [](std::string_view, const Snapshot& rows, std::vector<double>& out) {
       for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<double>(rows.keys[i] % 1000);
