@@ -81,8 +81,15 @@ struct Slot {
 class SlotLayout {
  public:
   void Add(std::string name, std::string type, size_t bytes) {
-    slots_.push_back({std::move(name), std::move(type), bytes, stride_});
-    stride_ += (bytes + 3) / 4 * 4;
+    slots_.push_back({std::move(name), std::move(type), bytes, 0});
+    stride_ = 0;
+    for (const bool wide : {true, false}) {  // first, so that they lie at multiples of sixteen bytes
+      for (Slot& slot : slots_) {
+        if ((slot.bytes % 16 == 0) != wide) continue;
+        slot.offset = stride_;
+        stride_ += (slot.bytes + 3) / 4 * 4;
+      }
+    }
   }
   [[nodiscard]] const std::vector<Slot>& slots() const { return slots_; }
   [[nodiscard]] size_t stride() const { return stride_; }

@@ -15,8 +15,8 @@
 
 namespace kvjax::device {
 
-// A kernel reads its functor where the arguments of the launch are: without __grid_constant__ each lane copies all of it
-// to memory of its own wherever the address of a part is taken.
+// A kernel reads its functor where the arguments of the launch are: without __grid_constant__ each lane
+// copies all of it to memory of its own wherever the address of a part is taken.
 
 template <class F>
 __global__ void EachKernel(size_t n, const __grid_constant__ F f) {

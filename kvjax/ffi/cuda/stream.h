@@ -26,7 +26,7 @@ namespace kvjax::device {
 class Stream {
  public:
   static constexpr int kTile = 8, kWarp = 32;
-  static constexpr bool kSynchronous = false;
+  static constexpr bool kEveryDevice = false;  // its kernels reach; but their own
 
   explicit Stream(cudaStream_t stream) : Stream(DeviceOf(stream), stream) {}
   /// A queue for calls that do not come from a program. Without a device, below 0, it is the first.
@@ -127,13 +127,14 @@ class Stream {
   /// Blocks have shared memory, which is enough for some kilobytes a lane: a block has as many lanes as let
   /// several of them run on a processor. Else there is scratch, for as many lanes as a kernel then has.
   [[nodiscard]] Sharing SharingOf(size_t bytes, size_t n) const {
-    constexpr size_t kMost = 128, kBlocks = 3;                         // lanes, blocks of a processor
+    constexpr size_t kMost = 128, kBlocks = 3;                     // lanes, blocks of a processor
     constexpr size_t kScratch = size_t{64} << 20, kFewest = 8192;  // bytes, lanes
     const size_t shared = SharedMemory();
     size_t lanes = kMost;
     while (lanes > kWarp && kBlocks * lanes * bytes > shared) lanes /= 2;
     if (lanes * bytes <= shared) return {lanes, 0};
-    return {std::min((n + kMost - 1) / kMost * kMost, std::max(kScratch / bytes / kMost * kMost, kFewest)), 1};
+    return {std::min((n + kMost - 1) / kMost * kMost, std::max(kScratch / bytes / kMost * kMost, kFewest)),
+            1};
   }
   /// f(tile, i, memory): the same with memory for each lane.
   template <class F>

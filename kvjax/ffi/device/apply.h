@@ -37,9 +37,7 @@ void DeviceTable<Q>::Apply(Q& q, const ApplyOperands& o) {
   const Scratch<Q, float> rows(q, n * dim), shared_gradient(q, dim);
   const Scratch<Q, int32_t> counts(q, n);
   const Begun<Q> begun(q, n, o.program.wants_facts());
-  const TileMemory<Q> registers = RegistersFor(q, o.program, n);
-  const DeviceProgram<Q> program(q, o.program, o.layout, o.shared, spec_.initializer.seed,
-                                 registers.lanes());
+  const DeviceProgram<Q> program(q, StepsOf(o.program, o.layout), o.shared, spec_.initializer.seed, n);
   const GradientSpan& g = o.gradients;
   MergeGradients(q, o.keys.data, g.rows, g.counts, n, dim, keys.data(), rows.data(), counts.data());
   const StepSpan step{.version = o.version,
@@ -50,11 +48,11 @@ void DeviceTable<Q>::Apply(Q& q, const ApplyOperands& o) {
                       .initial = o.initial};
   Begin(q, step, AsMerged(step, spec_.count_batches, /*merged=*/true), shared_gradient.data(), begun,
         o.planned, o.next);
-  Run(q, program, registers, step, shared_gradient.data(), begun, o.next);
+  Run(q, program, step, shared_gradient.data(), begun, o.next);
 }
 
-/// Only the keys are merged: what a step is refused for does not depend on its rows; and not even these, where
-/// every key would get a row.
+/// Only the keys are merged: what a step is refused for does not depend on its rows; and not even these,
+/// where every key would get a row.
 template <class Q>
 void DeviceTable<Q>::PlanApply(Q& q, const PlanApplyOperands& o) {
   const Entered entered(*this, q, Op::kApply);
@@ -82,14 +80,19 @@ void DeviceTable<Q>::PlanApply(Q& q, const PlanApplyOperands& o) {
   SayWhetherOpen(q, decided.entering.call, o.status);
 }
 
+/// The program for rows as they lie here, once its slots are there.
+template <class Q>
+Steps DeviceTable<Q>::StepsOf(const Program& program, const SlotLayout& layout) const {
+  return {program, layout, contents_.value_stride(), contents_.StrideOf(layout), Q::Tile::size()};
+}
+
 /// Runs the program on the rows of a step that has begun, which ends it.
 template <class Q>
-void DeviceTable<Q>::Run(Q& q, const DeviceProgram<Q>& program, const TileMemory<Q>& registers,
-                         const StepSpan& step, const float* shared_gradient, const Begun<Q>& begun,
-                         const uint32_t* next) {
+void DeviceTable<Q>::Run(Q& q, const DeviceProgram<Q>& program, const StepSpan& step,
+                         const float* shared_gradient, const Begun<Q>& begun, const uint32_t* next) {
   const size_t n = step.keys.n;
   const CallView call = View(Op::kApply, next);
-  RunProgram(q, program.view(),
+  RunProgram(q, program,
              {.rows = {call, contents_.view(), begun.targets.data(), n, begun.active.data()},
               .keys = step.keys.data,
               .gradients = step.gradients.rows,
@@ -98,7 +101,7 @@ void DeviceTable<Q>::Run(Q& q, const DeviceProgram<Q>& program, const TileMemory
               .facts = begun.facts.data(),
               .step = begun.used_step.data(),
               .slots = !contents_.layout().empty()},
-             registers, static_cast<size_t>(spec_.dim), n);
+             static_cast<size_t>(spec_.dim), n);
   KeepHotRows(q, call, n);
 }
 

@@ -41,7 +41,7 @@ class Contents {
   Contents(Q& q, size_t row_bytes, size_t keys, Budget budget = {})
       : budget_(budget),
         index_(q, keys),
-        values_((row_bytes + 3) / 4 * 4, budget.slab_bytes),
+        values_(RecordStride(row_bytes), budget.slab_bytes),
         headers_(sizeof(RowHeader)),
         slots_(0) {
     values_.Place(q, RowsOnDevice(slots_));
@@ -53,6 +53,11 @@ class Contents {
   [[nodiscard]] const Index<Q>& index() const { return index_; }
   [[nodiscard]] const SlotLayout& layout() const { return layout_; }
   [[nodiscard]] size_t rows() const { return rows_; }
+  /// Bytes from a value, or the slots of a row, to the next.
+  [[nodiscard]] size_t value_stride() const { return values_.stride(); }
+  [[nodiscard]] static size_t StrideOf(const SlotLayout& layout) {
+    return RecordStride(std::max<size_t>(layout.stride(), 4));
+  }
   /// Values and slots of rows below this are in device memory, all others in pinned host memory.
   [[nodiscard]] size_t device_rows() const { return values_.device_rows(); }
   [[nodiscard]] size_t pinned_bytes() const { return values_.pinned_bytes() + slots_.pinned_bytes(); }
@@ -94,7 +99,7 @@ class Contents {
   }
   /// Slots for that, while there are none. Throws std::bad_alloc and leaves everything as it was.
   [[nodiscard]] Plane<Q> MakeSlots(Q& q, const SlotLayout& layout) {
-    Plane<Q> slots(std::max<size_t>(layout.stride(), 4), budget_.slab_bytes);
+    Plane<Q> slots(StrideOf(layout), budget_.slab_bytes);
     const size_t on_device = RowsOnDevice(slots);
     values_.Place(q, on_device);  // first, so that there is never more on the device than may be
     try {

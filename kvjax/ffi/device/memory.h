@@ -92,8 +92,8 @@ class Scratch {
   Array<Q, T> array_;
 };
 
-/// What the lanes that share a piece of memory have of it: as much each, and what all of them have of one kind
-/// side by side.
+/// What the lanes that share a piece of memory have of it: as much each, and what all of them have of one
+/// kind side by side.
 struct LaneMemory {
   std::byte* begin;
   uint32_t lanes;  // that share it, whole tiles
@@ -123,8 +123,6 @@ class TileMemory {
         sharing_(q.SharingOf(bytes_, n)),
         scratch_(q, sharing_.pieces * sharing_.lanes * bytes_) {}
   [[nodiscard]] TileMemoryView view() const { return {bytes_, sharing_, scratch_.data()}; }
-  /// Of LaneMemory.
-  [[nodiscard]] size_t lanes() const { return sharing_.lanes; }
 
  private:
   size_t bytes_;

@@ -14,6 +14,12 @@
 
 namespace kvjax::device {
 
+/// Bytes from a record to the next: records that are not small lie at multiples of what a lane moves at once.
+constexpr size_t RecordStride(size_t bytes) {
+  const size_t unit = bytes < 64 ? 4 : 16;
+  return (bytes + unit - 1) / unit * unit;
+}
+
 /// What a plane looks like to a kernel.
 struct PlaneView {
   std::byte* const* slabs;
@@ -96,6 +102,7 @@ class Plane {
         slab_bytes_((std::max(slab_bytes, stride) + 255) / 256 * 256),
         per_slab_(std::max<size_t>(slab_bytes / std::max<size_t>(stride, 1), 1)) {}
 
+  [[nodiscard]] size_t stride() const { return stride_; }
   [[nodiscard]] size_t bytes() const { return slabs_.size() * slab_bytes_; }
   [[nodiscard]] size_t pinned_bytes() const {
     const auto pinned = [](const Slab& slab) { return slab.block->memory() == Memory::kPinned; };

@@ -3,36 +3,35 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <vector>
 
-#include "kvjax/ffi/core/program.h"
 #include "kvjax/ffi/device/lane.h"
 #include "kvjax/ffi/device/memory.h"
 #include "kvjax/ffi/device/training_kernels.h"
 
 namespace kvjax::device {
 
-/// The program in memory of the queue, for the calls that follow. shared: in device memory; lanes: that share
-/// the memory of its registers.
+/// The program in memory of the queue, for the calls that follow, and memory for the registers of n rows.
+/// shared: in device memory.
 template <class Q>
 class DeviceProgram {
  public:
-  DeviceProgram(Q& q, const Program& p, const SlotLayout& layout, const uint64_t* shared, uint64_t seed,
-                size_t lanes)
-      : steps_(q, p.initial.size() + p.update.size()),
+  DeviceProgram(Q& q, const Steps& steps, const uint64_t* shared, uint64_t seed, size_t n)
+      : steps_(q, steps.all().size()),
+        registers_(q, steps.bytes(), n * Q::Tile::size()),
         view_{steps_.data(),
               shared,
-              p.scalars,
-              static_cast<int32_t>(p.initial.size()),
-              static_cast<int32_t>(p.initial.size() + p.update.size()),
+              steps.scalars(),
+              static_cast<int32_t>(steps.initials()),
+              static_cast<int32_t>(steps.all().size()),
               seed} {
-    const std::vector<Step> steps = Steps(p, layout, Q::Tile::size(), lanes).All();
-    WriteFromHost(q, steps_.data(), steps.data(), steps.size());
+    WriteFromHost(q, steps_.data(), steps.all().data(), steps.all().size());
   }
   [[nodiscard]] const ProgramView& view() const { return view_; }
+  [[nodiscard]] TileMemoryView registers() const { return registers_.view(); }
 
  private:
   Scratch<Q, Step> steps_;
+  TileMemory<Q> registers_;
   ProgramView view_;
 };
 
@@ -48,17 +47,11 @@ struct StepView {
   bool slots;             // whether rows have any
 };
 
-/// Memory for the registers of the rows of a step, n of them at most.
-template <class Q>
-TileMemory<Q> RegistersFor(Q& q, const Program& p, size_t n) {
-  return TileMemory<Q>(q, Steps::BytesFor(p, Q::Tile::size()), n * Q::Tile::size());
-}
-
 /// Updates the rows of a step; n is how many it has at most, and dim how many elements a gradient.
 template <class Q>
-void RunProgram(Q& q, const ProgramView& p, const StepView& step, const TileMemory<Q>& registers, size_t dim,
-                size_t n) {
-  q.Tiles(n * Q::Tile::size(), registers.view(),
+void RunProgram(Q& q, const DeviceProgram<Q>& program, const StepView& step, size_t dim, size_t n) {
+  const ProgramView p = program.view();
+  q.Tiles(n * Q::Tile::size(), program.registers(),
           [=] KVJAX_HD(typename Q::Tile tile, size_t i, LaneMemory memory) {
             const size_t at = i / tile.size();
             const uint32_t row = step.rows.Row(at);
@@ -68,8 +61,7 @@ void RunProgram(Q& q, const ProgramView& p, const StepView& step, const TileMemo
             RowHeader& header = step.rows.in.Header(row);
             const RowPlaces places{step.rows.in.Value(row),
                                    step.slots ? step.rows.in.Slots(row) : nullptr,
-                                   shared ? step.shared_gradient
-                                          : step.gradients + gradient * dim,
+                                   shared ? step.shared_gradient : step.gradients + gradient * dim,
                                    step.facts != nullptr ? step.facts + at : nullptr,
                                    shared ? step.shared_key : step.keys[at],
                                    static_cast<int64_t>(uint64_t{step.step[1]} << 32 | step.step[0])};

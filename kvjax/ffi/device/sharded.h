@@ -131,11 +131,10 @@ void DeviceTable<Q>::CommitStep(Q& q, const CommitStepOperands& o) {
   q.Fill(o.active, 0, sizeof(int32_t));  // nothing is left to do
   if (step_.program) {
     const Begun<Q> begun(q, n, step_.program->wants_facts());
-    const TileMemory<Q> registers = RegistersFor(q, *step_.program, n);
-    const DeviceProgram<Q> program(q, *step_.program, step_.layout, step_.shared.data(),
-                                   spec_.initializer.seed, registers.lanes());
+    const DeviceProgram<Q> program(q, StepsOf(*step_.program, step_.layout), step_.shared.data(),
+                                   spec_.initializer.seed, n);
     Begin(q, step, gradients, nullptr, begun, /*planned=*/false, o.next);
-    Run(q, program, registers, step, nullptr, begun, o.next);
+    Run(q, program, step, nullptr, begun, o.next);
     q.Copy(o.used_step, begun.used_step.data(), sizeof(int64_t));
   } else {
     WriteWhole(q,

@@ -1,9 +1,11 @@
 // Steps: the instructions of a row program as the lanes of a device read them, each with the places of its
 // operands.
 //
-// A program names registers and fields. Where these are is found out on the host, once for all rows, so that a
-// lane only adds a few numbers: all of the interpreter has to stay in a processor's cache for instructions.
+// A program names registers and fields. Where these are is found out on the host, once for all rows, so that
+// a lane only adds a few numbers; and what does not lie in whole pieces is loaded and stored by steps of its
+// own, so that all others work on pieces. So the interpreter is short: a GPU that runs it waits for code.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -16,82 +18,119 @@
 
 namespace kvjax::device {
 
-/// Where the elements of an operand are.
+/// Where the elements of an operand are. A row is dealt out to the lanes in pieces of four elements.
 struct alignas(16) Place {
+  static constexpr int32_t kPiece = 4;
   /// Parts of a row, then what is the same for all rows, then the registers.
   enum class Space : uint8_t { kValue, kSlots, kGradient, kFacts, kShared, kScalars, kVectors, kCount };
   enum class Type : uint8_t { kWord, kBFloat16, kFloat16, kBool };  // as those of fields
   Space space;
   Type type;
-  uint8_t item;    // bytes from a lane's element to that of the next lane; 0 for a single one, which all use
-  bool single;     // there is one element, which all lanes use; else lanes have the columns of one each
-  uint32_t begin;  // bytes before the first
+  bool single;     // there is one element, which all lanes use
+  bool whole;      // its pieces lie at multiples of their size, and all of them may be read and written
+  uint32_t begin;  // bytes before the first; of a register, words or pieces of a lane
   int32_t width;   // elements
   uint32_t first;  // of a part of a vector, the elements before its own
 };
 
 struct Step {
   Opcode op = Opcode::k_mov;
-  int32_t arity = 0;   // operands that are read as they lie
+  int32_t arity = 0;   // operands that are whole or single
   int32_t to = 0;      // where a program that jumps goes on
-  bool meets = false;  // see Instruction
-  bool sums = false;   // makes one element of those that the lanes have
+  bool meets = false;  // lanes use what others have
   Place out = {}, arg[kMostOperands] = {};
 };
 
-/// Makes the steps of a program for tiles of so many lanes, and `sharing` of them to a piece of memory. What
-/// lanes have there lies side by side: first their scalars, then their columns of the vectors.
+/// The steps of a program, for tiles of so many lanes and rows that lie apart by as many bytes.
 class Steps {
  public:
-  Steps(const Program& program, const SlotLayout& layout, int32_t lanes, size_t sharing)
-      : program_(program), layout_(layout), columns_(ColumnsOf(program.dim, lanes)), sharing_(sharing) {}
-
-  /// How many columns of a vector a lane has at most.
-  KVJAX_HD static uint32_t ColumnsOf(int32_t dim, int32_t lanes) {
-    return static_cast<uint32_t>((dim + lanes - 1) / lanes);
-  }
-  /// What a lane needs for the registers of a row.
-  static size_t BytesFor(const Program& p, int32_t lanes) {
-    return sizeof(uint64_t) * static_cast<size_t>(p.scalars) +
-           sizeof(float) * static_cast<size_t>(p.vectors) * ColumnsOf(p.dim, lanes);
+  Steps(const Program& program, const SlotLayout& layout, size_t value_stride, size_t slot_stride,
+        int32_t lanes)
+      : program_(program), layout_(layout), value_stride_(value_stride), slot_stride_(slot_stride) {
+    const auto all = [](int32_t n, int32_t to) { return static_cast<uint32_t>((n + to - 1) / to); };
+    pieces_ = all(static_cast<int32_t>(all(program.dim, Place::kPiece)), lanes);
+    Append(program.initial);
+    initials_ = steps_.size();
+    Append(program.update);
   }
 
-  /// Those of both lists, so that a row that has no slots yet begins with the first, and all others behind it.
-  [[nodiscard]] std::vector<Step> All() const {
-    std::vector<Step> steps;
-    Append(program_.initial, steps);
-    Append(program_.update, steps);
-    return steps;
+  /// A row that has no slots yet begins with the first, which are so many, and all others behind these.
+  [[nodiscard]] size_t initials() const { return initials_; }
+  [[nodiscard]] const std::vector<Step>& all() const { return steps_; }
+  /// What a lane needs for the registers of a row: first scalars, then its pieces of the vectors.
+  [[nodiscard]] size_t bytes() const {
+    return sizeof(uint64_t) * static_cast<size_t>(program_.scalars) +
+           sizeof(float) * Place::kPiece * pieces_ * (static_cast<size_t>(program_.vectors) + most_copies_);
   }
+  [[nodiscard]] int32_t scalars() const { return program_.scalars; }
 
  private:
   using Space = Place::Space;
 
-  void Append(const std::vector<Instruction>& list, std::vector<Step>& steps) const {
-    const auto begin = static_cast<int32_t>(steps.size());
+  void Append(const std::vector<Instruction>& list) {
+    std::vector<int32_t> at;  // of each instruction, its step
+    const size_t begin = steps_.size();
     for (const Instruction& i : list) {
-      const InstructionForm& form = kInstructionForms[static_cast<size_t>(i.op)];
-      Step step;
-      step.op = i.op, step.meets = i.meets, step.sums = form.kind == InstructionForm::Kind::kReduce;
-      if (form.kind != InstructionForm::Kind::kMove) step.arity = form.arity;
-      if (i.jumps()) {
-        step.to = begin + i.out.number();
-      } else {
-        step.out = PlaceOf(i.out);
-      }
-      for (int32_t j = 0; j < form.arity; ++j) step.arg[j] = PlaceOf(i.arg[j]);
-      steps.push_back(step);
+      at.push_back(static_cast<int32_t>(steps_.size()));
+      i.jumps() ? Jump(i) : Compute(i);
+    }
+    for (size_t s = begin; s < steps_.size(); ++s) {
+      if (Jumps(steps_[s].op)) steps_[s].to = at[static_cast<size_t>(steps_[s].to)];
     }
   }
+  static bool Jumps(Opcode op) {
+    return op == Opcode::k_loop || op == Opcode::k_leave || op == Opcode::k_again;
+  }
+  void Jump(const Instruction& i) {
+    Step step;
+    step.op = i.op;
+    if (i.op != Opcode::k_loop) step.to = i.out.number();
+    if (i.op == Opcode::k_leave) step.arg[0] = PlaceOf(i.arg[0]);
+    steps_.push_back(step);
+  }
+  void Compute(const Instruction& i) {
+    const InstructionForm& form = kInstructionForms[static_cast<size_t>(i.op)];
+    Step step;
+    step.op = i.op, step.meets = i.meets, step.out = PlaceOf(i.out);
+    for (int32_t j = 0; j < form.arity; ++j) step.arg[j] = PlaceOf(i.arg[j]);
+    if (form.kind == InstructionForm::Kind::kMove) return steps_.push_back(step);
+    step.arity = form.arity;
+    step.meets = form.kind == InstructionForm::Kind::kReduce;
+    uint32_t copies = 0;
+    for (int32_t j = 0; j < form.arity; ++j) {
+      if (InPieces(step.arg[j])) continue;
+      const Place copy = Copy(copies++, step.arg[j].width);
+      steps_.push_back(Move(Opcode::k_load, copy, step.arg[j], i.meets));
+      step.arg[j] = copy;
+    }
+    const Place out = step.out;
+    if (!InPieces(out)) step.out = Copy(copies++, out.width);
+    steps_.push_back(step);
+    if (!InPieces(out)) steps_.push_back(Move(Opcode::k_store, out, step.out, i.meets));
+    most_copies_ = std::max(most_copies_, copies);
+  }
+  [[nodiscard]] static bool InPieces(const Place& place) { return place.single || place.whole; }
+  [[nodiscard]] static Step Move(Opcode op, const Place& to, const Place& from, bool meets) {
+    Step step;
+    step.op = op, step.meets = meets, step.out = to, step.arg[0] = from;
+    return step;
+  }
+  /// A register for the elements of a place, behind those of the program.
+  [[nodiscard]] Place Copy(uint32_t number, int32_t width) const {
+    Place copy = Vector(static_cast<uint32_t>(program_.vectors) + number, 0, width);
+    copy.whole = true;  // whatever is behind its elements
+    return copy;
+  }
+
   [[nodiscard]] Place PlaceOf(Register r) const {
     const auto number = static_cast<uint32_t>(r.number());
     switch (r.kind()) {
       case Register::Kind::kVector:
         return Vector(number, 0, program_.dim);
       case Register::Kind::kScalar:
-        return Single(Space::kScalars, sizeof(uint64_t) * sharing_ * number);
+        return Single(Space::kScalars, number);
       case Register::Kind::kShared:
-        return Single(Space::kShared, sizeof(uint64_t) * number);
+        return Single(Space::kShared, static_cast<uint32_t>(sizeof(uint64_t)) * number);
       case Register::Kind::kField:
       default:
         return PlaceOf(program_.FieldOf(r));
@@ -100,36 +139,45 @@ class Steps {
   [[nodiscard]] Place PlaceOf(const Field& field) const {
     if (field.is_register())
       return Vector(static_cast<uint32_t>(field.vector()), static_cast<uint32_t>(field.first), field.width);
-    const auto [space, before] = SpaceOf(field);
+    const auto [space, before, stride] = SpaceOf(field);
+    const size_t begin = before + field.offset();
+    const bool whole = field.type == Field::Type::kWord && stride != 0 && field.width % Place::kPiece == 0 &&
+                       (begin | stride) % (sizeof(float) * Place::kPiece) == 0;
     return {.space = space,
             .type = static_cast<Place::Type>(field.type),
-            .item = static_cast<uint8_t>(field.item()),
-            .begin = static_cast<uint32_t>(before + field.offset()),
-            .width = field.width};
+            .single = false,
+            .whole = whole,
+            .begin = static_cast<uint32_t>(begin),
+            .width = field.width,
+            .first = 0};
   }
-  [[nodiscard]] static Place Single(Space space, size_t begin) {
-    return {.space = space, .single = true, .begin = static_cast<uint32_t>(begin), .width = 1};
+  [[nodiscard]] static Place Single(Space space, uint32_t begin) {
+    return {space, Place::Type::kWord, true, false, begin, 1, 0};
   }
+  /// What is behind the elements of a whole vector nobody reads.
   [[nodiscard]] Place Vector(uint32_t number, uint32_t first, int32_t width) const {
-    return {.space = Space::kVectors,
-            .item = sizeof(float),
-            .begin = static_cast<uint32_t>(sizeof(float) * sharing_ * columns_ * number),
-            .width = width,
-            .first = first};
+    const bool whole = first == 0 && (width == program_.dim || width % Place::kPiece == 0);
+    return {Space::kVectors, Place::Type::kWord, false, whole, pieces_ * number, width, first};
   }
-  /// With the bytes of it before those of the field's source.
-  [[nodiscard]] std::pair<Space, size_t> SpaceOf(const Field& field) const {
-    if (field.is_constant()) return {Space::kShared, field.constant() * sizeof(uint64_t)};
-    if (field.is_fact()) return {Space::kFacts, field.fact() * sizeof(uint32_t)};
-    if (field.source == Field::kGradient) return {Space::kGradient, 0};
-    if (field.source == Field::kValue) return {Space::kValue, 0};
-    return {Space::kSlots, layout_.slots()[static_cast<size_t>(field.source)].offset};
+  struct Source {
+    Space space;
+    size_t before, stride;  // bytes before it, and from a row to the next; 0 where that is not known
+  };
+  [[nodiscard]] Source SpaceOf(const Field& field) const {
+    if (field.is_constant()) return {Space::kShared, field.constant() * sizeof(uint64_t), 0};
+    if (field.is_fact()) return {Space::kFacts, field.fact() * sizeof(uint32_t), 0};
+    if (field.source == Field::kGradient)
+      return {Space::kGradient, 0, sizeof(float) * static_cast<size_t>(program_.dim)};
+    if (field.source == Field::kValue) return {Space::kValue, 0, value_stride_};
+    return {Space::kSlots, layout_.slots()[static_cast<size_t>(field.source)].offset, slot_stride_};
   }
 
   const Program& program_;
   const SlotLayout& layout_;
-  uint32_t columns_;
-  size_t sharing_;
+  size_t value_stride_, slot_stride_;
+  uint32_t pieces_ = 0, most_copies_ = 0;  // pieces of a vector that a lane has at most
+  size_t initials_ = 0;
+  std::vector<Step> steps_;
 };
 
 }  // namespace kvjax::device

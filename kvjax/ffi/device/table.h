@@ -63,7 +63,7 @@ template <class Q>
 class DeviceTable {
  public:
   /// Of an unsharded table: the first GPU. Kernels on host threads reach every device.
-  static constexpr int32_t kHome = Q::kSynchronous ? -1 : 0;
+  static constexpr int32_t kHome = Q::kEveryDevice ? -1 : 0;
 
   DeviceTable(TableSpec spec, uint32_t first_version, Budget budget = {});
   /// Waits for the calls on this table.
@@ -276,8 +276,9 @@ class DeviceTable {
   [[nodiscard]] bool BringsSlots(Q& q, const StepSpan& step) const;
   void Begin(Q& q, const StepSpan& step, const GradientsView& gradients, float* sum, const Begun<Q>& begun,
              bool planned, uint32_t* next);
-  void Run(Q& q, const DeviceProgram<Q>& program, const TileMemory<Q>& registers, const StepSpan& step,
-           const float* shared_gradient, const Begun<Q>& begun, const uint32_t* next);
+  [[nodiscard]] Steps StepsOf(const Program& program, const SlotLayout& layout) const;
+  void Run(Q& q, const DeviceProgram<Q>& program, const StepSpan& step, const float* shared_gradient,
+           const Begun<Q>& begun, const uint32_t* next);
   [[nodiscard]] std::vector<Parts> PartsOf(const SlotLayout& layout, const std::byte* values,
                                            const std::vector<const std::byte*>& slots) const;
   void Read(Q& q, const ReadStepOperands& o, const GradientsView& gradients);

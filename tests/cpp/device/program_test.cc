@@ -107,11 +107,12 @@ template <class Q>
 void RunOnDevice(const Program& p, const SlotLayout& layout, const uint64_t* shared,
                  const kvjax::device::RowPlaces& row) {
   Q q = Q::Alone();
-  const auto registers = kvjax::device::RegistersFor(q, p, 1);
-  const kvjax::device::DeviceProgram<Q> program(q, p, layout, shared, 1, registers.lanes());
+  const kvjax::device::Steps steps(p, layout, 4 * static_cast<size_t>(p.dim), layout.stride(),
+                                   Q::Tile::size());
+  const kvjax::device::DeviceProgram<Q> program(q, steps, shared, 1, 1);
   const auto view = program.view();
   const kvjax::program::NoSubnormals scope;  // which the CPU's machine has none of either
-  q.Tiles(Q::Tile::size(), registers.view(), [&](typename Q::Tile tile, size_t, auto memory) {
+  q.Tiles(Q::Tile::size(), program.registers(), [&](typename Q::Tile tile, size_t, auto memory) {
     const kvjax::device::Lane<typename Q::Tile> lane(view, tile, memory, row);
     lane.Run(/*fresh=*/false);
   });

@@ -21,7 +21,7 @@ using kvjax::device::Threads;
 /// One of several streams, each of which lags behind by up to `lag` tasks.
 class Later : public Threads {
  public:
-  static constexpr bool kSynchronous = false;
+  static constexpr bool kEveryDevice = false;
   static inline size_t lag = 0;
   static inline size_t asked = 0;  // tasks
   static inline size_t waits = 0;  // however short
