@@ -76,7 +76,8 @@ def simulate(
 
     Raises:
       ValueError: a limit, the policy or the share is not possible.
-      jax.errors.JaxRuntimeError: a batch, or the sample of it, has more distinct keys than the limit of its table.
+      jax.errors.JaxRuntimeError: a batch, or the sample of it, has more distinct keys than the limit of its table;
+        on a GPU it is a MemoryError.
       TypeError: `batches` has something other than keys.
       RuntimeError: a simulation is under way, as there is one at a time in a process.
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvjax
+from tests.support.tables import finished
 
 AWKWARD = np.array([0, -1, 1, 2**31, -(2**31) - 1, 2**40 + 7, 2**63 - 1, -(2**63)])
 
@@ -162,7 +163,7 @@ def test_truncated_keys_are_refused_by_a_table_of_wide_ones(make):
     for use in (read, train):
         for dtype in (np.int64, np.uint64):
             with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"kvjax\.keys\(numpy_ids\)"):
-                jax.block_until_ready(use(table, np.array([2**40 + 7], dtype)))
+                finished(use(table, np.array([2**40 + 7], dtype)))
     assert len(table) == 1
     np.testing.assert_array_equal(read(table, kvjax.keys(np.array([2**40 + 7]))), np.ones((1, 4)))
     np.testing.assert_array_equal(read(table, kvjax.keys(jnp.array([7]), key_dtype="int32")), np.zeros((1, 4)))

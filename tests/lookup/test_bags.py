@@ -126,8 +126,8 @@ def test_gradients_of_gradients(make):
             return lambda *args: sum(jnp.sum(g**3) for g in jax.grad(lambda *a: jnp.sum(f(*a) ** 3), (0, 1))(*args))
 
         got, want = (jax.jit(jax.grad(penalty(f), (0, 1)))(rows, weights) for f in (ours, dense))
-        np.testing.assert_allclose(got[0], want[0], rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(got[1], want[1], rtol=1e-4, atol=1e-5)
+        for one, other in zip(got, want, strict=True):  # sums of numbers of up to 130, in whatever order
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=5e-5)
 
 
 @slow

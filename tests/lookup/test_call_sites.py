@@ -8,6 +8,7 @@ import pytest
 
 import kvjax
 from tests.support.marks import few, slow
+from tests.support.tables import finished
 
 IDS = np.array([3, 17, 3, 0, 9, 17])
 MORE = np.array([[0, 3], [11, 11], [5, 3]])
@@ -203,7 +204,7 @@ def test_sums_of_keys_come_to_nobody(make, loss, own):
     """Whatever is made of a gradient, its keys hang on the check that each lookup was used once."""
     grads = jax.jit(lambda t: own(kvjax.grad(lambda t: loss(t, kvjax.keys(MORE[:2])))(t)))
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match="used 2 times"):
-        jax.block_until_ready(grads(make(2)))
+        finished(grads(make(2)))
 
 
 @pytest.mark.parametrize("read", [jax.jit, jax.checkpoint])

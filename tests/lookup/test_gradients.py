@@ -8,6 +8,7 @@ import pytest
 
 import kvjax
 from tests.support.marks import slow, wide_is_slow
+from tests.support.tables import finished
 
 # JAX raises what a handler reports as one or the other, depending on whether the call ran at once.
 REFUSED = (ValueError, jax.errors.JaxRuntimeError)
@@ -182,7 +183,7 @@ def closed_over_by_jit(t):
 def test_lookup_used_several_times_is_refused(loss, jit, table):
     function = kvjax.value_and_grad(loss)
     with pytest.raises(REFUSED, match=r"lookup 1 of .* times.*look the rows up before"):
-        jax.block_until_ready((jax.jit(function) if jit else function)(table))
+        finished((jax.jit(function) if jit else function)(table))
 
 
 def test_lookups_outside_a_loss_may_be_vmapped_and_scanned(table, dense):
@@ -207,7 +208,7 @@ def test_arithmetic_on_the_gradient_tree_is_refused(arithmetic, table):
     # What gets around the type of the canary meets its words.
     broken = grads.replace(canary=jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)))
     with pytest.raises(REFUSED, match=r"went through arithmetic.*joint"):
-        jax.block_until_ready(kvjax.merge(broken))
+        finished(table.apply(optax.sgd(0.1), kvjax.merge(broken)))
 
 
 def test_the_lookups_of_all_handles_of_a_table_add_up(table):

@@ -19,6 +19,7 @@ import kvjax
 from kvjax.checkpoint import CheckpointError
 from tests.support.checkpoints import IDS, assert_equal, restore, save, trained
 from tests.support.marks import few, slow
+from tests.support.tables import finished
 from tests.support.transforms import row_by_row
 
 
@@ -177,7 +178,7 @@ def test_a_handle_of_another_process_is_refused(make):
     ahead = table.at(table.version + jnp.uint32(9))
     for use in (lambda: ahead.lookup(IDS), ahead.size, ahead.refresh):
         with pytest.raises((ValueError, RuntimeError), match=r"no write here has made.*TableSave"):
-            jax.block_until_ready(use())
+            finished(use())
 
 
 def test_split_leaves_out_what_is_not_to_be_saved(make):

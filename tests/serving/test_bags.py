@@ -5,6 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -61,11 +62,17 @@ def test_the_tables_bags_to_the_bit(combiner, make, tmp_path):
     keys, weights = rng.integers(0, 700, 9000), rng.normal(size=9000).astype(np.float32)
     options = {"combiner": combiner, "mask": rng.random(9000) < 0.9, "segment_ids": ids, "num_segments": 290}
     options |= {} if combiner == "max" else {"weights": weights}
-    np.testing.assert_array_equal(frozen.lookup_bag(keys, **options), kvjax.lookup_bag(table, keys, **options))
+    same = np.testing.assert_array_equal
+    if jax.default_backend() != "cpu":  # where XLA divides by multiplying
+
+        def same(one, other):
+            np.testing.assert_array_max_ulp(one, other, maxulp=4)
+
+    same(frozen.lookup_bag(keys, **options), np.asarray(kvjax.lookup_bag(table, keys, **options)))
     padded = {"pad_id": 7, "combiner": combiner, "empty": np.arange(16.0)}
     keys[:30] = 7  # a whole bag of padding
     got = frozen.lookup_bag(keys.reshape(10, 30, 30), **padded)
-    np.testing.assert_array_equal(got, kvjax.lookup_bag(table, keys.reshape(10, 30, 30), **padded))
+    same(got, np.asarray(kvjax.lookup_bag(table, keys.reshape(10, 30, 30), **padded)))
     np.testing.assert_array_equal(got[0, 0], np.arange(16.0))
 
 

@@ -53,6 +53,8 @@ GAPS = (
             EVICTION + "test_eviction_inside_shard_map",
             EVICTION + "test_processes_choose_together",
             "tests/sharded/test_failures.py::test_apply_says_what_one_shard_refuses[limited]",
+            "tests/table/test_steps.py::test_a_fresh_optimizer_state_does_not_evict_the_newest[4]",
+            "tests/table/test_steps.py::test_a_fresh_optimizer_state_does_not_evict_the_newest[replicated]",
             "tests/checkpoint/test_frozen.py::test_any_writes_at_any_moment[4]",
         ),
     ),

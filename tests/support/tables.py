@@ -14,6 +14,13 @@ KEYS = np.concatenate([np.arange(40), [-1, 2**63 - 1, -(2**63), 2**40 + 7]])
 TX = optax.adagrad(0.1)
 
 
+def finished(x):
+    """What calls have given, once it is there. Raises what they were refused for: those on a device say it later."""
+    x = jax.block_until_ready(x)
+    kvjax.stats()
+    return x
+
+
 def same_rows(one, other):
     """Equal tables, to the bit."""
     for name in ("keys", "freqs", "versions", "values", "has_slots", "pinned"):

@@ -11,6 +11,7 @@ from kvjax import evict
 from tests.support.eviction import POLICIES, REFUSED, filled, many, train
 from tests.support.marks import few, slow, wide_is_slow
 from tests.support.policies import chosen_rows
+from tests.support.tables import finished
 
 
 class Seen:
@@ -128,7 +129,7 @@ def test_rows_of_the_batch_and_pinned_rows_stay(make):
     assert sorted(table.export().keys.tolist()) == [3, 6, 7, 8]
     before = table.export()
     with pytest.raises(REFUSED, match=r"max_capacity=4.*3 may go"):
-        jax.block_until_ready(train(table, [10, 11, 12, 13]))
+        finished(train(table, [10, 11, 12, 13]))
     np.testing.assert_array_equal(table.refresh().export().keys, before.keys)
 
 
@@ -196,7 +197,7 @@ def test_on_full_error_changes_nothing(write, make):
     table = make(1, max_capacity=2, on_full="error").upsert(np.array([1, 2]), np.ones((2, 1)))
     before = table.export()
     with pytest.raises(REFUSED, match="max_capacity=2"):
-        jax.block_until_ready(write(table))
+        finished(write(table))
     after = table.refresh().export()
     for name in ("keys", "values", "freqs", "versions", "pinned"):
         np.testing.assert_array_equal(getattr(before, name), getattr(after, name))

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import kvjax
+from tests.support.tables import finished
 
 SGD = optax.sgd(0.1)
 GRADS = kvjax.SparseRows(np.array([7]), jnp.ones((1, 4)))
@@ -102,7 +103,7 @@ def test_a_stale_handle_is_one_type_of_error(use, make):
     stale = make()
     stale.upsert(IDS, np.ones((1, 4)))
     with pytest.raises(RuntimeError, match=f"table '{stale.name}', {use}: want the live handle"):
-        jax.block_until_ready(USES[use](stale))
+        finished(USES[use](stale))
 
 
 @pytest.mark.parametrize("use", ["size", "export", "reserve", "stats", "refresh", "to", "slot"])

@@ -86,7 +86,7 @@ def test_what_is_refused_leaves_no_table():
         ({"evict": kvjax.evict.MinNorm(1.0).every(2)}, "judges rows by frequency or age"),
         ({"max_capacity": [2]}, "want at most max_capacity=2 rows"),
     ):
-        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=match):
+        with pytest.raises((ValueError, MemoryError, jax.errors.JaxRuntimeError), match=match):
             simulate([[1, 2, 3]], **({"max_capacity": [None]} | wrong))
     with pytest.raises(TypeError):
         simulate([np.array([1.5])], [None])

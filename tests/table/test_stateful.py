@@ -17,7 +17,7 @@ from tests.support.engines import Memory
 from tests.support.marks import examples
 from tests.support.model import Full, Model
 from tests.support.policies import mix
-from tests.support.tables import Small
+from tests.support.tables import Small, finished
 
 REFUSED = (ValueError, MemoryError, jax.errors.JaxRuntimeError)  # JAX decides which
 NAME, DIM, LR, SEED = "machine", 3, 0.5, 7
@@ -124,7 +124,7 @@ class TableMachine(RuleBasedStateMachine):
                 call()
         except Full:
             with pytest.raises(REFUSED, match="max_capacity"):
-                jax.block_until_ready(write())
+                finished(write())
             self.table = before.refresh()
             return
         self.stale, self.table = before, jax.block_until_ready(write())
@@ -226,7 +226,7 @@ class TableMachine(RuleBasedStateMachine):
     def stale_handle_is_refused(self, keys):
         if self.stale is not None:
             with pytest.raises((RuntimeError, jax.errors.JaxRuntimeError), match="stale"):
-                jax.block_until_ready(self.stale.remove(ids(keys)).version)
+                finished(self.stale.remove(ids(keys)).version)
 
     @rule(keys=KEYS, data=st.data())
     def reads(self, keys, data):

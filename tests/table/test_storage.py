@@ -29,6 +29,7 @@ def rows_of(table):
 keys_of = st.lists(st.sampled_from([0, -1, 7, 2**40, -(2**63), 2**63 - 1, *range(100, 180)]), max_size=80)
 
 
+@pytest.mark.cpu_table
 @wide_is_slow
 @pytest.mark.parametrize("other", few([Host(huge_pages=True), "mmap"], 1))
 def test_results_do_not_depend_on_the_storage(other, x64, promotion):
@@ -99,6 +100,7 @@ def test_a_checkpoint_is_restored_into_any_storage(make, tmp_path, promotion):
 # ---- files ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.cpu_table
 @pytest.mark.parametrize("name", ["a/b", "two\nlines", "../../up", "名前", "x" * 1000])
 def test_any_name_has_a_file(name, tmp_path):
     table = kvjax.get_table(name, dim=2, storage=Mmap(tmp_path)).upsert(np.array([1]), [[1.0, 2.0]])

@@ -123,12 +123,11 @@ struct DeviceBackend : DeviceBags<On>, DeviceSharded<On> {
   static void Apply(Exec& exec, Table& t, const ApplyOperands& o) {
     Q q = On::Make(exec);
     t.Apply(q, o);
-    Done(t);
   }
   static void PlanApply(Exec& exec, Table& t, const PlanApplyOperands& o) {
     Q q = On::Make(exec);
     t.PlanApply(q, o);
-    if (!o.reports) return Done(t);
+    if (!o.reports) return;
     q.Wait();
     t.Raise();
   }
@@ -138,26 +137,18 @@ struct DeviceBackend : DeviceBags<On>, DeviceSharded<On> {
   static void WriteStep(Exec& exec, Table& t, const WriteStepOperands& o) {
     Q q = On::Make(exec);
     t.WriteStep(q, o);
-    Done(t);
   }
   static void Gather(Exec& exec, Table& t, const GatherOperands& o) {
     Q q = On::Make(exec);
     t.Gather(q, o);
-    Done(t);
   }
   static void Scatter(Exec& exec, Table& t, const ScatterOperands& o) {
     Q q = On::Make(exec);
     t.Scatter(q, o);
-    Done(t);
   }
   static void Merge(Exec& exec, const MergeOperands& o) {
     Q q = On::Make(exec);
     const GradientSpan& g = o.gradients;
-    if constexpr (Q::kSynchronous) {
-      for (size_t s = 0; s < g.num_canaries; ++s) {
-        if (g.canaries[s] != kCanary) throw CanaryError("", Name(Op::kMerge));
-      }
-    }
     MergeGradients(q, o.keys.data, g.rows, g.counts, o.keys.n, o.dim, o.out_keys, o.out_rows, o.out_counts);
     PoisonEdited(q, g.canaries, g.num_canaries, o.out_rows, o.out_counts, o.keys.n, o.dim);
   }
@@ -184,7 +175,7 @@ struct DeviceBackend : DeviceBags<On>, DeviceSharded<On> {
     Q q = On::Make(exec);
     const uint32_t before = t.refusals();
     read(q);
-    if (!Q::kSynchronous && !t.spec().sharded) return;
+    if (!t.spec().sharded) return;
     q.Wait();
     if (version != nullptr || t.refusals() != before) t.Raise();
   }
@@ -194,11 +185,6 @@ struct DeviceBackend : DeviceBags<On>, DeviceSharded<On> {
     Q q = On::Make(exec);
     if (Plans(phase)) return t.Plan(q, plan);
     make(q);
-    Done(t);
-  }
-  /// With a queue that waits, a call that was refused is itself an error.
-  static void Done(Table& t) {
-    if constexpr (Q::kSynchronous) t.Raise();
   }
 };
 

@@ -58,7 +58,6 @@ struct DeviceSharded {
   static void CommitStep(Exec& exec, Table& t, const CommitStepOperands& o) {
     Q q = On::Make(exec);
     t.CommitStep(q, o);
-    if constexpr (Q::kSynchronous) t.Raise();
   }
   static uint32_t Read(Exec& exec, const uint32_t* word) {
     Q q = On::Make(exec);

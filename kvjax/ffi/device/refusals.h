@@ -106,14 +106,11 @@ class OwnReport {
   [[nodiscard]] CallView call() const { return call_; }
 
   void Raise() const {
-    if (own_.data() != nullptr) {
-      Own own;
-      q_.Copy(&own, own_.data(), sizeof(own));
-      q_.Wait();
-      if (own.refusing != 0) RaiseRefused(table_->spec(), RefusalWords(own.report));
-    } else if (Q::kSynchronous && table_ != nullptr) {
-      table_->Raise();
-    }
+    if (own_.data() == nullptr) return;
+    Own own;
+    q_.Copy(&own, own_.data(), sizeof(own));
+    q_.Wait();
+    if (own.refusing != 0) RaiseRefused(table_->spec(), RefusalWords(own.report));
   }
 
  private:
