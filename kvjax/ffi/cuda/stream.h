@@ -128,7 +128,7 @@ class Stream {
   /// several of them run on a processor. Else there is scratch, for as many lanes as a kernel then has.
   [[nodiscard]] Sharing SharingOf(size_t bytes, size_t n) const {
     constexpr size_t kMost = 128, kBlocks = 3;                     // lanes, blocks of a processor
-    constexpr size_t kScratch = size_t{64} << 20, kFewest = 8192;  // bytes, lanes
+    constexpr size_t kScratch = size_t{64} << 20, kFewest = 512;  // bytes, lanes
     const size_t shared = SharedMemory();
     size_t lanes = kMost;
     while (lanes > kWarp && kBlocks * lanes * bytes > shared) lanes /= 2;

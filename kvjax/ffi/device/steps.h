@@ -95,7 +95,7 @@ class Steps {
     for (int32_t j = 0; j < form.arity; ++j) step.arg[j] = PlaceOf(i.arg[j]);
     if (form.kind == InstructionForm::Kind::kMove) return steps_.push_back(step);
     step.arity = form.arity;
-    step.meets = form.kind == InstructionForm::Kind::kReduce;
+    step.meets = i.meets || form.kind == InstructionForm::Kind::kReduce;
     uint32_t copies = 0;
     for (int32_t j = 0; j < form.arity; ++j) {
       if (InPieces(step.arg[j])) continue;

@@ -182,6 +182,30 @@ TEST(PartsOfARowMoveInALoop) {
   MoveInALoop<Lanes>();
 }
 
+template <class Q>
+void MoveWholePieces() {
+  const SlotLayout layout = SlotLayout::Parse("s|float32[8]|32");
+  std::vector<int32_t> words = {0, 0, 0, 4, 0, 2};
+  const int32_t fields[][4] = {
+      {kvjax::Field::kGradient, 0, 0, 8}, {0, 0, 0, 8}, {0, 0, 4, 4}, {kvjax::Field::kValue, 0, 0, 4}};
+  for (const auto& field : fields) words.insert(words.end(), field, field + 4);
+  programs::Add(words, Opcode::k_store, {kField + 1, kField});
+  programs::Add(words, Opcode::k_neg_f, {kField + 3, kField + 2});
+  const Program program = Program::Parse("t", words, 8, RowType::kFloat32, layout);
+  alignas(16) const float gradient[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+  alignas(16) float value[8] = {}, slot[8] = {};
+  RunOnDevice<Q>(
+      program, layout, nullptr,
+      {reinterpret_cast<std::byte*>(value), reinterpret_cast<std::byte*>(slot), gradient, nullptr, 7, 2});
+  for (int i = 0; i < 4; ++i) CHECK_EQ(value[i], -gradient[4 + i]);
+  CHECK(std::memcmp(slot, gradient, sizeof(slot)) == 0);
+}
+
+TEST(APartThatIsAPieceIsOneThatAnotherLaneHasWritten) {
+  MoveWholePieces<Threads>();
+  MoveWholePieces<Lanes>();
+}
+
 TEST(TrainingIsThatOfTheCpu) {
   auto spec = data::Spec(20);
   spec.initializer = {};
