@@ -127,7 +127,7 @@ class Stream {
   /// Blocks have shared memory, which is enough for some kilobytes a lane: a block has as many lanes as let
   /// several of them run on a processor. Else there is scratch, for as many lanes as a kernel then has.
   [[nodiscard]] Sharing SharingOf(size_t bytes, size_t n) const {
-    constexpr size_t kMost = 128, kBlocks = 3;                     // lanes, blocks of a processor
+    constexpr size_t kMost = 128, kBlocks = 3;                    // lanes, blocks of a processor
     constexpr size_t kScratch = size_t{64} << 20, kFewest = 512;  // bytes, lanes
     const size_t shared = SharedMemory();
     size_t lanes = kMost;

@@ -1,8 +1,8 @@
 // A lane of a tile that runs a row program on one row.
 //
-// Each lane has the same columns of all registers of a row. So lanes meet only where a row becomes one
-// element, and where one element of the record is read or written. What has one element for a row, every lane
-// computes for itself.
+// Each lane has the same pieces of all registers of a row. So lanes meet only where a row becomes one
+// element, where a part of one changes its place, and where one element of the record is read or written.
+// What has one element for a row, every lane computes for itself.
 #pragma once
 #include <algorithm>
 #include <bit>
