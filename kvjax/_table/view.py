@@ -19,7 +19,7 @@ from kvjax._training.catch_up import caught_up_row
 from kvjax._training.rowwise import CatchUp
 from kvjax._training.signature import is_of
 from kvjax._values.errors import fail
-from kvjax._values.slot_layout import layout_text
+from kvjax._values.slot_layout import in_record_order, layout_text
 from kvjax._values.snapshot import Snapshot
 
 
@@ -169,7 +169,7 @@ class CaughtUpView:
 
 
 def _word_of(name: str, types: Mapping[str, jax.ShapeDtypeStruct]) -> int:
-    """The first word of a slot among those of all."""
+    """The first word of a slot among those of all, in the order in which they lie."""
     return sum(_words(t) for t in list(types.values())[: list(types).index(name)])
 
 
@@ -187,13 +187,13 @@ def _read_slots(
 ) -> dict[str, jax.Array]:
     """All slots of rows ``(..., *shape)`` by name, in one read of words ``(..., n)`` uint32, at which each begins; an
     error if a row's last step is beyond `steps`, ``()`` int32."""
-    size, text = sum(map(_words, types.values())), layout_text(types)
+    size, text, lie = sum(map(_words, types.values())), layout_text(types), in_record_order(types)
     if steps is None:
         words = reads.read_slot(spec, text, version, keys, jnp.uint32, (size,))
     else:
-        words = reads.read_slots_until(spec, text, version, keys, size, _word_of("last_step", types), steps)
+        words = reads.read_slots_until(spec, text, version, keys, size, _word_of("last_step", lie), steps)
     slots, begin = {}, 0
-    for name, t in types.items():
+    for name, t in lie.items():
         part = words[..., begin : (begin := begin + _words(t))]
         if jnp.dtype(t.dtype).itemsize == 8:
             part = part.reshape(*part.shape[:-1], -1, 2)
@@ -202,4 +202,4 @@ def _read_slots(
         elements = math.prod(x.shape[words.ndim - 1 :])  # which -1 does not find for no keys
         x = x.reshape(*words.shape[:-1], elements)[..., : t.size].reshape(*words.shape[:-1], *t.shape)
         slots[name] = x.astype(t.dtype)
-    return slots
+    return {name: slots[name] for name in types}

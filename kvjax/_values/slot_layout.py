@@ -43,6 +43,12 @@ def layout_text(types: Mapping[str, Any]) -> str:
     )
 
 
+def in_record_order(types: Mapping[str, Any]) -> dict[str, Any]:
+    """The slots in the order in which they lie in the record of a row, where ``SlotLayout`` of the C++ side has put
+    them: those of a multiple of 16 bytes first."""
+    return dict(sorted(types.items(), key=lambda item: row_bytes((item[1].dtype, item[1].shape)) % 16 != 0))
+
+
 def clean_name(name: str) -> str:
     """A slot name without the characters that a layout is cut at."""
     return name.replace("|", "_").replace(";", "_")

@@ -208,7 +208,9 @@ def test_arithmetic_on_the_gradient_tree_is_refused(arithmetic, table):
     # What gets around the type of the canary meets its words.
     broken = grads.replace(canary=jax.random.wrap_key_data(jnp.zeros(2, jnp.uint32)))
     with pytest.raises(REFUSED, match=r"went through arithmetic.*joint"):
-        finished(table.apply(optax.sgd(0.1), kvjax.merge(broken)))
+        merged = jax.block_until_ready(kvjax.merge(broken))
+        assert kvjax.ffi.on_device()  # which says it only to a table
+        finished(table.apply(optax.sgd(0.1), merged))
 
 
 def test_the_lookups_of_all_handles_of_a_table_add_up(table):

@@ -83,7 +83,9 @@ class SlotLayout {
   void Add(std::string name, std::string type, size_t bytes) {
     slots_.push_back({std::move(name), std::move(type), bytes, 0});
     stride_ = 0;
-    for (const bool wide : {true, false}) {  // first, so that they lie at multiples of sixteen bytes
+    // Multiples of 16 bytes lie first, and so at such: a device moves them at once. Python's in_record_order
+    // knows.
+    for (const bool wide : {true, false}) {
       for (Slot& slot : slots_) {
         if ((slot.bytes % 16 == 0) != wide) continue;
         slot.offset = stride_;

@@ -30,14 +30,15 @@ __global__ void TilesKernel(size_t lanes, const __grid_constant__ F f) {
   if (i < lanes) f(Stream::Tile(), i);
 }
 
-/// memory: of all lanes together, or nullptr for that of the processors.
 constexpr int kTilesBlock = 128;  // lanes
+
+/// memory: of all lanes together, or nullptr for that of the processors.
 template <class F>
 __global__ void __launch_bounds__(kTilesBlock)
     TilesWithMemoryKernel(size_t lanes, std::byte* memory, const __grid_constant__ F f) {
-  extern __shared__ uint64_t shared[];
-  const uint32_t all = gridDim.x * blockDim.x, me = blockIdx.x * blockDim.x + threadIdx.x;
-  LaneMemory mine{memory, all, me};
+  extern __shared__ __align__(16) uint64_t shared[];
+  const size_t all = size_t{gridDim.x} * blockDim.x, me = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+  LaneMemory mine{memory, static_cast<uint32_t>(all), static_cast<uint32_t>(me)};  // some thousand lanes
   if (memory == nullptr) mine = {reinterpret_cast<std::byte*>(shared), blockDim.x, threadIdx.x};
   for (size_t i = me; i < lanes; i += all) f(Stream::Tile(), i, mine);
 }
@@ -130,15 +131,17 @@ template <class F>
 void Stream::Tiles(size_t n, TileMemoryView memory, F f) {
   if (n == 0) return;
   const size_t lanes = (n + kTile - 1) / kTile * kTile;
-  const auto [sharing, pieces] = memory.sharing;
-  const size_t block = pieces == 0 ? sharing : kTilesBlock, bytes = pieces == 0 ? sharing * memory.bytes : 0;
+  const auto [lanes_each, pieces] = memory.sharing;
+  const size_t block = pieces == 0 ? lanes_each : kTilesBlock;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(Items(pieces == 0 ? (lanes + block - 1) / block : sharing / block));
+  config.gridDim = dim3(Items(pieces == 0 ? (lanes + block - 1) / block : lanes_each / block));
   config.blockDim = dim3(static_cast<uint32_t>(block));
-  config.dynamicSmemBytes = bytes;
+  config.dynamicSmemBytes = pieces == 0 ? lanes_each * memory.bytes : 0;
   config.stream = stream_;
   const auto kernel = TilesWithMemoryKernel<F>;
-  Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+  // Always the same: other threads start the same kernel with more and with less.
+  Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(SharedMemory())),
         "the memory of a kernel");
   Check(cudaLaunchKernelEx(&config, kernel, lanes, memory.scratch, f), "the start of a kernel");
 }

@@ -26,7 +26,7 @@ namespace kvjax::device {
 class Stream {
  public:
   static constexpr int kTile = 8, kWarp = 32;
-  static constexpr bool kEveryDevice = false;  // its kernels reach; but their own
+  static constexpr bool kEveryDevice = false;  // whether its kernels reach the memory of every device
 
   explicit Stream(cudaStream_t stream) : Stream(DeviceOf(stream), stream) {}
   /// A queue for calls that do not come from a program. Without a device, below 0, it is the first.

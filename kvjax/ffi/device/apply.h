@@ -52,20 +52,21 @@ void DeviceTable<Q>::Apply(Q& q, const ApplyOperands& o) {
 }
 
 /// Only the keys are merged: what a step is refused for does not depend on its rows; and not even these,
-/// where every key would get a row.
+/// where no key can be refused.
 template <class Q>
 void DeviceTable<Q>::PlanApply(Q& q, const PlanApplyOperands& o) {
   const Entered entered(*this, q, Op::kApply);
   const size_t n = o.step.keys.n;
+  const size_t most = n + (spec_.admission.shares() ? 1 : 0);  // as the step does
   const bool takes_all = spec_.initializer.kind != Generator::Kind::kGiven && spec_.evict_every == 0;
-  if (takes_all && !MayBeFull(n)) {
+  if (takes_all && !MayBeFull(most)) {
     (void)BringsSlots(q, o.step);
     GradientsView canaries = AsMerged(o.step, spec_.count_batches);
     canaries.n = 0;
     const CallView call = View(Op::kApply, o.step.version, o.step.keys.narrow);
     BeginWrite(q, call, canaries.step);
     CheckGradients(q, call, canaries, nullptr);
-    MakeSpace(q, Op::kApply, n);
+    MakeSpace(q, Op::kApply, most);
     return SayWhetherOpen(q, call, o.status);
   }
   const Scratch<Q, uint64_t> keys(q, n);

@@ -151,35 +151,28 @@ class Lane {
     const uint32_t element = place.first + i, piece = element / kPiece;
     return at + kBytes * (piece / kSize * lanes_ + piece % kSize) + sizeof(float) * (element % kPiece);
   }
+  /// At a multiple of its size; on the host, where rows need not lie so, anywhere.
   template <class T>
   [[nodiscard]] KVJAX_HD static T Read(const std::byte* from) {
-    return *reinterpret_cast<const T*>(from);
-  }
-  template <class T>
-  KVJAX_HD static void Write(std::byte* to, T x) {
-    *reinterpret_cast<T*>(to) = x;
-  }
-  template <class T>
-  [[nodiscard]] KVJAX_HD static Piece<T> ReadPiece(const std::byte* from) {
 #ifdef __CUDA_ARCH__
-    return Read<Piece<T>>(from);
-#else  // where rows need not lie so
-    Piece<T> x;
-    memcpy(&x, from, sizeof(x));
+    return *reinterpret_cast<const T*>(from);
+#else
+    T x;
+    memcpy(&x, from, sizeof(T));
     return x;
 #endif
   }
   template <class T>
-  KVJAX_HD static void WritePiece(std::byte* to, const Piece<T>& x) {
+  KVJAX_HD static void Write(std::byte* to, const T& x) {
 #ifdef __CUDA_ARCH__
-    Write(to, x);
+    *reinterpret_cast<T*>(to) = x;
 #else
-    memcpy(to, &x, sizeof(x));
+    memcpy(to, &x, sizeof(T));
 #endif
   }
   template <class T>
   [[nodiscard]] KVJAX_HD static Piece<T> ReadPiece(const Operand& from, uint32_t k) {
-    if (!from.single) return ReadPiece<T>(from.at + size_t{k} * from.step);
+    if (!from.single) return Read<Piece<T>>(from.at + size_t{k} * from.step);
     const T x = Read<T>(from.at);
     return {{x, x, x, x}};
   }
@@ -201,7 +194,7 @@ class Lane {
         Piece<Out> made;
         for (uint32_t e = 0; e < kPiece; ++e)
           made.x[e] = F::Of(in[0].x[e], in[1].x[e], in[2].x[e], in[3].x[e], in[4].x[e]);
-        WritePiece<Out>(out.at + size_t{k} * out.step, made);
+        Write(out.at + size_t{k} * out.step, made);
       }
     }
   }
@@ -278,7 +271,7 @@ class Lane {
           if (k + m < n) some[m] = ReadPiece<uint32_t>(in, k + m);
         }
         for (uint32_t m = 0; m < kAtOnce; ++m) {
-          if (k + m < n) WritePiece(out.at + size_t{k + m} * out.step, some[m]);
+          if (k + m < n) Write(out.at + size_t{k + m} * out.step, some[m]);
         }
       }
       return;

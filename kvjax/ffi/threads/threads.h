@@ -21,7 +21,7 @@ namespace kvjax::device {
 /// Each call returns when its kernel is done.
 class Threads {
  public:
-  static constexpr bool kEveryDevice = true;  // its kernels reach
+  static constexpr bool kEveryDevice = true;  // whether its kernels reach the memory of every device
 
   /// `threads` share a kernel in pieces of `grain` lanes.
   explicit Threads(unsigned threads = 2, size_t grain = 512) : threads_(threads), grain_(grain) {}

@@ -81,7 +81,8 @@ struct Case {
     for (size_t at = 0; at + 4 <= bytes.size(); at += 4) {
       const float x = programs::Awkward(stream);
       const auto whole = static_cast<int32_t>(stream.Below(7)) - 3;
-      const bool chooses = choice && at < layout.slots()[0].bytes;
+      const kvjax::Slot& first = layout.slots()[0];
+      const bool chooses = choice && at >= first.offset && at < first.offset + first.bytes;
       std::memcpy(bytes.data() + at, integers || chooses ? static_cast<const void*>(&whole) : &x, 4);
     }
     return bytes;
@@ -141,7 +142,7 @@ TEST(EveryInstructionGivesTheBitsOfTheCpu) {
     const auto code = static_cast<Opcode>(op);
     const bool rounds = code == Opcode::k_stochastic_bfloat16 || code == Opcode::k_stochastic_float16;
     if (form.kind == InstructionForm::Kind::kMove && !rounds) continue;
-    for (const int32_t dim : {2, 16, 37}) {
+    for (const int32_t dim : {2, 16, 37, 164}) {
       for (int32_t vectors = 0; vectors < 1 << form.arity; ++vectors) {
         if ((form.kind == InstructionForm::Kind::kReduce || rounds) && vectors == 0) continue;
         if (form.doubles && vectors != 0) continue;
