@@ -15,7 +15,8 @@ struct Header {
   int64_t version;
 };
 
-/// Rows of a table: values (n, dim), records of slots (n, stride) and headers, and those of a step.
+/// Rows of a table: values (n, dim), records of slots (n, stride) and headers, and those of a step. A record
+/// has the slots of dim elements in the order of the transform's state, then its count.
 struct Rows {
   float* values;
   char* slots;
@@ -101,8 +102,8 @@ void Run(std::string_view name, const Rows& rows, Rates h) {
     });
   } else if (name == "lion") {
     Each<D>(rows, [=](Row w, char* slots, In g) {
-      ++*reinterpret_cast<int32_t*>(slots);
-      auto* __restrict m = reinterpret_cast<float*>(slots + 4);
+      auto* __restrict m = reinterpret_cast<float*>(slots);
+      ++*reinterpret_cast<int32_t*>(m + D);
       EACH(const float c = (1 - b1) * g[d] + b1 * m[d]; m[d] = (1 - b2) * g[d] + b2 * m[d];
            w[d] -= lr * ((c > 0   ? 1.0f
                           : c < 0 ? -1.0f
@@ -114,12 +115,12 @@ void Run(std::string_view name, const Rows& rows, Rates h) {
     const bool adamw = name == "adamw", nadam = name == "nadam", amsgrad = name == "amsgrad",
                lamb = name == "lamb";
     Each<D>(rows, [&](Row w, char* slots, In g) {
-      const int32_t count = ++*reinterpret_cast<int32_t*>(slots);
-      const float s1 = one(count), s2 = two(count);
-      auto* __restrict m = reinterpret_cast<float*>(slots + 4);
+      auto* __restrict m = reinterpret_cast<float*>(slots);
       auto* __restrict v = m + D;
+      auto* __restrict most = v + D;  // of amsgrad only
+      const int32_t count = ++*reinterpret_cast<int32_t*>(amsgrad ? most + D : most);
+      const float s1 = one(count), s2 = two(count);
       if (amsgrad) {
-        auto* __restrict most = v + D;
         EACH(m[d] = (1 - b1) * g[d] + b1 * m[d]; v[d] = (1 - b2) * (g[d] * g[d]) + b2 * v[d];
              const float now = v[d] / s2; most[d] = now > most[d] ? now : most[d];
              w[d] -= lr * ((m[d] / s1) / (std::sqrt(most[d]) + eps)))
