@@ -46,8 +46,9 @@ _MODULES = (
 _WITHOUT_JAX = {"Exported": "_values.exported", "Prune": "_values.prune", "hash_keys": "_keys.hashing"}
 
 __all__ = [
-    "Exported", "Keys", "KeysLike", "Prefetched", "Program", "ProgramError", "Prune", "Simulated", "SparseRows",
-    "Stats", "Table", "admit", "backends", "checkpoint", "commit", "constraints", "convert", "drop_table", "evict",
-    "export", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag", "lookup_many", "merge",
-    "optax", "orbax", "prefetch", "reshard", "serving", "simulate", "stats", "storage", "tables", "value_and_grad",
+    "Exported", "Feature", "Keys", "KeysLike", "Prefetched", "Program", "ProgramError", "Prune", "Simulated",
+    "SparseRows", "Stats", "Table", "admit", "backends", "checkpoint", "commit", "constraints", "convert",
+    "drop_table", "evict", "export", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag",
+    "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "serving", "simulate", "stats", "storage",
+    "tables", "value_and_grad",
 ]  # fmt: skip

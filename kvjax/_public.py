@@ -14,9 +14,10 @@ from kvjax._keys.keys import KeysLike as KeysLike
 from kvjax._keys.keys import keys as keys
 from kvjax._keys.sparse_rows import SparseRows as SparseRows
 from kvjax._lookup.bags import lookup_bag as lookup_bag
-from kvjax._lookup.features import lookup_many as lookup_many
+from kvjax._lookup.feature import Feature as Feature
 from kvjax._lookup.gradients import grad as grad
 from kvjax._lookup.gradients import value_and_grad as value_and_grad
+from kvjax._lookup.many import lookup_many as lookup_many
 from kvjax._lookup.prefetch import prefetch as prefetch
 from kvjax._table.commit import commit as commit
 from kvjax._table.prefetched import Prefetched as Prefetched

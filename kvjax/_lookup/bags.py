@@ -110,16 +110,17 @@ def lookup_bag(
       >>> kvjax.drop_table("doc_bag")
     """
     check_readable(table, OP)
-    return combined(
-        table, query_of(table, OP, keys, mask, pad_id), lengths=lengths, segment_ids=segment_ids,
-        num_segments=num_segments, weights=weights, combiner=combiner, max_norm=max_norm, empty=empty, missing=missing,
-        dtype=dtype,
+    query, combine = bags_in(
+        table, query_of(table, OP, keys, mask, pad_id), OP, lengths=lengths, segment_ids=segment_ids,
+        num_segments=num_segments, weights=weights, combiner=combiner, max_norm=max_norm, empty=empty, dtype=dtype,
     )  # fmt: skip
+    return combine(rows_of(table, query, missing))
 
 
-def combined(
+def bags_in(
     table: Readable,
     query: Query,
+    op: str,
     *,
     lengths: Any,
     segment_ids: Any,
@@ -128,15 +129,19 @@ def combined(
     combiner: str,
     max_norm: float | None,
     empty: Any,
-    missing: Any,
     dtype: Any,
-) -> jax.Array:
-    """`lookup_bag` of keys and a mask that have been checked."""
+) -> tuple[Query, Callable[[jax.Array], jax.Array]]:
+    """The bags of keys and a mask that have been checked; for the arguments see `lookup_bag`.
+
+    Returns:
+      What is to be looked up, and the function that makes the bags of its rows.
+    """
     keys, mask = query.keys, query.mask
     weights = None if weights is None else jnp.asarray(weights)
-    check_combiner(combiner, weights, keys.shape, table.name)
+    check_combiner(combiner, weights, keys.shape, table.name, op)
     weights = None if weights is None else weights.astype(jnp.float32)
-    given = bags_of(_array(lengths), _array(segment_ids), num_segments, keys.shape, table.name)
+    given = bags_of(_array(lengths), _array(segment_ids), num_segments, keys.shape, table.name, op)
+    empty = None if empty is None else _row(table, empty, op)
     ids, bags, fit = None, 0, None
     if given is None and keys.shape[-1] == 0:  # one key of padding each: XLA's partitioner takes no shards of nothing
         keys = Keys(jnp.zeros((*keys.shape[:-1], 1, 2), jnp.uint32), keys.narrow)
@@ -144,27 +149,30 @@ def combined(
         weights = None if weights is None else jnp.zeros(keys.shape, weights.dtype)
         query = Query(keys, mask)
     if given is not None:
-        bags, (ids, fit) = given.number, _ids_of(table, given, keys.shape[0])
+        bags, (ids, fit) = given.number, _ids_of(table, given, keys.shape[0], op)
         ids = ids if mask is None else jnp.where(mask, ids, -1)
         query = Query(keys, (ids >= 0) & (ids < bags))
-    rows = clip_norm(jnp, rows_of(table, query, missing), max_norm, table.name, OP)
-    combine = functools.partial(_combine, _sums_of(table), combiner, empty is not None)
-    if given is None:
-        made, *filled = mesh.over_batch(
-            _spec_of_rows(table), OP, functools.partial(_combine_padded, combine), keys.ndim - 1, rows, mask, weights
-        )
-    else:
 
-        def run(*operands: Any) -> Any:
-            return (), combine(bags, *operands)
+    def made_of(rows: jax.Array) -> jax.Array:
+        rows = clip_norm(jnp, rows, max_norm, table.name, op)
+        combine = functools.partial(_combine, _sums_of(table), combiner, empty is not None)
+        if given is None:
+            padded = functools.partial(_combine_padded, combine)
+            made, *filled = mesh.over_batch(_spec_of_rows(table), op, padded, keys.ndim - 1, rows, mask, weights)
+        else:
 
-        operands = ids, rows, weights
-        made, *filled = (run(*operands) if isinstance(table, Table) else as_auto(run, (), *operands))[1]
-    if empty is not None:
-        made = jnp.where(filled[0][..., None], made, jnp.broadcast_to(_row(table, empty), made.shape))
-    if fit is not None:
-        made = jnp.where(fit, made, jnp.float32(np.nan))
-    return made.astype(rows.dtype if dtype is None else dtype)
+            def run(*operands: Any) -> Any:
+                return (), combine(bags, *operands)
+
+            operands = ids, rows, weights
+            made, *filled = (run(*operands) if isinstance(table, Table) else as_auto(run, (), *operands))[1]
+        if empty is not None:
+            made = jnp.where(filled[0][..., None], made, jnp.broadcast_to(empty, made.shape))
+        if fit is not None:
+            made = jnp.where(fit, made, jnp.float32(np.nan))
+        return made.astype(rows.dtype if dtype is None else dtype)
+
+    return query, made_of
 
 
 def _sums_of(table: Readable) -> Sums:
@@ -193,7 +201,7 @@ def _combine_padded(combine: Callable[..., Any], rows: jax.Array, mask: Any, wei
     return combine(bags, ids.reshape(-1), rows.reshape(-1, dim), flat)
 
 
-def _ids_of(table: Readable, given: Bags, n: int) -> tuple[jax.Array, jax.Array | None]:
+def _ids_of(table: Readable, given: Bags, n: int, op: str) -> tuple[jax.Array, jax.Array | None]:
     """The bag of each key ``(n,)`` int32; and whether lengths fit, ``()`` bool, if nobody else will say so."""
     if given.ids is not None:
         return jnp.asarray(given.ids), None
@@ -203,12 +211,12 @@ def _ids_of(table: Readable, given: Bags, n: int) -> tuple[jax.Array, jax.Array 
         if isinstance(fit, Tracer):
             return ids, fit
         if not fit:
-            raise lengths_error(np.asarray(lengths), n, table.name)
+            raise lengths_error(np.asarray(lengths), n, table.name, op)
         return ids, None
-    together = table.spec.placement is not None and mesh.inside(table.spec, OP)
+    together = table.spec.placement is not None and mesh.inside(table.spec, op)
     ids, status = bag_ops.bag_ids(table.name, lengths, n, together)
     if together:  # other devices have other lengths
-        (ids,) = routing.agree(table.spec, OP, mesh.agreed(status), [ids])
+        (ids,) = routing.agree(table.spec, op, mesh.agreed(status), [ids])
     return ids, None
 
 
@@ -217,7 +225,7 @@ def _array(values: Any) -> Any:
     return values if values is None or isinstance(values, jax.Array) else np.asarray(values)
 
 
-def _row(table: Readable, empty: Any) -> jax.Array:
+def _row(table: Readable, empty: Any, op: str) -> jax.Array:
     row: Any = empty if isinstance(empty, str) else jnp.asarray(empty, jnp.float32)
-    check_empty(row, table.dim, table.name)
+    check_empty(row, table.dim, table.name, op)
     return row

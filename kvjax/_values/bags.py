@@ -27,7 +27,9 @@ class Bags(NamedTuple):
     ids: Any = None
 
 
-def bags_of(lengths: Any, segment_ids: Any, num_segments: Any, shape: tuple[int, ...], table: str) -> Bags | None:
+def bags_of(
+    lengths: Any, segment_ids: Any, num_segments: Any, shape: tuple[int, ...], table: str, op: str = OP
+) -> Bags | None:
     """The bags of keys of a shape; None where it says them, ``(..., L)``.
 
     Args:
@@ -36,70 +38,71 @@ def bags_of(lengths: Any, segment_ids: Any, num_segments: Any, shape: tuple[int,
       num_segments: as it was given.
       shape: of the keys.
       table: its name, for errors.
+      op: for errors, as in the functions that follow.
 
     Raises:
       TypeError, ValueError: they do not fit each other or the keys. Whether lengths fit, `lengths_error` is for.
     """
     if lengths is not None and segment_ids is not None:
-        raise bag_error(table, "lengths or segment_ids", "both", "each of them says which keys make a bag")
+        raise fail(ValueError, table, op, "lengths or segment_ids", "both", "each of them says which keys make a bag")
     if (segment_ids is None) != (num_segments is None):
-        raise bag_error(table, "segment_ids and num_segments together", "one of them", "give both or none")
+        raise fail(ValueError, table, op, "segment_ids and num_segments together", "one of them", "give both or none")
     if lengths is None and segment_ids is None:
         if not shape:
-            raise bag_error(table, "keys (..., L)", "a single key", "give a bag an axis, or lengths, or segment_ids")
+            mend = "give a bag an axis, or lengths, or segment_ids"
+            raise fail(ValueError, table, op, "keys (..., L)", "a single key", mend)
         return None
     if len(shape) != 1:
-        raise bag_error(
-            table, "keys (n,) beside lengths or segment_ids", f"keys {shape}", "flatten them, or pad and mask"
-        )
+        want = "keys (n,) beside lengths or segment_ids"
+        raise fail(ValueError, table, op, want, f"keys {shape}", "flatten them, or pad and mask")
     if lengths is not None:
-        lengths = _int32(lengths, "lengths", 2**31 - 1, table)
+        lengths = _int32(lengths, "lengths", 2**31 - 1, table, op)
         if lengths.ndim != 1:
-            raise bag_error(table, "lengths (b,)", f"{lengths.shape}", "give one length a bag")
+            raise fail(ValueError, table, op, "lengths (b,)", f"{lengths.shape}", "give one length a bag")
         return Bags(lengths.shape[0], lengths=lengths)
     if not is_integer(num_segments) or not 0 <= num_segments < 2**31:
         want = "an integer num_segments in 0..2**31 - 1"
-        raise bag_error(table, want, repr(num_segments), "it is a shape, known outside jit")
-    ids = _int32(segment_ids, "segment_ids", int(num_segments), table)
+        raise fail(ValueError, table, op, want, repr(num_segments), "it is a shape, known outside jit")
+    ids = _int32(segment_ids, "segment_ids", int(num_segments), table, op)
     if ids.shape != shape:
-        raise bag_error(table, f"segment_ids {shape}", f"{ids.shape}", "give one bag per key")
+        raise fail(ValueError, table, op, f"segment_ids {shape}", f"{ids.shape}", "give one bag per key")
     return Bags(int(num_segments), ids=ids)
 
 
-def _int32(values: Any, name: str, high: int, table: str) -> Any:
+def _int32(values: Any, name: str, high: int, table: str, op: str) -> Any:
     """Integers as int32; those below 0 become -1 and those above `high` become it, so that none is cut."""
     if values.size == 0 and isinstance(values, np.ndarray):
         values = values.astype(np.int32)  # an empty list has no type of its own
     if values.dtype.kind not in "iu":
-        raise bag_error(table, f"integer {name}", f"{values.dtype}", "convert them first", TypeError)
+        raise fail(TypeError, table, op, f"integer {name}", f"{values.dtype}", "convert them first")
     info = np.iinfo(values.dtype)
     return values.clip(max(info.min, -1), min(info.max, high)).astype(np.int32)
 
 
-def lengths_error(lengths: np.ndarray, n: int, table: str) -> Exception:
+def lengths_error(lengths: np.ndarray, n: int, table: str, op: str = OP) -> Exception:
     """The error of lengths that do not fit n keys."""
     want = f"lengths of at least 0 that sum to at most {n}"
-    return bag_error(table, want, str(lengths.tolist()), "each key belongs to one bag")
+    return fail(ValueError, table, op, want, str(lengths.tolist()), "each key belongs to one bag")
 
 
-def check_combiner(combiner: Any, weights: Any, shape: tuple[int, ...], table: str) -> None:
+def check_combiner(combiner: Any, weights: Any, shape: tuple[int, ...], table: str, op: str = OP) -> None:
     """Whether a combiner is one, and an array of weights, if there is one, fits it and keys of a shape.
 
     Raises:
       ValueError: it does not.
     """
     if combiner not in COMBINERS:
-        raise bag_error(table, f"combiner in {COMBINERS}", repr(combiner), "choose one")
+        raise fail(ValueError, table, op, f"combiner in {COMBINERS}", repr(combiner), "choose one")
     if weights is None:
         return
     if combiner == "max":
-        raise bag_error(table, "no weights for combiner 'max'", "weights", "a mask leaves keys out")
+        raise fail(ValueError, table, op, "no weights for combiner 'max'", "weights", "a mask leaves keys out")
     if weights.shape != shape or weights.dtype.kind in "bcOSU":
         got = f"{weights.shape} {weights.dtype}"
-        raise bag_error(table, f"real weights {shape}", got, "give one number per key")
+        raise fail(ValueError, table, op, f"real weights {shape}", got, "give one number per key")
 
 
-def check_empty(empty: Any, dim: int, table: str) -> None:
+def check_empty(empty: Any, dim: int, table: str, op: str = OP) -> None:
     """Whether a row for empty bags, as an array or as it was given, is one.
 
     Raises:
@@ -107,10 +110,6 @@ def check_empty(empty: Any, dim: int, table: str) -> None:
     """
     want = f"a row ({dim},) for empty bags"
     if isinstance(empty, str):
-        raise bag_error(table, want, repr(empty), "only EmbedBag learns one by itself")
+        raise fail(ValueError, table, op, want, repr(empty), "only EmbedBag learns one by itself")
     if np.shape(empty) != (dim,):
-        raise bag_error(table, want, f"{np.shape(empty)}", "give one row")
-
-
-def bag_error(table: str, want: str, got: str, mend: str, kind: type[Exception] = ValueError) -> Exception:
-    return fail(kind, table, OP, want, got, mend)
+        raise fail(ValueError, table, op, want, f"{np.shape(empty)}", "give one row")

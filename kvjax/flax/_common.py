@@ -1,25 +1,23 @@
-"""The part that Linen and NNX layers share: how a layer gets its table, and how it reads."""
+"""The part that Linen and NNX layers share: how a layer gets its table, and what it reads of it."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
-import jax
-import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from kvjax._lookup.bags import combined
-from kvjax._lookup.readable import FrozenReadable, Readable, query_of, rows_of
+from kvjax._lookup.feature import Feature
+from kvjax._lookup.readable import FrozenReadable, Readable
 from kvjax._spec.options import Options
 from kvjax._spec.sharding import Sharding
 from kvjax._table.modules import init_table
-from kvjax._table.prefetched import Prefetched
-from kvjax._table.reads import Query
 from kvjax._table.registry import Arguments, get_table, tables
 from kvjax._table.table import Table
-from kvjax._values.errors import fail, meant
-from kvjax._values.norms import clip_norm
+from kvjax._values.arrays import ArrayLike
+from kvjax._values.combiners import Combiner
+from kvjax._values.errors import meant
+from kvjax._values.missing import Missing
 from kvjax._values.numbers import is_integer
 from kvjax.initializers import InitializerLike, normal
 
@@ -109,18 +107,28 @@ def _existing(name: str, op: str) -> Table:
         ) from None
 
 
-def read(layer: Any, table: Readable, keys: Any, mask: Any, salt: int | None, missing: Any) -> jax.Array:
-    """Rows in the compute dtype. The cast comes after the read, so gradients are summed in float32."""
-    rows = rows_of(table, _query(layer, table, keys, mask, salt), missing)
-    rows = clip_norm(jnp, rows, layer.max_norm, table.name, type(layer).__name__)
-    return rows if layer.dtype is None else rows.astype(layer.dtype)
+class OfBags(TypedDict, total=False):
+    """Arguments of a call of `EmbedBag` beside keys."""
+
+    lengths: ArrayLike | None
+    segment_ids: ArrayLike | None
+    num_segments: int | None
+    mask: ArrayLike | None
+    weights: ArrayLike | None
+    salt: int | None
+    missing: Missing | None
 
 
-def read_bag(layer: Any, table: Readable, keys: Any, mask: Any, salt: int | None, empty: Any, **form: Any) -> jax.Array:
-    """Bags in the compute dtype; `empty` is the row for empty ones."""
-    query = _query(layer, table, keys, mask, salt)
-    options = {"combiner": layer.combiner, "max_norm": layer.max_norm, "dtype": layer.dtype}
-    return combined(table, query, empty=empty, **options, **form)
+class OfFeature(OfBags, total=False):
+    """Arguments of a feature beside keys, of a layer that has none of bags of its own."""
+
+    combiner: Combiner | None
+    empty: ArrayLike | None
+
+
+def feature_of(layer: Any, table: Readable, keys: Any, **others: Any) -> Feature:
+    """What a layer reads of its table, by its own options and by those of a call."""
+    return Feature(table, keys, pad_id=layer.pad_id, max_norm=layer.max_norm, dtype=layer.dtype, **others)
 
 
 def learns_default(empty: str, table: Readable) -> bool:
@@ -130,16 +138,3 @@ def learns_default(empty: str, table: Readable) -> bool:
             f"kvjax: table {table.name!r}, EmbedBag: want empty='zeros' or 'learned', got {empty!r}; choose one"
         )
     return empty == "learned"
-
-
-def _query(layer: Any, table: Readable, keys: Any, mask: Any, salt: int | None) -> Query:
-    """What a layer asks its table: salted keys, and which of them are valid; the ids say what is padding, before the
-    salt."""
-    op = type(layer).__name__
-    if isinstance(keys, Prefetched) and salt is not None:
-        raise fail(
-            ValueError, table.name, op, "no salt beside prefetched keys", f"salt={salt}",
-            "prefetch the salted keys: kvjax.keys(ids).salted(salt)",
-        )  # fmt: skip
-    query = query_of(table, op, keys, mask, layer.pad_id)
-    return query if salt is None else query._replace(keys=query.keys.salted(salt))

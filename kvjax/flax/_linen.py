@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal
+from typing import Literal, Unpack
 
 import flax.linen as nn
 import jax
@@ -12,13 +12,14 @@ import yaml
 from flax.core.scope import LazyRng
 
 from kvjax._keys.keys import Keys, KeysLike
+from kvjax._lookup.feature import Feature, read
 from kvjax._lookup.readable import Readable
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.combiners import Combiner
-from kvjax.flax._common import LayerOptions, checked, learns_default, read, read_bag, resolve_table
+from kvjax.flax._common import LayerOptions, OfBags, OfFeature, checked, feature_of, learns_default, resolve_table
 
 # So that ``nn.Module.tabulate``, which prints parameters and inputs as YAML, can show them.
 for _shown in (Table, Keys):
@@ -95,7 +96,6 @@ class Embed(_TableModule):
     pad_id: int | None = dataclasses.field(default=None, kw_only=True)
     max_norm: float | None = dataclasses.field(default=None, kw_only=True)
 
-    @nn.compact
     def __call__(
         self,
         keys: KeysLike | Prefetched,
@@ -115,7 +115,21 @@ class Embed(_TableModule):
         Returns:
           ``(..., features)``.
         """
-        return read(self, self._table(), keys, mask, salt, missing)
+        return read(self.feature(keys, mask=mask, salt=salt, missing=missing), type(self).__name__)
+
+    @nn.compact
+    def feature(self, keys: KeysLike | Prefetched, **options: Unpack[OfFeature]) -> Feature:
+        """What `kvjax.lookup_many` reads of this table, together with its other features.
+
+        Args:
+          keys: as of a call; of bags ``(..., L)``, or ``(n,)`` with lengths or segment_ids.
+          **options: mask, salt and missing, as of a call. With a combiner the feature is bags, and lengths,
+            segment_ids, num_segments, weights and empty say more, see `kvjax.Feature`.
+
+        Returns:
+          `kvjax.Feature`.
+        """
+        return feature_of(self, self._table(), keys, **options)
 
 
 class EmbedBag(_TableModule):
@@ -143,7 +157,6 @@ class EmbedBag(_TableModule):
     max_norm: float | None = dataclasses.field(default=None, kw_only=True)
     empty: Literal["zeros", "learned"] = dataclasses.field(default="zeros", kw_only=True)
 
-    @nn.compact
     def __call__(
         self,
         keys: KeysLike | Prefetched,
@@ -171,9 +184,24 @@ class EmbedBag(_TableModule):
         Returns:
           ``(..., features)``, one row a bag.
         """
+        feature = self.feature(
+            keys, lengths=lengths, segment_ids=segment_ids, num_segments=num_segments, mask=mask, weights=weights,
+            salt=salt, missing=missing,
+        )  # fmt: skip
+        return read(feature, type(self).__name__)
+
+    @nn.compact
+    def feature(self, keys: KeysLike | Prefetched, **options: Unpack[OfBags]) -> Feature:
+        """What a call with these arguments would read, for `kvjax.lookup_many`.
+
+        Args:
+          keys: ``(..., L)``, or ``(n,)`` with lengths or segment_ids.
+          **options: the other arguments of a call.
+
+        Returns:
+          `kvjax.Feature`.
+        """
         table, default = self._table(), None
         if learns_default(self.empty, table):
             default = self.param("default", nn.initializers.zeros, (table.dim,), jnp.float32)
-        form: dict[str, Any] = {"lengths": lengths, "segment_ids": segment_ids, "num_segments": num_segments}
-        form |= {"weights": weights, "missing": missing}
-        return read_bag(self, table, keys, mask, salt, default, **form)
+        return feature_of(self, table, keys, combiner=self.combiner, empty=default, **options)

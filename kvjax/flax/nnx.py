@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,14 @@ from jax.typing import DTypeLike
 
 from kvjax._keys.keys import KeysLike
 from kvjax._lookup import gradients
+from kvjax._lookup.feature import Feature, read
 from kvjax._spec.signature import initialized_by
 from kvjax._table.prefetched import Prefetched
 from kvjax._table.reads import Missing
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike, PyTree
 from kvjax._values.combiners import Combiner
-from kvjax.flax._common import LayerOptions, learns_default, read, read_bag, resolve_table
+from kvjax.flax._common import LayerOptions, OfBags, OfFeature, feature_of, learns_default, resolve_table
 
 __all__ = ["Embed", "EmbedBag", "grad", "value_and_grad"]
 
@@ -121,7 +122,20 @@ class Embed(_TableModule):
         Returns:
           ``(..., features)``.
         """
-        return read(self, self.table.get_value(), keys, mask, salt, missing)
+        return read(self.feature(keys, mask=mask, salt=salt, missing=missing), type(self).__name__)
+
+    def feature(self, keys: KeysLike | Prefetched, **options: Unpack[OfFeature]) -> Feature:
+        """What `kvjax.lookup_many` reads of this table, together with its other features.
+
+        Args:
+          keys: as of a call; of bags ``(..., L)``, or ``(n,)`` with lengths or segment_ids.
+          **options: mask, salt and missing, as of a call. With a combiner the feature is bags, and lengths,
+            segment_ids, num_segments, weights and empty say more, see `kvjax.Feature`.
+
+        Returns:
+          `kvjax.Feature`.
+        """
+        return feature_of(self, self.table.get_value(), keys, **options)
 
 
 class EmbedBag(_TableModule):
@@ -180,10 +194,24 @@ class EmbedBag(_TableModule):
         Returns:
           ``(..., features)``, one row a bag.
         """
-        default = None if self.default is None else self.default.get_value()
-        form: dict[str, Any] = {"lengths": lengths, "segment_ids": segment_ids, "num_segments": num_segments}
-        form |= {"weights": weights, "missing": missing}
-        return read_bag(self, self.table.get_value(), keys, mask, salt, default, **form)
+        feature = self.feature(
+            keys, lengths=lengths, segment_ids=segment_ids, num_segments=num_segments, mask=mask, weights=weights,
+            salt=salt, missing=missing,
+        )  # fmt: skip
+        return read(feature, type(self).__name__)
+
+    def feature(self, keys: KeysLike | Prefetched, **options: Unpack[OfBags]) -> Feature:
+        """What a call with these arguments would read, for `kvjax.lookup_many`.
+
+        Args:
+          keys: ``(..., L)``, or ``(n,)`` with lengths or segment_ids.
+          **options: the other arguments of a call.
+
+        Returns:
+          `kvjax.Feature`.
+        """
+        table, default = self.table.get_value(), None if self.default is None else self.default.get_value()
+        return feature_of(self, table, keys, combiner=self.combiner, empty=default, **options)
 
 
 ArgNums: TypeAlias = int | nnx.DiffState | Sequence[int | nnx.DiffState]

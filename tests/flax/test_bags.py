@@ -119,3 +119,88 @@ def test_padding_and_salts_in_layers(make):
 
     grads = kvjax.merge(kvjax.grad(loss)(variables["params"])["table"])
     assert int((np.asarray(grads.counts) > 0).sum()) == 4  # two ids, two features
+
+
+class Features(nn.Module):
+    """A candidate and a bag of one table, read together or each by itself, and features of two other tables."""
+
+    together: bool
+
+    def setup(self):
+        self.user = kvjax.flax.Embed("users", 2, dtype=jnp.bfloat16)
+        self.item = kvjax.flax.Embed("items", 3, pad_id=0, max_norm=0.5)
+        self.tag = kvjax.flax.EmbedBag("tags", 3, pad_id=0, empty="learned", combiner="sum")
+
+    def __call__(self, keys):
+        liked, options = {"combiner": "mean", "salt": 1}, {"salt": 2, "missing": "zeros"}
+        if self.together:
+            return kvjax.lookup_many({
+                "user": self.user.feature(keys, mask=keys != 1),
+                "item": self.item.feature(keys[:, 0]),
+                "liked": self.item.feature(keys, **liked),
+                "tag": self.tag.feature(keys, **options),
+            })  # fmt: skip
+        return {
+            "user": self.user(keys, keys != 1),
+            "item": self.item(keys[:, 0]),
+            "tag": self.tag(keys, **options),
+            **kvjax.lookup_many({"liked": self.item.feature(keys, **liked)}),
+        }
+
+
+class NnxFeatures(nnx.Module):
+    def __init__(self, together):
+        self.together = together
+        self.user = kvjax.flax.nnx.Embed("users", 2, dtype=jnp.bfloat16)
+        self.item = kvjax.flax.nnx.Embed("items", 3, pad_id=0, max_norm=0.5)
+        self.tag = kvjax.flax.nnx.EmbedBag("tags", 3, pad_id=0, empty="learned", combiner="sum")
+
+    __call__ = vars(Features)["__call__"].__wrapped__
+
+
+def with_linen(together):
+    model = Features(together)
+    params = model.init(jax.random.key(0), kvjax.keys(KEYS))["params"]
+    params["tag"]["default"] = jnp.arange(3.0)
+    return params, lambda params, keys: model.apply({"params": params}, keys), kvjax.value_and_grad
+
+
+def with_nnx(together):
+    model = NnxFeatures(together)
+    model.tag.default[...] = jnp.arange(3.0)
+    return model, lambda model, keys: model(keys), kvjax.flax.nnx.value_and_grad
+
+
+@pytest.mark.parametrize("kind", [with_linen, with_nnx])
+def test_features_of_layers_are_what_their_calls_give(kind, promotion):
+    found, keys = [], kvjax.keys(KEYS)
+    for together in (True, False):
+        params, run, value_and_grad = kind(together)
+
+        def loss(params, keys, run=run):
+            rows = run(params, keys)
+            return sum(jnp.sum(jnp.sin(x.astype(jnp.float32))) for x in rows.values()), rows
+
+        call = value_and_grad(loss, has_aux=True)
+        (_, rows), grads = call(params, keys)
+        of_tables = {name: grads[name]["table"] for name in ("user", "item", "tag")}
+        merged = {name: kvjax.merge(getattr(x, "get_value", lambda x=x: x)()) for name, x in of_tables.items()}
+        found.append((rows, merged, str(jax.make_jaxpr(call)(params, keys)).count("kvjax_lookup")))
+    (many, many_grads, reads), (each, each_grads, reads_of_each) = found
+    assert (reads, reads_of_each) == (3, 4)
+    want = {"user": (4, 3, 2), "item": (4, 3), "liked": (4, 3), "tag": (4, 3)}
+    assert {name: x.shape for name, x in many.items()} == want and many["user"].dtype == jnp.bfloat16
+    np.testing.assert_array_equal(many["tag"][2], np.arange(3.0))
+    for name in many:
+        np.testing.assert_allclose(many[name].astype(jnp.float32), each[name].astype(jnp.float32), 1e-6)
+    for name, merged in many_grads.items():
+        np.testing.assert_array_equal(merged.counts, each_grads[name].counts)
+        np.testing.assert_allclose(merged.rows, each_grads[name].rows, 1e-5)
+
+
+def test_tabulate_shows_features(promotion):
+    keys = kvjax.keys(KEYS)
+    for together in (True, False):
+        text = Features(together).tabulate(jax.random.key(0), keys, console_kwargs={"width": 400})
+        assert "Table(users" in text and "Table(tags" in text
+        assert together == ("Feature(table=items, keys=(4,), pad_id=0" in text)

@@ -195,11 +195,11 @@ def test_python_knows_no_platform():
 
 def test_public_names():
     assert set(kvjax.__all__) == {
-        "Exported", "Keys", "KeysLike", "Prefetched", "Program", "ProgramError", "Prune", "Simulated", "SparseRows",
-        "Stats", "Table", "admit", "backends", "checkpoint", "commit", "constraints", "convert", "drop_table", "evict",
-        "export", "flax", "get_table", "grad", "hash_keys", "initializers", "keys", "lookup_bag", "lookup_many",
-        "merge", "optax", "orbax", "prefetch", "reshard", "serving", "simulate", "stats", "storage", "tables",
-        "value_and_grad",
+        "Exported", "Feature", "Keys", "KeysLike", "Prefetched", "Program", "ProgramError", "Prune", "Simulated",
+        "SparseRows", "Stats", "Table", "admit", "backends", "checkpoint", "commit", "constraints", "convert",
+        "drop_table", "evict", "export", "flax", "get_table", "grad", "hash_keys", "initializers", "keys",
+        "lookup_bag", "lookup_many", "merge", "optax", "orbax", "prefetch", "reshard", "serving", "simulate", "stats",
+        "storage", "tables", "value_and_grad",
     }  # fmt: skip
     assert set(kvjax.flax.__all__) == {"Embed", "EmbedBag", "nnx"}
     assert set(kvjax.optax.__all__) == {

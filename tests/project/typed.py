@@ -66,6 +66,9 @@ def reads(table: kvjax.Table, keys: jax.Array, wants_found: bool):
     assert_type(kvjax.lookup_bag(table, keys, lengths=[1, 0, 2], combiner="sqrtn", empty=[9.0, 9.0]), jax.Array)
     kvjax.lookup_bag(table, keys, combiner="avg")  # pyright: ignore[reportArgumentType]
     assert_type(kvjax.lookup_many({"a": (table, keys), "b": (table, [1], keys > 0)}), dict[str, jax.Array])
+    bags = kvjax.Feature(table, keys, pad_id=-1, combiner="mean", empty=[9.0])
+    assert_type(kvjax.lookup_many({"a": bags}), dict[str, jax.Array])
+    kvjax.Feature(table, keys, combiner="avg")  # pyright: ignore[reportArgumentType]
 
 
 def writes(table: kvjax.Table, keys: jax.Array, grads: kvjax.SparseRows):
@@ -109,6 +112,10 @@ def layers(keys: jax.Array, default: nnx.Param[jax.Array], table: kvjax.Table):
     kvjax.flax.nnx.Embed("u", 4, sede=3)  # pyright: ignore[reportCallIssue]
     assert_type(embed(keys, salt=1), jax.Array)
     assert_type(embed.table.get_value(), kvjax.Table)
+    assert_type(embed.feature(keys, mask=keys > 0, combiner="sum", lengths=[1, 2]), kvjax.Feature)
+    embed.feature(keys, combiner="avg")  # pyright: ignore[reportArgumentType]
+    assert_type(kvjax.flax.EmbedBag(table).feature(keys, lengths=[1, 2]), kvjax.Feature)
+    kvjax.flax.EmbedBag(table).feature(keys, combiner="sum")  # pyright: ignore[reportCallIssue]
     assert_type(kvjax.flax.nnx.EmbedBag("v", 4, combiner="max")(keys, lengths=[1, 2]), jax.Array)
     kvjax.flax.nnx.EmbedBag("v", 4, combiner="avg")  # pyright: ignore[reportArgumentType]
     kvjax.lookup_bag(table, keys, empty=default)

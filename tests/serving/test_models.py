@@ -105,6 +105,8 @@ def test_features(both):
             "a": (source, keys),
             "b": (source, keys.reshape(2, 4).salted(1)),
             "c": (source, keys[:2], [True, False]),
+            "d": kvjax.Feature(source, keys.reshape(2, 4), pad_id=0, combiner="sum"),
+            "e": kvjax.Feature(source, keys, lengths=[2, 0, 3], combiner="mean", salt=1),
         }
         return kvjax.lookup_many(features)
 

@@ -211,6 +211,42 @@ def test_scan_merge_remat_vmap_and_many(both, explicit):
     np.testing.assert_allclose(rows, sharded_rows, rtol=1e-5, atol=1e-6)
 
 
+@slow
+@pytest.mark.parametrize("explicit", [False, True], ids=["auto", "explicit"])
+def test_features(both, explicit):
+    """Rows and bags, of the batch's axis and of others, of a table and of a frozen one."""
+    rng = np.random.default_rng(0)
+    keys, ragged, results = rng.integers(0, 30, (8, 3)), rng.integers(0, 30, 20), []
+    for table, put in both(explicit=explicit):
+        table = table.upsert(np.arange(20), np.sin(np.arange(80.0)).reshape(20, 4))
+
+        def features(table, keys):
+            return {
+                "one": (table, keys[:, 0]),
+                "all": kvjax.Feature(table, keys, keys != 3, salt=1, max_norm=0.1),
+                "bag": kvjax.Feature(table, keys, pad_id=7, combiner="mean", empty=np.ones(4)),
+                "ragged": kvjax.Feature(table, ragged, lengths=[3, 0, 9], combiner="sum"),
+                "zeros": kvjax.Feature(table, keys, missing="zeros"),
+                "scalar": (table, 5),
+            }
+
+        def loss(table, keys):
+            rows = kvjax.lookup_many(features(table, keys))
+            return sum(jnp.sum(jnp.sin(x)) for x in rows.values()), rows
+
+        step = jax.jit(kvjax.value_and_grad(loss, has_aux=True))
+        (value, rows), grads = step(table, put(kvjax.keys(keys)))
+        for name, feature in features(table, put(kvjax.keys(keys))).items():
+            np.testing.assert_allclose(kvjax.lookup_many({"x": feature})["x"], rows[name], 1e-6, err_msg=name)
+        results.append((value, rows, table.apply(SGD, grads)[0].export()))
+    (want, rows, one), (got, sharded_rows, sharded) = results
+    np.testing.assert_allclose(want, got, 1e-5)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, 1e-6), rows, sharded_rows)
+    close(one, sharded)
+    if explicit:
+        assert jax.typeof(sharded_rows["bag"]).sharding.spec == P("x", None)
+
+
 @wide_is_slow
 @pytest.mark.parametrize("n", few([0, 1, 7, 13], 3))
 def test_batches_that_the_devices_do_not_divide(both, x64, n):

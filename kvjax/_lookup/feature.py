@@ -1,0 +1,146 @@
+"""Features: what a model reads of a table, before it is read, so that those of one table can be read together."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from kvjax._keys.keys import KeysLike
+from kvjax._lookup.bags import bags_in
+from kvjax._lookup.readable import FrozenReadable, Readable, check_readable, query_of, rows_of
+from kvjax._table.prefetched import Prefetched
+from kvjax._table.reads import Query
+from kvjax._table.table import Table
+from kvjax._values.arrays import ArrayLike
+from kvjax._values.combiners import Combiner
+from kvjax._values.errors import fail
+from kvjax._values.missing import Missing
+from kvjax._values.norms import clip_norm
+
+_OF_BAGS = ("lengths", "segment_ids", "num_segments", "weights", "empty")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Feature:
+    """A feature of a model: a table, the keys of a batch, and what becomes of their rows; for `kvjax.lookup_many`.
+
+    Without a `combiner` it is a row for each key, as `Table.lookup` reads them; with one it is bags, as
+    `kvjax.lookup_bag` makes them. Layers make features of their own table by `kvjax.flax.Embed.feature`. Nothing is
+    read and nothing is checked before the feature is looked up.
+
+    Attributes:
+      table: the `Table`, or the ``as_jax()`` of a `kvjax.serving.FrozenTable`.
+      keys: ``(...)``; of bags ``(..., L)``, or ``(n,)`` with lengths or segment_ids. `kvjax.Keys`, NumPy integers, JAX
+        integers, or what `kvjax.prefetch` has returned for them.
+      mask: bool in the shape of the keys, false for padding.
+      pad_id: the id that marks padding, before the salt.
+      salt: number of the feature, so that it shares the table with others but no rows; see `kvjax.Keys.salted`.
+      missing: what keys without a row read as, see `Table.lookup`.
+      combiner: "sum", "mean", "sqrtn" or "max" of bags; None for a row for each key.
+      lengths: ``(b,)``, this and what follows up to `weights` as in `kvjax.lookup_bag`, and of bags only.
+      segment_ids: ``(n,)`` integers.
+      num_segments: a Python integer.
+      weights: real numbers in the shape of the keys.
+      empty: row ``(dim,)`` that a bag without keys gets, by default zeros.
+      max_norm: positive number; longer rows are first scaled down to this Euclidean norm.
+      dtype: of the result, by default the table's.
+
+    Example:
+      >>> import kvjax, numpy as np
+      >>> table = kvjax.get_table("doc_feature", dim=2)
+      >>> kvjax.Feature(table, np.array([[5, 7, -1]]), pad_id=-1, combiner="mean")
+      Feature(table='doc_feature', keys=(1, 3), pad_id=-1, combiner='mean')
+      >>> kvjax.drop_table("doc_feature")
+    """
+
+    table: Table | FrozenReadable
+    keys: KeysLike | Prefetched
+    mask: ArrayLike | None = None
+    _: dataclasses.KW_ONLY
+    pad_id: int | None = None
+    salt: int | None = None
+    missing: Missing | None = None
+    combiner: Combiner | None = None
+    lengths: ArrayLike | None = None
+    segment_ids: ArrayLike | None = None
+    num_segments: int | None = None
+    weights: ArrayLike | None = None
+    empty: ArrayLike | None = None
+    max_norm: float | None = None
+    dtype: DTypeLike | None = None
+
+    def __repr__(self) -> str:
+        """Arrays by their shapes, and the table by its name: it may be traced, and shown when that has ended."""
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        given["table"] = getattr(self.table, "name", type(self.table).__name__)
+        given["dtype"] = None if self.dtype is None else getattr(self.dtype, "__name__", str(self.dtype))
+        given = {name: x for name, x in given.items() if x is not None}
+        said = {name: x if isinstance(x, str | int | float) else np.shape(x) for name, x in given.items()}
+        return f"Feature({', '.join(f'{name}={x!r}' for name, x in said.items())})"
+
+
+class Plan(NamedTuple):
+    """A feature that has been checked.
+
+    Attributes:
+      table: that is read.
+      query: what is asked of it.
+      missing: what keys without a row read as.
+      made_of: the result of the rows of the query.
+    """
+
+    table: Readable
+    query: Query
+    missing: Any
+    made_of: Callable[[jax.Array], jax.Array]
+
+
+def plan(feature: Feature, op: str) -> Plan:
+    """What is to be read for a feature; `op` is for errors.
+
+    Raises:
+      TypeError, ValueError: an argument does not fit the others.
+    """
+    table = feature.table
+    check_readable(table, op)
+    query = _query_of(feature, op)
+    if feature.combiner is not None:
+        form: dict[str, Any] = {name: getattr(feature, name) for name in (*_OF_BAGS, "combiner", "max_norm", "dtype")}
+        query, made_of = bags_in(table, query, op, **form)
+        return Plan(table, query, feature.missing, made_of)
+    if given := [name for name in _OF_BAGS if getattr(feature, name) is not None]:
+        raise fail(
+            ValueError, table.name, op, f"a combiner beside {', '.join(given)}", "none",
+            "combiner='sum', 'mean', 'sqrtn' or 'max' makes bags",
+        )  # fmt: skip
+
+    def as_asked(rows: jax.Array) -> jax.Array:
+        rows = clip_norm(jnp, rows, feature.max_norm, table.name, op)
+        # The cast comes after the read, so that gradients are summed in float32.
+        return rows if feature.dtype is None else rows.astype(feature.dtype)
+
+    return Plan(table, query, feature.missing, as_asked)
+
+
+def _query_of(feature: Feature, op: str) -> Query:
+    """The keys, and which of them are valid: ids say what is padding, before the salt."""
+    table, keys, salt = feature.table, feature.keys, feature.salt
+    if isinstance(keys, Prefetched) and salt is not None:
+        raise fail(
+            ValueError, table.name, op, "no salt beside prefetched keys", f"salt={salt}",
+            "prefetch the salted keys: kvjax.keys(ids).salted(salt)",
+        )  # fmt: skip
+    query = query_of(table, op, keys, feature.mask, feature.pad_id)
+    return query if salt is None else query._replace(keys=query.keys.salted(salt))
+
+
+def read(feature: Feature, op: str) -> jax.Array:
+    """Looks one feature up; `op` is for errors."""
+    planned = plan(feature, op)
+    return planned.made_of(rows_of(planned.table, planned.query, planned.missing))
