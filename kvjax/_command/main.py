@@ -18,14 +18,16 @@ _CHECKPOINT = (
     "a checkpoint's folder, a step of an Orbax CheckpointManager, or the manager's folder (then its last step)"
 )
 _EPILOG = (
-    "Exit status: 0 if all is well, 1 if verify found damage or loss, diff a difference, or get a key without a row, 2 "
-    "for an error."
+    "Exit status: 0 if all is well, 1 if verify or releases --verify found damage or loss, diff a difference, or get a "
+    "key without a row, 2 for an error."
 )
 
 
 def parser() -> argparse.ArgumentParser:
     """All commands."""
-    top = argparse.ArgumentParser(prog="kvjax", description="Looks at checkpoints of kvjax's tables.", epilog=_EPILOG)
+    top = argparse.ArgumentParser(
+        prog="kvjax", description="Looks at checkpoints and releases of kvjax's tables.", epilog=_EPILOG
+    )
     top.add_argument("--version", action="version", version=f"kvjax {kvjax.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
@@ -112,6 +114,18 @@ def parser() -> argparse.ArgumentParser:
     convert.add_argument("--dtype", help="of TFRA's values (default: float32), or of the table that is made of others")
     _base(convert)
     _rules(convert)
+
+    releases = command("releases", "the releases of a model in a folder, and which of them servers read")
+    _path(releases, "folder", "of kvjax.serving.Releases")
+    change = releases.add_mutually_exclusive_group()
+    change.add_argument(
+        "--rollback",
+        type=_count,
+        metavar="NUMBER",
+        help="make the tables and files of this release current again, and let no other take its place",
+    )
+    change.add_argument("--resume", action="store_true", help="let others take its place again")
+    releases.add_argument("--verify", action="store_true", help="check every byte of every table")
 
     completion = command("completion", "a script that completes commands in a shell (needs shtab)")
     completion.add_argument("shell", choices=("bash", "zsh", "fish", "tcsh"))

@@ -374,15 +374,14 @@ def test_no_command_loads_jax(manager, tmp_path):
         ["convert", out + ".npz", out + "3"], ["convert", out + ".npz", out + "4.npz"],
     ]  # fmt: skip
     code = (
-        "import json, sys, time; from kvjax._command.main import main; begun = [0.0]\n"
+        "import json, sys; from kvjax._command.main import main\n"
         "for run in json.loads(sys.argv[1]):\n"
-        "    assert main(run) == (run[0] == 'diff'), run; begun.append(time.process_time())\n"
+        "    assert main(run) == (run[0] == 'diff'), run\n"
         "    assert not {'jax', 'flax', 'orbax', 'optax', 'tensorstore'} & sys.modules.keys(), run\n"
-        "print('seconds', max(b - a for a, b in zip(begun, begun[1:])))"
     )
     argv = [sys.executable, "-c", code, json.dumps(runs, default=str)]
     out = subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True).stdout  # errors show in the test's own
-    assert "user" in out and float(out.split("seconds")[1]) < 0.5  # of the first, which loads what all need
+    assert "user" in out
     for lines in (0, 1):
         piped = subprocess.Popen([sys.executable, "-m", "kvjax", "inspect", str(manager)], stdout=subprocess.PIPE)
         for _ in range(lines):

@@ -15,7 +15,7 @@ TEXT = (Path(__file__).parents[2] / "docs/command-line.md").read_text()
 
 def plain(output):
     """Without what differs from one format of checkpoints, or width of a terminal, to another."""
-    output = re.sub(r"[\d.]+ (B|KiB|MiB)\b|\d+ files", "...", output)
+    output = re.sub(r"[\d.]+ (B|KiB|MiB)\b|\d+ files|[\d-]+ [\d:]+ UTC|/\S+/(?=\w+day)", "...", output)
     lines = [re.sub(r"\s+", " ", re.sub("─+", "─", line)).strip() for line in output.splitlines()]
     return [line for line in lines if line]
 
@@ -30,7 +30,7 @@ def test_the_commands_print_what_the_page_says(tmp_path, monkeypatch, capsys):
     (runs,) = re.findall(r"```console\n(.*?)```", TEXT, re.S)
     commands = re.findall(r"^\$ kvjax (.*?)\n(.*?)(?=^\$ |\Z)", runs, re.M | re.S)
     assert len(commands) == runs.count("$ kvjax")
-    said = {"inspect", "top", "get", "verify", "diff", "prune", "convert"}
+    said = {"inspect", "top", "get", "verify", "diff", "prune", "convert", "releases"}
     assert {command.split()[0] for command, _ in commands} == said
     for command, printed in commands:
         status = main(shlex.split(command))

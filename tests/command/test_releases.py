@@ -1,0 +1,92 @@
+"""``kvjax releases``: what it lists, and how an operator goes back from a bad release without Python."""
+
+import json
+
+import numpy as np
+import pytest
+
+import kvjax
+from kvjax._command.main import main
+from kvjax.serving import Changes, Releases
+
+
+@pytest.fixture
+def run(capsys):
+    def run(*args):
+        status = main(["releases", *map(str, args)])
+        out, err = capsys.readouterr()
+        return status, json.loads(out) if "--json" in args and status < 2 else out + err
+
+    return run
+
+
+@pytest.fixture
+def folder(make, tmp_path):
+    releases = Releases(tmp_path / "model")
+    tables = {"user": make(2).upsert([1, 2], np.ones((2, 2))), "item": make(3).upsert([1], [[1.0, 2.0, 3.0]])}
+    releases.publish(tables, {"bias": b"0.5"}, keep=4)
+    releases.update({"user": Changes([2, 3], np.zeros((2, 2)), step=7)}, keep=4)
+    return tmp_path / "model"
+
+
+def test_what_is_there(folder, run):
+    status, found = run(folder, "--json", "--verify")
+    assert status == 0 and found["damaged"] == []
+    assert (found["folder"], found["current"], found["paused"]) == (str(folder), 2, False)
+    assert [release["number"] for release in found["releases"]] == [1, 2]
+    for release, rows, step in zip(found["releases"], (2, 3), (0, 7), strict=True):
+        user = release["tables"]["user"]
+        assert (user["rows"], user["dim"], user["dtype"], user["step"]) == (rows, 2, "float32", step)
+        assert user["bytes"] == (folder / f"{release['number']:08}" / "user.frozen").stat().st_size
+        assert release["tables"]["item"]["rows"] == 1 and release["files"] == {"bias": 3}
+        assert release["again"] is None and release["source"] is None and release["checkpoint"] == []
+        assert release["published"].endswith("+00:00")
+    status, text = run(folder)
+    assert status == 0 and "release 2 is the current one\n" in text and "item, user" in text and "bias" in text
+
+
+def test_back_and_on(folder, run):
+    status, found = run(folder, "--rollback", 1, "--json")
+    assert status == 0 and (found["current"], found["paused"]) == (3, True) and found["releases"][-1]["again"] == 1
+    assert Releases(folder).current()["user"].lookup([2]).tolist() == [[1.0, 1.0]]
+    status, text = run(folder)
+    assert status == 0 and "release 3 is the current one, paused" in text and "--resume" in text
+    status, text = run(folder, "--resume")
+    assert status == 0 and "paused" not in text and not Releases(folder).paused
+
+
+def test_back_from_a_release_that_cannot_be_opened(folder, run):
+    file = folder / "00000002/user.frozen"
+    data = file.read_bytes()
+    file.unlink()
+    file.write_bytes(data[:-9])
+    status, found = run(folder, "--json")
+    assert status == 1 and found["releases"][1]["tables"] is None and "user.frozen" in found["damaged"][0]
+    status, text = run(folder)
+    assert status == 1 and "damaged" in text and text.count("user.frozen") == 1
+    status, found = run(folder, "--rollback", 1, "--json")
+    assert status == 1 and (found["current"], found["paused"]) == (3, True)  # the damaged one is still there
+    assert sorted(Releases(folder).current()) == ["item", "user"]
+
+
+def test_every_byte_is_read_if_that_is_asked(folder, run):
+    file = folder / "00000001/item.frozen"
+    data = bytearray(file.read_bytes())
+    data[data.index(np.float32(3).tobytes())] ^= 1
+    file.unlink()  # the other release has it, too
+    file.write_bytes(data)
+    assert run(folder)[0] == 0
+    status, text = run(folder, "--verify")
+    assert status == 1 and text.count("item.frozen") == 1
+
+
+def test_errors(folder, run, tmp_path, capsys):
+    status, text = run(folder, "--rollback", 9)
+    assert status == 2 and "kvjax: releases" in text and "want one of the releases [1, 2], got 9" in text
+    status, text = run(tmp_path / "none")
+    assert status == 2 and "want a release that has been published, got none" in text
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(SystemExit):
+        main(["releases", str(folder), "--rollback", "1", "--resume"])
+    assert "not allowed with" in capsys.readouterr().err
+    assert kvjax.serving.Releases(folder).current().number == 2
