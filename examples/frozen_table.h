@@ -16,8 +16,17 @@
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
 #error "a frozen table is little-endian"
 #endif
+#ifdef __FAST_MATH__
+#error "initial rows would be others with -ffast-math"
+#endif
+#if defined(__STRICT_ANSI__) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
+#define _POSIX_C_SOURCE 200809L /* which -std=c99 leaves out */
+#endif
 
+#include <errno.h>
 #include <fcntl.h>
+#include <float.h>
+#include <locale.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -27,6 +36,10 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#if defined(FLT_EVAL_METHOD) && FLT_EVAL_METHOD != 0 && FLT_EVAL_METHOD != 16
+#error "initial rows would be others with numbers of more bits: on x86 use -mfpmath=sse -msse2"
+#endif
 
 #ifdef __cplusplus
 extern "C" {
@@ -95,8 +108,7 @@ FROZEN_API int frozen_verify(const frozen_table* table);
 FROZEN_API size_t frozen_lookup(const frozen_table* table, const int64_t* keys, size_t n, float* rows,
                                 unsigned char* found);
 
-/* ---- JSON: the description is an object whose names are not escaped
- * -------------------------------------------- */
+/* ---- JSON: the description is an object whose names are not escaped ---- */
 
 static const char* frozen_after_string(const char* at) {
   for (++at; *at != '\0' && *at != '"'; ++at)
@@ -147,14 +159,22 @@ static const char* frozen_member(const char* at, const char* name) {
   return "";
 }
 
-static double frozen_number(const char* at) { return strtod(at, NULL); }
+/* Whether a number ends here. */
+static int frozen_ends(const char* at) { return *at == ',' || *at == '}' || *at == ']'; }
+
+/* A number, with a point whatever the locale says: frozen_open sees to that. Returns 0 if it is none. */
+static int frozen_number(const char* at, double* x) {
+  char* end = NULL;
+  *x = strtod(at, &end);
+  return end != at && frozen_ends(end);
+}
 
 /* An integer of 0 to `most`; else `most` + 1. */
 static uint64_t frozen_integer(const char* at, uint64_t most) {
   char* end = NULL;
   if (*at < '0' || *at > '9') return most + 1;
   const uint64_t x = strtoull(at, &end, 10);
-  return x > most || (*end != ',' && *end != '}' && *end != ']') ? most + 1 : x;
+  return x > most || !frozen_ends(end) ? most + 1 : x;
 }
 
 /* The number of a name in a list that ends with NULL; -1 if it is none of them. */
@@ -166,8 +186,7 @@ static int frozen_choice(const char* at, const char* const* names) {
   return -1;
 }
 
-/* ---- opening
- * --------------------------------------------------------------------------------------------------- */
+/* ---- opening ---- */
 
 static uint32_t frozen_crc32(const unsigned char* data, size_t n) {
   uint32_t table[256], crc = 0xFFFFFFFFu;
@@ -214,10 +233,10 @@ static int frozen_read_initial(frozen_table* t, const char* initial) {
   t->segments = (frozen_segment*)calloc(most, sizeof(frozen_segment));
   if (t->segments == NULL) return 0;
   if (kind != FROZEN_SEGMENTS) {
-    const double a = frozen_number(frozen_member(initial, "a")),
-                 b = frozen_number(frozen_member(initial, "b"));
-    t->segments[t->num_segments++] = (frozen_segment){t->dim, kind, a, b};
-    return 1;
+    frozen_segment* const s = &t->segments[t->num_segments++];
+    s->end = t->dim, s->kind = kind;
+    return frozen_number(frozen_member(initial, "a"), &s->a) &&
+           frozen_number(frozen_member(initial, "b"), &s->b);
   }
   uint32_t begin = 0;
   while (*at == '[' || *at == ' ' || *at == ',') {
@@ -230,9 +249,9 @@ static int frozen_read_initial(frozen_table* t, const char* initial) {
     const uint64_t end = frozen_integer(part[0], t->dim);
     const int of = frozen_choice(part[1], kinds);
     if (end <= begin || end > t->dim || of < 0 || of >= FROZEN_POOL || t->num_segments == most) return 0;
-    begin = (uint32_t)end;
-    t->segments[t->num_segments++] =
-        (frozen_segment){begin, of, frozen_number(part[2]), frozen_number(part[3])};
+    frozen_segment* const s = &t->segments[t->num_segments++];
+    s->end = begin = (uint32_t)end, s->kind = of;
+    if (!frozen_number(part[2], &s->a) || !frozen_number(part[3], &s->b)) return 0;
     at = frozen_after_value(part[3]);
     if (*at == ']') ++at;
   }
@@ -291,26 +310,30 @@ FROZEN_API void frozen_close(frozen_table* t) {
 }
 
 FROZEN_API frozen_table* frozen_open(const char* path, char* why, size_t room) {
-  const char* wrong = "it cannot be opened";
+  const char *wrong = "it cannot be opened", *system = "";
   frozen_table* t = (frozen_table*)calloc(1, sizeof(frozen_table));
-  const int fd =
-      open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* opening a FIFO would wait for who writes it */
+  const locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+  /* Opening a FIFO would wait for who writes it. */
+  const int fd = t == NULL || plain == (locale_t)0 ? -1 : open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
   struct stat found;
-  if (t != NULL && fd >= 0 && fstat(fd, &found) == 0) {
-    wrong = "it is no file of bytes";
-    if (S_ISREG(found.st_mode) && found.st_size > 0) {
-      void* const whole = mmap(NULL, (size_t)found.st_size, PROT_READ, MAP_SHARED, fd, 0);
-      wrong = "it cannot be mapped";
-      if (whole != MAP_FAILED) {
-        t->whole = whole;
-        t->size = (size_t)found.st_size;
-        wrong = frozen_parse(t);
-      }
-    }
+  void* whole = MAP_FAILED;
+  if (fd < 0 || fstat(fd, &found) != 0) {
+    system = strerror(errno);
+  } else if (!S_ISREG(found.st_mode) || found.st_size == 0) {
+    wrong = "it is no file, or an empty one";
+  } else if ((whole = mmap(NULL, (size_t)found.st_size, PROT_READ, MAP_SHARED, fd, 0)) == MAP_FAILED) {
+    wrong = "it cannot be mapped", system = strerror(errno);
+  } else {
+    t->whole = whole, t->size = (size_t)found.st_size;
+    const locale_t before = uselocale(plain);
+    wrong = frozen_parse(t);
+    uselocale(before);
   }
   if (fd >= 0) close(fd);
+  if (plain != (locale_t)0) freelocale(plain);
   if (wrong == NULL) return t;
-  if (why != NULL && room > 0) snprintf(why, room, "frozen table %s: %s", path, wrong);
+  if (why != NULL && room > 0)
+    snprintf(why, room, "frozen table %s: %s%s%s", path, wrong, *system == '\0' ? "" : ": ", system);
   frozen_close(t);
   return NULL;
 }
@@ -331,8 +354,7 @@ FROZEN_API int frozen_verify(const frozen_table* t) {
   return 1;
 }
 
-/* ---- elements
- * -------------------------------------------------------------------------------------------------- */
+/* ---- elements ---- */
 
 static float frozen_of_bits(uint32_t bits) {
   float x;
@@ -359,8 +381,8 @@ static float frozen_rounded(float x, int dtype) {
   const uint32_t bits = frozen_bits_of(x), magnitude = bits & 0x7FFFFFFFu;
   if (dtype == FROZEN_FLOAT32 || magnitude >= 0x7F800000u) return x;
   if (dtype == FROZEN_BFLOAT16) return frozen_of_bits((bits + 0x7FFFu + (bits >> 16 & 1)) & 0xFFFF0000u);
-  if (magnitude <
-      0x38800000u) { /* below 2**-14, multiples of 2**-24: added to 0.5, which has such a spacing */
+  /* Below 2**-14, multiples of 2**-24: added to 0.5, which has such a spacing. */
+  if (magnitude < 0x38800000u) {
     const float near = frozen_of_bits(magnitude) + 0.5f;
     const float rounded = near - 0.5f;
     return bits >> 31 ? -rounded : rounded;
@@ -390,8 +412,7 @@ static void frozen_decode(const frozen_table* t, uint64_t row, float* to) {
   }
 }
 
-/* ---- initial rows
- * ---------------------------------------------------------------------------------------------- */
+/* ---- initial rows ---- */
 
 /* Four random words of a key: Philox4x32-10. */
 static void frozen_random(uint64_t key, uint32_t block, uint64_t seed, uint32_t out[4]) {
@@ -453,8 +474,7 @@ static void frozen_initial(const frozen_table* t, uint64_t key, uint64_t hash, f
   for (d = 0; d < t->dim; ++d) to[d] = frozen_rounded(to[d], t->initial_dtype);
 }
 
-/* ---- lookup
- * ---------------------------------------------------------------------------------------------------- */
+/* ---- lookup ---- */
 
 static uint64_t frozen_mix(uint64_t x) {
   x ^= x >> 30, x *= 0xBF58476D1CE4E5B9ull;
@@ -485,8 +505,8 @@ FROZEN_API size_t frozen_lookup(const frozen_table* t, const int64_t* keys, size
       FROZEN_PREFETCH(t->hashes + (at[i] < t->rows ? at[i] : t->rows));
     }
     for (size_t i = 0; i < m; ++i) {
-      for (int step = t->steps - 1; step >= 0;
-           --step) { /* whatever the file says, nothing behind it is read */
+      /* Whatever the file says, nothing behind it is read. */
+      for (int step = t->steps - 1; step >= 0; --step) {
         const uint64_t there = at[i] + ((uint64_t)1 << step) - 1;
         at[i] += (uint64_t)(t->hashes[there < t->rows ? there : t->rows] < hashes[i]) << step;
       }

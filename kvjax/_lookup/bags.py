@@ -27,6 +27,7 @@ from kvjax._values import combiners
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.bags import OP, Bags, bags_of, check_combiner, check_empty, lengths_error
 from kvjax._values.combiners import Combiner, Sums
+from kvjax._values.dtypes import check_result
 from kvjax._values.missing import Missing
 from kvjax._values.norms import clip_norm
 
@@ -137,6 +138,7 @@ def bags_in(
       What is to be looked up, and the function that makes the bags of its rows.
     """
     keys, mask = query.keys, query.mask
+    check_result(dtype, table.name, op)
     weights = None if weights is None else jnp.asarray(weights)
     check_combiner(combiner, weights, keys.shape, table.name, op)
     weights = None if weights is None else weights.astype(jnp.float32)
@@ -164,8 +166,7 @@ def bags_in(
             def run(*operands: Any) -> Any:
                 return (), combine(bags, *operands)
 
-            operands = ids, rows, weights
-            made, *filled = (run(*operands) if isinstance(table, Table) else as_auto(run, (), *operands))[1]
+            made, *filled = as_auto(run, (), ids, rows, weights)[1]
         if empty is not None:
             made = jnp.where(filled[0][..., None], made, jnp.broadcast_to(empty, made.shape))
         if fit is not None:

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 
 from kvjax._keys.keys import KeysLike
@@ -19,9 +18,11 @@ from kvjax._table.reads import Query
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.combiners import Combiner
+from kvjax._values.dtypes import check_result
 from kvjax._values.errors import fail
-from kvjax._values.missing import Missing
+from kvjax._values.missing import Missing, missing_row
 from kvjax._values.norms import clip_norm
+from kvjax._values.numbers import is_real
 
 _OF_BAGS = ("lengths", "segment_ids", "num_segments", "weights", "empty")
 
@@ -37,18 +38,19 @@ class Feature:
     Attributes:
       table: the `Table`, or the ``as_jax()`` of a `kvjax.serving.FrozenTable`.
       keys: ``(...)``; of bags ``(..., L)``, or ``(n,)`` with lengths or segment_ids. `kvjax.Keys`, NumPy integers, JAX
-        integers, or what `kvjax.prefetch` has returned for them.
+        integers; and but for ``(n,)`` of bags what `kvjax.prefetch` has returned for them.
       mask: bool in the shape of the keys, false for padding.
       pad_id: the id that marks padding, before the salt.
-      salt: number of the feature, so that it shares the table with others but no rows; see `kvjax.Keys.salted`.
+      salt: number of the feature, so that it shares the table with others but no rows; or a salt for each key. See
+        `kvjax.Keys.salted`.
       missing: what keys without a row read as, see `Table.lookup`.
       combiner: "sum", "mean", "sqrtn" or "max" of bags; None for a row for each key.
-      lengths: ``(b,)``, this and what follows up to `weights` as in `kvjax.lookup_bag`, and of bags only.
-      segment_ids: ``(n,)`` integers.
-      num_segments: a Python integer.
-      weights: real numbers in the shape of the keys.
-      empty: row ``(dim,)`` that a bag without keys gets, by default zeros.
-      max_norm: positive number; longer rows are first scaled down to this Euclidean norm.
+      lengths: of bags only: ``(b,)`` integers, see `kvjax.lookup_bag`.
+      segment_ids: of bags only: ``(n,)`` integers.
+      num_segments: of bags only: a Python integer.
+      weights: of bags only: real numbers in the shape of the keys.
+      empty: of bags only: the row ``(dim,)`` of a bag without keys, by default zeros.
+      max_norm: positive number; longer rows are scaled down to this Euclidean norm, before bags are made of them.
       dtype: of the result, by default the table's.
 
     Example:
@@ -64,7 +66,7 @@ class Feature:
     mask: ArrayLike | None = None
     _: dataclasses.KW_ONLY
     pad_id: int | None = None
-    salt: int | None = None
+    salt: int | ArrayLike | None = None
     missing: Missing | None = None
     combiner: Combiner | None = None
     lengths: ArrayLike | None = None
@@ -80,9 +82,13 @@ class Feature:
         given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         given["table"] = getattr(self.table, "name", type(self.table).__name__)
         given["dtype"] = None if self.dtype is None else getattr(self.dtype, "__name__", str(self.dtype))
-        given = {name: x for name, x in given.items() if x is not None}
-        said = {name: x if isinstance(x, str | int | float) else np.shape(x) for name, x in given.items()}
-        return f"Feature({', '.join(f'{name}={x!r}' for name, x in said.items())})"
+        return f"Feature({', '.join(f'{name}={_said(x)}' for name, x in given.items() if x is not None)})"
+
+
+def _said(x: Any) -> str:
+    if isinstance(x, str) or is_real(x):
+        return repr(x if isinstance(x, str) or not hasattr(x, "item") else x.item())
+    return str(x.shape) if hasattr(x, "shape") else f"<{type(x).__name__}>"
 
 
 class Plan(NamedTuple):
@@ -109,6 +115,9 @@ def plan(feature: Feature, op: str) -> Plan:
     """
     table = feature.table
     check_readable(table, op)
+    check_result(feature.dtype, table.name, op)
+    if feature.missing is not None and not (isinstance(feature.missing, str) and feature.missing == "init"):
+        missing_row(feature.missing, table.dim, None, jnp.asarray, table.name, op)
     query = _query_of(feature, op)
     if feature.combiner is not None:
         form: dict[str, Any] = {name: getattr(feature, name) for name in (*_OF_BAGS, "combiner", "max_norm", "dtype")}
@@ -130,14 +139,21 @@ def plan(feature: Feature, op: str) -> Plan:
 
 def _query_of(feature: Feature, op: str) -> Query:
     """The keys, and which of them are valid: ids say what is padding, before the salt."""
-    table, keys, salt = feature.table, feature.keys, feature.salt
+    table, keys = feature.table, feature.keys
+    salt: Any = feature.salt
     if isinstance(keys, Prefetched) and salt is not None:
         raise fail(
             ValueError, table.name, op, "no salt beside prefetched keys", f"salt={salt}",
             "prefetch the salted keys: kvjax.keys(ids).salted(salt)",
         )  # fmt: skip
     query = query_of(table, op, keys, feature.mask, feature.pad_id)
-    return query if salt is None else query._replace(keys=query.keys.salted(salt))
+    if salt is None:
+        return query
+    try:
+        return query._replace(keys=query.keys.salted(salt))
+    except (TypeError, ValueError) as error:
+        said = str(error).replace("Keys.salted", f"table {table.name!r}, {op}", 1)
+        raise type(error)(said) from None
 
 
 def read(feature: Feature, op: str) -> jax.Array:

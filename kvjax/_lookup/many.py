@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -13,10 +13,11 @@ import numpy as np
 from kvjax._keys.keys import Keys, KeysLike
 from kvjax._lookup.feature import Feature, Plan, plan
 from kvjax._lookup.readable import Readable, rows_of
-from kvjax._spmd.explicit import sharding_of
+from kvjax._spmd.explicit import as_auto, sharding_of
 from kvjax._table.reads import Query
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike
+from kvjax._values.errors import fail
 from kvjax._values.numbers import is_integer
 
 FeatureLike: TypeAlias = Feature | tuple[Readable, KeysLike] | tuple[Readable, KeysLike, ArrayLike | None]
@@ -36,7 +37,8 @@ def lookup_many(features: Mapping[str, FeatureLike]) -> dict[str, jax.Array]:
       By name, in the order of the features, rows ``(..., dim)``, or of a feature with a combiner one row a bag.
 
     Raises:
-      TypeError, ValueError: a feature is none, or as `Table.lookup` and `kvjax.lookup_bag` do. The error names it.
+      TypeError, ValueError: a feature is none, or as `Table.lookup` and `kvjax.lookup_bag` do. The error names the
+        feature, unless it is known only when the call runs, as the sum of lengths is.
 
     Source:
       DeepRec's ``group_embedding_lookup_sparse``, TorchRec's ``EmbeddingBagCollection``.
@@ -55,17 +57,15 @@ def lookup_many(features: Mapping[str, FeatureLike]) -> dict[str, jax.Array]:
       (None, None)
     """
     if not isinstance(features, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]  # the user's
-        raise TypeError(
-            f"kvjax: lookup_many: want features by name, got {type(features).__name__}; give {{name: "
-            "kvjax.Feature(table, keys)}"
-        )
+        mend = "give {name: kvjax.Feature(table, keys)}"
+        raise fail(TypeError, None, "lookup_many", "features by name", type(features).__name__, mend)
     plans = {name: plan(_feature_of(name, x), f"lookup_many, feature {name!r}") for name, x in features.items()}
-    groups: dict[Any, list[str]] = {}
+    groups: dict[_Together, list[str]] = {}
     for name, planned in plans.items():
         groups.setdefault(_together(planned), []).append(name)
     results = {}
-    for names in groups.values():
-        rows = _rows_of_group([plans[name] for name in names])
+    for together, names in groups.items():
+        rows = _rows_of([plans[name] for name in names], together)
         results |= {name: plans[name].made_of(own) for name, own in zip(names, rows, strict=True)}
     return {name: results[name] for name in plans}
 
@@ -73,49 +73,86 @@ def lookup_many(features: Mapping[str, FeatureLike]) -> dict[str, jax.Array]:
 def _feature_of(name: str, given: Any) -> Feature:
     if isinstance(given, Feature):
         return given
+    op, of_layer = f"lookup_many, feature {name!r}", "a layer makes one by layer.feature(keys)"
     if not isinstance(given, tuple) or len(given) not in (2, 3):
-        raise TypeError(
-            f"kvjax: feature {name!r}, lookup_many: want a kvjax.Feature, (table, keys) or (table, keys, mask), got "
-            f"{given!r}; a layer makes one by layer.feature(keys)"
-        )
-    if is_integer(given[-1]) and len(given) == 3:
-        raise TypeError(
-            f"kvjax: feature {name!r}, lookup_many: want a mask as the third of (table, keys, mask), got {given[2]!r}; "
-            f"of padding by an id give kvjax.Feature(table, ids, pad_id={given[2]})"
-        )
+        want, got = "a kvjax.Feature, (table, keys) or (table, keys, mask)", type(given).__name__
+        raise fail(TypeError, None, op, want, got, of_layer)
+    if hasattr(given[0], "feature"):
+        raise fail(TypeError, None, op, "a table and keys", f"{type(given[0]).__name__} and keys", of_layer)
+    if len(given) == 3 and is_integer(given[2]):
+        mend = f"of padding by an id give kvjax.Feature(table, ids, pad_id={given[2]})"
+        raise fail(TypeError, None, op, "a mask as the third of (table, keys, mask)", repr(given[2]), mend)
     return Feature(*given)
 
 
-def _together(planned: Plan) -> Any:
-    """What features have in common that one lookup can read."""
-    table, missing, query = planned.table, planned.missing, planned.query
-    # Handles that differ are asked each for itself, so that a stale one is refused.
-    handle = table.given if isinstance(table, Table) else table
-    substitute = missing if missing is None or isinstance(missing, str) else id(missing)
-    # What has been read ahead is read by itself.
-    ahead = None if query.prefetched is None else id(query.prefetched)
-    return table.name, id(handle), substitute, ahead, _kept(planned), sharding_of(query.keys.words, len(_kept(planned)))
+class _Together(NamedTuple):
+    """What features have in common that one lookup reads.
+
+    Attributes:
+      handle: what they are read through. Handles that differ are asked each for itself, so that a stale one is refused;
+        and so are those of one version of which one is not trained, or is a view.
+      missing: what keys without a row read as.
+      ahead: what has been read ahead, which is read by itself.
+      kept: the first axis of the keys, which stays where it may be spread over devices; else ().
+      sharding: of this axis, as the type of the keys says it.
+    """
+
+    handle: Any
+    missing: Any
+    ahead: int | None
+    kept: tuple[int, ...]
+    sharding: tuple[Any, ...]
 
 
-def _kept(planned: Plan) -> tuple[int, ...]:
-    """The first axis of the keys where it may be spread over devices, which stays then."""
-    in_place = isinstance(planned.table, Table) and planned.table.spec.placement is None
-    return () if in_place else planned.query.keys.shape[:1]
+def _together(planned: Plan) -> _Together:
+    table, keys = planned.table, planned.query.keys
+    ahead = None if planned.query.prefetched is None else id(planned.query.prefetched)
+    if isinstance(table, Table):
+        # A tree of parameters that was taken apart has other tapes and views, of the same leaves.
+        leaves = table.given, *jax.tree.leaves((table.tape, table.view))
+        handle, spread = (jax.tree.structure(table.view), *map(id, leaves)), table.spec.placement is not None
+    else:
+        handle, spread = id(table), True
+    kept = keys.shape[:1] if spread or sharding_of(keys.words, keys.ndim) else ()
+    return _Together(handle, _missing_of(planned), ahead, kept, sharding_of(keys.words, len(kept)))
 
 
-def _rows_of_group(plans: list[Plan]) -> list[jax.Array]:
-    """The rows of each."""
+def _missing_of(planned: Plan) -> Any:
+    """What keys without a row read as, to be compared."""
+    table, missing = planned.table, planned.missing
+    if missing is None or isinstance(missing, str):
+        as_usual = missing == "init" and isinstance(table, Table) and table.spec.admit is None
+        return None if as_usual else missing
+    return id(missing) if isinstance(missing, jax.Array) else tuple(map(float, missing))
+
+
+def _rows_of(plans: list[Plan], together: _Together) -> list[jax.Array]:
+    """The rows of each, ``(..., dim)``."""
     table, query, missing, _ = plans[0]
     if len(plans) == 1:
         return [rows_of(table, query, missing)]
-    queries, kept = [planned.query for planned in plans], _kept(plans[0])
-    axis = len(kept)
-    flat = [(*kept, math.prod(query.keys.shape[axis:])) for query in queries]
-    keys = Keys.concatenate([q.keys.reshape(*shape) for q, shape in zip(queries, flat, strict=True)], axis)
-    mask = None
-    if any(q.mask is not None for q in queries):
-        masks = [jnp.ones_like(q.keys.words[..., 0], bool) if q.mask is None else q.mask for q in queries]
-        mask = jnp.concatenate([own.reshape(shape) for own, shape in zip(masks, flat, strict=True)], axis)
-    rows = rows_of(table, Query(keys, mask), missing)
-    pieces = jnp.split(rows, np.cumsum([shape[axis] for shape in flat])[:-1], axis)
-    return [piece.reshape(*q.keys.shape, table.dim) for piece, q in zip(pieces, queries, strict=True)]
+    queries, axis = [planned.query for planned in plans], len(together.kept)
+    flat = [(*together.kept, math.prod(q.keys.shape[axis:])) for q in queries]
+
+    def join(words: Any, masks: Any) -> Any:
+        joined = jnp.concatenate([own.reshape(*shape, 2) for own, shape in zip(words, flat, strict=True)], axis)
+        if all(own is None for own in masks):
+            return (joined,), ()
+        own = [jnp.ones(s, bool) if mask is None else mask.reshape(s) for mask, s in zip(masks, flat, strict=True)]
+        return (joined, jnp.concatenate(own, axis)), ()
+
+    def split(rows: Any) -> Any:
+        return tuple(jnp.split(rows, np.cumsum([shape[axis] for shape in flat])[:-1], axis)), ()
+
+    words, *mask = as_auto(join, together.sharding, [q.keys.words for q in queries], [q.mask for q in queries])[0]
+    rows = rows_of(table, Query(Keys(words, any(q.keys.narrow for q in queries)), *mask), missing)
+    return [
+        _as_keys(piece, q.keys, table.dim)
+        for piece, q in zip(as_auto(split, together.sharding, rows)[0], queries, strict=True)
+    ]
+
+
+def _as_keys(rows: jax.Array, keys: Keys, dim: int) -> jax.Array:
+    """Rows in the shape of their keys, and spread over devices as these are."""
+    shape = *keys.shape, dim
+    return as_auto(lambda x: ((x.reshape(shape),), ()), sharding_of(keys.words, keys.ndim), rows)[0][0]

@@ -231,7 +231,7 @@ def query_of(table: Handle, op: str, keys: Any, mask: Any, pad_id: Any) -> Query
     if not isinstance(keys, Prefetched):
         keys = keys_for(table, keys, op)
         return Query(keys, mask_of(keys, mask, pad_id, table.name, table.spec.key_dtype, op))
-    prefetched, mask = keys, _mask_of_prefetched(table, keys, mask)
+    prefetched, mask = keys, _mask_of_prefetched(table, op, keys, mask)
     if prefetched.table != table.name:
         raise fail(
             ValueError, table.name, op, "keys that were prefetched from this table",
@@ -317,11 +317,11 @@ def _slot_types(
     return types
 
 
-def _mask_of_prefetched(table: Handle, prefetched: Prefetched, mask: Any) -> Any:
+def _mask_of_prefetched(table: Handle, op: str, prefetched: Prefetched, mask: Any) -> Any:
     if mask is None or mask is prefetched.mask:
         return prefetched.mask
     raise fail(
-        ValueError, table.name, "lookup", "the mask that the keys were prefetched with", "another",
+        ValueError, table.name, op, "the mask that the keys were prefetched with", "another",
         "give it to kvjax.prefetch",
     )  # fmt: skip
 

@@ -33,6 +33,20 @@ def row_dtype(dtype: Any, table: str, op: str) -> str:
     return name
 
 
+def check_result(dtype: Any, table: str, op: str) -> None:
+    """Whether rows may be given in this dtype, or None.
+
+    Raises:
+      TypeError: it is no dtype of floats.
+    """
+    try:
+        fits = dtype is None or is_float(np.dtype(dtype))
+    except TypeError:
+        fits = False
+    if not fits:
+        raise fail(TypeError, table, op, "a dtype of floats for the rows", f"{dtype!r:.50}", "leave dtype= out")
+
+
 def is_float(dtype: np.dtype[Any]) -> bool:
     """Whether its elements are floats; bfloat16 is one, too, and a complex number none."""
     return dtype.kind != "c" and (np.issubdtype(dtype, np.floating) or _knows(ml_dtypes.finfo, dtype))

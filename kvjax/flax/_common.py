@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 from jax.typing import DTypeLike
 
@@ -14,10 +14,7 @@ from kvjax._spec.sharding import Sharding
 from kvjax._table.modules import init_table
 from kvjax._table.registry import Arguments, get_table, tables
 from kvjax._table.table import Table
-from kvjax._values.arrays import ArrayLike
-from kvjax._values.combiners import Combiner
 from kvjax._values.errors import meant
-from kvjax._values.missing import Missing
 from kvjax._values.numbers import is_integer
 from kvjax.initializers import InitializerLike, normal
 
@@ -105,25 +102,6 @@ def _existing(name: str, op: str) -> Table:
             f"kvjax: table {name!r}, {op}: want a table of this name, got none; {meant(name, tables())}give features= "
             "to make it"
         ) from None
-
-
-class OfBags(TypedDict, total=False):
-    """Arguments of a call of `EmbedBag` beside keys."""
-
-    lengths: ArrayLike | None
-    segment_ids: ArrayLike | None
-    num_segments: int | None
-    mask: ArrayLike | None
-    weights: ArrayLike | None
-    salt: int | None
-    missing: Missing | None
-
-
-class OfFeature(OfBags, total=False):
-    """Arguments of a feature beside keys, of a layer that has none of bags of its own."""
-
-    combiner: Combiner | None
-    empty: ArrayLike | None
 
 
 def feature_of(layer: Any, table: Readable, keys: Any, **others: Any) -> Feature:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, Unpack
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from kvjax._table.reads import Missing
 from kvjax._table.table import Table
 from kvjax._values.arrays import ArrayLike, PyTree
 from kvjax._values.combiners import Combiner
-from kvjax.flax._common import LayerOptions, OfBags, OfFeature, feature_of, learns_default, resolve_table
+from kvjax.flax._common import LayerOptions, feature_of, learns_default, resolve_table
 
 __all__ = ["Embed", "EmbedBag", "grad", "value_and_grad"]
 
@@ -124,18 +124,41 @@ class Embed(_TableModule):
         """
         return read(self.feature(keys, mask=mask, salt=salt, missing=missing), type(self).__name__)
 
-    def feature(self, keys: KeysLike | Prefetched, **options: Unpack[OfFeature]) -> Feature:
-        """What `kvjax.lookup_many` reads of this table, together with its other features.
+    def feature(
+        self,
+        keys: KeysLike | Prefetched,
+        mask: ArrayLike | None = None,
+        *,
+        salt: int | None = None,
+        missing: Missing | None = None,
+        combiner: Combiner | None = None,
+        lengths: ArrayLike | None = None,
+        segment_ids: ArrayLike | None = None,
+        num_segments: int | None = None,
+        weights: ArrayLike | None = None,
+        empty: ArrayLike | None = None,
+    ) -> Feature:
+        """What `kvjax.lookup_many` reads of this table, together with other features.
 
         Args:
           keys: as of a call; of bags ``(..., L)``, or ``(n,)`` with lengths or segment_ids.
-          **options: mask, salt and missing, as of a call. With a combiner the feature is bags, and lengths,
-            segment_ids, num_segments, weights and empty say more, see `kvjax.Feature`.
+          mask: bool in the shape of the keys, false for padding.
+          salt: as of a call.
+          missing: as of a call.
+          combiner: "sum", "mean", "sqrtn" or "max" makes bags; by default the feature is a row for each key.
+          lengths: of bags, for this and the arguments that follow see `kvjax.Feature`.
+          segment_ids: ``(n,)`` integers.
+          num_segments: a Python integer.
+          weights: real numbers in the shape of the keys.
+          empty: row ``(features,)`` of a bag without keys, for instance a parameter.
 
         Returns:
           `kvjax.Feature`.
         """
-        return feature_of(self, self.table.get_value(), keys, **options)
+        return feature_of(
+            self, self.table.get_value(), keys, mask=mask, salt=salt, missing=missing, combiner=combiner,
+            lengths=lengths, segment_ids=segment_ids, num_segments=num_segments, weights=weights, empty=empty,
+        )  # fmt: skip
 
 
 class EmbedBag(_TableModule):
@@ -200,18 +223,38 @@ class EmbedBag(_TableModule):
         )  # fmt: skip
         return read(feature, type(self).__name__)
 
-    def feature(self, keys: KeysLike | Prefetched, **options: Unpack[OfBags]) -> Feature:
-        """What a call with these arguments would read, for `kvjax.lookup_many`.
+    def feature(
+        self,
+        keys: KeysLike | Prefetched,
+        *,
+        lengths: ArrayLike | None = None,
+        segment_ids: ArrayLike | None = None,
+        num_segments: int | None = None,
+        mask: ArrayLike | None = None,
+        weights: ArrayLike | None = None,
+        salt: int | None = None,
+        missing: Missing | None = None,
+    ) -> Feature:
+        """What a call with these arguments would read, for `kvjax.lookup_many` to read together with other features.
 
         Args:
-          keys: ``(..., L)``, or ``(n,)`` with lengths or segment_ids.
-          **options: the other arguments of a call.
+          keys: this and the arguments that follow as of a call.
+          lengths: ``(b,)`` integers.
+          segment_ids: ``(n,)`` integers.
+          num_segments: a Python integer.
+          mask: bool in the shape of the keys.
+          weights: real numbers in the shape of the keys.
+          salt: number of a feature.
+          missing: what keys without a row read as.
 
         Returns:
           `kvjax.Feature`.
         """
         table, default = self.table.get_value(), None if self.default is None else self.default.get_value()
-        return feature_of(self, table, keys, combiner=self.combiner, empty=default, **options)
+        return feature_of(
+            self, table, keys, mask=mask, salt=salt, missing=missing, combiner=self.combiner, lengths=lengths,
+            segment_ids=segment_ids, num_segments=num_segments, weights=weights, empty=default,
+        )  # fmt: skip
 
 
 ArgNums: TypeAlias = int | nnx.DiffState | Sequence[int | nnx.DiffState]

@@ -67,13 +67,17 @@ def test_a_salt_for_each_key(x64):
 
 def test_salts_are_integers(make):
     keys, embed = kvjax.keys([1]), kvjax.flax.Embed(make(2))
-    uses = keys.salted, jax.tree.map(jnp.asarray, keys).salted, lambda s: embed.init(jax.random.key(0), keys, salt=s)
-    match = r"Keys\.salted: want an integer of at most 64 bits as salt, got .*; number the features by integers"
-    for use in uses:
+    uses = {
+        keys.salted: "Keys.salted",
+        jax.tree.map(jnp.asarray, keys).salted: "Keys.salted",
+        lambda s: embed.init(jax.random.key(0), keys, salt=s): "table 'table0', Embed",
+    }
+    for use, op in uses.items():
+        match = f"kvjax: {op}: want an integer of at most 64 bits as salt, got .*; number the features by integers"
         for salt in (1.5, True, [1]):
             with pytest.raises(TypeError, match=match):
                 use(salt)
-        with pytest.raises(TypeError, match=r"Keys\.salted, salt: want integers"):
+        with pytest.raises(TypeError, match=f"kvjax: {op}, salt: want integers"):
             jax.jit(use)(1.5)
     assert (keys.salted(np.int64(3)) == keys.salted(3)).all()
 

@@ -135,6 +135,34 @@ def test_bags_and_rows_of_one_table_are_one_lookup(make):
     read = lambda table, forms: kvjax.lookup_many({form: feature_of(table, form) for form in forms})  # noqa: E731
     assert lookups(lambda table: read(table, same), table) == 1
     assert lookups(lambda table: read(table, FORMS), table) == 3  # what keys without a row read as is one for a lookup
+    missing = ["init", None, [1.0, 2.0], np.array([1, 2])]
+    features = lambda table: {str(i): kvjax.Feature(table, IDS, missing=row) for i, row in enumerate(missing)}  # noqa: E731
+    assert lookups(lambda table: kvjax.lookup_many(features(table)), table) == 2
+    other = make(2, admit=kvjax.admit.MinCount(2, unadmitted="zeros"))
+    assert lookups(lambda table: kvjax.lookup_many(features(table)), other) == 3
+
+
+@pytest.mark.parametrize("order", [["frozen", "plain"], ["plain", "frozen"]])
+def test_handles_of_one_version_are_read_each_as_it_is(make, order):
+    """Of which one is not trained, or reads as its average."""
+    table = make(1, initializer=1.0)
+
+    def loss(table):
+        handles = {"frozen": (jax.lax.stop_gradient(table), [5]), "plain": (table, [7])}
+        rows = kvjax.lookup_many({name: handles[name] for name in order})
+        return rows["frozen"].sum() + rows["plain"].sum()
+
+    trained, _ = table.apply(optax.sgd(0.1), kvjax.grad(loss)(table))
+    assert trained.export().keys.tolist() == [7]
+
+    tx = optax.chain(optax.sgd(1.0), kvjax.optax.ema_rows(0.9))
+    table, _ = make(1).apply(tx, kvjax.SparseRows(kvjax.keys([5]), jnp.ones((1, 1))))
+    table, _ = table.apply(tx, kvjax.SparseRows(kvjax.keys([5]), jnp.ones((1, 1))))
+    handles = {"frozen": kvjax.optax.averaged(table, tx), "plain": table}
+    rows = kvjax.lookup_many({name: (handles[name], [5]) for name in order})
+    for name in order:
+        np.testing.assert_array_equal(rows[name], handles[name].lookup([5]))
+    assert rows["frozen"] != rows["plain"]
 
 
 def test_prefetched_keys_are_read_by_themselves(make):
@@ -146,6 +174,8 @@ def test_prefetched_keys_are_read_by_themselves(make):
     np.testing.assert_array_equal(rows["ahead"], rows["now"])
     with pytest.raises(ValueError, match="lookup_many, feature 'f': want no salt beside prefetched keys"):
         kvjax.lookup_many({"f": kvjax.Feature(table, ahead, salt=1)})
+    with pytest.raises(ValueError, match="lookup_many, feature 'f': want the mask that the keys were prefetched with"):
+        kvjax.lookup_many({"f": kvjax.Feature(table, ahead, IDS != 5)})
 
 
 def test_a_feature_says_what_it_is(make):
@@ -154,6 +184,8 @@ def test_a_feature_says_what_it_is(make):
     said = "keys=(3, 3), mask=(3, 3), salt=2, combiner='mean', weights=(3, 3), dtype='float16'"
     assert repr(feature) == f"Feature(table={table.name!r}, {said})"
     assert repr(kvjax.Feature(table, 7)) == f"Feature(table={table.name!r}, keys=7)"
+    odd = kvjax.Feature(5, [[1], [1, 2]], salt=np.int64(3), dtype="int8")
+    assert repr(odd) == "Feature(table='int', keys=<list>, salt=3, dtype='int8')"
     with pytest.raises(TypeError, match="pad"):
         kvjax.Feature(table, IDS, pad=-1)
 
@@ -171,19 +203,28 @@ def test_a_feature_says_what_it_is(make):
         ({"max_norm": -1.0}, ValueError, "want max_norm > 0"),
         ({"pad_id": 0.5}, TypeError, "pad_id"),
         ({"salt": 0.5}, TypeError, "salt"),
+        ({"salt": np.arange(4)}, ValueError, "a salt for each key"),
+        ({"missing": "zero"}, ValueError, "want missing='init', 'zeros' or a row, got 'zero'"),
+        ({"missing": np.zeros(3)}, ValueError, r"want a missing row \(2,\)"),
+        ({"dtype": "int32"}, TypeError, "want a dtype of floats for the rows, got 'int32'"),
+        ({"dtype": "flot", "combiner": "sum"}, TypeError, "want a dtype of floats for the rows, got 'flot'"),
     ],
 )
 def test_errors_name_the_feature(make, options, error, words):
     table = make(2)
     with pytest.raises(error, match=words) as caught:
         kvjax.lookup_many({"a": (table, IDS), "f": kvjax.Feature(table, IDS, **options)})
-    assert "salt" in options or "feature 'f'" in str(caught.value)
+    assert str(caught.value).startswith(f"kvjax: table {table.name!r}, lookup_many, feature 'f'")
 
 
 def test_lookup_many_refuses_what_it_does_not_know(make):
     table = make(2)
     with pytest.raises(TypeError, match="want features by name, got list"):
         kvjax.lookup_many([(table, [1])])
+    layer = kvjax.flax.nnx.Embed(table)
+    for feature in (table, (table,), [table, np.array([1])], layer, (layer, np.array([1]))):
+        with pytest.raises(TypeError, match=r"feature 'f': .*; a layer makes one by layer.feature\(keys\)$"):
+            kvjax.lookup_many({"f": feature})
     for feature in (table, (table,), (np.array([1]), table), [table, np.array([1])]):
         with pytest.raises(TypeError, match=r"feature 'f'.*: want a kvjax"):
             kvjax.lookup_many({"f": feature})

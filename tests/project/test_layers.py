@@ -239,7 +239,7 @@ def test_files_stay_small():
         "kvjax/ffi/cpu/table.h": 450,
         "tests/cpp/device/failure_test.cc": 420,
         "kvjax/ffi/core/error_texts.h": 500,
-        "examples/frozen_table.h": 520,  # one file to copy
+        "examples/frozen_table.h": 550,  # one file to copy
     }
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout.split()
     paths = [ROOT / name for name in tracked] or sorted((ROOT / "kvjax").rglob("*"))

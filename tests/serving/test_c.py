@@ -15,14 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvjax
-from kvjax.serving import FrozenTable
+from kvjax.serving import FrozenError, FrozenTable
+from kvjax.serving._search import unmixed
 from tests.serving.test_damage import cut, exchange, flip, lose_a_part, swap_bytes
 from tests.support.marks import examples, few, slow
 from tests.support.tables import AWKWARD
 
 ROOT = Path(__file__).parents[2]
 HEADER = ROOT / "examples/frozen_table.h"
-WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function"]
+WARNINGS = ["-Wall", "-Wextra", "-Wpedantic", "-Werror", "-Wno-unused-function"]
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 
@@ -104,7 +105,8 @@ def test_tables_of_any_size(library, make, tmp_path, n):
 
 @pytest.mark.parametrize("key_dtype", ["int32", "uint32", "uint64"])
 def test_keys_of_other_widths(library, make, tmp_path, key_dtype):
-    ids = np.array([0, 7, 2**31 - 1, -1 if key_dtype == "int32" else 2**32 - 1], np.dtype(key_dtype))
+    last = {"int32": -1, "uint32": 2**32 - 1, "uint64": 2**64 - 1}[key_dtype]
+    ids = np.array([0, 7, 2**31 - 1, last], np.dtype(key_dtype))
     table = make(2, key_dtype=key_dtype, initializer=kvjax.initializers.normal(1.0)).upsert(ids, np.ones((4, 2)))
     frozen = FrozenTable.write(tmp_path / "t", table)
     handle, _ = opened(library, frozen.path)
@@ -113,6 +115,52 @@ def test_keys_of_other_widths(library, make, tmp_path, key_dtype):
     np.testing.assert_array_equal(rows, frozen.lookup(ids))
     assert found.tolist() == [True] * 4 + [False]
     library.frozen_close(handle)
+
+
+def test_a_key_whose_hash_is_the_last_one(library, make, tmp_path):
+    """Which is what stands behind the hashes, too."""
+    key = unmixed(np.array([2**64 - 1], np.uint64)).view(np.int64)
+    table = make(1, initializer=0.5).upsert([1], [[2.0]])
+    compare(library, FrozenTable.write(tmp_path / "t", table), np.concatenate([key, [1, 2]]))
+    compare(library, FrozenTable.write(tmp_path / "t", table.upsert(key, [[3.0]])), np.concatenate([key, [1, 2]]))
+
+
+@pytest.mark.skipif(shutil.which("localedef") is None, reason="there is nothing to make a locale with")
+def test_a_locale_with_a_comma_changes_nothing(make, tmp_path):
+    made = subprocess.run(["localedef", "-i", "de_DE", "-f", "UTF-8", str(tmp_path / "de")], capture_output=True)
+    if not (tmp_path / "de").exists():
+        pytest.skip(f"no locale: {made.stderr.decode()}")
+    frozen = FrozenTable.write(tmp_path / "t", make(1, initializer=0.5))
+    (tmp_path / "main.c").write_text(f'''#include "{HEADER}"
+int main(int argc, char** argv) {{
+  const int64_t key = 7;
+  float row = 0;
+  if (setlocale(LC_ALL, "de") == NULL || strtod("0.5", NULL) == 0.5) return 1;
+  frozen_lookup(frozen_open(argv[argc - 1], NULL, 0), &key, 1, &row, NULL);
+  return row == 0.5f ? 0 : 2;
+}}''')
+    subprocess.run(["cc", *WARNINGS, tmp_path / "main.c", "-o", tmp_path / "main", "-lm"], check=True)
+    done = subprocess.run([tmp_path / "main", frozen.path], env={"LOCPATH": str(tmp_path)})
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("standard", ["c99", "c11", "gnu17"])
+def test_it_is_plain_c(tmp_path, standard):
+    (tmp_path / "a.c").write_text(f'#include "{HEADER}"\nint main(void) {{ return frozen_open("", NULL, 0) != NULL; }}')
+    subprocess.run(["cc", f"-std={standard}", *WARNINGS, tmp_path / "a.c", "-o", tmp_path / "a", "-lm"], check=True)
+    assert subprocess.run([tmp_path / "a"]).returncode == 0
+
+
+def test_why_a_file_is_refused(library, tmp_path):
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "other").write_bytes(bytes(100))
+    for name, why in (
+        ("none", "it cannot be opened: No such file or directory"),
+        ("empty", "it is no file, or an empty one"),
+        ("", "it is no file, or an empty one"),
+        ("other", "it does not begin as a frozen table"),
+    ):
+        assert opened(library, tmp_path / name) == (None, f"frozen table {tmp_path / name}: {why}")
 
 
 @settings(max_examples=examples(10, 100))
@@ -159,19 +207,36 @@ int main(int argc, char** argv) {{
     program = tmp_path / "main"
     sanitizers = ["-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     subprocess.run(["cc", *sanitizers, *WARNINGS, tmp_path / "main.c", "-o", program, "-lm"], check=True)
-    rng, paths = random.Random(0), []
+    rng, damaged, forged = random.Random(0), [tmp_path, tmp_path / "none"], []
+
+    def written(data):
+        path = tmp_path / f"{len(damaged)}-{len(forged)}"
+        path.write_bytes(data)
+        return path
+
     for data in made:
         for kind in [flip, cut, lose_a_part, swap_bytes, exchange] * examples(20, 200):
-            paths.append(tmp_path / f"{len(paths)}")
-            paths[-1].write_bytes(kind(rng, data))
+            damaged.append(written(kind(rng, data)))
         at = data.rindex(b'{"bits"')
         for _ in range(examples(100, 1000)):  # of a description whose digest is right
-            paths.append(tmp_path / f"{len(paths)}")
-            paths[-1].write_bytes(_with_description(data[:at], flip(rng, data[at:-16])))
-    paths += [tmp_path, tmp_path / "none"]
-    done = subprocess.run([program, *paths], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert int(done.stdout) > 0.7 * len(paths)
+            forged.append(written(_with_description(data[:at], flip(rng, data[at:-16]))))
+
+    def refused(paths):
+        done = subprocess.run([program, *paths], capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return int(done.stdout)
+
+    assert refused(damaged) == 2 + sum(map(_refuses, damaged[2:])) > 0.9 * len(damaged)
+    assert refused(forged) > 0.5 * len(forged)
+
+
+def _refuses(path):
+    """Whether kvjax does."""
+    try:
+        FrozenTable.open(path, verify=True)
+    except FrozenError:
+        return True
+    return False
 
 
 def _with_description(arrays, description):

@@ -226,6 +226,10 @@ def test_features(both, explicit):
                 "all": kvjax.Feature(table, keys, keys != 3, salt=1, max_norm=0.1),
                 "bag": kvjax.Feature(table, keys, pad_id=7, combiner="mean", empty=np.ones(4)),
                 "ragged": kvjax.Feature(table, ragged, lengths=[3, 0, 9], combiner="sum"),
+                "segments": kvjax.Feature(
+                    table, keys[:, 0], segment_ids=np.arange(8) % 3, num_segments=3, combiner="max"
+                ),
+                "empty": kvjax.Feature(table, keys[:, :0], combiner="mean"),
                 "zeros": kvjax.Feature(table, keys, missing="zeros"),
                 "scalar": (table, 5),
             }
@@ -245,6 +249,28 @@ def test_features(both, explicit):
     close(one, sharded)
     if explicit:
         assert jax.typeof(sharded_rows["bag"]).sharding.spec == P("x", None)
+
+
+@slow
+def test_features_of_a_table_in_one_place_whose_keys_are_spread(make, mesh):
+    """By Explicit axes: each result is spread as its keys are."""
+    table = make(4, **OPTIONS)
+    mesh_ = mesh(4, explicit=True)
+    with jax.set_mesh(mesh_):
+        one, many = split(mesh_, kvjax.keys(np.arange(8))), split(mesh_, kvjax.keys(np.arange(24).reshape(8, 3)))
+        features = {
+            "one": (table, one),
+            "many": kvjax.Feature(table, many, pad_id=3),
+            "whole": (table, np.arange(10)),
+            "scalar": (table, 5),
+            "segments": kvjax.Feature(table, one, segment_ids=np.arange(8) % 3, num_segments=3, combiner="sum"),
+            "bag": kvjax.Feature(table, many, combiner="mean"),
+        }
+        for call in (kvjax.lookup_many, jax.jit(lambda t, keys: kvjax.lookup_many(features))):
+            rows = call(features) if call is kvjax.lookup_many else call(table, one)
+            for name, feature in features.items():
+                np.testing.assert_allclose(rows[name], kvjax.lookup_many({name: feature})[name], 1e-6)
+        assert jax.typeof(rows["many"]).sharding.spec == P("x", None, None)
 
 
 @wide_is_slow
