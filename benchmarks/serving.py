@@ -1,4 +1,5 @@
 """Frozen tables against what else could read rows: live tables, gathers without a search, and a dict of Python's.
+The C header, where there is a compiler, is called through ctypes, which takes some microseconds of each call.
 
     python benchmarks/serving.py [--rows 1000000] [--dim 16] [--json FILE]
 
@@ -7,9 +8,13 @@ percentile of wall-clock time. The gathers are given row numbers, so they are wh
 """
 
 import argparse
+import ctypes
 import json
+import shutil
+import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -23,6 +28,25 @@ import kvjax
 from kvjax.serving import FrozenTable
 
 BATCHES = (1, 64, 4096, 65_536)
+HEADER = Path(__file__).parents[1] / "examples/frozen_table.h"
+
+
+def c_reader(path: Path, dim: int) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """`examples/frozen_table.h`, built as it says."""
+    built = path.with_suffix(".so")
+    options = ["-O2", "-ffp-contract=off", "-shared", "-fPIC", "-DFROZEN_API=", "-x", "c"]
+    subprocess.run(["cc", *options, str(HEADER), "-o", str(built), "-lm"], check=True)
+    library, pointer = ctypes.CDLL(str(built)), ctypes.c_void_p
+    library.frozen_open.restype = pointer
+    library.frozen_lookup.argtypes = [pointer, pointer, ctypes.c_size_t, pointer, pointer]
+    table = library.frozen_open(str(path).encode(), None, ctypes.c_size_t(0))
+
+    def read(keys: np.ndarray, at: np.ndarray) -> np.ndarray:
+        rows = np.empty((len(keys), dim), np.float32)
+        library.frozen_lookup(table, keys.ctypes.data, len(keys), rows.ctypes.data, None)
+        return rows
+
+    return read
 
 
 def export_of(rows: int, dim: int) -> kvjax.Exported:
@@ -41,8 +65,10 @@ def readers(export: kvjax.Exported, folder: Path) -> dict:
     table, dense = kvjax.get_table("benchmark", dim=export.values.shape[1]).load(export), jnp.asarray(export.values)
     take = jax.jit(lambda dense, at: jnp.take(dense, at, axis=0))
     numbers = dict(zip(export.keys.tolist(), export.values, strict=True))
+    c = {} if shutil.which("cc") is None else {"C header": c_reader(folder / "None", export.values.shape[1])}
     return {
         "FrozenTable, float32": lambda keys, at: frozen["None"].lookup(keys),
+        **c,
         "FrozenTable, int8": lambda keys, at: frozen["int8"].lookup(keys),
         "as_jax, jit": lambda keys, at: jax.block_until_ready(lookup(arrays, kvjax.keys(keys))),
         "live table, jit": lambda keys, at: jax.block_until_ready(lookup(table, kvjax.keys(keys))),

@@ -110,13 +110,7 @@ def check_empty(empty: Any, dim: int, table: str, op: str = OP) -> None:
     """
     want = f"a row ({dim},) for empty bags"
     if isinstance(empty, str):
-        raise fail(
-            ValueError,
-            table,
-            op,
-            want,
-            repr(empty),
-            "only EmbedBag learns one by itself: make a parameter and give that",
-        )
+        mend = "only EmbedBag learns one by itself: make a parameter and give that"
+        raise fail(ValueError, table, op, want, repr(empty), mend)
     if np.shape(empty) != (dim,):
         raise fail(ValueError, table, op, want, f"{np.shape(empty)}", "give one row")

@@ -83,6 +83,20 @@ def test_rivals_in_tiny(tmp_path):
 
 
 @slow
+def test_frozen_tables_in_tiny():
+    done = run("--smoke", script=BENCHMARKS / "serving.py")
+    assert done.returncode == 0 and "FrozenTable, int8" in done.stdout, done.stderr[-2000:]
+    assert shutil.which("cc") is None or "C header" in done.stdout
+
+
+@slow
+def test_features_in_tiny(tmp_path):
+    done = run("--smoke", "--devices", "1", "--json", tmp_path / "features.json", script=BENCHMARKS / "features.py")
+    assert done.returncode == 0 and "one by one" in done.stdout, done.stderr[-2000:]
+    assert len(json.loads((tmp_path / "features.json").read_text())["steps"]) == 2
+
+
+@slow
 def test_exports_in_tiny():
     done = run("--rows", "1000", "--turns", "3", script=BENCHMARKS / "exports.py")
     assert done.returncode == 0 and "gather, fresh" in done.stdout, done.stderr[-2000:]
