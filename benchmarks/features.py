@@ -1,6 +1,6 @@
 """Features of one table looked up together and one by one, in whole training steps.
 
-    python benchmarks/features.py [--devices 4] [--json FILE]      # half a minute
+    python benchmarks/features.py [--devices 4] [--json FILE]      # one to three minutes
     python benchmarks/features.py --smoke                          # tiny sizes, to see that it runs
 
 26 features with a salt each share a table of dim 16: `kvjax.lookup_many` of all of them, and of one at a time. Both
