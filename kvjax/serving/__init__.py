@@ -2,10 +2,10 @@
 
 from kvjax.serving._format import FrozenError as FrozenError
 from kvjax.serving._frozen import FrozenTable as FrozenTable
+from kvjax.serving._info import ReleaseInfo as ReleaseInfo
 from kvjax.serving._release import Changes as Changes
 from kvjax.serving._release import PausedError as PausedError
 from kvjax.serving._release import Release as Release
-from kvjax.serving._release import ReleaseInfo as ReleaseInfo
 from kvjax.serving._releases import Releases as Releases
 
 __all__ = ["Changes", "FrozenError", "FrozenTable", "PausedError", "Release", "ReleaseInfo", "Releases"]

@@ -5,21 +5,20 @@ paused           the names of the releases behind which no other comes until som
                  current one it means nothing
 lock             held by who writes
 00000012/        a release, which never changes: <table>.frozen, other files under files/, "checkpoint", the digests of
-                 the one that its tables are of, and "info", what else is known of it
+                 the one that its tables are of, and "info", what else is known of it, and what belongs to it
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import secrets
 import shutil
 import time
 import warnings
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import cast
 from urllib.parse import quote
@@ -27,7 +26,8 @@ from urllib.parse import quote
 from kvjax._formats.atomic import flush, saying, unlock, written
 from kvjax._values.errors import fail, level_of_user
 from kvjax.serving._format import FrozenError
-from kvjax.serving._release import CHECKPOINT, FILES, INFO, SUFFIX, PausedError
+from kvjax.serving._info import FILES, SUFFIX
+from kvjax.serving._release import PausedError
 
 _PATIENCE = 10
 """Seconds that a writer waits for another before it says so."""
@@ -224,16 +224,3 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
             raise fail(TypeError, name, "publish", "a file's bytes", type(data).__name__, "encode it")
         with written(file_of(folder / FILES, name, "")) as file:
             file.write(data)
-
-
-def write_info(
-    folder: Path, checkpoint: Sequence[str] = (), source: str | None = None, again: int | None = None,
-    prune: str | None = None,
-) -> None:  # fmt: skip
-    """Writes what a `ReleaseInfo` says, and that it is published now."""
-    if checkpoint:
-        with written(folder / CHECKPOINT) as file:
-            file.write(" ".join(checkpoint).encode())
-    with written(folder / INFO) as file:
-        said = {"published": time.time(), "source": source, "again": again, "prune": prune}
-        file.write(json.dumps(said).encode())

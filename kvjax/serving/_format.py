@@ -271,6 +271,7 @@ class MappedFile:
       description: what it says of its table.
       arrays: its arrays, which are read from the disk as they are used.
       digests: CRC-32 of each.
+      digest: CRC-32 of the description, which has the others.
       identity: changes when another file takes the place.
       whole: all of its bytes.
     """
@@ -278,6 +279,7 @@ class MappedFile:
     description: Description
     arrays: dict[str, np.ndarray]
     digests: dict[str, int]
+    digest: int
     identity: tuple[int, int, int]
     whole: mmap.mmap
 
@@ -329,7 +331,7 @@ def read(path: Path) -> MappedFile:
         name: np.frombuffer(whole, dtype, places[name][1] // dtype.itemsize, places[name][0]).reshape(shape)
         for name, (dtype, shape) in description.arrays().items()
     }
-    return MappedFile(description, arrays, digests, identity_of(found), whole)
+    return MappedFile(description, arrays, digests, digest, identity_of(found), whole)
 
 
 @contextlib.contextmanager

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
 import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,10 @@ from urllib.parse import unquote
 
 from kvjax._values.arrays import ArrayLike
 from kvjax._values.errors import fail, meant
-from kvjax._values.numbers import is_integer, is_real
-from kvjax.serving._format import damaged, read
+from kvjax.serving._format import FrozenError, read
 from kvjax.serving._frozen import FrozenTable
+from kvjax.serving._info import FILES, SUFFIX, info_of
 from kvjax.serving._reads import IdsLike
-
-SUFFIX = ".frozen"
-FILES = "files"
-CHECKPOINT = "checkpoint"
-INFO = "info"
 
 
 class PausedError(RuntimeError):
@@ -45,60 +39,6 @@ class Changes:
     step: int | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class ReleaseInfo:
-    """What is known of a release without a look at its tables.
-
-    Attributes:
-      number: of the release.
-      published: when it became the current release, in UTC.
-      checkpoint: digests of the checkpoint that its tables come from; () if there is none.
-      source: the folder of that checkpoint when it was followed; None if there is none.
-      again: the number of the release that it is again, after a rollback; None if it is a release of its own.
-      prune: the rule by which `Releases.follow` has left rows out, in words; None if there was none.
-    """
-
-    number: int
-    published: datetime.datetime
-    checkpoint: tuple[str, ...]
-    source: str | None
-    again: int | None
-    prune: str | None = None
-
-    @property
-    def original(self) -> int:
-        """The number of the release that first had these tables and files."""
-        return self.number if self.again is None else self.again
-
-
-def info_of(path: Path) -> ReleaseInfo:
-    """What the folder of a release says.
-
-    Raises:
-      FrozenError: it is damaged.
-      FileNotFoundError: it is not there.
-    """
-    at, said = path / CHECKPOINT, path / INFO
-    checkpoint = tuple(at.read_text().split()) if at.exists() else ()
-    seconds, source, again, prune = os.stat(path).st_mtime, None, None, None
-    if said.exists():
-        data = said.read_bytes()
-        try:
-            found = json.loads(data)
-            seconds, source, again = found["published"], found["source"], found["again"]
-            prune = found.get("prune")  # early ones have none
-        except (ValueError, KeyError, TypeError) as error:
-            raise damaged(said, "open", "what is known of a release, in JSON", f"{data!r:.100}") from error
-        good = is_real(seconds) and abs(seconds) < _MOST_SECONDS and isinstance(source, str | None)
-        if not good or not (again is None or is_integer(again)) or not isinstance(prune, str | None):
-            raise damaged(said, "open", "what is known of a release", f"{found!r:.100}")
-    published = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return ReleaseInfo(int(path.name), published, checkpoint, source, again, prune)
-
-
-_MOST_SECONDS = 1e11  # to the year 5138, which datetime can say
-
-
 class Release(Mapping[str, FrozenTable]):
     """The tables of one release, by name. Take one release for each request, so that all reads of the request belong
     together.
@@ -113,12 +53,41 @@ class Release(Mapping[str, FrozenTable]):
     def __init__(self, path: Path) -> None:
         """For `Releases`."""
         self.number, self.path = int(path.name), path
-        found = sorted(path.glob(f"*{SUFFIX}"))
-        self._tables = {unquote(file.name.removesuffix(SUFFIX)): FrozenTable(file, read(file), True) for file in found}
         self.info = info_of(path)
+        if self.info.damaged is not None:
+            raise FrozenError(self.info.damaged)
         self.checkpoint = self.info.checkpoint
-        self._files = {unquote(file.name): file.read_bytes() for file in sorted((path / FILES).iterdir())}
-        os.stat(path)  # else it went meanwhile, and some of it may not have been listed
+        places = self.info.digests
+        if places is None:
+            places = [str(file.relative_to(path)) for file in [*path.glob(f"*{SUFFIX}"), *(path / FILES).iterdir()]]
+        self._tables: dict[str, FrozenTable] = {}
+        self._files: dict[str, bytes] = {}
+        try:
+            for place in sorted(places):
+                self._open(place)
+        finally:
+            os.stat(path)  # else it went meanwhile, and some of it may not have been there
+
+    def _open(self, place: str) -> None:
+        """Opens a table, or reads another file, of a path in the folder."""
+        file = self.path / place
+        wanted = None if self.info.digests is None else self.info.digests[place]
+        if not file.exists():
+            raise self._damaged(place, "the file that it was published with", "none")
+        if file.parent == self.path:
+            mapped = read(file)
+            digest = mapped.digest
+            self._tables[unquote(file.name.removesuffix(SUFFIX))] = FrozenTable(file, mapped, True)
+        else:
+            data = file.read_bytes()
+            digest = zlib.crc32(data)
+            self._files[unquote(file.name)] = data
+        if wanted not in (None, digest):
+            raise self._damaged(place, f"CRC-32 {wanted:08x}, as it was published", f"{digest:08x}")
+
+    def _damaged(self, place: str, want: str, got: str) -> Exception:
+        mend = "open another release, or publish one"
+        return FrozenError(f"kvjax: release {str(self.path)!r}, open: {place}: want {want}, got {got}; {mend}")
 
     def __getitem__(self, name: str) -> FrozenTable:
         if name not in self._tables:

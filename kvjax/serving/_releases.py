@@ -16,10 +16,11 @@ from kvjax._values.errors import fail, level_of_user
 from kvjax._values.missing import Missing
 from kvjax._values.numbers import is_integer
 from kvjax.serving._contents import RowsLike
-from kvjax.serving._folder import Folder, file_of, write_files, write_info
+from kvjax.serving._folder import Folder, file_of, write_files
 from kvjax.serving._format import FrozenError, share
 from kvjax.serving._frozen import FrozenTable
-from kvjax.serving._release import FILES, Changes, PausedError, Release, ReleaseInfo, info_of
+from kvjax.serving._info import FILES, ReleaseInfo, info_of, write_info
+from kvjax.serving._release import Changes, PausedError, Release
 
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
@@ -90,10 +91,10 @@ class Releases:
 
     def history(self) -> list[ReleaseInfo]:
         """What is known of the releases that are there, in the order in which they were published. The last one is the
-        current one.
+        current one. Of one that is damaged it says so.
 
         Raises:
-          FrozenError: none has been published, or one is damaged.
+          FrozenError: none has been published.
         """
         found: list[ReleaseInfo] = []
         for number in self._folder.published("history"):
@@ -349,8 +350,8 @@ class Releases:
             with self._folder.new(self._least(), paused=True) as folder:
                 for table in old.values():
                     share(table.path, folder / table.path.name)
-                for file in (old.path / FILES).iterdir():
-                    share(file, folder / FILES / file.name)
+                for name in old.files:
+                    share(file_of(old.path / FILES, name, ""), file_of(folder / FILES, name, ""))
                 write_info(folder, old.checkpoint, old.info.source, old.info.original, old.info.prune)
         return self.refresh()
 

@@ -69,6 +69,14 @@ def test_back_from_a_release_that_cannot_be_opened(folder, run):
     assert sorted(Releases(folder).current()) == ["item", "user"]
 
 
+def test_what_is_known_of_one_is_damaged(folder, run):
+    (folder / "00000001/info").write_text("{")
+    status, found = run(folder, "--json")
+    assert status == 1 and "00000001/info" in found["damaged"][0] and found["current"] == 2
+    assert [release["tables"] is None for release in found["releases"]] == [True, False]
+    assert run(folder, "--rollback", 2)[0] == 1 and Releases(folder).paused
+
+
 def test_every_byte_is_read_if_that_is_asked(folder, run):
     file = folder / "00000001/item.frozen"
     data = bytearray(file.read_bytes())

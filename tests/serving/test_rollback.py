@@ -1,6 +1,7 @@
 """An older release becomes the current one again, as a whole and at once, and stays that until somebody says so."""
 
 import datetime
+import json
 import os
 import shutil
 import subprocess
@@ -71,15 +72,52 @@ def test_what_is_known_of_releases(releases):
     earliest, latest = (releases.history()[i].published for i in (0, -1))
     now = datetime.datetime.now(datetime.UTC)
     assert now - datetime.timedelta(minutes=5) < earliest <= latest <= now
-    (releases.path / "00000001/info").unlink()  # as it was before there were any
+    said = releases.path / "00000001/info"
+    whole = said.read_bytes()
+    assert sorted(releases.history()[0].digests) == ["files/number", "one.frozen", "two.frozen"]
+    said.unlink()  # as it was before there were any
     old = releases.history()[0]
     assert abs(old.published - earliest) < datetime.timedelta(minutes=1) and old.source is None and old.checkpoint == ()
-    for damage in (b"{", b"[]", b'{"published": "now", "source": null, "again": null}'):
-        (releases.path / "00000001/info").write_bytes(damage)
-        for call in (releases.history, lambda: releases.open(1), lambda: releases.rollback(1)):
+    assert old.digests is None and old.damaged is None and one_of(releases.open(1)) == 0
+    fields = json.loads(whole)
+    for damage in (
+        b"{", b"[]", b'{"published": "now", "source": null, "again": null}', b"[" * 100_000, b"\xff",
+        json.dumps(fields | {"digests": {"one.frozen": -1}}).encode(),
+        json.dumps(fields | {"digests": {"../00000002/one.frozen": 1}}).encode(),
+        json.dumps(fields | {"digests": {"files/..": 1}}).encode(),
+    ):  # fmt: skip
+        said.write_bytes(damage)
+        for call in (lambda: releases.open(1), lambda: releases.rollback(1)):
             with pytest.raises(FrozenError, match="want what is known of a release"):
                 call()
+        assert [info.damaged is None for info in releases.history()] == [False, True, True]
     assert releases.refresh().number == 3 and not releases.paused
+
+
+@pytest.mark.parametrize("rolled_back", [False, True])
+def test_a_release_is_what_was_published(rolled_back, releases):
+    """Its files are bound together: none may be lost, changed, or be that of another release."""
+    if rolled_back:
+        releases.rollback(2)
+        releases.resume()
+    other = Releases(releases.path)
+    path = other.current().path
+    for place in ("two.frozen", "files/number"):
+        file = path / place
+        was = file.read_bytes()
+        file.unlink()  # another release may have it, too
+        with pytest.raises(FrozenError, match=rf"open: {place}: want the file that it was published with, got none"):
+            Releases(releases.path).current()
+        file.write_bytes((path.parent / "00000001" / place).read_bytes())
+        with pytest.raises(FrozenError, match=rf"open: {place}: want CRC-32 [0-9a-f]{{8}}, as it was published"):
+            Releases(releases.path).refresh()
+        with pytest.raises(FrozenError, match=place):
+            Releases(releases.path).rollback(int(path.name))
+        file.write_bytes(was)
+    (path / "three.frozen").write_bytes(b"not of this release")
+    (path / "files/.left").write_bytes(b"by a file system")
+    now = Releases(releases.path).current()
+    assert sorted(now) == ["one", "two"] and list(now.files) == ["number"]
 
 
 def test_what_cannot_be_gone_back_to(releases, tmp_path):
@@ -99,7 +137,7 @@ def test_what_cannot_be_gone_back_to(releases, tmp_path):
     with pytest.raises(FrozenError, match="want a file that begins with"):
         releases.rollback(2)
     shutil.rmtree(releases.path / "00000001/files")
-    with pytest.raises(FrozenError, match="rollback: want the files of release 1"):
+    with pytest.raises(FrozenError, match="files/number: want the file that it was published with"):
         releases.rollback(1)
     assert one_of(releases.refresh()) == 2 and not releases.paused and numbers(releases) == [1, 2, 3]
 

@@ -1,0 +1,114 @@
+"""`ReleaseInfo`: what is known of a release without a look at its tables, in small files of its folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kvjax._formats.atomic import written
+from kvjax._values.numbers import integer_in, is_integer, is_real
+from kvjax.serving._format import damaged, read
+
+SUFFIX = ".frozen"
+"""Of the file of a table."""
+
+FILES = "files"
+"""The folder of other files."""
+
+_CHECKPOINT = "checkpoint"
+_INFO = "info"
+_MOST_SECONDS = 1e11  # to the year 5138, which datetime can say
+
+
+@dataclasses.dataclass(frozen=True)
+class ReleaseInfo:
+    """What is known of a release without a look at its tables.
+
+    Attributes:
+      number: of the release.
+      published: when it became the current release, in UTC.
+      checkpoint: digests of the checkpoint that its tables come from; () if there is none.
+      source: the folder of that checkpoint when it was followed; None if there is none.
+      again: the number of the release that it is again, after a rollback; None if it is a release of its own.
+      prune: the rule by which `Releases.follow` has left rows out, in words; None if there was none.
+      digests: CRC-32 of what belongs to it, by the path in its folder: of the description of each table's file, which
+        has those of its arrays, and of all bytes of each other file. None if it says nothing (early releases).
+      damaged: why the rest is not known; None if it is. Then the release cannot be opened.
+    """
+
+    number: int
+    published: datetime.datetime
+    checkpoint: tuple[str, ...]
+    source: str | None
+    again: int | None
+    prune: str | None = None
+    digests: Mapping[str, int] | None = None
+    damaged: str | None = None
+
+    @property
+    def original(self) -> int:
+        """The number of the release that first had these tables and files."""
+        return self.number if self.again is None else self.again
+
+
+def info_of(path: Path) -> ReleaseInfo:
+    """What the folder of a release says.
+
+    Raises:
+      FileNotFoundError: it is not there.
+    """
+    at, said = path / _CHECKPOINT, path / _INFO
+    info = ReleaseInfo(
+        int(path.name), _utc(os.stat(path).st_mtime), tuple(at.read_text().split()) if at.exists() else (), None, None
+    )
+    if not said.exists():
+        return info
+    data = said.read_bytes()
+    try:
+        found = json.loads(data)
+        seconds, source, again = found["published"], found["source"], found["again"]
+        prune, digests = found.get("prune"), found.get("digests")  # early ones have none
+        good = is_real(seconds) and abs(seconds) < _MOST_SECONDS and isinstance(source, str | None)
+        good = good and (again is None or is_integer(again)) and isinstance(prune, str | None)
+        if not good or not (digests is None or _are_digests(digests)):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        error = damaged(said, "open", "what is known of a release, in JSON", f"{data!r:.100}")
+        return dataclasses.replace(info, damaged=str(error))
+    return ReleaseInfo(info.number, _utc(seconds), info.checkpoint, source, again, prune, digests)
+
+
+def _utc(seconds: float) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC)
+
+
+def _are_digests(x: object) -> bool:
+    is_crc = integer_in(0, 2**32 - 1)
+    return isinstance(x, dict) and all(_is_place(place) and is_crc(crc) for place, crc in x.items())
+
+
+def _is_place(place: str) -> bool:
+    """Whether it is the path of a table, or of another file, and of nothing outside the folder."""
+    folder, _, name = place.rpartition("/")
+    return name not in ("", ".", "..") and (folder == FILES or (folder == "" and name.endswith(SUFFIX)))
+
+
+def write_info(
+    folder: Path, checkpoint: Sequence[str] = (), source: str | None = None, again: int | None = None,
+    prune: str | None = None,
+) -> None:  # fmt: skip
+    """Writes what a `ReleaseInfo` says: that it is published now, and with the tables and files that are there."""
+    if checkpoint:
+        with written(folder / _CHECKPOINT) as file:
+            file.write(" ".join(checkpoint).encode())
+    digests = {table.name: read(table).digest for table in sorted(folder.glob(f"*{SUFFIX}"))}
+    digests |= {f"{FILES}/{file.name}": zlib.crc32(file.read_bytes()) for file in sorted((folder / FILES).iterdir())}
+    said = {"published": time.time(), "source": source, "again": again, "prune": prune, "digests": digests}
+    with written(folder / _INFO) as file:
+        file.write(json.dumps(said).encode())
