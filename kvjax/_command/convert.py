@@ -54,10 +54,12 @@ def _check_used(args: argparse.Namespace, kind: str, to: str) -> None:
       ValueError: one does not.
     """
     others = kind not in ("kvjax", *FILE_FORMATS)
+    bare = kind in ("tfra", "dynamicemb")  # whose files do not say their types
     used = {
         "table": kind not in FILE_FORMATS or to in ("kvjax", "deeprec"), "base": kind == "kvjax",
-        "overwrite": to == "kvjax", "slots": to != "kvjax", "slot": others, "partitions": to == "deeprec",
-        "quantise": to in FILE_FORMATS, "dim": kind == "tfra", "key_dtype": kind == "tfra", "dtype": kind != "kvjax",
+        "overwrite": to == "kvjax", "slots": to != "kvjax", "slot": others, "fill": others,
+        "score": kind == "dynamicemb", "partitions": to == "deeprec", "quantise": to in FILE_FORMATS, "dim": bare,
+        "key_dtype": bare, "dtype": kind != "kvjax",
     }  # fmt: skip
     for name, is_used in used.items():
         if getattr(args, name) and not is_used:
@@ -121,8 +123,13 @@ def _as_checkpoint(
     """As a checkpoint of one table, rows a few at a time."""
     from kvjax.convert import import_checkpoint
 
-    how: dict[str, Any] = {} if kind in FILE_FORMATS else {"variable": args.table, "slots": _slots(args)}
-    how |= {"dim": args.dim, "key_dtype": args.key_dtype or "int64"} if kind == "tfra" else {}
+    how: dict[str, Any] = {}
+    if kind not in FILE_FORMATS:
+        how = {"variable": args.table, "slots": _slots(args), "fill": _fill(args)}
+    if kind in ("tfra", "dynamicemb"):
+        how |= {"dim": args.dim, "key_dtype": args.key_dtype or "int64"}
+    if args.score:
+        how["scores"] = [None if each == "none" else each for each in args.score]
     with progress("writing rows", args.json) as written:
         return import_checkpoint(
             args.source, out, table=table, format=kind, prune=prune, overwrite=args.overwrite, dtype=args.dtype,
@@ -132,3 +139,16 @@ def _as_checkpoint(
 
 def _slots(args: argparse.Namespace) -> dict[str, str]:
     return dict(each.split("=", 1) if "=" in each else (each, each) for each in args.slot)
+
+
+def _fill(args: argparse.Namespace) -> dict[str, float]:
+    found = {}
+    for each in args.fill:
+        slot, _, number = each.partition("=")
+        try:
+            found[slot] = int(number) if number.removeprefix("-").isdecimal() else float(number)
+        except ValueError as error:
+            raise ValueError(
+                f"kvjax convert: want --fill SLOT=NUMBER, got {each}; write the number that each row gets"
+            ) from error
+    return found

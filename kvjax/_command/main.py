@@ -107,10 +107,24 @@ def parser() -> argparse.ArgumentParser:
         metavar="THEIRS=OURS",
         help="a slot of the other system's to take, and its name here; may be said again",
     )
+    convert.add_argument(
+        "--fill",
+        action="append",
+        default=[],
+        metavar="SLOT=NUMBER",
+        help="a slot that no file of the other system has, and what each row gets; may be said again",
+    )
+    convert.add_argument(
+        "--score",
+        action="append",
+        default=[],
+        choices=("freqs", "versions", "none"),
+        help="what a score of dynamicemb's keys is; say it for each score, in their order",
+    )
     convert.add_argument("--quantise", choices=QUANTISED, help="store rows in fewer bits")
     convert.add_argument("--partitions", type=_count, help="of DeepRec's variable (default: 1)")
-    convert.add_argument("--dim", type=_count, help="of TFRA's variable")
-    convert.add_argument("--key-dtype", help="of TFRA's variable (default: int64)")
+    convert.add_argument("--dim", type=_count, help="of TFRA's or dynamicemb's variable")
+    convert.add_argument("--key-dtype", help="of TFRA's or dynamicemb's variable (default: int64)")
     convert.add_argument("--dtype", help="of TFRA's values (default: float32), or of the table that is made of others")
     _base(convert)
     _rules(convert)

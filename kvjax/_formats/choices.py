@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias, get_args
 FILE_FORMATS = ("safetensors", "npz", "parquet")
 """Files of columns, each with a module here of its name."""
 
-SYSTEMS = ("tfra", "deeprec", "tfplus", "sok")
+SYSTEMS = ("tfra", "deeprec", "tfplus", "sok", "dynamicemb")
 """Other systems whose tables can be imported."""
 
 Quantised: TypeAlias = Literal["float16", "bfloat16", "int8"]

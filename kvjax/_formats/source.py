@@ -153,6 +153,16 @@ class MappedColumn:
         return self._function(self._column[rows])
 
 
+class Repeated:
+    """A column that has the same number in each row."""
+
+    def __init__(self, value: np.number[Any], num_rows: int) -> None:
+        self.dtype, self.shape, self._value = value.dtype, (num_rows,), value
+
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        return np.full(len(range(*rows.indices(self.shape[0]))), self._value)
+
+
 class InFile:
     """A bare array in a file, little-endian, of which rows are read when they are asked for.
 

@@ -4,6 +4,7 @@ from kvjax._formats.errors import FileError as FileError
 from kvjax.convert._checkpoint import ExportReport as ExportReport
 from kvjax.convert._checkpoint import export_checkpoint as export_checkpoint
 from kvjax.convert._deeprec import from_deeprec as from_deeprec
+from kvjax.convert._dynamicemb import from_dynamicemb as from_dynamicemb
 from kvjax.convert._files import from_dense as from_dense
 from kvjax.convert._files import from_npz as from_npz
 from kvjax.convert._files import from_parquet as from_parquet
@@ -17,7 +18,8 @@ from kvjax.convert._to_checkpoint import import_checkpoint as import_checkpoint
 
 __all__ = [
     "ExportReport", "FileError", "ImportReport", "Imported", "export_checkpoint", "from_deeprec", "from_dense",
-    "from_npz", "from_parquet", "from_safetensors", "from_sok", "from_tfplus", "from_tfra", "import_checkpoint",
+    "from_dynamicemb", "from_npz", "from_parquet", "from_safetensors", "from_sok", "from_tfplus", "from_tfra",
+    "import_checkpoint",
 ]  # fmt: skip
 
 

@@ -15,7 +15,8 @@ from kvjax.convert._parts import joined, parts_of, slots_of
 
 
 def from_deeprec(
-    path: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None
+    path: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None,
+    fill: Mapping[str, float] | None = None,
 ) -> Imported:  # fmt: skip
     """Reads an embedding variable of DeepRec, with its frequencies and versions; needs google-crc32c
     (``pip install kvjax[convert]``).
@@ -29,6 +30,7 @@ def from_deeprec(
       name: name of the variable.
       slots: slots to import: DeepRec's name ("Adagrad") to the name in kvjax's optimizer ("sum_of_squares"; after a
         table has been trained with it once, ``table.export(slots=True).slots`` has the names). Others are left.
+      fill: see `from_tfra`.
 
     Raises:
       FileError: there is no such checkpoint or variable, a part is missing, the bytes are damaged, or tensors do not
@@ -44,10 +46,13 @@ def from_deeprec(
       >>> sorted(imported.rows.keys.tolist())
       [0, 1, 2]
     """
-    return open_deeprec(path, name, slots=slots).read()
+    return open_deeprec(path, name, slots=slots, fill=fill).read()
 
 
-def open_deeprec(path: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None) -> Incoming:
+def open_deeprec(
+    path: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None,
+    fill: Mapping[str, float] | None = None,
+) -> Incoming:  # fmt: skip
     """As `from_deeprec`, to be read piece by piece."""
     bundle = Bundle(latest(path, "from_deeprec"))
     parts = parts_of(bundle, name)
@@ -66,4 +71,4 @@ def open_deeprec(path: str | os.PathLike[str], name: str, *, slots: Mapping[str,
         waiting = sum(bundle.entries[f"{part}-keys_filtered"].shape[0] for part in parts)
         left += [f"{waiting} keys that its filter had not admitted"] if waiting else []
     taken, others = slots_of(bundle, name, parts, slots or {})
-    return incoming(bundle.prefix, f"DeepRec's {name!r}", columns, joined=taken, left=left + others)
+    return incoming(bundle.prefix, f"DeepRec's {name!r}", columns, joined=taken, fill=fill, left=left + others)

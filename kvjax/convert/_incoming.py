@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from kvjax._formats.errors import FileError
-from kvjax._formats.source import Column, Source
+from kvjax._formats.source import Column, Repeated, Source
 from kvjax._values.dtypes import dtype_name, is_float
 from kvjax._values.exported import SLOT, Exported
 from kvjax._values.key_width import KEY_DTYPES
+from kvjax._values.numbers import is_integer, is_real
 from kvjax._values.snapshot import Columns
 from kvjax.convert._imported import Imported
 
@@ -140,7 +141,8 @@ _WITHOUT = ""
 
 def incoming(
     file: str | os.PathLike[str], source: str, columns: Mapping[str, Column], *,
-    joined: Mapping[str, Joined] | None = None, last_step: int | None = None, left: Sequence[str] = (),
+    joined: Mapping[str, Joined] | None = None, fill: Mapping[str, float] | None = None, last_step: int | None = None,
+    left: Sequence[str] = (),
 ) -> Incoming:  # fmt: skip
     """Rows to read, if their types fit each other.
 
@@ -150,6 +152,7 @@ def incoming(
       columns: "keys" ``(n,)``, "values" ``(n, dim)``, "freqs", "versions", "has_slots", "pinned" ``(n,)`` if known, and
         slots ``(n, ...)``, as "slot.<name>".
       joined: columns that are in another order.
+      fill: numbers of slots that are in no file, by their names in kvjax's optimizer: each row gets these.
       last_step: of the table; by default the last row version.
       left: what was not taken.
 
@@ -173,7 +176,27 @@ def incoming(
     for name in ("freqs", "versions"):
         if name in columns and columns[name].dtype.kind not in "iu":
             raise FileError(file, f"{name} of integers", f"{columns[name].dtype}")
-    return Incoming(file, source, Source.of(columns, {}), dict(joined or {}), last_step, tuple(left))
+    filled = _filled(file, fill or {}, n)
+    if twice := sorted(filled.keys() & (columns.keys() | (joined or {}).keys())):
+        names = [name.removeprefix(SLOT) for name in twice]
+        raise FileError(
+            file, "fill= of slots that no file has", f"{names}, which slots= takes", "leave one of the two out"
+        )
+    return Incoming(file, source, Source.of({**filled, **columns}, {}), dict(joined or {}), last_step, tuple(left))
+
+
+def _filled(file: str | os.PathLike[str], fill: Mapping[str, float], num_rows: int) -> dict[str, Column]:
+    """The columns of slots that have the same number in each row: int32 and float32, as optax has them."""
+    found: dict[str, Column] = {}
+    for name, value in fill.items():
+        whole = is_integer(value)
+        if (not whole and not is_real(value)) or (whole and not -(2**31) <= value < 2**31):
+            raise FileError(
+                file, f"fill= with a number for the slot {name!r}", f"{value!r:.50}",
+                "give an integer of 32 bits, or a float",
+            )  # fmt: skip
+        found[SLOT + name] = Repeated(np.int32(value) if whole else np.float32(value), num_rows)
+    return found
 
 
 def wide(keys: np.ndarray) -> np.ndarray:

@@ -21,7 +21,8 @@ _DTYPES = ("int32", "int64", "uint32", "uint64", "float16", "float32", "float64"
 
 
 def from_sok(
-    folder: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None
+    folder: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None,
+    fill: Mapping[str, float] | None = None,
 ) -> Imported:  # fmt: skip
     """Reads a variable that ``sok.dump`` of NVIDIA's SparseOperationKit wrote.
 
@@ -35,14 +36,18 @@ def from_sok(
       name: name of the variable.
       slots: slots to import: SOK's name ("Adagrad-accumulator") to the name in kvjax's optimizer ("sum_of_squares").
         Others are left.
+      fill: see `from_tfra`.
 
     Raises:
       FileError: a file is missing or is not one of SOK's, or sizes do not fit each other.
     """
-    return open_sok(folder, name, slots=slots).read()
+    return open_sok(folder, name, slots=slots, fill=fill).read()
 
 
-def open_sok(folder: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None) -> Incoming:
+def open_sok(
+    folder: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None,
+    fill: Mapping[str, float] | None = None,
+) -> Incoming:  # fmt: skip
     """As `from_sok`, to be read piece by piece."""
     stem = name.translate(str.maketrans(dict.fromkeys(string.punctuation, "_")))
     path = local(folder, "from_sok")
@@ -67,7 +72,7 @@ def open_sok(folder: str | os.PathLike[str], name: str, *, slots: Mapping[str, s
             raise FileError(there[slot], f"({rows}, {dim})", f"{array.shape[0]} elements")
         columns[SLOT + ours] = array.of_shape((rows, dim))
     left = [f"the slot {slot!r}" for slot in there if slot not in wanted]
-    return incoming(path, f"SOK's {name!r}", columns, left=left)
+    return incoming(path, f"SOK's {name!r}", columns, fill=fill, left=left)
 
 
 def _read(path: Path, kind: int) -> InFile:

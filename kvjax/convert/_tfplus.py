@@ -16,7 +16,8 @@ from kvjax.convert._parts import joined, parts_of, slots_of
 
 
 def from_tfplus(
-    path: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None
+    path: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None,
+    fill: Mapping[str, float] | None = None,
 ) -> Imported:  # fmt: skip
     """Reads a KvVariable of TFPlus, with its frequencies; needs google-crc32c (``pip install kvjax[convert]``).
 
@@ -29,16 +30,20 @@ def from_tfplus(
       name: name of the variable.
       slots: slots to import: TFPlus' name ("GroupAdam") to the name in kvjax's optimizer, as in `from_deeprec`. Others
         are left.
+      fill: see `from_tfra`.
 
     Raises:
       FileError: there is no such checkpoint or variable, a part is missing, it is a delta, the bytes are damaged, or
         tensors do not fit each other.
       ImportError: google-crc32c is not installed.
     """
-    return open_tfplus(path, name, slots=slots).read()
+    return open_tfplus(path, name, slots=slots, fill=fill).read()
 
 
-def open_tfplus(path: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None) -> Incoming:
+def open_tfplus(
+    path: str | os.PathLike[str], name: str, *, slots: Mapping[str, str] | None = None,
+    fill: Mapping[str, float] | None = None,
+) -> Incoming:  # fmt: skip
     """As `from_tfplus`, to be read piece by piece."""
     bundle = Bundle(latest(path, "from_tfplus"))
     parts = parts_of(bundle, name)
@@ -60,4 +65,4 @@ def open_tfplus(path: str | os.PathLike[str], name: str, *, slots: Mapping[str, 
     for end, what in (("blacklist", "keys whose rows group lasso has removed"), ("init_table", "initial rows")):
         count = sum(bundle.entries[f"{part}-{end}"].shape[0] for part in parts if f"{part}-{end}" in bundle.entries)
         left += [f"{count} {what}"] if count else []
-    return incoming(bundle.prefix, f"TFPlus' {name!r}", columns, joined=taken, left=left + others)
+    return incoming(bundle.prefix, f"TFPlus' {name!r}", columns, joined=taken, fill=fill, left=left + others)

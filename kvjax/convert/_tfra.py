@@ -19,7 +19,7 @@ from kvjax.convert._incoming import Incoming, Joined, incoming
 
 def from_tfra(
     folder: str | os.PathLike[str], name: str, dim: int | None = None, *, key_dtype: str = "int64",
-    dtype: str = "float32", slots: Mapping[str, str] | None = None,
+    dtype: str = "float32", slots: Mapping[str, str] | None = None, fill: Mapping[str, float] | None = None,
 ) -> Imported:  # fmt: skip
     """Reads a ``dynamic_embedding.Variable`` of TensorFlow Recommenders Addons that ``save_to_file_system`` wrote.
 
@@ -39,6 +39,9 @@ def from_tfra(
       slots: slots to import: TFRA's name to the name in kvjax's optimizer: ``{"m": "mu", "v": "nu"}`` for Adam. The end
         of a variable's name is enough ("m" for "items/lookup/m"). A key that a slot lacks has no slots; other slots are
         left.
+      fill: slots that no file has, by their names in kvjax's optimizer: the number that each row gets. TensorFlow's
+        Adam counts its steps once for all rows, ``optax.adam`` in a table for each row: ``{"count": 10_000}`` after
+        10,000 steps.
 
     Raises:
       FileError: a shard is missing, or sizes do not fit.
@@ -51,12 +54,12 @@ def from_tfra(
       >>> kvjax.convert.from_tfra(folder, "items", dim=2).rows.values.shape
       (3, 2)
     """
-    return open_tfra(folder, name, dim, key_dtype=key_dtype, dtype=dtype, slots=slots).read()
+    return open_tfra(folder, name, dim, key_dtype=key_dtype, dtype=dtype, slots=slots, fill=fill).read()
 
 
 def open_tfra(
     folder: str | os.PathLike[str], name: str, dim: int | None = None, *, key_dtype: str = "int64",
-    dtype: str = "float32", slots: Mapping[str, str] | None = None,
+    dtype: str = "float32", slots: Mapping[str, str] | None = None, fill: Mapping[str, float] | None = None,
 ) -> Incoming:  # fmt: skip
     """As `from_tfra`, to be read piece by piece."""
     path, kinds = local(folder, "from_tfra"), (np.dtype(key_dtype), np.dtype(dtype))
@@ -67,7 +70,7 @@ def open_tfra(
         SLOT + ours: Joined.slot(folder, stem, *_joined(path, stem, *kinds, None)) for ours, stem in chosen.items()
     }
     left = [f"{stem}, which may be a slot" for stem in there if stem not in chosen.values()]
-    return incoming(folder, f"TFRA's {name!r}", {"keys": keys, "values": values}, joined=taken, left=left)
+    return incoming(folder, f"TFRA's {name!r}", {"keys": keys, "values": values}, joined=taken, fill=fill, left=left)
 
 
 def _joined(

@@ -33,6 +33,7 @@ from kvjax.checkpoint._rewrite import prune as pruned
 from kvjax.checkpoint._stored import FIELDS, RULES, described
 from kvjax.checkpoint._write_shard import write_shard
 from kvjax.convert._deeprec import open_deeprec
+from kvjax.convert._dynamicemb import open_dynamicemb
 from kvjax.convert._files import open_file
 from kvjax.convert._incoming import Incoming
 from kvjax.convert._sok import open_sok
@@ -42,7 +43,7 @@ from kvjax.convert._tfra import open_tfra
 from kvjax.ffi import host
 
 OPENERS: Mapping[str, Callable[..., Incoming]] = {
-    "tfra": open_tfra, "deeprec": open_deeprec, "tfplus": open_tfplus, "sok": open_sok
+    "tfra": open_tfra, "deeprec": open_deeprec, "tfplus": open_tfplus, "sok": open_sok, "dynamicemb": open_dynamicemb
 }  # fmt: skip
 """By the names of `SYSTEMS`."""
 
@@ -80,8 +81,8 @@ def import_checkpoint(
       source: a file, or the first argument of ``kvjax.convert.from_...``.
       path: folder of the new checkpoint, where nothing is yet, and not inside another checkpoint; also one of a store.
       table: name of the table; by default the name of the variable or of the file.
-      format: "safetensors", "npz", "parquet", "tfra", "deeprec", "tfplus" or "sok"; by default the extension of the
-        source.
+      format: "safetensors", "npz", "parquet", "tfra", "deeprec", "tfplus", "sok" or "dynamicemb"; by default the
+        extension of the source.
       variable: name of the variable in the other system.
       prune: which rows to leave out, as in `kvjax.checkpoint.prune`; all rows are written once before they are pruned.
       overwrite: replace the checkpoint that is there, if no other builds on it.
@@ -89,7 +90,8 @@ def import_checkpoint(
         it, also the dtype of the source.
       seed: seed of the initial rows.
       progress: function that is called with the number of bytes of each piece that is written.
-      **how: other arguments of ``kvjax.convert.from_<format>``: ``columns``, ``slots``, ``dim``, ``key_dtype``.
+      **how: other arguments of ``kvjax.convert.from_<format>``: ``columns``, ``slots``, ``fill``, ``dim``,
+        ``key_dtype``, ``scores``.
 
     Returns:
       What was written.
@@ -163,8 +165,8 @@ class _Arrays:
         if "dtype" not in options and dtype.name not in ROW_DTYPES:
             want, got = f"rows of {list(ROW_DTYPES)}", f"{dtype.name}"
             raise FileError(incoming.file, want, got, 'say dtype="float32" to round them')
-        types = {column: each.source.types["values"] for column, each in incoming.joined.items()}
-        types |= incoming.rows.types
+        joined = {column: each.source.types["values"] for column, each in incoming.joined.items()}
+        types = {**incoming.rows.types, **joined}
         slots = {column.removeprefix(SLOT): types[column] for column in types if column.startswith(SLOT)}
         texts = {slot: type_text(*kind) for slot, kind in slots.items()}
         request = Request(name, "import", dim)

@@ -19,7 +19,7 @@ from tests.support.marks import slow
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 SYSTEMS = {
-    "tfra": ("tfra_slots", "user/emb", {"slots": {"m": "mu", "v": "nu"}}),
+    "tfra": ("tfra_slots", "user/emb", {"slots": {"m": "mu", "v": "nu"}, "fill": {"count": 7}}),
     "deeprec": ("deeprec", "user", {"slots": {"Adagrad": "sum_of_squares"}}),
     "tfplus": ("tfplus/model.ckpt-1", "emb", {}),
 }

@@ -217,7 +217,8 @@ def test_public_names():
     }  # fmt: skip
     assert set(kvjax.convert.__all__) == {
         "ExportReport", "FileError", "ImportReport", "Imported", "export_checkpoint", "from_deeprec", "from_dense",
-        "from_npz", "from_parquet", "from_safetensors", "from_sok", "from_tfplus", "from_tfra", "import_checkpoint",
+        "from_dynamicemb", "from_npz", "from_parquet", "from_safetensors", "from_sok", "from_tfplus", "from_tfra",
+        "import_checkpoint",
     }  # fmt: skip
     assert set(kvjax.checkpoint.__all__) == {
         "BaseReport", "CheckpointError", "Diff", "FileReport", "TableDelta", "TableDiff", "Verified", "changes",
