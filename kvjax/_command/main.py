@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 import kvjax
-from kvjax._formats.choices import FILE_FORMATS, QUANTISED, SYSTEMS
+from kvjax._formats.choices import FILE_FORMATS, MERGE_RULES, QUANTISED, SYSTEMS
 
 _CHECKPOINT = (
     "a checkpoint's folder, a step of an Orbax CheckpointManager, or the manager's folder (then its last step)"
@@ -88,6 +88,21 @@ def parser() -> argparse.ArgumentParser:
     prune.add_argument("--dry-run", action="store_true", help="only say what each rule would leave out")
     _base(prune)
     _rules(prune)
+
+    merge = command("merge", "one checkpoint of several, whose tables were trained apart")
+    _path(merge, "checkpoint", _CHECKPOINT, nargs="+")
+    _path(merge, "out", "folder of the new checkpoint; the others stay as they are")
+    _overwrite(merge)
+    merge.add_argument(
+        "--rule", choices=MERGE_RULES, default="newest",
+        help="what a key gets of which several have a row: the newest, or the mean, in which rows may weigh as much as "
+        "their frequencies (default: newest)",
+    )  # fmt: skip
+    merge.add_argument(
+        "--weight", action="append", type=float, default=[], metavar="W",
+        help="how much the rows of a checkpoint weigh in the mean; say it for each, in their order (default: 1)",
+    )  # fmt: skip
+    _base(merge)
 
     convert = command("convert", "a table as a file of another program, or another system's as a checkpoint")
     _path(convert, "source", "a checkpoint, a file, or what --from says")

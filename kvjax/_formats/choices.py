@@ -12,3 +12,8 @@ Quantised: TypeAlias = Literal["float16", "bfloat16", "int8"]
 """How rows are stored: rounded to a dtype, or as int8 times a scale of each row."""
 
 QUANTISED: tuple[Quantised, ...] = get_args(Quantised)
+
+MergeRule: TypeAlias = Literal["newest", "mean", "frequency"]
+"""What becomes of a key of which several checkpoints have a row."""
+
+MERGE_RULES: tuple[MergeRule, ...] = get_args(MergeRule)

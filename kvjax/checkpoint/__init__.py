@@ -22,8 +22,8 @@ else:
 
 
 __all__ = [
-    "BaseReport", "CheckpointError", "Diff", "FileReport", "TableDelta", "TableDiff", "Verified", "changes", "compact",
-    "diff", "prune", "restore", "rows", "save", "verify",
+    "BaseReport", "CheckpointError", "Diff", "FileReport", "MergeReport", "TableDelta", "TableDiff", "Verified",
+    "changes", "compact", "diff", "merge", "prune", "restore", "rows", "save", "verify",
 ]  # fmt: skip
 
 

@@ -17,6 +17,8 @@ from kvjax.checkpoint._diff import diff as diff
 from kvjax.checkpoint._format import CheckpointError as CheckpointError
 from kvjax.checkpoint._locate import PathLike as PathLike
 from kvjax.checkpoint._locate import is_checkpoint as is_checkpoint
+from kvjax.checkpoint._merge import MergeReport as MergeReport
+from kvjax.checkpoint._merge import merge as merge
 from kvjax.checkpoint._restore import RestoreOptions as RestoreOptions
 from kvjax.checkpoint._restore_all import restore as restore
 from kvjax.checkpoint._restore_all import restore_all as restore_all

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -127,26 +128,37 @@ def _rewrite_table(directory: AnyPath, rows: ChainRows, keep: np.ndarray | None,
     offsets, extras = rows.offsets, rows.counts()
     if keep is not None:
         offsets = offsets_of(keep)[offsets]
-    n = int(offsets[-1])
     pinned = np.concatenate([part["pinned"] for part in _parts(rows, keep, ["pinned"])])
     if pinned.any():
         extras["pinned"] = pinned
-    whole = {"offsets": offsets} | extras | rows.pool()
+    whole = {"offsets": offsets} | extras
     columns = [name for name in rows.types if name != "pinned"]
-    kinds = {name: (rows.types[name][0], (n, *rows.types[name][1])) for name in columns}
-    kinds |= {name: (array.dtype, array.shape) for name, array in whole.items()}
-    meta: dict[str, Any] = {field: value for field, value in rows.meta.items() if field != "shards"} | {
-        "format": FORMAT,
-        "rows": n,
-        "num_shards": 1,
-        "extras": {name: [array.dtype.name, list(array.shape)] for name, array in extras.items()},
-    }
+    write_table(directory, rows, {}, whole, columns, _parts(rows, keep, columns), op)
 
-    def parts() -> Iterator[Mapping[str, np.ndarray]]:
-        yield whole
-        yield from _parts(rows, keep, columns)
 
-    write_shard(directory, meta, 0, kinds, parts(), op=op)
+def write_table(
+    directory: AnyPath, like: ChainRows, changed: Mapping[str, Any], whole: Mapping[str, np.ndarray],
+    columns: Sequence[str], pieces: Iterator[Mapping[str, np.ndarray]], op: str,
+) -> None:  # fmt: skip
+    """Writes a table of other rows than one on the disk.
+
+    Args:
+      directory: of the new checkpoint.
+      like: the table that it is otherwise like.
+      changed: fields of what is said of it that are others.
+      whole: "offsets", and what not each row has some of, whole.
+      columns: names of the columns of rows.
+      pieces: these columns of rows that follow each other.
+      op: what it is written for, which errors name.
+    """
+    n = int(whole["offsets"][-1])
+    extras = {name: [array.dtype.name, list(array.shape)] for name, array in whole.items() if name != "offsets"}
+    meta: dict[str, Any] = {field: value for field, value in like.meta.items() if field != "shards"}
+    meta |= {"format": FORMAT, "rows": n, "num_shards": 1, "extras": extras, **changed}
+    arrays = {**whole, **like.pool()}
+    kinds = {name: (like.types[name][0], (n, *like.types[name][1])) for name in columns}
+    kinds |= {name: (array.dtype, array.shape) for name, array in arrays.items()}
+    write_shard(directory, meta, 0, kinds, itertools.chain([arrays], pieces), op=op)
 
 
 def _parts(rows: ChainRows, keep: np.ndarray | None, names: list[str]) -> Iterator[dict[str, np.ndarray]]:

@@ -221,8 +221,8 @@ def test_public_names():
         "import_checkpoint",
     }  # fmt: skip
     assert set(kvjax.checkpoint.__all__) == {
-        "BaseReport", "CheckpointError", "Diff", "FileReport", "TableDelta", "TableDiff", "Verified", "changes",
-        "compact", "diff", "prune", "restore", "rows", "save", "verify",
+        "BaseReport", "CheckpointError", "Diff", "FileReport", "MergeReport", "TableDelta", "TableDiff", "Verified",
+        "changes", "compact", "diff", "merge", "prune", "restore", "rows", "save", "verify",
     }  # fmt: skip
     assert set(kvjax.serving.__all__) == {
         "Changes", "FrozenError", "FrozenTable", "PausedError", "Release", "ReleaseInfo", "Releases",

@@ -1,0 +1,24 @@
+"""``kvjax merge``: several checkpoints as one."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+
+from kvjax._command.output import print_json, print_table, progress
+
+
+def run(args: argparse.Namespace) -> int:
+    """Merges, and says what."""
+    from kvjax.checkpoint._merge import merge
+
+    with progress("reading rows", args.json):
+        reports = merge(
+            args.checkpoint, args.out, args.rule, weights=args.weight or None, base=args.base, overwrite=args.overwrite
+        )
+    if args.json:
+        print_json({name: dataclasses.asdict(report) for name, report in reports.items()})
+        return 0
+    columns = ("table", "rows", *(f"of {path}" for path in args.checkpoint), "shared keys")
+    print_table(str(args.out), columns, [(name, r.rows, *r.of, r.shared) for name, r in reports.items()])
+    return 0

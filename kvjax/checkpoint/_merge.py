@@ -1,0 +1,313 @@
+"""Merges of checkpoints: tables that were trained apart become one, some buckets at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from kvjax._formats.choices import MERGE_RULES, MergeRule
+from kvjax._formats.paths import AnyPath, anywhere
+from kvjax._formats.source import offsets_of
+from kvjax._keys.buckets import buckets_of, by_bucket
+from kvjax._values.exported import SLOT
+from kvjax._values.integers import as_int64
+from kvjax._values.key_sets import among
+from kvjax._values.numbers import is_real
+from kvjax._values.snapshot import Columns, concat, take, waiting_of
+from kvjax.checkpoint._chain import Chain, unreplaced
+from kvjax.checkpoint._chain_rows import ChainRows, cuts
+from kvjax.checkpoint._locate import PathLike
+from kvjax.checkpoint._new import check_free, new_checkpoint
+from kvjax.checkpoint._rewrite import write_table
+from kvjax.ffi import host
+
+_MAY_DIFFER = {"format", "rows", "num_shards", "shards", "extras", "num_buckets", "last_step", "slots"}
+
+
+@dataclasses.dataclass(frozen=True)
+class MergeReport:
+    """What a merge has made of a table.
+
+    Attributes:
+      rows: number of rows in the merged table.
+      of: number of rows in each checkpoint; 0 if it has no such table.
+      shared: number of keys of which more than one checkpoint has a row.
+    """
+
+    rows: int
+    of: tuple[int, ...]
+    shared: int
+
+
+def merge(
+    paths: Sequence[PathLike], out: PathLike, rule: MergeRule = "newest", *, weights: Sequence[float] | None = None,
+    base: PathLike | Sequence[PathLike] | None = None, overwrite: bool = False,
+) -> dict[str, MergeReport]:  # fmt: skip
+    """Makes one checkpoint of several, whose tables were trained apart: in several regions, say, or on parts of the
+    data. It makes no tables, and needs no memory for all rows. The checkpoints themselves are not changed.
+
+    A row of one checkpoint alone is copied. For a key that several have, the rule says which row it gets:
+
+    * "newest": the row with the greatest row version, as a whole: with its slots and its frequency. Of equal ones that
+      of the later path is taken.
+    * "mean": the mean of the rows. Slots of real numbers are averaged among the rows that have slots, the greatest is
+      taken of integers (counts of steps). Frequencies are added, and the greatest row version is taken.
+    * "frequency": the same, but rows weigh as much as their frequencies, as in federated averaging
+      (https://arxiv.org/abs/1602.05629). If these are all 0, they weigh the same.
+
+    A row that is pinned anywhere is pinned. Counts of keys that wait for admission are added, or for "newest" the
+    greatest is taken; a key with a row does not wait. Tables that only some checkpoints have are merged of these. A
+    merged table may have more rows than its limit: `prune` it with ``top_k=``, or the restored table evicts rows as it
+    is trained.
+
+    Args:
+      paths: folders of checkpoints, of steps of an Orbax ``CheckpointManager``, or of managers (their last steps are
+        read). Tables of the same name need the same options; the seed is one of them, so that keys without a row read
+        the same everywhere.
+      out: folder of the new checkpoint, where nothing is yet, and not inside another checkpoint.
+      rule: which row a key gets that several checkpoints have.
+      weights: of each path, positive: how much its rows weigh in a mean. By default 1 each.
+      base: where to look for the checkpoints that deltas build on, as in `restore`.
+      overwrite: replace the checkpoint that is there, if it is none of `paths`, and nothing builds on it.
+
+    Returns:
+      What was merged of each table, by name.
+
+    Raises:
+      CheckpointError: a checkpoint is not there, or damaged, or `out` is taken, in a checkpoint, or one that others
+        build on.
+      ValueError: tables of one name have other options or slots, there are no paths, or the rule or the weights are
+        none.
+
+    Example:
+      >>> import kvjax, numpy as np, tempfile
+      >>> folder = tempfile.TemporaryDirectory()
+      >>> for region, row in ("asia", 1.0), ("europe", 3.0):
+      ...     table = kvjax.get_table("doc_merge", dim=1, seed=1).upsert([7, len(region)], [[row], [row]])
+      ...     kvjax.checkpoint.save(f"{folder.name}/{region}", [table])
+      ...     kvjax.drop_table("doc_merge")
+      >>> paths = [f"{folder.name}/{region}" for region in ("asia", "europe")]
+      >>> kvjax.checkpoint.merge(paths, folder.name + "/world", "mean")
+      {'doc_merge': MergeReport(rows=3, of=(2, 2), shared=1)}
+      >>> kvjax.checkpoint.restore(folder.name + "/world")["doc_merge"].lookup([7, 4, 6]).tolist()
+      [[2.0], [1.0], [3.0]]
+      >>> kvjax.drop_table("doc_merge")
+      >>> folder.cleanup()
+    """
+    weigh = _checked(paths, rule, weights)
+    target = anywhere(out, "merge").resolve()
+
+    def with_chains(chains: tuple[Chain, ...]) -> dict[str, MergeReport]:
+        if len(chains) < len(paths):
+            return unreplaced(paths[len(chains)], base, "merge", lambda chain: with_chains((*chains, chain)))
+        return _merge(chains, target, overwrite, rule, weigh)
+
+    return with_chains(())
+
+
+def _checked(paths: Sequence[PathLike], rule: str, weights: Sequence[float] | None) -> list[float]:
+    """The weights of the paths, one each.
+
+    Raises:
+      ValueError: an argument has no meaning.
+    """
+    if isinstance(cast("object", paths), (str, bytes)) or not len(paths):
+        raise ValueError(f"kvjax: merge: want the paths of checkpoints, got {paths!r:.100}; give a list of them")
+    if rule not in MERGE_RULES:
+        raise ValueError(f"kvjax: merge: want a rule of {list(MERGE_RULES)}, got {rule!r}; choose one")
+    if weights is None:
+        return [1.0] * len(paths)
+    if rule == "newest":
+        raise ValueError(
+            "kvjax: merge: want no weights with the rule 'newest', which takes one row as it is, got some; leave them "
+            "out, or say 'mean' or 'frequency'"
+        )
+    found = list(weights)
+    if len(found) != len(paths) or not all(is_real(w) and 0 < w < math.inf for w in found):
+        raise ValueError(
+            f"kvjax: merge: want {len(paths)} weights, a positive number for each path, got {found!r:.100}; give these"
+        )
+    return [float(w) for w in found]
+
+
+def _merge(
+    chains: Sequence[Chain], target: AnyPath, overwrite: bool, rule: MergeRule, weigh: Sequence[float]
+) -> dict[str, MergeReport]:
+    for chain in chains:
+        check_free(target, overwrite, "merge", chain)
+    merged: dict[str, _Merged] = {}
+    for name in dict.fromkeys(name for chain in chains for name in chain.names):
+        having = [i for i, chain in enumerate(chains) if name in chain.names]
+        merged[name] = _Merged([ChainRows(chains[i], name) for i in having], rule, [weigh[i] for i in having], having)
+    with new_checkpoint(target, overwrite, "merge", chains[0]) as folder:
+        return {name: each.write(folder, len(chains)) for name, each in merged.items()}
+
+
+class _Merged:
+    """A table of several checkpoints.
+
+    Args:
+      tables: the rows of each that has it.
+      rule: what a key gets that several have.
+      weigh: the weight of each.
+      having: which of the paths have it.
+
+    Raises:
+      ValueError: they do not fit each other.
+    """
+
+    def __init__(
+        self, tables: Sequence[ChainRows], rule: MergeRule, weigh: Sequence[float], having: Sequence[int]
+    ) -> None:
+        self._tables, self._rule, self._weigh, self._having = tables, rule, weigh, having
+        self._name = tables[0].name
+        for table in tables:
+            table.check_sizes()
+        with_slots = [table for table in tables if table.meta["slots"]]
+        self._whole = (with_slots or tables)[0]
+        self._check_alike(with_slots)
+
+    def _check_alike(self, with_slots: Sequence[ChainRows]) -> None:
+        metas = [table.meta for table in self._tables]
+        fields = {field for meta in metas for field in meta} - _MAY_DIFFER
+        found = {field: [meta.get(field) for meta in metas] for field in sorted(fields)}
+        found["slots"] = [table.meta["slots"] for table in with_slots]
+        found = {field: said for field, said in found.items() if any(each != said[0] for each in said)}
+        if found:
+            got = "; ".join(f"{field}: {' and '.join(f'{each}' for each in said)}" for field, said in found.items())
+            raise ValueError(
+                f"kvjax: table {self._name!r}, merge: want tables with the same options, got others ({got:.500}); make "
+                "the tables that are trained apart with the same options, seed= included"
+            )
+        pools = [table.pool() for table in self._tables]
+        if any(not np.array_equal(pool[name], pools[0][name]) for pool in pools for name in pool):
+            raise ValueError(
+                f"kvjax: table {self._name!r}, merge: want tables with the same pool of initial rows, got others; make "
+                "them with the same one"
+            )
+
+    def write(self, directory: AnyPath, paths: int) -> MergeReport:
+        """Writes it."""
+        counts, shared = np.zeros(host.NUM_BUCKETS, np.int64), 0
+        admission = self._counts()
+        waiting = admission.get("pending_keys", _NONE)
+        of_waiting, waits = buckets_of(waiting), np.ones(len(waiting), bool)
+        for first, last in cuts(self._tables, 8):
+            parts = [as_int64(part["keys"]) for part in self._parts(first, last, ())]
+            keys, of = np.unique(np.concatenate(parts), return_counts=True)
+            counts += np.bincount(buckets_of(keys), minlength=host.NUM_BUCKETS)
+            shared += int((of > 1).sum())
+            here = slice(*np.searchsorted(of_waiting, [first, last]))
+            waits[here] = ~among(waiting[here], keys)
+        if len(waiting):
+            admission |= take(waiting_of(admission), waits)
+        offsets, step = offsets_of(counts), max(table.meta["last_step"] for table in self._tables)
+        names = [name for name in self._whole.types if name != "pinned"]
+        ranges = list(cuts(self._tables))
+        pinned = np.concatenate([self._piece(*some, ["pinned"])["pinned"] for some in ranges])
+        whole = {"offsets": offsets} | admission | ({"pinned": pinned} if pinned.any() else {})
+        pieces = (self._piece(*some, names) for some in ranges)
+        write_table(directory, self._whole, {"last_step": step}, whole, names, pieces, "merge")
+        sizes = dict(zip(self._having, (table.num_rows for table in self._tables), strict=True))
+        return MergeReport(int(offsets[-1]), tuple(sizes.get(i, 0) for i in range(paths)), shared)
+
+    def _parts(self, first: int, last: int, names: Sequence[str]) -> list[dict[str, np.ndarray]]:
+        return [table.between(first, last, names) for table in self._tables]
+
+    def _piece(self, first: int, last: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        """The columns of the rows of some buckets, sorted by (bucket, key)."""
+        needed = {"keys", "versions", "freqs", "has_slots", *names}  # which tell what row counts, and how much
+        types = {name: kind for name, kind in self._whole.types.items() if name in needed}
+        rows: list[dict[str, np.ndarray]] = []
+        for i, part in enumerate(self._parts(first, last, list(types))):
+            n = len(part["keys"])
+            columns = {name: part.get(name, np.zeros((n, *shape), dtype)) for name, (dtype, shape) in types.items()}
+            rows.append(columns | {_PART: np.full(n, i)})
+        merged = self._by_rule(concat(rows))
+        order = by_bucket(merged["keys"])[0]
+        return {name: merged[name][order] for name in names}
+
+    def _by_rule(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """One row for each key, in the order of keys."""
+        part, keys = rows.pop(_PART), as_int64(rows["keys"])
+        order = np.lexsort((part, rows["versions"], keys))  # the newest last, of each key
+        rows, part, keys = take(rows, order), part[order], keys[order]
+        begins = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]][: len(keys)])
+        newest = np.r_[begins[1:], len(keys)][: len(begins)] - 1
+        out = take(rows, newest)
+        again = newest > begins
+        if not again.any():
+            return out
+        several = np.repeat(again, newest - begins + 1)  # the rows of keys that are there more than once
+        rows, part = take(rows, several), part[several]
+        sizes = (newest - begins + 1)[again]
+        starts = np.cumsum(sizes) - sizes
+        if "pinned" in out:
+            out["pinned"][again] = np.logical_or.reduceat(rows["pinned"], starts)
+        if self._rule != "newest":
+            for name, merged in self._mean(rows, part, starts, sizes).items():
+                out[name][again] = merged.astype(out[name].dtype)
+        return out
+
+    def _mean(self, rows: Columns, part: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> dict[str, np.ndarray]:
+        """The columns of keys of several rows, which begin at `starts` ``(m,)`` and are as many as `sizes` ``(m,)``."""
+        weights = np.array(self._weigh)[part]
+        counts = rows["freqs"] if self._rule == "frequency" else np.ones(len(part), np.int64)
+        seen = np.repeat(np.add.reduceat(counts, starts) > 0, sizes)
+        weights = weights * np.where(seen, counts, 1)
+        out = {
+            "freqs": np.add.reduceat(rows["freqs"], starts), "versions": np.maximum.reduceat(rows["versions"], starts),
+            "has_slots": np.logical_or.reduceat(rows["has_slots"], starts),
+        }  # fmt: skip
+        if "values" in rows:
+            out["values"] = _weighted(rows["values"], weights, starts, sizes)
+        trained = rows["has_slots"]
+        # Of rows with slots that were all seen 0 times, these weigh the same.
+        of_slots = weights * trained
+        none = np.repeat(np.add.reduceat(of_slots, starts) == 0, sizes)
+        of_slots = np.where(none, np.array(self._weigh)[part] * trained, of_slots)
+        for name, column in rows.items():
+            if not name.startswith(SLOT):
+                continue
+            if column.dtype.kind in "biu":
+                out[name] = np.maximum.reduceat(column, starts)
+            else:
+                out[name] = _weighted(column, of_slots, starts, sizes)
+        return out
+
+    def _counts(self) -> dict[str, np.ndarray]:
+        """What is known of keys without a row; waiting keys are sorted by (bucket, key)."""
+        found = [table.counts() for table in self._tables]
+        out: dict[str, np.ndarray] = {}
+        combine = np.maximum if self._rule == "newest" else np.add
+        sketches = [counts["sketch"] for counts in found if "sketch" in counts]
+        if sketches:
+            cells = combine.reduce(np.array(sketches, np.int64), axis=0)
+            out["sketch"] = np.minimum(cells, np.iinfo(np.uint16).max).astype(np.uint16)
+        waiting = [waiting_of(counts) for counts in found if "pending_keys" in counts]
+        if waiting:
+            columns = concat(waiting)
+            keys, of = np.unique(columns["pending_keys"], return_inverse=True)
+            counts = np.zeros(len(keys), np.int64)
+            combine.at(counts, of, columns["pending_counts"])
+            order = by_bucket(keys)[0]
+            out |= {"pending_keys": keys[order], "pending_counts": counts[order]}
+        return out
+
+
+_NONE = np.zeros(0, np.int64)
+
+_PART = ""
+"""Beside the columns of rows: which checkpoint each is of."""
+
+
+def _weighted(column: np.ndarray, weights: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """The weighted means ``(m, ...)`` of runs of rows, float64; 0 where nothing weighs."""
+    total = np.add.reduceat(weights, starts)
+    shares = weights / np.repeat(np.where(total > 0, total, 1), sizes)
+    rows = column.astype(np.float64) * shares.reshape(-1, *[1] * (column.ndim - 1))
+    return np.add.reduceat(rows, starts, axis=0)

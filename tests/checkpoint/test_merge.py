@@ -1,0 +1,205 @@
+"""merge(): checkpoints of tables that were trained apart, against rules in a few lines over dicts."""
+
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import kvjax
+from kvjax._command.main import main
+from kvjax._formats import source
+from kvjax._values.exported import Exported
+from kvjax.checkpoint import CheckpointError, MergeReport, diff, merge, restore, rows, save
+from kvjax.convert import Imported
+from tests.support.marks import few, slow
+
+KEYS = [0, -1, 7, 2**40, -(2**63), 2**63 - 1]
+
+
+def write(path, contents, with_slots=True, **options):
+    """A checkpoint of the table "t".
+
+    Args:
+      contents: of each key its row (2 numbers), count and mu or None, frequency, row version, and whether it is pinned.
+    """
+    keys = np.array(list(contents), np.int64)
+    columns = list(zip(*contents.values(), strict=True)) or [()] * 5
+    has = np.array([slots is not None for slots in columns[1]], bool)
+    slots = [(0, 0.0) if each is None else each for each in columns[1]]
+    count, mu = (np.array([each[i] for each in slots], dtype) for i, dtype in ((0, np.int32), (1, np.float32)))
+    exported = Exported(
+        keys, np.array(columns[0], np.float32).reshape(-1, 2), np.array(columns[2], np.int64),
+        np.array(columns[3], np.int64), {"count": count, "mu": mu} if with_slots else {},
+        has & with_slots, np.array(columns[4], bool), max(columns[3], default=0), len(keys),
+    )  # fmt: skip
+    options = {"dim": 2, "seed": 1} | options
+    table = Imported(exported, "int64", "a test", ()).load(kvjax.get_table("t", **options), cast=True)
+    save(path, [table])
+    kvjax.drop_table("t")
+
+
+def read(path):
+    (found,) = rows(path, "t", slots=True)
+    slots = [(found.slots["count"][i], found.slots["mu"][i]) if has else None for i, has in enumerate(found.has_slots)]
+    columns = found.values.tolist(), slots, found.freqs.tolist(), found.versions.tolist(), found.pinned.tolist()
+    return dict(zip(found.keys.tolist(), zip(*columns, strict=True), strict=True))
+
+
+def merged(parts, rule, weights):
+    """As `merge` should."""
+    out = {}
+    for key in {key for part in parts for key in part}:
+        found = [(part[key], w) for part, w in zip(parts, weights, strict=True) if key in part]
+        newest = max(enumerate(found), key=lambda item: (item[1][0][3], item[0]))[1][0]
+        pinned = any(row[4] for row, _ in found)
+        if rule == "newest" or len(found) == 1:
+            out[key] = (*newest[:4], pinned)
+            continue
+
+        def mean(items, value, rule=rule):
+            counts = [row[2] if rule == "frequency" else 1 for row, _ in items]
+            shares = [c * w for c, (_, w) in zip(counts if any(counts) else [1] * len(items), items, strict=True)]
+            return np.average([value(row) for row, _ in items], 0, shares)
+
+        trained = [item for item in found if item[0][1] is not None]
+        slots = None
+        if trained:
+            slots = max(row[1][0] for row, _ in trained), np.float32(mean(trained, lambda row: row[1][1]))
+        values = np.float32(mean(found, lambda row: row[0])).tolist()
+        out[key] = (values, slots, sum(row[2] for row, _ in found), max(row[3] for row, _ in found), pinned)
+    return out
+
+
+number = st.floats(-8, 8, width=16)
+row = st.tuples(
+    st.tuples(number, number).map(list), st.none() | st.tuples(st.integers(0, 9), number), st.integers(0, 3),
+    st.integers(0, 3), st.booleans(),
+)  # fmt: skip
+parts = st.lists(st.dictionaries(st.sampled_from(KEYS), row), min_size=1, max_size=3)
+
+
+@settings(max_examples=25)
+@given(parts=parts, rule=st.sampled_from(["newest", "mean", "frequency"]), data=st.data(), small=st.booleans())
+def test_every_row_is_what_the_rule_says(parts, rule, data, small, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("m")
+    weights = [1.0] * len(parts)
+    if rule != "newest":
+        weights = data.draw(st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=len(parts), max_size=len(parts)))
+    for i, part in enumerate(parts):
+        write(folder / f"{i}", part)
+    with pytest.MonkeyPatch.context() as patched:
+        if small:
+            patched.setattr(source, "PIECE_BYTES", 16)  # a bucket or a few at a time
+        paths = [folder / f"{i}" for i in range(len(parts))]
+        report = merge(paths, folder / "out", rule, weights=None if rule == "newest" else weights)["t"]
+    wanted, found = merged(parts, rule, weights), read(folder / "out")
+    assert found.keys() == wanted.keys()
+    for key, (values, slots, *rest) in wanted.items():
+        np.testing.assert_allclose(found[key][0], values, rtol=1e-6, atol=1e-7)
+        assert (found[key][1] is None) == (slots is None)
+        if slots is not None:
+            np.testing.assert_allclose(found[key][1], slots, rtol=1e-6, atol=1e-7)
+        assert list(found[key][2:]) == rest
+    shared = sum(sum(key in part for part in parts) > 1 for key in wanted)
+    assert report == MergeReport(len(wanted), tuple(map(len, parts)), shared)
+    table = restore(folder / "out")["t"]
+    assert len(table) == len(wanted)
+    kvjax.drop_table("t")
+
+
+def test_what_one_checkpoint_alone_has_is_copied_to_the_bit(make, tmp_path):
+    table = make(3, dtype="bfloat16").upsert(np.array(KEYS), np.random.default_rng(0).normal(size=(6, 3)))
+    table = table.pin([7])
+    save(tmp_path / "a", {"t": table}), save(tmp_path / "b", {"t": table.clear()})
+    save(tmp_path / "c", {"other": make(1).upsert([1], [[1.0]])})
+    for rule in ("newest", "mean", "frequency"):
+        out = merge(
+            [tmp_path / "a", tmp_path / "b", tmp_path / "c"], tmp_path / "out", rule, overwrite=rule != "newest"
+        )
+        assert out == {"t": MergeReport(6, (6, 0, 0), 0), "other": MergeReport(1, (0, 0, 1), 0)}
+        found = diff(tmp_path / "a", tmp_path / "out")
+        assert found.tables["t"].same and found.added == ("other",)
+
+
+@pytest.mark.parametrize("rule", few(["newest", "mean"], 1))
+def test_counts_of_keys_without_a_row(rule, make, tmp_path):
+    """Those of waiting keys and of sketches; a key that has a row anywhere waits no more."""
+    sgd, ones = optax.sgd(0.1), lambda keys: kvjax.SparseRows(np.array(keys), jnp.ones((len(keys), 2)))
+    for admit in (kvjax.admit.MinCount(4), kvjax.admit.Sketch(4)):
+        for name, keys, row in (("a", [1, 1, 2, 3], 5), ("b", [1, 2, 2, 5], 9)):
+            table = kvjax.get_table("t", dim=2, admit=admit, seed=3).upsert([row], [[1.0, 1.0]])
+            save(tmp_path / admit.__class__.__name__ / name, [table.apply(sgd, ones(keys))[0]])
+            kvjax.drop_table("t")
+        folder = tmp_path / admit.__class__.__name__
+        merge([folder / "a", folder / "b"], folder / "out", rule)
+        table = restore(folder / "out")["t"]
+        counts = [2, 2, 1] if rule == "newest" else [3, 3, 1]
+        assert len(table) == 2 and table.frequency(np.array([1, 2, 3])).tolist() == counts
+        assert table.contains([5, 9]).all() and table.stats().tracked in (3, None, table.stats().tracked)
+        kvjax.drop_table("t")
+
+
+def test_deltas_shards_and_pools(make, mesh, tmp_path):
+    pool = np.arange(6, dtype=np.float32).reshape(3, 2)
+    table = make(2, initializer=pool, mesh=mesh(2)).upsert(np.arange(50), np.ones((50, 2)))
+    save(tmp_path / "a/0", {"t": table}, cursor="c")
+    table = table.remove(np.arange(10)).upsert([99], [[5.0, 5.0]])
+    save(tmp_path / "a/1", {"t": table}, since="c")
+    other = make(2, initializer=pool, seed=table.spec.seed).upsert([0, 49], np.full((2, 2), 3.0))
+    save(tmp_path / "b", {"t": other})
+    assert merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out", "mean")["t"] == MergeReport(42, (41, 2), 1)
+    found = restore(tmp_path / "out", {"t": "merged"})["t"]
+    assert found.lookup([0, 49, 48, 99])[:, 0].tolist() == [3.0, 2.0, 1.0, 5.0]
+    np.testing.assert_array_equal(found.lookup(np.arange(100, 110)), table.lookup(np.arange(100, 110)))
+    kvjax.drop_table("merged")
+    save(tmp_path / "c", {"t": make(2, initializer=pool + 1, seed=table.spec.seed)})
+    with pytest.raises(ValueError, match="'t', merge: want tables with the same pool of initial rows"):
+        merge([tmp_path / "b", tmp_path / "c"], tmp_path / "no")
+
+
+def test_what_does_not_fit_is_refused_and_leaves_nothing(tmp_path):
+    one = {1: ([1.0, 2.0], None, 1, 1, False)}
+    write(tmp_path / "a", one)
+    write(tmp_path / "seed", one, seed=2)
+    write(tmp_path / "bfloat16", one, dtype="bfloat16")
+    for name, got in (("seed", "seed: 1 and 2"), ("bfloat16", "dtype: float32 and bfloat16")):
+        with pytest.raises(ValueError, match=f"'t', merge: want tables with the same options, got others .*{got}"):
+            merge([tmp_path / "a", tmp_path / name], tmp_path / "out")
+    write(tmp_path / "untrained", one, with_slots=False)
+    assert merge([tmp_path / "untrained", tmp_path / "a"], tmp_path / "fits")["t"].rows == 1
+    for paths, rule, weights, message in (
+        ([], "newest", None, r"want the paths of checkpoints, got \[\]"),
+        (str(tmp_path / "a"), "newest", None, "want the paths of checkpoints, got '"),
+        (["a"], "latest", None, r"want a rule of \['newest', 'mean', 'frequency'\], got 'latest'"),
+        (["a"], "newest", [1.0], "want no weights with the rule 'newest'"),
+        (["a"], "mean", [1.0, 2.0], "want 1 weights, a positive number for each path"),
+        (["a"], "mean", [0.0], "want 1 weights"),
+        (["a"], "mean", [float("inf")], "want 1 weights"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            merge(paths, tmp_path / "out", rule, weights=weights)
+    for out, message in (("a", "which exists"), ("a/t/new", "want a place outside of checkpoints")):
+        with pytest.raises(CheckpointError, match=message):
+            merge([tmp_path / "fits", tmp_path / "a"], tmp_path / out)
+    with pytest.raises(CheckpointError, match="want another place than that of the checkpoint it reads"):
+        merge([tmp_path / "fits", tmp_path / "a"], tmp_path / "a", overwrite=True)
+    with pytest.raises(CheckpointError, match="none"):
+        merge([tmp_path / "a", tmp_path / "none"], tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "bfloat16", "fits", "seed", "untrained"]
+
+
+@slow
+def test_the_command(tmp_path, capsys):
+    write(tmp_path / "a", {1: ([1.0, 2.0], None, 1, 1, False), 2: ([0.0, 0.0], None, 1, 1, False)})
+    write(tmp_path / "b", {1: ([3.0, 4.0], None, 3, 0, False)})
+    paths = [str(tmp_path / name) for name in ("a", "b", "out")]
+    assert main(["merge", *paths, "--rule", "frequency", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"t": {"rows": 2, "of": [2, 1], "shared": 1}}
+    assert read(tmp_path / "out")[1][:1] == ([2.5, 3.5],)
+    assert main(["merge", *paths, "--overwrite", "--weight", "3", "--weight", "1", "--rule", "mean"]) == 0
+    assert "shared" in capsys.readouterr().out and read(tmp_path / "out")[1][:1] == ([1.5, 2.5],)
+    assert main(["merge", *paths]) == 2 and "which exists" in capsys.readouterr().err
