@@ -231,7 +231,7 @@ def parse_arguments() -> argparse.Namespace:
     add("--json", type=Path, metavar="PATH", help="write the summary")
     args = parser.parse_args()
     if args.smoke:
-        args.users, args.epochs = min(args.users, 600), min(args.epochs, 2)
+        args.users, args.epochs = min(args.users, 600), min(args.epochs, 6)
     return args
 
 

@@ -73,9 +73,9 @@ def test_a_graph_needs_no_rows_for_nodes_that_are_gone(tmp_path):
 
 @slow
 def test_the_next_item_follows_from_those_so_far(tmp_path):
-    run("sequence.py", "--epochs", 8, "--json", tmp_path / "found.json")
+    run("sequence.py", "--json", tmp_path / "found.json")
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["model"]["hit_rate"] > 0.2 and found["rows"] <= 600
+    assert found["model"]["hit_rate"] > 1.15 * found["popularity"]["hit_rate"] and found["rows"] <= 600
     item = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 90).repeat(4)
     ptr = np.array([0, 2, *range(4, 361, 4)], np.uint32)  # as small as a file may have it
     np.savez(tmp_path / "users.npz", ptr=ptr, item=item)
