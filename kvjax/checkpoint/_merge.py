@@ -60,9 +60,8 @@ def merge(
       (https://arxiv.org/abs/1602.05629). If these are all 0, they weigh the same.
 
     A row that is pinned anywhere is pinned. Counts of keys that wait for admission are added, or for "newest" the
-    greatest is taken; a key with a row does not wait. Tables that only some checkpoints have are merged of these. A
-    merged table may have more rows than its limit: `prune` it with ``top_k=``, or the restored table evicts rows as it
-    is trained.
+    greatest is taken; a key with a row does not wait. Tables that only some checkpoints have are merged of these. If a
+    merged table has more rows than its limit, a restore refuses it: `prune` it with ``top_k=`` first.
 
     Args:
       paths: folders of checkpoints, of steps of an Orbax ``CheckpointManager``, or of managers (their last steps are
