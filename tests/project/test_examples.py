@@ -20,6 +20,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 import criteo  # noqa: E402
 import ctr  # noqa: E402
+import search  # noqa: E402
 import serve  # noqa: E402
 import two_tower_data  # noqa: E402
 
@@ -82,6 +83,21 @@ def test_the_next_item_follows_from_those_so_far(tmp_path):
     printed = run("sequence.py", "--data", tmp_path / "users.npz", "--length", 5, "--json", tmp_path / "of_file.json")
     assert "89 users; 2 have fewer than three items" in printed
     assert json.loads((tmp_path / "of_file.json").read_text())["rows"] <= 90
+
+
+@slow
+def test_titles_are_found_by_queries_that_share_no_word_with_them(tmp_path):
+    run("search.py", "--json", tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["tf_idf"] < 0.95 < found["table"]["recall"] and found["frozen"]["recall"] > 0.95
+    assert found["frozen"]["rows"] < found["table"]["rows"] and found["waiting"] > 0
+    lines = [f"{color} shirt\thue number {i}" for i, color in enumerate(("red", "green", "blue", "black"))] * 40
+    (tmp_path / "clicks.tsv").write_text("\n".join(lines))
+    run("search.py", "--data", tmp_path / "clicks.tsv", "--json", tmp_path / "of_file.json")
+    assert json.loads((tmp_path / "of_file.json").read_text())["table"]["recall"] == 1.0
+    (tmp_path / "clicks.tsv").write_text("red shirt\n")
+    with pytest.raises(SystemExit, match="want lines of a query, a tab and a title; line 1 of"):
+        search.read(tmp_path / "clicks.tsv")
 
 
 @slow
