@@ -1,12 +1,12 @@
-"""Checkpoints: saving and restoring one table beside a plain copy of the same bytes, and the stages of both.
+"""Checkpoints: saving, restoring and merging beside a plain copy of the same bytes, and the stages of the first two.
 
     python benchmarks/checkpoints.py [--rows N] [--dim D] [--adam] [--folder F]     # F: where they lie, by default here
 
 Medians of all turns but the first, in processor time and by the clock. A save leaves nothing in the system's cache, so
 the restore behind it reads the disk. A plain copy is what the machine can do: the files of the checkpoint, which are in
-the cache by then, written to the same disk one after the other, each flushed. The last lines say what
-part of its speed a save and a restore have. Behind "|" are the stages of both, measured by themselves. To compare two
-versions of kvjax, run it with each in turns.
+the cache by then, written to the same disk one after the other, each flushed. The last lines say what part of its
+speed a save and a restore have. A merge is of the checkpoint and its copy. Behind "|" are the stages of a save and a
+restore, measured by themselves. To compare two versions of kvjax, run it with each in turns.
 """
 
 from __future__ import annotations
@@ -87,6 +87,9 @@ def main() -> None:
             clock("save", lambda: handler.save(folder, saved))  # noqa: B023
             clock("restore", lambda: handler.restore(folder, wanted))  # noqa: B023
             clock("plain copy", lambda: copy(folder, Path(name) / "copy"))  # noqa: B023
+            for rule in ("newest", "mean"):  # of two that have all keys in common
+                both = [folder, Path(name) / "copy"]
+                clock(f"merge, {rule}", lambda: kvjax.checkpoint.merge(both, Path(name) / rule, rule))  # noqa: B023
             table = table.refresh()
             stored = clock("| collect and copy", lambda: snapshot("t", table))  # noqa: B023
             clock("| write and flush", lambda: asyncio.run(write(stages, stored)))  # noqa: B023

@@ -3,6 +3,7 @@
     python examples/sequence.py                        # synthetic users, whose next item mostly follows from the last
     python examples/sequence.py --data sequences.npz   # "item" (n,) of any 64-bit ids, those of user u in the order of
                                                        # time at ptr[u]:ptr[u + 1]
+    python examples/sequence.py --data sequences.npz --epochs 40 --dropout 0.4 --others 512   # of sparse data
 
 One table has the items, and serves three times: as the history, as the next item, and as the others that the next
 item is held against. The last item of each user is for the test, the one before for validation, and all others are
@@ -188,8 +189,8 @@ def train(users: Users, args: argparse.Namespace, console: Console) -> tuple[Rec
     model.train()
     batch = min(args.batch, len(items))
     steps = len(items) // batch  # what is left over comes in another epoch
-    rate = optax.cosine_decay_schedule(args.lr, args.epochs * steps)
-    tx = kvjax.optax.partition(dense=optax.adam(rate), tables=optax.adam(rate))
+    rates = [optax.cosine_decay_schedule(lr, args.epochs * steps) for lr in (args.lr, args.table_lr)]
+    tx = kvjax.optax.partition(dense=optax.adam(rates[0]), tables=optax.adam(rates[1]))
     optimizer, rng, begun = nnx.Optimizer(model, tx, wrt=nnx.Param), np.random.default_rng(args.seed), 0.0
     for epoch in range(args.epochs):
         order, losses = rng.permutation(len(items))[: steps * batch].reshape(steps, batch), []
@@ -223,8 +224,9 @@ def parse_arguments() -> argparse.Namespace:
     add("--length", type=int, default=30, help="of the histories that the model sees")
     add("--batch", type=int, default=128, help="users a step")
     add("--others", type=int, default=256, help="items that each next item is held against in training")
-    add("--epochs", type=int, default=15)
-    add("--lr", type=float, default=2e-3, help="Adam's, which decays to 0")
+    add("--epochs", type=int, default=10)
+    add("--lr", type=float, default=1e-3, help="Adam's, of the dense layers; decays to 0")
+    add("--table-lr", type=float, default=5e-3, help="the same of the table, whose rows are trained more seldom")
     add("--dropout", type=float, default=0.2)
     add("--seed", type=int, default=0)
     add("--smoke", action="store_true", help="a few seconds, to see that it runs; no goal to reach")

@@ -11,7 +11,7 @@ import numpy as np
 
 from kvjax._formats.choices import MERGE_RULES, MergeRule
 from kvjax._formats.paths import AnyPath, anywhere
-from kvjax._formats.source import offsets_of
+from kvjax._formats.source import offsets_of, row_bytes
 from kvjax._keys.buckets import buckets_of, by_bucket
 from kvjax._values.exported import SLOT
 from kvjax._values.integers import as_int64
@@ -191,69 +191,72 @@ class _Merged:
 
     def write(self, directory: AnyPath, paths: int) -> MergeReport:
         """Writes it."""
-        counts, shared = np.zeros(host.NUM_BUCKETS, np.int64), 0
+        counts, shared, pinned = np.zeros(host.NUM_BUCKETS, np.int64), 0, [np.zeros(0, bool)]
         admission = self._counts()
         waiting = admission.get("pending_keys", _NONE)
         of_waiting, waits = buckets_of(waiting), np.ones(len(waiting), bool)
-        for first, last in cuts(self._tables, 8):
-            parts = [as_int64(part["keys"]) for part in self._parts(first, last, ())]
-            keys, of = np.unique(np.concatenate(parts), return_counts=True)
-            counts += np.bincount(buckets_of(keys), minlength=host.NUM_BUCKETS)
-            shared += int((of > 1).sum())
+        for first, last in cuts(self._tables, sum(row_bytes(self._whole.types[name]) for name in _NEEDED)):
+            columns, again = self._piece(first, last, ["keys", "pinned"])
+            counts += np.bincount(buckets_of(columns["keys"]), minlength=host.NUM_BUCKETS)
+            shared += again
+            pinned.append(columns["pinned"])
             here = slice(*np.searchsorted(of_waiting, [first, last]))
-            waits[here] = ~among(waiting[here], keys)
+            waits[here] = ~among(waiting[here], np.sort(as_int64(columns["keys"])))
         if len(waiting):
             admission |= take(waiting_of(admission), waits)
-        offsets, step = offsets_of(counts), max(table.meta["last_step"] for table in self._tables)
+        whole = {"offsets": offsets_of(counts)} | admission
+        if any(part.any() for part in pinned):
+            whole["pinned"] = np.concatenate(pinned)
         names = [name for name in self._whole.types if name != "pinned"]
-        ranges = list(cuts(self._tables))
-        pinned = np.concatenate([self._piece(*some, ["pinned"])["pinned"] for some in ranges])
-        whole = {"offsets": offsets} | admission | ({"pinned": pinned} if pinned.any() else {})
-        pieces = (self._piece(*some, names) for some in ranges)
+        pieces = (self._piece(*some, names)[0] for some in cuts(self._tables))
+        step = max(table.meta["last_step"] for table in self._tables)
         write_table(directory, self._whole, {"last_step": step}, whole, names, pieces, "merge")
         sizes = dict(zip(self._having, (table.num_rows for table in self._tables), strict=True))
-        return MergeReport(int(offsets[-1]), tuple(sizes.get(i, 0) for i in range(paths)), shared)
+        return MergeReport(int(whole["offsets"][-1]), tuple(sizes.get(i, 0) for i in range(paths)), shared)
 
-    def _parts(self, first: int, last: int, names: Sequence[str]) -> list[dict[str, np.ndarray]]:
-        return [table.between(first, last, names) for table in self._tables]
+    def _piece(self, first: int, last: int, names: Sequence[str]) -> tuple[dict[str, np.ndarray], int]:
+        """The columns of the rows of some buckets, sorted by (bucket, key), and how many keys have several rows."""
+        types = {name: kind for name, kind in self._whole.types.items() if name in (*_NEEDED, *names)}
+        parts: list[dict[str, np.ndarray]] = []
+        for table in self._tables:
+            found = table.between(first, last, list(types))
+            n = len(found["keys"])
+            parts.append({name: found.get(name, np.zeros((n, *kind[1]), kind[0])) for name, kind in types.items()})
+        rows, part = concat(parts), np.repeat(np.arange(len(parts)), [len(found["keys"]) for found in parts])
+        keys = as_int64(rows["keys"])
+        order = np.argsort(keys, kind="stable")  # so the rows of a key are in the order of the paths
+        begins = np.flatnonzero(np.diff(keys[order], prepend=~keys[order[:1]]))
+        sizes = np.diff(begins, append=len(keys))
+        several = sizes > 1
+        at, of = order[np.repeat(several, sizes)], sizes[several]  # the rows of keys that have more than one
+        ends = np.cumsum(of)
+        by_version = np.lexsort((rows["versions"][at], np.repeat(np.arange(len(of)), of)))
+        newest = order[begins]
+        newest[several] = at[by_version[ends - 1]]
+        sort = by_bucket(keys[newest])[0]
+        out = take({name: rows[name] for name in names}, newest[sort])
+        if len(of):
+            place = np.flatnonzero(several[sort])  # of these keys in the result; and which of them is there
+            which = (np.cumsum(several) - 1)[sort[place]]
+            for name, merged in self._merged({name: rows[name][at] for name in types}, part[at], ends - of, of).items():
+                if name in out:
+                    out[name][place] = merged[which].astype(out[name].dtype)
+        return out, len(of)
 
-    def _piece(self, first: int, last: int, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """The columns of the rows of some buckets, sorted by (bucket, key)."""
-        needed = {"keys", "versions", "freqs", "has_slots", *names}  # which tell what row counts, and how much
-        types = {name: kind for name, kind in self._whole.types.items() if name in needed}
-        rows: list[dict[str, np.ndarray]] = []
-        for i, part in enumerate(self._parts(first, last, list(types))):
-            n = len(part["keys"])
-            columns = {name: part.get(name, np.zeros((n, *shape), dtype)) for name, (dtype, shape) in types.items()}
-            rows.append(columns | {_PART: np.full(n, i)})
-        merged = self._by_rule(concat(rows))
-        order = by_bucket(merged["keys"])[0]
-        return {name: merged[name][order] for name in names}
+    def _merged(self, rows: Columns, part: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> dict[str, np.ndarray]:
+        """The columns of keys of several rows, where these are not those of the newest row.
 
-    def _by_rule(self, rows: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """One row for each key, in the order of keys."""
-        part, keys = rows.pop(_PART), as_int64(rows["keys"])
-        order = np.lexsort((part, rows["versions"], keys))  # the newest last, of each key
-        rows, part, keys = take(rows, order), part[order], keys[order]
-        begins = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]][: len(keys)])
-        newest = np.r_[begins[1:], len(keys)][: len(begins)] - 1
-        out = take(rows, newest)
-        again = newest > begins
-        if not again.any():
-            return out
-        several = np.repeat(again, newest - begins + 1)  # the rows of keys that are there more than once
-        rows, part = take(rows, several), part[several]
-        sizes = (newest - begins + 1)[again]
-        starts = np.cumsum(sizes) - sizes
-        if "pinned" in out:
-            out["pinned"][again] = np.logical_or.reduceat(rows["pinned"], starts)
-        if self._rule != "newest":
-            for name, merged in self._mean(rows, part, starts, sizes).items():
-                out[name][again] = merged.astype(out[name].dtype)
-        return out
+        Args:
+          rows: those of a key follow each other.
+          part: which checkpoint each is of.
+          starts: the first row of each key.
+          sizes: how many each has.
+        """
+        out = {"pinned": np.logical_or.reduceat(rows["pinned"], starts)} if "pinned" in rows else {}
+        return out if self._rule == "newest" else out | self._mean(rows, part, starts, sizes)
 
     def _mean(self, rows: Columns, part: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> dict[str, np.ndarray]:
-        """The columns of keys of several rows, which begin at `starts` ``(m,)`` and are as many as `sizes` ``(m,)``."""
+        """As `_merged`, of a mean."""
         weights = np.array(self._weigh)[part]
         counts = rows["freqs"] if self._rule == "frequency" else np.ones(len(part), np.int64)
         seen = np.repeat(np.add.reduceat(counts, starts) > 0, sizes)
@@ -300,8 +303,8 @@ class _Merged:
 
 _NONE = np.zeros(0, np.int64)
 
-_PART = ""
-"""Beside the columns of rows: which checkpoint each is of."""
+_NEEDED = ("keys", "versions", "freqs", "has_slots")
+"""The columns which say what row a key gets."""
 
 
 def _weighted(column: np.ndarray, weights: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
