@@ -12,7 +12,6 @@ restore, measured by themselves. To compare two versions of kvjax, run it with e
 from __future__ import annotations
 
 import argparse
-import asyncio
 import shutil
 import statistics
 import tempfile
@@ -92,7 +91,7 @@ def main() -> None:
                 clock(f"merge, {rule}", lambda: kvjax.checkpoint.merge(both, Path(name) / rule, rule))  # noqa: B023
             table = table.refresh()
             stored = clock("| collect and copy", lambda: snapshot("t", table))  # noqa: B023
-            clock("| write and flush", lambda: asyncio.run(write(stages, stored)))  # noqa: B023
+            clock("| write and flush", lambda: write(stages, [stored]))  # noqa: B023
             clock("| manifest", lambda: write_manifest(stages))  # noqa: B023
             source = ChainRows(Chain(stages), "t").source()
             clock("| read and check", lambda: sum(1 for _ in source.rows()))  # noqa: B023

@@ -27,7 +27,6 @@ import orbax.checkpoint as ocp
 import kvjax
 
 TX = optax.adam(1e-3)
-WINDOW = 10.0  # seconds; in shorter ones rates differ by several percent by themselves
 
 
 def anonymous() -> int:
@@ -64,6 +63,10 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16_384)
     parser.add_argument("--uniform", action="store_true")
     parser.add_argument("--saves", type=int, default=5)
+    parser.add_argument(
+        "--window", type=float, default=10.0,
+        help="seconds without a save before and after each; in shorter ones rates differ by some percent by themselves",
+    )  # fmt: skip
     parser.add_argument("--folder", default=".")
     args = parser.parse_args()
     rng = np.random.default_rng(0)
@@ -107,16 +110,16 @@ def main() -> None:
                 finally:
                     peak.end()
 
-            without(2.0)
+            without(args.window / 5)
             for turn_of in range(args.saves):
-                alone, cost, _ = without(WINDOW)
+                alone, cost, _ = without(args.window)
                 peak, begun = Peak(), time.perf_counter()
                 manager.save(turn_of, args=ocp.args.Composite(tables=kvjax.orbax.TableSave({"t": table})))
                 blocked = time.perf_counter() - begun
                 beside, cost_beside, longest = steps(manager.is_saving_in_progress)
                 lasted, more = time.perf_counter() - begun, peak.end()
                 manager.wait_until_finished()
-                after, cost_after, _ = without(WINDOW)
+                after, cost_after, _ = without(args.window)
                 rate = beside * (1 - blocked / lasted)
                 lost = 1 - rate / ((alone + after) / 2)
                 print(

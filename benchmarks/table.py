@@ -22,7 +22,7 @@ from rich.table import Table
 
 import kvjax
 
-ROWS, BATCH, TURNS = 1_000_000, 65_536, 40
+TURNS = 40
 
 
 def filled(dim: int, rows: int, batch: int) -> kvjax.Table:
@@ -33,14 +33,14 @@ def filled(dim: int, rows: int, batch: int) -> kvjax.Table:
     return jax.block_until_ready(table)
 
 
-def calls(dim: int) -> dict[str, Callable]:
+def calls(dim: int, rows: int, batch: int) -> dict[str, Callable]:
     """Each measured call, as a function of dense ids and keys."""
-    grads, dense = jnp.ones((BATCH, dim)), jnp.ones((ROWS, dim))
+    grads, dense = jnp.ones((batch, dim)), jnp.ones((rows, dim))
     lookup = jax.jit(lambda table, keys: table.lookup(keys))
     merge = jax.jit(lambda keys, grads: kvjax.merge(kvjax.SparseRows(keys, grads)).rows)
     take = jax.jit(lambda dense, ids: dense[ids])
-    first = filled(dim, ROWS, BATCH)
-    absent = kvjax.keys(kvjax.hash_keys(np.arange(ROWS, ROWS + BATCH)))
+    first = filled(dim, rows, batch)
+    absent = kvjax.keys(kvjax.hash_keys(np.arange(rows + batch, rows + 2 * batch)))  # behind the last batch
     out = {
         "dense gather": lambda ids, keys: take(dense, ids),
         "lookup": lambda ids, keys: lookup(kvjax.get_table(first.name), keys),
@@ -53,14 +53,14 @@ def calls(dim: int) -> dict[str, Callable]:
     return out
 
 
-def compare(dims: list[int]) -> None:
+def compare(dims: list[int], rows: int, batch: int) -> None:
     rng, report = np.random.default_rng(0), None
     for dim in dims:
-        functions = calls(dim)
+        functions = calls(dim, rows, batch)
         report = report or Table("dim", *functions, title="milliseconds a call")
         seconds = {name: [] for name in functions}
         for turn in range(TURNS):
-            ids = rng.integers(0, ROWS, BATCH)
+            ids = rng.integers(0, rows, batch)
             operands = jnp.asarray(ids.astype(np.int32)), jax.block_until_ready(kvjax.keys(kvjax.hash_keys(ids)))
             for name, call in functions.items():
                 began = time.perf_counter()
@@ -82,8 +82,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--grow", action="store_true")
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--batch", type=int, default=65_536, help="keys a call")
     args = parser.parse_args()
-    grow() if args.grow else compare(args.dims)
+    grow() if args.grow else compare(args.dims, args.rows, args.batch)
 
 
 if __name__ == "__main__":

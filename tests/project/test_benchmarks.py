@@ -114,6 +114,32 @@ def test_bytes_are_those_of_a_perfect_kernel():
     assert gpu.Case("apply", 64).bytes == 1280
 
 
+@slow
+@pytest.mark.parametrize(
+    ("script", "args", "said"),
+    [
+        ("bags", "--dims 4 --rows 2000 --bags 16 --turns 5", "gradient"),
+        ("checkpoints", "--rows 2000 --dim 4 --folder {}", "merge, mean"),
+        ("deltas", "--rows 2000 --dim 4 --batch 64", "compact"),
+        ("lifecycle", "--rows 2000 --keys 64 --dim 4 --calls 2", "MaxAge"),
+        ("prefetch", "--rows 500 --dim 4 --batch 64 --devices 2", "2 devices"),
+        ("refused", "--dense 1000 --keys 64 --steps 16", "keep"),
+        ("saving", "--rows 2000 --dim 4 --batch 64 --saves 1 --window 0.2 --folder {}", "lost"),
+        (
+            "scaling",
+            "--devices 1 2 --batch 64 --unique 1 --dim 4 --filled 500 --turns 2 --predict 1 2 --out {}/x.png",
+            "picture",
+        ),
+        ("storage", "--rows 2000 --dim 4 --folder {}", "Mmap"),
+        ("table", "--rows 500 --batch 64 --dims 4", "dense"),
+        ("two_tower", "--rows 500 --batch 32 --features 4", "500"),
+    ],
+)
+def test_every_other_one_runs(script, args, said, tmp_path):
+    done = run(*args.format(tmp_path).split(), script=BENCHMARKS / f"{script}.py")
+    assert done.returncode == 0 and said in done.stdout and "nan" not in done.stdout, done.stdout + done.stderr[-2000:]
+
+
 @pytest.mark.parametrize("keys", ["known", "missing", "zipf"])
 def test_batches_are_what_they_are_called(keys):
     rows, size = 1024, gpu.SMOKE
