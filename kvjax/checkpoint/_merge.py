@@ -310,6 +310,9 @@ _NEEDED = ("keys", "versions", "freqs", "has_slots")
 def _weighted(column: np.ndarray, weights: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     """The weighted means ``(m, ...)`` of runs of rows, float64; 0 where nothing weighs."""
     total = np.add.reduceat(weights, starts)
-    shares = weights / np.repeat(np.where(total > 0, total, 1), sizes)
-    rows = column.astype(np.float64) * shares.reshape(-1, *[1] * (column.ndim - 1))
-    return np.add.reduceat(rows, starts, axis=0)
+    shares = (weights / np.repeat(np.where(total > 0, total, 1), sizes)).reshape(-1, *[1] * (column.ndim - 1))
+    out = column[starts] * shares[starts]
+    for i in range(1, int(sizes.max())):  # as many as checkpoints
+        has = sizes > i
+        out[has] += column[starts[has] + i] * shares[starts[has] + i]
+    return out
