@@ -106,6 +106,12 @@ def replaced(path: PathLike) -> Generator[Path]:
         raise IsADirectoryError(
             errno.EISDIR, "kvjax: write: want a file to write, got a folder; name one in it", str(path)
         )
+    if whole.exists() and not whole.is_file():
+        raise OSError(
+            errno.EINVAL, "kvjax: write: want a file to write, got a device or a pipe, whose place it would take; give "
+            "another path", str(path),
+        )  # fmt: skip
+    whole = whole.resolve()  # of a link the file that it names
     if not whole.parent.is_dir():
         raise FileNotFoundError(
             errno.ENOENT, "kvjax: write: want a folder to write the file in, got none; make it first", str(path)

@@ -48,10 +48,11 @@ def columns(path: str | os.PathLike[str]) -> tuple[dict[str, Column], dict[str, 
     """
     try:
         archive = zipfile.ZipFile(path)  # which is open as long as one of its columns is
+        _check_listed(path, len(archive.infolist()))
         names = {name.removesuffix(".npy"): name for name in archive.namelist()}
         meta = json.loads(archive.read(names[META])) if META in names else {}
         arrays: dict[str, Column] = {name: _Member(path, archive, full) for name, full in names.items() if name != META}
-    except FileError:
+    except (FileError, PermissionError):
         raise
     except Exception as error:  # zipfile's and NumPy's, which have no common one
         raise _none(path, error) from error
@@ -61,6 +62,21 @@ def columns(path: str | os.PathLike[str]) -> tuple[dict[str, Column], dict[str, 
             raise FileError(path, f"the bits of bfloat16 as uint16 in {name!r}", "something else")
         cast("_Member", arrays[name]).dtype = np.dtype(ml_dtypes.bfloat16)
     return arrays, meta
+
+
+def _check_listed(path: str | os.PathLike[str], found: int) -> None:
+    """Whether as many members were found as the end of the archive says, which zipfile does not ask: a wrong length in
+    the list would hide those behind it."""
+    with open(path, "rb") as file:
+        file.seek(max(os.path.getsize(path) - _MOST_END, 0))
+        end = file.read()
+    at = end.rfind(b"PK\x05\x06")
+    said = int.from_bytes(end[at + 10 : at + 12], "little")
+    if said not in (found, 0xFFFF):  # the latter if there are too many for this field
+        raise ValueError(f"{said} members, of which {found} are listed")
+
+
+_MOST_END = 22 + 0xFFFF  # bytes of the record at the end, with a comment
 
 
 def _none(path: str | os.PathLike[str], error: Exception) -> FileError:
@@ -73,7 +89,7 @@ class _Member:
     def __init__(self, path: str | os.PathLike[str], archive: zipfile.ZipFile, name: str) -> None:
         self._path, self._archive, self._name = path, archive, name
         self._begin()
-        self.dtype, self.shape = self._stored, self._shape
+        self.dtype, self.shape = self._stored.newbyteorder("="), self._shape
         size = row_bytes((self._stored, self._shape[1:])) * (self._shape[0] if self._shape else 1)
         there = self._archive.getinfo(name).file_size - self._file.tell()
         if size != there:  # before anything is allocated for it
@@ -85,7 +101,10 @@ class _Member:
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         self._shape, fortran, self._stored = read(self._file)
         if self._stored.hasobject or (fortran and len(self._shape) > 1):
-            raise ValueError("objects" if self._stored.hasobject else "an array by columns")
+            what = (
+                "objects" if self._stored.hasobject else "an array by columns, which np.ascontiguousarray has by rows"
+            )
+            raise ValueError(what)
         self._row = 0
 
     def __getitem__(self, rows: slice) -> np.ndarray:
@@ -107,4 +126,4 @@ class _Member:
             self._row = max(start, stop)
         except Exception as error:  # as above
             raise _none(self._path, error) from error
-        return out.view(self.dtype)
+        return out.view(self.dtype) if self._stored.isnative else out.astype(self.dtype)

@@ -89,6 +89,8 @@ def columns(path: str | os.PathLike[str]) -> tuple[Mapping[str, Column], dict[st
         if rows != (ends[-1] if len(ends) else 0):
             raise ValueError(f"{rows} rows, and row groups that end with {ends}")
         names = list(schema.names)
+    except PermissionError:
+        raise
     except Exception as error:  # pyarrow's, and what Python makes of names that are no text
         raise _none(path, error) from error
     said = (schema.metadata or {}).items()

@@ -148,10 +148,25 @@ def rounded(rows: np.ndarray, dtype: str) -> np.ndarray:
     return rows if dtype == "float32" else decode(*encode(rows, dtype), dtype)
 
 
-def to_float32(rows: Any) -> np.ndarray:
-    """Rows of any dtype that a table has, as float32, which holds them exactly."""
+def to_float32(rows: Any, what: str) -> np.ndarray:
+    """Rows as float32, which holds those of any dtype that a table has exactly.
+
+    Args:
+      rows: of any numbers.
+      what: what they are for, for the error: "table 'user', update".
+
+    Raises:
+      ValueError: they are of another dtype, and too large.
+    """
     rows = np.asarray(rows)
-    return decode(rows.view(np.uint16), None, "bfloat16") if rows.dtype.name == "bfloat16" else rows.astype(np.float32)
+    if rows.dtype.name == "bfloat16":
+        return decode(rows.view(np.uint16), None, "bfloat16")
+    with np.errstate(over="ignore"):
+        out = rows.astype(np.float32)
+    if rows.dtype.itemsize > 4 and rows.dtype.kind == "f" and (np.isinf(out) & np.isfinite(rows)).any():
+        largest = np.abs(rows[np.isfinite(rows)]).max()
+        raise ValueError(f"kvjax: {what}: want values that float32 can hold, got {largest:g}; scale them down")
+    return out
 
 
 def _to_bfloat16(rows: np.ndarray) -> np.ndarray:

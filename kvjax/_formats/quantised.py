@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 
 import ml_dtypes
@@ -45,7 +46,7 @@ def quantised(source: Source, dtype: Quantised, file: str) -> tuple[Source, Quan
         found = source.read(list(dict.fromkeys("values" if name == SCALES else name for name in names)), start, stop)
         if "values" in found:
             counts = quantiser if "values" in names else Quantiser(dtype, file)
-            codes, scales = counts.encode(to_float32(found["values"]))
+            codes, scales = counts.encode(to_float32(found["values"], f"file {os.fspath(file)!r}, write"))
             found["values"] = codes.view(stored)
             if scales is not None:
                 found[SCALES] = scales

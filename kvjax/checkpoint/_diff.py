@@ -26,7 +26,7 @@ class TableDiff:
       removed: rows that only the first has.
       changed: rows of both that differ in some column.
       columns: how many of these differ in each column: "values", "freqs", "versions", "slot.<name>", ...
-      largest: for each column of numbers, the largest difference between two elements.
+      largest: for each column of numbers, the largest difference between two elements; infinite if one is not finite.
       fields: options of the tables that differ: (first, second) by name.
       examples: a few keys that were "added", "removed" and "changed".
     """
@@ -155,7 +155,8 @@ def _add(found: TableDiff, a: dict[str, np.ndarray], b: dict[str, np.ndarray], e
             if old.shape == new.shape and old.dtype.kind != "b":
                 # Python's integers of 64 bits have differences that float64 holds closely enough.
                 apart = np.abs(new[differs].astype(np.float64) - old[differs].astype(np.float64))
-                found.largest[name] = max(found.largest.get(name, 0.0), float(np.nan_to_num(apart).max()))
+                apart[~np.isfinite(apart)] = np.inf  # also of what is NaN on one side, or has other bits of NaN
+                found.largest[name] = max(found.largest.get(name, 0.0), float(apart.max()))
     found.removed += int(gone.sum())
     found.added += int(come.sum())
     found.changed += int(other.sum())

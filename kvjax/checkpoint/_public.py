@@ -26,6 +26,7 @@ from kvjax.checkpoint._rewrite import compact as compact
 from kvjax.checkpoint._rewrite import prune as prune
 from kvjax.checkpoint._rows import rows as rows
 from kvjax.checkpoint._save import copied as copied
+from kvjax.checkpoint._save import named as named
 from kvjax.checkpoint._save import save as save
 from kvjax.checkpoint._stored import Stored as Stored
 from kvjax.checkpoint._verify import BaseReport as BaseReport

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -142,6 +142,9 @@ def open_file(format: str, path: Path, columns: Mapping[str, str | None] | None 
     module = FORMATS[format]
     check_regular(path, module.WHAT)
     arrays, meta = module.columns(path)
+    if not isinstance(cast("object", columns), Mapping | None):
+        want, got = "columns= by kvjax's names", type(columns).__name__
+        raise FileError(path, want, got, 'give {"keys": "ids"} for keys that are called "ids" there')
     given = dict(columns or {})
     if unknown := sorted(name for name in given if name not in (*ROW_COLUMNS, SCALES) and not name.startswith(SLOT)):
         raise FileError(
@@ -160,11 +163,17 @@ def open_file(format: str, path: Path, columns: Mapping[str, str | None] | None 
         raise FileError(
             path, f"the columns {sorted(lost)}", f"{sorted(arrays)}", "say with columns= what they are called"
         )
+    if none := sorted(name for name, there in ours.items() if there is None and name != "keys"):
+        raise FileError(
+            path, "names of columns (None for keys alone, to number the rows)", f"None for {none}", "name them"
+        )
     found = {name: arrays[there] for name, there in ours.items() if there is not None}
     if ours["keys"] is None:
         found["keys"] = _Numbers(found["values"].shape[0] if found["values"].shape else 0)
     scales = found.pop(SCALES, None)
     if found["values"].dtype == np.int8:
+        if scales is not None and scales.dtype.kind != "f":
+            raise FileError(path, f"{SCALES!r} of floats", f"{scales.dtype}")
         if len(found["values"].shape) != 2 or scales is None or scales.shape != found["values"].shape[:1]:
             raise FileError(path, f"a scale for each row of int8, as {SCALES!r}", f"{sorted(arrays)}")
         found["values"] = _Restored(found["values"], scales)

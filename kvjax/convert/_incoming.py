@@ -163,7 +163,7 @@ def incoming(
     if len(keys.shape) != 1 or dtype_name(keys.dtype) not in KEY_DTYPES:
         raise FileError(
             file, f"keys (n,) of {list(KEY_DTYPES)}", f"{keys.shape} {keys.dtype}",
-            "write integers, which kvjax.hash_keys makes of strings",
+            "write integers of 32 or 64 bits; kvjax.hash_keys makes them of strings",
         )  # fmt: skip
     n = keys.shape[0]
     fits = len(values.shape) == 2 and values.shape[0] == n and values.shape[1] != 0
@@ -176,6 +176,12 @@ def incoming(
     for name in ("freqs", "versions"):
         if name in columns and columns[name].dtype.kind not in "iu":
             raise FileError(file, f"{name} of integers", f"{columns[name].dtype}")
+    for name, column in columns.items():
+        if name.startswith(SLOT) and column.dtype.kind not in "biu" and not is_float(column.dtype):
+            raise FileError(file, f"{name!r} of numbers", f"{column.dtype}", "leave it out")
+    for name in ("has_slots", "pinned"):
+        if name in columns and columns[name].dtype.kind not in "biu":
+            raise FileError(file, f"{name} of bool", f"{columns[name].dtype}", "write true or false for each key")
     filled = _filled(file, fill or {}, n)
     if twice := sorted(filled.keys() & (columns.keys() | (joined or {}).keys())):
         names = [name.removeprefix(SLOT) for name in twice]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,7 @@ from kvjax.checkpoint import (
     RestoreOptions,
     finished,
     missing_lists,
+    named,
     restore_all,
     write,
     write_manifest,
@@ -63,10 +64,11 @@ class StatefulTables:
     """
 
     def __init__(
-        self, tables: Mapping[str, Table | None] | None = None, *, prune: PruneLike | None = None,
+        self, tables: Mapping[str, Table | None] | Iterable[Table] | None = None, *, prune: PruneLike | None = None,
         cursor: str | None = None, delta_since: str | None = None, base: PathLike | Sequence[PathLike] | None = None,
     ) -> None:  # fmt: skip
-        self.tables: dict[str, Any] = dict(tables or {})
+        anything: Any = {} if tables is None else tables
+        self.tables: dict[str, Any] = dict(anything) if isinstance(anything, Mapping) else named(anything)
         self.prune, self.cursor, self.delta_since, self.base = prune, cursor, delta_since, base
 
     def __repr__(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -93,7 +94,9 @@ class Contents:
 
 def row_of(name: str, op: str, missing: Any, dim: int) -> np.ndarray:
     """ "zeros" or a row as ``(dim,)`` float32."""
-    return missing_row(missing, dim, np.zeros(dim, np.float32), to_float32, name, op)
+    return missing_row(
+        missing, dim, np.zeros(dim, np.float32), partial(to_float32, what=f"table {name!r}, {op}"), name, op
+    )
 
 
 def no_initial(name: str, op: str = "lookup") -> Exception:

@@ -55,7 +55,7 @@ class Folder:
         """
         try:
             text = (self.path / "current").read_bytes()
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise self.damaged(op, "a release that has been published", "none") from error
         if not _is_name(text):
             raise self.damaged(op, "the name of a release in its file 'current'", f"{text!r:.50}")

@@ -64,9 +64,13 @@ def info_of(path: Path) -> ReleaseInfo:
       FileNotFoundError: it is not there.
     """
     at, said = path / _CHECKPOINT, path / _INFO
-    info = ReleaseInfo(
-        int(path.name), _utc(os.stat(path).st_mtime), tuple(at.read_text().split()) if at.exists() else (), None, None
-    )
+    info = ReleaseInfo(int(path.name), _utc(os.stat(path).st_mtime), (), None, None)
+    if at.exists():
+        digests = at.read_bytes()
+        if not digests.isascii():
+            error = damaged(at, "open", "digests of a checkpoint", f"{digests!r:.100}")
+            return dataclasses.replace(info, damaged=str(error))
+        info = dataclasses.replace(info, checkpoint=tuple(digests.decode().split()))
     if not said.exists():
         return info
     data = said.read_bytes()

@@ -7,6 +7,7 @@ and compared as a whole: a binary search would wait for memory in each of its st
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Literal, overload
 
 import jax
@@ -159,18 +160,25 @@ class FrozenArrays(FrozenReadable):
         return at, (there[..., 0] == low) & (there[..., 1] == high)
 
     def _with_initial(self, rows: jax.Array, found: jax.Array, words: jax.Array, hashes: jax.Array) -> jax.Array:
-        initial = self.initial
-        if initial is None:
+        if self.initial is None:
             raise no_initial(self.name)
+        return _with_initial(self.initial, rows, found, words, hashes, self.pool)
 
-        def some(rows: jax.Array) -> jax.Array:
-            with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-                keys64, hashes64 = (integers_of(pair, jnp.uint64) for pair in (words, hashes))
-                made = initial.rows(jnp, keys64, hashes64, self.dim, self.pool).astype(jnp.float32)
-                made = made.astype(initial.dtype).astype(jnp.float32)
-                return jnp.where(found[..., None], rows, made)
 
-        return lax.cond(found.all(), lambda rows: rows, some, rows)
+@functools.partial(jax.jit, static_argnums=0)  # or each call outside of jit would make branches, and compile them
+def _with_initial(
+    initial: Initial, rows: jax.Array, found: jax.Array, words: jax.Array, hashes: jax.Array, pool: jax.Array | None
+) -> jax.Array:
+    """The rows ``(..., dim)``, and the initial ones of keys that were not found."""
+
+    def some(rows: jax.Array) -> jax.Array:
+        with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+            keys64, hashes64 = (integers_of(pair, jnp.uint64) for pair in (words, hashes))
+            made = initial.rows(jnp, keys64, hashes64, rows.shape[-1], pool).astype(jnp.float32)
+            made = made.astype(initial.dtype).astype(jnp.float32)
+            return jnp.where(found[..., None], rows, made)
+
+    return lax.cond(found.all(), lambda rows: rows, some, rows)
 
 
 def _window_of(starts: np.ndarray, rows: int) -> int:

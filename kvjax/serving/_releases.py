@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from kvjax._formats.choices import Quantised
 from kvjax._formats.paths import PathLike, local
@@ -96,11 +96,14 @@ class Releases:
         Raises:
           FrozenError: none has been published.
         """
-        found: list[ReleaseInfo] = []
-        for number in self._folder.published("history"):
-            with contextlib.suppress(FileNotFoundError):  # it went meanwhile
-                found.append(info_of(self.path / f"{number:08}"))
-        return found
+        while True:
+            found: list[ReleaseInfo] = []
+            last = self._folder.name("history")
+            for number in self._folder.published("history"):
+                with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                    found.append(info_of(self.path / f"{number:08}"))
+            if found or self._folder.name("history") == last:  # else all went, as others were published
+                return found
 
     def open(self, number: int) -> Release:
         """A release that is there, whichever is the current one.
@@ -164,6 +167,7 @@ class Releases:
           PausedError: the releases are paused, by `rollback`.
         """
         _check_by_name("publish", tables)
+        _check_by_name("publish, files", files or {})
         with self._new("publish", keep) as folder:
             for name, source in tables.items():
                 path = file_of(folder, name)
@@ -188,6 +192,11 @@ class Releases:
           PausedError: the releases are paused, by `rollback`.
         """
         _check_by_name("update", changes)
+        _check_by_name("update, files", files or {})
+        for name, change in changes.items():
+            if not isinstance(cast("object", change), Changes):
+                want, mend = "a kvjax.serving.Changes", "give Changes(keys, rows, removed=)"
+                raise fail(TypeError, name, "update", want, type(change).__name__, mend)
         with self._new("update", keep) as folder:
             before = self._before()
             old = {} if before is None else dict(before)
@@ -375,6 +384,9 @@ class Releases:
         Raises:
           PausedError: another release stays that.
         """
+        if not is_integer(keep) or keep < 1:  # before anything is published
+            kind, want = ValueError if is_integer(keep) else TypeError, "keep= of 1 or more releases"
+            raise self._folder.failed(kind, op, want, f"{keep!r:.50}", "say how many stay on the disk")
         with self._folder.locked(op):
             self._folder.check_not_paused(op)
             with self._folder.new(self._least()) as folder:
@@ -384,6 +396,9 @@ class Releases:
     def _least(self) -> int:
         """The least number of the next release: behind the one that is open here, also if that is lost."""
         return 1 if self._current is None else self._current.number + 1
+
+    def __reduce__(self) -> Any:
+        return Releases, (self.path,)  # a process that gets it opens the current release itself
 
     def __repr__(self) -> str:
         return f"Releases({str(self.path)!r})"

@@ -48,7 +48,7 @@ def write_whole(path: Path, contents: Contents, quantise: Any, missing: Any) -> 
             yield "hashes", hashes
             # In blocks of one size, wherever pieces end: the sums of the report are of blocks.
             for start in range(0, len(order), size):
-                rest = np.concatenate([rest, to_float32(piece["values"][order[start : start + size]])])
+                rest = np.concatenate([rest, to_float32(piece["values"][order[start : start + size]], what)])
                 if len(rest) >= size:
                     yield from _stored(quantiser.encode(rest[:size]))
                     rest = rest[size:]
@@ -70,7 +70,7 @@ def write_changes(
 ) -> None:  # fmt: skip
     """`FrozenTable.update`: rows that have not changed are copied as they are stored."""
     description, name = old.description, old.description.name
-    rows = to_float32(values)
+    rows = to_float32(values, _what(name, "update"))
     if rows.shape != (keys.size, description.dim):
         want = f"rows ({keys.size}, {description.dim})"
         raise fail(ValueError, name, "update", want, str(rows.shape), "give one row for each changed key")

@@ -143,6 +143,15 @@ def test_counts_of_keys_without_a_row(rule, make, tmp_path):
         kvjax.drop_table("t")
 
 
+def test_a_difference_to_what_is_not_finite_is_infinite(make, tmp_path):
+    table = make(2).upsert([1, 2], np.ones((2, 2)))
+    save(tmp_path / "a", {"t": table})
+    for value in (np.nan, np.inf):
+        table = table.upsert([1], [[value, 1.0]])
+        save(tmp_path / "b", {"t": table}, overwrite=True)
+        assert diff(tmp_path / "a", tmp_path / "b").tables["t"].largest == {"values": np.inf}
+
+
 def test_deltas_shards_and_pools(make, mesh, tmp_path):
     pool = np.arange(6, dtype=np.float32).reshape(3, 2)
     table = make(2, initializer=pool, mesh=mesh(2)).upsert(np.arange(50), np.ones((50, 2)))

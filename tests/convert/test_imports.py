@@ -318,7 +318,7 @@ def test_parquet_of_other_kinds(tmp_path):
     for wrong, want in (
         (
             {"keys": ["a", "b", "c"], "values": rows},
-            r"want keys \(n,\) of .* object; write integers, which kvjax.hash_keys",
+            r"want keys \(n,\) of .* object; write integers of 32 or 64 bits; kvjax.hash_keys",
         ),
         ({"keys": [1.0, 2.0, 3.0], "values": rows}, r"want keys \(n,\) of .* float64; write integers"),
         ({"keys": [1, 2, 3], "values": numbers}, r"want values \(3, dim\) of floats, got \(3, 2\) int64; write floats"),
@@ -328,3 +328,25 @@ def test_parquet_of_other_kinds(tmp_path):
     some = read(keys=[1, 2, 3], values=rows, name=["x", None, "z"], tags=[[1], [], [2, 3]])
     assert by_key(some) == {1: [0, 1], 2: [2, 3], 3: [4, 5]}
     assert some.left == ("the column 'name'", "the column 'tags'")
+
+
+def test_arrays_as_others_have_them(make, tmp_path):
+    """Bytes in the other order are read; what cannot be a column says which and why."""
+    path, keys, values = tmp_path / "a.npz", np.arange(2), np.ones((2, 2), np.float32)
+    np.savez(path, keys=keys.astype(">i8"), values=values.astype(">f4"), **{"slot.mu": values.astype(">f4")})
+    table = convert.from_npz(path).load(make(2))
+    assert table.lookup(1).tolist() == [1.0, 1.0] and table.slot("mu", 1).tolist() == [1.0, 1.0]
+    for message, columns in (
+        ("np.ascontiguousarray", {"values": np.asfortranarray(np.ones((2, 3), np.float32))}),
+        ("integers of 32 or 64 bits", {"keys": keys.astype(np.int16)}),
+        ("'slot.mu' of numbers, got <U1", {"slot.mu": np.array(["a", "b"])}),
+        ("pinned of bool, got <U2", {"pinned": np.array(["no", "no"])}),
+        ("'scales' of floats, got <U1", {"values": values.astype(np.int8), "scales": np.array(["a", "b"])}),
+    ):
+        np.savez(path, **({"keys": keys, "values": values} | columns))
+        with pytest.raises(convert.FileError, match=message):
+            convert.from_npz(path)
+    np.savez(path, keys=keys, values=values)
+    for columns, message in (({"values": None}, r"None for \['values'\]"), (["keys"], "by kvjax's names, got list")):
+        with pytest.raises(convert.FileError, match=message):
+            convert.from_npz(path, columns)

@@ -1,5 +1,6 @@
 """Exports as files: every column, exactly, read back; fewer bits, and what they change; missing libraries."""
 
+import os
 import sys
 import tracemalloc
 
@@ -76,6 +77,32 @@ def test_a_place_where_no_file_can_be_is_said_before_rows_are_written(tmp_path):
         with pytest.raises(FileNotFoundError, match=r"want a folder to write the file in.*no/rows'"):
             getattr(rows, f"to_{format}")(tmp_path / "no/rows")
     assert not list(tmp_path.iterdir())
+
+
+def test_only_files_are_replaced(tmp_path):
+    """Not a device, as /dev/null is, and of a link the file that it names."""
+    rows = convert.from_dense(np.ones((2, 2), np.float32)).rows
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="want a file to write, got a device or a pipe"):
+        rows.to_npz(tmp_path / "pipe")
+    assert (tmp_path / "pipe").is_fifo()
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "there/rows.npz")
+    rows.to_npz(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and len(convert.from_npz(tmp_path / "there/rows.npz").rows) == 2
+
+
+def test_a_damaged_list_of_an_archive_hides_no_column(make, tmp_path):
+    table = make(2).upsert([1, 2], np.ones((2, 2))).pin([1])
+    table.export(slots=True).to_npz(tmp_path / "rows.npz")
+    data = (tmp_path / "rows.npz").read_bytes()
+    at = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 1)  # the list, at its second entry
+    for length in (28, 30, 32):  # of the name, of more fields, of a comment
+        damaged = bytearray(data)
+        damaged[at + length + 1] = 1
+        (tmp_path / "rows.npz").write_bytes(damaged)
+        with pytest.raises(convert.FileError, match="want an npz archive"):
+            convert.from_npz(tmp_path / "rows.npz")
 
 
 def test_a_library_that_is_missing(make, tmp_path, monkeypatch):

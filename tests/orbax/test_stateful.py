@@ -99,6 +99,8 @@ def in_three_processes(folder):
 
 @slow
 def test_what_is_no_table_is_refused(tmp_path):
+    with pytest.raises(TypeError, match="kvjax: save: want tables, or tables by name, got int"):
+        kvjax.orbax.StatefulTables(5)
     for other in (None, 3):
         with pytest.raises(TypeError, match="kvjax: save: want"):
             asyncio.run(kvjax.orbax.StatefulTables({"t": other}).save(types.SimpleNamespace(path=tmp_path)))

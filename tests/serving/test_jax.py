@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import kvjax
-from kvjax.serving import FrozenTable
+from kvjax.serving import FrozenTable, _jax
 from kvjax.serving._search import unmixed
 from tests.serving.test_frozen import INITIALIZERS, UNSEEN
 from tests.support.marks import few, slow
@@ -81,3 +81,13 @@ def test_buckets_of_any_length(n, make, tmp_path):
     assert found.tolist() == [True] * (n + 2) + [False] * 3
     table = table.upsert(keys[-1], [7.0])  # whose hash is that of the sentinel
     assert lookup(FrozenTable.write(tmp_path / "t", table).as_jax(), kvjax.keys(keys[-1:])).tolist() == [[7.0]]
+
+
+def test_lookups_outside_of_jit_compile_once(make, tmp_path):
+    """A branch that each call makes anew was compiled anew, and never freed."""
+    arrays = FrozenTable.write(tmp_path / "t", make(2).upsert([1], [[1.0, 2.0]])).as_jax()
+    arrays.lookup(kvjax.keys(np.array([1, 5])))
+    before = _jax._with_initial._cache_size()
+    for i in range(3):
+        arrays.lookup(kvjax.keys(np.array([1, i])))
+    assert _jax._with_initial._cache_size() == before

@@ -1,6 +1,7 @@
 """Readers in threads and processes have one release or another, and never a mixture, while others are published."""
 
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -173,6 +174,38 @@ def test_what_goes_wrong_leaves_the_current_release(tmp_path):
     for damaged in (b"../../etc", b"00000002"):  # the folder of the second one is lost
         (tmp_path / "v/current").write_bytes(damaged)
         assert releases.publish({"a/b": rows(7, 3)}, missing="zeros")["a/b"].lookup([0]).tolist() == [[7.0] * 4]
+
+
+def test_arguments_that_mean_nothing_publish_nothing(tmp_path):
+    releases = Releases(tmp_path / "v")
+    releases.publish({"t": rows(1, 3)}, missing="zeros")
+    for keep, error in ((0, ValueError), (-1, ValueError), (None, TypeError), (1.5, TypeError), ("2", TypeError)):
+        for call in (
+            lambda keep=keep: releases.publish({}, keep=keep),
+            lambda keep=keep: releases.update({}, keep=keep),
+        ):
+            with pytest.raises(error, match=r"want keep= of 1 or more releases, got"):
+                call()
+    with pytest.raises(TypeError, match=r"'t', update: want a kvjax.serving.Changes, got dict"):
+        releases.update({"t": {"keys": [1]}})
+    for call in (releases.publish, releases.update):
+        with pytest.raises(TypeError, match="files: want a mapping by name, got list"):
+            call({}, ["w"])
+    for dtype, value in ((None, 1e300), ("float16", 1e300), ("float16", 1e6)):
+        frozen = FrozenTable.write(tmp_path / "t", rows(1, 3), missing="zeros", quantise=dtype)
+        with pytest.raises(ValueError, match=r"update: want .*float(32|16)"):
+            frozen.update([1], np.full((1, 4), value), path=tmp_path / "u")
+    with pytest.raises(ValueError, match=r"write: want values that float32 can hold, got 1e\+300"):
+        FrozenTable.write(tmp_path / "t", rows(1, 3), missing=np.full(4, 1e300))
+    assert [info.number for info in releases.history()] == [1]
+    (tmp_path / "file").touch()
+    with pytest.raises(FrozenError, match="want a release that has been published, got none"):
+        Releases(tmp_path / "file").current()
+    assert pickle.loads(pickle.dumps(releases)).current()["t"].lookup(1).tolist() == [1.0] * 4
+    (tmp_path / "v/00000001/checkpoint").write_bytes(b"\xff")
+    with pytest.raises(FrozenError, match="00000001/checkpoint"):
+        Releases(tmp_path / "v").current()
+    assert releases.history()[0].damaged is not None
 
 
 def test_a_release_that_goes_while_it_is_opened_is_not_taken_for_a_whole_one(tmp_path, monkeypatch):
