@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
     if args.stats:
         with progress("reading rows", args.json):
             for table, said in zip(tables, about, strict=True):
-                said["stats"] = distributions(table)
+                said["stats"], said["not_finite"] = distributions(table)
     if args.plot:
         from kvjax._command.plot import plot
 
@@ -43,6 +43,8 @@ def run(args: argparse.Namespace) -> int:
             print_table(
                 f"{said['name']}: rows", ("", *_QUANTILES), [(name, *q.values()) for name, q in said["stats"].items()]
             )
+            if said["not_finite"]:
+                print(f"{said['not_finite']} rows have NaN or infinite elements, and no norm")
     return 0
 
 
@@ -68,14 +70,17 @@ def _about(table: SavedTable) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def distributions(table: SavedTable) -> dict[str, dict[str, float]]:
-    """Quantiles of frequency, age and norm over all rows; empty for an empty table."""
+def distributions(table: SavedTable) -> tuple[dict[str, dict[str, float]], int]:
+    """Quantiles of frequency, age and norm over all rows; 0 for an empty table. And how many rows have no norm, because
+    an element is not finite; they are left out of its quantiles."""
+    norms = table.norms()
+    finite = np.isfinite(norms)
     columns = {
         "frequency": table.column("freqs"),
         "age": table.last_step - table.column("versions"),
-        "norm": table.norms(),
+        "norm": norms[finite],
     }
-    return {name: _quantiles(array) for name, array in columns.items()}
+    return {name: _quantiles(array) for name, array in columns.items()}, int((~finite).sum())
 
 
 def _quantiles(array: np.ndarray) -> dict[str, float]:

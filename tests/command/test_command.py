@@ -183,6 +183,14 @@ def test_convert(manager, run, tmp_path):
     assert not (tmp_path / "x").exists()
 
 
+def test_rows_that_are_not_finite_hide_no_others(run, make, tmp_path):
+    rows = [[3.0, 4.0], [np.nan, 1.0], [np.inf, 0.0], [0.0, 1.0]]
+    kvjax.checkpoint.save(tmp_path / "one", [make(2).upsert(np.arange(4), rows)])
+    (found,) = run("inspect", tmp_path / "one", "--stats", "--json")[1]["tables"]
+    assert found["not_finite"] == 2 and found["stats"]["norm"]["min"] == 1 and found["stats"]["norm"]["max"] == 5
+    assert "2 rows have NaN or infinite elements" in run("inspect", tmp_path / "one", "--stats")[1]
+
+
 @slow
 def test_deltas(run, make, tmp_path):
     table = make(2).upsert(np.arange(6), np.ones((6, 2)))
