@@ -39,6 +39,30 @@ class Changes:
     step: int | None = None
 
 
+def check_by_name(op: str, given: object) -> None:
+    """Whether it is a mapping, from names.
+
+    Raises:
+      TypeError: it is something else.
+    """
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"kvjax: releases, {op}: want a mapping by name, got {type(given).__name__}; give {{name: ...}}"
+        )
+
+
+def check_changes(changes: Mapping[str, object]) -> None:
+    """Whether what is changed in each table is `Changes`.
+
+    Raises:
+      TypeError: something is not.
+    """
+    for name, change in changes.items():
+        if not isinstance(change, Changes):
+            want, mend = "a kvjax.serving.Changes", "give Changes(keys, rows, removed=)"
+            raise fail(TypeError, name, "update", want, type(change).__name__, mend)
+
+
 class Release(Mapping[str, FrozenTable]):
     """The tables of one release, by name. Take one release for each request, so that all reads of the request belong
     together.

@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kvjax._formats.choices import Quantised
 from kvjax._formats.paths import PathLike, local
@@ -20,7 +20,7 @@ from kvjax.serving._folder import Folder, file_of, write_files
 from kvjax.serving._format import FrozenError, share
 from kvjax.serving._frozen import FrozenTable
 from kvjax.serving._info import FILES, ReleaseInfo, info_of, write_info
-from kvjax.serving._release import Changes, PausedError, Release
+from kvjax.serving._release import Changes, PausedError, Release, check_by_name, check_changes
 
 if TYPE_CHECKING:
     from kvjax._values.prune import PruneLike
@@ -166,8 +166,8 @@ class Releases:
           TypeError: `tables` is not a mapping from names.
           PausedError: the releases are paused, by `rollback`.
         """
-        _check_by_name("publish", tables)
-        _check_by_name("publish, files", files or {})
+        check_by_name("publish", tables)
+        check_by_name("publish, files", files or {})
         with self._new("publish", keep) as folder:
             for name, source in tables.items():
                 path = file_of(folder, name)
@@ -191,12 +191,9 @@ class Releases:
           ValueError, OSError: as `FrozenTable.update`; the current release stays.
           PausedError: the releases are paused, by `rollback`.
         """
-        _check_by_name("update", changes)
-        _check_by_name("update, files", files or {})
-        for name, change in changes.items():
-            if not isinstance(cast("object", change), Changes):
-                want, mend = "a kvjax.serving.Changes", "give Changes(keys, rows, removed=)"
-                raise fail(TypeError, name, "update", want, type(change).__name__, mend)
+        check_by_name("update", changes)
+        check_by_name("update, files", files or {})
+        check_changes(changes)
         with self._new("update", keep) as folder:
             before = self._before()
             old = {} if before is None else dict(before)
@@ -308,7 +305,7 @@ class Releases:
                 return before
         if callable(files):
             files = files(chain.catalog.directory)
-        _check_by_name("follow, files", {} if files is None else files)
+        check_by_name("follow, files", {} if files is None else files)
         with self._new("follow", keep) as folder:
             write_release(folder, chain, names, self._before(), files or {}, options)
         return self.refresh()
@@ -402,10 +399,3 @@ class Releases:
 
     def __repr__(self) -> str:
         return f"Releases({str(self.path)!r})"
-
-
-def _check_by_name(op: str, given: object) -> None:
-    if not isinstance(given, Mapping):
-        raise TypeError(
-            f"kvjax: releases, {op}: want a mapping by name, got {type(given).__name__}; give {{name: ...}}"
-        )
