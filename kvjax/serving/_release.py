@@ -39,16 +39,17 @@ class Changes:
     step: int | None = None
 
 
-def check_by_name(op: str, given: object) -> None:
-    """Whether it is a mapping, from names.
+def check_by_name(op: str, tables: object, files: object) -> None:
+    """Whether tables and files are by name; there need not be files.
 
     Raises:
-      TypeError: it is something else.
+      TypeError: they are something else.
     """
-    if not isinstance(given, Mapping):
-        raise TypeError(
-            f"kvjax: releases, {op}: want a mapping by name, got {type(given).__name__}; give {{name: ...}}"
-        )
+    for what, given in ((op, tables), (f"{op}, files", {} if files is None else files)):
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                f"kvjax: releases, {what}: want a mapping by name, got {type(given).__name__}; give {{name: ...}}"
+            )
 
 
 def check_changes(changes: Mapping[str, object]) -> None:

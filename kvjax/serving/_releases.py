@@ -166,8 +166,7 @@ class Releases:
           TypeError: `tables` is not a mapping from names.
           PausedError: the releases are paused, by `rollback`.
         """
-        check_by_name("publish", tables)
-        check_by_name("publish, files", files or {})
+        check_by_name("publish", tables, files)
         with self._new("publish", keep) as folder:
             for name, source in tables.items():
                 path = file_of(folder, name)
@@ -191,8 +190,7 @@ class Releases:
           ValueError, OSError: as `FrozenTable.update`; the current release stays.
           PausedError: the releases are paused, by `rollback`.
         """
-        check_by_name("update", changes)
-        check_by_name("update, files", files or {})
+        check_by_name("update", changes, files)
         check_changes(changes)
         with self._new("update", keep) as folder:
             before = self._before()
@@ -305,7 +303,7 @@ class Releases:
                 return before
         if callable(files):
             files = files(chain.catalog.directory)
-        check_by_name("follow, files", {} if files is None else files)
+        check_by_name("follow", {}, files)
         with self._new("follow", keep) as folder:
             write_release(folder, chain, names, self._before(), files or {}, options)
         return self.refresh()
