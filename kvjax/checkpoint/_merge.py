@@ -114,7 +114,7 @@ def _checked(paths: Sequence[PathLike], rule: str, weights: Sequence[float] | No
     Raises:
       ValueError: an argument has no meaning.
     """
-    if isinstance(cast("object", paths), (str, bytes)) or not len(paths):
+    if not isinstance(cast("object", paths), Sequence) or isinstance(paths, (str, bytes)) or not paths:
         raise ValueError(f"kvjax: merge: want the paths of checkpoints, got {paths!r:.100}; give a list of them")
     if rule not in MERGE_RULES:
         raise ValueError(f"kvjax: merge: want a rule of {list(MERGE_RULES)}, got {rule!r}; choose one")
