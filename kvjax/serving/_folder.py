@@ -24,7 +24,7 @@ from typing import cast
 from urllib.parse import quote
 
 from kvjax._formats.atomic import flush, saying, unlock, written
-from kvjax._values.errors import fail, level_of_user
+from kvjax._values.errors import level_of_user
 from kvjax.serving._format import FrozenError
 from kvjax.serving._info import FILES, SUFFIX
 from kvjax.serving._release import PausedError
@@ -206,10 +206,10 @@ def file_of(folder: Path, name: str, suffix: str = SUFFIX) -> Path:
     """
     encoded = quote(name, safe="")
     if not 0 < len(encoded) <= _LONGEST_NAME or encoded + suffix in (".", ".."):
-        raise fail(
-            ValueError, name, "publish", f"a name of 1 to {_LONGEST_NAME} bytes, percent-encoded, but '.' and '..'",
-            f"{len(encoded)}", "publish it under another one",
-        )  # fmt: skip
+        raise ValueError(
+            f"kvjax: {'table' if suffix else 'file'} {name!r}, publish: want a name of 1 to {_LONGEST_NAME} bytes, "
+            f"percent-encoded, but '.' and '..', got {len(encoded)}; publish it under another one"
+        )
     return folder / (encoded + suffix)
 
 
@@ -221,6 +221,6 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """
     for name, data in files.items():
         if not isinstance(cast("object", data), (bytes, bytearray, memoryview)):
-            raise fail(TypeError, name, "publish", "a file's bytes", type(data).__name__, "encode it")
+            raise TypeError(f"kvjax: file {name!r}, publish: want its bytes, got {type(data).__name__}; encode it")
         with written(file_of(folder / FILES, name, "")) as file:
             file.write(data)

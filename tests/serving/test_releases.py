@@ -38,7 +38,7 @@ def test_a_release_is_changed_by_nobody(tmp_path):
         table.update([1], np.zeros((1, 4)))
     assert table.update([1], np.zeros((1, 4)), path=tmp_path / "own").update([1], np.ones((1, 4))).lookup(1)[0] == 1
     for tables, files, error in (({"日本" * 60: rows(1)}, {}, ValueError), ({}, {"w": "text"}, TypeError)):
-        with pytest.raises(error, match=r"kvjax: table .*, publish: want"):
+        with pytest.raises(error, match=rf"kvjax: {'file' if files else 'table'} '.*', publish: want"):
             releases.publish(tables, files, missing="zeros")
     assert Releases(tmp_path).current().number == 1
 
