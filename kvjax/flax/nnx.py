@@ -67,6 +67,11 @@ class _TableModule(nnx.Module):
         self.table = nnx.Param(resolve_table(layer, type(self).__name__, rng))
         self.dtype, self.pad_id, self.max_norm = layer.dtype, layer.pad_id, layer.max_norm
 
+    # Private, and what a call goes through: nnx.tabulate compiles all public methods that are called, and a Feature is
+    # no result of a compiled function.
+    def _feature(self, keys: KeysLike | Prefetched, **others: Any) -> Feature:
+        return feature_of(self, self.table.get_value(), keys, **others)
+
 
 class Embed(_TableModule):
     """``flax.nnx.Embed`` without a vocabulary: looks up rows of a table by any 64-bit key.
@@ -122,7 +127,7 @@ class Embed(_TableModule):
         Returns:
           ``(..., features)``.
         """
-        return read(self.feature(keys, mask=mask, salt=salt, missing=missing), type(self).__name__)
+        return read(self._feature(keys, mask=mask, salt=salt, missing=missing), type(self).__name__)
 
     def feature(
         self,
@@ -155,9 +160,9 @@ class Embed(_TableModule):
         Returns:
           `kvjax.Feature`.
         """
-        return feature_of(
-            self, self.table.get_value(), keys, mask=mask, salt=salt, missing=missing, combiner=combiner,
-            lengths=lengths, segment_ids=segment_ids, num_segments=num_segments, weights=weights, empty=empty,
+        return self._feature(
+            keys, mask=mask, salt=salt, missing=missing, combiner=combiner, lengths=lengths, segment_ids=segment_ids,
+            num_segments=num_segments, weights=weights, empty=empty,
         )  # fmt: skip
 
 
@@ -190,6 +195,10 @@ class EmbedBag(_TableModule):
         learned = learns_default(layer.empty, table)
         self.default = nnx.Param(jnp.zeros((table.dim,), jnp.float32)) if learned else None
 
+    def _feature(self, keys: KeysLike | Prefetched, **others: Any) -> Feature:
+        default = None if self.default is None else self.default.get_value()
+        return super()._feature(keys, combiner=self.combiner, empty=default, **others)
+
     def __call__(
         self,
         keys: KeysLike | Prefetched,
@@ -217,7 +226,7 @@ class EmbedBag(_TableModule):
         Returns:
           ``(..., features)``, one row a bag.
         """
-        feature = self.feature(
+        feature = self._feature(
             keys, lengths=lengths, segment_ids=segment_ids, num_segments=num_segments, mask=mask, weights=weights,
             salt=salt, missing=missing,
         )  # fmt: skip
@@ -250,10 +259,9 @@ class EmbedBag(_TableModule):
         Returns:
           `kvjax.Feature`.
         """
-        table, default = self.table.get_value(), None if self.default is None else self.default.get_value()
-        return feature_of(
-            self, table, keys, mask=mask, salt=salt, missing=missing, combiner=self.combiner, lengths=lengths,
-            segment_ids=segment_ids, num_segments=num_segments, weights=weights, empty=default,
+        return self._feature(
+            keys, mask=mask, salt=salt, missing=missing, lengths=lengths, segment_ids=segment_ids,
+            num_segments=num_segments, weights=weights,
         )  # fmt: skip
 
 

@@ -128,6 +128,21 @@ def test_tabulate_shows_tables(kind):
     assert "Keys(" in text or kind == "numpy"
 
 
+def test_nnx_tabulate_shows_tables(promotion):
+    """It compiles each public method that is called, so none that a call needs may return a Feature."""
+
+    class Net(nnx.Module):
+        def __init__(self):
+            self.one, self.bag = kvjax.flax.nnx.Embed("one", 4), kvjax.flax.nnx.EmbedBag("bag", 4, empty="learned")
+            self.dense = nnx.Linear(8, 1, rngs=nnx.Rngs(0))
+
+        def __call__(self, ids, x):
+            return self.dense(jnp.concatenate([self.one(ids)[:, 0], self.bag(ids)], -1)) + x
+
+    text = nnx.tabulate(Net(), ids=kvjax.keys(np.array([[1, 2]])), x=jnp.ones((1, 1)), console_kwargs={"width": 400})
+    assert all(name in text for name in ("one", "EmbedBag", "Linear", "Total Parameters: 15"))
+
+
 @slow
 def test_nnx_argnums():
     """Two models and an array of one loss, each by its own filter, as nnx.value_and_grad."""
