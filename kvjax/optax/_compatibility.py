@@ -34,7 +34,10 @@ _MENDS = {
     "equal": "",
     "lazy": "none if lazy rows are meant (a higher rate makes up for the steps that rows miss); otherwise optax.sgd or "
     "optax.adagrad, which are equal to dense training; kvjax.optax.catch_up has no closed form of it",
-    "per row": "kvjax.optax.joint(tx) before partition, if it keeps no arrays; none if norms of a row are meant",
+    "per row": (
+        "kvjax.optax.joint(tx) before partition, if it keeps no arrays and reads no parameters; none if norms of a row "
+        "are meant"
+    ),
 }
 _CATCH_UP = (
     "kvjax.optax.catch_up(tx) makes rows equal to dense training; none if lazy rows are meant (a higher rate makes up "
