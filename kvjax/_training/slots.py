@@ -204,7 +204,7 @@ def warn_once(tx: Any, where: tuple[str, ...]) -> None:
     warnings.warn(
         f"kvjax: rows depend on each other in dense training by {', '.join(where)}; tables run it on each row by "
         "itself, so a norm is that of a row. kvjax.optax.check_compatibility(tx, dim) tells by how much that differs; "
-        "kvjax.optax.joint(tx) before partition runs what keeps no arrays, and reads no parameters, on whole gradients; "
+        "kvjax.optax.joint(tx) before partition runs what keeps no arrays and reads no parameters on whole gradients; "
         "warnings.filterwarnings('ignore', 'kvjax: rows depend') if it is meant",
         stacklevel=level_of_user(),
     )
